@@ -1,5 +1,5 @@
-//! Any bytes as a capture file, read to the end (promise 5), once more in small pieces, and once more
-//! packed: how a stream is cut, or that it is packed, must not matter.
+//! Any bytes as a capture file, read to the end (promise 5), then again in small pieces, and again
+//! compressed: neither may make a difference.
 #![no_main]
 
 use std::io::{self, Read, Write};
@@ -11,13 +11,13 @@ use forebay_device::pcap::{CaptureReader, MAX_BLOCK_BYTES};
 use forebay_rx::parse::Link;
 use libfuzzer_sys::fuzz_target;
 
-/// The least that a record takes in a file: a simple packet block without data.
+/// Smallest size of a record in a file: a simple packet block without data.
 const LEAST_RECORD_BYTES: usize = 16;
 
-/// Read sizes that meet every boundary sooner or later.
+/// Read sizes that hit every boundary sooner or later.
 const PIECES_BYTES: [usize; 4] = [1, 13, 64, 5];
 
-/// Beginning of a gzip file.
+/// Magic number of a gzip file.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 fuzz_target!(|input: &[u8]| {
@@ -25,7 +25,7 @@ fuzz_target!(|input: &[u8]| {
     let whole = read_all(&unpacked, in_one(input));
     let piecemeal = read_all(&unpacked, in_pieces(input));
     if input.starts_with(&GZIP_MAGIC) {
-        // How much comes before damage depends on how much is unpacked at once.
+        // The amount read before damage depends on the amount decompressed at once.
         let both = whole.packets.len().min(piecemeal.packets.len());
         assert_eq!(whole.packets[..both], piecemeal.packets[..both]);
         return;
@@ -40,14 +40,14 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// Bytes to be read: at least as much of a damaged gzip file as anybody can unpack.
+/// Decompressed input: of a damaged gzip file, at least as much as any reader gets.
 fn unpack(input: &[u8]) -> Vec<u8> {
     if !input.starts_with(&GZIP_MAGIC) {
         return input.to_vec();
     }
     let mut unpacked = Vec::new();
     let mut decoder = MultiGzDecoder::new(Piecemeal::of(input));
-    // As far as that goes, one byte at a time.
+    // One byte at a time, up to the damage.
     let mut byte = [0];
     loop {
         match decoder.read(&mut byte) {
@@ -78,7 +78,7 @@ struct Contents {
     damaged: u64,
     unread: Vec<(String, u64)>,
     first_damage: Option<String>,
-    /// Error that stopped the reader before the end, or before the start.
+    /// Error that stopped the reader at its start or before the end.
     broken: Option<String>,
 }
 
@@ -133,7 +133,7 @@ fn read_records(
     verdict
 }
 
-/// A stream that gives little at a time, and is interrupted now and then.
+/// Stream that returns few bytes at a time, and is interrupted now and then.
 struct Piecemeal {
     rest: io::Cursor<Vec<u8>>,
     reads: usize,

@@ -1,7 +1,7 @@
-//! Any bytes before any frame: what the kernel or a device says of it is believed as far as the frame
-//! bears it out. What is refused is untouched; of what is not, a checksum is changed at most; what is
-//! cut has every byte of the payload once, in segments that are right (promises 5 and 6), and all
-//! frames go home (4).
+//! Any bytes as `virtio_net_hdr` before any frame: a header is believed only as far as the frame
+//! confirms it. A refused frame is untouched; an accepted one differs by checksums at most; cutting
+//! yields every byte of the payload once, in valid segments (promises 5 and 6), and all frames are
+//! returned (4).
 #![no_main]
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{Checksum, DeviceSum, Headers, Link, Verify, parse, parse_into};
 use libfuzzer_sys::fuzz_target;
 
-/// Some packets have more segments than this: then there is no memory.
+/// Fewer chunks than some packets have segments, so that cutting can run out of memory.
 const CHUNKS: [ChunkClass; 2] =
     [ChunkClass { chunk_bytes: 512, chunks: 300 }, ChunkClass { chunk_bytes: 1 << 17, chunks: 2 }];
 
@@ -55,8 +55,8 @@ fn received(source: u8, bytes: &[u8], pool: &mut Pool) -> Option<Packet> {
     Some(packet)
 }
 
-/// Nothing but the two bytes of a checksum has changed, or those of a tunnel's and of one inside, and
-/// the sum is that of the frame.
+/// Nothing has changed but one checksum, or one of a tunnel and one inside it, and the device's sum
+/// is that of the frame.
 fn carried(vnet: &VirtioNetHdr, bytes: &[u8], packet: &Packet) {
     let (now, link) = (packet.frame.data(), packet.headers.link);
     assert_eq!(now.len(), bytes.len());

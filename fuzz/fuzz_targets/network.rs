@@ -1,9 +1,9 @@
-//! Any frames through the network layer: what it delivers is a whole, valid datagram for us, what it
-//! answers is in order, it keeps no more than it may, and every frame is accounted for (promises 2, 3
-//! and 5).
+//! Any frames through the network layer: every delivery is a whole, valid datagram for this host,
+//! every answer is well-formed, memory stays within its limits, and every frame is accounted for
+//! (promises 2, 3 and 5).
 //!
-//! Input: a byte whose lowest bit says whether frames have no Ethernet header, and the next one that
-//! somebody else is the host too; then frames, each behind a byte that says what is done with it and
+//! Input: a byte whose lowest bit is set if frames have no Ethernet header, and the next one if the
+//! host is shared with another stack; then frames, each behind a byte of options (see below) and
 //! its length (u16, little-endian).
 #![no_main]
 
@@ -20,24 +20,24 @@ use forebay_stack::network::{
 };
 use libfuzzer_sys::fuzz_target;
 
-/// A datagram of 64 KiB fits in one chunk; of those there are few.
+/// Few chunks, the largest of which holds a datagram of 64 KiB.
 const CHUNKS: [ChunkClass; 3] = [
     ChunkClass { chunk_bytes: 512, chunks: 128 },
     ChunkClass { chunk_bytes: 4096, chunks: 16 },
     ChunkClass { chunk_bytes: 1 << 17, chunks: 1 },
 ];
 
-/// So little memory for fragments that they have to go for each other.
+/// Memory limit for fragments, so small that they evict each other.
 const FRAGMENTS_BYTES: u32 = 24 << 10;
 
 const MTU: u32 = 1500;
 
-/// Of the first byte.
+/// Bits of the first byte.
 const HAS_NO_LINK: u8 = 1;
 const IS_SHARED_HOST: u8 = 2;
 
-/// Of a frame's byte: checksums are made right, the port is one that nobody listens on, and time goes
-/// on before it.
+/// Bits of a frame's byte: correct its checksums, use a port without a socket, advance the time
+/// before it.
 const FIX_IP: u8 = 1;
 const FIX_TRANSPORT: u8 = 2;
 const NO_SOCKET: u8 = 4;
@@ -92,7 +92,7 @@ impl Rig {
         let ways = LATER.into_iter().filter(|(bit, _)| kind & bit > 0);
         self.now_ns += ways.map(|(_, later_ns)| later_ns).sum::<u64>();
         let Ok(len_bytes) = u32::try_from(bytes.len()) else { return };
-        // Fragments may hold all frames of a size; others get none then, as on a device.
+        // Waiting fragments may hold all frames of a size: others are then refused, as on a device.
         let Some(frame) = self.pool.allocate(len_bytes) else { return };
         let mut packet = Packet::received(frame, Arrival(7), len_bytes, self.link);
         packet.frame.copy_from(bytes);
@@ -140,7 +140,7 @@ impl Rig {
         let view = packet.view();
         let [source, destination] = [view.source(), view.destination()];
         let destination = destination.expect("an IP packet");
-        // From nobody to nobody is a broadcast to the kernel (`ip_route_input_slow`).
+        // From 0.0.0.0 to 0.0.0.0 is a broadcast to the kernel (`ip_route_input_slow`).
         let is_nobodys = destination.is_unspecified() && source == Some(destination);
         assert!(self.identity.is_for_us(destination) || is_nobodys, "{destination} is not ours");
         assert!(view.source().is_some() && view.ports().is_some());
@@ -161,7 +161,7 @@ impl Rig {
 
     fn end(mut self) {
         let mut dropped: Vec<(Packet, NetworkDrop)> = Vec::new();
-        // Some at a time.
+        // One call expires a bounded number of fragments.
         while self.network.fragments().frames() > 0 {
             self.network.expire(u64::MAX, &mut dropped);
         }
@@ -177,7 +177,7 @@ fn config() -> NetworkConfig {
     config
 }
 
-/// Makes checksums right, where there are headers that have them.
+/// Corrects checksums, if the headers have any.
 fn fix(kind: u8, bytes: &mut [u8], link: Link) {
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     let headers = parse(bytes, len, link, Verify::Nothing);

@@ -1,7 +1,7 @@
 //! Any bytes as a frame: parsed, read through the view, hashed (promise 5).
 //!
-//! Input: a byte whose lowest bit says whether an Ethernet header comes first, the length on the
-//! wire (u32, little-endian), then the frame.
+//! Input: a byte whose lowest bit says if an Ethernet header comes first, the length on the wire
+//! (u32, little-endian), then the frame.
 #![no_main]
 
 use std::ops::Range;
@@ -48,7 +48,7 @@ fuzz_target!(|input: &[u8]| {
     walk_to_the_key_ends(frame, &headers);
 });
 
-/// Tunnels in tunnels, however hostile: the walk ends, and a key is a hash.
+/// The walk through nested tunnels ends, however hostile, and the key hashes like the packet.
 fn walk_to_the_key_ends(frame: &[u8], headers: &Headers) {
     for rules in &*RULES {
         let view = View::new(frame, headers);
@@ -100,7 +100,7 @@ fn fields_lie_within(frame: &[u8], headers: &Headers) {
     }
 }
 
-/// Exchanges the ends of the flow in the frame itself: only what is not symmetric may notice.
+/// Swaps the ends of the flow in the frame: symmetric hashes do not change.
 fn both_directions_hash_alike(frame: &[u8], wire_len: u32, headers: &Headers) {
     let view = View::new(frame, headers);
     let Some(addresses) = view.address_bytes() else { return };

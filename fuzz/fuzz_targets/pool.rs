@@ -1,5 +1,5 @@
-//! Two pools whose frames cross, and owners that go away early: every frame keeps its bytes while
-//! it is held, no chunk has two holders, and all of them come home (promise 4).
+//! Two pools that exchange frames, with owners that may be dropped early: every frame keeps its
+//! bytes while it is held, no chunk has two holders, and all frames are returned (promise 4).
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -26,7 +26,7 @@ enum Operation {
     Collect {
         second: bool,
     },
-    /// The CPU goes away, and its frames outlive their owner.
+    /// The CPU's pool is dropped; its frames outlive their owner.
     Close {
         second: bool,
     },
@@ -35,7 +35,7 @@ enum Operation {
 const SMALL: ChunkClass = ChunkClass { chunk_bytes: 512, chunks: 40 };
 const LARGE: ChunkClass = ChunkClass { chunk_bytes: 2048, chunks: 3 };
 
-/// A frame that is away, and the mark that its bytes bear.
+/// Frame that is held, and the value of its bytes.
 struct Held {
     frame: Frame,
     mark: u8,

@@ -1,4 +1,4 @@
-//! The ring against a plain queue: any operations, any size, counters that begin anywhere.
+//! The ring against a plain queue: any operations and capacity, counters that begin anywhere.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -25,14 +25,14 @@ enum Operation {
     Observe,
 }
 
-/// The slow twin. Values are numbered; each queue holds those that are at that stage.
+/// Reference model. Values are numbered; each queue holds those in its stage.
 #[derive(Default)]
 struct Oracle {
     pushed: u32,
     released: u32,
     staged: VecDeque<u32>,
     visible: VecDeque<u32>,
-    /// Of the visible ones, those that the consumer's last look found.
+    /// Number of visible values that the consumer's last look found.
     seen: usize,
     in_hand: u32,
 }
@@ -47,7 +47,7 @@ impl Oracle {
         self.pushed += 1;
     }
 
-    /// The consumer looks again when it knows of nothing more.
+    /// The consumer looks again when it has taken all values of its last look.
     fn look(&mut self) {
         if self.seen == 0 {
             self.seen = self.visible.len();
@@ -57,7 +57,7 @@ impl Oracle {
 
 fuzz_target!(|run: Run| {
     let (capacity, start) = (1 << (run.capacity_log % 8), Position(run.start));
-    // Boxes, so that the sanitizer sees a slot that is read twice or never.
+    // Boxes let the sanitizer see a slot that is read twice or never.
     let (mut producer, mut consumer) = ring::<Box<u32>>(capacity, start);
     let mut oracle = Oracle::default();
     for operation in run.operations {
@@ -109,7 +109,7 @@ fuzz_target!(|run: Run| {
         assert_eq!(producer.tail(), start.plus(oracle.pushed));
         assert!(producer.queued() <= capacity);
     }
-    // Either end may go first; what is left goes with the second.
+    // Either end may be dropped first; the remaining values are dropped with the second.
     if run.start.is_multiple_of(2) {
         drop(producer);
     }

@@ -1,7 +1,8 @@
-//! A schedule of bursts, deliveries and live changes over one intake and four CPUs: masks, applications
-//! that move, tables and keys that are replaced, CPUs that stop or lose what they have in hand,
-//! coalescing at either end or not at all. Every flow stays in order (promise 1), every frame is
-//! accounted for after each step (2), and whatever waits has gone in a bounded number of turns (3).
+//! Schedule of bursts, deliveries and live changes over one intake and four CPUs: masks,
+//! applications that move, tables and keys that are replaced, CPUs that stop or lose the batch
+//! being processed, coalescing before steering, at delivery, or not at all. Every flow stays in
+//! order (promise 1), every frame is accounted for after each step (2), and all waiting packets
+//! leave in a bounded number of turns (3).
 #![no_main]
 
 use std::sync::Arc;
@@ -28,7 +29,7 @@ const POLLING: usize = 0;
 const BURST_MAX: u8 = 65;
 const PAYLOAD_BYTES: usize = 18;
 
-/// Too few for everything that may wait at once: some frames are refused.
+/// Fewer chunks than packets that can wait at once, so that some frames are refused.
 const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 512, chunks: 160 };
 
 #[derive(Arbitrary, Debug)]
@@ -50,7 +51,7 @@ struct Knobs {
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Step {
-    /// A turn of the intake, some microseconds on, with packets of a few neighbouring flows.
+    /// A turn of the intake, `wait_us` later, with packets of a few neighbouring flows.
     Receive {
         count: u8,
         flow: u8,
@@ -58,11 +59,11 @@ enum Step {
         wait_us: u16,
         busy: bool,
     },
-    /// A CPU takes a batch in hand, unless it has one.
+    /// A CPU takes a batch from its backlog, unless it is processing one.
     Take {
         cpu: u8,
     },
-    /// Processes what it has in hand.
+    /// A CPU processes the batch that it has taken.
     Process {
         cpu: u8,
     },
@@ -75,19 +76,19 @@ enum Step {
     FlowLimit {
         on: bool,
     },
-    /// Segments are merged before steering, behind it, or not.
+    /// Segments are merged before steering, at delivery, or not at all.
     Coalesce {
         on: bool,
         deliver: bool,
         timeout_us: u8,
         descriptors: u8,
     },
-    /// A flow's application runs there, and has received something.
+    /// A flow's application runs on a CPU, and has received something.
     Application {
         flow: u8,
         cpu: u8,
     },
-    /// Applications record in another table from now on; steering follows them or does not.
+    /// Applications record in a new table from now on; steering uses that table or ignores it.
     SockFlows {
         entries_log: u8,
         followed: bool,
@@ -95,7 +96,7 @@ enum Step {
     FlowCnt {
         rps_flow_cnt: u8,
     },
-    /// The device hashes with another key.
+    /// The device changes its hash key.
     Rekey,
     Running {
         mask: u8,
@@ -103,7 +104,7 @@ enum Step {
     Polling {
         cpu: u8,
     },
-    /// A CPU's thread is lost, and what it has in hand.
+    /// A CPU's thread is lost, with the batch that it has taken.
     Lose {
         cpu: u8,
     },
@@ -125,18 +126,18 @@ struct Rig {
     burst: Burst,
     tick: Tick,
     sock_flows: Arc<SockFlowTable>,
-    /// Number of changes of the device's key.
+    /// Number of changes of the device's hash key.
     keys: u32,
-    /// Frames that left coalescing before steering, or passed where there is none.
+    /// Number of frames that left coalescing before steering, or would have if it is off.
     shown: u64,
-    /// Number of the first frame; they wrap.
+    /// Number of the first frame; frame numbers wrap.
     first_frame: u64,
     arrived: u64,
-    /// Before they were on a backlog.
+    /// Number of frames dropped before they were on a backlog.
     dropped: u64,
-    /// Of these, those that there was no memory for.
+    /// Number of these that were refused for want of memory.
     refused: u64,
-    /// In the hands of a CPU.
+    /// Number of frames lost with a CPU's batch.
     lost: u64,
     hold_max: usize,
     epoch: u32,
@@ -146,9 +147,9 @@ struct Rig {
 struct Cpu {
     delivery: Delivery,
     pool: Pool,
-    /// Packets that it took from the backlog and has not processed.
+    /// Number of packets taken from the backlog and not processed yet.
     in_hand: usize,
-    /// Coalescing of its delivery.
+    /// Configuration of coalescing at delivery.
     coalesce: Option<CoalesceConfig>,
 }
 
@@ -204,7 +205,7 @@ impl Rig {
             Step::Take { cpu } => self.take(usize::from(cpu) % CPUS),
             Step::Process { cpu } => self.process(usize::from(cpu) % CPUS),
             Step::RpsCpus { mask } => {
-                // The upper half of the mask names CPUs that are not there.
+                // The upper half of the mask names CPUs that do not exist.
                 let cpus = (0..8).filter(|cpu| mask >> cpu & 1 == 1).map(CpuId);
                 self.intake.set_rps_cpus(cpus, self.epoch);
             }
@@ -229,7 +230,7 @@ impl Rig {
                 self.intake.set_coalesce(self.coalesce.on_arrival(), self.epoch);
             }
             Step::Application { flow, cpu } => {
-                // One CPU is not there.
+                // One of the five CPUs does not exist.
                 let cpu = CpuId(u16::from(cpu % 5));
                 self.sock_flows.record(self.hash_of(flow), cpu);
             }
@@ -258,14 +259,14 @@ impl Rig {
         }
     }
 
-    /// Hashes all over the range, so that neighbours meet in slots and are parted by maps; under
-    /// another key, others.
+    /// Hash of a flow, all over the range, so that neighbouring flows share slots or are separated
+    /// by masks; a new key changes all hashes.
     fn hash_of(&self, flow: u8) -> FlowHash {
         FlowHash((u32::from(flow) * 0x0101_0101).rotate_left(3 * self.keys))
     }
 
-    /// One frame, with the hash that its device gave it and a checksum that it found right; of
-    /// flow 0 an empty one without.
+    /// Receives one frame, with the device's hash and a checksum that it found correct; for flow 0
+    /// an empty frame.
     fn receive(&mut self, flow: u8) {
         let bytes = match flow {
             0 => Vec::new(),
@@ -339,7 +340,7 @@ impl Rig {
         *position = position.plus(u32::try_from(in_hand).expect("a batch"));
     }
 
-    /// Conservation, and the limits on what waits.
+    /// Checks conservation of frames, and the limits on waiting packets.
     fn account(&mut self) {
         let (queued, held) = (u64::from(self.intake.queued()), self.intake.held());
         assert!(held <= self.hold_max);
@@ -348,7 +349,7 @@ impl Rig {
         let counters = self.intake.counters();
         assert_eq!(counters.frames.get(), self.arrived);
         assert_eq!(counters.dropped(), self.dropped);
-        // Backlogs and holds tell packets, which are of a frame each or more.
+        // Backlogs and holds count packets, which have one frame each or more.
         let on_backlogs = counters.enqueued() - self.application.handled - self.lost;
         assert!(queued <= on_backlogs && (queued > 0) == (on_backlogs > 0));
         let not_yet = (held + self.intake.coalescing()) as u64;
@@ -356,9 +357,9 @@ impl Rig {
         assert!(not_yet <= before_backlogs && (not_yet > 0) == (before_backlogs > 0));
     }
 
-    /// From now on every CPU does its work, and nothing new comes. A turn that begins with empty
-    /// backlogs lets one held packet go at least; two more may pass before the intake knows that
-    /// they are empty, and two more for a fence.
+    /// Runs every CPU without new packets until nothing waits. A turn that begins with empty
+    /// backlogs releases at least one held packet; two more turns may pass until the intake sees
+    /// that they are empty, and two more for a fence.
     fn drain(&mut self, held_max: usize) {
         let mut turns = 0;
         while self.waits() {
@@ -378,7 +379,7 @@ impl Rig {
         assert_eq!(self.shown, self.arrived - self.refused, "each has left coalescing once");
         let lost = self.cpus.iter().map(|cpu| cpu.delivery.counters().lost.get());
         assert_eq!(lost.sum::<u64>(), self.lost);
-        // A fence that nobody waited for is still looked at.
+        // A fence that no packet waits for is still checked.
         (0..2).for_each(|_| self.turn(PollStatus::Last));
         for flow in 0..=u8::MAX {
             let state = self.intake.state_of(self.hash_of(flow));
@@ -420,24 +421,25 @@ fn intake_config(knobs: &Knobs, batch_max: u32) -> IntakeConfig {
     }
 }
 
-/// The flow that a frame is stamped with, the first of a merged packet; an empty frame has none.
+/// Flow that a frame is stamped with, the first one of a merged packet; 0 for an empty frame.
 fn flow_of(packet: &Packet) -> usize {
     const FLOW_LAST_BYTE: usize = 14 + 20 + 8 + 7;
     packet.frame.data().get(FLOW_LAST_BYTE).copied().unwrap_or(0).into()
 }
 
-/// Looks at everything that is delivered.
+/// Checks everything that is delivered.
 struct Application {
-    /// Of each flow, the last packet.
+    /// Last packet of each flow.
     last: [Option<Arrival>; 256],
     handled: u64,
-    /// Position up to which each backlog has been handled: the tail that its last packet was given.
+    /// Position up to which each backlog has been handled: the tail after its last handled packet.
     positions: [Position; CPUS],
 }
 
 impl Handler for Application {
     fn handle(&mut self, batch: &mut Batch<'_>) {
-        // Each packet that was on the backlog has its note, whatever it was merged with behind it.
+        // Each packet that was on the backlog has its note, even if it was then merged behind
+        // another.
         let position = &mut self.positions[batch.cpu.index()];
         for note in batch.notes {
             *position = position.plus(1);

@@ -1,15 +1,15 @@
 //! Frames behind a frame: one packet in several pieces.
 //!
-//! A merged packet keeps the frames of all its segments. The handle of the first one stands for
-//! them all. The handles of the others need no memory of their own: they are written into the
-//! chunks of the chain, in front of the headroom, five at a time.
+//! A merged packet keeps the frames of all its segments, and the handle of the first frame stands
+//! for all of them. The handles of the others need no memory of their own: they are written into
+//! chunks of the chain, five in each, in front of the headroom.
 //!
 //! ```text
 //!  head's chunk    ┌ link: 1 2 3 4 5 ┐ headroom │ packet …
 //!  5th follower's  ┌ link: 6 7 8 9 10┐ headroom │ payload …
 //! ```
 //!
-//! So a chain of 45 frames costs whoever takes it apart nine links to read, not 44 frames.
+//! Taking a chain of 45 frames apart therefore reads nine links, not 44 chunks.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -19,13 +19,13 @@ use crate::frame::{CHAIN_BYTES, Frame, HAS_FRAGS};
 /// Handles in one link.
 const LINK_FRAMES: usize = 5;
 
-/// Link at the beginning of a chunk that carries a part of a chain. The head's chunk has
-/// the first link; each further one lies in the chunk of the last frame of the link before it.
+/// Link at the beginning of a chunk that carries a part of a chain. The head's chunk has the first
+/// link; each further link is in the chunk of the last frame listed in the link before it.
 #[repr(C)]
 struct ChainLink {
     frames: [MaybeUninit<Frame>; LINK_FRAMES],
-    /// Place of the latest handle. Kept in the first link only; in others it is what a packet
-    /// or a list has left there, which is no pointer.
+    /// Link that holds the latest handle. Valid in the first link only; in others these bytes are
+    /// leftovers of a packet or of a list, and no pointer.
     last: MaybeUninit<NonNull<ChainLink>>,
 }
 
@@ -35,11 +35,11 @@ const _: () = assert!(size_of::<ChainLink>() <= CHAIN_BYTES as usize, "a link st
 pub const FOLLOWERS_MAX: u16 = HAS_FRAGS - 1;
 
 impl Frame {
-    /// Puts `frame` behind this one and those that follow it. From now on it goes where this one
-    /// goes, until it is [taken off](Self::take_followers).
+    /// Appends `frame` behind this one and its followers. It moves with this frame until it is
+    /// [taken off](Self::take_followers).
     ///
     /// # Panics
-    /// When `frame` has followers itself, or this one has [`FOLLOWERS_MAX`] already.
+    /// If `frame` has followers itself, or this one has [`FOLLOWERS_MAX`] already.
     #[inline(always)]
     pub fn append(&mut self, frame: Frame) {
         assert!(frame.follower_count() == 0, "a frame is appended alone");
@@ -59,12 +59,12 @@ impl Frame {
             } else {
                 // SAFETY: a link of this chain, which is this handle's alone.
                 let full = unsafe { last.as_ref() };
-                // SAFETY: as many handles were written to it as it holds.
+                // SAFETY: the link is full, so all of its handles are written.
                 let carrier = unsafe { full.frames[LINK_FRAMES - 1].assume_init_ref() };
                 carrier.chunk.cast()
             }
         };
-        // SAFETY: the link lies at the beginning of a chunk of this chain, which is this handle's
+        // SAFETY: the link is at the beginning of a chunk of this chain, which is this handle's
         // alone, is aligned to a cache line, and has CHAIN_BYTES there that no packet uses.
         unsafe { (*link.as_ptr()).frames[place].write(frame) };
         // SAFETY: as above, for the head's chunk.
@@ -79,13 +79,13 @@ impl Frame {
         self.followers & !HAS_FRAGS
     }
 
-    /// The frames that follow, in the order in which they were appended.
+    /// Frames that follow, in the order in which they were appended.
     #[must_use]
     pub fn followers(&self) -> Followers<'_> {
         Followers { head: self, link: self.chunk.cast(), next: 0 }
     }
 
-    /// Takes the frames that follow off this one, in the order in which they were appended.
+    /// Detaches the frames that follow, in the order in which they were appended.
     #[must_use]
     pub fn take_followers(&mut self) -> TakenFollowers {
         let left = self.follower_count();
@@ -100,11 +100,11 @@ impl Frame {
     }
 }
 
-/// The frames of a chain behind its head.
+/// Iterator over the frames of a chain behind its head.
 #[derive(Debug)]
 pub struct Followers<'a> {
     head: &'a Frame,
-    /// The link of the next one; beyond the last one it is not read.
+    /// Link of the next frame; not read beyond the last one.
     link: NonNull<ChainLink>,
     next: u16,
 }
@@ -117,7 +117,7 @@ impl<'a> Iterator for Followers<'a> {
             return None;
         }
         let place = usize::from(self.next) % LINK_FRAMES;
-        // SAFETY: a link of the chain; none is written or taken off while the head is borrowed.
+        // SAFETY: a link of the chain; none is written or detached while the head is borrowed.
         let link = unsafe { self.link.as_ref() };
         // SAFETY: the head counts the handles that were written.
         let frame = unsafe { link.frames[place].assume_init_ref() };
@@ -136,17 +136,17 @@ impl<'a> Iterator for Followers<'a> {
 
 impl ExactSizeIterator for Followers<'_> {}
 
-/// Frames that were taken off a chain. Those that nobody takes go home when this is dropped.
+/// Frames detached from a chain. Those that are not consumed return to their owners on drop.
 #[derive(Debug)]
 pub struct TakenFollowers {
-    /// A copy of the link under way: the chunk that it lies in may be gone before its frames are.
+    /// Copy of the current link: its chunk may be freed before its frames are.
     link: [MaybeUninit<Frame>; LINK_FRAMES],
     next: usize,
     left: u16,
 }
 
 impl TakenFollowers {
-    /// Goes on with the link in `chunk`.
+    /// Continues with the link in `chunk`.
     ///
     /// # Safety
     /// The chunk carries a link of this chain that was not read before.
@@ -163,12 +163,12 @@ impl Iterator for TakenFollowers {
     fn next(&mut self) -> Option<Frame> {
         self.left = self.left.checked_sub(1)?;
         // SAFETY: `left` counts the handles that were written and not yet taken; each is taken
-        // once, as `next` only moves forward within a link.
+        // once, as `self.next` only advances within a link.
         let frame = unsafe { self.link[self.next].assume_init_read() };
         self.next += 1;
         if self.next == LINK_FRAMES && self.left > 0 {
-            // SAFETY: the full link's last frame carries the next one; it is still ours, and
-            // whoever gets it may write over the link.
+            // SAFETY: the full link's last frame carries the next link. That frame is still ours;
+            // its next holder may overwrite the link, so the link is copied now.
             unsafe { self.read_link(frame.chunk) };
         }
         Some(frame)
@@ -272,8 +272,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 3 } else { 128 }))]
-        /// Frames of several owners in one chain keep their bytes while headers are taken off and
-        /// put back, and all come home.
+        /// Frames of several owners in one chain keep their bytes while headers are pulled and
+        /// pushed back, and all are returned.
         #[test]
         fn chains_keep_their_bytes(
             lens in proptest::collection::vec((0usize..2, 1usize..200), 0..40),

@@ -1,30 +1,32 @@
-//! Frames that a device has in its hands, found again by where they lie.
+//! Frames that a device holds, indexed by their address.
 //!
-//! A device that receives straight into packet memory (AF_XDP) is told addresses and gives
-//! addresses back. The frames' handles wait here meanwhile, so whatever the device says, a frame
-//! has one holder, and none is lost: those that it never gives back go home with this table.
+//! A device that receives straight into packet memory (AF_XDP) is given addresses and returns
+//! addresses. This table keeps the frames' handles meanwhile. So whatever addresses the device
+//! returns, a frame has one holder, and none is lost: frames that the device never returns go back
+//! to their owners when the table is dropped.
 
 use std::fmt;
 
 use crate::Pool;
 use crate::frame::Frame;
 
-/// The frames of one region that one device queue has.
+/// Frames of one region that one device queue holds.
 pub struct DeviceOwned {
-    /// By the chunk's place in the region, in units of `chunk_bytes`.
+    /// Indexed by the chunk's offset in the region, in units of the chunk size.
     frames: Box<[Option<Frame>]>,
-    /// Base address of the region, as a number: offsets count from here.
+    /// Base address of the region; offsets count from here.
     region: usize,
-    /// log2 of the size of the chunks.
+    /// log2 of the chunk size.
     shift: u32,
     count: usize,
 }
 
 impl DeviceOwned {
-    /// A table for frames of chunks of `chunk_bytes`, of the region that `pool` is part of.
+    /// Creates a table for frames with chunks of `chunk_bytes`, of the region that `pool` is part
+    /// of.
     ///
     /// # Panics
-    /// When `chunk_bytes` is not a power of two.
+    /// If `chunk_bytes` is not a power of two.
     #[must_use]
     pub fn new(pool: &Pool, chunk_bytes: u32) -> Self {
         assert!(
@@ -41,12 +43,12 @@ impl DeviceOwned {
         }
     }
 
-    /// Hands a frame to the device, and returns where its packet's first byte is: bytes from the
-    /// beginning of the region.
+    /// Hands a frame to the device, and returns the offset of its packet's first byte in the
+    /// region.
     ///
     /// # Errors
-    /// With the frame: when it has followers or pieces behind it, is of another region, or its chunk is not of this
-    /// table's size and alignment.
+    /// Returns the frame if it has followers or pieces, is of another region, or its chunk is not
+    /// of this table's size and alignment.
     #[inline]
     pub fn lend(&mut self, frame: Frame) -> Result<u64, Frame> {
         let Some(offset) = self.offset_of(&frame) else { return Err(frame) };
@@ -61,14 +63,15 @@ impl DeviceOwned {
         }
     }
 
-    /// True if a frame can be [lent](Self::lend).
+    /// True if [`lend`](Self::lend) accepts the frame.
     #[must_use]
     pub fn takes(&self, frame: &Frame) -> bool {
         let place = self.offset_of(frame).and_then(|offset| self.frames.get(offset >> self.shift));
         place.is_some_and(Option::is_none)
     }
 
-    /// Offset of a frame's chunk in the region, if nothing is behind it, and it has this size and alignment.
+    /// Offset of a frame's chunk in the region. `None` if the frame has followers or pieces, or its
+    /// chunk another size or alignment.
     fn offset_of(&self, frame: &Frame) -> Option<usize> {
         let offset = frame.chunk.addr().get().checked_sub(self.region)?;
         let fits = !frame.has_more()
@@ -77,8 +80,8 @@ impl DeviceOwned {
         fits.then_some(offset)
     }
 
-    /// Takes back the frame whose chunk holds the byte at `offset` of the region. `None`: the device
-    /// does not have it, whatever it says.
+    /// Takes back the frame whose chunk holds the byte at `offset` of the region. `None` if the
+    /// device does not hold that frame: it returned a wrong address, or one twice.
     #[inline]
     pub fn take_back(&mut self, offset: u64) -> Option<Frame> {
         let place = usize::try_from(offset >> self.shift).ok()?;
@@ -87,13 +90,13 @@ impl DeviceOwned {
         Some(frame)
     }
 
-    /// Number of frames that the device has.
+    /// Number of frames that the device holds.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// True if it has none.
+    /// True if the device holds no frame.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0

@@ -1,13 +1,13 @@
 //! Pieces behind a frame: a packet whose payload stays where a device put it.
 //!
-//! The frame has the packet's first bytes in its own chunk, copied there before they were looked
-//! at. Behind them come [pieces](PageFrag) of shared memory: the kernel's `skb_shinfo(skb)->frags`
+//! The frame has the packet's first bytes in its own chunk, copied there before they are parsed.
+//! Behind them come [pieces](PageFrag) of shared memory: the kernel's `skb_shinfo(skb)->frags`
 //! behind its linear part. Their handles need no memory of their own: they are listed at the end of
-//! the frame's chunk, which no peer sees.
+//! the frame's chunk, which no peer can access.
 //!
 //! ```text
 //!  chunk    link │ headroom │ the packet's first bytes │ room │ table: home, count, 1 2 3 … 46
-//!  shared                                                                          ▓ ▓ ▓    payload
+//!  shared                                                                          ▓ ▓ ▓   payload
 //! ```
 //!
 //! A frame with pieces may follow another frame, and frames may follow it.
@@ -18,17 +18,17 @@ use std::{mem, slice};
 use crate::frame::{Frame, HAS_FRAGS};
 use crate::page_frag::{FragHome, PageFrag};
 
-/// The end of a frame's chunk that lists its pieces, if it has any.
+/// Bytes at the end of a frame's chunk that list its pieces, if there are any.
 pub const FRAG_TABLE_BYTES: u32 = 576;
 
-/// The most pieces behind a frame: 43 buffers of 1536 bytes make 64 KiB.
+/// Most pieces behind a frame: 43 buffers of 1536 bytes make 64 KiB.
 pub const FRAGS_MAX: usize = 46;
 
-/// The list of a frame's pieces. All of one home, and none without data.
+/// List of a frame's pieces, all of one home and each with data.
 #[repr(C)]
 struct FragTable {
     head: Head,
-    /// As many are written as the head counts.
+    /// Only the first `head.count` are valid.
     frags: [Listed; FRAGS_MAX],
 }
 
@@ -39,16 +39,15 @@ const _: () =
 struct Head {
     home: NonNull<FragHome>,
     count: u32,
-    /// The pieces' data.
+    /// Total length of the pieces' data.
     total_bytes: u32,
-    /// The pieces' rooms.
+    /// Total size of the pieces' rooms.
     truesize: u32,
-    /// Bytes of the first piece's room before its data, as far as they are known: they can be
-    /// added to it again.
+    /// Bytes of the first piece's room before its data that can be pushed back; 0 if not known.
     pulled: u32,
 }
 
-/// A piece: where its data begins in its home's blocks, the data's length, and the room's.
+/// A piece: offset of its data in its home's blocks, length of the data, size of the room.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Listed {
@@ -63,18 +62,18 @@ impl FragTable {
         &self.frags[..self.head.count as usize]
     }
 
-    /// Takes the first `count` pieces off the list, and sends them home.
+    /// Removes the first `count` pieces from the list and returns them to their home.
     fn release_first(&mut self, count: usize) {
         let (gone, left) = self.frags[..self.head.count as usize].split_at(count);
         self.head.truesize -= gone.iter().map(|frag| frag.truesize).sum::<u32>();
         // Lossless: at most FRAGS_MAX.
         self.head.count = u32::try_from(left.len()).unwrap_or(0);
-        // SAFETY: they are this list's, and not counted any more.
+        // SAFETY: the pieces were this list's, and are not counted any more.
         unsafe { PendingReturn::add(&mut None, self.head.home, gone) };
         self.frags.copy_within(count..count + self.head.count as usize, 0);
     }
 
-    /// Leaves the first `keep_bytes` bytes of the data, which are not none.
+    /// Truncates the data to `keep_bytes` > 0 bytes.
     fn cut_to(&mut self, keep_bytes: u32) {
         while self.head.total_bytes > keep_bytes {
             let excess = self.head.total_bytes - keep_bytes;
@@ -88,25 +87,27 @@ impl FragTable {
             self.head.count -= 1;
             self.head.total_bytes -= last.len_bytes;
             self.head.truesize -= last.truesize;
-            // SAFETY: it was this list's, and is not counted any more.
+            // SAFETY: the piece was this list's, and is not counted any more.
             unsafe { PendingReturn::add(&mut None, self.head.home, &[last]) };
         }
     }
 
-    /// Adds a piece that has data. Returns whether it is of the list's home, and there was room.
+    /// Adds a piece that has data. Returns false if the piece is of another home, or the list is
+    /// full.
     #[inline]
     fn add(&mut self, frag: &PageFrag) -> bool {
         let (home, offset) = frag.place();
         let (len_bytes, truesize) = (frag.len_bytes(), frag.truesize());
+        // The list records one home for all of its pieces.
         if home != self.head.home {
             return false;
         }
-        // SAFETY: a home lives while a piece of it is away, and `frag` is.
+        // SAFETY: a home lives while one of its pieces is outstanding, and `frag` is.
         let home = unsafe { home.as_ref() };
         let count = self.head.count as usize;
         match self.frags[..count].last_mut() {
-            // Rooms do not overlap, and neither piece is without data: so the last one's data ends
-            // where its room ends, and the new one's begins where its room begins.
+            // Rooms do not overlap, and neither piece is empty. So the last one's data ends where
+            // its room ends, and the new one's begins where its room begins.
             Some(last)
                 if last.offset + last.len_bytes == offset
                     && home.is_one_block(last.offset, offset) =>
@@ -127,20 +128,20 @@ impl FragTable {
     }
 }
 
-/// Pieces on their way home, as long as all of them are of one block: they are given back by one
-/// subtraction, when the next is of another block or this is dropped.
+/// Pieces of one block that are being returned. One subtraction returns all of them, on drop or
+/// when a piece of another block is added.
 pub(crate) struct PendingReturn {
     home: NonNull<FragHome>,
-    /// Of the first one.
+    /// Offset of the first piece.
     offset: u32,
     truesize: u32,
 }
 
 impl PendingReturn {
-    /// Adds pieces to those that are on their way.
+    /// Adds pieces to those being returned.
     ///
     /// # Safety
-    /// They are of `home`, and the caller gives them up.
+    /// The pieces are of `home`, and the caller gives them up.
     #[inline]
     unsafe fn add(this: &mut Option<Self>, home: NonNull<FragHome>, frags: &[Listed]) {
         for &Listed { offset, truesize, .. } in frags {
@@ -153,7 +154,7 @@ impl PendingReturn {
 
     #[inline]
     fn is_one_block(&self, home: NonNull<FragHome>, offset: u32) -> bool {
-        // SAFETY: a home lives while pieces of it are away, and these are.
+        // SAFETY: a home lives while its pieces are outstanding, and these are.
         self.home == home && unsafe { home.as_ref() }.is_one_block(self.offset, offset)
     }
 }
@@ -161,18 +162,18 @@ impl PendingReturn {
 impl Drop for PendingReturn {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: they are of this home and one block, and were given up to this.
+        // SAFETY: the pieces are of this home and one block, and `add` took them over.
         unsafe { FragHome::give_back(self.home, self.offset, self.truesize) };
     }
 }
 
 impl Frame {
-    /// Puts a piece behind this frame's bytes and pieces. A piece that goes on where the last one
-    /// ends becomes one with it (VIO-7); one without data just goes home.
+    /// Attaches a piece behind this frame's bytes and pieces. A piece that is adjacent to the last
+    /// one is merged with it (VIO-7); an empty one is returned to its home.
     ///
     /// # Errors
-    /// With the piece: when [`FRAGS_MAX`] are there already, they are of another home, or the
-    /// frame's own bytes do not leave [`FRAG_TABLE_BYTES`] of its chunk.
+    /// Returns the piece if [`FRAGS_MAX`] are attached already, they are of another home, or the
+    /// frame's own bytes leave less than [`FRAG_TABLE_BYTES`] of its chunk.
     #[inline]
     pub fn attach(&mut self, frag: PageFrag) -> Result<(), PageFrag> {
         if frag.len_bytes() == 0 {
@@ -189,7 +190,8 @@ impl Frame {
         Ok(())
     }
 
-    /// Makes an empty table for pieces of the home of `first`, if there is room for one.
+    /// Makes an empty table for pieces of the home of `first`. Returns false if there is no room
+    /// for it.
     #[inline]
     fn begin_table(&mut self, first: &PageFrag) -> bool {
         let own_end = u32::from(self.start()) + self.len_bytes();
@@ -205,21 +207,21 @@ impl Frame {
         fits
     }
 
-    /// Number of pieces that are behind this frame's own bytes.
+    /// Number of pieces behind this frame's own bytes.
     #[must_use]
     #[inline]
     pub fn frag_count(&self) -> usize {
         self.table().map_or(0, |table| table.head.count as usize)
     }
 
-    /// The pieces' data, in the order of the packet. A peer may rewrite these bytes while they are
-    /// looked at: see [`PageFrag::data`].
+    /// Data of the pieces, in packet order. A peer may rewrite these bytes while they are read: see
+    /// [`PageFrag::data`].
     #[must_use]
     pub fn frags(&self) -> Frags<'_> {
         Frags(self.table().map(|table| (table.head.home, table.listed().iter())))
     }
 
-    /// The length of this frame's own bytes and of its pieces. Frames that follow are not counted.
+    /// Length of this frame's own bytes and of its pieces; frames that follow are not counted.
     #[must_use]
     #[inline]
     pub fn total_len_bytes(&self) -> u32 {
@@ -227,8 +229,8 @@ impl Frame {
     }
 
     /// Copies the first `len_bytes` bytes of the pieces behind the frame's own, as the kernel's
-    /// `__pskb_pull_tail`; pieces that are used up go home. Returns whether the pieces have so many
-    /// and the chunk has the room; if not, nothing has changed.
+    /// `__pskb_pull_tail`; pieces that are used up return to their home. Returns false, and changes
+    /// nothing, if the pieces have fewer bytes or the chunk has less room.
     #[must_use]
     pub fn pull_from_frags(&mut self, len_bytes: u32) -> bool {
         let (room, own) = (self.room_bytes() - self.len_bytes(), self.end_of_bytes());
@@ -236,17 +238,17 @@ impl Frame {
         if len_bytes > table.head.total_bytes || len_bytes > room {
             return false;
         }
-        // SAFETY: the home lives while a piece of it is away.
+        // SAFETY: the home lives while one of its pieces is outstanding.
         let home = unsafe { table.head.home.as_ref() };
         let (mut done, mut used_up) = (0, 0);
         for frag in &mut table.frags[..table.head.count as usize] {
             let part = (len_bytes - done).min(frag.len_bytes);
             // SAFETY: the piece's data lies within the blocks.
             let from = unsafe { home.at(frag.offset) };
-            // SAFETY: as far as the room that was looked at above.
+            // SAFETY: within the room, which was checked above.
             let to = unsafe { own.add(done as usize) };
-            // SAFETY: private memory that nobody else uses, and a piece's data; what a peer does to
-            // it meanwhile: see the head of `page_frag`.
+            // SAFETY: the source is a piece's data, the destination private memory that nobody else
+            // uses. Concurrent writes of a peer: see the module documentation of `page_frag`.
             unsafe { ptr::copy_nonoverlapping(from, to, part as usize) };
             done += part;
             if part < frag.len_bytes {
@@ -268,10 +270,10 @@ impl Frame {
         true
     }
 
-    /// The reverse of [`pull_from_frags`](Self::pull_from_frags) and of a piece's
-    /// [`pull`](PageFrag::pull): the last `len_bytes` of the frame's own bytes stand in the first
-    /// piece's room before its data, too, and are taken from there from now on. Returns whether
-    /// that much was pulled off it, and the frame has as many bytes; if not, nothing has changed.
+    /// Reverts [`pull_from_frags`](Self::pull_from_frags) and a piece's [`pull`](PageFrag::pull):
+    /// the last `len_bytes` of the frame's own bytes are also in the first piece's room before its
+    /// data, and become that piece's data again. Returns false, and changes nothing, if fewer bytes
+    /// were pulled off the piece, or the frame has fewer of its own.
     #[must_use]
     pub fn push_to_frags(&mut self, len_bytes: u32) -> bool {
         let Some(own_bytes) = self.len_bytes().checked_sub(len_bytes) else { return false };
@@ -287,8 +289,8 @@ impl Frame {
         true
     }
 
-    /// Takes off what is behind the first `len_bytes` bytes of the frame's own and its pieces, as
-    /// padding; pieces of which nothing stays go home. A frame that is no longer stays as it is.
+    /// Truncates the frame's own bytes and its pieces to `len_bytes`, to remove padding; pieces
+    /// that become empty return to their home. A frame that is not longer stays unchanged.
     pub fn cut_to(&mut self, len_bytes: u32) {
         let own_bytes = self.len_bytes();
         if len_bytes <= own_bytes {
@@ -299,17 +301,17 @@ impl Frame {
         }
     }
 
-    /// Sends the pieces home, with those that are on their way already.
+    /// Returns the pieces to their home, together with those in `homebound`.
     #[inline]
     pub(crate) fn release_frags(&mut self, homebound: &mut Option<PendingReturn>) {
         if let Some(table) = self.table() {
-            // SAFETY: they are this frame's, which has no table any more from here on.
+            // SAFETY: the pieces are this frame's, which has no table any more from here on.
             unsafe { PendingReturn::add(homebound, table.head.home, table.listed()) };
             self.followers &= !HAS_FRAGS;
         }
     }
 
-    /// Memory that the pieces occupy.
+    /// Total size of the pieces' rooms.
     pub(crate) fn frags_truesize(&self) -> u32 {
         self.table().map_or(0, |table| table.head.truesize)
     }
@@ -322,7 +324,7 @@ impl Frame {
     #[inline]
     fn table(&self) -> Option<&FragTable> {
         let place = self.has_frags().then(|| self.table_place())?;
-        // SAFETY: its head was written when the flag was set, the rest are plain numbers,
+        // SAFETY: the table's head was written when the flag was set, the rest are plain numbers,
         // initialised with the chunk; nothing else is written there while the flag is set.
         Some(unsafe { place.as_ref() })
     }
@@ -334,7 +336,7 @@ impl Frame {
         Some(unsafe { place.as_mut() })
     }
 
-    /// Address of the table, if there is one: only a chunk that is larger has one.
+    /// Address of the table. Called only if the chunk is larger than [`FRAG_TABLE_BYTES`].
     #[inline]
     fn table_place(&self) -> NonNull<FragTable> {
         let offset = self.home().chunk_bytes - FRAG_TABLE_BYTES;
@@ -343,7 +345,7 @@ impl Frame {
     }
 }
 
-/// The data of a frame's pieces.
+/// Iterator over the data of a frame's pieces.
 pub struct Frags<'a>(Option<(NonNull<FragHome>, slice::Iter<'a, Listed>)>);
 
 impl<'a> Iterator for Frags<'a> {
@@ -353,12 +355,13 @@ impl<'a> Iterator for Frags<'a> {
     fn next(&mut self) -> Option<&'a [u8]> {
         let (home, listed) = self.0.as_mut()?;
         let frag = listed.next()?;
-        // SAFETY: the home lives while a piece of it is away, and the frame that has it is borrowed.
+        // SAFETY: the home lives while one of its pieces is outstanding, and the frame that has it
+        // is borrowed.
         let home = unsafe { home.as_ref() };
         // SAFETY: the piece's data lies within the blocks.
         let first = unsafe { home.at(frag.offset) };
         // SAFETY: initialised with its region; this process does not write there while the frame is
-        // borrowed. For the peer see the head of `page_frag`.
+        // borrowed. For the peer see the module documentation of `page_frag`.
         Some(unsafe { slice::from_raw_parts(first, frag.len_bytes as usize) })
     }
 

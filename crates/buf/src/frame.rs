@@ -7,43 +7,43 @@ use crate::cache::prefetch_to_read;
 use crate::frags::FRAG_TABLE_BYTES;
 use crate::free_batch::RemoteFreeList;
 
-/// The beginning of a chunk: kept for the handles of frames that [follow](crate::chain) this one.
+/// Bytes at the beginning of a chunk, reserved for the handles of frames that
+/// [follow](crate::chain) this one.
 pub const CHAIN_BYTES: u32 = 128;
 
-/// Room in front of a packet's first byte, for headers that are put before it later.
+/// Bytes in front of a packet's first byte, for headers that are added later.
 pub const HEADROOM_BYTES: u32 = 128;
 
-/// Bytes of a chunk before a packet as it was received.
+/// Offset in a chunk at which a received packet begins.
 pub const BEFORE_PACKET_BYTES: u32 = CHAIN_BYTES + HEADROOM_BYTES;
 
-/// The same, as handles count it.
+/// [`BEFORE_PACKET_BYTES`] in the type of [`Frame`]'s `start`.
 const START: u16 = 256;
 const _: () = assert!(START as u32 == BEFORE_PACKET_BYTES);
 
-/// In the count of followers: the frame has [pieces](crate::frags) behind it, too.
+/// Flag in the follower count: the frame has [pieces](crate::frags) behind it, too.
 pub(crate) const HAS_FRAGS: u16 = 1 << 15;
 
-/// The bytes of one packet, in a chunk that belongs to the CPU whose pool it came from.
+/// Bytes of one packet, in a chunk that belongs to the pool of one CPU.
 ///
-/// A frame has one holder at a time; moving it moves the right to its bytes. Give it back with
-/// [`Pool::put`] on any CPU, which costs an array store. A frame that is merely dropped goes home
-/// too, alone, at the price of a compare-and-swap: so a lost frame is a slow one, never a leak.
-/// Frames that were [appended](Self::append) to it, and pieces that were
-/// [attached](Self::attach), go with it.
+/// A frame has one holder at a time; moving it moves the right to its bytes. [`Pool::put`] returns
+/// it on any CPU, for the price of an array store. A frame that is merely dropped returns to its
+/// owner alone, for a compare-and-swap: a forgotten `put` is slow, never a leak. Frames that were
+/// [appended](Self::append), and pieces that were [attached](Self::attach), go with it.
 ///
 /// [`Pool::put`]: crate::Pool::put
 pub struct Frame {
     home: NonNull<RemoteFreeList>,
-    /// First byte of the chunk; the packet begins `start` bytes further on.
+    /// First byte of the chunk; the packet begins at `start`.
     pub(crate) chunk: NonNull<u8>,
     len_bytes: u32,
     start: u16,
-    /// Frames that follow, by the links in the chain's chunks, and [`HAS_FRAGS`].
+    /// Number of frames that follow, linked in the chain's chunks, and the flag [`HAS_FRAGS`].
     pub(crate) followers: u16,
 }
 
-// SAFETY: a frame is the only handle on its chunk, so it may move to another thread; `RemoteFreeList` is
-// made of atomics and constants.
+// SAFETY: a frame is the only handle on its chunk, so it may move to another thread;
+// `RemoteFreeList` is made of atomics and constants.
 unsafe impl Send for Frame {}
 // SAFETY: `&Frame` only reads the chunk and the home's constants.
 unsafe impl Sync for Frame {}
@@ -65,16 +65,16 @@ impl Frame {
         unsafe { slice::from_raw_parts(self.first_byte(), self.len_bytes as usize) }
     }
 
-    /// The packet's bytes, to be changed in place.
+    /// The packet's bytes, mutable.
     #[must_use]
     pub fn data_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `data`; `&mut self` excludes other users of the handle.
         unsafe { slice::from_raw_parts_mut(self.first_byte(), self.len_bytes as usize) }
     }
 
-    /// All the room behind the headroom, up to where pieces are listed if there are any, for a device
-    /// to write into; then [`set_len`] says how much of it is packet. What stands there before is left
-    /// over from an earlier packet.
+    /// Room behind the headroom, up to the end of the chunk or to the list of pieces, for a device
+    /// to write into. The caller then declares with [`set_len`] how much of it is packet. The room
+    /// still holds bytes of earlier packets.
     ///
     /// [`set_len`]: Self::set_len
     #[must_use]
@@ -87,7 +87,7 @@ impl Frame {
     /// Declares the first `len_bytes` bytes of the room to be the packet.
     ///
     /// # Panics
-    /// When there is less room than that.
+    /// If the room is smaller.
     pub fn set_len(&mut self, len_bytes: u32) {
         let room = self.room_bytes();
         assert!(len_bytes <= room, "{len_bytes} bytes do not fit in a frame's room of {room}");
@@ -97,27 +97,27 @@ impl Frame {
     /// Makes `bytes` the packet.
     ///
     /// # Panics
-    /// When there is less room than that.
+    /// If the room is smaller.
     pub fn copy_from(&mut self, bytes: &[u8]) {
         self.set_len(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         self.data_mut().copy_from_slice(bytes);
     }
 
-    /// Makes `bytes` the packet, and returns their [sum](crate::sum::sum), taken on the way.
+    /// Makes `bytes` the packet, and returns their [sum](crate::sum::sum), computed while copying.
     ///
     /// # Panics
-    /// When there is less room than that.
+    /// If the room is smaller.
     #[must_use]
     pub fn copy_summing(&mut self, bytes: &[u8]) -> u64 {
         self.set_len(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
         crate::sum::copy_and_sum(self.data_mut(), bytes)
     }
 
-    /// Takes `len_bytes` bytes off the packet's front, as the kernel's `skb_pull`. They stay where
-    /// they are, in the headroom.
+    /// Removes `len_bytes` bytes from the packet's front, as the kernel's `skb_pull`. The bytes
+    /// stay in the headroom.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// If the packet is shorter.
     #[inline]
     pub fn pull(&mut self, len_bytes: u32) {
         assert!(len_bytes <= self.len_bytes, "{len_bytes} bytes of a packet of {}", self.len_bytes);
@@ -127,10 +127,10 @@ impl Frame {
     }
 
     /// Adds the last `len_bytes` bytes of the headroom to the packet's front, as the kernel's
-    /// `skb_push`. What stands there is what was pulled off, or left over from an earlier packet.
+    /// `skb_push`. These are bytes that were pulled, or leftovers of an earlier packet.
     ///
     /// # Panics
-    /// When the headroom is smaller.
+    /// If the headroom is smaller.
     pub fn push(&mut self, len_bytes: u32) {
         let headroom = u32::from(self.start) - CHAIN_BYTES;
         assert!(len_bytes <= headroom, "{len_bytes} bytes do not fit in a headroom of {headroom}");
@@ -139,9 +139,9 @@ impl Frame {
         self.len_bytes += len_bytes;
     }
 
-    /// Declares the `len_bytes` bytes from `offset` of the region on to be the packet: where a device
-    /// put it. Returns whether they lie within this frame's chunk, behind the chain's place and
-    /// before the list of pieces; if not, nothing has changed.
+    /// Declares `len_bytes` bytes at `offset` of the region to be the packet, where a device has
+    /// written it. Returns false, and changes nothing, unless the bytes lie within this frame's
+    /// chunk, behind the chain's link and before the list of pieces.
     #[must_use]
     pub fn place(&mut self, offset: u64, len_bytes: u32) -> bool {
         let (region, _) = self.home().region.span();
@@ -163,26 +163,26 @@ impl Frame {
         self.start
     }
 
-    /// Bytes before the packet, to its first one: what was pulled off it, or left over.
+    /// Bytes in front of the packet: those that were pulled, or leftovers.
     #[must_use]
     pub fn headroom(&self) -> &[u8] {
         let (before, headroom) = (CHAIN_BYTES as usize, usize::from(self.start));
         // SAFETY: start lies within the chunk, which was initialised with its region.
         let first = unsafe { self.chunk.as_ptr().add(before) };
-        // SAFETY: from the end of the chain's place to the packet's start; nothing else is written
+        // SAFETY: from the end of the chain's link to the packet's start; nothing else is written
         // there while this handle is borrowed.
         unsafe { slice::from_raw_parts(first, headroom - before) }
     }
 
-    /// The length of the packet's bytes that are in this frame's own chunk: all of them, unless
+    /// Length of the packet's bytes in this frame's own chunk: the whole packet, unless
     /// [pieces](Self::frag_count) or [frames](Self::follower_count) follow.
     #[must_use]
     pub fn len_bytes(&self) -> u32 {
         self.len_bytes
     }
 
-    /// Memory that the packet occupies, holes included: its whole chunk, its pieces, and those of the
-    /// frames that follow.
+    /// Memory that the packet occupies, unused bytes included: the whole chunk, the pieces, and
+    /// those of the frames that follow.
     #[must_use]
     #[inline]
     pub fn truesize(&self) -> u32 {
@@ -193,18 +193,18 @@ impl Frame {
         }
     }
 
-    /// The CPU slot whose pool this frame belongs to.
+    /// CPU slot whose pool this frame belongs to.
     #[must_use]
     pub fn owner(&self) -> u16 {
         self.home().owner
     }
 
-    /// Asks for the packet's first cache line ahead of its use.
+    /// Prefetches the packet's first cache line.
     pub fn prefetch(&self) {
         prefetch_to_read(self.first_byte());
     }
 
-    /// True if anything goes with this frame: frames or pieces.
+    /// True if frames or pieces follow.
     #[inline]
     pub(crate) fn has_more(&self) -> bool {
         self.followers != 0
@@ -214,13 +214,13 @@ impl Frame {
         self.room_end() - u32::from(self.start)
     }
 
-    /// End of the room for the packet in the chunk.
+    /// End of the packet's room, as an offset in the chunk.
     fn room_end(&self) -> u32 {
         let listed = if self.has_frags() { FRAG_TABLE_BYTES } else { 0 };
         self.home().chunk_bytes - listed
     }
 
-    /// Behind the last of the frame's own bytes.
+    /// Address behind the last of the frame's own bytes.
     pub(crate) fn end_of_bytes(&self) -> *mut u8 {
         // SAFETY: start + len_bytes <= chunk_bytes.
         unsafe { self.first_byte().add(self.len_bytes as usize) }
@@ -232,11 +232,11 @@ impl Frame {
     }
 
     pub(crate) fn home(&self) -> &RemoteFreeList {
-        // SAFETY: a home lives while a frame of it is away.
+        // SAFETY: a home lives while one of its frames is outstanding.
         unsafe { self.home.as_ref() }
     }
 
-    /// Takes the handle of a frame that nothing is behind apart, without sending the frame home.
+    /// Decomposes the handle of a frame without followers or pieces, without returning the frame.
     pub(crate) fn into_parts(self) -> (NonNull<RemoteFreeList>, NonNull<u8>) {
         debug_assert!(!self.has_more(), "what is behind a frame goes home first");
         let parts = (self.home, self.chunk);

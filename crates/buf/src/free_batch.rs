@@ -1,12 +1,12 @@
-//! Frames on their way home, thirty-two at a time.
+//! Batches of up to 32 frames on their way to their owner.
 //!
-//! A CPU that frees another CPU's frames collects them in a batch and hands the full batch over with
-//! one compare-and-swap: returning must cost less than it saves (UDP-R6). A free chunk needs no
-//! memory of its own for that: the batch is written into the first chunk put in it.
+//! A CPU that frees another CPU's frames collects them in a batch and hands the full batch over
+//! with one compare-and-swap: returning must cost less than it saves (UDP-R6). A batch needs no
+//! memory of its own: it is written into the first chunk put in it.
 //!
-//! The inbox is a stack of batches. Anyone pushes, without waiting for anyone; the owner takes the
-//! whole stack at once, so a batch can never be seen twice (no ABA). When the owner is gone the
-//! inbox is closed, and whoever brings the last frame home frees the home itself.
+//! The inbox is a stack of batches. Any thread pushes without waiting; the owner takes the whole
+//! stack at once, so there is no ABA. Once the owner is gone the inbox is closed, and the thread
+//! that returns the last frame frees the home itself.
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -16,10 +16,10 @@ use crate::recycle_ring::{Freed, Marks};
 use crate::region::Region;
 use crate::sync::{Arc, AtomicI64, AtomicPtr, Ordering};
 
-/// Frames in a full batch: the carrier and those listed in it.
+/// Number of frames in a full batch: the carrier and those listed in it.
 pub const FREE_BATCH_FRAMES: usize = 32;
 
-/// A batch's list, written over the first bytes of the chunk that carries it.
+/// List of a batch, written over the first bytes of the chunk that carries it.
 #[repr(C)]
 pub(crate) struct FreeBatch {
     next: *mut FreeBatch,
@@ -28,28 +28,29 @@ pub(crate) struct FreeBatch {
     chunks: [MaybeUninit<NonNull<u8>>; FREE_BATCH_FRAMES - 1],
 }
 
-/// The closed inbox: no batch has this address, as batches are aligned.
+/// Marks a closed inbox: no batch has this address, as batches are aligned.
 const CLOSED: *mut FreeBatch = std::ptr::without_provenance_mut(1);
 
-/// Home of the frames of one owner and one chunk class. It outlives its owner for as long
-/// as frames are away.
+/// Home of the frames of one owner and one chunk class. It outlives its owner while frames are
+/// outstanding.
 pub(crate) struct RemoteFreeList {
-    /// A stack of batches: pushed by anyone (Release), taken whole by the owner (Acquire).
+    /// Stack of batches: pushed by any thread (Release), taken whole by the owner (Acquire).
     inbox: OwnLine<AtomicPtr<FreeBatch>>,
-    /// Frames away, counted from the moment the owner closes: minus those that came back since.
-    /// Written by whoever finds the inbox closed (AcqRel); 0 for the last one.
+    /// Outstanding frames when the owner closed, minus those returned since; negative until the
+    /// owner's share is added. Written by threads that find the inbox closed (AcqRel); 0 frees the
+    /// home.
     away: AtomicI64,
     pub(crate) id: PoolId,
     pub(crate) owner: u16,
     pub(crate) chunk_bytes: u32,
-    /// Keeps the memory of the frames that are away.
+    /// Keeps the memory of outstanding frames alive.
     pub(crate) region: Arc<Region>,
-    /// Of a [recycle ring](crate::recycle_ring): where its frames' holders say that they are done. Such a
-    /// home gets no batches.
+    /// Marks of a [recycle ring](crate::recycle_ring), where holders mark its frames free. A home
+    /// with marks gets no batches.
     pub(crate) marks: Option<Marks>,
 }
 
-/// A home's place among the homes of its region.
+/// Index of a home among the homes of its region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct PoolId(pub(crate) u16);
 
@@ -66,12 +67,12 @@ impl RemoteFreeList {
         })
     }
 
-    /// True if batches wait in the inbox. A hint: more may come at any time.
+    /// True if batches are in the inbox. A hint: more may arrive at any time.
     pub(crate) fn has_mail(&self) -> bool {
         !self.inbox.0.load(Ordering::Relaxed).is_null()
     }
 
-    /// Empties the inbox onto the owner's free list.
+    /// Moves the chunks in the inbox to the owner's free list.
     ///
     /// # Safety
     /// Only the owner calls this, and not after [`close`](Self::close).
@@ -82,11 +83,11 @@ impl RemoteFreeList {
         unsafe { unpack(batches, free) };
     }
 
-    /// Closes the inbox for good, with `chunks` frames in all belonging here. The home is freed
-    /// by this call or, if frames are away, by the one that brings the last of them.
+    /// Closes the inbox for good; `chunks` is the number of the home's frames in all. The home is
+    /// freed by this call or, if frames are outstanding, by the call that returns the last of them.
     ///
     /// # Safety
-    /// Only the owner calls this, once; `home` came from [`Box::into_raw`] and is not used by the
+    /// Only the owner calls this, once; `home` came from [`Box::leak`] and is not used by the
     /// caller afterwards.
     pub(crate) unsafe fn close(home: NonNull<Self>, mut free: Vec<NonNull<u8>>, chunks: usize) {
         // SAFETY: not freed before `away` has been settled below.
@@ -95,17 +96,17 @@ impl RemoteFreeList {
         // SAFETY: taken off the inbox just now, by the only call that closes it.
         unsafe { unpack(batches, &mut free) };
         let missing = i64::try_from(chunks - free.len()).unwrap_or(i64::MAX);
-        // SAFETY: closed just now, with so many frames away.
+        // SAFETY: closed just now, with `missing` frames outstanding.
         unsafe { Self::settle(home, missing) };
     }
 
-    /// Raises the number of frames away by `frames`, and frees the home if none is.
+    /// Adds `frames` to the number of outstanding frames, and frees the home if none is left.
     ///
     /// # Safety
-    /// The home is closed. The caller has closed it, with `frames` away, or brings `-frames` of
-    /// them; it does not use `home` afterwards.
+    /// The home is closed. The caller has closed it, with `frames` outstanding, or returns
+    /// `-frames` of them; it does not use `home` afterwards.
     pub(crate) unsafe fn settle(home: NonNull<Self>, frames: i64) {
-        // SAFETY: not freed before the frames that the caller speaks for are settled.
+        // SAFETY: not freed before the frames that the caller accounts for are settled.
         let this = unsafe { home.as_ref() };
         if this.away.fetch_add(frames, Ordering::AcqRel) + frames == 0 {
             // SAFETY: all frames are back: nobody else holds a pointer to this home.
@@ -113,12 +114,12 @@ impl RemoteFreeList {
         }
     }
 
-    /// Takes one frame in, from whoever had it last.
+    /// Returns one frame to this home, from its last holder.
     ///
     /// # Safety
-    /// `chunk` belongs to this home and to the caller, who gives it up, and `home` with it.
+    /// `chunk` belongs to this home and to the caller, who gives up both `chunk` and `home`.
     pub(crate) unsafe fn take_in(home: NonNull<Self>, chunk: NonNull<u8>) {
-        // SAFETY: a home lives while a frame of it is away, and the caller's is.
+        // SAFETY: a home lives while one of its frames is outstanding, and the caller's is.
         let this = unsafe { home.as_ref() };
         let Some(marks) = &this.marks else {
             // SAFETY: by the caller's promise.
@@ -128,7 +129,7 @@ impl RemoteFreeList {
         };
         let mark = marks.of(chunk, &this.region, this.chunk_bytes);
         if Marks::free(mark) == Freed::OwnerIsGone {
-            // SAFETY: the owner has closed the home before it marked this frame.
+            // SAFETY: the owner closed the home before it marked this frame.
             unsafe { Self::settle(home, -1) };
         }
     }
@@ -136,10 +137,10 @@ impl RemoteFreeList {
     /// Hands `batch` to the owner, or settles its frames if the owner is gone.
     ///
     /// # Safety
-    /// `batch` and every chunk listed in it belong to this home and to the caller, who gives all of
-    /// them up, and `home` with them.
+    /// `batch` and every chunk listed in it belong to this home and to the caller, who gives up all
+    /// of them and `home`.
     pub(crate) unsafe fn push(home: NonNull<Self>, batch: NonNull<FreeBatch>) {
-        // SAFETY: a home lives while a frame of it is away, and the batch's are.
+        // SAFETY: a home lives while one of its frames is outstanding, and the batch's are.
         let this = unsafe { home.as_ref() };
         let mut head = this.inbox.0.load(Ordering::Relaxed);
         while head != CLOSED {
@@ -160,12 +161,12 @@ impl RemoteFreeList {
         // SAFETY: the caller's batch, see above.
         let frames = unsafe { (*batch.as_ptr()).listed } + 1;
         let frames = i64::try_from(frames).unwrap_or(i64::MAX);
-        // SAFETY: the inbox is closed, and the batch's frames are brought here.
+        // SAFETY: the inbox is closed, and the batch's frames are returned here.
         unsafe { Self::settle(home, -frames) };
     }
 }
 
-/// Puts the chunks of a chain of batches on a free list, carriers too.
+/// Moves the chunks of a chain of batches to a free list, carriers too.
 ///
 /// # Safety
 /// `batches` is null or heads a chain that the caller has taken off an inbox.
@@ -174,7 +175,7 @@ unsafe fn unpack(mut batches: *mut FreeBatch, free: &mut Vec<NonNull<u8>>) {
         // SAFETY: a batch in the chain was initialised by `FreeBatch::begin`.
         let batch = unsafe { carrier.as_ref() };
         free.extend(batch.chunks[..batch.listed].iter().map(|chunk| {
-            // SAFETY: as many were written as are listed.
+            // SAFETY: the first `listed` were written.
             unsafe { chunk.assume_init() }
         }));
         batches = batch.next;
@@ -192,7 +193,7 @@ impl FreeBatch {
     /// [`MIN_CHUNK_BYTES`]: crate::pool::MIN_CHUNK_BYTES
     pub(crate) unsafe fn begin(chunk: NonNull<u8>) -> NonNull<Self> {
         let batch = chunk.cast::<Self>();
-        // The list is left as it is: a frame that goes alone costs one cache line, not five.
+        // The list is left unwritten: a frame that goes alone costs one cache line, not five.
         // SAFETY: a chunk is large enough and aligned for a batch, and the caller's.
         unsafe { (*batch.as_ptr()).next = std::ptr::null_mut() };
         // SAFETY: as above.
@@ -200,8 +201,8 @@ impl FreeBatch {
         batch
     }
 
-    /// Asks for the lines that the list will fill: they are on the owner's CPU, and are here by the
-    /// time that they are written.
+    /// Prefetches the lines that the list will fill: they are in the owner's cache, and arrive
+    /// before they are written.
     pub(crate) fn prefetch(batch: NonNull<Self>) {
         let first_byte = batch.cast::<u8>().as_ptr();
         for line in (0..size_of::<Self>()).step_by(LINE_BYTES) {
@@ -209,7 +210,7 @@ impl FreeBatch {
         }
     }
 
-    /// Adds a frame. Returns whether the batch is full now.
+    /// Adds a frame. Returns true if the batch is full now.
     pub(crate) fn add(&mut self, chunk: NonNull<u8>) -> bool {
         self.chunks[self.listed].write(chunk);
         self.listed += 1;

@@ -1,4 +1,4 @@
-//! The memory of the receive path: who owns a packet's bytes, and how they change hands.
+//! Packet memory of the receive path: ownership of frames and their transfer between CPUs.
 //!
 //! ```text
 //!  region ──carved into──► chunks ──handed out as──► Frame ──moved through──► ring ──► another CPU
@@ -6,8 +6,8 @@
 //!                            └── free list ◄── the owner's inbox ◄── batches of 32 frames ◄──┘
 //! ```
 //!
-//! Memory is one of Forebay's few islands of `unsafe`. Its public face is safe: nothing a
-//! caller does with frames, pools and ring ends can read freed memory or alias a live buffer.
+//! The crate is one of Forebay's few islands of `unsafe`. Its public interface is safe: no use of
+//! frames, pools and ring ends can read freed memory or alias a live buffer.
 
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!(
@@ -15,21 +15,21 @@ compile_error!(
      devices know, in 64 bits. Build it for x86_64 or aarch64."
 );
 
-pub mod region; //       one piece of memory for all the frames of an engine
+pub mod region; //       memory that holds all the frames of an engine
 pub mod frame; //        one chunk of it: a move-only handle
 pub mod chain; //        frames behind a frame: one packet in several pieces
 pub mod frags; //        pieces behind a frame: payload left where a device put it
-pub mod pool; //         the frames of one CPU, and the way home for the frames of others
-pub mod recycle_ring; // buffers that one owner fills in turn, freed where they are read
-pub mod device_owned; // frames that a device has in its hands
-pub mod page_frag; //    pieces of memory that a peer shares, cut to any size
+pub mod pool; //         the frames of one CPU; returns frames of other CPUs to their owners
+pub mod recycle_ring; // buffers that one owner fills in turn; freed in place
+pub mod device_owned; // frames that a device holds
+pub mod page_frag; //    pieces of memory shared with a peer, of any size
 pub mod ring; //         single producer, single consumer: the only queue between CPUs
-pub mod wake; //         who sleeps, and whom to wake
+pub mod wake; //         sleep state of a CPU, and wake-ups
 
-pub mod position; // a point in a ring's life: a counter that wraps
-pub mod sum; //      the checksum's sum of bytes, by the vectors of the CPU at hand
-mod free_batch; //   frames on their way home, thirty-two at a time
-pub mod cache; //    cache lines: kept apart, and asked for ahead of their use
+pub mod position; // a position in a ring: a counter that wraps
+pub mod sum; //      the checksum's sum of bytes, vectorized
+mod free_batch; //   frames on their way to their owner, 32 at a time
+pub mod cache; //    cache lines: padding and prefetches
 pub mod sync; //     the standard library's atomics, or loom's
 
 pub use cache::{prefetch, prefetch_value, prefetch_value_to_write};

@@ -1,4 +1,4 @@
-//! Pieces of memory that a peer shares: the kernel's `page_frag_cache`, for buffers that a device
+//! Pieces of memory shared with a peer: the kernel's `page_frag_cache`, for buffers that a device
 //! writes into.
 //!
 //! ```text
@@ -7,20 +7,20 @@
 //!  private    away: bytes of it that are out              next           inbox ─► free
 //! ```
 //!
-//! One owner cuts blocks into pieces of any length, one after the other; any thread gives a piece
-//! back, by one subtraction from its block's count. Whoever takes the count to zero puts the block
-//! in the owner's inbox: a stack of numbers that anyone pushes to and the owner takes whole, so no
-//! block is seen twice (no ABA). When the owner is gone the inbox is closed, and whoever brings the
-//! last block home frees the home, as with [frames](crate::pool).
+//! One owner cuts blocks into pieces of any length, one after the other. Any thread returns a piece
+//! by one subtraction from its block's count. The thread that takes the count to zero pushes the
+//! block to the owner's inbox: a stack of block numbers that the owner takes whole, so there is no
+//! ABA. Once the owner is gone the inbox is closed, and the thread that returns the last block
+//! frees the home, as with [frames](crate::pool).
 //!
 //! # Bytes that change
-//! A peer may rewrite a block's bytes at any time, while they are read, too. What such a race comes
-//! to is outside of what Rust defines, as it is for every file mapping. It is all right here, for
-//! these reasons. Only raw bytes are read, which have no invalid values. They go into private
-//! memory before anything is decided by them ([`PageFrag::copy_in`]), and nothing is decided by the
-//! source twice; or they are data that is passed on unread ([`PageFrag::data`]), where any value is
-//! as good as another. Nothing that this process relies on is kept in shared memory: counts, the
-//! inbox and the handles are private.
+//! A peer may rewrite a block's bytes at any time, even while they are read. Rust does not define
+//! the result of such a race, as for every mapping of a shared file. The code here tolerates every
+//! result. Only raw bytes are read, which have no invalid values. They are either copied to private
+//! memory before any decision depends on them ([`PageFrag::copy_in`]), and the source is not read
+//! again for a decision; or they are data that is passed on unread ([`PageFrag::data`]), where any
+//! value is valid. Nothing that this process relies on is kept in shared memory: counts, the inbox
+//! and the handles are private.
 
 use std::ptr::{self, NonNull};
 use std::{fmt, mem, slice};
@@ -31,21 +31,21 @@ use crate::cache::{LINE_BYTES, prefetch_to_read};
 use crate::region::Region;
 use crate::sync::Arc;
 
-mod home; // where pieces belong, and the way there
+mod home; // home of the pieces, and their return to it
 
-/// A cache line: lengths of pieces are multiples of it.
+/// Alignment of pieces, and the unit of their lengths: a cache line.
 pub const FRAG_ALIGN_BYTES: u32 = 64;
 
-/// The least size of a block: a page.
+/// Smallest size of a block: a page.
 pub const MIN_BLOCK_BYTES: u32 = 4096;
 
-/// A queue's blocks of shared memory, and its end of them: it cuts pieces.
+/// Allocator of pieces from one queue's blocks of shared memory.
 pub struct PageFragCache {
     home: NonNull<FragHome>,
-    /// Numbers of blocks that are home. Last in, first out: the block used last is the warmest.
+    /// Numbers of the free blocks. LIFO: the block used last is the warmest.
     free: Vec<u32>,
-    /// The current block's bytes that were not cut yet, from the first block's beginning. Empty:
-    /// there is no current block.
+    /// Bytes `[next, end)` of the current block are not cut yet, as offsets from the first block's
+    /// beginning. Empty if there is no current block.
     next: u32,
     end: u32,
 }
@@ -55,13 +55,14 @@ pub struct PageFragCache {
 unsafe impl Send for PageFragCache {}
 
 impl PageFragCache {
-    /// Cuts pieces from `blocks` blocks of `block_bytes` each, which lie in `region` from
-    /// `offset_bytes` on; each piece begins a multiple of [`FRAG_ALIGN_BYTES`] from there. The memory is claimed until the last piece is home.
+    /// Creates an allocator for `blocks` blocks of `block_bytes` each, from `offset_bytes` of
+    /// `region` on. Each piece begins at a multiple of [`FRAG_ALIGN_BYTES`] from there. The memory
+    /// is claimed until the last piece is returned.
     ///
     /// # Panics
-    /// When `region` is not [shared](Region::is_shared), the blocks are not all in it or something
-    /// else has a [claim](Region::claim) there, they come to 4 GiB or more, or `block_bytes` is not a
-    /// power of two of at least [`MIN_BLOCK_BYTES`].
+    /// If `region` is not [shared](Region::is_shared), the blocks exceed it or overlap another
+    /// [claim](Region::claim), they total 4 GiB or more, or `block_bytes` is not a power of two of
+    /// at least [`MIN_BLOCK_BYTES`].
     #[must_use]
     pub fn new(region: &Arc<Region>, offset_bytes: usize, block_bytes: u32, blocks: u32) -> Self {
         assert!(
@@ -80,13 +81,13 @@ impl PageFragCache {
         Self { home: NonNull::from(Box::leak(home)), free, next: 0, end: 0 }
     }
 
-    /// Cuts a piece with room for `len_bytes` bytes: from the current block, or from the next one
-    /// that is free. When another piece of this length would not fit behind it, the rest of the
-    /// block (the hole) is this piece's, too (VIO-6), and counted (VIO-R2). `None`: all blocks are
-    /// away.
+    /// Cuts a piece with room for `len_bytes` bytes, from the current block or from the next free
+    /// one. If another piece of this length would not fit behind it, the rest of the block (the
+    /// hole) belongs to this piece, too (VIO-6), and is counted (VIO-R2). `None` if no block is
+    /// free.
     ///
     /// # Panics
-    /// When `len_bytes` is 0, no multiple of [`FRAG_ALIGN_BYTES`], or more than a block.
+    /// If `len_bytes` is 0, not a multiple of [`FRAG_ALIGN_BYTES`], or more than a block.
     #[inline]
     pub fn cut(&mut self, len_bytes: u32) -> Option<PageFrag> {
         assert!(
@@ -103,8 +104,7 @@ impl PageFragCache {
         Some(PageFrag { home: self.home, offset, start: 0, len_bytes: 0, truesize })
     }
 
-    /// Undoes the last cut (VIO-R3): its space is what is cut next. A piece that was cut before just
-    /// goes home.
+    /// Undoes the last cut (VIO-R3): its space is cut next. Any other piece is just returned.
     pub fn roll_back(&mut self, frag: PageFrag) {
         let is_last = frag.home == self.home
             && frag.offset + frag.truesize == self.next
@@ -121,13 +121,13 @@ impl PageFragCache {
         self.home().blocks.len()
     }
 
-    /// Number of blocks of which pieces are away.
+    /// Number of blocks with outstanding pieces.
     pub fn away_blocks(&mut self) -> usize {
         self.collect();
         self.blocks() - self.free.len() - usize::from(self.is_current_whole())
     }
 
-    /// Takes in the blocks that came home. Costs one read of a shared cache line when there are
+    /// Takes in the blocks that were returned. Costs one read of a shared cache line if there are
     /// none.
     pub fn collect(&mut self) {
         let home = self.home;
@@ -136,8 +136,8 @@ impl PageFragCache {
         home.take_in(&mut self.free);
     }
 
-    /// Begins the next block, for a piece of `len_bytes`; what is left of the current one goes home
-    /// uncut.
+    /// Begins the next block, for a piece of `len_bytes`; the rest of the current block is returned
+    /// uncut. Returns false if no block is free.
     #[inline(never)]
     fn go_to_next_block(&mut self, len_bytes: u32) -> bool {
         let block_bytes = self.home().block_bytes;
@@ -156,14 +156,14 @@ impl PageFragCache {
         true
     }
 
-    /// Makes the block at `offset`, nothing of which is away, the current one.
+    /// Makes the block at `offset`, which has no outstanding pieces, the current one.
     fn begin(&mut self, offset: u32) {
         let home = self.home();
         home.begin(offset);
         (self.next, self.end) = (offset, offset + home.block_bytes);
     }
 
-    /// True if there is a current block, and nothing of it is away.
+    /// True if there is a current block, and none of its pieces are outstanding.
     fn is_current_whole(&self) -> bool {
         self.rest_bytes() > 0 && self.home().away_of(self.next) == self.rest_bytes()
     }
@@ -191,7 +191,7 @@ impl PageFragCache {
 impl Drop for PageFragCache {
     fn drop(&mut self) {
         self.give_back_rest();
-        // SAFETY: this cache is the owner, closes the home once and forgets it.
+        // SAFETY: this cache is the owner, closes the home once and does not use it afterwards.
         unsafe { FragHome::close(self.home, self.free.len()) };
     }
 }
@@ -205,8 +205,8 @@ impl fmt::Debug for PageFragCache {
     }
 }
 
-/// A piece of a block: a buffer that a device writes a packet into, or a part of one. It goes home
-/// when it is dropped, on any thread.
+/// A piece of a block: a buffer that a device writes a packet into, or a part of one. Returned to
+/// its home on drop, on any thread.
 ///
 /// ```text
 ///  address()                                                 address() + room_bytes()
@@ -214,12 +214,12 @@ impl fmt::Debug for PageFragCache {
 /// ```
 pub struct PageFrag {
     home: NonNull<FragHome>,
-    /// The room's first byte, from the first block's beginning.
+    /// Offset of the room's first byte from the first block's beginning.
     offset: u32,
     /// Offset of the data in the room.
     start: u32,
     len_bytes: u32,
-    /// The room's size.
+    /// Size of the room.
     truesize: u32,
 }
 
@@ -232,15 +232,15 @@ unsafe impl Send for PageFrag {}
 unsafe impl Sync for PageFrag {}
 
 impl PageFrag {
-    /// The address of the room's first byte, in this process: for a descriptor.
+    /// Address of the room's first byte in this process, for a descriptor.
     #[must_use]
     #[inline]
     pub fn address(&self) -> u64 {
         self.home().base.addr().get() as u64 + u64::from(self.offset)
     }
 
-    /// Number of bytes that a device may write: the hole at the block's end included, if this piece got
-    /// it.
+    /// Number of bytes that a device may write, the hole at the block's end included if this piece
+    /// has it.
     #[must_use]
     #[inline]
     pub fn room_bytes(&self) -> u32 {
@@ -254,18 +254,18 @@ impl PageFrag {
         self.truesize
     }
 
-    /// The length of its data; 0 until [`set_len`](Self::set_len) says more.
+    /// Length of the data; 0 until [`set_len`](Self::set_len).
     #[must_use]
     #[inline]
     pub fn len_bytes(&self) -> u32 {
         self.len_bytes
     }
 
-    /// Declares `len_bytes` bytes to be data, from the room's beginning or from behind what was
-    /// pulled off.
+    /// Declares `len_bytes` bytes to be data, from the room's beginning or from behind the bytes
+    /// that were pulled.
     ///
     /// # Panics
-    /// When there is less room than that.
+    /// If the room is smaller.
     #[inline]
     pub fn set_len(&mut self, len_bytes: u32) {
         let room = self.truesize - self.start;
@@ -273,10 +273,10 @@ impl PageFrag {
         self.len_bytes = len_bytes;
     }
 
-    /// Takes `len_bytes` bytes off the data's front. They stay this piece's.
+    /// Removes `len_bytes` bytes from the data's front. The piece keeps their memory.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// If the data is shorter.
     #[inline]
     pub fn pull(&mut self, len_bytes: u32) {
         assert!(len_bytes <= self.len_bytes, "{len_bytes} bytes of a piece of {}", self.len_bytes);
@@ -284,24 +284,22 @@ impl PageFrag {
         self.len_bytes -= len_bytes;
     }
 
-    /// Copies bytes out of shared memory, from `at` bytes behind the room's beginning on, into
-    /// private memory, where they do not change any more.
+    /// Copies bytes from `at` of the room into private memory, which a peer cannot change.
     ///
     /// # Panics
-    /// When the room ends before that many.
+    /// If the bytes exceed the room.
     #[inline]
     pub fn copy_in(&self, at: u32, to: &mut [u8]) {
         let from = self.span(at, to.len());
         // SAFETY: the span lies within this piece's room, which nothing private overlaps. What a
-        // peer does to it meanwhile: see the module's head.
+        // peer does to it meanwhile: see the module documentation.
         unsafe { ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
     }
 
-    /// Copies `from` into shared memory, to `at` bytes behind the room's beginning: for a device
-    /// to read.
+    /// Copies `from` to `at` of the room, for a device to read.
     ///
     /// # Panics
-    /// When the room ends before that.
+    /// If the bytes exceed the room.
     #[inline]
     pub fn copy_out(&mut self, at: u32, from: &[u8]) {
         let to = self.span(at, from.len());
@@ -309,21 +307,21 @@ impl PageFrag {
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
 
-    /// The data, where the device put it. The peer may rewrite these bytes while they are looked
-    /// at: they are data to be passed on, and nothing else. Whoever decides anything by them takes
-    /// a [copy](Self::copy_in) first (see the module's head).
+    /// The data, where the device wrote it. The peer may rewrite these bytes while they are read:
+    /// they may only be passed on. Decisions need a [copy](Self::copy_in) first (see the module
+    /// documentation).
     #[must_use]
     pub fn data(&self) -> &[u8] {
         let first = self.span(self.start, self.len_bytes as usize);
         // SAFETY: the data lies within the room, initialised with its region; this process does
-        // not write there while the handle is borrowed. For the peer see the module's head.
+        // not write there while the handle is borrowed. For the peer see the module documentation.
         unsafe { slice::from_raw_parts(first, self.len_bytes as usize) }
     }
 
-    /// Makes `next` a part of this piece, if it begins where this one's data and room end (VIO-7).
+    /// Merges `next` into this piece, if it begins where this one's data and room end (VIO-7).
     ///
     /// # Errors
-    /// With `next`, when it does not, or is of another block.
+    /// Returns `next` if it is not adjacent, or of another block.
     pub fn join(&mut self, next: PageFrag) -> Result<(), PageFrag> {
         let is_adjacent = next.home == self.home
             && self.home().is_one_block(self.offset, next.offset)
@@ -339,8 +337,8 @@ impl PageFrag {
         Ok(())
     }
 
-    /// Asks for the cache lines of the room's first `len_bytes` bytes ahead of their use: for two at
-    /// least, and for three at most.
+    /// Prefetches the cache lines of the room's first `len_bytes` bytes: at least two lines, at
+    /// most three.
     #[inline]
     pub fn prefetch(&self, len_bytes: u32) {
         let first_byte = self.span(0, LINE_BYTES);
@@ -351,8 +349,7 @@ impl PageFrag {
         }
     }
 
-    /// The first of `len` bytes, `at` bytes behind the room's beginning, all of which are the
-    /// room's.
+    /// Address of the `len` bytes at `at` of the room.
     #[inline]
     fn span(&self, at: u32, len: usize) -> *mut u8 {
         let room = self.truesize;
@@ -365,17 +362,17 @@ impl PageFrag {
     }
 
     fn home(&self) -> &FragHome {
-        // SAFETY: a home lives while a piece of it is away.
+        // SAFETY: a home lives while one of its pieces is outstanding.
         unsafe { self.home.as_ref() }
     }
 
-    /// The home, and where in it the data begins.
+    /// The home, and the offset of the data from its first block.
     #[inline]
     pub(crate) fn place(&self) -> (NonNull<FragHome>, u32) {
         (self.home, self.offset + self.start)
     }
 
-    /// Bytes of the room before the data.
+    /// Number of bytes in the room before the data.
     pub(crate) fn pulled(&self) -> u32 {
         self.start
     }

@@ -1,4 +1,4 @@
-//! The frames of one CPU, and the way home for the frames of other CPUs.
+//! Frames of one CPU, and the return of frames to other CPUs.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -11,20 +11,21 @@ use crate::free_batch::{FreeBatch, PoolId, RemoteFreeList};
 use crate::region::Region;
 use crate::sync::Arc;
 
-/// The least a chunk holds: what stands before a packet and a small one, or a batch's list.
+/// Smallest chunk size: room for the bytes before a packet and a small packet, or for a batch's
+/// list.
 pub const MIN_CHUNK_BYTES: u32 = 512;
 
-/// Chunks begin on cache lines.
+/// Alignment of chunks: a cache line.
 pub const CHUNK_ALIGN_BYTES: u32 = 64;
 
-/// The owner of no frame: [`carve`] numbers owners from 0, and has at most 65,535.
+/// Owner number of a pool without frames: [`carve`] numbers owners from 0, at most 65,535 of them.
 const OWNS_NOTHING: u16 = u16::MAX;
 
-/// Frames ahead of their use at which free chunks are prefetched: a cache line comes from another
-/// CPU in the time that a few packets take.
+/// Distance in frames at which free chunks are prefetched: a cache line arrives from another CPU in
+/// the time that a few packets take.
 const PREFETCH_AHEAD: usize = 4;
 
-/// Chunks of one size, as one owner holds them.
+/// Number and size of one owner's chunks of one class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkClass {
     /// Size of each: a multiple of [`CHUNK_ALIGN_BYTES`], at least [`MIN_CHUNK_BYTES`].
@@ -33,7 +34,7 @@ pub struct ChunkClass {
     pub chunks: u32,
 }
 
-/// A region too small for the chunks asked of it.
+/// Error: the region is too small for the shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionTooSmall {
     /// Bytes that the shares need.
@@ -51,24 +52,24 @@ impl fmt::Display for RegionTooSmall {
 
 impl std::error::Error for RegionTooSmall {}
 
-/// The bytes that [`carve`] needs for these shares.
+/// Bytes that [`carve`] needs for these shares.
 #[must_use]
 pub fn region_bytes(shares: &[Vec<ChunkClass>]) -> usize {
     let class_bytes =
         |class: &ChunkClass| (class.chunk_bytes as usize).saturating_mul(class.chunks as usize);
-    // Saturated, it is more than any region has.
+    // A saturated sum exceeds any region.
     shares.iter().flatten().map(class_bytes).fold(0, usize::saturating_add)
 }
 
-/// Cuts a region into chunks, one share of classes for each owner, and returns the owners' pools
-/// in the same order. An owner with an empty share can still send others' frames home.
+/// Cuts a region into chunks, one share of classes for each owner, and returns the owners' pools in
+/// the same order. A pool with an empty share can still return frames to their owners.
 ///
 /// # Errors
-/// When the region is smaller than [`region_bytes`].
+/// If the region is smaller than [`region_bytes`].
 ///
 /// # Panics
-/// When a chunk size breaks the rules of [`ChunkClass`], there are more than 65,535 owners or
-/// classes in all, or a peer shares the region.
+/// If a chunk size breaks the rules of [`ChunkClass`], there are more than 65,535 owners or classes
+/// in all, or a peer shares the region.
 pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, RegionTooSmall> {
     assert!(!region.is_shared(), "a frame is never cut from memory that a peer can rewrite");
     let (need_bytes, have_bytes) = (region_bytes(shares), region.len_bytes());
@@ -76,7 +77,7 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
         return Err(RegionTooSmall { need_bytes, have_bytes });
     }
     let homes = shares.iter().map(Vec::len).sum();
-    // The ids below must not wrap: a home's id is the place of its bin in every pool.
+    // The ids below must not wrap: a home's id is the index of its bin in every pool.
     assert!(u16::try_from(homes).is_ok() && u16::try_from(shares.len()).is_ok(), "too many shares");
     let region = Arc::new(region);
     let mut next_chunk = region.base();
@@ -108,29 +109,29 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
     Ok(pools.collect())
 }
 
-/// One CPU's end of the memory: it hands out the frames that this CPU owns, and takes back any.
+/// One CPU's frame allocator: hands out the frames that this CPU owns, and takes back any frame.
 ///
-/// A frame of this CPU goes straight to its free list. A frame of another goes into the bin for
-/// its owner; a bin of [`FREE_BATCH_FRAMES`], and every bin at the end of a turn ([`flush`]), is handed
-/// over whole. Handing over never waits, whether the owner is busy, slow or gone.
+/// A frame of this CPU goes straight to its free list. A frame of another CPU goes into the bin for
+/// its owner. A bin is handed over whole when it holds [`FREE_BATCH_FRAMES`], and every bin at the
+/// end of a turn ([`flush`]). Handing over never waits for the owner, whatever its state.
 ///
 /// [`flush`]: Self::flush
 pub struct Pool {
     owner: u16,
-    /// Frames of this CPU's own, smallest chunks first.
+    /// Free lists of this CPU's own frames, smallest chunks first.
     shelves: Vec<SizeClass>,
-    /// A batch in the making for each home of the region.
+    /// Batch being filled for each home of the region.
     bins: Vec<Option<ReturnBin>>,
-    /// The homes whose bins are not empty.
+    /// Homes whose bins are not empty.
     open: Vec<PoolId>,
-    /// Pieces that were behind frames.
+    /// Pieces that were behind freed frames, not yet returned.
     homebound: Option<PendingReturn>,
     region: Arc<Region>,
 }
 
 struct SizeClass {
     home: NonNull<RemoteFreeList>,
-    /// Last in, first out: the chunk used last is the warmest.
+    /// LIFO: the chunk used last is the warmest.
     free: Vec<NonNull<u8>>,
     chunks: usize,
 }
@@ -144,9 +145,10 @@ struct ReturnBin {
 unsafe impl Send for Pool {}
 
 impl Pool {
-    /// Hands out an empty frame with room for `len_bytes`, from the smallest chunks that have it;
-    /// from larger ones when those are all away. `None`: every chunk that would do is away.
-    #[inline] // keeps the frame in registers: see `Frame::len_bytes`
+    /// Allocates an empty frame with room for `len_bytes`, from the smallest chunks that have it,
+    /// or from larger ones when those are exhausted. `None` if no chunk that is large enough is
+    /// free.
+    #[inline] // keeps the frame in registers
     pub fn allocate(&mut self, len_bytes: u32) -> Option<Frame> {
         let chunk_bytes = len_bytes.checked_add(BEFORE_PACKET_BYTES)?;
         self.shelves
@@ -155,26 +157,25 @@ impl Pool {
             .find_map(SizeClass::take)
     }
 
-    /// The size of this pool's smallest chunks; 0 if it has none.
+    /// Size of this pool's smallest chunks; 0 if it has none.
     #[must_use]
     pub fn smallest_chunk_bytes(&self) -> u32 {
         self.shelves.first().map_or(0, |shelf| shelf.home().chunk_bytes)
     }
 
-    /// The most that a frame of this pool can hold.
+    /// Most bytes that a frame of this pool can hold.
     #[must_use]
     pub fn largest_frame_bytes(&self) -> u32 {
         self.shelves.last().map_or(0, |shelf| shelf.home().chunk_bytes - BEFORE_PACKET_BYTES)
     }
 
-    /// The memory that this pool's frames are part of, with those of the other pools that were
-    /// carved from it.
+    /// Region that this pool's frames, and those of the other pools carved from it, are part of.
     #[must_use]
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// A pool without frames of its own, for any other thread: the way home for what it reads.
+    /// Creates a pool without frames of its own, for another thread to return frames with.
     #[must_use]
     pub fn return_handle(&self) -> Pool {
         let homes = self.bins.len();
@@ -188,9 +189,9 @@ impl Pool {
         }
     }
 
-    /// Takes a frame back, whoever owns it, and what is behind it: the frames that follow, whoever
-    /// owns those, and pieces. These wait for more of the same block until the next
-    /// [`flush`](Self::flush), whoever owns them.
+    /// Takes a frame back, whatever its owner, with the frames and pieces behind it. Pieces are
+    /// kept until the next [`flush`](Self::flush) or a piece of another block, so that one
+    /// subtraction returns several of them.
     pub fn put(&mut self, mut frame: Frame) {
         if frame.has_more() {
             frame.release_frags(&mut self.homebound);
@@ -211,7 +212,7 @@ impl Pool {
     fn put_alone(&mut self, frame: Frame) {
         let home = frame.home();
         if !Arc::ptr_eq(&home.region, &self.region) {
-            return drop(frame); // of a recycle ring, or of another engine: it finds its own way
+            return drop(frame); // of a recycle ring or another engine: no bin is its home's
         }
         let (id, is_own) = (home.id, home.owner == self.owner);
         let (home, chunk) = frame.into_parts();
@@ -223,7 +224,7 @@ impl Pool {
         }
     }
 
-    /// Sends every frame that waits in a bin home, and the pieces that wait. Called at the end of a
+    /// Returns every frame in a bin, and the pieces kept, to their owners. Called at the end of a
     /// turn, so that nothing is held back while this CPU idles.
     pub fn flush(&mut self) {
         self.homebound = None;
@@ -234,8 +235,8 @@ impl Pool {
         }
     }
 
-    /// Takes in the frames that came home, so that the warm ones are used first. Costs one read
-    /// of a shared cache line when there are none.
+    /// Moves the frames that were returned to the free lists, where they are used first, being
+    /// warm. Costs one read of a shared cache line if there are none.
     pub fn collect(&mut self) {
         for shelf in &mut self.shelves {
             if shelf.home().has_mail() {
@@ -244,7 +245,7 @@ impl Pool {
         }
     }
 
-    /// Number of frames of this pool that are away: in use, queued, or in other CPUs' bins.
+    /// Number of outstanding frames of this pool: in use, queued, or in other CPUs' bins.
     pub fn in_use(&mut self) -> usize {
         self.collect();
         self.shelves.iter().map(|shelf| shelf.chunks - shelf.free.len()).sum()
@@ -270,7 +271,7 @@ impl Pool {
         }
     }
 
-    /// Homes are numbered in the order of owners, then of shelves.
+    /// Id of the first home: homes are numbered in the order of owners, then of size classes.
     fn first_home(&self) -> u16 {
         self.shelves.first().map_or(0, |shelf| shelf.home().id.0)
     }
@@ -280,7 +281,8 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.flush();
         for shelf in self.shelves.drain(..) {
-            // SAFETY: this pool is the owner; it closes each home once and forgets it.
+            // SAFETY: this pool is the owner; it closes each home once and does not use it
+            // afterwards.
             unsafe { RemoteFreeList::close(shelf.home, shelf.free, shelf.chunks) };
         }
     }
@@ -294,7 +296,7 @@ impl fmt::Debug for Pool {
 }
 
 impl SizeClass {
-    /// Fills a new shelf with chunks cut from `next_chunk` onwards.
+    /// Fills a new size class with chunks cut from `next_chunk` onwards.
     ///
     /// # Safety
     /// The region has room for the class's chunks at `next_chunk`, and nobody else uses them.
@@ -347,7 +349,7 @@ impl SizeClass {
     }
 }
 
-/// Asks for a free chunk's first packet lines: they were read on another CPU last.
+/// Prefetches a free chunk's first packet lines for writing: another CPU read them last.
 fn prefetch_free(chunk: NonNull<u8>) {
     let first_byte = chunk.as_ptr().wrapping_add(BEFORE_PACKET_BYTES as usize);
     prefetch_to_write(first_byte);
@@ -469,7 +471,7 @@ mod tests {
             assert_eq!(frame.data(), [mark; 64]);
             if mark % 3 == 0 { drop(frame) } else { other.put(frame) }
         }
-        // The last batch frees the home of the owner that is gone; miri and the leak check watch.
+        // The last batch frees the dropped owner's home; miri and the leak check watch.
         drop(other);
     }
 
@@ -511,8 +513,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 3 } else { 256 }))]
-        /// Every frame keeps its bytes while it is held, no chunk has two holders, and all of
-        /// them are home in the end.
+        /// Every frame keeps its bytes while it is held, no chunk has two holders, and all frames
+        /// are returned in the end.
         #[test]
         fn pools_neither_lose_nor_share_frames(
             operations in proptest::collection::vec(operation(), 0..if cfg!(miri) { 80 } else { 400 }),
@@ -608,7 +610,7 @@ mod loom_tests {
         carve(region, &shares).unwrap().try_into().unwrap()
     }
 
-    /// Two threads bring frames home while the owner takes them in.
+    /// Two threads return frames while the owner collects them.
     #[test]
     fn frames_return_while_owner_collects() {
         loom::model(|| {
@@ -626,7 +628,7 @@ mod loom_tests {
         });
     }
 
-    /// The owner goes away while frames are on their way: whoever is last frees the region, once
+    /// The owner is dropped while frames are being returned: the last return frees the region, once
     /// (loom reports an `Arc` that leaks or is dropped twice).
     #[test]
     fn last_frame_frees_dead_pool() {

@@ -1,12 +1,13 @@
-//! A point in a ring's life.
+//! Position in a ring: a counter that wraps.
 
 use std::fmt;
 
-/// A ring's head or tail counter: the number of packets that had passed that end, modulo 2^32.
+/// Value of a ring's head or tail counter: the number of packets that have passed that end, modulo
+/// 2^32.
 ///
-/// Counters of a ring only ever advance, and head and tail are never further apart than the
-/// ring's capacity. So two positions of *one* ring compare by their distance, and wrapping is no
-/// event at all. A position says nothing about another ring.
+/// Counters only advance, and head and tail of a ring are never further apart than its capacity.
+/// Two positions of *one* ring therefore compare by their distance, and wrapping needs no special
+/// case. Positions of different rings are not comparable.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Position(pub u32);
 
@@ -17,19 +18,20 @@ impl Position {
         Self(self.0.wrapping_add(count))
     }
 
-    /// Number of packets that lie between `earlier` and this position (modulo 2^32).
+    /// Number of packets between `earlier` and this position (modulo 2^32).
     #[must_use]
     pub const fn since(self, earlier: Self) -> u32 {
         self.0.wrapping_sub(earlier.0)
     }
 
-    /// Number of packets up to and including this position that are still ahead of a consumer that has
-    /// processed everything up to `head`; 0 when this one has been processed.
+    /// Number of packets up to and including this position that a consumer at `head` has not
+    /// processed; 0 if this position has been processed.
     ///
-    /// `tail` is the ring's tail now. A position outside `(head, tail]` has been processed, also
-    /// one remembered for more than half a turn of the counter, which a signed comparison would
-    /// mistake for a future one. One remembered for a whole turn may count as pending again, for
-    /// as long as what lies there: its flow is delayed, never reordered.
+    /// `tail` is the ring's current tail. A position outside `(head, tail]` has been processed.
+    /// That includes a position remembered for more than 2^31 packets, which a signed comparison
+    /// would take for a future one. A position remembered for 2^32 packets may count as pending
+    /// again, until the packet that now has this position is processed: its flow is delayed, never
+    /// reordered.
     #[must_use]
     pub const fn pending(self, head: Self, tail: Self) -> u32 {
         let ahead = self.since(head);

@@ -1,5 +1,5 @@
-//! Buffers that go round: one owner fills them in turn, and whoever is done with one marks it free
-//! on the spot.
+//! Ring of reusable buffers: one owner fills them in turn, and the last holder of each marks it
+//! free in place.
 //!
 //! ```text
 //!  marks    │ free │ free │ HELD │ HELD │ HELD │ free │ …      a byte each, 64 on a cache line
@@ -8,11 +8,11 @@
 //! ```
 //!
 //! Buffers are filled and mostly freed in one order, so a reader that frees a run of them writes
-//! the same line of marks time and again: one exchange on a hot line each (UDP-2). The owner reads
-//! that line a whole round later. Nothing is sent anywhere, so nothing waits to be sent.
+//! the same line of marks repeatedly: one exchange on a hot line each (UDP-2). The owner reads that
+//! line a whole round later. No message is sent, so nothing waits for a flush.
 //!
-//! A buffer is a [`Frame`] as any other: it may be held for as long as one likes, freed by any
-//! thread in any way, and outlive the recycle ring.
+//! A buffer is a [`Frame`] like any other: it may be held for any time, freed by any thread in any
+//! way, and outlive the recycle ring.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -23,23 +23,23 @@ use crate::pool::MIN_CHUNK_BYTES;
 use crate::region::Region;
 use crate::sync::{Arc, AtomicU8, Ordering};
 
-/// The buffers of one owner, which fills them.
+/// Buffers of one owner, who fills them in turn.
 pub struct RecycleRing {
     home: NonNull<RemoteFreeList>,
-    /// The buffer that is looked at next.
+    /// Index of the buffer to examine next.
     next: usize,
 }
 
-// SAFETY: a recycle ring has the only handle on its free buffers; `RemoteFreeList` is made of atomics and
-// constants.
+// SAFETY: a recycle ring has the only handle on its free buffers; `RemoteFreeList` is made of
+// atomics and constants.
 unsafe impl Send for RecycleRing {}
 
 impl RecycleRing {
-    /// Makes as many buffers as `region` holds, in chunks of `chunk_bytes`, for the owner with the
-    /// number `owner` (as [`Frame::owner`] will say).
+    /// Creates as many buffers as `region` holds, in chunks of `chunk_bytes`. `owner` is what
+    /// [`Frame::owner`] will return.
     ///
     /// # Panics
-    /// When `chunk_bytes` is not a power of two, or less than [`MIN_CHUNK_BYTES`], or a peer shares
+    /// If `chunk_bytes` is not a power of two, or less than [`MIN_CHUNK_BYTES`], or a peer shares
     /// the region.
     #[must_use]
     pub fn new(region: Region, chunk_bytes: u32, owner: u16) -> Self {
@@ -61,9 +61,9 @@ impl RecycleRing {
         self.marks().0.len()
     }
 
-    /// Hands out an empty frame: the first of the next `look` buffers that nobody holds. `None` if
-    /// all of these are held; the next look begins behind them, so whoever holds a few for long
-    /// keeps nobody from using the others.
+    /// Hands out an empty frame: the first of the next `look` buffers that is free. `None` if all
+    /// of these are held. The next search begins behind them, so a holder that keeps a few for long
+    /// does not block the others.
     #[inline]
     pub fn take(&mut self, look: usize) -> Option<Frame> {
         let count = self.buffers();
@@ -104,7 +104,7 @@ impl RecycleRing {
 impl Drop for RecycleRing {
     fn drop(&mut self) {
         let held = self.marks().close();
-        // SAFETY: closed just now, with so many frames away; the home is not used again.
+        // SAFETY: closed just now, with `held` frames outstanding; the home is not used again.
         unsafe { RemoteFreeList::settle(self.home, held) };
     }
 }
@@ -115,24 +115,25 @@ impl fmt::Debug for RecycleRing {
     }
 }
 
-/// Nobody holds the buffer. Written by its last holder (Release), read by the owner (Acquire).
+/// Mark of a buffer that nobody holds. Written by its last holder (Release), read by the owner
+/// (Acquire).
 const FREE: u8 = 0;
-/// A frame of it is out. Written by the owner, where it read [`FREE`].
+/// Mark of a buffer whose frame is outstanding. Written by the owner, who has read [`FREE`].
 const HELD: u8 = 1;
-/// As [`HELD`], and the owner is gone: its last holder settles it with the home. Written by the
-/// owner, last.
+/// As [`HELD`], but the owner is gone: the last holder settles the buffer with the home. Written by
+/// the owner when it ends.
 const LEFT: u8 = 2;
 
-/// Holder of each of a home's chunks.
+/// One mark for each of a home's chunks.
 pub(crate) struct Marks(Box<[AtomicU8]>);
 
-/// Answer to the last holder of a buffer when it frees it.
+/// Outcome of freeing a buffer.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Freed {
-    /// The owner will find it, or has found it by now: the home may be gone.
+    /// The owner finds the buffer, or already has: the home may be gone.
     ForItsOwner,
-    /// Nobody will.
+    /// The owner is gone: the caller settles the buffer with the home.
     OwnerIsGone,
 }
 
@@ -141,36 +142,36 @@ impl Marks {
         Self((0..count).map(|_| AtomicU8::new(FREE)).collect())
     }
 
-    /// The mark of a chunk of `region`, all of whose chunks are of `chunk_bytes`.
+    /// Mark of a chunk of `region`, all of whose chunks are of `chunk_bytes`.
     pub(crate) fn of(&self, chunk: NonNull<u8>, region: &Region, chunk_bytes: u32) -> &AtomicU8 {
         let offset = chunk.addr().get() - region.base().addr().get();
         &self.0[offset >> chunk_bytes.trailing_zeros()]
     }
 
-    /// Marks a buffer as free. A function of the mark alone: once it is marked, the owner may end
-    /// and take all else with it.
+    /// Marks a buffer as free. Takes the mark alone, because once it is free the owner may end and
+    /// free the rest.
     pub(crate) fn free(mark: &AtomicU8) -> Freed {
-        // Release: the owner's next use comes after this one. Acquire: who finds the owner gone
-        // sees all that it has written.
+        // Release: the owner's next use comes after this one. Acquire: a holder that finds the
+        // owner gone sees all that the owner has written.
         match mark.swap(FREE, Ordering::AcqRel) {
             LEFT => Freed::OwnerIsGone,
             _ => Freed::ForItsOwner,
         }
     }
 
-    /// Marks a buffer as held, if it is free. Only the owner does this.
+    /// Marks a buffer as held, if it is free. For the owner only.
     fn take(&self, at: usize) -> bool {
         // Acquire: pairs with the Release in `free`.
         let is_free = self.0[at].load(Ordering::Acquire) == FREE;
         if is_free {
-            // Relaxed: whoever gets the frame gets it in a way that orders this before.
+            // Relaxed: the frame's transfer to another thread orders this store before.
             self.0[at].store(HELD, Ordering::Relaxed);
         }
         is_free
     }
 
-    /// Leaves the buffers that are held to their holders, and returns how many they are. Only the
-    /// owner does this, once.
+    /// Marks all buffers as left to their holders, and returns the number of those held. For the
+    /// owner only, once.
     fn close(&self) -> i64 {
         // AcqRel: as in `free`.
         let leave = |mark: &&AtomicU8| mark.swap(LEFT, Ordering::AcqRel) == HELD;
@@ -238,13 +239,13 @@ mod tests {
         for (mark, frame) in (0u32..).zip(kept) {
             assert_eq!(frame.data(), mark.to_ne_bytes());
         }
-        // The last one freed the home; miri and the leak check watch.
+        // The last drop freed the home; miri and the leak check watch.
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 3 } else { 256 }))]
-        /// Whatever is held, however long: what is held keeps its bytes, no buffer has two holders,
-        /// and one that is free is found within a round of looks.
+        /// For any pattern of holding: held buffers keep their bytes, no buffer has two holders,
+        /// and a free one is found within a round of looks.
         #[test]
         fn udp_4_buffer_reused_only_when_free(
             buffers in 1usize..12,
@@ -277,7 +278,7 @@ mod tests {
         }
     }
 
-    /// Two readers free what one owner fills, on their threads; bytes never change under them.
+    /// Two threads free the buffers that one owner fills; held bytes never change.
     #[test]
     fn udp_2_cpu_move_remote_buffers_return_once() {
         let rounds: u32 = if cfg!(miri) { 60 } else { 50_000 };
@@ -327,7 +328,7 @@ mod loom_tests {
         RecycleRing::new(Region::allocate(buffers * 512), 512, 0)
     }
 
-    /// The owner fills a buffer again only after what its reader did with it.
+    /// The owner refills a buffer only after its reader's last access.
     #[test]
     fn refilled_buffer_is_the_owners() {
         loom::model(|| {
@@ -336,7 +337,8 @@ mod loom_tests {
             let frame = carousel.take(1).unwrap();
             let read = bytes.clone();
             let reader = thread::spawn(move || {
-                // SAFETY: stands for the buffer's bytes: the frame's holder's, until it is freed.
+                // SAFETY: stands for the buffer's bytes, which are the frame holder's until the
+                // frame is freed.
                 read.with_mut(|bytes| unsafe { *bytes += 1 });
                 drop(frame);
             });
@@ -350,7 +352,7 @@ mod loom_tests {
         });
     }
 
-    /// The owner ends while readers free its buffers: whoever is last frees the region, once.
+    /// The owner is dropped while readers free its buffers: the last one frees the region, once.
     #[test]
     fn last_reader_frees_dead_ring() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! One piece of memory: for all the frames of an engine, or shared with a peer.
+//! Memory region: all the frames of an engine, or memory shared with a peer.
 
 use std::alloc::{self, Layout};
 use std::fmt;
@@ -11,13 +11,14 @@ use crate::sync::Arc;
 /// Alignment of a region: a page boundary, so that the kernel can share it (AF_XDP's UMEM).
 pub const REGION_ALIGN_BYTES: usize = 4096;
 
-/// Memory that lives until its last frame is home: owned, initialised, and reached only through
-/// the chunks carved from it.
+/// Initialised memory that lives until its last frame is returned. Only the chunks carved from it
+/// give access to the bytes.
 pub struct Region {
     base: NonNull<u8>,
     len_bytes: usize,
     release: RegionRelease,
-    /// Of a region that a peer may write to: which parts of it are in use, and by one owner each.
+    /// Parts of a shared region that are in use; disjoint. `None` if no peer may write to the
+    /// region.
     shared: Option<Mutex<Vec<Range<usize>>>>,
 }
 
@@ -50,8 +51,8 @@ impl Region {
         Self { base, len_bytes, release: RegionRelease::Heap, shared: None }
     }
 
-    /// The same, to be treated as memory that a peer may write to: for a test's device, which
-    /// lives in this process.
+    /// Takes `len_bytes` zeroed bytes from the heap, treated as memory that a peer may write to:
+    /// for tests whose device runs in this process.
     ///
     /// # Panics
     /// As [`allocate`](Self::allocate).
@@ -63,7 +64,8 @@ impl Region {
     }
 
     /// Adopts memory that was mapped elsewhere: huge pages, or a file descriptor that a peer
-    /// shares. `release` is called with the same address and length when the last frame is home.
+    /// shares. `release` is called with the same address and length once the last frame is
+    /// returned.
     ///
     /// # Safety
     /// `base` is aligned to [`REGION_ALIGN_BYTES`]; the `len_bytes` bytes from there are
@@ -75,12 +77,12 @@ impl Region {
         Self { base, len_bytes, release: RegionRelease::By(release), shared: None }
     }
 
-    /// Adopts memory that a peer has mapped, too, and may read and write at any time: a virtio
-    /// device's. No frame is ever cut from it; see [`PageFragCache`](crate::PageFragCache).
+    /// Adopts memory that a peer has mapped, too, and may read and write at any time, as a virtio
+    /// device does. No frame is ever carved from it; see [`PageFragCache`](crate::PageFragCache).
     ///
     /// # Safety
-    /// As for [`from_mapping`](Self::from_mapping), but that other processes may read and write the
-    /// bytes whenever they like. They stay mapped whatever a peer does (a file that can shrink is
+    /// As for [`from_mapping`](Self::from_mapping), except that other processes may read and write
+    /// the bytes at any time. The bytes stay mapped whatever a peer does (a file that can shrink is
     /// sealed).
     #[must_use]
     pub unsafe fn from_shared_mapping(
@@ -88,8 +90,8 @@ impl Region {
         len_bytes: usize,
         release: ReleaseFn,
     ) -> Self {
-        // SAFETY: by the caller's promise; what a peer may do to the bytes is remembered here, and
-        // held against whoever asks for frames.
+        // SAFETY: by the caller's promise. `shared` is set below, so `carve` refuses to make frames
+        // of bytes that a peer may write.
         let mut region = unsafe { Self::from_mapping(base, len_bytes, release) };
         region.shared = Some(Mutex::default());
         region
@@ -101,8 +103,8 @@ impl Region {
         self.shared.is_some()
     }
 
-    /// Takes a part of a shared region into use, in bytes from its beginning. `None`: the region is
-    /// not shared, has no such part, or something of it is in use already.
+    /// Claims a part of a shared region, in bytes from its beginning. `None` if the region is not
+    /// shared, the part exceeds it, or overlaps another claim.
     #[must_use]
     pub fn claim(region: &Arc<Self>, part: Range<usize>) -> Option<Claim> {
         if part.start > part.end || part.end > region.len_bytes {
@@ -117,13 +119,13 @@ impl Region {
         Some(Claim { region: Arc::clone(region), part })
     }
 
-    /// The region's size.
+    /// Size of the region.
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 
-    /// Base address, page-aligned, and size in bytes: for a kernel that is to share it.
+    /// Base address, page-aligned, and size in bytes: for a kernel that maps the region.
     #[must_use]
     pub fn span(&self) -> (NonNull<u8>, usize) {
         (self.base, self.len_bytes)
@@ -146,14 +148,14 @@ impl Drop for Region {
             RegionRelease::Heap => unsafe {
                 alloc::dealloc(self.base.as_ptr(), Self::heap_layout(self.len_bytes));
             },
-            // SAFETY: the promise of `from_mapping`; nobody holds a chunk or a piece any more, since
-            // every home with some of them away keeps the region alive.
+            // SAFETY: the promise of `from_mapping`; no chunk or piece is held any more, since
+            // every home with outstanding chunks or pieces keeps the region alive.
             RegionRelease::By(release) => unsafe { release(self.base, self.len_bytes) },
         }
     }
 }
 
-/// A part of a shared region, as long as it is in use. It keeps the region's memory.
+/// Part of a shared region in use, released on drop. Keeps the region alive.
 #[derive(Debug)]
 pub struct Claim {
     region: Arc<Region>,
@@ -161,13 +163,13 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// Offset in bytes from the region's beginning.
+    /// Range in bytes from the region's beginning.
     #[must_use]
     pub fn part(&self) -> Range<usize> {
         self.part.clone()
     }
 
-    /// The first byte.
+    /// Address of the first byte.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         // SAFETY: the part lies within the region.

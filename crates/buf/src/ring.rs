@@ -1,17 +1,17 @@
-//! The single-producer, single-consumer ring: the only queue between two CPUs.
+//! Single-producer, single-consumer ring: the only queue between two CPUs.
 //!
-//! Producer and consumer are two types, each held by one thread. What sets this ring apart is
-//! that its counters are the head and tail counters of RFS (RFS-5):
+//! Producer and consumer are two types, each held by one thread. The ring's counters are the head
+//! and tail counters of RFS (RFS-5):
 //!
-//! * **tail** is raised by [`Producer::publish`], once for a burst of [`Producer::push`]es;
-//! * **head** is raised by [`Consumer::release`], after the packets that [`Consumer::take`] moved
+//! * **tail** is advanced by [`Producer::publish`], once for a burst of [`Producer::push`]es;
+//! * **head** is advanced by [`Consumer::release`], after the packets that [`Consumer::take`] moved
 //!   out have been *processed*, not when they are taken (ordering hazard H13).
 //!
-//! A slot is the consumer's from the publish that filled it to the release that frees it.
+//! A slot belongs to the consumer from the publish that filled it to the release that frees it.
 //!
-//! A ring can grow: its producer goes on in a larger one, whose counters go on where those of the
-//! first one end, and its consumer follows once it has processed what was in the first. To both it is
-//! one ring.
+//! A ring can grow. Its producer continues in a larger ring, whose counters continue those of the
+//! first one; the consumer follows once it has processed everything in the first. Both ends see one
+//! ring.
 
 mod grow;
 
@@ -23,10 +23,10 @@ use crate::cache::{OwnLine, prefetch_to_write};
 use crate::position::Position;
 use crate::sync::{Arc, AtomicU32, Ordering, UnsafeCell};
 
-/// Makes a ring of `capacity` slots whose counters both begin at `start`.
+/// Creates a ring of `capacity` slots whose counters both begin at `start`.
 ///
 /// # Panics
-/// When `capacity` is not a power of two from 1 to 2^31: counters that wrap at 2^32 need that.
+/// If `capacity` is not a power of two from 1 to 2^31: counters that wrap at 2^32 need that.
 #[must_use]
 pub fn ring<T: Send>(capacity: u32, start: Position) -> (Producer<T>, Consumer<T>) {
     assert!(
@@ -56,34 +56,35 @@ struct RingShared<T> {
     head: OwnLine<AtomicU32>,
     /// Written by the producer (Release), read by the consumer (Acquire).
     tail: OwnLine<Tail>,
-    /// Filled from `head` up to `tail`; a consumer may have emptied some of these already.
+    /// Slots `[head, tail)` are filled; the consumer may have moved some of them out already.
     slots: Box<[UnsafeCell<MaybeUninit<T>>]>,
     mask: u32,
-    /// The consumer of the ring that follows: the producer's until `has_grown` is set, then the
-    /// consumer's.
+    /// Consumer of the larger ring that follows. Accessed by the producer until `has_grown` is set,
+    /// then by the consumer.
     larger: UnsafeCell<Option<Consumer<T>>>,
 }
 
 struct Tail {
     position: AtomicU32,
-    /// 1 once nothing more will come into this ring.
+    /// 1 once nothing more is put into this ring.
     has_grown: AtomicU32,
 }
 
-// SAFETY: a slot is touched by the producer while it lies outside [head, tail) and by the consumer
-// while it lies inside; the Release store of one end and the Acquire load of the other order the
-// two. `larger` is the producer's before the Release store of `has_grown`, and the consumer's after its
-// Acquire load. `T: Send` since values cross threads.
+// SAFETY: a slot is touched by the producer while its position is outside [head, tail) and by the
+// consumer while it is inside; the Release store of one end and the Acquire load of the other order
+// the two. `larger` is the producer's before the Release store of `has_grown`, and the consumer's
+// after its Acquire load. `T: Send` since values cross threads.
 unsafe impl<T: Send> Send for RingShared<T> {}
 // SAFETY: as above; no `&T` is ever shared.
 unsafe impl<T: Send> Sync for RingShared<T> {}
 
-/// Slots ahead of its use at which a slot is asked for: its line comes from the consumer in the
-/// time that a few packets take.
+/// Distance in slots at which a slot is prefetched before it is filled: its line arrives from the
+/// consumer's CPU in the time that a few packets take.
 const PREFETCH_AHEAD: u32 = 8;
 
 impl<T> RingShared<T> {
-    /// The `count` slots from `at` on, in the two pieces that the ring's end cuts them into.
+    /// `count` slots from `at` on, in two slices: up to the end of the array, and from its
+    /// beginning.
     fn slots_from(&self, at: Position, count: usize) -> [&[UnsafeCell<MaybeUninit<T>>]; 2] {
         let start = (at.0 & self.mask) as usize;
         let (before, from) = self.slots.split_at(start);
@@ -98,7 +99,7 @@ impl<T> RingShared<T> {
 
 impl<T> Drop for RingShared<T> {
     fn drop(&mut self) {
-        // Both ends are gone: Consumer's Drop has set head to what it took, Producer's has
+        // Both ends are gone: Consumer's Drop has set head to the position taken, Producer's has
         // published what it pushed, so exactly [head, tail) is filled.
         let mut at = Position(self.head.0.load(Ordering::Acquire));
         let tail = Position(self.tail.0.position.load(Ordering::Acquire));
@@ -110,25 +111,25 @@ impl<T> Drop for RingShared<T> {
     }
 }
 
-/// The end that fills the ring. One thread's; not `Clone`.
+/// End of a ring that fills it. Held by one thread; not `Clone`.
 pub struct Producer<T> {
     shared: Arc<RingShared<T>>,
     /// Position of the next packet; ahead of `published` within a burst.
     tail: Position,
     /// Position that the consumer may see: the value of `shared.tail`.
     published: Position,
-    /// The last value read from the head of the ring or of the first outgrown one; never ahead.
+    /// Last value read from the head of the ring or of the first outgrown one; never ahead of it.
     head_seen: Position,
-    /// Smaller rings that the consumer had not left when last seen, and where each ends.
+    /// Smaller rings that the consumer had not left when last observed, and the end of each.
     outgrown: VecDeque<(Arc<RingShared<T>>, Position)>,
 }
 
 impl<T: Send> Producer<T> {
     /// Puts `value` into the ring, not yet visible to the consumer, and returns the tail counter
-    /// after it: once the head has reached that position, the value has been processed.
+    /// after it. Once the head reaches that position, the value has been processed.
     ///
     /// # Errors
-    /// Gives `value` back when the ring is full.
+    /// Returns `value` if the ring is full.
     pub fn push(&mut self, value: T) -> Result<Position, T> {
         if self.queued() == self.capacity() && self.refreshed_queued() == self.capacity() {
             return Err(value);
@@ -137,15 +138,15 @@ impl<T: Send> Producer<T> {
             std::ptr::from_ref(self.shared.slot(self.tail.plus(PREFETCH_AHEAD))).cast(),
         );
         self.shared.slot(self.tail).with_mut(|slot| {
-            // SAFETY: tail - head < capacity, so the slot lies outside [head, tail): ours.
+            // SAFETY: tail - head < capacity, so the slot is outside [head, tail): ours.
             unsafe { slot.cast::<T>().write(value) };
         });
         self.tail = self.tail.plus(1);
         Ok(self.tail)
     }
 
-    /// Puts all of `values` into the ring, not yet visible to the consumer, and empties the vector;
-    /// or none of them, if there is no room for all. Returns whether there was.
+    /// Puts all of `values` into the ring, not yet visible to the consumer, and empties the vector.
+    /// Returns false, and moves nothing, if there is no room for all of them.
     #[must_use]
     pub fn push_all(&mut self, values: &mut Vec<T>) -> bool {
         let count = values.len();
@@ -157,7 +158,7 @@ impl<T: Send> Producer<T> {
         let mut rest = values.drain(..);
         for slots in self.shared.slots_from(self.tail, count) {
             for (slot, value) in slots.iter().zip(rest.by_ref()) {
-                // SAFETY: tail - head + count <= capacity, so the slots lie outside [head, tail).
+                // SAFETY: tail - head + count <= capacity, so the slots are outside [head, tail).
                 slot.with_mut(|slot| unsafe { slot.cast::<T>().write(value) });
             }
         }
@@ -167,7 +168,7 @@ impl<T: Send> Producer<T> {
         true
     }
 
-    /// Shows the consumer everything pushed so far. Returns whether there was anything new.
+    /// Makes everything pushed so far visible to the consumer. Returns true if anything was new.
     pub fn publish(&mut self) -> bool {
         if self.published == self.tail {
             return false;
@@ -178,8 +179,8 @@ impl<T: Send> Producer<T> {
         true
     }
 
-    /// Reads how far the consumer has come: every position up to the one returned is processed,
-    /// and what its processing wrote is visible.
+    /// Reads the consumer's head: every position up to the one returned is processed, and the
+    /// writes of that processing are visible.
     pub fn observe_head(&mut self) -> Position {
         if let Some(head) = self.outgrown_head() {
             self.head_seen = head;
@@ -190,32 +191,32 @@ impl<T: Send> Producer<T> {
         self.head_seen
     }
 
-    /// The head as last observed, without touching the consumer's cache line.
+    /// Head as last observed; does not touch the consumer's cache line.
     #[must_use]
     pub fn head_seen(&self) -> Position {
         self.head_seen
     }
 
-    /// The tail counter, packets not yet published included.
+    /// Tail counter, unpublished packets included.
     #[must_use]
     pub fn tail(&self) -> Position {
         self.tail
     }
 
-    /// Number of packets that lie in the ring or in the consumer's hands, at most: as of the head last
+    /// Upper bound of the packets that are in the ring or being processed, by the head last
     /// observed.
     #[must_use]
     pub fn queued(&self) -> u32 {
         self.tail.since(self.head_seen)
     }
 
-    /// As [`queued`](Self::queued), after observing the head.
+    /// As [`queued`](Self::queued), after reading the head anew.
     pub fn refreshed_queued(&mut self) -> u32 {
         self.observe_head();
         self.queued()
     }
 
-    /// The number of slots.
+    /// Number of slots.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.shared.mask + 1
@@ -234,10 +235,11 @@ impl<T> fmt::Debug for Producer<T> {
     }
 }
 
-/// The end that empties the ring. One thread's; not `Clone`.
+/// End of a ring that empties it. Held by one thread; not `Clone`.
 pub struct Consumer<T> {
     shared: Arc<RingShared<T>>,
-    /// Position up to which packets were moved out; ahead of `head` while packets are in hand.
+    /// Position up to which packets were moved out; ahead of `head` while packets are being
+    /// processed.
     taken: Position,
     /// Position up to which packets were processed: the value of `shared.head`.
     head: Position,
@@ -246,15 +248,15 @@ pub struct Consumer<T> {
 }
 
 impl<T: Send> Consumer<T> {
-    /// Moves up to `max` values to the end of `out`, oldest first, and returns how many.
+    /// Moves up to `max` values to the end of `out`, oldest first, and returns their number.
     ///
-    /// Packets stay on the head counter's account until [`release`](Self::release).
+    /// The head counter does not pass these packets until [`release`](Self::release).
     pub fn take(&mut self, max: usize, out: &mut Vec<T>) -> usize {
         let count = (self.queued() as usize).min(max);
         for slots in self.shared.slots_from(self.taken, count) {
             out.extend(slots.iter().map(|slot| {
                 // SAFETY: taken < tail_seen, so the slot was filled and published; it is read out
-                // once, since `taken` moves on and Drop starts from there.
+                // once, since `taken` advances and Drop starts from there.
                 slot.with(|slot| unsafe { slot.cast::<T>().read() })
             }));
         }
@@ -264,7 +266,7 @@ impl<T: Send> Consumer<T> {
         count
     }
 
-    /// Declares everything taken so far processed: the head counter moves up to it.
+    /// Declares everything taken so far processed: the head counter advances to there.
     pub fn release(&mut self) {
         if self.head != self.taken {
             self.head = self.taken;
@@ -273,8 +275,9 @@ impl<T: Send> Consumer<T> {
         }
     }
 
-    /// Number of values that wait to be taken, at least: those seen at the last look, and a new look
-    /// when there are none of these. A look costs a cache line that the producer writes.
+    /// Lower bound of the values that can be taken: those found by the last read of the tail. The
+    /// tail is read anew when none of these are left; a read costs a cache line that the producer
+    /// writes.
     pub fn queued(&mut self) -> u32 {
         if self.taken == self.tail_seen {
             // Acquire: pairs with the Release store in `Producer::publish`.
@@ -292,7 +295,7 @@ impl<T: Send> Consumer<T> {
         self.taken.since(self.head)
     }
 
-    /// The position of the last value taken.
+    /// Position of the last value taken.
     #[must_use]
     pub fn taken(&self) -> Position {
         self.taken
@@ -301,7 +304,7 @@ impl<T: Send> Consumer<T> {
 
 impl<T> Drop for Consumer<T> {
     fn drop(&mut self) {
-        // What was taken is no longer in the ring, whatever became of it.
+        // Values that were taken are no longer in the ring, processed or not.
         self.shared.head.0.store(self.taken.0, Ordering::Release);
     }
 }
@@ -345,14 +348,14 @@ mod tests {
         ]
     }
 
-    /// The slow twin: what a ring of `capacity` does, on plain queues.
+    /// Reference model: a ring of `capacity` on plain queues.
     #[derive(Default)]
     struct Oracle {
         staged: VecDeque<Box<u32>>,
         visible: VecDeque<Box<u32>>,
         /// Number of values that had been pushed at each growth that the consumer has not seen.
         growths: VecDeque<u32>,
-        /// Of the visible ones, those that the consumer's last look found.
+        /// Number of visible values that the consumer's last look found.
         seen: usize,
         taken: u32,
         in_hand: u32,
@@ -361,8 +364,8 @@ mod tests {
     }
 
     impl Oracle {
-        /// The consumer's look, if it has nothing left of its last one: up to the next growth, and
-        /// past it only with empty hands.
+        /// The consumer's look, made if nothing is left of its last one: up to the next growth, and
+        /// past it only when nothing is taken and unreleased.
         fn look(&mut self) {
             if self.seen > 0 {
                 return;
@@ -450,7 +453,7 @@ mod tests {
         if operations.len().is_multiple_of(2) {
             drop(producer);
         }
-        // What is left is dropped with the ring: Box makes miri see a leak or a double free.
+        // The rest is dropped with the ring: Box lets miri see a leak or a double free.
     }
 
     proptest! {
@@ -530,14 +533,14 @@ mod loom_tests {
 
     use super::*;
 
-    /// One slot and three values, two slots and four: every slot is used again, so a slot read
-    /// after it was given back, or written before, is found.
+    /// One slot and three values, two slots and four: every slot is reused, so a slot read after
+    /// its release, or written before it, is found.
     #[test]
     fn slots_pass_without_a_race() {
         for (capacity, total) in [(1, 3), (2, 4)] {
             let mut model = loom::model::Builder::new();
-            // A thread that spins is preempted at every turn: three preemptions besides those
-            // that a `yield_now` asks for bound the search.
+            // A thread that spins is preempted at every turn: three preemptions besides those of
+            // `yield_now` bound the search.
             model.preemption_bound = Some(3);
             model.check(move || {
                 let (mut producer, mut consumer) = ring(capacity, Position(u32::MAX));
@@ -565,8 +568,8 @@ mod loom_tests {
         }
     }
 
-    /// A ring of one slot that grows to two with a value in it, or none, or one in the consumer's
-    /// hands: every value comes once, in order, and the head says nothing too early.
+    /// A ring of one slot that grows to two while a value is in it, or none, or one is being
+    /// processed: every value arrives once, in order, and the head never advances too early.
     #[test]
     fn grown_ring_stays_one_ring() {
         let mut model = loom::model::Builder::new();
@@ -607,8 +610,8 @@ mod loom_tests {
         });
     }
 
-    /// Work: what a consumer wrote while it processed a packet is visible to a producer that sees the
-    /// head pass it: this is what the drain rule rests on (RFS-6).
+    /// The consumer's writes while it processed a packet are visible to a producer that sees the
+    /// head pass that packet. The drain rule relies on it (RFS-6).
     #[test]
     fn passed_head_shows_finished_work() {
         loom::model(|| {

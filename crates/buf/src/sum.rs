@@ -1,30 +1,30 @@
-//! The Internet checksum's sum of bytes (RFC 1071), by the vectors of the CPU at hand.
+//! Sum of bytes for the Internet checksum (RFC 1071), vectorized for the CPU that runs it.
 //!
-//! Every implementation here gives a number of its own, but the same one as all others once
-//! carries are added in. That leaves two liberties, and both are taken: words of 16 bits may be
-//! summed two or four at a time, and from any even offset in any lane.
+//! Implementations return different numbers that are equal once carries are folded in. RFC 1071
+//! allows two liberties, and both are taken: 16-bit words may be summed two or four at a time, and
+//! from any even offset in any lane.
 //!
-//! The module lives among the unsafe because instructions that not every CPU has are unsafe to call.
+//! The module is in this crate because instructions that not every CPU has are unsafe to call.
 
-/// Below this many bytes, vectors cost more than they save.
+/// Length in bytes below which vectors cost more than they save.
 const SHORT_BYTES: usize = 128;
 
-/// The sum of the 16-bit words of `bytes` as they lie in memory, carries not added in; padded with
+/// Sum of the 16-bit words of `bytes` in the machine's byte order, carries not folded; padded with
 /// a zero byte if their number is odd.
 ///
-/// Holds for up to 16 GiB. The sum of a packet leaves room to add many others with `+`.
+/// Exact up to 16 GiB. The sum of a packet leaves room to add many others with `+`.
 #[inline]
 #[must_use]
 pub fn sum(bytes: &[u8]) -> u64 {
-    // Fewer than 2^32 words of 32 bits: no sum of these leaves 64 bits.
+    // Fewer than 2^32 words of 32 bits: their sum fits in 64 bits.
     debug_assert!(bytes.len() / 4 < u32::MAX as usize, "{} bytes are too many", bytes.len());
     if bytes.len() < SHORT_BYTES { short(bytes) } else { long(bytes) }
 }
 
-/// Copies bytes and sums them up on the way, which takes little longer than to copy them.
+/// Copies bytes and sums them in the same pass, which takes little longer than copying.
 ///
 /// # Panics
-/// When the two are not equally long.
+/// If the lengths differ.
 #[must_use]
 pub fn copy_and_sum(to: &mut [u8], from: &[u8]) -> u64 {
     assert_eq!(to.len(), from.len(), "what is copied fits");
@@ -58,15 +58,16 @@ fn long(bytes: &[u8]) -> u64 {
     portable(bytes)
 }
 
-/// Eight bytes at a time, without vectors.
+/// Sums eight bytes at a time, without vectors.
 #[inline]
 fn short(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
-    // Carries gather in the upper half.
+    // The upper half collects the carries.
     let mut sum = words.iter().map(|word| u128::from(u64::from_ne_bytes(*word))).sum::<u128>();
     if !rest.is_empty() {
         let rest = match bytes.last_chunk::<8>() {
-            // Eight bytes at once, less those that were in a word: no branch for each length.
+            // Load the last eight bytes and shift out those that a word had: no branch for each
+            // length.
             Some(last) => u64::from_le_bytes(*last) >> (64 - 8 * rest.len()),
             None => rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
         };
@@ -77,10 +78,10 @@ fn short(bytes: &[u8]) -> u64 {
     u64::try_from(sum).unwrap_or(u64::MAX)
 }
 
-/// For any CPU, and the twin of what is for one.
+/// Sums on any CPU; the reference for the implementations that need certain CPUs.
 fn portable(bytes: &[u8]) -> u64 {
-    // Eight 64-bit lanes of 32-bit words, the even ones and the odd ones: the compiler makes
-    // vector instructions of it.
+    // Eight 64-bit lanes of 32-bit words, the even ones and the odd ones: the compiler vectorizes
+    // this.
     const BLOCK_BYTES: usize = 32;
     let (mut even, mut odd) = ([0u64; BLOCK_BYTES / 8], [0u64; BLOCK_BYTES / 8]);
     let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
@@ -95,18 +96,18 @@ fn portable(bytes: &[u8]) -> u64 {
     even.iter().chain(&odd).copied().chain([short(rest)]).sum()
 }
 
-/// The bytes before the first boundary of `align` bytes, where vectors that begin there hold whole
-/// words. From an odd address none do, and they begin at once: slower, not wrong.
+/// Number of bytes before the first boundary of `align` bytes, if vectors from there hold whole
+/// 16-bit words. From an odd address none do: 0, and all loads are unaligned, which is slower.
 #[cfg(target_arch = "x86_64")]
 fn head_len(bytes: &[u8], align: usize) -> usize {
     let head_len = bytes.as_ptr().addr().wrapping_neg() % align;
     if head_len.is_multiple_of(2) { head_len.min(bytes.len()) } else { 0 }
 }
 
-/// Four lanes of 64 bits.
+/// Four lanes of 64 bits (AVX2).
 ///
-/// Vectors are loaded from their own boundaries, for a load from two cache lines costs two; what
-/// lies before and after comes out of the first and the last 32 bytes.
+/// Vectors are loaded at aligned addresses, since a load that crosses cache lines counts twice. The
+/// bytes before and after come from the first and the last 32 bytes, masked.
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     #[allow(clippy::wildcard_imports, reason = "the names are the instructions'")]
@@ -116,7 +117,7 @@ mod avx2 {
 
     #[target_feature(enable = "avx2")]
     pub(super) fn sum(bytes: &[u8]) -> u64 {
-        // The last 32 bytes of an odd number would be torn words.
+        // With an odd number of bytes, words of the last 32 would straddle the word boundaries.
         let (even, odd) = bytes.split_at(bytes.len() & !1);
         let (Some(first), Some(last)) = (even.first_chunk(), even.last_chunk()) else {
             return super::short(bytes);
@@ -125,7 +126,7 @@ mod avx2 {
         let (vectors, tail) = rest.as_chunks::<VECTOR_BYTES>();
         let (pairs, single) = vectors.as_chunks::<2>();
 
-        // Two accumulators hide an addition's latency; more would only have to be added up.
+        // Two accumulators hide the latency of an addition; more would only have to be summed up.
         let mut one = Vectors::of(keep_first(load(first), head.len()));
         let mut two = Vectors::of(keep_last(load(last), tail.len()));
         for [first, second] in pairs {
@@ -162,12 +163,12 @@ mod avx2 {
         one.add_up(two) + super::short(from_tail)
     }
 
-    /// Sums of pairs of 32-bit words.
+    /// Sums of 64-bit lanes, each a pair of 32-bit words.
     #[derive(Clone, Copy)]
     struct Vectors {
-        /// Of the pairs, less what left the lane.
+        /// Sum of the pairs, modulo 2^64 in each lane.
         pairs: __m256i,
-        /// Of their upper words: all of it, and so what the lower words' sum follows from.
+        /// Sum of the pairs' upper words, exact; the lower words' sum follows from the two.
         uppers: __m256i,
     }
 
@@ -198,13 +199,13 @@ mod avx2 {
 
     #[target_feature(enable = "avx2")]
     fn load(bytes: &[u8; VECTOR_BYTES]) -> __m256i {
-        // SAFETY: the bytes that are read are the array's; they need no alignment.
+        // SAFETY: only the array's bytes are read; the instruction needs no alignment.
         unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
     }
 
     #[target_feature(enable = "avx2")]
     fn store(bytes: &mut [u8; VECTOR_BYTES], vector: __m256i) {
-        // SAFETY: the bytes that are written are the array's; they need no alignment.
+        // SAFETY: only the array's bytes are written; the instruction needs no alignment.
         unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), vector) };
     }
 
@@ -232,7 +233,7 @@ mod avx2 {
     }
 }
 
-/// Eight lanes of 64 bits, a cache line; see [`avx2`]. A masked load takes what is left of one.
+/// Eight lanes of 64 bits (AVX-512), a cache line; see [`avx2`]. Masked loads read the rest.
 #[cfg(target_arch = "x86_64")]
 mod avx512 {
     #[allow(clippy::wildcard_imports, reason = "the names are the instructions'")]
@@ -240,7 +241,8 @@ mod avx512 {
 
     const VECTOR_BYTES: usize = 64;
 
-    /// Not needed is VBMI; but the CPUs that have AVX-512 without it lower their clock for it.
+    /// True if AVX-512 pays off. VBMI is not used, but CPUs that have AVX-512 without it lower
+    /// their clock for it.
     pub(super) fn is_fast() -> bool {
         use std::arch::is_x86_feature_detected as has;
         has!("avx512f") && has!("avx512bw") && has!("avx512vbmi")
@@ -318,23 +320,23 @@ mod avx512 {
 
     #[target_feature(enable = "avx512f")]
     fn load(bytes: &[u8; VECTOR_BYTES]) -> __m512i {
-        // SAFETY: the bytes that are read are the array's; they need no alignment.
+        // SAFETY: only the array's bytes are read; the instruction needs no alignment.
         unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
     }
 
     #[target_feature(enable = "avx512f")]
     fn store(bytes: &mut [u8; VECTOR_BYTES], vector: __m512i) {
-        // SAFETY: the bytes that are written are the array's; they need no alignment.
+        // SAFETY: only the array's bytes are written; the instruction needs no alignment.
         unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), vector) };
     }
 
-    /// Fewer bytes than a vector has, and zeros.
+    /// Loads fewer bytes than a vector has; the rest is zero.
     #[target_feature(enable = "avx512f,avx512bw")]
     fn load_part(bytes: &[u8]) -> __m512i {
         debug_assert!(bytes.len() < VECTOR_BYTES);
         let mask = (1u64 << (bytes.len() % VECTOR_BYTES)) - 1;
         // SAFETY: only bytes whose bit is set are read, and no more bits are set than `bytes` has
-        // bytes; they need no alignment.
+        // bytes; the instruction needs no alignment.
         unsafe { _mm512_maskz_loadu_epi8(mask, bytes.as_ptr().cast()) }
     }
 }
@@ -347,7 +349,7 @@ mod tests {
 
     type Implementation = (&'static str, fn(&[u8]) -> u64);
 
-    /// All that this CPU can run, each by itself.
+    /// All implementations that this CPU can run.
     fn implementations() -> Vec<Implementation> {
         let mut all: Vec<Implementation> =
             vec![("sum", sum), ("long", long), ("short", short), ("portable", portable)];
@@ -375,7 +377,7 @@ mod tests {
         all
     }
 
-    /// The sum that a copy returns, if it is one.
+    /// Sum that a copying implementation returns; checks the copy.
     fn copied(bytes: &[u8], copy_and_sum: fn(&mut [u8], &[u8]) -> u64) -> u64 {
         let mut to = vec![0x55; bytes.len()];
         let sum = copy_and_sum(&mut to, bytes);
@@ -383,7 +385,7 @@ mod tests {
         sum
     }
 
-    /// The slow twin: RFC 1071, section 4.1, in the byte order of this machine.
+    /// Reference model: RFC 1071, section 4.1, in the byte order of this machine.
     fn slow_sum(bytes: &[u8]) -> u64 {
         let words = bytes.chunks(2).map(|word| [word[0], *word.get(1).unwrap_or(&0)]);
         fold(words.map(|word| u64::from(u16::from_ne_bytes(word))).sum())

@@ -1,6 +1,6 @@
-//! The façade over atomics and cells: the standard library's, or loom's under `--cfg loom`.
+//! Façade over atomics and cells: the standard library's, or loom's under `--cfg loom`.
 //!
-//! All that two threads touch goes through these names, here and in the queues that are built of
+//! Everything that two threads access goes through these names, here and in the queues built on
 //! rings, so the loom models check the code that ships.
 
 #[cfg(not(loom))]
@@ -17,7 +17,7 @@ pub use loom::sync::atomic::{
 #[cfg(loom)]
 pub(crate) use loom::{cell::UnsafeCell, sync::Arc};
 
-/// `std::cell::UnsafeCell` with the closures that loom asks for.
+/// `std::cell::UnsafeCell` with the closures of loom's interface.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);

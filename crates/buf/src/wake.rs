@@ -1,31 +1,31 @@
-//! Words for waking a CPU: those that a CPU that is about to sleep and whoever has work for it
-//! agree by.
+//! Sleep state of CPUs: the words by which a CPU about to sleep and a CPU that has work for it
+//! avoid a lost wake-up.
 //!
 //! ```text
 //!  sleeper:  lie_down ─ looks for work ─ sleeps         rise
 //!  waker:    publishes work ─ (next_to_wake) ─ wake ─ wakes the thread, if it slept
 //! ```
 //!
-//! Each side writes a word and then reads the other's, which no order but the sequentially consistent
-//! one settles: one of the two sees the other. The same goes for work that is handed from CPU to CPU,
-//! when somebody looks where it is while it moves.
+//! Each side writes a word and then reads the other's. Only sequential consistency guarantees that
+//! at least one of them sees the other's write. The same holds for work that moves between CPUs
+//! while somebody looks up which CPU has it.
 
 use crate::sync::{AtomicU8, AtomicU32, Ordering, fence};
 
-/// Manner of a CPU's sleep, and so of its wake-up.
+/// Manner of a CPU's sleep, which decides how to wake its thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Sleep {
     /// The CPU's thread is parked, or about to be.
     Parked = 1,
-    /// Waiting for descriptors, or about to.
+    /// The CPU's thread waits for descriptors, or is about to.
     Polling = 2,
 }
 
-/// The CPU looks for work by itself.
+/// The CPU is awake and looks for work by itself.
 const AWAKE: u8 = 0;
 
-/// Sleep of one CPU.
+/// Sleep state of one CPU.
 #[derive(Debug)]
 pub struct SleepState(AtomicU8);
 
@@ -36,12 +36,12 @@ impl Default for SleepState {
 }
 
 impl SleepState {
-    /// Says that the CPU is about to sleep. It then looks for work a last time, and sleeps if there is
-    /// none.
+    /// Announces that the CPU is about to sleep. The caller then looks for work a last time, and
+    /// sleeps if there is none.
     #[inline]
     pub fn lie_down(&self, how: Sleep) {
         self.0.store(how as u8, Ordering::Relaxed);
-        // SeqCst: pairs with the one in `wake`.
+        // SeqCst: pairs with the fences in `wake` and `next_to_wake`.
         fence(Ordering::SeqCst);
     }
 
@@ -51,19 +51,19 @@ impl SleepState {
         self.0.store(AWAKE, Ordering::Relaxed);
     }
 
-    /// True if it sleeps or is about to, and nobody has woken it.
+    /// True if the CPU sleeps or is about to, and nobody has woken it.
     #[must_use]
     pub fn is_asleep(&self) -> bool {
         self.0.load(Ordering::Relaxed) != AWAKE
     }
 
-    /// Wakes the CPU if it sleeps. Call it after publishing what it is to find. It is for the caller to
-    /// wake the thread that slept like that.
+    /// Marks the CPU as awake if it sleeps. To be called after publishing its work. The caller then
+    /// wakes the thread in the manner returned.
     #[inline]
     #[must_use = "the thread still sleeps"]
     pub fn wake(&self) -> Option<Sleep> {
         // SeqCst: either this load sees the sleeper's state, or the sleeper's last look, after its
-        // own fence, sees what was published before this one.
+        // own fence, sees the work that was published before this fence.
         fence(Ordering::SeqCst);
         self.wake_behind_fence()
     }
@@ -81,36 +81,36 @@ impl SleepState {
     }
 }
 
-/// CPU that some work is done on, where that may change. Written by the CPU that takes it over,
-/// before it looks for work there.
+/// CPU that does some work which can move between CPUs. Written by the CPU that takes the work
+/// over, before it looks for work there.
 #[derive(Debug)]
 pub struct Poller(AtomicU32);
 
 impl Poller {
-    /// Work that is done on `cpu`.
+    /// Creates the word for work that `cpu` does.
     #[must_use]
     pub fn new(cpu: u16) -> Self {
         Self(AtomicU32::new(cpu.into()))
     }
 
-    /// The calling CPU takes the work over.
+    /// Assigns the work to `cpu`, the caller's.
     pub fn take_over(&self, cpu: u16) {
         // Relaxed: the fence of its next `lie_down` puts this before its last look.
         self.0.store(cpu.into(), Ordering::Relaxed);
     }
 
-    /// The CPU that has it, for whoever only wants to know.
+    /// CPU that has the work; unordered, for information only.
     #[must_use]
     pub fn cpu(&self) -> u16 {
         Self::cpu_of(self.0.load(Ordering::Relaxed))
     }
 
-    /// The CPU to wake for what was published before.
+    /// CPU to wake for work that was published before this call.
     #[inline]
     #[must_use = "it may sleep"]
     pub fn next_to_wake(&self) -> u16 {
-        // SeqCst: either this load sees who took the work over, or that CPU's last look before it
-        // sleeps sees what was published before this fence.
+        // SeqCst: either this load sees which CPU took the work over, or that CPU's last look
+        // before it sleeps sees what was published before this fence.
         fence(Ordering::SeqCst);
         self.cpu()
     }

@@ -1,4 +1,4 @@
-//! `forebay advise`: the masks for this machine, and why.
+//! `forebay advise`: recommends masks for this machine, with reasons.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use crate::failure::Failure;
 use crate::options::cpus::cpus_of;
 use crate::output;
 
-/// Size that Documentation/networking/scaling.rst suggests; the flow tables of all queues share it.
+/// Size that Documentation/networking/scaling.rst suggests. The flow tables of all queues share it.
 const RPS_SOCK_FLOW_ENTRIES: u32 = 32_768;
 
-/// Prints what is advised.
+/// Prints the recommendations.
 pub(crate) fn run(args: &AdviseArgs) -> Result<(), Failure> {
     let advised = Advised::of(args)?;
     output::print(&if args.json {
@@ -31,7 +31,7 @@ pub(crate) fn run(args: &AdviseArgs) -> Result<(), Failure> {
 /// Document that `--json` prints.
 #[derive(Serialize)]
 struct Advised {
-    /// The CPUs that packets can go to.
+    /// CPUs that packets can go to.
     cpus: String,
     queues: Vec<QueueAdvice>,
     rps_sock_flow_entries: Setting,
@@ -41,19 +41,19 @@ struct Advised {
 struct QueueAdvice {
     queue: String,
     polling_cpu: u16,
-    /// Every CPU of the mask, the best first.
+    /// All CPUs of the mask, best first.
     order: Vec<u16>,
-    /// The same in groups, and why each stands there.
+    /// The same CPUs in groups, with the reason for their order.
     groups: Vec<CpuGroup>,
     rps_cpus: AdvisedMask,
-    /// If there is another CPU than the one that polls.
+    /// Mask without the polling CPU, if another CPU exists.
     rps_cpus_without_polling: Option<AdvisedMask>,
     rps_flow_cnt: Setting,
 }
 
 #[derive(Serialize)]
 struct CpuGroup {
-    /// Place in the order; none for the CPUs that are left out.
+    /// Position in the order; `None` for CPUs that are left out.
     place: Option<usize>,
     cpus: String,
     why: String,
@@ -61,7 +61,7 @@ struct CpuGroup {
 
 #[derive(Serialize)]
 struct AdvisedMask {
-    /// As the kernel prints it.
+    /// The mask in the kernel's format.
     mask: String,
     cpus: String,
     why: String,
@@ -112,7 +112,7 @@ impl Advised {
     }
 }
 
-/// The CPUs that may be used here, or are online on the machine whose sysfs it is.
+/// CPUs that may be used here; of another machine's sysfs, the CPUs that are online.
 fn available(sysfs: &Path) -> Result<CpuList, Failure> {
     if sysfs == Path::new(SYSFS) {
         return Ok(CpuList::new(sys::allowed_cpus()));
@@ -124,7 +124,7 @@ fn available(sysfs: &Path) -> Result<CpuList, Failure> {
     })
 }
 
-/// The CPUs that poll the queues, in turn: never none.
+/// CPUs that poll the queues, in queue order; never empty.
 fn polling(args: &AdviseArgs, cpus: &CpuList) -> Result<Vec<CpuId>, Failure> {
     let Some(text) = &args.polling else {
         let queues = args.queues.map_or(1, |queues| queues.get().into());
@@ -206,7 +206,7 @@ impl QueueAdvice {
     }
 }
 
-/// The CPUs by their standing, and those that are left out.
+/// CPUs grouped by standing, and the CPUs that are left out.
 fn groups(advice: &Advice) -> Vec<CpuGroup> {
     let polling = advice.polling;
     let standings = [
@@ -234,7 +234,7 @@ fn groups(advice: &Advice) -> Vec<CpuGroup> {
     groups
 }
 
-/// Reason for these CPUs.
+/// Reason for the choice of these CPUs.
 fn scope(advice: &Advice) -> String {
     let polling = advice.polling;
     match advice.scope {

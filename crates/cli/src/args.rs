@@ -47,7 +47,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// True if documents are asked for, and nothing else on standard output.
+    /// True if the output is to be JSON documents only.
     pub(crate) fn prints_json(&self) -> bool {
         match self {
             Self::Run(args) => args.json,
@@ -67,8 +67,8 @@ impl Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// Captures (pcap or pcapng, packed with gzip or not), one after another; - is standard input; a
-    /// bundled one if none is given
+    /// Captures (pcap or pcapng, packed with gzip or not), one after another; - is standard input;
+    /// a bundled one if none is given
     pub(crate) files: Vec<PathBuf>,
 
     /// Made-up UDP flows instead of captures, as in flows=64,frames=1000000,size=18..1400,ipv6
@@ -106,8 +106,8 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) script: Option<PathBuf>,
 
-    /// What draws (keys, interleavings, traffic) are determined by [default: 1 with
-    /// --deterministic or --synthetic, else drawn]
+    /// Seed of all random draws: keys, interleavings, traffic [default: 1 with --deterministic or
+    /// --synthetic, else drawn]
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
 
@@ -115,7 +115,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, conflicts_with_all = ["control", "name", "mount"])]
     pub(crate) deterministic: bool,
 
-    /// Where all head and tail counters begin
+    /// Initial value of all head and tail counters
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) start_counters: u32,
 
@@ -175,7 +175,7 @@ pub(crate) struct HashArgs {
     pub(crate) vectors: PathBuf,
 }
 
-/// Effect of a full backlog.
+/// Action on a full backlog.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum WhenFullArg {
     /// The source waits

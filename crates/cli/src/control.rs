@@ -1,4 +1,4 @@
-//! `forebay get`, `set`, `list`, `watch` and `explain`: what a run is asked over its control socket.
+//! `forebay get`, `set`, `list`, `watch` and `explain`: requests to a run over its control socket.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::output;
 
-/// The run that is asked, and how it is told.
+/// The run that a request goes to, and the output format.
 #[derive(Debug, Args)]
 pub(crate) struct AskedKnob {
     /// Where the run listens [default: $FOREBAY_CONTROL, else the only run that listens in
@@ -85,7 +85,7 @@ pub(crate) struct ExplainArgs {
     pub(crate) asked: AskedKnob,
 }
 
-/// Prints what knobs read.
+/// Prints the values of knobs.
 pub(crate) fn get(args: &GetArgs) -> Result<(), Failure> {
     let mut client = args.asked.connect()?;
     let mut read = Vec::new();
@@ -110,16 +110,16 @@ pub(crate) fn get(args: &GetArgs) -> Result<(), Failure> {
 /// Document that `set --json` prints.
 #[derive(Debug, Default, Serialize)]
 struct Set {
-    /// Value that each knob that was set reads now.
+    /// Value of each knob that was set, read back.
     now: BTreeMap<String, String>,
-    /// Parts that are not as they were asked for.
+    /// Deviations from the requested values.
     notes: Vec<String>,
     /// File that the knobs were saved to.
     #[serde(skip_serializing_if = "Option::is_none")]
     saved: Option<PathBuf>,
 }
 
-/// Sets knobs, says what is in effect, and saves them if that is wanted.
+/// Sets knobs, reports the values in effect, and saves them if requested.
 pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
     let settings = settings(&args.knobs)?;
     if settings.is_empty() && args.save.is_none() {
@@ -162,7 +162,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<(), Failure> {
     })
 }
 
-/// Prints what knobs read, and what they read anew, until it is interrupted or the run ends.
+/// Prints the values of knobs, and every change, until interrupted or until the run ends.
 pub(crate) fn watch(args: &WatchArgs) -> Result<(), Failure> {
     let knob = args.knob.as_deref().unwrap_or_default();
     let mut failed = None;
@@ -184,7 +184,7 @@ pub(crate) fn watch(args: &WatchArgs) -> Result<(), Failure> {
     failed.map_or(Ok(()), |error| Err(Failure::Output { error }))
 }
 
-/// Prints where a flow is, and why.
+/// Prints a flow's CPU and the reason for it.
 pub(crate) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
     let flow: FlowName = args.flow.join(" ").parse()?;
     let json = if args.asked.json { "--json " } else { "" };
@@ -206,7 +206,7 @@ impl AskedKnob {
     }
 }
 
-/// Reads `KNOB=VALUE…`, or one `KNOB VALUE…`.
+/// Parses `KNOB=VALUE…`, or one `KNOB VALUE…`.
 fn settings(words: &[String]) -> Result<Vec<(String, String)>, Failure> {
     let split = |word: &String| {
         word.split_once('=').map(|(knob, value)| (knob.to_owned(), value.to_owned()))
@@ -228,7 +228,7 @@ fn ask_for_list(client: &mut ControlClient) -> Result<Vec<ListedKnob>, Failure> 
     Ok(lines.iter().filter_map(|line| ListedKnob::from_line(line)).collect())
 }
 
-/// Saves the knobs, and says where.
+/// Saves the knobs. Returns the file's path.
 fn save(client: &mut ControlClient, file: Option<PathBuf>) -> Result<PathBuf, Failure> {
     let path = match file {
         Some(file) if file.to_string_lossy().contains('=') => {

@@ -1,4 +1,4 @@
-//! Messages to a person when something goes wrong, and the exit code.
+//! Error messages for people, and exit codes.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use crate::output;
 /// Reason for the failure of a command.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 pub(crate) enum Failure {
-    /// The host said so.
+    /// An error of the library.
     #[error("{error}")]
     Host {
         /// Error of the library.
@@ -34,9 +34,9 @@ pub(crate) enum Failure {
     Law {
         /// The law.
         law: &'static str,
-        /// Event.
+        /// Description of the violation.
         text: String,
-        /// Command that repeats it.
+        /// Command that reproduces the violation.
         command: String,
     },
     /// Standard output cannot be written.
@@ -49,7 +49,7 @@ pub(crate) enum Failure {
     /// The command line or the input cannot be used.
     #[error("{problem}")]
     Usage {
-        /// Flaw.
+        /// Description of the problem.
         problem: String,
         /// Advice.
         #[help]
@@ -68,13 +68,14 @@ impl Failure {
         Self::Usage { problem: problem.into(), help: help.into() }
     }
 
-    /// Promises were broken; `more` is what to report besides the command.
+    /// Creates a failure for broken promises. `more` names what to report besides the command.
     pub(crate) fn promise(broken: Vec<String>, more: &str) -> Self {
         let help = format!("this is a bug: please report it with the command{more}");
         Self::Promise { broken, help }
     }
 
-    /// 1: a promise was broken; 2: usage or bad input; 3: a device or the system refused.
+    /// Exit code. 1: a promise was broken; 2: usage or bad input; 3: a device or the system
+    /// refused.
     fn exit_code(&self) -> u8 {
         match self {
             Self::Promise { .. } | Self::Law { .. } => 1,
@@ -86,8 +87,8 @@ impl Failure {
     }
 }
 
-/// Ends the program. Where JSON is asked for, and nothing was printed before, an error is a document
-/// on standard output, too.
+/// Ends the program. If JSON is requested and nothing has been printed, the error is also printed
+/// to standard output, as a document.
 pub(crate) fn exit(result: Result<(), Failure>, prints_json: bool) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -96,7 +97,7 @@ pub(crate) fn exit(result: Result<(), Failure>, prints_json: bool) -> ExitCode {
             if prints_json && !output::has_printed() {
                 let help = failure.help().map(|help| help.to_string());
                 let document = json!({ "error": failure.to_string(), "help": help });
-                // Standard error says it as well.
+                // Ignored: the error is printed to standard error as well.
                 let _ = output::print(&format!("{document}\n"));
             }
             eprintln!("{:?}", Report::new(failure));

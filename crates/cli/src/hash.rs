@@ -84,7 +84,8 @@ fn hash_raw(raw: &Raw, vectors: &Vectors) -> Result<u32, Failure> {
     toeplitz.hash(&data).map_err(|error| bad(&raw.id, error))
 }
 
-/// Tables for a tuple if the key allows, so that what is judged is what packets are hashed with.
+/// Prepares tables for a tuple if the key is long enough, so that the code under test is the code
+/// that hashes packets.
 fn prepared(key: &[u8], input_bytes: usize, id: &str) -> Result<Toeplitz, Failure> {
     Toeplitz::new(key, TUPLE_BYTES.max(input_bytes))
         .or_else(|_| Toeplitz::new(key, input_bytes))

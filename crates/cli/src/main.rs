@@ -1,23 +1,23 @@
-//! The `forebay` program: run live devices or replay captures through the receive path, control such
-//! a run, simulate it on virtual CPUs, advise on masks, compute hashes, measure stages.
+//! The `forebay` program: run live devices or replay captures through the receive path, control
+//! such a run, simulate it on virtual CPUs, advise on masks, compute hashes, measure stages.
 #![forbid(unsafe_code)]
 
 mod args; //      the command line
-mod synthetic; // made-up traffic, as the command line describes it
+mod synthetic; // synthetic traffic, as the command line describes it
 mod bench; //     forebay bench
 mod hash; //      forebay hash
 mod run; //       forebay run
 mod replay; //    forebay replay
 mod sim; //       forebay sim
 mod control; //   forebay get, set, list, watch, explain
-mod options; //   what several commands take
-mod signals; //   what ends a run early
-mod ticker; //    what is done beside a run
-mod script; //    changes on the way, from a file
+mod options; //   options shared by several commands
+mod signals; //   signals that end a run early
+mod ticker; //    periodic tasks beside a run
+mod script; //    scripted changes, from a file
 mod advise; //    forebay advise
-mod table; //     the end of a replay, for people
-mod output; //    what goes to standard output
-mod failure; //   what a person is told when something goes wrong, and the exit code
+mod table; //     the final report of a run, for people
+mod output; //    standard output
+mod failure; //   error messages, and the exit code
 
 use std::process::ExitCode;
 

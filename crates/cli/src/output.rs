@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::failure::Failure;
 
-/// True if anything was printed.
+/// True once anything was printed.
 static HAS_PRINTED: AtomicBool = AtomicBool::new(false);
 
-/// Prints a whole text. A reader that has enough closes the pipe, and there is nobody to tell.
+/// Prints a whole text. A closed pipe is no error: the reader has read enough.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     match write(text) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::Output { error }),
@@ -16,14 +16,14 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes a text, for who goes on until its reader has enough.
+/// Writes a text, for a caller that continues until its reader closes the pipe.
 pub(crate) fn write(text: &str) -> io::Result<()> {
     HAS_PRINTED.store(true, Ordering::Relaxed);
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
 }
 
-/// True if anything was printed, or tried to be.
+/// True once anything was printed, or an attempt was made.
 pub(crate) fn has_printed() -> bool {
     HAS_PRINTED.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! `forebay replay`: from the command line to a plan, and from a report to what is printed.
+//! `forebay replay`: from the command line to a plan, and from a report to its output.
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
@@ -55,26 +55,26 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
 struct Replayed {
     #[serde(flatten)]
     report: ReplayReport,
-    /// Seed of all draws.
+    /// Seed of all random draws.
     seed: u64,
     /// True if a signal asked the run to end early.
     interrupted: bool,
 }
 
-/// Seed of all draws.
+/// Seed of all random draws.
 fn seed(args: &ReplayArgs) -> u64 {
     let is_fixed = args.deterministic || args.synthetic.is_some();
     args.seed.unwrap_or_else(|| if is_fixed { 1 } else { drawn_seed() })
 }
 
-/// A number that readers of JSON can hold, whatever they make of it.
+/// A random number of 53 bits, which every JSON reader can represent.
 fn drawn_seed() -> u64 {
     const JSON_BITS: u32 = 53;
     let bits = sys::random_key().first_chunk().copied().map_or(1, u64::from_le_bytes);
     bits >> (u64::BITS - JSON_BITS)
 }
 
-/// Prints a report and says what went wrong.
+/// Prints a report, and reports failures.
 fn finish(replayed: Replayed, args: &ReplayArgs, cpus: &CpuList) -> Result<(), Failure> {
     let report = &replayed.report;
     if let Some(first) = &report.first_damage {
@@ -164,8 +164,8 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
     Ok(Config { when_full, start_counters: args.start_counters, ..config })
 }
 
-/// A key that the seed determines, so that a run can be repeated. Whoever wrote the captures does
-/// not know a seed that is drawn.
+/// Derives a key from the seed, so that a run can be repeated. An author of captures cannot know a
+/// drawn seed.
 fn seeded_key(seed: u64) -> [u8; 16] {
     let mut random = Random::new(seed);
     let words = [random.bits().to_le_bytes(), random.bits().to_le_bytes()];

@@ -1,4 +1,4 @@
-//! Scripts: changes during a run, one on each line of a file.
+//! Scripts: scheduled changes, one on each line of a file.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<ScriptedChange>, Failure> {
     })
 }
 
-/// The changes of a script, or the number of a line and what is wrong with it.
+/// Parses the changes of a script. The error is a line number and the problem.
 fn changes(text: &str) -> Result<Vec<ScriptedChange>, (usize, String)> {
     let changes = (1..).zip(text.lines()).filter_map(|(line, text)| {
         let text = text.split('#').next().unwrap_or_default().trim();

@@ -1,4 +1,4 @@
-//! Signals that a run minds.
+//! Signal handling of a run.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::ticker::Ticker;
 
-/// Time between two looks for a signal.
+/// Interval between two checks for a signal.
 const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
 
-/// Effect of SIGHUP: a terminal hung up, or somebody asks for a reload.
+/// Effect of SIGHUP, which a closed terminal or a request to reload sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Hangup {
-    /// The same as any other signal.
+    /// Ends the run, as other signals do.
     Ends,
-    /// Something else: see [`on_hangup`].
+    /// Calls a handler: see [`on_hangup`].
     Acts,
 }
 
-/// The first signal ends the run early, in order; a second one ends the program. Returns what
-/// tells whether the run was asked to end.
+/// Ends the run in order on the first signal, and the program on the second. Returns a flag that
+/// becomes true once a signal has asked the run to end.
 pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBool> {
     let asked = Arc::new(AtomicBool::new(false));
     let ends = [SIGINT, SIGTERM, SIGHUP].into_iter();
     for signal in ends.filter(|&signal| signal != SIGHUP || hangup == Hangup::Ends) {
-        // Where signals cannot be caught, they end the program as they always do.
+        // If a handler cannot be installed, the signal ends the program as by default.
         let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&asked));
         let _ = signal_hook::flag::register(signal, Arc::clone(&asked));
     }
@@ -39,7 +39,7 @@ pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBoo
         while !asked.load(Ordering::Relaxed) {
             thread::sleep(SIGNAL_PERIOD);
         }
-        // A terminal that is gone must not keep the run from ending in order.
+        // Ignored: a closed terminal must not keep the run from ending in order.
         let _ = writeln!(io::stderr(), "forebay: stopping; once more to end now");
         told.store(true, Ordering::Relaxed);
         stopper.stop();
@@ -47,11 +47,11 @@ pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBoo
     interrupted
 }
 
-/// Does something each time a terminal hangs up, or somebody says so, for as long as what is returned
-/// lives. The signal ends nothing any more.
+/// Calls `act` on each SIGHUP for as long as the returned value lives. The signal no longer ends
+/// the program.
 pub(crate) fn on_hangup(mut act: impl FnMut() + Send + 'static) -> Ticker {
     let asked = Arc::new(AtomicBool::new(false));
-    // Where it cannot be caught, it ends the program as it always does.
+    // If the handler cannot be installed, the signal ends the program as by default.
     let _ = signal_hook::flag::register(SIGHUP, Arc::clone(&asked));
     Ticker::every(SIGNAL_PERIOD, move || {
         if asked.swap(false, Ordering::Relaxed) {

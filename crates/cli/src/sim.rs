@@ -12,10 +12,10 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::output;
 
-/// CPUs that a run may have: bits of a set there.
+/// Upper bound on the CPUs of a run: the simulator keeps them in sets of 64 bits.
 const CPUS_MAX: i64 = 64;
 
-/// Packets that a run may have: each is remembered to its end.
+/// Upper bound on the packets of a run, as each is kept until the end.
 const PACKETS_MAX: u64 = 10_000_000;
 
 #[derive(Debug, Args)]
@@ -65,7 +65,7 @@ enum RulesArg {
     Both,
 }
 
-/// Runs a scenario and prints what it came to.
+/// Runs a scenario and prints its result.
 pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     let Some(situation) = args.scenario else { return output::print(&listed(args.json)) };
     let (has_ours, has_kernel) = (args.rules != RulesArg::Kernel, args.rules != RulesArg::Forebay);
@@ -110,7 +110,7 @@ fn overrides(args: &SimArgs) -> Overrides {
     Overrides { cpus: args.cpus, packets: args.packets }
 }
 
-/// The scenarios, one a line.
+/// List of scenarios, one per line.
 fn listed(json: bool) -> String {
     if json {
         let listed = Situation::ALL.map(|situation| ListedScenario {
@@ -123,14 +123,15 @@ fn listed(json: bool) -> String {
     Situation::ALL.map(line).concat()
 }
 
-/// A scenario, for programs.
+/// A scenario in the JSON list.
 #[derive(Serialize)]
 struct ListedScenario {
     scenario: &'static str,
     about: &'static str,
 }
 
-/// Document that `--json` prints: what was asked for; the kernel's beside ours where that was both.
+/// Document that `--json` prints: the requested result; if both are requested, ours with the
+/// kernel's inside.
 struct Both<'a> {
     ours: Option<&'a Summary>,
     kernel: Option<&'a Summary>,
@@ -153,7 +154,7 @@ impl Both<'_> {
     }
 }
 
-/// On a terminal, how many runs are done; elsewhere nothing.
+/// Progress bar of completed runs; hidden if standard error is no terminal.
 fn progress(args: &SimArgs, rules: u64) -> ProgressBar {
     let runs = seeds(args).count() as u64 * rules;
     if args.json || !std::io::stderr().is_terminal() {

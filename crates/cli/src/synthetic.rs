@@ -1,10 +1,10 @@
-//! Made-up traffic, as the command line describes it.
+//! Synthetic traffic, as the command line describes it.
 
 use std::str::FromStr;
 
 use forebay_device::synthetic::SyntheticPlan;
 
-/// Made-up traffic on the command line: `flows=64,frames=1000000,size=18..1400,run=1..8,ipv6`.
+/// Synthetic traffic on the command line: `flows=64,frames=1000000,size=18..1400,run=1..8,ipv6`.
 #[derive(Clone, Debug)]
 pub(crate) struct SyntheticSpec(pub(crate) SyntheticPlan);
 
@@ -37,7 +37,7 @@ impl FromStr for SyntheticSpec {
     }
 }
 
-/// `A..B`, or one number for both ends.
+/// Parses `A..B`, or one number for both ends.
 fn range<T: FromStr + Copy + PartialOrd>(text: &str) -> Option<(T, T)> {
     let (first, last) = text.split_once("..").unwrap_or((text, text));
     let (first, last) = (first.parse().ok()?, last.parse().ok()?);

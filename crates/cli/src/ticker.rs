@@ -1,21 +1,21 @@
-//! A task that is repeated beside a run.
+//! Periodic tasks beside a run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Period of looking for what goes wrong.
+/// Interval between two checks for a failure.
 const TELL_PERIOD: Duration = Duration::from_millis(100);
 
-/// A thread that does something at intervals until this is dropped.
+/// A thread that repeats a task until this value is dropped.
 pub(crate) struct Ticker {
     done: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Ticker {
-    /// Does it for the first time now, and then every `period`.
+    /// Starts the task: runs it now, and then every `period`.
     pub(crate) fn every(period: Duration, mut act: impl FnMut() + Send + 'static) -> Self {
         let done = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&done);
@@ -34,13 +34,13 @@ impl Drop for Ticker {
         self.done.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // What it does is of no consequence to the run.
+            // Ignored: a panic of the task does not affect the run.
             let _ = thread.join();
         }
     }
 }
 
-/// Says on standard error what keeps packets from being written, once, as soon as there is something.
+/// Reports, once, on standard error the first failure that keeps packets from being written.
 pub(crate) fn tell_once(mut failure: impl FnMut() -> Option<String> + Send + 'static) -> Ticker {
     let mut is_told = false;
     Ticker::every(TELL_PERIOD, move || {

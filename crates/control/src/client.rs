@@ -1,4 +1,4 @@
-//! The other end of the control socket: what the program's commands ask a run with.
+//! Client end of the control socket, by which the program's commands ask a run.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use forebay_sys::refused::Refused;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
-/// Time that a run has for a line of its answer: it waits a second for its queues itself.
+/// Timeout for one line of an answer; the run itself waits a second for its queues.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection to a run.
@@ -26,9 +26,9 @@ enum AnswerLine {
     Part(String),
     /// The answer is complete.
     Ok,
-    /// Refusal.
+    /// A refusal.
     Refused(Refused),
-    /// The run has ended, or sent the client away.
+    /// End of the stream: the run has ended, or has disconnected the client.
     Gone,
 }
 
@@ -36,7 +36,7 @@ impl ControlClient {
     /// Connects to the run that listens at `path`.
     ///
     /// # Errors
-    /// When none does, or it may not be asked.
+    /// If none does, or this user may not connect.
     pub fn connect(path: &Path) -> Result<Self> {
         let unreachable = |source| Error::NoRun { path: path.to_owned(), source };
         let stream = UnixStream::connect(path).map_err(unreachable)?;
@@ -45,17 +45,19 @@ impl ControlClient {
         Ok(Self { path: path.to_owned(), stream: BufReader::new(stream) })
     }
 
-    /// True if the run is of the user who asks: what another's says is not to be trusted with files.
+    /// True if the run belongs to the calling user: file paths from another user's run are not
+    /// trusted.
     #[must_use]
     pub fn is_own_run(&self) -> bool {
         let run = socket_peercred(self.stream.get_ref());
         run.is_ok_and(|run| run.uid == geteuid())
     }
 
-    /// Asks, and returns the lines of the answer. See [`request`](super::request) for both.
+    /// Sends a request, and returns the lines of the answer. See [`request`](super::request) for
+    /// both.
     ///
     /// # Errors
-    /// [`Error::Refused`] with what the run says; when the run has ended meanwhile.
+    /// [`Error::Refused`] with the run's reason; [`Error::NoRun`] if the run has ended meanwhile.
     pub fn ask(&mut self, request: &str) -> Result<Vec<String>> {
         self.send(request)?;
         let mut lines = Vec::new();
@@ -69,14 +71,14 @@ impl ControlClient {
         }
     }
 
-    /// Asks, and gives every line of the answer to `see` when it comes, until the run ends or `see`
-    /// has enough.
+    /// Sends a request, and passes every line of the answer to `see` as it comes, until the run
+    /// ends or `see` returns [`Enough::Yes`].
     ///
     /// # Errors
-    /// As [`ask`](Self::ask), but for the end of the run.
+    /// As [`ask`](Self::ask), except that the end of the run is none.
     pub fn watch(mut self, request: &str, mut see: impl FnMut(&str) -> Enough) -> Result<()> {
         self.send(request)?;
-        // Nothing may change for a long time.
+        // A watch may be silent for a long time.
         self.stream.get_ref().set_read_timeout(None).map_err(|source| self.lost(source))?;
         loop {
             match self.line().map_err(|source| self.lost(source))? {
@@ -98,7 +100,7 @@ impl ControlClient {
         }
         let sent = self.stream.get_ref().write_all(format!("{request}\n").as_bytes());
         match sent {
-            // It was turned away before it could ask: the answer says why.
+            // The run disconnected the client before it could ask: the answer has the reason.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
             sent => sent.map_err(|source| self.lost(source)),
         }
@@ -122,11 +124,11 @@ impl ControlClient {
     }
 }
 
-/// Wish of somebody who watches to go on or not.
+/// Decision of a watcher after each line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Enough {
-    /// Enough was seen.
+    /// Stop watching.
     Yes,
-    /// More is to come.
+    /// Continue watching.
     No,
 }

@@ -1,5 +1,5 @@
-//! The places that clients of the control socket have: there are only so many, and whoever is
-//! silent makes room.
+//! Slots for the clients of the control socket: their number is limited, and a silent client makes
+//! room for a new one.
 
 use std::io;
 use std::net::Shutdown;
@@ -7,22 +7,22 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Clients that are served at once.
+/// Maximum number of clients served at once.
 pub(super) const CLIENTS_MAX: usize = 16;
 
-/// Of those, clients that watch: the others can always be asked.
+/// Maximum number of clients that watch; the other slots remain for requests.
 pub(super) const WATCHES_MAX: usize = 12;
 
-/// All places.
+/// All slots.
 #[derive(Debug, Default)]
 pub(super) struct ClientSlots(Mutex<TakenSlot>);
 
 #[derive(Debug, Default)]
 struct TakenSlot {
     places: Vec<ClientPlace>,
-    /// The number that the next client gets.
+    /// Number of the next client.
     next: u64,
-    /// True if nobody is let in any more.
+    /// True if no client is admitted any more.
     is_closed: bool,
 }
 
@@ -30,24 +30,24 @@ struct TakenSlot {
 struct ClientPlace {
     client: u64,
     stream: UnixStream,
-    /// Time at which the client last asked, or was answered.
+    /// Time of the client's last request or answer.
     heard: Instant,
     watches: bool,
 }
 
-/// A client's place, for as long as it is there.
+/// A client's slot, freed on drop.
 #[derive(Debug)]
 pub(super) struct ClientSlot {
     client: u64,
     seats: Arc<ClientSlots>,
 }
 
-/// A client watches, for as long as this is kept.
+/// Mark of a client that watches, removed on drop.
 pub(super) struct Watching<'a>(&'a ClientSlot);
 
 impl ClientSlots {
-    /// A place for a client. When all are taken, the client that was silent longest is sent away;
-    /// `None` if all of them watch, or the doors are closed.
+    /// Takes a slot for a client. If all are taken, the client that was silent longest is
+    /// disconnected; `None` if all of them watch, or the slots are closed.
     pub(super) fn take(self: &Arc<Self>, stream: &UnixStream) -> io::Result<Option<ClientSlot>> {
         let stream = stream.try_clone()?;
         let mut taken = self.taken();
@@ -67,7 +67,7 @@ impl ClientSlots {
         Ok(Some(ClientSlot { client, seats: Arc::clone(self) }))
     }
 
-    /// Sends all away, and lets nobody in.
+    /// Disconnects all clients, and admits no more.
     pub(super) fn close(&self) {
         let mut taken = self.taken();
         taken.is_closed = true;
@@ -80,12 +80,12 @@ impl ClientSlots {
 }
 
 impl ClientSlot {
-    /// Notes that the client was heard, or answered.
+    /// Records a request or an answer.
     pub(super) fn heard(&self) {
         self.change(|place| place.heard = Instant::now());
     }
 
-    /// Has the client watch, if there are not too many who do.
+    /// Marks the client as watching, unless [`WATCHES_MAX`] clients watch already.
     pub(super) fn watch(&self) -> Option<Watching<'_>> {
         let mut taken = self.seats.taken();
         let watches = taken.places.iter().filter(|place| place.watches).count();
@@ -107,7 +107,7 @@ impl ClientSlot {
 
 impl ClientPlace {
     fn send_away(self) {
-        // Its thread finds the end of the stream. If it is gone already, so much the better.
+        // The client's thread finds the end of the stream. An error means that the client has gone.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// A client's end, and its place.
+    /// A client's end of a connection, and its slot.
     fn come(seats: &Arc<ClientSlots>) -> (UnixStream, Option<ClientSlot>) {
         let (client, server) = UnixStream::pair().unwrap();
         let seat = seats.take(&server).unwrap();

@@ -1,8 +1,8 @@
-//! The config file: what the knobs are set to when a run begins.
+//! Config file: initial values of the knobs.
 //!
-//! The format is TOML. In the table `knobs`, each key is a knob's name as on the command line, and its
-//! value a string or a number, which is written to the knob as `echo` would. What is about one device,
-//! queue or CPU may stand in a table of its own:
+//! The format is TOML. In the table `knobs`, each key is a knob's name as on the command line, and
+//! its value a string or a number, which is written to the knob as `echo` would. Knobs of one
+//! device, queue or CPU may have a table of their own:
 //!
 //! ```toml
 //! [knobs]
@@ -31,18 +31,18 @@ use super::list::ListedKnob;
 use super::names::{self, Names, OfDevice};
 use super::session::told;
 
-/// Tables that a knob may stand in, below `knobs`: its device's and its queue's.
+/// Maximum number of tables around a knob, below `knobs`: its device's and its queue's.
 const TABLES_MAX: usize = 2;
 
-/// A config file that was read.
+/// A parsed config file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConfigFile {
     path: PathBuf,
-    /// Lines for all devices and queues come before those for one.
+    /// Values for all devices and queues come before those for one.
     entries: Vec<ConfigEntry>,
 }
 
-/// Value of a knob in it.
+/// Value of one knob.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct ConfigEntry {
     name: String,
@@ -51,10 +51,10 @@ struct ConfigEntry {
 }
 
 impl ConfigFile {
-    /// Reads a file.
+    /// Reads and parses a file.
     ///
     /// # Errors
-    /// When it cannot be read, or is not of the form above: with the line.
+    /// If the file cannot be read, or does not have the form above; with the line.
     pub fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path).map_err(Error::file("read", path))?;
         Self::parse(path, &text)
@@ -87,11 +87,11 @@ impl ConfigFile {
         Ok(Self { path: path.to_owned(), entries: entries.collect() })
     }
 
-    /// Sets the knobs, but for those of the names in `except`, and returns what of that is not as
-    /// the file has it, a line for each.
+    /// Sets the knobs, except those named in `except`. Returns a line for each part that is not in
+    /// force as the file has it.
     ///
     /// # Errors
-    /// When there is no such knob, or it cannot be set to that: with the line.
+    /// If there is no such knob, or it refuses the value; with the line.
     pub fn apply(&self, control: &Control, except: &[&str]) -> Result<Vec<String>> {
         let names = Names::in_run(control);
         let mut notes = Vec::new();
@@ -102,8 +102,8 @@ impl ConfigFile {
         Ok(notes)
     }
 
-    /// The same, but what cannot be set keeps nothing else from being set: returns what is not as
-    /// the file has it, and what is wrong.
+    /// Sets the knobs as [`apply`](Self::apply) does, but continues after an error. Returns the
+    /// lines about parts that are not in force, and the errors.
     pub fn apply_all(&self, control: &Control, except: &[&str]) -> (Vec<String>, Vec<Error>) {
         let names = Names::in_run(control);
         let (mut notes, mut errors) = (Vec::new(), Vec::new());
@@ -121,7 +121,7 @@ impl ConfigFile {
         self.entries.iter().filter(|entry| !except.contains(&last(&entry.name)))
     }
 
-    /// Sets one knob, or that of every queue, and returns what of it is not in force.
+    /// Sets one knob, or that of every queue, and returns lines about parts that are not in force.
     fn set(&self, control: &Control, names: &Names, entry: &ConfigEntry) -> Result<Vec<String>> {
         let ConfigEntry { name, value, line } = entry;
         let wrong = |Refused { errno, why }: Refused| Error::Config {
@@ -140,15 +140,15 @@ impl ConfigFile {
         Ok(notes)
     }
 
-    /// Path that it was read from.
+    /// Path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// Adds what a table says, each with where it says it. `above` is the device, queue or CPU it is
-/// about, as in `rx-0/`.
+/// Adds the values of a table, each with its offset in the text. `above` is the prefix for the
+/// table's device, queue or CPU, as in `rx-0/`.
 fn gather(
     table: &DeTable<'_>,
     above: &str,
@@ -183,22 +183,22 @@ fn gather(
     Ok(())
 }
 
-/// Number of names above a knob's.
+/// Number of names in front of a knob's.
 fn levels(name: &str) -> usize {
     name.matches('/').count()
 }
 
-/// Writes the knobs that are not at their defaults to a file, and nothing else. What is drawn for
-/// each run is left out, for it is secret; and each CPU's `online`, for `cpus` says it.
+/// Writes the knobs that differ from their defaults to a file, and no others. Random values are
+/// left out, since they are secret, and so is each CPU's `online`, since `cpus` has it.
 ///
 /// # Errors
-/// When the file cannot be written. It is then as it was.
+/// If the file cannot be written. It is then unchanged.
 pub fn save(path: &Path, knobs: &[ListedKnob]) -> Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     let [one, other, ..] = sys::random_key();
     name.push(format!(".{}-{one:02x}{other:02x}.new", std::process::id()));
     let new = path.with_file_name(name);
-    // Made anew: nothing that somebody put there is written to or through.
+    // Created exclusively: a file or link that somebody put there is not written to or followed.
     let written = fs::File::create_new(&new).and_then(|mut file| {
         if let Ok(old) = fs::metadata(path) {
             file.set_permissions(old.permissions())?;
@@ -208,7 +208,7 @@ pub fn save(path: &Path, knobs: &[ListedKnob]) -> Result<()> {
         fs::rename(&new, path)
     });
     written.map_err(|error| {
-        // It is not there, or was left half written: either way nobody misses it.
+        // The new file was not created, or is incomplete.
         let _ = fs::remove_file(&new);
         Error::file("write", path)(error)
     })
@@ -231,7 +231,7 @@ fn render(knobs: &[ListedKnob]) -> String {
     format!("# Written by `forebay set --save`: the knobs that are not at their defaults.\n{root}")
 }
 
-/// Puts a value where its name says, as in `rx-0/rps_cpus`.
+/// Inserts a value into the tables that its name has, as in `rx-0/rps_cpus`.
 fn insert(table: &mut toml::Table, name: &str, value: toml::Value) {
     match name.split_once('/') {
         None => drop(table.insert(name.to_owned(), value)),
@@ -245,7 +245,8 @@ fn insert(table: &mut toml::Table, name: &str, value: toml::Value) {
     }
 }
 
-/// Values that all devices and queues agree on fit a run with any number of them.
+/// True if all devices and queues have the same value, which then fits a run with any number of
+/// them.
 fn is_same_everywhere(path: &str, knobs: &[ListedKnob]) -> bool {
     let is_of_device = |path: &str| OfDevice::of(path).is_some();
     let of_devices = knobs.iter().filter(|knob| is_of_device(&knob.path));
@@ -255,7 +256,7 @@ fn is_same_everywhere(path: &str, knobs: &[ListedKnob]) -> bool {
     is_of_device(path) && values.all(|value| Some(value) == first)
 }
 
-/// A number where it is one: a mask may look like one, and have zeros in front.
+/// TOML value: a number if the text is one. A mask is a string, since it may have leading zeros.
 fn toml_value(name: &str, value: &str) -> toml::Value {
     let is_mask = Knob::named(name).is_some_and(Knob::is_mask);
     let number = value.parse::<i64>().ok();

@@ -13,20 +13,20 @@ use serde_json::{Value, json};
 use super::flow::FlowName;
 use super::handle::Control;
 
-/// Knowledge of an engine about a flow.
+/// State of a flow on the queues of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explanation {
-    /// The flow, as it was asked for.
+    /// Name of the flow, as requested.
     pub name: FlowName,
-    /// The hash that it has.
+    /// Current hash of the flow.
     pub hash: FlowHash,
-    /// Rules by which a flow is told.
+    /// Rules for flow keys.
     pub flow_key: FlowKeyRules,
-    /// Answers of the queues, in their order; of those that answered.
+    /// Answers of the queues that answered, in their order.
     pub queues: Vec<Explained>,
 }
 
-/// Asks all queues about a flow, under the hash that it has now.
+/// Asks all queues about a flow, under its current hash.
 #[must_use]
 pub fn explain(control: &Control, name: &FlowName) -> Explanation {
     let hasher = control.hasher();
@@ -35,7 +35,7 @@ pub fn explain(control: &Control, name: &FlowName) -> Explanation {
 }
 
 impl Display for Explanation {
-    /// Several lines, each with its end. Times are seconds since the engine began.
+    /// Writes several lines, each with its newline. Times are seconds since the engine began.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name {
             FlowName::Hash(_) => writeln!(f, "flow {}", hex(self.hash))?,
@@ -85,7 +85,7 @@ fn now(state: &FlowState, flow: FlowHash) -> String {
     }
 }
 
-/// CPU of its next packet, the reason, and the packets that it waits for.
+/// CPU of the flow's next packet, the reason, and the packets that it waits for.
 fn next(state: &FlowState, at_ns: u64) -> String {
     let (wished, steer_reason) = state.wish;
     let follows = match (state.held, state.cpu) {
@@ -122,7 +122,7 @@ fn next(state: &FlowState, at_ns: u64) -> String {
     format!("to CPU {wished}, since {}{follows}", reason(steer_reason))
 }
 
-/// The slot of the flow table, and who else is in it.
+/// Slot of the flow table, and the other flows in it.
 fn slot(state: &FlowState, at_ns: u64, flow: FlowHash) -> String {
     let Some(slot) = state.slot else {
         return "none: it has no hash, and is kept in order with all that have none".to_owned();
@@ -143,7 +143,7 @@ fn slot(state: &FlowState, at_ns: u64, flow: FlowHash) -> String {
     format!("{slot} of {}, for the hashes {first} to {last}; {shared}", state.slots)
 }
 
-/// The first and the last hash value of a slot: of all that there are, an even share.
+/// First and last hash value of a slot: all slots have equal shares of the hash values.
 fn hashes(slot: u32, slots: usize) -> [FlowHash; 2] {
     let share = (1u64 << u32::BITS) / (slots as u64).max(1);
     let narrow = |hash: u64| FlowHash(u32::try_from(hash).unwrap_or(u32::MAX));
@@ -217,7 +217,7 @@ fn loss(reason: DropReason) -> &'static str {
 }
 
 impl Explanation {
-    /// The same as a document.
+    /// The explanation as a JSON document.
     #[must_use]
     pub fn document(&self) -> Value {
         let queues: Vec<_> = self.queues.iter().map(queue_document).collect();
@@ -302,7 +302,7 @@ fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{plural}")
 }
 
-/// A time since the engine began.
+/// Time since the engine began, in seconds.
 fn seconds(ns: u64) -> String {
     format!("{}.{:06} s", ns / 1_000_000_000, ns % 1_000_000_000 / 1_000)
 }
@@ -326,7 +326,7 @@ mod tests {
     const FLOW: FlowHash = FlowHash(0x0bad_cafe);
     const OTHER: FlowHash = FlowHash(0x0bad_cafd);
 
-    /// On CPU 3, where it should be.
+    /// Flow that is on CPU 3, its desired CPU.
     fn settled() -> FlowState {
         FlowState {
             slot: Some(186),

@@ -1,4 +1,4 @@
-//! Reading and writing the files of the tree: what they answer is what the kernel's answer.
+//! Reads and writes of the tree's files, with the kernel's answers.
 
 use forebay_device::RxBuffers;
 use forebay_engine::Settings;
@@ -17,7 +17,7 @@ use super::stats::{CpuStats, softnet_stat};
 use super::tree::{File, TreeEntry};
 
 impl Control {
-    /// Entries of a directory of the tree. Paths begin at its root; slashes in front do not count.
+    /// Entries of a directory of the tree. Paths begin at its root; leading slashes are ignored.
     ///
     /// # Errors
     /// `ENOENT` or `ENOTDIR`.
@@ -25,11 +25,11 @@ impl Control {
         self.tree().entries(directory)
     }
 
-    /// The paths of the files that a name stands for: a path, or the end of one. `rps_cpus` is a
-    /// file of each queue, `rx-0/rps_cpus` of the first of each device.
+    /// Paths of the files that a name stands for: a path, or the end of one. `rps_cpus` stands for
+    /// a file of each queue, `rx-0/rps_cpus` for one of the first queue of each device.
     ///
     /// # Errors
-    /// `ENOENT` if there is none, and what else a path can be wrong with.
+    /// `ENOENT`, `EISDIR` or `ENOTDIR` if there is none.
     pub fn named(&self, name: &str) -> Result<Vec<String>, Errno> {
         self.tree().named(name)
     }
@@ -37,12 +37,13 @@ impl Control {
     /// Text of a file, with its newline.
     ///
     /// # Errors
-    /// `ENOENT`, `EISDIR` or `ENOTDIR` for the path; `EACCES` for what can only be written.
+    /// `ENOENT`, `EISDIR` or `ENOTDIR` for the path; `EACCES` for a file that can only be written.
     pub fn read(&self, path: &str) -> Result<String, Errno> {
         let file = self.tree().file(path)?;
         let settings = self.settings();
         let list = |cpus: &CpuList| format!("{cpus}\n");
         Ok(match file {
+            // Readers of the key could aim flows at one CPU.
             File::HashKey => return Err(Errno::Access),
             File::FlowKey => format!("{}\n", settings.flow_key),
             File::Knob(knob, queue) => self.value(knob, queue).print(self.machine()),
@@ -65,10 +66,10 @@ impl Control {
         })
     }
 
-    /// Writes `text` to a file at once.
+    /// Writes `text` to a file in one write.
     ///
     /// # Errors
-    /// As the kernel's, with the reason in words; `EACCES` for what can only be read.
+    /// As the kernel's, with the reason in words; `EACCES` for a file that can only be read.
     pub fn write(&self, path: &str, text: &str) -> Result<Written, Refused> {
         let file = self.tree().file(path).map_err(|errno| at_path(errno, path))?;
         if file.mode() & 0o200 == 0 {
@@ -90,8 +91,8 @@ impl Control {
         .map(|written| Written { len_bytes: text.len(), ..written })
     }
 
-    /// Writes a line to a file, as `echo` does: an empty one too is something that was written, which
-    /// clears a mask and is no number.
+    /// Writes a line to a file, as `echo` does. An empty line is a write, too: it clears a mask,
+    /// and is an invalid number.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -118,7 +119,7 @@ impl Control {
         Ok(Written { len_bytes: taken.len_bytes, ..written })
     }
 
-    /// Text that a knob reads back as.
+    /// Value that a knob reads back.
     fn value(&self, knob: Knob, queue: RxQueue) -> Value {
         let settings = self.settings();
         let of_queue = settings.queue(queue);
@@ -145,7 +146,7 @@ impl Control {
     }
 }
 
-/// Change that writing a value makes.
+/// Change that a written value makes.
 fn change(knob: Knob, queue: RxQueue, value: Value) -> Result<Option<Change>, Refused> {
     let queue = Queues::One(queue);
     let number = match value {
@@ -194,7 +195,7 @@ fn coalesce_value(knob: &str, settings: &Settings) -> String {
     change.value()
 }
 
-/// Yes or no as the kernel reads it (`kstrtobool` in lib/kstrtox.c).
+/// Boolean, as the kernel reads it (`kstrtobool` in lib/kstrtox.c).
 fn truth(text: &str) -> Result<bool, Refused> {
     match text.as_bytes() {
         [b'y' | b'Y' | b't' | b'T' | b'1', ..] | [b'o' | b'O', b'n' | b'N', ..] => Ok(true),

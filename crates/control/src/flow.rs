@@ -1,4 +1,4 @@
-//! Flows as people write them down, and the hash by which the path knows them.
+//! Names of flows, in the notations that people use, and the hashes of these flows.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_sys::error::Error;
 
-/// A flow's name.
+/// Name of a flow.
 ///
 /// A flow is read in many forms: `udp 10.0.0.1:5000 > 10.0.0.2:53`, `10.0.0.1:5000,10.0.0.2:53`,
 /// `[2001:db8::1]:5000 [2001:db8::2]:53 tcp`, tcpdump's `IP 10.0.0.1.5000 > 10.0.0.2.53: UDP`,
@@ -15,18 +15,18 @@ use forebay_sys::error::Error;
 /// without ports, and a hash in hexadecimal as in `deliver.csv`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FlowName {
-    /// By its hash.
+    /// Hash of the flow.
     Hash(FlowHash),
-    /// By where its packets come from and go to; both addresses are of one family.
+    /// Source and destination of the flow's packets; both addresses are of one family.
     Endpoints {
-        /// The protocol, if it was named: it does not count for the hash.
+        /// Protocol, if named; the hash does not depend on it.
         protocol: Option<FlowProtocol>,
-        /// Whence.
+        /// Source address.
         source: IpAddr,
-        /// Whither.
+        /// Destination address.
         destination: IpAddr,
-        /// The source's and the destination's. Without them it is what fragments, and packets of
-        /// protocols other than TCP and UDP, are hashed as.
+        /// Ports of source and destination. Without ports, the flow is that of fragments, and of
+        /// packets of protocols other than TCP and UDP.
         ports: Option<[u16; 2]>,
     },
 }
@@ -41,7 +41,7 @@ pub enum FlowProtocol {
 }
 
 impl FlowName {
-    /// The hash that the flow has under `hasher`.
+    /// Hash of the flow under `hasher`.
     #[must_use]
     pub fn hash(&self, hasher: &Hasher) -> FlowHash {
         let Self::Endpoints { source, destination, ports, .. } = self else {
@@ -59,7 +59,7 @@ impl FlowName {
             (IpAddr::V6(from), IpAddr::V6(to)) => {
                 hasher.hash_tuple([from.octets(), to.octets()].as_flattened(), ports.as_ref())
             }
-            _ => FlowHash::NONE, // is not read from any text
+            _ => FlowHash::NONE, // no text is read as this
         }
     }
 }
@@ -101,11 +101,11 @@ impl FromStr for FlowName {
     }
 }
 
-/// Parts that have been read so far.
+/// Words read so far.
 #[derive(Default)]
 struct FlowWords {
     protocol: Option<FlowProtocol>,
-    /// True if it is of a protocol that has no ports here.
+    /// True if the protocol is one that is hashed without ports.
     is_portless: bool,
     endpoints: Vec<(IpAddr, Option<u16>)>,
 }
@@ -124,7 +124,7 @@ fn parse(text: &str) -> Result<FlowName, String> {
             seen.endpoints.push(endpoint);
         } else if let Some(endpoint) = word.strip_suffix(':').and_then(parse_endpoint) {
             seen.endpoints.push(endpoint);
-            break; // tcpdump tells about the packet from here on
+            break; // tcpdump describes the packet from here on
         } else {
             seen.read(word)?;
         }
@@ -137,7 +137,7 @@ fn named(hash: u32) -> FlowName {
 }
 
 impl FlowWords {
-    /// Reads what is no endpoint: a port that stands apart, or a protocol.
+    /// Reads a word that is no endpoint: a separate port, or a protocol.
     fn read(&mut self, word: &str) -> Result<(), String> {
         if let Ok(port) = word.parse() {
             let bare = self.endpoints.iter_mut().find(|(_, port)| port.is_none());
@@ -180,7 +180,7 @@ fn parse_hash(word: &str) -> Option<u32> {
     u32::from_str_radix(digits, 16).ok().filter(|_| is_hash)
 }
 
-/// Reads an address, with a port behind a colon or, as tcpdump writes it, behind a point.
+/// Reads an address, with a port behind a colon or, in tcpdump's notation, behind a dot.
 fn parse_endpoint(word: &str) -> Option<(IpAddr, Option<u16>)> {
     if let Ok(address) = word.parse::<SocketAddr>() {
         return Some((address.ip(), Some(address.port())));

@@ -1,4 +1,4 @@
-//! Control: what changes an engine while it runs.
+//! Handle that changes an engine while it runs.
 
 use std::fmt;
 use std::sync::{Arc, mpsc};
@@ -15,12 +15,12 @@ use forebay_sys::refused::{Refused, Written};
 use super::names;
 use super::tree::Tree;
 
-/// Time that the queues have to answer.
+/// Maximum time for the queues to answer.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 
-/// The knobs of an engine, before, during and after its run. Cheap to clone; from any thread.
+/// Knobs of an engine, before, during and after its run. Cheap to clone; usable from any thread.
 ///
-/// A change is in the log of changes when these return. The CPUs come to it at their next turns.
+/// A change is in the change log when a method returns. The CPUs apply it at their next turns.
 #[derive(Clone)]
 pub struct Control {
     shared: Arc<EngineState>,
@@ -58,19 +58,20 @@ impl Control {
     /// Makes a change.
     ///
     /// # Errors
-    /// When it cannot be: `EINVAL` for a CPU or a key that cannot be, `ENOENT` for a queue, `EBUSY`
-    /// for the last CPU that runs and while [`CHANGES_MAX`](forebay_engine::CHANGES_MAX) changes wait
-    /// for the engine, `ENOMEM` for a table too large.
+    /// `EINVAL` for an invalid CPU or key, `ENOENT` for a queue that does not exist, `EBUSY` for
+    /// the last running CPU and while [`CHANGES_MAX`](forebay_engine::CHANGES_MAX) changes wait for
+    /// the engine, `ENOMEM` for a table too large.
     #[expect(clippy::needless_pass_by_value, reason = "a change is made for this")]
     pub fn change(&self, change: Change) -> Result<Written, Refused> {
         self.shared.change(&change)
     }
 
-    /// Writes a knob as on the command line, and as `echo VALUE > FILE` would: by its name alone (`rps_cpus`: of all queues), with the
-    /// queue or CPU that it is of (`rx-0/rps_cpus`), or by its path in the tree.
+    /// Writes a knob as on the command line, and as `echo VALUE > FILE` would. Its name stands
+    /// alone (`rps_cpus`, of all queues), follows its queue or CPU (`rx-0/rps_cpus`), or is its
+    /// path in the tree.
     ///
     /// # Errors
-    /// When there is no such knob, or it cannot be that: what the kernel would say.
+    /// If there is no such knob, or it refuses the value: the kernel's errno, with the reason.
     pub fn set(&self, knob: &str, value: &str) -> Result<(), Refused> {
         for path in names::find_for_writing(self, knob)? {
             self.echo(&path, value)?;
@@ -78,10 +79,10 @@ impl Control {
         Ok(())
     }
 
-    /// Reads a knob by such a name, the first if there are several, without its newline.
+    /// Reads a knob by such a name, without its newline; the first one if the name fits several.
     ///
     /// # Errors
-    /// When there is none, or it cannot be read.
+    /// If there is none, or it cannot be read.
     pub fn knob(&self, knob: &str) -> Result<String, Refused> {
         let paths = names::find(self, knob)?;
         let text = paths.first().map_or(Ok(String::new()), |path| self.read(path));
@@ -91,8 +92,8 @@ impl Control {
             .to_owned())
     }
 
-    /// Says which CPUs packets may go to, and returns those that are ignored, since the engine has
-    /// them not or they do not run (RPS-9).
+    /// Sets the CPUs that packets may go to. Returns those that are ignored, because the engine
+    /// does not have them or they do not run (RPS-9).
     ///
     /// # Errors
     /// As [`change`](Self::change).
@@ -100,8 +101,8 @@ impl Control {
         self.change(Change::RpsCpus(queues, cpus)).map(|written| written.ignored)
     }
 
-    /// Takes a CPU out, or puts it back. One that is taken out delivers what it has; its flows leave
-    /// by the drain rule, and its queues are polled by another CPU.
+    /// Takes a CPU out of service, or puts it back. A CPU out of service delivers the packets it
+    /// has; its flows leave by the drain rule, and another CPU polls its queues.
     ///
     /// # Errors
     /// As [`change`](Self::change).
@@ -109,7 +110,7 @@ impl Control {
         self.change(Change::Online(cpu, runs)).map(|_| ())
     }
 
-    /// Says that the application of a flow runs on `cpu`, as its own calls would.
+    /// Records that the application of a flow runs on `cpu`, as the application's own calls would.
     ///
     /// # Errors
     /// As [`change`](Self::change).
@@ -117,7 +118,7 @@ impl Control {
         self.change(Change::RfsDesired { flow, cpu })
     }
 
-    /// Has a CPU leave its backlogs alone.
+    /// Pauses a CPU, which then leaves its backlogs alone.
     ///
     /// # Errors
     /// As [`change`](Self::change).
@@ -125,7 +126,7 @@ impl Control {
         self.change(Change::Pause(cpu)).map(|_| ())
     }
 
-    /// Has it go on.
+    /// Ends a CPU's pause.
     ///
     /// # Errors
     /// As [`change`](Self::change).
@@ -133,7 +134,8 @@ impl Control {
         self.change(Change::Resume(cpu)).map(|_| ())
     }
 
-    /// Has a CPU's thread end with the next batch that it takes in hand, and be replaced.
+    /// Ends a CPU's thread after it dequeues its next batch; a new thread replaces it (fault
+    /// injection).
     ///
     /// # Errors
     /// As [`change`](Self::change).
@@ -141,20 +143,21 @@ impl Control {
         self.change(Change::Kill(cpu)).map(|_| ())
     }
 
-    /// Settings now.
+    /// Current settings.
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.shared.settings()
     }
 
-    /// Hash function of flows now.
+    /// Current hash function of flows.
     #[must_use]
     pub fn hasher(&self) -> Arc<Hasher> {
         self.shared.hasher()
     }
 
-    /// Answers of the queues about a flow, in their order; of those that answer within a
-    /// second, while the engine runs. What shares the flow's slot is noted from the first time on.
+    /// Answers about a flow, in the order of the queues, from those that answer within a second
+    /// while the engine runs. Flows that share the flow's slot are recorded from the first request
+    /// on.
     #[must_use]
     pub fn explain(&self, flow: FlowHash) -> Vec<Explained> {
         let queues = self.shared.settings().queues.len();
@@ -168,7 +171,7 @@ impl Control {
         answers
     }
 
-    /// The CPUs that packets of a queue go to: those of its mask that run. `None`: there is no such
+    /// CPUs that packets of a queue go to: those of its mask that run. `None` if there is no such
     /// queue.
     #[must_use]
     pub fn rps_cpus_in_force(&self, queue: RxQueue) -> Option<CpuList> {

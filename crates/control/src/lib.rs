@@ -1,23 +1,23 @@
-//! Control: what can be set, in the kernel's words, and when it changes.
+//! Control plane: the knobs of an engine under the kernel's names, read and changed while it runs.
 #![forbid(unsafe_code)]
 
-pub mod handle; //      whoever changes a running engine
-pub mod tree; //        the same as files, at the kernel's places
-mod files; //           what they say and take
-mod stats; //           what is counted
+pub mod handle; //      handle that changes a running engine
+pub mod tree; //        tree of files, at the kernel's paths
+mod files; //           reads and writes of its files
+mod stats; //           counters of each CPU
 #[cfg(feature = "mount")]
-pub mod mount; //       the files in a directory, for shells and scripts
-pub mod flow; //        flows as people write them
-pub mod explain; //     where a flow is, and why, in words
-pub mod names; //       the ends of paths that knobs go by
-pub mod list; //        what each knob means
-pub mod config_file; // what a run begins with
-pub mod request; //     the language of the control socket
-mod clients; //         who may speak there
-mod session; //         one client
-pub mod socket; //      where clients come in
-pub mod client; //      the other end of it
-pub mod places; //      which runs there are
+pub mod mount; //       the tree mounted on a directory, for shells and scripts
+pub mod flow; //        names of flows, in common notations
+pub mod explain; //     CPU of a flow, and the reason, in words
+pub mod names; //       short names of knobs
+pub mod list; //        list of all knobs, with their meanings
+pub mod config_file; // initial values of the knobs
+pub mod request; //     requests of the control socket
+mod clients; //         slots of its clients
+mod session; //         session of one client
+pub mod socket; //      its listening end
+pub mod client; //      its client end
+pub mod places; //      discovery of runs
 
 pub use client::ControlClient;
 pub use config_file::ConfigFile;

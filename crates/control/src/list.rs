@@ -1,4 +1,4 @@
-//! All knobs, with what they mean.
+//! List of all knobs, with their meanings.
 
 use std::fmt;
 use std::path::Path;
@@ -13,20 +13,20 @@ use super::handle::Control;
 use super::names;
 use super::tree::MERGEABLE_RX_BUFFER_SIZE;
 
-/// A knob, as `list` tells it.
+/// A knob, as in the answer to `list`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListedKnob {
-    /// Path.
+    /// Path of the knob's file.
     pub path: String,
-    /// Value.
+    /// Current value.
     pub value: String,
-    /// Default value; empty if that is drawn, or unknown.
+    /// Default value; empty if it is random or unknown.
     pub default: String,
     /// Meaning of the value.
     pub meaning: String,
 }
 
-/// Every knob.
+/// All knobs.
 #[must_use]
 pub fn list(control: &Control) -> Vec<ListedKnob> {
     let value = |text: String| text.trim_end().to_owned();
@@ -43,7 +43,7 @@ pub fn list(control: &Control) -> Vec<ListedKnob> {
 }
 
 impl ListedKnob {
-    /// Reads a line that `list` answered.
+    /// Reads a line of the answer to `list`.
     #[must_use]
     pub fn from_line(line: &str) -> Option<Self> {
         let mut fields = line.splitn(4, '\t').map(str::to_owned);
@@ -53,7 +53,7 @@ impl ListedKnob {
 }
 
 impl fmt::Display for ListedKnob {
-    /// With tabs between the fields.
+    /// Writes the fields with tabs between them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, value, default, meaning } = self;
         write!(f, "{path}\t{value}\t{default}\t{meaning}")

@@ -1,4 +1,4 @@
-//! The names that people and scripts give knobs by: paths in the tree, and the ends of paths.
+//! Names of knobs in requests: paths in the tree, or ends of paths.
 
 use std::borrow::Cow;
 
@@ -8,12 +8,12 @@ use forebay_sys::refused::Refused;
 use super::handle::Control;
 use super::tree::File;
 
-/// The paths of all files that can be written to.
+/// Paths of all files that can be written.
 pub(super) fn knobs(control: &Control) -> Vec<String> {
     paths(control, |file| file.mode() & 0o200 != 0)
 }
 
-/// The paths of all files that a list of the knobs has.
+/// Paths of all files in the list of knobs.
 pub(super) fn listed(control: &Control) -> Vec<String> {
     paths(control, File::is_listed)
 }
@@ -24,10 +24,10 @@ fn paths(control: &Control, of: impl Fn(File) -> bool) -> Vec<String> {
     files.map(|(path, _)| path).collect()
 }
 
-/// The paths that a name fits.
+/// Paths that a name fits.
 ///
 /// # Errors
-/// `ENOENT` if there are none.
+/// `ENOENT` if there are none; `EISDIR` if the name is that of a directory.
 pub(super) fn find(control: &Control, name: &str) -> Result<Vec<String>, Refused> {
     control.named(name).map_err(|errno| {
         let why = match errno {
@@ -38,11 +38,11 @@ pub(super) fn find(control: &Control, name: &str) -> Result<Vec<String>, Refused
     })
 }
 
-/// The paths that a name means when it is written to: one, or the same one of all queues or
-/// devices that it fits.
+/// Paths that a write to a name goes to: one, or those of the same file of all queues or devices
+/// that the name fits.
 ///
 /// # Errors
-/// As [`find`]; `EINVAL` if it fits several others.
+/// As [`find`]; `EINVAL` if the name fits several other files.
 pub(super) fn find_for_writing(control: &Control, name: &str) -> Result<Vec<String>, Refused> {
     let found = find(control, name)?;
     if found.len() > 1 && !found.iter().all(|path| OfDevice::of(path).is_some()) {
@@ -58,13 +58,13 @@ pub(super) fn find_for_writing(control: &Control, name: &str) -> Result<Vec<Stri
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct OfDevice<'a> {
     pub(super) device: &'a str,
-    /// As in `rx-0`.
+    /// Directory of the queue, as in `rx-0`.
     pub(super) queue: Option<&'a str>,
     pub(super) file: &'a str,
 }
 
 impl<'a> OfDevice<'a> {
-    /// File that a path names, if it is one of a device.
+    /// File at a path, if it is one of a device.
     pub(super) fn of(path: &'a str) -> Option<Self> {
         let (device, below) = path.strip_prefix("sys/class/net/")?.split_once('/')?;
         match below.strip_prefix("queues/") {
@@ -76,7 +76,7 @@ impl<'a> OfDevice<'a> {
         }
     }
 
-    /// True if that is its name with the device's in front: `eth0/mtu`, `eth0/rx-0/rps_cpus`, or
+    /// True if `name` is the file's name behind its device's: `eth0/mtu`, `eth0/rx-0/rps_cpus`, or
     /// `eth0/rps_cpus` for all queues.
     pub(super) fn is_called(self, name: &str) -> bool {
         let below = name.strip_prefix(self.device).and_then(|below| below.strip_prefix('/'));
@@ -89,15 +89,15 @@ impl<'a> OfDevice<'a> {
     }
 }
 
-/// The names that files go by: short, and telling each from the others.
+/// Form of the short names of files, which are unique within a tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Names {
-    /// True if there are several devices.
+    /// True if names begin with the device, since there are several.
     with_device: bool,
 }
 
 impl Names {
-    /// The names in a tree with these files.
+    /// Form of names in a tree with these files.
     #[must_use]
     pub fn of<P: AsRef<str>>(paths: &[P]) -> Self {
         let mut devices = paths.iter().filter_map(|path| OfDevice::of(path.as_ref()));
@@ -105,13 +105,12 @@ impl Names {
         Self { with_device: devices.any(|of_device| Some(of_device.device) != first) }
     }
 
-    /// The names in the tree of a run.
+    /// Form of names in the tree of a run.
     pub(super) fn in_run(control: &Control) -> Self {
         Self { with_device: control.state().devices().count() > 1 }
     }
 
-    /// The name of a file: with the queue or CPU that it is about, and with the device where there are
-    /// several.
+    /// Short name of a file: with its queue or CPU, and with its device if there are several.
     #[must_use]
     pub fn short(self, path: &str) -> Cow<'_, str> {
         match OfDevice::of(path) {
@@ -126,7 +125,7 @@ impl Names {
     }
 }
 
-/// The shortest end of a path that tells it from the others of one device.
+/// Shortest end of a path that is unique among the files of one device.
 fn short(path: &str) -> &str {
     let parts: Vec<_> = path.rsplitn(3, '/').collect();
     let len_bytes = match parts[..] {

@@ -1,5 +1,4 @@
-//! Runs that are found without being told where they listen: each has a socket of its name in a
-//! directory that runs and those who ask them agree on.
+//! Discovery of runs: each has a socket of its name in a directory that runs and clients agree on.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder};
@@ -11,29 +10,29 @@ use std::path::{Path, PathBuf};
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 
-/// The directory of sockets, below where the system keeps such things.
+/// Name of the directory of sockets, below a runtime directory.
 const DIRECTORY: &str = "forebay";
-/// Directory of the system for root's.
+/// Runtime directory of root.
 const ROOTS: &str = "/run";
-/// The ending of a socket's name.
+/// Extension of a socket's name.
 const ENDING: &str = "sock";
-/// The longest name of a run, in bytes: less than a file's.
+/// Maximum length of a run's name, in bytes: less than a file name's.
 const NAME_BYTES_MAX: usize = 64;
-/// The longest that is made up: a number may come behind it.
+/// Maximum length of a derived name, in bytes: a number may follow it.
 const MADE_UP_BYTES_MAX: usize = 60;
 
 /// A run that listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RunPlace {
-    /// Name.
+    /// Name of the run.
     pub name: String,
     /// Path of the socket.
     pub path: PathBuf,
 }
 
-/// The directories that runs listen in, by the environment: `$RUNTIME_DIRECTORY`, which a service
-/// manager gives to one service; below `$XDG_RUNTIME_DIR`, which is a user's; for root below `/run`.
-/// A run takes the first.
+/// Directories for the sockets of runs, from the environment: `$RUNTIME_DIRECTORY`, which a service
+/// manager gives to one service; below `$XDG_RUNTIME_DIR`, which is a user's; for root, below
+/// `/run`. A run uses the first.
 #[must_use]
 pub fn directories() -> Vec<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -45,7 +44,7 @@ pub fn directories() -> Vec<PathBuf> {
 }
 
 fn of_environment(service: Option<&OsStr>, user: Option<&OsStr>, is_root: bool) -> Vec<PathBuf> {
-    // Of several, with colons between them, the first.
+    // The first of several, separated by colons.
     let first = |list: &OsStr| std::env::split_paths(list).next();
     let roots = is_root.then(|| Path::new(ROOTS).join(DIRECTORY));
     let users = user.map(|user| Path::new(user).join(DIRECTORY));
@@ -54,10 +53,10 @@ fn of_environment(service: Option<&OsStr>, user: Option<&OsStr>, is_root: bool) 
     all
 }
 
-/// Socket of a run of that name, in a directory that is there now.
+/// Path for the socket of a run of this name, in a directory that exists now.
 ///
 /// # Errors
-/// When nothing says where, the directory cannot be made, or no file can have that name.
+/// If the environment names no directory, the directory cannot be made, or the name is invalid.
 pub fn of_run(name: &str) -> Result<PathBuf> {
     check_name(name)?;
     let Some(directory) = directories().into_iter().next() else {
@@ -71,10 +70,10 @@ pub fn of_run(name: &str) -> Result<PathBuf> {
     }
 }
 
-/// Socket of the run of that name; without a name that of the only one that there is.
+/// Path of the socket of the run of this name; without a name, of the only run.
 ///
 /// # Errors
-/// When none listens, or several do and nobody has said which.
+/// If none listens, or several do and there is no name.
 pub fn find(name: Option<&str>) -> Result<PathBuf> {
     let looked = directories();
     let mut runs = listening_in(&looked);
@@ -85,7 +84,7 @@ pub fn find(name: Option<&str>) -> Result<PathBuf> {
         [run] => Ok(run.path.clone()),
         [first, ..] if name.is_some() => Ok(first.path.clone()),
         [] => match (name, looked.first()) {
-            // Asking there says why.
+            // The attempt to connect there fails with the reason.
             (Some(name), Some(directory)) => {
                 check_name(name)?;
                 Ok(socket_in(directory, name))
@@ -96,7 +95,7 @@ pub fn find(name: Option<&str>) -> Result<PathBuf> {
     }
 }
 
-/// All runs that listen in these directories, but for those that may not be asked.
+/// All runs that listen in these directories and that this user may connect to.
 fn listening_in(directories: &[PathBuf]) -> Vec<RunPlace> {
     let entries = directories.iter().filter_map(|directory| fs::read_dir(directory).ok());
     let paths = entries.flatten().filter_map(|entry| Some(entry.ok()?.path()));
@@ -106,7 +105,7 @@ fn listening_in(directories: &[PathBuf]) -> Vec<RunPlace> {
         Some(RunPlace { name, path })
     };
     let mut places: Vec<_> = paths.filter_map(place).collect();
-    // What a dead run has left refuses.
+    // The socket that a dead run has left refuses connections.
     places.retain(|place| UnixStream::connect(&place.path).is_ok());
     places.sort_by(|one, other| one.name.cmp(&other.name));
     places
@@ -116,7 +115,7 @@ fn socket_in(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{name}.{ENDING}"))
 }
 
-/// A name that a run can have, made of what it is about.
+/// Valid name of a run, made from the names of its devices or files.
 #[must_use]
 pub fn name_of<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
     let last = |part: &'a str| part.rsplit('/').next().unwrap_or(part);

@@ -1,27 +1,27 @@
-//! The language of the control socket: lines of UTF-8, at most [`LINE_BYTES_MAX`] each.
+//! Requests of the control socket: lines of UTF-8, at most [`LINE_BYTES_MAX`] each.
 //!
 //! | request | answer, before the last line |
 //! |---|---|
-//! | `get KNOB` | what the file reads; if the name fits several, a line `NAME VALUE` for each |
-//! | `set KNOB VALUE…` | `now NAME VALUE` for each file written; `in effect: …` and `ignored CPUS: …` where that is not all that was asked for |
+//! | `get KNOB` | text of the file; if the name fits several, a line `NAME VALUE` for each |
+//! | `set KNOB VALUE…` | `now NAME VALUE` for each file written; `in effect: …` and `ignored CPUS: …` if the value is not in force as written |
 //! | `list` | for each knob its path, value, default and meaning, with tabs between them |
 //! | `watch [KNOB]` | `NAME VALUE` now and after each change, until the client goes or sends another line |
-//! | `explain FLOW` | where the flow is, and why, in words |
+//! | `explain FLOW` | CPU of the flow, and the reason, in words |
 //! | `explain --json FLOW` | the same, one line with a JSON document |
 //! | `rfs_desired FLOWHASH CPU` | as `set`; the hash in hexadecimal, as in `deliver.csv` |
 //! | `pause CPU`, `resume CPU`, `kill CPU` | nothing |
 //! | `config` | the path of the config file that the run was started with |
 //!
-//! The last line is `ok`, or `error ERRNO: what, why, what to do`; no other line is like that.
-//! A connection takes any number of requests, one after another.
+//! The last line is `ok`, or `error ERRNO: what, why, what to do`; no other line has that form. A
+//! connection takes any number of requests, one after another.
 //!
-//! KNOB is a path in the tree of knobs, or the end of one: `rps_cpus` is that of all queues,
-//! `rx-0/rps_cpus` that of the first queue of each device, `eth1/rx-0/rps_cpus` that of one, and
-//! `eth1/rps_cpus` that of the queues of one device. `set` only takes the end of several paths if
-//! they are of devices. NAME is the shortest such name: `rx-0/rps_cpus` (with several devices
-//! `eth1/rx-0/rps_cpus`), `cpu1/online`, `netdev_max_backlog`. VALUE is
-//! what `echo` would write to the file: in `set KNOB=VALUE` all that follows the `=`, to the last
-//! blank; otherwise without the blanks around it. FLOW is a [`FlowName`].
+//! KNOB is a path in the tree of knobs, or the end of one: `rps_cpus` stands for all queues,
+//! `rx-0/rps_cpus` for the first queue of each device, `eth1/rx-0/rps_cpus` for one queue, and
+//! `eth1/rps_cpus` for the queues of one device. `set` accepts the end of several paths only if all
+//! are of devices. NAME is the shortest such name: `rx-0/rps_cpus` (with several devices
+//! `eth1/rx-0/rps_cpus`), `cpu1/online`, `netdev_max_backlog`. VALUE is the text that `echo` would
+//! write to the file: in `set KNOB=VALUE` everything behind the `=`, blanks included; otherwise
+//! without the blanks around it. FLOW is a [`FlowName`].
 
 use forebay_rx::CpuId;
 use forebay_rx::hash::FlowHash;
@@ -30,7 +30,7 @@ use forebay_sys::refused::Refused;
 
 use super::flow::FlowName;
 
-/// The longest line that is read, its end included.
+/// Maximum length of a line, its newline included, in bytes.
 pub const LINE_BYTES_MAX: usize = 4096;
 
 /// Words of all requests.
@@ -41,9 +41,9 @@ const WORDS: &str = "get, set, list, watch, explain, rfs_desired, pause, resume,
 pub enum Request {
     /// Read a knob.
     Get(String),
-    /// Write to this knob.
+    /// Write to a knob.
     Set {
-        /// Name.
+        /// Name of the knob.
         knob: String,
         /// Value that is written.
         value: String,
@@ -56,26 +56,26 @@ pub enum Request {
     Explain {
         /// The flow.
         flow: FlowName,
-        /// True if the answer is a document.
+        /// True if the answer is a JSON document.
         json: bool,
     },
-    /// The application of this flow runs on this CPU.
+    /// Record that the application of this flow runs on this CPU.
     RfsDesired(FlowHash, CpuId),
-    /// Have a CPU leave its backlogs alone.
+    /// Pause of a CPU, which then leaves its backlogs alone.
     Pause(CpuId),
-    /// Have it go on.
+    /// End of a CPU's pause.
     Resume(CpuId),
-    /// Have its thread die, and be replaced.
+    /// Fault injection: a CPU's thread ends, and is replaced.
     Kill(CpuId),
-    /// Ask for the configuration that the run was started with.
+    /// Path of the config file that the run was started with.
     Config,
 }
 
 impl Request {
-    /// Reads a line.
+    /// Parses a line.
     ///
     /// # Errors
-    /// `EINVAL`, and what the line should have been.
+    /// `EINVAL`, with the form that the line should have.
     pub fn parse(line: &str) -> Result<Self, Refused> {
         let line = line.trim_end_matches(['\r', '\n']).trim_start();
         let (word, rest) = split(line);
@@ -130,7 +130,7 @@ impl Request {
     }
 }
 
-/// The first word of a text, and what follows it.
+/// First word of a text, and the rest.
 fn split(text: &str) -> (&str, &str) {
     let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
     (word, rest.trim_start())
@@ -224,7 +224,7 @@ mod tests {
     }
 
     proptest! {
-        /// Lines are written to the file as they stand, blank for blank.
+        /// Values are written to the file verbatim, blanks included.
         #[test]
         fn rps_8_value_is_stored_verbatim(value in "[ \t0-9a-fx,=+-]{0,12}|[^\r\n]{0,12}") {
             prop_assert_eq!(Request::parse(&format!("set mtu={value}\n")), Ok(set("mtu", &value)));

@@ -1,4 +1,4 @@
-//! One client of the control socket: its lines, and what they are answered with.
+//! Session of one client of the control socket: its requests, and their answers.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -16,21 +16,21 @@ use super::list::list;
 use super::names::{self, Names};
 use super::request::{LINE_BYTES_MAX, Request};
 
-/// Time for which a client may leave an answer unread, once the kernel holds no more of it.
+/// Time for which a client may leave an answer unread, once the kernel's socket buffer is full.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time between two looks of a watch.
+/// Time between two polls of a watch.
 const WATCH_PERIOD: Duration = Duration::from_millis(20);
 
-/// State that clients are answered from.
+/// State that answers are made from.
 #[derive(Debug)]
 pub(super) struct Desk {
     pub(super) control: Control,
-    /// The config file that the run was started with.
+    /// Path of the config file that the run was started with.
     pub(super) config: Option<PathBuf>,
 }
 
-/// A client at the desk.
+/// A client and its requests.
 #[derive(Debug)]
 pub(super) struct ControlSession<'a> {
     desk: &'a Desk,
@@ -43,10 +43,10 @@ impl<'a> ControlSession<'a> {
         Self { desk, seat, lines: Lines { stream, read: Vec::new(), has_ended: false } }
     }
 
-    /// Answers one line after another until the client goes, or is sent away.
+    /// Answers one line after another until the client disconnects, or is disconnected.
     ///
     /// # Errors
-    /// When the client went in the middle of something.
+    /// If reading or writing fails.
     pub(super) fn serve(mut self) -> io::Result<()> {
         self.lines.stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
         loop {
@@ -59,6 +59,7 @@ impl<'a> ControlSession<'a> {
                     Err(refused) => Err(refused),
                 },
                 HeardLine::Noise => Err(invalid("a request is text in UTF-8".to_owned())),
+                // The client is disconnected: the rest of its line would be read as a request.
                 HeardLine::TooLong => {
                     let why = format!("a request has at most {LINE_BYTES_MAX} bytes");
                     return self.lines.send(Err(invalid(why)));
@@ -70,7 +71,8 @@ impl<'a> ControlSession<'a> {
         }
     }
 
-    /// Sends what the knobs read, and what they read anew, until a line comes or the client goes.
+    /// Sends the values of the knobs, and every new value, until a line comes or the client
+    /// disconnects.
     fn watch(&mut self, knob: Option<&str>) -> io::Result<SessionAnswer> {
         let paths = match self.desk.watched(knob) {
             Ok(paths) => paths,
@@ -85,7 +87,7 @@ impl<'a> ControlSession<'a> {
         let mut settings = None;
         loop {
             let mut text = String::new();
-            // One look at all settings is much less than one at each of the knobs.
+            // Comparing all settings once costs much less than reading each knob.
             let now = knob.is_none().then(|| self.desk.control.settings());
             if now.is_none() || now != settings {
                 for (path, known) in paths.iter().zip(&mut known) {
@@ -107,7 +109,7 @@ impl<'a> ControlSession<'a> {
     }
 }
 
-/// The lines before `ok`, or what stands in its place.
+/// Lines before `ok`, or the refusal in its place.
 type SessionAnswer = Result<Vec<String>, Refused>;
 
 impl Desk {
@@ -135,7 +137,7 @@ impl Desk {
                 Some(path) => Ok(vec![path.display().to_string()]),
                 None => Err(Refused::new(Errno::NoEnt, "the run was started without --config")),
             },
-            Request::Watch(_) => Ok(Vec::new()), // is the session's
+            Request::Watch(_) => Ok(Vec::new()), // handled by the session
         }
     }
 
@@ -189,13 +191,13 @@ impl Desk {
         read.map_err(|errno| Refused::new(errno, format!("{path} cannot be read")))
     }
 
-    /// Text of a file, on one line.
+    /// Text of a file, as one line.
     fn value(&self, path: &str) -> Result<String, Refused> {
         Ok(self.read(path)?.trim_end().replace('\n', " "))
     }
 }
 
-/// Part of a write that is not as was asked for, in words.
+/// Notes on the part of a write that is not in force as requested.
 pub(super) fn told(control: &Control, written: &Written) -> Vec<String> {
     let Written { in_effect, ignored, .. } = written;
     let in_effect = (!in_effect.is_empty()).then(|| format!("in effect: {in_effect}"));
@@ -210,30 +212,30 @@ fn invalid(why: String) -> Refused {
     Refused::new(Errno::Inval, why)
 }
 
-/// Lines of a client.
+/// Input of a client, line by line.
 #[derive(Debug)]
 struct Lines {
     stream: UnixStream,
-    /// Bytes read and not taken: at most a line and what came with its end.
+    /// Bytes read and not taken: at most a line and the bytes that came with its end.
     read: Vec<u8>,
     has_ended: bool,
 }
 
-/// Bytes that have come.
+/// Next part of the input.
 #[derive(PartialEq, Eq, Debug)]
 enum HeardLine {
     /// A line, without its end.
     Line(String),
-    /// A line that is no text.
+    /// A line that is not UTF-8.
     Noise,
-    /// More than a line may have.
+    /// More bytes than a line may have.
     TooLong,
-    /// Nothing, and nothing will: what stood on an unfinished line is not a request.
+    /// End of the input; an unfinished line is no request.
     Gone,
 }
 
 impl Lines {
-    /// Waits, not longer than `timeout`, and says whether there is something to take.
+    /// Waits for at most `timeout`, and returns true if there is something to take.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
         if self.is_ready() {
             return Ok(true);
@@ -292,13 +294,13 @@ mod tests {
         (client, Lines { stream, read: Vec::new(), has_ended: false })
     }
 
-    /// All that is heard of what a client writes before it goes.
+    /// All parts that a session hears of a client's bytes.
     fn heard(written: &[u8]) -> Vec<HeardLine> {
         let (mut client, mut lines) = lines();
         let writer = std::thread::spawn({
             let written = written.to_vec();
             move || {
-                // In small pieces, and not to the end where the session has heard enough.
+                // In small pieces. Writing fails once the session has heard enough.
                 let _ = written.chunks(7).try_for_each(|piece| client.write_all(piece));
             }
         });

@@ -1,9 +1,9 @@
-//! The control socket: where a run listens for those who ask it or change it.
+//! Control socket, on which a run listens for clients that query or change it.
 //!
-//! The control socket is a Unix stream socket that only its owner may connect to. What is said there is in
-//! [`request`](super::request). Every client has a thread of its own, so that none waits for
-//! another; at most [`CLIENTS_MAX`](super::clients::CLIENTS_MAX) are served, and nothing here is on
-//! the path of packets.
+//! The control socket is a Unix stream socket that only its owner and root may use;
+//! [`request`](super::request) describes the requests. Every client has a thread of its own, so
+//! that none waits for another; at most [`CLIENTS_MAX`](super::clients::CLIENTS_MAX) are served.
+//! Nothing here is on the path of packets.
 
 use std::io::{self, ErrorKind, Write};
 use std::net::Shutdown;
@@ -24,10 +24,10 @@ use super::clients::ClientSlots;
 use super::handle::Control;
 use super::session::{ControlSession, Desk};
 
-/// Time for which nobody is let in after a client could not be, for want of descriptors or threads.
+/// Pause after a client could not be accepted, for want of descriptors or threads.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);
 
-/// An open control socket: it is closed and removed when this is dropped.
+/// An open control socket, closed and removed on drop.
 #[derive(Debug)]
 pub struct ControlSocket {
     listener: Arc<PrivateListener>,
@@ -36,11 +36,11 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens at `path`, and answers from `control`. What a dead run left there is replaced.
-    /// Clients are told `config` when they ask for the run's config file.
+    /// Listens at `path`, and answers from `control`. Replaces the socket of a dead run. `config`
+    /// is the answer to requests for the run's config file.
     ///
     /// # Errors
-    /// When a live run listens there, there is a file of another kind, or the system refuses.
+    /// If a live run listens there, a file of another kind is there, or the system refuses.
     pub fn open(control: Control, path: &Path, config: Option<PathBuf>) -> Result<Self> {
         let listener = Arc::new(PrivateListener::bind(path, "the control socket")?);
         let seats = Arc::new(ClientSlots::default());
@@ -57,7 +57,7 @@ impl Drop for ControlSocket {
     fn drop(&mut self) {
         self.listener.remove();
         self.seats.close();
-        // Whoever waits in `accept` is told that there is nothing more to come.
+        // Makes a waiting `accept` return an error.
         let closed = rustix::net::shutdown(self.listener.socket(), rustix::net::Shutdown::Both);
         if let Some(door) = self.door.take()
             && closed.is_ok()
@@ -67,23 +67,24 @@ impl Drop for ControlSocket {
     }
 }
 
-/// Lets clients in until the doors are closed.
+/// Accepts clients until the socket is shut down.
 fn let_in(listener: &PrivateListener, desk: &Arc<Desk>, seats: &Arc<ClientSlots>) {
     loop {
         let stream = match listener.socket().accept() {
             Ok((stream, _)) => stream,
+            // EINVAL: the socket was shut down, by drop.
             Err(error) if error.kind() == ErrorKind::InvalidInput => return,
             Err(_) => {
                 thread::sleep(REFUSED_PAUSE);
                 continue;
             }
         };
-        // Only a client's own connection is lost.
+        // An error concerns this client's connection only.
         let _ = seat(stream, desk, seats);
     }
 }
 
-/// Gives a client a place and a thread, or tells it why not.
+/// Gives a client a slot and a thread, or sends it the reason for refusing.
 fn seat(stream: UnixStream, desk: &Arc<Desk>, seats: &Arc<ClientSlots>) -> io::Result<()> {
     if let Err(refused) = check_peer(&stream)? {
         return turn_away(&stream, &refused);
@@ -94,13 +95,13 @@ fn seat(stream: UnixStream, desk: &Arc<Desk>, seats: &Arc<ClientSlots>) -> io::R
     };
     let desk = Arc::clone(desk);
     spawn(move || {
-        // A client that has gone in the middle of an answer wants no more of it.
+        // An error means that the client has gone within an answer.
         let _ = ControlSession::new(&desk, seat, stream).serve();
     })?;
     Ok(())
 }
 
-/// The owner of the run may ask, and root.
+/// Checks that the peer is the owner of the run, or root.
 fn check_peer(stream: &UnixStream) -> io::Result<Result<(), Refused>> {
     let (peer, owner) = (socket_peercred(stream)?.uid, geteuid());
     if peer == owner || peer.is_root() {
@@ -112,7 +113,7 @@ fn check_peer(stream: &UnixStream) -> io::Result<Result<(), Refused>> {
     Ok(Err(Refused::new(Errno::Perm, why)))
 }
 
-/// The socket of a new client holds a line, so that this does not wait.
+/// Sends a refusal without waiting: the socket buffer of a new client holds a line.
 fn turn_away(mut stream: &UnixStream, refused: &Refused) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.write_all(format!("error {refused}\n").as_bytes())?;

@@ -1,4 +1,4 @@
-//! Counters of each CPU, as the kernel prints them and one by one.
+//! Counters of each CPU: in the kernel's format, and in a file each.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use forebay_engine::EngineState;
 use forebay_rx::counters::Counter;
 use forebay_rx::{CpuId, DropReason};
 
-/// The files with the counters of one CPU.
+/// Files with the counters of one CPU.
 pub(super) const CPU_COUNTERS: [&str; 10] = [
     "processed",
     "dropped",
@@ -20,17 +20,17 @@ pub(super) const CPU_COUNTERS: [&str; 10] = [
     "busy_ns",
 ];
 
-/// The counters of one CPU.
+/// Counters of one CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct CpuStats {
     processed: u64,
     /// Frames that the backlogs of this CPU refused.
     dropped: u64,
     time_squeeze: u64,
-    /// Times that it was woken for packets of another CPU: the kernel's inter-processor interrupts.
+    /// Number of wake-ups for packets of another CPU: the kernel's inter-processor interrupts.
     received_rps: u64,
-    /// Frames that a flow limit refused on their way to this CPU or another, from a queue that this
-    /// CPU polls.
+    /// Frames that a flow limit refused on their way to any CPU, from the queues that this CPU
+    /// polls.
     flow_limit_count: u64,
     backlog_len: u64,
     backlog_max: u64,
@@ -43,6 +43,7 @@ impl CpuStats {
     pub(super) fn of(cpu: CpuId, shared: &EngineState) -> Self {
         let place = shared.cpus().cpus().binary_search(&cpu).ok();
         let (Some(index), Some(counters)) = (place, shared.counters()) else {
+            // Nothing is counted for a CPU outside the engine.
             return Self::default();
         };
         let queues = || counters.queues.iter();
@@ -67,7 +68,7 @@ impl CpuStats {
         }
     }
 
-    /// One of [`CPU_COUNTERS`].
+    /// Value of one of [`CPU_COUNTERS`].
     pub(super) fn named(&self, name: &str) -> u64 {
         match name {
             "processed" => self.processed,
@@ -83,7 +84,7 @@ impl CpuStats {
         }
     }
 
-    /// A line of `/proc/net/softnet_stat` (`softnet_seq_show` in net/core/net-procfs.c): fifteen
+    /// Line of `/proc/net/softnet_stat` (`softnet_seq_show` in net/core/net-procfs.c): fifteen
     /// numbers of 32 bits.
     fn softnet_line(&self, cpu: CpuId) -> String {
         let columns = [
@@ -95,13 +96,13 @@ impl CpuStats {
             0,
             0,
             0,
-            0, // once collisions of transmission
+            0, // once cpu_collision
             self.received_rps,
             self.flow_limit_count,
             self.backlog_len,
             cpu.0.into(),
-            self.backlog_len, // on the rings
-            0,                // in the hands of nobody but the handler
+            self.backlog_len, // input_pkt_queue: the rings
+            0,                // process_queue: none beside the handler's batch
         ];
         let mut line = String::new();
         for (place, column) in columns.into_iter().enumerate() {
@@ -113,7 +114,7 @@ impl CpuStats {
     }
 }
 
-/// `/proc/net/softnet_stat`: a line for each CPU that runs.
+/// `/proc/net/softnet_stat`: a line for each running CPU.
 pub(super) fn softnet_stat(shared: &EngineState) -> String {
     let running = shared.settings().cpus;
     let lines = running.cpus().iter().map(|&cpu| CpuStats::of(cpu, shared).softnet_line(cpu));

@@ -1,4 +1,4 @@
-//! The tree of files that control has: the kernel's, at the kernel's places, and some of its own.
+//! Tree of control files: the kernel's files at the kernel's paths, and some of Forebay's own.
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use forebay_sys::errno::Errno;
 use super::names::OfDevice;
 use super::stats::CPU_COUNTERS;
 
-/// Name by which virtio-net calls the size of the buffers that it posts, of each queue
-/// (drivers/net/virtio_net.c, where it can only be read too).
+/// File with the size of a queue's posted receive buffers, as virtio-net names it
+/// (drivers/net/virtio_net.c, where it is read-only, too).
 pub(super) const MERGEABLE_RX_BUFFER_SIZE: &str = "mergeable_rx_buffer_size";
 
 /// An entry of a directory.
@@ -41,15 +41,15 @@ pub enum EntryKind {
 /// A file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum File {
-    /// The size of a queue's receive buffers; the queue is counted through all devices.
+    /// Size of a queue's receive buffers; the queue is numbered through all devices.
     RxBufferSize(RxQueue),
-    /// A knob of the kernel's; of this queue, counted through all devices, if it is one of a queue.
+    /// A knob of the kernel; if it is one of a queue, that queue, numbered through all devices.
     Knob(Knob, RxQueue),
     /// State of a CPU: running or not.
     CpuOnline(CpuId),
-    /// The CPUs that run.
+    /// CPUs that run.
     Online,
-    /// The CPUs that there are.
+    /// CPUs of the engine.
     Possible,
     /// Counters of all CPUs.
     SoftnetStat,
@@ -57,11 +57,11 @@ pub(super) enum File {
     Coalesce(&'static str),
     /// A knob of the balance.
     Balance(&'static str),
-    /// The key of the hash. Who knows it can aim at a CPU, so it can only be written.
+    /// Key of the flow hash. Write-only, since readers of the key could aim flows at one CPU.
     HashKey,
-    /// The rules by which a flow is told.
+    /// Rules for flow keys.
     FlowKey,
-    /// The CPUs that run, to be written.
+    /// CPUs that run, writable.
     Cpus,
     /// One counter of one CPU.
     Counter(CpuId, &'static str),
@@ -80,13 +80,13 @@ impl File {
         }
     }
 
-    /// True if a list of the knobs has it: whatever can be set, and what drivers set themselves.
+    /// True if the file is in the list of knobs: all that can be set, and those that drivers set.
     pub(super) fn is_listed(self) -> bool {
         matches!(self, Self::RxBufferSize(_)) || self.mode() & 0o200 != 0
     }
 }
 
-/// Queues and CPUs that there are files for.
+/// Queues and CPUs that have files.
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     pub(super) devices: Devices,
@@ -94,7 +94,7 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// The file at `path`.
+    /// File at `path`.
     pub(super) fn file(&self, path: &str) -> Result<File, Errno> {
         let path = normal(path);
         match self.files().find(|(at, _)| *at == path) {
@@ -106,7 +106,7 @@ impl Tree {
         }
     }
 
-    /// Entries of the directory at `path`, in the order of the names.
+    /// Entries of the directory at `path`, sorted by name.
     pub(super) fn entries(&self, path: &str) -> Result<Vec<TreeEntry>, Errno> {
         let directory = normal(path);
         let prefix = if directory.is_empty() { directory.clone() } else { format!("{directory}/") };
@@ -129,7 +129,7 @@ impl Tree {
         if entries.is_empty() { Err(Errno::NoEnt) } else { Ok(entries) }
     }
 
-    /// Every file with its path.
+    /// All files, each with its path.
     pub(super) fn files(&self) -> impl Iterator<Item = (String, File)> {
         let cpus = self.cpus.cpus().iter();
         let of_cpus = cpus.flat_map(|&cpu| {
@@ -165,7 +165,7 @@ impl Tree {
             .chain(others)
     }
 
-    /// One for each queue of a virtio device.
+    /// Files of buffer sizes, one for each queue of a virtio device.
     fn rx_buffer_sizes(&self) -> impl Iterator<Item = (String, File)> {
         self.devices.iter().flat_map(|(device, own)| {
             let first = own.start;
@@ -193,9 +193,9 @@ impl Tree {
         of_devices.chain(of(KnobPlace::NetCore).map(move |knob| file(knob, "", 0, 0)))
     }
 
-    /// The paths of the files that a short name stands for: `rps_cpus` of all queues,
-    /// `eth0/rps_cpus` of those of one device, `rx-0/rps_cpus` of the first queue of each,
-    /// `eth0/rx-0/rps_cpus`, `eth0/mtu`, `cpu1/online`, or a whole path.
+    /// Paths of the files that a short name stands for: `rps_cpus` of all queues, `eth0/rps_cpus`
+    /// of those of one device, `rx-0/rps_cpus` of the first queue of each, `eth0/rx-0/rps_cpus`,
+    /// `eth0/mtu`, `cpu1/online`, or a whole path.
     pub(super) fn named(&self, name: &str) -> Result<Vec<String>, Errno> {
         let name = normal(name);
         let ending = format!("/{name}");
@@ -206,7 +206,7 @@ impl Tree {
                 || OfDevice::of(path).is_some_and(|of_device| of_device.is_called(&name))
         };
         let named: Vec<_> = files.filter(is_meant).collect();
-        // A whole path is that file only.
+        // A whole path stands for that file only.
         match named.iter().find(|path| **path == name) {
             Some(path) => Ok(vec![path.clone()]),
             None if named.is_empty() => self.file(&name).map(|_| Vec::new()),
@@ -215,7 +215,7 @@ impl Tree {
     }
 }
 
-/// Without empty parts.
+/// Path without empty parts and dots.
 fn normal(path: &str) -> String {
     let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
     parts.join("/")

@@ -13,7 +13,7 @@ use forebay_sys::xdp::CopyMode;
 use self::virtio::VirtioOptions;
 use crate::rx_filter::RxFilter;
 
-/// Backend of a device: an interface of the kernel's, or another process.
+/// Backend of a device: an interface of the kernel, or another process.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Via {
     /// `AF_XDP`: frames bypass the kernel's stack and arrive in packet memory.
@@ -44,8 +44,8 @@ impl Via {
         }
     }
 
-    /// True if devices are interfaces of the kernel, named as those. Other devices are named by the path
-    /// of a socket.
+    /// True if devices of this backend are interfaces of the kernel, and have their names. Other
+    /// devices are named by the path of a socket.
     #[must_use]
     pub fn is_interface(self) -> bool {
         self != Self::VhostUser
@@ -77,7 +77,7 @@ pub struct DeviceConfig {
     pub name: String,
     /// Backend.
     pub via: Via,
-    /// Number of rx queues polled, from the first; of a vhost-user device, queue pairs.
+    /// Number of rx queues to poll, from the first; of a vhost-user device, queue pairs.
     pub queues: u16,
     /// Packets to take.
     pub take: RxFilter,
@@ -87,8 +87,8 @@ pub struct DeviceConfig {
     pub virtio: VirtioOptions,
     /// True for promiscuous mode: frames for other stations are received too.
     pub promiscuous: bool,
-    /// True to use the device's hash where it has computed one. Senders who know the device's key can
-    /// choose the CPU.
+    /// True to use the device's hash where it has computed one. Senders who know the device's key
+    /// can choose the CPU.
     pub device_hash: bool,
     /// Checksum verification; with it, frames are summed while they are copied.
     pub verify: Verify,
@@ -111,11 +111,11 @@ impl DeviceConfig {
         }
     }
 
-    /// Checks that no device is named twice, by whatever backend: its queues would share names, and the
-    /// error of the second opening would mislead.
+    /// Checks that no device is named twice, even with different backends: its queues would share
+    /// names, and the error of the second opening would mislead.
     ///
     /// # Errors
-    /// If one is.
+    /// If a name occurs twice.
     pub fn check_named_once(configs: &[Self]) -> Result<()> {
         let mut names = BTreeSet::new();
         match configs.iter().find(|config| !names.insert(&config.name)) {
@@ -136,13 +136,13 @@ pub struct XdpOptions {
     pub mode: XdpMode,
     /// Copy mode: zero-copy by the device, or copies by the kernel.
     pub copy: CopyMode,
-    /// True for busy polling: our polls drive the device (`SO_PREFER_BUSY_POLL`).
+    /// True for busy polling: polls of the source drive the device (`SO_PREFER_BUSY_POLL`).
     pub busy_poll: bool,
     /// True to replace an XDP program that is attached already.
     pub replace: bool,
 }
 
-/// Places in the kernel where an XDP program runs.
+/// Place in the kernel where an XDP program runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum XdpMode {
     /// Native if the driver supports it, else generic.

@@ -1,8 +1,8 @@
-//! Devices: where frames come from, and where packets go.
+//! Devices: sources of frames, and sinks of packets.
 //!
-//! The folder of a backend has the same files as any other: `open.rs`, `source.rs` (frames in), and the
-//! way out: `sink.rs` where each CPU sends by itself, `transmit.rs` where one CPU drives the device's queue
-//! and the others hand packets to it over [`tx_queue`](TxQueueSink).
+//! Each backend has a folder with the same files: `open.rs`, `source.rs` (frames in), and for
+//! frames out `sink.rs` if each CPU sends by itself, or `transmit.rs` if one CPU drives the
+//! device's queue and the others hand packets to it over [`tx_queue`](TxQueueSink).
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(all(feature = "af-xdp", feature = "capture", feature = "tun", feature = "vhost-user")),
@@ -11,20 +11,20 @@
 
 #[cfg(feature = "capture")]
 pub mod pcap; //      capture files
-pub mod synthetic; // made-up flows
-mod pace; //          when a recorded or made-up frame is due
+pub mod synthetic; // generated flows
+mod pace; //          due time of a recorded or generated frame
 
-pub mod config; //    a device to be opened: its name, its way, its options
-pub mod open; //      an open one: its queues, and the ways into it
-pub mod stats; //     what is counted and found out about it
-pub mod rx_filter; // which packets are taken from the kernel
+pub mod config; //    configuration: name, backend, options
+pub mod open; //      an open device: its sources and sinks
+pub mod stats; //     counters, and facts about a device
+pub mod rx_filter; // packets that are taken from the kernel
 #[cfg(feature = "af-xdp")]
-pub mod af_xdp; //    straight into packet memory
-pub mod af_packet; // copies of what any interface sees
+pub mod af_xdp; //    frames straight into packet memory
+pub mod af_packet; // copies of the frames of any interface
 #[cfg(feature = "tun")]
-pub mod tun; //       the kernel's stack on the other side
+pub mod tun; //       packets exchanged with the kernel's stack
 #[cfg(feature = "vhost-user")]
-pub mod virtio; //    a device that another process is, over vhost-user
+pub mod virtio; //    virtio-net over vhost-user: another process is the device
 #[cfg(any(feature = "af-xdp", feature = "vhost-user"))]
 mod tx_queue; //      from any CPU to the one that drives a device queue, in order
 
@@ -45,39 +45,39 @@ pub use tun::TunDevice;
 #[cfg(any(feature = "af-xdp", feature = "vhost-user"))]
 pub use tx_queue::TxQueueSink;
 
-/// Captured bytes of a record at most, as in tcpdump and Wireshark.
+/// Maximum number of captured bytes of a record, as in tcpdump and Wireshark.
 pub const MAX_RECORD_BYTES: u32 = 262_144;
 
-/// Progress that a source tells while it runs.
+/// Progress of a source, updated while it runs.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// Part that is done, in the source's unit.
+    /// Part that is done, in the source's unit (bytes or frames).
     pub done: AtomicU64,
-    /// The whole, if it is known.
+    /// Total in the same unit, if known.
     pub total: Option<u64>,
-    /// Records that were passed over as damaged.
+    /// Number of records skipped as damaged.
     pub damaged: AtomicU64,
-    /// The first of them.
+    /// Description of the first damaged record.
     pub first_damage: OnceLock<String>,
-    /// Records that were dropped because their link type, or what stands behind its header, is not
-    /// read, by the name of the link type. Locked only when there is one more.
+    /// Number of records dropped because their link type, or the protocol behind its header, cannot
+    /// be read, by the name of the link type. Locked only when another record is added.
     pub unread: Mutex<BTreeMap<String, u64>>,
 }
 
-/// One rx queue's part of a source, as a device with receive-side scaling deals it out.
+/// One rx queue's part of a source, as distributed by receive-side scaling.
 #[derive(Clone, Debug)]
 pub struct QueueShare {
     /// The queue.
     pub queue: RxQueue,
     /// The device's indirection table.
     pub indirection: Indirection,
-    /// The device's hash; its frames carry it.
+    /// The device's hash function; its frames carry the hash.
     pub hasher: Arc<Hasher>,
 }
 
 impl QueueShare {
-    /// The hash of a frame, if the frame is this queue's. Frames that the device cannot read are
-    /// the first queue's.
+    /// Returns the hash of a frame that belongs to this queue. A frame that the device cannot parse
+    /// belongs to the first queue.
     fn claim(&self, bytes: &[u8], wire_len: u32, link: Option<Link>) -> Option<FlowHash> {
         let hash = link.map_or(FlowHash::NONE, |link| {
             let headers = parse(bytes, wire_len, link, Verify::Nothing);

@@ -29,19 +29,19 @@ pub struct Device {
     pub via: Via,
     /// Sources that an engine polls, one per queue.
     pub sources: Vec<Box<dyn Source>>,
-    /// Counters of the kernel or of our driver, per queue.
+    /// Counters of the kernel or of the user-space driver, per queue.
     pub counts: Vec<Arc<KernelCounts>>,
     /// Receive buffers per queue; virtio devices only.
     pub rx_buffers: Vec<Arc<RxBuffers>>,
     /// Facts about the device, for reports.
     pub facts: Facts,
-    /// `None` if frames come from sources of the caller.
+    /// Factory of sinks; `None` if frames come from sources of the caller.
     way_out: Option<WayOut>,
-    /// True if the kernel has the interface too but receives nothing by it.
+    /// True if the kernel has the interface too but receives nothing from it.
     takes_all: bool,
 }
 
-/// State from which sinks are made, by backend.
+/// Backend-specific state to make sinks from.
 enum WayOut {
     #[cfg(feature = "af-xdp")]
     Xdp(XdpDevice),
@@ -56,7 +56,7 @@ impl Device {
     /// Opens a device, in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// If there is no such device, the process lacks a privilege, or the kernel a feature.
+    /// If there is no such device, the process lacks a privilege, or the kernel lacks a feature.
     pub fn open(config: &DeviceConfig) -> Result<Self> {
         match config.via {
             Via::AfPacket => Self::open_af_packet(config),
@@ -73,7 +73,7 @@ impl Device {
         }
     }
 
-    /// Device made of sources of the caller, one per queue.
+    /// Returns a device made of sources of the caller, one per queue.
     #[must_use]
     pub fn of_sources(name: &str, via: Via, sources: Vec<Box<dyn Source>>) -> Self {
         let counts = sources.iter().map(|_| KernelCounts::new(&[])).collect();
@@ -90,18 +90,18 @@ impl Device {
         self.name == name || opened_so == Some(&self.name)
     }
 
-    /// Looks up the device's interface; `None` if it is no interface.
+    /// Looks up the device's interface; `None` if the device is no interface.
     pub fn interface(&self) -> Option<Result<Interface>> {
         self.via.is_interface().then(|| Interface::named(&self.name))
     }
 
-    /// True if it takes all packets of an interface from the kernel, ARP too.
+    /// True if the device takes all packets of an interface from the kernel, ARP too.
     pub fn takes_all(&self) -> bool {
         self.takes_all
     }
 
-    /// Opens a sink for one CPU. Packets sent leave by the interface; of a TAP or TUN, they reach the
-    /// kernel's stack.
+    /// Opens a sink for one CPU. Packets sent leave through the interface; those sent to a TAP or
+    /// TUN are received by the kernel's stack.
     ///
     /// # Errors
     /// If the kernel refuses.

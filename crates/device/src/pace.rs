@@ -1,23 +1,23 @@
-//! Pace of recorded or made-up frames.
+//! Pace of recorded or generated frames.
 
-/// Rate at which a source gives its frames.
+/// Rate at which a source yields its frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Rate {
-    /// As fast as they are taken.
+    /// Unlimited: as fast as frames are taken.
     #[default]
     Max,
-    /// So many a second, evenly spaced; at least one.
+    /// Frames per second, evenly spaced; at least one.
     PerSecond(u64),
-    /// At the times of the capture.
+    /// Recorded times of the capture.
     Capture,
 }
 
-/// The schedule of one source, from its first poll on.
+/// Schedule of one source, from its first poll on.
 #[derive(Clone, Debug)]
 pub(super) struct Pace {
     rate: Rate,
     start_ns: Option<u64>,
-    /// The capture's time that is due at `pass_due_ns`, in this pass over the files.
+    /// Recorded time that corresponds to `pass_due_ns`, in this pass over the files.
     pass_start: Option<u64>,
     pass_due_ns: u64,
     last_due_ns: u64,
@@ -28,8 +28,8 @@ impl Pace {
         Self { rate, start_ns: None, pass_start: None, pass_due_ns: 0, last_due_ns: 0 }
     }
 
-    /// Time in engine time at which frame `number`, recorded at `timestamp_ns`, is due. Never before the
-    /// frame ahead of it, whatever the capture says.
+    /// Engine time at which frame `number`, recorded at `timestamp_ns`, is due. Never before the
+    /// preceding frame, even if the capture's times are out of order.
     pub(super) fn due_ns(&mut self, now_ns: u64, number: u64, timestamp_ns: u64) -> u64 {
         let start_ns = *self.start_ns.get_or_insert(now_ns);
         let due_ns = match self.rate {
@@ -47,8 +47,7 @@ impl Pace {
         self.last_due_ns
     }
 
-    /// Begins another pass: the next frame follows the last one without a gap, whatever its
-    /// recorded time.
+    /// Begins another pass: the next frame is due together with the last one, at any recorded time.
     pub(super) fn begin_pass(&mut self) {
         self.pass_start = None;
     }

@@ -1,7 +1,7 @@
-//! Made-up traffic: UDP flows with stamped payloads, for tests and measurements.
+//! Generated traffic: UDP flows with stamped payloads, for tests and measurements.
 //!
 //! Every payload begins with the stamp `STMP`, the flow (u32) and its sequence number in the flow
-//! (u64), big-endian, so that whoever receives it can check order and completeness alone.
+//! (u64), big-endian, so that a receiver can check order and completeness without other data.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use super::{Progress, QueueShare};
 /// First bytes of a stamped payload.
 pub const STAMP_MAGIC: [u8; 4] = *b"STMP";
 
-/// Magic, flow, sequence number.
+/// Length of a stamp: magic, flow, sequence number.
 pub const STAMP_BYTES: usize = 16;
 
-/// Traffic to make up.
+/// Parameters of generated traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyntheticPlan {
     /// Number of frames.
     pub frames: u64,
-    /// Of how many flows; at least one.
+    /// Number of flows; at least one.
     pub flows: u32,
-    /// Payload lengths, drawn evenly between these; at least a stamp's.
+    /// Range of payload lengths, drawn uniformly; each at least [`STAMP_BYTES`].
     pub payload_bytes: (u16, u16),
-    /// Number of frames of one flow in a row, drawn evenly between these.
+    /// Range of the number of consecutive frames of one flow, drawn uniformly.
     pub run: (u32, u32),
-    /// IPv6 rather than IPv4.
+    /// True for IPv6, false for IPv4.
     pub ipv6: bool,
     /// Seed that determines all draws.
     pub seed: u64,
@@ -58,28 +58,29 @@ impl Default for SyntheticPlan {
     }
 }
 
-/// A generator of made-up traffic.
+/// Generator of synthetic traffic.
 #[derive(Debug)]
 pub struct SyntheticSource {
     plan: SyntheticPlan,
     random: Random,
-    /// Frames that each flow has had.
+    /// Number of frames generated of each flow.
     sequence: Vec<u64>,
-    /// The flow whose run it is, and how many of it are left.
+    /// Flow of the current run, and the number of its frames left.
     run: (u32, u32),
-    /// Of the next frame.
+    /// Number of the next frame.
     number: u64,
     payload_bytes: usize,
     pace: Pace,
     template: Template,
-    /// The hash that the device gives each flow; none for flows of other queues. Empty when one
-    /// queue has them all and the device does not hash.
+    /// Hash that the device computes for each flow; `None` for flows of other queues. Empty if one
+    /// queue has all flows and the device does not hash.
     shared_out: Vec<Option<FlowHash>>,
     progress: Arc<Progress>,
 }
 
 impl SyntheticSource {
-    /// The traffic of a plan, from its start. With a `share`, only frames of that queue are given.
+    /// Returns a source of the plan's traffic. With a `share`, only frames of that queue are
+    /// yielded.
     #[must_use]
     pub fn new(mut plan: SyntheticPlan, share: Option<&QueueShare>) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "a constant of 16")]
@@ -104,13 +105,13 @@ impl SyntheticSource {
         source
     }
 
-    /// Progress of the source: frames.
+    /// Returns the progress of the source, in frames.
     #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
 
-    /// Draws the next frame's flow and length.
+    /// Draws the flow and length of the next frame.
     fn draw(&mut self) {
         let (flow, left) = self.run;
         self.run = if left > 0 {
@@ -127,7 +128,7 @@ impl SyntheticSource {
 }
 
 impl SyntheticSource {
-    /// Makes the frame that was drawn, if it is this queue's.
+    /// Generates the frame that was drawn, if it belongs to this queue.
     fn take(
         &self,
         due_ns: u64,
@@ -156,7 +157,7 @@ impl SyntheticSource {
     }
 }
 
-/// For each flow its hash, if it is the queue's.
+/// Computes the hash of each flow of the queue; `None` for other flows.
 fn shared_out(plan: &SyntheticPlan, share: &QueueShare) -> Vec<Option<FlowHash>> {
     let flows = 0..plan.flows;
     flows
@@ -188,6 +189,7 @@ impl Source for SyntheticSource {
             }
             match self.take(due_ns, pool, &mut burst.packets) {
                 Ok(()) => {}
+                // No memory is free: the same frame is generated in the next poll.
                 Err(_) if may_wait => break,
                 Err(refused) => burst.refused.push(refused),
             }
@@ -200,7 +202,7 @@ impl Source for SyntheticSource {
     }
 }
 
-/// Ethernet, network and UDP headers of made-up frames, all but what differs between flows.
+/// Ethernet, network and UDP headers of generated frames, without the fields that vary.
 #[derive(Debug)]
 struct Template {
     headers: Vec<u8>,
@@ -250,7 +252,7 @@ impl Template {
         self.headers.len() + payload_bytes.max(STAMP_BYTES)
     }
 
-    /// Writes a frame that fills `frame`, as long as [`frame_bytes`](Self::frame_bytes) says.
+    /// Writes a frame that fills `frame`, whose length is [`frame_bytes`](Self::frame_bytes).
     fn write(&self, frame: &mut [u8], flow: u32, sequence: u64) {
         let (headers, payload) = frame.split_at_mut(self.headers.len());
         headers.copy_from_slice(&self.headers);
@@ -258,7 +260,7 @@ impl Template {
         stamp[..4].copy_from_slice(&STAMP_MAGIC);
         stamp[4..8].copy_from_slice(&flow.to_be_bytes());
         stamp[8..].copy_from_slice(&sequence.to_be_bytes());
-        filler.fill(0); // adds nothing to the checksum
+        filler.fill(0); // zeros add nothing to the checksum
         let udp_len = length(UDP_BYTES + STAMP_BYTES + filler.len());
 
         let (network, udp) = headers[ETHERNET_BYTES..].split_at_mut(self.network_bytes());
@@ -285,7 +287,7 @@ impl Template {
     }
 }
 
-/// Fills in what differs, and returns the sum of the addresses.
+/// Fills in the fields that vary, and returns the sum of the addresses.
 fn write_ipv4(header: &mut [u8], flow: u32, udp_len: u16) -> Sum {
     let total_len = length(IPV4_BYTES + usize::from(udp_len));
     header[2..4].copy_from_slice(&total_len.to_be_bytes());
@@ -295,7 +297,7 @@ fn write_ipv4(header: &mut [u8], flow: u32, udp_len: u16) -> Sum {
     Sum::of(&header[12..20])
 }
 
-/// Fills in what differs, and returns the sum of the addresses.
+/// Fills in the fields that vary, and returns the sum of the addresses.
 fn write_ipv6(header: &mut [u8], flow: u32, udp_len: u16) -> Sum {
     header[4..6].copy_from_slice(&udp_len.to_be_bytes());
     header[20..24].copy_from_slice(&flow.to_be_bytes());
@@ -306,7 +308,8 @@ fn length(bytes: usize) -> u16 {
     u16::try_from(bytes).unwrap_or(u16::MAX)
 }
 
-/// An Ethernet frame with a stamped UDP datagram of `payload_bytes`, at least a stamp's.
+/// Builds an Ethernet frame with a stamped UDP datagram of `payload_bytes`, at least
+/// [`STAMP_BYTES`].
 #[must_use]
 pub fn stamped_udp(flow: u32, sequence: u64, payload_bytes: usize, ipv6: bool) -> Vec<u8> {
     let template = Template::new(ipv6);

@@ -1,9 +1,10 @@
-//! From any CPU to a device queue that one CPU drives, in order.
+//! Tx queue: hands packets of any CPU to the one CPU that drives a device queue, in order.
 //!
-//! Each CPU that sends has a lane to each queue, and packets leave by their [tickets](forebay_rx::ordered_queue).
+//! Each sending CPU has a lane to each queue, and packets leave by their
+//! [tickets](forebay_rx::ordered_queue).
 
-mod outgoing; // what goes next, cut where it must be
-mod sink; //     a CPU's way out
+mod outgoing; // next packet to send, cut if it must be
+mod sink; //     one CPU's sink
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,20 +16,20 @@ use forebay_rx::sink::{SendDrop, SinkCounters};
 pub(crate) use outgoing::{Outgoing, OutgoingSegment, OutgoingShape, longest_frame_bytes};
 pub use sink::TxQueueSink;
 
-/// Packets that wait between one CPU and one queue, at most.
+/// Maximum number of packets that wait between one CPU and one queue.
 pub(crate) const TX_QUEUE_PACKETS: u32 = 1024;
 
-/// State that the ends of one queue's lanes share.
+/// State shared by both ends of a queue's lanes.
 struct TxQueueShared {
     tickets: Sequencer,
-    /// Wakes the CPU that drives the queue, once there is one.
+    /// Wakes the driving CPU; unset until a CPU drives the queue.
     wake: OnceLock<Waker>,
-    /// Lanes that the driving CPU has not taken over yet, and who counts what comes by them.
+    /// Lanes that the driving CPU has not taken over, with the counters of their senders.
     joined: Mutex<Vec<(LaneConsumer, Arc<SinkCounters>)>>,
-    /// Number of lanes that have joined in all. Written under the lock (Release), read by the driving CPU
+    /// Number of lanes that ever joined. Written under the lock (Release), read by the driving CPU
     /// (Acquire).
     joins: AtomicUsize,
-    /// Nobody drives the queue any more.
+    /// True if no CPU drives the queue any more.
     is_gone: AtomicBool,
 }
 
@@ -38,12 +39,12 @@ impl TxQueueShared {
     }
 }
 
-/// Place where CPUs join a queue.
+/// Handle by which CPUs join a queue.
 #[derive(Clone)]
 pub(crate) struct TxQueue(Arc<TxQueueShared>);
 
 impl TxQueue {
-    /// A queue, and the end of it that the driving CPU holds.
+    /// Returns a queue, and the end of it for the driving CPU.
     pub(crate) fn new() -> (Self, TxQueueConsumer) {
         Self::starting_at(0)
     }
@@ -64,7 +65,7 @@ impl TxQueue {
         (Self(hub), departures)
     }
 
-    /// A lane for one more CPU, which counts there.
+    /// Adds a lane for one more CPU, whose packets are counted in `counters`.
     pub(crate) fn join(&self, counters: Arc<SinkCounters>) -> TxQueueProducer {
         self.join_with(TX_QUEUE_PACKETS, counters)
     }
@@ -78,15 +79,15 @@ impl TxQueue {
     }
 }
 
-/// The end that a CPU puts packets into.
+/// Sending end of a lane.
 pub(crate) struct TxQueueProducer {
     hub: Arc<TxQueueShared>,
     feeder: LaneProducer,
 }
 
 impl TxQueueProducer {
-    /// Takes the oldest of `packets`, as many as there is room for, and returns how many. Those that
-    /// are left are the caller's.
+    /// Takes the oldest of `packets`, as many as there is room for, and returns their number. The
+    /// rest stays in `packets`.
     pub(crate) fn put(&mut self, packets: &mut Vec<Packet>) -> usize {
         let room = self.feeder.room_for(packets.len());
         let rest = packets.split_off(room.min(packets.len()));
@@ -106,32 +107,32 @@ impl TxQueueProducer {
         }
     }
 
-    /// True if nobody drives the queue any more.
+    /// True if no CPU drives the queue any more.
     pub(crate) fn is_gone(&self) -> bool {
         self.hub.is_gone.load(Ordering::Relaxed)
     }
 }
 
-/// Index of the sending CPU that a packet is of.
+/// Index of a lane, and so of the CPU that sent a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LaneId(pub(crate) u16);
 
-/// The end that the CPU which drives the queue takes packets out of.
+/// Receiving end of all lanes of a queue, for the driving CPU.
 pub(crate) struct TxQueueConsumer {
     hub: Arc<TxQueueShared>,
     lanes: Lanes,
-    /// By lane.
+    /// Counters of the senders, by lane.
     counters: Vec<Arc<SinkCounters>>,
 }
 
 impl TxQueueConsumer {
-    /// Says how the driving CPU is woken. Once.
+    /// Sets the waker of the driving CPU. Only the first call has an effect.
     pub(crate) fn wake_by(&self, wake: Waker) {
-        // A second time it would be the same CPU's.
+        // A second waker would be the same CPU's.
         let _ = self.hub.wake.set(wake);
     }
 
-    /// The packet that goes next, if it is here, and whose it is.
+    /// Returns the next packet in ticket order, if it has arrived, and its lane.
     pub(crate) fn next(&mut self) -> Option<(LaneId, Packet)> {
         if self.hub.joins.load(Ordering::Acquire) != self.counters.len() {
             self.take_over();
@@ -140,7 +141,7 @@ impl TxQueueConsumer {
         Some((LaneId(u16::try_from(lane).unwrap_or(u16::MAX)), packet))
     }
 
-    /// Takes over the lanes that have joined.
+    /// Takes over lanes that have joined.
     fn take_over(&mut self) {
         for (lane, counters) in self.hub.joined().drain(..) {
             self.lanes.join(lane);
@@ -148,7 +149,7 @@ impl TxQueueConsumer {
         }
     }
 
-    /// True if packets have been handed in that have not gone.
+    /// True if packets were handed in that have not left.
     pub(crate) fn has_some(&self) -> bool {
         self.lanes.has_some(&self.hub.tickets)
     }
@@ -158,7 +159,7 @@ impl TxQueueConsumer {
         self.hub.joins.load(Ordering::Relaxed) > 0
     }
 
-    /// Counters of a CPU that sends.
+    /// Returns the counters of a lane's sender.
     pub(crate) fn counters(&self, of: LaneId) -> Option<&SinkCounters> {
         self.counters.get(usize::from(of.0)).map(|counters| &**counters)
     }
@@ -204,8 +205,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever CPUs hand in, in whatever batches, and whenever the queue is looked at: packets
-        /// leave in the order in which they were handed in, and what found no room is left.
+        /// For CPUs that hand in any batches, and a queue polled at any time: packets leave in the
+        /// order of handover, and packets without room stay with the sender.
         #[test]
         fn promise_1_packets_leave_in_handover_order(
             start in prop_oneof![Just(0u32), u32::MAX - 50..=u32::MAX],
@@ -257,7 +258,7 @@ mod tests {
                 let (mut way, turn) = (egress.join(Arc::default()), Arc::clone(&turn));
                 thread::spawn(move || {
                     for packet in share {
-                        // The flow is on this CPU when its number has come.
+                        // The flow moves to this CPU when the packet's number is next.
                         while turn.load(Ordering::Acquire) != mark(&packet) {
                             thread::yield_now();
                         }

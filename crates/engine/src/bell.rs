@@ -9,29 +9,29 @@ use std::time::Duration;
 use forebay_buf::wake::{Sleep, SleepState};
 use forebay_sys::Event;
 
-/// Sleeping on descriptors without an event to be woken by, a CPU looks around this often.
+/// Longest sleep on descriptors if there is no event that could end it.
 const UNWAKEABLE_SLEEP: Duration = Duration::from_millis(1);
 
 /// Wake-up of one CPU's thread.
 #[derive(Debug, Default)]
 pub struct Bell {
-    /// Set by the sleeper before it looks for work a last time; cleared by whoever wakes it.
+    /// Set by the sleeper before its last look for work; cleared by the waker.
     state: SleepState,
-    /// The thread of the CPU; another one once it is lost.
+    /// Thread of the CPU; another one after that thread has died.
     sleeper: Mutex<Option<Thread>>,
-    /// Made when the CPU first sleeps on descriptors; none if the system has none left.
+    /// Event made when the CPU first sleeps on descriptors; `None` if the system has none left.
     event: OnceLock<Option<Event>>,
     rung: AtomicU64,
-    /// Number of these for packets of another CPU.
+    /// Number of wake-ups for packets of another CPU.
     rung_for_packets: AtomicU64,
 }
 
-/// Descriptors that a CPU sleeps on, besides its bell.
+/// Wake-up sources of a sleeping CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SleepOn {
-    /// Nothing.
+    /// The bell only.
     Bell,
-    /// The descriptors of its queues.
+    /// The bell and the descriptors of the CPU's queues.
     Descriptors,
 }
 
@@ -41,19 +41,19 @@ impl Bell {
         *self.sleeper() = Some(thread::current());
     }
 
-    /// Wakes the CPU if it sleeps. Call it after publishing what it is to find.
+    /// Wakes the CPU if it sleeps. Call it after publishing what the CPU is to find.
     pub(super) fn ring(&self) {
         self.wake();
     }
 
-    /// The same for packets that another CPU has put on this one's backlog.
+    /// Wakes the CPU if it sleeps, for packets that another CPU put on its backlog.
     pub(super) fn ring_for_packets(&self) {
         if self.wake() {
             self.rung_for_packets.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether the CPU slept.
+    /// Wakes the CPU; returns true if it slept.
     fn wake(&self) -> bool {
         let Some(slept) = self.state.wake() else { return false };
         match slept {
@@ -80,8 +80,8 @@ impl Bell {
         self.event.get_or_init(|| Event::new().ok()).as_ref()
     }
 
-    /// Says that the CPU is about to sleep. It then looks for work a last time, and if there is none
-    /// [waits](Self::wait); in the end it [rises](Self::rise).
+    /// Announces that the CPU is about to sleep. The caller then looks for work a last time,
+    /// [waits](Self::wait) if there is none, and finally [rises](Self::rise).
     pub(super) fn lie_down(&self, on: SleepOn) {
         self.state.lie_down(match on {
             SleepOn::Bell => Sleep::Parked,
@@ -104,7 +104,7 @@ impl Bell {
         }
     }
 
-    /// Sleeps in virtual time: the next ring is counted and ends it.
+    /// Sleeps in virtual time: the next ring is counted and ends the sleep.
     pub(super) fn doze(&self) {
         self.state.lie_down(Sleep::Parked);
     }
@@ -114,7 +114,7 @@ impl Bell {
         self.state.rise();
     }
 
-    /// True if nobody has rung since [`doze`](Self::doze).
+    /// True if the bell has not rung since [`doze`](Self::doze).
     pub(super) fn is_dozing(&self) -> bool {
         self.state.is_asleep()
     }
@@ -124,7 +124,7 @@ impl Bell {
         self.rung.load(Ordering::Relaxed)
     }
 
-    /// Number of times it was woken for packets of another CPU.
+    /// Number of times the CPU was woken for packets of another CPU.
     pub fn rung_for_packets(&self) -> u64 {
         self.rung_for_packets.load(Ordering::Relaxed)
     }
@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// A sleeper and a ringer, who rings for each piece of work.
+    /// Runs a sleeper against a thread that rings for each piece of work.
     fn never_left_asleep(on: SleepOn) {
         let bell = Arc::new(Bell::default());
         let work = Arc::new(AtomicU64::new(0));

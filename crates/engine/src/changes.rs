@@ -1,4 +1,4 @@
-//! Live changes on their way to the threads: checked, made ready and numbered, in one order for all.
+//! Live changes on their way to the threads: checked, prepared and numbered, in one order for all.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,91 +22,93 @@ use super::settings::Settings;
 use crate::knobs::{Change, CoalesceChange, Queues, Script};
 use crate::trace::Trace;
 
-/// Entries that may wait for a thread to come to them, before more are refused.
+/// Maximum number of entries that wait for a thread; further changes are refused.
 pub const CHANGES_MAX: usize = 4096;
 
-/// Entries that may wait for a thread before questions are no longer asked.
+/// Number of waiting entries from which on questions are dropped.
 const QUESTIONS_MAX: usize = 256;
 
-/// Memory of a place in a backlog: a packet, and its note in a trace.
+/// Memory of one backlog slot, in bytes: a packet, and its note in a trace.
 const BACKLOG_PLACE_BYTES: u64 = 64 + 40;
 
 /// Entry of the log.
 #[derive(Clone, Debug)]
 pub(super) enum LogEntry {
-    /// Something changes.
+    /// A change.
     Change(Arc<Made>),
-    /// Somebody asks.
+    /// A question.
     Ask(Arc<Question>),
 }
 
-/// A change that was made: it only has to be applied.
+/// A prepared change, ready to be applied.
 #[derive(Debug)]
 pub(super) struct Made {
-    /// The epoch that begins with it.
+    /// Epoch that begins with the change.
     pub(super) epoch: u32,
-    /// Change; `None` if the script's cannot be made.
+    /// The change; `None` if a scripted one could not be made.
     pub(super) change: Option<Change>,
-    /// Tables made for it.
+    /// Tables made for the change.
     pub(super) parts: ChangedParts,
-    /// Note of it in a trace: each knob whose value in force is another now, and that value as it
-    /// is read back.
+    /// Rows of a trace for the change: each knob whose value in force is another now, and that
+    /// value as it reads back.
     pub(super) rows: Vec<(String, String)>,
-    /// True if the script made it, rather than somebody who watches.
+    /// True if the change comes from the script, not from a live request.
     pub(super) is_scripted: bool,
 }
 
-/// Tables made for a change, where it was asked for.
+/// Tables made for a change, by its requester.
 #[derive(Debug)]
 pub(super) enum ChangedParts {
-    /// Nothing.
+    /// No tables.
     None,
-    /// The table that applications record in already.
+    /// New socket-flow table, in which applications already record; `None` if it is removed.
     SockFlows(Option<Arc<SockFlowTable>>),
-    /// An empty flow table for each queue that is to have one.
+    /// An empty flow table for each queue that needs one.
     FlowTables(ByQueue),
-    /// The hash under its new key, and an empty flow table for each queue.
+    /// Hash function with a new key or rules, and an empty flow table for each queue.
     Hasher(Arc<Hasher>, ByQueue),
 }
 
-/// Flow tables, made where they were asked for, each for one queue to take.
+/// Flow tables made by the requester of a change, each for one queue to take.
 #[derive(Debug)]
 pub(super) struct ByQueue(Vec<Mutex<Option<FlowTables>>>);
 
 impl ByQueue {
-    /// A table of so many slots for each queue; none for those of which `None` is said.
+    /// Makes a table of `count` slots for each queue that has a count.
     fn new(rps_flow_cnts: impl Iterator<Item = Option<u32>>) -> Self {
         Self(rps_flow_cnts.map(|count| Mutex::new(count.map(FlowTables::new))).collect())
     }
 
-    /// Takes that of a queue. Nobody else asks for it, so nobody is waited for.
+    /// Takes a queue's table. The lock is never contended, since only that queue takes it.
     pub(super) fn take(&self, queue: RxQueue) -> Option<FlowTables> {
         let table = self.0.get(usize::from(queue.0))?;
         table.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-/// A thread's place in the log.
+/// A thread's position in the log.
 pub(super) type Follower = LogCursor<LogEntry>;
 
-/// The writing end: behind a lock, for whoever changes something.
+/// Writer of the log and state of all knobs, behind a lock.
 #[derive(Debug)]
 pub(super) struct Changes {
     log: Writer<LogEntry>,
-    /// The number of changes so far.
+    /// Number of changes so far.
     epoch: u32,
-    /// Number of them that the script made.
+    /// Number of scripted changes so far.
     scripted: usize,
     settings: Settings,
     hasher: Arc<Hasher>,
     sock_flows: Arc<ArcSwapOption<SockFlowTable>>,
-    /// The CPUs that the engine has, and one more than the highest.
+    /// CPUs of the engine.
     cpus: CpuList,
+    /// One more than the highest CPU.
     cpu_count: u16,
     devices: usize,
     trace: Option<Arc<Trace>>,
-    /// Packets of a backlog that memory was made for, and changes of the script that could not be.
+    /// Backlog length that packet memory was made for, in packets.
     backlog_made: u32,
+    /// Errors of scripted changes that could not be made.
     refused: Vec<Error>,
     reclaimer: Arc<Reclaimer>,
 }
@@ -133,17 +135,17 @@ impl Changes {
         }
     }
 
-    /// Takes what is to be told of changes that the script asked for and that could not be.
+    /// Takes the errors of scripted changes that could not be made.
     pub(super) fn take_refused(&mut self) -> Vec<Error> {
         std::mem::take(&mut self.refused)
     }
 
-    /// A follower of all changes from now on.
+    /// Follower of all changes from now on.
     pub(super) fn follower(&self) -> Follower {
         self.log.cursor()
     }
 
-    /// Settings now.
+    /// Current settings.
     pub(super) fn settings(&self) -> &Settings {
         &self.settings
     }
@@ -158,13 +160,13 @@ impl Changes {
         &self.sock_flows
     }
 
-    /// The CPUs of a list that packets can go to now.
+    /// CPUs of a list that packets can go to now.
     pub(super) fn in_force(&self, cpus: &CpuList) -> CpuList {
         cpus.split_by(&self.settings.cpus).0
     }
 
-    /// Makes the next changes of the script until `count` of them are made. Returns whether there
-    /// were any to make.
+    /// Makes the next changes of the script until `count` of them are made. Returns true if any was
+    /// left to make.
     pub(super) fn make_scripted(&mut self, script: &Script, count: usize) -> bool {
         let due = script.changes().iter().take(count).skip(self.scripted);
         let due: Vec<_> = due.map(|scripted| scripted.change.clone()).collect();
@@ -179,7 +181,7 @@ impl Changes {
         !due.is_empty()
     }
 
-    /// Makes a change, for all threads to follow, and says what of it is in force.
+    /// Makes a change for all threads to apply, and returns the part that is in force.
     pub(super) fn change(&mut self, change: &Change) -> Result<Written, Refused> {
         if self.log.pending() >= CHANGES_MAX {
             return Err(Refused::new(
@@ -192,14 +194,14 @@ impl Changes {
         Ok(self.written(change))
     }
 
-    /// Asks all queues, unless they have not come to what was asked before.
+    /// Puts a question to all queues, unless too many entries wait for them.
     pub(super) fn ask(&mut self, question: Question) {
         if self.log.pending() < QUESTIONS_MAX {
             self.log.append(LogEntry::Ask(Arc::new(question)));
         }
     }
 
-    /// Objection to a change as things stand, if any.
+    /// Checks that a change is possible with the current settings.
     pub(super) fn check(&self, change: &Change) -> Result<(), Refused> {
         let invalid = |why: String| Err(Refused::new(Errno::Inval, why));
         match change {
@@ -237,7 +239,7 @@ impl Changes {
         }
     }
 
-    /// The CPUs that run after a change of them.
+    /// CPUs that run after a change of them; `None` for any other change.
     fn running_after(&self, change: &Change) -> Option<CpuList> {
         match change {
             Change::Cpus(cpus) => Some(cpus.split_by(&self.cpus).0),
@@ -246,7 +248,7 @@ impl Changes {
         }
     }
 
-    /// Tables are made for good or not at all.
+    /// Checks that there is memory for the tables of a change: all are made, or none.
     fn check_memory(&self, change: &Change) -> Result<(), Refused> {
         let slots = |slots: u32| u64::from(slots).next_power_of_two();
         let need_bytes = match change {
@@ -282,7 +284,7 @@ impl Changes {
         }
     }
 
-    /// Makes what a change takes. What it says of a CPU that runs becomes what it says of all.
+    /// Makes a change and its tables. A change of one CPU's state becomes one of all running CPUs.
     fn make(&mut self, change: &Change) -> Result<(Change, ChangedParts), Refused> {
         self.check(change)?;
         let change = self.running_after(change).map_or_else(|| change.clone(), Change::Cpus);
@@ -313,7 +315,8 @@ impl Changes {
         Ok((change, parts))
     }
 
-    /// Flows that hash differently have another slot each: every queue takes an empty table.
+    /// Replaces the hash function. Flows that hash differently have other slots, so every queue
+    /// takes an empty table.
     fn replace_hasher(&mut self, hasher: Hasher) -> ChangedParts {
         self.hasher = Arc::new(hasher);
         let settings = self.settings.queues.iter();
@@ -322,7 +325,8 @@ impl Changes {
         ChangedParts::Hasher(Arc::clone(&self.hasher), alike)
     }
 
-    /// Applications record in the new table first, so that nothing newer is carried over.
+    /// Replaces the socket-flow table. Applications record in the new one first, so that carrying
+    /// over old entries overwrites nothing newer.
     fn replace_table(&self, entries: u32) -> Option<Arc<SockFlowTable>> {
         let table = || Arc::new(SockFlowTable::new(entries, self.cpu_count.into()));
         let table = (entries > 0).then(table);
@@ -349,7 +353,8 @@ impl Changes {
         self.log.append(LogEntry::Change(Arc::new(made)));
     }
 
-    /// Names and values that a change is written down as. Masks change with the CPUs that run.
+    /// Names and values that a trace records for a change. The set of running CPUs also changes
+    /// masks.
     fn rows(&self, change: &Change) -> Vec<(String, String)> {
         let mut rows = vec![(change.what(), self.value_of(change))];
         if let Change::Cpus(_) = change {
@@ -366,8 +371,8 @@ impl Changes {
         rows
     }
 
-    /// A change's value as it is in force. No mask is no limit: packets go where the queue is polled
-    /// or an application runs.
+    /// Value of a change as in force. An empty mask is no limit: packets go to the CPU that polls
+    /// the queue, or to one where an application runs.
     fn value_of(&self, change: &Change) -> String {
         match change {
             Change::RpsCpus(_, cpus) => {
@@ -384,7 +389,7 @@ impl Changes {
         }
     }
 
-    /// True if some queue follows applications to a CPU.
+    /// True if RFS can steer packets of some queue to this CPU.
     fn is_followed(&self, cpu: CpuId) -> bool {
         self.settings.cpus.contains(cpu)
             && self.settings.queues.iter().any(|queue| {
@@ -393,7 +398,7 @@ impl Changes {
             })
     }
 
-    /// Part of a change that is in force, where that is not all of it.
+    /// Part of a change that is in force, if not all of it is.
     fn written(&self, change: &Change) -> Written {
         let ignored = change.cpus().map_or_else(CpuList::default, |cpus| match change {
             Change::RpsCpus(..) => cpus.split_by(&self.settings.cpus).1,

@@ -30,8 +30,8 @@ pub const SPARE_FRAMES: u32 = 256;
 pub struct Config {
     /// CPUs to run on, one thread each. The first ones poll the queues.
     pub cpus: CpuList,
-    /// Devices of the sources' queues, in the order of the sources. Empty: one device, called `replay` in
-    /// the tree of knobs.
+    /// Devices of the sources' queues, in the order of the sources. If empty: one device, called
+    /// `replay` in the tree of knobs.
     pub devices: Vec<DeviceQueues>,
     /// CPUs that packets go to: `rps_cpus` of every queue.
     pub rps_cpus: CpuList,
@@ -84,7 +84,8 @@ pub struct Config {
 /// Effect of a full backlog.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WhenFull {
-    /// Wait: the source is not polled while its backlog is full, unless a CPU is paused. For captures.
+    /// Wait: the source is not polled while its backlog is full, unless a CPU is paused. For
+    /// captures.
     #[default]
     Wait,
     /// Drop: as behind a device, which does not wait.
@@ -127,8 +128,8 @@ impl Config {
         }
     }
 
-    /// Configuration for live devices: all CPUs that this process may use, packets steered to those that
-    /// share a cache with the polling ones, a random hash key, and drops at a full backlog.
+    /// Configuration for live devices: all CPUs that this process may use, packets steered to those
+    /// that share a cache with the polling ones, a random hash key, and drops at a full backlog.
     #[must_use]
     pub fn live() -> Self {
         let cpus = CpuList::new(sys::allowed_cpus());
@@ -144,7 +145,8 @@ impl Config {
         }
     }
 
-    /// True if packets are coalesced at this place at any time of the run.
+    /// True if `like` holds for the coalescing of this configuration at any time of the run,
+    /// scripted changes included.
     #[must_use]
     pub fn coalesces(&self, like: impl Fn(&Coalesce) -> bool) -> bool {
         let mut coalesce = self.coalesce;
@@ -160,7 +162,7 @@ impl Config {
             })
     }
 
-    /// Sets a random hash key.
+    /// Copy with a random seed for coalescing.
     pub(super) fn keyed(&self) -> Self {
         let mut keyed = self.clone();
         let seed = sys::random_key().first_chunk().copied().map_or(0, u64::from_ne_bytes);

@@ -1,9 +1,9 @@
 //! One CPU's loop: turns while there is work, sleeps while there is none.
 //!
-//! By default a thread of the engine's goes round in it until the run ends. An application can do
-//! that itself: its thread, which reads what comes to its CPU, turns that CPU's delivery whenever it
-//! has nothing to read, as `sk_busy_loop` does in the kernel. So a packet is taken in, delivered and
-//! answered without another thread being woken.
+//! By default, a thread of the engine runs this loop until the run ends. An application can run it
+//! instead: its thread, which reads the packets of its CPU, turns that CPU's delivery whenever it
+//! has nothing to read, as `sk_busy_loop` does in the kernel. A packet is then received, delivered
+//! and answered without waking another thread.
 
 use std::cell::Cell;
 use std::fmt;
@@ -23,7 +23,7 @@ use super::worker::{ThreadState, Worker};
 /// Longest sleep of a CPU while its queues wait for other CPUs, which do not wake it.
 const BLOCKED_SLEEP_NS: u64 = 50_000;
 
-/// A CPU of a running engine, in the hands of the thread that turns it.
+/// A CPU of a running engine, owned by the thread that turns it.
 ///
 /// The CPU delivers nothing while its thread does something else.
 pub struct CpuThread<H: Handler> {
@@ -33,7 +33,7 @@ pub struct CpuThread<H: Handler> {
     deferral: Deferral,
     /// Time at which the next turn begins, or the last pause began.
     turn_ns: u64,
-    /// Nothing will ever come again, or this thread is to end.
+    /// True once no packet can arrive any more, or this thread must end.
     is_over: bool,
 }
 
@@ -41,7 +41,8 @@ thread_local! {
     static IS_CPU: Cell<bool> = const { Cell::new(false) };
 }
 
-/// True if the calling thread turns a CPU of an engine: then what it waits for would not come.
+/// True if the calling thread turns a CPU of an engine. Such a thread must not block: only its own
+/// turns would deliver what it waits for.
 pub fn is_cpu() -> bool {
     IS_CPU.get()
 }
@@ -54,9 +55,10 @@ impl<H: Handler> CpuThread<H> {
         Self { worker, shared, idle, deferral, turn_ns: 0, is_over: false }
     }
 
-    /// Makes the calling thread this CPU's, and waits until all CPUs are ready.
+    /// Makes the calling thread the thread of this CPU, and waits until all CPUs are ready.
     pub(super) fn begin(&mut self) {
-        // A CPU that does not exist here, or may not be used, is a thread that goes where it is put.
+        // Pinning fails if the CPU does not exist here or is not allowed: the kernel then places
+        // the thread.
         let _ = sys::pin_to(self.worker.cpu);
         sys::set_timer_slack();
         sys::set_sched_slice();
@@ -78,17 +80,18 @@ impl<H: Handler> CpuThread<H> {
         &mut self.worker.handler
     }
 
-    /// Handle that wakes it when it sleeps in [`turn_until`](Self::turn_until): from any thread, cheap
-    /// while it is awake.
+    /// Handle that wakes this CPU when it sleeps in [`turn_until`](Self::turn_until). Can be called
+    /// from any thread; cheap while the CPU is awake.
     #[must_use]
     pub fn waker(&self) -> Waker {
         let (shared, index) = (Arc::clone(&self.shared), self.worker.index);
         Arc::new(move || shared.bell(index).ring())
     }
 
-    /// Turns it until `is_ready` says so, and then returns true; false once nothing will ever come
-    /// again. Sleeps while there is nothing to do: `is_ready` is asked right before, and whatever
-    /// makes it true calls the [waker](Self::waker) then, unless this CPU's own turns do.
+    /// Turns the CPU until `is_ready` returns true, and then returns true; returns false once no
+    /// packet can arrive any more. Sleeps while there is nothing to do. `is_ready` is checked right
+    /// before each sleep: code that makes it true must call the [waker](Self::waker) afterwards,
+    /// unless it runs in this CPU's own turns.
     pub fn turn_until(&mut self, mut is_ready: impl FnMut() -> bool) -> bool {
         while !self.is_over {
             let activity = self.turn();
@@ -102,7 +105,7 @@ impl<H: Handler> CpuThread<H> {
         false
     }
 
-    /// Turns it once, and returns false once nothing will ever come again. Never sleeps.
+    /// Turns the CPU once; returns false once no packet can arrive any more. Never sleeps.
     pub fn turn_once(&mut self) -> bool {
         if !self.is_over {
             self.turn();
@@ -110,7 +113,7 @@ impl<H: Handler> CpuThread<H> {
         !self.is_over
     }
 
-    /// Turns it until the run ends.
+    /// Turns the CPU until the run ends.
     pub fn turn_to_the_end(&mut self) {
         self.turn_until(|| false);
     }
@@ -121,6 +124,7 @@ impl<H: Handler> CpuThread<H> {
             return Activity::Ended;
         }
         let activity = self.worker.turn(self.turn_ns);
+        // Fault injection: the thread ends with its dequeued batch, and the supervisor replaces it.
         if self.worker.life == ThreadState::Terminated {
             self.is_over = true;
             return activity;
@@ -137,7 +141,7 @@ impl<H: Handler> CpuThread<H> {
         activity
     }
 
-    /// Nothing was found: looks on, or sleeps.
+    /// Spins or sleeps after a turn that found no work.
     fn pause(&mut self, activity: Activity, is_ready: &mut impl FnMut() -> bool) {
         let now_ns = self.turn_ns;
         self.idle.look(now_ns, sys::preemptions);

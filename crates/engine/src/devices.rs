@@ -1,5 +1,5 @@
-//! Devices of an engine's queues. Outside, queues are counted for each device; inside, through
-//! all of them.
+//! Devices of an engine's queues. Users number the queues of each device from 0; the engine numbers
+//! them through all devices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,29 +10,29 @@ use forebay_rx::RxQueue;
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::{NAME_BYTES_MAX, is_interface_name};
 
-/// Name of a device that nobody has named.
+/// Name of the device if none is configured.
 const UNNAMED: &str = "replay";
 
-/// A device, as far as its name and its queues go.
+/// Name and queues of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceQueues {
-    /// The interface's name, or one that an interface can have.
+    /// Name of the interface; for a device that is none, a name that an interface can have.
     pub name: String,
-    /// Number of its rx queues that are polled, at least one.
+    /// Number of its polled rx queues, at least 1.
     pub queues: u16,
-    /// Receive buffers of each of them; none of a device that is not virtio.
+    /// Receive buffers of each queue; empty unless the device is virtio.
     pub rx_buffers: Vec<Arc<RxBuffers>>,
 }
 
 impl DeviceQueues {
-    /// A device whose buffers nobody asks about.
+    /// A device without known receive buffers.
     #[must_use]
     pub fn new(name: impl Into<String>, queues: u16) -> Self {
         Self { name: name.into(), queues, rx_buffers: Vec::new() }
     }
 
-    /// Queues of open devices whose sources nobody has taken. A device that is no interface is called
-    /// by the last part of its path, with a number behind it if another one is called so.
+    /// Queues of open devices that still have their sources. A device that is not an interface is
+    /// named after the last part of its path, with a number appended if that name is taken.
     #[must_use]
     pub fn of<'a>(devices: &'a [Device]) -> Vec<Self> {
         let interfaces = devices.iter().filter(|device| device.via.is_interface());
@@ -43,7 +43,7 @@ impl DeviceQueues {
             let name = if device.via.is_interface() {
                 name.to_owned()
             } else {
-                // One that is opened twice has one name, and is found out by that.
+                // A path opened twice keeps one name, so that `Devices::of` refuses it.
                 of_paths.entry(name).or_insert_with(|| name_of_path(name, &mut taken)).clone()
             };
             let queues = u16::try_from(device.sources.len()).unwrap_or(u16::MAX);
@@ -53,7 +53,7 @@ impl DeviceQueues {
     }
 }
 
-/// A name that an interface can have, and that nobody has taken before.
+/// Takes an unused name that an interface can have, made from a path.
 fn name_of_path(path: &str, taken: &mut BTreeSet<String>) -> String {
     let last = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or("vhost-user");
     let plain = |letter: char| {
@@ -66,21 +66,22 @@ fn name_of_path(path: &str, taken: &mut BTreeSet<String>) -> String {
         let kept = last.len().min(NAME_BYTES_MAX.saturating_sub(ending.len()));
         format!("{}{ending}", &last[..kept])
     });
-    // There are more numbers than devices.
+    // There are more numbers than devices, so one is free.
     let name = numbered.into_iter().find(|name| !taken.contains(name)).unwrap_or(last);
     taken.insert(name.clone());
     name
 }
 
-/// The devices of an engine, in the order of their queues.
+/// Devices of an engine, in the order of their queues.
 #[derive(Clone, Debug)]
 pub struct Devices(Arc<[DeviceQueues]>);
 
 impl Devices {
-    /// Devices of a configuration, which must have `queues` queues together; one for all queues if none is named.
+    /// Devices of a configuration, which must have `queues` queues together; one device for all
+    /// queues if none is named.
     ///
     /// # Errors
-    /// When the numbers do not fit, or a name is none or comes twice.
+    /// If the numbers do not match, or a name is invalid or a duplicate.
     pub fn of(named: &[DeviceQueues], queues: usize) -> Result<Self> {
         let refused = |what: &str, why: String| Error::Setting {
             what: "devices",
@@ -121,7 +122,7 @@ impl Devices {
         self.0.len()
     }
 
-    /// The names, each with the numbers of its queues in the engine.
+    /// Names, each with the range of its queues' numbers in the engine.
     pub fn iter(&self) -> impl Iterator<Item = (&str, std::ops::Range<u16>)> {
         let mut first = 0;
         self.0.iter().map(move |DeviceQueues { name, queues, .. }| {
@@ -140,7 +141,7 @@ impl Devices {
         device.rx_buffers.get(usize::from(queue.0 - own.start)).map(Arc::as_ref)
     }
 
-    /// Name of a queue: with its device where there are several.
+    /// Name of a queue, prefixed with its device's if there are several devices.
     pub(crate) fn name_of(&self, queue: RxQueue) -> String {
         let device = self.iter().find(|(_, own)| own.contains(&queue.0));
         match device.filter(|_| self.count() > 1) {

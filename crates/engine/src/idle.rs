@@ -1,47 +1,46 @@
-//! Time for which a CPU looks for work before it sleeps.
+//! Time for which a CPU spins before it sleeps.
 //!
-//! Sleeping saves power; waking costs, on a virtual machine more than a hundred packets' worth.
-//! So a CPU looks on for as long as its recent pauses have been short, and sleeps at once when they
-//! are long: what it wastes is bounded by what a wake-up would have cost. Where other programs want
-//! the CPU it looks no longer than a moment: it may be the application that waits for it.
+//! Sleeping saves power, but a wake-up costs as much as more than a hundred packets on a virtual
+//! machine. So a CPU spins while its recent pauses have been short, and sleeps at once while they
+//! are long: the time wasted is bounded by the cost of a wake-up. A CPU that other programs want
+//! spins for a moment only: one of them may be the application that waits for its packets.
 
 use crate::knobs::Coalesce;
 
-/// The longest that a CPU looks for work: about what waking costs it and whoever wakes it.
+/// Longest time that a CPU spins: about the cost of a wake-up to the CPU and its waker.
 pub const SPIN_MAX_NS: u64 = 100_000;
 
-/// The shortest, so that the next burst of a busy queue finds the CPU awake.
+/// Shortest spin time, so that the next burst of a busy queue finds the CPU awake.
 const SPIN_MIN_NS: u64 = 4_000;
 
-/// The same while work is there and only waits for other CPUs, which are at it.
+/// Spin time while work is pending and waits only for other CPUs, which are at work.
 const BLOCKED_SPIN_NS: u64 = 1_000_000;
 
-/// Time between two questions whether others want the CPU.
+/// Time between two checks for preemption.
 const LOOK_NS: u64 = 10_000_000;
 
-/// Threads that were preempted so often between two looks share their CPU with another program. The
-/// kernel's own threads come now and then.
+/// Number of preemptions between two checks from which on the CPU counts as shared with another
+/// program. Kernel threads preempt only now and then.
 const PREEMPTIONS: u64 = 4;
 
-/// Time for which a CPU is taken for shared after that.
+/// Time for which a CPU then counts as shared.
 const SHARED_NS: u64 = 100_000_000;
 
-/// The longest that a CPU that others want looks for work.
+/// Longest time that a shared CPU spins.
 const SHARED_SPIN_NS: u64 = 20_000;
 
-/// The pauses of one CPU.
+/// Spin state of one CPU.
 #[derive(Debug)]
 pub(super) struct Idle {
     spin_max_ns: u64,
-    /// Time for which the CPU looks for work now.
+    /// Current spin time.
     spin_ns: u64,
-    /// Time at which the pause began, if there is one.
+    /// Start of the pause, if there is one.
     since_ns: Option<u64>,
-    /// Time at which it was asked last whether others want the CPU, and how often the thread had been
-    /// preempted by then.
+    /// Time of the last check for preemption, and the thread's number of preemptions then.
     looked_ns: u64,
     preemptions: u64,
-    /// Until when the CPU is shared.
+    /// End of the time for which the CPU counts as shared.
     shared_until_ns: u64,
 }
 
@@ -57,8 +56,8 @@ impl Idle {
         }
     }
 
-    /// Notes that there was work, found at `now_ns`. A pause that spinning could have bridged
-    /// makes the next one be spun through; a longer one halves the spinning.
+    /// Records work found at `now_ns`. A pause that spinning could have bridged resets the spin
+    /// time to the maximum; a longer one halves it.
     pub(super) fn worked(&mut self, now_ns: u64) {
         if let Some(since_ns) = self.since_ns.take() {
             let pause_ns = now_ns.saturating_sub(since_ns);
@@ -70,8 +69,8 @@ impl Idle {
         }
     }
 
-    /// Looks, now and then, whether others want the CPU: `preemptions` says how often the calling
-    /// thread has been preempted.
+    /// Checks from time to time whether other programs want the CPU. `preemptions` returns how
+    /// often the calling thread has been preempted.
     pub(super) fn look(&mut self, now_ns: u64, preemptions: impl FnOnce() -> u64) {
         if now_ns.saturating_sub(self.looked_ns) < LOOK_NS {
             return;
@@ -83,7 +82,7 @@ impl Idle {
         }
     }
 
-    /// Notes that there is none at `now_ns`, and says whether to sleep.
+    /// Records that there is no work at `now_ns`, and returns true if the CPU must sleep.
     pub(super) fn should_sleep(&mut self, now_ns: u64, is_blocked: bool) -> bool {
         let since_ns = *self.since_ns.get_or_insert(now_ns);
         let spin_ns = match is_blocked {
@@ -95,23 +94,23 @@ impl Idle {
     }
 }
 
-/// The polls that are left before a CPU sleeps on the descriptors of its queues, as
-/// `napi_defer_hard_irqs` has it (`napi_complete_done` in net/core/dev.c): until then nothing wakes it
-/// that comes to a queue, and what came is found by the next poll.
+/// Polls left before a CPU sleeps on the descriptors of its queues, as with `napi_defer_hard_irqs`
+/// (`napi_complete_done` in net/core/dev.c). Until then, frames that arrive do not wake the CPU:
+/// the next poll finds them.
 #[derive(Debug, Default)]
 pub(super) struct Deferral {
-    /// Polls that have found nothing since there was work.
+    /// Number of empty polls since there was work.
     empty: u32,
 }
 
 impl Deferral {
-    /// Notes that there was work.
+    /// Records that there was work.
     pub(super) fn worked(&mut self) {
         self.empty = 0;
     }
 
-    /// Time to sleep before the next poll, whatever comes to the queues meanwhile; `None` if that is
-    /// to wake the CPU.
+    /// Time to sleep before the next poll, during which arriving frames do not wake the CPU; `None`
+    /// if they must wake it.
     pub(super) fn next_ns(&mut self, coalesce: &Coalesce) -> Option<u64> {
         let timeout_ns = coalesce.config.gro_flush_timeout_ns;
         if timeout_ns == 0 || self.empty >= coalesce.napi_defer_hard_irqs {
@@ -126,7 +125,7 @@ impl Deferral {
 mod tests {
     use super::*;
 
-    /// True if the CPU still looks for work this long into a pause.
+    /// True if the CPU still spins this long into a pause.
     fn spins_at(idle: &mut Idle, into_ns: u64) -> bool {
         let start_ns = 1 << 40;
         idle.worked(start_ns);
@@ -134,7 +133,7 @@ mod tests {
         !idle.should_sleep(start_ns + into_ns, false)
     }
 
-    /// Lets the CPU have pauses of this length.
+    /// Gives the CPU pauses of this length.
     fn pauses(idle: &mut Idle, count: u64, pause_ns: u64) {
         for pause in 0..count {
             idle.should_sleep(pause << 32, false);
@@ -198,7 +197,7 @@ mod tests {
             assert_eq!(polls, [Some(20_000), Some(20_000), Some(20_000), None, None]);
             deferral.worked();
         }
-        // Either of both is in force at once.
+        // A change of either knob takes effect at once.
         assert_eq!(deferral.next_ns(&deferring(3, 0)), None);
         assert_eq!(deferral.next_ns(&deferring(0, 20_000)), None);
         assert_eq!(deferral.next_ns(&deferring(1, 7)), Some(7));

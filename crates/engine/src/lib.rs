@@ -1,12 +1,12 @@
 //! Engine: one pinned thread per CPU, or one seeded scheduler in place of all.
 //!
-//! A turn of a CPU runs the intakes of the queues that it polls, then its delivery, 64 packets each; an
-//! idle CPU sleeps. [`threads`] runs that on threads; [`stepped`] runs the
-//! same turns on one thread, in an order that a seed determines.
+//! A turn of a CPU runs the intakes of the queues that it polls, then its delivery, 64 packets
+//! each; an idle CPU sleeps. [`threads`] runs turns on threads; [`stepped`] runs the same turns on
+//! one thread, in an order that a seed determines.
 #![forbid(unsafe_code)]
 
-pub mod knobs; //  what can be set, and what that answers
-pub mod trace; //  plain files from which outsiders can judge a run
+pub mod knobs; //  settings that can be changed, and the answer to a write
+pub mod trace; //  plain files from which external tools can judge a run
 
 mod bell;
 mod changes;
@@ -68,12 +68,13 @@ pub struct Engine<H> {
 }
 
 impl<H: Handler + 'static> Engine<H> {
-    /// Builds an engine: one rx queue for each source, in the order of the devices, polled by the CPUs in turn, and one handler
-    /// for each CPU. A handler outlives the threads of its CPU: if it panics, the batch that it had is
-    /// lost, and the next thread hands it the next one.
+    /// Builds an engine: one rx queue per source, in the order of the devices, assigned to the CPUs
+    /// round-robin, and one handler per CPU. A handler outlives the threads of its CPU: if it
+    /// panics, its current batch is lost, and the next thread hands it the next batch.
     ///
     /// # Errors
-    /// When there are no CPUs, other devices than sources, no memory for the packets, or the script says what cannot be.
+    /// If there are no CPUs, the devices do not match the sources, packet memory cannot be
+    /// allocated, a source cannot be attached, or the script has an impossible change.
     pub fn build(
         config: &Config,
         sources: Vec<Box<dyn Source>>,
@@ -125,12 +126,12 @@ impl<H: Handler + 'static> Engine<H> {
         Ok(Self { workers, senders: pools.senders, small: pools.small, shared })
     }
 
-    /// Builds an engine over open devices: what [`build`](Self::build) does, by the machine's clock,
-    /// with the sources that it takes out of them. What remains of each gives
-    /// [sinks](Device::sink) and tells what was found out about it.
+    /// Builds an engine over open devices, as [`build`](Self::build) does, on the machine's clock.
+    /// Takes the sources out of the devices; each device can still open [sinks](Device::sink) and
+    /// report its properties.
     ///
     /// # Errors
-    /// As `build`; and when a device cannot use the memory.
+    /// As `build`; and if a device cannot use the packet memory.
     pub fn over(
         config: &Config,
         devices: &mut [Device],
@@ -148,8 +149,8 @@ impl<H: Handler + 'static> Engine<H> {
         &mut self.workers[index].handler
     }
 
-    /// Takes the pools of [other threads](Config::senders) that make packets. Frames still in use at the
-    /// end of the run are returned when the pool is dropped.
+    /// Takes the pools of [other threads](Config::senders) that make packets. Frames still in use
+    /// at the end of the run are returned when the pool is dropped.
     #[must_use]
     pub fn take_senders(&mut self) -> Vec<Pool> {
         std::mem::take(&mut self.senders)
@@ -173,7 +174,8 @@ impl<H: Handler + 'static> Engine<H> {
         self.shared.flows()
     }
 
-    /// Handle to stop a running engine: it receives no more frames, delivers those it has, and ends.
+    /// Handle to stop a running engine: the engine stops receiving, delivers what it has received,
+    /// and ends.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         Stopper(Arc::clone(&self.shared))
@@ -182,16 +184,16 @@ impl<H: Handler + 'static> Engine<H> {
     /// Runs on one thread for each CPU until every source is exhausted and every packet handled.
     ///
     /// # Errors
-    /// When a thread cannot be started, one panics outside of its handler, or a handler panics
-    /// [`PANICS_IN_A_ROW`] times without handling a batch between. What goes wrong with a source, and
-    /// which threads were replaced, is part of the outcome.
+    /// If a thread cannot be started, a thread panics outside its handler, or a handler panics
+    /// [`PANICS_IN_A_ROW`] times without handling a batch in between. Errors of sources and
+    /// replaced threads are part of the outcome.
     pub fn run(self) -> Result<Outcome<H>> {
         self.run_with(CpuThread::turn_to_the_end)
     }
 
-    /// Runs with `application` in control of every CPU's thread: it calls for turns of its CPU whenever it
-    /// has nothing else to do. After it returns, the engine turns the CPU until the run ends. If the
-    /// thread dies, it is called again on the next one.
+    /// Runs with `application` in control of every CPU's thread. The application calls for turns of
+    /// its CPU whenever it has nothing else to do. After it returns, the engine turns the CPU until
+    /// the run ends. If the thread dies, `application` is called again on the replacement thread.
     ///
     /// # Errors
     /// As [`run`](Self::run); and if the application panics.
@@ -211,7 +213,7 @@ impl<H: Handler + 'static> Engine<H> {
     }
 }
 
-/// Asks a running engine to stop.
+/// Handle that stops a running engine.
 #[derive(Clone, Debug)]
 pub struct Stopper(Arc<EngineState>);
 
@@ -228,8 +230,8 @@ impl Stopper {
     }
 }
 
-/// Makes a queue, and the other ends of its backlogs in the order of the CPUs. CPUs poll the queues
-/// in turn.
+/// Makes a queue, and the consumer ends of its backlog rings in the order of the CPUs. Queues are
+/// assigned to the CPUs round-robin.
 fn open_queue(
     config: &Config,
     index: usize,
@@ -279,8 +281,8 @@ fn open_queue(
     Ok((queue, lanes))
 }
 
-/// Makes what belongs to one CPU, from its queues, its ends of all backlogs, and its way to send
-/// frames home.
+/// Makes the worker of one CPU from its queues, its ends of all backlogs, and its pool for
+/// returning frames to their owners.
 fn open_worker<H: Handler>(
     config: &Config,
     (cpu, index): (CpuId, usize),

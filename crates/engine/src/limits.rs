@@ -1,33 +1,34 @@
-//! Budgets of a CPU before it looks elsewhere.
+//! Budgets of a CPU's turn.
 
 use forebay_rx::intake::DEV_WEIGHT;
 
 use crate::knobs::Change;
 
-/// The most frames that are taken from a queue at once, whatever the `dev_weight`: a burst is in
-/// hand as a whole.
+/// Maximum number of frames taken from a queue at once, whatever the `dev_weight`: a burst is
+/// processed as a whole.
 pub const BURST_MAX: u32 = 1024;
 
-/// Frames that wait at most to be sent home together, whatever the `skb_defer_max`: a batch.
+/// Maximum number of frames that wait to be returned together, whatever the `skb_defer_max`: one
+/// batch.
 pub const DEFER_MAX: u32 = 32;
 
-/// The kernel's knobs of that, by their names, as they were asked for.
+/// The kernel's budget knobs under its names, with the values as written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Frames from one queue.
+    /// Maximum number of frames from one queue at once.
     pub dev_weight: u32,
-    /// Packets from the backlogs, as a multiple of that.
+    /// Maximum number of packets from the backlogs, as a multiple of `dev_weight`.
     pub dev_weight_rx_bias: u32,
-    /// Frames and packets in one turn, over all queues and backlogs.
+    /// Maximum number of frames and packets in one turn, over all queues and backlogs.
     pub netdev_budget: u32,
-    /// Microseconds that a turn may last.
+    /// Maximum duration of a turn, in microseconds.
     pub netdev_budget_usecs: u32,
-    /// Frames that wait to be sent home together; 0 sends each at once.
+    /// Maximum number of frames that wait to be returned together; 0 returns each at once.
     pub skb_defer_max: u32,
 }
 
 impl Default for Limits {
-    /// The kernel's, two of its shortest ticks for a turn.
+    /// The kernel's defaults; a turn lasts two of its shortest ticks.
     fn default() -> Self {
         Self {
             dev_weight: u32::try_from(DEV_WEIGHT).unwrap_or(u32::MAX),
@@ -40,7 +41,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The same after a change, if it is about one of these.
+    /// Limits after a change, which may be of another knob.
     #[must_use]
     pub fn after(mut self, change: &Change) -> Self {
         match change {
@@ -54,19 +55,19 @@ impl Limits {
         self
     }
 
-    /// Frames that are taken from one queue at once: at least one.
+    /// Maximum number of frames taken from one queue at once, at least 1.
     #[must_use]
     pub fn burst(&self) -> usize {
         self.dev_weight.clamp(1, BURST_MAX) as usize
     }
 
-    /// Packets that are taken from the backlogs in a turn: at least one.
+    /// Maximum number of packets taken from the backlogs in a turn, at least 1.
     #[must_use]
     pub fn packets(&self) -> usize {
         self.dev_weight.saturating_mul(self.dev_weight_rx_bias).max(1) as usize
     }
 
-    /// Frames that wait at most to be sent home together.
+    /// Maximum number of frames that wait to be returned together.
     #[must_use]
     pub fn deferred(&self) -> usize {
         self.skb_defer_max.min(DEFER_MAX) as usize
@@ -90,7 +91,7 @@ pub(super) struct Budget {
     left: usize,
     since_ns: u64,
     time_ns: u64,
-    /// True if somebody got less than there was work for.
+    /// True if a queue or the delivery was granted less than it had work for.
     is_squeezed: bool,
 }
 
@@ -101,12 +102,12 @@ impl Budget {
         if is_over { 0 } else { wanted.min(self.left) }
     }
 
-    /// Notes that `taken` were.
+    /// Reduces the budget by `taken` frames or packets.
     pub(super) fn spend(&mut self, taken: usize) {
         self.left = self.left.saturating_sub(taken);
     }
 
-    /// Notes that there was more work than was granted, if so.
+    /// Records, if `is_short`, that there was more work than granted.
     pub(super) fn squeeze_if(&mut self, is_short: bool) {
         self.is_squeezed |= is_short;
     }

@@ -1,35 +1,35 @@
-//! The change log: what is changed while the engine runs, in one order for all of its threads.
+//! Change log: live changes in one order for all threads of the engine.
 //!
-//! Nodes are linked and only ever added. A reader keeps its own place and never waits: one load
-//! shows that there is nothing new. A node is freed when the last reader has passed it.
+//! Nodes are linked and only ever appended. A reader keeps its own position and never waits: one
+//! load shows that there is nothing new. A node is freed when the last reader has passed it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The end that adds entries: one, behind a lock.
+/// Writer of the log: the only one, behind a lock.
 #[derive(Debug)]
 pub struct Writer<T> {
-    /// The latest node, which the next one will follow.
+    /// Latest node, which the next one will follow.
     last: Arc<LogNode<T>>,
-    /// Nodes with entries that some reader has not passed.
+    /// Number of entries that some reader has not passed.
     pending: Arc<AtomicUsize>,
 }
 
-/// A reader's place in the log.
+/// A reader's position in the log.
 #[derive(Debug)]
 pub struct LogCursor<T> {
-    /// The node read last.
+    /// Node read last.
     at: Arc<LogNode<T>>,
 }
 
 #[derive(Debug)]
 struct LogNode<T> {
-    /// None in the first node, which only has a place.
+    /// `None` in the first node, which only marks a position.
     entry: Option<LogCounted<T>>,
     next: OnceLock<Arc<LogNode<T>>>,
 }
 
-/// An entry that is counted for as long as it is kept.
+/// An entry that counts as pending while it exists.
 #[derive(Debug)]
 struct LogCounted<T> {
     entry: T,
@@ -45,36 +45,36 @@ impl<T> Default for Writer<T> {
 }
 
 impl<T> Writer<T> {
-    /// Adds an entry behind all others, for every reader to find.
+    /// Appends an entry for all readers.
     pub fn append(&mut self, entry: T) {
         self.pending.fetch_add(1, Ordering::Relaxed);
         let entry = LogCounted { entry, pending: Arc::clone(&self.pending) };
         let node = Arc::new(LogNode { entry: Some(entry), next: OnceLock::new() });
-        // Only the one writer sets it, and moves on at once.
+        // Only the one writer sets `next`, and then moves on to the new node.
         let _ = self.last.next.set(Arc::clone(&node));
         self.last = node;
     }
 
-    /// A reader of all that is added from now on.
+    /// Reader of all entries appended from now on.
     pub fn cursor(&self) -> LogCursor<T> {
         LogCursor { at: Arc::clone(&self.last) }
     }
 
-    /// Number of entries that are kept because some reader has not passed them, and the latest one.
+    /// Number of entries in memory: those that some reader has not passed, and the latest one.
     pub fn pending(&self) -> usize {
         self.pending.load(Ordering::Relaxed)
     }
 }
 
 impl<T> LogCursor<T> {
-    /// True if there is an entry that was not read yet. One load.
+    /// True if there is an unread entry; costs one load.
     #[inline]
     pub fn has_next(&self) -> bool {
         self.at.next.get().is_some()
     }
 }
 
-/// The entries that were not read yet; there may be more later.
+/// Unread entries; more may follow later.
 impl<T: Clone> Iterator for LogCursor<T> {
     type Item = T;
 
@@ -88,7 +88,8 @@ impl<T: Clone> Iterator for LogCursor<T> {
 
 impl<T> Drop for LogNode<T> {
     fn drop(&mut self) {
-        // One after another: a late reader's chain may be long, and each would drop its next.
+        // Iterates: a late reader's chain may be long, and recursive drops would overflow the
+        // stack.
         let mut next = self.next.take();
         while let Some(mut node) = next.and_then(Arc::into_inner) {
             next = node.next.take();

@@ -1,29 +1,29 @@
-//! Mailboxes, in which what is handed to a CPU waits for it.
+//! Mailboxes for items that are handed over to a CPU.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Items handed to one CPU, the oldest first.
+/// Items handed to one CPU, oldest first.
 pub(crate) struct Mailbox<T> {
     has_mail: AtomicBool,
     mail: Mutex<Vec<T>>,
 }
 
 impl<T> Mailbox<T> {
-    /// Hands something over. Ring the CPU's bell afterwards.
+    /// Adds an item. Ring the CPU's bell afterwards.
     pub(crate) fn put(&self, mail: T) {
         self.mail().push(mail);
         // Release: pairs with the load in `has_mail`.
         self.has_mail.store(true, Ordering::Release);
     }
 
-    /// True if there is anything, at the cost of one load.
+    /// True if there are items; costs one load.
     pub(crate) fn has_mail(&self) -> bool {
         self.has_mail.load(Ordering::Acquire)
     }
 
-    /// Takes all that was handed over.
+    /// Takes all items.
     pub(crate) fn take(&self) -> Vec<T> {
         let mut mail = self.mail();
         self.has_mail.store(false, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Packet memory: how much of it, and in what pieces.
+//! Packet memory of an engine: its size, and the sizes of its chunks.
 
 use forebay_buf::Pool;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
@@ -12,21 +12,21 @@ use forebay_sys::error::{Error, Result};
 
 use super::config::Config;
 
-/// Owners of an engine's packet memory.
+/// Pools of an engine's packet memory.
 pub(super) struct Pools {
-    /// One for each queue.
+    /// One pool for each queue.
     pub(super) queues: Vec<Pool>,
-    /// One for each CPU.
+    /// One pool for each CPU.
     pub(super) cpus: Vec<Pool>,
-    /// One for each thread beside those that makes packets.
+    /// One pool for each further thread that makes packets.
     pub(super) senders: Vec<Pool>,
-    /// The smallest chunks, a share for each CPU.
+    /// Pools of the smallest chunks, one for each CPU.
     pub(super) small: Vec<Pool>,
 }
 
-/// For each queue, chunks enough for all that can be under way from it and for what
-/// its device holds, fewer of the large ones. The CPUs own a few at most, and send home what they
-/// deliver.
+/// Allocates the pools. Each queue gets chunks for all packets in flight from it and for those its
+/// device holds, fewer of the large sizes. A CPU owns a few chunks at most, and returns what it
+/// delivers to the owners.
 pub(super) fn pools(config: &Config, sources: &[Box<dyn Source>]) -> Result<Pools> {
     let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let per_cpu = config.backlog_capacity() + config.batch_max + narrow(FREE_BATCH_FRAMES);
@@ -42,7 +42,7 @@ pub(super) fn pools(config: &Config, sources: &[Box<dyn Source>]) -> Result<Pool
     let copies = copy_classes(small_bytes, config.kept_frames, &needs);
     shares.resize(needs.len() + cpus, [spare.clone(), copies].concat());
     shares.resize(shares.len() + usize::from(config.senders), spare);
-    // Behind all others, whose chunks are aligned to their size.
+    // Last, since the chunks of all others are aligned to their size.
     if config.small_frames > 0 {
         let small = ChunkClass { chunk_bytes: MIN_CHUNK_BYTES, chunks: config.small_frames };
         shares.resize(shares.len() + cpus, vec![small]);
@@ -58,25 +58,26 @@ pub(super) fn pools(config: &Config, sources: &[Box<dyn Source>]) -> Result<Pool
     Ok(Pools { queues, cpus: cpu_pools, senders, small })
 }
 
-/// A frame of an ordinary network.
+/// Chunk for a frame of a network with an MTU of 1500.
 const SMALL_BYTES: u32 = 2 << 10;
-/// A page: what a device that writes into packet memory can take at most.
+/// A page: the largest chunk for a device that writes into packet memory (AF_XDP).
 const PAGE_BYTES: u32 = 4 << 10;
-/// A jumbo frame.
+/// Chunk for a jumbo frame.
 const JUMBO_BYTES: u32 = 16 << 10;
 
-/// An IP packet of 64 KiB behind its link header.
+/// Chunk for an IP packet of 64 KiB behind its link header.
 const LARGEST_IP_CHUNK_BYTES: u32 = 68 << 10;
 
-/// So many heads are a multiple of a page, and what lies behind them is aligned as if there were none.
+/// Heads come in multiples of this number, which fill whole pages, so that the chunks behind them
+/// keep their alignment.
 const HEADS_STEP: u32 = 64;
 const _: () = assert!((HEADS_STEP * HEAD_CHUNK_BYTES).is_multiple_of(PAGE_BYTES));
 
-/// Of the packets of a source that gives them in pieces, this is how few are in one frame all the same.
+/// One in this many packets of a source with nonlinear packets is in one frame nevertheless.
 const COPIED_ONE_IN: u32 = 8;
 
-/// Two kilobytes hold a frame of an ordinary network; where a device gives frames that are a little
-/// larger and no more, a page.
+/// Size of small chunks: 2 KiB for ordinary frames, or a page if the largest frame of a source
+/// exceeds 2 KiB and fits into a page.
 fn small_chunk_bytes(needs: &[FrameNeeds]) -> u32 {
     let room = |chunk_bytes: u32| chunk_bytes - BEFORE_PACKET_BYTES;
     let needs_page = |need: &FrameNeeds| {
@@ -85,9 +86,9 @@ fn small_chunk_bytes(needs: &[FrameNeeds]) -> u32 {
     if needs.iter().any(needs_page) { PAGE_BYTES } else { SMALL_BYTES }
 }
 
-/// Chunks for so many packets under way: most of them small, and fewer of those that only a jumbo
-/// frame takes, or the largest that the source gives. All sizes are multiples of the small one's, but
-/// for the heads', of which there is a multiple of a page: so small chunks are aligned to their size.
+/// Chunks for `packets` packets in flight: most of them small, fewer for jumbo frames, and fewer
+/// for the largest frame of the source. All sizes are multiples of the small one, except that of
+/// heads, which fill whole pages: so small chunks are aligned to their size.
 fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<ChunkClass> {
     let FrameNeeds { device_frames, head_frames, .. } = needs;
     let (largest_bytes, largest_chunk) = largest(needs);
@@ -110,8 +111,9 @@ fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<Chunk
     classes
 }
 
-/// A packet in pieces is copied together where it is delivered to sockets: what a CPU takes for that,
-/// if there are sockets, and a source gives any. As many are kept as applications may keep.
+/// Chunks into which a CPU linearizes nonlinear packets for sockets; none without sockets or
+/// without a source of such packets. Their number follows from the number of frames that
+/// applications may keep.
 fn copy_classes(small_bytes: u32, kept_frames: u32, needs: &[FrameNeeds]) -> Vec<ChunkClass> {
     let mut in_pieces = needs.iter().filter(|needs| needs.head_frames > 0).peekable();
     if kept_frames == 0 || in_pieces.peek().is_none() {
@@ -124,7 +126,7 @@ fn copy_classes(small_bytes: u32, kept_frames: u32, needs: &[FrameNeeds]) -> Vec
     ]
 }
 
-/// The largest frame that a source gives, and a chunk for it.
+/// Largest frame that a source gives, and the chunk size for it, in bytes.
 fn largest(needs: FrameNeeds) -> (u32, u32) {
     let largest_bytes = needs.largest_bytes.min(MAX_RECORD_BYTES);
     (largest_bytes, (largest_bytes + BEFORE_PACKET_BYTES).next_multiple_of(PAGE_BYTES))
@@ -163,7 +165,7 @@ mod tests {
             let &[heads, ref others @ ..] = classes.as_slice() else { panic!("{classes:?}") };
             assert_eq!(heads.chunk_bytes, HEAD_CHUNK_BYTES);
             assert!(heads.chunks >= 3200 + 128 + head_frames);
-            // As they are carved: by size, from a page's boundary.
+            // In the order in which chunks are carved: by size, from a page boundary.
             let mut at = 0;
             for class in [heads].iter().chain(others) {
                 let is_aligned = at % small_bytes as usize == 0;
@@ -174,8 +176,8 @@ mod tests {
         }
     }
 
-    /// AF_XDP's rules (`xdp_umem_reg`): the memory begins and ends with a page, a chunk is a power of
-    /// two from 2048 bytes to a page, and begins at a multiple of itself.
+    /// AF_XDP's rules (`xdp_umem_reg`): the memory begins and ends at a page boundary; a chunk is a
+    /// power of two, 2048 bytes <= chunk <= page, and begins at a multiple of its size.
     #[test]
     fn af_xdp_accepts_layout_any_page() {
         for (largest_bytes, head_frames) in
@@ -190,7 +192,7 @@ mod tests {
             ];
             let bytes = region_bytes(&shares);
             let mapped_bytes = sys::map_packet_memory(bytes).unwrap().len_bytes();
-            // As they are carved: share by share, from the boundary of a page.
+            // In the order in which chunks are carved: share by share, from a page boundary.
             let mut at = 0usize;
             for class in shares.iter().flatten() {
                 let chunk_bytes = class.chunk_bytes as usize;

@@ -24,9 +24,10 @@ pub struct Outcome<H> {
     pub cpus: Vec<CpuOutcome>,
     /// Duration of the run, in engine time.
     pub elapsed_ns: u64,
-    /// Packets still queued or held; 0 after a run that ended.
+    /// Number of packets still queued or held; 0 after a run that ended.
     pub queued: u64,
-    /// Frames not returned to their owners at the end of the run: queued in sockets, or leaked. See [`frames_still_away`](Self::frames_still_away).
+    /// Number of frames not returned to their owners at the end of the run: queued in sockets, or
+    /// leaked. See [`frames_still_away`](Self::frames_still_away).
     pub frames_away: usize,
     /// State of each [explained](super::Config::explain) flow, per queue.
     pub explained: Vec<Vec<Explained>>,
@@ -43,9 +44,9 @@ pub struct CpuOutcome {
     pub cpu: CpuId,
     /// Counters of its delivery.
     pub delivery: Arc<DeliveryCounters>,
-    /// Time spent on packets, not on polling without result.
+    /// Time spent on packets, not on empty polls, in nanoseconds.
     pub busy_ns: u64,
-    /// Number of times it was woken.
+    /// Number of times the CPU was woken.
     pub wakeups: u64,
     /// Number of its threads that died and were replaced.
     pub replaced: u64,
@@ -98,7 +99,7 @@ impl<H: Handler> Outcome<H> {
 }
 
 impl<H> Outcome<H> {
-    /// Frames not returned by now: 0 once all queued datagrams have been read.
+    /// Number of frames not returned so far; 0 once all queued datagrams have been read.
     pub fn frames_still_away(&mut self) -> usize {
         self.pools.iter_mut().map(Pool::in_use).sum()
     }

@@ -6,28 +6,28 @@ use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{Drops, FlowState};
 use forebay_rx::{CpuId, RxQueue};
 
-/// Explain this flow. Each queue answers when it comes by.
+/// Request to explain a flow. Each queue answers between two turns.
 #[derive(Debug)]
 pub struct Question {
     /// Hash of the flow.
     pub flow: FlowHash,
-    /// Takes one answer from each queue, and never makes one wait.
+    /// Channel for one answer from each queue; sending never blocks.
     pub answers: Sender<Explained>,
 }
 
-/// Knowledge of a queue about a flow.
+/// State of a flow on one queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Explained {
-    /// The queue, counted through all devices.
+    /// The queue, numbered through all devices.
     pub queue: RxQueue,
-    /// Name of the queue: `rx-0`, or `eth1/rx-0` where there are several devices.
+    /// Name of the queue: `rx-0`, or `eth1/rx-0` if there are several devices.
     pub name: String,
-    /// The CPU that polls it.
+    /// CPU that polls the queue.
     pub polling_cpu: CpuId,
     /// Time of the answer, in engine time.
     pub at_ns: u64,
     /// Current CPU of the flow, and the reason.
     pub state: FlowState,
-    /// Drops of it, as far as they are remembered.
+    /// Remembered drops of the flow.
     pub drops: Vec<Drops>,
 }

@@ -34,7 +34,7 @@ const LOAD_AGE_NS: u64 = 1_000_000;
 
 /// An rx queue with its source and intake.
 pub(super) struct Queue {
-    /// Name in reports; with the device if there are several.
+    /// Name in reports; prefixed with the device's name if there are several devices.
     name: String,
     intake: Intake,
     /// `None` once the run is over.
@@ -43,7 +43,7 @@ pub(super) struct Queue {
     pub(super) pool: Pool,
     polling_cpu: CpuId,
     burst: Burst,
-    /// Lower bound of the numbers of frames still to come.
+    /// Lower bound of the next frame's number.
     next_frame: u64,
     changes: Follower,
     /// Number of scripted changes applied.
@@ -58,12 +58,12 @@ pub(super) struct Queue {
     flow_limit_table_len: u32,
     when_full: WhenFull,
     trace: Option<IntakeTrace>,
-    /// The time of the last turn.
+    /// Time of the last turn.
     now_ns: u64,
     load: Tick,
     /// True if the last poll found frames.
     was_busy: bool,
-    /// Time at which the source was first asked for its last frames.
+    /// Time of the first poll that asked for the last frames (`is_last`).
     last_since_ns: Option<u64>,
     source_ended: bool,
     ended: bool,
@@ -73,9 +73,9 @@ pub(super) struct Queue {
 /// Outcome of a queue's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Activity {
-    /// Work done; number of frames.
+    /// Work was done on this number of frames or packets.
     Worked(usize),
-    /// No work before this time, if any.
+    /// No work now; the time at which more is due, if known.
     IdleUntil(Option<u64>),
     /// Work pending, but other CPUs must make room first.
     Blocked,
@@ -84,7 +84,7 @@ pub(super) enum Activity {
 }
 
 impl Activity {
-    /// Outcome combined with a number of packets transmitted before.
+    /// Combines this outcome with a number of packets transmitted before.
     fn after(self, sent: usize) -> Self {
         match self {
             Self::Worked(frames) => Self::Worked(frames + sent),
@@ -158,6 +158,7 @@ impl Queue {
                 Activity::Worked(frames)
             }
             _ if frames > 0 => Activity::Worked(frames),
+            // Held packets must leave before the queue ends, and wait for other CPUs.
             Activity::Ended => Activity::Blocked,
             _ if self.intake.held() > 0 => Activity::Blocked,
             Activity::IdleUntil(due_ns) => {
@@ -167,7 +168,7 @@ impl Queue {
         }
     }
 
-    /// Fills the burst, unless there is no room for it, and records the source's state behind it.
+    /// Fills the burst, if there is room for it, and records in it whether more frames are pending.
     fn poll(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.burst.behind = PollStatus::MorePending;
         let Some(source) = self.source.as_mut().filter(|_| !self.source_ended) else {
@@ -180,7 +181,8 @@ impl Queue {
             burst = self.intake.room_for(burst);
             if burst == 0 {
                 if self.intake.queued() == 0 {
-                    // No CPU will make room: what is missing is what is held here.
+                    // No CPU can make room: packets held here take it up. `Last` lets held segments
+                    // go.
                     self.burst.behind = PollStatus::Last;
                 }
                 return Activity::Blocked;
@@ -191,7 +193,7 @@ impl Queue {
         if is_last {
             let since_ns = *self.last_since_ns.get_or_insert(now_ns);
             if now_ns.saturating_sub(since_ns) > LAST_FRAMES_NS {
-                // It goes on as if it had not been asked, and a run must end.
+                // The source ignores the request for its last frames, and a run must end.
                 self.end_source(shared);
                 return Activity::Ended;
             }
@@ -199,7 +201,7 @@ impl Queue {
         let ask = PollRequest { now_ns, max: burst as usize, may_wait: waits, is_last };
         let activity = match source.poll(ask, &mut self.pool, &mut self.burst) {
             Ok(Polled::Ready) if self.burst.is_empty() => {
-                self.burst.behind = PollStatus::Last; // no memory was free, as below
+                self.burst.behind = PollStatus::Last; // no buffer was free, as below
                 Activity::Blocked
             }
             Ok(Polled::Ready) => Activity::Worked(0),
@@ -223,7 +225,7 @@ impl Queue {
         };
         let mut refused = self.burst.refused.iter();
         if refused.any(|refused| refused.reason == DropReason::NoBuffer) {
-            // What is held here may be the memory that is missing.
+            // Held segments may have the missing buffers: let them go.
             self.burst.behind = PollStatus::Last;
         }
         activity
@@ -290,15 +292,16 @@ impl Queue {
             LogEntry::Change(made) => self.apply(made, shared),
             LogEntry::Ask(question) => {
                 let explained = self.explain(question.flow, shared.clock.now_ns());
-                // Whoever asked may have had enough.
+                // The requester may have dropped the receiver.
                 let _ = question.answers.send(explained);
-                // What shares the flow's slot is noted for the next time.
+                // Flows that share this flow's slot are recorded from now on, for the next
+                // question.
                 self.watch(question.flow);
             }
         }
     }
 
-    /// Starts to record the flows that share this flow's slot, unless started.
+    /// Starts to record the flows that share this flow's slot, unless already started.
     pub(super) fn watch(&mut self, flow: FlowHash) {
         self.intake.watch(flow);
     }
@@ -356,7 +359,8 @@ impl Queue {
         }
     }
 
-    /// Current time, and a load figure that is recent enough: reading it touches every CPU's cache line.
+    /// Current time and total busy time. The latter may be [`LOAD_AGE_NS`] old: reading it touches
+    /// every CPU's cache line.
     fn tick(&mut self, shared: &EngineState) -> Tick {
         let now_ns = shared.clock.now_ns();
         self.now_ns = now_ns;
@@ -389,7 +393,7 @@ impl Queue {
         self.intake.queue()
     }
 
-    /// The time of the last turn.
+    /// Time of the last turn.
     pub(super) fn now_ns(&self) -> u64 {
         self.now_ns
     }
@@ -399,8 +403,8 @@ impl Queue {
         self.was_busy
     }
 
-    /// Ends the source once no CPU transmits by it any more: sends its last packets within a short time, and
-    /// collects its frames.
+    /// Closes the source, once no CPU transmits through it any more: sends its last packets for at
+    /// most [`LINGER_NS`], then drops it.
     pub(super) fn close(&mut self, shared: &EngineState) {
         let Some(mut source) = self.source.take() else { return };
         let late_ns = shared.clock.now_ns().saturating_add(LINGER_NS);

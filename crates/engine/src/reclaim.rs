@@ -1,5 +1,5 @@
-//! Tables that are of no more use, freed on a thread that nobody waits for: giving a large one back to
-//! the system takes longer than a turn may.
+//! Frees replaced tables on a thread of its own: returning a large one to the system takes longer
+//! than a turn may.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -8,26 +8,27 @@ use std::time::Duration;
 
 use forebay_rx::steer::{FlowTables, SockFlowTable};
 
-/// Time between two looks whether a shared table is still in use.
+/// Time between two checks whether a shared table is still in use.
 const LOOK_PERIOD: Duration = Duration::from_millis(500);
 
-/// A table that was replaced.
+/// A replaced table.
 #[derive(Debug)]
 pub(super) enum Retired {
-    /// Of a queue, which was its owner.
+    /// Tables of one queue, their only owner.
     FlowTables(FlowTables),
-    /// Of all queues: each, and whoever records, has it until it comes to the change.
+    /// Table of all queues. Each queue, and each recording application, keeps it until it applies
+    /// the change.
     SockFlows(Arc<SockFlowTable>),
 }
 
-/// Destination of tables that are of no more use. Its thread begins with the first change that makes a table,
-/// and ends with the engine.
+/// Destination of replaced tables. Its thread begins with the first change that makes a table, and
+/// ends with the engine.
 #[derive(Default, Debug)]
 pub(super) struct Reclaimer(OnceLock<Option<Sender<Retired>>>);
 
 impl Reclaimer {
-    /// Has tables freed elsewhere from now on. Where the system has no thread left they are freed where
-    /// they are given up.
+    /// Starts the thread. If the system has no thread left, tables are freed where they are
+    /// replaced.
     pub(super) fn start(&self) {
         self.0.get_or_init(|| {
             let (sender, receiver) = channel();
@@ -36,10 +37,10 @@ impl Reclaimer {
         });
     }
 
-    /// Takes a table. It takes no time, and there are as many as there were changes.
+    /// Takes a table without blocking. There are at most as many as there were changes.
     pub(super) fn take(&self, retired: Retired) {
         if let Some(Some(sender)) = self.0.get() {
-            // A thread that is gone has freed it by now.
+            // The send fails only if the thread is gone; the table is then freed here.
             let _ = sender.send(retired);
         }
     }

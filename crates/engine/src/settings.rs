@@ -1,4 +1,4 @@
-//! Settings: of every knob what was asked for, whether it is in force or not.
+//! Settings of all knobs as requested, in force or not.
 
 use forebay_rx::RxQueue;
 use forebay_rx::flow_key::FlowKeyRules;
@@ -10,49 +10,49 @@ use super::limits::Limits;
 use crate::knobs::change::{Change, Queues};
 use crate::knobs::coalesce::Coalesce;
 
-/// Buckets of a flow limit when nobody says otherwise: the kernel's default.
+/// Default number of buckets of a flow limit, as in the kernel.
 pub(super) const FLOW_LIMIT_TABLE_LEN: u32 = 4096;
 
-/// The knobs of an engine.
+/// Settings of the knobs of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Settings {
     /// Settings of each queue.
     pub queues: Vec<QueueSettings>,
-    /// Entries of the socket-flow table; 0: there is none.
+    /// Entries of the socket-flow table; 0 for none.
     pub rps_sock_flow_entries: u32,
-    /// The CPUs that packets of a new device's queues go to.
+    /// CPUs that packets of a new device's queues go to.
     pub rps_default_mask: CpuList,
-    /// The CPUs that run.
+    /// CPUs that run.
     pub cpus: CpuList,
-    /// The CPUs that are paused.
+    /// CPUs that are paused.
     pub paused: CpuList,
-    /// Packets that a backlog takes.
+    /// Length of a backlog, in packets.
     pub netdev_max_backlog: u32,
     /// Budgets of a CPU's turn.
     pub limits: Limits,
-    /// The CPUs that limit flows when they poll.
+    /// CPUs that apply the flow limit when they poll.
     pub flow_limit_cpu_bitmap: CpuList,
-    /// Buckets of a flow limit that is turned on next.
+    /// Buckets of flow limits that are turned on later.
     pub flow_limit_table_len: u32,
     /// Coalescing.
     pub coalesce: Coalesce,
     /// Balance of the load over CPUs.
     pub balance: BalanceConfig,
-    /// Rules by which a flow is told.
+    /// Rules for flow keys.
     pub flow_key: FlowKeyRules,
 }
 
-/// The knobs of one queue.
+/// Settings of one queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct QueueSettings {
-    /// The CPUs that its packets may go to.
+    /// CPUs that the queue's packets may go to.
     pub rps_cpus: CpuList,
-    /// Slots of its flow table; 0: there is none, and no RFS.
+    /// Slots of the queue's flow table; 0 for none, which turns RFS off.
     pub rps_flow_cnt: u32,
 }
 
 impl Settings {
-    /// Settings that an engine of `queues` queues begins with.
+    /// Initial settings of an engine with `queues` queues.
     #[must_use]
     pub fn of(config: &Config, queues: usize) -> Self {
         let queue = QueueSettings {
@@ -75,13 +75,13 @@ impl Settings {
         }
     }
 
-    /// Settings of a queue, if there is such a queue.
+    /// Settings of a queue, if it exists.
     #[must_use]
     pub fn queue(&self, queue: RxQueue) -> Option<&QueueSettings> {
         self.queues.get(usize::from(queue.0))
     }
 
-    /// True if there is such a queue.
+    /// True if the queues exist.
     #[must_use]
     pub fn has(&self, queues: Queues) -> bool {
         match queues {
@@ -90,7 +90,7 @@ impl Settings {
         }
     }
 
-    /// Notes a change.
+    /// Records a change.
     pub(crate) fn apply(&mut self, change: &Change) {
         match change {
             Change::RpsCpus(queues, cpus) => {
@@ -129,7 +129,7 @@ impl Settings {
     }
 }
 
-/// Tables have a power of two of entries, or none (RFS-9).
+/// Entries rounded up to a power of two; 0 stays 0 (RFS-9).
 fn rounded(entries: u32) -> u32 {
     if entries == 0 { 0 } else { entries.checked_next_power_of_two().unwrap_or(1 << 31) }
 }

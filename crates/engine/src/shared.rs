@@ -25,46 +25,48 @@ use super::reclaim::Reclaimer;
 use super::settings::Settings;
 use crate::knobs::{Change, Script};
 
-/// Flags, counts and bells, all by the CPU's place in the engine.
+/// State that the threads of an engine share. CPUs are indexed by their position in the engine.
 #[derive(Debug)]
 pub struct EngineState {
     pub(super) clock: Clock,
     cpus: CpuList,
     devices: Devices,
     bells: Box<[Bell]>,
-    /// Pause of each CPU: the lowest bit, and above it the epoch since which.
+    /// Pause of each CPU: bit 0 is set while the CPU is paused; the bits above are the epoch of the
+    /// last change.
     paused: Box<[AtomicU64]>,
-    /// Written by each CPU for itself.
+    /// Busy time of each CPU, in nanoseconds; written by that CPU only.
     busy_ns: Box<[AtomicU64]>,
-    /// Part of it in delivery, while the load is balanced; written by each CPU for itself.
+    /// Part of `busy_ns` spent in delivery, measured while the load is balanced; written by that
+    /// CPU only.
     delivering_ns: Box<[AtomicU64]>,
-    /// Turns that ended for want of budget; written by each CPU for itself.
+    /// Number of turns that ran out of budget (`time_squeeze`); written by that CPU only.
     squeezed: Box<[AtomicU64]>,
-    /// The CPU that polls each queue. Written by that CPU.
+    /// CPU that polls each queue; written by that CPU.
     polling: Box<[Poller]>,
-    /// Counters, by queue and by the CPU's place.
+    /// Counters, by queue and by the CPU's index.
     counters: OnceLock<EngineCounters>,
-    /// Threads that stand ready on their CPUs, and whether they may begin.
+    /// Number of threads that are ready on their CPUs; `started` lets them begin.
     ready: AtomicUsize,
     started: AtomicBool,
     stop: AtomicBool,
     aborted: AtomicBool,
-    /// Queues whose source is not exhausted.
+    /// Number of queues whose source is not exhausted.
     live_sources: AtomicUsize,
-    /// Queues that still have packets to give, held ones included.
+    /// Number of queues that still have packets to pass on, held ones included.
     live_queues: AtomicUsize,
-    /// CPUs that may still deliver packets.
+    /// Number of CPUs that may still deliver packets.
     undelivered_cpus: AtomicUsize,
     /// Scripted changes during the run.
     pub(super) script: Script,
-    /// All changes, scripted and asked for, on their way to the threads.
+    /// All changes, scripted and live, for the threads to apply.
     changes: Mutex<Changes>,
-    /// Destination of tables that changes have replaced.
+    /// Destination of replaced tables.
     pub(super) reclaimer: Arc<Reclaimer>,
-    /// The latest epoch that has begun on any queue.
+    /// Latest epoch that has begun on any queue.
     announced: AtomicU32,
     pub(super) spin_max_ns: u64,
-    /// The flows that the outcome tells of.
+    /// Flows that the outcome explains.
     pub(super) explain: Vec<FlowHash>,
 }
 
@@ -113,7 +115,7 @@ impl EngineState {
         }
     }
 
-    /// Bell of a CPU, by its place.
+    /// Bell of a CPU, by its index.
     pub fn bell(&self, index: usize) -> &Bell {
         &self.bells[index]
     }
@@ -125,7 +127,7 @@ impl EngineState {
         }
     }
 
-    /// Stands ready on this CPU, and returns when all do: a run begins with every CPU awake.
+    /// Marks this CPU as ready, and returns when all are: a run begins with every CPU awake.
     pub(super) fn ready_to_start(&self) {
         self.ready.fetch_add(1, Ordering::Release);
         while !self.started.load(Ordering::Acquire) {
@@ -133,7 +135,8 @@ impl EngineState {
         }
     }
 
-    /// Lets the threads begin once `threads` of them stand ready, and returns when that was.
+    /// Lets the threads begin once `threads` of them are ready, and returns the time at which they
+    /// begin.
     pub(super) fn start_when_ready(&self, threads: usize) -> u64 {
         while self.ready.load(Ordering::Acquire) < threads {
             thread::yield_now();
@@ -152,7 +155,7 @@ impl EngineState {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Ends all threads where they stand: one of them is lost.
+    /// Ends all threads without draining their queues: one thread has failed.
     pub(super) fn abort(&self) {
         self.aborted.store(true, Ordering::Relaxed);
         self.wake_all();
@@ -162,8 +165,8 @@ impl EngineState {
         self.aborted.load(Ordering::Relaxed)
     }
 
-    /// Sets or lifts a CPU's pause as of `epoch`; a CPU that the engine does not run on has none.
-    /// Every queue says it when it comes to that epoch, and the latest epoch counts.
+    /// Sets or lifts a CPU's pause as of `epoch`; no effect for a CPU outside the engine. Every
+    /// queue calls this when it reaches that epoch, and the latest epoch counts.
     pub(super) fn set_paused(&self, cpu: CpuId, paused: bool, epoch: u32) {
         if let Some(index) = self.index_of(cpu) {
             let since = u64::from(epoch) << 1 | u64::from(paused);
@@ -173,8 +176,8 @@ impl EngineState {
         }
     }
 
-    /// True if a CPU is to leave its backlogs alone. Pauses end with the last source, for what is
-    /// queued must be delivered.
+    /// True if a CPU must leave its backlogs alone. Pauses end with the last source, since queued
+    /// packets must be delivered.
     pub(super) fn is_paused(&self, index: usize) -> bool {
         self.paused[index].load(Ordering::Relaxed) & 1 == 1 && self.has_live_sources()
     }
@@ -193,9 +196,10 @@ impl EngineState {
         delivering.store(delivering.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
     }
 
-    /// Loads of all CPUs, by [`CpuId::index`], in place of what `loads` has.
+    /// Replaces the contents of `loads` with the loads of all CPUs, by [`CpuId::index`].
     pub(super) fn cpu_loads(&self, loads: &mut Vec<CpuLoad>) {
         loads.clear();
+        // Loads are known once the engine is built.
         let Some(counters) = self.counters() else { return };
         for (place, (cpu, delivery)) in self.cpus.cpus().iter().zip(&counters.cpus).enumerate() {
             loads.resize(cpu.index(), CpuLoad::default());
@@ -207,12 +211,12 @@ impl EngineState {
         }
     }
 
-    /// Time that a CPU has been busy, by its place, in nanoseconds.
+    /// Busy time of a CPU, by its index, in nanoseconds.
     pub fn busy_ns(&self, index: usize) -> u64 {
         self.busy_ns[index].load(Ordering::Relaxed)
     }
 
-    /// Busy time of all CPUs together.
+    /// Busy time of all CPUs together, in nanoseconds.
     pub(super) fn total_busy_ns(&self) -> u64 {
         self.busy_ns.iter().map(|busy| busy.load(Ordering::Relaxed)).sum()
     }
@@ -234,14 +238,14 @@ impl EngineState {
         }
     }
 
-    /// Notes that a CPU has delivered all that there will be.
+    /// Records that a CPU has delivered its last packet.
     pub(super) fn cpu_delivered(&self) {
         if self.undelivered_cpus.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.wake_all();
         }
     }
 
-    /// True if every CPU has delivered all that there will be.
+    /// True if every CPU has delivered its last packet.
     pub(super) fn all_delivered(&self) -> bool {
         self.undelivered_cpus.load(Ordering::Acquire) == 0
     }
@@ -250,45 +254,45 @@ impl EngineState {
         self.live_queues.load(Ordering::Acquire) > 0
     }
 
-    /// A follower of all changes from now on.
+    /// Follower of all changes from now on.
     pub(super) fn follower(&self) -> Follower {
         self.changes().follower()
     }
 
-    /// Makes a change, wakes all CPUs to follow it, and says what of it is in force.
+    /// Makes a change, wakes all CPUs to apply it, and returns the part that is in force.
     pub fn change(&self, change: &Change) -> Result<Written, Refused> {
         let written = self.changes().change(change);
         self.wake_all();
         written
     }
 
-    /// Objection to a change as things stand, if any.
+    /// Checks that a change is possible with the current settings.
     pub(super) fn check(&self, change: &Change) -> Result<(), Refused> {
         self.changes().check(change)
     }
 
-    /// Asks all queues, and wakes the CPUs that poll them.
+    /// Puts a question to all queues, and wakes the CPUs that poll them.
     pub fn ask(&self, question: Question) {
         self.changes().ask(question);
         self.wake_all();
     }
 
-    /// Takes what is to be told of changes that the script asked for and that could not be.
+    /// Takes the errors of scripted changes that could not be made.
     pub(super) fn take_refused(&self) -> Vec<Error> {
         self.changes().take_refused()
     }
 
-    /// Settings now.
+    /// Current settings.
     pub fn settings(&self) -> Settings {
         self.changes().settings().clone()
     }
 
-    /// Hash function of flows now.
+    /// Current hash function of flows.
     pub fn hasher(&self) -> Arc<Hasher> {
         Arc::clone(self.changes().hasher())
     }
 
-    /// The CPUs of a list that packets can go to now.
+    /// CPUs of a list that packets can go to now.
     pub fn in_force(&self, cpus: &CpuList) -> CpuList {
         self.changes().in_force(cpus)
     }
@@ -298,18 +302,18 @@ impl EngineState {
         Flows(Arc::clone(self.changes().sock_flows()))
     }
 
-    /// Says where everything is counted, once.
+    /// Publishes the counters; called once, when the engine is built.
     pub(super) fn set_counters(&self, counters: EngineCounters) {
         let set = self.counters.set(counters);
         debug_assert!(set.is_ok(), "an engine is built once");
     }
 
-    /// Counters of everything.
+    /// Counters of all queues and CPUs; `None` until the engine is built.
     pub fn counters(&self) -> Option<&EngineCounters> {
         self.counters.get()
     }
 
-    /// Notes that `cpu` polls a queue from now on.
+    /// Records that `cpu` polls a queue from now on.
     pub(super) fn set_polls(&self, queue: RxQueue, cpu: CpuId) {
         self.polling[usize::from(queue.0)].take_over(cpu.0);
     }
@@ -319,8 +323,8 @@ impl EngineState {
         u16::try_from(self.polling.len()).unwrap_or(u16::MAX)
     }
 
-    /// Wakes the CPU that polls a queue, whichever that is then. Call it after publishing what that CPU
-    /// is to find.
+    /// Handle that wakes whichever CPU polls a queue at the time of the call. Call it after
+    /// publishing what that CPU is to find.
     pub(super) fn waker(self: &Arc<Self>, queue: RxQueue) -> Waker {
         let shared = Arc::clone(self);
         Arc::new(move || {
@@ -332,22 +336,22 @@ impl EngineState {
         })
     }
 
-    /// The CPU that polls a queue.
+    /// CPU that polls a queue.
     pub fn polls(&self, queue: u16) -> Option<CpuId> {
         Some(CpuId(self.polling.get(usize::from(queue))?.cpu()))
     }
 
-    /// The devices, and whose each queue is.
+    /// Devices, each with its queues.
     pub fn devices(&self) -> &Devices {
         &self.devices
     }
 
-    /// The CPUs of the engine.
+    /// CPUs of the engine.
     pub fn cpus(&self) -> &CpuList {
         &self.cpus
     }
 
-    /// Turns of a CPU that ended for want of budget.
+    /// Number of a CPU's turns that ran out of budget (`time_squeeze`).
     pub fn squeezed(&self, index: usize) -> u64 {
         self.squeezed[index].load(Ordering::Relaxed)
     }
@@ -357,8 +361,8 @@ impl EngineState {
         squeezed.store(squeezed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Makes the first `count` changes of the script, as far as nobody has made them: the first
-    /// queue that reaches a change's frame makes it for all.
+    /// Makes the first `count` changes of the script, unless already made: the first queue that
+    /// reaches a change's frame makes it for all.
     pub(super) fn make_scripted(&self, count: usize) {
         let made = self.changes().make_scripted(&self.script, count);
         if made {
@@ -366,7 +370,7 @@ impl EngineState {
         }
     }
 
-    /// A lock whose holder panicked guards nothing that could be half done here.
+    /// Locks the changes. Poison is ignored: no panic leaves them half changed.
     fn changes(&self) -> MutexGuard<'_, Changes> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -387,7 +391,7 @@ impl EngineState {
     }
 }
 
-/// Bits of a mask of this engine's CPUs.
+/// Number of bits in a mask of this engine's CPUs.
 fn mask_width(config: &Config) -> u16 {
     u16::try_from(config.cpu_count()).unwrap_or(u16::MAX)
 }

@@ -1,9 +1,9 @@
 //! The engine on one thread: the same turns, in an order and at times that a seed determines.
 //!
-//! Each CPU does one thing at a time, and that takes virtual time: taking in a burst, or working
-//! on a batch of packets. The CPU that is done first goes next. How long things take varies by
-//! the seed, sometimes wildly, so that seeds explore interleavings that real threads show once in
-//! a million runs; and a seed that finds one shows it again.
+//! Each CPU does one thing at a time, which takes virtual time: it takes in a burst, or works on a
+//! batch of packets. The CPU that finishes first goes next. Durations vary by the seed, sometimes
+//! wildly, so that seeds explore interleavings that real threads show once in a million runs. A
+//! seed that finds one shows it again.
 
 use forebay_rx::Handler;
 use forebay_sys::random::Random;
@@ -30,13 +30,14 @@ impl Default for VirtualCosts {
     }
 }
 
-/// Longest time to replace a thread that died.
+/// Longest time until a dead thread is replaced.
 const REPLACE_NS: u64 = 200_000;
 
-/// Time to wake up, or to look again for what another CPU is to do.
+/// Mean time to wake up, or until the next check for another CPU's progress.
 const IDLE_NS: u64 = 1_000;
 
-/// One turn in this many takes [`STALL_FACTOR`] times as long: an interrupt, or a neighbour.
+/// One turn in this many takes [`STALL_FACTOR`] times as long, as after an interrupt or with a
+/// noisy neighbour.
 const STALL_ONE_IN: u64 = 64;
 const STALL_FACTOR: u64 = 20;
 
@@ -62,7 +63,7 @@ pub(super) fn run<H: Handler>(
     Outcome::of(workers, shared, now_ns)
 }
 
-/// The CPU that is done first, of those that have not ended; one at random of several.
+/// CPU that finishes first, of those that have not ended; a random one of several.
 fn next<'a, H: Handler>(
     steppers: &'a mut [Stepper<H>],
     random: &mut Random,
@@ -77,13 +78,13 @@ fn next<'a, H: Handler>(
 /// A worker in virtual time.
 struct Stepper<H> {
     worker: Worker<H>,
-    /// Time at which it is done with what it is doing.
+    /// Time at which the CPU finishes its current work.
     free_at_ns: u64,
-    /// True if it is doing a batch.
+    /// True if the CPU works on a batch.
     in_hand: bool,
-    /// True if it took frames in last; then it is the backlogs' turn.
+    /// True if the CPU took in frames last; the backlogs go next.
     took_in: bool,
-    /// True if it sleeps until `free_at_ns` or until its bell rings.
+    /// True if the CPU sleeps until `free_at_ns` or until its bell rings.
     asleep: bool,
     ended: bool,
 }
@@ -93,7 +94,7 @@ impl<H: Handler> Stepper<H> {
         Self { worker, free_at_ns: 0, in_hand: false, took_in: false, asleep: false, ended: false }
     }
 
-    /// Ends what the CPU was doing, and begins the next thing.
+    /// Ends the CPU's current work, and begins the next.
     fn step(&mut self, now_ns: u64, random: &mut Random, costs: VirtualCosts) {
         if std::mem::take(&mut self.asleep) {
             self.worker.shared.bell(self.worker.index).rise();
@@ -114,7 +115,8 @@ impl<H: Handler> Stepper<H> {
         self.free_at_ns = now_ns.saturating_add(cost_ns);
     }
 
-    /// Begins an intake or a batch, in turn as far as there is work, and returns what it costs.
+    /// Begins an intake or a batch, alternating while there is work for both, and returns its cost
+    /// in nanoseconds.
     fn begin(&mut self, now_ns: u64, random: &mut Random, costs: VirtualCosts) -> u64 {
         if std::mem::take(&mut self.took_in)
             && let Some(cost_ns) = self.begin_batch(random, costs)
@@ -183,7 +185,7 @@ impl<H: Handler> Stepper<H> {
         due_ns.saturating_sub(now_ns).max(1)
     }
 
-    /// Wakes the CPU, a little later, if somebody rang for it.
+    /// Wakes the CPU, a little later, if its bell rang.
     fn wake_if_rung(&mut self, now_ns: u64, random: &mut Random) {
         if self.asleep && !self.worker.shared.bell(self.worker.index).is_dozing() {
             self.asleep = false;
@@ -193,7 +195,7 @@ impl<H: Handler> Stepper<H> {
     }
 }
 
-/// Half to one and a half times as long, and now and then much longer.
+/// Random cost between half and one and a half times `cost_ns`, and rarely a stall.
 fn varied(random: &mut Random, cost_ns: u64) -> u64 {
     let cost_ns = random.between(cost_ns / 2, cost_ns + cost_ns / 2).max(1);
     if random.below(STALL_ONE_IN) == 0 { cost_ns * STALL_FACTOR } else { cost_ns }

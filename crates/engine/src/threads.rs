@@ -1,7 +1,7 @@
 //! The engine on real threads.
 //!
-//! A thread may die: its handler panics, or somebody kills it. Then a new one carries the CPU on,
-//! with the same handler, and only what the thread had in hand is lost.
+//! A thread may die: its handler panics, or a fault is injected (`kill`). A new thread then
+//! continues its CPU with the same handler, and only the dead thread's batch is lost.
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe};
@@ -17,13 +17,14 @@ use super::outcome::Outcome;
 use super::shared::EngineState;
 use super::worker::{ThreadState, Worker};
 
-/// A CPU whose handler panics this often, without handling one batch between, ends the run.
+/// Number of panics of a CPU's handler, without a handled batch in between, that end the run.
 pub const PANICS_IN_A_ROW: u32 = 8;
 
-/// Work of each thread with its CPU.
+/// Code that each thread runs with its CPU.
 pub(super) type Application<H> = Arc<dyn Fn(&mut CpuThread<H>) + Send + Sync>;
 
-/// Runs each worker on a thread of its own, in the hands of the application, until all of them end.
+/// Runs each worker on a thread of its own, under control of the application, until all of them
+/// end.
 pub(super) fn run<H: Handler + 'static>(
     workers: Vec<Worker<H>>,
     shared: &Arc<EngineState>,
@@ -40,13 +41,13 @@ pub(super) fn run<H: Handler + 'static>(
     Ok(Outcome::of(ended, shared, shared.clock.now_ns() - started_ns))
 }
 
-/// The threads, and whoever waits for them to end.
+/// Worker threads, and the receiver of their ends.
 struct WorkerThreads<H: Handler> {
     application: Application<H>,
     threads: Vec<JoinHandle<()>>,
-    /// CPUs whose thread has not ended for good.
+    /// Number of CPUs whose thread has not ended for good.
     running: usize,
-    /// A copy for each thread.
+    /// Sender that is cloned for each thread.
     tells: Sender<ThreadEnd<H>>,
     told: Receiver<ThreadEnd<H>>,
     failed: Option<Error>,
@@ -54,11 +55,11 @@ struct WorkerThreads<H: Handler> {
 
 /// End of a thread.
 enum ThreadEnd<H> {
-    /// The work is done.
+    /// All work is done.
     Done(Box<Worker<H>>),
-    /// Lost, and its CPU is to go on; with the message of its panic, if it panicked.
+    /// The thread died, and its CPU continues on a new one; with the message of the panic, if any.
     Died(Box<Worker<H>>, Option<String>),
-    /// Lost, and the run with it.
+    /// The thread failed, and the run with it; with the message of the panic.
     Failed(CpuId, String),
 }
 
@@ -68,13 +69,13 @@ impl<H: Handler + 'static> WorkerThreads<H> {
         Self { application, threads: Vec::new(), running: 0, tells, told, failed: None }
     }
 
-    /// Starts a CPU's thread. Says whether that went well; if not, the run ends.
+    /// Starts a CPU's thread. Returns false if that failed; the run then ends.
     fn start(&mut self, worker: Worker<H>, shared: &EngineState) -> bool {
         let (cpu, tells) = (worker.cpu, self.tells.clone());
         let application = Arc::clone(&self.application);
         let name = format!("forebay-cpu{cpu}");
         let spawned = thread::Builder::new().name(name).spawn(move || {
-            // Nobody listens any more only if the run is over.
+            // The receiver is gone only if the run is over.
             let _ = tells.send(live(worker, &application));
         });
         match spawned {
@@ -91,7 +92,7 @@ impl<H: Handler + 'static> WorkerThreads<H> {
         }
     }
 
-    /// Replaces threads that die until all have ended, and returns what they leave.
+    /// Replaces threads that die until all have ended, and returns their workers.
     fn supervise(mut self, shared: &EngineState) -> Result<Vec<Worker<H>>> {
         let mut ended = Vec::new();
         while self.running > 0 {
@@ -99,6 +100,7 @@ impl<H: Handler + 'static> WorkerThreads<H> {
             self.running -= 1;
             match end {
                 ThreadEnd::Done(worker) => ended.push(*worker),
+                // An aborted run replaces no threads.
                 ThreadEnd::Died(worker, _) if shared.is_aborted() => ended.push(*worker),
                 ThreadEnd::Died(worker, panic) => self.replace(*worker, panic, shared),
                 ThreadEnd::Failed(cpu, message) => self.fail(cpu, message, shared),
@@ -106,7 +108,7 @@ impl<H: Handler + 'static> WorkerThreads<H> {
             self.threads.retain(|thread| !thread.is_finished());
         }
         for thread in self.threads {
-            // What it had to say it has said.
+            // The thread's end, a panic included, has come through the channel.
             let _ = thread.join();
         }
         self.failed.map_or(Ok(ended), Err)
@@ -128,16 +130,16 @@ impl<H: Handler + 'static> WorkerThreads<H> {
     }
 }
 
-/// A thread's life. Panics are caught in programs built with unwinding, as tests are; where a panic
-/// aborts, as in releases of the `forebay` program, nothing comes back here. A panic outside of the
-/// handler is fatal: a source or an intake that is half way through a burst cannot be carried on, and
-/// an application is not begun again.
+/// Runs a thread's life. Panics are caught in programs built with unwinding, as tests are; where a
+/// panic aborts, as in releases of the `forebay` program, it ends the process. A panic outside the
+/// handler is fatal: a source or an intake stopped within a burst cannot continue, and an
+/// application is not restarted after its own panic.
 fn live<H: Handler>(worker: Worker<H>, application: &Application<H>) -> ThreadEnd<H> {
     let mut thread = CpuThread::new(worker);
     let lived = panic::catch_unwind(AssertUnwindSafe(|| {
         thread.begin();
         application(&mut thread);
-        // What it left is delivered all the same.
+        // Packets that the application left are delivered all the same.
         thread.turn_to_the_end();
     }));
     let worker = thread.worker;
@@ -148,7 +150,7 @@ fn live<H: Handler>(worker: Worker<H>, application: &Application<H>) -> ThreadEn
             ThreadEnd::Died(Box::new(worker), Some(words(&*payload)))
         }
         Err(payload) => {
-            // What it was to drain never will be, so the others end at once.
+            // Nothing drains this CPU's backlogs any more, so the other threads end at once.
             worker.shared.abort();
             ThreadEnd::Failed(worker.cpu, words(&*payload))
         }

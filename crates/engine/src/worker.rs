@@ -83,7 +83,7 @@ pub(super) struct ThreadRestarts {
 }
 
 impl<H: Handler> Worker<H> {
-    /// Runs a turn, which begins at `now_ns`: polls each queue once, then delivers, then returns frames.
+    /// Runs a turn that begins at `now_ns`: polls each queue once, delivers, then returns frames.
     pub(super) fn turn(&mut self, now_ns: u64) -> Activity {
         self.begin_turn(now_ns);
         let (activity, delivered) = if self.backlogs_first {
@@ -125,7 +125,7 @@ impl<H: Handler> Worker<H> {
             let wanted = self.limits.burst();
             let granted = self.budget.grant(wanted, self.now_ns);
             if granted == 0 {
-                // What was left out goes first the next time.
+                // Queues that got no budget go first in the next turn.
                 self.first_queue = at;
                 self.budget.squeeze_if(queue.was_busy());
                 return activity.and(Activity::Worked(0));
@@ -143,6 +143,7 @@ impl<H: Handler> Worker<H> {
 
     /// Number of packets that may be taken from the backlogs now.
     pub(super) fn grant_delivery(&mut self) -> usize {
+        // A paused CPU leaves its backlogs alone until it is resumed.
         if self.shared.is_paused(self.index) {
             return 0;
         }
@@ -179,7 +180,8 @@ impl<H: Handler> Worker<H> {
         delivered
     }
 
-    /// Delivers `granted` packets; returns frames at once if they are not to be batched.
+    /// Delivers `granted` packets. If `skb_defer_max` is below a batch, returns frames after every
+    /// so many packets.
     fn deliver(&mut self, granted: usize) -> usize {
         let pool = self.queues.first_mut().map_or(&mut self.returns, |queue| &mut queue.pool);
         let deferred = self.limits.deferred();
@@ -231,7 +233,7 @@ impl<H: Handler> Worker<H> {
         self.flush();
     }
 
-    /// Applies the latest changes. To be called between batches.
+    /// Applies pending changes; called between batches.
     fn follow_changes(&mut self) {
         for entry in self.changes.by_ref() {
             let LogEntry::Change(made) = entry else { continue };
@@ -263,10 +265,11 @@ impl<H: Handler> Worker<H> {
             }
         }
         let Some(heir) = self.heir.and_then(|cpu| self.shared.index_of(cpu)) else { return };
+        // Ended queues are not handed over: nothing is polled from them any more.
         if self.queues.iter().all(Queue::has_ended) {
             return;
         }
-        self.flush(); // frames in the bins of their pools belong to others
+        self.flush(); // the pools' return bins hold frames of other owners
         let queues = std::mem::take(&mut self.queues);
         let (ended, live) = queues.into_iter().partition(Queue::has_ended);
         self.queues = ended;
@@ -301,7 +304,8 @@ impl<H: Handler> Worker<H> {
 
     /// True once no packet can reach this CPU and no other CPU has any left to transmit here.
     pub(super) fn has_ended(&mut self) -> bool {
-        // The order matters: what the last queue published is seen once it is seen to have ended.
+        // Order matters: once the last queue is seen to have ended, all packets that it published
+        // are visible to `has_work`.
         if !self.delivered && !self.shared.has_live_queues() && !self.delivery.has_work() {
             self.delivered = true;
             self.shared.cpu_delivered();
@@ -315,7 +319,8 @@ impl<H: Handler> Worker<H> {
     }
 }
 
-/// CPU that polls the queues of `cpu` if only `running` run: itself if it runs, else the first of them.
+/// CPU that takes over the queues of `cpu` if only `running` run: the first of them; none if `cpu`
+/// itself runs.
 fn takeover_cpu(cpu: CpuId, running: &CpuList, shared: &EngineState) -> Option<CpuId> {
     let (running, _) = running.split_by(shared.cpus());
     if running.contains(cpu) { None } else { running.cpus().first().copied() }

@@ -1,7 +1,8 @@
 //! A bridge between two interfaces, until Ctrl-C: `cargo run --example bridge veth0 veth1`.
 //!
-//! A bridge: what comes in by one goes out by the other, spread over all CPUs in between, and every flow in
-//! order. Checksums and segments that the kernel has left to the device are carried across.
+//! Packets received on one interface leave by the other, spread over all CPUs in between, with
+//! every flow in order. Checksums and segmentation that the kernel left to the device are passed
+//! on.
 
 use std::error::Error;
 
@@ -9,7 +10,7 @@ use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Sink, Via};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 
-/// One CPU's ways out, by the queue that packets came from.
+/// One CPU's sinks, indexed by the rx queue that packets came from.
 struct Bridge {
     across: [Box<dyn Sink>; 2],
     failed: Option<Box<dyn Error + Send + Sync>>,

@@ -8,10 +8,10 @@ use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Via};
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 
-/// Protocol, and where from and to.
+/// Protocol, source and destination address, source and destination port.
 type Flow = (u8, IpAddr, IpAddr, (u16, u16));
 
-/// Flows that one CPU has seen. A flow may have been on several.
+/// Flows that one CPU has seen. A flow may have been on several CPUs.
 #[derive(Default)]
 struct Counts(HashMap<Flow, u64>);
 

@@ -1,7 +1,6 @@
-//! Receives what is sent to sockets and counts it: `sink eth1 --bind 0.0.0.0:9000 [::]:9001`.
+//! Receives datagrams and counts them: `sink eth1 --bind 0.0.0.0:9000 [::]:9001`.
 //!
-//! All sockets are read by one thread of their own each, as an application that knows nothing of
-//! CPUs would.
+//! Each socket is read by a thread of its own, as in an application that knows nothing of CPUs.
 
 #[path = "ending/mod.rs"]
 mod ending;
@@ -16,7 +15,7 @@ use serde::Serialize;
 
 use crate::ending::From;
 
-/// Datagrams that are read at once.
+/// Datagrams read at once.
 const BATCH_MAX: usize = 64;
 
 /// Receives what is sent to sockets and counts it
@@ -40,7 +39,7 @@ struct Received {
     socket: SocketAddr,
     packets: u64,
     bytes: u64,
-    /// Datagrams: those that came merged with others count one each.
+    /// Number of datagrams; each datagram of a merged packet counts.
     datagrams: u64,
     rcvbuf_errors: u64,
 }
@@ -49,7 +48,7 @@ struct Received {
 #[derive(Debug, Serialize)]
 struct Report {
     sockets: Vec<Received>,
-    /// Frames that came to no socket, by reason.
+    /// Frames that reached no socket, by reason.
     dropped: std::collections::BTreeMap<&'static str, u64>,
     frames_away: usize,
 }
@@ -82,7 +81,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Reads until the engine has ended and all is read.
+/// Reads until the engine has ended and all datagrams are read.
 fn receive(socket: &UdpSocket) -> Received {
     let mut batch = Datagrams::new();
     let (mut packets, mut bytes, mut datagrams) = (0, 0, 0);

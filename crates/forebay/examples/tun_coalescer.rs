@@ -1,8 +1,8 @@
 //! Merges segments before they enter a TUN, until Ctrl-C:
 //! `cargo run --example tun_coalescer veth0 tun0`.
 //!
-//! For the author of a tunnel: packets that were taken off the wire reach the
-//! kernel's stack as few large ones, each with one write.
+//! For authors of a tunnel: packets received from the wire reach the kernel's stack as few large
+//! ones, with one write each.
 
 use std::error::Error;
 
@@ -12,7 +12,7 @@ use forebay::{
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
 
-/// One CPU's way into the kernel's stack.
+/// One CPU's sink into the kernel's stack.
 struct Inject {
     tun: Box<dyn Sink>,
     frames: u64,

@@ -1,11 +1,11 @@
-//! A modern kernel's receive path, in user space: packets come from one receive queue, and are
+//! A modern kernel's receive path, in user space: packets are received from one queue, and
 //! delivered on every core, in order, where the application runs.
 //!
 //! # A handler
 //!
-//! A program opens a device, says what is to be done with batches of packets, and runs an engine
-//! over it: one thread for each CPU, the packets of one flow always in order, whichever CPU they go
-//! to. [`Control`] changes it while it runs, in the kernel's words.
+//! A program opens a device, implements a [`Handler`] for batches of packets, and runs an engine
+//! over the device: one thread per CPU, the packets of a flow always in order, whichever CPU they
+//! go to. [`Control`] changes the engine's settings while it runs, by the kernel's names.
 //!
 //! ```no_run
 //! use forebay::{Batch, Config, Control, Device, DeviceConfig, Engine, Handler, Via};
@@ -39,7 +39,8 @@
 //!
 //! # A UDP server
 //!
-//! [`net`] lays sockets over devices. Here each CPU answers what it took in, on its own thread.
+//! [`net`] adds sockets on top of devices. Here each CPU answers the datagrams delivered on it, on
+//! its own thread.
 //!
 //! ```no_run
 //! use forebay::net::{Datagrams, Net, NetConfig};
@@ -70,8 +71,8 @@
 //!
 //! # A bridge
 //!
-//! A [`Sink`] is the way out of a device. What comes in by one goes out by the other, spread over
-//! all CPUs in between.
+//! A [`Sink`] is the way out of a device. Packets received on one device leave by the other, spread
+//! over all CPUs in between.
 //!
 //! ```no_run
 //! use forebay::{Batch, Config, Device, DeviceConfig, Engine, Handler, Result, Sink, Via};
@@ -101,7 +102,7 @@
 //!
 //! # Without a device
 //!
-//! Made-up traffic runs anywhere, without privileges:
+//! Synthetic traffic runs anywhere, without privileges:
 //!
 //! ```
 //! # use forebay::{Batch, Config, Control, Engine, Handler, WhenFull};
@@ -134,10 +135,11 @@
 //! | `vhost-user` | `Via::VhostUser`: a virtio device that another process is |
 //! | `control-mount` | [`Mount`]: the knobs as files, by FUSE |
 //!
-//! All are on by default. `AF_PACKET`, made-up traffic and sockets need none.
+//! All are on by default. `AF_PACKET`, synthetic traffic and sockets need none.
 //!
 //! The crates below this one (`forebay-rx`, `forebay-stack`, …) are public because their types
-//! are seen from here; what is not re-exported here may change with any version.
+//! appear in this crate's interface. Items that are not re-exported here may change with any
+//! version.
 
 #![forbid(unsafe_code)]
 

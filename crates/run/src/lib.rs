@@ -1,11 +1,11 @@
-//! Whole runs: live devices or a capture through the receive path, and the report of what became of
+//! Whole runs: live devices or a capture through the receive path, with a report on the fate of
 //! every packet.
 
 #![forbid(unsafe_code)]
 
-pub mod run; //     live devices through it, and on to where packets go
+pub mod run; //     live devices through the path, and on to the destinations of packets
 pub mod replay; //  a capture through the whole path, every packet checked
 
-pub mod report; //      what a run came to
-pub mod order_check; // was every flow delivered in order?
-mod outputs; //         what a run may write over
+pub mod report; //      numbers of a run
+pub mod order_check; // check that every flow was delivered in order
+mod outputs; //         files that a run may overwrite

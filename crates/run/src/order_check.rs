@@ -1,8 +1,9 @@
-//! The order check: was every flow delivered in the order of arrival?
+//! Order check: every flow must be delivered in the order of arrival.
 //!
 //! One entry for each flow hash, shared by all CPUs: the arrival number of the flow's last packet.
-//! Whoever delivers a packet exchanges that number for its own, and finds either an older one or a
-//! violation. The exchanges on one entry have a total order, which is the order of delivery.
+//! A CPU that delivers a packet exchanges that number for the packet's own, and finds either an
+//! older one or a violation. The exchanges on one entry have a total order, which is the order of
+//! delivery.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,54 +11,54 @@ use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::{CpuId, Packet, RxQueue};
 
-/// Flows that are told apart; a power of two.
+/// Number of entries for flows; a power of two.
 pub const CHECKED_FLOWS_MAX: usize = 1 << 17;
 
-/// Entries that are looked at before a flow goes unchecked.
+/// Number of entries probed before a flow goes unchecked.
 const PROBES: usize = 32;
 
-/// The order in which flows were delivered, and how much of each.
+/// Order in which flows were delivered, and the number of packets of each.
 #[derive(Debug)]
 pub struct OrderCheck {
     entries: Box<[FlowRecord]>,
-    /// Packets without a hash, by rx queue: all of a queue's are one flow here.
+    /// Packets without a hash, by rx queue: all of one queue count as one flow.
     unsteered: Box<[FlowRecord]>,
     reordered: AtomicU64,
     unchecked: AtomicU64,
 }
 
-/// One flow, on a line of its own: neighbours are written on other CPUs.
+/// One flow, on a cache line of its own: other CPUs write the neighbours.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct FlowRecord {
     /// Hash in the upper half, arrival number of the last packet in the lower; 0 if free.
     last: AtomicU64,
-    /// The CPU of the last packet in the upper sixteen bits, the number of packets below.
+    /// CPU of the last packet in the upper 16 bits, number of packets in the lower 48.
     tally: AtomicU64,
 }
 
 const CPU_SHIFT: u32 = 48;
 
-/// The key of packets without a hash, in entries of their own.
+/// Key of packets without a hash, which have entries of their own.
 const UNSTEERED_KEY: u32 = 1;
 
-/// Number of flows, and how they spread.
+/// Counts of an order check.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FlowOrder {
-    /// Flows seen.
+    /// Number of flows with a hash.
     pub flows: u64,
-    /// Flows whose last packet each CPU delivered, by [`CpuId::index`].
+    /// Number of flows whose last packet each CPU delivered, by [`CpuId::index`].
     pub per_cpu: Vec<u64>,
-    /// Packets of the largest flow.
+    /// Number of packets of the largest flow.
     pub largest: u64,
-    /// Packets delivered after a later one of their flow.
+    /// Number of packets delivered after a later one of their flow.
     pub reordered: u64,
-    /// Packets of flows beyond what is told apart: not checked.
+    /// Number of packets that were not checked, since their flow found no entry.
     pub unchecked: u64,
 }
 
 impl FlowOrder {
-    /// Counts of two checks together, for the same CPUs.
+    /// Adds the counts of another check for the same CPUs.
     #[must_use]
     pub fn plus(mut self, other: &Self) -> Self {
         self.per_cpu.resize(self.per_cpu.len().max(other.per_cpu.len()), 0);
@@ -87,7 +88,7 @@ impl OrderCheck {
         }
     }
 
-    /// Notes that `cpu` delivers a packet of `queue` now.
+    /// Records that `cpu` delivers a packet of `queue` now.
     pub fn deliver(&self, packet: &Packet, queue: RxQueue, cpu: CpuId) {
         let key = if packet.hash.is_some() { packet.hash.0 } else { UNSTEERED_KEY };
         let (last, frames) = (packet.last_arrival(), u64::from(packet.segment_count()));
@@ -95,6 +96,7 @@ impl OrderCheck {
         let found =
             candidates.into_iter().find_map(|entry| Some((entry, entry.exchange(key, last)?)));
         let Some((entry, before)) = found else {
+            // All entries that the flow may use belong to other flows.
             self.unchecked.fetch_add(frames, Ordering::Relaxed);
             return;
         };
@@ -103,13 +105,12 @@ impl OrderCheck {
         {
             self.reordered.fetch_add(1, Ordering::Relaxed);
         }
-        // Only a violation of order could make two CPUs meet here; the count is a figure for
-        // people then.
+        // Two CPUs can meet here only after a violation of order; the count may then be inexact.
         let packets = entry.tally.load(Ordering::Relaxed) & ((1 << CPU_SHIFT) - 1);
         entry.tally.store(u64::from(cpu.0) << CPU_SHIFT | (packets + frames), Ordering::Relaxed);
     }
 
-    /// Counts of what has been delivered.
+    /// Counts of the packets delivered so far.
     #[must_use]
     pub fn flows(&self, cpus: usize) -> FlowOrder {
         let mut flows = FlowOrder {
@@ -133,10 +134,10 @@ impl OrderCheck {
         flows
     }
 
-    /// The entries that a flow may have.
+    /// Entries that a flow may use.
     fn candidates(&self, hash: FlowHash, queue: RxQueue) -> impl IntoIterator<Item = &FlowRecord> {
-        // By the upper bits, as the RPS map deals hashes out: neighbours are mostly those of one
-        // CPU, so a probe seldom reads a line that another CPU writes.
+        // Indexed by the upper bits, by which the RPS map assigns hashes, too: neighbours are
+        // mostly those of one CPU, so a probe seldom reads a line that another CPU writes.
         let start = (hash.0 >> (u32::BITS - CHECKED_FLOWS_MAX.trailing_zeros())) as usize;
         let (entries, count) =
             if hash.is_some() { (&self.entries, PROBES) } else { (&self.unsteered, 1) };
@@ -145,17 +146,17 @@ impl OrderCheck {
     }
 }
 
-/// Entry as it was before a packet.
+/// State of an entry before a packet.
 enum FlowBefore {
-    /// Nothing: it is a flow's first.
+    /// No packet: this one is the flow's first.
     Nothing,
-    /// The flow's last packet.
+    /// Arrival number of the flow's last packet.
     Packet(Arrival),
 }
 
 impl FlowRecord {
-    /// Puts a packet in the place of its flow's last one, in one step. `None` if the entry is
-    /// another flow's.
+    /// Replaces the arrival number of the flow's last packet, in one step. `None` if the entry
+    /// belongs to another flow.
     fn exchange(&self, key: u32, arrival: Arrival) -> Option<FlowBefore> {
         let ours = u64::from(key) << 32 | u64::from(arrival.0);
         let mut seen = self.last.load(Ordering::Relaxed);

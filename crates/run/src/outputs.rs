@@ -1,4 +1,4 @@
-//! Files that a run may write over: those of earlier runs, and never what it is to read.
+//! Files that a run may overwrite: those of earlier runs, and never its own inputs.
 
 use std::ffi::OsStr;
 use std::fs::{self, Metadata};
@@ -9,31 +9,31 @@ use std::path::{Path, PathBuf};
 use forebay_engine::trace::{self, COUNTERS_FILE, PARSE_FILE, TracePlan};
 use forebay_sys::error::{Error, Result};
 
-/// The directories that a run writes to.
+/// Directories that a run writes to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outputs<'a> {
-    /// Captures of what each CPU delivered, and what the setting is called that says so.
+    /// Captures of the packets that each CPU delivered, each with the name of its setting.
     pub(crate) captures: Vec<(&'static str, &'a Path)>,
-    /// The trace.
+    /// Trace.
     pub(crate) trace: Option<&'a TracePlan>,
 }
 
-/// A file that this run may write over or remove.
+/// A file that this run may overwrite or remove.
 struct Output<'a> {
     what: &'static str,
     directory: &'a Path,
     path: PathBuf,
-    /// True if it would otherwise stay as an earlier run left it.
+    /// True if an earlier run's file would otherwise stay.
     is_stale: bool,
 }
 
 impl Outputs<'_> {
-    /// Removes what an earlier run left in these directories, so that what lies there afterwards is
-    /// of one run. `inputs` are the files that this one reads.
+    /// Removes an earlier run's files from these directories, so that all files there are of one
+    /// run afterwards. `inputs` are the files that this run reads.
     ///
     /// # Errors
-    /// When a file to be written over is to be read, before any is touched; when a directory cannot
-    /// be read, or a file not be removed.
+    /// If a file to be overwritten is an input, before any is touched; if a directory cannot be
+    /// read, or a file cannot be removed.
     pub(crate) fn clear<'p>(&self, inputs: impl Iterator<Item = &'p Path>) -> Result<()> {
         let outputs = self.files()?;
         let inputs: Vec<_> = inputs.filter_map(identity).collect();
@@ -53,7 +53,7 @@ impl Outputs<'_> {
         let mut outputs = Vec::new();
         for &(what, directory) in &self.captures {
             let written = entries(directory)?.into_iter().filter(|path| is_written(path));
-            // Each is created with its first packet, if there is one.
+            // Each capture is created with its first packet, if there is one.
             let output = |path| Output { what, directory, path, is_stale: true };
             outputs.extend(written.map(output));
         }
@@ -69,7 +69,7 @@ impl Outputs<'_> {
     }
 }
 
-/// True if that is a name of ours: `cpuN.pcap` or `cpuN-ip.pcap`.
+/// True if the path has a name that a run gives to captures: `cpuN.pcap` or `cpuN-ip.pcap`.
 fn is_written(path: &Path) -> bool {
     let name = path.file_name().and_then(OsStr::to_str);
     let stem = name.and_then(|name| name.strip_prefix("cpu")?.strip_suffix(".pcap"));
@@ -88,7 +88,7 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     paths.collect::<Result<_, _>>().map_err(Error::file("read", directory))
 }
 
-/// Identity of a file, by whatever name: its device and inode.
+/// Identity of a file under any name: its device and inode.
 fn identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
     let identity = |metadata: Metadata| (metadata.dev(), metadata.ino());
     path.as_ref().metadata().ok().map(identity)

@@ -1,4 +1,4 @@
-//! Replay: a capture, or made-up traffic, through the whole path, with every packet checked.
+//! Replay: a capture, or synthetic traffic, through the whole path, with every packet checked.
 
 mod handler;
 mod report;
@@ -30,7 +30,7 @@ use crate::outputs::Outputs;
 pub enum Input {
     /// Captures.
     Captures(ReplayPlan),
-    /// Made-up traffic.
+    /// Synthetic traffic.
     Synthetic(SyntheticPlan),
 }
 
@@ -46,18 +46,18 @@ pub enum Mode {
     },
 }
 
-/// A replay to be made.
+/// Configuration of a replay.
 #[derive(Clone, Debug)]
 pub struct ReplayConfig {
     /// Input of the replay.
     pub input: Input,
-    /// Over how many rx queues it is dealt out.
+    /// Number of rx queues that the input is distributed over.
     pub queues: NonZeroU16,
-    /// Configuration of the engine. The trace is added by the plan.
+    /// Configuration of the engine; the trace is added to it.
     pub engine: Config,
     /// Mode in which the engine runs.
     pub mode: Mode,
-    /// The application's work on each packet.
+    /// Work of the application on each packet, in nanoseconds.
     pub work_ns: u64,
     /// Directory for delivered packets, one capture for each CPU.
     pub write_pcap: Option<PathBuf>,
@@ -65,7 +65,7 @@ pub struct ReplayConfig {
     pub resegment: bool,
     /// Directory of the trace.
     pub trace: Option<TracePlan>,
-    /// Flows that are watched from the first packet on, for the report to tell of.
+    /// Flows that are recorded from the first packet on, and explained in the report.
     pub explain: Vec<FlowName>,
 }
 
@@ -80,10 +80,10 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Opens everything that the plan names.
+    /// Opens everything that the configuration names.
     ///
     /// # Errors
-    /// When one of the captures cannot be replayed, a file not be created or would be written over a capture, or
+    /// If a capture cannot be replayed, a file cannot be created or would overwrite a capture, or
     /// there is no memory.
     pub fn open(mut plan: ReplayConfig) -> Result<Self> {
         let clock = match plan.mode {
@@ -115,13 +115,13 @@ impl Replay {
         &self.progress
     }
 
-    /// Tells, while it runs, what keeps delivered packets from being written, once anything does.
+    /// First failure to write delivered packets, set as soon as there is one.
     #[must_use]
     pub fn failure(&self) -> &FirstFailure {
         &self.failure
     }
 
-    /// Handle that asks the run to end early; everything taken in is delivered all the same.
+    /// Handle that ends the run early; every packet taken in is delivered all the same.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.engine.stopper()
@@ -136,8 +136,8 @@ impl Replay {
     /// Runs to the end.
     ///
     /// # Errors
-    /// When a thread fails. What goes wrong with the input, or with a file that is written, is part
-    /// of the report.
+    /// If a thread fails. Errors of the input, or of a file that is written, are part of the
+    /// report.
     pub fn run(self) -> Result<ReplayReport> {
         let cpu_ns = sys::process_cpu_ns();
         let mut outcome = match self.plan.mode {
@@ -169,13 +169,14 @@ impl Replay {
     }
 }
 
-/// Writes out what the handlers hold, and ends them, each whatever becomes of the others.
+/// Ends the handlers, which write out what they hold; continues after an error.
 fn finish_handlers(outcome: &mut Outcome<ReplayHandler>) {
     let finished = outcome.handlers.drain(..).map(ReplayHandler::finish);
     outcome.errors.extend(finished.filter_map(Result::err));
 }
 
-/// Each queue and each loop opens a capture anew, and a pipe gives what it holds only once.
+/// Refuses several queues or loops for an input that can be read only once, such as a pipe: each
+/// queue and each loop opens a capture anew.
 fn check_inputs_can_be_read_again(plan: &ReplayConfig) -> Result<()> {
     let Input::Captures(replay) = &plan.input else { return Ok(()) };
     if replay.captures.iter().filter(|capture| matches!(capture, Capture::Stdin)).count() > 1 {
@@ -200,7 +201,7 @@ fn check_inputs_can_be_read_again(plan: &ReplayConfig) -> Result<()> {
     }
 }
 
-/// The files that are replayed.
+/// Files that are replayed.
 fn inputs(plan: &ReplayConfig) -> impl Iterator<Item = &Path> {
     let captures = match &plan.input {
         Input::Captures(replay) => replay.captures.as_slice(),
@@ -208,7 +209,7 @@ fn inputs(plan: &ReplayConfig) -> impl Iterator<Item = &Path> {
     };
     captures.iter().filter_map(|capture| match capture {
         Capture::File(path) | Capture::Kept(path, _) => Some(path.as_path()),
-        // It may be a file all the same.
+        // Standard input may be a file all the same.
         Capture::Stdin => Some(Path::new("/proc/self/fd/0")),
         Capture::Bundled(..) => None,
     })
@@ -216,14 +217,14 @@ fn inputs(plan: &ReplayConfig) -> impl Iterator<Item = &Path> {
 
 type Sources = Vec<Box<dyn Source>>;
 
-/// A source for each queue; the first one's progress stands for all.
+/// Opens a source for each queue; the first one's progress counts for all.
 fn open_sources(plan: &ReplayConfig) -> Result<(Sources, Arc<Progress>)> {
     let queues = plan.queues.get();
     let mut progress = None;
     let mut sources = Sources::new();
     let input = match &plan.input {
-        // Before the run begins: reading takes half as long as a packet's whole way, and whoever
-        // names a file that cannot be replayed is told before any packet is.
+        // Read before the run begins: reading takes half as long as a packet's whole path, and a
+        // file that cannot be replayed is reported before any packet is handled.
         Input::Captures(replay) => {
             let mut left_bytes = KEPT_BYTES_MAX;
             let captures = replay.captures.iter().cloned();
@@ -244,7 +245,7 @@ fn open_sources(plan: &ReplayConfig) -> Result<(Sources, Arc<Progress>)> {
                 let source = PcapSource::open(replay.clone(), share, plan.engine.verify)?;
                 let source = match plan.mode {
                     Mode::Live => source.never_waiting(),
-                    // Time does not go on while nothing happens.
+                    // Virtual time does not advance while nothing happens.
                     Mode::Stepped { .. } => source,
                 };
                 progress.get_or_insert_with(|| Arc::clone(source.progress()));
@@ -260,7 +261,7 @@ fn open_sources(plan: &ReplayConfig) -> Result<(Sources, Arc<Progress>)> {
     Ok((sources, progress.unwrap_or_default()))
 }
 
-/// A capture that comes with the program: 32,000 DNS queries of 64 flows.
+/// Capture that is bundled with the program: 32,000 DNS queries of 64 flows.
 #[must_use]
 pub fn bundled_capture() -> Capture {
     Capture::Bundled("dnsflood.pcap (bundled)", include_bytes!("../captures/dnsflood.pcap"))

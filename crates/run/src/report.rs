@@ -1,4 +1,4 @@
-//! Numbers of a run, whatever it took its frames from.
+//! Numbers of a run, with sources of any kind.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ use crate::order_check::FlowOrder;
 /// Work of the path on the frames of a run.
 #[derive(Debug, Serialize)]
 pub struct PathReport {
-    /// Frames that the sources gave.
+    /// Number of frames that the sources gave.
     pub packets_in: u64,
-    /// Bytes of them on the wire.
+    /// Number of bytes of these frames on the wire.
     pub bytes_in: u64,
-    /// Frames handed to the application, in whatever packets, and processed.
+    /// Number of frames handed to the application, merged or not, and processed.
     pub delivered: u64,
-    /// Frames dropped, by the name of the reason.
+    /// Number of frames dropped, by the name of the reason.
     pub dropped: BTreeMap<&'static str, u64>,
-    /// Packets still queued or held at the end.
+    /// Number of packets still queued or held at the end.
     pub queued: u64,
-    /// Duration, from the first poll to the last packet.
+    /// Duration from the first poll to the last packet, in seconds.
     pub elapsed_s: f64,
-    /// Packets delivered in a second.
+    /// Frames delivered per second.
     pub pps: f64,
-    /// CPU time of the whole process meanwhile.
+    /// CPU time of the whole process during the run, in seconds.
     pub cpu_s: f64,
     /// Work of each CPU.
     pub per_cpu: Vec<CpuReport>,
@@ -38,7 +38,7 @@ pub struct PathReport {
     pub lro: LroReport,
     /// Counts of parsing.
     pub parse: ParseReport,
-    /// Frames that did not come home to their owners.
+    /// Number of frames not returned to their owners.
     pub frames_away: usize,
 }
 
@@ -47,75 +47,75 @@ pub struct PathReport {
 pub struct CpuReport {
     /// The CPU.
     pub cpu: u16,
-    /// Frames it delivered, in whatever packets.
+    /// Number of frames that the CPU delivered, merged or not.
     pub packets: u64,
-    /// Bytes of the packets: a merged one's headers count once.
+    /// Number of bytes of the packets; a merged packet's headers count once.
     pub bytes: u64,
-    /// Flows whose last packet it delivered, if that was watched.
+    /// Number of flows whose last packet the CPU delivered, if order was checked.
     pub flows: Option<u64>,
-    /// Time for which it was at work.
+    /// Busy time, in nanoseconds.
     pub busy_ns: u64,
-    /// Number of times it was woken.
+    /// Number of times the CPU was woken.
     pub wakeups: u64,
-    /// The most packets seen waiting in one of its backlogs.
+    /// Largest number of packets seen waiting in one of the CPU's backlogs.
     pub backlog_max: u64,
-    /// Packets put on its backlogs.
+    /// Number of packets put on the CPU's backlogs.
     pub enqueued: u64,
-    /// Packets that its backlogs refused.
+    /// Number of packets that the CPU's backlogs refused.
     pub dropped: u64,
 }
 
 /// Counts of steering.
 #[derive(Debug, Serialize)]
 pub struct SteerReport {
-    /// Times that a flow-table slot changed its CPU.
+    /// Number of times that a flow-table slot changed its CPU.
     pub moves: u64,
-    /// Packets that followed their predecessors to a CPU that their flow was to leave.
+    /// Number of packets that followed their predecessors to a CPU that their flow was to leave.
     pub stays: u64,
-    /// Held moves.
+    /// Number of held moves.
     pub held: u64,
-    /// The longest of them.
+    /// Longest duration of a held move, in nanoseconds.
     pub held_max_ns: u64,
-    /// Packets without a hash.
+    /// Number of packets without a hash.
     pub unsteered: u64,
-    /// Hash ranges assigned to another CPU because of the load.
+    /// Number of hash ranges assigned to another CPU because of the load.
     pub balanced: u64,
-    /// Load of the busiest CPU in percent of the mean: the largest before hash ranges were assigned anew,
-    /// and as expected after the last time that loads were measured. 0: never.
+    /// Load of the busiest CPU in percent of the mean: the maximum before hash ranges were
+    /// reassigned, and the value expected after the last measurement of loads; 0 without one.
     pub imbalance_percent: [u64; 2],
 }
 
-/// Counts of coalescing. Where it was off, every frame is a packet.
+/// Counts of coalescing. While coalescing is off, every frame is a packet.
 #[derive(Debug, Serialize)]
 pub struct LroReport {
-    /// Frames that came to it.
+    /// Number of frames that entered coalescing.
     pub segments_in: u64,
-    /// Packets that they became.
+    /// Number of packets that left coalescing.
     pub packets_out: u64,
-    /// Bytes in one of those on average, headers counted once.
+    /// Mean number of bytes of these packets, headers counted once.
     pub bytes_per_packet: f64,
-    /// Frames that were not added to a packet, by the name of the reason.
+    /// Number of frames that were not added to a packet, by the name of the reason.
     pub refused: BTreeMap<&'static str, u64>,
-    /// Packets that were held for more segments and let go, by the name of the reason.
+    /// Number of packets that were held for more segments and flushed, by the name of the reason.
     pub flushes: BTreeMap<&'static str, u64>,
 }
 
 /// Counts of parsing.
 #[derive(Debug, Serialize)]
 pub struct ParseReport {
-    /// Frames whose headers lie.
+    /// Number of frames with inconsistent headers.
     pub flawed: u64,
-    /// Frames with a wrong IPv4 header checksum.
+    /// Number of frames with a wrong IPv4 header checksum.
     pub ip_checksum_bad: u64,
-    /// Frames with a wrong TCP or UDP checksum.
+    /// Number of frames with a wrong TCP or UDP checksum.
     pub l4_checksum_bad: u64,
-    /// Frames whose TCP or UDP checksum was left to a device, and was completed here.
+    /// Number of frames whose TCP or UDP checksum was left to a device, and was completed here.
     pub checksums_completed: u64,
 }
 
 impl PathReport {
-    /// Puts it together; `flows` is what the order check knows, if there was one, and `cpu_ns` what
-    /// the process took.
+    /// Makes a report. `flows` is the result of the order check, if there was one, and `cpu_ns` the
+    /// CPU time of the process.
     pub(crate) fn of<H>(outcome: &Outcome<H>, flows: Option<&FlowOrder>, cpu_ns: u64) -> Self {
         let queues = &outcome.queues;
         let sum = |counter: fn(&IntakeCounters) -> &Counter| -> u64 {
@@ -164,19 +164,19 @@ impl PathReport {
         }
     }
 
-    /// Frames dropped for any reason.
+    /// Number of frames dropped for any reason.
     #[must_use]
     pub fn dropped_in_all(&self) -> u64 {
         self.dropped.values().sum()
     }
 
-    /// Frames that the sources gave and of which nobody knows what became, or the other way round.
+    /// Difference between the frames that the sources gave and those that are accounted for.
     #[must_use]
     pub fn unaccounted(&self) -> u64 {
         self.packets_in.abs_diff(self.accounted())
     }
 
-    /// The promises that this run broke, in words; none if all is well.
+    /// Promises that this run broke, in words; none if all is well.
     #[must_use]
     pub fn broken_promises(&self) -> Vec<String> {
         let mut broken = Vec::new();
@@ -196,7 +196,7 @@ impl PathReport {
         self.delivered + self.dropped_in_all() + self.queued
     }
 
-    /// The text of a trace's `counters.json`.
+    /// Text of a trace's `counters.json`.
     pub(crate) fn counters_json(&self) -> String {
         let per_cpu = self.per_cpu.iter().map(|cpu| {
             serde_json::json!({
@@ -271,7 +271,7 @@ impl CpuReport {
     }
 }
 
-/// Drops of the queues, by the name of the reason, and frames that were lost with a CPU's thread.
+/// Number of frames dropped, by the name of the reason; `cpu_lost` of them with a CPU's thread.
 pub(crate) fn dropped(
     queues: &[Arc<IntakeCounters>],
     cpu_lost: u64,

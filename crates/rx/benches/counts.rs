@@ -1,6 +1,6 @@
-//! Instructions of the ten hottest functions: `counts CASE ROUNDS` runs one of them so many times.
-//! `./ci.sh counts` counts the instructions of two runs, and holds what a further round takes against
-//! `counts.limits`. Counts do not depend on what else the machine does.
+//! Instructions of the ten hottest functions: `counts CASE ROUNDS` runs one of them ROUNDS times.
+//! `./ci.sh counts` counts the instructions of two runs, and compares the cost of a further round
+//! with `counts.limits`. Counts do not depend on other load of the machine.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a program for developers")]
 
@@ -24,10 +24,10 @@ use forebay_rx::parse::{Link, Verify, parse};
 use forebay_rx::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, SpreadPolicy, SteerConfig, Tick};
 use forebay_rx::{CpuId, Delivery, Handler, Intake, Packet, RxQueue};
 
-/// Packets of a burst.
+/// Number of packets in a burst.
 const BURST: usize = 64;
 
-/// A case runs its rounds; each is one packet, word or frame, or a burst of them.
+/// Case of the benchmark. Each round is one packet, word or frame, or a burst of them.
 type Case = fn(rounds: u32);
 
 const CASES: [(&str, Case); 10] = [
@@ -46,7 +46,7 @@ const CASES: [(&str, Case); 10] = [
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [case, rounds] = &arguments[..] else {
-        // `cargo bench` and `cargo test` say how they call it, and mean all.
+        // `cargo bench` and `cargo test` pass options of their own, and run all cases once.
         CASES.iter().for_each(|(_, run)| run(1));
         return;
     };
@@ -82,7 +82,7 @@ fn sum_1500(rounds: u32) {
     }
 }
 
-/// A burst of words through a ring.
+/// Passes a burst of words through a ring.
 fn ring_burst(rounds: u32) {
     let (mut producer, mut consumer) = ring(128, Position(0));
     let mut numbers = Vec::with_capacity(BURST);
@@ -104,7 +104,7 @@ fn pool_frame(rounds: u32) {
     }
 }
 
-/// A burst of 64 flows, received, parsed, hashed, steered to another CPU, delivered and returned.
+/// Receives a burst of 64 flows, and parses, hashes, steers, delivers and returns it.
 fn steered_burst(rounds: u32) {
     let (here, there) = (CpuId(0), CpuId(1));
     let mut intake = Intake::new(IntakeConfig {
@@ -142,7 +142,7 @@ fn steered_burst(rounds: u32) {
     }
 }
 
-/// A burst of 64 segments of one TCP connection, merged, and their frames returned.
+/// Merges a burst of 64 segments of one TCP connection, and returns the frames.
 fn merged_burst(rounds: u32) {
     let mut coalescer =
         Coalescer::new(CoalesceConfig::default(), Arc::<CoalesceCounters>::default());
@@ -161,7 +161,7 @@ fn merged_burst(rounds: u32) {
     }
 }
 
-/// Leaves the frames where they are: the delivery returns them.
+/// Handler that takes no packets: the delivery returns their frames.
 struct Nobody;
 
 impl Handler for Nobody {

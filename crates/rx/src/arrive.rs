@@ -12,9 +12,9 @@ use crate::cpu::RxQueue;
 use crate::drop_reason::DropReason;
 use crate::packet::{Arrival, Packet};
 
-/// Source of frames: a capture, a generator, a device queue.
+/// Source of frames: a capture file, a generator, or a device queue.
 ///
-/// Polled by one CPU; never blocks.
+/// A source is polled by one CPU, and never blocks.
 pub trait Source: Send {
     /// Packet memory that the source needs.
     fn needs(&self) -> FrameNeeds {
@@ -40,8 +40,9 @@ pub trait Source: Send {
         burst: &mut Burst,
     ) -> Result<Polled, SourceError>;
 
-    /// Transmits packets that CPUs queued for the device, recycles the frames of those sent, and returns
-    /// how many were sent. Called every turn before the poll, also after the source is exhausted.
+    /// Transmits packets that CPUs queued for the device, recycles the frames of those sent, and
+    /// returns how many were sent. Called every turn before the poll, also after the source is
+    /// exhausted.
     fn transmit(&mut self, _pool: &mut Pool) -> usize {
         0
     }
@@ -57,8 +58,8 @@ pub trait Source: Send {
     }
 }
 
-/// Part of a nonlinear packet that the frame itself holds: link, network and transport headers with their
-/// options, and the first extension headers.
+/// Maximum length of the part of a nonlinear packet in the frame itself: link, network and
+/// transport headers with their options, and the first extension headers.
 pub const HEAD_BYTES: u32 = 256;
 
 /// Size of a chunk for that part and the table of its pieces.
@@ -70,13 +71,13 @@ pub struct FrameNeeds {
     /// Number of frames owned by the device, besides those on the path.
     pub device_frames: u32,
     /// Number of frames of [`HEAD_CHUNK_BYTES`] filled ahead, if the source gives
-    /// [nonlinear](crate::Packet::is_nonlinear) packets; else 0. Each packet on the path has such a frame
-    /// then; larger ones are for the few that are linearized.
+    /// [nonlinear](crate::Packet::is_nonlinear) packets; else 0. Each packet on the path has such a
+    /// frame then; larger ones are for the few that are linearized.
     pub head_frames: u32,
     /// Length of the largest frame, in bytes.
     pub largest_bytes: u32,
-    /// True if partial checksums may arrive unmarked, as by `AF_XDP` on a veth from a local socket. The
-    /// intake completes them.
+    /// True if partial checksums may arrive unmarked, as by `AF_XDP` on a veth from a local socket.
+    /// The intake completes them.
     pub may_be_partial: bool,
 }
 
@@ -136,10 +137,11 @@ pub struct PollRequest {
     pub now_ns: u64,
     /// Maximum number of frames (budget).
     pub max: usize,
-    /// True if a frame may wait for packet memory in the source, where it can; otherwise it is dropped, as
-    /// a device drops it.
+    /// True if a frame may wait for packet memory in the source, where it can; otherwise it is
+    /// dropped, as a device drops it.
     pub may_wait: bool,
-    /// True at the end of the run: frames already pending are still given, then the source is exhausted.
+    /// True at the end of the run: frames already pending are still given, then the source is
+    /// exhausted.
     pub is_last: bool,
 }
 

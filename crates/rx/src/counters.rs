@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::coalesce::refusal::{FlushReason, MergeRefusal};
 use crate::drop_reason::DropReason;
 
-/// A number that one thread raises and any thread reads, without a locked instruction.
+/// Counter that one thread writes and any thread reads, without locked instructions.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// The value; as of a moment ago when read by another thread.
+    /// Value; may be slightly old when read by another thread.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -38,58 +38,59 @@ impl Counter {
 /// Counters of one intake. Written by the CPU that polls its queue.
 #[derive(Debug)]
 pub struct IntakeCounters {
-    /// Frames that the source gave, refused ones included.
+    /// Number of frames from the source, refused ones included.
     pub frames: Counter,
-    /// Bytes of them on the wire.
+    /// Number of bytes of those frames on the wire.
     pub bytes: Counter,
-    /// Frames that the kernel dropped before the source could take them: not among `frames`.
+    /// Number of frames that the kernel dropped before the source could take them; not among
+    /// `frames`.
     pub kernel_dropped: Counter,
-    /// Frames dropped, by [`DropReason::index`].
+    /// Number of dropped frames, by [`DropReason::index`].
     pub drops: [Counter; DropReason::ALL.len()],
-    /// Frames whose headers lie ([`Flaw`](crate::parse::Flaw)).
+    /// Number of frames with inconsistent headers ([`Flaw`](crate::parse::Flaw)).
     pub flawed: Counter,
-    /// Frames with a wrong IPv4 header checksum.
+    /// Number of frames with a wrong IPv4 header checksum.
     pub ip_checksum_bad: Counter,
-    /// Frames with a wrong TCP or UDP checksum.
+    /// Number of frames with a wrong TCP or UDP checksum.
     pub l4_checksum_bad: Counter,
-    /// TCP or UDP checksums that came with the pseudo header's sum only, and were completed.
+    /// Number of partial TCP or UDP checksums (pseudo header only) that were completed.
     pub checksums_completed: Counter,
-    /// Packets without a hash: left on the polling CPU.
+    /// Number of packets without a hash, which stay on the polling CPU.
     pub unsteered: Counter,
-    /// Times that a flow-table slot changed its CPU.
+    /// Number of times that a flow-table slot changed its CPU.
     pub moves: Counter,
-    /// Packets sent after their predecessors to a CPU that the slot was to leave.
+    /// Number of packets that followed their predecessors to a CPU that the slot should leave.
     pub stays: Counter,
-    /// Held moves begun.
+    /// Number of held moves begun.
     pub holds: Counter,
-    /// Packets that followed their predecessors because no more could be held.
+    /// Number of packets that followed their predecessors because no more could be held.
     pub unheld: Counter,
-    /// The longest that a held move took, in nanoseconds.
+    /// Longest held move, in ns.
     pub held_max_ns: Counter,
-    /// Groups of hash values assigned to another CPU because of the load.
+    /// Number of groups of hash values assigned to another CPU because of the load.
     pub balanced: Counter,
-    /// Load of the busiest CPU in percent of the mean: expected after the last balancing round.
+    /// Load of the busiest CPU in percent of the mean, as expected after the last balancing round.
     pub imbalance_percent: Counter,
-    /// The largest before a round that moved anything.
+    /// Largest such load before a round that moved a group.
     pub imbalance_max_percent: Counter,
     /// Coalescing on arrival.
     pub coalesce: Arc<CoalesceCounters>,
-    /// By [`CpuId::index`](crate::CpuId::index) of the target.
+    /// Counters of each target, by [`CpuId::index`](crate::CpuId::index).
     pub per_cpu: Box<[TargetCounters]>,
 }
 
-/// Counters of one intake for one target CPU, in frames: a merged packet is as many as it was merged
-/// of.
+/// Counters of an intake for one target CPU, in frames: a merged packet counts as many as it was
+/// merged of.
 #[derive(Debug, Default)]
 pub struct TargetCounters {
-    /// Frames put on the backlog.
+    /// Number of frames put on the backlog.
     pub enqueued: Counter,
-    /// Frames that the backlog had no room for, or its flow limit refused.
+    /// Number of frames refused by the backlog for lack of room, or by its flow limit.
     pub dropped: Counter,
 }
 
 impl IntakeCounters {
-    /// Zeros, for targets below `cpus`.
+    /// Creates counters at zero, for targets below `cpus`.
     #[must_use]
     pub fn new(cpus: usize) -> Self {
         let zero = Counter::default;
@@ -116,31 +117,31 @@ impl IntakeCounters {
         }
     }
 
-    /// Frames that were put on a backlog.
+    /// Number of frames put on any backlog.
     #[must_use]
     pub fn enqueued(&self) -> u64 {
         self.per_cpu.iter().map(|target| target.enqueued.get()).sum()
     }
 
-    /// Frames dropped for any reason.
+    /// Number of frames dropped for any reason.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.drops.iter().map(Counter::get).sum()
     }
 }
 
-/// Counters of one [`Coalescer`](crate::coalesce::Coalescer). Written by the CPU that turns it.
+/// Counters of one [`Coalescer`](crate::coalesce::Coalescer). Written by the CPU that runs it.
 #[derive(Debug)]
 pub struct CoalesceCounters {
-    /// Frames that came to it.
+    /// Number of frames in.
     pub segments_in: Counter,
-    /// Packets that left it, merged ones counted once.
+    /// Number of packets out; a merged packet counts once.
     pub packets_out: Counter,
-    /// Bytes of them: headers once.
+    /// Number of bytes out; headers of a merged packet count once.
     pub bytes_out: Counter,
-    /// Frames that were not added to a packet, by [`MergeRefusal::index`].
+    /// Number of frames that were not added to a packet, by [`MergeRefusal::index`].
     pub refused: [Counter; MergeRefusal::ALL.len()],
-    /// Packets that were held and let go, by [`FlushReason::index`].
+    /// Number of flushed packets, by [`FlushReason::index`].
     pub flushes: [Counter; FlushReason::ALL.len()],
 }
 
@@ -159,18 +160,18 @@ impl Default for CoalesceCounters {
 /// Counters of one delivery. Written by its CPU.
 #[derive(Debug, Default)]
 pub struct DeliveryCounters {
-    /// Packets taken from backlogs.
+    /// Number of packets taken from backlogs.
     pub taken: Counter,
-    /// Frames that the handler has handled, in whatever packets.
+    /// Number of frames handled, those of merged packets included.
     pub frames: Counter,
-    /// Bytes of the packets, a merged one's headers counted once.
+    /// Number of bytes handled; headers of a merged packet count once.
     pub bytes: Counter,
-    /// Batches they came in.
+    /// Number of batches handled.
     pub batches: Counter,
-    /// Frames that were in hand when the CPU's thread was lost: dropped as
+    /// Number of frames in the current batch when the CPU's thread died, dropped as
     /// [`CpuLost`](DropReason::CpuLost).
     pub lost: Counter,
-    /// The most packets that were seen waiting in one backlog ring.
+    /// Largest number of packets seen in one backlog ring.
     pub backlog_max: Counter,
     /// Coalescing on delivery.
     pub coalesce: Arc<CoalesceCounters>,

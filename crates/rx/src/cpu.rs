@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A CPU by the kernel's number.
+/// CPU, by the kernel's number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CpuId(pub u16);
 
@@ -26,7 +26,7 @@ impl fmt::Debug for CpuId {
     }
 }
 
-/// A receive queue by its number, as in `rx-0`.
+/// Receive queue, by its number, as in `rx-0`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct RxQueue(pub u16);
 

@@ -1,5 +1,5 @@
-//! Delivery: the second spine. Runs on the CPU that packets were steered to, and brings them from its
-//! backlogs to the application.
+//! Delivery: the second spine. Runs on the CPU that packets were steered to, and brings them from
+//! the backlogs to the application.
 
 use std::sync::Arc;
 
@@ -15,32 +15,34 @@ use crate::drop_reason::DropReason;
 use crate::intake::Dropped;
 use crate::packet::{Arrival, Packet};
 
-/// The application: handles packets in batches, on the CPU they were steered to.
+/// Application that handles packets in batches, on the CPU they were steered to.
 pub trait Handler: Send {
-    /// Handles a batch. The packets of a flow come in order of arrival, within a batch and from batch to
-    /// batch, also when the flow moves to another CPU.
+    /// Handles a batch. Packets of a flow come in order of arrival, within a batch and from batch
+    /// to batch, even when the flow moves to another CPU.
     ///
-    /// Packets left in the batch are returned to their owners afterwards; to keep a packet, take it out.
+    /// Frames of packets left in the batch return to their owners afterwards; a handler takes out
+    /// the packets that it keeps.
     fn handle(&mut self, batch: &mut Batch<'_>);
 }
 
 /// Packets of one rx queue, oldest first.
 #[derive(Debug)]
 pub struct Batch<'a> {
-    /// The CPU that the packets were steered to: this one.
+    /// CPU that the packets were steered to, which is the one that runs the handler.
     pub cpu: CpuId,
-    /// The rx queue that they came from.
+    /// Rx queue that the packets came from.
     pub rx_queue: RxQueue,
     /// The packets.
     pub packets: &'a mut Vec<Packet>,
     /// Notes of the packets, made when they were queued, if notes are enabled.
     pub notes: &'a [Note],
-    /// Packet memory for packets made by the handler.
+    /// Memory for packets that the handler creates.
     pub pool: &'a mut Pool,
 }
 
 impl Batch<'_> {
-    /// Note of the segment with this number. Packets merged behind the backlog have a note per segment.
+    /// Note of the segment with this number. A packet merged behind the backlog has a note per
+    /// segment.
     #[must_use]
     pub fn note_of(&self, arrival: Arrival) -> Option<&Note> {
         self.notes.iter().find(|note| note.arrival == arrival)
@@ -59,7 +61,7 @@ pub struct Delivery {
     /// Current batch; empty between batches.
     packets: Vec<Packet>,
     notes: Vec<Note>,
-    /// Number of frames in the batch that the handler has now.
+    /// Number of frames in the batch while the handler runs; else 0.
     handled: u64,
     coalescer: Option<Coalescer>,
     /// Scratch for coalescing; empty otherwise.
@@ -92,7 +94,8 @@ impl Delivery {
         self.coalescer = coalesce.map(|config| Coalescer::new(config, Arc::clone(counters)));
     }
 
-    /// The spine: delivers up to `budget` packets from the backlogs, round-robin, and returns how many.
+    /// The spine: delivers up to `budget` packets from the backlogs, round-robin, and returns how
+    /// many.
     pub fn turn(&mut self, budget: usize, pool: &mut Pool, handler: &mut impl Handler) -> usize {
         let mut done = 0;
         while done < budget {
@@ -108,8 +111,8 @@ impl Delivery {
         done
     }
 
-    /// Takes a batch of at most `max` packets from the next lane that has any. To be called between
-    /// batches.
+    /// Takes a batch of at most `max` packets from the next lane that has any, and returns their
+    /// number. The batch before must be completed.
     pub fn take(&mut self, max: usize) -> usize {
         debug_assert!(self.packets.is_empty(), "a batch is completed before the next is taken");
         for _ in 0..self.lanes.len() {
@@ -129,8 +132,9 @@ impl Delivery {
         0
     }
 
-    /// Coalesces the current batch. Every batch ends with a flush, whatever the `gro_flush_timeout`: the
-    /// backlog's head may only pass handled packets, so none is kept.
+    /// Coalesces the current batch. Every batch ends with a flush, regardless of
+    /// `gro_flush_timeout`: the backlog's head may only pass handled packets, so none may stay
+    /// held.
     pub fn coalesce(&mut self) {
         let Some(coalescer) = &mut self.coalescer else { return };
         coalescer.coalesce(&mut self.packets, 0, &mut self.coalesced);
@@ -165,8 +169,8 @@ impl Delivery {
         self.counters.batches.add(1);
     }
 
-    /// Declares the batch processed: advances the backlog's head, after which its flows may move (ordering
-    /// hazard H13), and returns the frames to their owners.
+    /// Declares the batch processed: advances the backlog's head, after which its flows may move
+    /// (ordering hazard H13), and returns the frames to their owners.
     pub fn complete(&mut self, pool: &mut Pool) {
         self.lanes[self.lane].release();
         for packet in self.packets.drain(..) {
@@ -175,12 +179,12 @@ impl Delivery {
         self.notes.clear();
     }
 
-    /// Abandons the current batch after its thread died: how much of it the application has seen is
-    /// unknown. Advances the backlog's head, so that its flows go on. Returns the rx queue and the
+    /// Abandons the current batch after its thread died; the application may have seen any part of
+    /// it. Advances the backlog's head, so that its flows go on. Returns the rx queue and the
     /// packets still in the batch.
     pub fn abandon_batch(&mut self) -> Option<(RxQueue, Vec<Dropped>)> {
         let lane = self.lanes.get_mut(self.lane)?;
-        // What coalescing still held comes behind what it had let go.
+        // Packets that coalescing still holds follow those that it has flushed.
         let mut packets = std::mem::take(&mut self.coalesced);
         if let Some(coalescer) = &mut self.coalescer {
             coalescer.flush(FlushReason::Switch, &mut packets);
@@ -208,15 +212,15 @@ impl Delivery {
         &self.counters
     }
 
-    /// CPU that it delivers on.
+    /// CPU that runs this delivery.
     #[must_use]
     pub fn cpu(&self) -> CpuId {
         self.cpu
     }
 }
 
-/// Takes the notes of `count` packets just taken. Notes are published before their packets; the cached tail
-/// of their ring may be older, so it is refreshed if short.
+/// Takes the notes of `count` packets just taken. Notes are published before their packets, but the
+/// cached tail of their ring may be older; taking again refreshes it.
 fn take_notes(notes: &mut Consumer<Note>, count: usize, out: &mut Vec<Note>) {
     while out.len() < count {
         if notes.take(count - out.len(), out) == 0 {

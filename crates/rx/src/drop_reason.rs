@@ -1,29 +1,30 @@
-//! Reasons for dropping a packet: every loss has one of these names, a counter and a test.
+//! Reasons for dropping a packet: every drop has one of these names, a counter and a test.
 
 use crate::reasons;
 
 reasons! {
-    /// The reasons, in packet order.
+    /// Reasons, in the order of the path.
     pub enum DropReason {
-        /// The source's link type is one that the path cannot read.
+        /// Link type of the source that the path cannot parse.
         LinkType = "link_type",
-        /// The kernel's or the device's header of it contradicts it
+        /// Contradiction between the frame and the header that the kernel or device put before it
         /// ([`InvalidVnetHeader`](crate::coalesce::gso::InvalidVnetHeader)).
         VnetHeader = "vnet_header",
-        /// A length, or a number of buffers, that cannot be: the kernel's `rx_length_errors`.
+        /// Impossible length or number of buffers: the kernel's `rx_length_errors`.
         LengthError = "length_error",
         /// Larger than the largest chunk of packet memory.
         Oversize = "oversize",
-        /// No packet memory was free when the frame arrived, or for its headers, where they were too
-        /// long to be parsed beside where it lay.
+        /// No packet memory free: for the frame, or to linearize headers that are too long to be
+        /// parsed in place.
         NoBuffer = "no_buffer",
-        /// The flow was waiting to change its CPU, and as many packets waited as may.
+        /// Maximum number of packets held, while the flow waited to change its CPU.
         HoldFull = "hold_full",
-        /// The backlog of its CPU was at `netdev_max_backlog`.
+        /// Backlog of the CPU at `netdev_max_backlog`.
         BacklogFull = "backlog_full",
-        /// The backlog was half full, and its flow held more than its share of the recent packets.
+        /// Backlog at least half full, and more than its share of the recent packets from this
+        /// flow.
         FlowLimit = "flow_limit",
-        /// The thread of its CPU was lost with the packet in its hands.
+        /// Death of the CPU's thread while the packet was in its current batch.
         CpuLost = "cpu_lost",
     }
 }

@@ -1,5 +1,5 @@
-//! Intake: the first spine. Runs on the CPU that polls a queue, and owns the stages that bring a frame
-//! from the source to the backlog of its CPU.
+//! Intake: the first spine. Runs on the CPU that polls a queue, and owns the stages that bring a
+//! frame from the source to a backlog.
 
 mod changes;
 
@@ -57,11 +57,11 @@ pub struct Intake {
     completes_checksums: bool,
     hasher: Arc<Hasher>,
     coalescer: Option<Coalescer>,
-    /// Packets that left coalescing and are not steered yet; between turns, those released by a change of
-    /// its settings.
+    /// Packets that left coalescing and are not steered yet; between turns, those flushed by a
+    /// change of the settings.
     coalesced: Vec<Packet>,
-    /// Set if the key has changed since the last turn: number of those packets with hashes by the old key,
-    /// and the tables for the new one.
+    /// Set from a change of the key to the next turn: number of packets in `coalesced` with hashes
+    /// by the old key, and the flow tables for the new one.
     hashed_before: Option<(usize, FlowTables)>,
     steering: Steering,
     backlogs: Backlogs,
@@ -73,7 +73,8 @@ pub struct Intake {
     next_hold: usize,
     counters: Arc<IntakeCounters>,
     dropped: Vec<Dropped>,
-    /// Indices in the burst of packets whose long headers found no memory; empty between turns.
+    /// Indices in the burst of packets without memory for a linear copy of their headers; empty
+    /// between turns.
     unparsed: Vec<usize>,
 }
 
@@ -92,11 +93,11 @@ pub struct Dropped {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 enum Released {
-    /// All packets were forwarded; the hold has ended.
+    /// All packets were forwarded, and the hold has ended.
     All,
-    /// No packet: the predecessors are not processed yet.
+    /// No packet, because the predecessors are not processed yet.
     None,
-    /// The backlog of this CPU is full; the rest stays held.
+    /// As many as the backlog of this CPU had room for; the rest stays held.
     Full(CpuId),
 }
 
@@ -139,17 +140,17 @@ impl Intake {
         lane
     }
 
-    /// Refreshes the cached ring heads of all CPUs. To be called before the clock is read for [`turn`]: the
-    /// heads are then older than the turn's time, which traces rely on.
+    /// Refreshes the cached ring heads of all CPUs. To be called before the clock is read for
+    /// [`turn`]: traces rely on heads that are older than the turn's time.
     ///
     /// [`turn`]: Self::turn
     pub fn observe(&mut self) {
         self.backlogs.observe();
     }
 
-    /// The spine: takes a burst from arrival to the backlogs. Returns the CPUs with new packets, each once.
-    /// Empties `burst`. An empty burst is fine: held packets move on in such a turn, too. `pool` is the
-    /// pool of the burst's frames.
+    /// Takes a burst from arrival to the backlogs, and empties it. Returns the CPUs with new
+    /// packets, each once. With an empty burst, held packets still move on. `pool` is the pool of
+    /// the burst's frames.
     pub fn turn(
         &mut self,
         tick: Tick,
@@ -159,7 +160,7 @@ impl Intake {
         self.turn_with_tap(tick, burst, pool, |_| ())
     }
 
-    /// Runs a turn with a packet tap: `show` sees all packets after coalescing, before they are steered.
+    /// Runs a turn with a packet tap: `show` gets all packets after coalescing, before steering.
     pub fn turn_with_tap(
         &mut self,
         tick: Tick,
@@ -191,8 +192,8 @@ impl Intake {
         self.steering.is_balance_due(now_ns)
     }
 
-    /// Assigns hash ranges to CPUs anew, if the balance is on and their loads, by [`CpuId::index`], ask for
-    /// it.
+    /// Reassigns hash ranges to CPUs, if the balance is on and the loads, by [`CpuId::index`],
+    /// require it.
     pub fn balance(&mut self, now_ns: u64, loads: &[CpuLoad]) {
         let Some(round) = self.steering.balance(now_ns, loads, &mut self.backlogs) else { return };
         self.counters.imbalance_percent.set(round.after_percent.into());
@@ -208,12 +209,13 @@ impl Intake {
         self.dropped.drain(..)
     }
 
-    /// Number of packets of a burst that fit, wherever they go: the whole burst, or the part that a backlog
-    /// and the holds can ever take, or 0 for now. The flow limit may still drop some.
+    /// Number of packets of a burst that fit, whatever CPUs they go to: `burst` packets, at most as
+    /// many as an empty backlog and an empty hold take; 0 while there is no room for them. The flow
+    /// limit may still drop some.
     pub fn room_for(&mut self, burst: u32) -> u32 {
         let hold_share = u32::try_from(self.steering.hold_share()).unwrap_or(u32::MAX);
         let burst = burst.min(self.backlogs.limit()).min(hold_share);
-        // What is held goes to the backlogs too, and first.
+        // Held packets go to the backlogs, too, before the burst does.
         let held = self.held() + self.coalescing();
         let count = u32::try_from(held).unwrap_or(u32::MAX).saturating_add(burst);
         let is_hold_room = self.steering.hold_room() >= burst as usize;
@@ -249,7 +251,7 @@ impl Intake {
         self.backlogs.queued()
     }
 
-    /// Number of those packets per CPU, by the cached heads: an upper bound.
+    /// Number of packets queued or being delivered per CPU, by the cached heads: an upper bound.
     pub fn queued_by_cpu(&self) -> impl Iterator<Item = (CpuId, u32)> {
         self.backlogs.queued_by_cpu()
     }
@@ -277,7 +279,7 @@ impl Intake {
         self.steering.state_of(flow, &mut self.backlogs)
     }
 
-    /// Current and desired CPU of a flow: a cheap part of [`state_of`](Self::state_of).
+    /// Current and desired CPU of a flow: the cheap part of [`state_of`](Self::state_of).
     #[must_use]
     pub fn place_of(&self, flow: FlowHash) -> FlowPlace {
         self.steering.place_of(flow)
@@ -309,6 +311,7 @@ impl Intake {
         self.counters.frames.add(packets.len() as u64);
         self.counters.bytes.add(bytes);
         while let Some(index) = self.unparsed.pop() {
+            // Without a linear copy, the device could change the headers after they are judged.
             self.drop_frames(DropReason::NoBuffer, packets.remove(index), None);
         }
         if self.completes_checksums {
@@ -332,7 +335,7 @@ impl Intake {
             Some(coalescer) => {
                 coalescer.coalesce(&mut burst.packets, now_ns, out);
                 if self.steering.is_waiting() {
-                    // A flow that waits to move is not kept waiting here as well.
+                    // A flow that waits for its move must not wait for further segments, too.
                     coalescer.flush(FlushReason::HeldMove, out);
                 } else {
                     coalescer.end_poll(burst.behind, now_ns, out);
@@ -362,7 +365,8 @@ impl Intake {
                         self.hold(packet, hold);
                         continue;
                     }
-                    // Behind its predecessors there is no room either.
+                    // The packet belongs behind its held predecessors, and there is no room for
+                    // those.
                     Released::Full(cpu) => {
                         self.drop_packet(packet, cpu, DropReason::BacklogFull);
                         continue;
@@ -374,6 +378,8 @@ impl Intake {
                     self.enqueue(packet, target);
                 }
                 Verdict::Hold(hold) => self.hold(packet, hold),
+                // Behind a fence the CPU of the predecessors is unknown, so any CPU could reorder
+                // the flow (RFS-6).
                 Verdict::Refuse => self.drop_frames(DropReason::HoldFull, packet, None),
             }
         }
@@ -415,12 +421,13 @@ impl Intake {
                 self.steering.stay_unheld(target);
                 self.enqueue(packet, target);
             }
+            // Forwarding would overtake held packets or those in front of a fence.
             None => self.drop_frames(DropReason::HoldFull, packet, None),
         }
     }
 
-    /// Gives up a held move without room in the arena: its packets follow their predecessors after all.
-    /// Returns the target of its next packet, unless the backlog there has no room for the rest.
+    /// Gives up a held move for which the arena has no room: its packets follow their predecessors
+    /// to the old CPU. Returns the target of the next packet, or `None` if packets stay held.
     fn give_up(&mut self, hold: HoldId) -> Option<Target> {
         let Release::Forward(target) = self.steering.decide_give_up(hold) else { return None };
         while self.backlogs.has_room(target.cpu)
@@ -441,7 +448,7 @@ impl Intake {
             && let Some(packet) = self.steering.unhold(hold)
         {
             if self.enqueue(packet, target).is_some() {
-                target.head_old = None; // the first packet that was taken moved the slot
+                target.head_old = None; // the first queued packet moved the slot
             }
         }
         let is_empty = self.steering.end_hold(hold, self.now_ns);
@@ -457,7 +464,7 @@ impl Intake {
             let Some(hold) = self.steering.active_hold(self.next_hold) else { return };
             let _ = self.release(hold);
             if self.steering.active_holds() == before {
-                self.next_hold += 1; // it lasts; when one ends, another takes its place
+                self.next_hold += 1; // an ended hold is replaced at its index by another
             }
         }
     }

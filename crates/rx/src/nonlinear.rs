@@ -1,8 +1,8 @@
-//! The bytes of a frame and of what lies in pieces behind it, as if they were one.
+//! Bytes of a frame and of the pieces behind it, as one sequence.
 //!
-//! A device that shares memory leaves a payload where it put it ([`forebay_buf::PageFrag`]) and may write
-//! there at any time. So what is decided here is decided by the frame's own bytes, which nobody else
-//! can reach; pieces are summed up, copied and sent, and whatever they hold then is the payload.
+//! A device with shared memory leaves a payload in place ([`forebay_buf::PageFrag`]) and may write
+//! there at any time. Decisions therefore use only the frame's own bytes, which nobody else can
+//! reach. Pieces are summed, copied and sent; whatever they contain at that time is the payload.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use forebay_buf::frags::Frags;
 
 use crate::parse::checksum::Sum;
 
-/// The bytes at a place, as far as there are any there: the frame's own, then those of its pieces.
+/// Bytes of a range, as far as they exist: the frame's own, then those of its pieces.
 pub(crate) fn bytes_in(frame: &Frame, place: Range<usize>) -> Stretches<'_> {
     Stretches {
         own: Some(frame.data()),
@@ -22,13 +22,13 @@ pub(crate) fn bytes_in(frame: &Frame, place: Range<usize>) -> Stretches<'_> {
     }
 }
 
-/// See [`bytes_in`]. None is empty.
+/// Contiguous stretches of [`bytes_in`], none of them empty.
 pub(crate) struct Stretches<'a> {
     own: Option<&'a [u8]>,
     frags: Frags<'a>,
-    /// Bytes before the next one that is wanted.
+    /// Number of bytes to skip before the next wanted one.
     skip: usize,
-    /// Bytes that are wanted still.
+    /// Number of wanted bytes left.
     left: usize,
 }
 
@@ -51,7 +51,7 @@ impl<'a> Iterator for Stretches<'a> {
     }
 }
 
-/// The sum of the bytes at a place, as far as there are any there.
+/// Sum of the bytes of a range, as far as they exist.
 pub(crate) fn sum_in(frame: &Frame, place: Range<usize>) -> Sum {
     match frame.data().get(place.clone()) {
         Some(bytes) => Sum::of(bytes),
@@ -59,27 +59,27 @@ pub(crate) fn sum_in(frame: &Frame, place: Range<usize>) -> Sum {
     }
 }
 
-/// Reads the bytes of a frame and of its pieces one after the other.
+/// Sequential reader of a frame's bytes and those of its pieces.
 pub struct PieceReader<'a> {
     stretches: Stretches<'a>,
-    /// Rest of the latest one.
+    /// Rest of the current stretch.
     left: &'a [u8],
 }
 
 impl<'a> PieceReader<'a> {
-    /// Begins at a place: so many bytes behind the frame's first.
+    /// Begins `place` bytes behind the frame's first byte.
     #[must_use]
     pub fn at(frame: &'a Frame, place: usize) -> Self {
         Self { stretches: bytes_in(frame, place..usize::MAX), left: &[] }
     }
 
-    /// Fills `to` with the next bytes; `None` where there are fewer.
+    /// Fills `to` with the next bytes; `None` if there are fewer.
     #[must_use]
     pub fn read(&mut self, to: &mut [u8]) -> Option<()> {
         self.read_with(to, <[u8]>::copy_from_slice)
     }
 
-    /// The same, by `copy` from each stretch.
+    /// Does the same, with `copy` for each stretch.
     pub(crate) fn read_with(
         &mut self,
         mut to: &mut [u8],

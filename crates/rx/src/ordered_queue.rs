@@ -1,15 +1,16 @@
-//! From many CPUs to one taker, in order.
+//! Ordered queue from many CPUs to one consumer.
 //!
-//! Each CPU has a ring to the taker, its *lane*. Packets draw numbers, *tickets*, as they are handed
-//! in, and are taken out by number, whichever lane they lie in: a flow that moves from one CPU to
-//! another stays in order, for the new CPU draws its tickets after the old one has.
+//! Each CPU has a ring to the consumer, its *lane*. Packets draw *tickets*, numbers from one
+//! counter, when they are sent, and are taken by ticket, whichever lane they are in. A flow that
+//! moves from one CPU to another therefore stays in order: the new CPU draws its tickets after the
+//! old one.
 //!
-//! A ticket is drawn when there is room for its packet, and the packet is shown right after: what is
-//! not there yet will be in a moment, and the taker comes back for it. A run of packets costs one
-//! draw and one publication, however long it is.
+//! A ticket is drawn only when there is room for its packet, and the packet is published right
+//! after. A packet that is missing for a ticket will therefore be published in a moment, and the
+//! consumer retries. A run of packets costs one draw and one publication, whatever its length.
 //!
-//! The owner says who shares the tickets, who may join and who is woken: a socket's queue
-//! (`forebay_stack::socket::queue`), or a device's way out.
+//! The owner decides on the CPUs that share the tickets, those that may join, and the one that is
+//! woken: a socket's queue (`forebay_stack::socket::queue`), or a device's tx queue.
 
 use std::collections::VecDeque;
 
@@ -20,62 +21,62 @@ use forebay_buf::sync::{AtomicU32, Ordering};
 
 use crate::packet::{Arrival, Packet};
 
-/// Packets that are taken out of a ring at once.
+/// Maximum number of packets taken from a ring at once.
 const TAKE_MAX: usize = 64;
 
-/// The counter that tickets are drawn from. Shared by all ends.
+/// Counter that tickets are drawn from, shared by all ends.
 #[derive(Debug)]
 pub struct Sequencer {
-    /// The next one. Every CPU draws from it.
+    /// Next ticket. Every CPU draws from this counter.
     next: OwnLine<AtomicU32>,
 }
 
 impl Sequencer {
-    /// Tickets from `first` on; they wrap at 2^32.
+    /// Creates a sequencer of tickets from `first` on; tickets wrap at 2^32.
     #[must_use]
     pub fn starting_at(first: u32) -> Self {
         Self { next: OwnLine(AtomicU32::new(first)) }
     }
 
-    /// True if any was drawn after those before `due`.
+    /// True if the ticket `due` has been drawn, given that all before it have been.
     #[must_use]
     pub fn has_drawn(&self, due: u32) -> bool {
-        // Relaxed: whoever must not miss a packet is woken for it, or fences this off.
+        // Relaxed: a consumer that must not miss a packet is woken for it, or adds a fence.
         self.next.0.load(Ordering::Relaxed) != due
     }
 
-    /// Draws a ticket for each of these packets. They are to be [handed in](LaneProducer::send) at once:
-    /// all that is drawn later waits for them.
+    /// Draws a ticket for each packet. The packets are to be [sent](LaneProducer::send) at once,
+    /// because all later tickets wait for them.
     pub fn draw(&self, packets: &[Packet]) -> SequenceRange {
         #[expect(clippy::cast_possible_truncation, reason = "there is room for them in a ring")]
         let count = packets.len() as u32;
-        // Relaxed: who hands packets of a flow in after another CPU has done so comes after it in
-        // the order of this counter too.
+        // Relaxed: a CPU that sends packets of a flow after another CPU has sent some comes after
+        // that CPU in the order of this counter, too.
         SequenceRange(self.next.0.fetch_add(count, Ordering::Relaxed))
     }
 }
 
-/// The first of the tickets that were drawn for a run of packets.
+/// First of the tickets drawn for a run of packets.
 #[derive(Debug)]
 #[must_use]
 pub struct SequenceRange(u32);
 
-/// Makes a lane: the CPU's end, and the taker's. `slots` is a power of two.
+/// Creates a lane: the end of a CPU, and that of the consumer. `slots` is a power of two.
 #[must_use]
 pub fn lane(slots: u32) -> (LaneProducer, LaneConsumer) {
     let (producer, consumer) = ring(slots, Position(0));
     (LaneProducer { ring: producer }, LaneConsumer { ring: consumer, taken: VecDeque::new() })
 }
 
-/// The end of a lane that one CPU hands packets in at.
+/// Producing end of a lane, used by one CPU.
 #[derive(Debug)]
 pub struct LaneProducer {
     ring: Producer<Packet>,
 }
 
 impl LaneProducer {
-    /// Number of packets for which there is room. The taker's progress is looked at only if it was less
-    /// than `count` before.
+    /// Number of packets for which there is room. The consumer's progress is read only if the known
+    /// room is less than `count`.
     pub fn room_for(&mut self, count: usize) -> usize {
         let room = self.room();
         if room >= count {
@@ -85,8 +86,8 @@ impl LaneProducer {
         self.room()
     }
 
-    /// Makes room for `count` packets, as far as a lane of `slots_max`, a power of two, has it.
-    /// Returns how many there is room for then.
+    /// Grows the lane for `count` packets, up to `slots_max`, a power of two. Returns the room
+    /// afterwards, in packets.
     pub fn grow_for(&mut self, count: usize, slots_max: u32) -> usize {
         let wanted = count.saturating_add(self.ring.queued() as usize);
         let wanted = u32::try_from(wanted).unwrap_or(slots_max).min(slots_max);
@@ -95,12 +96,12 @@ impl LaneProducer {
     }
 
     fn room(&self) -> usize {
-        // A ring that has just grown counts what lies in the one before, too.
+        // After growth, `queued` includes the packets in the previous ring.
         (self.ring.capacity() - self.ring.queued()) as usize
     }
 
-    /// Hands packets in that there is room for, and shows them to the taker. The vector is empty
-    /// afterwards.
+    /// Sends packets for which there is room, and publishes them to the consumer. Empties the
+    /// vector.
     pub fn send(&mut self, SequenceRange(mut ticket): SequenceRange, packets: &mut Vec<Packet>) {
         for packet in &mut *packets {
             packet.arrival = Arrival(ticket);
@@ -112,21 +113,21 @@ impl LaneProducer {
     }
 }
 
-/// The taker's end of one CPU's lane.
+/// Consuming end of one CPU's lane.
 #[derive(Debug)]
 pub struct LaneConsumer {
     ring: Consumer<Packet>,
-    /// Taken out of the ring before their turn.
+    /// Packets taken from the ring before their tickets were due.
     taken: VecDeque<Packet>,
 }
 
 impl LaneConsumer {
-    /// Moves the packets that are due, `max` at most, to the end of `out`, and counts `due` on.
-    /// Returns how many.
+    /// Moves the packets that are due, at most `max`, to the end of `out`, and advances `due`.
+    /// Returns their number.
     fn take(&mut self, due: &mut u32, max: usize, out: &mut Vec<Packet>) -> usize {
         let before = out.len();
         if self.taken.is_empty() {
-            // They mostly are due, all of them: so they go straight to where they are wanted.
+            // Mostly all packets are due, so they are taken directly into `out`.
             self.ring.take(max.min(TAKE_MAX), out);
             self.ring.release();
             let due_count = out[before..].iter().take_while(|packet| is_next(packet, due)).count();
@@ -141,7 +142,7 @@ impl LaneConsumer {
         out.len() - before
     }
 
-    /// Sees to it that the oldest packet is in hand, if one is here.
+    /// Moves published packets to `taken` if that is empty, so that the oldest one is at its front.
     fn look(&mut self) {
         if self.taken.is_empty() && self.ring.queued() > 0 {
             let mut taken = Vec::from(std::mem::take(&mut self.taken));
@@ -151,7 +152,8 @@ impl LaneConsumer {
         }
     }
 
-    /// Lets all that is here go home, and returns how many packets that were.
+    /// Drops all published packets, which returns their frames to their owners. Returns their
+    /// number.
     fn clear(&mut self) -> u64 {
         let mut count = 0;
         loop {
@@ -165,31 +167,31 @@ impl LaneConsumer {
     }
 }
 
-/// True if a packet is the one that is due; then the next one is.
+/// True if the packet is due; `due` then advances to the next one.
 fn is_next(packet: &Packet, due: &mut u32) -> bool {
     let is_due = packet.arrival.0 == *due;
     *due = due.wrapping_add(is_due.into());
     is_due
 }
 
-/// All lanes to one taker, in the order in which they joined. One thread's.
+/// All lanes to one consumer, in the order in which they joined. Used by one thread.
 #[derive(Debug)]
 pub struct Lanes {
     lanes: Vec<LaneConsumer>,
-    /// The ticket of the packet that comes next.
+    /// Ticket of the next packet.
     due: u32,
-    /// The lane that the last one came from: the next ones mostly do, too.
+    /// Lane of the last packet: mostly that of the next ones, too.
     at: usize,
 }
 
 impl Lanes {
-    /// Lanes whose packets draw [tickets](Sequencer::starting_at) from `first` on.
+    /// Creates lanes whose packets draw [tickets](Sequencer::starting_at) from `first` on.
     #[must_use]
     pub fn new(first: u32, lanes: Vec<LaneConsumer>) -> Self {
         Self { lanes, due: first, at: 0 }
     }
 
-    /// One more lane.
+    /// Adds a lane.
     pub fn join(&mut self, lane: LaneConsumer) {
         self.lanes.push(lane);
     }
@@ -200,21 +202,21 @@ impl Lanes {
         self.lanes.len()
     }
 
-    /// The ticket of the packet that comes next.
+    /// Ticket of the next packet.
     #[must_use]
     pub fn due(&self) -> u32 {
         self.due
     }
 
-    /// True if packets have drawn tickets that have not been taken out. The first of them may be a
-    /// moment away: then there is none to be taken yet.
+    /// True if tickets have been drawn whose packets have not been taken. The next packet may not
+    /// be published at this moment; then there is none to take.
     #[must_use]
     pub fn has_some(&self, tickets: &Sequencer) -> bool {
         tickets.has_drawn(self.due)
     }
 
-    /// Moves up to `max` packets to the end of `out`, in the order of their tickets, and returns how
-    /// many.
+    /// Moves up to `max` packets to the end of `out`, in the order of their tickets. Returns their
+    /// number.
     pub fn take(&mut self, tickets: &Sequencer, max: usize, out: &mut Vec<Packet>) -> usize {
         let before = out.len();
         while out.len() - before < max && self.take_some(tickets, max - (out.len() - before), out) {
@@ -222,7 +224,7 @@ impl Lanes {
         out.len() - before
     }
 
-    /// Takes what one lane has that is due. Returns whether there was any.
+    /// Takes the due packets of one lane. Returns true if there were any.
     fn take_some(&mut self, tickets: &Sequencer, max: usize, out: &mut Vec<Packet>) -> bool {
         let Self { lanes, due, at } = self;
         if lanes.get_mut(*at).is_some_and(|lane| lane.take(due, max, out) > 0) {
@@ -239,7 +241,7 @@ impl Lanes {
         true
     }
 
-    /// Takes the packet that comes next, if it is here. With it comes its lane's number.
+    /// Takes the next packet, if it is published, with the number of its lane.
     pub fn take_one(&mut self) -> Option<(usize, Packet)> {
         let Self { lanes, due, at } = self;
         let count = lanes.len();
@@ -254,7 +256,7 @@ impl Lanes {
         None
     }
 
-    /// The packet that comes next, if it is here. It stays.
+    /// Next packet, if it is published, without taking it.
     pub fn peek(&mut self) -> Option<&Packet> {
         let Self { lanes, due, .. } = self;
         let mut oldest = lanes.iter_mut().filter_map(|lane| {
@@ -264,8 +266,8 @@ impl Lanes {
         oldest.find(|packet| packet.arrival.0 == *due)
     }
 
-    /// Lets all that is here go home; what a CPU is handing in right now goes with its own end.
-    /// Returns how many packets that were, by lane.
+    /// Drops all published packets; a packet that a CPU is sending right now is freed with that
+    /// CPU's end. Returns the number of dropped packets by lane.
     pub fn clear(&mut self) -> Vec<u64> {
         self.lanes.iter_mut().map(LaneConsumer::clear).collect()
     }

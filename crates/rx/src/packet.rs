@@ -9,11 +9,11 @@ use crate::nonlinear::PieceReader;
 use crate::parse::checksum::Sum;
 use crate::parse::{DeviceSum, Headers, Link, Verify, View};
 
-/// A packet. Moved by value through every queue, so it fits one cache line.
+/// Packet: a frame and its metadata. Moved by value through every queue, so it fits one cache line.
 #[derive(Debug)]
 pub struct Packet {
-    /// Bytes from the link header on: all of them, or of a [nonlinear](Self::is_nonlinear) packet the
-    /// first ones, with the rest in pieces.
+    /// Bytes from the link header on: all of them, or those at the front of a
+    /// [nonlinear](Self::is_nonlinear) packet, with the rest in pieces.
     pub frame: Frame,
     /// Time of arrival, in ns since 1970; 0 if the source has no timestamps.
     pub timestamp_ns: u64,
@@ -28,8 +28,8 @@ pub struct Packet {
     /// Payload length of each segment but the last, if the packet has several; see
     /// [`shape`](Self::shape).
     pub segment_size: SegmentSize,
-    /// Checksum over the frame computed by the device, if it does (`CHECKSUM_COMPLETE`). Kept by packets
-    /// that are not merged (LRO-1).
+    /// Checksum over the frame computed by the device, if it does (`CHECKSUM_COMPLETE`). Kept by
+    /// packets that are not merged (LRO-1).
     pub device_sum: Option<DeviceSum>,
 }
 
@@ -40,7 +40,7 @@ const _: () = assert!(size_of::<Packet>() <= 64, "a packet is at most one cache 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct SegmentSize(Option<NonZeroU16>);
 
-/// Layout of a packet's bytes, and the wire packets that it represents.
+/// Layout of a packet's bytes in frames, and number of wire packets that it represents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shape {
     /// One packet, in one frame.
@@ -56,8 +56,8 @@ pub enum Shape {
 }
 
 impl Packet {
-    /// Packet from a frame just received, `wire_len` bytes long on the wire.
-    #[inline] // built where it stays: see `Frame::len_bytes`
+    /// Creates a packet from a frame just received, `wire_len` bytes long on the wire.
+    #[inline] // built in place: see `Frame::len_bytes`
     #[must_use]
     pub fn received(frame: Frame, arrival: Arrival, wire_len: u32, link: Link) -> Self {
         Self {
@@ -72,8 +72,8 @@ impl Packet {
         }
     }
 
-    /// Copies a received frame's bytes in. With checksum verification, also sums them while copying, which
-    /// saves a second pass, and stores the sum as the device's.
+    /// Copies a received frame's bytes in. With checksum verification, also sums them while
+    /// copying, which saves a second pass, and stores the sum as the device's.
     ///
     /// # Panics
     /// If the frame has less room.
@@ -88,12 +88,12 @@ impl Packet {
         }
     }
 
-    /// True if part of the payload is in pieces of memory shared with a device (`skb_is_nonlinear`). The
-    /// frame itself holds a private copy of the headers, at the latest once the packet is
-    /// [parsed](crate::parse::parse_packet). To read more, iterate the [`fragments`] or take a
-    /// [copy](Self::copied): the device may change the pieces at any time.
+    /// True if part of the payload is in pieces of memory shared with a device
+    /// (`skb_is_nonlinear`). The frame itself holds a private copy of the headers, at the latest
+    /// once the packet is [parsed](crate::parse::parse_packet). To read more, iterate the
+    /// [`fragments`] or take a [copy](Self::copied): the device may change the pieces at any time.
     ///
-    /// Of a packet in several frames, decided by the first: if it has no pieces, none has.
+    /// For a packet in several frames the first one decides: if it has no pieces, none has.
     ///
     /// [`fragments`]: Self::fragments
     #[inline]
@@ -103,8 +103,8 @@ impl Packet {
     }
 
     /// Copy in one frame from `pool`. A merged packet's payloads follow each other, to be
-    /// [segmented](crate::coalesce::cut()) again. Without a frame that large, a copy in as many frames as
-    /// this packet has; `None` without memory.
+    /// [segmented](crate::coalesce::cut()) again. Without a frame that large, a copy in as many
+    /// frames as this packet has; `None` without memory.
     #[must_use]
     pub fn copied(&self, pool: &mut Pool) -> Option<Self> {
         let frame = self.copied_whole(pool).or_else(|| self.copied_by_frame(pool))?;
@@ -143,8 +143,8 @@ impl Packet {
         Some(head)
     }
 
-    /// Linearizes the packet: copies its pieces into frames from `pool` (`skb_linearize`). A merged packet
-    /// keeps its segments.
+    /// Linearizes the packet: copies its pieces into frames from `pool` (`skb_linearize`). A merged
+    /// packet keeps its segments.
     ///
     /// # Errors
     /// Without memory: the number of frames that the packet had. They are returned to their owners.
@@ -184,8 +184,8 @@ impl Packet {
         self.segment_size.0.map_or(0, NonZeroU16::get)
     }
 
-    /// Sets the payload length of segments: those in its frames, or those to be cut of its single frame.
-    /// 0: one wire packet.
+    /// Sets the payload length of segments: those in its frames, or those to be cut of its single
+    /// frame. 0: one wire packet.
     #[inline]
     pub fn set_gso_size(&mut self, gso_size: u16) {
         self.segment_size = SegmentSize(NonZeroU16::new(gso_size));
@@ -205,18 +205,18 @@ impl Packet {
         matches!(self.shape(), Shape::Merged(_))
     }
 
-    /// True if the packet came from the kernel as one frame of several segments, not yet cut (GSO) or
-    /// merged by the kernel (GRO). Counted as one frame; its checksum field holds the pseudo header's
-    /// sum. See [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
+    /// True if the packet came from the kernel as one frame of several segments, not yet cut (GSO)
+    /// or merged by the kernel (GRO). Counted as one frame; its checksum field holds the pseudo
+    /// header's sum. See [`carry_into`](crate::coalesce::gso::VirtioNetHdr::carry_into).
     #[inline]
     #[must_use]
     pub fn is_gso(&self) -> bool {
         matches!(self.shape(), Shape::Gso(_))
     }
 
-    /// Header fields and payload of the first frame: of a merged packet the first segment, of a nonlinear
-    /// packet or a [datagram in several frames](Shape::FragList) the part in the frame itself. The whole
-    /// payload is that of the [segments](Self::segments).
+    /// Header fields and payload of the first frame: of a merged packet the first segment, of a
+    /// nonlinear packet or a [datagram in several frames](Shape::FragList) the part in the frame
+    /// itself. The whole payload is that of the [segments](Self::segments).
     #[must_use]
     pub fn view(&self) -> View<'_> {
         let bytes = self.frame.data();
@@ -227,8 +227,9 @@ impl Packet {
         View::new(bytes, &self.headers)
     }
 
-    /// The bytes, without what was behind the first segment: that is not followed by the second.
-    #[inline(never)] // what is not cut has no part in it
+    /// Bytes up to the end of the first payload. The second segment does not follow the bytes
+    /// behind it.
+    #[inline(never)] // rare, so kept out of `view`
     fn with_first_payload(&self, size: NonZeroU16) -> &[u8] {
         let bytes = self.frame.data();
         let end = usize::from(self.headers.payload_offset) + usize::from(size.get());
@@ -236,8 +237,8 @@ impl Packet {
     }
 }
 
-/// A frame without pieces: this one, or a copy. The last `before` bytes of the headroom come along,
-/// for what was pulled off a follower is not all dead.
+/// Frame without pieces: the given one, or a copy. The last `before` bytes of the headroom are
+/// copied, too: in a follower they hold the dead headers, of which some fields are still read.
 fn together(frame: Frame, before: usize, pool: &mut Pool) -> Option<Frame> {
     if frame.frag_count() == 0 {
         return Some(frame);
@@ -261,12 +262,12 @@ fn copied(frame: &Frame, before: usize, pool: &mut Pool) -> Option<Frame> {
     Some(copy)
 }
 
-/// The number of a frame on its source, modulo 2^32; it rises along each rx queue.
+/// Number of a frame on its source, modulo 2^32; increases along each rx queue.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Arrival(pub u32);
 
 impl Arrival {
-    /// Takes the low half of a frame's number.
+    /// Creates the number from the low half of a frame's full number.
     #[must_use]
     pub fn of_frame(frame: u64) -> Self {
         #[expect(clippy::cast_possible_truncation, reason = "the number is kept modulo 2^32")]
@@ -280,7 +281,7 @@ impl Arrival {
         distance != 0 && distance < 1 << 31
     }
 
-    /// The frame's full number, given one that is less than 2^31 frames away.
+    /// Full number of the frame, given a number less than 2^31 frames away.
     #[must_use]
     pub fn unwrap_near(self, frame: u64) -> u64 {
         let ahead = self.0.wrapping_sub(Self::of_frame(frame).0).cast_signed();

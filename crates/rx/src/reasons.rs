@@ -1,7 +1,8 @@
-//! Enumerations of reasons: each reason has a name, and a place among all.
+//! Enums of reasons: each reason has a name and an index.
 
-/// Declares an enum of reasons with its names in counters, traces and reports. It gets `ALL`, in the
-/// order of declaration, `name` and `index`, the place in `ALL`. Names are told apart when compiled.
+/// Declares an enum of reasons with their names in counters, traces and reports. The enum has
+/// `ALL`, in the order of declaration, `name`, and `index`, the index in `ALL`. Duplicate names
+/// fail to compile.
 ///
 /// ```
 /// forebay_rx::reasons! {
@@ -31,7 +32,7 @@ macro_rules! reasons {
             /// Every reason, in the order of declaration.
             $visible const ALL: [Self; [$($name),+].len()] = [$(Self::$Reason),+];
 
-            /// The name in counters, traces and reports.
+            /// Name in counters, traces and reports.
             #[must_use]
             $visible const fn name(self) -> &'static str {
                 match self {
@@ -39,7 +40,7 @@ macro_rules! reasons {
                 }
             }
 
-            /// The place in [`ALL`](Self::ALL).
+            /// Index in [`ALL`](Self::ALL).
             #[must_use]
             $visible const fn index(self) -> usize {
                 self as usize
@@ -50,7 +51,7 @@ macro_rules! reasons {
     };
 }
 
-/// Fails to compile where two names are the same.
+/// Fails to compile if two names are the same.
 #[doc(hidden)]
 pub const fn assert_distinct(names: &[&str]) {
     let mut one = 0;

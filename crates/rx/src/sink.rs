@@ -1,4 +1,4 @@
-//! Sink: the way out of a device, and the counters of what it sends.
+//! Sink: egress through a device, and its counters.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,29 +6,29 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::packet::Packet;
 use crate::reasons;
 
-/// One CPU's end of a way out: a device's queue, or a socket.
+/// One CPU's end of a device's tx queue, or of a socket.
 pub trait Sink: Send {
     /// Sends packets, the oldest first, and never waits for room.
     ///
-    /// Packets that the device keeps until they are sent are taken out of the vector; those done with, sent or
-    /// dropped, stays in it for the caller to give back. What cannot be sent is dropped and counted
-    /// by [name](SendDrop).
+    /// Packets that the device keeps until they are sent are taken out of the vector. Finished
+    /// packets, sent or dropped, stay in it for the caller to free. A packet that cannot be sent is
+    /// dropped and counted by [reason](SendDrop).
     ///
     /// # Errors
-    /// When the device is gone for good.
+    /// If the device is permanently gone.
     fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), SinkError>;
 
-    /// Counters of packets sent so far, and of those that were not.
+    /// Counters of sent and dropped packets.
     fn counters(&self) -> &Arc<SinkCounters>;
 }
 
 /// Reason why a sink cannot be used any more.
 pub type SinkError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Counters of one sink. Written by the CPU that sends and, where packets go over a ring, by the one
-/// that drives the device's queue; read by anyone.
+/// Counters of one sink. Written by the CPU that sends and, if packets cross a ring, by the CPU
+/// that drives the device's queue; read by any thread.
 ///
-/// Packets that were handed in are those that were sent and those that were dropped.
+/// Every packet passed to the sink is counted as sent or as dropped.
 #[derive(Debug, Default)]
 pub struct SinkCounters {
     packets: AtomicU64,
@@ -38,58 +38,58 @@ pub struct SinkCounters {
 }
 
 impl SinkCounters {
-    /// Packets that were handed to the device, merged ones counted once.
+    /// Number of packets passed to the device; a merged packet counts once.
     #[must_use]
     pub fn packets(&self) -> u64 {
         self.packets.load(Ordering::Relaxed)
     }
 
-    /// The segments in them: what goes over the wire in the end.
+    /// Number of segments of those packets: frames on the wire.
     #[must_use]
     pub fn frames(&self) -> u64 {
         self.frames.load(Ordering::Relaxed)
     }
 
-    /// Bytes of them, a merged packet's headers counted once.
+    /// Number of bytes of those packets; headers of a merged packet count once.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Packets that were dropped for this reason. Of a packet that was cut, some segments may have
-    /// gone out all the same.
+    /// Number of packets dropped for this reason. Some segments of a packet that was cut may have
+    /// been sent.
     #[must_use]
     pub fn dropped(&self, reason: SendDrop) -> u64 {
         self.dropped[reason.index()].load(Ordering::Relaxed)
     }
 
-    /// Packets that were dropped for any reason.
+    /// Number of packets dropped for any reason.
     #[must_use]
     pub fn dropped_in_all(&self) -> u64 {
         SendDrop::ALL.into_iter().map(|reason| self.dropped(reason)).sum()
     }
 
-    /// Counts what a call has sent. Only a sink, or what it sends through, calls this.
+    /// Counts the packets sent by a call. Only a sink, or the tx queue below it, calls this.
     pub fn add_sent(&self, sent: Sent) {
         add(&self.packets, sent.packets);
         add(&self.frames, sent.frames);
         add(&self.bytes, sent.bytes);
     }
 
-    /// Counts packets that were dropped. Only a sink, or what it sends through, calls this.
+    /// Counts dropped packets. Only a sink, or the tx queue below it, calls this.
     pub fn add_dropped(&self, reason: SendDrop, packets: u64) {
         add(&self.dropped[reason.index()], packets);
     }
 }
 
-/// For a batch of packets at a time.
+/// Adds the count of a batch; several threads may add.
 fn add(counter: &AtomicU64, count: u64) {
     if count > 0 {
         counter.fetch_add(count, Ordering::Relaxed);
     }
 }
 
-/// Packets sent that are not counted yet.
+/// Number of sent packets that are not counted yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sent {
     /// Packets, merged ones counted once.
@@ -101,7 +101,7 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// Both together.
+    /// Sum of both.
     pub fn plus(self, other: Self) -> Self {
         Self {
             packets: self.packets + other.packets,
@@ -110,7 +110,7 @@ impl Sent {
         }
     }
 
-    /// Counts a packet that went out.
+    /// Counts a sent packet.
     pub fn add(&mut self, packet: &Packet) {
         self.packets += 1;
         self.frames += u64::from(packet.wire_count());
@@ -123,17 +123,17 @@ reasons! {
     pub enum SendDrop {
         /// The device, or the queue before it, had no room.
         Full = "full",
-        /// Longer than the device's MTU, and not to be cut.
+        /// Longer than the device's MTU, and not to be segmented.
         TooLong = "too_long",
         /// Not an IP packet, for a device that takes nothing else.
         NotIp = "not_ip",
-        /// Without a link header, for a device that needs one; or with one, for a device that has none.
+        /// Link header missing for a device that needs one, or present for a device that has none.
         LinkHeader = "link_header",
         /// The device is down.
         Down = "down",
-        /// The kernel refused it for another reason.
+        /// Refused by the kernel for another reason.
         Refused = "refused",
-        /// Not written into its capture: the disk is full, or broken.
+        /// Not written to the capture file, because the disk is full or failed.
         NotWritten = "not_written",
     }
 }

@@ -1,22 +1,22 @@
-//! The reasons for which packets go to their CPUs.
+//! Reasons for which packets go to their CPUs.
 
 use crate::reasons;
 
 reasons! {
     /// Reason for a packet's CPU.
     pub enum SteerReason {
-        /// The flow's application runs there.
+        /// CPU of the flow's application.
         Rfs = "rfs",
-        /// The RPS map says so.
+        /// CPU by the RPS map.
         Rps = "rps",
-        /// The RPS map says another one, and the load this one: its hash range was assigned to it.
+        /// CPU that the hash range was assigned to by load, instead of the RPS map's.
         Balance = "balance",
-        /// Not steered: the packet has no hash, RPS is off, or spreading does not pay now. It stays on
-        /// the CPU that polls the queue.
+        /// Not steered: no hash, RPS off, or spreading does not pay now. The packet stays on the
+        /// polling CPU.
         Inline = "inline",
-        /// The flow should be elsewhere, but packets of it are still queued here.
+        /// Another CPU is desired, but packets of the flow are still queued here.
         Stay = "stay",
-        /// The old CPU has processed all of its flow: with this packet, the flow moved here.
+        /// Move of the flow with this packet: the old CPU has processed all of its predecessors.
         Drained = "drained",
         /// Held until the old CPU had processed its predecessors, then forwarded here.
         Held = "held",

@@ -46,7 +46,7 @@ pub(crate) enum Action {
     ReaderMoves,
     /// Takes a CPU offline, and brings it back after a while.
     CpuOut { lasts_ns: Span },
-    /// Kills the thread of a CPU with the packets in its hands, and replaces it after a while.
+    /// Kills the thread of a CPU with its dequeued batch, and replaces the thread after a while.
     Kill { lasts_ns: Span },
     /// Stops delivery on a CPU for a while.
     Pause { lasts_ns: Span },

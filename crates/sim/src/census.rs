@@ -8,26 +8,26 @@ pub(crate) struct Census {
     pub(crate) backlogs: Vec<Backlog>,
     /// Capacity of each backlog.
     pub(crate) backlog_max: u64,
-    /// Number of packets in the hands of each CPU.
+    /// Number of packets in the current batch of each CPU.
     pub(crate) in_hand: Vec<u64>,
     pub(crate) batch_max: u64,
     /// Number of packets held until their flow may move.
     pub(crate) held: u64,
     pub(crate) hold_max: u64,
-    /// Number of packets, by queue, that stayed although they were to move, because no more could be
-    /// held.
+    /// Number of packets, by queue, that stayed although they should have moved, because no more
+    /// could be held.
     pub(crate) unheld: Vec<u64>,
     /// Number of packets held for more segments.
     pub(crate) coalescing: u64,
-    /// Longest time that those are held.
+    /// Longest time that packets are held for more segments.
     pub(crate) coalesce_ns: u64,
-    /// Number of packets on backlogs and in hands.
+    /// Number of packets on backlogs and in current batches.
     pub(crate) queued: u64,
     /// True if a packet may consist of several frames.
     pub(crate) merges: bool,
     /// Number of frames in use.
     pub(crate) frames_away: u64,
-    /// Number of those that were delivered but not returned yet.
+    /// Number of frames that were delivered but not returned yet.
     pub(crate) frames_done: u64,
 }
 

@@ -132,6 +132,7 @@ impl KernelMachine {
         let queue = &mut self.queues[usize::from(packet.queue.0)];
         let softnet = &mut self.cpus[cpu.index()];
         if softnet.input_pkt_queue.len() > self.netdev_max_backlog {
+            // `enqueue_to_backlog` drops a packet if the queue is longer than `netdev_max_backlog`.
             laws.dropped(packet.number);
             return;
         }
@@ -254,7 +255,7 @@ impl SimMachine for KernelMachine {
         softnet.handled = 0;
     }
 
-    fn lose(&mut self, _: CpuId, _: &mut Laws) {} // a kernel has no threads that it could lose
+    fn lose(&mut self, _: CpuId, _: &mut Laws) {} // the kernel has no threads to lose
 
     fn change(&mut self, change: &SimChange, _: Now, laws: &mut Laws, wake: &mut Vec<CpuId>) {
         match change {
@@ -272,7 +273,7 @@ impl SimMachine for KernelMachine {
             SimChange::MaxBacklog(packets) => self.netdev_max_backlog = *packets as usize,
             SimChange::Online(cpus) => self.online = *cpus,
             SimChange::CpuDead { gone, runs_on } => self.requeue(*gone, *runs_on, laws, wake),
-            // The traffic has its new hashes; nothing else depends on where or how.
+            // The traffic has its new hashes already, and the model does not depend on the others.
             SimChange::HashKey(_)
             | SimChange::Coalesce(_)
             | SimChange::FlowLimit(_)

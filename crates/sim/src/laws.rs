@@ -202,7 +202,7 @@ impl Laws {
         Some(record)
     }
 
-    /// Number of packets of a flow that are queued, held or in hand.
+    /// Number of packets of a flow that are queued, held or in a current batch.
     pub(crate) fn on_their_way(&self, flow: FlowId) -> u64 {
         self.flows.get(flow.index()).map_or(0, |flow| flow.on_their_way)
     }

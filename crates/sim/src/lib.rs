@@ -9,28 +9,28 @@
 //! A seed determines a run exactly, so any failure can be reproduced.
 #![forbid(unsafe_code)]
 
-pub mod scenario; // what may happen in a run, each a small value
-mod everything; //   a scenario of which all is drawn
-mod action; //       changes and faults, drawn when their time comes
+pub mod scenario; // events that may happen in a run, each a small value
+mod everything; //   scenario in which everything is drawn
+mod action; //       changes and faults; their details are drawn when they occur
 mod traffic; //      flows and their frames
-mod readers; //      the applications: on which CPU each flow is read
+mod readers; //      applications: the CPU on which each flow is read
 
-mod virtual_cpu; //  who does what, and for how long
-mod costs; //        what things cost in virtual time
-mod world; //        one run: the next thing happens, again and again
+mod virtual_cpu; //  activities of a CPU, and their durations
+mod costs; //        costs of activities in virtual time
+mod world; //        one run: a loop over events
 
-mod rules; //        whose rules a run is under
-mod machine; //      what a run asks of the rules it runs under
-mod path_machine; // ours: the real path
-mod kernel; //       Linux 6.18's, in a small model
-mod recording; //    what ours leaves for outsiders to judge
+mod rules; //        rules that a run is under
+mod machine; //      interface between a run and its rules
+mod path_machine; // Forebay's rules: the real path
+mod kernel; //       rules of Linux 6.18, in a small model
+mod recording; //    trace of a run for independent checkers
 
-mod census; //       where all packets are
+mod census; //       location of all packets
 mod laws; //         order, conservation, bounds, counters
-mod liveness; //     is every wish granted in time?
-pub mod report; //   many runs, in a table that a person reads
+mod liveness; //     every wish is granted in a bounded time
+pub mod report; //   summaries of many runs
 
-mod cpu_set; //      a few CPUs
+mod cpu_set; //      sets of CPUs
 
 pub use laws::Law;
 pub use liveness::Wait;

@@ -49,7 +49,7 @@ pub(crate) struct Liveness {
     /// Packets that could not be held, by queue, as of the last check.
     unheld: Vec<u64>,
     /// Number of granted wishes for which packets of the flow were on their way to its old CPU, or
-    /// in its hands, when the wish arose.
+    /// in its current batch, when the wish arose.
     pub(crate) hazardous: u64,
     /// The longest wait, and its bound.
     pub(crate) longest: Wait,
@@ -145,7 +145,7 @@ impl Liveness {
             return;
         }
         if before.is_none() && at == Some(to) {
-            self.hazardous += u64::from(was_on_its_way); // granted at once, whatever the hazard
+            self.hazardous += u64::from(was_on_its_way); // granted at once, in spite of the hazard
             return;
         }
         let now = around.moment(queue, [from, to]);
@@ -167,7 +167,7 @@ impl Liveness {
         open.packets = open.packets.saturating_add(packets);
         if !open.is_due {
             let MoveAfter { packets: most, time_ns } = self.move_after;
-            // Those that are merged count as one.
+            // Merged packets count as one, so their number is not used.
             let are_enough = open.packets > most && !around.census.merges;
             open.is_due = are_enough || now.ns - open.since.ns >= time_ns;
             (open.counts_from, open.bound_ns) = (now, around.move_bound_ns(queue, from));
@@ -197,7 +197,7 @@ impl Liveness {
             };
             let is_granted = stands.at == Some(open.to);
             if stands.at != Some(open.from) && !is_granted {
-                return false; // it went elsewhere meanwhile: that is another wait
+                return false; // the flow moved elsewhere meanwhile: another wait
             }
             for cpu in [open.from, open.to] {
                 open.room_ns = open.room_ns.max(around.room_ns(queue, cpu));
@@ -207,7 +207,7 @@ impl Liveness {
                 open.bound_ns = around.move_bound_ns(queue, open.from);
             }
             let wait = open.wait(around.moment(queue, [open.from, open.to]));
-            // What comes where there is no room is dropped and does not move.
+            // A packet without room is dropped, and does not move its flow.
             let has_come = std::mem::take(&mut open.has_come) && around.has_room(queue, open.to);
             let has_packets = has_come || stands.is_held;
             let is_late = wait.ns > wait.bound_ns && open.is_due;
@@ -311,7 +311,7 @@ impl Circumstances<'_> {
     fn has_room(&self, queue: RxQueue, cpu: CpuId) -> bool {
         let mut backlogs = self.census.backlogs.iter();
         let backlog = backlogs.find(|it| (it.queue, it.cpu) == (queue, cpu));
-        // As many as there are frames, or fewer.
+        // There are at most as many packets as frames.
         let packets = backlog.map_or(0, |it| it.packets.min(it.frames));
         packets < self.census.backlog_max / 2
     }

@@ -28,7 +28,7 @@ pub(crate) trait SimMachine: Sized {
     /// nothing waits.
     fn waits_until_ns(&self, queue: RxQueue) -> Option<u64>;
 
-    /// Lets a CPU take a batch in hand; returns its number of packets.
+    /// Lets a CPU dequeue a batch; returns its number of packets.
     fn take(&mut self, cpu: CpuId) -> usize;
 
     /// Lets a CPU hand its batch to the application.
@@ -37,7 +37,7 @@ pub(crate) trait SimMachine: Sized {
     /// Completes a CPU's batch.
     fn complete(&mut self, cpu: CpuId);
 
-    /// Loses the packets that a CPU has in hand.
+    /// Loses the packets of a CPU's current batch.
     fn lose(&mut self, cpu: CpuId, laws: &mut Laws);
 
     /// Applies a live change. CPUs that got packets because of it are added to `wake`.

@@ -1,9 +1,9 @@
 //! Forebay's rules: the real path, with real frames, stepped by the world.
 
-mod application; // what the packets are handed to
-mod build; //       how it is put together
-mod change; //      what changes on the way
-mod reassembly; //  what becomes of fragments
+mod application; // handler of the packets
+mod build; //       construction of the path
+mod change; //      live changes
+mod reassembly; //  reassembly of fragments
 
 use std::fmt;
 use std::path::Path;
@@ -33,7 +33,8 @@ use crate::traffic::{FRAME_BYTES, Flow, Traffic};
 pub(crate) struct PathMachine {
     queues: Vec<SimQueue>,
     cpus: Vec<SimCpu>,
-    /// One pool for each CPU; frames received by a queue are in the memory of the CPU that polls it.
+    /// One pool for each CPU; frames received by a queue are in the memory of the CPU that polls
+    /// it.
     pools: Vec<Pool>,
     sock_flows: Option<Arc<SockFlowTable>>,
     coalesce: SimCoalesceAt,
@@ -61,9 +62,9 @@ struct SimQueue {
 
 struct SimCpu {
     delivery: Delivery,
-    /// True if the delivery has not been told yet where segments are merged now.
+    /// True if the delivery does not have the current coalescing setting yet.
     coalesce_is_stale: bool,
-    /// Number of frames in hand that the application has received.
+    /// Number of frames of the current batch that the application has received.
     frames_done: u64,
 }
 
@@ -155,7 +156,7 @@ impl PathMachine {
     }
 
     fn effective_mask(&self) -> String {
-        // Without a map packets go anywhere.
+        // An empty map is no limit.
         let map = self.rps_cpus.and(self.running);
         if map.len() > 0 { map.mask() } else { CpuSet::range(0, crate::cpu_set::CPUS_MAX).mask() }
     }
@@ -190,7 +191,7 @@ impl SimMachine for PathMachine {
 
     fn waits_until_ns(&self, queue: RxQueue) -> Option<u64> {
         let SimQueue { intake, changed, .. } = self.queue(queue);
-        // A fence is lifted in a turn too, whether or not anything is held before it.
+        // A turn also lifts a fence, whether or not packets are held behind it.
         let waits = *changed || intake.held() > 0 || intake.place_of(FlowHash::NONE).has_fence;
         if waits { Some(0) } else { intake.next_timeout_ns() }
     }
@@ -359,7 +360,8 @@ impl PathMachine {
                 format!("{moves} moves are counted, {seen} were seen, {lost} frames were lost")
             });
         }
-        // One hold may hold many packets, and move more than once.
+        // One hold may hold many packets, and move more than once, so only its presence is
+        // compared.
         let held = self.seen.held.min(1);
         for (what, counted, seen) in [("holds", holds, held), ("stays", stays, self.seen.stays)] {
             if counted < seen {

@@ -68,7 +68,7 @@ impl Recording {
         }
         let mut sent = String::new();
         for (id, flow) in traffic.flows().iter().enumerate() {
-            // What has no addresses is not named by its stamp in a trace.
+            // A frame without addresses is not named by its stamp in a trace.
             if flow.hash.is_some() {
                 // Writing to a string cannot fail.
                 let _ = writeln!(sent, "{id},{}", flow.sequence);

@@ -53,7 +53,8 @@ pub struct Summary {
     pub wait_bound_ns: u64,
     /// Number of times that the elephant changed CPU, if there is one.
     pub elephant_moves: u64,
-    /// Busy time of the busiest CPU in percent of the mean, in the second half of a run; the largest.
+    /// Busy time of the busiest CPU in percent of the mean, in the second half of a run; the
+    /// largest.
     pub imbalance_percent: u64,
     /// The first violation.
     pub first_violation: Option<Violation>,

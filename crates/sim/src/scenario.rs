@@ -31,7 +31,7 @@ pub enum Situation {
     SockEntriesRewrite,
     /// CPUs are taken offline and brought back.
     CpuOffline,
-    /// Threads die with packets in hand.
+    /// Threads die with a dequeued batch.
     CpuCrash,
     /// One flow has more packets than a CPU can process.
     Elephant,
@@ -226,7 +226,8 @@ impl Situation {
             Self::MergedElephant => {
                 let mut scenario = elephant(cpus.unwrap_or(4), random);
                 scenario.knobs.coalesce = SimCoalesceAt::Arrive;
-                // What is merged costs less, and what is full moves at once: so little is, and hardly.
+                // Merged packets cost less, and a full backlog moves a flow at once: so little is
+                // merged, and backlogs are hardly ever full.
                 scenario.knobs.gro_flush_timeout_ns = 0;
                 scenario.knobs.netdev_max_backlog = 1_000;
                 scenario
@@ -390,8 +391,8 @@ fn strangers(cpus: u16, random: &mut Random) -> Scenario {
     scenario
 }
 
-/// Heavy and light flows on CPUs that are busy nine tenths of the time, one queue for every eight of them:
-/// flows move away from CPUs that have packets of theirs.
+/// Heavy and light flows on CPUs that are busy nine tenths of the time, one queue for every eight
+/// of them: flows move away from CPUs that have packets of theirs.
 fn skewed(cpus: u16) -> Scenario {
     let mut scenario = base(cpus);
     scenario.queues = cpus.div_ceil(8);
@@ -403,7 +404,7 @@ fn skewed(cpus: u16) -> Scenario {
     scenario.knobs.sock_flow_entries = 0;
     scenario.knobs.balance = BalanceConfig {
         policy: BalancePolicy::Load,
-        // In a run of 80 ms, what takes half a second otherwise.
+        // A run of 80 ms shows the moves that take half a second otherwise.
         moves_per_second: 20_000,
         window_us: 5_000,
         ..BalanceConfig::default()

@@ -207,7 +207,7 @@ impl Traffic {
         self.burst += packets;
     }
 
-    /// Hashes all flows under another key; returns the hasher that the path is to use from now on.
+    /// Hashes all flows under another key; returns the new hasher for the path.
     pub(crate) fn rehash(&mut self) -> Arc<Hasher> {
         self.hasher = draw_hasher(&mut self.random);
         for flow in &mut self.flows {
@@ -296,7 +296,7 @@ impl Traffic {
             return (FlowHash::NONE, false);
         }
         let queues = u32::try_from(self.rings.len()).unwrap_or(1);
-        // The flow that it is to meet is of the same queue.
+        // The partner is a flow of the same queue.
         let partner = id.checked_sub(queues).filter(|_| (id / queues) % 2 == 1);
         let partner = partner.map(|partner| self.flows[partner as usize].hash.0);
         let low_bits = (1 << SOCK_SLOT_BITS) - 1;
@@ -313,7 +313,8 @@ impl Traffic {
     }
 }
 
-/// Sums of the weights of flows by rank: 1 / (rank + `flat_ranks`), so that few are heavy and many light.
+/// Sums of the weights of flows by rank: 1 / (rank + `flat_ranks`), so that few are heavy and many
+/// light.
 fn zipf(flows: u32, flat_ranks: u32) -> Vec<u64> {
     let weights = (1..=u64::from(flows)).map(|rank| 1_000_000_000 / (rank + u64::from(flat_ranks)));
     let sums = weights.scan(0, |sum, weight| {

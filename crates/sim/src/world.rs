@@ -1,7 +1,7 @@
 //! One run: a loop of executing the next event and checking the laws.
 
 mod acts; //  changes and faults
-mod turns; // what CPUs do
+mod turns; // turns of CPUs
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -95,7 +95,7 @@ struct World<M> {
     readers: Option<Readers>,
     cpus: Vec<VirtualCpu>,
     online: CpuSet,
-    /// CPUs that were taken offline without this having been noticed yet.
+    /// CPUs that were taken offline before their stop was noticed.
     unnoticed: CpuSet,
     pace: CpuPace,
     events: BinaryHeap<Reverse<SimEvent>>,
@@ -108,7 +108,7 @@ struct World<M> {
     busy_ns: u64,
     /// Work of each CPU.
     loads: Vec<CpuLoad>,
-    /// The same when half of the packets had come.
+    /// Work of each CPU when half of the packets had arrived.
     loads_at_half: Option<Vec<CpuLoad>>,
     steps: u64,
     /// Random source for durations, and for the order of simultaneous events.
@@ -150,7 +150,7 @@ enum Happening {
 
 impl<M: SimMachine> World<M> {
     fn new(situation: Situation, seed: u64, overrides: Overrides) -> Self {
-        // Streams of their own: what one draws more of changes nothing for the others.
+        // Separate random streams: a further draw from one changes nothing for the others.
         let mut streams = Random::new(seed);
         let mut stream = || Random::new(streams.bits());
         let scenario = situation.draw(overrides, &mut stream());

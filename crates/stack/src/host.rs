@@ -1,4 +1,4 @@
-//! Host: the operating system's part of a CPU's stack.
+//! Host: the operating system's part of a stack.
 
 use std::fmt;
 use std::sync::{Arc, MutexGuard};
@@ -13,16 +13,16 @@ use crate::socket::queue::SocketQueue;
 use crate::socket::reclaim::ReclaimPolicy;
 use crate::socket::table::SocketTable;
 
-/// The host of one CPU's [`Stack`](crate::Stack): clock, sockets, devices. Asked once per batch, not
-/// per packet. Devices are named by their index.
+/// The host of one CPU's [`Stack`](crate::Stack): clock, sockets, devices. The stack calls the
+/// methods once per batch, not per packet. A `usize` device is the device's index.
 pub trait Host: fmt::Debug + Send {
     /// Current time, in ns.
     fn now_ns(&self) -> u64;
 
-    /// Table of the sockets that are bound now.
+    /// Table of the sockets bound now.
     fn table(&mut self) -> &Arc<SocketTable>;
 
-    /// Queue of a socket; `None` once the socket is closed. Called when a CPU has its first packet for
+    /// Queue of a socket; `None` once the socket is closed. Called for the CPU's first packet to
     /// the socket.
     fn socket(&self, socket: SocketId) -> Option<Arc<SocketQueue>>;
 
@@ -41,6 +41,6 @@ pub trait Host: fmt::Debug + Send {
     /// Neighbours learned on a device, shared by all CPUs.
     fn neighbours(&self, device: usize) -> MutexGuard<'_, Neighbours>;
 
-    /// Sends packets out of a device, unchanged. Leaves none.
+    /// Sends packets out of a device, unchanged. `packets` is empty afterwards.
     fn send(&mut self, device: usize, packets: &mut Vec<Packet>);
 }

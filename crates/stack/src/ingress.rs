@@ -1,5 +1,5 @@
-//! Stack: the third spine. Runs on the CPU that packets are delivered on, and takes those addressed
-//! to this host from a delivery's batch to the sockets of their readers.
+//! Stack: the third spine. Runs on the CPU that packets are delivered on, and carries the batch's
+//! packets addressed to this host to the sockets of their readers.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::socket::queue::{Enqueue, SocketQueueProducer};
 use crate::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
 use crate::socket::table::{Flow4Tuple, FoundSocket, SocketTable};
 
-/// Time between two looks for what has waited too long.
+/// Interval between two expiry checks of fragments and neighbours, in ns.
 const EXPIRE_NS: u64 = 100_000_000;
 
-/// Most inlets checked per turn after sockets were closed.
+/// Upper bound on inlets checked per turn after sockets were closed.
 const SWEPT_A_TURN: usize = 64;
 
 /// The stack of one CPU.
@@ -36,11 +36,11 @@ pub struct Stack {
     network: NetworkLayer,
     table: Arc<SocketTable>,
     host: Box<dyn Host>,
-    /// Inlets to the sockets that this CPU has had packets for, by [`SocketId::index`].
+    /// Inlets to the sockets that this CPU has delivered packets to, by [`SocketId::index`].
     inlets: Vec<Option<SocketQueueProducer>>,
-    /// Value of [`Host::sockets_closed`] when this CPU last looked.
+    /// Value of [`Host::sockets_closed`] at this CPU's last check.
     closed: u64,
-    /// Number of inlets still to be checked, the leading ones: their sockets may be closed.
+    /// Number of leading `inlets` still to be checked for closed sockets.
     unswept: usize,
     relief: BufferReclaimer,
     /// Consecutive datagrams for one socket; empty between turns.
@@ -55,9 +55,9 @@ pub struct Stack {
     sleepers: Vec<SocketId>,
     /// Fragments that reassembly gave up; empty between turns.
     expired: Vec<(Packet, NetworkDrop)>,
-    /// Time of the last look for what has waited too long.
+    /// Time of the last expiry check, in ns.
     expired_ns: u64,
-    /// Packets to be sent out of the device that a batch came from; empty between batches.
+    /// Packets to be sent out of the device that a batch arrived on; empty between batches.
     answers: Vec<Packet>,
     /// Neighbour observations of a batch; empty between batches.
     sightings: Vec<NeighbourObservation>,
@@ -66,7 +66,7 @@ pub struct Stack {
 /// Per-batch context for [`Stack::turn`].
 #[derive(Debug)]
 struct RxContext<'a> {
-    /// Identity of this host on the device that the packets came from.
+    /// Identity of this host on the device that the packets arrived on.
     identity: &'a Identity,
     /// Current time, in ns.
     now_ns: u64,
@@ -111,25 +111,25 @@ impl Stack {
         }
     }
 
-    /// Frames of this CPU's own, cached and small ones, that have not been returned. Drops the
-    /// inlets of closed sockets first.
+    /// Number of this CPU's copy-cache buffers and small frames in use. Drops the inlets of closed
+    /// sockets first.
     pub fn frames_away(&mut self) -> usize {
         self.unswept = self.inlets.len();
         self.sweep(usize::MAX);
         self.relief.frames_away()
     }
 
-    /// Drops the fragments still waiting, as no more packets will come.
+    /// Drops incomplete reassemblies, as no more packets will arrive.
     pub fn end(&mut self) {
         self.network.end();
     }
 
-    /// Provides the pool of small frames that datagrams of slow readers are moved to.
+    /// Sets the pool of small frames that datagrams for slow readers are copied to.
     pub fn set_small(&mut self, small: Pool) {
         self.relief.set_small(small);
     }
 
-    /// Looks up sockets in the table that is current.
+    /// Switches to the current socket table.
     fn follow_table(&mut self) {
         let table = self.host.table();
         if !Arc::ptr_eq(table, &self.table) {
@@ -137,7 +137,7 @@ impl Stack {
         }
     }
 
-    /// Drops inlets of sockets closed since the last check, a bounded number per turn.
+    /// Drops inlets of sockets closed since the last check, at most [`SWEPT_A_TURN`] per turn.
     fn drop_closed(&mut self) {
         let closed = self.host.sockets_closed();
         if closed != self.closed {
@@ -159,15 +159,16 @@ impl Stack {
         }
     }
 
-    /// The spine: takes all packets of a batch to their sockets. Their frames go there, or back to
-    /// their pool.
+    /// The spine: delivers all packets of a batch to their sockets. Frames go to a socket, or back
+    /// to their pool.
     ///
-    /// From here on payloads are interpreted more than once, also by the application. A packet in
-    /// pieces of shared memory is therefore copied first, as the device can rewrite them at any time.
-    /// Without memory for the copy it is dropped as [`NetworkDrop::Nomem`].
+    /// From here on payloads are read more than once, also by the application, and a device can
+    /// rewrite shared memory between two reads. A nonlinear packet is therefore copied first, or
+    /// dropped as [`NetworkDrop::Nomem`] if no memory is left for the copy.
     fn turn(&mut self, packets: &mut Vec<Packet>, around: &mut RxContext<'_>) {
         self.drop_closed();
         for mut packet in packets.drain(..) {
+            // The device can rewrite the pieces at any time: copy before the first read.
             if packet.is_nonlinear() {
                 packet = match packet.linearized(around.pool) {
                     Ok(packet) => packet,
@@ -190,8 +191,8 @@ impl Stack {
         }
     }
 
-    /// Drops fragments that have waited too long, asks for neighbours again that packets wait for,
-    /// and gives up those that waited in vain.
+    /// Drops expired fragments, solicits unresolved neighbours again, and drops the packets of
+    /// neighbours that did not answer.
     fn expire(&mut self, device: usize, around: &mut RxContext<'_>) {
         self.network.expire(around.now_ns, &mut self.expired);
         self.expired.drain(..).for_each(|(packet, _)| around.pool.put(packet.frame));
@@ -201,7 +202,8 @@ impl Stack {
         given_up.drain(..).for_each(|packet| around.pool.put(packet.frame));
     }
 
-    /// Records what a batch said of neighbours. Packets that waited for them join the answers.
+    /// Records the batch's neighbour observations. Packets queued for a neighbour now resolved join
+    /// the answers.
     fn learn(&mut self, device: usize, around: &mut RxContext<'_>) {
         if around.sightings.is_empty() {
             return;
@@ -243,6 +245,7 @@ impl Stack {
     /// Finds the socket of a datagram.
     fn deliver(&mut self, packet: Packet, around: &mut RxContext<'_>) {
         let Some(wanted) = Flow4Tuple::of(&packet, self.cpu) else {
+            // Without addresses and ports there is no key to look a socket up by.
             return self.drop_datagram(packet, NetworkDrop::PktTooSmall, around.pool);
         };
         if !around.identity.is_own(wanted.destination.ip()) {
@@ -256,12 +259,12 @@ impl Stack {
 
     fn answer_unreachable(&mut self, packet: Packet, around: &mut RxContext<'_>) {
         let answer = self.network.unreachable(packet, around.identity, around.now_ns, around.pool);
-        // There is no datagram in it any more.
+        // The verdict is an ICMP error or a drop, never another datagram: no recursion.
         self.dispose(answer, around);
     }
 
-    /// Delivers a multicast or broadcast datagram to every matching socket: each gets a copy, the
-    /// last one the datagram itself.
+    /// Delivers a multicast or broadcast datagram to every matching socket: a copy to each, the
+    /// datagram itself to the last one.
     fn deliver_to_all(&mut self, packet: Packet, wanted: &Flow4Tuple, around: &mut RxContext<'_>) {
         let mut found = take(&mut self.found);
         self.table.find_all(wanted, &mut found);
@@ -304,7 +307,7 @@ impl Stack {
         inlet.is_none_or(|inlet| inlet.takes_merged())
     }
 
-    /// Hands the run to its socket.
+    /// Puts the run into the queue of its socket.
     fn end_run(&mut self, around: &mut RxContext<'_>) {
         if self.run.is_empty() {
             return;
@@ -319,7 +322,7 @@ impl Stack {
         if put == Enqueue::WakeReader {
             self.sleepers.push(self.run_for);
         }
-        // Some are left in the run only if the socket was closed meanwhile.
+        // The run has packets left only if the socket was closed meanwhile.
         let (refused, left) = (Families::of(&self.refused), Families::of(&self.run));
         self.network.delivered(Network::Ipv4, before.v4 - refused.v4 - left.v4);
         self.network.delivered(Network::Ipv6, before.v6 - refused.v6 - left.v6);

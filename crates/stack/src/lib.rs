@@ -1,4 +1,4 @@
-//! The host's stack: from the packets that are delivered on a CPU to the readers of sockets.
+//! The host's network stack: carries packets from delivery on a CPU to the readers of sockets.
 //!
 //! ```text
 //!  Delivery ─► ingress ─► link ─► IP ─► reassembly ─► transport ─► socket table ─► queue ─► reader
@@ -11,8 +11,8 @@
 
 pub mod host; //    the operating system's part: clock, sockets, devices
 pub mod ingress; // the third spine: from the delivery's batch to the sockets
-pub mod network; // IP as a host receives it: what is for us, and whole
-pub mod socket; //  which UDP socket, and the queue to its reader
+pub mod network; // IP receive processing: local address check, validation, reassembly
+pub mod socket; //  UDP socket lookup, and the queue to the socket's reader
 
 pub use host::Host;
 pub use ingress::Stack;

@@ -1,9 +1,9 @@
-//! Signals to events that other processes have as well, by Linux AIO (`io_submit(2)`).
+//! Signals to eventfds that other processes have as well, by Linux AIO (`io_submit(2)`).
 //!
-//! Whoever has an eventfd sets the flags of the open file for all, and can fill its counter: then
-//! `write(2)` waits, and has no way to be told not to. The completion of a request signals an eventfd
-//! in the kernel (`IOCB_FLAG_RESFD`), which stops at a full counter and waits for nobody. The request
-//! is a read of no bytes from a file of ours, so it is complete when `io_submit` returns.
+//! Every holder of an eventfd can change the flags of its open file and fill its counter: then
+//! `write(2)` blocks, and a writer cannot prevent that. The completion of an AIO request signals an
+//! eventfd in the kernel (`IOCB_FLAG_RESFD`), which saturates the counter and never blocks. The
+//! request reads no bytes from a file of ours, so it is complete when `io_submit` returns.
 
 use std::ffi::{c_int, c_long, c_uint};
 use std::io;
@@ -11,14 +11,14 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-/// Completions that can be there unread; the kernel rounds it up by the number of CPUs. As many count
-/// for `fs.aio-max-nr`.
+/// Completions that fit unread in the context; the kernel rounds up by the number of CPUs. Counted
+/// against `fs.aio-max-nr`.
 const COMPLETIONS: c_uint = 64;
 
-/// Completions that are read at a time.
+/// Completions read at a time.
 const READ_AT_A_TIME: u8 = 64;
 
-/// Tries when others, too, submit where completions are to be read first.
+/// Attempts to submit when the context is full and other threads submit, too.
 const TRIES: u32 = 16;
 
 /// `IOCB_CMD_PREAD`.
@@ -58,22 +58,22 @@ struct Completion {
 const _: () = assert!(size_of::<AioRequest>() == 64 && size_of::<Completion>() == 32);
 const _: () = assert!(cfg!(target_endian = "little"), "two fields of a request change places");
 
-/// Signals eventfds without waiting; any thread may use it.
+/// Signals eventfds without blocking; usable by any thread.
 #[derive(Debug)]
 pub struct Signaller {
     /// `aio_context_t`.
     context: c_long,
-    /// File that is read, always nothing of it.
+    /// File of the requests, from which no bytes are read.
     file: OwnedFd,
 }
 
 impl Signaller {
     /// # Errors
-    /// When the system has no room for one more (`fs.aio-max-nr`), or no AIO.
+    /// If the system's limit is reached (`fs.aio-max-nr`), or the kernel has no AIO.
     pub fn new() -> io::Result<Self> {
         let file = memfd_create("forebay-signal", MemfdFlags::CLOEXEC)?;
         let mut context: c_long = 0;
-        // SAFETY: the kernel writes one word there, which is zero as it wants it to be.
+        // SAFETY: the kernel writes one word at `context`, which must be zero, and is.
         let made = unsafe { libc::syscall(libc::SYS_io_setup, COMPLETIONS, &raw mut context) };
         if made < 0 {
             return Err(io::Error::last_os_error());
@@ -81,11 +81,10 @@ impl Signaller {
         Ok(Self { context, file })
     }
 
-    /// Signals an eventfd, whatever its flags and its counter are. It never waits for whoever else has
-    /// it.
+    /// Signals an eventfd, whatever its flags and its counter. Never waits for its other holders.
     ///
     /// # Errors
-    /// When the kernel has no memory: then it was not signalled.
+    /// If the kernel has no memory: then the event is not signalled.
     pub(crate) fn signal(&self, event: BorrowedFd<'_>) -> io::Result<()> {
         let mut tries = 0;
         loop {
@@ -109,21 +108,21 @@ impl Signaller {
         };
         let mut requests = [&raw mut request];
         let count: c_long = 1;
-        // SAFETY: one request, which reads nothing to nowhere. It is complete on return, so the kernel
-        // keeps no pointer to it.
+        // SAFETY: one request, which reads no bytes to a null address. It is complete on return, so
+        // the kernel keeps no pointer to it.
         let submitted = unsafe {
             libc::syscall(libc::SYS_io_submit, self.context, count, requests.as_mut_ptr())
         };
         if submitted == 1 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Takes completions away, so that there is room for more. There is nothing to learn from them.
+    /// Discards completions to make room for more.
     #[cold]
     fn read_completions(&self) {
         let mut completions = [Completion::default(); READ_AT_A_TIME as usize];
         let at_once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let (least, most): (c_long, c_long) = (0, READ_AT_A_TIME.into());
-        // SAFETY: the kernel writes at most so many completions there, and only during the call.
+        // SAFETY: the kernel writes at most `most` completions there, and only during the call.
         let _ = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
@@ -139,7 +138,7 @@ impl Signaller {
 
 impl Drop for Signaller {
     fn drop(&mut self) {
-        // SAFETY: a context of ours, which nobody uses any more.
+        // SAFETY: a context of ours, which nothing uses any more.
         let destroyed = unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
         debug_assert_eq!(destroyed, 0, "a context of ours cannot be destroyed");
     }

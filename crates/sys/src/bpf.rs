@@ -1,5 +1,5 @@
-//! bpf(2): maps, programs and links, without a C toolchain. What the kernel reads and writes here
-//! lives in buffers of this file's functions, for the length of one call.
+//! bpf(2): maps, programs and links, without a C toolchain. The kernel reads and writes only
+//! buffers of this file's functions, during one call.
 
 use std::ffi::{c_long, c_uint};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -13,28 +13,28 @@ use rustix::io::Errno;
 pub struct Instruction {
     /// Operation: class, source and operation, or class, size and mode.
     pub code: u8,
-    /// The destination register in the low half, the source register in the high one.
+    /// Destination register in the low half, source register in the high half.
     pub registers: u8,
-    /// Distance of a jump, or offset in memory of a load.
+    /// Distance of a jump, or memory offset of a load or store.
     pub offset: i16,
-    /// The number in the instruction.
+    /// Immediate operand.
     pub immediate: i32,
 }
 
-/// Request to the kernel.
+/// Request to the kernel, for error messages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BpfRequest {
-    /// To make an XSKMAP.
+    /// Create an XSKMAP.
     CreateMap,
-    /// To put a socket into it.
+    /// Insert a socket into the map.
     Insert,
-    /// To take a socket out of it.
+    /// Remove a socket from the map.
     Remove,
-    /// To verify and translate a program.
+    /// Verify and translate a program.
     Load,
-    /// To run a program on a frame of ours.
+    /// Run a program on a test frame.
     Run,
-    /// To attach a program.
+    /// Attach a program.
     Attach(XdpPlace),
 }
 
@@ -56,9 +56,9 @@ impl fmt::Display for BpfRequest {
 pub struct VerifierRefusal {
     /// Request.
     pub asked: BpfRequest,
-    /// Answer of the kernel.
+    /// The kernel's errno.
     pub errno: Errno,
-    /// The last lines of what its verifier wrote, if anything.
+    /// Last lines of the verifier's log, if any.
     pub log: String,
 }
 
@@ -68,15 +68,15 @@ impl VerifierRefusal {
     }
 }
 
-/// `BPF_MAP_TYPE_XSKMAP`: from a receive queue to the AF_XDP socket that takes its packets.
+/// `BPF_MAP_TYPE_XSKMAP`: maps a receive queue to the AF_XDP socket that takes its packets.
 #[derive(Debug)]
 pub struct XskMap(OwnedFd);
 
 impl XskMap {
-    /// An empty map for queues below `queues`.
+    /// Creates an empty map for queues below `queues`.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn create(queues: u32) -> Result<Self, VerifierRefusal> {
         const WORD_BYTES: u32 = 4;
         let mut attributes = MapCreate {
@@ -92,10 +92,10 @@ impl XskMap {
         map.map(Self).map_err(VerifierRefusal::to(BpfRequest::CreateMap))
     }
 
-    /// Packets of `queue` go to this AF_XDP socket from now on.
+    /// Directs packets of `queue` to this AF_XDP socket.
     ///
     /// # Errors
-    /// What the kernel says: the queue is beyond the map, or that is no AF_XDP socket.
+    /// The kernel's error: the queue is beyond the map, or the descriptor is no AF_XDP socket.
     pub fn insert(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), VerifierRefusal> {
         let value = number_of(socket);
         let mut attributes = MapElement {
@@ -104,22 +104,22 @@ impl XskMap {
             value: address_of(&raw const value),
             ..MapElement::default()
         };
-        // SAFETY: key and value are words, as the map has them, and outlive the call.
+        // SAFETY: key and value are words, as the map declares, and outlive the call.
         let done = unsafe { call(MAP_UPDATE_ELEM, &mut attributes) };
         done.map(|_| ()).map_err(VerifierRefusal::to(BpfRequest::Insert))
     }
 
-    /// Packets of `queue` go to the kernel from now on, if they did not before.
+    /// Directs packets of `queue` to the kernel, if they were not before.
     ///
     /// # Errors
-    /// What the kernel says: the queue is beyond the map.
+    /// The kernel's error: the queue is beyond the map.
     pub fn remove(&self, queue: u32) -> Result<(), VerifierRefusal> {
         let mut attributes = MapElement {
             map: number_of(self.0.as_fd()),
             key: address_of(&raw const queue),
             ..MapElement::default()
         };
-        // SAFETY: the key is a word, as the map has it, and outlives the call.
+        // SAFETY: the key is a word, as the map declares, and outlives the call.
         match unsafe { call(MAP_DELETE_ELEM, &mut attributes) } {
             Ok(_) | Err(Errno::NOENT) => Ok(()),
             Err(errno) => Err(VerifierRefusal::to(BpfRequest::Remove)(errno)),
@@ -133,17 +133,17 @@ impl AsFd for XskMap {
     }
 }
 
-/// Attributes with which an XDP program is loaded.
+/// Attributes for loading an XDP program.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct XdpLoad {
-    /// Packets may come in several buffers (`BPF_F_XDP_HAS_FRAGS`).
+    /// True if packets may come in several buffers (`BPF_F_XDP_HAS_FRAGS`).
     pub is_multi_buffer: bool,
-    /// For one interface only, whose driver's metadata functions it may then call
-    /// (`BPF_F_XDP_DEV_BOUND_ONLY`).
+    /// Index of the only interface that the program may run on; the program may then call its
+    /// driver's metadata functions (`BPF_F_XDP_DEV_BOUND_ONLY`).
     pub bound_to: Option<u32>,
 }
 
-/// An XDP program that the kernel has verified.
+/// XDP program that the kernel has verified.
 #[derive(Debug)]
 pub struct XdpProgram(OwnedFd);
 
@@ -151,7 +151,7 @@ impl XdpProgram {
     /// Has the kernel verify and translate a program.
     ///
     /// # Errors
-    /// What the kernel says, and the verifier's last lines.
+    /// The kernel's error, and the verifier's last lines.
     pub fn load(instructions: &[Instruction], how: XdpLoad) -> Result<Self, VerifierRefusal> {
         let attributes = ProgramLoad {
             program_type: PROG_TYPE_XDP,
@@ -164,11 +164,11 @@ impl XdpProgram {
         load(instructions, attributes).map(Self)
     }
 
-    /// Verdict on a frame, as if that had come in on queue 0 of the loopback device. Nothing
-    /// is done about it.
+    /// Runs the program on a frame as if received on queue 0 of the loopback device, and returns
+    /// the verdict, which is not carried out.
     ///
     /// # Errors
-    /// What the kernel says: `EINVAL` when the frame is shorter than an Ethernet header.
+    /// The kernel's error: `EINVAL` if the frame is shorter than an Ethernet header.
     pub fn run(&self, frame: &[u8]) -> Result<XdpAction, VerifierRefusal> {
         let mut attributes = TestRun {
             program: number_of(self.0.as_fd()),
@@ -177,7 +177,7 @@ impl XdpProgram {
             repeat: 1,
             ..TestRun::default()
         };
-        // SAFETY: the frame outlives the call, which only reads it; no room is given to write to.
+        // SAFETY: the frame outlives the call, which only reads it; no output buffer is given.
         let run = unsafe { call(PROG_TEST_RUN, &mut attributes) };
         run.map_err(VerifierRefusal::to(BpfRequest::Run))?;
         Ok(match attributes.decided {
@@ -193,19 +193,19 @@ impl XdpProgram {
 /// Verdict of a program (`enum xdp_action`, linux/bpf.h).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XdpAction {
-    /// Something went wrong: the kernel drops the frame and tells tracers.
+    /// The program failed: the kernel drops the frame and reports it to tracers.
     Aborted,
-    /// Dropped.
+    /// The kernel drops the frame.
     Drop,
-    /// The kernel's.
+    /// The kernel's stack processes the frame.
     Pass,
-    /// Back to where it came from.
+    /// The frame is sent out of the interface it came from.
     Transmit,
-    /// To another device, CPU or socket.
+    /// The frame goes to another device, CPU or socket.
     Redirect,
 }
 
-/// A program that looks at one packet and returns a number (`BPF_PROG_TYPE_SOCKET_FILTER`).
+/// Program that examines one packet and returns a number (`BPF_PROG_TYPE_SOCKET_FILTER`).
 #[derive(Debug)]
 pub struct FilterProgram(OwnedFd);
 
@@ -213,7 +213,7 @@ impl FilterProgram {
     /// Has the kernel verify and translate a program.
     ///
     /// # Errors
-    /// What the kernel says, and the verifier's last lines.
+    /// The kernel's error, and the verifier's last lines.
     pub fn load(instructions: &[Instruction]) -> Result<Self, VerifierRefusal> {
         let attributes =
             ProgramLoad { program_type: PROG_TYPE_SOCKET_FILTER, ..ProgramLoad::default() };
@@ -227,7 +227,7 @@ impl AsFd for FilterProgram {
     }
 }
 
-/// Loads a program with all else that its attributes say.
+/// Loads a program; `attributes` gives its type and flags.
 fn load(
     instructions: &[Instruction],
     mut attributes: ProgramLoad,
@@ -236,33 +236,35 @@ fn load(
     attributes.instructions = address_of(instructions.as_ptr());
     attributes.license = address_of(LICENSE.to_bytes_with_nul().as_ptr());
     attributes.name = name("forebay");
-    // SAFETY: instructions and license outlive the call, which only reads them; no log is asked.
+    // SAFETY: instructions and license outlive the call, which only reads them; no log is
+    // requested.
     let first = unsafe { descriptor_of(PROG_LOAD, &mut attributes) };
     let errno = match first {
         Ok(program) => return Ok(program),
         Err(errno) => errno,
     };
-    // Only now the log: it costs the verifier time, and a log too small is an error of its own.
+    // The log is requested only on failure: it costs the verifier time, and one that does not fit
+    // is an error of its own.
     let mut log = vec![0_u8; LOG_BYTES];
     attributes.log_level = 1;
     attributes.log_bytes = count_of(log.len());
     attributes.log = address_of(log.as_mut_ptr());
-    // SAFETY: as above, and the log is ours alone and as long as it says.
+    // SAFETY: as above, and the log is ours alone and has `log_bytes` bytes.
     let second = unsafe { descriptor_of(PROG_LOAD, &mut attributes) };
     second.map_err(|_| VerifierRefusal { asked: BpfRequest::Load, errno, log: last_lines(&log) })
 }
 
-/// One of an interface's places for a program.
+/// Place of an interface at which a program can be attached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum XdpPlace {
-    /// In the driver, before the kernel makes its own packet of the frame.
+    /// In the driver, before the kernel makes an `sk_buff` of the frame.
     Native,
-    /// Behind the driver: any interface has it, slower.
+    /// Behind the driver, on an `sk_buff`: works for any interface, but slower.
     Generic,
 }
 
 impl XdpPlace {
-    /// As rtnetlink and links have it.
+    /// Flag for rtnetlink and links.
     pub(super) fn flags(self) -> u32 {
         match self {
             Self::Native => XDP_FLAGS_DRV_MODE,
@@ -280,8 +282,8 @@ impl fmt::Display for XdpPlace {
     }
 }
 
-/// Attachment of a program to an interface: closing it detaches the program, and so does the
-/// end of the process, whatever ends it.
+/// Attachment of a program to an interface. The program is detached when this is closed, also by
+/// the end of the process, however it ends.
 #[derive(Debug)]
 #[must_use = "dropping it detaches the program"]
 pub struct XdpLink {
@@ -292,8 +294,8 @@ impl XdpLink {
     /// Attaches `program` to the interface with this index.
     ///
     /// # Errors
-    /// What the kernel says: `EBUSY` when another program is attached in either place, `EOPNOTSUPP`
-    /// when the driver has no place for programs or not for this one.
+    /// The kernel's error: `EBUSY` if another program is attached in either place, `EOPNOTSUPP` if
+    /// the driver does not support programs, or not this one.
     pub fn create(
         program: &XdpProgram,
         interface: u32,
@@ -333,9 +335,9 @@ const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
 const NAME_BYTES: usize = 16;
-/// Some functions are for programs only whose license is the GPL too, as ours may be.
+/// Some helper functions require a license that is compatible with the GPL.
 const LICENSE: &std::ffi::CStr = c"Dual MIT/GPL";
-/// Room for what the verifier says of a program as short as ours.
+/// Size of the verifier's log for programs as short as ours.
 const LOG_BYTES: usize = 1 << 20;
 const LOG_LINES: usize = 6;
 
@@ -406,22 +408,22 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// One bpf(2).
+/// Calls bpf(2).
 ///
 /// # Safety
-/// `T` is `union bpf_attr` as `command` has it, without padding that the compiler put in, and what
-/// its addresses lead to may be read, or written where the command writes, until this returns.
+/// `T` is `union bpf_attr` of `command`, without padding by the compiler, and the memory at its
+/// addresses may be read, or written as the command does, until the call returns.
 pub(super) unsafe fn call<T>(command: c_uint, attributes: &mut T) -> Result<c_long, Errno> {
     let attributes: *mut T = attributes;
-    // SAFETY: the caller's promise; the size is the attributes' own.
+    // SAFETY: the caller's promise; the size is that of the attributes.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, attributes, size_of::<T>()) };
     if done < 0 { Err(last_errno()) } else { Ok(done) }
 }
 
-/// One bpf(2) that gives a descriptor.
+/// Calls bpf(2) for a command that returns a descriptor.
 ///
 /// # Safety
-/// As [`call`]; the command is one that returns a new descriptor.
+/// As [`call`]; the command returns a new descriptor.
 pub(super) unsafe fn descriptor_of<T>(
     command: c_uint,
     attributes: &mut T,
@@ -429,7 +431,7 @@ pub(super) unsafe fn descriptor_of<T>(
     // SAFETY: the caller's promise.
     let number = unsafe { call(command, attributes) }?;
     let number = RawFd::try_from(number).map_err(|_| Errno::BADF)?;
-    // SAFETY: the kernel made it for this call, and nobody else knows of it.
+    // SAFETY: the kernel made the descriptor for this call, and nothing else has it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
@@ -437,7 +439,7 @@ fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// A descriptor as the kernel's attributes have it; an open one is never negative.
+/// Descriptor as in the kernel's attributes; an open one is never negative.
 pub(super) fn number_of(descriptor: BorrowedFd<'_>) -> u32 {
     u32::try_from(descriptor.as_raw_fd()).unwrap_or(u32::MAX)
 }
@@ -446,12 +448,12 @@ pub(super) fn address_of<T>(place: *const T) -> u64 {
     place.expose_provenance() as u64
 }
 
-/// More than that many the kernel refuses anyway.
+/// Count as in the kernel's attributes, which refuses the saturated value anyway.
 pub(super) fn count_of(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// A name as `bpftool` shows it: cut to fifteen bytes, and a zero.
+/// Name as `bpftool` shows it: truncated to 15 bytes, and a NUL.
 fn name(of: &str) -> [u8; NAME_BYTES] {
     let mut name = [0; NAME_BYTES];
     for (to, &from) in name[..NAME_BYTES - 1].iter_mut().zip(of.as_bytes()) {
@@ -460,7 +462,7 @@ fn name(of: &str) -> [u8; NAME_BYTES] {
     name
 }
 
-/// The end of a log that a zero closes.
+/// Last lines of a NUL-terminated log.
 fn last_lines(log: &[u8]) -> String {
     let text = log.split(|&byte| byte == 0).next().unwrap_or_default();
     let text = String::from_utf8_lossy(text);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime};
 
-/// A clock that all of an engine's threads agree on.
+/// Clock that all of an engine's threads agree on.
 #[derive(Clone, Debug)]
 pub enum Clock {
     /// The machine's monotonic clock.
@@ -12,7 +12,7 @@ pub enum Clock {
         /// Time 0.
         origin: Instant,
     },
-    /// A number that a scheduler moves on.
+    /// A number that a scheduler advances.
     Virtual(Arc<AtomicU64>),
 }
 
@@ -29,7 +29,7 @@ impl Clock {
         Self::Virtual(Arc::default())
     }
 
-    /// The time, in nanoseconds.
+    /// Time since the clock's origin, in nanoseconds.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         match self {
@@ -40,7 +40,7 @@ impl Clock {
         }
     }
 
-    /// Moves a virtual clock on to `now_ns`; the machine's goes its own way.
+    /// Sets a virtual clock to `now_ns`; no effect on the machine's.
     pub fn advance_to(&self, now_ns: u64) {
         if let Self::Virtual(clock) = self {
             clock.store(now_ns, Ordering::Relaxed);
@@ -48,7 +48,7 @@ impl Clock {
     }
 }
 
-/// The time of day, in nanoseconds since 1970: for packets whose device says none.
+/// Time of day, in nanoseconds since 1970: for packets whose device gives no timestamp.
 pub fn now_since_1970_ns() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

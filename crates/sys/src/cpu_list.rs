@@ -1,4 +1,4 @@
-//! Sets of CPUs as people and scripts write them: the kernel's bitmaps, and lists.
+//! Sets of CPUs in text: the kernel's bitmaps, and lists.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use forebay_rx::CpuId;
 use super::errno::Errno;
 use super::number::is_space;
 
-/// CPUs beyond this number cannot be written down.
+/// Limit of CPU numbers: CPUs 0 to 4095 can be written.
 pub const MAX_CPUS: u16 = 4096;
 
 /// CPUs in each group of a bitmap.
@@ -16,17 +16,17 @@ const GROUP_BITS: u16 = 32;
 /// Hexadecimal digits in each group of a bitmap.
 const GROUP_DIGITS: usize = 8;
 
-/// Some CPUs, in ascending order, each once.
+/// Set of CPUs, in ascending order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct CpuList(Vec<CpuId>);
 
-/// Error in a bitmap or list; the names are those of the kernel's errno.
+/// Error in a bitmap or list, by the kernel's errno.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MaskError {
-    /// A character that does not belong there (`EINVAL`).
+    /// An invalid character (`EINVAL`).
     #[error("a mask is hexadecimal, as in 3 or ff,00000000; a list is as in 0-3,8 (EINVAL)")]
     Invalid,
-    /// A group of more than 32 bits, or a CPU that cannot be (`EOVERFLOW`).
+    /// A group of more than 32 bits, or a CPU number out of range (`EOVERFLOW`).
     #[error("a CPU beyond what there can be, or a group of more than 8 digits (EOVERFLOW)")]
     Overflow,
 }
@@ -41,7 +41,7 @@ impl From<MaskError> for Errno {
 }
 
 impl CpuList {
-    /// A list of these CPUs.
+    /// Creates a set of these CPUs.
     #[must_use]
     pub fn new(cpus: impl IntoIterator<Item = CpuId>) -> Self {
         let mut cpus: Vec<_> = cpus.into_iter().collect();
@@ -50,8 +50,8 @@ impl CpuList {
         Self(cpus)
     }
 
-    /// Reads what may be written to `rps_cpus`: a bitmap as the kernel takes it, or a list if it
-    /// has a dash in it.
+    /// Parses a value for `rps_cpus`: a bitmap as the kernel accepts it, or a list if it contains a
+    /// dash.
     ///
     /// # Errors
     /// As the kernel's.
@@ -59,56 +59,56 @@ impl CpuList {
         Mask::read_or_list(text.as_bytes(), MAX_CPUS)?.without_junk()
     }
 
-    /// Reads a bitmap (`bitmap_parse` in lib/bitmap-str.c): groups of 32 bits in hexadecimal, the
-    /// most significant first, commas and white space between them, as many as one likes.
+    /// Parses a bitmap (`bitmap_parse` in lib/bitmap-str.c): groups of 32 bits in hexadecimal, the
+    /// most significant first, separated by any number of commas and white space.
     ///
     /// # Errors
-    /// As the kernel's, and for junk that it overlooks.
+    /// As the kernel's, and for invalid characters that the kernel overlooks.
     pub fn parse_mask(text: &str) -> Result<Self, MaskError> {
         Mask::read(text.as_bytes(), MAX_CPUS)?.without_junk()
     }
 
-    /// Reads a list: numbers and ranges, commas between them.
+    /// Parses a list: numbers and ranges, separated by commas.
     ///
     /// # Errors
-    /// When it is none.
+    /// If the text is no list.
     pub fn parse_list(text: &str) -> Result<Self, MaskError> {
         read_list(text, MAX_CPUS)
     }
 
-    /// The CPUs.
+    /// CPUs in ascending order.
     #[must_use]
     pub fn cpus(&self) -> &[CpuId] {
         &self.0
     }
 
-    /// True if there are none.
+    /// True if the set is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// True if `cpu` is among them.
+    /// True if `cpu` is in the set.
     #[must_use]
     pub fn contains(&self, cpu: CpuId) -> bool {
         self.0.binary_search(&cpu).is_ok()
     }
 
-    /// The same CPUs with one more, or one less.
+    /// Copy of the set with `cpu` added, or removed.
     #[must_use]
     pub fn with(&self, cpu: CpuId, is_in: bool) -> Self {
         let others = self.0.iter().copied().filter(|other| *other != cpu);
         Self::new(others.chain(is_in.then_some(cpu)))
     }
 
-    /// Parts of these CPUs that are among `others`, and that are not.
+    /// Splits the set into the CPUs that are in `others`, and those that are not.
     #[must_use]
     pub fn split_by(&self, others: &Self) -> (Self, Self) {
         let (among, beyond) = self.0.iter().copied().partition(|cpu| others.contains(*cpu));
         (Self(among), Self(beyond))
     }
 
-    /// As the kernel prints a bitmap of `cpus` CPUs (`%*pb`): the first group only as wide as
+    /// Bitmap of `cpus` CPUs as the kernel prints it (`%*pb`): the first group only as wide as
     /// needed.
     #[must_use]
     pub fn to_mask(&self, cpus: u16) -> String {
@@ -149,19 +149,19 @@ impl fmt::Display for CpuList {
     }
 }
 
-/// A bitmap as the kernel reads it.
+/// Bitmap as the kernel reads it.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Mask {
-    /// The CPUs whose bits are set.
+    /// CPUs whose bits are set.
     pub cpus: CpuList,
-    /// True if a character that belongs to no bitmap stands right in front of eight digits, where
-    /// the kernel does not see it.
+    /// True if an invalid character stands directly in front of eight digits, where the kernel does
+    /// not see it.
     pub has_junk: bool,
 }
 
 impl Mask {
-    /// Reads a list if there is a dash and it is one, else a bitmap, of CPUs below `cpus`. A newline
-    /// or a NUL ends either.
+    /// Parses a list if the text has a dash and is one, else a bitmap, of CPUs below `cpus`. A
+    /// newline or a NUL ends the text.
     ///
     /// # Errors
     /// As the kernel's.
@@ -175,7 +175,8 @@ impl Mask {
         }
     }
 
-    /// Reads a bitmap of `cpus` bits. It is read from its end: that decides which error is found.
+    /// Parses a bitmap of `cpus` bits, from its end as the kernel does: the order decides which
+    /// error is reported.
     fn read(written: &[u8], cpus: u16) -> Result<Self, MaskError> {
         let groups = cpus.div_ceil(GROUP_BITS);
         let mut rest = without_separators(line(written));
@@ -185,19 +186,22 @@ impl Mask {
             if rest.is_empty() {
                 break;
             }
-            // Even if it is zero.
+            // A group beyond the bitmap overflows, even if it is zero.
             if group == groups {
                 return Err(MaskError::Overflow);
             }
             let (front, digits) = rest.split_at(rest.len() - last_digits(rest));
             rest = match front.split_last() {
                 Some((junk, before)) if !is_separator(*junk) => {
+                    // Another character inside a group (`bitmap_get_x32_reverse`).
                     if digits.len() < GROUP_DIGITS {
                         return Err(MaskError::Invalid);
                     }
+                    // A ninth digit of a group.
                     if junk.is_ascii_hexdigit() {
                         return Err(MaskError::Overflow);
                     }
+                    // The kernel looks only for a ninth digit here, and skips any other character.
                     has_junk = true;
                     without_separators(before)
                 }
@@ -215,7 +219,7 @@ impl Mask {
     }
 }
 
-/// Part of a text that the kernel looks at.
+/// Part of a text that the kernel parses.
 fn line(written: &[u8]) -> &[u8] {
     written.split(|byte| matches!(byte, b'\n' | 0)).next().unwrap_or_default()
 }
@@ -229,13 +233,13 @@ fn without_separators(text: &[u8]) -> &[u8] {
     &text[..text.len() - separators]
 }
 
-/// Number of characters at the end that make up one group.
+/// Number of characters at the end that form one group.
 fn last_digits(text: &[u8]) -> usize {
     let last = text.iter().rev().take(GROUP_DIGITS);
     last.take_while(|byte| byte.is_ascii_hexdigit()).count()
 }
 
-/// The bits that are set in a group.
+/// Bits that are set in a group.
 fn bits(digits: &[u8]) -> impl Iterator<Item = u32> + use<> {
     let values = digits.iter().filter_map(|digit| char::from(*digit).to_digit(16));
     let group = values.fold(0u32, |group, digit| group << 4 | digit);

@@ -1,4 +1,4 @@
-//! CPUs: which there are, and who runs where for how long.
+//! CPUs: those that this process may use, pinning, scheduling and CPU time.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use rustix::process;
 use rustix::thread::{self, CpuSet};
 use rustix::time::{ClockId, clock_gettime};
 
-/// The CPUs that this process may run on.
+/// CPUs that this process may run on.
 #[must_use]
 pub fn allowed_cpus() -> Vec<CpuId> {
     let set = thread::sched_getaffinity(None).unwrap_or_else(|_| {
@@ -20,17 +20,18 @@ pub fn allowed_cpus() -> Vec<CpuId> {
     ids.filter_map(|cpu| u16::try_from(cpu).ok().map(CpuId)).collect()
 }
 
-/// The CPU that the calling thread runs on right now.
+/// CPU that the calling thread runs on at the moment.
 #[must_use]
 pub fn current_cpu() -> CpuId {
     CpuId(u16::try_from(thread::sched_getcpu()).unwrap_or(u16::MAX))
 }
 
-/// Keeps the calling thread on `cpu`.
+/// Pins the calling thread to `cpu`.
 ///
 /// # Errors
-/// What the kernel says if the CPU does not exist or may not be used.
+/// The kernel's error if the CPU does not exist or is not allowed.
 pub fn pin_to(cpu: CpuId) -> io::Result<()> {
+    // `cpu_set_t` has bits for fewer CPUs than a `CpuId` can name.
     if cpu.index() >= CpuSet::MAX_CPU {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -39,20 +40,20 @@ pub fn pin_to(cpu: CpuId) -> io::Result<()> {
     Ok(thread::sched_setaffinity(None, &set)?)
 }
 
-/// Lets the calling thread's timers be precise: the default slack of 50 µs is more than a packet's
-/// worth.
+/// Sets the calling thread's timer slack to 1 µs: the default of 50 µs is longer than the
+/// processing of a packet.
 pub fn set_timer_slack() {
-    // Without it sleeping is only less precise.
+    // A refusal only makes sleeping less precise.
     let _ = thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
 }
 
-/// The slice of a thread that is to be woken promptly, the shortest that the scheduler gives.
+/// Time slice of threads that must wake promptly, the shortest that the scheduler grants.
 const SLICE_NS: u64 = 100_000;
 
 /// `SCHED_FLAG_KEEP_POLICY` of include/uapi/linux/sched.h.
 const SCHED_FLAG_KEEP_POLICY: u64 = 0x08;
 
-/// `struct sched_attr` of include/uapi/linux/sched/types.h, as far as its first version goes.
+/// `struct sched_attr` of include/uapi/linux/sched/types.h, its first version.
 #[repr(C)]
 struct SchedAttr {
     size: u32,
@@ -65,9 +66,9 @@ struct SchedAttr {
     period_ns: u64,
 }
 
-/// Asks for short slices for the calling thread. It gets no more of the CPU for that, but when it
-/// is woken it need not wait for the end of another thread's slice, while packets wait in a ring
-/// (EEVDF, Linux 6.12; older kernels give every thread the same slice).
+/// Requests short time slices for the calling thread. Its share of the CPU stays the same, but
+/// after a wake-up it does not wait for the end of another thread's slice while packets wait in a
+/// ring (EEVDF, Linux 6.12; older kernels give every thread the same slice).
 pub fn set_sched_slice() {
     let Ok(nice) = process::getpriority_process(None) else { return };
     let attributes = SchedAttr {
@@ -81,12 +82,12 @@ pub fn set_sched_slice() {
         period_ns: 0,
     };
     const { assert!(size_of::<SchedAttr>() == 48) };
-    // SAFETY: it reads as many bytes as `size` says, which the structure has. Where it is refused
-    // all stays as it was.
+    // SAFETY: the kernel reads as many bytes as `size` says, which the structure has. A refusal
+    // changes nothing.
     let _ = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
 
-/// Number of times the calling thread had to leave its CPU to another one so far.
+/// Number of involuntary context switches of the calling thread so far.
 pub fn preemptions() -> u64 {
     let usage = getrusage(UsageWho::RUSAGE_THREAD);
     usage.map_or(0, |usage| u64::try_from(usage.involuntary_context_switches()).unwrap_or(0))

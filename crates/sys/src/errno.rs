@@ -1,4 +1,4 @@
-//! The errors of the control tree, by the kernel's names.
+//! Errors of the control tree, by the kernel's names.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use rustix::io;
 /// Reason for refusing a read or write of the tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Errno {
-    /// Not allowed to this user.
+    /// Operation not permitted to this user.
     Perm,
     /// There is no such file.
     NoEnt,
-    /// The memory for it cannot be had.
+    /// The memory for it cannot be allocated.
     NoMem,
     /// The file's mode does not allow it.
     Access,
@@ -19,20 +19,20 @@ pub enum Errno {
     Busy,
     /// A part of the path is no directory.
     NotDir,
-    /// A directory.
+    /// A directory instead of a file.
     IsDir,
-    /// Not what belongs there.
+    /// An invalid value.
     Inval,
     /// There is no room for it.
     NoSpc,
-    /// A number that is too large for where it is kept.
+    /// A number that exceeds the type it is stored in.
     Range,
-    /// A CPU that cannot be, or a group of a mask with more than 32 bits.
+    /// A CPU number out of range, or a group of a mask with more than 32 bits.
     Overflow,
 }
 
 impl Errno {
-    /// Every one.
+    /// All values.
     pub const ALL: [Self; 11] = [
         Self::Perm,
         Self::NoEnt,
@@ -47,19 +47,19 @@ impl Errno {
         Self::Overflow,
     ];
 
-    /// The kernel's name.
+    /// Name in the kernel's headers, as in `EINVAL`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.name_and_number().0
     }
 
-    /// The one of a name.
+    /// Errno with that name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|errno| errno.name() == name)
     }
 
-    /// The number that a system call of this machine returns for it, as in `EINVAL` 22.
+    /// Number that a system call of this machine returns, as in `EINVAL` 22.
     #[must_use]
     pub fn code(self) -> i32 {
         self.name_and_number().1.raw_os_error()

@@ -1,4 +1,4 @@
-//! Errors outside the path: each says what, where and what to do.
+//! Errors outside the path: each says what failed, where, and what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use forebay_rx::sink::SinkError;
 use crate::errno::Errno;
 use crate::refused::Refused;
 
-/// An error of the host: a file, a device or the system.
+/// Error of the host: a file, a device or the system.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -24,10 +24,10 @@ pub enum Error {
         /// Reason.
         source: io::Error,
     },
-    /// A capture file that cannot be used, or not any further.
+    /// A capture file is unusable, or damaged from an offset on.
     #[error("{name}: {problem} at offset {offset}")]
     Capture {
-        /// The file, or what stands for it.
+        /// The file's name, or a substitute such as that of standard input.
         name: String,
         /// Offset in the file.
         offset: u64,
@@ -36,17 +36,17 @@ pub enum Error {
         /// Advice.
         help: String,
     },
-    /// A setting that cannot be.
+    /// A setting has an invalid value.
     #[error("{what} cannot be {value:?}: {why}")]
     Setting {
         /// The setting's name.
         what: &'static str,
         /// Value that was given.
         value: String,
-        /// Reason why it cannot be.
+        /// Reason why the value is invalid.
         why: String,
     },
-    /// A directory that the control tree cannot be mounted on.
+    /// A directory is unfit as mount point of the control tree.
     #[error("cannot mount the control tree on {}: {problem}", directory.display())]
     Mountpoint {
         /// The directory.
@@ -64,7 +64,7 @@ pub enum Error {
         /// Reason.
         source: io::Error,
     },
-    /// The packet memory cannot be had.
+    /// The packet memory cannot be mapped.
     #[error("cannot map {bytes} bytes of packet memory: {source}")]
     Memory {
         /// Size in bytes.
@@ -72,7 +72,7 @@ pub enum Error {
         /// Reason.
         source: io::Error,
     },
-    /// A config file that says what cannot be.
+    /// A config file has an invalid line.
     #[error("{}:{line}: {problem}", path.display())]
     Config {
         /// The file.
@@ -82,17 +82,17 @@ pub enum Error {
         /// Flaw.
         problem: String,
     },
-    /// A socket that another process listens at.
+    /// Another process listens at the socket.
     #[error("{what} {} is in use{}", path.display(), by(*process))]
     InUse {
         /// Name of it, as in "the control socket".
         what: &'static str,
         /// Path of the socket.
         path: PathBuf,
-        /// Process that owns it, if that can be told.
+        /// Process that owns the socket, if known.
         process: Option<i32>,
     },
-    /// A run that cannot be asked.
+    /// A run does not answer at its control socket.
     #[error("no run answers at {}: {source}", path.display())]
     NoRun {
         /// Path of the control socket.
@@ -100,22 +100,22 @@ pub enum Error {
         /// Reason.
         source: io::Error,
     },
-    /// No run listens where runs do when nobody says where.
+    /// No run listens in the default directories.
     #[error("no run listens in {}", places(looked))]
     NoRuns {
         /// The directories of their sockets.
         looked: Vec<PathBuf>,
     },
-    /// Several runs listen, and nobody has said which is meant.
+    /// Several runs listen, and none was chosen.
     #[error("several runs listen: {}", names.join(", "))]
     SeveralRuns {
-        /// Names.
+        /// Names of the runs.
         names: Vec<String>,
     },
     /// A request that a run refused.
     #[error("{} ({})", .0.why, .0.errno)]
     Refused(Refused),
-    /// An interface that our XDP program cannot be put on.
+    /// The XDP program of Forebay cannot be attached to an interface.
     #[error("{interface}: {problem}")]
     Xdp {
         /// The interface.
@@ -128,29 +128,29 @@ pub enum Error {
     /// A thread could not be started.
     #[error("cannot start the thread of CPU {cpu}: {source}")]
     Thread {
-        /// For which CPU.
+        /// CPU of the thread.
         cpu: CpuId,
         /// Reason.
         source: io::Error,
     },
-    /// The thread that watches over a run could not be started.
+    /// The thread that watches the run could not be started.
     #[error("cannot start the thread that watches over the run: {source}")]
     Guard {
         /// Reason.
         source: io::Error,
     },
-    /// No interface has that name, in this network namespace.
+    /// No interface of this network namespace has that name.
     #[error("there is no interface {name:?} in this network namespace")]
     NoInterface {
         /// The name.
         name: String,
-        /// The names that there are, those most alike first.
+        /// Names of the interfaces that exist, the most similar first.
         there_are: Vec<String>,
     },
     /// The interface was deleted, or moved to another network namespace.
     #[error("the interface {name} is gone")]
     DeviceGone {
-        /// Name.
+        /// Name of the interface.
         name: String,
     },
     /// A device, or the kernel on its behalf, refuses something.
@@ -165,22 +165,22 @@ pub enum Error {
         /// Advice.
         help: String,
     },
-    /// The process may not do that.
+    /// The process lacks a privilege.
     #[error("{what} takes {missing}, which this process does not have")]
     Privilege {
         /// Attempt, as in `AF_XDP on veth0`.
         what: String,
-        /// The capabilities that it does not have, by name.
+        /// Names of the missing capabilities.
         missing: String,
-        /// Way to have them.
+        /// Way to obtain them.
         help: String,
     },
-    /// The kernel is too old, or was built without it.
+    /// The kernel is too old, or was built without a feature.
     #[error("this kernel has no {what} (Linux has it since {since})")]
     Unsupported {
         /// The kernel's feature.
         what: String,
-        /// The version that brought it, as in 5.18.
+        /// Version that introduced it, as in 5.18.
         since: &'static str,
         /// Advice.
         help: String,
@@ -191,7 +191,7 @@ pub enum Error {
         /// The interface.
         name: String,
     },
-    /// A source broke: one that is not of this crate.
+    /// A source failed with an error that is not of this crate.
     #[error("the source of {queue} failed: {source}")]
     Source {
         /// Queue of the source: `rx-0`, or `eth1/rx-0` where there are several devices.
@@ -199,7 +199,7 @@ pub enum Error {
         /// Message.
         source: SourceError,
     },
-    /// A sink broke: one that is not of this crate.
+    /// A sink failed with an error that is not of this crate.
     #[error("the device that packets are sent out of failed: {source}")]
     Sink {
         /// Message.
@@ -217,7 +217,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Advice to a person.
+    /// Advice to the user.
     #[must_use]
     pub fn help(&self) -> String {
         match self {
@@ -281,7 +281,7 @@ impl Error {
         }
     }
 
-    /// True if the system refused, rather than the input or the usage being bad.
+    /// True if the system refused, as opposed to bad input or usage.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
@@ -315,7 +315,7 @@ impl Error {
         }
     }
 
-    /// Error of a queue's source, if it is not one of this crate.
+    /// Converts the error of a queue's source; an error of this crate is returned as it is.
     pub fn of_source(queue: String, error: SourceError) -> Self {
         match error.downcast::<Self>() {
             Ok(error) => *error,
@@ -323,7 +323,7 @@ impl Error {
         }
     }
 
-    /// Error of a sink, if it is not one of this crate.
+    /// Converts the error of a sink; an error of this crate is returned as it is.
     #[must_use]
     pub fn of_sink(error: SinkError) -> Self {
         match error.downcast::<Self>() {
@@ -332,14 +332,14 @@ impl Error {
         }
     }
 
-    /// Names what was tried and the file in an error of the system's: for `map_err`.
+    /// Adds the attempt and the file to a system error, for `map_err`.
     pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { action, path, source }
     }
 }
 
-/// Places that were looked at.
+/// Names of the directories searched.
 fn places(directories: &[PathBuf]) -> String {
     if directories.is_empty() {
         return "any directory: neither RUNTIME_DIRECTORY nor XDG_RUNTIME_DIR is set".to_owned();
@@ -348,24 +348,24 @@ fn places(directories: &[PathBuf]) -> String {
     names.join(" or ")
 }
 
-/// Owner.
+/// Owner of a socket, as part of a message.
 fn by(process: Option<i32>) -> String {
     process.map_or_else(String::new, |process| format!(" by process {process}"))
 }
 
-/// As many names as a person reads.
+/// At most as many names as a user reads.
 fn first_of(names: &[String]) -> String {
     const SHOWN_MAX: usize = 8;
     let shown = names.iter().take(SHOWN_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
     if names.len() > SHOWN_MAX { format!("{shown}, …") } else { shown }
 }
 
-/// True if that was done to a file of ours, rather than to one that was given to us.
+/// True if the action was on a file of ours, as opposed to an input.
 fn is_output(action: &str) -> bool {
     ["create", "write", "remove"].contains(&action)
 }
 
-/// True if the path is to blame. Anything else is the device: it is full, read-only or broken.
+/// True if the path is the cause. Any other error is the device's: full, read-only or broken.
 fn is_bad_path(kind: io::ErrorKind) -> bool {
     use io::ErrorKind::{
         AlreadyExists, InvalidFilename, InvalidInput, IsADirectory, NotADirectory, NotFound,
@@ -383,7 +383,7 @@ fn is_bad_path(kind: io::ErrorKind) -> bool {
     )
 }
 
-/// A result of the host.
+/// Result of the host.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
-//! Facts that a driver tells, by the ethtool ioctls, in the network namespace of the calling
-//! thread.
+//! Facts that a driver reports by ethtool ioctls, in the network namespace of the calling thread.
 
 use std::ffi::c_void;
 use std::io;
@@ -16,7 +15,7 @@ const ETHTOOL_GCHANNELS: u32 = 0x3c;
 /// `IFNAMSIZ` of include/uapi/linux/if.h.
 const IFNAMSIZ: usize = 16;
 
-/// `struct ethtool_drvinfo`: what is of no interest here is left as bytes.
+/// `struct ethtool_drvinfo`; fields that are not used here are left as bytes.
 #[repr(C)]
 struct DriverInfo {
     cmd: u32,
@@ -48,17 +47,17 @@ struct EthtoolRequest {
     rest: [u64; 2],
 }
 
-/// Queues that are in use.
+/// Numbers of queues in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ChannelCounts {
     pub(super) rx: u32,
     pub(super) tx: u32,
 }
 
-/// The queues that the driver uses.
+/// Numbers of queues that the driver uses.
 ///
 /// # Errors
-/// `EOPNOTSUPP` of a driver that does not count them.
+/// `EOPNOTSUPP` if the driver does not report them.
 pub(super) fn queues(name: &str) -> io::Result<ChannelCounts> {
     let mut channels = Channels { cmd: ETHTOOL_GCHANNELS, ..Channels::default() };
     let data = (&raw mut channels).cast();
@@ -72,10 +71,10 @@ pub(super) fn queues(name: &str) -> io::Result<ChannelCounts> {
     })
 }
 
-/// The driver's name.
+/// Name of the driver.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub(super) fn driver(name: &str) -> io::Result<String> {
     let mut info = DriverInfo { cmd: ETHTOOL_GDRVINFO, driver: [0; 32], others: [0; 160] };
     let data = (&raw mut info).cast();
@@ -86,11 +85,11 @@ pub(super) fn driver(name: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(bytes).into_owned())
 }
 
-/// Has the kernel answer at `data`.
+/// Sends an ethtool command; the kernel answers at `data`.
 ///
 /// # Safety
-/// `data` points to the structure of the command that its first word names, writable, and nobody
-/// else looks at it meanwhile.
+/// `data` points to the structure of the command in its first word, writable, and nothing else
+/// accesses it during the call.
 unsafe fn request(name: &str, data: *mut c_void) -> io::Result<()> {
     let mut interface = EthtoolRequest { name: [0; IFNAMSIZ], data, rest: [0; 2] };
     // The last byte stays 0.

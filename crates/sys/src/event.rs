@@ -1,4 +1,4 @@
-//! An event that wakes a thread that sleeps on descriptors.
+//! Eventfd that wakes a thread sleeping on descriptors.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -6,35 +6,36 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-/// An event that one thread waits for and any thread signals.
+/// Event that one thread waits for and any thread signals.
 #[derive(Debug)]
 pub struct Event(OwnedFd);
 
 impl Event {
-    /// An event that has not happened.
+    /// Creates an event that is not signalled.
     ///
     /// # Errors
-    /// When the process has no descriptors left.
+    /// If the process has no descriptors left.
     pub fn new() -> io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Has it happen: whoever waits wakes, or whoever waits next does not wait.
+    /// Signals the event: a waiting thread wakes, or the next wait returns at once.
     pub fn signal(&self) {
-        // It fails only if it has happened 2^64 times and nobody waited.
+        // The write fails only if the counter is full: 2^64 - 2 signals without a wait.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Waits until it happens, one of `descriptors` is readable or broken, or for `at_most`.
+    /// Waits until the event is signalled, one of `descriptors` is readable or broken, or `at_most`
+    /// has passed.
     pub fn wait(&self, descriptors: &[BorrowedFd<'_>], at_most: Option<Duration>) {
         let mut polled: Vec<_> = descriptors
             .iter()
             .map(|descriptor| PollFd::from_borrowed_fd(*descriptor, PollFlags::IN))
             .collect();
         polled.push(PollFd::new(&self.0, PollFlags::IN));
-        // What is too long for the system is as good as forever.
+        // A duration too long for the system counts as no limit.
         let timeout = at_most.and_then(|at_most| Timespec::try_from(at_most).ok());
-        // A signal may interrupt it: then the caller looks around and comes back.
+        // A signal may interrupt the wait: the caller then finds nothing and waits again.
         let _ = poll(&mut polled, timeout.as_ref());
         let happened = polled.last().is_some_and(|event| event.revents().contains(PollFlags::IN));
         if happened {
@@ -42,13 +43,13 @@ impl Event {
         }
     }
 
-    /// Has it not have happened.
+    /// Resets the event to not signalled.
     pub fn clear(&self) {
-        // It is non-blocking, so this only takes back what `signal` wrote.
+        // Non-blocking: the read only resets the counter that `signal` raised.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
-    /// Descriptor that becomes readable when it happens.
+    /// Descriptor that is readable while the event is signalled.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         std::os::fd::AsFd::as_fd(&self.0)
     }

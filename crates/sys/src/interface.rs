@@ -1,4 +1,4 @@
-//! Network interfaces, as the kernel tells of them in the network namespace of the calling thread.
+//! Network interfaces in the network namespace of the calling thread, as the kernel reports them.
 
 use std::{fmt, io};
 
@@ -14,10 +14,10 @@ use rustix::io::Errno;
 use super::{ethtool, netlink};
 use crate::error::{Error, Result};
 
-/// Bytes of a name, at most: `IFNAMSIZ` less its end (include/uapi/linux/if.h).
+/// Maximum length of a name in bytes: `IFNAMSIZ` without the NUL (include/uapi/linux/if.h).
 pub const NAME_BYTES_MAX: usize = 15;
 
-// What a TUN says of itself: include/uapi/linux/if_link.h.
+// Attributes of a TUN: include/uapi/linux/if_link.h.
 const IFLA_TUN_OWNER: u16 = 1;
 const IFLA_TUN_GROUP: u16 = 2;
 const IFLA_TUN_TYPE: u16 = 3;
@@ -28,7 +28,7 @@ const IFLA_TUN_NUM_DISABLED_QUEUES: u16 = 9;
 /// `IFF_TAP` of include/uapi/linux/if_tun.h.
 const IFF_TAP: u8 = 2;
 
-/// The number by which the kernel knows an interface, in its namespace, for as long as it exists.
+/// Index of an interface in its namespace, constant as long as the interface exists.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct InterfaceIndex(pub u32);
 
@@ -43,76 +43,77 @@ impl fmt::Display for MacAddress {
     }
 }
 
-/// An interface, as it was when the kernel was asked.
+/// State of an interface at the time of the request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Interface {
-    /// Name. It may have been found by another name that it has.
+    /// Name. The interface may have been found by an alternative name.
     pub name: String,
-    /// Number.
+    /// Index.
     pub index: InterfaceIndex,
-    /// The longest IP packet that it sends, in bytes.
+    /// MTU: the longest IP packet that it sends, in bytes.
     pub mtu: u32,
-    /// True if it was set up.
+    /// True if the interface is administratively up.
     pub is_up: bool,
     /// True if it can carry packets: it is up, and so is its link.
     pub is_running: bool,
     /// True if it is the loopback interface.
     pub is_loopback: bool,
-    /// True if its frames are Ethernet's. Those of a TUN are IP packets.
+    /// True if its frames are Ethernet frames; a TUN has IP packets.
     pub is_ethernet: bool,
     /// Ethernet address, if it has one.
     pub mac: Option<MacAddress>,
-    /// Rx queues that its driver uses; 1 where the driver does not say.
+    /// Number of rx queues in use; 1 if the driver does not report it.
     pub rx_queues: u16,
-    /// Tx queues that its driver uses; 1 where the driver does not say.
+    /// Number of tx queues in use; 1 if the driver does not report it.
     pub tx_queues: u16,
-    /// Driver, where the driver says.
+    /// Name of the driver, if it reports one.
     pub driver: Option<String>,
-    /// The number of the XDP program that is attached to it, if one is.
+    /// Id of the attached XDP program, if any.
     pub xdp_program: Option<u32>,
-    /// Facts of it as a TAP or TUN, if it is one.
+    /// Settings of a TAP or TUN; `None` for other interfaces.
     pub tun: Option<TunInfo>,
 }
 
-/// Settings that a TAP or TUN was made with.
+/// Settings of a TAP or TUN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TunInfo {
-    /// The user who may open it without a capability, if not everyone may.
+    /// User who may open it without a capability; `None` if everyone may.
     pub owner: Option<u32>,
-    /// The group that may open it without a capability, if not everyone may.
+    /// Group that may open it without a capability; `None` if everyone may.
     pub group: Option<u32>,
-    /// True if it is a TAP: its frames are Ethernet's.
+    /// True if it is a TAP, whose frames are Ethernet frames.
     pub is_tap: bool,
-    /// True if it has several queues.
+    /// True if it can have several queues.
     pub is_multi_queue: bool,
-    /// True if it stays when nobody has it open.
+    /// True if it stays when no program has it open.
     pub is_persistent: bool,
-    /// Queues that programs have open, where it may have several; the kernel does not say of others.
+    /// Number of queues that programs have open; 0 for a single-queue device, for which the kernel
+    /// reports none.
     pub open_queues: u32,
 }
 
-/// Counters of the kernel on an interface since it was made: `struct rtnl_link_stats64`.
+/// Counters of an interface since it was created: `struct rtnl_link_stats64`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct InterfaceCounters {
     /// Packets received.
     pub rx_packets: u64,
     /// Packets sent.
     pub tx_packets: u64,
-    /// Received, and dropped by the kernel.
+    /// Packets received, and dropped by the kernel.
     pub rx_dropped: u64,
-    /// To be sent, and dropped. A TUN counts here what nobody read in time.
+    /// Packets to be sent, and dropped. A TUN counts packets here that nobody read in time.
     pub tx_dropped: u64,
-    /// Dropped by the device for want of buffers.
+    /// Packets that the device dropped for want of buffers.
     pub rx_missed_errors: u64,
-    /// Received while there was nobody to take them.
+    /// Packets received while there was no receiver.
     pub rx_nohandler: u64,
 }
 
 impl Interface {
-    /// The interface of that name.
+    /// Looks up an interface by name.
     ///
     /// # Errors
-    /// [`Error::NoInterface`], or that the kernel cannot be asked.
+    /// [`Error::NoInterface`], or [`Error::Device`] if the netlink request fails.
     pub fn named(name: &str) -> Result<Self> {
         if !is_interface_name(name) {
             return Err(no_interface(name));
@@ -125,10 +126,10 @@ impl Interface {
         }
     }
 
-    /// The interface with that number, under the name that it has now; `None` if it is gone.
+    /// Looks up an interface by index, with its current name; `None` if it is gone.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// If the netlink request fails.
     pub fn by_index(index: InterfaceIndex) -> Result<Option<Self>> {
         match link(index.0, None).and_then(|link| Self::of(&link)) {
             Ok(interface) => Ok(Some(interface)),
@@ -137,10 +138,10 @@ impl Interface {
         }
     }
 
-    /// The names of all interfaces.
+    /// Names of all interfaces.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// If the netlink request fails.
     pub fn names() -> Result<Vec<String>> {
         let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
         let links = netlink::dump(&request).map_err(|source| {
@@ -153,10 +154,10 @@ impl Interface {
         Ok(names.collect())
     }
 
-    /// Sets it up, as `ip link set up` does.
+    /// Sets the interface up, as `ip link set up` does.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`], or what the kernel says: it takes `CAP_NET_ADMIN`.
+    /// [`Error::DeviceGone`], or the kernel's error: `CAP_NET_ADMIN` is required.
     pub fn set_up(&self) -> Result<()> {
         let mut link = LinkMessage::default();
         link.header.index = self.index.0;
@@ -166,10 +167,10 @@ impl Interface {
         set.map(|_| ()).map_err(|source| self.failed("set it up", source))
     }
 
-    /// Counters of the kernel on it so far.
+    /// Current counters of the interface.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`], or that the kernel cannot be asked.
+    /// [`Error::DeviceGone`], or [`Error::Device`] if the netlink request fails.
     pub fn counters(&self) -> Result<InterfaceCounters> {
         let link = link(self.index.0, None);
         let link = link.map_err(|source| self.failed("read its counters", source))?;
@@ -180,18 +181,18 @@ impl Interface {
         counted.ok_or_else(|| self.failed("read its counters", io::ErrorKind::InvalidData.into()))
     }
 
-    /// True if a default route of this namespace goes out of it, in any table, for IPv4 or IPv6:
-    /// who takes its packets may cut off the machine.
+    /// True if a default route of this namespace uses the interface, in any table, for IPv4 or
+    /// IPv6: taking its packets may cut off the machine.
     ///
     /// # Errors
-    /// When the kernel cannot be asked.
+    /// If the netlink request fails.
     pub fn is_default_route(&self) -> Result<bool> {
         let mut request = RouteMessage::default();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             request.header.address_family = family;
             let routes = match netlink::dump(&RouteNetlinkMessage::GetRoute(request.clone())) {
                 Ok(routes) => routes,
-                // A kernel without IPv6 has no routes of that kind.
+                // A kernel without IPv6 has no IPv6 routes.
                 Err(error) if error.raw_os_error() == Some(Errno::OPNOTSUPP.raw_os_error()) => {
                     continue;
                 }
@@ -210,7 +211,7 @@ impl Interface {
         Ok(false)
     }
 
-    /// An error of the kernel's about this interface.
+    /// Error of the kernel about this interface.
     fn failed(&self, what: &str, source: io::Error) -> Error {
         if is_gone(&source) {
             Error::DeviceGone { name: self.name.clone() }
@@ -310,7 +311,7 @@ impl fmt::Display for InterfaceIndex {
     }
 }
 
-/// True if the kernel would let an interface have that name: `dev_valid_name` in net/core/dev.c.
+/// True if the kernel accepts the name for an interface: `dev_valid_name` in net/core/dev.c.
 #[must_use]
 pub fn is_interface_name(name: &str) -> bool {
     let is_odd = |byte: u8| byte == b'/' || byte == b':' || byte == 0 || is_space(byte);
@@ -320,12 +321,12 @@ pub fn is_interface_name(name: &str) -> bool {
         && !name.bytes().any(is_odd)
 }
 
-/// `isspace` in lib/ctype.c, which has the vertical tab and the no-break space too.
+/// `isspace` in lib/ctype.c, which includes the vertical tab and the no-break space.
 fn is_space(byte: u8) -> bool {
     matches!(byte, b'\t'..=b'\r' | b' ' | 0xa0)
 }
 
-/// Facts of one link, as the kernel tells them, found by its number or, where that is 0, by its name.
+/// Link with an index or, if that is 0, a name, as the kernel reports it.
 fn link(index: u32, by_name: Option<LinkAttribute>) -> io::Result<LinkMessage> {
     let mut request = LinkMessage::default();
     request.header.index = index;
@@ -345,8 +346,8 @@ fn name_of(link: &LinkMessage) -> Option<String> {
     })
 }
 
-/// True if packets to anywhere take that route. Halves of the address space count too: who covers
-/// a default route with another writes 0.0.0.0/1 and 128.0.0.0/1, or 2000::/3.
+/// True if a route takes packets to all destinations. Halves of the address space count too, since
+/// 0.0.0.0/1 and 128.0.0.0/1, or 2000::/3, are used to override a default route.
 fn is_default(route: &RouteMessage) -> bool {
     let prefix_len_max = match route.header.address_family {
         AddressFamily::Inet => 1,
@@ -381,7 +382,7 @@ fn refused(name: &str, what: &str, source: io::Error) -> Error {
     Error::Device { name, what, source, help }
 }
 
-/// Says that there is none, and which there are.
+/// Error for an unknown name, with the names that exist.
 fn no_interface(name: &str) -> Error {
     let mut names = Interface::names().unwrap_or_default();
     names.sort_by_cached_key(|other| (strsim::damerau_levenshtein(name, other), other.clone()));

@@ -8,8 +8,8 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::error::{Error, Result};
 
-/// Memory that can be had without driving others out, in bytes; `None` where the kernel does not
-/// say.
+/// `MemAvailable` of /proc/meminfo in bytes: memory available without swapping. `None` if the
+/// kernel does not report it.
 #[must_use]
 pub fn available_memory_bytes() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -18,14 +18,14 @@ pub fn available_memory_bytes() -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Huge pages are this large on every machine that Forebay runs on.
+/// Size of a huge page on every machine that Forebay runs on.
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Maps memory for packets: zeroed, and in huge pages as far as the kernel grants them. Pages are
-/// taken when they are first touched.
+/// allocated when first touched.
 ///
 /// # Errors
-/// When the kernel has no such room.
+/// If the kernel refuses the mapping.
 pub fn map_packet_memory(bytes: usize) -> Result<Region> {
     let bytes = bytes.max(1).next_multiple_of(HUGE_PAGE_BYTES);
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
@@ -36,13 +36,13 @@ pub fn map_packet_memory(bytes: usize) -> Result<Region> {
     let refused = |source| Error::Memory { bytes, source };
     let address = mapped.map_err(|errno| refused(errno.into()))?;
     let base = NonNull::new(address.cast()).ok_or_else(|| refused(io::ErrorKind::Other.into()))?;
-    // SAFETY: advice on the mapping made above. Refusing it costs speed only.
+    // SAFETY: advice on the mapping made above. A refusal costs speed only.
     let _ = unsafe { mm::madvise(address, bytes, Advice::LinuxHugepage) };
     // SAFETY: page-aligned, zeroed, readable and writable, ours alone, and unmapped by `unmap`.
     Ok(unsafe { Region::from_mapping(base, bytes, unmap) })
 }
 
-/// Gives back what [`map_packet_memory`] mapped.
+/// Unmaps memory that [`map_packet_memory`] mapped.
 ///
 /// # Safety
 /// `base` and `bytes` are a mapping's, and nobody holds a pointer into it.

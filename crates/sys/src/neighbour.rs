@@ -1,5 +1,5 @@
-//! The kernel's addresses, routes and neighbours: where its packets go is where ours go, on an
-//! interface that it has too.
+//! The kernel's addresses, routes and neighbours. Our packets on an interface take the routes of
+//! the kernel's packets there.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,10 +16,10 @@ use rustix::io::Errno;
 use super::interface::{InterfaceIndex, MacAddress};
 use super::netlink;
 
-/// The addresses of an interface, and how many bits of each are its network's.
+/// Addresses of an interface, with their prefix lengths.
 ///
 /// # Errors
-/// When the kernel cannot be asked.
+/// If the netlink request fails.
 pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
     let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
     let answers = netlink::dump(&request)?;
@@ -29,7 +29,7 @@ pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
         if message.header.index != of.0 {
             continue;
         }
-        // Of a point-to-point link, the address is the other end's.
+        // On a point-to-point link `IFA_ADDRESS` is the peer's address, `IFA_LOCAL` the own one.
         let own = message.attributes.iter().find_map(|attribute| match attribute {
             AddressAttribute::Local(own) => Some(*own),
             _ => None,
@@ -43,11 +43,11 @@ pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
     Ok(addresses)
 }
 
-/// Next hop of the kernel for a packet: its destination, or a gateway. None: it has no way there
-/// by this interface.
+/// Next hop of the kernel's route to a destination: the destination itself, or a gateway. `None` if
+/// it has no route there by this interface.
 ///
 /// # Errors
-/// When the kernel cannot be asked.
+/// If the netlink request fails.
 pub fn next_hop(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<IpAddr>> {
     let mut request = RouteMessage::default();
     request.header.address_family = family(destination);
@@ -78,10 +78,10 @@ pub fn next_hop(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<Ip
     }))
 }
 
-/// Link address of a neighbour, if the kernel knows it.
+/// Link-layer address of a neighbour, if the kernel has a valid entry.
 ///
 /// # Errors
-/// When the kernel cannot be asked.
+/// If the netlink request fails.
 pub fn lladdr_of(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<Option<MacAddress>> {
     let request = message(neighbour, on);
     let answers = match netlink::ask(RouteNetlinkMessage::GetNeighbour(request)) {
@@ -102,10 +102,10 @@ pub fn lladdr_of(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<Option<Mac
     }))
 }
 
-/// Has the kernel solicit a neighbour, as if it had a packet for it.
+/// Makes the kernel solicit a neighbour, as if it had a packet for it (`NTF_USE`).
 ///
 /// # Errors
-/// When the kernel refuses: it takes the capability `CAP_NET_ADMIN`.
+/// If the kernel refuses: it requires `CAP_NET_ADMIN`.
 pub fn solicit(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<()> {
     let mut request = message(neighbour, on);
     request.header.flags = NeighbourFlags::Use;
@@ -124,7 +124,7 @@ fn message(neighbour: IpAddr, on: InterfaceIndex) -> NeighbourMessage {
     message
 }
 
-/// `NUD_VALID`.
+/// True for the states of `NUD_VALID`.
 fn is_usable(state: NeighbourState) -> bool {
     matches!(
         state,

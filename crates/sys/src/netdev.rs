@@ -1,4 +1,4 @@
-//! Abilities of an interface with XDP, as the kernel's netlink family `netdev` tells.
+//! XDP features of an interface, as the kernel's generic netlink family `netdev` reports them.
 
 use std::io;
 
@@ -11,11 +11,11 @@ use rustix::net::netlink::GENERIC;
 use super::interface::InterfaceIndex;
 use super::netlink;
 
-/// True if XDP programs may ask an interface's driver for the receive hash; none where the kernel
-/// does not tell: before Linux 6.3.
+/// True if XDP programs can read an interface's receive hash from its driver. `None` if the kernel
+/// does not report it: before Linux 6.3.
 ///
 /// # Errors
-/// When the kernel cannot be asked: `ENODEV` when there is no such interface.
+/// If the netlink request fails: `ENODEV` if there is no such interface.
 pub fn has_rx_hash(interface: InterfaceIndex) -> io::Result<Option<bool>> {
     let Some(family) = family()? else { return Ok(None) };
     let request = Generic::new(family, DEV_GET, DEV_IFINDEX, &interface.0.to_ne_bytes());
@@ -29,7 +29,7 @@ const FAMILY: &[u8] = b"netdev\0";
 const DEV_GET: u8 = 1;
 const DEV_IFINDEX: u16 = 1;
 const DEV_XDP_RX_METADATA_FEATURES: u16 = 5;
-/// Of `enum netdev_xdp_rx_metadata`.
+/// Bit of `enum netdev_xdp_rx_metadata`.
 const RX_METADATA_HASH: u64 = 1 << 1;
 
 // linux/genetlink.h
@@ -40,7 +40,7 @@ const CTRL_FAMILY_NAME: u16 = 2;
 const GENERIC_VERSION: u8 = 1;
 const GENERIC_HEADER_BYTES: usize = 4;
 
-/// The family's number on this kernel; none when it has none.
+/// Number of the family on this kernel; `None` if it has no such family.
 fn family() -> io::Result<Option<u16>> {
     match ask(Generic::new(ID_CTRL, CTRL_GETFAMILY, CTRL_FAMILY_NAME, FAMILY)) {
         Ok(answers) => {
@@ -58,7 +58,7 @@ fn ask(request: Generic) -> io::Result<Vec<Generic>> {
     Ok(answers)
 }
 
-/// A message of generic netlink.
+/// Message of generic netlink.
 struct Generic {
     family: u16,
     command: u8,
@@ -71,7 +71,7 @@ impl Generic {
         Self { family, command, attributes }
     }
 
-    /// An attribute that is a number of two, four or eight bytes.
+    /// Value of an attribute that is a number of two, four or eight bytes.
     fn number(&self, kind: u16) -> Option<u64> {
         let attribute = self.attributes.iter().find(|attribute| attribute.kind() == kind)?;
         let mut value = vec![0; attribute.value_len()];

@@ -1,5 +1,5 @@
-//! Requests to the kernel over netlink: always of the network namespace of the
-//! calling thread, which sysfs may not show.
+//! Requests to the kernel over netlink. They always concern the network namespace of the calling
+//! thread, which sysfs may not show.
 
 use std::io;
 
@@ -11,38 +11,38 @@ use netlink_packet_route::RouteNetlinkMessage;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{self, AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// `NETLINK_ROUTE` is the number 0, which stands for it.
+/// `NETLINK_ROUTE`, whose number is 0.
 const ROUTE: Option<Protocol> = None;
 
-/// Room for the largest batch of messages: the kernel fills at most 32 KiB of a dump at once, and
+/// Buffer for the largest batch of messages: the kernel fills at most 32 KiB of a dump at once, and
 /// one link's message is far smaller (`netlink_recvmsg` in net/netlink/af_netlink.c).
 const ANSWER_BYTES: usize = 64 << 10;
 
-/// Dumps asked for, at most, when the kernel says that one was interrupted by a change.
+/// Most attempts at a dump that changes interrupt (`NLM_F_DUMP_INTR`).
 const DUMPS_MAX: usize = 8;
 
-/// Answer of the kernel to one request about one thing.
+/// Requests one object, and returns the kernel's answers.
 ///
 /// # Errors
-/// What the kernel says: `ENODEV` of a link that is not there.
+/// The kernel's error: `ENODEV` for a link that does not exist.
 pub(super) fn ask(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     let mut answers = Vec::new();
     exchange(ROUTE, request, NLM_F_REQUEST | NLM_F_ACK, &mut answers)?;
     Ok(answers)
 }
 
-/// Has the kernel change something.
+/// Requests a change.
 ///
 /// # Errors
-/// What the kernel says.
+/// The kernel's error.
 pub(super) fn tell(request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
     exchange(ROUTE, request, flags, &mut Vec::new()).map(|_| ())
 }
 
-/// All that there is of a kind.
+/// Requests all objects of a kind.
 ///
 /// # Errors
-/// What the kernel says, or that it changed faster than it could be read.
+/// The kernel's error, or `ResourceBusy` if changes interrupted every attempt.
 pub(super) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
     for _ in 0..DUMPS_MAX {
         let mut answers = Vec::new();
@@ -54,13 +54,13 @@ pub(super) fn dump(request: &RouteNetlinkMessage) -> io::Result<Vec<RouteNetlink
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// Consistency of a dump: nothing changed while it was told, or something did.
+/// Consistency of a dump: whole, or interrupted by a change.
 pub(super) enum Whole {
     Yes,
     Interrupted,
 }
 
-/// Sends one request and takes its answers, up to the kernel's word that this was all.
+/// Sends one request and collects its answers up to the end or the acknowledgement.
 pub(super) fn exchange<M>(
     protocol: Option<Protocol>,
     request: M,
@@ -72,7 +72,7 @@ where
 {
     let socket =
         net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
-    // Connected to the kernel, so nobody else's messages come in.
+    // Connected to the kernel, so messages of other senders are not received.
     net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
 
     let mut header = NetlinkHeader::default();
@@ -87,6 +87,7 @@ where
     let mut buffer = vec![0; ANSWER_BYTES];
     loop {
         let (_, received_bytes) = net::recv(&socket, &mut buffer[..], RecvFlags::TRUNC)?;
+        // Truncated: longer than any message that the kernel sends at once.
         let mut rest = buffer.get(..received_bytes).ok_or(io::ErrorKind::FileTooLarge)?;
         while !rest.is_empty() {
             let message = NetlinkMessage::<M>::deserialize(rest);

@@ -1,27 +1,27 @@
-//! Numbers as the kernel reads them: `kstrtoul` for what is written to sysfs, `proc_dointvec` for what
-//! is written to /proc/sys. Both take decimal, `0x` and a leading 0 for octal, and agree on little
-//! else.
+//! Numbers as the kernel parses them: `kstrtoul` for writes to sysfs, `proc_dointvec` for writes to
+//! /proc/sys. Both take decimal, `0x` and a leading 0 for octal, and agree on little else.
 
 use super::errno::Errno;
 
-/// Bytes of one write that reach a file of sysfs, and one more than those looked at of a number
-/// written to /proc/sys: a page.
+/// Size of a page. One write to a sysfs file passes at most this many bytes; `proc_dointvec`
+/// examines at most one byte less.
 pub const PAGE_BYTES: usize = 4096;
 
-/// A number in /proc/sys has fewer characters than this, its sign and leading zeros included
+/// A number in /proc/sys has fewer characters than this, sign and leading zeros included
 /// (`TMPBUFLEN` in kernel/sysctl.c, without the NUL).
 const SYSCTL_NUMBER_CHARS: usize = 21;
 
-/// `isspace` of the kernel, which thinks in Latin-1.
+/// `isspace` of the kernel, which uses Latin-1.
 pub(crate) fn is_space(byte: u8) -> bool {
     matches!(byte, b'\t'..=b'\r' | b' ' | 0xa0)
 }
 
-/// Reads a number as files of sysfs do (`kstrtoul` with base 0, lib/kstrtox.c): a plus sign may
-/// precede it, one newline may follow it, and a NUL ends it. White space may not.
+/// Parses a number as sysfs files do (`kstrtoul` with base 0, lib/kstrtox.c): a plus sign may
+/// precede it, one newline may follow it, and a NUL ends it. Other white space is invalid.
 ///
 /// # Errors
-/// `ERANGE` if it does not fit 64 bits, whatever follows it; `EINVAL` if it is no number.
+/// `ERANGE` if the number does not fit in 64 bits, whatever follows it; `EINVAL` if there is no
+/// number.
 pub fn kstrtoul(text: &[u8]) -> Result<u64, Errno> {
     let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
     let (number, rest) = unsigned(text.strip_prefix(b"+").unwrap_or(text)).ok_or(Errno::Inval)?;
@@ -29,12 +29,12 @@ pub fn kstrtoul(text: &[u8]) -> Result<u64, Errno> {
     if matches!(rest, [] | [b'\n']) { Ok(number) } else { Err(Errno::Inval) }
 }
 
-/// Reads a number as files of /proc/sys do (`proc_dointvec` for one `int`, kernel/sysctl.c), and
-/// says how many bytes were taken: white space around the number is, what follows behind it is
-/// left for another write. `None` if nothing was written.
+/// Parses a number as files of /proc/sys do (`proc_dointvec` for one `int`, kernel/sysctl.c), and
+/// returns the number of bytes consumed. White space around the number is consumed; the rest is
+/// left for another write. The number is `None` if nothing was written.
 ///
 /// # Errors
-/// `EINVAL` if it is no number, or none that fits.
+/// `EINVAL` if there is no number, or it does not fit in an `int`.
 pub fn dointvec(written: &[u8]) -> Result<(Option<i32>, usize), Errno> {
     if written.is_empty() {
         return Ok((None, 0));
@@ -48,6 +48,7 @@ pub fn dointvec(written: &[u8]) -> Result<(Option<i32>, usize), Errno> {
     let (number, rest) = unsigned(digits).ok_or(Errno::Inval)?;
     let len = start.len() - rest.len();
     let ends = text.get(len).is_none_or(|next| matches!(next, b' ' | b'\t' | b'\n'));
+    // As `proc_get_long`: the number fills the buffer, or the byte behind it is no separator.
     if len == SYSCTL_NUMBER_CHARS || !ends {
         return Err(Errno::Inval);
     }
@@ -57,8 +58,8 @@ pub fn dointvec(written: &[u8]) -> Result<(Option<i32>, usize), Errno> {
     Ok((Some(number), written.len() - without_spaces(&text[len..]).len()))
 }
 
-/// The digits in front and what follows them; `None` if there are none. The number is `None` if
-/// 64 bits are too few.
+/// Leading digits and the text behind them; `None` if there are no digits. The number is `None` if
+/// it exceeds 64 bits.
 fn unsigned(text: &[u8]) -> Option<(Option<u64>, &[u8])> {
     let (radix, text) = match text {
         [b'0', b'x' | b'X', digit, ..] if digit.is_ascii_hexdigit() => (16, &text[2..]),

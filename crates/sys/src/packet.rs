@@ -1,4 +1,4 @@
-//! Packet sockets: the options that live devices need, and the ring that the kernel receives into
+//! Packet sockets: the options that live devices need, and the receive ring shared with the kernel
 //! (packet(7), Documentation/networking/packet_mmap.rst).
 
 use std::ffi::c_void;
@@ -12,80 +12,80 @@ use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
-/// `ETH_P_ALL` of include/uapi/linux/if_ether.h: frames of every kind.
+/// `ETH_P_ALL` of include/uapi/linux/if_ether.h: frames of every protocol.
 const ETH_P_ALL: u16 = 3;
 
-/// Fields before a block's frames: where in it the kernel keeps whose it is, behind `version`
-/// and `offset_to_priv` of `struct tpacket_block_desc`.
+/// Offset in bytes of `block_status` in `struct tpacket_block_desc`, behind `version` and
+/// `offset_to_priv`.
 const BLOCK_STATUS_AT: usize = 8;
 
-/// `PACKET_FANOUT_FLAG_IGNORE_OUTGOING` of include/uapi/linux/if_packet.h: of a group, the sockets'
-/// own option does not count.
+/// `PACKET_FANOUT_FLAG_IGNORE_OUTGOING` of include/uapi/linux/if_packet.h: a fanout group does not
+/// follow the `PACKET_IGNORE_OUTGOING` option of its sockets.
 const PACKET_FANOUT_FLAG_IGNORE_OUTGOING: c_uint = 0x4000;
 
-/// A socket for whole frames, which never waits.
+/// Non-blocking packet socket for whole frames.
 #[derive(Debug)]
 pub struct PacketSocket(OwnedFd);
 
-/// Counters of the kernel since it was last asked.
+/// Counters of the kernel since they were last read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
     /// Frames that passed the filter.
     pub packets: u32,
-    /// Packets that there was no room for.
+    /// Packets dropped for want of room.
     pub drops: u32,
 }
 
 /// Interface that a socket is bound to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BoundPacketSocket {
-    /// The interface's number; `None` once it is gone.
+    /// Index of the interface; `None` once it is gone.
     pub interface: Option<u32>,
-    /// Header that its frames begin with: an `ARPHRD_` of include/uapi/linux/if_arp.h.
+    /// Type of link-layer header of its frames: an `ARPHRD_` of include/uapi/linux/if_arp.h.
     pub hardware: u16,
 }
 
 impl PacketSocket {
-    /// A socket of no interface and no protocol: it receives nothing before it is bound.
+    /// Opens a socket without interface and protocol: it receives nothing until it is bound.
     pub fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         Ok(Self(net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?))
     }
 
-    /// Has a `virtio_net_hdr` before each frame, both ways.
+    /// Prepends a `virtio_net_hdr` to each frame, in both directions.
     pub fn use_vnet_headers(&self) -> io::Result<()> {
         self.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1)
     }
 
-    /// Leaves out what the machine itself sends.
+    /// Excludes packets that this machine sends.
     pub fn ignore_outgoing(&self) -> io::Result<()> {
         self.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1)
     }
 
-    /// Receives from that interface.
+    /// Binds to an interface to receive from it.
     pub fn receive_from(&self, interface: u32) -> io::Result<()> {
         self.bind(interface, ETH_P_ALL)
     }
 
-    /// Sends to that interface, and receives nothing.
+    /// Binds to an interface to send only.
     pub fn send_to(&self, interface: u32) -> io::Result<()> {
         self.bind(interface, 0)
     }
 
-    /// Interface that it is bound to.
+    /// Interface that the socket is bound to.
     pub fn bound(&self) -> io::Result<BoundPacketSocket> {
         let mut address = link_address(0, 0);
         let mut len = size_as_u32::<libc::sockaddr_ll>();
         let fd = self.0.as_raw_fd();
-        // SAFETY: `address` is as large as `len` says, and any bytes make one.
+        // SAFETY: `address` has `len` bytes, and any bytes are a valid value.
         let done = unsafe { libc::getsockname(fd, (&raw mut address).cast(), &raw mut len) };
         checked(done)?;
-        // The kernel sets the index to -1 when the interface goes.
+        // The kernel sets the index to -1 when the interface is removed.
         let interface = u32::try_from(address.sll_ifindex).ok().filter(|&index| index > 0);
         Ok(BoundPacketSocket { interface, hardware: address.sll_hatype })
     }
 
-    /// Has the interface take frames for other stations, as long as this socket is open.
+    /// Makes the interface promiscuous as long as this socket is open.
     pub fn be_promiscuous(&self, interface: u32) -> io::Result<()> {
         let request = libc::packet_mreq {
             mr_ifindex: index_as_int(interface)?,
@@ -96,8 +96,9 @@ impl PacketSocket {
         self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
     }
 
-    /// Shares what the interface receives out among the sockets of a group, by flow: those of the
-    /// given group, or of a new one, whose number is returned. What the machine sends is left out.
+    /// Joins a fanout group, which distributes the packets that an interface receives among its
+    /// sockets by flow: the given group, or a new one, whose number is returned. Packets that this
+    /// machine sends are excluded.
     pub fn join_fanout(&self, group: Option<u16>) -> io::Result<u16> {
         let unique = match group {
             Some(_) => 0,
@@ -121,23 +122,23 @@ impl PacketSocket {
         Ok(Statistics { packets, drops })
     }
 
-    /// The error that waits on the socket, which then has none any more: `ENETDOWN` when the
-    /// interface went down.
+    /// Takes the pending error of the socket: `ENETDOWN` after the interface went down.
     pub fn take_error(&self) -> io::Result<Option<Errno>> {
         Ok(net::sockopt::socket_error(&self.0)?.err())
     }
 
-    /// Asks for room for packets that the device has not sent yet, as much as there may be.
+    /// Requests buffer space for packets that the device has not sent yet, up to what this process
+    /// may have.
     pub fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
         net::sockopt::set_socket_send_buffer_size_force(&self.0, bytes)
             .or_else(|_| net::sockopt::set_socket_send_buffer_size(&self.0, bytes))?;
         Ok(())
     }
 
-    /// The longest IP packet that an interface takes, in bytes.
+    /// MTU of an interface, in bytes.
     pub fn mtu(&self, interface: u32) -> io::Result<u32> {
         let name = net::netdevice::index_to_name(&self.0, interface)?;
-        // SAFETY: a struct of bytes and numbers, for which zeros are good.
+        // SAFETY: a struct of bytes and numbers, for which zeros are valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()).take(libc::IFNAMSIZ - 1) {
             *to = libc::c_char::from_ne_bytes([from]);
@@ -162,8 +163,8 @@ impl PacketSocket {
 
     fn set<T>(&self, level: c_int, name: c_int, value: &T) -> io::Result<()> {
         let (value, len) = ((&raw const *value).cast::<c_void>(), size_as_u32::<T>());
-        // SAFETY: the kernel reads `len` bytes at `value`; what they point to, if they do, their
-        // maker keeps until it is read.
+        // SAFETY: the kernel reads `len` bytes at `value`; memory that these point to, if any, is
+        // kept by the caller until then.
         checked(unsafe { libc::setsockopt(self.0.as_raw_fd(), level, name, value, len) })
     }
 
@@ -171,7 +172,8 @@ impl PacketSocket {
         let mut words = [0; N];
         let mut len = size_as_u32::<[c_uint; N]>();
         let (to, len) = ((&raw mut words).cast::<c_void>(), &raw mut len);
-        // SAFETY: the kernel writes no more than `len` bytes, which `words` has; any are good.
+        // SAFETY: the kernel writes no more than `len` bytes, which `words` has; any bytes are
+        // valid.
         checked(unsafe { libc::getsockopt(self.0.as_raw_fd(), level, name, to, len) })?;
         Ok(words)
     }
@@ -186,32 +188,32 @@ impl AsFd for PacketSocket {
 /// Layout of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingLayout {
-    /// Size of a block: a power of two, whole pages. A frame never lies in two.
+    /// Size of a block: a power of two, whole pages. No frame spans two blocks.
     pub block_bytes: u32,
     /// Number of blocks.
     pub blocks: u32,
-    /// Longest wait of the kernel before it hands over a block that is not full.
+    /// Longest time until the kernel hands over a block that is not full.
     pub retire_ms: u32,
-    /// True if frames come with the device's hash, or the kernel's where the device has none.
+    /// True if frames come with the device's hash, or the kernel's if the device has none.
     pub hashes: bool,
 }
 
-/// The ring that a socket receives into (`TPACKET_V3`): blocks, each the kernel's or ours, which
-/// change hands in turn.
+/// Ring that a socket receives into (`TPACKET_V3`): blocks that pass between the kernel and this
+/// process in order.
 #[derive(Debug)]
 pub struct RxRing {
     socket: PacketSocket,
     base: NonNull<u8>,
     layout: RingLayout,
-    /// The block that is ours next.
+    /// Index of the block that the kernel hands over next.
     next: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, and does not care which thread reads it.
+// SAFETY: the mapping belongs to this value alone, and is not tied to a thread.
 unsafe impl Send for RxRing {}
 
 impl RxRing {
-    /// Gives a socket that is not bound yet a ring.
+    /// Sets up a ring for a socket that is not bound yet.
     pub fn new(socket: PacketSocket, layout: RingLayout) -> io::Result<Self> {
         let RingLayout { block_bytes, blocks, retire_ms, hashes } = layout;
         let version = libc::tpacket_versions::TPACKET_V3 as c_int;
@@ -219,7 +221,7 @@ impl RxRing {
         let request = libc::tpacket_req3 {
             tp_block_size: block_bytes,
             tp_block_nr: blocks,
-            // Frames are as large as they come; only the product must be right.
+            // Frames have the size of their packets; only the product must be right.
             tp_frame_size: block_bytes,
             tp_frame_nr: blocks,
             tp_retire_blk_tov: retire_ms,
@@ -235,32 +237,32 @@ impl RxRing {
         Ok(Self { socket, base, layout, next: 0 })
     }
 
-    /// The socket that it belongs to.
+    /// The ring's socket.
     pub fn socket(&self) -> &PacketSocket {
         &self.socket
     }
 
-    /// The oldest block, if the kernel has handed it over: all of it, its descriptor first. What
-    /// stands there is the kernel's word and not checked.
+    /// Oldest block, descriptor included, if the kernel has handed it over. The bytes are as the
+    /// kernel wrote them, unchecked.
     pub fn block(&self) -> Option<&[u8]> {
-        // Pairs with the kernel's barrier before it writes the status: what it wrote before is
-        // seen by whoever sees the status.
+        // Pairs with the kernel's barrier before it writes the status: a reader of the status sees
+        // all that the kernel wrote before.
         let status = self.status().load(Ordering::Acquire);
         if status & libc::TP_STATUS_USER == 0 {
             return None;
         }
-        // SAFETY: a block of the mapping, which holds initialised bytes that the kernel leaves alone
-        // until `give_back`, which takes `&mut self`.
+        // SAFETY: a block of the mapping, which holds initialised bytes that the kernel does not
+        // touch until `give_back`, which takes `&mut self`.
         Some(unsafe { std::slice::from_raw_parts(self.first_byte(), self.block_bytes()) })
     }
 
-    /// Gives the oldest block back to the kernel, if it is ours.
+    /// Returns the oldest block to the kernel, if it was handed over.
     pub fn give_back(&mut self) {
         if self.block().is_none() {
             return;
         }
-        // Pairs with the kernel's look before it writes to the block: what was read here was read
-        // before.
+        // Pairs with the kernel's read of the status before it writes to the block: all reads of
+        // this process come before.
         self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
         self.next = (self.next + 1) % self.layout.blocks.max(1) as usize;
     }

@@ -1,4 +1,4 @@
-//! An event that another process has too: what rings of a virtio device are kicked and called by.
+//! Eventfd shared with another process: the kicks and calls of virtio rings.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -9,28 +9,28 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::aio::Signaller;
 
-/// A pipe-like file has no place to read at: this says that none is meant (`preadv2(2)`).
+/// `preadv2(2)`: offset -1 reads at the file's position, as an eventfd requires.
 const NO_OFFSET: u64 = u64::MAX;
 
-/// An event that one process signals and another waits for. Both have the same open file, so the
-/// other may take away what was signalled, fill the count, and set the flags of the file: nothing
-/// here reads or writes it in a way that could wait.
+/// Event that one process signals and another waits for. Both have the same open file, so the other
+/// process may reset it, fill its counter, and change its flags. Nothing here reads or writes it in
+/// a way that could block.
 #[derive(Debug)]
 pub struct PeerEvent(OwnedFd);
 
 impl PeerEvent {
-    /// An event that has not happened.
+    /// Creates an event that is not signalled.
     ///
     /// # Errors
-    /// When the process has no descriptors left.
+    /// If the process has no descriptors left.
     pub fn new() -> io::Result<Self> {
         Self::with_count(0)
     }
 
-    /// An event that has happened, before anybody else has it.
+    /// Creates an event that is signalled, before any other process has it.
     ///
     /// # Errors
-    /// When the process has no descriptors left.
+    /// If the process has no descriptors left.
     pub fn happened() -> io::Result<Self> {
         Self::with_count(1)
     }
@@ -39,33 +39,33 @@ impl PeerEvent {
         Ok(Self(eventfd(count, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
-    /// Has it happen. It never waits, whatever the other side has done to the event.
+    /// Signals the event. Never blocks, whatever the other side has done to it.
     ///
     /// # Errors
-    /// When the kernel has no memory: then it has not happened.
+    /// If the kernel has no memory: then the event is not signalled.
     pub fn signal(&self, signaller: &Signaller) -> io::Result<()> {
         signaller.signal(self.0.as_fd())
     }
 
-    /// Has it not have happened; returns whether it had. It never waits, whatever the flags are.
+    /// Resets the event. Returns true if it was signalled. Never blocks, whatever its flags.
     pub fn clear(&self) -> bool {
         let mut count = [0; 8];
         let mut into = [IoSliceMut::new(&mut count)];
         preadv2(&self.0, &mut into, NO_OFFSET, ReadWriteFlags::NOWAIT).is_ok()
     }
 
-    /// Descriptor that becomes readable when it happens.
+    /// Descriptor that is readable while the event is signalled.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
-    /// Another handle on it, as crate vhost takes it.
+    /// Another handle on the event, of the type that crate vhost takes.
     ///
     /// # Errors
-    /// When the process has no descriptors left.
+    /// If the process has no descriptors left.
     pub fn handle(&self) -> io::Result<EventFd> {
         let owned = self.0.try_clone()?.into_raw_fd();
-        // SAFETY: an open eventfd that was duplicated for this, and that nobody else closes.
+        // SAFETY: an open eventfd that was duplicated for this handle; nobody else closes it.
         Ok(unsafe { EventFd::from_raw_fd(owned) })
     }
 }
@@ -89,7 +89,7 @@ mod tests {
         assert!(PeerEvent::happened().unwrap().clear());
     }
 
-    /// The flags and the count belong to the open file, which the peer has as well.
+    /// The flags and the counter belong to the open file, which the peer has as well.
     #[test]
     fn blocking_peer_event_holds_nobody() {
         let (event, signaller) = (PeerEvent::new().unwrap(), Signaller::new().unwrap());

@@ -1,4 +1,4 @@
-//! Unix sockets that this process listens at, for its own user alone.
+//! Unix sockets that this process listens at, for its own user only.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -16,24 +16,24 @@ use rustix::net::{
 
 use crate::error::{Error, Result};
 
-/// Clients that wait to be let in.
+/// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
 
-/// A socket that its owner's programs connect to.
+/// Listening socket that only programs of its user can connect to.
 #[derive(Debug)]
 pub struct PrivateListener {
     listener: UnixListener,
     path: PathBuf,
-    /// The socket's file, by device and inode: another may have taken the path.
+    /// Device and inode of the socket's file: another file may have replaced it at the path.
     identity: (u64, u64),
 }
 
 impl PrivateListener {
-    /// Listens at `path`, from the first moment on for this user only. What a dead process left
-    /// there is replaced. `what` names the socket in errors.
+    /// Listens at `path`. The file is accessible to this user only from its creation on. A socket
+    /// left by a dead process is replaced. `what` names the socket in errors.
     ///
     /// # Errors
-    /// When a live process listens there, there is a file of another kind, or the system refuses.
+    /// If a live process listens there, a file of another kind is there, or the system refuses.
     pub fn bind(path: &Path, what: &'static str) -> Result<Self> {
         let listener = listen_at(path, what)?;
         let identity = identity(path).map_err(Error::file("create", path))?;
@@ -45,21 +45,22 @@ impl PrivateListener {
         &self.listener
     }
 
-    /// Removes the file, once, when nobody is to come any more.
+    /// Removes the socket's file, if it is still ours. To be called when no client should connect
+    /// any more.
     pub fn remove(&self) {
         if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
-            // What cannot be removed now is replaced by whoever listens there next.
+            // A file that cannot be removed is replaced by the next process that listens there.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// The address of a socket at `path`, which `what` names in errors.
+/// Address of a socket at `path`, which `what` names in errors.
 ///
 /// # Errors
-/// When the path is too long for one.
+/// If the path is too long for a socket.
 pub fn address_of(path: &Path, what: &'static str) -> Result<SocketAddrUnix> {
-    // One byte less than the kernel takes: clients want to end it with a zero.
+    // One byte less than the kernel takes: clients append a NUL.
     let fits = SocketAddr::from_pathname(path).is_ok();
     SocketAddrUnix::new(path).ok().filter(|_| fits).ok_or_else(|| Error::Setting {
         what,
@@ -68,15 +69,15 @@ pub fn address_of(path: &Path, what: &'static str) -> Result<SocketAddrUnix> {
     })
 }
 
-/// Time that a run waits for another that looks for its socket just now: a second.
+/// Attempts to lock the directory: a second in all. Another run holds the lock while it binds.
 const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Binds a socket that is private from the first moment on.
+/// Binds a socket that is private from its creation on.
 fn listen_at(path: &Path, what: &'static str) -> Result<UnixListener> {
     let refused = || Error::file("create", path);
     let address = address_of(path, what)?;
-    // Two runs that begin at once look and bind one after the other.
+    // Two runs that start at once check and bind one after the other.
     let above = path.parent().filter(|above| !above.as_os_str().is_empty());
     let directory = File::open(above.unwrap_or(Path::new("."))).map_err(refused())?;
     lock(&directory).map_err(Error::file("lock", above.unwrap_or(Path::new("."))))?;
@@ -93,8 +94,8 @@ fn listen_at(path: &Path, what: &'static str) -> Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// Takes a lock that another run holds for a moment. Anybody who can open the directory can hold it for
-/// ever, so it is not waited for without end.
+/// Takes a lock that another run holds for a moment. Any process that can open the directory can
+/// hold it forever, so the wait is bounded.
 fn lock(directory: &File) -> io::Result<()> {
     for _ in 0..LOCK_TRIES {
         match flock(directory, FlockOperation::NonBlockingLockExclusive) {
@@ -105,20 +106,21 @@ fn lock(directory: &File) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::WouldBlock, "another process holds a lock on the directory"))
 }
 
-/// Removes the socket of a run that has died; refuses to touch anything else.
+/// Removes the socket of a dead run; refuses to touch anything else.
 fn remove_stale(path: &Path, what: &'static str, address: &SocketAddrUnix) -> Result<()> {
     let metadata = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         metadata => metadata.map_err(Error::file("create", path))?,
     };
     if !metadata.file_type().is_socket() {
+        // A file of another kind is not ours to remove.
         return Err(Error::Setting {
             what,
             value: path.display().to_string(),
             why: "there is a file that is no socket; give another path".to_owned(),
         });
     }
-    // Not to wait for a run that is too busy to listen.
+    // Non-blocking: a live run may be too busy to accept.
     let probe = stream_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
     let probe = probe.map_err(|errno| Error::file("create", path)(errno.into()))?;
     match connect(&probe, address) {

@@ -1,4 +1,4 @@
-//! Privileges that a device takes, and giving them up afterwards.
+//! Privileges that a device needs, and dropping them afterwards.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -12,10 +12,10 @@ use super::interface::Interface;
 use super::{User, user};
 use crate::error::{Error, Result};
 
-/// `CAP_BPF` of include/uapi/linux/capability.h, which Linux 5.8 brought.
+/// `CAP_BPF` of include/uapi/linux/capability.h, since Linux 5.8.
 const CAP_BPF: u32 = 39;
 
-/// A capability that a device may take.
+/// Capability that a device may need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Capability {
     NetRaw,
@@ -38,7 +38,7 @@ impl Capability {
         Self::SetGid,
     ];
 
-    /// As capabilities(7) and setcap(8) have it, in small letters.
+    /// Name as in capabilities(7) and setcap(8), in lower case.
     fn name(self) -> &'static str {
         match self {
             Self::NetRaw => "cap_net_raw",
@@ -51,9 +51,9 @@ impl Capability {
         }
     }
 
-    /// True if a thread with these has it.
+    /// True if a thread with the set `has` has this capability.
     fn is_in(self, has: CapabilitySet) -> bool {
-        // The kernel takes the older one for it as well (`bpf_capable`).
+        // The kernel accepts CAP_SYS_ADMIN in place of CAP_BPF (`bpf_capable`).
         let is_older = self == Self::Bpf && has.contains(CapabilitySet::SYS_ADMIN);
         is_older || has.contains(self.bit())
     }
@@ -74,7 +74,7 @@ impl Capability {
 /// Checks that the calling thread may receive and send by AF_XDP.
 ///
 /// # Errors
-/// [`Error::Privilege`] with what is missing.
+/// [`Error::Privilege`] with the missing capabilities.
 pub fn for_af_xdp(device: &str) -> Result<()> {
     let bpf = if knows_cap_bpf() { Capability::Bpf } else { Capability::SysAdmin };
     let needed = [Capability::NetRaw, Capability::NetAdmin, bpf];
@@ -89,11 +89,11 @@ pub fn for_af_xdp(device: &str) -> Result<()> {
     })
 }
 
-/// Checks that `bytes` of packet memory may be locked, which AF_XDP does with it. It counts what
-/// this process asks for; what others of the same user have locked, the kernel counts too.
+/// Checks that `bytes` of packet memory may be locked, as AF_XDP does. Only this request is
+/// compared with the limit; the kernel also counts memory locked by other processes of the user.
 ///
 /// # Errors
-/// [`Error::Privilege`] with the limit that there is.
+/// [`Error::Privilege`] with the limit to set.
 pub fn for_locked_memory(device: &str, bytes: u64) -> Result<()> {
     let limit_bytes = process::getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
     if bytes <= limit_bytes {
@@ -113,7 +113,7 @@ pub fn for_locked_memory(device: &str, bytes: u64) -> Result<()> {
 /// Checks that the calling thread may open packet sockets, promiscuous or not.
 ///
 /// # Errors
-/// [`Error::Privilege`] with what is missing.
+/// [`Error::Privilege`] with the missing capabilities.
 pub fn for_af_packet(device: &str, is_promiscuous: bool) -> Result<()> {
     let needed: &[_] = if is_promiscuous {
         &[Capability::NetRaw, Capability::NetAdmin]
@@ -123,11 +123,11 @@ pub fn for_af_packet(device: &str, is_promiscuous: bool) -> Result<()> {
     require(&format!("AF_PACKET on {device}"), needed)
 }
 
-/// Checks that the calling thread may open that TAP or TUN, or make it: who a persistent one
-/// belongs to needs nothing (`tun_not_capable` in drivers/net/tun.c).
+/// Checks that the calling thread may open a TAP or TUN, or create it. The owner of a persistent
+/// device needs no capability (`tun_not_capable` in drivers/net/tun.c).
 ///
 /// # Errors
-/// [`Error::Privilege`] with what is missing.
+/// [`Error::Privilege`] with the missing capabilities.
 pub fn for_tun(device: &str) -> Result<()> {
     if let Ok(Interface { tun: Some(tun), .. }) = Interface::named(device) {
         let User { uid, gid } = user();
@@ -141,16 +141,16 @@ pub fn for_tun(device: &str) -> Result<()> {
     require(&format!("the TAP or TUN {device}"), &[Capability::NetAdmin])
 }
 
-/// Checks that the calling thread has all of these.
+/// Checks that the calling thread has all of these capabilities.
 fn require(what: &str, needed: &[Capability]) -> Result<()> {
-    // A thread can always ask about itself.
+    // Reading a thread's own capabilities does not fail.
     let has = thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
     let missing = needed.iter().filter(|capability| !capability.is_in(has));
     let missing: Vec<_> = missing.map(|capability| capability.name()).collect();
     if missing.is_empty() {
         return Ok(());
     }
-    // A file has the capabilities that it was given last, and no others: it keeps those it gave.
+    // setcap replaces all capabilities of a file, so the advice includes those that it granted.
     let is_kept = |capability: &Capability| !user().is_root() && has.contains(capability.bit());
     let granted = Capability::ALL.into_iter();
     let granted = granted.filter(|capability| needed.contains(capability) || is_kept(capability));
@@ -159,12 +159,12 @@ fn require(what: &str, needed: &[Capability]) -> Result<()> {
     Err(Error::Privilege { what, missing, help: how_to_have(&granted.join(",")) })
 }
 
-/// Advice on how this program comes by these capabilities.
+/// Advice on how to give this program the capabilities.
 fn how_to_have(granted: &str) -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "forebay".into());
     let grant = format!("sudo setcap {granted}+ep {}", quoted(&program));
     if thread::no_new_privs().unwrap_or(false) {
-        // The kernel passes over what a file grants then.
+        // With no_new_privs the kernel ignores file capabilities.
         "run as root: this process may gain no privileges (no_new_privs), so setcap does not help"
             .to_owned()
     } else {
@@ -172,27 +172,27 @@ fn how_to_have(granted: &str) -> String {
     }
 }
 
-/// A path as a shell takes it.
+/// Path quoted for a shell.
 fn quoted(path: &Path) -> String {
     let path = path.display().to_string();
     let is_plain = |letter: char| letter.is_alphanumeric() || "/._-+:@%".contains(letter);
     if path.chars().all(is_plain) { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
-/// True if the kernel has `CAP_BPF`: before, it asks for `CAP_SYS_ADMIN` in its place.
+/// True if the kernel has `CAP_BPF`: older ones require `CAP_SYS_ADMIN` in its place.
 fn knows_cap_bpf() -> bool {
     let last = fs::read_to_string("/proc/sys/kernel/cap_last_cap");
     last.ok().and_then(|last| last.trim().parse::<u32>().ok()).is_none_or(|last| last >= CAP_BPF)
 }
 
-/// Makes the whole process that of `user`: `NAME`, `UID`, or either with `:GROUP`, for good. Its
-/// groups are that user's, its capabilities are gone, and programs that it starts gain none. To be
-/// called after opening what takes privileges, at best before other threads are started: those
-/// change their user too, but can keep capabilities that the program's file has, which is an error.
+/// Makes `user` the user of the whole process for good: `NAME`, `UID`, or either with `:GROUP`. The
+/// process gets that user's groups, loses its capabilities, and programs that it starts gain none.
+/// To be called after opening what needs privileges, preferably before other threads start: those
+/// change their user too, but can keep capabilities of the program's file, which is an error.
 ///
 /// # Errors
 /// [`Error::Setting`] if there is no such user; [`Error::Privilege`] if the process may not become
-/// it; [`Error::Device`] if anything is left of what it was.
+/// it; [`Error::Device`] if any of the old identity or privileges remains.
 pub fn drop_to(user: &str) -> Result<User> {
     let Wanted { to, groups } = wanted(user)?;
     let is_it = || {
@@ -221,13 +221,13 @@ pub fn drop_to(user: &str) -> Result<User> {
     Ok(to)
 }
 
-/// A user, and the groups that go with it.
+/// User and groups to change to.
 struct Wanted {
     to: User,
     groups: Vec<Gid>,
 }
 
-/// Finds the user that `text` names.
+/// Resolves the user that `text` names.
 fn wanted(text: &str) -> Result<Wanted> {
     let refused = |why: String| Error::Setting { what: "user", value: text.to_owned(), why };
     let (name, group) = match text.split_once(':') {
@@ -264,23 +264,24 @@ fn wanted(text: &str) -> Result<Wanted> {
             return Err(refused("this user has no name: say its group too, as UID:GID".to_owned()));
         }
     };
-    // The number that means "leave it as it is", and the one that keeps everything.
+    // -1 means "unchanged" to setresuid(2).
     if [uid, gid].contains(&u32::MAX) {
         return Err(refused("there is no such user".to_owned()));
     }
     if uid == 0 {
+        // A process of root would keep all privileges.
         return Err(refused("root keeps all privileges".to_owned()));
     }
     Ok(Wanted { to: User { uid, gid }, groups })
 }
 
-/// The kernel keeps capabilities for each thread; what it tells of each is believed.
+/// Checks /proc for capabilities of each thread: the kernel keeps them per thread.
 fn see_that_all_threads_are_without_capabilities(user: &str) -> Result<()> {
     let unread = |source| left(user, "see that its threads have no capabilities", source);
     for task in fs::read_dir("/proc/self/task").map_err(unread)? {
         let status = match fs::read_to_string(task.map_err(unread)?.path().join("status")) {
             Ok(status) => status,
-            Err(_) => continue, // it has ended meanwhile
+            Err(_) => continue, // the thread has ended
         };
         let has_some = status.lines().any(|line| {
             let of_thread = ["CapPrm:", "CapEff:", "CapAmb:"];
@@ -295,7 +296,7 @@ fn see_that_all_threads_are_without_capabilities(user: &str) -> Result<()> {
     Ok(())
 }
 
-/// Something that keeps the process from being just that user's.
+/// Error about a remainder of the old identity or privileges.
 fn left(user: &str, what: &str, source: impl Into<std::io::Error>) -> Error {
     Error::Device {
         name: format!("user {user}"),

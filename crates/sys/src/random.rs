@@ -1,18 +1,18 @@
-//! Random numbers that a seed determines, the same on every machine and in every version.
+//! Pseudo-random numbers, the same for a seed on every machine and in every version.
 
-/// SplitMix64 (Steele, Lea and Flood 2014): one multiplication away from a counter, good enough
-/// to draw interleavings and traffic from, never used where a secret is needed.
+/// SplitMix64 (Steele, Lea and Flood 2014): a hashed counter, good enough to draw interleavings and
+/// traffic, never used for a secret.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The numbers of a seed.
+    /// Creates the sequence of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.0;
@@ -21,13 +21,13 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// A number below `bound`; 0 if `bound` is 0.
+    /// Next number below `bound`; 0 if `bound` is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         let product = u128::from(self.bits()) * u128::from(bound);
         u64::try_from(product >> 64).unwrap_or(0)
     }
 
-    /// A number from `first` to `last`, both included.
+    /// Next number from `first` to `last`, both included.
     pub fn between(&mut self, first: u64, last: u64) -> u64 {
         first + self.below((last - first).saturating_add(1))
     }

@@ -1,9 +1,10 @@
-//! A descriptor pair that tells somebody who waits for a descriptor that he may read, and that he may write, each by
-//! itself and for as long as it is so.
+//! Descriptor for poll(2) whose readability and writability are set by the engine, independently
+//! and level-triggered.
 //!
-//! The descriptor is one end of a pair of connected sockets. A byte that was put in at the other end makes it
-//! readable, until it is taken out again; so much that waits for the other end to be read makes it not
-//! writable. Nobody but us reads or writes either end.
+//! The descriptor is one end of a pair of connected stream sockets. A byte written at the other end
+//! makes it readable, until the byte is read again. Unread bytes towards the other end that exceed
+//! its send buffer's threshold make it not writable. Nobody but this module reads or writes either
+//! end.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,14 +12,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-/// More than a quarter of the least buffer that a socket has: with that waiting it is not writable.
+/// More than a quarter of the smallest send buffer: with these bytes unread the socket is not
+/// writable.
 const STOPPER: [u8; 2048] = [0; 2048];
 
-/// The end that is told: whoever waits has this descriptor.
+/// End of the pair that is polled.
 #[derive(Debug)]
 pub struct ReadinessTold(OwnedFd);
 
-/// The end that tells.
+/// End of the pair that sets readability and writability.
 #[derive(Debug)]
 pub struct Teller {
     descriptor: OwnedFd,
@@ -26,43 +28,43 @@ pub struct Teller {
     is_writable: bool,
 }
 
-/// Makes both ends. One may write, and not read.
+/// Creates both ends. Initially writable, not readable.
 ///
 /// # Errors
-/// When the process has no descriptors left.
+/// If the process has no descriptors left.
 pub fn readiness() -> io::Result<(Teller, ReadinessTold)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (descriptor, told) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The least that there is.
+    // The kernel raises 0 to its minimum.
     set_socket_send_buffer_size(&told, 0)?;
     Ok((Teller { descriptor, is_readable: false, is_writable: true }, ReadinessTold(told)))
 }
 
-// None of the calls below fails but by what was checked before: both ends are there, do not block, and
-// nothing else is in between.
+// No call below fails except by the state that was checked before: both ends are open and
+// non-blocking, and nobody else uses them.
 impl Teller {
-    /// Says that one may read.
+    /// Makes the other end readable.
     pub fn readable(&mut self) {
         if !self.is_readable {
             self.is_readable = rustix::io::write(&self.descriptor, &[0]).is_ok();
         }
     }
 
-    /// Takes that back.
+    /// Makes the other end not readable.
     pub fn not_readable(&mut self, told: &ReadinessTold) {
         if self.is_readable {
             self.is_readable = rustix::io::read(&told.0, &mut [0; 8]).is_err();
         }
     }
 
-    /// Says that one may write.
+    /// Makes the other end writable.
     pub fn writable(&mut self) {
         if !self.is_writable {
             self.is_writable = rustix::io::read(&self.descriptor, &mut [0; STOPPER.len()]).is_ok();
         }
     }
 
-    /// Takes that back.
+    /// Makes the other end not writable.
     pub fn not_writable(&mut self, told: &ReadinessTold) {
         if self.is_writable {
             self.is_writable = rustix::io::write(&told.0, &STOPPER).is_err();

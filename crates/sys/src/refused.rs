@@ -1,16 +1,16 @@
-//! Outcome of a change.
+//! Outcome of a write to the control tree.
 
 use super::errno::Errno;
 use crate::cpu_list::CpuList;
 
-/// A write that was taken.
+/// Outcome of an accepted write.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Written {
-    /// Value in force, if it is not the one that was asked for, and the reason.
+    /// Value in force and the reason, if it is not the one requested.
     pub in_effect: String,
-    /// The CPUs that were asked for in vain: the kernel drops them without a word.
+    /// Requested CPUs that do not exist: the kernel drops them silently.
     pub ignored: CpuList,
-    /// Bytes of a text that were taken: a writer goes on with the rest, as it does with files.
+    /// Number of bytes of the text consumed: the writer continues with the rest, as with files.
     pub len_bytes: usize,
 }
 
@@ -18,19 +18,19 @@ pub struct Written {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{errno}: {why}")]
 pub struct Refused {
-    /// As a system call would say it.
+    /// Errno that a system call would return.
     pub errno: Errno,
-    /// As a person would.
+    /// Reason in words.
     pub why: String,
 }
 
 impl Refused {
-    /// A refusal, by the kernel's name and in words.
+    /// Creates a refusal from the kernel's name and words.
     pub fn new(errno: Errno, why: impl Into<String>) -> Self {
         Self { errno, why: why.into() }
     }
 
-    /// Reads what [`Display`](std::fmt::Display) wrote.
+    /// Parses the output of [`Display`](std::fmt::Display).
     pub fn from_line(line: &str) -> Option<Self> {
         let (errno, why) = line.split_once(": ")?;
         Some(Self::new(Errno::named(errno)?, why))

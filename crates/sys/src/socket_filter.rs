@@ -1,4 +1,4 @@
-//! Filters of sockets: classic BPF.
+//! Socket filters in classic BPF.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,19 +9,19 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 pub struct FilterInstruction {
     /// Operation.
     pub code: u16,
-    /// Number of instructions that are skipped if it is so.
+    /// Number of instructions skipped if the condition holds.
     pub jt: u8,
-    /// Instructions that are skipped if it is not.
+    /// Number of instructions skipped if it does not hold.
     pub jf: u8,
-    /// The number in the instruction.
+    /// Immediate operand.
     pub k: u32,
 }
 
-/// Has the kernel run this filter on each packet before the socket gets it, in place of the filter
-/// before. What the socket has already is not filtered again.
+/// Attaches a filter to a socket in place of an earlier one. Packets already queued on the socket
+/// are not filtered again.
 ///
 /// # Errors
-/// What the kernel says: `EINVAL` when the filter reads or jumps where it may not, or is empty.
+/// The kernel's error: `EINVAL` if the filter reads or jumps out of bounds, or is empty.
 pub fn attach(socket: BorrowedFd<'_>, filter: &[FilterInstruction]) -> io::Result<()> {
     let too_long = |_| io::Error::from(io::ErrorKind::InvalidInput);
     let program = libc::sock_fprog {

@@ -1,9 +1,9 @@
-//! Topology: which CPUs share a cache, a memory node or a core, as sysfs tells it
-//! (Documentation/ABI/testing/sysfs-devices-system-cpu), and the masks that follow from it.
+//! CPU topology: the CPUs that share a cache, a memory node or a core, by sysfs
+//! (Documentation/ABI/testing/sysfs-devices-system-cpu), and the masks derived from it.
 //!
-//! Steering pays where the CPU that polls and the one that takes over share a cache (RPS-C1,
-//! RPS-C2). sysfs says nothing of CPUs that are offline, and on some machines little of any. What
-//! is missing, cannot be read or contradicts itself is taken as not said.
+//! Steering pays if the polling CPU and the one that takes over share a cache (RPS-C1, RPS-C2).
+//! sysfs has nothing about offline CPUs, and little about any on some machines. Facts that are
+//! missing, unreadable or contradictory count as unknown.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,30 +17,30 @@ use crate::cpu_list::CpuList;
 /// Root of sysfs.
 pub const SYSFS: &str = "/sys";
 
-/// Caches of a CPU that are looked at: `index0` and so on. Machines have up to five.
+/// Most caches of a CPU that are read: `index0` and so on. Machines have up to five.
 const CACHES_MAX: u32 = 16;
 
-/// Bytes that are read of a file: enough for a list of every CPU that there can be, each by itself.
+/// Most bytes that are read of a file: enough for a list of every possible CPU.
 const FILE_BYTES_MAX: u64 = 32 << 10;
 
-/// Entries of a CPU's directory that are looked at for its memory node.
+/// Most entries of a CPU's directory that are searched for its memory node.
 const ENTRIES_MAX: usize = 1024;
 
-/// Topology of some CPUs, by one reading of sysfs.
+/// Topology of some CPUs, from one reading of sysfs.
 #[derive(Clone, Debug, Default)]
 pub struct Topology {
-    /// CPUs that are not here do not exist, or nobody asked.
+    /// Place of each CPU; CPUs that do not exist or were not requested are absent.
     places: BTreeMap<CpuId, CpuPlace>,
     online: Option<CpuList>,
     possible: Option<CpuList>,
 }
 
-/// Place of a CPU.
+/// Cache, core and memory node of a CPU.
 #[derive(Clone, Debug, Default)]
 struct CpuPlace {
     /// Last-level cache.
     cache: Option<Cache>,
-    /// The CPUs of its core, itself among them.
+    /// CPUs of its core, itself among them.
     core: Option<CpuList>,
     /// Memory node.
     node: Option<u16>,
@@ -49,50 +49,50 @@ struct CpuPlace {
 #[derive(Clone, Debug)]
 struct Cache {
     level: u8,
-    /// The CPUs that share it, the one that says so among them.
+    /// CPUs that share the cache, by the file of one that is among them.
     cpus: CpuList,
 }
 
-/// CPUs that the packets of a queue should go to.
+/// Proposal of the CPUs that a queue's packets should go to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Advice {
-    /// The CPU that polls the queue.
+    /// CPU that polls the queue.
     pub polling: CpuId,
-    /// Sharing of the CPUs with it.
+    /// Cache or memory node that these CPUs share with the polling one.
     pub scope: Scope,
-    /// The CPUs in order of preference: of those with the same standing, in order of number. The
-    /// one that polls comes last, if it is among those that run.
+    /// CPUs in order of preference; by number among those of the same standing. The polling CPU
+    /// comes last, if it is one of the running ones.
     pub order: Vec<(CpuId, Standing)>,
-    /// CPUs that run and are too far away.
+    /// Running CPUs that are too far away.
     pub left_out: CpuList,
 }
 
-/// Sharing between CPUs.
+/// Kind of sharing between CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
-    /// The last-level cache, of this level.
+    /// A last-level cache of this level.
     Cache(u8),
-    /// The memory node of this number; nobody else who runs shares the cache.
+    /// The memory node of this number; no other running CPU shares the polling CPU's cache.
     Node(u16),
-    /// Nothing that is known: all that run are taken.
+    /// Nothing known: all running CPUs are taken.
     Everything,
 }
 
-/// Relation of a CPU to the one that polls, the best first.
+/// Relation of a CPU to the polling one, best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Standing {
-    /// On a core of its own.
+    /// First CPU of a core other than the polling one's.
     OtherCore,
-    /// On the core of one that is preferred.
+    /// On the core of a CPU that is preferred.
     FurtherThread,
-    /// On the core of the one that polls, which loses what this one does.
+    /// On the polling CPU's core, whose polling it slows down.
     PollingCore,
-    /// The one that polls, which has polling to do.
+    /// The polling CPU itself, which is busy polling.
     Polling,
 }
 
 impl Topology {
-    /// Reads what the tree at `sysfs` says of `cpus`.
+    /// Reads the topology of `cpus` from the tree at `sysfs`.
     #[must_use]
     pub fn read(sysfs: &Path, cpus: &CpuList) -> Self {
         let system = sysfs.join("devices/system/cpu");
@@ -107,20 +107,21 @@ impl Topology {
         }
     }
 
-    /// The CPUs that are online, if the tree at `sysfs` says so.
+    /// CPUs that are online, if the tree at `sysfs` has them.
     #[must_use]
     pub fn online(sysfs: &Path) -> Option<CpuList> {
         read_list(&sysfs.join("devices/system/cpu/online")).filter(|online| !online.is_empty())
     }
 
-    /// Default of `rps_cpus`: those of the running CPUs that share
-    /// the last-level cache with the one that polls, see [`advise`](Self::advise).
+    /// Default of `rps_cpus`: the running CPUs that share the last-level cache with the polling
+    /// one; see [`advise`](Self::advise).
     #[must_use]
     pub fn default_rps_cpus(&self, polling: CpuId, running: &CpuList) -> CpuList {
         self.advise(polling, running).rps_cpus()
     }
 
-    /// The same for the first `queues` of the CPUs, one of which polls each queue: together.
+    /// Union of the defaults for the first `queues` of the running CPUs, each of which polls a
+    /// queue.
     #[must_use]
     pub fn near_polling(&self, queues: usize, running: &CpuList) -> CpuList {
         let polling = running.cpus().iter().take(queues);
@@ -128,10 +129,9 @@ impl Topology {
         CpuList::new(near.flat_map(|near| near.cpus().to_vec()))
     }
 
-    /// Running CPUs that the packets of a queue should go to that `polling` polls: those
-    /// that share its last-level cache; if it has that for itself, those of its memory node; if
-    /// none is known to be near, all. CPUs that do not exist here are as near as can be: whoever
-    /// names them is simulating.
+    /// Running CPUs that the packets of a queue polled by `polling` should go to: those that share
+    /// its last-level cache; if none of the others do, those of its memory node; if none is known
+    /// to be near, all. CPUs that do not exist count as near, since they occur in simulations only.
     #[must_use]
     pub fn advise(&self, polling: CpuId, running: &CpuList) -> Advice {
         let among = |is_near: &dyn Fn(CpuId) -> bool| {
@@ -156,8 +156,7 @@ impl Topology {
         Advice { polling, scope, order: self.order(polling, &cpus), left_out }
     }
 
-    /// Number of CPUs that the kernel's bitmaps have room for here (`nr_cpu_ids`), at least those of
-    /// `cpus`.
+    /// Number of bits of the kernel's bitmaps here (`nr_cpu_ids`), at least enough for `cpus`.
     #[must_use]
     pub fn mask_width(&self, cpus: &CpuList) -> u16 {
         let known = [self.possible.as_ref(), self.online.as_ref(), Some(cpus)];
@@ -182,8 +181,8 @@ impl Topology {
         order
     }
 
-    /// True if the two share a last-level cache, given that `cpu`'s is known: both say so, as far
-    /// as they say anything.
+    /// True if the two share a last-level cache, given that `cpu`'s is known: both files agree, as
+    /// far as they are known.
     fn share_cache(&self, cpu: CpuId, other: CpuId) -> bool {
         let Some(other_place) = self.places.get(&other) else { return true };
         let names = |cache: &Option<Cache>, named| {
@@ -198,14 +197,14 @@ impl Topology {
         self.places.get(&cpu).is_none_or(|place| place.node == Some(node))
     }
 
-    /// The CPUs of lower number on the core of one.
+    /// CPUs of lower number on the core of `cpu`.
     fn threads_before(&self, cpu: CpuId) -> impl Iterator<Item = CpuId> {
         let core = self.places.get(&cpu).and_then(|place| place.core.as_ref());
         let threads = core.into_iter().flat_map(|core| core.cpus().iter().copied());
         threads.filter(move |&before| before < cpu && self.share_core(before, cpu))
     }
 
-    /// True if both say that the two share a core.
+    /// True if the files of both say that they share a core.
     fn share_core(&self, cpu: CpuId, other: CpuId) -> bool {
         let core = |cpu| self.places.get(&cpu)?.core.as_ref();
         core(cpu).is_some_and(|core| core.contains(other))
@@ -214,14 +213,14 @@ impl Topology {
 }
 
 impl Advice {
-    /// The mask.
+    /// Mask of all proposed CPUs.
     #[must_use]
     pub fn rps_cpus(&self) -> CpuList {
         CpuList::new(self.order.iter().map(|&(cpu, _)| cpu))
     }
 
-    /// The mask for when polling is enough for a CPU to do: without the one that polls, if there
-    /// is another ("At high interrupt rate, it might be wise to exclude the interrupting CPU",
+    /// Mask for a CPU that is busy with polling alone: without the polling one, if there is another
+    /// ("At high interrupt rate, it might be wise to exclude the interrupting CPU",
     /// Documentation/networking/scaling.rst).
     #[must_use]
     pub fn rps_cpus_without_polling(&self) -> Option<CpuList> {
@@ -229,7 +228,7 @@ impl Advice {
         Some(CpuList::new(others)).filter(|others| !others.is_empty())
     }
 
-    /// The CPUs of one standing.
+    /// CPUs of one standing.
     #[must_use]
     pub fn of_standing(&self, standing: Standing) -> CpuList {
         CpuList::new(self.order.iter().filter(|(_, other)| *other == standing).map(|it| it.0))
@@ -245,8 +244,8 @@ impl CpuPlace {
     }
 }
 
-/// The highest level that holds data. If it is not known which that is or who shares it, nothing
-/// is: a lower one would not be the last.
+/// Cache of the highest level that holds data. `None` if it is unknown which that is or who shares
+/// it: a lower level would not be the last.
 fn last_level_cache(directory: &Path, cpu: CpuId) -> Option<Cache> {
     let mut last = None;
     for index in 0..CACHES_MAX {
@@ -258,6 +257,7 @@ fn last_level_cache(directory: &Path, cpu: CpuId) -> Option<Cache> {
         let holds_data = match read(&directory.join("type"))?.trim() {
             "Data" | "Unified" => true,
             "Instruction" => false,
+            // An unknown type may be the last level that holds data.
             _ => return None,
         };
         if holds_data && last.as_ref().is_none_or(|(highest, _)| *highest < level) {
@@ -269,7 +269,7 @@ fn last_level_cache(directory: &Path, cpu: CpuId) -> Option<Cache> {
     cpus.contains(cpu).then_some(Cache { level, cpus })
 }
 
-/// The node that the CPU's directory has a link to, if it is one.
+/// Memory node that the CPU's directory links to; `None` if there are several.
 fn node(directory: &Path) -> Option<u16> {
     let entries = fs::read_dir(directory).ok()?.take(ENTRIES_MAX);
     let mut nodes = entries.filter_map(|entry| {
@@ -284,10 +284,11 @@ fn read_list(path: &Path) -> Option<CpuList> {
     CpuList::parse_list(&read(path)?).ok()
 }
 
-/// The text of a small file.
+/// Text of a small file.
 fn read(path: &Path) -> Option<String> {
     let mut text = String::new();
     let read = File::open(path).ok()?.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
+    // A truncated list would leave out CPUs.
     (u64::try_from(read).ok()? < FILE_BYTES_MAX).then_some(text)
 }
 
@@ -298,7 +299,7 @@ mod tests {
 
     use super::*;
 
-    /// A made-up /sys.
+    /// Synthetic /sys.
     struct Tree(TempDir);
 
     impl Tree {
@@ -312,7 +313,7 @@ mod tests {
             fs::write(path, text).unwrap();
         }
 
-        /// A CPU with caches as on most machines; `caches` are lists by level, from 1 on.
+        /// Adds a CPU with caches as on most machines; `caches` are lists by level, from 1 on.
         fn cpu(&self, cpu: u16, core: &str, node: u16, caches: &[&str]) {
             self.write(&format!("cpu{cpu}/topology/core_cpus_list"), core);
             self.write(&format!("cpu{cpu}/node{node}/cpulist"), "");
@@ -326,8 +327,8 @@ mod tests {
             }
         }
 
-        /// Two packages of four cores with two threads each (n and n + 8); two cores share a last
-        /// cache.
+        /// Two packages of four cores with two threads each (n and n + 8); two cores share a
+        /// last-level cache.
         fn two_packages() -> Self {
             let tree = Self::new();
             for cpu in 0..16 {
@@ -345,7 +346,7 @@ mod tests {
             Topology::read(self.0.path(), &running).advise(CpuId(polling), &running)
         }
 
-        /// Scope and mask.
+        /// Scope and mask of the advice.
         fn mask(&self, polling: u16, running: &str) -> (Scope, String) {
             let advice = self.advise(polling, running);
             (advice.scope, advice.rps_cpus().to_string())
@@ -386,7 +387,8 @@ mod tests {
             ("0,2,4", Scope::Node(0), "0,2"),
             ("0,4,6", Scope::Everything, "0,4,6"),
             ("0", Scope::Everything, "0"),
-            // One that does not exist is as near as can be, one that runs and exists is not.
+            // A CPU that does not exist counts as near; an existing one of the node does not share
+            // the cache.
             ("0,2,40", Scope::Cache(3), "0,40"),
         ] {
             assert_eq!(tree.mask(0, running), (scope, mask.to_owned()), "of {running}");

@@ -1,10 +1,10 @@
-//! TUN and TAP: one descriptor of `/dev/net/tun` for each queue, and what it is asked by ioctl(2)
-//! (drivers/net/tun.c, include/uapi/linux/if_tun.h).
+//! TUN and TAP: one descriptor of `/dev/net/tun` for each queue, and its ioctls (drivers/net/tun.c,
+//! include/uapi/linux/if_tun.h).
 //!
-//! TUN and TAP by a few calls of our own. The crate tun-rs attaches to a device without setting the length and
-//! the byte order of the header before each packet, which a persistent device keeps from whoever had
-//! it before; it does not say whether it made the device; it makes a missing `/dev/net/tun`; and it
-//! has neither steering nor filters.
+//! The crate tun-rs does not fit. It attaches to a device without setting length and byte order of
+//! the header before each packet, which a persistent device keeps from its previous user; it does
+//! not report if it created the device; it creates a missing `/dev/net/tun`; and it supports
+//! neither steering nor filters.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ const LITTLE_ENDIAN: Opcode = opcode::read::<c_int>(b'T', 221); //    TUNGETVNET
 const SET_STEERING: Opcode = opcode::read::<c_int>(b'T', 224); //     TUNSETSTEERINGEBPF
 const SET_FILTER: Opcode = opcode::read::<c_int>(b'T', 225); //       TUNSETFILTEREBPF
 
-/// Kind of a device's frames.
+/// Kind of frames of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum TunKind {
     /// IP packets.
@@ -34,51 +34,51 @@ pub enum TunKind {
 /// Device that a queue is attached to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attach<'a> {
-    /// The interface, at most 15 bytes of name.
+    /// Name of the interface, at most 15 bytes.
     pub name: &'a str,
-    /// Kind that it must be.
+    /// Kind that the device must have.
     pub kind: TunKind,
-    /// True if it has, or is made with, `IFF_MULTI_QUEUE`: one that is there must agree.
+    /// True if the device has `IFF_MULTI_QUEUE`: an existing device must agree.
     pub is_multi_queue: bool,
-    /// True if it is to be made: then it must not be there (`IFF_TUN_EXCL`).
+    /// True if the device is to be created: it must not exist (`IFF_TUN_EXCL`).
     pub is_new: bool,
 }
 
-/// Work that the kernel may leave to whoever reads a device: sums to complete, segments to cut.
+/// Work that the kernel may leave to a device's readers: checksums to complete, segments to cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Offload {
-    /// Nothing.
+    /// No work: packets are complete.
     Nothing,
-    /// Checksums, and segments of TCP.
+    /// Checksums, and TCP segmentation.
     Tcp,
-    /// Sums, segments of TCP, and segments of UDP (Linux 6.2).
+    /// Checksums, TCP segmentation, and UDP segmentation (Linux 6.2).
     TcpAndUdp,
 }
 
-/// One queue of a device, with a `virtio_net_hdr` before each packet. Reading and writing never
-/// wait.
+/// One queue of a device, non-blocking, with a `virtio_net_hdr` before each packet.
 #[derive(Debug)]
 pub struct TunQueue {
     descriptor: OwnedFd,
 }
 
 impl TunQueue {
-    /// Opens `/dev/net/tun`; what is got is attached to nothing yet.
+    /// Opens `/dev/net/tun`, attached to no device yet.
     ///
     /// # Errors
-    /// When there is no such file, as in a container without it, or it may not be opened.
+    /// If there is no such file, as in a container without it, or it may not be opened.
     pub fn open() -> rustix::io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let descriptor = fs::open("/dev/net/tun", flags, Mode::empty())?;
         Ok(Self { descriptor })
     }
 
-    /// Attaches it to a device, or makes one, which goes when its last queue is closed.
+    /// Attaches the queue to a device, or creates one, which is removed when its last queue is
+    /// closed.
     ///
     /// # Errors
-    /// EBUSY: the device is there though it should be new, or its one queue is another's. EINVAL:
-    /// it is of another kind, or no such device at all, or has several queues where one was asked
-    /// for or the other way. EPERM: `CAP_NET_ADMIN` is missing. E2BIG: it has no more queues.
+    /// EBUSY: the device exists though it should be new, or its only queue is in use. EINVAL: it is
+    /// of another kind, no TUN or TAP, or differs in `IFF_MULTI_QUEUE`. EPERM: `CAP_NET_ADMIN` is
+    /// missing. E2BIG: it has no more queues.
     pub fn attach(&self, to: Attach<'_>) -> rustix::io::Result<()> {
         let mut flags = libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         flags |= match to.kind {
@@ -92,14 +92,14 @@ impl TunQueue {
             flags |= libc::IFF_TUN_EXCL;
         }
         let mut request = InterfaceRequest::new(to.name, flags).ok_or(Errno::INVAL)?;
-        // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, which `InterfaceRequest` is in
-        // length and layout; `_IOW(int)` is its number's history.
+        // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, which `InterfaceRequest` matches in
+        // length and layout; its number says `_IOW(int)` for historical reasons only.
         let updater = unsafe { Updater::<SET_INTERFACE, _>::new(&mut request) };
         // SAFETY: as above; the descriptor is of /dev/net/tun.
         unsafe { ioctl::ioctl(&self.descriptor, updater) }
     }
 
-    /// Bytes of header before each packet, for all queues of the device.
+    /// Length of the header before each packet in bytes, for all queues of the device.
     pub fn header_bytes(&self) -> rustix::io::Result<c_int> {
         // SAFETY: TUNGETVNETHDRSZ writes an int.
         let getter = unsafe { Getter::<HEADER_BYTES, c_int>::new() };
@@ -115,7 +115,7 @@ impl TunQueue {
         unsafe { ioctl::ioctl(&self.descriptor, setter) }
     }
 
-    /// True if that header is little-endian on any machine, as virtio 1 has it.
+    /// True if the header is little-endian on any machine, as in virtio 1.
     pub fn is_little_endian(&self) -> rustix::io::Result<bool> {
         // SAFETY: TUNGETVNETLE writes an int.
         let getter = unsafe { Getter::<LITTLE_ENDIAN, c_int>::new() };
@@ -132,16 +132,18 @@ impl TunQueue {
         unsafe { ioctl::ioctl(&self.descriptor, setter) }
     }
 
-    /// Says what the device may leave to its readers. It is the device's, and stays with it.
+    /// Sets the work that the kernel may leave to readers, for the whole device; it persists with
+    /// the device.
     ///
     /// # Errors
-    /// EINVAL: the kernel does not know that much.
+    /// EINVAL: the kernel does not support that offload.
     pub fn set_offload(&self, offload: Offload) -> rustix::io::Result<()> {
         const TCP: u32 = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
         const UDP: u32 = libc::TUN_F_USO4 | libc::TUN_F_USO6;
         let mask = match offload {
             Offload::Nothing => 0,
-            // Not TUN_F_TSO_ECN: a packet whose first segment alone has CWR is cut by the kernel.
+            // Not TUN_F_TSO_ECN: the kernel then cuts packets of which only the first segment has
+            // CWR.
             Offload::Tcp => TCP,
             Offload::TcpAndUdp => TCP | UDP,
         };
@@ -151,22 +153,23 @@ impl TunQueue {
         unsafe { ioctl::ioctl(&self.descriptor, setter) }
     }
 
-    /// Lets a program (`BPF_PROG_TYPE_SOCKET_FILTER`) choose each packet's queue: what it returns,
-    /// modulo their number. Without one the kernel chooses by where the flow was sent from last. It
-    /// is the device's, and stays with it.
+    /// Sets the program (`BPF_PROG_TYPE_SOCKET_FILTER`) that chooses each packet's queue: its
+    /// result modulo the number of queues. Without one the kernel uses the queue that last sent a
+    /// packet of the flow. The program applies to the whole device and persists with it.
     pub fn set_steering(&self, program: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
         let mut descriptor = number_of(program);
-        // SAFETY: TUNSETSTEERINGEBPF reads an int, whatever its number says.
+        // SAFETY: TUNSETSTEERINGEBPF reads an int, though its number says that it writes one.
         let updater = unsafe { Updater::<SET_STEERING, c_int>::new(&mut descriptor) };
         // SAFETY: as above.
         unsafe { ioctl::ioctl(&self.descriptor, updater) }
     }
 
-    /// Lets a program say how much of each packet the device takes: 0 drops it, which the kernel
-    /// counts as `tx_dropped`. It is the device's, and stays with it.
+    /// Sets the program that says how many bytes of each packet the device takes: 0 drops it, which
+    /// the kernel counts as `tx_dropped`. The program applies to the whole device and persists with
+    /// it.
     pub fn set_filter(&self, program: Option<BorrowedFd<'_>>) -> rustix::io::Result<()> {
         let mut descriptor = number_of(program);
-        // SAFETY: TUNSETFILTEREBPF reads an int, whatever its number says.
+        // SAFETY: TUNSETFILTEREBPF reads an int, though its number says that it writes one.
         let updater = unsafe { Updater::<SET_FILTER, c_int>::new(&mut descriptor) };
         // SAFETY: as above.
         unsafe { ioctl::ioctl(&self.descriptor, updater) }
@@ -179,12 +182,12 @@ impl AsFd for TunQueue {
     }
 }
 
-/// A program's descriptor as the kernel reads it: -1 for none.
+/// Descriptor of a program as the kernel reads it: -1 for none.
 fn number_of(program: Option<BorrowedFd<'_>>) -> c_int {
     program.map_or(-1, |program| program.as_raw_fd())
 }
 
-/// The `struct ifreq` of TUNSETIFF (include/uapi/linux/if.h).
+/// `struct ifreq` of TUNSETIFF (include/uapi/linux/if.h).
 #[repr(C)]
 struct InterfaceRequest {
     name: [u8; libc::IFNAMSIZ],
@@ -195,10 +198,10 @@ struct InterfaceRequest {
 const _: () = assert!(size_of::<InterfaceRequest>() == size_of::<libc::ifreq>());
 
 impl InterfaceRequest {
-    /// `None`: the name, or a flag, does not fit.
+    /// Makes a request. `None` if the name or a flag does not fit.
     fn new(name: &str, flags: c_int) -> Option<Self> {
         let mut request = Self { name: [0; _], flags: u16::try_from(flags).ok()?, rest: [0; _] };
-        // One byte stays 0, for its end.
+        // The last byte stays 0: the name's terminator.
         let place = request.name.split_last_mut()?.1.get_mut(..name.len())?;
         place.copy_from_slice(name.as_bytes());
         Some(request)

@@ -1,4 +1,4 @@
-//! A port that is kept from the kernel's programs.
+//! Reservation of a UDP port against other programs on the kernel's stack.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -9,14 +9,15 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_
 
 use super::socket_filter::FilterInstruction;
 
-/// `BPF_RET | BPF_K` of no bytes: nothing gets past.
+/// `BPF_RET | BPF_K` with 0: drops every packet.
 const REFUSE: FilterInstruction = FilterInstruction { code: 0x06, jt: 0, jf: 0, k: 0 };
 
-/// Takes a port of the kernel's: a socket that receives nothing. So no other program binds it, and the
-/// kernel does not answer that nobody is there where it sees what is sent to the port too.
+/// Binds a kernel socket that receives nothing. No other program can bind the port, and the kernel
+/// sends no ICMP port unreachable for packets to the port that it sees, too.
 ///
 /// # Errors
-/// `EADDRINUSE` when a program has it; `EACCES` of a low port; when no descriptors are left.
+/// `EADDRINUSE` if a program has the port; `EACCES` for a privileged port; if no descriptors are
+/// left.
 pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<UdpSocket> {
     let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -1,4 +1,4 @@
-//! XDP programs that others have put on an interface, and what holds them there.
+//! XDP programs that others attached to an interface, and the links that hold them.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::{fmt, io};
@@ -11,17 +11,18 @@ use super::bpf::{XdpPlace, address_of, call, count_of, descriptor_of, number_of}
 use super::interface::InterfaceIndex;
 use super::netlink;
 
-/// A program that is on an interface.
+/// Program attached to an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AttachedProgram {
-    /// Place.
+    /// Native or generic.
     pub place: XdpPlace,
-    /// Number.
+    /// Id of the program.
     pub id: u32,
-    /// Name, where it has one and this process may ask.
+    /// Name, if it has one and this process may read it.
     pub name: Option<String>,
-    /// The number of the link that holds it there, if one does and this process may ask. Otherwise
-    /// it was attached by rtnetlink, as `ip link set dev … xdp` does, and anyone may take it off.
+    /// Id of the link that holds the program, if one does and this process may read it. Otherwise
+    /// the program was attached by rtnetlink, as `ip link set dev … xdp` does, and can be detached
+    /// by others.
     pub link: Option<u32>,
 }
 
@@ -35,10 +36,11 @@ impl fmt::Display for AttachedProgram {
     }
 }
 
-/// The programs that run on the frames of an interface on this machine: not those in its hardware.
+/// Programs that run on this machine for an interface's frames; those offloaded to its hardware are
+/// left out.
 ///
 /// # Errors
-/// When the kernel cannot be asked: `ENODEV` when there is no such interface.
+/// If the netlink request fails: `ENODEV` if there is no such interface.
 pub fn attached_to(interface: InterfaceIndex) -> io::Result<Vec<AttachedProgram>> {
     let mut request = LinkMessage::default();
     request.header.index = interface.0;
@@ -54,10 +56,10 @@ pub fn attached_to(interface: InterfaceIndex) -> io::Result<Vec<AttachedProgram>
     Ok(programs)
 }
 
-/// Takes a program off an interface that no link holds there.
+/// Detaches a program that no link holds.
 ///
 /// # Errors
-/// What the kernel says: `EBUSY` when a link holds it.
+/// The kernel's error: `EBUSY` if a link holds the program.
 pub fn detach(interface: InterfaceIndex, program: &AttachedProgram) -> io::Result<()> {
     const NO_PROGRAM: i32 = -1;
     let mut link = LinkMessage::default();
@@ -84,7 +86,7 @@ fn name_of(program: u32) -> Option<String> {
     (!name.is_empty()).then(|| String::from_utf8_lossy(name).into_owned())
 }
 
-/// The link that holds a program on an interface.
+/// Id of the link that holds a program on an interface.
 fn link_of(program: u32, interface: InterfaceIndex) -> Option<u32> {
     let mut last = 0;
     while let Ok(id) = next_link(last) {
@@ -92,7 +94,7 @@ fn link_of(program: u32, interface: InterfaceIndex) -> Option<u32> {
         let Ok(descriptor) = object(LINK_GET_FD_BY_ID, id) else { continue };
         let mut info = LinkInfo::default();
         let is_xdp = read_info(&descriptor, &mut info).is_ok() && info.kind == LINK_TYPE_XDP;
-        // Another network namespace may number an interface the same, but not the program.
+        // An interface of another network namespace may have the same index, but not this program.
         if is_xdp && (info.program, info.interface) == (program, interface.0) {
             return Some(id);
         }
@@ -125,7 +127,7 @@ struct ObjectInfo {
     info: u64,
 }
 
-/// The first part of `struct bpf_prog_info`.
+/// Beginning of `struct bpf_prog_info`.
 #[repr(C)]
 #[derive(Default)]
 struct ProgramInfo {
@@ -141,7 +143,7 @@ struct ProgramInfo {
     name: [u8; 16],
 }
 
-/// The first part of `struct bpf_link_info`, of an XDP link.
+/// Beginning of `struct bpf_link_info` for an XDP link.
 #[repr(C)]
 #[derive(Default)]
 struct LinkInfo {
@@ -153,14 +155,14 @@ struct LinkInfo {
     rest: u32,
 }
 
-/// Types that the kernel may write for `BPF_OBJ_GET_INFO_BY_FD`: numbers only, in whatever order.
+/// Types that the kernel may write for `BPF_OBJ_GET_INFO_BY_FD`: made of numbers only.
 ///
 /// # Safety
-/// Any bytes are a value of the type, which has no padding; zeros ask for no further memory to be
-/// written.
+/// Any bytes are a value of the type, which has no padding; zeros in it request no writes to other
+/// memory.
 unsafe trait Info: Default {}
 
-// SAFETY: numbers; without counts nothing is written where `code` and `maps` point.
+// SAFETY: numbers; with counts of 0 the kernel writes nothing where `code` and `maps` point.
 unsafe impl Info for ProgramInfo {}
 // SAFETY: numbers.
 unsafe impl Info for LinkInfo {}
@@ -172,7 +174,8 @@ fn read_info<T: Info>(object: &OwnedFd, info: &mut T) -> Result<(), Errno> {
         info: address_of(std::ptr::from_mut(info)),
     };
     *info = T::default();
-    // SAFETY: `info` is ours, as long as it says, outlives the call, and takes any bytes.
+    // SAFETY: `info` is ours, as long as `info_bytes` says, outlives the call, and any bytes are
+    // valid.
     unsafe { call(OBJ_GET_INFO_BY_FD, &mut attributes) }.map(|_| ())
 }
 

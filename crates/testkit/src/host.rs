@@ -1,4 +1,4 @@
-//! A host of a stack for tests: one device, a clock that stands, sockets that are never closed.
+//! Host of a stack for tests: one device, a constant clock, sockets that are never closed.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -11,23 +11,23 @@ use forebay_stack::socket::queue::SocketQueue;
 use forebay_stack::socket::reclaim::{ReclaimPolicy, SharedPolicy};
 use forebay_stack::socket::table::{Binding, SocketTable};
 
-/// Packets that a host's stack sent.
+/// Packets sent by a host's stack.
 #[derive(Clone, Debug, Default)]
 pub struct SentPackets(Arc<Mutex<Vec<Packet>>>);
 
 impl SentPackets {
-    /// Takes them all.
+    /// Takes all packets sent so far.
     pub fn take(&self) -> Vec<Packet> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 }
 
-/// A host with one device, at time 1 ns.
+/// Host with one device, at time 1 ns.
 #[derive(Debug)]
 pub struct FixedHost {
     identity: Arc<Identity>,
     table: Arc<SocketTable>,
-    /// By [`SocketId::index`].
+    /// Indexed by [`SocketId::index`].
     sockets: Vec<Arc<SocketQueue>>,
     neighbours: Mutex<Neighbours>,
     /// Buffer policy for slow readers.
@@ -37,7 +37,7 @@ pub struct FixedHost {
 }
 
 impl FixedHost {
-    /// A host with these sockets, the queue of each at its id's place.
+    /// Creates a host with these sockets; the queue of each is at the index of its id.
     pub fn new(identity: Identity, bound: Vec<Binding>, sockets: Vec<Arc<SocketQueue>>) -> Self {
         Self {
             identity: Arc::new(identity),

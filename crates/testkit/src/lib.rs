@@ -1,4 +1,4 @@
-//! Parts that tests of several crates are made of. No part of the product.
+//! Building blocks for tests of several crates. Not part of the product.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,
@@ -7,7 +7,7 @@
     reason = "tests panic"
 )]
 
-pub mod namespaces; // network namespaces of a test's own, and the tools run in them
-pub mod programs; //   programs that a test makes, and runs
-pub mod host; //       a host of a stack, whose clock stands
-pub mod packets; //    packets in one frame, and the same in pieces
+pub mod namespaces; // network namespaces for a test, and tools run in them
+pub mod programs; //   executables that a test creates and runs
+pub mod host; //       a host of a stack, with a constant clock
+pub mod packets; //    packets in one frame, and the same with pieces

@@ -1,4 +1,4 @@
-//! Packets for tests of what looks at them.
+//! Packets for tests.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use forebay_rx::arrive::HEAD_CHUNK_BYTES;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse_packet};
 
-/// A datagram with this payload, in one frame; and the same with all but `head_len` bytes in pieces,
-/// as a device gives it that shares its memory. Both are parsed.
+/// A datagram with this payload in one frame, and the same with all but its first `head_len` bytes
+/// in pieces, as from a device that shares its memory. Both are parsed.
 pub fn datagrams(payload: &[u8], head_len: usize) -> [Packet; 2] {
     let mut bytes = Vec::new();
     let builder = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]);

@@ -1,26 +1,26 @@
-//! Programs that a test makes, to be run by it or by another user.
+//! Executables that a test creates, to be run by the test or by another user.
 //!
-//! A file that is open for writing cannot be run (`ETXTBSY`). Were it written here, whatever another
-//! thread of the test forks meanwhile would have it open too, until it runs a program of its own. So
-//! other processes write it.
+//! A file that is open for writing cannot be executed (`ETXTBSY`). If this process wrote it, a
+//! child that another thread forks meanwhile would inherit the open file until its own exec. Other
+//! processes write the files instead.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Copies a program.
+/// Copies an executable.
 ///
 /// # Errors
-/// When `cp` fails.
+/// If `cp` fails.
 pub fn copy(program: impl AsRef<OsStr>, to: &Path) -> io::Result<()> {
     succeed(Command::new("cp").arg(program).arg(to), b"")
 }
 
-/// Writes a script that everybody may run.
+/// Writes a script that every user may run.
 ///
 /// # Errors
-/// When `install` fails.
+/// If `install` fails.
 pub fn write_script(path: &Path, text: &str) -> io::Result<()> {
     succeed(Command::new("install").args(["-m", "755", "/dev/stdin"]).arg(path), text.as_bytes())
 }

@@ -1,4 +1,4 @@
-//! Flows of a few kinds, each of which goes on from segment to segment.
+//! Flows of a few kinds, each of which continues from segment to segment.
 
 use std::collections::HashMap;
 
@@ -6,15 +6,15 @@ use arbitrary::Arbitrary;
 use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
 
-/// Payloads that add up to even and odd offsets. Eight of the largest, over IPv4, are one byte more
-/// than a packet may have.
+/// Payload sizes that add up to even and odd offsets. Eight of the largest, over IPv4, exceed the
+/// maximum length of a packet by one byte.
 const SIZES_BYTES: [u16; 8] = [1, 2, 6, 7, 100, 1000, 1448, 8187];
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const ACK: u8 = 0x10;
 
-/// A frame, and how much longer it was on the wire.
+/// Frame, and the number of bytes that were cut off its end.
 #[derive(Debug)]
 pub(crate) struct Received {
     pub(crate) bytes: Vec<u8>,
@@ -22,17 +22,17 @@ pub(crate) struct Received {
     pub(crate) link: Link,
 }
 
-/// Oddity of a segment. All but the last three keep its checksums right, if there is room.
+/// Modification of a segment. All but the last three keep its checksums correct, if there is room.
 #[derive(Arbitrary, Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
     Nothing,
     /// TCP flags.
     Flags(u8),
-    /// Place in the stream.
+    /// Position in the stream.
     Sequence(i8),
-    /// IPv4 id, and those behind it.
+    /// Step of the IPv4 id, also for the segments behind.
     Id(u8),
-    /// Acknowledgement, window and timestamp, and those behind it.
+    /// Steps of acknowledgement, window and timestamp, also for the segments behind.
     Advance {
         acknowledgement: i8,
         window: u8,
@@ -40,45 +40,45 @@ pub(crate) enum Change {
     },
     /// Hop limit.
     Hops(u8),
-    /// Said to be a fragment, if it is of IPv4.
+    /// Bits of the IPv4 fragment field.
     Fragment(u8),
-    /// Any bits of its headers.
+    /// Bits of any header byte.
     Header {
         at: u8,
         bits: u8,
     },
-    /// No payload.
+    /// A segment without payload.
     Empty,
-    /// A payload that makes the checksum 0, which is there as 0 or as 0xffff.
+    /// A payload for which the checksum computes to 0, stored as 0 or as 0xffff.
     OddChecksum {
         ones: bool,
     },
-    /// Bytes behind it.
+    /// Bytes appended behind the segment.
     Padded {
         bytes: u8,
         with: u8,
     },
-    /// Any bits of any byte.
+    /// Bits of any byte.
     Damaged {
         at: u16,
         bits: u8,
     },
-    /// A part was not captured.
+    /// The end was not captured.
     Snapped {
         bytes: u8,
     },
-    /// A part never came.
+    /// The end was never received.
     CutShort {
         bytes: u8,
     },
 }
 
-/// Progress of every flow.
+/// State of every flow.
 #[derive(Default)]
 pub(crate) struct Flows(HashMap<u8, Flow>);
 
 impl Flows {
-    /// The next segment of a flow.
+    /// Returns the next segment of a flow.
     pub(crate) fn next(&mut self, flow: u8, size: u8, change: Change) -> Received {
         let flow = self.0.entry(flow % 64).or_insert_with_key(|&number| Flow::new(number));
         flow.next(SIZES_BYTES[usize::from(size) % SIZES_BYTES.len()], change)
@@ -95,7 +95,7 @@ struct Flow {
 }
 
 impl Flow {
-    /// All counters are near their end.
+    /// Starts a flow with all counters close to their wrap.
     fn new(number: u8) -> Self {
         Self {
             number,
@@ -115,7 +115,7 @@ impl Flow {
         self.number & 2 == 2
     }
 
-    /// VLAN tags; none where there is no link header.
+    /// VLAN tags; `None` if there is no link header.
     fn tags(&self) -> Option<&'static [u16]> {
         match self.number >> 2 & 3 {
             0 => Some(&[]),
@@ -125,7 +125,7 @@ impl Flow {
         }
     }
 
-    /// Ids that count, of TCP timestamps.
+    /// True if IPv4 ids count up, and TCP has timestamps.
     fn is_rich(&self) -> bool {
         self.number & 16 == 16
     }
@@ -167,7 +167,7 @@ impl Flow {
         let transport = bytes.len();
         bytes.extend(transport_header);
         let payload = bytes.len();
-        // No two segments have the same payload, nor the same sum.
+        // No two segments have the same payload or the same sum.
         let start = self.sequence;
         bytes.extend(
             (0..u32::from(payload_len)).map(|at| start.wrapping_add(at * 7).to_le_bytes()[0]),
@@ -235,7 +235,7 @@ impl Flow {
     }
 }
 
-/// A frame in the making, and where its parts are.
+/// Frame under construction, with the offsets of its parts.
 struct Segment {
     bytes: Vec<u8>,
     network: usize,
@@ -246,7 +246,7 @@ struct Segment {
 }
 
 impl Segment {
-    /// Changes what checksums cover, before they are made.
+    /// Changes bytes that checksums cover, before these are computed.
     fn change(&mut self, change: Change) {
         let (network, transport) = (self.network, self.transport);
         match change {
@@ -287,7 +287,7 @@ impl Segment {
         *field(&mut self.bytes, at) = checksum.to_be_bytes();
     }
 
-    /// Changes the frame after its checksums are made.
+    /// Changes the frame after its checksums are computed.
     fn damage(&mut self, change: Change) {
         match change {
             Change::OddChecksum { ones } => {

@@ -1,4 +1,4 @@
-//! Packets that came in, which every packet that leaves is held against.
+//! Record of the frames that entered, against which every packet that leaves is checked.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use forebay_rx::parse::{
 
 const IP_PACKET_BYTES_MAX: usize = 65_535;
 
-/// A frame as it came in.
+/// Frame at its arrival.
 struct Entered {
     bytes: Vec<u8>,
     wire_len: u32,
@@ -29,22 +29,22 @@ impl Entered {
         View::new(&self.bytes, &self.headers).payload()
     }
 
-    /// Facts found out about the frame by those who look at all of it.
+    /// Headers of the frame, parsed with checksums verified.
     fn verified(&self) -> Headers {
         parse(&self.bytes, self.wire_len, self.headers.link, Verify::Checksums)
     }
 }
 
-/// All frames, by the order of their arrival, and what has left.
+/// All frames in the order of arrival, and counts of those that left.
 #[derive(Default)]
 pub(crate) struct Ledger {
     entered: Vec<Entered>,
     left: u64,
     packets_left: u64,
     bytes_left: u64,
-    /// Of each hash, the frame that left last.
+    /// Last frame of each hash that left.
     last: HashMap<FlowHash, Arrival>,
-    /// Of each pair of addresses, the fragment that left last.
+    /// Last fragment of each pair of addresses that left.
     last_fragment: HashMap<Vec<u8>, Arrival>,
 }
 
@@ -65,13 +65,13 @@ impl Ledger {
         });
     }
 
-    /// Counts what leaves coalescing.
+    /// Counts packets that leave coalescing.
     pub(crate) fn count(&mut self, packets: &[Packet]) {
         self.packets_left += packets.len() as u64;
         self.bytes_left += packets.iter().map(|packet| u64::from(packet.wire_len)).sum::<u64>();
     }
 
-    /// Judges a packet that was merged in this mode, if it was, and sends its frames home.
+    /// Checks a packet, merged in this mode or alone, and returns its frames.
     pub(crate) fn judge(&mut self, packet: Packet, mode: CoalesceMode, pool: &mut Pool) {
         let is_merged = packet.segment_count() > 1;
         assert_eq!(is_merged, packet.gso_size() > 0);
@@ -92,7 +92,7 @@ impl Ledger {
         }
     }
 
-    /// A merged packet, parsed as if it had come like that, is sound.
+    /// Checks that a merged packet is valid if parsed as a received one.
     fn judge_whole(&self, packet: &Packet) {
         let bytes: Vec<u8> = packet.fragments().flatten().copied().collect();
         assert_eq!(packet.wire_len as usize, bytes.len());
@@ -156,7 +156,7 @@ impl Ledger {
         }
     }
 
-    /// Nothing leaves that did not come, and the counters tell it.
+    /// Checks that no more frames left than entered, and that the counters agree.
     pub(crate) fn account(&self, counters: &CoalesceCounters) {
         let came = self.entered.len() as u64;
         assert!(self.left <= came);
@@ -165,7 +165,7 @@ impl Ledger {
         assert_eq!(counters.bytes_out.get(), self.bytes_left);
     }
 
-    /// Everything has left; each packet was passed on alone, for a reason, or let go, for another.
+    /// Checks that everything has left: each packet was refused or flushed, for a counted reason.
     pub(crate) fn close(&self, counters: &CoalesceCounters) {
         self.account(counters);
         assert_eq!(self.left, self.entered.len() as u64);

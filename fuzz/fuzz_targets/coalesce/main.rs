@@ -1,7 +1,7 @@
-//! Segments of a few flows, with something changed about some of them, and any bytes among them,
-//! through coalescing while its settings change: cut again, every merged packet is the frames that
-//! it was made of, byte for byte (promise 6), nothing of a hash overtakes (1), every frame leaves
-//! once and goes home (2, 4), and no limit is passed (3).
+//! Segments of a few flows, some of them modified, mixed with any bytes, through coalescing while
+//! its settings change. Resegmented, every merged packet equals its frames byte for byte (promise
+//! 6), no packet of a hash overtakes another (1), every frame leaves once and is returned (2, 4),
+//! and no limit is exceeded (3).
 #![no_main]
 
 mod flows;
@@ -23,7 +23,8 @@ use forebay_rx::parse::{DeviceSum, Headers, Link, Verify, parse, parse_into};
 use ledger::Ledger;
 use libfuzzer_sys::fuzz_target;
 
-/// Enough for the longest packet of the smallest segments, and for one of the largest.
+/// Enough chunks for the packet with most segments of the smallest size, and for one of the
+/// largest.
 const CHUNKS: [ChunkClass; 3] = [
     ChunkClass { chunk_bytes: 512, chunks: 600 },
     ChunkClass { chunk_bytes: 2048, chunks: 64 },
@@ -40,21 +41,22 @@ struct Run {
 struct Knobs {
     settings: Settings,
     device: Device,
-    /// Flows share two hashes.
+    /// True if all flows share two hashes.
     collide: bool,
-    /// Frames come with the time of their arrival.
+    /// True if frames carry their arrival time.
     timed: bool,
-    /// True if what leaves goes through coalescing again, as when it moves from arrival to delivery.
+    /// True if packets that leave are coalesced again, as when coalescing moves from arrival to
+    /// delivery.
     twice: bool,
 }
 
-/// Word of the device of the checksums.
+/// Checksum offload of the device.
 #[derive(Arbitrary, Clone, Copy, PartialEq, Eq, Debug)]
 enum Device {
     Nothing,
-    /// Right ones.
+    /// The device verifies checksums.
     Verifies,
-    /// The sum of all bytes.
+    /// The device sums all bytes (CHECKSUM_COMPLETE).
     SumsUp,
 }
 
@@ -68,15 +70,15 @@ struct Settings {
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Operation {
-    /// Segments of a flow, one behind the other.
+    /// Consecutive segments of a flow.
     Train { flow: u8, size: u8, count: u8 },
-    /// One that is not quite what follows.
+    /// A modified segment of a flow.
     Odd { flow: u8, size: u8, change: Change },
-    /// Any bytes.
+    /// A frame of any bytes.
     Raw { len: u8, bytes: [u8; 60] },
-    /// The poll is over, some time later.
+    /// End of a poll, and a pause.
     EndPoll { behind: AnyBehind, wait_us: u16 },
-    /// The settings change.
+    /// Change of the settings.
     Set(Settings),
 }
 
@@ -176,7 +178,7 @@ impl Rig {
         self.leave(out, mode);
     }
 
-    /// Result that an intake makes of a frame; none while there is no memory for it.
+    /// Packet that an intake makes of a frame; `None` if the pool has no frame.
     fn packet(&mut self, received: &Received) -> Option<Packet> {
         let len_bytes = u32::try_from(received.bytes.len()).expect("short");
         let mut frame = self.pool.allocate(len_bytes)?;
@@ -222,13 +224,13 @@ impl Rig {
         assert!(due_ns.is_none_or(|due_ns| due_ns > self.now_ns), "held for too long");
     }
 
-    /// Order: what was flushed together leaves oldest first.
+    /// Packets that were flushed together leave oldest first.
     fn leave_flushed(&mut self, packets: Vec<Packet>, mode: CoalesceMode) {
         assert!(packets.is_sorted_by_key(|packet| packet.arrival.0));
         self.leave(packets, mode);
     }
 
-    /// Packets leave coalescing, and come to the second one if there is one.
+    /// Packets leave coalescing, and enter the second one if there is one.
     fn leave(&mut self, mut packets: Vec<Packet>, mode: CoalesceMode) {
         self.ledger.count(&packets);
         if let Some(second) = &mut self.second {

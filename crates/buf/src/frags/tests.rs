@@ -11,7 +11,7 @@ use crate::{DeviceOwned, Region};
 
 const BLOCK_BYTES: u32 = 4096;
 
-/// Chunks for heads: 256 bytes of a packet, and the table.
+/// Class of the heads' chunks: 256 bytes of a packet, and the table.
 const HEAD: ChunkClass = ChunkClass { chunk_bytes: 1088, chunks: 8 };
 
 fn pools() -> [Pool; 2] {
@@ -34,7 +34,7 @@ fn head(pool: &mut Pool, bytes: &[u8]) -> Frame {
     frame
 }
 
-/// A piece whose data is `bytes`, at the beginning of a room of `room_bytes` or more.
+/// A piece whose data is `bytes`, at the beginning of a room of at least `room_bytes`.
 fn piece(cache: &mut PageFragCache, room_bytes: u32, bytes: &[u8]) -> PageFrag {
     let mut frag = cache.cut(room_bytes).unwrap();
     frag.copy_out(0, bytes);
@@ -145,7 +145,7 @@ fn frame_takes_pieces_until_table_full() {
     let mut frame = head(&mut pool, b"head");
     for number in 0..FRAGS_MAX {
         assert_eq!(frame.frag_count(), number);
-        frame.attach(piece(&mut here, 64, &[1; 63])).unwrap(); // never next to each other
+        frame.attach(piece(&mut here, 64, &[1; 63])).unwrap(); // never adjacent
         let empty = here.cut(64).unwrap();
         frame.attach(empty).unwrap();
     }
@@ -159,7 +159,7 @@ fn frame_takes_pieces_until_table_full() {
     assert_eq!((pool.in_use(), here.away_blocks(), there.away_blocks()), (0, 0, 0));
 }
 
-/// The slow twin of a frame with pieces.
+/// Reference model of a frame with pieces.
 #[derive(Debug, Default)]
 struct Twin {
     own: Vec<u8>,
@@ -271,7 +271,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// Does the same to a frame and to its twin.
+/// Applies an operation to a frame and to its reference model.
 fn apply(operation: Operation, frame: &mut Frame, twin: &mut Twin, pieces: &mut Pieces) {
     match operation {
         Operation::Attach { lines, fill, pull } => {
@@ -332,8 +332,8 @@ impl Pieces {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 600 }))]
-    /// A frame with pieces is the packet that a plain list of bytes says, whatever is added, pulled,
-    /// pushed back and cut off; every piece goes home as soon as nothing of it is packet.
+    /// A frame with pieces equals a plain list of bytes, whatever is attached, pulled, pushed back
+    /// and cut; every piece returns home as soon as no byte of it belongs to the packet.
     #[test]
     fn vio_7_frame_with_pieces_equals_linear(
         own in 0usize..=280,

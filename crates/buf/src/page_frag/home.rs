@@ -1,5 +1,5 @@
-//! Home of pieces of shared memory: how much of each block is out, and the inbox for those that
-//! are whole again.
+//! Home of pieces of shared memory: the count of outstanding bytes of each block, and the inbox for
+//! blocks with none.
 
 use std::ptr::NonNull;
 
@@ -7,35 +7,37 @@ use crate::cache::OwnLine;
 use crate::region::Claim;
 use crate::sync::{AtomicI64, AtomicU32, Ordering, fence};
 
-/// The empty inbox: no block has this number.
+/// Marks the end of the inbox's stack: no block has this number.
 const NONE: u32 = u32::MAX;
-/// The closed inbox: nor this.
+/// Marks a closed inbox: no block has this number either.
 const CLOSED: u32 = u32::MAX - 1;
 
-/// Home of the pieces of one cache. It outlives the cache for as long as pieces are away.
+/// Home of the pieces of one cache. It outlives the cache while pieces are outstanding.
 pub(crate) struct FragHome {
-    /// A stack of block numbers: pushed by anyone (Release), taken whole by the owner (Acquire).
+    /// Stack of block numbers: pushed by any thread (Release), taken whole by the owner (Acquire).
     inbox: OwnLine<AtomicU32>,
-    /// The first block's first byte. Offsets count from here.
+    /// Address of the first block's first byte. Offsets count from here.
     pub(super) base: NonNull<u8>,
     pub(super) block_bytes: u32,
     /// log2 of `block_bytes`.
     pub(super) shift: u32,
     pub(super) blocks: Box<[OutBlock]>,
-    /// Blocks away, counted from the moment the owner closes: minus those that came back since.
-    /// Written by whoever finds the inbox closed (AcqRel); 0 for the last one.
+    /// Outstanding blocks when the owner closed, minus those returned since; negative until the
+    /// owner's share is added. Written by threads that find the inbox closed (AcqRel); 0 frees the
+    /// home.
     away: AtomicI64,
-    /// Keeps the memory of the pieces that are away.
+    /// Keeps the memory of outstanding pieces alive.
     _claim: Claim,
 }
 
-/// State of one block. On a line of its own, as neighbours are given back on other CPUs.
+/// State of one block. On a cache line of its own, as neighbouring blocks are returned on other
+/// CPUs.
 #[repr(align(64))]
 pub(super) struct OutBlock {
-    /// Bytes that were not given back since the block was begun, cut or not. Written by whoever
-    /// gives back (Release), and by the owner when nothing is away.
+    /// Bytes not returned since the block was begun, cut or not. Written by the threads that return
+    /// pieces (Release), and by the owner when nothing is outstanding.
     away: AtomicU32,
-    /// The block under this one in the inbox. Written before it is pushed.
+    /// Next block in the inbox's stack. Written before this block is pushed.
     next: AtomicU32,
 }
 
@@ -58,8 +60,8 @@ impl FragHome {
         })
     }
 
-    /// Empties the inbox onto the owner's list of free blocks, the latest last. Only the owner calls
-    /// this.
+    /// Moves the blocks in the inbox to the owner's list of free blocks, the latest last. For the
+    /// owner only.
     pub(super) fn take_in(&self, free: &mut Vec<u32>) {
         if self.inbox.0.load(Ordering::Relaxed) == NONE {
             return;
@@ -75,28 +77,29 @@ impl FragHome {
         free[before..].reverse(); // the inbox has the latest first
     }
 
-    /// Begins the block at `offset`, nothing of which is away. Only the owner calls this.
+    /// Begins the block at `offset`, none of which is outstanding. For the owner only.
     pub(super) fn begin(&self, offset: u32) {
-        // Relaxed: whoever gets a piece gets it in a way that orders this before.
+        // Relaxed: a piece's transfer to another thread orders this store before.
         self.block(offset).away.store(self.block_bytes, Ordering::Relaxed);
     }
 
-    /// Bytes of the block that has the byte at `offset` which were not given back.
+    /// Outstanding bytes of the block that contains `offset`.
     pub(super) fn away_of(&self, offset: u32) -> u32 {
-        // Acquire: pairs with the Release in `give_back`, so what is back is nobody else's any more.
+        // Acquire: pairs with the Release in `give_back`, so no other thread uses the returned
+        // bytes any more.
         self.block(offset).away.load(Ordering::Acquire)
     }
 
-    /// Takes `len_bytes` bytes of the block that has the byte at `offset` home.
+    /// Returns `len_bytes` bytes of the block that contains `offset`.
     ///
     /// # Safety
-    /// They are one or several pieces of this home, all of that block, or what was not cut of it.
-    /// The caller gives them up, and `home` with them.
+    /// The bytes are one or several pieces of this home, all of that block, or the part of it that
+    /// was not cut. The caller gives up the bytes and `home`.
     #[inline]
     pub(crate) unsafe fn give_back(home: NonNull<Self>, offset: u32, len_bytes: u32) {
-        // SAFETY: a home lives while a piece of it is away, and the caller's is.
+        // SAFETY: a home lives while one of its pieces is outstanding, and the caller's is.
         let this = unsafe { home.as_ref() };
-        // The whole block at once: there is nobody to settle it with.
+        // A whole block has no other holder, so its count needs no subtraction.
         if len_bytes != this.block_bytes {
             // Release: the owner's next use of the bytes comes after the caller's.
             let before = this.block(offset).away.fetch_sub(len_bytes, Ordering::Release);
@@ -104,19 +107,19 @@ impl FragHome {
             if before != len_bytes {
                 return; // the home may be gone
             }
-            // Acquire: pairs with the Release of all others who gave back a part.
+            // Acquire: pairs with the Release of all other threads that returned a part.
             fence(Ordering::Acquire);
         }
-        // SAFETY: nothing of the block is away but what the caller has just brought.
+        // SAFETY: nothing of the block is outstanding but the bytes that the caller returns.
         unsafe { Self::block_is_home(home, offset >> this.shift) };
     }
 
     /// Hands `block` to the owner, or settles it if the owner is gone.
     ///
     /// # Safety
-    /// Nothing of the block is away, and the caller is the one who knows. It gives up `home`.
+    /// Nothing of the block is outstanding, and only the caller has found that. It gives up `home`.
     unsafe fn block_is_home(home: NonNull<Self>, block: u32) {
-        // SAFETY: a home lives while a block of it is away.
+        // SAFETY: a home lives while one of its blocks is outstanding.
         let this = unsafe { home.as_ref() };
         let mut head = this.inbox.0.load(Ordering::Relaxed);
         while head != CLOSED {
@@ -133,16 +136,16 @@ impl FragHome {
                 Err(now) => head = now,
             }
         }
-        // SAFETY: the inbox is closed, and one block is brought here.
+        // SAFETY: the inbox is closed, and one block is returned here.
         unsafe { Self::settle(home, -1) };
     }
 
-    /// Closes the inbox for good, with `free` blocks in the owner's hands. The home is freed by this
-    /// call or, if blocks are away, by whoever brings the last of them.
+    /// Closes the inbox for good; the owner has `free` blocks. The home is freed by this call or,
+    /// if blocks are outstanding, by the return of the last of them.
     ///
     /// # Safety
-    /// Only the owner calls this, once; `home` came from [`Box::leak`] and is not used by the caller
-    /// afterwards.
+    /// Only the owner calls this, once; `home` came from [`Box::leak`] and the caller does not use
+    /// it afterwards.
     pub(super) unsafe fn close(home: NonNull<Self>, free: usize) {
         // SAFETY: not freed before `away` has been settled below.
         let this = unsafe { home.as_ref() };
@@ -152,17 +155,17 @@ impl FragHome {
             missing -= 1;
             block = this.blocks[block as usize].next.load(Ordering::Relaxed);
         }
-        // SAFETY: closed just now, with so many blocks away.
+        // SAFETY: closed just now, with `missing` blocks outstanding.
         unsafe { Self::settle(home, i64::try_from(missing).unwrap_or(i64::MAX)) };
     }
 
-    /// Raises the number of blocks away by `blocks`, and frees the home if none is.
+    /// Adds `blocks` to the number of outstanding blocks, and frees the home if none is left.
     ///
     /// # Safety
-    /// The home is closed. The caller has closed it, with `blocks` away, or brings `-blocks` of
-    /// them; it does not use `home` afterwards.
+    /// The home is closed. The caller has closed it, with `blocks` outstanding, or returns
+    /// `-blocks` of them; it does not use `home` afterwards.
     unsafe fn settle(home: NonNull<Self>, blocks: i64) {
-        // SAFETY: not freed before the blocks that the caller speaks for are settled.
+        // SAFETY: not freed before the blocks that the caller accounts for are settled.
         let this = unsafe { home.as_ref() };
         if this.away.fetch_add(blocks, Ordering::AcqRel) + blocks == 0 {
             // SAFETY: all blocks are back: nobody else holds a pointer to this home.
@@ -170,22 +173,22 @@ impl FragHome {
         }
     }
 
-    /// The block that has the byte at `offset`.
+    /// State of the block that contains `offset`.
     #[inline]
     fn block(&self, offset: u32) -> &OutBlock {
         &self.blocks[(offset >> self.shift) as usize]
     }
 
-    /// True if two bytes are of one block.
+    /// True if both offsets are in one block.
     #[inline]
     pub(crate) fn is_one_block(&self, offset: u32, other: u32) -> bool {
         (offset ^ other) >> self.shift == 0
     }
 
-    /// The byte at `offset`.
+    /// Address of the byte at `offset`.
     ///
     /// # Safety
-    /// It lies within the blocks, or is the first one behind them.
+    /// The offset is within the blocks, or at their end.
     #[inline]
     pub(crate) unsafe fn at(&self, offset: u32) -> *mut u8 {
         // SAFETY: by the caller's promise.

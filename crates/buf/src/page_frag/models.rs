@@ -4,11 +4,11 @@ use loom::thread;
 
 use super::*;
 
-/// Stands for a block's bytes, each time that somebody uses them: whoever has a piece, or the owner
-/// who cuts them again.
+/// Stands for a block's bytes and each access to them, by the holder of a piece or by the owner who
+/// cuts them again.
 struct Bytes(UnsafeCell<u32>);
 
-// SAFETY: the models below ask loom whether two threads ever use them at once.
+// SAFETY: the models below let loom check that no two threads use them at once.
 unsafe impl Send for Bytes {}
 // SAFETY: as above.
 unsafe impl Sync for Bytes {}
@@ -19,7 +19,7 @@ impl Bytes {
     }
 
     fn use_them(&self) {
-        // SAFETY: loom reports it when another thread does the same.
+        // SAFETY: loom reports a concurrent access of another thread.
         self.0.with_mut(|bytes| unsafe { *bytes += 1 });
     }
 }
@@ -29,8 +29,8 @@ fn cache(blocks: u32) -> PageFragCache {
     PageFragCache::new(&region, 0, MIN_BLOCK_BYTES, blocks)
 }
 
-/// Cuts a block as soon as one is home. Yields meanwhile: where two threads read a word before they
-/// change it, loom does not think of all orders by itself.
+/// Cuts a block as soon as one is returned. Yields meanwhile: loom does not explore all orders of
+/// two threads that read a word before they change it.
 fn wait_for_block(cache: &mut PageFragCache) -> PageFrag {
     loop {
         if let Some(frag) = cache.cut(MIN_BLOCK_BYTES) {
@@ -40,7 +40,7 @@ fn wait_for_block(cache: &mut PageFragCache) -> PageFrag {
     }
 }
 
-/// Two holders give the halves of a block back: the owner cuts it again only after both.
+/// Two holders return the halves of a block: the owner cuts it again only after both.
 #[test]
 fn block_is_recut_once_returned() {
     loom::model(|| {
@@ -64,8 +64,8 @@ fn block_is_recut_once_returned() {
     });
 }
 
-/// A block that was not cut to its end, given back while the owner looks whether it can begin it
-/// anew, or leaves the rest.
+/// A block that was not cut to its end is returned while the owner checks if it can begin the block
+/// anew, or returns the rest.
 #[test]
 fn block_rest_belongs_to_owner() {
     loom::model(|| {
@@ -91,7 +91,7 @@ fn block_rest_belongs_to_owner() {
     });
 }
 
-/// Two blocks come home at once while the owner takes them in.
+/// Two blocks are returned at once while the owner collects.
 #[test]
 fn blocks_return_while_owner_collects() {
     loom::model(|| {
@@ -108,8 +108,8 @@ fn blocks_return_while_owner_collects() {
     });
 }
 
-/// The owner ends while pieces are given back: whoever is last frees the home and the claim on the
-/// region, once (loom reports an `Arc` that leaks or is dropped twice).
+/// The owner is dropped while pieces are returned: the last return frees the home and the claim on
+/// the region, once (loom reports an `Arc` that leaks or is dropped twice).
 #[test]
 fn last_piece_frees_dead_cache() {
     loom::model(|| {

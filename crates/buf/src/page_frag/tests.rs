@@ -12,7 +12,7 @@ fn cache(block_bytes: u32, blocks: u32) -> PageFragCache {
     PageFragCache::new(&region, 0, block_bytes, blocks)
 }
 
-/// A piece with `mark` in all of its room, declared to be data.
+/// A piece whose room is filled with `mark` and declared to be data.
 fn filled(cache: &mut PageFragCache, len_bytes: u32, mark: u8) -> Option<PageFrag> {
     let mut frag = cache.cut(len_bytes)?;
     frag.copy_out(0, &vec![mark; frag.room_bytes() as usize]);
@@ -37,8 +37,8 @@ fn vio_6_block_end_hole_is_counted() {
     assert_eq!(cache.away_blocks(), 0);
 }
 
-/// The slow rule, for every length: as many pieces as fit, each as long as was asked for, and what is
-/// left is the last one's.
+/// Reference rule, for every length: as many pieces as fit, each of the length requested; the rest
+/// of the block belongs to the last one.
 #[test]
 fn vio_6_hole_is_smaller_than_piece() {
     for len_bytes in (FRAG_ALIGN_BYTES..=PAGE).step_by(FRAG_ALIGN_BYTES as usize) {
@@ -82,7 +82,7 @@ fn vio_r3_rolled_back_cut_is_recut() {
     cache.roll_back(second);
     let second = cache.cut(64).unwrap();
     assert_eq!((second.address(), second.truesize()), (last_at, 64));
-    cache.roll_back(first); // not the last: it goes home, and its space waits for the block
+    cache.roll_back(first); // not the last: returned, and its space is reused with the block
     let third = cache.cut(64).unwrap();
     assert_eq!(third.address(), last_at + 64);
     cache.roll_back(third);
@@ -153,7 +153,7 @@ fn pieces_outlive_their_cache() {
     assert!(Region::claim(&region, first_block).is_some());
 }
 
-/// Blocks in the hands of the owner, in its inbox, and away.
+/// Blocks that are free, in the inbox, and outstanding.
 #[test]
 fn ended_cache_counts_its_inbox() {
     for away in 0..=3 {
@@ -161,7 +161,7 @@ fn ended_cache_counts_its_inbox() {
         let mut cache = PageFragCache::new(&region, 0, PAGE, 4);
         let mut pieces: Vec<_> = (0..3).map(|_| cache.cut(PAGE).unwrap()).collect();
         let kept = pieces.split_off(3 - away);
-        drop(pieces); // nothing is cut any more: they stay in the inbox
+        drop(pieces); // no cut follows: they stay in the inbox
         drop(cache);
         for piece in kept {
             assert!(Region::claim(&region, 0..1).is_none(), "{away} away");
@@ -176,7 +176,7 @@ fn ended_cache_counts_its_inbox() {
 type Attempt<'a> = (&'a str, Box<dyn Fn() + 'a>);
 
 #[test]
-#[cfg(not(miri))] // a panic takes seconds there, and no memory is touched
+#[cfg(not(miri))] // a panic takes seconds in miri, and no memory is touched
 fn frag_cache_needs_shared_memory() {
     use crate::RecycleRing;
     use crate::pool::{ChunkClass, carve};
@@ -246,7 +246,7 @@ fn vio_7_adjacent_pieces_join() {
         [1, 2, 3].map(|mark| filled(cache, 1024, mark).unwrap())
     };
     let [mut first, second, third] = frags(&mut cache);
-    let third = first.join(third).unwrap_err(); // not next to each other
+    let third = first.join(third).unwrap_err(); // not adjacent
     first.join(second).unwrap();
     assert_eq!((first.len_bytes(), first.truesize()), (2048, 2048));
     assert!(first.data() == [[1; 1024], [2; 1024]].concat());
@@ -254,7 +254,7 @@ fn vio_7_adjacent_pieces_join() {
     let mut third = first.join(third).unwrap_err(); // the data ends before the room
     first.set_len(2048);
     third.pull(1);
-    let third = first.join(third).unwrap_err(); // begins behind its room's beginning
+    let third = first.join(third).unwrap_err(); // the data begins behind the room's beginning
     drop((first, third));
 
     let last = filled(&mut cache, 1024, 4).unwrap();
@@ -265,11 +265,11 @@ fn vio_7_adjacent_pieces_join() {
     assert!(before.join(behind).is_err(), "of another block");
 }
 
-/// The slow twin: who has each cache line.
+/// Reference model: the holder of each cache line.
 struct Twin {
     first_byte: u64,
     block_bytes: u32,
-    /// By line: the number of the cut that has it; 0 for nobody.
+    /// Number of the cut that has each line; 0 for none.
     lines: Vec<u32>,
 }
 
@@ -310,8 +310,8 @@ fn operation() -> impl Strategy<Value = Operation> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 400 }))]
-    /// Whatever is cut, kept and given back: no byte has two holders, what is held keeps its bytes,
-    /// a block that nobody holds anything of can be cut, and all are home in the end.
+    /// For any order of cuts and returns: no byte has two holders, held bytes do not change, a
+    /// block without outstanding pieces can be cut, and all blocks are returned in the end.
     #[test]
     fn promise_4_pieces_never_overlap_blocks_return(
         (blocks, double) in (1u32..5, any::<bool>()),
@@ -376,8 +376,8 @@ proptest! {
     }
 }
 
-/// Readers give pieces back on their threads, in any order, while the owner cuts; bytes never change
-/// under them.
+/// Readers return pieces on their threads, in any order, while the owner cuts; held bytes never
+/// change.
 #[test]
 fn promise_4_remotely_returned_pieces_reused_once() {
     let rounds: u32 = if cfg!(miri) { 20 } else { 50_000 };

@@ -1,15 +1,15 @@
-//! Growth of a ring: in a second one, which takes over where the first one ends.
+//! Growth of a ring: a second ring continues where the first one ends.
 
 use super::{Consumer, Producer, ring};
 use crate::position::Position;
 use crate::sync::{Arc, Ordering};
 
 impl<T: Send> Producer<T> {
-    /// Goes on in a ring of `capacity` slots, if that is more than there are. What was pushed so far
-    /// is published, and stays where it is until the consumer has processed it.
+    /// Continues in a ring of `capacity` slots, if that is more than there are. Everything pushed
+    /// so far is published, and stays in the old ring until the consumer has processed it.
     ///
     /// # Panics
-    /// When `capacity` is not a power of two from 1 to 2^31.
+    /// If `capacity` is not a power of two from 1 to 2^31.
     pub fn grow(&mut self, capacity: u32) {
         if capacity <= self.capacity() {
             return;
@@ -25,7 +25,7 @@ impl<T: Send> Producer<T> {
         self.outgrown.push_back((outgrown, self.tail));
     }
 
-    /// The head counter, while the consumer is in a ring that was outgrown.
+    /// Head counter, if the consumer is still in an outgrown ring.
     #[inline]
     pub(super) fn outgrown_head(&mut self) -> Option<Position> {
         if self.outgrown.is_empty() { None } else { self.look_at_outgrown() }
@@ -46,8 +46,8 @@ impl<T: Send> Producer<T> {
 }
 
 impl<T: Send> Consumer<T> {
-    /// Goes on in the ring that this one has grown into, if it has, and if all of this one was
-    /// taken and processed. Returns whether it did.
+    /// Continues in the ring that this one has grown into, if there is one and everything in this
+    /// one is taken and processed. Returns true if there may be more to take.
     #[inline]
     pub(super) fn follow(&mut self) -> bool {
         // Acquire: pairs with the Release store in `Producer::grow`.
@@ -58,7 +58,7 @@ impl<T: Send> Consumer<T> {
 
     #[cold]
     fn follow_larger(&mut self) -> bool {
-        // The last tail is visible with the flag; the one seen before it may be older.
+        // The last tail is visible with the flag; the one read before it may be older.
         self.tail_seen = Position(self.shared.tail.0.position.load(Ordering::Acquire));
         if self.tail_seen != self.taken {
             return true;
@@ -70,7 +70,7 @@ impl<T: Send> Consumer<T> {
                 *self = larger;
                 true
             }
-            None => false, // it was taken before, and is what `self` is
+            None => false, // taken before: `self` is the larger ring
         }
     }
 }

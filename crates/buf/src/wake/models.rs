@@ -3,16 +3,16 @@ use loom::thread;
 
 use super::*;
 
-/// Fences that are there.
+/// Fences in effect.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fences {
-    /// All, as they are.
+    /// All fences, as in the shipped code.
     All,
-    /// All but that of the sleeper.
+    /// All but the sleeper's in `lie_down`.
     NotInLieDown,
-    /// All but that before it is looked whether somebody sleeps.
+    /// All but the one before the sleep state is read.
     NotInWake,
-    /// All but that before it is looked who that is.
+    /// All but the one before the CPU to wake is read.
     NotInNextToWake,
 }
 
@@ -39,7 +39,7 @@ impl Fences {
     }
 }
 
-/// Work for one CPU, which is published and no more: the fences have to put it in order.
+/// Work for one CPU, published relaxed: only the fences order it.
 fn one_sleeper(fences: Fences) {
     loom::model(move || {
         let state = Arc::new(SleepState::default());
@@ -75,8 +75,8 @@ fn waker_without_fence_leaves_sleeper() {
     one_sleeper(Fences::NotInWake);
 }
 
-/// A queue goes from CPU 0, which is awake and has nothing any more, to CPU 1, while somebody publishes
-/// work in the queue and wakes whoever has it.
+/// A queue moves from CPU 0, which is awake and has no work any more, to CPU 1, while another
+/// thread publishes work in the queue and wakes the CPU that has it.
 fn change_of_hands(fences: Fences) {
     loom::model(move || {
         let state = Arc::new(SleepState::default());

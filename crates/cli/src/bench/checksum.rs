@@ -1,4 +1,4 @@
-//! `bench checksum`: summing up.
+//! `bench checksum`: the Internet checksum.
 
 use std::hint::black_box;
 

@@ -12,12 +12,12 @@ pub(super) struct Figures {
     unit: &'static str,
     #[serde(flatten)]
     spread: RoundSpread,
-    /// Exact object and way of the measurement.
+    /// Parameters and conditions of the measurement.
     #[serde(flatten)]
     details: BTreeMap<&'static str, Value>,
 }
 
-/// The middle and the ends of some repeats.
+/// Median, minimum and maximum of some repeats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(super) struct RoundSpread {
     median: f64,
@@ -48,9 +48,9 @@ impl Figures {
         Self { name, unit, spread, details: BTreeMap::new() }
     }
 
-    /// Adds a detail.
+    /// Adds a parameter or condition.
     pub(super) fn with(mut self, name: &'static str, value: impl Serialize) -> Self {
-        // Numbers, words and what is made of them always can be written.
+        // Never fails: numbers, strings and structures of them can always be serialized.
         self.details.insert(name, serde_json::to_value(value).unwrap_or_default());
         self
     }

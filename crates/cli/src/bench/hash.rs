@@ -11,13 +11,13 @@ use super::figures::Figures;
 use super::{BenchArgs, BenchHash, input, solo};
 use crate::failure::Failure;
 
-/// Tuples that are made up, as in the peer's benchmark.
+/// Number of random tuples, as in the peer's benchmark.
 const TUPLES: usize = 4096;
 
-/// Room for each tuple: headers lie this far apart in a receive ring, not side by side.
+/// Distance of tuples in memory: as in a receive ring, headers are not adjacent.
 const STRIDE_BYTES: usize = 128;
 
-/// Addresses and ports of one packet, as they stand in it.
+/// Addresses and ports of one packet, as in its bytes.
 struct BenchTuple {
     bytes: [u8; STRIDE_BYTES],
     address_bytes: usize,

@@ -1,4 +1,4 @@
-//! Packets to measure with.
+//! Input packets of benchmarks.
 
 use std::path::Path;
 
@@ -8,10 +8,11 @@ use forebay_rx::parse::Link;
 
 use crate::failure::Failure;
 
-/// Packets held at once: enough to be past the caches' first level, few enough to be in memory.
+/// Upper bound on packets held at once: enough to exceed the first-level cache, few enough to fit
+/// in memory.
 const PACKETS_MAX: usize = 65_536;
 
-/// Flows of made-up packets.
+/// Number of flows of synthetic packets.
 const FLOWS: u32 = 100;
 
 /// A packet, outside packet memory.
@@ -21,7 +22,7 @@ pub(super) struct Sample {
     pub(super) link: Link,
 }
 
-/// The packets of a capture, or made-up 60-byte frames of a hundred flows.
+/// Packets of a capture, or synthetic 60-byte frames of a hundred flows.
 pub(super) fn packets(file: Option<&Path>) -> Result<Vec<Sample>, Failure> {
     let samples = match file {
         Some(path) => read(path)?,
@@ -33,7 +34,7 @@ pub(super) fn packets(file: Option<&Path>) -> Result<Vec<Sample>, Failure> {
     Ok(samples)
 }
 
-/// A name for the packets.
+/// Name of the input.
 pub(super) fn name(file: Option<&Path>) -> String {
     let name = file.and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     name.unwrap_or_else(|| "made-up".to_owned())

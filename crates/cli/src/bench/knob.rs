@@ -1,4 +1,4 @@
-//! `bench knob`: what a turn pays for knobs that can change at any time.
+//! `bench knob`: the cost per turn of knobs that can change at any time.
 
 use std::hint::black_box;
 
@@ -7,13 +7,13 @@ use forebay_engine::log::Writer;
 use super::figures::Figures;
 use super::{BenchArgs, solo};
 
-/// Looks in one round.
+/// Checks per round.
 const LOOKS: usize = 1024;
 
 pub(super) fn run(args: &BenchArgs) -> Figures {
     let mut changes = Writer::default();
     let mut cursor = changes.cursor();
-    // One was made, and read: what is measured is that there is no other.
+    // One change is made and read before: measured is the check that finds no other.
     changes.append(1);
     let read = cursor.next();
     let figures = solo::measure(args, "knob", "ns/look", LOOKS, || {

@@ -1,4 +1,4 @@
-//! `bench lro`: coalescing, on one CPU, in the three framings of the peer's `bench_gro`.
+//! `bench lro`: coalescing on one CPU, in the three regions of the peer's `bench_gro`.
 //!
 //! | region | what is timed, for each frame that comes in |
 //! |---|---|
@@ -6,8 +6,9 @@
 //! | `parse_gro` | parsing and hashing too, as far as a device does not give the hash |
 //! | `all` | frame allocated, filled, parsed, hashed, coalesced, returned |
 //!
-//! Each is timed with checksums vouched for by a device, as the peer's, which looks at none; and the
-//! last two with every byte verified: in `all` while the frame is filled, as with captures.
+//! Each region is timed with checksums already verified by a device, as in the peer's benchmark,
+//! which verifies none. The last two are also timed with every byte verified: in `all` while the
+//! frame is filled, as with captures.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,10 +32,10 @@ use super::steer::hasher;
 use super::{BenchArgs, BenchHash};
 use crate::failure::Failure;
 
-/// Frames coalesced at once when nobody says otherwise.
+/// Default number of frames coalesced at once.
 const BURST: u32 = 64;
 
-/// Chunks are at least this large, as the engine's smallest are.
+/// Minimum chunk size, that of the engine's smallest chunks.
 const CHUNK_BYTES_MIN: u32 = 2048;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -70,7 +71,7 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
         .with("frames_away", bench.pool.in_use()))
 }
 
-/// Work that is timed, and the cost of a look at the clock.
+/// Region to be timed, and the cost of reading the clock twice.
 #[derive(Clone, Copy)]
 struct Timing {
     region: BenchRegion,
@@ -78,12 +79,12 @@ struct Timing {
     overhead: Duration,
 }
 
-/// The input, and what it goes through.
+/// The input and the stages.
 struct LroBench {
     samples: Vec<Sample>,
-    /// Word of a device that verifies checksums on each sample.
+    /// Checksum state of each sample, as a verifying device would report it.
     vouched: Vec<Checksum>,
-    /// The hash that a device gives each sample, or none.
+    /// Hash of each sample as a device would report it, or none.
     given: Vec<FlowHash>,
     burst: usize,
     descriptors: u32,
@@ -91,7 +92,7 @@ struct LroBench {
     hasher: Hasher,
     coalescer: Coalescer,
     counters: Arc<CoalesceCounters>,
-    /// A burst on its way in, and what becomes of it.
+    /// A received burst, and the packets that coalescing returns.
     packets: Vec<Packet>,
     out: Vec<Packet>,
 }
@@ -138,7 +139,7 @@ impl LroBench {
         })
     }
 
-    /// Goes through the input for a while; returns nanoseconds for each frame.
+    /// Processes the input for one repeat. Returns nanoseconds per frame.
     fn sample(&mut self, timing: Timing) -> f64 {
         let started = Instant::now();
         let (mut timed, mut frames) = (Duration::ZERO, 0);
@@ -151,7 +152,7 @@ impl LroBench {
         nanoseconds(timed) / as_f64(frames)
     }
 
-    /// Takes one burst through; returns how long the region took.
+    /// Processes one burst. Returns the time spent in the region.
     fn burst(&mut self, first: usize, timing: Timing) -> Duration {
         let Timing { region, verify, .. } = timing;
         let mut started = Instant::now();
@@ -173,7 +174,7 @@ impl LroBench {
     }
 
     fn receive(&mut self, first: usize, Timing { region, verify, .. }: Timing) {
-        // Where filling is not timed, bytes are summed up where that is.
+        // If filling is not part of the region, `parse` sums up the bytes, inside the region.
         let summed = if region == BenchRegion::All { verify } else { Verify::Nothing };
         for number in first..first + self.burst {
             let Sample { bytes, wire_len, link } = &self.samples[number];
@@ -202,7 +203,7 @@ impl LroBench {
         }
     }
 
-    /// Frames that came in, packets that they became, and the bytes of those.
+    /// Frames received, packets that resulted, and bytes of the packets.
     fn merged(&self) -> (f64, f64, f64) {
         let CoalesceCounters { segments_in, packets_out, bytes_out, .. } = &*self.counters;
         let [segments, packets, bytes] = [segments_in, packets_out, bytes_out]
@@ -223,7 +224,7 @@ fn pool(samples: &[Sample], burst: usize) -> Result<Pool, Failure> {
     pool.ok_or_else(|| Failure::usage("the region is too small", "this is a bug: report it"))
 }
 
-/// Time of two looks at the clock.
+/// Minimum time between two adjacent readings of the clock.
 fn clock_overhead() -> Duration {
     let pairs = (0..20_000).map(|_| {
         let started = Instant::now();

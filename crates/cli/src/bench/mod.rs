@@ -1,8 +1,8 @@
-//! `forebay bench`: one stage, measured, as one JSON line.
+//! `forebay bench`: measures one stage, and prints one JSON line.
 //!
-//! Machines are noisy, and the virtual CPUs of some wander between caches. So figures are medians
-//! of many short repeats; a repeat on one core that was disturbed is dropped, and one across two
-//! cores is filed by how far apart they were just then.
+//! Machines are noisy, and on some hosts virtual CPUs move between caches. So figures are medians
+//! of many short repeats. A disturbed repeat on one core is dropped; a repeat across two cores is
+//! classified by the distance of the cores at that time.
 
 mod checksum;
 mod figures;
@@ -129,7 +129,8 @@ enum BenchKind {
     Lro,
     /// Frame in, parse, hash, steer, hand over, read on the other CPU, return
     Steer,
-    /// A flood of small datagrams to one socket, with each buffer policy in turn: repeats are 7 at most
+    /// A flood of small datagrams to one socket, with each buffer policy in turn: repeats are 7 at
+    /// most
     Udp,
     /// Bursts of packets received from a vhost-user back end (--sock) and given back
     Virtio,
@@ -164,7 +165,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
     let stages = if args.what == BenchKind::All { all.as_slice() } else { &[args.what] };
     let cpus = sys::allowed_cpus();
     for stage in stages {
-        // On a thread of its own, which stays where it is pinned.
+        // On a new thread, as the thread stays pinned.
         let measured = thread::scope(|scope| scope.spawn(|| measure(*stage, args, &cpus)).join());
         let figures = measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let line = serde_json::to_string(&figures).unwrap_or_default() + "\n";
@@ -175,7 +176,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<(), Failure> {
 
 fn measure(what: BenchKind, args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Failure> {
     if let Some(&cpu) = cpus.first() {
-        // Unpinned figures are still figures.
+        // Ignored: figures of an unpinned thread are still valid.
         let _ = sys::pin_to(cpu);
     }
     match what {

@@ -1,9 +1,9 @@
-//! Repeats across two cores, filed by how far apart they were.
+//! Repeats across two cores, classified by the distance of the cores.
 //!
-//! On a shared host the virtual CPUs move between threads of one core, cores with a cache in
-//! common, and cores without, from one second to the next, and every figure across two cores
-//! moves with them. So each repeat is short and stands between two measurements of the round trip
-//! of one cache line; figures are compared within a class only.
+//! On a shared host the virtual CPUs move, from one second to the next, between threads of one
+//! core, cores that share a cache, and cores that do not, and every figure across two cores changes
+//! with them. So each repeat is short, and is preceded and followed by a measurement of the round
+//! trip of one cache line. Figures are compared within a class only.
 
 use std::collections::BTreeMap;
 use std::hint;
@@ -18,8 +18,8 @@ use super::figures::{Figures, RoundSpread};
 use super::solo::nanoseconds;
 use crate::failure::Failure;
 
-/// Round trips of the same core's two threads, and of cores with a last-level cache in common,
-/// are shorter than these many nanoseconds.
+/// Upper bounds, exclusive, in ns, on the round trip between the two threads of a core, and between
+/// cores that share a last-level cache.
 const SIBLINGS_BELOW_NS: f64 = 85.0;
 const SAME_CACHE_BELOW_NS: f64 = 260.0;
 
@@ -32,7 +32,7 @@ enum CacheClass {
     SmtSibling,
     SameL3,
     FarL3,
-    /// Not the same before and after.
+    /// The distance changed during the repeat.
     Moved,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Rounds {
     closed: AtomicU64,
 }
 
-/// The round that is none.
+/// Round number that means that no more rounds follow.
 const END: u64 = u64::MAX;
 
 impl Rounds {
@@ -71,7 +71,7 @@ impl Rounds {
         self.opened.store(round, Ordering::Release);
     }
 
-    /// Opens no more rounds.
+    /// Announces that no more rounds follow.
     pub(super) fn end(&self) {
         self.open(END);
     }
@@ -84,7 +84,7 @@ impl Rounds {
         self.closed.store(round, Ordering::Release);
     }
 
-    /// Waits for a round, answering the probe meanwhile. Returns whether there is one.
+    /// Waits for a round, and answers the probe meanwhile. Returns false if no more rounds follow.
     pub(super) fn wait_until_open(&self, round: u64) -> bool {
         loop {
             match self.opened.load(Ordering::Acquire) {
@@ -96,7 +96,7 @@ impl Rounds {
     }
 }
 
-/// The CPU that a benchmark across two runs on, and the other one.
+/// CPU that a two-CPU benchmark runs on, and the other CPU.
 pub(super) fn two_of(cpus: &[CpuId]) -> Result<CpuPair, Failure> {
     match cpus {
         &[here, there, ..] => Ok(CpuPair { here, there }),
@@ -112,11 +112,11 @@ pub(super) fn two_of(cpus: &[CpuId]) -> Result<CpuPair, Failure> {
 pub(super) struct CpuPair {
     /// The CPU of this side.
     pub(super) here: CpuId,
-    /// The other.
+    /// The CPU of the other side.
     pub(super) there: CpuId,
 }
 
-/// The lines that the probe bounces between the CPUs.
+/// Cache lines that the probe bounces between the CPUs.
 #[derive(Debug, Default)]
 pub(super) struct Probe {
     ask: PairLine<AtomicBool>,
@@ -130,7 +130,7 @@ pub(super) struct Probe {
 struct PairLine<T>(T);
 
 impl Probe {
-    /// The answering side: called whenever there is nothing to do.
+    /// Answering side: to be called whenever idle.
     pub(super) fn answer_if_asked(&self) {
         if !self.ask.0.load(Ordering::Relaxed) {
             return;
@@ -142,8 +142,8 @@ impl Probe {
         self.answer.0.store(false, Ordering::Release);
     }
 
-    /// The asking side: the best round trip, in nanoseconds. The other side must be idle, or
-    /// become so.
+    /// Asking side: minimum round trip, in nanoseconds. The other side must be idle, or become
+    /// idle.
     fn round_trip_ns(&self) -> f64 {
         self.ask.0.store(true, Ordering::Relaxed);
         while !self.answer.0.load(Ordering::Acquire) {
@@ -167,7 +167,7 @@ impl Probe {
     }
 }
 
-/// Takes repeats until there are enough of one class; `repeat` returns its figure.
+/// Repeats until one class has enough samples. `repeat` returns one sample.
 pub(super) fn measure(
     args: &BenchArgs,
     name: &'static str,
@@ -198,7 +198,7 @@ pub(super) fn measure(
     file(name, unit, &classes, before_ns)
 }
 
-/// Puts the class with the most repeats first.
+/// Builds the figures; the class with the most repeats comes first.
 fn file(
     name: &'static str,
     unit: &'static str,

@@ -18,7 +18,7 @@ use crate::failure::Failure;
 const CAPACITY: u32 = 1024;
 const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 2048, chunks: 8191 };
 
-/// Frames in one repeat.
+/// Frames per repeat.
 const FRAMES: u64 = 2_000_000;
 
 pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
@@ -30,7 +30,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     let other = Arc::clone(&rounds);
     let (batch, touch) = (args.bulk as usize, args.touch);
     let freer = thread::spawn(move || {
-        // Unpinned figures are still figures.
+        // Ignored: figures of an unpinned thread are still valid.
         let _ = sys::pin_to(cpus.there);
         free(consumer, other_pool, &other, frames, batch, touch)
     });
@@ -49,7 +49,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
                 if touch {
                     frame.copy_from(&[sent.to_le_bytes()[0]; 64]);
                 }
-                // There is room for all of them, see above.
+                // Never fails: the loop above has waited for room.
                 let _ = producer.push(frame);
             }
             producer.publish();
@@ -58,7 +58,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
         nanoseconds(started.elapsed()) / as_f64(usize::try_from(frames).unwrap_or(1))
     });
     rounds.end();
-    // It has nothing to panic about.
+    // The thread does not panic.
     let _ = freer.join();
     let away = pool.in_use();
     Ok(figures.with("bulk", args.bulk).with("touch", touch).with("frames_away", away))

@@ -1,4 +1,4 @@
-//! `bench ring`: one word from one CPU to another, in bulk.
+//! `bench ring`: 64-bit words from one CPU to another, in bulk.
 
 use std::sync::Arc;
 use std::thread;
@@ -16,7 +16,7 @@ use crate::failure::Failure;
 
 const CAPACITY: u32 = 1024;
 
-/// Objects in one repeat: a few tens of milliseconds.
+/// Objects per repeat, which takes some tens of milliseconds.
 const OBJECTS: u64 = 4_000_000;
 
 pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
@@ -27,7 +27,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     let other = Arc::clone(&rounds);
     let batch = args.bulk as usize;
     let reader = thread::spawn(move || {
-        // Unpinned figures are still figures.
+        // Ignored: figures of an unpinned thread are still valid.
         let _ = sys::pin_to(cpus.there);
         read(consumer, &other, objects, batch)
     });
@@ -52,7 +52,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     Ok(figures.with("bulk", args.bulk).with("capacity", CAPACITY))
 }
 
-/// Returns whether every object came, by their sum.
+/// Reads all rounds. Returns true if every object arrived, judged by their sum.
 fn read(mut consumer: Consumer<u64>, rounds: &Rounds, objects: u64, batch: usize) -> bool {
     let mut taken = Vec::with_capacity(batch);
     let mut complete = true;

@@ -1,8 +1,8 @@
 //! Repeats on one core.
 //!
-//! The other half of the core belongs to somebody else and comes and goes. So each repeat stands
-//! between two runs of a fixed loop, and is dropped, and counted, when one of these took much
-//! longer than the best.
+//! The other hardware thread of the core may be used by other programs at any time. So a fixed loop
+//! runs before and after each repeat; if either run took much longer than the best one, the repeat
+//! is dropped and counted.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use super::figures::{Figures, RoundSpread};
 /// Duration of a repeat.
 pub(super) const REPEAT: Duration = Duration::from_millis(10);
 
-/// A repeat is dropped when the fixed loop beside it took this much longer than its best.
+/// Factor over the fixed loop's best time from which a repeat counts as disturbed.
 const DISTURBED: f64 = 1.35;
 
 const CALIBRATION_ROUNDS: u64 = 20_000;
 
-/// Measures nanoseconds for each of the `count` things that `round` does.
+/// Measures `round`, which processes `count` items, in nanoseconds per item.
 pub(super) fn measure(
     args: &BenchArgs,
     name: &'static str,
@@ -29,15 +29,15 @@ pub(super) fn measure(
     samples(args, || repeat(count, &mut round)).figures(name, unit)
 }
 
-/// Repeats that were gathered.
+/// Results of the repeats.
 pub(super) struct Samples {
-    /// Rounds that count: undisturbed ones, or all if there are none.
+    /// Samples that count: the undisturbed ones, or all if every one was disturbed.
     counted: Vec<f64>,
     dropped: usize,
     all_disturbed: bool,
 }
 
-/// Gathers what `sample` measures, between runs of the fixed loop.
+/// Collects the results of `sample`, with the fixed loop before and after each.
 pub(super) fn samples(args: &BenchArgs, mut sample: impl FnMut() -> f64) -> Samples {
     let mut best = f64::INFINITY;
     for _ in 0..50 {
@@ -84,7 +84,7 @@ fn repeat(count: usize, round: &mut impl FnMut()) -> f64 {
     }
 }
 
-/// A loop that keeps the arithmetic units busy, for as long as it takes.
+/// Runs a fixed loop that keeps the arithmetic units busy. Returns its duration, in ns.
 fn calibrate() -> f64 {
     let started = Instant::now();
     let (mut x, mut y, mut z, mut w) = (1u64, 2u64, 3u64, 4u64);

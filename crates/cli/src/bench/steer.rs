@@ -1,7 +1,7 @@
 //! `bench steer`: the whole way of a packet across two CPUs, through the real intake and delivery.
 //!
-//! Frame allocated and filled, parsed, hashed, steered, handed over; read on the other CPU, and its
-//! frame returned.
+//! A frame is allocated and filled, parsed, hashed, steered, and handed over; the other CPU reads
+//! it and returns the frame.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,27 +35,27 @@ use crate::failure::Failure;
 
 const RING_CAPACITY: u32 = 1024;
 
-/// Chunks are at least this large, as the engine's smallest are.
+/// Minimum chunk size, that of the engine's smallest chunks.
 const CHUNK_BYTES_MIN: u32 = 2048;
 
-/// Chunks of that size, and of larger ones, of which fewer fill the caches as well. Either is more
-/// than what can be under way: a ring, a burst, and batches on their way home.
+/// Number of chunks of that size; of larger ones fewer fill the caches as well. Both exceed the
+/// frames in flight: a ring, a burst, and batches being returned.
 const CHUNKS: u32 = 8191;
 const LARGE_CHUNKS: u32 = 2047;
 
 /// Duration of a repeat.
 const REPEAT: Duration = Duration::from_millis(60);
 
-/// Bursts between looks at the clock.
+/// Bursts between two readings of the clock.
 const BURSTS: usize = 32;
 
-/// Tables that the two sides share.
+/// State that the two sides share.
 struct SharedTables {
     probe: Probe,
     delivered: AtomicU64,
     end: AtomicBool,
     sock_flows: Arc<SockFlowTable>,
-    /// True if the application says where it runs, and is followed.
+    /// True if the application records its CPU, and flows follow it.
     rfs: AtomicBool,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
     let other = Arc::clone(&shared);
     let batch = args.bulk as usize;
     let reader = thread::spawn(move || {
-        // Unpinned figures are still figures.
+        // Ignored: figures of an unpinned thread are still valid.
         let _ = sys::pin_to(cpus.there);
         deliver(Delivery::new(cpus.there, vec![lane], batch), other_pool, &other);
     });
@@ -96,7 +96,7 @@ pub(super) fn run(args: &BenchArgs, cpus: CpuPair) -> Result<Figures, Failure> {
         with
     });
     shared.end.store(true, Ordering::Release);
-    // It has nothing to panic about.
+    // The thread does not panic.
     let _ = reader.join();
     let hash = match args.hash {
         BenchHash::Given => "given",
@@ -125,7 +125,8 @@ struct Sender {
 }
 
 impl Sender {
-    /// Sends for a while, waits until all has arrived, and returns the nanoseconds of a packet.
+    /// Sends for one repeat, and waits until all packets have arrived. Returns nanoseconds per
+    /// packet.
     fn repeat(&mut self, batch: usize, shared: &SharedTables) -> f64 {
         let bulk = u32::try_from(batch).unwrap_or(u32::MAX);
         let mut burst = Burst::default();
@@ -145,7 +146,7 @@ impl Sender {
         nanoseconds(started.elapsed()) / as_f64(usize::try_from(self.sent - first).unwrap_or(1))
     }
 
-    /// Has flows follow their application, or not.
+    /// Sets whether flows follow their application.
     fn follow(&mut self, shared: &SharedTables, rfs: bool) {
         shared.rfs.store(rfs, Ordering::Relaxed);
         self.intake.set_sock_flows(rfs.then(|| Arc::clone(&shared.sock_flows)), 0);
@@ -176,8 +177,8 @@ pub(super) fn hasher(args: &BenchArgs) -> Result<Hasher, Failure> {
     }
 }
 
-/// The packets that have a flow hash, and the hash that a device would give each, or none. Packets
-/// without one (ARP, say) stay on the polling CPU, which delivers nothing here.
+/// Packets that have a flow hash, each with the hash that a device would report, or none. Packets
+/// without a flow hash (such as ARP) would stay on the polling CPU, which delivers nothing here.
 fn steerable(
     packets: Vec<Sample>,
     hasher: &Hasher,
@@ -250,7 +251,7 @@ fn deliver(mut delivery: Delivery, mut pool: Pool, shared: &SharedTables) {
     }
 }
 
-/// Reads three words of each packet, as the peer does.
+/// Reads three words of each packet, as the peer's benchmark does.
 struct Look<'a> {
     shared: &'a SharedTables,
     sum: u64,

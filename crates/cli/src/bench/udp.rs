@@ -1,11 +1,11 @@
 //! `bench udp`: a flood of small datagrams to one socket, with each buffer policy in turn.
 //!
-//! Producers stand for the CPUs that receive: each takes frames of its own, fills and parses them,
-//! and puts them into the socket's queue. One reader takes them out, looks at each payload, works,
-//! and gives the memory back. The reader has a CPU of its own; the producers share the others.
+//! Producers stand for the receiving CPUs: each allocates frames, fills and parses them, and puts
+//! them into the socket's queue. One reader takes them out, reads each payload, works, and returns
+//! the memory. The reader has a CPU of its own; the producers share the others.
 //!
-//! Policies are compared within a round, in which each has its turn; figures are the medians of the
-//! rounds. The *knee* is what a policy delivers when no more is offered than it takes.
+//! Policies are compared within a round, in which each policy is measured once; figures are medians
+//! over the rounds. The *knee* of a policy is its throughput with unlimited offered load.
 
 mod flood;
 
@@ -22,10 +22,10 @@ use super::input::{self, Sample};
 use super::{BenchArgs, pair};
 use crate::failure::Failure;
 
-/// The most rounds.
+/// Upper bound on rounds.
 const ROUNDS: u32 = 7;
 
-/// Rates that are offered, in multiples of the knee.
+/// Offered rates, in multiples of the knee.
 const RATES: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
 
 pub(super) fn run(args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Failure> {
@@ -67,15 +67,15 @@ pub(super) fn run(args: &BenchArgs, cpus: &[CpuId]) -> Result<Figures, Failure> 
 struct UdpBench<'a> {
     args: &'a BenchArgs,
     samples: Vec<Sample>,
-    /// No round begins after that.
+    /// Time after which no round begins.
     end: Instant,
 }
 
 impl UdpBench<'_> {
-    /// Has each policy its turn in each round; `load` says what is measured.
+    /// Measures each policy once per round, with the load that `load` returns.
     fn rounds(&self, flood: &mut Flood, load: impl Fn(ReclaimPolicy) -> FloodLoad) -> UdpRounds {
         let mut rounds = UdpRounds::default();
-        // The first one warms up.
+        // The first round warms up.
         for round in 0..=self.args.reps.min(ROUNDS) {
             let outcomes =
                 ReclaimPolicy::ALL.map(|policy| flood.repeat(load(policy), &self.samples));
@@ -93,7 +93,7 @@ impl UdpBench<'_> {
         Instant::now() > self.end
     }
 
-    /// Rates that each policy delivers of multiples of its knee.
+    /// Throughput of each policy at multiples of its knee.
     fn rates(&self, flood: &mut Flood, work: Work) -> Value {
         let most = self.rounds(flood, |policy| FloodLoad { policy, work, offered_pps: None });
         let knees =
@@ -120,7 +120,7 @@ impl UdpBench<'_> {
     }
 }
 
-/// The outcomes of some rounds, by [`ReclaimPolicy::index`].
+/// Outcomes of the rounds, by [`ReclaimPolicy::index`].
 #[derive(Default)]
 struct UdpRounds(Vec<[FloodOutcome; ReclaimPolicy::ALL.len()]>);
 
@@ -130,7 +130,7 @@ impl UdpRounds {
         RoundSpread::of(&figures.collect::<Vec<_>>())
     }
 
-    /// Ratio of a figure with one policy to that with another, round by round.
+    /// Ratio of a figure between two policies, round by round.
     fn ratio(
         &self,
         policy: ReclaimPolicy,
@@ -140,7 +140,7 @@ impl UdpRounds {
         let ratio = |round: &[FloodOutcome; ReclaimPolicy::ALL.len()]| {
             figure(&round[policy.index()]) / figure(&round[to.index()])
         };
-        // A round in which somebody else had the CPU says nothing.
+        // A ratio with a zero is not finite: another process had the CPU for the whole repeat.
         let ratios = self.0.iter().map(ratio).filter(|ratio| ratio.is_finite());
         RoundSpread::of(&ratios.collect::<Vec<_>>())
     }
@@ -169,7 +169,7 @@ impl UdpRounds {
             "policies": policies,
             "owner_to_none": self.ratio(Owner, None, |outcome| outcome.kpps),
             "owner_to_copy_cache": self.ratio(Owner, CopyCache, |outcome| outcome.kpps),
-            // The same told by CPU time: what others do on these CPUs has less part in it.
+            // The same by CPU time, which other processes on these CPUs influence less.
             "owner_to_none_by_reader_cpu": self.ratio(None, Owner, |outcome| outcome.reader_ns),
             "owner_to_copy_cache_by_reader_cpu":
                 self.ratio(CopyCache, Owner, |outcome| outcome.reader_ns),

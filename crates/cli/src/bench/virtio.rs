@@ -1,7 +1,8 @@
 //! `bench virtio`: the receive side of one queue of a vhost-user device, without an engine.
 //!
-//! Bursts are polled, counted and given back, as DPDK's driver is measured by the peer's
-//! `bench_virtio`. Busy is the time of polls that returned packets, frames given back included.
+//! Bursts are polled, counted and returned, as in the measurement of DPDK's driver by the peer's
+//! `bench_virtio`. Busy time is the time of polls that returned packets, with the return of their
+//! frames.
 
 mod driver;
 mod peer;
@@ -25,13 +26,13 @@ use super::solo::{as_f64, nanoseconds};
 use crate::failure::Failure;
 use crate::options::VhostUserOptions;
 
-/// Packets polled at once when nobody says otherwise: as many as the peer's.
+/// Default number of packets polled at once, equal to the peer's.
 const BURST: u32 = 32;
 
 /// Longest wait for the first packet.
 const FIRST_PACKET_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Time after it in which packets do not count.
+/// Time after the first packet in which packets are not counted.
 const WARM_UP: Duration = Duration::from_millis(500);
 
 /// Duration of one sample.
@@ -90,14 +91,14 @@ pub(super) fn run(args: &BenchArgs) -> Result<Figures, Failure> {
 
 /// Measurements.
 struct Measured {
-    /// One for each sample.
+    /// One value per sample.
     mpps: Vec<f64>,
     gbit_s: Vec<f64>,
-    /// Of the samples in which packets came.
+    /// One value per sample with packets.
     rx_busy_ns: Vec<f64>,
-    /// Of the samples in which the peer says that it has sent any.
+    /// One value per sample in which the peer reports packets sent.
     tx_busy_cycles: Vec<f64>,
-    /// All samples together.
+    /// Sum over all samples.
     sum: Counted,
 }
 
@@ -162,7 +163,7 @@ impl Measured {
             Some(buffers) => figures.with("buffers_per_packet", ratio(buffers, sum.packets)),
             None => figures,
         };
-        // Of its own clock: how fast that is, only the peer knows.
+        // In cycles, as only the peer knows the frequency of its clock.
         if tx_busy_cycles.is_empty() {
             figures
         } else {

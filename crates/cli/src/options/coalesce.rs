@@ -5,7 +5,7 @@ use forebay_engine::knobs::coalesce::{MTU_MAX, MTU_MIN};
 use forebay_engine::knobs::{Coalesce, CoalesceAt};
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode};
 
-/// Coalescing at first.
+/// Initial settings of coalescing.
 #[derive(Debug, Args)]
 pub(crate) struct CoalesceOptions {
     /// Merge segments of one flow: what can be taken apart again exactly (gro), also TCP whose
@@ -35,7 +35,7 @@ pub(crate) struct CoalesceOptions {
     pub(crate) mtu: Option<u32>,
 }
 
-/// Fields that a merged packet has of its segments, in `lro` mode: the newest.
+/// Warning: fields that frames merged in `lro` mode take from the newest segment.
 const LOST_IN_LRO: &str = "frames that lro has merged come back with the newest acknowledgement, \
     window, timestamps and IP id of their packet, not each with its own; gro gives back all";
 
@@ -50,7 +50,7 @@ pub(crate) enum CoalesceArg {
     Off,
 }
 
-/// Place where packets are coalesced.
+/// Stage at which packets are coalesced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum CoalesceAtArg {
     /// Before steering
@@ -60,7 +60,7 @@ pub(crate) enum CoalesceAtArg {
 }
 
 impl CoalesceOptions {
-    /// The same for the engine: in `gro` mode where anything is said about it but that.
+    /// Settings for the engine: `gro` mode if only other options of coalescing are given.
     pub(crate) fn coalesce(&self) -> Coalesce {
         let is_asked = self.coalesce_at.is_some()
             || self.gro_flush_timeout.is_some()
@@ -92,12 +92,12 @@ impl CoalesceOptions {
         }
     }
 
-    /// Fields that `--resegment` cannot bring back, if anything.
+    /// Warning about the fields that `--resegment` cannot restore, if any.
     pub(crate) fn lost(&self) -> Option<&'static str> {
         (self.coalesce == Some(CoalesceArg::Lro)).then_some(LOST_IN_LRO)
     }
 
-    /// The knobs that these options set.
+    /// Knobs that these options set, each with true if its option is given.
     pub(crate) fn given(&self) -> [(&'static str, bool); 5] {
         [
             ("coalesce", self.coalesce.is_some()),

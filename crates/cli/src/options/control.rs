@@ -7,10 +7,10 @@ use forebay_control::{ConfigFile, Control, ControlSocket, Mount, places};
 
 use crate::failure::Failure;
 
-/// Runs that can be called by the same devices without being given names.
+/// Upper bound on runs with the same default name, which are told apart by a number.
 const SAME_NAME_MAX: u32 = 16;
 
-/// Ways to ask and change a run.
+/// Interfaces for querying and changing a run.
 #[derive(Debug, Args)]
 pub(crate) struct ControlOptions {
     /// Mount the knobs on DIR, an empty directory, for as long as the run lasts: files as in sysfs
@@ -24,7 +24,7 @@ pub(crate) struct ControlOptions {
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
 
-    /// What this run is called by those who ask it [default: the names of its devices]
+    /// Name of this run for get, set, list, watch and explain [default: the names of its devices]
     #[arg(long, value_name = "NAME", conflicts_with = "control")]
     pub(crate) name: Option<String>,
 
@@ -37,23 +37,23 @@ pub(crate) struct ControlOptions {
     pub(crate) config: Option<PathBuf>,
 }
 
-/// Faces at which a run is asked and changed, for as long as this lives.
+/// Open control interfaces of a run. Dropping them closes them.
 pub(crate) struct Faces {
     _mount: Option<Mount>,
     _socket: Option<ControlSocket>,
 }
 
 impl ControlOptions {
-    /// Reads the config file, and says what stands in the way of the rest, before anything is
-    /// opened.
+    /// Reads the config file, and reports obstacles to the rest before anything is opened.
     pub(crate) fn read(&self) -> Result<Option<ConfigFile>, Failure> {
         let config = self.config.as_deref().map(ConfigFile::read).transpose()?;
         self.mount.as_deref().map(Mount::check).transpose()?;
         Ok(config)
     }
 
-    /// Sets the knobs as the config file has them, but for those that options have `given`, and
-    /// lets others ask and set. Signals are caught by now: none may leave a mount behind.
+    /// Sets the knobs of the config file, except those in `given`, which options set, and opens the
+    /// control interfaces. Signal handlers must be installed before: no signal may leave a mount
+    /// behind.
     pub(crate) fn open(
         &self,
         control: &Control,
@@ -77,8 +77,8 @@ impl ControlOptions {
     }
 }
 
-/// Listens at the place of a name, or of that name with a number if another run has it. Nobody has
-/// asked for that, so what stands in the way is said, and no more.
+/// Listens at the default path of a name; if another run has the name, with a number appended.
+/// Nobody requested the socket, so a failure is reported but does not end the run.
 fn listen_by_default(
     name: &str,
     listen: impl Fn(&Path) -> Result<ControlSocket, forebay_sys::Error>,
@@ -88,6 +88,7 @@ fn listen_by_default(
         match places::of_run(&own).and_then(|path| listen(&path)) {
             Err(forebay_sys::Error::InUse { .. }) => {}
             Err(error) => {
+                // Not fatal: the socket was not requested.
                 eprintln!("forebay: nobody can ask this run: {error}; see --control, --no-control");
                 return None;
             }
@@ -103,7 +104,7 @@ fn listen_by_default(
     None
 }
 
-/// Sets the knobs of a config file, and says what of it is not in force.
+/// Sets the knobs of a config file, and reports settings that are not in effect.
 pub(crate) fn apply(
     config: &ConfigFile,
     control: &Control,

@@ -23,7 +23,7 @@ pub(crate) struct CpuOptions {
 }
 
 impl CpuOptions {
-    /// The CPUs to run on; `are_real` says whether threads are to run there.
+    /// The CPUs to run on. `are_real` is true if threads will run on them.
     pub(crate) fn cpus(&self, are_real: bool) -> Result<CpuList, Failure> {
         let allowed = CpuList::new(sys::allowed_cpus());
         let list = cpus_of(self.cpus.as_deref(), &allowed)?;
@@ -38,7 +38,7 @@ impl CpuOptions {
         Ok(list)
     }
 
-    /// The CPUs that packets go to, if that is said.
+    /// CPUs that packets go to, if the option is given.
     pub(crate) fn rps_cpus(&self, cpus: &CpuList) -> Result<Option<CpuList>, Failure> {
         let Some(mask) = &self.rps else { return Ok(None) };
         let rps_cpus = CpuList::parse_mask_or_list(mask).map_err(|error| {
@@ -49,8 +49,8 @@ impl CpuOptions {
     }
 }
 
-/// CPUs that `--cpus` names. A number means that many CPUs, of those that may be used first; anything
-/// else is a list.
+/// Parses `--cpus`. A number means that many CPUs, preferring those that may be used; anything else
+/// is a list.
 pub(crate) fn cpus_of(text: Option<&str>, allowed: &CpuList) -> Result<CpuList, Failure> {
     let Some(text) = text else { return Ok(allowed.clone()) };
     let help = "give a number of CPUs from 1 on, or a list such as 0-3,8";
@@ -73,7 +73,8 @@ pub(crate) fn cpus_of(text: Option<&str>, allowed: &CpuList) -> Result<CpuList, 
     Ok(list)
 }
 
-/// Says which CPUs a change names in vain, and refuses one that has nothing else to say.
+/// Warns of CPUs in a change that are not in `cpus`, and refuses a change of a single CPU that is
+/// not.
 pub(crate) fn check_cpus(change: &Change, cpus: &CpuList) -> Result<(), Failure> {
     match change {
         Change::RpsCpus(_, list) | Change::FlowLimitCpuBitmap(list) | Change::Cpus(list) => {
@@ -88,7 +89,7 @@ pub(crate) fn check_cpus(change: &Change, cpus: &CpuList) -> Result<(), Failure>
     Ok(())
 }
 
-/// The kernel drops CPUs that it cannot use from a mask without a word; we say so (RPS-9).
+/// Warns of CPUs that are ignored: the kernel drops unusable CPUs from a mask silently (RPS-9).
 fn say_ignored(what: &str, wanted: &CpuList, cpus: &CpuList) {
     let ignored = wanted.cpus().iter().copied().filter(|cpu| !cpus.contains(*cpu));
     let ignored = CpuList::new(ignored);

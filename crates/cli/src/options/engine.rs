@@ -15,8 +15,9 @@ use super::cpus::check_cpus;
 use super::{CoalesceOptions, CpuOptions, HashOptions};
 use crate::failure::Failure;
 
-/// Slots that a flow table may be given here. The kernel allows 2^30; each takes twelve bytes at
-/// once, for every queue, and this is far beyond the flows that the order check tells apart.
+/// Upper bound on the slots of a flow table. The kernel allows 2^30, but every slot takes twelve
+/// bytes per queue from the start, and this is far more than the flows that the order check can
+/// tell apart.
 const RPS_FLOW_CNT_MAX: i64 = 1 << 22;
 
 /// Options of an engine.
@@ -54,7 +55,7 @@ pub(crate) struct EngineOptions {
     pub(crate) no_checksums: bool,
 }
 
-/// Condition on which packets leave the CPU that polls.
+/// Condition on which packets leave the polling CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
 pub(crate) enum SpreadArg {
     /// When it is busy
@@ -72,12 +73,13 @@ pub(crate) enum Cpus {
         /// Number of queues.
         queues: usize,
     },
-    /// Made-up ones, in virtual time.
+    /// Virtual CPUs, in virtual time.
     Virtual,
 }
 
 impl EngineOptions {
-    /// The engine, whose script has `changes` too; `key` draws a key for the hash if none is given.
+    /// Configuration of the engine, with `changes` added to its script. `key` draws a key for the
+    /// hash if none is given.
     pub(crate) fn config(
         &self,
         kind: Cpus,
@@ -89,7 +91,7 @@ impl EngineOptions {
         if let Some(rps_cpus) = self.cpus.rps_cpus(&config.cpus)? {
             config.rps_cpus = rps_cpus;
         } else if let Cpus::Real { queues } = kind {
-            // Virtual CPUs have no caches: what a seed determines does not depend on the machine.
+            // Virtual CPUs have no caches, and a seeded run must not depend on the machine.
             let topology = Topology::read(Path::new(SYSFS), &config.cpus);
             config.rps_cpus = topology.near_polling(queues, &config.cpus);
         }
@@ -122,7 +124,7 @@ impl EngineOptions {
         Ok(script)
     }
 
-    /// The knobs that these options set: a config file does not count for them.
+    /// Knobs that these options set, which override the config file.
     pub(crate) fn given(&self) -> Vec<&'static str> {
         let options = [
             ("rps_cpus", self.cpus.rps.is_some()),

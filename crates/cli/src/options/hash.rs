@@ -18,8 +18,8 @@ pub(crate) struct HashOptions {
     #[arg(long, value_name = "HEX")]
     pub(crate) hash_key: Option<String>,
 
-    /// What tells a flow: auto looks behind the headers that the kernel does, inner behind all tunnels,
-    /// outer behind none; with ,quic:PORTS:LEN (or that alone) QUIC goes by connection ID
+    /// What tells a flow: auto looks behind the headers that the kernel does, inner behind all
+    /// tunnels, outer behind none; with ,quic:PORTS:LEN (or that alone) QUIC goes by connection ID
     #[arg(long, value_name = "RULES", default_value_t)]
     pub(crate) flow_key: FlowKeyRules,
 }
@@ -41,7 +41,7 @@ pub(crate) enum HashKind {
 }
 
 impl HashOptions {
-    /// The hasher; `drawn` is the key of the keyed hash if none is given.
+    /// The hasher. `drawn` draws the key of the keyed hash if none is given.
     pub(crate) fn hasher(&self, drawn: impl FnOnce() -> [u8; 16]) -> Result<Hasher, Failure> {
         self.function(drawn).map(|hasher| hasher.with_rules(self.flow_key))
     }

@@ -1,12 +1,12 @@
-//! Options that several commands take, and what they mean.
+//! Options that several commands share, and their meaning.
 
 pub(crate) mod cpus; //     which CPUs
 pub(crate) mod hash; //     how flows are hashed
 pub(crate) mod coalesce; // how segments are merged
-pub(crate) mod engine; //   what the path is made of
-pub(crate) mod trace; //    where a run is traced
-pub(crate) mod control; //  how a run is controlled
-pub(crate) mod virtio; //   how a vhost-user back end is reached, and what buffers it gets
+pub(crate) mod engine; //   settings of the engine
+pub(crate) mod trace; //    trace output
+pub(crate) mod control; //  control interfaces of a run
+pub(crate) mod virtio; //   vhost-user: how to reach the back end, and its buffers
 
 pub(crate) use coalesce::CoalesceOptions;
 pub(crate) use control::ControlOptions;

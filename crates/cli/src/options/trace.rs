@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use forebay_engine::trace::TracePlan;
 
-/// A trace.
+/// Trace output.
 #[derive(Debug, Args)]
 pub(crate) struct TraceOptions {
     /// Write a trace of every packet and change to DIR
@@ -18,7 +18,7 @@ pub(crate) struct TraceOptions {
 }
 
 impl TraceOptions {
-    /// The trace, if there is to be one.
+    /// Trace configuration, if requested.
     pub(crate) fn plan(&self) -> Option<TracePlan> {
         let directory = self.trace.clone()?;
         Some(TracePlan { directory, parse: self.trace_parse })

@@ -1,4 +1,4 @@
-//! Options of vhost-user: the way to a back end, and the buffers that it gets.
+//! Options of vhost-user: how to reach the back end, and the buffers that it gets.
 
 use clap::Args;
 use forebay_device::config::virtio::{
@@ -7,7 +7,7 @@ use forebay_device::config::virtio::{
 
 use crate::failure::Failure;
 
-/// Options of vhost-user alone.
+/// Options that apply to vhost-user only.
 #[derive(Debug, Args)]
 pub(crate) struct VhostUserOptions {
     /// How large receive buffers are (vhost-user): auto (by the average length of the packets that
@@ -39,7 +39,7 @@ pub(crate) struct VhostUserOptions {
 }
 
 impl VhostUserOptions {
-    /// Each option's name, and whether it was given.
+    /// Names of all options, each with true if it is given.
     pub(crate) fn given(&self) -> [(&'static str, bool); 6] {
         [
             ("--rx-buffers", self.rx_buffers.is_some()),
@@ -51,10 +51,10 @@ impl VhostUserOptions {
         ]
     }
 
-    /// Options that a device is opened with.
+    /// Options for opening a device.
     ///
     /// # Errors
-    /// When it cannot be opened so.
+    /// If the options are invalid or contradict each other.
     pub(crate) fn options(&self) -> Result<VirtioOptions, Failure> {
         let rx_buffers = self.rx_buffers.unwrap_or_default();
         if self.rx_buffer_max.is_some() && rx_buffers != RxBufferSizing::Auto {

@@ -71,7 +71,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     pub(crate) check: bool,
 
-    /// End after so many seconds
+    /// End after this many seconds
     #[arg(long, value_name = "SECS", value_parser = seconds)]
     pub(crate) duration: Option<Duration>,
 
@@ -110,7 +110,7 @@ Examples:
 
 SIGINT and SIGTERM end the run in order; SIGHUP has it read --config again, or ends it if there is none.";
 
-/// A device, and how it is opened if that is said.
+/// A device, and how it is opened, if specified.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct DeviceArg {
     pub(crate) name: String,

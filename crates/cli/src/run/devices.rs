@@ -10,7 +10,7 @@ use super::args::RunArgs;
 use crate::failure::Failure;
 use crate::options::hash::HashKind;
 
-/// The devices to be opened. An option that is about none of them is bad usage.
+/// The devices to be opened. An option that applies to none of them is bad usage.
 pub(super) fn configs(args: &RunArgs) -> Result<Vec<DeviceConfig>, Failure> {
     let vias: Vec<_> = args.devices.iter().map(|device| device.via.unwrap_or(args.via)).collect();
     let is_xdp = |via: Via| via == Via::AfXdp;
@@ -66,17 +66,17 @@ fn xdp(args: &RunArgs) -> XdpOptions {
     }
 }
 
-/// Says what stands in the way of taking packets from these interfaces, before any is opened: there
-/// is none of that name, or it is the one that this machine is reached by, and nobody has said what
-/// to take or that all is meant.
+/// Checks the interfaces before any is opened. Refuses an interface that does not exist, and one
+/// with a default route, by which this machine is reached, unless the filter or `--yes` confirms
+/// it.
 pub(super) fn check_interfaces(args: &RunArgs, devices: &[DeviceConfig]) -> Result<(), Failure> {
     DeviceConfig::check_named_once(devices)?;
     let is_meant = args.yes || args.take.is_some();
-    // No other process is how a machine is reached.
+    // A machine is reached by interfaces only, never by another process.
     for DeviceConfig { name, via, .. } in devices.iter().filter(|device| device.via.is_interface())
     {
         let interface = match (Interface::named(name), via) {
-            // It is to be made.
+            // The engine creates the interface.
             (Err(Error::NoInterface { .. }), Via::Tap | Via::Tun) => continue,
             (interface, _) => interface?,
         };

@@ -1,4 +1,4 @@
-//! `forebay run`: from the command line to a plan, and from a report to what is printed.
+//! `forebay run`: from the command line to a plan, and from a report to its output.
 
 mod args;
 mod devices;
@@ -22,7 +22,7 @@ use crate::signals::{Hangup, on_hangup, stop_on_signals};
 use crate::ticker::{Ticker, tell_once};
 use crate::{output, table};
 
-/// Runs devices until somebody ends it, and prints the report.
+/// Runs devices until the run is ended, and prints the report.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let plan = plan(args)?;
     let cpus = plan.engine.cpus.clone();
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     devices::check_interfaces(args, &plan.devices)?;
     let run = Run::open(plan)?;
     if let Some(user) = &args.user {
-        // Before there are other threads: each would have to let go for itself.
+        // Before threads are created: each thread would have to drop its privileges itself.
         privilege::drop_to(user)?;
         check_outputs(args, user)?;
     }
@@ -49,7 +49,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     finish(Ran { report: report?, interrupted: interrupted.load(Ordering::Relaxed) }, args, &cpus)
 }
 
-/// Says now, rather than at the first packet, that a user cannot write where that is to be done.
+/// Reports at once, rather than at the first packet, if the user cannot write the outputs.
 fn check_outputs(args: &RunArgs, user: &str) -> Result<(), Failure> {
     let captures = args.to.iter().filter_map(|to| match to {
         To::Pcap(directory) => Some(directory),
@@ -88,8 +88,7 @@ fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
     })
 }
 
-/// Sets the knobs of the config file once more on each hang-up; whatever is wrong with it, the run
-/// goes on.
+/// Applies the config file again on each SIGHUP. The run continues even if the file is invalid.
 fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<&'static str>) -> Ticker {
     on_hangup(move || {
         let path = config.path();
@@ -119,7 +118,7 @@ struct Ran {
     interrupted: bool,
 }
 
-/// Prints a report and says what went wrong.
+/// Prints a report, and reports failures.
 fn finish(ran: Ran, args: &RunArgs, cpus: &CpuList) -> Result<(), Failure> {
     let text = if args.json {
         serde_json::to_string(&ran).unwrap_or_default() + "\n"

@@ -1,4 +1,4 @@
-//! One line about a run that lasts, on standard error, if that is a terminal.
+//! Status line of a live run, on standard error, if that is a terminal.
 
 use std::cmp::Reverse;
 use std::io::{self, IsTerminal};
@@ -13,10 +13,10 @@ use crate::ticker::Ticker;
 /// Period of the status line.
 const STATUS_PERIOD: Duration = Duration::from_millis(500);
 
-/// CPUs that there is room for: the busiest ones.
+/// Upper bound on the CPUs shown: the busiest ones.
 const CPUS_SHOWN_MAX: usize = 8;
 
-/// The line.
+/// The status line.
 pub(super) struct Status {
     bar: ProgressBar,
     ticker: Option<Ticker>,
@@ -48,7 +48,7 @@ impl Status {
     }
 }
 
-/// Events between two looks, `passed` apart.
+/// The status line, with rates between two snapshots taken `passed` apart.
 fn line(lasted: Duration, passed: Duration, before: &Snapshot, now: &Snapshot) -> String {
     let passed_s = passed.as_secs_f64().max(1e-9);
     let grown = |count: fn(&Snapshot) -> u64| count(now).saturating_sub(count(before));
@@ -79,7 +79,7 @@ fn line(lasted: Duration, passed: Duration, before: &Snapshot, now: &Snapshot) -
     parts.join("  ")
 }
 
-/// Share that each CPU delivered.
+/// Share of packets that each CPU delivered.
 fn shares(before: &Snapshot, now: &Snapshot) -> String {
     let earlier = before.per_cpu.iter().map(|cpu| cpu.packets).chain(std::iter::repeat(0));
     let shares = now.per_cpu.iter().zip(earlier);

@@ -1,13 +1,13 @@
-//! Figures, made for reading.
+//! Number formatting.
 
 use indicatif::{HumanBytes, HumanCount};
 
-/// As 1,234,567.
+/// Formats as 1,234,567.
 pub(crate) fn grouped(number: u64) -> String {
     HumanCount(number).to_string()
 }
 
-/// As `1 flow` and `1,234 flows`.
+/// Formats as `1 flow` and `1,234 flows`.
 pub(crate) fn counted(number: u64, what: &str) -> String {
     format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
 }

@@ -1,4 +1,4 @@
-//! The end of a run, for people.
+//! Final report of a run as text.
 
 pub(crate) mod figures;
 mod path;

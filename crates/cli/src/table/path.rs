@@ -1,4 +1,4 @@
-//! Tables of what the path did.
+//! Tables about the path.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub(super) fn totals(path: &PathReport) -> String {
     )
 }
 
-/// Work of each CPU, the flows only if they were told apart.
+/// Work of each CPU; with its flows if the run distinguished flows.
 pub(super) fn per_cpu(path: &PathReport) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -55,7 +55,7 @@ fn row(cpu: &CpuReport, path: &PathReport) -> [String; 7] {
     ]
 }
 
-/// Number of flows, and how evenly they spread over `cpus`.
+/// Number of flows, and how evenly they are spread over `cpus`.
 pub(super) fn flows(path: &PathReport, cpus: &CpuList, flows: u64, largest_flow: u64) -> String {
     let shares = path.per_cpu.iter().map(|cpu| cpu.packets);
     let busiest = shares.max().unwrap_or(0);
@@ -96,7 +96,7 @@ pub(super) fn steering(path: &PathReport) -> String {
     text
 }
 
-/// Fate of frames that could be merged, if that was tried.
+/// Results of coalescing, if enabled.
 pub(super) fn coalescing(path: &PathReport) -> String {
     let lro = &path.lro;
     if lro.flushes.values().sum::<u64>() + lro.refused.values().sum::<u64>() == 0 {
@@ -121,7 +121,7 @@ pub(super) fn coalescing(path: &PathReport) -> String {
     text
 }
 
-/// Drops, and what parsing noticed.
+/// Drops, and flaws found by parsing.
 pub(super) fn losses(path: &PathReport) -> String {
     let mut text = String::new();
     for (reason, count) in path.dropped.iter().filter(|(_, count)| **count > 0) {

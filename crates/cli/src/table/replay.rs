@@ -1,4 +1,4 @@
-//! The end of a replay.
+//! Final report of a replay as text.
 
 use forebay_run::replay::ReplayReport;
 use forebay_sys::cpu_list::CpuList;

@@ -1,4 +1,4 @@
-//! The end of a run.
+//! Final report of a run as text.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
@@ -27,8 +27,8 @@ pub(crate) fn render(report: &RunReport, cpus: &CpuList) -> String {
     text
 }
 
-/// Frames that came by each queue of each device. What our own driver counts is no further drop: its frames
-/// are among the packets.
+/// Packets received by each queue of each device. The driver's own counts are not further drops:
+/// its frames are among the packets.
 fn devices(devices: &[DeviceReport]) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -69,7 +69,7 @@ fn sent(sent: &SentReport) -> String {
     text + "\n"
 }
 
-/// Counts that are not zero, with their names.
+/// Non-zero counts, with their names.
 fn named<'a>(counts: impl Iterator<Item = (&'a &'static str, &'a u64)>) -> String {
     let counts = counts.filter(|(_, count)| **count > 0);
     counts.map(|(name, count)| format!("{} {name}", grouped(*count))).collect::<Vec<_>>().join(", ")

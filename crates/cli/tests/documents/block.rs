@@ -1,19 +1,19 @@
-//! Blocks of a document, and what is typed in them.
+//! Console blocks of a document, and the commands in them.
 
-/// A block between fences.
+/// A fenced block.
 pub(crate) struct Block {
-    /// The line of the document that it begins in.
+    /// Line number of the block in its document.
     pub(crate) line: usize,
     pub(crate) lines: Vec<String>,
 }
 
-/// A command, and what is shown behind it.
+/// A command and its expected output.
 #[derive(Debug, Default)]
 pub(crate) struct Step {
-    /// One line of bash or several.
+    /// One or several lines of bash.
     pub(crate) command: String,
     pub(crate) shown: Vec<String>,
-    /// True if it goes on until somebody ends it.
+    /// True if the command runs until interrupted by `^C`.
     pub(crate) is_ended: bool,
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn of_kind(document: &str, kind: &str) -> Vec<Block> {
 }
 
 impl Block {
-    /// Commands that are typed one after another.
+    /// The block's commands, in order.
     pub(crate) fn steps(&self) -> Result<Vec<Step>, String> {
         let mut steps: Vec<Step> = Vec::new();
         for line in &self.lines {
@@ -66,7 +66,7 @@ impl Block {
         }
     }
 
-    /// True if any command has this in it.
+    /// True if any command contains this word.
     pub(crate) fn names(&self, word: &str) -> bool {
         let typed = |line: &&String| line.starts_with("$ ") || line.starts_with("> ");
         self.lines.iter().filter(typed).any(|line| line.contains(word))
@@ -74,7 +74,7 @@ impl Block {
 }
 
 impl Step {
-    /// True if it takes packets from devices until it is told to stop.
+    /// True if the command takes packets from devices until told to stop.
     fn lasts(&self) -> bool {
         let is_live =
             self.command.starts_with("forebay run ") || self.command.contains("--example");

@@ -1,34 +1,35 @@
-//! The commands that the documents show: every block of the kind `console` is run, and says what the
-//! document says.
+//! Runs the commands in the documents: every `console` block is executed, and its output compared
+//! with the document.
 //!
-//! A line that begins with `$ ` is typed into bash, with the lines behind it that begin with `> `; all
-//! others are what is printed to standard output, and need not be shown. Every command succeeds. `^C`
-//! ends one that goes on, once it listens to that. Numbers with their units, and hashes, may be others; `…`
-//! is any text in a line, `...` any number of lines. What is told only if there was any (drops, moves), or
-//! of the moment, may be there or not, and be other.
+//! A line that begins with `$ ` is typed into bash, with the following lines that begin with `> `;
+//! all other lines are expected on standard output, and may be left out. Every command must
+//! succeed. `^C` interrupts a command that runs on, once it has started. Numbers with their units,
+//! and hashes, may differ. `…` stands for any text in a line, `...` for any number of lines. Fields
+//! that appear only if their count is not zero (drops, moves), or that depend on timing, may be
+//! missing, added, or different.
 //!
-//! Each block begins in an empty directory in which `crates` is that of the repository. Blocks that
-//! name devices are run in a network namespace with pairs of veth of these names. A block whose tool or
-//! privilege is missing is reported as ignored, and why on standard error.
+//! Each block begins in an empty directory, in which `crates` is that of the repository. Blocks
+//! that name devices run in a network namespace with veth pairs of these names. A block whose tool
+//! or privilege is missing is reported as ignored, with the reason on standard error.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-mod block; //  what a document shows
-mod shape; //  whether an output is what was shown
-mod typist; // bash, with all that a block names
+mod block; //  console blocks of a document
+mod shape; //  comparison of outputs
+mod typist; // bash, with the files and devices that a block names
 
 use std::path::{Path, PathBuf};
 
 use block::Block;
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// The top of the repository.
+/// Root of the repository.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// Documents, and the folder of the book.
 const DOCUMENTS: [&str; 5] =
     ["README.md", "ARCHITECTURE.md", "SPECIFICATION.md", "CONTRIBUTING.md", "docs/src"];
 
-/// All that is shown as commands and not run here, since this test is a part of it.
+/// Commands that are not executed, as this test is part of them.
 const NOT_RUN: [&str; 1] = ["./ci.sh all"];
 
 fn main() {
@@ -55,7 +56,7 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// A document of this name, or all in a folder of it: their names and texts.
+/// The document of this name, or all documents in the folder: names and texts.
 fn documents(name: &Path) -> Vec<(PathBuf, String)> {
     let at = Path::new(ROOT).join(name);
     if !at.is_dir() {
@@ -69,7 +70,7 @@ fn documents(name: &Path) -> Vec<(PathBuf, String)> {
     within.iter().flat_map(|name| documents(name)).collect()
 }
 
-/// True if every link to a place in the repository leads to one.
+/// Checks that every link into the repository has a target.
 fn judge_links(documents: &[(PathBuf, String)]) -> Result<(), Failed> {
     let mut wrong = Vec::new();
     for (document, text) in documents {
@@ -96,7 +97,7 @@ fn judge_others(documents: &[(PathBuf, String)]) -> Result<(), Failed> {
     }
 }
 
-/// The rule itself: what may differ, and what may not.
+/// Tests the comparison itself: permitted and forbidden differences.
 fn judge_shapes() -> Result<(), Failed> {
     let shown =
         "1,234 packets in 5.1 ms, hash c2a44c8b\n\ndropped: 3 backlog_full\n a  12  4 rx_x\nend …!";

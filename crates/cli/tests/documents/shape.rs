@@ -1,12 +1,12 @@
-//! Outputs that are the same but for what differs from run to run.
+//! Comparison of outputs that ignores differences between runs.
 
-/// Units that are scaled with their number.
+/// Units, which are scaled with their number.
 const UNITS: [&str; 17] = [
     "ns", "µs", "ms", "s", "pps", "kpps", "Mpps", "bit/s", "kbit/s", "Mbit/s", "Gbit/s", "B",
     "KiB", "MiB", "GiB", "%", "x",
 ];
 
-/// Fields that are told only if there was any, or of the moment.
+/// Fields that appear only if their count is not zero, or that depend on timing.
 const IF_ANY: [&str; 11] = [
     "dropped",
     "noticed",
@@ -21,7 +21,8 @@ const IF_ANY: [&str; 11] = [
     "drops:",
 ];
 
-/// Says where an output is not what was shown; nothing shown is any.
+/// Compares an output with the one shown. The error is the first difference. If nothing is shown,
+/// any output is accepted.
 pub(crate) fn compare(shown: &[String], output: &str) -> Result<(), String> {
     let shown: Vec<_> =
         shown.iter().map(|line| form(line)).filter(|line| !line.is_empty()).collect();
@@ -49,7 +50,7 @@ fn follow(shown: &[String], output: &[String]) -> bool {
     }
 }
 
-/// True if a line is as shown, where `…` is any text.
+/// True if a line matches the one shown, where `…` is any text.
 fn fits(shown: &str, told: &str) -> bool {
     let Some((start, rest)) = shown.split_once('…') else { return shown == told };
     let Some(told) = told.strip_prefix(start) else { return false };
@@ -57,8 +58,8 @@ fn fits(shown: &str, told: &str) -> bool {
     ends.any(|at| fits(rest, &told[at..]))
 }
 
-/// A line in which every number is the same, and nothing is aligned. Counts of drops behind a row of a
-/// table are left out: they are there if there were any.
+/// A line with all numbers replaced and alignment removed. Drop counts at the end of a table row
+/// are left out, as they appear only if not zero.
 fn form(line: &str) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut is_counted = false;
@@ -90,7 +91,7 @@ fn form(line: &str) -> String {
     words.join(" ")
 }
 
-/// A word in which numbers are `N`: also hashes, in eight hexadecimal digits.
+/// A word with its numbers replaced by `N`, also hashes of eight hexadecimal digits.
 fn numbered(word: &str) -> String {
     let bare = word.trim_matches([',', ';', ':', '(', ')']);
     if bare.len() == 8 && bare.chars().all(|digit| matches!(digit, '0'..='9' | 'a'..='f')) {

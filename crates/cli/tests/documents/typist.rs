@@ -1,4 +1,4 @@
-//! Bash, in a place where there is what a block names.
+//! Bash, in a directory and namespace with everything that a block names.
 
 use std::fmt::Write;
 use std::fs;
@@ -24,10 +24,10 @@ const DEVICES: [(&str, &str); 4] = [
     ("b0", "10.0.3.2/24"),
 ];
 
-/// Tools that are not a part of every system.
+/// Tools that may be missing from a system.
 const TOOLS: [&str; 6] = ["ip ", "tcpdump ", "tcpreplay ", "iperf3 ", "ethtool ", "dig "];
 
-/// Commands in front of a block, and between commands.
+/// Commands typed before a block, and between its commands.
 const PRELUDE: &str = r#"
 set -m
 # Waits until a process catches SIGINT, or is gone.
@@ -48,7 +48,7 @@ listens() {
 }
 "#;
 
-/// Reason why a block cannot be run here, if it cannot.
+/// Reason why a block cannot be run here, if any.
 pub(crate) fn missing(block: &Block) -> Option<String> {
     let has =
         |tool: &str| Command::new("which").arg(tool).output().is_ok_and(|out| out.status.success());
@@ -80,7 +80,7 @@ fn needs_mount(block: &Block) -> bool {
     block.names("--mount")
 }
 
-/// Types all commands of a block, one block at a time: each has two CPUs to itself.
+/// Types all commands of a block. Blocks run one at a time, so that each has two CPUs to itself.
 pub(crate) fn run(block: &Block, steps: &[Step]) -> Result<Vec<Said>, String> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +132,7 @@ fn script(steps: &[Step], is_apart: bool, said: &Path) -> String {
             let _ = writeln!(script, "ip link set {device} up; ip link set {device}-peer up");
         }
     }
-    // The first two CPUs that this may use, whatever the machine has.
+    // The first two CPUs that this process may use.
     script += "taskset -cp \"$(taskset -cp $$ | sed 's/.*: //' | tr , '\\n' | \
                while IFS=- read -r a b; do seq $a ${b:-$a}; done | head -n 2 | paste -sd,)\" $$ >&2\n";
     for (number, Step { command, is_ended, .. }) in steps.iter().enumerate() {
@@ -151,7 +151,7 @@ fn script(steps: &[Step], is_apart: bool, said: &Path) -> String {
     script + "for job in $(jobs -p); do kill -INT -- -$job 2>/dev/null; done; wait\n"
 }
 
-/// A `cargo` that runs what is built: the program, or an example.
+/// Writes a `cargo` script that runs the binaries already built: the program, or an example.
 fn write_cargo(path: &Path, block: &Block) -> Result<(), String> {
     let target = Path::new(env!("CARGO_BIN_EXE_forebay")).parent().unwrap();
     if block.names("--example") {
@@ -168,7 +168,7 @@ fn write_cargo(path: &Path, block: &Block) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the examples as the tests were built.
+/// Builds the examples in the profile of the tests.
 fn build_examples() -> Result<(), String> {
     let mut command = Command::new(env!("CARGO"));
     command.args([

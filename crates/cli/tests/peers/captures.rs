@@ -1,4 +1,4 @@
-//! Capture files, written by another library than the one that reads them.
+//! Capture files, written by a library other than the one that reads them.
 
 use std::borrow::Cow;
 use std::fs;
@@ -15,7 +15,7 @@ use pcap_file::{DataLink, Endianness, TsResolution};
 
 use crate::frames::Frame;
 
-/// A way to write a capture.
+/// Format of a capture.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Format {
     Pcap(Endianness, TsResolution),
@@ -41,20 +41,20 @@ impl Format {
     }
 }
 
-/// Writes the file that most tools write.
+/// Writes a pcap file in the most common format.
 pub(crate) fn write_pcap(path: &Path, frames: &[Frame]) {
     let file = BufWriter::new(fs::File::create(path).unwrap());
     pcap(file, PcapHeader::default(), frames).flush().unwrap();
 }
 
-/// The same, of frames without a link header.
+/// Writes a pcap file of frames without a link header.
 pub(crate) fn write_pcap_raw(path: &Path, frames: &[Frame]) {
     let file = BufWriter::new(fs::File::create(path).unwrap());
     let header = PcapHeader { datalink: DataLink::RAW, ..PcapHeader::default() };
     pcap(file, header, frames).flush().unwrap();
 }
 
-/// The same, of frames with times.
+/// Writes a pcap file of frames with times.
 pub(crate) fn write_pcap_at(path: &Path, frames: &[(Duration, Frame)]) {
     let file = BufWriter::new(fs::File::create(path).unwrap());
     let timed = frames.iter().map(|(time, frame)| (*time, frame));
@@ -78,7 +78,7 @@ fn pcap_at<'a, W: Write>(
     writer.into_writer()
 }
 
-/// Enhanced and simple packet blocks by turns.
+/// Writes enhanced and simple packet blocks alternately.
 fn pcapng(endianness: Endianness, frames: &[Frame]) -> Vec<u8> {
     let mut writer = PcapNgWriter::with_endianness(Vec::new(), endianness).unwrap();
     writer.write_pcapng_block(InterfaceDescriptionBlock::new(DataLink::ETHERNET, 0)).unwrap();

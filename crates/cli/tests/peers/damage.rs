@@ -1,5 +1,5 @@
-//! Captures with seeded damage: the program says what is wrong with them, or makes the best of
-//! them, but it never breaks.
+//! Captures with seeded damage: the program reports the damage, or reads what it can, but never
+//! crashes.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::{Judgement, frames, program};
 
 const FRAMES: usize = 12;
 const MUTATIONS: u64 = 200;
-/// Of captures that are refused, and of those that are not.
+/// Minimum number of captures refused, and of captures replayed.
 const OUTCOMES_MIN: u64 = 20;
 
 /// Values that lengths, magic numbers and counts are overwritten with.
@@ -33,7 +33,7 @@ pub(crate) fn judge() -> Judgement {
             .map_err(|problem| format!("seed {seed}, {format:?}: {problem}"))?;
         outcomes[usize::from(outcome == Outcome::Refused)] += 1;
     }
-    // Damage that is always refused, or never, would test one half of the readers.
+    // Damage that is always refused, or never, would test only half of the readers.
     if outcomes.iter().any(|count| *count < OUTCOMES_MIN) {
         return Err(format!("replayed, refused: {outcomes:?}").into());
     }
@@ -84,7 +84,7 @@ fn run(directory: &Path, bytes: &[u8]) -> Result<Outcome, String> {
     }
 }
 
-/// Every frame that came in is in the report (promise 2).
+/// Checks that every received frame is in the report (promise 2).
 fn is_accounted_for(stdout: &[u8]) -> Result<(), String> {
     let report: Value = serde_json::from_slice(stdout).map_err(|error| error.to_string())?;
     let dropped = report["dropped"].as_object().into_iter().flat_map(serde_json::Map::values);

@@ -1,5 +1,5 @@
-//! Frames of every kind that the parser walks over, drawn from a seed: their headers are true, but
-//! for checksums; some are cut by a snap length.
+//! Frames of every kind that the parser walks over, drawn from a seed. Their headers are valid,
+//! except for checksums; some frames are cut by a snap length.
 
 use etherparse::{
     EtherType, Ethernet2Header, IpFragOffset, IpNumber, Ipv4Header, Ipv4Options, Ipv6FlowLabel,
@@ -40,7 +40,7 @@ pub(crate) fn draw(random: &mut Random) -> Frame {
     Frame { bytes, wire_len }
 }
 
-/// `ethertype` 0 stands for the length of an 802.3 frame.
+/// An Ethernet frame. `ethertype` 0 stands for the length of an 802.3 frame.
 fn ethernet(random: &mut Random, ethertype: u16, packet: &[u8]) -> Vec<u8> {
     let tags: &[u16] = match random.below(6) {
         0 => &[TAG_8021Q],
@@ -74,7 +74,7 @@ fn arp(random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// Contents of 802.3 frames: a spanning tree's, or IPv4 behind SNAP.
+/// Contents of 802.3 frames: spanning tree, or IPv4 over SNAP.
 fn llc(random: &mut Random) -> Vec<u8> {
     let mut bytes = vec![0xaa, 0xaa, 3, 0, 0, 0, 8, 0];
     if random.below(2) == 0 {
@@ -157,7 +157,7 @@ fn padding_options(random: &mut Random) -> Vec<u8> {
     [&[units, 1, option][..], &vec![0; option.into()]].concat()
 }
 
-/// A routing header without its first byte, and where it leads if it has not yet been done with.
+/// A routing header without its first byte, and its final destination if segments are left.
 fn routing(random: &mut Random) -> (Vec<u8>, Option<[u8; 16]>) {
     let kind = [0, 2, 4][index(random, 0, 2)];
     let count = if kind == 2 { 1 } else { index(random, 1, 3) };
@@ -170,13 +170,13 @@ fn routing(random: &mut Random) -> (Vec<u8>, Option<[u8; 16]>) {
     (body, last.copied().filter(|_| left > 0))
 }
 
-/// The addresses of a pseudo header.
+/// Addresses of a pseudo-header.
 enum Ends {
     V4([u8; 4], [u8; 4]),
     V6([u8; 16], [u8; 16]),
 }
 
-/// A protocol number and a segment of it.
+/// A protocol number and a segment of that protocol.
 fn transport(random: &mut Random, ends: &Ends) -> (u8, Vec<u8>) {
     let payload_bytes = index(random, 0, 64);
     let payload = some_bytes(random, payload_bytes);
@@ -188,7 +188,7 @@ fn transport(random: &mut Random, ends: &Ends) -> (u8, Vec<u8>) {
     }
 }
 
-/// An echo, or any other.
+/// An echo message, or another type.
 fn icmp(random: &mut Random, payload: &[u8]) -> Vec<u8> {
     let kind = [0, 3, 8, 11, 128, 129, 1][index(random, 0, 6)];
     [&[kind, 0, 0x12, 0x34, 0, 0, 0, 0][..], payload].concat()
@@ -228,9 +228,9 @@ fn udp(random: &mut Random, ends: &Ends, payload: &[u8]) -> Vec<u8> {
     [&header.to_bytes()[..], payload].concat()
 }
 
-/// A fragment, or the whole of a segment.
+/// A fragment, or a whole segment.
 struct Piece {
-    /// In bytes, a multiple of eight.
+    /// Offset in bytes, a multiple of eight.
     offset: u16,
     more: bool,
     bytes: Vec<u8>,
@@ -248,12 +248,12 @@ fn piece(random: &mut Random, segment: Vec<u8>) -> Piece {
     }
 }
 
-/// Flip that falsifies one checksum in four: a flipped bit is never summed away.
+/// Mask that falsifies one checksum in four. A single flipped bit never cancels out in the sum.
 fn spoiling(random: &mut Random) -> u16 {
     if random.below(4) == 0 { 1 << random.below(16) } else { 0 }
 }
 
-/// Ports that no dissector of a tunnel listens on.
+/// Ports that no tunnel dissector listens on.
 fn ports(random: &mut Random) -> [u16; 2] {
     [(); 2].map(|()| number(random, 50_000, 60_000))
 }

@@ -1,8 +1,8 @@
-//! Judges that owe nothing to the code they judge: tshark for what parsing finds, the stamps in
-//! packets for order and completeness, damage for the readers of captures, Linux for coalescing, for
-//! knobs and for live devices, and another user.
+//! Judges that are independent of the code under test: tshark for parsing, stamps in packets for
+//! order and completeness, damage for the readers of captures, Linux for coalescing, for knobs and
+//! for live devices, and another user.
 //!
-//! A judge whose tool is missing is reported as ignored, and why on standard error.
+//! A judge whose tool is missing is reported as ignored, with the reason on standard error.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod captures; //    capture files, written by another library
@@ -10,14 +10,14 @@ mod damage; //      captures with seeded damage
 mod frames; //      frames of every kind
 mod gro; //         coalescing, by laws and by the kernel
 mod live; //        live devices, by the kernel and by well-known senders
-mod knobs; //       what is written to them, by the kernel
+mod knobs; //       strings written to knobs, by the kernel
 mod mount; //       the mounted knobs, by the kernel's own files
 mod order; //       the traces of stamped packets
-mod program; //     the program under judgement
-mod stress; //      scripts in which everything changes
+mod program; //     the program under test
+mod stress; //      scripts that change all settings
 mod second_user; // another user at the control socket
-mod tshark; //      every field, told twice
-mod tunnels; //     the innermost flow, told twice
+mod tshark; //      every field, compared with tshark's
+mod tunnels; //     the innermost flow, compared with tshark's
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -59,10 +59,10 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-/// Judgement of a judge: nothing, or all that is wrong.
+/// Result of a judge: success, or all violations.
 type Judgement = Result<(), Failed>;
 
-/// A trial that is ignored when something is `missing`.
+/// A trial that is ignored if something is `missing`.
 fn judge(name: &str, missing: Option<String>, trial: fn() -> Judgement) -> Trial {
     let is_ignored = missing.is_some();
     if let Some(missing) = missing {

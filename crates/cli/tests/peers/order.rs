@@ -1,6 +1,6 @@
-//! The order of delivery, told from the stamps that packets carry: every flow's packets ascend by
-//! `order`, none is lost or doubled, and a flow changes its CPU only when the old one has
-//! processed all of it. All of this while masks change under load.
+//! Order of delivery, determined from the stamps in packets: every flow's packets ascend by
+//! `order`, none is lost or duplicated, and a flow changes its CPU only when the old CPU has
+//! processed all of it, while masks change under load.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -15,32 +15,33 @@ use crate::frames::Frame;
 use crate::{Judgement, captures, program, stress};
 
 const FLOWS: [u32; 5] = [1, 7, 64, 512, 4096];
-/// From zero, and soon to wrap.
+/// Initial counters: zero, and close to wrapping.
 const START_COUNTERS: [&str; 2] = ["0", "4294966296"];
 
 /// Frames between two changes of the mask.
 const FLIP_FRAMES: usize = 500;
 
-/// Moves under load over all runs of a judge; fewer prove nothing.
+/// Minimum number of moves under load in all runs of a judge; fewer prove nothing.
 const HAZARDS_MIN: usize = 1_000;
 
-/// The flow table's default 4096 entries go by the upper bits of the hash.
+/// Shift from the hash to the default flow table's 4096 entries, which are indexed by the upper
+/// bits.
 const ENTRY_SHIFT: u32 = 32 - 12;
 
 const ETHERNET_BYTES: usize = 14;
 
-/// Way in which the program is run.
+/// Configuration of a run.
 struct Scene {
     frames: usize,
     args: &'static [&'static str],
     changes: Changes,
 }
 
-/// Changes on the way.
+/// Changes during a run.
 enum Changes {
-    /// The mask, one after another.
+    /// The mask, set to these values in turn.
     Masks(&'static [&'static str]),
-    /// Whatever can, on so many CPUs.
+    /// Any setting, on this many CPUs.
     Storm(u16),
 }
 
@@ -78,7 +79,7 @@ const STORM_DETERMINISTIC: Scene = Scene {
     changes: Changes::Storm(4),
 };
 
-/// Reason why order cannot be broken here.
+/// Reason why order cannot be violated here.
 pub(crate) fn one_cpu() -> Option<String> {
     let cpus = forebay_sys::allowed_cpus().len();
     (cpus < 2).then(|| format!("it takes two CPUs, and {cpus} may be used"))
@@ -123,7 +124,7 @@ fn judge(scene: &Scene) -> Judgement {
     Ok(())
 }
 
-/// The endpoints of a flow.
+/// Source address of a flow.
 pub(crate) fn source(flow: u32) -> [u8; 4] {
     let [.., high, low] = flow.to_be_bytes();
     [10, 1, high, low]
@@ -135,14 +136,14 @@ pub(crate) const PORTS: (u16, u16) = (1024, 9000);
 pub(crate) struct Stamped {
     pub(crate) flows: u32,
     pub(crate) frames: usize,
-    /// Bytes behind each stamp.
+    /// Number of bytes after each stamp.
     pub(crate) padding_bytes: usize,
-    /// True if the frames begin with an Ethernet header, or with that of IP.
+    /// True if the frames begin with an Ethernet header, false if with an IP header.
     pub(crate) has_ethernet: bool,
 }
 
 impl Stamped {
-    /// Writes a capture. Returns how many frames each flow has.
+    /// Writes a capture. Returns the number of frames of each flow.
     pub(crate) fn write(&self, path: &Path) -> Vec<u64> {
         let mut random = Random::new(self.flows.into());
         let mut sent = vec![0; self.flows as usize];
@@ -216,7 +217,7 @@ struct Delivered {
     hash: u32,
     epoch: u32,
     cpu: u32,
-    /// The backlog's tail counter behind this packet.
+    /// The backlog's tail counter after this packet.
     position: u32,
     /// The old backlog's head counter, if the packet moved its flow-table slot.
     head_old: Option<u32>,
@@ -234,22 +235,22 @@ struct Dropped {
 struct Trace {
     delivered: Vec<Delivered>,
     dropped: Vec<Dropped>,
-    /// The mask that each epoch began with.
+    /// Mask at the start of each epoch.
     masks: BTreeMap<u32, u32>,
     counters: Value,
 }
 
-/// Findings that make a run more than idle.
+/// Events without which a run proves nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
-    /// Packets that came to another CPU than their flow's last one.
+    /// Packets that went to another CPU than their flow's previous one.
     pub(crate) moves: usize,
-    /// Packets that came under a new mask while their flow's last one was still queued.
+    /// Packets that arrived under a new mask while their flow's previous one was still queued.
     pub(crate) hazards: usize,
 }
 
-/// Judges the trace of a live run of one queue, to which so many of each flow were `sent`. Also
-/// returns how many of them never came.
+/// Judges the trace of a live run of one queue, to which `sent` packets of each flow were sent.
+/// Also returns the number of packets that never arrived.
 pub(crate) fn judge_trace(directory: &Path, sent: &[u64]) -> Result<(Findings, u64), Failed> {
     Trace::read(directory)?.judge(sent)
 }
@@ -264,7 +265,7 @@ impl Trace {
         })
     }
 
-    /// Also returns how many packets that were sent are neither delivered nor dropped.
+    /// Also returns the number of sent packets that were neither delivered nor dropped.
     fn judge(&self, sent: &[u64]) -> Result<(Findings, u64), Failed> {
         let lost = self.judge_completeness(sent)?;
         let mut flows: HashMap<u32, Vec<&Delivered>> = HashMap::new();
@@ -288,7 +289,8 @@ impl Trace {
         Ok((findings, lost))
     }
 
-    /// No stamp is delivered or dropped twice, or was never sent. Returns how many are neither.
+    /// Checks that no stamp is delivered or dropped twice, or was never sent. Returns the number
+    /// that are neither.
     fn judge_completeness(&self, sent: &[u64]) -> Result<u64, Failed> {
         let delivered = self.delivered.iter().map(|packet| (packet.flow, packet.sequence));
         let dropped = self.dropped.iter().map(|packet| (packet.flow, packet.sequence));
@@ -304,8 +306,8 @@ impl Trace {
         Ok(sent.iter().sum::<u64>() - seen.len() as u64)
     }
 
-    /// A packet that moves its flow-table entry does so at a head counter that has passed the
-    /// entry's last packet, whichever flow that was of.
+    /// Checks that a packet moves its flow-table entry only when the head counter has passed the
+    /// entry's last packet, of whichever flow.
     fn judge_entries(&self) -> Judgement {
         let mut entries: HashMap<u32, Vec<&Delivered>> = HashMap::new();
         let mut entry_of = HashMap::new();
@@ -320,7 +322,7 @@ impl Trace {
         for (entry, packets) in &mut entries {
             packets.sort_by_key(|packet| packet.frame);
             for [before, packet] in packets.array_windows() {
-                // A packet between the two that was dropped may have moved the entry already.
+                // A dropped packet between the two may already have moved the entry.
                 let is_next =
                     drops.range((*entry, before.frame)..(*entry, packet.frame)).next().is_none();
                 if let (Some(head), true) = (packet.head_old, is_next)
@@ -334,7 +336,8 @@ impl Trace {
         Ok(())
     }
 
-    /// A packet is on a CPU of its epoch's mask, or behind one of its flow that is still there.
+    /// Checks that a packet is on a CPU of its epoch's mask, or behind one of its flow still
+    /// queued.
     fn judge_mask(&self, packet: &Delivered, before: Option<&Delivered>) -> Judgement {
         let mask =
             self.masks.range(..=packet.epoch).next_back().map_or(u32::MAX, |(_, mask)| *mask);
@@ -352,14 +355,14 @@ impl Trace {
     }
 }
 
-/// The lines of a file, but for its header.
+/// Lines of a file, without the header.
 fn rows<T>(directory: &Path, name: &str, row: fn(&str) -> Option<T>) -> Result<Vec<T>, Failed> {
     let text = fs::read_to_string(directory.join(name))?;
     let parsed = |line| row(line).ok_or_else(|| format!("{name}: {line}").into());
     text.lines().skip(1).map(parsed).collect()
 }
 
-/// Two packets of a flow that were delivered one after the other.
+/// Judges two packets of a flow that were delivered one after the other.
 fn judge_pair(before: &Delivered, packet: &Delivered) -> Judgement {
     if packet.sequence <= before.sequence || packet.frame <= before.frame {
         return Err(format!("frame {} was delivered behind {}", packet.frame, before.frame).into());
@@ -424,12 +427,12 @@ impl Dropped {
     }
 }
 
-/// An epoch and the mask that it began with, if that is what changed.
+/// An epoch and the mask set at its start, if the change is of the mask.
 fn mask(line: &str) -> Option<Option<(u32, u32)>> {
     let fields: Vec<_> = line.splitn(4, ',').collect();
     let &[_, epoch, what, value] = fields.as_slice() else { return None };
     let epoch = epoch.parse().ok()?;
     let mask = || Some((epoch, u32::from_str_radix(value, 16).ok()?));
-    // As a script sets it, and as the control socket does.
+    // Names of the knob in a script, and over the control socket.
     if ["rps_cpus", "rx-0/rps_cpus"].contains(&what) { mask().map(Some) } else { Some(None) }
 }

@@ -1,4 +1,4 @@
-//! The program under judgement.
+//! The program under test.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -9,7 +9,7 @@ pub(crate) fn replay<'a>(directory: &Path, args: impl IntoIterator<Item = &'a st
     command.arg("replay").args(args).current_dir(directory).output().unwrap()
 }
 
-/// Text that a person reads on standard error, without the frame and the line breaks around it.
+/// Text on standard error, without the frame and line breaks around it.
 pub(crate) fn told(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     text.split([' ', '\n', '│']).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")

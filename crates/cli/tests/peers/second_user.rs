@@ -1,5 +1,5 @@
-//! Another user at a run's control socket: the kernel's rules for its file, and ours for whoever
-//! gets past them.
+//! Another user at a run's control socket: the kernel's permission check on the file, and the run's
+//! own check of the peer.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -11,10 +11,10 @@ use forebay_testkit::programs;
 use crate::Judgement;
 use crate::program::told;
 
-/// Nobody.
+/// User id of `nobody`.
 const OTHER: &str = "65534";
 
-/// Tool or file that is missing to judge, if anything.
+/// Tool or file that the judge needs and that is missing, if any.
 pub(crate) fn missing() -> Option<String> {
     let is_other = as_other(Path::new("id")).arg("-u").output();
     match is_other {
@@ -31,7 +31,7 @@ pub(crate) fn judge() -> Judgement {
     run.kill()?;
     run.wait()?;
     judged?;
-    // Root may control what others run.
+    // Root may control the runs of other users.
     fs::remove_file(desk.socket())?;
     let mut run = desk.start(as_other(&desk.program))?;
     let output = desk.ask(Command::new(&desk.program), "set mtu=1400")?;
@@ -41,7 +41,7 @@ pub(crate) fn judge() -> Judgement {
     judged
 }
 
-/// A directory that everybody may use, and the program in it.
+/// A directory that every user may enter, with the program in it.
 struct Desk {
     directory: tempfile::TempDir,
     program: PathBuf,
@@ -60,7 +60,7 @@ impl Desk {
         self.directory.path().join("s.sock")
     }
 
-    /// Starts a replay that lasts, and waits until it listens.
+    /// Starts a replay that runs until stopped, and waits until it listens.
     fn start(&self, mut command: Command) -> Result<Child, std::io::Error> {
         let args = "replay --cpus 1 --rate 1k --loops 1000000 --control s.sock";
         let command = command.current_dir(&self.directory).args(args.split(' '));
@@ -79,7 +79,8 @@ impl Desk {
     fn judge_as_owner(&self) -> Judgement {
         for mode in [0o600, 0o666] {
             fs::set_permissions(self.socket(), Permissions::from_mode(mode))?;
-            // The kernel turns away who may not write to the file; the run, who is not its owner.
+            // The kernel rejects users without write permission on the file; the run rejects users
+            // other than its owner.
             let why = if mode == 0o600 { "Permission denied" } else { "may not control a run of" };
             for args in ["set mtu=9000", "get mtu", "list", "watch", "explain 0badcafe"] {
                 expect(&self.ask(as_other(&self.program), args)?, Some(3), why)?;

@@ -1,4 +1,4 @@
-//! Storms: scripts in which everything changes that can, in any order, faster than a backlog drains.
+//! Storms: scripts that change all settings, in any order, faster than a backlog drains.
 
 use std::fmt::Write as _;
 
@@ -8,10 +8,10 @@ use forebay_sys::random::Random;
 
 use crate::order::{DESTINATION, PORTS, source};
 
-/// Frames between two changes, at least and at most.
+/// Minimum and maximum number of frames between two changes.
 const GAP_FRAMES: (u64, u64) = (50, 400);
 
-/// A storm under way.
+/// State of a storm being written.
 struct Storm {
     random: Random,
     cpus: u64,
@@ -21,7 +21,7 @@ struct Storm {
     script: String,
 }
 
-/// A script for so many flows of [`source`], which hash by the standard key at first.
+/// A script for the given number of flows of [`source`], which initially hash by the standard key.
 pub(crate) fn script(cpus: u16, flows: usize, frames: usize) -> String {
     let mut storm = Storm {
         random: Random::new(flows as u64),
@@ -88,7 +88,7 @@ impl Storm {
         }
     }
 
-    /// Some flows are read elsewhere, on CPUs of the mask.
+    /// Some flows are read on another CPU of the mask.
     fn move_applications(&mut self, frame: u64) {
         let hasher = Hasher::toeplitz(self.key).unwrap();
         for _ in 0..8 {
@@ -101,7 +101,7 @@ impl Storm {
     }
 
     fn set(&mut self, frame: u64, knob: &str, value: impl std::fmt::Display) {
-        // Writing to a string cannot fail.
+        // Writing to a string never fails.
         let _ = writeln!(self.script, "{frame}:{knob}={value}");
     }
 

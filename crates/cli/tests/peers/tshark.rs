@@ -1,7 +1,7 @@
-//! tshark's account of each frame against `parse.csv`.
+//! tshark's fields of each frame compared with `parse.csv`.
 //!
-//! Options by which tshark judges frame by frame: nothing is reassembled, and all checksums are summed up. The columns
-//! `hash` and `verdict` are not its to judge.
+//! Options that make tshark treat each frame by itself: no reassembly, and all checksums verified.
+//! The columns `hash` and `verdict` are not compared.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::{Judgement, captures, program};
 const FRAMES: usize = 1500;
 const SEEDS: [u64; 2] = [1, 2];
 
-/// Differences that are shown.
+/// Upper bound on differences shown.
 const SHOWN_MAX: usize = 12;
 
 const TAGS: [&str; 2] = ["0x8100", "0x88a8"];
@@ -95,7 +95,7 @@ pub(crate) fn judge() -> Judgement {
     })
 }
 
-/// `parse.csv` by rows: the header first.
+/// Rows of `parse.csv`, the header first.
 fn parse_rows(directory: &Path) -> Result<Vec<Vec<String>>, libtest_mimic::Failed> {
     let args = ["f.pcap", "--trace", "t", "--trace-parse", "--deterministic", "--cpus", "1"];
     let output = program::replay(directory, args);
@@ -151,27 +151,27 @@ fn compare(seed: u64, frames: &[Frame], ours: &[Vec<String>], theirs: &[Row]) ->
     Err(format!("seed {seed}: {count} differences\n{}", differences.join("\n")).into())
 }
 
-/// The differences that are no mistake of ours.
+/// True for differences that are no mistake of ours.
 fn is_permitted(theirs: &Row, name: &str, ours: &str, they_say: &str) -> bool {
     let is_snapped = theirs.number("frame.cap_len") < theirs.number("frame.len");
     match (name, ours, they_say) {
         // RFC 8200, section 8.1: a receiver must drop it. tshark calls it illegal, not bad.
         ("l4_csum", "B", "-") => theirs.first("udp.checksum.status") == "4",
         _ if !is_snapped => false,
-        // Of headers that are cut, we tell the fields that are there, and tshark's units differ:
-        // before IPv4's destination it looks at the options for another one,
+        // Of truncated headers we report the fields that are present. tshark's units differ: before
+        // IPv4's destination it needs the options, for a possible other destination,
         ("dst", _, "") => theirs.number("ip.hdr_len") > Some(20),
-        // it takes IPv6's first eight bytes at once,
+        // it reads IPv6's first eight bytes as a unit,
         ("ip_len", _, "") => theirs.network() == Some(6),
-        // and a fragment header as a whole;
+        // and a fragment header as a unit;
         ("proto", _, "44") | ("frag", "1", "0") => theirs.network() == Some(6),
-        // we take a VLAN tag together with the EtherType behind it.
+        // we read a VLAN tag together with the EtherType after it.
         ("vlans", ..) => they_say.rsplit_once('.').map_or("", |(whole, _)| whole) == ours,
         _ => false,
     }
 }
 
-/// tshark's fields of a frame; of each all occurrences, outermost first.
+/// tshark's fields of a frame, each with all occurrences, outermost first.
 struct Row(HashMap<&'static str, Vec<String>>);
 
 impl Row {
@@ -204,7 +204,7 @@ impl Row {
             Some(_) => self.first(ipv6),
             None => String::new(),
         };
-        // An ICMP error holds another packet's header; that one is not asked for.
+        // An ICMP error contains another packet's header, which is not compared.
         let of = |number, name| match protocol {
             Some(protocol) if protocol == number => self.first(name),
             _ => String::new(),
@@ -237,7 +237,7 @@ impl Row {
         ]
     }
 
-    /// The outermost IP header's version.
+    /// IP version of the outermost header.
     fn network(&self) -> Option<u8> {
         let protocols = self.first("frame.protocols");
         let outermost = protocols.split(':').find(|protocol| ["ip", "ipv6"].contains(protocol))?;
@@ -247,11 +247,11 @@ impl Row {
     fn ethertype(&self) -> String {
         let innermost = ["llc.type", "vlan.etype", "eth.type"];
         let kind = innermost.iter().find_map(|name| self.all(name).last());
-        // Behind the last tag of an 802.3 frame comes no EtherType.
+        // After the last tag of an 802.3 frame there is no EtherType.
         kind.filter(|kind| !TAGS.contains(&kind.as_str())).cloned().unwrap_or_default()
     }
 
-    /// The last next-header field, following the chain.
+    /// The last next-header field of the chain.
     fn protocol(&self) -> Option<u8> {
         if self.network()? == 4 {
             return self.first("ip.proto").parse().ok();
@@ -285,7 +285,7 @@ impl Row {
     }
 }
 
-/// Numbers of tshark: 0 bad, 1 good, 2 unverified, 3 not present, 4 illegal.
+/// Converts tshark's status: 0 bad, 1 good, 2 unverified, 3 not present, 4 illegal.
 fn checksum(status: &str) -> &'static str {
     match status {
         "0" => "B",

@@ -1,4 +1,4 @@
-//! tshark's account of the innermost flow against `flowkey.csv`: frames with tunnels in tunnels.
+//! tshark's innermost flow compared with `flowkey.csv`, for frames with nested tunnels.
 
 use std::fs;
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::{Judgement, captures, program};
 const FRAMES: usize = 1500;
 const SEEDS: [u64; 2] = [1, 2];
 
-/// Tunnels in each other, at most.
+/// Upper bound on the nesting of tunnels.
 const DEPTH_MAX: u64 = 4;
 
-/// Differences that are shown.
+/// Upper bound on differences shown.
 const SHOWN_MAX: usize = 12;
 
 const FIELDS: [&str; 9] = [
@@ -53,7 +53,7 @@ pub(crate) fn judge() -> Judgement {
     })
 }
 
-/// Innermost endpoints by `flowkey.csv`.
+/// Innermost endpoints in `flowkey.csv`.
 fn our_flows(directory: &Path) -> Result<Vec<String>, libtest_mimic::Failed> {
     let args = ["f.pcap", "--trace", "t", "--trace-parse", "--deterministic", "--cpus", "1"];
     let output = program::replay(directory, args.into_iter().chain(["--flow-key", "inner"]));
@@ -73,7 +73,7 @@ fn our_flows(directory: &Path) -> Result<Vec<String>, libtest_mimic::Failed> {
     Ok(text.lines().skip(1).map(flow).collect())
 }
 
-/// The same by tshark: the last addresses and ports that it found, of the family that it found last.
+/// Innermost endpoints by tshark: the last addresses and ports that it found, of the last family.
 fn their_flows(directory: &Path) -> Result<Vec<String>, libtest_mimic::Failed> {
     let mut tshark = Command::new("tshark");
     tshark.current_dir(directory).args(["-n", "-r", "f.pcap", "-T", "fields"]);
@@ -98,7 +98,7 @@ fn their_flows(directory: &Path) -> Result<Vec<String>, libtest_mimic::Failed> {
     Ok(String::from_utf8(output.stdout)?.lines().map(flow).collect())
 }
 
-/// An IP packet on its way outwards.
+/// An inner packet to be wrapped in tunnels.
 struct Inner {
     is_v6: bool,
     bytes: Vec<u8>,
@@ -113,7 +113,7 @@ impl Inner {
         [&[2; 12][..], &self.ethertype(), &self.bytes].concat()
     }
 
-    /// PPP's protocol and the packet.
+    /// PPP's protocol field and the packet.
     fn ppp(&self) -> Vec<u8> {
         [&[0, if self.is_v6 { 0x57 } else { 0x21 }], &self.bytes[..]].concat()
     }

@@ -1,4 +1,4 @@
-//! A mount that a killed run has left: found out to be ours, and taken away.
+//! Mounts that killed runs have left: recognized as ours, and removed.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -11,17 +11,16 @@ use forebay_sys as sys;
 
 use super::NAME;
 
-/// Looks at a directory, and touches nothing: whether a run of this user was killed and has left its
-/// mount there.
+/// True if a killed run of this user has left its mount on a directory. Changes nothing.
 pub(super) fn is_there(directory: &Path) -> bool {
-    // The kernel says so of a FUSE file system whose process is gone, and of no other.
+    // ENOTCONN is the answer of a FUSE file system whose process is gone, and of no other.
     let is_dead =
         fs::read_dir(directory).is_err_and(|error| error.kind() == ErrorKind::NotConnected);
     let mount = if is_dead { mount_of(directory).ok().flatten() } else { None };
     mount.is_some_and(|mount| is_ours(&mount, sys::user().uid))
 }
 
-/// Takes away what killed runs of this user have mounted on a directory, one above the other.
+/// Removes all mounts that killed runs of this user have left on a directory, one above the other.
 pub(super) fn remove(directory: &Path) -> io::Result<()> {
     while is_there(directory) {
         let whole = fs::read_link(link_to(&path_only(directory)?))?;
@@ -33,7 +32,7 @@ pub(super) fn remove(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Program by which a user who may not unmount has mounted.
+/// Unmounts by `fusermount3`, by which a user without the right to unmount has mounted.
 fn by_fusermount(directory: &Path) -> io::Result<()> {
     let mut command = Command::new("fusermount3");
     command.args(["-u", "-z", "-q", "--"]).arg(directory).stdin(Stdio::null());
@@ -41,7 +40,7 @@ fn by_fusermount(directory: &Path) -> io::Result<()> {
     if status.success() { Ok(()) } else { Err(ErrorKind::PermissionDenied.into()) }
 }
 
-/// A descriptor that stands for a directory without asking its file system for anything.
+/// Descriptor of a directory, opened without any request to its file system.
 fn path_only(directory: &Path) -> io::Result<fs::File> {
     OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open(directory)
 }
@@ -50,7 +49,7 @@ fn link_to(file: &fs::File) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// The line of `/proc/self/mountinfo` for what is mounted uppermost on a directory, if anything is.
+/// Line of `/proc/self/mountinfo` for the topmost mount on a directory, if there is one.
 fn mount_of(directory: &Path) -> io::Result<Option<String>> {
     let file = path_only(directory)?;
     let about = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
@@ -60,9 +59,9 @@ fn mount_of(directory: &Path) -> io::Result<Option<String>> {
     Ok(mounts.lines().find(of_number).map(str::to_owned))
 }
 
-/// True if a line of `/proc/self/mountinfo` is that of a control tree which `uid` has mounted.
+/// True if a line of `/proc/self/mountinfo` is that of a control tree mounted by `uid`.
 fn is_ours(line: &str, uid: u32) -> bool {
-    // Behind the dash: the type, the source, and what the file system was mounted with.
+    // Behind the dash: the type, the source, and the mount options.
     let Some((_, described)) = line.split_once(" - ") else { return false };
     let mut words = described.split(' ');
     let is_fuse = words.next().is_some_and(|kind| kind == "fuse" || kind.starts_with("fuse."));

@@ -1,4 +1,4 @@
-//! Requests of the kernel for the mounted tree, and the answers.
+//! FUSE requests for the mounted tree, and their answers.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -20,10 +20,11 @@ use super::like::Like;
 use super::readings::Readings;
 use crate::tree::EntryKind;
 
-/// The kernel remembers no attributes: a write moves the end of the file in what it remembers.
+/// Time for which the kernel caches attributes: none, since a write would move the file's end in
+/// its cache.
 const REMEMBERED: Duration = Duration::ZERO;
 
-/// Inode numbers are never used again.
+/// Generation of all inode numbers, which are never reused.
 const GENERATION: Generation = Generation(0);
 
 const PERMISSIONS: u32 = 0o7777;
@@ -33,7 +34,7 @@ const ANYBODY_WRITES: u16 = 0o222;
 const BLOCK_BYTES: u32 = 4096;
 const NAME_BYTES_MAX: u32 = 255;
 
-/// The tree, as files.
+/// File system of the tree.
 pub(super) struct Files {
     knobs: MountedKnobs,
     inodes: Mutex<Inodes>,
@@ -110,7 +111,7 @@ impl Files {
         self.attributes(&below(&directory, name))
     }
 
-    /// The kernel has judged by user and mode already; but root passes any mode.
+    /// Opens a file. The kernel has checked user and mode already, but lets root pass any mode.
     fn open_file(&self, inode: INodeNo, flags: OpenFlags) -> Result<FileHandle, fuser::Errno> {
         let path = self.path(inode)?;
         let EntryKind::File { mode } = self.kind(&path)? else {
@@ -143,18 +144,21 @@ impl Files {
         lock(&self.readings).read(file, offset, size_bytes, text)
     }
 
-    /// Number of bytes that were taken.
+    /// Writes to a file, and returns the number of bytes that were taken.
     fn write_file(&self, inode: INodeNo, offset: u64, data: &[u8]) -> Result<usize, fuser::Errno> {
         let path = self.path(inode)?;
         let like = Like::of(&path);
         if like == Like::Procfs {
+            // A file of /proc without a write handler answers EIO (`proc_reg_write` in
+            // fs/proc/inode.c).
             return Err(fuser::Errno::EIO);
         }
         if like.ignores(&path, offset) {
             return Ok(data.len());
         }
         let taken = like.taken(data);
-        // What is not UTF-8 belongs to no value, and neither does what stands for it then.
+        // Bytes that are not UTF-8 belong to no value, and neither does their replacement
+        // character.
         let text = String::from_utf8_lossy(taken);
         let written = self
             .knobs
@@ -162,7 +166,7 @@ impl Files {
         Ok(written.len_bytes.min(taken.len()))
     }
 
-    /// Sizes and times are taken and forgotten, as in sysfs.
+    /// Accepts new sizes and times without effect, as sysfs does; refuses another mode or owner.
     fn set_attributes(
         &self,
         inode: INodeNo,
@@ -197,7 +201,7 @@ impl Files {
             (inodes.number(&below(&path, &entry.name)), kind, entry.name)
         });
         let skipped = usize::try_from(offset).unwrap_or(usize::MAX);
-        // An entry's offset is that of the one behind it.
+        // An entry's offset is that of the entry behind it.
         for (next, (inode, kind, name)) in
             (1..).zip(itself.into_iter().chain(entries)).skip(skipped)
         {
@@ -258,7 +262,7 @@ impl Filesystem for Files {
 
     fn open(&self, _: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         match self.open_file(inode, flags) {
-            // Sizes are pretended: every read and write is to come here.
+            // Sizes are nominal: with direct I/O, every read and write comes here.
             Ok(file) => reply.opened(file, FopenFlags::FOPEN_DIRECT_IO),
             Err(errno) => reply.error(errno),
         }
@@ -302,6 +306,7 @@ impl Filesystem for Files {
     fn fsync(&self, _: &Request, inode: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
         match self.like(inode) {
             Like::Sysfs => reply.ok(),
+            // Files of /proc have no fsync operation (`vfs_fsync_range` in fs/sync.c).
             Like::Procfs | Like::Sysctl => reply.error(fuser::Errno::EINVAL),
         }
     }

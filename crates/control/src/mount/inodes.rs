@@ -1,13 +1,13 @@
-//! Numbers for the paths of the tree, as the kernel wants them.
+//! Inode numbers for the paths of the tree.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use fuser::INodeNo;
 
-/// The paths that have been seen, each with a number for good. There are as many as the tree has.
+/// Paths seen so far, each with a permanent number; at most as many as the tree has.
 pub(super) struct Inodes {
-    /// The path of number n is at n - 1; the root is the first.
+    /// Paths by number: that of number n is at n - 1, and the root is the first.
     paths: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, INodeNo>,
 }
@@ -20,7 +20,7 @@ impl Inodes {
         inodes
     }
 
-    /// The number of a path that is in the tree.
+    /// Number of a path that is in the tree.
     pub(super) fn number(&mut self, path: &str) -> INodeNo {
         if let Some(number) = self.numbers.get(path) {
             return *number;
@@ -32,7 +32,7 @@ impl Inodes {
         number
     }
 
-    /// The path of a number.
+    /// Path of a number.
     pub(super) fn path(&self, number: INodeNo) -> Option<Arc<str>> {
         let index = usize::try_from(number.0).ok()?.checked_sub(1)?;
         self.paths.get(index).cloned()

@@ -1,25 +1,25 @@
-//! File systems of the kernel that files behave like: they differ in what they do with offsets,
-//! and with what cannot be done at all.
+//! File systems of the kernel that files behave like: they differ in their use of offsets, and in
+//! their errors for impossible operations.
 
 use forebay_engine::knobs::Knob;
 
-/// Bytes of one write that an attribute of sysfs takes (`kernfs_fop_write_iter` in
-/// fs/kernfs/file.c); also the size that it pretends to have.
+/// Maximum number of bytes of a write that a sysfs attribute takes (`kernfs_fop_write_iter` in
+/// fs/kernfs/file.c), and its nominal size.
 const PAGE_BYTES: u16 = 4096;
 
-/// A file or directory is like those of …
+/// File system of the kernel that a file or directory behaves like.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Like {
-    /// /sys: every write is a new value wherever it stands, up to a page.
+    /// /sys: every write is a new value at any offset, up to a page.
     Sysfs,
-    /// /proc, but for /proc/sys: only read.
+    /// /proc, except /proc/sys: read-only.
     Procfs,
-    /// /proc/sys: a value is read and written at the start of the file, and nowhere else.
+    /// /proc/sys: a value is read and written only at the start of the file.
     Sysctl,
 }
 
 impl Like {
-    /// File system that a path from the root of the tree belongs to.
+    /// File system for a path from the root of the tree.
     pub(super) fn of(path: &str) -> Self {
         match path.strip_prefix("proc") {
             Some(below) if below == "/sys" || below.starts_with("/sys/") => Self::Sysctl,
@@ -28,7 +28,7 @@ impl Like {
         }
     }
 
-    /// The size that files pretend to have.
+    /// Nominal size of files.
     pub(super) fn size_bytes(self) -> u64 {
         match self {
             Self::Sysfs => PAGE_BYTES.into(),
@@ -36,7 +36,7 @@ impl Like {
         }
     }
 
-    /// Read size of a file, according to its attributes.
+    /// Preferred read size of a file (`st_blksize`).
     pub(super) fn block_bytes(self) -> u32 {
         match self {
             Self::Sysfs => PAGE_BYTES.into(),
@@ -44,7 +44,7 @@ impl Like {
         }
     }
 
-    /// The mode of a directory.
+    /// Mode of a directory.
     pub(super) fn directory_mode(self, path: &str) -> u16 {
         match self {
             Self::Sysfs if path.contains('/') => 0o755,
@@ -52,7 +52,7 @@ impl Like {
         }
     }
 
-    /// The links that a directory has; only sysfs counts the directories in it.
+    /// Link count of a directory; only sysfs counts subdirectories.
     pub(super) fn directory_links(self, directories: usize) -> u32 {
         match self {
             Self::Sysfs => u32::try_from(directories).unwrap_or(u32::MAX).saturating_add(2),
@@ -60,18 +60,18 @@ impl Like {
         }
     }
 
-    /// True if a file may be opened that neither can be read nor written so.
+    /// True if a file may be opened in a mode in which it can be neither read nor written.
     pub(super) fn is_opened_in_vain(self) -> bool {
         self == Self::Procfs
     }
 
-    /// True if there is nothing to be read but at the start of a file (`do_proc_dointvec` in
+    /// True if a read behind the start of a file returns nothing (`do_proc_dointvec` in
     /// kernel/sysctl.c).
     pub(super) fn is_read_at_start(self) -> bool {
         self == Self::Sysctl
     }
 
-    /// The part of a write that is looked at.
+    /// Part of a write that is looked at.
     pub(super) fn taken(self, data: &[u8]) -> &[u8] {
         match self {
             Self::Sysfs => &data[..data.len().min(PAGE_BYTES.into())],
@@ -79,15 +79,15 @@ impl Like {
         }
     }
 
-    /// True if a write is taken and nothing done about it (`proc_first_pos_non_zero_ignore` in
-    /// kernel/sysctl.c, with `sysctl_writes_strict` at 1). Masks are read with other means.
+    /// True if a write succeeds without effect (`proc_first_pos_non_zero_ignore` in
+    /// kernel/sysctl.c, with `sysctl_writes_strict` at 1). Masks have another handler.
     pub(super) fn ignores(self, path: &str, offset: u64) -> bool {
         let name = path.rsplit('/').next().unwrap_or_default();
         let is_mask = Knob::named(name).is_some_and(Knob::is_mask);
         self == Self::Sysctl && offset > 0 && !is_mask
     }
 
-    /// Error for making a file.
+    /// Error for creating a file.
     pub(super) fn no_file(self) -> fuser::Errno {
         match self {
             Self::Sysfs => fuser::Errno::EACCES,
@@ -95,7 +95,7 @@ impl Like {
         }
     }
 
-    /// Error for making anything else.
+    /// Error for creating anything else.
     pub(super) fn nothing_new(self) -> fuser::Errno {
         match self {
             Self::Sysfs => fuser::Errno::EPERM,

@@ -1,11 +1,11 @@
-//! The control tree as a file system (FUSE), whose files answer as those of sysfs and procfs do:
-//! scripts that are written for these run unchanged, with a prefix.
+//! Control tree as a file system (FUSE), whose files answer as those of sysfs and procfs do:
+//! scripts that are written for these run unchanged, with a path prefix.
 
-mod files; //    what the kernel asks, and what it is answered
-mod like; //     which of the kernel's file systems a file behaves like
+mod files; //    requests of the kernel, and their answers
+mod like; //     the kernel's file system that a file behaves like
 mod inodes; //   numbers for paths
-mod readings; // what open files are in the middle of being read from
-mod dead; //     what a killed run has left
+mod readings; // texts that open files are being read from
+mod dead; //     mounts that killed runs have left
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -25,22 +25,22 @@ const NAME: &str = "forebay";
 
 /// A control tree that is mounted on a directory until this is dropped.
 ///
-/// Served by a thread of its own. Where the caller is root, everybody may look and only root
-/// may change anything, as in sysfs; anybody else keeps it to themselves.
+/// A thread of its own serves it. If the caller is root, all users may read and only root may
+/// write, as in sysfs; otherwise only the caller has access.
 pub struct Mount {
     directory: PathBuf,
-    /// The number that the kernel has for the file system.
+    /// Device number of the file system.
     device: u64,
     knobs: MountedKnobs,
     session: Option<BackgroundSession>,
 }
 
 impl Mount {
-    /// Mounts the tree on an empty directory. What a killed run of this user has left mounted there
-    /// is taken away before.
+    /// Mounts the tree on an empty directory. Removes a mount that a killed run of this user has
+    /// left there.
     ///
     /// # Errors
-    /// When the directory cannot be mounted on, see [`check`](Self::check), or the system refuses.
+    /// If the directory cannot be mounted on, see [`check`](Self::check), or the system refuses.
     pub fn new(control: Control, directory: &Path) -> Result<Self> {
         let refused = |source| Error::Mount { directory: directory.to_owned(), source };
         dead::remove(directory).map_err(refused)?;
@@ -48,7 +48,7 @@ impl Mount {
         let whole = directory.canonicalize().map_err(refused)?;
         let knobs = MountedKnobs(Arc::new(RwLock::new(Some(control))));
         let mut config = Config::default();
-        // Modes and owners are for the kernel to judge by.
+        // The kernel checks modes and owners.
         config.mount_options = vec![
             MountOption::FSName(NAME.to_owned()),
             MountOption::DefaultPermissions,
@@ -64,11 +64,11 @@ impl Mount {
         Ok(Self { directory: whole, device, knobs, session: Some(session) })
     }
 
-    /// Says whether a directory can be mounted on: one that is there, and empty, or that a killed run
-    /// of this user has left mounted.
+    /// Checks that a directory can be mounted on: it exists and is empty, or a killed run of this
+    /// user has left its mount there.
     ///
     /// # Errors
-    /// When it is not, with what to do.
+    /// If it cannot, with a remedy.
     pub fn check(directory: &Path) -> Result<()> {
         let refused = |problem: &str, help: String| {
             let problem = problem.to_owned();
@@ -85,7 +85,7 @@ impl Mount {
                 let help = "give an empty directory: what is in this one would be hidden";
                 refused("it is not empty", help.to_owned())
             }
-            // Nobody answers for what is mounted there.
+            // The process that served the mount is gone.
             Err((io::ErrorKind::NotConnected, _)) => refused(
                 "the process that has mounted something there is gone, and it was no run of yours",
                 format!("give another directory, or remove it with `umount -l {name}`"),
@@ -99,7 +99,7 @@ impl Mount {
         }
     }
 
-    /// True if the directory still is our file system: anybody may have unmounted it.
+    /// True if the directory still has this file system: another process may have unmounted it.
     fn is_mounted(&self) -> bool {
         match fs::metadata(&self.directory) {
             Ok(metadata) => metadata.dev() == self.device,
@@ -113,20 +113,21 @@ impl Drop for Mount {
         if self.is_mounted() {
             drop(self.session.take());
         }
-        // A shell stands in it, or a file is open: gone for all others, and for these when they leave.
+        // A process uses the mount: a lazy unmount hides it from all others, and ends with its last
+        // user.
         if self.is_mounted() {
-            // If even this is refused, nobody is left to be told.
+            // A failure of this cannot be reported from drop.
             let _ = sys::unmount_lazily(&self.directory);
         }
-        // It would unmount whatever is mounted there instead.
+        // Dropping the session would unmount whatever is mounted there instead.
         mem::forget(self.session.take());
         self.knobs.close();
     }
 }
 
-/// The knobs behind the files, for as long as the mount lasts. Files can be open for longer, and
-/// other mount namespaces keep what they have seen: the thread that serves them ends with the
-/// program, and all that it answers is that the device is gone, as sysfs does.
+/// Knobs behind the files, while the tree is mounted. Files can be open for longer, and other mount
+/// namespaces keep the mount: the thread that serves them ends with the program, and answers all
+/// requests with ENODEV, as sysfs does.
 #[derive(Clone)]
 struct MountedKnobs(Arc<RwLock<Option<Control>>>);
 

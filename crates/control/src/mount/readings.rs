@@ -1,16 +1,16 @@
-//! Texts that open files are being read from.
+//! Texts of open files that are being read.
 
 use std::collections::BTreeMap;
 
 use fuser::FileHandle;
 
-/// Open files of which a text is kept. Of any more, the one that was opened first goes on with the
-/// text of the moment.
+/// Maximum number of open files with a kept text. Beyond that, the file that was opened first
+/// continues with the current text.
 const READINGS_MAX: usize = 1024;
 
-/// A text for each open file, so that a file which is read in pieces is of one moment. As in the
-/// kernel (`seq_read_iter` in fs/seq_file.c), a text is made when a file is read from its start, or
-/// anywhere but where the last piece ended.
+/// Texts of open files, so that a file which is read in pieces is one snapshot. As in the kernel
+/// (`seq_read_iter` in fs/seq_file.c), a text is made when a file is read from its start, or from
+/// anywhere but the end of the last piece.
 pub(super) struct Readings {
     open: BTreeMap<u64, Reading>,
 }
@@ -26,7 +26,8 @@ impl Readings {
         Self { open: BTreeMap::new() }
     }
 
-    /// The next piece of a file, from `offset` on, `size_bytes` at most. `text` is what it holds now.
+    /// Reads the next piece of a file, at most `size_bytes` from `offset` on. `text` makes the
+    /// current text.
     pub(super) fn read<E>(
         &mut self,
         file: FileHandle,
@@ -50,7 +51,7 @@ impl Readings {
         Ok(piece)
     }
 
-    /// Forgets a file that nobody has open any more.
+    /// Drops the text of a file that was closed.
     pub(super) fn close(&mut self, file: FileHandle) {
         self.open.remove(&file.0);
     }

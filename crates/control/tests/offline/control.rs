@@ -1,4 +1,4 @@
-//! The tree of knobs of an engine: what its files say, take and refuse.
+//! Tree of an engine's knobs: texts of its files, and their answers to writes.
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
@@ -17,7 +17,7 @@ use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::errno::Errno;
 
-/// Has no use for packets.
+/// Handler that ignores packets.
 struct Idler;
 
 impl Handler for Idler {
@@ -42,7 +42,7 @@ fn engine(config: &Config) -> (Engine<Idler>, Control) {
     (engine, control)
 }
 
-/// Value that a knob reads back as after a write, or why it is refused.
+/// Value that a knob reads back after a write, or the reason for refusing the write.
 fn set(control: &Control, name: &str, text: &str) -> Result<String, Errno> {
     let paths = control.named(name)?;
     for path in &paths {

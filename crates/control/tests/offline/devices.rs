@@ -1,5 +1,5 @@
-//! Several devices in one engine: each has its directory in the tree of knobs, and its queues are
-//! counted and named within it.
+//! Several devices in one engine: each has a directory in the tree of knobs, which counts and names
+//! its own queues.
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
@@ -17,7 +17,7 @@ use forebay_sys::Result;
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;
 
-/// Has no use for packets.
+/// Handler that ignores packets.
 struct Idler;
 
 impl Handler for Idler {
@@ -39,7 +39,7 @@ fn engine(devices: &[(&str, u16)], sources: u64) -> Result<Engine<Idler>> {
     Engine::build(&config, sources.collect(), Clock::virtual_at_zero(), |_| Idler)
 }
 
-/// The control of an engine with two devices, one of two queues.
+/// Control of an engine with two devices, one of which has two queues.
 fn control() -> Control {
     Control::of(&engine(&[("eth0", 2), ("v.1", 1)], 3).unwrap())
 }
@@ -136,7 +136,7 @@ fn saved_devices_start_next_run() {
     assert!(text.contains("[knobs.eth0.rx-1]") && text.contains("[knobs.\"v.1\".rx-0]"), "{text}");
     let next = control();
     ConfigFile::read(&path).unwrap().apply(&next, &[]).unwrap();
-    // A secret that each engine draws for itself, and no knob.
+    // The coalescing seed is a secret that each engine draws, and no knob.
     let knobs_of = |control: &Control| {
         let mut settings = Settings::clone(&control.settings());
         settings.coalesce.config.seed = 0;

@@ -1,35 +1,34 @@
-//! Contents of a block of the ring: `struct tpacket_block_desc` and frames, each behind its
+//! Parser of a block of the rx ring: `struct tpacket_block_desc` and frames, each behind its
 //! `struct tpacket3_hdr` (include/uapi/linux/if_packet.h).
 //!
-//! The kernel writes all of it, and none of it is believed: every offset and length is held against
-//! the block before it is used.
+//! Contents are not trusted: every offset and length is checked against the block before use.
 
 use std::fmt;
 
 use forebay_rx::coalesce::gso::VIRTIO_NET_HDR_BYTES;
 
-/// `struct tpacket_block_desc`, as long as the frames must leave room for.
+/// Size of `struct tpacket_block_desc`. No frame begins before its end.
 const DESCRIPTOR_BYTES: usize = 48;
 const NUM_PKTS_AT: usize = 12;
 const OFFSET_TO_FIRST_PKT_AT: usize = 16;
 
-/// A tag in a frame.
+/// Size of a VLAN tag in a frame.
 pub(crate) const TAG_BYTES: usize = 4;
 
-/// `struct tpacket3_hdr`.
+/// Size of `struct tpacket3_hdr`.
 const HEADER_BYTES: usize = 48;
 
-/// `ETH_P_8021Q` of include/uapi/linux/if_ether.h: the type of a tag that comes without one.
+/// `ETH_P_8021Q` of include/uapi/linux/if_ether.h: TPID of a stripped tag whose TPID is not
+/// reported.
 const ETH_P_8021Q: u16 = 0x8100;
 
 /// Contradiction in the kernel's description of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum InvalidBlock {
-    /// The first frame, or the one after another, begins outside of the block or inside its
-    /// descriptor.
+    /// A frame begins outside of the block or inside the block's descriptor.
     Offset,
-    /// A frame's bytes, or the header before them, do not lie in the block behind its
-    /// `tpacket3_hdr`.
+    /// A frame's bytes, or the `virtio_net_hdr` before them, lie outside of the block or overlap
+    /// the `tpacket3_hdr`.
     Frame,
 }
 
@@ -42,37 +41,38 @@ impl fmt::Display for InvalidBlock {
     }
 }
 
-/// Position up to which a block has been read.
+/// Read position in a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct BlockCursor {
-    /// Frames that are left.
+    /// Number of frames not passed.
     left: u32,
-    /// Offset of the next one's header.
+    /// Offset of the next frame's header.
     at: usize,
 }
 
 impl BlockCursor {
-    /// Before a block's first frame.
+    /// Position of a block's first frame.
     pub(crate) fn at_start(block: &[u8]) -> Result<Self, InvalidBlock> {
         let descriptor = block.first_chunk::<DESCRIPTOR_BYTES>().ok_or(InvalidBlock::Offset)?;
         let left = u32_at(descriptor, NUM_PKTS_AT);
         let at = u32_at(descriptor, OFFSET_TO_FIRST_PKT_AT) as usize;
+        // The descriptor is no frame.
         if left > 0 && at < DESCRIPTOR_BYTES {
             return Err(InvalidBlock::Offset);
         }
         Ok(Self { left, at })
     }
 
-    /// The next frame; `None` behind the last.
+    /// Returns the next frame; `None` behind the last.
     pub(crate) fn frame<'a>(&self, block: &'a [u8]) -> Result<Option<RingFrame<'a>>, InvalidBlock> {
         if self.left == 0 { Ok(None) } else { RingFrame::at(block, self.at).map(Some) }
     }
 
-    /// Goes on behind a frame that [`frame`](Self::frame) gave.
+    /// Moves behind a frame that [`frame`](Self::frame) returned.
     pub(crate) fn pass(&mut self, frame: &RingFrame<'_>) -> Result<(), InvalidBlock> {
         self.left = self.left.saturating_sub(1);
         if self.left > 0 {
-            // Frames that do not follow each other could be read for ever.
+            // Frames that overlap could be read without end.
             if (frame.next as usize) < HEADER_BYTES {
                 return Err(InvalidBlock::Offset);
             }
@@ -82,38 +82,38 @@ impl BlockCursor {
     }
 }
 
-/// A frame in a block.
+/// Frame in a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RingFrame<'a> {
-    /// Bytes that the kernel kept of it: all, unless it is larger than a block.
+    /// Captured bytes: the whole frame, unless it is larger than a block.
     pub(crate) bytes: &'a [u8],
-    /// The `struct virtio_net_hdr` before it, in the machine's byte order.
+    /// The `struct virtio_net_hdr` before the frame, in native byte order.
     pub(crate) vnet_hdr: [u8; VIRTIO_NET_HDR_BYTES],
-    /// Length of the frame when it came, without the tag.
+    /// Length of the frame on arrival, without a stripped tag.
     pub(crate) wire_len: u32,
-    /// Time at which it came, since 1970.
+    /// Time of arrival, in nanoseconds since 1970.
     pub(crate) timestamp_ns: u64,
-    /// A hash, if those were asked for.
+    /// Receive hash; only valid if requested (`RingLayout::hashes`).
     pub(crate) hash: u32,
-    /// The outer VLAN tag, if the device or the kernel took it off.
+    /// Outer VLAN tag, if the device or the kernel stripped it.
     pub(crate) tag: Option<Tag>,
-    /// True if frames were dropped that the statistics will tell of.
+    /// True if frames were dropped since the statistics were last read (`TP_STATUS_LOSING`).
     pub(crate) is_losing: bool,
-    /// From this frame's header to the next.
+    /// Distance from this frame's header to the next one's, in bytes.
     next: u32,
 }
 
-/// A VLAN tag (IEEE 802.1Q).
+/// VLAN tag (IEEE 802.1Q).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tag {
-    /// Ethertype of the tag: 0x8100 or 0x88a8.
+    /// EtherType of the tag: 0x8100 or 0x88a8.
     pub(crate) tpid: u16,
-    /// Priority and VLAN id.
+    /// Priority and VLAN id (TCI).
     pub(crate) tci: u16,
 }
 
 impl Tag {
-    /// As it stands in a frame, behind the addresses.
+    /// Wire format of the tag, as it follows the addresses.
     pub(crate) fn to_bytes(self) -> [u8; TAG_BYTES] {
         let ([a, b], [c, d]) = (self.tpid.to_be_bytes(), self.tci.to_be_bytes());
         [a, b, c, d]
@@ -167,7 +167,7 @@ mod tests {
 
     const BLOCK_BYTES: usize = 4096;
 
-    /// A block with frames of these bytes, as the kernel lays one out.
+    /// Block with frames of these bytes, laid out as by the kernel.
     fn block(frames: &[&[u8]]) -> Vec<u8> {
         let mut block = vec![0; BLOCK_BYTES];
         put(&mut block, NUM_PKTS_AT, u32::try_from(frames.len()).unwrap());
@@ -190,8 +190,8 @@ mod tests {
         block
     }
 
-    /// Offset at which the kernel puts the Ethernet header: behind `tpacket3_hdr`, `sockaddr_ll`, room for a
-    /// `virtio_net_hdr`, so that what follows it is aligned.
+    /// Offset of the Ethernet header in the kernel's layout: behind `tpacket3_hdr`, `sockaddr_ll`
+    /// and room for a `virtio_net_hdr`, so that the network header is aligned.
     const MAC: usize = 98;
 
     fn put(block: &mut [u8], at: usize, word: u32) {
@@ -267,7 +267,7 @@ mod tests {
             for (at, word, small) in words {
                 put(&mut block, at * 4, if at % 2 == 0 { word } else { small });
             }
-            // A frame takes at least its header.
+            // A frame takes at least its header, which bounds the number of frames.
             if let Ok(read) = read(&block) {
                 prop_assert!(read.len() <= BLOCK_BYTES / HEADER_BYTES);
             }

@@ -1,8 +1,8 @@
-//! AF_PACKET: frames of any interface, over a ring that the kernel copies them into. The kernel's own
-//! stack sees them as well.
+//! AF_PACKET: frames of any interface, by a ring into which the kernel copies them. The kernel's
+//! own stack receives them as well.
 
 mod open; //   an interface, and a ring for each queue
-mod block; //  what lies in a block of the ring
+mod block; //  parser of a block of the ring
 mod source; // frames in
 mod sink; //   packets out
 

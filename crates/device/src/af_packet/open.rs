@@ -1,4 +1,4 @@
-//! Opening of an interface: its rings, its filter, the link of its frames.
+//! Opening of an interface: its rings, their filters, the link type of its frames.
 
 use std::os::fd::AsFd;
 
@@ -14,31 +14,32 @@ use crate::rx_filter::{self, RxFilter};
 /// Options of an interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PacketOptions {
-    /// Among how many queues the kernel deals the flows out.
+    /// Number of queues among which the kernel distributes flows (`PACKET_FANOUT`).
     pub queues: u16,
-    /// Packets that are taken. The kernel's own stack goes on seeing all of them.
+    /// Packets to take. The kernel's own stack still receives all of them.
     pub take: RxFilter,
-    /// True if frames for other stations are wanted too.
+    /// True to receive frames for other stations too (promiscuous mode).
     pub promiscuous: bool,
-    /// Use of the hash that the device computed, or the kernel where it did not.
+    /// True to use the hash computed by the device, or by the kernel if the device has none.
     pub device_hash: bool,
-    /// Checksum verification: then frames are summed up while they are copied.
+    /// Checksum verification; with it, frames are summed while they are copied.
     pub verify: Verify,
 }
 
-/// Room for the largest frame, 64 KiB behind its headers.
+/// Block size: room for the largest frame, 64 KiB, and its headers.
 const BLOCK_BYTES: u32 = 128 << 10;
-/// Thirty-two megabytes for each queue. However few frames come, a block is used up in `RETIRE_MS`:
-/// so the CPU that polls may be away for a quarter of a second, or for that many frames of 64 KiB. The
-/// size of blocks makes no difference to the rate: at 2.7 Mpps of 60 bytes none were lost.
+/// Number of blocks: 32 MiB for each queue. A block is retired after `RETIRE_MS` even if nearly
+/// empty, so the polling CPU may pause for 256 ms, or for 256 frames of 64 KiB. The block size does
+/// not change the rate: at 2.7 Mpps of 60 bytes no frame was lost.
 const BLOCKS: u32 = 256;
-/// The least there is. A frame that comes alone waits for about so long: 0.8 ms at the median.
+/// Block timeout (`tp_retire_blk_tov`), the least possible. A lone frame waits about that long:
+/// 0.8 ms at the median.
 const RETIRE_MS: u32 = 1;
 
-/// Opens an interface: one source for each queue. They receive nothing before they are attached.
+/// Opens an interface: one source for each queue. Sources receive nothing before they are attached.
 ///
 /// # Errors
-/// What the kernel refuses, by name; an interface whose frames are neither Ethernet's nor IP's.
+/// If the kernel refuses a step, or the interface's frames are neither Ethernet nor IP.
 pub fn open(interface: &Interface, options: &PacketOptions) -> Result<Vec<PacketSource>> {
     let mut group = None;
     let queues = 0..options.queues.max(1);
@@ -57,7 +58,7 @@ pub fn open(interface: &Interface, options: &PacketOptions) -> Result<Vec<Packet
         .collect()
 }
 
-/// A ring that is bound, and whose socket takes nothing yet.
+/// Opens a bound ring whose socket takes nothing until a filter is attached.
 fn open_ring(interface: &Interface, options: &PacketOptions) -> Result<RxRing> {
     let named = |what| refused(interface, what);
     let socket = PacketSocket::open().map_err(named("open a packet socket on it"))?;
@@ -71,7 +72,7 @@ fn open_ring(interface: &Interface, options: &PacketOptions) -> Result<RxRing> {
     };
     let ring = RxRing::new(socket, layout).map_err(named("get a ring (PACKET_RX_RING) for it"))?;
     let socket = ring.socket();
-    // Before it is bound: no frame comes that was not asked for, nor twice while queues join.
+    // Filter before bind: no frame arrives that was not asked for, nor twice while queues join.
     attach_filter(interface, socket, &rx_filter::nothing())?;
     socket.receive_from(interface.index.0).map_err(named("bind a packet socket to it"))?;
     if options.promiscuous {
@@ -81,7 +82,7 @@ fn open_ring(interface: &Interface, options: &PacketOptions) -> Result<RxRing> {
     Ok(ring)
 }
 
-/// Has a socket take what a filter says from now on.
+/// Replaces a socket's filter.
 pub(super) fn attach_filter(
     interface: &Interface,
     socket: &PacketSocket,
@@ -91,7 +92,7 @@ pub(super) fn attach_filter(
     attached.map_err(refused(interface, "attach a filter (SO_ATTACH_FILTER) to it"))
 }
 
-/// Link that frames begin with.
+/// Returns the link type of the interface's frames.
 pub(super) fn link_of(interface: &Interface, socket: &PacketSocket) -> Result<Link> {
     const ETHERNET: [u16; 2] = [libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK];
     const BARE_IP: [u16; 6] = [
@@ -102,7 +103,7 @@ pub(super) fn link_of(interface: &Interface, socket: &PacketSocket) -> Result<Li
         libc::ARPHRD_IPGRE,
         ARPHRD_RAWIP,
     ];
-    /// Of include/uapi/linux/if_arp.h.
+    /// `ARPHRD_RAWIP` of include/uapi/linux/if_arp.h.
     const ARPHRD_RAWIP: u16 = 519;
     let bound = socket.bound().map_err(refused(interface, "ask what its frames are"))?;
     match bound.hardware {
@@ -117,7 +118,7 @@ pub(super) fn link_of(interface: &Interface, socket: &PacketSocket) -> Result<Li
     }
 }
 
-/// Says which interface it was, and what was tried.
+/// Returns a conversion of an I/O error that names the interface and the failed step.
 pub(super) fn refused(interface: &Interface, what: &str) -> impl FnOnce(std::io::Error) -> Error {
     move |source| {
         let help = match source.raw_os_error() {

@@ -1,5 +1,5 @@
-//! The way out over a packet socket: many packets in a call, a merged one as one send that the kernel
-//! or the device cuts.
+//! Sink over a packet socket: many packets in a call, a merged one as one send that the kernel or
+//! the device cuts.
 
 use std::io::IoSlice;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -18,52 +18,51 @@ use rustix::net::{MMsgHdr, SendAncillaryBuffer, SendFlags, sendmmsg};
 
 use super::open::{link_of, refused};
 
-/// The most packets that are handed to the kernel in one call.
+/// Maximum number of packets in one call.
 const BATCH_MAX: usize = 64;
 
-/// The most places that a send is gathered from: `UIO_MAXIOV` (`linux/uio.h`).
+/// Maximum number of fragments of a send: `UIO_MAXIOV` (`linux/uio.h`).
 const IOV_MAX: usize = 1024;
 
-/// Memory that the kernel may hold for a device that is slower than we are: about a hundred of the largest
-/// packets.
+/// Memory that the kernel may hold for a device slower than its senders: about a hundred of the
+/// largest packets.
 const SEND_BUFFER_BYTES: usize = 8 << 20;
 
-/// One CPU's way out of an interface, past its queueing discipline as every sender's, so that what was
-/// set with `tc` holds and others see what is sent: to go around it (`PACKET_QDISC_BYPASS`) gained 0
-/// to 5 % of the kernel's 520 ns a packet on a veth.
+/// One CPU's sink of an interface. Packets pass the queueing discipline, so that the settings of
+/// `tc` hold and taps see the packets; `PACKET_QDISC_BYPASS` gained only 0 to 5 % of the kernel's
+/// 520 ns a packet on a veth.
 ///
-/// Packets go as they are, with their link header. One of several segments goes whole, if each of
-/// them fits the MTU. An IP packet without a link header, as a TUN gives it, cannot go onto an
-/// Ethernet, for there is nobody to say to which station; it is dropped as
-/// [`SendDrop::LinkHeader`].
+/// Packets are sent with their link header. A packet of several segments is sent whole if each
+/// segment fits the MTU. An IP packet without a link header, as from a TUN, cannot be sent on an
+/// Ethernet, because its destination address is unknown; it is dropped as [`SendDrop::LinkHeader`].
 pub struct PacketSink {
     socket: PacketSocket,
     interface: Interface,
-    /// Link that the interface's frames begin with.
+    /// Link type of the interface's frames.
     link: Link,
-    /// Number of packets that are handed over in a call: fewer while there is no room for all.
+    /// Number of packets per call: fewer while the kernel has no room for all.
     batch: usize,
     counters: Arc<SinkCounters>,
 }
 
-/// Outcome of the first of some packets.
+/// Result for the first packets of a list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SendStep {
-    /// So many were sent.
+    /// Number of packets sent.
     Sent(usize),
-    /// The first one was dropped.
+    /// The first packet was dropped.
     Dropped(SendDrop),
-    /// The first one is of several segments, and the kernel does not cut it.
+    /// The first packet has several segments, and the kernel does not cut it.
     MustBeCut,
     /// The interface does not exist any more.
     Gone,
 }
 
 impl PacketSink {
-    /// Opens a way out. The interface need not be up yet.
+    /// Opens a sink. The interface need not be up yet.
     ///
     /// # Errors
-    /// What the kernel refuses, by name; an interface whose frames are neither Ethernet's nor IP's.
+    /// If the kernel refuses a step, or the interface's frames are neither Ethernet nor IP.
     pub fn open(interface: &Interface) -> Result<Self> {
         let named = |what| refused(interface, what);
         let socket = PacketSocket::open().map_err(named("open a packet socket to send on it"))?;
@@ -79,26 +78,29 @@ impl PacketSink {
         })
     }
 
-    /// Asks for the MTU anew, as it may have changed. An interface that is gone keeps its last.
+    /// Reads the MTU again, since it can change. The MTU of a removed interface keeps its last
+    /// value.
     fn update_mtu(&mut self) {
         let Interface { index, mtu, .. } = &mut self.interface;
         *mtu = self.socket.mtu(index.0).unwrap_or(*mtu);
     }
 
-    /// Reason why a packet cannot go out, if it cannot.
+    /// Reason to drop a packet before it reaches the kernel, if there is one.
     fn refusal(&self, packet: &Packet) -> Option<SendDrop> {
         let Headers { link, network_offset, payload_offset, .. } = packet.headers;
         if link != self.link {
+            // The kernel adds no link header (SOCK_RAW), and does not strip one.
             return Some(SendDrop::LinkHeader);
         }
-        // The kernel only looks at the length of what is not to be cut.
+        // Of a GSO packet, the kernel does not check the segment length against the MTU
+        // (`packet_snd`).
         let headers_len = u32::from(payload_offset).saturating_sub(network_offset.into());
         let is_too_long = packet.gso_size() > 0
             && headers_len + u32::from(packet.gso_size()) > self.interface.mtu;
         is_too_long.then_some(SendDrop::TooLong)
     }
 
-    /// Sends the first packets, or says why the very first is not sent.
+    /// Sends the first packets, or returns why the very first one is not sent.
     fn step(&mut self, packets: &mut [Packet]) -> SendStep {
         let mut going = 0;
         for packet in packets.iter().take(self.batch) {
@@ -113,6 +115,7 @@ impl PacketSink {
             if going == 0 {
                 return step;
             }
+            // The packets before this one are sent first, in order.
             break;
         }
         match hand_over(&self.socket, &mut packets[..going]) {
@@ -121,7 +124,8 @@ impl PacketSink {
                 SendStep::Sent(sent.clamp(1, going))
             }
             Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => {
-                // Each of the others is a try of its own.
+                // The next packets are sent one by one, so that each one has its own chance of
+                // room.
                 self.batch = 1;
                 SendStep::Dropped(SendDrop::Full)
             }
@@ -153,8 +157,8 @@ impl Sink for PacketSink {
     }
 }
 
-/// Sends packets step by step, and counts what becomes of them. Those that were cut are in the vector
-/// as their segments afterwards, at its end. Breaks off when the interface is gone.
+/// Sends packets step by step and counts the results. A cut packet is replaced by its segments, at
+/// the end of the vector. Breaks off when the interface is gone.
 fn send_all(
     packets: &mut Vec<Packet>,
     counters: &SinkCounters,
@@ -189,7 +193,7 @@ fn send_all(
     flow
 }
 
-/// Sends the segments of one packet. It counts as sent if all of them are. Breaks off when the
+/// Sends the segments of one packet, which counts as sent if all of them are. Breaks off when the
 /// interface is gone.
 fn send_segments(
     segments: &mut [Packet],
@@ -207,7 +211,7 @@ fn send_segments(
                 continue;
             }
             SendStep::Dropped(reason) => reason,
-            // It came whole: then from a kernel that cuts such packets, but for this one.
+            // A GSO packet that arrived whole has no segments to send instead.
             SendStep::MustBeCut => SendDrop::Refused,
             SendStep::Gone => {
                 flow = Break(());
@@ -225,13 +229,13 @@ fn send_segments(
     flow
 }
 
-/// True if a packet lies in more places than the kernel gathers a send from. Only a merged one can.
+/// True if a packet has more fragments than the kernel gathers in a send. Only merged packets can.
 fn is_of_too_many(packet: &Packet) -> bool {
     packet.is_nonlinear() && packet.is_merged() && packet.fragments().count() >= IOV_MAX
 }
 
-/// Hands packets to the kernel, in order, and returns how many it took; at least one, or its error is
-/// the first one's.
+/// Hands packets to the kernel, in order. Returns how many it took, at least one; an error is the
+/// first packet's.
 fn hand_over(socket: &PacketSocket, packets: &mut [Packet]) -> Result<usize, Errno> {
     let headers: Vec<_> = packets.iter_mut().map(|packet| describe(packet).to_bytes()).collect();
     let mut slices = Vec::with_capacity(packets.len() * 2);
@@ -266,7 +270,7 @@ mod tests {
         carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
     }
 
-    /// Datagrams with one byte of payload for each of `marks`, of the flow from port `from`.
+    /// Datagrams of one payload byte each, from `marks`, of the flow from port `from`.
     fn datagrams(from: u16, marks: &[u8], pool: &mut Pool) -> Vec<Packet> {
         let made = marks.iter().map(|&mark| {
             let addresses = ([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]);
@@ -305,7 +309,7 @@ mod tests {
         assert_eq!(packets.len(), 4);
         let counters = SinkCounters::default();
         let mut wire = Vec::new();
-        // A kernel that takes two packets at a time, but none with several segments.
+        // A kernel that takes two packets at a time, and none with several segments.
         let flow = send_all(&mut packets, &counters, |packets| {
             let going = packets.iter().take(2).take_while(|packet| packet.gso_size() == 0).count();
             wire.extend(marks(&packets[..going]));

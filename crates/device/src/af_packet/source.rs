@@ -1,4 +1,4 @@
-//! The ring as a source: each frame is copied into packet memory, with what the kernel says of it.
+//! Source over the rx ring: each frame is copied into packet memory, with the kernel's metadata.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -21,71 +21,71 @@ use super::block::{BlockCursor, InvalidBlock, RingFrame, TAG_BYTES};
 use super::open::{attach_filter, refused};
 use crate::{KernelCounts, rx_filter};
 
-/// The largest frame: an IP packet of 64 KiB behind an Ethernet header with two tags.
+/// Length of the largest frame: an IP packet of 64 KiB behind an Ethernet header with two tags.
 const LARGEST_BYTES: u32 = 14 + 8 + 65_535;
 
-/// Time between two questions to the kernel for errors and drops while nothing comes.
+/// Interval between reads of the socket's error and statistics while the ring is empty.
 const LOOK_EVERY_NS: u64 = 1_000_000;
 
-/// The same while it is not known whether the link is only down: an interface that is deleted is
-/// down first, and its end wakes nobody who has heard of that.
+/// The same interval while the link is down. A deleted interface goes down first, and its removal
+/// does not wake a socket that has already reported that.
 const DOWN_LOOK_NS: u64 = 100_000_000;
 
-/// Time for which frames may still come into the ring when none are taken any more: until all CPUs have
-/// seen the filter, and the last block has been handed over.
+/// Time for which frames may still arrive after the filter was closed: until all CPUs have seen the
+/// new filter, and the last block was retired.
 const LAST_FRAMES_NS: u64 = 10_000_000;
 
-/// Time after which a ring that owes frames is given up.
+/// Timeout for frames that the kernel counted but never handed over.
 const GIVEN_UP_NS: u64 = 1_000_000_000;
 
 /// Offset of an Ethernet frame's tags: behind the addresses.
 const TAG_AT: usize = 12;
 
-/// The names of what the kernel counts.
+/// Names of the kernel's counters.
 const COUNTS: [&str; 1] = ["tp_drops"];
 
 /// One queue of an interface.
 pub struct PacketSource {
     ring: RxRing,
     interface: Interface,
-    /// Link that frames begin with.
+    /// Link type of the interface's frames.
     link: Link,
     options: PacketOptions,
     numbering: Numbering,
-    /// Position up to which the oldest block has been read, if that has begun.
+    /// Read position in the oldest block, once reading of it has begun.
     cursor: Option<BlockCursor>,
-    /// Frames taken out of the ring.
+    /// Number of frames taken out of the ring.
     taken: u64,
-    /// Frames that the kernel had put there when it was last asked.
+    /// Number of frames that the kernel had put into the ring, as of the last look.
     put: u64,
-    /// Frames that it had dropped.
+    /// Number of frames that the kernel had dropped, as of the last look.
     dropped: u64,
-    /// Time at which it was last asked.
+    /// Time of the last look at the kernel's counters.
     looked_ns: u64,
-    /// True if frames came since.
+    /// True if frames arrived since the last look.
     is_stale: bool,
-    /// True if the link was down, and nothing has come since.
+    /// True if the link went down, and no frame has arrived since.
     is_down: bool,
     ending: Option<SourceEnding>,
     counts: Arc<KernelCounts>,
 }
 
-/// The end of a source, once what is in the ring is taken.
+/// End of a source, which still drains the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct SourceEnding {
     since_ns: u64,
-    /// True if it ends because the interface does.
+    /// True if the source ends because the interface was removed.
     is_gone: bool,
 }
 
-/// Reason why no more frames are taken for now.
+/// Reason to stop taking frames for now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Halt {
-    /// There are enough.
+    /// The burst is full.
     Enough,
-    /// No packet memory is free; they wait in the ring.
+    /// No packet memory is free; the frames wait in the ring.
     NoMemory,
-    /// There are none.
+    /// The ring is empty.
     Empty,
 }
 
@@ -114,13 +114,13 @@ impl PacketSource {
         }
     }
 
-    /// Link that frames begin with.
+    /// Returns the link type of the interface's frames.
     #[must_use]
     pub fn link(&self) -> Link {
         self.link
     }
 
-    /// Counters of the kernel for this queue.
+    /// Returns the kernel's counters of this queue.
     #[must_use]
     pub fn counts(&self) -> &Arc<KernelCounts> {
         &self.counts
@@ -130,7 +130,7 @@ impl PacketSource {
         self.ring.socket()
     }
 
-    /// Takes frames out of the ring, as many as there are and the burst has room for.
+    /// Takes frames out of the ring, as many as are there and fit the burst.
     fn take_frames(&mut self, max: usize, pool: &mut Pool, burst: &mut Burst) -> Result<Halt> {
         while let Some(block) = self.ring.block() {
             let mut cursor = match self.cursor.take() {
@@ -160,7 +160,7 @@ impl PacketSource {
         Ok(Halt::Empty)
     }
 
-    /// Status when the ring is empty.
+    /// Returns the status for an empty ring.
     fn idle(&mut self, now_ns: u64, burst: &mut Burst) -> Result<Polled> {
         let is_due = now_ns.saturating_sub(self.looked_ns) >= LOOK_EVERY_NS;
         if self.is_stale || is_due {
@@ -173,7 +173,7 @@ impl PacketSource {
         }
     }
 
-    /// Asks the kernel what it has dropped, and whether the interface is still there.
+    /// Reads the kernel's drop counters, and checks that the interface still exists.
     fn look(&mut self, now_ns: u64, burst: &mut Burst) -> Result<()> {
         self.looked_ns = now_ns;
         self.is_stale = false;
@@ -186,7 +186,7 @@ impl PacketSource {
         self.dropped += drops;
         self.counts.set(0, self.dropped);
         burst.kernel_dropped += drops;
-        // A link that is down comes up again; an interface that is gone does not.
+        // A link that is down may come up again; a removed interface does not.
         self.is_down |= waiting.is_some();
         if self.is_down && self.ending.is_none() {
             let bound = self.socket().bound().map_err(named("ask whether it is there"))?;
@@ -197,7 +197,7 @@ impl PacketSource {
         Ok(())
     }
 
-    /// Ends when the ring owes nothing: what the kernel put there has been taken.
+    /// Ends the source once every frame that the kernel put into the ring has been taken.
     fn end(&mut self, ending: SourceEnding, now_ns: u64, burst: &mut Burst) -> Result<Polled> {
         let SourceEnding { since_ns, is_gone } = ending;
         let waited_ns = now_ns.saturating_sub(since_ns);
@@ -206,6 +206,7 @@ impl PacketSource {
         if !may_end && waited_ns < GIVEN_UP_NS {
             return Ok(Polled::IdleUntil { now_ns: now_ns + LOOK_EVERY_NS });
         }
+        // Frames that were counted but never handed over are lost: count them as dropped.
         burst.kernel_dropped += owed;
         if is_gone {
             return Err(Error::DeviceGone { name: self.interface.name.clone() });
@@ -213,7 +214,7 @@ impl PacketSource {
         Ok(Polled::Exhausted)
     }
 
-    /// A ring that cannot be believed in one thing is not read any further.
+    /// Returns the error for an invalid ring, which is not read any further.
     fn violation(&self, lie: InvalidBlock) -> Error {
         Error::Device {
             name: self.interface.name.clone(),
@@ -268,7 +269,7 @@ struct PacketReceiver<'a> {
 }
 
 impl PacketReceiver<'_> {
-    /// Reads on in a block until it is empty, or no more can be taken.
+    /// Reads frames of a block until it is empty, the burst is full or no memory is free.
     fn read(
         &mut self,
         block: &[u8],
@@ -287,7 +288,7 @@ impl PacketReceiver<'_> {
         Ok(Halt::Empty)
     }
 
-    /// Adds a frame to the burst, unless no memory is free; says whether it did.
+    /// Adds a frame to the burst, or refuses it. Returns false if no memory is free for now.
     fn receive(&mut self, frame: &RingFrame<'_>) -> bool {
         let tag = frame.tag.filter(|_| frame.bytes.len() >= TAG_AT && self.link == Link::Ethernet);
         let tag_len = if tag.is_some() { TAG_BYTES } else { 0 };
@@ -306,7 +307,7 @@ impl PacketReceiver<'_> {
         self.burst.packets.push(Packet { timestamp_ns: frame.timestamp_ns, hash, ..packet });
         let Some(packet) = self.burst.packets.last_mut() else { return true };
         let header = vnet_header_of(frame, tag_len);
-        // Nothing is summed up that is known to be right, or that will be cut.
+        // No sum for packets that the kernel has verified, or that will be cut into segments.
         let needs_sum =
             header.is_none_or(|it| it.gso_type == GSO_NONE && it.flags & DATA_VALID == 0);
         match tag {
@@ -338,13 +339,13 @@ impl PacketReceiver<'_> {
     }
 }
 
-/// The frame's `virtio_net_hdr`, if there is one, adjusted for the re-inserted VLAN tag.
+/// Returns the frame's `virtio_net_hdr`, if there is one, adjusted for the re-inserted VLAN tag.
 fn vnet_header_of(frame: &RingFrame<'_>, tag_len: usize) -> Option<VirtioNetHdr> {
     if frame.vnet_hdr == [0; VIRTIO_NET_HDR_BYTES] {
         return None;
     }
     let mut header = VirtioNetHdr::from_bytes(frame.vnet_hdr);
-    // It tells of a frame without.
+    // `csum_start` counts from a frame without the stripped tag.
     let tag_len = u16::try_from(tag_len).unwrap_or_default();
     header.csum_start = header.csum_start.saturating_add(tag_len);
     Some(header)

@@ -1,29 +1,30 @@
-//! An assembler for eBPF, as far as our program needs it: a line for each instruction, and labels.
-//! What it cannot express, and a label that was never placed, the kernel's verifier refuses.
+//! Assembler for eBPF, as far as the XDP program needs it: a line for each instruction, and labels.
+//! The kernel's verifier refuses a program with a label that was never placed, or with a jump that
+//! is too far.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use forebay_sys::bpf::Instruction;
 
-/// A register of the machine.
+/// Register of the eBPF machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum EbpfRegister {
-    /// Register in which a function and the program return. Calls overwrite it.
+    /// Return value of functions and of the program. Calls overwrite it.
     R0 = 0,
-    /// The first argument. Calls overwrite the arguments.
+    /// First argument. Calls overwrite the arguments.
     R1 = 1,
-    /// The second argument.
+    /// Second argument.
     R2 = 2,
-    /// The third argument.
+    /// Third argument.
     R3 = 3,
-    /// Ours, and kept over calls.
+    /// Callee-saved: kept over calls.
     R6 = 6,
-    /// Ours, and kept over calls.
+    /// Callee-saved: kept over calls.
     R7 = 7,
-    /// Ours, and kept over calls.
+    /// Callee-saved: kept over calls.
     R8 = 8,
-    /// Register of the stack's top, which cannot be written.
+    /// Frame pointer: the top of the stack, read-only.
     R10 = 10,
 }
 
@@ -36,7 +37,7 @@ pub(super) enum EbpfWidth {
     Word = 0x00,
 }
 
-/// Condition of a jump: the register, without a sign, against the other value.
+/// Condition of a jump: an unsigned comparison of a register with the other value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub(super) enum If {
@@ -47,17 +48,17 @@ pub(super) enum If {
     NotAbove = 0xb0,
 }
 
-/// A place in the program that is jumped to.
+/// Jump target in the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Label(usize);
 
-/// A program that is being written.
+/// Program being written.
 #[derive(Default, Debug)]
 pub(super) struct Assembler {
     instructions: Vec<Instruction>,
-    /// By label: the index of the instruction behind it, once it is placed.
+    /// Index of the instruction behind each label, once the label is placed.
     places: Vec<Option<usize>>,
-    /// Instructions that jump, and where to.
+    /// Jump instructions and their targets.
     jumps: Vec<(usize, Label)>,
 }
 
@@ -75,18 +76,19 @@ const SHIFT_LEFT_NUMBER: u8 = 0x67;
 const SHIFT_RIGHT_NUMBER: u8 = 0x77;
 const TO_BIG_ENDIAN: u8 = 0xdc;
 const JUMP: u8 = 0x05;
-/// Ored with the condition.
+/// Jump on a comparison with a register; or-ed with the condition.
 const JUMP_IF: u8 = 0x0d;
+/// Jump on a comparison with a number; or-ed with the condition.
 const JUMP_IF_NUMBER: u8 = 0x05;
 const CALL: u8 = 0x85;
 const EXIT: u8 = 0x95;
-/// In place of a source register: the number is a map's descriptor.
+/// Source register number for [`LOAD_NUMBER`]: the number is a map's file descriptor.
 const PSEUDO_MAP_FD: u8 = 1;
-/// In place of a source register: the number is the BTF id of a kernel function.
+/// Source register number for [`CALL`]: the number is the BTF id of a kernel function.
 const PSEUDO_KFUNC_CALL: u8 = 2;
 
 impl Assembler {
-    /// A label that is still to be placed.
+    /// Returns a new label, to be placed later.
     pub(super) fn label(&mut self) -> Label {
         self.places.push(None);
         Label(self.places.len() - 1)
@@ -173,22 +175,22 @@ impl Assembler {
         self.push(SHIFT_RIGHT_NUMBER, to as u8, 0, 0, bits);
     }
 
-    /// From the network's byte order to the machine's: two bytes.
+    /// Converts two bytes from network byte order to the host's.
     pub(super) fn be16(&mut self, of: EbpfRegister) {
         self.push(TO_BIG_ENDIAN, of as u8, 0, 0, 16);
     }
 
-    /// Goes on at `to`.
+    /// Jumps to `to`.
     pub(super) fn jump(&mut self, to: Label) {
         self.push_jump(JUMP, 0, 0, 0, to);
     }
 
-    /// Goes on at `to` if `left` is so against a number.
+    /// Jumps to `to` if `left` compares as `so` with a number.
     pub(super) fn jump_if(&mut self, left: EbpfRegister, so: If, number: i32, to: Label) {
         self.push_jump(JUMP_IF_NUMBER | so as u8, left as u8, 0, number, to);
     }
 
-    /// Goes on at `to` if `left` is so against `right`.
+    /// Jumps to `to` if `left` compares as `so` with `right`.
     pub(super) fn jump_if_register(
         &mut self,
         left: EbpfRegister,
@@ -199,12 +201,12 @@ impl Assembler {
         self.push_jump(JUMP_IF | so as u8, left as u8, right as u8, 0, to);
     }
 
-    /// `R0 = helper(R1, R2, …)`, by its number (`enum bpf_func_id`).
+    /// `R0 = helper(R1, R2, …)`, by number (`enum bpf_func_id`).
     pub(super) fn call(&mut self, helper: i32) {
         self.push(CALL, 0, 0, 0, helper);
     }
 
-    /// `R0 = function(R1, R2, …)`: one of the kernel's own, by its BTF id.
+    /// `R0 = function(R1, R2, …)`: a kernel function (kfunc), by BTF id.
     pub(super) fn call_kernel(&mut self, function: i32) {
         self.push(CALL, 0, PSEUDO_KFUNC_CALL, 0, function);
     }
@@ -214,7 +216,7 @@ impl Assembler {
         self.push(EXIT, 0, 0, 0, 0);
     }
 
-    /// The program, every jump as far as it goes.
+    /// Returns the program, with the distance of every jump filled in.
     pub(super) fn finish(mut self) -> Vec<Instruction> {
         for &(at, label) in &self.jumps {
             let place = self.places.get(label.0).copied().flatten();
@@ -232,13 +234,14 @@ impl Assembler {
 
     fn push_jump(&mut self, code: u8, left: u8, right: u8, number: i32, to: Label) {
         self.jumps.push((self.instructions.len(), to));
-        /// To itself, for ever: refused unless [`Assembler::finish`] puts in where it goes.
+        /// Jump to itself: refused by the verifier unless [`Assembler::finish`] fills in the
+        /// distance.
         const NOWHERE: i16 = -1;
         self.push(code, left, right, NOWHERE, number);
     }
 }
 
-/// Distance of a jump at `at` to `place`: counted from the instruction behind it.
+/// Distance of a jump at `at` to `place`, counted from the instruction behind the jump.
 fn jump_distance(at: usize, place: usize) -> Option<i16> {
     let (at, place) = (i16::try_from(at).ok()?, i16::try_from(place).ok()?);
     place.checked_sub(at)?.checked_sub(1)

@@ -1,4 +1,4 @@
-//! The program on its interface, and the map of its sockets.
+//! The XDP program of an interface, and the map of its sockets.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,27 +20,27 @@ use crate::rx_filter::RxFilter;
 /// Options for attaching the program.
 #[derive(Clone, Copy, Debug)]
 pub struct AttachOptions<'a> {
-    /// Receive queues of the interface: sockets may be put in for those below.
+    /// Number of receive queues of the interface: sockets can be inserted for queues below.
     pub queues: u32,
-    /// Places, of which the first that works is taken.
+    /// Places to try, in order; the first that works is used.
     pub places: &'a [XdpPlace],
-    /// Takes packets that come in several buffers too: the sockets must be bound with `XDP_USE_SG`.
+    /// True to take packets in several buffers too: sockets must be bound with `XDP_USE_SG`.
     pub is_multi_buffer: bool,
-    /// Asks the device for its hash.
+    /// True to ask the device for its hash.
     pub device_hash: bool,
-    /// Takes the place of another's program, if need be.
+    /// True to replace another program.
     pub replace: bool,
-    /// Has the interface take frames for other stations too.
+    /// True for promiscuous mode: frames for other stations are received too.
     pub promiscuous: bool,
 }
 
-/// A program that is attached: as long as this lives, and this process.
+/// Attached program. It is detached on drop, or when the process ends.
 #[derive(Debug)]
 pub struct Attached {
     interface: String,
     map: XskMap,
     _link: XdpLink,
-    /// Keeps the interface promiscuous; the kernel gives that up when it is closed.
+    /// Keeps the interface promiscuous: the kernel ends that mode when the socket is closed.
     _promiscuous: Option<PacketSocket>,
     place: XdpPlace,
     metadata: Option<MetadataLayout>,
@@ -48,12 +48,12 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Loads the program that takes these packets, and attaches it. Until sockets are put in, all
-    /// packets go to the kernel still.
+    /// Loads the program for these packets, and attaches it. Until sockets are inserted, all
+    /// packets go to the kernel.
     ///
     /// # Errors
-    /// When the kernel refuses: it lacks something, this process may not, or another's program is
-    /// there.
+    /// If the kernel lacks a feature, the process lacks a privilege, or another program is
+    /// attached.
     pub fn open(
         interface: &Interface,
         take: &RxFilter,
@@ -104,43 +104,43 @@ impl Attached {
         })
     }
 
-    /// Packets of `queue` go to this socket from now on.
+    /// Redirects packets of `queue` to this socket from now on.
     ///
     /// # Errors
-    /// When the kernel refuses: the queue is not below `queues`.
+    /// If the kernel refuses: `queue` is not below `queues`.
     pub fn insert(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<()> {
         self.map.insert(queue, socket).map_err(|refused| refusal(&self.interface, &refused))
     }
 
-    /// Packets of `queue` go to the kernel from now on.
+    /// Leaves packets of `queue` to the kernel from now on.
     ///
     /// # Errors
-    /// When the kernel refuses: the queue is not below `queues`.
+    /// If the kernel refuses: `queue` is not below `queues`.
     pub fn remove(&self, queue: u32) -> Result<()> {
         self.map.remove(queue).map_err(|refused| refusal(&self.interface, &refused))
     }
 
-    /// Place where the program runs.
+    /// Returns the place where the program runs.
     #[must_use]
     pub fn place(&self) -> XdpPlace {
         self.place
     }
 
-    /// Metadata before each packet, if the device gives its hash.
+    /// Returns the layout of the metadata before each packet, if the device provides its hash.
     #[must_use]
     pub fn metadata(&self) -> Option<MetadataLayout> {
         self.metadata
     }
 
-    /// Facts for the report.
+    /// Returns facts for the report.
     #[must_use]
     pub fn facts(&self) -> &[(&'static str, String)] {
         &self.facts
     }
 }
 
-/// A socket that receives nothing, and for as long as it is open has the interface take frames for
-/// other stations: a program sees only what the interface takes.
+/// Opens a socket that receives nothing but keeps the interface promiscuous while it is open: XDP
+/// sees only frames that the device accepts.
 fn be_promiscuous(interface: &Interface) -> Result<PacketSocket> {
     let socket = PacketSocket::open().and_then(|socket| {
         socket.be_promiscuous(interface.index.0)?;
@@ -155,7 +155,8 @@ fn be_promiscuous(interface: &Interface) -> Result<PacketSocket> {
     })
 }
 
-/// Attaches the program in the first place that works; and says which, and why not the one before.
+/// Attaches the program in the first place that works. Returns that place, with the error of the
+/// place before in the mode's text.
 fn attach(
     interface: &Interface,
     program: &XdpProgram,
@@ -183,18 +184,19 @@ fn attach(
         return Err(Error::Setting { what: "the XDP mode", value: String::new(), why });
     };
     if matches!(refused.errno, Errno::BUSY | Errno::EXIST) {
-        make_room(interface, false)?; // says who came in between
+        make_room(interface, false)?; // names the program that was attached in between
     }
     Err(refusal(&interface.name, &refused))
 }
 
-/// Attaches a program that asks the device for its hash; otherwise says why not.
+/// Attaches a program that asks the device for its hash, or returns why that is impossible.
 fn attach_with_hash(
     interface: &Interface,
     take: &RxFilter,
     map: &XskMap,
     options: &AttachOptions<'_>,
 ) -> Result<(XdpLink, MetadataLayout), String> {
+    // Only drivers provide the metadata functions that return the hash.
     if !options.places.contains(&XdpPlace::Native) {
         return Err("generic mode has none".to_owned());
     }
@@ -210,7 +212,7 @@ fn attach_with_hash(
     Ok((link, call.layout()))
 }
 
-/// Sees to it that no program of another's is there.
+/// Checks that no other program is attached, and with `replace` detaches one.
 fn make_room(interface: &Interface, replace: bool) -> Result<()> {
     let name = &interface.name;
     let failed = |source: io::Error| match source.raw_os_error() {
@@ -221,6 +223,7 @@ fn make_room(interface: &Interface, replace: bool) -> Result<()> {
     };
     for program in xdp_attached::attached_to(interface.index).map_err(failed)? {
         let is_free = replace && program.link.is_none();
+        // A program that a link holds can be detached by the owner of the link only.
         if !is_free || xdp_attached::detach(interface.index, &program).is_err() {
             return Err(taken(name, &program, replace));
         }
@@ -228,7 +231,7 @@ fn make_room(interface: &Interface, replace: bool) -> Result<()> {
     Ok(())
 }
 
-/// Another's program is there, and stays.
+/// Error for another program that stays attached.
 fn taken(name: &str, program: &AttachedProgram, replace: bool) -> Error {
     let off = match program.place {
         XdpPlace::Native => "xdpdrv off",
@@ -248,7 +251,7 @@ fn taken(name: &str, program: &AttachedProgram, replace: bool) -> Error {
     xdp(name, format!("{program}, is attached already{cannot}"), held)
 }
 
-/// Error for the kernel's refusal.
+/// Converts the kernel's refusal to an error.
 fn refusal(interface: &str, refused: &VerifierRefusal) -> Error {
     let name = interface.to_owned();
     let unsupported = |what: &str, since, option: &str| Error::Unsupported {

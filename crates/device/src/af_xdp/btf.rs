@@ -1,39 +1,41 @@
-//! BTF: what the kernel says of its own types and functions (Documentation/bpf/btf.rst). As much of
-//! it as it takes to find a function's number by its name.
-// Whatever the file holds: every read is checked, and each type moves on by a header at least.
+//! BTF: the kernel's description of its own types and functions (Documentation/bpf/btf.rst), read
+//! as far as needed to find a function's id by name.
+// The file is not trusted: every read is checked, and each type advances by at least a header.
 
-/// The kernel's own.
+/// BTF of the running kernel.
 pub(super) const KERNEL: &str = "/sys/kernel/btf/vmlinux";
 
 // linux/btf.h
 const MAGIC: u16 = 0xeb9f;
 const VERSION: u8 = 1;
-/// `struct btf_header`, in the version that is read.
+/// Size of `struct btf_header`, version 1.
 const HEADER_BYTES: usize = 24;
-/// `struct btf_type`.
+/// Size of `struct btf_type`.
 const TYPE_BYTES: usize = 12;
 const KIND_FUNCTION: u32 = 12;
 
-/// The number of the function with this name; what is wrong with the BTF, or that it has none.
+/// Returns the BTF id of a function, or why there is none: the BTF is invalid, or has no such
+/// function.
 pub(super) fn function(btf: &[u8], name: &str) -> Result<u32, &'static str> {
     let sections = Sections::of(btf)?;
     let mut rest = sections.types;
     let mut id = 0;
     while !rest.is_empty() {
-        id += 1; // 0 is "void", which is not listed
+        id += 1; // id 0 is "void", which has no entry
         let (head, behind) = rest.split_first_chunk::<TYPE_BYTES>().ok_or("a type is cut short")?;
         let [name_offset, info, _] = words(head);
         let (kind, count) = (info >> 24 & 0x1f, info & 0xffff);
         if kind == KIND_FUNCTION && sections.name(name_offset) == Some(name.as_bytes()) {
             return Ok(id);
         }
+        // Without its size the next type cannot be found.
         let extra = extra_bytes(kind, count).ok_or("a kind of type is not known")?;
         rest = behind.get(extra..).ok_or("a type is cut short")?;
     }
     Err("no such function")
 }
 
-/// Bytes behind a type's header: `btf_type_size`, as it were.
+/// Number of bytes behind a type's header (`btf_type_size` in kernel/bpf/btf.c).
 fn extra_bytes(kind: u32, count: u32) -> Option<usize> {
     let count = usize::try_from(count).ok()?;
     Some(match kind {
@@ -75,7 +77,7 @@ impl<'a> Sections<'a> {
     }
 }
 
-/// Bytes as the kernel's words, as many as they are.
+/// Splits bytes into words in native byte order.
 fn words<const BYTES: usize, const WORDS: usize>(bytes: &[u8; BYTES]) -> [u32; WORDS] {
     let mut words = [0; WORDS];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
@@ -90,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// A pointer, an enumeration of two, and functions `one` and `two`.
+    /// BTF with a pointer, an enumeration of two values, and functions `one` and `two`.
     fn small() -> Vec<u8> {
         let names = b"\0one\0two\0";
         let types: [u32; 16] =

@@ -11,23 +11,23 @@ use forebay_sys::netdev;
 use super::assembler::{Assembler, EbpfRegister, EbpfWidth, If, Label};
 use super::btf;
 
-/// Metadata that the program puts in front of each packet, and its layout.
+/// Layout of the metadata that the program puts in front of each packet.
 ///
-/// Three words, right before the packet's first byte: the hash, its kind (`enum xdp_rss_hash_type`)
-/// and a cookie that says that the program has just written them. Where the program could not, these
-/// bytes are what was left there before: so the reader wipes the cookie out.
+/// Three words directly before the packet's first byte: the hash, its kind (`enum
+/// xdp_rss_hash_type`) and a cookie that marks freshly written metadata. If the program could not
+/// write, older bytes are left there: therefore the reader clears the cookie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MetadataLayout {
-    /// Known to nobody who sends packets: what is left in memory from them cannot look like it.
+    /// Random value unknown to senders, so that stale packet bytes cannot pass for metadata.
     cookie: u32,
 }
 
 impl MetadataLayout {
-    /// Metadata before the packet.
+    /// Size of the metadata.
     pub const BYTES: usize = 12;
 
-    /// The hash of the packet behind these bytes, if the device has one that tells flows apart.
-    /// Once: the bytes then hold none.
+    /// Takes the hash of the packet behind these bytes, if the device has computed one over the
+    /// ports. Clears the cookie: a second call returns `None`.
     pub fn take_hash(self, before: &mut [u8; Self::BYTES]) -> Option<u32> {
         let (words, _) = before.as_chunks_mut::<4>();
         let [hash, kind, cookie] = words else { return None };
@@ -38,16 +38,16 @@ impl MetadataLayout {
     }
 }
 
-/// `XDP_RSS_L4`, net/xdp.h: the hash covers the ports too, so it tells flows apart.
+/// `XDP_RSS_L4`, net/xdp.h: the hash covers the ports too, so flows between two hosts differ.
 const RSS_KIND_L4: u32 = 1 << 3;
 
-/// The kernel's function that asks the driver: net/core/xdp.c.
+/// Kernel function that asks the driver for the hash (net/core/xdp.c).
 const RX_HASH: &str = "bpf_xdp_metadata_rx_hash";
 
-/// Call by which the program asks the driver for the hash, and the place that it goes to.
+/// Call by which the program asks the driver for the hash, and the layout to store it in.
 #[derive(Clone, Copy, Debug)]
 pub struct HashCall {
-    /// [`RX_HASH`], by its number.
+    /// BTF id of [`RX_HASH`].
     function: i32,
     layout: MetadataLayout,
 }
@@ -60,7 +60,7 @@ const MD_RX_QUEUE_INDEX: i16 = 16;
 const MAP_LOOKUP_ELEM: i32 = 1;
 const XDP_ADJUST_META: i32 = 54;
 
-// Words on the stack, and where they go.
+// Stack slots, and offsets in the metadata.
 const STACK_QUEUE: i16 = -4;
 const STACK_HASH: i16 = -8;
 const STACK_KIND: i16 = -12;
@@ -69,7 +69,7 @@ const META_KIND: i16 = 4;
 const META_COOKIE: i16 = 8;
 
 impl HashCall {
-    /// The call, for an interface and a kernel that have it; otherwise why not.
+    /// Finds the call for an interface; the error says what the driver or the kernel lacks.
     pub(super) fn find(interface: InterfaceIndex) -> Result<Self, String> {
         match netdev::has_rx_hash(interface) {
             Ok(Some(true)) => {}
@@ -91,9 +91,9 @@ impl HashCall {
         self.layout
     }
 
-    /// Puts the hash in front of the packet if there is one and room for it; goes on either way. A
-    /// packet that no socket waits for goes to `pass` as it was: what stands in front of it would
-    /// keep the kernel from merging it with its neighbours.
+    /// Emits code that writes the hash in front of the packet if there is a hash and room for it;
+    /// execution continues behind it in any case. A packet of a queue without a socket goes to
+    /// `pass` unchanged: metadata would keep the kernel's GRO from merging it.
     pub(super) fn write(
         self,
         program: &mut Assembler,
@@ -138,5 +138,5 @@ impl HashCall {
     }
 }
 
-/// [`MetadataLayout::BYTES`], as the program counts.
+/// [`MetadataLayout::BYTES`] as an immediate operand.
 const META_BYTES: i32 = 12;

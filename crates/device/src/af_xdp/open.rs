@@ -1,4 +1,4 @@
-//! Opening of an interface: its program, and the source and the way out of each queue.
+//! Opening of an interface: its program, and the source and tx queue of each queue.
 
 use std::sync::Arc;
 
@@ -12,44 +12,44 @@ use crate::config::{DeviceConfig, XdpMode};
 use crate::stats::Facts;
 use crate::tx_queue::{TxQueue, TxQueueSink};
 
-/// The largest MTU whose frames come in one piece: what veth allows a program that takes no pieces,
-/// and a page holds.
+/// Largest MTU whose frames fit one buffer: the limit of veth for a program without multi-buffer
+/// support, and of a page.
 pub(super) const WHOLE_MTU_MAX: u32 = 3400;
 
-/// Bytes before and behind an IP packet: an Ethernet header with a VLAN tag.
+/// Length of an Ethernet header with a VLAN tag.
 pub(super) const LINK_BYTES: u32 = 18;
 
-/// The largest frame of a device with that MTU.
+/// Length of the largest frame of a device with that MTU.
 pub(super) fn largest_frame_bytes(mtu: u32) -> u32 {
     mtu.saturating_add(LINK_BYTES)
 }
 
-/// An open device.
+/// Open device.
 pub struct XdpDevice {
     interface: String,
-    /// Of each queue that can send.
+    /// Tx queues that the device can send on.
     egress: Vec<TxQueue>,
     facts: Facts,
 }
 
-/// Purpose that a device is opened for.
+/// Purpose of opening a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Opened {
-    /// To receive, and to send.
+    /// Receive and send.
     Both,
-    /// To send: its packets stay the kernel's.
+    /// Send only: received packets stay with the kernel.
     ToSend,
 }
 
 impl XdpDevice {
-    /// Attaches the program, and makes a source for each queue. Packets come once the sources are
+    /// Attaches the program, and makes a source for each queue. Packets arrive once the sources are
     /// attached to an engine.
     ///
-    /// `AF_XDP` does not tell if a packet from a socket of this machine has its checksum: over veth, it
-    /// has only the pseudo header's sum.
+    /// `AF_XDP` does not report partial checksums: over veth, a packet from a socket of this
+    /// machine may hold only the pseudo header's sum.
     ///
     /// # Errors
-    /// When the kernel refuses, or this process may not.
+    /// If the kernel refuses, or the process lacks a privilege.
     pub fn open(
         interface: &Interface,
         config: &DeviceConfig,
@@ -96,13 +96,14 @@ impl XdpDevice {
         Ok((Self { interface: interface.name.clone(), egress, facts }, sources))
     }
 
-    /// A way out for one more CPU.
+    /// Returns a sink for one more CPU.
     #[must_use]
     pub fn sink(&self) -> TxQueueSink {
         TxQueueSink::new(self.interface.clone(), &self.egress)
     }
 
-    /// Facts found out about it; how packets are copied once its queues are attached to an engine.
+    /// Returns facts about the device. The copy mode is known once its queues are attached to an
+    /// engine.
     #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts

@@ -1,10 +1,9 @@
-//! The XDP program: packets that are ours go to the AF_XDP socket of their queue, all others to the
-//! kernel.
+//! The XDP program: redirects packets of the filter to the AF_XDP socket of their queue, and passes
+//! all others to the kernel.
 //!
-//! The program reads headers where the driver put the frame's first bytes; of a frame in several buffers it
-//! sees the first one. Headers that lie further behind leave the frame with the kernel. A VLAN tag
-//! that the device took off is not there for XDP, here as later: see `rxvlan` of `ethtool -k`, and
-//! `txvlan` of a veth's other end.
+//! The program reads headers in the frame's first buffer only. A frame whose headers continue
+//! behind that buffer is passed to the kernel. A VLAN tag that the device stripped is invisible to
+//! XDP, here and in the socket: see `rxvlan` of `ethtool -k`, and `txvlan` of a veth's other end.
 
 use std::os::fd::BorrowedFd;
 
@@ -15,9 +14,9 @@ use super::assembler::{Assembler, EbpfRegister, EbpfWidth, If, Label};
 use super::metadata::HashCall;
 use crate::rx_filter::{FilterDestinations, FilterProtocol, MAX_EXTENSION_HEADERS, RxFilter, wire};
 
-/// The context that the kernel calls the program with.
+/// Register of the program's argument, `struct xdp_md`.
 const CONTEXT: EbpfRegister = EbpfRegister::R6;
-/// Register of the place in the packet that the program reads.
+/// Register of the read position in the packet.
 const AT: EbpfRegister = EbpfRegister::R7;
 /// Register of the end of the packet's first buffer.
 const END: EbpfRegister = EbpfRegister::R8;
@@ -31,7 +30,7 @@ const XDP_PASS: i32 = 2;
 /// `enum bpf_func_id`, linux/bpf.h
 const REDIRECT_MAP: i32 = 51;
 
-/// The program that takes these packets, for the sockets in this map.
+/// Builds the program that redirects packets of a filter to the sockets of a map.
 #[must_use]
 pub fn build(take: &RxFilter, map: BorrowedFd<'_>, hash: Option<HashCall>) -> Vec<Instruction> {
     let mut program = Assembler::default();
@@ -47,11 +46,11 @@ pub fn build(take: &RxFilter, map: BorrowedFd<'_>, hash: Option<HashCall>) -> Ve
     }
     program.set_map(R1, map);
     program.load(EbpfWidth::Word, R2, CONTEXT, MD_RX_QUEUE_INDEX);
-    program.set(R3, XDP_PASS); // where the map has no socket
+    program.set(R3, XDP_PASS); // action for a queue without a socket
     program.call(REDIRECT_MAP);
     program.exit();
     if hash.is_some() || *take != RxFilter::All {
-        // The kernel refuses instructions that nothing leads to.
+        // The verifier refuses unreachable instructions.
         program.place(pass);
         program.set(R0, XDP_PASS);
         program.exit();
@@ -59,7 +58,7 @@ pub fn build(take: &RxFilter, map: BorrowedFd<'_>, hash: Option<HashCall>) -> Ve
     program.finish()
 }
 
-/// Goes on at `ours` with packets to these destinations, at `pass` with all others.
+/// Jumps to `ours` with packets to these destinations, to `pass` with all others.
 fn choose(program: &mut Assembler, destinations: &FilterDestinations, ours: Label, pass: Label) {
     let [ipv4_packet, ipv6_packet, segment] = [(); 3].map(|()| program.label());
     program.load(EbpfWidth::Word, AT, CONTEXT, MD_DATA);
@@ -74,14 +73,14 @@ fn choose(program: &mut Assembler, destinations: &FilterDestinations, ours: Labe
     ports(program, destinations, ours, pass);
 }
 
-/// Goes on at `pass` unless the packet has this many bytes more.
+/// Jumps to `pass` unless the packet has this many more bytes.
 fn require(program: &mut Assembler, bytes: i32, pass: Label) {
     program.copy(R1, AT);
     program.add(R1, bytes);
     program.jump_if_register(R1, If::Above, END, pass);
 }
 
-/// Reads two bytes as the network has them.
+/// Loads two bytes in network byte order.
 fn load_field(program: &mut Assembler, to: EbpfRegister, offset: i16) {
     program.load(EbpfWidth::Half, to, AT, offset);
     program.be16(to);
@@ -110,12 +109,12 @@ fn ethernet(program: &mut Assembler, ipv4: Label, ipv6: Label, pass: Label) {
     program.jump(pass);
 }
 
-/// Register of the transport protocol, for `ports`.
+/// Register of the transport protocol, read by `ports`.
 const PROTOCOL: EbpfRegister = R3;
 
 fn ipv4(program: &mut Assembler, segment: Label, pass: Label) {
     require(program, 20, pass);
-    program.load(EbpfWidth::Byte, R1, AT, 0); // version, and words of header
+    program.load(EbpfWidth::Byte, R1, AT, 0); // version and IHL
     program.copy(R2, R1);
     program.shift_right(R2, 4);
     program.jump_if(R2, If::NotEqual, 4, pass);
@@ -124,6 +123,7 @@ fn ipv4(program: &mut Assembler, segment: Label, pass: Label) {
     program.shift_left(R1, 2);
     load_field(program, R2, 6);
     program.and(R2, wire::IPV4_FRAGMENT.into());
+    // Later fragments have no ports, so no fragment is taken.
     program.jump_if(R2, If::NotEqual, 0, pass);
     program.load(EbpfWidth::Byte, PROTOCOL, AT, 9);
     program.add_register(AT, R1);
@@ -132,7 +132,7 @@ fn ipv4(program: &mut Assembler, segment: Label, pass: Label) {
 
 fn ipv6(program: &mut Assembler, segment: Label, pass: Label) {
     require(program, 40, pass);
-    program.load(EbpfWidth::Byte, R1, AT, 0); // version, and traffic class
+    program.load(EbpfWidth::Byte, R1, AT, 0); // version and traffic class
     program.shift_right(R1, 4);
     program.jump_if(R1, If::NotEqual, 6, pass);
     program.load(EbpfWidth::Byte, PROTOCOL, AT, 6);
@@ -146,7 +146,7 @@ fn ipv6(program: &mut Assembler, segment: Label, pass: Label) {
         program.place(extension);
         require(program, 8, pass);
         program.load(EbpfWidth::Byte, PROTOCOL, AT, 0);
-        program.load(EbpfWidth::Byte, R1, AT, 1); // its length, in eights of bytes beyond the first
+        program.load(EbpfWidth::Byte, R1, AT, 1); // Hdr Ext Len: units of 8 bytes beyond the first
         program.add(R1, 1);
         program.shift_left(R1, 3);
         program.add_register(AT, R1);

@@ -1,5 +1,5 @@
-//! One queue of a device: frames that the kernel puts into our memory, and those that it sends from
-//! there.
+//! One queue of a device: a source of frames that the kernel puts into packet memory, and the
+//! sender of frames from there.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -28,46 +28,46 @@ use super::transmit::XdpTransmit;
 use crate::tx_queue::{TX_QUEUE_PACKETS, TxQueueConsumer};
 use crate::{Facts, KernelCounts};
 
-/// Frames that have been received and not been taken, at most.
+/// Size of the rx ring: maximum number of frames received and not yet taken.
 pub(super) const RX_ENTRIES: u32 = 2048;
 
-/// Frames that the kernel has to receive into, at most: a driver that receives into them itself takes
-/// as many as its own ring holds ahead of time.
+/// Size of the fill ring. A zero-copy driver takes as many frames in advance as its own ring holds.
 const FILL_ENTRIES: u32 = 2 * RX_ENTRIES;
 
-/// The same where the kernel copies. It goes through all that it has in turn, so more than find room
-/// in the rx ring would only take room in the cache.
+/// Number of frames in the fill ring in copy mode. The kernel uses all of them in turn, so more
+/// than the rx ring holds would only occupy cache.
 const COPY_FILL: u32 = RX_ENTRIES;
 
-/// Frames that the kernel has to send.
+/// Size of the tx ring.
 const TX_ENTRIES: u32 = 1024;
 
-/// The kernel is asked this often what it has dropped, and whether the device is still there.
+/// Interval of looks at the kernel's drop counters and at the device.
 const LOOK_NS: u64 = 10_000_000;
 
-/// The same of a queue that has just run empty.
+/// The same interval of a queue that has just run empty.
 const IDLE_LOOK_NS: u64 = 1_000_000;
 
-/// The same of a queue that sleeps: `poll(2)` on an AF_XDP socket tells of no error (`xsk_poll`).
+/// The same interval of a queue that sleeps: `poll(2)` on an AF_XDP socket reports no error
+/// (`xsk_poll`).
 const ASLEEP_LOOK_NS: u64 = 200_000_000;
 
-/// Time between two questions for the MTU.
+/// Interval of reading the MTU.
 const MTU_LOOK_NS: u64 = 1_000_000_000;
 
-/// Time for which frames that were sent may stay away while there is nothing to do.
+/// Interval of collecting completions while the queue is idle.
 const COMPLETION_NS: u64 = 1_000_000;
 
-/// Drivers of devices that packets come to from this machine, or from its host.
+/// Drivers whose packets come from sockets of this machine, or of its host.
 const VIRTUAL_DRIVERS: [&str; 4] = ["veth", "tun", "virtio_net", "bridge"];
 
-/// Counters of the kernel, in this order.
+/// Names of the kernel's counters, in the order of their indices.
 pub(super) const COUNTS: [&str; 2] = ["rx_dropped", "rx_ring_full"];
 
 /// Settings of a queue.
 pub(super) struct XdpQueueConfig {
     pub(super) interface: Interface,
     pub(super) queue: u32,
-    /// The program that gives it packets; none if it only sends.
+    /// Program that redirects packets to the queue; `None` if the queue only sends.
     pub(super) attached: Option<Arc<Attached>>,
     pub(super) copying: CopyMode,
     pub(super) busy_poll: bool,
@@ -75,49 +75,50 @@ pub(super) struct XdpQueueConfig {
     pub(super) is_scattered: bool,
 }
 
-/// State after a poll.
+/// State of a queue after a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RestOfPacket {
-    /// More frames.
+    /// More frames are received.
     More,
-    /// None, and the kernel has hardly any to receive into.
+    /// No frame is received, and the fill ring is less than a quarter full.
     Starved,
-    /// None, and the kernel has frames that are to be sent, or were.
+    /// No frame is received, and the kernel holds frames to send, or sent ones.
     Sending,
-    /// Nothing.
+    /// No work.
     Nothing,
 }
 
-/// One queue.
+/// One queue of a device.
 pub struct XdpSource {
     name: String,
     index: InterfaceIndex,
     queue: u32,
     largest_bytes: u32,
-    /// True if it is connected to sockets of this machine, whose checksums the last device completes.
+    /// True if packets may come from sockets of this machine, whose checksums the last device
+    /// completes.
     may_be_partial: bool,
     config: SocketConfig,
     attached: Option<Arc<Attached>>,
     metadata: Option<MetadataLayout>,
     transmit: XdpTransmit,
-    /// None before it is attached to an engine.
+    /// `None` before the queue is attached to an engine.
     socket: Option<Socket>,
-    /// None before it is attached to an engine.
+    /// `None` before the queue is attached to an engine.
     numbering: Option<Numbering>,
-    /// Bytes of a frame that the kernel receives into.
+    /// Bytes of a frame that the kernel may fill.
     room_bytes: u32,
-    /// Frames that the kernel is given to receive into.
+    /// Maximum number of frames in the fill ring.
     fill_most: u32,
-    /// Frames of a packet that is not there as a whole.
+    /// Frames of a packet whose last frame has not arrived.
     pieces: Vec<Frame>,
     counts: Arc<KernelCounts>,
     drops_seen: KernelDrops,
     facts: Facts,
-    /// The time of the last poll.
+    /// Time of the last poll.
     now_ns: u64,
     looked_ns: u64,
     mtu_looked_ns: u64,
-    /// Packets go to the kernel, as the run ends.
+    /// True if packets go to the kernel because the run ends.
     is_removed: bool,
     failed: Option<InvalidXdpRing>,
 }
@@ -171,13 +172,13 @@ impl XdpSource {
         }
     }
 
-    /// Counters of the kernel.
+    /// Returns the kernel's counters.
     #[must_use]
     pub fn counts(&self) -> &Arc<KernelCounts> {
         &self.counts
     }
 
-    /// Error of the kernel for a socket with packet memory of `memory_bytes`.
+    /// Converts the kernel's refusal of a socket with `memory_bytes` of packet memory.
     fn refused(&self, refused: OpenError, memory_bytes: u64) -> Error {
         let help = match refused.source.raw_os_error() {
             Some(libc::EBUSY) => "another program has that queue: end it, or take another device",
@@ -204,7 +205,7 @@ impl XdpSource {
         }
     }
 
-    /// An error that ends the source.
+    /// Returns the error for an invalid ring, which ends the source.
     fn violation(&self, lied: InvalidXdpRing) -> SourceError {
         Box::new(Error::Device {
             name: self.name.clone(),
@@ -214,7 +215,7 @@ impl XdpSource {
         })
     }
 
-    /// Takes what the kernel has received.
+    /// Takes received frames.
     fn receive(
         &mut self,
         max: usize,
@@ -252,7 +253,7 @@ impl XdpSource {
         socket.receive(max, take)
     }
 
-    /// Takes what was received, gives the kernel frames for what comes, and says what is left.
+    /// Takes received frames, refills the fill ring, and returns the state of the queue.
     fn take_in(
         &mut self,
         ask: &PollRequest,
@@ -276,7 +277,7 @@ impl XdpSource {
         })
     }
 
-    /// Asks the kernel what it has dropped.
+    /// Reads the kernel's drop counters.
     fn count_drops(&mut self, burst: &mut Burst) {
         let Some(Ok(drops)) = self.socket.as_ref().map(Socket::kernel_drops) else { return };
         let before = self.drops_seen.rx_dropped + self.drops_seen.rx_ring_full;
@@ -286,7 +287,7 @@ impl XdpSource {
         self.drops_seen = drops;
     }
 
-    /// Looks, from time to time, at what no ring says.
+    /// Checks periodically for changes that no ring reports: drops, the device, the MTU.
     fn look(&mut self, is_empty: bool, burst: &mut Burst) -> Result<(), SourceError> {
         let since_ns = self.now_ns.saturating_sub(self.looked_ns);
         if since_ns < if is_empty { IDLE_LOOK_NS } else { LOOK_NS } {
@@ -294,14 +295,14 @@ impl XdpSource {
         }
         self.looked_ns = self.now_ns;
         self.count_drops(burst);
-        // What came before it went is taken first.
+        // Frames that arrived before the device was removed are taken first.
         if is_empty && self.socket.as_ref().is_some_and(|socket| !socket.has_device()) {
             return Err(Box::new(Error::DeviceGone { name: self.name.clone() }));
         }
         let is_due = self.now_ns.saturating_sub(self.mtu_looked_ns) >= MTU_LOOK_NS;
         if is_due && self.transmit.is_used() {
             self.mtu_looked_ns = self.now_ns;
-            // If it cannot be asked, it is as before.
+            // If the MTU cannot be read, the last one stays.
             if let Ok(Some(interface)) = Interface::by_index(self.index) {
                 self.transmit.set_mtu(interface.mtu);
             }
@@ -309,7 +310,7 @@ impl XdpSource {
         Ok(())
     }
 
-    /// Has the kernel take the packets that come from now on.
+    /// Leaves packets that arrive from now on to the kernel.
     fn remove(&mut self) -> Result<(), SourceError> {
         if !std::mem::replace(&mut self.is_removed, true)
             && let Some(attached) = &self.attached
@@ -334,7 +335,7 @@ impl Source for XdpSource {
     }
 
     fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
-        // The smallest chunks are those for the devices.
+        // The pool's smallest chunk class is the one that devices receive into.
         let chunk_bytes = at.pool.smallest_chunk_bytes();
         if ![2048, 4096].contains(&chunk_bytes) {
             let why =
@@ -382,7 +383,7 @@ impl Source for XdpSource {
         }
         self.look(rest != RestOfPacket::More, burst)?;
         Ok(match rest {
-            // What it waits for are frames that come home, of which nobody tells.
+            // A starved queue waits for frames to return to the pool, and no event announces that.
             RestOfPacket::More | RestOfPacket::Starved => Polled::Ready,
             RestOfPacket::Sending => {
                 Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) }
@@ -398,7 +399,7 @@ impl Source for XdpSource {
         match self.transmit.turn(socket, pool) {
             Ok(sent) => sent,
             Err(lied) => {
-                // The next poll says so.
+                // `transmit` returns no error: the next poll reports it.
                 self.failed = Some(lied);
                 0
             }
@@ -414,7 +415,7 @@ impl Source for XdpSource {
     }
 }
 
-/// A packet as it was received, with the device's hash if that stands before it.
+/// Makes a packet of a received frame, with the device's hash if the metadata has one.
 #[inline]
 fn packet_of(
     mut frame: Frame,
@@ -442,7 +443,8 @@ fn device_hash(layout: MetadataLayout, frame: &mut Frame) -> Option<FlowHash> {
     hash.map(FlowHash::computed)
 }
 
-/// The pieces of a packet in one frame; if there is none of that size, its length.
+/// Copies the pieces of a packet into one frame. The error is the packet's length, if no frame of
+/// that size is free.
 fn joined(pieces: &mut Vec<Frame>, pool: &mut Pool) -> Result<Frame, u32> {
     let wire_len = pieces.iter().map(Frame::len_bytes).sum();
     let frame = pool.allocate(wire_len);

@@ -1,5 +1,5 @@
-//! The transmit half of a queue: from the rings of the CPUs into the tx ring, and what is sent back
-//! to where it belongs.
+//! Transmit half of a queue: from the rings of the CPUs into the tx ring, and sent frames back to
+//! their owners.
 
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::{Frame, Pool};
@@ -12,48 +12,48 @@ use crate::tx_queue::{
     LaneId, Outgoing, OutgoingSegment, OutgoingShape, TxQueueConsumer, longest_frame_bytes,
 };
 
-/// Frames that are put into the tx ring at once.
+/// Maximum number of frames put into the tx ring at once.
 const BATCH_FRAMES: u32 = 256;
 
-/// The most pieces that a frame is sent in: `MAX_SKB_FRAGS` and the head (`linux/skbuff.h`).
+/// Maximum number of pieces of a frame: `MAX_SKB_FRAGS` and the head (`linux/skbuff.h`).
 const PIECES_MAX: u32 = 17;
 
-/// Packets to be sent of one queue.
+/// Transmit state of one queue.
 pub(super) struct XdpTransmit {
     outgoing: Outgoing,
-    /// Contents of the tx ring, by index; filled from `counted` to its end.
+    /// Contents of the tx ring, by index; valid from `counted` up to `end`.
     slots: Box<[TxSlot]>,
-    /// The index up to which it is counted what became of it.
+    /// Index up to which results were counted.
     counted: u32,
-    /// The end of what is in the tx ring.
+    /// End of the tx ring's contents.
     end: u32,
-    /// Of the packet that is being counted: what was sent of it, and whether anything was not.
+    /// Counts of the packet whose last frame was not counted yet.
     part: TxPart,
     limits: XdpTxLimits,
-    /// The link was down when the kernel was last called.
+    /// True if the link was down at the last call of the kernel.
     is_down: bool,
 }
 
-/// Packets that the device and the kernel take.
+/// Limits of the device and the kernel for packets.
 #[derive(Clone, Copy)]
 struct XdpTxLimits {
-    /// The longest IP packet that the device sends.
+    /// Longest IP packet that the device sends.
     mtu: u32,
-    /// Bytes that one frame given to the kernel can hold.
+    /// Payload bytes of one frame of the tx ring.
     room_bytes: u32,
-    /// True if a frame may be sent in pieces.
+    /// True if a frame may be sent in several pieces.
     is_scattered: bool,
 }
 
 impl XdpTxLimits {
-    /// Way in which a packet can be sent, or the reason why it cannot.
+    /// Returns how a packet can be sent, or why it cannot.
     fn shape(self, packet: &Packet) -> Result<OutgoingShape, SendDrop> {
         if packet.gso_size() > 0 {
             return Ok(OutgoingShape::Cut);
         }
         let pieces_max = if self.is_scattered { PIECES_MAX } else { 1 };
         let longest = longest_frame_bytes(packet, self.mtu)?.min(self.room_bytes * pieces_max);
-        // A datagram in several frames is longer than any of them.
+        // A reassembled datagram in several frames (`frag_list`) is longer than any one frame.
         if packet.frame.total_len_bytes() > longest || packet.is_chain() {
             Err(SendDrop::TooLong)
         } else {
@@ -62,7 +62,7 @@ impl XdpTxLimits {
     }
 }
 
-/// A descriptor in the tx ring.
+/// Descriptor in the tx ring.
 #[derive(Clone, Copy)]
 struct TxSlot {
     lane: LaneId,
@@ -84,7 +84,7 @@ struct TxPart {
 }
 
 impl XdpTransmit {
-    /// For a tx ring of so many entries, none if the queue sends nothing.
+    /// Transmit state for a tx ring of `entries`; 0 if the queue cannot send.
     pub(super) fn new(departures: TxQueueConsumer, entries: u32, mtu: u32) -> Self {
         let empty = TxSlot { lane: LaneId(0), len_bytes: 0, ends: DescriptorEnds::Piece };
         Self {
@@ -103,34 +103,34 @@ impl XdpTransmit {
         self.outgoing.departures()
     }
 
-    /// Says what frames the kernel takes: chunks of this size, one for a frame or several.
+    /// Sets the chunk size, and whether a frame may be sent in several chunks.
     pub(super) fn set_chunks(&mut self, chunk_bytes: u32, is_scattered: bool) {
         self.limits.room_bytes = chunk_bytes - BEFORE_PACKET_BYTES;
         self.limits.is_scattered = is_scattered;
     }
 
-    /// Says what the MTU is now.
+    /// Sets the MTU.
     pub(super) fn set_mtu(&mut self, mtu: u32) {
         self.limits.mtu = mtu;
     }
 
-    /// True if anybody sends.
+    /// True if any CPU has a lane to this queue.
     pub(super) fn is_used(&self) -> bool {
         self.departures().has_lanes()
     }
 
-    /// True if there is something to be sent, and a link to send it by.
+    /// True if there are packets to send, and the link is up.
     pub(super) fn has_work(&self) -> bool {
         !self.is_down && self.has_unsent()
     }
 
-    /// True if there is something to be sent.
+    /// True if there are packets to send.
     pub(super) fn has_unsent(&self) -> bool {
         self.counted != self.end || self.outgoing.has_some()
     }
 
-    /// Sends what there is, as far as the kernel takes it, and takes back the frames of what was sent.
-    /// Returns how many frames went into the tx ring.
+    /// Sends as many packets as the kernel takes, and returns sent frames to the pool. Returns the
+    /// number of frames put into the tx ring.
     pub(super) fn turn(
         &mut self,
         socket: &mut Socket,
@@ -169,7 +169,7 @@ impl XdpTransmit {
                 Ok(()) => self.note(TxSlot { lane, len_bytes, ends: end }),
                 Err(frame) => {
                     if !self.copy(&frame, (lane, end), socket, pool) {
-                        // No memory now; it goes when there is some.
+                        // No memory is free now: the packet stays first in line.
                         packet.frame = frame;
                         self.outgoing.put_back(OutgoingSegment { lane, packet, is_last });
                         break;
@@ -189,8 +189,9 @@ impl XdpTransmit {
         self.end = self.end.wrapping_add(1);
     }
 
-    /// Puts a copy of a frame into the tx ring that the kernel cannot be given itself: it lies in
-    /// memory of another kind, or in pieces. Returns whether there was memory for it.
+    /// Puts a copy of a frame into the tx ring. Needed for a frame that the kernel cannot send
+    /// itself: outside the registered memory, or in several pieces. Returns false if no memory is
+    /// free.
     fn copy(
         &mut self,
         frame: &Frame,
@@ -227,8 +228,8 @@ impl XdpTransmit {
         true
     }
 
-    /// Calls the kernel until it has taken all, or takes no more now. Each call takes some, so there
-    /// are at most as many as there are frames.
+    /// Calls the kernel until it has taken all frames, or takes no more for now. Each call takes at
+    /// least one, so the number of calls is at most the number of frames.
     fn kick(&mut self, socket: &mut Socket) -> Result<(), InvalidXdpRing> {
         loop {
             let kicked = socket.kick();
@@ -243,8 +244,8 @@ impl XdpTransmit {
         }
     }
 
-    /// Counts what the kernel has taken: all of it was sent, but for the last frame if the device
-    /// dropped that.
+    /// Counts the frames that the kernel has taken as sent, except the last one if the device
+    /// dropped it.
     fn count(&mut self, taken: u32, is_last_dropped: bool) {
         let mask = self.slots.len().wrapping_sub(1);
         let (mut lane, mut sent, mut dropped) = (LaneId(0), Sent::default(), 0);
@@ -277,7 +278,7 @@ impl XdpTransmit {
 }
 
 impl Drop for XdpTransmit {
-    /// Gives up packets that the kernel has not taken: they will not be sent.
+    /// Counts packets that the kernel has not taken as dropped.
     fn drop(&mut self) {
         let mask = self.slots.len().wrapping_sub(1);
         let mut index = self.counted;

@@ -26,12 +26,13 @@ pub struct VirtioOptions {
     pub rx_buffers: RxBufferSizing,
     /// Upper limit of `auto`, virtio header included, in bytes.
     pub rx_buffer_max_bytes: u32,
-    /// True to offer the receive offloads: partial and verified checksums, and large packets of many
-    /// segments (`GUEST_CSUM`, `GUEST_TSO4` and the like).
+    /// True to accept the receive offloads: partial and verified checksums, and large packets of
+    /// many segments (`GUEST_CSUM`, `GUEST_TSO4` and the like).
     pub rx_offloads: bool,
 }
 
-/// Largest receive buffer of `auto` by default, as measured: docs/src/concepts/virtio-receive-buffers.md.
+/// Default of the largest receive buffer of `auto`, as measured:
+/// docs/src/concepts/virtio-receive-buffers.md.
 pub const RX_BUFFER_MAX_BYTES_DEFAULT: u32 = 16 << 10;
 
 impl Default for VirtioOptions {
@@ -102,7 +103,7 @@ impl VirtioOptions {
     /// Validates the options.
     ///
     /// # Errors
-    /// The first option out of its limits.
+    /// If an option is out of its limits: the first such one.
     pub fn check(&self) -> Result<(), Error> {
         let sizes = QUEUE_SIZE_MIN..=QUEUE_SIZE_MAX;
         if !self.queue_size.is_power_of_two() || !sizes.contains(&self.queue_size) {

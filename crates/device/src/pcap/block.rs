@@ -1,4 +1,4 @@
-//! Blocks of pcapng: interfaces and packets.
+//! Parser of pcapng blocks: interfaces and packets.
 
 use pcap_parser::nom::IResult;
 use pcap_parser::{Block, PcapError, parse_block_be, parse_block_le};
@@ -6,14 +6,14 @@ use pcap_parser::{Block, PcapError, parse_block_be, parse_block_le};
 use super::interface::CaptureInterface;
 use super::reader::Located;
 
-/// Interfaces in one section of a pcapng file.
+/// Maximum number of interfaces in a section of a pcapng file.
 const MAX_INTERFACES: usize = 65_536;
 
 const INTERFACE_BLOCK: u32 = 1;
-/// The type of the obsolete packet block.
+/// Type of the obsolete packet block.
 const PACKET_BLOCK: u32 = 2;
 
-/// Reads one whole block: a packet's place in it, or nothing if it is of another kind.
+/// Parses one complete block. Returns the position of its packet, or `None` if the block has none.
 pub(super) fn read_block(
     block: &[u8],
     big_endian: &bool,
@@ -27,7 +27,7 @@ pub(super) fn read_block(
     }
     let Ok((_, parsed)) = parse(block) else {
         if is_interface {
-            interfaces.push(CaptureInterface::DAMAGED); // those after it keep their numbers
+            interfaces.push(CaptureInterface::DAMAGED); // later interfaces keep their numbers
         }
         return Err("a block is damaged");
     };

@@ -1,4 +1,4 @@
-//! Captures in files, pipes, standard input, memory.
+//! Captures in files, pipes, standard input and memory.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,27 +15,27 @@ use rustix::fs::{Access, access};
 use super::reader::CaptureReader;
 use super::window::GZIP_MAGIC;
 
-/// Place of a capture's bytes.
+/// Location of a capture.
 #[derive(Clone, Debug)]
 pub enum Capture {
-    /// In a file.
+    /// File.
     File(PathBuf),
-    /// Bytes of standard input.
+    /// Standard input.
     Stdin,
-    /// In the program: a name and the bytes.
+    /// Bytes compiled into the program, with a name.
     Bundled(&'static str, &'static [u8]),
-    /// In memory, read from this file and unpacked.
+    /// Bytes in memory, read from this file and unpacked.
     Kept(PathBuf, Arc<Vec<u8>>),
 }
 
 impl Capture {
-    /// The file of this name; `-` is standard input.
+    /// Returns the capture with this file name; `-` is standard input.
     #[must_use]
     pub fn named(path: PathBuf) -> Self {
         if path.as_os_str() == "-" { Self::Stdin } else { Self::File(path) }
     }
 
-    /// The name for messages.
+    /// Returns the name for messages.
     #[must_use]
     pub fn name(&self) -> String {
         match self {
@@ -45,7 +45,7 @@ impl Capture {
         }
     }
 
-    /// Size, unpacked, if it can be known.
+    /// Returns the unpacked size in bytes, if known.
     #[must_use]
     pub fn len_bytes(&self) -> Option<u64> {
         match self {
@@ -59,7 +59,7 @@ impl Capture {
         }
     }
 
-    /// True if it gives what it holds only once, as a pipe does.
+    /// True if the capture can be read only once, as a pipe.
     #[must_use]
     pub fn is_read_once(&self) -> bool {
         match self {
@@ -69,10 +69,10 @@ impl Capture {
         }
     }
 
-    /// Opens it from the start.
+    /// Opens the capture from its start.
     ///
     /// # Errors
-    /// When it cannot be read or is no capture.
+    /// If it cannot be read or is no capture.
     pub fn open(&self) -> Result<CaptureReader> {
         let reader: Box<dyn Read + Send> = match self {
             Self::File(path) => Box::new(open(path)?),
@@ -83,8 +83,8 @@ impl Capture {
         CaptureReader::new(self.name(), reader)
     }
 
-    /// Opens what is read once, to be read without waiting; what it is shows when there is something.
-    /// `None` if it is read at will.
+    /// Opens a capture that can be read only once, for reads that do not block. Its format is
+    /// detected with its first bytes. `None` for captures that can be read at any time.
     pub(super) fn open_inlet(&self) -> Result<Option<(CaptureReader, CaptureInlet)>> {
         let file = match self {
             Self::File(path) if is_read_once(path) => open(path)?,
@@ -98,11 +98,12 @@ impl Capture {
         Ok(Some((CaptureReader::begun_later(self.name(), Box::new(pipe)), inlet)))
     }
 
-    /// Sees whether it can be replayed: whether it is a capture, and no damage that ends the reading
-    /// comes before the first record that can be delivered. What is read once is judged when it is.
+    /// Checks that the capture can be replayed: it is a capture, and no damage that ends the
+    /// reading precedes the first record that can be delivered. A capture that can be read only
+    /// once is checked for access only.
     ///
     /// # Errors
-    /// When it cannot be.
+    /// If it cannot be replayed.
     pub fn judge(&self) -> Result<()> {
         match self {
             Self::Stdin => Ok(()),
@@ -112,8 +113,8 @@ impl Capture {
         }
     }
 
-    /// The same, in memory if it is a file that has no more than `left_bytes`, unpacked, which then
-    /// are fewer. One that cannot be read stays what it is, and says why when it is opened.
+    /// Loads a file into memory if its unpacked size is at most `left_bytes`, and subtracts that
+    /// size. A file that cannot be read stays as it is; opening it reports the error.
     #[must_use]
     pub fn kept(self, left_bytes: &mut u64) -> Self {
         match self {
@@ -129,7 +130,8 @@ impl Capture {
     }
 }
 
-/// All of a file, unpacked, if it is a file of no more than `most_bytes` and all is well with it.
+/// Reads and unpacks a regular file of at most `most_bytes` unpacked; `None` if it is larger or
+/// cannot be read.
 fn keep(path: &Path, most_bytes: u64) -> Option<Vec<u8>> {
     let metadata = path.metadata().ok()?;
     if !metadata.is_file() {
@@ -146,14 +148,14 @@ fn keep(path: &Path, most_bytes: u64) -> Option<Vec<u8>> {
     is_all.then_some(bytes)
 }
 
-/// True if a file is one of gzip's, by its first bytes.
+/// True if a file begins as a gzip file does.
 fn is_packed(path: &Path) -> bool {
     let mut magic = [0; GZIP_MAGIC.len()];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut magic));
     read.is_ok() && magic == GZIP_MAGIC
 }
 
-/// A directory, or what is not there, is told when it is opened.
+/// True for pipes, sockets and devices. Opening reports a directory or a missing file.
 fn is_read_once(path: &Path) -> bool {
     path.metadata().is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
 }
@@ -162,20 +164,20 @@ fn open(path: &Path) -> Result<File> {
     File::open(path).map_err(Error::file("open", path))
 }
 
-/// Standard input, past the buffer of the standard library: nobody else here reads it.
+/// Duplicates standard input, past the buffer of the standard library: nothing else here reads it.
 fn stdin() -> Result<File> {
     let descriptor = io::stdin().as_fd().try_clone_to_owned();
     descriptor.map(File::from).map_err(Error::file("read", "standard input"))
 }
 
-/// Descriptor that a CPU sleeps on while there is nothing to be read.
+/// Descriptor to sleep on while a capture has no data.
 pub(super) struct CaptureInlet {
     descriptor: OwnedFd,
     waits: Arc<AtomicBool>,
 }
 
 impl CaptureInlet {
-    /// From now on there is an error of the kind `WouldBlock` where there is nothing to be read yet.
+    /// Makes reads without data fail with `WouldBlock` from now on.
     pub(super) fn never_wait(&self) {
         self.waits.store(false, Ordering::Relaxed);
     }
@@ -185,7 +187,8 @@ impl CaptureInlet {
     }
 }
 
-/// A file that has no more at times. Its other users need not have it made non-blocking for them.
+/// File whose reads may block. `poll(2)` avoids blocking, because `O_NONBLOCK` would also affect
+/// other processes that share the file.
 struct Pipe {
     file: File,
     waits: Arc<AtomicBool>,

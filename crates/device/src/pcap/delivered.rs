@@ -1,4 +1,4 @@
-//! Packets of one CPU, written to a capture of its own.
+//! Packets of one CPU, written to a capture file.
 
 use std::mem;
 use std::path::Path;
@@ -11,26 +11,26 @@ use forebay_sys::error::{Error, Result};
 
 use super::writer::{CaptureWriter, WriteOutcome};
 
-/// The first thing that went wrong with any of several captures, for whoever watches over them.
+/// First failure of any of several captures, for the thread that watches them.
 pub type FirstFailure = Arc<OnceLock<String>>;
 
-/// The capture of one CPU: `cpuN.pcap` in some directory.
+/// Capture of one CPU: `cpuN.pcap` in a directory.
 #[derive(Debug)]
 pub struct DeliveredCapture {
     writer: CaptureWriter,
-    /// True if merged packets are written as the frames that they were merged of.
+    /// True if a merged packet is written as its original frames.
     resegments: bool,
-    /// Written packets are sent ones, and all others are not written.
+    /// Counts written packets as sent, all others as [`SendDrop::NotWritten`].
     counters: Arc<SinkCounters>,
     failed: Option<Error>,
-    /// Empty, but for its room.
+    /// Scratch vector, empty between calls.
     frames: Vec<Packet>,
     told: FirstFailure,
 }
 
 impl DeliveredCapture {
-    /// Will write to a file of `directory`, which must be there. What goes wrong first is `told` at
-    /// once.
+    /// Returns a capture that will write to a file of `directory`, which must exist. The first
+    /// failure is stored in `told` at once.
     #[must_use]
     pub fn new(directory: &Path, cpu: CpuId, resegments: bool, told: FirstFailure) -> Self {
         let writer = CaptureWriter::new(&directory.join(format!("cpu{cpu}")));
@@ -38,10 +38,11 @@ impl DeliveredCapture {
         Self { writer, resegments, counters, failed, frames, told }
     }
 
-    /// Writes packets; they may have been taken apart afterwards. Once that has failed nothing more
-    /// is written, and [`finish`](Self::finish) says so.
+    /// Writes packets, and leaves their frames in `packets`, merged ones possibly resegmented.
+    /// After a failure nothing more is written, and [`finish`](Self::finish) returns the error.
     pub fn write(&mut self, packets: &mut Vec<Packet>) {
         if self.failed.is_some() {
+            // After a failure the file stays cut behind its last whole packet.
             return self.counters.add_dropped(SendDrop::NotWritten, packets.len() as u64);
         }
         let mut frames = mem::take(&mut self.frames);
@@ -67,22 +68,22 @@ impl DeliveredCapture {
         self.frames = mem::replace(packets, frames);
     }
 
-    /// Counters of packets written so far, and of those that were not. What still waits to be written is neither.
+    /// Returns the counters of packets written and not written. Buffered packets are in neither.
     #[must_use]
     pub fn counters(&self) -> &Arc<SinkCounters> {
         &self.counters
     }
 
-    /// Writes out what still waits: afterwards everything is counted.
+    /// Writes the buffered packets: afterwards every packet is counted.
     pub fn flush(&mut self) {
         let outcome = self.writer.flush();
         self.count(outcome);
     }
 
-    /// Writes out what still waits.
+    /// Writes the buffered packets.
     ///
     /// # Errors
-    /// When this fails, or anything before has.
+    /// If this write or any before it failed.
     pub fn finish(mut self) -> Result<()> {
         self.flush();
         self.failed.map_or(Ok(()), Err)
@@ -92,7 +93,7 @@ impl DeliveredCapture {
         self.counters.add_sent(written);
         self.counters.add_dropped(SendDrop::NotWritten, lost);
         if let Some(error) = error {
-            // Only the first is told.
+            // Only the first failure is kept.
             let _ = self.told.set(error.to_string());
             self.failed.get_or_insert(error);
         }

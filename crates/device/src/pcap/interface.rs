@@ -4,17 +4,17 @@ use pcap_parser::{InterfaceDescriptionBlock, OptionCode};
 
 use super::link::LinkType;
 
-/// An interface of a pcapng section.
+/// Interface of a pcapng section.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CaptureInterface {
-    /// Link that its packets begin with.
+    /// Link type of the interface's packets.
     pub(super) link_type: LinkType,
     snaplen: u32,
     resolution: Resolution,
     offset_s: i64,
 }
 
-/// Length of a tick of the interface's clock (option `if_tsresol`).
+/// Tick length of the interface's clock (option `if_tsresol`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Resolution {
     /// 10^-n seconds.
@@ -24,7 +24,7 @@ enum Resolution {
 }
 
 impl CaptureInterface {
-    /// Placeholder for one whose description cannot be read: its packets cannot be either.
+    /// Placeholder for an interface with an unreadable description: its packets are unreadable too.
     pub(super) const DAMAGED: Self = Self {
         link_type: LinkType::DAMAGED,
         snaplen: 0,
@@ -33,7 +33,7 @@ impl CaptureInterface {
     };
 
     pub(super) fn of(description: &InterfaceDescriptionBlock<'_>, big_endian: bool) -> Self {
-        // pcap-parser reads this option as little-endian in every section.
+        // pcap-parser decodes this option as little-endian in every section.
         let offset = description
             .options
             .iter()
@@ -52,14 +52,14 @@ impl CaptureInterface {
         }
     }
 
-    /// A time of this interface's clock, in nanoseconds since 1970.
+    /// Converts a timestamp of this interface to nanoseconds since 1970.
     pub(super) fn timestamp_ns(&self, ticks: u64) -> u64 {
         let ns = self.resolution.to_ns(ticks);
         let offset_ns = i128::from(self.offset_s) * 1_000_000_000;
         u64::try_from(i128::from(ns) + offset_ns).unwrap_or(0)
     }
 
-    /// Bytes of a packet that a simple packet block holds.
+    /// Number of captured bytes in a simple packet block.
     pub(super) fn captured(&self, wire_len: u32) -> usize {
         let snaplen = if self.snaplen == 0 { u32::MAX } else { self.snaplen };
         wire_len.min(snaplen) as usize

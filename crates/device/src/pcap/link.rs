@@ -1,32 +1,32 @@
-//! Link types (tcpdump.org/linktypes.html): what stands before a packet in a capture, and what of it
-//! goes on.
+//! Link types (tcpdump.org/linktypes.html): the header before a packet of a capture, and the part
+//! of it that the path receives.
 //!
-//! An IP packet behind a cooked header (`LINUX_SLL`, `LINUX_SLL2`: what `tcpdump -i any` writes) or an
-//! address family (`NULL`, `LOOP`) goes on without it. What else has an `EtherType` behind a cooked
-//! header goes on as an Ethernet frame, whose header is made anew of what the cooked one knows: so ARP
-//! and VLAN tags are parsed as on the wire, and none of it is lost. The destination is not known, and
-//! zero, unless it was broadcast.
+//! An IP packet behind a cooked header (`LINUX_SLL`, `LINUX_SLL2`: written by `tcpdump -i any`) or
+//! an address family (`NULL`, `LOOP`) is passed on without that header. Any other packet with an
+//! `EtherType` behind a cooked header is passed on as an Ethernet frame, with a header rebuilt from
+//! the cooked one: so ARP and VLAN tags are parsed as on the wire, and no packet is lost. The
+//! destination address is not recorded: it is zero, except for broadcasts.
 
 use std::fmt;
 
 use forebay_rx::parse::Link;
 
-/// The link types that are read, for messages.
+/// Link types that can be read, for messages.
 pub(super) const READ: &str = "Ethernet (1), raw IP (12, 14, 101, 228, 229), NULL (0), LOOP (108), \
                                LINUX_SLL (113) and LINUX_SLL2 (276)";
 
-/// The link type of an interface.
+/// Link type of an interface.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct LinkType(u32);
 
-/// Link header that a packet of a capture begins with.
+/// Start of a packet in a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Begin {
-    /// Behind so many bytes, with this.
+    /// Offset of the packet, and its link type.
     At(usize, Link),
-    /// Behind so many bytes, with what stands behind this Ethernet header.
+    /// Offset of the payload, and the Ethernet header to put before it.
     Rebuilt(usize, EthernetHeader),
-    /// Nothing that can be read.
+    /// Unreadable packet.
     Unread,
 }
 
@@ -45,20 +45,20 @@ impl LinkType {
     /// RAW, under its numbers on various systems; IPV4; IPV6.
     const RAW: [Self; 5] = [Self(12), Self(14), Self(101), Self(228), Self(229)];
 
-    /// The link type of an interface whose description cannot be read.
+    /// Link type of an interface whose description is unreadable.
     pub(super) const DAMAGED: Self = Self(u32::MAX);
 
     pub(super) fn of(number: i32) -> Self {
         Self(number.cast_unsigned())
     }
 
-    /// True if packets of it are read, if what they hold is.
+    /// True if this link type can be read; single packets may still hold a protocol that cannot.
     pub(super) fn is_read(self) -> bool {
         let with_a_header = [Self::NULL, Self::ETHERNET, Self::LOOP, Self::SLL, Self::SLL2];
         with_a_header.contains(&self) || Self::RAW.contains(&self)
     }
 
-    /// Tells what a packet begins with, of `wire_len` bytes in all.
+    /// Returns the start of a packet of `wire_len` bytes.
     #[inline]
     pub(super) fn begin(self, bytes: &[u8], wire_len: u32) -> Begin {
         if self == Self::ETHERNET {
@@ -111,41 +111,43 @@ impl fmt::Display for LinkType {
     }
 }
 
-/// Looks behind an address family, as whatever system numbers it.
+/// Looks behind an address family, in any system's numbering.
 fn behind_family(bytes: &[u8]) -> Option<Begin> {
     let family = u32::from_le_bytes(*bytes.first_chunk::<FAMILY_BYTES>()?);
-    // In the byte order of whoever wrote it, who may not have written the file; LOOP's is fixed.
+    // NULL's is in the byte order of the capturing host, which may differ from the file's; LOOP's
+    // is big-endian.
     let family = if family > u32::from(u16::MAX) { family.swap_bytes() } else { family };
-    // IPv4 everywhere; IPv6 on Linux, Windows, NetBSD and OpenBSD, FreeBSD, macOS.
+    // AF_INET is 2 everywhere; AF_INET6 differs: Linux, Windows, NetBSD and OpenBSD, FreeBSD,
+    // macOS.
     let is_ip = [2, 10, 23, 24, 28, 30].contains(&family);
     is_ip.then_some(Begin::At(FAMILY_BYTES, Link::Ip))
 }
 
 /// Fields of a cooked header.
 struct Cooked {
-    /// To whom the packet was sent.
+    /// Kind of the destination (`sll_pkttype`).
     packet_type: u16,
-    /// The kind of the device: `ARPHRD_…`.
+    /// Kind of the device: `ARPHRD_…`.
     device: u16,
-    /// The sender's address.
+    /// Source link-layer address.
     address: [u8; 6],
     protocol: u16,
 }
 
-/// Sent to all.
+/// `PACKET_BROADCAST`: sent to all stations.
 const PACKET_BROADCAST: u16 = 1;
 
-/// Frame relay, 802.11 with a radiotap header, and Netlink: devices of which the protocol field says
-/// nothing, or something else.
+/// Frame relay, 802.11 with a radiotap header, and Netlink: devices whose protocol field is unused,
+/// or is no `EtherType`.
 const DEVICES_WITHOUT_ETHERTYPE: [u16; 3] = [770, 803, 824];
 
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
-/// `EtherType`s begin here; smaller numbers are Linux's own, or lengths.
+/// Least `EtherType`; smaller numbers are Linux's own protocols, or lengths.
 const ETHERTYPE_MIN: u16 = 0x0600;
-/// Frames of 802.3: with nothing behind the length, and with an LLC header.
+/// 802.3 frames of Linux: raw 802.3 (`ETH_P_802_3`), and with an LLC header (`ETH_P_802_2`).
 const IEEE_802_3: [u16; 2] = [1, 4];
-/// The largest length that is one.
+/// Largest value of a length field.
 const LENGTH_MAX: u16 = 1500;
 
 impl Cooked {
@@ -199,7 +201,7 @@ impl Cooked {
     }
 }
 
-/// The sender's address, if it is one of Ethernet's.
+/// Source address, if it is an Ethernet address; else zeros.
 fn address<const N: usize>(len_bytes: u16, header: &[u8; N], at: usize) -> [u8; 6] {
     let address = header.get(at..).and_then(<[u8]>::first_chunk).copied();
     address.filter(|_| len_bytes == 6).unwrap_or_default()
@@ -229,7 +231,7 @@ mod tests {
         assert_eq!(LinkType::NULL.begin(&[2, 0, 0], 60), Begin::Unread, "cut off");
     }
 
-    /// The same packet under both cooked headers.
+    /// The same packet under each of the two cooked headers.
     fn cooked(device: u16, packet_type: u8, protocol: u16) -> [Vec<u8>; 2] {
         let ([d0, d1], [p0, p1]) = (device.to_be_bytes(), protocol.to_be_bytes());
         let address = [2, 3, 4, 5, 6, 7, 0, 0];

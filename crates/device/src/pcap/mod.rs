@@ -32,33 +32,33 @@ pub use tally::Damage;
 use super::pace::{Pace, Rate};
 use super::{Progress, QueueShare};
 
-/// The most of all captures that is kept in memory; what is beyond is read as the run goes on.
+/// Maximum size of all captures kept in memory; captures beyond it are read during the run.
 pub const KEPT_BYTES_MAX: u64 = 256 << 20;
 
 /// Options of a replay of captures.
 #[derive(Clone, Debug)]
 pub struct ReplayPlan {
-    /// The captures, in order.
+    /// Captures, in order.
     pub captures: Vec<Capture>,
-    /// Number of loops over all of them.
+    /// Number of passes over all captures.
     pub loops: u64,
     /// Rate.
     pub rate: Rate,
 }
 
-/// A replay of captures.
+/// Source that replays captures.
 pub struct PcapSource {
     plan: ReplayPlan,
     share: Option<QueueShare>,
     verify: Verify,
-    /// Index of the next capture, over all loops.
+    /// Index of the next capture, counted over all loops.
     next_capture: u64,
     reader: Option<CaptureReader>,
-    /// Capture that it reads, if that has no more at times.
+    /// Descriptor of the capture being read, if its reads may block.
     inlet: Option<CaptureInlet>,
-    /// True if nothing waits for what is to be read.
+    /// True if a poll returns instead of blocking while a capture has no data.
     never_waits: bool,
-    /// Of the next frame.
+    /// Number of the next frame.
     number: u64,
     pace: Pace,
     progress: Arc<Progress>,
@@ -66,22 +66,22 @@ pub struct PcapSource {
     bytes_before: u64,
     /// Damaged records of the captures before the one being read.
     damaged_before: u64,
-    /// Records of link types that are not read, of the same.
+    /// Unreadable records of the captures before the one being read, by link type.
     unread_before: BTreeMap<String, u64>,
-    /// Records of other link types that were told of.
+    /// Number of unreadable records published so far.
     unread_told: u64,
 }
 
-/// Records looked at for each frame that may be taken, so that a poll ends although all records
+/// Records examined for each frame that may be taken, so that a poll ends even if all records
 /// belong to other queues.
 const LOOKS_PER_FRAME: usize = 8;
 
 impl PcapSource {
-    /// Opens the first capture. With a `share`, only frames of that queue are given. `verify` says
-    /// whether frames are summed up while they are copied.
+    /// Opens the first capture. With a `share`, only frames of that queue are yielded. `verify`
+    /// selects whether frames are summed while they are copied.
     ///
     /// # Errors
-    /// When the first capture cannot be read or is none.
+    /// If the first capture cannot be read or is no capture.
     pub fn open(plan: ReplayPlan, share: Option<QueueShare>, verify: Verify) -> Result<Self> {
         let total = plan.captures.iter().map(Capture::len_bytes).sum::<Option<u64>>();
         let progress = Progress {
@@ -111,8 +111,8 @@ impl PcapSource {
         Ok(source)
     }
 
-    /// Has polls return while a pipe, or standard input, has nothing to be read, so that what came
-    /// before goes on meanwhile, and the run can be ended.
+    /// Makes polls return while a pipe, or standard input, has no data, so that earlier packets
+    /// proceed, and the run can be ended.
     #[must_use]
     pub fn never_waiting(mut self) -> Self {
         self.never_waits = true;
@@ -120,13 +120,13 @@ impl PcapSource {
         self
     }
 
-    /// Progress of the source: bytes of the captures, of all loops.
+    /// Returns the progress of the source, in bytes of the captures over all loops.
     #[must_use]
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
 
-    /// Opens the capture after this one; there is none after the last loop.
+    /// Opens the next capture; none after the last loop.
     fn open_next(&mut self) -> Result<()> {
         self.report();
         self.inlet = None;
@@ -157,14 +157,14 @@ impl PcapSource {
         Ok(())
     }
 
-    /// Publishes how far the reader has come.
+    /// Publishes the progress of the reader.
     fn report(&mut self) {
         let Some(reader) = &self.reader else { return };
         self.progress.done.store(self.bytes_before + reader.offset(), Ordering::Relaxed);
         let Damage { records, first } = reader.damage();
         if let Some(first) = first {
             self.progress.damaged.store(self.damaged_before + records, Ordering::Relaxed);
-            // Only the first of all is kept.
+            // Only the first damage of all captures is kept.
             let _ = self.progress.first_damage.set(first.clone());
         }
         let unread = reader.unread_records() + self.unread_before.values().sum::<u64>();
@@ -209,6 +209,7 @@ impl PcapSource {
             let (share, packets) = (self.share.as_ref(), &mut burst.packets);
             match take(&record, arrival, share, self.verify, pool, packets) {
                 Ok(()) => {}
+                // The record stays the current one, and is taken in the next poll.
                 Err(DropReason::NoBuffer) if may_wait => return Ok(Polled::Ready),
                 Err(reason) => {
                     burst.refused.push(RefusedFrame { arrival, wire_len: record.wire_len, reason });
@@ -242,14 +243,14 @@ impl Source for PcapSource {
     }
 }
 
-/// Adds the records of link types that are not read.
+/// Adds a reader's unreadable records, by link type.
 fn add(unread: &mut BTreeMap<String, u64>, reader: &CaptureReader) {
     for (link_type, count) in reader.unread() {
         *unread.entry(link_type).or_default() += count;
     }
 }
 
-/// Brings a record into packet memory, if it is this queue's.
+/// Copies a record into packet memory, if it belongs to this queue.
 fn take(
     record: &Record<'_>,
     arrival: Arrival,
@@ -274,8 +275,8 @@ fn take(
     };
     let packet = Packet::received(frame, arrival, wire_len, link);
     packets.push(Packet { timestamp_ns, hash, ..packet });
-    // The bytes last: the frame's first line comes from the CPU that read it last, and nothing
-    // here waits for it.
+    // Bytes last: the frame's first cache line comes from the CPU that read it last, and nothing
+    // here waits for that line.
     if let Some(packet) = packets.last_mut() {
         packet.fill(record.bytes, verify);
     }

@@ -1,5 +1,5 @@
-//! Capture files: records of classic pcap and packet blocks of pcapng, whatever their byte order
-//! and time resolution, and damage told apart from the end.
+//! Reader of capture files: records of classic pcap and packet blocks of pcapng, in either byte
+//! order and any time resolution. Damage is told apart from the end of the file.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -18,11 +18,11 @@ use super::tally::{Damage, Tally};
 use super::window::{GZIP_MAGIC, Window};
 use crate::MAX_RECORD_BYTES;
 
-/// The most that a pcapng block may hold, as in Wireshark.
+/// Maximum size of a pcapng block, as in Wireshark.
 pub const MAX_BLOCK_BYTES: u32 = 16 << 20;
 
-/// Distance ahead of the current record at which bytes are asked for: they come from the machine's last cache,
-/// or from memory, in the time that a few packets take.
+/// Distance ahead of the current record at which bytes are prefetched: they arrive from the
+/// last-level cache, or from memory, within the time of a few packets.
 const PREFETCH_BYTES: usize = 2048;
 
 const PCAP_HEADER_BYTES: usize = 24;
@@ -32,38 +32,39 @@ const BLOCK_HEADER_BYTES: usize = 12;
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 const BYTE_ORDER_MAGIC_LE: [u8; 4] = [0x4d, 0x3c, 0x2b, 0x1a];
 
-/// A packet of a capture file.
+/// Packet of a capture file.
 #[derive(Clone, Copy, Debug)]
 pub struct Record<'a> {
-    /// The captured bytes, from the link header on that [`link`](Self::link) names: without a cooked
-    /// header or an address family, behind an Ethernet header that was made anew where it takes one.
+    /// Captured bytes, from the link header of type [`link`](Self::link) on: without a cooked
+    /// header or an address family, behind a rebuilt Ethernet header where one replaces the cooked
+    /// header.
     pub bytes: &'a [u8],
-    /// The length on the wire of the same, at least that of the captured bytes.
+    /// Length on the wire, headers replaced as in `bytes`; at least the number of captured bytes.
     pub wire_len: u32,
-    /// Time of capture, in nanoseconds since 1970; 0 if the file does not say.
+    /// Time of capture, in nanoseconds since 1970; 0 if not recorded.
     pub timestamp_ns: u64,
-    /// Link that the bytes begin with; none if the path cannot read that: then they are as in the file.
+    /// Link type of `bytes`; `None` if the path cannot read it: then `bytes` is as in the file.
     pub link: Option<Link>,
 }
 
-/// A capture file being read, record by record.
+/// Reader of a capture file, record by record.
 pub struct CaptureReader {
     name: String,
     window: Window,
     format: Format,
-    /// Bytes of the current record, passed over when the next is asked for.
+    /// Length of the current record, skipped by [`advance`](Self::advance).
     current: usize,
-    /// Link type of the interface, if it cannot be read.
+    /// Link type of the current record, if it cannot be read.
     current_unread: Option<LinkType>,
-    /// A packet with a link header that was made anew.
+    /// Packet with a rebuilt link header.
     rebuilt: Vec<u8>,
     tally: Tally,
-    /// The offset up to which bytes have been prefetched.
+    /// Offset up to which bytes have been prefetched.
     prefetched: u64,
 }
 
 enum Format {
-    /// Nothing of the capture was looked at.
+    /// Not detected yet.
     Unknown,
     Pcap(Pcap),
     PcapNg {
@@ -80,7 +81,7 @@ struct Pcap {
     link_type: LinkType,
 }
 
-/// Places of a record's parts in the window.
+/// Positions of a record's parts in the window.
 pub(super) struct Located {
     pub(super) total: usize,
     pub(super) bytes: std::ops::Range<usize>,
@@ -90,15 +91,15 @@ pub(super) struct Located {
 }
 
 impl CaptureReader {
-    /// Begins to read a capture; `name` is for messages.
+    /// Opens a capture; `name` is for messages.
     ///
     /// # Errors
-    /// When it is no capture, or of a link type that the path cannot read.
+    /// If it is no capture, or its link type cannot be read.
     pub fn new(name: String, reader: Box<dyn Read + Send>) -> Result<Self> {
         Self::begin(name, Window::new(reader))
     }
 
-    /// Begins with a capture that is in memory.
+    /// Opens a capture in memory.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -106,7 +107,8 @@ impl CaptureReader {
         Self::begin(name, Window::whole(bytes))
     }
 
-    /// Looks at nothing of a capture before its first record is asked for: it may not be there yet.
+    /// Opens a capture without reading from it before its first record is needed: data may arrive
+    /// later.
     pub(super) fn begun_later(name: String, reader: Box<dyn Read + Send>) -> Self {
         Self::on(name, Window::new(reader))
     }
@@ -130,12 +132,12 @@ impl CaptureReader {
         }
     }
 
-    /// Sees whether it is a capture, if that was not looked at.
+    /// Detects the format, unless that was done.
     pub(super) fn begin_now(&mut self) -> Result<()> {
         if matches!(self.format, Format::Unknown) { self.recognise() } else { Ok(()) }
     }
 
-    /// Tells the format by the first bytes; a gzip file is unpacked on the way.
+    /// Detects the format by the first bytes; a gzip file is unpacked from here on.
     fn recognise(&mut self) -> Result<()> {
         self.seen(PCAP_HEADER_BYTES)?;
         let start = self.window.unread();
@@ -155,7 +157,7 @@ impl CaptureReader {
         Ok(())
     }
 
-    /// The unread bytes, at least `count` of them unless the stream ends before.
+    /// Returns the unread bytes, at least `count` of them unless the stream ends before.
     #[inline]
     fn seen(&mut self, count: usize) -> Result<&[u8]> {
         if let Err(error) = self.window.at_least(count) {
@@ -164,7 +166,7 @@ impl CaptureReader {
         Ok(self.window.unread())
     }
 
-    /// Takes a packed file that is cut off as any other that is; all else is an error.
+    /// Treats a truncated gzip file as any other truncated capture; other errors are returned.
     #[cold]
     fn stop_reading(&mut self, error: io::Error) -> Result<()> {
         use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
@@ -182,10 +184,11 @@ impl CaptureReader {
         }
     }
 
-    /// The current record: the same one until [`advance`](Self::advance). `None` at the end.
+    /// Returns the current record: the same one until [`advance`](Self::advance). `None` at the
+    /// end.
     ///
     /// # Errors
-    /// When the file cannot be read any further.
+    /// If the file cannot be read any further.
     pub fn record(&mut self) -> Result<Option<Record<'_>>> {
         self.begin_now()?;
         let located = match &self.format {
@@ -221,7 +224,7 @@ impl CaptureReader {
         }))
     }
 
-    /// Asks for the cache lines behind the current record, as far as they are in memory.
+    /// Prefetches the cache lines behind the current record, as far as they are in memory.
     pub fn prefetch(&mut self) {
         let (unread, offset) = (self.window.unread(), self.window.offset());
         let end = (self.current + PREFETCH_BYTES).min(unread.len());
@@ -230,7 +233,7 @@ impl CaptureReader {
         self.prefetched = offset + end as u64;
     }
 
-    /// Passes over the current record.
+    /// Skips the current record.
     pub fn advance(&mut self) {
         let current = std::mem::take(&mut self.current);
         if current > 0 {
@@ -242,10 +245,10 @@ impl CaptureReader {
         self.window.consume(current);
     }
 
-    /// Reads as far as the first record that can be delivered.
+    /// Reads up to the first record that can be delivered.
     ///
     /// # Errors
-    /// When there is none, though there are records, or the file cannot be read as far.
+    /// If there are records but none can be delivered, or the file cannot be read that far.
     pub fn judge(mut self) -> Result<()> {
         while let Some(record) = self.record()? {
             if record.link.is_some() {
@@ -256,31 +259,32 @@ impl CaptureReader {
         self.verdict()
     }
 
-    /// Says at the end whether any of the records could be delivered, if there were any.
+    /// Checks, at the end of the capture, that any of its records could be delivered. A capture
+    /// without records passes.
     ///
     /// # Errors
-    /// When none could.
+    /// If none could be.
     pub fn verdict(&self) -> Result<()> {
         self.tally.verdict(&self.name)
     }
 
-    /// Records passed so far that could not be read, by the name of their link type.
+    /// Returns the number of unreadable records passed so far, by the name of their link type.
     pub fn unread(&self) -> impl Iterator<Item = (String, u64)> {
         self.tally.unread()
     }
 
-    /// Number of these.
+    /// Returns the number of unreadable records passed so far.
     pub(super) fn unread_records(&self) -> u64 {
         self.tally.unread_records()
     }
 
-    /// Damage met so far.
+    /// Returns the damage met so far.
     #[must_use]
     pub fn damage(&self) -> &Damage {
         self.tally.damage()
     }
 
-    /// Bytes of the file that have been dealt with.
+    /// Returns the number of bytes of the file processed so far.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.window.offset()
@@ -292,6 +296,7 @@ impl CaptureReader {
         let Some(caplen) = self.peek_u32(8, header_bytes, pcap.big_endian)? else {
             return Ok(None);
         };
+        // The record's length is the only way to the next record.
         if caplen > MAX_RECORD_BYTES {
             return Err(self.broken(
                 format!("a record claims {caplen} bytes, more than the {MAX_RECORD_BYTES} allowed"),
@@ -336,8 +341,8 @@ impl CaptureReader {
         }
     }
 
-    /// Brings the next block into the window and returns its length: a length that can be, with
-    /// that many bytes behind it.
+    /// Brings the next block into the window and returns its length. The length is valid, and the
+    /// whole block is in the window.
     fn next_block(&mut self) -> Result<Option<usize>> {
         let seen = self.seen(BLOCK_HEADER_BYTES)?;
         if seen.starts_with(&SECTION_HEADER) && seen.len() >= BLOCK_HEADER_BYTES {
@@ -348,6 +353,8 @@ impl CaptureReader {
         let Some(total) = self.peek_u32(4, BLOCK_HEADER_BYTES, big_endian)? else {
             return Ok(None);
         };
+        // Blocks have at least 12 bytes and are padded to 32 bits; the length is the only way to
+        // the next block.
         if !(12..=MAX_BLOCK_BYTES).contains(&total) || !total.is_multiple_of(4) {
             return Err(self.broken(
                 format!("a block claims {total} bytes, which cannot be"),
@@ -363,8 +370,8 @@ impl CaptureReader {
         Ok(Some(total))
     }
 
-    /// A field of the header that comes next; `None` at the end of the file, or when the header
-    /// itself is cut off.
+    /// Reads a field of the next header; `None` at the end of the file, or if the header is
+    /// truncated.
     fn peek_u32(&mut self, at: usize, header: usize, big_endian: bool) -> Result<Option<u32>> {
         let seen = self.seen(header)?;
         if seen.len() < header {
@@ -378,7 +385,7 @@ impl CaptureReader {
     }
 
     fn damaged_end(&mut self, problem: &str) {
-        // What a gzip file lacks at its end is told already.
+        // Truncation of a gzip file was already noted by `stop_reading`.
         if !self.window.unread().is_empty() {
             self.note_damage(problem);
         }
@@ -395,14 +402,14 @@ impl CaptureReader {
     }
 }
 
-/// Puts a link header before a payload.
+/// Builds a packet from a link header and a payload.
 fn rebuild(rebuilt: &mut Vec<u8>, header: EthernetHeader, payload: &[u8]) {
     rebuilt.clear();
     rebuilt.extend_from_slice(&header);
     rebuilt.extend_from_slice(payload);
 }
 
-/// Tells a classic capture by its first bytes.
+/// Detects a classic capture by its first bytes.
 fn recognise_pcap(start: &[u8], name: &str) -> Result<Pcap> {
     let not_a_capture = |problem: String, help: &str| Error::Capture {
         name: name.to_owned(),
@@ -429,7 +436,7 @@ fn recognise_pcap(start: &[u8], name: &str) -> Result<Pcap> {
             return Err(not_a_capture(problem, "give a pcap or pcapng file"));
         }
     };
-    // The bits above are about the frame check sequence.
+    // The upper bits describe the frame check sequence.
     let link_type = LinkType::of(header.network.0 & 0x03ff_ffff);
     if !link_type.is_read() {
         let help = format!("give a capture of a link type that is read: {READ}");

@@ -1,4 +1,4 @@
-//! Outcome of a capture's records.
+//! Counts of a capture's records.
 
 use std::collections::BTreeMap;
 
@@ -6,24 +6,24 @@ use forebay_sys::error::{Error, Result};
 
 use super::link::{LinkType, READ};
 
-/// Flaws of a capture that did not end it.
+/// Damage of a capture that did not end it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Damage {
-    /// Records that were passed over.
+    /// Number of records skipped as damaged.
     pub records: u64,
-    /// The first of them: where and what.
+    /// Description of the first damaged record: file, damage and offset.
     pub first: Option<String>,
 }
 
-/// Records that were passed, by what became of them.
+/// Counts of records passed, by result.
 #[derive(Default)]
 pub(super) struct Tally {
-    /// Records that could be read.
+    /// Number of records that could be read.
     pub(super) read: u64,
-    /// Records of link types that are not read, of which there are 65,536 in a capture at most.
+    /// Number of records that could not be read, by link type: at most 65,536 types in a capture.
     unread: BTreeMap<LinkType, u64>,
     damage: Damage,
-    /// Offset of the first that could not be read, or is damaged.
+    /// Offset of the first record that is unreadable or damaged.
     first_bad: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ impl Tally {
         &self.damage
     }
 
-    /// Records of link types that are not read, by their name.
+    /// Returns the number of unreadable records, by the name of their link type.
     pub(super) fn unread(&self) -> impl Iterator<Item = (String, u64)> {
         self.unread.iter().map(|(link_type, count)| (link_type.to_string(), *count))
     }
@@ -54,8 +54,8 @@ impl Tally {
         self.unread.values().sum()
     }
 
-    /// Says of a capture that is read to its end whether any of its records could be delivered, if
-    /// there were any.
+    /// Checks, for a capture read to its end, that any of its records could be delivered. A capture
+    /// without records passes.
     pub(super) fn verdict(&self, name: &str) -> Result<()> {
         let Some(offset) = self.first_bad.filter(|_| self.read == 0) else { return Ok(()) };
         let unread =
@@ -73,7 +73,7 @@ impl Tally {
     }
 }
 
-/// As many as a person reads.
+/// Joins the first few parts, as many as a person reads.
 fn shown(parts: &[String]) -> String {
     const SHOWN_MAX: usize = 8;
     let shown = parts.iter().take(SHOWN_MAX).cloned().collect::<Vec<_>>().join(", ");

@@ -8,20 +8,20 @@ use flate2::read::MultiGzDecoder;
 /// First bytes of a gzip file.
 pub(super) const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// Bytes asked of the reader at once.
+/// Size of the read buffer, unless a record needs more.
 const READ_BYTES: usize = 256 << 10;
 
-/// A buffer that slides over what a reader gives, or all of a capture that is in memory.
+/// Buffer that slides over a reader's stream, or a whole capture in memory.
 pub(super) struct Window {
     reader: Box<dyn Read + Send>,
     buffer: Buffer,
     /// The unread bytes are `buffer[start..end]`.
     start: usize,
     end: usize,
-    /// The offset in the stream of `buffer[start]`.
+    /// Offset of `buffer[start]` in the stream.
     offset: u64,
     at_end: bool,
-    /// True if what the reader gives was unpacked.
+    /// True if the reader unpacks gzip.
     is_unpacked: bool,
 }
 
@@ -36,15 +36,15 @@ impl Window {
         Self { reader, buffer, start: 0, end: 0, offset: 0, at_end: false, is_unpacked: false }
     }
 
-    /// A window on bytes that are all here.
+    /// Returns a window on a capture in memory.
     pub(super) fn whole(bytes: Arc<Vec<u8>>) -> Self {
         let end = bytes.len();
         let (reader, buffer) = (Box::new(io::empty()), Buffer::Whole(bytes));
         Self { reader, buffer, start: 0, end, offset: 0, at_end: true, is_unpacked: false }
     }
 
-    /// The same from here on, unpacked by the rules of gzip: one member after another, without bound on
-    /// what becomes of them, and no more of it here than of any other stream.
+    /// Unpacks the rest of the stream as gzip: one member after another. The unpacked length has no
+    /// bound; the window holds no more of it than of any other stream.
     pub(super) fn unpacked(self) -> Self {
         let start = io::Cursor::new(self.unread().to_vec());
         let packed = MultiGzDecoder::new(start.chain(self.reader));
@@ -55,14 +55,14 @@ impl Window {
         self.is_unpacked
     }
 
-    /// Passes over all that is here, and takes it for the end.
+    /// Skips the unread bytes, and treats the stream as ended.
     pub(super) fn end(&mut self) {
         self.consume(usize::MAX);
         self.at_end = true;
     }
 
-    /// The unread bytes, at least `count` of them unless the stream ends before. The caller bounds
-    /// `count`, and with it the window.
+    /// Returns the unread bytes, at least `count` of them unless the stream ends before. The caller
+    /// bounds `count`, and with it the window.
     #[inline]
     pub(super) fn at_least(&mut self, count: usize) -> io::Result<&[u8]> {
         while self.end - self.start < count && !self.at_end {
@@ -71,7 +71,7 @@ impl Window {
         Ok(self.unread())
     }
 
-    /// The unread bytes that are here already.
+    /// Returns the unread bytes that are in the window already.
     #[inline]
     pub(super) fn unread(&self) -> &[u8] {
         let bytes = match &self.buffer {
@@ -81,7 +81,7 @@ impl Window {
         &bytes[self.start..self.end]
     }
 
-    /// Passes over `count` unread bytes.
+    /// Skips `count` unread bytes.
     #[inline]
     pub(super) fn consume(&mut self, count: usize) {
         let count = count.min(self.end - self.start);
@@ -89,7 +89,7 @@ impl Window {
         self.offset += count as u64;
     }
 
-    /// The offset of the first unread byte.
+    /// Returns the offset of the first unread byte.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }

@@ -1,4 +1,4 @@
-//! Packets written to capture files.
+//! Writer of capture files.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -12,45 +12,45 @@ use forebay_sys::error::Error;
 
 use crate::MAX_RECORD_BYTES;
 
-/// The link types of what is written (tcpdump.org/linktypes.html).
+/// Link types of written captures (tcpdump.org/linktypes.html).
 const ETHERNET: u32 = 1;
 const RAW: u32 = 101;
 
-/// The last time that a classic capture can tell, whose seconds have 32 bits.
+/// Last time that a classic capture can hold, since its seconds have 32 bits.
 const LAST_TIME_NS: u64 = (1 << 32) * SECOND_NS - 1;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// First four bytes of a capture with nanoseconds.
+/// Magic number of a capture with nanoseconds.
 const MAGIC_NS: u32 = 0xa1b2_3c4d;
-/// Versions 2 and 4, as in every capture.
+/// Major version 2, minor version 4, as in every capture.
 const VERSION: u32 = 4 << 16 | 2;
 
-/// Bytes that wait before they are written at once. A capture that is looked at meanwhile lacks them,
-/// and so does what is counted as written.
+/// Number of bytes to buffer before a write. A reader of the growing file does not see them, and
+/// they do not count as written.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// A capture being written: classic pcap with nanoseconds. Packets without a link header go to a
-/// file of their own beside it, since a file has one link type.
+/// Capture being written: classic pcap with nanoseconds. Packets without a link header go to a
+/// second file, since a file has one link type.
 #[derive(Debug)]
 pub(super) struct CaptureWriter {
     ethernet: LinkCapture,
     ip: LinkCapture,
 }
 
-/// Outcome of packets: in the file, or never to be.
+/// Result of a write: packets in the file, packets that never will be.
 #[derive(Debug, Default)]
 pub(super) struct WriteOutcome {
     /// Packets that the system has taken.
     pub(super) written: Sent,
-    /// Packets that it has not.
+    /// Number of packets that the system has not taken.
     pub(super) lost: u64,
-    /// Reason of the first failure.
+    /// First failure.
     pub(super) error: Option<Error>,
 }
 
 impl CaptureWriter {
-    /// Will write to `stem` with `.pcap` added, and to `stem` with `-ip.pcap` added if need be. A
-    /// file is created with its first packet.
+    /// Returns a writer to `stem` with `.pcap` added, and to `stem` with `-ip.pcap` added if
+    /// needed. A file is created with its first packet.
     pub(super) fn new(stem: &Path) -> Self {
         let capture = |ending: &str, link_type| {
             let mut name = stem.as_os_str().to_owned();
@@ -60,8 +60,9 @@ impl CaptureWriter {
         Self { ethernet: capture(".pcap", ETHERNET), ip: capture("-ip.pcap", RAW) }
     }
 
-    /// Adds a packet: a record for each of `frames`, with their recorded times, or the last one that
-    /// can be told. It counts as `sent` once all of them are in the file.
+    /// Adds a packet: a record for each of `frames`, with its recorded time, clamped to the last
+    /// time that the format can hold. The packet counts as `sent` once all its records are in the
+    /// file.
     pub(super) fn write(&mut self, frames: &[Packet], sent: Sent) -> WriteOutcome {
         let Some(link) = frames.first().map(|frame| frame.headers.link) else {
             return WriteOutcome::default();
@@ -73,7 +74,7 @@ impl CaptureWriter {
         capture.write(frames, sent)
     }
 
-    /// Writes out what still waits.
+    /// Writes the buffered records.
     pub(super) fn flush(&mut self) -> WriteOutcome {
         let [mut one, other] = [&mut self.ethernet, &mut self.ip].map(LinkCapture::flush);
         one.written = one.written.plus(other.written);
@@ -83,12 +84,12 @@ impl CaptureWriter {
     }
 }
 
-/// The file of one link type.
+/// File of one link type.
 #[derive(Debug)]
 struct LinkCapture {
     path: PathBuf,
     link_type: u32,
-    /// None before the first packet.
+    /// `None` before the first packet.
     file: Option<Records<File>>,
 }
 
@@ -113,8 +114,8 @@ impl LinkCapture {
         let Some(records) = &mut self.file else { return WriteOutcome::default() };
         let (written, lost, error) = records.flush();
         if error.is_some() {
-            // Nothing more is written: half a record is none, and a file without a header no capture.
-            // One that cannot be cut is left as it is.
+            // Nothing more is written, so half a record is removed, and a file without its whole
+            // header is deleted. A file that cannot be truncated stays as it is.
             let _ = match records.whole_bytes {
                 0 => std::fs::remove_file(&self.path),
                 whole => records.file.set_len(whole),
@@ -124,14 +125,14 @@ impl LinkCapture {
     }
 }
 
-/// Records that wait to be written, and what they count for.
+/// Buffered records, and the packets that they belong to.
 #[derive(Debug)]
 struct Records<W> {
     file: W,
     waiting: Vec<u8>,
-    /// The packets that wait: where each one's last record ends, and what it is.
+    /// Buffered packets: the end of each one's last record, and its counts.
     packets: Vec<(usize, Sent)>,
-    /// Bytes of the file, up to the end of the last packet that is whole.
+    /// Length of the file up to the end of the last complete packet.
     whole_bytes: u64,
 }
 
@@ -141,7 +142,7 @@ impl<W: Write> Records<W> {
         for field in [MAGIC_NS, VERSION, 0, 0, MAX_RECORD_BYTES, link_type] {
             waiting.extend(field.to_le_bytes());
         }
-        // The header comes whole or not at all, and counts for nothing.
+        // The header is written whole or not at all, and counts as no packet.
         let packets = vec![(waiting.len(), Sent::default())];
         Self { file, waiting, packets, whole_bytes: 0 }
     }
@@ -162,12 +163,13 @@ impl<W: Write> Records<W> {
         packet.fragments().for_each(|fragment| self.waiting.extend_from_slice(fragment));
     }
 
-    /// Makes a packet of the bytes added since the last one.
+    /// Ends a packet, whose records were added since the last one.
     fn end_packet(&mut self, sent: Sent) {
         self.packets.push((self.waiting.len(), sent));
     }
 
-    /// Writes what waits. Returns what is in the file now, how many packets are not, and why not.
+    /// Writes the buffered records. Returns the counts in the file, the number of lost packets, and
+    /// the error if any.
     fn flush(&mut self) -> (Sent, u64, Option<io::Error>) {
         let (taken, error) = write_as_much_as_may_be(&mut self.file, &self.waiting);
         let (mut written, mut lost, mut whole) = (Sent::default(), 0, 0);
@@ -184,7 +186,7 @@ impl<W: Write> Records<W> {
     }
 }
 
-/// Writes until something is refused; says how many bytes were taken.
+/// Writes until an error. Returns the number of bytes taken.
 fn write_as_much_as_may_be(file: &mut impl Write, bytes: &[u8]) -> (usize, Option<io::Error>) {
     let mut taken = 0;
     while taken < bytes.len() {
@@ -218,7 +220,7 @@ mod tests {
         assert_eq!(written[0], written[1]);
     }
 
-    /// A disk that has so much room left, and takes a few bytes at a time.
+    /// Disk with limited room, which takes a few bytes at a time.
     struct Disk {
         room_bytes: usize,
         at_once: usize,
@@ -241,7 +243,7 @@ mod tests {
         }
     }
 
-    /// The lengths of the records that a capture holds whole.
+    /// Lengths of the complete records of a capture.
     fn whole_records(capture: &[u8]) -> Vec<usize> {
         let mut left = capture.get(24..).unwrap_or_default();
         let mut records = Vec::new();
@@ -255,7 +257,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever room there is, what counts as written is what can be read again.
+        /// With any room, the frames counted as written are those that can be read again.
         #[test]
         fn promise_2_only_recorded_frames_are_counted(
             room_bytes in 0usize..12_000,

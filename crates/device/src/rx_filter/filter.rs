@@ -1,14 +1,15 @@
-//! The same choice as a filter of a packet socket: classic BPF, which the kernel runs on each packet
-//! before the socket gets it. A read beyond the packet ends the filter, and the packet is not taken.
+//! The filter as classic BPF for a packet socket: the kernel runs it on each packet before the
+//! socket receives the packet. A read beyond the packet ends the program, and the packet is not
+//! taken.
 
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
 use forebay_sys::socket_filter::FilterInstruction;
 
 use super::{FilterDestinations, FilterProtocol, MAX_EXTENSION_HEADERS, RxFilter, wire};
 
-/// The filter for a socket whose packets begin with `link`.
+/// Builds the filter for a socket whose packets begin with `link`.
 ///
-/// The kernel may have taken the outer VLAN tag out of a frame and put it beside; it counts.
+/// A stripped outer VLAN tag, which the kernel keeps beside the packet, counts as one of the tags.
 #[must_use]
 pub fn filter(take: &RxFilter, link: Link) -> Vec<FilterInstruction> {
     let RxFilter::Only(destinations) = take else { return vec![WHOLE] };
@@ -27,32 +28,32 @@ pub fn filter(take: &RxFilter, link: Link) -> Vec<FilterInstruction> {
     filter.finish()
 }
 
-/// The filter that takes nothing: what came before it is still there to be read.
+/// Builds the filter that takes nothing. Packets taken before can still be read from the socket.
 #[must_use]
 pub fn nothing() -> Vec<FilterInstruction> {
     vec![NONE]
 }
 
-/// A place in the filter that is jumped to, always forwards.
+/// Jump target in the filter, always forwards.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FilterLabel {
-    /// The VLAN tag with this number, from 0.
+    /// VLAN tag with this number, from 0.
     Tag(usize),
-    /// Behind the tags.
+    /// Network header, behind the tags.
     Network,
     Ipv4,
     Ipv6,
-    /// The extension header with this number, from 0.
+    /// Extension header with this number, from 0.
     Extension(usize),
     Segment,
-    /// The ports of one protocol.
+    /// Ports of one protocol.
     Ports(u8),
     Ours,
     Pass,
 }
 
-/// A filter that is being written. A is what is computed with, X where the program reads in the
-/// packet, `PROTOCOL` a word of memory.
+/// Filter being written. Register A is the accumulator, X the read position in the packet, memory
+/// word [`PROTOCOL`] the transport protocol.
 #[derive(Default)]
 struct FilterAssembler {
     instructions: Vec<FilterInstruction>,
@@ -60,7 +61,7 @@ struct FilterAssembler {
     jumps: Vec<(usize, FilterBranch, FilterLabel)>,
 }
 
-/// Branch of an instruction that jumps.
+/// Branch of a jump instruction.
 #[derive(Clone, Copy)]
 enum FilterBranch {
     IfSo,
@@ -91,14 +92,14 @@ const IF_NOT_BELOW: u16 = 0x35;
 const IF_ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
 
-/// `SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`, linux/filter.h: 1 if the tag is beside the packet.
+/// `SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`, linux/filter.h: 1 if a tag was stripped from the packet.
 const TAG_IS_BESIDE: u32 = 0xffff_f000 + 48;
-/// The word of memory that says which transport header follows.
+/// Memory word that holds the transport protocol.
 const PROTOCOL: u32 = 0;
 const WHOLE: FilterInstruction = FilterInstruction { code: RETURN, jt: 0, jf: 0, k: u32::MAX };
 const NONE: FilterInstruction = FilterInstruction { code: RETURN, jt: 0, jf: 0, k: 0 };
 
-/// Leaves X where the network header begins.
+/// Sets X to the offset of the network header.
 fn link_header(filter: &mut FilterAssembler, link: Link) {
     if link == Link::Ip {
         filter.run(SET_X, 0);
@@ -118,7 +119,7 @@ fn link_header(filter: &mut FilterAssembler, link: Link) {
         filter.place(FilterLabel::Tag(number));
         if number + 1 == forebay_rx::parse::MAX_VLAN_TAGS {
             filter.run(LOAD_WORD, TAG_IS_BESIDE);
-            filter.jump_unless(IF_EQUAL, 0, FilterLabel::Pass); // that would be one too many
+            filter.jump_unless(IF_EQUAL, 0, FilterLabel::Pass); // the stripped tag is one too many
         }
         filter.run(SET_X, behind);
         filter.run(LOAD_HALF, at);
@@ -130,10 +131,11 @@ fn link_header(filter: &mut FilterAssembler, link: Link) {
 }
 
 fn ipv4(filter: &mut FilterAssembler) {
-    filter.run(LOAD_BYTE_AT_X, 0); // version, and words of header
+    filter.run(LOAD_BYTE_AT_X, 0); // version and IHL
     filter.run(SHIFT_RIGHT, 4);
     filter.jump_unless(IF_EQUAL, 4, FilterLabel::Pass);
     filter.run(LOAD_HALF_AT_X, 6);
+    // Later fragments have no ports, so no fragment is taken.
     filter.jump_if(IF_ANY_BIT, wire::IPV4_FRAGMENT.into(), FilterLabel::Pass);
     filter.run(LOAD_BYTE_AT_X, 9);
     filter.run(STORE_MEMORY, PROTOCOL);
@@ -147,7 +149,7 @@ fn ipv4(filter: &mut FilterAssembler) {
 }
 
 fn ipv6(filter: &mut FilterAssembler) {
-    filter.run(LOAD_BYTE_AT_X, 0); // version, and traffic class
+    filter.run(LOAD_BYTE_AT_X, 0); // version and traffic class
     filter.run(SHIFT_RIGHT, 4);
     filter.jump_unless(IF_EQUAL, 6, FilterLabel::Pass);
     filter.run(LOAD_BYTE_AT_X, 6);
@@ -164,7 +166,7 @@ fn ipv6(filter: &mut FilterAssembler) {
         filter.place(FilterLabel::Extension(number));
         filter.run(LOAD_BYTE_AT_X, 0);
         filter.run(STORE_MEMORY, PROTOCOL);
-        filter.run(LOAD_BYTE_AT_X, 1); // its length, in eights of bytes beyond the first
+        filter.run(LOAD_BYTE_AT_X, 1); // Hdr Ext Len: units of 8 bytes beyond the first
         filter.run(ADD, 1);
         filter.run(SHIFT_LEFT, 3);
         filter.run(ADD_X, 0);
@@ -218,8 +220,8 @@ impl FilterAssembler {
         self.instructions.push(instruction);
     }
 
-    /// The filter, every jump as far as it goes: at most `u8::MAX`, which is why
-    /// [`super::MAX_RANGES`] is what it is.
+    /// Returns the filter, with the distance of every jump filled in: at most `u8::MAX`
+    /// instructions, which [`super::MAX_RANGES`] ensures.
     fn finish(mut self) -> Vec<FilterInstruction> {
         for (at, branch, label) in self.jumps {
             let place = self.places.iter().find(|&&(placed, _)| placed == label);

@@ -1,6 +1,6 @@
-//! Choice of the packets of an interface that are taken; the kernel keeps the rest.
+//! Filter of the packets that are taken from an interface; the kernel keeps the rest.
 
-mod filter; // the same as a filter of a packet socket
+mod filter; // the same filter as classic BPF
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -11,36 +11,36 @@ use forebay_rx::parse::extension::ExtensionWalk;
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, MAX_VLAN_TAGS};
 use forebay_sys::error::{Error, Result};
 
-/// Most ranges of ports that a list comes to: the kernel's filters must be able to jump over them.
+/// Maximum number of port ranges in a list, limited by the jump distance of classic BPF.
 pub const MAX_RANGES: usize = 64;
 
-/// IPv6 extension headers that are walked over: as many as RFC 8200 has in front of a segment, and
-/// no fragment header. A packet with more stays with the kernel.
+/// Maximum number of IPv6 extension headers to skip: as many as RFC 8200 allows before a segment,
+/// fragment header excluded. A packet with more stays with the kernel.
 pub const MAX_EXTENSION_HEADERS: usize = 4;
 
-/// Header fields, as far as choosing needs them.
+/// Header fields that the filter needs.
 pub(crate) mod wire {
     use forebay_rx::parse::extension::{DESTINATION_OPTIONS, HOP_BY_HOP, ROUTING};
 
-    /// IEEE 802.1Q, 802.1ad, and what stood for the latter before.
+    /// TPIDs of IEEE 802.1Q and 802.1ad, and the predecessor of the latter.
     pub(crate) const VLAN_TAGS: [u16; 3] = [0x8100, 0x88a8, 0x9100];
-    /// "More fragments", and the offset (RFC 791).
+    /// "More fragments" bit and fragment offset (RFC 791).
     pub(crate) const IPV4_FRAGMENT: u16 = 0x3fff;
     /// Hop-by-hop options, routing, destination options (RFC 8200).
     pub(crate) const EXTENSION_HEADERS: [u8; 3] = [HOP_BY_HOP, ROUTING, DESTINATION_OPTIONS];
 }
 
-/// Packets that are taken.
+/// Packets to take.
 ///
-/// `all`: every frame, ARP too. A list, as in `udp:53,tcp:443,udp:1000-2000,tcp`: whole datagrams to
-/// these ports, over IPv4 or IPv6, behind up to two VLAN tags. Fragments stay with the kernel, for
-/// later ones have no ports.
+/// `all`: every frame, ARP too. A list, as in `udp:53,tcp:443,udp:1000-2000,tcp`: unfragmented
+/// packets to these ports, over IPv4 or IPv6, behind at most two VLAN tags. Fragments stay with
+/// the kernel, because later fragments have no ports.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum RxFilter {
     /// Every frame.
     #[default]
     All,
-    /// Packets sent to these ports.
+    /// Packets to these destination ports.
     Only(FilterDestinations),
 }
 
@@ -52,7 +52,7 @@ pub struct FilterDestinations {
 }
 
 impl FilterDestinations {
-    /// The ports that are taken of a protocol.
+    /// Returns the ports taken of a protocol.
     #[must_use]
     pub fn ports(&self, protocol: FilterProtocol) -> &[RangeInclusive<u16>] {
         match protocol {
@@ -62,7 +62,7 @@ impl FilterDestinations {
     }
 }
 
-/// A protocol with ports.
+/// Protocol with ports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FilterProtocol {
     /// TCP.
@@ -72,7 +72,7 @@ pub enum FilterProtocol {
 }
 
 impl FilterProtocol {
-    /// Both.
+    /// Both protocols.
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
 
     /// Number in an IP header.
@@ -93,7 +93,7 @@ impl FilterProtocol {
 }
 
 impl RxFilter {
-    /// True if a frame that begins with `link` is taken: what the kernel's programs do, slowly.
+    /// True if a frame of type `link` is taken. Reference for the kernel's programs.
     #[must_use]
     pub fn takes(&self, frame: &[u8], link: Link) -> bool {
         let Self::Only(destinations) = self else { return true };
@@ -103,7 +103,7 @@ impl RxFilter {
     }
 }
 
-/// Destination of a frame; none when it has no ports, or is not the whole of a datagram.
+/// Destination of a frame; `None` if it has no ports, or is a fragment.
 fn destination_of(frame: &[u8], link: Link) -> Option<(FilterProtocol, u16)> {
     let (ethertype, packet) = match link {
         Link::Ethernet => network(frame)?,
@@ -133,18 +133,19 @@ fn network(frame: &[u8]) -> Option<(u16, &[u8])> {
     None
 }
 
-/// The protocol's number, and what follows the header.
+/// Returns the protocol number, and the bytes behind the header.
 fn ipv4(packet: &[u8]) -> Option<(u8, &[u8])> {
     let header: &[u8; 20] = packet.first_chunk()?;
     let (version, header_bytes) = (header[0] >> 4, usize::from(header[0] & 0x0f) * 4);
     let is_fragment = u16::from_be_bytes([header[6], header[7]]) & wire::IPV4_FRAGMENT != 0;
+    // Later fragments have no ports, so no fragment is taken.
     if version != 4 || header_bytes < header.len() || is_fragment {
         return None;
     }
     Some((header[9], packet.get(header_bytes..)?))
 }
 
-/// The protocol's number, and what follows the extension headers.
+/// Returns the protocol number, and the bytes behind the extension headers.
 fn ipv6(packet: &[u8]) -> Option<(u8, &[u8])> {
     let (header, behind) = packet.split_first_chunk::<40>()?;
     if header[0] >> 4 != 6 {
@@ -187,7 +188,7 @@ impl FromStr for RxFilter {
     }
 }
 
-/// One entry of a list: a protocol, and its ports if not all.
+/// Parses one entry of a list: a protocol, and its ports unless all.
 fn destination(entry: &str) -> Result<(FilterProtocol, RangeInclusive<u16>), String> {
     let (name, ports) = entry.split_once(':').map_or((entry, None), |(p, r)| (p, Some(r)));
     let protocol = match name {
@@ -221,7 +222,7 @@ fn port(entry: &str, text: &str) -> Result<u16, String> {
     }
 }
 
-/// The same ports, in rising order, in as few ranges as can be.
+/// Merges port ranges: in rising order, as few as possible.
 fn joined(mut ranges: Vec<RangeInclusive<u16>>) -> Vec<RangeInclusive<u16>> {
     ranges.sort_by_key(|range| *range.start());
     let mut joined: Vec<RangeInclusive<u16>> = Vec::with_capacity(ranges.len());

@@ -1,14 +1,14 @@
-//! TUN and TAP: the kernel's stack is on the other side. What it sends comes out of a [`TunSource`],
-//! what a [`TunSink`] sends it receives.
+//! TUN and TAP: packets exchanged with the kernel's stack. A [`TunSource`] receives what the stack
+//! sends, and the stack receives what a [`TunSink`] sends.
 //!
-//! Packets come and go with a `virtio_net_hdr` before them: checksums that are still to be
-//! completed, and TCP and UDP packets whole that are to be cut into segments (GSO), both ways.
+//! In both directions a `virtio_net_hdr` precedes each packet: its checksum may be partial, and TCP
+//! and UDP packets may be whole, to be cut into segments (GSO).
 
-mod open; //     a device that is there, or a new one
-mod stats; //    what the kernel had to drop
-mod sink; //     what is written to it
-mod source; //   what is read from it
-mod steering; // which queue a packet comes out of
+mod open; //     an existing device, or a new one
+mod stats; //    packets that the kernel dropped
+mod sink; //     packets written to the device
+mod source; //   packets read from the device
+mod steering; // eBPF programs that choose a packet's queue
 
 pub use forebay_sys::tun::TunKind;
 pub use open::TunDevice;

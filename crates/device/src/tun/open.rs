@@ -1,5 +1,5 @@
-//! Opening a device: one that is there, which stays as it was when we go, or a new one, which goes
-//! with us.
+//! Opening of a device: an existing one, whose settings are restored on close, or a new one, which
+//! is removed on close.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,12 +22,12 @@ use crate::KernelCounts;
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a constant of 10")]
 const HEADER_BYTES: i32 = VIRTIO_NET_HDR_BYTES as i32;
 
-/// A TUN or TAP device with all its queues open. It is closed when the last source and sink of it
-/// is gone, and this.
+/// TUN or TAP device with all its queues open. It is closed with the last of its sources, sinks and
+/// handles.
 #[derive(Clone, Debug)]
 pub struct TunDevice(Arc<OpenTun>);
 
-/// State that sources and sinks of a device share.
+/// State shared by the sources and sinks of a device.
 #[derive(Debug)]
 pub(super) struct OpenTun {
     interface: Interface,
@@ -35,32 +35,33 @@ pub(super) struct OpenTun {
     queues: Vec<TunQueue>,
     offload: Offload,
     steering: TunSteering,
-    /// Settings that it had; none if it is new.
+    /// Original settings; `None` if the device is new.
     before: Option<LinkBefore>,
     drops: TunDrops,
 }
 
-/// Settings that a device which was there gets back when it is closed.
+/// Original settings of an existing device, restored on close.
 #[derive(Clone, Copy, Debug)]
 struct LinkBefore {
     header_bytes: i32,
     is_little_endian: bool,
 }
 
-/// Origin of a device: made or found.
+/// Origin of a device: created or existing.
 enum FoundLink {
     New,
     There,
 }
 
 impl TunDevice {
-    /// Opens the device of that name, in the network namespace of the calling thread, with so many
-    /// queues. One that is not there is made, and set up.
+    /// Opens the device of that name, in the network namespace of the calling thread, with `queues`
+    /// queues. A missing device is created and set up.
     ///
     /// # Errors
-    /// When it is of another kind, is in use, has fewer queues, or may not be opened or made.
+    /// If the device is of another kind, is in use or has fewer queues, or the process may not open
+    /// or create it.
     pub fn open(name: &str, kind: TunKind, queues: u16) -> Result<Self> {
-        // The kernel would put a number for a %d.
+        // The kernel replaces %d in a name by a number.
         if !is_interface_name(name) || name.contains('%') {
             let why = "the name of an interface has at most 15 bytes, no space and no / : %".into();
             return Err(Error::Setting { what: "a device", value: name.into(), why });
@@ -77,7 +78,8 @@ impl TunDevice {
         };
         let interface = Interface::named(name)?;
         if interface.tun.is_some_and(|tun| tun.open_queues > 1) {
-            // What goes for all queues would go for another program's too.
+            // Header and offloads are settings of the device: they would change for the other
+            // program too.
             return Err(not_attached(name, kind, queues, Errno::BUSY));
         }
         let mut device = OpenTun {
@@ -93,7 +95,7 @@ impl TunDevice {
         Ok(Self(Arc::new(device)))
     }
 
-    /// Opens a device to send to: the TAP of that name if there is one, else as a TUN.
+    /// Opens a device to send to: as a TAP if there is one of that name, else as a TUN.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -105,42 +107,42 @@ impl TunDevice {
         Self::open(name, kind, 1)
     }
 
-    /// One source for each queue. Each may be asked for once: two that read one queue would each
-    /// get some of its packets. Where checksums are to be verified, packets are summed up on their
-    /// way into memory, unless the kernel has verified them.
+    /// Returns one source for each queue. Call this once: two sources that read one queue would
+    /// each get some of its packets. If checksums are to be verified, packets are summed while they
+    /// are copied, unless the kernel has verified them.
     #[must_use]
     pub fn sources(&self, verify: Verify) -> Vec<TunSource> {
         let source = |queue| TunSource::new(Arc::clone(&self.0), queue, verify);
         (0..self.0.queues.len()).map(source).collect()
     }
 
-    /// Counters of the kernel for each queue: what it dropped stands with the first one's, for it
-    /// does not say which queue that was for.
+    /// Returns the kernel's counters for each queue. Drops are counted with the first queue,
+    /// because the kernel does not report the queue.
     #[must_use]
     pub fn counts(&self) -> Vec<Arc<KernelCounts>> {
         let further = self.0.queues.iter().skip(1).map(|_| KernelCounts::new(&[]));
         std::iter::once(Arc::clone(self.0.drops.counts())).chain(further).collect()
     }
 
-    /// A sink for one CPU.
+    /// Returns a sink for one CPU.
     #[must_use]
     pub fn sink(&self) -> TunSink {
         TunSink::new(Arc::clone(&self.0))
     }
 
-    /// The interface's name.
+    /// Returns the interface's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.0.name()
     }
 
-    /// Kind.
+    /// Returns the kind of the device.
     #[must_use]
     pub fn kind(&self) -> TunKind {
         self.0.kind
     }
 
-    /// Facts for a report: what was found, and made of it.
+    /// Returns facts for the report: origin, offloads, steering.
     #[must_use]
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let made = if self.0.before.is_some() { "was there" } else { "new" };
@@ -156,7 +158,7 @@ impl TunDevice {
 }
 
 impl OpenTun {
-    /// Sets up all but the first queue, and what goes for all.
+    /// Sets up the header and offloads, and opens all queues but the first.
     fn set_up(&mut self, queues: u16) -> Result<()> {
         let name = self.interface.name.clone();
         let first = &self.queues[0];
@@ -188,7 +190,8 @@ impl OpenTun {
         self.kind
     }
 
-    /// True if a packet of several UDP datagrams may be sent as one.
+    /// True if a packet of several UDP datagrams may be sent as one (`TUN_F_USO4` and
+    /// `TUN_F_USO6`).
     pub(super) fn cuts_udp(&self) -> bool {
         self.offload == Offload::TcpAndUdp
     }
@@ -205,7 +208,7 @@ impl OpenTun {
         &self.drops
     }
 
-    /// Has the kernel drop, and count, what it has for the device from now on.
+    /// Makes the kernel drop, and count, further packets for the device.
     pub(super) fn close_to_the_kernel(&self) {
         self.steering.close(&self.queues[0]);
     }
@@ -215,8 +218,8 @@ impl Drop for OpenTun {
     fn drop(&mut self) {
         let Some(before) = self.before else { return };
         let Some(first) = self.queues.first() else { return };
-        // Whoever opens it next without a header would get packets that are whole, or unsummed. If
-        // the device is gone there is nothing to give back.
+        // The next program may read without headers, and would get uncut packets and partial
+        // checksums. Errors are ignored: a removed device needs no restoring.
         let _ = first.set_offload(Offload::Nothing);
         let _ = first.set_header_bytes(before.header_bytes);
         let _ = first.set_little_endian(before.is_little_endian);
@@ -258,7 +261,7 @@ fn attach(
     }
     let there = Attach { is_new: false, ..new };
     match queue.attach(there) {
-        // One with several queues will do where one is asked for, but must be told so.
+        // A multi-queue device can be used with one queue, but only with IFF_MULTI_QUEUE set.
         Err(Errno::INVAL) if !is_multi_queue => {
             queue.attach(Attach { is_multi_queue: true, ..there })?;
         }
@@ -267,7 +270,7 @@ fn attach(
     Ok(FoundLink::There)
 }
 
-/// Offers as much as the kernel knows.
+/// Offers as many offloads as the kernel knows.
 fn offer(queue: &TunQueue) -> rustix::io::Result<Offload> {
     for offload in [Offload::TcpAndUdp, Offload::Tcp] {
         match queue.set_offload(offload) {
@@ -278,7 +281,7 @@ fn offer(queue: &TunQueue) -> rustix::io::Result<Offload> {
     Ok(Offload::Nothing)
 }
 
-/// Says why the kernel did not attach us.
+/// Converts the error of attaching to a device.
 fn not_attached(name: &str, kind: TunKind, queues: u16, errno: Errno) -> Error {
     let (asked, command) = match kind {
         TunKind::Tun => ("a TUN", "tun"),
@@ -304,7 +307,7 @@ fn not_attached(name: &str, kind: TunKind, queues: u16, errno: Errno) -> Error {
     Error::Device { name: name.to_owned(), what, source, help }
 }
 
-/// Error for a device of that name of another kind: what it is, and what to do.
+/// Describes a device of that name of another kind, and the remedy.
 fn what_it_is(name: &str, kind: TunKind, queues: u16) -> (String, String) {
     let Ok(there) = Interface::named(name) else {
         return ("the kernel refuses".to_owned(), format!("see `ip link show {name}`"));
@@ -327,7 +330,7 @@ fn what_it_is(name: &str, kind: TunKind, queues: u16) -> (String, String) {
     }
 }
 
-/// Names a device and what was tried in an error of the kernel's: for `map_err`.
+/// Returns a conversion of an error that names the device and the failed step, for `map_err`.
 fn refused(name: &str, what: &'static str) -> impl FnOnce(Errno) -> Error {
     move |errno| Error::Device {
         name: name.to_owned(),

@@ -1,4 +1,4 @@
-//! Packets that the kernel receives from the device.
+//! Packets sent to the device, which the kernel receives.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -14,28 +14,28 @@ use rustix::io::{self, Errno};
 use super::TunKind;
 use super::open::OpenTun;
 
-/// Pieces that are gathered into one write. A packet in more of them is copied together: the
-/// kernel reads a list of them as slowly as so many bytes.
+/// Maximum number of pieces gathered into one write. A packet in more pieces is copied first: the
+/// kernel reads a long list as slowly as the bytes themselves.
 const PIECES_MAX: usize = 64;
 
-/// One CPU's way into a device. Each packet is one write, a merged one too.
+/// One CPU's sink of a device. Each packet is one write, merged ones too.
 #[derive(Debug)]
 pub struct TunSink {
     device: Arc<OpenTun>,
     counters: Arc<SinkCounters>,
-    /// Packets on their way through [`Sink::send`]; empty in between.
+    /// Scratch vector of [`Sink::send`], empty between calls.
     sending: Vec<Packet>,
-    /// A packet of too many pieces, as one.
+    /// Buffer for a packet of too many pieces.
     copied: Vec<u8>,
 }
 
-/// Reason why a write failed.
+/// Result of a failed write.
 enum Failed {
-    /// The packet is dropped.
+    /// Packet to drop.
     Drop(SendDrop),
-    /// The kernel cannot cut it.
+    /// Packet that the kernel cannot cut.
     Uncut,
-    /// The device is gone.
+    /// Removed device.
     Gone,
 }
 
@@ -45,7 +45,7 @@ impl TunSink {
         Self { device, counters, sending, copied }
     }
 
-    /// Sends a packet, and gives back what is left of it in `done`.
+    /// Sends a packet, and leaves it, or its segments, in `done`.
     fn send_one(&mut self, mut packet: Packet, done: &mut Vec<Packet>) -> Result<(), Failed> {
         let mut sent = Sent { packets: 1, frames: packet.wire_count().into(), bytes: 0 };
         let written = match self.begin(&packet) {
@@ -70,7 +70,7 @@ impl TunSink {
         }
     }
 
-    /// Sends a merged packet as the segments that it was made of.
+    /// Sends a merged packet as its original segments.
     fn send_cut(&mut self, packet: Packet, done: &mut Vec<Packet>) -> Result<(), Failed> {
         let first = done.len();
         resegment(packet, done);
@@ -93,8 +93,9 @@ impl TunSink {
         Ok(())
     }
 
-    /// Offset in the packet of the part that the device takes.
+    /// Returns the offset of the part of the packet that the device takes.
     fn begin(&self, packet: &Packet) -> Result<u16, SendDrop> {
+        // A TAP takes Ethernet frames only, a TUN only IP packets.
         match (self.device.kind(), packet.headers.link) {
             (TunKind::Tap, Link::Ethernet) => Ok(0),
             (TunKind::Tap, Link::Ip) => Err(SendDrop::LinkHeader),
@@ -103,9 +104,10 @@ impl TunSink {
         }
     }
 
-    /// Writes a packet from `begin` on, and returns how many bytes that was.
+    /// Writes a packet from `begin` on, and returns the number of its bytes written.
     fn write(&mut self, packet: &mut Packet, begin: u16) -> Result<u64, Failed> {
         let mut header = describe(packet);
+        // The kernel does not cut UDP packets without TUN_F_USO4 and TUN_F_USO6.
         if header.gso_type == GSO_UDP_L4 && !self.device.cuts_udp() {
             return Err(Failed::Uncut);
         }
@@ -119,6 +121,7 @@ impl TunSink {
             self.write_gathered(header, packet, begin)
         };
         let is_cut = packet.gso_size() > 0;
+        // EBADFD: no device is attached to the file any more. EIO: the device is down.
         let bytes = written.map_err(|errno| match errno {
             Errno::BADFD => Failed::Gone,
             Errno::INVAL if is_cut => Failed::Uncut,
@@ -138,7 +141,7 @@ impl TunSink {
     ) -> io::Result<usize> {
         let header = header.to_bytes();
         let begin = usize::from(begin);
-        // Only the first fragment has what the device does not take.
+        // Only the first fragment has bytes before `begin`.
         let fragments = move || {
             let mut begin = begin;
             packet

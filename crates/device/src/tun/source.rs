@@ -1,4 +1,4 @@
-//! Packets that the kernel sends to the device.
+//! Packets that the kernel sends to the device, as a source.
 
 use std::io::IoSliceMut;
 use std::os::fd::BorrowedFd;
@@ -18,55 +18,56 @@ use rustix::io::{self, Errno};
 use super::TunKind;
 use super::open::OpenTun;
 
-/// The longest packet that the kernel cuts for a device (`GSO_LEGACY_MAX_SIZE`, netdevice.h), with
-/// an Ethernet header and two tags.
+/// Length of the longest packet that the kernel cuts for a device (`GSO_LEGACY_MAX_SIZE`,
+/// netdevice.h), with an Ethernet header and two tags.
 const LARGEST_BYTES: u32 = 65_536 + 22;
 
-/// Packets up to this length are copied into a frame of their size; longer ones stay where they were
-/// read. A packet that waits should not hold many times the memory that it needs, and copying takes
-/// a tenth of the time of reading.
+/// Maximum length of packets that are copied into a frame of their size; longer ones stay in the
+/// frame that they were read into. A waiting packet should not hold many times the memory that it
+/// needs, and copying takes a tenth of the time of reading.
 const COPIED_BYTES_MAX: u32 = 16 << 10;
 
-/// Time between two questions to the kernel what it dropped.
+/// Interval of reading the kernel's drop counter.
 const COUNT_EVERY_NS: u64 = 100_000_000;
 
-/// Time for which packets may be on their way to the device when it is closed to the kernel.
+/// Time for which packets may still arrive after the device was closed to the kernel.
 const CLOSING_NS: u64 = 2_000_000;
 
-/// The most packets that a queue is read for after it was closed: more than it holds, unless it was
-/// made far longer (`txqueuelen`).
+/// Maximum number of packets to read from a queue after it was closed: more than the queue holds,
+/// unless `txqueuelen` was raised far.
 const CLOSING_PACKETS_MAX: usize = 65_536;
 
-/// One queue's packets.
+/// Source of one queue.
 #[derive(Debug)]
 pub struct TunSource {
     device: Arc<OpenTun>,
     queue: usize,
     verify: Verify,
     numbering: Numbering,
-    /// A frame of the largest kind, which the next packet is read into: how long it is, only
-    /// reading tells.
+    /// Frame of the largest size to read the next packet into, whose length is known only after the
+    /// read.
     spare: Option<Frame>,
-    /// Time at which the kernel is asked next what it dropped.
+    /// Time of the next read of the kernel's drop counter.
     count_at_ns: u64,
     closing: Option<Closing>,
 }
 
-/// The end of a source.
+/// End of a source, which still drains its queue.
 #[derive(Clone, Copy, Debug)]
 struct Closing {
-    /// Time from which nothing is on its way any more.
+    /// Time from which no packet can arrive any more.
     until_ns: u64,
-    /// Packets that are still read.
+    /// Number of packets that are still read.
     packets_left: usize,
 }
 
-/// Outcome of reading.
+/// Result of a read.
 enum TunRead {
+    /// A packet was read.
     Packet,
-    /// No packet was there.
+    /// No packet was queued.
     Empty,
-    /// No frame to read into was free.
+    /// No frame was free to read into.
     NoFrame,
 }
 
@@ -108,7 +109,7 @@ impl TunSource {
         Ok(TunRead::Packet)
     }
 
-    /// Makes a packet of what was read.
+    /// Makes a packet of a frame that was read.
     fn take(&mut self, header: VirtioNetHdr, frame: Frame, pool: &mut Pool, burst: &mut Burst) {
         let arrival = self.numbering.next_arrival();
         let wire_len = frame.len_bytes();
@@ -136,17 +137,18 @@ impl TunSource {
         }
     }
 
-    /// Need to sum up a packet on its way: to verify its checksum, or to complete it.
+    /// Returns whether to sum a packet while it is copied: to verify its checksum, or to complete
+    /// it.
     fn verify_of(&self, header: VirtioNetHdr) -> Verify {
         match header {
             VirtioNetHdr { gso_type: GSO_NONE, flags: NEEDS_CSUM, .. } => Verify::Checksums,
             VirtioNetHdr { gso_type: GSO_NONE, flags: 0, .. } => self.verify,
-            // There is no sum of it yet, or the kernel has verified it.
+            // The checksum is computed when the packet is cut, or the kernel has verified it.
             _ => Verify::Nothing,
         }
     }
 
-    /// Reads what is there, up to `max` packets.
+    /// Reads queued packets until the burst has `max`.
     fn fill(&mut self, max: usize, pool: &mut Pool, burst: &mut Burst) -> Result<TunRead, Errno> {
         while burst.len() < max {
             match self.read(pool, burst) {
@@ -162,7 +164,7 @@ impl TunSource {
         self.count_at_ns = now_ns.saturating_add(COUNT_EVERY_NS);
     }
 
-    /// Reads what is left, for as long as packets may be on their way.
+    /// Reads the rest of the queue, for as long as packets may arrive.
     fn close(
         &mut self,
         ask: PollRequest,

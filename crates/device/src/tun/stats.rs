@@ -1,4 +1,4 @@
-//! Packets that the kernel had for the device and dropped, because nobody took them in time: the
+//! Packets for the device that the kernel dropped because they were not read in time: the
 //! interface's `tx_dropped`.
 
 use std::fs::File;
@@ -9,24 +9,24 @@ use forebay_sys::interface::Interface;
 
 use crate::KernelCounts;
 
-/// Column of an interface's line in `/proc/net/dev` it is (`dev_seq_printf_stats` in
+/// Column of `tx_dropped` in an interface's line of `/proc/net/dev` (`dev_seq_printf_stats` in
 /// net/core/net-procfs.c).
 const TX_DROPPED: usize = 11;
 
-/// Bytes that are read of that file at a time: more than the kernel gives.
+/// Number of bytes to read from `/proc/net/dev` at a time: more than the kernel returns.
 const LINES_BYTES: usize = 16 << 10;
 
-/// The drops of one interface.
+/// Drops of one interface.
 #[derive(Debug)]
 pub(super) struct TunDrops {
     interface: Option<Interface>,
-    /// `/proc/net/dev` of the namespace in which the device was opened. The kernel answers it
-    /// without a lock; over rtnetlink, whoever polls the device would wait for everybody who
-    /// changes some interface.
+    /// `/proc/net/dev` of the namespace in which the device was opened. The kernel answers reads of
+    /// it without a lock; over rtnetlink, the polling CPU would wait for every change of any
+    /// interface.
     lines: Option<File>,
-    /// Count up to which they were [told](Self::newly).
+    /// Counter value that was reported [last](Self::newly).
     before: Mutex<u64>,
-    /// Since the device was opened.
+    /// Drops since the device was opened.
     counts: Arc<KernelCounts>,
 }
 
@@ -38,15 +38,15 @@ impl Default for TunDrops {
 }
 
 impl TunDrops {
-    /// Drops from now on.
+    /// Begins to count drops.
     pub(super) fn of(interface: &Interface) -> Self {
         let lines = File::open("/proc/thread-self/net/dev").ok();
         let drops = Self { interface: Some(interface.clone()), lines, ..Self::default() };
         Self { before: Mutex::new(drops.counted().unwrap_or(0)), ..drops }
     }
 
-    /// Drops since this was last asked, for any queue; 0 where that cannot be told, because the
-    /// device was moved to another namespace, or is gone.
+    /// Returns the drops since the last call, of all queues; 0 if they cannot be read, because the
+    /// device was moved to another namespace, or removed.
     pub(super) fn newly(&self) -> u64 {
         let mut before = self.before.lock().unwrap_or_else(PoisonError::into_inner);
         let newly = self.counted().map_or(0, |counted| counted.saturating_sub(*before));
@@ -56,7 +56,7 @@ impl TunDrops {
         newly
     }
 
-    /// Count for a report.
+    /// Returns the counters for reports.
     pub(super) fn counts(&self) -> &Arc<KernelCounts> {
         &self.counts
     }
@@ -64,17 +64,17 @@ impl TunDrops {
     fn counted(&self) -> Option<u64> {
         let interface = self.interface.as_ref()?;
         let by_line = self.lines.as_ref().and_then(|lines| line_of(lines, &interface.name));
-        // Under another name it is found by its number.
+        // A renamed interface is found by its index.
         by_line.or_else(|| interface.counters().ok().map(|counters| counters.tx_dropped))
     }
 }
 
-/// Fields of an interface's line in that file.
+/// Reads `tx_dropped` of an interface from `/proc/net/dev`.
 fn line_of(lines: &File, name: &str) -> Option<u64> {
     let mut bytes = [0; LINES_BYTES];
     let mut offset = 0;
     loop {
-        // The kernel gives whole lines only.
+        // A read returns whole lines only.
         let read = lines.read_at(&mut bytes, offset).ok().filter(|read| *read > 0)?;
         let text = std::str::from_utf8(bytes.get(..read)?).ok()?;
         let mut said =

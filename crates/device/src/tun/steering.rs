@@ -1,25 +1,26 @@
-//! Programs that choose the queue that a packet comes out of, and end that: those that the kernel runs on each
-//! packet for the device.
+//! eBPF programs of a device, run by the kernel on each packet for it: one chooses the packet's
+//! queue, one drops all packets.
 
 use std::os::fd::AsFd;
 
 use forebay_sys::bpf::{FilterProgram, Instruction};
 use forebay_sys::tun::TunQueue;
 
-/// The programs of a device. Without the right to load them (`CAP_BPF`) it does without.
+/// Programs of a device; absent without the privilege to load them (`CAP_BPF`).
 #[derive(Debug, Default)]
 pub(super) struct TunSteering {
-    /// Chooses a packet's queue, by its flow alone, on a device with several. Without it the kernel
-    /// chooses the queue that the flow was last sent from: where packets are sent to the device
-    /// too, a flow may change its queue, and then its order is not kept.
+    /// Chooses a packet's queue by its flow alone, on a device with several queues. Without this
+    /// program the kernel chooses the queue that last sent packets of the flow: if packets are sent
+    /// to the device too, a flow may change its queue, and its order is lost.
     by_flow: Option<FilterProgram>,
-    /// Takes nothing. Without it what comes between the last read and the end is not counted.
+    /// Drops every packet. Without this program, packets between the last read and the close are
+    /// not counted.
     nothing: Option<FilterProgram>,
     queues: u16,
 }
 
 impl TunSteering {
-    /// Loads the programs for so many queues, and has the flows of `device` stay in theirs.
+    /// Loads the programs for `queues` queues, and attaches the one that chooses the queue.
     pub(super) fn of(device: &TunQueue, queues: u16) -> Self {
         let by_flow = if queues > 1 { FilterProgram::load(&queue_of_flow()).ok() } else { None };
         let by_flow = by_flow.filter(|program| device.set_steering(Some(program.as_fd())).is_ok());
@@ -27,24 +28,24 @@ impl TunSteering {
         Self { by_flow, nothing, queues }
     }
 
-    /// Has the kernel drop, and count, what it has for the device.
+    /// Makes the kernel drop, and count, further packets for the device.
     pub(super) fn close(&self, device: &TunQueue) {
         if let Some(nothing) = &self.nothing {
-            // Refused, it is as if there were none.
+            // A refused program is treated as a missing one.
             let _ = device.set_filter(Some(nothing.as_fd()));
         }
     }
 
-    /// Takes the programs off the device.
+    /// Detaches the programs from the device.
     pub(super) fn give_back(&self, device: &TunQueue) {
-        // It fails if the device is gone, and they with it.
+        // These calls fail if the device was removed, and its programs with it.
         let _ = device.set_filter(None);
         if self.queues > 1 {
             let _ = device.set_steering(None);
         }
     }
 
-    /// Word of a report for it.
+    /// Returns the fact for the report.
     pub(super) fn fact(&self) -> Option<String> {
         let fact = match self {
             Self { queues: 0 | 1, .. } => return None,
@@ -58,23 +59,23 @@ impl TunSteering {
     }
 }
 
-/// A register of the machine.
+/// Register of the eBPF machine.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Register {
-    /// Registers that loads give and that are returned.
+    /// Value of packet loads, and return value.
     R0 = 0,
-    /// The packet, at first.
+    /// Context (`struct __sk_buff`) at the start of the program.
     R1 = 1,
-    /// The packet, for loads from it.
+    /// Context for packet loads.
     R6 = 6,
-    /// The hash so far. Loads from the packet keep it.
+    /// Hash so far; callee-saved, so packet loads keep it.
     R7 = 7,
     /// Offset of the transport header.
     R8 = 8,
 }
 
-/// Bytes that a load takes.
+/// Number of bytes that a load moves.
 #[derive(Clone, Copy)]
 #[repr(u8)]
 enum Width {
@@ -84,8 +85,8 @@ enum Width {
 }
 
 // Instructions: linux/bpf_common.h and linux/bpf.h.
-const LOAD_PACKET: u8 = 0x20; //      R0 = the bytes at a place in the packet; ends with 0 if outside
-const LOAD_PACKET_AT: u8 = 0x40; //   the same, from a register on
+const LOAD_PACKET: u8 = 0x20; //      R0 = bytes at an offset in the packet; returns 0 if outside
+const LOAD_PACKET_AT: u8 = 0x40; //   the same, relative to a register
 const LOAD_CONTEXT: u8 = 0x61;
 const MOVE: u8 = 0xbf;
 const MOVE_NUMBER: u8 = 0xb7;
@@ -100,17 +101,17 @@ const JUMP_ANY_BIT_NUMBER: u8 = 0x45;
 const JUMP_NOT_EQUAL_NUMBER: u8 = 0x55;
 const EXIT: Instruction = Instruction { code: 0x95, registers: 0, offset: 0, immediate: 0 };
 
-/// Places count from the network header, wherever the packet begins (linux/filter.h).
+/// `SKF_NET_OFF`: offsets count from the network header (linux/filter.h).
 const NETWORK: i32 = -0x10_0000;
 
-/// Offset of the EtherType in `struct __sk_buff`, in network byte order.
+/// Offset of `protocol` in `struct __sk_buff`: the EtherType, in network byte order.
 const PROTOCOL: i16 = 16;
 
 const TCP: i32 = 6;
 const UDP: i32 = 17;
 
-/// A hash of addresses and, of whole TCP and UDP packets, ports; 0 of what is not IP. Segments and
-/// fragments of a datagram have one queue.
+/// Program that hashes the addresses and, of unfragmented TCP and UDP packets, the ports; 0 for
+/// other protocols than IP. Segments of one flow share a queue, as do fragments of one datagram.
 fn queue_of_flow() -> Vec<Instruction> {
     let ipv4 = ipv4();
     let ipv6 = ipv6();
@@ -157,7 +158,7 @@ fn ipv4() -> Vec<Instruction> {
         mix(),
     ];
     let mut block = [mix_word(12), mix_word(16)].concat();
-    // The ports of a fragmented datagram are in its first fragment alone.
+    // Only the first fragment of a datagram has ports.
     block.extend([load(Width::Half, 6), jump(JUMP_ANY_BIT_NUMBER, 0x3fff, 3 + 6)]);
     block.extend([
         load(Width::Byte, 9),
@@ -209,7 +210,7 @@ fn two(code: u8, to: Register, from: Register) -> Instruction {
     Instruction { code, registers: to as u8 | (from as u8) << 4, offset: 0, immediate: 0 }
 }
 
-/// Goes on so many instructions further if R0 is so.
+/// Jumps `further` instructions ahead if R0 meets the condition.
 fn jump(code: u8, immediate: i32, further: i16) -> Instruction {
     Instruction { code, registers: 0, offset: further, immediate }
 }

@@ -1,4 +1,4 @@
-//! Packets that a device queue sends next: as they are, or the segments that they are cut into.
+//! Next packets of a device queue: whole, or cut into segments.
 
 use std::collections::VecDeque;
 
@@ -10,16 +10,16 @@ use forebay_rx::sink::{SendDrop, Sent};
 
 use super::{LaneId, TxQueueConsumer};
 
-/// Ethernet's header, and what a VLAN tag adds to it.
+/// Length of an Ethernet header, and of a VLAN tag.
 const ETHERNET_BYTES: u32 = 14;
 const TAG_BYTES: u32 = 4;
 const TAGGED: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
 
-/// The packets of all CPUs, in order, on their way into a device's ring.
+/// Packets of all CPUs, in order, on their way into a device's ring.
 pub(crate) struct Outgoing {
     departures: TxQueueConsumer,
-    /// Packets that have left their lane, and are not in the device's ring yet; oldest first. At most the
-    /// segments of one packet.
+    /// Packets that have left their lane and have not entered the device's ring; oldest first. At
+    /// most the segments of one packet.
     waiting: VecDeque<OutgoingSegment>,
     cut: Vec<Packet>,
 }
@@ -28,16 +28,16 @@ pub(crate) struct Outgoing {
 pub(crate) struct OutgoingSegment {
     pub(crate) lane: LaneId,
     pub(crate) packet: Packet,
-    /// True if it is the last one of its packet, which is counted with it.
+    /// True for the last segment of a packet, with which the packet is counted.
     pub(crate) is_last: bool,
 }
 
-/// Way in which a device takes a packet.
+/// Form in which a device takes a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum OutgoingShape {
-    /// As it is.
+    /// Whole packet.
     Whole,
-    /// As the segments that it is of.
+    /// Segments, cut in software.
     Cut,
 }
 
@@ -51,13 +51,13 @@ impl Outgoing {
         &self.departures
     }
 
-    /// True if anything is to be sent.
+    /// True if there are packets to send.
     pub(crate) fn has_some(&self) -> bool {
         !self.waiting.is_empty() || self.departures.has_some()
     }
 
-    /// The next unit. `shape` says how a packet is taken, or why it is not: those are dropped and
-    /// counted, and so is a packet that there is no memory to cut.
+    /// Returns the next unit. `shape` returns how a packet is taken, or why it is refused. Refused
+    /// packets are dropped and counted, as is a packet without memory to cut it.
     pub(crate) fn next(
         &mut self,
         pool: &mut Pool,
@@ -78,12 +78,12 @@ impl Outgoing {
         }
     }
 
-    /// Takes back what [`next`](Self::next) gave, and there was no room for.
+    /// Puts back a unit from [`next`](Self::next) that had no room.
     pub(crate) fn put_back(&mut self, segment: OutgoingSegment) {
         self.waiting.push_front(segment);
     }
 
-    /// Drops what is to be sent, up to `max` packets or segments. Returns how many that were.
+    /// Drops up to `max` packets or segments. Returns their number.
     pub(crate) fn discard(&mut self, reason: SendDrop, max: usize, pool: &mut Pool) -> usize {
         for count in 0..max {
             let waiting = self.waiting.pop_front();
@@ -106,6 +106,7 @@ impl Outgoing {
         shape: impl Fn(&Packet) -> Result<OutgoingShape, SendDrop>,
     ) {
         let mut segments = std::mem::take(&mut self.cut);
+        // A packet counts once, so a segment that cannot be sent drops all of its packet.
         if let Err(whole) = cut(packet, pool, &mut segments) {
             self.drop_packet(lane, SendDrop::Full, [whole], pool);
         } else if let Some(reason) = segments.iter().find_map(|segment| shape(segment).err()) {
@@ -130,7 +131,7 @@ impl Outgoing {
         self.count(lane, Sent::default(), reason, 1);
     }
 
-    /// Counts what became of a lane's packets.
+    /// Counts sent and dropped packets of a lane.
     pub(crate) fn count(&self, lane: LaneId, sent: Sent, reason: SendDrop, dropped: u64) {
         if let Some(counters) = self.departures.counters(lane) {
             counters.add_sent(sent);
@@ -140,7 +141,7 @@ impl Outgoing {
 }
 
 impl Drop for Outgoing {
-    /// Gives up what was not sent. What is in the lanes is counted there.
+    /// Counts unsent units as dropped. The lanes count theirs on their own drop.
     fn drop(&mut self) {
         for last in self.waiting.iter().filter(|segment| segment.is_last) {
             self.count(last.lane, Sent::default(), SendDrop::Down, 1);
@@ -148,10 +149,11 @@ impl Drop for Outgoing {
     }
 }
 
-/// The longest frame that an Ethernet of this MTU takes a packet in: one with a tag may be longer.
+/// Returns the longest frame that an Ethernet of this MTU takes for a packet: a tagged frame may be
+/// longer.
 ///
 /// # Errors
-/// [`SendDrop::LinkHeader`], if it is not an Ethernet's frame.
+/// [`SendDrop::LinkHeader`], if the packet is no Ethernet frame.
 pub(crate) fn longest_frame_bytes(packet: &Packet, mtu: u32) -> Result<u32, SendDrop> {
     match packet.frame.data().get(12..14).and_then(<[u8]>::first_chunk) {
         Some(&[a, b]) if packet.headers.link == Link::Ethernet => {

@@ -1,4 +1,4 @@
-//! A CPU's way out: into the lanes to the device's queues.
+//! One CPU's sink: a lane to each of the device's queues.
 
 use std::sync::Arc;
 
@@ -8,20 +8,20 @@ use forebay_sys::error::Error;
 
 use super::{TxQueue, TxQueueProducer};
 
-/// One CPU's end of a device whose queues are driven by the CPUs that poll them.
+/// One CPU's sink of a device whose queues are driven by the CPUs that poll them.
 ///
-/// A flow's packets go to one queue, and leave it in the order in which they were handed in.
+/// Packets of a flow go to one queue, and leave it in the order of handover.
 pub struct TxQueueSink {
-    /// The device.
+    /// Name of the device.
     name: String,
     ways: Vec<TxQueueProducer>,
-    /// Packets for each queue, in the call under way.
+    /// Packets for each queue, during a call of [`Sink::send`].
     sorted: Vec<Vec<Packet>>,
     counters: Arc<SinkCounters>,
 }
 
 impl TxQueueSink {
-    /// For one more CPU of the device `name`, to all of its queues.
+    /// Returns a sink for one more CPU of the device `name`, with a lane to each queue.
     pub(crate) fn new(name: String, queues: &[TxQueue]) -> Self {
         let counters = Arc::default();
         Self {
@@ -32,8 +32,8 @@ impl TxQueueSink {
         }
     }
 
-    /// Hands a queue its packets, and returns whether it is gone. Those that find no room stay in
-    /// `packets`.
+    /// Hands packets to a queue, and returns true if the queue is gone. Packets without room stay
+    /// in `packets`.
     fn put(&mut self, queue: usize, packets: &mut Vec<Packet>) -> bool {
         let way = &mut self.ways[queue];
         if way.is_gone() {

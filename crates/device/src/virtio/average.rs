@@ -1,23 +1,23 @@
-//! Average length of packets, which the size of receive buffers follows (VIO-2).
+//! Average length of received packets, which determines the size of receive buffers (VIO-2).
 
-/// Packets that the average looks back over, about: `RECEIVE_AVG_WEIGHT` in the kernel's
-/// `virtio_net.c`. The whole ring may be filled at once, so it must not follow every whim.
+/// Number of packets that the average covers, about: `RECEIVE_AVG_WEIGHT` in the kernel's
+/// `virtio_net.c`. A whole ring may be filled at once, so the average must not follow every burst.
 pub(super) const WEIGHT: u32 = 64;
 
-/// Bits behind the point. Without them, as in the kernel, a rise of less than [`WEIGHT`] bytes would
-/// never move it.
+/// Number of fraction bits. Without fractions, as in the kernel, a rise of less than [`WEIGHT`]
+/// bytes would never move the average.
 const FRACTION_BITS: u32 = 16;
 
-/// An exponentially weighted moving average of packet lengths in bytes.
+/// Exponentially weighted moving average of packet lengths in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Average {
-    /// In units of 2^-[`FRACTION_BITS`] bytes; 0 before the first packet.
+    /// Average in units of 2^-[`FRACTION_BITS`] bytes; 0 before the first packet.
     scaled: u64,
 }
 
 impl Average {
-    /// Adds one whole packet, however many buffers it came in (VIO-4). The first sets the average
-    /// outright; a length of 0 is none.
+    /// Adds one whole packet, in any number of buffers (VIO-4). The first packet sets the average;
+    /// a length of 0 is ignored.
     #[inline]
     pub fn add(&mut self, len_bytes: u32) {
         let new = u64::from(len_bytes) << FRACTION_BITS;
@@ -28,7 +28,7 @@ impl Average {
         };
     }
 
-    /// The average, rounded to whole bytes; 0 before the first packet.
+    /// Returns the average, rounded to whole bytes; 0 before the first packet.
     #[must_use]
     pub fn bytes(self) -> u32 {
         let half = 1 << (FRACTION_BITS - 1);
@@ -87,7 +87,8 @@ mod tests {
     }
 
     proptest! {
-        /// The average lies between the shortest and the longest, and within a byte of what real numbers give.
+        /// The average is between the least and greatest length, and within a byte of the result in
+        /// real arithmetic.
         #[test]
         fn vio_2_average_equals_real_arithmetic(
             lens in proptest::collection::vec(1u32..70_000, 1..400),

@@ -1,5 +1,5 @@
-//! The receive buffers of one queue: how large they are, what memory they are cut from, and which of
-//! them the device has.
+//! Receive buffers of one queue: their size, the memory that they are cut from, and the ones posted
+//! to the device.
 
 use std::sync::Arc;
 
@@ -10,41 +10,42 @@ use super::average::Average;
 use crate::RxBuffers;
 use crate::config::virtio::{RxBufferSizing, VirtioOptions};
 
-/// A frame of an ordinary network with a VLAN tag, without the checksum at its end: the kernel's
+/// Length of a full Ethernet frame with a VLAN tag, without frame check sequence: the kernel's
 /// `GOOD_PACKET_LEN` (VIO-3).
 pub(super) const GOOD_PACKET_LEN: u32 = 14 + 4 + 1500;
 
-/// The kernel's `PAGE_SIZE` here.
+/// Page size, the kernel's `PAGE_SIZE`.
 pub(super) const PAGE_BYTES: u32 = 4096;
 
-/// Buffers are a number of cache lines long (the kernel's `L1_CACHE_BYTES`).
+/// Alignment of buffer lengths: a cache line (the kernel's `L1_CACHE_BYTES`).
 pub(super) const BUFFER_ALIGN_BYTES: u32 = 64;
 
 /// Two cache lines.
 const LINE_PAIR_BYTES: u32 = 2 * BUFFER_ALIGN_BYTES;
 
-/// Part of a queue that the device has at once where buffers are larger than the least, for each place
-/// of the ring: what it writes to then stays in its cache.
+/// Maximum number of bytes posted per ring entry, if buffers are larger than the minimum: the
+/// memory that the device writes to then stays in its cache.
 const POSTED_BYTES_A_PLACE: u32 = 1280;
 
-/// The same, at least: two of the largest packets.
+/// Lower limit of the posted bytes of a queue: two of the largest packets.
 const POSTED_BYTES_MIN: u32 = 128 << 10;
 
-/// And at least so many packets of the average length: a back end that sends bursts loses the rest of
-/// one, or tries again with all of it.
+/// Lower limit of the posted bytes, in packets of the average length: a back end that sends bursts
+/// drops the rest of a burst that does not fit, or retries all of it.
 const POSTED_PACKETS_MIN: u32 = 16;
 
-/// Gap behind a small buffer. Whoever writes a packet asks for the lines behind it, too:
-/// those should not be what this side looks at of the next packet.
+/// Gap behind a small buffer. A CPU that writes a packet prefetches the lines behind it too: those
+/// should not be the first lines of the next packet, which this side reads.
 const GAP_BYTES: u32 = 8 * BUFFER_ALIGN_BYTES;
 
-/// Size of the next buffers.
+/// Policy for the size of the next buffers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizing {
     policy: RxBufferSizing,
-    /// The most that `auto` makes them.
+    /// Upper limit of `auto`, virtio header included, in bytes.
     max_bytes: u32,
-    /// The least that any is: more than [`GOOD_PACKET_LEN`] where a packet must fit into one.
+    /// Lower limit of a buffer without header: more than [`GOOD_PACKET_LEN`] if a packet must fit
+    /// one buffer.
     min_packet_bytes: u32,
     header_bytes: u32,
     average: Average,
@@ -56,12 +57,12 @@ impl Sizing {
         Self { policy, max_bytes, min_packet_bytes: GOOD_PACKET_LEN, header_bytes, average }
     }
 
-    /// As the options say.
+    /// Sizing with the given options.
     pub(super) fn of(options: &VirtioOptions) -> Self {
         Self::new(options.rx_buffers, options.rx_buffer_max_bytes)
     }
 
-    /// The largest buffer that there may be.
+    /// Returns the length of the largest possible buffer.
     pub(super) fn largest_bytes(&self) -> u32 {
         let header = super::header::HASH_HEADER_BYTES;
         let packet = match self.policy {
@@ -73,27 +74,27 @@ impl Sizing {
         (header + packet.max(GOOD_PACKET_LEN)).next_multiple_of(BUFFER_ALIGN_BYTES)
     }
 
-    /// Sets what a session asks for: bytes before a packet, and the least of a packet that a buffer
-    /// must hold, as far as [the largest](Self::largest_bytes) can. The average goes on: the packets
-    /// are likely the same.
+    /// Applies a session's needs: length of the header, and the packet length that every buffer
+    /// must hold, limited by [the largest buffer](Self::largest_bytes). The average is kept, since
+    /// the next session's packets are likely similar.
     pub(super) fn begin(&mut self, header_bytes: u32, min_packet_bytes: u32) {
         self.header_bytes = header_bytes;
         let most = self.largest_bytes() - header_bytes;
         self.min_packet_bytes = min_packet_bytes.clamp(GOOD_PACKET_LEN, most);
     }
 
-    /// Adds a packet that came whole (VIO-4, SEED5).
+    /// Adds a packet received as a whole to the average (VIO-4, SEED5).
     #[inline]
     pub(super) fn add(&mut self, packet_bytes: u32) {
         self.average.add(packet_bytes);
     }
 
-    /// The least length of a buffer.
+    /// Returns the least length of a buffer.
     fn least_bytes(&self) -> u32 {
         (self.header_bytes + self.min_packet_bytes).next_multiple_of(BUFFER_ALIGN_BYTES)
     }
 
-    /// The length of the next buffer, header included (VIO-3).
+    /// Returns the length of the next buffer, header included (VIO-3).
     #[inline]
     pub(super) fn buffer_bytes(&self) -> u32 {
         let header = self.header_bytes;
@@ -110,33 +111,34 @@ impl Sizing {
     }
 }
 
-/// Bytes cut for a buffer of so many bytes, which it all gets: an odd number of pairs of cache lines,
-/// with a gap where buffers are smaller than a page, and packets begin often. Pairs, because the
-/// neighbouring line is fetched along, and should not be another buffer's. Odd, because otherwise the
-/// first lines of all buffers would fall into a few sets of a cache, and with them what both sides look
-/// at of every packet.
+/// Returns the number of bytes to cut for a buffer of this length, all of which it may use: an odd
+/// number of pairs of cache lines, with a gap if buffers are smaller than a page, where packets are
+/// frequent. Pairs, because the adjacent line is prefetched, and should not belong to another
+/// buffer. Odd, because otherwise the first lines of all buffers, which both sides read for every
+/// packet, would map to a few sets of a cache.
 #[inline]
 pub(super) fn pitch_bytes(len_bytes: u32) -> u32 {
     let gap_bytes = if len_bytes < PAGE_BYTES { GAP_BYTES } else { 0 };
     (len_bytes + gap_bytes).next_multiple_of(LINE_PAIR_BYTES) | LINE_PAIR_BYTES
 }
 
-/// The buffers of one receive queue.
+/// Buffers of one receive queue.
 pub(super) struct Buffers {
     pub(super) sizing: Sizing,
     cache: PageFragCache,
-    /// By the number that the ring gave each buffer: what the device has. Our own record, in private
-    /// memory; a place is filled once the ring has taken the buffer, and not before (VIO-R4).
+    /// Buffers posted to the device, by buffer id. A record in private memory; an entry is filled
+    /// only after the ring has accepted the buffer (VIO-R4).
     posted: Box<[Option<PageFrag>]>,
-    /// The room of all these.
+    /// Total length of the posted buffers.
     posted_bytes: u32,
-    /// Bytes that the device has at most, where packets are not so long that it needs more.
+    /// Maximum number of posted bytes, unless [`POSTED_PACKETS_MIN`] long packets need more.
     posted_max_bytes: u32,
-    /// For whoever asks: how large the latest are (`mergeable_rx_buffer_size`), how many were used.
+    /// Statistics for reports: size of the latest buffers (`mergeable_rx_buffer_size`), number
+    /// used.
     shown: Arc<RxBuffers>,
-    /// Blocks, at most, that may be away before packets are copied out of them.
+    /// Maximum number of blocks in use before packets are copied out of them.
     away_max: usize,
-    /// True if more are.
+    /// True if more than `away_max` blocks are in use.
     is_short: bool,
 }
 
@@ -155,8 +157,8 @@ impl Buffers {
         Self { sizing, cache, posted, posted_bytes, posted_max_bytes, shown, away_max, is_short }
     }
 
-    /// Posts buffers until the device has enough: the ring is full, or they come to the most that is
-    /// posted. Returns whether it has; if not, the memory is all away.
+    /// Posts buffers until the ring is full or the limit of posted bytes is reached. Returns false
+    /// if memory ran out before.
     pub(super) fn refill(&mut self, ring: &mut Virtqueue) -> bool {
         let len_bytes = self.sizing.buffer_bytes();
         if len_bytes != self.shown.size_bytes() {
@@ -184,11 +186,11 @@ impl Buffers {
         true
     }
 
-    /// While the device has as much, no more buffers of that length are posted.
+    /// Returns the number of posted bytes from which no more buffers of that length are posted.
     #[inline]
     fn most_bytes(&self, len_bytes: u32) -> u32 {
         if len_bytes == self.sizing.least_bytes() {
-            return u32::MAX; // as many as there are places
+            return u32::MAX; // limited by the ring's entries only
         }
         let packets_bytes = POSTED_PACKETS_MIN.saturating_mul(self.sizing.average.bytes());
         self.posted_max_bytes.max(packets_bytes)
@@ -199,19 +201,20 @@ impl Buffers {
         ring.free() > 0 && self.posted_bytes < most_bytes
     }
 
-    /// True if a buffer is not to be posted again: two would be cut from its room now.
+    /// True if a buffer is not to be posted again, because its memory has room for two of today's
+    /// size.
     #[inline]
     pub(super) fn is_outgrown(&self, frag: &PageFrag) -> bool {
         frag.room_bytes() >= 2 * pitch_bytes(self.shown.size_bytes())
     }
 
-    /// The buffer of a number that the ring has just given back.
+    /// Returns the posted buffer of an id that the ring has just returned.
     #[inline]
     pub(super) fn posted(&self, id: BufferId) -> Option<&PageFrag> {
         self.posted.get(id.index())?.as_ref()
     }
 
-    /// Takes that buffer away from the ring.
+    /// Takes the buffer of an id out of the record.
     #[inline]
     pub(super) fn take(&mut self, id: BufferId) -> Option<PageFrag> {
         let frag = self.posted.get_mut(id.index())?.take()?;
@@ -219,7 +222,7 @@ impl Buffers {
         Some(frag)
     }
 
-    /// Asks for the beginning of a buffer that will be looked at soon.
+    /// Prefetches the beginning of a buffer that will be read soon.
     #[inline]
     pub(super) fn prefetch(&self, id: u32, len_bytes: u32) {
         if let Some(Some(frag)) = self.posted.get(id as usize) {
@@ -227,18 +230,18 @@ impl Buffers {
         }
     }
 
-    /// True if so little memory is left that none should leave with packets.
+    /// True if so little memory is left that packets should be copied out of it.
     #[inline]
     pub(super) fn is_short(&self) -> bool {
         self.is_short
     }
 
-    /// Buffers for reports.
+    /// Returns the statistics for reports.
     pub(super) fn shown(&self) -> &RxBuffers {
         &self.shown
     }
 
-    /// Takes back all that the device had: it is gone, or has stopped.
+    /// Takes back all posted buffers, after the device has gone or stopped.
     pub(super) fn take_back(&mut self) {
         self.posted.iter_mut().for_each(|place| *place = None);
         self.posted_bytes = 0;
@@ -298,13 +301,13 @@ mod tests {
         };
         assert!(sized(RxBufferSizing::Auto, 9018) >= 9038);
         assert!(sized(fixed(9216), 9018) >= 9038);
-        // As far as there is memory for such.
+        // Limited by the largest buffer of the policy.
         assert_eq!(sized(RxBufferSizing::Page, 9018), 4160);
     }
 
     proptest! {
-        /// Whatever comes, a buffer is of whole cache lines, within the bounds, and as large as the
-        /// average where that is within them.
+        /// For any packets, a buffer is a multiple of cache lines, within its limits, and as large
+        /// as the average if that is within them.
         #[test]
         fn vio_3_buffers_stay_within_their_bounds(
             lens in proptest::collection::vec(0u32..70_000, 0..300),

@@ -1,5 +1,4 @@
-//! Commands that a device is given (virtio 1.2, section 5.1.6.5), and what there is to be told of its
-//! answers.
+//! Commands to a device (virtio 1.2, section 5.1.6.5), and remarks on its answers for reports.
 
 use std::fmt;
 
@@ -15,11 +14,11 @@ use super::config::VirtioNetConfig;
 use super::control::ANSWER_TIMEOUT;
 use super::features::Features;
 
-/// The most commands of a session: one of each.
+/// Maximum number of commands in a session: one of each kind.
 pub(super) const COMMANDS_MAX: usize = 2;
 
-/// The hashes that are asked for: of all that the path itself hashes. Extension headers are passed over
-/// there, never hashed, so there are none of `_EX`.
+/// Requested hash types: those of all protocols that the path itself hashes. The path skips
+/// extension headers without hashing them, so no `_EX` type is requested.
 const HASH_TYPES: u32 = VIRTIO_NET_RSS_HASH_TYPE_IPv4
     | VIRTIO_NET_RSS_HASH_TYPE_TCPv4
     | VIRTIO_NET_RSS_HASH_TYPE_UDPv4
@@ -27,11 +26,11 @@ const HASH_TYPES: u32 = VIRTIO_NET_RSS_HASH_TYPE_IPv4
     | VIRTIO_NET_RSS_HASH_TYPE_TCPv6
     | VIRTIO_NET_RSS_HASH_TYPE_UDPv6;
 
-/// Bytes of a key that the longest input takes, and that every device takes (section 5.1.4.1).
+/// Length of a hash key: what the longest input needs, and every device takes (section 5.1.4.1).
 const HASH_KEY_BYTES: u8 = 40;
 
-/// The key that a device is to hash with. Drawn, as the kernel's drivers do (`netdev_rss_key_fill`):
-/// who knew it could aim at a CPU.
+/// Hash key of a device. Random, as in the kernel's drivers (`netdev_rss_key_fill`): a sender who
+/// knew the key could choose the CPU.
 #[derive(Clone, Copy)]
 pub(super) struct HashKey([u8; HASH_KEY_BYTES as usize]);
 
@@ -50,17 +49,17 @@ impl fmt::Debug for HashKey {
     }
 }
 
-/// Commands.
+/// Command to a device.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ControlCommand {
-    /// Number of queue pairs that are used (section 5.1.6.5.5).
+    /// Number of queue pairs to use (section 5.1.6.5.5).
     QueuePairs(u16),
-    /// Header fields that are hashed, and the key (section 5.1.6.5.6.4).
+    /// Hash types to compute, and the key (section 5.1.6.5.6.4).
     Hashes { types: u32, key: HashKey },
 }
 
 impl ControlCommand {
-    /// As the specification names it.
+    /// Name in the specification.
     fn name(self) -> &'static str {
         match self {
             Self::QueuePairs(_) => "VQ_PAIRS_SET",
@@ -68,14 +67,15 @@ impl ControlCommand {
         }
     }
 
-    /// The class, the command, and what is specific to it. All words are little-endian.
+    /// Encodes the command: class, command, and its specific data. All words are little-endian.
     pub(super) fn bytes(self) -> Vec<u8> {
         let (command, body) = match self {
             Self::QueuePairs(pairs) => {
                 (VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET, pairs.to_le_bytes().to_vec())
             }
             Self::Hashes { types, key: HashKey(key) } => {
-                // struct virtio_net_hash_config: `hash_types`, `reserved[4]`, `hash_key_length`.
+                // struct virtio_net_hash_config: `hash_types`, `reserved[4]`, `hash_key_length`,
+                // `hash_key_data`.
                 let words = [&types.to_le_bytes()[..], &[0; 8], &[HASH_KEY_BYTES]];
                 (VIRTIO_NET_CTRL_MQ_HASH_CONFIG, [&words.concat(), &key[..]].concat())
             }
@@ -85,69 +85,70 @@ impl ControlCommand {
     }
 }
 
-/// Outcome of a command.
+/// Result of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CommandAnswer {
     /// Accepted.
     Done,
-    /// The device did not do it: `VIRTIO_NET_ERR`, or anything but `VIRTIO_NET_OK`.
+    /// `VIRTIO_NET_ERR`, or any other value than `VIRTIO_NET_OK`.
     Refused,
-    /// Nothing, in [`ANSWER_TIMEOUT`].
+    /// No answer within [`ANSWER_TIMEOUT`].
     Silence,
 }
 
-/// State that both sides know when commands are given.
+/// Facts known to both sides before commands are sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) features: Features,
     pub(super) config: VirtioNetConfig,
-    /// Configuration of the back end.
+    /// Number of queue pairs that the back end supports (`GET_QUEUE_NUM`).
     pub(super) queue_pairs: u64,
 }
 
 impl Known {
-    /// The queue pairs that may be used.
+    /// Returns the number of queue pairs that may be used.
     pub(super) fn queue_pairs_max(self) -> u64 {
         let configured = self.config.queue_pairs_max.filter(|_| self.features.has(VIRTIO_NET_F_MQ));
         configured.map_or(self.queue_pairs, |configured| self.queue_pairs.min(configured.into()))
     }
 
-    /// Ring that takes commands. None: the back end has none, or nobody knows which it is. That
-    /// stands in the device's configuration alone, and most back ends have none that can be read: they
-    /// leave commands to the front end, and go by its `SET_VRING_ENABLE`.
+    /// Returns the index of the control ring. `None` if the back end has none, or its index is
+    /// unknown: with `MQ` the index follows from the device's configuration alone, which most back
+    /// ends do not provide. They leave commands to the front end, and use the queues that
+    /// `SET_VRING_ENABLE` enables.
     pub(super) fn control_ring(self) -> Option<u8> {
         if !self.features.has(VIRTIO_NET_F_CTRL_VQ) {
             return None;
         }
         let has_mq = self.features.has(VIRTIO_NET_F_MQ);
         let pairs = if has_mq { self.config.queue_pairs_max? } else { 1 };
-        // The back end has it only if it has all that are before it.
+        // The back end has the control ring only if it has all rings before it.
         let has = u64::from(pairs) <= self.queue_pairs;
         // A message names a ring by eight bits (`SET_VRING_KICK`).
         u8::try_from(pairs.checked_mul(2)?).ok().filter(|_| has)
     }
 }
 
-/// The commands of a session, and what there is to be told of them.
+/// Commands of a session, and remarks for reports.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
-    /// In the order in which they are given.
+    /// Commands in the order in which they are sent.
     pub(super) list: Vec<ControlCommand>,
     pub(super) remarks: Remarks,
 }
 
-/// Facts of a back end that is set up.
+/// Remarks on a session for reports.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Remarks {
-    /// Of its queue pairs, if they are not used as they should be.
+    /// Reason why queue pairs are not used as requested.
     pub(super) queues: Option<String>,
-    /// Answer to the question whether it hashes, if that was asked for.
+    /// Result of requesting the device's hashes, if they were requested.
     pub(super) device_hash: Option<String>,
 }
 
 impl Commands {
-    /// Commands for so many queue pairs, if there are more than one, and for hashes under
-    /// that key, if there is one.
+    /// Returns the commands that set the number of queue pairs, if more than one, and the hashes,
+    /// if there is a key.
     pub(super) fn new(known: Known, pairs: usize, key: Option<HashKey>) -> Self {
         let mut commands = Self::default();
         if pairs > 1 {
@@ -167,27 +168,29 @@ impl Commands {
         commands
     }
 
-    /// Notes that commands cannot be given, and `why`: then the back end goes by what is enabled, as
-    /// most do.
+    /// Withdraws all commands, and remarks the reason: the back end then uses the queues that are
+    /// enabled, as most back ends do.
     pub(super) fn withdraw(&mut self, why: &str) {
         for command in std::mem::take(&mut self.list) {
             self.remark(command, why.to_owned());
         }
     }
 
-    /// Takes the answers to all of them. Returns whether the device may use more than one queue pair.
+    /// Takes the answers to all commands. Returns whether the device may use more than one queue
+    /// pair.
     pub(super) fn take_answers(&mut self, answers: &[CommandAnswer]) -> bool {
         let mut uses_all = true;
         for (command, answer) in std::mem::take(&mut self.list).into_iter().zip(answers) {
             let name = command.name();
             match answer {
                 CommandAnswer::Done => {}
-                // One pair is what it has used from the beginning.
+                // A device uses one pair until it accepts VQ_PAIRS_SET.
                 CommandAnswer::Refused => {
                     self.remark(command, format!("the back end refused {name}"));
                     uses_all &= !matches!(command, ControlCommand::QueuePairs(_));
                 }
-                // Nobody serves the queue, so commands are left to the front end: see `Known`.
+                // The back end does not serve the control queue, and so leaves commands to the
+                // front end: see `Known`.
                 CommandAnswer::Silence => {
                     let timeout_ms = ANSWER_TIMEOUT.as_millis();
                     self.remark(command, format!("no answer to {name} in {timeout_ms} ms"));
@@ -205,14 +208,15 @@ impl Commands {
     }
 }
 
-/// Asks for the hashes that the device can compute, under that key.
+/// Returns the command that requests the hashes that the device can compute, with that key.
 ///
 /// # Errors
-/// Why it cannot be asked, and what that comes to.
+/// A remark on why they cannot be requested.
 fn ask_for_hashes(known: Known, key: HashKey) -> Result<ControlCommand, String> {
     if !known.features.has(VIRTIO_NET_F_HASH_REPORT) {
         return Err("no: the back end does not offer HASH_REPORT".to_owned());
     }
+    // HASH_CONFIG is sent over the control queue alone.
     if known.control_ring().is_none() {
         return Err("as the back end has it: it takes no commands".to_owned());
     }
@@ -221,6 +225,7 @@ fn ask_for_hashes(known: Known, key: HashKey) -> Result<ControlCommand, String> 
     if types == 0 {
         return Err(format!("no: of the hashes {hash_types:#x} of the back end none is of use"));
     }
+    // The input of IPv6 addresses and ports has 36 bytes, which take a key of 40.
     if hash_key_max_bytes < HASH_KEY_BYTES {
         return Err(format!(
             "no: the back end takes keys of {hash_key_max_bytes} bytes, not of {HASH_KEY_BYTES}"
@@ -256,12 +261,12 @@ mod tests {
             (&mq[..], Some(4), 4, 4, Some(8)),
             (&mq, Some(4), 128, 4, Some(8)),
             (&mq, Some(127), 128, 127, Some(254)),
-            // No message can name ring 256.
+            // Ring 256 exceeds the eight bits of a message.
             (&mq, Some(128), 128, 128, None),
             (&mq, Some(0x8000), u64::MAX, 0x8000, None),
-            // The back end has fewer than its configuration says.
+            // The back end has fewer rings than its configuration says.
             (&mq, Some(4), 2, 2, None),
-            // As DPDK's: nobody says.
+            // As DPDK: no configuration can be read.
             (&mq, None, 128, 128, None),
             (&mq[..1], Some(4), 1, 1, Some(2)),
             (&mq[..1], None, 1, 1, Some(2)),

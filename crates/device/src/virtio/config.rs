@@ -1,34 +1,33 @@
-//! Configuration that a device tells (virtio 1.2, section 5.1.4: `struct virtio_net_config`).
+//! Configuration space of a device (virtio 1.2, section 5.1.4: `struct virtio_net_config`).
 
-/// Bytes up to and with `mtu`: the MAC address, the status and the number of queue pairs come before.
+/// Length up to and including `mtu`, behind the MAC address, status and number of queue pairs.
 pub(super) const MTU_CONFIG_BYTES: usize = 6 + 2 + 2 + 2;
 
-/// Bytes up to and with `supported_hash_types`: the speed, the duplex mode and what is about RSS come
-/// before.
+/// Length up to and including `supported_hash_types`, behind speed, duplex mode and RSS limits.
 pub(super) const HASH_CONFIG_BYTES: usize = MTU_CONFIG_BYTES + 4 + 1 + 1 + 2 + 4;
 
-/// The least MTU of a device.
+/// Least MTU of a device.
 const MTU_MIN: u16 = 68;
 
-/// The most queue pairs of a device (`VIRTIO_NET_CTRL_MQ_VQ_PAIRS_MAX`).
+/// Maximum number of queue pairs of a device (`VIRTIO_NET_CTRL_MQ_VQ_PAIRS_MAX`).
 const QUEUE_PAIRS_MAX: u16 = 0x8000;
 
-/// Fields of it that are used. Values that cannot be count as not said.
+/// Fields in use. Impossible values count as absent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct VirtioNetConfig {
-    /// `max_virtqueue_pairs`; it has a meaning with `MQ`.
+    /// `max_virtqueue_pairs`; valid with `MQ`.
     pub(super) queue_pairs_max: Option<u16>,
-    /// `mtu`, in bytes; it has a meaning with `MTU`.
+    /// `mtu`, in bytes; valid with `MTU`.
     pub(super) mtu: Option<u16>,
-    /// `rss_max_key_size`; it has a meaning with `HASH_REPORT`, as what follows.
+    /// `rss_max_key_size`; valid with `HASH_REPORT`, as is the next field.
     pub(super) hash_key_max_bytes: u8,
     /// `supported_hash_types`: bits of `VIRTIO_NET_RSS_HASH_TYPE_*`.
     pub(super) hash_types: u32,
 }
 
 impl VirtioNetConfig {
-    /// Reads the beginning of it: of [`MTU_CONFIG_BYTES`], of [`HASH_CONFIG_BYTES`], or of what there
-    /// is. A field is there whole, or not at all.
+    /// Decodes the beginning of the configuration: [`MTU_CONFIG_BYTES`], [`HASH_CONFIG_BYTES`], or
+    /// fewer. A truncated field counts as absent.
     pub(super) fn from_bytes(bytes: &[u8]) -> Self {
         let short = |at: usize| bytes.get(at..)?.first_chunk().copied().map(u16::from_le_bytes);
         let long = |at: usize| bytes.get(at..)?.first_chunk().copied().map(u32::from_le_bytes);

@@ -1,4 +1,4 @@
-//! Meeting of front end and back end: a Unix socket that one of them makes.
+//! Connection of front end and back end: a Unix socket that one of them creates.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -14,24 +14,24 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use crate::config::virtio::Role;
 
-/// Name of the socket in errors.
+/// Description of the socket in errors.
 const WHAT: &str = "the vhost-user socket";
 
-/// The meeting place.
+/// Front end's side of the socket.
 #[derive(Debug)]
 pub(super) enum Endpoint {
-    /// The back end listens there.
+    /// The back end listens.
     Connect(SocketAddrUnix),
-    /// The front end does.
+    /// The front end listens.
     Listen(PrivateListener),
 }
 
 impl Endpoint {
-    /// Goes there. A back end may be there already.
+    /// Opens the endpoint. Returns a connection too if a back end is listening already.
     ///
     /// # Errors
-    /// When none can ever be: the path is no socket's, or may not be used. That nobody listens there
-    /// yet is no error.
+    /// If no back end can ever connect: the path is no socket, or may not be used. A missing
+    /// listener is no error.
     pub(super) fn open(path: &Path, role: Role) -> Result<(Self, Option<UnixStream>)> {
         match role {
             Role::Connect => {
@@ -48,19 +48,20 @@ impl Endpoint {
         }
     }
 
-    /// A back end, if there is one now.
+    /// Connects to or accepts a back end without waiting.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why there is no connection now.
     pub(super) fn try_meet(&self) -> io::Result<UnixStream> {
         match self {
             Self::Connect(address) => try_connect(address),
-            // What is accepted waits where it must, whatever the listener does (`accept4(2)`).
+            // An accepted socket is blocking, whatever the listener is (`accept4(2)`).
             Self::Listen(listener) => listener.socket().accept().map(|(stream, _)| stream),
         }
     }
 
-    /// Descriptor that becomes readable when somebody comes. None: one has to go and look.
+    /// Returns a descriptor that becomes readable when a back end connects; `None` if the front end
+    /// must poll.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Connect(_) => None,
@@ -77,7 +78,7 @@ impl Drop for Endpoint {
     }
 }
 
-/// Looks whether a back end can be at `path`, and connects to it if it is.
+/// Checks that a back end may listen at `path`, and connects to it if it does.
 fn first_connection(path: &Path, address: &SocketAddrUnix) -> Result<Option<UnixStream>> {
     match fs::metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => {
@@ -90,7 +91,7 @@ fn first_connection(path: &Path, address: &SocketAddrUnix) -> Result<Option<Unix
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let above = above(path);
-            // It can come to be there.
+            // A back end may still create the socket.
             return match fs::metadata(&above).map_err(Error::file("look into", &above))?.is_dir() {
                 true => Ok(None),
                 false => Err(Error::file("look into", above)(ErrorKind::NotADirectory.into())),
@@ -105,13 +106,13 @@ fn first_connection(path: &Path, address: &SocketAddrUnix) -> Result<Option<Unix
     }
 }
 
-/// True if that is the error while nobody listens, or somebody who is too busy to accept.
+/// True if an error means that no process listens, or that the listener's backlog is full.
 pub(super) fn is_absence(error: &io::Error) -> bool {
     use ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
     [ConnectionRefused, NotFound, WouldBlock].contains(&error.kind())
 }
 
-/// Connects, if that can be done without waiting.
+/// Connects, if that is possible without waiting.
 fn try_connect(address: &SocketAddrUnix) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

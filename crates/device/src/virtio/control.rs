@@ -1,8 +1,8 @@
-//! The control queue: how a device is given commands (virtio 1.2, section 5.1.6.5).
+//! The control queue: commands to a device (virtio 1.2, section 5.1.6.5).
 //!
-//! All commands of a session are posted before the device sees the ring, so one kick is enough, and it
-//! is given with the ring: an event that a back end has in its hands may be made to hold up whoever
-//! signals it. The answers are looked for, not called for.
+//! All commands of a session are posted before the device sees the ring, so one kick is enough, and
+//! the kick is passed already signalled: a back end that holds an eventfd can make writes to it
+//! block. Answers are polled for; no calls are requested.
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -18,41 +18,41 @@ use super::features::Features;
 use super::memory::RingPlace;
 use super::receive::layout;
 
-/// Entries of the ring: room for all commands, of three pieces each.
+/// Number of ring entries: room for all commands, of three descriptors each.
 pub(super) const CONTROL_QUEUE_SIZE: u16 = 16;
 
-/// Time that a device may take to answer all commands. One that never does may be used all the same (see
-/// [`Commands`](super::commands::Commands)), and with it packets flow within a second, too.
+/// Time that a device may take to answer all commands. A device that never answers may still be
+/// usable (see [`Commands`](super::commands::Commands)), and its packets flow within a second.
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Time between two looks for an answer.
+/// Interval of polling for answers.
 const ANSWER_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
-/// Number of sessions in a row that may end by what came of the queue. Not one: a back end may just have been
-/// killed.
+/// Number of sessions in a row that may fail because of the queue. More than one, since a back end
+/// may have been killed at that moment.
 const TRIES: u32 = 2;
 
-/// `class` and `command` (struct virtio_net_ctrl).
+/// Length of `class` and `command` (struct virtio_net_ctrl).
 const HEADER_BYTES: u32 = 2;
 
-/// Room for a command, or for its answer, on lines of their own.
+/// Room for a command, or for its answer, in a cache line of its own.
 const ROOM_BYTES: u32 = 64;
 
-/// Value of an answer before there is one: neither `VIRTIO_NET_OK` nor `VIRTIO_NET_ERR`.
+/// Initial value of an answer: neither `VIRTIO_NET_OK` nor `VIRTIO_NET_ERR`.
 const UNANSWERED: u8 = 0xff;
 
-/// Place of commands and their ring in the shared memory.
+/// Control ring and commands in the shared memory.
 #[derive(Debug)]
 pub(super) struct ControlPlace {
     ring: RingPlace,
     slots: [CommandSlot; COMMANDS_MAX],
     pub(super) hash_key: HashKey,
-    /// Sessions in a row that ended by what came of the queue, and why the last one did.
+    /// Number of sessions in a row that failed because of the queue, and the last failure.
     failures: u32,
     last_failure: String,
 }
 
-/// Place of one command, and of its answer.
+/// Memory of one command, and of its answer.
 #[derive(Debug)]
 struct CommandSlot {
     request: PageFrag,
@@ -60,7 +60,7 @@ struct CommandSlot {
 }
 
 impl ControlPlace {
-    /// Commands lie in a block of their own.
+    /// Creates the place, with commands in a block of their own.
     pub(super) fn new(ring: RingPlace, mut block: PageFragCache) -> Self {
         let mut room = || {
             let cut = block.cut(ROOM_BYTES);
@@ -71,19 +71,19 @@ impl ControlPlace {
         Self { ring, slots, hash_key: HashKey::drawn(), failures, last_failure }
     }
 
-    /// The session ends by what came of the queue.
+    /// Notes that a session failed because of the queue.
     pub(super) fn failed(&mut self, why: String) {
         (self.failures, self.last_failure) = (self.failures + 1, why);
     }
 
-    /// Nothing was wrong with it.
+    /// Notes that a session's commands were answered or timed out, without a failure.
     pub(super) fn worked(&mut self) {
         self.failures = 0;
     }
 
-    /// Reason why this session does without the queue, if it does: a back end that refuses such a ring, or
-    /// lies there, may serve packets all the same. The next session tries again, since it may be with
-    /// another back end.
+    /// Returns the reason why this session does not use the queue, if it has failed too often: a
+    /// back end that refuses such a ring, or violates its protocol, may still serve packets. The
+    /// next session tries again, since its back end may be another one.
     pub(super) fn given_up(&mut self) -> Option<String> {
         if self.failures < TRIES {
             return None;
@@ -92,7 +92,7 @@ impl ControlPlace {
         Some(format!("it is done without commands: {}", self.last_failure))
     }
 
-    /// A new ring with these commands in it. No device uses the one that was.
+    /// Creates a new ring with these commands. No device uses the previous ring any more.
     pub(super) fn post(
         &mut self,
         features: Features,
@@ -108,14 +108,14 @@ impl ControlPlace {
         });
         let waiting = waiting.collect();
         let _ = ring.ask_for_call(false);
-        // The kick comes with the ring.
+        // The kick is passed with the ring, already signalled.
         let _ = ring.publish();
         PostedCommand { ring, waiting }
     }
 }
 
 impl CommandSlot {
-    /// Puts a command into the ring, in pieces as the kernel does: header, body, answer.
+    /// Posts a command, in descriptors as the kernel does: header, body, answer.
     fn post(&mut self, command: &[u8], ring: &mut Virtqueue) -> BufferId {
         self.request.copy_out(0, command);
         self.answer.copy_out(0, &[UNANSWERED]);
@@ -131,7 +131,7 @@ impl CommandSlot {
         posted.unwrap_or_else(|_| unreachable!("a new ring has room for all commands"))
     }
 
-    /// Answer of the device: copied, since it may change.
+    /// Returns the device's answer: a copy, since the device may change its memory.
     fn answer(&self) -> CommandAnswer {
         let mut answer = [0];
         self.answer.copy_in(0, &mut answer);
@@ -143,14 +143,14 @@ impl CommandSlot {
     }
 }
 
-/// Commands in their ring.
+/// Commands posted in their ring.
 #[derive(Debug)]
 pub(super) struct PostedCommand<'a> {
     ring: Virtqueue,
     waiting: Vec<Waiting<'a>>,
 }
 
-/// A command that may be answered.
+/// Command that waits for its answer.
 #[derive(Debug)]
 struct Waiting<'a> {
     id: BufferId,
@@ -159,15 +159,15 @@ struct Waiting<'a> {
 }
 
 impl PostedCommand<'_> {
-    /// Description of the ring for the device.
+    /// Returns the ring's addresses for the device.
     pub(super) fn addresses(&self) -> RingAddresses {
         self.ring.addresses()
     }
 
-    /// Waits for the answers, one for each command; not for ever.
+    /// Waits for the answers, one for each command, at most [`ANSWER_TIMEOUT`].
     ///
     /// # Errors
-    /// What the device says of the ring that cannot be, or that it is gone.
+    /// A ring violation of the device, or the end of its connection.
     pub(super) fn answers(mut self, stream: &UnixStream) -> Result<Vec<CommandAnswer>, String> {
         let until = Instant::now() + ANSWER_TIMEOUT;
         let mut left = self.waiting.len();
@@ -182,8 +182,8 @@ impl PostedCommand<'_> {
         }
     }
 
-    /// Takes those that are there; how many. They are no more than there are commands: each is taken
-    /// once.
+    /// Takes the answers that have arrived, and returns their number. Their total is at most the
+    /// number of commands, since each is taken once.
     fn take_answers(&mut self) -> Result<usize, String> {
         let mut taken = 0;
         while let Some(used) = self.ring.next_used().map_err(|lie| lie.to_string())? {
@@ -192,6 +192,7 @@ impl PostedCommand<'_> {
             let Some(waiting) = waiting else {
                 return Err(format!("it answered {}, which is no command that it has", used.id));
             };
+            // The device writes `ack`, one byte (struct virtio_net_ctrl).
             if used.len_bytes != 1 {
                 return Err(format!("it answered with {} bytes, not with one", used.len_bytes));
             }
@@ -202,10 +203,10 @@ impl PostedCommand<'_> {
     }
 }
 
-/// Waits a moment; whether the connection has ended meanwhile.
+/// Waits a moment; returns whether the connection has ended meanwhile.
 fn is_cut(stream: &UnixStream) -> bool {
     let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
-    // Whatever interrupts it, it is looked again.
+    // After an interrupt, the caller polls again.
     poll(&mut watched, Some(&ANSWER_LOOK)).is_ok_and(|ready| ready > 0)
 }
 
@@ -238,7 +239,7 @@ mod tests {
     }
 
     proptest! {
-        /// Ids and lengths are anything; many of them are near what is right.
+        /// Ids and lengths are arbitrary, many of them close to valid ones.
         #[test]
         fn promise_5_commands_answered_at_most_once(
             is_packed: bool,
@@ -271,7 +272,7 @@ mod tests {
                 }
             }
             prop_assert!(taken <= COMMANDS.len());
-            // Nothing was written: nothing is done.
+            // No answer was written, so no command is done.
             prop_assert!(posted.waiting.iter().all(|waiting| waiting.answer != CommandAnswer::Done));
         }
     }

@@ -1,43 +1,44 @@
-//! Length that is copied of a packet: its headers, or all of it.
+//! Number of bytes copied of a packet: its headers, or all of it.
 
 use forebay_buf::{Frame, PageFrag, Pool};
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
 
-/// A cache line of a packet.
+/// One cache line of a packet.
 const SHORT_HEAD_BYTES: u32 = 64;
-/// Two of them.
+/// Two cache lines of a packet.
 const LONG_HEAD_BYTES: u32 = 2 * 64;
 
-/// So many packets in a row whose headers end in their first line, and the second is left alone.
+/// Number of packets in a row with headers within the first line from which only that line is
+/// copied.
 const SHORT_RUN: u8 = 64;
 
 const UDP: u8 = 17;
 
-/// Headers seen of late. They are a guess of what [parsing](forebay_rx::parse) will look at: where
-/// it was too short, that pulls the rest in.
+/// Estimate of header lengths, from recent packets. If [parsing](forebay_rx::parse) needs more than
+/// was copied, it pulls the rest.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct HeaderCopyLen {
-    /// Packets in a row with short headers, as far as that is counted.
+    /// Number of packets in a row with short headers, at most [`SHORT_RUN`].
     short_run: u8,
 }
 
 impl HeaderCopyLen {
-    /// Length that is copied of the next packet.
+    /// Returns the number of bytes to copy of the next packet.
     #[inline]
     pub(super) fn len_bytes(self) -> u32 {
         if self.short_run < SHORT_RUN { LONG_HEAD_BYTES } else { SHORT_HEAD_BYTES }
     }
 
-    /// Adds a packet that begins so.
+    /// Adds a packet that begins with these bytes.
     #[inline]
     pub(super) fn add(&mut self, head: &[u8]) {
         self.short_run = if is_short(head) { (self.short_run + 1).min(SHORT_RUN) } else { 0 };
     }
 }
 
-/// Copies in the beginning of a packet, from `at` on. Lengths that are known are copied faster: those of
-/// all packets that are longer.
-#[inline(always)] // a part of what is done for every packet that is not copied as a whole
+/// Copies the beginning of a packet, from `at` on. Constant lengths are copied faster, and all
+/// longer packets have one of them.
+#[inline(always)] // part of the work for every packet that is not copied as a whole
 pub(super) fn copy_head(frag: &PageFrag, at: u32, to: &mut [u8]) {
     if let Ok(head) = <&mut [u8; SHORT_HEAD_BYTES as usize]>::try_from(&mut *to) {
         frag.copy_in(at, head);
@@ -48,8 +49,8 @@ pub(super) fn copy_head(frag: &PageFrag, at: u32, to: &mut [u8]) {
     }
 }
 
-/// A private frame with all of a small packet.
-#[inline(always)] // a frame that is passed on in memory is waited for
+/// Copies a small packet into a private frame.
+#[inline(always)] // a frame returned through memory would wait for the store
 pub(super) fn copied(
     frag: &PageFrag,
     header_bytes: u32,
@@ -59,14 +60,15 @@ pub(super) fn copied(
     let mut frame = pool.allocate(len_bytes)?;
     frame.set_len(len_bytes);
     match frame.room_mut().first_chunk_mut::<{ SHORT_HEAD_BYTES as usize }>() {
-        // Of packets shorter than a line a few bytes too many: a length that is known is copied faster.
+        // A short packet is copied with a few bytes more, because constant lengths are copied
+        // faster.
         Some(line) if len_bytes <= SHORT_HEAD_BYTES => frag.copy_in(header_bytes, line),
         _ => frag.copy_in(header_bytes, frame.data_mut()),
     }
     Some(frame)
 }
 
-/// True if all headers end in the first line: those of UDP over IP, without a tag or options, do.
+/// True if all headers end within the first line, as those of UDP over IP without tags or options.
 #[inline]
 fn is_short(head: &[u8]) -> bool {
     let Some(head) = head.first_chunk::<{ SHORT_HEAD_BYTES as usize }>() else { return false };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::Facts;
 
-/// Reason why a queue is of no more use in a session, or the session is over.
+/// Reason why a queue is unusable for the rest of a session, or a session ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Reason {
     pub(super) kind: EndKind,
@@ -12,16 +12,16 @@ pub(super) struct Reason {
     pub(super) why: String,
 }
 
-/// Kinds that reasons are counted by.
+/// Kind of reason, for counting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EndKind {
-    /// The connection was closed by the other side.
+    /// The back end closed the connection.
     Closed,
-    /// A message was not answered, or not as it must be.
+    /// A message was not answered, or answered wrongly.
     Message,
-    /// A ring was said to be used further than it can be.
+    /// The device's used index advanced further than buffers were posted.
     UsedIndex,
-    /// A buffer was said to be sent that the device was not given.
+    /// The device returned a buffer that was not posted.
     NotGiven,
     /// The kernel refused a kick.
     Kick,
@@ -43,9 +43,8 @@ impl EndKind {
     }
 }
 
-/// Ends of all sessions, as facts: `last_end` and `last_shut`, in words, and `ends` and `shut`,
-/// how many of each kind. None of them is forgotten with the next session; they are bounded by there
-/// being so few kinds.
+/// Ends of all sessions, as facts: `last_end` and `last_shut` in words, `ends` and `shut` as counts
+/// of each kind. Facts of earlier sessions are kept; the number of kinds bounds them.
 #[derive(Debug)]
 pub(super) struct SessionEnds {
     facts: Facts,
@@ -61,13 +60,13 @@ impl SessionEnds {
         Self { facts, ends: EndCounts::default(), shut: EndCounts::default() }
     }
 
-    /// A session is over.
+    /// Records the end of a session.
     pub(super) fn ended(&mut self, reason: &Reason) {
         self.facts.set("last_end", reason.why.clone());
         self.facts.set("ends", self.ends.add(reason.kind));
     }
 
-    /// A queue of a session was shut. The session may go on.
+    /// Records that a queue was shut. The session may go on.
     pub(super) fn shut(&mut self, session: u64, queue: usize, Reason { kind, why }: &Reason) {
         self.facts.set("last_shut", format!("queue {queue} in session {session}: {why}"));
         self.facts.set("shut", self.shut.add(*kind));
@@ -75,7 +74,7 @@ impl SessionEnds {
 }
 
 impl EndCounts {
-    /// Adds one; all of them, as in `closed 2, used_index 1`.
+    /// Adds one. Returns all counts, as in `closed 2, used_index 1`.
     fn add(&mut self, kind: EndKind) -> String {
         *self.0.entry(kind.name()).or_default() += 1;
         let all: Vec<_> = self.0.iter().map(|(name, count)| format!("{name} {count}")).collect();

@@ -1,4 +1,4 @@
-//! Features of a back end that are used (virtio 1.2, sections 2.2 and 5.1.3).
+//! Feature negotiation with a back end (virtio 1.2, sections 2.2 and 5.1.3).
 
 use std::fmt;
 
@@ -15,21 +15,21 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 use super::header::{HASH_HEADER_BYTES, HEADER_BYTES};
 
-/// The back end speaks the vhost-user protocol's own features (`VHOST_USER_F_PROTOCOL_FEATURES`).
+/// Bit that announces vhost-user protocol features (`VHOST_USER_F_PROTOCOL_FEATURES`).
 pub(super) const VHOST_USER_F_PROTOCOL_FEATURES: u32 = 30;
 
-/// A feature that we use where it is offered.
+/// Feature that is accepted if offered.
 struct Usable {
     bit: u32,
-    /// As the specification names it.
+    /// Name in the specification.
     name: &'static str,
-    /// Features that it takes one of; each stands in a row above. None: it stands alone.
+    /// Features of which at least one is required, from rows above; empty if none is required.
     takes: &'static [u32],
 }
 
-/// All that is ever accepted. `GUEST_UFO` and `HOST_UFO` are not: such a packet is one datagram to
-/// be fragmented, which is not what coalescing makes or cuts. `IN_ORDER` would bind the device to
-/// an order that nothing here relies on.
+/// All features that are ever accepted. `GUEST_UFO` and `HOST_UFO` are not: their packets are one
+/// datagram to be fragmented, which coalescing neither makes nor cuts. `IN_ORDER` would bind the
+/// device to an order that nothing here relies on.
 const USABLE: [Usable; 20] = [
     alone(VIRTIO_F_VERSION_1, "version_1"),
     alone(VHOST_USER_F_PROTOCOL_FEATURES, "protocol_features"),
@@ -65,14 +65,14 @@ const fn one_of(bit: u32, name: &'static str, takes: &'static [u32]) -> Usable {
     Usable { bit, name, takes }
 }
 
-/// Features asked of a back end beyond those that are always welcome.
+/// Optional features requested of a back end, beyond those that are always accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct OfferedFeatures {
     /// Packed rings.
     pub(super) packed: bool,
-    /// The hashes that the device computed.
+    /// Hashes computed by the device.
     pub(super) device_hash: bool,
-    /// Packets as they were on the wire: none of `GUEST_*`.
+    /// No receive offloads (`GUEST_*`): packets as on the wire.
     pub(super) without_offloads: bool,
 }
 
@@ -81,15 +81,15 @@ pub(super) struct OfferedFeatures {
 pub(super) struct Features(u64);
 
 impl Features {
-    /// Features accepted of `offered`: never a bit that is not offered (FEAT1), never one without
-    /// what it takes (FEAT2); what is unknown is ignored (FEAT3).
+    /// Returns the features accepted of `offered`: never a bit that is not offered (FEAT1), never
+    /// one without its required features (FEAT2); unknown bits are ignored (FEAT3).
     ///
     /// # Errors
-    /// Why the back end cannot be used: it does not offer `VERSION_1` (FEAT4).
+    /// If the back end does not offer `VERSION_1` (FEAT4).
     pub(super) fn negotiate(offered: u64, desired_cpus: OfferedFeatures) -> Result<Self, String> {
         let is_mergeable = offered >> VIRTIO_NET_F_MRG_RXBUF & 1 == 1;
         let is_wished = |bit| match bit {
-            // Each buffer would have to hold 64 KiB (NET2).
+            // Without mergeable buffers, each buffer would have to hold 64 KiB (NET2).
             VIRTIO_NET_F_GUEST_TSO4
             | VIRTIO_NET_F_GUEST_TSO6
             | VIRTIO_NET_F_GUEST_USO4
@@ -116,31 +116,31 @@ impl Features {
         Ok(accepted)
     }
 
-    /// As many as `SET_FEATURES` says.
+    /// Returns the bits for `SET_FEATURES`.
     #[must_use]
     pub(super) fn bits(self) -> u64 {
         self.0
     }
 
-    /// True if a feature was accepted, by its bit: one of `virtio_bindings`.
+    /// True if a feature was accepted, by its bit number in `virtio_bindings`.
     #[must_use]
     pub(super) fn has(self, bit: u32) -> bool {
         1_u64.checked_shl(bit).is_some_and(|mask| self.0 & mask != 0)
     }
 
-    /// Bytes of the header in front of each packet, in both directions.
+    /// Returns the length of the header in front of each packet, in both directions.
     #[must_use]
     pub(super) fn header_bytes(self) -> u32 {
         if self.has(VIRTIO_NET_F_HASH_REPORT) { HASH_HEADER_BYTES } else { HEADER_BYTES }
     }
 
-    /// True if a packet may come in several buffers.
+    /// True if a packet may span several buffers.
     #[must_use]
     pub(super) fn mergeable(self) -> bool {
         self.has(VIRTIO_NET_F_MRG_RXBUF)
     }
 
-    /// True if a packet that comes may have that `gso_type` (NET11).
+    /// True if a received packet may have that `gso_type` (NET11).
     #[must_use]
     pub(super) fn accepts_gso(self, gso_type: u8) -> bool {
         let ecn = u32::from(gso_type) & VIRTIO_NET_HDR_GSO_ECN;
@@ -159,7 +159,7 @@ impl Features {
 }
 
 impl fmt::Display for Features {
-    /// The names, as in `mrg_rxbuf guest_csum`.
+    /// Writes the names, as in `mrg_rxbuf guest_csum`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let accepted = USABLE.iter().filter(|feature| self.has(feature.bit));
         for (at, feature) in accepted.enumerate() {
@@ -178,7 +178,7 @@ mod tests {
 
     const VERSION_1: u64 = 1 << VIRTIO_F_VERSION_1;
 
-    /// Requirements between features, as the specification has them (5.1.3.1), by bits.
+    /// Requirements between features in the specification (5.1.3.1), by bits.
     const TAKES: [(u32, &[u32]); 21] = [
         (7, &[1]),
         (8, &[1]),

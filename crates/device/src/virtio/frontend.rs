@@ -1,8 +1,8 @@
-//! Messages to a back end over the socket (the vhost-user protocol, as QEMU's documentation has
-//! it), by crate vhost.
+//! Messages to a back end over the socket (the vhost-user protocol as documented by QEMU), with
+//! crate vhost.
 //!
-//! The crate waits for an answer without end: it goes on where a time-out interrupts it. So whoever
-//! calls here sees to it that the connection is cut when an answer takes too long.
+//! The crate waits for an answer without limit, even across read time-outs. Callers must therefore
+//! shut the connection down when an answer takes too long.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ use super::control::{CONTROL_QUEUE_SIZE, ControlPlace, PostedCommand};
 use super::features::{Features, OfferedFeatures, VHOST_USER_F_PROTOCOL_FEATURES};
 use super::port::{PairEvents, PortSession};
 
-/// The two rings of a queue pair in one layout.
+/// Addresses of the two rings of a queue pair in one layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PairRings {
     /// Ring of received packets.
@@ -34,29 +34,30 @@ pub(super) struct PairRings {
     pub(super) tx: RingAddresses,
 }
 
-/// The rings of one queue pair. All bytes of them are as new when a session begins.
+/// Rings of one queue pair. All their bytes are reset before a session begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct QueueRings {
-    /// The entries of each.
+    /// Number of entries of each ring.
     pub(super) size: u16,
-    /// Addresses if they are split.
+    /// Addresses as split rings.
     pub(super) split: PairRings,
-    /// Addresses if they are packed. None: packed rings are not asked for.
+    /// Addresses as packed rings; `None` if packed rings are not requested.
     pub(super) packed: Option<PairRings>,
 }
 
-/// The one region of memory that the device gets: guest-physical addresses are our own.
+/// The one memory region that the device gets: guest-physical addresses equal this process's
+/// addresses.
 #[derive(Debug)]
 pub(super) struct MemoryTable {
-    /// The file behind it, mapped from its beginning.
+    /// Descriptor of the memory's file, mapped from its beginning.
     pub(super) descriptor: OwnedFd,
-    /// Address at which it is mapped.
+    /// Address of the mapping.
     pub(super) base_address: u64,
     /// Length in bytes.
     pub(super) len_bytes: u64,
 }
 
-/// Settings that a device is set up with.
+/// Resources and settings for setting a device up.
 #[derive(Debug)]
 pub(super) struct SessionPlan {
     pub(super) memory: MemoryTable,
@@ -65,7 +66,7 @@ pub(super) struct SessionPlan {
     pub(super) desired_cpus: OfferedFeatures,
 }
 
-/// Message that failed, and the reason: as in `GET_FEATURES: peer disconnected`.
+/// Failed message and the reason, as in `GET_FEATURES: peer disconnected`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct FrontendFailure {
     message: &'static str,
@@ -84,25 +85,25 @@ impl fmt::Display for FrontendFailure {
     }
 }
 
-/// A back end that is set up.
+/// Back end that is set up.
 pub(super) struct BackendChannel {
     vhost: Frontend,
-    /// The rings that it was told of.
+    /// Indices of the rings that the back end knows.
     rings: Vec<usize>,
-    /// Commands that leave a ring alone are understood.
+    /// True if the back end understands `SET_VRING_ENABLE`.
     has_enable: bool,
     commands: Commands,
 }
 
-/// As many as a message can name, by eight bits (`SET_VRING_KICK`).
+/// Maximum number of rings: a message names a ring by eight bits (`SET_VRING_KICK`).
 const RINGS_MAX: u64 = 1 << 8;
 
-/// VRING_BASE of a packed ring that is as new: index 0, wrap counter 1.
+/// VRING_BASE of a reset packed ring: index 0, wrap counter 1.
 const PACKED_BASE: u16 = 1 << 15;
 
 impl BackendChannel {
-    /// Sets a device up, from its first message to all queues being enabled (INIT1), and to its
-    /// knowing how they are used.
+    /// Sets a device up, from the first message to enabling all queues (INIT1) and to the commands
+    /// that configure them.
     pub(super) fn set_up(
         stream: &UnixStream,
         plan: &mut SessionPlan,
@@ -142,8 +143,8 @@ impl BackendChannel {
         Ok((front, PortSession { number, features, mtu: config.mtu, pairs: events }))
     }
 
-    /// Tells the device how its queues are used, by the control queue if it has one. Returns whether it
-    /// may use more than one queue pair.
+    /// Sends the session's commands over the control queue, if the device has one. Returns whether
+    /// the device may use more than one queue pair.
     fn give_commands(
         &mut self,
         stream: &UnixStream,
@@ -157,7 +158,7 @@ impl BackendChannel {
             return Ok(true);
         }
         let answers = self.exchange(stream, place, ring, known.features);
-        // A device that lies is stopped like any other (VQ11), or is cut off.
+        // A device that violates the protocol is stopped like any other (VQ11), or is cut off.
         let answers = answers.inspect_err(|failure| {
             place.failed(failure.to_string());
             let _ = self.stop();
@@ -166,7 +167,7 @@ impl BackendChannel {
         Ok(self.commands.take_answers(&answers))
     }
 
-    /// Gives the commands, and waits for what comes of them.
+    /// Posts the commands, and waits for their answers.
     fn exchange(
         &mut self,
         stream: &UnixStream,
@@ -179,37 +180,37 @@ impl BackendChannel {
         posted.answers(stream).map_err(FrontendFailure::of("control queue"))
     }
 
-    /// Has the device take up the control queue.
+    /// Sets up and enables the control queue.
     fn begin_control(
         &mut self,
         ring: usize,
         posted: &PostedCommand<'_>,
         features: Features,
     ) -> Result<(), FrontendFailure> {
-        // It is kicked before it has the event.
+        // The kick eventfd is signalled before the device receives it.
         let events = PeerEvent::happened().and_then(|kick| Ok((kick, PeerEvent::new()?)));
         let (kick, call) = events.map_err(FrontendFailure::of("eventfd"))?;
         set_ring(&self.vhost, ring, CONTROL_QUEUE_SIZE, posted.addresses(), features)?;
         set_call(&self.vhost, ring, &call)?;
         self.rings.push(ring);
-        // The kick comes last: there are back ends that forget one of a ring that is not enabled.
+        // The kick comes last: some back ends forget a kick of a ring that is not enabled.
         self.enable(ring, true)?;
         set_kick(&self.vhost, ring, &kick)
     }
 
-    /// Facts of it for reports.
+    /// Returns the remarks on the session for reports.
     pub(super) fn remarks(&self) -> &Remarks {
         &self.commands.remarks
     }
 
-    /// Has the device leave a queue pair alone, if it can be told.
+    /// Disables both rings of a queue pair, if the back end understands that.
     pub(super) fn disable(&mut self, pair: usize) -> Result<(), FrontendFailure> {
         self.enable(2 * pair, false)?;
         self.enable(2 * pair + 1, false)
     }
 
-    /// Has the device give a queue pair no more, and returns when it has: it takes one message after
-    /// the other, and has answered one that came later.
+    /// Stops the receive ring of a queue pair, and returns when the device has stopped: it handles
+    /// messages in order, and has answered a later one.
     pub(super) fn stop_receiving(&mut self, pair: usize) -> Result<(), FrontendFailure> {
         if self.has_enable {
             self.enable(2 * pair, false)?;
@@ -220,7 +221,7 @@ impl BackendChannel {
         }
     }
 
-    /// Has the device stop: it has answered for every ring that it uses none of the memory any more
+    /// Stops all rings: with its answer for each ring, the device uses none of the memory any more
     /// (VQ11).
     pub(super) fn stop(&self) -> Result<(), FrontendFailure> {
         for &ring in &self.rings {
@@ -229,7 +230,8 @@ impl BackendChannel {
         Ok(())
     }
 
-    /// Without the protocol's features a ring is enabled from its first kick on.
+    /// Enables or disables a ring. Without protocol features, a ring is enabled from its first kick
+    /// on.
     fn enable(&mut self, ring: usize, enabled: bool) -> Result<(), FrontendFailure> {
         if !self.has_enable {
             return Ok(());
@@ -239,8 +241,8 @@ impl BackendChannel {
     }
 }
 
-/// Settles how both sides speak. An answer to each message is asked for where that can be had: a back
-/// end that refuses something says so then.
+/// Negotiates the protocol features. An answer to each message is requested if possible
+/// (`REPLY_ACK`), so that the back end reports what it refuses.
 fn agree_on_protocol(
     vhost: &mut Frontend,
     offered: u64,
@@ -261,7 +263,8 @@ fn agree_on_protocol(
     Ok(agreed)
 }
 
-/// Settles what both sides can. The device's configuration is read if it says something of that.
+/// Negotiates the device features. The device's configuration is read first, if an offered feature
+/// depends on it.
 fn agree_on_features(
     stream: &UnixStream,
     offered: u64,
@@ -286,7 +289,7 @@ fn agree_on_features(
     Ok((features, VirtioNetConfig { mtu, ..config }))
 }
 
-/// The one region, at our own addresses.
+/// Sends the memory table: the one region, at this process's addresses.
 fn set_memory(vhost: &Frontend, memory: &MemoryTable) -> Result<(), FrontendFailure> {
     let region = VhostUserMemoryRegionInfo {
         guest_phys_addr: memory.base_address,
@@ -298,7 +301,7 @@ fn set_memory(vhost: &Frontend, memory: &MemoryTable) -> Result<(), FrontendFail
     vhost.set_mem_table(&[region]).map(drop).map_err(FrontendFailure::of("SET_MEM_TABLE"))
 }
 
-/// Tells of both rings of a pair. The kick comes last: a back end may begin with it.
+/// Sends both rings of a pair. The kick comes last, because a back end may start with it.
 fn set_pair(
     vhost: &Frontend,
     pair: usize,
@@ -317,7 +320,7 @@ fn set_pair(
     Ok(())
 }
 
-/// Tells where a ring is, which is as new.
+/// Sends the size, base and addresses of a reset ring.
 fn set_ring(
     vhost: &Frontend,
     ring: usize,
@@ -350,8 +353,8 @@ fn set_kick(vhost: &Frontend, ring: usize, kick: &PeerEvent) -> Result<(), Front
     vhost.set_vring_kick(ring, &kick).map_err(FrontendFailure::of("SET_VRING_KICK"))
 }
 
-/// Number of queue pairs of the back end. The crate takes the answer for a number of rings, and then
-/// refuses us the second of a pair; to QEMU and DPDK it is one of pairs.
+/// Asks for the number of queue pairs. Crate vhost takes the answer for a number of rings, and then
+/// rejects the second ring of a pair; for QEMU and DPDK it is a number of pairs.
 fn queue_pairs(stream: &UnixStream) -> Result<u64, FrontendFailure> {
     const MESSAGE: &str = "GET_QUEUE_NUM";
     let answer =
@@ -363,8 +366,8 @@ fn queue_pairs(stream: &UnixStream) -> Result<u64, FrontendFailure> {
     }
 }
 
-/// So many bytes of the device's configuration, from its beginning. A back end that cannot say them
-/// answers with fewer.
+/// Reads `len_bytes` of the device's configuration, from its beginning. A back end that cannot
+/// provide them answers with fewer.
 fn net_config(stream: &UnixStream, len_bytes: usize) -> Result<VirtioNetConfig, FrontendFailure> {
     /// `offset`, `size`, `flags` (struct vhost_user_config).
     const WHICH_BYTES: usize = 4 + 4 + 4;
@@ -376,8 +379,8 @@ fn net_config(stream: &UnixStream, len_bytes: usize) -> Result<VirtioNetConfig, 
     Ok(VirtioNetConfig::from_bytes(answer.get(WHICH_BYTES..).unwrap_or_default()))
 }
 
-/// One question and its answer. For what the crate reads in its own way: it takes an answer for as long
-/// as the question was, and waits for the rest of a shorter one.
+/// Sends a request and reads its answer. Used where crate vhost expects an answer as long as the
+/// request, and waits for the rest of a shorter one.
 fn ask(mut stream: &UnixStream, request: FrontendReq, body: &[u8]) -> Result<Vec<u8>, String> {
     const VERSION: u32 = 1;
     let reply = VhostUserHeaderFlag::REPLY.bits();
@@ -390,6 +393,7 @@ fn ask(mut stream: &UnixStream, request: FrontendReq, body: &[u8]) -> Result<Vec
     stream.read_exact(header.as_flattened_mut()).map_err(|error| error.to_string())?;
     let [of, flags, len_bytes] = header.map(u32::from_ne_bytes);
     let len_bytes = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+    // An answer to another message would be misread, and a huge length would exhaust memory.
     if of != code || flags & (reply | 3) != reply | VERSION || len_bytes > MAX_MSG_SIZE {
         return Err(format!("its answer is of message {of}, flags {flags:#x}, {len_bytes} bytes"));
     }

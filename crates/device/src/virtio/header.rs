@@ -5,25 +5,25 @@ use forebay_rx::coalesce::gso::{
 };
 use forebay_rx::hash::FlowHash;
 
-/// The header of a device with virtio 1: with the count of buffers, used or not.
+/// Length of the virtio 1 header, which always has the number of buffers.
 pub(super) const HEADER_BYTES: u32 = 12;
-/// The same with a hash behind it (`VIRTIO_NET_F_HASH_REPORT`).
+/// Length of the header with a hash (`VIRTIO_NET_F_HASH_REPORT`).
 pub(super) const HASH_HEADER_BYTES: u32 = 20;
 
-/// A header as it was copied in.
+/// Private copy of a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NetHeader {
-    /// Checksum that the packet lacks, and the manner in which it is cut.
+    /// Checksum and segmentation offloads of the packet.
     pub offloads: VirtioNetHdr,
-    /// Buffers that the packet lies in.
+    /// Number of buffers of the packet.
     pub num_buffers: u16,
-    /// The device's hash, if it took one.
+    /// Hash of the device, if it has computed one.
     pub hash: FlowHash,
 }
 
 impl NetHeader {
-    /// True if the packet is as any: complete, of one segment and, if the device's hash would be used,
-    /// without one. The rest of the header is not to be looked at then (NET4, NET5, NET6).
+    /// True for an ordinary packet: complete, of one segment and, if the device's hash would be
+    /// used, without one. The rest of the header must then be ignored (NET4, NET5, NET6).
     #[inline]
     pub(super) fn says_nothing(&self, uses_hash: bool) -> bool {
         let VirtioNetHdr { flags, gso_type, .. } = self.offloads;
@@ -32,7 +32,7 @@ impl NetHeader {
             && !(uses_hash && self.hash.is_some())
     }
 
-    /// Reads it. Of a header without a hash, the last 8 bytes are not looked at.
+    /// Decodes a header. Without a hash, the last 8 bytes are ignored.
     #[inline]
     #[must_use]
     pub(super) fn from_bytes(bytes: &[u8; HASH_HEADER_BYTES as usize], has_hash: bool) -> Self {

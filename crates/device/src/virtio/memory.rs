@@ -1,4 +1,4 @@
-//! Memory that a device shares with its back end, and its layout.
+//! Layout of the memory shared with a back end.
 
 use std::sync::Arc;
 
@@ -13,30 +13,30 @@ use super::header::HEADER_BYTES;
 use super::transmit::SLOT_BYTES;
 use crate::config::virtio::VirtioOptions;
 
-/// Memory beyond what the device has in its rings, for packets on their way through the engine, of
-/// one queue: when three quarters of all are away, packets are copied.
+/// Receive memory of one queue beyond the posted buffers, for packets in the engine. Packets are
+/// copied once three quarters of all memory are in use.
 const UNDER_WAY_BYTES: usize = 16 << 20;
 
-/// Buffers that a block is for, at least: what is left at its end is a small part of it.
+/// Minimum number of buffers per block, so that little of a block is wasted at its end.
 const BUFFERS_A_BLOCK: u32 = 4;
 
-/// The least and the most that a block has, unless a buffer is larger. Blocks are used again as
-/// wholes: large ones spread the same buffers over more memory than the back end's cache has.
+/// Limits of the block size, unless a buffer is larger. Blocks are reused as wholes: large ones
+/// spread the same buffers over more memory than the back end's cache has.
 const BLOCK_BYTES_MIN: u32 = 128 << 10;
 const BLOCK_BYTES_MAX: u32 = 1 << 20;
 
-/// A page: the parts begin on one.
+/// Alignment of the parts: a page.
 const PAGE_BYTES: usize = 4096;
 
-/// Receive buffers begin so far behind a cache line's beginning that the device's header ends with the
-/// line, and the packet begins with the next: the back end copies in whole lines. Both are of one pair
-/// of lines, which come together.
+/// Offset of receive buffers from a cache line, so that the device's header ends with a line and
+/// the packet begins with the next one: the back end copies whole lines. Both lines belong to one
+/// pair, which is fetched together.
 const BLOCKS_SHIFT: usize = 64 - HEADER_BYTES as usize;
 
-/// Block that commands to the device are cut from: the least that a block has.
+/// Size of the block for commands: the least size of a block.
 const COMMANDS_BYTES: u32 = 4096;
 
-/// The places of one queue pair's rings and buffers, one behind the other, pair by pair.
+/// Layout of each queue pair's rings and buffers, pair by pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MemoryPlan {
     queue_size: u16,
@@ -62,7 +62,7 @@ impl MemoryPlan {
             .next_power_of_two()
             .clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX)
             .max(largest.next_power_of_two());
-        // A block may end in a hole that is almost a buffer.
+        // A block may waste almost one buffer at its end.
         let whole = (block_bytes / largest).max(1) as usize;
         let posted = usize::from(options.queue_size).div_ceil(whole);
         let under_way = UNDER_WAY_BYTES / block_bytes as usize;
@@ -70,13 +70,13 @@ impl MemoryPlan {
         Self { queue_size: options.queue_size, block_bytes, blocks: blocks.unwrap_or(u32::MAX) }
     }
 
-    /// The memory of so many queue pairs, and of the control queue.
+    /// Returns the length of the memory for `pairs` queue pairs and the control queue.
     pub(super) fn len_bytes(&self, pairs: usize) -> usize {
         let control = control_ring_bytes() + COMMANDS_BYTES as usize;
         self.control_offset_bytes(pairs).saturating_add(control)
     }
 
-    /// Behind all pairs.
+    /// Returns the offset of the control queue, behind all pairs.
     fn control_offset_bytes(&self, pairs: usize) -> usize {
         self.places(0).end.saturating_mul(pairs)
     }
@@ -94,26 +94,25 @@ impl MemoryPlan {
         RingPlaces { rx_ring, tx_ring, slots, blocks: end - blocks, end }
     }
 
-    /// Places of a pair's rings: for receiving and for sending.
+    /// Returns the places of a pair's rings: receive, transmit.
     pub(super) fn rings(&self, memory: &SharedMemory, pair: usize) -> [RingPlace; 2] {
         let at = self.places(pair);
         [at.rx_ring, at.tx_ring].map(|at| RingPlace::new(memory.region(), at, self.queue_size))
     }
 
-    /// Place that a pair's slots for packets to be sent are cut from: as many as its ring has
-    /// entries, of [`SLOT_BYTES`].
+    /// Returns the memory of a pair's transmit slots: one of [`SLOT_BYTES`] for each ring entry.
     pub(super) fn slots(&self, memory: &SharedMemory, pair: usize) -> PageFragCache {
         let len_bytes = u32::from(self.queue_size) * SLOT_BYTES;
         PageFragCache::new(memory.region(), self.places(pair).slots, len_bytes, 1)
     }
 
-    /// Place that a pair's receive buffers are cut from.
+    /// Returns the memory of a pair's receive buffers.
     pub(super) fn cache(&self, memory: &SharedMemory, pair: usize) -> PageFragCache {
         let at = self.places(pair).blocks + BLOCKS_SHIFT;
         PageFragCache::new(memory.region(), at, self.block_bytes, self.blocks)
     }
 
-    /// Place of the control queue, behind so many pairs.
+    /// Returns the place of the control queue, behind `pairs` pairs.
     pub(super) fn control(&self, memory: &SharedMemory, pairs: usize) -> ControlPlace {
         let at = self.control_offset_bytes(pairs);
         let ring = RingPlace::new(memory.region(), at, CONTROL_QUEUE_SIZE);
@@ -122,7 +121,7 @@ impl MemoryPlan {
     }
 }
 
-/// Place of a ring, whatever its layout: that is known only with a session.
+/// Memory of a ring in either layout: a session decides which.
 #[derive(Debug)]
 pub(super) struct RingPlace {
     memory: Arc<Claim>,
@@ -138,24 +137,24 @@ impl RingPlace {
         Self { memory: Arc::new(memory), size }
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub(super) fn size(&self) -> u16 {
         self.size
     }
 
-    /// A new ring there. No device uses the one that was.
+    /// Creates a new ring. No device uses the previous ring any more.
     pub(super) fn ring(&self, layout: VirtqueueLayout, event_idx: bool) -> Virtqueue {
         let config = RingConfig { layout, size: self.size, event_idx };
         Virtqueue::new(&self.memory, config)
     }
 
-    /// Description of it for the device.
+    /// Returns the ring's addresses for the device.
     pub(super) fn addresses(&self, layout: VirtqueueLayout) -> RingAddresses {
         self.ring(layout, false).addresses()
     }
 }
 
-/// The most memory that a ring takes.
+/// Returns the memory that a ring takes in the larger layout.
 fn ring_bytes_max(size: u16) -> usize {
     ring_bytes(VirtqueueLayout::Split, size).max(ring_bytes(VirtqueueLayout::Packed, size))
 }
@@ -189,7 +188,7 @@ mod tests {
         }
     }
 
-    /// Nobody gets what is another's: see [`Region::claim`].
+    /// No part overlaps another one: see [`Region::claim`].
     #[test]
     fn all_parts_coexist_in_memory() {
         let plan = MemoryPlan::of(&VirtioOptions::default());

@@ -1,31 +1,31 @@
-//! virtio-net over vhost-user: a driver in user space, safe against a device that lies.
+//! virtio-net over vhost-user: a driver in user space that does not trust its device.
 //!
 //! ```text
-//!  back end ══ used ring ══► receive ─► head in a private frame, pieces where the device put them
+//!  back end ══ used ring ══► receive ─► head in a private frame, payload where the device put it
 //!     ▲                        │ ▲
 //!     ╚════ avail ring ════ buffers ◄── average of packet lengths
 //! ```
 //!
-//! Memory is shared with the back end, which may write anything anywhere in it at any time: rings,
-//! receive buffers and what is to be sent. All that the driver goes by is private: which buffers the
-//! device has, where they are, how long; and what is parsed was copied in before.
+//! The back end may write anything anywhere in the shared memory at any time: rings, receive
+//! buffers and packets to send. All state that the driver relies on is private: which buffers the
+//! device has, their addresses and lengths. Packet headers are parsed from a private copy.
 
 mod open; //     a device over its socket, and a source for each queue pair
-mod memory; //   what is shared with it
-mod connect; //  the socket that it is reached by
-mod frontend; // what is said there
-mod config; //   what a device says of itself
-mod features; // what is agreed on
-mod commands; // what a device is told beyond that
-mod control; //  the ring that it is told by
-mod session; //  that there is one, time and again
-mod port; //     what a queue knows of it
-mod ends; //     why it went
+mod memory; //   layout of the shared memory
+mod connect; //  connecting the socket
+mod frontend; // vhost-user messages
+mod config; //   configuration space of a device
+mod features; // feature negotiation
+mod commands; // commands to a device
+mod control; //  control queue
+mod session; //  thread that connects to back ends, session after session
+mod port; //     a queue's handle of the session
+mod ends; //     reasons why sessions ended
 
-mod average; //   how long packets are
-mod buffers; //   receive buffers as large as those
-mod header; //    what the device says before a packet
-mod copybreak; // how much of a packet is copied in
+mod average; //   average packet length
+mod buffers; //   receive buffers, sized by the average
+mod header; //    virtio-net header
+mod copybreak; // number of bytes copied of a packet
 mod receive; //   from used buffers to packets
 mod transmit; //  from packets to buffers
 mod source; //    one queue pair, as an engine polls it

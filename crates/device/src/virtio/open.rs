@@ -1,4 +1,4 @@
-//! Opening of a device: memory shared with its back end, and the source and the way out of each queue
+//! Opening of a device: memory shared with its back end, and the source and tx queue of each queue
 //! pair.
 
 use std::io;
@@ -20,13 +20,13 @@ use crate::config::virtio::VirtioOptions;
 use crate::tx_queue::{TxQueue, TxQueueSink};
 use crate::{DeviceConfig, Facts, KernelCounts, RxBuffers};
 
-/// A device, and the link to whoever plays it.
+/// Open device, and the session thread that connects to its back end.
 pub struct VirtioDevice {
-    /// Ends with the device and the last of its sources.
+    /// Session thread; ends with the device and the last of its sources.
     link: Arc<VhostSession>,
-    /// The socket's path.
+    /// Path of the socket.
     name: String,
-    /// By queue pair, as the three that follow.
+    /// Tx queues, by queue pair, as the next two fields.
     egress: Vec<TxQueue>,
     counts: Vec<Arc<KernelCounts>>,
     rx_buffers: Vec<Arc<RxBuffers>>,
@@ -34,11 +34,11 @@ pub struct VirtioDevice {
 }
 
 impl VirtioDevice {
-    /// Shares memory for as many queue pairs as are asked for, and begins to look for a back end.
+    /// Creates shared memory for the requested queue pairs, and begins to look for a back end.
     ///
     /// # Errors
-    /// When there can never be a back end at `config.name`, the options cannot be, or there is no
-    /// such memory.
+    /// If there can never be a back end at `config.name`, the options are invalid, or memory is
+    /// lacking.
     pub fn open(config: &DeviceConfig) -> Result<(Self, Vec<VirtioSource>)> {
         let options = &config.virtio;
         options.check()?;
@@ -89,28 +89,28 @@ impl VirtioDevice {
         Ok((device, sources))
     }
 
-    /// One CPU's way into the device.
+    /// Returns a sink for one more CPU.
     pub(crate) fn sink(&self) -> TxQueueSink {
         TxQueueSink::new(self.name.clone(), &self.egress)
     }
 
-    /// Counters of the driver, for each queue.
+    /// Returns the driver's counters, by queue.
     pub(crate) fn counts(&self) -> Vec<Arc<KernelCounts>> {
         self.counts.clone()
     }
 
-    /// Receive buffers of each queue, for reports.
+    /// Returns the receive buffers of each queue, for reports.
     pub(crate) fn rx_buffers(&self) -> Vec<Arc<RxBuffers>> {
         self.rx_buffers.clone()
     }
 
-    /// Facts found out about the device: of the link, of what was agreed on.
+    /// Returns facts about the session and its negotiated features.
     pub(crate) fn facts(&self) -> &Facts {
         &self.facts
     }
 }
 
-/// Shared memory, as a back end is told.
+/// Describes the shared memory for a back end.
 fn memory_table(memory: &SharedMemory) -> io::Result<MemoryTable> {
     Ok(MemoryTable {
         descriptor: memory.descriptor().try_clone_to_owned()?,
@@ -119,7 +119,7 @@ fn memory_table(memory: &SharedMemory) -> io::Result<MemoryTable> {
     })
 }
 
-/// The rings of a queue pair, as a back end is told.
+/// Describes the rings of a queue pair for a back end.
 fn queue_rings([rx, tx]: &[RingPlace; 2], options: &VirtioOptions) -> QueueRings {
     let pair = |layout| PairRings { rx: rx.addresses(layout), tx: tx.addresses(layout) };
     QueueRings {

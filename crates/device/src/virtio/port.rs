@@ -1,4 +1,4 @@
-//! A queue's end of the link: whether there is a device just now, and what was agreed with it.
+//! A queue's handle of the session: whether a device is connected, and its negotiated features.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -11,26 +11,26 @@ use forebay_sys::{Event, PeerEvent, Signaller};
 use super::ends::{EndKind, Reason};
 use super::features::Features;
 
-/// One time that a back end was there: from its queues being enabled to its connection's end.
+/// Session of a back end: from enabling its queues to the end of its connection.
 #[derive(Debug)]
 pub(super) struct PortSession {
-    /// From 1 on; no two share one.
+    /// Number of the session, from 1 on; unique.
     pub(super) number: u64,
-    /// Features that were agreed on.
+    /// Negotiated features.
     pub(super) features: Features,
-    /// The device's MTU, if it says one: packets are no longer than that and an Ethernet header.
+    /// The device's MTU, if it reports one: IP packets are at most that long.
     pub(super) mtu: Option<u16>,
-    /// One for each queue pair that the device has; it may have fewer than were asked of it.
+    /// Eventfds of each queue pair that the device has; possibly fewer pairs than requested.
     pub(super) pairs: Vec<PairEvents>,
 }
 
-/// Eventfds of one queue pair (kicks and calls of its two rings). Made anew for each session, so that
-/// nothing a back end does after its end reaches the next one.
+/// Eventfds of one queue pair (kicks and calls of its two rings). New for each session, so that a
+/// former back end cannot reach the next session.
 #[derive(Debug)]
 pub(super) struct PairEvents {
     pub(super) rx_kick: PeerEvent,
     pub(super) tx_kick: PeerEvent,
-    /// Of both rings: one CPU drives them.
+    /// Call of both rings: one CPU drives them.
     pub(super) call: PeerEvent,
 }
 
@@ -40,17 +40,17 @@ impl PairEvents {
     }
 }
 
-/// State that the thread of the link and the ports share.
+/// State shared by the session thread and the ports.
 #[derive(Debug)]
 pub(super) struct Switchboard {
-    /// Changes when a session begins or ends. Written by the link's thread, under the lock.
+    /// Number of session begins and ends. Written by the session thread, under the lock.
     changes: AtomicU64,
     board: Mutex<Board>,
-    /// Has the link's thread look at the board.
+    /// Wakes the session thread to read the board.
     pub(super) tell: Event,
-    /// Happens once, for good: the link is to end.
+    /// Signalled once, when the session thread is to end.
     pub(super) stop: Event,
-    /// Context that devices are kicked by.
+    /// AIO context for kicking devices.
     signaller: Signaller,
 }
 
@@ -62,16 +62,16 @@ struct Board {
 
 /// State of one port.
 struct QueueState {
-    /// The source has seen the session, so it uses the rings until it says that it does not.
+    /// True if the source has seen the session, and so uses the rings until it releases them.
     is_held: bool,
-    /// The port was dropped.
+    /// True if the port was dropped.
     is_gone: bool,
-    /// The queue is of no more use in this session.
+    /// Reason why the queue is unusable for the rest of this session.
     shut: Option<Reason>,
     /// RX state of this queue.
     receiving: Receiving,
     wake: Option<Waker>,
-    /// Descriptor that a source without a session sleeps on.
+    /// Eventfd that a source without a session sleeps on.
     changed: Arc<Event>,
 }
 
@@ -80,31 +80,31 @@ struct QueueState {
 enum Receiving {
     /// Receiving, if there is a session.
     On,
-    /// The source wants an end of it.
+    /// The source has requested the end of receiving.
     Ending,
-    /// The device has said that it gives no more, or is not there.
+    /// The device has stopped receiving, or is not connected.
     Off,
 }
 
-/// News for the link's thread.
+/// Instruction of the sources to the session thread.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum QueueWish {
-    /// The session goes on; some queues are shut, and some are to receive no more.
+    /// Continue; some queues are shut, some are to stop receiving.
     GoOn { shut: Shut, sated: Vec<usize> },
-    /// All queues are shut: it is to end, and another one to begin.
+    /// End this session and begin another: all queues are shut.
     Renew(Shut),
-    /// Nobody uses the device any more.
+    /// End: all ports were dropped.
     Leave,
 }
 
-/// Queues that are shut, and why.
+/// Shut queues, with reasons.
 pub(super) type Shut = Vec<(usize, Reason)>;
 
 impl Switchboard {
-    /// A board for so many queue pairs, and their ports.
+    /// Creates the state of `pairs` queue pairs, and their ports.
     ///
     /// # Errors
-    /// When the process has no descriptors left.
+    /// If the process has no descriptors left.
     pub(super) fn new(
         pairs: usize,
         signaller: Signaller,
@@ -138,14 +138,14 @@ impl Switchboard {
         Ok((shared, ports))
     }
 
-    /// Tells all ports that a session began, or that it ended.
+    /// Announces the begin or end of a session to all ports.
     pub(super) fn publish(&self, session: Option<Arc<PortSession>>) {
         let mut board = self.board();
         if session.is_some() {
             board.seats.iter_mut().for_each(|seat| seat.shut = None);
         }
         board.session = session;
-        // Release: whoever sees the number takes the lock, and only then looks.
+        // Release: a port that sees the new number then takes the lock and reads the board.
         self.changes.fetch_add(1, Ordering::Release);
         let woken: Vec<_> = board
             .seats
@@ -157,14 +157,14 @@ impl Switchboard {
         woken.iter().for_each(|wake| wake());
     }
 
-    /// The queues whose sources still use the rings of the last session.
+    /// Returns the queues whose sources still use the rings of the last session.
     pub(super) fn held(&self) -> Vec<usize> {
         let board = self.board();
         let held = board.seats.iter().enumerate().filter(|(_, seat)| seat.is_held);
         held.map(|(index, _)| index).collect()
     }
 
-    /// Fate of the session.
+    /// Returns the sources' combined instruction.
     pub(super) fn wish(&self) -> QueueWish {
         let board = self.board();
         if board.seats.iter().all(|seat| seat.is_gone) {
@@ -181,7 +181,7 @@ impl Switchboard {
         QueueWish::GoOn { shut, sated: sated.map(|(index, _)| index).collect() }
     }
 
-    /// The device has said that it gives this queue no more.
+    /// Notes that the device has stopped receiving on a queue.
     pub(super) fn stopped_receiving(&self, index: usize) {
         let mut board = self.board();
         board.seats[index].receiving = Receiving::Off;
@@ -191,7 +191,7 @@ impl Switchboard {
     }
 
     fn board(&self) -> MutexGuard<'_, Board> {
-        // It is kept whole at every step.
+        // The board is consistent after every operation, so a poisoned lock is usable.
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -203,24 +203,24 @@ impl fmt::Debug for QueueState {
     }
 }
 
-/// One queue pair's end of the link; its source has it.
+/// Handle of the session for one queue pair, owned by its source.
 ///
-/// The source asks for the [session](Self::session) in every turn. When there is none any more, it lets
-/// go of the rings, makes them as new and says so ([`released`](Self::released)): the next session
-/// waits for that.
+/// The source reads the [session](Self::session) in every turn. Once there is none any more, the
+/// source stops using the rings, resets them and calls [`released`](Self::released): the next
+/// session waits for that.
 #[derive(Debug)]
 pub(super) struct Port {
     index: usize,
     shared: Arc<Switchboard>,
-    /// The changes that `session` goes by.
+    /// Number of changes as of the last look; `session` is from then.
     seen: u64,
     session: Option<Arc<PortSession>>,
     changed: Arc<Event>,
 }
 
 impl Port {
-    /// The session, if there is one that has this queue: its rings may be used. As cheap as a look at
-    /// one word that is rarely written.
+    /// Returns the session, if there is one that has this queue: its rings may be used. Costs one
+    /// load of a rarely written word.
     #[inline]
     pub(super) fn session(&mut self) -> Option<&Arc<PortSession>> {
         if self.shared.changes.load(Ordering::Acquire) != self.seen {
@@ -229,8 +229,7 @@ impl Port {
         self.session.as_ref()
     }
 
-    /// True if there is another session, or none any more, since [`session`](Self::session) was asked
-    /// for.
+    /// True if a session has begun or ended since the last call of [`session`](Self::session).
     pub(super) fn has_changed(&self) -> bool {
         self.shared.changes.load(Ordering::Acquire) != self.seen
     }
@@ -238,7 +237,7 @@ impl Port {
     #[cold]
     fn look(&mut self) {
         let mut board = self.shared.board();
-        self.changed.clear(); // under the lock: it stands for no change but those that are seen now
+        self.changed.clear(); // under the lock: clears only changes that are read below
         self.seen = self.shared.changes.load(Ordering::Relaxed); // written under the lock
         self.session = board.session.clone().filter(|session| self.index < session.pairs.len());
         if self.session.is_some() {
@@ -246,29 +245,29 @@ impl Port {
         }
     }
 
-    /// The source does not touch the rings any more, and has made them as new. Only when
-    /// [`session`](Self::session) has said that there is none: until then the device uses them.
+    /// Notes that the source does not use the rings any more, and has reset them. To be called only
+    /// after [`session`](Self::session) returned `None`: until then the device uses the rings.
     pub(super) fn released(&mut self) {
         debug_assert!(self.session.is_none(), "a device still has the rings");
         self.shared.board().seats[self.index].is_held = false;
         self.shared.tell.signal();
     }
 
-    /// Says that this queue is of no more use in this session, and `why`. The source leaves the rings
-    /// alone until the session is over. When all queues are shut, it ends, and another one begins.
+    /// Shuts this queue for the rest of the session. The source must not use the rings until the
+    /// session ends. Once all queues are shut, the session ends, and another one begins.
     pub(super) fn shut(&self, why: Reason) {
         self.shared.board().seats[self.index].shut.get_or_insert(why);
         self.shared.tell.signal();
     }
 
-    /// Has the device give no more, for the rest of the run. What it has given until then is still to be
-    /// taken; sending goes on.
+    /// Requests that the device stop receiving, for the rest of the run. Buffers used until then
+    /// must still be taken; sending continues.
     pub(super) fn stop_receiving(&mut self) {
         self.shared.board().seats[self.index].receiving = Receiving::Ending;
         self.shared.tell.signal();
     }
 
-    /// True if the device has said so, or is not there.
+    /// True if the device has stopped receiving, or is not connected.
     #[must_use]
     pub(super) fn has_stopped_receiving(&self) -> bool {
         let board = self.shared.board();
@@ -277,17 +276,18 @@ impl Port {
             || board.seats[self.index].receiving == Receiving::Off
     }
 
-    /// Tells the device that there are buffers to receive into. Nothing without a session.
+    /// Kicks the receive ring: buffers were posted. No-op without a session.
     pub(super) fn kick_rx(&self) {
         self.kick(|events| &events.rx_kick);
     }
 
-    /// Tells the device that there is something to send. Nothing without a session.
+    /// Kicks the transmit ring: packets were posted. No-op without a session.
     pub(super) fn kick_tx(&self) {
         self.kick(|events| &events.tx_kick);
     }
 
-    /// A device that is not kicked may sleep for ever, so a kick that cannot be given ends the queue.
+    /// Kicks a ring. A failed kick shuts the queue, because a device that is not kicked may sleep
+    /// forever.
     fn kick(&self, which: impl FnOnce(&PairEvents) -> &PeerEvent) {
         if let Some(events) = self.events()
             && let Err(error) = which(events).signal(&self.shared.signaller)
@@ -296,14 +296,15 @@ impl Port {
         }
     }
 
-    /// Descriptor that becomes readable when a session begins or ends.
+    /// Returns a descriptor that becomes readable when a session begins or ends.
     #[must_use]
     pub(super) fn change(&self) -> BorrowedFd<'_> {
         self.changed.descriptor()
     }
 
-    /// Descriptors that become readable when the device calls, for either ring; without a session, when one
-    /// begins. It is another one after each change, and a change wakes by [`wake_by`](Self::wake_by).
+    /// Returns a descriptor that becomes readable when the device calls, for either ring, or,
+    /// without a session, when one begins. Each session has a new descriptor; a change of session
+    /// wakes the CPU by [`wake_by`](Self::wake_by).
     #[must_use]
     pub(super) fn call(&self) -> BorrowedFd<'_> {
         match self.events() {
@@ -312,12 +313,12 @@ impl Port {
         }
     }
 
-    /// Takes the calls that there were. Returns whether there were any.
+    /// Clears pending calls. Returns true if there were any.
     pub(super) fn acknowledge_call(&self) -> bool {
         self.events().is_some_and(|events| events.call.clear())
     }
 
-    /// Wake-up of the CPU that drives the queue when a session begins or ends.
+    /// Sets the waker of the CPU that drives the queue, for the begin and end of sessions.
     pub(super) fn wake_by(&self, wake: Waker) {
         self.shared.board().seats[self.index].wake = Some(wake);
     }

@@ -1,5 +1,5 @@
-//! From used buffers to packets: the driver's side of the receive ring, and what it makes of a device
-//! that lies.
+//! From used buffers to packets: the driver's side of the receive ring, and its checks of the
+//! device.
 
 use std::sync::Arc;
 
@@ -23,27 +23,27 @@ use super::memory::RingPlace;
 use super::port::PortSession;
 use crate::KernelCounts;
 
-/// A packet up to this length is copied out of its buffer, which is posted again on the spot: what
-/// it costs to keep the buffer and cut another one is more than that.
+/// Maximum length of packets that are copied out of their buffer, which is posted again at once: to
+/// keep the buffer and cut another one costs more than the copy.
 const COPYBREAK_BYTES: u32 = 256;
 
-/// An Ethernet header: nothing shorter is a packet (SEED1).
+/// Length of an Ethernet header: shorter packets are refused (SEED1).
 const ETHERNET_BYTES: u32 = 14;
 
-/// The longest packet: an IP packet of 64 KiB with an Ethernet header and two tags.
+/// Length of the longest packet: an IP packet of 64 KiB with an Ethernet header and two tags.
 pub(super) const LARGEST_BYTES: u32 = (1 << 16) + 22;
 
-/// Time for which the rest of a packet may fail to come, if all buffers so far are full (NET10).
+/// Timeout for the rest of a packet, if all buffers so far are full (NET10).
 const REST_NS: u64 = 100_000_000;
 
-/// Used buffers ahead of the one in hand whose first line is asked for.
+/// Distance ahead of the current used buffer at which first lines are prefetched.
 const PREFETCH_AHEAD: u16 = 8;
 
-/// Counters of the driver, in this order.
+/// Names of the driver's counters, in the order of [`Count`].
 pub(super) const COUNTS: [&str; 4] =
     ["rx_length_errors", "rx_bad_ids", "rx_vnet_header", "rx_buffers_short"];
 
-/// The places of these in [`COUNTS`].
+/// Indices into [`COUNTS`].
 #[derive(Clone, Copy)]
 enum Count {
     LengthErrors,
@@ -52,7 +52,7 @@ enum Count {
     BuffersShort,
 }
 
-/// The receive side of one queue pair.
+/// Receive side of one queue pair.
 pub(super) struct VirtioReceiver {
     place: RingPlace,
     ring: Virtqueue,
@@ -61,41 +61,43 @@ pub(super) struct VirtioReceiver {
     features: Features,
     device_hash: bool,
     numbering: Numbering,
-    /// There was no memory for all buffers when they were last posted.
+    /// True if memory ran out when buffers were last posted.
     is_starved: bool,
-    /// A packet whose last buffers have not come.
+    /// Packet whose last buffers have not arrived.
     partial: Option<Partial>,
-    /// Used entries that are looked at yet; without end while buffers are posted.
+    /// Maximum number of used entries still to be processed; unlimited while buffers are posted.
     left: usize,
     counts: Arc<KernelCounts>,
 }
 
-/// The first buffers of a packet.
+/// First buffers of a packet.
 struct Partial {
-    /// If the packet is lost already, why: its other buffers are only waited for.
+    /// Frame of the packet, or the reason why the packet is dropped: its other buffers are then
+    /// only awaited.
     frame: Result<Frame, DropReason>,
     header: NetHeader,
-    /// Bytes so far, without the device's header.
+    /// Number of bytes so far, without the device's header.
     len_bytes: u32,
-    /// Buffers that have not come.
+    /// Number of buffers that have not arrived.
     missing: u16,
-    /// True if all so far are full, as the specification wants it of all but the last (5.1.6.4.1).
+    /// True if all buffers so far are full, as the specification requires of all but the last
+    /// (5.1.6.4.1).
     is_full: bool,
-    /// Time at which the latest came.
+    /// Time of arrival of the latest buffer.
     since_ns: u64,
 }
 
 /// State after a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum RestOfChain {
-    /// More, perhaps.
+    /// More used entries are possible.
     More,
-    /// Nothing before the rest of a packet, which is given up at this time.
+    /// No used entry before the rest of a packet, which is dropped at this time.
     Part {
-        /// In the engine's time.
+        /// Engine time.
         until_ns: u64,
     },
-    /// Nothing.
+    /// No used entry, and no partial packet.
     Nothing,
 }
 
@@ -130,40 +132,40 @@ impl VirtioReceiver {
         self.numbering = numbering;
     }
 
-    /// Begins with a device that has agreed on these features, and fills its ring. Returns whether
-    /// it is to be told.
+    /// Begins a session with its features, and fills the ring. Returns whether the device is to be
+    /// kicked.
     pub(super) fn begin(&mut self, session: &PortSession) -> bool {
         let features = session.features;
         self.features = features;
         self.ring = self.place.ring(layout(features), features.has(VIRTIO_RING_F_EVENT_IDX));
-        // Without buffers that are merged, each must hold a packet (NET2).
+        // Without mergeable buffers, each buffer must hold a whole packet (NET2).
         let mtu = session.mtu.map_or(GOOD_PACKET_LEN, |mtu| u32::from(mtu) + ETHERNET_BYTES + 4);
         let min_packet_bytes = if features.mergeable() { 0 } else { mtu };
         self.buffers.sizing.begin(features.header_bytes(), min_packet_bytes);
         self.left = usize::MAX;
-        // Until its CPU is to sleep; nothing can have come.
+        // Calls stay off until the CPU is about to sleep; nothing can have arrived yet.
         let _ = self.ring.ask_for_call(false);
         self.refill()
     }
 
-    /// Ends with a device that is gone or has stopped: its buffers come home. A packet that is not
-    /// there as a whole is lost.
+    /// Ends a session whose device is gone or has stopped: takes back its buffers. A partial packet
+    /// is dropped.
     pub(super) fn end(&mut self, pool: &mut Pool, burst: &mut Burst) {
         self.give_up(pool, burst);
         self.buffers.take_back();
         self.ring = self.place.ring(VirtqueueLayout::Split, false);
     }
 
-    /// Nothing is posted any more: what the device says beyond the buffers that it has is not looked at.
+    /// Ends posting: used entries beyond the buffers that the device has are ignored.
     pub(super) fn post_no_more(&mut self) {
         self.left = self.left.min((self.ring.size() - self.ring.free()).into());
     }
 
-    /// The spine: takes up to `max` frames out of the ring, and looks at no more used entries than that,
-    /// whatever they are.
+    /// Takes up to `max` frames out of the ring. Processes at most that many used entries, valid or
+    /// not.
     ///
     /// # Errors
-    /// When the ring means nothing any more.
+    /// If the ring's state is invalid, which makes it unusable.
     pub(super) fn turn(
         &mut self,
         max: usize,
@@ -195,7 +197,7 @@ impl VirtioReceiver {
         Ok(rest)
     }
 
-    /// Posts buffers for those that were taken. Returns whether the device is to be told.
+    /// Posts buffers in place of those taken. Returns whether the device is to be kicked.
     #[must_use]
     pub(super) fn refill(&mut self) -> bool {
         self.is_starved = !self.buffers.refill(&mut self.ring);
@@ -205,24 +207,24 @@ impl VirtioReceiver {
         self.ring.publish()
     }
 
-    /// Says whether the device is to tell when there is something. Returns whether there is, already.
+    /// Enables or disables calls of the device. Returns true if used entries are already present.
     pub(super) fn ask_for_call(&mut self, wanted: bool) -> bool {
         self.ring.ask_for_call(wanted)
     }
 
-    /// True if the device has fewer buffers than it could: too few, perhaps, for the next packet.
+    /// True if memory ran out, so the device may have too few buffers for its next packet.
     pub(super) fn is_starved(&self) -> bool {
         self.is_starved
     }
 
-    /// Asks for the first buffers of a turn.
+    /// Prefetches the first buffers of a turn.
     #[inline(never)] // once for a turn
     fn prefetch_first(&self, used: Used) {
         self.prefetch_used(used);
         (0..PREFETCH_AHEAD - 1).for_each(|ahead| self.prefetch(ahead));
     }
 
-    /// Asks for the buffer that is taken after so many others.
+    /// Prefetches the buffer that is `ahead` of the current one.
     #[inline(always)] // once for a packet
     fn prefetch(&self, ahead: u16) {
         if let Some(used) = self.ring.peek_used(ahead) {
@@ -237,7 +239,7 @@ impl VirtioReceiver {
             self.buffers.prefetch(used.id, used.len_bytes);
         } else {
             self.buffers.prefetch(used.id, header_bytes + self.heads.len_bytes());
-            // Another buffer will be posted in its place.
+            // The buffer is not posted again: another one takes its entry.
             self.ring.prefetch_place(used.id);
         }
     }
@@ -251,7 +253,7 @@ impl VirtioReceiver {
         }
     }
 
-    /// The buffer that a packet begins in.
+    /// Processes the first buffer of a packet.
     #[inline]
     fn first(
         &mut self,
@@ -267,11 +269,13 @@ impl VirtioReceiver {
         let Some(frag) = self.buffers.posted(id) else { return self.count(Count::BadIds) };
         let fits = (header_bytes + ETHERNET_BYTES..=frag.room_bytes()).contains(&used_bytes);
         let mut header = [0; HASH_HEADER_BYTES as usize];
-        // Of a header without a hash a few bytes too many: a length that is known is copied faster,
-        // and every buffer has as many.
+        // Without a hash, a few bytes more are copied: constant lengths are copied faster, and
+        // every buffer has as many.
         frag.copy_in(0, &mut header);
         let header = NetHeader::from_bytes(&header, header_bytes == HASH_HEADER_BYTES);
         let buffers = if is_mergeable { header.num_buffers } else { 1 };
+        // Invalid: shorter than an Ethernet frame, longer than its buffer, or more buffers than
+        // posted.
         if !fits || buffers == 0 || buffers - 1 > out {
             let wire_len = used_bytes.saturating_sub(header_bytes);
             self.ring.post_again(id);
@@ -304,7 +308,8 @@ impl VirtioReceiver {
         }
     }
 
-    /// A private frame with the first bytes of a packet, and what is behind them in the buffer.
+    /// Copies the first bytes of a packet into a private frame, and attaches the rest of the
+    /// buffer.
     #[inline]
     fn head(
         &mut self,
@@ -331,7 +336,7 @@ impl VirtioReceiver {
         Ok(frame)
     }
 
-    /// One more buffer of a packet.
+    /// Processes one more buffer of a packet.
     fn next(
         &mut self,
         mut partial: Partial,
@@ -358,6 +363,7 @@ impl VirtioReceiver {
                 }
             }
             (Ok(_), true) | (Err(_), _) => self.ring.post_again(id),
+            // Longer than its buffer, or a packet longer than any IP packet.
             (Ok(_), false) => {
                 self.ring.post_again(id);
                 partial.lose(DropReason::LengthError, pool);
@@ -373,8 +379,8 @@ impl VirtioReceiver {
         }
     }
 
-    /// A packet that is there as a whole.
-    #[inline(always)] // a frame that is passed on in memory is waited for: half of this stage's time
+    /// Finishes a packet whose buffers have all arrived.
+    #[inline(always)] // passed through memory, a frame waits for its store: half of the stage
     fn finish(
         &mut self,
         frame: Frame,
@@ -394,7 +400,7 @@ impl VirtioReceiver {
         self.finish_as_said(packet, header, pool, burst);
     }
 
-    /// The same of one that the device says something of, or while memory is short.
+    /// Finishes a packet with offloads or a hash, or while memory is short.
     #[inline(never)]
     fn finish_as_said(
         &mut self,
@@ -414,7 +420,7 @@ impl VirtioReceiver {
             return;
         }
         self.buffers.sizing.add(wire_len);
-        // Packets that somebody holds hold whole blocks. With few left, none should leave.
+        // Packets held by readers pin whole blocks. With few blocks left, none should leave.
         if packet.is_nonlinear()
             && self.buffers.is_short()
             && let Some(copy) = packet.copied(pool)
@@ -424,14 +430,14 @@ impl VirtioReceiver {
         burst.packets.push(packet);
     }
 
-    /// Has the packet carry what the device says of it, as far as that was agreed on (NET11) and goes
-    /// with the packet.
+    /// Applies the header to the packet, as far as negotiated (NET11). Returns false if the header
+    /// is invalid.
     fn carry(&self, header: &NetHeader, packet: &mut Packet) -> bool {
         let mut offloads = header.offloads;
-        // All other bits are to be ignored (NET4).
+        // Other bits must be ignored (NET4).
         offloads.flags &= NEEDS_CSUM | DATA_VALID;
         if !self.features.has(VIRTIO_NET_F_GUEST_CSUM) {
-            // It was not agreed on: that a checksum is right is not believed, that it is missing is a lie.
+            // Not negotiated: `DATA_VALID` is not trusted, and `NEEDS_CSUM` is a violation.
             if offloads.flags & NEEDS_CSUM != 0 {
                 return false;
             }
@@ -439,16 +445,16 @@ impl VirtioReceiver {
         }
         let is_agreed =
             offloads.gso_type == GSO_NONE || self.features.accepts_gso(offloads.gso_type);
-        // Its length is a hint, and no more (NET6).
+        // `hdr_len` is only a hint (NET6).
         offloads.hdr_len = 0;
         is_agreed && offloads.carry_into(packet).is_ok()
     }
 
-    /// Rest when the ring is empty: perhaps a packet that is not there as a whole.
+    /// Returns the state of an empty ring, with the timeout of a partial packet.
     fn rest(&mut self, now_ns: u64, pool: &mut Pool, burst: &mut Burst) -> RestOfChain {
         let Some(partial) = &self.partial else { return RestOfChain::Nothing };
         let until_ns = partial.since_ns.saturating_add(REST_NS);
-        // Of a packet whose last buffer so far is not full, the rest comes at once or never (SEED2).
+        // Behind a buffer that is not full, the rest of a packet arrives at once or never (SEED2).
         if partial.is_full && now_ns < until_ns {
             return RestOfChain::Part { until_ns };
         }
@@ -456,7 +462,7 @@ impl VirtioReceiver {
         RestOfChain::Nothing
     }
 
-    /// Lets go of a packet that is not there as a whole.
+    /// Drops the partial packet.
     fn give_up(&mut self, pool: &mut Pool, burst: &mut Burst) {
         if let Some(mut partial) = self.partial.take() {
             partial.lose(DropReason::LengthError, pool);
@@ -480,7 +486,7 @@ impl VirtioReceiver {
     }
 }
 
-/// Layout of rings where these features were agreed on.
+/// Returns the ring layout for negotiated features.
 pub(super) fn layout(features: Features) -> VirtqueueLayout {
     if features.has(VIRTIO_F_RING_PACKED) {
         VirtqueueLayout::Packed
@@ -490,7 +496,7 @@ pub(super) fn layout(features: Features) -> VirtqueueLayout {
 }
 
 impl Partial {
-    /// Lets go of what is there; the other buffers are still waited for.
+    /// Drops the bytes of the packet; its other buffers are still awaited.
     fn lose(&mut self, reason: DropReason, pool: &mut Pool) {
         if let Ok(frame) = std::mem::replace(&mut self.frame, Err(reason)) {
             pool.put(frame);

@@ -1,4 +1,5 @@
-//! The link to a back end: a thread that meets it, sets it up, sees it end and begins anew.
+//! Sessions with back ends: a thread that connects to a back end, sets it up, notices its end and
+//! begins again.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -22,59 +23,60 @@ use super::port::{Port, PortSession, QueueWish, Shut, Switchboard};
 use crate::Facts;
 use crate::config::virtio::Role;
 
-/// Time that a back end may take to be set up, or to stop.
+/// Time limit for a back end to be set up, or to stop.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time between two looks for a back end that is not there.
+/// Interval of attempts to connect to a back end.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The longest pause after one that could not be set up; it doubles each time.
+/// Longest pause after a back end that could not be set up; the pause doubles each time.
 const REFUSED_PAUSE_MAX: Duration = Duration::from_millis(400);
 
-/// Time that the link's thread may take to end: longer than it takes to cut off a back end that does
-/// not stop. What else could hold it is in the hands of the kernel, as the closing of a descriptor of
-/// another file system that a back end sends.
+/// Time limit for the session thread to end: longer than it takes to cut off a back end that does
+/// not stop. Beyond that only the kernel can hold the thread, as when it closes a descriptor of
+/// another file system that a back end has sent.
 const END_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// The most queue pairs: a message names a ring by eight bits (`SET_VRING_KICK`).
+/// Maximum number of queue pairs: a message names a ring by eight bits (`SET_VRING_KICK`).
 pub const QUEUE_PAIRS_MAX: usize = 128;
 
-/// Settings of a link.
+/// Settings of a session thread.
 #[derive(Debug)]
 pub(super) struct VhostSessionConfig<'a> {
-    /// The socket.
+    /// Path of the socket.
     pub(super) path: &'a Path,
-    /// Side that makes it.
+    /// Side that listens.
     pub(super) role: Role,
-    /// Features asked for.
+    /// Requested features.
     pub(super) desired_cpus: OfferedFeatures,
-    /// The memory that the device gets.
+    /// Memory shared with the device.
     pub(super) memory: MemoryTable,
-    /// The rings in it, for each queue pair.
+    /// Rings in that memory, for each queue pair.
     pub(super) queues: Vec<QueueRings>,
-    /// Place of commands to the device in it.
+    /// Place of the control queue in that memory.
     pub(super) control: ControlPlace,
-    /// Facts that it keeps: `link`, `features`, `queues`, `sessions`, `device_hash`, and
-    /// what [`SessionEnds`] tells.
+    /// Facts to update: `link`, `features`, `queues`, `sessions`, `device_hash`, and those of
+    /// [`SessionEnds`].
     pub(super) facts: Facts,
 }
 
-/// A link; the back end is let go of when it is dropped.
+/// Handle of the session thread; its drop stops the back end and the thread.
 #[derive(Debug)]
 pub(super) struct VhostSession {
     shared: Arc<Switchboard>,
     thread: Option<JoinHandle<()>>,
-    /// The thread is about to end.
+    /// Signalled when the thread is about to end.
     ended: Arc<Event>,
     facts: Facts,
 }
 
 impl VhostSession {
-    /// Begins to look for a back end, and to keep one set up. Returns a port for each queue pair.
+    /// Starts the thread that looks for back ends and sets them up. Returns a port for each queue
+    /// pair.
     ///
     /// # Errors
-    /// When there can never be one at that path, or the system refuses. That none is there yet is no
-    /// error.
+    /// If there can never be a back end at that path, or the system refuses a resource. A missing
+    /// back end is no error.
     pub(super) fn start(config: VhostSessionConfig<'_>) -> Result<(Self, Vec<Port>)> {
         let VhostSessionConfig { path, role, desired_cpus, memory, queues, control, facts } =
             config;
@@ -112,32 +114,32 @@ impl VhostSession {
         Ok((Self { shared, thread: Some(thread), ended, facts }, ports))
     }
 
-    /// One that nobody keeps: what is on the board is a test's.
+    /// Handle without a thread: the test itself publishes sessions.
     #[cfg(test)]
     pub(super) fn without_thread(shared: &Arc<Switchboard>) -> Self {
         let ended = Arc::new(Event::new().unwrap_or_else(|error| panic!("{error}")));
         Self { shared: Arc::clone(shared), thread: None, ended, facts: Facts::default() }
     }
 
-    /// Has the device stop using the rings, and lets go of it. It takes as long as the device takes to
-    /// answer, but no longer than [`CONTROL_TIMEOUT`]; and whatever holds the thread, no longer than
-    /// [`END_TIMEOUT`].
+    /// Stops the device and disconnects from it. Takes as long as the device takes to answer, at
+    /// most [`CONTROL_TIMEOUT`], and in any case at most [`END_TIMEOUT`].
     pub(super) fn stop(&mut self) {
         self.shared.stop.signal();
         let Some(thread) = self.thread.take() else { return };
         let ended = self.ended.descriptor();
         wait(&mut [PollFd::from_borrowed_fd(ended, PollFlags::IN)], END_TIMEOUT);
         if is_readable(ended) {
-            // It has nothing to tell, and nothing in it panics.
+            // The thread returns no value, and nothing in it panics.
             let _ = thread.join();
         } else {
-            // All that it has is its own, the memory of the rings included.
+            // The thread owns all that it uses, the memory of the rings included, so it may be left
+            // alone.
             self.facts.set("link", "left alone: its thread does not end".to_owned());
         }
     }
 }
 
-/// Error when the kernel gives no context for signals.
+/// Error for an AIO context that the kernel refuses.
 fn no_signals(path: &Path, source: io::Error) -> Error {
     let help = match source.raw_os_error() {
         Some(libc::EAGAIN) => "raise fs.aio-max-nr with sysctl: fs.aio-nr has come up to it",
@@ -164,24 +166,24 @@ struct SessionThread {
     plan: SessionPlan,
     facts: Facts,
     ends: SessionEnds,
-    /// The socket's path.
+    /// Path of the socket, for messages.
     place: String,
-    /// Of the last session.
+    /// Number of the last session.
     number: u64,
 }
 
-/// Reason why a session is over.
+/// Reason why a session ended.
 enum SessionEnd {
     /// The back end is gone.
     Gone(Reason),
-    /// Another session is wanted.
+    /// Another session is to begin.
     Renew(Reason),
-    /// The link ends.
+    /// The thread is to end.
     Stop,
 }
 
 impl SessionThread {
-    /// One session after the other.
+    /// Runs one session after the other.
     fn run(mut self, mut met: Option<UnixStream>) {
         let mut refused_pause = RECONNECT_PAUSE;
         while self.wait_for_release() {
@@ -209,7 +211,7 @@ impl SessionThread {
         }
     }
 
-    /// Waits until no source uses the rings any more. Returns whether the link goes on.
+    /// Waits until no source uses the rings any more. Returns false if the thread is to end.
     fn wait_for_release(&self) -> bool {
         loop {
             if self.is_stopped() || self.shared.wish() == QueueWish::Leave {
@@ -224,14 +226,15 @@ impl SessionThread {
         }
     }
 
-    /// Waits for a back end. None: the link ends.
+    /// Waits for a back end; `None` if the thread is to end.
     fn meet(&self) -> Option<UnixStream> {
         loop {
             let error = match self.meeting.try_meet() {
                 Ok(stream) => return Some(stream),
                 Err(error) => error,
             };
-            // Somebody who waits at the door and cannot be let in would have us look without end.
+            // After another error the listener may stay readable: polling it would loop without a
+            // pause.
             let door = self.meeting.descriptor().filter(|_| is_absence(&error));
             let why = door.map_or_else(|| format!(": {error}"), |_| String::new());
             self.tell_link(format!("waiting for a back end at {}{why}", self.place));
@@ -245,7 +248,7 @@ impl SessionThread {
         }
     }
 
-    /// Sets a back end up, or says why it cannot be.
+    /// Sets a back end up, or returns why that failed.
     fn set_up(&mut self, stream: &UnixStream) -> Result<(BackendChannel, PortSession), String> {
         let number = self.number + 1;
         let asked = self.plan.queues.len();
@@ -267,7 +270,7 @@ impl SessionThread {
         Ok((front, session))
     }
 
-    /// One session, from all queues being enabled to its end.
+    /// Runs one session, from publishing it to its end.
     fn session(
         &mut self,
         front: BackendChannel,
@@ -278,11 +281,11 @@ impl SessionThread {
         let mut front = front;
         let end = self.watch(&mut front, stream);
         if !matches!(end, SessionEnd::Gone(_)) {
-            // Whoever does not answer is cut off: there is nothing more to be done about it.
+            // A back end that does not answer is cut off, which is all that can be done.
             let _ = within(stream, None, || front.stop());
         }
         drop(front);
-        // Cut before the sources let go, so that a device that lives knows that it is over.
+        // Cut before the sources release the rings, so that a live device notices the end.
         let _ = stream.shutdown(std::net::Shutdown::Both);
         self.shared.publish(None);
         end
@@ -318,7 +321,7 @@ impl SessionThread {
         }
     }
 
-    /// Tells of queues that are shut, once; which those were.
+    /// Records queues that were newly shut. Returns them.
     fn tell_shut(&mut self, shut: &Shut, told: &mut Vec<usize>) -> Vec<usize> {
         let news = shut.iter().filter(|(pair, _)| !told.contains(pair));
         let news = news.map(|(pair, why)| {
@@ -330,7 +333,7 @@ impl SessionThread {
         news
     }
 
-    /// Has the device give some queues no more, and leave others alone.
+    /// Stops some receive queues, and disables the shut queue pairs.
     fn tell_device(
         &self,
         front: &mut BackendChannel,
@@ -346,15 +349,15 @@ impl SessionThread {
             .try_for_each(|&pair| within(stream, Some(&self.shared.stop), || front.disable(pair)))
     }
 
-    /// Waits for something to happen; returns whether the connection has ended.
+    /// Waits for an event; returns whether the connection has ended.
     fn is_cut(&self, stream: &UnixStream) -> bool {
-        // What a back end says unasked is left alone: only its end counts.
+        // Unsolicited messages are ignored: only the end of the connection counts.
         let mut watched = [
             PollFd::new(stream, PollFlags::RDHUP),
             PollFd::from_borrowed_fd(self.shared.stop.descriptor(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.shared.tell.descriptor(), PollFlags::IN),
         ];
-        // Whatever interrupts it, it is looked again.
+        // After an interrupt, the caller polls again.
         let _ = poll(&mut watched, None);
         let is_told = watched[2].revents().contains(PollFlags::IN);
         let ends = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL;
@@ -365,7 +368,7 @@ impl SessionThread {
         is_cut
     }
 
-    /// Does nothing for a while, unless the link ends.
+    /// Pauses, unless the thread is to end.
     fn rest(&self, pause: Duration) {
         let stop = self.shared.stop.descriptor();
         wait(&mut [PollFd::from_borrowed_fd(stop, PollFlags::IN)], pause);
@@ -380,8 +383,8 @@ impl SessionThread {
     }
 }
 
-/// Holds a conversation with the back end, which is cut off when it takes too long, or when `stop`
-/// happens.
+/// Runs a conversation with the back end. The connection is shut down if that takes too long, or
+/// when `stop` is signalled.
 fn within<T>(
     stream: &UnixStream,
     stop: Option<&Event>,
@@ -413,7 +416,7 @@ fn within<T>(
     })
 }
 
-/// Waits for one of them, at most that long. A signal may interrupt it: it waits on.
+/// Waits for one of the descriptors, at most that long; signals do not shorten the wait.
 fn wait(watched: &mut [PollFd<'_>], at_most: Duration) {
     let until = std::time::Instant::now() + at_most;
     loop {
@@ -426,7 +429,7 @@ fn wait(watched: &mut [PollFd<'_>], at_most: Duration) {
     }
 }
 
-/// True if it has happened, or somebody is there.
+/// True if an event was signalled, or a descriptor has data.
 fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
     let mut watched = [PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN)];
     poll(&mut watched, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)

@@ -1,4 +1,4 @@
-//! One queue pair of a virtio device, as an engine polls it: from session to session.
+//! One queue pair of a virtio device, as an engine polls it: across sessions.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -16,26 +16,28 @@ use super::session::VhostSession;
 use super::transmit::VirtioTransmit;
 use crate::tx_queue::TX_QUEUE_PACKETS;
 
-/// Time that the device may take to stop receiving when a run ends.
+/// Time limit for the device to stop receiving when a run ends.
 const STOPPING_NS: u64 = 500_000_000;
 
-/// Time for which a source that waits for memory, or for the rest of a packet, may sleep.
+/// Longest sleep of a source that waits for memory, the rest of a packet, or sent packets.
 const SHORT_SLEEP_NS: u64 = 1_000_000;
 
-/// One queue pair.
+/// One queue pair of a device.
 pub struct VirtioSource {
     port: Port,
-    /// The one that the rings are used in.
+    /// Session in which the rings are used.
     session: Option<Arc<PortSession>>,
     receiver: VirtioReceiver,
     transmit: VirtioTransmit,
-    /// The device has lied in this session: its receive ring is left alone until the next.
+    /// True if the device has violated the ring's protocol: the receive ring is not used until the
+    /// next session.
     is_shut: bool,
-    /// True if the device is to say when there is something, for either ring.
+    /// True if the device is to call, for either ring.
     is_armed: bool,
-    /// The end of the run: when it is no longer waited for that the device stops.
+    /// Deadline for the device to stop, set when the run ends.
     stopping: Option<u64>,
-    /// Ends with the last source, and after its port: so that it has nobody to wait for.
+    /// Session thread. Dropped after the port, so that the last source's drop has no port to wait
+    /// for.
     _link: Arc<VhostSession>,
 }
 
@@ -51,8 +53,8 @@ impl VirtioSource {
         Self { port, session, receiver, transmit, is_shut, is_armed, stopping, _link: link }
     }
 
-    /// Begins and ends with sessions. What a device has given before it went is taken first; returns
-    /// whether that is done.
+    /// Follows the begin and end of sessions. Buffers used before the end are taken first; returns
+    /// false while some are left.
     fn follow(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> bool {
         let now = self.port.session();
         if now.map(|session| session.number) == self.session.as_ref().map(|session| session.number)
@@ -61,7 +63,7 @@ impl VirtioSource {
         }
         let now = now.cloned();
         if self.session.is_some() {
-            // A device that is cut off may go on writing.
+            // A device that was cut off may go on writing.
             self.receiver.post_no_more();
             if self.take(ask, pool, burst) == Ok(RestOfChain::More) {
                 return false;
@@ -81,7 +83,7 @@ impl VirtioSource {
         true
     }
 
-    /// Ends a sleep: the device need not call.
+    /// Disables calls after a sleep.
     fn disarm(&mut self) {
         if std::mem::take(&mut self.is_armed) {
             self.port.acknowledge_call();
@@ -91,7 +93,7 @@ impl VirtioSource {
         }
     }
 
-    /// Takes what there is.
+    /// Takes received packets.
     fn take(
         &mut self,
         ask: PollRequest,
@@ -107,12 +109,12 @@ impl VirtioSource {
         rest
     }
 
-    /// Takes what there is, and gives the device buffers for it.
+    /// Takes received packets, and posts buffers in their place.
     fn receive(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> RestOfChain {
         match self.take(ask, pool, burst) {
             Ok(rest) => {
-                // When the run ends nothing is shown any more, so that a device that does not stop comes
-                // to an end: it has a ring's worth of buffers.
+                // When the run ends nothing is posted any more, so that even a device that does not
+                // stop runs out of buffers, after at most a ring's worth.
                 if self.stopping.is_none() && self.receiver.refill() {
                     self.port.kick_rx();
                 }
@@ -126,7 +128,8 @@ impl VirtioSource {
         }
     }
 
-    /// Work left when a run ends: the device stops, and what it has given is taken.
+    /// Ends receiving when a run ends: the device is stopped, and its used buffers are taken.
+    /// Returns true when done.
     fn is_over(
         &mut self,
         ask: PollRequest,
@@ -174,7 +177,7 @@ impl Source for VirtioSource {
     ) -> Result<Polled, SourceError> {
         self.disarm();
         if !self.follow(ask, pool, burst) {
-            return Ok(Polled::Ready); // the rest in the next turn
+            return Ok(Polled::Ready); // the rest follows in the next turn
         }
         if self.session.is_none() {
             return Ok(if ask.is_last { Polled::Exhausted } else { Polled::Idle });
@@ -188,11 +191,11 @@ impl Source for VirtioSource {
         Ok(match rest {
             RestOfChain::More => Polled::Ready,
             RestOfChain::Part { until_ns } => Polled::IdleUntil { now_ns: until_ns.min(soon_ns) },
-            // Of memory that comes home nobody tells.
+            // No event announces memory that returns.
             RestOfChain::Nothing if self.receiver.is_starved() => {
                 Polled::IdleUntil { now_ns: soon_ns }
             }
-            // Nor of what was sent, and it is counted then.
+            // No event announces sent packets, which are counted when they complete.
             RestOfChain::Nothing if self.transmit.is_sending() => {
                 Polled::IdleUntil { now_ns: soon_ns }
             }
@@ -204,15 +207,15 @@ impl Source for VirtioSource {
         self.transmit.turn(&mut self.port, pool)
     }
 
-    /// Calls that nobody waits for are left where they are, so they are not slept on: those of a queue
-    /// that is shut would have its CPU awake until the next session.
+    /// Returns the descriptor to sleep on. Calls are not slept on while calls are off: pending
+    /// calls of a shut queue would keep its CPU awake until the next session.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         let is_deaf = self.session.is_some() && !self.is_armed;
         Some(if is_deaf { self.port.change() } else { self.port.call() })
     }
 
-    /// Has the device say when there is something: whoever asks is about to sleep. A session that
-    /// began or ended since the last poll woke a CPU that was awake, and will not do so again.
+    /// Enables calls, since the caller is about to sleep, and checks for work. A session that began
+    /// or ended since the last poll has woken an awake CPU, and would not wake it again.
     fn has_work(&mut self) -> bool {
         let is_ending = self.stopping.is_some();
         let is_receiving = self.session.is_some() && !self.is_shut && !is_ending;

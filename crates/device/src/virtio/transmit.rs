@@ -1,12 +1,12 @@
-//! From packets to what the device sends: the driver's side of the transmit ring.
+//! From packets to buffers that the device sends: the driver's side of the transmit ring.
 //!
-//! A packet is copied into slots of the shared memory, behind the header that tells the device what
-//! is left to be done with it, and its frame goes home at once. There is a slot for each descriptor of
-//! the ring; what needs several is a chain of them. A device that takes nothing back holds up slots
-//! and nothing else: what comes then waits in the lanes of the CPUs that send, which are bounded.
+//! A packet is copied into slots of the shared memory, behind the virtio-net header with its
+//! offloads, and its frame returns to its owner at once. There is a slot for each descriptor of the
+//! ring; a packet of several slots is a descriptor chain. A device that completes nothing holds up
+//! slots only: further packets wait in the bounded lanes of the sending CPUs.
 //!
-//! Packets in the ring count as sent once the device has taken it, and as dropped if the session ends
-//! before. Without a session, packets are dropped at once: the link is down.
+//! Packets in the ring count as sent once the device has used their buffers, and as dropped if the
+//! session ends before. Without a session, packets are dropped at once: the link is down.
 
 use std::iter;
 
@@ -32,75 +32,74 @@ use crate::tx_queue::{
     LaneId, Outgoing, OutgoingSegment, OutgoingShape, TxQueueConsumer, longest_frame_bytes,
 };
 
-/// Bytes of a slot: an ordinary packet, or a part of a longer one.
+/// Length of a slot: an ordinary packet, or a part of a longer one.
 pub(super) const SLOT_BYTES: u32 = 2048;
 
-/// The most slots of a packet: 64 KiB, with the headers of the link and of the device.
+/// Maximum number of slots of a packet: 64 KiB, with link header and virtio header.
 const CHAIN_SLOTS_MAX: u32 = 33;
 
-/// The most packets that are put into the ring before the device is shown them.
+/// Maximum number of packets put into the ring before they are published.
 const BATCH_PACKETS: usize = 256;
 
-/// The most entries of what the device has sent that are looked at in a turn: it takes back faster than
-/// it gives.
+/// Maximum number of used entries processed in a turn: completing is faster than posting.
 const COMPLETIONS_MAX: usize = 2 * BATCH_PACKETS;
 
-/// The transmit side of one queue pair.
+/// Transmit side of one queue pair.
 pub(super) struct VirtioTransmit {
     outgoing: Outgoing,
     place: RingPlace,
-    /// While there is a session.
+    /// Ring of the session, if there is one.
     ring: Option<Virtqueue>,
-    /// The device has lied in this session: nothing is read or written any more that it has.
+    /// True if the device has violated the ring's protocol: the ring is not used until the next
+    /// session.
     is_shut: bool,
     slots: TxSlots,
-    /// By the number that the ring gave each buffer: what the device has. Our own record, in private
-    /// memory.
+    /// Posted packets, by buffer id. A record in private memory.
     chains: Box<[Option<DescriptorChain>]>,
     limits: VirtioTxLimits,
-    /// Slots that the next packet waits for; 0 if it waits for none.
+    /// Number of slots that the next packet waits for; 0 if none waits.
     awaited: u16,
-    /// The device is to call when it has taken something.
+    /// True if the device is to call when it has used a buffer.
     is_armed: bool,
-    /// The last turn has not looked at all that was sent.
+    /// True if the last turn left used entries unprocessed.
     has_more_sent: bool,
 }
 
-/// One buffer in the ring: a packet, or a segment of one.
+/// Buffer in the ring: a packet, or a segment of one.
 struct DescriptorChain {
     first_slot: u16,
     slots: u16,
     lane: LaneId,
-    /// Count when it is sent; a packet only with its last segment.
+    /// Counts to add when the buffer was sent; the packet counts with its last segment.
     sent: Sent,
 }
 
-/// Outcome of a turn.
+/// Result of a turn.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct TransmitStep {
-    /// Packets that left their lanes.
+    /// Number of packets that left their lanes.
     count: usize,
-    /// True if the device is to be told.
+    /// True if the device is to be kicked.
     kick: bool,
-    /// Reason why it is not believed any more.
+    /// Violation by the device, which shuts the queue.
     lie: Option<Reason>,
 }
 
-/// Packets that the device takes.
+/// Limits of the device for packets.
 #[derive(Clone, Copy, Debug)]
 struct VirtioTxLimits {
     features: Features,
-    /// The longest IP packet.
+    /// Length of the longest IP packet.
     mtu: u32,
-    /// The most slots that a packet may take.
+    /// Maximum number of slots of a packet.
     slots_max: u32,
 }
 
 impl VirtioTransmit {
-    /// For a ring there, with pieces of [`SLOT_BYTES`] of `memory` as slots.
+    /// Creates the transmit side for a ring, with pieces of [`SLOT_BYTES`] of `memory` as slots.
     ///
     /// # Panics
-    /// When the memory has fewer of them than the ring has descriptors.
+    /// If the memory has fewer slots than the ring has descriptors.
     pub(super) fn new(
         departures: TxQueueConsumer,
         place: RingPlace,
@@ -127,13 +126,13 @@ impl VirtioTransmit {
         self.ring.as_ref()
     }
 
-    /// Lanes that packets come from.
+    /// Returns the lanes that packets come from.
     pub(super) fn departures(&self) -> &TxQueueConsumer {
         self.outgoing.departures()
     }
 
-    /// Begins with a device, or ends with one: `None` is for when it does not use the ring any more.
-    /// What it has not taken then is dropped.
+    /// Ends the previous session, and begins the given one. `None` only once the device does not
+    /// use the ring any more. Packets that the device has not taken are dropped.
     pub(super) fn set_session(&mut self, session: Option<&PortSession>) {
         self.end();
         if let Some(session) = session {
@@ -144,17 +143,17 @@ impl VirtioTransmit {
     fn begin(&mut self, features: Features, mtu: Option<u16>) {
         let event_idx = features.has(VIRTIO_RING_F_EVENT_IDX);
         let ring = self.ring.insert(self.place.ring(layout(features), event_idx));
-        // Nobody waits for it: as many calls as there are packets would be for nothing.
+        // No calls: nothing waits for completions, and a call for each packet would be wasted.
         let _ = ring.ask_for_call(false);
         self.limits.features = features;
         self.limits.mtu = mtu.map_or(u32::MAX, u32::from);
     }
 
-    /// Gives up what the device has not taken, and leaves the ring as new.
+    /// Drops packets that the device has not taken, and resets the ring.
     fn end(&mut self) {
         if !self.is_shut {
-            // What it has taken before it went was sent: at most what it was given. A lie is no news
-            // any more.
+            // Packets that the device used before the end were sent: at most those posted. A
+            // violation does not matter any more.
             let _ = self.complete(usize::MAX);
         }
         for chain in self.chains.iter_mut().filter_map(Option::take) {
@@ -169,8 +168,8 @@ impl VirtioTransmit {
         self.has_more_sent = false;
     }
 
-    /// Counts what the device has taken, and gives it what there is, as far as there is room. Returns
-    /// how many packets left their lanes.
+    /// Counts sent packets, and posts as many as there is room for. Returns the number of packets
+    /// that left their lanes.
     pub(super) fn turn(&mut self, port: &mut Port, pool: &mut Pool) -> usize {
         let step = self.step(pool);
         if let Some(lie) = step.lie {
@@ -188,7 +187,7 @@ impl VirtioTransmit {
             return TransmitStep { count, ..TransmitStep::default() };
         };
         if std::mem::take(&mut self.is_armed) {
-            let _ = ring.ask_for_call(false); // it is looked at right now
+            let _ = ring.ask_for_call(false); // completions are processed now
         }
         if let Err(lie) = self.complete(COMPLETIONS_MAX) {
             self.is_shut = true;
@@ -199,8 +198,8 @@ impl VirtioTransmit {
         TransmitStep { count, kick, lie: None }
     }
 
-    /// True if a turn would find something to do. If packets wait for slots, the device is asked to
-    /// call when it has taken some: whoever asks is about to sleep.
+    /// True if a turn would find work. If packets wait for slots, the device is asked to call when
+    /// it has used some, since the caller is about to sleep.
     pub(super) fn has_work(&mut self) -> bool {
         if self.has_more_sent {
             return true;
@@ -217,22 +216,22 @@ impl VirtioTransmit {
         }
     }
 
-    /// True if the device was asked to call, since the last turn.
+    /// True if the device was asked to call since the last turn.
     pub(super) fn is_armed(&self) -> bool {
         self.is_armed
     }
 
-    /// True if the device has something that it may send yet. It is counted by the next turn after
-    /// that, of which nobody tells.
+    /// True if the device has packets that it may not have sent yet. They are counted by the first
+    /// turn after they were sent, which no event announces.
     pub(super) fn is_sending(&self) -> bool {
         let in_use = |ring: &Virtqueue| ring.free() < ring.size();
         !self.is_shut && self.ring.as_ref().is_some_and(in_use)
     }
 
-    /// Takes back what the device has sent, as far as so many entries go.
+    /// Counts sent packets and frees their slots, for at most `entries_max` used entries.
     ///
     /// # Errors
-    /// How it has lied: the ring means nothing any more.
+    /// A violation by the device, which makes the ring unusable.
     fn complete(&mut self, entries_max: usize) -> Result<(), Reason> {
         self.has_more_sent = false;
         if !self.is_sending() {
@@ -270,7 +269,7 @@ impl VirtioTransmit {
         end
     }
 
-    /// Puts packets into the ring. They are to be shown to the device.
+    /// Puts packets into the ring, without publishing them. Returns their number.
     fn fill(&mut self, pool: &mut Pool) -> usize {
         let (limits, free) = (self.limits, self.ring.as_ref().map_or(0, Virtqueue::free));
         let mut free = u32::from(free);
@@ -294,13 +293,13 @@ impl VirtioTransmit {
         count
     }
 
-    /// Puts a packet into the ring that there is room for.
+    /// Puts a packet into the ring, which must have room for it.
     fn post(&mut self, OutgoingSegment { lane, mut packet, is_last }: OutgoingSegment) -> Packet {
         let mut sent = Sent::default();
         sent.add(&packet);
         sent.packets = is_last.into();
         let mut header = [0; HASH_HEADER_BYTES as usize];
-        // The count of buffers is the device's to set, and so is the hash.
+        // The number of buffers and the hash are for the device to set (both are 0 here).
         header[..VIRTIO_NET_HDR_BYTES].copy_from_slice(&describe(&mut packet).to_bytes());
         let header = &header[..self.limits.features.header_bytes() as usize];
         let (first_slot, pieces) = self.slots.fill(iter::once(header).chain(packet.fragments()));
@@ -309,7 +308,7 @@ impl VirtioTransmit {
         let ring = self.ring.as_mut();
         match ring.and_then(|ring| ring.post(pieces, Direction::ToDevice).ok()) {
             Some(id) => self.chains[id.index()] = Some(chain),
-            // As many descriptors are free as slots, so this does not come to pass.
+            // Unreachable: as many slots are free as descriptors.
             None => {
                 self.slots.free(&chain);
                 self.outgoing.count(lane, Sent::default(), SendDrop::Full, is_last.into());
@@ -326,7 +325,7 @@ impl Drop for VirtioTransmit {
 }
 
 impl VirtioTxLimits {
-    /// Way in which a packet can be sent, or the reason why it cannot.
+    /// Returns how a packet can be sent, or why it cannot.
     fn shape(self, packet: &Packet) -> Result<OutgoingShape, SendDrop> {
         let longest = longest_frame_bytes(packet, self.mtu)?;
         let len_bytes = len_bytes(packet);
@@ -343,8 +342,8 @@ impl VirtioTxLimits {
         }
     }
 
-    /// True if the device cuts such a packet (`VIRTIO_NET_F_HOST_*`), which takes that it completes
-    /// checksums.
+    /// True if the device cuts such a packet (`VIRTIO_NET_F_HOST_*`), which implies that it
+    /// completes checksums.
     fn is_cut_by_device(self, packet: &Packet) -> bool {
         let gso_type = gso_type(packet);
         let feature = match gso_type & !GSO_ECN {
@@ -357,13 +356,13 @@ impl VirtioTxLimits {
         takes_ecn && self.features.has(feature)
     }
 
-    /// Slots that a packet of this length takes.
+    /// Returns the number of slots for a packet of this length.
     fn slots(self, len_bytes: u32) -> u32 {
         len_bytes.saturating_add(self.features.header_bytes()).div_ceil(SLOT_BYTES)
     }
 }
 
-/// Bytes of a packet that go over the wire, headers counted once.
+/// Length of a packet on the ring, with headers counted once.
 #[inline]
 fn len_bytes(packet: &Packet) -> u32 {
     if !packet.is_chain() {
@@ -373,14 +372,14 @@ fn len_bytes(packet: &Packet) -> u32 {
     u32::try_from(bytes).unwrap_or(u32::MAX)
 }
 
-/// Shared memory for packets on their way out.
+/// Shared memory for packets to send.
 struct TxSlots {
     slots: Box<[PageFrag]>,
-    /// Slots that the device does not have, the latest that it had last: they are warm.
+    /// Free slots; the last one freed is used first, because it is in cache.
     free: Vec<u16>,
-    /// By slot: the next one of the same packet.
+    /// Next slot of the same packet, by slot.
     next: Box<[u16]>,
-    /// Of the packet in hand.
+    /// Descriptors of the packet being copied.
     pieces: Vec<RingDescriptor>,
 }
 
@@ -392,10 +391,10 @@ impl TxSlots {
         Self { slots, free, next, pieces: Vec::new() }
     }
 
-    /// Copies some bytes into slots, one after the other: the first of these, and what the device is
-    /// told.
+    /// Copies bytes into a chain of slots. Returns the first slot, and the descriptors of all.
     ///
     /// # Panics
+    /// If too few slots are free.
     /// When there are not enough.
     fn fill<'a>(&mut self, stretches: impl Iterator<Item = &'a [u8]>) -> (u16, &[RingDescriptor]) {
         self.pieces.clear();
@@ -433,7 +432,7 @@ impl TxSlots {
         self.pieces.push(RingDescriptor { address, len_bytes: len as u32 });
     }
 
-    /// Takes back the slots of a packet.
+    /// Frees the slots of a packet.
     fn free(&mut self, chain: &DescriptorChain) {
         let mut slot = chain.first_slot;
         for _ in 0..chain.slots {

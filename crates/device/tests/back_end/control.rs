@@ -1,4 +1,4 @@
-//! The control queue from the device's side (virtio 1.2, section 5.1.6.5): served, or lied on.
+//! The control queue from the device's side (virtio 1.2, section 5.1.6.5), correct or misbehaving.
 
 use std::time::Duration;
 
@@ -7,35 +7,35 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
 use crate::back_end::ring::{Chain, Layout, Part, Place, Used, is_readable};
 use crate::back_end::session::Backend;
 
-/// Fate of commands.
+/// Behaviour of the device on commands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Control {
-    /// Done.
+    /// Executes them.
     Serves,
-    /// Answered by `VIRTIO_NET_ERR`.
+    /// Answers `VIRTIO_NET_ERR`.
     Refuses,
-    /// Said to be answered, and nothing was written.
+    /// Reports an answer without writing one.
     Unwritten,
-    /// Not looked at.
+    /// Ignores them.
     Silent,
-    /// There is no such ring: whoever tells of one is hung up on.
+    /// Has no control ring: closes the session when one is set up.
     Missing,
-    /// A command that nobody gave is said to be answered.
+    /// Reports an answer to a command with this id, which was not given.
     Id(u32),
-    /// So many bytes are said to have been written.
+    /// Reports this number of written bytes.
     Len(u32),
-    /// Each is said to be answered twice.
+    /// Reports each answer twice.
     Twice,
-    /// The used index goes on by that much; of a split ring.
+    /// Advances the used index by that much; split rings only.
     Jump(u16),
-    /// The session is closed instead of an answer.
+    /// Closes the session instead of answering.
     Closes,
-    /// All of the ring is overwritten.
+    /// Overwrites all of the ring with this byte.
     Scribbles(u8),
 }
 
 impl Backend {
-    /// Takes the commands that there are.
+    /// Takes and answers the commands that were posted.
     pub(crate) fn serve_commands(&mut self) {
         let index = self.control_ring();
         let has_scribbled =
@@ -43,7 +43,7 @@ impl Backend {
         if self.offer.control == Control::Silent || has_scribbled || !self.is_up(index) {
             return;
         }
-        // It sleeps until it is kicked.
+        // As a real device, it takes nothing before the kick.
         if !is_readable(&self.ring(index).kick, Duration::ZERO) {
             return;
         }

@@ -1,20 +1,20 @@
-//! Frames that are told apart by a number.
+//! Frames that carry a number.
 
 use etherparse::{PacketBuilder, SlicedPacket};
 
-/// Bytes of headers in front of a datagram's payload.
+/// Length of the headers in front of a datagram's payload.
 pub(crate) const HEADERS: usize = 42;
 
 const FROM: [u8; 6] = [2, 0, 0, 0, 0, 2];
 const TO: [u8; 6] = [2, 0, 0, 0, 0, 1];
 
-/// A UDP datagram of `len` bytes in all, at least 46, all right in itself. Sixteen flows take turns.
+/// Valid UDP datagram of `len` bytes in all, at least 46. Sixteen flows take turns.
 pub(crate) fn datagram(number: u32, len: usize) -> Vec<u8> {
     let port = 1000 + u16::try_from(number % 16).unwrap();
     of_flow(number, port, len)
 }
 
-/// The same, all of one flow.
+/// Same datagram in the flow from `port`.
 pub(crate) fn of_flow(number: u32, port: u16, len: usize) -> Vec<u8> {
     let mut frame = Vec::new();
     PacketBuilder::ethernet2(FROM, TO)
@@ -25,7 +25,7 @@ pub(crate) fn of_flow(number: u32, port: u16, len: usize) -> Vec<u8> {
     frame
 }
 
-/// A TCP segment with that much payload.
+/// TCP segment with that much payload.
 pub(crate) fn segment(number: u32, payload_len: usize) -> Vec<u8> {
     let mut frame = Vec::new();
     PacketBuilder::ethernet2(FROM, TO)
@@ -37,13 +37,13 @@ pub(crate) fn segment(number: u32, payload_len: usize) -> Vec<u8> {
     frame
 }
 
-/// Bytes by which a datagram is told from others: its number first.
+/// Payload that identifies a frame: its number first.
 fn payload(number: u32, len: usize) -> Vec<u8> {
     let bytes = (0..=250u8).cycle().skip(usize::try_from(number % 251).unwrap());
     number.to_be_bytes().into_iter().chain(bytes).take(len).collect()
 }
 
-/// The number of a frame, if it is one of these and as it was.
+/// Returns the number of a datagram built here, if it is unchanged.
 pub(crate) fn number_of(frame: &[u8]) -> Option<u32> {
     let packet = SlicedPacket::from_ethernet(frame).ok()?;
     let etherparse::TransportSlice::Udp(udp) = packet.transport? else { return None };

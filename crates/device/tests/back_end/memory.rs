@@ -1,6 +1,6 @@
-//! The memory that a front end shares, mapped here as well.
+//! Memory that a front end shares, mapped here as well.
 //!
-//! Not by reads and writes of its file: what is made of huge pages takes no writes.
+//! Mapped rather than read and written as a file: a file of huge pages cannot be written to.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -10,15 +10,14 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use crate::back_end::messages::Message;
 
-/// All of it; a copy sees the same bytes. Addresses are the front end's physical ones, unless they
-/// are said to be its own.
+/// All regions; clones share them. Addresses are guest-physical ones unless named otherwise.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory(Arc<Vec<Part>>);
 
-/// A region of the table.
+/// Region of the memory table.
 #[derive(Debug)]
 struct Part {
-    /// Address for the driver.
+    /// Guest-physical address.
     guest: u64,
     /// Address in the front end's address space.
     user: u64,
@@ -27,7 +26,7 @@ struct Part {
 }
 
 impl Memory {
-    /// Table of a `SET_MEM_TABLE`.
+    /// Maps the regions of a `SET_MEM_TABLE`.
     pub(crate) fn of_table(message: Message) -> Self {
         let count = usize::try_from(message.u32_at(0)).unwrap();
         assert_eq!(message.descriptors.len(), count, "as many descriptors as regions");
@@ -43,7 +42,7 @@ impl Memory {
         Self(Arc::new(parts.collect()))
     }
 
-    /// Address by which the driver calls an address of the front end.
+    /// Converts an address of the front end to a guest-physical one.
     pub(crate) fn guest_of_user(&self, user: u64) -> u64 {
         let part = self.0.iter().find(|part| user.wrapping_sub(part.user) < part.len_bytes);
         let part = part.unwrap_or_else(|| panic!("{user:#x} is no address of the front end"));
@@ -72,24 +71,24 @@ impl Memory {
         part.mapped.as_volatile_slice().write_slice(bytes, offset).unwrap();
     }
 
-    /// Reads an index or flags that the driver writes, and sees what it wrote before.
+    /// Loads an index or flags of the driver, and with it all that the driver wrote before.
     pub(crate) fn load(&self, at: u64) -> u16 {
         let (part, offset) = self.part(at, 2);
         part.mapped.as_volatile_slice().load(offset, Ordering::SeqCst).unwrap()
     }
 
-    /// Writes one that the driver reads, behind what was written before.
+    /// Stores an index or flags for the driver, behind all earlier writes.
     pub(crate) fn store(&self, at: u64, value: u16) {
         let (part, offset) = self.part(at, 2);
         part.mapped.as_volatile_slice().store(value, offset, Ordering::SeqCst).unwrap();
     }
 
-    /// Beginnings and lengths of the regions.
+    /// Returns the addresses and lengths of the regions.
     pub(crate) fn regions(&self) -> impl Iterator<Item = (u64, u64)> {
         self.0.iter().map(|part| (part.guest, part.len_bytes))
     }
 
-    /// The file of each.
+    /// Returns the file of each region.
     pub(crate) fn files(&self) -> impl Iterator<Item = &File> {
         self.0.iter().map(|part| part.mapped.file_offset().unwrap().file())
     }

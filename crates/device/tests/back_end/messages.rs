@@ -1,4 +1,4 @@
-//! Messages of the vhost-user protocol, as they are on the socket: the back end's end of it.
+//! Messages of the vhost-user protocol on the socket, from the back end's side.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -13,7 +13,7 @@ use rustix::net::{
 };
 use vhost::vhost_user::message::FrontendReq;
 
-/// Descriptors that come with one message: regions of memory, of which eight are allowed.
+/// Maximum number of descriptors with one message: the protocol allows eight memory regions.
 const DESCRIPTORS_MAX: usize = 8;
 
 /// `VHOST_USER_VERSION` and the flags of a header (the protocol's "Header" section).
@@ -31,7 +31,7 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Waits for the next one; `None` when the front end has closed.
+    /// Waits for the next message; `None` when the front end has closed.
     pub(crate) fn receive(mut stream: &UnixStream) -> Option<Self> {
         let mut header = [0; 12];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
@@ -63,39 +63,39 @@ impl Message {
         Some(Self { request, needs_reply: flags & NEEDS_REPLY > 0, payload, descriptors })
     }
 
-    /// A number of the payload.
+    /// Returns a 32-bit number of the payload.
     pub(crate) fn u32_at(&self, at: usize) -> u32 {
         word(&self.payload, at)
     }
 
-    /// A long one.
+    /// Returns a 64-bit number of the payload.
     pub(crate) fn u64_at(&self, at: usize) -> u64 {
         u64::from_ne_bytes(self.payload[at..at + 8].try_into().unwrap())
     }
 }
 
-/// Flaw of an answer.
+/// Defect of an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Oddity {
-    /// Of another request.
+    /// Code of another request.
     OtherRequest,
-    /// No answer, by its flags.
+    /// Flags without the reply bit.
     NoReply,
-    /// Of another version.
+    /// Flags with another version.
     OtherVersion,
-    /// So long.
+    /// Wrong length in the header.
     Length(u32),
-    /// With so many descriptors.
+    /// Number of unexpected descriptors.
     Descriptors(usize),
 }
 
-/// Answers a request. A front end that has gone does not hear it.
+/// Answers a request. A front end that has gone is no error.
 pub(crate) fn reply(stream: &UnixStream, request: FrontendReq, payload: &[u8]) {
     let size = u32::try_from(payload.len()).unwrap();
     send(stream, [request.into(), VERSION | IS_REPLY, size], payload, &[]);
 }
 
-/// The same, but for one thing.
+/// Answers a request with one defect.
 pub(crate) fn reply_oddly(
     stream: &UnixStream,
     request: FrontendReq,
@@ -129,7 +129,7 @@ fn send(stream: &UnixStream, header: [u32; 3], payload: &[u8], descriptors: &[Bo
     }
 }
 
-/// Reads exactly that much; says whether the front end was there for all of it.
+/// Fills `to`. Returns false if the front end closed before.
 fn fill(stream: &mut &UnixStream, to: &mut [u8]) -> bool {
     match stream.read_exact(to) {
         Ok(()) => true,

@@ -2,16 +2,16 @@
 
 use crate::back_end::ring::{Carries, Chain, INDIRECT, NEXT, Part, Place, Used, WRITE};
 
-/// Bytes of a descriptor, and where its id and flags are.
+/// Size of a descriptor, and the offsets of its id and flags.
 const DESCRIPTOR_BYTES: u64 = 16;
 const ID: u64 = 12;
 const FLAGS: u64 = 14;
 
-/// Flags of a descriptor: what the driver's and the device's wrap counter was.
+/// Descriptor flags: the driver's and the device's wrap counter.
 const AVAILABLE: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
 
-/// Flags of the event suppression structures, behind an offset.
+/// Offset and values of the flags in an event suppression structure.
 const EVENT_FLAGS: u64 = 2;
 const ENABLE: u16 = 0;
 const DISABLE: u16 = 1;
@@ -24,7 +24,7 @@ pub(crate) struct Packed {
     given: Cursor,
 }
 
-/// A place in the ring, and the wrap counter there.
+/// Position in the ring, and its wrap counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Cursor {
     at: u16,
@@ -40,7 +40,7 @@ impl Cursor {
         self.at | if self.wraps { 0x8000 } else { 0 }
     }
 
-    /// The place so many entries further.
+    /// Returns the position `entries` further.
     fn plus(self, entries: u16, size: u16) -> Self {
         let at = u32::from(self.at) + u32::from(entries);
         let at_start = at >= u32::from(size);
@@ -57,8 +57,8 @@ impl Packed {
     pub(crate) fn new(place: Place) -> Self {
         let [descriptors, driver, device] = place.areas;
         assert_eq!([descriptors % 16, driver % 4, device % 4], [0; 3], "VQ1: {:x?}", place.areas);
-        // The lower half is where the driver makes available, the upper one where it uses. What
-        // says nothing of the upper half means the same by it.
+        // The lower half is the position of available descriptors, the upper half of used ones. A
+        // zero upper half means the same position.
         let low = u16::try_from(place.base & 0xffff).unwrap();
         let high = u16::try_from(place.base >> 16).unwrap();
         let taken = Cursor::of_base(low);
@@ -104,8 +104,8 @@ impl Packed {
         }
     }
 
-    /// Tells of used buffers, the first of them last, so that the driver sees all or none. Whether it
-    /// wants to be called.
+    /// Writes used entries, the first one last, so that the driver sees all or none. Returns
+    /// whether the driver wants a call.
     pub(crate) fn give(&mut self, used: &[Used]) -> bool {
         let before = self.given;
         let mut places = Vec::new();
@@ -124,7 +124,7 @@ impl Packed {
         self.is_wanted(before)
     }
 
-    /// Says of so many entries, the next ones, that they were used when they could not have been.
+    /// Marks the next entries as used with the wrap counter of another round.
     pub(crate) fn give_in_another_round(&self, entries: u16) {
         let mut cursor = self.given;
         for _ in 0..entries {
@@ -134,7 +134,7 @@ impl Packed {
         }
     }
 
-    /// True if the driver wants to be called for what was given since then.
+    /// True if the driver wants a call for the entries used since `before`.
     fn is_wanted(&self, before: Cursor) -> bool {
         let driver = self.place.areas[1];
         match self.place.memory.load(driver + EVENT_FLAGS) {
@@ -157,7 +157,7 @@ impl Packed {
         }
     }
 
-    /// Asks for a kick with the next buffer. Whether there is one already.
+    /// Enables the kick for the next buffer. Returns true if there is a buffer already.
     pub(crate) fn ask_for_kick(&mut self) -> bool {
         let device = self.place.areas[2];
         if self.place.event_idx {

@@ -1,4 +1,4 @@
-//! Work of the device with its rings: puts frames into receive buffers, takes what is sent.
+//! The device's work on its rings: puts frames into receive buffers, takes packets to send.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use crate::back_end::memory::Memory;
 use crate::back_end::ring::{Chain, Used};
 use crate::back_end::session::{Backend, Closed};
 
-/// The header of a packet (virtio 1.2, section 5.1.6).
+/// Header of a packet (virtio 1.2, section 5.1.6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Header {
     pub(crate) flags: u8,
@@ -17,9 +17,9 @@ pub(crate) struct Header {
     pub(crate) gso_size: u16,
     pub(crate) csum_start: u16,
     pub(crate) csum_offset: u16,
-    /// None: as many as it is.
+    /// Number of buffers to report; `None` for the true number.
     pub(crate) num_buffers: Option<u16>,
-    /// With `HASH_REPORT`: the hash, and of what.
+    /// Hash and its type, with `HASH_REPORT`.
     pub(crate) hash: (u32, u16),
 }
 
@@ -50,7 +50,7 @@ impl Header {
     }
 }
 
-/// A packet that lies in buffers, and what is to be said of them.
+/// Packet in receive buffers, with the used entries to report.
 #[derive(Clone, Debug)]
 pub(crate) struct Placed {
     pub(crate) chains: Vec<Chain>,
@@ -60,14 +60,14 @@ pub(crate) struct Placed {
 }
 
 impl Placed {
-    /// Writes another header in front of it.
+    /// Writes another header in front of the packet.
     pub(crate) fn rewrite(&self, header: Header) {
         let buffers = header.num_buffers.unwrap_or(self.chains.len().try_into().unwrap());
         let bytes = header.to_bytes(buffers, self.header_bytes);
         scatter(&self.memory, std::slice::from_ref(&self.chains[0]), &bytes);
     }
 
-    /// Writes over everything in its buffers, used or not.
+    /// Overwrites everything in the packet's buffers, used or not.
     pub(crate) fn scribble(&self, byte: u8) {
         for part in self.chains.iter().flat_map(|chain| &chain.parts) {
             let bytes = vec![byte; part.len_bytes.try_into().unwrap()];
@@ -76,7 +76,7 @@ impl Placed {
     }
 }
 
-/// A packet that the driver sent.
+/// Packet sent by the driver.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Sent {
     pub(crate) header: Header,
@@ -90,7 +90,7 @@ impl Backend {
         Ok(self.stock[pair].pop_front().unwrap())
     }
 
-    /// Takes all buffers that there are into stock. Whether there are any.
+    /// Takes all available buffers into stock. Returns true if the stock has any.
     pub(crate) fn look(&mut self, pair: usize) -> bool {
         if self.is_up(2 * pair) {
             while let Some(chain) = self.ring(2 * pair).take() {
@@ -103,7 +103,7 @@ impl Backend {
         !self.stock[pair].is_empty()
     }
 
-    /// Waits until so many buffers are in stock.
+    /// Waits until the stock has that many buffers.
     pub(crate) fn stocked(&mut self, pair: usize, count: usize) -> Result<(), Closed> {
         self.wait("buffers", |backend| {
             backend.look(pair);
@@ -111,7 +111,7 @@ impl Backend {
         })
     }
 
-    /// Puts a packet into as many buffers as it takes, each but the last one full (5.1.6.4.1).
+    /// Puts a packet into as many buffers as needed, all full but the last one (5.1.6.4.1).
     pub(crate) fn place(
         &mut self,
         pair: usize,
@@ -135,12 +135,12 @@ impl Backend {
         Ok(Placed { chains, used, header_bytes, memory })
     }
 
-    /// Tells of a packet in buffers.
+    /// Reports a packet's buffers as used.
     pub(crate) fn give(&mut self, pair: usize, placed: &Placed) {
         self.ring(2 * pair).give(&placed.used);
     }
 
-    /// Both.
+    /// Places a packet and reports it.
     pub(crate) fn deliver(
         &mut self,
         pair: usize,
@@ -152,7 +152,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Takes what was sent by now, and gives the buffers back.
+    /// Takes packets sent so far, and returns their buffers.
     pub(crate) fn sent(&mut self, pair: usize) -> Vec<Sent> {
         let (mut sent, mut used) = (Vec::new(), Vec::new());
         let (header_bytes, memory) = (self.header_bytes(), self.memory.clone().unwrap());
@@ -175,7 +175,7 @@ impl Backend {
         sent
     }
 
-    /// Waits until so many were sent.
+    /// Waits until that many packets were sent.
     pub(crate) fn await_sent(&mut self, pair: usize, count: usize) -> Result<Vec<Sent>, Closed> {
         let mut all = Vec::new();
         self.wait("what is sent", |backend| {
@@ -185,7 +185,7 @@ impl Backend {
         Ok(all)
     }
 
-    /// Buffers in stock, and their lengths.
+    /// Returns the lengths of the buffers in stock.
     pub(crate) fn posted_bytes(&mut self, pair: usize) -> Vec<u32> {
         self.look(pair);
         let stock: &VecDeque<Chain> = &self.stock[pair];

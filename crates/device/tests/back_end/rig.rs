@@ -1,4 +1,4 @@
-//! The driver under test: a device in an engine, and what its packets are delivered as.
+//! The driver under test: a device in an engine, and the packets that it delivers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -18,7 +18,7 @@ use forebay_rx::{DropReason, Handler};
 use crate::back_end::frames::number_of;
 use crate::back_end::session::{Backend, Closed, DEADLINE};
 
-/// A packet as a handler got it.
+/// Packet as delivered to a handler.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Delivered {
     pub(crate) queue: u16,
@@ -29,7 +29,7 @@ pub(crate) struct Delivered {
     pub(crate) hash: FlowHash,
 }
 
-/// One CPU's handler: copies all, and sends it back if it is to.
+/// Handler of one CPU: copies all packets, and optionally sends them back.
 struct Taker {
     seen: Arc<Mutex<Vec<Delivered>>>,
     way_back: Option<Box<dyn Sink>>,
@@ -52,19 +52,19 @@ impl Handler for Taker {
     }
 }
 
-/// Settings that the driver is started with.
+/// Settings of the driver.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) virtio: VirtioOptions,
     pub(crate) queues: u16,
-    /// True if the device's hashes are used.
+    /// True to use the device's hashes.
     pub(crate) device_hash: bool,
-    /// True if packets go back where they came from.
+    /// True to send packets back to the device.
     pub(crate) echoes: bool,
 }
 
 impl Setup {
-    /// Rings of 64 entries.
+    /// Rings of 64 entries, one queue.
     pub(crate) fn usual() -> Self {
         let virtio = VirtioOptions { queue_size: 64, ..VirtioOptions::default() };
         Self { virtio, queues: 1, device_hash: false, echoes: false }
@@ -85,7 +85,7 @@ impl Setup {
     }
 }
 
-/// The running driver.
+/// Running driver.
 pub(crate) struct Rig {
     engine: JoinHandle<Outcome<Taker>>,
     stopper: Stopper,
@@ -94,7 +94,7 @@ pub(crate) struct Rig {
     pub(crate) facts: Facts,
 }
 
-/// Report of the driver.
+/// Results of a run.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) frames: u64,
@@ -124,50 +124,50 @@ impl Rig {
         let stopper = engine.stopper();
         let engine = thread::spawn(move || {
             let outcome = engine.run().unwrap();
-            // Lets go of the back end, which may have to answer.
+            // Ends the session, for which the back end may have to answer.
             drop(devices);
             outcome
         });
         Self { engine, stopper, seen, counts, facts }
     }
 
-    /// One of the counts, of all queues.
+    /// Returns a counter, summed over all queues.
     pub(crate) fn count(&self, name: &str) -> u64 {
         let all = self.counts.iter().flat_map(|counts| counts.iter());
         all.filter(|(known, _)| *known == name).map(|(_, count)| count).sum()
     }
 
-    /// One of the facts; empty if it is not known.
+    /// Returns a fact; empty if unknown.
     pub(crate) fn fact(&self, name: &str) -> String {
         self.facts.all().get(name).cloned().unwrap_or_default()
     }
 
-    /// The queues that packets were delivered of.
+    /// Returns the queues that delivered packets came from.
     pub(crate) fn queues(&self) -> BTreeSet<u16> {
         self.seen.lock().unwrap().iter().map(|delivered| delivered.queue).collect()
     }
 
-    /// Number of sessions.
+    /// Returns the number of sessions.
     pub(crate) fn sessions(&self) -> u64 {
         self.facts.all().get("sessions").map_or(0, |count| count.parse().unwrap())
     }
 
-    /// Packets delivered so far.
+    /// Returns the number of packets delivered so far.
     pub(crate) fn delivered(&self) -> usize {
         self.seen.lock().unwrap().len()
     }
 
-    /// The numbers of those that are whole, in the order of delivery.
+    /// Returns the numbers of unchanged packets, in the order of delivery.
     pub(crate) fn numbers(&self) -> Vec<u32> {
         self.seen.lock().unwrap().iter().filter_map(|it| number_of(&it.bytes)).collect()
     }
 
-    /// Waits until so many were delivered.
+    /// Waits until that many packets were delivered.
     pub(crate) fn await_delivered(&self, device: &mut Backend, count: usize) -> Result<(), Closed> {
         device.wait("packets", |_| self.delivered() >= count)
     }
 
-    /// Stops the run while the device goes on, and sees that all is accounted for.
+    /// Stops the run while the device continues, and checks that all packets are accounted for.
     pub(crate) fn stop(self, mut device: Option<&mut Backend>) -> Ended {
         self.stop_while(|| {
             let served = device.as_mut().map(|device| device.serve(Duration::from_millis(1)));
@@ -177,7 +177,7 @@ impl Rig {
         })
     }
 
-    /// The same while that is done, again and again.
+    /// Stops the run, calling `meanwhile` repeatedly until it ends.
     pub(crate) fn stop_while(self, mut meanwhile: impl FnMut()) -> Ended {
         self.stopper.stop();
         let began = Instant::now();
@@ -205,13 +205,13 @@ impl Rig {
     }
 }
 
-/// Times that it took from a device's listening to its first packet's delivery. Told, and not
-/// judged: it depends on the machine.
+/// Times from a device's listening to the delivery of its first packet. Reported only, since they
+/// depend on the machine.
 #[derive(Default)]
 pub(crate) struct Pauses(Vec<Duration>);
 
 impl Pauses {
-    /// Now the first packet is there.
+    /// Adds the time until now, when the first packet was delivered.
     pub(crate) fn add(&mut self, listening: Instant) {
         self.0.push(listening.elapsed());
     }

@@ -1,4 +1,4 @@
-//! A ring as the device sees it, split or packed. It judges what the driver does with it.
+//! A ring from the device's side, split or packed, which checks the driver's use of it.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -15,10 +15,10 @@ pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
 
-/// A buffer that the driver made available: some parts of memory, one behind the other.
+/// Buffer that the driver made available: a chain of memory parts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Chain {
-    /// By which the driver knows it.
+    /// Buffer id of the driver.
     pub(crate) id: u16,
     pub(crate) parts: Vec<Part>,
 }
@@ -36,7 +36,7 @@ impl Chain {
         self.parts.iter().map(|part| part.len_bytes).sum()
     }
 
-    /// Addresses of its first `len` bytes are.
+    /// Returns the addresses and lengths of the first `len` bytes.
     pub(crate) fn first(&self, len: usize) -> Vec<(u64, usize)> {
         let mut left = len;
         let parts = self.parts.iter().map(|part| {
@@ -47,47 +47,47 @@ impl Chain {
         parts.filter(|(_, len)| *len > 0).collect()
     }
 
-    /// An entry: used to this length.
+    /// Returns a used entry with this length.
     pub(crate) fn used(&self, len_bytes: u32) -> Used {
         let descriptors = self.parts.len().try_into().unwrap();
         Used { id: self.id.into(), len_bytes, descriptors }
     }
 }
 
-/// Entry of a buffer that was used.
+/// Used entry of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Used {
     pub(crate) id: u32,
     pub(crate) len_bytes: u32,
-    /// Entries of a packed ring that it was made of.
+    /// Number of packed descriptors of the buffer.
     pub(crate) descriptors: u16,
 }
 
-/// Place of a ring, as the driver's addresses, and what is in force for it.
+/// Location of a ring, by the driver's addresses, and its settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) memory: Memory,
     pub(crate) size: u16,
     pub(crate) base: u32,
-    /// Descriptors, the driver's area, the device's area.
+    /// Descriptor area, driver area, device area.
     pub(crate) areas: [u64; 3],
     pub(crate) event_idx: bool,
     pub(crate) carries: Carries,
 }
 
-/// Contents of a ring.
+/// Kind of buffers in a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Carries {
     /// Packets that the device writes.
     Received,
     /// Packets that the driver has written.
     Sent,
-    /// Bytes that the driver has written, and behind it what the device answers.
+    /// Commands that the driver has written, each with room for the device's answer.
     Commands,
 }
 
 impl Carries {
-    /// Law: what the device writes comes last, and only where it writes.
+    /// Checks that parts writable by the device are the right ones, and come last.
     pub(crate) fn judge(self, parts: &[Part]) {
         let is_right = match self {
             Self::Received => parts.iter().all(|part| part.is_writable),
@@ -98,14 +98,14 @@ impl Carries {
     }
 }
 
-/// The ring itself, in its layout.
+/// Ring in its layout.
 #[derive(Debug)]
 pub(crate) enum Layout {
     Split(Split),
     Packed(Packed),
 }
 
-/// A ring, and how the two sides wake each other.
+/// Ring with its kick and call eventfds.
 #[derive(Debug)]
 pub(crate) struct Ring {
     pub(crate) layout: Layout,
@@ -123,7 +123,7 @@ impl Ring {
         Self { layout, kick, call }
     }
 
-    /// The next buffer that the driver has made available.
+    /// Takes the next available buffer.
     pub(crate) fn take(&mut self) -> Option<Chain> {
         match &mut self.layout {
             Layout::Split(ring) => ring.take(),
@@ -131,7 +131,7 @@ impl Ring {
         }
     }
 
-    /// Tells of buffers that were used, all at once.
+    /// Reports used buffers, all at once.
     pub(crate) fn give(&mut self, used: &[Used]) {
         let is_wanted = match &mut self.layout {
             Layout::Split(ring) => ring.give(used),
@@ -154,7 +154,7 @@ impl Ring {
         }
     }
 
-    /// Place of the ring.
+    /// Returns the location of the ring.
     pub(crate) fn place(&self) -> &Place {
         match &self.layout {
             Layout::Split(ring) => &ring.place,
@@ -162,23 +162,23 @@ impl Ring {
         }
     }
 
-    /// Interrupts the driver, whether it wants that or not.
+    /// Signals the call eventfd, whether the driver wants a call or not.
     pub(crate) fn call(&self) {
-        // A driver that has gone, or has been called 2^64 times, is not called again.
+        // A full counter, or a driver that has gone, needs no call.
         let _ = rustix::io::write(&self.call, &1u64.to_ne_bytes());
     }
 
-    /// Fills the event that the driver kicks by, so that a write to it waits.
+    /// Fills the counter of the kick eventfd, so that a write to it would block.
     pub(crate) fn has_kicks_wait(&self) {
         fcntl_setfl(&self.kick, OFlags::NONBLOCK).unwrap();
-        // Empty or full, the count is what it is then.
+        // With the counter emptied first, the write sets it to its maximum.
         let _ = rustix::io::read(&self.kick, &mut [0u8; 8]);
         let _ = rustix::io::write(&self.kick, &(u64::MAX - 1).to_ne_bytes());
         fcntl_setfl(&self.kick, OFlags::empty()).unwrap();
     }
 
-    /// Asks for a kick, and sleeps until there is one, or a buffer already; for so long at most.
-    /// Whoever says that the driver lost a wake-up has waited in vain.
+    /// Enables kicks, and sleeps until a kick or an available buffer, at most that long. A test
+    /// that times out here has lost a wake-up.
     pub(crate) fn sleep(&mut self, at_most: Duration) {
         let is_there = match &mut self.layout {
             Layout::Split(ring) => ring.ask_for_kick(),
@@ -190,7 +190,7 @@ impl Ring {
     }
 }
 
-/// Waits until something can be read; for so long at most.
+/// Waits until a descriptor is readable, at most that long.
 pub(crate) fn is_readable(descriptor: &impl std::os::fd::AsFd, at_most: Duration) -> bool {
     let at_most = Timespec::try_from(at_most).unwrap();
     let mut descriptors = [PollFd::new(descriptor, PollFlags::IN)];

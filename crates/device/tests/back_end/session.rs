@@ -1,6 +1,6 @@
 //! A vhost-user back end: the device's side of the socket.
 //!
-//! A server that is turned by the test's own thread: whoever waits for anything serves the socket meanwhile.
+//! The test's own thread drives the back end: every wait serves the socket meanwhile.
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
@@ -23,24 +23,24 @@ use crate::back_end::memory::Memory;
 use crate::back_end::messages::{Message, Oddity, reply, reply_oddly};
 use crate::back_end::ring::{Carries, Place, Ring, is_readable};
 
-/// Time that something that must happen may take. Nothing is said by that about speed.
+/// Time limit for events that must happen. No statement about speed.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// `VHOST_USER_F_PROTOCOL_FEATURES`.
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 
-/// Bytes of `virtio_net_config` (virtio 1.2, 5.1.4).
+/// Length of `virtio_net_config` (virtio 1.2, 5.1.4).
 const CONFIG_BYTES: usize = 24;
 
-/// Bit 8 of what comes with a descriptor: there is none.
+/// Bit 8 of a message with a descriptor: no descriptor is passed.
 const NO_DESCRIPTOR: u64 = 1 << 8;
 
-/// A feature as a bit.
+/// Returns a feature as a bit mask.
 pub(crate) const fn bit(feature: u32) -> u64 {
     1 << feature
 }
 
-/// Features of a back end.
+/// Features and behaviour of a back end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Offer {
     pub(crate) features: u64,
@@ -49,27 +49,27 @@ pub(crate) struct Offer {
     pub(crate) mtu: u16,
     /// `VIRTIO_NET_RSS_HASH_TYPE_*`.
     pub(crate) hash_types: u32,
-    /// Fate of commands, where `CTRL_VQ` is offered.
+    /// Behaviour on commands, if `CTRL_VQ` is offered.
     pub(crate) control: Control,
-    /// At this request it does something else.
+    /// Request on which the back end fails, and how.
     pub(crate) fails: Option<(FrontendReq, Failure)>,
 }
 
 /// Kind of failure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Failure {
-    /// Closes.
+    /// Closes the connection.
     Close,
-    /// Says no more.
+    /// Sends no answer.
     Silence,
-    /// Answers with that many bytes of nonsense.
+    /// Answers with that many bytes of 0xff.
     Nonsense(usize),
-    /// Answers as it should, but for this.
+    /// Answers with this defect.
     But(Oddity),
 }
 
 impl Offer {
-    /// Features that DPDK's back end offers, as far as it matters here.
+    /// Features of DPDK's back end, as far as they matter here.
     pub(crate) fn usual() -> Self {
         let features = [
             VIRTIO_F_VERSION_1,
@@ -115,7 +115,7 @@ impl Offer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Closed;
 
-/// A place where back ends listen, one after the other.
+/// Path at which back ends listen, one after the other.
 pub(crate) struct Site {
     directory: TempDir,
     listener: Option<UnixListener>,
@@ -138,19 +138,19 @@ impl Site {
         self.listener = Some(UnixListener::bind(self.path()).unwrap());
     }
 
-    /// No longer listens; the socket's file goes, too.
+    /// Stops listening, and removes the socket's file.
     pub(crate) fn leave(&mut self) {
         self.desert();
-        // It may have been moved or removed by a test.
+        // A test may have moved or removed the file.
         let _ = std::fs::remove_file(self.path());
     }
 
-    /// As when it is killed: nobody listens any more, and the socket's file is there still.
+    /// Stops listening as a killed process does: the socket's file stays.
     pub(crate) fn desert(&mut self) {
         self.listener = None;
     }
 
-    /// Waits for a front end and goes on until all of its queues are in use.
+    /// Waits for a front end, and serves it until all of its queues are in use.
     pub(crate) fn meet(&self, offer: Offer) -> Backend {
         let mut backend = self.accept(offer);
         backend.come_up().unwrap();
@@ -171,7 +171,7 @@ impl Site {
     }
 }
 
-/// Connects to where a front end listens, or will.
+/// Connects to a front end that listens, or will listen, at `path`.
 pub(crate) fn connect(path: &Path, offer: Offer) -> Backend {
     let began = Instant::now();
     loop {
@@ -183,25 +183,25 @@ pub(crate) fn connect(path: &Path, offer: Offer) -> Backend {
     }
 }
 
-/// A back end that a front end is connected to.
+/// Back end connected to a front end.
 pub(crate) struct Backend {
     pub(crate) offer: Offer,
     stream: UnixStream,
-    /// Requests, in order.
+    /// Requests received, in order.
     pub(crate) log: Vec<FrontendReq>,
-    /// Features that the front end accepted.
+    /// Features accepted by the front end.
     pub(crate) features: u64,
     protocol: u64,
     pub(crate) memory: Option<Memory>,
-    /// Rings of queue pairs, and that of commands.
+    /// Rings of the queue pairs, and the control ring.
     vrings: Vec<Vring>,
-    /// The commands that came, as they are in the ring.
+    /// Commands received, as in the ring.
     pub(crate) commands: Vec<Vec<u8>>,
-    /// Buffers that each rx ring had available and is not used yet.
+    /// Available buffers of each rx ring that were taken and not used yet.
     pub(crate) stock: Vec<std::collections::VecDeque<crate::back_end::ring::Chain>>,
 }
 
-/// State of a ring so far.
+/// Setup of a ring so far.
 #[derive(Debug, Default)]
 struct Vring {
     size: u16,
@@ -210,7 +210,7 @@ struct Vring {
     kick: Option<OwnedFd>,
     call: Option<OwnedFd>,
     is_enabled: bool,
-    /// Since it is in use.
+    /// Set once the ring is in use.
     ring: Option<Ring>,
 }
 
@@ -234,12 +234,12 @@ impl Backend {
         self.features & bit(feature) > 0
     }
 
-    /// 12, or 20 with a hash.
+    /// Returns the length of the virtio-net header: 12, or 20 with a hash.
     pub(crate) fn header_bytes(&self) -> usize {
         if self.has(VIRTIO_NET_F_HASH_REPORT) { 20 } else { 12 }
     }
 
-    /// A ring in use: those of rx queues are even.
+    /// Returns a ring in use; rx queues have even indices.
     pub(crate) fn ring(&mut self, index: usize) -> &mut Ring {
         self.vrings[index].ring.as_mut().unwrap_or_else(|| panic!("ring {index} is not in use"))
     }
@@ -252,7 +252,7 @@ impl Backend {
         self.vrings[index].is_enabled
     }
 
-    /// The ring of commands, behind those of all queue pairs (5.1.2).
+    /// Returns the index of the control ring, behind those of all queue pairs (5.1.2).
     pub(crate) fn control_ring(&self) -> usize {
         self.vrings.len() - 1
     }
@@ -263,7 +263,7 @@ impl Backend {
         self.wait("its rings", |backend| (0..rings).all(|ring| backend.is_up(ring)))
     }
 
-    /// Serves until that is so, or the front end has closed.
+    /// Serves until `is_so` holds, or the front end has closed.
     pub(crate) fn wait(
         &mut self,
         what: &str,
@@ -282,7 +282,7 @@ impl Backend {
         assert_eq!(self.wait("the end", |_| false), Err(Closed));
     }
 
-    /// Serves what is there, and waits for it a moment.
+    /// Serves pending messages, after waiting for one at most that long.
     pub(crate) fn serve(&mut self, at_most: Duration) -> Result<(), Closed> {
         let mut at_most = at_most;
         while is_readable(&self.stream, at_most) {
@@ -312,14 +312,14 @@ impl Backend {
 
     /// Ends the session.
     pub(crate) fn close(&self) {
-        // The other end sees it now, and may have closed before.
+        // An error means that the front end has closed before.
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Says so many bytes that nobody has asked for, as far as they go away.
+    /// Sends unsolicited bytes, as many as fit without blocking.
     pub(crate) fn say_unasked(&mut self, bytes: usize) {
         self.stream.set_nonblocking(true).unwrap();
-        // It may be gone, or not listen: then there are fewer.
+        // The front end may be gone, or not read: then fewer bytes are sent.
         let _ = (&self.stream).write_all(&vec![0x41; bytes]);
         self.stream.set_nonblocking(false).unwrap();
     }
@@ -328,7 +328,7 @@ impl Backend {
         match failure {
             Failure::Silence | Failure::But(_) => return Ok(()),
             Failure::Nonsense(bytes) => {
-                // Of features it is an offer of all.
+                // As an answer with features, 0xff offers all of them.
                 (self.offer.features, self.offer.protocol) = (u64::MAX, u64::MAX);
                 reply(&self.stream, request, &vec![0xff; bytes]);
             }
@@ -341,7 +341,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Answer, if anything is.
+    /// Handles a message, and returns the answer if there is one.
     fn answer(&mut self, message: Message) -> Option<Vec<u8>> {
         let (request, needs_reply) = (message.request, message.needs_reply);
         let answer = match request {
@@ -359,7 +359,7 @@ impl Backend {
         answer.or_else(|| (needs_reply && acknowledges).then(|| 0u64.to_ne_bytes().to_vec()))
     }
 
-    /// Requests without an answer.
+    /// Handles a request without an answer.
     fn note(&mut self, message: Message) {
         match message.request {
             FrontendReq::SET_OWNER | FrontendReq::SET_VRING_ERR => {}
@@ -384,7 +384,8 @@ impl Backend {
             if self.offer.control == Control::Missing {
                 return self.close();
             }
-            // Its only kick comes with the ring. Back ends by rust-vmm forget it otherwise.
+            // Only the kick passed with the ring counts. Back ends by rust-vmm forget it while the
+            // ring is disabled.
             let is_kick = message.request == FrontendReq::SET_VRING_KICK;
             assert!(!is_kick || self.is_enabled(index), "kicked before it is enabled");
         }
@@ -409,7 +410,7 @@ impl Backend {
         self.start(index);
     }
 
-    /// Takes a ring into use, once all is known of it.
+    /// Takes a ring into use, once its setup is complete.
     fn start(&mut self, index: usize) {
         let is_packed = self.has(VIRTIO_F_RING_PACKED);
         let event_idx = self.has(VIRTIO_RING_F_EVENT_IDX);
@@ -424,7 +425,7 @@ impl Backend {
         else {
             return;
         };
-        // Without features of the protocol a ring is enabled from the start.
+        // Without protocol features a ring is enabled from the start.
         let negotiated = self.features & PROTOCOL_FEATURES > 0;
         if vring.ring.is_some() || (negotiated && !vring.is_enabled) {
             return;
@@ -436,7 +437,7 @@ impl Backend {
         vring.ring = Some(Ring::new(place, is_packed, ends));
     }
 
-    /// Stops a ring, and tells how far it was.
+    /// Stops a ring, and returns its base.
     fn stop(&mut self, message: &Message) -> Vec<u8> {
         let index = message.u32_at(0);
         let vring = &mut self.vrings[usize::try_from(index).unwrap()];
@@ -445,7 +446,7 @@ impl Backend {
         [index, base].into_iter().flat_map(u32::to_ne_bytes).collect()
     }
 
-    /// Part of the device's configuration that was asked for.
+    /// Returns the requested part of the device's configuration.
     fn config(&self, message: Message) -> Vec<u8> {
         let mut config = [0; CONFIG_BYTES];
         let pairs = u16::try_from(self.offer.queue_pairs.min(0x8000)).unwrap();

@@ -2,11 +2,11 @@
 
 use crate::back_end::ring::{Chain, INDIRECT, NEXT, Part, Place, Used, WRITE};
 
-/// Bytes of a descriptor, and of an entry of the used ring.
+/// Size of a descriptor, and of an entry of the used ring.
 const DESCRIPTOR_BYTES: u64 = 16;
 const USED_BYTES: u64 = 8;
 
-/// In front of both rings: flags, index.
+/// Offsets in the available and the used ring; the flags come first.
 const INDEX: u64 = 2;
 const ENTRIES: u64 = 4;
 
@@ -16,7 +16,7 @@ const NO_INTERRUPT: u16 = 1;
 #[derive(Debug)]
 pub(crate) struct Split {
     pub(crate) place: Place,
-    /// Entries of the available ring taken, and of the used ring given, modulo 2^16.
+    /// Number of available entries taken, and of used entries written, modulo 2^16.
     taken: u16,
     pub(crate) given: u16,
 }
@@ -43,12 +43,12 @@ impl Split {
         self.place.areas[2]
     }
 
-    /// Place of an entry of the used ring.
+    /// Returns the address of an entry of the used ring.
     pub(crate) fn used_entry(&self, number: u16) -> u64 {
         self.device() + ENTRIES + USED_BYTES * u64::from(number % self.place.size)
     }
 
-    /// Buffers made available and not taken.
+    /// Returns the number of buffers available and not taken.
     pub(crate) fn available(&self) -> u16 {
         let flags = self.place.memory.load(self.driver());
         assert!(flags <= NO_INTERRUPT, "VQ9: avail.flags are {flags:#x}");
@@ -67,8 +67,8 @@ impl Split {
         Some(Chain { id, parts: self.parts(id) })
     }
 
-    /// Entries that became available since all of it had been given. For a device that goes on where it must not: of
-    /// a ring that is not in use any more it is nothing.
+    /// Returns the ids that became available behind the last used entry. For a device that
+    /// continues when it must not; empty for a ring that is not in use any more.
     pub(crate) fn not_given(&self) -> Vec<u16> {
         let Place { memory, size, .. } = &self.place;
         let count = memory.load(self.driver() + INDEX).wrapping_sub(self.given);
@@ -102,19 +102,19 @@ impl Split {
         parts
     }
 
-    /// Writes an entry that is not shown yet: the one behind those given, and so many further.
+    /// Writes a used entry without publishing it, `further` entries behind those published.
     pub(crate) fn write_used(&self, further: u16, used: Used) {
         let words = [used.id, used.len_bytes].map(u32::to_le_bytes);
         let at = self.used_entry(self.given.wrapping_add(further));
         self.place.memory.write(at, &words.concat());
     }
 
-    /// Shows this index, whatever it is.
+    /// Publishes any used index.
     pub(crate) fn store_index(&self, index: u16) {
         self.place.memory.store(self.device() + INDEX, index);
     }
 
-    /// Tells of used buffers. Whether the driver wants to be called.
+    /// Writes used entries and publishes them. Returns whether the driver wants a call.
     pub(crate) fn give(&mut self, used: &[Used]) -> bool {
         for (further, &used) in (0..).zip(used) {
             self.write_used(further, used);
@@ -130,7 +130,7 @@ impl Split {
         behind < self.given.wrapping_sub(before)
     }
 
-    /// Asks for a kick with the next buffer. Whether there is one already.
+    /// Enables the kick for the next buffer. Returns true if there is a buffer already.
     pub(crate) fn ask_for_kick(&mut self) -> bool {
         if self.place.event_idx {
             let event = self.used_entry(0) + USED_BYTES * u64::from(self.place.size);

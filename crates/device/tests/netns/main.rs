@@ -1,10 +1,10 @@
-//! Tests of devices that take root, network namespaces and the kernel's own tools. What is missing
-//! is said, and what needs it ignored.
+//! Tests of devices that need root, network namespaces and the kernel's own tools. A missing tool
+//! is reported, and the tests that need it are ignored.
 
-mod rx_filter; //   the kernel's two machines against the rules
+mod rx_filter; //   the kernel's programs against the reference filter
 mod af_packet; //   rings of packet sockets
-mod af_xdp; //      frames in our memory
-mod xdp_program; // the program on its interface
+mod af_xdp; //      frames in packet memory
+mod xdp_program; // attaching the XDP program
 mod tun; //         TUN and TAP
 
 use libtest_mimic::Arguments;
@@ -14,7 +14,8 @@ fn main() {
         return xdp_program::be_killed(&name);
     }
     let mut arguments = Arguments::from_args();
-    // A tool that one test starts has the descriptors of all others for a moment, and so their links.
+    // A tool started by one test inherits the descriptors of all others for a moment, and so their
+    // links.
     arguments.test_threads = Some(1);
     let trials = [
         rx_filter::trials(),

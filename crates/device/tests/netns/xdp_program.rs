@@ -1,4 +1,4 @@
-//! The XDP program on interfaces of a network namespace that a thread makes for itself.
+//! The XDP program on interfaces of a thread's own network namespace.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use std::io::{BufRead, BufReader};
@@ -18,7 +18,7 @@ use forebay_testkit::namespaces;
 use forebay_testkit::namespaces::{ip, trial_inside, tried};
 use rustix::net::{AddressFamily, SocketType, socket};
 
-/// As which this program is a run that is killed.
+/// Environment variable by which this test program becomes the process to kill.
 pub(crate) const KILLED: &str = "FOREBAY_TEST_KILLED";
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
@@ -38,14 +38,14 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     trials
 }
 
-/// Reason why none of this can be done here.
+/// Reason why these tests cannot be run here, if there is one.
 fn missing() -> Option<String> {
     let map = || XskMap::create(1).err();
     namespaces::missing(&["ip", "bpftool"])
         .or_else(|| map().map(|refused| format!("no XSKMAP can be made: {}", refused.errno)))
 }
 
-/// One end of a pair.
+/// Creates a veth pair, and returns one end.
 fn veth() -> Interface {
     ip("link add pga type veth peer name pgb");
     Interface::named("pga").unwrap()
@@ -100,7 +100,7 @@ fn goes_when_killed() {
     run.kill().unwrap();
     run.wait().unwrap();
     while !attached(&interface).is_empty() {
-        thread::sleep(Duration::from_millis(1)); // the kernel closes what was open
+        thread::sleep(Duration::from_millis(1)); // the kernel closes descriptors asynchronously
     }
 }
 
@@ -124,7 +124,7 @@ fn generic() {
     assert!(error.help().contains("--xdp-mode generic") && error.is_refusal(), "{error}");
 }
 
-/// Attaches a program to `interface` as `ip link` does, without a link.
+/// Attaches a program to `interface` by netlink, without a link, as `ip link` does.
 fn attach_by_netlink(interface: &Interface, place: &str) {
     ip("link add pge type veth peer name pgf");
     let elsewhere = Interface::named("pge").unwrap();

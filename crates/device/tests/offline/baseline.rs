@@ -1,4 +1,4 @@
-//! An honest device: what it delivers arrives as it was, and what is sent reaches it.
+//! A well-behaved device: packets arrive unchanged in both directions.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub(crate) const TESTS: &[Test] = &[
     }),
 ];
 
-/// A driver and an honest device, in use.
+/// Starts a driver and a well-behaved device.
 fn meet(offer: Offer, setup: &Setup) -> (Site, Rig, Backend) {
     let site = Site::new();
     let rig = Rig::start(&site.path(), setup);
@@ -52,7 +52,7 @@ fn meet(offer: Offer, setup: &Setup) -> (Site, Rig, Backend) {
     (site, rig, device)
 }
 
-/// Delivers and compares, more than once around the ring.
+/// Delivers frames and compares them, more than once around the ring.
 fn check(rig: Rig, device: &mut Backend, frames: &[Vec<u8>]) {
     for frame in frames {
         device.deliver(0, Header::default(), frame).unwrap();
@@ -87,7 +87,7 @@ fn unmerged() {
     check(rig, &mut device, &frames.collect::<Vec<_>>());
 }
 
-/// A machine may be so slow that the rest of a packet is given up: not for most.
+/// On a slow machine the rest of a packet may time out, but not of most packets.
 fn published_late() {
     let mut setup = Setup::usual();
     setup.virtio.rx_buffers = RxBufferSizing::Mtu;
@@ -166,7 +166,7 @@ fn checksums() {
     let mut half = right.clone();
     half[40..42].copy_from_slice(&pseudo_sum(17, right.len()));
     deliver(&mut device, 0, &right);
-    deliver(&mut device, 0, &wrong); // nobody vouches for it (NET7)
+    deliver(&mut device, 0, &wrong); // flags 0: not verified by the device (NET7)
     deliver(&mut device, 2, &right);
     deliver(&mut device, 1, &half);
     rig.await_delivered(&mut device, 4).unwrap();
@@ -198,8 +198,7 @@ fn whole() {
     assert!(delivered.bytes == frame);
 }
 
-/// Value that the checksum field of a frame holds whose checksum is still to be computed: the sum of the
-/// pseudo header.
+/// Checksum field of a frame with a partial checksum: the sum of the pseudo header.
 fn pseudo_sum(protocol: u32, frame_len: usize) -> [u8; 2] {
     let len = u32::try_from(frame_len - 34).unwrap();
     let sum: u32 = [0x0a09, 2, 0x0a09, 1, protocol, len].into_iter().sum();
@@ -221,7 +220,8 @@ fn mtu() {
     }
 }
 
-/// Small packets are copied, and their buffer is posted again: but not for ever, if it is large.
+/// Buffers of copied packets are posted again, but not without end if they are larger than now
+/// needed.
 fn follow(offer: Offer, packed: bool) {
     let (_site, rig, mut device) = meet(offer, &Setup::usual().packed(packed));
     let small = |posted: &[u32]| posted.len() == 64 && posted.iter().all(|&bytes| bytes < 2 * 2176);
@@ -231,7 +231,7 @@ fn follow(offer: Offer, packed: bool) {
         device.stocked(0, 64).unwrap();
         assert!(small(&device.posted_bytes(0)), "{:?}", device.posted_bytes(0));
         for (len, count) in [(9000, 900), (60, 2000)] {
-            // Never more than a backlog holds.
+            // At most as many as a backlog holds.
             for number in 0..count {
                 device.deliver(0, Header::default(), &datagram(number, len)).unwrap();
                 delivered += 1;
@@ -242,7 +242,7 @@ fn follow(offer: Offer, packed: bool) {
             if len == 9000 {
                 let posted = device.posted_bytes(0);
                 assert!(large(&posted) && !posted.is_empty(), "{posted:?}");
-                // Sixteen packets, and the buffer that goes beyond, with what was left of its block.
+                // Sixteen packets, and the last buffer, with the rest of its block.
                 let most = 16 * 9000 + 2 * 9088;
                 assert!(posted.iter().sum::<u32>() <= most, "{posted:?}");
             }
@@ -251,7 +251,7 @@ fn follow(offer: Offer, packed: bool) {
     rig.stop(Some(&mut device));
 }
 
-/// However large the packets are, so many fit into what is posted.
+/// With the largest packets too, the posted buffers have room for a burst of 16.
 fn burst_room() {
     let (_site, rig, mut device) = meet(Offer::usual(), &Setup::usual());
     for number in 0..100 {
@@ -289,7 +289,7 @@ fn unmerged_number() {
     assert!(ended.drops.is_empty(), "{:?}", ended.drops);
 }
 
-/// Each waits for the other with nothing else to go by: a wake-up that is lost is waited for in vain.
+/// Both sides sleep until the other one wakes them, so a lost wake-up ends in a time-out.
 fn wake_ups() {
     let layouts = [false, true].into_iter().flat_map(|packed| [(packed, false), (packed, true)]);
     for (packed, event_idx) in layouts {
@@ -308,7 +308,7 @@ fn wake_ups() {
                 sent = device.sent(0);
             }
             while sent.is_empty() {
-                // A kick may come early, never not.
+                // A kick may come early, but must come.
                 device.ring(1).sleep(Duration::from_secs(20));
                 sent = device.sent(0);
             }

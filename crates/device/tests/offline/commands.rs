@@ -1,4 +1,4 @@
-//! Commands to a device, and devices that do not take them as it should.
+//! Commands to a device, and devices that mishandle them.
 
 use forebay_rx::hash::FlowHash;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_CTRL_VQ, VIRTIO_NET_F_HASH_REPORT};
@@ -40,7 +40,7 @@ pub(crate) const TESTS: &[Test] = &[
         lie(Control::Len(u32::MAX), In::Both, "it answered with 4294967295 bytes");
     }),
     ("promise_5_command_answered_twice", || {
-        // It may be seen when there are two of them, or four.
+        // Noticed with two used entries or with four, so the message varies.
         lie(Control::Twice, In::Both, "control queue: ");
     }),
     ("promise_5_command_ring_used_jump", || {
@@ -64,7 +64,7 @@ const REFUSED: Told = Told {
     pairs: 1,
 };
 
-/// Facts of a session, and how many queue pairs it has.
+/// Facts of a session, and the number of its queue pairs.
 struct Told {
     queues: &'static str,
     device_hash: &'static str,
@@ -73,7 +73,7 @@ struct Told {
 
 const DONE: Told = Told { queues: "2", device_hash: "yes", pairs: 2 };
 
-/// Two queue pairs, and hashes.
+/// Offers two queue pairs, and hashes.
 fn offer(control: Control, packed: bool) -> Offer {
     let offer = Offer { control, ..Offer::usual().with(VIRTIO_NET_F_CTRL_VQ).pairs(2) };
     let offer = offer.with(VIRTIO_NET_F_HASH_REPORT);
@@ -84,7 +84,7 @@ fn setup(packed: bool) -> Setup {
     Setup { queues: 2, device_hash: true, ..Setup::usual().packed(packed) }
 }
 
-/// Delivers to each queue pair that is used, and looks at what is told.
+/// Delivers a packet to each queue pair in use, and compares the facts.
 fn check(rig: &Rig, device: &mut Backend, told: &Told) {
     for pair in 0..told.pairs {
         let count = rig.delivered() + 1;
@@ -110,7 +110,7 @@ fn told() {
         check(&rig, &mut device, &DONE);
         let [pairs, hashes] = &device.commands[..] else { panic!("{:?}", device.commands) };
         assert_eq!(pairs[..], [4, 0, 2, 0]);
-        // The class and the command; types, what is reserved, the key's length.
+        // Class and command; hash types, reserved words, key length.
         assert_eq!(hashes[..15], [4, 2, 0x3f, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 40]);
         assert_eq!(hashes.len(), 15 + 40);
         assert!(hashes[15..].iter().any(|byte| *byte != 0), "nobody can guess the key");
@@ -125,7 +125,7 @@ fn told() {
     }
 }
 
-/// The device has more queue pairs than are asked for.
+/// The device has more queue pairs than requested.
 fn many() {
     let site = Site::new();
     let rig = Rig::start(&site.path(), &setup(false));
@@ -173,7 +173,7 @@ fn hash_types() {
     }
 }
 
-/// The session goes on, as it is told.
+/// The session continues, with the expected facts.
 fn judge(control: Control, told: &Told) {
     for packed in [false, true] {
         let site = Site::new();
@@ -186,8 +186,8 @@ fn judge(control: Control, told: &Told) {
     }
 }
 
-/// The session ends, and so does another; the next one is without commands, and says why. The one
-/// behind that gives them again.
+/// Two sessions end by the violation. The third one is without commands, with the reason as a fact.
+/// The fourth one sends commands again.
 fn lie(control: Control, rings: In, why: &str) {
     for &packed in if rings == In::Both { &[false, true][..] } else { &[false] } {
         let site = Site::new();
@@ -213,7 +213,7 @@ fn lie(control: Control, rings: In, why: &str) {
     }
 }
 
-/// Whatever comes of it, another device is told all.
+/// After any result of the overwritten ring, the next device gets all commands.
 fn scribbled() {
     for packed in [false, true] {
         let site = Site::new();

@@ -1,4 +1,4 @@
-//! Back ends that are odd before there is a ring.
+//! Back ends that misbehave before there is a ring.
 
 use vhost::vhost_user::message::FrontendReq;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
@@ -38,7 +38,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("feat_1_subset_is_answered_with_subset", subsets),
 ];
 
-/// After whatever was, a device is met and used.
+/// Connects a well-behaved device after any failure, and uses it.
 fn goes_on(site: &Site, rig: &Rig, offer: Offer) -> Backend {
     let mut device = site.meet(offer);
     let count = rig.delivered() + 1;
@@ -60,7 +60,7 @@ fn fails(failure: Failure) {
         FrontendReq::SET_VRING_ENABLE,
     ] {
         let offer = Offer { fails: Some((request, failure)), ..pairs.clone() };
-        // Where nonsense makes sense, it may come up.
+        // With a valid answer by chance, the device may come up.
         let _ = site.accept(offer).come_up();
     }
     let mut device = goes_on(&site, &rig, pairs);
@@ -78,7 +78,7 @@ const ODDITIES: [Oddity; 8] = [
     Oddity::Descriptors(3),
 ];
 
-/// Whatever it was that was said last.
+/// Closes after each kind of message.
 fn closed() {
     use FrontendReq as Of;
     let site = Site::new();
@@ -109,7 +109,7 @@ fn closed() {
     rig.stop(Some(&mut device));
 }
 
-/// Odd answers: what answers nothing that was asked is no reason to go on with that back end.
+/// Defective answers: a back end that answers another request is abandoned.
 fn odd_answers() {
     use FrontendReq as Of;
     let site = Site::new();
@@ -124,7 +124,7 @@ fn odd_answers() {
         for oddity in ODDITIES {
             let fails = Some((request, Failure::But(oddity)));
             let came = first(Offer { fails, ..usual.clone() });
-            // The bytes of an answer count, however many its header says; descriptors are left alone.
+            // The bytes of an answer count, not the length in its header; descriptors are ignored.
             let is_answer = matches!(oddity, Oddity::Length(_) | Oddity::Descriptors(_));
             assert!(came.is_err() || is_answer, "{request:?} {oddity:?}");
             drop(came);
@@ -216,7 +216,7 @@ fn dependent() {
     rig.stop(Some(&mut device));
 }
 
-/// Subsets: that nothing was accepted that was not offered is judged by the device.
+/// The device itself checks that no feature is accepted that was not offered.
 fn subsets() {
     let site = Site::new();
     let rig = Rig::start(&site.path(), &Setup::usual());

@@ -1,5 +1,6 @@
-//! A device that lies: good packets, the lie, good packets. Whatever it was, nothing panics, hangs or
-//! is lost uncounted, and the good packets arrive byte for byte.
+//! A device that violates the protocol: valid packets, a violation, valid packets. After any
+//! violation nothing panics or hangs, no packet is lost uncounted, and the valid packets arrive
+//! byte for byte.
 
 use std::collections::BTreeSet;
 
@@ -10,28 +11,28 @@ use crate::back_end::queues::Header;
 use crate::back_end::rig::{Ended, Rig, Setup};
 use crate::back_end::session::{Backend, Closed, Offer, Site, bit};
 
-/// Good packets before the lie, and behind it.
+/// Number of valid packets before the violation, and after it.
 const GOOD: u32 = 40;
 
-/// Entries of the rings.
+/// Number of entries of a ring.
 pub(crate) const RING: u16 = 64;
 
-/// Outcome of a lie.
+/// Result of a violation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Comes {
-    /// So many frames are dropped, for this reason.
+    /// Frames are dropped: the reason, and their number.
     Drops(&'static str, u64),
-    /// So many times it is counted, and nothing is dropped.
+    /// Nothing is dropped, but a counter rises: its name, and by how much.
     Counts(&'static str, u64),
-    /// To nothing: all that was delivered is good.
+    /// No effect: all delivered packets are valid.
     Nothing,
-    /// The queue is shut, and the session begins anew.
+    /// The queue is shut, and a new session begins.
     Renews,
-    /// To drops, or to packets that nobody sent.
+    /// Drops, or packets that were never sent.
     Anything,
 }
 
-/// Rings that it can be told in.
+/// Ring layouts in which the violation is possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum In {
     Both,
@@ -39,15 +40,15 @@ pub(crate) enum In {
     Packed,
 }
 
-/// A lie, its rings, and its outcome.
+/// Violation: name, layouts, result, action.
 pub(crate) type Lie = (&'static str, In, Comes, fn(&mut Scene) -> Result<(), Closed>);
 
-/// A driver, a device, and where they meet.
+/// Driver, device, and the socket between them.
 pub(crate) struct Scene {
     site: Site,
     pub(crate) rig: Rig,
     pub(crate) device: Backend,
-    /// The number of the next good packet.
+    /// Number of the next valid packet.
     next: u32,
 }
 
@@ -64,30 +65,30 @@ impl Scene {
         Self { site, rig, device, next: 0 }
     }
 
-    /// A good packet that is not told of yet.
+    /// Builds a valid packet, without delivering it.
     pub(crate) fn frame(&mut self, len: usize) -> Vec<u8> {
         self.next += 1;
         datagram(self.next, len)
     }
 
-    /// Another device in the place of this one, which is there until the other one is.
+    /// Replaces the device by another one, which connects after this one has closed.
     pub(crate) fn restart(&mut self) {
         self.device.close();
         self.meet();
     }
 
-    /// Ends the session, and waits until the driver has done so, too: it looks for another device.
+    /// Ends the session, and waits until the driver looks for another device.
     pub(crate) fn end(&self) {
         self.device.close();
         self.site.await_front_end();
     }
 
-    /// Another device, behind one that is gone.
+    /// Connects another device after the previous one has gone.
     pub(crate) fn meet(&mut self) {
         self.device = self.site.meet(self.device.offer.clone());
     }
 
-    /// Delivers good packets and waits for them; short ones first, each in one buffer.
+    /// Delivers valid packets and waits for them; short ones first, each in one buffer.
     fn good(&mut self) -> Result<BTreeSet<u32>, Closed> {
         let first = self.next + 1;
         for at in 0..GOOD {
@@ -102,7 +103,7 @@ impl Scene {
         Ok(sent)
     }
 
-    /// Good packets, also if the session has to begin anew.
+    /// Delivers valid packets, in a new session if this one ends.
     fn good_at_last(&mut self) -> BTreeSet<u32> {
         match self.good() {
             Ok(sent) => sent,
@@ -113,14 +114,14 @@ impl Scene {
         }
     }
 
-    /// Waits until so many drops, or other events, are counted.
+    /// Waits until a counter has reached `count`.
     pub(crate) fn await_count(&mut self, name: &str, count: u64) -> Result<(), Closed> {
         let rig = &self.rig;
         self.device.wait(name, |_| rig.count(name) >= count)
     }
 }
 
-/// Tells one lie in every kind of ring.
+/// Runs one violation in each of its layouts.
 pub(crate) fn tell(offer: &Offer, (name, rings, comes, lie): Lie) {
     let layouts: &[bool] = match rings {
         In::Both => &[false, true],
@@ -150,13 +151,13 @@ pub(crate) fn tell(offer: &Offer, (name, rings, comes, lie): Lie) {
     }
 }
 
-/// Outcome of a scene.
+/// Observations of a scene.
 struct Told {
     sessions: u64,
     count: u64,
-    /// The good packets behind the lie.
+    /// Numbers of the valid packets after the violation.
     after: BTreeSet<u32>,
-    /// The highest number.
+    /// Highest number.
     all: u32,
 }
 

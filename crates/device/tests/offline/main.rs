@@ -1,18 +1,18 @@
-//! The virtio-net driver against back ends, an honest one and a hostile one.
+//! The virtio-net driver against a well-behaved back end and a hostile one.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "what cannot be set up has failed")]
 
 #[path = "../back_end/mod.rs"]
 mod back_end; //  the device's side
-mod baseline; //  an honest device
-mod commands; //  what a device is told, and how it takes that
-mod handshake; // odd before there is a ring
-mod hostile; //   how lies are told and judged
-mod rings; //     these
-mod offloads; //  lies of packets that are to be cut
-mod writes; //    lies told by what is shared
-mod report; //    what a run says of it
-mod restart; //   devices that come again
-mod retries; //   devices that do not do as they are told
+mod baseline; //  a well-behaved device
+mod commands; //  commands, and devices that mishandle them
+mod handshake; // misbehaviour before there is a ring
+mod hostile; //   how violations are run and judged
+mod rings; //     violations in the rings
+mod offloads; //  violations in GSO and checksum offloads
+mod writes; //    writes to shared memory at any time
+mod report; //    report of a run with violations
+mod restart; //   devices that restart
+mod retries; //   violations at the end of a run, in one of two queues, in sending
 
 use back_end::session::Offer;
 use forebay_testkit::namespaces::trial;
@@ -22,12 +22,12 @@ use virtio_bindings::virtio_net::{
 };
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
-/// A test and its name.
+/// Name and function of a test.
 type Test = (&'static str, fn());
 
 fn main() {
     let mut arguments = Arguments::from_args();
-    // Each has an engine's threads already.
+    // Each test has the threads of an engine already.
     arguments.test_threads = Some(1);
     let all = [
         rings::LENGTHS,

@@ -1,4 +1,4 @@
-//! Lies of packets that the device has not cut yet, or not summed up.
+//! Violations in packets that are to be cut or summed.
 
 use crate::back_end::frames::segment;
 use crate::back_end::queues::Header;
@@ -7,7 +7,7 @@ use crate::hostile::{Comes, In, Lie, Scene};
 
 const REFUSED: Comes = Comes::Drops("vnet_header", 1);
 
-/// Of TCP segments, which may be cut if all is right.
+/// Violations with TCP segments, which may be cut if they are valid.
 pub(crate) const LIES: &[Lie] = &[
     ("gso_into_no_segments", In::Both, REFUSED, |scene| segments(scene, 0)),
     ("gso_into_60000_segments", In::Both, REFUSED, |scene| segments(scene, 1)),
@@ -46,7 +46,7 @@ pub(crate) const LIES: &[Lie] = &[
 
 type Told = Result<(), Closed>;
 
-/// Header before a segment that is to be cut.
+/// Header before a packet that is to be cut.
 fn tcp(gso_size: u16) -> Header {
     let (csum_start, csum_offset) = (34, 16);
     Header { flags: 1, gso_type: 1, gso_size, csum_start, csum_offset, ..Header::default() }
@@ -60,7 +60,7 @@ fn segments(scene: &mut Scene, gso_size: u16) -> Told {
     give(scene, tcp(gso_size), &segment(1, 60_000))
 }
 
-/// One byte of its headers is another one.
+/// Delivers a segment with one header byte changed.
 fn damaged(scene: &mut Scene, at: usize, byte: u8) -> Told {
     let mut frame = segment(1, 5000);
     assert_ne!(std::mem::replace(&mut frame[at], byte), byte);
@@ -71,7 +71,7 @@ fn cut(scene: &mut Scene, len: usize) -> Told {
     give(scene, tcp(1448), &segment(1, 5000)[..len])
 }
 
-/// A checksum that is to be completed there.
+/// Delivers a segment whose checksum is to be completed at that position.
 fn sum(scene: &mut Scene, csum_start: u16, csum_offset: u16) -> Told {
     let header = Header { flags: 1, csum_start, csum_offset, ..Header::default() };
     give(scene, header, &segment(1, 5000))

@@ -1,4 +1,4 @@
-//! Report of a run in the end of a device that lied.
+//! Report of a run whose device has violated the protocol.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -19,8 +19,8 @@ use crate::hostile::RING;
 pub(crate) const TESTS: &[Test] =
     &[("promise_2_driver_counts_are_no_further_drops", counts_are_no_further_drops)];
 
-/// Three packets that are good, one too short, one with a header that cannot be, and a buffer that
-/// was never given.
+/// Runs a device that delivers three valid packets, one that is too short, one with an invalid
+/// header, and a buffer that was not posted.
 fn lied_to() -> RunReport {
     let site = Site::new();
     let name = site.path().to_str().unwrap().to_owned();

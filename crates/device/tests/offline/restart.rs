@@ -1,4 +1,4 @@
-//! Back ends that are killed and started again, under load.
+//! Back ends that are killed and restarted under load.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("stat_1_brief_sessions_are_followed_by_others", brief),
 ];
 
-/// Number of restarts; `RESTARTS` says otherwise.
+/// Number of restarts, unless the environment variable `RESTARTS` is set.
 const RESTARTS: u32 = 10;
 
-/// Each is killed in the middle of something: buffers given back or not, packets half there.
+/// Kills each device in the middle of work: buffers returned or not, packets incomplete.
 fn restarts(packed: bool) {
     let restarts = std::env::var("RESTARTS").map_or(RESTARTS, |count| count.parse().unwrap());
     let mut site = Site::new();
@@ -59,7 +59,7 @@ fn restarts(packed: bool) {
     assert!(ended.drops.keys().all(|&reason| reason == "length_error"), "{:?}", ended.drops);
 }
 
-/// Waits for the first packet of a device, and looks as often as it can.
+/// Waits for the first packet of a device, polling as often as possible.
 fn await_first(rig: &Rig, device: &mut Backend, before: usize) {
     let began = Instant::now();
     while rig.delivered() == before {
@@ -69,7 +69,7 @@ fn await_first(rig: &Rig, device: &mut Backend, before: usize) {
     }
 }
 
-/// The driver may see the end before it sleeps, while it does or on the way there.
+/// The driver may notice the end before it sleeps, during its sleep, or in between.
 fn brief() {
     let site = Site::new();
     let rig = Rig::start(&site.path(), &Setup::usual());

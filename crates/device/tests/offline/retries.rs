@@ -1,5 +1,5 @@
-//! Devices that do not do as they are told, or lie where the other tests do not look: when a run ends, in
-//! one of two queues, of what is sent.
+//! Devices that ignore instructions, or violate the protocol where the other tests do not: at the
+//! end of a run, in one of two queues, in sending.
 
 use std::time::Duration;
 
@@ -25,12 +25,12 @@ pub(crate) const TESTS: &[Test] = &[
     ("sessions_may_agree_differently", other_features),
 ];
 
-/// A device that is told to stop, says nothing, and gives whatever it has as fast as it can.
+/// The device does not answer the request to stop, and uses whatever it has as fast as it can.
 fn floods() {
     let site = Site::new();
     let rig = Rig::start(&site.path(), &Setup::usual());
     let mut device = site.meet(Offer::usual());
-    // Each buffer is posted again as it was, with this packet in it.
+    // The packets stay in the buffers, which are posted again and again.
     device.stocked(0, RING.into()).unwrap();
     for number in 0..RING.into() {
         device.place(0, Header::default(), &datagram(number, 188)).unwrap();
@@ -63,7 +63,8 @@ fn floods() {
     assert!(ended.drops.keys().all(|&reason| reason == "backlog_full"), "{:?}", ended.drops);
 }
 
-/// Both of two lie, one after the other: the first is left alone until the session is over.
+/// Two queues violate the protocol, one after the other: the first is disabled until the session
+/// ends.
 fn one_of_two() {
     let site = Site::new();
     let rig = Rig::start(&site.path(), &Setup { queues: 2, ..Setup::usual() });
@@ -73,7 +74,7 @@ fn one_of_two() {
     }
     rig.await_delivered(&mut device, 2).unwrap();
     goes_back(&mut device, 0);
-    // It is told to leave that queue alone, and only that one.
+    // The device is told to disable that queue, and only that one.
     let disabled = |device: &mut Backend| !device.is_enabled(0) && !device.is_enabled(1);
     device.wait("the end of a queue", disabled).unwrap();
     assert!(device.is_enabled(2) && device.is_enabled(3));
@@ -92,7 +93,7 @@ fn one_of_two() {
     rig.stop(Some(&mut device));
 }
 
-/// The used index of a ring goes back by one.
+/// Moves the used index of a ring back by one.
 fn goes_back(device: &mut Backend, ring: usize) {
     let ring = device.ring(ring);
     let Layout::Split(split) = &ring.layout else { panic!("a packed ring") };
@@ -100,7 +101,7 @@ fn goes_back(device: &mut Backend, ring: usize) {
     ring.call();
 }
 
-/// Lies by the transmit ring.
+/// Violation in the transmit ring.
 type Lie = (&'static str, fn(&mut Backend));
 
 fn of_the_sent() {
@@ -136,13 +137,13 @@ fn of_the_sent() {
     for (name, lie) in lies {
         eprintln!("{name}");
         let mut device = met();
-        // It has some that it has not sent.
+        // Packets that the device has and has not sent.
         for number in [1, 2] {
             device.deliver(0, Header::default(), &datagram(number, 300)).unwrap();
         }
         device.wait("what is to be sent", |device| to_be_sent(device).len() == 2).unwrap();
         lie(&mut device);
-        // Whoever sends looks at what was sent.
+        // A sending CPU processes the used entries.
         device.deliver(0, Header::default(), &datagram(3, 300)).unwrap();
         device.serve_to_end();
     }
@@ -150,7 +151,7 @@ fn of_the_sent() {
     rig.stop(Some(&mut device));
 }
 
-/// The ids of what the device has and has not sent.
+/// Returns the ids of buffers that the device has and has not sent.
 fn to_be_sent(device: &mut Backend) -> Vec<u16> {
     let Layout::Split(split) = &device.ring(1).layout else { panic!("a packed ring") };
     split.not_given()
@@ -160,7 +161,7 @@ fn give_sent(device: &mut Backend, id: u32) {
     device.ring(1).give(&[Used { id, len_bytes: 0, descriptors: 1 }]);
 }
 
-/// Answers without questions, before and in the middle.
+/// Unsolicited answers, before and during a session.
 fn unasked() {
     let site = Site::new();
     let rig = Rig::start(&site.path(), &Setup::usual());
@@ -183,7 +184,7 @@ fn unasked() {
     rig.stop(Some(&mut device));
 }
 
-/// Some say something first, and one waits until there is nobody before it.
+/// Some back ends send bytes first, and one waits until the previous one has closed.
 fn many_come() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("ours.sock");
@@ -206,7 +207,7 @@ fn many_come() {
     rig.stop(None);
 }
 
-/// Rings and headers are others, and what was there before is not.
+/// Sessions differ in ring layout and header length, and no state of the previous one is left.
 fn other_features() {
     let site = Site::new();
     let rig = Rig::start(&site.path(), &Setup::usual().packed(true));
@@ -228,8 +229,8 @@ fn other_features() {
     rig.stop(None);
 }
 
-/// Events are one open file to both sides. The device has them full, and whoever signals them wait; and
-/// does not answer when it is to stop.
+/// An eventfd is one open file for both sides. The device fills the counters, so that blocking
+/// writes to them would wait, and does not answer when told to stop.
 fn full_events() {
     for packed in [false, true] {
         let site = Site::new();

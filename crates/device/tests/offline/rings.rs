@@ -1,4 +1,4 @@
-//! The lies, by the names that the requirements have for them, where they have some.
+//! Violations in the rings, with the names of the requirements if they have one.
 
 use crate::back_end::queues::{Header, Placed};
 use crate::back_end::ring::{Layout, Used};
@@ -8,7 +8,7 @@ use crate::hostile::{Comes, In, Lie, RING, Scene};
 
 const DROPPED: Comes = Comes::Drops("length_error", 1);
 
-/// Lies of lengths.
+/// Violations of lengths.
 pub(crate) const LENGTHS: &[Lie] = &[
     ("len_0", In::Both, DROPPED, |scene| length(scene, |_| 0)),
     ("len_1", In::Both, DROPPED, |scene| length(scene, |_| 1)),
@@ -16,14 +16,14 @@ pub(crate) const LENGTHS: &[Lie] = &[
     ("len_hdr", In::Both, DROPPED, |scene| behind_header(scene, 0)),
     ("len_hdr1", In::Both, DROPPED, |scene| behind_header(scene, 1)),
     ("len_hdr13", In::Both, DROPPED, |scene| behind_header(scene, 13)),
-    // A header of Ethernet, and nothing behind it.
+    // An Ethernet header, and nothing behind it.
     ("len_hdr14", In::Both, Comes::Anything, |scene| behind_header(scene, 14)),
     ("len_posted_plus_1", In::Both, DROPPED, |scene| length(scene, |posted| posted + 1)),
     ("len_64k", In::Both, DROPPED, |scene| length(scene, |_| 1 << 16)),
     ("len_max", In::Both, DROPPED, |scene| length(scene, |_| u32::MAX)),
 ];
 
-/// Of how many buffers a packet has.
+/// Violations of the number of buffers of a packet.
 pub(crate) const BUFFERS: &[Lie] = &[
     ("nb_0", In::Both, DROPPED, |scene| number(scene, 0)),
     ("nb_missing", In::Both, DROPPED, |scene| number(scene, 2)),
@@ -40,7 +40,7 @@ pub(crate) const BUFFERS: &[Lie] = &[
     ("nb_closed_midway", In::Both, Comes::Anything, closed_within),
 ];
 
-/// Of which buffers were used.
+/// Violations of buffer ids.
 pub(crate) const IDS: &[Lie] = &[
     ("id_ring_size", In::Both, Comes::Counts("rx_bad_ids", 1), |scene| id(scene, RING.into())),
     ("id_65535", In::Both, Comes::Counts("rx_bad_ids", 1), |scene| id(scene, 0xffff)),
@@ -52,7 +52,7 @@ pub(crate) const IDS: &[Lie] = &[
     ("reverse_order", In::Split, Comes::Nothing, reverse),
 ];
 
-/// Of the rings themselves.
+/// Violations of the rings themselves.
 pub(crate) const RINGS: &[Lie] = &[
     ("used_jump_beyond", In::Split, Comes::Renews, |scene| jump(scene, RING + 1)),
     ("used_jump_32768", In::Split, Comes::Renews, |scene| jump(scene, 1 << 15)),
@@ -70,7 +70,7 @@ pub(crate) const RINGS: &[Lie] = &[
     ("silence", In::Both, Comes::Anything, silence),
 ];
 
-/// Of packets.
+/// Violations of packet headers.
 pub(crate) const HEADERS: &[Lie] = &[
     ("flags_unknown", In::Both, Comes::Nothing, |scene| {
         good_behind(scene, Header { flags: 0xf8, ..Header::default() })
@@ -102,7 +102,7 @@ const VNET_HEADER: Comes = Comes::Drops("vnet_header", 1);
 
 pub(crate) type Told = Result<(), Closed>;
 
-/// A good packet in buffers, not told of yet.
+/// Places a valid packet in buffers, without reporting it.
 pub(crate) fn placed(scene: &mut Scene, header: Header, len: usize) -> Result<Placed, Closed> {
     let frame = scene.frame(len);
     scene.device.place(0, header, &frame)
@@ -122,7 +122,7 @@ fn length(scene: &mut Scene, of_posted: fn(u32) -> u32) -> Told {
     Ok(())
 }
 
-/// So many bytes of a packet.
+/// Reports a packet with that many bytes behind the header.
 fn behind_header(scene: &mut Scene, bytes: u32) -> Told {
     let mut packet = placed(scene, Header::default(), 300)?;
     packet.used[0].len_bytes = u32::try_from(scene.device.header_bytes()).unwrap() + bytes;
@@ -130,7 +130,7 @@ fn behind_header(scene: &mut Scene, bytes: u32) -> Told {
     Ok(())
 }
 
-/// A packet in one buffer that is not full.
+/// Reports a packet in one buffer that is not full, with a wrong number of buffers.
 fn number(scene: &mut Scene, buffers: u16) -> Told {
     let header = Header { num_buffers: Some(buffers), ..Header::default() };
     let packet = placed(scene, header, 100)?;
@@ -138,13 +138,13 @@ fn number(scene: &mut Scene, buffers: u16) -> Told {
     scene.await_count("rx_length_errors", 1)
 }
 
-/// So many buffers, all full, of a packet that is to have one more.
+/// Places a packet in that many full buffers, with one more buffer announced.
 fn full(scene: &mut Scene, buffers: usize) -> Result<Placed, Closed> {
     scene.device.stocked(0, buffers)?;
     let bytes: u32 = scene.device.stock[0].iter().take(buffers).map(|it| it.len_bytes()).sum();
     let header =
         Header { num_buffers: Some(u16::try_from(buffers).unwrap() + 1), ..Header::default() };
-    // It is no packet that anybody could know again.
+    // The payload has no number: this packet is never counted as valid.
     let bytes = usize::try_from(bytes).unwrap() - scene.device.header_bytes();
     scene.device.place(0, header, &vec![0x5a; bytes])
 }
@@ -181,7 +181,7 @@ fn beyond_64k(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// More buffers with a few bytes each than a packet can lie in.
+/// More buffers, with a few bytes each, than a packet can have pieces.
 fn many_pieces(scene: &mut Scene) -> Told {
     scene.device.stocked(0, 60)?;
     let header = Header { num_buffers: Some(60), ..Header::default() };
@@ -193,7 +193,7 @@ fn many_pieces(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// A good packet, of which only the link's header is in the first buffer.
+/// Valid packet with only the link header in its first buffer, and a byte in each further one.
 fn a_byte_each(scene: &mut Scene) -> Told {
     let frame = scene.frame(46);
     let (first, rest) = frame.split_at(14);
@@ -218,7 +218,7 @@ fn closed_within(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// A wrong id: what it is given for is not what was used.
+/// Returns a buffer with a wrong id.
 fn id(scene: &mut Scene, id: u32) -> Told {
     let buffer = scene.device.buffer(0)?;
     scene.device.ring(0).give(&[Used { id, ..buffer.used(100) }]);
@@ -235,15 +235,15 @@ fn given_before(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// Three times, at once: the second and the third are of a buffer that the driver may have posted again,
-/// and not shown.
+/// Returns a buffer three times at once: the driver may have posted it again after the first one,
+/// without publishing it.
 fn twice(scene: &mut Scene, len: usize) -> Told {
     let packet = placed(scene, Header::default(), len)?;
     scene.device.ring(0).give(&[packet.used[0]; 3]);
     scene.await_count("rx_bad_ids", 2)
 }
 
-/// The whole ring, twice over.
+/// Returns the whole ring twice.
 fn all_again(scene: &mut Scene) -> Told {
     scene.device.stocked(0, 48)?;
     let stock: Vec<_> = scene.device.stock[0].drain(..).collect();
@@ -270,7 +270,7 @@ fn jump(scene: &mut Scene, by: u16) -> Told {
     scene.device.wait("the end of the session", |_| false)
 }
 
-/// The index goes on, and the entries are those of a while ago.
+/// Advances the index over stale entries.
 fn stale(scene: &mut Scene, by: u16) -> Told {
     scene.device.stocked(0, by.into())?;
     let ring = split(scene);
@@ -280,7 +280,7 @@ fn stale(scene: &mut Scene, by: u16) -> Told {
     Ok(())
 }
 
-/// The index comes and goes while it is looked at.
+/// Moves the index forwards and backwards while the driver reads it.
 fn to_and_fro(scene: &mut Scene) -> Told {
     scene.device.stocked(0, usize::from(RING) / 2)?;
     for by in (0..RING / 2).cycle().take(5000) {
@@ -294,7 +294,7 @@ fn to_and_fro(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// As if they had been used in the round before or after.
+/// Marks entries as used in another round.
 fn another_round(scene: &mut Scene) -> Told {
     scene.device.stocked(0, 48)?;
     let Layout::Packed(ring) = &scene.device.ring(0).layout else { panic!("a split ring") };
@@ -309,7 +309,7 @@ fn flags(scene: &mut Scene, flags: u16) -> Told {
     Ok(())
 }
 
-/// When it wants to be kicked makes no sense.
+/// Writes invalid kick events.
 fn events(scene: &mut Scene) -> Told {
     for garbage in [0, 1, 0x7fff, 0x8000, 0xffff] {
         let ring = scene.device.ring(0);
@@ -327,8 +327,8 @@ fn events(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// Parts that only the driver writes. What is used meanwhile was taken before; then it is as it was, since
-/// the device of these tests could not go on.
+/// Overwrites descriptors, which only the driver writes. Buffers used meanwhile were taken before.
+/// The descriptors are restored, since the test's device needs them.
 fn descriptors_overwritten(scene: &mut Scene) -> Told {
     scene.device.stocked(0, 48)?;
     let place = scene.device.ring(0).place().clone();
@@ -369,7 +369,7 @@ fn spurious(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// A device that gives and does not call, whatever it was asked for, but at last.
+/// Returns buffers without a call, except for a last one.
 fn uncalled(scene: &mut Scene) -> Told {
     for _ in 0..20 {
         let packet = placed(scene, Header::default(), 100)?;
@@ -382,7 +382,7 @@ fn uncalled(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// The device has all buffers, and says nothing more of them.
+/// Keeps all buffers, and reports none of them.
 fn silence(scene: &mut Scene) -> Told {
     scene.device.stocked(0, 48)?;
     scene.device.stock[0].clear();

@@ -1,4 +1,5 @@
-//! Lies told by what is shared, at any time: it changes while it is looked at, or is not there any more.
+//! Writes to shared memory at any time: its contents change while they are read, or its pages
+//! vanish.
 
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -16,7 +17,7 @@ pub(crate) const LIES: &[Lie] = &[
     ("memory_given_back", In::Both, Comes::Anything, given_back),
 ];
 
-/// Behind what was used there is something else.
+/// Writes garbage behind the used bytes.
 fn garbage_tail(scene: &mut Scene) -> Told {
     for len in [60, 300, 1400] {
         let frame = scene.frame(len);
@@ -31,7 +32,7 @@ fn garbage_tail(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// The header changes all the time, while it is looked at.
+/// Changes the header continuously while the driver reads it.
 fn rewritten(scene: &mut Scene) -> Told {
     let headers = [(0, 0, 0), (u16::MAX, 255, 255), (2, 1, 1), (1, 0, 2)];
     for at in 0..400 {
@@ -56,7 +57,7 @@ fn payload_rewritten(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// Anything, anywhere, again and again.
+/// Writes any byte anywhere, repeatedly.
 fn scribbles(scene: &mut Scene) -> Told {
     let mut state = 0x5eed_u64;
     let mut random = move |below: u64| {
@@ -74,8 +75,8 @@ fn scribbles(scene: &mut Scene) -> Told {
                 memory.write(at + random(len - 512), &[byte; 512]);
             }
         }
-        // The driver may have made its rings anew before this one was done with them. The next one
-        // finds them so.
+        // The driver may have reset its rings before these writes. The next device finds the rings
+        // reset here.
         scene.end();
         for area in areas {
             memory.write(area, &vec![0; AREA_BYTES.try_into().unwrap()]);
@@ -85,10 +86,10 @@ fn scribbles(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// Each area of a ring of 64 entries is within so many bytes, and nothing but rings.
+/// Bound of each area of a ring of 64 entries: that many bytes from its start hold only rings.
 const AREA_BYTES: u64 = 16 * 64;
 
-/// A device that writes on into what it had while it was stopped, and the next one has it.
+/// Writes on into buffers taken before the device was stopped, while the next device has them.
 fn written_on(scene: &mut Scene) -> Told {
     scene.device.stocked(0, 48)?;
     let stock: Vec<_> = scene.device.stock[0].drain(..).collect();
@@ -104,14 +105,14 @@ fn written_on(scene: &mut Scene) -> Told {
     Ok(())
 }
 
-/// A device that would take the memory away from under us.
+/// Tries to shrink the shared memory, which must fail.
 fn cut_short(scene: &mut Scene) -> Told {
     let memory = scene.device.memory.clone().unwrap();
     assert!(memory.files().all(|file| file.set_len(0).is_err() && file.set_len(1 << 40).is_err()));
     Ok(())
 }
 
-/// The memory goes, and there is other memory in its place: zeros.
+/// Punches holes into the shared memory: zeros take its place.
 fn given_back(scene: &mut Scene) -> Told {
     for _ in 0..20 {
         let packet = placed(scene, Header::default(), 3000)?;

@@ -1,4 +1,4 @@
-//! DPDK's testpmd as the device.
+//! The driver against DPDK's testpmd as the device.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,10 +21,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("dpdk_device_echoes", echoes),
 ];
 
-/// Between two looks at something.
+/// Interval of polling.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Waits until so many were delivered.
+/// Waits until that many packets were delivered.
 fn await_delivered(rig: &Rig, count: usize) {
     let began = Instant::now();
     while rig.delivered() < count {
@@ -33,7 +33,7 @@ fn await_delivered(rig: &Rig, count: usize) {
     }
 }
 
-/// Has the device send frames of that length, and judges those that came.
+/// Makes the device send frames of that length, and checks those received.
 fn receives(setup: &Setup, len: usize, arguments: &[&str]) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("dpdk.sock");
@@ -48,13 +48,13 @@ fn receives(setup: &Setup, len: usize, arguments: &[&str]) {
     assert!(ended.drops.keys().all(|reason| *reason == "backlog_full"), "{:?}", ended.drops);
     for delivered in &ended.seen {
         assert_eq!(delivered.bytes.len(), len);
-        // What testpmd calls a datagram: to port 9, its length as it should be.
+        // testpmd's datagrams go to port 9, with valid IP lengths.
         let ip_len = u16::from_be_bytes([delivered.bytes[16], delivered.bytes[17]]);
         assert_eq!((usize::from(ip_len), &delivered.bytes[36..38]), (len - 14, &[0, 9][..]));
     }
 }
 
-/// A socket is not there as soon as whoever makes it was started.
+/// Waits until a started process has created its socket.
 fn await_socket(path: &std::path::Path) {
     let began = Instant::now();
     while !path.exists() {
@@ -76,7 +76,8 @@ fn packed() {
     receives(&Setup::usual().packed(true), 9000, &["--mbuf-size=9344"]);
 }
 
-/// A device that offers `CTRL_VQ` and leaves commands to the front end: its queue pairs are enabled, and used.
+/// The device offers `CTRL_VQ` but ignores commands: its queue pairs are used because they are
+/// enabled.
 fn queue_pairs() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("dpdk.sock");
@@ -110,14 +111,14 @@ fn killed() {
         await_delivered(&rig, before + 500);
         assert_eq!(rig.sessions(), round);
         drop(device);
-        // It does not do so itself, and would not listen where there is one.
+        // A killed testpmd leaves its socket's file, and would not listen at an existing one.
         std::fs::remove_file(&path).unwrap();
     }
     pauses.tell("starts of DPDK's device");
     rig.stop(None);
 }
 
-/// From a capture to us, back again, and into another capture.
+/// Packets go from a capture to the driver, back again, and into another capture.
 fn echoes() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
@@ -137,7 +138,7 @@ fn echoes() {
     await_socket(&path);
     let rig = Rig::start(&path, &Setup::usual().echoing());
     await_delivered(&rig, 5000);
-    // What it has not written yet it loses when it is killed.
+    // A killed testpmd loses packets that it has not written.
     let began = Instant::now();
     while std::fs::metadata(&to).map_or(0, |file| file.len()) < 1 << 16 {
         assert!(began.elapsed() < DEADLINE, "nothing came back");
@@ -147,7 +148,7 @@ fn echoes() {
     drop(device);
     let mut reader = PcapReader::new(BufReader::new(File::open(&to).unwrap())).unwrap();
     let mut came = BTreeSet::new();
-    // The last one may be cut short.
+    // The last record may be truncated.
     while let Some(Ok(packet)) = reader.next_packet() {
         assert!(frames.iter().any(|frame| *frame == *packet.data), "{} bytes", packet.data.len());
         came.insert(packet.data.len());

@@ -1,4 +1,4 @@
-//! The device of these tests against a driver that is not ours: who judges must be right.
+//! The test's back end against an independent driver, to validate what judges the driver here.
 
 use std::time::{Duration, Instant};
 
@@ -15,11 +15,11 @@ pub(crate) const TESTS: &[Test] = &[
     }),
 ];
 
-/// The number of a frame that only shows whether anything comes back.
+/// Number of a probe frame, which only shows that the driver forwards.
 const PROBE: u32 = u32::MAX;
 const PROBE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Echo: what the driver is given it sends back, the way it is told.
+/// The driver sends frames back unchanged.
 fn echoes(offer: Offer, settings: &str) {
     let site = Site::new();
     let settings = format!("queues=1,queue_size=256,mrg_rxbuf=1{settings}");
@@ -46,7 +46,8 @@ fn echoes(offer: Offer, settings: &str) {
     }
 }
 
-/// The driver's rings are in use a moment before it forwards, and what comes meanwhile it may drop.
+/// The driver's rings are in use shortly before it forwards, and it may drop frames received
+/// meanwhile.
 fn await_forwarding(device: &mut Backend) {
     let mut probed = Instant::now() - PROBE_INTERVAL;
     device

@@ -5,21 +5,21 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-/// The program, running; killed when it is dropped.
+/// Running testpmd process; killed on drop.
 pub(crate) struct Testpmd {
     child: Child,
-    /// Files that it leaves behind when it is killed.
+    /// Directory for files that a killed testpmd leaves behind.
     _left: TempDir,
 }
 
-/// Reason why there can be none here.
+/// Reason why testpmd cannot be run here, if there is one.
 pub(crate) fn missing() -> Option<String> {
     let tried = Command::new("dpdk-testpmd").arg("--version").output();
     tried.err().map(|error| format!("dpdk-testpmd (Debian's dpdk-dev) cannot be run: {error}"))
 }
 
 impl Testpmd {
-    /// Starts it with devices, and arguments of its own.
+    /// Starts testpmd with these virtual devices and arguments.
     pub(crate) fn start(vdevs: &[String], arguments: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let child = Command::new("dpdk-testpmd")
@@ -30,7 +30,7 @@ impl Testpmd {
             .args(["--total-num-mbufs=16384", "--auto-start", "--no-flush-rx"])
             .args(arguments)
             .env("RUNTIME_DIRECTORY", directory.path())
-            // It runs until there is no more to read.
+            // testpmd runs until its standard input ends.
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -38,14 +38,14 @@ impl Testpmd {
         Self { child: child.unwrap(), _left: directory }
     }
 
-    /// A device that listens there, with so many queue pairs.
+    /// Starts a device that listens at `socket`, with that many queue pairs.
     pub(crate) fn device(socket: &Path, queues: u16, arguments: &[&str]) -> Self {
         let vdev = format!("net_vhost0,iface={},queues={queues}", socket.display());
         let [rxq, txq] = ["rxq", "txq"].map(|which| format!("--{which}={queues}"));
         Self::start(&[vdev], &[&[rxq.as_str(), &txq], arguments].concat())
     }
 
-    /// A driver that connects there.
+    /// Starts a driver that connects to `socket`.
     pub(crate) fn driver(socket: &Path, settings: &str, arguments: &[&str]) -> Self {
         let vdev = format!("net_virtio_user0,path={},{settings}", socket.display());
         Self::start(&[vdev], arguments)
@@ -54,7 +54,7 @@ impl Testpmd {
 
 impl Drop for Testpmd {
     fn drop(&mut self) {
-        // As `kill -9` would.
+        // Kills as `kill -9` does, so that testpmd cannot clean up.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! Answer of a knob that is written to: the value that it reads back, or the kernel's errno.
-//! The judge `rps_8_knobs_answer_as_the_kernel_answers` asks the running kernel about all of it.
+//! Answer of a knob that is written to: the value that it reads back, or the kernel's errno. The
+//! test `rps_8_knobs_answer_as_the_kernel_answers` compares all answers with the running kernel's.
 
 use forebay_sys::cpu_list::Mask;
 use forebay_sys::errno::Errno;
@@ -18,19 +18,19 @@ pub const RPS_SOCK_FLOW_ENTRIES_MAX: u64 = 1 << 29;
 /// The largest `napi_defer_hard_irqs` (`change_napi_defer_hard_irqs` in net/core/net-sysfs.c).
 const NAPI_DEFER_HARD_IRQS_MAX: u64 = (1 << 31) - 1;
 
-/// One write to /proc/sys has fewer bytes than this (`KMALLOC_MAX_SIZE`).
+/// Limit of a write to /proc/sys, in bytes: length < limit (`KMALLOC_MAX_SIZE`).
 const SYSCTL_WRITE_BYTES: usize = 4 << 20;
 
 /// Outcome of a write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TakenValue {
-    /// The value as it reads back; `None` if nothing was said and the old one stays.
+    /// Value as it reads back; `None` if the write was empty and the old value stays.
     pub value: Option<Value>,
-    /// Bytes of the write that were taken. A writer goes on with the rest, as it does with files.
+    /// Number of bytes that were taken. A writer continues with the rest, as with other files.
     pub len_bytes: usize,
 }
 
-/// Something that the kernel takes for a knob and that cannot be meant.
+/// A value that the kernel accepts for a knob although it cannot be meant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KnobRefusal {
     /// The knob.
@@ -46,14 +46,14 @@ pub struct KnobRefusal {
 pub enum InvalidInput {
     /// A number below zero.
     Negative,
-    /// A number of more than 32 bits of which the kernel looks at the lower 32.
+    /// A number of more than 32 bits, of which the kernel uses the lower 32.
     Truncated,
-    /// A character that belongs to no mask, in front of eight digits.
+    /// A character that no mask has, in front of eight digits.
     Junk,
 }
 
-/// Writes that Forebay refuses with `EINVAL` and the kernel takes. There is no other
-/// difference, but that masks can be given as lists.
+/// Writes that Forebay refuses with `EINVAL` and the kernel accepts. The only other difference is
+/// that masks can be given as lists.
 pub const REFUSED_INVALID_INPUT: [KnobRefusal; 7] = [
     refusal(Knob::NetdevMaxBacklog, InvalidInput::Negative, "no backlog holds less than nothing"),
     refusal(Knob::NetdevBudget, InvalidInput::Negative, "no turn takes less than nothing"),
@@ -74,7 +74,7 @@ const fn refusal(knob: Knob, nonsense: InvalidInput, why: &'static str) -> KnobR
     KnobRefusal { knob, nonsense, why }
 }
 
-/// Text that the kernel takes.
+/// A write, as the kernel reads it.
 struct ReadNumber {
     value: Option<Value>,
     len_bytes: usize,
@@ -82,11 +82,11 @@ struct ReadNumber {
 }
 
 impl Knob {
-    /// Reads a value: what the knob reads back after `text` was written to it at once.
+    /// Reads a value: the one that the knob reads back after `text` was written in one write.
     ///
     /// # Errors
-    /// As the kernel's; `EINVAL` for what is in [`REFUSED_INVALID_INPUT`], and for a text that changes
-    /// nothing because it is empty.
+    /// As the kernel's; `EINVAL` for values in [`REFUSED_INVALID_INPUT`], and for an empty text
+    /// that changes nothing.
     pub fn parse(self, text: &str, machine: &Machine) -> Result<Value, Errno> {
         self.answer(text.as_bytes(), machine)?.value.ok_or(Errno::Inval)
     }
@@ -94,7 +94,7 @@ impl Knob {
     /// Outcome of one write at the start of the file.
     ///
     /// # Errors
-    /// As the kernel's, and `EINVAL` for what is in [`REFUSED_INVALID_INPUT`].
+    /// As the kernel's, and `EINVAL` for values in [`REFUSED_INVALID_INPUT`].
     pub fn answer(self, written: &[u8], machine: &Machine) -> Result<TakenValue, Errno> {
         let ReadNumber { value, len_bytes, nonsense } = self.kernel_reads(written, machine)?;
         match nonsense.and_then(|nonsense| self.refusal(nonsense)) {
@@ -103,7 +103,7 @@ impl Knob {
         }
     }
 
-    /// Reason for refusing a write that the kernel would take.
+    /// Reason for refusing a write that the kernel would accept.
     #[must_use]
     pub fn refuses(self, written: &[u8], machine: &Machine) -> Option<&'static KnobRefusal> {
         self.refusal(self.kernel_reads(written, machine).ok()?.nonsense?)
@@ -115,6 +115,7 @@ impl Knob {
 
     fn kernel_reads(self, written: &[u8], machine: &Machine) -> Result<ReadNumber, Errno> {
         match self.place() {
+            // `proc_sys_call_handler` in fs/proc/proc_sysctl.c refuses a write of this size unread.
             KnobPlace::NetCore if written.len() >= SYSCTL_WRITE_BYTES => Err(Errno::NoMem),
             KnobPlace::NetCore if self.is_mask() => mask(written, machine),
             KnobPlace::NetCore => {
@@ -124,7 +125,7 @@ impl Knob {
                     number.is_some_and(i32::is_negative).then_some(InvalidInput::Negative);
                 Ok(ReadNumber { value: value.map(Value::Number), len_bytes, nonsense })
             }
-            // An attribute of sysfs is not told of an empty write, and of a long one only a page.
+            // Sysfs does not pass on an empty write, and passes at most a page of a long one.
             _ if written.is_empty() => Ok(ReadNumber { value: None, len_bytes: 0, nonsense: None }),
             _ => self.attribute(&written[..written.len().min(PAGE_BYTES)], machine),
         }
@@ -142,6 +143,7 @@ impl Knob {
                 return Err(Errno::Range);
             }
             Self::NapiDeferHardIrqs => number,
+            // The kernel truncates the number to an int.
             Self::Mtu => mtu(number & u64::from(u32::MAX))?,
             _ => return Err(Errno::Inval),
         };
@@ -149,7 +151,7 @@ impl Knob {
         Ok(ReadNumber { value: Some(Value::Number(taken)), len_bytes: written.len(), nonsense })
     }
 
-    /// Number as it reads back, if it may be set. Below zero the sign is lost.
+    /// Number as it reads back, if it may be set. A negative number loses its sign.
     fn sysctl(self, number: i32, machine: &Machine) -> Result<u64, Errno> {
         let bits = number.cast_unsigned();
         let is_taken = match self {
@@ -173,7 +175,7 @@ fn mask(written: &[u8], machine: &Machine) -> Result<ReadNumber, Errno> {
     Ok(ReadNumber { value: Some(Value::Cpus(cpus)), len_bytes: written.len(), nonsense })
 }
 
-/// The size of a table that has `count` slots at least; 0 is no table.
+/// Size of a table with at least `count` slots; 0 for no table.
 fn slots(count: u64, most: u64) -> Result<u64, Errno> {
     match count {
         0 => Ok(0),
@@ -197,7 +199,7 @@ mod tests {
     const MACHINE: Machine = Machine { cpus: 34, jiffy_us: 4000 };
     const INVALID: Errno = Errno::Inval;
 
-    /// Text that `text` reads back as.
+    /// Text that the knob reads back after `text` was written.
     fn read_back(knob: Knob, text: &str) -> Result<String, Errno> {
         Ok(knob.parse(text, &MACHINE)?.print(&MACHINE).trim_end().to_owned())
     }

@@ -1,4 +1,4 @@
-//! Knobs of the balance: whether hash ranges go to CPUs by load, and how.
+//! Knobs of the balance: assignment of hash ranges to CPUs by load.
 
 use forebay_rx::steer::{BalanceConfig, BalancePolicy};
 use forebay_sys::error::Error;
@@ -8,10 +8,10 @@ use super::change::refused;
 /// Largest `rps_balance_target`, in percent of the mean load.
 const TARGET_MAX: u32 = 1_000;
 
-/// Largest `rps_balance_rate`.
+/// Largest `rps_balance_rate`, in hash ranges per second.
 const RATE_MAX: u32 = 1_000_000;
 
-/// Bounds of `rps_balance_usecs`.
+/// Bounds of `rps_balance_usecs`, in microseconds.
 const WINDOW_US: [u32; 2] = [100, 10_000_000];
 
 /// A change of one knob.
@@ -19,20 +19,20 @@ const WINDOW_US: [u32; 2] = [100, 10_000_000];
 pub enum BalanceChange {
     /// `rps_balance`: by load or not.
     Policy(BalancePolicy),
-    /// `rps_balance_target`: load of the busiest CPU to reach, in percent of the mean.
+    /// `rps_balance_target`: load that the busiest CPU may have, in percent of the mean.
     Target(u32),
-    /// `rps_balance_rate`: hash ranges assigned anew in a second.
+    /// `rps_balance_rate`: hash ranges that may be reassigned in a second.
     Rate(u32),
     /// `rps_balance_usecs`: time between two measurements, in µs.
     Window(u32),
 }
 
 impl BalanceChange {
-    /// Every knob's name.
+    /// Names of all knobs.
     pub const KNOBS: [&'static str; 4] =
         ["rps_balance", "rps_balance_target", "rps_balance_rate", "rps_balance_usecs"];
 
-    /// The knob's name.
+    /// Name of the knob.
     #[must_use]
     pub fn knob(self) -> &'static str {
         let [policy, target, rate, window] = Self::KNOBS;
@@ -44,7 +44,7 @@ impl BalanceChange {
         }
     }
 
-    /// The value as it is read back.
+    /// Value as it reads back.
     #[must_use]
     pub fn value(self) -> String {
         match self {
@@ -54,7 +54,7 @@ impl BalanceChange {
         }
     }
 
-    /// The setting of a knob in a configuration; `None` if it is no knob of the balance.
+    /// Setting of a knob in a configuration; `None` if the knob is not one of the balance.
     #[must_use]
     pub fn current(knob: &str, config: BalanceConfig) -> Option<Self> {
         let all = [
@@ -66,7 +66,7 @@ impl BalanceChange {
         all.into_iter().find(|change| change.knob() == knob)
     }
 
-    /// The configuration after this change.
+    /// Configuration after this change.
     #[must_use]
     pub fn applied_to(self, config: BalanceConfig) -> BalanceConfig {
         match self {
@@ -77,10 +77,10 @@ impl BalanceChange {
         }
     }
 
-    /// Reads a knob's value; `None` if it is no knob of the balance.
+    /// Reads a knob's value; `None` if the knob is not one of the balance.
     ///
     /// # Errors
-    /// When the value cannot be.
+    /// If the value is invalid.
     pub fn parse(knob: &str, value: &str) -> Option<Result<Self, Error>> {
         let knob = Self::KNOBS.into_iter().find(|known| *known == knob)?;
         let number = |least: u32, most: u32| {

@@ -1,4 +1,4 @@
-//! Live changes: one knob, and what it becomes.
+//! Live changes: each of one knob, with its new value.
 
 use std::str::FromStr;
 
@@ -16,68 +16,69 @@ use super::coalesce::CoalesceChange;
 /// A live change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// The CPUs that packets may go to.
+    /// CPUs that packets may go to.
     RpsCpus(Queues, CpuList),
-    /// The CPUs that packets of queues that are made later may go to.
+    /// CPUs that packets of queues created later may go to.
     RpsDefaultMask(CpuList),
     /// Slots of a queue's flow table; 0 turns RFS off for the queue.
     RpsFlowCnt(Queues, u32),
     /// Entries of the socket-flow table; 0 turns RFS off.
     RpsSockFlowEntries(u32),
-    /// The CPU where the application of a flow runs.
+    /// CPU on which the application of a flow runs.
     RfsDesired {
         /// The flow.
         flow: FlowHash,
-        /// CPU.
+        /// The CPU.
         cpu: CpuId,
     },
-    /// The key that flows are hashed with.
+    /// Key of the flow hash.
     HashKey(Vec<u8>),
-    /// The rules by which a flow is told.
+    /// Rules for flow keys.
     FlowKey(FlowKeyRules),
-    /// The CPUs that run from now on.
+    /// CPUs that run from now on.
     Cpus(CpuList),
     /// State of one CPU: running or not.
     Online(CpuId, bool),
-    /// Packets that a backlog takes.
+    /// Length of a backlog, in packets.
     NetdevMaxBacklog(u32),
-    /// Frames and packets that a CPU takes in one turn, over all its queues and backlogs.
+    /// Maximum number of frames and packets that a CPU takes in one turn, over all queues and
+    /// backlogs.
     NetdevBudget(u32),
-    /// Longest duration of such a turn, in microseconds.
+    /// Maximum duration of a turn, in microseconds.
     NetdevBudgetUsecs(u32),
-    /// Frames that a CPU takes from one queue before it looks elsewhere.
+    /// Maximum number of frames that a CPU takes from one queue at once.
     DevWeight(u32),
-    /// Packets that it takes from its backlogs, as a multiple of that.
+    /// Maximum number of packets that a CPU takes from its backlogs, as a multiple of `dev_weight`.
     DevWeightRxBias(u32),
-    /// Frames that wait at most to be sent home together.
+    /// Maximum number of frames that wait to be returned together.
     SkbDeferMax(u32),
-    /// The CPUs that limit flows when they poll.
+    /// CPUs that apply the flow limit when they poll.
     FlowLimitCpuBitmap(CpuList),
-    /// Buckets of a flow limit that is turned on after this.
+    /// Buckets of flow limits that are turned on after this.
     FlowLimitTableLen(u32),
     /// Coalescing.
     Coalesce(CoalesceChange),
     /// Balance of the load over CPUs.
     Balance(BalanceChange),
-    /// The CPU stops taking packets from its backlogs.
+    /// Pause: the CPU stops taking packets from its backlogs.
     Pause(CpuId),
-    /// The CPU goes on.
+    /// End of the CPU's pause.
     Resume(CpuId),
-    /// The CPU's thread ends with the next batch that it takes in hand, and is replaced.
+    /// Fault injection: the CPU's thread ends after it dequeues its next batch, and is replaced.
     Kill(CpuId),
 }
 
-/// The queues that a change is about.
+/// Queues that a change concerns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Queues {
-    /// All of the device's.
+    /// All queues.
     All,
     /// One queue.
     One(RxQueue),
 }
 
 impl Queues {
-    /// True if `queue` is one of them.
+    /// True if the change concerns `queue`.
     #[must_use]
     pub fn contain(self, queue: RxQueue) -> bool {
         self == Self::All || self == Self::One(queue)
@@ -85,7 +86,7 @@ impl Queues {
 }
 
 impl Change {
-    /// The knob's name.
+    /// Name of the knob.
     #[must_use]
     pub fn knob(&self) -> &'static str {
         match self {
@@ -114,7 +115,7 @@ impl Change {
         }
     }
 
-    /// The knob's name and, where it is about one queue, which.
+    /// Name of the knob, prefixed with the queue if the change concerns one queue.
     #[must_use]
     pub fn what(&self) -> String {
         match self {
@@ -125,7 +126,7 @@ impl Change {
         }
     }
 
-    /// The value as it is read back, on a machine of `cpus` CPUs.
+    /// Value as it reads back, on a machine of `cpus` CPUs.
     #[must_use]
     pub fn value(&self, cpus: u16) -> String {
         match self {
@@ -152,7 +153,7 @@ impl Change {
         }
     }
 
-    /// The CPUs that it names, if it is about CPUs.
+    /// CPUs that the change names; `None` if it is not about CPUs.
     #[must_use]
     pub fn cpus(&self) -> Option<CpuList> {
         match self {
@@ -173,7 +174,7 @@ impl Change {
 impl FromStr for Change {
     type Err = Error;
 
-    /// Reads `knob=value`, or `rx-N/knob=value` where it is about one queue.
+    /// Reads `knob=value`, or `rx-N/knob=value` for one queue.
     fn from_str(text: &str) -> Result<Self, Error> {
         let Some((knob, value)) = text.split_once('=') else {
             return Err(refused("a change", text, "it has the form KNOB=VALUE"));
@@ -201,8 +202,8 @@ impl FromStr for Change {
 }
 
 impl Change {
-    /// The knobs that change during a run, besides those of [coalescing](CoalesceChange::KNOBS) and of the
-    /// [balance](BalanceChange::KNOBS).
+    /// Knobs that change during a run, besides those of [coalescing](CoalesceChange::KNOBS) and of
+    /// the [balance](BalanceChange::KNOBS).
     pub const KNOBS: [&'static str; 20] = [
         "rps_cpus",
         "rps_default_mask",

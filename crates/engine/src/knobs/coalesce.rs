@@ -1,4 +1,4 @@
-//! Place and mode of coalescing, as people write them.
+//! Settings of coalescing, and their text form.
 
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode};
 use forebay_sys::error::Error;
@@ -6,14 +6,14 @@ use forebay_sys::error::Error;
 /// Place of coalescing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CoalesceAt {
-    /// On the CPU that polls, before steering, as in the kernel: one hand-over for all segments.
+    /// On the polling CPU, before steering, as in the kernel: one hand-over for all segments.
     #[default]
     Arrive,
-    /// On the CPUs that packets were steered to: each merges its own.
+    /// On the CPUs that packets are steered to: each merges its own.
     Deliver,
 }
 
-/// All that can be said about coalescing.
+/// Settings of coalescing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Coalesce {
     /// True if packets are coalesced.
@@ -22,42 +22,42 @@ pub struct Coalesce {
     pub at: CoalesceAt,
     /// Mode.
     pub config: CoalesceConfig,
-    /// Polls in a row that find nothing, a `gro_flush_timeout` apart, before a CPU sleeps on the
-    /// descriptors of its queues; whether packets are coalesced or not.
+    /// Number of empty polls in a row, one `gro_flush_timeout` apart, before a CPU sleeps on the
+    /// descriptors of its queues. In force even if packets are not coalesced.
     pub napi_defer_hard_irqs: u32,
 }
 
-/// A part of it that changes.
+/// A change of one setting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CoalesceChange {
     /// On in this mode, or off.
     Mode(Option<CoalesceMode>),
     /// Place.
     At(CoalesceAt),
-    /// Flows of which something can be held.
+    /// Maximum number of flows with held segments.
     Descriptors(u32),
-    /// Nanoseconds that packets are held after the queue ran empty.
+    /// Time that packets are held after the queue ran empty, in nanoseconds.
     GroFlushTimeout(u64),
-    /// Polls in a row that find nothing before a CPU sleeps on descriptors.
+    /// Number of empty polls in a row before a CPU sleeps on descriptors.
     NapiDeferHardIrqs(u32),
-    /// The longest IP packet that the device receives.
+    /// Length of the longest IP packet that the device receives, in bytes.
     Mtu(u32),
 }
 
 impl Coalesce {
-    /// Configuration for an intake.
+    /// Configuration for an intake; `None` if that does not coalesce.
     #[must_use]
     pub fn on_arrival(&self) -> Option<CoalesceConfig> {
         (self.is_on && self.at == CoalesceAt::Arrive).then_some(self.config)
     }
 
-    /// Configuration for a delivery.
+    /// Configuration for a delivery; `None` if that does not coalesce.
     #[must_use]
     pub fn on_delivery(&self) -> Option<CoalesceConfig> {
         (self.is_on && self.at == CoalesceAt::Deliver).then_some(self.config)
     }
 
-    /// True if a change is one of when CPUs sleep, too.
+    /// True if a change also affects when CPUs sleep.
     #[must_use]
     pub fn is_deferral(&self, change: CoalesceChange) -> bool {
         match change {
@@ -67,7 +67,7 @@ impl Coalesce {
         }
     }
 
-    /// The same after a change.
+    /// Settings after a change.
     #[must_use]
     pub fn after(mut self, change: CoalesceChange) -> Self {
         match change {
@@ -86,7 +86,7 @@ impl Coalesce {
 }
 
 impl CoalesceChange {
-    /// Every knob's name.
+    /// Names of all knobs.
     pub const KNOBS: [&'static str; 6] = [
         "coalesce",
         "coalesce_at",
@@ -96,7 +96,7 @@ impl CoalesceChange {
         "mtu",
     ];
 
-    /// The knob's name.
+    /// Name of the knob.
     #[must_use]
     pub fn knob(self) -> &'static str {
         let [mode, at, descriptors, timeout, defer, mtu] = Self::KNOBS;
@@ -110,7 +110,7 @@ impl CoalesceChange {
         }
     }
 
-    /// The value as it is read back.
+    /// Value as it reads back.
     #[must_use]
     pub fn value(self) -> String {
         match self {
@@ -126,10 +126,10 @@ impl CoalesceChange {
         }
     }
 
-    /// Reads a knob's value; `None` if it is no knob of coalescing.
+    /// Reads a knob's value; `None` if the knob is not one of coalescing.
     ///
     /// # Errors
-    /// When the value cannot be.
+    /// If the value is invalid.
     pub fn parse(knob: &str, value: &str) -> Option<Result<Self, Error>> {
         let knob = Self::KNOBS.into_iter().find(|known| *known == knob)?;
         let refused = |why: &str| {
@@ -164,10 +164,10 @@ impl CoalesceChange {
     }
 }
 
-/// The smallest MTU that IPv4 can do with (RFC 791), as in the kernel.
+/// Smallest MTU that IPv4 allows (RFC 791), as in the kernel, in bytes.
 pub const MTU_MIN: u32 = 68;
 
-/// The longest IP packet.
+/// Length of the longest IP packet, in bytes.
 pub const MTU_MAX: u32 = 65_535;
 
 fn between(text: &str, least: u32, most: u32) -> Option<u32> {
@@ -182,7 +182,7 @@ mod tests {
         CoalesceChange::parse(knob, value).map(|read| read.map_err(|error| error.to_string()))
     }
 
-    /// Setting that these words make, one after the other.
+    /// Settings after these changes, in order.
     fn after(words: &[(&str, &str)]) -> Coalesce {
         let changes = words.iter().map(|(knob, value)| parsed(knob, value).unwrap().unwrap());
         changes.fold(Coalesce::default(), Coalesce::after)

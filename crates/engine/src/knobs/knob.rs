@@ -1,5 +1,5 @@
-//! The knobs that the kernel has: what each is called, where it stands, what it starts with and how
-//! it is printed. What it answers to a write is in `answer.rs`.
+//! Knobs that the kernel has, each with its name, place, default and printed form. Answers to
+//! writes are in `answer.rs`.
 
 use std::fmt;
 
@@ -11,42 +11,42 @@ use forebay_sys::cpu_list::CpuList;
 
 use super::machine::Machine;
 
-/// A knob of the kernel's.
+/// A knob of the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Knob {
-    /// The CPUs that packets of the queue may go to (RPS-7).
+    /// CPUs that packets of the queue may go to (RPS-7).
     RpsCpus,
     /// Slots of the queue's flow table (RFS-9).
     RpsFlowCnt,
-    /// Nanoseconds that packets are held after the queue ran empty.
+    /// Time that packets are held after the queue ran empty, in nanoseconds.
     GroFlushTimeout,
-    /// Polls in a row that find nothing before a CPU sleeps on the descriptors of its queues.
+    /// Number of empty polls in a row before a CPU sleeps on the descriptors of its queues.
     NapiDeferHardIrqs,
-    /// The longest IP packet that the device receives.
+    /// Length of the longest IP packet that the device receives, in bytes.
     Mtu,
     /// Slots of the socket-flow table (RFS-9).
     RpsSockFlowEntries,
-    /// `rps_cpus` of queues that are made later.
+    /// `rps_cpus` of queues created later.
     RpsDefaultMask,
-    /// The CPUs that limit flows when they poll.
+    /// CPUs that apply the flow limit when they poll.
     FlowLimitCpuBitmap,
-    /// Buckets of a flow limit that is turned on later.
+    /// Buckets of flow limits that are turned on later.
     FlowLimitTableLen,
-    /// Packets that a backlog takes, less one.
+    /// Length of a backlog less one, in packets.
     NetdevMaxBacklog,
-    /// Packets that a CPU takes from all its queues in one turn.
+    /// Maximum number of packets that a CPU takes from all its queues in one turn.
     NetdevBudget,
-    /// Microseconds of such a turn.
+    /// Maximum duration of a turn, in microseconds.
     NetdevBudgetUsecs,
-    /// Packets that a CPU takes from one queue in one turn.
+    /// Maximum number of packets that a CPU takes from one queue in one turn.
     DevWeight,
     /// Factor of `dev_weight` for backlogs.
     DevWeightRxBias,
-    /// Frames that wait on a CPU to be returned to another.
+    /// Maximum number of frames that wait on a CPU to be returned to another.
     SkbDeferMax,
 }
 
-/// Directory of the tree that a knob is in.
+/// Directory of a knob in the tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KnobPlace {
     /// Once for each receive queue of a device.
@@ -57,12 +57,12 @@ pub enum KnobPlace {
     NetCore,
 }
 
-/// Values of a knob.
+/// Value of a knob.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Value {
-    /// Of a mask.
+    /// Value of a mask.
     Cpus(CpuList),
-    /// Of everything else.
+    /// Value of any other knob.
     Number(u64),
 }
 
@@ -86,13 +86,13 @@ impl Knob {
         Self::SkbDeferMax,
     ];
 
-    /// The knob of a name.
+    /// Knob with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|knob| knob.name() == name)
     }
 
-    /// The file's name.
+    /// Name of the knob and of its file.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -114,7 +114,7 @@ impl Knob {
         }
     }
 
-    /// The directory that it stands in.
+    /// Directory of the knob's file.
     #[must_use]
     pub fn place(self) -> KnobPlace {
         match self {
@@ -124,14 +124,14 @@ impl Knob {
         }
     }
 
-    /// Default of Forebay. Masks are empty until somebody knows the machine's caches.
+    /// Default of Forebay. Masks are empty, since the machine's caches are not known here.
     #[must_use]
     pub fn default(self, machine: &Machine) -> Value {
         Value::Number(match self {
             Self::RpsCpus | Self::RpsDefaultMask | Self::FlowLimitCpuBitmap => {
                 return Value::Cpus(CpuList::default());
             }
-            // The kernel's are 0: RFS is off there.
+            // The kernel's defaults are 0, which turns RFS off.
             Self::RpsFlowCnt => 4096,
             Self::RpsSockFlowEntries => 32_768,
             Self::GroFlushTimeout | Self::NapiDeferHardIrqs => 0,
@@ -146,7 +146,7 @@ impl Knob {
         })
     }
 
-    /// Values that it takes, in words.
+    /// Description of the values that the knob takes.
     #[must_use]
     pub fn takes(self) -> &'static str {
         match self {
@@ -170,7 +170,7 @@ impl Knob {
         }
     }
 
-    /// True if it is a set of CPUs.
+    /// True if the value is a set of CPUs.
     #[must_use]
     pub fn is_mask(self) -> bool {
         matches!(self, Self::RpsCpus | Self::RpsDefaultMask | Self::FlowLimitCpuBitmap)
@@ -178,7 +178,7 @@ impl Knob {
 }
 
 impl KnobPlace {
-    /// The directory, from the root of the tree.
+    /// Path of the directory, from the root of the tree.
     #[must_use]
     pub fn directory(self, device: &str, queue: RxQueue) -> String {
         match self {
@@ -190,7 +190,7 @@ impl KnobPlace {
 }
 
 impl Value {
-    /// As the kernel prints it, with its newline.
+    /// Text of the value as the kernel prints it, with its newline.
     #[must_use]
     pub fn print(&self, machine: &Machine) -> String {
         match self {

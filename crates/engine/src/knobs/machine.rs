@@ -6,15 +6,15 @@ use forebay_rx::CpuId;
 use forebay_sys::cpu_list::CpuList;
 use rustix::time::{self, ClockId};
 
-/// Ticks that a turn of all queues has at least.
+/// Minimum duration of a turn over all queues, in ticks.
 const BUDGET_JIFFIES_MIN: u32 = 2;
 
-/// Facts that a knob's answer needs of a machine.
+/// Facts of a machine that a knob's answer depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Machine {
     /// CPUs that a mask may name: 0 to `cpus` - 1 (`nr_cpu_ids`).
     pub cpus: u16,
-    /// Microseconds of a tick of the kernel's clock.
+    /// Duration of a tick of the kernel's clock, in microseconds.
     pub jiffy_us: u32,
 }
 
@@ -22,20 +22,20 @@ impl Machine {
     /// Facts of this machine.
     #[must_use]
     pub fn here() -> Self {
-        // What is read in ticks is as exact as one tick.
+        // The coarse clock advances once a tick, so its resolution is a tick.
         let tick = time::clock_getres(ClockId::MonotonicCoarse);
         let jiffy_us = u32::try_from(tick.tv_nsec / 1000).unwrap_or(0);
         Self { cpus: possible_cpus(), jiffy_us }
     }
 
-    /// The least `netdev_budget_usecs`, which is its default as well.
+    /// Minimum of `netdev_budget_usecs`, and its default.
     #[must_use]
     pub fn netdev_budget_usecs_min(&self) -> u32 {
         self.jiffy_us.saturating_mul(BUDGET_JIFFIES_MIN)
     }
 }
 
-/// One more than the highest number that a CPU can have here.
+/// One more than the highest number that a CPU can have on this machine.
 fn possible_cpus() -> u16 {
     let possible = fs::read_to_string("/sys/devices/system/cpu/possible").ok();
     let possible = possible.and_then(|text| CpuList::parse_list(&text).ok());
@@ -43,7 +43,7 @@ fn possible_cpus() -> u16 {
     highest.map_or_else(running_cpus, |CpuId(highest)| highest + 1)
 }
 
-/// Without sysfs.
+/// Fallback for a system without sysfs.
 fn running_cpus() -> u16 {
     thread::available_parallelism().map_or(1, |cpus| u16::try_from(cpus.get()).unwrap_or(u16::MAX))
 }

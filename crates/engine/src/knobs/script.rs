@@ -1,4 +1,4 @@
-//! Changes during a run, written down before it: at which frame, which knob, which value.
+//! Changes during a run, scripted before it: each with a frame, a knob and a value.
 
 use std::str::FromStr;
 
@@ -9,9 +9,9 @@ use super::change::{Change, refused};
 /// A change and the frame before which it takes effect.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScriptedChange {
-    /// The number of the first frame after it.
+    /// Number of the first frame after the change.
     pub frame: u64,
-    /// Change.
+    /// The change.
     pub change: Change,
 }
 
@@ -20,14 +20,14 @@ pub struct ScriptedChange {
 pub struct Script(Vec<ScriptedChange>);
 
 impl Script {
-    /// Puts changes in order; those for the same frame stay as they are given.
+    /// Sorts changes by their frames; those for the same frame stay in the given order.
     #[must_use]
     pub fn new(mut changes: Vec<ScriptedChange>) -> Self {
         changes.sort_by_key(|change| change.frame);
         Self(changes)
     }
 
-    /// All of them.
+    /// All changes, in order.
     #[must_use]
     pub fn changes(&self) -> &[ScriptedChange] {
         &self.0

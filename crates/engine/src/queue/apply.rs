@@ -10,10 +10,12 @@ use crate::knobs::Change;
 use crate::shared::EngineState;
 
 impl Queue {
-    /// Has a change take effect from the next packet on, and writes down when it first did.
+    /// Applies a change from the next packet on. The first queue to reach its epoch writes it to
+    /// the trace.
     pub(super) fn apply(&mut self, made: &Made, shared: &EngineState) {
         self.scripted += usize::from(made.is_scripted);
         self.epoch = made.epoch;
+        // A scripted change that was refused begins an epoch all the same.
         let Some(change) = &made.change else { return self.intake.set_epoch(made.epoch) };
         if !self.apply_to_intake(change, &made.parts) {
             self.intake.set_epoch(made.epoch);
@@ -33,7 +35,7 @@ impl Queue {
         }
     }
 
-    /// Says whether the intake was told, and of the epoch with it.
+    /// Applies a change to the intake. Returns true if that set the intake's epoch, too.
     fn apply_to_intake(&mut self, change: &Change, parts: &ChangedParts) -> bool {
         let (epoch, number) = (self.epoch, self.number());
         match (change, parts) {
@@ -41,6 +43,7 @@ impl Queue {
                 self.intake.set_rps_cpus(cpus.cpus().iter().copied(), epoch);
             }
             (_, ChangedParts::FlowTables(made)) => {
+                // The change concerns other queues only.
                 let Some(tables) = made.take(number) else { return false };
                 self.intake.set_flow_tables(tables, epoch);
             }
@@ -79,7 +82,7 @@ impl Queue {
         true
     }
 
-    /// Limits flows if the CPU that polls is one that does.
+    /// Turns the flow limit on if the polling CPU is in `flow_limit_cpu_bitmap`, else off.
     pub(super) fn update_flow_limit(&mut self) {
         let limits = self.flow_limit_cpus.contains(self.polling_cpu);
         let limit = limits.then(|| FlowLimit::new(self.flow_limit_table_len)).flatten();

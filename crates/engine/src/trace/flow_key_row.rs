@@ -1,4 +1,4 @@
-//! A line of `flowkey.csv`: what tells the flow of a frame.
+//! Rows of `flowkey.csv`: the flow key of each frame.
 
 use forebay_rx::Packet;
 use forebay_rx::flow_key::FlowKey;
@@ -8,7 +8,7 @@ use super::parse_row::{Seen, field};
 
 pub(super) const HEADER: &str = "frame,rule,layers,src,dst,proto,sport,dport,id,hash\n";
 
-/// Walks to the frame's key, and writes the line.
+/// Row of a frame, for which the headers are walked to the flow key.
 pub(super) fn row(packet: &Packet, frame: u64, seen: &Seen<'_>, hasher: &Hasher) -> String {
     let view = seen.view();
     let key = FlowKey::of(&view, hasher.rules());
@@ -29,7 +29,7 @@ pub(super) fn row(packet: &Packet, frame: u64, seen: &Seen<'_>, hasher: &Hasher)
     fields.join(",") + "\n"
 }
 
-/// The line of a frame that never came into packet memory.
+/// Row of a frame that never reached packet memory.
 pub(super) fn refused(frame: u64) -> String {
     format!("{frame}{}\n", ",".repeat(HEADER.matches(',').count()))
 }

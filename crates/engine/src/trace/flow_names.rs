@@ -1,8 +1,8 @@
-//! Names of flows and their packets in a trace: by stamps, TCP connections, or hashes.
+//! Names of flows and their packets in a trace, from stamps, TCP connections or hashes.
 //!
-//! Each kind has numbers of its own, so that no two flows get the same name:
+//! Each kind has a number range of its own, so that no two flows get the same name:
 //!
-//! | numbers | named by |
+//! | numbers | source of the name |
 //! |---|---|
 //! | below 2^32 | the stamp's flow |
 //! | 2^32 and up | the flow hash, added to 2^32 |
@@ -16,10 +16,10 @@ use forebay_rx::coalesce::Segment;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::{Packet, RxQueue};
 
-/// Connections that are told apart; further ones go by their hash.
+/// Maximum number of connections with names of their own; further ones are named by hash.
 const CONNECTIONS_MAX: usize = 1 << 20;
 
-/// First number of flows that go by their hash: past all stamps.
+/// First number of flows that are named by hash: past all stamps.
 const HASHES: u64 = 1 << 32;
 
 /// First number of TCP connections: past all hashes.
@@ -28,44 +28,44 @@ const CONNECTIONS: u64 = 1 << 33;
 /// First number of packets without a hash: past all connections.
 const UNSTEERED: u64 = 1 << 34;
 
-/// A packet's place in its flow.
+/// Name of a packet: its flow, and its position there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TracedFlowName {
     /// The flow.
     pub(super) flow: u64,
-    /// Place in it: a sequence number that rises.
+    /// Position in the flow: an increasing sequence number.
     pub(super) sequence: u64,
 }
 
-/// The names given so far.
+/// Names given so far.
 #[derive(Debug, Default)]
 pub(super) struct FlowNames {
     connections: HashMap<Endpoints, TracedConnection>,
-    /// The flow that a packet of each hash was last named by, if not by the hash.
+    /// Flow of the last packet with each hash, unless it is named by the hash.
     by_hash: HashMap<FlowHash, u64>,
 }
 
-/// Addresses and ports as they stand in the packet.
+/// Addresses and ports, in the packet's bytes.
 type Endpoints = (Box<[u8]>, [u8; 4]);
 
 /// One direction of a TCP connection.
 #[derive(Clone, Copy, Debug)]
 struct TracedConnection {
     number: u64,
-    /// The stream offset of its last packet, all 64 bits of it.
+    /// Stream offset of its last packet, extended to 64 bits.
     offset: u64,
 }
 
 impl TracedConnection {
-    /// A connection whose first packet has this sequence number. Its stream is taken to be past
-    /// the first 2^32 bytes, so that there are offsets for older segments that come later.
+    /// Connection whose first packet has this sequence number. Its stream begins past offset 2^32,
+    /// so that older segments that come later have offsets, too.
     fn begun(number: u64, sequence: u32) -> Self {
         Self { number, offset: 1 << 32 | u64::from(sequence) }
     }
 }
 
 impl FlowNames {
-    /// The name of a segment of a packet, which was frame `frame` of its source.
+    /// Name of a segment of a packet that was frame `frame` of its source.
     pub(super) fn of(
         &mut self,
         (packet, queue): (&Packet, RxQueue),
@@ -84,7 +84,7 @@ impl FlowNames {
         name
     }
 
-    /// The number of a flow whose packets have this hash.
+    /// Number of a flow whose packets have this hash.
     pub(super) fn number_of(&self, hash: FlowHash) -> u64 {
         self.by_hash.get(&hash).copied().unwrap_or_else(|| by_hash(hash))
     }
@@ -94,6 +94,7 @@ impl FlowNames {
         let sequence = view.tcp_sequence()?.wrapping_add(offset);
         let endpoints = (view.address_bytes()?.into(), *view.port_bytes()?);
         let known = self.connections.len();
+        // The map is full: further connections are named by hash.
         if known >= CONNECTIONS_MAX && !self.connections.contains_key(&endpoints) {
             return None;
         }
@@ -106,12 +107,12 @@ impl FlowNames {
     }
 }
 
-/// The number of flows that have no other name.
+/// Number of a flow that is named by its hash.
 fn by_hash(hash: FlowHash) -> u64 {
     HASHES + u64::from(hash.0)
 }
 
-/// The name that a stamped payload carries.
+/// Name in a stamped payload.
 pub(super) fn stamp(segment: &Segment<'_>) -> Option<TracedFlowName> {
     let mut stamp = [0; STAMP_BYTES];
     let mut bytes = segment.payload_fragments().flatten();
@@ -126,7 +127,7 @@ pub(super) fn stamp(segment: &Segment<'_>) -> Option<TracedFlowName> {
     })
 }
 
-/// The 64-bit offset nearest to `offset` that ends in `sequence`.
+/// The 64-bit offset nearest to `offset` whose lower half is `sequence`.
 fn unwrap_near(sequence: u32, offset: u64) -> u64 {
     #[expect(clippy::cast_possible_truncation, reason = "sequence numbers are the low half")]
     let low = offset as u32;

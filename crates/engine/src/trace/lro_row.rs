@@ -1,10 +1,10 @@
-//! A line of `lro.jsonl`: a packet that left coalescing.
+//! Lines of `lro.jsonl`: packets that left coalescing.
 
 use forebay_rx::Packet;
 use forebay_rx::parse::{Network, Transport};
 use serde::Serialize;
 
-/// TCP's flags from the lowest bit on.
+/// Letters of the TCP flags, from the lowest bit on.
 const FLAG_LETTERS: [char; 8] = ['F', 'S', 'R', 'P', 'A', 'U', 'E', 'C'];
 
 #[derive(Serialize)]
@@ -22,8 +22,8 @@ struct Lost<'a> {
     drop: &'a str,
 }
 
-/// The line of a packet merged of these frames; or of one, also if that came whole, which then has a
-/// `gso_size` too, and the pseudo header's sum for a checksum.
+/// Line of a packet merged of these frames, or of a packet of one frame. The latter may be a GSO
+/// packet of the device: its `gso_size` is set, and its checksum field has the pseudo-header sum.
 pub(super) fn row(packet: &Packet, frames: &[u64]) -> String {
     let bytes: Vec<_> = packet.fragments().flatten().copied().collect();
     let flags = packet.view().tcp_flags().unwrap_or(0);
@@ -37,12 +37,12 @@ pub(super) fn row(packet: &Packet, frames: &[u64]) -> String {
     })
 }
 
-/// The line of frames that were dropped before or behind coalescing.
+/// Line of frames that were dropped before or after coalescing.
 pub(super) fn lost(frames: &[u64], reason: &str) -> String {
     line(&Lost { r#in: frames, drop: reason })
 }
 
-/// Payload of TCP or UDP; of other protocols, that of IP.
+/// Payload length of TCP or UDP, or of IP for other protocols, in bytes.
 fn payload_len(packet: &Packet) -> usize {
     let headers = &packet.headers;
     if let (Transport::Tcp | Transport::Udp, 1..) = (headers.transport, headers.payload_offset) {
@@ -60,7 +60,7 @@ fn payload_len(packet: &Packet) -> usize {
 }
 
 fn line(value: &impl Serialize) -> String {
-    // Numbers and strings always can be written.
+    // Numbers and strings always serialize.
     serde_json::to_string(value).unwrap_or_default() + "\n"
 }
 
@@ -86,7 +86,7 @@ mod tests {
         carve(region, &shares).unwrap().pop().unwrap()
     }
 
-    /// The line of a frame that was not merged.
+    /// Line of a frame that was not merged.
     fn told(bytes: &[u8], link: Link) -> Value {
         let (mut pool, len_bytes) = (pool(), u32::try_from(bytes.len()).unwrap());
         let mut frame = pool.allocate(len_bytes).unwrap();

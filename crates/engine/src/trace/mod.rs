@@ -1,7 +1,8 @@
-//! The trace of a run: plain files from which outsiders can judge it.
+//! Trace of a run: plain files from which external tools can judge it.
 //!
-//! `deliver.csv`, `drop.csv`, `config.csv`, `parse.csv` and `flowkey.csv` (if asked for), `lro.jsonl` (if packets are
-//! coalesced) and `counters.json`, in one directory. Tracing may cost speed: rows are written under locks.
+//! `deliver.csv`, `drop.csv`, `config.csv`, `parse.csv` and `flowkey.csv` (if requested),
+//! `lro.jsonl` (if packets are coalesced) and `counters.json`, in one directory. Tracing may cost
+//! speed: rows are written under locks.
 
 mod flow_key_row;
 mod flow_names;
@@ -32,12 +33,12 @@ use crate::Config;
 const DELIVER_FILE: &str = "deliver.csv";
 const DROP_FILE: &str = "drop.csv";
 const CONFIG_FILE: &str = "config.csv";
-/// File of what was read of each packet.
+/// Name of the file with a row of parsed fields for each frame.
 pub const PARSE_FILE: &str = "parse.csv";
-/// Name of the file with a line for each flow key.
+/// Name of the file with a row for each frame's flow key.
 pub const FLOW_KEY_FILE: &str = "flowkey.csv";
 pub(crate) const LRO_FILE: &str = "lro.jsonl";
-/// File of the counters at the end.
+/// Name of the file with the counters at the end of the run.
 pub const COUNTERS_FILE: &str = "counters.json";
 
 /// Every file that a trace may have.
@@ -49,7 +50,7 @@ const DELIVER_HEADER: &str =
 const DROP_HEADER: &str = "rxq,frame,reason,flow,seq\n";
 const CONFIG_HEADER: &str = "t_ns,epoch,what,value\n";
 
-/// Rows are gathered up to this size before they are written.
+/// Size at which gathered rows are written, in bytes.
 const ROWS_BYTES: usize = 64 << 10;
 
 /// Destination of a trace.
@@ -57,22 +58,22 @@ const ROWS_BYTES: usize = 64 << 10;
 pub struct TracePlan {
     /// The directory.
     pub directory: PathBuf,
-    /// True if every frame's headers are written too.
+    /// True if a row is written for the headers of every frame, too.
     pub parse: bool,
 }
 
 impl TracePlan {
-    /// Begins the trace of an engine that is about to be built, and has the engine write it.
+    /// Creates the trace of an engine that is about to be built, and has the engine write it.
     ///
     /// # Errors
-    /// When its files cannot be created.
+    /// If its files cannot be created.
     pub fn open(&self, engine: &mut Config) -> Result<Arc<Trace>> {
         let lro = engine.coalesces(|coalesce| coalesce.is_on);
         let trace = Trace::create(&self.directory, self.parse, lro)?;
         engine.trace = Some(Arc::clone(&trace));
         if !engine.coalesces(|coalesce| coalesce.on_delivery().is_some()) {
-            // A trace shows when each packet was done, so the backlog's head follows each packet;
-            // but what is merged on delivery is done together.
+            // A trace shows when each packet was processed, so the backlog's head must follow each
+            // packet; but packets merged on delivery are processed together.
             engine.batch_max = 1;
         }
         Ok(trace)
@@ -89,16 +90,16 @@ pub struct Trace {
     parse: Option<ParseFiles>,
     lro: Option<Lro>,
     names: Mutex<FlowNames>,
-    /// The order in which packets reached the application, over all CPUs.
+    /// Number of packets delivered to the application so far, over all CPUs.
     order: AtomicU64,
 }
 
 impl Trace {
-    /// Creates the directory and begins its files; `parse` asks for `parse.csv` and `flowkey.csv` too, `lro` for
-    /// `lro.jsonl`.
+    /// Creates the directory and its files; `parse` adds `parse.csv` and `flowkey.csv`, and `lro`
+    /// adds `lro.jsonl`.
     ///
     /// # Errors
-    /// When they cannot be created.
+    /// If they cannot be created.
     pub fn create(directory: &Path, parse: bool, lro: bool) -> Result<Arc<Self>> {
         fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
         let file = |name, header| TraceFile::create(directory.join(name), header);
@@ -114,8 +115,8 @@ impl Trace {
         }))
     }
 
-    /// Writes what became of a packet of these frames when it left coalescing, or before; of frames
-    /// that stand there already, nothing.
+    /// Writes a row for a packet of these frames that left coalescing, or was dropped before;
+    /// frames that have a row already are left out.
     fn left(&self, frames: &[u64], row: impl FnOnce(&[u64]) -> String) {
         let Some(lro) = &self.lro else { return };
         let mut written = locked(&lro.written);
@@ -126,21 +127,21 @@ impl Trace {
         }
     }
 
-    /// The number of a flow in `deliver.csv`, as far as it is known: that of the last packet with
-    /// this hash, or the one of flows that go by their hash.
+    /// Number of a flow in `deliver.csv`: that of the last packet with this hash, or the number of
+    /// flows that are named by the hash.
     #[must_use]
     pub fn flow_number(&self, flow: FlowHash) -> u64 {
         locked(&self.names).number_of(flow)
     }
 
-    /// Writes a live change: `value` as it is read back.
+    /// Writes a live change; `value` is the value as it reads back.
     pub fn changed(&self, now_ns: u64, epoch: u32, what: &str, value: &str) {
         let value = if value.contains(',') { format!("\"{value}\"") } else { value.to_owned() };
         self.config.write(&format!("{now_ns},{epoch},{what},{value}\n"));
     }
 
-    /// Writes the counters and closes the files, each whatever becomes of the others; returns
-    /// which could not be written, now or during the run.
+    /// Writes the counters and closes all files, even if some of that fails. Returns an error for
+    /// each file that could not be written, now or during the run.
     #[must_use]
     pub fn finish(&self, counters: &str) -> Vec<Error> {
         let path = self.directory.join(COUNTERS_FILE);
@@ -156,7 +157,7 @@ impl Trace {
     }
 }
 
-/// `parse.csv` and `flowkey.csv`: a row each for every frame.
+/// `parse.csv` and `flowkey.csv`: a row in each for every frame.
 #[derive(Debug)]
 struct ParseFiles {
     parse: TraceFile,
@@ -172,8 +173,8 @@ impl ParseFiles {
     }
 }
 
-/// `lro.jsonl`, and which frames stand in it: a packet that left coalescing on arrival may be dropped
-/// later, or be merged on delivery after all, if that is changed on the way.
+/// `lro.jsonl`, and the frames that have a row there: a packet that left coalescing on arrival may
+/// be dropped later, or be merged on delivery after a live change.
 #[derive(Debug)]
 struct Lro {
     file: TraceFile,
@@ -186,12 +187,12 @@ impl Lro {
     }
 }
 
-/// Part of one CPU: `deliver.csv`.
+/// One CPU's part of a trace: `deliver.csv`.
 #[derive(Debug)]
 pub struct DeliverTrace {
     trace: Arc<Trace>,
     rows: String,
-    /// The number of the last frame seen, to tell full numbers by.
+    /// Number of the last frame seen, from which full frame numbers are derived.
     last_frame: u64,
 }
 
@@ -202,7 +203,7 @@ impl DeliverTrace {
         Self { trace, rows: String::with_capacity(ROWS_BYTES), last_frame: 0 }
     }
 
-    /// Writes the packet at `index` of a batch, which the application has got at `now_ns`.
+    /// Writes the packet at `index` of a batch, delivered to the application at `now_ns`.
     pub fn delivered(&mut self, batch: &Batch<'_>, index: usize, now_ns: u64) {
         let packet = &batch.packets[index];
         let order = self.trace.order.fetch_add(1, Ordering::Relaxed);
@@ -211,14 +212,15 @@ impl DeliverTrace {
             let frame = segment.arrival.unwrap_near(self.last_frame);
             self.last_frame = frame;
             frames.push(frame);
-            // Merged before it was steered, a packet has one note; after, each segment its own.
+            // A packet merged before steering has one note; merged after it, each segment has its
+            // own.
             let note = batch.note_of(segment.arrival).or_else(|| batch.note_of(packet.arrival));
             if let Some(note) = note {
                 let name = locked(&self.trace.names).of((packet, batch.rx_queue), &segment, frame);
                 self.row(order, (packet, batch), note, (name, frame), now_ns);
             }
         }
-        // At once, so that the file keeps the order in which a flow was delivered.
+        // Written at once, so that the file keeps the order of delivery in each flow.
         self.trace.left(&frames, |frames| lro_row::row(packet, frames));
     }
 
@@ -231,7 +233,8 @@ impl DeliverTrace {
         now_ns: u64,
     ) {
         let Note { enqueued_ns, epoch, steer_reason, position, head_old, behind, .. } = note;
-        // Readers hold it against the flow's own last packet, not against one that shares its slot.
+        // Readers compare `head_old` with the flow's own last packet, so it is left out if the
+        // slot's last packet was of another flow.
         let head_old = head_old.filter(|_| *behind == packet.hash);
         let head_old = head_old.map(|head| head.0.to_string()).unwrap_or_default();
         let row = format_args!(
@@ -263,7 +266,7 @@ impl Drop for DeliverTrace {
     }
 }
 
-/// Part of one intake: `drop.csv`, `parse.csv` and `flowkey.csv`.
+/// One intake's part of a trace: `drop.csv`, `parse.csv` and `flowkey.csv`.
 #[derive(Debug)]
 pub struct IntakeTrace {
     trace: Arc<Trace>,
@@ -280,12 +283,12 @@ impl IntakeTrace {
         Self { trace, hasher, verify, last_frame: 0 }
     }
 
-    /// Notes that flows hash differently from now on.
+    /// Sets the hash function of flows from now on.
     pub fn set_hasher(&mut self, hasher: Arc<Hasher>) {
         self.hasher = hasher;
     }
 
-    /// Writes what parsing makes of a packet that was just received.
+    /// Writes the parsed fields and the flow key of a packet that was just received.
     pub fn received(&mut self, packet: &Packet) {
         self.last_frame = packet.arrival.unwrap_near(self.last_frame);
         if let Some(files) = &self.trace.parse {
@@ -296,7 +299,7 @@ impl IntakeTrace {
         }
     }
 
-    /// Writes that the source refused a frame, of which only this much is known.
+    /// Writes a frame that the source refused; only its number, length and reason are known.
     pub fn refused(&mut self, refused: &RefusedFrame) {
         self.last_frame = refused.arrival.unwrap_near(self.last_frame);
         if let Some(files) = &self.trace.parse {
@@ -305,7 +308,7 @@ impl IntakeTrace {
         }
     }
 
-    /// Writes a frame that was dropped, or all those that a dropped packet was merged of.
+    /// Writes a dropped frame, or all frames of a dropped merged packet.
     pub fn dropped(&self, dropped: &Dropped, queue: RxQueue) {
         let reason = dropped.reason.name();
         let row = |frame, stamp: Option<TracedFlowName>| {
@@ -335,7 +338,7 @@ impl IntakeTrace {
         self.trace.left(&frames, |frames| lro_row::row(packet, frames));
     }
 
-    /// The trace that this is a part of.
+    /// Trace that this is a part of.
     #[must_use]
     pub fn trace(&self) -> &Arc<Trace> {
         &self.trace
@@ -346,7 +349,7 @@ impl IntakeTrace {
     }
 }
 
-/// One file, written a few rows at a time. Its first failure is kept for the end.
+/// One file, written a few rows at a time. The first error is kept until the end.
 #[derive(Debug)]
 struct TraceFile {
     path: PathBuf,
@@ -385,7 +388,7 @@ impl TraceFile {
     }
 }
 
-/// A lock whose holder panicked guards nothing that could be half done here.
+/// Locks a mutex. Poison is ignored: no panic leaves the data half changed.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

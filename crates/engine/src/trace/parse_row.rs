@@ -1,4 +1,4 @@
-//! A line of `parse.csv`: what parsing makes of a frame, field by field.
+//! Rows of `parse.csv`: the parsed fields of each frame.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -14,7 +14,7 @@ pub(super) const HEADER: &str = "frame,len,caplen,eth_type,vlans,ip_ver,src,dst,
                                  ip_hl,ip_len,ip_csum,l4_csum,sport,dport,l4_payload_len,tcp_seq,\
                                  tcp_flags,hash,verdict\n";
 
-/// A frame, parsed as the intake does it.
+/// A frame, parsed as the intake parses it.
 pub(super) struct Seen<'a> {
     bytes: Cow<'a, [u8]>,
     headers: Headers,
@@ -22,13 +22,13 @@ pub(super) struct Seen<'a> {
 
 impl<'a> Seen<'a> {
     pub(super) fn new(packet: &'a Packet, verify: Verify) -> Self {
-        // What lies in pieces too: the intake finds all headers.
+        // Nonlinear bytes are included: the intake finds all headers, too.
         let bytes = if packet.is_nonlinear() {
             Cow::Owned(packet.fragments().flatten().copied().collect::<Vec<_>>())
         } else {
             Cow::Borrowed(packet.frame.data())
         };
-        // What the device said before: the link, and perhaps that the checksum is right.
+        // Fields that the device set are kept: the link, and perhaps that the checksum is right.
         let mut headers = packet.headers;
         parse_into(&mut headers, &bytes, packet.wire_len, packet.device_sum, verify);
         Self { bytes, headers }
@@ -39,7 +39,7 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// The line of a frame.
+/// Row of a frame.
 pub(super) fn row(packet: &Packet, frame: u64, seen: &Seen<'_>, hasher: &Hasher) -> String {
     let (bytes, headers, view) = (&*seen.bytes, seen.headers, seen.view());
     let link = link_layer(bytes, headers.link);
@@ -73,7 +73,7 @@ pub(super) fn row(packet: &Packet, frame: u64, seen: &Seen<'_>, hasher: &Hasher)
     fields.join(",") + "\n"
 }
 
-/// The line of a frame that never came into packet memory: its number, its length, and why.
+/// Row of a frame that never reached packet memory: its number, its length, and the reason.
 pub(super) fn refused(refused: &RefusedFrame, frame: u64) -> String {
     let between = ",".repeat(HEADER.matches(',').count() - 1);
     format!("{frame},{}{between}{}\n", refused.wire_len, refused.reason.name())
@@ -83,8 +83,8 @@ pub(super) fn field(value: Option<impl Display>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
 }
 
-/// Tells if this is a piece of a datagram, if the captured bytes tell: IPv4's field does, also of a
-/// header that is cut short behind it, which the walk makes nothing of.
+/// True if the frame is a fragment; `None` if the captured bytes do not show it. The IPv4 field
+/// counts even if the header is truncated behind it, which the parser reports as no fragment.
 fn is_fragment(bytes: &[u8], headers: &Headers) -> Option<bool> {
     match headers.network {
         Network::Other => None,
@@ -154,7 +154,7 @@ mod tests {
         let shares = [vec![ChunkClass { chunk_bytes: 512, chunks: 1 }]];
         let region = Region::allocate(region_bytes(&shares));
         let mut pool = carve(region, &shares).unwrap().remove(0);
-        // IPv4 and TCP; the last two bytes but four are the pseudo header's sum.
+        // IPv4 and TCP; the checksum field, 0x1425, has the pseudo-header sum.
         let mut bytes = vec![0x45, 0, 0, 48, 0, 0, 0, 0, 64, 6, 0x66, 0xc6];
         bytes.extend([10, 0, 0, 1, 10, 0, 0, 2, 0, 9, 0, 80, 0, 0, 0, 1, 0, 0, 0, 1]);
         bytes.extend([0x50, 0x10, 1, 0, 0x14, 0x25, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
@@ -190,7 +190,7 @@ mod tests {
         let mut packets = forebay_testkit::packets::datagrams(&stamp, 42);
         let [a, b] = packets.each_mut().map(|packet| {
             let hasher = Hasher::keyed(&[7; 16], false);
-            // As it came: what parsing found is not told to it again.
+            // As received: the second parse must not see the result of the first.
             let headers = Headers { link: Link::Ethernet, ..Headers::default() };
             let found = std::mem::replace(&mut packet.headers, headers);
             let parsed = row(packet, 7, &Seen::new(packet, Verify::Checksums), &hasher);

@@ -1,8 +1,8 @@
-//! One query, one answer: what a server does for each datagram.
+//! Answer to one query: a server's work for each datagram.
 //!
-//! A query is a header, a question, and at most the record of EDNS. That is looked at here, and its
-//! answer is copied. What has more in it goes through the whole parser first. The question stays as
-//! it was asked, in order and case (resolvers check both).
+//! A query has a header, a question, and at most an EDNS record. Such a query is parsed here, and
+//! its answer is copied. A query with other records goes through the library's full parser first.
+//! The question is returned byte for byte, in its order and case (resolvers check both).
 
 use domain::base::Message;
 use domain::base::opt::Opt;
@@ -12,10 +12,11 @@ use crate::body::{HEADER_LEN_BYTES, QUESTION_TAIL_LEN_BYTES, Written};
 use crate::prepared::Zone;
 use crate::zone::rtype;
 
-/// Payload that is sent at most, and say so: the smallest MTU of IPv6 without IP and UDP headers.
+/// Largest payload sent, which the EDNS record announces: the smallest IPv6 MTU without IP and UDP
+/// headers.
 pub(crate) const PAYLOAD_MAX_BYTES: u16 = 1232;
 
-/// Payload that everybody takes (RFC 1035, 4.2.1).
+/// Payload that every client accepts (RFC 1035, 4.2.1).
 const PAYLOAD_MIN_BYTES: u16 = 512;
 
 const NAME_MAX_BYTES: usize = 255;
@@ -23,7 +24,7 @@ const NAME_MAX_BYTES: usize = 255;
 /// Root, type, payload size, upper bits of the code, version, flags and length (RFC 6891, 6.1.2).
 const OPT_LEN_BYTES: usize = 11;
 
-/// Reason why a query was refused (RFC 8914, 4.21), as an option: not authoritative.
+/// Extended error as an option: not authoritative (RFC 8914, 4.21).
 const NOT_AUTHORITATIVE: [u8; 6] = [0, 15, 0, 2, 0, 20];
 
 const CLASS_IN: u16 = 1;
@@ -38,7 +39,7 @@ mod rcode {
     pub(super) const BADVERS: u16 = 16;
 }
 
-/// Answers a query: how long the answer in `room` is; nothing if there is to be none.
+/// Answers a query. Returns the length of the answer in `room`; `None` if the query gets no answer.
 pub(crate) fn answer(zone: &Zone, query: &[u8], room: &mut [u8]) -> Option<usize> {
     let asked = Asked::read(query)?;
     let question = query.get(..asked.question_end)?;
@@ -46,12 +47,12 @@ pub(crate) fn answer(zone: &Zone, query: &[u8], room: &mut [u8]) -> Option<usize
     asked.answer(zone, room)
 }
 
-/// Facts of a query.
+/// Parsed query.
 struct Asked {
-    /// The question's name in lower case, in the first `name_len`.
+    /// The question's name in lower case, in the first `name_len` octets.
     name: [u8; NAME_MAX_BYTES],
     name_len: usize,
-    /// End of the question in the message, or the header if there is none.
+    /// End of the question in the message; if there is no question, end of the header.
     question_end: usize,
     opcode: u8,
     rtype: u16,
@@ -59,14 +60,14 @@ struct Asked {
     rest: Rest,
 }
 
-/// Sections behind the question.
+/// Sections after the question.
 enum Rest {
     Nothing,
     Edns(Edns),
     Malformed,
 }
 
-/// EDNS options of a client.
+/// A client's EDNS parameters.
 #[derive(Clone, Copy)]
 struct Edns {
     payload_max_bytes: u16,
@@ -75,7 +76,8 @@ struct Edns {
 }
 
 impl Asked {
-    /// Reads a query. None: it is an answer, or has no question that could be sent back.
+    /// Parses a query. `None` if the message is an answer, or has no question that could be
+    /// returned.
     fn read(query: &[u8]) -> Option<Self> {
         let header = query.first_chunk::<HEADER_LEN_BYTES>()?;
         let [_, _, flags, _, counts @ ..] = *header;
@@ -92,7 +94,7 @@ impl Asked {
             rest: Rest::Malformed,
         };
         match counts[..2] {
-            // Without a question there is nothing that could be answered, but with an error.
+            // Without a question the only possible answer is an error.
             [0, 0] => {
                 asked.rest = read_all(query);
                 return (!matches!(asked.rest, Rest::Malformed)).then_some(asked);
@@ -115,7 +117,7 @@ impl Asked {
         loop {
             let label_len = *question.get(len)?;
             len += 1 + usize::from(label_len);
-            // The upper bits make it a pointer, which has nothing to point to here.
+            // The two upper bits mark a pointer, and no name precedes this one.
             if label_len > 63 || len > NAME_MAX_BYTES {
                 return None;
             }
@@ -135,7 +137,7 @@ impl Asked {
         Some(())
     }
 
-    /// Writes the answer behind the question, which lies in `room` already.
+    /// Writes the answer after the question, which is already in `room`.
     fn answer(&self, zone: &Zone, room: &mut [u8]) -> Option<usize> {
         let edns = match self.rest {
             Rest::Edns(edns) => Some(edns),
@@ -164,7 +166,7 @@ impl Asked {
         let [_, _, flags, codes, _, _, counts @ ..] = room.first_chunk_mut::<12>()?;
         let (is_authoritative, is_truncated) =
             (u8::from(is_authoritative), u8::from(written.is_truncated));
-        // Of the query's flags, the operation and the wish for recursion are given back.
+        // The opcode and the RD flag of the query are returned.
         *flags = *flags & 0x79 | 0x80 | is_authoritative << 2 | is_truncated << 1;
         *codes = code.to_be_bytes()[1] & 0xf;
         let [answers, authorities, additional] = written.counts;
@@ -175,7 +177,7 @@ impl Asked {
         Some(end)
     }
 
-    /// Reason why this is not looked up.
+    /// Response code if the query is refused without a look-up.
     fn refusal(&self) -> Option<u16> {
         match &self.rest {
             Rest::Malformed => return Some(rcode::FORMERR),
@@ -195,14 +197,14 @@ impl Asked {
 }
 
 impl Edns {
-    /// Writes our own record, with the code's upper bits and an option.
+    /// Writes the server's OPT record, with the code's upper bits and an option.
     fn write(self, room: &mut [u8], code: u16, option: &[u8]) -> usize {
         let [size_high, size_low] = PAYLOAD_MAX_BYTES.to_be_bytes();
         let [_, code_upper] = (code >> 4).to_be_bytes();
         let flags = u8::from(self.wants_dnssec) << 7;
         let mut opt = [0, 0, 41, size_high, size_low, code_upper, 0, flags, 0, 0, 0];
         let len_bytes = OPT_LEN_BYTES + option.len();
-        // What does not fit is not needed.
+        // The option is not essential: leave it out if it does not fit.
         let Some(room) = room.get_mut(..len_bytes) else {
             room[..OPT_LEN_BYTES].copy_from_slice(&opt);
             return OPT_LEN_BYTES;
@@ -214,7 +216,7 @@ impl Edns {
     }
 }
 
-/// Reads an OPT record behind its type, which has to be the last of the message.
+/// Parses an OPT record after its type. The record must be the last one of the message.
 fn read_opt(opt: &[u8]) -> Rest {
     let Some(([size_high, size_low, _, version, flags, _, len @ ..], mut options)) =
         opt.split_first_chunk::<8>()
@@ -240,7 +242,7 @@ fn read_opt(opt: &[u8]) -> Rest {
     })
 }
 
-/// Reads a message that has more in it than usual.
+/// Parses a message with other records than usual.
 fn read_all(query: &[u8]) -> Rest {
     match parsed(query) {
         Some(None) => Rest::Nothing,
@@ -249,7 +251,8 @@ fn read_all(query: &[u8]) -> Rest {
     }
 }
 
-/// The record of EDNS, if there is one, of a message that is right to its last octet.
+/// The EDNS record, if any, of a message that is valid to its last octet. `None` if the message is
+/// invalid.
 fn parsed(query: &[u8]) -> Option<Option<Edns>> {
     let message = Message::from_slice(query).ok()?;
     for section in [message.answer().ok()?, message.authority().ok()?] {
@@ -266,7 +269,7 @@ fn parsed(query: &[u8]) -> Option<Option<Edns>> {
     for record in additional.by_ref() {
         let record = record.ok()?;
         match record.rtype().to_int() {
-            // Nobody has a key that we know.
+            // No TSIG key is configured.
             rtype::TSIG => return None,
             rtype::OPT if edns.is_some() => return None,
             rtype::OPT => {

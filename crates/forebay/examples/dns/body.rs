@@ -1,9 +1,10 @@
-//! Body of an answer, composed once for all who will ask.
+//! Body of an answer, composed once for all clients.
 //!
-//! Names are compressed (RFC 1035, 4.1.4) against the question and against each other. An answer for
-//! one name lies at one place behind it, and its pointers are final. One for all names under another
-//! (a wildcard, a delegation, what does not exist) lies where the question ends, so its pointers are
-//! told from there and patched when it is sent.
+//! Names are compressed (RFC 1035, 4.1.4) against the question and against each other. An answer
+//! for a single name is always at the same offset after the question, so its pointers are final. An
+//! answer for all names under another one (a wildcard, a delegation, a nonexistent name) begins
+//! where the question ends, so its pointers are relative to that offset, and are patched when the
+//! answer is sent.
 
 use crate::zone::{Set, rtype, suffixes};
 
@@ -13,7 +14,8 @@ pub(crate) const HEADER_LEN_BYTES: usize = 12;
 /// Type and class, behind the question's name.
 pub(crate) const QUESTION_TAIL_LEN_BYTES: usize = 4;
 
-/// Offset that pointers cannot lead to (14 bits), less what a question may be longer than the one assumed.
+/// Upper bound on offsets that pointers can lead to (14 bits), reduced by the possible excess
+/// length of a question over the assumed one.
 const FARTHEST_POINTER: usize = 0x3fff - 255 - HEADER_LEN_BYTES - QUESTION_TAIL_LEN_BYTES;
 
 /// A pointer's two upper bits.
@@ -22,7 +24,7 @@ const POINTER: u16 = 0xc000;
 /// A pointer to the question's name.
 const ASKED: u16 = 0xc00c;
 
-/// Records in answer, authority and additional.
+/// Numbers of records in the answer, authority and additional sections.
 pub(crate) type Counts = [u16; 3];
 
 /// A section of a message, as the index of its count.
@@ -33,13 +35,13 @@ pub(crate) enum Section {
     Additional = 2,
 }
 
-/// An answer's sections, ready to be copied.
+/// Sections of an answer, ready to be copied.
 #[derive(Default)]
 pub(crate) struct Body {
     octets: Box<[u8]>,
-    /// Offsets of pointers that hold what is to be added to the end of the question's name.
+    /// Positions of pointers to which the end offset of the question's name is to be added.
     patches: Box<[u16]>,
-    /// End of each set of records: an answer may have to end there.
+    /// End of each set of records: a possible place to truncate the answer.
     ends: Box<[End]>,
     pub(crate) is_authoritative: bool,
     pub(crate) rcode: u8,
@@ -49,11 +51,11 @@ pub(crate) struct Body {
 struct End {
     len_bytes: usize,
     counts: Counts,
-    /// Without this set the answer is truncated; without others it is only less kind.
+    /// True if the answer counts as truncated without this set. Other sets are optional.
     is_needed: bool,
 }
 
-/// Part of a body that was written.
+/// Result of writing a body.
 pub(crate) struct Written {
     pub(crate) len_bytes: usize,
     pub(crate) counts: Counts,
@@ -67,8 +69,8 @@ impl Written {
 }
 
 impl Body {
-    /// Copies to `room` as many sets as it takes; the question's name ends `name_end` octets into
-    /// the message, and the room begins behind the question.
+    /// Copies as many sets to `room` as fit. `name_end` is the offset in the message at which the
+    /// question's name ends; `room` begins after the question.
     pub(crate) fn write(&self, room: &mut [u8], name_end: u16) -> Written {
         let last = self.ends.last();
         let (mut whole, mut is_truncated) = (last.copied(), false);
@@ -90,32 +92,32 @@ impl Body {
     }
 }
 
-/// Askers.
+/// Questions that a body is for.
 #[derive(Clone, Copy)]
 pub(crate) enum Question<'a> {
-    /// For this name.
+    /// Exactly this name.
     Exactly(&'a [u8]),
-    /// For any name under this one, or for itself.
+    /// This name, or any name under it.
     Under(&'a [u8]),
 }
 
 /// Owner of a record.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// Whatever was asked for.
+    /// The name in the question.
     Asked,
     Named(&'a [u8]),
 }
 
 /// Composes a body.
 pub(crate) struct Composer {
-    /// The length of the question's name, if it is known.
+    /// Length of the question's name, if the same for all questions.
     asked_len: Option<usize>,
     body: Vec<u8>,
     patches: Vec<u16>,
     ends: Vec<End>,
     counts: Counts,
-    /// Names that can be pointed to, and where, from the end of the question's name.
+    /// Names that a pointer can lead to, with their offsets from the end of the question's name.
     known: Vec<(Box<[u8]>, u16)>,
 }
 
@@ -126,7 +128,7 @@ impl Composer {
             Question::Under(name) => (name, None),
         };
         let known = suffixes(name).map(|suffix| {
-            // A name has at most 255 octets.
+            // Lossless: a name has at most 255 octets.
             let back = u16::try_from(suffix.len()).unwrap_or(0);
             (Box::from(suffix), back.wrapping_neg())
         });
@@ -135,7 +137,7 @@ impl Composer {
         Self { asked_len, body, patches, ends, counts: [0; 3], known }
     }
 
-    /// Adds a set of records, with another time to live if there is one.
+    /// Adds a set of records, with `ttl` in place of its own time to live if given.
     pub(crate) fn add(
         &mut self,
         section: Section,
@@ -174,8 +176,8 @@ impl Composer {
         self.body.extend_from_slice(&value.to_be_bytes());
     }
 
-    /// The length goes in front when it is known. Names are compressed in the types of RFC 1035 only
-    /// (RFC 3597, 4).
+    /// Adds record data, preceded by its length once known. Names are compressed in the types of
+    /// RFC 1035 only (RFC 3597, 4).
     fn put_rdata(&mut self, rtype: u16, rdata: &[u8]) {
         let len_at = self.body.len();
         self.put_u16(0);
@@ -199,7 +201,7 @@ impl Composer {
         self.body[len_at..len_at + 2].copy_from_slice(&len.to_be_bytes());
     }
 
-    /// Writes the labels that nothing ends in yet, then a pointer to the rest.
+    /// Writes labels until the rest of the name is known, then a pointer to the rest.
     fn put_name(&mut self, name: &[u8]) {
         for suffix in suffixes(name) {
             if let Some(&(_, from_end)) = self.known.iter().find(|(known, _)| **known == *suffix) {
@@ -229,7 +231,7 @@ impl Composer {
     }
 }
 
-/// The length of the name that `octets` begin with.
+/// Length of the name at the start of `octets`.
 fn name_len(octets: &[u8]) -> usize {
     suffixes(octets).map(|suffix| 1 + usize::from(suffix[0])).sum::<usize>() + 1
 }

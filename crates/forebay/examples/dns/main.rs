@@ -1,14 +1,14 @@
 //! An authoritative name server: `dns --zone example.zone --listen 10.0.0.2:53 eth1`.
 //!
-//! Each CPU's thread takes packets in, delivers those of its flows to its own socket, reads them
-//! there and answers: no other thread is woken for a query. Answers are composed when the zone is
-//! loaded. Over UDP only: what is truncated has to be asked for elsewhere.
+//! Each CPU's thread polls packets, delivers those of its flows to its own socket, reads them there
+//! and answers: no other thread is woken for a query. Answers are composed when the zone is loaded.
+//! The server speaks UDP only: clients must repeat truncated queries over TCP elsewhere.
 
-mod answer; //   one query, one answer
-mod body; //     what follows the question in one
-mod prepared; // a zone made ready
-mod serve; //    a thread of the service
-mod zone; //     a zone as its master file tells it
+mod answer; //   the answer to one query
+mod body; //     composed answers
+mod prepared; // a zone prepared for look-ups
+mod serve; //    the service threads
+mod zone; //     contents of a master file
 #[path = "../ending/mod.rs"]
 mod ending;
 

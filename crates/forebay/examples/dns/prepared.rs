@@ -1,17 +1,17 @@
-//! A zone made ready: for each name and type the answer that it will get (RFC 1034, 4.3.2).
+//! Zone prepared for look-ups: the answer for each name and type (RFC 1034, 4.3.2).
 
 use std::collections::HashMap;
 
 use crate::body::{Body, Composer, Owner, Question, Section};
 use crate::zone::{Contents, Set, Sets, WireName, is_of_alias, is_within, rtype, suffixes};
 
-/// Answers lead over at most as many aliases.
+/// Upper bound on aliases followed for an answer.
 const ALIASES_MAX: usize = 20;
 
 /// The response code of a name that does not exist.
 const NXDOMAIN: u8 = 3;
 
-/// Type asked for at a name that has no such type.
+/// Type looked up for a name that has no records of the type in the question.
 const NO_TYPE: u16 = 0;
 
 /// A zone's answers.
@@ -22,15 +22,15 @@ pub(crate) struct Zone {
     nxdomain: Body,
 }
 
-/// The answers at one name.
+/// Answers at one name.
 struct Node {
-    /// By type; what the type ANY gets is among them.
+    /// Answers by type, ANY included.
     answers: Vec<(u16, Body)>,
-    /// Body that all other types get, if not the zone's own `nodata`.
+    /// Body for all other types; `None`: the zone's `nodata`.
     others: Option<Body>,
-    /// True if all below belongs to others, and gets `others` too.
+    /// True at a delegation: all names below get `others` too.
     is_cut: bool,
-    /// Node that answers for the names below that do not exist.
+    /// Node that answers for nonexistent names below.
     wildcard: Option<Box<Node>>,
 }
 
@@ -46,7 +46,7 @@ impl Zone {
         Self { apex, nodes, nodata, nxdomain }
     }
 
-    /// The answer for a name in lower case; none if it is not of this zone.
+    /// Answer for a name in lower case; `None` if the name is not in this zone.
     pub(crate) fn find(&self, name: &[u8], rtype: u16) -> Option<&Body> {
         match self.nodes.get(name) {
             Some(node) => Some(self.at(node, rtype)),
@@ -59,8 +59,8 @@ impl Zone {
         own.or(node.others.as_ref()).unwrap_or(&self.nodata)
     }
 
-    /// Goes down from the apex to the closest name that exists. What was asked for may be as deep as
-    /// it likes: this ends where the zone does.
+    /// Descends from the apex to the closest existing name. The depth is bounded by the zone, not
+    /// by the question.
     fn find_above(&self, name: &[u8], rtype: u16) -> Option<&Body> {
         let mut lens = [0_u8; 128];
         let mut labels = 0;
@@ -104,7 +104,7 @@ impl<'a> Preparing<'a> {
         Node { wildcard, ..self.answers(name, sets, Question::Exactly(name)) }
     }
 
-    /// The answers at a name that is ours.
+    /// Answers at an authoritative name.
     fn answers(&self, name: &[u8], sets: &Sets, question: Question<'_>) -> Node {
         let is_alias = sets.contains_key(&rtype::CNAME);
         let mut types: Vec<u16> = sets.keys().copied().collect();
@@ -118,14 +118,15 @@ impl<'a> Preparing<'a> {
         }
         let of_type = |rtype| (rtype, self.answer(name, rtype, question));
         let mut answers: Vec<_> = types.iter().map(|rtype| of_type(*rtype)).collect();
-        // As little as may be (RFC 8482, 4.1): one set.
+        // The minimal answer to ANY: one set (RFC 8482, 4.1).
         if let Some(first) = sets.keys().next() {
             answers.push((rtype::ANY, self.answer(name, *first, question)));
         }
         Node { answers, others, is_cut: false, wildcard: None }
     }
 
-    /// Answer that a delegated name gets: who to ask instead, but of its DS record, which is ours.
+    /// Answer for a delegated name: a referral, except for the DS record, which belongs to this
+    /// zone.
     fn delegation(&self, name: &[u8], sets: &Sets) -> Node {
         let mut referral = Composer::new(Question::Under(name));
         self.add_referral(&mut referral, name);
@@ -145,14 +146,14 @@ impl<'a> Preparing<'a> {
         composer.finish(true, 0)
     }
 
-    /// The zone's SOA record and nothing else (RFC 2308, 2).
+    /// A negative answer: the zone's SOA record only (RFC 2308, 2).
     fn negative(&self, rcode: u8) -> Body {
         let mut composer = Composer::new(Question::Under(&self.contents.apex));
         self.add_negative(&mut composer);
         composer.finish(true, rcode)
     }
 
-    /// The answer for a type at a name that is ours: the set, or what its alias leads to.
+    /// Answer for a type at an authoritative name: the set, or the target of the name's alias.
     fn answer(&self, name: &[u8], rtype: u16, question: Question<'_>) -> Body {
         if self.contents.has(name, rtype) {
             return self.set(name, rtype, question);
@@ -195,7 +196,7 @@ impl<'a> Preparing<'a> {
         composer.finish(true, 0)
     }
 
-    /// The types of the name that an alias leads to in the end.
+    /// Types of the name that a chain of aliases ends at.
     fn types_behind(&self, name: &[u8]) -> Vec<u16> {
         let mut at = name;
         for _ in 0..=ALIASES_MAX {
@@ -231,9 +232,9 @@ impl<'a> Preparing<'a> {
         self.add_additional(composer, servers, Some(cut));
     }
 
-    /// The addresses of the hosts that records name. Those below the cut cannot be asked for
-    /// anywhere else (RFC 9471): without them the answer is truncated. They come first; then come
-    /// those with few addresses, of which most fit.
+    /// Adds the addresses of the hosts that records name. Addresses below the delegation are not
+    /// available elsewhere (RFC 9471): without them the answer is truncated. They come first, then
+    /// hosts with few addresses, of which most fit.
     fn add_additional(&self, composer: &mut Composer, sets: (u16, &Set), cut: Option<&[u8]>) {
         let is_glue = |host: &[u8]| cut.is_some_and(|cut| is_within(host, cut));
         let addresses = |host: &[u8]| {
@@ -262,17 +263,17 @@ impl<'a> Preparing<'a> {
 
 /// Target of an alias.
 enum Place<'a> {
-    /// To a name of this zone, or to the wildcard that stands for it.
+    /// A name of this zone, or the wildcard that stands for it.
     Here(&'a [u8]),
-    /// To nothing.
+    /// A nonexistent name of this zone.
     Nowhere,
-    /// To what belongs to others, from this name down.
+    /// A name at or below this delegation.
     Delegated(&'a [u8]),
-    /// Out of the zone.
+    /// A name outside the zone.
     Elsewhere,
 }
 
-/// The hosts that records name.
+/// Hosts named by records.
 fn hosts(rtype: u16, set: &Set) -> Vec<&[u8]> {
     let skip_bytes = match rtype {
         rtype::NS => 0,

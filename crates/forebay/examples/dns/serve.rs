@@ -1,4 +1,4 @@
-//! The service: one thread for each CPU, which does all that a query needs.
+//! Service threads: one per CPU, which does all work for its queries.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use forebay::{CpuId, CpuThread};
 use crate::answer::{PAYLOAD_MAX_BYTES, answer};
 use crate::prepared::Zone;
 
-/// Queries that are read at once.
+/// Queries read at once.
 const BATCH_MAX: usize = 64;
 
 /// Work of one thread.
@@ -21,16 +21,16 @@ pub(crate) struct Served {
     pub(crate) batches: u64,
 }
 
-/// A zone, served.
+/// A zone with the sockets that serve it.
 pub(crate) struct Server {
     zone: Arc<Zone>,
-    /// One for each CPU: each gets what is delivered on its CPU.
+    /// One socket per CPU, for the datagrams delivered on that CPU.
     sockets: Vec<(CpuId, UdpSocket)>,
     served: Mutex<Vec<(CpuId, Served)>>,
 }
 
 impl Server {
-    /// Binds a socket for each CPU.
+    /// Binds a socket per CPU.
     pub(crate) fn bind(
         zone: Arc<Zone>,
         net: &Net,
@@ -42,7 +42,7 @@ impl Server {
         Ok(Self { zone, sockets, served: Mutex::default() })
     }
 
-    /// Answers what comes to one CPU, until the run ends.
+    /// Answers the queries delivered on one CPU, until the run ends.
     pub(crate) fn serve(&self, cpu: &mut CpuThread<Stack>) {
         let here = cpu.cpu();
         let Some((_, socket)) = self.sockets.iter().find(|(cpu, _)| *cpu == here) else { return };
@@ -53,7 +53,7 @@ impl Server {
             for query in &mut batch {
                 served.queries += 1;
                 let Some(len) = answer(&self.zone, query.payload(), &mut room) else { continue };
-                // There is room in a frame for more than we ever say.
+                // Never fails: a frame has room for the largest answer.
                 served.answers += u64::from(query.reply(&room[..len]).is_ok());
             }
             if let Err(error) = socket.send_replies(&mut batch) {
@@ -64,7 +64,7 @@ impl Server {
         self.served.lock().unwrap_or_else(PoisonError::into_inner).push((here, served));
     }
 
-    /// Work of each thread, and how many queries its socket had no room for.
+    /// Work of each thread, and the number of queries that its socket had no room for.
     pub(crate) fn served(&self) -> Vec<(CpuId, Served, u64)> {
         let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner).clone();
         served.sort_by_key(|(cpu, _)| *cpu);

@@ -1,4 +1,4 @@
-//! A zone, as its master file tells it: sets of records by name and type, all in wire format.
+//! Contents of a zone's master file: sets of records by name and type, in wire format.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,11 +10,12 @@ use domain::base::rdata::ComposeRecordData;
 use domain::base::{Name, ToName};
 use domain::zonefile::inplace::{self, Entry, ScannedRecord, Zonefile};
 
-/// A name in wire format, uncompressed and in lower case: labels behind their lengths, up to the
-/// root's. Lengths are below the letters, so the whole is lowered as if it were text.
+/// A name in wire format, uncompressed and in lower case: labels, each after its length, up to the
+/// root's. Lengths are below the codes of letters, so lowering the case of all octets changes
+/// letters only.
 pub(crate) type WireName = Box<[u8]>;
 
-/// Types of records, by their numbers in the registry of DNS parameters.
+/// Record types, by their numbers in the registry of DNS parameters.
 pub(crate) mod rtype {
     pub(crate) const A: u16 = 1;
     pub(crate) const NS: u16 = 2;
@@ -38,7 +39,7 @@ pub(crate) mod rtype {
 /// All records of one name and type.
 pub(crate) struct Set {
     pub(crate) ttl_s: u32,
-    /// Canonical (RFC 4034, 6.2), sorted, none twice.
+    /// Record data in canonical form (RFC 4034, 6.2), sorted, without duplicates.
     pub(crate) rdata: Vec<Vec<u8>>,
 }
 
@@ -48,7 +49,7 @@ pub(crate) type Sets = BTreeMap<u16, Set>;
 /// Contents of a master file.
 pub(crate) struct Contents {
     pub(crate) apex: WireName,
-    /// All names with records, and those in between that have none.
+    /// All names with records, and the empty non-terminals between them.
     pub(crate) names: BTreeMap<WireName, Sets>,
 }
 
@@ -95,7 +96,7 @@ impl Contents {
         Self::scan(Zonefile::load(&mut file).map_err(Error::Unreadable)?)
     }
 
-    /// Takes a master file's records, and looks whether they make a zone.
+    /// Collects a master file's records, and checks that they form a zone.
     pub(crate) fn scan(mut file: Zonefile) -> Result<Self, Error> {
         file.set_default_class(Class::IN);
         let mut names = BTreeMap::<WireName, Sets>::new();
@@ -122,26 +123,26 @@ impl Contents {
         &self.names[&self.apex][&rtype::SOA]
     }
 
-    /// Time that it may be remembered that something does not exist (RFC 2308, 5): in seconds.
+    /// Lifetime of a negative answer, in seconds (RFC 2308, 5).
     pub(crate) fn negative_ttl_s(&self) -> u32 {
         let soa = self.soa();
         let minimum = soa.rdata[0].last_chunk().map_or(0, |octets| u32::from_be_bytes(*octets));
         soa.ttl_s.min(minimum)
     }
 
-    /// The highest name at or above `name` that is delegated to others.
+    /// The highest delegated name at or above `name`.
     pub(crate) fn cut<'a>(&self, name: &'a [u8]) -> Option<&'a [u8]> {
         let above = suffixes(name).take_while(|suffix| suffix.len() > self.apex.len());
         above.filter(|suffix| self.has(suffix, rtype::NS)).last()
     }
 
-    /// The wildcard right below `name`.
+    /// The wildcard directly below `name`.
     pub(crate) fn wildcard(&self, name: &[u8]) -> Option<(&[u8], &Sets)> {
         let found = self.names.get_key_value([b"\x01*", name].concat().as_slice())?;
         Some((found.0, found.1))
     }
 
-    /// The name itself, if it exists, or the wildcard that answers for it (RFC 4592, 3.3.1).
+    /// The name itself if it exists, or the wildcard that answers for it (RFC 4592, 3.3.1).
     pub(crate) fn stands_for(&self, name: &[u8]) -> Option<(&[u8], &Sets)> {
         if let Some((name, sets)) = self.names.get_key_value(name) {
             return Some((name, sets));
@@ -155,7 +156,7 @@ impl Contents {
     }
 }
 
-/// A name, and all that stand above it, without the root.
+/// A name and its ancestors, without the root.
 pub(crate) fn suffixes(mut name: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let whole = name;
@@ -165,17 +166,18 @@ pub(crate) fn suffixes(mut name: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// True if `name` is `top` or stands below it.
+/// True if `name` is `top` or a name below it.
 pub(crate) fn is_within(name: &[u8], top: &[u8]) -> bool {
     name == top || top == [0] || suffixes(name).any(|suffix| suffix == top)
 }
 
-/// A name as people write it.
+/// A name in presentation format.
 pub(crate) fn shown(name: &[u8]) -> String {
     Name::from_octets(name).map_or_else(|_| format!("{name:?}"), |name| name.to_string())
 }
 
-/// True if an alias may have records of this type (RFC 4035, 2.5), and is asked for them itself.
+/// True if a name with an alias may also have records of this type (RFC 4035, 2.5), which are
+/// answered directly.
 pub(crate) fn is_of_alias(rtype: &u16) -> bool {
     [rtype::CNAME, rtype::RRSIG, rtype::NSEC].contains(rtype)
 }
@@ -191,13 +193,13 @@ fn add(names: &mut BTreeMap<WireName, Sets>, record: &ScannedRecord) -> Result<(
     let ttl_s = record.ttl().as_secs();
     let sets = names.entry(owner).or_default();
     let set = sets.entry(record.rtype().to_int()).or_insert(Set { ttl_s, rdata: Vec::new() });
-    // One set has one time to live (RFC 2181, 5.2).
+    // A set has one time to live (RFC 2181, 5.2).
     set.ttl_s = set.ttl_s.min(ttl_s);
     set.rdata.push(rdata);
     Ok(())
 }
 
-/// Sorts a name's records, and looks for what cannot be.
+/// Sorts a name's records, and rejects impossible combinations.
 fn check(apex: &[u8], name: &[u8], sets: &mut Sets) -> Result<(), Error> {
     for set in sets.values_mut() {
         set.rdata.sort_unstable();
@@ -216,7 +218,7 @@ fn check(apex: &[u8], name: &[u8], sets: &mut Sets) -> Result<(), Error> {
     }
 }
 
-/// Adds the names without records that stand between the apex and names with some: they exist.
+/// Adds the empty non-terminals between the apex and names with records: they exist.
 fn add_between(names: &mut BTreeMap<WireName, Sets>, apex: &[u8]) {
     let between = |name: &WireName| {
         let above = suffixes(name).skip(1).take_while(|above| above.len() > apex.len());

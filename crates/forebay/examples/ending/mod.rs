@@ -1,4 +1,4 @@
-//! Parts that examples with sockets have in common: how they are begun, and what they tell in the end.
+//! Parts shared by examples with sockets: opening the device, and the final report.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -57,7 +57,7 @@ impl From {
     }
 }
 
-/// Ctrl-C ends the run in order, and again the program.
+/// Ends the run in order on the first Ctrl-C, and the program on the second.
 pub(crate) fn stop_on_signals(stopper: Stopper) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     thread::spawn(move || {
@@ -71,7 +71,7 @@ pub(crate) fn stop_on_signals(stopper: Stopper) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Reasons why frames did not come to a socket, and how many.
+/// Frames that reached no socket, by drop reason.
 pub(crate) fn dropped(outcome: &Outcome<Stack>) -> BTreeMap<&'static str, u64> {
     let mut dropped = BTreeMap::new();
     let mut count = |name, count: u64| *dropped.entry(name).or_default() += count;

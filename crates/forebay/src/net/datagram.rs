@@ -1,4 +1,4 @@
-//! Datagrams as a reader gets them: in place in packet memory, a batch at a time.
+//! Datagrams as a reader gets them: in place in packet memory, in batches.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,18 +19,18 @@ pub struct Datagram {
     pub(super) answer: Option<Reply>,
     /// Linear copy of a payload that is spread over several frames.
     together: Option<Box<[u8]>>,
-    /// `truesize` of returned frames that the socket is still charged with.
+    /// `truesize` of returned frames that are still charged to the socket.
     pub(super) freed_bytes: u32,
 }
 
-/// Destination of an answer.
+/// Addresses of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reply {
     pub(super) between: Between,
     pub(super) back: Option<LinkAddresses>,
 }
 
-/// Error of an answer longer than the datagram's frame; holds its length.
+/// Error: the answer, of this length in bytes, does not fit in the datagram's frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoRoom(pub usize);
 
@@ -49,7 +49,7 @@ impl Datagram {
         Self { packet, answer: None, together, freed_bytes: 0 }
     }
 
-    /// Payload that was sent; of merged datagrams the first one's. Once answered: the answer.
+    /// Payload: of merged datagrams, that of the first one; once answered, the answer.
     #[must_use]
     pub fn payload(&self) -> &[u8] {
         if self.answer.is_some() {
@@ -63,7 +63,7 @@ impl Datagram {
         }
     }
 
-    /// Payloads of the merged datagrams, in order; the only payload of a datagram that was not merged.
+    /// Payloads of the merged datagrams, in order. A datagram that was not merged has one.
     pub fn segments(&self) -> impl Iterator<Item = &[u8]> {
         let (alone, cut, merged) = match self.packet.shape() {
             Shape::Single | Shape::FragList => (Some(self.payload()), None, None),
@@ -90,7 +90,7 @@ impl Datagram {
         sender
     }
 
-    /// Destination: one of this host's addresses.
+    /// Destination: an address of this host, or a multicast or broadcast address.
     #[must_use]
     pub fn destination(&self) -> SocketAddr {
         let Between { source: receiver, .. } = self.way_back();
@@ -103,7 +103,7 @@ impl Datagram {
         self.packet.timestamp_ns
     }
 
-    /// Traffic class: DSCP, and the two bits of ECN below.
+    /// Traffic class: DSCP in the upper six bits, ECN in the lower two. 0 once answered.
     #[must_use]
     pub fn traffic_class(&self) -> u8 {
         if self.answer.is_some() {
@@ -118,13 +118,13 @@ impl Datagram {
         }
     }
 
-    /// The bits of explicit congestion notification (RFC 3168).
+    /// Explicit congestion notification bits (RFC 3168).
     #[must_use]
     pub fn ecn(&self) -> u8 {
         self.traffic_class() & 3
     }
 
-    /// The flow's hash, by which it is steered.
+    /// Flow hash, by which the datagram was steered.
     #[must_use]
     pub fn hash(&self) -> FlowHash {
         self.packet.hash
@@ -134,14 +134,14 @@ impl Datagram {
     /// [`send_replies`](super::UdpSocket::send_replies) sends back.
     ///
     /// # Errors
-    /// If it does not fit in the datagram's frame; the datagram is unchanged then.
+    /// If the answer does not fit in the datagram's frame; the datagram is then unchanged.
     pub fn reply(&mut self, payload: &[u8]) -> Result<(), NoRoom> {
         let answer = self
             .answer
             .unwrap_or_else(|| Reply { between: self.way_back(), back: self.link_back() });
         let frame = &mut self.packet.frame;
         if self.answer.is_none() {
-            // The headers are written anew.
+            // Remove the headers: `send_replies` writes new ones.
             let headers_bytes = u32::from(self.packet.headers.payload_offset);
             frame.pull(headers_bytes.min(frame.len_bytes()));
         }
@@ -162,7 +162,7 @@ impl Datagram {
         Ok(())
     }
 
-    /// Addresses of the answer: the datagram's, swapped.
+    /// Addresses of the answer: those of the datagram, swapped.
     fn way_back(&self) -> Between {
         if let Some(answer) = self.answer {
             return answer.between;
@@ -191,7 +191,7 @@ impl fmt::Debug for Datagram {
     }
 }
 
-/// The payload of a datagram in several frames.
+/// Payload of a datagram in several frames.
 fn joined(packet: &Packet) -> Box<[u8]> {
     let mut payload = vec![0; packet.headers.payload_len.into()];
     let len = packet.copy_payload(&mut payload);
@@ -199,19 +199,19 @@ fn joined(packet: &Packet) -> Box<[u8]> {
     payload.into()
 }
 
-/// Datagrams read in one call. They count against the socket's receive buffer until they are answered,
-/// replaced by the next batch, or dropped.
+/// Datagrams read in one call. They count against the socket's receive buffer until they are
+/// answered, replaced by the next batch, or dropped.
 #[derive(Default)]
 pub struct Datagrams {
     pub(super) datagrams: Vec<Datagram>,
-    /// Socket they were read from.
+    /// Socket that the datagrams were read from.
     pub(super) of: Option<Arc<Inner>>,
-    /// `truesize` of those already sent back.
+    /// `truesize` of the datagrams already answered.
     pub(super) gone_bytes: u32,
 }
 
 impl Datagrams {
-    /// Room for datagrams.
+    /// Creates an empty batch.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -223,13 +223,13 @@ impl Datagrams {
         self.datagrams.len()
     }
 
-    /// True if there are none.
+    /// True if the batch is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.datagrams.is_empty()
     }
 
-    /// Datagrams, in the order in which each sender's came.
+    /// Datagrams; those of each sender are in the order of arrival.
     pub fn iter(&self) -> std::slice::Iter<'_, Datagram> {
         self.datagrams.iter()
     }
@@ -239,7 +239,7 @@ impl Datagrams {
         self.datagrams.iter_mut()
     }
 
-    /// Gives their memory back.
+    /// Returns the memory of the datagrams.
     pub fn clear(&mut self) {
         if let Some(of) = self.of.take() {
             of.give_back(self);

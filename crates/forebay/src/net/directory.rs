@@ -1,4 +1,5 @@
-//! All sockets by their ids: where a CPU finds a socket's queue when it has its first packet for it.
+//! All sockets by id: a CPU finds the queue of a socket here when it delivers the first packet to
+//! it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +10,10 @@ use forebay_stack::socket::queue::SocketQueue;
 
 use super::shared::SOCKETS_MAX;
 
-/// Number of sockets in a block of the directory, which is allocated as a whole.
+/// Number of sockets in a block of the directory; a block is allocated as a whole.
 const SHELF: usize = 256;
 
-/// Entry of a socket. Locked for a look-up, once for each CPU that has packets for the socket.
+/// Entry of a socket, locked for a look-up, once per CPU that delivers packets to the socket.
 type SocketPlace = Mutex<Option<Arc<SocketQueue>>>;
 
 /// Sockets bound now.
@@ -22,7 +23,7 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Enters a socket, in place of one that was closed.
+    /// Enters a socket, in place of a closed one.
     pub(super) fn enter(&self, hub: Arc<SocketQueue>) {
         let index = hub.id().index();
         let shelf = || (0..SHELF).map(|_| Mutex::default()).collect();
@@ -30,12 +31,13 @@ impl Directory {
         *lock(&shelf[index % SHELF]) = Some(hub);
     }
 
-    /// Removes a closed socket. CPUs drop it when they next check.
+    /// Removes a closed socket. Each CPU drops its inlet at its next check.
     pub(super) fn remove(&self, socket: SocketId) {
         if let Some(place) = self.place(socket) {
             lock(place).take_if(|hub| hub.id() == socket);
         }
-        // Release: pairs with the Acquire in `closed`. Who sees this sees that there is no reader.
+        // Release: pairs with the Acquire in `closed`. A CPU that sees the new count sees the
+        // socket closed.
         self.closed.fetch_add(1, Ordering::Release);
     }
 

@@ -1,4 +1,4 @@
-//! Socket behind its face: its reader, its place, its way out.
+//! Endpoint: the state of one socket, shared by its handles.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -19,34 +19,34 @@ use super::shared::{BoundEntry, NetState};
 use super::transmit::{Between, Gathered, SentMarks};
 use super::wake::Wake;
 
-/// One socket, however many handles there are on it.
+/// One socket, shared by all handles to it.
 pub(super) struct Inner {
     pub(super) shared: Arc<NetState>,
     pub(super) id: SocketId,
-    /// Address that it was bound to.
+    /// Address that the socket was bound to.
     bound: SocketAddr,
     peer: Mutex<Option<Peer>>,
     is_connected: AtomicBool,
     pub(super) hub: Arc<SocketQueue>,
     pub(super) reader: Mutex<SocketReader>,
     pub(super) wake: Arc<Wake>,
-    /// Made when somebody asks for it.
+    /// Created on first use.
     pub(super) descriptor: OnceLock<ReadinessTold>,
     pub(super) is_nonblocking: AtomicBool,
-    /// 0: for ever.
+    /// Time-out of receive calls, in ns; 0: none.
     pub(super) read_timeout_ns: AtomicU64,
-    /// The same for what is sent.
+    /// Time-out of send calls, in ns; 0: none.
     pub(super) write_timeout_ns: AtomicU64,
-    /// True if flows are to come to where they are read (RFS).
+    /// True if flows are steered to the CPU that reads them (RFS).
     pub(super) is_followed: AtomicBool,
     pub(super) ttl: AtomicU8,
     pub(super) tos: AtomicU8,
-    /// Keeps the port from the kernel's other programs, and sends what only the kernel knows the way
-    /// of.
+    /// Reserves the port against other programs of the kernel, and sends datagrams whose next hop
+    /// only the kernel can resolve.
     pub(super) reserved: Option<std::net::UdpSocket>,
 }
 
-/// Peer of a connected socket, as it shows it.
+/// Addresses of a connected socket, in the form shown to the application.
 #[derive(Clone, Copy)]
 struct Peer {
     /// The socket's own address.
@@ -54,7 +54,7 @@ struct Peer {
     remote: SocketAddr,
 }
 
-/// Moment at which the device is told of what was sent.
+/// Time at which the device is notified of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flush {
     Now,
@@ -62,7 +62,7 @@ pub(super) enum Flush {
 }
 
 impl Inner {
-    /// A socket in its place.
+    /// Creates the endpoint of a bound socket.
     pub(super) fn new(
         shared: Arc<NetState>,
         bound: BoundEntry,
@@ -98,26 +98,27 @@ impl Inner {
         self.peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Own address, as it is now.
+    /// The socket's own address: chosen by the route once connected, else the bound one.
     pub(super) fn local(&self) -> SocketAddr {
         let chosen = || self.peer().map(|peer| peer.local);
         let is_connected = self.is_connected.load(Ordering::Acquire);
         is_connected.then(chosen).flatten().unwrap_or(self.bound)
     }
 
-    /// Peer that it is connected to.
+    /// Peer that the socket is connected to.
     pub(super) fn remote(&self) -> Option<SocketAddr> {
         self.is_connected.load(Ordering::Acquire).then(|| *self.peer())?.map(|peer| peer.remote)
     }
 
     pub(super) fn connect(&self, to: SocketAddr) -> io::Result<()> {
         if to.is_ipv6() != self.bound.is_ipv6() {
+            // The peer must be of the socket's family, possibly as a mapped address.
             return Err(Errno::AFNOSUPPORT.into());
         }
         let remote = plain(to);
         let (_, own) = self.shared.routes().find(remote.ip()).ok_or(Errno::NETUNREACH)?;
         let mut local = self.local();
-        // As the kernel does: from now on it has an address of its own.
+        // As in the kernel, connecting gives the socket an address.
         if plain(local).ip().is_unspecified()
             && let Some(own) = own
         {
@@ -136,7 +137,7 @@ impl Inner {
         self.shared.flows().read_here(flows, self.is_connected.load(Ordering::Relaxed));
     }
 
-    /// Copies what fits, and records that the flow is read here.
+    /// Copies as much as fits, and records that the flow is read on this CPU.
     pub(super) fn read(&self, packet: &Packet, buffer: &mut [u8]) -> (usize, SocketAddr) {
         if self.is_followed.load(Ordering::Relaxed) {
             self.read_here(std::iter::once(packet.hash));
@@ -148,7 +149,8 @@ impl Inner {
         (len, self.shown(SocketAddr::new(ip, port)))
     }
 
-    /// An IPv6 socket shows IPv4 addresses as IPv6 ones (RFC 3493, section 3.7).
+    /// Address in the socket's family: an IPv6 socket shows IPv4 addresses as mapped (RFC 3493,
+    /// section 3.7).
     fn shown(&self, address: SocketAddr) -> SocketAddr {
         match (self.bound, address) {
             (SocketAddr::V6(_), SocketAddr::V4(v4)) => {
@@ -176,7 +178,7 @@ impl Inner {
         Some(count)
     }
 
-    /// Takes back what a batch still has.
+    /// Returns the frames of the datagrams that a batch still has.
     pub(super) fn give_back(&self, batch: &mut Datagrams) {
         let freed_bytes = batch.datagrams.iter().map(|datagram| datagram.freed_bytes).sum::<u32>();
         let gone_bytes = std::mem::take(&mut batch.gone_bytes) + freed_bytes;
@@ -202,6 +204,7 @@ impl Inner {
         flush: Flush,
     ) -> io::Result<usize> {
         let to = plain(to);
+        // An IPv4 socket has no IPv6 source address.
         if self.bound.is_ipv4() && to.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
         }
@@ -251,8 +254,9 @@ impl Inner {
         Ok(payload.len())
     }
 
-    /// The kernel resolves the next hop, and keeps the datagram meanwhile. On a device that it does
-    /// not have, the first datagrams to a new neighbour are lost, as behind a full queue of ARP's.
+    /// Sends through the kernel, which resolves the next hop and queues the datagram meanwhile. On
+    /// a device that the kernel does not have, the first datagrams to a new neighbour are lost, as
+    /// behind a full ARP queue.
     fn send_by_kernel(&self, payload: &[u8], to: SocketAddr, gso_size: u16) -> io::Result<()> {
         let Some(reserved) = &self.reserved else {
             self.shared.unsent.count_discard(to.ip());
@@ -284,7 +288,7 @@ impl Inner {
             };
             let identity = routes.identity(device);
             let mut between = answer.between;
-            // Nobody answers in the name of a group, or of all.
+            // A datagram to a multicast or broadcast address is answered from a unicast address.
             if !identity.is_own(between.source.ip())
                 && let Some(address) = address
             {
@@ -338,7 +342,7 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// An address as it stands in packets: IPv4's own, not as IPv6 sockets show it.
+/// An address in the form of packets: IPv4-mapped IPv6 addresses become IPv4.
 pub(super) fn plain(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V6(ip) => match ip.to_ipv4_mapped() {

@@ -1,5 +1,5 @@
-//! The host of one CPU's stack: Linux's clock and neighbours, the sockets of [`Net`](super::Net), the
-//! ways out.
+//! The host of one CPU's stack: Linux's clock and neighbours, the sockets of [`Net`](super::Net),
+//! the sinks.
 
 use std::fmt;
 use std::sync::{Arc, MutexGuard};
@@ -19,7 +19,7 @@ use super::shared::NetState;
 
 /// Host of the stack of one CPU.
 pub(super) struct CpuHost {
-    /// The CPU's place.
+    /// The CPU's index among the engine's CPUs.
     index: usize,
     shared: Arc<NetState>,
     table: Cache<Arc<ArcSwap<SocketTable>>, Arc<SocketTable>>,
@@ -67,7 +67,7 @@ impl Host for CpuHost {
     }
 
     fn send(&mut self, device: usize, packets: &mut Vec<Packet>) {
-        // A device that is gone ends its source.
+        // Ignored: a device that is gone ends its source.
         let _ = self.shared.transmitter_of(self.index).send_as_is(device, packets);
     }
 }

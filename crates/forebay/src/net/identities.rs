@@ -20,8 +20,8 @@ pub enum Addresses {
     /// The kernel's addresses, on an interface that the kernel has too.
     #[default]
     Kernels,
-    /// Addresses of this process alone: ARP, neighbour solicitations and echo requests for them are answered
-    /// here.
+    /// Addresses that only this process has: ARP, neighbour solicitations and echo requests for
+    /// them are answered here.
     Own {
         /// MAC address; `None`: a locally administered one, derived from the first address.
         mac: Option<[u8; 6]>,
@@ -31,10 +31,11 @@ pub enum Addresses {
 }
 
 impl Addresses {
-    /// Parses an address with its prefix length, as `10.0.0.2/24`; without one, the full length.
+    /// Parses an address with an optional prefix length, as `10.0.0.2/24`. Default: the full
+    /// length.
     ///
     /// # Errors
-    /// The reason, if it is no address or the prefix is too long.
+    /// The reason, if the text is not an address or the prefix is too long.
     pub fn parse_prefix(text: &str) -> Result<(IpAddr, u8), String> {
         let wrong = || format!("{text:?} is no address: give one as 10.0.0.2/24 or fd00::2/64");
         let (address, bits) = match text.split_once('/') {
@@ -57,7 +58,7 @@ pub(super) fn device_by_queue(devices: &[Device]) -> Vec<usize> {
     devices.iter().enumerate().flat_map(queues).collect()
 }
 
-/// Addresses on each device: as `named`, or the kernel's.
+/// Creates the devices' state, with the addresses in `named`, or else the kernel's.
 pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<NetDevice>> {
     let kernels = Addresses::Kernels;
     let of = |(index, device): (usize, &Device)| {
@@ -112,8 +113,8 @@ pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's addresses on an interface. `is_whole_host`: the kernel receives nothing there, so ARP and
-/// echo are answered here.
+/// Reads the kernel's addresses on an interface. `is_whole_host` is true if the kernel receives
+/// nothing there, so that ARP and echo are answered here.
 fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<Identity> {
     let addresses = neighbour::addresses(interface.index).map_err(|source| Error::Device {
         name: interface.name.clone(),
@@ -134,7 +135,7 @@ fn prefixes(addresses: &[(IpAddr, u8)]) -> Vec<Prefix> {
     addresses.iter().map(|&(address, bits)| Prefix { address, bits }).collect()
 }
 
-/// A locally administered MAC address, the same for the same address.
+/// A locally administered MAC address, always the same for an address.
 fn made_up(address: Option<&(IpAddr, u8)>) -> [u8; 6] {
     let [a, b, c, d] = match address {
         Some((IpAddr::V4(address), _)) => address.octets(),

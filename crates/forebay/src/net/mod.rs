@@ -1,14 +1,16 @@
 //! UDP sockets over an engine: datagrams reach their sockets in order, and their memory returns to
 //! the CPU that owns it.
 //!
-//! A program opens devices, lays a [`Net`] over them, binds sockets, and runs the engine. Its readers
-//! are threads of its own, or the engine's: [`NetEngine::run_with`] gives each CPU's thread to a
-//! function, which reads and answers there, and turns the CPU itself while there is nothing to read.
+//! A program opens devices, creates a [`Net`] over them, binds sockets, and runs the engine.
+//! Readers run on the program's own threads, or on the engine's: [`NetEngine::run_with`] gives each
+//! CPU's thread to a function, which reads and answers there, and runs the CPU's turns while there
+//! is nothing to read.
 //!
-//! On an interface that the kernel has too (`AF_XDP`, `AF_PACKET`), this host has the kernel's addresses
-//! and neighbours, and a port that is bound here is reserved in the kernel. Over `AF_XDP` with [`RxFilter::All`](forebay_device::rx_filter::RxFilter) the kernel
-//! receives nothing: ARP, neighbour discovery and echo requests are answered here. On a TAP or TUN,
-//! this host has the addresses of [`Addresses::Own`].
+//! On an interface that the kernel has too (`AF_XDP`, `AF_PACKET`), this host has the kernel's
+//! addresses and neighbours, and a port bound here is reserved in the kernel. Over `AF_XDP` with
+//! [`RxFilter::All`](forebay_device::rx_filter::RxFilter) the kernel receives nothing: ARP,
+//! neighbour discovery and echo requests are answered here. On a TAP or TUN, this host has the
+//! addresses of [`Addresses::Own`].
 //!
 //! An echo server on every CPU; each datagram is answered by the thread that received it:
 //!
@@ -41,15 +43,15 @@
 //! ```
 
 mod datagram; //   datagrams as read
-mod directory; //  all sockets by their ids
+mod directory; //  all sockets by id
 mod endpoint; //   the state of a socket
 mod host; //       the host of each CPU's stack
 mod identities; // addresses of this host on each device
-mod neighbours; // next hops and their link addresses
+mod neighbours; // next hops and their link-layer addresses
 mod shared; //     state shared by sockets and stacks
 mod snmp; //       counters in the lines of /proc/net/snmp
 mod transmit; //   headers, next hop, device
-mod udp; //        sockets
+mod udp; //        the public socket type
 mod unsent; //     counters of datagrams not sent
 mod wake; //       wake-up of readers
 mod waiting; //    sleep until a socket is readable or writable
@@ -95,21 +97,23 @@ pub struct NetConfig {
     pub rmem_max: u32,
     /// Initial policy for the memory that queued datagrams wait in.
     pub policy: ReclaimPolicy,
-    /// Additional frames per rx queue for datagrams queued in sockets (`udp_mem`). If sockets hold more
-    /// in total, the device runs short of frames.
+    /// Additional frames per rx queue for datagrams queued in sockets (`udp_mem`). If sockets hold
+    /// more in total, the device runs short of frames.
     pub kept_frames: u32,
     /// Frames per CPU for datagrams that sockets send.
     pub send_frames: u32,
-    /// Memory of the copy caches of all CPUs, in bytes (UDP-5). `None`: 1 % of the kernel's `udp_mem`.
+    /// Memory of the copy caches of all CPUs, in bytes (UDP-5). `None`: 1 % of the kernel's
+    /// `udp_mem`.
     pub copy_cache_bytes: Option<u64>,
 }
 
 impl NetConfig {
-    /// Packet memory that a socket may hold by default, in bytes: what the kernel's
-    /// `rmem_default` holds of small datagrams, whose `truesize` is a third of ours there.
+    /// Packet memory that a socket may hold by default, in bytes: enough for as many small
+    /// datagrams as the kernel's `rmem_default`, as `truesize` is three times the kernel's for
+    /// them.
     pub const RMEM_DEFAULT: u32 = 3 * 212_992;
 
-    /// Packet memory that a socket may be given at most by default, in bytes.
+    /// Default of the upper limit on a socket's packet memory, in bytes.
     pub const RMEM_MAX: u32 = 64 << 20;
 }
 
@@ -141,10 +145,12 @@ impl Net {
     /// Maximum number of sockets open at the same time.
     pub const SOCKETS_MAX: usize = shared::SOCKETS_MAX;
 
-    /// Creates an engine over the devices whose packets go to sockets, and the handle to bind them.
+    /// Creates an engine over the devices whose packets go to sockets, and the handle to bind
+    /// sockets with.
     ///
     /// # Errors
-    /// As [`Engine::over`]; and if the kernel's addresses cannot be read, or a sink cannot be opened.
+    /// As [`Engine::over`]; and if the kernel's addresses cannot be read, or a sink cannot be
+    /// opened.
     pub fn over(
         config: &Config,
         net: &NetConfig,
@@ -179,7 +185,7 @@ impl Net {
         }));
         let relief = shared.relief.iter().map(Arc::clone);
         let network = network_config(cpus.len());
-        // Flows move between CPUs while their fragments wait.
+        // Shared by all CPUs: flows may move to another CPU while their fragments wait.
         let fragments = Arc::new(Fragments::shared(network.fragments, cpus.len()));
         let mut stacks = cpus.iter().zip(counters).zip(caches).zip(relief).enumerate().map(
             |(index, (((&cpu, counters), cache), relief))| {
@@ -237,7 +243,7 @@ impl Net {
     /// Sets the policy for the memory of datagrams.
     ///
     /// # Errors
-    /// When there is no memory for a copy cache (UDP-5), and that is what is asked for.
+    /// If `policy` is `copy-cache` and there is no memory for a copy cache (UDP-5).
     pub fn set_policy(&self, policy: ReclaimPolicy) -> Result<()> {
         if let (ReclaimPolicy::CopyCache, Some(why)) = (policy, &self.0.no_copy_cache) {
             let (what, value) = ("buffers", policy.to_string());
@@ -265,8 +271,8 @@ impl Net {
         snmp::snmp6(&self.0.counters, &self.0.unsent)
     }
 
-    /// Datagrams dropped while they waited for a neighbour's link address, on devices that only this
-    /// process has.
+    /// Datagrams dropped while they waited for a neighbour's link address, on devices that only
+    /// this process has.
     #[must_use]
     pub fn neighbour_drops(&self) -> NeighbourDrops {
         self.0.devices.iter().fold(NeighbourDrops::default(), |sum, device| {
@@ -285,7 +291,7 @@ impl Net {
         &self.0.relief
     }
 
-    /// Frames not yet returned after a run: none once all sockets are closed, or all queued datagrams
+    /// Number of frames in use after a run: 0 once all sockets are closed, or all queued datagrams
     /// are read and dropped.
     pub fn frames_away(&self, outcome: &mut Outcome<Stack>) -> usize {
         let stacks = outcome.handlers.iter_mut().map(Stack::frames_away).sum::<usize>();
@@ -314,15 +320,16 @@ pub struct SocketOptions {
 }
 
 impl SocketOptions {
-    /// Shares the address with other sockets that do (`SO_REUSEPORT`); the flow's hash selects one of
-    /// them.
+    /// Shares the address with other sockets that use this option (`SO_REUSEPORT`); the flow's hash
+    /// selects one of them.
     pub fn reuse_port(mut self) -> Self {
         self.reuse = Reuse::Hash;
         self
     }
 
-    /// Shares the address with other sockets, one per CPU (`SO_REUSEPORT` with `SO_INCOMING_CPU`): this one
-    /// receives the datagrams delivered on `cpu`. On a CPU without one, the flow's hash selects.
+    /// Shares the address with other sockets, one per CPU (`SO_REUSEPORT` with `SO_INCOMING_CPU`):
+    /// this one receives the datagrams delivered on `cpu`. On a CPU without a socket, the flow's
+    /// hash selects one.
     pub fn reuse_port_on(mut self, cpu: CpuId) -> Self {
         (self.reuse, self.cpu) = (Reuse::ThisCpu, Some(cpu));
         self
@@ -340,7 +347,8 @@ impl SocketOptions {
         self
     }
 
-    /// Sets whether the port is reserved in the kernel, where the kernel has a device too. Default: true.
+    /// Sets whether the port is reserved in the kernel, if the kernel has a device too. Default:
+    /// true.
     pub fn reserve(mut self, is_reserved: bool) -> Self {
         self.is_reserved = is_reserved;
         self
@@ -349,8 +357,8 @@ impl SocketOptions {
     /// Binds the socket.
     ///
     /// # Errors
-    /// `EADDRINUSE` when another socket, or a program of the kernel's, has the address;
-    /// `EADDRNOTAVAIL` when it is not this host's; when no descriptors are left.
+    /// `EADDRINUSE` if another socket here, or a kernel socket, has the address; `EADDRNOTAVAIL` if
+    /// it is not an address of this host; and if no descriptors are left.
     pub fn bind(self, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         let Self { net: Net(shared), reuse, cpu, is_v6_only, rcvbuf, is_reserved } = self;
         let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address to bind to");
@@ -374,20 +382,20 @@ impl SocketOptions {
 }
 
 impl NetEngine {
-    /// Handle that changes the engine while it runs, and tells its state.
+    /// Handle that changes the engine while it runs, and reads its state.
     #[must_use]
     pub fn control(&self) -> Control {
         Control::of(&self.engine)
     }
 
-    /// Handle that asks it to stop.
+    /// Handle that asks the engine to stop.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.engine.stopper()
     }
 
-    /// Runs on threads of its own until every source is exhausted. Readers then get the datagrams still
-    /// queued, and `BrokenPipe` after the last.
+    /// Runs on the engine's own threads until every source is exhausted. Readers then get the
+    /// datagrams still queued, and `BrokenPipe` after the last one.
     ///
     /// # Errors
     /// As [`Engine::run`].
@@ -414,7 +422,7 @@ impl NetEngine {
     }
 }
 
-/// Sinks of all devices for one CPU, and the next hops on each.
+/// Sinks of all devices for one CPU, each with the next hops on its device.
 fn ways_out(
     devices: &[Device],
     faces: &[NetDevice],
@@ -439,7 +447,7 @@ fn ways_out(
 /// Copy caches, one per CPU; or the reason why there are none.
 fn copy_caches(net: &NetConfig, cpus: usize) -> Result<Vec<CopyCache>, String> {
     let of_kernel = || sys::udp_mem_low_pages().map(copy_cache::budget_bytes);
-    // Only the first network namespace has the file.
+    // Only the initial network namespace has the file.
     let budget_bytes = net.copy_cache_bytes.or_else(of_kernel).ok_or(
         "a copy cache has 1 % of the memory that net.ipv4.udp_mem names, and this network \
          namespace has no such file: say how much it may be (copy_cache_bytes)",
@@ -454,12 +462,12 @@ fn copy_caches(net: &NetConfig, cpus: usize) -> Result<Vec<CopyCache>, String> {
     (0..u16::try_from(cpus).unwrap_or(u16::MAX)).map(cache).collect()
 }
 
-/// Minimum of a CPU's share of the ICMP error rate and burst, however many CPUs there are: the kernel's
-/// burst to one host (`XRLIM_BURST_FACTOR`).
+/// Minimum of a CPU's share of the ICMP error rate and burst, however many CPUs there are: the
+/// kernel's burst to one host (`XRLIM_BURST_FACTOR`).
 const ICMP_MSGS_LEAST: u32 = 6;
 
-/// The kernel's limits, which hold for the whole host: each CPU gets its share of the ICMP error rate;
-/// reassembly is shared by all.
+/// Configuration with the kernel's limits, which apply to the whole host: each CPU gets its share
+/// of the ICMP error rate, and all CPUs share the reassembly limits.
 fn network_config(cpus: usize) -> NetworkConfig {
     let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
     let share = |limit: u32| (limit / cpus).max(ICMP_MSGS_LEAST);

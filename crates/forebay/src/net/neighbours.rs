@@ -1,9 +1,9 @@
-//! Next hop of a datagram and its link address.
+//! Next hop of a datagram, and its link-layer address.
 //!
-//! On an interface that the kernel has too, its routes and neighbours are used: asked for over netlink
-//! and cached for a second. On a device of this process alone, link addresses are learned by ARP and
-//! neighbour discovery. Where all packets are taken from the kernel, its routes are used, but it cannot
-//! learn neighbours any more: those are learned here.
+//! On an interface that the kernel has too, the kernel's routes and neighbours are used: queried
+//! over netlink and cached for a second. On a device that only this process has, link-layer
+//! addresses are learned by ARP and neighbour discovery. If all packets are taken from the kernel,
+//! its routes are used, but the neighbours are learned here, as the kernel cannot learn them.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,39 +17,39 @@ use forebay_stack::network::neighbours::{Neighbours as Learned, Resolved};
 use forebay_sys::interface::InterfaceIndex;
 use forebay_sys::neighbour;
 
-/// Time for which the kernel's answer is remembered.
+/// Lifetime of a cached answer of the kernel, in ns.
 const REMEMBER_NS: u64 = 1_000_000_000;
 
-/// Least time between two questions to the kernel for the sake of answers: those can also go back to the
-/// link address that their question came from.
+/// Minimum interval between two queries to the kernel for replies, in ns: a reply can also go back
+/// to the link-layer address that the request came from.
 const ASK_NS: u64 = 1_000_000;
 
 /// Number of next hops cached.
 const REMEMBERED: usize = 256;
 
-/// Next hops of one device, as one CPU knows them.
+/// Next hops on one device, as known to one CPU.
 pub(super) enum KernelNeighbours {
     /// Device without a link layer.
     None,
-    /// Neighbours of the kernel.
+    /// The kernel's neighbours.
     Kernels(KernelsNeighbours),
-    /// Table of this process, shared by all CPUs: locked for one look-up per datagram.
+    /// Table of this process, shared by all CPUs; locked for one look-up per datagram.
     Own(Arc<Mutex<Learned>>),
 }
 
 /// Next hop of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Hop {
-    /// Link addresses known; `None` where there is no link layer.
+    /// Link-layer addresses are known; `None` on a device without a link layer.
     Known(Option<LinkAddresses>),
-    /// Link address of this neighbour solicited: the packet is held until it is known.
+    /// Link-layer address of this neighbour was solicited: the packet is queued until it is known.
     Sought(IpAddr),
     /// No cached entry; resolution is left to the kernel.
     Unknown,
 }
 
 impl KernelNeighbours {
-    /// The kernel's neighbours of an interface; and `learned`, where the kernel receives nothing.
+    /// The kernel's neighbours on an interface, and `learned` if the kernel receives nothing there.
     pub(super) fn of_kernel(
         interface: InterfaceIndex,
         learned: Option<Arc<Mutex<Learned>>>,
@@ -58,7 +58,7 @@ impl KernelNeighbours {
         Self::Kernels(KernelsNeighbours { interface, remembered, asked_ns: 0, learned })
     }
 
-    /// Finds the next hop of a datagram that is no answer. Solicitations to be sent go to `asks`.
+    /// Finds the next hop of a datagram that is not a reply. Solicitations to be sent go to `asks`.
     pub(super) fn hop_to(
         &mut self,
         destination: IpAddr,
@@ -92,7 +92,8 @@ impl KernelNeighbours {
         }
     }
 
-    /// Holds a packet until its next hop is resolved. The packet that it replaces goes to `dropped`.
+    /// Queues a packet until its next hop is resolved. The packet displaced by it goes to
+    /// `dropped`.
     pub(super) fn hold(
         &mut self,
         neighbour: IpAddr,
@@ -110,7 +111,7 @@ impl KernelNeighbours {
         }
     }
 
-    /// Finds the link addresses for an answer to a packet that came from `back`.
+    /// Finds the link-layer addresses for a reply to a packet that came from `back`.
     pub(super) fn hop_back(
         &mut self,
         destination: IpAddr,
@@ -137,7 +138,7 @@ impl KernelNeighbours {
     }
 }
 
-/// Looks up a neighbour's link address in the learned table.
+/// Looks up a neighbour's link-layer address in the table of learned ones.
 fn resolve(
     learned: &Mutex<Learned>,
     neighbour: IpAddr,
@@ -164,8 +165,8 @@ fn link_addresses(to: [u8; 6], on: &Identity) -> Option<LinkAddresses> {
     on.mac.map(|from| LinkAddresses { to, from })
 }
 
-/// Link address of a multicast group or of the broadcast address (RFC 1112, section 6.4; RFC 2464,
-/// section 7).
+/// Link-layer address of a multicast group or of the broadcast address (RFC 1112, section 6.4; RFC
+/// 2464, section 7).
 fn group_lladdr(destination: IpAddr, on: &Identity) -> Option<[u8; 6]> {
     match destination {
         IpAddr::V4(address) if address.is_multicast() => {
@@ -187,14 +188,14 @@ pub(super) struct KernelsNeighbours {
     /// Indexed by a hash of the destination; a newer entry replaces an older one.
     remembered: Box<[Option<Remembered>]>,
     asked_ns: u64,
-    /// Neighbours learned here, where the kernel receives nothing and cannot learn them.
+    /// Neighbours learned here, if the kernel receives nothing and so cannot learn them.
     learned: Option<Arc<Mutex<Learned>>>,
 }
 
 /// The kernel's answer.
 enum AskedNeighbour {
     Lladdr([u8; 6]),
-    /// A neighbour without a known link address.
+    /// A neighbour without a known link-layer address.
     Neighbour(IpAddr),
     /// No route.
     Nothing,
@@ -214,16 +215,17 @@ impl KernelsNeighbours {
         is_good.then_some(remembered.lladdr)
     }
 
-    /// Asks the kernel, which solicits an unknown neighbour if it can.
+    /// Queries the kernel. An unknown neighbour is solicited by the kernel, if permitted.
     fn ask(&mut self, destination: IpAddr, now_ns: u64) -> AskedNeighbour {
         self.asked_ns = now_ns;
-        // What cannot be asked is not known.
+        // A failed query counts as no route.
         let Ok(Some(hop)) = neighbour::next_hop(destination, self.interface) else {
             return AskedNeighbour::Nothing;
         };
         let Ok(Some(lladdr)) = neighbour::lladdr_of(hop, self.interface) else {
             if self.learned.is_none() {
-                // Without the right to, the datagram that goes by the kernel has the same effect.
+                // Ignored without the privilege: the datagram sent through the kernel has the same
+                // effect.
                 let _ = neighbour::solicit(hop, self.interface);
             }
             return AskedNeighbour::Neighbour(hop);
@@ -238,7 +240,7 @@ impl KernelsNeighbours {
     }
 }
 
-/// Neighbours of one network mostly differ in their last bytes.
+/// Index of a destination. Neighbours in one network mostly differ in their last bytes.
 fn place(destination: IpAddr) -> usize {
     let (high, low) = match destination {
         IpAddr::V4(address) => {

@@ -33,11 +33,11 @@ const SLOTS: u32 = 32;
 /// A device, as the stacks see it.
 pub(super) struct NetDevice {
     pub(super) name: String,
-    /// Addresses of this host on it.
+    /// Addresses of this host on the device.
     pub(super) identity: ArcSwap<Identity>,
-    /// None where the kernel does not have it too.
+    /// Kernel's interface index; `None` if the kernel does not have the device.
     pub(super) kernels: Option<InterfaceIndex>,
-    /// Neighbours learned here, where the kernel does not know them.
+    /// Neighbours learned here, because the kernel cannot learn them.
     pub(super) learned: Arc<Mutex<Learned>>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct NetState {
     pub(super) table: Arc<ArcSwap<SocketTable>>,
     sockets: Mutex<BoundSockets>,
     pub(super) devices: Box<[NetDevice]>,
-    /// By rx queue: its device.
+    /// Device index by rx queue.
     queues: Box<[usize]>,
     late: OnceLock<Late>,
     pub(super) blocked: Blocked,
@@ -70,12 +70,12 @@ pub(super) struct NetState {
     pub(super) relief: Box<[Arc<ReclaimCounters>]>,
 }
 
-/// Parts that come with the engine, before any packet.
+/// Parts that exist once the engine is built, before any packet.
 pub(super) struct Late {
-    /// By CPU, in their order.
+    /// Transmitters, in the order of the engine's CPUs.
     transmitters: Box<[Mutex<Transmitter>]>,
     flows: Flows,
-    /// For readers: what [`Pool::return_handle`] is asked of.
+    /// Pool from which readers get [return handles](Pool::return_handle).
     home: Mutex<Pool>,
 }
 
@@ -89,11 +89,11 @@ struct BoundSockets {
     next_port: u16,
 }
 
-/// Snapshot of the addresses on each device, which decide the device for a destination.
+/// Snapshot of the addresses on each device, which select the device for a destination.
 pub(super) struct Routes(Vec<Guard<Arc<Identity>>>);
 
 impl Routes {
-    /// Finds the device that leads to a destination, and the source address to use there.
+    /// Finds the device that leads to a destination, and the source address to use on it.
     pub(super) fn find(&self, destination: IpAddr) -> Option<(usize, Option<IpAddr>)> {
         let mut by_default = None;
         for (index, identity) in self.0.iter().enumerate() {
@@ -102,7 +102,7 @@ impl Routes {
             if let Some(near) = own.clone().find(|own| own.contains(destination)) {
                 return Some((index, Some(near.address)));
             }
-            // Of IPv6, the address for far destinations is not the link's own.
+            // A link-local IPv6 address cannot be the source for destinations beyond the link.
             let is_far = |own: &&Prefix| match own.address {
                 IpAddr::V6(own) => !own.is_unicast_link_local(),
                 IpAddr::V4(_) => false,
@@ -134,14 +134,15 @@ pub(super) struct NetParts {
     pub(super) counters: Vec<Arc<NetworkCounters>>,
 }
 
-/// A socket just bound.
+/// A socket that has just been bound.
 pub(super) struct BoundEntry {
     pub(super) id: SocketId,
     pub(super) local: SocketAddr,
     pub(super) outlet: SocketQueueConsumer,
     pub(super) home: Pool,
-    /// True if flows are to come to where they are read. What is read where it was delivered says
-    /// nothing, and would keep flows from being spread.
+    /// True if flows are steered to the CPU that reads them (RFS). False if each CPU reads the
+    /// datagrams delivered on it: recording those reads would pin flows to their present CPU, and
+    /// keep them from being spread.
     pub(super) is_followed: bool,
 }
 
@@ -167,7 +168,7 @@ impl NetState {
         }
     }
 
-    /// Completes it, once.
+    /// Sets the parts that come with the engine. To be called once.
     pub(super) fn complete(&self, transmitters: Vec<Transmitter>, flows: Flows, home: Pool) {
         let transmitters = transmitters.into_iter().map(Mutex::new).collect();
         let set = self.late.set(Late { transmitters, flows, home: Mutex::new(home) });
@@ -183,7 +184,7 @@ impl NetState {
         &self.late().flows
     }
 
-    /// The device of a queue.
+    /// Device index of a queue.
     pub(super) fn device_of(&self, queue: RxQueue) -> usize {
         self.queues.get(usize::from(queue.0)).copied().unwrap_or(0)
     }
@@ -191,7 +192,7 @@ impl NetState {
     /// Binds a socket; port 0 selects an ephemeral port.
     ///
     /// # Errors
-    /// `EADDRINUSE` and `EADDRNOTAVAIL` as the kernel; `EMFILE` at [`SOCKETS_MAX`] sockets.
+    /// `EADDRINUSE` and `EADDRNOTAVAIL` as in the kernel; `EMFILE` at [`SOCKETS_MAX`] sockets.
     pub(super) fn bind(
         &self,
         mut binding: Binding,
@@ -200,6 +201,7 @@ impl NetState {
     ) -> io::Result<BoundEntry> {
         let ip = binding.local.ip();
         if !ip.is_unspecified() && !self.is_receivable(ip) {
+            // As in the kernel: the socket could not receive any datagram.
             return Err(Errno::ADDRNOTAVAIL.into());
         }
         let mut sockets = self.sockets();
@@ -212,7 +214,7 @@ impl NetState {
         let (id, local, cpus) = (binding.id, binding.local, self.cpus.len());
         let is_followed = binding.reuse != Reuse::ThisCpu;
         let (hub, outlet) = open(SocketQueueConfig { id, rcvbuf, slots: SLOTS, cpus }, reader);
-        // Whatever is in a table is in the directory before.
+        // A socket must be in the directory before the table names it.
         self.directory.enter(hub);
         sockets.bindings.insert(binding);
         self.publish(&sockets);
@@ -220,15 +222,15 @@ impl NetState {
         Ok(BoundEntry { id, local, outlet, home, is_followed })
     }
 
-    /// Changes a socket's binding. It is the one bound last from now on: of sockets that are connected
-    /// alike, the kernel takes the last.
+    /// Changes a socket's binding. The socket counts as the last one bound from now on: among
+    /// sockets connected alike, the kernel selects the last.
     pub(super) fn rebind(&self, id: SocketId, change: impl FnOnce(&mut Binding)) {
         let mut sockets = self.sockets();
         sockets.bindings.rebind(id, change);
         self.publish(&sockets);
     }
 
-    /// Forgets a socket, which has no reader any more.
+    /// Removes a socket that has no reader any more.
     pub(super) fn close(&self, id: SocketId) {
         let mut sockets = self.sockets();
         sockets.bindings.remove(id);
@@ -245,7 +247,8 @@ impl NetState {
         &self.cpus
     }
 
-    /// Transmitter of the calling thread's CPU, or of another if the CPU is not the engine's.
+    /// Transmitter of the calling thread's CPU; of another CPU if the engine does not run on that
+    /// one.
     pub(super) fn transmitter(&self) -> MutexGuard<'_, Transmitter> {
         let cpu = sys::current_cpu();
         let index = self.cpus.iter().position(|&own| own == cpu);
@@ -267,7 +270,7 @@ impl NetState {
         Routes(self.devices.iter().map(|device| device.identity.load()).collect())
     }
 
-    /// Transmit frames not yet returned.
+    /// Number of transmit frames in use.
     pub(super) fn send_frames_away(&self) -> usize {
         (0..self.cpus.len()).map(|index| self.transmitter_of(index).frames_away()).sum()
     }
@@ -277,8 +280,8 @@ impl NetState {
             || self.devices.iter().any(|device| device.identity.load().is_for_us(address))
     }
 
-    /// Ends all sockets, as no more packets will come: wakes their readers, drops packets that wait for a
-    /// neighbour.
+    /// Ends all sockets, as no more packets will come: wakes their readers, and drops packets that
+    /// wait for a neighbour.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
         self.directory.hubs().for_each(|hub| hub.end());
@@ -286,7 +289,7 @@ impl NetState {
         self.devices.iter().for_each(|device| device.learned().close(&mut dropped));
         drop(dropped);
         for index in 0..self.cpus.len() {
-            // A device that is gone has said so to who sent.
+            // Ignored: a device that is gone has already failed the sender's call.
             let _ = self.transmitter_of(index).flush_all();
         }
     }
@@ -318,14 +321,14 @@ impl BoundSockets {
         Ok(SocketId::new(slot, self.generations[slot as usize]))
     }
 
-    /// The slot of a socket that is closed is another one's.
+    /// Makes the slot of a closed socket available again.
     fn give_back(&mut self, id: SocketId) {
         let generation = &mut self.generations[id.index()];
         *generation = generation.wrapping_add(1);
         self.free.extend(u32::try_from(id.index()));
     }
 
-    /// `ip_local_port_range`.
+    /// Chooses an ephemeral port (`ip_local_port_range`).
     fn choose_port(&mut self, binding: &mut Binding) -> io::Result<()> {
         const PORTS: std::ops::Range<u16> = 32_768..61_000;
         for _ in PORTS {

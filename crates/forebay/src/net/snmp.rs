@@ -1,4 +1,4 @@
-//! Counters of the network layer, as `/proc/net/snmp` and `/proc/net/snmp6` write it.
+//! Counters of the network layer, in the format of `/proc/net/snmp` and `/proc/net/snmp6`.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use forebay_stack::network::NetworkCounters;
 
 use super::unsent::Unsent;
 
-/// A counter's name, and where it stands.
+/// A counter's name, and the field that holds it.
 type Named = (&'static str, fn(&NetworkCounters) -> &Counter);
 
 const IP: &[Named] = &[
@@ -73,7 +73,8 @@ const V6: &[Named] = &[
     ("Udp6IgnoredMulti", |of| &of.udp6.ignored_multi),
 ];
 
-/// The counters of all CPUs together, those that there are here, in the lines of `/proc/net/snmp`.
+/// Sums of all CPUs' counters, in the lines of `/proc/net/snmp`. Counters that this stack lacks are
+/// left out.
 pub(super) fn snmp(counters: &[Arc<NetworkCounters>], unsent: &Unsent) -> String {
     let unsent = [("OutDiscards", unsent.v4.discards()), ("OutNoRoutes", unsent.v4.no_routes())];
     let mut text = String::new();
@@ -89,7 +90,7 @@ pub(super) fn snmp(counters: &[Arc<NetworkCounters>], unsent: &Unsent) -> String
     text
 }
 
-/// The same of IPv6, in the lines of `/proc/net/snmp6`.
+/// Sums of all CPUs' IPv6 counters, in the lines of `/proc/net/snmp6`.
 pub(super) fn snmp6(counters: &[Arc<NetworkCounters>], unsent: &Unsent) -> String {
     let unsent =
         [("Ip6OutDiscards", unsent.v6.discards()), ("Ip6OutNoRoutes", unsent.v6.no_routes())];
@@ -109,7 +110,7 @@ fn sum(counters: &[Arc<NetworkCounters>], of: fn(&NetworkCounters) -> &Counter) 
 mod tests {
     use super::*;
 
-    /// The names in a text of the kernel's, each with its protocol.
+    /// Names in a text of the kernel's format, each with its protocol.
     fn names(text: &str) -> Vec<String> {
         let heads = text.lines().step_by(2).filter_map(|line| line.split_once(": "));
         let all = heads.flat_map(|(protocol, names)| {

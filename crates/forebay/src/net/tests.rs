@@ -1,5 +1,5 @@
-//! From frames to what a reader is given: datagrams in fragments, merged ones, and ones that are yet
-//! to be cut, by every policy and every call, where packet memory is large or small.
+//! From frames to the data that a reader gets: fragmented, merged, and GSO datagrams, with every
+//! policy and every call, and with large and small packet memory.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -37,7 +37,7 @@ const SENDER_V4: [u8; 4] = [10, 9, 0, 2];
 const SENDER_V6: [u8; 16] = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2];
 const PORT: u16 = 9000;
 const SOCKETS: u16 = 2;
-/// Plenty: what is tested is not who goes when there is too little.
+/// Large enough that no fragments are evicted: eviction is not tested here.
 const FRAGMENTS_BYTES: u32 = 1 << 30;
 
 /// Socket that datagrams are sent to.
@@ -45,30 +45,30 @@ const FRAGMENTS_BYTES: u32 = 1 << 30;
 enum To {
     V4,
     V6,
-    /// Every socket gets them.
+    /// A multicast group that every socket has joined.
     Group,
 }
 
-/// Way in which they come.
+/// Form in which the datagrams arrive.
 #[derive(Clone, Debug)]
 enum Way {
-    /// In fragments of at most so many bytes, in any order, some of them twice.
+    /// Fragments of at most `at_most` bytes, in any order, some of them twice.
     Fragments { len: usize, at_most: usize, order: u64 },
-    /// So many of this length, merged here.
+    /// `count` datagrams of `len` bytes, merged here.
     Merged { len: usize, count: usize },
-    /// The same in one frame that is yet to be cut.
+    /// `count` datagrams of `len` bytes in one GSO frame.
     Gso { len: usize, count: usize },
 }
 
-/// Call by which one is read.
+/// Call used to read a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Call {
     Receive,
-    /// With room for so much less than there is.
+    /// Receive into a buffer this much too short.
     Truncate(usize),
     PeekFirst,
     Batch,
-    /// Each is answered where it lies.
+    /// Answer each datagram in place.
     Reply,
 }
 
@@ -77,7 +77,7 @@ struct Turn {
     to: To,
     way: Way,
     policy: ReclaimPolicy,
-    /// By socket: what it reads with, before the next turn or not.
+    /// Call used by each socket to read before the next turn, if any.
     calls: [Option<Call>; SOCKETS as usize],
 }
 
@@ -119,7 +119,7 @@ fn turn() -> impl Strategy<Value = Turn> {
     })
 }
 
-/// A CPU's stack, two sockets, and what they are to be given.
+/// A CPU's stack, two sockets, and the datagrams expected from them.
 struct Rig {
     pool: Pool,
     stack: Stack,
@@ -129,10 +129,10 @@ struct Rig {
     answers: SentPackets,
     readers: Vec<SocketReader>,
     gro: [bool; SOCKETS as usize],
-    /// By the number that it begins with: the length of each datagram that was sent.
+    /// Length of each datagram sent, by the number that it begins with.
     sent: HashMap<u32, usize>,
     next: u32,
-    /// Datagrams that each socket should get and what it got, or was refused.
+    /// Number of datagrams that each socket should get, and that it got or dropped.
     expected: [u64; SOCKETS as usize],
     got: [u64; SOCKETS as usize],
 }
@@ -157,7 +157,7 @@ impl Rig {
         let network = NetworkLayer::new(config, Arc::clone(&counters));
         let (mut bindings, mut readers, mut hubs) = (Vec::new(), Vec::new(), Vec::new());
         for id in 0..SOCKETS {
-            // The second is for the group alone.
+            // The second socket receives the group only.
             let ip = if id == 0 { IpAddr::from([0; 16]) } else { IpAddr::from(GROUP) };
             let groups = vec![IpAddr::from(GROUP)];
             let id = SocketId(id.into());
@@ -203,7 +203,7 @@ impl Rig {
         }
     }
 
-    /// Packets that a turn brings, as it comes out of an intake.
+    /// Packets of a turn, as an intake would hand them over.
     fn packets(&mut self, turn: &Turn) -> Vec<Packet> {
         let sockets = if turn.to == To::Group { 2 } else { 1 };
         let (len, count) = match turn.way {
@@ -251,7 +251,7 @@ impl Rig {
         }
     }
 
-    /// Bytes that say which datagram they are of, and which of its bytes each is.
+    /// Payload whose bytes identify the datagram, and their position in it.
     fn payload(&mut self, len: usize) -> Vec<u8> {
         self.sent.insert(self.next, len);
         self.next += 1;
@@ -267,7 +267,7 @@ impl Rig {
         Some(packet)
     }
 
-    /// All of these or none, as frames are left.
+    /// Allocates packets for all frames, or for none if the pool runs out.
     fn all_received(&mut self, frames: &[Vec<u8>]) -> Option<Vec<Packet>> {
         let mut packets = Vec::new();
         for bytes in frames {
@@ -282,13 +282,13 @@ impl Rig {
         Some(packets)
     }
 
-    /// No frames are left for these datagrams, so no device gives them.
+    /// No frames are free for these datagrams, so a device would not deliver them.
     fn expect_less(&mut self, sockets: usize, count: usize) -> Vec<Packet> {
         (0..sockets).for_each(|socket| self.expected[socket] -= count as u64);
         Vec::new()
     }
 
-    /// Reads all that there is.
+    /// Reads everything available.
     fn read(&mut self, socket: usize, call: Call, policy: ReclaimPolicy) {
         let mut room = vec![0; 1 << 20];
         loop {
@@ -331,7 +331,7 @@ impl Rig {
         }
     }
 
-    /// Checks what a batch has, and returns of how many datagrams that is.
+    /// Checks one element of a batch. Returns the number of datagrams in it.
     fn judge_datagram(&self, datagram: &Datagram, is_gro: bool) -> u64 {
         let segments: Vec<_> = datagram.segments().collect();
         assert_eq!(segments[0], datagram.payload());
@@ -340,7 +340,7 @@ impl Rig {
         segments.iter().map(|segment| self.judge(segment, false)).sum()
     }
 
-    /// The same of bytes that are a datagram's, or those of several.
+    /// Checks the bytes of one datagram, or of several. Returns their number.
     fn judge(&self, bytes: &[u8], may_be_several: bool) -> u64 {
         let (mut rest, mut count) = (bytes, 0);
         while let Some((number, _)) = rest.split_first_chunk() {
@@ -393,7 +393,7 @@ fn parsed(mut packet: Packet) -> Packet {
     packet
 }
 
-/// A datagram in one frame, however long.
+/// A datagram of any length, in one frame.
 fn whole(to: To, payload: &[u8]) -> Vec<u8> {
     let builder = etherparse::PacketBuilder::ethernet2([2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]);
     let builder = match to {
@@ -406,12 +406,12 @@ fn whole(to: To, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A datagram in frames of at most so much payload of IP each, shuffled, the first two of them twice.
+/// A datagram in frames of at most `at_most` bytes of IP payload, shuffled, the first two twice.
 fn fragments(to: To, payload: &[u8], at_most: usize, id: u32, order: u64) -> Vec<Vec<u8>> {
     let bytes = whole(to, payload);
     let data_at = if to == To::V6 { 54 } else { 34 };
     let (headers, data) = bytes.split_at(data_at);
-    // An IPv6 packet of 65,507 bytes of payload has no room for more.
+    // An IPv6 packet with 65,507 bytes of UDP payload has no room for a longer fragment.
     let parts: Vec<_> = data.chunks(at_most.min(1464)).collect();
     let mut frames = Vec::new();
     for (number, part) in parts.iter().enumerate() {
@@ -425,7 +425,7 @@ fn fragments(to: To, payload: &[u8], at_most: usize, id: u32, order: u64) -> Vec
     if frames.len() > 2 {
         frames.extend(frames[..2].to_vec());
     }
-    // The last one must be last: a duplicate behind it would begin another datagram.
+    // The last fragment must arrive last: a duplicate behind it would begin another datagram.
     let last = frames.len().min(parts.len());
     let mut seed = order;
     let mut below = |bound: usize| {
@@ -466,8 +466,8 @@ fn fragment_v6(headers: &[u8], part: &[u8], offset: u16, is_last: bool, id: u32)
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// However datagrams come, wherever they wait, whatever they are read with: each is given as it
-    /// was sent, alone unless its reader takes merged ones, or dropped by name; no memory is lost.
+    /// With any form of arrival, buffer policy and call, each datagram is read as it was sent, alone
+    /// unless its reader takes merged ones, or is dropped with a reason; no memory is lost.
     #[test]
     fn promise_1_and_2_readers_get_datagrams_as_sent(
         turns in proptest::collection::vec(turn(), 1..12),
@@ -483,7 +483,7 @@ proptest! {
     }
 }
 
-/// `XRLIM_BURST_FACTOR` errors at once are told to a host, by whichever CPU, however many there are.
+/// Each CPU may send `XRLIM_BURST_FACTOR` errors at once to a host, however many CPUs there are.
 #[test]
 fn promise_13_each_cpu_may_send_icmp_burst() {
     const BURST: u32 = 6;

@@ -1,4 +1,4 @@
-//! Transmit side of sockets: headers, the next hop, the device.
+//! Transmit side of sockets: headers, next hop, device.
 
 use std::net::{IpAddr, SocketAddr};
 use std::{fmt, io};
@@ -16,10 +16,10 @@ use rustix::io::Errno;
 
 use super::neighbours::{Hop, KernelNeighbours};
 
-/// Maximum number of datagrams gathered before a flush.
+/// Upper bound on datagrams gathered before a flush.
 const GATHER_MAX: usize = 64;
 
-/// Fields of a datagram that is sent, besides its addresses.
+/// Header fields of a datagram to be sent, addresses excluded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SentMarks {
     pub(super) ttl: u8,
@@ -33,7 +33,7 @@ impl Default for SentMarks {
     }
 }
 
-/// Addresses of a datagram.
+/// Source and destination of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Between {
     pub(super) source: SocketAddr,
@@ -43,20 +43,20 @@ pub(super) struct Between {
 /// Outcome of gathering a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Gathered {
-    /// The datagram is sent by the next flush.
+    /// The datagram will be sent by the next flush.
     Yes,
-    /// The next hop is not known yet; resolution is left to the kernel.
+    /// The next hop is unknown, and its resolution is left to the kernel.
     NextUnknown,
 }
 
 /// Transmit side of one CPU: a sink and next hops for each device.
 pub(super) struct Transmitter {
     clock: Clock,
-    /// The time, as of the last flush.
+    /// Time of the last flush, in ns.
     now_ns: u64,
-    /// Frames for datagrams to be sent; also returns frames of other CPUs to their owners.
+    /// Frames for datagrams to be sent. The pool also returns frames of other CPUs to their owners.
     pool: Pool,
-    /// By device.
+    /// Send paths, by device.
     ways: Vec<SendPath>,
 }
 
@@ -87,10 +87,11 @@ impl Transmitter {
         self.flush(device)
     }
 
-    /// Gathers a datagram with this payload; it goes with the next [`flush`](Self::flush).
+    /// Gathers a datagram with this payload. The next [`flush`](Self::flush) sends it.
     ///
     /// # Errors
-    /// `EMSGSIZE` when it does not fit in the device's MTU; would block when no memory is free.
+    /// `EMSGSIZE` if the datagram does not fit in the device's MTU; `WouldBlock` if no memory is
+    /// free.
     pub(super) fn gather(
         &mut self,
         device: usize,
@@ -112,7 +113,7 @@ impl Transmitter {
         };
         let len_bytes = u32::try_from(payload.len()).map_err(|_| too_long())?;
         let Some(mut frame) = pool.allocate(len_bytes) else {
-            // What has gone makes room for the next.
+            // Flushing frees memory for the next attempt.
             let _ = self.flush_all();
             return Err(io::ErrorKind::WouldBlock.into());
         };
@@ -134,11 +135,11 @@ impl Transmitter {
         dropped.drain(..).for_each(|packet| self.pool.put(packet.frame));
     }
 
-    /// Gathers the answer to a datagram that came from link address `back`. The packet's frame holds the
-    /// payload alone.
+    /// Gathers the answer to a datagram that came from link-layer address `back`. The packet's
+    /// frame contains only the payload.
     ///
     /// # Errors
-    /// `EMSGSIZE` when it does not fit in the device's MTU.
+    /// `EMSGSIZE` if the answer does not fit in the device's MTU.
     pub(super) fn gather_answer(
         &mut self,
         device: usize,
@@ -185,12 +186,12 @@ impl Transmitter {
         let gathered = &mut self.ways[device].gathered;
         gathered.push(packet);
         if gathered.len() >= GATHER_MAX {
-            // A device that is gone says so to whoever flushes next, too.
+            // Ignored: if the device is gone, the next caller's flush fails too.
             let _ = self.flush(device);
         }
     }
 
-    /// True if there is packet memory for a datagram, however long.
+    /// True if there is packet memory for a datagram of any length.
     pub(super) fn has_room(&mut self) -> bool {
         let frame = self.pool.allocate(self.pool.largest_frame_bytes());
         let has_room = frame.is_some();
@@ -198,12 +199,12 @@ impl Transmitter {
         has_room
     }
 
-    /// Own frames not yet returned.
+    /// Number of this pool's frames in use.
     pub(super) fn frames_away(&mut self) -> usize {
         self.pool.in_use()
     }
 
-    /// Takes back a frame that is not sent.
+    /// Returns the frame of a packet that is not sent.
     pub(super) fn put(&mut self, packet: Packet) {
         self.pool.put(packet.frame);
     }
@@ -211,7 +212,7 @@ impl Transmitter {
     /// Sends the gathered datagrams of a device.
     ///
     /// # Errors
-    /// When the device is gone.
+    /// If the device is gone.
     pub(super) fn flush(&mut self, device: usize) -> Result<(), SinkError> {
         self.now_ns = self.clock.now_ns();
         let Self { pool, ways, .. } = self;
@@ -225,12 +226,12 @@ impl Transmitter {
     /// Sends the gathered datagrams of all devices.
     ///
     /// # Errors
-    /// When one of them is gone.
+    /// If one of the devices is gone.
     pub(super) fn flush_all(&mut self) -> Result<(), SinkError> {
         (0..self.ways.len()).map(|device| self.flush(device)).fold(Ok(()), Result::and)
     }
 
-    /// Length of the largest GSO payload: as many datagrams as a frame holds, at most 64.
+    /// Length of the largest GSO payload: as many datagrams as fit in a frame, at most 64.
     pub(super) fn whole_len(&self, gso_size: u16) -> usize {
         let most = self.pool.largest_frame_bytes().min(u16::MAX.into()) as usize;
         let size = usize::from(gso_size.max(1));
@@ -238,8 +239,8 @@ impl Transmitter {
     }
 }
 
-/// A datagram is not cut into fragments on the way out, as with `IP_PMTUDISC_DO`: one that does not
-/// fit is refused.
+/// Checks the length against the MTU. A datagram that does not fit is refused, never fragmented, as
+/// with `IP_PMTUDISC_DO`.
 fn check_len(payload_len: usize, between: Between, on: &Identity) -> io::Result<()> {
     let headers_len = if between.destination.is_ipv4() { 28 } else { 48 };
     if payload_len + headers_len > on.mtu as usize { Err(too_long()) } else { Ok(()) }

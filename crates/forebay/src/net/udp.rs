@@ -1,5 +1,5 @@
-//! UDP sockets with the calls of `std`'s, and two more: batches of datagrams in place, and a reader that
-//! runs on its CPU's own thread.
+//! UDP sockets with the calls of `std::net::UdpSocket`, and two additions: batches of datagrams in
+//! place, and a reader that runs on its CPU's own thread.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -18,14 +18,14 @@ use super::endpoint::{Flush, Inner};
 
 /// A UDP socket of a [`Net`](super::Net).
 ///
-/// Any number of threads may read from it and send: each datagram is read by one of them.
+/// Any number of threads may send and receive. Each datagram is received by one of them.
 #[derive(Clone)]
 pub struct UdpSocket(pub(super) Arc<Inner>);
 
 /// Counters of a socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SocketCounts {
-    /// Datagrams that were queued for its reader.
+    /// Datagrams queued for the socket's reader.
     pub queued: u64,
     /// Datagrams queued by each CPU, in the order of the engine's CPUs.
     pub by_cpu: Vec<u64>,
@@ -50,11 +50,12 @@ impl UdpSocket {
         self.0.remote()
     }
 
-    /// Connects to a peer: only its datagrams are received from now on, and [`send`](Self::send) sends
-    /// to it.
+    /// Connects to a peer: only datagrams from the peer are received from now on, and
+    /// [`send`](Self::send) sends to it.
     ///
     /// # Errors
-    /// When the address cannot be resolved, or is of another family; `ENETUNREACH` when there is no way.
+    /// If the address cannot be resolved, or is of another family; `ENETUNREACH` if there is no
+    /// route.
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<()> {
         self.0.connect(first(to)?)
     }
@@ -71,15 +72,16 @@ impl UdpSocket {
     /// Sends a datagram, never as fragments (`IP_PMTUDISC_DO`).
     ///
     /// # Errors
-    /// `EMSGSIZE` when it does not fit in the MTU, `ENETUNREACH` without a route,
-    /// `ECONNREFUSED` after an ICMP port unreachable from the connected peer; when the device is gone. Waits
-    /// while no packet memory is free; `WouldBlock` instead if the socket is non-blocking, or on the
-    /// thread of an engine's CPU, which may be the one that must collect the memory.
+    /// `EMSGSIZE` if the datagram does not fit in the MTU; `ENETUNREACH` if there is no route;
+    /// `ECONNREFUSED` after an ICMP port unreachable from the connected peer; and if the device is
+    /// gone. Waits while no packet memory is free, except if the socket is non-blocking or the
+    /// calling thread is an engine CPU's, which may be the one that must collect the memory: then
+    /// `WouldBlock`.
     pub fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
         self.0.send(payload, first(to)?, 0, Flush::Now)
     }
 
-    /// Sends a payload as datagrams of `gso_size` bytes each, the last one perhaps shorter
+    /// Sends a payload as datagrams of `gso_size` bytes each; the last one may be shorter
     /// (`UDP_SEGMENT`).
     ///
     /// # Errors
@@ -91,8 +93,8 @@ impl UdpSocket {
     /// Sends many datagrams with one notification of the device.
     ///
     /// # Errors
-    /// As [`send_to`](Self::send_to) if the very first cannot be sent. Otherwise the number of datagrams
-    /// sent before the first failure is returned.
+    /// As [`send_to`](Self::send_to) if the first datagram cannot be sent. After a later failure,
+    /// the number of datagrams sent before it is returned instead.
     pub fn send_batch<'a>(
         &self,
         datagrams: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
@@ -113,12 +115,13 @@ impl UdpSocket {
         }
     }
 
-    /// Receives one datagram into `buffer`; returns its length there and its sender. Excess bytes are
-    /// discarded.
+    /// Receives one datagram into `buffer`. Returns the number of bytes copied and the sender.
+    /// Excess bytes are discarded.
     ///
     /// # Errors
-    /// `WouldBlock`, at once or after the time-out, as configured; `ECONNREFUSED` as of
-    /// [`send_to`](Self::send_to); `BrokenPipe` once the engine has ended and all is read.
+    /// `WouldBlock`, at once or after the time-out, as configured; `ECONNREFUSED` as for
+    /// [`send_to`](Self::send_to); `BrokenPipe` once the engine has ended and all datagrams are
+    /// read.
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let packet = self.0.wait_for(SocketReader::next)?;
         let read = self.0.read(&packet, buffer);
@@ -126,7 +129,7 @@ impl UdpSocket {
         Ok(read)
     }
 
-    /// Receives one datagram into `buffer`; returns its length there.
+    /// Receives one datagram into `buffer`. Returns the number of bytes copied.
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
@@ -142,8 +145,8 @@ impl UdpSocket {
         self.0.wait_for(|reader| reader.peek().map(|packet| self.0.read(packet, buffer)))
     }
 
-    /// Receives between 1 and `max` datagrams in place, without copying. Those that `batch` holds are
-    /// returned first.
+    /// Receives between 1 and `max` datagrams in place, without copying. The previous datagrams of
+    /// `batch` are returned first.
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
@@ -158,8 +161,8 @@ impl UdpSocket {
         self.try_take(batch, max)
     }
 
-    /// Receives in place on the thread of an engine's CPU, which polls and delivers packets itself while
-    /// nothing is queued: no other thread is woken. Returns 0 once the engine has ended.
+    /// Receives in place on the thread of an engine CPU, which polls and delivers packets itself
+    /// while nothing is queued: no other thread is woken. Returns 0 once the engine has ended.
     pub fn recv_batch_on<H: Handler>(
         &self,
         cpu: &mut CpuThread<H>,
@@ -172,7 +175,7 @@ impl UdpSocket {
         loop {
             let goes_on = cpu.turn_until(is_ready);
             let count = self.try_take(batch, max);
-            // Where another CPU delivers, the datagram may be a moment away.
+            // If another CPU delivers the datagram, it may not be visible yet: try again.
             if count > 0 || !(goes_on || is_ready()) {
                 return count;
             }
@@ -188,17 +191,17 @@ impl UdpSocket {
         batch.of = Some(Arc::clone(&self.0));
     }
 
-    /// Sends the answers of a batch to the senders of its datagrams, in order. Returns the number sent: one
-    /// without a route, or longer than the device's MTU, is dropped and counted
+    /// Sends the answers of a batch to the senders of its datagrams, in order. Returns the number
+    /// sent. An answer without a route, or longer than the device's MTU, is dropped and counted
     /// (`OutNoRoutes`, `OutDiscards` of [`Net::snmp`](super::Net::snmp)).
     ///
     /// # Errors
-    /// When the device is gone.
+    /// If the device is gone.
     pub fn send_replies(&self, batch: &mut Datagrams) -> io::Result<usize> {
         self.0.send_replies(batch)
     }
 
-    /// Sets whether calls return at once when nothing is queued (`O_NONBLOCK`).
+    /// Sets whether calls return at once if nothing is queued (`O_NONBLOCK`).
     pub fn set_nonblocking(&self, is_nonblocking: bool) {
         self.0.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
     }
@@ -206,7 +209,7 @@ impl UdpSocket {
     /// Sets the longest wait for a datagram; `None`: no limit (`SO_RCVTIMEO`).
     ///
     /// # Errors
-    /// When it is zero, as of `std`.
+    /// If the time-out is zero, as in `std`.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         set_timeout(&self.0.read_timeout_ns, timeout)
     }
@@ -214,7 +217,7 @@ impl UdpSocket {
     /// Sets the longest wait for packet memory to send from; `None`: no limit (`SO_SNDTIMEO`).
     ///
     /// # Errors
-    /// When it is zero, as of `std`.
+    /// If the time-out is zero, as in `std`.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         set_timeout(&self.0.write_timeout_ns, timeout)
     }
@@ -224,8 +227,8 @@ impl UdpSocket {
         self.0.reader().set_takes_merged(is_on);
     }
 
-    /// Sets whether flows follow the CPU that reads them (RFS). Default: true, except for sockets bound
-    /// [one per CPU](super::SocketOptions::reuse_port_on).
+    /// Sets whether flows follow the CPU that reads them (RFS). Default: true, except for sockets
+    /// bound [one per CPU](super::SocketOptions::reuse_port_on).
     pub fn set_followed(&self, is_followed: bool) {
         self.0.is_followed.store(is_followed, Ordering::Relaxed);
     }
@@ -245,8 +248,8 @@ impl UdpSocket {
         self.0.reader().outlet.account().set_rcvbuf(bytes.min(self.0.shared.rmem_max));
     }
 
-    /// Joins a multicast group. On a device that the kernel has too, the kernel joins it as well and sends
-    /// the membership report.
+    /// Joins a multicast group. On a device that the kernel has too, the kernel also joins the
+    /// group, and sends the membership report.
     ///
     /// # Errors
     /// `EINVAL` if `group` is not a multicast address; the kernel's errors.
@@ -270,21 +273,23 @@ impl UdpSocket {
 }
 
 impl UdpSocket {
-    /// Descriptor of [`AsFd`], as a result.
+    /// Descriptor of [`AsFd`], or the reason why there is none.
     ///
     /// # Errors
-    /// When the process has no descriptors left.
+    /// If the process has no descriptors left.
     pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
         self.0.descriptor()
     }
 }
 
 impl AsFd for UdpSocket {
-    /// Descriptor for `poll(2)`, `epoll` and tokio's `AsyncFd`: readable while a datagram is queued, writable
-    /// unless a send would block. Created at the first call. Supports nothing else.
+    /// Descriptor for `poll(2)`, `epoll` and tokio's `AsyncFd`: readable while a datagram is
+    /// queued, writable unless a send would block. Created by the first call. Other operations on
+    /// the descriptor have no meaning.
     ///
     /// # Panics
-    /// When the process has no descriptors left: [`descriptor`](Self::descriptor) says so instead.
+    /// If the process has no descriptors left; [`descriptor`](Self::descriptor) returns an error
+    /// instead.
     #[expect(clippy::expect_used, reason = "the trait has no errors")]
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor().expect("no descriptors are left for a socket")

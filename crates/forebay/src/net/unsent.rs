@@ -1,16 +1,16 @@
-//! Datagrams that were not sent.
+//! Counters of datagrams that were not sent.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Datagrams of one family that could not be sent, by the kernel's names.
+/// Datagrams of one family that could not be sent, by the kernel's counter names.
 #[derive(Debug, Default)]
 pub(super) struct OfFamily {
     no_routes: AtomicU64,
     discards: AtomicU64,
 }
 
-/// The same, of either family.
+/// Datagrams of both families that could not be sent.
 #[derive(Debug, Default)]
 pub(super) struct Unsent {
     pub(super) v4: OfFamily,
@@ -18,12 +18,12 @@ pub(super) struct Unsent {
 }
 
 impl Unsent {
-    /// One for which there is no way out: `OutNoRoutes`.
+    /// Counts a datagram without a route: `OutNoRoutes`.
     pub(super) fn count_no_route(&self, to: IpAddr) {
         self.of(to).no_routes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One that had one, and cannot go: `OutDiscards`.
+    /// Counts a datagram that has a route but cannot be sent: `OutDiscards`.
     pub(super) fn count_discard(&self, to: IpAddr) {
         self.of(to).discards.fetch_add(1, Ordering::Relaxed);
     }

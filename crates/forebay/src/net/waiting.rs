@@ -1,4 +1,4 @@
-//! Waiting until something may be read from a socket, or sent.
+//! Waiting until a socket is readable or writable.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,12 +14,12 @@ use super::endpoint::Inner;
 use super::shared::NetState;
 use super::wake::Wake;
 
-/// Looked so often, at first and at most, for packet memory that has come home: nobody tells of it.
+/// First and longest pause between two checks for free packet memory: no event announces it.
 const PAUSE: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
 impl Inner {
-    /// Tries until there is something, as long as may be waited.
+    /// Calls `attempt` until it finds something, at most for the socket's read time-out.
     pub(super) fn wait_for<T>(
         &self,
         mut attempt: impl FnMut(&mut SocketReader) -> Option<T>,
@@ -29,11 +29,11 @@ impl Inner {
             if let Some(found) = self.try_once(&mut attempt)? {
                 return Ok(found);
             }
-            // In this order: whoever ends it wakes all who looked before.
+            // The order matters: a sleeper registered before `end` is woken by it.
             let sleeper = self.wake.sleeper();
             let has_ended = self.shared.has_ended();
             if self.is_ready_or_armed(true) {
-                thread::yield_now(); // it is a moment away
+                thread::yield_now(); // the packet is in the queue, but not visible yet
                 continue;
             }
             if has_ended {
@@ -46,7 +46,7 @@ impl Inner {
         }
     }
 
-    /// Tries once. What a peer has told comes first, as in the kernel.
+    /// Tries once. A refusal by the peer is reported first, as in the kernel.
     fn try_once<T>(
         &self,
         attempt: impl FnOnce(&mut SocketReader) -> Option<T>,
@@ -60,7 +60,7 @@ impl Inner {
         if is_refused { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(found) }
     }
 
-    /// Takes what is there, and waits for nothing.
+    /// Takes what is available, without waiting.
     pub(super) fn try_take<T>(&self, take: impl FnOnce(&mut SocketReader) -> T) -> T {
         let mut reader = self.reader();
         let taken = take(&mut reader);
@@ -68,8 +68,8 @@ impl Inner {
         taken
     }
 
-    /// True if there is anything to read. If not, whoever delivers next wakes the readers.
-    /// `is_asleep`: the caller is counted as a sleeper.
+    /// True if there is anything to read. If not, the next CPU that delivers wakes the readers.
+    /// `is_asleep` is true if the caller is counted as a sleeper.
     pub(super) fn is_ready_or_armed(&self, is_asleep: bool) -> bool {
         let mut reader = self.reader();
         let is_ready = reader.has_ready() || !self.arm(&mut reader, is_asleep);
@@ -77,7 +77,8 @@ impl Inner {
         is_ready
     }
 
-    /// Says that a reader goes to sleep, unless something is there: then nobody sleeps.
+    /// Announces that a reader goes to sleep. If something is available instead, the other sleepers
+    /// are woken. Returns true if the reader may sleep.
     fn arm(&self, reader: &mut SocketReader, is_asleep: bool) -> bool {
         let is_armed = reader.outlet.arm();
         if !is_armed && self.wake.has_others(is_asleep) {
@@ -86,8 +87,8 @@ impl Inner {
         is_armed
     }
 
-    /// Has the descriptor, if there is one, tell how it stands. From then on either it is readable, or
-    /// whoever delivers next makes it so.
+    /// Updates the descriptor, if there is one. From then on either the descriptor is readable, or
+    /// the next CPU that delivers makes it readable.
     pub(super) fn tell_if_readable(&self, reader: &mut SocketReader) {
         let Some(descriptor) = self.descriptor.get() else { return };
         let due = reader.outlet.due();
@@ -95,13 +96,13 @@ impl Inner {
             return self.wake.readable();
         }
         self.wake.not_readable(due, descriptor);
-        // Whoever ended the run, or put something in, may have said so just before.
+        // A CPU may have ended the run or put a packet in just before.
         if !reader.outlet.arm() || self.hub.has_news(due) {
             self.hub.wake_reader();
         }
     }
 
-    /// Descriptor that tells whoever waits for it that something may be read, or sent.
+    /// Descriptor by which pollers learn that the socket is readable or writable.
     pub(super) fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
         if let Some(descriptor) = self.descriptor.get() {
             return Ok(descriptor.as_fd());
@@ -110,20 +111,20 @@ impl Inner {
         if self.descriptor.get().is_none() {
             let (teller, told) = readiness()?;
             self.wake.set_teller(teller);
-            let _ = self.descriptor.set(told); // the reader is locked
+            let _ = self.descriptor.set(told); // never set before: the reader is locked
             self.tell_if_readable(&mut reader);
         }
         drop(reader);
         Ok(self.descriptor.get().unwrap_or_else(|| unreachable!("it was made")).as_fd())
     }
 
-    /// Senders that wait for packet memory.
+    /// Creates the wait for packet memory of one send call.
     pub(super) fn patience(&self) -> Patience<'_> {
         Patience { of: self, deadline: Deadline::of(&self.write_timeout_ns), pause: PAUSE }
     }
 }
 
-/// A sender's.
+/// A send call's wait for packet memory.
 pub(super) struct Patience<'a> {
     of: &'a Inner,
     deadline: Deadline,
@@ -131,16 +132,16 @@ pub(super) struct Patience<'a> {
 }
 
 impl Patience<'_> {
-    /// Waits a while, if that is allowed.
+    /// Waits for a while, if permitted.
     ///
     /// # Errors
-    /// Would block; `BrokenPipe` once the engine has ended: none will come home.
+    /// `WouldBlock`; `BrokenPipe` once the engine has ended, as no more memory will be returned.
     pub(super) fn wait(&mut self) -> io::Result<()> {
         let Inner { shared, wake, is_nonblocking, descriptor, .. } = self.of;
         if shared.has_ended() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        // What a CPU's own thread waits for may be for itself to do.
+        // A CPU's own thread must not wait: it may be the one that has to return the memory.
         if is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
             if let Some(descriptor) = descriptor.get() {
                 wake.not_writable(descriptor);
@@ -155,24 +156,24 @@ impl Patience<'_> {
     }
 }
 
-/// Until when a call waits.
+/// End of the wait of one call.
 struct Deadline {
     timeout: Option<Duration>,
-    /// Time at which it began to wait, once it has.
+    /// Time at which the wait began.
     began: Option<Instant>,
 }
 
 impl Deadline {
-    /// `timeout_ns` of 0 is for ever.
+    /// Creates the deadline; `timeout_ns` of 0 means none.
     fn of(timeout_ns: &AtomicU64) -> Self {
         let ns = timeout_ns.load(Ordering::Relaxed);
         Self { timeout: (ns > 0).then(|| Duration::from_nanos(ns)), began: None }
     }
 
-    /// Time left; None: for ever.
+    /// Time left; `None` if there is no time-out.
     ///
     /// # Errors
-    /// Would block, as on Linux, when nothing is.
+    /// `WouldBlock`, as on Linux, if no time is left.
     fn left(&mut self) -> io::Result<Option<Duration>> {
         let Some(timeout) = self.timeout else { return Ok(None) };
         let now = Instant::now();
@@ -186,8 +187,8 @@ impl Deadline {
     }
 }
 
-/// Sockets whose descriptors say that what is sent would block. While there are any, a thread looks for
-/// packet memory that has come home.
+/// Sockets whose descriptors are not writable. While there are any, a thread checks for free packet
+/// memory.
 #[derive(Default)]
 pub(super) struct Blocked(Mutex<Watched>);
 
@@ -210,12 +211,12 @@ impl Blocked {
             watched.has_watcher = watcher.spawn(move || while Self::watch(&shared) {}).is_ok();
         }
         if !watched.has_watcher {
-            // Who cannot be told in time asks in vain now and then.
+            // Without a watcher, poll callers must retry: report the sockets as writable.
             watched.release();
         }
     }
 
-    /// Looks once. Returns whether anybody waits still.
+    /// Checks once. Returns true if sockets still wait.
     fn watch(shared: &Weak<NetState>) -> bool {
         thread::sleep(PAUSE_MAX);
         let Some(shared) = shared.upgrade() else { return false };

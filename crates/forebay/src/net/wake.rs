@@ -1,9 +1,9 @@
-//! Wake-up of a socket's waiters: threads blocked in a call, CPUs whose thread reads, and pollers of the
-//! socket's descriptor.
+//! Wake-up of a socket's waiters: threads blocked in a call, CPUs whose thread reads, and pollers
+//! of the socket's descriptor.
 //!
-//! A queue says once that something has come, to whoever clears the sign that its reader sleeps. There
-//! may be several readers. So a wake-up is for all of them, and whoever takes the sign back though
-//! others sleep wakes those.
+//! A queue reports an arrival once, to the CPU that clears the flag of a sleeping reader, but there
+//! may be several readers. So a wake-up is for all of them, and a reader that clears the flag
+//! itself while others sleep wakes those.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,11 +20,11 @@ use forebay_sys::readiness::{ReadinessTold, Teller};
 pub(super) struct Wake {
     state: Mutex<WakeState>,
     changed: Condvar,
-    /// Readers that sleep, or are about to.
+    /// Number of readers that sleep, or are about to.
     sleepers: AtomicU32,
-    /// True if there is a teller.
+    /// True if `teller` is set.
     has_teller: AtomicBool,
-    /// CPUs whose threads read in their own turns, and what wakes them.
+    /// CPUs whose threads read in their own turns, each with its waker.
     inline: ArcSwapOption<Vec<(CpuId, Waker)>>,
 }
 
@@ -32,13 +32,13 @@ pub(super) struct Wake {
 struct WakeState {
     /// Number of times readers were woken.
     wakes: Wakes,
-    /// Made when somebody asks for the descriptor.
+    /// Writing side of the socket's descriptor; created when the descriptor is first requested.
     teller: Option<Teller>,
-    /// All before this ticket had been read when that was last said.
+    /// All packets before this ticket had been read at the last call of `not_readable`.
     due: u32,
 }
 
-/// Number of times the readers of a socket were woken.
+/// Number of times that the readers of a socket were woken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Wakes(u64);
 
@@ -49,21 +49,21 @@ pub(super) struct Sleeper<'a> {
 }
 
 impl Wake {
-    /// Says that a reader is about to sleep: it is woken for whatever comes from now on.
+    /// Registers a reader that is about to sleep: any arrival from now on wakes it.
     pub(super) fn sleeper(&self) -> Sleeper<'_> {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         Sleeper { wake: self, seen: self.state().wakes }
     }
 
-    /// True if anybody waits whom nobody else would wake, should a reader say that it is awake.
-    /// `is_asleep`: that reader is counted as a sleeper.
+    /// True if others wait that nobody would wake if a reader declared itself awake. `is_asleep` is
+    /// true if that reader is counted as a sleeper.
     pub(super) fn has_others(&self, is_asleep: bool) -> bool {
         self.sleepers.load(Ordering::Relaxed) > is_asleep.into()
             || self.has_teller.load(Ordering::Relaxed)
             || self.inline.load().as_ref().is_some_and(|inline| inline.len() > 1)
     }
 
-    /// Has a CPU woken that reads in its own turns.
+    /// Adds a CPU that reads in its own turns, to be woken too.
     pub(super) fn add_inline(&self, cpu: CpuId, wake: impl FnOnce() -> Waker) {
         let inline = self.inline.load();
         let known = inline.as_ref().map_or(&[][..], |inline| &inline[..]);
@@ -78,35 +78,35 @@ impl Wake {
         });
     }
 
-    /// Tells of the socket by a descriptor from now on.
+    /// Sets the writing side of the socket's descriptor.
     pub(super) fn set_teller(&self, teller: Teller) {
         self.state().teller = Some(teller);
         self.has_teller.store(true, Ordering::Relaxed);
     }
 
-    /// Says that there is something to read.
+    /// Makes the descriptor readable.
     pub(super) fn readable(&self) {
         self.state().teller.iter_mut().for_each(Teller::readable);
     }
 
-    /// Says that there is nothing to read: all before the ticket `due` has been.
+    /// Makes the descriptor unreadable: all packets before the ticket `due` have been read.
     pub(super) fn not_readable(&self, due: u32, told: &ReadinessTold) {
         let mut state = self.state();
         state.due = due;
         state.teller.iter_mut().for_each(|teller| teller.not_readable(told));
     }
 
-    /// Says that something may be sent.
+    /// Makes the descriptor writable.
     pub(super) fn writable(&self) {
         self.state().teller.iter_mut().for_each(Teller::writable);
     }
 
-    /// Says that what is sent would block.
+    /// Makes the descriptor unwritable: a send would block.
     pub(super) fn not_writable(&self, told: &ReadinessTold) {
         self.state().teller.iter_mut().for_each(|teller| teller.not_writable(told));
     }
 
-    /// Lets go of all that the socket has of the system's, whoever may still call it.
+    /// Releases the socket's system resources, although wakers may still hold a reference to it.
     pub(super) fn close(&self) {
         self.inline.store(None);
         self.state().teller = None;
@@ -123,7 +123,7 @@ impl WakeReader for Wake {
         let mut state = self.state();
         state.wakes.0 += 1;
         let WakeState { teller, due, .. } = &mut *state;
-        // What it is woken for may have been read already, by somebody who was awake.
+        // Another reader may already have read the packet of this wake-up.
         if let Some(teller) = teller.as_mut().filter(|_| hub.has_news(*due)) {
             teller.readable();
         }
@@ -133,7 +133,7 @@ impl WakeReader for Wake {
 }
 
 impl Sleeper<'_> {
-    /// Sleeps until it is woken, at most so long.
+    /// Sleeps until woken, at most for `at_most`.
     pub(super) fn sleep(self, at_most: Option<Duration>) {
         let Self { wake, seen } = &self;
         let (state, sleeps) = (wake.state(), |state: &mut WakeState| state.wakes == *seen);

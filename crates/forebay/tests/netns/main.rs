@@ -1,9 +1,9 @@
-//! Tests of the stack and its sockets in network namespaces, by the kernel at the other end.
+//! Tests of the stack and its sockets in network namespaces, with the kernel at the other end.
 
-mod network; //      packets of any kind, and the kernel's verdict
-mod socket_table; // the socket that a datagram is for, by the kernel's choice
-mod sockets; //      what applications call
-mod many_sockets; // as many as there may be
+mod network; //      hostile packets, compared with the kernel's verdict
+mod socket_table; // socket look-up, compared with the kernel's
+mod sockets; //      the calls of applications
+mod many_sockets; // as many sockets as possible
 
 use libtest_mimic::Arguments;
 

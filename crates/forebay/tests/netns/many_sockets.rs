@@ -1,4 +1,4 @@
-//! Many sockets, one after the other and at once, in a process that has few descriptors.
+//! Many sockets, one after another and at once, in a process with few descriptors.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use std::os::fd::AsFd;
@@ -15,17 +15,17 @@ use nix::sys::resource::{Resource, setrlimit};
 
 use crate::sockets::rig::{OURS, OURS_V6, Running, client, over_tap};
 
-/// More than the engine needs.
+/// Limit on descriptors, a little more than the engine needs.
 const DESCRIPTORS: u64 = 256;
-/// More than there are descriptors, and than fits in `GROWTH_KIB` if each leaves some of itself behind.
+/// More than the descriptors, and more than fit in `GROWTH_KIB` if each leaked part of itself.
 const SOCKETS: u32 = 20_000;
-/// Growth of a process for other reasons.
+/// Allowance for growth of the process for other reasons.
 const GROWTH_KIB: u64 = 16 << 10;
 
-/// Memory that a socket that has nothing to do may take.
+/// Memory that an idle socket may take.
 const SOCKET_BYTES: u64 = 8 << 10;
 
-/// Environment variable that names the part which this process plays.
+/// Environment variable with the part that this process runs.
 const PART: &str = "FOREBAY_TEST_PART";
 
 const PARTS: [(&str, fn()); 2] = [
@@ -33,7 +33,8 @@ const PARTS: [(&str, fn()); 2] = [
     ("promise_3_maximum_sockets_small_and_found", all),
 ];
 
-/// Each in a process of its own: they look at how large it is, and leave it few descriptors.
+/// Trials, each in its own process: they measure the size of the process, and limit its
+/// descriptors.
 pub(crate) fn trials() -> Vec<Trial> {
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
     PARTS.map(|(name, _)| trial(name, missing.as_ref(), || run(name))).into()
@@ -44,7 +45,7 @@ fn run(part: &str) {
     assert!(status.success(), "{status}");
 }
 
-/// Plays a part, if this process was started to.
+/// Runs a part, if this process was started for one. Returns false otherwise.
 pub(crate) fn played() -> bool {
     let Ok(part) = env::var(PART) else { return false };
     let (_, play) = PARTS.into_iter().find(|(name, _)| *name == part).unwrap();
@@ -54,8 +55,8 @@ pub(crate) fn played() -> bool {
     true
 }
 
-/// CPUs that have nothing to do, or have not even begun, learn nothing of sockets that come and go; one
-/// that is busy with another socket neither.
+/// Opens and closes sockets. CPUs that are idle, or have not started, keep nothing of closed
+/// sockets; nor does a CPU that is busy with another socket.
 fn closed() {
     let (net, engine) = over_tap(&NetConfig::default());
     come_and_go(&net, "before the engine runs");
@@ -65,7 +66,7 @@ fn closed() {
     let is_over = Arc::new(AtomicBool::new(false));
     let sender = {
         let (is_over, client) = (Arc::clone(&is_over), client(socket.local_addr()));
-        // One flow: all other CPUs have nothing to do.
+        // A single flow: all other CPUs stay idle.
         thread::spawn(move || {
             while !is_over.load(Ordering::Relaxed) {
                 client.send(b"something").unwrap();
@@ -82,7 +83,7 @@ fn closed() {
     assert_eq!(net.frames_away(&mut outcome), 0);
 }
 
-/// Every port of two addresses, as far as there are sockets.
+/// Binds every port of two addresses, up to the limit on sockets.
 fn all() {
     let (net, engine) = over_tap(&NetConfig::default());
     let running = Running::begin(engine);

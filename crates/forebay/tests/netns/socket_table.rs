@@ -1,5 +1,5 @@
-//! The socket that a datagram is for: the table against this kernel's own sockets, on the loopback device
-//! of a network namespace that goes with its thread.
+//! Socket look-up: the table compared with this kernel's own sockets, on the loopback device of a
+//! network namespace of the thread.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use std::collections::BTreeSet;
@@ -17,11 +17,11 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Sets of sockets that are tried, each with every datagram.
+/// Number of socket sets tried, each with every datagram.
 const SETS: u32 = 5000;
 
-/// Addresses that sockets are bound to. The senders' addresses are among them: the kernel gives a socket that is
-/// connected to one of them the same.
+/// Addresses that sockets are bound to. The senders' addresses are among them: the kernel gives a
+/// socket connected to one of them the same address.
 const LOCALS: [&str; 10] = [
     "0.0.0.0",
     "10.0.0.1",
@@ -38,9 +38,9 @@ const PORTS: [u16; 2] = [5053, 5054];
 const SENDERS: [&str; 4] = ["10.0.0.9:9", "10.0.0.9:10", "[fd00::9]:9", "[fd00::9]:10"];
 const GROUP: Ipv4Addr = Ipv4Addr::new(224, 1, 1, 1);
 const BROADCAST: Ipv4Addr = Ipv4Addr::new(127, 255, 255, 255);
-/// The CPU that everything runs on. What is sent over the loopback device comes in order then.
+/// The CPU of the test. Datagrams over the loopback device then arrive in order.
 const CPU: CpuId = CpuId(0);
-/// Address at which a last datagram tells that the one before it has come.
+/// Address of the last datagram, whose arrival shows that the one before has arrived.
 const END: &str = "10.0.0.9:5099";
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
@@ -68,7 +68,7 @@ fn set_up() {
     ip("route add 224.0.0.0/4 dev lo");
 }
 
-/// A socket to be: it is bound, and perhaps connected.
+/// Plan of a socket: bound, and perhaps connected.
 #[derive(Clone, Debug)]
 struct Plan {
     local: SocketAddr,
@@ -93,8 +93,8 @@ fn plan() -> impl Strategy<Value = Plan> {
             Plan {
                 local,
                 remote,
-                // Connected, a socket for both families keeps an address of IPv4's from others that
-                // it does not receive for. That is the kernel's affair.
+                // A connected dual-stack socket blocks an IPv4 address for others without receiving
+                // on it. The table does not model that, so such sockets are IPv6 only.
                 is_v6_only: !is_v4 && (is_v6_only || remote.is_some()),
                 reuse,
                 cpu: (reuse == Reuse::ThisCpu).then_some(cpu),
@@ -103,7 +103,7 @@ fn plan() -> impl Strategy<Value = Plan> {
     )
 }
 
-/// The kernel's socket for a plan, bound.
+/// Creates the kernel's socket for a plan.
 fn bound(plan: &Plan) -> io::Result<UdpSocket> {
     let family = if plan.local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket =
@@ -119,7 +119,7 @@ fn bound(plan: &Plan) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Sockets of the kernel, and what the table is told of them.
+/// Sockets of the kernel, and the same sockets in the table.
 #[derive(Default)]
 struct Sockets {
     own: Vec<UdpSocket>,
@@ -127,7 +127,7 @@ struct Sockets {
 }
 
 impl Sockets {
-    /// Binds and connects a socket, if the kernel lets it be bound; so must the table.
+    /// Binds and connects a socket, if the kernel permits. The table must agree.
     fn add(&mut self, plan: &Plan) {
         let id = SocketId(self.own.len() as u64);
         let mut binding = Binding {
@@ -150,7 +150,7 @@ impl Sockets {
             let is_mapped = plan.local.is_ipv6() && remote.is_ipv4();
             socket.connect(if is_mapped { mapped(remote) } else { remote }).unwrap();
             binding.remote = Some(remote);
-            // It has got an address of its own.
+            // Connecting has given the socket a local address.
             binding.local = socket.local_addr().unwrap();
         }
         self.own.push(socket);
@@ -163,7 +163,7 @@ impl Sockets {
         bound
     }
 
-    /// Sockets that have something to read, which is read.
+    /// Sockets that have received a datagram, which is read.
     fn receivers(&self) -> BTreeSet<SocketId> {
         let mut room = [0; 8];
         let has_read = |socket: &UdpSocket| socket.recv(&mut room).is_ok();
@@ -171,8 +171,8 @@ impl Sockets {
         (0..).map(SocketId).zip(read).filter_map(|(id, has)| has.then_some(id)).collect()
     }
 
-    /// True if the kernel may give a datagram to either: they share an address, and flows go by a
-    /// hash that is secret.
+    /// True if the kernel may deliver a datagram to either socket: they share an address, and the
+    /// hash that selects one is secret.
     fn are_alike(&self, one: SocketId, other: SocketId) -> bool {
         let [one, other] = [one, other].map(|id| &self.bindings[id.index()]);
         let group = |of: &Binding| {
@@ -196,7 +196,7 @@ fn a_datagram_comes_to_the_socket_that_the_table_names() {
         sender
     });
     let end = UdpSocket::bind(END).unwrap();
-    // Whatever a group is for, somebody on this host has joined it.
+    // Join every group on this host, so that the kernel accepts datagrams to it.
     end.join_multicast_v4(&GROUP, &"10.0.0.9".parse().unwrap()).unwrap();
     let mut runner =
         TestRunner::new(Config { cases: SETS, failure_persistence: None, ..Config::default() });
@@ -256,7 +256,7 @@ fn try_all(sockets: &Sockets, sender: &UdpSocket, end: &UdpSocket) {
     }
 }
 
-/// Sends a datagram, and tells which sockets have received it.
+/// Sends a datagram. Returns the sockets that have received it.
 fn sent(
     sockets: &Sockets,
     sender: &UdpSocket,

@@ -1,4 +1,4 @@
-//! Knot DNS in a namespace, and its answers beside ours.
+//! Knot DNS in a namespace, and its answers compared with ours.
 
 use std::fs;
 use std::net::UdpSocket;
@@ -20,13 +20,13 @@ use crate::{KNOT, ZONE, queries};
 /// Address of Knot DNS.
 const ADDRESS: &str = "127.0.0.1:53";
 
-/// Time that we wait for what always comes.
+/// Time to wait for an answer that must arrive.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Time that it is left alone while it starts.
+/// Pause between attempts while the server starts.
 const PAUSE: Duration = Duration::from_millis(30);
 
-/// The id of the query behind the one that matters.
+/// Id of the query sent after the one under test.
 const THEN: [u8; 2] = *b"ok";
 
 pub(crate) fn all_that_is_in_the_zone() {
@@ -82,7 +82,7 @@ struct Both {
     ours: Zone,
     child: Child,
     to_knot: UdpSocket,
-    /// Goes with this.
+    /// Kept until the server ends.
     _files: TempDir,
 }
 
@@ -104,7 +104,7 @@ impl Both {
         let both = Self { ours, child, to_knot, _files: files };
         let began = Instant::now();
         let top = query("example.test", 6, None);
-        // While it starts it answers nothing, then SERVFAIL, until it has the zone.
+        // While it starts, the server answers nothing, then SERVFAIL, until the zone is loaded.
         while both.told(&top, PAUSE).0.is_none_or(|answer| answer[3] & 0xf != 0) {
             assert!(began.elapsed() < PATIENCE, "Knot DNS does not start");
             sleep(PAUSE);
@@ -112,15 +112,15 @@ impl Both {
         both
     }
 
-    /// Answer of Knot DNS, and whether it was still there when it should have: it takes queries in
-    /// turn, so with the answer to a second one it is certain that the first gets none.
+    /// Answer of Knot DNS to a query. The server processes queries in order, so an answer to a
+    /// second query proves that the first gets none.
     fn told(&self, query: &[u8], patience: Duration) -> (Option<Vec<u8>>, bool) {
         let mut then = queries::query("", queries::A, None);
         then[..2].copy_from_slice(&THEN);
         self.to_knot.set_read_timeout(Some(patience)).unwrap();
         let (mut room, mut answer) = ([0; 65535], None);
         for query in [query, &then] {
-            // None is there yet.
+            // The server is not listening yet.
             if self.to_knot.send(query).is_err() {
                 return (None, false);
             }
@@ -134,7 +134,7 @@ impl Both {
         (answer, false)
     }
 
-    /// Difference of the two answers, if they do.
+    /// Difference between the two answers, if any.
     fn differ(&self, query: &[u8]) -> Option<String> {
         let mut room = [0; 65535];
         let ours = answer(&self.ours, query, &mut room).map(|len| &room[..len]);
@@ -148,16 +148,16 @@ impl Both {
 
 impl Drop for Both {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // Ignored: nothing can be done about a failure here.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Answer as a resolver reads it: the order of records means nothing.
+/// An answer as a resolver reads it: the order of records has no meaning.
 #[derive(Debug, PartialEq, Eq)]
 struct Read {
-    /// Flags and code are compared by the bit, and the question by the octet.
+    /// Flags and code are compared bit by bit, and the question octet by octet.
     begin: Vec<u8>,
     sections: [Vec<String>; 3],
     edns: Option<String>,
@@ -176,7 +176,7 @@ impl Read {
         });
         let mut counts = answer[4..12].to_vec();
         if message.metadata.truncation {
-            // Who gets this asks again; Knot DNS sends what it can of the addresses that do not fit.
+            // The client asks again over TCP. Knot DNS sends as many of the addresses as fit.
             sections[2].clear();
             counts.truncate(6);
         }

@@ -1,4 +1,4 @@
-//! Laws for queries of any octets.
+//! Properties for queries of arbitrary octets.
 
 use domain::zonefile::inplace::Zonefile;
 use hickory_proto::op::Message;
@@ -39,7 +39,7 @@ pub(crate) fn damaged_queries() {
     });
 }
 
-/// Whatever is asked, the answer is one that a resolver can read.
+/// Checks that the answer to any query is one that a resolver can parse.
 fn check(zone: &crate::Zone, query: &[u8], room_len: usize) -> Result<(), TestCaseError> {
     let mut room = vec![0xee; room_len];
     let len = answer(zone, query, &mut room);
@@ -52,8 +52,8 @@ fn check(zone: &crate::Zone, query: &[u8], room_len: usize) -> Result<(), TestCa
     Ok(())
 }
 
-/// No answer is longer than the client takes, nor than there is room; one that is not whole has
-/// less than the whole one, and says so if that is more than addresses that can be asked for.
+/// No answer is longer than the client accepts, or than the room. A shortened answer is a subset of
+/// the whole one, and has TC set if more is missing than optional addresses.
 pub(crate) fn sizes() {
     let zone = zone_of(ZONE);
     for name in names() {
@@ -102,7 +102,7 @@ pub(crate) fn zones_refused() {
     assert!(error.to_string().contains("no SOA"), "{error}");
 }
 
-/// Aliases of aliases are followed for a while, and once round a circle.
+/// Chains of aliases are followed up to a limit, and cycles once.
 pub(crate) fn aliases() {
     let mut text = String::from("$ORIGIN z.\n@ 60 SOA ns h 1 2 3 4 5\n*.w 60 CNAME x.w\n");
     text.extend((0..40).map(|link| format!("c{link} 60 CNAME c{}\n", link + 1)));

@@ -1,11 +1,11 @@
-//! The answers of the example `dns`: held against those of Knot DNS to the same queries over the
-//! same zone, both read by a resolver's library; and laws for queries of any octets.
+//! The answers of the example `dns`, compared with those of Knot DNS to the same queries over the
+//! same zone, both parsed by a resolver library; and properties for queries of arbitrary octets.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-mod knot; //       Knot DNS in a namespace, and its answers
-mod laws; //       what holds for any octets
-mod queries; //    what is asked
-mod served; //     the service over a device
+mod knot; //    Knot DNS in a namespace, and its answers
+mod laws; //    properties for arbitrary octets
+mod queries; // the queries
+mod served; //  the service over a device
 
 #[path = "../../examples/dns/answer.rs"]
 mod answer;
@@ -26,10 +26,10 @@ use libtest_mimic::Arguments;
 use crate::prepared::Zone;
 use crate::zone::Contents;
 
-/// A zone with something of everything.
+/// A zone with an instance of every case.
 const ZONE: &str = include_str!("example.test.zone");
 
-/// Program of Knot DNS: also the tool that says whether there is one.
+/// Program of Knot DNS. The tests need it.
 const KNOT: &str = "knotd";
 
 fn main() {

@@ -1,6 +1,6 @@
-//! Questions: queries by the octet.
+//! Queries, built octet by octet.
 
-/// Types that zones have, and some that mean something else.
+/// Record types of zones, and some meta types.
 pub(crate) const TYPES: [u16; 22] =
     [0, 1, 2, 5, 6, 12, 15, 16, 28, 33, 41, 43, 46, 47, 249, 251, 252, 253, 254, 255, 257, 65280];
 
@@ -8,10 +8,10 @@ pub(crate) const A: u16 = 1;
 pub(crate) const TXT: u16 = 16;
 pub(crate) const ANY: u16 = 255;
 
-/// A standard query that wishes for recursion.
+/// Flags of a standard query with RD.
 pub(crate) const STANDARD: u16 = 0x0100;
 
-/// A name in wire format, as it is written.
+/// Converts a name to wire format.
 pub(crate) fn name(text: &str) -> Vec<u8> {
     let labels = text.split('.').filter(|label| !label.is_empty());
     let octets = |label: &str| [&[u8::try_from(label.len()).unwrap()], label.as_bytes()].concat();
@@ -47,7 +47,7 @@ pub(crate) fn clients() -> Vec<Option<Vec<u8>>> {
     sizes.into_iter().chain([None, Some(opt(1232, 0x8000, &[]))]).collect()
 }
 
-/// Names of the zone `ZONE`, and names that it does not have.
+/// Names of the zone `ZONE`, and names that it lacks.
 pub(crate) fn names() -> Vec<String> {
     let owners = crate::ZONE.lines().filter_map(|line| line.split_whitespace().next());
     let owners = owners.filter(|owner| !owner.starts_with(['$', ';', '@']));
@@ -65,7 +65,7 @@ pub(crate) fn names() -> Vec<String> {
     names
 }
 
-/// Queries that are wrong in one thing each, or unusual.
+/// Queries with one error each, or unusual ones.
 pub(crate) fn unusual() -> Vec<(String, Vec<u8>)> {
     let mut all = headers();
     all.extend(counts());
@@ -78,7 +78,8 @@ pub(crate) fn unusual() -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// All flags and operations, but NOTIFY and UPDATE, which Knot DNS knows and we do not.
+/// All flags and opcodes, except NOTIFY and UPDATE, which Knot DNS supports and the example does
+/// not.
 fn headers() -> Vec<(String, Vec<u8>)> {
     let bits = (0..16).map(|bit| 1_u16 << bit);
     let operations = (0..16).filter(|code| ![4, 5].contains(code)).map(|code: u16| code << 11);
@@ -118,7 +119,8 @@ fn counts() -> Vec<(String, Vec<u8>)> {
         ("an octet", vec![7]),
         ("EDNS and an octet", [&edns[..], &[7]].concat()),
     ];
-    // Of those without a question Knot DNS answers some that are wrong in other ways too; we do not.
+    // Of queries without a question, Knot DNS answers some that have other errors; the example does
+    // not.
     let lone = [header(STANDARD, [0, 0, 0, 1]), edns.clone()].concat();
     let mut all = vec![("EDNS only".to_owned(), lone)];
     for number in 0_u16..81 {
@@ -132,7 +134,7 @@ fn counts() -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Options of EDNS that mean nothing to us, or are broken.
+/// EDNS options that are unknown or malformed.
 fn options() -> Vec<(String, Vec<u8>)> {
     let options: [&[u8]; 12] = [
         &[0, 10, 0, 8, 1, 2, 3, 4, 5, 6, 7, 8],

@@ -1,4 +1,4 @@
-//! The service itself, over a TAP with the kernel's sockets as clients.
+//! The service over a TAP, with the kernel's sockets as clients.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::queries::{clients, names, query};
 use crate::serve::Server;
 use crate::{ZONE, zone_of};
 
-/// Queries on their way at once, from one client.
+/// Queries in flight per client.
 const WINDOW: usize = 16;
 
-/// Every answer is there, is the one that was composed, and comes in the order of the queries of each
-/// client's socket.
+/// Checks that every answer arrives, equals the composed one, and that answers to a client's socket
+/// arrive in the order of its queries.
 pub(crate) fn over_a_tap() {
     let mut devices = [Device::open(&DeviceConfig::new("dns", Via::Tap)).unwrap()];
     ip("addr add 10.9.0.1/24 dev dns");
@@ -53,7 +53,7 @@ pub(crate) fn over_a_tap() {
     assert_eq!(answers, 4 * queries.len() as u64);
 }
 
-/// Asks all of it from one socket.
+/// Sends all queries from one socket.
 fn ask(queries: &[Vec<u8>], answer: impl Fn(&[u8], &mut [u8]) -> Option<usize>) {
     let client = UdpSocket::bind("0.0.0.0:0").unwrap();
     client.connect("10.9.0.2:53").unwrap();

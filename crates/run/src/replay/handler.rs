@@ -1,5 +1,5 @@
-//! The application of a replay: it works on each packet for a while, checks its order, and keeps
-//! what it was asked to keep.
+//! Application of a replay: works on each packet for a while, checks its order, and writes the
+//! requested files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::order_check::OrderCheck;
 /// One CPU's part of the application.
 pub(super) struct ReplayHandler {
     clock: Clock,
-    /// Spent on each packet; in virtual time the scheduler does that.
+    /// Time spent on each packet; 0 in virtual time, where the scheduler accounts for it.
     work_ns: u64,
     ledger: Arc<OrderCheck>,
     trace: Option<DeliverTrace>,
@@ -45,17 +45,17 @@ impl ReplayHandler {
         }
     }
 
-    /// Writes out what is still buffered.
+    /// Writes out buffered packets.
     pub(super) fn finish(self) -> Result<()> {
         self.capture.map_or(Ok(()), DeliveredCapture::finish)
     }
 
-    /// Stands for what an application does with a packet.
+    /// Spends the time that an application would need for a packet.
     fn work(&self) {
         if self.work_ns > 0 {
             let done_ns = self.clock.now_ns().saturating_add(self.work_ns);
-            // No pause in this loop: an application works, and a hypervisor takes pauses for
-            // waiting and runs somebody else.
+            // No pause instruction in this loop: an application works, and a hypervisor takes
+            // pauses for waiting and runs another guest.
             while self.clock.now_ns() < done_ns {}
         }
     }

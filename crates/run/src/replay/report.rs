@@ -13,34 +13,34 @@ use serde::Serialize;
 use crate::order_check::OrderCheck;
 use crate::report::PathReport;
 
-/// The result of a replay; its JSON form is what `--json` prints.
+/// Result of a replay; its JSON form is what `--json` prints.
 #[derive(Debug, Serialize)]
 pub struct ReplayReport {
     /// Work of the path.
     #[serde(flatten)]
     pub path: PathReport,
-    /// Packets delivered after a later one of their flow.
+    /// Number of packets delivered after a later one of their flow.
     pub reordered: u64,
-    /// Packets whose order was not checked: of more flows than are told apart.
+    /// Number of packets whose order was not checked, since their flow found no entry.
     pub order_unchecked: u64,
-    /// Flows seen; those beyond [`CHECKED_FLOWS_MAX`](crate::order_check::CHECKED_FLOWS_MAX) are not told apart,
-    /// and not counted here.
+    /// Number of flows with a hash; those without an entry among
+    /// [`CHECKED_FLOWS_MAX`](crate::order_check::CHECKED_FLOWS_MAX) are not counted.
     pub flows: u64,
-    /// Packets of the largest flow.
+    /// Number of packets of the largest flow.
     pub largest_flow: u64,
-    /// Records of the capture that were passed over as damaged.
+    /// Number of records of the capture that were skipped as damaged.
     pub damaged_records: u64,
-    /// The first of them.
+    /// First damage, if any.
     pub first_damage: Option<String>,
-    /// Records that were dropped as `link_type`, by what their link type is called.
+    /// Number of records dropped as `link_type`, by the name of their link type.
     pub unread_link_types: BTreeMap<String, u64>,
-    /// First failure that ended the input early, or of writing, if any. What
-    /// came in before was still delivered.
+    /// First error that ended the input early, or of writing, if any. Frames received before were
+    /// still delivered.
     pub error: Option<String>,
-    /// The flows that were to be [explained](super::ReplayConfig::explain).
+    /// Flows that the configuration asks to [explain](super::ReplayConfig::explain).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub explain: Vec<Explanation>,
-    /// All of what went wrong.
+    /// All errors.
     #[serde(skip)]
     pub errors: Vec<Error>,
 }
@@ -72,7 +72,7 @@ impl ReplayReport {
         }
     }
 
-    /// The promises that this run broke, in words; none if all is well.
+    /// Promises that this run broke, in words; none if all is well.
     #[must_use]
     pub fn broken_promises(&self) -> Vec<String> {
         let order = (self.reordered > 0)

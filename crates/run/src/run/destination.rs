@@ -1,4 +1,4 @@
-//! The places that packets go to, opened, and what got there.
+//! Open destinations of packets, and the packets that each took.
 
 use std::sync::Arc;
 
@@ -15,12 +15,13 @@ use forebay_sys::privilege;
 use super::report::SentReport;
 use super::to::To;
 
-/// Every place, once.
+/// All destinations, each once.
 pub(super) struct Destinations(Vec<DestinationPlace>);
 
 struct DestinationPlace {
     to: To,
-    /// Counters of packets that got there, for each CPU; none where packets are only counted.
+    /// Counters of packets that the destination took, for each CPU; none if packets are only
+    /// counted.
     counters: Vec<Arc<SinkCounters>>,
 }
 
@@ -28,43 +29,43 @@ struct DestinationPlace {
 pub(super) struct Captured {
     /// True if merged packets are written as the frames that they were merged of.
     pub(super) resegments: bool,
-    /// Place for the error of one that cannot be written.
+    /// Receives the error of the first capture that cannot be written.
     pub(super) failure: FirstFailure,
 }
 
-/// One CPU's ways to all places.
+/// One CPU's ways to all destinations.
 #[derive(Default)]
 pub(super) struct Ways {
     ways: Vec<OpenWay>,
-    /// The place of what comes from each queue.
+    /// Index of the destination for packets of each queue.
     by_queue: Arc<[usize]>,
 }
 
-/// One CPU's way to one place.
+/// One CPU's way to one destination.
 pub(super) struct OpenWay {
     pub(super) way: DestinationWay,
-    /// Packets that were handed to it.
+    /// Number of packets handed over.
     pub(super) handed: u64,
 }
 
-/// Way in which packets get there.
+/// Way in which packets reach their destination.
 pub(super) enum DestinationWay {
-    /// None: packets are counted.
+    /// No way: packets are counted.
     Count,
-    /// Into a file.
+    /// A capture file.
     Capture(Box<DeliveredCapture>),
-    /// Out of a device.
+    /// The sink of a device.
     Sink(Box<dyn Sink>),
-    /// Not any more: the device is gone.
+    /// No way any more: the device is gone.
     Gone,
 }
 
 impl Destinations {
-    /// Opens every place that packets of `devices` go to, and the ways of each CPU there. `to` has
-    /// one place for all devices, or one for each; none is to count.
+    /// Opens the destinations for packets of `devices`, and each CPU's ways there. `to` has one
+    /// destination for all devices, or one for each; without any, packets are counted.
     ///
     /// # Errors
-    /// When there are as many as neither, or a device cannot be opened.
+    /// If `to` has another number of destinations, or a device cannot be opened.
     pub(super) fn open(
         to: &[To],
         devices: &[Device],
@@ -90,12 +91,12 @@ impl Destinations {
         Ok((Self(places), ways))
     }
 
-    /// Counters of each place, for each CPU.
+    /// Counters of all destinations, for each CPU.
     pub(super) fn counters(&self) -> Vec<Arc<SinkCounters>> {
         self.0.iter().flat_map(|place| &place.counters).cloned().collect()
     }
 
-    /// Packets that got to each place, of those that the handlers say were handed to it.
+    /// Packets that each destination took, of those that the handlers handed over.
     pub(super) fn report<'a>(&self, ways: impl Iterator<Item = &'a Ways>) -> Vec<SentReport> {
         let mut handed = vec![(0, false); self.0.len()];
         for ways in ways {
@@ -113,13 +114,13 @@ impl Destinations {
 }
 
 impl Ways {
-    /// The way of what comes from a queue.
+    /// Way for packets of a queue.
     pub(super) fn of(&mut self, queue: RxQueue) -> Option<&mut OpenWay> {
         let place = self.by_queue.get(usize::from(queue.0))?;
         self.ways.get_mut(*place)
     }
 
-    /// Writes out what is still buffered, so that all of it is counted.
+    /// Writes out buffered packets, so that all of them are counted.
     pub(super) fn flush(&mut self) {
         for open in &mut self.ways {
             if let DestinationWay::Capture(capture) = &mut open.way {
@@ -128,7 +129,7 @@ impl Ways {
         }
     }
 
-    /// Writes out what is still buffered, and returns what went wrong with that or before.
+    /// Writes out buffered packets, and returns the errors of that and of earlier writes.
     pub(super) fn finish(self) -> impl Iterator<Item = Error> {
         self.ways.into_iter().filter_map(|open| match open.way {
             DestinationWay::Capture(capture) => capture.finish().err(),
@@ -147,7 +148,7 @@ impl DestinationWay {
     }
 }
 
-/// The places, each once, and which of them each device's packets go to.
+/// Destinations, each once, and the index of each device's.
 fn places(to: &[To], devices: usize) -> Result<(Vec<To>, Vec<usize>)> {
     let count = To::Count;
     let wished: Vec<_> = match to {
@@ -173,7 +174,7 @@ fn places(to: &[To], devices: usize) -> Result<(Vec<To>, Vec<usize>)> {
     Ok((places, by_device))
 }
 
-/// The ways of all CPUs to one place.
+/// Ways of all CPUs to one destination.
 fn open_ways(
     to: &To,
     devices: &[Device],
@@ -190,7 +191,7 @@ fn open_ways(
             Ok(cpus.iter().map(capture).map(Box::new).map(DestinationWay::Capture).collect())
         }
         To::Tun(name) | To::Dev(name) if let Some(device) = of_run(name) => {
-            // It is open, and opening it again would not do.
+            // The run has this device open, so its own sink is used.
             cpus.iter().map(|_| device.sink().map(DestinationWay::Sink)).collect()
         }
         To::Tun(name) => {

@@ -1,4 +1,4 @@
-//! End of a run by itself: its time is over, or something that it needs has failed.
+//! End of a run by itself: its time is over, or a part that it needs has failed.
 
 use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -13,19 +13,19 @@ use forebay_sys::error::{Error, Result};
 
 use super::report::StoppedBy;
 
-/// Descriptor by which a run hears that it is to end.
+/// Channel by which a run learns that it must end.
 pub(super) struct Ending {
-    /// A copy for whoever can fail.
+    /// Sender that is cloned for each part that can fail.
     tells: Sender<EndingNotice>,
     told: Receiver<EndingNotice>,
 }
 
-/// Tells a run that something it needs has failed.
+/// Reports that a part of the run has failed.
 #[derive(Clone)]
 pub(super) struct Alarm(Sender<EndingNotice>);
 
 enum EndingNotice {
-    /// Something has failed.
+    /// A part of the run has failed.
     Failure,
     /// The run is over.
     Over,
@@ -39,7 +39,7 @@ impl Default for Ending {
 }
 
 impl Alarm {
-    /// Tells it. Nobody listens any more only if the run is over.
+    /// Reports the failure. Sending fails only if the run is over.
     pub(super) fn ring(&self) {
         let _ = self.0.send(EndingNotice::Failure);
     }
@@ -50,11 +50,10 @@ impl Ending {
         Alarm(self.tells.clone())
     }
 
-    /// Stops the run when its time is over or something fails, until the guard is told that it has
-    /// ended.
+    /// Stops the run when its time is over or a part of it fails, until the guard is finished.
     ///
     /// # Errors
-    /// When there can be no thread for that.
+    /// If the thread cannot be started.
     pub(super) fn guard(self, stopper: Stopper, duration: Option<Duration>) -> Result<Guard> {
         let Self { tells, told } = self;
         let until = duration.and_then(|duration| Instant::now().checked_add(duration));
@@ -84,21 +83,21 @@ fn wait(told: &Receiver<EndingNotice>, until: Option<Instant>) -> Option<Stopped
     }
 }
 
-/// Watches over a run.
+/// Thread that watches over a run.
 pub(super) struct Guard {
     tells: Sender<EndingNotice>,
     thread: JoinHandle<Option<StoppedBy>>,
 }
 
 impl Guard {
-    /// Ends the watch, for the run is over, and says what ended it, if that was heard here.
+    /// Ends the watch after the run, and returns the reason for the end, if the watch saw one.
     pub(super) fn finish(self) -> Option<StoppedBy> {
         let _ = self.tells.send(EndingNotice::Over);
         self.thread.join().unwrap_or(None)
     }
 }
 
-/// A source whose failure is told.
+/// A source whose failure rings the alarm.
 pub(super) struct WatchedSource {
     source: Box<dyn Source>,
     alarm: Alarm,

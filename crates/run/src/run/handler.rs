@@ -1,5 +1,5 @@
-//! Handler of delivered packets: they are checked, if that is asked for, and go where they are
-//! to go.
+//! Handler of delivered packets: checks their order, if configured, and passes them on to their
+//! destinations.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use super::destination::{DestinationWay, Ways};
 use super::ending::{Alarm, Ending};
 use crate::order_check::OrderCheck;
 
-/// One CPU's part of it.
+/// One CPU's part of the handler.
 pub(super) struct RunHandler {
     ways: Ways,
-    /// By queue; empty if order is not checked.
+    /// Order checks by queue; empty if order is not checked.
     ledgers: Arc<[OrderCheck]>,
     trace: Option<DeliverTrace>,
     clock: Clock,
@@ -42,17 +42,17 @@ impl RunHandler {
         }
     }
 
-    /// Writes out what is still buffered, so that all of it is counted.
+    /// Writes out buffered packets, so that all of them are counted.
     pub(super) fn flush(&mut self) {
         self.ways.flush();
     }
 
-    /// Packets handed to each destination.
+    /// Ways to the destinations, with the number of packets handed to each.
     pub(super) fn ways(&self) -> &Ways {
         &self.ways
     }
 
-    /// Writes out what is still buffered, and returns all that has gone wrong.
+    /// Writes out buffered packets, and returns all errors.
     pub(super) fn finish(self) -> impl Iterator<Item = Error> {
         self.failed.into_iter().chain(self.ways.finish())
     }
@@ -74,11 +74,12 @@ impl Handler for RunHandler {
         let Some(way) = self.ways.of(batch.rx_queue) else { return };
         way.handed += batch.packets.len() as u64;
         match &mut way.way {
+            // A destination that is gone takes nothing; the report counts what was handed to it.
             DestinationWay::Count | DestinationWay::Gone => {}
             DestinationWay::Capture(capture) => capture.write(batch.packets),
             DestinationWay::Sink(sink) => {
                 if let Err(error) = sink.send(batch.packets) {
-                    // The others need not find out one after another.
+                    // Each further send would fail as well.
                     way.way = DestinationWay::Gone;
                     self.failed.push(Error::of_sink(error));
                     self.alarm.ring();

@@ -1,4 +1,4 @@
-//! A run: live devices through the path, and on to where packets are to go.
+//! Run: live devices through the path, and on to the destinations of packets.
 
 mod destination;
 mod ending;
@@ -30,28 +30,29 @@ pub use watch::{CpuSnapshot, Snapshot, Watch};
 use crate::order_check::{FlowOrder, OrderCheck};
 use crate::outputs::Outputs;
 
-/// A run to be made.
+/// Configuration of a run.
 #[derive(Clone, Debug)]
 pub struct RunConfig {
-    /// The devices whose packets are taken, in the order of their rx queues.
+    /// Devices that packets are received from, in the order of their rx queues.
     pub devices: Vec<DeviceConfig>,
-    /// Configuration of the engine. The trace is added by the plan; a full backlog always drops, for a
+    /// Configuration of the engine; the trace is added to it. A full backlog always drops, since a
     /// device does not wait.
     pub engine: Config,
-    /// Destinations: one for all, or one for each device. None: packets are counted.
+    /// Destinations: one for all devices, or one for each. Empty: packets are counted.
     pub to: Vec<To>,
     /// True if merged packets are written to captures as the frames that they were merged of.
     pub resegment: bool,
     /// Directory of the trace.
     pub trace: Option<TracePlan>,
-    /// True if it is checked that every flow is delivered in order. A trace checks it too.
+    /// True if the order of delivery is checked for every flow. With a trace, order is always
+    /// checked.
     pub check_order: bool,
-    /// Duration, unless it is stopped before.
+    /// Maximum duration; `None` for no limit.
     pub duration: Option<Duration>,
 }
 
 impl RunConfig {
-    /// Everything that comes from `devices` goes through `engine`, is counted, and goes nowhere.
+    /// Configuration in which all packets of `devices` pass through `engine` and are only counted.
     #[must_use]
     pub fn new(devices: Vec<DeviceConfig>, engine: Config) -> Self {
         let (to, resegment, trace, check_order, duration) = (Vec::new(), false, None, false, None);
@@ -59,14 +60,14 @@ impl RunConfig {
     }
 }
 
-/// A run, ready to begin: its devices are open.
+/// A run with open devices, ready to begin.
 pub struct Run {
     engine: Engine<RunHandler>,
     devices: Vec<DeviceWatch>,
     destinations: Destinations,
-    /// The first capture that cannot be written says so here.
+    /// Error of the first capture that cannot be written.
     failure: FirstFailure,
-    /// One for each queue, for a flow may come by several; none if order is not checked.
+    /// One check for each queue, since a flow may come by several; empty if order is not checked.
     ledgers: Arc<[OrderCheck]>,
     trace: Option<Arc<Trace>>,
     ending: Ending,
@@ -74,17 +75,17 @@ pub struct Run {
 }
 
 impl Run {
-    /// Opens everything that the plan names.
+    /// Opens everything that the configuration names.
     ///
     /// # Errors
-    /// When a device cannot be opened or used, a file not be created, or there is no memory.
+    /// If a device cannot be opened or used, a file cannot be created, or there is no memory.
     pub fn open(plan: RunConfig) -> Result<Self> {
         DeviceConfig::check_named_once(&plan.devices)?;
         let devices = plan.devices.iter().map(Device::open).collect::<Result<Vec<_>>>()?;
         Self::with_devices(plan, devices)
     }
 
-    /// The same with devices that are open, in place of those that the plan names.
+    /// Prepares a run with open devices, in place of those that the configuration names.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -119,14 +120,14 @@ impl Run {
         Control::of(&self.engine)
     }
 
-    /// Handle that asks the run to end: it takes nothing more from the devices, and what it has taken goes
-    /// where it is to go.
+    /// Handle that ends the run: nothing more is received from the devices, and packets already
+    /// received still go to their destinations.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.engine.stopper()
     }
 
-    /// Handle that tells the state of the run while it lasts.
+    /// Handle that reads the state of the run while it lasts.
     #[must_use]
     pub fn watch(&self) -> Watch {
         let failure = Arc::clone(&self.failure);
@@ -136,8 +137,7 @@ impl Run {
     /// Runs until it is stopped, its time is over, every source is exhausted, or a device fails.
     ///
     /// # Errors
-    /// When a thread fails. What goes wrong with a device, or with a file that is written, is part
-    /// of the report.
+    /// If a thread fails. Errors of a device, or of a file that is written, are part of the report.
     pub fn run(self) -> Result<RunReport> {
         let Self { engine, devices, destinations, ledgers, trace, ending, duration, .. } = self;
         let stopper = engine.stopper();
@@ -170,7 +170,7 @@ impl Run {
     }
 }
 
-/// All queues of all devices, in order; a failure of one ends the run.
+/// Takes the sources of all devices, in order; a failure of one ends the run.
 fn take_sources(devices: &mut [Device], ending: &Ending) -> Vec<Box<dyn Source>> {
     let sources = devices.iter_mut().flat_map(|device| device.sources.drain(..));
     let watched =
@@ -178,7 +178,7 @@ fn take_sources(devices: &mut [Device], ending: &Ending) -> Vec<Box<dyn Source>>
     watched.collect()
 }
 
-/// Makes room for what the plan writes.
+/// Clears and creates the directories that the run writes to.
 fn clear_outputs(plan: &RunConfig) -> Result<()> {
     let directories = plan.to.iter().filter_map(|to| match to {
         To::Pcap(directory) => Some(("to", directory.as_path())),

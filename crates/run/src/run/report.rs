@@ -14,82 +14,82 @@ use serde::Serialize;
 use crate::order_check::FlowOrder;
 use crate::report::PathReport;
 
-/// Name in [`SentReport::dropped`] of packets that came to a device that was gone.
+/// Name in [`SentReport::dropped`] of packets handed to a device that was gone.
 const GONE: &str = "gone";
 
-/// The result of a run; its JSON form is what `--json` prints.
+/// Result of a run; its JSON form is what `--json` prints.
 #[derive(Debug, Serialize)]
 pub struct RunReport {
     /// Work of the path.
     #[serde(flatten)]
     pub path: PathReport,
-    /// Frames that the kernel dropped before they could be taken. They are not among those that
-    /// came in.
+    /// Number of frames that the kernel dropped before they could be received. They are not
+    /// included in the frames received.
     pub kernel_dropped: u64,
-    /// The devices, in the order of their rx queues.
+    /// Devices, in the order of their rx queues.
     pub devices: Vec<DeviceReport>,
-    /// Destinations of packets, but for those that were only counted.
+    /// Destinations of packets, except those where packets are only counted.
     pub sent: Vec<SentReport>,
-    /// Packets delivered after a later one of their flow; none of these four if that was not
-    /// checked.
+    /// Number of packets delivered after a later one of their flow. This number and the next three
+    /// are `None` if order was not checked.
     pub reordered: Option<u64>,
-    /// Packets whose order was not checked: of more flows than are told apart.
+    /// Number of packets whose order was not checked, since their flow found no entry.
     pub order_unchecked: Option<u64>,
-    /// Flows seen by each queue.
+    /// Number of flows with a hash, counted at each queue.
     pub flows: Option<u64>,
-    /// Packets of the largest flow.
+    /// Number of packets of the largest flow.
     pub largest_flow: Option<u64>,
-    /// Reason why it ended.
+    /// Reason for the end of the run.
     pub stopped_by: StoppedBy,
-    /// First failure, if any. What came in before was still delivered.
+    /// First error, if any. Frames received before were still delivered.
     pub error: Option<String>,
-    /// All of what went wrong.
+    /// All errors.
     #[serde(skip)]
     pub errors: Vec<Error>,
 }
 
-/// Reason why a run ended.
+/// Reason for the end of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StoppedBy {
-    /// Asked to.
+    /// A request.
     Request,
     /// The time of the run was over.
     Duration,
     /// A device failed.
     Failure,
-    /// No source had anything more to give.
+    /// All sources were exhausted.
     Sources,
 }
 
 /// Outcome for one device.
 #[derive(Debug, Serialize)]
 pub struct DeviceReport {
-    /// Name, or the path of its socket.
+    /// Name of the device, or path of its socket.
     pub name: String,
-    /// Way in which it was opened.
+    /// Kind of access to the device.
     pub via: &'static str,
     /// Queues.
     pub queues: Vec<QueueReport>,
-    /// Facts found while opening it.
+    /// Facts found when the device was opened.
     pub facts: BTreeMap<&'static str, String>,
-    /// Counters of the kernel on the interface meanwhile, if it is one and still there.
+    /// Counters of the kernel during the run, if the device is an interface and still exists.
     pub interface: Option<InterfaceReport>,
 }
 
 /// Packets of one queue of a device.
 #[derive(Debug, Serialize)]
 pub struct QueueReport {
-    /// Number at the device.
+    /// Number of the queue at the device.
     pub rx_queue: u16,
-    /// Frames that it gave.
+    /// Number of frames that the queue gave.
     pub packets: u64,
-    /// Frames that the kernel dropped before they could be taken, by its own names. Only the queues
-    /// of interfaces have any: they are not among `packets`.
+    /// Number of frames that the kernel dropped before they could be received, by the kernel's
+    /// names; not included in `packets`. Empty unless the device is an interface.
     pub kernel_dropped: BTreeMap<&'static str, u64>,
-    /// Counters of a driver in this process for a device that is no interface, by the names of kernel
-    /// drivers. No further drops: the frames that are among them are among `packets`, and among the
-    /// path's own drops.
+    /// Counters of a driver in this process, by the names of kernel drivers. Empty if the device is
+    /// an interface. No further drops: these frames are included in `packets`, and in the path's
+    /// own drops.
     pub driver: BTreeMap<&'static str, u64>,
 }
 
@@ -105,32 +105,32 @@ pub struct InterfaceReport {
     pub tx_dropped: u64,
 }
 
-/// Packets that got to one place.
+/// Packets of one destination.
 #[derive(Debug, Serialize)]
 pub struct SentReport {
-    /// The place, as on the command line.
+    /// Destination, as on the command line.
     pub to: String,
-    /// Packets that were handed to it.
+    /// Number of packets handed over.
     pub handed: u64,
-    /// Packets that it took.
+    /// Number of packets that the destination took.
     pub packets: u64,
-    /// The frames in them.
+    /// Number of frames in these packets.
     pub frames: u64,
-    /// Bytes of them, a merged packet's headers counted once.
+    /// Number of bytes of these packets; a merged packet's headers count once.
     pub bytes: u64,
-    /// Packets that it did not take, by the name of the reason.
+    /// Number of packets that the destination did not take, by the name of the reason.
     pub dropped: BTreeMap<&'static str, u64>,
 }
 
-/// State that is looked at again when a run ends.
+/// State of a device before a run, for comparison at its end.
 pub(super) struct DeviceWatch {
     name: String,
     via: Via,
     facts: Facts,
     queues: usize,
-    /// For each queue, if the kernel or a driver counts there.
+    /// Counters of each queue, if the kernel or a driver counts there.
     counts: Vec<Arc<KernelCounts>>,
-    /// The interface, and what was counted there before. A source of another kind has none.
+    /// Interface and its counters before the run; `None` if the device is no interface.
     interface: Option<(Interface, InterfaceCounters)>,
 }
 
@@ -175,8 +175,8 @@ impl RunReport {
 }
 
 impl SentReport {
-    /// Sum of what the CPUs' sinks counted, of `handed` packets. What came to a device that
-    /// was gone nobody has counted.
+    /// Sums the counters of the CPUs' sinks, for `handed` packets. Packets handed to a device that
+    /// was gone are not counted by any sink.
     pub(super) fn of(
         to: String,
         counters: &[Arc<SinkCounters>],

@@ -1,4 +1,4 @@
-//! Destinations of packets, as people write them.
+//! Destinations of packets, as on the command line.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,14 +7,14 @@ use std::str::FromStr;
 /// Destination of packets.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub enum To {
-    /// Nowhere: they are counted.
+    /// No destination: packets are counted.
     #[default]
     Count,
-    /// To captures in a directory, one for each CPU.
+    /// Captures in a directory, one for each CPU.
     Pcap(PathBuf),
-    /// To the kernel, by a TUN of that name; merged packets whole.
+    /// The kernel, through a TUN interface of this name; merged packets stay merged.
     Tun(String),
-    /// Out of the interface of that name, cut to its MTU; or back to a device of the run, as in
+    /// The interface of this name, with packets cut to its MTU; or a device of the run, as in
     /// `dev:vhost-user:/run/switch.sock`.
     Dev(String),
 }

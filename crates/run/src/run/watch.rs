@@ -11,7 +11,8 @@ use forebay_rx::sink::SinkCounters;
 
 use crate::report::dropped;
 
-/// Looks at the counters of a run, and disturbs nobody (promise 7). Cheap to clone; from any thread.
+/// Reader of a run's counters, which disturbs no thread of the run (promise 7). Cheap to clone;
+/// usable from any thread.
 #[derive(Clone)]
 pub struct Watch {
     control: Control,
@@ -19,30 +20,30 @@ pub struct Watch {
     failure: FirstFailure,
 }
 
-/// Counters of a run so far. Numbers that belong together may be a moment apart.
+/// Counters of a run so far. Related numbers may be a moment apart.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Snapshot {
-    /// Frames that came in.
+    /// Number of frames received.
     pub packets_in: u64,
-    /// Bytes of them on the wire.
+    /// Number of bytes of these frames on the wire.
     pub bytes_in: u64,
-    /// Frames that the kernel dropped before.
+    /// Number of frames that the kernel dropped before they could be received.
     pub kernel_dropped: u64,
-    /// Frames delivered.
+    /// Number of frames delivered.
     pub delivered: u64,
-    /// Frames dropped, by the name of the reason.
+    /// Number of frames dropped, by the name of the reason.
     pub dropped: BTreeMap<&'static str, u64>,
-    /// Frames that came to coalescing; 0 where it is off.
+    /// Number of frames that entered coalescing; 0 while it is off.
     pub segments_in: u64,
-    /// Packets that they became.
+    /// Number of packets that left coalescing.
     pub packets_out: u64,
-    /// By CPU.
+    /// Counters of each CPU.
     pub per_cpu: Vec<CpuSnapshot>,
-    /// Packets that were sent on.
+    /// Number of packets that destinations took.
     pub sent: u64,
-    /// Bytes of them.
+    /// Number of bytes of these packets.
     pub bytes_sent: u64,
-    /// Packets that were to be sent on and could not.
+    /// Number of packets that destinations did not take.
     pub not_sent: u64,
 }
 
@@ -51,11 +52,11 @@ pub struct Snapshot {
 pub struct CpuSnapshot {
     /// The CPU.
     pub cpu: CpuId,
-    /// Frames it delivered.
+    /// Number of frames that the CPU delivered.
     pub packets: u64,
-    /// Frames that wait in its backlogs.
+    /// Number of frames that wait in the CPU's backlogs.
     pub queued: u64,
-    /// Time for which it was at work.
+    /// Busy time, in nanoseconds.
     pub busy_ns: u64,
 }
 
@@ -68,14 +69,14 @@ impl Watch {
         Self { control, sinks, failure }
     }
 
-    /// Failure that keeps packets from being written where they are to go, if any: the first such
-    /// thing. The run goes on, and counts them.
+    /// First failure to write packets to their destination, if any. The run continues, and counts
+    /// these packets.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// State of the run now.
+    /// Current state of the run.
     #[must_use]
     pub fn look(&self) -> Snapshot {
         let shared = self.control.state();
@@ -91,7 +92,7 @@ impl Watch {
         let sent = |count: fn(&SinkCounters) -> u64| self.sinks.iter().map(|at| count(at)).sum();
         let numbered = (0..).zip(shared.cpus().cpus()).zip(cpus);
         let per_cpu = numbered.map(|((index, &cpu), delivery)| {
-            // What has gone first: it must not be more than what came.
+            // Dequeued packets are read first, so that they are never more than the enqueued ones.
             let packets = delivery.frames.get();
             let gone = packets + delivery.lost.get();
             let targets = queues.iter().filter_map(|queue| queue.per_cpu.get(cpu.index()));

@@ -1,4 +1,4 @@
-//! The engine: whatever happens during a run, flows stay in order and frames are accounted for.
+//! Engine under changes, pauses and failures: flows stay in order and frames are accounted for.
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
@@ -26,14 +26,14 @@ use crate::replays::{drop_when_full, plan, run, script, stepped};
 
 const FLOWS: [u32; 4] = [1, 7, 64, 512];
 
-/// So near their end that every run wraps them.
+/// Start value of counters that every run wraps.
 const NEAR_WRAP: u32 = u32::MAX - 20;
 
 fn traffic(frames: u64, flows: u32) -> SyntheticPlan {
     SyntheticPlan { frames, flows, ..SyntheticPlan::default() }
 }
 
-/// Masks that take turns, every `period` frames.
+/// Script that writes these masks in turn, every `period` frames.
 fn flips(frames: u64, period: u64, masks: &[&str]) -> Script {
     let starts = (period..frames).step_by(usize::try_from(period).unwrap());
     let changes = starts.zip(masks.iter().cycle());
@@ -41,7 +41,7 @@ fn flips(frames: u64, period: u64, masks: &[&str]) -> Script {
     script(&changes.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// A run that waits when it is full, and is never paused, delivers all there is.
+/// Checks that all frames were delivered, as in a run that waits when full and is never paused.
 fn assert_all_delivered(report: &ReplayReport, frames: u64) {
     assert_eq!(
         (report.path.packets_in, report.path.delivered),
@@ -54,7 +54,7 @@ fn assert_all_delivered(report: &ReplayReport, frames: u64) {
 mod any_run {
     use super::*;
 
-    /// Changes at some frames; those that cost packets only if the run may be `lossy`.
+    /// Changes at random frames; those that can cost packets only if the run may be `lossy`.
     fn changes(cpus: u16, frames: u64, lossy: bool) -> impl Strategy<Value = Vec<String>> {
         let knob = prop_oneof![
             4 => (1..1u32 << cpus).prop_map(|mask| format!("rps_cpus={mask:x}")),
@@ -140,7 +140,7 @@ fn promise_1_flows_follow_masks_in_order() {
     assert!(held > 0, "no move was a held one");
 }
 
-/// A run that two CPUs do with ease, but for what a script does to them.
+/// Run that two CPUs sustain with ease, with the changes of a script.
 fn with_ease(changes: &[&str]) -> ReplayReport {
     let rate = Rate::PerSecond(1_000_000);
     let mut plan = stepped(2, SyntheticPlan { rate, ..traffic(10_000, 64) }, 5);
@@ -192,14 +192,14 @@ fn rps_9_foreign_cpus_are_left_out() {
 mod live {
     use super::*;
 
-    /// Two CPUs of this machine. Where there is one, both threads run on it.
+    /// Two CPUs of this machine. If there is only one, both threads run on it.
     fn two_cpus() -> Vec<CpuId> {
         let allowed = sys::allowed_cpus();
         let others = (0..).map(CpuId).filter(|cpu| !allowed.contains(cpu));
         allowed.iter().copied().chain(others).take(2).collect()
     }
 
-    /// The masks of the one, the other, and both.
+    /// Masks of the second CPU, of the first, and of both.
     fn masks(cpus: &[CpuId]) -> Vec<String> {
         let mask = |cpus: &[CpuId]| CpuList::new(cpus.iter().copied()).to_mask(4096);
         vec![mask(&cpus[1..]), mask(&cpus[..1]), mask(cpus)]
@@ -215,7 +215,7 @@ mod live {
             let mut plan = plan(cpus.iter().copied(), input, Mode::Live);
             plan.queues = NonZeroU16::new(queues).unwrap();
             plan.engine.start_counters = NEAR_WRAP;
-            plan.work_ns = 300; // so that packets in hand are older than the head for a while
+            plan.work_ns = 300; // so that a batch in progress is older than the head for a while
             plan.engine.script = flips(60_000, 200, &masks);
             let report = run(plan);
             assert_all_delivered(&report, 60_000);
@@ -276,7 +276,7 @@ mod live {
         assert!(error.is_refusal());
     }
 
-    /// Panics when it has had enough packets.
+    /// Handler that panics once it has had this many packets.
     struct Fused(usize);
 
     impl Handler for Fused {
@@ -286,7 +286,7 @@ mod live {
     }
 }
 
-/// All deliveries of a run in the order in which they happened, and what they came to.
+/// All deliveries of a run in order, and figures of its report.
 fn schedule(seed: u64) -> String {
     let directory = crate::replays::directory("schedule");
     let mut plan = stepped(3, traffic(5000, 64), seed);
@@ -309,7 +309,7 @@ fn promise_9_a_seed_determines_the_whole_run() {
 mod drops {
     use super::*;
 
-    /// A run of twice as much as two CPUs can do.
+    /// Run with twice the load that two CPUs can process.
     fn overload(flows: u32, changes: &[&str]) -> ReplayReport {
         let rate = Rate::PerSecond(2_000_000);
         let mut plan = stepped(2, SyntheticPlan { rate, ..traffic(20_000, flows) }, 5);
@@ -356,7 +356,7 @@ mod drops {
         assert_eq!(reasons(&report), ["backlog_full", "hold_full"]);
     }
 
-    /// Keeps every packet that it gets.
+    /// Handler that keeps every packet.
     #[derive(Default)]
     struct Hoarder(Vec<Packet>);
 
@@ -398,7 +398,7 @@ fn made_up(plan: SyntheticPlan) -> Box<dyn Source> {
     Box::new(SyntheticSource::new(plan, None))
 }
 
-/// A source that breaks after some frames.
+/// A source that fails after its last frame.
 struct Broken(SyntheticSource);
 
 impl Source for Broken {
@@ -415,7 +415,7 @@ impl Source for Broken {
     }
 }
 
-/// Has no use for packets.
+/// Handler that ignores packets.
 struct Idler;
 
 impl Handler for Idler {
@@ -435,7 +435,7 @@ fn data_before_source_failure_delivered() {
     assert_eq!(errors, ["the source of rx-0 failed: the cable is gone"]);
 }
 
-/// A source that does not mind that a run ends.
+/// A source that ignores the request for its last frames.
 struct Deaf(SyntheticSource);
 
 impl Source for Deaf {
@@ -479,7 +479,7 @@ fn waiting_source_passes_smallest_backlog() {
     }
 }
 
-/// A run takes as long as its busiest CPU.
+/// Compares durations: a run takes as long as its busiest CPU.
 #[test]
 fn rps_b1_engine_balances_few_flows() {
     let elapsed = |changes: &[&str]| {

@@ -1,5 +1,4 @@
-//! Whatever is changed while traffic flows, and whichever thread dies, flows stay in order and
-//! frames are accounted for.
+//! Live changes and dying threads: flows stay in order and frames are accounted for.
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
@@ -32,7 +31,7 @@ fn traffic(frames: u64, flows: u32) -> SyntheticPlan {
     SyntheticPlan { frames, flows, ..SyntheticPlan::default() }
 }
 
-/// Every change there is, of three CPUs and two queues. None of them loses a packet.
+/// Every kind of change that loses no packet, for three CPUs and two queues.
 fn lossless_change() -> impl Strategy<Value = String> {
     let hash = any::<u32>().prop_map(|hash| hash | 1);
     prop_oneof![
@@ -102,7 +101,7 @@ proptest! {
     }
 }
 
-/// A run of two CPUs with these changes.
+/// Run on two CPUs with these changes.
 fn changed(changes: &[&str]) -> ReplayReport {
     let mut plan = stepped(2, traffic(10_000, 64), 5);
     plan.work_ns = 300;
@@ -145,10 +144,10 @@ fn rps_9_removed_cpu_drains_and_returns() {
 mod one_engine {
     use super::*;
 
-    /// Counts, and checks the order.
+    /// Handler that counts packets and checks their order.
     struct Counts {
         ledger: Arc<OrderCheck>,
-        /// Panics with every batch whose number is a multiple of this.
+        /// The handler panics at every batch whose number is a multiple of this.
         panics_every: Option<u64>,
         batches: u64,
         seen: Arc<AtomicU64>,
@@ -174,7 +173,7 @@ mod one_engine {
         cpus: Vec<CpuId>,
     }
 
-    /// Two CPUs of this machine, or what stands for a second one.
+    /// Two CPUs of this machine; if only one is allowed, a CPU that is not serves as the second.
     fn two_cpus() -> Vec<CpuId> {
         let allowed = sys::allowed_cpus();
         let others = (0..).map(CpuId).filter(|cpu| !allowed.contains(cpu));
@@ -296,7 +295,7 @@ mod one_engine {
         assert_eq!(outcome.cpus[1].delivery.frames.get(), 4000, "all of it on the second CPU");
     }
 
-    /// The hash of the first packet of made-up traffic.
+    /// Hash of the first packet of synthetic traffic.
     fn hash_of_first_packet() -> FlowHash {
         struct First(Option<FlowHash>);
         impl Handler for First {

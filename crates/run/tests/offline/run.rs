@@ -1,5 +1,5 @@
-//! Runs of sources that are there without privileges: what is reported, what ends them, and where
-//! packets go.
+//! Runs of sources that need no privileges: their reports, their ends, and the destinations of
+//! their packets.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use std::path::Path;
@@ -19,7 +19,7 @@ use forebay_rx::steer::SpreadPolicy;
 use forebay_rx::{CpuId, Source};
 use forebay_sys::cpu_list::CpuList;
 
-/// Made-up packets.
+/// Source of synthetic packets.
 fn frames(frames: u64) -> Box<dyn Source> {
     let plan =
         SyntheticPlan { frames, rate: Rate::PerSecond(2_000_000), ..SyntheticPlan::default() };
@@ -34,7 +34,7 @@ fn device(name: &str, sources: Vec<Box<dyn Source>>) -> Device {
     Device::of_sources(name, Via::Tap, sources)
 }
 
-/// Two CPUs, and every packet is spread.
+/// Configuration with two CPUs, over which every packet is spread.
 fn plan() -> RunConfig {
     let cpus = CpuList::new([0, 1].map(CpuId));
     let engine = Config { rps_cpus: cpus.clone(), cpus, ..Config::live() };
@@ -42,7 +42,7 @@ fn plan() -> RunConfig {
     RunConfig { check_order: true, ..RunConfig::new(Vec::new(), engine) }
 }
 
-/// The report of a run that keeps all promises.
+/// Report of a run that keeps all promises.
 fn report(plan: RunConfig, devices: Vec<Device>) -> RunReport {
     kept(Run::with_devices(plan, devices).unwrap().run().unwrap())
 }
@@ -52,14 +52,14 @@ fn kept(report: RunReport) -> RunReport {
     report
 }
 
-/// A device that fails after some frames, once another has given some too.
+/// A device that fails after some polls, once another device has given frames.
 struct Failing {
     source: Box<dyn Source>,
     polls: u32,
     other_gave: Arc<AtomicBool>,
 }
 
-/// A device that says that it has given frames.
+/// A device that announces when it has given frames.
 struct Announced {
     source: Box<dyn Source>,
     gave: Arc<AtomicBool>,
@@ -112,7 +112,7 @@ fn promise_2_queue_counts_add_up() {
     assert!(report.sent.is_empty() && report.error.is_none());
 }
 
-/// The same flows come by both queues here, at their own pace.
+/// The same flows arrive by both queues, at different speeds.
 #[test]
 fn promise_1_order_check_is_per_queue() {
     let two = || vec![device("a0", vec![frames(20_000), frames(20_000)])];
@@ -188,7 +188,7 @@ fn promise_2_full_disk_of_one_device_reported() {
     assert_eq!(sent.to, format!("pcap:{}", captures.display()));
     assert!(records_bytes(&captures) > 700 * 16);
 
-    // The file that a capture would be cannot be one.
+    // A directory is in the place of each capture file.
     for cpu in 0..2 {
         std::fs::create_dir(directory.path().join(format!("cpu{cpu}.pcap"))).unwrap();
     }

@@ -13,7 +13,7 @@ use forebay_run::replay::{ReplayReport, TracePlan};
 
 use crate::replays::{directory, drop_when_full, run, script, stepped};
 
-/// A file of a trace, by the names in its header.
+/// A file of a trace, with columns by the names in its header.
 struct Table {
     columns: HashMap<String, usize>,
     rows: Vec<Vec<String>>,
@@ -31,7 +31,7 @@ impl Table {
         Self { columns, rows }
     }
 
-    /// Columns as numbers, row by row; an empty field is none.
+    /// Columns as numbers, row by row; `None` for an empty field.
     fn numbers<const N: usize>(&self, names: [&str; N]) -> Vec<[Option<u64>; N]> {
         let at = names.map(|name| self.columns[name]);
         self.rows.iter().map(|row| at.map(|at| row[at].parse().ok())).collect()
@@ -53,7 +53,7 @@ const CHANGES: [&str; 5] = [
     "4000:netdev_max_backlog=50",
 ];
 
-/// More than three CPUs can do, dealt to two queues, with changes on the way.
+/// Replay of more packets than three CPUs can process, on two queues, with changes during the run.
 fn traced(name: &str) -> (PathBuf, ReplayReport) {
     let directory = directory(name);
     let traffic = SyntheticPlan {
@@ -176,7 +176,7 @@ fn changes_are_traced_in_force() {
     for row in deliver.numbers(["epoch", "frame"]) {
         let [epoch, frame] = row.map(Option::unwrap);
         let epoch = usize::try_from(epoch).unwrap();
-        // Held packets are decided about later than they come.
+        // The path decides about held packets later than they arrive.
         assert!(first_frames[epoch + 1] > frame || epoch == 5, "epoch {epoch}, frame {frame}");
     }
 }

@@ -1,25 +1,25 @@
-//! The kernel's flow limit: a backlog that fills up drops the flows that fill it first
-//! (`skb_flow_limit` in net/core/dev.c).
+//! Flow limit of the kernel (`skb_flow_limit` in net/core/dev.c): a backlog that is at least half
+//! full drops packets of the flows that fill it.
 
 use crate::hash::FlowHash;
 
-/// Recent packets that are remembered.
+/// Length of the history, in packets.
 pub const FLOW_LIMIT_HISTORY: usize = 128;
 
-/// A flow with more than this many of the recent packets is dropped.
+/// Maximum number of packets in the history per bucket; flows beyond it are dropped.
 const FLOW_SHARE: u8 = 64;
 
-/// The flows of the last [`FLOW_LIMIT_HISTORY`] packets, by bucket.
+/// Flows of the last [`FLOW_LIMIT_HISTORY`] packets, counted by bucket.
 #[derive(Debug)]
 pub struct FlowLimit {
     history: [u32; FLOW_LIMIT_HISTORY],
     next: usize,
-    /// Recent packets of each bucket; none holds more than the history.
+    /// Number of packets in the history per bucket, at most [`FLOW_LIMIT_HISTORY`].
     buckets: Box<[u8]>,
 }
 
 impl FlowLimit {
-    /// `flow_limit_table_len` buckets; `None` unless that is a power of two.
+    /// Creates a limit with `flow_limit_table_len` buckets; `None` unless that is a power of two.
     #[must_use]
     pub fn new(flow_limit_table_len: u32) -> Option<Self> {
         flow_limit_table_len.is_power_of_two().then(|| Self {
@@ -29,8 +29,8 @@ impl FlowLimit {
         })
     }
 
-    /// Notes a packet that found the backlog half full or more, and says whether its flow has
-    /// exceeded its share.
+    /// Records a packet that found the backlog at least half full. Returns true if its flow exceeds
+    /// its share.
     pub fn exceeds(&mut self, hash: FlowHash) -> bool {
         let bucket = hash.0 & (u32::try_from(self.buckets.len()).unwrap_or(1) - 1);
         let forgotten = std::mem::replace(&mut self.history[self.next], bucket);

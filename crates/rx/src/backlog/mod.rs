@@ -1,7 +1,7 @@
 //! Backlog: the rings from the polling CPU of a queue to the delivering CPUs.
 //!
-//! One ring per (rx queue, CPU), with the kernel's `netdev_max_backlog` and flow limit. The drain rule of
-//! steering reads the rings' counters to observe the progress of a CPU.
+//! One ring per (rx queue, CPU), with the kernel's `netdev_max_backlog` and flow limit. The drain
+//! rule of steering reads the rings' counters to observe the progress of a CPU.
 
 mod flow_limit;
 
@@ -24,8 +24,8 @@ pub const BACKLOG_CAPACITY_MAX: u32 = 1 << 20;
 /// Number of turns for which the CPUs' heads are refreshed after a request.
 const WATCH_TURNS: u32 = 64;
 
-/// Record of a steering decision, for traces. Travels beside the packet in a ring of its own, if notes are
-/// enabled.
+/// Record of a steering decision, for traces. Travels beside the packet in a ring of its own, if
+/// notes are enabled.
 #[derive(Clone, Copy, Debug)]
 pub struct Note {
     /// Number of the packet in the order of arrival.
@@ -40,8 +40,8 @@ pub struct Note {
     pub position: Position,
     /// If the packet moved its flow: the head counter of the old backlog that allowed the move.
     pub head_old: Option<Position>,
-    /// Flow of the previous packet in the slot, which `head_old` had to pass; another flow if they share
-    /// the slot, [`FlowHash::NONE`] if there was none.
+    /// Flow of the previous packet in the slot, which `head_old` had to pass; another flow if they
+    /// share the slot, [`FlowHash::NONE`] if there was none.
     pub behind: FlowHash,
 }
 
@@ -55,9 +55,9 @@ pub struct BacklogRing {
 }
 
 impl BacklogRing {
-    /// Declares the packets taken so far processed: advances the head.
+    /// Declares all packets taken so far processed: advances the head.
     pub(crate) fn release(&mut self) {
-        // Notes first: who sees room for a packet finds room for its note.
+        // Notes first, so that room for a packet implies room for its note.
         if let Some(notes) = &mut self.notes {
             notes.release();
         }
@@ -96,14 +96,14 @@ struct BacklogTarget {
     touched: bool,
 }
 
-/// Progress of a CPU towards a flow's last packet.
+/// Progress of a CPU towards the last packet of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Depth {
-    /// Processed before this turn began; the head counter that proves it.
+    /// Processed before this turn began, by this head counter.
     Drained(Position),
-    /// Possibly in the current batch; the number of packets up to this one.
+    /// Possibly in the CPU's current batch; number of unprocessed packets up to this one.
     Near(u32),
-    /// More than a batch in front of it; the number of packets.
+    /// More than a batch away; number of unprocessed packets up to this one.
     Far(u32),
 }
 
@@ -121,11 +121,11 @@ impl Backlogs {
         }
     }
 
-    /// Adds the ring to `cpu` with a capacity of `capacity` packets (a power of two) and counters from
-    /// `start`; returns its consuming end. With `noted`, every packet has its [`Note`].
+    /// Adds the ring to `cpu` with a capacity of `capacity` packets (a power of two) and counters
+    /// from `start`; returns its consuming end. With `noted`, every packet has its [`Note`].
     ///
     /// # Panics
-    /// When `cpu` is beyond what [`new`](Self::new) was told, or `capacity` no power of two.
+    /// If `cpu` is not below the `cpus` of [`new`](Self::new), or `capacity` is no power of two.
     #[must_use]
     pub fn connect(
         &mut self,
@@ -156,7 +156,7 @@ impl Backlogs {
     pub fn set_netdev_max_backlog(&mut self, packets: u32) {
         self.netdev_max_backlog = packets;
         for target in self.targets.iter_mut().flatten() {
-            // Notes first: who sees a packet finds its note.
+            // Notes first, so that every visible packet has a visible note.
             if let Some(notes) = &mut target.notes {
                 notes.grow(capacity_for(packets));
             }
@@ -169,8 +169,8 @@ impl Backlogs {
         self.flow_limit = flow_limit;
     }
 
-    /// Refreshes the cached heads of all CPUs, while requested. Called before the clock is read for the turn,
-    /// so the heads are older than `now`.
+    /// Refreshes the cached heads of all CPUs, while requested. Called before the clock is read for
+    /// the turn, so the heads are older than `now`.
     pub fn observe(&mut self) {
         let watched = self.watch_turns > 0;
         self.watch_turns = self.watch_turns.saturating_sub(1);
@@ -183,8 +183,8 @@ impl Backlogs {
         }
     }
 
-    /// Requests refreshed heads for some turns, as flows are about to move. A refresh takes a cache line from
-    /// a CPU that is about to write it, so it is not done without need.
+    /// Requests refreshed heads for the next 64 turns, when flows are about to move. A refresh
+    /// takes a cache line from a CPU that is about to write it, so it is not done without need.
     pub fn watch(&mut self) {
         self.watch_turns = WATCH_TURNS;
     }
@@ -192,6 +192,7 @@ impl Backlogs {
     /// Progress of `cpu` towards the packet at `tail`, with batches of at most `batch_max` packets.
     pub fn depth(&mut self, cpu: CpuId, tail: Position, batch_max: u32) -> Depth {
         self.watch();
+        // Without a ring nothing proves that the packet was processed, so its flow must wait.
         let Some(target) = self.target(cpu) else { return Depth::Near(0) };
         let now = target.packets.tail();
         if tail.pending(target.head_before, now) == 0 {
@@ -219,7 +220,7 @@ impl Backlogs {
         self.target(cpu).map_or(0, pending)
     }
 
-    /// Head counters of all CPUs, as they are now.
+    /// Current head counters of all CPUs.
     pub fn heads(&mut self) -> impl Iterator<Item = (CpuId, Position)> {
         let head = |target: &mut BacklogTarget| target.packets.observe_head();
         (0..)
@@ -255,17 +256,20 @@ impl Backlogs {
         })
     }
 
-    /// Queues a packet to `cpu`, not yet visible there. Calls `note` for the packet's note, if enabled.
+    /// Queues a packet to `cpu`, not yet visible there. Calls `note` for the packet's note, if
+    /// enabled.
     ///
     /// # Errors
-    /// Returns the packet with the reason if the backlog or the flow limit refuses it; the tail counter is
-    /// unchanged then.
+    /// Returns the packet with the reason if the backlog or the flow limit refuses it; the tail
+    /// counter is unchanged then.
     pub fn enqueue(
         &mut self,
         cpu: CpuId,
         packet: Packet,
         note: impl FnOnce(Position) -> Note,
     ) -> Result<Position, (Packet, DropReason)> {
+        // A full backlog drops, as in the kernel's `enqueue_to_backlog`; so does a CPU without a
+        // ring.
         if !self.has_room(cpu) {
             return Err((packet, DropReason::BacklogFull));
         }
@@ -298,7 +302,7 @@ impl Backlogs {
         for cpu in &self.touched {
             if let Some(target) = self.targets[cpu.index()].as_mut() {
                 target.touched = false;
-                // Notes first: who sees a packet finds its note.
+                // Notes first, so that every visible packet has a visible note.
                 target.notes.as_mut().map(Producer::publish);
                 target.packets.publish();
             }

@@ -1,29 +1,29 @@
-//! Held packets, found by their addresses: a fragment may be of any flow between its own.
+//! Held packets by their addresses: a fragment may belong to any flow between its own.
 //!
-//! Chains of a keyed hash, as many as there are places: nobody outside can have many pairs of
-//! addresses meet in one chain, so whatever is held, a fragment passes over one packet of other
-//! addresses on average. All that is held of its own addresses goes with it, so each look at one of
-//! those is paid for by the packet that was held.
+//! Chains by a keyed hash, as many as places. Nobody outside can put many pairs of addresses into
+//! one chain, so a fragment passes over one packet of other addresses on average. All held packets
+//! of the fragment's own addresses are flushed with it, so each visit of those is paid for once,
+//! when the packet was held.
 
 use super::links::{HashLinkEnds, HashLinks};
 
-/// Words of four bytes in two addresses.
+/// Number of four-byte words in two IPv6 addresses.
 const WORDS_MAX: usize = 8;
 
-/// Places by a hash of the addresses of what is held there.
+/// Places by a hash of the addresses of their held packets.
 #[derive(Debug)]
 pub(super) struct Between {
-    /// A factor for each word, and what is added.
+    /// Factor for each word, and an addend.
     key: [u64; WORDS_MAX + 1],
-    /// By place.
+    /// Hash of each place.
     hashes: Box<[u32]>,
     links: HashLinks,
-    /// By the upper bits of the hash, oldest first. As many as a power of two.
+    /// By the upper bits of the hash, oldest place first. Their number is a power of two.
     chains: Box<[HashLinkEnds]>,
 }
 
 impl Between {
-    /// Nothing is held at any of so many places, a power of two.
+    /// Creates an index of `places` places, a power of two, without held packets.
     pub(super) fn new(places: usize, seed: u64) -> Self {
         let mut state = seed;
         Self {
@@ -34,7 +34,7 @@ impl Between {
         }
     }
 
-    /// Something between these addresses is held at a place from now on.
+    /// Adds a place with a held packet between these addresses.
     pub(super) fn add(&mut self, place: usize, addresses: &[u8]) {
         let hash = self.hash(addresses);
         self.hashes[place] = hash;
@@ -42,24 +42,24 @@ impl Between {
         self.links.push_last(&mut self.chains[chain], place);
     }
 
-    /// Nothing is held there any more.
+    /// Removes a place.
     pub(super) fn remove(&mut self, place: usize) {
         let chain = self.chain(self.hashes[place]);
         self.links.unlink(&mut self.chains[chain], place);
     }
 
-    /// The oldest of the places where something may be held between these addresses.
+    /// Oldest place with a held packet that may be between these addresses.
     pub(super) fn first(&self, addresses: &[u8]) -> Option<usize> {
         let hash = self.hash(addresses);
         self.from(self.chains[self.chain(hash)].first(), hash)
     }
 
-    /// The next one, for the same addresses as at `place`.
+    /// Next place with the same hash of addresses as `place`.
     pub(super) fn next(&self, place: usize) -> Option<usize> {
         self.from(self.links.behind(place), self.hashes[place])
     }
 
-    /// The first place from this one on with a hash.
+    /// First place with this hash, from `place` on.
     fn from(&self, mut place: Option<usize>, hash: u32) -> Option<usize> {
         while let Some(at) = place.filter(|&at| self.hashes[at] != hash) {
             place = self.links.behind(at);
@@ -67,8 +67,8 @@ impl Between {
         place
     }
 
-    /// A sum of products: strongly universal (Dietzfelbinger) is enough where no hash is ever shown,
-    /// and every packet that is first held pays for it.
+    /// Sum of products. Strongly universal (Dietzfelbinger), which is enough because no hash is
+    /// ever disclosed; cheap, because every held packet pays for it.
     fn hash(&self, addresses: &[u8]) -> u32 {
         let (factors, [.., more]) = (&self.key[..WORDS_MAX], self.key);
         let words = addresses.as_chunks().0.iter().map(|&word| u32::from_ne_bytes(word));
@@ -84,7 +84,7 @@ impl Between {
     }
 }
 
-/// The next of many numbers that a seed determines (Steele, Lea and Flood's SplitMix64).
+/// Next number of the sequence of a seed (SplitMix64 of Steele, Lea and Flood).
 fn split_mix(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -100,7 +100,7 @@ mod tests {
 
     const PLACES: usize = 64;
 
-    /// Of either version, few enough to meet.
+    /// Addresses of either IP version, few enough to collide.
     fn addresses(number: u8) -> Vec<u8> {
         let half = if number.is_multiple_of(2) { 4 } else { 16 };
         [vec![number / 16; half], vec![number % 16; half]].concat()
@@ -129,14 +129,14 @@ mod tests {
                 for number in 0..32 {
                     let those = twin.iter().filter(|(_, held)| *held == number);
                     let expected: Vec<_> = those.map(|&(place, _)| place).collect();
-                    // Few enough that no two have one hash of 32 bits.
+                    // With so few pairs, no two have the same hash of 32 bits.
                     prop_assert_eq!(found(&between, &addresses(number)), expected);
                 }
             }
         }
     }
 
-    /// Places that are passed over on the way to those of these addresses.
+    /// Number of places in the chain of these addresses.
     fn passed(between: &Between, addresses: &[u8]) -> usize {
         let chain = between.chain(between.hash(addresses));
         let first = between.chains[chain].first();
@@ -147,7 +147,7 @@ mod tests {
     fn promise_3_fragment_search_averages_one_stranger() {
         const MANY: u32 = 4096;
         let pair = |from: u32, to: u32| [from.to_be_bytes(), to.to_be_bytes()].concat();
-        // One pair holds all there is; each flow is of another source; sources one bit apart.
+        // One pair for all flows; another source for each flow; sources one bit apart.
         let kinds: [fn(u32) -> (u32, u32); 3] =
             [|_| (1, 2), |flow| (flow, 2), |flow| (flow << 20, flow)];
         for (seed, kind) in (7..).zip(kinds) {

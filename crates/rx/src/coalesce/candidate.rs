@@ -1,4 +1,4 @@
-//! Conditions for a packet to be merged at all, whatever is held of its flow.
+//! Conditions for a packet to be merged at all, independent of the held packet of its flow.
 
 use super::CoalesceMode;
 use super::compare::{HEADER_BYTES_MAX, Own};
@@ -15,24 +15,24 @@ use crate::parse::{Checksum, Fragment, Network, Transport, is_plain};
 const RESERVED_BIT: u8 = 0x80;
 const CONGESTION_EXPERIENCED: u8 = 0x03;
 
-/// A packet that may be merged: whole, right, and of a kind that can be given back.
+/// Packet that may be merged: complete, correct, and of a kind that can be restored.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
-    /// Bytes before the payload.
+    /// Length of all headers, in bytes.
     pub(super) header_len: usize,
     pub(super) payload_len: u32,
-    /// Reference that a further segment's would be compared with.
+    /// Header fields that differ between segments.
     pub(super) own: Own,
 }
 
 impl Candidate {
-    /// True if nothing may follow this segment.
+    /// True if no segment may follow this one.
     pub(super) fn ends(&self) -> bool {
         self.own.flags & (PSH | FIN) != 0
     }
 }
 
-/// Judges a parsed packet by itself.
+/// Examines a parsed packet by itself.
 pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, MergeRefusal> {
     let headers = &packet.headers;
     let bytes = packet.frame.data();
@@ -55,7 +55,7 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
     let is_tcp = match headers.transport {
         Transport::Tcp => true,
         Transport::Udp if mode == CoalesceMode::Gro => false,
-        // Cut short, it need not show what it is.
+        // A truncated packet may lack the header that would tell its protocol.
         Transport::Other if packet.frame.total_len_bytes() != packet.wire_len => {
             return Err(MergeRefusal::Snapped);
         }
@@ -107,7 +107,7 @@ fn ipv6(rest: &[u8], network_len: usize) -> Result<u8, MergeRefusal> {
     Ok(header[0] << 4 | header[1] >> 4)
 }
 
-/// True if all extension headers are ones that every segment of a flow can share.
+/// True if all extension headers are options, which all segments of a flow can share.
 pub(super) fn are_options(next: u8, bytes: &[u8]) -> bool {
     let mut walk = ExtensionWalk { kind: next, at: 0 };
     while walk.at < bytes.len() {
@@ -134,7 +134,7 @@ fn tcp(packet: &Packet, segment: &[u8], mode: CoalesceMode) -> Result<Candidate,
         return Err(MergeRefusal::OddChecksum);
     }
     if mode == CoalesceMode::Lro {
-        // The source's: nothing but data and acknowledgements, timestamps or no options at all.
+        // As in `inet_lro.c`: no flags but ACK and PSH, and no options but timestamps.
         if flags & !PSH != ACK || header[12] & 0x0f != 0 {
             return Err(MergeRefusal::TcpFlags);
         }
@@ -160,7 +160,7 @@ fn udp(packet: &Packet, segment: &[u8]) -> Result<Candidate, MergeRefusal> {
     Ok(candidate)
 }
 
-/// Tells if a UDP datagram ends where its IP packet does, and that where the frame does.
+/// Checks that a UDP datagram ends where its IP packet does, and that this is the end of the frame.
 pub(super) fn ends_with_ip(packet: &Packet) -> Result<(), MergeRefusal> {
     let headers = &packet.headers;
     let before = match headers.network {
@@ -175,14 +175,14 @@ pub(super) fn ends_with_ip(packet: &Packet) -> Result<(), MergeRefusal> {
     if packet.frame.total_len_bytes() as usize == end { Ok(()) } else { Err(MergeRefusal::Padded) }
 }
 
-/// Conditions that TCP and UDP have in common: all of it is there, it is right, and there is something.
+/// Conditions common to TCP and UDP: the packet is complete, verified, and has a payload.
 fn whole(packet: &Packet, own: Own) -> Result<Candidate, MergeRefusal> {
     let headers = &packet.headers;
     let header_len = usize::from(headers.payload_offset);
     let len = packet.frame.total_len_bytes();
     let is_whole = len == packet.wire_len
         && len as usize >= header_len + usize::from(headers.payload_len)
-        // Or else they were not pulled in: who parses does that.
+        // Headers outside the frame itself have not been pulled in by parsing.
         && packet.frame.data().len() >= header_len;
     if !is_whole {
         return Err(MergeRefusal::Snapped);

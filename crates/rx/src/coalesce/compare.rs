@@ -1,4 +1,4 @@
-//! Comparison of two segments' headers, but for what may differ between segments of one
+//! Comparison of two segments' headers, except for fields that may differ between segments of one
 //! packet.
 
 use super::CoalesceMode;
@@ -8,16 +8,18 @@ use crate::packet::Packet;
 use crate::parse::checksum::{self, Sum};
 use crate::parse::{Checksum, Headers, Network, Transport};
 
-/// The longest headers that are compared: two VLAN tags, IPv6 and the longest TCP header have 122.
+/// Maximum length of compared headers, in bytes: two VLAN tags, IPv6 and the longest TCP header
+/// have 122.
 pub(super) const HEADER_BYTES_MAX: usize = 128;
 
-/// Most headers are not longer than this: one tag, IPv6, TCP with timestamps have 90.
+/// Length that most headers do not exceed, in bytes: one VLAN tag, IPv6, and TCP with timestamps
+/// have 90.
 const MOST_HEADERS_BYTES: usize = 96;
 
 const DONT_FRAGMENT: usize = 6;
 
-/// The bytes of a packet's headers that must agree with those of the first segment. Built when a
-/// first segment comes whose headers are laid out otherwise than those of the one before it.
+/// Mask of the header bits that must agree with those of the first segment. Rebuilt for a first
+/// segment whose headers have another layout than those before.
 #[derive(Clone, Debug)]
 pub(super) struct HeaderMask {
     layout: HeaderLayout,
@@ -41,7 +43,7 @@ impl Default for HeaderMask {
 }
 
 impl HeaderMask {
-    /// Has the mask fit a first segment.
+    /// Makes the mask fit a first segment.
     pub(super) fn fit(&mut self, first: &Packet, mode: CoalesceMode) {
         let layout = HeaderLayout::of(&first.headers, mode);
         if layout != self.layout {
@@ -56,7 +58,7 @@ impl HeaderMask {
         let (network, transport) =
             (usize::from(layout.network_offset), usize::from(layout.transport_offset));
         match layout.network {
-            // Total length and id, which are told elsewhere, and the checksum.
+            // Total length and id, which are compared separately, and the checksum.
             Network::Ipv4 => {
                 mask.clear(network + 2, &[0; 4]);
                 mask.clear(network + 10, &[0; 2]);
@@ -65,13 +67,14 @@ impl HeaderMask {
             Network::Other => {}
         }
         match (layout.transport, layout.mode) {
-            // The sequence number, what ends a packet, and the checksum.
+            // Sequence number, the flags that end a packet, and checksum.
             (Transport::Tcp, CoalesceMode::Gro) => {
                 mask.clear(transport + 4, &[0; 4]);
                 mask.clear(transport + 13, &[!(PSH | FIN)]);
                 mask.clear(transport + 16, &[0; 2]);
             }
-            // Besides, acknowledgement, window and timestamps; but FIN is not for merging here.
+            // Acknowledgement, window and timestamps, too; but FIN must agree, because this mode
+            // does not merge it.
             (Transport::Tcp, CoalesceMode::Lro) => {
                 mask.clear(transport + 4, &[0; 8]);
                 mask.clear(transport + 13, &[!PSH, 0, 0, 0, 0]);
@@ -89,18 +92,18 @@ impl HeaderMask {
         }
     }
 
-    /// True if the first bytes of two frames agree where they must.
+    /// True if the headers of two frames agree under the mask.
     #[inline(always)]
     fn agrees(&self, a: &[u8], b: &[u8]) -> bool {
         let end = usize::from(self.layout.payload_offset);
         match (a.first_chunk::<MOST_HEADERS_BYTES>(), b.first_chunk::<MOST_HEADERS_BYTES>()) {
-            // All at once, payload and all, for which the mask has no bits.
+            // Compared in one go, with some payload, for which the mask is 0.
             (Some(a), Some(b)) if end <= MOST_HEADERS_BYTES => self.differ(a, b) == 0,
             _ => self.short_agrees(a, b),
         }
     }
 
-    /// The same for frames that are short, or whose headers are long.
+    /// Does the same for short frames or long headers.
     #[cold]
     fn short_agrees(&self, a: &[u8], b: &[u8]) -> bool {
         let end = usize::from(self.layout.payload_offset);
@@ -110,7 +113,7 @@ impl HeaderMask {
         }
     }
 
-    /// The bits that differ between two pieces of the same length, put together.
+    /// Bits that differ between two slices of the same length, ORed together.
     #[inline(always)]
     fn differ(&self, a: &[u8], b: &[u8]) -> u64 {
         let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
@@ -133,22 +136,22 @@ impl HeaderLayout {
     }
 }
 
-/// Header fields that a further segment has of its own.
+/// Header fields that differ between segments.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own {
-    /// Distance of its IPv4 id from the first segment's; 0 where there is none.
+    /// Difference of the IPv4 id from the first segment's; 0 without an id.
     pub(super) id_ahead: u16,
-    /// TCP's sequence number.
+    /// TCP sequence number.
     pub(super) sequence: u32,
-    /// The transport's checksum.
+    /// Checksum of the transport.
     pub(super) checksum: u16,
-    /// TCP's lower eight flags.
+    /// Lower eight TCP flags.
     pub(super) flags: u8,
 }
 
-/// Compares the headers of a packet with those of a first segment, which had been examined. `None`
-/// where they differ in more than the segments of a packet may, or in a way that could not be given
-/// back; who wants to know in which asks [`difference`].
+/// Compares the headers of a packet with those of an examined first segment. `None` if they differ
+/// in more than the segments of a packet may, or in a way that could not be restored;
+/// [`difference`] names the field.
 #[inline(always)]
 pub(super) fn own_fields(first: &Packet, next: &Packet, mask: &HeaderMask) -> Option<Own> {
     let headers = &first.headers;
@@ -159,15 +162,15 @@ pub(super) fn own_fields(first: &Packet, next: &Packet, mask: &HeaderMask) -> Op
     if !mask.agrees(a, b) {
         return None;
     }
-    // Equal link headers have the network header at the same place, equal network headers the
-    // transport's, so these offsets are both packets'.
+    // Equal link headers imply the same offset of the network header, and equal network headers
+    // that of the transport: these offsets apply to both packets.
     let id_ahead = match headers.network {
         Network::Ipv4 => {
             let at = usize::from(headers.network_offset);
             let (a, b) = (a.get(at..)?.first_chunk()?, b.get(at..)?.first_chunk()?);
             id_ahead(a, b, next.headers.ip_checksum)?
         }
-        // A jumbogram's length stands elsewhere, and would not be given back as 0.
+        // A jumbogram has its length in an option (RFC 2675), and the 0 here would not be restored.
         Network::Ipv6 if next.view().network_len_field() == Some(0) => return None,
         Network::Ipv6 | Network::Other => 0,
     };
@@ -185,8 +188,8 @@ pub(super) fn own_fields(first: &Packet, next: &Packet, mask: &HeaderMask) -> Op
     }
 }
 
-/// Distance by which the id of an IPv4 header is ahead, if its checksum is right, and as it would be made
-/// again.
+/// Difference of the ids of two IPv4 headers, if the second one has a correct checksum in canonical
+/// form.
 #[inline(always)]
 fn id_ahead(a: &[u8; IPV4_BYTES], b: &[u8; IPV4_BYTES], verdict: Checksum) -> Option<u16> {
     let verdict = match verdict {
@@ -198,7 +201,7 @@ fn id_ahead(a: &[u8; IPV4_BYTES], b: &[u8; IPV4_BYTES], verdict: Checksum) -> Op
     is_right.then(|| id(b).wrapping_sub(id(a)))
 }
 
-/// Names the first difference between headers that are not the same.
+/// First difference between headers that differ.
 #[cold]
 pub(super) fn difference(first: &Packet, next: &Packet, mode: CoalesceMode) -> MergeRefusal {
     let (a, b) = (first.view(), next.view());
@@ -239,14 +242,15 @@ fn tcp_difference(first: &Packet, next: &Packet, mode: CoalesceMode) -> MergeRef
     }
 }
 
-/// IPv4's type of service, IPv6's traffic class.
+/// Type of service of IPv4, or traffic class of IPv6.
 fn traffic_class(packet: &Packet) -> Option<u8> {
     let Headers { network, network_offset, .. } = packet.headers;
     let &[first, second] = packet.frame.data().get(network_offset.into()..)?.first_chunk()?;
     Some(if network == Network::Ipv4 { second } else { first << 4 | second >> 4 })
 }
 
-/// Fields that may differ in the network header: don't-fragment; flow label, extension headers.
+/// Further fields of the network header that must agree: don't-fragment; flow label and extension
+/// headers.
 fn network_rest(packet: &Packet) -> Option<(&[u8], &[u8])> {
     let Headers { network, network_offset, transport_offset, .. } = packet.headers;
     let header = packet.frame.data().get(network_offset.into()..transport_offset.into())?;

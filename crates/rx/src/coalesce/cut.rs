@@ -1,4 +1,4 @@
-//! Software segmentation: the frames that a packet which came whole stands for.
+//! Software segmentation of GSO packets.
 
 use forebay_buf::Pool;
 
@@ -7,15 +7,16 @@ use crate::nonlinear::PieceReader;
 use crate::packet::{Packet, Shape};
 use crate::parse::checksum::Sum;
 
-/// Cuts a packet that came [whole](Packet::is_gso) into the frames that the kernel would send
-/// (`tcp_gso_segment`, `__udp_gso_segment`), each in a frame of `pool`, oldest segment first. Ids
-/// rise by one, the sequence number by the payload before; PSH and FIN are the last segment's, CWR
-/// is the first one's; lengths and checksums are right. The whole goes home. A packet that was merged
-/// here is [taken apart](resegment) instead, any other goes to `out` as it is.
+/// Cuts a [GSO packet](Packet::is_gso) into the frames that the kernel would send
+/// (`tcp_gso_segment`, `__udp_gso_segment`), each in a frame of `pool`, oldest segment first. IPv4
+/// ids increase by one, the sequence number by the preceding payload; PSH and FIN are kept on the
+/// last segment, CWR on the first one; lengths and checksums are correct. The frame of the GSO
+/// packet is freed. A merged packet is [resegmented](resegment) instead; any other goes to `out`
+/// unchanged.
 ///
 /// # Errors
-/// Gives the packet back, to be dropped by name, when the pool has no frame for a segment; `out` is
-/// as it was.
+/// Returns the packet, to be dropped with a reason, if the pool has no frame for a segment; `out`
+/// is unchanged then.
 pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(), Packet> {
     let Shape::Gso(size) = packet.shape() else {
         resegment(packet, out);
@@ -35,7 +36,7 @@ pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(),
     Ok(())
 }
 
-/// The segment of this number, whose payload is the next one; it is summed up while it is copied.
+/// Segment of this number, with the next payload, which is summed while it is copied.
 fn cut_out(
     number: u32,
     plan: &ResegmentPlan,

@@ -1,4 +1,4 @@
-//! Description of a merged packet, by which a device or the kernel behind a TUN cuts it again.
+//! `virtio_net_hdr` of a merged packet, by which a device, or the kernel behind a TUN, segments it.
 
 mod carry;
 
@@ -10,29 +10,29 @@ use crate::packet::Packet;
 use crate::parse::partial::csum_offset;
 use crate::parse::{Headers, Network, Transport};
 
-/// The `virtio_net_hdr` of a packet (virtio 1.2, section 5.1.6), all that goes before it on a TUN
-/// with `IFF_VNET_HDR`.
+/// `virtio_net_hdr` of a packet (virtio 1.2, section 5.1.6), which precedes it on a TUN with
+/// `IFF_VNET_HDR`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VirtioNetHdr {
-    /// Bit 0: the checksum is still to be completed.
+    /// Flags: [`NEEDS_CSUM`], [`DATA_VALID`].
     pub flags: u8,
-    /// Manner of cutting.
+    /// Type of segmentation: [`GSO_NONE`] and others.
     pub gso_type: u8,
-    /// Bytes of headers, which go before every segment.
+    /// Length of the headers of every segment, in bytes.
     pub hdr_len: u16,
-    /// Bytes of payload in every segment but the last.
+    /// Payload length of every segment but the last, in bytes.
     pub gso_size: u16,
-    /// Offset at which summing begins.
+    /// Offset of the first byte that is summed.
     pub csum_start: u16,
-    /// Offset of the sum from there.
+    /// Offset of the checksum field from `csum_start`.
     pub csum_offset: u16,
 }
 
-/// The checksum is the pseudo header's so far.
+/// Partial checksum: the field holds the pseudo header's sum.
 pub const NEEDS_CSUM: u8 = 1;
-/// The checksum has been verified.
+/// Verified checksum.
 pub const DATA_VALID: u8 = 2;
-/// Not to be cut.
+/// No segmentation.
 pub const GSO_NONE: u8 = 0;
 /// TCP over IPv4.
 pub const GSO_TCPV4: u8 = 1;
@@ -40,14 +40,14 @@ pub const GSO_TCPV4: u8 = 1;
 pub const GSO_TCPV6: u8 = 4;
 /// UDP datagrams of one size.
 pub const GSO_UDP_L4: u8 = 5;
-/// Added to TCP's: the first segment alone says that congestion was heeded (CWR).
+/// Flag beside the TCP types: CWR is set on the first segment only.
 pub const GSO_ECN: u8 = 0x80;
 
-/// Bytes of a header without a buffer count.
+/// Length of a header without buffer count, in bytes.
 pub const VIRTIO_NET_HDR_BYTES: usize = 10;
 
 impl VirtioNetHdr {
-    /// Reads what lies before a packet, little-endian.
+    /// Reads a little-endian header.
     #[must_use]
     pub fn from_bytes(bytes: [u8; VIRTIO_NET_HDR_BYTES]) -> Self {
         let [flags, gso_type, fields @ ..] = bytes;
@@ -57,7 +57,7 @@ impl VirtioNetHdr {
         Self { flags, gso_type, hdr_len, gso_size, csum_start, csum_offset }
     }
 
-    /// As it lies before a packet, little-endian as virtio 1 and `TUNSETVNETLE` have it.
+    /// Little-endian header, as in virtio 1 and after `TUNSETVNETLE`.
     #[must_use]
     pub fn to_bytes(self) -> [u8; VIRTIO_NET_HDR_BYTES] {
         let [a, b] = self.hdr_len.to_le_bytes();
@@ -68,7 +68,7 @@ impl VirtioNetHdr {
     }
 }
 
-/// Manner in which a receiver cuts a whole packet: the header's `gso_type`.
+/// Type of segmentation of a merged or GSO packet: the header's `gso_type`.
 #[must_use]
 pub fn gso_type(packet: &Packet) -> u8 {
     let Headers { transport, network, .. } = packet.headers;
@@ -84,12 +84,11 @@ pub fn gso_type(packet: &Packet) -> u8 {
     }
 }
 
-/// Describes a packet for whoever cuts it, and puts into its checksum field what they expect: of a
-/// merged packet, as of one that came whole, the pseudo header's sum. One of a single segment is
-/// left as it is, to be sent as it is.
+/// Describes a merged or GSO packet for the receiver that segments it, and sets its checksum field
+/// to the pseudo header's sum. A packet of a single segment is unchanged.
 ///
-/// A receiver that cuts by this description gives every IPv4 segment an id one larger than the one before:
-/// there is no word in it for ids that stay. All else comes out as it came in.
+/// A receiver that segments by this header increments the id of every IPv4 segment, because the
+/// header has no field for constant ids. All other fields are restored.
 pub fn describe(packet: &mut Packet) -> VirtioNetHdr {
     let headers = packet.headers;
     let (1.., Some(csum_offset)) = (packet.gso_size(), csum_offset(headers.transport)) else {

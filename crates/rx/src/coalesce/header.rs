@@ -1,5 +1,5 @@
-//! The headers of a segment, rewritten in place: what differs between the segments of a packet
-//! and the packet itself.
+//! Headers of a segment, rewritten in place: the fields that differ between the segments of a
+//! packet and the packet itself.
 
 use super::lro::Newest;
 use super::wire::{IPV4_BYTES, IPV6_BYTES, TCP_BYTES, UDP_BYTES};
@@ -8,22 +8,22 @@ use crate::parse::{Headers, Network, Transport, View};
 
 const IPV4_ID: usize = 4;
 
-/// The header bytes of a segment that was a candidate for merging, so that all fields are there.
+/// Header bytes of a segment that was a candidate for merging, so that all fields exist.
 pub(super) struct HeaderBytes<'a> {
     bytes: &'a mut [u8],
     headers: &'a Headers,
 }
 
 impl<'a> HeaderBytes<'a> {
-    /// `bytes` begins with the headers that `headers` tells of.
+    /// Wraps `bytes`, which begin with the headers described by `headers`.
     pub(super) fn new(bytes: &'a mut [u8], headers: &'a Headers) -> Self {
         let header_len = usize::from(headers.payload_offset).min(bytes.len());
         let (bytes, _) = bytes.split_at_mut(header_len);
         Self { bytes, headers }
     }
 
-    /// Sets the IP header's length, and UDP's, and the IPv4 id if one is given. IPv4's checksum is
-    /// made right.
+    /// Sets the lengths of the IP and UDP headers, the IPv4 id if one is given, and the IPv4 header
+    /// checksum.
     pub(super) fn set_lengths(&mut self, payload_len: u32, id: Option<u16>) {
         let Headers { network_offset, transport_offset, payload_offset, .. } = *self.headers;
         let field = |len: u32| u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes();
@@ -71,7 +71,7 @@ impl<'a> HeaderBytes<'a> {
         }
     }
 
-    /// Sets what advances in `lro` mode: acknowledgement, window, timestamps.
+    /// Sets the fields that advance in `lro` mode: acknowledgement, window, timestamps.
     pub(super) fn set_newest(&mut self, newest: &Newest) {
         if let Some(header) = self.transport::<TCP_BYTES>() {
             [header[8], header[9], header[10], header[11]] = newest.acknowledgement.to_be_bytes();
@@ -84,19 +84,19 @@ impl<'a> HeaderBytes<'a> {
         }
     }
 
-    /// Makes the transport's checksum right for a payload of this sum and length.
+    /// Sets the transport checksum for a payload of this length and sum.
     pub(super) fn set_checksum(&mut self, payload_len: u32, payload: Sum) {
         let sum = pseudo_sum(self.bytes, self.headers, payload_len).plus(payload);
         self.set_checksum_field([0; 2]);
         let header = self.bytes.get(self.headers.transport_offset.into()..).unwrap_or_default();
         let field = match (!sum.plus(Sum::of(header)).fold(), self.headers.transport) {
-            (0, Transport::Udp) => u16::MAX, // a 0 would say that there is none
+            (0, Transport::Udp) => u16::MAX, // 0 means no checksum (RFC 768)
             (field, _) => field,
         };
         self.set_checksum_field(field.to_be_bytes());
     }
 
-    /// Puts the pseudo header's sum into the checksum field, for a device that adds the rest.
+    /// Sets the checksum field to the pseudo header's sum, for a device that adds the rest.
     pub(super) fn set_partial_checksum(&mut self, payload_len: u32) {
         let sum = pseudo_sum(self.bytes, self.headers, payload_len);
         let field = sum.fold().to_be_bytes();
@@ -120,7 +120,7 @@ impl<'a> HeaderBytes<'a> {
     }
 }
 
-/// Pseudo header that the transport's header and payload are summed up with: addresses, protocol and length.
+/// Sum of the pseudo header: addresses, protocol, and length of the transport's header and payload.
 pub(super) fn pseudo_sum(bytes: &[u8], headers: &Headers, payload_len: u32) -> Sum {
     let Headers { transport_offset, payload_offset, protocol, .. } = *headers;
     let addresses = View::new(bytes, headers).address_bytes().unwrap_or_default();
@@ -128,7 +128,7 @@ pub(super) fn pseudo_sum(bytes: &[u8], headers: &Headers, payload_len: u32) -> S
     Sum::of(addresses).plus_word(protocol.into()).plus_len(len)
 }
 
-/// The IPv4 id in a header.
+/// IPv4 id of a packet.
 pub(super) fn ipv4_id(bytes: &[u8], headers: &Headers) -> Option<u16> {
     let at = usize::from(headers.network_offset) + IPV4_ID;
     let field = bytes.get(at..)?.first_chunk().copied()?;

@@ -1,4 +1,4 @@
-//! A packet that is held for more segments, and what may be added to it.
+//! Held packets, and the conditions for adding a segment.
 
 use super::CoalesceMode;
 use super::candidate::{Candidate, ends_with_ip};
@@ -13,43 +13,45 @@ use crate::hash::FlowHash;
 use crate::packet::Packet;
 use crate::parse::{Checksum, Network, Transport};
 
-/// The longest IP packet, headers included: the kernel's `GRO_LEGACY_MAX_SIZE`.
+/// Maximum length of an IP packet in bytes, headers included: the kernel's `GRO_LEGACY_MAX_SIZE`.
 const IP_PACKET_BYTES_MAX: u32 = 65_535;
 
-/// The most segments in a packet of TCP. Bytes are the limit of all but the smallest segments;
-/// this one is on the memory that a packet of those can hold.
+/// Maximum number of segments in a TCP packet. The length is the limit for all but the smallest
+/// segments; for those, this number bounds the memory that a packet can hold.
 pub const TCP_SEGMENTS_MAX: u32 = 512;
 
-/// The most datagrams in a packet of UDP: the kernel's `UDP_GRO_CNT_MAX`.
+/// Maximum number of datagrams in a UDP packet: the kernel's `UDP_GRO_CNT_MAX`.
 pub const UDP_SEGMENTS_MAX: u32 = 64;
 
-/// Segments recorded further apart did not arrive in one poll, however fast they are replayed. More
-/// than what the scripts that write captures leave between packets.
+/// Maximum time between the timestamps of segments, in ns. Segments recorded further apart did not
+/// arrive in one poll, however fast they are replayed. Longer than the pauses that scripts leave
+/// between the packets of a capture.
 const GAP_NS: u64 = 50_000_000;
 
-/// Reference that a further segment is compared with.
+/// Rules for adding a segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MergeRules {
     pub(super) mode: CoalesceMode,
-    /// The longest IP packet that the device receives.
+    /// Longest IP packet that the device receives, in bytes.
     pub(super) mtu: u32,
 }
 
-/// A first segment, and those behind it. Its headers stay as they came until it is let go.
+/// First segment, with the others chained behind it. Its headers stay as received until the packet
+/// is flushed.
 #[derive(Debug)]
 pub(super) struct HeldPacket {
     packet: Packet,
-    /// Time of arrival of the latest segment, by the source.
+    /// Timestamp of the latest segment, in ns.
     latest_ns: u64,
-    /// The engine's time when it was first held.
+    /// Engine time at which the packet was first held, in ns.
     since_ns: u64,
-    /// The order in which packets were first held.
+    /// Number of the packet in the order in which packets were first held.
     born: u32,
-    /// Of all segments.
+    /// Payload length of all segments together.
     payload_len: u32,
-    /// Bytes that the IP packet may still grow by.
+    /// Number of bytes by which the IP packet may still grow.
     room: u32,
-    /// Segments that it may still get.
+    /// Number of segments that may still be added.
     segments_left: u32,
     next_sequence: u32,
     /// PSH and FIN of the latest segment.
@@ -59,7 +61,7 @@ pub(super) struct HeldPacket {
     sums: SegmentSums,
 }
 
-/// Progress of IPv4 ids: the second segment decides.
+/// Progress of IPv4 ids, decided by the second segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ids {
     Undecided,
@@ -68,7 +70,7 @@ enum Ids {
 }
 
 impl HeldPacket {
-    /// Begins with a candidate that does not end.
+    /// Begins with a candidate that segments may follow.
     pub(super) fn begin(
         packet: Packet,
         candidate: &Candidate,
@@ -98,7 +100,7 @@ impl HeldPacket {
         }
     }
 
-    /// The first segment.
+    /// First segment.
     pub(super) fn first(&self) -> &Packet {
         &self.packet
     }
@@ -111,14 +113,15 @@ impl HeldPacket {
         self.since_ns
     }
 
-    /// A number that rises with every packet that is first held, modulo 2^32.
+    /// Number in the order in which packets were first held, modulo 2^32.
     pub(super) fn born(&self) -> u32 {
         self.born
     }
 
-    /// Contribution of `packet` if it is the next segment, with headers that differ only in what can be
-    /// told again from the whole. This one look takes the place of [examining](super::candidate) it:
-    /// what its headers share with the first segment's has been examined there.
+    /// Contribution of `packet` if it is the next segment, and if its headers differ only in fields
+    /// that can be restored from the merged packet. One comparison replaces the
+    /// [examination](super::candidate) of the packet: all that its headers share with the first
+    /// segment's has been examined there.
     #[inline(always)]
     pub(super) fn next(
         &self,
@@ -133,6 +136,8 @@ impl HeldPacket {
             && packet.gso_size() == 0
             && (packet.wire_len == packet.frame.len_bytes()
                 || self.packet.is_nonlinear() && packet.wire_len == packet.frame.total_len_bytes());
+        // Truncated, unverified, GSO and empty packets pass alone; only the last segment may be
+        // shorter, and none longer, so that one `gso_size` describes all.
         if !is_whole || payload_len == 0 || payload_len > self.first_len() {
             return None;
         }
@@ -149,8 +154,8 @@ impl HeldPacket {
         (is_next && fits).then_some(Next { payload_len, own, ids })
     }
 
-    /// The first thing that keeps a packet, which may be merged, from being the next segment: the
-    /// slow twin of [`next`](Self::next).
+    /// First condition that keeps a mergeable packet from being the next segment: the slow twin of
+    /// [`next`](Self::next).
     #[cold]
     pub(super) fn refusal(
         &self,
@@ -180,7 +185,7 @@ impl HeldPacket {
         }
     }
 
-    /// Adds the next segment. Returns why nothing more can be added, if so.
+    /// Adds the next segment. Returns the reason to flush if nothing more can be added.
     #[inline(always)]
     pub(super) fn add(
         &mut self,
@@ -213,8 +218,8 @@ impl HeldPacket {
         }
     }
 
-    /// Ends here: a packet of one segment is as it came; one of several gets the headers of a
-    /// whole, with right checksums.
+    /// Returns the packet. A single segment is unchanged; a merged packet gets headers for the
+    /// whole, with correct checksums.
     pub(super) fn finish(self, mode: CoalesceMode) -> Packet {
         let Self { mut packet, payload_len, flags, newest, sums, .. } = self;
         if packet.frame.follower_count() == 0 {
@@ -232,7 +237,7 @@ impl HeldPacket {
             }
         }
         header.set_checksum(payload_len, payload_sum);
-        // What the device said of the first segment is stale now (LRO-1).
+        // The device's sum is of the first segment only (LRO-1).
         packet.device_sum = None;
         packet.headers.ip_checksum = match headers.network {
             Network::Ipv4 => Checksum::Good,
@@ -243,18 +248,19 @@ impl HeldPacket {
         packet
     }
 
-    /// Number of segments. The packet says so itself once it is finished.
+    /// Number of segments; a finished packet has [`Packet::segment_count`].
     #[inline]
     fn segments(&self) -> u32 {
         u32::from(self.packet.frame.follower_count()) + 1
     }
 
-    /// The payload of the first segment, which no other exceeds.
+    /// Payload length of the first segment, which no other exceeds.
     fn first_len(&self) -> u32 {
         self.packet.headers.payload_len.into()
     }
 
-    /// True if the packet was recorded long after the latest segment.
+    /// True if the timestamps of the packet and the latest segment are more than [`GAP_NS`] apart.
+    /// A timestamp of 0 is none.
     fn is_gap(&self, packet: &Packet) -> bool {
         let (latest, next) = (self.latest_ns, packet.timestamp_ns);
         latest.abs_diff(next) > GAP_NS && latest != 0 && next != 0
@@ -265,10 +271,10 @@ impl HeldPacket {
         self.newest.advances_to(&Newest::of(packet, CoalesceMode::Lro)).err()
     }
 
-    /// True if there is no room for another segment. In `lro` mode that is for one as large as any
-    /// before, or as the device's MTU allows (LRO-7); not for the largest that a device with a
-    /// larger MTU than the sender's could get (LRO-6). In `gro` mode the last one may be shorter
-    /// and still fit, so the next one itself is asked.
+    /// True if there is no room for another segment. In `lro` mode, that is a segment as long as
+    /// the first one, or as the device's MTU if that is shorter (LRO-7), and not the longest
+    /// segment that a device with a larger MTU than the sender's could get (LRO-6). In `gro` mode
+    /// the last segment may be shorter and still fit, so the next segment's own length decides.
     fn is_full(&self, rules: MergeRules) -> bool {
         match rules.mode {
             CoalesceMode::Gro => self.room == 0,
@@ -283,7 +289,8 @@ impl HeldPacket {
 }
 
 impl Ids {
-    /// Progress of ids with one that is so far ahead of the first of `segments`.
+    /// Progress of ids after one that is `ahead` of the id of the first of `segments` segments;
+    /// `None` if it breaks the pattern.
     #[inline]
     fn after(self, ahead: u16, segments: u32) -> Option<Self> {
         match self {
@@ -294,7 +301,7 @@ impl Ids {
     }
 }
 
-/// Contribution of a segment to a packet.
+/// Contribution of a further segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Next {
     payload_len: u32,

@@ -1,10 +1,10 @@
-//! Lists of places, in the order in which they were added: nothing is allocated, and adding or
-//! removing one takes a few steps, whatever else there is.
+//! Doubly linked lists of places, in the order of insertion. Nothing is allocated, and insertion
+//! and removal take constant time.
 
-/// No place. There are fewer.
+/// End of a list: above any place.
 const NONE: u16 = u16::MAX;
 
-/// Each place's neighbours in the one list that it is in.
+/// Neighbours of each place in its list; a place is in one list at most.
 #[derive(Debug)]
 pub(super) struct HashLinks(Box<[HashLink]>);
 
@@ -22,23 +22,23 @@ pub(super) struct HashLinkEnds {
 }
 
 impl HashLinkEnds {
-    /// Links of an empty list.
+    /// Ends of an empty list.
     pub(super) const EMPTY: Self = Self { first: NONE, last: NONE };
 
-    /// The entry that was added before all others.
+    /// Oldest place of the list.
     pub(super) fn first(self) -> Option<usize> {
         place(self.first)
     }
 }
 
 impl HashLinks {
-    /// For so many places, of which none is in a list.
+    /// Creates links of `places` places, none of which is in a list.
     pub(super) fn new(places: usize) -> Self {
         debug_assert!(places < usize::from(NONE), "a place has a number below that of none");
         Self(vec![HashLink { before: NONE, behind: NONE }; places].into())
     }
 
-    /// Adds a place at the end of a list; it is in none.
+    /// Appends a place, which must be in no list.
     pub(super) fn push_last(&mut self, ends: &mut HashLinkEnds, at: usize) {
         let number = u16::try_from(at).unwrap_or(NONE);
         self.0[at] = HashLink { before: ends.last, behind: NONE };
@@ -49,7 +49,7 @@ impl HashLinks {
         ends.last = number;
     }
 
-    /// Removes a place from the list that it is in.
+    /// Removes a place from its list, which has these ends.
     pub(super) fn unlink(&mut self, ends: &mut HashLinkEnds, at: usize) {
         let HashLink { before, behind } = self.0[at];
         match place(before) {
@@ -62,7 +62,7 @@ impl HashLinks {
         }
     }
 
-    /// The place that was added next to the same list.
+    /// Place that was appended to the same list after `at`.
     pub(super) fn behind(&self, at: usize) -> Option<usize> {
         place(self.0[at].behind)
     }

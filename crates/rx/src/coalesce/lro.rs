@@ -6,7 +6,7 @@ use super::refusal::MergeRefusal;
 use super::wire::TCP_BYTES;
 use crate::packet::Packet;
 
-/// NOP, NOP, timestamps (kind 8) of ten bytes: how every stack sends them (RFC 7323, appendix A).
+/// NOP, NOP, timestamps (kind 8) of ten bytes, as sent by every stack (RFC 7323, appendix A).
 const TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
 
 /// A TCP header's timestamps, if they are its only options.
@@ -17,7 +17,7 @@ pub(super) struct Timestamps {
 }
 
 impl Timestamps {
-    /// Reads all options of a header. As in the source, an echo of 0 does not count.
+    /// Reads all options of a header. As in `inet_lro.c`, an echo of 0 is refused.
     pub(super) fn of(options: &[u8]) -> Option<Self> {
         let options: &[u8; 12] = options.try_into().ok()?;
         let ([kind, value, echo], []) = options.as_chunks::<4>() else { return None };
@@ -43,7 +43,7 @@ pub(super) struct Newest {
 }
 
 impl Newest {
-    /// Fields of a segment; none in a mode in which nothing advances.
+    /// Fields of a segment; defaults in `gro` mode, in which nothing advances.
     pub(super) fn of(packet: &Packet, mode: CoalesceMode) -> Self {
         if mode == CoalesceMode::Gro {
             return Self::default();
@@ -61,7 +61,7 @@ impl Newest {
         }
     }
 
-    /// Tells if `next` does not go back behind this.
+    /// Checks that no field of `next` is older than this one's.
     pub(super) fn advances_to(&self, next: &Self) -> Result<(), MergeRefusal> {
         let goes_back = |from: u32, to: u32| to.wrapping_sub(from).cast_signed() < 0;
         if goes_back(self.acknowledgement, next.acknowledgement) {

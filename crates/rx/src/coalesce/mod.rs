@@ -1,19 +1,19 @@
-//! Coalesce: segments of one flow become one packet, and the rest of the path walks once for all.
+//! Coalesce: segments of one flow become one packet, and later stages run once for all of them.
 //!
-//! A packet whose headers say that it may go on is *held* in a descriptor; the next segments of its
-//! flow are added to it, and it is let go (*flushed*) when it can grow no more, when a packet of its
-//! flow comes that cannot be added, when the queue runs empty, or after a time. What is held of a
-//! hash goes before anything else of that hash, so nothing overtakes: no later segment, no pure
+//! A packet that more segments may follow is *held* in a descriptor, and the next segments of its
+//! flow are added to it. The packet is *flushed* when it can grow no more, when a packet of its
+//! flow arrives that cannot be added, when the queue runs empty, or after a time. A held packet
+//! goes on before anything else of its hash, so nothing overtakes it: no later segment, no pure
 //! acknowledgement, no FIN.
 //!
-//! In [`Gro`](CoalesceMode::Gro) mode, two segments are merged only if [`resegment()`] can give both
-//! back byte for byte: the rules are the kernel's (`net/ipv4/tcp_offload.c`, `net/ipv4/udp_offload.c`,
-//! `include/net/gro.h` in Linux 6.18), and a few that it lacks (the urgent pointer, a checksum of
-//! 0xffff). In [`Lro`](CoalesceMode::Lro) mode acknowledgement, window and timestamps may advance,
-//! and the packet carries the newest (LRO-8).
+//! In [`Gro`](CoalesceMode::Gro) mode, two segments are merged only if [`resegment()`] can restore
+//! both byte for byte. The rules are the kernel's (`net/ipv4/tcp_offload.c`,
+//! `net/ipv4/udp_offload.c`, `include/net/gro.h` in Linux 6.18), and a few that the kernel lacks
+//! (the urgent pointer, a checksum of 0xffff). In [`Lro`](CoalesceMode::Lro) mode acknowledgement,
+//! window and timestamps may advance, and the packet carries the newest (LRO-8).
 //!
-//! The stage's place is the engine's choice: before steering, where it saves the hand-over of every
-//! segment but the first; or behind it, where every CPU merges what is its own.
+//! The engine chooses the place of the stage: before steering, where only merged packets cross to
+//! other CPUs, or behind it, where every CPU merges its own packets.
 
 mod between;
 mod candidate;
@@ -47,37 +47,37 @@ use crate::arrive::PollStatus;
 use crate::counters::CoalesceCounters;
 use crate::packet::Packet;
 
-/// Time for which a packet may be held while the queue never runs empty: the kernel's tick of 1 ms, after
-/// which it flushes what is old even if a poll used up its budget.
+/// Time for which a packet may be held while the queue never runs empty: the kernel's tick of 1 ms,
+/// after which it flushes what is old even if a poll used up its budget.
 pub const HELD_NS_MAX: u64 = 1_000_000;
 
-/// The MTU of an ordinary Ethernet.
+/// MTU of standard Ethernet, in bytes.
 pub const MTU: u32 = 1500;
 
-/// Packets that may be merged.
+/// Conditions for merging.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum CoalesceMode {
-    /// Packets that can be taken apart again exactly.
+    /// Packets that can be resegmented exactly.
     #[default]
     Gro,
-    /// TCP whose acknowledgement, window and timestamps advance, too.
+    /// TCP segments; acknowledgement, window and timestamps may advance.
     Lro,
 }
 
 /// Configuration of a [`Coalescer`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CoalesceConfig {
-    /// Packets that may be merged.
+    /// Conditions for merging.
     pub mode: CoalesceMode,
-    /// Flows of which something can be held at once; rounded up to a power of two, at most
+    /// Maximum number of flows with a held packet; rounded up to a power of two, at most
     /// [`LRO_DESCRIPTORS_MAX`].
     pub descriptors: u32,
-    /// The longest IP packet that the device receives.
+    /// Longest IP packet that the device receives, in bytes.
     pub mtu: u32,
-    /// Time for which a packet is held after the queue ran empty, in nanoseconds; 0 flushes all then.
+    /// Time for which a packet is held after the queue ran empty, in ns; 0 flushes at once.
     pub gro_flush_timeout_ns: u64,
-    /// A secret under which what is held is found by its addresses, so that nobody can have it found
-    /// slowly. Nothing else depends on it.
+    /// Secret key of the hash of address pairs, so that nobody can make searches for held packets
+    /// slow. Nothing else depends on it.
     pub seed: u64,
 }
 
@@ -93,20 +93,20 @@ impl Default for CoalesceConfig {
     }
 }
 
-/// The coalescing of one rx queue, or of one CPU. Nobody shares it (LRO-10).
+/// Coalescing of one rx queue or of one CPU; never shared (LRO-10).
 #[derive(Debug)]
 pub struct Coalescer {
     config: CoalesceConfig,
     table: Table,
-    /// Packets first held so far, modulo 2^32.
+    /// Number of held packets begun so far, modulo 2^32.
     born: u32,
-    /// Packets that a flush lets go of, in that order; empty between flushes.
+    /// Age and place of the packets of a flush, in order; empty between flushes.
     order: Vec<(u32, DescriptorPlace)>,
     counters: Arc<CoalesceCounters>,
 }
 
 impl Coalescer {
-    /// Holds nothing yet.
+    /// Creates a coalescer without held packets.
     #[must_use]
     pub fn new(config: CoalesceConfig, counters: Arc<CoalesceCounters>) -> Self {
         let table = Table::new(config.descriptors, config.seed);
@@ -119,18 +119,17 @@ impl Coalescer {
         &self.config
     }
 
-    /// Packets that are held, merged ones counted once.
+    /// Number of held packets; a merged packet counts once.
     #[must_use]
     pub fn held(&self) -> usize {
         self.table.len()
     }
 
-    /// Takes in parsed and hashed packets, in the order of arrival, and puts those that go on into
-    /// `out`.
+    /// Takes parsed and hashed packets in the order of arrival, and adds those that go on to `out`.
     pub fn coalesce(&mut self, packets: &mut Vec<Packet>, now_ns: u64, out: &mut Vec<Packet>) {
         let before = out.len();
         self.counters.segments_in.add(packets.len() as u64);
-        // One loop for each mode, in which the compiler knows it.
+        // A loop for each mode, so that the mode is a constant in it.
         match self.config.mode {
             mode @ CoalesceMode::Gro => self.take_all(packets, mode, now_ns, out),
             mode @ CoalesceMode::Lro => self.take_all(packets, mode, now_ns, out),
@@ -138,15 +137,15 @@ impl Coalescer {
         self.count(out, before);
     }
 
-    /// Lets go of everything, oldest first.
+    /// Flushes all held packets, oldest first.
     pub fn flush(&mut self, reason: FlushReason, out: &mut Vec<Packet>) {
         let before = out.len();
         self.flush_those(reason, out, |_| true);
         self.count(out, before);
     }
 
-    /// Lets go of what must not be held on after a poll: everything if the queue ran empty, but
-    /// for a `gro_flush_timeout`; else what has been held for long.
+    /// Flushes the packets that must not stay held after a poll: all of them if the queue ran empty
+    /// and there is no `gro_flush_timeout`, else those held for too long.
     pub fn end_poll(&mut self, behind: PollStatus, now_ns: u64, out: &mut Vec<Packet>) {
         let limit_ns = match (behind, self.config.gro_flush_timeout_ns) {
             (PollStatus::Last, _) | (PollStatus::Drained, 0) => {
@@ -169,7 +168,7 @@ impl Coalescer {
         self.table.iter().map(|(_, held)| held.since_ns().saturating_add(timeout_ns)).min()
     }
 
-    /// Follows new settings, and lets go of what was held under the old ones.
+    /// Replaces the configuration, and flushes the packets held under the old one.
     pub fn set_config(&mut self, config: CoalesceConfig, out: &mut Vec<Packet>) {
         self.flush(FlushReason::Switch, out);
         if (config.descriptors, config.seed) != (self.config.descriptors, self.config.seed) {
@@ -178,8 +177,8 @@ impl Coalescer {
         self.config = config;
     }
 
-    /// Taking a segment in is one piece of code, down to the chain of frames, or it takes a third
-    /// longer: hence the `inline(always)` here and below.
+    /// Adding a segment takes a third longer unless it is inlined as a whole, down to the chain of
+    /// frames: hence the `inline(always)` here and below.
     #[inline(always)]
     fn take_all(
         &mut self,
@@ -214,7 +213,7 @@ impl Coalescer {
         }
     }
 
-    /// Lets go of what is held of a flow, and begins anew with a packet that cannot be added to it.
+    /// Flushes the held packet of a flow, and begins anew with a packet that cannot be added to it.
     fn replace(
         &mut self,
         place: DescriptorPlace,
@@ -233,12 +232,12 @@ impl Coalescer {
         let reason = if is_full { FlushReason::Size } else { FlushReason::Mismatch };
         self.let_go(place, reason, out);
         if candidate.ends() {
-            return out.push(packet); // nor may anything follow it, but it has been refused once
+            return out.push(packet); // nothing may follow it either; its refusal is counted above
         }
         self.begin(packet, candidate, now_ns, out);
     }
 
-    /// Holds what may be the first segment of several, of a hash of which nothing is held.
+    /// Holds a possible first segment, of a hash without a held packet.
     fn begin(&mut self, packet: Packet, candidate: &Candidate, now_ns: u64, out: &mut Vec<Packet>) {
         if candidate.ends() {
             return self.pass(packet, None, MergeRefusal::Push, out);
@@ -257,7 +256,7 @@ impl Coalescer {
         self.table.put(place, held, mode);
     }
 
-    /// Passes a packet on as it is, behind what is held of its flow.
+    /// Passes a packet on unchanged, behind the held packet of its flow.
     fn pass(
         &mut self,
         packet: Packet,
@@ -266,7 +265,7 @@ impl Coalescer {
         out: &mut Vec<Packet>,
     ) {
         self.refuse(refusal);
-        // It was counted as one frame when it came.
+        // The packet has been counted as one frame so far.
         self.counters.segments_in.add(u64::from(packet.segment_count() - 1));
         if let Some(place) = place {
             self.let_go(place, FlushReason::Mismatch, out);
@@ -274,13 +273,14 @@ impl Coalescer {
         if refusal == MergeRefusal::Fragment
             && let Some(addresses) = packet.view().address_bytes()
         {
-            // It may be of any flow between these addresses: it has no ports, or is hashed as if.
+            // A fragment may belong to any flow between its addresses: its hash does not include
+            // ports.
             self.flush_between(addresses, out);
         }
         out.push(packet);
     }
 
-    /// Lets go of all that is held between two addresses, oldest first.
+    /// Flushes all packets held between two addresses, oldest first.
     fn flush_between(&mut self, addresses: &[u8], out: &mut Vec<Packet>) {
         if self.table.len() == 0 {
             return;
@@ -320,7 +320,7 @@ impl Coalescer {
         self.order = order;
     }
 
-    /// Counts what has gone into `out` since it had `before` packets.
+    /// Counts the packets added to `out` since its length was `before`.
     fn count(&self, out: &[Packet], before: usize) {
         let those = &out[before..];
         self.counters.packets_out.add(those.len() as u64);

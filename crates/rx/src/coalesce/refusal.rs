@@ -3,54 +3,56 @@
 use crate::reasons;
 
 reasons! {
-    /// Reason why a packet was not merged. Those up to [`TableFull`](Self::TableFull) pass alone; those after
-    /// it did not fit to what is held of their flow, which is let go, and begin anew.
+    /// Reason why a packet was not merged. Up to [`TableFull`](Self::TableFull), the packet passes
+    /// alone; after it, the packet did not fit the held packet of its flow, which is flushed, and
+    /// begins a new one.
     pub enum MergeRefusal {
-        /// Merged before: on arrival, and then again on delivery.
+        /// Already merged: on arrival, before coalescing on delivery.
         Merged = "merged",
-        /// Come whole from the kernel, yet to be cut or merged by it already.
+        /// GSO packet from the kernel, not cut yet, or merged by the kernel.
         WholeGso = "whole_gso",
-        /// Without a flow hash: nobody could find what is held of its flow.
+        /// No flow hash, by which the held packet of the flow would be found.
         NoHash = "no_hash",
         /// Neither TCP nor UDP over IPv4 or IPv6, or behind SNAP; in `lro` mode, not TCP.
         Protocol = "protocol",
-        /// Headers that lie.
+        /// Inconsistent headers ([`Flaw`](crate::parse::Flaw)).
         Flaw = "flaw",
-        /// A capture cut it short.
+        /// Truncated by a capture.
         Snapped = "snapped",
-        /// A piece of a datagram, or marked as one.
+        /// Fragment of a datagram, or marked as one.
         Fragment = "fragment",
         /// IPv4 options, or the reserved bit.
         IpOptions = "ip_options",
-        /// An IPv6 extension header other than hop-by-hop and destination options, headers of more than
-        /// 128 bytes with those, or a jumbogram.
+        /// An IPv6 extension header other than hop-by-hop and destination options, headers of more
+        /// than 128 bytes with those, or a jumbogram.
         Extension = "extension",
         /// A wrong IPv4 header checksum.
         IpChecksum = "ip_checksum",
         /// A wrong TCP or UDP checksum.
         L4Checksum = "l4_checksum",
-        /// A checksum that nobody has verified.
+        /// Checksum that has not been verified.
         Unverified = "unverified",
         /// UDP without a checksum.
         NoChecksum = "no_checksum",
-        /// A checksum that is right but not as anybody computes it: 0xffff where 0 is meant. It could
-        /// not be given back.
+        /// Valid but non-canonical checksum: 0xffff, where 0 is computed, so that it could not be
+        /// restored.
         OddChecksum = "odd_checksum",
         /// SYN, RST, URG or CWR; in `lro` mode, all but ACK and PSH, and ACK must be there.
         TcpFlags = "tcp_flags",
-        /// No payload: a pure acknowledgement, say. None may be lost, and there is nothing to merge.
+        /// No payload, as in a pure acknowledgement: none may be lost, and there is nothing to
+        /// merge.
         NoPayload = "no_payload",
-        /// PSH or FIN on what would be a first segment: nothing may follow.
+        /// PSH or FIN on a possible first segment, which nothing may follow.
         Push = "push",
-        /// In `lro` mode: the network has marked congestion, which is not to be lost among others.
+        /// In `lro` mode: congestion mark (CE), which merging would hide.
         CongestionMark = "congestion_mark",
         /// In `lro` mode: TCP options other than timestamps.
         TcpOptions = "tcp_options",
-        /// UDP whose length is not the IP packet's.
+        /// UDP length that does not match the IP packet's.
         UdpLength = "udp_length",
-        /// UDP with padding behind it.
+        /// UDP datagram followed by padding.
         Padded = "padded",
-        /// No descriptor is free, and none has been idle for long enough.
+        /// No descriptor that is free or has been idle for long enough.
         TableFull = "table_full",
         /// Another flow with the same hash.
         OtherFlow = "other_flow",
@@ -62,7 +64,8 @@ reasons! {
         Tos = "tos",
         /// Another don't-fragment bit, flow label or extension header.
         IpHeader = "ip_header",
-        /// An IPv4 id that neither stays nor goes up by one as those before.
+        /// IPv4 id that does not continue the pattern of those before: all equal, or increasing by
+        /// one.
         IpId = "ip_id",
         /// Not the next sequence number.
         Sequence = "sequence",
@@ -76,12 +79,12 @@ reasons! {
         OtherOptions = "other_options",
         /// More payload than the first segment.
         Larger = "larger",
-        /// The packet would be longer than an IP packet can be.
+        /// More payload than fits into an IP packet of maximum length.
         Size = "size",
         /// Recorded long after the segment before it.
         Gap = "gap",
-        /// In pieces, where the first segment is in one frame: so that who looks at a merged packet's first
-        /// frame knows whether any of it is.
+        /// Nonlinear, while the first segment is linear: the first frame of a merged packet must
+        /// tell if any of it is nonlinear.
         InPieces = "in_pieces",
     }
 }
@@ -89,25 +92,25 @@ reasons! {
 reasons! {
     /// Reason why a packet that was held for more segments was flushed.
     pub enum FlushReason {
-        /// The queue ran empty, or could not go on before this made room.
+        /// Queue empty, or unable to continue until frames are freed.
         PollEnd = "poll_end",
-        /// Held for as long as may be.
+        /// Held for the maximum time.
         Timeout = "timeout",
-        /// A packet of its flow came that could not be merged with it.
+        /// Arrival of a packet of the flow that could not be merged.
         Mismatch = "mismatch",
-        /// The last segment had PSH or FIN set.
+        /// PSH or FIN on the last segment.
         Push = "push",
-        /// The last segment was shorter than the others.
+        /// Last segment shorter than the others.
         Short = "short",
         /// No room for another segment.
         Size = "size",
-        /// As many segments as may be.
+        /// Maximum number of segments.
         Count = "count",
-        /// Idle, and another flow needed the descriptor.
+        /// Idle, while another flow needed the descriptor.
         Evicted = "evicted",
-        /// The settings changed.
+        /// Change of the settings.
         Switch = "switch",
-        /// A flow is held to change its CPU.
+        /// Flow held to change its CPU.
         HeldMove = "held_move",
     }
 }

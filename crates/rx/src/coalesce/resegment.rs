@@ -1,4 +1,4 @@
-//! The inverse of merging: the frames that a packet was made of.
+//! Resegmentation, the inverse of merging: the frames that a packet was merged of.
 
 use std::num::{NonZeroU16, NonZeroU32};
 
@@ -12,14 +12,13 @@ use crate::packet::{Packet, Shape};
 use crate::parse::checksum::Sum;
 use crate::parse::{Checksum, Headers, Network};
 
-/// Takes a merged packet apart into `out`, oldest segment first; one that was not merged goes there
-/// as it is, also one that came whole (see [`cut`](super::cut())), and a datagram in several frames.
+/// Splits a merged packet into `out`, oldest segment first. Any other packet goes there unchanged,
+/// including a GSO packet (see [`cut`](super::cut())) and a datagram in several frames.
 ///
-/// Only the payloads, and what was behind them, are the original bytes: the headers of every
-/// segment are made anew from those of the packet. Of a packet merged in
-/// [`Gro`](super::CoalesceMode::Gro) mode they are byte for byte what they were; one merged in
-/// [`Lro`](super::CoalesceMode::Lro) mode has forgotten older acknowledgements, windows, timestamps
-/// and ids, and its segments carry the newest.
+/// Only the payloads, and the bytes behind them, are the original ones: the headers of all segments
+/// are rebuilt from those of the packet. Of a packet merged in [`Gro`](super::CoalesceMode::Gro)
+/// mode they are byte for byte the original; one merged in [`Lro`](super::CoalesceMode::Lro) mode
+/// has lost older acknowledgements, windows, timestamps and ids, and its segments carry the newest.
 pub fn resegment(mut packet: Packet, out: &mut Vec<Packet>) {
     let Shape::Merged(size) = packet.shape() else {
         return out.push(packet);
@@ -35,12 +34,12 @@ pub fn resegment(mut packet: Packet, out: &mut Vec<Packet>) {
 
 /// Header fields that the segments have in common.
 pub(super) struct ResegmentPlan {
-    /// Of the packet; of a segment but for the payload's length.
+    /// Headers of the packet; valid for a segment except for the payload length.
     headers: Headers,
     gso_size: NonZeroU32,
     payload_len: u32,
     sequence: u32,
-    /// TCP's lower eight.
+    /// Lower eight TCP flags.
     flags: u8,
     first_id: Option<u16>,
     /// Difference of each id from the one before: 0 or 1.
@@ -48,7 +47,7 @@ pub(super) struct ResegmentPlan {
 }
 
 impl ResegmentPlan {
-    /// The plan of a packet that was merged, or came whole, of segments with so much payload.
+    /// Plan of a merged or GSO packet with `size` bytes of payload per segment.
     pub(super) fn of(packet: &Packet, size: NonZeroU16) -> Self {
         let headers = packet.headers;
         let view = packet.view();
@@ -96,7 +95,7 @@ impl ResegmentPlan {
         packet
     }
 
-    /// As [`rewrite`](Self::rewrite), of a segment whose payload's sum is not known.
+    /// Does the same as [`rewrite`](Self::rewrite) for a segment whose payload sum is not known.
     fn rewrite_looking(&self, number: u32, packet: &mut Packet) {
         let start = usize::from(self.headers.payload_offset);
         let (_, len) = self.place(number);
@@ -104,8 +103,8 @@ impl ResegmentPlan {
         self.rewrite(number, payload, packet);
     }
 
-    /// Gives the segment of this number, which has the packet's headers and its own payload, of this
-    /// sum, its own lengths, ids, flags and checksum.
+    /// Rewrites lengths, id, sequence number, flags and checksum of the segment of this number,
+    /// which has the packet's headers and its own payload, of this sum.
     pub(super) fn rewrite(&self, number: u32, payload: Sum, packet: &mut Packet) {
         let (offset, payload_len) = self.place(number);
         packet.wire_len = packet.frame.total_len_bytes();

@@ -1,8 +1,9 @@
-//! The segments of a merged packet, one by one.
+//! Segments of a merged packet.
 //!
-//! The first segment's frame keeps its headers; they are the packet's. Each further frame begins at
-//! its payload. Its own headers, just before, are dead: whatever they said, the packet's say, or can
-//! be computed. What cannot, when the segment arrived, is written over their end.
+//! The first frame keeps its headers, which are those of the packet. Each further frame begins at
+//! its payload. Its own headers, just before, are dead: their fields can be taken or computed from
+//! the packet's. Arrival number and timestamp cannot, and are written over the end of the dead
+//! headers.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -13,25 +14,24 @@ use forebay_buf::chain::Followers;
 use crate::nonlinear::{Stretches, bytes_in};
 use crate::packet::{Arrival, Packet, Shape};
 
-/// Arrival number and timestamp.
+/// Length of arrival number and timestamp.
 const TAG_BYTES: usize = 12;
 
-/// A segment of a packet; of one that was not merged, all of it.
+/// Segment of a merged packet, or the whole of any other packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// The frame's place in the order of arrival.
+    /// Number of the frame in the order of arrival.
     pub arrival: Arrival,
-    /// Time of arrival, by the source; 0 if it does not say.
+    /// Timestamp of the source, in ns; 0 if the source has none.
     pub timestamp_ns: u64,
-    /// Offset of its payload in that of the packet.
+    /// Offset of the segment's payload in the packet's.
     pub offset: u32,
-    /// Payload, as far as it was captured, and lies in its frame itself: of a packet
-    /// [in pieces](Packet::is_nonlinear), and of a datagram
-    /// [in several frames](crate::packet::Shape::FragList), see
+    /// Captured payload in the frame itself. For a [nonlinear](Packet::is_nonlinear) packet, or a
+    /// datagram [in several frames](crate::packet::Shape::FragList), see
     /// [`payload_fragments`](Self::payload_fragments).
     pub payload: &'a [u8],
     frame: &'a Frame,
-    /// True if it goes on in the frames that follow.
+    /// True if the payload continues in the frames that follow.
     is_list: bool,
     /// Offset of the payload in the frame and its pieces.
     begin: usize,
@@ -47,7 +47,7 @@ impl<'a> Segment<'a> {
         Self { arrival, timestamp_ns, offset: 0, payload, frame, is_list, begin, len }
     }
 
-    /// All of its payload, as far as it was captured, in the stretches in which it lies.
+    /// All of the captured payload, as contiguous stretches of memory.
     pub fn payload_fragments(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let mut left = self.len;
         let (frame, is_list) = (self.frame, self.is_list);
@@ -66,15 +66,15 @@ impl<'a> Segment<'a> {
 }
 
 impl Packet {
-    /// Number of frames that this packet was merged of; 1 if it was not. A datagram is one, however many
-    /// fragments it came in.
+    /// Number of frames that this packet was merged of; 1 if it was not merged. A reassembled
+    /// datagram counts as 1.
     #[must_use]
     pub fn segment_count(&self) -> u32 {
         if self.is_merged() { u32::from(self.frame.follower_count()) + 1 } else { 1 }
     }
 
-    /// Packets of the wire that it stands for: those that it was merged of, or is yet to be cut
-    /// into.
+    /// Number of wire packets that this packet represents: those that it was merged of, or those
+    /// that it is to be cut into.
     #[must_use]
     pub fn wire_count(&self) -> u32 {
         match self.shape() {
@@ -84,15 +84,15 @@ impl Packet {
         }
     }
 
-    /// The segments, in the order of arrival.
+    /// Segments, in the order of arrival.
     #[must_use]
     pub fn segments(&self) -> Segments<'_> {
         Segments { packet: self, next: 0, followers: self.frame.followers() }
     }
 
-    /// The bytes of the packet as one: its headers with the first segment's payload, then the other
-    /// payloads, without what was behind them, each with its pieces behind it. Of a datagram in
-    /// [several frames](Shape::FragList), the bytes of those.
+    /// Bytes of the packet as one: headers and payload of the first segment, then the other
+    /// payloads, each with its pieces, and without bytes behind a payload. For a datagram in
+    /// [several frames](Shape::FragList), the bytes of all frames.
     pub fn fragments(&self) -> SegmentFragments<'_> {
         let first_len = match self.shape() {
             Shape::Merged(size) => usize::from(self.headers.payload_offset) + self.first_len(size),
@@ -102,8 +102,8 @@ impl Packet {
         SegmentFragments { here: bytes_in(&self.frame, 0..first_len), segments }
     }
 
-    /// Copies of the payload what there is room for: that of all segments, one behind the other.
-    /// Returns how much that is.
+    /// Copies the payload of all segments, one behind the other, as far as there is room. Returns
+    /// the number of bytes copied.
     pub fn copy_payload(&self, room: &mut [u8]) -> usize {
         if !self.is_chain() && !self.is_nonlinear() {
             let view = self.view();
@@ -122,12 +122,12 @@ impl Packet {
         len
     }
 
-    /// The length of the first segment's payload, of a packet that was merged.
+    /// Payload length of the first segment of a merged packet.
     fn first_len(&self, size: NonZeroU16) -> usize {
         self.headers.payload_len.min(size.get()).into()
     }
 
-    /// The place in the order of arrival of the last segment.
+    /// Number of the last segment in the order of arrival.
     #[must_use]
     pub fn last_arrival(&self) -> Arrival {
         let last = self.frame.followers().last().filter(|_| self.is_merged());
@@ -135,9 +135,9 @@ impl Packet {
     }
 }
 
-/// See [`Packet::fragments`].
+/// Iterator of [`Packet::fragments`].
 pub struct SegmentFragments<'a> {
-    /// Rest of the frame in hand.
+    /// Rest of the current frame.
     here: Stretches<'a>,
     /// Segments of the other frames.
     segments: Segments<'a>,
@@ -157,7 +157,7 @@ impl<'a> Iterator for SegmentFragments<'a> {
             }
             let segment = self.segments.next()?;
             if segment.payload.len() == segment.len {
-                return Some(segment.payload); // nothing of it is in pieces
+                return Some(segment.payload); // linear
             }
             self.here = segment.stretches();
         }
@@ -170,11 +170,11 @@ impl fmt::Debug for SegmentFragments<'_> {
     }
 }
 
-/// See [`Packet::segments`].
+/// Iterator of [`Packet::segments`].
 #[derive(Debug)]
 pub struct Segments<'a> {
     packet: &'a Packet,
-    /// The number of the next segment.
+    /// Number of the next segment.
     next: u32,
     followers: Followers<'a>,
 }
@@ -192,7 +192,7 @@ impl<'a> Iterator for Segments<'a> {
             let all = usize::from(packet.headers.payload_len);
             let len = size.map_or(all, |size| packet.first_len(size));
             let begin = match packet.headers.payload_offset {
-                0 => usize::MAX, // nobody knows of any
+                0 => usize::MAX, // no payload is known
                 begin => begin.into(),
             };
             Segment::of_frame(&packet.frame, (begin, len), packet)
@@ -210,8 +210,8 @@ impl<'a> Iterator for Segments<'a> {
     }
 }
 
-/// Notes in a packet's headers, which are dead from now on, when it arrived, and has its frame begin
-/// behind them.
+/// Writes arrival number and timestamp over the end of a packet's headers, which are dead from now
+/// on, and makes the frame begin behind them.
 pub(super) fn tag(packet: &mut Packet) {
     let header_len = packet.headers.payload_offset;
     let arrival = packet.arrival.0.to_ne_bytes();
@@ -228,14 +228,14 @@ pub(super) fn tag(packet: &mut Packet) {
     }
 }
 
-/// Has payload that was copied in along with the headers be where the rest of it is, too: so it is
-/// mostly one stretch. What was pulled in of several pieces stays.
+/// Gives payload that was copied along with the headers back to the first piece, where its original
+/// is, so that the payload is mostly one stretch. Payload pulled from several pieces stays.
 fn give_back_copied(frame: &mut Frame) {
     let copied = frame.len_bytes();
     let _ = frame.push_to_frags(copied);
 }
 
-/// Note of [`tag`].
+/// Reads the values written by [`tag`].
 pub(super) fn read_tag(frame: &Frame) -> (Arrival, u64) {
     let tag = frame.headroom().last_chunk::<TAG_BYTES>().copied().unwrap_or_default();
     let [a, b, c, d, timestamp @ ..] = tag;

@@ -1,8 +1,8 @@
-//! The checksum of a merged packet, told from those of its segments without looking at a payload.
+//! Checksum of a merged packet, computed from those of its segments without reading a payload.
 //!
-//! A right checksum makes all words of a segment sum up to nothing, so its payload's sum is the
-//! opposite of its headers'. Of those, few words differ between the segments of a packet; only they
-//! are added up as segments come.
+//! With a correct checksum, all words of a segment sum up to zero (ones' complement), so the sum of
+//! its payload is the complement of its headers' sum. Few words of the headers differ between the
+//! segments of a packet; only those are added as segments arrive.
 
 use super::CoalesceMode;
 use super::compare::Own;
@@ -11,16 +11,17 @@ use crate::packet::Packet;
 use crate::parse::Transport;
 use crate::parse::checksum::Sum;
 
-/// Ones' complement sums are numbers modulo this.
+/// Modulus of ones' complement sums.
 const MODULUS: u64 = 0xffff;
 
-/// Header fields that each segment of a packet has of its own, lengths and last flags aside.
+/// Sums of the header fields that differ between segments, without lengths and the last segment's
+/// flags.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SegmentSums {
-    /// Of segments whose payload begins at an even place of the packet's; and of the others, whose
-    /// bytes are the other halves of the packet's words.
+    /// Segments whose payload begins at an even offset of the packet's payload; and those at an odd
+    /// offset, whose bytes are the other halves of the packet's words.
     sides: [Side; 2],
-    /// The first segment's.
+    /// Words of the first segment.
     first: u64,
 }
 
@@ -37,7 +38,7 @@ impl SegmentSums {
         Self { sides: [Side { words: first, segments: 1 }, Side::default()], first }
     }
 
-    /// Adds a segment, still with its headers, whose payload goes to `offset`.
+    /// Adds a segment that still has its headers, and whose payload goes to `offset`.
     #[inline(always)]
     pub(super) fn add(&mut self, packet: &Packet, own: &Own, offset: u32, mode: CoalesceMode) {
         let side = &mut self.sides[(offset & 1) as usize];
@@ -45,8 +46,8 @@ impl SegmentSums {
         side.segments += 1;
     }
 
-    /// The sum of the payloads, `payload_len` bytes in all behind the headers of `first`, which are
-    /// still as they came; `last_flags` are those that only the last segment has.
+    /// Sum of the payloads, `payload_len` bytes in all, behind the headers of `first`, which are
+    /// still as received; `last_flags` are those that only the last segment has.
     pub(super) fn payloads(
         &self,
         first: &Packet,
@@ -61,9 +62,9 @@ impl SegmentSums {
         let last_side = usize::from(size * behind_last % 2 == 1);
         let whole = pseudo_sum(first.frame.data(), headers, headers.payload_len.into())
             .plus(Sum::of(header_bytes(first)));
-        // All that a segment of full length has, but for its own words.
+        // Headers of a segment of full length, without the words that differ.
         let shared = u64::from(whole.fold()) + MODULUS - self.first % MODULUS;
-        // A length stands in the pseudo header, and again in UDP's.
+        // The length is a field of the pseudo header, and of UDP's header, too.
         let lengths = if headers.transport == Transport::Udp { 2 } else { 1 };
         let flags = if mode == CoalesceMode::Gro { u64::from(last_flags) } else { 0 };
         let of_last = flags + lengths * (MODULUS - last_lacks);
@@ -77,8 +78,8 @@ impl SegmentSums {
     }
 }
 
-/// A segment's own words by their values: sequence number and checksum; in `lro` mode, in which most
-/// of it may advance, all of its header.
+/// Value of the words that differ between segments: sequence number and checksum; in `lro` mode, in
+/// which most fields may advance, the whole header.
 #[inline(always)]
 fn words(packet: &Packet, own: &Own, mode: CoalesceMode) -> u64 {
     match mode {
@@ -87,7 +88,7 @@ fn words(packet: &Packet, own: &Own, mode: CoalesceMode) -> u64 {
     }
 }
 
-/// The transport header.
+/// Bytes of the transport header.
 fn header_bytes(packet: &Packet) -> &[u8] {
     let headers = &packet.headers;
     let place = headers.transport_offset.into()..headers.payload_offset.into();

@@ -1,4 +1,4 @@
-//! The descriptors: what is held, found by flow hash.
+//! Descriptors: held packets by flow hash.
 
 use super::CoalesceMode;
 use super::between::Between;
@@ -6,67 +6,68 @@ use super::compare::HeaderMask;
 use super::held::HeldPacket;
 use crate::hash::{FlowHash, RETA_ENTRIES};
 
-/// Descriptors unless somebody asks for more: as many as the generic LRO of Linux 2.6.24 (LRO-9).
+/// Default number of descriptors, as in the generic LRO of Linux 2.6.24 (LRO-9).
 pub const LRO_DESCRIPTORS: u32 = 8;
 
-/// The most that can be asked for.
+/// Maximum number of descriptors.
 pub const LRO_DESCRIPTORS_MAX: u32 = 4096;
 
-/// Descriptors that share a part of the hash, and are looked at together.
+/// Number of descriptors in a set: they share a part of the hash, and are searched together.
 const WAYS: usize = 8;
 
-/// A descriptor that got nothing out of this many packets for each that there is makes room for
-/// another flow. One that did keeps its place: when twice as many flows as descriptors take turns,
-/// half of them are merged, where evicting the oldest would merge none.
+/// A descriptor that got none of this many packets per descriptor is idle, and may be reused for
+/// another flow. An active one is kept: when twice as many flows as descriptors alternate, half of
+/// them are merged, while evicting the oldest would merge none.
 const IDLE_PACKETS_EACH: u32 = 2;
 
-/// Held packets, at most one of each hash: whatever else of that hash comes is merged with
-/// it or lets it go first, so that nothing of one hash overtakes anything.
+/// Held packets, at most one per hash. Any further packet of the hash is merged with it or flushes
+/// it first, so packets of one hash never overtake each other.
 #[derive(Debug)]
 pub(super) struct Table {
-    /// By place; [`FlowHash::NONE`] where it is free.
+    /// By place; [`FlowHash::NONE`] for a free descriptor.
     hashes: Box<[u32]>,
     descriptors: Box<[LroDescriptor]>,
     between: Between,
-    /// Packets after which a descriptor that got none of them is idle.
+    /// Number of packets after which a descriptor that got none of them is idle.
     idle_max: u32,
-    /// Ways in use: fewer than all in a table of fewer.
+    /// Number of ways in use: fewer than [`WAYS`] in a table of fewer descriptors.
     ways: usize,
     count: usize,
-    /// Packets that have come so far, modulo 2^32.
+    /// Number of packets so far, modulo 2^32.
     clock: u32,
-    /// The place used last.
+    /// Place used last.
     latest: DescriptorPlace,
 }
 
 #[derive(Debug, Default)]
 struct LroDescriptor {
     held: Option<HeldPacket>,
-    /// The clock at the latest segment.
+    /// Clock at the latest segment.
     touched: u32,
-    /// For what is held. Kept from packet to packet, for their headers are mostly laid out alike.
+    /// Mask for the held packet. Reused for the next one if its headers have the same layout, as
+    /// most do.
     mask: HeaderMask,
 }
 
-/// A descriptor's place: [`WAYS`] of them for each part of the hash.
+/// Index of a descriptor; [`WAYS`] adjacent places form a set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct DescriptorPlace(usize);
 
-/// Descriptor for something new.
+/// Descriptor for a new packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(super) enum Room {
-    /// Here.
+    /// Free descriptor.
     Free(DescriptorPlace),
-    /// Here, once that which has been idle is let go.
+    /// Idle descriptor, free once its packet is flushed.
     Idle(DescriptorPlace),
-    /// Nowhere.
+    /// No descriptor of the set is free or idle.
     None,
 }
 
 impl Table {
-    /// A table of `descriptors`, rounded up to a power of two; one at least. `seed` is secret: see
-    /// [`Between`].
+    /// Creates a table of `descriptors` descriptors, rounded up to a power of two, at least 1.
+    /// `seed` is secret: see [`Between`].
     pub(super) fn new(descriptors: u32, seed: u64) -> Self {
         let descriptors = descriptors.clamp(1, LRO_DESCRIPTORS_MAX).next_power_of_two();
         let idle_max = IDLE_PACKETS_EACH * descriptors.max(LRO_DESCRIPTORS);
@@ -85,17 +86,17 @@ impl Table {
         }
     }
 
-    /// Number of packets that are held.
+    /// Number of held packets.
     pub(super) fn len(&self) -> usize {
         self.count
     }
 
-    /// Notes that another packet has come.
+    /// Advances the clock by a packet.
     pub(super) fn tick(&mut self) {
         self.clock = self.clock.wrapping_add(1);
     }
 
-    /// The held packet of a hash.
+    /// Place of the held packet of a hash.
     #[inline(always)]
     pub(super) fn find(&self, hash: FlowHash) -> Option<DescriptorPlace> {
         if self.hashes.get(self.latest.0) == Some(&hash.0) && hash.is_some() {
@@ -111,7 +112,7 @@ impl Table {
             .then(|| DescriptorPlace(set + found.trailing_zeros() as usize))
     }
 
-    /// Descriptors for a packet of this hash, of which nothing is held.
+    /// Descriptor for a packet of a hash without a held packet.
     pub(super) fn room(&self, hash: FlowHash) -> Room {
         let set = self.set_of(hash);
         let mut oldest = (0, set);
@@ -139,7 +140,8 @@ impl Table {
         self.latest = place;
     }
 
-    /// The packet at a place, of whose flow another has come, and where their headers must agree.
+    /// Held packet at a place, for another packet of its flow, and the mask of header bits that
+    /// must agree.
     #[inline(always)]
     pub(super) fn get_mut(
         &mut self,
@@ -151,7 +153,7 @@ impl Table {
         Some((descriptor.held.as_mut()?, &descriptor.mask))
     }
 
-    /// Takes a packet off the table.
+    /// Removes the packet at a place.
     pub(super) fn take(&mut self, place: DescriptorPlace) -> Option<HeldPacket> {
         self.hashes[place.0] = FlowHash::NONE.0;
         let held = self.descriptors[place.0].held.take()?;
@@ -160,39 +162,39 @@ impl Table {
         Some(held)
     }
 
-    /// The oldest packet that may be one between these addresses, source and destination.
+    /// Place of the oldest packet that may be between these addresses, source and destination.
     pub(super) fn first_between(&self, addresses: &[u8]) -> Option<DescriptorPlace> {
         self.between.first(addresses).map(DescriptorPlace)
     }
 
-    /// The next one, behind that at `place`.
+    /// Next such place, after `place`.
     pub(super) fn next_between(&self, place: DescriptorPlace) -> Option<DescriptorPlace> {
         self.between.next(place.0).map(DescriptorPlace)
     }
 
-    /// True if the packet at a place is one between these addresses.
+    /// True if the packet at a place is between these addresses.
     pub(super) fn is_between(&self, place: DescriptorPlace, addresses: &[u8]) -> bool {
         let held = self.descriptors[place.0].held.as_ref();
         held.is_some_and(|held| addresses_of(held) == addresses)
     }
 
-    /// All that is held, in no order.
+    /// All held packets, in arbitrary order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (DescriptorPlace, &HeldPacket)> {
-        // By the hashes, which are small: most descriptors are free most of the time.
+        // Scans the hashes, which are compact, because most descriptors are free most of the time.
         let taken = (0..).zip(&self.hashes).filter(|(_, hash)| **hash != FlowHash::NONE.0);
         taken.filter_map(|(place, _)| {
             Some((DescriptorPlace(place), self.descriptors[place].held.as_ref()?))
         })
     }
 
-    /// The first of the places that a hash may have. By bits from the middle: what comes here has
-    /// been dealt to this queue by the lowest ones, or to this CPU by the highest.
+    /// First place of a hash's set. Middle bits are used: the lowest ones have selected this queue
+    /// (RSS), or the highest ones this CPU (RPS).
     fn set_of(&self, hash: FlowHash) -> usize {
         ((hash.0 >> RETA_ENTRIES.trailing_zeros()) as usize * WAYS) & (self.hashes.len() - 1)
     }
 }
 
-/// Source and destination; what is held has them.
+/// Source and destination address, which every held packet has.
 fn addresses_of(held: &HeldPacket) -> &[u8] {
     held.first().view().address_bytes().unwrap_or_default()
 }

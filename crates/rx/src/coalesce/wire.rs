@@ -1,4 +1,4 @@
-//! Sizes and bits of the headers that are merged.
+//! Header sizes and TCP flags.
 
 pub(super) const FIN: u8 = 0x01;
 pub(super) const SYN: u8 = 0x02;
@@ -13,5 +13,6 @@ pub(super) const IPV6_BYTES: usize = 40;
 pub(super) const TCP_BYTES: usize = 20;
 pub(super) const UDP_BYTES: usize = 8;
 
-/// Right, perhaps, but not as anybody computes it: a sum of 0 is what is meant.
+/// Valid but non-canonical checksum of IPv4 and TCP: a computed zero is sent as 0, so 0xffff could
+/// not be restored and is not merged.
 pub(super) const ODD_CHECKSUM: [u8; 2] = [0xff; 2];

@@ -1,14 +1,14 @@
-//! From one IP header to the next one inside: the headers of tunnels.
+//! Walk from one IP header to the next inner one, through the headers of tunnels.
 
 use super::layers::{Layer, Layers};
 use super::level::Level;
 use super::rules::{FlowKeyRules, KeyDepth};
 use crate::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, Network, link_layer};
 
-/// Labels of an MPLS stack that are walked over.
+/// Maximum number of labels of an MPLS stack that are walked over.
 const MPLS_LABELS_MAX: usize = 16;
 
-/// Extension headers of GTP-U that are walked over.
+/// Maximum number of extension headers of GTP-U that are walked over.
 const GTPU_EXTENSIONS_MAX: usize = 8;
 
 const ETHERTYPE_BRIDGED: u16 = 0x6558;
@@ -32,7 +32,7 @@ const PORT_GTPU: u16 = 2152;
 const PORT_ESP: u16 = 4500;
 const PORT_VXLAN: u16 = 4789;
 const PORT_VXLAN_GPE: u16 = 4790;
-/// Port of the kernel's VXLAN before IANA gave it one.
+/// VXLAN port of Linux, from before IANA assigned one.
 const PORT_VXLAN_LINUX: u16 = 8472;
 const PORT_GENEVE: u16 = 6081;
 const PORT_MPLS: u16 = 6635;
@@ -41,11 +41,11 @@ const PORT_MPLS: u16 = 6635;
 pub(super) enum Step<'a> {
     /// Another IP header.
     Inner(Level<'a>),
-    /// The packet that an ICMP error speaks of, as it was sent.
+    /// Packet quoted by an ICMP error, in the direction in which it was sent.
     Quoted(Level<'a>),
-    /// A number that tells flows between two hosts apart.
+    /// Number that distinguishes flows between two hosts.
     Number(NumberOf, u32),
-    /// The ID of a QUIC connection.
+    /// Connection ID of QUIC.
     Connection(&'a [u8]),
 }
 
@@ -54,9 +54,9 @@ pub(super) enum Step<'a> {
 pub(super) enum NumberOf {
     /// Security parameters index.
     Esp,
-    /// Session.
+    /// Session ID.
     L2tpv3,
-    /// Tunnel endpoint, of a message without an IP packet.
+    /// Tunnel endpoint ID of a message without an IP packet.
     Gtpu,
 }
 
@@ -75,10 +75,10 @@ enum Next {
     Geneve,
 }
 
-/// Bytes, and the header that they begin with.
+/// Next header, and the bytes that begin with it.
 type At<'a> = (Next, &'a [u8]);
 
-/// Goes one step further in; `None` where there is nothing that the rules look behind.
+/// Goes one step inward; `None` if the rules look behind nothing further.
 pub(super) fn step<'a>(
     level: &Level<'a>,
     rules: &FlowKeyRules,
@@ -117,8 +117,8 @@ pub(super) fn step<'a>(
     follow(at, rules.depth, layers).map(Step::Inner)
 }
 
-/// Follows headers to the next IP header. Each but Ethernet's and PPP's is noted, and behind these two
-/// comes one that is: that bounds the walk.
+/// Follows headers to the next IP header. Every header except Ethernet and PPP adds a layer, and
+/// those two are followed by one that does, so the number of layers bounds the walk.
 fn follow<'a>(mut at: At<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<Level<'a>> {
     loop {
         let (next, bytes) = at;
@@ -159,7 +159,7 @@ impl Next {
         })
     }
 
-    /// The header that an EtherType announces in a tunnel, where Ethernet has one too.
+    /// Header announced by an EtherType in a tunnel, where there is one for Ethernet, too.
     fn of_tunnelled(ethertype: u16, depth: KeyDepth) -> Option<Self> {
         match ethertype {
             ETHERTYPE_BRIDGED => Some(Self::Ethernet),
@@ -167,7 +167,7 @@ impl Next {
         }
     }
 
-    /// "Next protocol" of VXLAN-GPE and of a network service header.
+    /// Header announced by the "next protocol" of VXLAN-GPE or of a network service header.
     fn of_protocol(protocol: u8) -> Option<Self> {
         Some(match protocol {
             1 => Self::Ip(Network::Ipv4),
@@ -180,13 +180,13 @@ impl Next {
     }
 }
 
-/// An IP header of the version that was announced.
+/// Level of an IP header, if it has the announced version.
 fn ip(bytes: &[u8], network: Network) -> Option<Level<'_>> {
     let level = Level::inner(bytes, Link::Ip)?;
     (level.headers.network == network).then_some(level)
 }
 
-/// Packet that an ICMP error speaks of: behind the error's eight bytes (RFC 792, RFC 4443).
+/// Packet quoted by an ICMP error, behind the error's eight bytes (RFC 792, RFC 4443).
 fn quoted(bytes: &[u8], network: Network) -> Option<At<'_>> {
     let (&[kind, ..], quoted) = bytes.split_first_chunk::<8>()?;
     match (network, kind) {
@@ -221,8 +221,8 @@ fn udp<'a>(bytes: &'a [u8], rules: &FlowKeyRules, layers: &mut Layers) -> Option
     follow((next, payload), rules.depth, layers).map(Step::Inner)
 }
 
-/// The ID that the server chose, of a short header; a long one may bear the client's choice still. The
-/// fixed bit says nothing: it may be greased (RFC 9287).
+/// Connection ID chosen by the server, from a short header; a long header may still have the
+/// client's choice. The fixed bit is not checked, because it may be greased (RFC 9287).
 fn quic_id(payload: &[u8], len_bytes: usize) -> Option<&[u8]> {
     const LONG_HEADER: u8 = 0x80;
     let (first, rest) = payload.split_first()?;
@@ -232,8 +232,8 @@ fn quic_id(payload: &[u8], len_bytes: usize) -> Option<&[u8]> {
     rest.get(..len_bytes)
 }
 
-/// The number that a header begins with. 0 is none: L2TPv3's control messages, which have an ID of a
-/// connection elsewhere, and a reserved SPI.
+/// Number at the start of a header. 0 means none: an L2TPv3 control message, which has its
+/// connection ID elsewhere, or a reserved SPI.
 fn number<'a>(
     bytes: &'a [u8],
     layer: Layer,
@@ -299,8 +299,8 @@ fn pppoe<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
     Some((Next::Ppp, behind.get(..len).unwrap_or(behind)))
 }
 
-/// A stack of labels; behind it is told by its first bits (RFC 4928): IP, or the control word of a
-/// pseudowire (RFC 4385), of which those of Ethernet are followed.
+/// Stack of labels. Its payload is recognized by the first bits (RFC 4928): IP, or the control word
+/// of a pseudowire (RFC 4385), of which those of Ethernet are followed.
 fn mpls<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
     const BOTTOM: u8 = 1;
     layers.push(Layer::Mpls)?;
@@ -365,7 +365,7 @@ fn geneve<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<A
     Some((next, bytes.get(BASE_BYTES + usize::from(words & 0x3f) * 4..)?))
 }
 
-/// GTP-U. A message without an IP packet goes by its tunnel's endpoint, if it has one.
+/// GTP-U. A message without an IP packet is identified by its tunnel endpoint ID, if that is not 0.
 fn gtpu<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<Step<'a>> {
     const VERSION_AND_TYPE: u8 = 0xf0;
     const VERSION_1_GTP: u8 = 0x30;

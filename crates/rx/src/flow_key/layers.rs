@@ -1,10 +1,10 @@
-//! Headers that the walk to a flow's key passed.
+//! Headers passed by the walk to a flow's key.
 
 use std::fmt;
 
-/// Headers that are walked over; the kernel's flow dissector has the same bound
-/// (`MAX_FLOW_DISSECT_HDRS`): eight IP headers in each other. The key is that of the innermost one
-/// reached by then.
+/// Maximum number of headers that are walked over, as in the kernel's flow dissector
+/// (`MAX_FLOW_DISSECT_HDRS`): eight nested IP headers. The key is that of the innermost one
+/// reached.
 pub const LAYERS_MAX: usize = 15;
 
 /// Header of a layer that the walk knows.
@@ -87,13 +87,13 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// The layers, outermost first.
+    /// Layers, outermost first.
     #[must_use]
     pub fn as_slice(&self) -> &[Layer] {
         self.layers.get(..self.count.into()).unwrap_or_default()
     }
 
-    /// Adds a layer; `None` when the walk has gone as deep as it may.
+    /// Adds a layer; `None` at the maximum depth.
     pub(super) fn push(&mut self, layer: Layer) -> Option<()> {
         *self.layers.get_mut(usize::from(self.count))? = layer;
         self.count += 1;

@@ -1,10 +1,10 @@
-//! One IP header of a frame, and what it carries.
+//! One IP header of a frame, and its payload.
 
 use super::layers::{Layer, Layers};
 use crate::parse::extension::{AUTHENTICATION, ExtensionWalk};
 use crate::parse::{Headers, Link, MAX_EXTENSION_HEADERS, Network, Transport, Verify, View, parse};
 
-/// An IP header, with the link in front of it and all that comes behind.
+/// IP header, with the link header before it and all bytes behind it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Level<'a> {
     pub(super) bytes: &'a [u8],
@@ -12,7 +12,7 @@ pub(super) struct Level<'a> {
 }
 
 impl<'a> Level<'a> {
-    /// The level that begins with these bytes, if they hold the addresses of an IP header.
+    /// Level that begins with these bytes, if they hold the addresses of an IP header.
     pub(super) fn inner(bytes: &'a [u8], link: Link) -> Option<Self> {
         let wire_len = u32::try_from(bytes.len()).ok()?;
         let level = Self { bytes, headers: parse(bytes, wire_len, link, Verify::Nothing) };
@@ -24,7 +24,7 @@ impl<'a> Level<'a> {
         View::new(self.bytes, &self.headers)
     }
 
-    /// Notes the IP header and the transport's.
+    /// Adds the IP header and the transport's header to the layers.
     pub(super) fn note(&self, layers: &mut Layers) -> Option<()> {
         layers.push(match self.headers.network {
             Network::Other => return None,
@@ -40,8 +40,8 @@ impl<'a> Level<'a> {
         layers.push(transport)
     }
 
-    /// The IP packet's payload, from the header of [its protocol](Headers::protocol) on, without what pads
-    /// the frame. None of a fragment.
+    /// Payload of the IP packet, from the header of [its protocol](Headers::protocol) on, without
+    /// the frame's padding; `None` for a fragment.
     pub(super) fn payload(&self) -> Option<&'a [u8]> {
         let view = self.view();
         if view.is_fragment() {

@@ -1,16 +1,16 @@
-//! Flow key: what tells a packet's flow from others, before it is hashed.
+//! Flow key: the bytes that identify a packet's flow, before they are hashed.
 //!
 //! | rule | key | found |
 //! |---|---|---|
 //! | `outer` | addresses and ports | TCP and UDP of the outermost IP header |
 //! | `inner` | the same | of the innermost IP header reached through tunnels |
 //! | `addresses` | addresses | other protocols, and headers cut short, of the innermost IP header |
-//! | `fragment` | addresses | pieces of a datagram, which all go alike |
-//! | `icmp` | the flow that an ICMP error speaks of, turned around | so that it meets that flow's packets |
+//! | `fragment` | addresses | fragments of a datagram, which all go to one CPU |
+//! | `icmp` | the flow that an ICMP error quotes, reversed | so that errors follow the flow |
 //! | `esp` | addresses and SPI | ESP, as in the kernel |
 //! | `l2tpv3` | addresses and session | L2TPv3 over IP: its cookie's length is not in the header |
 //! | `gtpu` | addresses and TEID | GTP-U that holds no IP packet |
-//! | `quic` | the connection ID that the server chose | short headers to a [QUIC server](QuicRule) |
+//! | `quic` | the connection ID chosen by the server | short headers to a [QUIC server](QuicRule) |
 //! | `none` | nothing: not steered (RPS-4) | no IP header reached |
 //!
 //! | looked behind | `auto` | `inner` |
@@ -20,15 +20,15 @@
 //! | GTP-U, ESP over UDP | no: nor does the kernel, and it costs every UDP packet a look | yes |
 //! | MPLS, NSH, MPLS over IP | no: nor does the kernel | yes |
 //!
-//! In two things `auto` differs from the kernel's dissector (`net/core/flow_dissector.c`): an IPv6 flow label
-//! is not hashed instead of ports, since not every sender keeps it for a flow (RFC 6437, section 2), and it
-//! looks at the packet that an ICMP error quotes.
+//! `auto` differs from the kernel's dissector (`net/core/flow_dissector.c`) in two things. An IPv6
+//! flow label is not hashed instead of ports, because not every sender keeps it for a flow (RFC
+//! 6437, section 2). The packet that an ICMP error quotes is looked at.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
-mod inside; //   from one IP header to the next
-mod layers; //   headers that were passed
-mod level; //    one IP header, and what it carries
-mod rules; //    how deep, and which ports are QUIC's
+mod inside; //   walk from one IP header to the next
+mod layers; //   headers passed by the walk
+mod level; //    one IP header and its payload
+mod rules; //    depth of the walk, ports of QUIC
 
 use inside::{NumberOf, Step};
 pub use layers::{LAYERS_MAX, Layer, Layers};
@@ -39,7 +39,7 @@ pub use rules::{
 
 use crate::parse::View;
 
-/// Bytes of a frame that the walk looks at: headers further behind are not there for it.
+/// Maximum number of bytes of a frame that the walk reads; headers beyond are ignored.
 pub const WALKED_BYTES_MAX: usize = 512;
 
 /// Rule that made a key.
@@ -55,7 +55,7 @@ pub enum KeyRule {
     Addresses,
     /// Addresses: a fragment.
     Fragment,
-    /// Flow that an ICMP error speaks of.
+    /// Flow quoted by an ICMP error.
     Icmp,
     /// Addresses and SPI.
     Esp,
@@ -86,10 +86,10 @@ impl KeyRule {
     }
 }
 
-/// A flow's key, and the way to it.
+/// Key of a flow, and the headers on the way to it.
 #[derive(Clone, Copy, Debug)]
 pub struct FlowKey<'a> {
-    /// Rule that made it.
+    /// Rule that made the key.
     pub rule: KeyRule,
     /// Headers that were walked over.
     pub layers: Layers,
@@ -97,7 +97,7 @@ pub struct FlowKey<'a> {
     pub id: Option<KeyId<'a>>,
     innermost: Level<'a>,
     is_reversed: bool,
-    /// True if the outermost IP header and its ports are all of it.
+    /// True if the key is that of the outermost IP header and its ports.
     is_outermost: bool,
 }
 
@@ -106,7 +106,7 @@ pub struct FlowKey<'a> {
 pub enum KeyId<'a> {
     /// Four bytes.
     Number([u8; 4]),
-    /// A QUIC connection's.
+    /// Connection ID of QUIC.
     Connection(&'a [u8]),
 }
 
@@ -158,7 +158,7 @@ impl<'a> FlowKey<'a> {
             };
             key.innermost = level;
             if level.note(&mut key.layers).is_none() {
-                break; // as deep as the walk goes
+                break; // maximum depth
             }
         }
         key.rule = key.told_by(number_of);
@@ -181,8 +181,8 @@ impl<'a> FlowKey<'a> {
         }
     }
 
-    /// True if the outermost IP header and its ports are all of it: a device that hashes has looked at
-    /// that, too.
+    /// True if the key is that of the outermost IP header and its ports, which a device that hashes
+    /// has looked at, too.
     #[must_use]
     pub fn is_outermost(&self) -> bool {
         self.is_outermost
@@ -194,7 +194,7 @@ impl<'a> FlowKey<'a> {
         self.innermost.view()
     }
 
-    /// Gives the key to a hash function: addresses and four bytes more, or an ID.
+    /// Passes the key to a hash function: addresses and optionally four more bytes, or an ID.
     pub(crate) fn hashed<T>(
         &self,
         of_tuple: impl FnOnce(&[u8], Option<&[u8; 4]>) -> T,
@@ -211,7 +211,8 @@ impl<'a> FlowKey<'a> {
         if !self.is_reversed {
             return Some(of_tuple(addresses, more.as_ref()));
         }
-        // The flow's own packets come from where the quoted one went.
+        // The quoted packet went the other way: the flow's received packets have its addresses
+        // reversed.
         let (source, destination) = addresses.split_at(addresses.len() / 2);
         let mut turned = [0; 32];
         let turned = turned.get_mut(..addresses.len())?;

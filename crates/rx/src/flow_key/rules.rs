@@ -1,39 +1,40 @@
-//! Choice of the rules by which a flow is told: `auto`, `outer` or `inner`, and perhaps QUIC.
+//! Rules that identify a flow: `auto`, `outer` or `inner`, and optionally QUIC.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::parse::Transport;
 
-/// Lists and ranges of ports that one QUIC rule has at most.
+/// Maximum number of ports and port ranges in a QUIC rule.
 pub const QUIC_PORT_RANGES_MAX: usize = 8;
 
-/// Longest connection ID (RFC 9000, section 17.2).
+/// Maximum length of a connection ID, in bytes (RFC 9000, section 17.2).
 pub const QUIC_ID_BYTES_MAX: u8 = 20;
 
-/// Rules by which a flow is told.
+/// Rules that identify a flow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FlowKeyRules {
     /// Headers that are looked behind.
     pub depth: KeyDepth,
-    /// QUIC servers, whose flows are told by connection ID.
+    /// QUIC servers, whose flows are identified by connection ID.
     pub quic: Option<QuicRule>,
 }
 
-/// Reach of the walk behind headers.
+/// Depth of the walk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum KeyDepth {
-    /// The kernel's choice: its flow dissector's headers (IP in IP, GRE, PPPoE), and ICMP errors. Not
-    /// behind UDP: a tunnel over UDP has a source port for each inner flow (RFC 7348, RFC 8926).
+    /// The kernel's choice: its flow dissector's headers (IP in IP, GRE, PPPoE), and ICMP errors.
+    /// Not behind UDP: a tunnel over UDP has a source port for each inner flow (RFC 7348, RFC
+    /// 8926).
     #[default]
     Auto,
-    /// No header: the outermost IP header and its ports count.
+    /// None: the key is that of the outermost IP header and its ports.
     Outer,
     /// Every header that the walk knows.
     Inner,
 }
 
-/// QUIC servers behind some ports.
+/// Ports of QUIC servers, and the length of their connection IDs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QuicRule {
     ports: [(u16, u16); QUIC_PORT_RANGES_MAX],
@@ -42,10 +43,10 @@ pub struct QuicRule {
 }
 
 impl FlowKeyRules {
-    /// The outermost header alone.
+    /// Rules for the outermost header alone.
     pub const OUTER: Self = Self { depth: KeyDepth::Outer, quic: None };
 
-    /// True if what a packet of this transport begins with is all that there is to its key.
+    /// True if the outermost header alone gives the key of a packet of this transport.
     #[must_use]
     pub(crate) fn is_told_by_outermost(&self, transport: Transport) -> bool {
         transport == Transport::Tcp
@@ -98,7 +99,7 @@ impl fmt::Display for QuicRule {
     }
 }
 
-/// Reason why a text is no [`FlowKeyRules`].
+/// Error of a text that is no [`FlowKeyRules`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoFlowKey;
 
@@ -118,8 +119,8 @@ impl std::error::Error for NoFlowKey {}
 impl FromStr for FlowKeyRules {
     type Err = NoFlowKey;
 
-    /// Reads `auto`, `outer`, `inner`, `quic:443:8` (with `auto`), or one of the first with a comma and
-    /// the last.
+    /// Reads `auto`, `outer`, `inner`, `quic:443:8` (with `auto`), or one of the first three, a
+    /// comma and a QUIC rule.
     fn from_str(text: &str) -> Result<Self, NoFlowKey> {
         let text = text.trim();
         let (depth, quic) = match text.find("quic:") {

@@ -1,32 +1,32 @@
-//! RSS indirection: the rx queue that a device picks by hash.
+//! RSS indirection: the rx queue that a device selects by hash.
 
 use crate::cpu::RxQueue;
 use crate::hash::FlowHash;
 
-/// Entries of the table, as in most network cards.
+/// Number of entries of the table, as in most network cards.
 pub const RETA_ENTRIES: u16 = 128;
 
-/// An indirection table that deals its entries out to all queues in turn.
+/// Indirection table that assigns its entries to all queues in turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Indirection {
     queues: u16,
 }
 
 impl Indirection {
-    /// Over this many queues, at least one.
+    /// Creates a table over `queues` queues, at least one.
     #[must_use]
     pub fn new(queues: u16) -> Self {
         Self { queues: queues.max(1) }
     }
 
-    /// The queue of a flow; the first one for frames without a hash.
+    /// Queue of a flow; queue 0 for frames without a hash.
     #[must_use]
     pub fn queue(self, hash: FlowHash) -> RxQueue {
         RxQueue(entry(hash, RETA_ENTRIES) % self.queues)
     }
 }
 
-/// The entry of a table of `entries` (a power of two) that a hash points to.
+/// Index of a hash in a table of `entries` entries, a power of two.
 fn entry(hash: FlowHash, entries: u16) -> u16 {
     let low = hash.0 & (u32::from(entries) - 1);
     u16::try_from(low).unwrap_or(0)

@@ -2,24 +2,24 @@
 
 use siphasher::sip::SipHasher13;
 
-/// Length of the secret key.
+/// Length of the secret key, in bytes.
 pub const KEYED_KEY_BYTES: usize = 16;
 
-/// A hash whose collisions only the holder of the key can find.
+/// Hash whose collisions only the holder of the key can find.
 ///
-/// The kernel hashes flows with SipHash for the same reason: against a known function a stranger
-/// picks ports until all of his flows meet on one CPU.
+/// The kernel hashes flows with SipHash for the same reason: with a known function, an attacker
+/// picks ports until all flows meet on one CPU.
 #[derive(Clone, Debug)]
 pub struct Keyed {
     hasher: SipHasher13,
     symmetric: bool,
 }
 
-/// Two addresses of sixteen bytes and two ports.
+/// Length of two IPv6 addresses and two ports.
 const LONGEST_INPUT_BYTES: usize = 2 * 16 + 2 * 2;
 
 impl Keyed {
-    /// Hashes under `key`; if `symmetric`, both directions of a flow alike.
+    /// Creates a hash under `key`; if `symmetric`, both directions of a flow hash alike.
     #[must_use]
     pub fn new(key: &[u8; KEYED_KEY_BYTES], symmetric: bool) -> Self {
         Self { hasher: SipHasher13::new_with_key(key), symmetric }
@@ -30,8 +30,8 @@ impl Keyed {
         self.symmetric
     }
 
-    /// Hashes a pair of addresses (4 + 4 or 16 + 16 bytes) and maybe a pair of ports, all in
-    /// network order.
+    /// Hashes a pair of addresses (4 + 4 or 16 + 16 bytes) and optionally a pair of ports, all in
+    /// network byte order.
     #[inline]
     #[must_use]
     pub fn hash(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> u32 {
@@ -44,13 +44,13 @@ impl Keyed {
         fold(self.hasher.hash(&input[..len]))
     }
 
-    /// Hashes an ID, whose halves are no endpoints.
+    /// Hashes an ID, which has no endpoints to swap.
     #[must_use]
     pub fn hash_id(&self, id: &[u8]) -> u32 {
         fold(self.hasher.hash(id))
     }
 
-    /// True if the second endpoint goes first, so that both directions hash alike.
+    /// True if the second endpoint is hashed first, so that both directions hash alike.
     fn swaps(&self, addresses: &[u8], ports: &[u8]) -> bool {
         let (source, destination) = addresses.split_at(addresses.len() / 2);
         let (source_port, destination_port) = ports.split_at(ports.len() / 2);
@@ -66,7 +66,7 @@ fn copy_pair(to: &mut [u8], pair: &[u8], swap: bool) {
     }
 }
 
-/// Both halves of a 64-bit hash in one.
+/// XOR of both halves of a 64-bit hash.
 fn fold(hash: u64) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "the halves are what is wanted")]
     let (high, low) = ((hash >> 32) as u32, hash as u32);

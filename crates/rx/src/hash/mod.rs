@@ -1,8 +1,8 @@
 //! Hash: the number by which a flow is steered.
 //!
-//! TCP and UDP hash addresses and ports; fragments, other protocols and headers cut short hash
-//! addresses only, so that all pieces of a datagram steer alike. What has no addresses has no
-//! hash and is not steered (RPS-4, RPS-5).
+//! TCP and UDP hash addresses and ports. Fragments, other protocols and truncated headers hash
+//! addresses only, so that all fragments of a datagram go to the same CPU. A packet without
+//! addresses has no hash and is not steered (RPS-4, RPS-5).
 
 mod indirection;
 mod keyed;
@@ -18,7 +18,7 @@ use crate::flow_key::{FlowKey, FlowKeyRules, WALKED_BYTES_MAX};
 use crate::packet::Packet;
 use crate::parse::{Transport, View};
 
-/// A flow's hash; 0 means that there is none.
+/// Hash of a flow; 0 means none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct FlowHash(pub u32);
 
@@ -26,24 +26,23 @@ impl FlowHash {
     /// No hash: not steered.
     pub const NONE: Self = Self(0);
 
-    /// The hash of something that has one: a computed 0 becomes 1, as in the kernel
-    /// (`__skb_get_hash`).
+    /// Hash as computed: a computed 0 becomes 1, as in the kernel (`__skb_get_hash`).
     #[must_use]
     pub fn computed(hash: u32) -> Self {
         Self(hash.max(1))
     }
 
-    /// True if there is one.
+    /// True if there is a hash.
     #[must_use]
     pub fn is_some(self) -> bool {
         self != Self::NONE
     }
 }
 
-/// A key that is not of its hash's length.
+/// Key of the wrong length for its hash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WrongKey {
-    /// Bytes of key that were given.
+    /// Length of the given key, in bytes.
     pub have_bytes: usize,
 }
 
@@ -61,42 +60,43 @@ impl fmt::Display for WrongKey {
 
 impl std::error::Error for WrongKey {}
 
-/// Hash function of flows, and the rules by which a flow is told.
+/// Hash function of flows, and the rules that identify a flow.
 #[derive(Clone, Debug)]
 pub struct Hasher {
     kind: HashKind,
     rules: FlowKeyRules,
-    /// Packets of these [kinds of transport](Transport) that are not told by their outermost header alone.
+    /// True for each [kind of transport](Transport) whose packets may need more than the outermost
+    /// header.
     looks_inside: [bool; 4],
 }
 
 #[derive(Clone, Debug)]
 enum HashKind {
     Keyed(Keyed),
-    /// Prepared for [`toeplitz::TUPLE_BYTES`].
+    /// Toeplitz, prepared for inputs of [`toeplitz::TUPLE_BYTES`].
     Toeplitz(Toeplitz),
 }
 
 impl Hasher {
-    /// SipHash with a secret key: nobody outside can aim at one CPU. If `symmetric`, both
-    /// directions of a flow hash alike.
+    /// Creates a SipHash under a secret key: nobody outside can aim flows at one CPU. If
+    /// `symmetric`, both directions of a flow hash alike.
     #[must_use]
     pub fn keyed(key: &[u8; KEYED_KEY_BYTES], symmetric: bool) -> Self {
         Self::new(HashKind::Keyed(Keyed::new(key, symmetric)))
     }
 
-    /// The hash that network cards compute with the same key.
+    /// Creates the hash that network cards compute with the same key.
     ///
     /// # Errors
-    /// When the key has fewer than [`toeplitz::TUPLE_KEY_BYTES`] bytes.
+    /// If the key has fewer than [`toeplitz::TUPLE_KEY_BYTES`] bytes.
     pub fn toeplitz(key: &[u8]) -> Result<Self, KeyTooShort> {
         Ok(Self::new(HashKind::Toeplitz(Toeplitz::new(key, toeplitz::TUPLE_BYTES)?)))
     }
 
-    /// The same hash under another key.
+    /// Same hash function under another key.
     ///
     /// # Errors
-    /// When the key's length is not that of the hash: 16 bytes for the keyed one, at least
+    /// If the key's length does not fit the hash: 16 bytes for the keyed one, at least
     /// [`toeplitz::TUPLE_KEY_BYTES`] for Toeplitz.
     pub fn rekeyed(&self, key: &[u8]) -> Result<Self, WrongKey> {
         let wrong = WrongKey { have_bytes: key.len() };
@@ -110,7 +110,8 @@ impl Hasher {
         Ok(rekeyed.with_rules(self.rules))
     }
 
-    /// The same hash, of flows that are told by these rules; [`FlowKeyRules::OUTER`] at first.
+    /// Same hash function for flows identified by these rules; the initial rules are
+    /// [`FlowKeyRules::OUTER`].
     #[must_use]
     pub fn with_rules(&self, rules: FlowKeyRules) -> Self {
         Self {
@@ -120,7 +121,7 @@ impl Hasher {
         }
     }
 
-    /// Rules by which a flow is told.
+    /// Rules that identify a flow.
     #[must_use]
     pub fn rules(&self) -> &FlowKeyRules {
         &self.rules
@@ -130,7 +131,8 @@ impl Hasher {
         Self { kind, rules: FlowKeyRules::OUTER, looks_inside: [false; 4] }
     }
 
-    /// The hash of a packet, wherever it lies: the device's, where that looked at all that counts.
+    /// Hash of a packet, linear or not: the device's, if the device looked at all bytes that
+    /// identify the flow.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "once for a packet")]
     #[must_use]
@@ -141,7 +143,7 @@ impl Hasher {
         if packet.hash.is_some() { packet.hash } else { self.hash_outermost(&packet.view()) }
     }
 
-    /// The hash of a parsed packet.
+    /// Hash of a parsed packet.
     #[must_use]
     pub fn hash(&self, view: &View<'_>) -> FlowHash {
         if self.looks_inside[view.headers().transport as usize] {
@@ -150,8 +152,8 @@ impl Hasher {
         self.hash_outermost(view)
     }
 
-    /// The hash of a parsed packet which has this one from its device, if any. A device looks at the outermost
-    /// header only, so what is behind comes before.
+    /// Hash of a parsed packet with this hash from its device, if any. A device looks at the
+    /// outermost header only, so a key from inner headers takes precedence.
     #[must_use]
     pub fn hash_of(&self, view: &View<'_>, device_hash: FlowHash) -> FlowHash {
         let is_told_by_device = device_hash.is_some()
@@ -181,8 +183,8 @@ impl Hasher {
         self.hash_of(&View::new(&bytes[..len], &packet.headers), packet.hash)
     }
 
-    /// The hash of a pair of addresses (4 + 4 or 16 + 16 bytes) and maybe a pair of ports, all in
-    /// network order.
+    /// Hash of a pair of addresses (4 + 4 or 16 + 16 bytes) and optionally a pair of ports, all in
+    /// network byte order.
     #[inline]
     #[must_use]
     pub fn hash_tuple(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> FlowHash {
@@ -192,7 +194,7 @@ impl Hasher {
         })
     }
 
-    /// The hash of a flow's key.
+    /// Hash of a flow key.
     #[must_use]
     pub fn hash_key(&self, key: &FlowKey<'_>) -> FlowHash {
         let of_tuple =
@@ -200,7 +202,7 @@ impl Hasher {
         key.hashed(of_tuple, |id| self.hash_id(id)).unwrap_or(FlowHash::NONE)
     }
 
-    /// The hash of a connection's ID, of at most 20 bytes.
+    /// Hash of a connection ID of at most 20 bytes.
     fn hash_id(&self, id: &[u8]) -> FlowHash {
         FlowHash::computed(match &self.kind {
             HashKind::Keyed(keyed) => keyed.hash_id(id),

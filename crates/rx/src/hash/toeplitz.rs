@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// The key that Microsoft published with RSS; the default of most network cards.
+/// Key that Microsoft published with RSS; the default of most network cards.
 pub const STANDARD_KEY: [u8; 40] = [
     0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0,
     0xd0, 0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c,
     0x6a, 0x42, 0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
 ];
 
-/// A key of period sixteen bits: both directions of a flow hash alike, since swapping equal
+/// Key with a period of sixteen bits: both directions of a flow hash alike, because swapping equal
 /// fields moves every bit by a multiple of the period.
 pub const SYMMETRIC_KEY: [u8; 40] = {
     let mut key = [0x6d; 40];
@@ -21,21 +21,21 @@ pub const SYMMETRIC_KEY: [u8; 40] = {
     key
 };
 
-/// The longest input of the path: two IPv6 addresses and two ports.
+/// Length of the longest input on the path: two IPv6 addresses and two ports.
 pub const TUPLE_BYTES: usize = 36;
 
-/// Bytes of key that an input of the longest kind needs.
+/// Length of the key for the longest input.
 pub const TUPLE_KEY_BYTES: usize = TUPLE_BYTES + WINDOW_BYTES;
 
-/// Every input bit is weighed with 32 bits of the key.
+/// Part of the key that weighs one input bit: 32 bits.
 const WINDOW_BYTES: usize = 4;
 
-/// A key that does not reach to the end of the input it should weigh.
+/// Key that is too short for its input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KeyTooShort {
-    /// Bytes of key that are needed.
+    /// Length of the required key, in bytes.
     pub need_bytes: usize,
-    /// Bytes of key that were given.
+    /// Length of the given key, in bytes.
     pub have_bytes: usize,
 }
 
@@ -51,7 +51,7 @@ impl std::error::Error for KeyTooShort {}
 /// Toeplitz under one key: a table lookup for each byte of input.
 #[derive(Clone)]
 pub struct Toeplitz {
-    /// For each input byte, what each of its values adds to the hash.
+    /// Contribution of each value of each input byte to the hash.
     tables: Box<[[u32; 256]]>,
 }
 
@@ -59,7 +59,7 @@ impl Toeplitz {
     /// Prepares `key` for inputs of up to `input_bytes` bytes.
     ///
     /// # Errors
-    /// When the key has fewer than `input_bytes + 4` bytes.
+    /// If the key has fewer than `input_bytes + 4` bytes.
     pub fn new(key: &[u8], input_bytes: usize) -> Result<Self, KeyTooShort> {
         let (need_bytes, have_bytes) = (input_bytes + WINDOW_BYTES, key.len());
         if need_bytes > have_bytes {
@@ -69,7 +69,7 @@ impl Toeplitz {
         Ok(Self { tables })
     }
 
-    /// Hashes the address pair of a packet and maybe its ports, as they stand in the packet.
+    /// Hashes a pair of addresses and optionally a pair of ports, in network byte order.
     #[must_use]
     pub fn hash_tuple(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> u32 {
         let (address_tables, port_tables) = self.tables.split_at(addresses.len());
@@ -79,7 +79,7 @@ impl Toeplitz {
     /// Hashes any input.
     ///
     /// # Errors
-    /// When the input is longer than [`new`](Self::new) prepared for.
+    /// If the input is longer than [`new`](Self::new) prepared for.
     pub fn hash(&self, input: &[u8]) -> Result<u32, KeyTooShort> {
         if input.len() > self.tables.len() {
             return Err(KeyTooShort {
@@ -95,8 +95,8 @@ fn weigh(tables: &[[u32; 256]], input: &[u8]) -> u32 {
     tables.iter().zip(input).fold(0, |hash, (table, &byte)| hash ^ table[usize::from(byte)])
 }
 
-/// Contribution of each value of the byte at the start of `window`: five bytes of key hold the 32-bit
-/// windows of all its eight bits.
+/// Contribution of each value of the byte at the start of `window`: five bytes of key contain the
+/// 32-bit windows of all its eight bits.
 fn byte_table(window: &[u8]) -> [u32; 256] {
     let mut bits = [0u32; 8];
     let key = window.iter().fold(0u64, |key, &byte| key << 8 | u64::from(byte));
@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// The slow twin: one bit of input at a time, the key shifted along.
+    /// Slow twin: one bit of input at a time, with the key shifted along.
     fn slow_toeplitz(key: &[u8], input: &[u8]) -> u32 {
         let key_bit = |bit: usize| u32::from(key[bit / 8] >> (7 - bit % 8) & 1);
         let mut hash = 0;

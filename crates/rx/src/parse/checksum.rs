@@ -4,25 +4,25 @@ use super::Checksum;
 
 /// A ones' complement sum of 16-bit words, not yet folded.
 ///
-/// Words are summed as they lie in memory; since the sum is the same in either byte order but for
-/// a swap (RFC 1071, section 2B), and a right checksum makes it all ones, no byte is swapped.
+/// Words are summed in memory order. The sum is the same in either byte order except for a swap
+/// (RFC 1071, section 2B), and a correct checksum makes it all ones, so no byte is swapped.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum(u64);
 
 impl Sum {
-    /// Sums up `bytes`, padded with a zero byte if their number is odd.
+    /// Sum of `bytes`, padded with a zero byte if their number is odd.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Self(forebay_buf::sum::sum(bytes))
     }
 
-    /// A sum that was [taken](forebay_buf::sum) elsewhere.
+    /// Sum that was [computed](forebay_buf::sum) elsewhere.
     #[must_use]
     pub fn taken(sum: u64) -> Self {
         Self(sum)
     }
 
-    /// Sums up bytes that lie in pieces, one behind the other, of any lengths.
+    /// Sum of the bytes of consecutive pieces of any lengths.
     #[must_use]
     pub fn of_pieces<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Self {
         let (mut sum, mut is_odd) = (Self::default(), false);
@@ -33,27 +33,27 @@ impl Sum {
         sum
     }
 
-    /// The sum as it counts behind other bytes: behind an odd number of them, these are the other
-    /// halves of their words.
+    /// Sum as it counts behind other bytes: behind an odd number of them, each byte is the other
+    /// half of its word.
     #[must_use]
     pub(crate) fn behind(self, is_odd: bool) -> Self {
         if is_odd { Self::default().plus_word(self.fold().swap_bytes()) } else { self }
     }
 
-    /// Sums up the few words of a header, whose number is known to the compiler.
+    /// Sum of the few words of a header, whose number is known to the compiler.
     #[inline]
     #[must_use]
     pub fn of_words(words: &[[u8; 4]]) -> Self {
         Self(words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum())
     }
 
-    /// The sum of both.
+    /// Sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self(self.0 + other.0)
     }
 
-    /// Adds a word given by its value.
+    /// Adds a word, given by its value.
     #[must_use]
     pub fn plus_word(self, word: u16) -> Self {
         Self(self.0 + u64::from(u16::from_ne_bytes(word.to_be_bytes())))
@@ -66,11 +66,11 @@ impl Sum {
         Self(self.0 + u64::from(u32::from_ne_bytes(len.to_be_bytes())))
     }
 
-    /// The sum as a 16-bit word by its value, carries added in.
+    /// Value of the sum as a 16-bit word, carries added in.
     #[must_use]
     pub fn fold(self) -> u16 {
-        // A number plus itself with its halves swapped has the sum of the halves in the upper one,
-        // and the carry of that sum too, from the lower one. No branch depends on the bytes.
+        // A number plus itself with its halves swapped has the sum of the halves in the upper half,
+        // and the carry of that sum, too, from the lower half. No branch depends on the bytes.
         let sum = self.0.wrapping_add(self.0.rotate_left(32)) >> 32;
         let sum = u32::try_from(sum).unwrap_or(u32::MAX);
         let sum = sum.wrapping_add(sum.rotate_left(16)) >> 16;
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// The slow twin: RFC 1071, section 4.1, in its own words.
+    /// Slow twin: RFC 1071, section 4.1, to the letter.
     fn slow_sum(bytes: &[u8]) -> u16 {
         let mut sum = 0u32;
         for pair in bytes.chunks(2) {

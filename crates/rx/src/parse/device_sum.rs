@@ -1,34 +1,34 @@
-//! The sum that a device took while it received a frame.
+//! Sum that a device computed while it received a frame.
 
 use std::num::NonZeroU16;
 
 use super::checksum::Sum;
 use super::{Link, Seen};
 
-/// Bytes that devices leave out: the untagged Ethernet header.
+/// Length of the part that devices leave out: the untagged Ethernet header.
 const ETHERNET_BYTES: usize = 14;
 
-/// A ones' complement sum of all that came behind the Ethernet header, VLAN tags, padding and all:
-/// the kernel's `CHECKSUM_COMPLETE`. Of a frame without link header, of all of it.
+/// Ones' complement sum of all bytes behind the Ethernet header, including VLAN tags and padding:
+/// the kernel's `CHECKSUM_COMPLETE`. Without link header, the sum of the whole frame.
 ///
-/// Never 0, for no IP packet is all zeros; so a packet that has none is told apart.
+/// Never 0, because no IP packet is all zeros.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceSum(NonZeroU16);
 
 impl DeviceSum {
-    /// A device's sum, by its value in network byte order; a 0 is no sum.
+    /// Sum of a device, by its value in network byte order; `None` for 0, which is no sum.
     #[must_use]
     pub fn new(sum: u16) -> Option<Self> {
         NonZeroU16::new(sum).map(Self)
     }
 
-    /// The sum that a device takes of a frame: what a driver's `CHECKSUM_COMPLETE` would say.
+    /// Sum that a device computes over a frame, as a driver reports it in `CHECKSUM_COMPLETE`.
     #[must_use]
     pub fn of_frame(bytes: &[u8], link: Link) -> Option<Self> {
         Self::of_sum(Sum::of(bytes), bytes, link)
     }
 
-    /// The same of a frame that was summed up whole while it was copied.
+    /// Same for a frame that was summed as a whole while it was copied.
     #[must_use]
     #[inline]
     pub fn of_sum(sum: Sum, bytes: &[u8], link: Link) -> Option<Self> {
@@ -36,15 +36,14 @@ impl DeviceSum {
         Self::new(sum.plus_word(!left_out.fold()).fold())
     }
 
-    /// The sum of what stands behind the first bytes, an even number with this sum.
+    /// Sum of the bytes behind the first ones, which are even in number and have the sum `before`.
     #[inline]
     pub(super) fn without(self, before: Sum) -> Sum {
         Sum::default().plus_word(self.0.get()).plus_word(!before.fold())
     }
 
-    /// The part of the sum that is of the transport's `len` bytes from `start`: what stands before
-    /// and behind is taken out again (LRO-2, LRO-3). `None` where the frame was cut short, so that
-    /// this cannot be told.
+    /// Sum of the transport's `len` bytes from `start`: the bytes before and behind are subtracted
+    /// (LRO-2, LRO-3). `None` if the frame was truncated, because those behind are unknown then.
     #[inline]
     pub(super) fn of_segment(self, seen: &Seen<'_>, start: usize, len: usize) -> Option<Sum> {
         if !seen.is_whole() {
@@ -63,7 +62,7 @@ impl DeviceSum {
     }
 }
 
-/// Bytes that devices leave out.
+/// Number of bytes at the start that devices leave out of the sum.
 pub(super) fn skipped(link: Link) -> usize {
     match link {
         Link::Ethernet => ETHERNET_BYTES,

@@ -2,12 +2,12 @@
 
 use super::{Flaw, Link, Seen, Stop};
 
-/// An IPv4 packet follows.
+/// EtherType of IPv4.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
-/// An IPv6 packet follows.
+/// EtherType of IPv6.
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 
-/// Tags that are walked over; a third one makes the frame "other".
+/// Maximum number of VLAN tags that are walked over; a third one makes the frame "other".
 pub const MAX_VLAN_TAGS: usize = 2;
 
 const TAG_8021Q: u16 = 0x8100;
@@ -15,7 +15,7 @@ const TAG_8021AD: u16 = 0x88a8;
 /// Ethertype of the outer tag before 802.1ad.
 const TAG_QINQ_OLD: u16 = 0x9100;
 
-/// The first EtherType; smaller values are the length of an 802.3 frame.
+/// Smallest EtherType; smaller values are the length of an 802.3 frame.
 const FIRST_ETHERTYPE: u16 = 0x0600;
 /// 802.2 LLC for SNAP with the OUI 0: an EtherType follows (RFC 1042).
 const LLC_SNAP: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0];
@@ -28,7 +28,7 @@ const VLAN_ID_MASK: u16 = 0x0fff;
 /// Header in front of the network header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LinkLayer {
-    /// The innermost EtherType; none on an 802.3 frame without SNAP.
+    /// Innermost EtherType; `None` for an 802.3 frame without SNAP.
     pub ethertype: Option<u16>,
     /// Offset of the network header.
     pub network_offset: u8,
@@ -37,19 +37,19 @@ pub struct LinkLayer {
 }
 
 impl LinkLayer {
-    /// The VLAN ids, outermost first.
+    /// VLAN ids, outermost first.
     #[must_use]
     pub fn vlans(&self) -> &[u16] {
         self.vlans.get(..self.vlan_count.into()).unwrap_or_default()
     }
 }
 
-/// The link layer of a captured frame, as far as it goes.
+/// Link layer of a captured frame, as far as it was captured.
 #[must_use]
 pub fn link_layer(bytes: &[u8], link: Link) -> LinkLayer {
     let mut found = LinkLayer::default();
     let seen = Seen::new(bytes, 0, link);
-    // Where the walk stops, `found` holds what came before.
+    // If the walk stops, `found` holds the headers before.
     let _ = fill(&seen, link, &mut found);
     found
 }
@@ -98,7 +98,7 @@ fn ethernet(seen: &Seen<'_>, found: &mut LinkLayer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Raw IP: the version field is all there is to tell the two apart.
+/// Raw IP: only the version field distinguishes IPv4 from IPv6.
 fn bare_ip(seen: &Seen<'_>, found: &mut LinkLayer) -> Result<(), Stop> {
     let &[first] = seen.header::<1>(0, Flaw::Runt)?;
     found.ethertype = match first >> 4 {
@@ -109,8 +109,8 @@ fn bare_ip(seen: &Seen<'_>, found: &mut LinkLayer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// True if a link header is the same for packets of any length, and tagged as IEEE 802.1Q has it: SNAP
-/// has a length in front, and 0x9100 is a tag to some.
+/// True if a link header is the same for packets of any length, with tags as in IEEE 802.1Q only:
+/// SNAP has a length before it, and 0x9100 is not a tag for every receiver.
 pub(crate) fn is_plain(link_header: &[u8]) -> bool {
     let Some(behind) = link_header.get(ADDRESSES_BYTES..) else { return link_header.is_empty() };
     let (tags, rest) = behind.as_chunks::<TAG_BYTES>();
@@ -124,7 +124,7 @@ fn ethertype(seen: &Seen<'_>, at: usize) -> Result<u16, Stop> {
     Ok(u16::from_be_bytes(*seen.header(at, Flaw::Runt)?))
 }
 
-/// At most 12 + 2 * 4 + 2 + 8 bytes of link headers.
+/// Offset behind link headers of at most 12 + 2 * 4 + 2 + 8 bytes.
 fn offset(at: usize) -> u8 {
     u8::try_from(at).unwrap_or(u8::MAX)
 }

@@ -1,5 +1,5 @@
-//! Extension headers of IPv6 (RFC 8200, section 4): one walk over them for parsing, coalescing,
-//! reassembly, the host and the choice of packets. Each says which kinds it follows, and what is an error.
+//! Extension headers of IPv6 (RFC 8200, section 4): one walk for parsing, coalescing, reassembly,
+//! the host and the rx filter. Each user decides which kinds to follow, and which errors to report.
 
 /// Hop-by-hop options (RFC 8200, section 4.3).
 pub const HOP_BY_HOP: u8 = 0;
@@ -17,20 +17,21 @@ const MOBILITY: u8 = 135;
 const HOST_IDENTITY: u8 = 139;
 const SHIM6: u8 = 140;
 
-/// Length of a fragment header, and the least that any extension header has.
+/// Length of a fragment header, and minimum length of any extension header.
 pub const EXTENSION_BYTES: usize = 8;
 
-/// Place in the chain of headers: behind the fixed header at first, at the transport's in the end.
+/// Position in the chain of headers: initially behind the fixed header, finally at the transport
+/// header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExtensionWalk {
-    /// Kind of the header here: its number as "next header" of the one before.
+    /// Kind of the current header: the "next header" field of the one before.
     pub kind: u8,
-    /// Offset of the header here.
+    /// Offset of the current header.
     pub at: usize,
 }
 
 impl ExtensionWalk {
-    /// True if the header here is an extension header of any kind that has a length.
+    /// True if the current header is an extension header of a kind that has a length.
     #[inline]
     #[must_use]
     pub fn is_extension(self) -> bool {
@@ -47,8 +48,8 @@ impl ExtensionWalk {
         )
     }
 
-    /// Moves past the header here, which begins with these bytes: the kind of the next, and its own
-    /// length.
+    /// Moves past the current header, which begins with these bytes: kind of the next header, and
+    /// own length.
     #[inline]
     pub fn pass(&mut self, [next, len]: [u8; 2]) {
         debug_assert!(self.is_extension(), "a transport header has no length to pass by");
@@ -61,7 +62,7 @@ impl ExtensionWalk {
         self.kind = next;
     }
 
-    /// Moves past the header here and returns it, if all of it is in `bytes`.
+    /// Moves past the current header and returns it, if all of it is in `bytes`.
     pub fn take<'a>(&mut self, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let mut behind = *self;
         behind.pass(*bytes.get(self.at..)?.first_chunk()?);

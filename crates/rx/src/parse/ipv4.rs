@@ -28,7 +28,7 @@ pub(super) fn walk(
         headers.ip_checksum = checksum::judge(checksum::Sum::of(whole));
     }
     let (transport_offset, protocol) = match headers.fragment {
-        Fragment::Later => (transport_offset, header[9]), // no header follows, whatever is named
+        Fragment::Later => (transport_offset, header[9]), // no header follows IP
         _ => skip_authentication(seen, transport_offset, end, header[9])?,
     };
     headers.protocol = protocol;
@@ -44,8 +44,8 @@ fn fragment(field: u16) -> Fragment {
     }
 }
 
-/// End of the packet by its total length. One of 0 stands for "to the end": what the
-/// sender's own capture shows of a segment that its device was to cut.
+/// End of the packet by its total length. A length of 0 means the end of the frame: a sender's own
+/// capture has it on segments that the device was to cut.
 fn end_of_packet(
     seen: &Seen<'_>,
     start: usize,
@@ -67,7 +67,7 @@ fn end_of_packet(
     Ok(seen.wire_len.min(start + total_len))
 }
 
-/// An authentication header (RFC 4302) is the one extension that IPv4 has.
+/// Skips an authentication header (RFC 4302), the only extension header of IPv4.
 fn skip_authentication(
     seen: &Seen<'_>,
     at: usize,

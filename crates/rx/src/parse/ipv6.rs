@@ -3,8 +3,8 @@
 use super::extension::{EXTENSION_BYTES, ExtensionWalk, FRAGMENT, HOP_BY_HOP, ROUTING};
 use super::{DatagramFields, Flaw, Fragment, Headers, Network, Seen, Stop, checksum};
 
-/// Extension headers that are walked over; a chain that is longer is a flaw. The kernel's flow
-/// dissector has a bound of its own for the same reason (`MAX_FLOW_DISSECT_HDRS`).
+/// Maximum number of extension headers that are walked over; a longer chain is a flaw. The kernel's
+/// flow dissector has a bound of its own for the same reason (`MAX_FLOW_DISSECT_HDRS`).
 pub const MAX_EXTENSION_HEADERS: usize = 16;
 
 const FIXED_BYTES: usize = 40;
@@ -51,17 +51,17 @@ struct ExtensionChain<'a> {
     destination: Destination<'a>,
 }
 
-/// The destination that the sender summed up (RFC 8200, section 8.1).
+/// Destination address that the sender summed (RFC 8200, section 8.1).
 enum Destination<'a> {
     AsInHeader,
-    /// The last address of a routing header.
+    /// Last address of a routing header.
     Routed(&'a [u8]),
-    /// A routing header of a kind that does not list it.
+    /// Not known: a routing header of a kind without that address.
     Unknown,
 }
 
-/// Follows the chain to the transport's header, whose number is `headers.protocol` then, or to that
-/// of a later fragment.
+/// Follows the chain to the transport header, or to that of a later fragment. `headers.protocol` is
+/// then the number of the header behind the chain.
 fn follow<'a>(
     mut walk: ExtensionWalk,
     seen: &Seen<'a>,
@@ -99,7 +99,7 @@ fn follow<'a>(
     Ok(ExtensionChain { end: walk.at, destination })
 }
 
-/// The offset and "more fragments" field of a fragment header.
+/// Place in the datagram, from the offset and "more fragments" field of a fragment header.
 fn fragment(field: u16) -> Fragment {
     const OFFSET_MASK: u16 = 0xfff8;
     const MORE_FRAGMENTS: u16 = 1;

@@ -1,10 +1,10 @@
-//! Parse: one walk over a frame's headers, after which no later stage looks at a length again.
+//! Parse: one walk over a frame's headers, after which no later stage checks a length again.
 //!
-//! The walk never fails. It notes what it found ([`Headers`]) and stops where the frame does; a
-//! header that lies is noted as a [`Flaw`] for whoever must judge the packet (the network layer
-//! drops, a probe wants to see it). Headers that it notes begin within the captured bytes; a payload
-//! may begin behind them, where a frame was cut short. [`View`] shows what there is.
-// Bytes from outside are taken by patterns and checked slices only.
+//! The walk never fails. It records its findings in [`Headers`], and stops where the frame does. An
+//! inconsistent header is recorded as a [`Flaw`] for the stage that judges the packet: the network
+//! layer drops it, a probe reports it. Recorded headers begin within the captured bytes; the
+//! payload of a truncated frame may begin behind them. [`View`] reads the fields.
+// Bytes from outside are accessed by patterns and checked slices only.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
 pub mod checksum;
@@ -32,25 +32,25 @@ pub use view::View;
 use crate::nonlinear::bytes_in;
 use crate::packet::Packet;
 
-/// The least that stands before a transport header: IPv4's.
+/// Minimum length of the headers before a transport header: that of IPv4.
 pub(crate) const NETWORK_BYTES_MIN: u16 = 20;
 
-/// Bytes before the network header.
+/// Header before the network header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Link {
-    /// An Ethernet II or 802.3 header, with up to [`MAX_VLAN_TAGS`] tags.
+    /// Ethernet II or 802.3 header, with up to [`MAX_VLAN_TAGS`] tags.
     #[default]
     Ethernet,
-    /// Nothing: the first byte is the IP header's.
+    /// None: the first byte is the IP header's.
     Ip,
 }
 
-/// Choice whether checksums are worth their cost here.
+/// Verification of checksums.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verify {
-    /// Sum up every packet that is there as a whole.
+    /// Verify every packet that was captured as a whole.
     Checksums,
-    /// The device has done it, or nobody asks.
+    /// No verification: the device has done it, or it is not required.
     Nothing,
 }
 
@@ -59,29 +59,28 @@ pub enum Verify {
 pub struct Headers {
     /// Link that the frame begins with.
     pub link: Link,
-    /// The kind of network header, by its first byte: a snapped frame may hold no more of it.
+    /// Kind of network header, by its first byte: a truncated frame may contain no more of it.
     pub network: Network,
-    /// The kind of transport header; its fixed part was captured whole.
+    /// Kind of transport header, if its fixed part was captured.
     pub transport: Transport,
-    /// IPv4 protocol, or IPv6 next header after the last extension header; 0 when cut off.
+    /// IPv4 protocol, or IPv6 next header after the last extension header; 0 if truncated.
     pub protocol: u8,
     /// Place in a fragmented datagram.
     pub fragment: Fragment,
-    /// The first lie that the walk met, if any.
+    /// First flaw that the walk met, if any.
     pub flaw: Option<Flaw>,
-    /// The IPv4 header checksum.
+    /// Verdict on the IPv4 header checksum.
     pub ip_checksum: Checksum,
-    /// The TCP or UDP checksum. A source sets it if the device has verified it (the kernel's
-    /// `CHECKSUM_UNNECESSARY`); then it is not verified here.
+    /// Verdict on the TCP or UDP checksum. A source sets it if the device has verified the checksum
+    /// (`CHECKSUM_UNNECESSARY` in the kernel); then parsing does not verify it.
     pub l4_checksum: Checksum,
     /// Offset of the network header, if there is one.
     pub network_offset: u8,
-    /// Offset of the transport header; 0 when there is none in this frame, or none of it was
-    /// captured.
+    /// Offset of the transport header; 0 if this frame has none, or none of it was captured.
     pub transport_offset: u16,
-    /// Offset of the transport's payload; 0 when unknown.
+    /// Offset of the transport's payload; 0 if unknown.
     pub payload_offset: u16,
-    /// Length of the payload on the wire, by the headers: a snapped frame holds less.
+    /// Length of the payload on the wire, by the headers; a truncated frame contains less.
     pub payload_len: u16,
 }
 
@@ -100,7 +99,7 @@ pub enum Network {
 /// Transport headers that the path knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Transport {
-    /// None, or none that was captured whole.
+    /// None, or none whose fixed part was captured.
     #[default]
     Other,
     /// TCP.
@@ -116,54 +115,55 @@ impl Transport {
     pub(crate) const ALL: [Self; 4] = [Self::Other, Self::Tcp, Self::Udp, Self::Icmp];
 }
 
-/// A packet's place in its datagram.
+/// Place of a packet in its datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Fragment {
-    /// The whole of it.
+    /// Whole datagram.
     #[default]
     Whole,
-    /// The whole of it, marked as a fragment nevertheless (an atomic fragment, RFC 6946).
+    /// Whole datagram, marked as a fragment nevertheless (an atomic fragment, RFC 6946).
     Atomic,
-    /// The first piece: the transport header is here, the payload is not all here.
+    /// First fragment, with the transport header and a part of the payload.
     First,
-    /// A later piece: no transport header.
+    /// Later fragment, without transport header.
     Later,
 }
 
 impl Fragment {
-    /// True if all of the datagram is here.
+    /// True if this is a whole datagram.
     #[must_use]
     pub fn is_whole(self) -> bool {
         matches!(self, Self::Whole | Self::Atomic)
     }
 }
 
-/// Outcome of summing up.
+/// Verdict on a checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Checksum {
-    /// There is none, or it cannot be judged: a fragment, a snapped frame, or nobody looked.
+    /// No checksum, or one that was not judged: of a fragment, of a truncated frame, or without
+    /// verification.
     #[default]
     Unknown,
-    /// The checksum is right.
+    /// Correct checksum.
     Good,
-    /// The checksum is wrong.
+    /// Wrong checksum.
     Bad,
 }
 
-/// Flaw of a frame's headers.
+/// Inconsistency of a frame's headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flaw {
     /// Shorter than its link header.
     Runt,
-    /// An IP version or header length that cannot be.
+    /// Impossible IP version or header length.
     IpHeader,
-    /// More bytes announced by the IP header than were on the wire, or fewer than the header.
+    /// IP length beyond the end of the frame on the wire, or below the header's length.
     IpLength,
-    /// IPv6 extension headers that do not end, or end outside the packet.
+    /// Too many IPv6 extension headers, or one that ends outside the packet.
     Extension,
-    /// A TCP header length that cannot be, or a packet too short for its transport header.
+    /// Impossible TCP header length, or a packet too short for its transport header.
     TransportHeader,
-    /// A UDP length shorter than its header or longer than the IP packet.
+    /// UDP length below the header's, or beyond the IP packet.
     UdpLength,
 }
 
@@ -176,9 +176,9 @@ pub fn parse(bytes: &[u8], wire_len: u32, link: Link, verify: Verify) -> Headers
     headers
 }
 
-/// The same, for headers that lie where they will stay and know no more yet than what the device
-/// said: their link, and perhaps of their checksum. A checksum is told from the device's sum if
-/// there is one, whether or not others are verified.
+/// Does the same into `headers`, which so far contain only the link and perhaps the device's
+/// verdict on the checksum. With the device's sum, a checksum is judged from that, even if others
+/// are not verified.
 pub fn parse_into(
     headers: &mut Headers,
     bytes: &[u8],
@@ -190,12 +190,12 @@ pub fn parse_into(
     let _ = walk_noting(&seen, verify, headers);
 }
 
-/// The same for a packet, wherever it lies. Of one [in pieces](Packet::is_nonlinear) the headers
-/// are in its own frame afterwards, or all of it is: it is copied together into one of `pool` if its
-/// headers are too long for that.
+/// Does the same for a packet. Afterwards the headers of a [nonlinear](Packet::is_nonlinear) packet
+/// are in its own frame; if they are too long for that, the packet is copied into one frame of
+/// `pool`.
 ///
 /// # Errors
-/// When it is to be copied, and there is no memory for it. Then its headers are known in part.
+/// If the packet must be copied and there is no memory. Its headers are then known in part.
 #[inline]
 pub fn parse_packet(packet: &mut Packet, verify: Verify, pool: &mut Pool) -> Result<(), NoMemory> {
     if packet.is_nonlinear() {
@@ -206,11 +206,11 @@ pub fn parse_packet(packet: &mut Packet, verify: Verify, pool: &mut Pool) -> Res
     Ok(())
 }
 
-/// There is no frame to copy a packet to.
+/// Error: no frame to copy a packet to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoMemory;
 
-/// Walks, and notes a flaw.
+/// Walks, and records a flaw.
 fn walk_noting(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<(), Stop> {
     let walked = walk(seen, verify, headers);
     if let Err(Stop::Flaw(flaw)) = walked {
@@ -235,25 +235,25 @@ fn walk(seen: &Seen<'_>, verify: Verify, headers: &mut Headers) -> Result<(), St
     }
 }
 
-/// The frame under the walk.
+/// Frame under the walk.
 struct Seen<'a> {
-    /// Captured bytes; of a frame in pieces, those in the frame itself.
+    /// Captured bytes; of a nonlinear frame, those in the frame itself.
     bytes: &'a [u8],
-    /// The frame, if more of what was captured lies behind it.
+    /// Frame, if some of the captured bytes are in its pieces.
     in_pieces: Option<&'a Frame>,
-    /// Length on the wire; never less than what was captured.
+    /// Length on the wire, at least that of the captured bytes.
     wire_len: usize,
     /// Link that the bytes begin with.
     link: Link,
-    /// Sum that the device has made.
+    /// Sum computed by the device.
     device_sum: Option<DeviceSum>,
 }
 
 /// Reason for the walk to end before the last header.
 enum Stop {
-    /// The capture ends here, the frame did not.
+    /// End of the capture, though not of the frame.
     Snapped,
-    /// The frame ends inside the header, or the header cannot be.
+    /// End of the frame inside the header, or an impossible header.
     Flaw(Flaw),
 }
 
@@ -263,14 +263,14 @@ impl<'a> Seen<'a> {
         Self { bytes, in_pieces: None, wire_len, link, device_sum: None }
     }
 
-    /// True if all that was on the wire was captured.
+    /// True if all bytes on the wire were captured.
     #[inline]
     fn is_whole(&self) -> bool {
         let is_whole = |frame: &Frame| frame.total_len_bytes() as usize == self.wire_len;
         self.bytes.len() == self.wire_len || self.in_pieces.is_some_and(is_whole)
     }
 
-    /// The sum of the bytes at this place, if they were captured.
+    /// Sum of the bytes of a range, if they were captured.
     #[inline]
     fn sum(&self, place: Range<usize>) -> Option<checksum::Sum> {
         match self.bytes.get(place.clone()) {
@@ -288,7 +288,8 @@ impl<'a> Seen<'a> {
         Some(checksum::Sum::of_pieces(bytes_in(frame, place)))
     }
 
-    /// The `N` bytes at `at`; if they are not there, `flaw` says what that makes of the frame.
+    /// Returns the `N` bytes at `at`. If they are missing from the capture only, the walk stops; if
+    /// they were not on the wire, either, the frame has this flaw.
     fn header<const N: usize>(&self, at: usize, flaw: Flaw) -> Result<&'a [u8; N], Stop> {
         match self.bytes.get(at..).and_then(<[u8]>::first_chunk) {
             Some(header) => Ok(header),
@@ -302,10 +303,9 @@ impl<'a> Seen<'a> {
 struct DatagramFields {
     /// Offset of the transport header.
     transport_offset: usize,
-    /// End of the packet: by the IP header's account, padding follows; but not beyond the
-    /// frame.
+    /// End of the packet by the IP header, at most that of the frame; padding follows.
     end: usize,
-    /// Partial sum of the pseudo header: addresses and protocol, without the length. None when
-    /// the address that the sender summed up cannot be told.
+    /// Partial sum of the pseudo header: addresses and protocol, without the length. `None` if the
+    /// destination that the sender summed is unknown.
     pseudo_sum: Option<checksum::Sum>,
 }

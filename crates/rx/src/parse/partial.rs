@@ -1,5 +1,5 @@
-//! Checksums that are not complete yet: the kernel leaves it to the device to add up all but the
-//! pseudo header, and a device that is none passes that on.
+//! Partial checksums: the kernel leaves all but the pseudo header's sum to the device, and a
+//! virtual device passes that on.
 
 use forebay_buf::Frame;
 
@@ -12,11 +12,11 @@ use crate::packet::Packet;
 /// Offset of TCP's checksum in its header.
 const TCP_CSUM_OFFSET: u16 = 16;
 
-/// Offset of UDP's checksum in its header; no other transport that is summed up so has it there.
+/// Offset of UDP's checksum in its header; no other supported transport has its checksum there.
 const UDP_CSUM_OFFSET: u16 = 6;
 
-/// A checksum field that does not lie where one can: inside the frame, behind an IP header, at an
-/// even place.
+/// Error of an impossible checksum field: outside the frame, not behind an IP header, or at an odd
+/// offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoSuchField;
 
@@ -25,7 +25,7 @@ pub struct NoSuchField;
 /// checksum of 0 becomes 0xffff.
 ///
 /// # Errors
-/// When the field does not lie in the frame; then nothing is changed.
+/// If the field is not inside the frame; nothing is changed then.
 pub fn complete_checksum(
     bytes: &mut [u8],
     csum_start: u16,
@@ -35,8 +35,8 @@ pub fn complete_checksum(
     complete_with(bytes, csum_start, csum_offset, rest).map(drop)
 }
 
-/// The same for a packet, whose field lies in the frame itself, and of which the device's sum may be
-/// known: then only its headers are looked at. Returns what a device would sum up now.
+/// Does the same for a frame that may have pieces, with the field in the frame itself. If the
+/// device's sum is known, only headers are read. Returns the sum that a device would compute now.
 pub(crate) fn complete_knowing(
     device_sum: Option<DeviceSum>,
     frame: &mut Frame,
@@ -55,15 +55,16 @@ pub(crate) fn complete_knowing(
     let rest =
         device_sum.map_or_else(|| sum_from(frame, start, usize::MAX), |sum| sum.without(before));
     let field = complete_with(frame.data_mut(), csum_start, csum_offset, rest)?;
-    // A word and its opposite sum up to nothing, so all that is left is the opposite of what the
-    // field held.
+    // The bytes from `csum_start` on now sum up to the complement of the field's old value, because
+    // a sum and its complement in the field cancel out.
     Ok(DeviceSum::new(before.plus_word(!field).fold()))
 }
 
-/// Completes the checksum of a parsed packet that holds the pseudo header's sum only, though nothing
-/// says so; it counts as verified then. `None` where there is none such.
+/// Completes the checksum of a parsed packet whose field holds the pseudo header's sum only,
+/// without a mark that says so; the packet then counts as verified. `None` if there is nothing to
+/// complete.
 ///
-/// A checksum that is complete can look like that, once in 65,536 packets; completing it again does
+/// A complete checksum looks like a partial one once in 65,536 packets; completing it again does
 /// not change it.
 pub(crate) fn complete_partial(packet: &mut Packet) -> Option<()> {
     let Packet { frame, headers, device_sum, .. } = packet;
@@ -85,7 +86,7 @@ pub(crate) fn complete_partial(packet: &mut Packet) -> Option<()> {
     Some(())
 }
 
-/// The sum of what lies from `start` to `end`, or to the packet's end, in the frame and behind it.
+/// Sum of the bytes from `start` to `end` or the packet's end, in the frame and its pieces.
 fn sum_from(frame: &Frame, start: usize, end: usize) -> Sum {
     sum_in(frame, start..end.min(frame.total_len_bytes() as usize))
 }
@@ -99,8 +100,8 @@ pub(crate) fn csum_offset(transport: Transport) -> Option<u16> {
     }
 }
 
-/// True if the checksum field of TCP or UDP holds the pseudo header's sum, and nothing of the rest.
-/// Not told of a packet with an IPv6 routing header, whose sender summed up another address.
+/// True if the checksum field of TCP or UDP holds the pseudo header's sum and nothing else. False
+/// for a packet with an IPv6 routing header, whose sender summed another address.
 pub(crate) fn holds_pseudo_sum(bytes: &[u8], headers: &Headers) -> bool {
     let Headers { transport_offset, payload_offset, payload_len, protocol, .. } = *headers;
     let Some(csum_offset) = csum_offset(headers.transport) else { return false };
@@ -112,7 +113,7 @@ pub(crate) fn holds_pseudo_sum(bytes: &[u8], headers: &Headers) -> bool {
     u16::from_be_bytes(*field) == sum
 }
 
-/// Puts the opposite of a sum into the field. Returns what it held.
+/// Writes the complement of a sum into the field. Returns the field's old value.
 fn complete_with(
     bytes: &mut [u8],
     csum_start: u16,
@@ -124,7 +125,7 @@ fn complete_with(
     let field: &mut [u8; 2] = field.and_then(<[u8]>::first_chunk_mut).ok_or(NoSuchField)?;
     let before = u16::from_be_bytes(*field);
     let checksum = match (!rest.fold(), csum_offset) {
-        (0, UDP_CSUM_OFFSET) => u16::MAX, // a 0 would say that there is none
+        (0, UDP_CSUM_OFFSET) => u16::MAX, // 0 means no checksum (RFC 768)
         (checksum, _) => checksum,
     };
     *field = checksum.to_be_bytes();

@@ -1,4 +1,5 @@
-//! Packets in pieces: only what lies in the frame itself is parsed, for nobody else can write there.
+//! Nonlinear packets: only bytes in the frame itself are parsed, because nobody else can write
+//! there.
 
 use std::mem::replace;
 
@@ -11,9 +12,9 @@ use crate::packet::Packet;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(crate) enum Reach {
-    /// All are there, or there is no more of them than the frame holds.
+    /// All headers are there, or there are no more bytes than the frame holds.
     Held,
-    /// The headers go on in the pieces, and there is no room to pull them in.
+    /// Headers continue in the pieces, and there is no room to pull them in.
     Beyond,
 }
 
@@ -38,8 +39,8 @@ pub(super) fn parse_packet(
     Ok(())
 }
 
-/// Parses what a frame itself holds; pulls more in from its pieces, as much as there is room for, if
-/// the headers go on there. `told` is what the device said of them.
+/// Parses the bytes in the frame itself. If headers continue in the pieces, as many bytes as there
+/// is room for are pulled in first. `told` is the device's information on the headers.
 pub(crate) fn parse_pulling(
     frame: &mut Frame,
     told: Headers,
@@ -52,25 +53,24 @@ pub(crate) fn parse_pulling(
     if is_known && walked.is_ok() {
         return (headers, Reach::Held);
     }
-    // Much of what is not TCP or UDP ends here: there is nothing left to look for, or no room.
+    // Packets that are neither TCP nor UDP often end here: no more bytes to pull in, or no room.
     if pull_all(frame) {
         headers = told;
         walked = walk(&mut headers, frame, (wire_len, device_sum), verify);
     }
     let reach = match walked {
         _ if frame.frag_count() == 0 => Reach::Held,
-        // What is of no transport that is known may have headers that go on: nobody reads them.
+        // A transport that is unknown may have further headers, but no stage reads them.
         Ok(()) if holds(frame, headers.payload_offset.into()) => Reach::Held,
         Ok(()) | Err(Stop::Snapped) => Reach::Beyond,
-        // Ports can be read of a transport header that lies.
+        // Ports of an inconsistent transport header can still be read.
         Err(Stop::Flaw(_)) if holds(frame, ports_end(&headers)) => Reach::Held,
         Err(Stop::Flaw(_)) => Reach::Beyond,
     };
     (headers, reach)
 }
 
-/// Has the first `len_bytes` of a packet be in the frame itself, if there are so many, and if there is
-/// room for them. Returns whether they are.
+/// Pulls the first `len_bytes` of a packet into the frame itself. Returns true if they are there.
 pub(crate) fn pull_to(frame: &mut Frame, len_bytes: usize) -> bool {
     let missing = len_bytes.saturating_sub(frame.data().len());
     let Ok(missing) = u32::try_from(missing) else { return false };
@@ -78,7 +78,7 @@ pub(crate) fn pull_to(frame: &mut Frame, len_bytes: usize) -> bool {
     missing == 0 || missing <= behind && frame.pull_from_frags(missing)
 }
 
-/// Pulls in as much as there is room for. Returns whether that was anything.
+/// Pulls in as many bytes as there is room for. Returns true if there were any.
 fn pull_all(frame: &mut Frame) -> bool {
     let room = frame.room_mut().len() - frame.data().len();
     let behind = frame.total_len_bytes() - frame.len_bytes();
@@ -86,7 +86,7 @@ fn pull_all(frame: &mut Frame) -> bool {
     len_bytes > 0 && frame.pull_from_frags(len_bytes)
 }
 
-/// End of the ports and of the fixed part of a transport header that was met.
+/// End of the ports and of the fixed part of the transport header, if the walk reached one; else 0.
 fn ports_end(headers: &Headers) -> usize {
     const FIXED_BYTES: usize = 20;
     match headers.transport_offset {

@@ -1,4 +1,4 @@
-//! TCP (RFC 9293), UDP (RFC 768) and where ICMP begins.
+//! TCP (RFC 9293), UDP (RFC 768), and the start of ICMP.
 
 use super::{
     Checksum, DatagramFields, Flaw, Headers, Network, Seen, Stop, Transport, Verify, checksum,
@@ -11,11 +11,11 @@ pub(super) const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// Ports, or what ICMP begins with. Of a packet that ends before, nothing is read: behind it is
-/// padding, which would make ports that nobody sent.
+/// Minimum length of a transport header: ports, or the first fields of ICMP. Bytes behind a shorter
+/// packet are padding, and must not be taken for ports.
 const LEAST_BYTES: usize = 4;
 const TCP_FIXED_BYTES: usize = 20;
-/// Of a TCP header cut short, this much must be there for its fields to count: up to the window.
+/// Part of a TCP header that must be captured for its fields to count: up to the window.
 pub(super) const TCP_SEEN_BYTES: usize = 16;
 const UDP_BYTES: usize = 8;
 const ICMP_FIXED_BYTES: usize = 4;
@@ -47,7 +47,7 @@ pub(super) fn walk(
     }
 }
 
-/// A transport header and its payload, by the IP header's account.
+/// Transport header and payload, as delimited by the IP header.
 struct TransportFields {
     start: usize,
     end: usize,
@@ -59,7 +59,7 @@ impl TransportFields {
         self.end - self.start
     }
 
-    /// Tells if the header's fixed part lies inside the packet.
+    /// Checks that the header's fixed part is inside the packet.
     fn holds(&self, header_bytes: usize) -> Result<(), Stop> {
         if header_bytes <= self.len() { Ok(()) } else { Err(Stop::Flaw(Flaw::TransportHeader)) }
     }
@@ -103,7 +103,7 @@ fn udp(
     let header = seen.header::<UDP_BYTES>(segment.start, Flaw::TransportHeader)?;
     headers.transport = Transport::Udp;
     if len > segment.len() {
-        // The first fragment of a datagram announces the whole of it.
+        // A first fragment has the UDP length of the whole datagram.
         let is_whole = headers.fragment.is_whole();
         return if is_whole { Err(Stop::Flaw(Flaw::UdpLength)) } else { Ok(()) };
     }
@@ -124,8 +124,8 @@ fn icmp(seen: &Seen<'_>, segment: &TransportFields, headers: &mut Headers) -> Re
     Ok(())
 }
 
-/// Judges the checksum of a segment of `len` bytes, unless the device has done so: by the device's
-/// sum, or by summing up all of it, if all was captured and it is a whole datagram.
+/// Judges the checksum of a segment of `len` bytes, unless the device has done so: from the
+/// device's sum, or by summing the segment, if it was captured in full and is a whole datagram.
 fn judge(
     seen: &Seen<'_>,
     segment: &TransportFields,
@@ -155,8 +155,8 @@ fn set_payload(headers: &mut Headers, start: usize, end: usize) {
     headers.payload_len = offset(end.saturating_sub(start));
 }
 
-/// Headers end far below 65,535; only the payload of a segment that a device was to cut can be
-/// longer, and then its length saturates.
+/// Offset or length as 16 bits. Headers end far below 65,535; only the payload of a segment that a
+/// device was to cut can be longer, and its length saturates.
 fn offset(at: usize) -> u16 {
     u16::try_from(at).unwrap_or(u16::MAX)
 }

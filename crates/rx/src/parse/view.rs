@@ -1,11 +1,11 @@
-//! Fields of a parsed packet, read where the headers say they are.
+//! Fields of a parsed packet, read at the offsets in its headers.
 
 use std::net::IpAddr;
 
 use super::{Fragment, Headers, Network, transport};
 
-/// A packet's bytes together with what parsing found: every accessor is total, and `None` or
-/// empty where the packet has no such thing.
+/// Bytes of a packet with its parsed headers. No accessor panics; a field that the packet does not
+/// have is `None` or empty.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     bytes: &'a [u8],
@@ -13,7 +13,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// Looks at `bytes` with the headers that [`parse`](super::parse) found in them.
+    /// Creates a view of `bytes` with the headers that [`parse`](super::parse) found in them.
     #[must_use]
     pub fn new(bytes: &'a [u8], headers: &'a Headers) -> Self {
         Self { bytes, headers }
@@ -41,7 +41,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Destination address of the outermost IP header, as it stands there.
+    /// Destination address of the outermost IP header; a routing header is not followed.
     #[must_use]
     pub fn destination(&self) -> Option<IpAddr> {
         match self.headers.network {
@@ -51,7 +51,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Source and destination address as bytes: four each, or sixteen.
+    /// Source and destination address as bytes, four or sixteen each.
     #[inline]
     #[must_use]
     pub fn address_bytes(&self) -> Option<&'a [u8]> {
@@ -63,14 +63,14 @@ impl<'a> View<'a> {
         }
     }
 
-    /// True if this is a piece of a datagram.
+    /// True if this is a fragment, or marked as one.
     #[must_use]
     pub fn is_fragment(&self) -> bool {
         self.headers.fragment != Fragment::Whole
     }
 
-    /// Source and destination port of TCP or UDP as bytes, also of a header that is cut short
-    /// behind them.
+    /// Source and destination port of TCP or UDP as bytes, even if the header is truncated behind
+    /// them.
     #[inline]
     #[must_use]
     pub fn port_bytes(&self) -> Option<&'a [u8; 4]> {
@@ -135,19 +135,19 @@ impl<'a> View<'a> {
         self.network_field(at).map(u16::from_be_bytes)
     }
 
-    /// TCP's sequence number.
+    /// TCP sequence number.
     #[must_use]
     pub fn tcp_sequence(&self) -> Option<u32> {
         self.tcp_field(4).map(u32::from_be_bytes)
     }
 
-    /// TCP's twelve flag bits, reserved ones included.
+    /// Twelve flag bits of TCP, reserved ones included.
     #[must_use]
     pub fn tcp_flags(&self) -> Option<u16> {
         self.tcp_field(12).map(|flags| u16::from_be_bytes(flags) & 0x0fff)
     }
 
-    /// The transport's payload, as far as it was captured.
+    /// Payload of the transport, as far as it was captured.
     #[must_use]
     pub fn payload(&self) -> &'a [u8] {
         let start = usize::from(self.headers.payload_offset);
@@ -158,8 +158,8 @@ impl<'a> View<'a> {
         self.bytes.get(start..end).unwrap_or_default()
     }
 
-    /// Length of the datagram's payload on the wire, if the headers tell: a UDP header does for
-    /// the whole datagram, a TCP header in a fragment does not.
+    /// Length of the datagram's payload on the wire, if known: a UDP header has it for the whole
+    /// datagram, a TCP header in a fragment does not.
     #[must_use]
     pub fn payload_len(&self) -> Option<u16> {
         let whole = self.headers.fragment.is_whole() || self.headers.protocol == transport::UDP;
@@ -178,8 +178,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// A field of the TCP header, if the header was captured up to the window and the IP packet
-    /// does not end before: what follows it is padding.
+    /// Field of the TCP header, if the header was captured up to the window and the IP packet does
+    /// not end before; bytes behind the packet are padding.
     fn tcp_field<const N: usize>(&self, at: usize) -> Option<[u8; N]> {
         let is_tcp = self.headers.protocol == transport::TCP && self.port_bytes().is_some();
         let header = self.transport_bytes().filter(|_| is_tcp)?.get(..transport::TCP_SEEN_BYTES)?;
@@ -190,7 +190,7 @@ impl<'a> View<'a> {
         header.get(at..)?.first_chunk().copied()
     }
 
-    /// End of the packet by its IP header; a length of 0 says nothing.
+    /// End of the packet by its IP header; unbounded if the length is 0.
     pub(crate) fn packet_end(&self) -> Option<usize> {
         let before = match self.headers.network {
             Network::Other => return None,

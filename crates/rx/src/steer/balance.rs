@@ -1,17 +1,19 @@
-//! Balance: CPUs for hash ranges by what they weigh, where `rps_balance` is `load` (RPS-B1 to RPS-B5).
+//! Balance: CPUs for hash ranges by what they weigh, where `rps_balance` is `load` (RPS-B1 to
+//! RPS-B5).
 //!
-//! The RPS map gives each CPU an equal range of hash values, whatever it carries. Here the values are cut
-//! into groups, none smaller than a slot of the flow table. Each group is weighed: packets a second, times
-//! the time that its CPU takes for one. Once a window, groups of the busiest CPU are assigned to the least
-//! busy one, heavy ones first, until no CPU has more than the target above the mean. Flows then move by the
-//! drain rule, as for any other change of the desired CPU.
+//! The RPS map gives each CPU an equal range of hash values, whatever its load. Here the values are
+//! split into groups, none smaller than a slot of the flow table. Each group is weighed: packets a
+//! second, times the time that its CPU takes for one. Once a window, groups of the busiest CPU are
+//! assigned to the least busy one, heavy ones first, until no CPU exceeds the mean by more than the
+//! target. Flows then move by the drain rule, as for any other change of the desired CPU.
 //!
-//! Work that is not ours to move counts as well: polling, other queues, flows that follow their application.
-//! A group heavier than the gap between two CPUs stays, and the others leave it alone on its CPU. A group
-//! moves at most once in [`REST_NS`], two windows in a row must ask for it, and nothing moves while all CPUs are mostly idle.
+//! Work that this queue cannot move counts as well: polling, other queues, flows that follow their
+//! application. A group heavier than the gap between two CPUs stays, and the others are moved off
+//! its CPU. A group moves at most once in [`REST_NS`], two windows in a row must exceed the target,
+//! and nothing moves while all CPUs are mostly idle.
 
-mod groups; //  what hash ranges weigh, and where they go
-mod shares; //  what CPUs carry
+mod groups; //  weights and CPUs of hash ranges
+mod shares; //  loads of CPUs
 
 use forebay_buf::Position;
 pub(super) use groups::Groups;
@@ -28,7 +30,7 @@ pub const REST_NS: u64 = 1_000_000_000;
 /// Load of the busiest CPU, in ns of work a second, below which nothing is balanced.
 pub const BALANCE_LOAD_MIN_NS: u64 = 250_000_000;
 
-/// Windows at whose rate unused moves are saved up.
+/// Number of windows for which unused moves are saved.
 const SAVED_WINDOWS: u64 = 2;
 
 /// Assignment of hash ranges to CPUs (`rps_balance`).
@@ -46,7 +48,8 @@ pub enum BalancePolicy {
 pub struct BalanceConfig {
     /// Assignment.
     pub policy: BalancePolicy,
-    /// Load of the busiest CPU to reach, in percent of the mean. Balancing begins at twice that excess.
+    /// Load of the busiest CPU to reach, in percent of the mean. Balancing begins at twice that
+    /// excess.
     pub target_percent: u32,
     /// Maximum number of groups assigned anew in a second.
     pub moves_per_second: u32,
@@ -72,7 +75,7 @@ pub struct BalanceRound {
     pub moves: u32,
     /// Load of the busiest CPU before, in percent of the mean.
     pub before_percent: u32,
-    /// The same as expected afterwards.
+    /// Expected load of the busiest CPU afterwards, in percent of the mean.
     pub after_percent: u32,
 }
 
@@ -84,9 +87,9 @@ pub(super) struct Balance {
     groups: Option<Box<Groups>>,
     shares: Shares,
     window_start_ns: u64,
-    /// True if the last window asked for a round.
+    /// True if the imbalance of the last window was large enough to move groups.
     was_beyond: bool,
-    /// Moves that may be made now, in billionths.
+    /// Number of moves allowed now, in billionths.
     allowance: u64,
 }
 
@@ -101,7 +104,7 @@ impl Balance {
         }
     }
 
-    /// Forgets all groups, if there are any: their hash ranges or hashes are not what they were.
+    /// Resets all groups, if the balance is on: their hash ranges or the hashes have changed.
     pub(super) fn reset(&mut self, shift: u32, map: &RpsMap) {
         if self.groups.is_some() {
             self.restart(shift, map);
@@ -115,7 +118,7 @@ impl Balance {
         }
     }
 
-    /// Takes groups away from CPUs that are no longer in the map.
+    /// Removes assignments to CPUs that are no longer in the map.
     pub(super) fn set_map(&mut self, map: &RpsMap) {
         if let Some(groups) = &mut self.groups {
             groups.set_map(map);
@@ -152,8 +155,8 @@ impl Balance {
         self.groups.is_some() && now_ns.saturating_sub(self.window_start_ns) >= self.window_ns()
     }
 
-    /// Measures the loads of all CPUs, by [`CpuId::index`], and assigns groups anew; `heads` are those of the
-    /// queue's backlogs. `None` if there is nothing to compare with yet.
+    /// Measures the loads of all CPUs, by [`CpuId::index`], and assigns groups anew; `heads` are
+    /// those of the queue's backlogs. `None` if there is nothing to compare with yet.
     pub(super) fn round(
         &mut self,
         now_ns: u64,
@@ -181,7 +184,7 @@ impl Balance {
         let begins_at = self.config.target_percent.saturating_mul(2).saturating_sub(100);
         let is_beyond =
             self.shares.load_max_ns() >= BALANCE_LOAD_MIN_NS && before_percent > begins_at;
-        // Twice in a row: a window is short, and chance is not load.
+        // Two windows in a row are required: the imbalance of one short window may be chance.
         if std::mem::replace(&mut self.was_beyond, is_beyond) && is_beyond {
             round.moves = self.move_groups(now_ns);
             round.after_percent = self.shares.imbalance_percent();
@@ -189,12 +192,12 @@ impl Balance {
         Some(round)
     }
 
-    /// Has the next measurement begin a window, after a time in which nothing was balanced.
+    /// Makes the next measurement begin a window, after a time without balancing.
     pub(super) fn pause(&mut self) {
         self.window_start_ns = 0;
     }
 
-    /// Adds the moves of a time to those that may be made now.
+    /// Adds the moves of this period to those allowed now.
     fn save_up(&mut self, past_ns: u64) {
         let rate = u64::from(self.config.moves_per_second);
         let saved_max = (rate * self.window_ns() * SAVED_WINDOWS).max(NS_PER_S);

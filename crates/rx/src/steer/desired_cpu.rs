@@ -1,6 +1,5 @@
-//! Desired CPU of a flow: that of its application by the socket-flow table, else the RPS map's.
-//!
-//! The CPU that a flow's hash range is assigned to by load, if any, comes before the map's.
+//! Desired CPU of a flow: the CPU of its application by the socket-flow table, else the CPU that
+//! its hash range is assigned to by load, else the RPS map's.
 //!
 //! An application on a CPU outside the map is not followed, unless there is no map.
 
@@ -19,7 +18,7 @@ use crate::hash::FlowHash;
 use crate::packet::Packet;
 use crate::steer_reason::SteerReason;
 
-/// Origin of the desired CPUs of one queue's flows: the socket-flow table and the RPS map.
+/// Source of the desired CPUs of one queue's flows.
 #[derive(Debug)]
 pub(super) struct DesiredCpus {
     pub(super) polling_cpu: CpuId,
@@ -29,7 +28,7 @@ pub(super) struct DesiredCpus {
     running: RpsMap,
     /// Requested CPUs that run (RPS-9).
     map: RpsMap,
-    /// CPUs to which applications are followed, by index.
+    /// True for each CPU to which applications are followed, by index.
     followed: Box<[bool]>,
     sock_flows: Option<Arc<SockFlowTable>>,
     /// True if the queue has a flow table in the kernel's sense: without one there is no RFS.
@@ -39,7 +38,7 @@ pub(super) struct DesiredCpus {
 }
 
 impl DesiredCpus {
-    /// Creates a source of desired CPUs with an empty map; `cpus` is the highest CPU id plus one.
+    /// Creates a source of desired CPUs with an empty map.
     pub(super) fn new(polling_cpu: CpuId, spread: SpreadPolicy) -> Self {
         Self {
             polling_cpu,
@@ -77,8 +76,8 @@ impl DesiredCpus {
         }
         let Some(cpu) = self.map.select(hash) else { return inline };
         match table.get(slot).current_cpu() {
-            // A boundary of the map inside the slot: either side will do, rather than moving the
-            // slot to and fro with every other packet.
+            // A boundary of the map is inside the slot. Either side is right; the slot stays,
+            // instead of moving back and forth with every packet.
             CurrentCpu::On(at) if at != cpu && self.straddles(table, slot, at) => {
                 (at, SteerReason::Rps)
             }
@@ -98,7 +97,7 @@ impl DesiredCpus {
         self.followed.get(cpu.index()).copied().unwrap_or(false)
     }
 
-    /// True if a packet may go to `cpu`: one without a hash to the polling CPU only.
+    /// True if a packet may go to `cpu`. Without a hash, only the polling CPU is allowed.
     pub(super) fn may_go_to(&self, hash: FlowHash, cpu: CpuId) -> bool {
         if hash.is_some() { self.allows(cpu) } else { cpu == self.polling_cpu }
     }
@@ -136,12 +135,13 @@ impl DesiredCpus {
         self.balance.set_table(table.shift(), &self.map);
     }
 
-    /// Forgets hash ranges: flows hash differently from now on.
+    /// Resets the weights and CPUs of hash ranges, because flows hash differently from now on.
     pub(super) fn rehash(&mut self, table: &FlowTable) {
         self.balance.reset(table.shift(), &self.map);
     }
 
-    /// Weighs packets, of those whose CPU can be balanced.
+    /// Weighs the packets whose CPU can be balanced: those with a hash and without a followed
+    /// application.
     pub(super) fn weigh(&mut self, packets: &[Packet]) {
         if !self.balance.is_on() {
             return;
@@ -179,7 +179,7 @@ impl DesiredCpus {
         (self.has_rfs && self.allows(cpu)).then_some(cpu)
     }
 
-    /// True if the map has `cpu` for some flow of the slot: its CPUs ascend with the hash.
+    /// True if the map has `cpu` for some flow of the slot. CPUs of the map ascend with the hash.
     fn straddles(&self, table: &FlowTable, slot: SlotId, cpu: CpuId) -> bool {
         let [first, last] = table.range(slot).map(|hash| self.map.select(hash));
         self.map.contains(cpu) && first <= Some(cpu) && Some(cpu) <= last

@@ -1,19 +1,18 @@
-//! Fences: what slots wait for that have lost their meaning.
+//! Fences: barriers behind all packets under way when the slots of a flow table lose their meaning.
 //!
-//! Fences: when the flow table is replaced by one whose slots cannot tell where a flow's packets are, a fence
-//! is raised behind everything that is on the way: the tails of all backlogs, and the packets that
-//! were held, which form its line. Whoever is told to wait for the fence waits until all of that has
-//! been processed.
+//! A fence is raised when the flow table is replaced by one whose slots cannot tell the CPU of a
+//! flow's packets. It records the tails of all backlogs; the packets held at that time become its
+//! *line*. A packet behind the fence waits until everything in front of it has been processed.
 //!
-//! The line goes first, in order, to one CPU, once every CPU has passed the tails: packets of a flow
-//! stay in order in it whatever they hash to. Where it was lined up at two times there is a seam: who
-//! coalesces behind it must not meet two hashes of one flow at once, so what comes after the seam waits
-//! until what is before it has been processed.
+//! Once every CPU has passed its tail, the line goes to one CPU, in order: packets of a flow stay
+//! in order, whatever their hashes are. A line that was filled at two times has a *seam*.
+//! Coalescing must not hold packets of one flow under two hashes, so packets after the seam wait
+//! until those before it have been processed.
 //!
-//! At most two fences stand. The front one goes its way whatever happens behind it, so it is passed
-//! after the backlogs and its line; the one behind it waits for that. What is raised while two stand
-//! moves the second one further behind. So nothing in front of a fence waits for it, and however often
-//! tables are replaced, packets get on.
+//! At most two fences stand. The front one is passed once the backlogs and its line are processed,
+//! whatever happens behind it; the second one waits for the front one. A fence raised while two
+//! stand moves the second one further back. Nothing in front of a fence therefore waits for that
+//! fence, and packets advance however often tables are replaced.
 
 use std::collections::VecDeque;
 
@@ -24,11 +23,11 @@ use super::ids::FenceId;
 use crate::backlog::Backlogs;
 use crate::cpu::CpuId;
 
-/// The fences that have not been passed, the front one first.
+/// Fences that have not been passed, the front one first.
 #[derive(Debug)]
 pub(super) struct Fences {
     standing: VecDeque<Fence>,
-    /// Name of the next fence, if it is a new one.
+    /// Id of the next fence, if that is a new one.
     next: FenceId,
 }
 
@@ -36,12 +35,12 @@ pub(super) struct Fences {
 #[derive(Debug)]
 pub(super) struct Fence {
     id: FenceId,
-    /// The last packet in front of it on each CPU's backlog.
+    /// Position of the last packet in front of the fence, on each CPU's backlog.
     tails: Vec<(CpuId, Position)>,
     pub(super) line: HoldList,
-    /// The CPU that the line goes to, once it goes.
+    /// CPU that the line goes to, from its first packet on.
     pub(super) line_to: Option<CpuId>,
-    /// Since when packets of the line have been held, if there were any.
+    /// Time at which the oldest hold of the line began, if the line had packets.
     pub(super) held_since_ns: Option<u64>,
 }
 
@@ -50,12 +49,12 @@ impl Fences {
         Self { standing: VecDeque::with_capacity(2), next: FenceId::A }
     }
 
-    /// The one that the next [`raise`](Self::raise) is about.
+    /// Id of the fence that the next [`raise`](Self::raise) adds or moves.
     pub(super) fn to_raise(&self) -> FenceId {
         if self.standing.len() < 2 { self.next } else { self.next.other() }
     }
 
-    /// Raises a fence behind everything there is, and has all that is held join its line.
+    /// Raises a fence behind all packets under way, and moves all held packets to its line.
     pub(super) fn raise(&mut self, holds: &mut Holds, backlogs: &Backlogs) {
         if self.standing.len() < 2 {
             let id = self.next;
@@ -73,12 +72,12 @@ impl Fences {
         debug_assert!(holds.active().is_empty(), "what is held waits in front of the fence");
     }
 
-    /// The one that nothing but packets is in front of.
+    /// Front fence, which waits for packets only.
     pub(super) fn front_mut(&mut self) -> Option<&mut Fence> {
         self.standing.front_mut()
     }
 
-    /// Takes the front one away, which was passed.
+    /// Removes the front fence, which must have been passed.
     pub(super) fn lift(&mut self) {
         let lifted = self.standing.pop_front();
         debug_assert!(lifted.is_some_and(|fence| fence.line.is_empty()), "packets would be lost");
@@ -88,20 +87,20 @@ impl Fences {
         self.standing.iter().any(|fence| fence.id == id)
     }
 
-    /// True if there is one.
+    /// True if a fence stands.
     pub(super) fn is_any(&self) -> bool {
         !self.standing.is_empty()
     }
 }
 
 impl Fence {
-    /// True if all CPUs have processed what is in front of it on their backlogs.
+    /// True if all CPUs have processed the packets in front of the fence on their backlogs.
     pub(super) fn is_passed(&self, backlogs: &mut Backlogs) -> bool {
         backlogs.watch();
         self.tails.iter().all(|&(cpu, tail)| backlogs.pending(cpu, tail) == 0)
     }
 
-    /// Puts it behind a packet of its line, which went to `cpu`.
+    /// Moves the fence behind a packet of its line, which was queued to `cpu` at `tail`.
     pub(super) fn step_behind(&mut self, cpu: CpuId, tail: Position) {
         for (at, behind) in &mut self.tails {
             if *at == cpu {

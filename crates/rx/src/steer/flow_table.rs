@@ -1,6 +1,6 @@
 //! Flow table of one rx queue: the current CPU of each flow (RFS-4, RFS-7).
 //!
-//! Read and written by the polling CPU only: no lock, no atomic.
+//! Read and written by the polling CPU only, without locks or atomics.
 
 use forebay_buf::Position;
 
@@ -34,7 +34,7 @@ pub(super) enum CurrentCpu {
     None,
     /// CPU of the last packet.
     On(CpuId),
-    /// Unknown CPU, or held, but in front of this fence.
+    /// Unknown, or held: all packets of the slot are in front of this fence.
     BehindFence(FenceId),
 }
 
@@ -42,7 +42,7 @@ impl Slot {
     /// `RPS_NO_CPU`.
     const NO_CPU: u16 = u16::MAX;
     const FENCED: [u16; 2] = [u16::MAX - 2, u16::MAX - 1];
-    /// Empty slot, all zeros as in a table just allocated.
+    /// Slot of a new table that has not been taken over from the previous one.
     const UNSEEN_CPU: u16 = u16::MAX - 3;
     const NO_HOLD: u16 = u16::MAX;
     pub(super) const EMPTY: Self = Self {
@@ -52,10 +52,10 @@ impl Slot {
         hold: Self::NO_HOLD,
     };
 
-    /// Slot not yet taken over from the previous table, which is asked while there is one.
+    /// Slot not yet taken over from the previous table, which is read as long as it is kept.
     const UNSEEN: Self = Self { cpu: Self::UNSEEN_CPU, ..Self::EMPTY };
 
-    /// Slot whose packets are known to be in front of a fence only.
+    /// Slot of which only the fence behind its packets is known.
     pub(super) const fn fenced(fence: FenceId) -> Self {
         Self { cpu: Self::FENCED[fence.index()], ..Self::EMPTY }
     }
@@ -69,12 +69,12 @@ impl Slot {
         }
     }
 
-    /// Current CPU, as far as the slot knows.
+    /// Current CPU, if the slot records one.
     pub(super) fn cpu(self) -> Option<CpuId> {
         (self.cpu < Self::UNSEEN_CPU).then_some(CpuId(self.cpu))
     }
 
-    /// True if the slot was not taken over yet.
+    /// True if the slot has not been taken over yet.
     pub(super) fn is_unseen(self) -> bool {
         self.cpu == Self::UNSEEN_CPU
     }
@@ -95,8 +95,8 @@ impl Slot {
         *self = Self { tail, last_flow: flow, cpu: cpu.0, hold: self.hold };
     }
 
-    /// Slot as taken over by another table: held packets are in a line, and a fence already passed counts
-    /// as none.
+    /// Slot as taken over by another table: held packets are in a line, and a fence already passed
+    /// counts as none.
     fn carried(self, fences: Fenced) -> Self {
         match self.current_cpu() {
             _ if self.is_unseen() => Self::EMPTY,
@@ -106,8 +106,8 @@ impl Slot {
         }
     }
 
-    /// Joins two slots into one; `pending` gives the number of packets that a CPU must process up to a
-    /// position.
+    /// Joins two slots into one; `pending` gives the number of packets that a CPU must process up
+    /// to a position.
     fn merged_with(
         self,
         other: Self,
@@ -125,6 +125,7 @@ impl Slot {
             (_, 0) => self,
             _ if self.cpu == other.cpu && ahead >= others => self,
             _ if self.cpu == other.cpu => other,
+            // Two CPUs have packets of the slot to process: only the fence covers both.
             _ => Self::fenced(fences.raised),
         }
     }
@@ -139,9 +140,10 @@ pub(super) struct Fenced {
     pub(super) raised: FenceId,
 }
 
-/// Flow table: slots by hash. A slot covers a range of hash values. The RPS map also splits the hash values
-/// into ranges, so all flows of a slot have the same CPU in it, unless a boundary of the map falls
-/// inside the slot: see [`FlowTable::range`]. Packets without a hash have a slot of their own, the last.
+/// Flow table: slots by hash. A slot covers a range of hash values. The RPS map also splits the
+/// hash values into ranges, so all flows of a slot have the same CPU in it, unless a boundary of
+/// the map falls inside the slot: see [`FlowTable::range`]. Packets without a hash have a slot of
+/// their own, the last.
 #[derive(Debug)]
 pub(super) struct FlowTable {
     slots: Box<[Slot]>,
@@ -150,8 +152,8 @@ pub(super) struct FlowTable {
 }
 
 impl FlowTable {
-    /// Creates an empty table of `rps_flow_cnt` slots, rounded up to a power of two (RFS-9), between 2 and
-    /// [`RPS_FLOW_CNT_MAX`].
+    /// Creates an empty table of `rps_flow_cnt` slots, rounded up to a power of two (RFS-9),
+    /// between 2 and [`RPS_FLOW_CNT_MAX`].
     pub(super) fn new(rps_flow_cnt: u32) -> Self {
         let slots = rps_flow_cnt.clamp(2, RPS_FLOW_CNT_MAX).next_power_of_two();
         Self {
@@ -176,8 +178,8 @@ impl FlowTable {
         (many <= slots_max).then(|| (first.0..first.0 + many).map(SlotId))
     }
 
-    /// Initial state of a slot that joins these slots of the previous table. Where their packets are on
-    /// several CPUs, or held, the slot starts behind the raised fence.
+    /// Initial state of a slot that joins these slots of the previous table. If their packets are
+    /// on several CPUs, or held, the slot starts behind the raised fence.
     pub(super) fn merged(
         &self,
         slot: SlotId,
@@ -189,7 +191,7 @@ impl FlowTable {
         let merged = carried.reduce(|one, other| one.merged_with(other, fences, &mut pending));
         let mut merged = merged.unwrap_or(Slot::EMPTY);
         if slot.index() < self.len() && self.slot_of_value(merged.last_flow.0) != slot {
-            // Its last packet was of a flow that has another of the slots now.
+            // The flow of the last packet belongs to another slot of this table.
             merged.last_flow = FlowHash::NONE;
         }
         debug_assert!(merged.hold().is_none(), "what was held is in a line now");
@@ -239,7 +241,7 @@ impl FlowTable {
         self.slots[slot.index()] = to;
     }
 
-    /// Number of slots, without that of packets without a hash.
+    /// Number of slots, not counting the one for packets without a hash.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - 1
     }
@@ -275,11 +277,11 @@ mod tests {
         ]
     }
 
-    /// The slow twin: what one slot must say for all of these.
+    /// Slow twin: the state that one slot must have for all of these.
     fn check_one_for_all(new: Slot, olds: &[Slot], fences: Fenced) {
         let ahead = |slot: Slot| slot.cpu().map_or(0, |cpu| pending(cpu, slot.tail));
         let stands = |fence: FenceId| fences.standing[fence.index()];
-        // Whatever waits for one of these must wait for it in the new table too.
+        // A packet that waits for one of these must wait for it in the new table, too.
         let mut waits: Vec<_> = olds
             .iter()
             .filter_map(|old| match old.current_cpu() {

@@ -1,8 +1,8 @@
 //! Held moves: packets that wait on the polling CPU until their predecessors are processed.
 //!
-//! All holds of a queue share one bounded arena; one hold may take a part of it. A hold is a list in the
-//! arena: the packets of one slot, in order of arrival. When slots change their meaning (a table of
-//! another size, another hash key), all holds become one list, the line before a fence.
+//! All holds of a queue share one bounded arena; one hold may take a part of it. A hold is a list
+//! in the arena: packets of one slot, in order of arrival. When slots change their meaning (a table
+//! of another size, another hash key), all holds are joined into one list, the line before a fence.
 
 use forebay_buf::Position;
 
@@ -13,17 +13,17 @@ use crate::packet::Packet;
 /// Default size of the arena, in packets: sixteen backlogs.
 pub const HOLD_MAX: u32 = 16_384;
 
-/// Part of the arena that one slot may take, so that others find room; at least [`HOLD_SHARE_LEAST`]
-/// packets.
+/// Part of the arena that one slot may take: one in this many, at least [`HOLD_SHARE_LEAST`]
+/// packets, so that other slots find room.
 pub const HOLD_SHARE_DIVISOR: u32 = 4;
 
-/// Number of packets that any slot may have held while the arena has room: a batch.
+/// Minimum share of a slot, in packets, while the arena has room: a batch.
 pub const HOLD_SHARE_LEAST: u32 = 64;
 
 /// Maximum number of holds: ids below the flow table's mark for "none".
 const HOLDS_MAX: usize = u16::MAX as usize - 1;
 
-/// One slot's move in progress.
+/// Move of one slot in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hold {
     /// Moving slot.
@@ -38,12 +38,12 @@ pub(super) struct Hold {
     listed_at: usize,
 }
 
-/// Position of the predecessors of a hold.
+/// Predecessors that a hold waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HeldBehind {
-    /// Backlog of a CPU, and the position of the last of them.
+    /// Packets in the backlog of a CPU, up to this position.
     Backlog(CpuId, Position),
-    /// In front of a fence.
+    /// All packets in front of a fence.
     Fence(FenceId),
 }
 
@@ -67,7 +67,7 @@ impl HoldList {
 pub(super) struct Holds {
     holds: Vec<Option<Hold>>,
     free_holds: Vec<HoldId>,
-    /// Holds that last, in no order.
+    /// Holds in use, in arbitrary order.
     active: Vec<HoldId>,
     nodes: Box<[HoldNode]>,
     free_nodes: Vec<NodeId>,
@@ -79,7 +79,7 @@ pub(super) struct Holds {
 struct HoldNode {
     packet: Option<Packet>,
     next: NodeId,
-    /// In the line: whether packets before it may have other hashes for the same flows.
+    /// True if packets before this one in the line may have other hashes for the same flows.
     after_seam: bool,
 }
 
@@ -133,6 +133,7 @@ impl Holds {
     /// Returns the packet if the arena or the hold is full.
     pub(super) fn push(&mut self, id: HoldId, packet: Packet) -> Result<(), Packet> {
         let Some(hold) = self.holds[usize::from(id.0)].as_mut() else { return Err(packet) };
+        // One slot must not fill the arena, or the moves of all others would be given up.
         if hold.len >= self.share {
             return Err(packet);
         }
@@ -164,8 +165,8 @@ impl Holds {
         packet
     }
 
-    /// Ends all holds and appends their packets to a line. The packets of a flow are in one hold, or partly
-    /// in a line already. Returns the begin of the oldest hold.
+    /// Ends all holds and appends their packets to a line. Packets of a flow are in one hold, or
+    /// some of them in the line already. Returns the time at which the oldest hold began.
     pub(super) fn line_up(&mut self, line: &mut HoldList) -> Option<u64> {
         let mut since_ns: Option<u64> = None;
         let mut has_seam = self.line_front(*line).is_some();
@@ -187,7 +188,7 @@ impl Holds {
         self.nodes.get(line.first.0 as usize)?.packet.as_ref()
     }
 
-    /// True if the first packet of a line follows packets lined up earlier.
+    /// True if the first packet of a line is at a seam: packets before it were lined up earlier.
     pub(super) fn is_line_at_seam(&self, line: HoldList) -> bool {
         self.nodes.get(line.first.0 as usize).is_some_and(|node| node.after_seam)
     }
@@ -236,7 +237,7 @@ impl Holds {
         self.free_nodes.len()
     }
 
-    /// Number of further packets that fit for any slot, the fullest included.
+    /// Number of further packets that fit for any slot, even the one that holds most.
     pub(super) fn room_for_any(&self) -> usize {
         let lens = self.active.iter().filter_map(|&id| Some(self.get(id)?.len));
         let share_left = self.share - lens.max().unwrap_or(0);
@@ -258,13 +259,13 @@ impl Holds {
         self.nodes.len() - self.free_nodes.len()
     }
 
-    /// Packets of a hold.
+    /// Number of packets of a hold.
     pub(super) fn len_of(&self, id: HoldId) -> usize {
         self.get(id).map_or(0, |hold| hold.len as usize)
     }
 }
 
-/// One list of two, the second behind the first.
+/// Concatenates two lists.
 fn linked(nodes: &mut [HoldNode], first: HoldList, second: HoldList) -> HoldList {
     match nodes.get_mut(first.last.0 as usize) {
         None => second,
@@ -276,7 +277,7 @@ fn linked(nodes: &mut [HoldNode], first: HoldList, second: HoldList) -> HoldList
     }
 }
 
-/// The first packet of a list, and the rest of it.
+/// Splits the first packet off a list; `None` if the list is empty.
 fn unlinked(nodes: &mut [HoldNode], list: HoldList) -> Option<(Option<Packet>, HoldList)> {
     let node = nodes.get_mut(list.first.0 as usize)?;
     let rest = HoldList { first: node.next, last: list.last };
@@ -330,10 +331,10 @@ mod tests {
         ]
     }
 
-    /// The slow twin: each hold a queue of its own.
+    /// Slow twin: a separate queue per hold.
     #[derive(Default)]
     struct Oracle {
-        /// Id, slot, and the arrivals that wait.
+        /// Id, slot and held arrivals of each hold.
         holds: Vec<(HoldId, u32, VecDeque<u32>)>,
         line: VecDeque<u32>,
         begun: u32,

@@ -1,17 +1,17 @@
-//! Ids by which a flow table's slot, a hold and a fence know each other.
+//! Ids of flow-table slots, holds and fences.
 
-/// A place in the flow table.
+/// Index of a slot in the flow table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SlotId(pub(super) u32);
 
 impl SlotId {
-    /// The slot's place in the flow table, and in tables beside it.
+    /// Index in the flow table and in the arrays beside it.
     pub(super) fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// A hold's place in the arena; valid while the hold lasts.
+/// Index of a hold; valid until the hold ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HoldId(pub(super) u16);
 

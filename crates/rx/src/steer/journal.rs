@@ -1,7 +1,7 @@
-//! Memory of a queue, from which it explains afterwards why a flow is where it is.
+//! Journal of a queue: recent moves and drops, which explain a flow's CPU afterwards.
 //!
-//! Everything here is bounded and written only when something happens that is rare or costs more
-//! than writing it down: a move, a drop.
+//! All of it is bounded, and written only on events that are rare or cost more than the record: a
+//! move, a drop.
 
 use std::collections::VecDeque;
 
@@ -11,67 +11,68 @@ use crate::drop_reason::DropReason;
 use crate::hash::FlowHash;
 use crate::steer_reason::SteerReason;
 
-/// Moves that are remembered.
+/// Maximum number of remembered moves.
 pub const MOVES_MAX: usize = 1024;
 
-/// Flows whose drops are remembered, a power of two.
+/// Number of remembered pairs of a flow and a reason to drop; a power of two.
 const DROPS: usize = 256;
 
-/// Flows whose slots are watched at once.
+/// Maximum number of flows whose slots are watched at once.
 pub const WATCHES_MAX: usize = 16;
 
-/// Flows that are named as sharing a watched slot.
+/// Maximum number of flows recorded per watched slot.
 pub const SHARERS_MAX: usize = 16;
 
-/// A slot's move to another CPU.
+/// Move of a slot to another CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
     /// Time at which the first packet went to the new CPU.
     pub at_ns: u64,
     /// Flow of that packet.
     pub flow: FlowHash,
-    /// The slot.
+    /// Slot that moved.
     pub slot: SlotId,
-    /// The old CPU.
+    /// Old CPU.
     pub from: CpuId,
-    /// The new one.
+    /// New CPU.
     pub to: CpuId,
     /// Origin of the desired CPU.
     pub wish: SteerReason,
     /// Manner of the move: at once ([`SteerReason::Drained`]), or after packets were held
     /// ([`SteerReason::Held`]).
     pub steer_reason: SteerReason,
-    /// Packets up to the slot's last one that the old CPU had before it when the wish was first
-    /// refused; 0 if it never was, or had been seen to be drained in the middle of a turn.
+    /// Number of packets that the old CPU had to process, up to the slot's last one, when the move
+    /// was first refused; 0 if it was never refused, or if the CPU was seen to be drained in the
+    /// middle of a turn.
     pub ahead: u32,
-    /// Packets that followed their predecessors meanwhile.
+    /// Number of packets that followed their predecessors meanwhile.
     pub stayed: u32,
-    /// From the first refusal to the move.
+    /// Time from the first refusal to the move.
     pub waited_ns: u64,
-    /// Part of that time for which its packets were held.
+    /// Part of that time for which packets of the slot were held.
     pub held_ns: u64,
 }
 
 /// Packets of a flow that were dropped for one reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Drops {
-    /// The flow.
+    /// Flow of the packets.
     pub flow: FlowHash,
     /// Reason.
     pub reason: DropReason,
-    /// The CPU they were to go to, if that was known.
+    /// Target CPU, if known.
     pub cpu: Option<CpuId>,
-    /// Frames, at least: flows that came between may have been forgotten.
+    /// Minimum number of frames: records of earlier drops may have been overwritten by other flows.
     pub frames: u64,
-    /// Time at which the last of them was dropped.
+    /// Time of the last drop.
     pub last_ns: u64,
 }
 
-/// The memory of one queue.
+/// Journal of one queue.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
     moves: VecDeque<Move>,
-    /// By the lower bits of the flow's hash and the reason; made when first needed.
+    /// By the lower bits of the flow's hash and the reason; allocated at the first drop.
     drops: Vec<Option<Drops>>,
 }
 
@@ -83,12 +84,12 @@ impl Journal {
         self.moves.push_back(moved);
     }
 
-    /// Forgets the moves: their flows had hashes that are other flows' now.
+    /// Forgets the moves: their hashes belong to other flows now.
     pub(super) fn forget_moves(&mut self) {
         self.moves.clear();
     }
 
-    /// Notes that frames of a flow were dropped.
+    /// Records dropped frames of a flow.
     pub(crate) fn dropped(&mut self, drops: Drops) {
         if self.drops.is_empty() {
             self.drops.resize(DROPS, None);
@@ -100,7 +101,7 @@ impl Journal {
         *entry = Some(Drops { frames: known + drops.frames, ..drops });
     }
 
-    /// The moves that are remembered, oldest first.
+    /// Remembered moves, oldest first.
     pub(crate) fn moves(&self) -> impl Iterator<Item = &Move> {
         self.moves.iter()
     }
@@ -111,7 +112,7 @@ impl Journal {
     }
 }
 
-/// The flows that use a flow's slot, while somebody wants to know.
+/// Flows that use the slot of a watched flow.
 #[derive(Clone, Debug)]
 pub(super) struct FlowWatch {
     pub(super) flow: FlowHash,

@@ -1,38 +1,39 @@
-//! Steer: which CPU a packet goes to, and why, so that no flow is ever reordered.
+//! Steer: the CPU of each packet, and the reason, such that no flow is ever reordered.
 //!
-//! A flow has a *desired* CPU, its wish: the CPU that its application runs on, else the one that its hash
-//! range is assigned to by load, else the RPS map's. It has a
-//! *current* CPU: its slot of the flow table names it, with the position of the last packet in that CPU's
-//! backlog. If both agree, the packet follows. If not, whatever changed the wish (the application, a mask, a
-//! CPU that stops, the load, a collision), one rule decides (RFS-6):
+//! A flow has a *desired* CPU, its wish: the CPU that its application runs on, else the one that
+//! its hash range is assigned to by load, else the RPS map's. It has a *current* CPU, recorded in
+//! its slot of the flow table with the position of the last packet in that CPU's backlog. If both
+//! agree, the packet follows. If not, one rule decides (RFS-6), whatever changed the wish: the
+//! application, a mask, a CPU that stops, the load, or a collision:
 //!
 //! 1. **Drained**: the current CPU has processed the slot's last packet. The slot moves.
-//! 2. **Near**: the last packet is within the next batch. The slot's packets are held on the polling CPU
-//!    until it is processed, then move: a *held move*. Not at once if the last packet was another flow's,
-//!    whose desired CPU may be the current one.
-//! 3. **Far**: more than a batch is in front of it. The packet stays with its predecessors, but not for
-//!    long: after `move_after` a held move begins. From then on the current CPU gets no more of the slot's
-//!    packets, so it drains, which bounds the move. The kernel's rule lacks this part: a flow never leaves
-//!    a CPU that it saturates.
+//! 2. **Near**: the last packet is within the next batch. The slot's packets are held on the
+//!    polling CPU until it is processed, then move: a *held move*. Not at once if the last packet
+//!    was another flow's, whose desired CPU may be the current one.
+//! 3. **Far**: more than a batch is in front of it. The packet stays with its predecessors, but not
+//!    for long: after `move_after` a held move begins. From then on the current CPU gets no more of
+//!    the slot's packets, so it drains, which bounds the move. The kernel's rule lacks this part: a
+//!    flow never leaves a CPU that it saturates.
 //!
-//! To a CPU no longer in the map a packet follows only its own flow: if the slot's last packet was another
-//! flow's, its own predecessors may be processed, and nothing would justify that CPU.
+//! A packet may follow its own flow to a CPU no longer in the map, but not another flow of its
+//! slot: its own predecessors may be processed, and nothing would justify that CPU.
 //!
-//! The table itself can be replaced: a *fence* stands for positions that its slots no longer know.
+//! The flow table can be replaced. A *fence* then stands for the positions that the new slots do
+//! not know.
 
 mod ids;
-mod sock_flow; //   where applications run
-mod rps; //         where the map sends flows
-mod spread; //      whether that pays
-mod balance; //     or where its load says
-mod desired_cpu; // of all these, where a packet should go
-mod flow_table; //  where flows are
-mod tables; //      and were, in tables that were replaced
-mod hold; //        what waits to move
-mod fence; //       what waits for everything before it
-mod verdict; //     what is decided
-mod journal; //     what happened
-mod state; //       for whoever asks why
+mod sock_flow; //   CPUs of applications
+mod rps; //         CPUs of hash ranges, by the RPS map
+mod spread; //      spread over the map, or gather on the polling CPU
+mod balance; //     CPUs of hash ranges, by load
+mod desired_cpu; // the desired CPU, from all these
+mod flow_table; //  the current CPU of each slot
+mod tables; //      the current table, and those that it replaced
+mod hold; //        packets that wait for their flow to move
+mod fence; //       barriers behind all packets under way
+mod verdict; //     verdicts
+mod journal; //     recent moves and drops
+mod state; //       explanation of a flow's CPU
 
 use std::sync::Arc;
 
@@ -64,8 +65,9 @@ use crate::hash::FlowHash;
 use crate::packet::Packet;
 use crate::steer_reason::SteerReason;
 
-/// Limit on packets that stay with their predecessors on a CPU that the flow should leave, by number or by
-/// time, whichever comes first; then a held move begins. Counted since the slot last changed its CPU.
+/// Limit on packets that stay with their predecessors on a CPU that the flow should leave, by
+/// number or by time, whichever is reached first; then a held move begins. Counted since the slot
+/// last changed its CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MoveAfter {
     /// Packets of the slot.
@@ -111,14 +113,15 @@ pub struct Steering {
     watches: Vec<FlowWatch>,
 }
 
-/// Stay of a slot's packets on a CPU that is not desired. Flows of one slot may have different desired CPUs,
-/// and masks may change faster than a saturated CPU drains.
+/// Stay of a slot's packets on a CPU that is not desired. Flows of one slot may have different
+/// desired CPUs, and masks may change faster than a saturated CPU drains.
 #[derive(Clone, Copy, Debug, Default)]
 struct SteerWait {
     since_ns: u64,
     /// Number of packets that stayed.
     packets: u32,
-    /// Number of packets ahead at the begin of the stay; 0 also if the last had just been processed.
+    /// Number of packets ahead at the begin of the stay; also 0 if the last packet had just been
+    /// processed.
     ahead: u32,
 }
 
@@ -235,31 +238,34 @@ impl Steering {
             Release::Forward(Target { cpu, steer_reason, wish, slot: Some(hold.slot), head_old })
         };
         match hold.behind {
-            // Wanted back before it had left, or some have gone there already: behind those.
+            // The desired CPU is the old one again, or a part of the hold has already moved there:
+            // the rest follows.
             HeldBehind::Backlog(from, _) if from == cpu => forward(wish, None),
             HeldBehind::Backlog(from, tail) => match backlogs.depth(from, tail, self.batch_max) {
                 Depth::Drained(head) => forward(SteerReason::Held, Some(head)),
                 Depth::Near(_) | Depth::Far(_) => Release::Wait,
             },
+            // The CPU of the predecessors is unknown until the fence is passed.
             HeldBehind::Fence(fence) if self.fences.stands(fence) => Release::Wait,
             HeldBehind::Fence(_) => forward(SteerReason::Held, None),
         }
     }
 
-    /// Decides the target of a hold's packets when it cannot take another: the CPU of their predecessors, if
-    /// others fill the arena. The move is given up until there is room.
+    /// Decides the target of a hold's packets when it cannot take another: the CPU of their
+    /// predecessors, if other slots fill the arena. The move is given up until there is room.
     pub fn decide_give_up(&self, id: HoldId) -> Release {
         let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
             return Release::Wait;
         };
         match hold.behind {
-            // A flow that holds its share fills the arena itself.
+            // A slot that has its full share fills the arena itself, and keeps waiting.
             HeldBehind::Backlog(cpu, _) if self.holds.len_of(id) < self.holds.share() => {
                 let (_, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
                 let (steer_reason, slot, head_old) = (SteerReason::Stay, Some(hold.slot), None);
                 Release::Forward(Target { cpu, steer_reason, wish, slot, head_old })
             }
-            // Nobody knows a CPU that all of its predecessors are on.
+            // Full share, or a fence: behind a fence no single CPU is known to have all
+            // predecessors.
             HeldBehind::Backlog(..) | HeldBehind::Fence(_) => Release::Wait,
         }
     }
@@ -284,7 +290,7 @@ impl Steering {
         self.holds.pop(id)
     }
 
-    /// Ends a hold if its packets have all gone, and says whether they have.
+    /// Ends a hold if it is empty. Returns true if so.
     pub fn end_hold(&mut self, id: HoldId, now_ns: u64) -> bool {
         let Some(&hold) = self.holds.get(id) else { return true };
         if self.holds.front(id).is_some() {
@@ -297,8 +303,7 @@ impl Steering {
         true
     }
 
-    /// Decides whether the line before the front fence may go on, and lifts fences that were
-    /// passed.
+    /// Decides whether the line before the front fence may advance, and lifts passed fences.
     pub fn decide_line(&mut self, now_ns: u64, backlogs: &mut Backlogs) -> Release {
         while let Some(fence) = self.fences.front_mut() {
             let is_passed = fence.is_passed(backlogs);
@@ -314,6 +319,8 @@ impl Steering {
                     Some(cpu) if is_passed || goes_on && self.desired_cpus.may_go_to(hash, cpu) => {
                         Release::Forward(Target::of_line(cpu))
                     }
+                    // Backlogs not drained, a seam, or a CPU that lost its right to the packet:
+                    // wait until passed.
                     _ => Release::Wait,
                 };
             }
@@ -328,12 +335,12 @@ impl Steering {
         Release::Wait
     }
 
-    /// Takes the first packet of the line before the front fence.
+    /// Takes the oldest packet of the line before the front fence.
     pub fn leave_line(&mut self) -> Option<Packet> {
         self.holds.line_pop(&mut self.fences.front_mut()?.line)
     }
 
-    /// Active hold with this index; in no order.
+    /// Active hold at this index; the order is arbitrary.
     #[must_use]
     pub fn active_hold(&self, index: usize) -> Option<HoldId> {
         self.holds.active().get(index).copied()
@@ -402,7 +409,7 @@ impl Steering {
                 self.tables.now.waits[slot.index()].begin(now_ns, ahead);
             }
         }
-        // Flows of one slot that wish for different CPUs would hold each other up at every packet.
+        // Flows of one slot with different desired CPUs would begin a held move at every packet.
         let is_shared = at.last_flow != hash;
         let is_patient = matches!(depth, Depth::Far(_)) || is_shared;
         if is_patient
@@ -416,12 +423,13 @@ impl Steering {
         if let Some(hold) = self.begin_hold(slot, HeldBehind::Backlog(cpu, at.tail), now_ns) {
             return Verdict::Hold(hold);
         }
-        // No room to hold it: it stays in order behind its predecessors, and moves later.
+        // Nothing more can be held: the packet stays in order behind its predecessors, and the flow
+        // moves later.
         self.unheld(slot);
         forward(cpu, SteerReason::Stay, None)
     }
 
-    /// `None` if not one more packet can be held.
+    /// Begins a hold for a slot; `None` if no further packet can be held.
     fn begin_hold(&mut self, slot: SlotId, behind: HeldBehind, now_ns: u64) -> Option<HoldId> {
         if self.holds.room() == 0 {
             return None;
@@ -507,7 +515,7 @@ impl Steering {
         self.desired_cpus.set_sock_flows(sock_flows);
     }
 
-    /// Replaces the flow table. The old one is consulted until all packets that it knows of are processed.
+    /// Replaces the flow table. The old one is read until all packets that it knows are processed.
     pub fn set_flow_tables(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
         self.desired_cpus.set_rfs(tables.has_rfs);
         self.desired_cpus.set_table(&tables.slots);
@@ -515,7 +523,7 @@ impl Steering {
         self.raise_fence(now_ns, backlogs);
     }
 
-    /// Announces a new hash key: recorded slots are void.
+    /// Replaces the flow table after a change of the hash key, which makes recorded slots void.
     pub fn rehash(&mut self, tables: FlowTables, now_ns: u64, backlogs: &Backlogs) {
         self.desired_cpus.set_rfs(tables.has_rfs);
         self.desired_cpus.rehash(&tables.slots);
@@ -561,7 +569,8 @@ impl Steering {
         self.desired_cpus.is_balance_due(now_ns)
     }
 
-    /// Balances the loads of all CPUs, by [`CpuId::index`]; `None` if there is nothing to compare with.
+    /// Balances the loads of all CPUs, by [`CpuId::index`]; `None` if there is nothing to compare
+    /// with.
     pub fn balance(
         &mut self,
         now_ns: u64,

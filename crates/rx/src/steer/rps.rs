@@ -1,14 +1,14 @@
-//! The RPS map: which CPUs a queue's packets may go to (RPS-3, RPS-4, RPS-9).
+//! The RPS map: CPUs that a queue's packets may go to (RPS-3, RPS-4, RPS-9).
 
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 
-/// The effective CPUs of `rps_cpus`, in ascending order; none means that RPS is off.
+/// Effective CPUs of `rps_cpus`, in ascending order; RPS is off if there are none.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RpsMap(Box<[CpuId]>);
 
 impl RpsMap {
-    /// The map over these CPUs.
+    /// Creates a map over these CPUs.
     #[must_use]
     pub fn new(cpus: impl IntoIterator<Item = CpuId>) -> Self {
         let mut cpus: Vec<_> = cpus.into_iter().collect();
@@ -17,7 +17,7 @@ impl RpsMap {
         Self(cpus.into())
     }
 
-    /// The CPU for a hash, as the kernel picks it (`reciprocal_scale` in net/core/dev.c): equal
+    /// CPU for a hash, selected as in the kernel (`reciprocal_scale` in net/core/dev.c): equal
     /// ranges of hash values, one for each CPU in order.
     #[must_use]
     pub fn select(&self, hash: FlowHash) -> Option<CpuId> {
@@ -32,7 +32,7 @@ impl RpsMap {
         self.0.binary_search(&cpu).is_ok()
     }
 
-    /// The CPUs.
+    /// CPUs of the map, in ascending order.
     #[must_use]
     pub fn cpus(&self) -> &[CpuId] {
         &self.0

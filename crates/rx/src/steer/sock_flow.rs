@@ -1,48 +1,47 @@
-//! The socket-flow table: where the application of each flow runs (RFS-1, RFS-3).
+//! The socket-flow table: the CPU of each flow's application (RFS-1, RFS-3).
 //!
-//! All queues and all applications share it, without a lock and without an order: what is read may
-//! be a moment old. That costs locality, never order, for a wish only ever moves a flow by the drain
-//! rule.
+//! All queues and all applications share the table without locks or ordering, so a value may be
+//! stale. A stale value costs locality, never order: a wish moves a flow by the drain rule only.
 //!
-//! Many flows share an entry, and anybody may send to a socket that is not connected. So an entry
-//! has a *trust*: how often flows that came again must ask for it until its flow gives way. Flows of
-//! connected sockets have the most and ask nobody. One of another socket that was seen once changes
-//! nothing: strangers do not come again, or not often enough while the flow of the entry does. What
-//! is never used any more loses its trust to those that are.
+//! Many flows share an entry, and anybody may send to an unconnected socket. An entry therefore has
+//! a *trust*: the number of times that returning flows must request the entry until its flow gives
+//! way. Flows of connected sockets have the highest trust and need no request. A flow of an
+//! unconnected socket that is seen once changes nothing: strangers do not return, or not often
+//! enough while the entry's own flow does. An entry out of use loses its trust to flows in use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 
-/// Entries when nobody says otherwise: what the kernel's documentation suggests.
+/// Default number of entries, as suggested by the kernel's documentation.
 pub const RPS_SOCK_FLOW_ENTRIES: u32 = 32_768;
 
-/// The most entries that the kernel allows.
+/// Maximum number of entries, as in the kernel.
 pub const RPS_SOCK_FLOW_ENTRIES_MAX: u32 = 1 << 29;
 
-/// The trust of a flow whose application chose whom it speaks to.
+/// Trust of a flow of a connected socket, whose application chose its peer.
 const CONNECTED_TRUST: u8 = u8::MAX;
 
-/// The most that any other flow gets, when it has come four times.
+/// Maximum trust of any other flow, reached with its fourth record.
 const UNCONNECTED_TRUST_MAX: u8 = 15;
 
-/// `rps_sock_flow_table`: where the application of each flow runs.
+/// CPU of each flow's application (`rps_sock_flow_table`).
 #[derive(Debug)]
 pub struct SockFlowTable {
-    /// By the lower bits of the hash. Written by whoever runs an application.
+    /// By the lower bits of the hash. Written by the threads of applications.
     entries: Box<[AtomicU64]>,
-    /// CPUs that there may be.
+    /// Highest CPU id plus one.
     cpus: u16,
 }
 
-/// Layout of an entry: from its upper bits to its lower ones a flow's hash, the CPU that its
-/// application runs on, a part of the hash of the flow that asked for the entry last, and the trust.
+/// Entry, from the upper bits to the lower: hash of a flow (32 bits), CPU of its application (16),
+/// upper bits of the hash of the flow that requested the entry last (8), and trust (8).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct SockFlowEntry(u64);
 
 impl SockFlowEntry {
-    /// Nobody's: no flow has this hash, and no CPU this number.
+    /// Free entry: no flow has the hash 0, and no CPU this number.
     const NONE: Self = Self((NO_CPU as u64) << CPU_SHIFT);
 
     fn new(flow: FlowHash, cpu: CpuId, trust: u8) -> Self {
@@ -64,19 +63,19 @@ impl SockFlowEntry {
         trust
     }
 
-    /// The same but for who asked.
+    /// Entry without the flow that requested it last.
     fn without_candidate(self) -> Self {
         Self(self.0 & !(u64::from(u8::MAX) << CANDIDATE_SHIFT))
     }
 
-    /// Fate of an entry when another flow asks for it.
+    /// Entry after a request by another flow.
     fn asked_by(self, flow: FlowHash, cpu: CpuId) -> Self {
         let candidate = u64::from(flow.0 >> 24) << CANDIDATE_SHIFT;
         let asked = Self(self.without_candidate().0 | candidate);
         if self == Self::NONE {
             Self::new(flow, cpu, 1)
         } else if self != asked {
-            asked // seen once: it may never come again
+            asked // first request: the flow may never return
         } else if self.trust() > 1 {
             Self(asked.0 - 1)
         } else {
@@ -93,11 +92,11 @@ const CPU_SHIFT: u32 = 16;
 const CANDIDATE_SHIFT: u32 = 8;
 
 impl SockFlowTable {
-    /// Bytes that an entry takes.
+    /// Size of an entry, in bytes.
     pub const ENTRY_BYTES: usize = size_of::<AtomicU64>();
 
-    /// An empty table of at least `rps_sock_flow_entries` entries, rounded up to a power of two
-    /// (RFS-9), for CPUs below `cpus`.
+    /// Creates an empty table of at least `rps_sock_flow_entries` entries, rounded up to a power of
+    /// two (RFS-9), for CPU ids below `cpus`.
     #[must_use]
     pub fn new(rps_sock_flow_entries: u32, cpus: usize) -> Self {
         let entries = rps_sock_flow_entries.clamp(1, RPS_SOCK_FLOW_ENTRIES_MAX);
@@ -106,22 +105,22 @@ impl SockFlowTable {
         Self { entries: entries.collect(), cpus: u16::try_from(cpus).unwrap_or(NO_CPU) }
     }
 
-    /// Notes that the application of `flow`, which chose whom it speaks to, runs on `cpu`: `recvmsg`
-    /// and `sendmsg` of a connected socket call this.
+    /// Records that the application of `flow`, a flow of a connected socket, runs on `cpu`. Called
+    /// by `recvmsg` and `sendmsg` of that socket.
     pub fn record(&self, flow: FlowHash, cpu: CpuId) {
         if !flow.is_some() || cpu.0 >= self.cpus {
             return;
         }
         let entry = self.entry(flow);
         let now = SockFlowEntry::new(flow, cpu, CONNECTED_TRUST);
-        // The line is only taken from its readers when something changes.
+        // Only a change is stored, because a store takes the cache line from all readers.
         if SockFlowEntry(entry.load(Ordering::Relaxed)).without_candidate() != now {
             entry.store(now.0, Ordering::Relaxed);
         }
     }
 
-    /// The same of a flow that anybody may have begun. Its entry is its own when it is free, when it
-    /// had it before, and when it asked more often than the entry is trusted.
+    /// Records the CPU for a flow that anybody may have begun. The flow gets the entry if that is
+    /// free or already its own, or after it has requested it more often than the entry is trusted.
     pub fn record_unconnected(&self, flow: FlowHash, cpu: CpuId) {
         if !flow.is_some() || cpu.0 >= self.cpus {
             return;
@@ -130,7 +129,7 @@ impl SockFlowTable {
         let before = SockFlowEntry(entry.load(Ordering::Relaxed));
         if before.flow() != flow {
             let now = before.asked_by(flow, cpu);
-            // Refused where somebody else has recorded meanwhile: this flow may come again.
+            // Fails if another thread has recorded meanwhile; the flow may return.
             let _ = entry.compare_exchange(before.0, now.0, Ordering::Relaxed, Ordering::Relaxed);
             return;
         }
@@ -141,21 +140,21 @@ impl SockFlowTable {
         }
     }
 
-    /// The CPU that the application of `flow` runs on, if the flow's entry is not another's.
+    /// CPU of the application of `flow`, if the entry is the flow's own.
     #[must_use]
     pub fn desired(&self, flow: FlowHash) -> Option<CpuId> {
         let entry = SockFlowEntry(self.entry(flow).load(Ordering::Relaxed));
         if entry.flow() == flow { entry.cpu() } else { None }
     }
 
-    /// Asks for the entry of a flow, to read it a little later.
+    /// Prefetches the entry of a flow.
     #[inline]
     pub fn prefetch(&self, flow: FlowHash) {
         forebay_buf::prefetch_value(self.entry(flow));
     }
 
-    /// Takes over what another table knows, where this one knows nothing newer. Call it once
-    /// applications record here.
+    /// Copies entries of another table to entries that are free here. To be called once
+    /// applications record in this table.
     pub fn carry_over(&self, from: &Self) {
         debug_assert_eq!(self.cpus, from.cpus, "tables of one engine");
         for entry in &from.entries {
@@ -163,13 +162,13 @@ impl SockFlowTable {
             if known != SockFlowEntry::NONE {
                 let entry = self.entry(known.flow());
                 let none = SockFlowEntry::NONE.0;
-                // Refused where an application has recorded meanwhile.
+                // Fails if an application has recorded meanwhile, which is newer.
                 let _ = entry.compare_exchange(none, known.0, Ordering::Relaxed, Ordering::Relaxed);
             }
         }
     }
 
-    /// The number of entries.
+    /// Number of entries.
     #[must_use]
     pub fn entries(&self) -> usize {
         self.entries.len()
@@ -230,7 +229,7 @@ mod tests {
             table.record(connected, cpu);
             table.record_unconnected(other, cpu);
             assert_eq!([connected, other].map(|flow| table.desired(flow)), [Some(cpu); 2]);
-            // Whoever asks for the entry says nothing of it.
+            // A request by another flow does not change the recorded CPU.
             table.record_unconnected(FlowHash(0xbbbb_0001), CpuId(2));
             table.record_unconnected(FlowHash(0xbbbb_0002), CpuId(2));
             assert_eq!([connected, other].map(|flow| table.desired(flow)), [Some(cpu); 2]);
@@ -239,7 +238,7 @@ mod tests {
 
     #[test]
     fn promise_3_entry_yields_to_returning_flow() {
-        // How often its flow was seen, and how often the next one is until it has the entry.
+        // Records of the entry's flow, and requests of the next one until it has the entry.
         let cases = [(1, 2), (2, 4), (3, 8), (4, 16), (100, 16)];
         let [dead, alive] = [FlowHash(0xaaaa_0001), FlowHash(0xbbbb_0001)];
         let takes = |table: &SockFlowTable| {
@@ -259,14 +258,14 @@ mod tests {
         let table = SockFlowTable::new(16, 4);
         table.record(dead, CpuId(1));
         assert_eq!(takes(&table), 256, "of a connected socket");
-        // One that is connected asks nobody, and keeps what it has whatever it is read by.
+        // A connected flow needs no request, and keeps its trust after a record without connection.
         table.record(dead, CpuId(1));
         table.record_unconnected(dead, CpuId(3));
         assert_eq!((table.desired(dead), takes(&table)), (Some(CpuId(3)), 256));
     }
 
-    /// Flows of a thousand that are known after a hundred thousand strangers, of so many
-    /// datagrams each. Their own come now and then.
+    /// Number of flows, of a thousand, that are still known after a hundred thousand strangers with
+    /// this many datagrams each. The thousand flows send now and then.
     fn known_after_strangers(
         seed: u64,
         datagrams: u32,

@@ -1,32 +1,34 @@
-//! Decision to spread: a queue that one CPU serves with ease stays on that CPU.
+//! Decision to spread: a queue that one CPU can serve alone stays on that CPU.
 //!
 //! Waking another CPU costs more than handling a packet, so at light load RPS is a loss (RPS-C2).
-//! The polling CPU, if it is in the map, keeps the queue to itself until all of the map's CPUs together
-//! are busy for half of a window, or its bursts have been full many times in a row. It takes the queue
-//! back after they were busy for less than a quarter of one CPU in every window of a second. Either way
-//! packets move by the drain rule.
+//! The polling CPU, if it is in the map, keeps the queue to itself until the map's CPUs together
+//! are busy for half of a window, or its bursts have been full many times in a row. The queue is
+//! gathered again after they were busy for less than a quarter of one CPU in every window of a
+//! second. Either way packets move by the drain rule.
 //!
-//! Both directions need time, so that bursts of strangers do not move everybody else's flows: a burst
-//! that comes now and then spreads nothing, and load that does keeps the queue spread for a second.
+//! Both directions need time, so that bursts of one sender do not move the flows of others: a rare
+//! burst spreads nothing, and load that does spread keeps the queue spread for a second.
 
 /// Condition on which packets leave the polling CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SpreadPolicy {
-    /// Only while it is busy.
+    /// Only while the CPUs are busy.
     #[default]
     WhenBusy,
-    /// Always: as the kernel does it.
+    /// Always, as in the kernel.
     Always,
 }
 
-/// Time for which the load is watched before packets are spread, or first gathered.
+/// Length of a window in which the load is measured, in ns; also the quiet time before a new queue
+/// is first gathered.
 pub const SPREAD_WINDOW_NS: u64 = 10_000_000;
 
-/// Time for which a queue that was spread must have been quiet before it is gathered again: flows are moved
-/// by the load at most twice in this time.
+/// Quiet time before a queue that was spread is gathered again, in ns: the load moves flows at most
+/// twice in this time.
 pub const GATHER_AFTER_NS: u64 = 1_000_000_000;
 
-/// Full bursts in a row that spread a queue before its window ends: a thousand packets without a pause.
+/// Number of full bursts in a row that spread a queue before its window ends: about a thousand
+/// packets without a pause.
 pub const FULL_BURSTS_TO_SPREAD: u32 = 16;
 
 /// Measurements of the engine for the path.
@@ -38,15 +40,16 @@ pub struct Tick {
     pub busy_ns: u64,
 }
 
-/// The state of one queue. It begins spread, as its map says, until it is known to be quiet.
+/// Spreading state of one queue: initially spread, as its map requests, until it is known to be
+/// quiet.
 #[derive(Debug)]
 pub(super) struct Spread {
     policy: SpreadPolicy,
     spreading: bool,
     window_start: Tick,
-    /// Full bursts of late: one more for each, half as many for each that is not full.
+    /// Recent full bursts: incremented by each, and halved by each burst that is not full.
     full_bursts: u32,
-    /// The time at which there last was a reason to spread.
+    /// Last time with a reason to spread.
     busy_until_ns: u64,
     /// Time for which the queue must be quiet to be gathered.
     gather_after_ns: u64,
@@ -68,8 +71,8 @@ impl Spread {
         self.spreading
     }
 
-    /// Looks at the load once a turn; `full_burst` says that the source had a whole budget of
-    /// frames waiting. Returns whether the answer of [`is_spreading`](Self::is_spreading) changed.
+    /// Evaluates the load, once a turn; `full_burst` is true if the source gave a whole budget of
+    /// frames. Returns true if [`is_spreading`](Self::is_spreading) changed.
     pub(super) fn update(&mut self, tick: Tick, full_burst: bool) -> bool {
         if self.policy == SpreadPolicy::Always {
             return false;
@@ -118,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// Windows of a given load in percent, and whether packets are spread after each.
+    /// State after each of some windows, which have these loads in percent.
     fn after_windows(loads: &[u64]) -> Vec<bool> {
         let mut spread = Spread::new(SpreadPolicy::WhenBusy);
         let mut tick = Tick::default();
@@ -169,14 +172,14 @@ mod tests {
         assert!((1..left).all(|_| !turn(true)) && turn(true));
     }
 
-    /// Turns of one queue, 10 µs apart: full ones and others, in runs, and how busy its CPUs are.
+    /// Turns of one queue, 10 µs apart, in runs: number of full ones, number of others, and load in
+    /// percent.
     fn runs() -> impl Strategy<Value = Vec<(u32, u32, u64)>> {
         prop::collection::vec((0u32..40, 1u32..4000, 0u64..=200), 1..200)
     }
 
     proptest! {
-        /// Strangers who send in bursts, of whatever length and period, move everybody else's flows
-        /// at most twice a second.
+        /// Bursts of any length and period move other flows at most twice a second.
         #[test]
         fn rps_c2_load_moves_twice_a_second(runs in runs()) {
             let mut spread = Spread::new(SpreadPolicy::WhenBusy);
@@ -190,7 +193,7 @@ mod tests {
                     }
                 }
             }
-            // The first is that of a queue that has never been busy.
+            // The first change gathers a queue that has never been busy.
             for three in changes.get(1..).unwrap_or_default().windows(3) {
                 prop_assert!(three[2] - three[0] >= GATHER_AFTER_NS, "{:?}", changes);
             }

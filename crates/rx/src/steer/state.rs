@@ -12,50 +12,48 @@ use crate::steer_reason::SteerReason;
 /// Current CPU of a flow, and the reason: the answer of [`Steering::state_of`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FlowState {
-    /// Slot of the flow table; `None`: it has no hash, and shares a slot with all such.
+    /// Slot of the flow table; `None` without a hash: all such packets share a slot.
     pub slot: Option<u32>,
     /// Number of slots of the table.
     pub slots: usize,
-    /// The CPU that the slot's last packet went to. `None`: there was none, or only the fence
-    /// knows.
+    /// CPU of the slot's last packet; `None` if there was none, or if only a fence is known.
     pub cpu: Option<CpuId>,
     /// True if the slot waits for the fence of a table that was replaced.
     pub is_fenced: bool,
-    /// The CPU that the flow's next packet should go to, and why.
+    /// Desired CPU of the flow's next packet, and the reason.
     pub wish: (CpuId, SteerReason),
-    /// Packets that the CPU still has to process up to the slot's last one.
+    /// Number of packets that the CPU must still process up to the slot's last one.
     pub ahead: u32,
-    /// Packets that followed the slot's last one against their wish, and since when, if the CPU is
-    /// not the one wished for.
+    /// Number of packets that stayed on a CPU that is not desired, and the time of the first;
+    /// `None` if the current CPU is the desired one.
     pub stayed: Option<(u32, u64)>,
-    /// Packets of the slot that are held, and since when.
+    /// Number of held packets of the slot, and the time at which the hold began.
     pub held: Option<(usize, u64)>,
-    /// The flow of the slot's last packet.
+    /// Flow of the slot's last packet.
     pub last_flow: FlowHash,
-    /// Since when it is noted which flows use the slot, if it is.
+    /// Time since which the flows of the slot are recorded, if they are.
     pub watched_since_ns: Option<u64>,
-    /// Flows that shared the slot since, this one included; [`SHARERS_MAX`] at most.
+    /// Flows that used the slot since then, this one included; at most [`SHARERS_MAX`].
     ///
     /// [`SHARERS_MAX`]: super::SHARERS_MAX
     pub sharers: Vec<FlowHash>,
-    /// Moves of the slot that are remembered, oldest first: those that a flow began that is still
-    /// in it.
+    /// Remembered moves of the slot, oldest first, as far as the flow that began the move still
+    /// belongs to the slot.
     pub moves: Vec<Move>,
 }
 
-/// Current and desired CPU of a flow: the part of a [`FlowState`] that is asked for often.
+/// Current and desired CPU of a flow: the cheap part of a [`FlowState`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowPlace {
-    /// Slot of the flow table; `None`: it has no hash, and shares a slot with all such.
+    /// Slot of the flow table; `None` without a hash: all such packets share a slot.
     pub slot: Option<u32>,
-    /// The CPU that the slot's last packet went to. `None`: there was none, or only the fence
-    /// knows.
+    /// CPU of the slot's last packet; `None` if there was none, or if only a fence is known.
     pub cpu: Option<CpuId>,
-    /// The CPU that the flow's next packet should go to.
+    /// Desired CPU of the flow's next packet.
     pub wish: CpuId,
     /// True if packets of the slot are held until it may move.
     pub is_held: bool,
-    /// True if there is a fence that has not been passed.
+    /// True if a fence has not been passed.
     pub has_fence: bool,
 }
 
@@ -74,8 +72,8 @@ impl Steering {
         }
     }
 
-    /// Begins to note which flows share the slot of this one, unless that is noted already. Of
-    /// more than [`WATCHES_MAX`] flows the first is forgotten.
+    /// Starts to record the flows that share this flow's slot, unless they are recorded already. If
+    /// [`WATCHES_MAX`] flows are watched, the oldest watch ends.
     pub fn watch(&mut self, flow: FlowHash, now_ns: u64) {
         if self.watches.iter().any(|watch| watch.flow == flow) {
             return;
@@ -92,7 +90,7 @@ impl Steering {
         watches.for_each(|watch| watch.see(flow));
     }
 
-    /// Begins anew with all watches: slots are not what they were.
+    /// Restarts all watches, because the slots of their flows have changed.
     pub(super) fn watch_anew(&mut self, now_ns: u64) {
         for watch in &mut self.watches {
             *watch = FlowWatch::new(watch.flow, self.tables.now.slots.slot_of(watch.flow), now_ns);

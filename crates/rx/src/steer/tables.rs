@@ -1,9 +1,9 @@
-//! The flow table, and those that it takes over from.
+//! The flow table, and the replaced tables that it takes over from.
 //!
-//! A table of another size comes empty, made by whoever asks for it, so the CPU that polls only puts it
-//! in place of the old one. That stays as it is until the fence behind everything that it knows has been
-//! passed: a slot that is looked at for the first time asks it where its packets are. Afterwards it
-//! knows nothing that counts, and goes back to be freed elsewhere.
+//! A new table is allocated empty by whoever requests it, so the polling CPU only swaps it in. The
+//! old table is kept unchanged until the fence behind all packets that it knows has been passed: a
+//! slot of the new table takes its state from the old one when it is first read. Afterwards the old
+//! table holds no relevant state, and is retired to be freed off the path.
 
 use super::SteerWait;
 use super::fence::Fences;
@@ -11,25 +11,26 @@ use super::flow_table::{Fenced, FlowTable, RPS_FLOW_CNT, RPS_FLOW_CNT_MAX, Slot}
 use super::ids::{FenceId, SlotId};
 use crate::backlog::Backlogs;
 
-/// The most slots of an older table that one slot asks: where it has more the fence answers for all of
-/// them. A slot of that one asks at most [`DEEPER_SLOTS_MAX`] of the table before it.
+/// Maximum number of slots of the previous table that one slot takes its state from; if there are
+/// more, the fence stands for all of them. Each of those takes its state from at most
+/// [`DEEPER_SLOTS_MAX`] slots of the table before it.
 pub const OLDER_SLOTS_MAX: u32 = 64;
 
-/// See [`OLDER_SLOTS_MAX`].
+/// Maximum number of slots read per slot one table further back. See [`OLDER_SLOTS_MAX`].
 pub const DEEPER_SLOTS_MAX: u32 = 8;
 
-/// The most tables that are asked, one for each fence that may stand. Where more are replaced before
-/// the fences are passed, the last fence answers for all of them.
+/// Maximum number of replaced tables that are read, one for each fence that may stand. After more
+/// replacements the last fence stands for all tables.
 const OLDER_TABLES_MAX: usize = 2;
 
-/// Tables that wait to be freed elsewhere; more are freed where they are.
+/// Maximum number of retired tables kept to be freed off the path; further ones are freed at once.
 const RETIRED_MAX: usize = 8;
 
-/// A flow table that nothing is noted in yet, and what stands beside it.
+/// Flow table, and the arrays beside it; created empty.
 #[derive(Debug)]
 pub struct FlowTables {
     pub(super) slots: FlowTable,
-    /// Touched only where wish and slot disagree.
+    /// Stay of each slot; accessed only while desired and current CPU differ.
     pub(super) waits: Box<[SteerWait]>,
     pub(super) has_rfs: bool,
 }
@@ -38,9 +39,9 @@ impl FlowTables {
     /// Memory of a slot, in bytes.
     pub const SLOT_BYTES: usize = size_of::<Slot>() + size_of::<SteerWait>();
 
-    /// Tables of at least `rps_flow_cnt` slots, rounded up to a power of two (RFS-9). 0 is for a queue
-    /// without RFS (RFS-10): [`RPS_FLOW_CNT`] slots to keep the order by. It takes the time that so much
-    /// memory takes.
+    /// Creates tables of at least `rps_flow_cnt` slots, rounded up to a power of two (RFS-9). 0
+    /// means a queue without RFS (RFS-10): [`RPS_FLOW_CNT`] slots, which keep flows in order.
+    /// Allocates and initializes all of that memory.
     #[must_use]
     pub fn new(rps_flow_cnt: u32) -> Self {
         let has_rfs = rps_flow_cnt > 0;
@@ -49,7 +50,7 @@ impl FlowTables {
         Self { slots, waits, has_rfs }
     }
 
-    /// Empty ones of the same size.
+    /// Creates empty tables of the same size.
     #[must_use]
     pub fn alike(&self) -> Self {
         let slots = u32::try_from(self.slots.len()).unwrap_or(RPS_FLOW_CNT_MAX);
@@ -57,7 +58,7 @@ impl FlowTables {
     }
 }
 
-/// The table of a queue, and what is known from before it.
+/// Tables of a queue, and the state from before the current one.
 #[derive(Debug)]
 pub(super) struct Tables {
     pub(super) now: FlowTables,
@@ -65,14 +66,14 @@ pub(super) struct Tables {
     retired: Vec<FlowTables>,
 }
 
-/// State of a slot that nothing is noted of.
+/// Source of the state of unseen slots.
 #[derive(Debug)]
 enum TableBefore {
-    /// Nothing that counts.
+    /// Empty: no packet from before is unprocessed.
     Nothing,
-    /// State in these older tables, the last one first.
+    /// State in these older tables, the latest one first.
     Older(Vec<Older>),
-    /// Nobody knows: in front of this fence.
+    /// Unknown: packets from before are in front of this fence.
     Fenced(FenceId),
 }
 
@@ -80,7 +81,7 @@ enum TableBefore {
 #[derive(Debug)]
 struct Older {
     tables: FlowTables,
-    /// The fence that was raised then.
+    /// Fence raised at the replacement.
     fence: FenceId,
 }
 
@@ -90,19 +91,19 @@ impl Tables {
         Self { now: FlowTables::new(rps_flow_cnt), before, retired }
     }
 
-    /// A slot as it is noted.
+    /// Slot as recorded.
     pub(super) fn get(&self, slot: SlotId) -> Slot {
         self.now.slots.get(slot)
     }
 
-    /// A slot, with what is known from before.
+    /// Slot as recorded; an unseen one as in the older tables.
     #[inline]
     pub(super) fn seen(&self, slot: SlotId, fences: &Fences, backlogs: &Backlogs) -> Slot {
         let at = self.get(slot);
         if at.is_unseen() { self.as_before(slot, fences, backlogs) } else { at }
     }
 
-    /// The same; it is noted from now on.
+    /// Slot as from [`seen`](Self::seen), which is recorded from now on.
     #[inline]
     pub(super) fn see(&mut self, slot: SlotId, fences: &Fences, backlogs: &Backlogs) -> Slot {
         let at = self.get(slot);
@@ -126,8 +127,7 @@ impl Tables {
         }
     }
 
-    /// Puts tables in place of those that there are, which know where all packets in front of `fence`
-    /// are.
+    /// Replaces the current tables. The old ones know the CPUs of all packets in front of `fence`.
     pub(super) fn replace(&mut self, tables: FlowTables, fence: FenceId) {
         let older = Older { tables: std::mem::replace(&mut self.now, tables), fence };
         match &mut self.before {
@@ -140,14 +140,14 @@ impl Tables {
         }
     }
 
-    /// The same, where nothing that is noted counts any more.
+    /// Replaces the current tables, whose records are void: `fence` stands for all of them.
     pub(super) fn replace_by_fence(&mut self, tables: FlowTables, fence: FenceId) {
         let old = std::mem::replace(&mut self.now, tables);
         self.retire(old);
         self.forget(TableBefore::Fenced(fence));
     }
 
-    /// A fence was passed: what was known of the packets in front of it is of no use.
+    /// Retires the tables whose fence has been passed.
     pub(super) fn passed(&mut self, fences: &Fences) {
         match &mut self.before {
             TableBefore::Nothing => {}
@@ -164,12 +164,12 @@ impl Tables {
         }
     }
 
-    /// Has a table wait that is of no more use.
+    /// Keeps a table until it is [taken](Self::take_retired) to be freed.
     pub(super) fn retire(&mut self, tables: FlowTables) {
         retire(&mut self.retired, tables);
     }
 
-    /// Takes a table that is of no more use.
+    /// Takes a retired table.
     pub(super) fn take_retired(&mut self) -> Option<FlowTables> {
         self.retired.pop()
     }
@@ -187,7 +187,7 @@ fn retire(retired: &mut Vec<FlowTables>, tables: FlowTables) {
     }
 }
 
-/// Fences and backlogs at the time when an older table is asked.
+/// Fences and backlogs, as of the reading of an older table.
 #[derive(Clone, Copy)]
 struct TableLook<'a> {
     fences: &'a Fences,
@@ -198,11 +198,13 @@ impl TableLook<'_> {
     /// State of a slot of `table` in the tables before it.
     fn at_older(self, table: &FlowTable, slot: SlotId, older: &[Older], slots_max: u32) -> Slot {
         let Some((before, rest)) = older.split_first() else { return Slot::EMPTY };
+        // Passed: all packets that the older tables know are processed.
         if !self.fences.stands(before.fence) {
             return Slot::EMPTY;
         }
         let old = &before.tables.slots;
         let Some(slots) = old.slots_of(table, slot, slots_max) else {
+            // Reading more slots would make the turn too long.
             return Slot::fenced(before.fence);
         };
         let olds = slots.map(|slot| match old.get(slot) {

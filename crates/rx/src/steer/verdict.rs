@@ -17,7 +17,8 @@ pub struct Target {
     pub wish: SteerReason,
     /// Slot to record the packet in; `None` if a fence stands for it.
     pub slot: Option<SlotId>,
-    /// If the slot moves with this packet: the head counter of the old backlog that allows the move.
+    /// If the slot moves with this packet: the head counter of the old backlog that allows the
+    /// move.
     pub head_old: Option<Position>,
 }
 

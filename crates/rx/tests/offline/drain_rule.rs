@@ -1,6 +1,6 @@
 //! The drain rule in every interleaving of three CPUs: one polls, and two deliver the packets of a
-//! flow that wishes for the one, then for the other (RFS-6). The real spines over the real rings,
-//! under loom: `./ci.sh loom`.
+//! flow whose desired CPU changes from one to the other (RFS-6). Runs the real spines over the real
+//! rings under loom: `./ci.sh loom`.
 #![cfg(loom)]
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
@@ -22,33 +22,33 @@ use loom::cell::Cell;
 use loom::sync::atomic::AtomicU32;
 use loom::thread;
 
-/// The CPU that polls. It is not in the map, so it delivers nothing.
+/// Polling CPU, which is not in the map and delivers nothing.
 const POLLING: CpuId = CpuId(0);
 const CPU_1: CpuId = CpuId(1);
 const CPU_2: CpuId = CpuId(2);
 const FLOW: FlowHash = FlowHash(0x1000_0005);
-/// The same flow's under another key: of another slot.
+/// Hash of the same flow under another key, in another slot.
 const FLOW_REHASHED: FlowHash = FlowHash(0xf000_0005);
-/// Counters wrap on the way.
+/// Start of the ring counters, which wrap during the test.
 const START: Position = Position(u32::MAX);
 const RING_CAPACITY: u32 = 4;
 
-/// When a CPU lets the head of its backlog pass a packet.
+/// Time at which a CPU advances its backlog's head past a packet.
 #[derive(Clone, Copy)]
 enum Release {
-    /// As it is: when the application is done with it.
+    /// After the application has handled the packet, as implemented.
     WhenHandled,
-    /// As the source text of RFS has it: on dequeue (ordering hazard H13).
+    /// On dequeue, as in the source text of RFS (ordering hazard H13).
     WhenTaken,
 }
 
-/// Knowledge of the application of its flow, shared by the CPUs without a lock of its own: the
-/// packet that it saw last.
+/// Last packet that the application has seen, shared by the CPUs without a lock of its own.
 enum Seen {
-    /// In memory that two CPUs may touch only if the path has put one behind the other: loom
-    /// knows whether it has, even where they happen to come in order.
+    /// In plain memory, which two CPUs may access only if the path orders the accesses: loom
+    /// detects accesses without such an order, even in runs in which they happen one after the
+    /// other.
     InMemory(Cell<u32>),
-    /// In a counter that puts nobody behind anybody, and shows the order of handling.
+    /// In a relaxed counter, which orders nothing and shows the order of handling.
     InCounter(AtomicU32),
 }
 
@@ -73,7 +73,7 @@ impl Seen {
     }
 }
 
-/// A CPU that delivers.
+/// Delivering CPU.
 struct Deliverer {
     delivery: Delivery,
     inbox: Inbox,
@@ -82,8 +82,8 @@ struct Deliverer {
     release: Release,
 }
 
-/// The packets that a CPU has handled, and the batch in hand behind them. Their frames stay: the
-/// way home has models of its own, in `forebay-buf`.
+/// Packets that a CPU has handled. Their frames are not returned: that path has loom models of its
+/// own, in `forebay-buf`.
 #[derive(Default)]
 struct Inbox(Vec<Packet>);
 
@@ -94,7 +94,8 @@ impl Handler for Inbox {
 }
 
 impl Deliverer {
-    /// Work of [`Delivery::turn`], one packet at most, but for the release.
+    /// Does the work of [`Delivery::turn`] for one packet at most, with the release at the chosen
+    /// time.
     fn turn(&mut self) {
         if self.delivery.take(1) == 0 {
             return;
@@ -115,22 +116,22 @@ impl Deliverer {
     }
 }
 
-/// The CPU that polls.
+/// Polling CPU.
 struct Poller {
     intake: Intake,
     pool: Pool,
     arrived: u32,
-    /// The flow's.
+    /// Hash of the flow.
     hash: FlowHash,
 }
 
 impl Poller {
-    /// From the next packet on, the flow wishes for `cpu`.
+    /// Makes `cpu` the desired CPU of the flow from the next packet on.
     fn wish(&mut self, cpu: CpuId) {
         self.intake.set_rps_cpus([cpu], 0);
     }
 
-    /// A turn in which so many packets of the flow arrive; held ones may go on in any.
+    /// Runs a turn in which `count` packets of the flow arrive; held ones may go on in any turn.
     fn arrive(&mut self, count: u32) {
         let packets = (0..count).map(|_| {
             self.arrived += 1;
@@ -146,7 +147,8 @@ impl Poller {
     }
 }
 
-/// In how many interleavings something came about: a model in which it never does proves nothing.
+/// Number of interleavings in which each event occurred: a model in which it never does proves
+/// nothing.
 #[derive(Debug, Default)]
 struct Tally {
     moved_at_once: AtomicU64,
@@ -172,7 +174,7 @@ impl Tally {
     }
 }
 
-/// Packets come with their hash.
+/// Hasher that is not used, because packets come with their hash.
 fn hasher() -> Arc<Hasher> {
     Arc::new(Hasher::keyed(&[7; 16], false))
 }
@@ -208,8 +210,8 @@ fn wire(release: Release, seen: Seen) -> (Poller, [Deliverer; 2]) {
     (Poller { intake, pool, arrived: 0, hash: FLOW }, deliverers)
 }
 
-/// Every interleaving of `poll` with two CPUs that take so many turns each, whatever there is to
-/// take; then, in peace, what is left. Nothing bounds the search but these turns.
+/// Runs every interleaving of `poll` with two CPUs of `turns` turns each, whether they find packets
+/// or not; then handles the rest without concurrency. Only the number of turns bounds the search.
 fn check(
     release: Release,
     seen: fn() -> Seen,
@@ -249,7 +251,7 @@ fn there_and_back(poller: &mut Poller) {
     }
 }
 
-/// The flow leaves CPU 1 when that has more before it than it takes in hand at once.
+/// The flow leaves CPU 1 while that CPU has more packets queued than a batch takes.
 fn from_a_queue(poller: &mut Poller) {
     poller.wish(CPU_1);
     poller.arrive(2);
@@ -258,7 +260,7 @@ fn from_a_queue(poller: &mut Poller) {
     poller.arrive(1);
 }
 
-/// The flow leaves CPU 1 under another hash, so that only a fence stands between.
+/// The flow leaves CPU 1 under another hash, so that only a fence keeps its order.
 fn through_a_fence(poller: &mut Poller) {
     poller.wish(CPU_1);
     poller.arrive(1);
@@ -269,7 +271,7 @@ fn through_a_fence(poller: &mut Poller) {
     poller.arrive(1);
 }
 
-/// The flow leaves CPU 1, whose backlog has just gone on in a larger ring.
+/// The flow leaves CPU 1, whose backlog has just grown into a larger ring.
 fn from_a_ring_that_grew(poller: &mut Poller) {
     poller.wish(CPU_1);
     poller.arrive(1);
@@ -313,7 +315,7 @@ fn rfs_6_flow_leaving_grown_ring_in_order() {
     }
 }
 
-/// Sees that all these came about.
+/// Checks that all these events occurred.
 fn came_about(tally: &Tally, needed: &[&AtomicU64]) {
     assert!(needed.iter().all(|count| count.load(Ordering::Relaxed) > 0), "{tally:?}");
     eprintln!("{tally:?}");

@@ -1,4 +1,5 @@
-//! Flow keys: through tunnels, of errors, by numbers and by connection IDs; and hostile frames.
+//! Flow keys: inner headers of tunnels, quoted packets of errors, numbers and connection IDs; and
+//! hostile frames.
 #![expect(
     clippy::unwrap_used,
     reason = "frames that the tests build are short, and their rules are right"
@@ -49,7 +50,7 @@ fn flk_4_encapsulation_without_end_is_bounded() {
     for depth in 0..20 {
         let told = Told::of(&ethernet(0x0800, &packet), "inner");
         assert!(told.layers.split('.').count() <= LAYERS_MAX, "{depth}: {}", told.layers);
-        // Eight IP headers, and "ipip" between them: fifteen.
+        // Eight IP headers, with "ipip" between them, are fifteen layers.
         assert_eq!(told.rule == KeyRule::Inner, (1..=7).contains(&depth), "{depth}: {told:?}");
         hashes.push(told.hash);
         packet = ipv4([192, 0, 2, 1], [192, 0, 2, 2], 4, &packet);
@@ -162,7 +163,8 @@ fn flk_8_device_hash_counts_for_the_outermost() {
 
 #[test]
 fn flk_8_padding_is_no_inner_header() {
-    // An IP packet that ends behind its GRE header, and what looks like a packet behind its end.
+    // An IP packet that ends behind its GRE header, with bytes behind its end that look like a
+    // packet.
     let mut frame = ethernet(0x0800, &ipv4([1; 4], [2; 4], 47, &[0, 0, 8, 0]));
     frame.extend(inner_packet(PORTS));
     let told = Told::of(&frame, "inner");
@@ -216,7 +218,7 @@ proptest! {
     }
 }
 
-/// Walk's account of a frame.
+/// Result of the walk over a frame.
 #[derive(Debug)]
 struct Told {
     rule: KeyRule,
@@ -255,7 +257,7 @@ fn inner_packet(ports: [u16; 2]) -> Vec<u8> {
     ipv4(FROM.octets(), TO.octets(), 17, &udp(ports, b"who is it?"))
 }
 
-/// Frames with `inner` in a tunnel: their name, and the layers.
+/// Frames with `inner` in a tunnel: name, frame, layers.
 fn tunnels(inner: &[u8]) -> Vec<(&'static str, Vec<u8>, String)> {
     let over_ip = |protocol, bytes: &[u8]| ethernet(0x0800, &ipv4([1; 4], [2; 4], protocol, bytes));
     let over_udp = |port, header: &[u8], behind: &[u8]| {

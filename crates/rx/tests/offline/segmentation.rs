@@ -1,5 +1,5 @@
-//! Packets as Linux cuts them: each was written to a TAP device with `IFF_VNET_HDR`, bridged
-//! to a TAP device without offloads, and its segments were read there.
+//! Packets as Linux segments them: each was written to a TAP device with `IFF_VNET_HDR`, bridged to
+//! a TAP device without offloads, and its segments were read there.
 
 #![allow(clippy::unwrap_used, reason = "the vectors stand beside the test")]
 
@@ -20,7 +20,7 @@ fn bytes(value: &Value) -> Vec<u8> {
     hex::decode(value.as_str().unwrap()).unwrap()
 }
 
-/// The packet behind the intake.
+/// Passes a packet through the intake.
 fn received(case: &Value, pool: &mut Pool) -> Packet {
     let bytes_there = bytes(&case["packet"]);
     let len_bytes = u32::try_from(bytes_there.len()).unwrap();

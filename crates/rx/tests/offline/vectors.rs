@@ -1,5 +1,5 @@
-//! The published vectors: Microsoft's RSS verification suite, symmetric pairs, and the kernel's
-//! selection of a CPU and a card's of a queue for the same hashes.
+//! Published vectors: Microsoft's RSS verification suite, symmetric pairs, and the CPU that the
+//! kernel, and the queue that a network card, selects for the same hashes.
 
 #![allow(clippy::unwrap_used, reason = "the vectors stand beside the test")]
 

@@ -103,8 +103,8 @@ impl Handler for SimApplication<'_> {
 
 /// Flow and position in it, from the packet's bytes.
 fn stamp(packet: &Packet, segment: &Segment<'_>) -> Option<(FlowId, u64)> {
-    // What is no IP has no payload for the path, a later fragment begins with something else; its
-    // stamp stands at the end all the same.
+    // A packet that is not IP has no payload for the path, and a later fragment begins with
+    // something else; in both, the stamp is at the end.
     segment.payload.first_chunk().and_then(read).or_else(|| read(packet.frame.data().last_chunk()?))
 }
 

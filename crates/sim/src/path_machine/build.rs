@@ -22,8 +22,8 @@ use crate::traffic::Traffic;
 /// Number of frames that each CPU owns; one that polls has as many for every [`CPUS_A_POOL`].
 const POOL_FRAMES: u32 = 4_096;
 
-/// Number of CPUs whose backlogs the frames of one are made for. What finds no frame is not steered, and
-/// liveness would judge a wish by packets that never came to it.
+/// Number of CPUs for whose backlogs one CPU's frames suffice. A frame that finds no memory is not
+/// steered, and liveness would judge a wish by packets that never arrived.
 const CPUS_A_POOL: u16 = 4;
 
 pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {

@@ -23,7 +23,8 @@ const CHUNK_BYTES: u32 = 512;
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const ADDRESS: [u8; 4] = [11, 9, 0, 1];
 
-/// A network layer for each CPU. These get copies, so the accounting of the frames is not affected.
+/// A network layer for each CPU. Network layers get copies, so the accounting of the frames is not
+/// affected.
 pub(super) struct SimReassembly {
     cpus: Vec<(NetworkLayer, Pool)>,
     identity: Identity,

@@ -18,7 +18,7 @@ impl<M: SimMachine> World<M> {
     pub(super) fn happen(&mut self, what: Happening) {
         match what {
             Happening::Recurs(index) => {
-                // With the traffic everything else ends, so that the run comes to rest.
+                // Recurring actions end with the traffic, so that the run comes to rest.
                 if !self.traffic.has_ended() {
                     self.act(self.scenario.recurring[index].action);
                     self.recur(index);
@@ -95,7 +95,7 @@ impl<M: SimMachine> World<M> {
             }
             Action::CpuOut { lasts_ns } => self.take_out(lasts_ns),
             Action::Kill { lasts_ns } if M::DRAINS => self.kill(lasts_ns),
-            // Who has no threads loses a CPU instead.
+            // A machine whose threads cannot die loses a CPU instead.
             Action::Kill { lasts_ns } => self.take_out(lasts_ns),
             Action::Pause { lasts_ns } => {
                 let cpu = self.any_cpu();
@@ -116,7 +116,7 @@ impl<M: SimMachine> World<M> {
         let now = self.now();
         self.machine.change(change, now, &mut self.laws, &mut self.spare.wake);
         self.wake_all();
-        // Whoever polls applies it in a turn, soon.
+        // A polling CPU applies the change in its next turn.
         for queue in 0..self.pace.polling.len() {
             self.wake(self.pace.polling[queue]);
         }
@@ -138,7 +138,7 @@ impl<M: SimMachine> World<M> {
         }
     }
 
-    /// Kills a thread with the batch it has in hand; a batch already handled is completed.
+    /// Kills a thread with its dequeued batch; a batch already handled is completed.
     fn kill(&mut self, lasts_ns: Span) {
         let cpu = self.any_cpu();
         if self.cpu(cpu).dead {
@@ -158,6 +158,7 @@ impl<M: SimMachine> World<M> {
     fn take_out(&mut self, lasts_ns: Span) {
         let candidates = self.online.without_all(self.unnoticed);
         if self.online.len() < 2 || candidates.len() == 0 {
+            // The last CPU stays online, and a CPU that was taken offline is no candidate.
             return;
         }
         let cpu = candidates.pick(&mut self.chance);

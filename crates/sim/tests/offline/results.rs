@@ -30,10 +30,10 @@ fn promises_1_2_3_hold_in_every_scenario() {
 fn rps_c3_kernel_rules_break_order() {
     let summaries = summaries(Rules::Kernel);
     for summary in &summaries {
-        // These rules leave flows where they are, however heavy.
+        // The kernel's rules leave flows where they are, however heavy.
         let stable = [Situation::RpsStable, Situation::Skewed].map(Situation::name);
         let is_stable = stable.contains(&summary.scenario);
-        // What goes wrong with an elephant under these rules is that it stays.
+        // An elephant stays under the kernel's rules, so nothing is reordered.
         let is_elephant = summary.scenario.ends_with(Situation::Elephant.name());
         assert!(is_elephant || (summary.reordered == 0) == is_stable, "{}", summary.scenario);
         assert_eq!(summary.conservation_errors + summary.bound_violations, 0);

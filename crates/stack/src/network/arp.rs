@@ -10,10 +10,11 @@ use forebay_rx::parse::{Headers, Link};
 use super::neighbours::{NeighbourEvent, NeighbourObservation, Replaces};
 use super::{Identity, NetworkDrop};
 
-/// The EtherType.
+/// EtherType of ARP.
 pub const ETHERTYPE_ARP: u16 = 0x0806;
 
-/// Hardware and protocol types and lengths: Ethernet or IEEE 802; IPv4; 6 and 4 bytes.
+/// Accepted hardware and protocol types and address lengths: Ethernet or IEEE 802; IPv4; 6 and 4
+/// bytes.
 const KINDS: [[u8; 6]; 2] = [[0, 1, 8, 0, 6, 4], [0, 6, 8, 0, 6, 4]];
 const REQUEST: [u8; 2] = [0, 1];
 const REPLY: [u8; 2] = [0, 2];
@@ -31,34 +32,36 @@ struct ArpMessage {
     target: Ipv4Addr,
 }
 
-/// Processes a message. A request for one of our addresses is turned into its answer, in its own
-/// frame. `is_to_us` is true if the frame was sent to our own MAC address.
+/// Processes a message. A request for one of our addresses is turned into its answer in place.
+/// `is_to_us` is true if the frame was sent to our own MAC address.
 ///
 /// # Errors
-/// If it is not a valid message, or not one that a correct host would send.
+/// If the message is invalid, or not one that a correct host would send.
 pub fn receive(
     packet: &mut Packet,
     on: &Identity,
     is_to_us: bool,
 ) -> Result<NeighbourEvent, NetworkDrop> {
     if !on.is_whole_host {
-        return Ok(NeighbourEvent::default()); // the kernel's
+        return Ok(NeighbourEvent::default()); // the kernel answers
     }
     let at = usize::from(packet.headers.network_offset);
     let message = packet.frame.data().get(at..).ok_or(NetworkDrop::PktTooSmall)?;
     let message = ArpMessage::read(message)?;
+    // As in `arp_process`: nobody resolves a multicast or loopback address.
     if message.target.is_multicast() || message.target.is_loopback() {
         return Err(NetworkDrop::IpInvalidDest);
     }
     let is_request = message.operation == REQUEST;
     let is_for_us = is_request && on.is_own(message.target.into());
     if message.sender.is_unspecified() {
-        // Somebody is about to take the address: it is ours.
+        // A probe before taking the address (RFC 5227): answer that it is ours.
         if is_for_us {
             answer(packet, at, &message, on);
         }
         return Ok(NeighbourEvent { sighting: None, is_answer: is_for_us });
     }
+    // Not a host's address, or ours, or a multicast MAC: an entry for it would be forged.
     if !can_be_a_neighbour(message.sender, on) || message.sender_mac[0] & 1 != 0 {
         return Err(NetworkDrop::IpInvalidSource);
     }
@@ -69,7 +72,7 @@ pub fn receive(
         mac: Some(message.sender_mac),
         is_welcome: is_for_us,
         replaces: if is_for_us || is_announced { Replaces::Now } else { Replaces::WhenSettled },
-        // What everybody hears does not say that we are heard.
+        // A broadcast reply does not show that the neighbour has received a frame from us.
         is_confirmed: !is_request && is_to_us,
     };
     if is_for_us {
@@ -111,7 +114,7 @@ fn field<const N: usize>(message: &[u8], at: usize) -> [u8; N] {
     message.get(at..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; N])
 }
 
-/// True if a host on the link can have this address; our own are excluded.
+/// True if another host on the link can have this address.
 fn can_be_a_neighbour(address: Ipv4Addr, on: &Identity) -> bool {
     let is_nobodys = address.octets()[0] == 0
         || address.is_loopback()
@@ -120,8 +123,9 @@ fn can_be_a_neighbour(address: Ipv4Addr, on: &Identity) -> bool {
     !is_nobodys && !on.is_own(address.into())
 }
 
-/// Turns a request into its answer.
+/// Turns a request into its answer, in place.
 fn answer(packet: &mut Packet, at: usize, request: &ArpMessage, on: &Identity) {
+    // A device without a MAC address has nothing to answer with.
     let Some(mac) = on.mac else { return };
     let reply = ArpMessage {
         operation: REPLY,
@@ -145,8 +149,8 @@ fn answer(packet: &mut Packet, at: usize, request: &ArpMessage, on: &Identity) {
     packet.device_sum = None;
 }
 
-/// Builds a request for an address, as broadcast or to the MAC address known so far. `None` if we
-/// have no source address, or no frame is free.
+/// Builds a request for an address, broadcast or to the MAC address known so far. `None` if there
+/// is no source address for it, or no free frame.
 pub fn request(
     target: Ipv4Addr,
     lladdr: Option<[u8; 6]>,

@@ -12,10 +12,10 @@ const IPV6_BYTES: u32 = 40;
 const UDP_BYTES: u32 = 8;
 const UDP: u8 = 17;
 
-/// Most bytes of headers before a payload: Ethernet, IPv6, UDP.
+/// Upper bound on the header bytes before a payload: Ethernet, IPv6, UDP.
 pub const HEADERS_BYTES_MAX: u32 = ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES;
 
-/// `ip_default_ttl`, and the hop limit.
+/// Initial TTL and hop limit: `ip_default_ttl`.
 pub const DEFAULT_TTL: u8 = 64;
 
 /// The MAC addresses of a packet.
@@ -40,8 +40,8 @@ pub struct UdpHeaders {
     pub ttl: u8,
     /// DSCP and ECN bits.
     pub tos: u8,
-    /// Payload bytes of each datagram but the last, if the payload is of several (`UDP_SEGMENT`);
-    /// the device segments it, or the code that sends to the device. Else 0.
+    /// Payload bytes of each datagram but the last, if the payload contains several
+    /// (`UDP_SEGMENT`); else 0. The device, or the code that sends to it, segments the packet.
     pub gso_size: u16,
 }
 
@@ -55,8 +55,8 @@ pub enum HeaderError {
 }
 
 /// Prepends the headers to the payload, which is all that `frame` contains, and returns their
-/// description. All checksums are complete, except that with `gso_size` set the UDP checksum is the
-/// pseudo-header's sum (see [`Packet::is_gso`](forebay_rx::Packet::is_gso)).
+/// description. All checksums are complete, except that with `gso_size` set the UDP checksum field
+/// holds the pseudo-header's sum (see [`Packet::is_gso`](forebay_rx::Packet::is_gso)).
 ///
 /// # Errors
 /// If the headers cannot be written; `frame` is then unchanged.
@@ -70,6 +70,7 @@ pub fn emit_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, Head
     let network = match (headers.source, headers.destination) {
         (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
             if u32::from(udp_len) + IPV4_BYTES > u16::MAX.into() {
+                // The IPv4 length field counts the header too.
                 return Err(HeaderError::TooLong);
             }
             push_udp(frame, ports, udp_len, headers, pseudo_v4(*source.ip(), *destination.ip()));
@@ -87,7 +88,7 @@ pub fn emit_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, Head
     Ok(noted(link, network, udp_len))
 }
 
-/// The description that parsing the frame would yield.
+/// The description that parsing the frame would give.
 fn noted(link: Link, network: Network, udp_len: u16) -> Headers {
     let network_offset = match link {
         Link::Ethernet => 14,
@@ -137,7 +138,7 @@ fn push_udp(
     let checksum = if headers.gso_size > 0 {
         pseudo.fold()
     } else {
-        // 0 says that there is none (RFC 768).
+        // A checksum field of 0 means that there is no checksum (RFC 768).
         match !pseudo.plus(Sum::of(bytes)).fold() {
             0 => u16::MAX,
             sum => sum,
@@ -146,12 +147,11 @@ fn push_udp(
     bytes[6..8].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Prepends a header without options, with DF set and therefore without an identification (RFC
-/// 6864).
+/// Prepends a header without options. DF is set, and so the identification is 0 (RFC 6864).
 fn push_ipv4(frame: &mut Frame, source: Ipv4Addr, destination: Ipv4Addr, headers: &UdpHeaders) {
     const DONT_FRAGMENT: u8 = 0x40;
     frame.push(IPV4_BYTES);
-    // Lossless: a datagram's length was checked.
+    // Lossless: the datagram's length was checked by `emit_udp`.
     let total_len = u16::try_from(frame.len_bytes()).unwrap_or(u16::MAX);
     let bytes = frame.data_mut();
     bytes[0..2].copy_from_slice(&[0x45, headers.tos]);

@@ -4,7 +4,7 @@ use forebay_rx::counters::Counter;
 
 use super::drop::NetworkDrop;
 
-/// Counters written by one CPU and read by anyone.
+/// Counters written by one CPU, and read by any thread.
 #[derive(Debug, Default)]
 pub struct NetworkCounters {
     /// IPv4.
@@ -26,23 +26,23 @@ pub struct NetworkCounters {
 /// `Ip:` in `/proc/net/snmp`, `Ip6` in `/proc/net/snmp6`.
 #[derive(Debug, Default)]
 pub struct IpCounters {
-    /// Packets received, invalid ones included, those to other hosts' MAC addresses excluded.
+    /// Packets received: including invalid ones, excluding those to other hosts' MAC addresses.
     pub in_receives: Counter,
-    /// Dropped because of their header.
+    /// Packets dropped because of their header.
     pub in_hdr_errors: Counter,
-    /// Dropped because of their destination.
+    /// Packets dropped because of their destination.
     pub in_addr_errors: Counter,
-    /// Dropped because of an unknown protocol.
+    /// Packets dropped because of an unknown protocol.
     pub in_unknown_protos: Counter,
-    /// Shorter than their header says.
+    /// Packets shorter than their header says.
     pub in_truncated_pkts: Counter,
-    /// Dropped though valid.
+    /// Valid packets dropped.
     pub in_discards: Counter,
-    /// Delivered to a protocol; a reassembled datagram counts once.
+    /// Packets delivered to a protocol; a reassembled datagram counts once.
     pub in_delivers: Counter,
     /// Packets sent.
     pub out_requests: Counter,
-    /// Fragments that were to be reassembled.
+    /// Fragments received for reassembly.
     pub reasm_reqds: Counter,
     /// Datagrams reassembled.
     pub reasm_oks: Counter,
@@ -55,7 +55,7 @@ pub struct IpCounters {
 /// `Icmp:` in `/proc/net/snmp`, `Icmp6` in `/proc/net/snmp6`.
 #[derive(Debug, Default)]
 pub struct IcmpCounters {
-    /// Messages received, invalid ones included.
+    /// Messages received, including invalid ones.
     pub in_msgs: Counter,
     /// Invalid messages.
     pub in_errors: Counter,

@@ -1,14 +1,14 @@
-//! Drop reasons of the network layer and of the sockets behind it. The names are those of the
-//! kernel's `enum skb_drop_reason` in lower case, if it has one.
+//! Drop reasons of the network layer and of the sockets behind it. A name is that of the kernel's
+//! `enum skb_drop_reason` in lower case, if the kernel has the reason.
 
 use forebay_rx::reasons;
 
 reasons! {
     /// The reasons, in packet order.
     pub enum NetworkDrop {
-        /// To the MAC address of another host, or to a VLAN that this host is not on.
+        /// Sent to the MAC address of another host, or to a VLAN that this host is not on.
         Otherhost = "otherhost",
-        /// No protocol for its EtherType, its ICMP type, or one of its IPv6 options.
+        /// No protocol for the EtherType, the ICMP type, or an IPv6 option.
         UnhandledProto = "unhandled_proto",
         /// The capture was cut short (the kernel has no such frames).
         Snapped = "snapped",
@@ -26,13 +26,13 @@ reasons! {
         IpLocalnet = "ip_localnet",
         /// The source address is one of ours.
         IpLocalSource = "ip_local_source",
-        /// To an address that is not ours; packets are not forwarded.
+        /// Sent to an address that is not ours; packets are not forwarded.
         IpInaddrerrors = "ip_inaddrerrors",
-        /// To a group that was not joined.
+        /// Sent to a group that this host has not joined.
         NotJoined = "not_joined",
         /// An IPv4 packet with a source route option.
         SourceRoute = "source_route",
-        /// No protocol for its IP header's protocol number.
+        /// No protocol for the IP header's protocol number.
         IpNoproto = "ip_noproto",
         /// IPv6 on a device that has no IPv6 address.
         Ipv6disabled = "ipv6disabled",

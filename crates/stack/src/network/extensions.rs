@@ -11,17 +11,18 @@ use super::link::PacketType;
 
 /// Reserved bits of a fragment header's offset field.
 const RESERVED_BITS: u8 = 0x06;
-/// Most options other than padding in one header: `max_hbh_opts_number` and `max_dst_opts_number`.
+/// Upper bound on the options of one header, padding not counted: `max_hbh_opts_number` and
+/// `max_dst_opts_number`.
 const OPTIONS_MAX: u32 = 8;
-/// Most consecutive bytes of padding: more would not align anything.
+/// Upper bound on consecutive bytes of padding, which aligns to at most 8 bytes.
 const PADDING_MAX: usize = 7;
 
-/// Result of the walk.
+/// Result of walking the extension headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Walked {
-    /// The header of a protocol.
+    /// Reached the header of a protocol.
     Protocol { protocol: u8, offset: usize },
-    /// The header of a fragment.
+    /// Reached the header of a fragment.
     Fragment,
 }
 
@@ -29,12 +30,12 @@ pub(super) enum Walked {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ExtensionProgress {
     pub(super) packet_type: PacketType,
-    /// True if the packet was a fragment before: a second fragment header is invalid.
+    /// True if the packet was reassembled from fragments: a second fragment header is then invalid.
     pub(super) was_fragment: bool,
 }
 
-/// Walks from the header that [`Ipv6`] found to that of the protocol. `packet` begins with the fixed
-/// header, and ends where the payload does.
+/// Walks from the header that [`Ipv6`] found to the protocol's header. `packet` begins with the
+/// fixed header, and ends where the payload does.
 pub(super) fn walk(
     packet: &[u8],
     ipv6: &Ipv6,
@@ -76,7 +77,7 @@ pub(super) fn walk(
                 counters.reasm_oks.add(1);
                 progress.was_fragment = true;
             }
-            // Nothing follows, on purpose.
+            // No payload follows, by intent (RFC 8200, section 4.7).
             NO_NEXT_HEADER => {
                 counters.in_delivers.add(1);
                 return Err(NetworkDrop::IpNoproto);
@@ -95,7 +96,7 @@ pub(super) fn hop_by_hop(packet: &[u8], ipv6: &Ipv6) -> Result<(u8, usize), Netw
     Ok((walk.kind, walk.at))
 }
 
-/// Header that the options belong to.
+/// The header that the options belong to.
 #[derive(Clone, Copy)]
 enum Options<'a> {
     HopByHop { ipv6: &'a Ipv6 },
@@ -162,12 +163,14 @@ fn hop_by_hop_option(
     const JUMBO: u8 = 194;
     match *option {
         [ROUTER_ALERT, 2, ..] => Ok(()),
-        // Of a domain that nobody has configured.
+        // CALIPSO needs a domain of interpretation, and none is configured.
         [ROUTER_ALERT | CALIPSO, ..] => Err(NetworkDrop::IpInhdr),
+        // IOAM data must be aligned to 4 bytes.
         [IOAM, ..] if !at.is_multiple_of(4) => Err(NetworkDrop::IpInhdr),
         [JUMBO, 4, a, b, c, d] if at % 4 == 2 && ipv6.has_no_len => {
             let len = usize::try_from(u32::from_be_bytes([a, b, c, d])).unwrap_or(usize::MAX);
-            // What is longer than any packet here is so than this one.
+            // No packet here is longer than 65,535 bytes, so a jumbo length that is valid exceeds
+            // this packet.
             let is_needed = len > usize::from(u16::MAX);
             let is_short = len > packet.len().saturating_sub(FIXED_BYTES);
             Err(if is_needed && is_short { NetworkDrop::PktTooSmall } else { NetworkDrop::IpInhdr })
@@ -177,16 +180,17 @@ fn hop_by_hop_option(
     }
 }
 
-/// Handles an unknown option by the upper bits of its type.
+/// Accepts or rejects an unknown option by the two highest bits of its type.
 fn unknown_option(option: &[u8]) -> Result<(), NetworkDrop> {
     match option.first() {
         Some(0..=0x3f) => Ok(()),
+        // The highest bits are not 00: the packet is to be discarded (RFC 8200, section 4.2).
         _ => Err(NetworkDrop::UnhandledProto),
     }
 }
 
-/// Accepts a routing header at its final destination (`ipv6_rthdr_rcv`); RPL and segment routing are
-/// not enabled.
+/// Accepts a routing header at its final destination (`ipv6_rthdr_rcv`). RPL and segment routing
+/// are not enabled.
 fn routing(
     packet: &[u8],
     header: &[u8],

@@ -1,4 +1,4 @@
-//! Received ICMP and ICMPv6: checksums, counters, and echo.
+//! Reception of ICMP and ICMPv6: checksums, counters, and echo.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -12,7 +12,7 @@ use super::identity::Identity;
 use super::ipv4;
 use super::link::turn_round;
 
-/// ICMP's protocol number.
+/// Protocol number of ICMP.
 pub(super) const ICMP: u8 = 1;
 /// Protocol number of ICMPv6.
 pub(super) const ICMPV6: u8 = 58;
@@ -24,7 +24,7 @@ const ECHO_REPLY: u8 = 0;
 const ECHO_V6: u8 = 128;
 const ECHO_REPLY_V6: u8 = 129;
 const TIMESTAMP: u8 = 13;
-/// Highest type that is defined (`NR_ICMP_TYPES`).
+/// Highest defined type (`NR_ICMP_TYPES`).
 const LAST_TYPE: u8 = 18;
 pub(super) const HEADER_BYTES: usize = 8;
 const IPV4_BYTES: usize = 20;
@@ -34,11 +34,11 @@ const DEFAULT_TTL: u8 = 64;
 /// A received message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IcmpMessage<'a> {
-    /// Bytes from its header to the end of the IP packet.
+    /// Bytes from the ICMP header to the end of the IP packet.
     pub(super) bytes: &'a [u8],
-    /// Sum of the pseudo-header, for ICMPv6: addresses, length and protocol.
+    /// Sum of the ICMPv6 pseudo-header: addresses, length and protocol.
     pub(super) pseudo_sum: Sum,
-    /// True for multicast and broadcast.
+    /// True if the packet was sent to a multicast or broadcast address.
     pub(super) is_to_many: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct IcmpMessage<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EchoAsked {
     Echo,
-    /// None; counted only.
+    /// None: the message is only counted.
     Nothing,
 }
 
@@ -61,6 +61,7 @@ pub(super) fn receive(
         Err(reason)
     };
     match kind {
+        // `icmp_echo_ignore_broadcasts`: an answer to all would amplify a spoofed request.
         ECHO | TIMESTAMP if message.is_to_many => return wrong(NetworkDrop::IpInvalidDest),
         ECHO => {
             counters.in_echos.add(1);
@@ -70,6 +71,7 @@ pub(super) fn receive(
         DEST_UNREACH => counters.in_dest_unreachs.add(1),
         11 => counters.in_time_excds.add(1),
         12 => counters.in_parm_probs.add(1),
+        // RFC 1122, section 3.2.2: an unknown type is discarded silently.
         _ if kind > LAST_TYPE => return wrong(NetworkDrop::UnhandledProto),
         _ => {}
     }
@@ -96,7 +98,7 @@ pub(super) fn receive_v6(
     Ok(EchoAsked::Nothing)
 }
 
-/// Validates length and checksum. Returns the type.
+/// Validates length and checksum. Returns the ICMP type.
 fn judged(message: &IcmpMessage<'_>, counters: &IcmpCounters) -> Result<u8, NetworkDrop> {
     counters.in_msgs.add(1);
     if judge(message.pseudo_sum.plus(Sum::of(message.bytes))) == Checksum::Bad {
@@ -111,8 +113,8 @@ fn judged(message: &IcmpMessage<'_>, counters: &IcmpCounters) -> Result<u8, Netw
     Ok(kind)
 }
 
-/// Turns an echo request into its reply, in its own frame: without IP options or extension headers.
-/// The message begins at `offset`. Returns false if that is not possible.
+/// Turns an echo request into its reply, in place: without IP options or extension headers. The
+/// message begins at `offset`. Returns false if no reply is possible.
 pub(super) fn echo(packet: &mut Packet, offset: usize, on: &Identity) -> bool {
     let replied = match packet.headers.network {
         forebay_rx::parse::Network::Ipv4 => echo_v4(packet, offset),
@@ -160,10 +162,11 @@ fn echo_v6(packet: &mut Packet, offset: usize, on: &Identity) -> Option<()> {
     (*next, *hops) = (ICMPV6, DEFAULT_TTL);
     let (source, destination) = addresses.split_at_mut(16);
     source.swap_with_slice(destination);
-    // What was to a group is answered by one.
+    // A request to a group is answered from a unicast address.
     let asked = Ipv6Addr::from(*source.first_chunk::<16>()?);
     let asker = Ipv6Addr::from(*destination.first_chunk::<16>()?);
     if asker.is_unspecified() {
+        // No address to reply to.
         return None;
     }
     if asked.is_multicast() {
@@ -173,7 +176,7 @@ fn echo_v6(packet: &mut Packet, offset: usize, on: &Identity) -> Option<()> {
     reply(message, ECHO_REPLY_V6, pseudo)
 }
 
-/// Changes a message's type, and updates its checksum.
+/// Changes a message's type, and updates the checksum.
 fn reply(message: &mut [u8], to_kind: u8, pseudo_sum: Sum) -> Option<()> {
     let [kind, _, sum @ ..] = message.first_chunk_mut::<4>()?;
     (*kind, *sum) = (to_kind, [0; 2]);
@@ -183,7 +186,7 @@ fn reply(message: &mut [u8], to_kind: u8, pseudo_sum: Sum) -> Option<()> {
     Some(())
 }
 
-/// Source address for a reply to `asker`: one of its subnet, else of its scope.
+/// Source address for a reply to `asker`: one in the same subnet, else one of the same scope.
 fn own_towards(asker: Ipv6Addr, on: &Identity) -> Option<Ipv6Addr> {
     let own = |prefix: &super::Prefix| match prefix.address {
         IpAddr::V6(address) => Some((*prefix, address)),
@@ -196,8 +199,8 @@ fn own_towards(asker: Ipv6Addr, on: &Identity) -> Option<Ipv6Addr> {
         .map(|(_, own)| own)
 }
 
-/// Moves the link header and the fixed IP header next to the message at `offset`, and drops the
-/// bytes in front. Returns the offset of the IP header.
+/// Moves the link header and the fixed IP header up to the message at `offset`, and drops the bytes
+/// in front. Returns the offset of the IP header.
 fn move_header(packet: &mut Packet, offset: usize, fixed_bytes: usize) -> Option<usize> {
     let start = usize::from(packet.headers.network_offset);
     let between = offset.checked_sub(start + fixed_bytes)?;

@@ -1,4 +1,4 @@
-//! Port unreachable, as sent by `icmp_send` and `icmp6_send`.
+//! Port unreachable messages, as sent by `icmp_send` and `icmp6_send`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,14 +20,15 @@ const PORT_UNREACHABLE_V6: u8 = 4;
 /// 2.4).
 const IPV4_ERROR_BYTES: usize = 576;
 const IPV6_ERROR_BYTES: usize = 1280;
-/// Type of service of errors: internetwork control, plus the received packet's bits other than ECN.
+/// Type of service of errors: internetwork control, plus the received packet's TOS bits (`RT_TOS`).
 const INTERNETWORK_CONTROL: u8 = 0xc0;
 const TOS_MASK: u8 = 0x1e;
 const TTL: u8 = 64;
 /// Mask of an IPv4 header's fragment offset.
 const OFFSET_MASK: u16 = 0x1fff;
 
-/// The host that an error is sent to; `None` for multicast or broadcast packets and invalid sources.
+/// Destination of an error; `None` if the packet was multicast or broadcast, or its source is
+/// invalid.
 pub(super) fn whom_to_tell(packet: &Packet, on: &Identity) -> Option<IpAddr> {
     let is_to_us = link::addressed_to_host(packet, on) == Ok(PacketType::Host);
     let (source, destination) = (packet.view().source()?, packet.view().destination()?);
@@ -65,17 +66,17 @@ pub(super) fn port_unreachable(packet: &Packet, on: &Identity, pool: &mut Pool) 
     Some(error)
 }
 
-/// One of our datagrams that was answered by port unreachable.
+/// A datagram of ours that was answered by port unreachable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ErrorRefusal {
-    /// The address and port that it was sent from.
+    /// Address and port that the datagram was sent from.
     pub ours: (IpAddr, u16),
-    /// The address and port that it was sent to.
+    /// Address and port that the datagram was sent to.
     pub theirs: (IpAddr, u16),
 }
 
-/// The datagram quoted by a port unreachable message whose checksum is right (`__udp4_lib_err`,
-/// `__udp6_lib_err`).
+/// Datagram quoted by a port unreachable message with a valid checksum (`__udp4_lib_err`,
+/// `__udp6_lib_err`). `None` for other messages.
 pub(super) fn refused(message: &[u8], is_ipv6: bool) -> Option<ErrorRefusal> {
     let (&[kind, code, ..], quoted) = message.split_first_chunk::<HEADER_BYTES>()?;
     let (ours, theirs, ports): (IpAddr, IpAddr, _) = if is_ipv6 {
@@ -86,7 +87,7 @@ pub(super) fn refused(message: &[u8], is_ipv6: bool) -> Option<ErrorRefusal> {
     } else {
         let (source, destination) = ipv4::addresses(quoted)?;
         let &[first, _, _, _, _, _, flags, place, _, protocol] = quoted.first_chunk::<10>()?;
-        // Of a fragment behind the first, there are no ports.
+        // Only the first fragment has the ports.
         let is_first = u16::from_be_bytes([flags, place]) & OFFSET_MASK == 0;
         let is_so = (kind, code, protocol) == (DEST_UNREACH, PORT_UNREACHABLE, UDP) && is_first;
         let header_len = usize::from(first & 0xf) * 4;

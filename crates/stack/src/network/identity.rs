@@ -2,19 +2,19 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Group that every host on a link is in (RFC 1112).
+/// Group of all systems on a link (RFC 1112).
 pub const ALL_SYSTEMS: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
 
-/// Group that every node on a link is in (RFC 4291, section 2.7.1).
+/// Group of all nodes on a link (RFC 4291, section 2.7.1).
 pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
-/// Addresses that packets received on one device may have as their destination.
+/// Addresses that this host accepts as the destination of packets received on one device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Identity {
-    /// MAC address of the device; `None` if it has no link header.
+    /// MAC address of the device; `None` if the device has no link header.
     pub mac: Option<[u8; 6]>,
     /// Unicast addresses of this host, with their subnets. As in the kernel, an address of another
-    /// device belongs here too if packets to it may come in on this one.
+    /// device is listed too if packets to it may arrive on this device.
     pub addresses: Vec<Prefix>,
     /// Groups joined. [`ALL_SYSTEMS`], [`ALL_NODES`] and the solicited-node groups of `addresses`
     /// need not be listed.
@@ -22,7 +22,7 @@ pub struct Identity {
     /// Largest IP packet that may be sent on this device, in bytes.
     pub mtu: u32,
     /// True if the kernel does not answer ARP, neighbour solicitations and echo requests for this
-    /// host: on a TAP, a TUN, a virtual machine's device.
+    /// host: on a TAP or TUN, or a virtual machine's device.
     pub is_whole_host: bool,
 }
 
@@ -31,7 +31,7 @@ pub struct Identity {
 pub struct Prefix {
     /// The address, host part included.
     pub address: IpAddr,
-    /// Prefix length: at most 32, or 128.
+    /// Prefix length: at most 32 for IPv4, at most 128 for IPv6.
     pub bits: u8,
 }
 
@@ -42,8 +42,9 @@ impl Identity {
         self.addresses.iter().any(|prefix| prefix.address == address)
     }
 
-    /// True for a broadcast address: the limited one, or that of a subnet of ours. As in the kernel,
-    /// subnets of one or two addresses have none, and a subnet's first address is not special.
+    /// True for a broadcast address: 255.255.255.255, or that of one of our subnets. As in the
+    /// kernel, subnets of one or two addresses have none, and the first address of a subnet is not
+    /// special.
     #[must_use]
     pub fn is_broadcast(&self, address: Ipv4Addr) -> bool {
         let of_subnet = |prefix: &Prefix| prefix.broadcast() == Some(address);
@@ -73,8 +74,8 @@ impl Identity {
         self.is_own(address) || is_broadcast(address) || self.is_joined(address)
     }
 
-    /// True if several sockets may match a packet to this address: multicast, broadcast, or (from a
-    /// host without an address) the unspecified address.
+    /// True if several sockets may match a packet to this address: multicast, broadcast, or the
+    /// unspecified address, which a host without an address sends to.
     #[must_use]
     pub fn is_to_many(&self, destination: IpAddr) -> bool {
         match destination {

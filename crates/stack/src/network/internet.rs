@@ -34,7 +34,7 @@ impl NetworkLayer {
         self.ipv4_protocol(packet, on, pool)
     }
 
-    /// `ip_protocol_deliver_rcu`: a packet with a validated header, not a fragment.
+    /// `ip_protocol_deliver_rcu`, for a packet that has a valid header and is not a fragment.
     fn ipv4_protocol(&mut self, packet: Packet, on: &Identity, pool: &mut Pool) -> NetworkVerdict {
         let header = Wire::of(&packet).bytes;
         let Some(&[first, _, _, _, _, _, _, _, _, protocol, _, _, ref addresses @ ..]) =
@@ -112,7 +112,7 @@ impl NetworkLayer {
         self.protocol(packet, &place, on, pool)
     }
 
-    /// Adds a fragment to its datagram. Fragments that are dropped for it go back to the pool.
+    /// Adds a fragment to its datagram. Fragments that are dropped as a result go back to the pool.
     fn reassemble(
         &mut self,
         packet: Packet,
@@ -127,7 +127,7 @@ impl NetworkLayer {
         match reassembly {
             Reassembly::Waits => Err(NetworkVerdict::Kept),
             Reassembly::Dropped(packet, reason) => {
-                // It was wrong in itself, and no datagram failed for it.
+                // The fragment itself is invalid, and no datagram failed because of it.
                 let is_wrong = reason != NetworkDrop::DupFrag && reason != NetworkDrop::FragNomem;
                 if is_ipv6 && is_wrong && fails == 0 {
                     self.counters.ip6.in_hdr_errors.add(1);
@@ -154,7 +154,7 @@ impl NetworkLayer {
     }
 }
 
-/// Removes bytes after an IP packet of `total_len` bytes. A packet in several frames has none.
+/// Removes the bytes after an IP packet of `total_len` bytes. A packet in several frames has none.
 fn trim(packet: &mut Packet, total_len: usize) {
     let end = usize::from(packet.headers.network_offset) + total_len;
     match u32::try_from(end) {

@@ -16,7 +16,7 @@ const FRAGMENT_MASK: u16 = 0x3fff;
 /// Fields of a valid header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Ipv4 {
-    /// Options included.
+    /// Header length, options included.
     pub(super) header_len: usize,
     /// End of the packet, relative to its header.
     pub(super) total_len: usize,
@@ -24,7 +24,7 @@ pub(super) struct Ipv4 {
     pub(super) is_fragment: bool,
 }
 
-/// Result of routing: `RTN_LOCAL` and the like.
+/// Result of routing, as `RTN_LOCAL` and the like.
 enum Route {
     Local,
     Many,
@@ -104,7 +104,7 @@ pub(super) fn sum_up(header: &mut [u8; FIXED_BYTES]) {
     set(header, sum);
 }
 
-/// Source and destination.
+/// Source and destination address.
 pub(super) fn addresses(header: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
     let &[.., a, b, c, d, e, f, g, h] = header.first_chunk::<FIXED_BYTES>()?;
     Some(([a, b, c, d].into(), [e, f, g, h].into()))
@@ -123,9 +123,11 @@ fn route(
             return Err(NetworkDrop::NotJoined);
         }
         if source.is_multicast() || source.is_broadcast() {
+            // RFC 1122, section 3.2.1.3: never a source address.
             return Err(NetworkDrop::IpInvalidSource);
         }
         if source.is_loopback() {
+            // RFC 1122, section 3.2.1.3 (g): never on the wire.
             return Err(NetworkDrop::IpLocalnet);
         }
         return match source.is_unspecified() {
@@ -137,7 +139,7 @@ fn route(
     if source.is_multicast() || source.is_broadcast() {
         return Err(NetworkDrop::IpInvalidSource);
     }
-    // Who has no address yet may ask all.
+    // A host without an address yet may send from 0.0.0.0 to all hosts.
     let is_anyone = source.is_unspecified() && destination.is_unspecified();
     if destination.is_broadcast() || is_anyone {
         return match source.is_unspecified() {
@@ -146,6 +148,7 @@ fn route(
         };
     }
     if source.is_unspecified() {
+        // RFC 1122, section 3.2.1.3 (a): only while a host learns its address.
         return Err(NetworkDrop::IpInvalidSource);
     }
     if destination.is_unspecified() {
@@ -163,8 +166,8 @@ fn route(
     }
 }
 
-/// `fib_validate_source`: rejects our own addresses as source. Of the loopback net only the first
-/// address is rejected here; the others are rejected elsewhere or belong to nobody.
+/// `fib_validate_source`: rejects our own addresses as source. In the loopback net, only 127.0.0.1
+/// is rejected here: `route` rejects the others, or they have no owner.
 fn from_another(source: Ipv4Addr, on: &Identity, route: Route) -> Result<Route, NetworkDrop> {
     if on.is_own(source.into()) || source == Ipv4Addr::LOCALHOST {
         Err(NetworkDrop::IpLocalSource)

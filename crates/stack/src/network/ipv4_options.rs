@@ -1,5 +1,5 @@
-//! IPv4 options, as parsed by `ip_options_compile`. Routes and timestamps that they request are not
-//! recorded: options are never passed to an application.
+//! IPv4 options, as parsed by `ip_options_compile`. Routes and timestamps requested by options are
+//! not recorded, as options are never passed to an application.
 
 use super::drop::NetworkDrop;
 
@@ -12,16 +12,16 @@ const CIPSO: u8 = 134;
 const STRICT_SOURCE_ROUTE: u8 = 137;
 const ROUTER_ALERT: u8 = 148;
 
-/// Smallest valid pointer of an option. Pointers count from 1; the first position is after the
-/// option's fixed fields.
+/// Smallest valid pointer of an option. Pointers count from 1, and the first valid position is
+/// after the option's fixed fields.
 const ROUTE_FIRST: usize = 4;
 const TIMESTAMP_FIRST: usize = 5;
 
-/// Flags of a timestamp option that have a meaning.
+/// Defined flags of a timestamp option that make its entries longer.
 const TIMES_AND_ADDRESSES: u8 = 1;
 const TIMES_OF_NAMED: u8 = 3;
 
-/// Options seen so far that may appear only once.
+/// Options found so far that may appear only once.
 #[derive(Default)]
 struct FoundOption {
     source_route: bool,
@@ -45,12 +45,12 @@ pub(super) fn judge(mut options: &[u8]) -> Result<(), NetworkDrop> {
             }
         };
     }
-    // `accept_source_route` is 0 for all.
+    // The kernel's default: `accept_source_route` is 0 in `all`.
     if found.source_route { Err(NetworkDrop::SourceRoute) } else { Ok(()) }
 }
 
 impl FoundOption {
-    /// Validates an option of the length that it states. `None` if it is invalid.
+    /// Validates one option of the length that it states. `None` if invalid.
     fn judge(&mut self, option: &[u8]) -> Option<()> {
         match *option.first()? {
             LOOSE_SOURCE_ROUTE | STRICT_SOURCE_ROUTE => {
@@ -69,7 +69,7 @@ impl FoundOption {
                 timestamp(option)
             }
             ROUTER_ALERT => (option.len() >= 4).then_some(()),
-            CIPSO => None, // of a domain that nobody has configured
+            CIPSO => None, // no domain of interpretation is configured
             _ => Some(()),
         }
     }
@@ -90,7 +90,7 @@ fn timestamp(option: &[u8]) -> Option<()> {
     is_right.then_some(())
 }
 
-/// Marks an option as seen; `None` if it was seen before.
+/// Marks an option as found; `None` if it was found before.
 fn first(is_found: &mut bool) -> Option<()> {
     (!std::mem::replace(is_found, true)).then_some(())
 }
@@ -103,7 +103,7 @@ fn pointer(option: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Changes one field at a time of an option that is accepted.
+    /// Options that the kernel accepts, and the same with one field changed.
     #[test]
     fn option_errors_are_the_kernels() {
         let taken: [&[u8]; 14] = [

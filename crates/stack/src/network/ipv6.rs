@@ -16,11 +16,11 @@ pub(super) const FIXED_BYTES: usize = 40;
 pub(super) struct Ipv6 {
     /// End of the packet, relative to its header.
     pub(super) total_len: usize,
-    /// The header after the fixed one and the hop-by-hop options.
+    /// Type of the header after the fixed header and the hop-by-hop options.
     pub(super) next: u8,
     /// Offset of that header from the fixed one.
     pub(super) offset: usize,
-    /// True if the length field is 0: the length is unknown, and fragments are not accepted.
+    /// True if the length field is 0: the length is then unknown, and fragments are not accepted.
     pub(super) has_no_len: bool,
 }
 
@@ -68,7 +68,7 @@ fn header(wire: &Wire<'_>, counters: &IpCounters) -> Result<Ipv6, NetworkDrop> {
     }
     let payload_len = usize::from(u16::from_be_bytes([fixed[4], fixed[5]]));
     let next = fixed[6];
-    // Without a length it is a jumbogram, or it goes to the end of the frame.
+    // Without a length the packet is a jumbogram, or extends to the end of the frame.
     let has_no_len = payload_len == 0;
     let mut ipv6 =
         Ipv6 { total_len: FIXED_BYTES + payload_len, next, offset: FIXED_BYTES, has_no_len };
@@ -92,7 +92,7 @@ fn header(wire: &Wire<'_>, counters: &IpCounters) -> Result<Ipv6, NetworkDrop> {
     Ok(ipv6)
 }
 
-/// Fields of a header that was validated before, of a packet that is `bytes` as a whole.
+/// Fields of a header that was validated before; `bytes` is the whole packet.
 pub(super) fn again(bytes: &[u8]) -> Result<Ipv6, NetworkDrop> {
     let &[_, _, _, _, _, _, next, ..] =
         bytes.first_chunk::<FIXED_BYTES>().ok_or(NetworkDrop::IpInhdr)?;
@@ -103,7 +103,7 @@ pub(super) fn again(bytes: &[u8]) -> Result<Ipv6, NetworkDrop> {
     Ok(ipv6)
 }
 
-/// Source and destination.
+/// Source and destination address.
 pub(super) fn addresses(header: &[u8]) -> Option<(Ipv6Addr, Ipv6Addr)> {
     let source = header.get(8..)?.first_chunk::<16>()?;
     let destination = header.get(24..)?.first_chunk::<16>()?;
@@ -115,12 +115,15 @@ fn judge_addresses(header: &[u8; FIXED_BYTES]) -> Result<(), NetworkDrop> {
     let (source, destination) = addresses(header).ok_or(NetworkDrop::IpInhdr)?;
     let is_reserved_scope = |group: Ipv6Addr| matches!(group.octets()[1] & 0x0f, 0 | 1);
     if source.is_loopback() || destination.is_loopback() {
+        // Section 2.5.3: never outside of a node.
         return Err(NetworkDrop::IpLocalnet);
     }
     if destination.is_multicast() && is_reserved_scope(destination) {
+        // Section 2.7: scope 0 is reserved, and scope 1 does not leave the interface.
         return Err(NetworkDrop::IpInvalidDest);
     }
     if source.is_multicast() {
+        // Section 2.7: a group is never a source.
         return Err(NetworkDrop::IpInvalidSource);
     }
     Ok(())

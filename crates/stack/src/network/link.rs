@@ -1,4 +1,4 @@
-//! Link layer addressing: the kernel's `eth_type_trans`, and the handling of priority tags in
+//! Link-layer addressing: the kernel's `eth_type_trans`, and its handling of priority tags in
 //! `__netif_receive_skb_core`.
 
 use forebay_rx::packet::Packet;
@@ -7,7 +7,7 @@ use forebay_rx::parse::{Headers, Link, Network, Verify, parse_into};
 use super::drop::NetworkDrop;
 use super::identity::Identity;
 
-/// Length of an Ethernet header's addresses.
+/// Length of the two addresses of an Ethernet header.
 const MACS_BYTES: usize = 12;
 /// Length of an Ethernet header without tags.
 const ETHERNET_BYTES: usize = 14;
@@ -22,19 +22,19 @@ const GROUP: u8 = 1;
 /// The kernel's `pkt_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PacketType {
-    /// To this host.
+    /// Sent to this host.
     Host,
-    /// To all hosts on the link.
+    /// Sent to all hosts on the link.
     Broadcast,
-    /// To a group on the link.
+    /// Sent to a group on the link.
     Multicast,
 }
 
-/// Determines the kind of a frame's destination. A packet with more priority tags than parsing walks
-/// over has them stripped and is parsed again.
+/// Determines the type of a frame by its destination. If a packet has more priority tags than
+/// parsing walks over, the tags are stripped and the packet is parsed again.
 ///
 /// # Errors
-/// If it is not for this host, or of an unknown protocol.
+/// If the packet is not for this host, or of an unknown protocol.
 pub(super) fn packet_type(packet: &mut Packet, on: &Identity) -> Result<PacketType, NetworkDrop> {
     if packet.headers.link == Link::Ip {
         let is_ip = packet.headers.network != Network::Other;
@@ -51,7 +51,7 @@ pub(super) fn packet_type(packet: &mut Packet, on: &Identity) -> Result<PacketTy
     addressed_to(packet.frame.data(), on)
 }
 
-/// Destination kind of a packet that [`packet_type`] accepted before.
+/// Type of a packet that [`packet_type`] accepted before.
 pub(super) fn addressed_to_host(packet: &Packet, on: &Identity) -> Result<PacketType, NetworkDrop> {
     match packet.headers.link {
         Link::Ip => Ok(PacketType::Host),
@@ -65,7 +65,7 @@ pub(super) fn turn_round(bytes: &mut [u8], link: Link, on: &Identity) {
         let (to, from) = link_addresses.split_at_mut(6);
         to.swap_with_slice(from);
         if let Some(mac) = on.mac {
-            from.copy_from_slice(&mac); // it may have been to all
+            from.copy_from_slice(&mac); // the destination may have been a group
         }
     }
 }
@@ -93,10 +93,10 @@ fn priority_tags(bytes: &[u8]) -> Result<usize, NetworkDrop> {
                 }
                 tags += 1;
             }
-            // `skb_vlan_untag` looks at two bytes more.
+            // `skb_vlan_untag` pulls two bytes beyond the tag.
             [_, _] | [_, _, _] if tags > 0 => return Err(NetworkDrop::PktTooSmall),
             [high, low, ..] if u16::from_be_bytes([high, low]) < 0x0600 => {
-                return Err(NetworkDrop::UnhandledProto); // 802.2: nobody speaks IP over it
+                return Err(NetworkDrop::UnhandledProto); // 802.2: a length, not a type
             }
             [0x08, 0x00, ..] | [0x86, 0xdd, ..] | [0x08, 0x06, ..] => return Ok(tags),
             [_, _, ..] => return Err(NetworkDrop::UnhandledProto),

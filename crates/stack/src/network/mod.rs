@@ -1,28 +1,28 @@
-//! Network: IP as a host receives it. The output is what Linux 6.18 would hand to a UDP socket with
-//! its default settings (RFC 1122, RFC 8200), and every other packet has a drop reason.
+//! Network: IP as a host receives it. The layer delivers the datagrams that Linux 6.18 with default
+//! settings would hand to a UDP socket (RFC 1122, RFC 8200). Every other packet has a drop reason.
 //!
 //! ```text
 //! link ─► ipv4 ─► ipv4_options ─┬─► (reassembly) ─┬─► udp ─► Datagram
 //!      └► ipv6 ─► extensions ───┘                 └─► icmp ─► Answer
 //! ```
-// Bytes from outside are taken by patterns and checked slices only.
+// Received bytes are accessed by patterns and checked slices only.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
 #[expect(clippy::indexing_slicing, reason = "it writes headers into room that it made")]
 pub mod compose;
-mod link; //         whom a frame is addressed to
-mod slots; //        what is found by its hash, in lists
-mod wire; //         how much of a packet there is
+mod link; //         link-layer addressing
+mod slots; //        a hash table whose items are linked into lists
+mod wire; //         received and claimed length of a packet
 mod ipv4; //         header, addresses, routes
 mod ipv4_options;
 mod ipv6; //         header, addresses
-mod extensions; //   IPv6's extension headers and their options
-mod internet; //     all of them, and fragments
-mod transport; //    what is delivered, what is answered
+mod extensions; //   IPv6 extension headers and their options
+mod internet; //     from the network header to the transport header, through reassembly
+mod transport; //    delivery and answers
 mod udp; //          lengths and checksums
-mod icmp; //         echo, and errors that come in
+mod icmp; //         echo, and received errors
 mod icmp_error; //   port unreachable
-mod rate_limit; //   how often
+mod rate_limit; //   rate limits of ICMP errors
 
 pub mod arp;
 pub mod counters;
@@ -53,13 +53,14 @@ use wire::{Extent, Wire};
 /// Configuration of a CPU's network layer: the kernel's sysctls, with its defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NetworkConfig {
-    /// `icmp_ratelimit`: interval of errors to one destination, once its burst is used up, in ns.
+    /// `icmp_ratelimit`: interval between errors to one destination once its burst is used up, in
+    /// ns.
     pub icmp_ratelimit_ns: u64,
-    /// `icmp_msgs_per_sec`: errors sent per second by this CPU in all.
+    /// `icmp_msgs_per_sec`: errors that this CPU sends per second to all destinations together.
     pub icmp_msgs_per_sec: u32,
     /// `icmp_msgs_burst`: errors sent at once.
     pub icmp_msgs_burst: u32,
-    /// Limits for waiting fragments.
+    /// Limits for incomplete datagrams.
     pub fragments: FragmentsConfig,
 }
 
@@ -78,29 +79,29 @@ impl Default for NetworkConfig {
 #[must_use]
 #[derive(Debug)]
 pub enum NetworkVerdict {
-    /// A complete, valid UDP datagram for this host: described by `headers`; the frame still begins
-    /// with the link header and ends where the IP packet does.
+    /// A complete, valid UDP datagram for this host, described by `headers`. The frame still begins
+    /// with the link header, and ends where the IP packet does.
     Datagram(Packet),
-    /// A packet to be sent out of the device that the received one came from, unchanged: an answer.
+    /// An answer: to be sent unchanged out of the device that the received packet arrived on.
     Answer(Packet),
-    /// Processed completely; the frame is to be returned to its pool.
+    /// A packet that needs no further processing; its frame is to be returned to its pool.
     Taken(Packet),
-    /// A message about a neighbour's address; if it was a request, the packet is now the answer.
+    /// A message about a neighbour's address. If it was a request, the packet is now the answer.
     Heard(Packet, NeighbourEvent),
     /// An ICMP port unreachable for one of our datagrams. The frame is to be returned to its pool.
     Refused(Packet, ErrorRefusal),
-    /// A fragment: its frame waits for the others.
+    /// A fragment that waits for the rest of its datagram.
     Kept,
-    /// Dropped.
+    /// A dropped packet and the reason.
     Dropped(Packet, NetworkDrop),
 }
 
 /// The network layer of one CPU.
 #[derive(Debug)]
 pub struct NetworkLayer {
-    /// Waiting fragments of the host.
+    /// Incomplete datagrams of the host.
     fragments: Arc<Fragments>,
-    /// Fragments that reassembly gave up, until returned to the pool; empty otherwise.
+    /// Fragments that reassembly gave up, until they are counted and returned; empty between calls.
     given_up: GivenUp,
     limit: RateLimit,
     counters: Arc<NetworkCounters>,
@@ -114,8 +115,7 @@ impl NetworkLayer {
         Self::sharing(fragments, config, counters)
     }
 
-    /// Creates one of several network layers that share the waiting fragments, since flows move
-    /// between their CPUs.
+    /// Creates one of several network layers that share `fragments`, since flows move between CPUs.
     #[must_use]
     pub fn sharing(
         fragments: Arc<Fragments>,
@@ -126,8 +126,8 @@ impl NetworkLayer {
         Self { fragments, given_up, limit, counters }
     }
 
-    /// Validates a packet that [`parse`](forebay_rx::parse) has walked over, received on a device on which
-    /// this host is `on`. Drops are counted already.
+    /// Validates a packet that [`parse`](forebay_rx::parse) has walked over, received on a device
+    /// on which this host has the identity `on`. Drops are already counted.
     pub fn receive(
         &mut self,
         mut packet: Packet,
@@ -148,14 +148,14 @@ impl NetworkLayer {
                     Err(reason) => self.dropped(packet, reason),
                 }
             }
-            // The kernel's.
+            // The kernel processes ARP on this device.
             Some(ETHERTYPE_ARP) => NetworkVerdict::Taken(packet),
             _ => self.dropped(packet, NetworkDrop::UnhandledProto),
         }
     }
 
-    /// Answers a datagram to a port without a socket: port unreachable, subject to the kernel's rate
-    /// limits. The datagram is dropped and counted as such; the answer is a new packet.
+    /// Answers a datagram to a port without a socket by port unreachable, subject to the kernel's
+    /// rate limits. The datagram is dropped and counted as such; the answer is a new packet.
     pub fn unreachable(
         &mut self,
         packet: Packet,
@@ -199,21 +199,21 @@ impl NetworkLayer {
         dropped.append(&mut self.given_up.packets);
     }
 
-    /// Drops all waiting fragments, whichever CPU received them: no others will come. Their frames
-    /// go back to their pool.
+    /// Drops all waiting fragments at shutdown, whichever CPU received them. Their frames return to
+    /// their pools.
     pub fn end(&mut self) {
         self.fragments.clear(&mut self.given_up);
         self.count_given_up();
         self.given_up.packets.clear();
     }
 
-    /// The waiting fragments.
+    /// Incomplete datagrams of the host.
     #[must_use]
     pub fn fragments(&self) -> &Fragments {
         &self.fragments
     }
 
-    /// Counts a datagram that no socket gets, by reason.
+    /// Counts a datagram that is delivered to no socket, by reason.
     pub fn drop_datagram(&self, packet: &Packet, reason: NetworkDrop) {
         let udp = self.udp_counters(packet.headers.network);
         self.counters.drops.add(reason, u64::from(packet.segment_count()));
@@ -256,7 +256,7 @@ impl NetworkLayer {
     }
 }
 
-/// The innermost EtherType; of a frame without link header, derived from the IP version.
+/// Innermost EtherType. Of a frame without a link header, derived from the IP version.
 fn ethertype(packet: &Packet) -> Option<u16> {
     use forebay_rx::parse::Network as Parsed;
     match packet.headers.network {

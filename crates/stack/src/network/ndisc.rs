@@ -1,6 +1,6 @@
-//! Neighbour discovery (RFC 4861) as in the kernel's `net/ipv6/ndisc.c`, on devices where the kernel
-//! does not act for this host: answers solicitations, learns from advertisements, sends
-//! solicitations. Router discovery is not included.
+//! Neighbour discovery (RFC 4861) as in the kernel's `net/ipv6/ndisc.c`, on devices where the
+//! kernel does not act for this host. Answers and sends solicitations, and learns from
+//! solicitations and advertisements. Router discovery is not included.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -18,7 +18,7 @@ pub const SOLICITATION: u8 = 135;
 /// ICMPv6 type of an advertisement.
 pub const ADVERTISEMENT: u8 = 136;
 
-/// Hop limit of all messages: a packet from beyond the link cannot have it.
+/// Hop limit of all messages: a packet forwarded by a router cannot have it.
 const HOP_LIMIT: u8 = 255;
 
 const ICMPV6: u8 = 58;
@@ -47,19 +47,19 @@ struct NdiscMessage {
     came_from: Option<[u8; 6]>,
 }
 
-/// Processes a solicitation or an advertisement: an ICMPv6 message at `at`, extending to the end of
-/// the frame, with a valid checksum. A solicitation for one of our addresses is turned into its
-/// answer, in its own frame.
+/// Processes a solicitation or an advertisement: an ICMPv6 message at `at`, with a valid checksum,
+/// which extends to the end of the frame. A solicitation for one of our addresses is turned into
+/// its answer in place.
 ///
 /// # Errors
-/// If it is not a valid message, or not one that a correct host would send.
+/// If the message is invalid, or not one that a correct host would send.
 pub fn receive(
     packet: &mut Packet,
     at: usize,
     on: &Identity,
 ) -> Result<NeighbourEvent, NetworkDrop> {
     if !on.is_whole_host {
-        return Ok(NeighbourEvent::default()); // the kernel's
+        return Ok(NeighbourEvent::default()); // the kernel answers
     }
     let message = NdiscMessage::read(packet, at)?;
     match message.kind {
@@ -75,11 +75,13 @@ fn solicited(
     on: &Identity,
 ) -> Result<NeighbourEvent, NetworkDrop> {
     let NdiscMessage { source, destination, target, lladdr, came_from, .. } = *message;
-    // Somebody is about to take the address, and asks whether it is free.
+    // Duplicate address detection: the sender is about to take the address.
     let is_probe = source.is_unspecified();
     if is_probe {
         let group = Prefix { address: target.into(), bits: 128 }.solicited_node();
         if group != Some(destination) || lladdr.is_some() {
+            // RFC 4861, section 7.1.1: a probe goes to the solicited-node group, without the
+            // option.
             return Err(NetworkDrop::IpInvalidSource);
         }
     }
@@ -112,6 +114,7 @@ fn advertised(message: &NdiscMessage, on: &Identity) -> Result<NeighbourEvent, N
     let NdiscMessage { flags, destination, target, lladdr, .. } = *message;
     let is_solicited = flags & SOLICITED != 0;
     if is_solicited && destination.is_multicast() {
+        // RFC 4861, section 7.1.2: a solicited advertisement is never multicast.
         return Err(NetworkDrop::IpInvalidDest);
     }
     let sighting = NeighbourObservation {
@@ -137,6 +140,7 @@ impl NdiscMessage {
         let fixed: &[u8; IPV6_BYTES] = field(bytes, network_offset)?;
         let &[kind, code, _, _, flags, ..]: &[u8; MESSAGE_BYTES] = field(bytes, at)?;
         if fixed[7] != HOP_LIMIT || code != 0 {
+            // RFC 4861, section 7.1: from beyond the link, or of an unknown code.
             return Err(NetworkDrop::IpInhdr);
         }
         let address = |at| field::<16>(bytes, at).map(|&address| Ipv6Addr::from(address));
@@ -162,7 +166,7 @@ impl NdiscMessage {
     }
 }
 
-/// The link-layer address in the option of this type; of several, the first one counts
+/// Link-layer address in the option of type `wanted`; if there are several, the first one
 /// (`ndisc_parse_options`).
 fn lladdr(mut options: &[u8], wanted: u8) -> Result<Option<[u8; 6]>, NetworkDrop> {
     let mut found = None;
@@ -223,8 +227,8 @@ impl Advertisement {
     }
 }
 
-/// Builds a solicitation for a neighbour, to its solicited-node group or to the MAC address known so
-/// far. `None` if we have no source address, or no frame is free.
+/// Builds a solicitation for a neighbour, to its solicited-node group or to the MAC address known
+/// so far. `None` if there is no source address for it, or no free frame.
 pub fn solicitation(
     target: Ipv6Addr,
     lladdr: Option<[u8; 6]>,
@@ -250,7 +254,7 @@ pub fn solicitation(
 
 /// An IPv6 header followed by the message, with its checksum filled in.
 fn in_ipv6(message: &[u8], source: Ipv6Addr, destination: Ipv6Addr) -> Vec<u8> {
-    // Lossless: a message and one option.
+    // Lossless: a message with one option.
     let payload_len = u16::try_from(message.len()).unwrap_or(u16::MAX).to_be_bytes();
     let fixed = [0x60, 0, 0, 0, payload_len[0], payload_len[1], ICMPV6, HOP_LIMIT];
     let addresses = [source.octets(), destination.octets()].concat();
@@ -269,7 +273,7 @@ fn group_lladdr(group: Ipv6Addr) -> [u8; 6] {
     [0x33, 0x33, a, b, c, d]
 }
 
-/// Updates the packet's description after its bytes were rewritten.
+/// Parses the packet again after its bytes were rewritten.
 fn noted(packet: &mut Packet) {
     packet.wire_len = packet.frame.len_bytes();
     packet.device_sum = None;

@@ -1,23 +1,23 @@
-//! Link-layer addresses of neighbours, learned from ARP and neighbour discovery on devices where the
-//! kernel does not act for this host: the counterpart of the kernel's `net/core/neighbour.c`.
+//! Link-layer addresses of neighbours, learned from ARP and neighbour discovery on devices where
+//! the kernel does not act for this host: the counterpart of the kernel's `net/core/neighbour.c`.
 //!
-//! Nothing runs by itself here. A sender calls [`resolve`](Neighbours::resolve) and sends the
-//! packets it is given; a receiver reports observations ([`hear`](Neighbours::hear)). States:
+//! The table does nothing on its own. A sender calls [`resolve`](Neighbours::resolve) and sends the
+//! packet that it returns; a receiver reports observations ([`hear`](Neighbours::hear)). States:
 //!
-//! * **unknown**: solicited once a second as long as a sender wants it;
-//! * **reachable**: for half a minute after it answered;
-//! * **stale**: still used, and probed by unicast after five seconds; after three unanswered probes
-//!   it is unknown again. An unused entry is never probed.
+//! * **unknown**: solicited once a second as long as a sender needs the address;
+//! * **reachable**: for 30 s after the neighbour answered;
+//! * **stale**: still used, and probed by unicast after five seconds. After three unanswered probes
+//!   the neighbour is unknown again. An unused entry is never probed.
 //!
-//! Anybody can cause entries for neighbours that do not exist: by soliciting us, or by sending
-//! packets that we answer, from addresses that nobody has. So each class of entries has a limit and
-//! evicts within itself: unresolved ones, oldest first; those only observed; those used that have
-//! not answered yet. The rest of the table is for neighbours that have answered and are used, in LRU
+//! Any host can cause entries for neighbours that do not exist, by soliciting us or by sending
+//! packets that we answer, from spoofed addresses. So each class of entries has a limit, and evicts
+//! its own entries: unresolved ones, oldest first; those only observed; those used that have not
+//! answered yet. The rest of the table is for neighbours that are used and have answered, in LRU
 //! order, regardless of the other classes.
 //!
-//! Packets wait for unresolved neighbours, of which there are no more than waiting slots. When all
-//! slots are taken, the neighbour with the most waiting packets loses one, so that every neighbour
-//! can get a slot.
+//! Packets wait for unresolved neighbours, and there are at least as many waiting slots as
+//! unresolved neighbours. When all slots are taken, the neighbour with the most waiting packets
+//! loses one, so that every neighbour can get a slot.
 
 use std::net::IpAddr;
 
@@ -29,24 +29,24 @@ use siphasher::sip::SipHasher13;
 use super::slots::{SlotList, SlotPlace, SourceSlots};
 use super::{Identity, arp, ndisc};
 
-/// Most neighbour entries (`gc_thresh3`).
+/// Upper bound on neighbour entries (`gc_thresh3`).
 pub const NEIGHBOURS_MAX: usize = 1024;
 
-/// Most packets waiting per neighbour; the oldest is dropped for a new one (like `unres_qlen`, which
-/// the kernel counts in bytes).
+/// Upper bound on packets waiting per neighbour; a new packet displaces the oldest (like
+/// `unres_qlen`, which the kernel counts in bytes).
 pub const WAITING_MAX: usize = 3;
 
-/// Most packets waiting for all neighbours together.
+/// Upper bound on packets waiting for all neighbours together.
 pub const WAITING_IN_ALL_MAX: usize = 256;
 
-/// Most unresolved neighbours: each has a slot for one packet.
+/// Upper bound on unresolved neighbours: each has a slot for one packet.
 const SOUGHT_MAX: usize = WAITING_IN_ALL_MAX;
 
-/// Most neighbours that were only observed, and most that are used but have not answered yet.
+/// Upper bound on neighbours only observed, and on those used that have not answered yet.
 const DOUBTED_MAX: usize = 128;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// `base_reachable_time`; the kernel's varies by a half.
+/// `base_reachable_time`; the kernel varies the value by half.
 const REACHABLE_NS: u64 = 30 * SECOND_NS;
 /// `delay_first_probe_time`.
 const DELAY_NS: u64 = 5 * SECOND_NS;
@@ -56,7 +56,7 @@ const RETRANS_NS: u64 = SECOND_NS;
 const SOLICIT_MAX: u8 = 3;
 /// `locktime`: of several answers in quick succession, the first one counts.
 const LOCK_NS: u64 = SECOND_NS;
-/// `gc_staletime`: longest time that an unused entry is kept.
+/// `gc_staletime`: lifetime of an unused entry.
 const STALE_NS: u64 = 60 * SECOND_NS;
 
 /// An observation of a neighbour.
@@ -66,11 +66,12 @@ pub struct NeighbourObservation {
     pub address: IpAddr,
     /// MAC address, if the message contained one.
     pub mac: Option<[u8; 6]>,
-    /// True if an entry is created without a resolution pending: the neighbour wants to talk to us.
+    /// True if an entry is created even without a resolution pending: the neighbour is about to
+    /// send to us.
     pub is_welcome: bool,
     /// Condition for replacing a known MAC address.
     pub replaces: Replaces,
-    /// True for an answer to us, which confirms reachability in both directions.
+    /// True for an answer to our solicitation, which confirms reachability in both directions.
     pub is_confirmed: bool,
 }
 
@@ -79,9 +80,9 @@ pub struct NeighbourObservation {
 pub enum Replaces {
     /// Always.
     Now,
-    /// Only if the known one is older than `locktime`.
+    /// Only if the known address is older than `locktime`.
     WhenSettled,
-    /// Never; but a different one makes the entry stale.
+    /// Never, but a different address makes the entry stale.
     Never,
 }
 
@@ -90,7 +91,7 @@ pub enum Replaces {
 pub struct NeighbourEvent {
     /// The observation, for [`Neighbours::hear`].
     pub sighting: Option<NeighbourObservation>,
-    /// True if the frame now contains the answer, to be sent out of the device it came from.
+    /// True if the frame now contains the answer, to be sent out of the device it arrived on.
     pub is_answer: bool,
 }
 
@@ -104,20 +105,20 @@ pub enum Resolved {
     Probe([u8; 6], Packet),
     /// Unknown: a solicitation to be sent.
     Ask(Packet),
-    /// Unknown, and already solicited or not possible to solicit.
+    /// Unknown: solicited already, or no solicitation can be built.
     Wait,
 }
 
-/// Class of an entry, by how much is known: entries are evicted within their class.
+/// Class of an entry, by the knowledge about it: entries are evicted within their class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NeighbourClass {
     /// Without a MAC address.
     Sought,
-    /// Observed only, not used.
+    /// Observed only, never used.
     Heard,
-    /// Used, but has not answered us.
+    /// Used, but never answered us.
     Tried,
-    /// Used, and has answered a solicitation.
+    /// Used, and answered a solicitation.
     Proven,
 }
 
@@ -126,7 +127,7 @@ enum NeighbourClass {
 struct ClassMembers {
     list: SlotList,
     count: usize,
-    /// Most entries allowed.
+    /// Upper bound on `count`.
     most: usize,
 }
 
@@ -135,9 +136,9 @@ struct ClassMembers {
 pub struct NeighbourDrops {
     /// Dropped to make room for others.
     pub neigh_queuefull: u64,
-    /// The neighbour did not answer.
+    /// Dropped because the neighbour did not answer.
     pub neigh_failed: u64,
-    /// The entry was evicted, or the table is closed.
+    /// Dropped because the entry was evicted, or the table is closed.
     pub neigh_dead: u64,
 }
 
@@ -150,8 +151,8 @@ struct NeighbourClasses {
     proven: ClassMembers,
 }
 
-/// List index for entries of a class: unresolved ones in order of creation, others in order of the
-/// last use or observation.
+/// List index for the entries of a class: unresolved ones in order of creation, others in order of
+/// the last use or observation.
 const BY_CLASS: usize = 0;
 /// List index for entries with the same number of waiting packets.
 const BY_WAITING: usize = 1;
@@ -162,10 +163,10 @@ pub struct Neighbours {
     hasher: SipHasher13,
     slots: SourceSlots<Neighbour, 2>,
     classes: NeighbourClasses,
-    /// Entries by number of waiting packets, from one up.
+    /// Entries with waiting packets: `crowds[n]` lists those with `n + 1`.
     crowds: [SlotList; WAITING_MAX],
     waiting: usize,
-    /// Packets of entries that were evicted, not yet returned to a caller.
+    /// Packets of evicted entries, until the next call takes them.
     given_up: Vec<Packet>,
     drops: NeighbourDrops,
     is_closed: bool,
@@ -176,7 +177,7 @@ struct Neighbour {
     address: IpAddr,
     mac: Option<[u8; 6]>,
     is_used: bool,
-    /// True if it has answered since it was last unknown.
+    /// True if the neighbour has answered since it was last unknown.
     has_answered: bool,
     class: NeighbourClass,
     /// End of the reachable state.
@@ -185,10 +186,11 @@ struct Neighbour {
     updated_ns: u64,
     /// Time of the last use or observation.
     touched_ns: u64,
-    /// Solicitations since the last confirmation; `ask_at_ns` is the earliest time of the next.
+    /// Solicitations since the last confirmation; `ask_at_ns` is the earliest time of the next one.
     asked: u8,
     ask_at_ns: u64,
-    /// Packets waiting for it; `waiting_since_ns` is when the first of them began to.
+    /// Packets waiting for the neighbour; `waiting_since_ns` is the time when the first one was
+    /// queued.
     waiting: Vec<Packet>,
     waiting_since_ns: u64,
 }
@@ -200,7 +202,7 @@ impl Default for Neighbours {
 }
 
 impl Neighbours {
-    /// Creates an empty table, hashed under a secret seed so that nobody can provoke collisions.
+    /// Creates an empty table. `seed` is secret, so that an attacker cannot provoke collisions.
     #[must_use]
     pub fn new(seed: [u8; 16]) -> Self {
         Self {
@@ -216,7 +218,7 @@ impl Neighbours {
     }
 
     /// Looks up the MAC address for the next hop `address`. A solicitation is built in a frame of
-    /// `pool`; if none is free, it is retried on the next call.
+    /// `pool`; if none is free, the next call tries again.
     pub fn resolve(
         &mut self,
         address: IpAddr,
@@ -240,7 +242,7 @@ impl Neighbours {
             return Resolved::Mac(mac);
         }
         if neighbour.asked == 0 && neighbour.ask_at_ns <= neighbour.reachable_until_ns {
-            // Stale, and used for the first time since.
+            // First use since the entry became stale.
             neighbour.ask_at_ns = now_ns.saturating_add(DELAY_NS);
         }
         if neighbour.asked >= SOLICIT_MAX && now_ns >= neighbour.ask_at_ns {
@@ -257,8 +259,8 @@ impl Neighbours {
         }
     }
 
-    /// Queues a packet until its neighbour is resolved. Its Ethernet header is complete but for the
-    /// destination address. Whichever packet is displaced, this one included, goes to `dropped`.
+    /// Queues a packet until its neighbour is resolved. The Ethernet header is complete but for the
+    /// destination address. The packet displaced, possibly this one, goes to `dropped`.
     pub fn hold(
         &mut self,
         address: IpAddr,
@@ -277,8 +279,8 @@ impl Neighbours {
         let crowd = if count >= WAITING_MAX {
             Some(place)
         } else if self.waiting >= WAITING_IN_ALL_MAX {
-            // With no packet of its own it finds one of whom more wait for, since there are no more
-            // neighbours that are sought than places.
+            // If this neighbour has no packet waiting, another has several: there are no more
+            // unresolved neighbours than waiting slots.
             self.crowds.iter().skip(count).rev().find_map(SlotList::first).or(Some(place))
         } else {
             None
@@ -297,8 +299,8 @@ impl Neighbours {
         self.join_crowd(place);
     }
 
-    /// Updates the table from an observation. Packets that waited for it go to `released`, to be
-    /// sent.
+    /// Updates the table from an observation. Packets that waited for the neighbour go to
+    /// `released`, to be sent.
     pub fn hear(
         &mut self,
         sighting: &NeighbourObservation,
@@ -309,6 +311,7 @@ impl Neighbours {
         let place = match (self.find(address), mac) {
             (Some(place), _) => place,
             (None, Some(_)) if is_welcome => self.insert(address, mac, now_ns),
+            // No sender needs this neighbour: no entry (RFC 4861, section 7.2.5).
             (None, _) => return,
         };
         self.touch(place, false, now_ns);
@@ -320,6 +323,7 @@ impl Neighbours {
             (Some(_), Replaces::WhenSettled) => {
                 let is_settled = now_ns.saturating_sub(neighbour.updated_ns) > LOCK_NS;
                 if is_another && !is_settled {
+                    // Within `locktime` the first answer counts.
                     return;
                 }
             }
@@ -333,7 +337,8 @@ impl Neighbours {
             (neighbour.mac, neighbour.updated_ns) = (mac, now_ns);
         }
         if is_confirmed {
-            // Who says so unasked may be anybody.
+            // Only an answer to our solicitation counts: anybody can send an unsolicited
+            // advertisement.
             neighbour.has_answered |= neighbour.asked > 0;
             neighbour.reachable_until_ns = now_ns.saturating_add(REACHABLE_NS);
             neighbour.asked = 0;
@@ -351,8 +356,8 @@ impl Neighbours {
         self.classify(place);
     }
 
-    /// Periodic work: repeats solicitations for neighbours with waiting packets (into `asks`), drops
-    /// packets that waited three seconds in vain, and removes unused entries.
+    /// Periodic work: repeats solicitations for neighbours with waiting packets (into `asks`),
+    /// drops packets that waited three seconds without an answer, and removes unused entries.
     pub fn tick(
         &mut self,
         on: &Identity,
@@ -403,7 +408,7 @@ impl Neighbours {
         self.drops
     }
 
-    /// Number of packets that wait.
+    /// Number of waiting packets.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting
@@ -420,8 +425,8 @@ impl Neighbours {
         self.slots.find(self.hash(address), |neighbour| neighbour.address == address)
     }
 
-    /// Adds an entry, evicting one of its class if that is full; else, if the table is full, the
-    /// least recently used proven one.
+    /// Adds an entry. If its class is full, one of the class is evicted; else, if the table is
+    /// full, the least recently used proven entry.
     fn insert(&mut self, address: IpAddr, mac: Option<[u8; 6]>, now_ns: u64) -> SlotPlace {
         let class = if mac.is_some() { NeighbourClass::Heard } else { NeighbourClass::Sought };
         self.make_room(class);
@@ -476,7 +481,7 @@ impl Neighbours {
     fn touch(&mut self, place: SlotPlace, is_use: bool, now_ns: u64) {
         let neighbour = &mut self.slots[place];
         if neighbour.is_used && !is_use {
-            return; // the order of use is not others' to change
+            return; // an observation must not change the LRU order, which is that of use
         }
         (neighbour.is_used, neighbour.touched_ns) = (is_use, now_ns);
         self.classify(place);
@@ -487,7 +492,7 @@ impl Neighbours {
         }
     }
 
-    /// Moves an entry to the class that its state calls for.
+    /// Moves an entry to the class of its state.
     fn classify(&mut self, place: SlotPlace) {
         let (from, to) = (self.slots[place].class, self.slots[place].class_now());
         if from == to {
@@ -498,13 +503,13 @@ impl Neighbours {
         self.join(to, place);
     }
 
-    /// Removes an entry. Packets that waited for it are dropped.
+    /// Removes an entry, and drops the packets that wait for it.
     fn remove(&mut self, place: SlotPlace) {
         let mut waiting = self.take_waiting(place);
         self.drops.neigh_dead += datagrams(&waiting);
         self.given_up.append(&mut waiting);
         self.leave(place);
-        // It waits for nothing and is in no list any more.
+        // The entry has no waiting packets, and is in no list any more.
         drop(self.slots.remove(place));
     }
 
@@ -526,8 +531,8 @@ impl Neighbours {
         oldest
     }
 
-    /// Called before the number of packets waiting for a neighbour changes; `join_crowd` is called
-    /// after.
+    /// Unlinks an entry before its number of waiting packets changes. `join_crowd` links it
+    /// afterwards.
     fn leave_crowd(&mut self, place: SlotPlace) {
         let more = self.slots[place].waiting.len().checked_sub(1);
         if let Some(crowd) = more.and_then(|more| self.crowds.get_mut(more)) {
@@ -588,19 +593,19 @@ impl Neighbour {
         }
     }
 
-    /// True if it was neither used nor observed for `gc_staletime`.
+    /// True if the entry was neither used nor observed for `gc_staletime`.
     fn is_old(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.touched_ns) >= STALE_NS
     }
 
-    /// Makes the entry stale: it is probed after its next use.
+    /// Makes the entry stale: the neighbour is probed after the next use.
     fn doubt(&mut self, now_ns: u64) {
         self.reachable_until_ns = now_ns;
         (self.asked, self.ask_at_ns) = (0, 0);
     }
 
-    /// Builds a solicitation, or a unicast probe if `lladdr` is given; `None` within `retrans_time`
-    /// of the last.
+    /// Builds a solicitation, or a unicast probe if `lladdr` is given. `None` within `retrans_time`
+    /// of the last one, or if none can be built.
     fn ask(
         &mut self,
         lladdr: Option<[u8; 6]>,

@@ -7,8 +7,8 @@ use super::NetworkConfig;
 
 /// Burst of messages to one destination (`XRLIM_BURST_FACTOR`).
 const HOST_BURST: u64 = 6;
-/// Destinations remembered. One that is displaced by another starts with a full burst again; the
-/// overall limit still holds.
+/// Number of destinations remembered. A destination that was displaced by another starts with a
+/// full burst again; the limit for all destinations still holds.
 const HOSTS: usize = 256;
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -16,9 +16,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Allowed {
     Yes,
-    /// Not to this destination.
+    /// Not to this destination for now.
     NotHost,
-    /// Not at all, for now.
+    /// Not to any destination for now.
     NotAny,
 }
 
@@ -58,7 +58,8 @@ impl RateLimit {
         if self.all.saved_ns < cost_ns {
             return Allowed::NotAny;
         }
-        // IPv6 asks less of a network of 64 bits, which most are.
+        // `icmpv6_xrlim_allow` shortens the interval by the prefix length: a quarter for a /64
+        // route.
         let host_cost_ns = match host {
             IpAddr::V4(_) => self.config.icmp_ratelimit_ns,
             IpAddr::V6(_) => self.config.icmp_ratelimit_ns / 4,

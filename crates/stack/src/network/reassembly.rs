@@ -1,13 +1,15 @@
-//! Fragments wait here until their datagram is complete, in bounded memory and for a bounded time.
+//! Reassembly: fragments wait for the rest of their datagram, in bounded memory and for a bounded
+//! time.
 //!
 //! The rules are those of Linux 6.18 (`net/ipv4/{ip_fragment,inet_fragment}.c`,
-//! `net/ipv6/reassembly.c`), so that the result is what a socket of the kernel would get: duplicates
-//! are discarded, any overlap drops the whole datagram (RFC 5722, in IPv4 too), headers are the
-//! first fragment's. The one difference is eviction when memory is full: see [`held`].
+//! `net/ipv6/reassembly.c`), so that the result is the datagram that a kernel socket would get:
+//! duplicates are discarded, any overlap drops the whole datagram (RFC 5722, applied to IPv4 too),
+//! and the headers are the first fragment's. The one difference is eviction when memory is full:
+//! see [`held`].
 //!
-//! All fragments of a datagram have the same flow hash, that of their addresses, so they reach CPUs
-//! one after the other; but the flow may move between them. Waiting fragments are therefore per
-//! host: all CPUs share them, in [`shards`].
+//! All fragments of a datagram have the same flow hash, that of their addresses, so they normally
+//! reach the same CPU; but the flow may move to another CPU in between. Waiting fragments are
+//! therefore per host: all CPUs share them, in [`shards`].
 
 mod fragment;
 mod held;
@@ -27,28 +29,28 @@ use shards::{Shards, shards_for};
 
 use super::NetworkDrop;
 
-/// Memory and time limits for waiting fragments: the kernel's sysctls, with its defaults.
+/// Memory and time limits for incomplete datagrams: the kernel's sysctls, with its defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FragmentsConfig {
     /// `net.ipv4.ipfrag_*`.
     pub ipv4: ReassemblyLimits,
     /// `net.ipv6.ip6frag_*`.
     pub ipv6: ReassemblyLimits,
-    /// Secret key of the hash that datagrams are looked up by.
+    /// Secret key of the hash used to look up datagrams.
     pub seed: [u8; 16],
 }
 
 /// The limits of one IP version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReassemblyLimits {
-    /// `ipfrag_high_thresh`, `ip6frag_high_thresh`: most memory for waiting fragments, by their
-    /// truesize, in bytes. 0: no fragment is accepted.
+    /// `ipfrag_high_thresh`, `ip6frag_high_thresh`: upper bound on the memory of waiting fragments,
+    /// by `truesize`, in bytes. 0: no fragment is accepted.
     pub high_thresh: u32,
-    /// `ipfrag_time`, `ip6frag_time`: longest time from the arrival of a datagram's first fragment
-    /// to that of its last, in ns.
+    /// `ipfrag_time`, `ip6frag_time`: longest time between the arrival of a datagram's first and
+    /// last fragment, in ns.
     pub timeout_ns: u64,
-    /// `ipfrag_max_dist`: most fragments of the same source between two of a datagram. 0: any
-    /// number.
+    /// `ipfrag_max_dist`: upper bound on the fragments of the same source between two fragments of
+    /// a datagram. 0: no bound.
     pub max_dist: u32,
 }
 
@@ -65,29 +67,29 @@ impl Default for FragmentsConfig {
 #[must_use]
 #[derive(Debug)]
 pub enum Reassembly {
-    /// Waits for the other fragments.
+    /// The fragment waits for the others.
     Waits,
-    /// The last fragment missing: the datagram as one packet, parsed again with checksums verified.
-    /// In one frame if the pool has one that is large enough; else [in several](Shape::FragList).
+    /// The datagram is complete: one packet, parsed again with checksums verified. It is in one
+    /// frame if the pool has one that is large enough; else [in several](Shape::FragList).
     Complete(Packet),
-    /// Dropped. If it invalidates its datagram, the other fragments are dropped as well.
+    /// The fragment is dropped. If it invalidates its datagram, the other fragments are dropped as
+    /// well.
     Dropped(Packet, NetworkDrop),
 }
 
-/// Datagrams that failed to be reassembled, counted as in the kernel: per datagram, not per
-/// fragment.
+/// Failed reassemblies, counted as in the kernel: per datagram, not per fragment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Failures {
-    /// `ReasmFails`: invalid, timed out, or evicted.
+    /// `ReasmFails`: datagrams invalid, timed out, or evicted.
     pub fails: u64,
-    /// `ReasmTimeout`: timed out; included in `fails`.
+    /// `ReasmTimeout`: datagrams timed out; included in `fails`.
     pub timeouts: u64,
 }
 
-/// Fragments dropped along the way, which the caller is to count and to return to their pool.
+/// Fragments dropped along the way. The caller counts them and returns them to their pools.
 #[derive(Debug, Default)]
 pub struct GivenUp {
-    /// Fragments, and the reason of each.
+    /// Fragments, each with its drop reason.
     pub packets: Vec<(Packet, NetworkDrop)>,
     /// Failed datagrams, by IP version.
     pub failures: [Failures; 2],
@@ -104,7 +106,7 @@ impl GivenUp {
     }
 }
 
-/// Waiting fragments of a host, shared by its CPUs.
+/// Incomplete datagrams of a host, shared by its CPUs.
 #[derive(Debug)]
 pub struct Fragments {
     ipv4: Shards,
@@ -131,12 +133,13 @@ impl Fragments {
         }
     }
 
-    /// Adds a fragment: a packet whose [`Fragment`](forebay_rx::parse::Fragment) is `First` or `Later`,
-    /// with a valid IP header and, in IPv6, valid extension headers before the fragment header.
+    /// Adds a fragment: a packet whose [`Fragment`](forebay_rx::parse::Fragment) is `First` or
+    /// `Later`, with a valid IP header and, in IPv6, valid extension headers before the fragment
+    /// header.
     ///
-    /// Others may have to be dropped for it. These are put into `given_up`; so every frame ever
-    /// added is [held](Self::frames), [joined](Self::joined), or was given up. Frames that are not
-    /// part of a completed datagram go back through `pool`.
+    /// Other fragments may have to be dropped to make room; they are put into `given_up`. So every
+    /// frame ever added is [held](Self::frames), [joined](Self::joined), or was given up. Frames
+    /// not used in a completed datagram go back through `pool`.
     pub fn add(
         &self,
         packet: Packet,
@@ -167,7 +170,7 @@ impl Fragments {
                 let mut packets = no_datagram.pieces.into_packets();
                 let latest = packets.pop();
                 given_up.add(packets, no_datagram.why);
-                // What was whole has packets, and this one was the last to come.
+                // A complete datagram has packets, and the packet just added is the last one.
                 match latest {
                     Some(latest) => Reassembly::Dropped(latest, no_datagram.why),
                     None => Reassembly::Waits,
@@ -188,7 +191,7 @@ impl Fragments {
         self.ipv6.clear(given_up);
     }
 
-    /// Number of frames that wait.
+    /// Number of waiting frames.
     #[must_use]
     pub fn frames(&self) -> u32 {
         self.ipv4.usage().frames() + self.ipv6.usage().frames()

@@ -1,18 +1,18 @@
-//! A bounded store: items found by the hashes of their keys, each linked into a few lists.
+//! A hash table whose items are also linked into a few lists. Its users bound the number of items.
 //!
-//! Items never move, and every operation but lookup takes constant time, so under a flood each
-//! packet costs the same as the first one. A lookup walks over one bucket; the hashes are keyed, so
-//! nobody can force collisions.
+//! Items never move, and every operation but lookup and removal takes constant time, so under a
+//! flood each packet costs the same as the first one. Lookup and removal walk over one bucket; the
+//! hashes are keyed, so an attacker cannot force collisions.
 
 #![allow(clippy::indexing_slicing, reason = "places are ours, not the wire's")]
 
 use std::ops::{Index, IndexMut};
 
-/// Index of a stored item, valid until it is removed.
+/// Index of a stored item, valid until the item is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SlotPlace(u32);
 
-/// Items of one type, each in at most one list of each of `LISTS` kinds.
+/// Items of one type. Each item is in at most one list of each of `LISTS` kinds.
 #[derive(Debug)]
 pub(crate) struct SourceSlots<T, const LISTS: usize> {
     /// First slot of each bucket, by the low bits of the hash. The number of buckets is a power of
@@ -59,7 +59,7 @@ impl SlotList {
 }
 
 impl<T, const LISTS: usize> SourceSlots<T, LISTS> {
-    /// Creates a store sized for up to `expected` items; it accepts more.
+    /// Creates a table sized for up to `expected` items. More are accepted.
     pub(crate) fn new(expected: usize) -> Self {
         let buckets = expected.clamp(1, 1 << 20).next_power_of_two();
         Self { buckets: vec![None; buckets].into(), slots: Vec::new(), free: None }
@@ -79,7 +79,8 @@ impl<T, const LISTS: usize> SourceSlots<T, LISTS> {
             *self.slot_mut(place) = slot;
             place
         } else {
-            // What is stored here takes packet memory, so there are far fewer than 2^32.
+            // Lossless: each item takes packet memory or has a limit, so there are far fewer than
+            // 2^32.
             let place = SlotPlace(u32::try_from(self.slots.len()).unwrap_or(u32::MAX));
             self.slots.push(slot);
             place
@@ -132,7 +133,7 @@ impl<T, const LISTS: usize> SourceSlots<T, LISTS> {
         list.last = Some(place);
     }
 
-    /// Removes an item from `list`, which it must be in.
+    /// Removes an item from `list`, which must contain it.
     pub(crate) fn unlink(&mut self, kind: usize, list: &mut SlotList, place: SlotPlace) {
         let SlotLinks { before, behind } = std::mem::take(&mut self.slot_mut(place).links[kind]);
         match before {
@@ -187,7 +188,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Compared with a queue; few hashes, so that buckets are shared.
+        /// Compared with a queue; few hash values, so that items share buckets.
         #[test]
         fn stored_found_lists_keep_order(
             steps in proptest::collection::vec((0u8..4, any::<u8>()), 0..200),

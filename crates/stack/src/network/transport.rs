@@ -30,7 +30,7 @@ impl PortPlace {
         }
     }
 
-    /// Describes a valid datagram of `len` bytes, regardless of the result of parsing.
+    /// Describes a valid datagram of `len` bytes, overriding the result of parsing.
     fn describe(&self, headers: &mut Headers, len: usize) {
         let offset = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
         headers.transport = Transport::Udp;
@@ -110,6 +110,7 @@ impl NetworkLayer {
         };
         let of_neighbours =
             matches!(bytes.first(), Some(&(ndisc::SOLICITATION | ndisc::ADVERTISEMENT)));
+        // A longer reply would have to be fragmented.
         let fits = packet.wire_len.saturating_sub(packet.headers.network_offset.into()) <= on.mtu;
         let refused = icmp_error::refused(bytes, place.is_ipv6);
         match asked {
@@ -136,11 +137,11 @@ impl NetworkLayer {
     }
 }
 
-/// Copies a packet into one frame, so that it can be validated and answered in place; the original
-/// frames go back to the pool.
+/// Copies a chain into one frame, so that the packet can be validated and answered in place; the
+/// original frames go back to the pool.
 ///
 /// # Errors
-/// Returns the packet if there is no frame large enough.
+/// Returns the packet if no frame is large enough.
 fn together(mut packet: Packet, pool: &mut Pool) -> Result<Packet, Packet> {
     if packet.shape() == Shape::FragList {
         match packet.copied_whole(pool) {

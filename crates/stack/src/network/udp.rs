@@ -13,16 +13,17 @@ pub(super) const HEADER_BYTES: usize = 8;
 /// A UDP header and payload, delimited by the IP header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UdpSegment<'a> {
-    /// The packet that contains it.
+    /// The packet that contains the segment.
     pub(super) packet: &'a Packet,
-    /// Offset in the packet's first frame; the segment ends where the IP packet does.
+    /// Offset in the packet's first frame. The segment ends where the IP packet does.
     pub(super) offset: usize,
     /// Sum of the pseudo-header without its length: addresses and protocol.
     pub(super) pseudo_sum: Sum,
     /// Checksum state known so far.
     pub(super) checksum: Checksum,
     pub(super) is_ipv6: bool,
-    /// True for multicast and broadcast: a missing checksum over IPv6 is then ignored silently.
+    /// True for multicast and broadcast: a packet over IPv6 without a checksum is then not counted
+    /// as an error.
     pub(super) is_to_many: bool,
 }
 
@@ -41,13 +42,15 @@ pub(super) fn receive(
     };
     let there = segment.len();
     let len = match usize::from(u16::from_be_bytes([high, low])) {
-        0 if segment.is_ipv6 => there, // RFC 2675, whatever the length
+        0 if segment.is_ipv6 => there, // RFC 2675 allows 0 for jumbograms; accepted for any length
         len => len,
     };
+    // RFC 768: the length includes the header; it cannot exceed the IP payload.
     if len < HEADER_BYTES || len > there {
         return wrong(NetworkDrop::PktTooSmall);
     }
     let has_checksum = check != [0, 0];
+    // IPv6 requires a checksum (RFC 8200, section 8.1).
     if !has_checksum && segment.is_ipv6 && segment.is_to_many {
         counters.ignored_multi.add(1);
         return Err(NetworkDrop::UdpCsum);
@@ -73,7 +76,7 @@ pub(super) fn receive(
 }
 
 impl<'a> UdpSegment<'a> {
-    /// Bytes present, from the UDP header on.
+    /// Number of bytes present, from the UDP header on.
     fn len(&self) -> usize {
         let len = match self.packet.is_chain() {
             true => self.packet.fragments().map(<[u8]>::len).sum(),

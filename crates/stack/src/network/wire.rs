@@ -1,4 +1,4 @@
-//! A packet from its network header on, and its captured and original length.
+//! A packet from its network header on, with its captured and original length.
 
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::Checksum;
@@ -8,13 +8,13 @@ use super::drop::NetworkDrop;
 /// Bytes received, from the network header on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wire<'a> {
-    /// The bytes; if the packet is in several frames, those of the first one.
+    /// The bytes present; those of the first frame if the packet is in several.
     pub(super) bytes: &'a [u8],
     /// Length on the wire, padding included.
     pub(super) len: usize,
     /// Checksum state of an IPv4 header, from parsing.
     pub(super) ip_checksum: Checksum,
-    /// True if more frames follow the first.
+    /// True if more frames follow the first one.
     is_chain: bool,
 }
 
@@ -37,7 +37,7 @@ impl<'a> Wire<'a> {
         Self { bytes, len, ip_checksum: packet.headers.ip_checksum, is_chain }
     }
 
-    /// Checks if the packet has `len` bytes.
+    /// Compares the packet's length with `len` bytes that a header claims.
     pub(super) fn holds(&self, len: usize) -> Extent {
         if len > self.len {
             Extent::Short
@@ -48,8 +48,8 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Drop reason for a header that should end at `len` but is not present: `Snapped` or else
-    /// `reason`.
+    /// Drop reason for a header that should end at `len` and is not present: `Snapped` if the
+    /// capture cut it off, else `reason`.
     pub(super) fn missing(&self, len: usize, reason: NetworkDrop) -> NetworkDrop {
         if len <= self.len { NetworkDrop::Snapped } else { reason }
     }

@@ -1,8 +1,8 @@
 //! Packet memory accounting of a socket.
 //!
-//! A packet is charged by its `truesize` when it is put into a socket's queue, until its reader
-//! reports that its memory has been returned. The rule is the kernel's
-//! (`__udp_enqueue_schedule_skb`): a packet that would take the sum above `rcvbuf` is dropped,
+//! A packet is charged its `truesize` when it is put into a socket's queue, and uncharged when its
+//! reader reports that the memory has been returned. The rule is the kernel's
+//! (`__udp_enqueue_schedule_skb`): a packet that would raise the sum above `rcvbuf` is dropped,
 //! unless the socket holds nothing.
 
 use std::sync::OnceLock;
@@ -12,19 +12,19 @@ use forebay_buf::sync::{AtomicU32, Ordering};
 use forebay_rx::counters::Counter;
 use forebay_rx::packet::Packet;
 
-/// One socket's account. Every CPU charges it, its reader uncharges it, anyone reads it.
+/// One socket's account. Every CPU charges packets, the reader uncharges them, any thread may read.
 #[derive(Debug)]
 pub struct Account {
-    /// Bytes held: the kernel's `sk_rmem_alloc`.
+    /// Bytes charged: the kernel's `sk_rmem_alloc`.
     rmem: OwnLine<AtomicU32>,
-    /// Limit on bytes held: the kernel's `sk_rcvbuf`. Written only when it is configured.
+    /// Limit on the bytes charged: the kernel's `sk_rcvbuf`. Written only when configured.
     rcvbuf: OwnLine<AtomicU32>,
-    /// Counters by CPU, created by the first packet from there.
+    /// Counters by CPU; a CPU's first packet creates its own.
     lanes: Box<[OnceLock<Box<OwnLine<LaneCounters>>>]>,
 }
 
-/// One CPU's counters of one socket, in frames: a merged packet counts as the number of frames it
-/// was merged from.
+/// One CPU's counters of one socket, in frames: a merged packet counts as the frames it was merged
+/// from.
 #[derive(Debug, Default)]
 pub struct LaneCounters {
     /// Frames queued.
@@ -43,29 +43,30 @@ impl Account {
         }
     }
 
-    /// Bytes of packet memory that the socket holds, in its queue and in its reader's hands.
+    /// Bytes of packet memory charged to the socket: queued, or taken by the reader and not
+    /// returned.
     #[must_use]
     pub fn rmem(&self) -> u32 {
         self.rmem.0.load(Ordering::Relaxed)
     }
 
-    /// Limit on the bytes that the socket may hold.
+    /// Limit on the bytes charged.
     #[must_use]
     pub fn rcvbuf(&self) -> u32 {
         self.rcvbuf.0.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit, for packets that arrive from now on.
+    /// Sets the limit for packets that arrive from now on.
     pub fn set_rcvbuf(&self, bytes: u32) {
         self.rcvbuf.0.store(bytes, Ordering::Relaxed);
     }
 
-    /// True if the limit is reached.
+    /// True if the bytes charged have reached the limit.
     pub(super) fn is_full(&self) -> bool {
         self.rmem() >= self.rcvbuf()
     }
 
-    /// Counters of each CPU; `None` for those that no packet came from.
+    /// Counters of each CPU; `None` for CPUs that have put in no packet.
     pub fn lanes(&self) -> impl ExactSizeIterator<Item = Option<&LaneCounters>> {
         self.lanes.iter().map(|lane| lane.get().map(|lane| &lane.0))
     }
@@ -86,8 +87,9 @@ impl Account {
         self.lanes().flatten().map(|lane| lane.dropped.get()).sum()
     }
 
-    /// Charges those of `packets` that are within the limit, `slots` at most, and moves the others
-    /// to the end of `refused`. The sum never exceeds the limit, not even temporarily.
+    /// Charges the packets that are within the limit, at most `slots` of them, and moves the others
+    /// to the end of `refused`. The sum never exceeds the limit, not even temporarily, unless a
+    /// single packet larger than the limit is charged to an empty account.
     pub(super) fn charge(
         &self,
         packets: &mut Vec<Packet>,
@@ -97,7 +99,7 @@ impl Account {
         let rcvbuf = self.rcvbuf();
         let total = packets.iter().map(|packet| u64::from(size(packet))).sum();
         let mut rmem = self.rmem();
-        // Another CPU's charge in between, or the reader's relief, is another sum to begin with.
+        // A concurrent charge or uncharge changed the sum: start again from the new one.
         let is_whole = loop {
             let mut rule = Rule { rmem, rcvbuf, slots };
             let whole = sum_within(rmem, total, rcvbuf).filter(|_| packets.len() <= slots);
@@ -106,7 +108,13 @@ impl Account {
             } else if packets.iter().filter(|packet| rule.admits(size(packet))).count() == 0 {
                 break false;
             }
-            // Acquire: pairs with the Release in `reclaim`. Who sees room sees the memory at home.
+            debug_assert!(
+                rule.rmem <= rcvbuf || rmem == 0,
+                "{} bytes above rcvbuf {rcvbuf}, on top of {rmem} held",
+                rule.rmem
+            );
+            // Acquire: pairs with the Release in `relieve`. A CPU that sees room sees the memory
+            // returned.
             match self.rmem.0.compare_exchange_weak(
                 rmem,
                 rule.rmem,
@@ -121,6 +129,7 @@ impl Account {
             let mut rule = Rule { rmem, rcvbuf, slots };
             refused.extend(packets.extract_if(.., |packet| !rule.admits(size(packet))));
         }
+        debug_assert!(packets.len() <= slots, "{} packets for {slots} slots", packets.len());
     }
 
     /// Uncharges bytes whose memory has been returned.
@@ -133,8 +142,8 @@ impl Account {
     }
 }
 
-/// True if a socket is under pressure, as its reader is too slow: it holds more than half of its
-/// limit (UDP-1).
+/// True if a socket is under pressure, that is, its reader is too slow: `rmem > rcvbuf / 2`
+/// (UDP-1).
 pub(super) fn is_under_pressure(rmem: u32, rcvbuf: u32) -> bool {
     rmem > rcvbuf / 2
 }
@@ -144,7 +153,7 @@ pub(super) fn size(packet: &Packet) -> u32 {
     packet.frame.truesize()
 }
 
-/// State of the rule along a run of packets.
+/// State of the limit rule along a run of packets.
 struct Rule {
     rmem: u32,
     rcvbuf: u32,

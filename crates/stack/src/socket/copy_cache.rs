@@ -1,9 +1,9 @@
-//! The copy cache of a CPU: small datagrams for a slow reader are copied into buffers that only this
-//! CPU fills, and the frames that they arrived in are freed while still in the CPU's cache.
+//! The copy cache of a CPU. Small datagrams for a slow reader are copied into buffers that only
+//! this CPU fills, and the frames that they arrived in are freed while still in the CPU's cache.
 //!
 //! Based on the kernel patch "udp: add rx skb cache" of 2018 (UDP-1 to UDP-6), without its two
 //! defects: the size of the cache is the memory allocated, not the memory requested; and a buffer
-//! that is held for long is skipped instead of blocking the whole cache.
+//! in use for long is skipped instead of blocking the whole cache.
 
 use std::fmt;
 use std::mem::replace;
@@ -13,8 +13,7 @@ use forebay_buf::{Pool, RecycleRing, Region};
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::Network;
 
-/// Upper bound, exclusive, on headers and data of a datagram that is copied, from the network header
-/// on (UDP-3).
+/// Upper bound, exclusive, on the length of a copied datagram, from the network header on (UDP-3).
 pub const COPIED_BELOW_BYTES: u32 = 512;
 
 /// Buffer size: metadata before a packet, the longest link header, and a datagram.
@@ -26,14 +25,14 @@ const _: () = assert!(BEFORE_PACKET_BYTES + LINK_BYTES_MAX + COPIED_BELOW_BYTES 
 const TRUESIZE_512_BYTES: u64 = 1088;
 const _: () = assert!(BUFFER_BYTES as u64 <= TRUESIZE_512_BYTES, "the budget must hold");
 
-/// Fewest buffers of a useful cache: `_SK_MEM_PACKETS`, the packets that a socket with the kernel's
-/// default `rcvbuf` holds.
+/// Fewest buffers of a useful cache: `_SK_MEM_PACKETS`, the number of packets that a socket with
+/// the kernel's default `rcvbuf` holds.
 pub const BUFFERS_MIN: u32 = 256;
 
-/// Most buffers of one CPU: three times as many.
+/// Upper bound on the buffers of one CPU.
 pub const BUFFERS_MAX: u32 = 3 * BUFFERS_MIN;
 
-/// Buffers tried for one datagram.
+/// Number of buffers tried for one datagram.
 const LOOK: usize = 16;
 
 /// Memory that the caches of all CPUs may take: 1 % of `udp_mem[0]`, which is in pages.
@@ -88,9 +87,9 @@ impl std::error::Error for LowMemory {}
 pub enum Copied {
     /// Copied into one of the cache's buffers.
     Done,
-    /// Too long, of several pieces, or not a datagram: it stays in its frame.
+    /// Too long, in several frames, or not a datagram: the packet stays in its frame.
     NotEligible,
-    /// All buffers that were tried are held: it stays in its frame.
+    /// All buffers tried are in use: the packet stays in its frame.
     Busy,
 }
 
@@ -120,17 +119,17 @@ impl CopyCache {
         self.carousel.buffers()
     }
 
-    /// Number of buffers that are held: queued, or in a reader's hands.
+    /// Number of buffers in use: queued, or taken by a reader.
     #[must_use]
     pub fn away(&self) -> usize {
         self.carousel.away()
     }
 
-    /// Bytes that a copied packet is charged.
+    /// Bytes charged for a copied packet.
     pub(super) const TRUESIZE: u32 = BUFFER_BYTES;
 
-    /// Copies a small datagram into a buffer, and returns its frame to `pool`. The packet's metadata
-    /// stays valid: the bytes are copied from the link header on.
+    /// Copies a small datagram into a buffer, and returns its frame to `pool`. The packet's
+    /// metadata stays valid, as the bytes are copied from the link header on.
     #[inline]
     pub fn copy(&mut self, packet: &mut Packet, pool: &mut Pool) -> Copied {
         if !is_eligible(packet) {
@@ -143,7 +142,7 @@ impl CopyCache {
     }
 }
 
-/// True if network header, transport header and data are short enough and in one frame.
+/// True if the packet from the network header on is short enough, and in one frame.
 fn is_eligible(packet: &Packet) -> bool {
     let before = u32::from(packet.headers.network_offset);
     packet.headers.network != Network::Other
@@ -163,7 +162,7 @@ mod tests {
         CopyCache::new(Region::allocate(CopyCache::region_bytes(buffers)), 0)
     }
 
-    /// Copies, or fails to copy, a datagram of this layout.
+    /// Result of copying a datagram of this layout, with the accounting checked.
     fn copied(layout: Layout, payload_len: usize) -> Copied {
         let (mut pool, mut cache) = (pool(), cache(2));
         let mut packet = datagram(&mut pool, layout, &vec![7; payload_len]);
@@ -235,8 +234,8 @@ mod tests {
         assert_eq!(cache.copy(&mut other, &mut pool), Copied::NotEligible);
     }
 
-    /// The original patch stopped at a head that was held. Here the other buffers are reused round
-    /// robin; a held buffer keeps its bytes.
+    /// The original patch stopped at a head buffer in use. Here the other buffers are reused round
+    /// robin, and a buffer in use keeps its bytes.
     #[test]
     fn udp_4_ring_busy_head_is_skipped() {
         const BUFFERS: u32 = 100;
@@ -252,7 +251,8 @@ mod tests {
             assert_eq!(packet.view().payload(), mark.to_be_bytes());
             busy += u32::from(copied == Copied::Busy);
         }
-        // Each round of 60 finds the 40, which are two looks too many for one datagram.
+        // Each round over the ring passes the 40 held buffers: two searches of 16 find nothing, and
+        // the next one skips the last 8.
         assert_eq!(busy, 960 / 62 * 2);
         for (mark, packet) in (0u32..).zip(&held) {
             assert_eq!(packet.view().payload(), mark.to_be_bytes());
@@ -276,7 +276,8 @@ mod tests {
         assert_eq!(buffers_per_cpu(256 * 1088 * 4, 4), Ok(256));
         assert!(buffers_per_cpu(256 * 1088 * 4 - 1, 4).is_err());
         for cpus in 1..=64 {
-            // The source took more for a buffer than it had reckoned, and ran out on the way.
+            // The original patch took more memory per buffer than it had calculated, and failed
+            // halfway.
             let buffers = buffers_per_cpu(budget, cpus).unwrap_or(0);
             assert!(CopyCache::region_bytes(buffers * cpus) as u64 <= budget);
         }
@@ -293,8 +294,8 @@ mod tests {
         );
     }
 
-    /// The other defect of the original patch: its size was the number requested, not the number
-    /// allocated.
+    /// The other defect of the original patch: its size was the number of buffers requested, not
+    /// the number allocated.
     #[test]
     fn udp_5_cache_size_follows_memory() {
         let mut cache = CopyCache::new(Region::allocate(3 * 1024 + 700), 0);

@@ -1,41 +1,42 @@
-//! Socket: UDP socket lookup, and the queue from any CPU to the socket's one reader.
+//! Socket: UDP socket lookup, and the queue from any CPU to the socket's single reader.
 //!
 //! ```text
-//!  datagram ─► table: which socket ─► Inlet (one a CPU) ─►║ rings ║─► Outlet ─► the reader
-//!                                      └ charged to its account      └ by ticket: in order over all CPUs
+//!  datagram ─► table: which socket ─► inlet (one per CPU) ─►║ rings ║─► outlet ─► the reader
+//!                                      └ charged to its account        └ by ticket: in order over all CPUs
 //! ```
 //!
-//! A CPU creates its inlet when it delivers the socket's first datagram, so a CPU that never
-//! delivers to a socket has no state for it.
+//! A CPU creates its producer when it delivers the first datagram to a socket. A CPU that never
+//! delivers to a socket has no state for the socket.
 //!
-//! A socket holds at most `rcvbuf` bytes of packet memory, in its queue and in its reader's hands:
-//! this limits the memory that a slow reader takes from others.
+//! A socket holds at most `rcvbuf` bytes of packet memory, counting queued packets and those that
+//! the reader has taken but not returned. The limit bounds the memory that a slow reader can
+//! withhold.
 
-pub mod table; //      which socket: the kernel's rules
+pub mod table; //      UDP socket lookup by the kernel's rules
 pub mod queue; //      many CPUs to one reader, in order, without a lock
-pub mod reader; //     the reader's end: what it has taken out, and the way home for that
-pub mod account; //    how much a socket holds, and the kernel's rule what it may
-pub mod reclaim; //    what becomes of a datagram's memory
-pub mod copy_cache; // small datagrams of slow readers, in buffers that go round
+pub mod reader; //     the reader's end: packets taken out, and the return of their frames
+pub mod account; //    bytes charged to a socket, and the kernel's `rcvbuf` rule
+pub mod reclaim; //    buffer policies for the memory of queued datagrams
+pub mod copy_cache; // copies of small datagrams for slow readers, in recycled buffers
 
 #[cfg(test)]
 mod testutil;
 
 use std::fmt;
 
-/// Unique id of a socket: a slot index in the lower half, and above it a generation, the number of
-/// sockets that used the slot before.
+/// Unique id of a socket: the slot index in the low 32 bits, the generation (number of sockets that
+/// used the slot before) in the high 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SocketId(pub u64);
 
 impl SocketId {
-    /// Id of the socket that uses a slot after `generation` others.
+    /// Id of the socket that uses a slot after `generation` other sockets.
     #[must_use]
     pub fn new(slot: u32, generation: u32) -> Self {
         Self(u64::from(generation) << 32 | u64::from(slot))
     }
 
-    /// The slot, which is reused once the socket is closed.
+    /// Slot index. A slot is reused once its socket is closed.
     #[must_use]
     pub fn index(self) -> usize {
         self.slot() as usize

@@ -1,10 +1,11 @@
-//! The queue from any CPU to a socket's one reader, in order.
+//! The queue from any CPU to a socket's single reader, in order.
 //!
-//! Each CPU has a lane to the reader, and packets are taken out by their [tickets](forebay_rx::ordered_queue). A
-//! run of packets costs one charge, one draw and one publication, however long it is.
+//! Each CPU has a lane to the reader, which takes packets out by their
+//! [tickets](forebay_rx::ordered_queue). A run of packets of any length costs one charge, one draw
+//! of tickets and one publication.
 //!
-//! A lane joins when its CPU has the first packet for the socket. The reader adopts it when a ticket
-//! has been drawn whose packet is in none of the lanes that it knows.
+//! A lane joins when its CPU has the first packet for the socket. The reader adopts the lane when
+//! the packet of a drawn ticket is in no lane that it has adopted before.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -17,7 +18,7 @@ use forebay_rx::packet::Packet;
 use super::SocketId;
 use super::account::{Account, LaneCounters, size};
 
-/// Most packets waiting between one CPU and one reader, independent of `rcvbuf`.
+/// Upper bound on packets queued between one CPU and one reader, independent of `rcvbuf`.
 pub const SLOTS_MAX: u32 = 1 << 16;
 
 /// Parameters of a queue.
@@ -25,10 +26,10 @@ pub const SLOTS_MAX: u32 = 1 << 16;
 pub struct SocketQueueConfig {
     /// The socket.
     pub id: SocketId,
-    /// Most bytes of packet memory that the socket may hold.
+    /// Limit on the bytes of packet memory that the socket may hold.
     pub rcvbuf: u32,
     /// Initial capacity of each ring, in packets: rounded up to a power of two, at most
-    /// [`SLOTS_MAX`]. A ring grows when `rcvbuf` allows more.
+    /// [`SLOTS_MAX`]. A full ring grows while the socket is below `rcvbuf`.
     pub slots: u32,
     /// Number of CPUs that put packets in.
     pub cpus: usize,
@@ -87,7 +88,7 @@ fn starting_at(
     (hub, outlet)
 }
 
-/// Lanes that the reader has not adopted yet; `None` once there is no reader.
+/// Lanes that the reader has not adopted yet; `None` once the reader is gone.
 #[cfg(all(loom, test))]
 type Joining = loom::sync::Mutex<Option<Vec<LaneConsumer>>>;
 #[cfg(not(all(loom, test)))]
@@ -128,16 +129,17 @@ impl SocketQueue {
         self.id
     }
 
-    /// Bytes that the socket holds, and its limit.
+    /// The socket's account.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// Creates the end that a CPU puts packets into, by the CPU's index; once for each. `None` if
-    /// there is no reader any more.
+    /// Creates the end that the CPU with index `cpu` puts packets into; to be called once per CPU.
+    /// `None` if the reader is gone.
     #[must_use]
     pub fn inlet(self: &Arc<Self>, cpu: usize) -> Option<SocketQueueProducer> {
+        debug_assert!(cpu < self.account.lanes().len(), "no account for CPU index {cpu}");
         let (feeder, lane) = lane(self.slots);
         self.joining.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.push(lane);
         // Release: pairs with the Acquire in `SocketQueueConsumer::meet`.
@@ -145,17 +147,18 @@ impl SocketQueue {
         Some(SocketQueueProducer { cpu, hub: Arc::clone(self), feeder })
     }
 
-    /// True if there is a packet or a notification for a reader that has taken everything before the
-    /// ticket `due`.
+    /// True if a packet or a notification is available to a reader whose next ticket is `due`.
     #[must_use]
     pub fn has_news(&self, due: u32) -> bool {
         self.tickets.has_drawn(due) || self.told.load(Ordering::Relaxed) != 0
     }
 
-    /// Notifies the socket of a port unreachable answer. Returns as [`SocketQueueProducer::put`] does.
+    /// Notifies the socket of a port unreachable answer. The result is as for
+    /// [`SocketQueueProducer::put`].
     pub fn refuse(&self) -> Enqueue {
         self.told.fetch_or(REFUSED, Ordering::Relaxed);
-        // Pairs with the fence in `SocketQueueConsumer::arm`, as that in `SocketQueueProducer::send` does.
+        // Pairs with the fence in `SocketQueueConsumer::arm`, as the one in
+        // `SocketQueueProducer::send` does.
         fence(Ordering::SeqCst);
         if self.has_to_wake() { Enqueue::WakeReader } else { Enqueue::Done }
     }
@@ -184,10 +187,11 @@ impl SocketQueue {
         self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// True if the reader sleeps and the caller has to wake it.
+    /// True if the reader sleeps and the caller has to wake it. At most one caller per sleep gets
+    /// true.
     fn has_to_wake(&self) -> bool {
         let is_waiting = &self.is_waiting.0;
-        // AcqRel: a reader that is woken sees what was published.
+        // AcqRel: the woken reader sees what this CPU has published.
         let clear = || {
             is_waiting.compare_exchange(true, false, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
@@ -205,12 +209,12 @@ impl fmt::Debug for SocketQueue {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Enqueue {
-    /// The reader is awake, or others wake it.
+    /// Nothing to do: the reader is awake, or another CPU wakes it.
     Done,
     /// The reader sleeps, and the caller has to [wake](SocketQueue::wake_reader) it.
     WakeReader,
-    /// The socket has no reader any more. The packets still belong to the caller, and this inlet
-    /// should be dropped: packets that the reader left in it are then returned.
+    /// The socket has no reader any more. The packets still belong to the caller, which should drop
+    /// this inlet: packets left in its lane are then returned to their pools.
     Closed,
 }
 
@@ -235,14 +239,16 @@ impl SocketQueueProducer {
         &self.hub
     }
 
-    /// Puts `packets` in, oldest first; those that exceed the socket's limit are moved to the end of
-    /// `dropped`, and counted. The vector is empty afterwards, unless the socket is closed.
+    /// Puts `packets` in, oldest first. Packets that exceed the socket's limit are moved to the end
+    /// of `dropped`, and counted. `packets` is empty afterwards, unless the socket is closed.
     pub fn put(&mut self, packets: &mut Vec<Packet>, dropped: &mut Vec<Packet>) -> Enqueue {
         if self.hub.is_closed() {
             return Enqueue::Closed;
         }
         let (slots, refused_before) = (self.room_for(packets.len()), dropped.len());
+        let all = packets.len() + refused_before;
         self.hub.account.charge(packets, slots, dropped);
+        debug_assert_eq!(packets.len() + dropped.len(), all, "a packet is charged or dropped");
         let counters = self.counters();
         if dropped.len() > refused_before {
             counters.dropped.add(datagrams(&dropped[refused_before..]));
@@ -254,26 +260,28 @@ impl SocketQueueProducer {
         self.send(packets)
     }
 
-    /// Publishes packets for which there is room.
+    /// Publishes packets for which the ring has room.
     fn send(&mut self, packets: &mut Vec<Packet>) -> Enqueue {
         let drawn = self.hub.tickets.draw(packets);
-        // Pairs with the fence in `SocketQueueConsumer::arm`: either the reader sees these tickets drawn, and
-        // does not sleep, or what is read of its sleep below is not older.
+        // Pairs with the fence in `SocketQueueConsumer::arm`: either the reader sees these tickets
+        // as drawn and does not sleep, or `has_to_wake` below sees that the reader sleeps.
         fence(Ordering::SeqCst);
         self.feeder.send(drawn, packets);
+        debug_assert!(packets.is_empty(), "packets left after all were published");
         if self.hub.has_to_wake() { Enqueue::WakeReader } else { Enqueue::Done }
     }
 
-    /// Number of packets that the ring has room for; it grows for `count` if allowed.
+    /// Number of packets that the ring has room for. The ring grows for `count` packets if allowed.
     fn room_for(&mut self, count: usize) -> usize {
         let room = self.feeder.room_for(count);
+        // More slots would not help: the socket's limit refuses the packets.
         if room >= count || self.hub.account.is_full() {
             return room;
         }
         self.feeder.grow_for(count, SLOTS_MAX)
     }
 
-    /// Bytes that the socket holds, and its limit.
+    /// The socket's account.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.hub.account
@@ -285,9 +293,9 @@ impl SocketQueueProducer {
         self.hub.account.lane(self.cpu)
     }
 
-    /// True if the reader accepts several datagrams in one packet. If not, it splits merged ones
-    /// itself; those [yet to be segmented](forebay_rx::packet::Shape::Gso) are segmented before they are
-    /// put in.
+    /// True if the reader accepts several datagrams in one packet. If not, the reader splits merged
+    /// packets itself, but [GSO](forebay_rx::packet::Shape::Gso) packets must be segmented before
+    /// they are put in.
     #[must_use]
     pub fn takes_merged(&self) -> bool {
         self.hub.takes_merged.load(Ordering::Relaxed)
@@ -299,12 +307,12 @@ fn datagrams(packets: &[Packet]) -> u64 {
     packets.iter().map(|packet| u64::from(packet.wire_count())).sum()
 }
 
-/// The end of a queue that the socket's reader takes packets out of. Dropping it closes the socket.
+/// The end of a queue that the socket's reader takes packets out of. Drop closes the socket.
 #[derive(Debug)]
 pub struct SocketQueueConsumer {
     hub: Arc<SocketQueue>,
     lanes: Lanes,
-    /// `truesize` of packets that were taken out and are still charged.
+    /// `truesize` of packets taken out and still charged.
     in_hand_bytes: u32,
 }
 
@@ -322,18 +330,19 @@ impl SocketQueueConsumer {
     }
 
     /// Moves up to `max` packets to the end of `out`, in the order in which they were put in, and
-    /// returns how many. They stay charged until [`uncharge`](Self::uncharge).
+    /// returns their number. They stay charged until [`uncharge`](Self::uncharge).
     pub fn take(&mut self, max: usize, out: &mut Vec<Packet>) -> usize {
         let before = out.len();
         loop {
             let taken = out.len() - before;
             self.lanes.take(&self.hub.tickets, max - taken, out);
-            // What comes next may lie in a lane that is new.
+            // The next packet may be in a lane that has just joined.
             if out.len() - before == max || !self.has_some() || !self.meet() {
                 break;
             }
         }
         let taken = &out[before..];
+        debug_assert!(taken.len() <= max, "took {} packets, {max} at most", taken.len());
         self.in_hand_bytes += taken.iter().map(size).sum::<u32>();
         taken.len()
     }
@@ -363,21 +372,22 @@ impl SocketQueueConsumer {
     }
 
     /// True if packets have been put in that have not been taken out. The first of them may not be
-    /// visible yet: then [`take`](Self::take) returns none.
+    /// visible yet; [`take`](Self::take) then returns 0.
     #[must_use]
     pub fn has_some(&self) -> bool {
         self.lanes.has_some(&self.hub.tickets)
     }
 
-    /// Ticket of the next packet: all before it have been taken.
+    /// Ticket of the next packet: all packets with earlier tickets have been taken.
     #[must_use]
     pub fn due(&self) -> u32 {
         self.lanes.due()
     }
 
     /// Announces that the reader is going to sleep. Returns true if nothing is available: the next
-    /// CPU that puts a packet in wakes it. Returns false if something arrived in between: the reader
-    /// is awake, and is to [take](Self::take) it, or [the notification](SocketQueue::take_refusal).
+    /// CPU that puts a packet in wakes the reader. Returns false if something arrived in between:
+    /// the reader counts as awake, and has to [take](Self::take) the packet or [the
+    /// notification](SocketQueue::take_refusal).
     #[must_use]
     pub fn arm(&mut self) -> bool {
         let is_waiting = &self.hub.is_waiting.0;
@@ -391,31 +401,38 @@ impl SocketQueueConsumer {
         !has_news
     }
 
-    /// Announces that the reader is awake though nobody woke it.
+    /// Announces that the reader is awake without having been woken.
     pub fn disarm(&mut self) {
         self.hub.is_waiting.0.store(false, Ordering::Relaxed);
     }
 
-    /// Sets whether packets of several datagrams are accepted, from now on.
+    /// Sets whether the reader accepts packets of several datagrams, from now on.
     pub fn set_takes_merged(&mut self, takes_merged: bool) {
         self.hub.takes_merged.store(takes_merged, Ordering::Relaxed);
     }
 
-    /// `truesize` of all packets that were taken out and are still charged.
+    /// `truesize` of all packets taken out and still charged.
     #[must_use]
     pub fn in_hand_bytes(&self) -> u32 {
         self.in_hand_bytes
     }
 
-    /// Uncharges packets that were taken out and whose memory has been returned, by the sum of their
-    /// `truesize` at that time. At most [`in_hand_bytes`](Self::in_hand_bytes) is uncharged.
+    /// Uncharges packets that were taken out and whose memory has been returned. `bytes` is the sum
+    /// of their `truesize` at the time of taking; at most [`in_hand_bytes`](Self::in_hand_bytes) is
+    /// uncharged.
     pub fn uncharge(&mut self, bytes: u32) {
+        debug_assert!(
+            self.in_hand_bytes <= self.hub.account.rmem(),
+            "{} bytes in hand, {} charged",
+            self.in_hand_bytes,
+            self.hub.account.rmem()
+        );
         let bytes = bytes.min(self.in_hand_bytes);
         self.in_hand_bytes -= bytes;
         self.hub.account.relieve(bytes);
     }
 
-    /// Bytes that the socket holds, and its limit.
+    /// The socket's account.
     #[must_use]
     pub fn account(&self) -> &Account {
         &self.hub.account
@@ -423,11 +440,11 @@ impl SocketQueueConsumer {
 }
 
 impl SocketQueueConsumer {
-    /// Closes the socket: it has no reader any more.
+    /// Closes the socket: no reader takes packets any more.
     pub fn close(&mut self) {
-        // What a CPU is putting in right now goes home with its inlet.
+        // A CPU may be putting packets in right now; dropping its inlet returns them.
         self.hub.is_closed.store(true, Ordering::Relaxed);
-        // No lane joins any more.
+        // From here on `inlet` returns `None`.
         let joining = self.hub.joining.lock().unwrap_or_else(PoisonError::into_inner).take();
         joining.into_iter().flatten().for_each(|lane| self.lanes.join(lane));
         self.lanes.clear();

@@ -1,4 +1,4 @@
-//! The reader's end of a socket: packets it has taken out, and the return of their frames.
+//! The reader's end of a socket: packets taken out, and the return of their frames.
 
 use std::collections::VecDeque;
 
@@ -10,27 +10,27 @@ use forebay_rx::coalesce::resegment;
 use super::queue::SocketQueueConsumer;
 use super::reclaim::{FrameReturn, ReclaimPolicy};
 
-/// Datagrams taken out of the queue at once, for calls that read one.
+/// Datagrams taken out of the queue at once by calls that read a single one.
 const TAKE_MAX: usize = 64;
 
 /// Reader state, used by one thread at a time.
 #[derive(Debug)]
 pub struct SocketReader {
-    /// The queue that it reads.
+    /// The queue that the reader takes from.
     pub outlet: SocketQueueConsumer,
     way_back: FrameReturn,
-    /// Taken out of the queue, but not read yet.
+    /// Packets taken out of the queue, but not read yet.
     ready: VecDeque<Packet>,
-    /// Buffer for packets on their way out of the queue.
+    /// Scratch buffer between queue and `ready`; empty between calls.
     scratch: Vec<Packet>,
-    /// Read one by one, and not returned yet.
+    /// Packets read one by one whose frames have not been returned yet.
     done: Vec<Packet>,
-    /// True if merged datagrams are read as one (`UDP_GRO`).
+    /// True if a merged packet is read as one (`UDP_GRO`).
     takes_merged: bool,
 }
 
 impl SocketReader {
-    /// Creates the reader of `outlet`. Frames it has read go back by way of `home`.
+    /// Creates the reader of `outlet`. Frames are returned through `home`.
     #[must_use]
     pub fn new(outlet: SocketQueueConsumer, home: Pool) -> Self {
         Self {
@@ -49,13 +49,13 @@ impl SocketReader {
         !self.ready.is_empty()
     }
 
-    /// Sets whether merged datagrams are read as one, from now on.
+    /// Sets whether a merged packet is read as one, from now on.
     pub fn set_takes_merged(&mut self, takes_merged: bool) {
         self.takes_merged = takes_merged;
         self.outlet.set_takes_merged(takes_merged);
     }
 
-    /// The next packet, which stays in the queue.
+    /// The next packet, which stays unread.
     pub fn peek(&mut self) -> Option<&Packet> {
         self.fill(TAKE_MAX);
         self.ready.front()
@@ -107,12 +107,12 @@ impl SocketReader {
         self.way_back.give_back(&mut self.done, &mut self.outlet, policy);
     }
 
-    /// Uncharges the socket for packets that were returned by other means, by their `truesize`.
+    /// Uncharges `bytes`, the `truesize` of packets that were returned by other means.
     pub fn let_go(&mut self, bytes: u32) {
         self.outlet.uncharge(bytes);
     }
 
-    /// Sends returned frames back now: nothing else would, and the reader may be about to sleep.
+    /// Sends returned frames back now: no later call would, as the reader may be about to sleep.
     fn settle(&mut self) {
         self.way_back.send(&mut self.outlet);
     }

@@ -1,4 +1,4 @@
-//! Buffer policies: the memory that packets for a slow reader wait in, and the return of frames.
+//! Buffer policies: the memory that packets wait in for a slow reader, and the return of frames.
 //!
 //! | policy | packets wait | frames are returned |
 //! |---|---|---|
@@ -7,11 +7,11 @@
 //! | `condense` | under pressure, small ones in the smallest chunks | as with `owner` |
 //! | `none` | in the frame they arrived in | by the reader, one by one, through the shared inbox |
 //!
-//! Buffers and small chunks are those of the CPU that received the packet; with `copy-cache`, packets
+//! Buffers and small chunks belong to the CPU that received the packet. With `copy-cache`, packets
 //! that are not copied are returned as with `none`.
 //!
 //! Pressure is defined as in the kernel: the socket holds more than half of its limit (UDP-1). The
-//! policy is read for each run of packets, so it may be changed at any time.
+//! policy is read for each run of packets, so a change takes effect at any time.
 
 use std::fmt;
 use std::mem::replace;
@@ -31,14 +31,14 @@ use super::queue::SocketQueueConsumer;
 /// Policy for the use and return of packet memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum ReclaimPolicy {
-    /// Frames are returned to their owner in batches.
+    /// Readers return frames to their owner in batches.
     #[default]
     Owner,
     /// Packets are copied to a cache of the receiving CPU while a reader is slow.
     CopyCache,
     /// Packets are copied to small chunks while a reader is slow.
     Condense,
-    /// Each frame is freed where it is read: the baseline.
+    /// Readers free each frame where it is read: the baseline.
     None,
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for ReclaimPolicy {
     }
 }
 
-/// A name that does not belong to a buffer policy.
+/// Error: a name that is not a buffer policy's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoSuchPolicy(String);
 
@@ -92,12 +92,12 @@ impl FromStr for ReclaimPolicy {
     }
 }
 
-/// The policy of an engine: set by anyone, read by every CPU and every reader.
+/// The policy of an engine. Any thread may set it; every CPU and every reader reads it.
 #[derive(Debug, Default)]
 pub struct SharedPolicy(AtomicU8);
 
 impl SharedPolicy {
-    /// Creates a shared policy with this initial value.
+    /// Creates a shared policy with an initial value.
     #[must_use]
     pub fn new(policy: ReclaimPolicy) -> Self {
         let shared = Self::default();
@@ -108,7 +108,8 @@ impl SharedPolicy {
     /// The current policy.
     #[must_use]
     pub fn load(&self) -> ReclaimPolicy {
-        // Relaxed: frames go home by any policy, whatever their packets waited in.
+        // Relaxed: frames reach their owner under any policy, whichever buffer their packets waited
+        // in.
         let index = usize::from(self.0.load(Ordering::Relaxed));
         ReclaimPolicy::ALL.get(index).copied().unwrap_or_default()
     }
@@ -124,28 +125,27 @@ impl SharedPolicy {
 pub struct ReclaimCounters {
     /// Packets copied into the cache.
     pub cached: Counter,
-    /// Packets not copied into the cache: too long, or of several pieces.
+    /// Packets not copied into the cache because they are too long or in several frames.
     pub not_eligible: Counter,
-    /// Packets not copied because the cache's buffers were held.
+    /// Packets not copied because the buffers tried were in use.
     pub busy: Counter,
     /// Packets copied into a smaller chunk.
     pub condensed: Counter,
 }
 
-/// Relief of a CPU for slow readers: moves their packets to memory that can be withheld from its
-/// owner for a while.
+/// Copies packets for slow readers into memory that their CPU can spare for a while.
 #[derive(Debug)]
 pub struct BufferReclaimer {
     /// The copy cache, if there is memory for one.
     cache: Option<CopyCache>,
-    /// Small chunks of this CPU, in the memory that its packets arrive in.
+    /// Small chunks of this CPU, in the region that its packets arrive in.
     small: Option<Pool>,
     counters: Arc<ReclaimCounters>,
 }
 
 impl BufferReclaimer {
-    /// Creates the relief of one CPU. Without a cache, `copy-cache` copies nothing; without small
-    /// chunks, `condense` does not.
+    /// Creates the reclaimer of one CPU. Without a cache, `copy-cache` copies nothing; without
+    /// small chunks, `condense` copies nothing.
     #[must_use]
     pub fn new(
         cache: Option<CopyCache>,
@@ -155,26 +155,26 @@ impl BufferReclaimer {
         Self { cache, small, counters }
     }
 
-    /// Provides small chunks, in the memory that its packets arrive in.
+    /// Sets the pool of small chunks, in the region that the CPU's packets arrive in.
     pub fn set_small(&mut self, small: Pool) {
         self.small = Some(small);
     }
 
-    /// Frames used for copies that have not been returned.
+    /// Number of buffers and small chunks in use.
     pub fn frames_away(&mut self) -> usize {
         let cached = self.cache.as_ref().map_or(0, CopyCache::away);
         cached + self.small.as_mut().map_or(0, Pool::in_use)
     }
 
-    /// The copy cache, if there is one.
+    /// The copy cache, if any.
     #[must_use]
     pub fn cache(&self) -> Option<&CopyCache> {
         self.cache.as_ref()
     }
 
-    /// Copies those of `packets` that would reach a socket under pressure and still be within its
-    /// limit, as `policy` says, and returns their original frames to `pool`. To be called before
-    /// they are put into the socket's queue, as a packet is charged by the frame it waits in.
+    /// Copies, by `policy`, those of `packets` that would reach a socket under pressure and still
+    /// be within its limit, and returns their original frames to `pool`. To be called before they
+    /// are put into the socket's queue: a packet is charged the frame it waits in.
     pub fn reclaim(
         &mut self,
         policy: ReclaimPolicy,
@@ -189,7 +189,7 @@ impl BufferReclaimer {
         };
         let (mut rmem, rcvbuf) = (account.rmem(), account.rcvbuf());
         for packet in packets {
-            // What will be dropped is not worth a copy.
+            // The socket will drop this packet: copying it would be wasted work.
             if rmem.saturating_add(smaller) > rcvbuf {
                 break;
             }
@@ -213,7 +213,7 @@ impl BufferReclaimer {
         counter.add(1);
     }
 
-    /// Copies a packet into a smaller chunk of this CPU, if it fits and one is free
+    /// Copies a packet into a smaller chunk of this CPU, if the packet fits and a chunk is free
     /// (`skb_condense`).
     fn condense(&mut self, packet: &mut Packet, pool: &mut Pool) {
         let Some(chunks) = &mut self.small else { return };
@@ -227,8 +227,8 @@ impl BufferReclaimer {
     }
 }
 
-/// Returns a frame that was read. With `owner` and `condense` it may wait in a batch until `pool` is
-/// flushed.
+/// Returns a frame that was read. With `owner` and `condense` the frame may wait in a batch until
+/// `pool` is flushed.
 #[inline]
 pub fn give_back(frame: Frame, pool: &mut Pool, policy: ReclaimPolicy) {
     match policy {
@@ -237,30 +237,30 @@ pub fn give_back(frame: Frame, pool: &mut Pool, policy: ReclaimPolicy) {
     }
 }
 
-/// Return path of one reader: frames are returned in batches, and their socket is uncharged once they
-/// are back.
+/// Return path of one reader: frames are returned in batches, and the socket is uncharged once a
+/// batch has been sent.
 ///
 /// A batch is sent when it is full, or holds a quarter of the socket's limit (as in
-/// `udp_rmem_release`), or nothing else waits to be read. So an idle reader holds no frames back,
-/// and frames held back stay charged to its socket.
+/// `udp_rmem_release`), or nothing is left to be read. So an idle reader withholds no frames, and
+/// the frames in an unsent batch stay charged to the socket.
 #[derive(Debug)]
 pub struct FrameReturn {
     pool: Pool,
-    /// Frames returned, but possibly not sent back yet.
+    /// Frames in the unsent batch.
     frames: usize,
-    /// Bytes that they are charged.
+    /// Bytes charged for those frames.
     bytes: u32,
 }
 
 impl FrameReturn {
-    /// Creates the return path by way of `pool`, which needs no frames of its own
+    /// Creates the return path through `pool`, which needs no frames of its own
     /// ([`Pool::return_handle`]).
     #[must_use]
     pub fn new(pool: Pool) -> Self {
         Self { pool, frames: 0, bytes: 0 }
     }
 
-    /// Returns packets that were taken out of `outlet` and read; leaves `packets` empty.
+    /// Returns packets that were taken out of `outlet` and read. `packets` is empty afterwards.
     pub fn give_back(
         &mut self,
         packets: &mut Vec<Packet>,
@@ -281,8 +281,8 @@ impl FrameReturn {
         }
     }
 
-    /// Sends waiting frames back, and uncharges the socket. To be called when packets are kept,
-    /// before the reader does something else for long.
+    /// Sends the unsent batch, and uncharges the socket. To be called when packets are kept, before
+    /// the reader does something else for long.
     pub fn send(&mut self, outlet: &mut SocketQueueConsumer) {
         if self.frames > 0 {
             self.pool.flush();
@@ -310,7 +310,7 @@ mod tests {
         (inlets.remove(0), outlet)
     }
 
-    /// One CPU: its memory, and its relief for slow readers.
+    /// One CPU: its memory, and its reclaimer.
     struct Cpu {
         pool: Pool,
         relief: BufferReclaimer,
@@ -355,7 +355,7 @@ mod tests {
             self.relief.cache().unwrap().away()
         }
 
-        /// Frames and buffers not returned yet.
+        /// Frames and buffers in use.
         fn away(&mut self) -> usize {
             self.pool.in_use() + self.relief.frames_away()
         }
@@ -390,7 +390,8 @@ mod tests {
             for mark in 0..9 {
                 assert!(cpu.put(&mut inlet, policy, mark));
             }
-            // Eight are half of what it may hold, and the ninth has come to that.
+            // Eight frames are half of the limit, and the ninth was put in at that point, without
+            // pressure.
             assert_eq!(inlet.account().rmem(), 9 * 2048);
             assert!(cpu.put(&mut inlet, policy, 9));
             let copied = cpu.cached() + cpu.relief.counters.condensed.get();
@@ -408,7 +409,8 @@ mod tests {
         let mut run: Vec<_> =
             (0..40).map(|_| datagram(&mut cpu.pool, Layout::V4, b"question")).collect();
         cpu.relief.reclaim(ReclaimPolicy::CopyCache, inlet.account(), &mut run, &mut cpu.pool);
-        // Nine large ones, then 14 copies of 1024 bytes: 32 KiB. The others will be dropped.
+        // Nine frames of 2048 bytes, then 14 copies of 1024 bytes: 32 KiB. The others will be
+        // dropped.
         assert_eq!((cpu.cached(), cpu.buffers_away()), (14, 14));
         let sizes: Vec<_> = run.iter().map(size).collect();
         assert_eq!(sizes, [vec![2048; 9], vec![1024; 14], vec![2048; 17]].concat());
@@ -416,8 +418,8 @@ mod tests {
         assert_eq!((cpu.dropped.len(), inlet.account().rmem()), (17, 16 * 2048));
     }
 
-    /// The queue length oscillates around the threshold; with every policy, and with a changing
-    /// policy, the packets read are those accepted, in the same order.
+    /// The queue length oscillates around the threshold. With every policy, and while the policy
+    /// changes, the packets read are those accepted, in the same order.
     #[test]
     fn udp_1_pressure_flip_keeps_order_and_bytes() {
         let mut cpu = Cpu::new(64, 8);
@@ -463,7 +465,7 @@ mod tests {
         let mut other = socket(1, 8192);
         for mark in 100..200 {
             cpu.put(&mut other.0, ReclaimPolicy::CopyCache, mark);
-            // Peeked at again and again, taken and kept: the bytes stay what they were.
+            // Peeked at repeatedly, taken and kept: the bytes do not change.
             if let Some(packet) = outlet.peek() {
                 assert_eq!(marks(std::slice::from_ref(packet)), [4]);
             }
@@ -520,11 +522,11 @@ mod tests {
         }
     }
 
-    /// Frames that a reader returned are back when it has nothing more to read, however few they
-    /// are.
+    /// Frames that a reader returned are back at their owner once nothing is left to be read,
+    /// however few they are.
     #[test]
     fn udp_r6_remote_batch_idle_reader_holds_nothing() {
-        // With the larger one, a batch is full before a quarter of it is read.
+        // With the larger limit, a batch is full before a quarter of the limit is read.
         let sizes = [64 * 2048, 1 << 20];
         for (policy, rcvbuf) in ReclaimPolicy::ALL.iter().flat_map(|p| sizes.map(|size| (*p, size)))
         {
@@ -575,7 +577,8 @@ mod tests {
         }
     }
 
-    /// A flood leaves no state behind: once it is read, packets take the same path as before.
+    /// A flood leaves no state behind: once it is read, packets take the same path as before the
+    /// flood.
     #[test]
     fn udp_r3_flood_recovery_leaves_no_state() {
         for policy in ReclaimPolicy::ALL {
@@ -615,7 +618,7 @@ mod tests {
         assert_eq!(condense(&mut cpu, 256 - 42), 512);
         assert_eq!(condense(&mut cpu, 257 - 42), 2048);
         assert_eq!(cpu.relief.counters.condensed.get(), 1);
-        // All small chunks are away: it stays where it is.
+        // All small chunks are in use: the packet stays in its frame.
         let small = cpu.relief.small.as_mut().unwrap();
         let away: Vec<_> = (0..64).map(|_| small.allocate(1).unwrap()).collect();
         assert_eq!(condense(&mut cpu, 8), 2048);
@@ -624,8 +627,8 @@ mod tests {
     }
 
     proptest! {
-        /// Promise 4, and 3: with any policies, readers and pace, all memory is returned in the end,
-        /// and no socket ever exceeds its limit but for one packet.
+        /// Promises 3 and 4: with any policies, readers and pace, all memory is returned in the
+        /// end, and no socket exceeds its limit by more than one packet.
         #[test]
         fn promise_4_frames_come_home_by_every_policy(
             rcvbuf in prop_oneof![Just(0u32), Just(5000), Just(40_000)],

@@ -5,8 +5,8 @@
 //!    else one that is not connected.
 //! 2. The same of the sockets bound to the unspecified address. One bound to `[::]` takes IPv4
 //!    datagrams, unless it is IPv6 only, or an IPv4 socket takes them.
-//! 3. If several share an address and port (`SO_REUSEPORT`), the one selected by the flow's hash; or
-//!    the one that prefers this CPU (`SO_INCOMING_CPU`).
+//! 3. If several share an address and port (`SO_REUSEPORT`), the one selected by the flow's hash;
+//!    or the one that prefers this CPU (`SO_INCOMING_CPU`).
 //!
 //! A table is an immutable snapshot. When a socket is bound, connected or closed, [`Bindings`]
 //! creates a new one that shares all unchanged parts with the previous one.
@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use siphasher::sip::SipHasher13;
 
-mod bindings; // the sockets that there are
-mod trie; //     a map that is a value
+mod bindings; // all bound sockets
+mod trie; //     a persistent map
 
 pub use bindings::Bindings;
 use bindings::{BoundAs, Placed};
@@ -37,11 +37,12 @@ pub enum Reuse {
     None,
     /// Each flow goes to one of the sockets: `SO_REUSEPORT`.
     Hash,
-    /// Datagrams received on its [CPU](Binding::cpu) go to it: `SO_REUSEPORT` and `SO_INCOMING_CPU`.
+    /// The socket gets datagrams received on its [CPU](Binding::cpu): `SO_REUSEPORT` and
+    /// `SO_INCOMING_CPU`.
     ThisCpu,
 }
 
-/// A socket's addresses and options, which determine the datagrams it receives.
+/// Addresses and options of a socket, which determine the datagrams it receives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Binding {
     /// The socket.
@@ -49,27 +50,27 @@ pub struct Binding {
     /// Local address, which may be unspecified, and port. An IPv4-mapped IPv6 address
     /// (`::ffff:a.b.c.d`) is treated as the IPv4 address.
     pub local: SocketAddr,
-    /// Peer that it is connected to; datagrams from others are not received. As in the kernel, a
-    /// connected socket gets a local address.
+    /// Peer that the socket is connected to; datagrams from other senders are not received. As in
+    /// the kernel, a connected socket gets a local address.
     pub remote: Option<SocketAddr>,
-    /// True if it is bound to `[::]` for IPv6 only: `IPV6_V6ONLY`.
+    /// True if the socket is bound to `[::]` for IPv6 only: `IPV6_V6ONLY`.
     pub is_v6_only: bool,
-    /// Sharing of its address and port.
+    /// Sharing of the address and port.
     pub reuse: Reuse,
-    /// CPU on which it is read, for [`Reuse::ThisCpu`].
+    /// CPU that the socket's reader runs on, for [`Reuse::ThisCpu`].
     pub cpu: Option<CpuId>,
     /// Multicast groups joined.
     pub groups: Vec<IpAddr>,
-    /// True if it also receives groups of its family that other sockets of this host have joined:
-    /// `IP_MULTICAST_ALL`, the kernel's default.
+    /// True if the socket also receives groups of its family that other sockets of this host have
+    /// joined: `IP_MULTICAST_ALL`, the kernel's default.
     pub is_multicast_all: bool,
 }
 
-/// Key of sockets that share an address and port: the address, and true if they take IPv6 only.
+/// Key of sockets that share an address and port: the address, and true if IPv6 only.
 type ReuseportGroup = (SocketAddr, bool);
 
 impl Binding {
-    /// Creates a socket that is bound to `local`, with default options.
+    /// Creates the binding of a socket bound to `local`, with default options.
     #[must_use]
     pub fn new(id: SocketId, local: SocketAddr) -> Self {
         Self {
@@ -84,42 +85,42 @@ impl Binding {
         }
     }
 
-    /// True if it is an IPv6 socket that shares its port: those come last in the lookup.
+    /// True if the socket is an IPv6 one that shares its port: the lookup tries those last.
     fn is_last(&self) -> bool {
         self.local.is_ipv6() && self.is_shared()
     }
 
-    /// True if it shares its address and port.
+    /// True if the socket shares its address and port.
     fn is_shared(&self) -> bool {
         self.reuse != Reuse::None
     }
 
-    /// The CPU whose datagrams it is preferred for: `SO_INCOMING_CPU`.
+    /// CPU whose datagrams the socket is preferred for: `SO_INCOMING_CPU`.
     fn wants_cpu(&self) -> Option<CpuId> {
         self.cpu.filter(|_| self.reuse == Reuse::ThisCpu)
     }
 
-    /// Addresses it is bound to: one, except that `[::]` may stand for the unspecified address of
-    /// both families.
+    /// Addresses that the socket is bound to: one, except that `[::]` may stand for the unspecified
+    /// address of both families.
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         let local = self.local.ip().to_canonical();
         let is_dual = local == Ipv6Addr::UNSPECIFIED && !self.is_v6_only;
         std::iter::once(local).chain(is_dual.then_some(Ipv4Addr::UNSPECIFIED.into()))
     }
 
-    /// The group that it is a member of; each member may receive any datagram of the group.
-    /// Connected sockets are not members.
+    /// Reuseport group that the socket is a member of: each member may receive any datagram of the
+    /// group. Connected sockets are not members.
     fn group(&self) -> Option<ReuseportGroup> {
         self.shared().filter(|_| self.remote.is_none())
     }
 
-    /// The group that it was bound into (`udp_reuseport_add_sock`).
+    /// Reuseport group that the socket was bound into (`udp_reuseport_add_sock`).
     fn shared(&self) -> Option<ReuseportGroup> {
         let is_v6_only = self.local.ip().is_unspecified() && self.is_v6_only;
         self.is_shared().then_some((self.local, is_v6_only))
     }
 
-    /// Tuples of the datagrams it receives, if it is connected.
+    /// Tuples of the datagrams that the socket receives, if connected.
     fn tuples(&self) -> impl Iterator<Item = SocketTuple> {
         let port = self.local.port();
         self.remote.map(endpoint).into_iter().flat_map(move |remote| {
@@ -128,11 +129,11 @@ impl Binding {
         })
     }
 
-    /// True if it receives a multicast or broadcast datagram (`__udp_is_mcast_sock`,
+    /// True if the socket receives a multicast or broadcast datagram (`__udp_is_mcast_sock`,
     /// `__udp_v6_is_mcast_sock`).
     fn receives_many(&self, of: &Flow4Tuple) -> bool {
         let (to, from) = (of.destination.ip(), endpoint(of.source));
-        // A socket of IPv6 that takes IPv4 datagrams begins without `IP_MULTICAST_ALL`.
+        // For IPv4 datagrams, an IPv6 socket starts without `IP_MULTICAST_ALL`.
         let takes_all = self.is_multicast_all && self.local.is_ipv4() == to.is_ipv4();
         let wants_group = || takes_all || self.groups.contains(&to);
         self.local.port() == of.destination.port()
@@ -142,22 +143,22 @@ impl Binding {
     }
 }
 
-/// Lookup key of a datagram: its addresses, its hash, and the CPU.
+/// Lookup key of a datagram: addresses, flow hash, and CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow4Tuple {
     /// Sender.
     pub source: SocketAddr,
     /// Destination.
     pub destination: SocketAddr,
-    /// Flow hash; for [`FlowHash::NONE`] the table computes one if necessary.
+    /// Flow hash; if [`FlowHash::NONE`], the table computes one when needed.
     pub hash: FlowHash,
     /// CPU that performs the lookup.
     pub cpu: CpuId,
 }
 
 impl Flow4Tuple {
-    /// Lookup key of a datagram, on the CPU that delivers it. `None` if it has no addresses or
-    /// ports.
+    /// Lookup key of a datagram, on the CPU that delivers it. `None` if the packet has no addresses
+    /// or ports.
     #[must_use]
     pub fn of(packet: &Packet, cpu: CpuId) -> Option<Self> {
         let view = packet.view();
@@ -184,7 +185,7 @@ pub enum FoundSocket {
 /// All sockets, organised for lookup.
 #[derive(Clone, Debug)]
 pub struct SocketTable {
-    /// Sockets that are not connected, by port, then by address.
+    /// Unconnected sockets, by port, then by address.
     listeners: Trie<Few<Listener>>,
     /// Connected sockets by the hash of their tuples, the last one bound first.
     connected: Trie<Few<Connection>>,
@@ -224,10 +225,10 @@ impl<T: Clone> Few<T> {
     }
 }
 
-/// Sockets that are not connected, at one address and port.
+/// Unconnected sockets at one address and port.
 #[derive(Clone, Debug)]
 struct Listener {
-    /// One of their [`addresses`](Binding::addresses).
+    /// One of the sockets' [`addresses`](Binding::addresses).
     address: IpAddr,
     members: Members,
 }
@@ -237,14 +238,14 @@ enum Members {
     One(SocketId),
     /// Members of a group, in the order in which they were bound.
     Group(Arc<[Member]>),
-    /// Usual members, and exceptions for these CPUs.
+    /// Members for most CPUs, and exceptions for the CPUs listed.
     ByCpu(Arc<Members>, Arc<[(CpuId, Members)]>),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Member {
     id: SocketId,
-    /// CPU whose datagrams it is preferred for.
+    /// CPU whose datagrams the member is preferred for.
     cpu: Option<CpuId>,
 }
 
@@ -258,7 +259,7 @@ struct Connection {
 
 impl SocketTable {
     /// Creates the table of `bindings`, in the order in which they were bound. `seed` is secret, so
-    /// that nobody can choose addresses that collide.
+    /// that an attacker cannot choose addresses that collide.
     #[must_use]
     pub fn new(bindings: Vec<Binding>, seed: u64) -> Self {
         let mut all = Bindings::new(seed);
@@ -314,16 +315,16 @@ impl SocketTable {
         at(ours.0).or_else(|| at(unspecified(ours.0))).map_or(FoundSocket::None, FoundSocket::One)
     }
 
-    /// The connection of a tuple. Of several with the same tuple, the last one bound receives
-    /// (`udp_hash4`).
+    /// The connection of a tuple. If several sockets have the same tuple, the last one bound
+    /// receives (`udp_hash4`).
     fn connection(&self, tuple: &SocketTuple) -> Option<SocketId> {
         let alike = self.connected.get(folded(tuple.hash(&self.key)))?;
         alike.as_slice().iter().find(|one| one.tuple == *tuple).map(|one| one.id)
     }
 
     /// Appends all sockets for a multicast or broadcast datagram to `out`, in the order in which
-    /// they were bound: each gets a copy. The caller, who knows this host's addresses, decides if a
-    /// datagram is one.
+    /// they were bound: each gets a copy. The caller, who knows this host's addresses, decides if
+    /// the datagram is multicast or broadcast.
     pub fn find_all(&self, of: &Flow4Tuple, out: &mut Vec<SocketId>) {
         let Some(of_port) = self.all.get(of.destination.port().into()) else { return };
         let before = out.len();
@@ -334,9 +335,9 @@ impl SocketTable {
         out[before..].sort_unstable_by_key(bound_as);
     }
 
-    /// Selects the member for a datagram (`reuseport_select_sock_by_hash`): starting with the one
-    /// selected by the hash, the first that prefers this CPU, if any does; else the one selected by
-    /// the hash.
+    /// Selects the member for a datagram (`reuseport_select_sock_by_hash`): the first one that
+    /// prefers this CPU, searching from the member that the hash selects; else the member that the
+    /// hash selects.
     fn choose(&self, members: &Members, of: &Flow4Tuple) -> SocketId {
         let members = match members {
             Members::One(only) => return *only,
@@ -374,12 +375,12 @@ fn unspecified(like: IpAddr) -> IpAddr {
     }
 }
 
-/// Significant part of a peer's address.
+/// Address, IPv4-mapped addresses as IPv4, and port.
 fn endpoint(address: SocketAddr) -> (IpAddr, u16) {
     (address.ip().to_canonical(), address.port())
 }
 
-/// `hash` as an index below `count`: the kernel's `reciprocal_scale`.
+/// Scales `hash` to `0 <= index < count`: the kernel's `reciprocal_scale`.
 fn reciprocal_scale(hash: u32, count: usize) -> usize {
     let scaled = (u64::from(hash) * count as u64) >> 32;
     usize::try_from(scaled).unwrap_or(0)

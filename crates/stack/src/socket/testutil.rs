@@ -35,7 +35,7 @@ pub(super) fn pools_of(chunks: u32) -> (Pool, Pool) {
 /// A datagram in a large chunk, parsed, from port 1000 to port 53.
 pub(super) fn datagram(pool: &mut Pool, layout: Layout, payload: &[u8]) -> Packet {
     let bytes = bytes(layout, payload);
-    // Asked for so much, it is a large one.
+    // Requesting this much selects a large chunk.
     let mut frame = pool.allocate(1500).unwrap();
     frame.copy_from(&bytes);
     let wire_len = frame.len_bytes();

@@ -2,4 +2,4 @@
 
 mod neighbours; // ARP and neighbour discovery
 mod reassembly; // fragments
-mod private; //    payloads are where no device writes
+mod private; //    payloads are in memory that no device writes

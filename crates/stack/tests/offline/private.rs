@@ -185,7 +185,7 @@ fn promise_5_payloads_are_private_when_read() {
 
 #[test]
 fn promise_2_without_private_memory_drops_by_frame() {
-    // Room for the first two of the three that are merged.
+    // Copies for the first two of the three datagrams to be merged.
     let mut host = Host::new(2);
     host.receive(&frames()[..3], Lies::InPieces { head_len: 116 });
     assert_eq!(host.seen().0.len(), 0);

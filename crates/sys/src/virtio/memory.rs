@@ -11,9 +11,9 @@ use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
 use crate::memory::HUGE_PAGE_BYTES;
 
-/// Memory for rings and buffers, behind a descriptor that a device can map. Every page of it is there
-/// from the beginning. It has one length for good, so that a device that has the descriptor cannot
-/// cut it short under us.
+/// Memory for rings and buffers, behind a descriptor that a device can map. All pages are allocated
+/// from the beginning. Its length is sealed, so that a device with the descriptor cannot truncate
+/// it under us.
 #[derive(Debug)]
 pub struct SharedMemory {
     region: Arc<Region>,
@@ -22,11 +22,11 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Makes at least `len_bytes` of it, zeroed: in huge pages that the administrator has set aside
-    /// if there are so many, otherwise in such as the kernel gives.
+    /// Allocates at least `len_bytes` bytes, zeroed: in reserved huge pages if enough are free,
+    /// otherwise in pages of the kernel's choice.
     ///
     /// # Errors
-    /// When the kernel has no such room.
+    /// If the kernel has too little memory.
     pub fn new(len_bytes: usize) -> io::Result<Self> {
         let len_bytes = len_bytes
             .max(1)
@@ -41,51 +41,51 @@ impl SharedMemory {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | kind;
         let descriptor = memfd_create("forebay-virtio", flags)?;
         ftruncate(&descriptor, u64::try_from(len_bytes).unwrap_or(u64::MAX))?;
-        // Touching what a peer has cut off ends a process (SIGBUS).
+        // A peer that truncated the file would end this process at its next access (SIGBUS).
         fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let mapping = Mapping::new(descriptor.as_fd(), len_bytes)?;
         mapping.populate(is_huge)?;
         Ok(Self { region: Arc::new(mapping.into_region()), descriptor, is_huge })
     }
 
-    /// All of it: for rings and for buffers.
+    /// Region of the whole memory, for rings and for buffers.
     #[must_use]
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Descriptor of what a device maps, from its beginning.
+    /// Descriptor that a device maps, from offset 0.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 
-    /// Address at which it begins, for us and (we say so) in the address space of the guest that we are to the
+    /// Base address, in this process and, identically, in the guest address space announced to the
     /// device.
     #[must_use]
     pub fn base_address(&self) -> u64 {
         address(self.region.span().0)
     }
 
-    /// A multiple of 2 MiB.
+    /// Length in bytes: a multiple of 2 MiB.
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         self.region.len_bytes()
     }
 
-    /// True if it lies in huge pages that were set aside (hugetlbfs).
+    /// True if the memory is in reserved huge pages (hugetlbfs).
     #[must_use]
     pub fn is_huge(&self) -> bool {
         self.is_huge
     }
 }
 
-/// A pointer as a device is told it.
+/// Address of a pointer as given to a device.
 pub(super) fn address(pointer: NonNull<u8>) -> u64 {
     u64::try_from(pointer.addr().get()).unwrap_or_else(|_| unreachable!("an address has 64 bits"))
 }
 
-/// A mapping that nobody looks into yet.
+/// Mapping without references into it yet.
 struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
@@ -95,18 +95,18 @@ impl Mapping {
     fn new(descriptor: BorrowedFd<'_>, len_bytes: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let anywhere = std::ptr::null_mut();
-        // SAFETY: a fresh mapping at an address of the kernel's choice; no memory of ours is touched.
+        // SAFETY: a fresh mapping at an address of the kernel's choice; it replaces no memory.
         let mapped =
             unsafe { mm::mmap(anywhere, len_bytes, access, MapFlags::SHARED, descriptor, 0) }?;
         let base = NonNull::new(mapped.cast()).ok_or(io::ErrorKind::Other)?;
         Ok(Self { base, len_bytes })
     }
 
-    /// Takes all pages now, so that none is missing when it is touched.
+    /// Allocates all pages now, so that no later access faults for want of memory.
     fn populate(&self, is_huge: bool) -> io::Result<()> {
         let address = self.base.as_ptr().cast();
         if !is_huge {
-            // SAFETY: advice on a mapping of ours. Refusing it costs speed only.
+            // SAFETY: advice on a mapping of ours. A refusal costs speed only.
             let _ = unsafe { mm::madvise(address, self.len_bytes, Advice::LinuxHugepage) };
         }
         // SAFETY: advice on a mapping of ours, whose bytes stay as they are.
@@ -116,20 +116,21 @@ impl Mapping {
     fn into_region(self) -> Region {
         let Self { base, len_bytes } = self;
         std::mem::forget(self);
-        // SAFETY: page-aligned, zeroed, readable and writable, and unmapped by `unmap`. The file behind it
-        // keeps its length; a page that a device punches out is there again, zeroed, when it is touched.
+        // SAFETY: page-aligned, zeroed, readable and writable, and unmapped by `unmap`. The file
+        // behind it is sealed in length; a page that a device punches out reads as zeros when it is
+        // touched again.
         unsafe { Region::from_shared_mapping(base, len_bytes, unmap) }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: a mapping that nobody has looked into.
+        // SAFETY: a mapping of ours without references into it.
         unsafe { unmap(self.base, self.len_bytes) };
     }
 }
 
-/// Gives back a mapping.
+/// Unmaps a mapping.
 ///
 /// # Safety
 /// `base` and `len_bytes` are a mapping's, and nobody holds a pointer into it.

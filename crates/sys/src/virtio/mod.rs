@@ -1,20 +1,19 @@
-//! Virtqueues: rings in memory that a device in another process reads and writes (virtio 1.2, sections
-//! 2.6 to 2.8).
+//! Virtqueues: rings in memory shared with a device in another process (virtio 1.2, sections 2.6 to
+//! 2.8).
 //!
-//! The device may write anything anywhere in that memory at any time. So all that we rely on is ours
-//! alone: which buffers are posted, how they are chained, which descriptors are free, how far both
-//! sides have come. Shared memory is written, and of it only what a device has to say is read: how far
-//! it has used, which buffers, how many bytes, and whether it wants to be kicked. Each is looked up or
-//! compared before it is believed.
+//! The device may write anything anywhere in that memory at any time. The driver therefore keeps
+//! its state in private memory: the posted buffers, their chains, the free descriptors, and the
+//! progress of both sides. From shared memory it reads only the device's messages: the used index,
+//! used buffers and their lengths, and the notification settings. Each is validated before use.
 
-mod memory; // what a device maps
+mod memory; // memory that a device maps
 mod packed; // one ring that both sides write
-mod slots; //  what is posted: our own record
+mod slots; //  private record of the posted buffers
 mod split; //  one ring for each side
 mod words; //  shared memory as atomics
 
 #[cfg(test)]
-mod properties; //    what holds of any ring
+mod properties; //    properties of any ring
 #[cfg(test)]
 mod tests;
 #[cfg(any(test, feature = "twin"))]
@@ -28,7 +27,7 @@ pub use memory::SharedMemory;
 use packed::PackedQueue;
 use split::SplitQueue;
 
-/// The parts of a ring begin on lines of their own.
+/// Alignment of a ring's parts: a cache line.
 const LINE_BYTES: usize = 64;
 
 /// Layout of a ring.
@@ -48,26 +47,26 @@ pub struct RingConfig {
     pub layout: VirtqueueLayout,
     /// Number of descriptors: a power of two of at most 32768.
     pub size: u16,
-    /// True if each side says at which entry it wants to hear of the other
+    /// True if each side names the entry at which it wants to be notified
     /// (`VIRTIO_F_RING_EVENT_IDX`).
     pub event_idx: bool,
 }
 
-/// Addresses of the parts of a ring, for the device.
+/// Addresses of a ring's parts, for the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingAddresses {
-    /// The descriptors; of a packed ring, the ring.
+    /// Descriptor table, or the ring itself if it is packed.
     pub descriptors: u64,
-    /// Part that the driver writes: the available ring, or the driver's event suppression.
+    /// Part that the driver writes: available ring, or driver event suppression.
     pub driver: u64,
-    /// Part that the device writes: the used ring, or the device's event suppression.
+    /// Part that the device writes: used ring, or device event suppression.
     pub device: u64,
 }
 
-/// A piece of memory that a device is given.
+/// A piece of memory given to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingDescriptor {
-    /// The first byte, as the device knows it.
+    /// Address of the first byte in the device's address space.
     pub address: u64,
     /// Length.
     pub len_bytes: u32,
@@ -76,18 +75,18 @@ pub struct RingDescriptor {
 /// Side that writes a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// The device does: to receive.
+    /// The device writes the buffer: receive.
     ToDriver,
-    /// The driver writes: to transmit.
+    /// The driver writes the buffer: transmit.
     ToDevice,
 }
 
-/// A buffer that was posted: less than the size of the ring, and not another's before it is taken.
+/// Id of a posted buffer: less than the ring's size, and unique until the buffer is taken.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BufferId(u16);
 
 impl BufferId {
-    /// A place in a table as long as the ring.
+    /// Index for tables as long as the ring.
     #[inline]
     #[must_use]
     pub fn index(self) -> usize {
@@ -95,45 +94,45 @@ impl BufferId {
     }
 }
 
-/// Buffer that a device says it has used; nothing of it is known to be true.
+/// Used entry as the device wrote it, not validated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Used {
-    /// Of which buffer: see [`Virtqueue::take`].
+    /// Id of the buffer, to be validated by [`Virtqueue::take`].
     pub id: u32,
-    /// Bytes that it has written, from the beginning of the buffer on.
+    /// Number of bytes that the device has written, from the beginning of the buffer.
     pub len_bytes: u32,
 }
 
-/// There is no room for a buffer of so many pieces.
+/// Error: the ring has too few free descriptors for a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a buffer of {needed} pieces does not fit: {free} descriptors of the ring are free")]
 pub struct Full {
-    /// The pieces.
+    /// Number of pieces of the buffer.
     pub needed: usize,
-    /// The descriptors.
+    /// Number of free descriptors.
     pub free: u16,
 }
 
-/// State of a ring, as a device says, that cannot be: the ring is of no use any more.
+/// Impossible state of a ring that the device wrote: the ring is unusable until a reset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRing {
-    /// The device has used more than it was given, or takes back what it has said.
+    /// The device used more buffers than it was given, or its index went back.
     #[error("the used index went from {from} to {to} with {posted} buffers posted")]
     UsedIndex {
-        /// Up to where we have read.
+        /// Index up to which the driver has read.
         from: u16,
-        /// Up to where there is to be something.
+        /// Index that the device wrote.
         to: u16,
-        /// The buffers that it has.
+        /// Number of buffers that the device has.
         posted: u16,
     },
 }
 
-/// The driver's side of a ring.
+/// Driver's side of a ring.
 ///
-/// A buffer is [posted](Self::post), [published](Self::publish), [used](Self::next_used) by the device,
-/// [taken](Self::take), and then either [posted again](Self::post_again) or forgotten.
+/// A buffer is [posted](Self::post), [published](Self::publish), [used](Self::next_used) by the
+/// device, [taken](Self::take), and then either [posted again](Self::post_again) or forgotten.
 #[derive(Debug)]
 pub struct Virtqueue(Ring);
 
@@ -143,7 +142,7 @@ enum Ring {
     Packed(PackedQueue),
 }
 
-/// Calls a method of the ring that there is.
+/// Calls a method of the ring in its layout.
 macro_rules! ring {
     ($queue:expr, $ring:ident => $call:expr) => {
         match &mut $queue.0 {
@@ -153,10 +152,10 @@ macro_rules! ring {
     };
 }
 
-/// Memory that a ring takes, in whole cache lines.
+/// Memory that a ring needs in bytes, in whole cache lines.
 ///
 /// # Panics
-/// When `size` is not a power of two.
+/// If `size` is not a power of two.
 #[must_use]
 pub fn ring_bytes(layout: VirtqueueLayout, size: u16) -> usize {
     assert!(size.is_power_of_two(), "a ring has a power of two of descriptors, not {size}");
@@ -167,12 +166,12 @@ pub fn ring_bytes(layout: VirtqueueLayout, size: u16) -> usize {
 }
 
 impl Virtqueue {
-    /// Makes a ring at the beginning of that memory, all zero as a device expects a new one (VQ10). One
-    /// that was there before is of no use any more.
+    /// Creates a ring at the beginning of the memory, zeroed as a device expects a new one (VQ10).
+    /// An earlier ring in the same memory becomes unusable.
     ///
     /// # Panics
-    /// When the size is not a power of two, or the memory has fewer than [`ring_bytes`] or does not begin
-    /// on a cache line.
+    /// If the size is not a power of two, or the memory has fewer than [`ring_bytes`] or does not
+    /// begin on a cache line.
     #[must_use]
     pub fn new(memory: &Arc<Claim>, config: RingConfig) -> Self {
         let RingConfig { layout, size, event_idx } = config;
@@ -187,7 +186,7 @@ impl Virtqueue {
         queue
     }
 
-    /// Addresses that the device is told.
+    /// Addresses to give to the device.
     #[must_use]
     pub fn addresses(&self) -> RingAddresses {
         match &self.0 {
@@ -196,7 +195,7 @@ impl Virtqueue {
         }
     }
 
-    /// As new: all zero, and nothing posted. Only while no device uses it.
+    /// Resets the ring: all zero, and nothing posted. Only while no device uses it.
     pub fn reset(&mut self, event_idx: bool) {
         ring!(self, ring => ring.reset(event_idx));
     }
@@ -210,7 +209,7 @@ impl Virtqueue {
         }
     }
 
-    /// Descriptors that are free.
+    /// Number of free descriptors.
     #[must_use]
     pub fn free(&self) -> u16 {
         match &self.0 {
@@ -219,14 +218,14 @@ impl Virtqueue {
         }
     }
 
-    /// Posts a buffer of one or more pieces. The device does not see it before
+    /// Posts a buffer of one or more pieces. The device does not see it until
     /// [`publish`](Self::publish).
     ///
     /// # Errors
     /// [`Full`], and nothing is posted.
     ///
     /// # Panics
-    /// When there is no piece.
+    /// If there is no piece.
     #[inline]
     pub fn post(
         &mut self,
@@ -239,13 +238,13 @@ impl Virtqueue {
         }
     }
 
-    /// Posts a request: pieces that the device reads, and behind them those that it answers in (VQ2).
+    /// Posts a request: pieces that the device reads, followed by pieces for its answer (VQ2).
     ///
     /// # Errors
     /// [`Full`], and nothing is posted.
     ///
     /// # Panics
-    /// When there is no piece.
+    /// If there is no piece.
     pub fn post_request(
         &mut self,
         request: &[RingDescriptor],
@@ -254,35 +253,36 @@ impl Virtqueue {
         ring!(self, ring => ring.post(request, answer))
     }
 
-    /// Posts a buffer unchanged that was [taken](Self::take), with nothing posted since that may have
-    /// got its descriptor: the shortest way of the receive side.
+    /// Posts a buffer of one piece again, unchanged, after it was [taken](Self::take) and before
+    /// another post could take its descriptor: the fast path of receive queues.
     ///
     /// # Panics
-    /// When it is posted, never was, or is of several pieces.
+    /// If the buffer is posted, never was, or has several pieces.
     #[inline]
     pub fn post_again(&mut self, id: BufferId) {
         ring!(self, ring => ring.post_again(id));
     }
 
-    /// Shows the device all that was posted, with one store; whether it wants to be kicked.
+    /// Makes all posted buffers visible to the device, with one store. Returns true if the device
+    /// wants to be kicked.
     #[inline]
     #[must_use = "a device that is not kicked may sleep for ever"]
     pub fn publish(&mut self) -> bool {
         ring!(self, ring => ring.publish())
     }
 
-    /// Buffer that the device has used next; `None` when there is no more. Shared memory is looked at anew only
-    /// when what was seen is used up.
+    /// Next buffer that the device has used; `None` if there is none. Shared memory is read anew
+    /// only after all entries found by the last read.
     ///
     /// # Errors
-    /// A lie. From then on there is nothing but this error, until a [reset](Self::reset).
+    /// [`InvalidRing`], then and on every later call until a [reset](Self::reset).
     #[inline]
     pub fn next_used(&mut self) -> Result<Option<Used>, InvalidRing> {
         ring!(self, ring => ring.next_used())
     }
 
-    /// Answer that [`next_used`](Self::next_used) will give `ahead` calls after the next, as far as that is
-    /// known: to fetch buffers ahead, and for nothing else.
+    /// Result that [`next_used`](Self::next_used) will return after `ahead` further calls, as far
+    /// as it is known. A hint, for prefetching buffers only.
     #[inline]
     #[must_use]
     pub fn peek_used(&self, ahead: u16) -> Option<Used> {
@@ -292,9 +292,9 @@ impl Virtqueue {
         }
     }
 
-    /// Asks for what is written when another buffer is posted in the place of that one, ahead of it:
-    /// a device has read it, so its line is elsewhere. A packed ring has such on the lines that it is
-    /// read from.
+    /// Prefetches for writing the descriptor that the next post in place of this buffer writes: the
+    /// device has read it, so another CPU has its line. Not needed for a packed ring, whose used
+    /// entries are on the same lines.
     #[inline]
     pub fn prefetch_place(&self, used_id: u32) {
         match &self.0 {
@@ -303,29 +303,31 @@ impl Virtqueue {
         }
     }
 
-    /// Takes back a buffer that the device says it has used. `None`: it has no such buffer (out of range,
-    /// said twice, or posted since and not to be seen when it said so); the ring goes on.
+    /// Takes back a buffer that the device reports as used. `None` if it has no such buffer: the id
+    /// is out of range, reported twice, or was not visible to the device when it reported. The ring
+    /// stays usable.
     #[inline]
     pub fn take(&mut self, used_id: u32) -> Option<BufferId> {
         ring!(self, ring => ring.take(used_id))
     }
 
-    /// Asks the device to call when it has used more, or not to. True: something came meanwhile for which
-    /// no call may come, so look again before sleeping.
+    /// Requests a call from the device when it has used more buffers, or no calls. Returns true if
+    /// buffers were used meanwhile, for which no call may come: the caller must look again before
+    /// it sleeps.
     #[must_use = "what came meanwhile is not called for"]
     pub fn ask_for_call(&mut self, wanted: bool) -> bool {
         ring!(self, ring => ring.ask_for_call(wanted))
     }
 }
 
-/// True if the other side wants to hear of something: its event lies within what was done from `old`
-/// (inclusive) to `new` (exclusive); all of them wrap around (section 2.7.10, `vring_need_event`).
+/// True if the other side wants a notification: its event index is one of the entries from `old`
+/// (inclusive) to `new` (exclusive), all modulo 2^16 (section 2.7.10, `vring_need_event`).
 #[inline]
 fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// A flag of virtio-bindings, which has them all as 32 bits.
+/// Converts a flag of virtio-bindings, where all have 32 bits.
 const fn flag(bits: u32) -> u16 {
     let [first, second, 0, 0] = bits.to_le_bytes() else { panic!("a flag of 16 bits") };
     u16::from_le_bytes([first, second])

@@ -1,7 +1,7 @@
-//! The packed ring (virtio 1.2, section 2.8): one ring of descriptors. We write one to make it
-//! available, and the device writes it anew when its buffer is used: at the place where it next wants
-//! to say so, which need not be where the buffer was posted. Two flags say whose turn a place is; what
-//! they mean changes with each round.
+//! The packed ring (virtio 1.2, section 2.8): one ring of descriptors. The driver writes a
+//! descriptor to make a buffer available. The device writes used descriptors at its own next
+//! position, which need not be where the buffer was posted. Two flags, whose meaning changes with
+//! each round, tell which side wrote a descriptor last.
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,14 +37,14 @@ pub(super) struct PackedDescriptor {
 // SAFETY: 16 bytes of atomics.
 unsafe impl Shared for PackedDescriptor {}
 
-/// Events that one side wants to hear of the other (`struct pvirtq_event_suppress`).
+/// Notifications that one side wants of the other (`struct pvirtq_event_suppress`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EventSuppression {
-    /// Everything.
+    /// All notifications.
     Enable,
-    /// Nothing.
+    /// No notifications.
     Disable,
-    /// The descriptor there.
+    /// A notification when this position is reached.
     At(PackedPosition),
 }
 
@@ -54,7 +54,7 @@ impl EventSuppression {
     const DESCRIPTOR: u16 = flag(VRING_PACKED_EVENT_FLAG_DESC);
     const WRAP: u16 = 1 << VRING_PACKED_EVENT_F_WRAP_CTR;
 
-    /// As both halves are written, with one store.
+    /// Both halves as one word, so that one store writes them.
     pub(super) fn to_word(self) -> u32 {
         let (offset, flags) = match self {
             Self::Enable => (0, Self::ENABLE),
@@ -66,7 +66,7 @@ impl EventSuppression {
         (u32::from(flags) << 16 | u32::from(offset)).to_le()
     }
 
-    /// Reads what the other side has written; what has no meaning asks for everything.
+    /// Decodes the other side's word; invalid flags count as `Enable`.
     #[inline]
     pub(super) fn from_word(word: u32) -> Self {
         let [low, high, flags, _] = u32::from_le(word).to_le_bytes();
@@ -82,7 +82,7 @@ impl EventSuppression {
     }
 }
 
-/// A place in the ring, and the round: what the flags of its descriptor are to be.
+/// Position in the ring with its wrap counter, which determines the flags of its descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PackedPosition {
     pub(super) index: u16,
@@ -94,13 +94,13 @@ impl PackedPosition {
     #[cfg(any(test, feature = "twin"))]
     pub(super) const FIRST: Self = Self { index: 0, wrap: true };
 
-    /// Position of a count of places that began at the first one.
+    /// Position after `count` descriptors from the first one.
     #[inline]
     fn of(count: u16, size: u16) -> Self {
         Self { index: count & (size - 1), wrap: count & size == 0 }
     }
 
-    /// So many places on, at most one round.
+    /// Position `places` further on, at most one round.
     #[cfg(any(test, feature = "twin"))]
     pub(super) fn after(self, places: u16, size: u16) -> Self {
         // At most 2 * 32768 - 1.
@@ -112,22 +112,22 @@ impl PackedPosition {
         }
     }
 
-    /// Flags that make a descriptor there available.
+    /// Flags of an available descriptor at this position.
     #[inline]
     pub(super) fn available(self) -> u16 {
         if self.wrap { AVAIL } else { USED }
     }
 
-    /// True if these are the flags of a used descriptor there.
+    /// True if these are the flags of a used descriptor at this position.
     #[inline]
     pub(super) fn is_used(self, flags: u16) -> bool {
         flags & (AVAIL | USED) == if self.wrap { AVAIL | USED } else { 0 }
     }
 
-    /// True if an event is reached by going on to here by `places` (section 2.8.10).
+    /// True if the last `places` steps to this position passed an event (section 2.8.10).
     #[inline]
     pub(super) fn reaches(self, event: Self, places: u16, size: u16) -> bool {
-        // In the count that begins with this round.
+        // Index of the event, counted from the beginning of this round.
         let event_index =
             if event.wrap == self.wrap { event.index } else { event.index.wrapping_sub(size) };
         need_event(event_index, self.index, self.index.wrapping_sub(places))
@@ -151,14 +151,14 @@ impl PackedPlaces {
     }
 }
 
-/// The ring as it lies in shared memory.
+/// The ring in shared memory.
 #[derive(Clone)]
 pub(super) struct PackedShown {
-    /// Written in turn by us and by the device.
+    /// Descriptors. Written alternately by driver and device.
     pub(super) ring: Words<PackedDescriptor>,
-    /// Event suppression of the driver. We write it.
+    /// Driver event suppression. Written by the driver.
     pub(super) driver: Words<AtomicU32>,
-    /// Event suppression of the device. It writes it.
+    /// Device event suppression. Written by the device.
     pub(super) device: Words<AtomicU32>,
 }
 
@@ -173,38 +173,38 @@ impl PackedShown {
     }
 }
 
-/// Buffer that was posted under an id.
+/// Buffer posted under an id.
 #[derive(Clone, Copy)]
 struct PostedBuffer {
-    /// Places of the ring that it takes.
+    /// Number of descriptors that it occupies.
     places: u16,
-    /// Side that writes it, as flags.
+    /// Descriptor flags: `WRITE` if the device writes it.
     flags: u16,
-    /// The first piece.
+    /// First piece.
     piece: RingDescriptor,
 }
 
 const NOTHING: PostedBuffer =
     PostedBuffer { places: 0, flags: 0, piece: RingDescriptor { address: 0, len_bytes: 0 } };
 
-/// The driver's side.
+/// Driver's side of the ring.
 pub(super) struct PackedQueue {
     pub(super) shown: PackedShown,
     slots: TransmitSlots,
     posted: Box<[PostedBuffer]>,
     pub(super) event_idx: bool,
-    /// Position of the next descriptor; ahead of `published` within a batch. A count, as the other two:
-    /// see [`PackedPosition::of`].
+    /// Position of the next descriptor to fill; ahead of `published` within a batch. A count, as
+    /// the other two: see [`PackedPosition::of`].
     avail_next: u16,
-    /// End of what the device may see.
+    /// End of the descriptors visible to the device.
     published: u16,
-    /// Position of the next used one; never ahead of `published`.
+    /// Position of the next used descriptor; never ahead of `published`.
     used_next: u16,
-    /// Places of the buffers that are posted: as many as from there to `avail_next`, unless the device
-    /// has lied.
+    /// Number of descriptors of posted buffers: the distance from `used_next` to `avail_next`,
+    /// unless the device has lied.
     held: u16,
-    /// The flags of the first descriptor that the device cannot see yet: without them it does not see
-    /// the others either.
+    /// Flags of the first descriptor of the batch, written at last: without them the device does
+    /// not see the others either.
     withheld: u16,
 }
 
@@ -248,13 +248,13 @@ impl PackedQueue {
         self.size() - self.taken().max(self.held)
     }
 
-    /// Places that are not ours to fill.
+    /// Number of descriptors between `used_next` and `avail_next`, which the driver cannot fill.
     #[inline]
     fn taken(&self) -> u16 {
         self.avail_next.wrapping_sub(self.used_next)
     }
 
-    /// Descriptors that the device may see.
+    /// Number of descriptors visible to the device.
     #[inline]
     fn seen(&self) -> u16 {
         self.published.wrapping_sub(self.used_next)
@@ -307,7 +307,8 @@ impl PackedQueue {
         if self.avail_next == self.published {
             self.withheld = flags;
         } else {
-            // The device comes to it only behind the first, whose flags release it.
+            // The device reaches this one only behind the batch's first, whose flags are written
+            // last.
             descriptor.flags.store(flags.to_le(), Ordering::Relaxed);
         }
         self.avail_next = self.avail_next.wrapping_add(1);
@@ -320,14 +321,15 @@ impl PackedQueue {
             return false;
         }
         self.published = new;
-        // Each used descriptor is looked at when its turn comes.
+        // Each used descriptor is read on its turn, so all of them count as seen.
         self.slots.publish();
         self.slots.look();
         let first = &self.shown.ring.all()[usize::from(PackedPosition::of(old, size).index)];
-        // Release: the rest of the descriptor and all behind it come before it (VQ6).
+        // Release: the rest of the descriptor and all behind it are written before (VQ6).
         first.flags.store(self.withheld.to_le(), Ordering::Release);
-        // The device says that it wants to be kicked, then looks at the descriptor; we the other way
-        // round. Pairs with the barrier between these two of the device: one sees the other (VQ7).
+        // The device writes its event setting, then reads the descriptor; the driver does the
+        // reverse. This pairs with the device's barrier between the two: at least one side sees the
+        // other's write (VQ7).
         fence(Ordering::SeqCst);
         match EventSuppression::from_word(self.shown.device.all()[0].load(Ordering::Relaxed)) {
             EventSuppression::At(event) if self.event_idx => {
@@ -338,10 +340,12 @@ impl PackedQueue {
         }
     }
 
-    /// The descriptor that many used ones on, if the device can have used it and says so.
+    /// Used descriptor `ahead` places after the next one, if the device can have written it, and
+    /// has.
     #[inline]
     fn used_at(&self, ahead: u16) -> Option<Used> {
         if ahead >= self.seen() {
+            // Not visible to the device: its flags are the driver's own.
             return None;
         }
         let at = PackedPosition::of(self.used_next.wrapping_add(ahead), self.size());
@@ -349,7 +353,7 @@ impl PackedQueue {
         if !at.is_used(u16::from_le(descriptor.flags.load(Ordering::Relaxed))) {
             return None;
         }
-        // Acquire: the rest of the descriptor, and what is in its buffer, were written before.
+        // Acquire: the rest of the descriptor, and its buffer, were written before.
         fence(Ordering::Acquire);
         Some(Used {
             id: u32::from(u16::from_le(descriptor.id.load(Ordering::Relaxed))),
@@ -360,10 +364,10 @@ impl PackedQueue {
     #[inline]
     pub(super) fn next_used(&mut self) -> Result<Option<Used>, InvalidRing> {
         let Some(used) = self.used_at(0) else { return Ok(None) };
-        // The device leaves out the other places of the buffer. An id that is not posted has one.
+        // The device skips the buffer's other descriptors. An id that is not posted counts as one.
         let places = self.slots.pieces(used.id).and_then(|_| {
             let posted = self.posted.get(usize::try_from(used.id).ok()?)?;
-            // Never beyond what is posted, whatever it has said before.
+            // Never beyond the visible descriptors, whatever the device wrote before.
             Some(posted.places.min(self.seen()))
         });
         let places = places.unwrap_or(1);
@@ -371,7 +375,7 @@ impl PackedQueue {
         Ok(Some(used))
     }
 
-    /// Right as long as buffers are of one piece.
+    /// Exact as long as buffers have one piece.
     #[inline]
     pub(super) fn peek_used(&self, ahead: u16) -> Option<Used> {
         self.used_at(ahead)

@@ -1,5 +1,4 @@
-//! Properties of a ring whatever happens: with an honest device, and with one that writes anything
-//! anywhere.
+//! Properties of rings with an honest device, and with one that writes anything anywhere.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -14,26 +13,26 @@ use super::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Pieces that the device reads, and such that it writes.
+    /// Numbers of pieces that the device reads, and that it writes.
     Post(usize, usize),
     PostAgain,
     Publish,
-    /// The device takes so many.
+    /// The device takes that many buffers.
     DeviceTakes(usize),
-    /// The device gives one of those that it has.
+    /// The device returns one of the buffers that it has.
     DeviceGives(prop::sample::Index, u32),
-    /// So many used ones are read.
+    /// The driver reads that many used entries.
     Read(u16),
     AskForKick(bool),
     AskForCall(bool),
     DeviceCalls,
-    /// A word of the ring becomes any.
+    /// A word of the ring gets any value.
     Scribble(prop::sample::Index, u16),
-    /// All words do.
+    /// All words get any values.
     ScribbleAll(u64),
-    /// The used index moves on.
+    /// The used index advances.
     UsedIndex(u16),
-    /// A descriptor of a packed ring is used.
+    /// A descriptor of a packed ring gets used flags.
     UsedFlags(prop::sample::Index, u16, bool),
 }
 
@@ -84,25 +83,25 @@ fn queue(config: RingConfig) -> Virtqueue {
     Virtqueue::new(&Arc::new(claim), config)
 }
 
-/// Model of what there must be.
+/// Model of the expected state.
 struct Model {
     size: u16,
     pieces: u64,
     posted: BTreeMap<BufferId, u16>,
-    /// Taken, of one piece, and nothing was posted since.
+    /// Buffers of one piece that were taken, with nothing posted since.
     again: Vec<(BufferId, RingDescriptor, Direction)>,
     last: BTreeMap<BufferId, (RingDescriptor, Direction)>,
-    /// As the device must get them.
+    /// Buffers in the form that the device must receive.
     unseen: VecDeque<Sent>,
     seen: VecDeque<Sent>,
-    /// Buffers that the device can have used by what is read now: what it could see when we looked.
+    /// Buffers that the used entries being read may name: those visible at the last look.
     usable: BTreeSet<BufferId>,
-    /// Of a split ring: the used entry that is read next, and the used index when we looked.
+    /// Split ring only: the next used entry to read, and the used index at the last look.
     used_next: u16,
     used_seen: u16,
 }
 
-/// A buffer's id, and the address, length and direction of its pieces.
+/// Id of a buffer, and the address, length and direction of its pieces.
 type Sent = (BufferId, Vec<(u64, u32, bool)>);
 
 impl Model {
@@ -121,7 +120,7 @@ impl Model {
         }
     }
 
-    /// Descriptors that no posted buffer has.
+    /// Number of descriptors that no posted buffer has.
     fn free(&self) -> u16 {
         self.size - self.posted.values().sum::<u16>()
     }
@@ -178,8 +177,8 @@ impl Model {
         Ok(())
     }
 
-    /// The next used entry is about to be read: of a split ring, by an index that is looked at when
-    /// all up to the last one was read.
+    /// Notes that the next used entry is about to be read. In a split ring the index is read when
+    /// all entries up to the last one were read.
     fn read(&mut self, used_index: Option<u16>) {
         if used_index.is_none() || self.used_next == self.used_seen {
             self.used_seen = used_index.unwrap_or(0);
@@ -188,7 +187,7 @@ impl Model {
         }
     }
 
-    /// Buffer that was taken under an id that the device named.
+    /// Takes the buffer of an id that the device named.
     fn take(&mut self, queue: &mut Virtqueue, used: Used) -> TestCaseResult {
         let taken = queue.take(used.id);
         let Some(id) = taken else {
@@ -207,7 +206,7 @@ impl Model {
     }
 }
 
-/// Has the device call if the driver wants it, which `call` says as far as that is known.
+/// Makes the device call if the driver wants it; `call` is the expectation, as far as it is known.
 fn call_if_wanted(
     device: &mut ReferenceDevice,
     call: &mut Option<bool>,
@@ -225,9 +224,9 @@ fn call_if_wanted(
 }
 
 proptest! {
-    /// VQ2 to VQ5, VQ12: the device gets what was posted, as it was posted and in this order, when it
-    /// was published; what it gives comes back, whatever its order; descriptors are free when they are
-    /// back; who sleeps is woken, and who does not want to be is not. From any point of the round.
+    /// VQ2 to VQ5, VQ12: the device receives buffers as they were posted, in order, once published;
+    /// returned buffers come back in any order; their descriptors are free again; a side that waits
+    /// is notified, and one that does not want it is not. From any point of a round.
     #[test]
     fn honest_device_agrees_with_driver(
         config in config(),
@@ -247,9 +246,9 @@ proptest! {
         device.calls();
         let mut model = Model::new(config.size);
         let (mut held, mut given) = (Vec::new(), VecDeque::new());
-        // Whether the other side is to be woken: nobody knows until it says so.
+        // Expected notifications of both sides; `None` until a side has stated its wish.
         let (mut kick, mut call) = (None, None);
-        // Places used since the device last asked itself whether it is to call.
+        // Descriptors used since the device last decided to call or not.
         let mut unasked = 0;
         for step in steps {
             match step {
@@ -281,7 +280,7 @@ proptest! {
                     let id = held.swap_remove(which.index(held.len()));
                     let pieces = model.posted.iter().find(|(posted, _)| posted.0 == id);
                     let pieces = pieces.map_or(0, |(_, pieces)| *pieces);
-                    // Within a round, or it would not know which event it has gone over.
+                    // Within a round; otherwise the device cannot tell which event it has passed.
                     if unasked + pieces > config.size {
                         call_if_wanted(&mut device, &mut call, !given.is_empty())?;
                         unasked = 0;
@@ -316,7 +315,7 @@ proptest! {
                 Step::AskForCall(wanted) => {
                     let came = queue.ask_for_call(wanted);
                     prop_assert_eq!(came, wanted && !given.is_empty());
-                    // What was given before may be called for, too.
+                    // Buffers returned before may be called for, too.
                     device.calls();
                     unasked = 0;
                     call = if came { None } else { Some(wanted) };
@@ -331,8 +330,8 @@ proptest! {
         }
     }
 
-    /// Promise 5: whatever a device writes, wherever and whenever, only what it was shown before is taken,
-    /// each buffer once, and nothing panics.
+    /// Promise 5: whatever a device writes, wherever and whenever, only buffers visible to it are
+    /// taken, each once, and nothing panics.
     #[test]
     fn promise_5_scribbling_device_takes_nothing(
         config in config(),
@@ -392,7 +391,7 @@ proptest! {
                 }
                 _ => {}
             }
-            // A place of a packed ring that the device does not give back is gone.
+            // A descriptor of a packed ring that the device does not return is lost.
             let free = queue.free();
             prop_assert!(free == model.free() || (is_packed && free < model.free()), "{}", free);
         }

@@ -1,5 +1,5 @@
-//! The device's side of both rings, as section 2.7 and 2.8 tell it, for the tests: an honest one, which
-//! insists on what a driver must do.
+//! Device's side of both rings, by sections 2.7 and 2.8, for tests. The device is honest and
+//! asserts the driver's duties.
 
 use std::sync::atomic::{AtomicU16, Ordering, fence};
 
@@ -11,11 +11,11 @@ use super::{Ring, Virtqueue, need_event, split};
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// A buffer as the device got it.
+/// Buffer as the device received it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Got {
     pub id: u16,
-    /// Address, length, and whether it is for the device to write.
+    /// Address and length of each piece, and true if the device is to write it.
     pub pieces: Vec<(u64, u32, bool)>,
 }
 
@@ -30,7 +30,7 @@ pub struct SplitTwin {
     event_idx: bool,
     avail_next: u16,
     used_next: u16,
-    /// Up to where the driver was called for.
+    /// Used index up to which the driver was called, or needed no call.
     called: u16,
 }
 
@@ -40,14 +40,14 @@ pub struct PackedTwin {
     event_idx: bool,
     avail_next: PackedPosition,
     used_next: PackedPosition,
-    /// Places used since the driver was last called or not.
+    /// Number of descriptors used since the last decision to call the driver or not.
     uncalled: u16,
-    /// The places of each buffer that it has.
+    /// Number of descriptors of each buffer that the device has.
     places: Vec<u16>,
 }
 
 impl ReferenceDevice {
-    /// The device of a queue that is as new.
+    /// Creates the device of a queue that is as new.
     pub fn of(queue: &Virtqueue) -> Self {
         let size = queue.size();
         match &queue.0 {
@@ -71,7 +71,7 @@ impl ReferenceDevice {
         }
     }
 
-    /// The next buffer that is available.
+    /// Takes the next available buffer.
     pub fn take(&mut self) -> Option<Got> {
         let got = match self {
             Self::Split(twin) => twin.take(),
@@ -82,7 +82,7 @@ impl ReferenceDevice {
         Some(got)
     }
 
-    /// Says that a buffer was used.
+    /// Reports a buffer as used.
     pub fn give(&mut self, id: u16, len_bytes: u32) {
         match self {
             Self::Split(twin) => twin.give(id, len_bytes),
@@ -90,7 +90,7 @@ impl ReferenceDevice {
         }
     }
 
-    /// Says that a buffer was used that it does not have: 7 bytes of it.
+    /// Reports 7 bytes of a buffer that the device does not have as used.
     pub fn give_bad(&mut self, id: u16) {
         match self {
             Self::Split(twin) => twin.give(id, 7),
@@ -98,7 +98,7 @@ impl ReferenceDevice {
         }
     }
 
-    /// True if the driver wants to be called for what was given since the last question.
+    /// True if the driver wants a call for the buffers used since the last call of this method.
     pub fn calls(&mut self) -> bool {
         fence(Ordering::SeqCst);
         match self {
@@ -107,7 +107,7 @@ impl ReferenceDevice {
         }
     }
 
-    /// Asks for a kick, or for none; whether something is available already.
+    /// Requests kicks or none. Returns true if a buffer is available already.
     pub fn ask_for_kick(&mut self, wanted: bool) -> bool {
         match self {
             Self::Split(twin) => twin.ask_for_kick(wanted),
@@ -117,7 +117,7 @@ impl ReferenceDevice {
         wanted && self.has_more()
     }
 
-    /// The memory of the ring, to write anything to.
+    /// Memory of the ring, to write anything to.
     #[cfg(test)]
     pub(super) fn overlay(&self) -> Words<AtomicU16> {
         match self {
@@ -126,7 +126,7 @@ impl ReferenceDevice {
         }
     }
 
-    /// True if there is more to take.
+    /// True if another buffer is available.
     pub fn has_more(&self) -> bool {
         match self {
             Self::Split(twin) => twin.available() != twin.avail_next,

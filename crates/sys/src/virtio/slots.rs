@@ -1,39 +1,41 @@
-//! A private record of what is posted: the device cannot touch it.
+//! Private record of the posted buffers, which the device cannot access.
 
-/// One for each descriptor; a buffer has the slot of its first.
+/// One slot for each descriptor; a buffer is recorded in the slot of its first one.
 #[derive(Debug)]
 pub(super) struct TransmitSlots {
     slots: Box<[TransmitSlot]>,
-    /// Free slots, the last one first: warm. Some of them may have been posted again since; each is
-    /// here at most once.
+    /// Slots that may be free, LIFO so that warm ones are reused first. Some may have been posted
+    /// again since; each is listed at most once.
     listed: Vec<u16>,
     free: u16,
-    /// Slots of further pieces. Buffers that are posted are not counted: as two halves of one word
-    /// that is written whole, that count and `free` would cost more than all else here together.
+    /// Number of slots of further pieces. The number of posted buffers is derived and not stored:
+    /// stored next to `free`, both halves of one word would be written for each packet, at a cost
+    /// above all else here.
     behind: u16,
-    /// Batch of what is posted now, which the device does not see yet.
+    /// Number of the current batch: buffers posted now, not yet visible to the device.
     batch: u64,
-    /// The device may have used what is of a batch before this one: such buffers can be taken.
+    /// Batches before this one were visible to the device at the last look: their buffers can be
+    /// used.
     shown: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct TransmitSlot {
-    /// The batch that a buffer was posted in whose first piece is here; else `FREE` or `BEHIND`, which
-    /// are later than any. So one comparison says of what a device names whether it can have used it.
+    /// Batch of the buffer whose first piece is here, else `FREE` or `BEHIND`, which exceed any
+    /// batch. So one comparison tells if the device can have used the buffer it names.
     batch: u64,
-    /// True if `listed` has it.
+    /// True if `listed` contains this slot.
     is_listed: bool,
-    /// Number of pieces of the buffer that begins or began here; 0: none since the slot was last used
-    /// otherwise.
+    /// Number of pieces of the buffer that begins, or began last, here; 0 if the slot was used for
+    /// a further piece since, or never.
     pieces: u16,
     /// The slot of the next piece, if there is one.
     next: u16,
 }
 
-/// Nothing is posted there.
+/// Batch of a free slot.
 const FREE: u64 = u64::MAX;
-/// A further piece of a buffer that is.
+/// Batch of a slot with a further piece of a posted buffer.
 const BEHIND: u64 = u64::MAX - 1;
 
 const NEW: TransmitSlot = TransmitSlot { batch: FREE, is_listed: true, pieces: 0, next: 0 };
@@ -45,7 +47,7 @@ impl TransmitSlots {
         Self { slots, listed, free: size, behind: 0, batch: 0, shown: 0 }
     }
 
-    /// As new.
+    /// Resets to nothing posted.
     pub(super) fn reset(&mut self) {
         let size = self.size();
         self.listed.clear();
@@ -65,16 +67,16 @@ impl TransmitSlots {
         self.free
     }
 
-    /// Buffers that are posted.
+    /// Number of posted buffers.
     #[inline]
     pub(super) fn posted(&self) -> u16 {
         self.size() - self.free - self.behind
     }
 
-    /// A free slot for a piece that comes before the one in `next`.
+    /// Takes a free slot for a piece in front of the one in `next`.
     ///
     /// # Panics
-    /// When none is free: ask before.
+    /// If no slot is free; see [`free`](Self::free).
     #[inline]
     pub(super) fn begin(&mut self, next: u16) -> u16 {
         loop {
@@ -91,7 +93,7 @@ impl TransmitSlots {
         }
     }
 
-    /// The slot that was begun last is the first of a buffer of so many pieces.
+    /// Records slot `id`, taken last, as the first one of a buffer of `pieces` pieces.
     #[inline]
     pub(super) fn post(&mut self, id: u16, pieces: u16) {
         let slot = &mut self.slots[usize::from(id)];
@@ -100,10 +102,10 @@ impl TransmitSlots {
         self.behind += pieces - 1;
     }
 
-    /// Posts a buffer of one piece once more.
+    /// Posts a buffer of one piece again.
     ///
     /// # Panics
-    /// When it is posted, never was, or is of several pieces.
+    /// If the buffer is posted, never was, or has several pieces.
     #[inline]
     pub(super) fn post_again(&mut self, id: u16) {
         let slot = &mut self.slots[usize::from(id)];
@@ -115,26 +117,26 @@ impl TransmitSlots {
         self.free -= 1;
     }
 
-    /// The device can see what was posted until now.
+    /// Notes that the device can see all buffers posted until now.
     #[inline]
     pub(super) fn publish(&mut self) {
         self.batch += 1;
     }
 
-    /// Notes that what the device says from now on can be of what it can see now.
+    /// Notes that used entries read from now on may name all buffers visible now.
     #[inline]
     pub(super) fn look(&mut self) {
         self.shown = self.batch;
     }
 
-    /// Number of pieces of a buffer that the device can have used; `None` when there is no such one.
+    /// Number of pieces of a buffer that the device can have used; `None` for any other id.
     #[inline]
     pub(super) fn pieces(&self, used_id: u32) -> Option<u16> {
         let slot = self.slots.get(usize::try_from(used_id).ok()?)?;
         (slot.batch < self.shown).then_some(slot.pieces)
     }
 
-    /// Frees the slots of a buffer that the device can have used; `None` when there is no such one.
+    /// Frees the slots of a buffer that the device can have used; `None` for any other id.
     #[inline(always)] // once for a packet
     pub(super) fn take(&mut self, used_id: u32) -> Option<u16> {
         let id = u16::try_from(used_id).ok()?;
@@ -146,7 +148,7 @@ impl TransmitSlots {
         Some(id)
     }
 
-    /// Frees the slots of the other pieces.
+    /// Frees the slots of the pieces behind the first.
     #[inline(never)] // receive buffers are of one piece
     fn give_back_behind(&mut self, first: u16, pieces: u16) {
         let mut last = first;

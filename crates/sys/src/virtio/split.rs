@@ -1,5 +1,5 @@
-//! The split ring (virtio 1.2, section 2.7): descriptors, a ring of what is available, which we write,
-//! and a ring of what was used, which the device writes.
+//! The split ring (virtio 1.2, section 2.7): descriptors, an available ring that the driver writes,
+//! and a used ring that the device writes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(super) struct UsedEntry {
 // SAFETY: 8 bytes of atomics.
 unsafe impl Shared for UsedEntry {}
 
-/// Flags and index before the entries of either ring: two bytes each.
+/// Size of the flags and the index, two bytes each, in front of the entries of either ring.
 const HEAD_BYTES: usize = 4;
 const FLAGS: usize = 0;
 const INDEX: usize = 1;
@@ -54,8 +54,9 @@ const ENTRIES: usize = 2;
 #[derive(Clone, Copy)]
 pub(super) struct SplitPlaces {
     avail: usize,
-    /// Just before a cache line, so that eight entries lie on each line and none on two. The index is
-    /// on a line without entries: the device writes it while we read them.
+    /// Ends its head just before a cache line, so that each line has eight entries and none spans
+    /// two. The index is on a line without entries: the device writes it while the driver reads
+    /// entries.
     used: usize,
     /// A whole number of cache lines.
     pub(super) end: usize,
@@ -73,17 +74,18 @@ impl SplitPlaces {
     }
 }
 
-/// The ring as it lies in shared memory.
+/// The ring in shared memory.
 #[derive(Clone)]
 pub(super) struct SplitShown {
     pub(super) descriptors: Words<SplitDescriptor>,
-    /// Flags, index, entries and the index of the used entry that we want to be called for. We write it.
+    /// Flags, index, entries, and the used event index. Written by the driver.
     pub(super) avail: Words<AtomicU16>,
-    /// Flags and index. The device writes them.
+    /// Flags and index. Written by the device.
     pub(super) used_head: Words<AtomicU16>,
-    /// The device writes them.
+    /// Entries. Written by the device.
     pub(super) used: Words<UsedEntry>,
-    /// The index of the available entry that the device wants to be kicked for, which it writes.
+    /// Available event index: the entry that the device wants to be kicked for. Written by the
+    /// device.
     pub(super) avail_event: Words<AtomicU16>,
 }
 
@@ -107,7 +109,7 @@ impl SplitShown {
     }
 }
 
-/// The driver's side.
+/// Driver's side of the ring.
 pub(super) struct SplitQueue {
     pub(super) shown: SplitShown,
     slots: TransmitSlots,
@@ -115,11 +117,11 @@ pub(super) struct SplitQueue {
     pub(super) event_idx: bool,
     /// Position of the next available entry; ahead of `published` within a batch.
     avail_next: u16,
-    /// End of what the device may see: the available index.
+    /// Available index: end of the entries visible to the device.
     published: u16,
-    /// The used entry that is read next.
+    /// Used index up to which the driver has read.
     used_next: u16,
-    /// The used index as last seen.
+    /// Used index of the device as last read.
     used_seen: u16,
     /// Violation that ended the use of the ring.
     lie: Option<InvalidRing>,
@@ -176,7 +178,7 @@ impl SplitQueue {
         }
     }
 
-    /// Posts a buffer of one piece to receive in.
+    /// Posts a buffer of one piece for receiving.
     #[inline(always)] // once for a packet
     fn post_one(&mut self, piece: &RingDescriptor) -> Result<BufferId, Full> {
         let free = self.slots.free();
@@ -200,7 +202,7 @@ impl SplitQueue {
         let free = self.slots.free();
         let pieces = u16::try_from(needed).ok().filter(|&pieces| pieces <= free);
         let pieces = pieces.ok_or(Full { needed, free })?;
-        // From the last to the first, each of which knows the one behind it.
+        // From the last piece to the first, since each descriptor holds the index of the next.
         let (mut flags, mut next) = (0, 0);
         for piece in to_driver.iter().rev() {
             next = self.describe(piece, flags | WRITE, next);
@@ -215,7 +217,7 @@ impl SplitQueue {
         Ok(BufferId(next))
     }
 
-    /// Fills a free descriptor; which one.
+    /// Fills a free descriptor, and returns its index.
     #[inline]
     fn describe(&mut self, piece: &RingDescriptor, flags: u16, next: u16) -> u16 {
         let id = self.slots.begin(next);
@@ -248,10 +250,11 @@ impl SplitQueue {
         }
         self.published = new;
         self.slots.publish();
-        // Release: descriptors and entries come before it (VQ6).
+        // Release: descriptors and entries are written before (VQ6).
         self.shown.avail.all()[INDEX].store(new.to_le(), Ordering::Release);
-        // The device says that it wants to be kicked, then looks at the index; we the other way round.
-        // Pairs with the barrier between these two of the device: one sees the other (VQ7).
+        // The device writes its event setting, then reads the index; the driver does the reverse.
+        // This pairs with the device's barrier between the two: at least one side sees the other's
+        // write (VQ7).
         fence(Ordering::SeqCst);
         if self.event_idx {
             let event = u16::from_le(self.shown.avail_event.all()[0].load(Ordering::Relaxed));
@@ -272,7 +275,7 @@ impl SplitQueue {
         Ok(Some(used))
     }
 
-    /// Looks how far the device has come; whether there is something new.
+    /// Reads the used index. Returns true if there are new entries.
     #[inline(never)] // once for a batch
     fn look(&mut self) -> Result<bool, InvalidRing> {
         if let Some(lie) = self.lie {
@@ -286,10 +289,11 @@ impl SplitQueue {
         }
         let unseen = self.avail_next.wrapping_sub(self.published);
         let posted = self.slots.posted().saturating_sub(unseen);
+        // The device can only use buffers that were visible to it.
         if came > posted {
             return Err(*self.lie.insert(InvalidRing::UsedIndex { from, to, posted }));
         }
-        // Acquire: the entries up to there, and what is in their buffers, were written before.
+        // Acquire: the entries up to there, and their buffers, were written before.
         fence(Ordering::Acquire);
         self.used_seen = to;
         self.slots.look();
@@ -330,7 +334,8 @@ impl SplitQueue {
 
     pub(super) fn ask_for_call(&mut self, wanted: bool) -> bool {
         if self.event_idx {
-            // An event that lies behind us is not reached before the index has gone all round (VQ9).
+            // No calls: an event index behind the used index is reached only after a whole round
+            // (VQ9).
             let event = if wanted { self.used_next } else { self.used_next.wrapping_sub(1) };
             self.shown.used_event().store(event.to_le(), Ordering::Relaxed);
         } else {

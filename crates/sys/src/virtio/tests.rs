@@ -1,4 +1,4 @@
-//! Both layouts against the device of `twin.rs`.
+//! Both layouts against the device of `reference.rs`.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -96,14 +96,14 @@ fn promise_5_excessive_used_index_ends_ring() {
     let _ = queue.publish();
     device.used_index().store(5, Ordering::Relaxed);
     for id in 0..5 {
-        // Entries that nobody wrote name the buffer 0.
+        // Entries that were never written name buffer 0.
         assert_eq!(queue.next_used().unwrap().unwrap().id, 0);
         assert_eq!(queue.take(0).is_some(), id == 0);
     }
     device.used_index().store(261, Ordering::Relaxed);
     let lie = queue.next_used().unwrap_err();
     assert_eq!(lie.to_string(), "the used index went from 5 to 261 with 255 buffers posted");
-    // It stays one, though the index is put right.
+    // The error persists, though the index is valid again.
     device.used_index().store(6, Ordering::Relaxed);
     assert_eq!(queue.next_used(), Err(lie));
     queue.reset(false);
@@ -134,7 +134,7 @@ fn hidden_buffer_cannot_be_used() {
         device.give(id, 60);
         assert!(queue.next_used().unwrap().is_some());
         assert!(queue.take(u32::from(id)).is_some());
-        // The device says that it used the second one, which it cannot know of.
+        // The device reports the second buffer as used, which it cannot see.
         device.give(id, 60);
         assert!(!matches!(queue.next_used(), Ok(Some(_))), "{layout:?}");
     }
@@ -184,10 +184,10 @@ fn promise_5_reposted_buffer_hidden_until_published() {
         };
         assert_eq!([next(), next()], [true, false], "{layout:?}");
         let _ = queue.publish();
-        // Of a split ring, all four were said before.
+        // In a split ring, all four were reported before.
         let used = queue.next_used().unwrap().unwrap();
         assert_eq!(queue.take(used.id).is_some(), layout == VirtqueueLayout::Packed);
-        // It gets it as ever.
+        // The device receives the buffer as usual.
         let _ = queue.next_used();
         device.take().unwrap();
         device.give(ids[2], 60);
@@ -215,7 +215,8 @@ fn chain_part_is_not_reposted() {
     let id = device.take().unwrap().id;
     device.give(id, 60);
     let id = queue.next_used().unwrap().and_then(|used| queue.take(used.id)).unwrap();
-    // Its descriptor is the last of this one, and says so when it is free again.
+    // Its descriptor becomes the last of the chain, which its slot still records when it is free
+    // again.
     let chain = queue.post(&[piece(2), piece(3)], Direction::ToDevice).unwrap();
     let _ = queue.publish();
     assert_ne!(chain, id);
@@ -246,7 +247,7 @@ fn vq_10_ring_is_zero_after_reset() {
     }
 }
 
-/// The event is reached exactly if it is one of the places gone over.
+/// An event is reached exactly if it is one of the positions passed.
 #[test]
 fn packed_event_reached_on_any_path() {
     use super::packed::PackedPosition;
@@ -264,7 +265,7 @@ fn packed_event_reached_on_any_path() {
     }
 }
 
-/// Two threads that begin each turn at the same time, as nearly as can be.
+/// Barrier for two threads that begin each turn at nearly the same time.
 #[derive(Default)]
 struct Start([AtomicU32; 2]);
 
@@ -278,7 +279,7 @@ impl Start {
         }
     }
 
-    /// Now the one is a little behind, now the other.
+    /// Delays one of the two threads by a varying time, alternately.
     fn lag(who: usize, turn: u32) {
         let lag = turn / 2 % 64;
         let is_late = turn % 2 == u32::from(who == 0);
@@ -286,14 +287,14 @@ impl Start {
     }
 }
 
-/// VQ7: one side does something while the other is about to sleep. Either the one that sleeps sees it,
-/// or the other sees that it is to be woken. How often neither was so.
+/// VQ7: one side does something while the other is about to sleep. Either the sleeper sees it, or
+/// the other side sees that it must notify. Returns the number of turns in which neither was so.
 fn lost_wake_ups(config: RingConfig, does_driver_sleep: bool) -> u32 {
     let mut lost = 0;
     let (mut queue, mut device) = pair(config);
     let mut id = queue.post(&[piece(1)], Direction::ToDriver).unwrap();
     let start = Start::default();
-    // What each of them saw, in the other's view once the turn is over.
+    // Observation of each side, visible to the other once the turn is over.
     let saw = [AtomicBool::new(false), AtomicBool::new(false)];
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! Memory that a device and we both touch: atomic words, each at its place in the shared memory.
+//! Memory that the device and the driver both access: atomic words at fixed places.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use forebay_buf::Claim;
 
 use super::memory::address;
 
-/// Types that may lie in shared memory.
+/// Types that may be placed in shared memory.
 ///
 /// # Safety
-/// Made of atomics and nothing else, without padding: any bytes are a value of it, and whoever writes
-/// them at any time races with nobody.
+/// Made of atomics only, without padding: any bytes are a value of the type, and writes of the
+/// other side at any time are no data race.
 pub(super) unsafe trait Shared {}
 
 // SAFETY: an atomic.
@@ -22,21 +22,22 @@ unsafe impl Shared for AtomicU32 {}
 // SAFETY: an atomic.
 unsafe impl Shared for AtomicU64 {}
 
-/// Some words of one kind, one behind the other. They hold the memory, which nothing else in this process
-/// looks into but as such words.
+/// Array of words of one kind in shared memory. It keeps the memory, which this process accesses
+/// only through such words.
 pub(super) struct Words<T> {
     words: NonNull<[T]>,
     _memory: Arc<Claim>,
 }
 
-// SAFETY: shared words are atomics, and no thread is tied to the memory, which this value holds.
+// SAFETY: shared words are atomics, and the memory, which this value keeps, is not tied to a
+// thread.
 unsafe impl<T: Shared> Send for Words<T> {}
 
 impl<T: Shared> Words<T> {
-    /// The `count` words from there on.
+    /// Locates `count` words at `offset_bytes` of the memory.
     ///
     /// # Panics
-    /// When they are not within the memory, or not aligned.
+    /// If the words exceed the memory, or are not aligned.
     pub(super) fn new(memory: &Arc<Claim>, offset_bytes: usize, count: usize) -> Self {
         let (base, len_bytes) = (memory.base(), memory.part().len());
         let end = count.checked_mul(size_of::<T>()).and_then(|len| len.checked_add(offset_bytes));
@@ -48,14 +49,14 @@ impl<T: Shared> Words<T> {
         Self { words, _memory: Arc::clone(memory) }
     }
 
-    /// All of them.
+    /// All words.
     #[inline]
     pub(super) fn all(&self) -> &[T] {
-        // SAFETY: within memory that is held, and aligned, see `new`; any bytes are a `T`.
+        // SAFETY: within memory that this value keeps, and aligned, see `new`; any bytes are a `T`.
         unsafe { self.words.as_ref() }
     }
 
-    /// Makes all of the claimed memory zero: only while no device uses it.
+    /// Zeroes all of the claimed memory: only while no device uses it.
     pub(super) fn clear_all(&self) {
         let all = self.overlay::<AtomicU64>();
         all.all().iter().for_each(|word| word.store(0, Ordering::Relaxed));
@@ -66,7 +67,7 @@ impl<T: Shared> Words<T> {
         Words::new(&self._memory, 0, self._memory.part().len() / size_of::<U>())
     }
 
-    /// Address at which a device finds them.
+    /// Address of the words, to give to a device.
     pub(super) fn address(&self) -> u64 {
         address(self.words.cast())
     }

@@ -1,9 +1,8 @@
-//! From a fresh socket to one that is bound to its queue, on memory that all sockets of an engine
-//! share.
+//! Setup of a socket, up to its binding to a queue, on memory that all sockets of an engine share.
 //!
 //! The first socket registers the packet memory with the kernel (the UMEM); the others share it.
-//! What one was bound with, copying and scattering, holds for those that share with it: one that
-//! needs other settings registers the same memory again.
+//! The copy mode and scatter setting of the first one apply to all that share with it, so a socket
+//! that needs other settings registers the same memory again.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -23,66 +22,68 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 use super::Socket;
 use super::ring::{Consuming, Producing, XdpRingPlace};
 
-/// Longest time for which a queue may be busy: the kernel takes a closed socket down after the close has returned.
+/// Longest wait for a busy queue: the kernel takes a closed socket down after close(2) has
+/// returned.
 const TEARDOWN_MAX: Duration = Duration::from_secs(2);
 
-/// Wait between two looks.
+/// Pause between two attempts to bind.
 const TEARDOWN_WAIT: Duration = Duration::from_millis(2);
 
-/// The most packets that one call to send takes in copy mode (`linux/if_xdp.h`, Linux 6.17).
+/// Socket option: most packets taken by one call to send in copy mode (`linux/if_xdp.h`, Linux
+/// 6.17).
 const XDP_MAX_TX_SKB_BUDGET: libc::c_int = 9;
 
-/// Time for which a driver is polled by a call that finds nothing, and its budget of packets.
+/// Busy polling: time in µs for which a call polls the driver in vain, and budget of packets.
 const BUSY_POLL_US: u32 = 20;
 const BUSY_POLL_BUDGET: u32 = 64;
 
-/// Copy modes: who brings a frame into packet memory.
+/// Copy mode: who writes a frame into packet memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CopyMode {
-    /// The device if it can, else the kernel.
+    /// The device if it supports that, else the kernel.
     #[default]
     Auto,
-    /// The kernel.
+    /// The kernel copies.
     Copy,
-    /// The device.
+    /// The device writes it.
     ZeroCopy,
 }
 
 /// Configuration of a socket.
 #[derive(Clone, Copy, Debug)]
 pub struct SocketConfig {
-    /// The interface's index.
+    /// Index of the interface.
     pub interface: u32,
     /// Queue of the interface.
     pub queue: u32,
-    /// The size of the chunks that are lent: 2048 or 4096.
+    /// Size of the chunks that are lent: 2048 or 4096 bytes.
     pub chunk_bytes: u32,
     /// Copy mode.
     pub copying: CopyMode,
-    /// True if packets may be larger than a chunk, and come in several.
+    /// True if a packet may be larger than a chunk, and span several.
     pub is_scattered: bool,
-    /// True if the driver is polled by our calls rather than by its interrupts.
+    /// True if our calls poll the driver instead of its interrupts.
     pub busy_poll: bool,
-    /// Entries of the rx ring, a power of two; none if nothing is to be received.
+    /// Entries of the rx ring, a power of two; `None` to receive nothing.
     pub rx_entries: Option<u32>,
-    /// The same of the tx ring.
+    /// Entries of the tx ring, a power of two; `None` to send nothing.
     pub tx_entries: Option<u32>,
-    /// Entries of the fill ring.
+    /// Entries of the fill ring, a power of two.
     pub fill_entries: u32,
 }
 
-/// Refusal of a socket.
+/// Failure to open a socket.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action}: {source}")]
 pub struct OpenError {
     /// Attempt.
     pub action: &'static str,
-    /// Answer of the kernel.
+    /// The kernel's error.
     pub source: io::Error,
 }
 
 impl OpenError {
-    /// Names what was tried, for `map_err`.
+    /// Adds the attempt to an error, for `map_err`.
     fn of<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self { action, source: source.into() }
     }
@@ -92,11 +93,11 @@ impl OpenError {
     }
 }
 
-/// Packet memory that is registered, by a socket that lives.
+/// Packet memory registered by a socket that is still open.
 struct Umem {
     region: Arc<Region>,
     chunk_bytes: u32,
-    /// As it was bound.
+    /// Mode in effect: never `Auto`.
     copying: CopyMode,
     is_scattered: bool,
     socket: Weak<OwnedFd>,
@@ -105,15 +106,15 @@ struct Umem {
 static UMEMS: Mutex<Vec<Umem>> = Mutex::new(Vec::new());
 
 fn umems() -> MutexGuard<'static, Vec<Umem>> {
-    // A list that is kept whole at every step.
+    // The list is consistent after every step, so a poisoned lock is usable.
     UMEMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A socket's descriptor, which others may share memory with.
+/// Descriptor of a socket whose memory other sockets may share.
 pub(super) struct Handle {
-    /// There until the end.
+    /// `Some` until drop.
     socket: Option<Arc<OwnedFd>>,
-    /// True if others can find it among the [`UMEMS`].
+    /// True if others can find it in [`UMEMS`].
     is_listed: bool,
 }
 
@@ -129,7 +130,7 @@ impl AsFd for Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if self.is_listed {
-            // Others hold the descriptor under the lock only, so this closes it.
+            // Others hold the descriptor only under the lock, so this closes it.
             let mut umems = umems();
             self.socket = None;
             umems.retain(|umem| umem.socket.strong_count() > 0);
@@ -137,7 +138,7 @@ impl Drop for Handle {
     }
 }
 
-/// See [`Socket::open`].
+/// Implements [`Socket::open`].
 pub(super) fn open(config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenError> {
     let mut umems = umems();
     let mut shared = None;
@@ -148,7 +149,8 @@ pub(super) fn open(config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenErr
                 shared = Some(socket);
                 break;
             }
-            // That socket lost its device, or this driver cannot do what that one can.
+            // EBADF: that socket lost its device. EOPNOTSUPP: this driver lacks a feature of that
+            // one.
             Err(error) if [Errno::BADF, Errno::OPNOTSUPP].iter().any(|&no| error.is(no)) => {}
             Err(error) => return Err(error),
         }
@@ -169,7 +171,7 @@ pub(super) fn open(config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenErr
 }
 
 impl Umem {
-    /// True if a socket that is to be like this can share with it.
+    /// True if a socket with this configuration can share the memory.
     fn suits(&self, config: &SocketConfig, pool: &Pool) -> bool {
         Arc::ptr_eq(&self.region, pool.region())
             && self.chunk_bytes == config.chunk_bytes
@@ -178,7 +180,7 @@ impl Umem {
     }
 }
 
-/// Memory that a socket works on.
+/// UMEM of a socket: its own, or that of another.
 #[derive(Clone, Copy)]
 enum RegisteredMemory<'a> {
     Own,
@@ -205,7 +207,7 @@ fn bound(
         socket.teardown = Some(Teardown::of(config)?);
     }
     if let Some(entries) = config.tx_entries {
-        // Older kernels take 32 at a time, and are called more often.
+        // Older kernels take 32 packets a call and are called more often.
         let _ = set_option(socket.as_fd(), libc::SOL_XDP, XDP_MAX_TX_SKB_BUDGET, entries);
     }
     Ok(socket)
@@ -228,7 +230,7 @@ fn register(socket: BorrowedFd<'_>, region: &Region, chunk_bytes: u32) -> Result
 
 fn with_rings(socket: OwnedFd, config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenError> {
     let fd = socket.as_fd();
-    // Every frame that is being sent finds room when it is done.
+    // Every frame that is being sent fits into the completion ring.
     let completion_entries = config.tx_entries.unwrap_or(1).max(2);
     let sized = || {
         sockopt::set_xdp_umem_fill_ring_size(fd, config.fill_entries)?;
@@ -275,7 +277,7 @@ fn with_rings(socket: OwnedFd, config: &SocketConfig, pool: &Pool) -> Result<Soc
     })
 }
 
-/// Binds, waiting for an earlier socket of the same queue to be taken down.
+/// Binds, and waits meanwhile for an earlier socket of the same queue to be taken down.
 fn bind_when_free(
     socket: BorrowedFd<'_>,
     config: &SocketConfig,
@@ -319,18 +321,18 @@ fn bind(
     }
 }
 
-/// Waits, when it is dropped, until the driver of a zero-copy queue has let go of the frames of a
-/// socket that is closed: the kernel tells it to only later (`xp_release_deferred`). Until then the
-/// queue is busy; so there is a second socket, which can be bound to it when it is not.
+/// On drop, waits until the driver of a zero-copy queue has released the frames of a closed socket:
+/// the kernel does that only later (`xp_release_deferred`). The queue is busy until then, which a
+/// second socket finds out by binding to it.
 pub(super) struct Teardown {
     socket: OwnedFd,
     config: SocketConfig,
-    /// Region that the second socket has for packet memory.
+    /// Memory that the second socket has registered.
     _region: Region,
 }
 
 impl Teardown {
-    /// To be made before privileges are let go.
+    /// Prepares the second socket. To be called before privileges are dropped.
     fn of(config: &SocketConfig) -> Result<Self, OpenError> {
         const ENTRIES: u32 = 2;
         let action = "prepare for the end of a zero-copy queue";
@@ -350,12 +352,12 @@ impl Teardown {
 
 impl Drop for Teardown {
     fn drop(&mut self) {
-        // Busy still, it is another program's by now; refused, it has gone with its device.
+        // Still busy: another program has the queue by now. Refused: the device is gone.
         let _ = bind_when_free(self.socket.as_fd(), &self.config, RegisteredMemory::Own);
     }
 }
 
-/// `Documentation/networking/napi.rst`, "Busy polling".
+/// Enables preferred busy polling (`Documentation/networking/napi.rst`, "Busy polling").
 fn prefer_busy_poll(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_option(socket, libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, 1)?;
     set_option(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
@@ -370,7 +372,7 @@ fn set_option(
 ) -> io::Result<()> {
     const LEN_BYTES: libc::socklen_t = 4;
     let value = std::ptr::from_ref(&value).cast();
-    // SAFETY: the kernel reads as many bytes from there as a u32 has, and keeps nothing.
+    // SAFETY: the kernel reads the four bytes of a u32 there, and keeps no pointer.
     let set = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, LEN_BYTES) };
     if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

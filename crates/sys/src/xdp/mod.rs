@@ -1,8 +1,9 @@
-//! AF_XDP sockets: packets that the kernel puts straight into frames, and sends straight from them.
+//! AF_XDP sockets: packets that the kernel receives straight into frames, and sends straight from
+//! them.
 //!
-//! A [`Socket`] has the four rings of one device queue and the frames that the kernel holds. Whatever
-//! the kernel is told of is a frame that was lent to it, and whatever it says is looked up among
-//! those, so that no memory has two holders.
+//! A [`Socket`] has the four rings of one device queue and the frames that the kernel holds. Only
+//! frames lent to the kernel are put into its rings, and every address in its answers is looked up
+//! among those, so no memory has two holders.
 
 mod bind;
 mod ring;
@@ -21,60 +22,60 @@ use rustix::io::Errno;
 use rustix::net::{self, RecvFlags, SendFlags, sockopt};
 use rustix::thread::{MembarrierCommand, membarrier};
 
-/// A packet goes on in the next descriptor (`XDP_PKT_CONTD`).
+/// The packet continues in the next descriptor (`XDP_PKT_CONTD`).
 const XDP_PKT_CONTD: u32 = 1 << 0;
 
-/// The kernel is given frames this many at a time, unless it has next to none.
+/// Number of frames given to the kernel at a time, to amortize the ring accesses.
 const FILL_BATCH: u32 = 32;
 
-/// Word of a kernel that cannot be.
+/// Invalid entry or index in a ring that the kernel writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidXdpRing {
-    /// Of a ring.
+    /// Invalid index of a ring.
     #[error(transparent)]
     Ring(#[from] RingBroken),
-    /// Of a frame.
+    /// Invalid address or length of a frame.
     #[error("the kernel's {ring} ring names {len_bytes} bytes at {address}, where it has no frame")]
     Frame {
         /// The ring.
         ring: &'static str,
-        /// Offset, from the beginning of the packet memory on.
+        /// Offset from the beginning of the packet memory.
         address: u64,
         /// Length.
         len_bytes: u32,
     },
 }
 
-/// Answer of the kernel to a call to send.
+/// Outcome of a wake-up of the kernel for transmission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Kicked {
-    /// The kernel has taken what there was, or does so by itself.
+    /// The kernel has taken everything, or does so without a call.
     Done,
-    /// The kernel wants to be called again: it has taken as much as it does at once, or the device is busy.
+    /// The kernel must be called again: its budget for one call is spent, or the device is busy.
     Again,
-    /// The device dropped the last packet that was taken.
+    /// The device dropped the packet that was taken last.
     Dropped,
     /// The link is down: packets wait.
     Down,
-    /// The socket has no device any more.
+    /// The socket has lost its device.
     Gone,
 }
 
-/// Packets that the kernel had for a socket and dropped.
+/// Packets for a socket that the kernel dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct KernelDrops {
-    /// For want of a frame in the fill ring, or because they were too large.
+    /// Dropped because the fill ring was empty, or the packet too large.
     pub rx_dropped: u64,
-    /// For want of room in the rx ring.
+    /// Dropped because the rx ring was full.
     pub rx_ring_full: u64,
 }
 
-/// One queue of a device: its rings and the frames that the kernel has.
+/// One queue of a device: its rings and the frames that the kernel holds.
 pub struct Socket {
-    // In the order in which they must go: the kernel lets go of the memory once the rings are
-    // unmapped and the descriptor is closed; then the frames may go home, and the memory with them.
+    // In drop order: the kernel releases the memory once the rings are unmapped and the descriptor
+    // is closed; then the frames can return to their owners, and the memory can be unmapped.
     fill: Producing<1>,
     completion: Consuming<1>,
     rx: Option<Consuming<2>>,
@@ -82,39 +83,40 @@ pub struct Socket {
     handle: Handle,
     teardown: Option<Teardown>,
     lent: DeviceOwned,
-    /// Frames that are to be sent.
+    /// Number of frames in the tx and completion rings.
     sending: u32,
     _region: Arc<Region>,
 }
 
 impl Socket {
-    /// Opens a socket and binds it to its queue. The frames of `pool`, and of all pools of the same
-    /// region, can be lent to it.
+    /// Opens a socket and binds it to its queue. Frames of `pool`, and of all pools of its region,
+    /// can be lent to it.
     ///
     /// # Errors
-    /// What the kernel refused.
+    /// The call that the kernel refused.
     pub fn open(config: &SocketConfig, pool: &Pool) -> Result<Self, OpenError> {
         bind::open(config, pool)
     }
 
-    /// True if the device uses the frames itself, rather than the kernel copying to and from them.
+    /// True if the device accesses the frames itself, rather than the kernel copying to and from
+    /// them.
     #[must_use]
     pub fn is_zero_copy(&self) -> bool {
         sockopt::xdp_options(self.as_fd())
             .is_ok_and(|flags| flags.contains(net::xdp::XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY))
     }
 
-    /// True if packets can be sent.
+    /// True if the socket has a tx ring.
     #[must_use]
     pub fn transmits(&self) -> bool {
         self.tx.is_some()
     }
 
-    /// Gives the kernel frames to receive into, until it has `most` of them or `pool` has none.
-    /// Returns how many it has for that now.
+    /// Gives the kernel frames to receive into, until it has `most` of them or `pool` has none
+    /// left. Returns the number of frames in the fill ring.
     ///
     /// # Errors
-    /// When the ring is broken.
+    /// If the ring's indices are invalid.
     pub fn fill(
         &mut self,
         pool: &mut Pool,
@@ -146,11 +148,11 @@ impl Socket {
         Ok(self.fill.queued())
     }
 
-    /// Takes up to `max` frames that the kernel has received into. `each` gets the frame, and whether
-    /// the packet goes on in the next one.
+    /// Takes up to `max` frames that the kernel has received into. `each` gets the frame, and
+    /// whether the packet continues in the next one.
     ///
     /// # Errors
-    /// When the kernel names what it does not have.
+    /// If the kernel returns a frame that it does not have.
     #[inline]
     pub fn receive(
         &mut self,
@@ -175,10 +177,10 @@ impl Socket {
         Ok(count)
     }
 
-    /// True if frames wait to be taken.
+    /// True if received frames are in the rx ring.
     ///
     /// # Errors
-    /// When the ring is broken.
+    /// If the ring's indices are invalid.
     pub fn has_received(&mut self) -> Result<bool, InvalidXdpRing> {
         Ok(match &mut self.rx {
             Some(rx) => rx.ready(1)? > 0,
@@ -186,10 +188,11 @@ impl Socket {
         })
     }
 
-    /// Number of frames for which there is room to be sent; 0 where nothing can be.
+    /// Number of free entries of the tx ring; 0 without a tx ring. The kernel's index is read anew
+    /// if there seem to be fewer than `wanted`.
     ///
     /// # Errors
-    /// When the ring is broken.
+    /// If the ring's indices are invalid.
     pub fn send_room(&mut self, wanted: u32) -> Result<u32, InvalidXdpRing> {
         Ok(match &mut self.tx {
             Some(tx) => tx.room(wanted)?,
@@ -197,24 +200,25 @@ impl Socket {
         })
     }
 
-    /// True if a frame is one that the kernel can be given: of this memory, and of chunks of the
-    /// right size.
+    /// True if the kernel can be given this frame: it is of this memory, and its chunk of the right
+    /// size.
     #[must_use]
     pub fn takes(&self, frame: &Frame) -> bool {
         self.lent.takes(frame)
     }
 
-    /// Puts a frame into the tx ring; the kernel sees it with the next [`kick`](Self::kick).
+    /// Puts a frame into the tx ring, visible to the kernel after the next [`kick`](Self::kick).
     ///
     /// # Errors
-    /// With the frame: when it is not one that the kernel can be given, or is empty.
+    /// Returns the frame if the kernel cannot be given it, or it is empty.
     ///
     /// # Panics
-    /// Without [room](Self::send_room).
+    /// If the tx ring has no [room](Self::send_room).
     #[inline]
     pub fn send(&mut self, frame: Frame, continued: Continued) -> Result<(), Frame> {
         let Some(tx) = &mut self.tx else { return Err(frame) };
         let len_bytes = frame.len_bytes();
+        // The kernel rejects descriptors without bytes.
         if len_bytes == 0 {
             return Err(frame);
         }
@@ -225,13 +229,13 @@ impl Socket {
         Ok(())
     }
 
-    /// True if frames that were sent have not come back.
+    /// True if frames that were sent are not completed yet.
     #[must_use]
     pub fn is_sending(&self) -> bool {
         self.sending > 0
     }
 
-    /// Shows the kernel what was put into the tx ring, and calls it if it wants to be called.
+    /// Publishes the tx ring to the kernel, and calls the kernel if it requests that.
     pub fn kick(&mut self) -> Kicked {
         let Some(tx) = &mut self.tx else { return Kicked::Done };
         tx.submit();
@@ -243,15 +247,16 @@ impl Socket {
             Err(Errno::BUSY) => Kicked::Dropped,
             Err(Errno::NETDOWN) => Kicked::Down,
             Err(Errno::NXIO) => Kicked::Gone,
-            // EAGAIN and ENOBUFS; whatever else there may be, the packets are still in the ring.
+            // EAGAIN, ENOBUFS and unexpected errors: the packets are still in the ring.
             Err(_) => Kicked::Again,
         }
     }
 
-    /// Number of frames that the kernel has taken to be sent, modulo 2^32: the index of the next one.
+    /// Index of the next tx entry that the kernel reads: the number of frames taken so far, modulo
+    /// 2^32.
     ///
     /// # Errors
-    /// When the ring is broken.
+    /// If the ring's indices are invalid.
     pub fn sent(&mut self) -> Result<u32, InvalidXdpRing> {
         Ok(match &mut self.tx {
             Some(tx) => tx.consumed()?,
@@ -259,10 +264,10 @@ impl Socket {
         })
     }
 
-    /// Takes up to `max` frames back whose packets were sent.
+    /// Takes back up to `max` frames whose transmission is complete.
     ///
     /// # Errors
-    /// When the kernel names what it does not have.
+    /// If the kernel returns a frame that it does not have.
     pub fn complete(
         &mut self,
         max: u32,
@@ -279,25 +284,26 @@ impl Socket {
         Ok(count)
     }
 
-    /// Packets that the kernel has dropped since the socket was opened.
+    /// Counters of packets that the kernel dropped since the socket was opened.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn kernel_drops(&self) -> io::Result<KernelDrops> {
         let statistics = sockopt::xdp_statistics(self.as_fd())?;
         let rx_ring_full = statistics.rx_ring_full.unwrap_or(0);
         Ok(KernelDrops { rx_dropped: statistics.rx_dropped, rx_ring_full })
     }
 
-    /// True if the device is still there: its end is the only error that a socket is told of.
+    /// True if the socket still has its device: the loss of it is the only error that a socket
+    /// reports.
     #[must_use]
     pub fn has_device(&self) -> bool {
         matches!(sockopt::socket_error(self.as_fd()), Ok(Ok(())))
     }
 
-    /// Has the driver look for frames to receive into, and for packets.
+    /// Calls the driver to refill from the fill ring and to process received packets.
     pub fn wake_receive(&self) {
-        // There is nothing to be received that way, and nothing to be done if it is refused.
+        // The call returns no data, and a refusal leaves nothing to do.
         let _ = net::recv(self.as_fd(), &mut [0; 0], RecvFlags::DONTWAIT);
     }
 }
@@ -319,18 +325,18 @@ impl std::fmt::Debug for Socket {
 pub enum Continued {
     /// The packet ends here.
     No,
-    /// The packet goes on.
+    /// The packet continues in the next frame.
     Yes,
 }
 
-/// Waits until no CPU is any more in the middle of receiving what it began to receive before: what
-/// it found in a map that has changed since is in the ring then, or dropped and counted.
+/// Waits until every CPU has finished receiving that it began before this call. Packets that went
+/// by a map's earlier contents are then in the ring, or dropped and counted.
 ///
-/// `MEMBARRIER_CMD_GLOBAL` waits for a grace period of RCU (`kernel/sched/membarrier.c`), under which
-/// drivers receive.
+/// `MEMBARRIER_CMD_GLOBAL` waits for an RCU grace period (`kernel/sched/membarrier.c`), and drivers
+/// receive within RCU read-side sections.
 pub fn wait_for_receivers() {
     if membarrier(MembarrierCommand::Global).is_err() {
-        // It is refused where CPUs have no tick. Receiving takes a few milliseconds at most.
+        // The kernel refuses with nohz_full CPUs. Receiving takes a few milliseconds at most.
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }

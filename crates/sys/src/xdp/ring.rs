@@ -1,9 +1,9 @@
-//! The rings that an AF_XDP socket shares with the kernel: one producer, one consumer, one of them
-//! the kernel (`net/xdp/xsk_queue.h`).
+//! Rings that an AF_XDP socket shares with the kernel, which is either the producer or the consumer
+//! (`net/xdp/xsk_queue.h`).
 //!
-//! Each side raises its own index with a store that releases the entries, and reads the other's with
-//! a load that acquires them. What the kernel says is believed as far as it can be: an index that
-//! goes back, or beyond what the other side has given, ends the use of the ring.
+//! Each side advances its own index with a release store, and reads the other's with an acquire
+//! load. The kernel's index is checked: one that goes back, or beyond the entries it was given,
+//! ends the use of the ring.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::net::xdp::XdpRingOffset;
 
-/// The kernel wants to be called before it goes on with a ring (`linux/if_xdp.h`).
+/// Flag: the kernel must be called before it continues with a ring (`linux/if_xdp.h`).
 const XDP_RING_NEED_WAKEUP: u32 = 1 << 0;
 
-/// A ring whose indices cannot be.
+/// Ring whose indices are impossible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "the kernel's {ring} ring of {entries} entries is filled up to {producer} and read up to {consumer}"
@@ -24,44 +24,45 @@ const XDP_RING_NEED_WAKEUP: u32 = 1 << 0;
 pub struct RingBroken {
     /// The ring.
     pub ring: &'static str,
-    /// The index of its producer.
+    /// Index of its producer.
     pub producer: u32,
-    /// The index of its consumer.
+    /// Index of its consumer.
     pub consumer: u32,
     /// Number of entries.
     pub entries: u32,
 }
 
-/// Place and length of a ring.
+/// Location and length of a ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct XdpRingPlace {
     pub(super) ring: &'static str,
-    /// Offset that the kernel knows the ring by (`XDP_PGOFF_…`).
+    /// Offset at which the kernel maps the ring (`XDP_PGOFF_…`).
     pub(super) page_offset: u64,
     pub(super) offsets: XdpRingOffset,
     /// A power of two.
     pub(super) entries: u32,
 }
 
-/// The end of a ring that we fill: the fill ring, one word an entry, and the tx ring, two.
+/// End of a ring that this process fills: the fill ring, one word an entry, or the tx ring, two.
 pub(super) struct Producing<const WORDS: usize> {
     memory: Memory,
     /// Position of the next entry; ahead of `submitted` within a batch.
     tail: u32,
-    /// End of what the kernel may see: the producer's index.
+    /// Producer's index: end of the entries visible to the kernel.
     submitted: u32,
-    /// The consumer's index as last seen; never ahead of it.
+    /// Consumer's index as last read; never ahead of it.
     head_seen: u32,
 }
 
-/// The end of a ring that we empty: the rx ring, two words an entry, and the completion ring, one.
+/// End of a ring that this process empties: the rx ring, two words an entry, or the completion
+/// ring, one.
 pub(super) struct Consuming<const WORDS: usize> {
     memory: Memory,
-    /// The next entry to be read; ahead of `released` within a batch.
+    /// Position of the next entry to read; ahead of `released` within a batch.
     head: u32,
-    /// End of what the kernel may fill anew: the consumer's index.
+    /// Consumer's index: end of the entries that the kernel may refill.
     released: u32,
-    /// The producer's index as last seen; never ahead of it.
+    /// Producer's index as last read; never ahead of it.
     tail_seen: u32,
 }
 
@@ -77,8 +78,8 @@ impl<const WORDS: usize> Producing<WORDS> {
         Self { memory, tail, submitted: tail, head_seen }
     }
 
-    /// Number of entries that there is room for; a new look at the kernel's index if it seems to be fewer
-    /// than `wanted`.
+    /// Number of free entries; the kernel's index is read anew if there seem to be fewer than
+    /// `wanted`.
     pub(super) fn room(&mut self, wanted: u32) -> Result<u32, RingBroken> {
         let entries = self.memory.entries;
         let room = entries - self.tail.wrapping_sub(self.head_seen);
@@ -89,11 +90,11 @@ impl<const WORDS: usize> Producing<WORDS> {
         Ok(entries - self.tail.wrapping_sub(head))
     }
 
-    /// Position that the kernel has come to.
+    /// Reads the consumer's index of the kernel.
     pub(super) fn consumed(&mut self) -> Result<u32, RingBroken> {
         // Acquire: the kernel has read the entries up to there.
         let head = self.memory.consumer().load(Ordering::Acquire);
-        // It goes on, and no further than what it was shown.
+        // The index never goes back, nor beyond the submitted entries.
         let shown = self.submitted.wrapping_sub(self.head_seen);
         if head.wrapping_sub(self.head_seen) > shown {
             return Err(self.memory.broken(self.submitted, head));
@@ -102,20 +103,20 @@ impl<const WORDS: usize> Producing<WORDS> {
         Ok(head)
     }
 
-    /// Length of the ring.
+    /// Number of entries of the ring.
     pub(super) fn entries(&self) -> u32 {
         self.memory.entries
     }
 
-    /// Entries that the kernel had not read when last seen.
+    /// Number of entries that the kernel had not read, by its index as last read.
     pub(super) fn queued(&self) -> u32 {
         self.tail.wrapping_sub(self.head_seen)
     }
 
-    /// Writes an entry that the kernel does not see yet.
+    /// Writes an entry, not yet visible to the kernel.
     ///
     /// # Panics
-    /// When there is no room: ask before.
+    /// If there is no room; see [`room`](Self::room).
     #[inline]
     pub(super) fn push(&mut self, entry: [u64; WORDS]) {
         assert!(self.queued() < self.memory.entries, "a ring is not filled beyond its room");
@@ -126,17 +127,17 @@ impl<const WORDS: usize> Producing<WORDS> {
         self.tail = self.tail.wrapping_add(1);
     }
 
-    /// Shows the kernel all that was written, with one store.
+    /// Makes all entries written visible to the kernel, with one store.
     #[inline]
     pub(super) fn submit(&mut self) {
         if self.submitted != self.tail {
             self.submitted = self.tail;
-            // Release: the entries come before it.
+            // Release: the entries are written before.
             self.memory.producer().store(self.tail, Ordering::Release);
         }
     }
 
-    /// True if the kernel wants to be called before it reads on.
+    /// True if the kernel must be called before it continues.
     pub(super) fn needs_wakeup(&self) -> bool {
         self.memory.flags().load(Ordering::Relaxed) & XDP_RING_NEED_WAKEUP != 0
     }
@@ -153,8 +154,8 @@ impl<const WORDS: usize> Consuming<WORDS> {
         Self { memory, head, released: head, tail_seen: head }
     }
 
-    /// Number of entries that wait to be read; a new look at the kernel's index if it seems to be fewer
-    /// than `wanted`.
+    /// Number of entries to read; the kernel's index is read anew if there seem to be fewer than
+    /// `wanted`.
     pub(super) fn ready(&mut self, wanted: u32) -> Result<u32, RingBroken> {
         let ready = self.tail_seen.wrapping_sub(self.head);
         if ready >= wanted {
@@ -162,7 +163,7 @@ impl<const WORDS: usize> Consuming<WORDS> {
         }
         // Acquire: the kernel has written the entries up to there.
         let tail = self.memory.producer().load(Ordering::Acquire);
-        // It goes on, and no further than to where the ring is full.
+        // The index never goes back, nor beyond a full ring.
         let full = self.released.wrapping_add(self.memory.entries);
         if tail.wrapping_sub(self.tail_seen) > full.wrapping_sub(self.tail_seen) {
             return Err(self.memory.broken(tail, self.released));
@@ -174,7 +175,7 @@ impl<const WORDS: usize> Consuming<WORDS> {
     /// Reads the next entry.
     ///
     /// # Panics
-    /// When none is ready: ask before.
+    /// If no entry is ready; see [`ready`](Self::ready).
     #[inline]
     pub(super) fn next(&mut self) -> [u64; WORDS] {
         assert!(self.head != self.tail_seen, "a ring is not read beyond its end");
@@ -187,18 +188,18 @@ impl<const WORDS: usize> Consuming<WORDS> {
         entry
     }
 
-    /// Lets the kernel fill anew what was read, with one store.
+    /// Lets the kernel refill the entries that were read, with one store.
     #[inline]
     pub(super) fn release(&mut self) {
         if self.released != self.head {
             self.released = self.head;
-            // Release: the entries were read before it.
+            // Release: the entries are read before.
             self.memory.consumer().store(self.head, Ordering::Release);
         }
     }
 }
 
-/// The memory of a ring: two indices, flags and entries, all of them atomic words.
+/// Memory of a ring: two indices, flags and entries, all of them atomic words.
 struct Memory {
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
@@ -206,11 +207,11 @@ struct Memory {
     words: NonNull<[AtomicU64]>,
     ring: &'static str,
     entries: u32,
-    /// Mapping that all of them point into. It holds the socket open, too.
+    /// Mapping that the pointers above point into. It keeps the socket open, too.
     _mapping: XdpMapping,
 }
 
-// SAFETY: atomics in a mapping that this value owns and that no thread is tied to.
+// SAFETY: atomics in a mapping that this value owns and that is not tied to a thread.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -226,8 +227,8 @@ impl Memory {
         })
     }
 
-    /// `None` when the words are not within the mapping or not aligned, or when the kernel is so old
-    /// that there are no flags.
+    /// Locates the words in the mapping. `None` if they exceed it or are not aligned, or if the
+    /// kernel is too old to have flags.
     fn new(mapping: XdpMapping, place: XdpRingPlace, words: usize) -> Option<Self> {
         let XdpRingPlace { ring, offsets, entries, .. } = place;
         let count = entries as usize * words;
@@ -252,7 +253,7 @@ impl Memory {
     }
 
     fn producer(&self) -> &AtomicU32 {
-        // SAFETY: within the mapping and aligned, see `new`; touched as an atomic only.
+        // SAFETY: within the mapping and aligned, see `new`; accessed as an atomic only.
         unsafe { self.producer.as_ref() }
     }
 
@@ -286,17 +287,17 @@ impl XdpMapping {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         let anywhere = std::ptr::null_mut();
-        // SAFETY: a fresh mapping at an address of the kernel's choice; no memory of ours is touched.
+        // SAFETY: a fresh mapping at an address of the kernel's choice; it replaces no memory.
         let mapped = unsafe { mm::mmap(anywhere, len_bytes, access, flags, socket, page_offset) }?;
         let base = NonNull::new(mapped.cast()).ok_or(io::ErrorKind::Other)?;
         Ok(Self { base, len_bytes })
     }
 
-    /// The `len_bytes` bytes from there on, if they are within and aligned.
+    /// Address of `len_bytes` bytes at `offset`, if they are within the mapping and aligned.
     fn at(&self, offset: u64, len_bytes: usize, align_bytes: usize) -> Option<NonNull<u8>> {
         let offset = usize::try_from(offset).ok()?;
         let is_within = offset.checked_add(len_bytes)? <= self.len_bytes;
-        // SAFETY: within the mapping, or not used.
+        // SAFETY: within the mapping; not evaluated otherwise.
         let place = is_within.then(|| unsafe { self.base.add(offset) })?;
         place.addr().get().is_multiple_of(align_bytes).then_some(place)
     }
@@ -304,7 +305,7 @@ impl XdpMapping {
 
 impl Drop for XdpMapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `of_ring` with this length; the pointers into it go with it.
+        // SAFETY: mapped in `of_ring` with this length; the pointers into it are dropped with it.
         let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), self.len_bytes) };
         debug_assert!(unmapped.is_ok(), "a mapping of ours cannot be unmapped: {unmapped:?}");
     }
@@ -318,7 +319,7 @@ mod tests {
 
     use super::*;
 
-    /// Some memory of the shape of a ring's.
+    /// Private memory laid out like a ring.
     fn memory(entries: u32, words: usize, start: u32) -> (Memory, Kernel) {
         let offsets = XdpRingOffset { producer: 0, consumer: 64, flags: Some(128), desc: 192 };
         let place = XdpRingPlace { ring: "test", page_offset: 0, offsets, entries };
@@ -336,7 +337,7 @@ mod tests {
         (memory, kernel)
     }
 
-    /// The other end of a ring, for as long as there is the ring.
+    /// The kernel's end of a ring; the ring must outlive it.
     struct Kernel {
         producer: NonNull<AtomicU32>,
         consumer: NonNull<AtomicU32>,
@@ -344,19 +345,19 @@ mod tests {
 
     impl Kernel {
         fn producer(&self) -> &AtomicU32 {
-            // SAFETY: the tests keep the ring for longer.
+            // SAFETY: the tests keep the ring alive longer.
             unsafe { self.producer.as_ref() }
         }
 
         fn consumer(&self) -> &AtomicU32 {
-            // SAFETY: the tests keep the ring for longer.
+            // SAFETY: the tests keep the ring alive longer.
             unsafe { self.consumer.as_ref() }
         }
     }
 
     proptest! {
-        /// Order: what is pushed at one end comes out at the other, in order, from any start; nothing is
-        /// seen before it is submitted, and room comes back when it is released.
+        /// Entries come out in the order in which they were pushed, from any start index; none is
+        /// visible before it is submitted, and room returns when entries are released.
         #[test]
         fn ring_round_trips(
             start in prop_oneof![Just(0), u32::MAX - 40..=u32::MAX, any::<u32>()],
@@ -382,7 +383,7 @@ mod tests {
                 producing.submit();
                 let shown = producing.memory.producer().load(Ordering::Relaxed);
                 prop_assert_eq!(shown.wrapping_sub(before), push.min(room), "all at once");
-                // The kernel carries entries and indices over.
+                // The kernel's part: entries and indices are copied from one ring to the other.
                 for (to, from) in
                     consuming.memory.entry_words().iter().zip(producing.memory.entry_words())
                 {

@@ -1,5 +1,5 @@
-//! Knowledge of the host of interfaces, in a network namespace that a thread makes for itself: it
-//! goes with the thread, and `ip` run from there works in it.
+//! Interfaces as the host reports them, in a network namespace that each test's thread creates: it
+//! is removed with the thread, and `ip` run from the thread works in it.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use forebay_sys::Error;
@@ -56,7 +56,7 @@ fn as_made() {
     };
     assert_eq!(Interface::named("hop").unwrap().tun, Some(expected));
     assert_eq!(tun.tun, Some(TunInfo { is_persistent, ..TunInfo::default() }));
-    // A name beside the first finds it as well, and it says which is the first.
+    // An alternative name finds the interface as well, which reports its primary name.
     ip("link property add dev hoa altname hoalt");
     assert_eq!(Interface::named("hoalt").unwrap(), Interface::named("hoa").unwrap());
 }
@@ -124,7 +124,7 @@ fn counters() {
     tun.set_up().unwrap();
     ip("addr add 10.0.0.1/24 dev hot");
     let before = tun.counters().unwrap();
-    // Nobody has opened the TUN, so what is sent into it is dropped.
+    // No program has opened the TUN, so packets sent into it are dropped.
     let socket = std::net::UdpSocket::bind("10.0.0.1:0").unwrap();
     for _ in 0..5 {
         let _ = socket.send_to(b"x", "10.0.0.2:9");

@@ -1,7 +1,7 @@
-//! Tests of calls to Linux that take root and network namespaces.
+//! Tests of calls to Linux that need root and network namespaces.
 
 mod interface; // interfaces, by `ip`
-mod privilege; // what a process may do, and gives up
+mod privilege; // privileges that a process has, and drops
 
 use libtest_mimic::Arguments;
 

@@ -1,5 +1,5 @@
-//! Privileges that a process says it lacks, and what is left of one that let go. Each is a process
-//! of its own: this program again, told which part to play.
+//! Missing privileges, and what remains after dropping them. Each test runs in a process of its
+//! own: this program again, with the name of the part to run in its environment.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use std::process::{Command, Output};
@@ -14,7 +14,7 @@ use libtest_mimic::{Failed, Trial};
 use nix::unistd::{Gid, Uid, getgroups, setgroups, setuid};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// Set in a child: the part that it plays.
+/// Environment variable of a child: the part that it runs.
 const PART: &str = "FOREBAY_TEST_PART";
 
 const PARTS: [(&str, fn()); 8] = [
@@ -28,7 +28,7 @@ const PARTS: [(&str, fn()); 8] = [
     ("denied_user_change_is_reported", drop_refused),
 ];
 
-/// Plays a part, if this process was started to.
+/// Runs the part of this process, if it is a child. Returns true if it was.
 pub(crate) fn played() -> bool {
     let Ok(part) = env::var(PART) else { return false };
     let (_, play) = PARTS.into_iter().find(|(name, _)| *name == part).unwrap();
@@ -54,7 +54,7 @@ fn run(part: &str) -> Result<(), Failed> {
     if status.success() { Ok(()) } else { Err(format!("{status}: {told}").into()) }
 }
 
-/// Reason why these parts cannot be played here.
+/// Reason why these tests cannot run here.
 fn missing() -> Option<String> {
     if !Uid::effective().is_root() {
         return Some("only root can become another user".to_owned());
@@ -62,7 +62,7 @@ fn missing() -> Option<String> {
     namespaces::missing(&["ip"])
 }
 
-/// Refusal, and the advice.
+/// Attempt, missing capabilities and advice of a refusal.
 fn refused(checked: forebay_sys::Result<()>) -> (String, String, String) {
     match checked.unwrap_err() {
         error @ Error::Privilege { .. } => {
@@ -130,11 +130,11 @@ fn own_tap() {
     assert_eq!(refused(for_tun("hob")).1, "CAP_NET_ADMIN");
     assert_eq!(refused(for_tun("hoc")).1, "CAP_NET_ADMIN");
     for_tun("hod").unwrap();
-    // Its own namespace can be looked at without any capability.
+    // Reading one's own namespace needs no capability.
     assert!(Interface::named("hoa").unwrap().set_up().unwrap_err().is_refusal());
 }
 
-/// Identity of the calling thread: its numbers, groups and capabilities.
+/// Identity of the calling thread: its ids, groups and capabilities.
 fn identity() -> Vec<String> {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap();
     let of_interest = ["Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapEff:", "CapAmb:"];
@@ -184,7 +184,7 @@ fn drop_all() {
     assert!(fs::read("/etc/shadow").is_err());
     assert!(setuid(Uid::from_raw(0)).is_err());
     assert!(refused(for_af_xdp("veth0")).2.starts_with("run as root"), "no_new_privs is not set");
-    // Once more is no harm.
+    // Dropping again has no effect.
     drop_to("nobody").unwrap();
 }
 

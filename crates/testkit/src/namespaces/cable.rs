@@ -1,4 +1,4 @@
-//! Network namespaces that live as long as a descriptor, with links between them.
+//! Network namespaces that live as long as a descriptor, with veth links between them.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -8,17 +8,17 @@ use nix::sched::{CloneFlags, setns};
 
 use super::{command, enter_new};
 
-/// A network namespace. It goes, with all that is in it, when this does.
+/// Network namespace. Removed on drop, with everything in it.
 pub struct Namespace(File);
 
 impl Namespace {
-    /// An empty one, without IPv6: its kernel says nothing by itself.
+    /// Creates an empty namespace without IPv6, so that its kernel sends nothing by itself.
     pub fn new() -> Self {
         let made = thread::spawn(|| {
             enter_new();
             for which in ["all", "default"] {
                 let knob = format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6");
-                // A kernel without IPv6 says nothing of that kind either.
+                // Fails on a kernel without IPv6, which sends nothing either.
                 let _ = std::fs::write(knob, "1");
             }
             File::open("/proc/thread-self/ns/net").unwrap()
@@ -26,7 +26,7 @@ impl Namespace {
         Self(made.join().unwrap())
     }
 
-    /// Runs on a thread of its own in this namespace.
+    /// Runs `act` on a thread in this namespace.
     pub fn run<R: Send>(&self, act: impl FnOnce() -> R + Send) -> R {
         thread::scope(|scope| {
             let inside = || {
@@ -37,27 +37,28 @@ impl Namespace {
         })
     }
 
-    /// Runs `ip`, or `ethtool` and the like, in this namespace.
+    /// Runs a tool, such as `ip` or `ethtool`, in this namespace.
     pub fn command(&self, line: &str) {
         self.run(|| command(line));
     }
 
-    /// Name for `ip link set netns`.
+    /// Path for `ip link set netns`.
     fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 }
 
-/// A cable (veth) from `near` to `far`, which are stations 1 and 2 on it, both ends up.
+/// Cable (veth) between two namespaces, both ends up; `near` has the MAC address 02:00:00:00:00:01,
+/// `far` 02:00:00:00:00:02.
 pub struct Cable<'a> {
     /// Namespace of the near end, and its interface.
     pub near: (&'a Namespace, &'a str),
-    /// The same of the far end.
+    /// Namespace of the far end, and its interface.
     pub far: (&'a Namespace, &'a str),
 }
 
 impl Cable<'_> {
-    /// Lays it.
+    /// Creates the veth pair, and sets both ends up.
     pub fn lay(&self) {
         let ((near, a), (far, b)) = (self.near, self.far);
         near.command(&format!(

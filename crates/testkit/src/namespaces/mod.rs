@@ -1,7 +1,7 @@
-//! Tests in network namespaces: what may be missing for them, and how they run.
+//! Tests in network namespaces: their prerequisites, and how they run.
 
-pub mod cable; // two of them, and a veth between
-pub mod named; // those that programs are run in
+pub mod cable; // namespaces with a veth between two
+pub mod named; // named ones, to run programs in
 
 use std::fs::OpenOptions;
 use std::process::Command;
@@ -10,7 +10,7 @@ use std::thread;
 use libtest_mimic::Trial;
 use nix::sched::{CloneFlags, unshare};
 
-/// A test on a thread of its own; ignored, and says so, if something is missing.
+/// Test on a thread of its own. Ignored, with a message, if something is missing.
 pub fn trial(name: &str, missing: Option<&String>, test: impl FnOnce() + Send + 'static) -> Trial {
     if let Some(missing) = missing {
         eprintln!("{name} is ignored: {missing}");
@@ -19,7 +19,8 @@ pub fn trial(name: &str, missing: Option<&String>, test: impl FnOnce() + Send + 
     Trial::test(name, run).with_ignored_flag(missing.is_some())
 }
 
-/// The same in a namespace that its thread makes for itself: it goes with the thread.
+/// As [`trial`], in a network namespace that the test's thread creates: it is removed with the
+/// thread.
 pub fn trial_inside(name: &str, missing: Option<&String>, test: fn()) -> Trial {
     let inside = move || {
         enter_new();
@@ -28,12 +29,12 @@ pub fn trial_inside(name: &str, missing: Option<&String>, test: fn()) -> Trial {
     trial(name, missing, inside)
 }
 
-/// Has the calling thread be in a namespace of its own.
+/// Moves the calling thread into a new network namespace.
 pub fn enter_new() {
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
 }
 
-/// Reason why there can be no namespaces here, or nothing done in them: a tool is missing.
+/// Reason why tests with namespaces cannot run here: a missing tool or permission.
 pub fn missing(tools: &[&str]) -> Option<String> {
     for tool in tools {
         if Command::new(tool).arg("-V").output().is_err() {
@@ -44,18 +45,18 @@ pub fn missing(tools: &[&str]) -> Option<String> {
     made.err().map(|errno| format!("no network namespace can be made: {errno}"))
 }
 
-/// Reason why there can be no TAP or TUN here.
+/// Reason why a TAP or TUN cannot be opened here.
 pub fn tun_missing() -> Option<String> {
     let opened = OpenOptions::new().read(true).write(true).open("/dev/net/tun");
     opened.err().map(|error| format!("/dev/net/tun cannot be opened: {error}"))
 }
 
-/// Runs a tool in the namespace of the calling thread.
+/// Runs a tool in the namespace of the calling thread, and panics if it fails.
 pub fn command(line: &str) {
     tried(line).unwrap();
 }
 
-/// The same, and what it says if it fails.
+/// Runs a tool in the namespace of the calling thread. Returns its standard error if it fails.
 pub fn tried(line: &str) -> Result<(), String> {
     let mut words = line.split_whitespace();
     let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
@@ -63,7 +64,7 @@ pub fn tried(line: &str) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(format!("{line}: {told}")) }
 }
 
-/// Runs `ip` so.
+/// Runs `ip` as [`command`].
 pub fn ip(arguments: &str) {
     command(&format!("ip {arguments}"));
 }

@@ -1,4 +1,4 @@
-//! Network namespaces with names, made and removed with `ip netns`: programs are run in them.
+//! Named network namespaces, made and removed with `ip netns`, to run programs in.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,16 +9,16 @@ use std::thread;
 use libtest_mimic::Failed;
 use nix::sched::{CloneFlags, setns};
 
-/// A network namespace of our own, which goes when this does.
+/// Network namespace that is removed on drop.
 pub struct NamedNamespace {
     name: String,
 }
 
 impl NamedNamespace {
-    /// Makes one.
+    /// Creates a namespace.
     ///
     /// # Errors
-    /// When there can be none.
+    /// If no namespace can be created.
     pub fn new() -> Result<Self, Failed> {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -27,38 +27,38 @@ impl NamedNamespace {
         Ok(Self { name })
     }
 
-    /// Name for `ip netns`.
+    /// Name of the namespace, for `ip netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Runs a tool here to its end.
+    /// Runs a tool in the namespace, and waits for its end.
     ///
     /// # Errors
-    /// When it fails: what it says.
+    /// If the tool fails: its standard error.
     pub fn run(&self, command: &[&str]) -> Result<(), Failed> {
         self.tell(command).map(drop)
     }
 
-    /// Output of a command that succeeds.
+    /// Runs a tool in the namespace; returns its standard output.
     ///
     /// # Errors
-    /// When it fails: what it says.
+    /// If the tool fails: its standard error.
     pub fn tell(&self, command: &[&str]) -> Result<String, Failed> {
         tell("ip", &[&["netns", "exec", &self.name][..], command].concat())
     }
 
-    /// A program to be run here, which is the child itself.
+    /// Command that runs `program` in the namespace; the child process is the program itself.
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name, program]).stdin(Stdio::null());
         command
     }
 
-    /// Does something here, such as opening a socket: it stays one of this namespace.
+    /// Runs `act` on a thread in the namespace. A socket that it opens stays in the namespace.
     ///
     /// # Errors
-    /// Those of `act`; when it panics.
+    /// Those of `act`, and if it panics.
     pub fn within<T: Send>(
         &self,
         act: impl FnOnce() -> Result<T, Failed> + Send,
@@ -75,23 +75,23 @@ impl NamedNamespace {
 
 impl Drop for NamedNamespace {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // Nobody to report an error to.
         let _ = run("ip", &["netns", "del", &self.name]);
     }
 }
 
-/// Runs a tool to its end.
+/// Runs a tool, and waits for its end.
 ///
 /// # Errors
-/// When it fails: what it says.
+/// If the tool fails: its standard error.
 pub fn run(tool: &str, args: &[&str]) -> Result<(), Failed> {
     tell(tool, args).map(drop)
 }
 
-/// Runs a tool to its end; returns its standard output.
+/// Runs a tool, and returns its standard output.
 ///
 /// # Errors
-/// When it fails: what it says.
+/// If the tool fails: its standard error.
 pub fn tell(tool: &str, args: &[&str]) -> Result<String, Failed> {
     let output = Command::new(tool).args(args).stdin(Stdio::null()).output()?;
     if output.status.success() {

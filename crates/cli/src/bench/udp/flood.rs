@@ -1,4 +1,4 @@
-//! A flood of datagrams to one socket: threads that put them in, and one that reads.
+//! A flood of datagrams to one socket: producer threads and one reader.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,50 +28,50 @@ use crate::failure::Failure;
 /// Duration of a repeat.
 const REPEAT: Duration = Duration::from_millis(30);
 
-/// Size of a device's frames: room for an Ethernet frame, and for more than a socket holds.
+/// Requested size of a device's frames: large enough for an Ethernet frame.
 const DEVICE_ROOM_BYTES: u32 = 1514;
 const CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 2048, chunks: 2047 };
 const SMALL_CHUNKS: ChunkClass = ChunkClass { chunk_bytes: 512, chunks: 1023 };
 
-/// Datagrams that the reader takes at once.
+/// Upper bound on datagrams that the reader takes at once.
 const READ_MAX: usize = 64;
 
 /// Load of one repeat.
 #[derive(Clone, Copy)]
 pub(super) struct FloodLoad {
     pub(super) policy: ReclaimPolicy,
-    /// Work of the reader on each datagram.
+    /// The reader's work per datagram.
     pub(super) work: Work,
-    /// Datagrams a second from all producers together. `None`: as many as they can.
+    /// Datagrams per second from all producers together. `None`: as many as possible.
     pub(super) offered_pps: Option<f64>,
 }
 
 /// Result of one repeat.
 #[derive(Clone, Copy, Default)]
 pub(super) struct FloodOutcome {
-    /// Datagrams that were read, in thousands a second.
+    /// Datagrams read, in thousands per second.
     pub(super) kpps: f64,
-    /// Packets that were put in or dropped, likewise.
+    /// Packets put in or dropped, in thousands per second.
     pub(super) offered_kpps: f64,
-    /// CPU time of the reader for each that was read, without the time in which there was none.
+    /// The reader's CPU time per datagram read, idle time excluded.
     pub(super) reader_ns: f64,
-    /// CPU time of the producers for each that they offered.
+    /// The producers' CPU time per packet offered.
     pub(super) producer_ns: f64,
-    /// CPU time in all.
+    /// Total CPU time.
     pub(super) reader_cpu_s: f64,
     pub(super) producers_cpu_s: f64,
     /// Datagrams that the socket had no room for.
     pub(super) dropped: usize,
 }
 
-/// Work that takes so many nanoseconds: arithmetic in which each step waits for the one before.
+/// Work of a given duration: arithmetic in which each step depends on the previous one.
 #[derive(Clone, Copy)]
 pub(super) struct Work {
     steps: u32,
 }
 
 impl Work {
-    /// Finds out how many steps take `ns`.
+    /// Determines the number of steps that take `ns`.
     pub(super) fn of_ns(ns: u32) -> Self {
         const STEPS: u32 = 100_000;
         let fastest = (0..50).map(|_| {
@@ -89,7 +89,7 @@ impl Work {
         Self { steps }
     }
 
-    /// Begins with `x`, so that no CPU begins before it has that.
+    /// Does the work. The result depends on `x`, so that the CPU cannot start before `x` is known.
     fn work(self, x: u64) -> u64 {
         (0..self.steps).fold(x, |x, _| black_box(x.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 1))
     }
@@ -102,7 +102,7 @@ pub(super) struct Flood {
 }
 
 impl Flood {
-    /// `producers` of them, on the CPUs but the last, which is the reader's.
+    /// Creates a flood with `producers` producers on all CPUs but the last, which is the reader's.
     pub(super) fn new(
         producers: u8,
         rcvbuf: u32,
@@ -141,7 +141,7 @@ impl Flood {
         Ok(Self { producers: producers.collect(), reader })
     }
 
-    /// Runs for a while.
+    /// Runs one repeat.
     pub(super) fn repeat(&mut self, load: FloodLoad, samples: &[Sample]) -> FloodOutcome {
         let bulk = self.producers.first().map_or(1, |producer| producer.bulk);
         let dropped_before = self.reader.outlet.account().dropped();
@@ -166,7 +166,7 @@ impl Flood {
             run.start.wait();
             thread::sleep(REPEAT);
             run.end.store(true, Ordering::Release);
-            // They have nothing to panic about.
+            // The threads do not panic.
             let read = reading.join().unwrap_or_default();
             let sent: Vec<_> =
                 senders.into_iter().map(|sender| sender.join().unwrap_or_default()).collect();
@@ -187,7 +187,7 @@ impl Flood {
         }
     }
 
-    /// Frames that are not with their owners.
+    /// Number of frames in use.
     pub(super) fn away(&mut self) -> usize {
         let away = |producer: &mut FloodProducer| {
             producer.pool.in_use() + producer.relief.cache().map_or(0, CopyCache::away)
@@ -199,7 +199,7 @@ impl Flood {
 /// State that the threads of one repeat share.
 struct FloodRun<'a> {
     load: FloodLoad,
-    /// Of each producer.
+    /// Interval between two bursts of one producer.
     burst_every: Option<Duration>,
     start: Barrier,
     end: AtomicBool,
@@ -219,8 +219,8 @@ struct FloodPace {
 }
 
 impl FloodPace {
-    /// True if it is now; then the next one is due a while later. What a thread has missed while
-    /// others had its CPU is not made up for: it would be a burst that nobody asked for.
+    /// True if a burst is due; the next one is then scheduled. Bursts missed while another process
+    /// had the CPU are not made up for: they would be a larger burst than configured.
     fn is_due(&mut self) -> bool {
         let now = Instant::now();
         let is_due = now >= self.due;
@@ -232,17 +232,17 @@ impl FloodPace {
     }
 }
 
-/// Work that one thread did.
+/// Work done by one thread.
 #[derive(Clone, Copy, Default)]
 struct FloodSide {
     count: usize,
     wall_ns: f64,
     cpu_ns: f64,
-    /// In which it had nothing to do.
+    /// CPU time spent without anything to do.
     idle_ns: f64,
 }
 
-/// Time at which a thread began.
+/// Starting time of a thread.
 struct Began {
     wall: Instant,
     cpu_ns: u64,
@@ -260,7 +260,7 @@ impl Began {
     }
 }
 
-/// A CPU that receives.
+/// A receiving CPU.
 struct FloodProducer {
     cpu: Option<CpuId>,
     pool: Pool,
@@ -272,7 +272,7 @@ struct FloodProducer {
 
 impl FloodProducer {
     fn produce(&mut self, run: &FloodRun<'_>) -> FloodSide {
-        // Unpinned figures are still figures.
+        // Ignored: figures of an unpinned thread are still valid.
         let _ = self.cpu.map(sys::pin_to);
         let (mut packets, mut dropped) = (Vec::new(), Vec::new());
         run.start.wait();
@@ -289,7 +289,7 @@ impl FloodProducer {
             sent += packets.len();
             let Self { pool, inlet, relief, .. } = self;
             relief.reclaim(run.load.policy, inlet.account(), &mut packets, pool);
-            // The reader does not sleep, and stays.
+            // The reader neither sleeps nor closes the socket, so the result needs no action.
             let (Enqueue::Done | Enqueue::WakeReader | Enqueue::Closed) =
                 inlet.put(&mut packets, &mut dropped);
             dropped.drain(..).for_each(|packet: Packet| pool.put(packet.frame));
@@ -350,7 +350,7 @@ impl FloodReader {
         began.side(count, idle_ns)
     }
 
-    /// Reads what is left.
+    /// Reads the remaining packets.
     fn empty(&mut self) {
         let mut taken = Vec::new();
         while self.outlet.take(READ_MAX, &mut taken) > 0 {

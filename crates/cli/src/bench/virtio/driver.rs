@@ -18,8 +18,8 @@ use forebay_sys::Error;
 
 use crate::failure::Failure;
 
-/// Heads of packets in pieces, frames of an ordinary network, and of any larger kind that the source
-/// may want: more than a few bursts, for none is kept.
+/// Numbers of chunks for the heads of nonlinear packets, for Ethernet frames, and for larger frames
+/// if the source needs them: enough for a few bursts, as no packet is kept.
 const HEADS: u32 = 4 << 10;
 const SMALL_CHUNK_BYTES: u32 = 2 << 10;
 const SMALL_CHUNKS: u32 = 4 << 10;
@@ -36,31 +36,31 @@ pub(super) struct Driver {
     /// True if the first bytes of each packet are read.
     touch: bool,
     origin: Instant,
-    /// Time of a look at the clock.
+    /// Cost of reading the clock.
     clock: Duration,
 }
 
-/// Packets that were received.
+/// Counts of received packets.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Counted {
     pub(super) packets: usize,
-    /// Bytes of them, from the Ethernet header on.
+    /// Bytes of the packets, from the Ethernet header on.
     pub(super) bytes: usize,
-    /// The memory that they were in.
+    /// Memory occupied by the packets.
     pub(super) truesize: usize,
-    /// Buffers of the device that they came in, if it tells.
+    /// Device buffers that the packets arrived in, if the device reports them.
     pub(super) buffers: Option<usize>,
-    /// Polls that returned packets, and those that did not.
+    /// Polls that returned packets, and polls that did not.
     pub(super) bursts: usize,
     pub(super) empty: usize,
-    /// The time of the former.
+    /// Time of polls that returned packets.
     pub(super) busy: Duration,
-    /// Frames that came and could not be received, by [`DropReason::index`].
+    /// Frames that could not be received, by [`DropReason::index`].
     pub(super) refused: [usize; DropReason::ALL.len()],
 }
 
 impl Driver {
-    /// Drives the first queue of a device, `max` packets at once.
+    /// Creates a driver of a device's first queue, with `max` packets per poll.
     pub(super) fn over(device: &mut Device, max: usize, touch: bool) -> Result<Self, Failure> {
         let Some(source) = device.sources.drain(..).next() else {
             return Err(Failure::usage("the device has no queue", "this is a bug: report it"));
@@ -82,7 +82,7 @@ impl Driver {
             return Err(Failure::usage("the region is too small", "this is a bug: report it"));
         };
         let numbering = Numbering::of_queue(RxQueue(0), 1);
-        // Nobody sleeps here.
+        // No waker is needed: this thread never sleeps.
         let attachment = Attachment { pool: &mut pool, numbering, wake: Arc::new(|| ()) };
         source.attach(attachment).map_err(broken)?;
         let (burst, origin) = (Burst::default(), Instant::now());
@@ -90,7 +90,7 @@ impl Driver {
         Ok(Self { source, buffers, pool, burst, max, touch, origin, clock })
     }
 
-    /// Receives until that time, or until `enough` packets came.
+    /// Receives until `end`, or until `enough` packets have arrived.
     pub(super) fn run_until(&mut self, end: Instant, enough: usize) -> Result<Counted, Failure> {
         let mut counted = Counted::default();
         let used_before = self.buffers_used();
@@ -98,7 +98,7 @@ impl Driver {
         while now < end && counted.packets < enough {
             let before = counted.packets;
             let polled = self.turn(now, &mut counted)?;
-            // The end of one turn is the beginning of the next: one look at the clock for each.
+            // One reading of the clock ends a turn and begins the next.
             let then = std::mem::replace(&mut now, Instant::now());
             if counted.packets == before {
                 counted.empty += 1;
@@ -116,7 +116,7 @@ impl Driver {
         Ok(counted)
     }
 
-    /// Receives a burst, and gives its frames back.
+    /// Receives a burst, and returns its frames.
     fn turn(&mut self, now: Instant, counted: &mut Counted) -> Result<Polled, Failure> {
         let now_ns = u64::try_from((now - self.origin).as_nanos()).unwrap_or(u64::MAX);
         let ask = PollRequest { now_ns, max: self.max, may_wait: true, is_last: false };
@@ -141,12 +141,12 @@ impl Driver {
         self.buffers.as_ref().map(|buffers| buffers.used())
     }
 
-    /// Size of the buffers that the device has now.
+    /// Current size of the device's buffers.
     pub(super) fn rx_buffer_size_bytes(&self) -> Option<u32> {
         self.buffers.as_ref().map(|buffers| buffers.size_bytes())
     }
 
-    /// Lets go of the queue, and returns how many frames did not come home.
+    /// Drops the queue. Returns the number of frames still in use.
     pub(super) fn close(self) -> usize {
         let Self { source, mut pool, burst, .. } = self;
         drop((source, burst));
@@ -171,14 +171,14 @@ impl Counted {
         }
     }
 
-    /// Frames that could not be received, by the name of the reason.
+    /// Frames that could not be received, by the name of the drop reason.
     pub(super) fn refused(&self) -> BTreeMap<&'static str, usize> {
         let named = DropReason::ALL.map(|reason| (reason.name(), self.refused[reason.index()]));
         named.into_iter().filter(|(_, count)| *count > 0).collect()
     }
 }
 
-/// Memory for what the source gives and keeps.
+/// Chunks for the frames that the source returns and keeps.
 fn chunks(needs: FrameNeeds) -> Vec<ChunkClass> {
     let mut classes = Vec::new();
     if needs.head_frames > 0 {
@@ -194,7 +194,7 @@ fn chunks(needs: FrameNeeds) -> Vec<ChunkClass> {
     classes
 }
 
-/// Failure of the source.
+/// Converts a failure of the source.
 fn broken(error: SourceError) -> Failure {
     match error.downcast::<Error>() {
         Ok(error) => Failure::from(*error),

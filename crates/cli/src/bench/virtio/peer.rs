@@ -1,29 +1,29 @@
-//! Words that DPDK's side of the comparison, the peer's `bench_virtio --role vhost-tx`, shares in the
-//! file `SOCK.shm`: how much it has sent, and whether it is to end. Where there is no such file, the
-//! sender is another one, and is ended by whoever has started it.
+//! Words that DPDK's side of the comparison, the peer's `bench_virtio --role vhost-tx`, shares in
+//! the file `SOCK.shm`: the number of packets sent, and a request to stop. Without the file, the
+//! sender is another program, which its user has to stop.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Offsets of the words in `struct c2c` of the peer's `common.h`, in bytes; each has 64 bits.
+/// Offsets of the 64-bit words in `struct c2c` of the peer's `common.h`, in bytes.
 const TX_PKTS_AT: u64 = 512;
 const STOP_AT: u64 = 528;
 const LEN_BYTES_MIN: u64 = STOP_AT + 8;
 
-/// The file. The sender is asked to end when this goes, whatever became of the measurement.
+/// The shared file. Drop asks the sender to stop, whatever the result of the measurement.
 pub(super) struct BenchPeer(File);
 
 /// Counters of the sender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PeerSent {
     packets: u64,
-    /// In its bursts that sent any, by the CPU's time stamp counter.
+    /// Time spent in bursts with packets, in cycles of the time stamp counter.
     busy_cycles: u64,
 }
 
 impl BenchPeer {
-    /// The one whose socket this is, if it shares anything.
+    /// Opens the shared file of the peer at this socket, if there is one.
     pub(super) fn beside(sock: &Path) -> Option<Self> {
         let mut path = sock.as_os_str().to_owned();
         path.push(".shm");
@@ -32,7 +32,7 @@ impl BenchPeer {
         is_whole.then_some(Self(file))
     }
 
-    /// Counters of the sender now.
+    /// Current counters of the sender.
     pub(super) fn sent(&self) -> Option<PeerSent> {
         let mut words = [0; 16];
         self.0.read_exact_at(&mut words, TX_PKTS_AT).ok()?;
@@ -51,7 +51,7 @@ impl Drop for BenchPeer {
 }
 
 impl PeerSent {
-    /// For each packet sent between two looks; none if there was none.
+    /// Busy cycles per packet sent between two readings; `None` if no packet was sent.
     pub(super) fn busy_cycles_per_packet(before: Self, after: Self) -> Option<f64> {
         let packets = after.packets.checked_sub(before.packets).filter(|packets| *packets > 0)?;
         let cycles = after.busy_cycles.checked_sub(before.busy_cycles)?;

@@ -1,4 +1,4 @@
-//! `forebay advise`, on a made-up machine.
+//! `forebay advise`, on a simulated machine.
 
 use serde_json::Value;
 
@@ -78,7 +78,7 @@ fn advice_needs_cpus_that_there_are() {
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}");
         assert!(run.told.contains(problem), "{args}: {}", run.told);
     }
-    // Whoever reads this may use one CPU at least.
+    // The real machine has at least one usable CPU.
     assert_eq!(desk.run("advise").code, Some(0));
     let run = desk.run("advise --sysfs sys --cpus 0,12");
     assert!(run.told.contains("CPUs 12 are not among those that there are (0-7)"), "{}", run.told);

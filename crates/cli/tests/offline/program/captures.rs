@@ -1,4 +1,4 @@
-//! Captures that `forebay replay` is given: what is read, what is refused, and what is said.
+//! Captures given to `forebay replay`: those read, those refused, and the messages.
 
 use std::io::Write;
 use std::process::{Child, Stdio};
@@ -86,7 +86,7 @@ fn start(desk: &Desk, args: &str) -> Child {
     run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Ends its input, and waits for what it says.
+/// Closes the run's input, and collects its output.
 fn finish(run: Child) -> Run {
     Run::of(&run.wait_with_output().unwrap())
 }
@@ -109,7 +109,7 @@ fn captures_from_stdin_and_packed() {
         for input in [&plain, &packed] {
             let mut run =
                 start(&desk, &format!("replay f.packed - f.packed --cpus 1 --json{mode}"));
-            // Little at a time, so that there is nothing to be read anywhere in it.
+            // Write in small pieces, so that a read may end anywhere.
             let mut pipe = run.stdin.take().unwrap();
             input.chunks(7).for_each(|piece| pipe.write_all(piece).unwrap());
             drop(pipe);
@@ -151,7 +151,8 @@ fn promise_3_run_ends_despite_silent_input() {
     let mut run = start(&desk, "replay --json --cpus 1 --write-pcap out -");
     let mut input = run.stdin.take().unwrap();
     input.write_all(&fs::read(desk.path("f.pcap")).unwrap()).unwrap();
-    // Created with the first packet: what came is delivered while nothing more does.
+    // The file is created with the first packet: received packets are delivered even if no more
+    // arrive.
     while !desk.path("out/cpu0.pcap").exists() && run.try_wait().unwrap().is_none() {
         std::thread::yield_now();
     }
@@ -187,7 +188,7 @@ fn errors_are_json_on_request() {
         assert!(document["help"].is_string(), "{args}: {document}");
         assert!(run.told.contains(document["error"].as_str().unwrap().split(' ').next().unwrap()));
     }
-    // Of a run that comes to a report, that is the document.
+    // A run that produces a report prints the report as its document.
     let mut run = start(&desk, "replay f.pcap - --json --cpus 1");
     run.stdin.take().unwrap().write_all(b"this is no capture, as anybody sees").unwrap();
     let run = finish(run);
@@ -219,8 +220,8 @@ fn lro_losses_are_reported() {
     }
 }
 
-/// Polls an hour apart are as good as none: the run ends all the same when it is asked to, and looks
-/// at its input again once that is no longer forbidden.
+/// Polls an hour apart amount to none: the run still ends when asked to, and reads its input again
+/// once polling is permitted.
 #[test]
 fn promise_3_deferred_polls_delay_no_change() {
     let desk = Desk::new();

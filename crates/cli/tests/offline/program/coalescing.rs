@@ -1,8 +1,8 @@
-//! The options of coalescing, and what is reported about it.
+//! The options of coalescing, and its report.
 
 use super::*;
 
-/// A flow's datagrams in rows of ten.
+/// Traffic in which each flow sends ten datagrams in a row.
 const ROWS: &str = "--synthetic flows=4,frames=2000,size=100,run=10 --cpus 2 --deterministic";
 
 #[test]

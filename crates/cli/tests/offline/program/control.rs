@@ -1,4 +1,4 @@
-//! A run that is asked and changed while it lasts, over its control socket.
+//! Queries and changes during a run, over its control socket.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use super::{Desk, Run, number};
 /// The first flow of the bundled capture.
 const FLOW: &str = "10.9.0.2:39796,10.9.0.1:53";
 
-/// A replay that lasts until it is told to end.
+/// A replay that runs until told to end.
 struct Live<'a> {
     desk: &'a Desk,
     child: Child,
@@ -35,12 +35,12 @@ impl<'a> Live<'a> {
         live
     }
 
-    /// Runs a command that asks it.
+    /// Runs a command that queries the replay.
     fn run(&self, args: &str) -> Run {
         self.desk.run(&format!("{args} --control s.sock"))
     }
 
-    /// Output of a command that is not refused.
+    /// Standard output of a command, which must succeed.
     fn told(&self, args: &str) -> String {
         let run = self.run(args);
         assert_eq!(run.code, Some(0), "{args}: {}", run.told);
@@ -51,15 +51,15 @@ impl<'a> Live<'a> {
         serde_json::from_str(&self.told(&format!("{args} --json"))).unwrap()
     }
 
-    /// Says these bytes on a connection of its own.
+    /// Sends bytes on a new connection.
     fn say(&self, bytes: &[u8]) -> UnixStream {
         let mut stream = UnixStream::connect(self.desk.path("s.sock")).unwrap();
-        // It may be sent away in the middle of it.
+        // Ignored: the run may close the connection before the end.
         let _ = stream.write_all(bytes);
         stream
     }
 
-    /// Says these lines, and returns all that is answered.
+    /// Sends lines, and returns all answers.
     fn answer(&self, lines: &str) -> String {
         let mut stream = self.say(lines.as_bytes());
         stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -68,7 +68,7 @@ impl<'a> Live<'a> {
         answer
     }
 
-    /// Ends it, and returns its report, which keeps all promises.
+    /// Ends the run. Returns its report, which must keep all promises.
     fn end(mut self) -> Value {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
@@ -166,7 +166,7 @@ fn rps_8_refusals_have_errno_and_exit_code() {
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);
         assert!(run.told.contains(&format!("({errno})")), "{args}: {}", run.told);
     }
-    // An empty line is a mask, and is none of these.
+    // An empty line is valid for a mask, unlike for the knobs above.
     assert_eq!(live.told("get mtu netdev_max_backlog").split_whitespace().nth(1), Some("1500"));
     live.told("set flow_limit_cpu_bitmap=1");
     live.told("set flow_limit_cpu_bitmap=");
@@ -199,7 +199,7 @@ fn socket_lines_have_an_end() {
     let live = Live::start(&desk, "--cpus 1");
     let mtu = "now mtu 9000\nin effect: once coalesce is gro or lro\nok\n9000\nok\n";
     assert_eq!(live.answer("set mtu 9000\nget mtu\n"), mtu);
-    // Of the CPUs that the machine may have, those that do not run are named.
+    // CPUs that exist on the machine but are not used by the run are named.
     let ignored = live.answer("set rps_cpus 3\n");
     let is_alone = std::thread::available_parallelism().unwrap().get() == 1;
     let note = "ignored 1: not among the CPUs that run (0)\nok\n";
@@ -217,7 +217,7 @@ fn socket_lines_have_an_end() {
         assert!(answer.starts_with("error EINVAL: ") && answer.contains(words), "{answer}");
     }
     assert!(live.answer("pause 7\n").starts_with("error EINVAL: CPU 7 is not among"));
-    // A watch ends with the next line, which is answered.
+    // A watch ends with the next request, which is answered.
     assert_eq!(live.answer("watch mtu\nget mtu\n"), "mtu 9000\nok\n9000\nok\n");
     live.end();
 }
@@ -254,13 +254,13 @@ fn rfs_6_explained_flow_follows_application() {
     let state = || live.document(&format!("explain {FLOW}"))["queues"][0].clone();
     while state()["cpu"] != 0 {}
     let hash = live.document(&format!("explain {FLOW}"))["hash"].as_str().unwrap().to_owned();
-    // The mask wins over the application's wish; the wish is there when the mask allows it.
+    // The mask overrides the application's CPU; the desired CPU is used once the mask permits.
     let answer = live.answer(&format!("rfs_desired {hash} 1\n"));
     assert!(answer.contains("no queue follows to CPU 1") && answer.ends_with("\nok\n"), "{answer}");
     live.told("set rps_cpus=3");
     while state()["cpu"] != 1 {}
     assert_eq!(state()["wish"], serde_json::json!({ "because": "rfs", "cpu": 1 }));
-    // A wish is granted when the CPU that is paused goes on.
+    // The move happens once the paused CPU continues.
     assert_eq!(live.answer(&format!("pause 1\nrfs_desired {hash} 0\n")), "ok\nok\n");
     while state()["cpu"] != 0 && state()["held"].is_null() && state()["ahead"] == 0 {}
     live.answer("resume 1\n");
@@ -304,7 +304,7 @@ fn saved_state_starts_next_run() {
         "--cpus 1 --queues 2 --config c.toml --mtu 1400 --set netdev_max_backlog=50",
     );
     assert_eq!(live.told("get mtu"), "1400\n");
-    // Set before the first frame, which may be after the socket is there.
+    // Set before the first frame, possibly after the socket is open.
     while live.told("get netdev_max_backlog") != "50\n" {}
     live.end();
 }
@@ -339,7 +339,7 @@ fn promise_5_hostile_clients_stop_nobody() {
     {
         clients.push(live.say(bytes));
     }
-    // Never reads what it is sent.
+    // This client never reads its answers.
     clients.push(live.say("list\n".repeat(100_000).as_bytes()));
     for _ in 0..100 {
         clients.push(live.say(b"watch"));

@@ -25,7 +25,8 @@ fn rps_5_hashes_are_network_cards() {
     assert_ne!(hashes("--seed 1"), hashes("--seed 2"), "the seed draws the key");
 }
 
-/// Rows of Microsoft's "Verifying the RSS Hash Calculation", and a raw input: the first row's.
+/// Rows of Microsoft's "Verifying the RSS Hash Calculation", and a raw input, that of the first
+/// row.
 pub(crate) const VECTORS: &str = r#"{
     "keys": {"ms40": "6d5a56da255b0ec24167253d43a38fb0d0ca2bcbae7b30b477cb2da38030f20c6a42b73bbeac01fa",
              "short": "6d5a56da255b0ec2", "odd": "6d5"},

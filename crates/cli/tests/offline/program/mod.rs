@@ -1,14 +1,14 @@
-//! The program as people and scripts meet it: exit codes, what it prints where, and its options.
+//! The program as people and scripts use it: exit codes, output streams, and options.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod advise; //         the masks for a machine
-mod captures; //       what is read, and what is refused
-mod coalescing; //     its options and figures
-mod control; //        a run that is asked and changed
-mod hash_and_bench; // the other commands
-mod places; //         runs that are found by name
-mod run; //            live devices, as far as that goes
-mod sim; //            scenarios
+mod captures; //       captures read and refused
+mod coalescing; //     options and figures of coalescing
+mod control; //        queries and changes during a run
+mod hash_and_bench; // `forebay hash` and `forebay bench`
+mod places; //         runs found by name
+mod run; //            live devices, without privileges
+mod sim; //            `forebay sim`
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -25,14 +25,14 @@ use tempfile::TempDir;
 const BUNDLED_FRAMES: u64 = 32_000;
 const BUNDLED_FLOWS: u64 = 64;
 
-/// A directory to run the program in; names stay short enough to stand on one line of a message.
+/// A directory to run the program in. Names are short, so that a message fits on one line.
 struct Desk(TempDir);
 
 /// Outcome of a run.
 struct Run {
     code: Option<i32>,
     stdout: String,
-    /// Without the frame and the line breaks that are drawn around messages.
+    /// Standard error, without the frame and line breaks that are drawn around messages.
     told: String,
 }
 
@@ -61,13 +61,13 @@ impl Desk {
         fs::read_to_string(self.path(name)).unwrap()
     }
 
-    /// Runs the program with arguments that have no spaces in them.
+    /// Runs the program with arguments that contain no spaces.
     fn run(&self, args: &str) -> Run {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
         Run::of(&command.current_dir(&self.0).args(args.split(' ')).output().unwrap())
     }
 
-    /// Runs the program with its standard output on a device that is full.
+    /// Runs the program with its standard output on a full device.
     fn run_out_of_room(&self, args: &str) -> Run {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
         let full = File::options().write(true).open("/dev/full").unwrap();
@@ -80,7 +80,7 @@ impl Desk {
         }
     }
 
-    /// The report of a replay that keeps all promises.
+    /// Report of a replay, which must keep all promises.
     fn report(&self, args: &str) -> Value {
         let run = self.run(&format!("replay --json {args}"));
         assert_eq!(run.code, Some(0), "{args}: {}", run.told);
@@ -92,7 +92,7 @@ impl Desk {
         report
     }
 
-    /// A column of a trace's file.
+    /// A column of a trace file.
     fn column(&self, file: &str, name: &str) -> Vec<String> {
         let text = self.read(file);
         let mut lines = text.lines();
@@ -122,7 +122,7 @@ impl Desk {
     }
 }
 
-/// Source, its port, destination, its port.
+/// Source address and port, destination address and port.
 type Endpoints = ([u8; 4], u16, [u8; 4], u16);
 
 /// The first row of Microsoft's "Verifying the RSS Hash Calculation".
@@ -323,7 +323,7 @@ fn promise_2_written_captures_hold_every_frame_once() {
 #[test]
 fn rps_11_scripted_mask_applies_at_frame() {
     let desk = Desk::new();
-    // Slowly, so that no packet is queued when the mask changes.
+    // Slow enough that no packet is queued when the mask changes.
     let fixed = "--deterministic --cpus 2 --spread always --rps 1 --rate 1000 --trace t";
     desk.report(&format!("{fixed} --synthetic frames=300 --at 100:rps_cpus=2"));
     let config = desk.read("t/config.csv");
@@ -484,7 +484,7 @@ fn signal_ends_run_in_order() {
     let run = run.current_dir(&desk.0).args(args.split(' '));
     let run = run.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let mut run = run.spawn().unwrap();
-    // Created with the first packet, when signals are caught.
+    // The file is created with the first packet, when signal handlers are installed.
     while !desk.path("out/cpu0.pcap").exists() && run.try_wait().unwrap().is_none() {
         std::thread::yield_now();
     }

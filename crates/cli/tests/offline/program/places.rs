@@ -1,15 +1,15 @@
-//! Runs that are found by name, in the directory that both sides agree on.
+//! Runs found by name, in the directory that client and run agree on.
 
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
 use crate::program::{Desk, Run};
 
-/// A replay that lasts until this is dropped.
+/// A replay that runs until dropped.
 struct Lasting(Child);
 
 impl Lasting {
-    /// Starts one that has a name, and waits until it listens.
+    /// Starts a named replay, and waits until it listens.
     fn start(desk: &Desk, name: &str) -> Self {
         let args = ["replay", "--cpus", "1", "--rate", "1k", "--loops", "1000000", "--name", name];
         let mut command = forebay(desk);
@@ -30,7 +30,7 @@ impl Drop for Lasting {
     }
 }
 
-/// The program, where sockets are in a directory of this desk.
+/// The program, with the socket directory set to this desk.
 fn forebay(desk: &Desk) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.current_dir(&desk.0).env("XDG_RUNTIME_DIR", desk.0.path());
@@ -49,7 +49,7 @@ fn runs_found_by_name() {
     let first = Lasting::start(&desk, "first");
     let run = ask(&desk, "get mtu --name first");
     assert_eq!((run.code, run.stdout.as_str()), (Some(0), "1500\n"), "{}", run.told);
-    // Only root's runs are looked for elsewhere, too.
+    // Clients also look in /run/forebay, where root's runs are.
     let alone = ask(&desk, "get mtu");
     let elsewhere = std::path::Path::new("/run/forebay").exists();
     assert!(alone.code == Some(0) || elsewhere, "{}", alone.told);
@@ -67,7 +67,7 @@ fn runs_found_by_name() {
     assert_eq!(run.code, Some(3), "{}", run.told);
     assert!(run.told.contains("first.sock is in use by process"), "{}", run.told);
 
-    // Killed, they leave sockets that nobody takes for runs, and that the next run takes over.
+    // Killed runs leave sockets, which clients ignore and the next run takes over.
     drop((first, second));
     assert!(desk.path("forebay/first.sock").exists());
     let run = ask(&desk, "get mtu --name second");

@@ -1,4 +1,4 @@
-//! `forebay run`, as far as it goes without privileges.
+//! `forebay run` without privileges.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::program::Desk;
 
-/// Nobody.
+/// User id of `nobody`.
 const OTHER: u32 = 65534;
 
 #[test]
@@ -98,11 +98,11 @@ fn missing_permission_named_with_remedy() {
 }
 
 impl Desk {
-    /// Runs the program as a user without privileges: another one, if this one is root.
+    /// Runs the program as a user without privileges: as another one, if this one is root.
     fn run_as_other(&self, args: &str) -> crate::program::Run {
         let program = self.path("forebay");
         if !program.exists() {
-            // Where this lies everybody may go.
+            // A directory that every user may enter.
             forebay_testkit::programs::copy(env!("CARGO_BIN_EXE_forebay"), &program).unwrap();
             fs::set_permissions(&self.0, Permissions::from_mode(0o755)).unwrap();
         }
@@ -115,7 +115,7 @@ impl Desk {
     }
 }
 
-/// True if what belongs to this process belongs to root.
+/// True if files of this process belong to root.
 fn is_root(process: &fs::Metadata) -> bool {
     std::os::unix::fs::MetadataExt::uid(process) == 0
 }

@@ -1,4 +1,4 @@
-//! `forebay sim`: what it lists, prints and exports.
+//! `forebay sim`: its list, output and exports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,7 +56,7 @@ fn kernel_rule_violations_are_comparison() {
     assert!(both["hazardous"].as_u64() > Some(0) && both["steps"].as_u64() > Some(0));
     assert!(kernel["reordered"].as_u64() > Some(0), "{kernel}");
     assert_eq!(kernel["first_violation"]["law"], "order");
-    // The same by itself, and the seed that it names shows it again.
+    // The summary is the same without our rules, and the reported seed reproduces the violation.
     assert_eq!(json("sim mask-change --seeds 2 --packets 3000 --json --rules kernel"), *kernel);
     let seed = &kernel["first_violation"]["seed"];
     let again = format!("sim mask-change --seed {seed} --packets 3000 --json --rules kernel");
@@ -78,7 +78,7 @@ fn promise_1_simulated_trace_can_be_judged() {
         let column = desk.column("dir/deliver.csv", column).into_iter();
         column.map(|number| number.parse::<u64>().unwrap()).collect::<Vec<_>>()
     });
-    // Each CPU writes its rows; the order is that of all.
+    // Each CPU writes rows of its own; the order numbers span all CPUs.
     let mut numbers: Vec<_> = (0..flows.len()).map(|row| (orders[row], row)).collect();
     numbers.sort_unstable();
     let numbers = numbers.into_iter().map(|(_, row)| (flows[row], sequences[row]));
@@ -94,7 +94,7 @@ fn promise_1_simulated_trace_can_be_judged() {
     assert!(sent.sum::<u64>() <= summary["packets"].as_u64().unwrap());
     let what: BTreeSet<_> = desk.column("dir/config.csv", "what").into_iter().collect();
     assert!(what.len() > 1, "{what:?}");
-    // A trace changes nothing.
+    // A trace does not change the result.
     let plain = json("sim cpu-crash --seed 5 --packets 2000 --rules forebay --json");
     assert_eq!(summary, plain);
 }

@@ -1,4 +1,4 @@
-//! A case: what is sent, and what may become of it.
+//! A case: frames sent, and permitted results.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ pub(crate) struct Case {
 }
 
 pub(crate) enum Expected {
-    /// One of these lists of payload lengths, in the order of leaving.
+    /// One of these lists of payload lengths, in the order in which packets leave.
     Payloads(Vec<Vec<usize>>),
-    /// Payload lengths of the flow from a port: flows have no order among them.
+    /// Payload lengths of the flow from each port: flows are not ordered among each other.
     ByPort(Vec<(u16, Vec<usize>)>),
-    /// At least so many merged packets.
+    /// At least this many merged packets.
     Merged(usize),
-    /// Nothing but the laws.
+    /// Any result that satisfies the laws.
     Lawful,
 }
 
-/// A case with one list of payload lengths that is right, or several that are.
+/// A case with one or several permitted lists of payload lengths.
 pub(crate) fn case<const N: usize>(
     name: &'static str,
     segments: impl Into<Vec<Segment>>,
@@ -48,8 +48,8 @@ impl Case {
         Self { alone: alone.to_vec(), ..self }
     }
 
-    /// All that is sent, with the case's number in the source addresses: behind the segments, what
-    /// ends each flow.
+    /// All frames, with the case's number in the source addresses: the segments, then the segments
+    /// that end each flow.
     pub(crate) fn frames(&self, number: u8) -> Vec<(Duration, Frame)> {
         let all = self.segments.iter().cloned().chain(self.ends());
         all.map(|segment| {
@@ -59,7 +59,7 @@ impl Case {
         .collect()
     }
 
-    /// True if it is about pauses.
+    /// True if the case depends on pauses.
     pub(crate) fn is_timed(&self) -> bool {
         self.segments.iter().any(|segment| segment.at_ms > 0)
     }

@@ -1,4 +1,4 @@
-//! Flaws that can be with a frame's lengths. Checksums are mended, so that only the length is wrong.
+//! Flaws in a frame's lengths. Checksums are corrected, so that only the length is wrong.
 
 use crate::gro::wire::{Wire, be16, put16};
 
@@ -21,7 +21,7 @@ const CUT_BYTES: usize = 30;
 const BEYOND_BYTES: u16 = 1000;
 
 impl Damage {
-    /// To a well-formed frame.
+    /// Applies the flaw to a well-formed frame.
     pub(crate) fn apply(self, bytes: &mut Vec<u8>) {
         let whole = bytes.clone();
         let wire = Wire::read(&whole).unwrap();

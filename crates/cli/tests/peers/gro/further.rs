@@ -1,16 +1,16 @@
-//! Cases that the Linux self-test has not: padding, wraps, many flows, sizes, UDP, damage.
+//! Cases that the Linux self-test lacks: padding, wraps, many flows, sizes, UDP, damage.
 
 use crate::gro::case::{Case, Expected, case};
 use crate::gro::damage::Damage;
 use crate::gro::segment::{Family, Segment, Tags, Transport};
 
-/// Of an Ethernet frame without its checksum.
+/// Minimum length of an Ethernet frame, without its checksum.
 const LEAST_FRAME_BYTES: usize = 60;
 
-/// The flows that an LRO instance of Linux had descriptors for (LRO-9).
+/// Number of flows that Linux's LRO had descriptors for (LRO-9).
 const DESCRIPTORS: usize = 8;
 
-/// Payloads behind headers with a timestamp option, at MTUs of 1500 and 9000.
+/// Payload bytes after headers with a timestamp option, at MTUs of 1500 and 9000.
 const MTU_1500_BYTES: usize = 1448;
 const MTU_9000_BYTES: usize = 8948;
 
@@ -18,7 +18,7 @@ const MTU_9000_BYTES: usize = 8948;
 pub(crate) const UDP_SEGMENTS_MAX: usize = 64;
 
 pub(crate) fn padding(first: &Segment) -> Vec<Case> {
-    // With more headers than these the least frame is full, so that the padding must be longer.
+    // With more headers, frames exceed the minimum length, so the padding must be longer.
     let is_small = (first.family, first.tags) == (Family::Ipv4, Tags::None);
     let least = if is_small { LEAST_FRAME_BYTES } else { 90 };
     let filled = |with| [first.at(0), first.at(100).len(1).padded_to(least, with)];
@@ -44,7 +44,7 @@ pub(crate) fn sequence(first: &Segment) -> Vec<Case> {
     ]
 }
 
-/// A pure acknowledgement between data: nothing overtakes it.
+/// A pure acknowledgement between data segments: nothing may overtake it.
 pub(crate) fn overtaking(first: &Segment) -> Vec<Case> {
     let ack = first.at(200).len(0).ack(101);
     let segments =
@@ -58,7 +58,7 @@ pub(crate) fn flows(first: &Segment) -> Vec<Case> {
     vec![case("sixteen_flows", segments, [&[]]).expecting(Expected::Merged(DESCRIPTORS))]
 }
 
-/// A rule that counts segments fails here (LRO-6): all sizes fill up a packet.
+/// Segments of all sizes fill a packet: a rule that counts segments would fail (LRO-6).
 pub(crate) fn sizes(first: &Segment) -> Vec<Case> {
     let room = first.family.largest_payload();
     let row = |port: u16, len: usize, count: usize| -> Vec<Segment> {
@@ -67,7 +67,7 @@ pub(crate) fn sizes(first: &Segment) -> Vec<Case> {
     let full = |len: usize| room / len * len;
     let small = row(1500, MTU_1500_BYTES, 50);
     let jumbo = row(1501, MTU_9000_BYTES, 8);
-    // One large segment behind each seventh small one, and the rest of the small ones.
+    // One large segment after each seventh small one, then the remaining small ones.
     let (behind, rest) = small.split_at(jumbo.len() * 6);
     let mut mixed = Vec::new();
     for (six, one) in behind.chunks(6).zip(&jumbo) {

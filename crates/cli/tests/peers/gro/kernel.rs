@@ -1,5 +1,5 @@
-//! Linux's own GRO, asked what it makes of the same frames. It only ever merges too little, by
-//! timing, so of several tries the one that merged most counts.
+//! Linux's own GRO, given the same frames. Timing can only make it merge less, so the try that
+//! merged most counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,20 +16,21 @@ use crate::gro::wire::{FIN, Wire};
 use crate::gro::{FAMILIES, Group, further, selftest, trace};
 use crate::{Judgement, captures};
 
-/// More for what the kernel still merges less than we do.
+/// Upper bound on tries for cases that the kernel still merges less than we do.
 const TRIES: usize = 40;
 const TRIES_OF_ALL: usize = 8;
 
-/// tcpreplay takes a time of zero for none.
+/// Time of the first frame: tcpreplay treats zero as missing.
 const BEGIN: Duration = Duration::from_secs(1);
 
-/// Of a bulk transfer: 90 full packets.
+/// Segments of a bulk transfer: 90 full packets.
 const BULK_SEGMENTS: usize = 4000;
 const BULK_SEGMENT_BYTES: usize = 1448;
-/// A timestamp option, as bulk transfers have.
+/// A timestamp option as in bulk transfers.
 const TIMESTAMP: &[u8] = &[1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
 
-/// The kernel is not asked about padding, which it leaves to the device, and about damage.
+/// Groups compared with the kernel. Left out are padding, which the kernel leaves to the device,
+/// and damage.
 const GROUPS: [Group; 13] = [
     selftest::data,
     selftest::ack,
@@ -46,7 +47,7 @@ const GROUPS: [Group; 13] = [
     further::udp,
 ];
 
-/// Cases in which Linux does otherwise, and the reason. The table of cases still says what we must do.
+/// Cases in which Linux differs, and the reason. The table of cases still defines our result.
 const DIFFERENCES: [(&str, &str); 3] = [
     ("sixteen_flows", "Linux holds 64 flows, in buckets, where LRO has eight descriptors"),
     ("mixed_mtu", "of 58 frames in a row timing tears some apart, on a bad day in every try"),
@@ -66,7 +67,8 @@ pub(crate) fn missing() -> Option<String> {
     rig::missing()
 }
 
-/// Without its module GRO does not look behind a tag: then a guest is asked.
+/// Reason why VLANs cannot be compared: without this module, GRO does not look behind a tag, and a
+/// guest is asked instead.
 pub(crate) fn missing_vlans() -> Option<String> {
     if knows_vlans() { rig::missing() } else { rig::missing().or_else(guest::missing) }
 }
@@ -128,7 +130,7 @@ pub(crate) fn judge_bulk() -> Judgement {
     Ok(())
 }
 
-/// Versions of Linux differ where a case accepts several outcomes.
+/// True if a case permits several results because versions of Linux differ.
 fn are_versions(case: &Case, ours: &Flows, theirs: &Flows) -> bool {
     let Expected::Payloads(accepted) = &case.expected else { return false };
     [ours, theirs]
@@ -136,7 +138,7 @@ fn are_versions(case: &Case, ours: &Flows, theirs: &Flows) -> bool {
         .all(|flows| accepted.contains(&flows.values().flatten().copied().collect()))
 }
 
-/// By case; each is a replay of its own.
+/// Results of the program by case, with one replay per case.
 fn ask_ours(cases: &[Case]) -> Result<BTreeMap<u8, Flows>, Failed> {
     let args = ["--deterministic", "--cpus", "1", "--rate", "capture"];
     let ask = |(number, case): (u8, &Case)| {
@@ -147,7 +149,8 @@ fn ask_ours(cases: &[Case]) -> Result<BTreeMap<u8, Flows>, Failed> {
     (1..).zip(cases).map(ask).collect()
 }
 
-/// By case, the best of all tries. After a few, only what is not `settled` is tried further.
+/// Results of the kernel by case, the best of all tries. After a few tries, only cases that are not
+/// `settled` are repeated.
 fn ask_kernel(
     kernel: &Asked,
     cases: &[Case],
@@ -178,13 +181,13 @@ fn ask_kernel(
         }
         let sent: Vec<_> = frames.into_iter().map(|(_, frame)| frame.bytes).collect();
         let Some(seen) = watch(&rig, &sent) else {
-            // What is late must not be taken for the next try's.
+            // Late packets must not be counted for the next try.
             rig = kernel.rig()?;
             continue;
         };
         let sent = flows_of(&sent);
         for (number, flows) in flows_of(&seen) {
-            // A try that lost something says nothing.
+            // A try that lost packets proves nothing.
             let is_whole = sent.get(&number).is_some_and(|sent| totals(sent) == totals(&flows));
             if is_whole && best.get(&number).is_none_or(|best| merging(&flows) > merging(best)) {
                 best.insert(number, flows);
@@ -196,7 +199,7 @@ fn ask_kernel(
     if silent.is_empty() { Ok(best) } else { Err(format!("never seen whole: {silent:?}").into()) }
 }
 
-/// One case behind the other.
+/// All cases, one after another.
 fn in_a_row(cases: &[(u8, &Case)]) -> Vec<(Duration, Frame)> {
     let mut all: Vec<(Duration, Frame)> = Vec::new();
     for (number, case) in cases {
@@ -206,7 +209,7 @@ fn in_a_row(cases: &[(u8, &Case)]) -> Vec<(Duration, Frame)> {
     all
 }
 
-/// All packets up to the ends of all flows, if those all come.
+/// All packets up to the ends of all flows. `None` if an end is missing.
 fn watch(rig: &Rig, sent: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
     let ends = sent.iter().filter_map(|bytes| Wire::read(bytes)).filter(is_end);
     let mut ends: BTreeSet<_> = ends.map(|wire| wire.flow()).collect();
@@ -221,7 +224,7 @@ fn watch(rig: &Rig, sent: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
     Some(seen)
 }
 
-/// By case; without what ends the flows.
+/// Packets by case and flow, without the segments that end flows.
 fn flows_of(packets: &[Vec<u8>]) -> BTreeMap<u8, Flows> {
     let mut cases: BTreeMap<u8, Flows> = BTreeMap::new();
     for wire in packets.iter().filter_map(|bytes| Wire::read(bytes)).filter(|wire| !is_end(wire)) {
@@ -240,12 +243,12 @@ fn packets(flows: &Flows) -> usize {
     flows.values().map(Vec::len).sum()
 }
 
-/// Larger for fewer packets, and for the same number if the early ones are full.
+/// Order of results: larger for fewer packets and, if equal, for fuller early packets.
 fn merging(flows: &Flows) -> usize {
     flows.values().flatten().map(|len| len * len).sum()
 }
 
-/// Totals that merging leaves as they are: of each flow the bytes, and the packets without any.
+/// Totals that merging does not change: bytes of each flow, and its packets without payload.
 fn totals(flows: &Flows) -> Vec<(usize, usize)> {
     let total = |packets: &Vec<usize>| {
         (packets.iter().sum(), packets.iter().filter(|len| **len == 0).count())

@@ -1,5 +1,5 @@
-//! Laws of everything that leaves coalescing, whatever came in: nothing is lost, doubled,
-//! changed or overtaken, and a merged packet, cut again, is what it was made of.
+//! Laws of all packets that leave coalescing, for any input: nothing is lost, duplicated, changed
+//! or reordered, and segmenting a merged packet restores its inputs.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,10 +9,11 @@ use crate::gro::segment::Family;
 use crate::gro::trace::Left;
 use crate::gro::wire::{self, Wire};
 
-/// An IP packet's length has 16 bits; of IPv6 too the header is counted in, as Linux does.
+/// Upper bound on an IP packet's length, which has 16 bits. For IPv6 the header is included, as in
+/// Linux.
 const IP_PACKET_BYTES_MAX: usize = 65_535;
 
-/// All that is wrong.
+/// All violations.
 pub(crate) fn broken(frames: &[&Frame], left: &[Left]) -> Vec<String> {
     let mut wrong = Vec::new();
     wrong.extend(accounts(frames.len(), left).err());
@@ -30,7 +31,7 @@ pub(crate) fn broken(frames: &[&Frame], left: &[Left]) -> Vec<String> {
     wrong
 }
 
-/// Every input leaves once, or is refused once.
+/// Every input leaves once, or is dropped once.
 fn accounts(count: usize, left: &[Left]) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     for index in left.iter().flat_map(|packet| &packet.inputs) {
@@ -42,7 +43,7 @@ fn accounts(count: usize, left: &[Left]) -> Result<(), String> {
     if missing.is_empty() { Ok(()) } else { Err(format!("frames {missing:?} never leave")) }
 }
 
-/// A frame that is not merged is passed on unchanged, at most trimmed.
+/// A frame that is not merged leaves unchanged, except that padding may be trimmed.
 fn single(frame: &Frame, packet: &Left) -> Result<(), String> {
     if packet.drop.is_some() {
         let is_sound = Wire::read(&frame.bytes).is_some_and(|wire| wire.is_mergeable());
@@ -80,7 +81,7 @@ fn merged(frames: &[&Frame], packet: &Left) -> Result<(), String> {
     }
     told(&whole, packet)?;
     joints(&inputs, &whole, packet.gso_size)?;
-    // An identification that stands still, or one that counts: either way of cutting is known.
+    // The IP identification must be constant or incrementing: both ways of segmenting are known.
     let is_remade = |step| {
         recut(&packet.bytes, &whole, packet.gso_size, step)
             .zip(&inputs)
@@ -93,7 +94,7 @@ fn merged(frames: &[&Frame], packet: &Left) -> Result<(), String> {
     }
 }
 
-/// The trace's words about a packet agree with its bytes.
+/// The trace's description of a packet agrees with its bytes.
 fn told(wire: &Wire, packet: &Left) -> Result<(), String> {
     if packet.payload_len != wire.payload().len() {
         return Err(format!("payload_len {}, not {}", packet.payload_len, wire.payload().len()));
@@ -105,7 +106,8 @@ fn told(wire: &Wire, packet: &Left) -> Result<(), String> {
     Ok(())
 }
 
-/// One flow, sizes that can be cut again, contiguous, nothing behind what must end a packet.
+/// Merged segments are of one flow, of sizes that can be segmented again, and contiguous, with
+/// nothing after a segment that must end a packet.
 fn joints(inputs: &[Wire], whole: &Wire, gso_size: usize) -> Result<(), String> {
     let joined: Vec<u8> = inputs.iter().flat_map(Wire::payload).copied().collect();
     if whole.payload() != joined {
@@ -142,7 +144,7 @@ fn joints(inputs: &[Wire], whole: &Wire, gso_size: usize) -> Result<(), String> 
     Ok(())
 }
 
-/// Segmentation as a device does it, one header for every piece.
+/// Segments a packet as a device does: one header for every segment.
 fn recut(
     bytes: &[u8],
     whole: &Wire,
@@ -183,7 +185,7 @@ fn recut(
     })
 }
 
-/// Of each flow the packets leave in the order in which they came.
+/// The packets of each flow leave in the order in which they arrived.
 fn order(frames: &[&Frame], left: &[Left]) -> Result<(), String> {
     let mut newest: HashMap<Vec<u8>, usize> = HashMap::new();
     for index in left.iter().flat_map(|packet| &packet.inputs) {

@@ -1,17 +1,17 @@
-//! Coalescing, judged through `lro.jsonl`: by the expectations of the Linux self-test, by laws, and
-//! by the kernel itself.
+//! Coalescing, judged by `lro.jsonl`: by the expectations of the Linux self-test, by laws, and by
+//! the kernel itself.
 
-mod segment; //  frames, by what is special about them
-mod damage; //   lengths that are wrong
-mod case; //     what is sent and what may become of it
+mod segment; //  frames, described by their special fields
+mod damage; //   wrong lengths
+mod case; //     frames sent, and permitted results
 mod selftest; // the cases of Linux's gro.c
-mod further; //  cases of our own
-mod wire; //     frames, read and summed up naively
-mod trace; //    the program's account
-mod laws; //     what holds of every packet
-mod kernel; //   Linux, asked over a veth pair
-mod rig; //      namespaces and tools for it
-mod guest; //    a kernel with the modules that this machine's may lack
+mod further; //  additional cases
+mod wire; //     naive parsing and checksumming of frames
+mod trace; //    the program's trace of coalescing
+mod laws; //     properties of all packets
+mod kernel; //   Linux's GRO, over a veth pair or in a guest
+mod rig; //      namespaces and tools for the kernel
+mod guest; //    a virtual machine with the modules that this kernel may lack
 
 pub(crate) use kernel::{
     judge_bulk, judge_kernel, judge_kernel_tagged, missing as kernel_missing,
@@ -28,10 +28,10 @@ use crate::gro::wire::Wire;
 pub(crate) const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 const TAGS: [Tags; 3] = [Tags::None, Tags::Single, Tags::Double];
 
-/// Cases that belong together, from what all their segments have in common.
+/// Cases of one kind, built from a segment with the fields that they share.
 pub(crate) type Group = fn(&Segment) -> Vec<Case>;
 
-/// A trial's name and what is tried.
+/// Name and function of a trial.
 pub(crate) type NamedTrial = (&'static str, fn() -> Judgement);
 
 pub(crate) const TRIALS: [NamedTrial; 15] = [
@@ -52,7 +52,7 @@ pub(crate) const TRIALS: [NamedTrial; 15] = [
     ("lro_4_malformed_frames_pass_alone", || judge(further::malformed)),
 ];
 
-/// Both families, each without a tag, with one and with two.
+/// Judges a group for both families, each without a tag, with one and with two.
 fn judge(group: Group) -> Judgement {
     let mut wrong = Vec::new();
     for (family, tags) in FAMILIES.into_iter().flat_map(|family| TAGS.map(|tags| (family, tags))) {
@@ -69,7 +69,7 @@ fn judge(group: Group) -> Judgement {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
 }
 
-/// All that is wrong.
+/// All violations in a case.
 fn judge_case(case: &Case) -> Result<Vec<String>, Failed> {
     let sent = case.frames(0);
     let left = trace::coalesce(&sent, &["--deterministic", "--cpus", "1", "--rate", "capture"])?;
@@ -81,7 +81,7 @@ fn judge_case(case: &Case) -> Result<Vec<String>, Failed> {
             wrong.push(format!("frame {alone} is merged"));
         }
     }
-    // What ends the flows is sent behind the segments, and is not the case's.
+    // Packets of the segments that end the flows do not belong to the case.
     let own: Vec<_> = left
         .iter()
         .filter(|packet| packet.inputs.iter().any(|it| *it < case.segments.len()))

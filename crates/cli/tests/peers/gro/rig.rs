@@ -25,18 +25,18 @@ const GUEST_MTU: &str = "16000";
 /// Frames that wait for a guest: more than a try has.
 const GUEST_QUEUE: &str = "30000";
 
-/// Held across polls, so that what the sender's pauses tear apart is merged all the same.
+/// Packets are held across polls, so that pauses of the sender do not prevent merging.
 const GRO_FLUSH_TIMEOUT_NS: &str = "3000000";
 const NAPI_DEFER_HARD_IRQS: &str = "10";
 
-/// Above all that may be merged: tcpdump's ring has room for one frame of this size at a time.
+/// Larger than any merged packet: tcpdump's ring has room for one frame of this size at a time.
 const SNAP_BYTES: &str = "70000";
 const RING_KIB: &str = "65536";
 
-/// Packets that are never seen are not waited for longer. It ends a try, and never a verdict.
+/// Time to wait for missing packets. Its end ends a try, but does not decide a verdict.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Reason why the kernel cannot be asked.
+/// Reason why the kernel cannot be judged against.
 pub(crate) fn missing() -> Option<String> {
     let is_there = |[tool, argument]: [&str; 2]| {
         let mut command = Command::new(tool);
@@ -51,7 +51,7 @@ pub(crate) fn missing() -> Option<String> {
     Some(format!("it takes root, network namespaces and veth: {reason}"))
 }
 
-/// The namespaces and the wire between them; both go when it does.
+/// The namespaces and the veth pair between them, deleted on drop.
 struct Wire {
     sender: NamedNamespace,
     receiver: NamedNamespace,
@@ -94,7 +94,7 @@ impl Asked {
     }
 }
 
-/// Everything that is needed to see what a kernel makes of frames.
+/// Everything needed to observe how the kernel merges frames.
 pub(crate) struct Rig {
     sender: NamedNamespace,
     /// Goes with the rig.
@@ -158,7 +158,7 @@ impl Rig {
         let (pass, seen) = mpsc::channel();
         let (ready, is_ready) = mpsc::channel();
         thread::spawn(move || {
-            // The file's header comes when tcpdump listens.
+            // tcpdump writes the file header when it starts to capture.
             let Ok(mut reader) = PcapReader::new(stdout) else { return };
             let _ = ready.send(());
             while let Some(Ok(packet)) = reader.next_packet() {
@@ -172,15 +172,15 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Sends a capture at its times, or as fast as can be.
+    /// Sends a capture, with its own timing or at full speed.
     pub(crate) fn play(&self, capture: &Path, is_timed: bool) -> Result<(), Failed> {
         let capture = capture.to_str().ok_or("a path that is not UTF-8")?;
-        // Read in beforehand: the kernel merges little of what comes slowly.
+        // Preload the capture: the kernel merges little of slow traffic.
         let pace = if is_timed { "--multiplier=1" } else { "--topspeed" };
         self.sender.run(&["tcpreplay", "-q", "-K", pace, "-i", SENDER, capture])
     }
 
-    /// The next packet from above the kernel's GRO.
+    /// The next packet seen above the kernel's GRO.
     pub(crate) fn receive(&self) -> Option<Vec<u8>> {
         self.seen.recv_timeout(PATIENCE).ok()
     }
@@ -188,7 +188,7 @@ impl Rig {
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        // It may have ended by itself; the namespaces follow.
+        // Ignored: the watcher may have ended. The namespaces are deleted next.
         let _ = self.watcher.kill();
         let _ = self.watcher.wait();
     }

@@ -1,4 +1,4 @@
-//! Builds the frames of a case: a segment is described by what is special about it.
+//! Builds the frames of a case: a segment is described by its special fields.
 
 use etherparse::{
     EtherType, Ethernet2Header, IpDscp, IpEcn, IpNumber, Ipv4Header, Ipv4Options, Ipv6FlowLabel,
@@ -15,7 +15,7 @@ pub(crate) enum Family {
 }
 
 impl Family {
-    /// Of a packet of 65,535 bytes, what TCP may fill.
+    /// Largest TCP payload in an IP packet of 65,535 bytes.
     pub(crate) fn largest_payload(self) -> usize {
         65_535 - self.header_bytes() - TcpHeader::MIN_LEN
     }
@@ -46,25 +46,25 @@ impl Tags {
     }
 }
 
-/// Header by which a datagram or a segment carries it.
+/// Transport header of a datagram or segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transport {
     Tcp,
     Udp,
-    /// Without a checksum.
+    /// UDP without a checksum.
     UdpUnsummed,
 }
 
-/// Extension between the IP header and the case's own, in IPv6.
+/// Header between the fixed IPv6 header and the transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Extension {
-    /// A destination options header with one padding option of these bytes.
+    /// A destination options header with one padding option, filled with this byte.
     Options(u8),
-    /// A fragment header: the first fragment of more.
+    /// A fragment header: the first of several fragments.
     Fragment,
 }
 
-/// A sequence number's start: that of the Linux self-test.
+/// Initial sequence number, that of the Linux self-test.
 const START: u32 = 100;
 const SOURCE_PORT: u16 = 1500;
 const DESTINATION_PORT: u16 = 8000;
@@ -73,11 +73,11 @@ const UDP: u8 = 17;
 const DESTINATION_OPTIONS: u8 = 60;
 const FRAGMENT: u8 = 44;
 
-/// Begins a datagram that ends a flow.
+/// Start of a datagram that ends a flow.
 pub(crate) const END: &[u8] = b"END";
-/// Longer than any other datagram, so that it cannot be appended, but flushes.
+/// Longer than any other datagram: cannot be appended, and so flushes the flow.
 pub(crate) const END_BYTES: usize = 9_400;
-/// Far from where a flow's data is.
+/// Far from the offsets of a flow's data.
 const END_OFFSET: u32 = 0x4000_0000;
 
 #[derive(Clone, Debug)]
@@ -85,10 +85,10 @@ pub(crate) struct Segment {
     pub(crate) family: Family,
     pub(crate) tags: Tags,
     pub(crate) transport: Transport,
-    /// A part of the source address: what belongs to a case.
+    /// Part of the source address that identifies the case.
     case: u8,
     pub(crate) source_port: u16,
-    /// When it is sent, in milliseconds.
+    /// Sending time, in milliseconds.
     pub(crate) at_ms: u64,
     sequence: u32,
     ack: u32,
@@ -105,7 +105,7 @@ pub(crate) struct Segment {
     spoil_ip: bool,
     flow_label: u32,
     extension: Option<Extension>,
-    /// The frame's least length, and what it is filled up with.
+    /// Minimum length of the frame, and the padding byte.
     padding: (usize, u8),
     damage: Option<Damage>,
     is_end: bool,
@@ -141,13 +141,13 @@ impl Segment {
         }
     }
 
-    /// A segment whose data begins `offset` bytes into the flow.
+    /// The segment whose data begins `offset` bytes into the flow.
     pub(crate) fn at(&self, offset: usize) -> Self {
         let offset = u32::try_from(offset).unwrap();
         Self { sequence: self.sequence.wrapping_add(offset), ..self.clone() }
     }
 
-    /// As if the flow had begun at another sequence number.
+    /// The segment in a flow with another initial sequence number.
     pub(crate) fn starting_at(self, sequence: u32) -> Self {
         Self { sequence, ..self }
     }
@@ -200,7 +200,7 @@ impl Segment {
         Self { identification, dont_fragment, ..self }
     }
 
-    /// The first fragment of a packet, whatever the family.
+    /// The first fragment of a packet, in either family.
     pub(crate) fn fragment(self) -> Self {
         match self.family {
             Family::Ipv4 => Self { more_fragments: true, ..self },
@@ -224,7 +224,7 @@ impl Segment {
         Self { damage: Some(damage), ..self }
     }
 
-    /// The same of another case.
+    /// The segment in another case.
     pub(crate) fn of_case(self, case: u8) -> Self {
         Self { case, ..self }
     }
@@ -233,7 +233,7 @@ impl Segment {
         Self { at_ms, ..self }
     }
 
-    /// Segment that is sent last in this one's flow: nothing can be held back behind it.
+    /// The segment sent last in this flow: it flushes all held segments.
     pub(crate) fn end(&self) -> Self {
         let plain = Self::first(self.family, self.tags, self.case).port(self.source_port);
         let end = Self { is_end: true, at_ms: self.at_ms, ..plain };
@@ -328,7 +328,7 @@ impl Segment {
         [&header.to_bytes()[..], &payload].concat()
     }
 
-    /// The protocol's number and what the IP packet carries.
+    /// Protocol number and payload of the IP packet.
     fn segment(&self, checksum: impl Fn(&Header, &[u8]) -> u16) -> (u8, Vec<u8>) {
         let payload = self.payload();
         let mut header = match self.transport {
@@ -358,7 +358,7 @@ impl Segment {
         header
     }
 
-    /// Bytes that tell where in which flow they belong: a joint in the wrong place shows.
+    /// Payload bytes that encode their flow and position, so that a wrong joint is detected.
     fn payload(&self) -> Vec<u8> {
         let flow = u32::from(self.source_port);
         let byte = |offset: usize| {

@@ -1,15 +1,15 @@
-//! The cases of Linux's `tools/testing/selftests/net/gro.c`, under its names, for both families.
-//! Expected are the payload lengths that it expects, without the FIN at the end.
+//! The cases of Linux's `tools/testing/selftests/net/gro.c`, under their names there, for both
+//! families. Expected payload lengths are those of the self-test, without the final FIN.
 
 use crate::gro::case::{Case, case};
 use crate::gro::segment::{Extension, Family, Segment};
 
-/// A timestamp option in the layout that everybody sends, and what the self-test makes of it.
+/// A timestamp option in the common layout, and the self-test's variants of it.
 const TIMESTAMP: &[u8] = &[1, 1, 8, 10, 0, 0, 0, 0, 0, 0, 0, 0];
 const LATER: &[u8] = &[1, 1, 8, 10, 0, 0, 100, 0, 0, 0, 0, 0];
 const NOP_BEHIND: &[u8] = &[1, 8, 10, 0, 0, 100, 0, 0, 0, 0, 0, 1];
 const NOPS_BEHIND: &[u8] = &[8, 10, 0, 0, 100, 0, 0, 0, 0, 0, 1, 1];
-/// An IPv4 timestamp option that fills all the room there is.
+/// An IPv4 timestamp option that fills all option space.
 const IP_TIMESTAMP: &[u8] = &[
     0x44, 40, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
     0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
@@ -47,7 +47,7 @@ pub(crate) fn flags(first: &Segment) -> Vec<Case> {
         case("flags_syn", around(flagged("SA")), [&[200, 0, 200]]),
         case("flags_rst", around(flagged("RA")), [&[200, 0, 200]]),
         case("flags_urg", around(flagged("AU")), [&[200, 0, 200]]),
-        // Linux 6.18 never merges CWR; 7.x, with AccECN, two that both have it.
+        // Linux 6.18 never merges CWR. 7.x, with AccECN, merges two segments that both have CWR.
         case("flags_cwr", cwr, [&[100, 100, 100, 200], &[100, 200, 200]]),
     ]
 }
@@ -72,7 +72,7 @@ pub(crate) fn tcp(first: &Segment) -> Vec<Case> {
 }
 
 pub(crate) fn ip(first: &Segment) -> Vec<Case> {
-    // Of a first fragment the TCP header may be taken for payload, and a fragment header too.
+    // The TCP header of a first fragment may count as payload, and so may a fragment header.
     const FRAGMENT: [&[usize]; 4] = [&[100, 100], &[100, 120], &[120, 100], &[100, 128]];
     let class = |bits| [first.at(0).traffic_class(bits), first.at(100)];
     let mut cases = vec![
@@ -114,7 +114,7 @@ fn ipv4_identification(first: &Segment) -> Vec<Case> {
         case("ip_id_df1_inc", numbered(true, &[8, 9]), [&[200]]),
         case("ip_id_df1_fixed", numbered(true, &[8, 8]), [&[200]]),
         case("ip_id_df0_inc", numbered(false, &[8, 9]), [&[200]]),
-        // Linux 6.17 and before did not, from 6.18 on it merges.
+        // Merged from Linux 6.18 on, not before.
         case("ip_id_df0_fixed", numbered(false, &[8, 8]), [&[200], &[100, 100]]),
         case("ip_id_df1_inc_fixed", numbered(true, &[8, 9, 9]), [&[200, 100]]),
         case("ip_id_df1_fixed_inc", numbered(true, &[8, 8, 9]), [&[200, 100]]),
@@ -130,7 +130,7 @@ fn ipv6_only(first: &Segment) -> Vec<Case> {
     ]
 }
 
-/// Segments of 4096 bytes fill a packet up to 65,535 bytes, and not beyond.
+/// Segments of 4096 bytes fill a packet up to 65,535 bytes, and no further.
 pub(crate) fn large(first: &Segment) -> Vec<Case> {
     let room = first.family.largest_payload();
     let segment_bytes = 4096 - (65_535 - room);
@@ -152,7 +152,7 @@ pub(crate) fn single(first: &Segment) -> Vec<Case> {
     vec![case("single", [first.at(0)], [&[100]])]
 }
 
-/// Flows A B C D take turns, twice.
+/// Flows A, B, C and D alternate, twice.
 pub(crate) fn capacity(first: &Segment) -> Vec<Case> {
     let ports = 1500..1504;
     let round = |offset, flags| {

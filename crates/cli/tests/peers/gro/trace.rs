@@ -1,4 +1,4 @@
-//! Trace of the program's coalescing: `lro.jsonl`, one line a packet that leaves it.
+//! The program's trace of coalescing: `lro.jsonl`, one line per packet that leaves it.
 
 use std::fs;
 use std::path::Path;
@@ -12,9 +12,9 @@ use crate::{captures, program};
 
 /// A packet that left coalescing.
 pub(crate) struct Left {
-    /// Frames of the capture, by index.
+    /// Indexes of the frames in the capture.
     pub(crate) inputs: Vec<usize>,
-    /// Reason why it was refused, if it was; then there is nothing else.
+    /// Drop reason; if set, the other fields are empty.
     pub(crate) drop: Option<String>,
     pub(crate) payload_len: usize,
     pub(crate) gso_size: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Left {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Has frames coalesced in a replay.
+/// Coalesces frames in a replay.
 pub(crate) fn coalesce(frames: &[(Duration, Frame)], args: &[&str]) -> Result<Vec<Left>, Failed> {
     let directory = tempfile::tempdir()?;
     captures::write_pcap_at(&directory.path().join("f.pcap"), frames);

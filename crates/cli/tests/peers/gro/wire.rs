@@ -1,11 +1,11 @@
-//! Reads frames with nobody's help, and sums them up with the naive loop.
+//! Naive parsing and checksumming of frames, without a library.
 
 use crate::gro::segment::Family;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Bits of a TCP header's flags, and the letters that the trace has for them.
+/// Bits of the TCP flags, as the trace's letters.
 const FLAGS: &str = "FSRPAUEC";
 pub(crate) const FIN: u8 = 1;
 pub(crate) const SYN: u8 = 1 << 1;
@@ -14,7 +14,7 @@ pub(crate) const PSH: u8 = 1 << 3;
 pub(crate) const URG: u8 = 1 << 5;
 pub(crate) const CWR: u8 = 1 << 7;
 
-/// Offsets in a frame that holds a TCP segment, a UDP datagram or a fragment as a whole.
+/// Offsets in a frame with a whole TCP segment, UDP datagram or fragment.
 #[derive(Debug)]
 pub(crate) struct Wire<'a> {
     bytes: &'a [u8],
@@ -22,14 +22,14 @@ pub(crate) struct Wire<'a> {
     pub(crate) ip_at: usize,
     pub(crate) transport_at: usize,
     pub(crate) payload_at: usize,
-    /// Behind it is padding.
+    /// End of the packet; padding follows.
     pub(crate) end: usize,
     pub(crate) is_tcp: bool,
     is_fragment: bool,
 }
 
 impl<'a> Wire<'a> {
-    /// `None` for all that is malformed, cut short, or neither TCP nor UDP.
+    /// Parses a frame. `None` if malformed, truncated, or neither TCP nor UDP.
     pub(crate) fn read(bytes: &'a [u8]) -> Option<Self> {
         let mut ip_at = 14;
         while [0x8100, 0x88a8].contains(&be16(bytes, ip_at - 2)?) {
@@ -66,12 +66,12 @@ impl<'a> Wire<'a> {
         })
     }
 
-    /// True of what may be merged at all.
+    /// True if the frame may be merged at all.
     pub(crate) fn is_mergeable(&self) -> bool {
         !self.is_fragment && self.has_good_checksums()
     }
 
-    /// Packets with the same bytes here are of one flow; fragments are of none that has ports.
+    /// Flow key: packets with equal keys are of one flow. Fragments belong to no flow with ports.
     pub(crate) fn flow(&self) -> Vec<u8> {
         let addresses = match self.family {
             Family::Ipv4 => self.ip_at + 12..self.ip_at + 20,
@@ -83,7 +83,7 @@ impl<'a> Wire<'a> {
             .concat()
     }
 
-    /// The last octets that the source address tells a case by.
+    /// Last octets of the source address, which identify the case.
     pub(crate) fn case(&self) -> u8 {
         match self.family {
             Family::Ipv4 => self.bytes[self.ip_at + 14],
@@ -131,13 +131,13 @@ impl<'a> Wire<'a> {
         ip_is_good && !is_unsummed && sum(&[&self.pseudo_header(), segment].concat()) == 0xffff
     }
 
-    /// A copy with both checksums made anew.
+    /// A copy with both checksums corrected.
     pub(crate) fn mended(bytes: &[u8]) -> Option<Vec<u8>> {
         let wire = Wire::read(bytes)?;
         Some(wire.mend(bytes.to_vec()))
     }
 
-    /// Makes the checksums of `bytes` anew, whose layout is as in this frame.
+    /// Corrects the checksums of `bytes`, which have this frame's layout.
     pub(crate) fn mend(&self, mut bytes: Vec<u8>) -> Vec<u8> {
         if self.family == Family::Ipv4 {
             let header = self.ip_at..self.ip_at + self.ip_header_bytes();
@@ -163,7 +163,7 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Addresses, protocol, length: the pseudo headers of both families sum up alike.
+    /// Addresses, protocol and length. The sums of both families' pseudo-headers agree with it.
     fn pseudo_header(&self) -> Vec<u8> {
         let addresses = match self.family {
             Family::Ipv4 => self.ip_at + 12..self.ip_at + 20,
@@ -175,7 +175,7 @@ impl<'a> Wire<'a> {
     }
 }
 
-/// Family, protocol, whether it is a fragment, where the transport begins and where the packet ends.
+/// Family, protocol, true for a fragment, offset of the transport header, and end of the packet.
 type Network = (Family, u8, bool, usize, usize);
 
 fn ipv4(bytes: &[u8], at: usize) -> Option<Network> {

@@ -1,5 +1,5 @@
-//! The running kernel's files: a device's in a namespace of our own, and those of the machine in
-//! /proc/sys/net/core, which are left as they were found.
+//! The running kernel's files: those of a device in a namespace, and the machine's in
+//! /proc/sys/net/core, which are restored afterwards.
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -19,7 +19,7 @@ const QUEUE: RxQueue = RxQueue(0);
 const NET_CORE: &str = "/proc/sys/net/core";
 const CPUS: &str = "/sys/devices/system/cpu";
 
-/// Reason why the kernel cannot be asked.
+/// Reason why the kernel cannot be judged against.
 pub(crate) fn missing() -> Option<String> {
     let cpus = |which| fs::read_to_string(format!("{CPUS}/{which}")).unwrap_or_default();
     if cpus("online") != cpus("possible") || !cpus("isolated").trim().is_empty() {
@@ -35,17 +35,17 @@ pub(crate) fn missing() -> Option<String> {
     Some(format!("it takes root, network namespaces and veth: {reason}"))
 }
 
-/// Turn at files of the machine: one judge at a time, for as long as this lives.
+/// Takes the lock on the machine's files, so that one judge at a time writes them.
 pub(super) fn take_turn() -> Result<fs::File, Failed> {
     let directory = fs::File::open(NET_CORE)?;
     directory.lock()?;
     Ok(directory)
 }
 
-/// All that is asked. When it goes, the machine is as it was.
+/// All files that are compared. Drop restores the machine's values.
 pub(super) struct Kernel {
     was: Vec<(PathBuf, String)>,
-    /// Somebody to whom the namespace's sysfs is mounted.
+    /// A process in the namespace, with the namespace's sysfs mounted.
     inside: Child,
     _namespace: NamedNamespace,
 }
@@ -54,7 +54,7 @@ pub(super) struct Kernel {
 pub(super) struct File {
     pub(super) knob: Knob,
     pub(super) name: String,
-    /// Text that it reads before each string is written to it.
+    /// Value written before each string.
     pub(super) before: String,
     path: PathBuf,
 }
@@ -90,14 +90,14 @@ impl Kernel {
         File { knob, name: knob.to_string(), before: before(knob), path: path.into() }
     }
 
-    /// A file that takes the same masks as `rps_cpus`, with a bit for each queue of the device.
+    /// A file that accepts the same masks as `rps_cpus`, with a bit for each queue of the device.
     pub(super) fn wide_mask(&self) -> File {
         let path = format!("{}sys/class/net/{DEVICE}/queues/tx-0/xps_rxqs", self.root());
         let before = "0,00000000,00000000,00000001\n".to_owned();
         File { knob: Knob::RpsCpus, name: "xps_rxqs".to_owned(), before, path: path.into() }
     }
 
-    /// As seen from the namespace.
+    /// Root directory of the process in the namespace.
     fn root(&self) -> String {
         format!("/proc/{}/root/", self.inside.id())
     }
@@ -111,14 +111,14 @@ impl Drop for Kernel {
                 eprintln!("{} was {was:?} and could not be restored: {error}", path.display());
             }
         }
-        // It may have ended by itself; the namespace follows.
+        // Ignored: the process may have ended. The namespace is deleted next.
         let _ = self.inside.kill();
         let _ = self.inside.wait();
     }
 }
 
 impl File {
-    /// Answer to one write.
+    /// Result of writing a string.
     pub(super) fn ask(&self, written: &[u8]) -> Result<Answer, Failed> {
         let before = self.write(self.before.as_bytes())?;
         if before.reads != self.before {
@@ -139,7 +139,7 @@ impl File {
     }
 }
 
-/// A value that no machine minds, and that few strings come to.
+/// A value that suits any machine, and that few strings equal.
 fn before(knob: Knob) -> String {
     let value = match knob {
         Knob::RpsCpus | Knob::RpsDefaultMask | Knob::FlowLimitCpuBitmap => {

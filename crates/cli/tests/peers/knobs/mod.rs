@@ -1,8 +1,8 @@
-//! The knobs, judged by the running kernel: the same strings are written to its files, and its
-//! errno, the bytes that it takes and the value that it reads back afterwards are ours.
+//! The knobs, judged by the running kernel: the same strings are written to its files, and the
+//! errno, the number of bytes accepted and the value read back must agree with ours.
 
-mod kernel; //  its files
-mod strings; // what is written to them
+mod kernel; //  the kernel's files
+mod strings; // strings written to them
 
 use std::fs;
 
@@ -14,24 +14,24 @@ use libtest_mimic::Failed;
 use crate::Judgement;
 use crate::knobs::kernel::{File, Kernel};
 
-/// Queues of the device, so that masks can be wider than this machine has CPUs.
+/// Number of queues of the device, so that masks can be wider than this machine has CPUs.
 const QUEUES: u16 = 100;
 
-/// Answer to one write.
+/// Result of one write.
 #[derive(PartialEq, Eq, Debug)]
 struct Answer {
-    /// Bytes that were taken, or the errno.
+    /// Number of bytes accepted, or the errno.
     outcome: Result<usize, i32>,
-    /// Text that is read afterwards.
+    /// Value read back afterwards.
     reads: String,
 }
 
 /// Verdict on one string.
 enum Verdict {
     Same,
-    /// The kernel takes it, and the table says why we do not.
+    /// Accepted by the kernel, and refused by us for the reason in the table.
     Refused(&'static KnobRefusal),
-    /// Takes more memory than can be asked for here.
+    /// Not tried: needs more memory than may be requested here.
     NotAsked,
     Different,
 }
@@ -64,7 +64,7 @@ pub(crate) fn judge() -> Judgement {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
 }
 
-/// Ours, and the kernel's if it was asked.
+/// Compares our result with the kernel's, if the kernel was tried.
 fn compare(
     file: &File,
     written: &[u8],
@@ -81,7 +81,7 @@ fn compare(
         }
     }
     let mut theirs = file.ask(written)?;
-    // It works in place: what it read before it came upon an error stays.
+    // The kernel parses in place: the part before the error has taken effect.
     if file.knob == Knob::RpsDefaultMask && theirs.outcome.is_err() {
         theirs.reads.clone_from(&file.before);
     }
@@ -101,7 +101,7 @@ fn our_answer(file: &File, answer: &Result<TakenValue, Errno>, machine: &Machine
     }
 }
 
-/// Lists are ours alone: Linux refuses a dash.
+/// True for CPU lists, which only we accept: Linux refuses a dash.
 fn is_list(written: &[u8], ours: &Result<TakenValue, Errno>, theirs: &Answer) -> bool {
     let is_mask = match ours {
         Ok(taken) => matches!(taken.value, Some(Value::Cpus(_))),
@@ -110,16 +110,16 @@ fn is_list(written: &[u8], ours: &Result<TakenValue, Errno>, theirs: &Answer) ->
     is_mask && written.contains(&b'-') && theirs.outcome == Err(Errno::Inval.code())
 }
 
-/// Room in memory for a table.
+/// Memory for a table.
 enum Room {
     Enough,
-    /// More than there is of it: the kernel does not even try.
+    /// More than exists: the kernel refuses without trying.
     None,
     Unclear,
 }
 
 fn room(knob: Knob, answer: &Result<TakenValue, Errno>) -> Room {
-    // At least and at most, as it differs between versions.
+    // Bytes per entry, a minimum and a maximum, as kernel versions differ.
     let (least, most) = match knob {
         Knob::RpsFlowCnt => (8, 16),
         Knob::RpsSockFlowEntries => (4, 4),
@@ -144,7 +144,7 @@ fn memory_bytes(what: &str) -> u64 {
     kibibytes.unwrap_or(0) << 10
 }
 
-/// A long string by its ends.
+/// A long string, shortened to its ends.
 fn shown(written: &[u8]) -> String {
     let text = written.escape_ascii().to_string();
     match (text.get(..20), text.get(text.len().saturating_sub(20)..)) {

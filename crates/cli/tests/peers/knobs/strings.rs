@@ -1,9 +1,9 @@
-//! Good and bad strings for knobs: those that somebody thought of, and some that nobody did.
+//! Valid and invalid strings for knobs: chosen ones, and random ones.
 
 use forebay_engine::knobs::{Knob, Machine};
 use forebay_sys::random::Random;
 
-/// Of those that nobody thought of, for each knob.
+/// Number of random strings per knob.
 const DRAWN: usize = 500;
 const DRAWN_CHARS_MAX: u64 = 12;
 
@@ -62,7 +62,7 @@ const MASKS: &[&str] = &[
 const SEVERAL_MASKS: &[&str] =
     &["3 4", "0 0", " , 3 , ", "3\n4", "1 \t,\x0b 1", "1 g", "g 1", "3,\n", "0-1\n", "1 00000003"];
 
-/// Longer than a page, longer than a sysctl takes, and at those borders.
+/// Strings longer than a page, longer than a sysctl accepts, and at these limits.
 fn long(core: &str) -> Vec<Vec<u8>> {
     let blanks = |len_bytes: usize| " ".repeat(len_bytes - core.len());
     let behind = [4094, 4095, 4096, 4097, 5000, (4 << 20) - 1, 4 << 20];
@@ -75,7 +75,7 @@ fn long(core: &str) -> Vec<Vec<u8>> {
     digits.into_iter().chain(behind).chain(ahead).chain(cut).map(String::into_bytes).collect()
 }
 
-/// All that is written to a knob.
+/// All strings written to a knob.
 pub(super) fn to_write(knob: Knob, machine: &Machine) -> Vec<Vec<u8>> {
     let (single, several, core, alphabet) = if knob.is_mask() {
         (MASKS, SEVERAL_MASKS, "1", &b"01137f,, \n\tgx\0+\x0b\xa0"[..])

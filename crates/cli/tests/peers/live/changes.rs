@@ -1,5 +1,5 @@
-//! The order of delivery on live devices, told from stamps and traces, while everything changes that
-//! can over the control socket.
+//! Order of delivery on live devices, determined from stamps and traces, while everything changes
+//! that can be changed over the control socket.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,18 +25,18 @@ const FLOWS: u32 = 64;
 const FRAMES: usize = 80_000;
 const PPS: u32 = 40_000;
 
-/// Packets that came to another CPU than the one before them; fewer prove nothing.
+/// Minimum number of packets that went to another CPU than the one before; fewer prove nothing.
 const MOVES_MIN: usize = 100;
-/// Packets that came under new rules while the one before them was still queued.
+/// Minimum number of packets that arrived under new rules while the one before was still queued.
 const HAZARDS_MIN: usize = 100;
 const ROUNDS_MAX: usize = 8;
 
-/// Time that a CPU sleeps before a change, and after it: some packets are queued.
+/// Time for which a CPU pauses before and after a change, so that some packets are queued.
 const NAP: Duration = Duration::from_millis(2);
 
 const ARGS: [&str; 8] = ["--cpus", "2", "--spread", "always", "--hash", "toeplitz", "--trace", "t"];
 
-/// Until something is proved: the machine may be too busy for packets to be queued where it counts.
+/// Repeats until enough is proved: on a busy machine, packets may not be queued at the right time.
 fn judge(way: Way) -> Judgement {
     let mut all = Findings::default();
     for _ in 0..ROUNDS_MAX {
@@ -72,8 +72,8 @@ fn judge_round(way: Way) -> Result<Findings, Failed> {
     Ok(findings)
 }
 
-/// Asks for each change of a storm when its frame is due. Each change of the mask finds one of the
-/// CPUs asleep for a while, with packets queued for it.
+/// Makes each change of a storm when its frame is due. At each change of the mask one CPU is
+/// paused, with packets queued for it.
 fn change_all(run: &Run) -> Judgement {
     let begin = Instant::now();
     for (line, cpu) in stress::script(2, FLOWS as usize, FRAMES).lines().zip([0, 1].iter().cycle())

@@ -1,4 +1,5 @@
-//! Duties of a run to whoever started it: fewer privileges, a config file read anew, an end in order.
+//! Duties of a run towards its user: dropping privileges, reloading the config file, and ending in
+//! order.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -31,10 +32,11 @@ pub(crate) const TRIALS: [Judge; 6] = [
 
 const PPS: u32 = 50_000;
 
-/// Fewer than a backlog takes.
+/// Fewer frames than fit in a backlog.
 const QUEUED_FRAMES: usize = 800;
 
-/// Nobody says where: two runs of one interface listen under names of their own, and go.
+/// Without options, two runs on one interface listen under different names, and remove their
+/// sockets.
 fn judge_default_socket() -> Judgement {
     let link = Link::new(Way::AfPacket)?;
     let directory = tempfile::tempdir()?;
@@ -67,7 +69,7 @@ fn judge_default_socket() -> Judgement {
     Err(format!("{told:?}, and {left} sockets are left").into())
 }
 
-/// The kernel counts who wants frames for other stations: nobody before, behind, and unasked.
+/// The kernel's promiscuity count: not raised before, after, or without the option.
 fn judge_promiscuous(way: Way) -> Judgement {
     let link = Link::new(way)?;
     let judge = |wanted: u64, when: &str| {
@@ -110,10 +112,10 @@ fn judge_user(way: Way) -> Judgement {
     judge_silence(&link)
 }
 
-/// The thread is nobody's, in every respect, and can do nothing that nobody cannot.
+/// Checks that a thread has the identity and capabilities of `nobody` only.
 fn judge_thread(thread: &Path) -> Judgement {
     let status = match fs::read_to_string(thread.join("status")) {
-        // It has ended since it was listed. The first one has not.
+        // A thread may have ended since it was listed, except the first one.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         status => status?,
     };
@@ -142,7 +144,7 @@ fn judge_reload() -> Judgement {
     if !reads(&run, "500")? {
         return Err("the config file is not heard".into());
     }
-    // What cannot be read changes nothing, and the next one is read all the same.
+    // An invalid file changes nothing, and the next one is still read.
     write("[knobs]\nnetdev_max_backlog = \"a lot\"\n")?;
     run.signal("HUP")?;
     settle();
@@ -155,7 +157,7 @@ fn judge_reload() -> Judgement {
     run.stop().map(drop)
 }
 
-/// A run that is stopped delivers what it has taken, also behind a CPU that was paused.
+/// A stopped run delivers all packets taken, also those queued for a paused CPU.
 fn judge_drain() -> Judgement {
     for (way, signal) in [(Way::AfPacket, "INT"), (Way::AfXdpNative, "TERM"), (Way::Tap, "TERM")] {
         let link = Link::new(way)?;

@@ -1,5 +1,6 @@
-//! Conservation: what tcpreplay sent is what was delivered, what we dropped by name and what the kernel counted as
-//! dropped: exactly, at a rate below and at one far above what is taken.
+//! Conservation: frames sent by tcpreplay equal the frames delivered, those dropped by us with a
+//! reason and those counted as dropped by the kernel, at a rate below capacity and at one far
+//! above.
 
 use crate::Judgement;
 use crate::live::Judge;
@@ -15,17 +16,17 @@ pub(crate) const TRIALS: [Judge; 5] = [
     ("promise_2_tun_is_accounted_for", || judge(Way::Tun)),
 ];
 
-/// More, of those who have several queues.
+/// Judges for ways with several queues.
 pub(crate) const OF_QUEUES: [Judge; 1] =
     [("promise_2_several_queues_are_accounted_for", judge_queues)];
 
 const QUEUES: u16 = 2;
 const FRAMES_OF_QUEUES: u64 = 100_000;
 
-/// Below what anybody takes.
+/// Rate below every way's capacity, in packets per second.
 const SLOW_PPS: u32 = 20_000;
 
-/// More bytes than any ring holds.
+/// Repeats of the capture: more bytes than any ring holds.
 const LOOPS: u32 = 10;
 const PADDING_BYTES: usize = 1000;
 
@@ -48,7 +49,7 @@ fn judge_slow(way: Way) -> Judgement {
     Ok(())
 }
 
-/// The CPU that delivers is paused, so that we drop. Then the program is, so that the kernel does.
+/// The delivering CPU is paused, so that we drop. Then the program is, so that the kernel drops.
 fn judge_fast(way: Way) -> Judgement {
     let link = Link::new(way)?;
     let capture = Capture::write(way, PADDING_BYTES)?;
@@ -72,7 +73,7 @@ fn judge_fast(way: Way) -> Judgement {
     Ok(())
 }
 
-/// Each queue has its share of many flows, and nothing is counted twice.
+/// Each queue gets a share of many flows, and nothing is counted twice.
 fn judge_queues() -> Judgement {
     for way in [Way::AfXdpNative, Way::AfXdpGeneric, Way::AfPacket, Way::Tap] {
         let link = Link::with_queues(way, QUEUES)?;
@@ -86,7 +87,7 @@ fn judge_queues() -> Judgement {
         let packets = queues.into_iter().flatten().filter_map(|queue| queue["packets"].as_u64());
         let packets: Vec<_> = packets.collect();
         let came_in = report.number("packets_in")?;
-        // Without NAPI, as where only generic XDP looks on, a veth does not say by which queue.
+        // Without NAPI, as with generic XDP only, a veth does not report the receive queue.
         let is_shared = way == Way::AfXdpGeneric || !packets.contains(&0);
         let is_shared = is_shared && packets.len() == usize::from(QUEUES);
         if !is_shared || packets.iter().sum::<u64>() != came_in {

@@ -1,5 +1,5 @@
-//! Faults of a device: a run says so and ends with 3, or goes on when it can. Nothing
-//! is left attached either way.
+//! Faults of a device: a run reports them and ends with exit code 3, or continues if possible.
+//! Nothing is left attached either way.
 
 use std::fs::{self, File};
 use std::process::Output;
@@ -27,17 +27,17 @@ pub(crate) const TRIALS: [Judge; 7] = [
     ("promise_2_full_disk_is_reported_and_counted", judge_full_disk),
 ];
 
-/// One more, if there is [a program of others](FOREIGN_PROGRAM).
+/// Judge that needs [a foreign program](FOREIGN_PROGRAM).
 pub(crate) const FOREIGN: [Judge; 1] =
     [("foreign_program_replaced_only_on_request", judge_foreign)];
 
-/// A program that passes everything, and comes with a library that knotd takes.
+/// An XDP program that passes everything, from a library that knotd depends on.
 pub(crate) const FOREIGN_PROGRAM: &str = "/usr/lib/x86_64-linux-gnu/bpf/xsk_def_xdp_prog.o";
 
 const PPS: u32 = 100_000;
 const PADDING_BYTES: usize = 1200;
 
-/// Names the way in what went wrong.
+/// Adds the way to the error.
 fn of_way(way: Way, judged: Judgement) -> Judgement {
     judged.map_err(|failed| format!("{way:?}: {}", failed.message().unwrap_or_default()).into())
 }
@@ -63,7 +63,7 @@ fn judge_down(way: Way) -> Judgement {
     of_way(way, judged())
 }
 
-/// Larger frames than there is room for, smaller ones, and larger ones than may come.
+/// MTUs too large for the device's frames, smaller ones, and larger ones that are permitted.
 fn judge_mtu(way: Way) -> Judgement {
     let judged = || {
         let link = Link::new(way)?;
@@ -72,7 +72,7 @@ fn judge_mtu(way: Way) -> Judgement {
         let mut sent = 0;
         for mtu in ["1000", "9000", "1500"] {
             let (far, device) = link.sender();
-            // A driver with a program may refuse what is too large for it.
+            // Ignored: a driver with an XDP program may refuse a large MTU.
             let _ = link.near.run(&["ip", "link", "set", DEVICE, "mtu", mtu]);
             let _ = far.run(&["ip", "link", "set", device, "mtu", mtu]);
             let shown = link.sender_shown()?;
@@ -113,7 +113,7 @@ fn judge_nobody(way: Way) -> Judgement {
         let program = Shared::new()?;
         let mut nobody = link.near.command("setpriv");
         nobody.args(["--reuid", "65534", "--clear-groups"]).arg(program.path());
-        // A TUN that is there already anybody may have.
+        // Any user may open an existing TUN.
         let device = if link.is_own() { "fb7" } else { DEVICE };
         let output = try_run(nobody, &[&[device], way.args()].concat())?;
         expect(&output, &["CAP_NET_", "setcap"])?;
@@ -122,7 +122,7 @@ fn judge_nobody(way: Way) -> Judgement {
     of_way(way, judged())
 }
 
-/// Each of what is asked is more than this device, or any, can give.
+/// Each request exceeds the capabilities of this device, or of any.
 fn judge_features() -> Judgement {
     let link = Link::new(Way::AfXdpNative)?;
     let cases: [(&[&str], &[&str]); 5] = [
@@ -139,7 +139,7 @@ fn judge_features() -> Judgement {
         })?;
         judge_silence(&link)?;
     }
-    // Of two runs, the second is told that there is a first.
+    // The second of two runs is refused because of the first.
     let mut first = Run::start(&link.near, link.args(&[]))?;
     expect(&try_run(command(&link.near), &link.args(&[]))?, &[DEVICE])?;
     first.stop()?;
@@ -150,7 +150,7 @@ fn judge_features() -> Judgement {
     judge_silence(&link)
 }
 
-/// A directory with room for little, for as long as this lives.
+/// A small file system, for as long as this value lives.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -167,13 +167,13 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // Ignored: nothing can be done about a failure here.
         let _ = named::run("umount", &["-l", &self.name()]);
     }
 }
 
-/// A full disk: what is said to be written is there, what is not is counted, and it is told once. The second disk
-/// is full before anything is written to it.
+/// A full disk: packets reported as written are in the file, others are counted, and the failure is
+/// reported once. The second disk is full before the first write.
 fn judge_full_disk() -> Judgement {
     for others_bytes in [0, 64 << 10] {
         let disk = SmallDisk::new()?;
@@ -246,7 +246,7 @@ fn judge_foreign() -> Judgement {
     judge_silence(&link)
 }
 
-/// A device or the system has refused, and says so in these words.
+/// Checks that a device or the system has refused, with these words in the message.
 fn expect(output: &Output, words: &[&str]) -> Judgement {
     let told = told(output);
     if output.status.code() == Some(3) && words.iter().all(|word| told.contains(word)) {

@@ -1,14 +1,14 @@
-//! Ways in which a run takes packets, and the link that they come by.
+//! Ways in which a run takes packets, and the link between sender and run.
 
 use forebay_testkit::namespaces::named::{NamedNamespace, tell};
 use libtest_mimic::Failed;
 use serde_json::Value;
 
-/// The interface that a run takes packets from, and the one that they are sent into.
+/// Interface that a run takes packets from, and the sender's interface.
 pub(super) const DEVICE: &str = "fb0";
 pub(super) const PEER: &str = "fb1";
 
-/// Addresses of the two ends; frames to [`DEVICE_MAC`] are its own.
+/// MAC addresses of the two ends.
 pub(super) const DEVICE_MAC: &str = "02:00:00:00:00:02";
 pub(super) const PEER_MAC: &str = "02:00:00:00:00:01";
 
@@ -47,22 +47,22 @@ impl Way {
     }
 }
 
-/// Sender, taker and the interfaces between them. All of it goes when this does.
+/// Namespaces of sender and run, and the interfaces between them; deleted on drop.
 pub(super) struct Link {
     pub(super) way: Way,
-    /// NamedNamespace of the run.
+    /// Namespace of the run.
     pub(super) near: NamedNamespace,
-    /// NamedNamespace of the sender. What is sent into a TAP comes from this side of it.
+    /// Namespace of the sender; `None` for a TAP or TUN, which is written from the run's namespace.
     far: Option<NamedNamespace>,
 }
 
 impl Link {
-    /// Both ends are up, and silent.
+    /// Creates a link with both ends up and silent.
     pub(super) fn new(way: Way) -> Result<Self, Failed> {
         Self::with_queues(way, 1)
     }
 
-    /// The same with so many queues at each end.
+    /// Creates a link with this many queues at each end.
     pub(super) fn with_queues(way: Way, queues: u16) -> Result<Self, Failed> {
         let near = NamedNamespace::new()?;
         let mut link = Self { way, near, far: None };
@@ -83,27 +83,27 @@ impl Link {
         Ok(link)
     }
 
-    /// True if the run is the device: a TAP's or a TUN's other end.
+    /// True if the run creates the device: a TAP or TUN.
     pub(super) fn is_own(&self) -> bool {
         self.far.is_none()
     }
 
-    /// The interface to send into, and where it is.
+    /// Interface to send into, and its namespace.
     pub(super) fn sender(&self) -> (&NamedNamespace, &str) {
         self.far.as_ref().map_or((&self.near, DEVICE), |far| (far, PEER))
     }
 
-    /// The options of a run on the end that takes, and `more`.
+    /// Options of a run on the receiving end, followed by `more`.
     pub(super) fn args<'a>(&self, more: &[&'a str]) -> Vec<&'a str> {
         [&[DEVICE], self.way.args(), more].concat()
     }
 
-    /// Output of `ip` on the end that takes.
+    /// Output of `ip` for the receiving end.
     pub(super) fn shown(&self) -> Result<Value, Failed> {
         shown(&self.near, DEVICE)
     }
 
-    /// Output of `ip` on the end that sends.
+    /// Output of `ip` for the sending end.
     pub(super) fn sender_shown(&self) -> Result<Value, Failed> {
         let (namespace, device) = self.sender();
         shown(namespace, device)
@@ -116,19 +116,21 @@ impl Link {
         Ok(flags.iter().any(|it| it == flag))
     }
 
-    /// Counters of the kernel at the end that takes.
+    /// Kernel counters of the receiving end.
     pub(super) fn counts(&self) -> Result<Counts, Failed> {
         Counts::of(&self.near, DEVICE)
     }
 
-    /// Drops of the kernel anywhere since the link was made, each frame counted once. The
-    /// run says how many it dropped right before it: the interface must say so too, if it can.
+    /// Frames dropped by the kernel since the link was created, each counted once. `before_the_run`
+    /// is the number that the run reports as dropped by the kernel: the interface must report the
+    /// same, if it can.
     pub(super) fn lost(&self, before_the_run: u64) -> Result<u64, Failed> {
         let counts = self.counts()?;
         let (at_interface, elsewhere) = match self.way {
-            // A program refuses what has no room in the socket's ring; the wire has one too.
+            // The XDP program drops frames without room in the socket's ring; the veth can drop
+            // frames too.
             Way::AfXdpNative => (Some(counts.rx_dropped), self.sender_counts()?.tx_dropped),
-            // These are behind the backlog of a CPU, whose drops are the interface's.
+            // Drops here happen after a CPU's backlog, whose drops count for the interface.
             Way::AfXdpGeneric | Way::AfPacket => (None, counts.rx_dropped),
             Way::Tap | Way::Tun => (Some(counts.tx_dropped), 0),
         };
@@ -138,17 +140,17 @@ impl Link {
         Ok(before_the_run + elsewhere)
     }
 
-    /// Counters of the kernel at the end that sends.
+    /// Kernel counters of the sending end.
     pub(super) fn sender_counts(&self) -> Result<Counts, Failed> {
         let (namespace, device) = self.sender();
         Counts::of(namespace, device)
     }
 }
 
-/// An end of a wire: where, its name, its address.
+/// An end of a veth pair: namespace, name, and MAC address.
 pub(super) type End<'a> = (&'a NamedNamespace, &'a str, &'a str);
 
-/// A wire between two namespaces. Its ends are up, and nobody sends anything of its own accord.
+/// Creates a veth pair between two namespaces. Both ends are up and send nothing on their own.
 pub(super) fn join(one: End<'_>, other: End<'_>, queues: u16) -> Result<(), Failed> {
     let (namespace, name, address) = one;
     let (peer_namespace, peer_name, peer_address) = other;
@@ -166,7 +168,7 @@ pub(super) fn join(one: End<'_>, other: End<'_>, queues: u16) -> Result<(), Fail
     Ok(())
 }
 
-/// No neighbour discovery: it would be packets that no sender has counted.
+/// Disables neighbour discovery, whose packets no sender would count.
 fn silence(namespace: &NamedNamespace) -> Result<(), Failed> {
     for scope in ["all", "default"] {
         namespace.run(&["sysctl", "-qw", &format!("net.ipv6.conf.{scope}.disable_ipv6=1")])?;
@@ -174,7 +176,7 @@ fn silence(namespace: &NamedNamespace) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Counters of the kernel at an interface.
+/// Kernel counters of an interface.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub(super) rx_dropped: u64,

@@ -1,16 +1,16 @@
-//! Live devices, judged by the kernel and by senders that everybody knows: tcpreplay, iperf3, UDP and
-//! TCP sockets, knotd. All of it in network namespaces of our own.
+//! Live devices, judged by the kernel and by well-known senders: tcpreplay, iperf3, UDP and TCP
+//! sockets, knotd. Everything runs in network namespaces.
 
-mod forwarding; //   how a run takes packets, and the link that they come by
+mod forwarding; //   ways in which a run takes packets, and the link
 mod program; //      a run of the program
-mod sender; //       tcpreplay, and what it sends
-mod conservation; // everything that was sent is accounted for
+mod sender; //       tcpreplay and its captures
+mod conservation; // every frame sent is accounted for
 mod restarts; //     nothing is left of a run
-mod changes; //      order, while everything changes
-mod transfer; //     content, through a run
-mod neighbours; //   who else uses the interface
-mod faults; //       what can go wrong with a device
-mod cleanup; //      what a run owes whoever started it
+mod changes; //      order, while settings change
+mod transfer; //     file contents, through a run
+mod neighbours; //   other users of the interface
+mod faults; //       faults of a device
+mod cleanup; //      duties of a run towards its user
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -21,10 +21,10 @@ use forwarding::{Link, Way};
 
 use crate::Judgement;
 
-/// A name, and who judges.
+/// Name and function of a judge.
 type Judge = (&'static str, fn() -> Judgement);
 
-/// Judges, by the tools and files that it takes.
+/// Judges, with the tools and files that each needs.
 pub(crate) const TRIALS: [(&[&str], &[Judge]); 9] = [
     (&["tcpreplay"], &conservation::TRIALS),
     (&["trafgen"], &conservation::OF_QUEUES),
@@ -37,7 +37,7 @@ pub(crate) const TRIALS: [(&[&str], &[Judge]); 9] = [
     (&["tcpreplay"], &cleanup::TRIALS),
 ];
 
-/// Reason why there is nothing to judge with these `tools`.
+/// Reason why judges that need these `tools` cannot run.
 pub(crate) fn missing(tools: &[&str]) -> Option<String> {
     if !sys::user().is_root() {
         return Some("it takes root".to_owned());

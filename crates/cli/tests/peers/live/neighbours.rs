@@ -1,4 +1,4 @@
-//! While a run takes some packets from an interface, everything else on it goes on: knotd answers,
+//! While a run takes some packets from an interface, all other traffic continues: knotd answers,
 //! and so does the kernel.
 
 use std::fs;
@@ -25,14 +25,14 @@ pub(crate) const TRIALS: [Judge; 2] = [
 const NEAR: &str = "10.7.0.1";
 const FAR: &str = "10.7.0.2";
 
-/// Taken, and not taken; nobody listens at either.
+/// Port that the run takes, without a socket.
 const TAKEN_PORT: u16 = 9;
 const CLOSED_PORT: u16 = 10;
 
 const DATAGRAMS: u64 = 100;
 const QUERIES: usize = 20;
 
-/// Time by which a refusal has come.
+/// Time within which a refusal must arrive.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn judge(way: Way) -> Judgement {
@@ -47,7 +47,7 @@ fn judge(way: Way) -> Judgement {
     let args = [DEVICE, "--via", "af_xdp", "--xdp-mode", mode, "--take", "udp:9", "--cpus", "2"];
     let mut run = Run::start(&link.near, args)?;
     for _ in 0..QUERIES {
-        // Neighbours must find each other anew.
+        // The neighbours must resolve each other again.
         for (namespace, device) in [(&link.near, DEVICE), (far, PEER)] {
             namespace.run(&["ip", "neighbour", "flush", "dev", device])?;
         }
@@ -58,7 +58,7 @@ fn judge(way: Way) -> Judgement {
     for _ in 0..DATAGRAMS {
         taken.send_to(b"taken", (NEAR, TAKEN_PORT))?;
     }
-    // What the kernel says of a closed port it says as ICMP: one message goes out here, one comes in.
+    // The kernel reports a closed port by ICMP: one message is sent and one received here.
     judge_refusal(far, NEAR)?;
     judge_refusal(&link.near, FAR)?;
     query(far, &[])?;
@@ -66,7 +66,7 @@ fn judge(way: Way) -> Judgement {
     if report.number("packets_in")? != DATAGRAMS || report.number("delivered")? != DATAGRAMS {
         return Err(format!("{DATAGRAMS} were to be taken: {}", report.value()).into());
     }
-    // Afterwards the kernel has that port too.
+    // After the run, the kernel receives datagrams to that port again.
     judge_refusal_at(far, NEAR, TAKEN_PORT)?;
     query(far, &[])
 }
@@ -82,7 +82,7 @@ fn judge_refusal(namespace: &NamedNamespace, address: &str) -> Judgement {
     judge_refusal_at(namespace, address, CLOSED_PORT)
 }
 
-/// Refusal: who sends to a closed port is told so.
+/// Checks that a sender to a closed port gets port unreachable.
 fn judge_refusal_at(namespace: &NamedNamespace, address: &str, port: u16) -> Judgement {
     let socket = namespace.within(|| {
         let socket = UdpSocket::bind(("0.0.0.0", 0))?;
@@ -115,7 +115,7 @@ impl NameServer {
 
 impl Drop for NameServer {
     fn drop(&mut self) {
-        // Nobody is left to be told.
+        // Ignored: nothing can be done about a failure here.
         let _ = self.knotd.kill();
         let _ = self.knotd.wait();
     }

@@ -18,18 +18,18 @@ use tempfile::TempDir;
 use crate::Judgement;
 use crate::program::told;
 
-/// Time after which something hangs.
+/// Time after which a run counts as hanging.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Period in which something is looked for.
+/// Interval between two checks of a condition.
 pub(super) const LOOK_PERIOD: Duration = Duration::from_millis(5);
 
-/// Columns of a line of `softnet_stat`.
+/// Number of columns of a line of `softnet_stat`.
 const SOFTNET_COLUMNS: usize = 15;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_forebay");
 
-/// A run under way. It is killed if nobody stops it; what it has written goes with this.
+/// A live run. Drop kills the run, and deletes its files.
 pub(super) struct Run {
     child: Option<Child>,
     directory: TempDir,
@@ -44,13 +44,13 @@ impl Run {
         Self::start_as(namespace.command(PROGRAM), args)
     }
 
-    /// Starts a run by a command of one's own, and waits until it takes packets.
+    /// Starts a run by a given command, and waits until it takes packets.
     pub(super) fn start_as<S: AsRef<OsStr>>(
         mut command: Command,
         args: impl IntoIterator<Item = S>,
     ) -> Result<Self, Failed> {
         let directory = tempfile::tempdir()?;
-        // A run may be another user's, or become it.
+        // The run may have another user id, or change to one.
         fs::set_permissions(&directory, Permissions::from_mode(0o777))?;
         let child = command
             .arg("run")
@@ -71,7 +71,7 @@ impl Run {
         Ok(run)
     }
 
-    /// The directory that it was started in.
+    /// Directory that the run was started in.
     pub(super) fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -84,13 +84,13 @@ impl Run {
         Ok(self.child.as_ref().ok_or("it has ended")?.id())
     }
 
-    /// Asks at the control socket; returns the lines of the answer.
+    /// Sends a request to the control socket. Returns the lines of the answer.
     pub(super) fn asks(&self, request: &str) -> Result<Vec<String>, Failed> {
         let answer = ControlClient::connect(&self.socket()).and_then(|mut run| run.ask(request));
         answer.map_err(|error| format!("{request}: {error}").into())
     }
 
-    /// Packets that its CPUs have processed: the first column of each one's line.
+    /// Packets processed by all CPUs: the first column of each line of `softnet_stat`.
     pub(super) fn processed(&self) -> Result<u64, Failed> {
         let lines = self.asks("get proc/net/softnet_stat")?.join(" ");
         let packets = lines.split_whitespace().step_by(SOFTNET_COLUMNS);
@@ -101,14 +101,14 @@ impl Run {
         run("kill", &["-s", signal, &self.id()?.to_string()])
     }
 
-    /// Has it end in order; returns its report, which keeps promise 2.
+    /// Ends the run in order. Returns its report, which must keep promise 2.
     pub(super) fn stop(&mut self) -> Result<Report, Failed> {
         self.signal("TERM")?;
         Ok(self.ends(0)?.0)
     }
 
-    /// Waits until it ends with this exit code; returns its report, which keeps promise 2, and what
-    /// it said besides.
+    /// Waits until the run ends with this exit code. Returns its report, which must keep promise 2,
+    /// and its standard error.
     pub(super) fn ends(&mut self, code: i32) -> Result<(Report, String), Failed> {
         let output = self.wait()?;
         if output.status.code() != Some(code) {
@@ -123,7 +123,7 @@ impl Run {
         self.wait().map(drop)
     }
 
-    /// Waits for its end. What it says fits into the pipes meanwhile.
+    /// Waits for the end of the run. Its output must fit in the pipes.
     pub(super) fn wait(&mut self) -> Result<Output, Failed> {
         wait_until("it ends", || Ok(self.child()?.try_wait()?.is_some()))?;
         Ok(self.child.take().ok_or("it has ended")?.wait_with_output()?)
@@ -137,14 +137,14 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // A judgement has failed, and nobody is left to be told.
+            // Ignored: a judgement has already failed.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// Runs the program to its end, where it is not to get far.
+/// Runs the program to its end, where it is expected to fail early.
 pub(super) fn try_run(mut command: Command, args: &[&str]) -> Result<Output, Failed> {
     let child = command.arg("run").args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
     let directory = tempfile::tempdir()?;
@@ -158,7 +158,7 @@ pub(super) fn command(namespace: &NamedNamespace) -> Command {
     namespace.command(PROGRAM)
 }
 
-/// A copy of the program that everybody may run.
+/// A copy of the program that every user may run.
 pub(super) struct Shared(TempDir);
 
 impl Shared {
@@ -174,7 +174,7 @@ impl Shared {
     }
 }
 
-/// Waits until something `is_so`. What does not become so hangs.
+/// Waits until `is_so` returns true. Fails after [`PATIENCE`].
 pub(super) fn wait_until(
     what: &str,
     mut is_so: impl FnMut() -> Result<bool, Failed>,
@@ -189,12 +189,13 @@ pub(super) fn wait_until(
     Ok(())
 }
 
-/// Report of a run at its end.
+/// Final report of a run.
 #[derive(Debug)]
 pub(super) struct Report(Value);
 
 impl Report {
-    /// The one document on standard output, if it adds up and no frame is missing.
+    /// Parses the document on standard output, and checks that its counts add up and no frame is
+    /// missing.
     fn read(output: &Output) -> Result<Self, Failed> {
         let report = serde_json::from_slice(&output.stdout).map_err(|error| {
             let text = String::from_utf8_lossy(&output.stdout);
@@ -220,13 +221,13 @@ impl Report {
         self.0[name].as_u64().ok_or_else(|| format!("no number {name}: {}", self.0).into())
     }
 
-    /// Packets that were dropped by us, whatever the reason.
+    /// Packets dropped by us, for any reason.
     pub(super) fn dropped(&self) -> Result<u64, Failed> {
         let reasons = self.0["dropped"].as_object().ok_or("there are no drops in the report")?;
         Ok(reasons.values().filter_map(Value::as_u64).sum())
     }
 
-    /// Everything, to be shown.
+    /// The whole report.
     pub(super) fn value(&self) -> &Value {
         &self.0
     }

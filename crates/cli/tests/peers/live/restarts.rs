@@ -1,5 +1,5 @@
-//! Many starts and stops under load, by signals that can be heard and by one that cannot: nothing of
-//! a run is left in the kernel.
+//! Many starts and stops under load, by signals that can be caught and by SIGKILL: nothing of a run
+//! is left in the kernel.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,11 +21,11 @@ pub(crate) const TRIALS: [Judge; 5] = [
     ("promise_4_tun_runs_leave_nothing", || judge(Way::Tun)),
 ];
 
-/// Starts of each way, and how to have more.
+/// Starts per way, and the environment variable to have more.
 const STARTS: u32 = 6;
 const STARTS_VARIABLE: &str = "FOREBAY_STARTS";
 
-/// Every so many starts nobody asks the run to stop.
+/// Period, in starts, of runs ended by SIGKILL.
 const KILL_PERIOD: u32 = 3;
 
 fn judge(way: Way) -> Judgement {
@@ -55,14 +55,14 @@ fn judge(way: Way) -> Judgement {
     }
     drop(load);
     judge_silence(&link)?;
-    // The kernel takes its time to free them.
+    // The kernel frees the objects with a delay.
     for object in objects {
         wait_until(&format!("{object:?} is gone"), || Ok(!object.is_there()?))?;
     }
     Ok(())
 }
 
-/// No program, no socket and nobody behind the device.
+/// Checks that no XDP program, socket or reader is left.
 pub(super) fn judge_silence(link: &Link) -> Judgement {
     wait_until("there is no program", || {
         Ok(!link.shown()?.as_object().ok_or("no link")?.contains_key("xdp"))
@@ -82,16 +82,16 @@ struct Load(Child);
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // What has ended has failed, and the judge is told otherwise.
+        // Ignored: a sender that has ended has failed, which the judge finds out otherwise.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Something of bpf that a process holds.
+/// A BPF object held by a process.
 #[derive(PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Object {
-    /// As bpftool calls it.
+    /// Name of the kind in bpftool.
     kind: &'static str,
     number: u32,
 }
@@ -100,7 +100,7 @@ impl Object {
     fn all_of(process: u32) -> Result<Vec<Self>, Failed> {
         let mut all = Vec::new();
         for descriptor in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
-            // A descriptor that is gone by now holds nothing.
+            // A descriptor that has been closed holds nothing.
             let text = fs::read_to_string(descriptor?.path()).unwrap_or_default();
             for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
                 let kind = match name {

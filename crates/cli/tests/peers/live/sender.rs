@@ -1,4 +1,4 @@
-//! tcpreplay, and what it sends.
+//! tcpreplay and its captures.
 
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -13,10 +13,10 @@ use crate::live::forwarding::{Link, Way};
 use crate::live::program::Report;
 use crate::order::Stamped;
 
-/// Time by which packets between two interfaces of the kernel have come.
+/// Time within which packets between two kernel interfaces arrive.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Frames that trafgen sends.
+/// Frame specification for trafgen.
 const TRAFGEN: &str = "{ eth(da=02:00:00:00:00:02, sa=02:00:00:00:00:01), \
     ipv4(sa=10.1.0.1, da=10.9.0.1), udp(sp=drnd(1024, 2047), dp=9000), fill('A', 18) }";
 
@@ -26,18 +26,18 @@ const FLOWS: u32 = 64;
 /// A capture to be sent.
 pub(super) struct Capture {
     directory: TempDir,
-    /// Frames of each flow.
+    /// Number of frames of each flow.
     pub(super) flows: Vec<u64>,
 }
 
 impl Capture {
-    /// Stamped frames with so many bytes behind each stamp.
+    /// Writes stamped frames, with this many bytes after each stamp.
     pub(super) fn write(way: Way, padding_bytes: usize) -> Result<Self, Failed> {
         let has_ethernet = way.has_ethernet();
         Self::of(&Stamped { flows: FLOWS, frames: FRAMES, padding_bytes, has_ethernet })
     }
 
-    /// About so many stamped frames.
+    /// Writes about `frames` stamped frames.
     pub(super) fn of_few(way: Way, frames: usize) -> Result<Self, Failed> {
         let has_ethernet = way.has_ethernet();
         Self::of(&Stamped { flows: FLOWS, frames, padding_bytes: 0, has_ethernet })
@@ -54,16 +54,16 @@ impl Capture {
     }
 }
 
-/// Pace of sending.
+/// Sending rate.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pace {
-    /// So many packets in a second.
+    /// Rate in packets per second.
     Packets(u32),
     TopSpeed,
 }
 
-/// Sends a capture so many times; returns how many frames tcpreplay counts, which the kernel must
-/// have counted too.
+/// Sends a capture `loops` times. Returns the number of frames that tcpreplay reports, which must
+/// agree with the kernel's.
 pub(super) fn play(link: &Link, capture: &Capture, pace: Pace, loops: u32) -> Result<u64, Failed> {
     let (namespace, device) = link.sender();
     let path = capture.path();
@@ -79,13 +79,13 @@ pub(super) fn play(link: &Link, capture: &Capture, pace: Pace, loops: u32) -> Re
         if number(&told, "Failed packets:")? + number(&told, "Truncated packets:")? > 0 {
             return Err(format!("tcpreplay could not send all: {told}").into());
         }
-        // What it had to try again the kernel has counted as dropped on the way.
+        // Frames that tcpreplay had to retry were counted as dropped by the kernel.
         let again = number(&told, "Retried packets (ENOBUFS):")?;
         Ok(number(&told, "Successful packets:")? + again)
     })
 }
 
-/// Has trafgen send so many frames of many flows, from all CPUs.
+/// Sends `frames` frames of many flows with trafgen, from all CPUs.
 pub(super) fn generate(link: &Link, frames: u64) -> Result<u64, Failed> {
     let (namespace, device) = link.sender();
     let directory = tempfile::tempdir()?;
@@ -102,11 +102,11 @@ pub(super) fn generate(link: &Link, frames: u64) -> Result<u64, Failed> {
     })
 }
 
-/// Frames that are `sent`, which the kernel must have counted too.
+/// Number of frames sent by `send`, which must agree with the kernel's.
 fn counted(link: &Link, send: impl FnOnce() -> Result<u64, Failed>) -> Result<u64, Failed> {
     let before = link.sender_counts()?;
     let sent = send()?;
-    // What is sent into a TAP is counted when it is read.
+    // Frames sent into a TAP are counted when they are read.
     if !link.is_own() {
         let after = link.sender_counts()?;
         let counted = after.tx_packets + after.tx_dropped - before.tx_packets - before.tx_dropped;
@@ -117,7 +117,7 @@ fn counted(link: &Link, send: impl FnOnce() -> Result<u64, Failed>) -> Result<u6
     Ok(sent)
 }
 
-/// Sends a capture again and again.
+/// Sends a capture repeatedly.
 pub(super) fn flood(link: &Link, capture: &Capture) -> Result<Child, Failed> {
     let (namespace, device) = link.sender();
     let mut tcpreplay = namespace.command("tcpreplay");
@@ -125,12 +125,12 @@ pub(super) fn flood(link: &Link, capture: &Capture) -> Result<Child, Failed> {
     Ok(tcpreplay.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?)
 }
 
-/// Waits for what tcpreplay has sent last.
+/// Waits until the last frames sent by tcpreplay have arrived.
 pub(super) fn settle() {
     thread::sleep(SETTLE);
 }
 
-/// A report adds up by itself: what came in is what was delivered and dropped by us.
+/// Checks that a report adds up: frames received equal those delivered and dropped.
 pub(super) fn judge_sum(link: &Link, report: &Report, sent: u64) -> Judgement {
     let came_in = report.number("packets_in")?;
     let lost = link.lost(report.number("kernel_dropped")?)?;

@@ -1,5 +1,5 @@
-//! Files and iperf3 through a run: forwarded between two interfaces, and into a TUN, coalesced or
-//! not. What arrives is what was sent, and no checksum is wrong at the far end.
+//! Files and iperf3 through a run, which forwards between two interfaces or into a TUN, with
+//! coalescing or without. The content arrives unchanged, and no checksum is wrong at the far end.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -24,7 +24,7 @@ pub(crate) const TRIALS: [Judge; 6] = [
     ("promise_6_packet_socket_to_tun_keeps_content", || judge_tun(Way::AfPacket)),
 ];
 
-/// The second interface that a run forwards between, and the one behind it.
+/// Second interface of a forwarding run, and the interface behind it.
 const OUT: &str = "fb2";
 const OUT_PEER: &str = "fb3";
 const OUT_MACS: [&str; 2] = ["02:00:00:00:00:04", "02:00:00:00:00:03"];
@@ -32,21 +32,21 @@ const OUT_MACS: [&str; 2] = ["02:00:00:00:00:04", "02:00:00:00:00:03"];
 /// TUN that a run writes to.
 const TUN: &str = "ft0";
 
-/// Nobody's: what is sent there only a run takes.
+/// MAC address of no host: only a run receives frames to it.
 const STRANGER_MAC: &str = "02:00:00:00:00:99";
 
 const FILE_BYTES: usize = 16 << 20;
 const FILE_PORT: u16 = 9000;
 const IPERF_BYTES: &str = "16M";
 
-/// Sender, receiver and its address, and what must not be counted at either.
+/// Sender, receiver and its address, and counts that must stay zero.
 struct Ends<'a> {
     client: &'a NamedNamespace,
     server: &'a NamedNamespace,
     address: &'static str,
 }
 
-/// Two interfaces, each the other's way out.
+/// Forwards between two interfaces, in both directions.
 fn judge_forwarding(way: Way) -> Judgement {
     let (client, near, server) =
         (NamedNamespace::new()?, NamedNamespace::new()?, NamedNamespace::new()?);
@@ -58,7 +58,7 @@ fn judge_forwarding(way: Way) -> Judgement {
     for is_offloaded in [true, false] {
         set_offloads(&client, PEER, is_offloaded)?;
         set_offloads(&server, OUT_PEER, is_offloaded)?;
-        // XDP sees packets before their checksums are made.
+        // XDP sees packets before their checksums are filled in.
         if is_offloaded && way.is_xdp() {
             continue;
         }
@@ -72,7 +72,8 @@ fn judge_forwarding(way: Way) -> Judgement {
     Ok(())
 }
 
-/// One interface, and a TUN behind which the kernel receives. What it answers goes out by itself.
+/// Forwards from one interface to a TUN, behind which the kernel receives. The kernel's answers
+/// bypass the run.
 fn judge_tun(way: Way) -> Judgement {
     let (client, near) = (NamedNamespace::new()?, NamedNamespace::new()?);
     join((&near, DEVICE, DEVICE_MAC), (&client, PEER, PEER_MAC), 1)?;
@@ -106,7 +107,7 @@ fn judge_tun(way: Way) -> Judgement {
     Ok(())
 }
 
-/// True if the sender leaves it to its interface to cut packets and to make checksums.
+/// Sets whether the sender leaves segmentation and checksums to its interface.
 fn set_offloads(namespace: &NamedNamespace, device: &str, is_on: bool) -> Judgement {
     let state = if is_on { "on" } else { "off" };
     let features = ["tx", state, "tso", state, "gso", state];
@@ -114,7 +115,7 @@ fn set_offloads(namespace: &NamedNamespace, device: &str, is_on: bool) -> Judgem
 }
 
 impl Ends<'_> {
-    /// Sends a file there and back, then what iperf3 sends, through a run in `near`.
+    /// Sends a file both ways, then iperf3 traffic, through a run in `near`.
     fn judge(
         &self,
         near: &NamedNamespace,
@@ -139,7 +140,7 @@ impl Ends<'_> {
         Ok(report)
     }
 
-    /// A file comes back as it went.
+    /// Checks that a file returns unchanged.
     fn judge_file(&self) -> Judgement {
         let mut random = Random::new(1);
         let file: Vec<u8> = (0..FILE_BYTES / 8).flat_map(|_| random.bits().to_le_bytes()).collect();
@@ -167,13 +168,14 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// iperf3 is content, at both ends.
+    /// Checks that iperf3 succeeds at both ends.
     fn judge_iperf(&self, direction: Option<&'static str>) -> Judgement {
         let mut server = self.server.command("iperf3");
         let server = server.args(["-s", "-1"]).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut server = Ended(server.spawn()?);
         wait_until("iperf3 listens", || {
-            // Port 5201 in state 0A: the connections of an earlier one wait a while with that port, too.
+            // Port 5201 in state 0A (LISTEN): connections of an earlier iperf3 may remain on that
+            // port.
             let sockets = self.server.tell(&["cat", "/proc/net/tcp6", "/proc/net/tcp"])?;
             Ok(sockets.lines().any(|socket| socket.contains(":1451 ") && socket.contains(" 0A ")))
         })?;
@@ -184,18 +186,18 @@ impl Ends<'_> {
     }
 }
 
-/// A process that ends with this at the latest.
+/// A process that is killed on drop.
 struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // It has ended already, unless a judgement has failed.
+        // The process has ended already, unless a judgement has failed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// No packet with a wrong checksum, or with headers that lie, has come to a namespace.
+/// Checks that no packet with a wrong checksum or an invalid header has arrived in a namespace.
 fn judge_checksums(namespace: &NamedNamespace) -> Judgement {
     let told = namespace.tell(&["cat", "/proc/net/snmp"])?;
     let lines: Vec<_> = told.lines().collect();
@@ -213,7 +215,7 @@ fn judge_checksums(namespace: &NamedNamespace) -> Judgement {
     if seen == 0 { Err(format!("no errors are counted: {told}").into()) } else { Ok(()) }
 }
 
-/// Segments were merged if they were to be. What comes whole need not be.
+/// Checks that segments were merged if requested. Packets that arrive as GSO need not be.
 fn judge_merging(report: &Report, coalesce: &str, comes_whole: bool) -> Judgement {
     let lro = &report.value()["lro"];
     let [segments, packets] = ["segments_in", "packets_out"].map(|name| lro[name].as_u64());

@@ -1,8 +1,8 @@
-//! The mounted knobs against the kernel's own files: what is written for sysfs and procfs must run
-//! unchanged, and nobody else may change anything.
+//! The mounted knobs compared with the kernel's own files: scripts written for sysfs and procfs
+//! must run unchanged, and other users must not be able to change anything.
 
-mod scripts; // what people do with such files
-mod sides; //   where they do it: in the kernel's tree, and in ours
+mod scripts; // typical uses of such files
+mod sides; //   the two trees: the kernel's and ours
 
 use std::fs;
 use std::path::Path;
@@ -21,10 +21,10 @@ use crate::{Judgement, program};
 const TOOLS: [&str; 9] =
     ["ip", "bash", "dash", "python3", "awk", "sed", "setpriv", "unshare", "sysctl"];
 
-/// A name, and who judges.
+/// Name and function of a judge.
 type Judge = (&'static str, fn() -> Judgement);
 
-/// All that is judged here.
+/// All judges of the mount.
 pub(crate) const TRIALS: [Judge; 7] = [
     ("promise_8_mount_runs_sysfs_and_procfs_scripts", judge_scripts),
     ("promise_8_mount_refuses_second_user", judge_strangers),
@@ -35,7 +35,7 @@ pub(crate) const TRIALS: [Judge; 7] = [
     ("promise_12_a_foreign_dead_mount_stays", judge_foreign),
 ];
 
-/// Reason why there is nothing to judge.
+/// Reason why these judges cannot run.
 pub(crate) fn missing() -> Option<String> {
     if let Err(error) = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse") {
         return Some(format!("/dev/fuse cannot be opened: {error}"));
@@ -69,7 +69,7 @@ fn judge_scripts() -> Judgement {
     compare(&SCRIPTS)
 }
 
-/// Has somebody else try it.
+/// Tries the scripts of another user.
 fn judge_strangers() -> Judgement {
     compare(&STRANGERS)
 }
@@ -88,8 +88,8 @@ fn compare(scripts: &[(&str, &str)]) -> Judgement {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
 }
 
-/// Programs that know no prefix find the mount where they look: it is bound over the kernel's
-/// directories, in a mount namespace of their own.
+/// Programs with fixed paths work: the mount is bound over the kernel's directories, in a mount
+/// namespace.
 fn judge_unprefixed() -> Judgement {
     let directory = Mountpoint::new()?;
     let run = Run::start(&directory)?;
@@ -101,7 +101,7 @@ fn judge_unprefixed() -> Judgement {
         for file in /sys/class/net/*/queues/rx-*/rps_cpus; do echo 1 > $file; cat $file; done
         sysctl -w net.core.dev_weight=none";
     let told = run.tell_under(&["unshare", "-m", "bash", "-c"], script)?;
-    // Nobody waits for those who still see the mount in a namespace of theirs.
+    // The run does not wait for mount namespaces that still have the mount.
     assert_is_clean(&run.stop()?)?;
     let output = "net.core.INT = 2500\n2500\n1\n1\n";
     let error = "sysctl: setting key \"net.core.dev_weight\": Invalid argument\n";
@@ -112,7 +112,7 @@ fn judge_unprefixed() -> Judgement {
     }
 }
 
-/// Shells change everything that has to do with order, while packets flow and others look on.
+/// Shell commands change everything that affects order, while packets flow and others watch.
 fn judge_order() -> Judgement {
     let directory = Mountpoint::new()?;
     let run = Run::start_at(&directory, "100k")?;
@@ -141,7 +141,7 @@ fn judge_order() -> Judgement {
     Ok(())
 }
 
-/// A mount goes with its run, whoever stands in it.
+/// The mount ends with its run, even if processes have it as working directory.
 fn judge_ends() -> Judgement {
     let directory = Mountpoint::new()?;
     let run = Run::start(&directory)?;
@@ -149,7 +149,7 @@ fn judge_ends() -> Judgement {
         let mut bystander = Command::new(command);
         bystander.args([argument, "sleep", "infinity"]).current_dir(directory.path()).spawn()
     };
-    // One in the directory, one in a mount namespace that has a mount of its own of it.
+    // One process in the directory, and one in a mount namespace with a copy of the mount.
     let mut bystanders = [bystander("env", "-i")?, bystander("unshare", "-m")?];
     let report = run.stop();
     for bystander in &mut bystanders {
@@ -163,8 +163,8 @@ fn judge_ends() -> Judgement {
     Ok(())
 }
 
-/// A run that was killed is followed by the next, as a supervisor starts it, however often, and by
-/// any name of the directory; the next is refused while the first lives.
+/// After a run was killed the next one mounts again, however often, and by any name of the
+/// directory, as under a supervisor. The next run is refused while the first one lives.
 fn judge_killed() -> Judgement {
     let directory = Mountpoint::new()?;
     for _ in 0..3 {
@@ -182,10 +182,10 @@ fn judge_killed() -> Judgement {
     Ok(())
 }
 
-/// A dead mount that is another's stays.
+/// A dead mount of another program is left alone.
 fn judge_foreign() -> Judgement {
     let directory = Mountpoint::new()?;
-    // A process that opens the device, mounts, and goes; then one of another user's run.
+    // A process that opens the device, mounts, and exits; then one of another user's run.
     let script = "exec 3<>/dev/fuse
         mount -i -t fuse -o fd=3,rootmode=40000,user_id=$1,group_id=0,allow_other $0 $T";
     for (name, user) in [("sshfs", "0"), ("forebay", "1")] {
@@ -211,7 +211,7 @@ fn mounts_on(directory: &Path) -> Result<usize, Failed> {
     Ok(mounts.lines().filter(|line| line.split(' ').nth(4) == Some(&directory)).count())
 }
 
-/// A run that would be mounted there says why it is not.
+/// Checks that a run refuses to mount there, with these words in the message.
 fn refused(directory: &Mountpoint, words: &str) -> Judgement {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     let output = command.args(["replay", "--mount"]).arg(directory.path()).output()?;
@@ -222,7 +222,7 @@ fn refused(directory: &Mountpoint, words: &str) -> Judgement {
     Err(format!("{words:?} was expected: {}, {told}", output.status).into())
 }
 
-/// Nothing was lost or reordered, whatever was set.
+/// Checks that nothing was lost or reordered, whatever was set.
 fn assert_is_clean(report: &Value) -> Judgement {
     let number = |value: &Value| value.as_u64().unwrap_or(0);
     let dropped = report["dropped"].as_object().into_iter().flat_map(|reasons| reasons.values());

@@ -1,9 +1,9 @@
-//! Uses by people of the files of sysfs and procfs. `$T` is in front of every path; `$INT` is a
-//! file of /proc/sys/net/core with a number. Masks name CPU 0 only, which every machine has.
+//! Typical uses of sysfs and procfs files. Every path begins with `$T`; `$INT` is a file of
+//! /proc/sys/net/core with a number. Masks name CPU 0 only, which every machine has.
 //!
-//! Contents of a file are set before it is read, for both sides begin with values of their own.
+//! Files are set before they are read, as the two sides have different initial values.
 
-/// Scripts, and what each is about.
+/// Scripts, each with a description.
 pub(super) const SCRIPTS: [(&str, &str); 22] = [
     (
         "the usual loop over all queues",
@@ -221,7 +221,7 @@ END",
     ),
 ];
 
-/// Attempts of somebody who is not root, and their effects.
+/// Attempts by a user other than root, and their effects.
 pub(super) const STRANGERS: [(&str, &str); 4] = [
     (
         "reading",

@@ -1,4 +1,4 @@
-//! The two sides that a script is run on: the kernel's tree, and that of a run.
+//! The two sides that a script runs on: the kernel's tree, and a run's.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::program;
 
-/// Period in which a mount is looked for.
+/// Interval between two checks for a mount.
 const LOOK_PERIOD: Duration = Duration::from_millis(10);
 
 /// Output of a script.
@@ -24,7 +24,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// Without what differs between the sides: the root, and the number's name.
+    /// Output with the differences between the sides removed: the root, and the number's name.
     fn of(output: &Output, root: &Path, number: &str) -> Self {
         let text = |bytes: &[u8]| {
             let text = String::from_utf8_lossy(bytes);
@@ -44,8 +44,8 @@ impl fmt::Display for Told {
     }
 }
 
-/// The kernel's files, at a root as ours have it. A device called as in a replay stands in a
-/// namespace of its own, where there are no numbers but the namespace's.
+/// The kernel's files, under a root laid out as ours. A device named as in a replay exists in a
+/// network namespace, which has only the numbers of that namespace.
 pub(super) struct Kernel {
     namespace: NamedNamespace,
     root: TempDir,
@@ -54,7 +54,7 @@ pub(super) struct Kernel {
 impl Kernel {
     const NUMBER: &str = "somaxconn";
 
-    /// In a mount namespace of its own, so that nothing is to be removed.
+    /// Sets up a mount namespace, so that nothing has to be cleaned up.
     const SETUP: &str = "set -e
         mount -t sysfs none \"$T/sys\"
         mount --bind /proc/sys/net/core \"$T/proc/sys/net/core\"
@@ -83,7 +83,7 @@ impl Kernel {
     }
 }
 
-/// An empty directory to mount on. Whatever becomes of a run, it is not left mounted.
+/// An empty directory to mount on. Drop unmounts it, whatever the run has left.
 pub(super) struct Mountpoint(TempDir);
 
 impl Mountpoint {
@@ -98,7 +98,7 @@ impl Mountpoint {
 
 impl Drop for Mountpoint {
     fn drop(&mut self) {
-        // Only what has failed leaves something to be unmounted.
+        // Only a failed run leaves a mount.
         let _ = run("umount", &["-l", &self.path().to_string_lossy()]);
     }
 }
@@ -112,17 +112,17 @@ pub(super) struct Run {
 impl Run {
     const NUMBER: &str = "netdev_max_backlog";
 
-    /// Starts a run that goes on until it is told to stop, and waits for its files.
+    /// Starts a run that continues until told to stop, and waits for its files.
     pub(super) fn start(directory: &Mountpoint) -> Result<Self, Failed> {
         Self::start_at(directory, "2k")
     }
 
-    /// Starts one of so many packets a second.
+    /// Starts a run with this rate in packets per second.
     pub(super) fn start_at(directory: &Mountpoint, rate: &str) -> Result<Self, Failed> {
         Self::start_by(directory.path(), rate)
     }
 
-    /// Starts one on a directory that goes by another name.
+    /// Starts a run on a directory, given by another name.
     pub(super) fn start_by(root: &Path, rate: &str) -> Result<Self, Failed> {
         let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
             .args(["replay", "--json", "--rate", rate, "--loops", "1000000", "--queues", "2"])
@@ -132,7 +132,7 @@ impl Run {
             .stderr(Stdio::piped())
             .spawn()?;
         let mut run = Self { child: Some(child), root: root.to_owned() };
-        // A run that has delivered something: one that is stopped before proves nothing.
+        // Wait until packets were delivered: a run stopped earlier would prove nothing.
         while !has_delivered(root) {
             let child = run.child.as_mut().ok_or("no child")?;
             if child.try_wait()?.is_some() {
@@ -147,14 +147,14 @@ impl Run {
         self.tell_under(&["bash", "-c"], script)
     }
 
-    /// Runs a script by a command of one's own.
+    /// Runs a script by a given command.
     pub(super) fn tell_under(&self, command: &[&str], script: &str) -> Result<Told, Failed> {
         let mut whole = Command::new(command[0]);
         whole.args(&command[1..]).arg(script);
         tell(whole, &self.root, Self::NUMBER)
     }
 
-    /// Has the run end in order, and returns its report.
+    /// Ends the run in order. Returns its report.
     pub(super) fn stop(mut self) -> Result<Value, Failed> {
         self.signal("TERM")?;
         let output = self.wait()?;
@@ -165,7 +165,7 @@ impl Run {
         }
     }
 
-    /// Ends it at once.
+    /// Kills the run.
     pub(super) fn kill(mut self) -> Result<(), Failed> {
         self.signal("KILL")?;
         self.wait()?;
@@ -185,7 +185,7 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // A judgement has failed, and nobody is left to be told.
+            // Ignored: a judgement has already failed.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -19,7 +19,7 @@ use crate::config::virtio::VirtioOptions;
 
 mod back_end;
 
-/// Address at which our memory would be mapped.
+/// Address at which the shared memory would be mapped.
 const BASE: u64 = 0x7000_0000_0000;
 
 struct Place {
@@ -56,7 +56,7 @@ impl Place {
         })
     }
 
-    /// A link of one queue pair, and a back end that has been set up by it.
+    /// Starts a session thread of one queue pair, with a back end that is set up.
     fn up(&self, listener: &UnixListener) -> (VhostSession, Port, BackEnd) {
         let (link, mut ports) = self.start(Role::Connect, 1).unwrap();
         let mut port = ports.remove(0);
@@ -70,7 +70,7 @@ impl Place {
     }
 }
 
-/// The rings of a queue pair, at addresses that tell them apart.
+/// Rings of a queue pair, at addresses that identify them.
 fn rings(pair: usize) -> QueueRings {
     let at = |part: u64| BASE + u64::try_from(pair).unwrap() * 0x10000 + part * 0x1000;
     let ring = |first| RingAddresses {
@@ -87,7 +87,7 @@ fn set_up(listener: &UnixListener, pairs: usize) -> BackEnd {
     back_end
 }
 
-/// Waits for something that another thread is about to do.
+/// Waits for an effect of another thread.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -112,7 +112,7 @@ fn init_1_setup_precedes_ring_use() {
     let (_link, mut ports) = place.start(Role::Connect, 2).unwrap();
     let mut back_end = BackEnd::accept(&listener, Offer::default());
     assert!(back_end.answer_until(Of::SET_VRING_ENABLE, 3));
-    // The last ring's message has come, and has no answer yet.
+    // The last ring's message was received and not answered.
     back_end.be_silent_at(Of::SET_VRING_ENABLE);
     assert!(ports.iter_mut().all(|port| port.session().is_none()));
     back_end.say(Of::SET_VRING_ENABLE, &[0; 8]);
@@ -151,7 +151,7 @@ fn dead_back_end_is_replaced() {
     let (_link, mut port, back_end) = place.up(&listener);
     drop(back_end);
     wait_for_end(&mut port);
-    // It would be here at once if it did not wait.
+    // A front end that did not wait for the release would connect at once.
     listener.set_nonblocking(true).unwrap();
     thread::sleep(3 * RECONNECT_PAUSE);
     assert!(listener.accept().is_err(), "the rings are still in use");
@@ -168,7 +168,7 @@ fn restarted_back_end_is_found() {
     let place = Place::new();
     let listener = place.listen();
     let (_link, mut port, back_end) = place.up(&listener);
-    // A dead back end leaves its socket's file, at which nobody listens.
+    // A dead back end leaves its socket's file, at which no process listens.
     drop((back_end, listener));
     wait_for_end(&mut port);
     port.released();
@@ -220,7 +220,7 @@ fn promise_5_full_events_hold_nobody() {
     link.stop();
 }
 
-/// Nothing that is known holds it; a kernel that does is as good as this.
+/// No known cause holds the thread; this one stands for a kernel that does.
 #[test]
 fn link_ends_though_thread_lives() {
     let place = Place::new();
@@ -265,10 +265,10 @@ fn incomplete_handshake_is_retried() {
     for last in [Of::GET_FEATURES, Of::GET_CONFIG, Of::GET_QUEUE_NUM, Of::SET_VRING_KICK] {
         let mut back_end = BackEnd::accept(&listener, Offer::default());
         back_end.be_silent_at(last);
-        // Half an answer, and no more.
+        // Half an answer only.
         back_end.say(last, &[0; 3]);
     }
-    // An answer to what was not asked.
+    // Answer to another message.
     let mut back_end = BackEnd::accept(&listener, Offer::default());
     back_end.be_silent_at(Of::GET_QUEUE_NUM);
     back_end.say(Of::GET_FEATURES, &[0; 8]);
@@ -315,7 +315,7 @@ fn missing_queues_have_no_session() {
     assert_eq!(place.fact("queues"), "2 of 4: the back end has no more");
 }
 
-/// Neither needs more than one message of each kind, or an answer to it.
+/// Works with one message of each kind, and without answers to them.
 #[test]
 fn back_end_without_protocol_features_works() {
     let without_30 = Offer { features: !(1 << 30), ..Offer::default() };
@@ -455,7 +455,7 @@ fn session_change_wakes_the_cpu() {
 #[test]
 fn listener_takes_back_ends_in_turn() {
     let place = Place::new();
-    // What a dead process of ours has left.
+    // Socket file left by a dead process.
     drop(place.listen());
     let (mut link, mut ports) = place.start(Role::Listen, 1).unwrap();
     for number in 1..=3 {

@@ -1,4 +1,5 @@
-//! Behaviour of a queue pair with a device that says too much, and what its CPU sleeps on meanwhile.
+//! Tests of a queue pair whose device violates the protocol, and of the descriptors that its CPU
+//! sleeps on.
 
 use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
@@ -25,7 +26,7 @@ use crate::{KernelCounts, RxBuffers};
 
 const QUEUE_SIZE: u16 = 64;
 
-/// A source in a session, and both rings from the device's side.
+/// Source in a session, with both rings from the device's side.
 struct Rig {
     source: VirtioSource,
     pool: Pool,
@@ -74,7 +75,7 @@ impl Rig {
         Self { source, pool, burst, shown, board, call, rx, tx, sink, _memory: memory }
     }
 
-    /// Polls once, and lets go of what came: how many entries were looked at.
+    /// Polls once, and frees what was received. Returns the number of used entries processed.
     fn poll(&mut self, max: usize, is_last: bool) -> (Polled, u64) {
         let before = self.shown.used();
         let ask = PollRequest { now_ns: 0, max, may_wait: false, is_last };
@@ -85,7 +86,7 @@ impl Rig {
         (polled, self.shown.used() - before)
     }
 
-    /// True if a CPU with nothing but this source would sleep now, and for long.
+    /// True if a CPU with only this source would sleep now, without a wake-up pending.
     fn sleeps(&mut self) -> bool {
         self.source.transmit(&mut self.pool);
         self.poll(64, false);
@@ -98,7 +99,7 @@ impl Rig {
         poll(&mut watched, Some(&Timespec::default())).unwrap() == 0
     }
 
-    /// The device says that it has used more than it was given.
+    /// Reports more used buffers than were posted, so that the queue is shut.
     fn shut(&mut self) {
         for _ in 0..=QUEUE_SIZE {
             self.rx.give_bad(0);
@@ -118,12 +119,12 @@ impl Rig {
     }
 }
 
-/// Word of a device on one buffer.
+/// Used entry that a device writes.
 #[derive(Clone, Copy, Debug)]
 enum Said {
-    /// The next one used that it has, to that length.
+    /// The oldest buffer of the device, with that length.
     Used(u32),
-    /// The same of one that it does not have.
+    /// A buffer that the device does not have.
     Bad(u16),
 }
 
@@ -137,8 +138,8 @@ fn said() -> impl Strategy<Value = Said> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is said of how many buffers: a turn looks at no more entries than its budget, and a
-    /// device that goes on when it is over is not listened to beyond the buffers that it had.
+    /// For any used entries: a turn processes at most its budget, and after the end of the
+    /// session or run, entries beyond the posted buffers are ignored.
     #[test]
     fn promise_3_turn_checks_bounded_entries(
         is_packed: bool,
@@ -180,12 +181,12 @@ proptest! {
                 break;
             }
         }
-        // One turn may pass before it is over.
+        // One turn may pass before the end is noticed.
         prop_assert!(looked_at_last <= u64::from(QUEUE_SIZE) + 4, "{looked_at_last}");
     }
 }
 
-/// Ids that nobody has, as fast as they are looked at.
+/// Invalid ids are written as fast as they are processed.
 #[test]
 fn promise_3_bad_ids_end_in_time() {
     let mut rig = Rig::new(false);
@@ -206,12 +207,12 @@ fn promise_10_shut_queue_wakes_nobody() {
         assert!(!rig.sleeps() || is_woken_once(&mut rig), "a call wakes");
         assert!(rig.sleeps(), "once");
         if is_packed {
-            continue; // there is nothing that such a ring is shut for
+            continue; // no violation shuts a packed ring
         }
         rig.shut();
         rig.call.write(1).unwrap();
         assert!(rig.sleeps() && rig.sleeps(), "nobody waits for that");
-        // What is sent waits for the device: its calls are heard again.
+        // A full transmit ring waits for the device, so its calls wake again.
         rig.hand(QUEUE_SIZE.into());
         assert!(rig.source.transmit(&mut rig.pool) > 0);
         rig.hand(8);
@@ -226,7 +227,7 @@ fn promise_10_shut_queue_wakes_nobody() {
     }
 }
 
-/// The call was taken by the poll before the sleep.
+/// The call may have been taken by the poll before the sleep.
 fn is_woken_once(rig: &mut Rig) -> bool {
     rig.sleeps()
 }

@@ -1,4 +1,4 @@
-//! The transmit side against a device that puts together what it reads.
+//! Tests of the transmit side against a device that reassembles what it reads.
 
 mod rig;
 mod wire;
@@ -21,7 +21,7 @@ use self::rig::Rig;
 use self::wire::{FLOWS, Flow, cut_by_header, frame, segments};
 use super::*;
 
-/// All that a device can offer for what is sent to it.
+/// All transmit offloads that a device can offer.
 const ALL: [u32; 5] = [
     VIRTIO_NET_F_CSUM,
     VIRTIO_NET_F_HOST_TSO4,
@@ -78,7 +78,7 @@ fn device_cuts_merged_packet_as_merged() {
             }
             let counters = rig.counters(0);
             assert_eq!((counters.packets(), counters.frames()), (3, 3 * u64::from(count)));
-            // The same by the software that cuts where no device does.
+            // The software that cuts for other devices produces the same segments.
             let (whole, mut segments) = (rig.whole(&frames), Vec::new());
             cut(whole, &mut rig.pool, &mut segments).unwrap();
             let bytes: Vec<_> = segments.iter().map(|segment| segment.frame.data()).collect();
@@ -112,7 +112,7 @@ fn uncut_by_device_is_cut_before() {
             assert_eq!(rig.pool.in_use(), 0);
         }
     }
-    // The ring has too few descriptors for it.
+    // The ring has too few descriptors for the whole packet.
     let frames = segments(Flow::Tcp4, 40, 1448);
     let mut rig = Rig::new(16);
     rig.begin(&ALL, None);
@@ -144,7 +144,7 @@ fn promise_2_unsendable_packets_drop_by_name() {
     assert_eq!(sent, [frame(1514), tagged]);
     let dropped = |reason| rig.counters(0).dropped(reason);
     assert_eq!((dropped(SendDrop::LinkHeader), dropped(SendDrop::TooLong)), (1, 3));
-    // Without a limit of the device's, the ring's is left.
+    // Without an MTU of the device, only the ring limits the length.
     rig.begin(&ALL, None);
     let packets = [rig.packet(&frame(16 * 2048 - 11)), rig.packet(&frame(16 * 2048 - 12))];
     rig.hand(0, packets);
@@ -164,7 +164,7 @@ fn promise_3_stalled_device_backs_up_to_senders() {
         rig.step();
     }
     let waiting = rig.handed[0] - left - 16;
-    // In the lane, taken out of it at once, and next.
+    // In the lane, taken out of the lane at once, and next in line.
     assert!(waiting <= 1024 + 64 + 1, "{waiting}");
     assert_eq!(rig.counters(0).dropped(SendDrop::Full), left);
     assert!(!rig.transmit.has_work(), "nothing can be done");
@@ -182,7 +182,7 @@ fn promise_3_stalled_device_backs_up_to_senders() {
     assert_eq!(rig.counters(0).packets() + left, rig.handed[0]);
 }
 
-/// A device gives back all of a large ring at once.
+/// The device uses all buffers of a large ring at once.
 #[test]
 fn promise_3_turn_checks_bounded_sent() {
     for layout in [&[][..], &[VIRTIO_F_RING_PACKED]] {
@@ -203,7 +203,7 @@ fn promise_3_turn_checks_bounded_sent() {
         }
         assert_eq!(rig.step(), TransmitStep::default());
         assert!(!rig.transmit.has_work() && !rig.transmit.is_sending());
-        // And with a session's end, all.
+        // The end of a session processes all entries.
         let packets: Vec<_> = (0..256).map(|_| rig.packet(&frame(60))).collect();
         rig.hand(0, packets);
         rig.step();
@@ -257,15 +257,15 @@ fn promise_5_violation_shuts_queue_until_session() {
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// A CPU hands in packets: of that length; of so many segments.
+    /// A CPU hands in packets of these lengths.
     Single(usize, Vec<usize>),
     Merged(usize, Flow, u16),
     Turn,
     /// The device takes that many buffers.
     Take(usize),
-    /// So many given back, the latest first or the oldest.
+    /// The device uses that many buffers, the latest first or the oldest.
     Give(usize, bool),
-    /// Given back without having been given.
+    /// The device uses a buffer that was not posted.
     Lie,
     End,
     Begin(Vec<u32>, bool, Option<u16>),
@@ -291,18 +291,18 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever the CPUs, the device and the link do: each packet is counted once, as sent or
-    /// as dropped by name; what the device reads is what was handed in, in that order; and no
-    /// frame and no slot is lost.
+    /// For any actions of the CPUs, the device and the session: each packet is counted once, as
+    /// sent or as dropped for a reason; the device reads packets in the order of handover; no frame
+    /// and no slot is lost.
     #[test]
     fn promise_2_handed_in_is_sent_or_dropped(
         size in select(vec![16u16, 64]),
         events in proptest::collection::vec(event(), 1..60),
     ) {
         let mut rig = Rig::new(size);
-        // What may leave, in this order: a suffix of it is on its way still.
+        // Frames that may still leave, in this order.
         let (mut expected, mut taken) = (VecDeque::<Vec<u8>>::new(), VecDeque::new());
-        // It may have written over what it is yet to read.
+        // After a violation, buffers may be overwritten before the device reads them.
         let mut has_lied = false;
         rig.begin(&ALL, None);
         for event in events {
@@ -334,7 +334,7 @@ proptest! {
                         let Some(got) = rig.device.as_mut().and_then(ReferenceDevice::take) else { break };
                         let (header, bytes) = rig.read(&got);
                         for segment in cut_by_header(header, &bytes) {
-                            // Those between were dropped.
+                            // The frames in between were dropped.
                             let at = expected.iter().position(|frame| *frame == segment);
                             prop_assert!(at.is_some(), "{} bytes out of order", segment.len());
                             expected.drain(..=at.unwrap());

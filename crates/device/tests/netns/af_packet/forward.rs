@@ -1,4 +1,4 @@
-//! From one interface to another: two kernels talk to each other over a machine in the middle.
+//! Forwarding between two interfaces: two kernels communicate through a host in the middle.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -23,7 +23,7 @@ use nix::sys::socket::sockopt::UdpGsoSegment;
 
 use crate::af_packet::taker::Taker;
 
-/// The tests.
+/// Tests of this module.
 pub(crate) const TRIALS: &[(&str, fn())] = &[
     ("promise_6_gso_streams_forward_intact", whole_streams),
     ("promise_6_merged_streams_forward_intact", merged_streams),
@@ -34,24 +34,24 @@ pub(crate) const TRIALS: &[(&str, fn())] = &[
     ("deleted_interface_ends_sink", deleted),
 ];
 
-/// Bytes of a stream.
+/// Length of a stream in bytes.
 const STREAM_BYTES: usize = 4 << 20;
 
-/// Two hosts, and cables from both to a machine in the middle.
+/// Two hosts, connected by cables to a host in the middle.
 struct Path {
     left: Namespace,
     middle: Namespace,
     right: Namespace,
 }
 
-/// Packets that went over the machine in the middle, from left to right.
+/// Packets forwarded by the host in the middle, from left to right.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Went {
-    /// Packets that came whole.
+    /// Number of packets that arrived as GSO packets.
     whole: u64,
-    /// Packets that were merged there.
+    /// Number of packets merged in the middle.
     merged: u64,
-    /// Packets that the sink counted.
+    /// Number of packets counted by the sink.
     packets: u64,
     frames: u64,
     dropped: u64,
@@ -69,7 +69,7 @@ impl Path {
         Self { left, middle, right }
     }
 
-    /// Forwards both ways while `act` goes on.
+    /// Forwards in both directions while `act` runs.
     fn forward<R: Send>(&self, merges: bool, act: impl FnOnce() -> R + Send) -> (R, Went) {
         let (begun, ended) = (Barrier::new(2), AtomicBool::new(false));
         thread::scope(|scope| {
@@ -81,7 +81,7 @@ impl Path {
         })
     }
 
-    /// Sends a stream from left to right and says whether it arrived as it was.
+    /// Sends a stream from left to right and checks that it arrives unchanged.
     fn stream(&self, merges: bool) -> Went {
         let sent: Vec<u8> = (0..=250).cycle().take(STREAM_BYTES).collect();
         let listener = self.right.run(|| TcpListener::bind("10.9.0.2:9").unwrap());
@@ -194,8 +194,8 @@ fn whole_datagrams() {
     assert_eq!(went, Went { whole: 1, merged: 0, packets: 1, frames: 21, dropped: 0 });
 }
 
-/// Has the kernel on the left send datagrams of these lengths, cut at 1000 bytes, and gives what
-/// came of them in the middle to `act`.
+/// Makes the kernel on the left send datagrams of these lengths, cut at 1000 bytes, and passes the
+/// packets received in the middle to `act`.
 fn with_datagrams(lens: &[usize], act: impl FnOnce(&mut Vec<Packet>, &mut PacketSink) + Send) {
     let path = Path::new();
     path.middle.run(|| {
@@ -215,7 +215,7 @@ fn with_datagrams(lens: &[usize], act: impl FnOnce(&mut Vec<Packet>, &mut Packet
 
 fn too_long() {
     with_datagrams(&[972, 973, 3000], |packets, sink| {
-        // An IP packet of 1000 bytes, one of 1001, and three of 1028.
+        // IP packets of 1000, of 1001, and three of 1028 bytes.
         for (mtu, too_long) in [(1028, 0), (1027, 1), (1000, 2), (999, 3), (1028, 0)] {
             command(&format!("ip link set pkn mtu {mtu}"));
             let before = sink.counters().dropped(SendDrop::TooLong);

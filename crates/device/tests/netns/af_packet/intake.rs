@@ -1,4 +1,4 @@
-//! Packets that come in.
+//! Receiving frames.
 
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +16,7 @@ use pcap_file::pcap::{PcapPacket, PcapWriter};
 
 use crate::af_packet::taker::{Taker, options};
 
-/// The tests.
+/// Tests of this module.
 pub(crate) const TRIALS: &[(&str, fn())] = &[
     ("promise_2_low_rate_loses_nothing", low_rate),
     ("promise_2_overload_is_counted_by_kernel", high_rate),
@@ -45,13 +45,13 @@ impl Link {
         Self { here, there }
     }
 
-    /// Has the kernel there send datagrams of `len` bytes, and returns how many it took.
+    /// Makes the far kernel send datagrams of `len` bytes, and returns how many it accepted.
     pub(crate) fn send(&self, count: u32, len: usize, pause: Duration) -> u64 {
         self.there.run(|| send(count, len, pause))
     }
 }
 
-/// The same in the namespace of the calling thread.
+/// Sends datagrams from the namespace of the calling thread.
 fn send(count: u32, len: usize, pause: Duration) -> u64 {
     let sockets: Vec<_> = (0..16).map(|_| sender()).collect();
     let mut payload = vec![0x5a; len];
@@ -72,7 +72,7 @@ fn sender() -> UdpSocket {
     socket
 }
 
-/// Frames that the kernel dropped before any packet socket could see them.
+/// Number of frames that the kernel dropped before any packet socket received them.
 fn dropped_before() -> u64 {
     Interface::named("pka").unwrap().counters().unwrap().rx_dropped
 }
@@ -95,7 +95,7 @@ fn low_rate() {
         for (number, packet) in (0u32..).zip(&taker.packets) {
             assert_eq!(packet.view().payload().len(), 700);
             assert_eq!(packet.view().payload()[..4], number.to_be_bytes());
-            // Its checksum was left to a device that is none.
+            // The sender left its checksum to a veth, which computes none.
             assert_eq!(packet.headers.l4_checksum, Checksum::Good);
             assert_eq!(packet.headers.transport, Transport::Udp);
             assert_eq!((packet.arrival.0, packet.wire_len), (number, 742));
@@ -114,8 +114,8 @@ fn high_rate() {
     link.here.run(|| {
         let mut taker = Taker::open("pka");
         let before = dropped_before();
-        // More than the ring's 32 MiB hold, at 128 bytes or more a frame, while nobody looks; then more
-        // while somebody does.
+        // First more frames than the ring's 32 MiB hold, at 128 bytes or more a frame, while no
+        // poll runs; then more while polls run.
         let mut sent = link.send(300_000, 18, Duration::ZERO);
         let mut taken = 0;
         thread::scope(|scope| {
@@ -135,7 +135,7 @@ fn high_rate() {
     });
 }
 
-/// The kernel takes the outer tag off every frame that it receives.
+/// The kernel strips the outer tag of every frame that it receives.
 fn tags() {
     let link = Link::new();
     let inner = [0x81, 0, 0x0b, 0xb9];
@@ -163,7 +163,7 @@ fn tags() {
 
 const TAGGED_PAYLOAD: [u8; 333] = [0x5a; 333];
 
-/// A datagram to port 9 behind tags.
+/// Datagram to port 9 behind tags.
 fn tagged(tags: &[u8]) -> Vec<u8> {
     let mut frame = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2], tags, &[8, 0]].concat();
     let packet = etherparse::PacketBuilder::ipv4([10, 9, 0, 2], [10, 9, 0, 1], 64).udp(7, 9);
@@ -171,7 +171,7 @@ fn tagged(tags: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// The rules walk over two tags, and the filter knows of the one that is beside the frame.
+/// The filter skips two tags, and counts the stripped one.
 fn tags_of_what_is_taken() {
     let link = Link::new();
     let tag = [0x81, 0, 0, 9];
@@ -189,7 +189,7 @@ fn tags_of_what_is_taken() {
     });
 }
 
-/// Has tcpreplay send frames.
+/// Sends frames with tcpreplay.
 fn replay(interface: &str, frames: &[Vec<u8>]) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("frames.pcap");
@@ -202,7 +202,7 @@ fn replay(interface: &str, frames: &[Vec<u8>]) {
     command(&format!("tcpreplay --topspeed -i {interface} {}", path.display()));
 }
 
-/// The rest stays with the kernel, which sees the rest as well.
+/// Packets outside the filter stay with the kernel, which receives the taken ones too.
 fn taken() {
     let link = Link::new();
     link.here.run(|| {
@@ -245,20 +245,20 @@ fn queues() {
                 taker.recycle();
             }
         }
-        // One socket sends every sixteenth datagram.
+        // Each socket sends every sixteenth datagram.
         for flow in 0..16 {
             let first = seen[flow];
             assert!(seen.iter().skip(flow).step_by(16).all(|queue| *queue == first));
         }
         let used = (0..3).filter(|queue| seen.contains(&Some(*queue))).count();
         assert!(used > 1, "all flows came by one queue");
-        // What the machine sends does not come with several queues either.
+        // Frames sent by this host are not received with several queues either.
         command("ip addr add 10.9.0.1/24 dev pka");
         command("ip neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev pka");
         let socket = UdpSocket::bind("10.9.0.1:0").unwrap();
         socket.send_to(&[0; 100], "10.9.0.2:9").unwrap();
         let came: u64 = takers.iter_mut().map(Taker::count_to_end).sum();
-        // The kernel there says that nobody listens.
+        // The far kernel may answer with a port-unreachable error.
         assert!(came <= 1, "{came} frames came");
     });
 }
@@ -291,7 +291,7 @@ fn down_and_up() {
                 taker.poll(false).unwrap();
                 thread::sleep(Duration::from_micros(200));
             }
-            // It may be about to go for good, of which nobody would tell.
+            // The interface may be about to be removed, which no event would announce.
             assert!(matches!(taker.poll(false).unwrap(), Polled::IdleUntil { .. }));
             command("ip link set pka up");
         }
@@ -310,7 +310,7 @@ fn deleted() {
         let error = error.downcast::<Error>().unwrap();
         assert!(matches!(&*error, Error::DeviceGone { name } if name == "pka"), "{error}");
         assert_eq!(taker.packets.len() as u64, sent);
-        // Another of that name is another one.
+        // A new interface of the same name is another one.
         let refused = Interface::named("pka").unwrap_err();
         assert!(matches!(refused, Error::NoInterface { .. }), "{refused}");
     });

@@ -1,9 +1,10 @@
-//! AF_PACKET against the kernel's own senders and receivers, over cables between network namespaces.
+//! AF_PACKET against the kernel's own senders and receivers, over cables between network
+//! namespaces.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod forward; //   from one interface to another
-mod intake; //    what comes in
-mod taker; //     a source that is polled
+mod intake; //    receiving frames
+mod taker; //     a source polled by hand
 
 use forebay_testkit::namespaces;
 use forebay_testkit::namespaces::trial;

@@ -1,4 +1,4 @@
-//! A source, polled as an engine does, and what came out of it.
+//! A source polled as by an engine, and the packets received.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,20 +14,20 @@ use forebay_rx::parse::{Verify, parse_into};
 use forebay_rx::{Packet, RxQueue, Source};
 use forebay_sys::interface::Interface;
 
-/// Frames of a burst.
+/// Maximum number of frames in a burst.
 const BURST: usize = 64;
 
 pub(crate) struct Taker {
     source: PacketSource,
     pool: Pool,
     began: Instant,
-    /// Packets that came and are not looked at yet.
+    /// Packets received and not processed yet.
     pub(crate) packets: Vec<Packet>,
     pub(crate) refused: Vec<RefusedFrame>,
     pub(crate) kernel_dropped: u64,
 }
 
-/// One queue that takes all, verified.
+/// Options for one queue that takes all frames, verified.
 pub(crate) fn options() -> PacketOptions {
     PacketOptions {
         queues: 1,
@@ -71,7 +71,7 @@ impl Taker {
         }
     }
 
-    /// One poll; what comes is parsed.
+    /// Polls once, and parses the packets received.
     pub(crate) fn poll(&mut self, is_last: bool) -> Result<Polled, SourceError> {
         let now_ns = u64::try_from(self.began.elapsed().as_nanos()).unwrap();
         let ask = PollRequest { now_ns, max: BURST, may_wait: false, is_last };
@@ -87,7 +87,7 @@ impl Taker {
         polled
     }
 
-    /// Polls until so many packets have come; none may be lost.
+    /// Polls until that many packets were received, without any loss.
     pub(crate) fn await_packets(&mut self, count: usize) {
         while self.packets.len() < count {
             if self.poll(false).unwrap() != Polled::Ready {
@@ -97,14 +97,14 @@ impl Taker {
         }
     }
 
-    /// Polls until something has come, whatever was lost before.
+    /// Polls until a packet was received; losses are allowed.
     pub(crate) fn await_some(&mut self) {
         while self.packets.is_empty() {
             self.poll(false).unwrap();
         }
     }
 
-    /// Polls to the end and returns how many frames came in all; none are kept.
+    /// Polls to the end and returns the number of frames received; none are kept.
     pub(crate) fn count_to_end(&mut self) -> u64 {
         let mut frames = 0;
         loop {
@@ -122,7 +122,7 @@ impl Taker {
         }
     }
 
-    /// Polls until there is an error.
+    /// Polls until an error.
     pub(crate) fn await_error(&mut self) -> SourceError {
         loop {
             match self.poll(false) {
@@ -132,7 +132,7 @@ impl Taker {
         }
     }
 
-    /// Gives the memory of what came back.
+    /// Frees the packets received.
     pub(crate) fn recycle(&mut self) {
         for packet in self.packets.drain(..) {
             self.pool.put(packet.frame);

@@ -1,5 +1,5 @@
-//! AF_XDP on a veth pair, against the kernel's own sockets at the far end. Each test has a network
-//! namespace of its own, which goes with its thread.
+//! AF_XDP on a veth pair, against the kernel's own sockets at the far end. Each test has its own
+//! network namespace, which ends with its thread.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod receive;
@@ -44,13 +44,13 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     trials
 }
 
-/// Reason why there can be no AF_XDP here.
+/// Reason why AF_XDP cannot be tested here, if there is one.
 fn missing() -> Option<String> {
     let refused = || forebay_sys::privilege::for_af_xdp("a test").err();
     namespaces::missing(&["ip"]).or_else(|| refused().map(|error| error.to_string()))
 }
 
-/// Reason why there can be no hash of a device here.
+/// Reason why the device hash cannot be tested here, if there is one.
 fn hash_missing() -> Option<String> {
     if !Path::new("/sys/kernel/btf/vmlinux").exists() {
         return Some("this kernel does not tell its own types".to_owned());

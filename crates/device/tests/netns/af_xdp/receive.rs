@@ -1,4 +1,4 @@
-//! Packets from the kernel.
+//! Receiving packets from the kernel.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -81,7 +81,7 @@ pub(crate) fn hashed() {
     assert_eq!(rig.device.facts.all()["device_hash"], "yes");
     come_as_sent(&mut rig);
 
-    // What was in front of the packet before is not taken for its hash: frames come round.
+    // Stale bytes in front of a packet are not taken for its hash, although frames are reused.
     let sockets: Vec<_> = (0..16).map(|_| far_socket()).collect();
     let mut hashes = std::collections::BTreeMap::<_, std::collections::BTreeSet<_>>::new();
     for _ in 0..1000 {
@@ -101,7 +101,7 @@ pub(crate) fn hashed() {
     assert!(all.len() > 12, "flows are told apart: {all:?}");
 }
 
-/// Sends so many, and returns how many came.
+/// Sends that many datagrams, and returns how many were received.
 fn flood(rig: &mut Rig, count: u32) -> u64 {
     let socket = far_socket();
     for number in 0..count {
@@ -133,7 +133,7 @@ pub(crate) fn starved() {
     let mut rig = Rig::with_memory(&config(1), 0, &[]);
     let socket = far_socket();
     let (mut held, mut sent) = (Vec::new(), 0);
-    // Until all frames are held, and a while longer.
+    // Until all frames are held, and some more.
     while held.len() < 4096 + 1024 + 1024 || sent < 20_000 {
         for _ in 0..64 {
             socket.send(&numbered(sent, 18)).unwrap();
@@ -151,8 +151,9 @@ pub(crate) fn starved() {
     assert!(rig.device.counts[0].iter().any(|(name, count)| name == "rx_dropped" && count > 0));
 }
 
-/// Opened and ended under load, again and again; in generic mode: of what lies in a veth's own ring
-/// as a native program goes, its kernel frees what is left and counts none (`veth_napi_del_range`).
+/// Sources opened and ended under load, repeatedly. In generic mode, because on removal of a native
+/// program the kernel frees packets left in a veth's ring without counting them
+/// (`veth_napi_del_range`).
 pub(crate) fn ended() {
     make_link(1, 1500);
     let (mut came, mut dropped) = (0, 0);
@@ -172,7 +173,7 @@ pub(crate) fn ended() {
             came += packets.len() as u64;
             packets.into_iter().for_each(|packet| rig.pools[0].put(packet.frame));
         }
-        // What comes from now on is the kernel's.
+        // Packets that arrive from now on are left to the kernel.
         rig.finish(0, |rig, packet| {
             came += 1;
             rig.pools[0].put(packet.frame);
@@ -188,7 +189,7 @@ pub(crate) fn ended() {
     assert_eq!(came + dropped + kernels, sent, "{came} + {dropped} + {kernels}");
 }
 
-/// IPv4 packets that the kernel has received in this namespace.
+/// Returns the number of IPv4 packets that the kernel has received in this namespace.
 fn kernel_received() -> u64 {
     let counted = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
     let mut lines = counted.lines().filter_map(|line| line.strip_prefix("Ip: "));
@@ -203,7 +204,7 @@ pub(crate) fn two_queues() {
     let mut came = [0, 0];
     let mut numbers = std::collections::BTreeSet::new();
     for _ in 0..16 {
-        // Each has another port, and so, to the kernel, another queue.
+        // Each socket has another port, and so its packets another queue.
         let socket = far_socket();
         for number in 0..50 {
             socket.send(&numbered(number, 100)).unwrap();
@@ -213,7 +214,7 @@ pub(crate) fn two_queues() {
                 assert_eq!(payload(&packet).len(), 100);
                 assert!(numbers.insert(packet.arrival.0), "no two have one number");
                 *came += 1;
-                // Frames of either queue are as good for the other.
+                // Each pool takes back frames of the other queue.
                 rig.pools[1 - queue].put(packet.frame);
             });
         }
@@ -255,7 +256,7 @@ pub(crate) fn reopened() {
         let mut came = 0;
         rig.take(0, |_, _| came += 1);
         assert_eq!(came, 1);
-        // Without an end: as if the run had failed.
+        // Dropped without a last poll, as if the run had failed.
         let Rig { device, sources, mut pools, .. } = rig;
         drop((device, sources));
         assert_eq!(pools[0].in_use(), 0);
@@ -272,7 +273,7 @@ pub(crate) fn link_down() {
     let socket = far_socket();
     let mut came = 0;
     for round in 1..=3 {
-        // When it is up again, the far end is told in a while.
+        // The far end notices the link only some time after it is up again.
         while came != round {
             socket.send(&numbered(round, 30)).unwrap();
             rig.take(0, |_, packet| came = number_of(payload(&packet)));

@@ -1,5 +1,5 @@
-//! A pair of interfaces in a namespace of the test's own, a device on one of them, and a socket of
-//! the kernel's on the other.
+//! A veth pair in a test's own namespace, with a device on one interface and kernel sockets on the
+//! other.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use forebay_rx::{Packet, RxQueue, Source};
 use forebay_sys::interface::Interface;
 use forebay_testkit::namespaces::ip;
 
-/// Ours is `xka`; the kernel's sockets are at `xkb`.
+/// Interface of the device; the kernel's sockets are on `xkb`.
 pub(crate) const OURS: &str = "xka";
 const ADDRESS: &str = "10.77.0.1";
 pub(crate) const PORT: u16 = 9000;
 
-/// Makes the pair, with so many queues at both ends.
+/// Creates the veth pair, with that many queues at both ends.
 pub(crate) fn make_link(queues: u16, mtu: u32) {
     ip(&format!(
         "link add xka mtu {mtu} numrxqueues {queues} numtxqueues {queues} address \
@@ -32,7 +32,7 @@ pub(crate) fn make_link(queues: u16, mtu: u32) {
     ip("neigh add 10.77.0.1 lladdr 02:00:00:00:00:01 dev xkb nud permanent");
 }
 
-/// A socket at the far end.
+/// Opens a socket at the far end.
 pub(crate) fn far_socket() -> UdpSocket {
     let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
     socket.connect(SocketAddr::new(ADDRESS.parse().unwrap(), PORT)).unwrap();
@@ -40,7 +40,7 @@ pub(crate) fn far_socket() -> UdpSocket {
     socket
 }
 
-/// Packets that are taken: the datagrams to our port.
+/// Configuration that takes datagrams to [`PORT`].
 pub(crate) fn config(queues: u16) -> DeviceConfig {
     let mut config = DeviceConfig::new(OURS, Via::AfXdp);
     config.queues = queues;
@@ -48,9 +48,9 @@ pub(crate) fn config(queues: u16) -> DeviceConfig {
     config
 }
 
-/// Parts of an engine.
+/// The parts of an engine that a test needs.
 pub(crate) struct Rig {
-    // Before the pools: frames come home first.
+    // Dropped before the pools, so that frames return first.
     pub(crate) device: Device,
     pub(crate) sources: Vec<Box<dyn Source>>,
     pub(crate) pools: Vec<Pool>,
@@ -63,9 +63,10 @@ impl Rig {
         Self::with_memory(config, 8192, &[])
     }
 
-    /// A device whose queues have so many frames besides those that they hold, and larger ones.
+    /// Opens a device with `spare` frames for each queue beyond those that the queue holds, and
+    /// larger ones.
     pub(crate) fn with_memory(config: &DeviceConfig, spare: u32, larger: &[ChunkClass]) -> Self {
-        // A program that another test starts has the descriptors of the rig before for a moment.
+        // A process that another test has started may still hold the previous rig's descriptors.
         while Interface::named(OURS).unwrap().xdp_program.is_some() {
             std::thread::yield_now();
         }
@@ -90,7 +91,7 @@ impl Rig {
         Self { device, sources, pools, kernel_dropped: 0, started: Instant::now() }
     }
 
-    /// A turn of one queue.
+    /// Runs a turn of one queue.
     pub(crate) fn turn(
         &mut self,
         queue: usize,
@@ -108,7 +109,7 @@ impl Rig {
         Ok((burst.packets, polled))
     }
 
-    /// Takes what has come, until there is nothing.
+    /// Takes packets until none is left.
     pub(crate) fn take(&mut self, queue: usize, mut each: impl FnMut(&mut Self, Packet)) {
         loop {
             let (packets, polled) = self.turn(queue, false).unwrap();
@@ -120,7 +121,7 @@ impl Rig {
         }
     }
 
-    /// Ends a queue as a run would: what is here is still taken.
+    /// Ends a queue as a run does: packets received so far are still taken.
     pub(crate) fn finish(&mut self, queue: usize, mut each: impl FnMut(&mut Self, Packet)) {
         loop {
             let (packets, polled) = self.turn(queue, true).unwrap();
@@ -136,7 +137,7 @@ impl Rig {
     }
 }
 
-/// The payload of a datagram over IPv4, of this length.
+/// Returns the payload of an IPv4 datagram, by its length field.
 pub(crate) fn payload(packet: &Packet) -> &[u8] {
     let data = packet.frame.data();
     assert_eq!((&data[12..14], data[23]), (&[8, 0][..], 17), "a datagram over IPv4: {data:02x?}");
@@ -144,7 +145,7 @@ pub(crate) fn payload(packet: &Packet) -> &[u8] {
     &data[42..34 + len]
 }
 
-/// Turns a datagram round, without a checksum.
+/// Swaps the addresses and ports of a datagram, and clears its checksum.
 pub(crate) fn turn_round(packet: &mut Packet) {
     let data = packet.frame.data_mut();
     for at in 0..6 {

@@ -1,4 +1,4 @@
-//! Packets to the kernel.
+//! Sending packets to the kernel.
 
 use std::net::UdpSocket;
 
@@ -14,7 +14,7 @@ use forebay_testkit::namespaces::ip;
 
 use crate::af_xdp::rig::{Rig, config, far_socket, make_link, turn_round};
 
-/// Sends what comes back to where it came from, until nothing comes.
+/// Sends received packets back, until none is left.
 fn echo(rig: &mut Rig, sink: &mut Box<dyn Sink>) {
     let mut back = Vec::new();
     rig.take(0, |_, mut packet| {
@@ -60,7 +60,7 @@ pub(crate) fn echoed() {
     assert_eq!(rig.pools[0].in_use(), 0);
 }
 
-/// A datagram that comes from us.
+/// Datagram from the device's side to `to`.
 fn datagram(pool: &mut Pool, len_bytes: usize, to: &UdpSocket) -> Packet {
     let std::net::SocketAddr::V4(to) = to.local_addr().unwrap() else { unreachable!() };
     let builder = etherparse::PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
@@ -73,7 +73,7 @@ fn datagram(pool: &mut Pool, len_bytes: usize, to: &UdpSocket) -> Packet {
     Packet::received(frame, Arrival(0), u32::try_from(bytes.len()).unwrap(), Link::Ethernet)
 }
 
-/// A packet that came whole leaves as the segments that it stands for, all of them counted.
+/// A GSO packet is sent as its segments, all of them counted.
 pub(crate) fn cut() {
     make_link(1, 1500);
     let larger = [ChunkClass { chunk_bytes: 16 << 10, chunks: 8 }];
@@ -98,7 +98,7 @@ pub(crate) fn cut() {
     let counters = std::sync::Arc::clone(sink.counters());
     assert_eq!((counters.packets(), counters.frames(), counters.dropped_in_all()), (2, 9, 0));
 
-    // One whose segments are too long is one packet that was dropped.
+    // A packet whose segments are too long counts as one dropped packet.
     let mut whole = datagram(&mut rig.pools[0], 4000, &socket);
     whole.headers = forebay_rx::parse::parse(
         whole.frame.data(),
@@ -124,7 +124,7 @@ pub(crate) fn two_queues() {
         for (flow, socket) in (0..).zip(&sockets) {
             let mut packet = datagram(&mut rig.pools[flow as usize % 2], number + 1, socket);
             packet.hash = forebay_rx::hash::FlowHash(flow);
-            // The flow goes from CPU to CPU.
+            // The flow changes its CPU.
             sinks[(number / 5 + flow as usize) % 2].send(&mut vec![packet]).unwrap();
         }
         for (source, pool) in rig.sources.iter_mut().zip(&mut rig.pools) {
@@ -142,7 +142,7 @@ pub(crate) fn two_queues() {
     assert_eq!(rig.pools.iter_mut().map(Pool::in_use).sum::<usize>(), 0);
 }
 
-/// A device that was opened to send leaves what comes to the kernel.
+/// A device opened for sending leaves received packets to the kernel.
 pub(crate) fn only() {
     make_link(1, 1500);
     let interface = forebay_sys::interface::Interface::named(crate::af_xdp::rig::OURS).unwrap();
@@ -186,14 +186,14 @@ pub(crate) fn dropped() {
         (1, 1)
     );
 
-    // The far end is down: the device drops them.
+    // The far end is down: the device drops the packets.
     ip("link set xkb down");
     let mut packets: Vec<_> = (0..40).map(|_| datagram(&mut rig.pools[0], 100, &socket)).collect();
     sink.send(&mut packets).unwrap();
     rig.sources[0].transmit(&mut rig.pools[0]);
     assert_eq!((counters.packets(), counters.dropped(SendDrop::Refused)), (1, 40), "{:?}", drops());
 
-    // It is down itself: they wait.
+    // The near end is down: the packets wait.
     ip("link set xkb up");
     ip("link set xka down");
     let mut packets: Vec<_> =
@@ -211,7 +211,7 @@ pub(crate) fn dropped() {
     assert_eq!(counters.packets(), 1 + 1024, "{:?}", drops());
     assert_eq!(received(&socket).len(), 100);
 
-    // The device goes with packets in hand.
+    // The device is dropped with packets queued.
     ip("link set xka down");
     let mut packets: Vec<_> = (0..50).map(|_| datagram(&mut rig.pools[0], 100, &socket)).collect();
     sink.send(&mut packets).unwrap();
@@ -232,7 +232,7 @@ pub(crate) fn copied() {
     let mut rig = Rig::open(&config(1));
     let mut sink = rig.sink();
     let socket = far_socket();
-    // Memory of another engine, and chunks of another size.
+    // Frames of another engine's memory, with chunks of another size.
     let shares = [vec![ChunkClass { chunk_bytes: 4096, chunks: 100 }]];
     let mut others = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();
     let mut packets: Vec<_> =

@@ -1,10 +1,10 @@
-//! Frames of every kind that choosing may meet, whole and damaged.
+//! Frames of every kind that the filter may meet, intact and damaged.
 
 use forebay_rx::parse::Link;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// The pieces of a frame, outermost first; what follows from what is not looked after.
+/// Parts of a frame, outermost first. The parts need not be consistent.
 #[derive(Clone, Debug)]
 struct Pieces {
     link: Link,
@@ -21,7 +21,7 @@ enum Packet {
     V6 { version: u8, extensions: Vec<(u8, u8)>, protocol: u8 },
 }
 
-/// A frame, and what it begins with.
+/// Any frame, with its link type.
 pub(crate) fn any_frame() -> impl Strategy<Value = (Link, Vec<u8>)> {
     let damage = proptest::option::weighted(0.3, (any::<prop::sample::Index>(), any::<u8>()));
     let cut = proptest::option::weighted(0.3, any::<prop::sample::Index>());
@@ -37,7 +37,7 @@ pub(crate) fn any_frame() -> impl Strategy<Value = (Link, Vec<u8>)> {
     })
 }
 
-/// Ports of the lists that are tried, and those next to them.
+/// Ports at the limits of the tested lists, and their neighbours.
 pub(crate) const PORTS: [u16; 12] = [0, 1, 52, 53, 54, 443, 999, 1000, 1500, 2000, 2001, u16::MAX];
 
 fn any_pieces() -> impl Strategy<Value = Pieces> {
@@ -98,7 +98,7 @@ impl Pieces {
         }
         self.packet.write_to(&mut frame, u16::try_from(self.payload.len()).unwrap());
         frame.extend(self.ports.iter().flat_map(|port| port.to_be_bytes()));
-        // As TCP and UDP would have it: a header of twenty bytes, a length of the rest.
+        // Consistent with TCP (a header of 20 bytes) and UDP (the length of the rest).
         frame.extend(u16::try_from(self.payload.len() + 4).unwrap().to_be_bytes());
         frame.extend(&self.payload);
         frame

@@ -1,8 +1,8 @@
-//! Choice of packets: the kernel's two machines against the rules in plain code, and those
-//! against parsing.
+//! The packet filter: the kernel's BPF programs against the reference filter, and the reference
+//! filter against the parser.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-mod frames; // of every kind, whole and damaged
+mod frames; // frames of every kind, intact and damaged
 
 use std::io;
 use std::os::fd::AsFd;
@@ -32,7 +32,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     trials
 }
 
-/// Reason why no XDP program can be run here.
+/// Reason why no XDP program can be run here, if there is one.
 fn missing() -> Option<String> {
     if let Err(refused) = XskMap::create(1) {
         return Some(format!("no XSKMAP can be made: {}", refused.errno));
@@ -48,13 +48,13 @@ fn lists() -> Vec<RxFilter> {
     LISTS.iter().map(|list| list.parse().unwrap()).collect()
 }
 
-/// The list that makes the longest programs.
+/// List with the longest programs.
 fn longest_list() -> RxFilter {
     let entries = (0..MAX_RANGES).map(|n| format!("udp:{}-{}", 10 * n + 1, 10 * n + 5));
     entries.collect::<Vec<_>>().join(",").parse().unwrap()
 }
 
-/// Tries a law on many frames.
+/// Tests a property on many frames.
 fn try_frames(
     cases: u32,
     law: impl Fn(Link, &[u8]) -> Result<(), TestCaseError>,
@@ -65,7 +65,7 @@ fn try_frames(
     tried.map_err(|error| error.to_string().into())
 }
 
-/// Answers of a list: whether its rules were met with both answers, or with the one that it can give.
+/// Counts of both answers, to check that a test has met each of them often.
 #[derive(Default)]
 struct Answers {
     taken: std::cell::Cell<u32>,
@@ -98,7 +98,7 @@ fn xdp() -> Result<(), Failed> {
 
     let frame = [0; 64];
     for (take, program) in &programs {
-        // Nobody waits for it: the kernel's, whatever the list says.
+        // No socket is in the map: packets go to the kernel with any list.
         assert_eq!(program.run(&frame).map_err(told)?, XdpAction::Pass, "{take}");
     }
     let waiting = socket(AddressFamily::XDP, SocketType::RAW, None)?;
@@ -107,7 +107,7 @@ fn xdp() -> Result<(), Failed> {
 
     let answers = Answers::default();
     try_frames(4096, |link, frame| {
-        // The kernel runs programs on frames that have an Ethernet header only.
+        // The kernel runs XDP programs only on frames with an Ethernet header.
         if link != Link::Ethernet || frame.len() < 14 {
             return Ok(());
         }
@@ -127,7 +127,7 @@ fn xdp() -> Result<(), Failed> {
     answers.judge()
 }
 
-/// Of a frame in several buffers the program sees the first, in which the headers are.
+/// Of a frame in several buffers the program reads the first one, which has the headers.
 fn scattered(map: &XskMap) -> Result<(), Failed> {
     let mut frame = [0; 9000];
     (frame[12], frame[14], frame[23], frame[37]) = (8, 0x45, 17, 53);
@@ -164,7 +164,7 @@ fn socket_filter() -> Result<(), Failed> {
     answers.judge()
 }
 
-/// True if a frame comes out of the far socket, whole.
+/// True if a frame arrives at the far socket unchanged.
 fn passed(near: &UnixDatagram, far: &UnixDatagram, frame: &[u8]) -> io::Result<bool> {
     near.send(frame)?;
     let mut buffer = [0; 2048];
@@ -175,8 +175,9 @@ fn passed(near: &UnixDatagram, far: &UnixDatagram, frame: &[u8]) -> io::Result<b
     }
 }
 
-/// Parsing was written by other hands. Where it finds ports and no lie, the rules take the frame by
-/// those ports; all of them if it is IPv4, which has no headers that parsing alone walks over but one.
+/// The parser is an independent implementation. If it finds ports and no flaw, the filter takes the
+/// frame by those ports only; and every such frame if it is IPv4, where the authentication header
+/// alone is skipped by the parser but not by the filter.
 fn parsed() -> Result<(), Failed> {
     let answers = Answers::default();
     let takes = lists();

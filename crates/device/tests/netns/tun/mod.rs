@@ -1,5 +1,5 @@
-//! TUN and TAP against the kernel's own stack: each test in a network namespace that its thread
-//! makes for itself, which goes with the thread.
+//! TUN and TAP against the kernel's own stack: each test in its thread's own network namespace,
+//! which ends with the thread.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use forebay_testkit::namespaces;
@@ -24,10 +24,10 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     trials.collect()
 }
 
-/// A test and its name.
+/// Name and function of a test.
 type Test = (&'static str, fn());
 
-/// Reason why there can be no such test here.
+/// Reason why these tests cannot be run here, if there is one.
 fn missing() -> Option<String> {
     namespaces::missing(&["ip"]).or_else(namespaces::tun_missing)
 }

@@ -1,4 +1,4 @@
-//! Devices that are there, devices that are made, and what cannot be opened.
+//! Existing devices, new devices, and devices that cannot be opened.
 
 use forebay_device::tun::{TunDevice, TunKind};
 use forebay_sys::Error;
@@ -15,7 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 fn made() {
-    // The first one has the kernel load what it loads once.
+    // The first opening makes the kernel load what it loads once.
     drop(TunDevice::open("tnmade", TunKind::Tun, 1).unwrap());
     let open = || std::fs::read_dir("/proc/thread-self/fd").unwrap().count();
     let before = open();

@@ -1,4 +1,4 @@
-//! Receiving: what the kernel sends to a device comes out of its source.
+//! Receiving: packets that the kernel sends to a device arrive from its source.
 
 use std::net::UdpSocket;
 
@@ -19,7 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("link_flap_continues_deletion_ends", down_up_deleted),
 ];
 
-/// A device with an address, and a socket that sends through it.
+/// Opens a device with an address, and a socket that sends through it.
 fn open(kind: TunKind) -> (TunDevice, UdpSocket) {
     let device = TunDevice::open("tnrx", kind, 1).unwrap();
     address("tnrx");
@@ -38,7 +38,7 @@ fn parsed(mut packet: Packet) -> Packet {
     packet
 }
 
-/// The payload of a UDP packet whose checksums are right, told by others.
+/// Returns the payload of a UDP packet, after etherparse has checked its checksums.
 fn judged(packet: &Packet) -> Vec<u8> {
     let bytes = packet.frame.data();
     let headers = match packet.headers.link {
@@ -84,10 +84,10 @@ fn sums() {
         (0..packets).for_each(|_| assert_eq!(socket.send(&[7; 100]).unwrap(), 100));
         sent += packets;
     };
-    send(300); // fits
+    send(300); // fits the device's queue
     let mut all = rig.drain(0).0;
     assert_eq!(all.len(), 300);
-    send(3000); // more than its queue holds
+    send(3000); // more than the device's queue holds
     let (more, ended) = rig.drain(0);
     assert_eq!(ended.unwrap(), Polled::Ready, "there is no frame left to read into");
     assert_eq!(all.len() + more.len(), 601);

@@ -1,4 +1,4 @@
-//! Parts that the tests share: packet memory, and sources that are polled by hand.
+//! Shared parts of the tests: packet memory, and sources polled by hand.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,17 +10,17 @@ use forebay_rx::arrive::{Attachment, Burst, Numbering, PollRequest, Polled};
 use forebay_rx::{Packet, RxQueue, Source};
 use forebay_testkit::namespaces::{command, ip};
 
-/// A device's sources, polled by hand, with packet memory of their own.
+/// Sources of a device, polled by hand, with their own packet memory.
 pub(crate) struct Rig {
     pub(crate) pool: Pool,
     pub(crate) sources: Vec<TunSource>,
     pub(crate) burst: Burst,
-    /// Packets that the kernel is said to have dropped, so far.
+    /// Number of packets reported as dropped by the kernel so far.
     pub(crate) dropped: u64,
     begun: Instant,
 }
 
-/// End of a poll that brought no more packets.
+/// Result of the last poll, which yielded no more packets.
 pub(crate) type Ended = Result<Polled, Box<dyn std::error::Error + Send + Sync>>;
 
 impl Rig {
@@ -28,7 +28,7 @@ impl Rig {
         Self::with_chunks(device, 2048, 256)
     }
 
-    /// With so many small and large chunks.
+    /// Rig with that many small and large chunks.
     pub(crate) fn with_chunks(device: &TunDevice, small: u32, large: u32) -> Self {
         let mut sources = device.sources(forebay_rx::parse::Verify::Checksums);
         let largest = sources[0].needs().largest_bytes;
@@ -48,7 +48,7 @@ impl Rig {
         Self { pool, sources, burst, dropped, begun }
     }
 
-    /// Polls one queue until it has no more.
+    /// Polls one queue until it has no more packets.
     pub(crate) fn drain(&mut self, queue: usize) -> (Vec<Packet>, Ended) {
         self.poll(queue, false)
     }
@@ -65,7 +65,7 @@ impl Rig {
         }
     }
 
-    /// Drains a queue until `count` packets came.
+    /// Drains a queue until `count` packets were received.
     pub(crate) fn take(&mut self, queue: usize, count: usize) -> Vec<Packet> {
         let mut packets = Vec::new();
         while packets.len() < count {
@@ -92,7 +92,7 @@ impl Rig {
         }
     }
 
-    /// Gives packets back, and sees that none is missing.
+    /// Frees packets, and checks that all frames have returned.
     pub(crate) fn all_home(mut self, packets: Vec<Packet>) {
         for packet in packets {
             self.pool.put(packet.frame);
@@ -102,22 +102,22 @@ impl Rig {
     }
 }
 
-/// Gives an interface an address.
+/// Assigns an address to an interface.
 pub(crate) fn address(name: &str) {
     ip(&format!("addr add 10.9.0.1/24 dev {name}"));
 }
 
-/// Keeps the kernel from sending anything of its own accord, as router solicitations.
+/// Prevents unsolicited packets of the kernel, such as router solicitations.
 pub(crate) fn silence() {
     command("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
 }
 
-/// The neighbour that packets through a TAP go to.
+/// Adds the neighbour that packets through a TAP go to.
 pub(crate) fn neighbour(name: &str) {
     ip(&format!("neigh replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev {name} nud permanent"));
 }
 
-/// Bytes by which a datagram is told from others.
+/// Payload that identifies a datagram.
 pub(crate) fn payload(number: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| u8::try_from((number * 31 + at * 7) % 251).unwrap()).collect()
 }

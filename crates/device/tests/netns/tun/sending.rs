@@ -1,5 +1,5 @@
-//! Sending: what is sent to a device, the kernel receives: packets that another device's source gave, as they
-//! came, or merged.
+//! Sending: the kernel receives packets sent to a device. The packets come from another device's
+//! source, unchanged or merged.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -34,12 +34,12 @@ pub(crate) const TESTS: &[Test] = &[
 
 const BOTH: [(&str, TunKind); 2] = [("tun", TunKind::Tun), ("tap", TunKind::Tap)];
 
-/// Way in which packets are passed on.
+/// Form in which packets are passed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Pass {
     AsTheyCame,
     Merged,
-    /// As if a device had given them that shares its memory: payloads lie in pieces.
+    /// Nonlinear, as if received from a device with shared memory.
     InPieces,
     InPiecesMerged,
 }
@@ -50,7 +50,7 @@ impl Pass {
     }
 }
 
-/// From one device's sources to another device.
+/// Forwarder from one device's sources to another device.
 struct Pump {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
@@ -58,7 +58,7 @@ struct Pump {
 }
 
 impl Pump {
-    /// In the namespace of the calling thread, which must be that of `from`.
+    /// Starts in the namespace of the calling thread, which must be that of `from`.
     fn start(from: &TunDevice, to: &TunDevice, pass: Pass) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (mut rig, mut sink) = (Rig::new(from), to.sink());
@@ -88,7 +88,7 @@ impl Pump {
     }
 }
 
-/// Stages between: parsing, and coalescing by what was there at once.
+/// Stages in between: parsing, and coalescing of the packets of one poll.
 struct Stage {
     hasher: Hasher,
     coalescer: Option<Coalescer>,
@@ -96,7 +96,7 @@ struct Stage {
     splits: bool,
 }
 
-/// Memory of a device that shares it.
+/// Memory as of a device with shared memory.
 struct Splitter {
     heads: Pool,
     shared: PageFragCache,
@@ -112,7 +112,7 @@ impl Splitter {
         Self { heads, shared: PageFragCache::new(&shared, 0, 1 << 20, BLOCKS) }
     }
 
-    /// The same packet, with all but its first bytes in buffers of an odd length.
+    /// Same packet, with all but its first bytes in buffers of an odd length.
     fn split(&mut self, packet: Packet) -> Packet {
         const HEAD_LEN: usize = 116;
         const BUFFER_LEN: usize = 1535;
@@ -159,7 +159,7 @@ impl Stage {
     }
 }
 
-/// A thread in a namespace of its own, and what it made there.
+/// Runs `make` in a thread with its own namespace, and returns the result.
 fn elsewhere<T: Send + 'static>(make: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -171,7 +171,7 @@ fn elsewhere<T: Send + 'static>(make: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// One of two stations: 1 or 2.
+/// Opens the device of one of two stations, 1 or 2.
 fn lladdr(name: &str, kind: TunKind, number: u8) -> TunDevice {
     let device = TunDevice::open(name, kind, 1).unwrap();
     if kind == TunKind::Tap {
@@ -185,7 +185,7 @@ fn lladdr(name: &str, kind: TunKind, number: u8) -> TunDevice {
     device
 }
 
-/// Counter of the kernel in the calling thread's namespace.
+/// Returns a counter of the kernel in the calling thread's namespace.
 fn snmp(protocol: &str, field: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(&format!("{protocol}: ")));
@@ -212,7 +212,7 @@ fn tcp() {
             let far = lladdr("tnfar", kind, 2);
             let listener = TcpListener::bind("10.9.0.2:2000").unwrap();
             let back = Pump::start(&far, &near, Pass::AsTheyCame);
-            // It stays in this namespace.
+            // This thread stays in the far namespace, where it reads the counter at the end.
             let (ask, asked) = std::sync::mpsc::channel::<()>();
             let told = thread::spawn(move || {
                 let _ = asked.recv();
@@ -244,7 +244,7 @@ fn tcp() {
     }
 }
 
-/// Datagrams from one socket to another, whatever lies between: as they were sent, in order.
+/// Datagrams from one socket to another arrive unchanged and in order.
 fn datagrams() {
     let passes = [Pass::Merged, Pass::InPiecesMerged];
     for ((_, kind), pass) in BOTH.into_iter().flat_map(|kind| passes.map(|pass| (kind, pass))) {
@@ -259,8 +259,8 @@ fn datagrams() {
         let mut stage = Stage::new(pass);
         let mut merged = 0;
         for (round, len) in [1000, 1, 1472, 100, 33].into_iter().enumerate() {
-            // More than are gathered into one write, and a last one that is shorter; fewer than a
-            // socket has room for.
+            // More datagrams than are gathered into one write, with a shorter last one; fewer than
+            // a socket has room for.
             let lens: Vec<usize> = (0..70).map(|_| len).chain([len - 1]).collect();
             for (number, &len) in lens.iter().enumerate() {
                 sender.send(&payload(round * 1000 + number, len)).unwrap();
@@ -311,7 +311,7 @@ fn tags() {
     rig.all_home(packets);
 }
 
-/// Puts two VLAN tags into an Ethernet frame, as if it had come with them.
+/// Inserts two VLAN tags into an Ethernet frame, as if received with them.
 fn tag_twice(packet: &mut Packet) {
     packet.frame.push(8);
     let data = packet.frame.data_mut();
@@ -321,7 +321,7 @@ fn tag_twice(packet: &mut Packet) {
 }
 
 fn dropped() {
-    // Without a neighbour that is known, the kernel asks for it, in frames that are not IP.
+    // Without a known neighbour, the kernel sends ARP requests, which are not IP.
     let near = TunDevice::open("tnnear", TunKind::Tap, 1).unwrap();
     ip("addr add 10.9.0.1/24 dev tnnear");
     let (tun, mut rig) = (TunDevice::open("tnfar", TunKind::Tun, 1).unwrap(), Rig::new(&near));
@@ -335,7 +335,7 @@ fn dropped() {
     ip("neigh replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev tnnear nud permanent");
     socket.send_to(b"there you are", "10.9.0.2:2000").unwrap();
     let mut packets = Stage::new(Pass::AsTheyCame).turn(rig.take(0, 1));
-    // The one that waited for the neighbour came too, or only that.
+    // The datagram that waited for the neighbour may have arrived too, or only that one.
     packets.truncate(1);
     ip("link set tnfar down");
     sink.send(&mut packets).unwrap();
@@ -380,11 +380,11 @@ fn queues() {
                 assert_eq!(told, round);
                 let before = queue_of[usize::from(flow)].replace(queue);
                 assert_eq!(before.unwrap_or(queue), queue, "flow {flow} has another queue");
-                // Rises along each queue, and is unique.
+                // Numbers rise along each queue, and are unique.
                 assert_eq!(packet.arrival.0 % 4, u32::try_from(queue).unwrap());
             }
             received += packets.len();
-            // Answers, through the first queue: where the kernel would move the flow to.
+            // Answers through the first queue, to which the kernel would move the flow.
             packets.iter_mut().for_each(answer);
             sink.send(&mut packets).unwrap();
             packets.drain(..).for_each(|packet| rig.pool.put(packet.frame));
@@ -401,7 +401,7 @@ fn queues() {
     rig.all_home(Vec::new());
 }
 
-/// Sends a packet back: checksums do not depend on the order.
+/// Swaps addresses and ports, which leaves the checksums valid.
 fn answer(packet: &mut Packet) {
     let data = packet.frame.data_mut();
     let (source, rest) = data[12..].split_at_mut(4);

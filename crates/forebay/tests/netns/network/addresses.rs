@@ -1,4 +1,4 @@
-//! Addresses that are somebody's, everybody's, or nobody's.
+//! Addresses of hosts, of groups, and reserved ones.
 
 /// Source addresses of frames.
 pub(crate) const SOURCES_V4: &[[u8; 4]] = &[

@@ -1,4 +1,4 @@
-//! Answers, as the kernel does it.
+//! Answers to packets, compared with the kernel's.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,7 +17,7 @@ pub(crate) const TESTS: &[Test] = &[("echo_and_unreachable_match_kernel", answer
 
 const PEER_V4: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 const PEER_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 9, 0, 0, 0, 0, 0, 2);
-/// Nobody listens there.
+/// A port without a socket.
 const CLOSED: u16 = 9;
 const IP: usize = 14;
 
@@ -44,7 +44,7 @@ fn answers() {
     assert_eq!(answered, ANSWERED);
 }
 
-/// Number of these that are answered.
+/// Number of these frames that are answered.
 const ANSWERED: usize = 14;
 
 fn frames() -> Vec<(&'static str, Vec<u8>)> {
@@ -108,13 +108,13 @@ fn written<E: std::fmt::Debug>(write: impl FnOnce(&mut Vec<u8>) -> Result<(), E>
     frame
 }
 
-/// Frames that the kernel sent since it was last looked at.
+/// Frames that the kernel has sent since the last call.
 fn sent(wire: &OwnedFd) -> Vec<Vec<u8>> {
     let mut bytes = vec![0; 1 << 16];
     let mut sent = Vec::new();
     while let Ok(len) = recv(wire.as_raw_fd(), &mut bytes, MsgFlags::empty()) {
         let frame = &bytes[..len];
-        // Not what it received, nor what it says to all.
+        // Skip the frames that the kernel received, and those that it multicasts.
         if frame.starts_with(&[PEER_MAC, MAC].concat()) {
             sent.push(comparable(frame.to_vec()));
         }
@@ -122,8 +122,8 @@ fn sent(wire: &OwnedFd) -> Vec<Vec<u8>> {
     sent
 }
 
-/// Without what every sender chooses for itself: the id in IPv4, with the checksum over it, and the
-/// flow label in IPv6.
+/// Removes fields that every sender chooses: the IPv4 identification, with the checksum over it,
+/// and the IPv6 flow label.
 fn comparable(mut frame: Vec<u8>) -> Vec<u8> {
     match frame[12..14] {
         [8, 0] => {

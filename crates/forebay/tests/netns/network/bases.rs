@@ -1,4 +1,4 @@
-//! Frames that are in order, and all that can be changed in them.
+//! Valid frames, and every single-field change of them.
 
 use std::net::Ipv6Addr;
 
@@ -7,7 +7,7 @@ use crate::network::frames::{
     ETHERNET_BYTES, MAC, OWN_V4, OWN_V6, PEER_MAC, UDP, parsed, sum_up_header, udp_checksum,
 };
 
-/// A valid frame, of which any byte of the headers may be changed.
+/// A valid frame; any byte of its headers may be changed.
 pub(crate) struct Base {
     pub(crate) frame: Vec<u8>,
     /// Offset of its UDP payload.
@@ -16,7 +16,7 @@ pub(crate) struct Base {
     is_ipv6: bool,
 }
 
-/// Frames with much in their headers.
+/// Frames with many headers.
 pub(crate) fn bases() -> Vec<Base> {
     let route_and_times =
         [7, 7, 4, 0, 0, 0, 0, 68, 12, 5, 1, 0, 0, 0, 0, 0, 0, 0, 0, 148, 4, 0, 0, 0];
@@ -35,7 +35,7 @@ pub(crate) fn bases() -> Vec<Base> {
     ]
 }
 
-/// Options and padding in a header, around as many as there may be.
+/// Options and padding in a header, around the maximum number.
 pub(crate) fn options_in_a_row() -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     for kind in [0, 60] {
@@ -119,7 +119,7 @@ impl Base {
         Self { header_len: frame.len() - 16, frame, network_offset, is_ipv6 }
     }
 
-    /// Makes checksums right that a change made wrong. Over IPv4, UDP has none.
+    /// Corrects checksums after a change. UDP over IPv4 has none here.
     pub(crate) fn sum_up(&self, frame: &mut [u8]) {
         let packet = &mut frame[self.network_offset..];
         if !self.is_ipv6 {

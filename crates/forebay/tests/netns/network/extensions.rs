@@ -1,4 +1,4 @@
-//! IPv6 extension headers, right and wrong.
+//! IPv6 extension headers, valid and invalid.
 
 use forebay_sys::random::Random;
 
@@ -10,7 +10,7 @@ const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const DESTINATION_OPTIONS: u8 = 60;
 
-/// A chain of headers that ends with `last`: the number of the first, and the bytes of all.
+/// A chain of headers before protocol `last`: the type of the first one, and the bytes of all.
 pub(crate) fn random(random: &mut Random, last: u8) -> (u8, Vec<u8>) {
     let count = if chance(random, 3) { random.between(15, 20) } else { random.between(1, 4) };
     let mut kinds = Vec::new();
@@ -40,7 +40,7 @@ pub(crate) fn random(random: &mut Random, last: u8) -> (u8, Vec<u8>) {
     (kinds[0], chain)
 }
 
-/// A header whose first byte is to be filled in.
+/// A header, except for its first byte, which the caller fills in.
 fn header(random: &mut Random, kind: u8, offset: usize, is_short: bool) -> Vec<u8> {
     match kind {
         ROUTING => {
@@ -54,7 +54,7 @@ fn header(random: &mut Random, kind: u8, offset: usize, is_short: bool) -> Vec<u
             bytes.resize(8 + usize::try_from(addresses).unwrap() * 16, 0);
             bytes
         }
-        // An atomic fragment. Its reserved bits mean nothing.
+        // An atomic fragment. Its reserved bits are ignored.
         FRAGMENT => {
             vec![0, byte(random), 0, pick(random, &[0, 0, 2, 4, 6]), 1, 2, 3, byte(random)]
         }
@@ -65,13 +65,13 @@ fn header(random: &mut Random, kind: u8, offset: usize, is_short: bool) -> Vec<u
     }
 }
 
-/// A header with options, mostly padded as it should be.
+/// A header with options, mostly padded correctly.
 fn options(random: &mut Random, is_hop_by_hop: bool, offset: usize) -> Vec<u8> {
     let mut bytes = vec![0, 0];
     let count = if chance(random, 8) { random.between(7, 10) } else { random.below(4) };
     for _ in 0..count {
         if chance(random, 60) {
-            // Alignment matters to some.
+            // Some options require alignment.
             let to = pick(random, &[(4, 0), (4, 2), (8, 0), (2, 1)]);
             while (offset + bytes.len()) % to.0 != to.1 {
                 bytes.push(0);
@@ -85,7 +85,7 @@ fn options(random: &mut Random, is_hop_by_hop: bool, offset: usize) -> Vec<u8> {
         (_, 0) => bytes.resize(bytes.len() + missing, 0xee),
         (_, 1) => bytes.resize(bytes.len() + missing + 8, 0),
         (2.., 2) => {
-            // Padding that is not zero.
+            // Non-zero padding.
             bytes.extend([1, u8::try_from(missing - 2).unwrap()]);
             bytes.resize(bytes.len().next_multiple_of(8), 1);
         }

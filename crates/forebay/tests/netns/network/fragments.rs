@@ -1,4 +1,4 @@
-//! Datagrams in pieces, right and wrong.
+//! Fragmented datagrams, valid and invalid.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,7 +15,7 @@ const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
 const UNIT_BYTES: usize = 8;
 
-/// A piece of a datagram's payload, and what its header says of it.
+/// A piece of a datagram's payload, and the fields of its fragment header.
 #[derive(Clone, Debug)]
 struct Piece {
     offset: usize,
@@ -27,7 +27,7 @@ struct Piece {
     source: u8,
 }
 
-/// The frames of a few datagrams in pieces, one among the other.
+/// Frames of a few fragmented datagrams, interleaved.
 pub(crate) fn frames(random: &mut Random, number: u32) -> Vec<Vec<u8>> {
     let mut trains: Vec<_> = (0..random.between(1, 3))
         .map(|id| train(random, number + u32::try_from(id).unwrap()))
@@ -43,12 +43,12 @@ pub(crate) fn frames(random: &mut Random, number: u32) -> Vec<Vec<u8>> {
     frames
 }
 
-/// The frames of one datagram, the last to be sent first.
+/// Frames of one datagram; the last one is to be sent first.
 fn train(random: &mut Random, number: u32) -> Vec<Vec<u8>> {
     let is_ipv6 = chance(random, 50);
     let whole = datagram(random, number, is_ipv6);
     let (first, whole) = if is_ipv6 && chance(random, 20) {
-        // A header that is part of what is cut; one is of a fragment in a fragment.
+        // A header in the fragmentable part; one kind makes a fragment of a fragment.
         let kind = pick(random, &[DESTINATION_OPTIONS, DESTINATION_OPTIONS, FRAGMENT]);
         let header =
             if kind == FRAGMENT { [UDP, 0, 0, 0, 0, 0, 0, 1] } else { [UDP, 0, 1, 4, 0, 0, 0, 0] };
@@ -97,7 +97,7 @@ fn datagram(random: &mut Random, number: u32, is_ipv6: bool) -> Vec<u8> {
     };
     bytes[6..8].copy_from_slice(&checksum.to_be_bytes());
     if chance(random, 4) {
-        // What the header says is not what there is.
+        // Append bytes beyond the length that the header states.
         bytes.extend([1; 5]);
     }
     bytes

@@ -1,4 +1,4 @@
-//! Hostile frames: what a valid datagram becomes when any of its fields is something else.
+//! Hostile frames: a valid datagram with any of its fields changed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -25,7 +25,7 @@ pub(crate) const PORTS: [u16; 3] = [53, 4433, 65_535];
 pub(crate) const UDP: u8 = 17;
 pub(crate) const ETHERNET_BYTES: usize = 14;
 
-/// One more of the frames that a seed makes.
+/// Next of the frames that a seed determines.
 pub(crate) fn frame(random: &mut Random, number: u64) -> Vec<u8> {
     let is_ipv6 = chance(random, 50);
     let mut packet = if is_ipv6 { ipv6(random, number) } else { ipv4(random, number) };
@@ -49,7 +49,7 @@ pub(crate) fn frame(random: &mut Random, number: u64) -> Vec<u8> {
     }
     let mut frame = link(random, is_ipv6);
     frame.append(&mut packet);
-    // A TAP does not take less.
+    // A TAP accepts no shorter frames.
     frame.resize(frame.len().max(ETHERNET_BYTES), 0);
     frame
 }
@@ -196,7 +196,7 @@ fn udp(random: &mut Random, number: u64, source: IpAddr, destination: IpAddr) ->
     bytes
 }
 
-/// The checksum of a datagram that is `len` bytes long, as its header says: 0 says all of it.
+/// Checksum of a datagram of length `len` as in its header; 0 means the whole datagram.
 pub(crate) fn udp_checksum(bytes: &[u8], len: u16, source: IpAddr, destination: IpAddr) -> u16 {
     let covered = match usize::from(len) {
         0 => bytes,
@@ -219,7 +219,7 @@ pub(crate) fn udp_checksum(bytes: &[u8], len: u16, source: IpAddr, destination: 
     }
 }
 
-/// Makes an IPv4 header's checksum right, as long as the header says that it is.
+/// Corrects an IPv4 header's checksum, for the length that the header states.
 pub(crate) fn sum_up_header(packet: &mut [u8]) {
     let Some(first) = packet.first() else { return };
     let header_len = usize::from(first & 0x0f) * 4;
@@ -259,7 +259,7 @@ pub(crate) fn parsed(address: &str) -> Ipv6Addr {
     address.parse().unwrap()
 }
 
-/// Adds a little to a big-endian field, or takes it away.
+/// Adds a small positive or negative number to a big-endian field.
 fn shift_u16(random: &mut Random, bytes: &mut [u8], at: usize) {
     let value = u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let by = u16::try_from(random.between(1, 12)).unwrap();

@@ -1,4 +1,4 @@
-//! The kernel's own stack: frames go into a TAP, and sockets behind it say what came.
+//! The kernel's own stack: frames go into a TAP, and sockets behind it receive the datagrams.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -13,10 +13,10 @@ use crate::network::local_addresses;
 /// The interface, in the namespace of the test's thread.
 pub(crate) const NAME: &str = "net-oracle";
 
-/// Memory that fragments may occupy that wait for others.
+/// Memory for incomplete datagrams.
 pub(crate) const FRAGMENTS_BYTES: u32 = 64 << 20;
 
-/// A datagram as an application gets it.
+/// A datagram as an application receives it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Delivered {
     pub(crate) port: u16,
@@ -32,13 +32,14 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// In the namespace of the calling thread, which is new.
+    /// Creates the TAP and sockets in the calling thread's namespace, which must be new.
     pub(crate) fn new() -> Self {
         command("sysctl -qw net.ipv6.bindv6only=1 net.ipv6.conf.default.accept_dad=0");
-        // Much is never complete; who goes when memory is full is another matter.
+        // Most datagrams stay incomplete, and eviction under memory pressure is not compared.
         command(&format!("sysctl -qw net.ipv4.ipfrag_high_thresh={FRAGMENTS_BYTES}"));
         command(&format!("sysctl -qw net.ipv6.ip6frag_high_thresh={FRAGMENTS_BYTES}"));
-        // The kernel would send errors to itself, where a frame has its own address, and count them.
+        // The kernel would send errors to itself if a frame has the kernel's own address as source,
+        // and count them.
         command("sysctl -qw net.ipv4.icmp_msgs_per_sec=0 net.ipv4.icmp_msgs_burst=0");
         ip("link set lo up");
         let device = TunDevice::open(NAME, TunKind::Tap, 1).unwrap();
@@ -74,7 +75,8 @@ impl Kernel {
         }
     }
 
-    /// Outcome of one frame. A write goes through the whole stack before it returns.
+    /// Datagrams received because of one frame. A write passes through the whole stack before it
+    /// returns.
     pub(crate) fn offer(&mut self, frame: &[u8]) -> Vec<Delivered> {
         let mut packets = vec![local_addresses::packet(frame, &mut self.pool)];
         self.sink.send(&mut packets).unwrap();
@@ -96,15 +98,15 @@ impl Kernel {
     }
 }
 
-/// An address by what stands in the packet: no scope. What is from nobody's port 0 to nobody, the
-/// kernel takes for the wildcard socket's own connection, and the first one's that it finds: that may
-/// be the IPv6 socket, though it is for IPv6 only (`__udp4_lib_demux_lookup`).
+/// The address as in the packet, without scope. For a packet from port 0 of the unspecified
+/// address, the kernel matches the first wildcard socket as if connected, possibly the IPv6 socket,
+/// even one for IPv6 only (`__udp4_lib_demux_lookup`).
 fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// The rows of `/proc/net/snmp` and `snmp6` in the namespace of the calling thread, by name: `Ip6` and
-/// `Udp6` stand before those of IPv6.
+/// Rows of `/proc/net/snmp` and `snmp6` in the calling thread's namespace, by name. IPv6 names
+/// begin with `Ip6` or `Udp6`.
 pub(crate) fn snmp() -> std::collections::BTreeMap<String, u64> {
     let read =
         |name: &str| std::fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap();

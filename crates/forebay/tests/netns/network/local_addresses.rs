@@ -15,17 +15,17 @@ use forebay_stack::network::{
 use crate::network::frames::{JOINED_V4, JOINED_V6, MAC, OWN_V4, OWN_V6, PORTS};
 use crate::network::kernel::{Delivered, FRAGMENTS_BYTES};
 
-/// Fate of frames here.
+/// The network layer under test, with its packet memory.
 pub(crate) struct Us {
     network: NetworkLayer,
     identity: Identity,
     pool: Pool,
     fates: Fates,
-    /// Frames sent of our own accord.
+    /// Frames sent in answer.
     pub(crate) answers: Vec<Vec<u8>>,
 }
 
-/// Frames by their fate.
+/// Number of frames by outcome.
 #[derive(Clone, Copy, Default, Debug)]
 struct Fates {
     datagrams: u64,
@@ -47,7 +47,7 @@ impl Us {
             mtu: 1500,
             is_whole_host: true,
         };
-        // Limits have tests of their own.
+        // Rate limits have tests of their own.
         let mut config = NetworkConfig { icmp_ratelimit_ns: 0, ..NetworkConfig::default() };
         config.fragments.ipv4.high_thresh = FRAGMENTS_BYTES;
         config.fragments.ipv6.high_thresh = FRAGMENTS_BYTES;
@@ -55,7 +55,8 @@ impl Us {
         Self { network, identity, pool: pool(), fates: Fates::default(), answers: Vec::new() }
     }
 
-    /// Datagrams that sockets on [`PORTS`] would get of one frame, and what became of it else.
+    /// Datagrams that sockets on [`PORTS`] would receive of one frame, and the frame's other
+    /// outcomes.
     pub(crate) fn offer(&mut self, frame: &[u8], verify: Verify) -> (Vec<Delivered>, String) {
         let mut packet = packet(frame, &mut self.pool);
         let wire_len = packet.wire_len;
@@ -116,11 +117,11 @@ impl Us {
         self.pool.put(packet.frame);
     }
 
-    /// Gives up what waits, and sees that every frame is back and had one fate.
+    /// Drops incomplete datagrams, and checks that every frame is back and had one outcome.
     pub(crate) fn end(mut self, frames: u64) {
         let waiting = u64::from(self.network.fragments().frames());
         let mut dropped = Vec::new();
-        // Some at a time.
+        // Each call drops a bounded number.
         while self.network.fragments().frames() > 0 {
             self.network.expire(u64::MAX, &mut dropped);
         }
@@ -183,7 +184,7 @@ fn delivered(packet: &Packet) -> Delivered {
     Delivered { port, source, payload: view.payload().to_vec() }
 }
 
-/// A frame as a source would give it, not parsed yet.
+/// A frame as a source would return it, not parsed yet.
 pub(crate) fn packet(bytes: &[u8], pool: &mut Pool) -> Packet {
     let len = u32::try_from(bytes.len()).unwrap();
     let mut frame = pool.allocate(len).unwrap();

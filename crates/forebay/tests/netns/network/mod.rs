@@ -1,6 +1,6 @@
 //! IP and UDP against the kernel's own stack: the same hostile frames go into a TAP and into
-//! [`forebay_stack::network`], and what sockets get is compared frame by frame. Each test has a network
-//! namespace that its thread makes for itself.
+//! [`forebay_stack::network`], and the datagrams that sockets receive are compared frame by frame.
+//! Each test creates a network namespace for its thread.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use forebay_testkit::namespaces;
@@ -28,7 +28,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
 /// A test and its name.
 type Test = (&'static str, fn());
 
-/// Reason why there can be no such test here.
+/// Reason why these tests cannot run here.
 fn missing() -> Option<String> {
     namespaces::missing(&["ip"]).or_else(namespaces::tun_missing)
 }

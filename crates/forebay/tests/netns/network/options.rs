@@ -1,10 +1,10 @@
-//! IPv4 options, right and wrong.
+//! IPv4 options, valid and invalid.
 
 use forebay_sys::random::Random;
 
 use crate::network::frames::{byte, chance, pick};
 
-/// At most so many bytes fit in a header.
+/// Upper bound on option bytes in a header.
 const BYTES_MAX: usize = 40;
 
 /// Some options, padded to whole words.

@@ -1,4 +1,4 @@
-//! Hostile frames, and what the kernel makes of them.
+//! Hostile frames, compared with the kernel's verdict.
 
 use std::collections::BTreeMap;
 
@@ -16,17 +16,17 @@ pub(crate) const TESTS: &[Test] = &[
     ("hostile_fragments_match_kernel", hostile_fragments),
 ];
 
-/// Frames of a seed.
+/// Frames per seed.
 const FRAMES: u64 = 10_000;
-/// Differences that are printed in full.
+/// Differences printed in full.
 const SHOWN: usize = 10;
-/// Frames before a difference that are printed, where they may be why.
+/// Frames printed before a difference, as they may be its cause.
 const BEFORE: usize = 40;
 
-/// Counters that both count alike, some of it only together:
-/// - the kernel speaks protocols that we do not (TCP, IGMP): they are unknown here;
-/// - we know no routes, so an IPv6 packet for somebody else is not for an address of ours;
-/// - the kernel looks at the checksum of a longer datagram to a group only if a socket wants it.
+/// Counters compared with the kernel's, some only as a sum:
+/// - the kernel knows protocols that the stack does not (TCP, IGMP), which are unknown here;
+/// - the stack has no routes, so an IPv6 packet to another host counts as an address error;
+/// - the kernel verifies the checksum of a longer multicast datagram only if a socket receives it.
 const COUNTERS: [&str; 27] = [
     "IpInReceives",
     "IpInHdrErrors",
@@ -57,10 +57,10 @@ const COUNTERS: [&str; 27] = [
     "Icmp6InCsumErrors",
 ];
 
-/// A kernel and us, frame by frame.
+/// The kernel and the stack, given the same frames.
 struct Both {
     kernel: Kernel,
-    /// The kernel's counters before.
+    /// The kernel's counters before the test.
     before: BTreeMap<String, u64>,
     us: Us,
     frames: u64,
@@ -68,7 +68,7 @@ struct Both {
     differences: Vec<Difference>,
 }
 
-/// A frame of which something else came.
+/// A frame with different outcomes.
 struct Difference {
     frame: Vec<u8>,
     number: u64,
@@ -97,7 +97,7 @@ impl Both {
         }
     }
 
-    /// Prints what is different, and sees that nothing is, nor anything lost.
+    /// Prints the differences. Fails if there are any, or if anything was lost.
     fn end(self, seed: u64) {
         eprintln!("seed {seed}: {:#?}", self.fates);
         for difference in self.differences.iter().take(SHOWN) {
@@ -126,7 +126,7 @@ fn shown(delivered: &[Delivered]) -> String {
     if delivered.is_empty() { "nothing".into() } else { delivered.iter().map(shown).collect() }
 }
 
-/// The same for everybody, or as asked for.
+/// Seed: fixed, or as requested.
 fn seed() -> u64 {
     std::env::var("FOREBAY_SEED").map_or(6, |seed| seed.parse().unwrap())
 }
@@ -140,7 +140,7 @@ fn hostile_frames() {
     both.end(seed);
 }
 
-/// One field at a time, all that it can say, and all else in order.
+/// Changes one byte at a time, to every value, with everything else valid.
 fn every_byte() {
     let mut both = Both::new();
     for base in bases::bases() {

@@ -1,5 +1,5 @@
-//! Hostile fragments: what the kernel's reassembly and ours make of the same pieces. Raw sockets of a
-//! protocol that is nobody's see all that comes out, whatever is in it.
+//! Hostile fragments: the same pieces are given to the kernel's reassembly and to ours. Raw sockets
+//! of an unassigned protocol receive every datagram, whatever its content.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU32;
@@ -43,19 +43,19 @@ const IPV6_BYTES: usize = 40;
 
 const DATAGRAMS: u16 = 1500;
 
-/// So much of memory that nobody has to go: who goes is where the kernel and we differ.
+/// Memory limit large enough for no eviction: eviction differs from the kernel's.
 const PLENTY: u32 = 64 << 20;
 
 fn of_one_datagram_at_a_time() {
     compare(1);
 }
 
-/// So many that the kernel's `ipfrag_max_dist` is passed.
+/// Interleaves so many datagrams that the kernel's `ipfrag_max_dist` is exceeded.
 fn of_many_datagrams() {
     compare(300);
 }
 
-/// Compares what comes of each frame, where the fragments of so many datagrams take turns.
+/// Compares the outcome of each frame, with the fragments of `at_once` datagrams interleaved.
 fn compare(at_once: usize) {
     let seed = std::env::var("FOREBAY_SEED").map_or(6, |seed| seed.parse().unwrap());
     let mut random = Random::new(seed);
@@ -80,13 +80,13 @@ fn compare(at_once: usize) {
     assert!(joined > usize::from(DATAGRAMS) / 4, "the generator makes good ones, too");
 }
 
-/// One of the datagrams that have fragments left.
+/// Index of a datagram that has fragments left.
 fn next(random: &mut Random, datagrams: &[Vec<Vec<u8>>]) -> Option<usize> {
     let left: Vec<_> = (0..datagrams.len()).filter(|&at| !datagrams[at].is_empty()).collect();
     left.get(below(random, left.len().max(1))).copied()
 }
 
-/// A datagram in fragments, most likely with some that do not belong, in some order.
+/// A datagram in fragments, in some order, mostly with invalid fragments among them.
 fn pieces(random: &mut Random, id: u16) -> Vec<Vec<u8>> {
     let (is_ipv6, units) = (chance(random, 50), between(random, 1..11));
     let total = units * 8 + pick(random, &[0, 0, 0, 1, 5]);
@@ -118,14 +118,14 @@ fn pieces(random: &mut Random, id: u16) -> Vec<Vec<u8>> {
     let place = |(range, is_more): (Range<usize>, bool)| {
         let tos = 0xb8 | pick(random, ecns);
         let piece = Piece { id, range, is_more, tos };
-        // With nothing behind and nothing before, it is no fragment.
+        // A first fragment that is also the last is not a fragment.
         let is_fragment = piece.range.start > 0 || is_more;
         is_fragment.then(|| if is_ipv6 { piece.ipv6(random) } else { piece.ipv4(random) })
     };
     places.into_iter().filter_map(place).collect()
 }
 
-/// A fragment to be.
+/// A fragment to be built.
 struct Piece {
     id: u16,
     range: Range<usize>,
@@ -134,7 +134,8 @@ struct Piece {
 }
 
 impl Piece {
-    /// Data that it carries: each eight bytes say whose and which they are, and of which piece.
+    /// Data of the fragment: every eight bytes identify the datagram, the position and the
+    /// fragment.
     fn data(&self, random: &mut Random) -> Vec<u8> {
         let [high, low] = self.id.to_be_bytes();
         let salt = byte(random);
@@ -170,7 +171,7 @@ impl Piece {
     }
 
     fn ipv6(&self, random: &mut Random) -> Vec<u8> {
-        // Whose number counts is the first fragment's.
+        // The first fragment's next header counts.
         let is_first = self.range.start == 0;
         let next = if is_first { PROTOCOL } else { pick(random, &[PROTOCOL, 250]) };
         let field = self.offset().value() << 3 | u16::from(self.is_more);
@@ -203,7 +204,7 @@ struct Kernel {
 }
 
 impl Kernel {
-    /// In the namespace of the calling thread, which is new.
+    /// Creates the TAP and sockets in the calling thread's namespace, which must be new.
     fn new() -> Self {
         let device = TunDevice::open(NAME, TunKind::Tap, 1).unwrap();
         let memory = format!("net.ipv4.ipfrag_high_thresh={PLENTY}");
@@ -220,7 +221,8 @@ impl Kernel {
         Self { sink: device.sink(), pool: local_addresses::pool(), sockets }
     }
 
-    /// Bytes that come out with a frame: IPv4 from its header on, of IPv6 what is behind all headers.
+    /// Bytes of the datagrams that a frame completes: IPv4 from the header on, IPv6 without
+    /// headers.
     fn offer(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         let mut packets = vec![local_addresses::packet(frame, &mut self.pool)];
         self.sink.send(&mut packets).unwrap();

@@ -1,4 +1,4 @@
-//! Calls: what those of `std` do, ours do.
+//! Socket calls, compared with those of `std`.
 
 use std::io::ErrorKind::{self, InvalidInput};
 use std::io::IoSlice;
@@ -31,7 +31,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("joined_group_reaches_all_members", groups),
 ];
 
-/// A socket on port 7, the engine at work, and the kernel's socket that talks to it.
+/// A socket on port 7, its running engine, and the kernel's socket connected to it.
 struct Pair {
     net: Net,
     ours: UdpSocket,
@@ -78,7 +78,7 @@ fn from(pair: &Pair) -> SocketAddr {
     pair.kernels.local_addr().unwrap()
 }
 
-/// State of a descriptor: whether it is readable, and writable, after a while.
+/// Readiness of a descriptor, readable and writable, after waiting at most `wait`.
 fn polled(socket: &UdpSocket, for_what: PollFlags, wait: Option<Duration>) -> PollFlags {
     let mut polled = [PollFd::new(socket, for_what)];
     let wait = wait.map(|wait| wait.try_into().unwrap());
@@ -90,7 +90,7 @@ fn readable() {
     let pair = Pair::new();
     pair.ours.set_nonblocking(true);
     let mut buffer = [0; 4];
-    // What came before anybody asked for the descriptor.
+    // A datagram that arrives before the descriptor is created.
     pair.kernels.send(b"0000").unwrap();
     while pair.ours.counts().queued == 0 {
         thread::yield_now();
@@ -119,7 +119,7 @@ fn readable() {
     assert_eq!(ours.recv(&mut buffer).unwrap_err().kind(), ErrorKind::BrokenPipe);
 }
 
-/// Edge by edge: one is told of all that comes after the last call that said that it would block.
+/// Edge-triggered polling: every arrival after a call that returned `WouldBlock` is reported.
 fn edges() {
     use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
     let pair = Pair::new();
@@ -143,8 +143,8 @@ fn edges() {
     pair.end();
 }
 
-/// Several readers of one socket: whatever they do, none sleeps while there is something, and all are
-/// told of the end.
+/// Several readers of one socket: none sleeps while a datagram is available, and all learn of the
+/// end.
 fn several() {
     const EACH: u32 = 300;
     let pair = Pair::new();
@@ -154,7 +154,7 @@ fn several() {
             let (socket, read) = (pair.ours.clone(), Arc::clone(&read));
             thread::spawn(move || {
                 if number == 3 {
-                    // One that reads some and then never again.
+                    // This reader reads some datagrams and then stops.
                     socket.recv(&mut [0; 4]).unwrap();
                     read.fetch_add(1, Ordering::Relaxed);
                     return;
@@ -187,15 +187,15 @@ fn several() {
     drop(ours);
 }
 
-/// While packets wait for neighbours that do not answer, there is no memory to send from: calls wait, or say
-/// that they would block, and the descriptor tells when they would not any more.
+/// While packets wait for neighbours that do not answer, no packet memory is free: sends wait or
+/// return `WouldBlock`, and the descriptor becomes writable once memory is free.
 fn sends_wait() {
     let config = NetConfig { send_frames: 16, ..NetConfig::default() };
     let (net, engine) = over_tap(&config);
     let ours = net.bind(format!("{OURS}:7")).unwrap();
     let running = Running::begin(engine);
     let kernels = client(ours.local_addr());
-    // Each CPU has memory of its own.
+    // Each CPU has its own packet memory.
     forebay_sys::pin_to(net.cpus()[0]).unwrap();
     let fill = || {
         let places = (50..250u8).flat_map(|host| [host; 3]).map(|host| format!("10.9.0.{host}:9"));
@@ -212,7 +212,7 @@ fn sends_wait() {
     ours.set_nonblocking(false);
     ours.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
     assert_eq!(fill(), Some(ErrorKind::WouldBlock), "in time");
-    // Those that wait are given up when something comes.
+    // Packets that wait for a neighbour are dropped when another packet arrives.
     let is_over = Arc::new(AtomicBool::new(false));
     let ticks = {
         let is_over = Arc::clone(&is_over);
@@ -231,7 +231,7 @@ fn sends_wait() {
     running.end();
 }
 
-/// Refusals: what `std` does when nobody listens at the other end.
+/// A refusal behaves as in `std` when the peer has no socket.
 fn refused() {
     let (net, engine) = over_tap(&NetConfig::default());
     let running = Running::begin(engine);
@@ -242,7 +242,7 @@ fn refused() {
         assert_eq!(ours.local_addr().ip(), own.parse::<IpAddr>().unwrap());
         assert_eq!(ours.peer_addr(), Some(closed.parse().unwrap()));
         ours.send(b"anybody?").unwrap();
-        // It sleeps, or it comes later.
+        // The reader may sleep before the refusal arrives, or not.
         let error = ours.recv(&mut [0; 4]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         ours.set_nonblocking(true);
@@ -253,7 +253,7 @@ fn refused() {
         let error = ours.send(b"nobody").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         assert_eq!(polled(&ours, PollFlags::IN, Some(Duration::ZERO)), PollFlags::empty());
-        // One that is not connected does not hear of it.
+        // A socket that is not connected does not learn of the refusal.
         let other = net.bind(any).unwrap();
         other.send_to(b"anybody?", closed).unwrap();
         other.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -274,7 +274,7 @@ fn peeked() {
     assert_eq!(pair.ours.recv(&mut buffer[..2]).unwrap(), 2);
     let (len, _) = pair.ours.peek_from(&mut buffer).unwrap();
     assert_eq!(&buffer[..len], b"second");
-    // Peeked at, and never read: it goes home as the socket is closed.
+    // Peeked at but never read: its memory is returned when the socket is closed.
     pair.end();
 }
 
@@ -284,7 +284,7 @@ fn connected() {
     pair.ours.connect(from(&pair)).unwrap();
     let mut buffer = [0; 100];
     for number in 0..100u32 {
-        // The stranger is told that nobody is there for him.
+        // The stranger gets port unreachable.
         let _ = stranger.send(b"me too");
         pair.kernels.send(&number.to_be_bytes()).unwrap();
         assert_eq!(pair.ours.recv(&mut buffer).unwrap(), 4);
@@ -299,7 +299,7 @@ fn segments() {
     let pair = Pair::new();
     let payload: Vec<u8> = (0..10_050u32).map(|at| u8::try_from(at % 249).unwrap()).collect();
     let mut buffer = [0; 2000];
-    // Few packets wait for a neighbour that is still being looked for.
+    // The number of packets that wait for a neighbour is small: resolve the neighbour first.
     pair.ours.send_to(b"hello", from(&pair)).unwrap();
     pair.kernels.recv(&mut buffer).unwrap();
     let sent = pair.ours.send_gso(&payload, 100, from(&pair)).unwrap();
@@ -311,7 +311,7 @@ fn segments() {
     pair.end();
 }
 
-/// The kernel hands them over as one packet that is yet to be cut.
+/// The kernel delivers the datagrams as one GSO packet.
 fn read_singly() {
     let pair = Pair::new();
     let payload: Vec<u8> = (0..6350u32).map(|at| u8::try_from(at % 249).unwrap()).collect();

@@ -1,4 +1,4 @@
-//! Datagrams that wait when a run ends.
+//! Datagrams still queued when a run ends.
 
 use std::net::SocketAddrV4;
 use std::thread;
@@ -26,7 +26,7 @@ fn waiting() {
         to_dying.send(&number.to_be_bytes()).unwrap();
     }
     let reader = thread::spawn(move || {
-        // The others are in its hands or in the queue when its thread dies.
+        // The other datagrams are in the reader's hands or in the queue when the thread dies.
         dying.recv(&mut [0; 4]).unwrap();
         std::panic::resume_unwind(Box::new("it dies"));
     });
@@ -50,17 +50,17 @@ fn waiting() {
         counters.drops.get(NetworkDrop::FragReasmTimeout)
     };
     assert_eq!(net.counters().iter().map(|it| given_up(it)).sum::<u64>(), FRAGMENTS);
-    // They wait for three seconds at most, which may have passed.
+    // Packets wait for at most three seconds, which may have passed.
     let drops = net.neighbour_drops();
     let sum = drops.neigh_queuefull + drops.neigh_failed + drops.neigh_dead;
     assert_eq!(sum, TO_NOBODY);
-    // Nobody answers any more: it does not begin to wait.
+    // After the end, a packet for an unknown neighbour is not queued.
     lazy.send_to(b"anybody?", "10.9.0.77:7").unwrap_or_default();
     drop(lazy);
     assert_eq!(net.frames_away(&mut outcome), 0);
 }
 
-/// Sends the first fragment of a datagram, and none of the others.
+/// Sends only the first fragment of a datagram.
 fn send_first_fragment(id: u16) {
     const DATA_BYTES: usize = 64;
     let mut bytes = vec![0; 20 + DATA_BYTES];
@@ -72,6 +72,6 @@ fn send_first_fragment(id: u16) {
     bytes[16..20].copy_from_slice(&[10, 9, 0, 2]);
     let raw = socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::RAW)).unwrap();
     let to: SocketAddrV4 = format!("{OURS}:0").parse().unwrap();
-    // The length and the checksum the kernel writes.
+    // The kernel fills in the length and the checksum.
     assert_eq!(sendto(&raw, &bytes, SendFlags::empty(), &to).unwrap(), bytes.len());
 }

@@ -1,4 +1,4 @@
-//! Datagrams to and fro.
+//! Echo exchanges.
 
 use std::thread;
 
@@ -14,7 +14,8 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("datagrams_answered_on_turning_thread", answered_inline),
 ];
 
-/// Sends datagrams of many lengths to an echo, one after the other, and sees them come back.
+/// Sends datagrams of many lengths to an echo server, one after another, and checks that they
+/// return.
 fn exchange(to: &str) {
     let client = client(to.parse().unwrap());
     let mut buffer = [0; 2000];

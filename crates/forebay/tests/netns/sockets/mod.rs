@@ -1,4 +1,4 @@
-//! UDP sockets against the kernel's, through a TAP or a veth in a network namespace of each test's.
+//! UDP sockets against the kernel's, through a TAP or a veth in a network namespace per test.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod calls; //    what the calls of `std` do

@@ -1,4 +1,4 @@
-//! Readers that move: their flows follow them, in order.
+//! Readers that move to another CPU: their flows follow, in order.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ pub(crate) const TRIALS: &[Trial] = &[
 
 const FLOWS: u32 = 16;
 
-/// Sends numbered datagrams of several flows until it is told to end.
+/// Sends numbered datagrams of several flows until told to stop.
 fn send(to: SocketAddr, until: Arc<AtomicBool>) -> JoinHandle<()> {
     thread::spawn(move || {
         let flows: Vec<_> = (0..FLOWS).map(|_| client(to)).collect();
@@ -68,7 +68,7 @@ fn follow() {
     for round in 0..10 {
         let cpu: CpuId = cpus[round % 2];
         sys::pin_to(cpu).unwrap();
-        // What was sent before it moved, and a while for the moves.
+        // Read the datagrams sent before the move, and wait for the moves.
         read(20_000);
         let before = socket.counts().by_cpu;
         read(20_000);
@@ -86,7 +86,7 @@ fn follow() {
     assert_eq!(net.frames_away(&mut outcome), 0);
 }
 
-/// A flow is sent from CPU to CPU while its fragments come.
+/// Moves a flow between CPUs while its fragments arrive.
 fn fragments() {
     const DATAGRAMS: u32 = 5000;
     let cpus = sys::allowed_cpus();
@@ -116,7 +116,7 @@ fn fragments() {
     };
     let kernels = client(socket.local_addr());
     let (mut buffer, mut next) = ([0; 4000], 0u32);
-    // As many are on the way as the device's queue takes.
+    // At most as many datagrams are in flight as the device's queue holds.
     for number in 0..DATAGRAMS {
         let mut payload = [7; 3500];
         payload[..4].copy_from_slice(&number.to_be_bytes());
@@ -166,7 +166,7 @@ fn spread() {
             assert_eq!(buffer, number.to_be_bytes());
         }
     }
-    // Each socket has what was delivered on its CPU, and nothing else.
+    // Each socket has received exactly the datagrams delivered on its CPU.
     for (place, socket) in sockets.iter().enumerate() {
         let counts = socket.counts();
         assert!(counts.queued >= 6400 / 8, "{counts:?}");

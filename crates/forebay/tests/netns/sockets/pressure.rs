@@ -46,15 +46,15 @@ fn not_read() {
     let dropped = |counters: &NetworkCounters| counters.drops.get(NetworkDrop::SocketRcvbuff);
     let in_all: u64 = net.counters().iter().map(|counters| dropped(counters)).sum();
     assert_eq!(in_all, counts.rcvbuf_errors);
-    // What it holds it has still, until it is closed.
+    // The frames of queued datagrams stay in use until the socket is closed.
     drop(good);
     assert_eq!(net.frames_away(&mut outcome) as u64, counts.queued);
     drop(lazy);
     assert_eq!(net.frames_away(&mut outcome), 0);
 }
 
-/// Sends a datagram until it is read: where a CPU is busy with something else, a device may drop it.
-/// Returns how many were sent.
+/// Sends a datagram until it is read, as a device may drop it while a CPU is busy. Returns the
+/// number sent.
 fn come_through(good: &UdpSocket, kernels: &std::net::UdpSocket, number: u32) -> u64 {
     good.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let mut buffer = [0; 4];
@@ -62,7 +62,7 @@ fn come_through(good: &UdpSocket, kernels: &std::net::UdpSocket, number: u32) ->
     loop {
         kernels.send(&number.to_be_bytes()).unwrap();
         sent += 1;
-        // One that was sent twice may come late.
+        // A datagram that was sent twice may arrive late.
         while good.recv(&mut buffer).is_ok() {
             if buffer == number.to_be_bytes() {
                 return sent;
@@ -90,7 +90,7 @@ fn policies() {
             kernels.send(&sent.to_be_bytes()).unwrap();
             sent += 1;
         }
-        // More than half of what it may hold is there, mostly. All may have been dropped before.
+        // Mostly more than half of the limit is queued. All datagrams may have been dropped before.
         let mut some = socket.recv_batch(&mut batch, 7).unwrap_or(0);
         while some > 0 {
             for datagram in &batch {
@@ -117,7 +117,7 @@ fn memory_low() {
     drop(engine);
 }
 
-/// Only the first network namespace has the file; this is another.
+/// Only the initial network namespace has the file; this namespace lacks it.
 fn without_udp_mem() {
     assert!(!std::path::Path::new("/proc/sys/net/ipv4/udp_mem").exists());
     let (net, engine) = over_tap(&NetConfig::default());
@@ -136,7 +136,7 @@ fn closed() {
         for _ in 0..20 {
             kernels.send_to(&round.to_be_bytes(), socket.local_addr()).unwrap();
         }
-        // Those of the sockets before may have gone to nobody, never to this one.
+        // Datagrams to the previous sockets may have reached no socket, but never this one.
         assert_eq!(socket.recv(&mut buffer).unwrap(), 4);
     }
     let mut outcome = running.end();

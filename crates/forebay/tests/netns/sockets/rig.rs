@@ -1,4 +1,4 @@
-//! A TAP with sockets of ours at its device's end, and the kernel at the other.
+//! A TAP with sockets under test at one end, and the kernel at the other.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::thread::{self, JoinHandle};
@@ -12,22 +12,22 @@ use forebay_testkit::namespaces::ip;
 pub(crate) const OURS: &str = "10.9.0.2";
 pub(crate) const OURS_V6: &str = "fd09::2";
 
-/// A TAP that is up, the kernel's end of it with addresses, and sockets to be.
+/// Creates a TAP that is up, with addresses at the kernel's end, and the net over it.
 pub(crate) fn over_tap(config: &NetConfig) -> (Net, NetEngine) {
     over_tap_by(&Config::live(), config)
 }
 
-/// The same by an engine like this.
+/// As `over_tap`, with a given engine configuration.
 pub(crate) fn over_tap_by(engine: &Config, config: &NetConfig) -> (Net, NetEngine) {
     let made = over_strange_tap(engine, config);
-    // What waits for a neighbour, the kernel sends beside what comes after it.
+    // Without permanent entries, the kernel sends packets that waited for a neighbour out of order.
     for address in [OURS, OURS_V6] {
         ip(&format!("neigh replace {address} lladdr 02:00:00:00:00:02 dev skt nud permanent"));
     }
     made
 }
 
-/// The same with a kernel that does not know our link address.
+/// As `over_tap_by`, with a kernel that does not know our link-layer address.
 pub(crate) fn over_strange_tap(engine: &Config, config: &NetConfig) -> (Net, NetEngine) {
     let mut devices = [Device::open(&DeviceConfig::new("skt", Via::Tap)).unwrap()];
     ip("addr add 10.9.0.1/24 dev skt");
@@ -42,7 +42,7 @@ pub(crate) fn over_strange_tap(engine: &Config, config: &NetConfig) -> (Net, Net
     Net::over(engine, &net, &mut devices).unwrap()
 }
 
-/// An engine at work, until it is stopped.
+/// A running engine.
 pub(crate) struct Running {
     stopper: Stopper,
     thread: JoinHandle<forebay_sys::Result<Outcome<Stack>>>,
@@ -61,7 +61,7 @@ impl Running {
         Self { stopper, thread: thread::spawn(move || engine.run_with(application)) }
     }
 
-    /// Ends it. No frame may be missing.
+    /// Ends the run, and checks that no frame is missing.
     pub(crate) fn end(self) -> Outcome<Stack> {
         self.stopper.stop();
         let outcome = self.thread.join().unwrap().unwrap();
@@ -70,7 +70,7 @@ impl Running {
     }
 }
 
-/// A socket of the kernel's that talks to one of ours.
+/// A kernel socket connected to a socket under test.
 pub(crate) fn client(to: SocketAddr) -> UdpSocket {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let client = UdpSocket::bind(any).unwrap();

@@ -1,4 +1,4 @@
-//! Sockets on an interface that the kernel has too: its addresses, its neighbours, its ports.
+//! Sockets on an interface that the kernel has too, with its addresses, neighbours and ports.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket as KernelSocket;
@@ -23,7 +23,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("port_is_ours_or_the_kernels", ports),
 ];
 
-/// Two hosts at a cable: ours is at the near end.
+/// Two hosts connected by a veth; the near one is under test.
 struct Hosts {
     near: Namespace,
     far: Namespace,
@@ -51,7 +51,7 @@ impl Hosts {
         })
     }
 
-    /// Asks from the far end, and returns what comes back.
+    /// Sends a question from the far end, and returns the answer.
     fn ask(&self, question: &[u8]) -> std::io::Result<Vec<u8>> {
         self.far.run(|| {
             let client = KernelSocket::bind("10.9.0.2:0")?;
@@ -65,7 +65,7 @@ impl Hosts {
     }
 }
 
-/// Answers with what was asked, backwards.
+/// Answers each datagram with its bytes reversed.
 fn answer_on(cpu: &mut CpuThread<Stack>, sockets: &[(CpuId, UdpSocket)]) {
     let (_, socket) = sockets.iter().find(|(of, _)| *of == cpu.cpu()).unwrap();
     let mut batch = Datagrams::new();
@@ -86,7 +86,7 @@ fn beside_the_kernel(via: Via) {
     let sockets: Vec<_> = hosts.near.run(|| net.cpus().iter().map(bind).collect());
     let answer = move |cpu: &mut CpuThread<Stack>| answer_on(cpu, &sockets);
     let running = hosts.near.run(|| Running::begin_with(engine, answer));
-    // ARP is the kernel's.
+    // The kernel processes ARP.
     for question in 0..200u32 {
         let question = question.to_be_bytes();
         let mut answer = question.to_vec();
@@ -101,7 +101,7 @@ fn over_af_xdp() {
     beside_the_kernel(Via::AfXdp);
 }
 
-/// The kernel sees each question too, and would say that nobody is there.
+/// The kernel receives a copy of each question too, and would answer port unreachable.
 fn over_af_packet() {
     beside_the_kernel(Via::AfPacket);
 }
@@ -125,7 +125,7 @@ fn first_goes_by_kernel() {
     running.end();
 }
 
-/// The kernel hears nothing at all: not who asks for it, nor who answers it.
+/// The kernel receives nothing: neither ARP requests nor replies.
 fn all_taken() {
     const BEHIND: &str = "192.0.2.1";
     let hosts = Hosts::new();
@@ -158,7 +158,7 @@ fn all_taken() {
     assert_eq!(net.frames_away(&mut outcome), 0);
 }
 
-/// A datagram in fragments has no frame that is large enough, on either kind of device.
+/// A fragmented datagram is too large for any frame, on either kind of device.
 fn larger_than_frames() {
     for via in [Via::AfXdp, Via::AfPacket] {
         let hosts = Hosts::new();

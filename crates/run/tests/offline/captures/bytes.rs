@@ -1,11 +1,11 @@
-//! Capture files put together byte by byte, right or wrong as a test needs them.
+//! Capture files made byte by byte, valid or invalid.
 
 use std::io::Write;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// The byte order of a file.
+/// Byte order of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Order {
     Little,
@@ -41,10 +41,10 @@ impl Order {
     }
 }
 
-/// A `LINUX_SLL` header of an IPv4 packet to us, from Ethernet.
+/// A `LINUX_SLL` header of an IPv4 packet for this host, from Ethernet.
 pub(crate) const SLL: [u8; 16] = [0, 0, 0, 1, 0, 6, 2, 0, 0, 0, 0, 9, 0, 0, 8, 0];
 
-/// A `LINUX_SLL2` header of the same.
+/// A `LINUX_SLL2` header of an IPv4 packet for this host, from Ethernet.
 pub(crate) const SLL2: [u8; 20] = [8, 0, 0, 0, 0, 0, 0, 3, 0, 1, 0, 6, 2, 0, 0, 0, 0, 9, 0, 0];
 
 /// A classic capture with microseconds.
@@ -66,7 +66,7 @@ pub(crate) fn block(order: Order, kind: u32, body: &[u8]) -> Vec<u8> {
     [&order.u32(kind), &total, &body[..], &total].concat()
 }
 
-/// A section header, of a section of unknown length.
+/// A section header of a section of unknown length.
 pub(crate) fn section(order: Order) -> Vec<u8> {
     let version = [&order.u32(0x1a2b_3c4d)[..], &order.u16(1), &order.u16(0)].concat();
     block(order, 0x0a0d_0d0a, &[&version, &[0xff; 8][..]].concat())
@@ -78,7 +78,7 @@ pub(crate) fn interface(order: Order, link: u16, snaplen: u32, options: &[Vec<u8
     block(order, 1, &[fixed, options.concat()].concat())
 }
 
-/// The option that tells how long a tick of the interface's clock is.
+/// Option with the duration of a tick of the interface's clock.
 pub(crate) fn tsresol(order: Order, value: u8) -> Vec<u8> {
     order.option(9, &[value])
 }
@@ -102,7 +102,7 @@ pub(crate) fn simple(order: Order, wire_len: u32, bytes: &[u8]) -> Vec<u8> {
     block(order, 3, &[&order.u32(wire_len), bytes].concat())
 }
 
-/// The same, packed: one member.
+/// The file compressed into one gzip member.
 pub(crate) fn gzip(file: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     encoder.write_all(file).unwrap();

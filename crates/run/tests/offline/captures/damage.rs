@@ -1,4 +1,4 @@
-//! Captures that are none, or are damaged: refused, or read as far as they can be.
+//! Captures that are invalid or damaged: refused, or read as far as possible.
 
 use forebay_device::MAX_RECORD_BYTES;
 use forebay_device::pcap::MAX_BLOCK_BYTES;
@@ -115,7 +115,7 @@ fn damaged_gzip_reports_after_data() {
     assert_refused(&read(&behind), "the gzip file is damaged", pcapng(&[]).len());
 }
 
-/// A name, the file, how many good records it has, what is said about the damage, and where.
+/// A name, the file, the number of its good records, the message about the damage, and its offset.
 type Damaged = (&'static str, Vec<u8>, usize, &'static str, usize);
 
 #[test]

@@ -1,4 +1,4 @@
-//! Captures as they should be, of every format that is read.
+//! Valid captures of every format that is read.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ fn link_types_known_by_name() {
         (229, Some(Link::Ip)),
         (0x2400_0001, Some(Link::Ethernet)), // with four bytes of frame check sequence
         (105, None),
-        (147, None), // a user's own, without a name
+        (147, None), // a private link type without a name
     ] {
         let file = pcap(Order::Little, link_type, &record(Order::Little, 0, 3, b"abc"));
         let reading = read(&file);

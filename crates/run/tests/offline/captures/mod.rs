@@ -1,11 +1,11 @@
-//! Captures: every format that is read, every way in which one can be damaged, and what is written.
+//! Captures: every format that is read, every kind of damage, and the files that are written.
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
 mod bytes; //    capture files put together byte by byte
-mod damage; //   what is wrong with one
-mod formats; //  all that can be right
-mod replayed; // through the whole path, and written
+mod damage; //   damaged files
+mod formats; //  valid files of every format
+mod replayed; // captures through the whole path, and written again
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use forebay_device::pcap::{CaptureReader, Damage};
 use forebay_rx::parse::Link;
 use forebay_sys::Error;
 
-/// A record, kept.
+/// A record that was read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Kept {
     bytes: Vec<u8>,
@@ -24,15 +24,15 @@ struct Kept {
     link: Option<Link>,
 }
 
-/// All that reading a capture comes to.
+/// Result of reading a capture.
 #[derive(Debug, Default)]
 struct Reading {
     records: Vec<Kept>,
     damage: Damage,
-    /// Records that cannot be delivered, by link type.
+    /// Number of records that cannot be delivered, by link type.
     unread: Vec<(String, u64)>,
     error: Option<Error>,
-    /// The most bytes that were asked for at once.
+    /// Largest number of bytes requested in one read.
     asked_bytes: usize,
 }
 
@@ -93,7 +93,7 @@ fn read(file: &[u8]) -> Reading {
     whole
 }
 
-/// The records of a capture without damage.
+/// Records of a capture without damage.
 fn read_whole(file: &[u8]) -> Vec<Kept> {
     let reading = read(file);
     assert!(reading.error.is_none(), "{:?}", reading.error);
@@ -107,7 +107,7 @@ fn kept(bytes: &[u8], wire_len: u32, timestamp_ns: u64, link: Link) -> Kept {
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A refusal names the file and the place, and says what to do.
+/// Checks that a refusal names the file and the offset, and has a remedy.
 fn assert_refused(reading: &Reading, problem: &str, offset: usize) {
     let Some(error) = &reading.error else { panic!("{problem}: not refused: {reading:?}") };
     let message = error.to_string();

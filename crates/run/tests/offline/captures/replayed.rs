@@ -1,4 +1,4 @@
-//! Captures through the whole path, damaged ones too, and what is written of them.
+//! Captures through the whole path, damaged ones too, and the captures that are written of them.
 
 use std::fs;
 use std::num::NonZeroU16;
@@ -24,7 +24,7 @@ fn replay(file: &Path, rate: Rate, loops: u64) -> ReplayConfig {
     plan([CpuId(0), CpuId(1)], input, Mode::Stepped { seed: 1 })
 }
 
-/// Captures of all formats, one of each.
+/// One capture of each format.
 fn seeds() -> Vec<Vec<u8>> {
     let classic = |order| {
         let frames: Vec<u8> =
@@ -81,7 +81,7 @@ fn udp(flow: u32) -> Vec<u8> {
     stamped_udp(flow, 0, 18, false)
 }
 
-/// Something that may happen to a file, at a place of it.
+/// Damage to a file at a random place.
 #[derive(Clone, Debug)]
 enum Mishap {
     Flip(prop::sample::Index, u8),
@@ -153,7 +153,7 @@ proptest! {
         mishaps in prop::collection::vec(mishap(), 1..4),
     ) {
         let packed = suffer(gzip(&file), &mishaps);
-        // How much comes before the damage depends on how much is unpacked at once.
+        // The number of records before the damage depends on how much is unpacked at once.
         let (whole, trickled) = (read_by(usize::MAX, &packed), read_by(5, &packed));
         let both = whole.records.len().min(trickled.records.len());
         prop_assert_eq!(&whole.records[..both], &trickled.records[..both]);

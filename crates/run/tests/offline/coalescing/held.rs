@@ -1,4 +1,4 @@
-//! Packets that wait for more of their kind: not for ever, and the engine wakes up for them.
+//! Packets held for more segments: they are released in time, and the engine wakes up for them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,10 +18,11 @@ use crate::coalescing::traced::{Files, traced};
 
 const TIMEOUT_NS: u64 = 50_000;
 
-/// Time that a source pauses. Nobody waits for its end, unless the packets before it are stuck.
+/// Duration of a source's pause, which ends early once the frames before it are delivered.
 const PAUSE_NS: u64 = 20_000_000_000;
 
-/// Gives rows of frames, with a long pause behind each. After it, what came before is there.
+/// Source of rows of frames with a long pause behind each. The pause ends once all earlier frames
+/// are delivered.
 struct Pausing {
     rows: SyntheticSource,
     row: u64,
@@ -54,7 +55,7 @@ impl Source for Pausing {
     }
 }
 
-/// Counts the frames that it gets.
+/// Handler that counts frames.
 struct Counting(Arc<AtomicU64>);
 
 impl Handler for Counting {
@@ -64,7 +65,7 @@ impl Handler for Counting {
     }
 }
 
-/// Ten rows of five frames, a pause behind each, on one CPU.
+/// Engine on one CPU, with ten rows of five frames and a pause behind each.
 fn paused(clock: Clock, timeout_ns: u64) -> Engine<Counting> {
     let delivered = Arc::new(AtomicU64::new(0));
     let traffic = SyntheticPlan { run: (5, 5), ..in_rows(50, 7) };
@@ -126,14 +127,15 @@ fn slow_segments_merge_with_timeout() {
         plan.engine.coalesce.config.gro_flush_timeout_ns = timeout_ns;
         run(plan).path.lro.packets_out
     };
-    // A frame comes every 10 us, save when a CPU stalls.
+    // A frame arrives every 10 us, except when a CPU stalls.
     assert!(packets_out(0) > 350);
     assert!((60..80).contains(&packets_out(TIMEOUT_NS)), "six to a packet");
 }
 
 #[test]
 fn promise_3_held_packets_yield_under_shortage() {
-    // A backlog of one packet, then packet memory for a part of what all flows could hold.
+    // A backlog of one packet, then packet memory for only a part of the packets that all flows
+    // could hold.
     for (netdev_max_backlog, frames, flows) in [(0, 100, 7), (1000, 20_000, 200)] {
         let mut plan = stepped(1, SyntheticPlan { run: (1, 1), ..in_rows(frames, flows) }, 1);
         plan = coalescing(CoalesceAt::Arrive, plan);

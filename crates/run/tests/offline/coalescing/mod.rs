@@ -1,12 +1,12 @@
-//! Coalescing through the whole engine: at either end, whatever changes and whatever is dropped,
-//! flows stay in order and every frame is accounted for.
+//! Coalescing in the whole engine, on arrival or on delivery: under changes and drops, flows stay
+//! in order and every frame is accounted for.
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
-mod held; //    packets that wait for more of their kind
+mod held; //    packets held for more segments
 mod streams; // captures of flows of many kinds
-mod traced; //  what the files of a run say
-mod written; // what is written of merged packets
+mod traced; //  merged packets in the files of a trace
+mod written; // merged packets in captures
 
 use std::num::NonZeroU16;
 use std::path::Path;
@@ -26,7 +26,7 @@ use crate::replays::{drop_when_full, run, script, stepped};
 
 const ENDS: [CoalesceAt; 2] = [CoalesceAt::Arrive, CoalesceAt::Deliver];
 
-/// UDP flows whose datagrams come in rows, all of one size.
+/// UDP flows whose datagrams arrive in rows, all of one size.
 fn in_rows(frames: u64, flows: u32) -> SyntheticPlan {
     SyntheticPlan { frames, flows, run: (4, 40), ..SyntheticPlan::default() }
 }
@@ -36,7 +36,7 @@ fn coalescing(at: CoalesceAt, mut plan: ReplayConfig) -> ReplayConfig {
     plan
 }
 
-/// A run that was never switched has every frame come to coalescing once.
+/// Checks that every frame entered coalescing once, as in a run that never switches it.
 fn assert_merged(report: &ReplayReport, frames: u64) {
     assert_eq!((report.path.packets_in, report.path.lro.segments_in), (frames, frames));
     let (least, most) = (frames / 64, frames / 3);
@@ -81,7 +81,7 @@ fn promise_1_and_2_hold_on_threads_that_coalesce() {
         let report = run(plan);
         assert_eq!(report.path.delivered, 60_000);
         assert_eq!(report.path.lro.segments_in, 60_000);
-        // How much one CPU finds waiting, and can merge, is up to the machine.
+        // The number of packets that one CPU finds queued, and can merge, depends on the machine.
         assert!(
             at == CoalesceAt::Deliver || report.path.lro.packets_out < 20_000,
             "{:?}",
@@ -112,7 +112,7 @@ fn promise_2_and_3_merged_drop_counts_all_frames() {
     assert_eq!(by_cpu, report.path.dropped_in_all());
 }
 
-/// Frames of a capture.
+/// Number of frames of a capture.
 const STREAM_FRAMES: usize = 3000;
 
 /// A replay of a capture on CPUs 0 to `cpus - 1`.
@@ -134,7 +134,7 @@ mod any_run {
         file
     });
 
-    /// Changes of every knob that there is, at some frames.
+    /// Changes of every knob, at random frames.
     pub(crate) fn changes(cpus: u16, frames: u64) -> impl Strategy<Value = Vec<String>> {
         let knob = prop_oneof![
             4 => prop::sample::select(&["gro", "lro", "off"][..])

@@ -12,10 +12,10 @@ const FIRST_PORT: u16 = 4000;
 const DESTINATION_PORT: u16 = 80;
 const STREAMS: u16 = 8;
 
-/// Ethernet's least, without the checksum at its end.
+/// Minimum length of an Ethernet frame, without the frame check sequence.
 const LEAST_FRAME_BYTES: usize = 60;
 
-/// One direction of a connection. Even numbers are IPv4's, and two of each four TCP's.
+/// One direction of a connection. Even numbers are IPv4; two of every four are TCP.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     number: u16,
@@ -23,12 +23,12 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// A flow whose sequence numbers wrap before long.
+    /// A flow whose sequence numbers wrap soon.
     pub(crate) fn new(number: u16) -> Self {
         Self { number, sequence: u32::MAX - 20_000 }
     }
 
-    /// The next segment, or datagram, padded as a device pads it.
+    /// Next segment or datagram, padded as a device pads it.
     pub(crate) fn next(&mut self, payload_len: usize, is_pushed: bool) -> Vec<u8> {
         let key = self.sequence;
         let payload = (0..).map(|at| key.wrapping_add(at * 31).to_le_bytes()[0]);
@@ -54,8 +54,8 @@ impl Stream {
     }
 }
 
-/// So many frames of eight streams, in rows: mostly of one size, now and then with a short one, an
-/// empty one or a push.
+/// Frames of eight streams, in rows: mostly of one size, now and then with a short one, an empty
+/// one or a push.
 pub(crate) fn mixed(count: usize, seed: u64) -> Vec<Vec<u8>> {
     const SIZES: [usize; 4] = [1448, 1, 100, 501];
     let mut random = Random::new(seed);
@@ -79,7 +79,7 @@ pub(crate) fn mixed(count: usize, seed: u64) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Writes a capture, a frame each microsecond.
+/// Writes a capture with one frame per microsecond.
 pub(crate) fn write(file: &Path, frames: &[Vec<u8>]) {
     let mut writer = PcapWriter::new(File::create(file).unwrap()).unwrap();
     for (micros, frame) in (1..).zip(frames) {
@@ -89,7 +89,7 @@ pub(crate) fn write(file: &Path, frames: &[Vec<u8>]) {
     }
 }
 
-/// The frames of a capture, and when they came.
+/// Frames of a capture, with their timestamps.
 pub(crate) fn read(file: &Path) -> Vec<(Duration, Vec<u8>)> {
     let mut reader = PcapReader::new(File::open(file).unwrap()).unwrap();
     let mut frames = Vec::new();

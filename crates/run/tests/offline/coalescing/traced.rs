@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// A run, and the files of its trace.
+/// Report of a run, and the files of its trace.
 pub(crate) struct Files {
     pub(crate) report: ReplayReport,
     pub(crate) deliver: Rows,
@@ -16,7 +16,7 @@ pub(crate) struct Files {
     lro: Vec<Value>,
 }
 
-/// Rows of a file, by the names in its header.
+/// Rows of a file, with fields by the names in its header.
 pub(crate) struct Rows(Vec<HashMap<String, String>>);
 
 impl Rows {
@@ -49,7 +49,7 @@ fn frames_in(packet: &Value) -> Vec<u64> {
     packet["in"].as_array().unwrap().iter().map(|frame| frame.as_u64().unwrap()).collect()
 }
 
-/// Every frame has one line, delivered or dropped, and is in one packet.
+/// Checks that every frame has one line, delivered or dropped, and is in one packet.
 fn assert_accounts(files: &Files, frames: u64) {
     let everything: Vec<_> = (0..frames).collect();
     let rows = [&files.deliver, &files.drop].map(|rows| rows.numbers(["frame"])).concat().concat();
@@ -62,8 +62,8 @@ fn assert_accounts(files: &Files, frames: u64) {
     assert_eq!(files.drop.0.len() as u64, files.report.path.dropped_in_all());
 }
 
-/// The lines of a merged packet stand together: one order, sequence numbers that rise, and the
-/// frames that `lro.jsonl` names.
+/// Checks that the lines of a merged packet are together: one order, rising sequence numbers, and
+/// the frames in `lro.jsonl`.
 fn assert_packets(files: &Files) {
     let mut delivered: HashMap<u64, Vec<[u64; 3]>> = HashMap::new();
     for [order, flow, seq, frame] in files.deliver.numbers(["order", "flow", "seq", "frame"]) {
@@ -90,7 +90,7 @@ fn assert_packets(files: &Files) {
     assert!(dropped.iter().flatten().all(|frame| lost.contains(frame)), "dropped after it left");
 }
 
-/// Rows of UDP, with drops, moves and changes on the way.
+/// Replay of UDP rows, with drops, moves and changes during the run.
 fn eventful(at: CoalesceAt) -> ReplayConfig {
     let traffic = SyntheticPlan { rate: Rate::PerSecond(3_000_000), ..in_rows(6000, 64) };
     let mut plan = coalescing(at, stepped(3, traffic, 4));

@@ -1,5 +1,4 @@
-//! Captures of merged packets: wholes that stand by themselves, or the frames they were
-//! merged of.
+//! Captures of merged packets: written as whole packets, or as the frames they were merged of.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,13 +12,13 @@ fn headers(frame: &[u8]) -> Headers {
     parse(frame, u32::try_from(frame.len()).unwrap(), Link::Ethernet, Verify::Checksums)
 }
 
-/// A frame of a capture, and when it came.
+/// A frame of a capture, with its timestamp.
 type Recorded = (Duration, Vec<u8>);
 
-/// True if it is IPv4; the protocol; the ports.
+/// Key of a flow: true if IPv4; the protocol; the ports.
 type Flow = (bool, Option<u8>, Option<(u16, u16)>);
 
-/// The frames of each flow in their order.
+/// Frames of each flow, in their order.
 fn by_flow(frames: impl IntoIterator<Item = Recorded>) -> BTreeMap<Flow, Vec<Recorded>> {
     let mut flows: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (time, frame) in frames {
@@ -31,7 +30,7 @@ fn by_flow(frames: impl IntoIterator<Item = Recorded>) -> BTreeMap<Flow, Vec<Rec
     flows
 }
 
-/// All frames that all CPUs of a run wrote.
+/// All frames that the CPUs of a run wrote.
 fn written(name: &str, mut plan: ReplayConfig, resegment: bool) -> (ReplayReport, Vec<Recorded>) {
     let directory = crate::replays::directory(name);
     (plan.write_pcap, plan.resegment) = (Some(directory.clone()), resegment);
@@ -87,8 +86,8 @@ fn promise_6_merged_packet_written_with_right_checksums() {
     }
 }
 
-/// Segments of a byte are padded to sixty bytes; two of them with a VLAN tag are a packet of just as
-/// many, which looks as if it had come like that.
+/// Segments of one byte are padded to 60 bytes; two of them, merged and with a VLAN tag, have the
+/// same length, and look like a frame that was received so.
 #[test]
 fn promise_6_written_packets_are_not_remerged() {
     let mut stream = Stream::new(0);

@@ -1,4 +1,4 @@
-//! Replays of made-up traffic on a few CPUs, and where their files go.
+//! Replays of synthetic traffic on a few CPUs, and directories for their files.
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 #![allow(dead_code, reason = "each test takes what it needs")]
 
@@ -16,7 +16,7 @@ use forebay_rx::hash::Hasher;
 use forebay_rx::steer::SpreadPolicy;
 use forebay_sys::cpu_list::CpuList;
 
-/// A replay on these CPUs that steers every packet, under a key that never changes.
+/// Replay on these CPUs that steers every packet, with a constant hash key.
 pub(crate) fn plan(
     cpus: impl IntoIterator<Item = CpuId>,
     input: Input,
@@ -38,22 +38,22 @@ pub(crate) fn plan(
     }
 }
 
-/// The same on CPUs 0 to `cpus - 1`, stepped, of made-up traffic.
+/// Stepped replay of synthetic traffic on CPUs 0 to `cpus - 1`.
 pub(crate) fn stepped(cpus: u16, traffic: SyntheticPlan, seed: u64) -> ReplayConfig {
     plan((0..cpus).map(CpuId), Input::Synthetic(traffic), Mode::Stepped { seed })
 }
 
-/// Makes a replay drop what comes when there is no room for it.
+/// Makes a replay drop packets when there is no room for them.
 pub(crate) fn drop_when_full(plan: &mut ReplayConfig) {
     plan.engine.when_full = WhenFull::Drop;
 }
 
-/// Changes as on the command line.
+/// Script of changes, written as on the command line.
 pub(crate) fn script(changes: &[&str]) -> Script {
     Script::new(changes.iter().map(|change| change.parse().unwrap()).collect())
 }
 
-/// Runs to the end, and holds the run to what every run keeps.
+/// Runs to the end, and checks the promises that every run keeps.
 pub(crate) fn run(plan: ReplayConfig) -> ReplayReport {
     let report = Replay::open(plan).unwrap().run().unwrap();
     assert_eq!(report.broken_promises(), [""; 0], "{report:?}");

@@ -1,5 +1,5 @@
-//! The header that the kernel or a device puts before a frame: how the packet would be cut, and what of its
-//! checksum is still to be done. None of it is believed that the frame does not bear out.
+//! `virtio_net_hdr` that the kernel or a device puts before a frame: segmentation, and the state of
+//! the checksum. No field is trusted unless the frame confirms it.
 
 use std::fmt;
 
@@ -22,27 +22,27 @@ use crate::parse::{Checksum, Fragment, Headers, NETWORK_BYTES_MIN, Verify, is_pl
 const GSO_TCPV4_ECN: u8 = GSO_TCPV4 | GSO_ECN;
 const GSO_TCPV6_ECN: u8 = GSO_TCPV6 | GSO_ECN;
 
-/// The checksum of SCTP (RFC 9260) is none of the Internet's: a CRC of four bytes, here.
+/// Offset of the checksum in SCTP (RFC 9260): a CRC of four bytes, not the Internet checksum.
 const SCTP_CSUM_OFFSET: u16 = 8;
 
-/// The most segments that a packet is cut into: the largest one by the kernel's least `gso_size`
+/// Maximum number of segments of a packet: the longest packet by the kernel's smallest `gso_size`
 /// (`TCP_MIN_GSO_SIZE`).
 pub const GSO_SEGMENTS_MAX: u16 = 8192;
 
 /// Contradiction between a frame and the header that came before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InvalidVnetHeader {
-    /// A way of cutting that there is not, or not any more (fragments of UDP).
+    /// Unknown type of segmentation, or one no longer in use (fragments of UDP).
     Type,
-    /// Segments of no length, or more than [`GSO_SEGMENTS_MAX`].
+    /// Segments of length 0, or more than [`GSO_SEGMENTS_MAX`] of them.
     Size,
-    /// More bytes of headers than there are bytes.
+    /// Header length beyond the end of the frame.
     HeaderLen,
-    /// A checksum where none can be, or not that of the transport that is to be cut.
+    /// Checksum field at an impossible place, or not that of the transport to be segmented.
     Checksum,
-    /// Headers that are not of the kind that is to be cut, or lie themselves.
+    /// Headers of another kind than `gso_type`, or inconsistent ones.
     Headers,
-    /// A frame that was cut short, which cannot be cut again.
+    /// Truncated frame, which cannot be segmented.
     Snapped,
 }
 
@@ -70,26 +70,26 @@ impl fmt::Display for InvalidVnetHeader {
 impl std::error::Error for InvalidVnetHeader {}
 
 impl VirtioNetHdr {
-    /// Has a packet that was received behind this header, and is not parsed yet, carry what it says.
+    /// Applies this header to the packet that was received behind it and is not parsed yet.
     ///
-    /// Of a packet in pieces, what this tells of is pulled into the frame itself, as far as there is
-    /// room; a checksum field that lies behind that counts as a lie, as do headers of what is to be
-    /// cut that do.
+    /// For a nonlinear packet, the bytes that this header refers to are pulled into the frame, as
+    /// far as there is room. A checksum field beyond that is refused, as are the headers of a
+    /// packet to be segmented.
     ///
-    /// A partial checksum is completed in the frame. If the frame was summed up while it was copied
-    /// ([`Packet::fill`]), its payload is not looked at again; in any case the packet has a
-    /// [`DeviceSum`](crate::parse::DeviceSum) afterwards, by which parsing judges the checksum
-    /// without another look at the payload.
+    /// A partial checksum is completed in the frame. If the frame was summed while it was copied
+    /// ([`Packet::fill`]), its payload is not read again. The packet has a
+    /// [`DeviceSum`](crate::parse::DeviceSum) afterwards, from which parsing judges the checksum
+    /// without reading the payload.
     ///
-    /// Of a packet that is to be cut, its [segments' size](Packet::gso_size) is set, its checksum field
-    /// holds the pseudo header's sum, and it counts as verified: there is no sum of it yet. Where
-    /// `gso_size` leaves one segment, there is nothing to cut, as in the kernel's `virtio_net_hdr_to_skb`. What
-    /// is to be cut inside a tunnel is not cut here: it is one large packet, and its checksums, inner
-    /// and outer, are completed.
+    /// A packet to be segmented gets its [segment size](Packet::gso_size); its checksum field then
+    /// holds the pseudo header's sum, and it counts as verified, because it has no full sum yet. If
+    /// `gso_size` leaves one segment, there is nothing to segment, as in the kernel's
+    /// `virtio_net_hdr_to_skb`. A packet to be segmented inside a tunnel stays one large packet
+    /// here, and its inner and outer checksums are completed.
     ///
     /// # Errors
-    /// When the header does not go with the frame. Then no byte of it is changed, and it is not to be
-    /// used ([`DropReason::VnetHeader`](crate::DropReason::VnetHeader)).
+    /// If the header contradicts the frame. No byte of the frame is changed then, and the packet
+    /// must not be used ([`DropReason::VnetHeader`](crate::DropReason::VnetHeader)).
     pub fn carry_into(self, packet: &mut Packet) -> Result<(), InvalidVnetHeader> {
         if u32::from(self.hdr_len) > packet.frame.total_len_bytes() {
             return Err(InvalidVnetHeader::HeaderLen);
@@ -101,7 +101,7 @@ impl VirtioNetHdr {
                 complete_outer(&headers, packet);
             }
             CarriedShape::Segment if self.flags & NEEDS_CSUM != 0 => self.complete(packet)?,
-            // Who has a sum of the frame knows better than to believe.
+            // A sum of the frame is stronger evidence than the flag.
             CarriedShape::Segment
                 if self.flags & DATA_VALID != 0 && packet.device_sum.is_none() =>
             {
@@ -120,7 +120,7 @@ impl VirtioNetHdr {
         bytes.set_partial_checksum(headers.payload_len.into());
     }
 
-    /// Completes the checksum of a packet that is one segment.
+    /// Completes the checksum of a packet of one segment.
     fn complete(self, packet: &mut Packet) -> Result<(), InvalidVnetHeader> {
         let (start, offset) = (self.csum_start, self.csum_offset);
         let is_snapped = packet.frame.total_len_bytes() < packet.wire_len;
@@ -129,7 +129,7 @@ impl VirtioNetHdr {
             return Err(InvalidVnetHeader::Checksum);
         }
         if is_snapped || self.csum_offset == SCTP_CSUM_OFFSET {
-            return Ok(()); // it cannot be told, here
+            return Ok(()); // not computable from a part, or a CRC
         }
         if packet.is_nonlinear() && !pull_to(&mut packet.frame, end) {
             return Err(InvalidVnetHeader::Checksum);
@@ -140,7 +140,7 @@ impl VirtioNetHdr {
         Ok(())
     }
 
-    /// Kind of a packet, by this and its headers.
+    /// Kind of a packet, by this header and the packet's own.
     fn shape(self, packet: &mut Packet) -> Result<CarriedShape, InvalidVnetHeader> {
         if self.gso_type == GSO_NONE {
             return Ok(CarriedShape::Segment);
@@ -170,10 +170,11 @@ impl VirtioNetHdr {
         let is_partial = self.flags & NEEDS_CSUM != 0;
         let is_place = (self.csum_start, self.csum_offset)
             == (headers.transport_offset, csum_offset(headers.transport).unwrap_or(0));
-        // The kernel takes TCP without: whoever merged it had verified each segment.
+        // TCP is accepted without, as in the kernel: each segment was verified before it was
+        // merged.
         let may_be_complete = headers.transport == Tcp;
-        // What the field holds is not looked at, as in the kernel: not every sender puts the pseudo
-        // header's sum there, and it is set anew in any case.
+        // The value of the field is ignored, as in the kernel: not every sender writes the pseudo
+        // header's sum, and the field is set anew in any case.
         if is_partial && !is_place || !is_partial && !may_be_complete {
             return Err(InvalidVnetHeader::Checksum);
         }
@@ -181,8 +182,8 @@ impl VirtioNetHdr {
         Ok(if is_cut { CarriedShape::Whole(headers) } else { CarriedShape::Segment })
     }
 
-    /// True if the checksum that it tells of is one behind the headers of a tunnel, which says
-    /// nothing of itself: another IP header lies between.
+    /// True if the checksum is behind the headers of a tunnel: another IP header is in between. The
+    /// header itself has no field that marks tunnels.
     fn tells_of_inner(self, headers: &Headers) -> bool {
         let outer_end = match headers.transport {
             Tcp | Icmp => return false,
@@ -197,7 +198,7 @@ impl VirtioNetHdr {
     }
 }
 
-/// The headers of a packet that is to be cut. Of one in pieces they must be in the frame itself.
+/// Headers of a packet to be segmented. In a nonlinear packet they must be in the frame itself.
 fn look(packet: &mut Packet) -> Result<Headers, InvalidVnetHeader> {
     let Packet { frame, wire_len, headers: Headers { link, .. }, .. } = packet;
     if frame.frag_count() == 0 {
@@ -206,7 +207,7 @@ fn look(packet: &mut Packet) -> Result<Headers, InvalidVnetHeader> {
     let told = Headers { link: *link, ..Headers::default() };
     match parse_pulling(frame, told, (*wire_len, None), Verify::Nothing) {
         (headers, Reach::Held) => Ok(headers),
-        // Nothing that is to be cut has headers so long.
+        // No packet to be segmented has headers so long.
         (_, Reach::Beyond) => Err(InvalidVnetHeader::Headers),
     }
 }
@@ -217,11 +218,11 @@ enum CarriedShape {
     Whole(Headers),
     /// Several segments, behind a tunnel's headers.
     Tunnel(Headers),
-    /// One packet, as it is to be sent.
+    /// One wire packet.
     Segment,
 }
 
-/// Completes the checksum of a tunnel over UDP, if it was left to the device, too.
+/// Completes the outer UDP checksum of a tunnel, if it is partial, too.
 fn complete_outer(headers: &Headers, packet: &mut Packet) {
     let (frame, start) = (&mut packet.frame, headers.transport_offset);
     if let Some(offset) = csum_offset(headers.transport)
@@ -232,8 +233,8 @@ fn complete_outer(headers: &Headers, packet: &mut Packet) {
     }
 }
 
-/// True if the headers go before segments of any length, and the last one's packet ends where the
-/// frame does: the kinds that are [merged](crate::coalesce) here, and IPv4 options.
+/// True if the headers suit segments of any length, and the last segment ends where the frame does.
+/// Accepts the kinds that are [merged](crate::coalesce) here, and IPv4 options.
 fn can_be_cut(frame: &Frame, headers: &Headers) -> bool {
     let bytes = frame.data();
     let (network, transport) =

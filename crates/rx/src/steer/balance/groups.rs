@@ -9,15 +9,15 @@ use crate::hash::FlowHash;
 /// Shift from a hash to its group, if slots are no larger: 4,096 groups.
 const GROUP_SHIFT: u32 = 20;
 
-/// Part of a new measurement in a weight: one in this many.
-/// Flows come in bursts, and a group that seems heavy by chance is of no use elsewhere.
+/// Part of a new measurement in a weight: one in this many. Flows are bursty, and moving a group
+/// that is heavy by chance does not help.
 const SMOOTHING: u64 = 8;
 
-/// Groups of one queue, each at the same index of all of these.
+/// Groups of one queue. Each group has the same index in all arrays.
 #[derive(Debug)]
 pub(in super::super) struct Groups {
     shift: u32,
-    /// Packets since the window began.
+    /// Number of packets since the window began.
     fresh: Box<[u32]>,
     /// Packets a second, smoothed.
     weights: Box<[u32]>,
@@ -50,7 +50,7 @@ impl Groups {
         groups
     }
 
-    /// True if every slot of a flow table of this shift lies in one group.
+    /// True if every slot of a flow table with this shift is inside one group.
     pub(super) fn suit(&self, table_shift: u32) -> bool {
         self.shift == table_shift.max(GROUP_SHIFT)
     }
@@ -108,8 +108,8 @@ impl Groups {
         self.fresh.fill(0);
     }
 
-    /// Group of the busiest CPU whose move brings it nearest to the aim, unless it would only change
-    /// places with the least busy one.
+    /// Group of the busiest CPU whose move comes nearest to the aim, except groups whose move would
+    /// only swap the roles of the two CPUs.
     pub(super) fn best_of(&self, gap: &Gap, now_ns: u64) -> Option<usize> {
         let rests = |moved_ms| moved_ms > 0 && now_ns / NS_PER_MS < moved_ms + REST_NS / NS_PER_MS;
         let most_ns = gap.gap_ns - gap.gap_ns / 8;

@@ -1,4 +1,4 @@
-//! Shares: the load of each CPU, as measured and as it will be.
+//! Shares: the load of each CPU, as measured and as expected after moves.
 
 use forebay_buf::Position;
 
@@ -10,19 +10,19 @@ use crate::cpu::CpuId;
 /// Work of a CPU since the start, as the engine measures it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CpuLoad {
-    /// Time that it was busy, in ns.
+    /// Busy time, in ns.
     pub busy_ns: u64,
-    /// Part of it that went into delivery.
+    /// Part of the busy time spent in delivery, in ns.
     pub delivering_ns: u64,
     /// Number of packets taken from backlogs.
     pub packets: u64,
 }
 
-/// Part of a new measurement in the work besides the groups': one in this many. What other queues move is
-/// to be seen at once.
+/// Part of a new measurement in the smoothed work besides the groups': one in this many. Small,
+/// because moves of other queues must show soon.
 const OTHER_SMOOTHING: u64 = 4;
 
-/// The same for the time that a packet takes.
+/// Part of a new measurement in the smoothed cost of a packet: one in this many.
 const COST_SMOOTHING: u64 = 8;
 
 /// Loads of all CPUs, by [`CpuId::index`].
@@ -35,9 +35,9 @@ pub(super) struct Shares {
 struct Share {
     /// Work at the begin of the window.
     last: CpuLoad,
-    /// Position of the backlog's head then.
+    /// Position of the backlog's head at the begin of the window.
     last_head: Option<Position>,
-    /// Time for a packet, smoothed, in 256ths of a ns.
+    /// Cost of a packet, smoothed, in 256ths of a ns.
     cost: u64,
     /// Work besides the groups', in ns a second, smoothed.
     other_ns: u64,
@@ -57,9 +57,9 @@ pub(super) struct Gap {
     pub(super) least_busy: CpuId,
     /// Difference of their loads, in ns a second.
     pub(super) gap_ns: u64,
-    /// Work that should move.
+    /// Work that should move, in ns a second.
     pub(super) aim_ns: u64,
-    /// Time that the busiest takes for a packet.
+    /// Time that the busiest CPU takes for a packet, in ns.
     pub(super) cost_ns: u64,
 }
 
@@ -73,8 +73,8 @@ impl Share {
 }
 
 impl Shares {
-    /// Takes the measurements of a window of this length; 0: the first one begins now. `heads` are those of
-    /// the queue's backlogs.
+    /// Takes the measurements of a window of this length; 0 begins the first window. `heads` are
+    /// those of the queue's backlogs.
     pub(super) fn measure(
         &mut self,
         loads: &[CpuLoad],
@@ -100,7 +100,7 @@ impl Shares {
         }
     }
 
-    /// Computes the loads as they are to be expected.
+    /// Computes the expected loads.
     pub(super) fn load(&mut self, groups: &Groups, map: &RpsMap) {
         for (index, share) in (0..).zip(&mut self.cpus) {
             share.own_ns = 0;
@@ -143,7 +143,7 @@ impl Shares {
         let is_beyond = u128::from(most.load_ns) * 100 * open().count() as u128
             > sum * u128::from(target_percent);
         let gap_ns = most.load_ns - least.load_ns;
-        // Of a load that several queues share, each moves its part.
+        // Several queues may share the load: each moves its own part.
         let part =
             u128::from(gap_ns / 2) * u128::from(most.own_ns) / u128::from(most.load_ns.max(1));
         let aim_ns = u64::try_from(part).unwrap_or(u64::MAX);
@@ -151,12 +151,12 @@ impl Shares {
         is_beyond.then_some(Gap { busiest, least_busy, gap_ns, aim_ns, cost_ns })
     }
 
-    /// Leaves a CPU as it is: no group of it can move to any good.
+    /// Excludes a CPU from this round, because moving any of its groups would not help.
     pub(super) fn settle(&mut self, cpu: CpuId) {
         self.cpus[cpu.index()].is_open = false;
     }
 
-    /// Moves this much work, in ns a second, across the gap.
+    /// Accounts for the move of this much work, in ns a second, across the gap.
     pub(super) fn shift(&mut self, gap: &Gap, weight_ns: u64) {
         let from = &mut self.cpus[gap.busiest.index()];
         from.load_ns = from.load_ns.saturating_sub(weight_ns);
@@ -168,7 +168,7 @@ impl Shares {
 }
 
 impl Share {
-    /// Takes what a CPU did in a window; `done`: the packets of this queue.
+    /// Takes the work of a CPU in a window; `done` is the number of packets of this queue.
     fn measure(&mut self, load: CpuLoad, done: u64, past_ns: u64) {
         let last = std::mem::replace(&mut self.last, load);
         let busy_ns = load.busy_ns.saturating_sub(last.busy_ns);
@@ -178,7 +178,7 @@ impl Share {
             return;
         }
         if let Some(cost) = (delivering_ns << COST_SHIFT).checked_div(packets) {
-            // An interrupt or a neighbour makes one window dear, not the packets.
+            // An outlier is due to an interrupt or another process, not to the packets.
             let plausible = cost.clamp(self.cost / 3 * 2, self.cost / 2 * 3);
             self.cost =
                 if self.cost == 0 { cost } else { smoothed(self.cost, plausible, COST_SMOOTHING) };

@@ -9,7 +9,7 @@ const SHIFT: u32 = 20;
 const WINDOW_NS: u64 = 10_000_000;
 const COST_NS: u64 = 500;
 
-/// A flow that sends steadily.
+/// Flow with a constant rate.
 #[derive(Clone, Copy, Debug)]
 struct Source {
     hash: u32,
@@ -17,7 +17,7 @@ struct Source {
     packets: u32,
 }
 
-/// CPUs without end of capacity, and one queue that CPU 0 polls.
+/// CPUs of unlimited capacity, and one queue polled by CPU 0.
 struct Bench {
     balance: Balance,
     map: RpsMap,
@@ -41,7 +41,7 @@ impl Bench {
         self.balance.cpu_of(hash).or_else(|| self.map.select(hash)).unwrap()
     }
 
-    /// Loads of a window as the sources are assigned now, and the round after it.
+    /// Loads of a window under the current assignment, and the round after it.
     fn window(&mut self, sources: &[Source]) -> (Vec<u64>, Option<BalanceRound>) {
         let mut work = vec![0; self.loads.len()];
         for &source in sources {
@@ -73,7 +73,7 @@ fn spread_hash(index: u32) -> u32 {
     index.wrapping_mul(0x9e37_79b9).max(1)
 }
 
-/// Rates as 1/n, the first one `largest`.
+/// Sources with rates `largest / n` for rank n.
 fn zipf(flows: u32, largest: u32) -> Vec<Source> {
     (1..=flows)
         .map(|rank| Source { hash: spread_hash(rank), packets: (largest / rank).max(1) })
@@ -167,7 +167,7 @@ fn sources() -> impl Strategy<Value = Vec<Source>> {
 }
 
 proptest! {
-    /// Whatever comes: groups rest after a move, and no round expects to make things worse.
+    /// For any traffic, groups rest after a move, and no round expects to make the imbalance worse.
     #[test]
     fn rps_b4_groups_rest_and_rounds_help(
         cpus in 1_u16..9,

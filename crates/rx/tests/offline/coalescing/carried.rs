@@ -1,4 +1,5 @@
-//! Words of the kernel or a device before a frame: completed checksums, and lies.
+//! `virtio_net_hdr` of the kernel or a device before a frame: completed checksums, and
+//! contradictions.
 
 use forebay_rx::coalesce::gso::{
     DATA_VALID, GSO_ECN, GSO_NONE, GSO_SEGMENTS_MAX, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4,
@@ -15,7 +16,7 @@ use crate::coalescing::rig::{pool, received};
 
 const FIELD: usize = AFTER_IPV4 + 16;
 
-/// Everything that can be merged, and IPv4 with options.
+/// All shapes that can be merged, and IPv4 with options.
 pub(crate) fn all_shapes() -> Vec<Segment> {
     let mut optioned = vec![tcp(), udp()];
     for shape in &mut optioned {
@@ -24,7 +25,7 @@ pub(crate) fn all_shapes() -> Vec<Segment> {
     [shapes_and_more(), optioned].concat()
 }
 
-/// As a source receives a frame, summed up on the way or not, whatever came before it.
+/// Packet as a source fills it, summed while copied or not, without its `virtio_net_hdr`.
 fn filled(wire: &Wire, verify: Verify) -> Packet {
     let bare = Wire { vnet: None, ..wire.clone() };
     let mut packet = received(&bare, Arrival(1), &mut pool(2));
@@ -32,7 +33,7 @@ fn filled(wire: &Wire, verify: Verify) -> Packet {
     packet
 }
 
-/// Verdict of parsing on the checksum without a look at the payload.
+/// Verdict of parsing on the checksum without reading the payload.
 fn judged(packet: &mut Packet) -> Checksum {
     let Packet { frame, headers, wire_len, device_sum, .. } = packet;
     parse_into(headers, frame.data(), *wire_len, *device_sum, Verify::Nothing);
@@ -70,7 +71,7 @@ fn wrong_base_sum_is_found() {
 #[test]
 fn udp_zero_sum_becomes_ones() {
     for (shape, at, expected) in [(udp(), AFTER_IPV4 + 6, 0xff), (tcp(), FIELD, 0)] {
-        // Chosen so that the sum comes out as all ones.
+        // Last word that makes the sum all ones.
         let zeroed = shape.wire();
         let end = zeroed.bytes.len() - 2;
         let zeroed = zeroed.edit(end, &[0; 2]).resummed();
@@ -119,7 +120,7 @@ fn truncated_or_other_sums_left_alone() {
     }
 }
 
-/// VXLAN: what is inside is to be cut, as Linux gives it to a packet socket.
+/// VXLAN packet with an inner packet to be segmented, as Linux passes it to a packet socket.
 fn tunnel(inner: &Wire) -> Wire {
     let payload = [&[8, 0, 0, 0, 0, 0, 7, 0], inner.bytes.as_slice()].concat();
     let outer = udp().with(|it| it.payload = payload).wire();
@@ -154,14 +155,14 @@ fn tunnelled_gso_packet_is_valid() {
     }
 }
 
-/// A header that is right for a packet of 30 segments over IPv4, without options or tags.
+/// Correct header for a packet of 30 segments over IPv4, without options or tags.
 fn right(shape: &Segment) -> Wire {
     shape.clone().sized(3000).wire().partial(100)
 }
 
 type Change = fn(&mut VirtioNetHdr);
 
-/// A right header with one field changed, and what is found wrong then.
+/// Changes of one field of a correct header, and the contradiction found.
 const LIES: [(InvalidVnetHeader, Change); 14] = [
     (InvalidVnetHeader::Type, |it| it.gso_type = 3), // fragments of UDP
     (InvalidVnetHeader::Type, |it| it.gso_type = 2),
@@ -247,8 +248,8 @@ fn header_is_little_endian() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 4000 }))]
 
-    /// Whatever is said before whatever frame: it is refused and the frame untouched, or nothing
-    /// but the two bytes of a checksum has changed and the device's sum is still the frame's.
+    /// For any header before any frame: either it is refused and the frame is unchanged, or at most
+    /// the two bytes of a checksum have changed and the device's sum still matches the frame.
     #[test]
     fn promise_5_any_vnet_header_only_changes_checksum(
         shape in select(all_shapes()),
@@ -271,14 +272,14 @@ proptest! {
         let verdict = vnet.carry_into(&mut packet);
         let changed = packet.frame.data().iter().zip(&wire.bytes).enumerate();
         let changed: Vec<_> = changed.filter(|(_, (a, b))| a != b).map(|(at, _)| at).collect();
-        // What counts as verified need not say where its checksum is.
+        // A packet that counts as verified needs no place of its checksum.
         let (start, offset) = match (packet.is_gso(), wire.headers()) {
             (true, it) if it.transport == Transport::Udp => (it.transport_offset, 6),
             (true, it) => (it.transport_offset, 16),
             (false, _) => (vnet.csum_start, vnet.csum_offset),
         };
         let field = usize::from(start) + usize::from(offset);
-        // What is said to be behind the headers of a tunnel is completed, and the tunnel's is.
+        // A checksum behind the headers of a tunnel is completed, and so is the tunnel's.
         let outer = usize::from(wire.headers().transport_offset) + 6;
         let is_field = changed.iter().all(|at| [field, field + 1, outer, outer + 1].contains(at));
         prop_assert!(verdict.is_ok() && is_field || changed.is_empty(), "{changed:?}");

@@ -1,4 +1,4 @@
-//! Checksums by the device: none, verified, or the sum of all that was received (LRO-1, LRO-2).
+//! Checksums by the device: none, verified, or the sum of all received bytes (LRO-1, LRO-2).
 
 use etherparse::{Ipv6RawExtHeader, ip_number};
 use forebay_rx::coalesce::MergeRefusal;
@@ -11,7 +11,7 @@ use crate::coalescing::frames::{Segment, Wire, tcp};
 use crate::coalescing::merged::{check_whole, shapes};
 use crate::coalescing::rig::Rig;
 
-/// All shapes, and IPv6 with two extension headers that segments of a flow may share.
+/// All shapes, and IPv6 with two extension headers that the segments of a flow may share.
 pub(crate) fn shapes_and_more() -> Vec<Segment> {
     let options = || Some(Ipv6RawExtHeader::new_raw(ip_number::TCP, &[0; 6]).unwrap());
     let mut extended: Vec<_> = shapes().into_iter().filter(|shape| shape.is_v6).collect();
@@ -19,12 +19,12 @@ pub(crate) fn shapes_and_more() -> Vec<Segment> {
         shape.extensions.hop_by_hop_options = options();
         shape.extensions.destination_options = options();
     }
-    // Headers as long as any that are merged: 22 + 40 + 2 * 8 + 32 bytes.
+    // Maximum length of merged headers: 22 + 40 + 2 * 8 + 32 bytes.
     extended.retain(|shape| shape.options.len() < 40);
     [shapes(), extended].concat()
 }
 
-/// Knowledge of a frame that a device with no other means than this knows of a frame.
+/// Verdict on a frame's checksum by the device's sum alone.
 fn judged(wire: &Wire) -> Checksum {
     let mut headers = Headers { link: wire.link, ..Headers::default() };
     let Wire { bytes, wire_len, device_sum, .. } = wire;
@@ -48,7 +48,7 @@ fn lro_2_device_sum_judges_tagged_padded_frames() {
     }
 }
 
-/// True if sums are verified here, the kernel's word for what the device did, and the frame then.
+/// Verification, the kernel's name for the device's work, and the frame after that work.
 type State = (Verify, &'static str, fn(Wire) -> Wire);
 
 const STATES: [State; 3] = [
@@ -106,7 +106,7 @@ proptest! {
             wire = wire.resummed();
         }
         let summed_up = wire.headers();
-        // UDP without a checksum: nothing to judge, which only those who verify find fault with.
+        // UDP without a checksum cannot be judged, which only verification reports as a fault.
         let field = usize::from(summed_up.transport_offset) + 6;
         let is_udp = summed_up.transport == Transport::Udp;
         let has_none = is_udp && wire.bytes[field..field + 2] == [0; 2];

@@ -1,4 +1,4 @@
-//! Every reason to let go of what is held, and when.
+//! Every reason to flush, and its time.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,7 @@ use crate::coalescing::rig::{Rig, taken_apart};
 
 const TIMEOUT_NS: u64 = 20_000;
 
-/// A reason, the descriptors that there are, what leads to it, and the segments of each packet that
-/// comes out.
+/// Reason, number of descriptors, cause, and number of segments of each packet that comes out.
 type Case = (FlushReason, u32, fn(&mut Rig), &'static [u32]);
 
 const CASES: [Case; 9] = [
@@ -35,18 +34,18 @@ fn wait(rig: &mut Rig) {
     rig.end_poll(PollStatus::Drained);
 }
 
-/// Another flow, in parts that fill the largest IP packet to its last byte.
+/// Feeds another flow, in parts that fill the largest IP packet to its last byte.
 fn fill(rig: &mut Rig) {
     let parts = tcp().sized((65_535 - 40) / 5).with(|segment| segment.port = 7);
     rig.feed(&parts.run(5));
 }
 
-/// Datagrams of yet another.
+/// Feeds the maximum number of datagrams of another flow.
 fn count(rig: &mut Rig) {
     rig.feed(&udp().with(|datagram| datagram.port = 7).run(64));
 }
 
-/// Acknowledgements of other flows go by, then one of them has data.
+/// Feeds acknowledgements of another flow, then a segment with data.
 fn evict(rig: &mut Rig) {
     let other = tcp().with(|segment| segment.port = 7);
     let pure = other.clone().with(|segment| segment.payload.clear()).wire();
@@ -75,7 +74,7 @@ fn every_flush_has_its_reason() {
         assert_eq!(rig.verdicts().1, [(reason, 1)]);
         assert_eq!(rig.counts(), expected, "{reason:?}");
     }
-    // A held move takes an intake: see `spines`.
+    // A held move needs an intake: see `spines`.
     let covered: BTreeSet<_> = CASES.map(|(reason, ..)| reason.name()).into();
     let all = FlushReason::ALL.into_iter().filter(|&reason| reason != FlushReason::HeldMove);
     assert_eq!(covered, all.map(FlushReason::name).collect());
@@ -101,7 +100,7 @@ fn poll_status_decides_hold_time() {
         assert_eq!(rig.coalescer.next_timeout_ns(), Some(since_ns + gro_flush_timeout_ns));
         if let Some(just_before_ns) = held_ns.checked_sub(1) {
             rig.now_ns = since_ns + just_before_ns;
-            // The time counts from the first segment.
+            // The time runs from the first segment.
             rig.feed(&[tcp().nth(1).wire()]);
             rig.end_poll(behind);
             assert_eq!((rig.coalescer.held(), rig.out.len()), (1, 0), "{behind:?}");

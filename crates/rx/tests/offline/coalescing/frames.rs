@@ -1,4 +1,4 @@
-//! Segments by etherparse, and what becomes of them on the wire.
+//! Segments by etherparse, and changes to them on the wire.
 
 use etherparse::{
     IpDscp, IpEcn, IpHeaders, Ipv4Extensions, Ipv4Header, Ipv4Options, Ipv6Extensions, Ipv6Header,
@@ -25,7 +25,7 @@ pub(crate) const CWR: u8 = 0x80;
 pub(crate) const IP: usize = 14;
 pub(crate) const AFTER_IPV4: usize = IP + 20;
 
-/// Facts that a test may want to say about one segment.
+/// Properties of one segment.
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) link: Link,
@@ -50,7 +50,7 @@ pub(crate) struct Segment {
     pub(crate) payload: Vec<u8>,
 }
 
-/// TCP over IPv4, whose sequence number and id are about to wrap.
+/// TCP segment over IPv4, whose sequence number and id are about to wrap.
 pub(crate) fn tcp() -> Segment {
     Segment {
         link: Link::Ethernet,
@@ -80,24 +80,24 @@ pub(crate) fn udp() -> Segment {
     Segment { is_udp: true, ..tcp() }
 }
 
-/// NOP, NOP, timestamps.
+/// TCP options: NOP, NOP, timestamps.
 pub(crate) fn timestamps(value: u32, echo: u32) -> Vec<u8> {
     [[1, 1, 8, 10], value.to_be_bytes(), echo.to_be_bytes()].concat()
 }
 
-/// The stream's bytes from `sequence` on; those of one segment are not those of the next.
+/// Bytes of the stream from `sequence` on; they differ between consecutive segments.
 fn payload(sequence: u32, len: usize) -> Vec<u8> {
     let byte = |at: u32| (at ^ at >> 8).to_le_bytes()[0];
     (0..).take(len).map(|at| byte(sequence.wrapping_add(at))).collect()
 }
 
 impl Segment {
-    /// With this many bytes of payload.
+    /// Segment with this many bytes of payload.
     pub(crate) fn sized(self, len: usize) -> Self {
         Self { payload: payload(self.sequence, len), ..self }
     }
 
-    /// The segment that comes this many segments later.
+    /// Segment `number` segments later.
     pub(crate) fn nth(&self, number: u32) -> Self {
         let len = self.payload.len();
         let ahead = u32::try_from(len).unwrap().wrapping_mul(number);
@@ -110,7 +110,7 @@ impl Segment {
         }
     }
 
-    /// The segment and those that follow, together `count`.
+    /// Run of `count` segments, beginning with this one.
     pub(crate) fn run(&self, count: u32) -> Vec<Wire> {
         (0..count).map(|number| self.nth(number).wire()).collect()
     }
@@ -139,7 +139,7 @@ impl Segment {
         Wire::new(bytes, self.link)
     }
 
-    /// The builder fills in lengths and numbers.
+    /// IP headers, whose lengths and protocol numbers the builder fills in.
     fn ip(&self) -> IpHeaders {
         if self.is_v6 {
             let header = Ipv6Header {
@@ -174,7 +174,7 @@ impl Segment {
     }
 }
 
-/// A frame, and what the source says of it.
+/// Frame, and the source's information about it.
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
     pub(crate) bytes: Vec<u8>,
@@ -184,7 +184,7 @@ pub(crate) struct Wire {
     pub(crate) hash: FlowHash,
     pub(crate) l4_checksum: Checksum,
     pub(crate) device_sum: Option<DeviceSum>,
-    /// Header that came before it.
+    /// `virtio_net_hdr` before the frame.
     pub(crate) vnet: Option<VirtioNetHdr>,
 }
 
@@ -213,7 +213,7 @@ impl Wire {
         Self { wire_len: u32::try_from(self.bytes.len()).unwrap(), ..self }
     }
 
-    /// Ends after `len` bytes in the capture.
+    /// Frame truncated to `len` bytes by the capture.
     pub(crate) fn snapped(mut self, len: usize) -> Self {
         self.bytes.truncate(len);
         self
@@ -227,7 +227,7 @@ impl Wire {
         Self { hash: FlowHash(hash), ..self }
     }
 
-    /// As from a device that sums up what it receives, behind the Ethernet header.
+    /// Frame from a device that sums received bytes behind the Ethernet header.
     pub(crate) fn summed(self) -> Self {
         let skipped = if self.link == Link::Ethernet { IP } else { 0 };
         let sum = self.bytes.get(skipped..).map_or(0, |bytes| folded(words(bytes)));
@@ -238,7 +238,7 @@ impl Wire {
         parse(&self.bytes, self.wire_len, self.link, Verify::Checksums)
     }
 
-    /// With the checksums that go with its bytes now, as far as it has any.
+    /// Frame with recomputed checksums, as far as it has any.
     pub(crate) fn resummed(mut self) -> Self {
         let headers = self.headers();
         let (start, transport) =
@@ -264,8 +264,8 @@ impl Wire {
         self.edit(field, &field_value.to_be_bytes())
     }
 
-    /// As the kernel gives what a local socket sends: the checksum is the pseudo header's sum, the
-    /// rest is left to the device; cut into `gso_size` if that is not 0.
+    /// Frame as the kernel passes on a local socket's: the checksum field holds the pseudo header's
+    /// sum, and the rest is left to the device; to be cut into `gso_size` if that is not 0.
     pub(crate) fn partial(self, gso_size: u16) -> Self {
         let headers = self.headers();
         let (gso_type, csum_offset) = match (headers.transport, headers.network) {
@@ -293,7 +293,7 @@ impl Wire {
         Self { vnet: Some(vnet), ..self.edit(field, &sum.to_be_bytes()) }
     }
 
-    /// The sum that a right checksum makes all ones, by the book.
+    /// Sum of pseudo header and segment, which a correct checksum makes all ones.
     pub(crate) fn transport_sum(&self, headers: &Headers) -> u64 {
         let (start, end) = (usize::from(headers.transport_offset), {
             usize::from(headers.payload_offset) + usize::from(headers.payload_len)
@@ -305,7 +305,7 @@ impl Wire {
     }
 }
 
-/// Big-endian words, summed up.
+/// Sum of big-endian words.
 pub(crate) fn words(bytes: &[u8]) -> u64 {
     let word = |pair: &[u8]| u64::from(pair[0]) << 8 | u64::from(*pair.get(1).unwrap_or(&0));
     bytes.chunks(2).map(word).sum()

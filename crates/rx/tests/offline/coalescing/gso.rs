@@ -1,4 +1,4 @@
-//! The description of a merged packet, and a naive device that cuts it by that.
+//! `virtio_net_hdr` of a merged packet, and a naive device that cuts by it.
 
 use forebay_rx::coalesce::gso::{
     GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr, describe,
@@ -9,7 +9,7 @@ use crate::coalescing::frames::{CWR, FIN, PSH, Wire, folded, tcp, words};
 use crate::coalescing::merged::{shapes, whole};
 use crate::coalescing::rig::Rig;
 
-/// Work of a device that is asked to complete a checksum: it knows nothing of headers.
+/// Completes a checksum as a device does that knows nothing of headers.
 fn completed(mut bytes: Vec<u8>, hdr: VirtioNetHdr) -> Vec<u8> {
     let start = usize::from(hdr.csum_start);
     let field = start + usize::from(hdr.csum_offset);
@@ -18,7 +18,7 @@ fn completed(mut bytes: Vec<u8>, hdr: VirtioNetHdr) -> Vec<u8> {
     bytes
 }
 
-/// Cuts a packet by its description.
+/// Cuts a packet by its `virtio_net_hdr`.
 pub(crate) fn cut(bytes: &[u8], hdr: VirtioNetHdr, link: Link, headers: &Headers) -> Vec<Vec<u8>> {
     let (head, payload) = bytes.split_at(hdr.hdr_len.into());
     let (ip, transport) = (usize::from(headers.network_offset), usize::from(hdr.csum_start));

@@ -1,4 +1,4 @@
-//! Laws for any traffic, under any settings, while they change.
+//! Laws for any traffic under any settings, also while they change.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::coalescing::frames::{
 };
 use crate::coalescing::rig::{Rig, by_hash, taken_apart};
 
-/// Event that may happen to a segment on its way, or to its flow from then on.
+/// Event on the way of a segment, or change of its flow from then on.
 #[derive(Clone, Debug)]
 pub(crate) enum Fate {
     Fine,
@@ -25,14 +25,14 @@ pub(crate) enum Fate {
     Acknowledged(u32),
     Window(u16),
     Dated(u32),
-    /// The flow goes on this much further ahead, or back.
+    /// Jump of the flow's sequence number, ahead or back.
     Skips(i32),
     Sized(usize),
     Ttl(u8),
     Id(u16),
     Padded(Vec<u8>),
     Fragmented(bool),
-    /// Bytes are overwritten, and perhaps the checksums made right.
+    /// Overwritten bytes, with recomputed checksums if true.
     Rewritten(Vec<(Index, u8)>, bool),
     Snapped(Index),
     Runt(Index),
@@ -61,7 +61,7 @@ fn fate() -> impl Strategy<Value = Fate> {
     ]
 }
 
-/// Flows of all kinds, and where each has got to.
+/// Flows of all kinds, each with its next segment.
 pub(crate) struct Traffic {
     flows: Vec<Segment>,
     timestamp_ns: u64,
@@ -69,7 +69,7 @@ pub(crate) struct Traffic {
 
 pub(crate) const FLOWS: usize = 8;
 
-/// The flow whose IPv4 ids do not rise.
+/// Flow whose IPv4 ids are constant.
 const FIXED_ID: usize = 4;
 
 impl Traffic {
@@ -202,8 +202,8 @@ fn played(first: CoalesceConfig, is_summed: bool, steps: &[Step]) -> Rig {
     rig
 }
 
-/// Laws in either mode: every segment comes out once, with its payload and in the order of
-/// its flow, and is counted.
+/// Checks the laws of either mode: every segment comes out once, with its payload and in the order
+/// of its flow, and is counted.
 fn check_segments(rig: &Rig) {
     let counters = &rig.counters;
     assert_eq!(counters.segments_in.get(), rig.fed.len() as u64);
@@ -261,7 +261,7 @@ proptest! {
     }
 }
 
-/// Laws over traffic of which nothing is merged, or nothing refused, would say little.
+/// The laws would prove little for traffic without merges or refusals.
 #[test]
 fn generated_traffic_merges_and_refuses() {
     let mut runner = TestRunner::deterministic();
@@ -279,8 +279,8 @@ fn generated_traffic_merges_and_refuses() {
     assert!(10 * packets > frames, "{packets} merged packets of {frames} frames");
     let missing: Vec<_> = MergeRefusal::ALL
         .into_iter()
-        // What comes from a source was not merged, and has a hash if it is TCP or UDP; and this one
-        // gives nothing in pieces.
+        // Frames of a source are not merged, have a hash if they are TCP or UDP, and are linear
+        // here.
         .filter(|refusal| {
             !matches!(refusal, MergeRefusal::Merged | MergeRefusal::NoHash | MergeRefusal::InPieces)
         })

@@ -1,4 +1,4 @@
-//! Limits of merging: bytes, counts, and what may advance in `lro` mode.
+//! Limits of merging: bytes, counts, and the fields that may advance in `lro` mode.
 
 use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::{CoalesceConfig, FlushReason, MergeRefusal};
@@ -14,14 +14,14 @@ fn ip_len(packet: &Packet) -> u32 {
     packet.wire_len - u32::from(packet.headers.network_offset)
 }
 
-/// The segments of each packet that comes of these frames.
+/// Number of segments of each packet that comes out.
 fn counts_of(mut rig: Rig, wires: &[Wire]) -> Vec<u32> {
     let out = rig.poll(wires);
     assert!(out.iter().all(|packet| ip_len(packet) <= IP_PACKET_BYTES_MAX));
     out.iter().map(Packet::segment_count).collect()
 }
 
-/// The kernel's own cases of these names (`tools/testing/selftests/net/gro.c`).
+/// Cases of the kernel with these names (`tools/testing/selftests/net/gro.c`).
 #[test]
 fn large_max_and_large_rem() {
     for (is_v6, ip_header_len) in [(false, 20), (true, 40)] {
@@ -55,7 +55,7 @@ fn promise_3_segments_are_counted() {
     assert_eq!(counts_of(Rig::gro(), &tcp().sized(65_495).run(2)), [1, 1]);
 }
 
-/// Bytes that segments of this many bytes, IP header and all, fill.
+/// Number of segments of each packet, for IP packets of `sender` bytes.
 fn filled(mtu: u32, sender: usize) -> Vec<u32> {
     let full = tcp().sized(sender - 40);
     counts_of(Rig::lro(mtu), &full.run(90))
@@ -72,8 +72,8 @@ fn lro_6_small_segments_fill_large_packets() {
 #[test]
 fn lro_7_room_left_follows_mtu() {
     let jumbo = tcp().sized(9000 - 40).run(7);
-    // Segments of 9000 bytes cannot come where 1500 are received: that such a packet is held shows
-    // whose room was left.
+    // Segments of 9000 bytes cannot arrive at an MTU of 1500: a packet that is still held shows the
+    // MTU for which room was left.
     for (before, after) in [(1500, 9000), (9000, 1500)] {
         let mut rig = Rig::lro(before);
         for mtu in [before, after] {
@@ -117,9 +117,9 @@ fn lro_8_newest_ack_window_timestamps_are_kept() {
         ..segments[2].clone()
     };
     assert_eq!(whole(packet), newest.wire().bytes, "one segment of all");
-    // In the other mode none of these may advance.
+    // In `gro` mode none of these fields may advance.
     assert_eq!(counts_of(Rig::gro(), &wires), [1, 1, 1]);
-    // Nor go back in this one.
+    // In `lro` mode none of them may go back.
     let wires: Vec<_> = wires.into_iter().rev().collect();
     assert_eq!(counts_of(Rig::lro(1500), &wires), [1, 1, 1]);
 }

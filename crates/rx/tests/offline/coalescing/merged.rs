@@ -1,4 +1,4 @@
-//! A merged packet, by two dissectors, and its segments again.
+//! Merged packets, checked by two dissectors, and their segments.
 
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use forebay_rx::packet::Packet;
@@ -7,7 +7,7 @@ use forebay_rx::parse::{Link, Network, Transport, Verify, parse};
 use crate::coalescing::frames::{FIN, PSH, Segment, Wire, folded, tcp, timestamps};
 use crate::coalescing::rig::{Frame, Rig, SMALL_CHUNK_BYTES, taken_apart};
 
-/// Everything that can be merged, by what it begins with.
+/// All shapes that can be merged, by link header.
 pub(crate) fn shapes() -> Vec<Segment> {
     let links = [(Link::Ip, vec![]), (Link::Ethernet, vec![])].into_iter();
     let links = links.chain([(Link::Ethernet, vec![7]), (Link::Ethernet, vec![7, 0xffe])]);
@@ -26,12 +26,12 @@ pub(crate) fn shapes() -> Vec<Segment> {
     shapes
 }
 
-/// A packet's bytes as one.
+/// Bytes of a packet as one.
 pub(crate) fn whole(packet: &Packet) -> Vec<u8> {
     packet.fragments().collect::<Vec<_>>().concat()
 }
 
-/// A merged packet is one that a sender could have sent.
+/// Checks that a merged packet is one that a sender could have sent.
 pub(crate) fn check_whole(packet: &Packet) {
     let bytes = whole(packet);
     let len = u32::try_from(bytes.len()).unwrap();
@@ -91,7 +91,7 @@ pub(crate) fn check_whole(packet: &Packet) {
     check_sum(&bytes, packet);
 }
 
-/// The transport's checksum is that of all bytes, summed up by the book.
+/// Checks the transport checksum against the sum of all bytes.
 fn check_sum(bytes: &[u8], packet: &Packet) {
     let wire = Wire::new(bytes.to_vec(), packet.headers.link);
     let is_tcp = packet.headers.transport == Transport::Tcp;
@@ -100,7 +100,7 @@ fn check_sum(bytes: &[u8], packet: &Packet) {
     assert_eq!(folded(wire.transport_sum(&packet.headers)), u16::MAX);
 }
 
-/// Five segments, the last one shorter and with these flags.
+/// Run of five segments, the last one shorter and with these flags.
 fn five(shape: &Segment, flags: u8, padding: &[u8]) -> Vec<Wire> {
     let mut segments: Vec<_> = (0..5).map(|number| shape.nth(number)).collect();
     let len = shape.payload.len();
@@ -152,7 +152,7 @@ fn promise_6_merged_packet_valid_and_separable() {
     }
 }
 
-/// Two segments, of which the second ends with this word; as one.
+/// Packet merged of two segments, the second of which ends with this word.
 fn ending_with(shape: &Segment, word: u16, mut rig: Rig) -> Packet {
     let mut last = shape.nth(1);
     let len = last.payload.len();
@@ -171,12 +171,12 @@ fn promise_6_merged_zero_checksum_is_udps() {
     for shape in shapes() {
         let shape = shape.sized(100);
         let (at, zero) = if shape.is_udp { (6, u16::MAX) } else { (16, 0) };
-        // What a checksum lacks, its payload may have.
+        // The payload can supply the word that makes the checksum zero.
         let lacks = field(&ending_with(&shape, 0, Rig::gro()), at);
         let packet = ending_with(&shape, lacks, Rig::gro());
         assert_eq!(field(&packet, at), zero, "{shape:?}");
         check_whole(&packet);
-        // That mode takes no options but timestamps.
+        // `lro` mode merges no options but timestamps.
         if !shape.is_udp && shape.options.len() <= 12 {
             let packet = ending_with(&shape, lacks, Rig::lro(1500));
             assert_eq!(field(&packet, at), zero, "{shape:?}");

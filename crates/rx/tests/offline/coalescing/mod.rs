@@ -1,19 +1,19 @@
-//! Coalescing: what is merged, what is not and why, and that all of it can be taken apart again.
+//! Coalescing: merged packets, refused ones with their reasons, and exact resegmentation.
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
 mod frames; //   segments and frames
 mod rig; //      a coalescer by itself
 mod refused; //  every refusal, one field changed at a time
-mod flushed; //  every reason to let go, and when
-mod merged; //   what a merged packet is, and its segments again
-mod gso; //      its description, and whoever cuts it by that
-mod carried; //  what came before a frame, believed as far as the frame bears it out
-mod partial; //  checksums that nobody says are partial
-mod whole; //    packets that come whole, and are cut
+mod flushed; //  every reason to flush
+mod merged; //   merged packets, and their segments
+mod gso; //      `virtio_net_hdr` of merged packets, and devices that cut by it
+mod carried; //  `virtio_net_hdr` before frames, checked against them
+mod partial; //  partial checksums without a mark
+mod whole; //    GSO packets, and their segmentation
 mod limits; //   bytes, counts, and what advances in `lro` mode
 mod table; //    the descriptors
 mod device; //   checksums by the device
-mod pieces; //   packets whose payload lies where a device put it
-mod laws; //     what holds for any traffic
-mod spines; //   the same on arrival and on delivery, while settings change
+mod pieces; //   nonlinear packets
+mod laws; //     laws for any traffic
+mod spines; //   on arrival and on delivery, while settings change

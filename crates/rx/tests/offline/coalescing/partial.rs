@@ -1,4 +1,4 @@
-//! Checksums that hold the pseudo header's sum only, and nothing says so.
+//! Partial checksums without a mark.
 
 use std::sync::Arc;
 
@@ -39,10 +39,10 @@ pub(crate) fn intake(verify: Verify, completes_checksums: bool) -> Intake {
     intake
 }
 
-/// A packet behind parsing.
+/// Packet after parsing.
 type Parsed = (Vec<u8>, Headers, Option<DeviceSum>);
 
-/// The frame as it leaves parsing, and how many checksums were completed.
+/// Frame after parsing, and number of completed checksums.
 fn taken_in(wire: &Wire, verify: Verify, completes: bool, pool: &mut Pool) -> (Parsed, u64) {
     let mut intake = intake(verify, completes);
     let packet = received(wire, Arrival(0), pool);
@@ -61,7 +61,7 @@ fn taken_in(wire: &Wire, verify: Verify, completes: bool, pool: &mut Pool) -> (P
     (parsed.unwrap(), completed)
 }
 
-/// A packet as a device passes it on that leaves no word before it.
+/// Packet as passed on by a device that puts no header before it.
 fn unannounced(wire: Wire) -> Wire {
     Wire { vnet: None, ..wire.partial(0) }
 }
@@ -129,8 +129,8 @@ fn complete_or_unknown_checksum_stays() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 1000 }))]
 
-    /// Of any bytes: what was right or cannot be judged is never changed, and what is changed is
-    /// right then.
+    /// For any bytes: a correct checksum, or one that cannot be judged, is never changed, and a
+    /// changed one is correct.
     #[test]
     fn promise_5_completing_makes_nothing_wrong(
         shape in select(all_shapes()),

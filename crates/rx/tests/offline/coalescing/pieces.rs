@@ -1,5 +1,5 @@
-//! Packets in pieces: their first bytes in a frame, the others where a device put them. In all that
-//! is decided of them they are as the same packets in one frame, which stand here for the slow twin.
+//! Nonlinear packets: their first bytes in a frame, the others in pieces. All decisions must equal
+//! those for the same packets in one frame, which are the slow twin here.
 
 use std::sync::Arc;
 
@@ -30,13 +30,13 @@ use crate::coalescing::rig::{Frame, Rig, by_hash, pool, received, said_of, taken
 
 const BLOCK_BYTES: u32 = 1 << 17;
 
-/// Parts of a queue that gives packets in pieces.
+/// Memory of a queue that gives nonlinear packets.
 struct Queue {
     pool: Pool,
     shared: PageFragCache,
 }
 
-/// Split of a packet: so many bytes are in its frame, and so many in each piece, over and over.
+/// Split of a packet: number of bytes in its frame, and in each piece, repeatedly.
 #[derive(Clone, Debug)]
 struct Split {
     head_len: usize,
@@ -44,13 +44,13 @@ struct Split {
 }
 
 fn split() -> impl Strategy<Value = Split> {
-    // All headers are there, mostly; or else all of a small packet is pulled in.
+    // Mostly all headers are in the frame; otherwise all of a small packet is pulled in.
     let head_len = prop_oneof![1 => 0usize..94, 9 => 94usize..130, 1 => 130usize..2000];
     let split = (head_len, vec(1usize..200, 1..4));
     split.prop_map(|(head_len, piece_lens)| Split { head_len, piece_lens })
 }
 
-/// Frames for heads, and for copies.
+/// Pool of frames for heads and for copies.
 fn heads(count: u32) -> Pool {
     let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
     let large = [class(2048, 200), class(1 << 14, 60)];
@@ -65,8 +65,8 @@ impl Queue {
         Self { pool: heads(1200), shared: PageFragCache::new(&region, 0, BLOCK_BYTES, BLOCKS) }
     }
 
-    /// A frame of these bytes, split so. What is in the frame lies in the first piece's room, too: it
-    /// was copied from there.
+    /// Frame of these bytes with this split. Bytes of the frame are in the first piece's room, too,
+    /// because they were copied from there.
     fn frame(&mut self, bytes: &[u8], split: &Split) -> forebay_buf::Frame {
         let mut frame = self.pool.allocate(HEAD_CHUNK_BYTES - BEFORE_PACKET_BYTES).unwrap();
         let head_len = split.head_len.min(bytes.len()).min(HEAD_BYTES as usize);
@@ -102,7 +102,7 @@ impl Queue {
     }
 }
 
-/// All that can be seen of a packet.
+/// Everything observable of a packet.
 type Seen = (Frame, Headers, u16, Option<DeviceSum>, Arrival, Vec<(Arrival, u64, u32, Vec<u8>)>);
 
 fn seen(packet: &Packet) -> Seen {
@@ -120,7 +120,7 @@ fn refusals(rig: &Rig) -> Vec<u64> {
     rig.counters.refused.iter().map(forebay_rx::counters::Counter::get).collect()
 }
 
-/// The same traffic through two coalescers: in one frame each, and in pieces.
+/// Two coalescers with the same traffic: linear, and nonlinear.
 struct Twins {
     flat: Rig,
     split: Rig,
@@ -165,8 +165,8 @@ fn runs() -> impl Strategy<Value = Vec<Run>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 600 }))]
 
-    /// Parsing, hashing, the verdict on the checksum, and coalescing. Only where a packet came out in
-    /// one frame after all, as its pieces fitted, may one in pieces be refused behind it.
+    /// Parsing, hashing, checksum verdict and coalescing are equal. Only behind a packet that came
+    /// out linear, because its pieces fitted, may a nonlinear one be refused.
     #[test]
     fn promise_6_nonlinear_merge_equals_linear(
         first in config(true),
@@ -204,7 +204,7 @@ proptest! {
     }
 }
 
-/// Laws over packets of which none is merged in pieces would say little.
+/// The laws would prove little without merged nonlinear packets.
 #[test]
 fn generated_traffic_merges_in_pieces() {
     let mut runner = TestRunner::deterministic();
@@ -267,11 +267,11 @@ fn single_buffer_payload_is_one_stretch() {
     queue.check_all_is_home();
 }
 
-/// A packet after what was said before it was carried in, parsed, described and cut.
+/// Packet after its `virtio_net_hdr` was applied, parsed, described and cut.
 #[derive(PartialEq, Eq, Debug)]
 struct Carried {
     verdict: Result<(), InvalidVnetHeader>,
-    /// Untouched if that was a lie, or else as parsed.
+    /// As received if the header was refused, else as parsed.
     packet: Seen,
     described: VirtioNetHdr,
     cut: Vec<Seen>,
@@ -296,8 +296,8 @@ fn carried(mut packet: Packet, vnet: VirtioNetHdr, pool: &mut Pool) -> Carried {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 3000 }))]
 
-    /// Promise 5: what a device says of a packet is believed, or found to be a lie, as of one in one frame; but
-    /// for a checksum field, or headers, that are beyond what a frame itself holds.
+    /// Promise 5: the header of a nonlinear packet gets the same verdict as that of a linear one,
+    /// unless a checksum field or headers are beyond the frame itself.
     #[test]
     fn promise_5_nonlinear_vnet_header_as_linear(
         shape in select(all_shapes()),
@@ -326,7 +326,7 @@ proptest! {
         let field_end = usize::from(vnet.csum_start) + usize::from(vnet.csum_offset) + 2;
         let held = HEAD_BYTES as usize;
         let is_far = field_end > held && ours.verdict == Err(InvalidVnetHeader::Checksum);
-        // Those that a frame itself holds do not tell all.
+        // Bytes in the frame itself do not include all headers.
         let seen = |len: usize| {
             let bytes = &wire.bytes[..len.min(wire.bytes.len())];
             parse(bytes, wire.wire_len, wire.link, Verify::Nothing)
@@ -362,7 +362,7 @@ fn nonlinear_gso_cut_equals_linear() {
     }
 }
 
-/// IPv6 with options that are longer than what a frame itself holds.
+/// IPv6 packet with options longer than the part in the frame itself.
 fn long_headers() -> Segment {
     tcp().sized(700).with(|it| {
         it.is_v6 = true;
@@ -371,7 +371,7 @@ fn long_headers() -> Segment {
     })
 }
 
-/// Parsed as the intake does it, and what it dropped.
+/// Packet as parsed by the intake, and the drops.
 fn taken_in(packet: Packet, pool: &mut Pool) -> (Option<Seen>, Vec<DropReason>) {
     let mut intake = intake(Verify::Checksums, true);
     let mut burst = Burst { packets: vec![packet], ..Burst::default() };
@@ -408,7 +408,7 @@ fn promise_2_long_headers_linearize_or_drop() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 400 }))]
 
-    /// A checksum that nothing says is partial is completed, wherever the payload lies.
+    /// A partial checksum without a mark is completed, wherever the payload is.
     #[test]
     fn partial_checksum_completed_across_pieces(
         shape in select(all_shapes()),

@@ -1,5 +1,5 @@
-//! Every refusal, one field changed at a time: what is counted, what comes out, and that it is what
-//! came in.
+//! Every refusal, one field changed at a time: its counter, the packets that come out, and that
+//! their bytes are those that came in.
 
 use std::collections::BTreeSet;
 
@@ -14,14 +14,14 @@ use crate::coalescing::frames::{
 };
 use crate::coalescing::rig::{Rig, taken_apart};
 
-/// Fate of the second of two packets that is refused.
+/// Course of the second of two packets, which is refused.
 #[derive(Clone, Copy, Debug)]
 enum Goes {
-    /// Behind the first, which it lets go, and no further segment is added to it.
+    /// Behind the first, which is flushed; no further segment is added to the second.
     Alone,
-    /// Behind the first, which it lets go; a further segment could be added to it.
+    /// Behind the first, which is flushed; a further segment could be added to the second.
     Anew,
-    /// At once, for it is of another flow; the first is held on.
+    /// At once, as a packet of another flow; the first stays held.
     Past,
 }
 
@@ -74,7 +74,7 @@ impl Case {
     }
 }
 
-/// Verdict of parsing of a frame by itself.
+/// Headers of a frame, parsed by itself.
 fn parsed(wire: &Wire, verify: Verify) -> Headers {
     let Wire { bytes, wire_len, link, device_sum, l4_checksum, .. } = wire;
     let mut headers = Headers { link: *link, l4_checksum: *l4_checksum, ..Headers::default() };
@@ -86,12 +86,12 @@ fn tcp6() -> Segment {
     tcp().with(|segment| segment.is_v6 = true)
 }
 
-/// Two that would merge, but for a change of the second.
+/// Two segments that would merge without a change of the second.
 fn changed(first: &Segment, change: impl FnOnce(&mut Segment)) -> [Wire; 2] {
     [first.wire(), first.nth(1).with(change).wire()]
 }
 
-/// The same, changed on the wire.
+/// Two segments that would merge without a change of the second on the wire.
 fn edited(first: &Segment, change: impl FnOnce(Wire) -> Wire) -> [Wire; 2] {
     [first.wire(), change(first.nth(1).wire())]
 }
@@ -110,12 +110,12 @@ fn flags(flags: u8) -> impl Fn(&mut Segment) {
     move |segment| segment.flags |= flags
 }
 
-/// Writes into the transport header, behind IPv4.
+/// Change of bytes of the transport header behind IPv4.
 fn transport(at: usize, bytes: &[u8]) -> impl Fn(Wire) -> Wire {
     move |wire| wire.edit(AFTER_IPV4 + at, bytes)
 }
 
-/// Chooses the last bytes so that the checksum is 0, and writes all ones.
+/// Frame with a last word that makes the checksum 0, and with all ones in the field.
 fn odd(wire: &Wire) -> Wire {
     let end = wire.bytes.len() - 2;
     let zeroed = wire.clone().edit(end, &[0; 2]).resummed();
@@ -123,14 +123,14 @@ fn odd(wire: &Wire) -> Wire {
     zeroed.edit(end, &missing).edit(AFTER_IPV4 + 16, &[0xff; 2])
 }
 
-/// The same for IPv4, whose id is chosen; the first one's goes before.
+/// Two segments, the second with an id that makes the IPv4 checksum 0, and all ones in the field.
 fn odd_ip() -> [Wire; 2] {
     let zeroed = tcp().nth(1).with(|segment| segment.id = 0).wire();
     let missing = u16::from_be_bytes([zeroed.bytes[IP + 10], zeroed.bytes[IP + 11]]);
     edited(&tcp().with(|segment| segment.id = missing - 1), |wire| wire.edit(IP + 10, &[0xff; 2]))
 }
 
-/// Packets refused for its network header, or for want of it.
+/// Packets refused for their network header, or its absence.
 fn by_network() -> Vec<Case> {
     use MergeRefusal as R;
     let (alone, past) = (case(Goes::Alone), case(Goes::Past));
@@ -167,7 +167,7 @@ fn by_network() -> Vec<Case> {
     ]
 }
 
-/// Packets refused for its transport header or payload.
+/// Packets refused for their transport header or payload.
 fn by_transport() -> Vec<Case> {
     use MergeRefusal as R;
     let (alone, past) = (case(Goes::Alone), case(Goes::Past));
@@ -193,7 +193,7 @@ fn by_transport() -> Vec<Case> {
     ]
 }
 
-/// Packets refused in `lro` mode only, or there too.
+/// Packets refused in `lro` mode.
 fn by_lro() -> Vec<Case> {
     use MergeRefusal as R;
     let (alone, anew) = (case(Goes::Alone), case(Goes::Anew));
@@ -218,7 +218,7 @@ fn by_lro() -> Vec<Case> {
     cases.into_iter().map(Case::lro).collect()
 }
 
-/// Packets refused for headers unlike those that are held.
+/// Packets refused for headers that differ from the held packet's.
 fn by_difference() -> Vec<Case> {
     use MergeRefusal as R;
     let anew = case(Goes::Anew);
@@ -255,7 +255,7 @@ fn by_difference() -> Vec<Case> {
     ]
 }
 
-/// Packets refused because it does not continue what is held.
+/// Packets refused because they do not continue the held packet.
 fn by_place() -> Vec<Case> {
     use MergeRefusal as R;
     let anew = case(Goes::Anew);
@@ -290,7 +290,7 @@ fn lro_1_refusals_counted_frames_unchanged() {
     }
 }
 
-/// Refusals that a table of pairs cannot say.
+/// Refusals that a table of pairs cannot express.
 const ELSEWHERE: [MergeRefusal; 6] = [
     MergeRefusal::Unverified,
     MergeRefusal::Push,

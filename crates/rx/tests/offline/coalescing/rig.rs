@@ -1,4 +1,4 @@
-//! A coalescer by itself: frames in, packets out, and an account of both.
+//! Coalescer by itself: frames in, packets out, and a record of both.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use forebay_rx::parse::{Link, Verify, parse_packet};
 
 use crate::coalescing::frames::Wire;
 
-/// Memory that a small frame occupies.
+/// Size of the chunk of a small frame.
 pub(crate) const SMALL_CHUNK_BYTES: u32 = 512;
 
-/// A frame as it was, or is again.
+/// Frame before merging, or after resegmentation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Frame {
     pub(crate) link: Link,
@@ -38,14 +38,14 @@ impl Frame {
     }
 }
 
-/// The frames that packets were made of.
+/// Frames that packets were merged of.
 pub(crate) fn taken_apart(packets: Vec<Packet>) -> Vec<Frame> {
     let mut frames = Vec::new();
     packets.into_iter().for_each(|packet| resegment(packet, &mut frames));
     frames.iter().map(Frame::of).collect()
 }
 
-/// Frames by flow, each flow's in their order.
+/// Frames by flow, in the order given.
 pub(crate) fn by_hash(frames: &[Frame]) -> BTreeMap<u32, Vec<&Frame>> {
     let mut flows = BTreeMap::<_, Vec<_>>::new();
     for frame in frames {
@@ -54,7 +54,7 @@ pub(crate) fn by_hash(frames: &[Frame]) -> BTreeMap<u32, Vec<&Frame>> {
     flows
 }
 
-/// Counts by name.
+/// Nonzero counters by reason.
 type Counts<T> = Vec<(T, u64)>;
 
 pub(crate) struct Rig {
@@ -63,14 +63,15 @@ pub(crate) struct Rig {
     pub(crate) counters: Arc<CoalesceCounters>,
     pub(crate) verify: Verify,
     pub(crate) now_ns: u64,
-    /// Packets that came out and were not looked at yet.
+    /// Packets that came out and have not been checked yet.
     pub(crate) out: Vec<Packet>,
     /// All frames that went in.
     pub(crate) fed: Vec<Frame>,
     hasher: Hasher,
 }
 
-/// So many small frames, some of an Ethernet's, a few jumbo and a few of the largest.
+/// Pool of `small` small frames, some for Ethernet's MTU, a few for jumbo frames, and two for the
+/// largest packets.
 pub(crate) fn pool(small: u32) -> Pool {
     let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
     let large = [class(2048, 100), class(1 << 14, 15), class(1 << 17, 2)];
@@ -78,7 +79,7 @@ pub(crate) fn pool(small: u32) -> Pool {
     carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
 }
 
-/// A packet of `wire`, as a source gives it.
+/// Packet of `wire`, as a source gives it.
 pub(crate) fn received(wire: &Wire, arrival: Arrival, pool: &mut Pool) -> Packet {
     let mut frame = pool.allocate(u32::try_from(wire.bytes.len()).unwrap()).unwrap();
     frame.copy_from(&wire.bytes);
@@ -89,7 +90,7 @@ pub(crate) fn received(wire: &Wire, arrival: Arrival, pool: &mut Pool) -> Packet
     packet
 }
 
-/// A packet in this frame, of which the source says what it says of `wire`.
+/// Packet in this frame, with the source's information on `wire`.
 pub(crate) fn said_of(frame: forebay_buf::Frame, wire: &Wire, arrival: Arrival) -> Packet {
     let mut packet = Packet::received(frame, arrival, wire.wire_len, wire.link);
     packet.timestamp_ns = wire.timestamp_ns;
@@ -122,7 +123,7 @@ impl Rig {
         Self::new(CoalesceConfig { mode: CoalesceMode::Lro, mtu, ..CoalesceConfig::default() })
     }
 
-    /// One poll's frames, parsed and hashed as the intake does it.
+    /// Feeds the frames of one poll, parsed and hashed as in the intake.
     pub(crate) fn feed(&mut self, wires: &[Wire]) {
         let packets = (0..)
             .zip(wires)
@@ -131,12 +132,12 @@ impl Rig {
         self.take(packets);
     }
 
-    /// The number of the frame that comes so many frames later.
+    /// Number of the frame `later` frames after the last one.
     pub(crate) fn arrival(&self, later: u64) -> Arrival {
         Arrival::of_frame(u64::from(u32::MAX - 2) + self.fed.len() as u64 + later)
     }
 
-    /// The same, of packets that were received somehow.
+    /// Feeds packets that were already received.
     pub(crate) fn take(&mut self, packets: Vec<Packet>) {
         let packets = packets.into_iter().map(|mut packet| {
             parse_packet(&mut packet, self.verify, &mut self.pool).unwrap();
@@ -155,19 +156,19 @@ impl Rig {
         self.coalescer.end_poll(behind, self.now_ns, &mut self.out);
     }
 
-    /// All that comes out of one poll and nothing behind it.
+    /// Packets that come out of one poll, after which the queue is empty.
     pub(crate) fn poll(&mut self, wires: &[Wire]) -> Vec<Packet> {
         self.feed(wires);
         self.end_poll(PollStatus::Drained);
         std::mem::take(&mut self.out)
     }
 
-    /// Number of segments that each packet has that came out since this was last asked.
+    /// Number of segments of each packet that came out since the last call.
     pub(crate) fn counts(&mut self) -> Vec<u32> {
         self.out.drain(..).map(|packet| packet.segment_count()).collect()
     }
 
-    /// Refusals and flushes so far, those that there were.
+    /// Nonzero counts of refusals and flushes so far.
     pub(crate) fn verdicts(&self) -> (Counts<MergeRefusal>, Counts<FlushReason>) {
         fn risen<T: Copy>(all: &[T], counters: &[Counter]) -> Counts<T> {
             let counts = all.iter().copied().zip(counters.iter().map(Counter::get));

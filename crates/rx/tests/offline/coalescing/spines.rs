@@ -1,4 +1,4 @@
-//! Coalescing where it stands: on arrival and on delivery, a few virtual CPUs around one queue,
+//! Coalescing in its place: on arrival and on delivery, with a few virtual CPUs around one queue,
 //! while masks and settings change.
 
 use std::collections::BTreeMap;
@@ -26,16 +26,16 @@ const CPUS: u16 = 4;
 const RING_CAPACITY: u32 = 2048;
 const BATCH_MAX: u32 = 8;
 
-/// The key at first.
+/// Initial key.
 const KEY: [u8; 16] = [7; 16];
 
-/// Hash of a frame under the first key, whatever the key is by now.
+/// Hash of a frame under the initial key, whatever the current key is.
 fn flow_of(frame: &Frame) -> u32 {
     let headers = parse(&frame.bytes, frame.wire_len, frame.link, Verify::Nothing);
     Hasher::keyed(&KEY, false).hash(&View::new(&frame.bytes, &headers)).0
 }
 
-/// Packets that the CPUs were handed, taken apart, by flow.
+/// Packets handled by the CPUs, resegmented, by flow.
 #[derive(Default)]
 struct Journal {
     flows: BTreeMap<u32, Vec<Frame>>,
@@ -60,9 +60,9 @@ struct World {
     pool: Pool,
     journal: Journal,
     now_ns: u64,
-    /// The bytes of all frames that came, in the order of arrival.
+    /// Bytes of all frames, in the order of arrival.
     sent: Vec<Vec<u8>>,
-    /// The numbers of those that left coalescing before steering.
+    /// Numbers of the frames that left coalescing before steering.
     shown: Vec<u32>,
 }
 
@@ -142,7 +142,7 @@ impl World {
         self.deliveries.iter_mut().for_each(|delivery| delivery.set_coalesce(config));
     }
 
-    /// Frames that were handed over.
+    /// Number of delivered frames.
     fn delivered(&self) -> u64 {
         self.deliveries.iter().map(|delivery| delivery.counters().frames.get()).sum()
     }
@@ -252,7 +252,7 @@ fn waiting_flow_holds_no_segments() {
     world.arrive(&flow(2).run(1), PollStatus::MorePending);
     assert_eq!((world.intake.coalescing(), held_moves(&world)), (1, 0), "no flow waits yet");
     world.set_mask(0b0100);
-    // The first flow's next segments wait for CPU 1, which does nothing.
+    // The next segments of the first flow wait for CPU 1, which is stalled.
     world.arrive(&[flow(1).nth(2).wire()], PollStatus::Drained);
     assert!(world.intake.held() > 0);
     assert_eq!(held_moves(&world), 0);
@@ -347,8 +347,8 @@ fn promise_1_keys_do_not_coalesce_together() {
 fn promise_6_merged_packets_are_not_remerged() {
     let mut world = on_cpu(0b0010);
     let first = flow(1);
-    // Three of these are as long together as the first one with its padding, and go on where a
-    // larger segment ends.
+    // Three of these are together as long as the first one with its padding, and continue where a
+    // larger segment would end.
     let tiny = first.nth(1).sized(2);
     let wires: Vec<_> = tiny.run(4).into_iter().map(|wire| wire.padded(&[0; 4])).collect();
     world.arrive(&[first.wire()], PollStatus::Drained);

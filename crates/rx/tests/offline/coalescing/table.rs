@@ -1,4 +1,4 @@
-//! The descriptors: how many flows are held at once, and what happens to the others.
+//! Descriptors: number of flows held at once, and treatment of the others.
 
 use forebay_rx::arrive::PollStatus;
 use forebay_rx::coalesce::{
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use crate::coalescing::frames::{IP, Segment, Wire, tcp};
 use crate::coalescing::rig::{Rig, pool, taken_apart};
 
-/// The first segment of a flow.
+/// First segment of a flow.
 fn flow(number: u32) -> Segment {
     tcp().with(|segment| segment.port = u16::try_from(number).unwrap())
 }
@@ -20,8 +20,8 @@ fn segment(number: u32, nth: u32) -> Wire {
     flow(number).nth(nth).wire().hashed(hash(number))
 }
 
-/// Hashes of one rx queue, by the lowest seven bits, and of one CPU, by the highest ones: those in
-/// between must do.
+/// Hash of one rx queue, by the lowest seven bits, and of one CPU, by the highest ones: only the
+/// bits in between differ.
 fn hash(number: u32) -> u32 {
     number << 7 | 0x55
 }
@@ -38,7 +38,7 @@ fn lro_9_descriptors_rounded_to_power_of_two() {
     {
         let mut rig = rig(descriptors);
         rig.pool = pool(4200);
-        // Numbers that follow each other spread evenly.
+        // Consecutive numbers spread evenly over the sets.
         for number in 1..=4100 {
             rig.feed(&[segment(number, 0)]);
             rig.out.clear();
@@ -101,7 +101,7 @@ fn sixteen_flows_need_sixteen_descriptors() {
 #[test]
 fn flush_is_oldest_first_despite_collisions() {
     let mut rig = rig(16);
-    // All even numbers are of one set, which they fill; then two of the other one.
+    // Even numbers belong to one set, which they fill; then two of the other set follow.
     let numbers = [14, 2, 1, 16, 4, 6, 3, 8, 12, 10];
     let firsts = numbers.map(|number| segment(number, 0));
     let mut seconds = numbers.map(|number| segment(number, 1));
@@ -131,7 +131,7 @@ fn promise_1_same_hash_flows_stay_ordered() {
     assert_eq!(taken_apart(rig.out), rig.fed);
 }
 
-/// A segment of the flow `port` from one of several hosts to one.
+/// Segment of the flow `port` from one of several hosts to one host.
 fn segment_from(host: u8, port: u32, nth: u32) -> Wire {
     let wire = flow(1 + port).nth(nth).wire().edit(IP + 15, &[host]).resummed();
     wire.hashed(hash_from(host, port))
@@ -146,7 +146,7 @@ fn fragment_from(host: u8) -> Wire {
 }
 
 proptest! {
-    /// Against a list that is looked through whole.
+    /// Compares with a scan of a whole list.
     #[test]
     fn promise_1_fragment_release_matches_scan(
         seed: u64,
@@ -154,7 +154,7 @@ proptest! {
     ) {
         let mut rig =
             Rig::new(CoalesceConfig { descriptors: 256, seed, ..CoalesceConfig::default() });
-        // Host, port and segments of each, in the order in which they were first held.
+        // Host, port and number of segments of each, in the order in which they were first held.
         let mut twin: Vec<(u8, u32, u32)> = Vec::new();
         for (host, port, is_fragment) in steps {
             if is_fragment {

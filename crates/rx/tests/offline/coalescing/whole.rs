@@ -1,5 +1,5 @@
-//! Packets that come whole from the kernel: one frame each, passed in order, cut into what they
-//! stand for.
+//! GSO packets from the kernel: one frame each, passed in order, and cut into the segments that
+//! they represent.
 
 use forebay_rx::coalesce::gso::{VirtioNetHdr, describe};
 use forebay_rx::coalesce::{FlushReason, MergeRefusal, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, cut};
@@ -14,12 +14,12 @@ use crate::coalescing::gso;
 use crate::coalescing::merged::whole as joined;
 use crate::coalescing::rig::{Rig, pool, taken_apart};
 
-/// A packet that a sender leaves to be cut: `len` bytes, `gso_size` at a time.
+/// GSO packet of `len` bytes of payload, `gso_size` per segment.
 fn whole(shape: &Segment, len: usize, gso_size: u16) -> Wire {
     shape.clone().sized(len).wire().partial(gso_size)
 }
 
-/// The packet behind the intake.
+/// Packet behind the intake.
 fn passed(rig: &mut Rig, wire: Wire) -> Packet {
     let mut out = rig.poll(&[wire]);
     assert_eq!(out.len(), 1);
@@ -141,7 +141,7 @@ fn cut_splits_merged_leaves_single() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 1000 }))]
 
-    /// Cutting is what whoever reads the description does, and merging is its inverse.
+    /// Cutting equals the work of a device that reads the header, and merging is its inverse.
     #[test]
     fn promise_6_cut_equals_others_and_merges_again(
         shape in select(all_shapes()),

@@ -1,4 +1,4 @@
-//! Frames by etherparse, and what is done to them by hand.
+//! Frames by etherparse, and manual changes to them.
 
 use etherparse::PacketBuilder;
 use forebay_rx::parse::{
@@ -86,7 +86,7 @@ pub(crate) fn extended(extensions: &[Extension]) -> Frame {
         .edit(IP + 4, &payload_len.to_be_bytes())
 }
 
-/// The headers of a frame in which the transport lies `bytes` further on.
+/// Headers of a frame in which the transport is `bytes` further back.
 pub(crate) fn later_by(bytes: u16, headers: Headers) -> Headers {
     Headers {
         transport_offset: headers.transport_offset + bytes,
@@ -95,7 +95,7 @@ pub(crate) fn later_by(bytes: u16, headers: Headers) -> Headers {
     }
 }
 
-/// A frame as it was on the wire, and how much of it is captured.
+/// Frame as on the wire, and number of captured bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) bytes: Vec<u8>,
@@ -126,20 +126,20 @@ impl Frame {
         self.insert(end, &vec![0; bytes])
     }
 
-    /// Ends after `len` bytes on the wire already.
+    /// Frame that ends after `len` bytes on the wire.
     pub(crate) fn cut(mut self, len: usize) -> Self {
         self.bytes.truncate(len);
         self.captured = self.bytes.len();
         self
     }
 
-    /// Ends after `len` bytes in the capture.
+    /// Frame truncated to `len` bytes by the capture.
     pub(crate) fn snapped(mut self, len: usize) -> Self {
         self.captured = len;
         self
     }
 
-    /// Without its link header.
+    /// Frame without its link header.
     pub(crate) fn bare(mut self) -> Self {
         self.bytes.drain(..IP);
         self.captured = self.bytes.len();
@@ -147,11 +147,11 @@ impl Frame {
         self
     }
 
-    /// With the IPv4 checksum that goes with its header now.
+    /// Frame with a recomputed IPv4 header checksum.
     pub(crate) fn resummed(mut self) -> Self {
         let header_len = usize::from(self.bytes[IP] & 15) * 4;
         self = self.edit(IP + 10, &[0, 0]);
-        // Judged against a twin of its own in the unit tests.
+        // Unit tests compare this sum with a slow twin.
         let sum = !checksum::Sum::of(&self.bytes[IP..IP + header_len]).fold();
         self.edit(IP + 10, &sum.to_be_bytes())
     }

@@ -91,7 +91,7 @@ impl Spec {
         bytes
     }
 
-    /// The builder fills in lengths and numbers.
+    /// IP headers, whose lengths and protocol numbers the builder fills in.
     fn ip_headers(&self) -> IpHeaders {
         match self.ip {
             Ip::V4 { option_words } => {
@@ -129,7 +129,7 @@ fn parse_whole(bytes: &[u8]) -> Headers {
     parse(bytes, u32::try_from(bytes.len()).unwrap(), Link::Ethernet, Verify::Checksums)
 }
 
-/// Whatever the walk notes lies within the frame.
+/// Checks that all recorded offsets are within the frame.
 fn check_bounds(bytes: &[u8], wire_len: usize, headers: &Headers) {
     let seen = bytes.len();
     assert!(usize::from(headers.network_offset) <= seen);
@@ -137,12 +137,12 @@ fn check_bounds(bytes: &[u8], wire_len: usize, headers: &Headers) {
     let view = View::new(bytes, headers);
     assert!(view.payload().len() <= headers.payload_len.into());
     let payload_end = usize::from(headers.payload_offset) + usize::from(headers.payload_len);
-    // A UDP header announces the datagram of a fragment too, and may lie.
+    // A UDP header has the length of the whole datagram even in a fragment, and may be wrong.
     let may_exceed = headers.protocol == ip_number::UDP.0;
     assert!(payload_end <= wire_len.max(seen) || may_exceed, "{headers:?}");
     let link = link_layer(bytes, headers.link);
     assert!(usize::from(link.network_offset) <= seen && link.vlans().len() <= 2);
-    // The others are total, which is all that can be said of them here.
+    // The other accessors must not panic.
     let _ = (view.source(), view.destination(), view.protocol(), view.ttl(), view.ports());
     let _ = (view.tcp_sequence(), view.tcp_flags(), view.payload_len());
     let _ = (view.network_header_len(), view.network_len_field());
@@ -209,7 +209,7 @@ proptest! {
             TransportSlice::Udp(udp) => {
                 (Some((udp.source_port(), udp.destination_port())), udp.payload())
             }
-            // Of ICMP the path reads four bytes only: the rest depends on the type.
+            // The path reads only four bytes of ICMP; the rest depends on the type.
             _ => (None, &ip_payload.payload[4..]),
         };
         prop_assert_eq!(view.ports(), ports);
@@ -249,7 +249,7 @@ proptest! {
     }
 }
 
-/// Kind of a frame, apart from what summing it up said.
+/// Headers of a frame, without the verdicts on checksums.
 fn kind(headers: &Headers) -> Headers {
     let (ip_checksum, l4_checksum) = (Checksum::Unknown, Checksum::Unknown);
     Headers { ip_checksum, l4_checksum, ..*headers }
@@ -283,7 +283,8 @@ proptest! {
                 (IP + 8..IP + 40).contains(&at)
             };
             if at >= transport_offset || is_address {
-                // No UDP checksum is the one thing that a wrong one may turn into over IPv4.
+                // Over IPv4 a flipped UDP checksum can only go undetected by becoming 0, which
+                // means none.
                 let is_gone = is_v4
                     && matches!(transport, Transport::Udp)
                     && bytes[transport_offset + 6..][..2] == [0, 0];

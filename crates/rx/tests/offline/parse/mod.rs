@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
 mod frames; // the frames
-mod laws; //   what holds for any frame
+mod laws; //   laws for any frame
 
 use forebay_rx::parse::{
     Checksum, Flaw, Fragment, Headers, Link, MAX_EXTENSION_HEADERS, Network, Transport, View,
@@ -22,7 +22,7 @@ fn check(cases: impl IntoIterator<Item = Case>) {
     }
 }
 
-/// `headers` with nothing known behind the network header.
+/// Headers like `headers`, with nothing known behind the network header.
 fn network_only(headers: Headers) -> Headers {
     Headers {
         transport: Transport::Other,
@@ -34,7 +34,7 @@ fn network_only(headers: Headers) -> Headers {
     }
 }
 
-/// No network header that the path knows, at `network_offset`.
+/// Headers without a known network header, with this `network_offset`.
 fn other_at(network_offset: u8) -> Headers {
     Headers { network_offset, ..Headers::default() }
 }
@@ -121,7 +121,7 @@ fn ipv4_headers() {
         }),
         ("snapped header", udp4().snapped(IP + 19), Headers { protocol: 0, ..stopped }),
         ("authentication", authenticated.clone().resummed(), later_by(12, UDP4)),
-        // Nor is padding.
+        // Padding is no authentication header, either.
         (
             "authentication beyond the packet",
             {
@@ -130,7 +130,7 @@ fn ipv4_headers() {
             },
             flawed(Flaw::Extension, network_only(Headers { protocol: 51, ..UDP4 })),
         ),
-        // What lies behind the header of a later fragment is no authentication header.
+        // Bytes behind the IP header of a later fragment are no authentication header.
         ("the last fragment of it", authenticated.edit(IP + 6, &[0, 1]).resummed(), {
             Headers { protocol: 51, ..later }
         }),
@@ -193,7 +193,7 @@ fn transport_headers() {
     ]);
 }
 
-/// An extension header of eight zeros, as far as its kind has them.
+/// Extension header of eight bytes, zero except for the fields of the chain.
 fn eight(kind: u8) -> Extension {
     (kind, vec![0; 7])
 }
@@ -223,7 +223,7 @@ fn ipv6_headers() {
         ("first fragment", of(fragment_header(0, 1)), first),
         ("a fragment between", of(fragment_header(1, 1)), later(17)),
         ("the last fragment", of(fragment_header(1, 0)), later(17)),
-        // A later fragment holds no headers, whatever number comes next.
+        // A later fragment has no further headers, whatever its next-header field.
         ("a fragment of options", extended(&[fragment_header(1, 0), eight(60)]), later(60)),
         ("as many headers as may be", extended(&longest), later_by(128, UDP6)),
         ("one header more", extended(&too_long), beyond(60)),
@@ -238,7 +238,7 @@ fn ipv6_headers() {
     ]);
 }
 
-/// RFC 8200, section 8.1: the checksum is of the address that the packet ends at.
+/// RFC 8200, section 8.1: the checksum includes the final destination address.
 #[test]
 fn routing_header_names_summed_address() {
     let via = [9; 16];

@@ -1,4 +1,4 @@
-//! Bursts: which are full, how many packets of one there is room for, what is wrong with them.
+//! Bursts: full ones, room for their packets, and bad frames.
 
 use etherparse::PacketBuilder;
 use forebay_rx::DropReason;
@@ -61,7 +61,7 @@ fn promise_2_wrong_checksums_are_counted_each() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Packets of these flows.
+    /// Arrival of a packet of each of these flows.
     Arrive(Vec<usize>),
     Deliver(u16, usize),
     Mask(u8),
@@ -76,8 +76,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Packets that there is said to be room for are not dropped for want of room, whichever flows
-    /// they are of.
+    /// Packets within `room_for` are not dropped for lack of room, whatever their flows.
     #[test]
     fn promise_2_room_is_used(
         steps in vec(step(), 0..60),

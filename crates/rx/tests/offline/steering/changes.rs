@@ -1,4 +1,4 @@
-//! Changes in a world while packets flow, and what each packet's epoch went by.
+//! Changes in a world while packets flow, and the rules of each packet's epoch.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use forebay_rx::steer::{RPS_FLOW_CNT, SockFlowTable};
 
 use crate::steering::world::{CPUS, Flow, KEY, POLLING, Settings, World, cpus_of};
 
-/// Rules of an epoch, for whoever judges a packet of it afterwards.
+/// Rules of an epoch, to judge its packets afterwards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Epoch {
     rps_cpus: u8,
@@ -16,7 +16,7 @@ pub(crate) struct Epoch {
     has_sock_flows: bool,
     has_flow_table: bool,
     pub(crate) polling: CpuId,
-    /// Number of flow tables, or meanings of one, before.
+    /// Number of replacements of the flow table or of the hash key so far.
     pub(crate) table: u32,
     slot_shift: u32,
 }
@@ -34,23 +34,23 @@ impl Epoch {
         }
     }
 
-    /// The CPUs that the mask sends packets to.
+    /// True if the mask sends packets to `cpu`.
     pub(crate) fn is_mapped(&self, cpu: CpuId) -> bool {
         is_in(self.rps_cpus & self.running, cpu)
     }
 
-    /// The CPUs that an application is followed to.
+    /// True if an application is followed to `cpu`.
     pub(crate) fn is_followed(&self, cpu: CpuId) -> bool {
         self.has_sock_flows && self.has_flow_table && self.is_allowed(cpu)
     }
 
-    /// The CPUs that packets may go to without anything that went there before.
+    /// True if packets may go to `cpu` without predecessors there.
     pub(crate) fn is_allowed(&self, cpu: CpuId) -> bool {
         let map = self.rps_cpus & self.running;
         is_in(if map == 0 { self.running } else { map }, cpu)
     }
 
-    /// The slot of a hash; packets without one have their own.
+    /// Slot of a hash; `None` is the slot of packets without one.
     pub(crate) fn slot(&self, hash: FlowHash) -> Option<u32> {
         hash.is_some().then(|| hash.0 >> self.slot_shift)
     }
@@ -83,20 +83,19 @@ impl World {
         self.intake.set_rps_flow_cnt(rps_flow_cnt, epoch);
     }
 
-    /// The device gets another key, and says so.
+    /// Changes the key of the device and the intake's hasher.
     pub(crate) fn rekey(&mut self) {
         self.key += 1;
         let epoch = self.begin_epoch(|epoch| epoch.table += 1);
         self.intake.set_hasher(Arc::new(Hasher::keyed(&KEY, true)), epoch);
     }
 
-    /// The application of a flow runs on `cpu`, and says so when it receives or sends.
+    /// Records that the application of a flow runs on `cpu`.
     pub(crate) fn application(&self, flow: Flow, cpu: u16) {
         self.sock_flows.record(self.hash_of(flow), CpuId(cpu));
     }
 
-    /// Another socket-flow table, which applications record in from now on, or none that steering
-    /// looks at.
+    /// Replaces the socket-flow table in which applications record; `None` hides it from steering.
     pub(crate) fn set_sock_flows(&mut self, entries: Option<u32>) {
         let epoch = self.begin_epoch(|epoch| epoch.has_sock_flows = entries.is_some());
         if let Some(entries) = entries {
@@ -108,7 +107,7 @@ impl World {
         self.intake.set_sock_flows(looked_at, epoch);
     }
 
-    /// The number of an epoch that begins now.
+    /// Begins an epoch, and returns its number.
     pub(crate) fn begin_epoch(&mut self, change: impl FnOnce(&mut Epoch)) -> u32 {
         let mut epoch = *self.epochs.last().unwrap();
         change(&mut epoch);
@@ -117,7 +116,7 @@ impl World {
     }
 }
 
-/// The bits of a hash that do not name its slot.
+/// Number of bits of a hash that do not select its slot.
 fn slot_shift(slots: u32) -> u32 {
     u32::BITS - slots.max(2).next_power_of_two().trailing_zeros()
 }

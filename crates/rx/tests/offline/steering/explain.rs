@@ -1,4 +1,4 @@
-//! Explanations that a queue tells of a flow to whoever asks why it is where it is.
+//! Explanations of a flow's CPU.
 
 use forebay_rx::SteerReason::{Drained, Rps};
 use forebay_rx::hash::FlowHash;
@@ -49,7 +49,7 @@ fn watched_flow_lists_slot_sharers() {
     world.intake.watch(HASH);
     world.arrive(&[OTHER, FLOW]);
     world.arrive(&[NEIGHBOUR, FLOW]);
-    world.intake.watch(HASH); // goes on
+    world.intake.watch(HASH); // continues the first watch
     let state = world.intake.state_of(HASH);
     assert_eq!(state.watched_since_ns, Some(since_ns));
     assert_eq!(state.sharers, [FLOW, NEIGHBOUR].map(|flow| FlowHash(flow.hash)));

@@ -1,4 +1,4 @@
-//! Held moves share one arena: whoever fills it harms nobody else.
+//! Held moves share one arena: a flow that fills it does not harm others.
 
 use forebay_rx::DropReason;
 use forebay_rx::steer::{HOLD_SHARE_LEAST, MoveAfter};
@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use crate::steering::world::{Flow, Settings, World};
 
-/// Elephants on CPU 1, which stands, as do the CPUs that they are to move to. Each has a slot of its own.
+/// Elephants on CPU 1, which is stalled, as are the CPUs that they should move to. Each has a slot
+/// of its own.
 const ELEPHANTS: [Flow; 5] = [
     Flow { id: 1, hash: 0x2000_0001 },
     Flow { id: 2, hash: 0x2800_0002 },
@@ -16,10 +17,10 @@ const ELEPHANTS: [Flow; 5] = [
     Flow { id: 5, hash: 0x3c00_0005 },
 ];
 
-/// Flows of CPUs that have room.
+/// Flows whose CPUs have room.
 const OTHERS: [Flow; 2] = [Flow { id: 8, hash: 0x5000_0008 }, Flow { id: 9, hash: 0x7000_0009 }];
 
-/// Four elephants fill it.
+/// Size of the arena, which four elephants fill.
 const HOLD_MAX: u32 = 4 * HOLD_SHARE_LEAST;
 
 fn world() -> World {
@@ -75,11 +76,11 @@ fn promise_3_roomless_hold_ends_in_order() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// So many packets of an elephant.
+    /// Arrival of this many packets of an elephant.
     Elephant(usize, usize),
-    /// Packets of another flow, whose application moves there between them.
+    /// Packets of another flow, between which its application moves to this CPU.
     Other(usize, u16),
-    /// The elephants' applications move.
+    /// Move of an elephant's application.
     Move(usize, u16),
 }
 
@@ -92,7 +93,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A flow whose CPUs have room loses nothing, whatever others do.
+    /// A flow whose CPUs have room loses no packet, whatever other flows do.
     #[test]
     fn promise_3_elephants_spare_flows_with_room(
         steps in vec(step(), 0..200),
@@ -113,7 +114,7 @@ proptest! {
                     world.arrive(&[OTHERS[flow]]);
                     world.take(2, 1);
                     world.take(3, 1);
-                    // What is in hand is not processed when the next ones come.
+                    // The current batch is not processed when the next packets arrive.
                     world.application(OTHERS[flow], cpu);
                     world.arrive(&[OTHERS[flow]; 2]);
                     world.finish(2);

@@ -1,4 +1,4 @@
-//! Notes of the CPUs of a world, and the order that it must have.
+//! Records of the CPUs of a world, and the check of packet order.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use forebay_rx::{CpuId, Handler, Packet, SteerReason};
 
 use crate::steering::world::{CPUS, Flow};
 
-/// Packets that one CPU was handed.
+/// Packet that a CPU has handled.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     pub(crate) cpu: CpuId,
@@ -19,11 +19,11 @@ pub(crate) struct Seen {
     pub(crate) hash: FlowHash,
     pub(crate) note: Note,
     pub(crate) handled_ns: u64,
-    /// Number of packets that this CPU had lost before.
+    /// Number of packets that this CPU had lost before this one.
     lost_before: u32,
 }
 
-/// Packets in the hands of a thread that was lost.
+/// Packet in the batch of a thread that died.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lost {
     pub(crate) cpu: CpuId,
@@ -32,7 +32,7 @@ pub(crate) struct Lost {
     pub(crate) lost_ns: u64,
 }
 
-/// The handler of all CPUs: writes down what they are handed.
+/// Handler of all CPUs, which records all packets.
 pub(crate) struct Journal {
     pub(crate) seen: Vec<Seen>,
     pub(crate) order: Order,
@@ -54,18 +54,18 @@ impl Journal {
         }
     }
 
-    /// Each packet's CPU and why it went there.
+    /// CPU of each packet, and the reason.
     pub(crate) fn ways(&self) -> Vec<(u16, SteerReason)> {
         self.seen.iter().map(|seen| (seen.cpu.0, seen.note.steer_reason)).collect()
     }
 
-    /// The ways of one flow's packets.
+    /// CPU of each packet of a flow, and the reason.
     pub(crate) fn ways_of(&self, flow: Flow) -> Vec<(u16, SteerReason)> {
         let seen = self.seen.iter().filter(|seen| seen.flow == flow.id);
         seen.map(|seen| (seen.cpu.0, seen.note.steer_reason)).collect()
     }
 
-    /// Backlog positions are the number of packets that went there, lost ones included.
+    /// Checks that backlog positions are the number of packets queued there, lost ones included.
     pub(crate) fn check_positions(&self) {
         let mut tails = [self.start; CPUS as usize];
         for seen in &self.seen {
@@ -93,11 +93,11 @@ impl Handler for Journal {
     }
 }
 
-/// Promise 1, checked: the packets of a flow in the order of arrival.
+/// Check of promise 1: packets of a flow come in the order of arrival.
 #[derive(Default)]
 pub(crate) struct Order {
     last: BTreeMap<u16, Arrival>,
-    /// Flow, the packet that came too late, and the one before it.
+    /// Flow, packet that came too late, and packet before it.
     pub(crate) breaks: Vec<(u16, Arrival, Arrival)>,
 }
 

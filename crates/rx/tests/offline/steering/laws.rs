@@ -16,7 +16,7 @@ use proptest::prelude::*;
 use crate::steering::journal::{Journal, Order, Seen};
 use crate::steering::world::{CPUS, Flow, Settings, World, cpus_of, put};
 
-/// Flows that meet in all ways: two of one hash, some of one slot, some at the edges of a CPU's
+/// Flows that collide in all ways: two of one hash, some of one slot, some at the edges of a CPU's
 /// range or of a slot, and one without a hash.
 const HASHES: [u32; 10] = [
     0,
@@ -34,7 +34,7 @@ const HASHES: [u32; 10] = [
 #[derive(Clone, Debug)]
 enum Step {
     Arrive(Vec<u16>),
-    /// As many as there is room for.
+    /// Arrival of as many of these as there is room for.
     ArriveInRoom(Vec<u16>),
     Take {
         cpu: u16,
@@ -56,7 +56,7 @@ enum Step {
     Polling {
         cpu: u16,
     },
-    /// The application of a flow runs there.
+    /// Move of a flow's application to this CPU.
     Application {
         flow: u16,
         cpu: u16,
@@ -135,7 +135,7 @@ fn all(flows: &[u16]) -> Vec<Flow> {
     flows.iter().map(|&id| flow(id)).collect()
 }
 
-/// A world and who is paused in it.
+/// World, and the CPUs that are paused.
 struct Run {
     world: World,
     paused: [bool; CPUS as usize],
@@ -205,7 +205,7 @@ impl Run {
         }
     }
 
-    /// Takes a step, then checks what holds at any time.
+    /// Takes a step, then checks the laws that hold at any time.
     fn checked_step(&mut self, step: &Step) {
         let queued = |world: &World| [0, 1, 2, 3, 4, 5, 6, 7].map(|cpu| world.queued_on(cpu));
         let before = queued(&self.world);
@@ -224,7 +224,7 @@ impl Run {
         }
         if nothing_waits && matches!(step, Step::Arrive(flows) if flows.is_empty()) {
             let queued = queued(&self.world);
-            // The line goes first, and others wait behind it.
+            // Other packets wait until the line is processed.
             let moves_on = self.may_be_lined_up && queued != [0; CPUS as usize];
             let full = queued.contains(&limit);
             assert!(full || moves_on || held == 0, "promise 3: held behind nothing");
@@ -232,7 +232,7 @@ impl Run {
     }
 }
 
-/// Checks of the notes.
+/// Checks the notes of all packets.
 fn check_notes(world: &World) {
     world.journal.check_positions();
     let mut slots: BTreeMap<(u32, Option<u32>), InSlot> = BTreeMap::new();
@@ -246,7 +246,7 @@ fn check_notes(world: &World) {
         }
         let epoch = &world.epochs[seen.note.epoch as usize];
         if world.arrived_in(seen.note.arrival).table != epoch.table {
-            // It was held when the table was replaced, and stood in the line.
+            // A packet of the line: it was held when the table was replaced.
             let Note { steer_reason, head_old, behind, .. } = seen.note;
             assert_eq!((steer_reason, head_old, behind), (SteerReason::Held, None, FlowHash::NONE));
             continue;
@@ -256,7 +256,7 @@ fn check_notes(world: &World) {
     }
 }
 
-/// A packet that follows nobody goes where the settings of its epoch send it.
+/// Checks that a packet without predecessors goes to a CPU by the rules of its epoch.
 fn check_target(world: &World, seen: &Seen) {
     let epoch = &world.epochs[seen.note.epoch as usize];
     let may_be = match seen.note.steer_reason {
@@ -271,11 +271,11 @@ fn check_target(world: &World, seen: &Seen) {
     assert!(may_be, "{seen:?} under {epoch:?}");
 }
 
-/// The packets of one slot of one table, in the order of arrival.
+/// Packets of one slot of one table, in the order of arrival.
 #[derive(Default)]
 struct InSlot {
     last: Option<Seen>,
-    /// Packets that have stayed, and when the first of them did.
+    /// Number of packets that stayed, and time of the first.
     stays: Option<(u32, u64)>,
 }
 
@@ -305,7 +305,7 @@ impl InSlot {
             *stays += 1;
             let MoveAfter { packets, time_ns } = world.settings.move_after;
             let is_late = *stays > packets || note.enqueued_ns - *since_ns >= time_ns;
-            // A flow that cannot be held for want of room stays for as long.
+            // A flow that cannot be held for lack of room stays as long as that lasts.
             let had_room = world.intake.counters().unheld.get() == 0;
             assert!(!(is_late && had_room), "promise 3: {seen:?} stays beyond move_after");
         } else {
@@ -346,8 +346,8 @@ fn promise_1_order_check_sees_one_swap() {
     assert_eq!(order.breaks, [(1, Arrival(1), Arrival(2))]);
 }
 
-/// RPS as the kernel does it: the map alone, without a flow table. What RPS-C3 warns of is what
-/// the law above would find.
+/// RPS as in the kernel: the map alone, without a flow table. The law above detects the reordering
+/// that RPS-C3 warns of.
 #[test]
 fn promise_1_kernel_rule_breaks_order() {
     let mut world = World::new(Settings::default());

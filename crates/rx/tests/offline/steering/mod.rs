@@ -2,16 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
-mod world; //     the CPUs, and what holds in any world
-mod bursts; //    full ones, room for them, what is wrong with them
-mod changes; //   what changes while packets flow
-mod holds; //     an elephant's held move and everybody else
-mod journal; //   what the CPUs write down
+mod world; //     the CPUs, and laws of any world
+mod bursts; //    full bursts, room for bursts, bad frames
+mod changes; //   changes while packets flow
+mod holds; //     held moves of elephants beside other flows
+mod journal; //   records of the CPUs
 mod laws; //      the promises over random schedules
 mod rfs; //       packets follow their applications
 mod tables; //    tables and keys are replaced
-mod reference; // what is said afterwards
-mod explain; //   what whoever asks is told
+mod reference; // notes, counters and moves against a reference
+mod explain; //   explanations of a flow's CPU
 
 use etherparse::PacketBuilder;
 use forebay_buf::Position;
@@ -41,7 +41,7 @@ fn all_on_cpu_1(settings: Settings) -> World {
     World::new(Settings { rps_cpus: ON_CPU_1, ..settings })
 }
 
-/// Lets [`FLOW`] have all that the flow limit grants it, on a backlog that is always half full.
+/// Uses up the flow limit's share of [`FLOW`], on a backlog that is always half full.
 fn spend_flow_limit(world: &mut World) {
     world.intake.set_flow_limit(FlowLimit::new(4096), 0);
     for _ in 0..64 {
@@ -252,7 +252,7 @@ fn promise_3_saturated_cpu_is_left_in_time() {
 
 #[test]
 fn promise_3_slot_with_several_targets_leaves_timely() {
-    // Of two slots the first holds the boundary between CPU 1 and CPU 2, and is on CPU 3.
+    // The first of two slots contains the boundary between CPU 1 and CPU 2, and is on CPU 3.
     let neighbours = [0x5555_5555, 0x5555_5556].map(|hash| Flow { id: 0, hash });
     let mut world =
         World::new(Settings { rps_cpus: 0b1000, rps_flow_cnt: 2, ..Settings::default() });
@@ -268,7 +268,8 @@ fn promise_3_slot_with_several_targets_leaves_timely() {
 
 #[test]
 fn promise_2_slot_of_many_cpus_keeps_flows() {
-    // Of two slots each holds four CPUs' ranges, so two CPUs lie between the ends of the first.
+    // Each of two slots contains the ranges of four CPUs, so two CPUs are between the ends of the
+    // first.
     let eight = Settings { rps_cpus: 0xff, rps_flow_cnt: 2, ..Settings::default() };
     let mut world = World::new(eight);
     let [one, two] = [(1, 0x2000_0001), (2, 0x4000_0001)].map(|(id, hash)| Flow { id, hash });
@@ -297,7 +298,7 @@ fn notes_stay_with_their_packets() {
     let mut world = all_on_cpu_1(Settings { batch_max: 40, ..Settings::default() });
     for (burst, more) in [(10, 10), (30, 5), (1, 40)] {
         world.arrive(&vec![FLOW; burst]);
-        // Looks at the packets, and not at the notes.
+        // Refreshes the tail of the packets, but not that of the notes.
         assert!(world.deliveries[1].has_work());
         world.arrive(&vec![OTHER; more]);
         world.deliver(1, burst);
@@ -341,7 +342,7 @@ fn promise_3_turn_checks_64_held_moves() {
 
 #[test]
 fn promise_3_held_moves_rotate_behind_stalled_cpu() {
-    // Those that wait in vain are listed first, and are more than a turn looks at.
+    // Holds that cannot move are listed first, and are more than a turn checks.
     let flow = |id: u16| Flow { id, hash: (u32::from(id) << 24) + 1 };
     let (stuck, free): (Vec<_>, Vec<_>) =
         ((0..100).map(flow).collect(), (128..228).map(flow).collect());
@@ -402,7 +403,7 @@ fn promise_1_returning_flow_follows_predecessors() {
     assert_eq!(world.intake.counters().moves.get(), 0);
 }
 
-/// Brings about one drop, of the last packet that arrives.
+/// Causes one drop, of the last packet that arrives.
 type Scene = fn() -> World;
 
 #[test]
@@ -500,7 +501,7 @@ fn rps_c2_quiet_queue_gathers_bursts_spread() {
 
 #[test]
 fn rps_4_border_slot_stays() {
-    // Two slots, three CPUs: each slot has a border inside.
+    // With two slots and three CPUs, each slot contains a boundary of the map.
     let flow = |id, hash| Flow { id, hash };
     let borders = [
         ([flow(1, 0x1000_0001), flow(2, 0x6000_0001)], [1, 2]),

@@ -1,4 +1,4 @@
-//! Steering's word about itself, and what is said of packets that are lost.
+//! Notes, counters and moves of steering against the packets' course, and records of lost packets.
 
 use forebay_rx::SteerReason::{Drained, Held, Rps};
 use forebay_rx::backlog::FlowLimit;
@@ -84,11 +84,11 @@ fn unwaited_move_says_so() {
     assert_eq!(world.intake.state_of(world.hash_of(OTHER)).moves, [], "another slot's");
 }
 
-/// Time: what is seen in the middle of a turn may have happened after its time was read.
+/// An event seen in the middle of a turn may have happened after the turn's time was read.
 #[test]
 fn one_turn_move_says_so() {
     let mut world = World::new(Settings { rps_cpus: 0, ..Settings::default() });
-    (0..100).for_each(|_| world.idle_turn()); // nobody looks at the CPUs any more
+    (0..100).for_each(|_| world.idle_turn()); // heads are no longer refreshed
     world.application(FLOW, 1);
     world.arrive(&[FLOW]);
     world.deliver(1, 1);

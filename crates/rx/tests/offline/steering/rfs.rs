@@ -1,4 +1,4 @@
-//! RFS: packets follow their application, and never overtake each other on the way.
+//! RFS: packets follow their application without overtaking each other.
 
 use forebay_rx::SteerReason::{Drained, Held, Inline, Rfs, Rps, Stay};
 use forebay_rx::{DropReason, SteerReason};
@@ -8,10 +8,10 @@ use crate::steering::{FLOW, NEIGHBOUR, OTHER, OTHERS_NEIGHBOUR};
 
 type Meanwhile = fn(&mut World);
 
-/// A packet without a hash.
+/// Flow without a hash.
 const NO_HASH: Flow = Flow { id: 9, hash: 0 };
 
-/// A flow of the slot between those of [`FLOW`] and [`OTHER`].
+/// Flow whose slot is between those of [`FLOW`] and [`OTHER`].
 const BETWEEN: Flow = Flow { id: 5, hash: 0x5000_0007 };
 
 #[test]
@@ -60,7 +60,8 @@ fn rfs_6_an_unset_slot_follows_at_once() {
     assert_eq!((world.queued_on(3), world.intake.held()), (1, 0));
 }
 
-/// The kernel moves at once then, and what is still queued is delivered later by another CPU.
+/// The kernel moves such a flow at once, and packets still queued are delivered later by another
+/// CPU.
 #[test]
 fn rfs_6_stopped_cpu_drains_then_idles() {
     let mut world = World::new(Settings::default());

@@ -1,4 +1,4 @@
-//! Tables that are replaced, and hashes that change, while packets flow.
+//! Replaced tables and changed hashes, while packets flow.
 
 use forebay_rx::SteerReason::{Held, Rps, Stay};
 use forebay_rx::backlog::Backlogs;
@@ -11,7 +11,7 @@ use forebay_rx::{CpuId, RxQueue, SteerReason};
 use crate::steering::world::{Flow, Settings, World, cpus_of, put};
 use crate::steering::{FLOW, NEIGHBOUR, ON_BOTH, ON_CPU_2, OTHER, OTHERS_NEIGHBOUR, all_on_cpu_1};
 
-/// A flow of the slot next to that of [`FLOW`].
+/// Flow of the slot next to that of [`FLOW`].
 const NEXT: Flow = Flow { id: 5, hash: 0x5000_0007 };
 
 fn is_fenced(world: &mut World, flow: Flow) -> bool {
@@ -55,7 +55,7 @@ fn rfs_9_new_table_moves_as_old() {
     }
 }
 
-/// A slot that has so many of the old ones asks none of them.
+/// A slot that joins too many old slots reads none of them.
 #[test]
 fn promise_3_shrunken_table_waits_for_fence() {
     for (rps_flow_cnt, waits) in [(4096, false), (8192, true)] {
@@ -78,12 +78,12 @@ fn rfs_9_only_moving_slots_wait() {
     let mut world = all_on_cpu_1(Settings::default());
     world.arrive(&[FLOW, OTHER]);
     world.set_mask(ON_BOTH);
-    world.arrive(&[OTHER]); // wants to leave CPU 1
+    world.arrive(&[OTHER]); // its desired CPU is no longer CPU 1
     world.set_rps_flow_cnt(8);
     assert_eq!([FLOW, OTHER].map(|flow| is_fenced(&mut world, flow)), [false, true]);
     world.arrive(&[FLOW, OTHERS_NEIGHBOUR, OTHER]);
     assert_eq!((world.queued_on(1), world.intake.held()), (3, 3));
-    world.deliver(1, 2); // what was there when the table was replaced
+    world.deliver(1, 2); // packets from before the replacement
     world.idle_turn();
     assert_eq!((world.queued_on(2), world.intake.held()), (1, 2), "the line goes first");
     world.deliver(2, 1);
@@ -117,7 +117,7 @@ fn rfs_9_joined_slots_wait_for_both() {
             world.idle_turn();
             assert_eq!(world.intake.held(), 0, "both have");
         } else {
-            // The one that has packets is waited for, if anybody wants to leave it.
+            // Flows wait for the one CPU that has packets, if they are to leave it.
             let is_next = processed_before[0] > 0;
             let (flow, there, wants) = if is_next { (NEXT, 2, 1) } else { (FLOW, 1, 2) };
             world.application(flow, wants);
@@ -158,8 +158,8 @@ fn promise_1_rekeyed_flow_waits_for_everything() {
     assert_eq!(ways, [(1, Rps), (1, Held), (1, Held), (1, Held), (1, Rps)]);
 }
 
-/// A world in which two flows of different slots have three packets each in the line, behind two
-/// on CPU 1, and backlogs take four.
+/// World in which two flows of different slots have three packets each in the line, behind two on
+/// CPU 1, and backlogs take four.
 fn with_a_line() -> World {
     let mut world = all_on_cpu_1(Settings { netdev_max_backlog: 3, ..Settings::default() });
     world.arrive(&[FLOW, OTHER]);
@@ -278,7 +278,7 @@ fn promise_3_rekeying_does_not_starve_packets() {
             if round % every == 0 {
                 replace(&mut world, round);
             }
-            // CPU 2 is always behind.
+            // CPU 2 delivers more slowly.
             world.arrive(&[OTHERS_NEIGHBOUR]);
             (0..4).for_each(|cpu| {
                 world.deliver(cpu, 1);

@@ -1,4 +1,4 @@
-//! A few virtual CPUs around one rx queue: the real intake and deliveries, stepped by hand.
+//! Virtual CPUs around one rx queue: the real intake and deliveries, stepped by hand.
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ use crate::steering::changes::Epoch;
 use crate::steering::journal::{Journal, Lost};
 
 pub(crate) const CPUS: u16 = 8;
-/// The CPU that polls the queue at first.
+/// CPU that polls the queue initially.
 pub(crate) const POLLING: CpuId = CpuId(0);
-/// The hasher's key.
+/// Key of the hasher.
 pub(crate) const KEY: [u8; 16] = [7; 16];
-/// A balance that acts at once.
+/// Balance that acts at once.
 const BALANCE: BalanceConfig = BalanceConfig {
     policy: BalancePolicy::Load,
     target_percent: 101,
@@ -34,14 +34,14 @@ const BALANCE: BalanceConfig = BalanceConfig {
 const RING_CAPACITY: u32 = 256;
 const POOL_FRAMES: u32 = 2048;
 
-/// A flow. Its packets carry its id, so that two flows may share a hash.
+/// Flow. Its packets carry its id, so that two flows may share a hash.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Flow {
     pub(crate) id: u16,
     pub(crate) hash: u32,
 }
 
-/// The CPUs of a mask, lowest bit first.
+/// CPUs of a mask, lowest bit first.
 pub(crate) fn cpus_of(mask: u8) -> impl Iterator<Item = CpuId> {
     (0..8).filter(move |bit| mask >> bit & 1 == 1).map(CpuId)
 }
@@ -53,11 +53,11 @@ pub(crate) struct Settings {
     pub(crate) move_after: MoveAfter,
     pub(crate) hold_max: u32,
     pub(crate) spread: SpreadPolicy,
-    /// True if hash ranges are assigned by load in every turn; CPU 0 is ever the busiest.
+    /// True if hash ranges are assigned by load in every turn; CPU 0 is always the busiest.
     pub(crate) balances: bool,
     pub(crate) batch_max: u32,
     pub(crate) netdev_max_backlog: u32,
-    /// Beginning of positions and arrivals.
+    /// First position and arrival number.
     pub(crate) start: u32,
 }
 
@@ -80,23 +80,23 @@ impl Default for Settings {
 pub(crate) struct World {
     pub(crate) intake: Intake,
     pub(crate) deliveries: Vec<Delivery>,
-    /// Table in which the applications say that they run.
+    /// Table in which the applications record their CPUs.
     pub(crate) sock_flows: Arc<SockFlowTable>,
-    /// By number.
+    /// Epochs, by number.
     pub(crate) epochs: Vec<Epoch>,
-    /// The epoch in which each packet arrived.
+    /// Epoch in which each packet arrived.
     arrived: Vec<u32>,
-    /// Number of times the device's key changed.
+    /// Number of changes of the device's key.
     pub(crate) key: u32,
     pub(crate) pool: Pool,
     pub(crate) journal: Journal,
     pub(crate) drops: Vec<(Arrival, DropReason)>,
-    /// The flows of those of them that were packets.
+    /// Flows of the drops that were packets.
     pub(crate) dropped_flows: Vec<u16>,
     pub(crate) now_ns: u64,
     pub(crate) busy_ns: u64,
     pub(crate) settings: Settings,
-    /// Packets in each CPU's hands.
+    /// Number of packets in each CPU's current batch.
     in_hand: [usize; CPUS as usize],
     frames: u64,
 }
@@ -151,12 +151,12 @@ impl World {
         }
     }
 
-    /// The hash that the device gives the packets of a flow: under another key, another.
+    /// Hash that the device computes for a flow, which depends on the key.
     pub(crate) fn hash_of(&self, flow: Flow) -> FlowHash {
         FlowHash(flow.hash.rotate_left(2 * self.key))
     }
 
-    /// A burst with one packet of each of these flows, under the hash of each as the device's.
+    /// Runs a turn with a burst of one packet for each of these flows, with the device's hash.
     pub(crate) fn arrive(&mut self, flows: &[Flow]) -> Vec<CpuId> {
         let packets = flows.iter().map(|&flow| {
             let mut packet = self.packet(&flow.id.to_be_bytes());
@@ -167,7 +167,7 @@ impl World {
         self.turn(Burst { packets, ..Burst::default() })
     }
 
-    /// A frame of these bytes, not yet in a burst.
+    /// Creates a packet of these bytes, not yet in a burst.
     pub(crate) fn packet(&mut self, bytes: &[u8]) -> Packet {
         let len_bytes = u32::try_from(bytes.len()).unwrap();
         let mut frame = self.pool.allocate(len_bytes).unwrap();
@@ -198,7 +198,7 @@ impl World {
         woken
     }
 
-    /// Balances the load: what has been delivered, and the more of everything on the lower CPUs.
+    /// Balances the load: the number of packets delivered, with more work per packet on lower CPUs.
     fn balance(&mut self) {
         let loads = self.deliveries.iter().zip([9, 7, 5, 3, 2, 1, 1, 1]);
         let loads = loads.map(|(delivery, factor)| {
@@ -211,12 +211,12 @@ impl World {
         }
     }
 
-    /// A turn in which nothing arrives.
+    /// Runs a turn without arrivals.
     pub(crate) fn idle_turn(&mut self) {
         self.arrive(&[]);
     }
 
-    /// `cpu` takes a batch in hand, unless it has one.
+    /// Makes `cpu` take a batch, unless it has one.
     pub(crate) fn take(&mut self, cpu: u16, max: usize) {
         let index = usize::from(cpu);
         if self.in_hand[index] == 0 {
@@ -224,7 +224,7 @@ impl World {
         }
     }
 
-    /// `cpu` is done with the batch in hand, if it has one.
+    /// Makes `cpu` handle and complete its batch, if it has one.
     pub(crate) fn finish(&mut self, cpu: u16) {
         let index = usize::from(cpu);
         if std::mem::take(&mut self.in_hand[index]) > 0 {
@@ -235,7 +235,7 @@ impl World {
         }
     }
 
-    /// `cpu` delivers up to `budget` packets.
+    /// Makes `cpu` deliver up to `budget` packets.
     pub(crate) fn deliver(&mut self, cpu: u16, budget: usize) -> usize {
         self.finish(cpu);
         self.now_ns += 1;
@@ -244,7 +244,8 @@ impl World {
         delivery.turn(budget, &mut self.pool, &mut self.journal)
     }
 
-    /// The thread of `cpu` is lost, and what it has in hand; another takes its place.
+    /// Kills the thread of `cpu`, whose batch is lost; another thread takes its place. Returns the
+    /// number of lost packets.
     pub(crate) fn lose(&mut self, cpu: u16) -> usize {
         self.now_ns += 1;
         let index = usize::from(cpu);
@@ -261,9 +262,9 @@ impl World {
         count
     }
 
-    /// Turns and deliveries until nothing is under way; a round moves as many held packets as
-    /// there is room for, and there is room for one at least. A fence takes two rounds more: one
-    /// for what is in front of its line, and one for the line's last packet.
+    /// Runs turns and deliveries until nothing is under way. A round moves as many held packets as
+    /// there is room for, at least one. A fence takes two more rounds: one for the packets in front
+    /// of its line, and one for the last packet of the line.
     pub(crate) fn settle(&mut self) {
         for _ in 0..self.settings.hold_max + 4 {
             self.idle_turn();
@@ -275,15 +276,15 @@ impl World {
         assert_eq!(self.pool.in_use(), 0, "promise 4: all frames are home");
     }
 
-    /// Packets on the backlog of `cpu` or in its hands. Not asked of the intake, which would look
-    /// at the CPUs' progress then, and be helped to see it.
+    /// Number of packets on the backlog of `cpu` or in its batch. Computed from counters, because a
+    /// query of the intake would refresh its view of the CPUs' progress.
     pub(crate) fn queued_on(&self, cpu: u16) -> u64 {
         let enqueued = self.intake.counters().per_cpu[usize::from(cpu)].enqueued.get();
         let counters = self.deliveries[usize::from(cpu)].counters();
         enqueued - counters.frames.get() - counters.lost.get()
     }
 
-    /// The laws that hold at any time.
+    /// Checks the laws that hold at any time.
     pub(crate) fn check(&mut self) {
         assert_eq!(self.journal.order.breaks, [], "promise 1: order");
         let counters = self.intake.counters();
@@ -323,7 +324,7 @@ impl World {
     }
 }
 
-/// Puts a packet on a backlog, by no rule but the caller's.
+/// Puts a packet on a backlog, without steering.
 pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
     let (arrival, steer_reason) = (packet.arrival, SteerReason::Rps);
     let note = |position| Note {
@@ -339,7 +340,7 @@ pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
     assert!(backlogs.publish().eq([cpu]));
 }
 
-/// Frames for all that can be under way.
+/// Pool with frames for all packets that can be under way.
 fn pool() -> Pool {
     let shares = [vec![ChunkClass { chunk_bytes: 512, chunks: POOL_FRAMES }]];
     carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)

@@ -19,20 +19,20 @@ pub(super) struct Key {
     pub(super) protocol: u8,
 }
 
-/// A fragment's position. `start < 65,536`, and `end` is at most 65,535 more.
+/// Position of a fragment: `start < 65,536`, and `end - start <= 65,535`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FragmentPart {
     pub(super) key: Key,
-    /// Range in the datagram's payload, from the header: `start` to `end`, exclusive.
+    /// Range of the fragment in the datagram's payload: `start <= x < end`.
     pub(super) start: u32,
     pub(super) end: u32,
     /// True if no more fragments follow.
     pub(super) is_last: bool,
-    /// Offset of its payload in the frame.
+    /// Offset of the fragment's payload in the frame.
     pub(super) data_at: u16,
-    /// Bit mask of its ECN field's value.
+    /// Bit mask with the bit of the ECN field's value set.
     pub(super) ecn: u8,
-    /// Length of the IPv4 header, which is part of the fragment's size.
+    /// Length of the IPv4 header, which counts as part of the fragment's size.
     pub(super) header_len: u32,
     /// The "don't fragment" flag of IPv4.
     pub(super) has_df: bool,
@@ -57,8 +57,8 @@ const UDP: u8 = 17;
 const ICMPV6: u8 = 58;
 
 impl FragmentPart {
-    /// Reads a packet that [`parse`](forebay_rx::parse) reports as a fragment and whose IP header is
-    /// valid.
+    /// Reads a packet that [`parse`](forebay_rx::parse) reports as a fragment and whose IP header
+    /// is valid.
     pub(super) fn read(packet: &Packet) -> Result<Self, NetworkDrop> {
         let bytes = packet.frame.data();
         let at = usize::from(packet.headers.network_offset);
@@ -109,10 +109,11 @@ fn ipv6(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
     let &[_, _, high, low, ref id @ ..] =
         field::<FRAGMENT_HEADER_BYTES>(bytes, found.at).ok_or(NetworkDrop::Ipv6BadExthdr)?;
     let place = u16::from_be_bytes([high, low]);
-    // The length of a jumbogram is elsewhere, and it must not be a fragment (RFC 2675, section 3).
+    // A jumbogram must not be a fragment (RFC 2675, section 3), so the length is in the fixed
+    // header.
     let end = at + IPV6_BYTES + usize::from(u16::from_be_bytes([header[4], header[5]]));
     let data_at = found.at + FRAGMENT_HEADER_BYTES;
-    // One with nothing behind it that says so is whole; parsing found another header behind it.
+    // An atomic fragment is no fragment: parsing found another fragment header behind it.
     if place & (OFFSET_MASK | MORE_FRAGMENTS) == 0 || end < data_at {
         return Err(NetworkDrop::Ipv6BadExthdr);
     }
@@ -125,6 +126,7 @@ fn ipv6(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
     }
     let end = start + len_bytes(end - data_at);
     if end > IPV6_PAYLOAD_MAX_BYTES || (!is_last && !end.is_multiple_of(8)) {
+        // RFC 8200, section 4.5: too long a datagram, or a length that is no multiple of 8.
         return Err(NetworkDrop::FragInvalid);
     }
     let mut addresses = [0; 32];
@@ -195,7 +197,8 @@ fn len_bytes(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
 
-/// Converts an offset: headers end within the first 64 KiB of a frame, as IP packets are not longer.
+/// Converts an offset. Headers end within the first 64 KiB of a frame, as IP packets are not
+/// longer.
 fn offset(at: usize) -> u16 {
     u16::try_from(at).unwrap_or(u16::MAX)
 }

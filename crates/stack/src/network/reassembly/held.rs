@@ -2,20 +2,22 @@
 //! sources.
 //!
 //! The kernel drops new fragments while its memory is full: a flood of first fragments then locks
-//! everybody out until they time out, half a minute or more. Here the newest fragment is always
-//! accepted, and the datagram least likely to be completed is evicted:
+//! all other hosts out until the fragments time out, after half a minute or more. Here the newest
+//! fragment is always accepted, and the datagram least likely to be completed is evicted:
 //!
-//! 1. While more than half of the memory is in use, a source that holds more than its share loses its
-//!    own datagram that has waited longest: a flood from one host harms only that host.
-//! 2. When all of it is in use, strangers are evicted first: datagrams of sources that have completed
-//!    none before, or lost one since. A flood under many spoofed addresses evicts only itself and
-//!    other new sources. Known sources go first only while strangers are within their reserve.
-//! 3. Among them, the datagram that has waited longest for its next fragment is evicted; one whose
-//!    fragments keep coming stays. So a new source gets through as long as less than the strangers'
-//!    reserve arrives between two of its fragments.
+//! 1. While more than half of the memory is in use, a source that holds more than its share loses
+//!    its own datagram that has waited longest, so one source's flood evicts only its own
+//!    fragments.
+//! 2. When all memory is in use, strangers are evicted first: datagrams of sources that have not
+//!    completed one before, or lost one since. A flood under many spoofed addresses evicts only
+//!    itself and other new sources. Known sources are evicted first only while strangers are within
+//!    their reserve.
+//! 3. Among them, the datagram that has waited longest for its next fragment is evicted, so one
+//!    that keeps getting fragments stays. A new source therefore gets through as long as less than
+//!    the strangers' reserve arrives between two of its fragments.
 //!
-//! A source is an IPv4 address, or an IPv6 subnet (/64), as one host can use all of its addresses.
-//! All datagrams of a source are in one shard; eviction looks there first: see
+//! A source is an IPv4 address, or an IPv6 subnet (/64), as one host can use all addresses of its
+//! subnet. All datagrams of a source are in one shard, which is searched first for a victim: see
 //! [`shards`](super::shards).
 
 #![allow(clippy::indexing_slicing, reason = "arrays by standing, keys of a fixed size")]
@@ -36,27 +38,27 @@ use crate::network::slots::{SlotList, SlotPlace, SourceSlots};
 /// Memory charged for an incomplete datagram in addition to its packets.
 const DATAGRAM_BYTES: u32 = 256;
 
-/// A source's share of the memory is this fraction, but at least [`SHARE_LEAST_BYTES`].
+/// Divisor for a source's share of the memory; the share is at least [`SHARE_LEAST_BYTES`].
 const SHARE_DIVISOR: u32 = 16;
 
 /// Smallest share: a datagram of 64 KiB in fragments of 1500 bytes, each in a chunk of 2 KiB.
 const SHARE_LEAST_BYTES: u32 = 128 << 10;
 
-/// Fraction of the memory reserved for strangers.
+/// Divisor for the part of the memory reserved for strangers.
 const STRANGERS_DIVISOR: u32 = 4;
 
-/// Most datagrams evicted for one fragment. The largest frame takes as much memory as this many
-/// datagrams of the smallest size.
+/// Upper bound on datagrams evicted for one fragment. The largest frame takes as much memory as
+/// this many datagrams of the smallest size.
 const VICTIMS_MAX: u32 = 256;
 
-/// Most fragments timed out at once, not counting the rest of the last one's datagram.
+/// Upper bound on fragments timed out at once, not counting the rest of the last one's datagram.
 const EXPIRED_AT_ONCE: usize = 256;
 
-/// Most sources remembered as known while they have no incomplete datagrams.
+/// Upper bound on sources remembered as known while they have no incomplete datagrams.
 const KNOWN_SOURCES_MAX: u32 = 1024;
 
-/// Lists that an incomplete datagram is in: all datagrams, by age; those of its standing and those
-/// of its source, both by the arrival of their latest fragment.
+/// Lists that an incomplete datagram is in: all datagrams, by age; those of the same standing and
+/// those of the same source, both by the arrival of their latest fragment.
 const BY_AGE: usize = 0;
 const OF_STANDING: usize = 1;
 const OF_SOURCE: usize = 2;
@@ -114,11 +116,11 @@ struct FragmentSource {
 #[must_use]
 #[derive(Debug)]
 pub(super) enum Added {
-    /// Waits for other fragments.
+    /// The fragment waits for others.
     Waits,
-    /// Completes its datagram.
+    /// The fragment completes its datagram.
     Whole(Pieces),
-    /// Dropped; other fragments dropped along with it are in `given_up` already.
+    /// The fragment is dropped; others dropped along with it are already in `given_up`.
     Dropped(Packet, NetworkDrop),
 }
 
@@ -147,7 +149,7 @@ impl HeldFragments {
     }
 
     /// Adds a fragment to its datagram. If evictions in this shard do not make enough room,
-    /// datagrams of `others` are evicted.
+    /// datagrams in `others` are evicted.
     pub(super) fn add(
         &mut self,
         packet: Packet,
@@ -182,7 +184,7 @@ impl HeldFragments {
         Added::Whole(self.take(at))
     }
 
-    /// Drops timed-out datagrams, up to the number of fragments given up per call.
+    /// Drops timed-out datagrams, until `given_up` has [`EXPIRED_AT_ONCE`] fragments.
     pub(super) fn expire(&mut self, now_ns: u64, given_up: &mut GivenUp) {
         while given_up.packets.len() < EXPIRED_AT_ONCE
             && let Some(oldest) = self.by_age.first()
@@ -199,20 +201,22 @@ impl HeldFragments {
         }
     }
 
-    /// Evicts the datagram of this standing that has waited longest, if there is one.
+    /// Evicts the datagram of this standing that has waited longest. Returns false if there is
+    /// none.
     pub(super) fn lose_one(&mut self, standing: SourceStanding, given_up: &mut GivenUp) -> bool {
         let longest = self.by_standing[standing as usize].first();
         longest.inspect(|&at| self.lose(at, NetworkDrop::FragNomem, given_up)).is_some()
     }
 
-    /// Finds or creates a fragment's datagram. Returns the additional memory to charge if it is new.
+    /// Finds or creates a fragment's datagram. Returns the additional memory to charge if it is
+    /// new.
     fn find_or_begin(&mut self, key: Key, now_ns: u64, given_up: &mut GivenUp) -> (SlotPlace, u32) {
         let hash = self.hash(&key);
         if let Some(at) = self.datagrams.find(hash, |datagram| datagram.key == key) {
             if self.datagrams[at].deadline_ns > now_ns {
                 return (at, 0);
             }
-            // It is among those that no turn has come to yet.
+            // Timed out, but not dropped by `expire` yet.
             self.time_out(at, given_up);
         }
         let source = self.find_or_meet(&key);
@@ -237,9 +241,9 @@ impl HeldFragments {
         (at, DATAGRAM_BYTES)
     }
 
-    /// Counts a fragment of the datagram's source. If too many came from it since this datagram got
-    /// one, the identification has wrapped, and the fragments present belong to an older datagram:
-    /// the kernel's `ipfrag_max_dist`.
+    /// Counts a fragment of the datagram's source, as the kernel's `ipfrag_max_dist` does. If the
+    /// source has sent too many fragments since this datagram got one, the identification has
+    /// wrapped, and the fragments present belong to an older datagram.
     fn count(&mut self, at: SlotPlace, now_ns: u64, given_up: &mut GivenUp) {
         let datagram = &mut self.datagrams[at];
         let source = &mut self.sources[datagram.source];
@@ -261,8 +265,8 @@ impl HeldFragments {
         self.datagrams.push_last(BY_AGE, &mut self.by_age, at);
     }
 
-    /// Charges `need` more bytes to a datagram, evicting others if necessary. Returns false if there
-    /// is no room.
+    /// Charges `need` more bytes to a datagram, evicting others if necessary. Returns false if
+    /// there is no room.
     fn take_room(
         &mut self,
         at: SlotPlace,
@@ -273,7 +277,7 @@ impl HeldFragments {
         let high_thresh = self.limits.high_thresh;
         let share = (high_thresh / SHARE_DIVISOR).max(SHARE_LEAST_BYTES);
         let HeldDatagram { source, standing, .. } = self.datagrams[at];
-        // Others take room meanwhile, or make some; so it is not for ever that we try.
+        // Other CPUs charge and uncharge at the same time, so the number of attempts is bounded.
         for _ in 0..VICTIMS_MAX {
             let bytes = self.usage.bytes().saturating_add(need);
             let of_source = &self.sources[source];
@@ -374,7 +378,7 @@ impl HeldFragments {
         self.usage.uncharge(bytes, datagram.standing);
     }
 
-    /// Finds or creates a datagram's source, which then has a datagram under way.
+    /// Finds or creates a datagram's source, and takes it out of the idle list.
     fn find_or_meet(&mut self, key: &Key) -> SlotPlace {
         let prefix = source_prefix(self.network, key);
         let hash = self.hasher.hash(&prefix);
@@ -399,7 +403,7 @@ impl HeldFragments {
         }
     }
 
-    /// Handles a source without incomplete datagrams: it is kept if it is known, else removed.
+    /// Handles a source without incomplete datagrams: keeps it if known, else removes it.
     fn part(&mut self, source: SlotPlace) {
         if !self.sources[source].is_known {
             self.sources.remove(source);

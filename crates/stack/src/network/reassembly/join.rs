@@ -24,7 +24,7 @@ pub(super) struct NoDatagram {
 struct WholeDatagram {
     network: Network,
     network_offset: usize,
-    /// Offset of the fragment header to be removed, and of the field that announces it; for IPv6.
+    /// Offsets of the fragment header to be removed, and of the field that announces it; IPv6 only.
     fragment_header: Option<(usize, usize)>,
     /// Value of the length field.
     len_field: u16,
@@ -38,7 +38,7 @@ struct WholeDatagram {
 /// Joins complete pieces into one packet: in one frame if the pool has one that is large enough,
 /// else in their own frames, chained. Frames no longer needed go back to the pool.
 ///
-/// The headers are the first fragment's; arrival and timestamp are those of the latest one.
+/// The headers are the first fragment's. Arrival and timestamp are those of the latest fragment.
 pub(super) fn join(pieces: Pieces, pool: &mut Pool) -> Result<Packet, Box<NoDatagram>> {
     let whole = match WholeDatagram::of(&pieces) {
         Ok(whole) => whole,
@@ -89,7 +89,7 @@ impl WholeDatagram {
         } else {
             (None, data_at, network_offset)
         };
-        // One that would be longer than an IP packet can be is none.
+        // A datagram longer than the length field allows is invalid.
         let len_field = u16::try_from(before_data - before_len + len).map_err(|_| invalid)?;
         Ok(Self {
             network,
@@ -103,7 +103,7 @@ impl WholeDatagram {
         })
     }
 
-    /// Updates the header, which no longer has a fragment header, to describe the whole packet.
+    /// Updates the header, without the fragment header, to describe the whole packet.
     fn write_header(&self, bytes: &mut [u8]) {
         let Some(header) = bytes.get_mut(self.network_offset..) else { return };
         let [len_high, len_low] = self.len_field.to_be_bytes();
@@ -132,9 +132,9 @@ impl WholeDatagram {
     }
 }
 
-/// ECN field of the whole datagram, from those of the fragments (RFC 3168, section 5.3; the kernel's
-/// `ip_frag_ecn_table`): a CE mark on any fragment is kept; `None` if ECT and not-ECT fragments are
-/// mixed.
+/// ECN field of the whole datagram, from those of the fragments (RFC 3168, section 5.3; the
+/// kernel's `ip_frag_ecn_table`): a CE mark on any fragment is kept. `None` if ECT and not-ECT
+/// fragments are mixed.
 fn joined_ecn(bits: u8) -> Option<u8> {
     const NOT_ECT: u8 = 1 << 0;
     const CE: u8 = 1 << 3;
@@ -177,14 +177,14 @@ fn with_one_header(mut chain: Packet, whole: &WholeDatagram) -> Packet {
     chain
 }
 
-/// Makes the header before the fragment header announce the one after it.
+/// Makes the header before the fragment header announce the header after it.
 fn name_next(frame: &mut Frame, named_at: usize, next: Option<u8>) {
     if let (Some(field), Some(next)) = (frame.data_mut().get_mut(named_at), next) {
         *field = next;
     }
 }
 
-/// Validates the transport checksum over all frames of a chain; parsing has seen the first one only.
+/// Validates the transport checksum over all frames of a chain, as parsing has seen only the first.
 /// All pieces but the last have an even length, so 16-bit words do not cross frames.
 fn judge_chain(packet: &mut Packet) {
     let Headers { transport, transport_offset, payload_offset, payload_len, .. } = packet.headers;

@@ -1,5 +1,5 @@
-//! Pieces of one datagram, in order, by the kernel's rules for valid fragments, duplicates, and
-//! fragments that invalidate the datagram (`ip_frag_queue`, `ip6_frag_queue`,
+//! Pieces of one datagram, in order. Implements the kernel's rules for valid fragments, duplicates,
+//! and fragments that invalidate the datagram (`ip_frag_queue`, `ip6_frag_queue`,
 //! `inet_frag_queue_insert`).
 
 use forebay_buf::Frame;
@@ -14,32 +14,32 @@ use crate::network::NetworkDrop;
 pub(super) struct Pieces {
     /// Pieces in the order of the datagram, never overlapping.
     placed: Vec<Piece>,
-    /// Packets of them, in the order of arrival.
+    /// Packets of the pieces, in the order of arrival.
     packets: Vec<Packet>,
     /// Length of the datagram, as far as known from its fragments.
     len: u32,
     /// Number of bytes present.
     here: u32,
-    /// True if the last fragment has given the length. That fragment itself may have been dropped as
-    /// a duplicate.
+    /// True if the last fragment has given the length, even if that fragment was dropped as a
+    /// duplicate.
     is_len_known: bool,
-    /// Bit mask of all ECN field values.
+    /// Bit mask of the ECN field values of all fragments.
     pub(super) ecn: u8,
     /// Size of the largest IPv4 fragment, and of the largest one with DF set.
     max_size: u32,
     max_df_size: u32,
 }
 
-/// Position of a piece. Pieces that arrived in order, each adjacent to the one before, form a run: a
-/// fragment within a run is a duplicate, one that crosses its ends overlaps.
+/// Position of a piece. Pieces that arrived in order, each adjacent to the one before, form a run:
+/// a fragment within a run is a duplicate, a fragment that crosses the ends of a run overlaps.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     start: u32,
     end: u32,
     run_start: u32,
-    /// Offset of its bytes in its packet's frame.
+    /// Offset of the piece's bytes in its packet's frame.
     data_at: u16,
-    /// Index of its packet.
+    /// Index of the piece's packet.
     packet: u16,
 }
 
@@ -47,11 +47,11 @@ struct Piece {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub(super) enum Fit {
-    /// Fits into this gap.
+    /// The fragment fits into this gap.
     Fits(Gap),
-    /// Already present: dropped.
+    /// The fragment is already present, and is dropped.
     Duplicate,
-    /// Invalid, and so is the whole datagram.
+    /// The fragment is invalid, and so is the whole datagram.
     Spoils(NetworkDrop),
 }
 
@@ -68,54 +68,58 @@ pub(super) struct Gap {
 const PIECES_MAX: usize = 1 << 14;
 
 impl Pieces {
-    /// Validates a fragment. Its information about the datagram's length is used even if it is a
-    /// duplicate, as in the kernel.
+    /// Validates a fragment. As in the kernel, the datagram's length is learned even from a
+    /// duplicate.
     pub(super) fn fit(&mut self, fragment: &FragmentPart, network: Network) -> Fit {
         let FragmentPart { start, mut end, is_last, .. } = *fragment;
         if is_last {
             if end < self.len || (self.is_len_known && end != self.len) {
+                // The end contradicts data beyond it, or another last fragment.
                 return Fit::Spoils(NetworkDrop::FragInvalid);
             }
             (self.is_len_known, self.len) = (true, end);
         } else {
             if network == Network::Ipv4 {
-                end &= !7; // IPv6's are refused before they come here
+                end &= !7; // IPv6 ones were refused by `fragment::ipv6`
             }
             if end > self.len {
                 if self.is_len_known {
+                    // Data beyond the end that the last fragment has given.
                     return Fit::Spoils(NetworkDrop::FragInvalid);
                 }
                 self.len = end;
             }
         }
         if end <= start || self.placed.len() >= PIECES_MAX {
+            // An empty fragment, or more pieces than a datagram can have.
             return Fit::Spoils(NetworkDrop::FragInvalid);
         }
         self.find_gap(start, end)
     }
 
-    /// Detects duplicates, which are dropped, and overlaps, which invalidate the datagram (RFC 5722,
-    /// and its erratum 3089).
+    /// Detects duplicates, which are dropped, and overlaps, which invalidate the datagram (RFC
+    /// 5722, and its erratum 3089).
     fn find_gap(&self, start: u32, end: u32) -> Fit {
         let at = self.placed.partition_point(|piece| piece.start < end);
         let is_tail = at == self.placed.len();
         let before = at.checked_sub(1).and_then(|before| self.placed.get(before));
         match before {
             None => Fit::Fits(Gap { at, start, end, run_start: start }),
-            // Only what is put behind all others continues a run.
+            // Only a piece appended behind all others continues a run.
             Some(before) if before.end == start && is_tail => {
                 Fit::Fits(Gap { at, start, end, run_start: before.run_start })
             }
             Some(before) if before.end <= start => {
                 Fit::Fits(Gap { at, start, end, run_start: start })
             }
-            // The next piece begins at `end` or behind it, so beyond `before` is beyond its run.
+            // The next piece begins at or after `end`, so a fragment beyond `before` is beyond its
+            // run.
             Some(before) if before.run_start <= start && end <= before.end => Fit::Duplicate,
             Some(_) => Fit::Spoils(NetworkDrop::FragOverlap),
         }
     }
 
-    /// Inserts a fragment into the gap it [fits](Self::fit).
+    /// Inserts a fragment into the gap that it [fits](Self::fit).
     pub(super) fn place(&mut self, gap: Gap, fragment: &FragmentPart, packet: Packet) {
         let Gap { at, start, end, run_start } = gap;
         // Lossless: fewer than PIECES_MAX.
@@ -160,7 +164,7 @@ impl Pieces {
         u32::try_from(self.packets.len()).unwrap_or(u32::MAX)
     }
 
-    /// The first piece's packet, and the offset of its bytes. Present if the datagram is complete.
+    /// Packet of the first piece, and the offset of its bytes. Present if the datagram is complete.
     pub(super) fn head(&self) -> Option<(&Packet, u16)> {
         let piece = self.placed.first()?;
         Some((self.packets.get(usize::from(piece.packet))?, piece.data_at))
@@ -184,8 +188,8 @@ impl Pieces {
         self.packets
     }
 
-    /// Converts the pieces into the first one's packet, with the frames of the others chained to it.
-    /// Each frame is trimmed to the end of its piece, and all but the first also to its start.
+    /// Converts the pieces into the first one's packet, with the frames of the others chained to
+    /// it. Each frame is trimmed to the end of its piece, and all but the first also to the start.
     pub(super) fn into_chain(self) -> Option<Packet> {
         let mut packets: Vec<_> = self.packets.into_iter().map(Some).collect();
         let mut pieces = self.placed.iter();
@@ -202,8 +206,8 @@ impl Pieces {
         Some(head)
     }
 
-    /// Starts over with another datagram of the same key, as the kernel's `ip_frag_reinit` does: the
-    /// maximum sizes are kept.
+    /// Starts over with another datagram of the same key, as the kernel's `ip_frag_reinit` does:
+    /// the maximum sizes are kept.
     pub(super) fn restart(&mut self) -> Vec<Packet> {
         let Self { max_size, max_df_size, .. } = *self;
         let before = std::mem::replace(self, Self { max_size, max_df_size, ..Self::default() });
@@ -212,7 +216,7 @@ impl Pieces {
 }
 
 impl Piece {
-    /// Range of its bytes in its frame.
+    /// Range of the piece's bytes in the frame.
     fn range(&self) -> std::ops::Range<usize> {
         let (at, len) = (usize::from(self.data_at), (self.end - self.start) as usize);
         at..at + len

@@ -2,10 +2,10 @@
 //! the fragments that the old one received.
 //!
 //! The datagrams are divided into shards, each behind a lock that is held while one fragment is
-//! inserted, never while bytes are copied. All datagrams of a source are in one shard, by its hash,
-//! so its memory use is known there. The memory limit applies to all shards together; a victim is
-//! searched for in the fragment's own shard and, if that has none, in those others whose lock is
-//! free.
+//! inserted, never while bytes are copied. All datagrams of a source are in one shard, by the hash
+//! of the source, so the shard knows the source's memory use. The memory limit applies to all
+//! shards together. A victim is searched for in the fragment's own shard and, if that has none, in
+//! the other shards whose lock is free.
 
 #![expect(
     clippy::disallowed_types,
@@ -26,13 +26,13 @@ use super::{GivenUp, ReassemblyLimits};
 /// Largest number of shards.
 const SHARDS_MAX: usize = 64;
 
-/// Number of shards for `cpus` CPUs, large enough that two seldom contend.
+/// Number of shards for `cpus` CPUs, large enough that two CPUs seldom contend.
 pub(super) fn shards_for(cpus: usize) -> usize {
     cpus.clamp(1, SHARDS_MAX).next_power_of_two()
 }
 
-/// Memory used by all shards together. Relaxed throughout: only the sums matter, and each is updated
-/// atomically.
+/// Memory used by all shards together. Relaxed throughout: only the sums matter, and each is
+/// updated atomically.
 #[derive(Debug, Default)]
 pub(super) struct Usage {
     bytes: AtomicU32,
@@ -51,12 +51,12 @@ impl Usage {
         self.strangers_bytes.load(Ordering::Relaxed)
     }
 
-    /// Number of frames that wait.
+    /// Number of waiting frames.
     pub(super) fn frames(&self) -> u32 {
         self.frames.load(Ordering::Relaxed)
     }
 
-    /// Charges `bytes` if that stays within the limit.
+    /// Charges `bytes` if the sum stays within the limit.
     pub(super) fn charge(&self, bytes: u32, standing: SourceStanding, limit: u32) -> bool {
         let within = |held: u32| held.checked_add(bytes).filter(|&sum| sum <= limit);
         let is_charged =
@@ -110,7 +110,7 @@ impl Shards {
         Self { network, hasher, usage, shards }
     }
 
-    /// Adds a fragment to its datagram, after timed-out datagrams of its shard were dropped.
+    /// Adds a fragment to its datagram, after dropping the timed-out datagrams of its shard.
     pub(super) fn add(
         &self,
         packet: Packet,
@@ -118,7 +118,7 @@ impl Shards {
         given_up: &mut GivenUp,
     ) -> Added {
         let hash = self.hasher.hash(&source_prefix(self.network, &fragment.key));
-        // The lower bits choose the place within a shard.
+        // The lower bits select the bucket within a shard.
         let own = (hash >> 48) as usize & (self.shards.len() - 1);
         let (before, rest) = self.shards.split_at(own);
         let Some((own, behind)) = rest.split_first() else {
@@ -148,7 +148,7 @@ impl Shards {
     }
 }
 
-/// All shards but a fragment's own. Those after it are tried first, so that evictions are spread
+/// All shards but a fragment's own. Shards after it are tried first, so that evictions are spread
 /// over the shards.
 pub(super) struct Others<'a> {
     before: &'a [Mutex<HeldFragments>],
@@ -156,9 +156,10 @@ pub(super) struct Others<'a> {
 }
 
 impl Others<'_> {
-    /// Evicts a datagram of this standing in one of the shards whose lock is free, if there is one.
+    /// Evicts a datagram of this standing in one of the shards whose lock is free. Returns false if
+    /// there is none.
     pub(super) fn lose_one(&self, standing: SourceStanding, given_up: &mut GivenUp) -> bool {
-        // Never waits: two that hold one each would wait for each other.
+        // Never waits for a lock: two CPUs that hold a shard each would deadlock.
         let mut shards = self.behind.iter().chain(self.before);
         shards.any(|shard| shard.try_lock().is_ok_and(|mut held| held.lose_one(standing, given_up)))
     }

@@ -1,4 +1,4 @@
-//! Loom models of the queue, in every interleaving of its threads: `./ci.sh loom`.
+//! Loom models of the queue, which explore every interleaving of its threads: `./ci.sh loom`.
 
 use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
@@ -49,8 +49,8 @@ fn model_within(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
     model.check(check);
 }
 
-/// A reader that sleeps whenever it may, and two CPUs: if a wake-up were lost, it would sleep
-/// forever, which loom reports.
+/// A reader that sleeps whenever possible, and two CPUs. A lost wake-up would leave the reader
+/// asleep forever, which loom reports.
 #[test]
 fn sleeping_reader_woken_for_every_packet() {
     model(|| {
@@ -83,7 +83,7 @@ fn sleeping_reader_woken_for_every_packet() {
     });
 }
 
-/// The same with lanes that join when their CPUs have something to put in. Two CPUs, one packet
+/// As above, with lanes that join when their CPUs have a packet to put in. Two CPUs, one packet
 /// each.
 #[test]
 fn late_lane_is_met_reader_woken() {
@@ -118,8 +118,8 @@ fn late_lane_is_met_reader_woken() {
     });
 }
 
-/// A socket is closed while a CPU joins: the CPU is told so, or its lane is released with the
-/// socket; no packet is left.
+/// A socket is closed while a CPU joins: either the CPU gets `None`, or its lane is released with
+/// the socket; no packet is left.
 #[test]
 fn lane_joining_closed_socket_leaves_nothing() {
     model(|| {
@@ -138,7 +138,7 @@ fn lane_joining_closed_socket_leaves_nothing() {
     });
 }
 
-/// A sleeping reader is woken by a refusal, whenever it goes to sleep.
+/// A sleeping reader is woken by a refusal at any point of its going to sleep.
 #[test]
 fn sleeping_reader_woken_for_refusal() {
     model(|| {
@@ -160,7 +160,7 @@ fn sleeping_reader_woken_for_refusal() {
 }
 
 /// A flow moves from one CPU to another, with only the ordering that the drain rule gives: the
-/// second has seen that the first is done.
+/// second CPU has seen that the first is done.
 #[test]
 fn moved_flow_is_read_in_order() {
     model(|| {
@@ -190,7 +190,7 @@ fn moved_flow_is_read_in_order() {
     });
 }
 
-/// Two CPUs and a reader share an account that has room for one packet: it never holds two.
+/// Two CPUs and a reader share an account with room for one packet: the account never holds two.
 #[test]
 fn promise_3_account_never_exceeds_limit() {
     model(|| {

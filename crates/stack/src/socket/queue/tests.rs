@@ -1,4 +1,4 @@
-//! The queue compared with a plain one, and under several threads.
+//! The queue compared with a plain queue, and under several threads.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
@@ -19,7 +19,7 @@ const ID: SocketId = SocketId(7);
 
 fn pools(owners: usize, chunks: u32) -> Vec<Pool> {
     let share = [SMALL_BYTES, LARGE_BYTES].map(|chunk_bytes| ChunkClass { chunk_bytes, chunks });
-    // The last one is the reader's, which sends frames home only.
+    // The last pool is the reader's, which only returns frames.
     let mut shares = vec![share.to_vec(); owners];
     shares.push(Vec::new());
     carve(Region::allocate(region_bytes(&shares)), &shares).unwrap()
@@ -135,7 +135,7 @@ impl Twin {
 struct Rig {
     pools: Vec<Pool>,
     hub: Arc<SocketQueue>,
-    /// Inlets, created when their CPUs have something to put in.
+    /// Inlets, created when their CPUs have a packet to put in.
     inlets: [Option<SocketQueueProducer>; CPUS],
     outlet: SocketQueueConsumer,
     twin: Twin,
@@ -204,9 +204,9 @@ impl Rig {
 }
 
 proptest! {
-    /// For any runs put in by any CPUs, and any times at which the reader looks: packets come out in
-    /// the order in which they were put in, exactly those are dropped that the kernel would drop,
-    /// and a sleeping reader is woken once.
+    /// For any runs put in by any CPUs, and any times at which the reader looks: packets come out
+    /// in the order in which they were put in, exactly the packets that the kernel would drop are
+    /// dropped, and a sleeping reader is woken once.
     #[test]
     fn promise_1_and_2_queue_agrees_with_reference(
         start in prop_oneof![Just(0u32), u32::MAX - 50..=u32::MAX],
@@ -227,7 +227,7 @@ proptest! {
             taken: Vec::new(),
         };
         steps.into_iter().for_each(|step| rig.step(step));
-        // The reader goes, whatever is queued; then the CPUs go.
+        // The reader is dropped, with any packets queued; then the CPUs' inlets.
         let Rig { mut pools, inlets, outlet, hub, .. } = rig;
         drop(outlet);
         for inlet in inlets.into_iter().flatten() {
@@ -240,9 +240,10 @@ proptest! {
     }
 }
 
-/// A reader that is slow now and then, and sleeps when the queue is empty, and CPUs that put in
-/// packets as fast as they can: every packet comes out or is dropped, those of each CPU in order,
-/// the bytes held stay within `rcvbuf`, and no wake-up is lost (the reader would sleep forever).
+/// A reader that is slow now and then and sleeps when the queue is empty, and CPUs that put packets
+/// in as fast as they can. Every packet comes out or is dropped, the packets of each CPU come out
+/// in order, the bytes held stay within `rcvbuf`, and no wake-up is lost (the reader would sleep
+/// forever).
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the threads of CPUs and of a reader")]
 fn promise_2_and_3_several_cpus_sleeping_reader_lose_nothing() {
@@ -260,7 +261,7 @@ fn promise_2_and_3_several_cpus_sleeping_reader_lose_nothing() {
             thread::spawn(move || {
                 let result = produce(inlet, pool, RUNS, &reader);
                 ended.fetch_add(1, Ordering::Release);
-                // It may sleep, and asks whether anyone is left.
+                // The reader may sleep here, and checks if any producer is left.
                 reader.unpark();
                 result
             })
@@ -340,7 +341,7 @@ fn promise_1_moving_flow_is_read_in_order() {
             let turn = Arc::clone(&turn);
             thread::spawn(move || {
                 for number in (0..PACKETS).filter(|number| number / 3 % CPUS as u64 == cpu) {
-                    // The flow is on this CPU when its number has come.
+                    // The flow is on this CPU once the count has reached its number.
                     while turn.load(Ordering::Acquire) != number {
                         thread::yield_now();
                     }

@@ -1,5 +1,5 @@
-//! All bound sockets, for the code that binds and closes them: incremental updates of the table, and
-//! detection of address conflicts.
+//! All bound sockets, for the code that binds and closes sockets: incremental updates of the table,
+//! and detection of address conflicts.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,14 +54,15 @@ impl LookedAt {
 #[derive(Debug, Default)]
 struct Spot {
     all: BTreeMap<LookedAt, Arc<Placed>>,
-    /// Sockets that are not connected.
+    /// Unconnected sockets.
     open: BTreeMap<LookedAt, Arc<Placed>>,
     /// Number of connected sockets, by group.
     connected: BTreeMap<ReuseportGroup, usize>,
 }
 
 impl Bindings {
-    /// Creates an empty set. `seed` is secret, so that nobody can choose addresses that collide.
+    /// Creates an empty set. `seed` is secret, so that an attacker cannot choose addresses that
+    /// collide.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let table = SocketTable::empty(seed);
@@ -74,7 +75,7 @@ impl Bindings {
         &self.table
     }
 
-    /// Binds a socket, after all others. A previous socket of the same slot must have been removed.
+    /// Binds a socket, after all others. The slot's previous socket must have been removed.
     pub fn insert(&mut self, binding: Binding) {
         let bound_as = self.next;
         self.next.0 += 1;
@@ -109,8 +110,8 @@ impl Bindings {
         Some(Arc::unwrap_or_clone(placed).binding)
     }
 
-    /// Changes a socket's binding. It counts as the last one bound from then on: of sockets
-    /// connected alike, the kernel selects the last.
+    /// Changes a socket's binding. The socket counts as the last one bound from then on: among
+    /// sockets connected alike, the kernel selects the last.
     pub fn rebind(&mut self, id: SocketId, change: impl FnOnce(&mut Binding)) {
         if let Some(mut binding) = self.remove(id) {
             change(&mut binding);
@@ -118,8 +119,8 @@ impl Bindings {
         }
     }
 
-    /// The socket that keeps `new` from being bound: the kernel's `EADDRINUSE`. As there, of the
-    /// sockets that have an address in common with it, the first in lookup order decides.
+    /// The socket that keeps `new` from being bound: the kernel's `EADDRINUSE`. As in the kernel,
+    /// the first socket in lookup order that has an address in common with `new` decides.
     #[must_use]
     pub fn conflict(&self, new: &Binding) -> Option<SocketId> {
         let port = new.local.port();
@@ -144,7 +145,7 @@ impl Bindings {
         self.spots.range((port, low)..=(port, high)).map(|(_, spot)| spot)
     }
 
-    /// Updates the table for a socket: with its binding `now`, or without it.
+    /// Updates the table for a socket: with its binding `now`, or without it if `None`.
     fn publish(&mut self, of: &Placed, now: Option<&Arc<Placed>>) {
         let Binding { id, local, .. } = of.binding;
         let port = local.port().into();
@@ -196,7 +197,7 @@ impl Spot {
         }
     }
 
-    /// Members that receive here without being connected.
+    /// Members that receive at this spot without being connected.
     fn members(&self) -> Option<Members> {
         let usual = self.first(None)?;
         let cpus: BTreeSet<_> =
@@ -213,7 +214,7 @@ impl Spot {
     }
 
     /// The socket that a datagram on `cpu` is for, or any member of its group (`udp4_lib_lookup2`):
-    /// the kernel does not look beyond a group, unless one of its sockets is connected.
+    /// the kernel does not look beyond a group, unless one of the group's sockets is connected.
     fn first(&self, cpu: Option<CpuId>) -> Option<&Arc<Placed>> {
         let mut best = None;
         for placed in self.open.values() {
@@ -235,7 +236,7 @@ impl Spot {
         best.map(|(_, placed)| placed)
     }
 
-    /// A single socket, or its group in the order in which they were bound.
+    /// The single socket `first`, or its group in the order in which the members were bound.
     fn members_with(&self, first: &Placed) -> Members {
         let Some(group) = first.binding.group() else { return Members::One(first.binding.id) };
         let of_group = |placed: &&Arc<Placed>| placed.binding.group() == Some(group);
@@ -245,8 +246,8 @@ impl Spot {
     }
 }
 
-/// The kernel's `compute_score`: an IPv4 socket scores higher when both families match, and so does
-/// one read on `cpu`.
+/// The kernel's `compute_score`: an IPv4 socket scores higher when both families match, and a
+/// socket read on `cpu` scores higher.
 fn score(of: &Placed, cpu: Option<CpuId>) -> u8 {
     let is_here = cpu.is_some() && of.binding.wants_cpu() == cpu;
     u8::from(of.binding.local.is_ipv4()) + u8::from(is_here)

@@ -63,8 +63,8 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
     proptest::collection::vec(change, 0..20)
 }
 
-/// Bindings after changes, and a list of them in the order in which they were bound. Slots are
-/// reused.
+/// Bindings after the changes, and the list of them in the order in which they were bound. Slots
+/// are reused.
 fn changed(changes: Vec<Change>, seed: u64) -> (Bindings, Vec<Binding>) {
     let (mut bindings, mut expected) = (Bindings::new(seed), Vec::<Binding>::new());
     let (mut free, mut slots) = (Vec::new(), 0);
@@ -102,7 +102,7 @@ fn tuple() -> impl Strategy<Value = Flow4Tuple> {
     (peer(), local(&ADDRESSES[2..]), 1u32.., 0u16..4).prop_map(
         |(source, destination, hash, cpu)| Flow4Tuple {
             source: SocketAddr::new(source.ip().to_canonical(), source.port()),
-            // Of the sender's family.
+            // The family is the sender's.
             destination: if source.ip().to_canonical().is_ipv4() == destination.is_ipv4() {
                 destination
             } else if destination.is_ipv4() {
@@ -155,7 +155,8 @@ impl<'a> Twin<'a> {
     }
 
     fn find_at(&self, address: IpAddr, of: &Flow4Tuple) -> Option<&'a Binding> {
-        // `udp4_lib_lookup4`: connected ones are in a list of their own, the last one first.
+        // `udp4_lib_lookup4`: connected sockets are in a list of their own, the last one bound
+        // first.
         let is_for = |one: &&Binding| one.remote.is_some() && score(one, address, of) > -1;
         if let Some(connected) = self.bound.iter().rev().find(is_for) {
             return Some(connected);
@@ -166,7 +167,7 @@ impl<'a> Twin<'a> {
                 continue;
             }
             (best, found) = (score(binding, address, of), Some(binding));
-            // `udp4_lib_lookup2` asks the group, and is content with it if none of it is connected.
+            // `udp4_lib_lookup2` asks the group, and takes its answer if no member is connected.
             let group: Vec<_> = self.bound.iter().filter(|other| shares(binding, other)).collect();
             if !group.is_empty() && group.iter().all(|member| member.remote.is_none()) {
                 break;
@@ -220,7 +221,7 @@ fn score(binding: &Binding, address: IpAddr, of: &Flow4Tuple) -> i32 {
     }
 }
 
-/// `ipv6_rcv_saddr_equal` and `ipv4_rcv_saddr_equal`, by their cases.
+/// `ipv6_rcv_saddr_equal` and `ipv4_rcv_saddr_equal`, case by case.
 fn has_address_in_common(one: &Binding, two: &Binding) -> bool {
     let (a, b) = (one.local.ip().to_canonical(), two.local.ip().to_canonical());
     match (a, b) {
@@ -253,8 +254,8 @@ proptest! {
         }
     }
 
-    /// A socket may be bound if the first one that it has an address in common with shares its port
-    /// as well.
+    /// A socket may be bound if the first socket that has an address in common with it shares its
+    /// port as well.
     #[test]
     fn bind_errors_are_the_kernels(
         changes in changes(),
@@ -271,8 +272,8 @@ proptest! {
         prop_assert_eq!(bindings.conflict(&new), expected.map(|bound| bound.id));
     }
 
-    /// Every flow of a group has one member, all members have some flows, and for flows without a
-    /// hash the table computes one.
+    /// Every flow of a group goes to one member, every member gets some flows, and the table
+    /// computes a hash for flows without one.
     #[test]
     fn group_spreads_flows_stably(count in 1u16..9, seed: u64, has_hash: bool) {
         let local = "10.0.0.1:53".parse().unwrap();
@@ -298,8 +299,7 @@ proptest! {
         prop_assert!(members.iter().all(|flows| (fair / 4..=fair * 2).contains(flows)), "{found:?}");
     }
 
-    /// A multicast or broadcast datagram goes to every socket that the kernel's rule selects, once
-    /// to each.
+    /// A multicast or broadcast datagram goes once to every socket that the kernel's rule selects.
     #[test]
     fn multicast_reaches_all_members(changes in changes(), of in tuple()) {
         let to = of.destination.ip();

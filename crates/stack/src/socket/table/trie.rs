@@ -1,7 +1,7 @@
 //! A persistent map: a change creates a new map, which shares all unchanged parts with the old one.
 //!
-//! Readers need no lock, as nothing in a map ever changes. A change copies one branch per level, and
-//! a level distinguishes 256 keys.
+//! Readers need no lock, as a map never changes once created. A change copies one branch per level,
+//! and a level distinguishes 256 keys.
 
 use std::fmt;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl<V: Clone> Branch<V> {
                 value.map(|value| Child::Leaf(key, value))
             }
             (Some(leaf @ Child::Leaf(..)), None) => Some(leaf.clone()),
-            // They part further down, as they differ.
+            // The two keys differ, so they part at a lower level.
             (Some(Child::Leaf(of, there)), value) => {
                 let alone = Self::default().with(level + 1, *of, Some(there.clone()));
                 Some(Child::Branch(alone.with(level + 1, key, value)))

@@ -1,4 +1,4 @@
-//! Messages of neighbours: which are answered, which are learned from, and which are ignored.
+//! Neighbour messages: those answered, those learned from, and those ignored.
 
 use etherparse::icmpv6::NeighborAdvertisementHeader;
 use etherparse::{ArpOperation, Icmpv6Type};
@@ -67,7 +67,7 @@ fn foreign_arp_heard_not_answered() {
         (arp_message(ALL, REPLY, "10.9.0.2", "10.9.0.1"), false, of),
         (arp_message(ALL, REQUEST, "10.9.0.2", "10.9.0.2"), false, announced),
         (arp_message(THEIRS, REPLY, "10.9.0.2", "10.9.0.2"), false, announced),
-        // An announcement by reply names its link address twice.
+        // An announcement by reply contains its link-layer address twice.
         (arp_message(ALL, REPLY, "10.9.0.2", "10.9.0.2"), false, of),
     ];
     let mut pool = pool(10);
@@ -96,7 +96,7 @@ fn impossible_arp_addresses_are_refused() {
         assert_eq!(arp_received(&mut pool, &bytes, false).0, Err(why), "{sender} {target}");
     }
     let good = arp_message(ALL, REQUEST, "10.9.0.2", "10.9.0.1");
-    // Hardware, protocol, their lengths, operation; a link address that is a group's.
+    // Changed fields: hardware, protocol, their lengths, operation; a multicast link-layer address.
     for (at, value, why) in [
         (1, 7, NetworkDrop::UnhandledProto),
         (2, 9, NetworkDrop::UnhandledProto),
@@ -167,7 +167,7 @@ fn address_probe_answered_to_all() {
     assert_eq!((read.source, read.destination), (v6("fd00::1"), v6("ff02::1")));
     let flags = NeighborAdvertisementHeader { router: false, solicited: false, r#override: true };
     assert_eq!(read.kind, Icmpv6Type::NeighborAdvertisement(flags));
-    // One with a link address, or not to the group of the address, is none.
+    // A probe with a link-layer address, or not sent to the solicited-node group, is invalid.
     let with_lladdr = Ndisc { source: "::", ..solicitation() };
     let to_us = Ndisc { destination: "fd00::1", ..probe };
     for wrong in [with_lladdr, to_us] {
@@ -194,7 +194,7 @@ fn advertisements_are_heard() {
         assert_eq!(heard, Ok(NeighbourEvent { sighting: Some(expected), is_answer: false }));
         assert_eq!(packet.frame.data(), message.bytes());
     }
-    // Of our own address, or solicited by nobody.
+    // An advertisement of our own address, or an unsolicited one.
     let of_ours = Ndisc { target: "fd00::1", ..advertisement(false, true) };
     assert_eq!(of_ours.received(&mut pool).0, Ok(NeighbourEvent::default()));
     let to_all = Ndisc { destination: "ff02::1", ..advertisement(true, true) };

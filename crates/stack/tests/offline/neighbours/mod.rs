@@ -1,5 +1,5 @@
-//! Neighbours on a device where the kernel does not act for this host: we are found by ARP and
-//! neighbour discovery, and find others.
+//! Neighbours on a device where the kernel does not act for this host: others find us, and we find
+//! others, by ARP and neighbour discovery.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod messages;

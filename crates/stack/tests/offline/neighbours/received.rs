@@ -1,4 +1,5 @@
-//! Neighbour messages passed through the network layer: answers are sent, and observations reported.
+//! Neighbour messages passed through the network layer: answers are sent, and observations
+//! reported.
 
 use std::sync::Arc;
 

@@ -146,7 +146,7 @@ fn used_neighbour_reprobed_then_forgotten() {
     let at = |second: u64| second * SECOND_NS;
     assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::Asking);
     rig.hear(answer(THEIRS), 0);
-    // Reachable for 30 seconds; then five seconds pass before it is asked.
+    // Reachable for 30 seconds, then used for five seconds before the probe.
     assert_eq!(rig.resolve(NEIGHBOUR, at(29)), Found::There(THEIRS));
     assert_eq!(rig.resolve(NEIGHBOUR, at(40)), Found::There(THEIRS));
     assert_eq!(rig.resolve(NEIGHBOUR, at(44)), Found::There(THEIRS));
@@ -166,7 +166,7 @@ fn used_neighbour_reprobed_then_forgotten() {
 #[test]
 fn who_takes_the_place_of_whom() {
     let cases = [
-        // Answers back to back: the first counts. Later, another one does.
+        // Of answers in quick succession, the first one counts; a later one replaces it.
         (answer(OTHERS), SECOND_NS, Found::There(THEIRS)),
         (answer(OTHERS), SECOND_NS + 1, Found::There(OTHERS)),
         (
@@ -185,7 +185,7 @@ fn who_takes_the_place_of_whom() {
         rig.hear(answer(THEIRS), 0);
         rig.hear(sighting, now_ns);
         assert_eq!(rig.resolve(NEIGHBOUR, now_ns), expected, "{sighting:?}");
-        // One that is contradicted is asked, well before its time is over.
+        // A contradicted entry is probed well before its lifetime ends.
         let is_doubted = sighting.replaces == Replaces::Never;
         let later = rig.resolve(NEIGHBOUR, now_ns + 5 * SECOND_NS);
         assert_eq!(later == Found::Probing(THEIRS), is_doubted, "{later:?}");
@@ -199,7 +199,7 @@ fn strangers_remembered_only_if_addressing_us() {
     assert_eq!(rig.neighbours.count(), 0);
     rig.hear(NeighbourObservation { is_welcome: true, is_confirmed: false, ..answer(THEIRS) }, 0);
     assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::There(THEIRS));
-    // They did not answer us: they are asked as soon as they are used for a while.
+    // The neighbour has not answered us, so it is probed once used for five seconds.
     assert_eq!(rig.resolve(NEIGHBOUR, 5 * SECOND_NS), Found::Probing(THEIRS));
 }
 
@@ -216,7 +216,7 @@ fn stranger_flood_keeps_used_neighbours() {
         assert!(rig.neighbours.count() <= NEIGHBOURS_MAX);
     }
     assert_eq!(rig.resolve(NEIGHBOUR, 2), Found::There(THEIRS));
-    // Those whom we seek ourselves make room for each other.
+    // Unresolved neighbours evict each other only.
     for number in 0..5000u16 {
         let [high, low] = number.to_be_bytes();
         let address = IpAddr::from(Ipv4Addr::new(10, 11, high, low));
@@ -234,7 +234,7 @@ fn numbered(net: u8, number: u16) -> IpAddr {
 /// Messages of a flood from many addresses.
 #[derive(Clone, Copy, Debug)]
 enum Flood {
-    /// Packets that we answer, from addresses that nobody has.
+    /// Packets that we answer, from spoofed addresses.
     Answered,
     /// Solicitations of our address.
     Heard,
@@ -311,7 +311,8 @@ proptest! {
         prop_assert_eq!(rig.resolve_ip(good, 3), Found::Asking);
         let given_up = rig.hold_ip(good, 1, 3);
         prop_assert!(!given_up.contains(&1));
-        // It stays until it answers, if no more are sought meanwhile than can be.
+        // The entry stays until the neighbour answers, unless more neighbours are solicited than
+        // the limit.
         rig.flood((Flood::Answered, 30, within), 4);
         prop_assert_eq!(rig.hear(NeighbourObservation { address: good, ..answer(THEIRS) }, 5), 1);
         rig.tick(60 * SECOND_NS);
@@ -325,7 +326,7 @@ proptest! {
 fn promise_3_silent_addresses_evict_no_neighbour() {
     let mut rig = Rig::with(1024);
     rig.prove(ip(NEIGHBOUR), 0);
-    // 1024 of them within ten milliseconds.
+    // 1024 look-ups within ten milliseconds.
     for number in 100..100 + 1024 {
         assert_eq!(rig.resolve_ip(numbered(9, number), u64::from(number) * 10_000), Found::Asking);
     }
@@ -338,7 +339,7 @@ fn excess_neighbours_evict_each_other() {
     let all = u16::try_from(NEIGHBOURS_MAX).unwrap() + 10;
     (0..all).for_each(|number| rig.prove(numbered(11, number), 1));
     assert_eq!(rig.neighbours.count(), NEIGHBOURS_MAX);
-    // Who was used last stays.
+    // The most recently used entries stay.
     for number in (11..all).rev() {
         assert_eq!(rig.resolve_ip(numbered(11, number), 2), Found::There(THEIRS), "{number}");
     }
@@ -349,20 +350,21 @@ fn excess_neighbours_evict_each_other() {
 fn most_waiting_packets_give_way_first() {
     let mut rig = Rig::with(1024);
     let sought = |number| numbered(11, number);
-    // Two wait for each of 128: no place is left.
+    // Two packets wait for each of 128 neighbours: no slot is left.
     for number in 0..128 {
         assert_eq!(rig.resolve_ip(sought(number), 0), Found::Asking);
         assert!(rig.hold_ip(sought(number), 1, 0).is_empty());
         assert!(rig.hold_ip(sought(number), 2, 0).is_empty());
     }
     assert_eq!(rig.neighbours.waiting(), WAITING_IN_ALL_MAX);
-    // A third one costs a neighbour that is no better off nothing.
+    // A third packet for a neighbour displaces its own oldest one, never another neighbour's.
     assert_eq!(rig.hold_ip(sought(5), 3, 0), [1]);
     assert_eq!(rig.hear(NeighbourObservation { address: sought(5), ..answer(THEIRS) }, 0), 2);
     assert!(rig.hold_ip(sought(9), 3, 0).is_empty());
     assert_eq!(rig.resolve_ip(sought(200), 0), Found::Asking);
     assert!(rig.hold_ip(sought(200), 4, 0).is_empty());
-    // Three wait for one: its oldest one makes room, then those of the others in turn.
+    // Once three packets wait for a neighbour, it loses its oldest one; then the others lose theirs
+    // in turn.
     assert_eq!(rig.hold_ip(sought(200), 5, 0), [1]);
     assert_eq!(rig.hear(NeighbourObservation { address: sought(9), ..answer(THEIRS) }, 0), 2);
 }
@@ -393,7 +395,7 @@ fn packet_waits_for_three_solicitations() {
     assert_eq!(rig.tick(3 * SECOND_NS), (0, vec![7]));
     assert_eq!(rig.tick(4 * SECOND_NS), (0, vec![]));
     assert_eq!((rig.neighbours.waiting(), rig.pool.in_use()), (0, 0));
-    // Nobody wants it any more.
+    // The neighbour is no longer wanted by any sender.
     assert_eq!(rig.neighbours.count(), 1);
     rig.tick(60 * SECOND_NS);
     assert_eq!(rig.neighbours.count(), 0);
@@ -425,7 +427,7 @@ fn promise_2_waiting_packets_expire_by_name() {
     assert_eq!(rig.tick(3 * SECOND_NS).1, [7]);
     drops.neigh_failed = 1;
     assert_eq!(rig.neighbours.drops(), drops);
-    // It waits when no answer can come any more, and the next one does not begin to.
+    // After closing, no packet is queued, as no answer can arrive.
     assert_eq!(rig.resolve_ip(forgotten, 4 * SECOND_NS), Found::Asking);
     assert!(rig.hold_ip(forgotten, 8, 4 * SECOND_NS).is_empty());
     let mut dropped = Vec::new();

@@ -1,10 +1,10 @@
-//! A flood of fragments that never complete, a hundred times as many as good ones: memory stays
-//! within its limit, and good datagrams get through.
+//! A flood of fragments that never complete, a hundred times as many as valid ones: memory stays
+//! within its limit, and valid datagrams get through.
 
 use crate::reassembly::frames::{Datagram, Version, pool};
 use crate::reassembly::{FragmentsConfig, ReassemblyLimits, Rig};
 
-/// Fragments of the flood per good one.
+/// Flood fragments per valid one.
 const FLOOD: u32 = 100;
 
 const GOOD_DATAGRAMS: u32 = 60;
@@ -35,9 +35,9 @@ impl Flooder {
     }
 }
 
-/// Number of good datagrams that get through, of three fragments each, `at_once` of them
-/// interleaved. The flood begins with the first one or, if several hosts take turns, after each has
-/// sent one.
+/// Number of valid datagrams that get through, of three fragments each, `at_once` of them
+/// interleaved. The flood begins with the first valid fragment or, if several hosts take turns,
+/// after each host has sent one.
 fn good_under(cpus: usize, flooder: Flooder, version: Version, at_once: u32) -> u32 {
     let pieces = 3;
     let config = FragmentsConfig { ipv4: LIMITS, ipv6: LIMITS, seed: [5; 16] };
@@ -81,8 +81,7 @@ fn fragment_flood_spares_good_datagrams() {
     }
 }
 
-/// Each fragment of a good datagram waits while 600 of the flood arrive, more than there is room
-/// for.
+/// Between two fragments of a valid datagram 600 flood fragments arrive, more than fit in memory.
 #[test]
 fn known_sources_pass_fragment_flood() {
     for flooder in [Flooder::One, Flooder::Some(200), Flooder::Everybody] {

@@ -73,7 +73,7 @@ impl Datagram {
         let mut whole = Vec::new();
         builder.udp(1000, 53).write(&mut whole, &payload).unwrap();
         if version == Version::V4 {
-            // What a sender that fragments says, and what etherparse does not.
+            // Fields that a fragmenting sender sets, and etherparse does not.
             whole[IP + 6] = 0;
             whole[IP + 4..IP + 6].copy_from_slice(&id.to_be_bytes()[2..]);
             resum(&mut whole);

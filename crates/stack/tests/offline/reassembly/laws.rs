@@ -78,7 +78,7 @@ fn versions() -> impl Strategy<Value = Version> {
     prop_oneof![Just(Version::V4), Just(Version::V6)]
 }
 
-/// Fragments that often meet: few offsets, whole units, and a common end.
+/// Fragments that often overlap: few offsets, whole units, and a common end.
 fn pieces() -> impl Strategy<Value = Vec<Piece>> {
     let piece =
         (0usize..8, 0usize..33, any::<u8>(), any::<u8>()).prop_map(|(unit, len, kind, salt)| {
@@ -89,7 +89,7 @@ fn pieces() -> impl Strategy<Value = Vec<Piece>> {
                 8..=31 if is_last => 64usize.saturating_sub(start),
                 _ => len.next_multiple_of(8),
             };
-            // First fragments of IPv6 must hold a UDP header: laws of their own.
+            // First fragments of IPv6 must contain a UDP header: they have laws of their own.
             let len = if start == 0 { len.max(8) } else { len };
             let is_last = is_last && start + len > 0 && start > 0;
             let data = (0..len).map(|at| salt.wrapping_add(u8::try_from(at).unwrap())).collect();
@@ -136,7 +136,7 @@ proptest! {
         prop_assume!(starts.len() > 1);
         let ends = starts.iter().skip(1).copied().chain([len]);
         let pieces = starts.iter().zip(ends).map(|(&start, end)| datagram.cut(start, end));
-        // What does not fit in the small chunks is cut off at a large one: there must be such.
+        // Pieces too long for the small chunks need large ones, so enough must exist.
         let mut pieces: Vec<_> = pieces.collect();
         let needs_large = pieces.iter().any(|piece| piece.len() > 1700);
         for again in again {
@@ -156,7 +156,7 @@ proptest! {
         rig.all_are_accounted_for();
     }
 
-    /// Holds for any fragments, from any sources.
+    /// Memory limits and accounting hold for any fragments, from any sources.
     #[test]
     fn memory_bounded_frames_accounted(
         high_thresh in 0u32..200,

@@ -1,4 +1,4 @@
-//! Reassembly: fragments become datagrams again, byte for byte, or are dropped with a reason; in
+//! Reassembly: fragments become datagrams again, byte for byte, or are dropped with a reason, in
 //! bounded memory.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
@@ -136,7 +136,7 @@ fn chunkless_datagram_keeps_verified_frames() {
             if damage {
                 *pieces[7].last_mut().unwrap() ^= 1;
             }
-            // Padding behind a fragment is none of the datagram's.
+            // Padding after a fragment does not belong to the datagram.
             pieces[4].extend([0xee; 30]);
             pieces.swap(0, 20);
             let last = pieces.pop().unwrap();
@@ -350,7 +350,7 @@ fn fragments_of_datagrams_do_not_mix() {
     assert_eq!(rig.add_all([&last]), [ours.whole]);
     assert_eq!(rig.fragments.frames(), 4);
 
-    // IPv6's next header is the first fragment's business.
+    // For IPv6, only the first fragment's next header counts.
     let ours = Datagram::new(Version::V6, 1, 3, 92);
     let mut last = ours.cut(40, 100);
     last[IPV6_DATA] = 99;
@@ -408,7 +408,7 @@ fn promise_3_late_turn_gives_up_some() {
         (0..1000).map(|id| Datagram::new(Version::V6, id, id.into(), 1600).pieces(808)).collect();
     assert!(rig.add_all(datagrams.iter().map(|pieces| &pieces[0])).is_empty());
     let late_ns = 61 * SECOND_NS;
-    // The last one of them is asked for before a turn comes to it.
+    // The last datagram is looked up before `expire` reaches it.
     assert_eq!(rig.add(&datagrams[999][1], late_ns).map(|_| ()), None);
     assert_eq!(rig.reasons(), vec![NetworkDrop::FragReasmTimeout; 257]);
     let mut left: usize = 1000 - 257;

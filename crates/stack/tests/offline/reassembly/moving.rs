@@ -1,5 +1,5 @@
-//! A flow that moves between CPUs while its fragments wait: each fragment may arrive on a different
-//! one.
+//! A flow that moves between CPUs while its fragments wait: each fragment may arrive on another
+//! CPU.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier};
@@ -88,7 +88,7 @@ proptest! {
         }
         let mut whole = BTreeSet::new();
         for (piece, (_, place)) in pieces.iter().zip(places.iter().cycle()) {
-            // It is in the memory of the CPU that polls, and handled by another.
+            // The packet is in the memory of the polling CPU, and processed by another.
             let packet = packet(&mut cpus[place / 8 % count].pool, piece);
             whole.extend(cpus[place % count].receive(packet));
         }
@@ -97,7 +97,7 @@ proptest! {
     }
 }
 
-/// The same with concurrent threads.
+/// As above, with concurrent threads.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the threads of CPUs")]
 fn promise_2_fragments_meet_whatever_threads_have_them() {

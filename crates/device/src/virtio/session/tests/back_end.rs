@@ -1,4 +1,4 @@
-//! A back end whose every answer the test can see and choose.
+//! Back end whose every answer the test sees and chooses.
 
 use std::collections::VecDeque;
 use std::io::{IoSliceMut, Write};
@@ -12,31 +12,31 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use vhost::vhost_user::message::FrontendReq;
 
-/// Time that a test waits for what another thread is about to do.
+/// Time limit for effects of another thread.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// `VHOST_USER_NEED_REPLY_MASK` and the bit of an answer, in a header's flags.
+/// Header flags: `VHOST_USER_NEED_REPLY_MASK`, and the one of an answer.
 const NEED_REPLY: u32 = 8;
 const REPLY: u32 = 4;
 const VERSION: u32 = 1;
 
-/// Protocol features, by bits.
+/// Protocol features as bit masks.
 pub(super) const MQ: u64 = 1;
 pub(super) const REPLY_ACK: u64 = 1 << 3;
 pub(super) const CONFIG: u64 = 1 << 9;
 
-/// Answers of the back end.
+/// Features and settings that the back end answers with.
 #[derive(Clone, Debug)]
 pub(super) struct Offer {
     pub(super) features: u64,
     pub(super) protocol: u64,
     pub(super) pairs: u64,
-    /// Bytes behind `offset`, `size` and `flags` in its answer to `GET_CONFIG`.
+    /// Bytes behind `offset`, `size` and `flags` in the answer to `GET_CONFIG`.
     pub(super) config: Vec<u8>,
 }
 
 impl Default for Offer {
-    /// Everything, and four queue pairs.
+    /// All features, and four queue pairs.
     fn default() -> Self {
         let mut config = vec![0; 12];
         config[10..].copy_from_slice(&9000_u16.to_le_bytes());
@@ -54,23 +54,23 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// The 32-bit number at this place of the body: a ring's number is the first one.
+    /// Returns the 32-bit word at this index of the body; word 0 is the ring's index.
     pub(super) fn word(&self, at: usize) -> u32 {
         u32::from_ne_bytes(self.body[4 * at..4 * at + 4].try_into().unwrap())
     }
 
-    /// The 64-bit number in the body.
+    /// Returns the 64-bit number in the body.
     pub(super) fn number(&self) -> u64 {
         u64::from_ne_bytes(self.body[..8].try_into().unwrap())
     }
 }
 
-/// A connection to the front end.
+/// Connection to a front end.
 pub(super) struct BackEnd {
     pub(super) stream: UnixStream,
     offer: Offer,
     is_acknowledging: bool,
-    /// Descriptors that came with bytes that were not asked for yet.
+    /// Descriptors received with bytes that were not read yet.
     descriptors: VecDeque<OwnedFd>,
     pub(super) log: Vec<Message>,
 }
@@ -89,7 +89,8 @@ impl BackEnd {
         Self { stream, offer, is_acknowledging: false, descriptors, log }
     }
 
-    /// Answers until a message came that many times. False: the front end has gone.
+    /// Answers until a message was received that many times. Returns false if the front end has
+    /// gone.
     pub(super) fn answer_until(&mut self, of: FrontendReq, times: usize) -> bool {
         while self.log.iter().filter(|message| message.of == of).count() < times {
             let Some(message) = self.read() else { return false };
@@ -107,7 +108,7 @@ impl BackEnd {
         }
     }
 
-    /// Answers all that comes before a message, which is left without an answer.
+    /// Answers all messages up to the given one, which gets no answer.
     pub(super) fn be_silent_at(&mut self, of: FrontendReq) {
         loop {
             let message = self.read().unwrap();
@@ -119,12 +120,12 @@ impl BackEnd {
         }
     }
 
-    /// Number of times that a message came.
+    /// Returns how many times a message was received.
     pub(super) fn count(&self, of: FrontendReq) -> usize {
         self.log.iter().filter(|message| message.of == of).count()
     }
 
-    /// The next message. None: there is none any more.
+    /// Reads the next message; `None` after the last one.
     pub(super) fn read(&mut self) -> Option<Message> {
         let header = self.read_bytes(12)?;
         let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
@@ -176,11 +177,11 @@ impl BackEnd {
         self.say(message.of, &answer);
     }
 
-    /// Says something, as an answer to that.
+    /// Sends `body` as the answer to a message.
     pub(super) fn say(&mut self, to: FrontendReq, body: &[u8]) {
         let len = u32::try_from(body.len()).unwrap();
         let header = [u32::from(to), REPLY | VERSION, len].map(u32::to_ne_bytes);
-        // A front end that has gone by now is noticed when it is read from.
+        // A front end that has gone by now is noticed at the next read.
         let _ = self.stream.write_all(&[header.as_flattened(), body].concat());
     }
 }

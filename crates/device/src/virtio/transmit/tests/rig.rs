@@ -23,15 +23,15 @@ use crate::tx_queue::{TxQueue, TxQueueSink};
 use crate::virtio::features::OfferedFeatures;
 use crate::virtio::memory::MemoryPlan;
 
-/// A queue, two CPUs that send, and the device.
+/// Queue, two sending CPUs, and the device.
 pub(super) struct Rig {
     pub(super) transmit: VirtioTransmit,
     pub(super) sinks: Vec<TxQueueSink>,
     pub(super) pool: Pool,
     pub(super) device: Option<ReferenceDevice>,
-    /// Packets that were handed in, by CPU.
+    /// Number of packets handed in, by CPU.
     pub(super) handed: Vec<u64>,
-    /// Memory that packets are received into.
+    /// Memory of receive buffers.
     pub(super) buffers: PageFragCache,
     _memory: SharedMemory,
 }
@@ -81,7 +81,7 @@ impl Rig {
         packet
     }
 
-    /// Result of coalescing these. It leaves alone what says CWR: that comes whole.
+    /// Coalesces frames into one packet. Frames with CWR are not coalesced: see [`Self::whole`].
     pub(super) fn merged(&mut self, frames: &[Vec<u8>]) -> Packet {
         if says_cwr(&frames[0]) {
             return self.whole(frames);
@@ -95,7 +95,7 @@ impl Rig {
         out.remove(0)
     }
 
-    /// The same in one frame.
+    /// Same packet in one frame (GSO).
     pub(super) fn whole(&mut self, frames: &[Vec<u8>]) -> Packet {
         let mut first = frames[0].clone();
         let is_cwr = says_cwr(&first);
@@ -113,7 +113,7 @@ impl Rig {
         whole
     }
 
-    /// The same with all but its first bytes where a device put them.
+    /// Same packet with all but its first bytes in receive buffers.
     pub(super) fn in_pieces(&mut self, packet: Packet) -> Packet {
         let (head, rest) = packet.frame.data().split_at(100);
         let mut frame = self.pool.allocate(len(head) + FRAG_TABLE_BYTES).unwrap();
@@ -130,7 +130,7 @@ impl Rig {
         in_pieces
     }
 
-    /// Hands packets in on a CPU. Returns how many found no room.
+    /// Hands packets in on a CPU. Returns the number of packets without room.
     pub(super) fn hand(&mut self, cpu: usize, packets: impl IntoIterator<Item = Packet>) -> usize {
         let mut packets: Vec<_> = packets.into_iter().collect();
         self.handed[cpu] += packets.len() as u64;
@@ -144,7 +144,7 @@ impl Rig {
         self.transmit.step(&mut self.pool)
     }
 
-    /// The next buffer that the device finds.
+    /// Takes the next buffer that the device finds.
     pub(super) fn got(&mut self) -> Option<Got> {
         self.device.as_mut().unwrap().take()
     }
@@ -153,7 +153,7 @@ impl Rig {
         self.device.as_mut().unwrap().give(id, 0);
     }
 
-    /// Contents of a buffer: the device's header, and the bytes behind it.
+    /// Returns the contents of a buffer: the device's header, and the bytes behind it.
     pub(super) fn read(&self, got: &Got) -> (VirtioNetHdr, Vec<u8>) {
         let mut all = Vec::new();
         for &(address, len_bytes, is_writable) in &got.pieces {
@@ -170,7 +170,7 @@ impl Rig {
         (VirtioNetHdr::from_bytes(*all.first_chunk().unwrap()), bytes)
     }
 
-    /// All that the device finds, which it sends at once.
+    /// Sends all that the device finds, and uses its buffers at once.
     pub(super) fn sent(&mut self) -> Vec<(VirtioNetHdr, Vec<u8>)> {
         let mut sent = Vec::new();
         loop {

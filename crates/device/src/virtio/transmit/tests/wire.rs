@@ -1,5 +1,4 @@
-//! Frames of one flow, and a device that cuts what they are merged into by nothing but the header
-//! before it.
+//! Frames of one flow, and a device that cuts a merged packet by nothing but the header before it.
 
 use etherparse::{IpHeaders, Ipv4Header, Ipv6Header, PacketBuilder, ip_number};
 use forebay_rx::coalesce::gso::{GSO_ECN, GSO_NONE, GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr};
@@ -9,7 +8,7 @@ const PSH: u8 = 0x08;
 const FIN: u8 = 0x01;
 const ACK: u8 = 0x10;
 
-/// TCP's flags, over IPv4.
+/// Offset of TCP's flags over IPv4.
 pub(super) const TCP_FLAGS: usize = 14 + 20 + 13;
 
 pub(super) fn says_cwr(frame: &[u8]) -> bool {
@@ -20,19 +19,19 @@ pub(super) fn len(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap()
 }
 
-/// A frame that is nobody's, in a station's hands.
+/// Frame of an unknown protocol, between two arbitrary stations.
 pub(super) fn frame(len: usize) -> Vec<u8> {
     let mut bytes: Vec<_> = (0..len).map(|at| (at * 7 + at / 251).to_le_bytes()[0]).collect();
-    bytes[12..14].copy_from_slice(&[0x88, 0xb5]); // for experiments
+    bytes[12..14].copy_from_slice(&[0x88, 0xb5]); // local experimental EtherType (IEEE 802)
     bytes
 }
 
-/// Frames that become a merged packet.
+/// Frames that coalesce into one packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Flow {
     Tcp4,
     Tcp6,
-    /// With a first segment that says that congestion was heeded.
+    /// First segment with CWR: the sender has reduced its congestion window (RFC 3168).
     Tcp4Cwr,
     Udp4,
     Udp6,
@@ -40,7 +39,7 @@ pub(super) enum Flow {
 
 pub(super) const FLOWS: [Flow; 5] = [Flow::Tcp4, Flow::Tcp6, Flow::Tcp4Cwr, Flow::Udp4, Flow::Udp6];
 
-/// Frames of one flow, by etherparse: all of them `size` bytes of payload, the last one less.
+/// Builds frames of one flow, by etherparse: `size` bytes of payload each, fewer in the last one.
 pub(super) fn segments(flow: Flow, count: u16, size: usize) -> Vec<Vec<u8>> {
     let segment = |number: u16| {
         let is_last = number + 1 == count;
@@ -77,7 +76,7 @@ pub(super) fn segments(flow: Flow, count: u16, size: usize) -> Vec<Vec<u8>> {
     (0..count).map(segment).collect()
 }
 
-/// The Internet's sum of some bytes.
+/// Internet checksum of bytes, not folded.
 fn sum(bytes: &[u8]) -> u32 {
     let words = bytes
         .chunks(2)
@@ -98,7 +97,7 @@ pub(super) fn add(bytes: &mut [u8], at: usize, ahead: u32) {
     *field = u16::try_from(sum).unwrap().to_be_bytes();
 }
 
-/// Work of a device that is asked to cut a packet: it goes by the header, and by section 5.1.6.2.
+/// Cuts a packet as a device does: by the header, and by section 5.1.6.2.
 pub(super) fn cut_by_header(header: VirtioNetHdr, bytes: &[u8]) -> Vec<Vec<u8>> {
     if header.gso_type == GSO_NONE {
         assert_eq!(header, VirtioNetHdr::default());
@@ -134,7 +133,7 @@ pub(super) fn cut_by_header(header: VirtioNetHdr, bytes: &[u8]) -> Vec<Vec<u8>> 
             segment[start + 13] &= if number > 0 { !CWR } else { !0 };
             assert_ne!(segment[start + 13] & ACK, 0);
         }
-        // The field holds the sum of the pseudo header, whose length is the whole's.
+        // The field holds the pseudo header's sum, with the length of the whole packet.
         let before = u32::from(u16::from_be_bytes(*segment[field..].first_chunk().unwrap()));
         let pseudo =
             before + 0xffff - u32::from(u16::from_be_bytes(folded(len(payload) - len(part))));
