@@ -105,7 +105,7 @@ impl DeviceOwned {
 
 impl fmt::Debug for DeviceOwned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lent({} frames)", self.count)
+        write!(f, "DeviceOwned({} frames)", self.count)
     }
 }
 

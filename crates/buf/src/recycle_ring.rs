@@ -111,7 +111,7 @@ impl Drop for RecycleRing {
 
 impl fmt::Debug for RecycleRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Carousel(cpu slot {}, {} buffers)", self.home().owner, self.buffers())
+        write!(f, "RecycleRing(cpu slot {}, {} buffers)", self.home().owner, self.buffers())
     }
 }
 

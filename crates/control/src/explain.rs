@@ -45,7 +45,10 @@ impl Display for Explanation {
         }
         writeln!(f, "  key:   {} (flow_key)", self.flow_key)?;
         if self.queues.is_empty() {
-            writeln!(f, "  no queue has answered: the engine does not run")?;
+            writeln!(
+                f,
+                "  no queue has answered: the engine does not run, or has too many questions"
+            )?;
         }
         self.queues.iter().try_for_each(|queue| tell_queue(f, queue, self.hash))
     }

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use forebay_engine::trace::{self, COUNTERS_FILE, PARSE_FILE, TracePlan};
+use forebay_engine::trace::{self, COUNTERS_FILE, FLOW_KEY_FILE, LRO_FILE, PARSE_FILE, TracePlan};
 use forebay_sys::error::{Error, Result};
 
 /// Directories that a run writes to.
@@ -62,7 +62,12 @@ impl Outputs<'_> {
                 what: "trace",
                 directory,
                 path: directory.join(name),
-                is_stale: name == COUNTERS_FILE || name == PARSE_FILE && !parse,
+                is_stale: match name {
+                    // Written at the end, and where packets are coalesced.
+                    COUNTERS_FILE | LRO_FILE => true,
+                    PARSE_FILE | FLOW_KEY_FILE => !parse,
+                    _ => false,
+                },
             }));
         }
         Ok(outputs)
@@ -113,6 +118,28 @@ mod tests {
         for name in ["cpu.pcap", "cpu-ip.pcap", "cpu1.pcapng", "mycpu1.pcap", "cpu1-ipx.pcap", "f"]
         {
             assert!(!is_written(Path::new(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn earlier_traces_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let plan = |parse| TracePlan { directory: directory.path().to_owned(), parse };
+        for (parse, left) in [(true, [true, true, false, false]), (false, [false; 4])] {
+            let names = [PARSE_FILE, FLOW_KEY_FILE, LRO_FILE, COUNTERS_FILE];
+            names.iter().for_each(|name| fs::write(path(name), "old").unwrap());
+            let plan = plan(parse);
+            let outputs = Outputs { captures: Vec::new(), trace: Some(&plan) };
+            outputs.clear(std::iter::empty()).unwrap();
+            assert_eq!(names.map(|name| path(name).exists()), left);
+        }
+        for name in trace::FILES {
+            fs::write(path(name), "a capture").unwrap();
+            let (plan, input) = (plan(true), path(name));
+            let outputs = Outputs { captures: Vec::new(), trace: Some(&plan) };
+            assert!(outputs.clear([input.as_path()].into_iter()).is_err(), "{name}");
+            assert!(input.exists());
         }
     }
 }

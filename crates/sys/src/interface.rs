@@ -13,6 +13,7 @@ use rustix::io::Errno;
 
 use super::{ethtool, netlink};
 use crate::error::{Error, Result};
+use crate::number;
 
 /// Maximum length of a name in bytes: `IFNAMSIZ` without the NUL (include/uapi/linux/if.h).
 pub const NAME_BYTES_MAX: usize = 15;
@@ -314,7 +315,7 @@ impl fmt::Display for InterfaceIndex {
 /// True if the kernel accepts the name for an interface: `dev_valid_name` in net/core/dev.c.
 #[must_use]
 pub fn is_interface_name(name: &str) -> bool {
-    let is_odd = |byte: u8| byte == b'/' || byte == b':' || byte == 0 || is_space(byte);
+    let is_odd = |byte: u8| byte == b'/' || byte == b':' || byte == 0 || number::is_space(byte);
     !name.is_empty()
         && name.len() <= NAME_BYTES_MAX
         && ![".", ".."].contains(&name)
@@ -322,10 +323,6 @@ pub fn is_interface_name(name: &str) -> bool {
 }
 
 /// `isspace` in lib/ctype.c, which includes the vertical tab and the no-break space.
-fn is_space(byte: u8) -> bool {
-    matches!(byte, b'\t'..=b'\r' | b' ' | 0xa0)
-}
-
 /// Link with an index or, if that is 0, a name, as the kernel reports it.
 fn link(index: u32, by_name: Option<LinkAttribute>) -> io::Result<LinkMessage> {
     let mut request = LinkMessage::default();

@@ -118,7 +118,13 @@ impl PacketSink {
             // The packets before this one are sent first, in order.
             break;
         }
-        match hand_over(&self.socket, &mut packets[..going]) {
+        let sent = loop {
+            match hand_over(&self.socket, &mut packets[..going]) {
+                Err(Errno::INTR) => {} // a signal came before the first packet was sent
+                sent => break sent,
+            }
+        };
+        match sent {
             Ok(sent) => {
                 self.batch = (self.batch * 2).min(BATCH_MAX);
                 SendStep::Sent(sent.clamp(1, going))

@@ -23,6 +23,7 @@ pub struct TxQueueSink {
 impl TxQueueSink {
     /// Returns a sink for one more CPU of the device `name`, with a lane to each queue.
     pub(crate) fn new(name: String, queues: &[TxQueue]) -> Self {
+        assert!(!queues.is_empty(), "{name}: a device that sends has a tx queue");
         let counters = Arc::default();
         Self {
             name,

@@ -239,12 +239,12 @@ mod tests {
     use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 
     use super::*;
-    use crate::virtio::features::OfferedFeatures;
+    use crate::virtio::features::RequestedFeatures;
 
     fn known(offered: &[u32], queue_pairs_max: Option<u16>, queue_pairs: u64) -> Known {
         let bits = offered.iter().fold(1 << VIRTIO_F_VERSION_1, |bits, bit| bits | 1_u64 << bit);
-        let desired_cpus = OfferedFeatures { device_hash: true, ..OfferedFeatures::default() };
-        let features = Features::negotiate(bits, desired_cpus).unwrap();
+        let requested = RequestedFeatures { device_hash: true, ..RequestedFeatures::default() };
+        let features = Features::negotiate(bits, requested).unwrap();
         let config = VirtioNetConfig {
             queue_pairs_max,
             mtu: None,

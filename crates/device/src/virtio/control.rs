@@ -220,7 +220,7 @@ mod tests {
 
     use super::*;
     use crate::config::virtio::VirtioOptions;
-    use crate::virtio::features::OfferedFeatures;
+    use crate::virtio::features::RequestedFeatures;
     use crate::virtio::memory::MemoryPlan;
 
     const COMMANDS: [ControlCommand; 2] =
@@ -234,8 +234,11 @@ mod tests {
 
     fn features(is_packed: bool) -> Features {
         let offered = 1 << VIRTIO_F_VERSION_1 | u64::from(is_packed) << VIRTIO_F_RING_PACKED;
-        Features::negotiate(offered, OfferedFeatures { packed: true, ..OfferedFeatures::default() })
-            .unwrap()
+        Features::negotiate(
+            offered,
+            RequestedFeatures { packed: true, ..RequestedFeatures::default() },
+        )
+        .unwrap()
     }
 
     proptest! {

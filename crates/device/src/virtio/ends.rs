@@ -38,7 +38,7 @@ impl EndKind {
         }
     }
 
-    pub(super) fn steer_reason(self, why: impl Into<String>) -> Reason {
+    pub(super) fn reason(self, why: impl Into<String>) -> Reason {
         Reason { kind: self, why: why.into() }
     }
 }
@@ -90,10 +90,10 @@ mod tests {
     fn end_reason_outlives_next_end() {
         let facts = Facts::default();
         let mut ends = SessionEnds::new(facts.clone());
-        let lie = EndKind::UsedIndex.steer_reason("it jumped");
+        let lie = EndKind::UsedIndex.reason("it jumped");
         ends.shut(3, 1, &lie);
         ends.ended(&lie);
-        (0..3).for_each(|_| ends.ended(&EndKind::Closed.steer_reason("it closed")));
+        (0..3).for_each(|_| ends.ended(&EndKind::Closed.reason("it closed")));
         let all = facts.all();
         let told = ["last_end", "ends", "last_shut", "shut"].map(|name| all[name].as_str());
         let shut = ["queue 1 in session 3: it jumped", "used_index 1"];

@@ -67,7 +67,7 @@ const fn one_of(bit: u32, name: &'static str, takes: &'static [u32]) -> Usable {
 
 /// Optional features requested of a back end, beyond those that are always accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct OfferedFeatures {
+pub(super) struct RequestedFeatures {
     /// Packed rings.
     pub(super) packed: bool,
     /// Hashes computed by the device.
@@ -86,7 +86,7 @@ impl Features {
     ///
     /// # Errors
     /// If the back end does not offer `VERSION_1` (FEAT4).
-    pub(super) fn negotiate(offered: u64, desired_cpus: OfferedFeatures) -> Result<Self, String> {
+    pub(super) fn negotiate(offered: u64, requested: RequestedFeatures) -> Result<Self, String> {
         let is_mergeable = offered >> VIRTIO_NET_F_MRG_RXBUF & 1 == 1;
         let is_wished = |bit| match bit {
             // Without mergeable buffers, each buffer would have to hold 64 KiB (NET2).
@@ -94,9 +94,9 @@ impl Features {
             | VIRTIO_NET_F_GUEST_TSO6
             | VIRTIO_NET_F_GUEST_USO4
             | VIRTIO_NET_F_GUEST_USO6 => is_mergeable,
-            VIRTIO_NET_F_GUEST_CSUM => !desired_cpus.without_offloads,
-            VIRTIO_F_RING_PACKED => desired_cpus.packed,
-            VIRTIO_NET_F_HASH_REPORT => desired_cpus.device_hash,
+            VIRTIO_NET_F_GUEST_CSUM => !requested.without_offloads,
+            VIRTIO_F_RING_PACKED => requested.packed,
+            VIRTIO_NET_F_HASH_REPORT => requested.device_hash,
             _ => true,
         };
         let mut accepted = Self(0);
@@ -203,8 +203,8 @@ mod tests {
         (52, &[17]),
     ];
 
-    fn desired_cpus() -> impl Strategy<Value = OfferedFeatures> {
-        any::<[bool; 3]>().prop_map(|[packed, device_hash, without_offloads]| OfferedFeatures {
+    fn requested() -> impl Strategy<Value = RequestedFeatures> {
+        any::<[bool; 3]>().prop_map(|[packed, device_hash, without_offloads]| RequestedFeatures {
             packed,
             device_hash,
             without_offloads,
@@ -215,21 +215,21 @@ mod tests {
         #[test]
         fn feat_1_2_3_accepted_features_offered_with_dependencies(
             offered: u64,
-            desired_cpus in desired_cpus(),
+            requested in requested(),
         ) {
-            let features = Features::negotiate(offered | VERSION_1, desired_cpus).unwrap();
+            let features = Features::negotiate(offered | VERSION_1, requested).unwrap();
             prop_assert_eq!(features.bits() & !(offered | VERSION_1), 0);
             prop_assert!(features.has(VIRTIO_F_VERSION_1));
             for (bit, takes) in TAKES {
                 prop_assert!(!features.has(bit) || takes.iter().any(|&bit| features.has(bit)));
             }
-            prop_assert!(desired_cpus.packed || !features.has(VIRTIO_F_RING_PACKED));
-            prop_assert!(desired_cpus.device_hash || !features.has(VIRTIO_NET_F_HASH_REPORT));
+            prop_assert!(requested.packed || !features.has(VIRTIO_F_RING_PACKED));
+            prop_assert!(requested.device_hash || !features.has(VIRTIO_NET_F_HASH_REPORT));
         }
 
         #[test]
-        fn feat_4_device_without_version_1_is_refused(offered: u64, desired_cpus in desired_cpus()) {
-            let refused = Features::negotiate(offered & !VERSION_1, desired_cpus);
+        fn feat_4_device_without_version_1_is_refused(offered: u64, requested in requested()) {
+            let refused = Features::negotiate(offered & !VERSION_1, requested);
             prop_assert!(refused.unwrap_err().contains("VIRTIO_F_VERSION_1"));
         }
     }
@@ -238,13 +238,9 @@ mod tests {
     fn feat_2_dependent_bit_alone_is_dropped() {
         for (bit, _) in TAKES {
             let offered = VERSION_1 | 1 << bit;
-            let desired_cpus =
-                OfferedFeatures { packed: true, device_hash: true, without_offloads: false };
-            assert_eq!(
-                Features::negotiate(offered, desired_cpus).unwrap().bits(),
-                VERSION_1,
-                "{bit}"
-            );
+            let requested =
+                RequestedFeatures { packed: true, device_hash: true, without_offloads: false };
+            assert_eq!(Features::negotiate(offered, requested).unwrap().bits(), VERSION_1, "{bit}");
         }
     }
 
@@ -252,13 +248,13 @@ mod tests {
     fn all_usable_features_are_accepted() {
         let all = Features::negotiate(
             u64::MAX,
-            OfferedFeatures { packed: true, device_hash: true, without_offloads: false },
+            RequestedFeatures { packed: true, device_hash: true, without_offloads: false },
         );
         let all = all.unwrap();
         assert!(USABLE.iter().all(|feature| all.has(feature.bit)));
         assert_eq!(all.bits().count_ones(), u32::try_from(USABLE.len()).unwrap());
         assert_eq!((all.header_bytes(), all.mergeable()), (20, true));
-        let plain = Features::negotiate(VERSION_1, OfferedFeatures::default()).unwrap();
+        let plain = Features::negotiate(VERSION_1, RequestedFeatures::default()).unwrap();
         assert_eq!((plain.header_bytes(), plain.mergeable()), (12, false));
         assert_eq!(plain.to_string(), "version_1");
     }
@@ -267,7 +263,7 @@ mod tests {
     fn net_11_gso_type_needs_its_feature() {
         let without = |bits: &[u32], merged| {
             let offered = bits.iter().fold(VERSION_1 | merged, |offered, bit| offered | 1 << bit);
-            Features::negotiate(offered, OfferedFeatures::default()).unwrap()
+            Features::negotiate(offered, RequestedFeatures::default()).unwrap()
         };
         let of = |bits: &[u32]| without(bits, 1 << VIRTIO_NET_F_MRG_RXBUF);
         let accepted = |features: Features| -> Vec<u8> {

@@ -22,7 +22,7 @@ use virtio_bindings::virtio_net::{VIRTIO_NET_F_HASH_REPORT, VIRTIO_NET_F_MQ, VIR
 use super::commands::{CommandAnswer, Commands, Known, Remarks};
 use super::config::{HASH_CONFIG_BYTES, MTU_CONFIG_BYTES, VirtioNetConfig};
 use super::control::{CONTROL_QUEUE_SIZE, ControlPlace, PostedCommand};
-use super::features::{Features, OfferedFeatures, VHOST_USER_F_PROTOCOL_FEATURES};
+use super::features::{Features, RequestedFeatures, VHOST_USER_F_PROTOCOL_FEATURES};
 use super::port::{PairEvents, PortSession};
 
 /// Addresses of the two rings of a queue pair in one layout.
@@ -63,7 +63,7 @@ pub(super) struct SessionPlan {
     pub(super) memory: MemoryTable,
     pub(super) queues: Vec<QueueRings>,
     pub(super) control: ControlPlace,
-    pub(super) desired_cpus: OfferedFeatures,
+    pub(super) requested: RequestedFeatures,
 }
 
 /// Failed message and the reason, as in `GET_FEATURES: peer disconnected`.
@@ -130,7 +130,7 @@ impl BackendChannel {
         }
         let has_enable = features.has(VHOST_USER_F_PROTOCOL_FEATURES);
         let rings = (0..2 * pairs).collect();
-        let key = plan.desired_cpus.device_hash.then_some(plan.control.hash_key);
+        let key = plan.requested.device_hash.then_some(plan.control.hash_key);
         let commands = Commands::new(known, pairs, key);
         let mut front = Self { vhost, rings, has_enable, commands };
         for ring in 0..2 * pairs {
@@ -275,7 +275,7 @@ fn agree_on_features(
     let has_many = offers(VIRTIO_NET_F_MQ) && plan.queues.len() > 1;
     let config = if !protocol.contains(VhostUserProtocolFeatures::CONFIG) {
         VirtioNetConfig::default()
-    } else if offers(VIRTIO_NET_F_HASH_REPORT) && plan.desired_cpus.device_hash {
+    } else if offers(VIRTIO_NET_F_HASH_REPORT) && plan.requested.device_hash {
         net_config(stream, HASH_CONFIG_BYTES)?
     } else if offers(VIRTIO_NET_F_MTU) || has_many {
         net_config(stream, MTU_CONFIG_BYTES)?
@@ -283,7 +283,7 @@ fn agree_on_features(
         VirtioNetConfig::default()
     };
     let usable = if config.mtu.is_some() { u64::MAX } else { !(1 << VIRTIO_NET_F_MTU) };
-    let features = Features::negotiate(offered & usable, plan.desired_cpus);
+    let features = Features::negotiate(offered & usable, plan.requested);
     let features = features.map_err(FrontendFailure::of("features"))?;
     let mtu = config.mtu.filter(|_| features.has(VIRTIO_NET_F_MTU));
     Ok((features, VirtioNetConfig { mtu, ..config }))

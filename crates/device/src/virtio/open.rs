@@ -10,7 +10,7 @@ use forebay_sys::virtio::{SharedMemory, VirtqueueLayout};
 
 use super::VirtioSource;
 use super::buffers::{Buffers, Sizing};
-use super::features::OfferedFeatures;
+use super::features::RequestedFeatures;
 use super::frontend::{MemoryTable, PairRings, QueueRings};
 use super::memory::{MemoryPlan, RingPlace};
 use super::receive::{COUNTS, VirtioReceiver};
@@ -54,7 +54,7 @@ impl VirtioDevice {
         let (link, ports) = VhostSession::start(VhostSessionConfig {
             path: Path::new(&config.name),
             role: options.role,
-            desired_cpus: OfferedFeatures {
+            requested: RequestedFeatures {
                 packed: options.packed,
                 device_hash: config.device_hash,
                 without_offloads: !options.rx_offloads,

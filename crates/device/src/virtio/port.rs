@@ -199,7 +199,7 @@ impl Switchboard {
 impl fmt::Debug for QueueState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { is_held, is_gone, shut, .. } = self;
-        write!(f, "Seat(held: {is_held}, gone: {is_gone}, shut: {shut:?})")
+        write!(f, "QueueState(held: {is_held}, gone: {is_gone}, shut: {shut:?})")
     }
 }
 
@@ -292,7 +292,7 @@ impl Port {
         if let Some(events) = self.events()
             && let Err(error) = which(events).signal(&self.shared.signaller)
         {
-            self.shut(EndKind::Kick.steer_reason(format!("it cannot be kicked: {error}")));
+            self.shut(EndKind::Kick.reason(format!("it cannot be kicked: {error}")));
         }
     }
 

@@ -17,7 +17,7 @@ use super::commands::Remarks;
 use super::connect::{Endpoint, is_absence};
 use super::control::ControlPlace;
 use super::ends::{EndKind, Reason, SessionEnds};
-use super::features::OfferedFeatures;
+use super::features::RequestedFeatures;
 use super::frontend::{BackendChannel, FrontendFailure, MemoryTable, QueueRings, SessionPlan};
 use super::port::{Port, PortSession, QueueWish, Shut, Switchboard};
 use crate::Facts;
@@ -48,7 +48,7 @@ pub(super) struct VhostSessionConfig<'a> {
     /// Side that listens.
     pub(super) role: Role,
     /// Requested features.
-    pub(super) desired_cpus: OfferedFeatures,
+    pub(super) requested: RequestedFeatures,
     /// Memory shared with the device.
     pub(super) memory: MemoryTable,
     /// Rings in that memory, for each queue pair.
@@ -78,8 +78,7 @@ impl VhostSession {
     /// If there can never be a back end at that path, or the system refuses a resource. A missing
     /// back end is no error.
     pub(super) fn start(config: VhostSessionConfig<'_>) -> Result<(Self, Vec<Port>)> {
-        let VhostSessionConfig { path, role, desired_cpus, memory, queues, control, facts } =
-            config;
+        let VhostSessionConfig { path, role, requested, memory, queues, control, facts } = config;
         if !(1..=QUEUE_PAIRS_MAX).contains(&queues.len()) {
             return Err(Error::Setting {
                 what: "the queue pairs of a vhost-user device",
@@ -98,7 +97,7 @@ impl VhostSession {
         let (shared, ports) = Switchboard::new(queues.len(), signaller).map_err(refused)?;
         let ended = Arc::new(Event::new().map_err(refused)?);
         let place = path.display().to_string();
-        let plan = SessionPlan { memory, queues, control, desired_cpus };
+        let plan = SessionPlan { memory, queues, control, requested };
         let (of_thread, told) = (Arc::clone(&shared), facts.clone());
         let ends = SessionEnds::new(told.clone());
         let keeper =
@@ -311,11 +310,11 @@ impl SessionThread {
                 }
             };
             if let Err(why) = done {
-                return SessionEnd::Gone(EndKind::Message.steer_reason(why));
+                return SessionEnd::Gone(EndKind::Message.reason(why));
             }
             if self.is_cut(stream) {
                 return SessionEnd::Gone(
-                    EndKind::Closed.steer_reason("the back end closed the connection"),
+                    EndKind::Closed.reason("the back end closed the connection"),
                 );
             }
         }

@@ -122,7 +122,7 @@ impl VirtioSource {
             }
             Err(lie) => {
                 self.is_shut = true;
-                self.port.shut(EndKind::UsedIndex.steer_reason(lie.to_string()));
+                self.port.shut(EndKind::UsedIndex.reason(lie.to_string()));
                 RestOfChain::Nothing
             }
         }

@@ -248,13 +248,13 @@ impl VirtioTransmit {
             let used = match ring.next_used() {
                 Ok(Some(used)) => used,
                 Ok(None) => break Ok(()),
-                Err(lie) => break Err(EndKind::UsedIndex.steer_reason(lie.to_string())),
+                Err(lie) => break Err(EndKind::UsedIndex.reason(lie.to_string())),
             };
             taken += 1;
             let chain = ring.take(used.id).and_then(|id| self.chains[id.index()].take());
             let Some(chain) = chain else {
                 let why = format!("it has sent buffer {}, which it was not given", used.id);
-                break Err(EndKind::NotGiven.steer_reason(why));
+                break Err(EndKind::NotGiven.reason(why));
             };
             if chain.lane != lane {
                 self.outgoing.count(lane, std::mem::take(&mut sent), SendDrop::Down, 0);

@@ -37,13 +37,14 @@ const CONFIG_FILE: &str = "config.csv";
 pub const PARSE_FILE: &str = "parse.csv";
 /// Name of the file with a row for each frame's flow key.
 pub const FLOW_KEY_FILE: &str = "flowkey.csv";
-pub(crate) const LRO_FILE: &str = "lro.jsonl";
+/// Name of the file with a row for each packet that left coalescing.
+pub const LRO_FILE: &str = "lro.jsonl";
 /// Name of the file with the counters at the end of the run.
 pub const COUNTERS_FILE: &str = "counters.json";
 
 /// Every file that a trace may have.
-pub const FILES: [&str; 6] =
-    [DELIVER_FILE, DROP_FILE, CONFIG_FILE, PARSE_FILE, LRO_FILE, COUNTERS_FILE];
+pub const FILES: [&str; 7] =
+    [DELIVER_FILE, DROP_FILE, CONFIG_FILE, PARSE_FILE, FLOW_KEY_FILE, LRO_FILE, COUNTERS_FILE];
 
 const DELIVER_HEADER: &str =
     "order,flow,seq,rxq,frame,hash,epoch,cpu,qpos,head_old,because,t_enq,t_deq\n";

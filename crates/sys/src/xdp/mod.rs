@@ -123,6 +123,7 @@ impl Socket {
         room_bytes: u32,
         most: u32,
     ) -> Result<u32, InvalidXdpRing> {
+        debug_assert!(most >= FILL_BATCH, "frames are posted {FILL_BATCH} at a time, or never");
         let spare = self.fill.entries().saturating_sub(most);
         let room = self.fill.room(spare + FILL_BATCH)?.saturating_sub(spare);
         if room < FILL_BATCH {

@@ -48,7 +48,7 @@ impl Place {
         VhostSession::start(VhostSessionConfig {
             path: &self.path(),
             role,
-            desired_cpus: OfferedFeatures::default(),
+            requested: RequestedFeatures::default(),
             memory: MemoryTable { descriptor, base_address: BASE, len_bytes: 1 << 20 },
             queues: (0..pairs).map(rings).collect(),
             control: MemoryPlan::of(&options).control(&memory, 0),
@@ -361,7 +361,7 @@ fn stat_1_shut_queues_restart_the_device() {
     let mut back_end = set_up(&listener, 2);
     ports.iter_mut().for_each(|port| wait_for_session(port, 1));
 
-    ports[1].shut(EndKind::UsedIndex.steer_reason("its used index jumped"));
+    ports[1].shut(EndKind::UsedIndex.reason("its used index jumped"));
     assert!(back_end.answer_until(FrontendReq::SET_VRING_ENABLE, 6));
     let told: Vec<_> = back_end.log.iter().map(|it| (it.of, it.body.clone())).collect();
     let off = |ring: u32| [ring.to_ne_bytes(), 0_u32.to_ne_bytes()].as_flattened().to_vec();
@@ -370,7 +370,7 @@ fn stat_1_shut_queues_restart_the_device() {
     assert!(ports[0].session().is_some() && ports[1].session().is_some());
 
     assert_eq!(place.fact("last_shut"), "queue 1 in session 1: its used index jumped");
-    ports[0].shut(EndKind::NotGiven.steer_reason("it was not given that"));
+    ports[0].shut(EndKind::NotGiven.reason("it was not given that"));
     back_end.answer_to_the_end();
     assert_eq!(back_end.count(FrontendReq::GET_VRING_BASE), 4);
     for port in &mut ports {

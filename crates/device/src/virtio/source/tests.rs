@@ -18,7 +18,7 @@ use super::*;
 use crate::config::virtio::VirtioOptions;
 use crate::tx_queue::{TxQueue, TxQueueSink};
 use crate::virtio::buffers::{Buffers, Sizing};
-use crate::virtio::features::{Features, OfferedFeatures};
+use crate::virtio::features::{Features, RequestedFeatures};
 use crate::virtio::memory::MemoryPlan;
 use crate::virtio::port::{PairEvents, Switchboard};
 use crate::virtio::receive::COUNTS;
@@ -59,8 +59,8 @@ impl Rig {
         let offered = 1 << VIRTIO_F_VERSION_1
             | 1 << VIRTIO_NET_F_MRG_RXBUF
             | u64::from(is_packed) << VIRTIO_F_RING_PACKED;
-        let desired_cpus = OfferedFeatures { packed: is_packed, ..OfferedFeatures::default() };
-        let features = Features::negotiate(offered, desired_cpus).unwrap();
+        let requested = RequestedFeatures { packed: is_packed, ..RequestedFeatures::default() };
+        let features = Features::negotiate(offered, requested).unwrap();
         let events = PairEvents::new().unwrap();
         let call = events.call.handle().unwrap();
         let pairs = vec![events];

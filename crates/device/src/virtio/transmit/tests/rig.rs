@@ -20,7 +20,7 @@ use super::super::*;
 use super::wire::{CWR, TCP_FLAGS, add, len, says_cwr};
 use crate::config::virtio::VirtioOptions;
 use crate::tx_queue::{TxQueue, TxQueueSink};
-use crate::virtio::features::OfferedFeatures;
+use crate::virtio::features::RequestedFeatures;
 use crate::virtio::memory::MemoryPlan;
 
 /// Queue, two sending CPUs, and the device.
@@ -60,15 +60,15 @@ impl Rig {
     }
 
     pub(super) fn begin(&mut self, offered: &[u32], mtu: Option<u16>) {
-        let desired_cpus = OfferedFeatures {
+        let requested = RequestedFeatures {
             packed: offered.contains(&VIRTIO_F_RING_PACKED),
             device_hash: offered.contains(&VIRTIO_NET_F_HASH_REPORT),
-            ..OfferedFeatures::default()
+            ..RequestedFeatures::default()
         };
         let bits = offered.iter().fold(1 << VIRTIO_F_VERSION_1, |bits, bit| bits | 1_u64 << bit);
         self.device = None; // it holds the ring's memory
         self.transmit.end();
-        self.transmit.begin(Features::negotiate(bits, desired_cpus).unwrap(), mtu);
+        self.transmit.begin(Features::negotiate(bits, requested).unwrap(), mtu);
         self.device = self.transmit.ring.as_ref().map(ReferenceDevice::of);
     }
 
