@@ -28,7 +28,8 @@ pub const UDP_SEGMENTS_MAX: u32 = 64;
 /// between the packets of a capture.
 const GAP_NS: u64 = 50_000_000;
 
-const _: () = assert!(TCP_SEGMENTS_MAX <= u16::MAX as u32 && UDP_SEGMENTS_MAX <= u16::MAX as u32);
+const _: () = assert!(TCP_SEGMENTS_MAX <= u16::MAX as u32, "frames are counted in 16 bits");
+const _: () = assert!(UDP_SEGMENTS_MAX <= TCP_SEGMENTS_MAX, "frames are counted in 16 bits");
 const _: () = assert!(IP_PACKET_BYTES_MAX <= u16::MAX as u32, "an IP length field has 16 bits");
 
 /// Rules for adding a segment.
