@@ -336,8 +336,8 @@ impl Steering {
                     Some(cpu) if is_passed || goes_on && self.desired_cpus.may_go_to(hash, cpu) => {
                         Release::Forward(Target::of_line(cpu))
                     }
-                    // Backlogs not drained, a seam, or a CPU that lost its right to the packet:
-                    // wait until passed.
+                    // The backlogs must drain first, or a seam is next, or the line's CPU is no
+                    // longer allowed.
                     _ => Release::Wait,
                 };
             }
