@@ -50,8 +50,7 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
     if headers.flaw.is_some() {
         return Err(MergeRefusal::Flaw);
     }
-    // The checksum of a fragment covers the whole datagram, so the segments' sums could not be
-    // told.
+    // The checksum of a fragment covers the whole datagram, not this payload alone.
     if headers.fragment != Fragment::Whole {
         return Err(MergeRefusal::Fragment);
     }
