@@ -97,6 +97,7 @@ impl LaneProducer {
 
     fn room(&self) -> usize {
         // After growth, `queued` includes the packets in the previous ring.
+        debug_assert!(self.ring.queued() <= self.ring.capacity(), "more packets than slots");
         (self.ring.capacity() - self.ring.queued()) as usize
     }
 
@@ -218,9 +219,15 @@ impl Lanes {
     /// Moves up to `max` packets to the end of `out`, in the order of their tickets. Returns their
     /// number.
     pub fn take(&mut self, tickets: &Sequencer, max: usize, out: &mut Vec<Packet>) -> usize {
-        let before = out.len();
+        let (before, first) = (out.len(), self.due);
         while out.len() - before < max && self.take_some(tickets, max - (out.len() - before), out) {
         }
+        debug_assert!(out.len() - before <= max, "more packets than requested");
+        debug_assert_eq!(
+            self.due.wrapping_sub(first) as usize,
+            out.len() - before,
+            "each packet has the ticket after that of the one before"
+        );
         out.len() - before
     }
 
@@ -250,6 +257,7 @@ impl Lanes {
             lane.look();
             if let Some(packet) = lane.taken.pop_front_if(|packet| is_next(packet, due)) {
                 *at = number;
+                debug_assert_eq!(packet.arrival.0.wrapping_add(1), *due, "a packet out of turn");
                 return Some((number, packet));
             }
         }

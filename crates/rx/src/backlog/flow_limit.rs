@@ -9,6 +9,9 @@ pub const FLOW_LIMIT_HISTORY: usize = 128;
 /// Maximum number of packets in the history per bucket; flows beyond it are dropped.
 const FLOW_SHARE: u8 = 64;
 
+const _: () = assert!(FLOW_LIMIT_HISTORY <= u8::MAX as usize, "a bucket counts all of the history");
+const _: () = assert!((FLOW_SHARE as usize) < FLOW_LIMIT_HISTORY, "a share that can be exceeded");
+
 /// Flows of the last [`FLOW_LIMIT_HISTORY`] packets, counted by bucket.
 #[derive(Debug)]
 pub struct FlowLimit {
@@ -40,6 +43,10 @@ impl FlowLimit {
         *forgotten = forgotten.saturating_sub(1);
         let recent = &mut self.buckets[bucket as usize];
         *recent = recent.saturating_add(1);
+        debug_assert!(
+            usize::from(*recent) <= FLOW_LIMIT_HISTORY,
+            "more packets than are remembered"
+        );
         *recent > FLOW_SHARE
     }
 }

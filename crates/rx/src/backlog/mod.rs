@@ -24,6 +24,9 @@ pub const BACKLOG_CAPACITY_MAX: u32 = 1 << 20;
 /// Number of turns for which the CPUs' heads are refreshed after a request.
 const WATCH_TURNS: u32 = 64;
 
+const _: () = assert!(BACKLOG_CAPACITY_MAX.is_power_of_two(), "capacities are powers of two");
+const _: () = assert!(NETDEV_MAX_BACKLOG < BACKLOG_CAPACITY_MAX, "a ring holds one more");
+
 /// Record of a steering decision, for traces. Travels beside the packet in a ring of its own, if
 /// notes are enabled.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +63,10 @@ impl BacklogRing {
         // Notes first, so that room for a packet implies room for its note.
         if let Some(notes) = &mut self.notes {
             notes.release();
+            debug_assert_eq!(notes.taken(), self.packets.taken(), "a packet without its note");
         }
         self.packets.release();
+        debug_assert_eq!(self.packets.in_hand(), 0, "the head passes all that was taken");
     }
 }
 
@@ -136,6 +141,10 @@ impl Backlogs {
     ) -> BacklogRing {
         let (packets, lane) = ring(capacity, start);
         let (notes, lane_notes) = noted.then(|| ring(capacity, start)).unzip();
+        debug_assert!(
+            self.targets[cpu.index()].is_none(),
+            "a second ring to a CPU would reorder its packets"
+        );
         self.targets[cpu.index()] = Some(BacklogTarget {
             packets,
             notes,
@@ -179,6 +188,10 @@ impl Backlogs {
                 target.packets.observe_head();
             }
             target.head_before = target.packets.head_seen();
+            debug_assert!(
+                target.packets.queued() <= target.packets.capacity(),
+                "a head behind its ring"
+            );
             target.head_during = None;
         }
     }
@@ -286,9 +299,15 @@ impl Backlogs {
         }
         let position =
             target.packets.push(packet).map_err(|packet| (packet, DropReason::BacklogFull))?;
+        debug_assert_eq!(
+            position,
+            target.packets.tail(),
+            "the position is the tail behind a packet"
+        );
         if let Some(notes) = &mut target.notes {
             let pushed = notes.push(note(position));
             debug_assert!(pushed.is_ok(), "notes are released before their packets");
+            debug_assert_eq!(notes.tail(), position, "a note has the position of its packet");
         }
         if !target.touched {
             target.touched = true;
@@ -301,6 +320,7 @@ impl Backlogs {
     pub fn publish(&mut self) -> impl Iterator<Item = CpuId> {
         for cpu in &self.touched {
             if let Some(target) = self.targets[cpu.index()].as_mut() {
+                debug_assert!(target.touched, "a CPU is reported once, for a new packet");
                 target.touched = false;
                 // Notes first, so that every visible packet has a visible note.
                 target.notes.as_mut().map(Producer::publish);

@@ -46,9 +46,11 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
     if packet.is_gso() {
         return Err(MergeRefusal::WholeGso);
     }
+    // Lengths that contradict each other could not be restored.
     if headers.flaw.is_some() {
         return Err(MergeRefusal::Flaw);
     }
+    // The checksum of a fragment covers the whole datagram, not this payload alone.
     if headers.fragment != Fragment::Whole {
         return Err(MergeRefusal::Fragment);
     }
@@ -80,6 +82,7 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
 /// Returns the type of service.
 fn ipv4(rest: &[u8], network_len: usize, checksum: Checksum) -> Result<u8, MergeRefusal> {
     let Some(header) = rest.first_chunk::<IPV4_BYTES>() else { return Err(MergeRefusal::Flaw) };
+    // Not merged by the kernel, either (`inet_gro_receive`).
     if network_len != IPV4_BYTES || header[6] & RESERVED_BIT != 0 {
         return Err(MergeRefusal::IpOptions);
     }
@@ -101,6 +104,7 @@ fn ipv6(rest: &[u8], network_len: usize) -> Result<u8, MergeRefusal> {
     let Some(header) = rest.first_chunk::<IPV6_BYTES>() else { return Err(MergeRefusal::Flaw) };
     let is_jumbogram = [header[4], header[5]] == [0; 2];
     let options = rest.get(IPV6_BYTES..network_len).ok_or(MergeRefusal::Flaw)?;
+    // A merged packet has 16 bits of length, and other extension headers may differ by segment.
     if is_jumbogram || !are_options(header[6], options) {
         return Err(MergeRefusal::Extension);
     }
@@ -124,6 +128,7 @@ fn tcp(packet: &Packet, segment: &[u8], mode: CoalesceMode) -> Result<Candidate,
         return Err(MergeRefusal::Snapped);
     };
     let flags = header[13];
+    // Each of these concerns its own segment; the kernel flushes on them, too (`tcp_gro_receive`).
     if flags & (SYN | RST | URG | CWR) != 0 {
         return Err(MergeRefusal::TcpFlags);
     }
@@ -151,6 +156,7 @@ fn udp(packet: &Packet, segment: &[u8]) -> Result<Candidate, MergeRefusal> {
     let Some(header) = segment.first_chunk::<UDP_BYTES>() else {
         return Err(MergeRefusal::Snapped);
     };
+    // The checksum of the merged packet is computed from those of its segments.
     if [header[6], header[7]] == [0; 2] {
         return Err(MergeRefusal::NoChecksum);
     }
@@ -187,6 +193,7 @@ fn whole(packet: &Packet, own: Own) -> Result<Candidate, MergeRefusal> {
     if !is_whole {
         return Err(MergeRefusal::Snapped);
     }
+    // A merged packet gets a correct checksum, which would hide a wrong payload.
     match headers.l4_checksum {
         Checksum::Good => {}
         Checksum::Bad => return Err(MergeRefusal::L4Checksum),

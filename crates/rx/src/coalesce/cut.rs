@@ -27,6 +27,7 @@ pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(),
     let mut payload = PieceReader::at(&packet.frame, packet.headers.payload_offset.into());
     for number in 0..plan.segments() {
         let Some(segment) = cut_out(number, &plan, &packet, &mut payload, pool) else {
+            // All segments or none: a part of a packet would count as the whole.
             out.drain(first..).for_each(|segment| pool.put(segment.frame));
             return Err(packet);
         };

@@ -28,6 +28,10 @@ pub const UDP_SEGMENTS_MAX: u32 = 64;
 /// between the packets of a capture.
 const GAP_NS: u64 = 50_000_000;
 
+const _: () = assert!(TCP_SEGMENTS_MAX <= u16::MAX as u32, "frames are counted in 16 bits");
+const _: () = assert!(UDP_SEGMENTS_MAX <= TCP_SEGMENTS_MAX, "frames are counted in 16 bits");
+const _: () = assert!(IP_PACKET_BYTES_MAX <= u16::MAX as u32, "an IP length field has 16 bits");
+
 /// Rules for adding a segment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MergeRules {
@@ -78,6 +82,9 @@ impl HeldPacket {
         since_ns: u64,
         born: u32,
     ) -> Self {
+        debug_assert!(!candidate.ends(), "no segment may follow PSH or FIN");
+        debug_assert!(candidate.payload_len > 0, "no segment continues one without payload");
+        debug_assert_eq!(packet.frame.follower_count(), 0, "a merged packet is not merged again");
         let headers = &packet.headers;
         let ip_len = u32::from(headers.payload_offset) - u32::from(headers.network_offset)
             + candidate.payload_len;
@@ -194,6 +201,12 @@ impl HeldPacket {
         rules: MergeRules,
     ) -> Option<FlushReason> {
         let Next { payload_len, own, ids } = next;
+        debug_assert!(self.flags == 0, "nothing is added behind PSH or FIN");
+        debug_assert!(payload_len <= self.first_len(), "a segment longer than the first");
+        debug_assert!(
+            payload_len <= self.room && self.segments_left > 0,
+            "a packet beyond its limits"
+        );
         self.ids = ids;
         self.latest_ns = packet.timestamp_ns;
         if rules.mode == CoalesceMode::Lro {
@@ -226,6 +239,10 @@ impl HeldPacket {
             return packet;
         }
         let headers = packet.headers;
+        debug_assert!(
+            u32::from(headers.payload_len) < payload_len && payload_len < IP_PACKET_BYTES_MAX,
+            "a merged packet has the payload of several segments, and fits an IP packet"
+        );
         packet.set_gso_size(headers.payload_len);
         let payload_sum = sums.payloads(&packet, payload_len, flags, mode);
         let mut header = HeaderBytes::new(packet.frame.data_mut(), &headers);

@@ -20,6 +20,9 @@ const WAYS: usize = 8;
 /// them are merged, while evicting the oldest would merge none.
 const IDLE_PACKETS_EACH: u32 = 2;
 
+const _: () = assert!(WAYS.is_power_of_two() && LRO_DESCRIPTORS_MAX.is_power_of_two());
+const _: () = assert!(LRO_DESCRIPTORS_MAX < u16::MAX as u32, "links number places in 16 bits");
+
 /// Held packets, at most one per hash. Any further packet of the hash is merged with it or flushes
 /// it first, so packets of one hash never overtake each other.
 #[derive(Debug)]
@@ -74,6 +77,7 @@ impl Table {
         let descriptors = descriptors as usize;
         let ways = descriptors.min(WAYS);
         let places = descriptors / ways * WAYS;
+        debug_assert!(places.is_power_of_two(), "a mask selects the set of a hash");
         Self {
             hashes: vec![FlowHash::NONE.0; places].into(),
             descriptors: (0..places).map(|_| LroDescriptor::default()).collect(),
@@ -108,12 +112,17 @@ impl Table {
         for (way, &at) in self.hashes[set..set + WAYS].iter().enumerate() {
             found |= u32::from(at == hash.0) << way;
         }
+        debug_assert!(
+            found.count_ones() <= 1 || !hash.is_some(),
+            "two packets of one hash could overtake each other"
+        );
         (found != 0 && hash.is_some())
             .then(|| DescriptorPlace(set + found.trailing_zeros() as usize))
     }
 
     /// Descriptor for a packet of a hash without a held packet.
     pub(super) fn room(&self, hash: FlowHash) -> Room {
+        debug_assert!(self.find(hash).is_none(), "a packet of this hash is held");
         let set = self.set_of(hash);
         let mut oldest = (0, set);
         for place in set..set + self.ways {
@@ -129,6 +138,13 @@ impl Table {
 
     /// Holds a packet at a free place.
     pub(super) fn put(&mut self, place: DescriptorPlace, held: HeldPacket, mode: CoalesceMode) {
+        debug_assert!(held.hash().is_some(), "no hash marks a free place");
+        debug_assert!(self.find(held.hash()).is_none(), "one packet is held of each hash");
+        debug_assert_eq!(
+            self.set_of(held.hash()),
+            place.0 & !(WAYS - 1),
+            "a place of another hash"
+        );
         self.hashes[place.0] = held.hash().0;
         let descriptor = &mut self.descriptors[place.0];
         descriptor.mask.fit(held.first(), mode);
@@ -137,6 +153,7 @@ impl Table {
         let before = descriptor.held.replace(held);
         debug_assert!(before.is_none(), "a place is free before it is taken");
         self.count += 1;
+        debug_assert!(self.count <= self.hashes.len() / WAYS * self.ways, "more than descriptors");
         self.latest = place;
     }
 
@@ -157,6 +174,7 @@ impl Table {
     pub(super) fn take(&mut self, place: DescriptorPlace) -> Option<HeldPacket> {
         self.hashes[place.0] = FlowHash::NONE.0;
         let held = self.descriptors[place.0].held.take()?;
+        debug_assert!(self.count > 0, "a held packet that was not counted");
         self.between.remove(place.0);
         self.count -= 1;
         Some(held)

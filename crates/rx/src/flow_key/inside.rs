@@ -291,6 +291,7 @@ fn ppp(bytes: &[u8], depth: KeyDepth) -> Option<At<'_>> {
 
 fn pppoe<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
     let (&[version, code, _, _, high, low], behind) = bytes.split_first_chunk::<6>()?;
+    // RFC 2516, section 4: version 1, type 1, and code 0 for session data.
     if (version, code) != (0x11, 0) {
         return None;
     }
@@ -324,6 +325,7 @@ fn nsh<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
     const BASE_BYTES: usize = 8;
     let &[version, words, _, protocol] = bytes.first_chunk()?;
     let len = usize::from(words & 0x3f) * 4;
+    // RFC 8300, section 2.2: version 0; the length includes the base header.
     if version >> 6 != 0 || len < BASE_BYTES {
         return None;
     }
@@ -334,6 +336,7 @@ fn nsh<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
 fn vxlan<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
     const HAS_VNI: u8 = 0x08;
     let (&[flags, ..], behind) = bytes.split_first_chunk::<8>()?;
+    // RFC 7348, section 5: the I flag marks a valid header.
     if flags & HAS_VNI == 0 {
         return None;
     }
@@ -357,6 +360,7 @@ fn vxlan_gpe<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
 fn geneve<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<At<'a>> {
     const BASE_BYTES: usize = 8;
     let &[words, _, high, low] = bytes.first_chunk()?;
+    // RFC 8926, section 3.4: version 0, others are dropped.
     if words >> 6 != 0 {
         return None;
     }
@@ -371,6 +375,7 @@ fn gtpu<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<Ste
     const VERSION_1_GTP: u8 = 0x30;
     const G_PDU: u8 = 255;
     let (&[flags, kind, high, low, ref endpoint @ ..], behind) = bytes.split_first_chunk::<8>()?;
+    // TS 29.281, section 5.1: version 1, and protocol type GTP rather than GTP'.
     if flags & VERSION_AND_TYPE != VERSION_1_GTP {
         return None;
     }

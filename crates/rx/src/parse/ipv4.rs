@@ -14,6 +14,7 @@ pub(super) fn walk(
     let start = usize::from(headers.network_offset);
     let &[first] = seen.header::<1>(start, Flaw::IpHeader)?;
     let header_len = usize::from(first & 0x0f) * 4;
+    // RFC 791, section 3.1: version 4, and at least five words of header.
     if first >> 4 != 4 || header_len < FIXED_BYTES {
         return Err(Stop::Flaw(Flaw::IpHeader));
     }

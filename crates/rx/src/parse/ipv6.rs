@@ -30,6 +30,7 @@ pub(super) fn walk(seen: &Seen<'_>, headers: &mut Headers) -> Result<DatagramFie
 
     let walk = ExtensionWalk { kind: header[6], at: start + FIXED_BYTES };
     let chain = follow(walk, seen, end, headers)?;
+    // RFC 8200, section 3: the payload length includes the extension headers.
     if chain.end > end {
         return Err(Stop::Flaw(Flaw::Extension));
     }

@@ -74,6 +74,7 @@ fn tcp(
     segment.holds(TCP_FIXED_BYTES)?;
     let header = seen.header::<TCP_SEEN_BYTES>(segment.start, Flaw::TransportHeader)?;
     let header_len = usize::from(header[12] >> 4) * 4;
+    // RFC 9293, section 3.1: at least five words of header, which end inside the segment.
     if header_len < TCP_FIXED_BYTES || header_len > segment.len() {
         return Err(Stop::Flaw(Flaw::TransportHeader));
     }
@@ -96,6 +97,7 @@ fn udp(
         0 if segment.len() > usize::from(u16::MAX) => segment.len(), // RFC 2675
         len => len,
     };
+    // RFC 768: the length includes the header.
     if len < UDP_BYTES {
         return Err(Stop::Flaw(Flaw::UdpLength));
     }

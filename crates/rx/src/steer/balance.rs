@@ -4,8 +4,9 @@
 //! The RPS map gives each CPU an equal range of hash values, whatever its load. Here the values are
 //! split into groups, none smaller than a slot of the flow table. Each group is weighed: packets a
 //! second, times the time that its CPU takes for one. Once a window, groups of the busiest CPU are
-//! assigned to the least busy one, heavy ones first, until no CPU exceeds the mean by more than the
-//! target. Flows then move by the drain rule, as for any other change of the desired CPU.
+//! assigned to the least busy one, those first whose weight is nearest to half of the gap, until no
+//! CPU exceeds the mean by more than the target. Flows then move by the drain rule, as for any
+//! other change of the desired CPU.
 //!
 //! Work that this queue cannot move counts as well: polling, other queues, flows that follow their
 //! application. A group heavier than the gap between two CPUs stays, and the others are moved off

@@ -192,6 +192,10 @@ impl DesiredCpus {
         let cpus = followed.cpus().last().map_or(0, |cpu| cpu.index() + 1);
         let cpus = (0..cpus).filter_map(|cpu| u16::try_from(cpu).ok()).map(CpuId);
         self.followed = cpus.map(|cpu| followed.contains(cpu)).collect();
+        debug_assert!(
+            self.map.cpus().iter().all(|cpu| self.allows(*cpu)),
+            "a CPU of the map can be desired"
+        );
         self.balance.set_map(&self.map);
     }
 }

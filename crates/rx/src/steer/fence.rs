@@ -56,6 +56,7 @@ impl Fences {
 
     /// Raises a fence behind all packets under way, and moves all held packets to its line.
     pub(super) fn raise(&mut self, holds: &mut Holds, backlogs: &Backlogs) {
+        let to_raise = self.to_raise();
         if self.standing.len() < 2 {
             let id = self.next;
             self.next = id.other();
@@ -69,6 +70,11 @@ impl Fences {
             fence.held_since_ns = fence.held_since_ns.into_iter().chain(held_since_ns).min();
         }
         debug_assert!(self.standing.len() <= 2, "there are names for two");
+        debug_assert_eq!(
+            self.standing.back().map(|fence| fence.id),
+            Some(to_raise),
+            "slots wait for another fence"
+        );
         debug_assert!(holds.active().is_empty(), "what is held waits in front of the fence");
     }
 
@@ -102,6 +108,10 @@ impl Fence {
 
     /// Moves the fence behind a packet of its line, which was queued to `cpu` at `tail`.
     pub(super) fn step_behind(&mut self, cpu: CpuId, tail: Position) {
+        debug_assert!(
+            self.tails.iter().any(|(at, _)| *at == cpu),
+            "a line goes to a CPU whose backlog the fence watches"
+        );
         for (at, behind) in &mut self.tails {
             if *at == cpu {
                 *behind = tail;

@@ -27,6 +27,15 @@ pub(super) struct Slot {
     hold: u16,
 }
 
+const _: () = assert!(size_of::<Slot>() == 12, "five slots fit a cache line");
+const _: () = assert!(
+    Slot::UNSEEN_CPU < Slot::FENCED[0]
+        && Slot::FENCED[0] < Slot::FENCED[1]
+        && Slot::FENCED[1] < Slot::NO_CPU,
+    "each mark means one thing, and lies above all CPU ids"
+);
+const _: () = assert!(RPS_FLOW_CNT.is_power_of_two() && RPS_FLOW_CNT_MAX.is_power_of_two());
+
 /// Current CPU of a slot's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum CurrentCpu {
@@ -114,6 +123,10 @@ impl Slot {
         fences: Fenced,
         pending: &mut impl FnMut(CpuId, Position) -> u32,
     ) -> Self {
+        debug_assert!(
+            self.hold().is_none() && other.hold().is_none(),
+            "held packets are in a line before slots are merged"
+        );
         let [ahead, others] = [self, other].map(|slot| match slot.current_cpu() {
             CurrentCpu::None => 0,
             CurrentCpu::On(cpu) => pending(cpu, slot.tail),
@@ -169,6 +182,7 @@ impl FlowTable {
         slot: SlotId,
         slots_max: u32,
     ) -> Option<impl Iterator<Item = SlotId> + use<>> {
+        debug_assert!(slot.index() <= other.len(), "no slot of that table");
         let (first, many) = if slot.index() == other.len() {
             (self.slot_of_no_hash(), 1)
         } else {
@@ -195,6 +209,7 @@ impl FlowTable {
             merged.last_flow = FlowHash::NONE;
         }
         debug_assert!(merged.hold().is_none(), "what was held is in a line now");
+        debug_assert!(!merged.is_unseen(), "a slot is taken over once");
         merged
     }
 
@@ -210,7 +225,9 @@ impl FlowTable {
     }
 
     fn slot_of_value(&self, hash: u32) -> SlotId {
-        SlotId(hash >> self.shift)
+        let slot = SlotId(hash >> self.shift);
+        debug_assert!(slot.index() < self.len(), "the slot of packets without a hash has no value");
+        slot
     }
 
     /// Shift from a hash to its slot.

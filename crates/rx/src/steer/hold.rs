@@ -23,6 +23,9 @@ pub const HOLD_SHARE_LEAST: u32 = 64;
 /// Maximum number of holds: ids below the flow table's mark for "none".
 const HOLDS_MAX: usize = u16::MAX as usize - 1;
 
+const _: () = assert!(HOLDS_MAX < u16::MAX as usize, "the flow table's mark for none is no id");
+const _: () = assert!(HOLD_MAX / HOLD_SHARE_DIVISOR >= HOLD_SHARE_LEAST, "a share is a batch");
+
 /// Move of one slot in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hold {
@@ -124,6 +127,7 @@ impl Holds {
         self.holds[usize::from(id.0)] =
             Some(Hold { slot, behind, since_ns: now_ns, packets, len: 0, listed_at });
         self.active.push(id);
+        debug_assert!(self.active.len() <= HOLDS_MAX, "more holds than ids");
         Some(id)
     }
 
@@ -180,6 +184,7 @@ impl Holds {
                 self.free_holds.push(id);
             }
         }
+        debug_assert_eq!(self.free_holds.len(), self.holds.len(), "a hold outlives its fence");
         since_ns
     }
 
@@ -222,6 +227,7 @@ impl Holds {
 
     /// Records that the slot's last packet is at `tail` in the backlog of `cpu`.
     pub(super) fn set_behind(&mut self, id: HoldId, cpu: CpuId, tail: Position) {
+        debug_assert!(self.get(id).is_some(), "an ended hold waits for nothing");
         if let Some(hold) = &mut self.holds[usize::from(id.0)] {
             hold.behind = HeldBehind::Backlog(cpu, tail);
         }
@@ -281,6 +287,11 @@ fn linked(nodes: &mut [HoldNode], first: HoldList, second: HoldList) -> HoldList
 fn unlinked(nodes: &mut [HoldNode], list: HoldList) -> Option<(Option<Packet>, HoldList)> {
     let node = nodes.get_mut(list.first.0 as usize)?;
     let rest = HoldList { first: node.next, last: list.last };
+    debug_assert_eq!(
+        rest.first == NodeId::NONE,
+        list.first == list.last,
+        "the last node, and no other, ends the list"
+    );
     let packet = node.packet.take();
     Some((packet, if rest.first == NodeId::NONE { HoldList::EMPTY } else { rest }))
 }

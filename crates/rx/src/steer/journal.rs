@@ -17,6 +17,8 @@ pub const MOVES_MAX: usize = 1024;
 /// Number of remembered pairs of a flow and a reason to drop; a power of two.
 const DROPS: usize = 256;
 
+const _: () = assert!(DROPS.is_power_of_two(), "the lower bits of a hash select the entry");
+
 /// Maximum number of flows whose slots are watched at once.
 pub const WATCHES_MAX: usize = 16;
 
@@ -78,10 +80,12 @@ pub(crate) struct Journal {
 
 impl Journal {
     pub(super) fn moved(&mut self, moved: Move) {
+        debug_assert_ne!(moved.from, moved.to, "a move changes the CPU");
         if self.moves.len() == MOVES_MAX {
             self.moves.pop_front();
         }
         self.moves.push_back(moved);
+        debug_assert!(self.moves.len() <= MOVES_MAX, "remembered moves are bounded");
     }
 
     /// Forgets the moves: their hashes belong to other flows now.

@@ -183,12 +183,18 @@ impl Steering {
     #[inline]
     pub fn record(&mut self, flow: FlowHash, target: Target, tail: Position, now_ns: u64) {
         let Some(slot) = target.slot else {
+            debug_assert!(self.fences.is_any(), "a packet of a line belongs to the front fence");
             if let Some(fence) = self.fences.front_mut() {
                 fence.step_behind(target.cpu, tail);
             }
             return;
         };
         let at = self.tables.get(slot);
+        debug_assert_eq!(
+            target.head_old.is_some(),
+            at.cpu().is_some_and(|from| from != target.cpu),
+            "a slot moves by a head that proves its old CPU drained, and by nothing else"
+        );
         if let Some(from) = at.cpu()
             && from != target.cpu
         {
@@ -234,6 +240,17 @@ impl Steering {
             return Release::Wait;
         };
         let (cpu, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
+        debug_assert_eq!(self.tables.get(hold.slot).hold(), Some(id), "the slot has another hold");
+        debug_assert!(
+            match hold.behind {
+                HeldBehind::Backlog(from, tail) => {
+                    let at = self.tables.get(hold.slot);
+                    (at.cpu(), at.tail) == (Some(from), tail)
+                }
+                HeldBehind::Fence(_) => self.tables.get(hold.slot).cpu().is_none(),
+            },
+            "a hold waits for the last packet of its slot"
+        );
         let forward = |steer_reason, head_old| {
             Release::Forward(Target { cpu, steer_reason, wish, slot: Some(hold.slot), head_old })
         };
@@ -319,8 +336,8 @@ impl Steering {
                     Some(cpu) if is_passed || goes_on && self.desired_cpus.may_go_to(hash, cpu) => {
                         Release::Forward(Target::of_line(cpu))
                     }
-                    // Backlogs not drained, a seam, or a CPU that lost its right to the packet:
-                    // wait until passed.
+                    // The backlogs must drain first, or a seam is next, or the line's CPU is no
+                    // longer allowed.
                     _ => Release::Wait,
                 };
             }
@@ -391,6 +408,7 @@ impl Steering {
     ) -> Verdict {
         let slot = self.slot_of(hash);
         let at = self.tables.get(slot);
+        debug_assert_ne!(at.cpu(), Some(wished), "a slot on its desired CPU has no move to decide");
         let forward = |cpu, steer_reason, head_old| {
             Verdict::Forward(Target { cpu, steer_reason, wish, slot: Some(slot), head_old })
         };
@@ -434,6 +452,7 @@ impl Steering {
         if self.holds.room() == 0 {
             return None;
         }
+        debug_assert!(self.tables.get(slot).hold().is_none(), "a slot has one hold at a time");
         let hold = self.holds.begin(slot, behind, now_ns)?;
         self.tally.holds += 1;
         self.tables.now.slots.get_mut(slot).set_hold(Some(hold));
@@ -470,6 +489,12 @@ impl Steering {
         self.tally.moves += 1;
         let wait = std::mem::take(&mut self.tables.now.waits[slot.index()]);
         let hold = self.tables.get(slot).hold().and_then(|hold| self.holds.get(hold));
+        debug_assert_ne!(from, to.cpu, "a slot that moves changes its CPU");
+        debug_assert_eq!(
+            hold.is_some(),
+            to.steer_reason == SteerReason::Held,
+            "packets that were held give their reason, and only those"
+        );
         let since = |since_ns| now_ns.saturating_sub(since_ns);
         let held_ns = hold.map_or(0, |hold| since(hold.since_ns));
         let was_refused_before = wait.ahead > 0 || wait.packets > 0;
@@ -582,6 +607,7 @@ impl Steering {
 
     fn raise_fence(&mut self, now_ns: u64, backlogs: &Backlogs) {
         self.fences.raise(&mut self.holds, backlogs);
+        debug_assert!(self.fences.is_any(), "a replaced table has a fence behind its packets");
         self.watch_anew(now_ns);
     }
 }

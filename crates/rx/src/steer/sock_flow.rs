@@ -45,6 +45,8 @@ impl SockFlowEntry {
     const NONE: Self = Self((NO_CPU as u64) << CPU_SHIFT);
 
     fn new(flow: FlowHash, cpu: CpuId, trust: u8) -> Self {
+        debug_assert!(flow.is_some() && cpu.0 != NO_CPU, "the fields of a free entry");
+        debug_assert!(trust > 0, "an entry without trust has no flow");
         Self(u64::from(flow.0) << FLOW_SHIFT | u64::from(cpu.0) << CPU_SHIFT | u64::from(trust))
     }
 
@@ -70,6 +72,7 @@ impl SockFlowEntry {
 
     /// Entry after a request by another flow.
     fn asked_by(self, flow: FlowHash, cpu: CpuId) -> Self {
+        debug_assert_ne!(self.flow(), flow, "a flow does not request its own entry");
         let candidate = u64::from(flow.0 >> 24) << CANDIDATE_SHIFT;
         let asked = Self(self.without_candidate().0 | candidate);
         if self == Self::NONE {
@@ -90,6 +93,9 @@ const NO_CPU: u16 = u16::MAX;
 const FLOW_SHIFT: u32 = 32;
 const CPU_SHIFT: u32 = 16;
 const CANDIDATE_SHIFT: u32 = 8;
+
+const _: () = assert!(RPS_SOCK_FLOW_ENTRIES_MAX.is_power_of_two(), "entries round up to it");
+const _: () = assert!(CONNECTED_TRUST > UNCONNECTED_TRUST_MAX, "a connected flow outlasts others");
 
 impl SockFlowTable {
     /// Size of an entry, in bytes.

@@ -26,6 +26,9 @@ const OLDER_TABLES_MAX: usize = 2;
 /// Maximum number of retired tables kept to be freed off the path; further ones are freed at once.
 const RETIRED_MAX: usize = 8;
 
+const _: () = assert!(OLDER_TABLES_MAX == 2, "one older table for each fence that may stand");
+const _: () = assert!(OLDER_SLOTS_MAX.is_power_of_two() && DEEPER_SLOTS_MAX.is_power_of_two());
+
 /// Flow table, and the arrays beside it; created empty.
 #[derive(Debug)]
 pub struct FlowTables {
@@ -111,6 +114,8 @@ impl Tables {
             return at;
         }
         let at = self.as_before(slot, fences, backlogs);
+        debug_assert!(!at.is_unseen(), "a slot is taken over once");
+        debug_assert!(at.hold().is_none(), "holds of older tables are in a line");
         self.now.slots.set(slot, at);
         at
     }
@@ -155,6 +160,10 @@ impl Tables {
                 while let Some(last) = older.pop_if(|last| !fences.stands(last.fence)) {
                     retire(&mut self.retired, last.tables);
                 }
+                debug_assert!(
+                    older.iter().all(|older| fences.stands(older.fence)),
+                    "fences are passed in the order in which tables were replaced"
+                );
                 if older.is_empty() {
                     self.before = TableBefore::Nothing;
                 }
@@ -185,6 +194,7 @@ fn retire(retired: &mut Vec<FlowTables>, tables: FlowTables) {
     if retired.len() < RETIRED_MAX {
         retired.push(tables);
     }
+    debug_assert!(retired.len() <= RETIRED_MAX, "retired tables are bounded");
 }
 
 /// Fences and backlogs, as of the reading of an older table.
@@ -197,6 +207,7 @@ struct TableLook<'a> {
 impl TableLook<'_> {
     /// State of a slot of `table` in the tables before it.
     fn at_older(self, table: &FlowTable, slot: SlotId, older: &[Older], slots_max: u32) -> Slot {
+        debug_assert!(older.len() <= OLDER_TABLES_MAX, "more older tables than fences");
         let Some((before, rest)) = older.split_first() else { return Slot::EMPTY };
         // Passed: all packets that the older tables know are processed.
         if !self.fences.stands(before.fence) {

@@ -36,6 +36,7 @@ impl Groups {
     /// Creates groups without weights, for a flow table of this shift.
     pub(super) fn new(table_shift: u32, map: &RpsMap) -> Self {
         let shift = table_shift.max(GROUP_SHIFT);
+        debug_assert!(shift < u32::BITS, "a hash selects one of two groups at least");
         let count = 1_usize << (u32::BITS - shift);
         let mut groups = Self {
             shift,
@@ -126,6 +127,7 @@ impl Groups {
 
     /// Assigns a group, and returns its weight in ns of work a second.
     pub(super) fn assign(&mut self, group: usize, to: CpuId, cost_ns: u64, now_ns: u64) -> u64 {
+        debug_assert_ne!(self.cpu_at(group), to.0, "a group moves to another CPU");
         self.assigned[group] = if self.homes[group] == to.0 { NO_CPU } else { to.0 };
         self.moved_ms[group] = (now_ns / NS_PER_MS).max(1);
         u64::from(self.weights[group]) * cost_ns
