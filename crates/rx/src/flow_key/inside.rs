@@ -1,8 +1,10 @@
 //! Walk from one IP header to the next inner one, through the headers of tunnels.
 
+use super::WALKED_BYTES_MAX;
 use super::layers::{Layer, Layers};
 use super::level::Level;
 use super::rules::{FlowKeyRules, KeyDepth};
+use crate::parse::checksum::Sum;
 use crate::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, Network, link_layer};
 
 /// Maximum number of labels of an MPLS stack that are walked over.
@@ -10,6 +12,14 @@ const MPLS_LABELS_MAX: usize = 16;
 
 /// Maximum number of extension headers of GTP-U that are walked over.
 const GTPU_EXTENSIONS_MAX: usize = 8;
+
+/// Least length of Ethernet's payload: shorter packets are padded.
+const ETHERNET_PAYLOAD_LEAST: usize = 46;
+
+const UDP_HEADER_BYTES: usize = 8;
+
+/// First byte of multicast addresses, which are no sources.
+const IPV6_MULTICAST: u8 = 0xff;
 
 const ETHERTYPE_BRIDGED: u16 = 0x6558;
 const ETHERTYPE_PPPOE_SESSION: u16 = 0x8864;
@@ -30,6 +40,7 @@ const UDP: u8 = 17;
 
 const PORT_GTPU: u16 = 2152;
 const PORT_ESP: u16 = 4500;
+const PORT_L2TP: u16 = 1701;
 const PORT_VXLAN: u16 = 4789;
 const PORT_VXLAN_GPE: u16 = 4790;
 /// VXLAN port of Linux, from before IANA assigned one.
@@ -87,7 +98,8 @@ pub(super) fn step<'a>(
     if level.headers.network == Network::Other {
         let link = link_layer(level.bytes, level.headers.link);
         let next = Next::of_ethertype(link.ethertype?, rules.depth)?;
-        let bytes = level.bytes.get(link.network_offset.into()..)?;
+        let end = level.bytes.len().min(WALKED_BYTES_MAX);
+        let bytes = level.bytes.get(link.network_offset.into()..end)?;
         return follow((next, bytes), rules.depth, layers).map(Step::Inner);
     }
     let (protocol, bytes) = (level.headers.protocol, level.payload()?);
@@ -108,7 +120,7 @@ pub(super) fn step<'a>(
         (_, ESP) => return number(bytes, Layer::Esp, NumberOf::Esp, layers),
         (_, L2TP) => return number(bytes, Layer::L2tpv3, NumberOf::L2tpv3, layers),
         (_, ICMP | ICMPV6) => {
-            let at = quoted(bytes, level.headers.network)?;
+            let at = quoted(bytes, level.headers.network, protocol)?;
             return follow(at, rules.depth, layers).map(Step::Quoted);
         }
         (KeyDepth::Inner, MPLS_IN_IP) => (Next::Mpls, bytes),
@@ -187,11 +199,11 @@ fn ip(bytes: &[u8], network: Network) -> Option<Level<'_>> {
 }
 
 /// Packet quoted by an ICMP error, behind the error's eight bytes (RFC 792, RFC 4443).
-fn quoted(bytes: &[u8], network: Network) -> Option<At<'_>> {
+fn quoted(bytes: &[u8], network: Network, protocol: u8) -> Option<At<'_>> {
     let (&[kind, ..], quoted) = bytes.split_first_chunk::<8>()?;
-    match (network, kind) {
+    match (network, protocol, kind) {
         // Unreachable, source quench, redirect, time exceeded, parameter problem.
-        (Network::Ipv4, 3 | 4 | 5 | 11 | 12) | (Network::Ipv6, 1..=4) => {
+        (Network::Ipv4, ICMP, 3 | 4 | 5 | 11 | 12) | (Network::Ipv6, ICMPV6, 1..=4) => {
             Some((Next::Ip(network), quoted))
         }
         _ => None,
@@ -199,8 +211,14 @@ fn quoted(bytes: &[u8], network: Network) -> Option<At<'_>> {
 }
 
 fn udp<'a>(bytes: &'a [u8], rules: &FlowKeyRules, layers: &mut Layers) -> Option<Step<'a>> {
-    let (&[_, _, high, low, ..], payload) = bytes.split_first_chunk::<8>()?;
-    let port = u16::from_be_bytes([high, low]);
+    let &[_, _, port_high, port_low, len_high, len_low, _, _] = bytes.first_chunk()?;
+    let port = u16::from_be_bytes([port_high, port_low]);
+    let end = match u16::from_be_bytes([len_high, len_low]) {
+        0 => bytes.len(), // a jumbogram (RFC 2675, section 4)
+        len => bytes.len().min(len.into()),
+    };
+    // Bytes behind the datagram are not its payload, though within the IP packet (RFC 9868).
+    let payload = bytes.get(UDP_HEADER_BYTES..end)?;
     if let Some(quic) = rules.quic.filter(|quic| quic.has_port(port)) {
         layers.push(Layer::Quic)?;
         return quic_id(payload, quic.id_len_bytes()).map(Step::Connection);
@@ -212,6 +230,7 @@ fn udp<'a>(bytes: &'a [u8], rules: &FlowKeyRules, layers: &mut Layers) -> Option
         PORT_GTPU => return gtpu(payload, rules.depth, layers),
         PORT_ESP if payload.starts_with(&[0; 4]) => return None, // IKE (RFC 3948)
         PORT_ESP => return number(payload, Layer::Esp, NumberOf::Esp, layers),
+        PORT_L2TP => return l2tpv3(payload, layers),
         PORT_VXLAN | PORT_VXLAN_LINUX => Next::Vxlan,
         PORT_VXLAN_GPE => Next::VxlanGpe,
         PORT_GENEVE => Next::Geneve,
@@ -243,6 +262,18 @@ fn number<'a>(
     let number = u32::from_be_bytes(*bytes.first_chunk()?);
     layers.push(layer)?;
     (number != 0).then_some(Step::Number(of, number))
+}
+
+/// Data message of L2TPv3 over UDP (RFC 3931, section 4.1.2): flags and version, then the session.
+fn l2tpv3<'a>(payload: &'a [u8], layers: &mut Layers) -> Option<Step<'a>> {
+    const IS_CONTROL: u8 = 0x80;
+    const VERSION: u8 = 0x0f;
+    let (&[flags, version, _, _], session) = payload.split_first_chunk::<4>()?;
+    // Version 2 has another header; control messages name a connection, not a session.
+    if flags & IS_CONTROL != 0 || version & VERSION != 3 {
+        return None;
+    }
+    number(session, Layer::L2tpv3, NumberOf::L2tpv3, layers)
 }
 
 fn gre<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<At<'a>> {
@@ -310,15 +341,72 @@ fn mpls<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
         let (&[_, _, bits, _], rest) = behind.split_first_chunk::<4>()?;
         behind = rest;
         if bits & BOTTOM != 0 {
-            return match behind.first()? >> 4 {
-                4 => Some((Next::Ip(Network::Ipv4), behind)),
-                6 => Some((Next::Ip(Network::Ipv6), behind)),
-                0 => Some((Next::Ethernet, behind.get(4..)?)),
-                _ => None,
-            };
+            return unannounced(behind).or_else(|| pseudowire(behind));
         }
     }
     None
+}
+
+/// Ethernet frame behind a pseudowire's control word, which has four zero bits, flags and a number
+/// (RFC 4448, section 4.6).
+fn pseudowire(bytes: &[u8]) -> Option<At<'_>> {
+    let (&[first, ..], frame) = bytes.split_first_chunk::<4>()?;
+    (first >> 4 == 0 && holds_ethernet(frame)).then_some((Next::Ethernet, frame))
+}
+
+/// Header at the beginning of bytes that no field describes: an Ethernet frame with an IP packet, or
+/// an IP packet. The first four bits alone prove nothing, since a MAC address may begin with them
+/// (RFC 4928, RFC 8469): each packet of a flow would then have a key of its own.
+fn unannounced(bytes: &[u8]) -> Option<At<'_>> {
+    if holds_ethernet(bytes) {
+        Some((Next::Ethernet, bytes))
+    } else if is_ipv4(bytes) {
+        Some((Next::Ip(Network::Ipv4), bytes))
+    } else if is_ipv6(bytes) {
+        Some((Next::Ip(Network::Ipv6), bytes))
+    } else {
+        None
+    }
+}
+
+/// True if the bytes begin with a consistent IPv4 header: its checksum is right, or the packet ends
+/// where they end.
+fn is_ipv4(bytes: &[u8]) -> bool {
+    let Some(&[first, _, high, low]) = bytes.first_chunk() else { return false };
+    let header_len = usize::from(first & 0x0f) * 4;
+    let total_len = usize::from(u16::from_be_bytes([high, low]));
+    let Some(header) = bytes.get(..header_len) else { return false };
+    first >> 4 == 4
+        && header_len >= 20
+        && total_len >= header_len
+        && (total_len == bytes.len() || Sum::of(header).fold() == u16::MAX)
+}
+
+/// True if the bytes begin with a consistent IPv6 header: a hop limit, a source that may send, and a
+/// length that fits. Bytes behind the packet can only be a frame's padding; bytes that are missing
+/// were not captured, or are beyond the walk.
+fn is_ipv6(bytes: &[u8]) -> bool {
+    let Some(&[first, _, _, _, high, low, _, hop_limit, source, ..]) = bytes.first_chunk::<40>()
+    else {
+        return false;
+    };
+    let end = 40 + usize::from(u16::from_be_bytes([high, low]));
+    let is_padded = bytes.len() > end;
+    first >> 4 == 6
+        && hop_limit > 0
+        && source != IPV6_MULTICAST
+        && (!is_padded || bytes.len() <= ETHERNET_PAYLOAD_LEAST)
+}
+
+/// True if the bytes are an Ethernet frame with an IP packet.
+fn holds_ethernet(bytes: &[u8]) -> bool {
+    let link = link_layer(bytes, Link::Ethernet);
+    let behind = bytes.get(link.network_offset.into()..).unwrap_or_default();
+    match link.ethertype {
+        Some(ETHERTYPE_IPV4) => is_ipv4(behind),
+        Some(ETHERTYPE_IPV6) => is_ipv6(behind),
+        _ => false,
+    }
 }
 
 fn nsh<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
@@ -384,11 +472,7 @@ fn gtpu<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<Ste
     let len = usize::from(u16::from_be_bytes([high, low]));
     let behind = behind.get(..len).unwrap_or(behind);
     let at = match gtpu_payload(flags, behind) {
-        Some(payload) if kind == G_PDU => match payload.first().map(|first| first >> 4) {
-            Some(4) => Some((Next::Ip(Network::Ipv4), payload)),
-            Some(6) => Some((Next::Ip(Network::Ipv6), payload)),
-            _ => None,
-        },
+        Some(payload) if kind == G_PDU => unannounced(payload),
         _ => None,
     };
     let level = at.and_then(|at| follow(at, depth, layers));

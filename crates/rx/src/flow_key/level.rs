@@ -1,7 +1,8 @@
 //! One IP header of a frame, and its payload.
 
+use super::WALKED_BYTES_MAX;
 use super::layers::{Layer, Layers};
-use crate::parse::extension::{AUTHENTICATION, ExtensionWalk};
+use crate::parse::extension::{AUTHENTICATION, ExtensionWalk, HOP_BY_HOP};
 use crate::parse::{Headers, Link, MAX_EXTENSION_HEADERS, Network, Transport, Verify, View, parse};
 
 /// IP header, with the link header before it and all bytes behind it.
@@ -40,15 +41,26 @@ impl<'a> Level<'a> {
         layers.push(transport)
     }
 
-    /// Payload of the IP packet, from the header of [its protocol](Headers::protocol) on, without
-    /// the frame's padding; `None` for a fragment.
+    /// Payload of the IP packet as far as the walk goes, from the header of [its
+    /// protocol](Headers::protocol) on, without the frame's padding; `None` for a fragment.
     pub(super) fn payload(&self) -> Option<&'a [u8]> {
         let view = self.view();
         if view.is_fragment() {
             return None;
         }
-        let end = view.packet_end()?.min(self.bytes.len());
-        self.bytes.get(self.payload_offset()?..end)
+        let start = self.payload_offset()?;
+        let end = match view.packet_end()? {
+            // Only a jumbogram's IPv6 header has no length, and its first extension says so (RFC
+            // 2675, section 2).
+            usize::MAX if self.headers.network == Network::Ipv6 && !self.has_hop_by_hop() => start,
+            end => end.min(self.bytes.len()).min(WALKED_BYTES_MAX),
+        };
+        self.bytes.get(start..end)
+    }
+
+    fn has_hop_by_hop(&self) -> bool {
+        let start = usize::from(self.headers.network_offset);
+        self.bytes.get(start + 6) == Some(&HOP_BY_HOP)
     }
 
     fn payload_offset(&self) -> Option<usize> {

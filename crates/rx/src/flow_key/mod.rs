@@ -125,9 +125,7 @@ impl<'a> FlowKey<'a> {
     /// Walks to the key of a parsed packet.
     #[must_use]
     pub fn of(view: &View<'a>, rules: &FlowKeyRules) -> Self {
-        let bytes = view.bytes();
-        let bytes = bytes.get(..WALKED_BYTES_MAX).unwrap_or(bytes);
-        let outermost = Level { bytes, headers: *view.headers() };
+        let outermost = Level { bytes: view.bytes(), headers: *view.headers() };
         let mut key = Self {
             rule: KeyRule::None,
             layers: Layers::default(),
@@ -142,8 +140,10 @@ impl<'a> FlowKey<'a> {
             key.is_outermost = false;
             let level = match step {
                 Step::Inner(level) => level,
+                // No error is about an error (RFC 1122, section 3.2.2; RFC 4443, section 2.4).
+                Step::Quoted(_) if key.is_reversed => break,
                 Step::Quoted(level) => {
-                    key.is_reversed = !key.is_reversed;
+                    key.is_reversed = true;
                     level
                 }
                 Step::Number(of, number) => {
@@ -160,6 +160,10 @@ impl<'a> FlowKey<'a> {
             if level.note(&mut key.layers).is_none() {
                 break; // maximum depth
             }
+        }
+        if key.is_reversed {
+            // The sender of the quoted packet chose this number for its own direction.
+            key.id = None;
         }
         key.rule = key.told_by(number_of);
         key
@@ -203,8 +207,8 @@ impl<'a> FlowKey<'a> {
         let view = self.innermost.view();
         let ports = if view.is_fragment() { None } else { view.port_bytes().copied() };
         let more = match self.id {
-            Some(KeyId::Connection(id)) if !self.is_reversed => return Some(of_id(id)),
-            Some(KeyId::Number(number)) if !self.is_reversed => Some(number),
+            Some(KeyId::Connection(id)) => return Some(of_id(id)),
+            Some(KeyId::Number(number)) => Some(number),
             _ => ports,
         };
         let addresses = view.address_bytes()?;

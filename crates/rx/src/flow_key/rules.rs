@@ -147,6 +147,11 @@ impl FromStr for QuicRule {
     fn from_str(text: &str) -> Result<Self, NoFlowKey> {
         let rest = text.strip_prefix("quic:").ok_or(NoFlowKey)?;
         let (list, id_bytes) = rest.rsplit_once(':').ok_or(NoFlowKey)?;
+        // No signs, which `parse` would take.
+        let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        if !digits(id_bytes) {
+            return Err(NoFlowKey);
+        }
         let id_bytes = id_bytes.parse().map_err(|_| NoFlowKey)?;
         if !(1..=QUIC_ID_BYTES_MAX).contains(&id_bytes) {
             return Err(NoFlowKey);
@@ -154,8 +159,12 @@ impl FromStr for QuicRule {
         let mut rule = Self { ports: Default::default(), ranges: 0, id_bytes };
         for range in list.split(',') {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
-            let port = |text: &str| text.parse::<u16>().map_err(|_| NoFlowKey);
-            let (first, last) = (port(first)?, port(last)?);
+            let port = |text: &str| text.parse::<u16>().ok().filter(|_| digits(text));
+            let (first, last) = port(first).zip(port(last)).ok_or(NoFlowKey)?;
+            let overlaps = |range: &(u16, u16)| range.0 <= last && first <= range.1;
+            if rule.ranges().iter().any(overlaps) {
+                return Err(NoFlowKey);
+            }
             let free = rule.ports.get_mut(usize::from(rule.ranges)).ok_or(NoFlowKey)?;
             if first == 0 || first > last {
                 return Err(NoFlowKey);
@@ -203,6 +212,10 @@ mod tests {
             "innerquic:443:8",
             "quic:1,2,3,4,5,6,7,8,9:8",
             "quic:443:8,inner",
+            "quic:+443:8",
+            "quic:443:+8",
+            "quic:443,443:8",
+            "quic:440-450,443:8",
         ] {
             assert_eq!(text.parse::<FlowKeyRules>(), Err(NoFlowKey), "{text}");
         }

@@ -2,6 +2,8 @@
 
 use siphasher::sip::SipHasher13;
 
+use crate::flow_key::QUIC_ID_BYTES_MAX;
+
 /// Length of the secret key, in bytes.
 pub const KEYED_KEY_BYTES: usize = 16;
 
@@ -17,6 +19,10 @@ pub struct Keyed {
 
 /// Length of two IPv6 addresses and two ports.
 const LONGEST_INPUT_BYTES: usize = 2 * 16 + 2 * 2;
+
+/// Length of an ID, padded, and its length: no pair of addresses with or without ports has so many
+/// bytes (8, 12, 32 or 36).
+const ID_INPUT_BYTES: usize = QUIC_ID_BYTES_MAX as usize + 1;
 
 impl Keyed {
     /// Creates a hash under `key`; if `symmetric`, both directions of a flow hash alike.
@@ -44,10 +50,16 @@ impl Keyed {
         fold(self.hasher.hash(&input[..len]))
     }
 
-    /// Hashes an ID, which has no endpoints to swap.
+    /// Hashes a connection ID of at most 20 bytes, which has no endpoints to swap. No input is as
+    /// long as one of addresses and ports: else a stranger could choose an ID that shares the hash
+    /// of somebody's flow.
     #[must_use]
     pub fn hash_id(&self, id: &[u8]) -> u32 {
-        fold(self.hasher.hash(id))
+        let mut input = [0; ID_INPUT_BYTES];
+        let len = id.len().min(QUIC_ID_BYTES_MAX.into());
+        input[..len].copy_from_slice(&id[..len]);
+        input[ID_INPUT_BYTES - 1] = u8::try_from(len).unwrap_or(QUIC_ID_BYTES_MAX);
+        fold(self.hasher.hash(&input))
     }
 
     /// True if the second endpoint is hashed first, so that both directions hash alike.

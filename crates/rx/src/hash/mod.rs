@@ -180,7 +180,13 @@ impl Hasher {
             room[..taken].copy_from_slice(&piece[..taken]);
             len += taken;
         }
-        self.hash_of(&View::new(&bytes[..len], &packet.headers), packet.hash)
+        let view = View::new(&bytes[..len], &packet.headers);
+        let key = FlowKey::of(&view, &self.rules);
+        if !key.is_outermost() {
+            return self.hash_key(&key);
+        }
+        // The outermost headers are in the linear part, however far they reach.
+        if packet.hash.is_some() { packet.hash } else { self.hash_outermost(&packet.view()) }
     }
 
     /// Hash of a pair of addresses (4 + 4 or 16 + 16 bytes) and optionally a pair of ports, all in

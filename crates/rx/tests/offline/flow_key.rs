@@ -28,6 +28,35 @@ fn flk_2_inner_flow_tells_in_every_tunnel() {
 }
 
 #[test]
+fn flk_2_mac_address_is_no_ip_version() {
+    let labels = [0, 2, 1, 64];
+    for mac in [[0x64, 0xd1, 0x54, 0, 0, 1], [0x48, 0xa9, 0x8a, 0, 0, 1], [0, 0x50, 0x56, 0, 0, 1]]
+    {
+        let keys = [1, 2, 3].map(|id| {
+            let mut inner = inner_packet(PORTS);
+            inner[5] = id;
+            let bridged = [&mac[..], &[2; 6], &[8, 0], &inner].concat();
+            let len = u16::try_from(bridged.len()).unwrap().to_be_bytes();
+            let gtpu = [&[0x30, 255][..], &len, &[0, 0, 0, 7], &bridged].concat();
+            let gtpu = ipv4([1; 4], [2; 4], 17, &udp([2152, 2152], &gtpu));
+            [ethernet(0x8847, &[&labels[..], &bridged].concat()), ethernet(0x0800, &gtpu)]
+                .map(|frame| Told::of(&frame, "inner"))
+                .map(|told| (told.rule, told.tuple, told.hash))
+        });
+        let plain = Told::of(&ethernet(0x0800, &inner_packet(PORTS)), "outer").hash;
+        for (rule, tuple, hash) in keys.as_flattened() {
+            assert_eq!((*rule, *hash), (KeyRule::Inner, plain), "{mac:02x?} {tuple:?}");
+        }
+    }
+    // Nothing proves what is in these: the frame has no inner flow.
+    let arp = [&[0x64, 0xd1, 0x54, 0, 0, 1][..], &[2; 6], &[8, 6], &[0; 46]].concat();
+    for behind in [&arp[..], &[0x45; 60], &[0; 60]] {
+        let told = Told::of(&ethernet(0x8847, &[&labels[..], behind].concat()), "inner");
+        assert_eq!(told.rule, KeyRule::None, "{behind:02x?}");
+    }
+}
+
+#[test]
 fn flk_3_auto_looks_where_the_kernel_does() {
     let inner = inner_packet(PORTS);
     let entered: Vec<_> = tunnels(&inner)
@@ -60,6 +89,19 @@ fn flk_4_encapsulation_without_end_is_bounded() {
 }
 
 #[test]
+fn flk_4_ports_beyond_the_walk_count() {
+    for (next, transport) in [(6, tcp([1000, 2000])), (17, udp([1000, 2000], b"x"))] {
+        let options = [&[next, 62][..], &[1, 240], &[0; 500]].concat();
+        let far = ethernet(0x86dd, &ipv6(60, &[&options[..], &transport].concat()));
+        let near = ethernet(0x86dd, &ipv6(next, &transport));
+        for rules in ["auto", "inner", "outer", "quic:1-65535:8"] {
+            let [far, near] = [&far, &near].map(|frame| Told::of(frame, rules));
+            assert_eq!((far.rule, far.hash), (KeyRule::Outer, near.hash), "{rules}");
+        }
+    }
+}
+
+#[test]
 fn flk_5_error_meets_its_flow() {
     let [to_us, from_us] = [([9, 9, 9, 9], [8, 8, 8, 8]), ([8, 8, 8, 8], [9, 9, 9, 9])];
     for (protocol, transport) in [(17, udp([53, 40_000], b"x")), (6, tcp([443, 40_000]))] {
@@ -85,6 +127,22 @@ fn flk_5_error_meets_its_flow() {
 }
 
 #[test]
+fn flk_5_error_has_no_id_of_its_own() {
+    let icmp = |quoted: &[u8]| [&[3, 3, 0, 0, 0, 0, 0, 0][..], quoted].concat();
+    let error = |protocol, quoted: &[u8]| {
+        Told::of(&ethernet(0x0800, &ipv4([7; 4], [8; 4], protocol, &icmp(quoted))), "quic:443:8")
+    };
+    let esp = ipv4([8; 4], [9; 4], 50, &[1; 16]);
+    let quic = ipv4([8; 4], [9; 4], 17, &udp([5000, 443], &[0x41; 20]));
+    for quoted in [&esp, &quic, &ipv4([8; 4], [9; 4], 1, &icmp(&esp))] {
+        let told = error(1, quoted);
+        assert_eq!((told.rule, told.id.as_str()), (KeyRule::Icmp, ""));
+        // ICMPv6 over IPv4 is none.
+        assert_eq!(error(58, quoted).rule, KeyRule::Addresses);
+    }
+}
+
+#[test]
 fn flk_6_numbers_tell_where_ports_do_not() {
     let of = |protocol, payload: &[u8], rules| {
         Told::of(&ethernet(0x0800, &ipv4([1; 4], [2; 4], protocol, payload)), rules)
@@ -98,8 +156,17 @@ fn flk_6_numbers_tell_where_ports_do_not() {
         assert_eq!(of(protocol, &esp(7), "outer").rule, KeyRule::Addresses);
     }
     let over_udp = |payload: &[u8]| of(17, &udp([4500, 4500], payload), "inner");
+    let over_l2tp = |payload: Vec<u8>| of(17, &udp([1701, 1701], &payload), "inner");
     assert_eq!(over_udp(&esp(9)).rule, KeyRule::Esp);
     assert_eq!(over_udp(&esp(0)).rule, KeyRule::Outer, "IKE");
+    let l2tp = |flags, version, session: u32| {
+        over_l2tp([&[flags, version, 0, 0][..], &session.to_be_bytes(), &[0; 20]].concat())
+    };
+    assert_eq!((l2tp(0, 3, 9).rule, l2tp(0, 3, 9).id.as_str()), (KeyRule::L2tpv3, "00000009"));
+    assert_ne!(l2tp(0, 3, 9).hash, l2tp(0, 3, 10).hash);
+    for (flags, version, session) in [(0x80, 3, 9), (0, 2, 9), (0, 3, 0)] {
+        assert_eq!(l2tp(flags, version, session).rule, KeyRule::Outer, "{flags} {version}");
+    }
     let gtpu = |teid: u32| [&[0x30, 1, 0, 0][..], &teid.to_be_bytes()].concat();
     let told = |teid| of(17, &udp([2152, 2152], &gtpu(teid)), "inner");
     assert_eq!((told(5).rule, told(5).id.as_str()), (KeyRule::Gtpu, "00000005"));
@@ -122,6 +189,24 @@ fn flk_7_connection_outlives_its_address() {
     assert_eq!(packet([1; 4], [50_000, 443], &long).rule, KeyRule::Outer);
     assert_eq!(packet([1; 4], [50_000, 444], &short(7)).rule, KeyRule::Outer);
     assert_eq!(packet([1; 4], [50_000, 443], &[0x41, 1, 2]).rule, KeyRule::Outer, "cut short");
+}
+
+#[test]
+fn flk_7_id_collides_with_no_tuple() {
+    for len in [8, 12] {
+        let rules = format!("quic:443:{len}");
+        let tuple = [&[203, 0, 113, 7][..], &[192, 0, 2, 2], &[1, 187, 195, 203]].concat();
+        let victim = match len {
+            8 => ipv4([203, 0, 113, 7], [192, 0, 2, 2], 1, &[8; 16]),
+            _ => ipv4([203, 0, 113, 7], [192, 0, 2, 2], 6, &tcp([443, 50_123])),
+        };
+        let short = [&[0x41][..], &tuple[..len]].concat();
+        let stranger = ipv4([100, 64, 0, 9], [2; 4], 17, &udp([5000, 443], &short));
+        let [victim, stranger] =
+            [victim, stranger].map(|packet| Told::of(&ethernet(0x0800, &packet), &rules));
+        assert_eq!(stranger.rule, KeyRule::Quic);
+        assert_ne!(victim.hash, stranger.hash, "{len}");
+    }
 }
 
 #[test]
@@ -171,6 +256,22 @@ fn flk_8_padding_is_no_inner_header() {
     assert_eq!((told.rule, told.layers.as_str()), (KeyRule::Addresses, "ipv4.gre"));
 }
 
+#[test]
+fn flk_8_surplus_bytes_are_no_payload() {
+    // An IPv6 packet that says that it is empty, and is no jumbogram.
+    let mut empty = ethernet(0x86dd, &ipv6(4, &inner_packet(PORTS)));
+    empty[14 + 4..14 + 6].fill(0);
+    assert_eq!(Told::of(&empty, "inner").rule, KeyRule::Addresses);
+    // A datagram that ends before the IP packet does.
+    let vxlan = [&[8, 0, 0, 0, 0, 0, 7, 0][..], &ethernet(0x0800, &inner_packet(PORTS))].concat();
+    for (len, rule) in [(8, KeyRule::Outer), (3, KeyRule::Outer), (16, KeyRule::Outer)] {
+        let mut datagram = udp([30_000, 4789], &vxlan);
+        datagram[4..6].copy_from_slice(&u16::to_be_bytes(len));
+        let told = Told::of(&ethernet(0x0800, &ipv4([1; 4], [2; 4], 17, &datagram)), "inner");
+        assert_eq!(told.rule, rule, "{len}");
+    }
+}
+
 proptest! {
     #[test]
     fn flk_9_truncated_frame_has_a_key(at in 0usize..400, which in 0usize..32) {
@@ -206,7 +307,7 @@ proptest! {
 
     #[test]
     fn flk_1_plain_packets_hash_as_ever(source in any::<[u8; 4]>(), ports in any::<[u16; 2]>()) {
-        prop_assume!(![2152, 4500, 4789, 4790, 6081, 6635, 8472].contains(&ports[1]));
+        prop_assume!(![1701, 2152, 4500, 4789, 4790, 6081, 6635, 8472].contains(&ports[1]));
         for (protocol, transport) in [(17, udp(ports, b"0123456789")), (6, tcp(ports))] {
             let frame = ethernet(0x0800, &ipv4(source, [2; 4], protocol, &transport));
             let outer = Told::of(&frame, "outer");
