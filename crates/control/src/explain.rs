@@ -3,14 +3,14 @@
 use std::fmt::{self, Display};
 
 use forebay_engine::Explained;
-use forebay_rx::flow_key::FlowKeyRules;
+use forebay_rx::flow_key::{FlowKeyRules, KeyRule};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{Drops, FlowState, Move, SHARERS_MAX};
 use forebay_rx::{DropReason, SteerReason};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::flow::FlowName;
+use super::flow::{FlowName, FlowProtocol};
 use super::handle::Control;
 
 /// State of a flow on the queues of an engine.
@@ -43,7 +43,7 @@ impl Display for Explanation {
                 writeln!(f, "flow {}, hash {}", self.name, hex(self.hash))?;
             }
         }
-        writeln!(f, "  key:   {} (flow_key)", self.flow_key)?;
+        writeln!(f, "  key:   {}", self.key())?;
         if self.queues.is_empty() {
             writeln!(
                 f,
@@ -220,6 +220,36 @@ fn loss(reason: DropReason) -> &'static str {
 }
 
 impl Explanation {
+    /// Rule that gives the packets of the named flow their key; `None` for a flow named by its hash.
+    #[must_use]
+    pub fn rule(&self) -> Option<KeyRule> {
+        match self.name {
+            FlowName::Hash(_) => None,
+            FlowName::Endpoints { ports: Some(_), .. } => Some(KeyRule::Outer),
+            FlowName::Endpoints { ports: None, .. } => Some(KeyRule::Addresses),
+        }
+    }
+
+    /// Rule of packets between the same endpoints that are not identified by their ports.
+    fn other_rule(&self) -> Option<KeyRule> {
+        match self.name {
+            FlowName::Endpoints { protocol: Some(FlowProtocol::Tcp), .. } => None,
+            FlowName::Endpoints { ports: Some([_, to]), .. } => self.flow_key.behind_udp_port(to),
+            _ => None,
+        }
+    }
+
+    fn key(&self) -> String {
+        let rule = self.rule().map_or("given by its hash", KeyRule::name);
+        let except = match self.other_rule() {
+            None => "",
+            Some(KeyRule::Quic) => "; QUIC's short headers go by connection ID instead",
+            Some(KeyRule::Inner) => "; packets in the tunnel go by their inner header instead",
+            Some(_) => "; packets in the tunnel go by its number instead",
+        };
+        format!("{rule} (flow_key={}){except}", self.flow_key)
+    }
+
     /// The explanation as a JSON document.
     #[must_use]
     pub fn document(&self) -> Value {
@@ -228,6 +258,8 @@ impl Explanation {
             "flow": self.name.to_string(),
             "hash": hex(self.hash),
             "flow_key": self.flow_key.to_string(),
+            "rule": self.rule().map(KeyRule::name),
+            "other_rule": self.other_rule().map(KeyRule::name),
             "queues": queues,
         })
     }
@@ -344,6 +376,34 @@ mod tests {
             watched_since_ns: None,
             sharers: Vec::new(),
             moves: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn flk_7_rule_of_a_flow_in_words() {
+        for (flow, rules, words) in [
+            ("udp 10.0.0.1:5000 > 10.0.0.2:443", "auto", "outer (flow_key=auto)"),
+            ("tcp 10.0.0.1:5000 > 10.0.0.2:443", "quic:443:8", "outer (flow_key=auto,quic:443:8)"),
+            (
+                "udp 10.0.0.1:5000 > 10.0.0.2:443",
+                "quic:443:8",
+                "outer (flow_key=auto,quic:443:8); QUIC's short headers go by connection ID instead",
+            ),
+            (
+                "udp 10.0.0.1:5000 > 10.0.0.2:4789",
+                "inner",
+                "outer (flow_key=inner); packets in the tunnel go by their inner header instead",
+            ),
+            ("10.0.0.1 > 10.0.0.2", "outer", "addresses (flow_key=outer)"),
+            ("0badcafe", "auto", "given by its hash (flow_key=auto)"),
+        ] {
+            let explanation = Explanation {
+                name: flow.parse().unwrap(),
+                hash: FLOW,
+                flow_key: rules.parse().unwrap(),
+                queues: Vec::new(),
+            };
+            assert_eq!(explanation.key(), words, "{flow}");
         }
     }
 

@@ -302,6 +302,8 @@ impl Changes {
                 let rekeyed = self.hasher.rekeyed(key);
                 self.replace_hasher(rekeyed.unwrap_or_else(|_| Hasher::clone(&self.hasher)))
             }
+            // The tables of flows that hash as before stay.
+            Change::FlowKey(rules) if rules == self.hasher.rules() => ChangedParts::None,
             Change::FlowKey(rules) => self.replace_hasher(self.hasher.with_rules(*rules)),
             Change::RpsFlowCnt(queues, count) => {
                 let all = (0..).map(RxQueue).take(self.settings.queues.len());

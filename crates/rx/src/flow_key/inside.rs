@@ -1,9 +1,9 @@
 //! Walk from one IP header to the next inner one, through the headers of tunnels.
 
-use super::WALKED_BYTES_MAX;
 use super::layers::{Layer, Layers};
 use super::level::Level;
 use super::rules::{FlowKeyRules, KeyDepth};
+use super::{KeyRule, WALKED_BYTES_MAX};
 use crate::parse::checksum::Sum;
 use crate::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, Network, link_layer};
 
@@ -238,6 +238,18 @@ fn udp<'a>(bytes: &'a [u8], rules: &FlowKeyRules, layers: &mut Layers) -> Option
         _ => return None,
     };
     follow((next, payload), rules.depth, layers).map(Step::Inner)
+}
+
+/// Rule for UDP packets to this port where the walk goes into every tunnel.
+pub(super) fn rule_of_udp_port(port: u16) -> Option<KeyRule> {
+    Some(match port {
+        PORT_ESP => KeyRule::Esp,
+        PORT_L2TP => KeyRule::L2tpv3,
+        PORT_GTPU | PORT_VXLAN | PORT_VXLAN_LINUX | PORT_VXLAN_GPE | PORT_GENEVE | PORT_MPLS => {
+            KeyRule::Inner
+        }
+        _ => return None,
+    })
 }
 
 /// Connection ID chosen by the server, from a short header; a long header may still have the

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-/// Maximum number of headers that are walked over, as in the kernel's flow dissector
-/// (`MAX_FLOW_DISSECT_HDRS`): eight nested IP headers. The key is that of the innermost one
-/// reached.
+/// Maximum number of headers that are walked over: eight nested IP headers. The kernel's flow
+/// dissector counts steps between them (`MAX_FLOW_DISSECT_HDRS`, 15). The key is that of the innermost
+/// header reached.
 pub const LAYERS_MAX: usize = 15;
 
 /// Header of a layer that the walk knows.

@@ -8,7 +8,7 @@
 //! | `fragment` | addresses | fragments of a datagram, which all go to one CPU |
 //! | `icmp` | the flow that an ICMP error quotes, reversed | so that errors follow the flow |
 //! | `esp` | addresses and SPI | ESP, as in the kernel |
-//! | `l2tpv3` | addresses and session | L2TPv3 over IP: its cookie's length is not in the header |
+//! | `l2tpv3` | addresses and session | L2TPv3 over IP or UDP: its cookie's length is not in the header |
 //! | `gtpu` | addresses and TEID | GTP-U that holds no IP packet |
 //! | `quic` | the connection ID chosen by the server | short headers to a [QUIC server](QuicRule) |
 //! | `none` | nothing: not steered (RPS-4) | no IP header reached |
@@ -17,12 +17,13 @@
 //! |---|---|---|
 //! | IPv4 and IPv6 in either, GRE, NVGRE, PPTP, PPPoE, errors of ICMP | yes | yes |
 //! | VXLAN, VXLAN-GPE, GENEVE, MPLS over UDP | no: the source port tells inner flows apart | yes |
-//! | GTP-U, ESP over UDP | no: nor does the kernel, and it costs every UDP packet a look | yes |
+//! | GTP-U, ESP and L2TPv3 over UDP | no: nor does the kernel, and it costs every UDP packet a look | yes |
 //! | MPLS, NSH, MPLS over IP | no: nor does the kernel | yes |
 //!
-//! `auto` differs from the kernel's dissector (`net/core/flow_dissector.c`) in two things. An IPv6
-//! flow label is not hashed instead of ports, because not every sender keeps it for a flow (RFC
-//! 6437, section 2). The packet that an ICMP error quotes is looked at.
+//! The [table of differences] says in which fields `auto` differs from the kernel's dissector
+//! (`net/core/flow_dissector.c`).
+//!
+//! [table of differences]: https://github.com/forebay/forebay/blob/main/docs/src/reference/differences-from-linux.md
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
 mod inside; //   walk from one IP header to the next

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::KeyRule;
+use super::inside;
 use crate::parse::Transport;
 
 /// Maximum number of ports and port ranges in a QUIC rule.
@@ -45,6 +47,19 @@ pub struct QuicRule {
 impl FlowKeyRules {
     /// Rules for the outermost header alone.
     pub const OUTER: Self = Self { depth: KeyDepth::Outer, quic: None };
+
+    /// Rule that takes precedence over ports for UDP packets to this port, if they have what the rule
+    /// looks for.
+    #[must_use]
+    pub fn behind_udp_port(&self, port: u16) -> Option<KeyRule> {
+        if self.quic.is_some_and(|quic| quic.has_port(port)) {
+            Some(KeyRule::Quic)
+        } else if self.depth == KeyDepth::Inner {
+            inside::rule_of_udp_port(port)
+        } else {
+            None
+        }
+    }
 
     /// True if the outermost header alone gives the key of a packet of this transport.
     #[must_use]

@@ -127,7 +127,7 @@ fn flk_5_error_meets_its_flow() {
 }
 
 #[test]
-fn flk_5_error_has_no_id_of_its_own() {
+fn flk_5_error_has_no_id_itself() {
     let icmp = |quoted: &[u8]| [&[3, 3, 0, 0, 0, 0, 0, 0][..], quoted].concat();
     let error = |protocol, quoted: &[u8]| {
         Told::of(&ethernet(0x0800, &ipv4([7; 4], [8; 4], protocol, &icmp(quoted))), "quic:443:8")
