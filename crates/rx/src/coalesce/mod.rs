@@ -29,6 +29,7 @@ mod resegment;
 mod segments;
 mod sums;
 mod table;
+mod tunnel;
 mod wire;
 
 use std::sync::Arc;
@@ -42,6 +43,8 @@ pub use resegment::resegment;
 pub use segments::{Segment, SegmentFragments, Segments};
 use table::{DescriptorPlace, Room, Table};
 pub use table::{LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX};
+pub use tunnel::innermost;
+use tunnel::{Opened, Tunnel, may_be_tunnel};
 
 use crate::arrive::PollStatus;
 use crate::counters::CoalesceCounters;
@@ -190,27 +193,55 @@ impl Coalescer {
     ) {
         let rules = MergeRules { mode, mtu: self.config.mtu };
         for packet in packets.drain(..) {
-            self.take_in(packet, rules, now_ns, out);
+            if mode == CoalesceMode::Gro && may_be_tunnel(&packet) {
+                self.open(packet, rules, now_ns, out);
+            } else {
+                self.take_in(packet, None, rules, now_ns, out);
+            }
+        }
+    }
+
+    /// Takes in what may be a tunnel.
+    #[inline(never)]
+    fn open(&mut self, mut packet: Packet, rules: MergeRules, now_ns: u64, out: &mut Vec<Packet>) {
+        match tunnel::open(&mut packet) {
+            Opened::Plain => self.take_in(packet, None, rules, now_ns, out),
+            Opened::Tunnel(tunnel) => self.take_in(packet, Some(tunnel), rules, now_ns, out),
+            Opened::Refused(refusal) => {
+                self.table.tick();
+                let found = self.table.find(packet.hash);
+                self.pass(packet, found, refusal, out);
+            }
         }
     }
 
     #[inline(always)]
-    fn take_in(&mut self, packet: Packet, rules: MergeRules, now_ns: u64, out: &mut Vec<Packet>) {
+    fn take_in(
+        &mut self,
+        packet: Packet,
+        tunnel: Option<Tunnel>,
+        rules: MergeRules,
+        now_ns: u64,
+        out: &mut Vec<Packet>,
+    ) {
         self.table.tick();
         let found = self.table.find(packet.hash);
         if let Some(place) = found
             && let Some((held, mask)) = self.table.get_mut(place)
             && let Some(next) = held.next(&packet, mask, rules)
+            && held.goes_on_outside(&packet, tunnel.as_ref())
         {
             if let Some(reason) = held.add(packet, next, rules) {
                 self.let_go(place, reason, out);
             }
             return;
         }
-        match (examine(&packet, rules.mode), found) {
-            (Ok(candidate), None) => self.begin(packet, &candidate, now_ns, out),
-            (Ok(candidate), Some(place)) => self.replace(place, packet, &candidate, now_ns, out),
-            (Err(refusal), found) => self.pass(packet, found, refusal, out),
+        match (examine(&packet, tunnel.is_some(), rules.mode), found) {
+            (Ok(candidate), None) => self.begin(packet, tunnel, &candidate, now_ns, out),
+            (Ok(candidate), Some(place)) => {
+                self.replace(place, packet, tunnel, &candidate, now_ns, out);
+            }
+            (Err(refusal), found) => self.pass(outside(packet, tunnel), found, refusal, out),
         }
     }
 
@@ -219,13 +250,15 @@ impl Coalescer {
         &mut self,
         place: DescriptorPlace,
         packet: Packet,
+        tunnel: Option<Tunnel>,
         candidate: &Candidate,
         now_ns: u64,
         out: &mut Vec<Packet>,
     ) {
         let rules = MergeRules { mode: self.config.mode, mtu: self.config.mtu };
         let refusal = self.table.get_mut(place);
-        let refusal = refusal.map(|(held, mask)| held.refusal(&packet, candidate, mask, rules));
+        let refusal = refusal
+            .map(|(held, mask)| held.refusal(&packet, tunnel.as_ref(), candidate, mask, rules));
         if let Some(refusal) = refusal {
             self.refuse(refusal);
         }
@@ -233,15 +266,23 @@ impl Coalescer {
         let reason = if is_full { FlushReason::Size } else { FlushReason::Mismatch };
         self.let_go(place, reason, out);
         if candidate.ends() {
-            return out.push(packet); // nor may anything follow it, but it has been refused once
+            // Nor may anything follow it, but it has been refused once.
+            return out.push(outside(packet, tunnel));
         }
-        self.begin(packet, candidate, now_ns, out);
+        self.begin(packet, tunnel, candidate, now_ns, out);
     }
 
     /// Holds what may be the first segment of several, of a hash of which nothing is held.
-    fn begin(&mut self, packet: Packet, candidate: &Candidate, now_ns: u64, out: &mut Vec<Packet>) {
+    fn begin(
+        &mut self,
+        packet: Packet,
+        tunnel: Option<Tunnel>,
+        candidate: &Candidate,
+        now_ns: u64,
+        out: &mut Vec<Packet>,
+    ) {
         if candidate.ends() {
-            return self.pass(packet, None, MergeRefusal::Push, out);
+            return self.pass(outside(packet, tunnel), None, MergeRefusal::Push, out);
         }
         let place = match self.table.room(packet.hash) {
             Room::Free(place) => place,
@@ -249,11 +290,13 @@ impl Coalescer {
                 self.let_go(place, FlushReason::Evicted, out);
                 place
             }
-            Room::None => return self.pass(packet, None, MergeRefusal::TableFull, out),
+            Room::None => {
+                return self.pass(outside(packet, tunnel), None, MergeRefusal::TableFull, out);
+            }
         };
         self.born = self.born.wrapping_add(1);
         let mode = self.config.mode;
-        let held = HeldPacket::begin(packet, candidate, mode, now_ns, self.born);
+        let held = HeldPacket::begin(packet, tunnel, candidate, mode, now_ns, self.born);
         self.table.put(place, held, mode);
     }
 
@@ -272,7 +315,7 @@ impl Coalescer {
             self.let_go(place, FlushReason::Mismatch, out);
         }
         if refusal == MergeRefusal::Fragment
-            && let Some(addresses) = packet.view().address_bytes()
+            && let Some(addresses) = tunnel::addresses(&packet)
         {
             // It may be of any flow between these addresses: it has no ports, or is hashed as if.
             self.flush_between(addresses, out);
@@ -330,4 +373,12 @@ impl Coalescer {
     fn refuse(&self, refusal: MergeRefusal) {
         self.counters.refused[refusal.index()].add(1);
     }
+}
+
+/// Restores the outermost headers of a packet that goes on as it came.
+fn outside(mut packet: Packet, tunnel: Option<Tunnel>) -> Packet {
+    if let Some(tunnel) = tunnel {
+        packet.headers = tunnel.outer;
+    }
+    packet
 }

@@ -12,7 +12,8 @@ reasons! {
         WholeGso = "whole_gso",
         /// Without a flow hash: nobody could find what is held of its flow.
         NoHash = "no_hash",
-        /// Neither TCP nor UDP over IPv4 or IPv6, or behind SNAP; in `lro` mode, not TCP.
+        /// Neither TCP nor UDP over IPv4 or IPv6, perhaps in a tunnel, or behind SNAP; in `lro` mode, not TCP, or in a
+        /// tunnel.
         Protocol = "protocol",
         /// Headers that lie.
         Flaw = "flaw",
@@ -23,7 +24,7 @@ reasons! {
         /// IPv4 options, or the reserved bit.
         IpOptions = "ip_options",
         /// An IPv6 extension header other than hop-by-hop and destination options, headers of more than
-        /// 128 bytes with those, or a jumbogram.
+        /// 128 bytes with those (256 with a tunnel's), or a jumbogram.
         Extension = "extension",
         /// A wrong IPv4 header checksum.
         IpChecksum = "ip_checksum",
@@ -48,8 +49,17 @@ reasons! {
         TcpOptions = "tcp_options",
         /// UDP whose length is not the IP packet's.
         UdpLength = "udp_length",
-        /// UDP with padding behind it.
+        /// UDP or a tunnel with padding behind it.
         Padded = "padded",
+        /// A tunnel in a tunnel: as in the kernel, one is looked into.
+        TunnelDepth = "tunnel_depth",
+        /// A tunnel's header that says more than what is inside: GRE with a sequence number, routing or another
+        /// version, GENEVE's control messages, VXLAN without a network, PPPoE's discovery.
+        TunnelKind = "tunnel_kind",
+        /// Headers of a tunnel, or those inside, that do not end where the frame does.
+        TunnelLength = "tunnel_length",
+        /// A wrong checksum of the UDP or GRE header outside.
+        TunnelChecksum = "tunnel_checksum",
         /// No descriptor is free, and none has been idle for long enough.
         TableFull = "table_full",
         /// Another flow with the same hash.
@@ -62,6 +72,16 @@ reasons! {
         Tos = "tos",
         /// Another don't-fragment bit, flow label or extension header.
         IpHeader = "ip_header",
+        /// Another tunnel: addresses, ports, network, key, session, options or flags outside.
+        OtherTunnel = "other_tunnel",
+        /// Another time to live, or hop limit, outside.
+        OuterTtl = "outer_ttl",
+        /// Another type of service, or traffic class, outside.
+        OuterTos = "outer_tos",
+        /// Another don't-fragment bit or flow label outside.
+        OuterIpHeader = "outer_ip_header",
+        /// An IPv4 id outside that neither stays nor goes up by one as those before.
+        OuterIpId = "outer_ip_id",
         /// An IPv4 id that neither stays nor goes up by one as those before.
         IpId = "ip_id",
         /// Not the next sequence number.
@@ -81,7 +101,7 @@ reasons! {
         /// Recorded long after the segment before it.
         Gap = "gap",
         /// In pieces, where the first segment is in one frame: so that who looks at a merged packet's first
-        /// frame knows whether any of it is.
+        /// frame knows whether any of it is. Or the headers in a tunnel are, and there is no room for them.
         InPieces = "in_pieces",
     }
 }

@@ -67,7 +67,7 @@ pub struct Hasher {
     kind: HashKind,
     rules: FlowKeyRules,
     /// Packets of these [kinds of transport](Transport) that are not told by their outermost header alone.
-    looks_inside: [bool; 4],
+    looks_inside: [bool; Transport::ALL.len()],
 }
 
 #[derive(Clone, Debug)]
@@ -127,7 +127,7 @@ impl Hasher {
     }
 
     fn new(kind: HashKind) -> Self {
-        Self { kind, rules: FlowKeyRules::OUTER, looks_inside: [false; 4] }
+        Self { kind, rules: FlowKeyRules::OUTER, looks_inside: [false; Transport::ALL.len()] }
     }
 
     /// The hash of a packet, wherever it lies: the device's, where that looked at all that counts.

@@ -42,6 +42,13 @@ impl DeviceSum {
         Sum::default().plus_word(self.0.get()).plus_word(!before.fold())
     }
 
+    /// The sum of all that stands behind `start`, an even number of bytes behind those left out. Of a frame that
+    /// was captured whole.
+    pub(crate) fn from(self, bytes: &[u8], link: Link, start: usize) -> Option<Sum> {
+        let before = bytes.get(skipped(link)..start)?;
+        before.len().is_multiple_of(2).then(|| self.without(Sum::of(before)))
+    }
+
     /// The part of the sum that is of the transport's `len` bytes from `start`: what stands before
     /// and behind is taken out again (LRO-2, LRO-3). `None` where the frame was cut short, so that
     /// this cannot be told.

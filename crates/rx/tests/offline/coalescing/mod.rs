@@ -10,6 +10,8 @@ mod merged; //   what a merged packet is, and its segments again
 mod gso; //      its description, and whoever cuts it by that
 mod carried; //  what came before a frame, believed as far as the frame bears it out
 mod partial; //  checksums that nobody says are partial
+mod tunnel_frames; // segments inside tunnels
+mod tunnels; //  what is merged inside tunnels, and its segments again
 mod whole; //    packets that come whole, and are cut
 mod limits; //   bytes, counts, and what advances in `lro` mode
 mod table; //    the descriptors
