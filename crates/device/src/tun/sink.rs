@@ -105,6 +105,9 @@ impl TunSink {
 
     /// Writes a packet from `begin` on, and returns how many bytes that was.
     fn write(&mut self, packet: &mut Packet, begin: u16) -> Result<u64, Failed> {
+        if packet.is_merged_tunnel() {
+            return Err(Failed::Uncut);
+        }
         let mut header = describe(packet);
         if header.gso_type == GSO_UDP_L4 && !self.device.cuts_udp() {
             return Err(Failed::Uncut);
