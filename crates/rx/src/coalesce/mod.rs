@@ -192,18 +192,21 @@ impl Coalescer {
         out: &mut Vec<Packet>,
     ) {
         let rules = MergeRules { mode, mtu: self.config.mtu };
+        // Asked beforehand, of all: a look at a packet on its way out of the list costs ten times as much.
+        if mode == CoalesceMode::Gro && packets.iter().any(may_be_tunnel) {
+            return packets.drain(..).for_each(|packet| self.open(packet, rules, now_ns, out));
+        }
         for packet in packets.drain(..) {
-            if mode == CoalesceMode::Gro && may_be_tunnel(&packet) {
-                self.open(packet, rules, now_ns, out);
-            } else {
-                self.take_in(packet, None, rules, now_ns, out);
-            }
+            self.take_in(packet, None, rules, now_ns, out);
         }
     }
 
-    /// Takes in what may be a tunnel.
+    /// Takes in what may be a tunnel, or not.
     #[inline(never)]
     fn open(&mut self, mut packet: Packet, rules: MergeRules, now_ns: u64, out: &mut Vec<Packet>) {
+        if !may_be_tunnel(&packet) {
+            return self.take_in(packet, None, rules, now_ns, out);
+        }
         match tunnel::open(&mut packet) {
             Opened::Plain => self.take_in(packet, None, rules, now_ns, out),
             Opened::Tunnel(tunnel) => self.take_in(packet, Some(tunnel), rules, now_ns, out),

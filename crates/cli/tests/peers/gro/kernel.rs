@@ -8,6 +8,7 @@ use std::time::Duration;
 use libtest_mimic::Failed;
 
 use crate::frames::Frame;
+use crate::gro::around::{self, Around};
 use crate::gro::case::{Case, Expected};
 use crate::gro::rig::{self, Rig};
 use crate::gro::segment::{END, Family, Segment, Tags};
@@ -65,31 +66,57 @@ pub(crate) fn missing_vlans() -> Option<String> {
     (!is_there).then(|| "this kernel's GRO knows no VLANs (CONFIG_VLAN_8021Q)".to_owned())
 }
 
+/// VXLAN is merged where a device opens it.
+pub(crate) fn missing_vxlan() -> Option<String> {
+    let refused = Rig::new().and_then(|rig| rig.open_vxlan()).err()?;
+    let reason = refused.message().unwrap_or_default();
+    Some(format!("this kernel has no VXLAN (CONFIG_VXLAN): {reason}"))
+}
+
 pub(crate) fn judge_kernel() -> Judgement {
-    FAMILIES.into_iter().try_for_each(|family| judge(family, Tags::None))
+    FAMILIES.into_iter().try_for_each(|family| judge(family, Tags::None, Around::Nothing))
+}
+
+/// IPIP, 6in4, 4in6 and IPv6 in IPv6.
+pub(crate) fn judge_kernel_tunnelled() -> Judgement {
+    let both = |family| around::WITHOUT_DEVICE.map(|around| (family, around));
+    let mut all = FAMILIES.into_iter().flat_map(both);
+    all.try_for_each(|(family, around)| judge(family, Tags::None, around))
+}
+
+pub(crate) fn judge_kernel_vxlan() -> Judgement {
+    let both = |family| around::VXLAN.map(|around| (family, around));
+    let mut all = FAMILIES.into_iter().flat_map(both);
+    all.try_for_each(|(family, around)| judge(family, Tags::None, around))
 }
 
 pub(crate) fn judge_kernel_tagged() -> Judgement {
     let both = |family| [Tags::Single, Tags::Double].map(|tags| (family, tags));
-    FAMILIES.into_iter().flat_map(both).try_for_each(|(family, tags)| judge(family, tags))
+    FAMILIES
+        .into_iter()
+        .flat_map(both)
+        .try_for_each(|(family, tags)| judge(family, tags, Around::Nothing))
 }
 
-fn judge(family: Family, tags: Tags) -> Judgement {
+fn judge(family: Family, tags: Tags, around: Around) -> Judgement {
     let first = Segment::first(family, tags, 0);
-    let cases: Vec<Case> = GROUPS.iter().flat_map(|group| group(&first)).collect();
-    let ours = ask_ours(&cases)?;
+    let cases = GROUPS.iter().flat_map(|group| group(&first));
+    let cases: Vec<Case> = cases.filter(|case| case.fits(around)).collect();
+    let ours = ask_ours(&cases, around)?;
     let agrees = |number: u8, theirs: &Flows| {
         let (case, ours) = (&cases[usize::from(number) - 1], &ours[&number]);
         let is_stated = DIFFERENCES.iter().any(|(name, _)| *name == case.name);
         ours == theirs || is_stated || are_versions(case, ours, theirs)
     };
     let mut wrong = Vec::new();
-    for (number, theirs) in ask_kernel(&cases, agrees)? {
+    for (number, theirs) in ask_kernel(&cases, around, agrees)? {
         if !agrees(number, &theirs) {
             let name = cases[usize::from(number) - 1].name;
             let [ours, theirs] =
                 [&ours[&number], &theirs].map(|it| it.values().collect::<Vec<_>>());
-            wrong.push(format!("{name} {family:?} tags {tags:?}: {ours:?}, Linux {theirs:?}"));
+            wrong.push(format!(
+                "{name} {family:?} {around:?} tags {tags:?}: {ours:?}, Linux {theirs:?}"
+            ));
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
@@ -107,8 +134,8 @@ pub(crate) fn judge_bulk() -> Judgement {
         let segments: Vec<_> = (0..BULK_SEGMENTS).map(segment).collect();
         let expected = Expected::Lawful;
         let bulk = [Case { name: "bulk", segments, expected, alone: Vec::new() }];
-        let theirs = packets(&ask_kernel(&bulk, |_, _| true)?[&1]);
-        let ours = packets(&ask_ours(&bulk)?[&1]);
+        let theirs = packets(&ask_kernel(&bulk, Around::Nothing, |_, _| true)?[&1]);
+        let ours = packets(&ask_ours(&bulk, Around::Nothing)?[&1]);
         if ours == 0 || ours > theirs {
             return Err(format!("{family:?}: {ours} packets, Linux {theirs}").into());
         }
@@ -125,11 +152,14 @@ fn are_versions(case: &Case, ours: &Flows, theirs: &Flows) -> bool {
 }
 
 /// By case; each is a replay of its own.
-fn ask_ours(cases: &[Case]) -> Result<BTreeMap<u8, Flows>, Failed> {
+fn ask_ours(cases: &[Case], around: Around) -> Result<BTreeMap<u8, Flows>, Failed> {
     let args = ["--deterministic", "--cpus", "1", "--rate", "capture"];
     let ask = |(number, case): (u8, &Case)| {
-        let left = trace::coalesce(&case.frames(number), &args)?;
-        let packets: Vec<_> = left.into_iter().map(|packet| packet.bytes).collect();
+        let left = trace::coalesce(&wrapped(&case.frames(number), around), &args)?;
+        if let Some(packet) = left.iter().find(|packet| !around.is_sound(&packet.bytes)) {
+            return Err(format!("{}: {:?} is not sound", case.name, packet.inputs).into());
+        }
+        let packets: Vec<_> = left.iter().map(|packet| around.unwrap(&packet.bytes)).collect();
         Ok((number, flows_of(&packets).remove(&number).unwrap_or_default()))
     };
     (1..).zip(cases).map(ask).collect()
@@ -138,11 +168,19 @@ fn ask_ours(cases: &[Case]) -> Result<BTreeMap<u8, Flows>, Failed> {
 /// By case, the best of all tries. After a few, only what is not `settled` is tried further.
 fn ask_kernel(
     cases: &[Case],
+    around: Around,
     settled: impl Fn(u8, &Flows) -> bool,
 ) -> Result<BTreeMap<u8, Flows>, Failed> {
     let directory = tempfile::tempdir()?;
     let capture = directory.path().join("f.pcap");
-    let mut rig = Rig::new()?;
+    let open = || {
+        let rig = Rig::new()?;
+        if let Around::Vxlan { .. } = around {
+            rig.open_vxlan()?;
+        }
+        Ok::<_, Failed>(rig)
+    };
+    let mut rig = open()?;
     let mut best: BTreeMap<u8, Flows> = BTreeMap::new();
     for round in 0..TRIES {
         let is_asked = |number: u8| {
@@ -157,16 +195,16 @@ fn ask_kernel(
         let mut frames = Vec::new();
         for (cases, is_timed) in [(at_once, false), (timed, true)] {
             let row = in_a_row(&cases);
-            captures::write_pcap_at(&capture, &row);
+            captures::write_pcap_at(&capture, &wrapped(&row, around));
             if !row.is_empty() {
                 rig.play(&capture, is_timed)?;
             }
             frames.extend(row);
         }
         let sent: Vec<_> = frames.into_iter().map(|(_, frame)| frame.bytes).collect();
-        let Some(seen) = watch(&rig, &sent) else {
+        let Some(seen) = watch(&rig, &sent, around) else {
             // What is late must not be taken for the next try's.
-            rig = Rig::new()?;
+            rig = open()?;
             continue;
         };
         let sent = flows_of(&sent);
@@ -183,6 +221,13 @@ fn ask_kernel(
     if silent.is_empty() { Ok(best) } else { Err(format!("never seen whole: {silent:?}").into()) }
 }
 
+/// Frames in a tunnel.
+fn wrapped(frames: &[(Duration, Frame)], around: Around) -> Vec<(Duration, Frame)> {
+    let wrap =
+        |(number, (time, frame)): (u16, &(Duration, Frame))| (*time, around.wrap(frame, number));
+    (0..).zip(frames).map(wrap).collect()
+}
+
 /// One case behind the other.
 fn in_a_row(cases: &[(u8, &Case)]) -> Vec<(Duration, Frame)> {
     let mut all: Vec<(Duration, Frame)> = Vec::new();
@@ -194,12 +239,12 @@ fn in_a_row(cases: &[(u8, &Case)]) -> Vec<(Duration, Frame)> {
 }
 
 /// All packets up to the ends of all flows, if those all come.
-fn watch(rig: &Rig, sent: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
+fn watch(rig: &Rig, sent: &[Vec<u8>], around: Around) -> Option<Vec<Vec<u8>>> {
     let ends = sent.iter().filter_map(|bytes| Wire::read(bytes)).filter(is_end);
     let mut ends: BTreeSet<_> = ends.map(|wire| wire.flow()).collect();
     let mut seen = Vec::new();
     while !ends.is_empty() {
-        let bytes = rig.receive()?;
+        let bytes = around.unwrap(&rig.receive()?);
         if let Some(end) = Wire::read(&bytes).filter(is_end) {
             ends.remove(&end.flow());
         }

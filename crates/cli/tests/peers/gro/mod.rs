@@ -3,6 +3,7 @@
 
 mod segment; //  frames, by what is special about them
 mod damage; //   lengths that are wrong
+mod around; //   tunnels around them
 mod case; //     what is sent and what may become of it
 mod selftest; // the cases of Linux's gro.c
 mod further; //  cases of our own
@@ -13,8 +14,9 @@ mod kernel; //   Linux, asked over a veth pair
 mod rig; //      namespaces and tools for it
 
 pub(crate) use kernel::{
-    judge_bulk, judge_kernel, judge_kernel_tagged, missing as kernel_missing,
-    missing_vlans as kernel_missing_vlans,
+    judge_bulk, judge_kernel, judge_kernel_tagged, judge_kernel_tunnelled, judge_kernel_vxlan,
+    missing as kernel_missing, missing_vlans as kernel_missing_vlans,
+    missing_vxlan as kernel_missing_vxlan,
 };
 use libtest_mimic::Failed;
 

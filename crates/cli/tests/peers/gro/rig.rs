@@ -107,6 +107,14 @@ impl Rig {
         Ok(rig)
     }
 
+    /// Has the receiver take VXLAN.
+    pub(crate) fn open_vxlan(&self) -> Result<(), Failed> {
+        let add = ["ip", "link", "add", "vx", "type", "vxlan", "id", "7", "dstport", "4789"];
+        let up = ["ip", "link", "set", "dev", "vx", "up"];
+        self.wire.receiver.run(&[&add[..], &["dev", RECEIVER]].concat())?;
+        self.wire.receiver.run(&up)
+    }
+
     /// Sends a capture at its times, or as fast as can be.
     pub(crate) fn play(&self, capture: &Path, is_timed: bool) -> Result<(), Failed> {
         let capture = capture.to_str().ok_or("a path that is not UTF-8")?;

@@ -44,6 +44,11 @@ pub(super) struct Tunnel {
 /// True for a packet that can hold another: plain TCP never does, and takes one look.
 #[inline(always)]
 pub(super) fn may_be_tunnel(packet: &Packet) -> bool {
+    packet.headers.transport != Transport::Tcp && is_tunnel(packet)
+}
+
+#[inline(never)] // so that the look takes no more registers than it must
+fn is_tunnel(packet: &Packet) -> bool {
     match packet.headers.transport {
         Transport::Tcp | Transport::Icmp => false,
         Transport::Udp => is_port_of_tunnel(packet),
@@ -51,7 +56,6 @@ pub(super) fn may_be_tunnel(packet: &Packet) -> bool {
     }
 }
 
-#[inline(always)]
 fn is_port_of_tunnel(packet: &Packet) -> bool {
     let header = packet.frame.data().get(packet.headers.transport_offset.into()..);
     let port = header.and_then(|header| header.first_chunk::<4>());
