@@ -42,6 +42,11 @@ fn main() {
     let vxlan = kernel.clone().or_else(gro::kernel_missing_vxlan);
     trials.extend([
         judge("lro_t4_tunnels_agree_with_the_kernel", kernel.clone(), gro::judge_kernel_tunnelled),
+        judge(
+            "lro_t4_outer_fields_agree_with_the_kernel",
+            kernel.clone(),
+            gro::judge_kernel_outside,
+        ),
         judge("lro_t4_vxlan_agrees_with_the_kernel", vxlan, gro::judge_kernel_vxlan),
         judge("lro_8_agrees_with_the_kernel", kernel.clone(), gro::judge_kernel),
         judge("lro_2_agrees_with_the_kernel_behind_tags", tagged, gro::judge_kernel_tagged),

@@ -14,8 +14,8 @@ mod kernel; //   Linux, asked over a veth pair
 mod rig; //      namespaces and tools for it
 
 pub(crate) use kernel::{
-    judge_bulk, judge_kernel, judge_kernel_tagged, judge_kernel_tunnelled, judge_kernel_vxlan,
-    missing as kernel_missing, missing_vlans as kernel_missing_vlans,
+    judge_bulk, judge_kernel, judge_kernel_outside, judge_kernel_tagged, judge_kernel_tunnelled,
+    judge_kernel_vxlan, missing as kernel_missing, missing_vlans as kernel_missing_vlans,
     missing_vxlan as kernel_missing_vxlan,
 };
 use libtest_mimic::Failed;
