@@ -7,7 +7,7 @@ use forebay_buf::{Frame, Pool};
 use crate::hash::FlowHash;
 use crate::nonlinear::PieceReader;
 use crate::parse::checksum::Sum;
-use crate::parse::{DeviceSum, Headers, Link, Verify, View};
+use crate::parse::{DeviceSum, Headers, Link, Transport, Verify, View};
 
 /// Packet: a frame and its metadata. Moved by value through every queue, so it fits one cache line.
 #[derive(Debug)]
@@ -203,6 +203,14 @@ impl Packet {
     #[must_use]
     pub fn is_merged(&self) -> bool {
         matches!(self.shape(), Shape::Merged(_))
+    }
+
+    /// True if the segments are inside a tunnel: a device, the kernel or a socket cannot cut the packet,
+    /// and must get the segments one by one (see [`cut`](crate::coalesce::cut())).
+    #[inline]
+    #[must_use]
+    pub fn is_merged_tunnel(&self) -> bool {
+        self.headers.transport == Transport::Tunnel
     }
 
     /// True if the packet came from the kernel as one frame of several segments, not yet cut (GSO)

@@ -47,6 +47,8 @@ pub struct Stack {
     run: Vec<Packet>,
     /// The socket that `run` is for.
     run_for: SocketId,
+    /// Segments of a merged tunnel; empty between packets.
+    tunnelled: Vec<Packet>,
     /// Datagrams that the socket had no room for; empty between turns.
     refused: Vec<Packet>,
     /// Sockets matching one datagram; empty between packets.
@@ -102,6 +104,7 @@ impl Stack {
             relief,
             run: Vec::new(),
             run_for: SocketId(0),
+            tunnelled: Vec::new(),
             refused: Vec::new(),
             found: Vec::new(),
             sleepers: Vec::new(),
@@ -165,6 +168,9 @@ impl Stack {
     /// From here on payloads are read more than once, also by the application, and a device can
     /// rewrite shared memory between two reads. A nonlinear packet is therefore copied first, or
     /// dropped as [`NetworkDrop::Nomem`] if no memory is left for the copy.
+    ///
+    /// Segments that were merged inside a tunnel are processed one by one: the host does not look inside,
+    /// so each is a packet, or a datagram, of its own.
     fn turn(&mut self, packets: &mut Vec<Packet>, around: &mut RxContext<'_>) {
         self.drop_closed();
         for mut packet in packets.drain(..) {
@@ -179,9 +185,11 @@ impl Stack {
                     }
                 };
             }
-            let received =
-                self.network.receive(packet, around.identity, around.now_ns, around.pool);
-            self.dispose(received, around);
+            if packet.is_merged_tunnel() {
+                self.receive_tunnel(packet, around);
+            } else {
+                self.receive(packet, around);
+            }
         }
         self.end_run(around);
         for socket in self.sleepers.drain(..) {
@@ -189,6 +197,21 @@ impl Stack {
                 inlet.hub().wake_reader();
             }
         }
+    }
+
+    fn receive(&mut self, packet: Packet, around: &mut RxContext<'_>) {
+        let received = self.network.receive(packet, around.identity, around.now_ns, around.pool);
+        self.dispose(received, around);
+    }
+
+    fn receive_tunnel(&mut self, packet: Packet, around: &mut RxContext<'_>) {
+        let mut segments = take(&mut self.tunnelled);
+        if let Err(packet) = cut(packet, around.pool, &mut segments) {
+            self.network.counters().drops.add(NetworkDrop::Nomem, packet.wire_count().into());
+            around.pool.put(packet.frame);
+        }
+        segments.drain(..).for_each(|segment| self.receive(segment, around));
+        self.tunnelled = segments;
     }
 
     /// Drops expired fragments, solicits unresolved neighbours again, and drops the packets of

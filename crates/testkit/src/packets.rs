@@ -5,7 +5,9 @@ use std::sync::Arc;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{PageFragCache, Region};
 use forebay_rx::Packet;
-use forebay_rx::arrive::HEAD_CHUNK_BYTES;
+use forebay_rx::arrive::{HEAD_CHUNK_BYTES, PollStatus};
+use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
+use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse_packet};
 
@@ -39,6 +41,50 @@ pub fn datagrams(payload: &[u8], head_len: usize) -> [Packet; 2] {
         assert_eq!(packet.is_nonlinear(), head_len < bytes.len());
         packet
     })
+}
+
+/// Payloads of datagrams of VXLAN: segments of one flow of TCP, each in an Ethernet frame.
+pub fn vxlan_payloads(count: u16) -> Vec<Vec<u8>> {
+    const LEN: u16 = 700;
+    let payload = |number: u16| {
+        let mut bytes = vec![8, 0, 0, 0, 0, 0, 7, 0];
+        let builder = etherparse::PacketBuilder::ethernet2([6; 6], [8; 6]);
+        let builder = builder.ipv4([10, 1, 0, 1], [10, 1, 0, 2], 64);
+        let builder = builder.tcp(1000, 80, u32::from(number * LEN), 512).ack(1);
+        builder.write(&mut bytes, &vec![number.to_le_bytes()[0]; LEN.into()]).unwrap();
+        bytes
+    };
+    (0..count).map(payload).collect()
+}
+
+/// Frames with those payloads to 10.9.0.2, and what they are merged into on arrival.
+pub fn merged_vxlan(payloads: &[Vec<u8>], link: Link) -> (Vec<Vec<u8>>, Packet) {
+    let frames = payloads.iter().map(|payload| {
+        let mut bytes = Vec::new();
+        let to = [2, 0, 0, 0, 0, 2];
+        let builder = etherparse::PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], to);
+        let builder = builder.ipv4([10, 9, 0, 1], [10, 9, 0, 2], 64).udp(50_000, 4789);
+        builder.write(&mut bytes, payload).unwrap();
+        bytes.split_off(if link == Link::Ip { 14 } else { 0 })
+    });
+    let frames: Vec<Vec<u8>> = frames.collect();
+    let share = vec![ChunkClass { chunk_bytes: 2048, chunks: 64 }];
+    let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+    let mut pool = carve(region, &[share]).unwrap().remove(0);
+    let packets = (0..).zip(&frames).map(|(number, bytes)| {
+        let wire_len = u32::try_from(bytes.len()).unwrap();
+        let mut frame = pool.allocate(wire_len).unwrap();
+        frame.copy_from(bytes);
+        let mut packet = Packet::received(frame, Arrival(number), wire_len, link);
+        parse_packet(&mut packet, Verify::Checksums, &mut pool).unwrap();
+        Packet { hash: FlowHash(7), ..packet }
+    });
+    let (mut packets, mut out) = (packets.collect(), Vec::new());
+    let mut coalescer = Coalescer::new(CoalesceConfig::default(), Arc::default());
+    coalescer.coalesce(&mut packets, 0, &mut out);
+    coalescer.end_poll(PollStatus::Last, 0, &mut out);
+    assert_eq!(out.len(), 1, "they are merged");
+    (frames, out.remove(0))
 }
 
 #[cfg(test)]

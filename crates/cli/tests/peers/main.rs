@@ -39,7 +39,20 @@ fn main() {
     trials.extend(gro::TRIALS.map(|(name, trial)| judge(name, None, trial)));
     let kernel = gro::kernel_missing();
     let tagged = gro::kernel_missing_vlans();
+    let vxlan = kernel.clone().or_else(gro::kernel_missing_vxlan);
     trials.extend([
+        judge("lro_t4_tunnels_agree_with_the_kernel", kernel.clone(), gro::judge_kernel_tunnelled),
+        judge(
+            "lro_t4_outer_fields_agree_with_the_kernel",
+            kernel.clone(),
+            gro::judge_kernel_outside,
+        ),
+        judge("lro_t4_vxlan_agrees_with_the_kernel", vxlan, gro::judge_kernel_vxlan),
+        judge(
+            "lro_t4_gre_and_geneve_agree_with_a_guest",
+            kernel.clone().or_else(gro::guest_missing),
+            gro::judge_guest_tunnelled,
+        ),
         judge("lro_8_agrees_with_the_kernel", kernel.clone(), gro::judge_kernel),
         judge("lro_2_agrees_with_the_kernel_behind_tags", tagged, gro::judge_kernel_tagged),
         judge("lro_11_bulk_merges_as_in_kernel", kernel, gro::judge_bulk),

@@ -106,7 +106,7 @@ impl PacketSink {
         for packet in packets.iter().take(self.batch) {
             let step = match self.refusal(packet) {
                 Some(reason) => SendStep::Dropped(reason),
-                None if is_of_too_many(packet) => SendStep::MustBeCut,
+                None if packet.is_merged_tunnel() || is_of_too_many(packet) => SendStep::MustBeCut,
                 None => {
                     going += 1;
                     continue;

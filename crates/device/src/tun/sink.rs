@@ -106,6 +106,9 @@ impl TunSink {
 
     /// Writes a packet from `begin` on, and returns the number of its bytes written.
     fn write(&mut self, packet: &mut Packet, begin: u16) -> Result<u64, Failed> {
+        if packet.is_merged_tunnel() {
+            return Err(Failed::Uncut);
+        }
         let mut header = describe(packet);
         // The kernel does not cut UDP packets without TUN_F_USO4 and TUN_F_USO6.
         if header.gso_type == GSO_UDP_L4 && !self.device.cuts_udp() {

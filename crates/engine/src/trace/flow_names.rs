@@ -72,7 +72,7 @@ impl FlowNames {
         segment: &Segment<'_>,
         frame: u64,
     ) -> TracedFlowName {
-        let name = stamp(segment).or_else(|| self.connection(packet, segment.offset));
+        let name = stamp(packet, segment).or_else(|| self.connection(packet, segment.offset));
         let Some(name) = name else {
             let has_hash = packet.hash.is_some();
             let flow = if has_hash { by_hash(packet.hash) } else { UNSTEERED + u64::from(queue.0) };
@@ -112,8 +112,12 @@ fn by_hash(hash: FlowHash) -> u64 {
     HASHES + u64::from(hash.0)
 }
 
-/// Name in a stamped payload.
-pub(super) fn stamp(segment: &Segment<'_>) -> Option<TracedFlowName> {
+/// Name in a stamped payload. A payload in a tunnel is not searched for a stamp: merged or not, such a
+/// packet is named by its hash.
+pub(super) fn stamp(packet: &Packet, segment: &Segment<'_>) -> Option<TracedFlowName> {
+    if packet.is_merged_tunnel() {
+        return None;
+    }
     let mut stamp = [0; STAMP_BYTES];
     let mut bytes = segment.payload_fragments().flatten();
     for byte in &mut stamp {

@@ -1,7 +1,8 @@
 //! Lines of `lro.jsonl`: packets that left coalescing.
 
 use forebay_rx::Packet;
-use forebay_rx::parse::{Network, Transport};
+use forebay_rx::coalesce::innermost;
+use forebay_rx::parse::{Network, Transport, View};
 use serde::Serialize;
 
 /// Letters of the TCP flags, from the lowest bit on.
@@ -26,11 +27,16 @@ struct Lost<'a> {
 /// packet of the device: its `gso_size` is set, and its checksum field has the pseudo-header sum.
 pub(super) fn row(packet: &Packet, frames: &[u64]) -> String {
     let bytes: Vec<_> = packet.fragments().flatten().copied().collect();
-    let flags = packet.view().tcp_flags().unwrap_or(0);
+    let inner = innermost(packet.frame.data(), packet.wire_len, &packet.headers);
+    let view = match &inner {
+        Some(inner) => View::new(packet.frame.data(), inner),
+        None => packet.view(),
+    };
+    let flags = view.tcp_flags().unwrap_or(0);
     let set = (0..).zip(FLAG_LETTERS).filter(|(bit, _)| flags >> bit & 1 == 1);
     line(&Left {
         r#in: frames,
-        payload_len: payload_len(packet),
+        payload_len: payload_len(&view),
         gso_size: packet.gso_size(),
         flags: set.map(|(_, letter)| letter).collect(),
         hex: hex(&bytes),
@@ -42,13 +48,12 @@ pub(super) fn lost(frames: &[u64], reason: &str) -> String {
     line(&Lost { r#in: frames, drop: reason })
 }
 
-/// Payload length of TCP or UDP, or of IP for other protocols, in bytes.
-fn payload_len(packet: &Packet) -> usize {
-    let headers = &packet.headers;
+/// Payload length of TCP or UDP (of the inner one in a tunnel), or of IP for other protocols, in bytes.
+fn payload_len(view: &View<'_>) -> usize {
+    let headers = view.headers();
     if let (Transport::Tcp | Transport::Udp, 1..) = (headers.transport, headers.payload_offset) {
         return headers.payload_len.into();
     }
-    let view = packet.view();
     let (Some(field), Some(header_len)) = (view.network_len_field(), view.network_header_len())
     else {
         return 0;

@@ -322,7 +322,8 @@ impl IntakeTrace {
         let mut frames = Vec::new();
         for segment in dropped.packet.iter().flat_map(Packet::segments) {
             let frame = self.full_number(segment.arrival);
-            row(frame, flow_names::stamp(&segment));
+            let stamp = dropped.packet.as_ref();
+            row(frame, stamp.and_then(|packet| flow_names::stamp(packet, &segment)));
             frames.push(frame);
         }
         if dropped.packet.is_none() {

@@ -122,7 +122,7 @@ fn verdict(headers: &Headers, is_snapped: bool) -> &'static str {
         (None, _, Transport::Udp) => "udp",
         (None, _, Transport::Icmp) => "icmp",
         (None, _, Transport::Other) if is_snapped => "snapped",
-        (None, _, Transport::Other) => "other",
+        (None, _, Transport::Other | Transport::Tunnel) => "other",
     }
 }
 
@@ -196,7 +196,7 @@ mod tests {
             let parsed = row(packet, 7, &Seen::new(packet, Verify::Checksums), &hasher);
             packet.headers = found;
             let left = lro_row::row(packet, &[7]);
-            let stamp = packet.segments().next().map(|segment| flow_names::stamp(&segment));
+            let stamp = packet.segments().next().map(|segment| flow_names::stamp(packet, &segment));
             assert!(stamp.is_some_and(|stamp| stamp.is_some()), "{packet:?}");
             (parsed, left)
         });

@@ -4,6 +4,7 @@ use super::CoalesceMode;
 use super::compare::{HEADER_BYTES_MAX, Own};
 use super::lro::Timestamps;
 use super::refusal::MergeRefusal;
+use super::tunnel::TUNNEL_HEADER_BYTES_MAX;
 use super::wire::{
     ACK, CWR, FIN, IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, PSH, RST, SYN, TCP_BYTES, UDP_BYTES, URG,
 };
@@ -32,8 +33,12 @@ impl Candidate {
     }
 }
 
-/// Examines a parsed packet by itself.
-pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, MergeRefusal> {
+/// Examines a parsed packet by itself; a packet in a [tunnel](super::tunnel) by its inner headers.
+pub(super) fn examine(
+    packet: &Packet,
+    is_inside: bool,
+    mode: CoalesceMode,
+) -> Result<Candidate, MergeRefusal> {
     let headers = &packet.headers;
     let bytes = packet.frame.data();
     let start = usize::from(headers.network_offset);
@@ -61,9 +66,9 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
         Transport::Other if packet.frame.total_len_bytes() != packet.wire_len => {
             return Err(MergeRefusal::Snapped);
         }
-        Transport::Udp | Transport::Icmp | Transport::Other => return Err(MergeRefusal::Protocol),
+        _ => return Err(MergeRefusal::Protocol),
     };
-    if !is_plain(link_header) {
+    if !is_inside && !is_plain(link_header) {
         return Err(MergeRefusal::Protocol);
     }
     let network_len = usize::from(headers.transport_offset).saturating_sub(start);
@@ -76,11 +81,20 @@ pub(super) fn examine(packet: &Packet, mode: CoalesceMode) -> Result<Candidate, 
         return Err(MergeRefusal::CongestionMark);
     }
     let Some(segment) = rest.get(network_len..) else { return Err(MergeRefusal::Snapped) };
-    if is_tcp { tcp(packet, segment, mode) } else { udp(packet, segment) }
+    let candidate = if is_tcp { tcp(packet, segment, mode)? } else { udp(packet, segment)? };
+    let longest = if is_inside { TUNNEL_HEADER_BYTES_MAX } else { HEADER_BYTES_MAX };
+    if candidate.header_len > longest {
+        return Err(MergeRefusal::Extension); // nothing else makes headers so long
+    }
+    Ok(candidate)
 }
 
 /// Returns the type of service.
-fn ipv4(rest: &[u8], network_len: usize, checksum: Checksum) -> Result<u8, MergeRefusal> {
+pub(super) fn ipv4(
+    rest: &[u8],
+    network_len: usize,
+    checksum: Checksum,
+) -> Result<u8, MergeRefusal> {
     let Some(header) = rest.first_chunk::<IPV4_BYTES>() else { return Err(MergeRefusal::Flaw) };
     // Not merged by the kernel, either (`inet_gro_receive`).
     if network_len != IPV4_BYTES || header[6] & RESERVED_BIT != 0 {
@@ -100,7 +114,7 @@ fn ipv4(rest: &[u8], network_len: usize, checksum: Checksum) -> Result<u8, Merge
 }
 
 /// Returns the traffic class.
-fn ipv6(rest: &[u8], network_len: usize) -> Result<u8, MergeRefusal> {
+pub(super) fn ipv6(rest: &[u8], network_len: usize) -> Result<u8, MergeRefusal> {
     let Some(header) = rest.first_chunk::<IPV6_BYTES>() else { return Err(MergeRefusal::Flaw) };
     let is_jumbogram = [header[4], header[5]] == [0; 2];
     let options = rest.get(IPV6_BYTES..network_len).ok_or(MergeRefusal::Flaw)?;
@@ -204,9 +218,6 @@ fn whole(packet: &Packet, own: Own) -> Result<Candidate, MergeRefusal> {
     }
     if !packet.hash.is_some() {
         return Err(MergeRefusal::NoHash);
-    }
-    if header_len > HEADER_BYTES_MAX {
-        return Err(MergeRefusal::Extension); // nothing else makes headers so long
     }
     Ok(Candidate { header_len, payload_len: headers.payload_len.into(), own })
 }

@@ -3,12 +3,13 @@
 
 use super::CoalesceMode;
 use super::refusal::MergeRefusal;
+use super::tunnel::{Layers, TUNNEL_HEADER_BYTES_MAX};
 use super::wire::{FIN, IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, PSH, TCP_BYTES, UDP_BYTES};
 use crate::packet::Packet;
 use crate::parse::checksum::{self, Sum};
 use crate::parse::{Checksum, Headers, Network, Transport};
 
-/// Maximum length of compared headers, in bytes: two VLAN tags, IPv6 and the longest TCP header
+/// Maximum length of compared plain headers, in bytes: two VLAN tags, IPv6 and the longest TCP header
 /// have 122.
 pub(super) const HEADER_BYTES_MAX: usize = 128;
 
@@ -23,7 +24,7 @@ const DONT_FRAGMENT: usize = 6;
 #[derive(Clone, Debug)]
 pub(super) struct HeaderMask {
     layout: HeaderLayout,
-    bytes: [u8; HEADER_BYTES_MAX],
+    bytes: [u8; TUNNEL_HEADER_BYTES_MAX],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,18 +35,20 @@ struct HeaderLayout {
     transport_offset: u16,
     payload_offset: u16,
     mode: CoalesceMode,
+    tunnel: Layers,
 }
 
 impl Default for HeaderMask {
     fn default() -> Self {
-        Self::new(HeaderLayout::of(&Headers::default(), CoalesceMode::Gro))
+        let (headers, tunnel) = (Headers::default(), Layers::default());
+        Self::new(HeaderLayout::of(&headers, tunnel, CoalesceMode::Gro))
     }
 }
 
 impl HeaderMask {
     /// Makes the mask fit a first segment.
-    pub(super) fn fit(&mut self, first: &Packet, mode: CoalesceMode) {
-        let layout = HeaderLayout::of(&first.headers, mode);
+    pub(super) fn fit(&mut self, first: &Packet, tunnel: Layers, mode: CoalesceMode) {
+        let layout = HeaderLayout::of(&first.headers, tunnel, mode);
         if layout != self.layout {
             *self = Self::new(layout);
         }
@@ -82,6 +85,9 @@ impl HeaderMask {
             }
             // Length and checksum.
             _ => mask.clear(transport + 4, &[0; 4]),
+        }
+        for (at, count) in layout.tunnel.own_bytes() {
+            mask.bytes.iter_mut().skip(at).take(count).for_each(|byte| *byte = 0);
         }
         mask
     }
@@ -129,10 +135,10 @@ impl HeaderMask {
 }
 
 impl HeaderLayout {
-    fn of(headers: &Headers, mode: CoalesceMode) -> Self {
+    fn of(headers: &Headers, tunnel: Layers, mode: CoalesceMode) -> Self {
         let Headers { network, network_offset, transport, .. } = *headers;
         let Headers { transport_offset, payload_offset, .. } = *headers;
-        Self { network, network_offset, transport, transport_offset, payload_offset, mode }
+        Self { network, network_offset, transport, transport_offset, payload_offset, mode, tunnel }
     }
 }
 
@@ -201,9 +207,14 @@ fn id_ahead(a: &[u8; IPV4_BYTES], b: &[u8; IPV4_BYTES], verdict: Checksum) -> Op
     is_right.then(|| id(b).wrapping_sub(id(a)))
 }
 
-/// First difference between headers that differ.
+/// First difference between headers that differ; in a tunnel, between the inner ones.
 #[cold]
-pub(super) fn difference(first: &Packet, next: &Packet, mode: CoalesceMode) -> MergeRefusal {
+pub(super) fn difference(
+    first: &Packet,
+    next: &Packet,
+    is_inside: bool,
+    mode: CoalesceMode,
+) -> MergeRefusal {
     let (a, b) = (first.view(), next.view());
     let is_flow = a.address_bytes() == b.address_bytes()
         && a.port_bytes() == b.port_bytes()
@@ -211,7 +222,7 @@ pub(super) fn difference(first: &Packet, next: &Packet, mode: CoalesceMode) -> M
     let link = |packet: &Packet| packet.headers.network_offset.into();
     if !is_flow {
         MergeRefusal::OtherFlow
-    } else if a.bytes().get(..link(first)) != b.bytes().get(..link(next)) {
+    } else if !is_inside && a.bytes().get(..link(first)) != b.bytes().get(..link(next)) {
         MergeRefusal::LinkHeader
     } else if a.ttl() != b.ttl() {
         MergeRefusal::Ttl

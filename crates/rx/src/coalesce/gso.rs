@@ -78,6 +78,7 @@ pub fn gso_type(packet: &Packet) -> u8 {
     let is_cwr = packet.view().tcp_flags().is_some_and(|flags| flags & u16::from(CWR) != 0);
     let ecn = if is_cwr { GSO_ECN } else { 0 };
     match (transport, network) {
+        (Transport::Tunnel, _) => GSO_NONE, // cut before it is sent
         (Transport::Tcp, Network::Ipv6) => GSO_TCPV6 | ecn,
         (Transport::Tcp, _) => GSO_TCPV4 | ecn,
         _ => GSO_UDP_L4,

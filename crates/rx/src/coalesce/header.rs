@@ -26,34 +26,24 @@ impl<'a> HeaderBytes<'a> {
     /// checksum.
     pub(super) fn set_lengths(&mut self, payload_len: u32, id: Option<u16>) {
         let Headers { network_offset, transport_offset, payload_offset, .. } = *self.headers;
-        let field = |len: u32| u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes();
         let transport_len = u32::from(payload_offset - transport_offset) + payload_len;
         let ip_len = u32::from(transport_offset) - u32::from(network_offset) + transport_len;
         match self.headers.network {
             Network::Ipv4 => {
                 let place = network_offset.into()..transport_offset.into();
                 let header = self.bytes.get_mut(place).unwrap_or_default();
-                let Some((header, options)) = header.split_first_chunk_mut::<IPV4_BYTES>() else {
-                    return;
-                };
-                [header[2], header[3]] = field(ip_len);
-                if let Some(id) = id {
-                    [header[IPV4_ID], header[IPV4_ID + 1]] = id.to_be_bytes();
-                }
-                [header[10], header[11]] = [0; 2];
-                let sum = Sum::of(header).plus(Sum::of(options));
-                [header[10], header[11]] = (!sum.fold()).to_be_bytes();
+                set_ipv4(header, ip_len, id);
             }
             Network::Ipv6 => {
                 let Some(header) = self.network::<IPV6_BYTES>() else { return };
-                [header[4], header[5]] = field(ip_len.saturating_sub(40));
+                [header[4], header[5]] = len_field(ip_len.saturating_sub(40));
             }
             Network::Other => {}
         }
         if self.headers.transport == Transport::Udp
             && let Some(header) = self.transport::<UDP_BYTES>()
         {
-            [header[4], header[5]] = field(transport_len);
+            [header[4], header[5]] = len_field(transport_len);
         }
     }
 
@@ -118,6 +108,25 @@ impl<'a> HeaderBytes<'a> {
     fn transport<const N: usize>(&mut self) -> Option<&mut [u8; N]> {
         self.bytes.get_mut(self.headers.transport_offset.into()..)?.first_chunk_mut()
     }
+}
+
+/// Sets an IPv4 header's total length, and its id if one is given, and makes its checksum right.
+pub(super) fn set_ipv4(header: &mut [u8], len: u32, id: Option<u16>) {
+    let Some((header, options)) = header.split_first_chunk_mut::<IPV4_BYTES>() else {
+        return;
+    };
+    [header[2], header[3]] = len_field(len);
+    if let Some(id) = id {
+        [header[IPV4_ID], header[IPV4_ID + 1]] = id.to_be_bytes();
+    }
+    [header[10], header[11]] = [0; 2];
+    let sum = Sum::of(header).plus(Sum::of(options));
+    [header[10], header[11]] = (!sum.fold()).to_be_bytes();
+}
+
+/// A length as it stands in a header.
+pub(super) fn len_field(len: u32) -> [u8; 2] {
+    u16::try_from(len).unwrap_or(u16::MAX).to_be_bytes()
 }
 
 /// Sum of the pseudo header: addresses, protocol, and length of the transport's header and payload.

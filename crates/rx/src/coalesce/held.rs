@@ -8,6 +8,7 @@ use super::lro::Newest;
 use super::refusal::{FlushReason, MergeRefusal};
 use super::segments::tag;
 use super::sums::SegmentSums;
+use super::tunnel::{self, Layers, Tunnel};
 use super::wire::{FIN, PSH};
 use crate::hash::FlowHash;
 use crate::packet::Packet;
@@ -63,6 +64,8 @@ pub(super) struct HeldPacket {
     ids: Ids,
     newest: Newest,
     sums: SegmentSums,
+    /// Headers outside those of the packet, and the progress of their ids.
+    tunnel: Option<(Tunnel, Ids)>,
 }
 
 /// Progress of IPv4 ids, decided by the second segment.
@@ -77,6 +80,7 @@ impl HeldPacket {
     /// Begins with a candidate that segments may follow.
     pub(super) fn begin(
         packet: Packet,
+        tunnel: Option<Tunnel>,
         candidate: &Candidate,
         mode: CoalesceMode,
         since_ns: u64,
@@ -86,8 +90,10 @@ impl HeldPacket {
         debug_assert!(candidate.payload_len > 0, "no segment continues one without payload");
         debug_assert_eq!(packet.frame.follower_count(), 0, "a merged packet is not merged again");
         let headers = &packet.headers;
-        let ip_len = u32::from(headers.payload_offset) - u32::from(headers.network_offset)
-            + candidate.payload_len;
+        let counted_from = tunnel.and_then(|tunnel| tunnel.layers.counted_from());
+        let counted_from = counted_from.unwrap_or(headers.network_offset.into());
+        let ip_len = u32::from(headers.payload_offset) + candidate.payload_len
+            - u32::try_from(counted_from).unwrap_or(0);
         let is_tcp = headers.transport == Transport::Tcp;
         let segments_max = if is_tcp { TCP_SEGMENTS_MAX } else { UDP_SEGMENTS_MAX };
         let newest = Newest::of(&packet, mode);
@@ -103,6 +109,7 @@ impl HeldPacket {
             ids: Ids::Undecided,
             newest,
             sums: SegmentSums::begin(&packet, &candidate.own, mode),
+            tunnel: tunnel.map(|tunnel| (tunnel, Ids::Undecided)),
             packet,
         }
     }
@@ -110,6 +117,19 @@ impl HeldPacket {
     /// First segment.
     pub(super) fn first(&self) -> &Packet {
         &self.packet
+    }
+
+    /// Layers outside its headers.
+    pub(super) fn layers(&self) -> Layers {
+        self.tunnel.map_or(Layers::default(), |(tunnel, _)| tunnel.layers)
+    }
+
+    /// Addresses of the outermost IP header.
+    pub(super) fn addresses(&self) -> Option<&[u8]> {
+        match &self.tunnel {
+            None => self.packet.view().address_bytes(),
+            Some((tunnel, _)) => tunnel.addresses(self.packet.frame.data(), &self.packet.headers),
+        }
     }
 
     pub(super) fn hash(&self) -> FlowHash {
@@ -161,18 +181,48 @@ impl HeldPacket {
         (is_next && fits).then_some(Next { payload_len, own, ids })
     }
 
+    /// Progress of the ids outside with a packet in a tunnel, which is the [next](Self::next) segment by the
+    /// headers inside; `None` if it is in another tunnel.
+    fn next_outside(&self, packet: &Packet, other: &Tunnel) -> Option<Ids> {
+        let (tunnel, ids) = self.tunnel?;
+        if tunnel.layers != other.layers {
+            return None;
+        }
+        let (first, next) = (tunnel.id(self.packet.frame.data()), tunnel.id(packet.frame.data()));
+        match (first, next) {
+            (Some(first), Some(next)) => ids.after(next.wrapping_sub(first), self.segments()),
+            _ => Some(ids),
+        }
+    }
+
+    /// The same, with which it goes on. A plain packet, whose headers agree, is in no tunnel.
+    #[inline(always)]
+    pub(super) fn goes_on_outside(&mut self, packet: &Packet, other: Option<&Tunnel>) -> bool {
+        let Some(other) = other else { return true };
+        let next = self.next_outside(packet, other);
+        if let (Some((_, ids)), Some(next)) = (&mut self.tunnel, next) {
+            *ids = next;
+        }
+        next.is_some()
+    }
+
     /// First condition that keeps a mergeable packet from being the next segment: the slow twin of
     /// [`next`](Self::next).
     #[cold]
     pub(super) fn refusal(
         &self,
         packet: &Packet,
+        tunnel: Option<&Tunnel>,
         candidate: &Candidate,
         mask: &HeaderMask,
         rules: MergeRules,
     ) -> MergeRefusal {
+        let layers = tunnel.map_or(Layers::default(), |tunnel| tunnel.layers);
+        if let Some(refusal) = self.difference_outside(packet, &layers) {
+            return refusal;
+        }
         if own_fields(&self.packet, packet, mask).is_none() {
-            return difference(&self.packet, packet, rules.mode);
+            return difference(&self.packet, packet, tunnel.is_some(), rules.mode);
         }
         if packet.is_nonlinear() && !self.packet.is_nonlinear() {
             return MergeRefusal::InPieces;
@@ -188,8 +238,20 @@ impl HeldPacket {
             MergeRefusal::Gap
         } else {
             let advanced = (rules.mode == CoalesceMode::Lro).then(|| self.lro_difference(packet));
-            advanced.flatten().unwrap_or(MergeRefusal::IpId)
+            let is_outside =
+                tunnel.is_some_and(|tunnel| self.next_outside(packet, tunnel).is_none());
+            let id = if is_outside { MergeRefusal::OuterIpId } else { MergeRefusal::IpId };
+            advanced.flatten().unwrap_or(id)
         }
+    }
+
+    /// The first difference outside the headers that a packet is merged by.
+    fn difference_outside(&self, packet: &Packet, layers: &Layers) -> Option<MergeRefusal> {
+        let own = self.layers();
+        if own == Layers::default() && *layers == own {
+            return None;
+        }
+        tunnel::difference((&self.packet, &own), (packet, layers))
     }
 
     /// Adds the next segment. Returns the reason to flush if nothing more can be added.
@@ -234,8 +296,11 @@ impl HeldPacket {
     /// Returns the packet. A single segment is unchanged; a merged packet gets headers for the
     /// whole, with correct checksums.
     pub(super) fn finish(self, mode: CoalesceMode) -> Packet {
-        let Self { mut packet, payload_len, flags, newest, sums, .. } = self;
+        let Self { mut packet, payload_len, flags, newest, sums, tunnel, .. } = self;
         if packet.frame.follower_count() == 0 {
+            if let Some((tunnel, _)) = tunnel {
+                packet.headers = tunnel.outer;
+            }
             return packet;
         }
         let headers = packet.headers;
@@ -262,6 +327,10 @@ impl HeldPacket {
         };
         packet.headers.payload_len = u16::try_from(payload_len).unwrap_or(u16::MAX);
         packet.wire_len = u32::from(headers.payload_offset) + payload_len;
+        if let Some((tunnel, _)) = tunnel {
+            tunnel.rewrite(packet.frame.data_mut(), &packet.headers, payload_len, None);
+            packet.headers = tunnel.headers_of_whole(&packet.headers);
+        }
         packet
     }
 

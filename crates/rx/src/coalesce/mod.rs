@@ -29,6 +29,7 @@ mod resegment;
 mod segments;
 mod sums;
 mod table;
+mod tunnel;
 mod wire;
 
 use std::sync::Arc;
@@ -42,6 +43,8 @@ pub use resegment::resegment;
 pub use segments::{Segment, SegmentFragments, Segments};
 use table::{DescriptorPlace, Room, Table};
 pub use table::{LRO_DESCRIPTORS, LRO_DESCRIPTORS_MAX};
+pub use tunnel::innermost;
+use tunnel::{Opened, Tunnel, may_be_tunnel};
 
 use crate::arrive::PollStatus;
 use crate::counters::CoalesceCounters;
@@ -188,28 +191,59 @@ impl Coalescer {
         out: &mut Vec<Packet>,
     ) {
         let rules = MergeRules { mode, mtu: self.config.mtu };
+        // Asked beforehand, of all: a look at a packet on its way out of the list costs ten times as much.
+        if mode == CoalesceMode::Gro && packets.iter().any(may_be_tunnel) {
+            return packets.drain(..).for_each(|packet| self.open(packet, rules, now_ns, out));
+        }
         for packet in packets.drain(..) {
-            self.take_in(packet, rules, now_ns, out);
+            self.take_in(packet, None, rules, now_ns, out);
+        }
+    }
+
+    /// Takes in what may be a tunnel, or not.
+    #[inline(never)]
+    fn open(&mut self, mut packet: Packet, rules: MergeRules, now_ns: u64, out: &mut Vec<Packet>) {
+        if !may_be_tunnel(&packet) {
+            return self.take_in(packet, None, rules, now_ns, out);
+        }
+        match tunnel::open(&mut packet) {
+            Opened::Plain => self.take_in(packet, None, rules, now_ns, out),
+            Opened::Tunnel(tunnel) => self.take_in(packet, Some(tunnel), rules, now_ns, out),
+            Opened::Refused(refusal) => {
+                self.table.tick();
+                let found = self.table.find(packet.hash);
+                self.pass(packet, found, refusal, out);
+            }
         }
     }
 
     #[inline(always)]
-    fn take_in(&mut self, packet: Packet, rules: MergeRules, now_ns: u64, out: &mut Vec<Packet>) {
+    fn take_in(
+        &mut self,
+        packet: Packet,
+        tunnel: Option<Tunnel>,
+        rules: MergeRules,
+        now_ns: u64,
+        out: &mut Vec<Packet>,
+    ) {
         self.table.tick();
         let found = self.table.find(packet.hash);
         if let Some(place) = found
             && let Some((held, mask)) = self.table.get_mut(place)
             && let Some(next) = held.next(&packet, mask, rules)
+            && held.goes_on_outside(&packet, tunnel.as_ref())
         {
             if let Some(reason) = held.add(packet, next, rules) {
                 self.let_go(place, reason, out);
             }
             return;
         }
-        match (examine(&packet, rules.mode), found) {
-            (Ok(candidate), None) => self.begin(packet, &candidate, now_ns, out),
-            (Ok(candidate), Some(place)) => self.replace(place, packet, &candidate, now_ns, out),
-            (Err(refusal), found) => self.pass(packet, found, refusal, out),
+        match (examine(&packet, tunnel.is_some(), rules.mode), found) {
+            (Ok(candidate), None) => self.begin(packet, tunnel, &candidate, now_ns, out),
+            (Ok(candidate), Some(place)) => {
+                self.replace(place, packet, tunnel, &candidate, now_ns, out);
+            }
+            (Err(refusal), found) => self.pass(outside(packet, tunnel), found, refusal, out),
         }
     }
 
@@ -218,13 +252,15 @@ impl Coalescer {
         &mut self,
         place: DescriptorPlace,
         packet: Packet,
+        tunnel: Option<Tunnel>,
         candidate: &Candidate,
         now_ns: u64,
         out: &mut Vec<Packet>,
     ) {
         let rules = MergeRules { mode: self.config.mode, mtu: self.config.mtu };
         let refusal = self.table.get_mut(place);
-        let refusal = refusal.map(|(held, mask)| held.refusal(&packet, candidate, mask, rules));
+        let refusal = refusal
+            .map(|(held, mask)| held.refusal(&packet, tunnel.as_ref(), candidate, mask, rules));
         if let Some(refusal) = refusal {
             self.refuse(refusal);
         }
@@ -232,15 +268,23 @@ impl Coalescer {
         let reason = if is_full { FlushReason::Size } else { FlushReason::Mismatch };
         self.let_go(place, reason, out);
         if candidate.ends() {
-            return out.push(packet); // nothing may follow it either; its refusal is counted above
+            // Nothing may follow it either; its refusal is counted above.
+            return out.push(outside(packet, tunnel));
         }
-        self.begin(packet, candidate, now_ns, out);
+        self.begin(packet, tunnel, candidate, now_ns, out);
     }
 
     /// Holds a possible first segment, of a hash without a held packet.
-    fn begin(&mut self, packet: Packet, candidate: &Candidate, now_ns: u64, out: &mut Vec<Packet>) {
+    fn begin(
+        &mut self,
+        packet: Packet,
+        tunnel: Option<Tunnel>,
+        candidate: &Candidate,
+        now_ns: u64,
+        out: &mut Vec<Packet>,
+    ) {
         if candidate.ends() {
-            return self.pass(packet, None, MergeRefusal::Push, out);
+            return self.pass(outside(packet, tunnel), None, MergeRefusal::Push, out);
         }
         let place = match self.table.room(packet.hash) {
             Room::Free(place) => place,
@@ -248,11 +292,13 @@ impl Coalescer {
                 self.let_go(place, FlushReason::Evicted, out);
                 place
             }
-            Room::None => return self.pass(packet, None, MergeRefusal::TableFull, out),
+            Room::None => {
+                return self.pass(outside(packet, tunnel), None, MergeRefusal::TableFull, out);
+            }
         };
         self.born = self.born.wrapping_add(1);
         let mode = self.config.mode;
-        let held = HeldPacket::begin(packet, candidate, mode, now_ns, self.born);
+        let held = HeldPacket::begin(packet, tunnel, candidate, mode, now_ns, self.born);
         self.table.put(place, held, mode);
     }
 
@@ -271,7 +317,7 @@ impl Coalescer {
             self.let_go(place, FlushReason::Mismatch, out);
         }
         if refusal == MergeRefusal::Fragment
-            && let Some(addresses) = packet.view().address_bytes()
+            && let Some(addresses) = tunnel::addresses(&packet)
         {
             // A fragment may belong to any flow between its addresses: its hash does not include
             // ports.
@@ -330,4 +376,12 @@ impl Coalescer {
     fn refuse(&self, refusal: MergeRefusal) {
         self.counters.refused[refusal.index()].add(1);
     }
+}
+
+/// Restores the outermost headers of a packet that goes on as it came.
+fn outside(mut packet: Packet, tunnel: Option<Tunnel>) -> Packet {
+    if let Some(tunnel) = tunnel {
+        packet.headers = tunnel.outer;
+    }
+    packet
 }

@@ -13,7 +13,8 @@ reasons! {
         WholeGso = "whole_gso",
         /// No flow hash, by which the held packet of the flow would be found.
         NoHash = "no_hash",
-        /// Neither TCP nor UDP over IPv4 or IPv6, or behind SNAP; in `lro` mode, not TCP.
+        /// Neither TCP nor UDP over IPv4 or IPv6, perhaps in a tunnel, or behind SNAP; in `lro` mode, not TCP, or in a
+        /// tunnel.
         Protocol = "protocol",
         /// Inconsistent headers ([`Flaw`](crate::parse::Flaw)).
         Flaw = "flaw",
@@ -24,7 +25,7 @@ reasons! {
         /// IPv4 options, or the reserved bit.
         IpOptions = "ip_options",
         /// An IPv6 extension header other than hop-by-hop and destination options, headers of more
-        /// than 128 bytes with those, or a jumbogram.
+        /// than 128 bytes with those (256 with a tunnel's), or a jumbogram.
         Extension = "extension",
         /// A wrong IPv4 header checksum.
         IpChecksum = "ip_checksum",
@@ -50,8 +51,17 @@ reasons! {
         TcpOptions = "tcp_options",
         /// UDP length that does not match the IP packet's.
         UdpLength = "udp_length",
-        /// UDP datagram followed by padding.
+        /// UDP datagram or tunnel followed by padding.
         Padded = "padded",
+        /// Tunnel in a tunnel: as in the kernel, one is looked into.
+        TunnelDepth = "tunnel_depth",
+        /// Tunnel header with more than a payload: GRE with a sequence number, routing or another version,
+        /// control messages of GENEVE, VXLAN without a network identifier, discovery of PPPoE.
+        TunnelKind = "tunnel_kind",
+        /// Outer or inner headers whose lengths do not end where the frame does.
+        TunnelLength = "tunnel_length",
+        /// Wrong checksum of the outer UDP or GRE header.
+        TunnelChecksum = "tunnel_checksum",
         /// No descriptor that is free or has been idle for long enough.
         TableFull = "table_full",
         /// Another flow with the same hash.
@@ -64,6 +74,16 @@ reasons! {
         Tos = "tos",
         /// Another don't-fragment bit, flow label or extension header.
         IpHeader = "ip_header",
+        /// Other outer addresses, ports, network, key, session, options or flags.
+        OtherTunnel = "other_tunnel",
+        /// Other outer time to live, or hop limit.
+        OuterTtl = "outer_ttl",
+        /// Other outer type of service, or traffic class.
+        OuterTos = "outer_tos",
+        /// Other outer don't-fragment bit or flow label.
+        OuterIpHeader = "outer_ip_header",
+        /// Outer IPv4 id that does not continue the pattern of those before.
+        OuterIpId = "outer_ip_id",
         /// IPv4 id that does not continue the pattern of those before: all equal, or increasing by
         /// one.
         IpId = "ip_id",
@@ -84,7 +104,8 @@ reasons! {
         /// Recorded long after the segment before it.
         Gap = "gap",
         /// Nonlinear, while the first segment is linear: the first frame of a merged packet must
-        /// tell if any of it is nonlinear.
+        /// tell if any of it is nonlinear. Or the inner headers are
+        /// nonlinear, and there is no room to pull them in.
         InPieces = "in_pieces",
     }
 }

@@ -6,11 +6,12 @@ use forebay_buf::Frame;
 
 use super::header::{HeaderBytes, ipv4_id};
 use super::segments::read_tag;
+use super::tunnel::{OuterIds, Tunnel};
 use super::wire::{CWR, FIN, PSH};
 use crate::nonlinear::sum_in;
 use crate::packet::{Packet, Shape};
 use crate::parse::checksum::Sum;
-use crate::parse::{Checksum, Headers, Network};
+use crate::parse::{Checksum, Headers, Network, Transport, View};
 
 /// Splits a merged packet into `out`, oldest segment first. Any other packet goes there unchanged,
 /// including a GSO packet (see [`cut`](super::cut())) and a datagram in several frames.
@@ -44,19 +45,25 @@ pub(super) struct ResegmentPlan {
     first_id: Option<u16>,
     /// Difference of each id from the one before: 0 or 1.
     id_step: u16,
+    /// Headers outside.
+    tunnel: Option<(Tunnel, OuterIds)>,
 }
 
 impl ResegmentPlan {
     /// Plan of a merged or GSO packet with `size` bytes of payload per segment.
     pub(super) fn of(packet: &Packet, size: NonZeroU16) -> Self {
-        let headers = packet.headers;
-        let view = packet.view();
-        let first_id = ipv4_id(packet.frame.data(), &headers);
-        let second_id = packet.frame.followers().next().and_then(|frame| {
+        let is_tunnel = packet.headers.transport == Transport::Tunnel;
+        let tunnel = if is_tunnel { Tunnel::of_merged(packet) } else { None };
+        let headers = tunnel.map_or(packet.headers, |(_, inner)| inner);
+        let bytes = packet.frame.data();
+        let view = View::new(bytes, &headers);
+        let second = packet.frame.followers().next().and_then(|frame| {
             let dead = frame.headroom();
-            let header = dead.get(dead.len() - usize::from(headers.payload_offset)..);
-            header.and_then(|header| ipv4_id(header, &headers))
+            dead.get(dead.len().checked_sub(headers.payload_offset.into())?..)
         });
+        let first_id = ipv4_id(bytes, &headers);
+        let second_id = second.and_then(|header| ipv4_id(header, &headers));
+        let tunnel = tunnel.map(|(tunnel, _)| (tunnel, OuterIds::of(&tunnel, bytes, second)));
         Self {
             headers,
             gso_size: size.into(),
@@ -65,6 +72,7 @@ impl ResegmentPlan {
             flags: view.tcp_flags().map_or(0, |flags| flags.to_be_bytes()[1]),
             first_id,
             id_step: u16::from(second_id != first_id),
+            tunnel,
         }
     }
 
@@ -128,5 +136,10 @@ impl ResegmentPlan {
         header.set_sequence(self.sequence.wrapping_add(offset));
         header.set_flags(PSH | FIN | CWR, flags);
         header.set_checksum(payload_len, payload);
+        if let Some((tunnel, ids)) = &self.tunnel {
+            let id = ids.nth(number);
+            tunnel.rewrite(packet.frame.data_mut(), &self.headers, payload_len, id);
+            packet.headers = tunnel.headers_of_segment(&packet.headers);
+        }
     }
 }

@@ -147,7 +147,7 @@ impl Table {
         );
         self.hashes[place.0] = held.hash().0;
         let descriptor = &mut self.descriptors[place.0];
-        descriptor.mask.fit(held.first(), mode);
+        descriptor.mask.fit(held.first(), held.layers(), mode);
         self.between.add(place.0, addresses_of(&held));
         descriptor.touched = self.clock;
         let before = descriptor.held.replace(held);
@@ -214,5 +214,5 @@ impl Table {
 
 /// Source and destination address, which every held packet has.
 fn addresses_of(held: &HeldPacket) -> &[u8] {
-    held.first().view().address_bytes().unwrap_or_default()
+    held.addresses().unwrap_or_default()
 }

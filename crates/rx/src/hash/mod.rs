@@ -67,7 +67,7 @@ pub struct Hasher {
     rules: FlowKeyRules,
     /// True for each [kind of transport](Transport) whose packets may need more than the outermost
     /// header.
-    looks_inside: [bool; 4],
+    looks_inside: [bool; Transport::ALL.len()],
 }
 
 #[derive(Clone, Debug)]
@@ -128,7 +128,7 @@ impl Hasher {
     }
 
     fn new(kind: HashKind) -> Self {
-        Self { kind, rules: FlowKeyRules::OUTER, looks_inside: [false; 4] }
+        Self { kind, rules: FlowKeyRules::OUTER, looks_inside: [false; Transport::ALL.len()] }
     }
 
     /// Hash of a packet, linear or not: the device's, if the device looked at all bytes that

@@ -42,6 +42,13 @@ impl DeviceSum {
         Sum::default().plus_word(self.0.get()).plus_word(!before.fold())
     }
 
+    /// Sum of all bytes from `start`, which is an even number of bytes behind those left out. For a frame
+    /// that was captured whole.
+    pub(crate) fn from(self, bytes: &[u8], link: Link, start: usize) -> Option<Sum> {
+        let before = bytes.get(skipped(link)..start)?;
+        before.len().is_multiple_of(2).then(|| self.without(Sum::of(before)))
+    }
+
     /// Sum of the transport's `len` bytes from `start`: the bytes before and behind are subtracted
     /// (LRO-2, LRO-3). `None` if the frame was truncated, because those behind are unknown then.
     #[inline]

@@ -108,11 +108,14 @@ pub enum Transport {
     Udp,
     /// ICMP or ICMPv6.
     Icmp,
+    /// TCP or UDP inside a tunnel, of a [merged](crate::coalesce) packet: its payload offset and length are those
+    /// of the innermost transport, all else is of the outermost IP header.
+    Tunnel,
 }
 
 impl Transport {
     /// Every kind, in the order of its number.
-    pub(crate) const ALL: [Self; 4] = [Self::Other, Self::Tcp, Self::Udp, Self::Icmp];
+    pub(crate) const ALL: [Self; 5] = [Self::Other, Self::Tcp, Self::Udp, Self::Icmp, Self::Tunnel];
 }
 
 /// Place of a packet in its datagram.

@@ -96,7 +96,7 @@ pub(crate) fn csum_offset(transport: Transport) -> Option<u16> {
     match transport {
         Transport::Tcp => Some(TCP_CSUM_OFFSET),
         Transport::Udp => Some(UDP_CSUM_OFFSET),
-        Transport::Icmp | Transport::Other => None,
+        Transport::Icmp | Transport::Other | Transport::Tunnel => None,
     }
 }
 

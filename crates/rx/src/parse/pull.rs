@@ -79,7 +79,7 @@ pub(crate) fn pull_to(frame: &mut Frame, len_bytes: usize) -> bool {
 }
 
 /// Pulls in as many bytes as there is room for. Returns true if there were any.
-fn pull_all(frame: &mut Frame) -> bool {
+pub(crate) fn pull_all(frame: &mut Frame) -> bool {
     let room = frame.room_mut().len() - frame.data().len();
     let behind = frame.total_len_bytes() - frame.len_bytes();
     let len_bytes = behind.min(u32::try_from(room).unwrap_or(u32::MAX));

@@ -29,6 +29,7 @@ use forebay_testkit::host::{FixedHost, SentPackets};
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const ADDRESSES: [[u8; 4]; 2] = [[10, 9, 0, 2], [10, 9, 0, 1]];
 const PORT: u16 = 53;
+const VXLAN_PORT: u16 = 4789;
 
 /// Bytes of a packet that are in the first frame: all, or only the leading ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,13 +58,17 @@ fn pools(classes: [ChunkClass; 2]) -> Pool {
 impl Host {
     /// Creates a host with this many frames for copies.
     fn new(copies: u32) -> Self {
+        Self::bound(PORT, copies)
+    }
+
+    fn bound(port: u16, copies: u32) -> Self {
         let counters = Arc::<NetworkCounters>::default();
         let network = NetworkLayer::new(NetworkConfig::default(), Arc::clone(&counters));
         let id = SocketId(0);
         let (hub, outlet) =
             open(SocketQueueConfig { id, rcvbuf: 1 << 20, slots: 64, cpus: 1 }, Arc::new(Awake));
         let relief = BufferReclaimer::new(None, None, Arc::default());
-        let local = (ADDRESSES[1], PORT).into();
+        let local = (ADDRESSES[1], port).into();
         let prefix = Prefix { address: ADDRESSES[1].into(), bits: 24 };
         let identity = Identity {
             mac: Some(OURS),
@@ -111,8 +116,8 @@ impl Host {
         packet
     }
 
-    /// Passes packets through the stack, merged if possible.
-    fn receive(&mut self, frames: &[Vec<u8>], lies: Lies) {
+    /// Passes packets through the stack, merged if possible. Returns how many segments each had.
+    fn receive(&mut self, frames: &[Vec<u8>], lies: Lies) -> Vec<u32> {
         let packets = (0..).zip(frames).map(|(number, bytes)| self.received(bytes, number, lies));
         let (mut packets, mut merged) = (packets.collect(), Vec::new());
         let mut coalescer = Coalescer::new(CoalesceConfig::default(), Arc::default());
@@ -120,6 +125,7 @@ impl Host {
         coalescer.end_poll(PollStatus::Last, 0, &mut merged);
         let is_in_pieces = lies != Lies::InOneFrame;
         assert!(merged.iter().all(|packet| packet.is_nonlinear() == is_in_pieces));
+        let counts = merged.iter().map(Packet::segment_count).collect();
         let mut batch = Batch {
             cpu: CpuId(0),
             rx_queue: RxQueue(0),
@@ -130,6 +136,7 @@ impl Host {
         self.stack.handle(&mut batch);
         self.pool.flush();
         assert_eq!((self.shared.away_blocks()), 0, "nothing lies where it came");
+        counts
     }
 
     /// Packets that the socket received, as lists of datagrams; and the answers.
@@ -194,4 +201,62 @@ fn promise_2_without_private_memory_drops_by_frame() {
     host.receive(&frames()[3..], Lies::InPieces { head_len: 116 });
     let (datagrams, answers) = host.seen();
     assert_eq!((datagrams.len(), answers.len()), (1, 1));
+}
+
+/// TCP over IPv4 in an Ethernet frame: segments of a flow, one by one.
+fn segments(ethernet_bytes: usize) -> Vec<Vec<u8>> {
+    let segment = |number: u8| {
+        let header = etherparse::TcpHeader { acknowledgment_number: 1, ack: true, ..tcp(number) };
+        let mut bytes = Vec::new();
+        ethernet().tcp_header(header).write(&mut bytes, &[number; 1000]).unwrap();
+        bytes.split_off(14 - ethernet_bytes)
+    };
+    (0..3).map(segment).collect()
+}
+
+fn tcp(number: u8) -> etherparse::TcpHeader {
+    etherparse::TcpHeader::new(1000, 80, u32::from(number) * 1000, 512)
+}
+
+/// The host does not look into tunnels, so it gets them as they came, whatever was merged.
+#[test]
+fn lro_t5_sockets_get_original_tunnel_datagrams() {
+    let payloads = segments(14).into_iter().map(|frame| {
+        let header = [8, 0, 0, 0, 0, 0, 7, 0];
+        [&header[..], &frame].concat()
+    });
+    let payloads: Vec<_> = payloads.collect();
+    let datagram = |payload: &Vec<u8>| {
+        let mut bytes = Vec::new();
+        ethernet().udp(50_000, VXLAN_PORT).write(&mut bytes, payload).unwrap();
+        bytes
+    };
+    let frames: Vec<_> = payloads.iter().map(datagram).collect();
+    for lies in [Lies::InOneFrame, Lies::InPieces { head_len: 42 }] {
+        for takes_merged in [false, true] {
+            let mut host = Host::bound(VXLAN_PORT, 16);
+            host.outlet.set_takes_merged(takes_merged);
+            assert_eq!(host.receive(&frames, lies), [3], "they are merged on the way");
+            let expected: Vec<_> = payloads.iter().map(|it| vec![it.clone()]).collect();
+            assert_eq!(host.seen().0, expected, "{lies:?}");
+            assert_eq!(host.counters.drops.total(), 0);
+            assert_eq!((host.heads.in_use(), host.pool.in_use()), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn lro_t5_unknown_tunnels_drop_by_frame() {
+    let ipip = |inner: Vec<u8>| {
+        let mut bytes = Vec::new();
+        let outside = ethernet();
+        outside.write(&mut bytes, etherparse::ip_number::IPV4, &inner).unwrap();
+        bytes
+    };
+    let frames: Vec<_> = segments(0).into_iter().map(ipip).collect();
+    let mut host = Host::new(16);
+    assert_eq!(host.receive(&frames, Lies::InOneFrame), [3], "they are merged on the way");
+    assert_eq!(host.seen().0.len(), 0);
+    assert_eq!(host.counters.drops.get(NetworkDrop::IpNoproto), 3);
+    assert_eq!((host.heads.in_use(), host.pool.in_use()), (0, 0));
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::frames::Frame;
+use crate::gro::around::Around;
 use crate::gro::segment::{Segment, Transport};
 
 pub(crate) struct Case {
@@ -57,6 +58,14 @@ impl Case {
             (time, segment.of_case(number).frame())
         })
         .collect()
+    }
+
+    /// True if the merged packet fits into a tunnel: the largest IP packet does not.
+    pub(crate) fn fits(&self, around: Around) -> bool {
+        const LARGEST: usize = 60_000;
+        let frames = self.frames(0);
+        let bytes = |(_, frame): &(Duration, Frame)| frame.bytes.len();
+        around == Around::Nothing || frames.iter().map(bytes).sum::<usize>() < LARGEST
     }
 
     /// True if the case depends on pauses.

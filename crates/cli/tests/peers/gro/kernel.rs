@@ -8,6 +8,7 @@ use std::time::Duration;
 use libtest_mimic::Failed;
 
 use crate::frames::Frame;
+use crate::gro::around::{self, Around};
 use crate::gro::case::{Case, Expected};
 use crate::gro::guest;
 use crate::gro::rig::{self, Asked, Rig};
@@ -54,7 +55,7 @@ const DIFFERENCES: [(&str, &str); 3] = [
     ("udp_at_most_64", "as seen with 6.18, the 65th passes alone, and only then a packet begins"),
 ];
 
-/// The same behind tags, where a guest's kernel (6.1) is asked.
+/// Further differences of a guest's kernel (6.1).
 const DIFFERENCES_OF_GUEST: [(&str, &str); 2] = [
     ("flags_cwr", "6.1 goes on behind a segment with CWR; 6.18 does not"),
     ("large_max", "Linux counts tags in band as part of a packet's 65,535 bytes"),
@@ -77,20 +78,77 @@ fn knows_vlans() -> bool {
     Path::new("/proc/net/vlan").exists()
 }
 
+/// VXLAN is merged where a device opens it.
+pub(crate) fn missing_vxlan() -> Option<String> {
+    let refused = Asked::Own.rig(Around::Vxlan { is_summed: false }).err()?;
+    let reason = refused.message().unwrap_or_default();
+    Some(format!("this kernel has no VXLAN (CONFIG_VXLAN): {reason}"))
+}
+
 pub(crate) fn judge_kernel() -> Judgement {
-    FAMILIES.into_iter().try_for_each(|family| judge(&Asked::Own, family, Tags::None))
+    FAMILIES
+        .into_iter()
+        .try_for_each(|family| judge(&Asked::Own, family, Tags::None, Around::Nothing, &GROUPS))
+}
+
+/// IPIP, 6in4, 4in6 and IPv6 in IPv6.
+pub(crate) fn judge_kernel_tunnelled() -> Judgement {
+    let both = |family| around::WITHOUT_DEVICE.map(|around| (family, around));
+    let mut all = FAMILIES.into_iter().flat_map(both);
+    all.try_for_each(|(family, around)| judge_around(&Asked::Own, family, around, &GROUPS))
+}
+
+/// The IPv4 header outside, by what may differ there and what may not.
+pub(crate) fn judge_kernel_outside() -> Judgement {
+    let mut all = around::OUTSIDE.into_iter();
+    all.try_for_each(|around| judge_around(&Asked::Own, Family::Ipv4, around, &[selftest::data]))
+}
+
+pub(crate) fn judge_kernel_vxlan() -> Judgement {
+    let both = |family| around::VXLAN.map(|around| (family, around));
+    let mut all = FAMILIES.into_iter().flat_map(both);
+    all.try_for_each(|(family, around)| judge_around(&Asked::Own, family, around, &GROUPS))
+}
+
+/// GRE, GENEVE and VXLAN, by a guest's kernel.
+pub(crate) fn judge_guest_tunnelled() -> Judgement {
+    let asked = Asked::guest()?;
+    let mut all = around::OF_MODULES.into_iter();
+    all.try_for_each(|around| judge_around(&asked, Family::Ipv4, around, &GROUPS))
+}
+
+/// In a tunnel whose headers outside go on as they should, all is merged as it is without.
+fn judge_around(asked: &Asked, family: Family, around: Around, groups: &[Group]) -> Judgement {
+    let first = Segment::first(family, Tags::None, 0);
+    let cases: Vec<_> = cases_of(&first, around, groups);
+    let (inside, plain) = (ask_ours(&cases, around)?, ask_ours(&cases, Around::Nothing)?);
+    // Ids outside rise from frame to frame, so flows that take turns part.
+    let of_one_flow = plain.iter().filter(|(_, flows)| flows.len() == 1);
+    let others: Vec<_> = of_one_flow.filter(|(number, flows)| inside[number] != **flows).collect();
+    if others.is_empty() == around.parts() {
+        return Err(format!("{family:?} {around:?}: not as without it: {others:?}").into());
+    }
+    judge(asked, family, Tags::None, around, groups)
+}
+
+fn cases_of(first: &Segment, around: Around, groups: &[Group]) -> Vec<Case> {
+    let cases = groups.iter().flat_map(|group| group(first));
+    cases.filter(|case| case.fits(around)).collect()
 }
 
 pub(crate) fn judge_kernel_tagged() -> Judgement {
     let asked = if knows_vlans() { Asked::Own } else { Asked::guest()? };
     let both = |family| [Tags::Single, Tags::Double].map(|tags| (family, tags));
-    FAMILIES.into_iter().flat_map(both).try_for_each(|(family, tags)| judge(&asked, family, tags))
+    FAMILIES
+        .into_iter()
+        .flat_map(both)
+        .try_for_each(|(family, tags)| judge(&asked, family, tags, Around::Nothing, &GROUPS))
 }
 
-fn judge(asked: &Asked, family: Family, tags: Tags) -> Judgement {
+fn judge(asked: &Asked, family: Family, tags: Tags, around: Around, groups: &[Group]) -> Judgement {
     let first = Segment::first(family, tags, 0);
-    let cases: Vec<Case> = GROUPS.iter().flat_map(|group| group(&first)).collect();
-    let ours = ask_ours(&cases)?;
+    let cases = cases_of(&first, around, groups);
+    let ours = ask_ours(&cases, around)?;
     let agrees = |number: u8, theirs: &Flows| {
         let (case, ours) = (&cases[usize::from(number) - 1], &ours[&number]);
         let further = if asked.is_guest() { DIFFERENCES_OF_GUEST.as_slice() } else { &[] };
@@ -98,12 +156,14 @@ fn judge(asked: &Asked, family: Family, tags: Tags) -> Judgement {
         ours == theirs || is_stated || are_versions(case, ours, theirs)
     };
     let mut wrong = Vec::new();
-    for (number, theirs) in ask_kernel(asked, &cases, agrees)? {
+    for (number, theirs) in ask_kernel(asked, &cases, around, agrees)? {
         if !agrees(number, &theirs) {
             let name = cases[usize::from(number) - 1].name;
             let [ours, theirs] =
                 [&ours[&number], &theirs].map(|it| it.values().collect::<Vec<_>>());
-            wrong.push(format!("{name} {family:?} tags {tags:?}: {ours:?}, Linux {theirs:?}"));
+            wrong.push(format!(
+                "{name} {family:?} {around:?} tags {tags:?}: {ours:?}, Linux {theirs:?}"
+            ));
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
@@ -121,8 +181,8 @@ pub(crate) fn judge_bulk() -> Judgement {
         let segments: Vec<_> = (0..BULK_SEGMENTS).map(segment).collect();
         let expected = Expected::Lawful;
         let bulk = [Case { name: "bulk", segments, expected, alone: Vec::new() }];
-        let theirs = packets(&ask_kernel(&Asked::Own, &bulk, |_, _| true)?[&1]);
-        let ours = packets(&ask_ours(&bulk)?[&1]);
+        let theirs = packets(&ask_kernel(&Asked::Own, &bulk, Around::Nothing, |_, _| true)?[&1]);
+        let ours = packets(&ask_ours(&bulk, Around::Nothing)?[&1]);
         if ours == 0 || ours > theirs {
             return Err(format!("{family:?}: {ours} packets, Linux {theirs}").into());
         }
@@ -139,11 +199,14 @@ fn are_versions(case: &Case, ours: &Flows, theirs: &Flows) -> bool {
 }
 
 /// Results of the program by case, with one replay per case.
-fn ask_ours(cases: &[Case]) -> Result<BTreeMap<u8, Flows>, Failed> {
+fn ask_ours(cases: &[Case], around: Around) -> Result<BTreeMap<u8, Flows>, Failed> {
     let args = ["--deterministic", "--cpus", "1", "--rate", "capture"];
     let ask = |(number, case): (u8, &Case)| {
-        let left = trace::coalesce(&case.frames(number), &args)?;
-        let packets: Vec<_> = left.into_iter().map(|packet| packet.bytes).collect();
+        let left = trace::coalesce(&wrapped(&case.frames(number), around), &args)?;
+        if let Some(packet) = left.iter().find(|packet| !around.is_sound(&packet.bytes)) {
+            return Err(format!("{}: {:?} is not sound", case.name, packet.inputs).into());
+        }
+        let packets: Vec<_> = left.iter().map(|packet| around.unwrap(&packet.bytes)).collect();
         Ok((number, flows_of(&packets).remove(&number).unwrap_or_default()))
     };
     (1..).zip(cases).map(ask).collect()
@@ -154,11 +217,12 @@ fn ask_ours(cases: &[Case]) -> Result<BTreeMap<u8, Flows>, Failed> {
 fn ask_kernel(
     kernel: &Asked,
     cases: &[Case],
+    around: Around,
     settled: impl Fn(u8, &Flows) -> bool,
 ) -> Result<BTreeMap<u8, Flows>, Failed> {
     let directory = tempfile::tempdir()?;
     let capture = directory.path().join("f.pcap");
-    let mut rig = kernel.rig()?;
+    let mut rig = kernel.rig(around)?;
     let mut best: BTreeMap<u8, Flows> = BTreeMap::new();
     for round in 0..TRIES {
         let is_asked = |number: u8| {
@@ -173,16 +237,16 @@ fn ask_kernel(
         let mut frames = Vec::new();
         for (cases, is_timed) in [(at_once, false), (timed, true)] {
             let row = in_a_row(&cases);
-            captures::write_pcap_at(&capture, &row);
+            captures::write_pcap_at(&capture, &wrapped(&row, around));
             if !row.is_empty() {
                 rig.play(&capture, is_timed)?;
             }
             frames.extend(row);
         }
         let sent: Vec<_> = frames.into_iter().map(|(_, frame)| frame.bytes).collect();
-        let Some(seen) = watch(&rig, &sent) else {
+        let Some(seen) = watch(&rig, &sent, around) else {
             // Late packets must not be counted for the next try.
-            rig = kernel.rig()?;
+            rig = kernel.rig(around)?;
             continue;
         };
         let sent = flows_of(&sent);
@@ -199,6 +263,13 @@ fn ask_kernel(
     if silent.is_empty() { Ok(best) } else { Err(format!("never seen whole: {silent:?}").into()) }
 }
 
+/// Frames in a tunnel.
+fn wrapped(frames: &[(Duration, Frame)], around: Around) -> Vec<(Duration, Frame)> {
+    let wrap =
+        |(number, (time, frame)): (u16, &(Duration, Frame))| (*time, around.wrap(frame, number));
+    (0..).zip(frames).map(wrap).collect()
+}
+
 /// All cases, one after another.
 fn in_a_row(cases: &[(u8, &Case)]) -> Vec<(Duration, Frame)> {
     let mut all: Vec<(Duration, Frame)> = Vec::new();
@@ -210,12 +281,12 @@ fn in_a_row(cases: &[(u8, &Case)]) -> Vec<(Duration, Frame)> {
 }
 
 /// All packets up to the ends of all flows. `None` if an end is missing.
-fn watch(rig: &Rig, sent: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
+fn watch(rig: &Rig, sent: &[Vec<u8>], around: Around) -> Option<Vec<Vec<u8>>> {
     let ends = sent.iter().filter_map(|bytes| Wire::read(bytes)).filter(is_end);
     let mut ends: BTreeSet<_> = ends.map(|wire| wire.flow()).collect();
     let mut seen = Vec::new();
     while !ends.is_empty() {
-        let bytes = rig.receive()?;
+        let bytes = around.unwrap(&rig.receive()?);
         if let Some(end) = Wire::read(&bytes).filter(is_end) {
             ends.remove(&end.flow());
         }

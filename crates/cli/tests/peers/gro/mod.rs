@@ -3,6 +3,7 @@
 
 mod segment; //  frames, described by their special fields
 mod damage; //   wrong lengths
+mod around; //   tunnels around frames
 mod case; //     frames sent, and permitted results
 mod selftest; // the cases of Linux's gro.c
 mod further; //  additional cases
@@ -13,9 +14,11 @@ mod kernel; //   Linux's GRO, over a veth pair or in a guest
 mod rig; //      namespaces and tools for the kernel
 mod guest; //    a virtual machine with the modules that this kernel may lack
 
+pub(crate) use guest::missing as guest_missing;
 pub(crate) use kernel::{
-    judge_bulk, judge_kernel, judge_kernel_tagged, missing as kernel_missing,
-    missing_vlans as kernel_missing_vlans,
+    judge_bulk, judge_guest_tunnelled, judge_kernel, judge_kernel_outside, judge_kernel_tagged,
+    judge_kernel_tunnelled, judge_kernel_vxlan, missing as kernel_missing,
+    missing_vlans as kernel_missing_vlans, missing_vxlan as kernel_missing_vxlan,
 };
 use libtest_mimic::Failed;
 

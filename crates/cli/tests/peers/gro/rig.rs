@@ -11,6 +11,7 @@ use forebay_testkit::namespaces::named::{NamedNamespace, run};
 use libtest_mimic::Failed;
 use pcap_file::pcap::PcapReader;
 
+use super::around::Around;
 use super::guest::Guest;
 
 const TOOLS: [[&str; 2]; 4] =
@@ -86,9 +87,16 @@ impl Asked {
         matches!(self, Self::Guest(_))
     }
 
-    pub(crate) fn rig(&self) -> Result<Rig, Failed> {
+    /// A kernel that merges in this tunnel.
+    pub(crate) fn rig(&self, around: Around) -> Result<Rig, Failed> {
         match self {
-            Self::Own => Rig::new(),
+            Self::Own => {
+                let rig = Rig::new()?;
+                if let (Around::Vxlan { .. }, Some(receiver)) = (around, &rig.receiver) {
+                    open_vxlan(receiver)?;
+                }
+                Ok(rig)
+            }
             Self::Guest(guest) => Rig::in_guest(guest),
         }
     }
@@ -97,8 +105,8 @@ impl Asked {
 /// Everything needed to observe how the kernel merges frames.
 pub(crate) struct Rig {
     sender: NamedNamespace,
-    /// Goes with the rig.
-    _receiver: Option<NamedNamespace>,
+    /// Namespace of the receiving end, unless that is a guest.
+    receiver: Option<NamedNamespace>,
     watcher: Child,
     seen: Receiver<Vec<u8>>,
 }
@@ -129,18 +137,8 @@ impl Rig {
         let host = NamedNamespace::new()?;
         host.run(&["sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"])?;
         host.run(&["ip", "tuntap", "add", "dev", SENDER, "mode", "tap"])?;
-        host.run(&[
-            "ip",
-            "link",
-            "set",
-            "dev",
-            SENDER,
-            "up",
-            "mtu",
-            GUEST_MTU,
-            "txqueuelen",
-            GUEST_QUEUE,
-        ])?;
+        let limits = ["mtu", GUEST_MTU, "txqueuelen", GUEST_QUEUE];
+        host.run(&[&["ip", "link", "set", "dev", SENDER, "up"][..], &limits].concat())?;
         let boot = guest.boot(SENDER);
         let mut qemu = host.command(&boot[0]);
         qemu.args(&boot[1..]);
@@ -167,7 +165,7 @@ impl Rig {
                 }
             }
         });
-        let rig = Self { sender, _receiver: receiver, watcher, seen };
+        let rig = Self { sender, receiver, watcher, seen };
         is_ready.recv().map_err(|_| "the watcher ended at once")?;
         Ok(rig)
     }
@@ -184,6 +182,13 @@ impl Rig {
     pub(crate) fn receive(&self) -> Option<Vec<u8>> {
         self.seen.recv_timeout(PATIENCE).ok()
     }
+}
+
+/// Opens a VXLAN device at the receiver, whose kernel merges in VXLAN from then on.
+fn open_vxlan(receiver: &NamedNamespace) -> Result<(), Failed> {
+    let add = ["ip", "link", "add", "vx", "type", "vxlan", "id", "7", "dstport", "4789"];
+    receiver.run(&[&add[..], &["dev", RECEIVER]].concat())?;
+    receiver.run(&["ip", "link", "set", "dev", "vx", "up"])
 }
 
 impl Drop for Rig {

@@ -216,7 +216,7 @@ pub(crate) fn put32(bytes: &mut [u8], at: usize, value: u32) {
 }
 
 /// RFC 1071, word by word; an odd byte is the upper half of a word.
-fn sum(bytes: &[u8]) -> u16 {
+pub(crate) fn sum(bytes: &[u8]) -> u16 {
     let mut sum = 0u32;
     for pair in bytes.chunks(2) {
         sum += u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0));

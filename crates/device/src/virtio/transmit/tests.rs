@@ -122,6 +122,20 @@ fn uncut_by_device_is_cut_before() {
     assert_eq!((rig.counters(0).packets(), rig.counters(0).frames()), (1, 40));
 }
 
+/// No header of virtio's tells of it, so no device may get it as one.
+#[test]
+fn lro_t5_merged_tunnel_is_cut_before() {
+    let mut rig = Rig::new(64);
+    rig.begin(&ALL, None);
+    let payloads = forebay_testkit::packets::vxlan_payloads(5);
+    let (frames, merged) = forebay_testkit::packets::merged_vxlan(&payloads, Link::Ethernet);
+    rig.hand(0, [merged]);
+    let (headers, bytes): (Vec<_>, Vec<_>) = rig.sent().into_iter().unzip();
+    assert_eq!(headers, [VirtioNetHdr::default(); 5]);
+    assert_eq!(bytes, frames);
+    assert_eq!((rig.counters(0).packets(), rig.counters(0).frames()), (1, 5));
+}
+
 #[test]
 fn promise_2_unsendable_packets_drop_by_name() {
     let mut rig = Rig::new(16);

@@ -18,6 +18,7 @@ use forebay_sys::Error;
 use forebay_sys::interface::Interface;
 use forebay_testkit::namespaces::cable::{Cable, Namespace};
 use forebay_testkit::namespaces::command;
+use forebay_testkit::packets::{merged_vxlan, vxlan_payloads};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::UdpGsoSegment;
 
@@ -29,6 +30,7 @@ pub(crate) const TRIALS: &[(&str, fn())] = &[
     ("promise_6_merged_streams_forward_intact", merged_streams),
     ("streams_of_single_frames_arrive_intact", single_streams),
     ("gso_datagrams_are_cut_on_arrival", whole_datagrams),
+    ("lro_t5_merged_tunnels_leave_segmented", merged_tunnels),
     ("too_long_by_current_mtu", too_long),
     ("link_down_and_headerless_are_counted", not_sent),
     ("deleted_interface_ends_sink", deleted),
@@ -225,6 +227,26 @@ fn too_long() {
         assert_eq!(sink.counters().packets(), 3 + 2 + 1 + 3);
         assert_eq!(packets.len(), 3);
     });
+}
+
+fn merged_tunnels() {
+    let path = Path::new();
+    let receiver = path.right.run(|| UdpSocket::bind("10.9.0.2:4789").unwrap());
+    let payloads = vxlan_payloads(20);
+    let (_, merged) = merged_vxlan(&payloads, Link::Ethernet);
+    let mut packets = vec![merged];
+    let sent = path.middle.run(|| {
+        let mut sink = PacketSink::open(&Interface::named("pkn").unwrap()).unwrap();
+        sink.send(&mut packets).unwrap();
+        (sink.counters().packets(), sink.counters().frames(), sink.counters().dropped_in_all())
+    });
+    assert_eq!(sent, (1, 20, 0));
+    receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut received = [0; 2000];
+    for payload in &payloads {
+        let got = receiver.recv(&mut received).unwrap();
+        assert!(received[..got] == payload[..], "{got} bytes");
+    }
 }
 
 fn not_sent() {

@@ -17,9 +17,10 @@ use forebay_rx::arrive::{HEAD_CHUNK_BYTES, PollStatus};
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Coalescer};
 use forebay_rx::counters::CoalesceCounters;
 use forebay_rx::hash::Hasher;
-use forebay_rx::parse::{Verify, parse_packet};
+use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_rx::sink::{SendDrop, Sink, SinkCounters};
 use forebay_testkit::namespaces::{command, enter_new, ip};
+use forebay_testkit::packets::{merged_vxlan, vxlan_payloads};
 
 use crate::tun::Test;
 use crate::tun::rig::{Rig, payload, silence};
@@ -27,6 +28,7 @@ use crate::tun::rig::{Rig, payload, silence};
 pub(crate) const TESTS: &[Test] = &[
     ("tcp_passes_cut_and_merged", tcp),
     ("merged_datagrams_arrive_as_sent", datagrams),
+    ("lro_t5_merged_tunnels_leave_one_by_one", tunnels),
     ("tags_removed_for_tun", tags),
     ("promise_2_tun_unsendable_packets_drop_by_name", dropped),
     ("device_flows_stay_in_their_queues", queues),
@@ -281,6 +283,33 @@ fn datagrams() {
         assert_eq!((counters.frames(), counters.dropped_in_all()), (5 * 71, 0));
         assert!(counters.packets() < 40, "{}", counters.packets());
         rig.all_home(Vec::new());
+    }
+}
+
+/// The kernel would take the datagrams of VXLAN for one.
+fn tunnels() {
+    for (link, kind) in
+        [(Link::Ip, TunKind::Tun), (Link::Ethernet, TunKind::Tun), (Link::Ethernet, TunKind::Tap)]
+    {
+        let (far, receiver) = elsewhere(|| {
+            let far = lladdr("tnfar", kind, 2);
+            (far, UdpSocket::bind("10.9.0.2:4789").unwrap())
+        });
+        let payloads = vxlan_payloads(20);
+        let (_, merged) = merged_vxlan(&payloads, link);
+        assert_eq!(merged.segment_count(), 20);
+        let (mut sink, mut packets) = (far.sink(), vec![merged]);
+        sink.send(&mut packets).unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut received = [0; 2000];
+        for payload in &payloads {
+            let got = receiver.recv(&mut received).unwrap();
+            assert!(received[..got] == payload[..], "{got} bytes");
+        }
+        let counters = sink.counters();
+        assert_eq!((counters.packets(), counters.frames()), (1, 20));
+        assert_eq!(counters.dropped_in_all(), 0);
+        assert_eq!(packets.len(), 20, "all come back");
     }
 }
 

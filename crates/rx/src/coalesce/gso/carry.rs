@@ -13,7 +13,7 @@ use crate::coalesce::header::HeaderBytes;
 use crate::coalesce::wire::IPV6_BYTES;
 use crate::packet::Packet;
 use crate::parse::Network::{Ipv4, Ipv6};
-use crate::parse::Transport::{Icmp, Other, Tcp, Udp};
+use crate::parse::Transport::{Icmp, Other, Tcp, Tunnel, Udp};
 use crate::parse::checksum::{Sum, judge};
 use crate::parse::partial::{complete_knowing, csum_offset, holds_pseudo_sum};
 use crate::parse::pull::{Reach, parse_pulling, pull_to};
@@ -186,7 +186,7 @@ impl VirtioNetHdr {
     /// header itself has no field that marks tunnels.
     fn tells_of_inner(self, headers: &Headers) -> bool {
         let outer_end = match headers.transport {
-            Tcp | Icmp => return false,
+            Tcp | Icmp | Tunnel => return false,
             Udp => headers.payload_offset,
             Other => u16::from(headers.network_offset) + NETWORK_BYTES_MIN,
         };

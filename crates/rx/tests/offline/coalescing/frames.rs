@@ -253,7 +253,7 @@ impl Wire {
         let field = match headers.transport {
             Transport::Tcp => transport + 16,
             Transport::Udp => transport + 6,
-            Transport::Icmp | Transport::Other => return self,
+            _ => return self,
         };
         self = self.edit(field, &[0; 2]);
         let sum = self.transport_sum(&headers);

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use forebay_rx::arrive::PollStatus;
-use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, MergeRefusal};
+use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, MergeRefusal, innermost};
 use forebay_rx::packet::Packet;
-use forebay_rx::parse::{Link, Verify, View, parse};
+use forebay_rx::parse::{Headers, Link, Network, Verify, View, parse};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -13,9 +13,11 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use crate::coalescing::frames::{
-    CWR, ECE, FIN, IP, PSH, RST, SYN, Segment, Wire, tcp, timestamps, udp,
+    CWR, ECE, FIN, PSH, RST, SYN, Segment, Wire, tcp, timestamps, udp,
 };
+use crate::coalescing::merged;
 use crate::coalescing::rig::{Rig, by_hash, taken_apart};
+use crate::coalescing::tunnel_frames::{Kind, Tunnelled, outside, tunnelled};
 
 /// Event on the way of a segment, or change of its flow from then on.
 #[derive(Clone, Debug)]
@@ -37,6 +39,27 @@ pub(crate) enum Fate {
     Snapped(Index),
     Runt(Index),
     Late(u64),
+    Outside(Outer),
+}
+
+/// A field of an IP header around others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Outer {
+    Ttl(u8),
+    Tos(u8),
+    Id(u16),
+    Host(u8),
+    Port(u16),
+}
+
+fn outer() -> impl Strategy<Value = Outer> {
+    prop_oneof![
+        any::<u8>().prop_map(Outer::Ttl),
+        any::<u8>().prop_map(Outer::Tos),
+        any::<u16>().prop_map(Outer::Id),
+        (0u8..3).prop_map(Outer::Host),
+        (1u16..4).prop_map(Outer::Port),
+    ]
 }
 
 fn fate() -> impl Strategy<Value = Fate> {
@@ -58,16 +81,21 @@ fn fate() -> impl Strategy<Value = Fate> {
         2 => any::<Index>().prop_map(Fate::Snapped),
         1 => any::<Index>().prop_map(Fate::Runt),
         1 => (0u64..30_000_000).prop_map(Fate::Late),
+        2 => outer().prop_map(Fate::Outside),
     ]
 }
 
 /// Flows of all kinds, each with its next segment.
 pub(crate) struct Traffic {
     flows: Vec<Segment>,
+    /// Tunnels around the last of them.
+    tunnels: Vec<Tunnelled>,
     timestamp_ns: u64,
 }
 
-pub(crate) const FLOWS: usize = 8;
+pub(crate) const FLOWS: usize = PLAIN_FLOWS + 6;
+
+const PLAIN_FLOWS: usize = 8;
 
 /// Flow whose IPv4 ids are constant.
 const FIXED_ID: usize = 4;
@@ -86,8 +114,12 @@ impl Traffic {
             udp(3).with(|flow| flow.vlans = vec![5, 6]).sized(1),
             tcp(5).with(|flow| flow.link = Link::Ip).sized(2),
         ];
+        assert_eq!(flows.len(), PLAIN_FLOWS);
+        let tunnels = tunnels_of_all_kinds();
+        let inside = tunnels.iter().map(|tunnel| tunnel.inner.clone());
+        let flows: Vec<_> = flows.into_iter().chain(inside).collect();
         assert_eq!(flows.len(), FLOWS);
-        Self { flows, timestamp_ns: 1_000_000_000 }
+        Self { flows, tunnels, timestamp_ns: 1_000_000_000 }
     }
 
     pub(crate) fn next(&mut self, flow: usize, fate: &Fate) -> Wire {
@@ -111,12 +143,21 @@ impl Traffic {
             Fate::Late(ns) => self.timestamp_ns += ns,
             _ => {}
         }
-        let wire = segment.wire().recorded(self.timestamp_ns);
+        let wire = match flow.checked_sub(PLAIN_FLOWS) {
+            None => segment.wire(),
+            Some(index) => self.around(index, fate, segment.clone()),
+        };
+        let wire = wire.recorded(self.timestamp_ns);
         match fate {
             Fate::Padded(padding) => wire.padded(padding),
-            Fate::Fragmented(is_first) if !segment.is_v6 && wire.link == Link::Ethernet => {
+            Fate::Fragmented(is_first)
+                if !segment.is_v6
+                    && wire.link == Link::Ethernet
+                    && wire.headers().network == Network::Ipv4 =>
+            {
                 let field = if *is_first { [0x20, 0] } else { [0, 3] };
-                wire.edit(IP + 4 * segment.vlans.len() + 6, &field).resummed()
+                let at = usize::from(wire.headers().network_offset);
+                wire.edit(at + 6, &field).resummed()
             }
             Fate::Rewritten(edits, is_resummed) => {
                 let len = wire.bytes.len();
@@ -136,6 +177,42 @@ impl Traffic {
             _ => wire,
         }
     }
+}
+
+impl Traffic {
+    /// The segment in its tunnel, with ids outside that rise as those inside do.
+    fn around(&mut self, index: usize, fate: &Fate, inner: Segment) -> Wire {
+        let tunnel = &mut self.tunnels[index];
+        let mut tunnelled = Tunnelled { inner, ..tunnel.clone() };
+        *tunnel = tunnel.nth(1);
+        for outside in &mut tunnelled.outside {
+            match *fate {
+                Fate::Outside(Outer::Ttl(ttl)) => outside.ttl = ttl,
+                Fate::Outside(Outer::Tos(tos)) => outside.tos = tos,
+                Fate::Outside(Outer::Id(id)) => outside.id = id,
+                Fate::Outside(Outer::Host(host)) => outside.host = host,
+                Fate::Outside(Outer::Port(port)) => outside.port = port,
+                _ => {}
+            }
+        }
+        tunnelled.wire()
+    }
+}
+
+/// One of each, around flows of their own.
+fn tunnels_of_all_kinds() -> Vec<Tunnelled> {
+    let inner = |port: u16| Segment { port, ..tcp() };
+    let gre = Kind::Gre { key: Some(5), is_summed: true, is_bridged: false };
+    let geneve = Kind::Geneve { network: 9, options: vec![1; 8], is_bridged: true };
+    let vxlan = || outside(Kind::Vxlan { network: 7 });
+    vec![
+        tunnelled(outside(Kind::Ip), inner(11)),
+        tunnelled(outside(gre).v6(), inner(12).sized(33)),
+        tunnelled(vxlan().summed(), udp().with(|it| (it.port, it.vlans) = (13, vec![5]))),
+        tunnelled(vxlan().v6(), inner(14).with(|it| it.is_v6 = true)),
+        tunnelled(outside(geneve), inner(15).sized(2)),
+        tunnelled(vxlan(), inner(16)).with(|it| (it.outside, it.pppoe) = (vec![], Some(3))),
+    ]
 }
 
 #[derive(Clone, Debug)]
@@ -216,16 +293,32 @@ fn check_segments(rig: &Rig) {
         assert_eq!(packet.segments().last().unwrap().arrival, packet.last_arrival());
         let flow = seen.entry(packet.hash.0).or_default();
         let segments = packet.segments();
-        flow.extend(segments.map(|segment| (segment.arrival, segment.payload.to_vec())));
+        if packet.segment_count() > 1 {
+            flow.extend(segments.map(|segment| (segment.arrival, segment.payload.to_vec())));
+        } else {
+            let bytes = packet.frame.data();
+            flow.push((packet.arrival, payload(bytes, packet.wire_len, &packet.headers)));
+        }
     }
     assert_eq!(seen.len(), by_hash(&rig.fed).len());
     for (hash, frames) in by_hash(&rig.fed) {
         let expected = frames.iter().map(|frame| {
             let headers = parse(&frame.bytes, frame.wire_len, frame.link, Verify::Nothing);
-            (frame.arrival, View::new(&frame.bytes, &headers).payload().to_vec())
+            (frame.arrival, payload(&frame.bytes, frame.wire_len, &headers))
         });
         assert_eq!(seen[&hash], expected.collect::<Vec<_>>(), "the flow of hash {hash:x}");
     }
+}
+
+/// Payload of TCP or UDP, inside a tunnel if it is in one.
+fn payload(bytes: &[u8], wire_len: u32, headers: &Headers) -> Vec<u8> {
+    let headers = innermost(bytes, wire_len, headers).unwrap_or(*headers);
+    View::new(bytes, &headers).payload().to_vec()
+}
+
+fn check_merged(rig: &Rig) {
+    let merged = rig.out.iter().filter(|packet| packet.gso_size() > 0);
+    merged.filter(|packet| !packet.is_merged_tunnel()).for_each(merged::check_whole);
 }
 
 proptest! {
@@ -239,7 +332,7 @@ proptest! {
     ) {
         let mut rig = played(first, is_summed, &steps);
         check_segments(&rig);
-        rig.out.iter().filter(|packet| packet.gso_size() > 0).for_each(crate::coalescing::merged::check_whole);
+        check_merged(&rig);
         let out = taken_apart(std::mem::take(&mut rig.out));
         prop_assert_eq!(by_hash(&out), by_hash(&rig.fed));
         prop_assert_eq!(rig.pool.in_use(), 0);
@@ -253,7 +346,7 @@ proptest! {
     ) {
         let mut rig = played(first, is_summed, &steps);
         check_segments(&rig);
-        rig.out.iter().filter(|packet| packet.gso_size() > 0).for_each(crate::coalescing::merged::check_whole);
+        check_merged(&rig);
         let segments: usize = rig.out.iter().map(|packet| packet.segment_count() as usize).sum();
         prop_assert_eq!(segments, rig.fed.len());
         prop_assert_eq!(taken_apart(std::mem::take(&mut rig.out)).len(), rig.fed.len());

@@ -10,6 +10,8 @@ mod merged; //   merged packets, and their segments
 mod gso; //      `virtio_net_hdr` of merged packets, and devices that cut by it
 mod carried; //  `virtio_net_hdr` before frames, checked against them
 mod partial; //  partial checksums without a mark
+mod tunnel_frames; // segments inside tunnels
+mod tunnels; //  packets merged inside tunnels, and their segments
 mod whole; //    GSO packets, and their segmentation
 mod limits; //   bytes, counts, and what advances in `lro` mode
 mod table; //    the descriptors

@@ -221,7 +221,8 @@ fn generated_traffic_merges_in_pieces() {
         refused +=
             u32::from(twins.split.counters.refused[MergeRefusal::InPieces.index()].get() > 0);
     }
-    assert!(in_pieces > 200 && 2 * in_pieces > merged, "{in_pieces} of {merged} merged packets");
+    // A tunnel's headers are pulled in, and short payloads with them.
+    assert!(in_pieces > 200 && 3 * in_pieces > merged, "{in_pieces} of {merged} merged packets");
     assert!(refused < 70, "in {refused} of 100 runs the twins differ");
 }
 

@@ -1,0 +1,213 @@
+//! Tunnels around the frames of a case, and off them again, by the book.
+
+use crate::frames::Frame;
+use crate::gro::wire::{be16, put16, sum};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Around {
+    Nothing,
+    /// An IPv4 header.
+    Ipv4(Outer),
+    Ipv6,
+    /// UDP over IPv4, with a checksum or without.
+    Vxlan {
+        is_summed: bool,
+    },
+    /// GRE over IPv4, with or without a checksum and a key.
+    Gre {
+        is_summed: bool,
+        is_keyed: bool,
+    },
+    /// GENEVE over UDP and IPv4, with an option.
+    Geneve,
+}
+
+/// Fields of an IPv4 header outside, from frame to frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outer {
+    IdRises,
+    IdStays,
+    IdStaysUnfragmented,
+    IdJumps,
+    TtlChanges,
+    TosChanges,
+    DontFragmentChanges,
+}
+
+/// Tunnels that the kernel merges without a device for them.
+pub(crate) const WITHOUT_DEVICE: [Around; 2] = [Around::Ipv4(Outer::IdRises), Around::Ipv6];
+/// The same, with fields outside that matter.
+pub(crate) const OUTSIDE: [Around; 6] = [
+    Around::Ipv4(Outer::IdStays),
+    Around::Ipv4(Outer::IdStaysUnfragmented),
+    Around::Ipv4(Outer::IdJumps),
+    Around::Ipv4(Outer::TtlChanges),
+    Around::Ipv4(Outer::TosChanges),
+    Around::Ipv4(Outer::DontFragmentChanges),
+];
+pub(crate) const VXLAN: [Around; 2] =
+    [Around::Vxlan { is_summed: false }, Around::Vxlan { is_summed: true }];
+
+/// Tunnels whose modules this machine's kernel may lack.
+pub(crate) const OF_MODULES: [Around; 5] = [
+    Around::Gre { is_summed: false, is_keyed: false },
+    Around::Gre { is_summed: true, is_keyed: false },
+    Around::Gre { is_summed: false, is_keyed: true },
+    Around::Geneve,
+    Around::Vxlan { is_summed: true },
+];
+
+const LINK_BYTES: usize = 14;
+const VXLAN_PORT: u16 = 4789;
+const GENEVE_PORT: u16 = 6081;
+const VXLAN_NETWORK: u8 = 7;
+
+impl Around {
+    /// True if nothing can be merged, for what differs outside.
+    pub(crate) fn parts(self) -> bool {
+        use Outer::{DontFragmentChanges, IdJumps, TosChanges, TtlChanges};
+        matches!(self, Self::Ipv4(IdJumps | TtlChanges | TosChanges | DontFragmentChanges))
+    }
+
+    /// The frame in the tunnel, as the one of this number. It has no tags.
+    pub(crate) fn wrap(self, frame: &Frame, number: u16) -> Frame {
+        let (link, packet) = frame.bytes.split_at(LINK_BYTES);
+        let is_v6 = link[12..] == [0x86, 0xdd];
+        let outside = match self {
+            Self::Nothing => return Frame { bytes: frame.bytes.clone(), ..*frame },
+            Self::Ipv4(outer) => ipv4(if is_v6 { 41 } else { 4 }, outer, number, packet),
+            Self::Ipv6 => ipv6(if is_v6 { 41 } else { 4 }, packet),
+            Self::Vxlan { is_summed } => {
+                ipv4(17, Outer::IdRises, number, &vxlan(&frame.bytes, is_summed))
+            }
+            Self::Gre { is_summed, is_keyed } => {
+                let ethertype = [link[12], link[13]];
+                ipv4(47, Outer::IdRises, number, &gre(ethertype, packet, is_summed, is_keyed))
+            }
+            Self::Geneve => {
+                let header = [1, 0, 0x65, 0x58, 0, 0, VXLAN_NETWORK, 0, 0, 1, 1, 0];
+                let payload = [&header[..], &frame.bytes].concat();
+                ipv4(17, Outer::IdRises, number, &udp(GENEVE_PORT, &payload, false))
+            }
+        };
+        let ethertype = if self == Self::Ipv6 { [0x86, 0xdd] } else { [8, 0] };
+        let bytes = [&link[..12], &ethertype, &outside].concat();
+        Frame { wire_len: u32::try_from(bytes.len()).unwrap(), bytes }
+    }
+
+    /// The frame inside, with the link header of this one unless it has its own.
+    pub(crate) fn unwrap(self, bytes: &[u8]) -> Vec<u8> {
+        let inside = |at: usize| bytes.get(at..).unwrap_or_default().to_vec();
+        let at = match self {
+            Self::Nothing => return bytes.to_vec(),
+            Self::Vxlan { .. } => return inside(LINK_BYTES + 20 + 8 + 8),
+            Self::Geneve => return inside(LINK_BYTES + 20 + 8 + 12),
+            Self::Gre { is_summed, is_keyed } => LINK_BYTES + 20 + gre_bytes(is_summed, is_keyed),
+            Self::Ipv4(_) => LINK_BYTES + 20,
+            Self::Ipv6 => LINK_BYTES + 40,
+        };
+        let packet = inside(at);
+        let is_v6 = packet.first().is_some_and(|first| first >> 4 == 6);
+        let ethertype = if is_v6 { [0x86, 0xdd] } else { [8, 0] };
+        [&bytes[..12], &ethertype, &packet].concat()
+    }
+
+    /// Every length outside reaches to the end, and every checksum outside is right.
+    pub(crate) fn is_sound(self, bytes: &[u8]) -> bool {
+        let outside = &bytes[LINK_BYTES..];
+        let is_whole = match self {
+            Self::Nothing => return true,
+            Self::Ipv6 => be16(outside, 4).map(|len| usize::from(len) + 40) == Some(outside.len()),
+            Self::Ipv4(_) | Self::Vxlan { .. } | Self::Gre { .. } | Self::Geneve => {
+                be16(outside, 2).map(usize::from) == Some(outside.len())
+                    && sum(&outside[..20]) == 0xffff
+            }
+        };
+        let is_summed = match self {
+            Self::Gre { is_summed: true, .. } => return is_whole && sum(&outside[20..]) == 0xffff,
+            Self::Vxlan { is_summed } => is_summed,
+            Self::Geneve => false,
+            _ => return is_whole,
+        };
+        let udp = &outside[20..];
+        let is_right = if is_summed {
+            sum(&[&pseudo(udp.len()), udp].concat()) == 0xffff
+        } else {
+            be16(udp, 6) == Some(0)
+        };
+        is_whole && be16(udp, 4).map(usize::from) == Some(udp.len()) && is_right
+    }
+}
+
+const FROM_TO: [u8; 8] = [192, 168, 9, 1, 192, 168, 9, 2];
+
+fn ipv4(protocol: u8, outer: Outer, number: u16, payload: &[u8]) -> Vec<u8> {
+    let len = u16::try_from(payload.len() + 20).unwrap();
+    let [is_odd, _] = (number % 2).to_le_bytes();
+    let id = match outer {
+        Outer::IdStays | Outer::IdStaysUnfragmented => 7,
+        Outer::IdJumps => number.wrapping_mul(3),
+        _ => number,
+    };
+    let dont_fragment = match outer {
+        Outer::IdStaysUnfragmented => 0x40,
+        Outer::DontFragmentChanges => 0x40 * is_odd,
+        _ => 0,
+    };
+    let tos = if outer == Outer::TosChanges { is_odd * 4 } else { 0 };
+    let ttl = if outer == Outer::TtlChanges { 64 + is_odd } else { 64 };
+    let mut header = vec![0x45, tos, 0, 0, 0, 0, dont_fragment, 0, ttl, protocol, 0, 0];
+    header.extend(FROM_TO);
+    put16(&mut header, 2, len);
+    put16(&mut header, 4, id);
+    let checksum = !sum(&header);
+    put16(&mut header, 10, checksum);
+    [&header, payload].concat()
+}
+
+fn ipv6(protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let [high, low] = u16::try_from(payload.len()).unwrap().to_be_bytes();
+    let header = [0x60, 0, 0, 0, high, low, protocol, 64];
+    [&header[..], &[0xfd; 16], &[0xfe; 16], payload].concat()
+}
+
+fn pseudo(len: usize) -> Vec<u8> {
+    [&FROM_TO[..], &[0, 17], &u16::try_from(len).unwrap().to_be_bytes()].concat()
+}
+
+fn vxlan(frame: &[u8], is_summed: bool) -> Vec<u8> {
+    udp(VXLAN_PORT, &[&[8, 0, 0, 0, 0, 0, VXLAN_NETWORK, 0][..], frame].concat(), is_summed)
+}
+
+fn udp(port: u16, payload: &[u8], is_summed: bool) -> Vec<u8> {
+    let len = u16::try_from(payload.len() + 8).unwrap();
+    let header = [50_000, port, len, 0].map(u16::to_be_bytes).concat();
+    let mut udp = [&header, payload].concat();
+    if is_summed {
+        let checksum = match !sum(&[&pseudo(udp.len()), &udp[..]].concat()) {
+            0 => 0xffff,
+            checksum => checksum,
+        };
+        put16(&mut udp, 6, checksum);
+    }
+    udp
+}
+
+fn gre_bytes(is_summed: bool, is_keyed: bool) -> usize {
+    4 + 4 * usize::from(is_summed) + 4 * usize::from(is_keyed)
+}
+
+fn gre(ethertype: [u8; 2], packet: &[u8], is_summed: bool, is_keyed: bool) -> Vec<u8> {
+    let flags = 0x80 * u8::from(is_summed) + 0x20 * u8::from(is_keyed);
+    let mut gre = vec![flags, 0, ethertype[0], ethertype[1]];
+    gre.resize(gre_bytes(is_summed, is_keyed), 0);
+    if is_keyed {
+        gre.splice(gre.len() - 4.., [0, 0, 0, 9]);
+    }
+    gre.extend(packet);
+    if is_summed {
+        let checksum = !sum(&gre);
+        put16(&mut gre, 4, checksum);
+    }
+    gre
+}

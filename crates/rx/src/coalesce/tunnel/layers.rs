@@ -1,0 +1,140 @@
+//! Headers of a tunnel that are each packet's own: lengths, ids, checksums. All other bytes before the
+//! innermost IP header are the same for all segments of a packet.
+
+use crate::coalesce::refusal::MergeRefusal;
+use crate::coalesce::wire::IPV6_BYTES;
+use crate::parse::{Headers, Network};
+
+/// Layers outside the innermost IP header: PPPoE, an IP header, UDP's or GRE's, PPPoE again.
+pub(in crate::coalesce) const LAYERS_MAX: usize = 4;
+
+/// The longest headers, those inside included.
+pub(in crate::coalesce) const TUNNEL_HEADER_BYTES_MAX: usize = 256;
+
+/// A header outside, by the fields that are each packet's own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum LayerKind {
+    /// Length.
+    #[default]
+    Pppoe,
+    /// Length, id, checksum.
+    Ipv4,
+    /// Length.
+    Ipv6,
+    /// Length; the checksum is 0.
+    Udp,
+    /// Length, checksum.
+    UdpSummed,
+    /// Checksum.
+    GreSummed,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Layer {
+    pub(super) kind: LayerKind,
+    /// Offset in the frame.
+    pub(super) offset: u8,
+}
+
+/// Layers of a packet, outermost first; none of a plain one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(in crate::coalesce) struct Layers {
+    layers: [Layer; LAYERS_MAX],
+    count: u8,
+}
+
+impl Layers {
+    /// Adds a layer further in; `None` where there can be no more.
+    pub(super) fn push(&mut self, kind: LayerKind, offset: u8) -> Option<()> {
+        *self.layers.get_mut(usize::from(self.count))? = Layer { kind, offset };
+        self.count += 1;
+        Some(())
+    }
+
+    pub(super) fn as_slice(&self) -> &[Layer] {
+        self.layers.get(..self.count.into()).unwrap_or_default()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The outermost IP header of these, and its offset.
+    pub(super) fn first_network(&self) -> Option<(Network, usize)> {
+        self.as_slice().iter().find_map(|layer| match layer.kind {
+            LayerKind::Ipv4 => Some((Network::Ipv4, layer.offset.into())),
+            LayerKind::Ipv6 => Some((Network::Ipv6, layer.offset.into())),
+            _ => None,
+        })
+    }
+
+    pub(super) fn has_udp_checksum(&self) -> bool {
+        self.as_slice().iter().any(|layer| layer.kind == LayerKind::UdpSummed)
+    }
+
+    /// Offset of the first byte that the outermost length counts; `None` of a plain packet.
+    pub(in crate::coalesce) fn counted_from(&self) -> Option<usize> {
+        let first = self.as_slice().first()?;
+        let before = if first.kind == LayerKind::Pppoe { PPPOE_BEFORE_LEN } else { 0 };
+        Some(usize::from(first.offset) + usize::from(before))
+    }
+
+    /// Places of the bytes that are each packet's own, and their numbers.
+    pub(in crate::coalesce) fn own_bytes(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.as_slice().iter().flat_map(|layer| {
+            let at = usize::from(layer.offset);
+            let places: [(usize, usize); 2] = match layer.kind {
+                LayerKind::Ipv4 => [(2, 4), (10, 2)],
+                LayerKind::UdpSummed => [(4, 4), (0, 0)],
+                LayerKind::Pppoe | LayerKind::Ipv6 | LayerKind::Udp | LayerKind::GreSummed => {
+                    [(4, 2), (0, 0)]
+                }
+            };
+            places.map(|(place, count)| (at + place, count))
+        })
+    }
+}
+
+/// Bytes of a PPPoE header that its length does not count.
+pub(super) const PPPOE_BEFORE_LEN: u8 = 6;
+
+/// See [`difference`](super::difference()). `inner` are the first's.
+pub(super) fn difference(
+    (a, layers): (&[u8], &Layers),
+    (b, next_layers): (&[u8], &Layers),
+    inner: &Headers,
+) -> Option<MergeRefusal> {
+    if layers != next_layers {
+        return Some(MergeRefusal::OtherTunnel);
+    }
+    let header = |bytes: &[u8], layer: &Layer| -> Option<[u8; IPV6_BYTES]> {
+        bytes.get(layer.offset.into()..)?.first_chunk().copied()
+    };
+    for layer in layers.as_slice() {
+        let (Some(a), Some(b)) = (header(a, layer), header(b, layer)) else { continue };
+        let named = match layer.kind {
+            LayerKind::Ipv4 if a[12..20] != b[12..20] => Some(MergeRefusal::OtherTunnel),
+            LayerKind::Ipv4 if a[8] != b[8] => Some(MergeRefusal::OuterTtl),
+            LayerKind::Ipv4 if a[1] != b[1] => Some(MergeRefusal::OuterTos),
+            LayerKind::Ipv4 if a[6..8] != b[6..8] => Some(MergeRefusal::OuterIpHeader),
+            LayerKind::Ipv6 if a[8..] != b[8..] => Some(MergeRefusal::OtherTunnel),
+            LayerKind::Ipv6 if a[7] != b[7] => Some(MergeRefusal::OuterTtl),
+            LayerKind::Ipv6 if (a[0], a[1] & 0xf0) != (b[0], b[1] & 0xf0) => {
+                Some(MergeRefusal::OuterTos)
+            }
+            LayerKind::Ipv6 if a[1..4] != b[1..4] => Some(MergeRefusal::OuterIpHeader),
+            _ => None,
+        };
+        if named.is_some() {
+            return named;
+        }
+    }
+    let is_own =
+        |at: usize| layers.own_bytes().any(|(own, count)| (own..own + count).contains(&at));
+    let first = layers.as_slice().first().map_or(0, |layer| layer.offset.into());
+    let differs = |at: usize| a.get(at) != b.get(at) && !is_own(at);
+    if (0..first).any(differs) {
+        return Some(MergeRefusal::LinkHeader);
+    }
+    (first..inner.network_offset.into()).any(differs).then_some(MergeRefusal::OtherTunnel)
+}

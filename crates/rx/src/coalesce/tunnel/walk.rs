@@ -1,0 +1,374 @@
+//! From the frame's first header to the IP header by which it is merged.
+
+use super::layers::{LayerKind, Layers, PPPOE_BEFORE_LEN};
+use crate::coalesce::candidate::{ipv4, ipv6};
+use crate::coalesce::refusal::MergeRefusal;
+use crate::coalesce::wire::{IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, UDP_BYTES};
+use crate::parse::extension::{DESTINATION_OPTIONS, ExtensionWalk, HOP_BY_HOP};
+use crate::parse::{
+    Checksum, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Headers, Link, MAX_EXTENSION_HEADERS, Network,
+    Verify, is_plain, link_layer, parse,
+};
+
+const ETHERTYPE_BRIDGED: u16 = 0x6558;
+const ETHERTYPE_PPPOE_SESSION: u16 = 0x8864;
+
+const IPIP: u8 = 4;
+const UDP: u8 = 17;
+const IPV6: u8 = 41;
+const GRE: u8 = 47;
+
+const PORT_VXLAN: u16 = 4789;
+const PORT_VXLAN_GPE: u16 = 4790;
+/// Port of the kernel's VXLAN before IANA gave it one.
+const PORT_VXLAN_LINUX: u16 = 8472;
+const PORT_GENEVE: u16 = 6081;
+
+/// Version 1, type 1, session data (RFC 2516).
+const PPPOE_SESSION: [u8; 2] = [0x11, 0];
+/// With the protocol of PPP.
+const PPPOE_BYTES: usize = 8;
+const PPP_IPV4: u16 = 0x0021;
+const PPP_IPV6: u16 = 0x0057;
+
+/// Addresses, two tags, a type; SNAP.
+const LINK_BYTES_MAX: usize = 12 + 2 * 4 + 2 + 8;
+
+const FRAGMENT_BITS: u16 = 0x3fff;
+
+/// True for a UDP port behind which there is a tunnel. No datagram to it is merged as a plain one, as in
+/// the kernel: what is inside could be damaged by whoever takes it apart.
+#[inline(always)]
+pub(super) fn is_tunnel(port: u16) -> bool {
+    matches!(port, PORT_VXLAN | PORT_VXLAN_GPE | PORT_VXLAN_LINUX | PORT_GENEVE)
+}
+
+/// Header that comes next.
+#[derive(Clone, Copy)]
+enum Next {
+    Ethernet,
+    Pppoe,
+    Ip(Network),
+    Gre,
+    Vxlan,
+    VxlanGpe,
+    Geneve,
+}
+
+/// A walk under way.
+struct Walk<'a> {
+    bytes: &'a [u8],
+    /// End of the frame on the wire.
+    end: usize,
+    /// Offset of the next header.
+    at: usize,
+    layers: Layers,
+    /// True behind the header of a tunnel, PPPoE aside: `encap_mark`.
+    is_inside: bool,
+}
+
+/// Layers of a packet that was parsed, and the headers inside them, with offsets in the frame; `None` for a
+/// plain packet. No checksum but those of IPv4 headers outside is looked at.
+///
+/// # Errors
+/// When it is a tunnel that is not merged.
+pub(super) fn walk(
+    bytes: &[u8],
+    wire_len: u32,
+    outer: &Headers,
+) -> Result<Option<(Layers, Headers)>, MergeRefusal> {
+    let link = link_layer(bytes, outer.link);
+    let Some(next) = link.ethertype.and_then(Next::of_ethertype) else { return Ok(None) };
+    let at = usize::from(link.network_offset);
+    let mut walk = Walk {
+        bytes,
+        end: (wire_len as usize).max(bytes.len()),
+        at,
+        layers: Layers::default(),
+        is_inside: false,
+    };
+    let link_header = bytes.get(..at).unwrap_or_default();
+    let inner = walk.innermost_behind(next, link_header, outer.link)?;
+    Ok((!walk.layers.is_empty()).then_some((walk.layers, inner)))
+}
+
+/// The headers of an IP packet in PPPoE, with offsets in the frame.
+pub(super) fn behind_pppoe(bytes: &[u8], outer: &Headers) -> Option<Headers> {
+    let link = link_layer(bytes, outer.link);
+    let at = usize::from(link.network_offset);
+    let mut walk = Walk { bytes, end: usize::MAX, at, layers: Layers::default(), is_inside: false };
+    (link.ethertype == Some(ETHERTYPE_PPPOE_SESSION)).then_some(())?;
+    walk.at += PPPOE_BYTES;
+    walk.innermost(outer.link).ok()
+}
+
+impl Next {
+    fn of_ethertype(ethertype: u16) -> Option<Self> {
+        Some(match ethertype {
+            ETHERTYPE_IPV4 => Self::Ip(Network::Ipv4),
+            ETHERTYPE_IPV6 => Self::Ip(Network::Ipv6),
+            ETHERTYPE_PPPOE_SESSION => Self::Pppoe,
+            _ => return None,
+        })
+    }
+
+    /// The header that an EtherType announces in a tunnel, where Ethernet has one too.
+    fn of_tunnelled(ethertype: u16) -> Result<Self, MergeRefusal> {
+        match ethertype {
+            ETHERTYPE_BRIDGED => Ok(Self::Ethernet),
+            other => Self::of_ethertype(other).ok_or(MergeRefusal::Protocol),
+        }
+    }
+
+    fn of_port(port: u16) -> Option<Self> {
+        Some(match port {
+            PORT_VXLAN | PORT_VXLAN_LINUX => Self::Vxlan,
+            PORT_VXLAN_GPE => Self::VxlanGpe,
+            PORT_GENEVE => Self::Geneve,
+            _ => return None,
+        })
+    }
+}
+
+impl Walk<'_> {
+    /// Walks on. Each tunnel but PPPoE is passed once, and behind PPPoE comes IP: that bounds it.
+    fn innermost_behind(
+        &mut self,
+        first: Next,
+        link_header: &[u8],
+        link: Link,
+    ) -> Result<Headers, MergeRefusal> {
+        let mut next = Some(first);
+        while let Some(header) = next {
+            next = match header {
+                Next::Ethernet => Some(self.ethernet()?),
+                Next::Pppoe => Some(self.pppoe()?),
+                Next::Gre => Some(self.gre()?),
+                Next::Vxlan => Some(self.vxlan()?),
+                Next::VxlanGpe => Some(self.vxlan_gpe()?),
+                Next::Geneve => Some(self.geneve()?),
+                Next::Ip(network) => self.ip(network)?,
+            };
+        }
+        if !self.layers.is_empty() && !is_plain(link_header) {
+            return Err(MergeRefusal::Protocol);
+        }
+        self.innermost(link)
+    }
+
+    /// The headers from here on, which are those inside.
+    fn innermost(&self, link: Link) -> Result<Headers, MergeRefusal> {
+        let bytes = self.bytes.get(self.at..).ok_or(MergeRefusal::Snapped)?;
+        let len = u32::try_from(self.end.saturating_sub(self.at)).unwrap_or(u32::MAX);
+        let mut inner = parse(bytes, len, Link::Ip, Verify::Nothing);
+        let shift = |offset: u16| match offset {
+            0 => 0,
+            offset => offset.saturating_add(u16::try_from(self.at).unwrap_or(u16::MAX)),
+        };
+        inner.link = link;
+        inner.network_offset = u8::try_from(self.at).map_err(|_| MergeRefusal::Extension)?;
+        inner.transport_offset = shift(inner.transport_offset);
+        inner.payload_offset = shift(inner.payload_offset);
+        Ok(inner)
+    }
+
+    fn header<const N: usize>(&self) -> Result<&[u8; N], MergeRefusal> {
+        match self.bytes.get(self.at..).and_then(<[u8]>::first_chunk) {
+            Some(header) => Ok(header),
+            None if self.at + N <= self.end => Err(MergeRefusal::Snapped),
+            None => Err(MergeRefusal::Flaw),
+        }
+    }
+
+    fn push(&mut self, kind: LayerKind) -> Result<(), MergeRefusal> {
+        let offset = u8::try_from(self.at).map_err(|_| MergeRefusal::Extension)?;
+        self.layers.push(kind, offset).ok_or(MergeRefusal::TunnelDepth)
+    }
+
+    /// Tells if a layer ends where the frame does.
+    fn ends(&self, end: usize) -> Result<(), MergeRefusal> {
+        match end {
+            end if end == self.end => Ok(()),
+            // Behind the outermost length, it is the link's padding.
+            end if end < self.end && self.layers.is_empty() => Err(MergeRefusal::Padded),
+            _ => Err(MergeRefusal::TunnelLength),
+        }
+    }
+
+    /// Passes an IP header that holds a tunnel; `None` at the one that is merged by.
+    fn ip(&mut self, network: Network) -> Result<Option<Next>, MergeRefusal> {
+        let told = if network == Network::Ipv4 { self.ipv4() } else { self.ipv6() };
+        let (protocol, len, end) = match told {
+            Err(_) if self.layers.is_empty() => return Ok(None), // no tunnel: others name the flaw
+            told => told?,
+        };
+        let next = match protocol {
+            IPIP => Some(Next::Ip(Network::Ipv4)),
+            IPV6 => Some(Next::Ip(Network::Ipv6)),
+            GRE => Some(Next::Gre),
+            UDP => self.port_behind(len).and_then(Next::of_port),
+            _ => None,
+        };
+        let is_outer = next.is_some();
+        if is_outer && self.is_inside {
+            return Err(MergeRefusal::TunnelDepth);
+        }
+        if is_outer {
+            self.judge_ip(network, len)?;
+        }
+        if is_outer || !self.layers.is_empty() {
+            self.ends(end)?;
+        }
+        if !is_outer {
+            return Ok(None);
+        }
+        self.push(if network == Network::Ipv4 { LayerKind::Ipv4 } else { LayerKind::Ipv6 })?;
+        self.is_inside = true;
+        self.at += len;
+        if protocol == UDP {
+            self.udp()?;
+        }
+        Ok(next)
+    }
+
+    /// Protocol behind the header, its length, and the packet's end.
+    fn ipv4(&self) -> Result<(u8, usize, usize), MergeRefusal> {
+        let header = self.header::<IPV4_BYTES>()?;
+        if header[0] >> 4 != 4 {
+            return Err(MergeRefusal::Flaw);
+        }
+        let len = usize::from(header[0] & 0x0f) * 4;
+        let end = self.at + usize::from(u16::from_be_bytes([header[2], header[3]]));
+        if u16::from_be_bytes([header[6], header[7]]) & FRAGMENT_BITS != 0 {
+            return Err(MergeRefusal::Fragment);
+        }
+        Ok((header[9], len, end))
+    }
+
+    fn ipv6(&self) -> Result<(u8, usize, usize), MergeRefusal> {
+        let header = self.header::<IPV6_BYTES>()?;
+        if header[0] >> 4 != 6 {
+            return Err(MergeRefusal::Flaw);
+        }
+        let end = self.at + IPV6_BYTES + usize::from(u16::from_be_bytes([header[4], header[5]]));
+        let bytes = self.bytes.get(self.at..).unwrap_or_default();
+        let mut walk = ExtensionWalk { kind: header[6], at: IPV6_BYTES };
+        for _ in 0..MAX_EXTENSION_HEADERS {
+            if !matches!(walk.kind, HOP_BY_HOP | DESTINATION_OPTIONS) {
+                break;
+            }
+            walk.take(bytes).ok_or(MergeRefusal::Snapped)?;
+        }
+        Ok((walk.kind, walk.at, end))
+    }
+
+    /// Tells if an IP header outside is one that can be given back.
+    fn judge_ip(&self, network: Network, len: usize) -> Result<(), MergeRefusal> {
+        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        match network {
+            Network::Ipv4 => ipv4(rest, len, Checksum::Unknown).map(drop),
+            _ => ipv6(rest, len).map(drop),
+        }
+    }
+
+    /// Destination of the UDP header behind `len` bytes.
+    fn port_behind(&self, len: usize) -> Option<u16> {
+        let &[_, _, high, low] = self.bytes.get(self.at + len..)?.first_chunk()?;
+        Some(u16::from_be_bytes([high, low]))
+    }
+
+    fn udp(&mut self) -> Result<(), MergeRefusal> {
+        let &[_, _, _, _, high, low, checksum @ ..] = self.header::<UDP_BYTES>()?;
+        self.ends(self.at + usize::from(u16::from_be_bytes([high, low])))?;
+        self.push(if checksum == [0; 2] { LayerKind::Udp } else { LayerKind::UdpSummed })?;
+        self.at += UDP_BYTES;
+        Ok(())
+    }
+
+    fn gre(&mut self) -> Result<Next, MergeRefusal> {
+        const CHECKSUM: u8 = 0x80;
+        const KEY: u8 = 0x20;
+        let &[flags, version, high, low] = self.header()?;
+        if flags & !(CHECKSUM | KEY) != 0 || version != 0 {
+            return Err(MergeRefusal::TunnelKind);
+        }
+        let next = Next::of_tunnelled(u16::from_be_bytes([high, low]))?;
+        let mut len = 4;
+        if flags & CHECKSUM != 0 {
+            let &[.., high, low] = self.header::<6>()?;
+            if [high, low] == ODD_CHECKSUM {
+                return Err(MergeRefusal::OddChecksum);
+            }
+            self.push(LayerKind::GreSummed)?;
+            len += 4;
+        }
+        self.at += if flags & KEY != 0 { len + 4 } else { len };
+        Ok(next)
+    }
+
+    fn vxlan(&mut self) -> Result<Next, MergeRefusal> {
+        const HAS_VNI: u8 = 0x08;
+        let &[flags, ..] = self.header::<8>()?;
+        self.at += 8;
+        if flags & HAS_VNI == 0 { Err(MergeRefusal::TunnelKind) } else { Ok(Next::Ethernet) }
+    }
+
+    fn vxlan_gpe(&mut self) -> Result<Next, MergeRefusal> {
+        const HAS_PROTOCOL: u8 = 0x04;
+        const IS_OAM: u8 = 0x01;
+        let &[flags, _, _, protocol, ..] = self.header::<8>()?;
+        self.at += 8;
+        match (flags & (HAS_PROTOCOL | IS_OAM), protocol) {
+            (0, _) | (HAS_PROTOCOL, 3) => Ok(Next::Ethernet),
+            (HAS_PROTOCOL, 1) => Ok(Next::Ip(Network::Ipv4)),
+            (HAS_PROTOCOL, 2) => Ok(Next::Ip(Network::Ipv6)),
+            (HAS_PROTOCOL, _) => Err(MergeRefusal::Protocol),
+            _ => Err(MergeRefusal::TunnelKind),
+        }
+    }
+
+    fn geneve(&mut self) -> Result<Next, MergeRefusal> {
+        const BASE_BYTES: usize = 8;
+        const IS_CONTROL: u8 = 0x80;
+        let &[words, flags, high, low, ..] = self.header::<BASE_BYTES>()?;
+        if words >> 6 != 0 || flags & IS_CONTROL != 0 {
+            return Err(MergeRefusal::TunnelKind);
+        }
+        self.at += BASE_BYTES + usize::from(words & 0x3f) * 4;
+        Next::of_tunnelled(u16::from_be_bytes([high, low]))
+    }
+
+    fn ethernet(&mut self) -> Result<Next, MergeRefusal> {
+        let bytes = self.bytes.get(self.at..).ok_or(MergeRefusal::Snapped)?;
+        let link = link_layer(bytes, Link::Ethernet);
+        let len = usize::from(link.network_offset);
+        let header = bytes.get(..len).unwrap_or_default();
+        let is_snapped = bytes.len() < LINK_BYTES_MAX && self.bytes.len() < self.end;
+        let Some(next) = link.ethertype.and_then(Next::of_ethertype) else {
+            return Err(if is_snapped { MergeRefusal::Snapped } else { MergeRefusal::Protocol });
+        };
+        if !is_plain(header) {
+            return Err(MergeRefusal::Protocol);
+        }
+        self.at += len;
+        Ok(next)
+    }
+
+    fn pppoe(&mut self) -> Result<Next, MergeRefusal> {
+        let &[version, code, _, _, high, low, protocol @ ..] = self.header::<8>()?;
+        if [version, code] != PPPOE_SESSION {
+            return Err(MergeRefusal::TunnelKind);
+        }
+        let next = match u16::from_be_bytes(protocol) {
+            PPP_IPV4 => Next::Ip(Network::Ipv4),
+            PPP_IPV6 => Next::Ip(Network::Ipv6),
+            _ => return Err(MergeRefusal::Protocol),
+        };
+        self.ends(
+            self.at + usize::from(PPPOE_BEFORE_LEN) + usize::from(u16::from_be_bytes([high, low])),
+        )?;
+        self.push(LayerKind::Pppoe)?;
+        self.at += PPPOE_BYTES;
+        Ok(next)
+    }
+}
