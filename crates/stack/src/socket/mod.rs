@@ -9,8 +9,8 @@
 //! delivers to a socket has no state for the socket.
 //!
 //! A socket holds at most `rcvbuf` bytes of packet memory, counting queued packets and those that
-//! the reader has taken but not returned. The limit bounds the memory that a slow reader can
-//! withhold.
+//! the reader has taken but not returned; a socket that holds nothing accepts one packet of any
+//! size, as in the kernel. The limit bounds the memory that a slow reader can withhold.
 
 pub mod table; //      UDP socket lookup by the kernel's rules
 pub mod queue; //      many CPUs to one reader, in order, without a lock
