@@ -13,7 +13,7 @@
 //! size, as in the kernel. The limit bounds the memory that a slow reader can withhold.
 
 pub mod table; //      UDP socket lookup by the kernel's rules
-pub mod queue; //      many CPUs to one reader, in order, without a lock
+pub mod queue; //      many CPUs to one reader, in order; locked only while a CPU joins
 pub mod reader; //     the reader's end: packets taken out, and the return of their frames
 pub mod account; //    bytes charged to a socket, and the kernel's `rcvbuf` rule
 pub mod reclaim; //    buffer policies for the memory of queued datagrams
