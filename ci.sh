@@ -183,11 +183,32 @@ deny() {
     cargo deny --locked check bans licenses sources
 }
 
-# Of the names in SPECIFICATION.md, those of three words or more are tests.
+# Tests, one a line: name, file, line. A test is a function behind #[test] (those of proptest! and
+# loom, too), or a string under tests/ that names a trial: the first element of a tuple whose second
+# is code, or the argument of judge, trial or Trial::test.
+tests_listed() {
+    git ls-files 'crates/*.rs' | xargs awk '
+        FNR == 1 { is_test = opened = 0; under_tests = FILENAME ~ /\/tests\// }
+        /#\[test\]/ { is_test = 1 }
+        is_test && match($0, /fn [a-z0-9_]+/) {
+            print substr($0, RSTART + 3, RLENGTH - 3), FILENAME, FNR
+            is_test = 0
+        }
+        under_tests && (match($0, /(^|[ \[]|judge|trial|trial_inside|Trial::test)\("[a-z0-9]+_[a-z0-9_]+", [a-zA-Z|{&]/) ||
+            match($0, /let name = "[a-z0-9]+_[a-z0-9_]+"/) || opened && match($0, /^ *"[a-z0-9]+_[a-z0-9_]+",$/)) {
+            split(substr($0, RSTART, RLENGTH), part, "\"")
+            print part[2], FILENAME, FNR
+        }
+        { opened = /(^|[ \[]|judge|trial|trial_inside|Trial::test)\($/ }'
+}
+
+# Of the names in SPECIFICATION.md, those of three words or more are tests, or strings of the program
+# (knobs, reasons).
 specification() {
-    local name missing=0
+    local tests name missing=0
+    tests=$(tests_listed | cut -d ' ' -f 1)
     for name in $(grep -oE '`[a-z0-9]+(_[a-z0-9]+){2,}`' SPECIFICATION.md | tr -d '`' | sort -u); do
-        [[ $name == *_max_* ]] || grep -rqE "(fn $name\b|\"$name\")" crates --include='*.rs' ||
+        [[ $name == *_max_* ]] || grep -qx "$name" <<<"$tests" || git grep -q "\"$name\"" -- 'crates/*/src/*.rs' ||
             { echo "SPECIFICATION.md: there is no test $name" >&2; missing=1; }
     done
     return $missing
@@ -212,20 +233,22 @@ promises() {
 }
 
 promises_table() {
-    local tests name place
-    tests=$(git grep -nE "(fn [a-z0-9_]+|\"[a-z0-9_]+\")" -- 'crates/*.rs')
+    local here=https://github.com/forebay/forebay/blob/main
     echo "# Promises and their tests"
     echo
-    echo "Written by \`./ci.sh promises\` from [SPECIFICATION.md](../../../SPECIFICATION.md)."
-    while read -r line; do
-        case $line in
-            '**'[0-9]*) printf '\n## %s\n\n' "$(sed -E 's/^\*\*([^*]*)\*\*.*/\1/' <<<"$line")" ;;
-        esac
-        for name in $(grep -oE '`[a-z0-9]+(_[a-z0-9]+){2,}`' <<<"$line" | tr -d '`'); do
-            place=$(grep -m 1 -E "(fn $name\b|\"$name\")" <<<"$tests" | cut -d : -f 1,2) || continue
-            [[ -z $place ]] || echo "- [\`$name\`](../../../${place%%:*}), line ${place##*:}"
-        done
-    done <SPECIFICATION.md
+    echo "Written by \`./ci.sh promises\` from [SPECIFICATION.md]($here/SPECIFICATION.md)."
+    awk -v here="$here" '
+        NR == FNR { if (!($1 in file)) { file[$1] = $2; line[$1] = $3 }; next }
+        /^\*\*/ { heading = $0; sub(/^\*\*/, "", heading); sub(/\.?\*\*.*/, "", heading) }
+        /^## / { heading = substr($0, 4) }
+        {
+            for (rest = $0; match(rest, /`[a-z0-9]+_[a-z0-9]+_[a-z0-9_]+`/); rest = substr(rest, RSTART + RLENGTH)) {
+                name = substr(rest, RSTART + 1, RLENGTH - 2)
+                if (!(name in file)) continue
+                if (heading != "") { printf "\n## %s\n\n", heading; heading = "" }
+                printf "- [`%s`](%s/%s), line %s\n", name, here, file[name], line[name]
+            }
+        }' <(tests_listed) SPECIFICATION.md
 }
 
 # Lines move with every change; which test is where does not.

@@ -23,7 +23,7 @@ pub mod pool; //         the frames of one CPU; returns frames of other CPUs to 
 pub mod recycle_ring; // buffers that one owner fills in turn; freed in place
 pub mod device_owned; // frames that a device holds
 pub mod page_frag; //    pieces of memory shared with a peer, of any size
-pub mod ring; //         single producer, single consumer: the only queue between CPUs
+pub mod ring; //         single producer, single consumer: packets from one CPU to another
 pub mod wake; //         sleep state of a CPU, and wake-ups
 
 pub mod position; // a position in a ring: a counter that wraps

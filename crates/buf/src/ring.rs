@@ -1,4 +1,4 @@
-//! Single-producer, single-consumer ring: the only queue between two CPUs.
+//! Single-producer, single-consumer ring, by which packets pass from one CPU to another.
 //!
 //! Producer and consumer are two types, each held by one thread. The ring's counters are the head
 //! and tail counters of RFS (RFS-5):

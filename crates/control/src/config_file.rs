@@ -31,7 +31,7 @@ use super::list::ListedKnob;
 use super::names::{self, Names, OfDevice};
 use super::session::told;
 
-/// Maximum number of tables around a knob, below `knobs`: its device's and its queue's.
+/// Maximum nesting of TOML tables under `[knobs]`: device, then queue.
 const TABLES_MAX: usize = 2;
 
 /// A parsed config file.

@@ -19,7 +19,7 @@ pub struct Bell {
     state: SleepState,
     /// Thread of the CPU; another one after that thread has died.
     sleeper: Mutex<Option<Thread>>,
-    /// Event made when the CPU first sleeps on descriptors; `None` if the system has none left.
+    /// Eventfd, created when the CPU first sleeps on descriptors. `None`: its creation failed.
     event: OnceLock<Option<Event>>,
     rung: AtomicU64,
     /// Number of wake-ups for packets of another CPU.

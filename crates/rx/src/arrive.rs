@@ -137,8 +137,8 @@ pub struct PollRequest {
     pub now_ns: u64,
     /// Maximum number of frames (budget).
     pub max: usize,
-    /// True if a frame may wait for packet memory in the source, where it can; otherwise it is
-    /// dropped, as a device drops it.
+    /// True if a source that can wait (a capture, generated traffic) keeps a frame until packet
+    /// memory is free; otherwise the frame is dropped as [`NoBuffer`](DropReason::NoBuffer).
     pub may_wait: bool,
     /// True at the end of the run: frames already pending are still given, then the source is
     /// exhausted.

@@ -1,4 +1,5 @@
-//! Reasons for dropping a packet: every drop has one of these names, a counter and a test.
+//! Reasons for dropping a packet between source and handler; each has a counter and a test. The
+//! network layer's are `NetworkDrop`, a sink's [`SendDrop`](crate::sink::SendDrop).
 
 use crate::reasons;
 

@@ -45,7 +45,7 @@ pub struct IntakeConfig {
     pub coalesce: Option<CoalesceConfig>,
     /// Steering state of the queue.
     pub steer: SteerConfig,
-    /// Length of each backlog, in packets.
+    /// Length of each backlog less one, in packets, as in the kernel.
     pub netdev_max_backlog: u32,
 }
 

@@ -17,7 +17,8 @@ pub struct Packet {
     pub frame: Frame,
     /// Time of arrival, in ns since 1970; 0 if the source has no timestamps.
     pub timestamp_ns: u64,
-    /// Number in the order of arrival.
+    /// Number in the order of arrival, modulo 2^32. In a [lane](crate::ordered_queue) the packet's
+    /// ticket takes its place.
     pub arrival: Arrival,
     /// Length on the wire; longer than the captured bytes if the capture is truncated.
     pub wire_len: u32,
@@ -28,8 +29,8 @@ pub struct Packet {
     /// Payload length of each segment but the last, if the packet has several; see
     /// [`shape`](Self::shape).
     pub segment_size: SegmentSize,
-    /// Checksum over the frame computed by the device, if it does (`CHECKSUM_COMPLETE`). Kept by
-    /// packets that are not merged (LRO-1).
+    /// Sum over the frame that came with it, by the device (`CHECKSUM_COMPLETE`) or the copy into
+    /// packet memory. Kept by packets that are not merged (LRO-1).
     pub device_sum: Option<DeviceSum>,
 }
 

@@ -14,7 +14,7 @@ use crate::socket::reclaim::ReclaimPolicy;
 use crate::socket::table::SocketTable;
 
 /// The host of one CPU's [`Stack`](crate::Stack): clock, sockets, devices. The stack calls the
-/// methods once per batch, not per packet. A `usize` device is the device's index.
+/// methods once per batch, except [`socket`](Self::socket). A `usize` device is the device's index.
 pub trait Host: fmt::Debug + Send {
     /// Current time, in ns.
     fn now_ns(&self) -> u64;
@@ -22,8 +22,8 @@ pub trait Host: fmt::Debug + Send {
     /// Table of the sockets bound now.
     fn table(&mut self) -> &Arc<SocketTable>;
 
-    /// Queue of a socket; `None` once the socket is closed. Called for the CPU's first packet to
-    /// the socket.
+    /// Queue of a socket; `None` once the socket is closed. Called for a run of packets to a socket
+    /// that the CPU has no ring to yet, and for each ICMP port unreachable to a socket.
     fn socket(&self, socket: SocketId) -> Option<Arc<SocketQueue>>;
 
     /// Number of sockets closed so far.

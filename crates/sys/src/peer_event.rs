@@ -27,7 +27,7 @@ impl PeerEvent {
         Self::with_count(0)
     }
 
-    /// Creates an event that is signalled, before any other process has it.
+    /// Creates an event that is signalled from the start: an eventfd with count 1.
     ///
     /// # Errors
     /// If the process has no descriptors left.

@@ -70,9 +70,10 @@ pub struct Advice {
 /// Kind of sharing between CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scope {
-    /// A last-level cache of this level.
+    /// CPUs sharing the polling CPU's last-level cache; the field is its level.
     Cache(u8),
-    /// The memory node of this number; no other running CPU shares the polling CPU's cache.
+    /// CPUs of the polling CPU's memory node, which the field numbers: no other running CPU shares
+    /// its cache.
     Node(u16),
     /// Nothing known: all running CPUs are taken.
     Everything,

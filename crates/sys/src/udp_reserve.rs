@@ -12,8 +12,8 @@ use super::socket_filter::FilterInstruction;
 /// `BPF_RET | BPF_K` with 0: drops every packet.
 const REFUSE: FilterInstruction = FilterInstruction { code: 0x06, jt: 0, jf: 0, k: 0 };
 
-/// Binds a kernel socket that receives nothing. No other program can bind the port, and the kernel
-/// sends no ICMP port unreachable for packets to the port that it sees, too.
+/// Binds a kernel socket that drops every packet, and so reserves the port: other programs cannot
+/// bind it, and the kernel does not answer packets to it with ICMP port unreachable.
 ///
 /// # Errors
 /// `EADDRINUSE` if a program has the port; `EACCES` for a privileged port; if no descriptors are

@@ -44,7 +44,8 @@ pub(crate) struct Faces {
 }
 
 impl ControlOptions {
-    /// Reads the config file, and reports obstacles to the rest before anything is opened.
+    /// Reads the config file and checks the mount point, so that their errors are reported before
+    /// anything is opened.
     pub(crate) fn read(&self) -> Result<Option<ConfigFile>, Failure> {
         let config = self.config.as_deref().map(ConfigFile::read).transpose()?;
         self.mount.as_deref().map(Mount::check).transpose()?;

@@ -23,7 +23,7 @@ struct Usable {
     bit: u32,
     /// Name in the specification.
     name: &'static str,
-    /// Features of which at least one is required, from rows above; empty if none is required.
+    /// Prerequisites, any one of which suffices; each must be in an earlier row. Empty: none.
     takes: &'static [u32],
 }
 

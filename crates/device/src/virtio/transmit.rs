@@ -395,7 +395,6 @@ impl TxSlots {
     ///
     /// # Panics
     /// If too few slots are free.
-    /// When there are not enough.
     fn fill<'a>(&mut self, stretches: impl Iterator<Item = &'a [u8]>) -> (u16, &[RingDescriptor]) {
         self.pieces.clear();
         let first = self.take();

@@ -25,9 +25,9 @@ pub struct UdpSocket(pub(super) Arc<Inner>);
 /// Counters of a socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SocketCounts {
-    /// Datagrams queued for the socket's reader.
+    /// Total number of datagrams queued since the socket was bound, read or not.
     pub queued: u64,
-    /// Datagrams queued by each CPU, in the order of the engine's CPUs.
+    /// The same by CPU, in the order of the engine's CPUs.
     pub by_cpu: Vec<u64>,
     /// Datagrams dropped because the receive buffer was full: `RcvbufErrors`.
     pub rcvbuf_errors: u64,

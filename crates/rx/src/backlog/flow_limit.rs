@@ -6,7 +6,7 @@ use crate::hash::FlowHash;
 /// Length of the history, in packets.
 pub const FLOW_LIMIT_HISTORY: usize = 128;
 
-/// Maximum number of packets in the history per bucket; flows beyond it are dropped.
+/// Maximum number of packets in the history per bucket; a packet beyond it is dropped.
 const FLOW_SHARE: u8 = 64;
 
 const _: () = assert!(FLOW_LIMIT_HISTORY <= u8::MAX as usize, "a bucket counts all of the history");

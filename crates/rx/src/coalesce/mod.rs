@@ -302,7 +302,8 @@ impl Coalescer {
         self.table.put(place, held, mode);
     }
 
-    /// Passes a packet on unchanged, behind the held packet of its flow.
+    /// Flushes the flow's held packet, for a fragment all those between its addresses, then emits
+    /// this one unmerged.
     fn pass(
         &mut self,
         packet: Packet,

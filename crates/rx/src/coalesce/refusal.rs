@@ -101,7 +101,7 @@ reasons! {
         Larger = "larger",
         /// More payload than fits into an IP packet of maximum length.
         Size = "size",
-        /// Recorded long after the segment before it.
+        /// Timestamp more than 50 ms from the previous segment's.
         Gap = "gap",
         /// Nonlinear, while the first segment is linear: the first frame of a merged packet must
         /// tell if any of it is nonlinear. Or the inner headers are

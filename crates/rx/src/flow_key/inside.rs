@@ -89,7 +89,7 @@ enum Next {
 /// Next header, and the bytes that begin with it.
 type At<'a> = (Next, &'a [u8]);
 
-/// Goes one step inward; `None` if the rules look behind nothing further.
+/// Goes one step inward. `None` if the rules stop at this header, or nothing readable follows.
 pub(super) fn step<'a>(
     level: &Level<'a>,
     rules: &FlowKeyRules,

@@ -16,7 +16,7 @@ impl Sum {
         Self(forebay_buf::sum::sum(bytes))
     }
 
-    /// Sum that was [computed](forebay_buf::sum) elsewhere.
+    /// Wraps a sum already computed by [`forebay_buf::sum`].
     #[must_use]
     pub fn taken(sum: u64) -> Self {
         Self(sum)

@@ -22,7 +22,7 @@ pub struct Identity {
     /// Largest IP packet that may be sent on this device, in bytes.
     pub mtu: u32,
     /// True if the kernel does not answer ARP, neighbour solicitations and echo requests for this
-    /// host: on a TAP or TUN, or a virtual machine's device.
+    /// host: the addresses are ours alone (TAP, TUN, vhost-user), or AF_XDP takes all packets.
     pub is_whole_host: bool,
 }
 

@@ -1,5 +1,6 @@
 //! Network: IP as a host receives it. The layer delivers the datagrams that Linux 6.18 with default
-//! settings would hand to a UDP socket (RFC 1122, RFC 8200). Every other packet has a drop reason.
+//! settings would hand to a UDP socket (RFC 1122, RFC 8200). Every other packet is consumed
+//! (answered, noted, or kept for reassembly), or dropped for a [reason](NetworkDrop).
 //!
 //! ```text
 //! link ─► ipv4 ─► ipv4_options ─┬─► (reassembly) ─┬─► udp ─► Datagram

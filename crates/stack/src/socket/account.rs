@@ -23,13 +23,13 @@ pub struct Account {
     lanes: Box<[OnceLock<Box<OwnLine<LaneCounters>>>]>,
 }
 
-/// One CPU's counters of one socket, in frames: a merged packet counts as the frames it was merged
-/// from.
+/// One CPU's counters of one socket, in datagrams as on the wire: each segment of a merged or GSO
+/// packet counts.
 #[derive(Debug, Default)]
 pub struct LaneCounters {
-    /// Frames queued.
+    /// Datagrams queued.
     pub queued: Counter,
-    /// Frames that the socket had no room for: the kernel's `RcvbufErrors`.
+    /// Datagrams that the socket had no room for: the kernel's `RcvbufErrors`.
     pub dropped: Counter,
 }
 
@@ -75,13 +75,13 @@ impl Account {
         &self.lanes[cpu].get_or_init(Box::default).0
     }
 
-    /// Number of frames queued.
+    /// Total number of datagrams queued, read or not.
     #[must_use]
     pub fn queued(&self) -> u64 {
         self.lanes().flatten().map(|lane| lane.queued.get()).sum()
     }
 
-    /// Number of frames that the socket had no room for.
+    /// Number of datagrams that the socket had no room for.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.lanes().flatten().map(|lane| lane.dropped.get()).sum()

@@ -9,11 +9,11 @@
 //! delivers to a socket has no state for the socket.
 //!
 //! A socket holds at most `rcvbuf` bytes of packet memory, counting queued packets and those that
-//! the reader has taken but not returned. The limit bounds the memory that a slow reader can
-//! withhold.
+//! the reader has taken but not returned; a socket that holds nothing accepts one packet of any
+//! size, as in the kernel. The limit bounds the memory that a slow reader can withhold.
 
 pub mod table; //      UDP socket lookup by the kernel's rules
-pub mod queue; //      many CPUs to one reader, in order, without a lock
+pub mod queue; //      many CPUs to one reader, in order; locked only while a CPU joins
 pub mod reader; //     the reader's end: packets taken out, and the return of their frames
 pub mod account; //    bytes charged to a socket, and the kernel's `rcvbuf` rule
 pub mod reclaim; //    buffer policies for the memory of queued datagrams
