@@ -152,12 +152,12 @@ struct Case {
     wires: [Wire; 2],
 }
 
-/// What is alike in both.
+/// Parts that both packets share.
 fn both(name: &'static str, refusal: MergeRefusal, tunnel: &Tunnelled) -> Case {
     Case { name, refusal, wires: [tunnel.wire(), tunnel.nth(1).wire()] }
 }
 
-/// What is changed about the second one.
+/// Part of the second packet that is changed.
 fn changed(
     name: &'static str,
     refusal: MergeRefusal,
