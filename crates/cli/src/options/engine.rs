@@ -15,10 +15,9 @@ use super::cpus::check_cpus;
 use super::{CoalesceOptions, CpuOptions, HashOptions};
 use crate::failure::Failure;
 
-/// Upper bound on the slots of a flow table. The kernel allows 2^30, but every slot takes twelve
-/// bytes per queue from the start, and this is far more than the flows that the order check can
-/// tell apart.
-const RPS_FLOW_CNT_MAX: i64 = 1 << 22;
+/// Upper bound on the slots of a flow table at the start. The knob takes 2^30, but every slot takes
+/// twelve bytes per queue, and this is far more than the flows that the order check can tell apart.
+const RPS_FLOW_CNT_AT_START_MAX: i64 = 1 << 22;
 
 /// Options of an engine.
 #[derive(Debug, Args)]
@@ -43,7 +42,7 @@ pub(crate) struct EngineOptions {
     /// Slots of each queue's flow table, rounded up to a power of two; 4194304 at most, for they
     /// take memory whether or not there are as many flows [default: 4096]
     #[arg(long, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(..=RPS_FLOW_CNT_MAX))]
+          value_parser = clap::value_parser!(u32).range(..=RPS_FLOW_CNT_AT_START_MAX))]
     pub(crate) rps_flow_cnt: Option<u32>,
 
     /// Packets that follow their flow to a CPU it should leave before a held move begins
