@@ -105,6 +105,16 @@ fn files_accept_their_own_text() {
 }
 
 #[test]
+fn every_listed_knob_has_a_meaning() {
+    let buffers = [Arc::<RxBuffers>::default(), Arc::default()];
+    let virtio = DeviceQueues { rx_buffers: buffers.to_vec(), ..DeviceQueues::new("switch", 2) };
+    let (_engine, control) = engine(&Config { devices: vec![virtio], ..config() });
+    let listed = list(&control);
+    assert!(listed.len() > 25, "{}", listed.len());
+    listed.iter().for_each(|knob| assert!(!knob.meaning.is_empty(), "{}", knob.path));
+}
+
+#[test]
 fn rps_8_and_rfs_10_knobs_read_what_is_in_force() {
     let (_engine, control) = engine(&config());
     let set = |name, text| set(&control, name, text);

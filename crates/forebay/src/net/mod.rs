@@ -437,7 +437,9 @@ fn ways_out(
                     KernelNeighbours::of_kernel(interface, learned)
                 }
                 (None, Via::Tun) => KernelNeighbours::None,
-                (None, _) => KernelNeighbours::Own(Arc::clone(&face.learned)),
+                (None, Via::AfXdp | Via::AfPacket | Via::Tap | Via::VhostUser) => {
+                    KernelNeighbours::Own(Arc::clone(&face.learned))
+                }
             };
             Ok((device.sink()?, neighbours))
         })
