@@ -475,6 +475,30 @@ mod tests {
         drop(other);
     }
 
+    /// This thread is every owner's, so a return that waited for one would never end.
+    #[test]
+    fn promise_4_returning_waits_for_no_owner() {
+        let mut owners = pools(&vec![vec![SMALL]; 65]);
+        let mut other = owners.pop().unwrap();
+        let mut frames = Vec::new();
+        for owner in &mut owners {
+            frames.extend(std::iter::from_fn(|| filled(owner, 1)));
+        }
+        assert_eq!(frames.len(), 64 * 40, "all frames are away");
+        let mut alive = Vec::new();
+        for (at, owner) in owners.into_iter().enumerate() {
+            if at % 2 == 0 { alive.push(owner) } else { drop(owner) }
+        }
+        for frame in frames {
+            other.put(frame);
+            other.flush(); // a batch for each frame, the most that an inbox can get
+        }
+        for owner in &mut alive {
+            assert_eq!(std::iter::from_fn(|| filled(owner, 2)).count(), 40);
+            assert_eq!(owner.in_use(), 0, "each frame is home, once");
+        }
+    }
+
     #[test]
     fn foreign_frame_returns_by_itself() {
         let [mut here, _] = pair();
