@@ -83,7 +83,7 @@ impl EngineState {
         let cpus = config.cpus.cpus().len();
         let reclaimer = Arc::<Reclaimer>::default();
         if let Some(trace) = &config.trace {
-            let (in_force, _) = config.rps_cpus.split_by(&config.cpus);
+            let (in_force, _) = config.rps_map().split_by(&config.cpus);
             let limit = if in_force.is_empty() { &config.cpus } else { &in_force };
             let mask = limit.to_mask(mask_width(config));
             trace.changed(clock.now_ns(), 0, "rps_cpus", &mask);

@@ -1,6 +1,5 @@
 //! Options of the path.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
@@ -9,7 +8,6 @@ use forebay_engine::knobs::{Change, Script, ScriptedChange};
 use forebay_rx::parse::Verify;
 use forebay_rx::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
 use forebay_sys::cpu_list::CpuList;
-use forebay_sys::topology::{SYSFS, Topology};
 
 use super::cpus::check_cpus;
 use super::{CoalesceOptions, CpuOptions, HashOptions};
@@ -67,11 +65,8 @@ pub(crate) enum SpreadArg {
 /// The CPUs of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cpus {
-    /// CPUs of this machine; the first ones poll this many queues.
-    Real {
-        /// Number of queues.
-        queues: usize,
-    },
+    /// CPUs of this machine.
+    Real,
     /// Virtual CPUs, in virtual time.
     Virtual,
 }
@@ -87,13 +82,12 @@ impl EngineOptions {
     ) -> Result<Config, Failure> {
         let cpus = self.cpus.cpus(kind != Cpus::Virtual)?;
         let mut config = Config::new(cpus, Arc::new(self.hash.hasher(key)?));
-        if let Some(rps_cpus) = self.cpus.rps_cpus(&config.cpus)? {
-            config.rps_cpus = rps_cpus;
-        } else if let Cpus::Real { queues } = kind {
-            // Virtual CPUs have no caches, and a seeded run must not depend on the machine.
-            let topology = Topology::read(Path::new(SYSFS), &config.cpus);
-            config.rps_cpus = topology.near_polling(queues, &config.cpus);
-        }
+        let rps_cpus = self.cpus.rps_cpus(&config.cpus)?;
+        config.rps_cpus = match kind {
+            Cpus::Real => rps_cpus,
+            // They have no caches, and a seeded run must not depend on the machine.
+            Cpus::Virtual => rps_cpus.or(config.rps_cpus),
+        };
         config.script = self.script(changes, &config.cpus)?;
         config.coalesce = self.coalesce.coalesce();
         if self.no_checksums && config.coalesces(|coalesce| coalesce.is_on) {
