@@ -32,7 +32,7 @@ mod worker;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use changes::CHANGES_MAX;
+pub use changes::{CHANGES_MAX, QUESTIONS_MAX};
 pub use config::{Config, SPARE_FRAMES, WhenFull};
 pub use cpu_thread::{CpuThread, is_cpu};
 pub use devices::{DeviceQueues, Devices};

@@ -272,9 +272,13 @@ impl EngineState {
     }
 
     /// Puts a question to all queues, and wakes the CPUs that poll them.
-    pub fn ask(&self, question: Question) {
-        self.changes().ask(question);
+    ///
+    /// # Errors
+    /// `EBUSY` if [`QUESTIONS_MAX`](super::QUESTIONS_MAX) changes and questions wait already.
+    pub fn ask(&self, question: Question) -> Result<(), Refused> {
+        let asked = self.changes().ask(question);
         self.wake_all();
+        asked
     }
 
     /// Takes the errors of scripted changes that could not be made.
