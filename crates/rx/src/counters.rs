@@ -187,7 +187,7 @@ pub struct DeliveryCounters {
 mod tests {
     use super::*;
 
-    /// That nobody else writes is the example of [`Counter`], which must not compile.
+    /// Nobody else writes: see the example of [`Counter`], which must not compile.
     #[test]
     fn promise_7_reader_sees_monotonic_counter() {
         const COUNTS: u64 = if cfg!(miri) { 100 } else { 100_000 };
