@@ -273,17 +273,17 @@ impl FrameReturn {
             self.bytes = self.bytes.saturating_add(size(&packet));
             give_back(packet.frame, &mut self.pool, policy);
             if self.frames >= FREE_BATCH_FRAMES || self.bytes >= most_bytes {
-                self.send(outlet);
+                self.flush(outlet);
             }
         }
         if !outlet.has_some() {
-            self.send(outlet);
+            self.flush(outlet);
         }
     }
 
     /// Sends the unsent batch, and uncharges the socket. To be called when packets are kept, before
     /// the reader does something else for long.
-    pub fn send(&mut self, outlet: &mut SocketQueueConsumer) {
+    pub fn flush(&mut self, outlet: &mut SocketQueueConsumer) {
         if self.frames > 0 {
             self.pool.flush();
             outlet.uncharge(self.bytes);
