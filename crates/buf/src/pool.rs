@@ -85,7 +85,7 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
     let pools = (0u16..).zip(shares).map(|(owner, share)| {
         let mut classes = share.clone();
         classes.sort_by_key(|class| class.chunk_bytes);
-        let shelves = classes.into_iter().map(|class| {
+        let classes = classes.into_iter().map(|class| {
             let home = RemoteFreeList::new(
                 PoolId(next_home),
                 owner,
@@ -99,8 +99,8 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
         });
         Pool {
             owner,
-            shelves: shelves.collect(),
-            bins: (0..homes).map(|_| None).collect(),
+            classes: classes.collect(),
+            return_bins: (0..homes).map(|_| None).collect(),
             open: Vec::with_capacity(homes),
             homebound: None,
             region: Arc::clone(&region),
@@ -119,9 +119,9 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
 pub struct Pool {
     owner: u16,
     /// Free lists of this CPU's own frames, smallest chunks first.
-    shelves: Vec<SizeClass>,
+    classes: Vec<SizeClass>,
     /// Batch being filled for each home of the region.
-    bins: Vec<Option<ReturnBin>>,
+    return_bins: Vec<Option<ReturnBin>>,
     /// Homes whose bins are not empty.
     open: Vec<PoolId>,
     /// Pieces that were behind freed frames, not yet returned.
@@ -151,22 +151,22 @@ impl Pool {
     #[inline] // keeps the frame in registers
     pub fn allocate(&mut self, len_bytes: u32) -> Option<Frame> {
         let chunk_bytes = len_bytes.checked_add(BEFORE_PACKET_BYTES)?;
-        self.shelves
+        self.classes
             .iter_mut()
-            .filter(|shelf| shelf.home().chunk_bytes >= chunk_bytes)
+            .filter(|class| class.home().chunk_bytes >= chunk_bytes)
             .find_map(SizeClass::take)
     }
 
     /// Size of this pool's smallest chunks; 0 if it has none.
     #[must_use]
     pub fn smallest_chunk_bytes(&self) -> u32 {
-        self.shelves.first().map_or(0, |shelf| shelf.home().chunk_bytes)
+        self.classes.first().map_or(0, |class| class.home().chunk_bytes)
     }
 
     /// Most bytes that a frame of this pool can hold.
     #[must_use]
     pub fn largest_frame_bytes(&self) -> u32 {
-        self.shelves.last().map_or(0, |shelf| shelf.home().chunk_bytes - BEFORE_PACKET_BYTES)
+        self.classes.last().map_or(0, |class| class.home().chunk_bytes - BEFORE_PACKET_BYTES)
     }
 
     /// Region that this pool's frames, and those of the other pools carved from it, are part of.
@@ -178,11 +178,11 @@ impl Pool {
     /// Creates a pool without frames of its own, for another thread to return frames with.
     #[must_use]
     pub fn return_handle(&self) -> Pool {
-        let homes = self.bins.len();
+        let homes = self.return_bins.len();
         Pool {
             owner: OWNS_NOTHING,
-            shelves: Vec::new(),
-            bins: (0..homes).map(|_| None).collect(),
+            classes: Vec::new(),
+            return_bins: (0..homes).map(|_| None).collect(),
             open: Vec::with_capacity(homes),
             homebound: None,
             region: Arc::clone(&self.region),
@@ -218,7 +218,7 @@ impl Pool {
         let (home, chunk) = frame.into_parts();
         if is_own {
             let first = self.first_home();
-            self.shelves[usize::from(id.0 - first)].free.push(chunk);
+            self.classes[usize::from(id.0 - first)].free.push(chunk);
         } else {
             self.bin(id, home, chunk);
         }
@@ -229,7 +229,7 @@ impl Pool {
     pub fn flush(&mut self) {
         self.homebound = None;
         for id in self.open.drain(..) {
-            if let Some(bin) = self.bins[usize::from(id.0)].take() {
+            if let Some(bin) = self.return_bins[usize::from(id.0)].take() {
                 bin.send();
             }
         }
@@ -238,9 +238,9 @@ impl Pool {
     /// Moves the frames that were returned to the free lists, where they are used first, being
     /// warm. Costs one read of a shared cache line if there are none.
     pub fn collect(&mut self) {
-        for shelf in &mut self.shelves {
-            if shelf.home().has_mail() {
-                shelf.collect();
+        for class in &mut self.classes {
+            if class.home().has_mail() {
+                class.collect();
             }
         }
     }
@@ -248,11 +248,11 @@ impl Pool {
     /// Number of outstanding frames of this pool: in use, queued, or in other CPUs' bins.
     pub fn in_use(&mut self) -> usize {
         self.collect();
-        self.shelves.iter().map(|shelf| shelf.chunks - shelf.free.len()).sum()
+        self.classes.iter().map(|class| class.chunks - class.free.len()).sum()
     }
 
     fn bin(&mut self, id: PoolId, home: NonNull<RemoteFreeList>, chunk: NonNull<u8>) {
-        let slot = &mut self.bins[usize::from(id.0)];
+        let slot = &mut self.return_bins[usize::from(id.0)];
         let Some(bin) = slot else {
             // SAFETY: `put` took the chunk from a frame: free, and ours.
             let batch = unsafe { FreeBatch::begin(chunk) };
@@ -273,24 +273,24 @@ impl Pool {
 
     /// Id of the first home: homes are numbered in the order of owners, then of size classes.
     fn first_home(&self) -> u16 {
-        self.shelves.first().map_or(0, |shelf| shelf.home().id.0)
+        self.classes.first().map_or(0, |class| class.home().id.0)
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.flush();
-        for shelf in self.shelves.drain(..) {
+        for class in self.classes.drain(..) {
             // SAFETY: this pool is the owner; it closes each home once and does not use it
             // afterwards.
-            unsafe { RemoteFreeList::close(shelf.home, shelf.free, shelf.chunks) };
+            unsafe { RemoteFreeList::close(class.home, class.free, class.chunks) };
         }
     }
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let free: usize = self.shelves.iter().map(|shelf| shelf.free.len()).sum();
+        let free: usize = self.classes.iter().map(|class| class.free.len()).sum();
         write!(f, "Pool(cpu slot {}, {free} free)", self.owner)
     }
 }
@@ -338,7 +338,7 @@ impl SizeClass {
     fn collect(&mut self) {
         // SAFETY: alive until the pool's Drop closes it.
         let home = unsafe { self.home.as_ref() };
-        // SAFETY: the shelf's pool is the owner, and closes the home only in Drop.
+        // SAFETY: the class's pool is the owner, and closes the home only in Drop.
         unsafe { home.collect(&mut self.free) };
         self.free.iter().rev().take(PREFETCH_AHEAD).copied().for_each(prefetch_free);
     }
@@ -473,6 +473,31 @@ mod tests {
         }
         // The last batch frees the dropped owner's home; miri and the leak check watch.
         drop(other);
+    }
+
+    /// Every owner is this thread, so a return that waited for one would never end.
+    #[test]
+    fn promise_4_returning_waits_for_no_owner() {
+        let mut owners = pools(&vec![vec![SMALL]; 65]);
+        let mut other = owners.pop().unwrap();
+        let mut frames = Vec::new();
+        for owner in &mut owners {
+            frames.extend(std::iter::from_fn(|| filled(owner, 1)));
+        }
+        assert_eq!(frames.len(), 64 * 40, "all frames are away");
+        let mut alive = Vec::new();
+        for (at, owner) in owners.into_iter().enumerate() {
+            if at % 2 == 0 { alive.push(owner) } else { drop(owner) }
+        }
+        for frame in frames {
+            other.put(frame);
+            other.flush(); // a batch for each frame, the most that an inbox can get
+        }
+        for owner in &mut alive {
+            assert_eq!(owner.in_use(), 0);
+            let again: Vec<_> = std::iter::from_fn(|| filled(owner, 2)).collect();
+            assert_eq!(again.len(), 40, "each frame is home, once");
+        }
     }
 
     #[test]

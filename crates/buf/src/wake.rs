@@ -2,7 +2,7 @@
 //! avoid a lost wake-up.
 //!
 //! ```text
-//!  sleeper:  lie_down ─ looks for work ─ sleeps         rise
+//!  sleeper:  prepare_to_wait ─ looks for work ─ sleeps         finish_wait
 //!  waker:    publishes work ─ (next_to_wake) ─ wake ─ wakes the thread, if it slept
 //! ```
 //!
@@ -39,7 +39,7 @@ impl SleepState {
     /// Announces that the CPU is about to sleep. The caller then looks for work a last time, and
     /// sleeps if there is none.
     #[inline]
-    pub fn lie_down(&self, how: Sleep) {
+    pub fn prepare_to_wait(&self, how: Sleep) {
         self.0.store(how as u8, Ordering::Relaxed);
         // SeqCst: pairs with the fences in `wake` and `next_to_wake`.
         fence(Ordering::SeqCst);
@@ -47,7 +47,7 @@ impl SleepState {
 
     /// Ends a sleep.
     #[inline]
-    pub fn rise(&self) {
+    pub fn finish_wait(&self) {
         self.0.store(AWAKE, Ordering::Relaxed);
     }
 
@@ -95,7 +95,7 @@ impl Poller {
 
     /// Assigns the work to `cpu`, the caller's.
     pub fn take_over(&self, cpu: u16) {
-        // Relaxed: the fence of its next `lie_down` puts this before its last look.
+        // Relaxed: the fence of its next `prepare_to_wait` puts this before its last look.
         self.0.store(cpu.into(), Ordering::Relaxed);
     }
 
@@ -131,12 +131,12 @@ mod tests {
         assert!(!state.is_asleep());
         assert_eq!(state.wake(), None);
         for how in [Sleep::Parked, Sleep::Polling] {
-            state.lie_down(how);
+            state.prepare_to_wait(how);
             assert!(state.is_asleep());
             assert_eq!(state.wake(), Some(how));
             assert_eq!((state.wake(), state.is_asleep()), (None, false));
-            state.lie_down(how);
-            state.rise();
+            state.prepare_to_wait(how);
+            state.finish_wait();
             assert_eq!(state.wake(), None);
         }
     }

@@ -158,8 +158,7 @@ fn engine(args: &ReplayArgs, seed: u64, when_full: WhenFull) -> Result<Config, F
     if let Some(path) = &args.script {
         changes.extend(script::read(path)?);
     }
-    let queues = args.queues.get().into();
-    let cpus = if args.deterministic { Cpus::Virtual } else { Cpus::Real { queues } };
+    let cpus = if args.deterministic { Cpus::Virtual } else { Cpus::Real };
     let config = args.engine.config(cpus, || seeded_key(seed), changes)?;
     Ok(Config { when_full, start_counters: args.start_counters, ..config })
 }

@@ -7,6 +7,7 @@ use forebay_rx::flow_key::{FlowKeyRules, KeyRule};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{Drops, FlowState, Move, SHARERS_MAX};
 use forebay_rx::{DropReason, SteerReason};
+use forebay_sys::refused::Refused;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
@@ -27,11 +28,14 @@ pub struct Explanation {
 }
 
 /// Asks all queues about a flow, under its current hash.
-#[must_use]
-pub fn explain(control: &Control, name: &FlowName) -> Explanation {
+///
+/// # Errors
+/// As [`Control::explain`].
+pub fn explain(control: &Control, name: &FlowName) -> Result<Explanation, Refused> {
     let hasher = control.hasher();
     let hash = name.hash(&hasher);
-    Explanation { name: *name, hash, flow_key: *hasher.rules(), queues: control.explain(hash) }
+    let queues = control.explain(hash)?;
+    Ok(Explanation { name: *name, hash, flow_key: *hasher.rules(), queues })
 }
 
 impl Display for Explanation {
@@ -45,10 +49,7 @@ impl Display for Explanation {
         }
         writeln!(f, "  key:   {}", self.key())?;
         if self.queues.is_empty() {
-            writeln!(
-                f,
-                "  no queue has answered: the engine does not run, or has too many questions"
-            )?;
+            writeln!(f, "  no queue has answered within a second")?;
         }
         self.queues.iter().try_for_each(|queue| tell_queue(f, queue, self.hash))
     }

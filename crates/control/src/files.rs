@@ -72,8 +72,9 @@ impl Control {
     /// As the kernel's, with the reason in words; `EACCES` for a file that can only be read.
     pub fn write(&self, path: &str, text: &str) -> Result<Written, Refused> {
         let file = self.tree().file(path).map_err(|errno| at_path(errno, path))?;
+        let read_only = || Refused::new(Errno::Access, format!("{path} can only be read"));
         if file.mode() & 0o200 == 0 {
-            return Err(Refused::new(Errno::Access, format!("{path} can only be read")));
+            return Err(read_only());
         }
         let line = text.trim();
         let set = |change: Result<Change, forebay_sys::Error>| {
@@ -86,7 +87,12 @@ impl Control {
             File::Coalesce(knob) | File::Balance(knob) => set(format!("{knob}={line}").parse()),
             File::HashKey => set(format!("hash_key={line}").parse()),
             File::FlowKey => set(format!("flow_key={line}").parse()),
-            _ => set(format!("cpus={line}").parse()),
+            File::Cpus => set(format!("cpus={line}").parse()),
+            File::Online
+            | File::Possible
+            | File::SoftnetStat
+            | File::Counter(..)
+            | File::RxBufferSize(_) => Err(read_only()),
         }
         .map(|written| Written { len_bytes: text.len(), ..written })
     }
@@ -159,13 +165,13 @@ fn change(knob: Knob, queue: RxQueue, value: Value) -> Result<Option<Change>, Re
         }
         Value::Number(number) => number,
     };
+    if knob == Knob::GroFlushTimeout {
+        return Ok(Some(Change::Coalesce(CoalesceChange::GroFlushTimeout(number))));
+    }
     let small = u32::try_from(number).ok();
     let slots = small.filter(|slots| knob != Knob::RpsFlowCnt || *slots <= RPS_FLOW_CNT_MAX);
     let Some(small) = slots else {
-        if knob == Knob::GroFlushTimeout {
-            return Ok(Some(Change::Coalesce(CoalesceChange::GroFlushTimeout(number))));
-        }
-        let why = format!("there is no memory for a table of {number} slots");
+        let why = format!("a table of {number} slots is too large: {knob} takes {}", knob.takes());
         return Err(Refused::new(Errno::NoMem, why));
     };
     Ok(Some(match knob {

@@ -158,17 +158,19 @@ impl Control {
     /// Answers about a flow, in the order of the queues, from those that answer within a second
     /// while the engine runs. Flows that share the flow's slot are recorded from the first request
     /// on.
-    #[must_use]
-    pub fn explain(&self, flow: FlowHash) -> Vec<Explained> {
+    ///
+    /// # Errors
+    /// `EBUSY` if too many changes and questions wait for the engine.
+    pub fn explain(&self, flow: FlowHash) -> Result<Vec<Explained>, Refused> {
         let queues = self.shared.settings().queues.len();
         let (answers, answered) = mpsc::channel();
-        self.shared.ask(Question { flow, answers });
+        self.shared.ask(Question { flow, answers })?;
         let until = Instant::now() + ANSWER_TIME;
         let left = || until.saturating_duration_since(Instant::now());
         let answers = (0..queues).map_while(|_| answered.recv_timeout(left()).ok());
         let mut answers: Vec<Explained> = answers.collect();
         answers.sort_by_key(|explained| explained.queue);
-        answers
+        Ok(answers)
     }
 
     /// CPUs that packets of a queue go to: those of its mask that run. `None` if there is no such

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::path::Path;
 
-use forebay_engine::knobs::BalanceChange;
 use forebay_engine::knobs::knob::Knob;
+use forebay_engine::knobs::{BalanceChange, CoalesceChange};
 use forebay_rx::coalesce::LRO_DESCRIPTORS;
 use forebay_rx::steer::BalanceConfig;
 use forebay_sys::topology::{SYSFS, Topology};
 
 use super::handle::Control;
 use super::names;
-use super::tree::MERGEABLE_RX_BUFFER_SIZE;
+use super::tree::File;
 
 /// A knob, as in the answer to `list`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,12 +30,13 @@ pub struct ListedKnob {
 #[must_use]
 pub fn list(control: &Control) -> Vec<ListedKnob> {
     let value = |text: String| text.trim_end().to_owned();
+    let tree = control.tree();
     let listed = names::listed(control).into_iter().map(|path| {
         let name = path.rsplit_once('/').map_or(path.as_str(), |(_, name)| name);
         ListedKnob {
             value: control.read(&path).map(value).unwrap_or_default(),
             default: default(control, name).unwrap_or_default(),
-            meaning: meaning(name).to_owned(),
+            meaning: tree.file(&path).map_or("", meaning).to_owned(),
             path,
         }
     });
@@ -83,39 +84,65 @@ fn default(control: &Control, name: &str) -> Option<String> {
     })
 }
 
-fn meaning(name: &str) -> &'static str {
-    match name {
-        "rps_cpus" => "the CPUs that packets of the queue may go to",
-        "rps_flow_cnt" => "slots of the queue's flow table; 0 turns RFS off for it",
-        "gro_flush_timeout" => "nanoseconds that packets wait for more after the queue ran empty",
-        "napi_defer_hard_irqs" => {
-            "polls in a row that find nothing, gro_flush_timeout apart, before a CPU is to be woken"
-        }
-        "mtu" => "bytes of the longest IP packet that the device receives",
-        "rps_sock_flow_entries" => "entries of the table of where applications run; 0 is no RFS",
-        "rps_default_mask" => "rps_cpus of queues that are made later",
-        "flow_limit_cpu_bitmap" => "the CPUs that limit flows when they poll",
-        "flow_limit_table_len" => "buckets of a flow limit that is turned on later",
-        "netdev_max_backlog" => "packets that a backlog takes, less one",
-        "netdev_budget" => "packets that a CPU takes in one turn, from all its queues",
-        "netdev_budget_usecs" => "microseconds that such a turn may last",
-        "dev_weight" => "packets that a CPU takes from one queue in one turn",
-        "dev_weight_rx_bias" => "what dev_weight is multiplied with for backlogs",
-        "skb_defer_max" => "frames that wait on a CPU to be returned to another; 0 is none",
-        MERGEABLE_RX_BUFFER_SIZE => {
+fn meaning(file: File) -> &'static str {
+    match file {
+        File::Knob(knob, _) => of_kernel(knob),
+        File::Coalesce(name) => named(&CoalesceChange::KNOBS, &COALESCE_MEANINGS, name),
+        File::Balance(name) => named(&BalanceChange::KNOBS, &BALANCE_MEANINGS, name),
+        File::RxBufferSize(_) => {
             "bytes of the receive buffers that are posted now; the driver sets it"
         }
-        "online" => "whether the CPU runs",
-        "cpus" => "the CPUs that run",
-        "coalesce" => "how segments of a flow are merged: gro, lro or off",
-        "coalesce_at" => "where: arrive (before steering) or deliver (on each CPU)",
-        "lro_descriptors" => "flows of which segments can be held at once",
-        "rps_balance" => "whether hash ranges go to CPUs by load: load or off",
-        "rps_balance_target" => "percent of the mean load that the busiest CPU may have",
-        "rps_balance_rate" => "hash ranges that may be assigned anew in a second",
-        "rps_balance_usecs" => "microseconds between two measurements of the load",
-        "flow_key" => "what tells a flow: auto, outer or inner headers, QUIC's connection IDs",
-        "hash_key" => "what flows are hashed with, in hexadecimal",
-        _ => "",
+        File::CpuOnline(_) => "whether the CPU runs",
+        File::Online | File::Cpus => "the CPUs that run",
+        File::Possible => "the CPUs that may run",
+        File::SoftnetStat => "counters of all CPUs, in the kernel's format",
+        File::Counter(..) => "a counter of the CPU",
+        File::FlowKey => "what tells a flow: auto, outer or inner headers, QUIC's connection IDs",
+        File::HashKey => "what flows are hashed with, in hexadecimal",
+    }
+}
+
+/// Meanings of [`CoalesceChange::KNOBS`].
+const COALESCE_MEANINGS: [&str; CoalesceChange::KNOBS.len()] = [
+    "how segments of a flow are merged: gro, lro or off",
+    "where: arrive (before steering) or deliver (on each CPU)",
+    "flows of which segments can be held at once",
+    of_kernel(Knob::GroFlushTimeout),
+    of_kernel(Knob::NapiDeferHardIrqs),
+    of_kernel(Knob::Mtu),
+];
+
+/// Meanings of [`BalanceChange::KNOBS`].
+const BALANCE_MEANINGS: [&str; BalanceChange::KNOBS.len()] = [
+    "whether hash ranges go to CPUs by load: load or off",
+    "percent of the mean load that the busiest CPU may have",
+    "hash ranges that may be assigned anew in a second",
+    "microseconds between two measurements of the load",
+];
+
+fn named(names: &[&'static str], meanings: &'static [&'static str], name: &str) -> &'static str {
+    let mut both = names.iter().zip(meanings);
+    both.find_map(|(at, meaning)| (*at == name).then_some(*meaning)).unwrap_or_default()
+}
+
+const fn of_kernel(knob: Knob) -> &'static str {
+    match knob {
+        Knob::RpsCpus => "the CPUs that packets of the queue may go to",
+        Knob::RpsFlowCnt => "slots of the queue's flow table; 0 turns RFS off for it",
+        Knob::GroFlushTimeout => "nanoseconds that packets wait for more after the queue ran empty",
+        Knob::NapiDeferHardIrqs => {
+            "polls in a row that find nothing, gro_flush_timeout apart, before a CPU is to be woken"
+        }
+        Knob::Mtu => "bytes of the longest IP packet that the device receives",
+        Knob::RpsSockFlowEntries => "entries of the table of where applications run; 0 is no RFS",
+        Knob::RpsDefaultMask => "rps_cpus of queues that are made later",
+        Knob::FlowLimitCpuBitmap => "the CPUs that limit flows when they poll",
+        Knob::FlowLimitTableLen => "buckets of a flow limit that is turned on later",
+        Knob::NetdevMaxBacklog => "packets that a backlog takes, less one",
+        Knob::NetdevBudget => "packets that a CPU takes in one turn, from all its queues",
+        Knob::NetdevBudgetUsecs => "microseconds that such a turn may last",
+        Knob::DevWeight => "packets that a CPU takes from one queue in one turn",
+        Knob::DevWeightRxBias => "what dev_weight is multiplied with for backlogs",
+        Knob::SkbDeferMax => "frames that wait on a CPU to be returned to another; 0 is none",
     }
 }

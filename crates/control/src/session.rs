@@ -119,7 +119,7 @@ impl Desk {
             Request::Set { knob, value } => self.set(knob, value),
             Request::List => Ok(list(&self.control).iter().map(ToString::to_string).collect()),
             Request::Explain { flow, json } => {
-                let explanation = explain(&self.control, flow);
+                let explanation = explain(&self.control, flow)?;
                 let text = if *json {
                     explanation.document().to_string()
                 } else {

@@ -15,7 +15,7 @@ use super::stats::CPU_COUNTERS;
 
 /// File with the size of a queue's posted receive buffers, as virtio-net names it
 /// (drivers/net/virtio_net.c, where it is read-only, too).
-pub(super) const MERGEABLE_RX_BUFFER_SIZE: &str = "mergeable_rx_buffer_size";
+const MERGEABLE_RX_BUFFER_SIZE: &str = "mergeable_rx_buffer_size";
 
 /// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -76,7 +76,12 @@ impl File {
             | Self::Counter(..)
             | Self::RxBufferSize(_) => 0o444,
             Self::HashKey => 0o200,
-            _ => 0o644,
+            Self::Knob(..)
+            | Self::CpuOnline(_)
+            | Self::Coalesce(_)
+            | Self::Balance(_)
+            | Self::FlowKey
+            | Self::Cpus => 0o644,
         }
     }
 

@@ -81,9 +81,9 @@ impl Bell {
     }
 
     /// Announces that the CPU is about to sleep. The caller then looks for work a last time,
-    /// [waits](Self::wait) if there is none, and finally [rises](Self::rise).
-    pub(super) fn lie_down(&self, on: SleepOn) {
-        self.state.lie_down(match on {
+    /// [waits](Self::wait) if there is none, and finally [ends](Self::finish_wait) the sleep.
+    pub(super) fn prepare_to_wait(&self, on: SleepOn) {
+        self.state.prepare_to_wait(match on {
             SleepOn::Bell => Sleep::Parked,
             SleepOn::Descriptors => Sleep::Polling,
         });
@@ -105,17 +105,17 @@ impl Bell {
     }
 
     /// Sleeps in virtual time: the next ring is counted and ends the sleep.
-    pub(super) fn doze(&self) {
-        self.state.lie_down(Sleep::Parked);
+    pub(super) fn wait_in_virtual_time(&self) {
+        self.state.prepare_to_wait(Sleep::Parked);
     }
 
     /// Ends a sleep.
-    pub(super) fn rise(&self) {
-        self.state.rise();
+    pub(super) fn finish_wait(&self) {
+        self.state.finish_wait();
     }
 
-    /// True if the bell has not rung since [`doze`](Self::doze).
-    pub(super) fn is_dozing(&self) -> bool {
+    /// True if the bell has not rung since [`wait_in_virtual_time`](Self::wait_in_virtual_time).
+    pub(super) fn is_waiting(&self) -> bool {
         self.state.is_asleep()
     }
 
@@ -151,11 +151,11 @@ mod tests {
             };
             for done in 0..rounds {
                 while work_to_do.load(Ordering::Acquire) == done {
-                    bell_of_worker.lie_down(on);
+                    bell_of_worker.prepare_to_wait(on);
                     if work_to_do.load(Ordering::Acquire) == done {
                         bell_of_worker.wait(None, &descriptors);
                     }
-                    bell_of_worker.rise();
+                    bell_of_worker.finish_wait();
                 }
             }
         });
@@ -184,9 +184,9 @@ mod tests {
     fn readable_descriptor_ends_sleep() {
         let (bell, other) = (Bell::default(), Event::new().unwrap());
         other.signal();
-        bell.lie_down(SleepOn::Descriptors);
+        bell.prepare_to_wait(SleepOn::Descriptors);
         bell.wait(None, &[other.descriptor()]);
-        bell.rise();
+        bell.finish_wait();
         assert_eq!(bell.rung(), 0);
     }
 }

@@ -25,8 +25,8 @@ use crate::trace::Trace;
 /// Maximum number of entries that wait for a thread; further changes are refused.
 pub const CHANGES_MAX: usize = 4096;
 
-/// Number of waiting entries from which on questions are dropped.
-const QUESTIONS_MAX: usize = 256;
+/// Number of waiting entries from which on questions are refused.
+pub const QUESTIONS_MAX: usize = 256;
 
 /// Memory of one backlog slot, in bytes: a packet, and its note in a trace.
 const BACKLOG_PLACE_BYTES: u64 = 64 + 40;
@@ -195,10 +195,13 @@ impl Changes {
     }
 
     /// Puts a question to all queues, unless too many entries wait for them.
-    pub(super) fn ask(&mut self, question: Question) {
-        if self.log.pending() < QUESTIONS_MAX {
-            self.log.append(LogEntry::Ask(Arc::new(question)));
+    pub(super) fn ask(&mut self, question: Question) -> Result<(), Refused> {
+        if self.log.pending() >= QUESTIONS_MAX {
+            let why = format!("too many changes and questions are waiting ({QUESTIONS_MAX})");
+            return Err(Refused::new(Errno::Busy, why));
         }
+        self.log.append(LogEntry::Ask(Arc::new(question)));
+        Ok(())
     }
 
     /// Checks that a change is possible with the current settings.

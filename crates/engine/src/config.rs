@@ -14,7 +14,7 @@ use forebay_rx::steer::{
 };
 use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;
-use forebay_sys::topology::{SYSFS, Topology};
+use forebay_sys::topology::Topology;
 
 use super::devices::DeviceQueues;
 use super::idle::SPIN_MAX_NS;
@@ -33,8 +33,9 @@ pub struct Config {
     /// Devices of the sources' queues, in the order of the sources. If empty: one device, called
     /// `replay` in the tree of knobs.
     pub devices: Vec<DeviceQueues>,
-    /// CPUs that packets go to: `rps_cpus` of every queue.
-    pub rps_cpus: CpuList,
+    /// CPUs that packets go to: `rps_cpus` of every queue. `None`: those that share a cache with
+    /// the CPUs that poll, once the number of queues is known.
+    pub rps_cpus: Option<CpuList>,
     /// Hash function of flows.
     pub hasher: Arc<Hasher>,
     /// Checksum verification.
@@ -98,7 +99,7 @@ impl Config {
     pub fn new(cpus: CpuList, hasher: Arc<Hasher>) -> Self {
         Self {
             devices: Vec::new(),
-            rps_cpus: cpus.clone(),
+            rps_cpus: Some(cpus.clone()),
             cpus,
             hasher,
             verify: Verify::Checksums,
@@ -135,10 +136,8 @@ impl Config {
         let cpus = CpuList::new(sys::allowed_cpus());
         let hasher = Hasher::keyed(&sys::random_key(), false);
         let hasher = Arc::new(hasher.with_rules(FlowKeyRules::default()));
-        let topology = Topology::read(Path::new(SYSFS), &cpus);
-        let rps_cpus = topology.near_polling(1, &cpus);
         Self {
-            rps_cpus,
+            rps_cpus: None,
             when_full: WhenFull::Drop,
             spare_frames: SPARE_FRAMES,
             ..Self::new(cpus, hasher)
@@ -162,12 +161,20 @@ impl Config {
             })
     }
 
-    /// Copy with a random seed for coalescing.
-    pub(super) fn keyed(&self) -> Self {
-        let mut keyed = self.clone();
+    /// Copy for an engine of that many queues, on the machine of this `/sys`: with CPUs that packets go to, and with a random seed
+    /// for coalescing.
+    pub(super) fn completed(&self, queues: usize, sysfs: &Path) -> Self {
+        let mut completed = self.clone();
+        let near = || Topology::read(sysfs, &self.cpus).near_polling(queues, &self.cpus);
+        completed.rps_cpus.get_or_insert_with(near);
         let seed = sys::random_key().first_chunk().copied().map_or(0, u64::from_ne_bytes);
-        keyed.coalesce.config.seed = seed;
-        keyed
+        completed.coalesce.config.seed = seed;
+        completed
+    }
+
+    /// CPUs that packets go to; all until the configuration is [completed](Self::completed).
+    pub(super) fn rps_map(&self) -> &CpuList {
+        self.rps_cpus.as_ref().unwrap_or(&self.cpus)
     }
 
     /// Initial polling CPU of a queue: round-robin.
@@ -194,5 +201,34 @@ impl Config {
             _ => 0,
         });
         capacity_for(limits.fold(self.netdev_max_backlog, u32::max))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// Four CPUs, two to a cache.
+    #[test]
+    fn rps_c1_default_mask_follows_the_queues() {
+        let sysfs = tempfile::tempdir().unwrap();
+        for cpu in 0..4 {
+            let cache = sysfs.path().join(format!("devices/system/cpu/cpu{cpu}/cache/index0"));
+            fs::create_dir_all(&cache).unwrap();
+            let shared = if cpu < 2 { "0-1" } else { "2-3" };
+            for (file, text) in [("type", "Unified"), ("level", "3"), ("shared_cpu_list", shared)] {
+                fs::write(cache.join(file), text).unwrap();
+            }
+        }
+        let cpus = CpuList::new((0..4).map(CpuId));
+        let new = Config::new(cpus, Arc::new(Hasher::keyed(&[1; 16], false)));
+        let config = Config { rps_cpus: None, ..new };
+        for (queues, near) in [(1, "0-1"), (2, "0-1"), (3, "0-3"), (4, "0-3"), (9, "0-3")] {
+            let completed = config.completed(queues, sysfs.path());
+            assert_eq!(completed.rps_cpus, CpuList::parse_list(near).ok(), "{queues} queues");
+            assert_eq!(completed.completed(1, sysfs.path()).rps_cpus, completed.rps_cpus);
+        }
     }
 }

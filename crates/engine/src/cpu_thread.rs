@@ -169,12 +169,12 @@ impl<H: Handler> CpuThread<H> {
         let on_descriptors = is_polling && deferred.is_none();
         let at_most = due.into_iter().chain(deferred).min().map(Duration::from_nanos);
         let bell = self.shared.bell(self.worker.index);
-        bell.lie_down(if on_descriptors { SleepOn::Descriptors } else { SleepOn::Bell });
+        bell.prepare_to_wait(if on_descriptors { SleepOn::Descriptors } else { SleepOn::Bell });
         if !self.worker.has_pending_work() && !is_ready() {
             let descriptors = if on_descriptors { self.worker.descriptors() } else { Vec::new() };
             bell.wait(at_most, &descriptors);
         }
-        bell.rise();
+        bell.finish_wait();
     }
 }
 

@@ -29,9 +29,10 @@ mod shared;
 mod stepped;
 mod worker;
 
+use std::path::Path;
 use std::sync::Arc;
 
-pub use changes::CHANGES_MAX;
+pub use changes::{CHANGES_MAX, QUESTIONS_MAX};
 pub use config::{Config, SPARE_FRAMES, WhenFull};
 pub use cpu_thread::{CpuThread, is_cpu};
 pub use devices::{DeviceQueues, Devices};
@@ -46,6 +47,7 @@ use forebay_rx::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::MAX_CPUS;
 use forebay_sys::error::{Error, Result};
+use forebay_sys::topology::SYSFS;
 pub use idle::SPIN_MAX_NS;
 pub use limits::{BURST_MAX, DEFER_MAX, Limits};
 use mailbox::Mailbox;
@@ -89,7 +91,7 @@ impl<H: Handler + 'static> Engine<H> {
                 why: "an engine runs on at least one CPU".to_owned(),
             });
         }
-        let config = &config.keyed();
+        let config = &config.completed(sources.len(), Path::new(SYSFS));
         let devices = Devices::of(&config.devices, sources.len())?;
         let shared = Arc::new(EngineState::new(config, clock, devices));
         for scripted in config.script.changes() {
@@ -268,7 +270,7 @@ fn open_queue(
     let (capacity, start) = (config.backlog_capacity(), Position(config.start_counters));
     let noted = config.trace.is_some();
     let lanes = cpus.iter().map(|&cpu| intake.connect(cpu, capacity, start, noted)).collect();
-    intake.set_rps_cpus(config.rps_cpus.cpus().iter().copied(), 0);
+    intake.set_rps_cpus(config.rps_map().cpus().iter().copied(), 0);
     intake.set_sock_flows(shared.flows().table(), 0);
     intake.set_balance(config.balance, 0);
     if !has_rfs {
@@ -304,14 +306,14 @@ fn open_worker<H: Handler>(
         mailboxes: Arc::clone(mailboxes),
         times_delivery: config.balance.policy != BalancePolicy::Off,
         limits: config.limits,
-        heir: None,
+        successor: None,
         budget: config.limits.budget(0),
         now_ns: 0,
         first_queue: 0,
         backlogs_first: false,
         life: ThreadState::default(),
         delivered: false,
-        deaths: ThreadRestarts::default(),
+        restarts: ThreadRestarts::default(),
         trace: config.intake_trace(),
         shared: Arc::clone(shared),
     }

@@ -118,8 +118,8 @@ impl CpuOutcome {
             delivery: Arc::clone(worker.delivery.counters()),
             busy_ns: shared.busy_ns(worker.index),
             wakeups: shared.bell(worker.index).rung(),
-            replaced: worker.deaths.count,
-            last_panic: worker.deaths.last_panic.take(),
+            replaced: worker.restarts.count,
+            last_panic: worker.restarts.last_panic.take(),
         }
     }
 }

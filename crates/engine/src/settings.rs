@@ -56,7 +56,7 @@ impl Settings {
     #[must_use]
     pub fn of(config: &Config, queues: usize) -> Self {
         let queue = QueueSettings {
-            rps_cpus: config.rps_cpus.clone(),
+            rps_cpus: config.rps_map().clone(),
             rps_flow_cnt: rounded(config.rps_flow_cnt),
         };
         Self {

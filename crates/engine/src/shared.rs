@@ -83,7 +83,7 @@ impl EngineState {
         let cpus = config.cpus.cpus().len();
         let reclaimer = Arc::<Reclaimer>::default();
         if let Some(trace) = &config.trace {
-            let (in_force, _) = config.rps_cpus.split_by(&config.cpus);
+            let (in_force, _) = config.rps_map().split_by(&config.cpus);
             let limit = if in_force.is_empty() { &config.cpus } else { &in_force };
             let mask = limit.to_mask(mask_width(config));
             trace.changed(clock.now_ns(), 0, "rps_cpus", &mask);
@@ -272,9 +272,13 @@ impl EngineState {
     }
 
     /// Puts a question to all queues, and wakes the CPUs that poll them.
-    pub fn ask(&self, question: Question) {
-        self.changes().ask(question);
+    ///
+    /// # Errors
+    /// `EBUSY` if [`QUESTIONS_MAX`](super::QUESTIONS_MAX) changes and questions wait already.
+    pub fn ask(&self, question: Question) -> Result<(), Refused> {
+        let asked = self.changes().ask(question);
         self.wake_all();
+        asked
     }
 
     /// Takes the errors of scripted changes that could not be made.

@@ -97,7 +97,7 @@ impl<H: Handler> Stepper<H> {
     /// Ends the CPU's current work, and begins the next.
     fn step(&mut self, now_ns: u64, random: &mut Random, costs: VirtualCosts) {
         if std::mem::take(&mut self.asleep) {
-            self.worker.shared.bell(self.worker.index).rise();
+            self.worker.shared.bell(self.worker.index).finish_wait();
         }
         if self.worker.life == ThreadState::Terminated {
             self.worker.recover(None);
@@ -181,13 +181,13 @@ impl<H: Handler> Stepper<H> {
             Activity::Ended => u64::MAX,
         };
         self.asleep = !self.ended;
-        self.worker.shared.bell(self.worker.index).doze();
+        self.worker.shared.bell(self.worker.index).wait_in_virtual_time();
         due_ns.saturating_sub(now_ns).max(1)
     }
 
     /// Wakes the CPU, a little later, if its bell rang.
     fn wake_if_rung(&mut self, now_ns: u64, random: &mut Random) {
-        if self.asleep && !self.worker.shared.bell(self.worker.index).is_dozing() {
+        if self.asleep && !self.worker.shared.bell(self.worker.index).is_waiting() {
             self.asleep = false;
             let awake_ns = now_ns.saturating_add(random.between(1, 2 * IDLE_NS));
             self.free_at_ns = self.free_at_ns.min(awake_ns);

@@ -116,8 +116,8 @@ impl<H: Handler + 'static> WorkerThreads<H> {
 
     fn replace(&mut self, mut worker: Worker<H>, panic: Option<String>, shared: &EngineState) {
         worker.recover(panic);
-        if worker.deaths.in_a_row >= PANICS_IN_A_ROW {
-            let message = worker.deaths.last_panic.take().unwrap_or_default();
+        if worker.restarts.in_a_row >= PANICS_IN_A_ROW {
+            let message = worker.restarts.last_panic.take().unwrap_or_default();
             self.fail(worker.cpu, message, shared);
         } else {
             self.start(worker, shared);

@@ -41,7 +41,7 @@ pub(super) struct Worker<H> {
     /// Budgets of a turn.
     pub(super) limits: Limits,
     /// CPU that takes over the queues when this one does not run.
-    pub(super) heir: Option<CpuId>,
+    pub(super) successor: Option<CpuId>,
     /// Budget left of the turn.
     pub(super) budget: Budget,
     /// Time at the last read of the clock.
@@ -52,7 +52,7 @@ pub(super) struct Worker<H> {
     pub(super) life: ThreadState,
     /// True if this CPU has announced that its delivery is complete.
     pub(super) delivered: bool,
-    pub(super) deaths: ThreadRestarts,
+    pub(super) restarts: ThreadRestarts,
     pub(super) trace: Option<IntakeTrace>,
     pub(super) shared: Arc<EngineState>,
 }
@@ -213,12 +213,12 @@ impl<H: Handler> Worker<H> {
     /// Recovers after a thread died: its current batch is lost, and nothing else.
     pub(super) fn recover(&mut self, panic: Option<String>) {
         let batches = self.delivery.counters().batches.get();
-        self.deaths.count += 1;
+        self.restarts.count += 1;
         if panic.is_some() {
-            let is_in_a_row = batches == self.deaths.batches;
-            self.deaths.in_a_row = if is_in_a_row { self.deaths.in_a_row + 1 } else { 1 };
-            self.deaths.batches = batches;
-            self.deaths.last_panic = panic;
+            let is_in_a_row = batches == self.restarts.batches;
+            self.restarts.in_a_row = if is_in_a_row { self.restarts.in_a_row + 1 } else { 1 };
+            self.restarts.batches = batches;
+            self.restarts.last_panic = panic;
         }
         self.life = ThreadState::Alive;
         let Some((queue, lost)) = self.delivery.abandon_batch() else { return };
@@ -250,7 +250,7 @@ impl<H: Handler> Worker<H> {
                 Change::Balance(BalanceChange::Policy(policy)) => {
                     self.times_delivery = *policy != BalancePolicy::Off;
                 }
-                Change::Cpus(cpus) => self.heir = takeover_cpu(self.cpu, cpus, &self.shared),
+                Change::Cpus(cpus) => self.successor = takeover_cpu(self.cpu, cpus, &self.shared),
                 _ => self.limits = self.limits.after(change),
             }
         }
@@ -264,7 +264,9 @@ impl<H: Handler> Worker<H> {
                 self.queues.push(queue);
             }
         }
-        let Some(heir) = self.heir.and_then(|cpu| self.shared.index_of(cpu)) else { return };
+        let Some(successor) = self.successor.and_then(|cpu| self.shared.index_of(cpu)) else {
+            return;
+        };
         // Ended queues are not handed over: nothing is polled from them any more.
         if self.queues.iter().all(Queue::has_ended) {
             return;
@@ -273,8 +275,8 @@ impl<H: Handler> Worker<H> {
         let queues = std::mem::take(&mut self.queues);
         let (ended, live) = queues.into_iter().partition(Queue::has_ended);
         self.queues = ended;
-        live.into_iter().for_each(|queue| self.mailboxes[heir].put(queue));
-        self.shared.bell(heir).ring();
+        live.into_iter().for_each(|queue| self.mailboxes[successor].put(queue));
+        self.shared.bell(successor).ring();
     }
 
     /// Returns all batched frames to their owners.

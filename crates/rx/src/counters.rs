@@ -7,6 +7,12 @@ use crate::coalesce::refusal::{FlushReason, MergeRefusal};
 use crate::drop_reason::DropReason;
 
 /// Counter that one thread writes and any thread reads, without locked instructions.
+///
+/// Only this crate, whose stages own the counters, can write them:
+///
+/// ```compile_fail,E0624
+/// forebay_rx::counters::Counter::default().add(1);
+/// ```
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -18,7 +24,7 @@ impl Counter {
     }
 
     /// Adds `count`. Only the writer calls this: a load and a store, no read-modify-write.
-    pub fn add(&self, count: u64) {
+    pub(crate) fn add(&self, count: u64) {
         self.0.store(self.get().wrapping_add(count), Ordering::Relaxed);
     }
 
@@ -181,7 +187,7 @@ pub struct DeliveryCounters {
 mod tests {
     use super::*;
 
-    /// The proof of "only reads" is the type: what raises a counter is visible in this crate only.
+    /// Nobody else writes: see the example of [`Counter`], which must not compile.
     #[test]
     fn promise_7_reader_sees_monotonic_counter() {
         const COUNTS: u64 = if cfg!(miri) { 100 } else { 100_000 };

@@ -19,7 +19,7 @@ use crate::network::{
 use crate::socket::SocketId;
 use crate::socket::queue::{Enqueue, SocketQueueProducer};
 use crate::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
-use crate::socket::table::{Flow4Tuple, FoundSocket, SocketTable};
+use crate::socket::table::{FoundSocket, LookupKey, SocketTable};
 
 /// Interval between two expiry checks of fragments and neighbours, in ns.
 const EXPIRE_NS: u64 = 100_000_000;
@@ -42,7 +42,7 @@ pub struct Stack {
     closed: u64,
     /// Number of leading `inlets` still to be checked for closed sockets.
     unswept: usize,
-    relief: BufferReclaimer,
+    reclaimer: BufferReclaimer,
     /// Consecutive datagrams for one socket; empty between turns.
     run: Vec<Packet>,
     /// The socket that `run` is for.
@@ -62,7 +62,7 @@ pub struct Stack {
     /// Packets to be sent out of the device that a batch arrived on; empty between batches.
     answers: Vec<Packet>,
     /// Neighbour observations of a batch; empty between batches.
-    sightings: Vec<NeighbourObservation>,
+    observations: Vec<NeighbourObservation>,
 }
 
 /// Per-batch context for [`Stack::turn`].
@@ -79,7 +79,7 @@ struct RxContext<'a> {
     /// Packets to be sent out of the same device, unchanged (out).
     answers: &'a mut Vec<Packet>,
     /// Neighbour observations made while processing this batch (out).
-    sightings: &'a mut Vec<NeighbourObservation>,
+    observations: &'a mut Vec<NeighbourObservation>,
 }
 
 impl Stack {
@@ -88,7 +88,7 @@ impl Stack {
     pub fn new(
         (cpu, place): (CpuId, usize),
         network: NetworkLayer,
-        relief: BufferReclaimer,
+        reclaimer: BufferReclaimer,
         mut host: Box<dyn Host>,
     ) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Stack {
             inlets: Vec::new(),
             closed: 0,
             unswept: 0,
-            relief,
+            reclaimer,
             run: Vec::new(),
             run_for: SocketId(0),
             tunnelled: Vec::new(),
@@ -110,7 +110,7 @@ impl Stack {
             sleepers: Vec::new(),
             expired: Vec::new(),
             answers: Vec::new(),
-            sightings: Vec::new(),
+            observations: Vec::new(),
         }
     }
 
@@ -119,7 +119,7 @@ impl Stack {
     pub fn frames_away(&mut self) -> usize {
         self.unswept = self.inlets.len();
         self.sweep(usize::MAX);
-        self.relief.frames_away()
+        self.reclaimer.frames_away()
     }
 
     /// Drops incomplete reassemblies, as no more packets will arrive.
@@ -129,7 +129,7 @@ impl Stack {
 
     /// Sets the pool of small frames that datagrams for slow readers are copied to.
     pub fn set_small(&mut self, small: Pool) {
-        self.relief.set_small(small);
+        self.reclaimer.set_small(small);
     }
 
     /// Switches to the current socket table.
@@ -171,12 +171,12 @@ impl Stack {
     ///
     /// Segments that were merged inside a tunnel are processed one by one: the host does not look inside,
     /// so each is a packet, or a datagram, of its own.
-    fn turn(&mut self, packets: &mut Vec<Packet>, around: &mut RxContext<'_>) {
+    fn turn(&mut self, packets: &mut Vec<Packet>, context: &mut RxContext<'_>) {
         self.drop_closed();
         for mut packet in packets.drain(..) {
             // The device can rewrite the pieces at any time: copy before the first read.
             if packet.is_nonlinear() {
-                packet = match packet.linearized(around.pool) {
+                packet = match packet.linearized(context.pool) {
                     Ok(packet) => packet,
                     Err(frames) => {
                         let drops = &self.network.counters().drops;
@@ -186,12 +186,12 @@ impl Stack {
                 };
             }
             if packet.is_merged_tunnel() {
-                self.receive_tunnel(packet, around);
+                self.receive_tunnel(packet, context);
             } else {
-                self.receive(packet, around);
+                self.receive(packet, context);
             }
         }
-        self.end_run(around);
+        self.end_run(context);
         for socket in self.sleepers.drain(..) {
             if let Some(Some(inlet)) = self.inlets.get(socket.index()) {
                 inlet.hub().wake_reader();
@@ -199,57 +199,57 @@ impl Stack {
         }
     }
 
-    fn receive(&mut self, packet: Packet, around: &mut RxContext<'_>) {
-        let received = self.network.receive(packet, around.identity, around.now_ns, around.pool);
-        self.dispose(received, around);
+    fn receive(&mut self, packet: Packet, context: &mut RxContext<'_>) {
+        let received = self.network.receive(packet, context.identity, context.now_ns, context.pool);
+        self.dispose(received, context);
     }
 
-    fn receive_tunnel(&mut self, packet: Packet, around: &mut RxContext<'_>) {
+    fn receive_tunnel(&mut self, packet: Packet, context: &mut RxContext<'_>) {
         let mut segments = take(&mut self.tunnelled);
-        if let Err(packet) = cut(packet, around.pool, &mut segments) {
+        if let Err(packet) = cut(packet, context.pool, &mut segments) {
             self.network.counters().drops.add(NetworkDrop::Nomem, packet.wire_count().into());
-            around.pool.put(packet.frame);
+            context.pool.put(packet.frame);
         }
-        segments.drain(..).for_each(|segment| self.receive(segment, around));
+        segments.drain(..).for_each(|segment| self.receive(segment, context));
         self.tunnelled = segments;
     }
 
     /// Drops expired fragments, solicits unresolved neighbours again, and drops the packets of
     /// neighbours that did not answer.
-    fn expire(&mut self, device: usize, around: &mut RxContext<'_>) {
-        self.network.expire(around.now_ns, &mut self.expired);
-        self.expired.drain(..).for_each(|(packet, _)| around.pool.put(packet.frame));
+    fn expire(&mut self, device: usize, context: &mut RxContext<'_>) {
+        self.network.expire(context.now_ns, &mut self.expired);
+        self.expired.drain(..).for_each(|(packet, _)| context.pool.put(packet.frame));
         let mut given_up = Vec::new();
-        let out = (&mut *around.pool, &mut *around.answers);
-        self.host.neighbours(device).tick(around.identity, around.now_ns, out, &mut given_up);
-        given_up.drain(..).for_each(|packet| around.pool.put(packet.frame));
+        let out = (&mut *context.pool, &mut *context.answers);
+        self.host.neighbours(device).tick(context.identity, context.now_ns, out, &mut given_up);
+        given_up.drain(..).for_each(|packet| context.pool.put(packet.frame));
     }
 
     /// Records the batch's neighbour observations. Packets queued for a neighbour now resolved join
     /// the answers.
-    fn learn(&mut self, device: usize, around: &mut RxContext<'_>) {
-        if around.sightings.is_empty() {
+    fn learn(&mut self, device: usize, context: &mut RxContext<'_>) {
+        if context.observations.is_empty() {
             return;
         }
         let mut neighbours = self.host.neighbours(device);
-        for sighting in around.sightings.drain(..) {
-            neighbours.hear(&sighting, around.now_ns, around.answers);
+        for sighting in context.observations.drain(..) {
+            neighbours.hear(&sighting, context.now_ns, context.answers);
         }
     }
 
-    fn dispose(&mut self, received: NetworkVerdict, around: &mut RxContext<'_>) {
+    fn dispose(&mut self, received: NetworkVerdict, context: &mut RxContext<'_>) {
         match received {
-            NetworkVerdict::Datagram(packet) => self.deliver(packet, around),
-            NetworkVerdict::Answer(packet) => around.answers.push(packet),
+            NetworkVerdict::Datagram(packet) => self.deliver(packet, context),
+            NetworkVerdict::Answer(packet) => context.answers.push(packet),
             NetworkVerdict::Taken(packet) | NetworkVerdict::Dropped(packet, _) => {
-                around.pool.put(packet.frame);
+                context.pool.put(packet.frame);
             }
             NetworkVerdict::Heard(packet, heard) => {
-                around.sightings.extend(heard.sighting);
+                context.observations.extend(heard.sighting);
                 if heard.is_answer {
-                    around.answers.push(packet);
+                    context.answers.push(packet);
                 } else {
-                    around.pool.put(packet.frame);
+                    context.pool.put(packet.frame);
                 }
             }
             NetworkVerdict::Refused(packet, ErrorRefusal { ours, theirs }) => {
@@ -259,48 +259,49 @@ impl Stack {
                 {
                     hub.wake_reader();
                 }
-                around.pool.put(packet.frame);
+                context.pool.put(packet.frame);
             }
             NetworkVerdict::Kept => {}
         }
     }
 
     /// Finds the socket of a datagram.
-    fn deliver(&mut self, packet: Packet, around: &mut RxContext<'_>) {
-        let Some(wanted) = Flow4Tuple::of(&packet, self.cpu) else {
+    fn deliver(&mut self, packet: Packet, context: &mut RxContext<'_>) {
+        let Some(wanted) = LookupKey::of(&packet, self.cpu) else {
             // Without addresses and ports there is no key to look a socket up by.
-            return self.drop_datagram(packet, NetworkDrop::PktTooSmall, around.pool);
+            return self.drop_datagram(packet, NetworkDrop::PktTooSmall, context.pool);
         };
-        if !around.identity.is_own(wanted.destination.ip()) {
-            return self.deliver_to_all(packet, &wanted, around);
+        if !context.identity.is_own(wanted.destination.ip()) {
+            return self.deliver_to_all(packet, &wanted, context);
         }
         match self.table.find(&wanted) {
-            FoundSocket::One(socket) => self.put(socket, packet, around),
-            FoundSocket::None => self.answer_unreachable(packet, around),
+            FoundSocket::One(socket) => self.put(socket, packet, context),
+            FoundSocket::None => self.answer_unreachable(packet, context),
         }
     }
 
-    fn answer_unreachable(&mut self, packet: Packet, around: &mut RxContext<'_>) {
-        let answer = self.network.unreachable(packet, around.identity, around.now_ns, around.pool);
+    fn answer_unreachable(&mut self, packet: Packet, context: &mut RxContext<'_>) {
+        let answer =
+            self.network.unreachable(packet, context.identity, context.now_ns, context.pool);
         // The verdict is an ICMP error or a drop, never another datagram: no recursion.
-        self.dispose(answer, around);
+        self.dispose(answer, context);
     }
 
     /// Delivers a multicast or broadcast datagram to every matching socket: a copy to each, the
     /// datagram itself to the last one.
-    fn deliver_to_all(&mut self, packet: Packet, wanted: &Flow4Tuple, around: &mut RxContext<'_>) {
+    fn deliver_to_all(&mut self, packet: Packet, wanted: &LookupKey, context: &mut RxContext<'_>) {
         let mut found = take(&mut self.found);
         self.table.find_all(wanted, &mut found);
         match found.split_last() {
-            None => self.drop_datagram(packet, NetworkDrop::NoSocket, around.pool),
+            None => self.drop_datagram(packet, NetworkDrop::NoSocket, context.pool),
             Some((&last, others)) => {
                 for &socket in others {
-                    match packet.copied(around.pool) {
-                        Some(copy) => self.put(socket, copy, around),
+                    match packet.copied(context.pool) {
+                        Some(copy) => self.put(socket, copy, context),
                         None => self.network.counters().drops.add(NetworkDrop::Nomem, 1),
                     }
                 }
-                self.put(last, packet, around);
+                self.put(last, packet, context);
             }
         }
         found.clear();
@@ -309,14 +310,14 @@ impl Stack {
 
     /// Appends a datagram to the run of its socket. A GSO packet is segmented first if the socket's
     /// reader takes one datagram at a time (`udp_queue_rcv_skb`).
-    fn put(&mut self, socket: SocketId, packet: Packet, around: &mut RxContext<'_>) {
+    fn put(&mut self, socket: SocketId, packet: Packet, context: &mut RxContext<'_>) {
         if socket != self.run_for {
-            self.end_run(around);
+            self.end_run(context);
             self.run_for = socket;
         }
         if packet.is_gso() && !self.takes_merged(socket) {
-            if let Err(packet) = cut(packet, around.pool, &mut self.run) {
-                self.drop_datagram(packet, NetworkDrop::Nomem, around.pool);
+            if let Err(packet) = cut(packet, context.pool, &mut self.run) {
+                self.drop_datagram(packet, NetworkDrop::Nomem, context.pool);
             }
             return;
         }
@@ -331,15 +332,15 @@ impl Stack {
     }
 
     /// Puts the run into the queue of its socket.
-    fn end_run(&mut self, around: &mut RxContext<'_>) {
+    fn end_run(&mut self, context: &mut RxContext<'_>) {
         if self.run.is_empty() {
             return;
         }
         let before = Families::of(&self.run);
-        let Self { inlets, host, relief, run, refused, .. } = self;
+        let Self { inlets, host, reclaimer, run, refused, .. } = self;
         let inlet = inlet_of(inlets, &**host, self.run_for, self.place);
         let put = inlet.map_or(Enqueue::Closed, |inlet| {
-            relief.reclaim(around.policy, inlet.account(), run, around.pool);
+            reclaimer.reclaim(context.policy, inlet.account(), run, context.pool);
             inlet.put(run, refused)
         });
         if put == Enqueue::WakeReader {
@@ -351,11 +352,11 @@ impl Stack {
         self.network.delivered(Network::Ipv6, before.v6 - refused.v6 - left.v6);
         for packet in self.refused.drain(..) {
             self.network.drop_datagram(&packet, NetworkDrop::SocketRcvbuff);
-            around.pool.put(packet.frame);
+            context.pool.put(packet.frame);
         }
         for packet in self.run.drain(..) {
             self.network.drop_datagram(&packet, NetworkDrop::SocketClose);
-            around.pool.put(packet.frame);
+            context.pool.put(packet.frame);
         }
     }
 
@@ -382,25 +383,26 @@ impl Handler for Stack {
         self.follow_table();
         let device = self.host.device_of(batch.rx_queue);
         let identity = self.host.identity(device);
-        let (mut answers, mut sightings) = (take(&mut self.answers), take(&mut self.sightings));
-        let mut around = RxContext {
+        let (mut answers, mut observations) =
+            (take(&mut self.answers), take(&mut self.observations));
+        let mut context = RxContext {
             identity: &identity,
             now_ns: self.host.now_ns(),
             pool: batch.pool,
             policy: self.host.policy(),
             answers: &mut answers,
-            sightings: &mut sightings,
+            observations: &mut observations,
         };
-        self.turn(batch.packets, &mut around);
-        if around.now_ns.saturating_sub(self.expired_ns) >= EXPIRE_NS {
-            self.expired_ns = around.now_ns;
-            self.expire(device, &mut around);
+        self.turn(batch.packets, &mut context);
+        if context.now_ns.saturating_sub(self.expired_ns) >= EXPIRE_NS {
+            self.expired_ns = context.now_ns;
+            self.expire(device, &mut context);
         }
-        self.learn(device, &mut around);
+        self.learn(device, &mut context);
         if !answers.is_empty() {
             self.host.send(device, &mut answers);
         }
-        (self.answers, self.sightings) = (answers, sightings);
+        (self.answers, self.observations) = (answers, observations);
     }
 }
 

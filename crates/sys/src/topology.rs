@@ -399,6 +399,20 @@ mod tests {
     }
 
     #[test]
+    fn rps_c1_default_covers_all_polling_cpus() {
+        let tree = Tree::two_packages();
+        let near = |queues, running| {
+            let running = list(running);
+            Topology::read(tree.0.path(), &running).near_polling(queues, &running).to_string()
+        };
+        assert_eq!(near(1, "0-15"), list("0-1,8-9").to_string());
+        assert_eq!(near(2, "0-15"), near(1, "0-15"), "both poll on the first cache");
+        assert_eq!(near(3, "0-15"), list("0-3,8-11").to_string());
+        assert_eq!(near(2, "0,5,8,11-12"), list("0,5,8,12").to_string());
+        assert_eq!(near(100, "0-15"), list("0-15").to_string());
+    }
+
+    #[test]
     fn rps_c1_hybrid_core_owns_its_cache() {
         let tree = Tree::new();
         for (cpu, threads) in [(0, "0-1"), (1, "0-1"), (2, "2-3"), (3, "2-3")] {

@@ -8,7 +8,7 @@ use super::*;
 enum Fences {
     /// All fences, as in the shipped code.
     All,
-    /// All but the sleeper's in `lie_down`.
+    /// All but the sleeper's in `prepare_to_wait`.
     NotInLieDown,
     /// All but the one before the sleep state is read.
     NotInWake,
@@ -17,10 +17,10 @@ enum Fences {
 }
 
 impl Fences {
-    fn lie_down(self, state: &SleepState) {
+    fn prepare_to_wait(self, state: &SleepState) {
         match self {
             Self::NotInLieDown => state.0.store(Sleep::Parked as u8, Ordering::Relaxed),
-            _ => state.lie_down(Sleep::Parked),
+            _ => state.prepare_to_wait(Sleep::Parked),
         }
     }
 
@@ -51,7 +51,7 @@ fn one_sleeper(fences: Fences) {
                 fences.wakes(&state)
             })
         };
-        fences.lie_down(&state);
+        fences.prepare_to_wait(&state);
         let finds_work = work.load(Ordering::Relaxed) == 1;
         let is_woken = waker.join().unwrap();
         assert!(finds_work || is_woken, "left asleep with work");
@@ -90,7 +90,7 @@ fn change_of_hands(fences: Fences) {
             })
         };
         poller.take_over(1);
-        fences.lie_down(&state);
+        fences.prepare_to_wait(&state);
         let finds_work = work.load(Ordering::Relaxed) == 1;
         let is_woken = waker.join().unwrap();
         assert!(finds_work || is_woken, "left asleep with work");

@@ -1,6 +1,5 @@
 //! Options of the path.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
@@ -9,16 +8,14 @@ use forebay_engine::knobs::{Change, Script, ScriptedChange};
 use forebay_rx::parse::Verify;
 use forebay_rx::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
 use forebay_sys::cpu_list::CpuList;
-use forebay_sys::topology::{SYSFS, Topology};
 
 use super::cpus::check_cpus;
 use super::{CoalesceOptions, CpuOptions, HashOptions};
 use crate::failure::Failure;
 
-/// Upper bound on the slots of a flow table. The kernel allows 2^30, but every slot takes twelve
-/// bytes per queue from the start, and this is far more than the flows that the order check can
-/// tell apart.
-const RPS_FLOW_CNT_MAX: i64 = 1 << 22;
+/// Upper bound on the slots of a flow table at the start. The knob takes 2^30, but every slot takes
+/// twelve bytes per queue, and this is far more than the flows that the order check can tell apart.
+const RPS_FLOW_CNT_AT_START_MAX: i64 = 1 << 22;
 
 /// Options of an engine.
 #[derive(Debug, Args)]
@@ -43,7 +40,7 @@ pub(crate) struct EngineOptions {
     /// Slots of each queue's flow table, rounded up to a power of two; 4194304 at most, for they
     /// take memory whether or not there are as many flows [default: 4096]
     #[arg(long, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(..=RPS_FLOW_CNT_MAX))]
+          value_parser = clap::value_parser!(u32).range(..=RPS_FLOW_CNT_AT_START_MAX))]
     pub(crate) rps_flow_cnt: Option<u32>,
 
     /// Packets that follow their flow to a CPU it should leave before a held move begins
@@ -68,11 +65,8 @@ pub(crate) enum SpreadArg {
 /// The CPUs of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Cpus {
-    /// CPUs of this machine; the first ones poll this many queues.
-    Real {
-        /// Number of queues.
-        queues: usize,
-    },
+    /// CPUs of this machine.
+    Real,
     /// Virtual CPUs, in virtual time.
     Virtual,
 }
@@ -88,13 +82,12 @@ impl EngineOptions {
     ) -> Result<Config, Failure> {
         let cpus = self.cpus.cpus(kind != Cpus::Virtual)?;
         let mut config = Config::new(cpus, Arc::new(self.hash.hasher(key)?));
-        if let Some(rps_cpus) = self.cpus.rps_cpus(&config.cpus)? {
-            config.rps_cpus = rps_cpus;
-        } else if let Cpus::Real { queues } = kind {
-            // Virtual CPUs have no caches, and a seeded run must not depend on the machine.
-            let topology = Topology::read(Path::new(SYSFS), &config.cpus);
-            config.rps_cpus = topology.near_polling(queues, &config.cpus);
-        }
+        let rps_cpus = self.cpus.rps_cpus(&config.cpus)?;
+        config.rps_cpus = match kind {
+            Cpus::Real => rps_cpus,
+            // They have no caches, and a seeded run must not depend on the machine.
+            Cpus::Virtual => rps_cpus.or(config.rps_cpus),
+        };
         config.script = self.script(changes, &config.cpus)?;
         config.coalesce = self.coalesce.coalesce();
         if self.no_checksums && config.coalesces(|coalesce| coalesce.is_on) {

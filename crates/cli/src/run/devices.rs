@@ -14,9 +14,15 @@ use crate::options::hash::HashKind;
 pub(super) fn configs(args: &RunArgs) -> Result<Vec<DeviceConfig>, Failure> {
     let vias: Vec<_> = args.devices.iter().map(|device| device.via.unwrap_or(args.via)).collect();
     let is_xdp = |via: Via| via == Via::AfXdp;
-    let is_link = |via: Via| matches!(via, Via::AfXdp | Via::AfPacket);
+    let is_link = |via: Via| match via {
+        Via::AfXdp | Via::AfPacket => true,
+        Via::Tap | Via::Tun | Via::VhostUser => false,
+    };
     let is_vhost_user = |via: Via| via == Via::VhostUser;
-    let has_hashes = |via: Via| matches!(via, Via::AfXdp | Via::AfPacket | Via::VhostUser);
+    let has_hashes = |via: Via| match via {
+        Via::AfXdp | Via::AfPacket | Via::VhostUser => true,
+        Via::Tap | Via::Tun => false,
+    };
     type IsAbout = fn(Via) -> bool;
     let about: [(_, _, IsAbout, _); 7] = [
         ("--take", args.take.is_some(), is_link, "what is sent there is all taken"),

@@ -75,8 +75,7 @@ fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
         eprintln!("forebay: --resegment: {lost}");
     }
     let devices = devices::configs(args)?;
-    let queues = devices.iter().map(|device| usize::from(device.queues)).sum();
-    let engine = args.engine.config(Cpus::Real { queues }, sys::random_key, Vec::new())?;
+    let engine = args.engine.config(Cpus::Real, sys::random_key, Vec::new())?;
     let engine = Config { spare_frames: SPARE_FRAMES, ..engine };
     Ok(RunConfig {
         to: args.to.clone(),

@@ -8,10 +8,11 @@ use forebay_control::list::list;
 use forebay_control::{Control, EntryKind};
 use forebay_device::RxBuffers;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+use forebay_engine::knobs::KERNEL_RPS_FLOW_CNT_MAX;
 use forebay_engine::{Config, DeviceQueues, Engine, VirtualCosts};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;
-use forebay_rx::steer::SpreadPolicy;
+use forebay_rx::steer::{RPS_FLOW_CNT_MAX, SpreadPolicy};
 use forebay_rx::{CpuId, Handler, Source};
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;
@@ -104,6 +105,16 @@ fn files_accept_their_own_text() {
 }
 
 #[test]
+fn every_listed_knob_has_a_meaning() {
+    let buffers = [Arc::<RxBuffers>::default(), Arc::default()];
+    let virtio = DeviceQueues { rx_buffers: buffers.to_vec(), ..DeviceQueues::new("switch", 2) };
+    let (_engine, control) = engine(&Config { devices: vec![virtio], ..config() });
+    let listed = list(&control);
+    assert!(listed.len() > 25, "{}", listed.len());
+    listed.iter().for_each(|knob| assert!(!knob.meaning.is_empty(), "{}", knob.path));
+}
+
+#[test]
 fn rps_8_and_rfs_10_knobs_read_what_is_in_force() {
     let (_engine, control) = engine(&config());
     let set = |name, text| set(&control, name, text);
@@ -112,7 +123,16 @@ fn rps_8_and_rfs_10_knobs_read_what_is_in_force() {
     assert_eq!(set("rx-1/rps_cpus", "3g"), Err(Errno::Inval));
     assert_eq!(set("rps_flow_cnt", "0x401\n"), Ok("2048".to_owned()));
     assert_eq!(set("rx-1/rps_flow_cnt", "0"), Ok("0".to_owned()));
-    assert_eq!(set("rx-0/rps_flow_cnt", "4294967296"), Err(Errno::NoMem));
+    for (slots, errno) in [
+        (u64::from(RPS_FLOW_CNT_MAX) + 1, Errno::NoMem),
+        (KERNEL_RPS_FLOW_CNT_MAX, Errno::NoMem),
+        (KERNEL_RPS_FLOW_CNT_MAX + 1, Errno::Inval),
+    ] {
+        let path = "sys/class/net/replay/queues/rx-0/rps_flow_cnt";
+        let refused = control.write(path, &slots.to_string()).unwrap_err();
+        assert_eq!(refused.errno, errno, "{slots}");
+        assert!(refused.why.contains(&format!("up to {RPS_FLOW_CNT_MAX},")), "{}", refused.why);
+    }
     assert_eq!(set("rps_sock_flow_entries", "40000"), Ok("65536".to_owned()));
     assert_eq!(set("netdev_max_backlog", "-1"), Err(Errno::Inval));
     assert_eq!(set("netdev_budget", "17"), Ok("17".to_owned()));

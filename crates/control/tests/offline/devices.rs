@@ -8,7 +8,8 @@ use std::sync::Arc;
 use forebay_control::list::{ListedKnob, list};
 use forebay_control::{ConfigFile, Control, ControlClient, ControlSocket, FlowName, config_file};
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
-use forebay_engine::{Config, DeviceQueues, Engine, Settings, VirtualCosts};
+use forebay_engine::knobs::Change;
+use forebay_engine::{Config, DeviceQueues, Engine, QUESTIONS_MAX, Settings, VirtualCosts};
 use forebay_rx::delivery::Batch;
 use forebay_rx::flow_key::FlowKeyRules;
 use forebay_rx::hash::{FlowHash, Hasher};
@@ -16,6 +17,7 @@ use forebay_rx::{CpuId, Handler, Source};
 use forebay_sys::Result;
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;
+use forebay_sys::errno::Errno;
 
 /// Handler that ignores packets.
 struct Idler;
@@ -114,6 +116,25 @@ fn the_control_socket_tells_devices_apart() {
     assert_eq!(read, expected);
     let refused = client.ask("set online 1").unwrap_err().to_string();
     assert!(refused.contains("say which of them"), "{refused}");
+}
+
+#[test]
+fn question_beyond_limit_is_refused() {
+    let engine = engine(&[("eth0", 2), ("v.1", 1)], 3).unwrap(); // it does not run, so all wait
+    let control = Control::of(&engine);
+    for budget in 1..QUESTIONS_MAX {
+        control.change(Change::NetdevBudget(u32::try_from(budget).unwrap())).unwrap();
+    }
+    assert_eq!(control.explain(FLOW), Ok(Vec::new()), "the last place");
+    assert_eq!(control.explain(FLOW).unwrap_err().errno, Errno::Busy);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("s.sock");
+    let _socket = ControlSocket::open(control, &path, None).unwrap();
+    let mut client = ControlClient::connect(&path).unwrap();
+    for request in ["explain 0badcafe", "explain --json 0badcafe"] {
+        let refused = client.ask(request).unwrap_err().to_string();
+        assert!(refused.contains("questions are waiting (256)"), "{request}: {refused}");
+    }
 }
 
 #[test]

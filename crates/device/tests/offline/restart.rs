@@ -1,9 +1,10 @@
 //! Back ends that are killed and restarted under load.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use crate::Test;
-use crate::back_end::frames::datagram;
+use crate::back_end::frames::{datagram, number_of};
 use crate::back_end::queues::Header;
 use crate::back_end::rig::{Pauses, Rig, Setup};
 use crate::back_end::session::{Backend, DEADLINE, Offer, Site};
@@ -24,24 +25,30 @@ fn restarts(packed: bool) {
     let rig = Rig::start(&site.path(), &Setup::usual().packed(packed).echoing());
     let offer = if packed { Offer::usual().packed() } else { Offer::usual() };
     let (mut number, mut listening) = (0, Instant::now());
+    let mut given = 0;
     let mut pauses = Pauses::default();
     for round in 0..restarts {
         let mut device = site.meet(offer.clone());
         let before = rig.delivered();
         device.deliver(0, Header::default(), &datagram(0, 60)).unwrap();
+        given += 1;
         await_first(&rig, &mut device, before);
         pauses.add(listening);
         while rig.delivered() < before + 300 {
             number += 1;
             let len = [60, 1514, 9000, 300][number as usize % 4];
             device.deliver(0, Header::default(), &datagram(number, len)).unwrap();
+            given += 1;
             device.sent(0);
         }
         let header = Header { num_buffers: Some(3), ..Header::default() };
         let half = device.place(0, header, &datagram(0, 1400)).unwrap();
         match round % 4 {
             0 => {}
-            1 => device.give(0, &half),
+            1 => {
+                device.give(0, &half);
+                given += 1;
+            }
             2 => site.leave(),
             _ => site.desert(),
         }
@@ -57,6 +64,14 @@ fn restarts(packed: bool) {
     let ended = rig.stop(Some(&mut device));
     assert!(ended.frames >= u64::from(restarts) * 300, "{ended:?}");
     assert!(ended.drops.keys().all(|&reason| reason == "length_error"), "{:?}", ended.drops);
+    let dropped: u64 = ended.drops.values().sum();
+    assert_eq!(ended.frames, ended.seen.len() as u64 + dropped, "promise 2");
+    assert!(ended.frames <= given, "{} frames of {given}", ended.frames);
+    let numbers: Vec<_> = ended.seen.iter().filter_map(|it| number_of(&it.bytes)).collect();
+    assert_eq!(numbers.len(), ended.seen.len(), "a packet that the device did not send");
+    let sent = numbers.iter().filter(|&&number| number > 0); // each session begins with a zero
+    let different: BTreeSet<_> = sent.clone().collect();
+    assert_eq!(different.len(), sent.count(), "delivered twice");
 }
 
 /// Waits for the first packet of a device, polling as often as possible.

@@ -9,8 +9,11 @@ use super::coalesce::{MTU_MAX, MTU_MIN};
 use super::knob::{Knob, KnobPlace, Value};
 use super::machine::Machine;
 
-/// The largest `rps_flow_cnt` (`store_rps_dev_flow_table_cnt` in net/core/net-sysfs.c).
-pub const RPS_FLOW_CNT_MAX: u64 = 1 << 32;
+/// The largest `rps_flow_cnt` that the kernel does not answer with `EINVAL`
+/// (`store_rps_dev_flow_table_cnt` in net/core/net-sysfs.c). Above
+/// [`RPS_FLOW_CNT_MAX`](forebay_rx::steer::RPS_FLOW_CNT_MAX) there is no table of ours: `ENOMEM`,
+/// as in the kernel when it has no memory.
+pub const KERNEL_RPS_FLOW_CNT_MAX: u64 = 1 << 32;
 
 /// The largest `rps_sock_flow_entries` (`rps_sock_flow_sysctl` in net/core/sysctl_net_core.c).
 pub const RPS_SOCK_FLOW_ENTRIES_MAX: u64 = 1 << 29;
@@ -137,7 +140,7 @@ impl Knob {
         }
         let number = kstrtoul(written)?;
         let taken = match self {
-            Self::RpsFlowCnt => slots(number, RPS_FLOW_CNT_MAX)?,
+            Self::RpsFlowCnt => slots(number, KERNEL_RPS_FLOW_CNT_MAX)?,
             Self::GroFlushTimeout => number,
             Self::NapiDeferHardIrqs if number > NAPI_DEFER_HARD_IRQS_MAX => {
                 return Err(Errno::Range);

@@ -8,7 +8,9 @@ pub mod balance; //  the knobs of the balance
 pub mod answer; //   the answer of a knob that is written to
 pub mod machine; //  facts of the machine that the answers depend on
 
-pub use answer::{InvalidInput, KnobRefusal, REFUSED_INVALID_INPUT, TakenValue};
+pub use answer::{
+    InvalidInput, KERNEL_RPS_FLOW_CNT_MAX, KnobRefusal, REFUSED_INVALID_INPUT, TakenValue,
+};
 pub use balance::BalanceChange;
 pub use change::{Change, Queues};
 pub use coalesce::{Coalesce, CoalesceAt, CoalesceChange};

@@ -47,7 +47,7 @@ impl From {
         let config = Config::live();
         let threads = self.threads.unwrap_or(usize::MAX).max(1);
         let cpus = CpuList::new(config.cpus.cpus().iter().take(threads).copied());
-        Config { rps_cpus: cpus.clone(), cpus, ..config }
+        Config { rps_cpus: Some(cpus.clone()), cpus, ..config }
     }
 
     pub(crate) fn net(&self) -> NetConfig {

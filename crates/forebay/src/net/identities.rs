@@ -64,22 +64,20 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
     let of = |(index, device): (usize, &Device)| {
         let addresses = named.get(index).unwrap_or(&kernels);
         let (identity, kernels) = match addresses {
-            Addresses::Kernels if matches!(device.via, Via::AfXdp | Via::AfPacket) => {
-                let interface = Interface::named(&device.name)?;
-                (of_kernel(&interface, device.takes_all())?, Some(interface.index))
-            }
-            Addresses::Kernels => {
-                let other = match device.via {
-                    Via::VhostUser => "another process",
-                    _ => "the kernel",
-                };
-                let why = format!("{other} is at the other end of it: say who is at this one");
-                let (what, value) = ("addresses", device.name.clone());
-                return Err(Error::Setting { what, value, why });
-            }
+            Addresses::Kernels => match device.via {
+                Via::AfXdp | Via::AfPacket => {
+                    let interface = Interface::named(&device.name)?;
+                    (of_kernel(&interface, device.takes_all())?, Some(interface.index))
+                }
+                Via::Tap | Via::Tun => return Err(no_addresses(device, "the kernel")),
+                Via::VhostUser => return Err(no_addresses(device, "another process")),
+            },
             Addresses::Own { mac, addresses } => {
                 let mac = mac.unwrap_or_else(|| made_up(addresses.first()));
-                let has_link = device.via != Via::Tun;
+                let has_link = match device.via {
+                    Via::AfXdp | Via::AfPacket | Via::Tap | Via::VhostUser => true,
+                    Via::Tun => false,
+                };
                 let interface = device.interface().and_then(Result::ok);
                 let mtu = interface.map_or(ETHERNET_MTU, |found| found.mtu);
                 let addresses = prefixes(addresses);
@@ -96,6 +94,12 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
         })
     };
     devices.iter().enumerate().map(of).collect()
+}
+
+/// Error of a device whose other end has the kernel's addresses, or none.
+fn no_addresses(device: &Device, other_end: &str) -> Error {
+    let why = format!("{other_end} is at the other end of it: say who is at this one");
+    Error::Setting { what: "addresses", value: device.name.clone(), why }
 }
 
 /// Reads the kernel's addresses again.

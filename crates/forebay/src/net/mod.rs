@@ -183,18 +183,19 @@ impl Net {
             seed: u64::from_ne_bytes(sys::random_key().first_chunk().copied().unwrap_or_default()),
             counters: counters.clone(),
         }));
-        let relief = shared.relief.iter().map(Arc::clone);
+        let reclaim_counters = shared.reclaim_counters.iter().map(Arc::clone);
         let network = network_config(cpus.len());
         // Shared by all CPUs: flows may move to another CPU while their fragments wait.
         let fragments = Arc::new(Fragments::shared(network.fragments, cpus.len()));
-        let mut stacks = cpus.iter().zip(counters).zip(caches).zip(relief).enumerate().map(
-            |(index, (((&cpu, counters), cache), relief))| {
-                let network = NetworkLayer::sharing(Arc::clone(&fragments), network, counters);
-                let relief = BufferReclaimer::new(cache, None, relief);
-                let host = Box::new(CpuHost::new(index, Arc::clone(&shared)));
-                Stack::new((cpu, index), network, relief, host)
-            },
-        );
+        let mut stacks =
+            cpus.iter().zip(counters).zip(caches).zip(reclaim_counters).enumerate().map(
+                |(index, (((&cpu, counters), cache), reclaim_counters))| {
+                    let network = NetworkLayer::sharing(Arc::clone(&fragments), network, counters);
+                    let reclaimer = BufferReclaimer::new(cache, None, reclaim_counters);
+                    let host = Box::new(CpuHost::new(index, Arc::clone(&shared)));
+                    Stack::new((cpu, index), network, reclaimer, host)
+                },
+            );
         let mut engine = Engine::over(&config, devices, |_| {
             stacks.next().unwrap_or_else(|| unreachable!("as many as CPUs"))
         })?;
@@ -287,8 +288,8 @@ impl Net {
 
     /// Datagrams copied to smaller buffers for slow readers, per CPU.
     #[must_use]
-    pub fn relief(&self) -> &[Arc<ReclaimCounters>] {
-        &self.0.relief
+    pub fn reclaim_counters(&self) -> &[Arc<ReclaimCounters>] {
+        &self.0.reclaim_counters
     }
 
     /// Number of frames in use after a run: 0 once all sockets are closed, or all queued datagrams
@@ -437,7 +438,9 @@ fn ways_out(
                     KernelNeighbours::of_kernel(interface, learned)
                 }
                 (None, Via::Tun) => KernelNeighbours::None,
-                (None, _) => KernelNeighbours::Own(Arc::clone(&face.learned)),
+                (None, Via::AfXdp | Via::AfPacket | Via::Tap | Via::VhostUser) => {
+                    KernelNeighbours::Own(Arc::clone(&face.learned))
+                }
             };
             Ok((device.sink()?, neighbours))
         })

@@ -67,7 +67,7 @@ pub(super) struct NetState {
     has_ended: AtomicBool,
     pub(super) counters: Box<[Arc<NetworkCounters>]>,
     pub(super) unsent: Unsent,
-    pub(super) relief: Box<[Arc<ReclaimCounters>]>,
+    pub(super) reclaim_counters: Box<[Arc<ReclaimCounters>]>,
 }
 
 /// Parts that exist once the engine is built, before any packet.
@@ -149,7 +149,7 @@ pub(super) struct BoundEntry {
 impl NetState {
     pub(super) fn new(parts: NetParts) -> Self {
         Self {
-            relief: parts.cpus.iter().map(|_| Arc::default()).collect(),
+            reclaim_counters: parts.cpus.iter().map(|_| Arc::default()).collect(),
             directory: Arc::default(),
             cpus: parts.cpus.into(),
             table: Arc::new(ArcSwap::from_pointee(SocketTable::new(Vec::new(), parts.seed))),

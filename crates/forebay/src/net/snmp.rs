@@ -3,13 +3,13 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use forebay_rx::counters::Counter;
+use forebay_stack::counter::StackCounter;
 use forebay_stack::network::NetworkCounters;
 
 use super::unsent::Unsent;
 
 /// A counter's name, and the field that holds it.
-type Named = (&'static str, fn(&NetworkCounters) -> &Counter);
+type Named = (&'static str, fn(&NetworkCounters) -> &StackCounter);
 
 const IP: &[Named] = &[
     ("InReceives", |of| &of.ip.in_receives),
@@ -102,7 +102,7 @@ pub(super) fn snmp6(counters: &[Arc<NetworkCounters>], unsent: &Unsent) -> Strin
     text
 }
 
-fn sum(counters: &[Arc<NetworkCounters>], of: fn(&NetworkCounters) -> &Counter) -> u64 {
+fn sum(counters: &[Arc<NetworkCounters>], of: fn(&NetworkCounters) -> &StackCounter) -> u64 {
     counters.iter().map(|counters| of(counters).get()).sum()
 }
 

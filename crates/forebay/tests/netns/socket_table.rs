@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use forebay_rx::CpuId;
 use forebay_rx::hash::FlowHash;
 use forebay_stack::socket::SocketId;
-use forebay_stack::socket::table::{Binding, Bindings, Flow4Tuple, FoundSocket, Reuse};
+use forebay_stack::socket::table::{Binding, Bindings, FoundSocket, LookupKey, Reuse};
 use forebay_testkit::namespaces::{enter_new, ip, missing, trial};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -218,7 +218,7 @@ fn a_datagram_comes_to_the_socket_that_the_table_names() {
 fn try_all(sockets: &Sockets, sender: &UdpSocket, end: &UdpSocket) {
     let (source, bound) = (sender.local_addr().unwrap(), sockets.bound());
     let table = bound.table();
-    let of = |address: IpAddr, port| Flow4Tuple {
+    let of = |address: IpAddr, port| LookupKey {
         source,
         destination: SocketAddr::new(address, port),
         hash: FlowHash::NONE,

@@ -37,7 +37,7 @@ fn device(name: &str, sources: Vec<Box<dyn Source>>) -> Device {
 /// Configuration with two CPUs, over which every packet is spread.
 fn plan() -> RunConfig {
     let cpus = CpuList::new([0, 1].map(CpuId));
-    let engine = Config { rps_cpus: cpus.clone(), cpus, ..Config::live() };
+    let engine = Config { rps_cpus: Some(cpus.clone()), cpus, ..Config::live() };
     let engine = Config { spread: SpreadPolicy::Always, ..engine };
     RunConfig { check_order: true, ..RunConfig::new(Vec::new(), engine) }
 }

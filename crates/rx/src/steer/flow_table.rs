@@ -11,7 +11,7 @@ use crate::hash::FlowHash;
 /// Default number of slots.
 pub const RPS_FLOW_CNT: u32 = 4096;
 
-/// Maximum number of slots, as in the kernel (RFS-10).
+/// Maximum number of slots: 12 GiB of them (RFS-10).
 pub const RPS_FLOW_CNT_MAX: u32 = 1 << 30;
 
 /// Slot of the flow table: twelve bytes.

@@ -7,7 +7,7 @@ use forebay_rx::parse::checksum::Sum;
 use super::extensions::{self, ExtensionProgress, Walked};
 use super::link::PacketType;
 use super::reassembly::{Failures, Reassembly};
-use super::transport::PortPlace;
+use super::transport::TransportHeader;
 use super::wire::Wire;
 use super::{Identity, NetworkDrop, NetworkLayer, NetworkVerdict, ipv4, ipv6};
 
@@ -42,7 +42,7 @@ impl NetworkLayer {
         else {
             return self.dropped(packet, NetworkDrop::IpInhdr);
         };
-        let place = PortPlace {
+        let place = TransportHeader {
             protocol,
             offset: usize::from(packet.headers.network_offset) + usize::from(first & 0x0f) * 4,
             pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),
@@ -103,7 +103,7 @@ impl NetworkLayer {
     ) -> NetworkVerdict {
         let bytes = Wire::of(&packet).bytes;
         let addresses = bytes.get(8..ipv6::FIXED_BYTES).unwrap_or_default();
-        let place = PortPlace {
+        let place = TransportHeader {
             protocol,
             offset: usize::from(packet.headers.network_offset) + offset,
             pseudo_sum: Sum::of(addresses).plus_word(protocol.into()),

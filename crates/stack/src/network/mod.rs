@@ -224,7 +224,32 @@ impl NetworkLayer {
                 udp.in_errors.add(1);
             }
             NetworkDrop::NotJoined | NetworkDrop::NoSocket => udp.ignored_multi.add(1),
-            _ => udp.in_errors.add(1),
+            NetworkDrop::PktTooSmall
+            | NetworkDrop::UdpCsum
+            | NetworkDrop::Nomem
+            | NetworkDrop::SocketClose => udp.in_errors.add(1),
+            // Found before UDP is reached: the lines of IP and ICMP count them.
+            NetworkDrop::Otherhost
+            | NetworkDrop::UnhandledProto
+            | NetworkDrop::Snapped
+            | NetworkDrop::IpInhdr
+            | NetworkDrop::IpCsum
+            | NetworkDrop::IpInvalidSource
+            | NetworkDrop::IpInvalidDest
+            | NetworkDrop::IpLocalnet
+            | NetworkDrop::IpLocalSource
+            | NetworkDrop::IpInaddrerrors
+            | NetworkDrop::SourceRoute
+            | NetworkDrop::IpNoproto
+            | NetworkDrop::Ipv6disabled
+            | NetworkDrop::Ipv6BadExthdr
+            | NetworkDrop::DupFrag
+            | NetworkDrop::FragOverlap
+            | NetworkDrop::FragInvalid
+            | NetworkDrop::FragTooFar
+            | NetworkDrop::FragNomem
+            | NetworkDrop::FragReasmTimeout
+            | NetworkDrop::IcmpCsum => {}
         }
     }
 

@@ -9,7 +9,7 @@ use super::icmp::{self, EchoAsked};
 use super::{Identity, NetworkDrop, NetworkLayer, NetworkVerdict, icmp_error, ndisc, udp};
 
 /// Position of a transport header, and its pseudo-header.
-pub(super) struct PortPlace {
+pub(super) struct TransportHeader {
     pub(super) protocol: u8,
     /// Offset from the first byte of the frame.
     pub(super) offset: usize,
@@ -18,7 +18,7 @@ pub(super) struct PortPlace {
     pub(super) is_ipv6: bool,
 }
 
-impl PortPlace {
+impl TransportHeader {
     /// Checksum state from parsing, if parsing found the same transport header.
     fn known_checksum(&self, headers: &Headers) -> Checksum {
         if headers.transport == Transport::Udp
@@ -50,7 +50,7 @@ impl NetworkLayer {
     pub(super) fn protocol(
         &mut self,
         packet: Packet,
-        place: &PortPlace,
+        place: &TransportHeader,
         on: &Identity,
         pool: &mut Pool,
     ) -> NetworkVerdict {
@@ -74,7 +74,12 @@ impl NetworkLayer {
         }
     }
 
-    fn udp(&mut self, mut packet: Packet, place: &PortPlace, on: &Identity) -> NetworkVerdict {
+    fn udp(
+        &mut self,
+        mut packet: Packet,
+        place: &TransportHeader,
+        on: &Identity,
+    ) -> NetworkVerdict {
         let counters = if place.is_ipv6 { &self.counters.udp6 } else { &self.counters.udp };
         let is_to_many =
             packet.view().destination().is_some_and(|destination| on.is_to_many(destination));
@@ -94,7 +99,12 @@ impl NetworkLayer {
         NetworkVerdict::Datagram(packet)
     }
 
-    fn icmp(&mut self, mut packet: Packet, place: &PortPlace, on: &Identity) -> NetworkVerdict {
+    fn icmp(
+        &mut self,
+        mut packet: Packet,
+        place: &TransportHeader,
+        on: &Identity,
+    ) -> NetworkVerdict {
         let (ip, icmp) = self.ip_and_icmp(place.is_ipv6);
         let bytes = packet.frame.data().get(place.offset..).unwrap_or_default();
         let destination = packet.view().destination();

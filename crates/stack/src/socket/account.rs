@@ -9,8 +9,9 @@ use std::sync::OnceLock;
 
 use forebay_buf::cache::OwnLine;
 use forebay_buf::sync::{AtomicU32, Ordering};
-use forebay_rx::counters::Counter;
 use forebay_rx::packet::Packet;
+
+use crate::counter::StackCounter;
 
 /// One socket's account. Every CPU charges packets, the reader uncharges them, any thread may read.
 #[derive(Debug)]
@@ -28,9 +29,9 @@ pub struct Account {
 #[derive(Debug, Default)]
 pub struct LaneCounters {
     /// Datagrams queued.
-    pub queued: Counter,
+    pub queued: StackCounter,
     /// Datagrams that the socket had no room for: the kernel's `RcvbufErrors`.
-    pub dropped: Counter,
+    pub dropped: StackCounter,
 }
 
 impl Account {

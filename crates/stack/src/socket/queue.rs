@@ -201,7 +201,7 @@ impl SocketQueue {
 
 impl fmt::Debug for SocketQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hub({:?}, closed: {})", self.id, self.is_closed())
+        write!(f, "SocketQueue({:?}, closed: {})", self.id, self.is_closed())
     }
 }
 

@@ -81,7 +81,7 @@ impl SocketReader {
             return;
         }
         if self.outlet.take(max, &mut self.scratch) == 0 {
-            return self.settle();
+            return self.flush_returns();
         }
         if self.takes_merged || self.scratch.iter().all(|packet| !packet.is_merged()) {
             return self.ready.extend(self.scratch.drain(..));
@@ -113,7 +113,7 @@ impl SocketReader {
     }
 
     /// Sends returned frames back now: no later call would, as the reader may be about to sleep.
-    fn settle(&mut self) {
-        self.way_back.send(&mut self.outlet);
+    fn flush_returns(&mut self) {
+        self.way_back.flush(&mut self.outlet);
     }
 }

@@ -21,12 +21,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use forebay_buf::pool::FREE_BATCH_FRAMES;
 use forebay_buf::{Frame, Pool};
-use forebay_rx::counters::Counter;
 use forebay_rx::packet::Packet;
 
 use super::account::{Account, is_under_pressure, size};
 use super::copy_cache::{Copied, CopyCache};
 use super::queue::SocketQueueConsumer;
+use crate::counter::StackCounter;
 
 /// Policy for the use and return of packet memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -124,13 +124,13 @@ impl SharedPolicy {
 #[derive(Debug, Default)]
 pub struct ReclaimCounters {
     /// Packets copied into the cache.
-    pub cached: Counter,
+    pub cached: StackCounter,
     /// Packets not copied into the cache because they are too long or in several frames.
-    pub not_eligible: Counter,
+    pub not_eligible: StackCounter,
     /// Packets not copied because the buffers tried were in use.
-    pub busy: Counter,
+    pub busy: StackCounter,
     /// Packets copied into a smaller chunk.
-    pub condensed: Counter,
+    pub condensed: StackCounter,
 }
 
 /// Copies packets for slow readers into memory that their CPU can spare for a while.
@@ -273,17 +273,17 @@ impl FrameReturn {
             self.bytes = self.bytes.saturating_add(size(&packet));
             give_back(packet.frame, &mut self.pool, policy);
             if self.frames >= FREE_BATCH_FRAMES || self.bytes >= most_bytes {
-                self.send(outlet);
+                self.flush(outlet);
             }
         }
         if !outlet.has_some() {
-            self.send(outlet);
+            self.flush(outlet);
         }
     }
 
     /// Sends the unsent batch, and uncharges the socket. To be called when packets are kept, before
     /// the reader does something else for long.
-    pub fn send(&mut self, outlet: &mut SocketQueueConsumer) {
+    pub fn flush(&mut self, outlet: &mut SocketQueueConsumer) {
         if self.frames > 0 {
             self.pool.flush();
             outlet.uncharge(self.bytes);

@@ -131,7 +131,7 @@ impl Binding {
 
     /// True if the socket receives a multicast or broadcast datagram (`__udp_is_mcast_sock`,
     /// `__udp_v6_is_mcast_sock`).
-    fn receives_many(&self, of: &Flow4Tuple) -> bool {
+    fn receives_many(&self, of: &LookupKey) -> bool {
         let (to, from) = (of.destination.ip(), endpoint(of.source));
         // For IPv4 datagrams, an IPv6 socket starts without `IP_MULTICAST_ALL`.
         let takes_all = self.is_multicast_all && self.local.is_ipv4() == to.is_ipv4();
@@ -145,7 +145,7 @@ impl Binding {
 
 /// Lookup key of a datagram: addresses, flow hash, and CPU.
 #[derive(Clone, Copy, Debug)]
-pub struct Flow4Tuple {
+pub struct LookupKey {
     /// Sender.
     pub source: SocketAddr,
     /// Destination.
@@ -156,7 +156,7 @@ pub struct Flow4Tuple {
     pub cpu: CpuId,
 }
 
-impl Flow4Tuple {
+impl LookupKey {
     /// Lookup key of a datagram, on the CPU that delivers it. `None` if the packet has no addresses
     /// or ports.
     #[must_use]
@@ -291,7 +291,7 @@ impl SocketTable {
     }
 
     /// Finds the socket for a unicast datagram.
-    pub fn find(&self, of: &Flow4Tuple) -> FoundSocket {
+    pub fn find(&self, of: &LookupKey) -> FoundSocket {
         let to = of.destination.ip();
         let listeners = self.listeners.get(of.destination.port().into());
         let listeners = listeners.map_or(&[][..], Few::as_slice);
@@ -325,7 +325,7 @@ impl SocketTable {
     /// Appends all sockets for a multicast or broadcast datagram to `out`, in the order in which
     /// they were bound: each gets a copy. The caller, who knows this host's addresses, decides if
     /// the datagram is multicast or broadcast.
-    pub fn find_all(&self, of: &Flow4Tuple, out: &mut Vec<SocketId>) {
+    pub fn find_all(&self, of: &LookupKey, out: &mut Vec<SocketId>) {
         let Some(of_port) = self.all.get(of.destination.port().into()) else { return };
         let before = out.len();
         of_port.for_each(|placed| {
@@ -338,7 +338,7 @@ impl SocketTable {
     /// Selects the member for a datagram (`reuseport_select_sock_by_hash`): the first one that
     /// prefers this CPU, searching from the member that the hash selects; else the member that the
     /// hash selects.
-    fn choose(&self, members: &Members, of: &Flow4Tuple) -> SocketId {
+    fn choose(&self, members: &Members, of: &LookupKey) -> SocketId {
         let members = match members {
             Members::One(only) => return *only,
             Members::Group(members) => members,
@@ -401,7 +401,7 @@ struct SocketTuple {
 
 impl SocketTuple {
     /// Tuple of a socket at `address` that would match this datagram.
-    fn of(address: IpAddr, datagram: &Flow4Tuple) -> Self {
+    fn of(address: IpAddr, datagram: &LookupKey) -> Self {
         Self { local: (address, datagram.destination.port()), remote: endpoint(datagram.source) }
     }
 

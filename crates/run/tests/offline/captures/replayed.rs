@@ -273,7 +273,7 @@ fn capture_round_trips() {
     ];
     fs::write(&path, file.concat()).unwrap();
     let mut plan = replay(&path, Rate::Max, 1);
-    plan.engine.rps_cpus = CpuList::default();
+    plan.engine.rps_cpus = Some(CpuList::default());
     plan.write_pcap = Some(directory.clone());
     run(plan);
     let (ip, ethernet): (Vec<_>, Vec<_>) =
@@ -293,7 +293,7 @@ fn late_time_is_clamped() {
     let beyond = enhanced(order, 0, u64::MAX, 60, &udp(1));
     fs::write(&path, [section(order), interface, beyond].concat()).unwrap();
     let mut plan = replay(&path, Rate::Max, 1);
-    plan.engine.rps_cpus = CpuList::default();
+    plan.engine.rps_cpus = Some(CpuList::default());
     plan.write_pcap = Some(directory.clone());
     run(plan);
     let written = read_whole(&fs::read(directory.join("cpu0.pcap")).unwrap());

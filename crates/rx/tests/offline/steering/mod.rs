@@ -23,7 +23,7 @@ use forebay_rx::parse::{self, Link, Verify, View};
 use forebay_rx::steer::{FULL_BURSTS_TO_SPREAD, MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
 use forebay_rx::{CpuId, Delivery, DropReason, RxQueue, SteerReason};
 use journal::Journal;
-use world::{CPUS, Flow, POLLING, Settings, World, cpus_of, put};
+use world::{CPUS, Flow, POLLING, Settings, World, cpus_of, offer, put};
 
 /// Two flows of one slot, and two of another.
 const FLOW: Flow = Flow { id: 1, hash: 0x1000_0005 };
@@ -529,13 +529,17 @@ fn rps_4_border_slot_stays() {
 fn promise_3_batches_turns_and_queues_are_bounded() {
     let mut world = World::new(Settings::default());
     let start = Position(u32::MAX);
-    let mut queues = [0, 1].map(|_| Backlogs::new(RxQueue(0), 4, 100));
+    let mut queues = [0, 1].map(|_| Backlogs::new(RxQueue(0), 4, 9));
     let lanes = queues.each_mut().map(|queue| queue.connect(CpuId(2), 32, start, true));
     let mut delivery = Delivery::new(CpuId(2), lanes.into(), 4);
     for (flow, queue) in (0..).zip(&mut queues) {
         for _ in 0..10 {
             put(queue, CpuId(2), world.packet(&[0, flow]));
         }
+        assert!(!queue.has_room(CpuId(2)));
+        let (packet, reason) = offer(queue, CpuId(2), world.packet(&[0, flow])).unwrap_err();
+        assert_eq!(reason, DropReason::BacklogFull, "a full ring refuses the eleventh");
+        world.pool.put(packet.frame);
     }
     let mut journal = Journal::new(start);
     let turns = [9, 100, 1].map(|budget| delivery.turn(budget, &mut world.pool, &mut journal));

@@ -324,8 +324,18 @@ impl World {
     }
 }
 
-/// Puts a packet on a backlog, without steering.
+/// Puts a packet on a backlog that has room, without steering.
 pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
+    assert!(offer(backlogs, cpu, packet).is_ok());
+    assert!(backlogs.publish().eq([cpu]));
+}
+
+/// Offers a packet to a backlog, which may refuse it.
+pub(crate) fn offer(
+    backlogs: &mut Backlogs,
+    cpu: CpuId,
+    packet: Packet,
+) -> Result<(), (Packet, DropReason)> {
     let (arrival, steer_reason) = (packet.arrival, SteerReason::Rps);
     let note = |position| Note {
         arrival,
@@ -336,8 +346,7 @@ pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
         head_old: None,
         behind: FlowHash::NONE,
     };
-    assert!(backlogs.enqueue(cpu, packet, note).is_ok());
-    assert!(backlogs.publish().eq([cpu]));
+    backlogs.enqueue(cpu, packet, note).map(|_| ())
 }
 
 /// Pool with frames for all packets that can be under way.

@@ -98,9 +98,9 @@ fn changed(changes: Vec<Change>, seed: u64) -> (Bindings, Vec<Binding>) {
     (bindings, expected)
 }
 
-fn tuple() -> impl Strategy<Value = Flow4Tuple> {
+fn tuple() -> impl Strategy<Value = LookupKey> {
     (peer(), local(&ADDRESSES[2..]), 1u32.., 0u16..4).prop_map(
-        |(source, destination, hash, cpu)| Flow4Tuple {
+        |(source, destination, hash, cpu)| LookupKey {
             source: SocketAddr::new(source.ip().to_canonical(), source.port()),
             // The family is the sender's.
             destination: if source.ip().to_canonical().is_ipv4() == destination.is_ipv4() {
@@ -135,7 +135,7 @@ impl<'a> Twin<'a> {
         Self { bound, chain }
     }
 
-    fn find(&self, of: &Flow4Tuple) -> Option<SocketId> {
+    fn find(&self, of: &LookupKey) -> Option<SocketId> {
         let to = of.destination.ip();
         let found = self.find_at(to, of).or_else(|| self.find_at(unspecified(to), of))?;
         Some(if found.remote.is_none() && found.reuse != Reuse::None {
@@ -145,7 +145,7 @@ impl<'a> Twin<'a> {
         })
     }
 
-    fn find_connected(&self, of: &Flow4Tuple) -> Option<SocketId> {
+    fn find_connected(&self, of: &LookupKey) -> Option<SocketId> {
         let to = of.destination.ip();
         let at = |address| {
             let is_for = |one: &&Binding| one.remote.is_some() && score(one, address, of) > -1;
@@ -154,7 +154,7 @@ impl<'a> Twin<'a> {
         at(to).or_else(|| at(unspecified(to))).map(|binding| binding.id)
     }
 
-    fn find_at(&self, address: IpAddr, of: &Flow4Tuple) -> Option<&'a Binding> {
+    fn find_at(&self, address: IpAddr, of: &LookupKey) -> Option<&'a Binding> {
         // `udp4_lib_lookup4`: connected sockets are in a list of their own, the last one bound
         // first.
         let is_for = |one: &&Binding| one.remote.is_some() && score(one, address, of) > -1;
@@ -178,7 +178,7 @@ impl<'a> Twin<'a> {
         found
     }
 
-    fn of_group(&self, found: &Binding, of: &Flow4Tuple) -> SocketId {
+    fn of_group(&self, found: &Binding, of: &LookupKey) -> SocketId {
         let is_member = |other: &&Binding| shares(found, other) && other.remote.is_none();
         let group: Vec<_> = self.bound.iter().filter(is_member).collect();
         let start = reciprocal_scale(of.hash.0, group.len());
@@ -199,7 +199,7 @@ fn shares(one: &Binding, other: &Binding) -> bool {
 }
 
 /// `compute_score` of either family.
-fn score(binding: &Binding, address: IpAddr, of: &Flow4Tuple) -> i32 {
+fn score(binding: &Binding, address: IpAddr, of: &LookupKey) -> i32 {
     let own = binding.local.ip();
     let is_at = match address {
         IpAddr::V4(_) => {
@@ -284,7 +284,7 @@ proptest! {
         let table = SocketTable::new(bindings.collect(), seed);
         let mut found = [0; 9];
         for port in 1..=400u32 {
-            let of = Flow4Tuple {
+            let of = LookupKey {
                 source: SocketAddr::from(([10, 0, 0, 9], u16::try_from(port).unwrap())),
                 destination: local,
                 hash: FlowHash(if has_hash { port.wrapping_mul(0x9e37_79b1) | 1 } else { 0 }),
@@ -325,7 +325,7 @@ proptest! {
 fn better_bound_socket_wins() {
     let local = |text: &str| text.parse::<SocketAddr>().unwrap();
     let bound = |number, text| Binding::new(SocketId(number), local(text));
-    let of = |source, destination| Flow4Tuple {
+    let of = |source, destination| LookupKey {
         source: local(source),
         destination: local(destination),
         hash: FlowHash(1),
