@@ -49,7 +49,7 @@ fn main() {
         ),
         judge("lro_t4_vxlan_agrees_with_the_kernel", vxlan, gro::judge_kernel_vxlan),
         judge(
-            "lro_t4_gre_and_geneve_agree_with_a_guest",
+            "lro_t4_gre_and_geneve_agree_with_guest",
             kernel.clone().or_else(gro::guest_missing),
             gro::judge_guest_tunnelled,
         ),
