@@ -1,4 +1,4 @@
-//! Segments of a few flows, with something changed about some of them, and any bytes among them,
+//! Segments of a few flows, some in tunnels, with something changed about some of them, and any bytes among them,
 //! through coalescing while its settings change: cut again, every merged packet is the frames that
 //! it was made of, byte for byte (promise 6), nothing of a hash overtakes (1), every frame leaves
 //! once and goes home (2, 4), and no limit is passed (3).
@@ -6,6 +6,7 @@
 
 mod flows;
 mod ledger;
+mod tunnels;
 
 use std::sync::Arc;
 

@@ -12,6 +12,7 @@ mod carried; //  what came before a frame, believed as far as the frame bears it
 mod partial; //  checksums that nobody says are partial
 mod tunnel_frames; // segments inside tunnels
 mod tunnels; //  what is merged inside tunnels, and its segments again
+mod tunnel_refused; // every refusal of a tunnel
 mod whole; //    packets that come whole, and are cut
 mod limits; //   bytes, counts, and what advances in `lro` mode
 mod table; //    the descriptors
