@@ -1,6 +1,6 @@
 //! Segments inside tunnels: merged as the kernel merges them, and given back byte for byte.
 
-use forebay_rx::coalesce::{MergeRefusal, innermost};
+use forebay_rx::coalesce::{MergeRefusal, cut, innermost};
 use forebay_rx::packet::Packet;
 use forebay_rx::parse::{Link, Network, Transport, Verify, parse};
 use proptest::prelude::*;
@@ -322,6 +322,22 @@ fn lro_t1_tunnels_fill_up_their_length() {
         let counted = first.wire_len as usize - link_bytes - tags_bytes - pppoe_bytes;
         assert!((65_535 - 1400..=65_535).contains(&counted), "{name}: {counted}");
         assert_eq!(taken_apart(out), rig.fed, "{name}");
+    }
+}
+
+/// A copy in one frame, which is cut where ids rise as they did.
+#[test]
+fn lro_t1_copied_tunnel_is_cut_alike() {
+    for (name, tunnel) in kinds() {
+        let mut rig = Rig::gro();
+        let out = poll(&mut rig, &tunnel.run(4));
+        let copy = out[0].copied(&mut rig.pool).unwrap();
+        assert!(copy.is_gso() && copy.is_merged_tunnel(), "{name}");
+        let mut segments = Vec::new();
+        cut(copy, &mut rig.pool, &mut segments).unwrap();
+        let bytes: Vec<_> = segments.iter().map(|it| it.frame.data().to_vec()).collect();
+        let fed: Vec<_> = rig.fed.iter().map(|it| it.bytes.clone()).collect();
+        assert_eq!(bytes, fed, "{name}");
     }
 }
 
