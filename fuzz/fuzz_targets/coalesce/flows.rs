@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::tunnels::Tunnel;
 use arbitrary::Arbitrary;
 use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
@@ -63,6 +64,12 @@ pub(crate) enum Change {
         at: u16,
         bits: u8,
     },
+    /// Any bits of a tunnel's outer headers are changed; their checksums may be corrected afterwards.
+    Outside {
+        at: u8,
+        bits: u8,
+        mended: bool,
+    },
     /// The end was not captured.
     Snapped {
         bytes: u8,
@@ -80,7 +87,7 @@ pub(crate) struct Flows(HashMap<u8, Flow>);
 impl Flows {
     /// Returns the next segment of a flow.
     pub(crate) fn next(&mut self, flow: u8, size: u8, change: Change) -> Received {
-        let flow = self.0.entry(flow % 64).or_insert_with_key(|&number| Flow::new(number));
+        let flow = self.0.entry(flow).or_insert_with_key(|&number| Flow::new(number));
         flow.next(SIZES_BYTES[usize::from(size) % SIZES_BYTES.len()], change)
     }
 }
@@ -130,6 +137,19 @@ impl Flow {
         self.number & 16 == 16
     }
 
+    /// Headers around its packets.
+    fn tunnel(&self) -> Tunnel {
+        match self.number >> 5 {
+            1 => Tunnel::Ipip,
+            2 => Tunnel::Gre6,
+            3 => Tunnel::Vxlan { is_summed: false },
+            4 => Tunnel::Vxlan { is_summed: true },
+            5 => Tunnel::Pppoe,
+            6 => Tunnel::IpipInIpip,
+            _ => Tunnel::Nothing,
+        }
+    }
+
     fn next(&mut self, payload_len: u16, change: Change) -> Received {
         let payload_len = if change == Change::Empty { 0 } else { payload_len };
         match change {
@@ -148,7 +168,7 @@ impl Flow {
         segment.damage(change);
         self.sequence = self.sequence.wrapping_add(payload_len.into());
         self.id = self.id.wrapping_add(self.is_rich().into());
-        let mut bytes = segment.bytes;
+        let mut bytes = self.tunnel().wrap(&segment.bytes, segment.network, self.id, change);
         let cut_off = match change {
             Change::Snapped { bytes: cut_off } => cut_off,
             _ => 0,

@@ -4,12 +4,14 @@ use std::collections::HashMap;
 
 use forebay_buf::Pool;
 use forebay_rx::Packet;
-use forebay_rx::coalesce::{CoalesceMode, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, resegment};
+use forebay_rx::coalesce::{
+    CoalesceMode, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, innermost, resegment,
+};
 use forebay_rx::counters::{CoalesceCounters, Counter};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{
-    Checksum, DeviceSum, Fragment, Headers, Network, Transport, Verify, View, parse,
+    Checksum, DeviceSum, Fragment, Headers, Link, Network, Transport, Verify, View, parse,
 };
 
 const IP_PACKET_BYTES_MAX: usize = 65_535;
@@ -25,8 +27,10 @@ struct Entered {
 }
 
 impl Entered {
-    fn payload(&self) -> &[u8] {
-        View::new(&self.bytes, &self.headers).payload()
+    /// Payload of TCP or UDP, inside a tunnel if it is in one.
+    fn payload(&self) -> Vec<u8> {
+        let inner = innermost(&self.bytes, self.wire_len, &self.headers);
+        View::new(&self.bytes, &inner.unwrap_or(self.headers)).payload().to_vec()
     }
 
     /// Headers of the frame, parsed with checksums verified.
@@ -97,11 +101,33 @@ impl Ledger {
         let bytes: Vec<u8> = packet.fragments().flatten().copied().collect();
         assert_eq!(packet.wire_len as usize, bytes.len());
         let headers = parse(&bytes, packet.wire_len, packet.headers.link, Verify::Checksums);
-        assert_eq!(headers, packet.headers);
+        let inner = innermost(&bytes, packet.wire_len, &headers);
+        assert_eq!(inner.is_some(), packet.is_merged_tunnel());
+        match inner {
+            None => {
+                assert_eq!(headers, packet.headers);
+                assert_eq!(headers.l4_checksum, Checksum::Good);
+            }
+            Some(inner) => {
+                let Headers { transport, payload_offset, payload_len, .. } = packet.headers;
+                assert_eq!(transport, Transport::Tunnel);
+                let outer = Headers { transport, payload_offset, payload_len, ..headers };
+                assert_eq!(outer, packet.headers);
+                assert_eq!(
+                    (payload_offset, payload_len),
+                    (inner.payload_offset, inner.payload_len)
+                );
+                assert_ne!(headers.l4_checksum, Checksum::Bad);
+                let inside = &bytes[inner.network_offset.into()..];
+                let len = u32::try_from(inside.len()).expect("short");
+                let inside = parse(inside, len, Link::Ip, Verify::Checksums);
+                assert_eq!((inside.l4_checksum, inside.flaw), (Checksum::Good, None));
+            }
+        }
         assert_eq!((headers.flaw, headers.fragment), (None, Fragment::Whole));
-        assert_eq!(headers.l4_checksum, Checksum::Good);
         assert_eq!(headers.ip_checksum == Checksum::Good, headers.network == Network::Ipv4);
         assert!(bytes.len() - usize::from(headers.network_offset) <= IP_PACKET_BYTES_MAX);
+        let headers = inner.unwrap_or(headers);
         let count_max = match headers.transport {
             Transport::Tcp => TCP_SEGMENTS_MAX,
             _ => UDP_SEGMENTS_MAX,

@@ -1,4 +1,4 @@
-//! Segments of a few flows, some of them modified, mixed with any bytes, through coalescing while
+//! Segments of a few flows, some in tunnels, some modified, mixed with any bytes, through coalescing while
 //! its settings change. Resegmented, every merged packet equals its frames byte for byte (promise
 //! 6), no packet of a hash overtakes another (1), every frame leaves once and is returned (2, 4),
 //! and no limit is exceeded (3).
@@ -6,6 +6,7 @@
 
 mod flows;
 mod ledger;
+mod tunnels;
 
 use std::sync::Arc;
 

@@ -12,6 +12,7 @@ mod carried; //  `virtio_net_hdr` before frames, checked against them
 mod partial; //  partial checksums without a mark
 mod tunnel_frames; // segments inside tunnels
 mod tunnels; //  packets merged inside tunnels, and their segments
+mod tunnel_refused; // every refusal of a tunnel
 mod whole; //    GSO packets, and their segmentation
 mod limits; //   bytes, counts, and what advances in `lro` mode
 mod table; //    the descriptors

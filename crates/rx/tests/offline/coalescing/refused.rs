@@ -13,7 +13,7 @@ use crate::coalescing::frames::{
     AFTER_IPV4, CWR, ECE, FIN, IP, PSH, RST, SYN, Segment, URG, Wire, tcp, timestamps, udp,
 };
 use crate::coalescing::rig::{Rig, taken_apart};
-use crate::coalescing::tunnels;
+use crate::coalescing::tunnel_refused;
 
 /// Course of the second of two packets, which is refused.
 #[derive(Clone, Copy, Debug)]
@@ -370,7 +370,7 @@ fn length_field_frames_pass_alone() {
 #[test]
 fn no_refusal_is_left_out_here() {
     let covered: BTreeSet<_> = cases().map(|case| case.refusal.name()).collect();
-    let in_tunnels = tunnels::refusals().map(MergeRefusal::name);
+    let in_tunnels = tunnel_refused::refusals().map(MergeRefusal::name);
     let covered: BTreeSet<_> =
         ELSEWHERE.iter().map(|refusal| refusal.name()).chain(covered).chain(in_tunnels).collect();
     assert_eq!(covered, BTreeSet::from(MergeRefusal::ALL.map(MergeRefusal::name)));

@@ -213,7 +213,7 @@ impl Tunnelled {
         next
     }
 
-    /// Segment and its successors, `count` in all.
+    /// Frames of this one and those that follow, together `count`.
     pub(crate) fn run(&self, count: u32) -> Vec<Wire> {
         (0..count).map(|number| self.nth(number).wire()).collect()
     }
