@@ -17,6 +17,7 @@ use crate::network::{
     ErrorRefusal, Identity, NetworkCounters, NetworkDrop, NetworkLayer, NetworkVerdict,
 };
 use crate::socket::SocketId;
+use crate::socket::connection_id;
 use crate::socket::queue::{Enqueue, SocketQueueProducer};
 use crate::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
 use crate::socket::table::{Flow4Tuple, FoundSocket, SocketTable};
@@ -49,6 +50,8 @@ pub struct Stack {
     run_for: SocketId,
     /// Datagrams that the socket had no room for; empty between turns.
     refused: Vec<Packet>,
+    /// Datagrams of several connections, one by one; empty between packets.
+    apart: Vec<Packet>,
     /// Sockets matching one datagram; empty between packets.
     found: Vec<SocketId>,
     /// Sockets whose readers are woken at the end of the turn.
@@ -68,6 +71,8 @@ pub struct Stack {
 struct RxContext<'a> {
     /// Identity of this host on the device that the packets came from.
     identity: &'a Identity,
+    /// The device itself, as datagrams tell it.
+    device: u8,
     /// Current time, in ns.
     now_ns: u64,
     /// Packet memory of this CPU.
@@ -103,6 +108,7 @@ impl Stack {
             run: Vec::new(),
             run_for: SocketId(0),
             refused: Vec::new(),
+            apart: Vec::new(),
             found: Vec::new(),
             sleepers: Vec::new(),
             expired: Vec::new(),
@@ -241,17 +247,32 @@ impl Stack {
     }
 
     /// Finds the socket of a datagram.
-    fn deliver(&mut self, packet: Packet, around: &mut RxContext<'_>) {
+    fn deliver(&mut self, mut packet: Packet, around: &mut RxContext<'_>) {
+        packet.headers.device = around.device;
+        let id_bytes = self.table.id_bytes_max();
+        if id_bytes > 0 && connection_id::has_several(&packet, id_bytes) {
+            return self.deliver_apart(packet, around);
+        }
         let Some(wanted) = Flow4Tuple::of(&packet, self.cpu) else {
             return self.drop_datagram(packet, NetworkDrop::PktTooSmall, around.pool);
         };
         if !around.identity.is_own(wanted.destination.ip()) {
             return self.deliver_to_all(packet, &wanted, around);
         }
-        match self.table.find(&wanted) {
+        match self.table.find_holding(&wanted, || packet.view().payload()) {
             FoundSocket::One(socket) => self.put(socket, packet, around),
             FoundSocket::None => self.answer_unreachable(packet, around),
         }
+    }
+
+    /// Delivers merged datagrams of several QUIC connections one by one: each may be another endpoint's.
+    fn deliver_apart(&mut self, packet: Packet, around: &mut RxContext<'_>) {
+        let mut apart = take(&mut self.apart);
+        match cut(packet, around.pool, &mut apart) {
+            Ok(()) => apart.drain(..).for_each(|packet| self.deliver(packet, around)),
+            Err(packet) => self.drop_datagram(packet, NetworkDrop::Nomem, around.pool),
+        }
+        self.apart = apart;
     }
 
     fn answer_unreachable(&mut self, packet: Packet, around: &mut RxContext<'_>) {
@@ -359,6 +380,7 @@ impl Handler for Stack {
         let (mut answers, mut sightings) = (take(&mut self.answers), take(&mut self.sightings));
         let mut around = RxContext {
             identity: &identity,
+            device: u8::try_from(device).unwrap_or(u8::MAX),
             now_ns: self.host.now_ns(),
             pool: batch.pool,
             policy: self.host.policy(),

@@ -12,6 +12,7 @@ mod aio; //           and signalled without waiting for that one
 pub mod interface; //     network interfaces, in the namespace of the calling thread
 mod netlink; //           what the kernel is asked of its network
 pub mod udp_reserve; //   a port that is kept from the kernel's programs
+pub mod udp_send; //      datagrams that the kernel sends for us
 pub mod neighbour; //     the kernel's addresses, routes and neighbours
 mod ethtool; //           what a driver says of itself
 pub mod bpf; //           programs and maps in the kernel

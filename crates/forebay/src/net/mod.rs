@@ -43,9 +43,14 @@
 mod datagram; //   datagrams as read
 mod directory; //  all sockets by their ids
 mod endpoint; //   the state of a socket
+mod fragment_ids; // numbers of datagrams that leave in fragments
 mod host; //       the host of each CPU's stack
 mod identities; // addresses of this host on each device
+mod memberships; // multicast groups
+mod message; //    datagrams with control data
 mod neighbours; // next hops and their link addresses
+mod options; //    options of a socket
+mod sending; //    from a socket to the way out
 mod shared; //     state shared by sockets and stacks
 mod snmp; //       counters in the lines of /proc/net/snmp
 mod transmit; //   headers, next hop, device
@@ -70,6 +75,8 @@ use forebay_stack::network::reassembly::Fragments;
 use forebay_stack::network::{NetworkConfig, NetworkLayer};
 pub use forebay_stack::network::{NetworkCounters, NetworkDrop};
 use forebay_stack::socket::SocketId;
+use forebay_stack::socket::connection_id::SelectById;
+pub use forebay_stack::socket::connection_id::{ConnectionId, ConnectionIds, EndpointIndex};
 use forebay_stack::socket::copy_cache::{self, CopyCache};
 pub use forebay_stack::socket::reclaim::ReclaimPolicy;
 use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimCounters, SharedPolicy};
@@ -78,6 +85,7 @@ use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 use host::CpuHost;
 pub use identities::Addresses;
+pub use message::{DeviceIndex, Received, Transmit};
 use neighbours::KernelNeighbours;
 use shared::{NetDevice, NetParts, NetState};
 use transmit::Transmitter;
@@ -199,7 +207,9 @@ impl Net {
         let mut senders = engine.take_senders();
         let home = senders.first().map(forebay_buf::Pool::return_handle);
         let transmitters = senders.drain(..).zip(ways);
-        let transmitters = transmitters.map(|(pool, ways)| Transmitter::new(pool, ways)).collect();
+        let transmitters = transmitters
+            .map(|(pool, ways)| Transmitter::new((pool, Arc::clone(&shared.fragment_ids)), ways))
+            .collect();
         if let Some(home) = home {
             shared.complete(transmitters, engine.flows(), home);
         }
@@ -222,6 +232,7 @@ impl Net {
             net: self.clone(),
             reuse: Reuse::None,
             cpu: None,
+            select: None,
             is_v6_only: false,
             rcvbuf: self.0.rmem_default,
             is_reserved: true,
@@ -232,6 +243,13 @@ impl Net {
     #[must_use]
     pub fn cpus(&self) -> &[CpuId] {
         self.0.cpus()
+    }
+
+    /// Device of this name.
+    #[must_use]
+    pub fn device_named(&self, name: &str) -> Option<DeviceIndex> {
+        let index = self.0.devices.iter().position(|device| device.name == name)?;
+        u8::try_from(index).ok().map(DeviceIndex)
     }
 
     /// Sets the policy for the memory of datagrams.
@@ -308,6 +326,7 @@ pub struct SocketOptions {
     net: Net,
     reuse: Reuse,
     cpu: Option<CpuId>,
+    select: Option<SelectById>,
     is_v6_only: bool,
     rcvbuf: u32,
     is_reserved: bool,
@@ -325,6 +344,19 @@ impl SocketOptions {
     /// receives the datagrams delivered on `cpu`. On a CPU without one, the flow's hash selects.
     pub fn reuse_port_on(mut self, cpu: CpuId) -> Self {
         (self.reuse, self.cpu) = (Reuse::ThisCpu, Some(cpu));
+        self
+    }
+
+    /// Shares the address with other sockets, each a QUIC server's endpoint: datagrams go to the endpoint
+    /// that issued their connection ID, wherever they come from and whichever CPU they are delivered on;
+    /// those without such an ID as [`reuse_port`](Self::reuse_port) says. All members have the same `ids`,
+    /// and each a place of its own.
+    ///
+    /// Flows follow their readers (RFS), by connection ID where [flow keys](crate::Config) have
+    /// `quic:PORTS:LEN` with this port and the length of the IDs.
+    pub fn reuse_port_by_id(mut self, ids: &Arc<ConnectionIds>, place: EndpointIndex) -> Self {
+        self.reuse = Reuse::Hash;
+        self.select = Some(SelectById { ids: Arc::clone(ids), place });
         self
     }
 
@@ -352,7 +384,7 @@ impl SocketOptions {
     /// `EADDRINUSE` when another socket, or a program of the kernel's, has the address;
     /// `EADDRNOTAVAIL` when it is not this host's; when no descriptors are left.
     pub fn bind(self, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
-        let Self { net: Net(shared), reuse, cpu, is_v6_only, rcvbuf, is_reserved } = self;
+        let Self { net: Net(shared), reuse, cpu, select, is_v6_only, rcvbuf, is_reserved } = self;
         let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address to bind to");
         let mut local = local.to_socket_addrs()?.next().ok_or_else(none)?;
         let is_shared = reuse != Reuse::None;
@@ -366,8 +398,8 @@ impl SocketOptions {
             local.set_port(reserved.local_addr()?.port());
         }
         let wake = Arc::new(Wake::default());
-        let binding =
-            Binding { reuse, cpu, is_v6_only, ..Binding::new(SocketId(0), endpoint::plain(local)) };
+        let unbound = Binding::new(SocketId(0), endpoint::plain(local));
+        let binding = Binding { reuse, cpu, select, is_v6_only, ..unbound };
         let bound = shared.bind(binding, rcvbuf, Arc::<Wake>::clone(&wake))?;
         Ok(UdpSocket(Arc::new(Inner::new(shared, bound, wake, reserved))))
     }

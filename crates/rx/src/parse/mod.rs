@@ -76,6 +76,9 @@ pub struct Headers {
     pub l4_checksum: Checksum,
     /// Offset of the network header, if there is one.
     pub network_offset: u8,
+    /// Device that the packet came in on, by its place among those of a host, once its stack has
+    /// delivered it (`skb_iif`); 0 until then.
+    pub device: u8,
     /// Offset of the transport header; 0 when there is none in this frame, or none of it was
     /// captured.
     pub transport_offset: u16,

@@ -10,6 +10,8 @@
 
 #[expect(clippy::indexing_slicing, reason = "it writes headers into room that it made")]
 pub mod compose;
+#[expect(clippy::indexing_slicing, reason = "it writes headers into room that it made")]
+pub mod fragment_out;
 mod link; //         whom a frame is addressed to
 mod slots; //        what is found by its hash, in lists
 mod wire; //         how much of a packet there is

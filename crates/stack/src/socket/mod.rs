@@ -12,6 +12,7 @@
 //! this limits the memory that a slow reader takes from others.
 
 pub mod table; //      which socket: the kernel's rules
+pub mod connection_id; // QUIC: which member of a group
 pub mod queue; //      many CPUs to one reader, in order, without a lock
 pub mod reader; //     the reader's end: what it has taken out, and the way home for that
 pub mod account; //    how much a socket holds, and the kernel's rule what it may

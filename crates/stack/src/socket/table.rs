@@ -28,6 +28,7 @@ use forebay_rx::packet::Packet;
 use trie::Trie;
 
 use super::SocketId;
+use super::connection_id::{ConnectionIds, SelectById};
 
 /// Sharing of an address and port with other sockets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -59,10 +60,22 @@ pub struct Binding {
     /// CPU on which it is read, for [`Reuse::ThisCpu`].
     pub cpu: Option<CpuId>,
     /// Multicast groups joined.
-    pub groups: Vec<IpAddr>,
+    pub groups: Vec<Membership>,
     /// True if it also receives groups of its family that other sockets of this host have joined:
     /// `IP_MULTICAST_ALL`, the kernel's default.
     pub is_multicast_all: bool,
+    /// Selection by connection ID among the sockets that share its address and port
+    /// (`SO_ATTACH_REUSEPORT_EBPF` of a QUIC server); before that by [`reuse`](Self::reuse).
+    pub select: Option<SelectById>,
+}
+
+/// A multicast group joined on a device, by its place among those of the host.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Membership {
+    /// The group.
+    pub group: IpAddr,
+    /// Device that its datagrams come in on.
+    pub device: u8,
 }
 
 /// Key of sockets that share an address and port: the address, and true if they take IPv6 only.
@@ -81,6 +94,7 @@ impl Binding {
             cpu: None,
             groups: Vec::new(),
             is_multicast_all: true,
+            select: None,
         }
     }
 
@@ -134,7 +148,8 @@ impl Binding {
         let (to, from) = (of.destination.ip(), endpoint(of.source));
         // A socket of IPv6 that takes IPv4 datagrams begins without `IP_MULTICAST_ALL`.
         let takes_all = self.is_multicast_all && self.local.is_ipv4() == to.is_ipv4();
-        let wants_group = || takes_all || self.groups.contains(&to);
+        let wants_group =
+            || takes_all || self.groups.contains(&Membership { group: to, device: of.device });
         self.local.port() == of.destination.port()
             && self.addresses().any(|own| own == to || own == unspecified(to))
             && self.remote.is_none_or(|remote| endpoint(remote) == from)
@@ -153,6 +168,8 @@ pub struct Flow4Tuple {
     pub hash: FlowHash,
     /// CPU that performs the lookup.
     pub cpu: CpuId,
+    /// Device that it came in on, by its place among those of the host.
+    pub device: u8,
 }
 
 impl Flow4Tuple {
@@ -167,6 +184,7 @@ impl Flow4Tuple {
             destination: SocketAddr::new(view.destination()?, to),
             hash: packet.hash,
             cpu,
+            device: packet.headers.device,
         })
     }
 }
@@ -194,6 +212,8 @@ pub struct SocketTable {
     unbound: usize,
     /// All sockets by port.
     all: Trie<OfPort>,
+    /// Length of the longest connection ID that sockets are selected by; 0 if none are.
+    id_bytes_max: usize,
     key: SipHasher13,
 }
 
@@ -239,6 +259,8 @@ enum Members {
     Group(Arc<[Member]>),
     /// Usual members, and exceptions for these CPUs.
     ByCpu(Arc<Members>, Arc<[(CpuId, Members)]>),
+    /// Members by the place that connection IDs say, and those for datagrams without such an ID.
+    ById(Arc<ConnectionIds>, Arc<[Option<SocketId>]>, Arc<Members>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -269,7 +291,7 @@ impl SocketTable {
     fn empty(seed: u64) -> Self {
         let key = SipHasher13::new_with_keys(seed, seed.rotate_left(32) ^ u64::MAX);
         let (listeners, connected, all) = (Trie::default(), Trie::default(), Trie::default());
-        Self { listeners, connected, bound: 0, unbound: 0, all, key }
+        Self { listeners, connected, bound: 0, unbound: 0, all, id_bytes_max: 0, key }
     }
 
     /// Adds a connected socket, or removes it.
@@ -289,8 +311,20 @@ impl SocketTable {
         self.connected = self.connected.with(hash, Few::of(alike));
     }
 
-    /// Finds the socket for a unicast datagram.
+    /// Length of the longest connection ID that sockets are selected by; 0 if none are.
+    #[must_use]
+    pub fn id_bytes_max(&self) -> usize {
+        self.id_bytes_max
+    }
+
+    /// Finds the socket for a unicast datagram, whatever is in it.
     pub fn find(&self, of: &Flow4Tuple) -> FoundSocket {
+        self.find_holding(of, || &[])
+    }
+
+    /// Finds the socket for a unicast datagram. Its payload is asked for where sockets are
+    /// [selected](Binding::select) by it.
+    pub fn find_holding<'a>(&self, of: &Flow4Tuple, payload: impl Fn() -> &'a [u8]) -> FoundSocket {
         let to = of.destination.ip();
         let listeners = self.listeners.get(of.destination.port().into());
         let listeners = listeners.map_or(&[][..], Few::as_slice);
@@ -301,7 +335,7 @@ impl SocketTable {
                 return FoundSocket::One(id);
             }
             if let Ok(at) = listeners.binary_search_by_key(&address, |listener| listener.address) {
-                return FoundSocket::One(self.choose(&listeners[at].members, of));
+                return FoundSocket::One(self.choose(&listeners[at].members, of, &payload));
             }
         }
         FoundSocket::None
@@ -337,13 +371,23 @@ impl SocketTable {
     /// Selects the member for a datagram (`reuseport_select_sock_by_hash`): starting with the one
     /// selected by the hash, the first that prefers this CPU, if any does; else the one selected by
     /// the hash.
-    fn choose(&self, members: &Members, of: &Flow4Tuple) -> SocketId {
+    fn choose<'a>(
+        &self,
+        members: &Members,
+        of: &Flow4Tuple,
+        payload: &impl Fn() -> &'a [u8],
+    ) -> SocketId {
         let members = match members {
             Members::One(only) => return *only,
             Members::Group(members) => members,
             Members::ByCpu(usual, here) => {
                 let here = here.iter().find(|(cpu, _)| *cpu == of.cpu);
-                return self.choose(here.map_or(usual, |(_, members)| members), of);
+                return self.choose(here.map_or(usual, |(_, members)| members), of, payload);
+            }
+            Members::ById(ids, by_place, usual) => {
+                let place = ids.place_of_datagram(payload());
+                let chosen = place.and_then(|place| *by_place.get(usize::from(place.0))?);
+                return chosen.unwrap_or_else(|| self.choose(usual, of, payload));
             }
         };
         if let [only] = &**members {
