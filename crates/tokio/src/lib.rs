@@ -31,7 +31,7 @@ use std::task::{Context, Poll, ready};
 
 use forebay::net::{Datagrams, Net, Received, Transmit};
 use tokio::io::unix::AsyncFd;
-pub use tokio::io::{Interest, Ready, ReadBuf};
+pub use tokio::io::{Interest, ReadBuf, Ready};
 
 /// A UDP socket of a [`Net`], on a tokio runtime.
 ///
@@ -56,6 +56,7 @@ impl UdpSocket {
     ///
     /// # Panics
     /// Outside of a runtime whose I/O is enabled.
+    #[expect(deprecated, reason = "a socket's descriptor is one and the same while it lives")]
     pub fn new(socket: forebay::net::UdpSocket) -> io::Result<Self> {
         socket.set_nonblocking(true);
         socket.descriptor()?;
@@ -366,7 +367,6 @@ impl UdpSocket {
     pub fn poll_send(&self, cx: &mut Context<'_>, payload: &[u8]) -> Poll<io::Result<usize>> {
         self.poll_io(cx, Interest::WRITABLE, |socket| socket.send(payload))
     }
-
 }
 
 fn first(of: impl ToSocketAddrs) -> io::Result<SocketAddr> {
