@@ -80,6 +80,8 @@ forebay-engine: buf rx sys device
 forebay-control: buf rx sys device engine
 forebay-run: buf rx sys device engine control
 forebay: buf rx sys device stack engine control
+forebay-tokio: forebay
+forebay-quinn: sys forebay tokio
 forebay-sim: buf rx sys device stack engine
 forebay-cli: buf rx sys device stack engine control run forebay sim
 forebay-testkit: buf rx stack"

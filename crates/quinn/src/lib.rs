@@ -43,6 +43,11 @@
 
 #![forbid(unsafe_code)]
 
+/// The blocks of a chapter of the book: they compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/guide/async-sockets.md")]
+struct Chapter;
+
 mod group; //  endpoints at one address
 mod ids; //    connection IDs that say their endpoint
 mod socket; // what quinn sends by and receives from

@@ -153,7 +153,7 @@ fn transport(args: Args) -> TransportConfig {
     transport
 }
 
-/// What goes through one stream: none is like another.
+/// Content of one stream: none is like another.
 fn content(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|at| (at.wrapping_mul(0x9e37_79b1) >> 7).to_le_bytes()[seed % 3]).collect()
 }
@@ -229,7 +229,7 @@ fn datagrams() {
     }
 }
 
-/// What was sent before the connection was closed, and acknowledged, is read after it.
+/// Content that was acknowledged before the connection was closed is read after it.
 fn read_after_close() {
     const MESSAGE: &[u8] = b"goodbye!";
     for role in [Ours::Server, Ours::Client] {

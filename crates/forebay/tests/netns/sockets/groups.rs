@@ -116,7 +116,7 @@ fn shown_by_ip(device: &str) -> String {
     String::from_utf8(shown.unwrap().stdout).unwrap()
 }
 
-/// What is sent to a group leaves by the chosen device, with the TTL of groups.
+/// Datagrams to a group leave by the chosen device, with the TTL of groups.
 fn options() {
     let hosts = TwoCables::new();
     let (net, engine) = hosts.over(Via::AfXdp);

@@ -230,7 +230,7 @@ fn kernel_send(socket: &KernelSocket, payload: &[u8], to: SocketAddr, marks: (u8
     sendmsg(socket.as_raw_fd(), &payload, &control, MsgFlags::empty(), Some(&to)).unwrap();
 }
 
-/// What the kernel sends is read with all that its headers say, on both devices.
+/// Datagrams of the kernel are read with all that its headers say, on both devices.
 fn reads_kernel() {
     each_via(|via| {
         let hosts = TwoCables::new();
