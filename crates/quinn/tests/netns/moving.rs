@@ -1,5 +1,10 @@
 //! Clients that change their address while they read: the example's, ten times in one file.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
 use forebay::Via;
 use forebay::net::EndpointIndex;
 use forebay_quinn::EndpointGroup;
@@ -11,18 +16,20 @@ use crate::serve::Server;
 use crate::{Trial, tls};
 
 pub(crate) const TRIALS: &[Trial] = &[
-    ("udp_12_moving_client_keeps_its_endpoint", || moves(Via::AfXdp)),
-    ("udp_12_moving_client_keeps_its_endpoint_copied", || moves(Via::AfPacket)),
+    ("udp_12_moving_client_keeps_its_endpoint", || moves(Via::AfXdp, false)),
+    ("udp_12_moving_client_keeps_its_endpoint_copied", || moves(Via::AfPacket, false)),
+    ("udp_12_steering_changes_keep_the_endpoint", || moves(Via::AfXdp, true)),
     ("udp_12_group_refuses_what_cannot_be", refused),
 ];
 
-const FILE_BYTES: usize = 24 << 20;
+const FILE_BYTES: usize = 16 << 20;
 const MOVES: u32 = 10;
 
 /// Several clients, one after the other, each with another endpoint perhaps: whatever its addresses, its
-/// datagrams reach the endpoint that it began with, and the file is whole.
-fn moves(via: Via) {
-    const CLIENTS: u64 = 6;
+/// datagrams reach the endpoint that it began with, and the file is whole. In a storm, masks and flow keys change
+/// all the while.
+fn moves(via: Via, is_storm: bool) {
+    const CLIENTS: u64 = 4;
     let folder = tempfile::tempdir().unwrap();
     let content: Vec<u8> = (0..FILE_BYTES).map(|at| (at >> 3).to_le_bytes()[at % 3]).collect();
     std::fs::write(folder.path().join("file"), &content).unwrap();
@@ -41,6 +48,7 @@ fn moves(via: Via) {
         let counts = server.counts();
         counts.iter().map(|(_, counts)| (counts.connections, counts.socket.queued)).collect()
     };
+    let storm = is_storm.then(|| Storm::begin(&hosts));
     for client in 0..CLIENTS {
         let before = counted();
         let fetched = hosts.far.run(|| {
@@ -64,6 +72,7 @@ fn moves(via: Via) {
         let others: u64 = grown.iter().filter(|grown| grown.0 == 0).map(|grown| grown.1).sum();
         assert_eq!(others, 0, "no datagram went elsewhere: {grown:?}");
     }
+    let changes = storm.map(Storm::end);
     let counts = server.counts();
     assert_eq!(counts.iter().map(|(_, counts)| counts.connections).sum::<u64>(), CLIENTS);
     for (at, (cpu, counts)) in counts.iter().enumerate() {
@@ -73,11 +82,46 @@ fn moves(via: Via) {
             counts.connections, counts.socket.queued
         );
         assert_eq!(counts.socket.rcvbuf_errors, 0);
+        // All but the first ones after each move, and what was on its way.
+        assert!(is_storm || here * 5 >= counts.socket.queued * 4, "its own CPU's");
     }
+    eprintln!("{changes:?} changes of steering");
     hosts.stop();
     server.end();
     drop(runtime);
     hosts.end();
+}
+
+/// A thread that changes how packets are steered, again and again.
+struct Storm {
+    is_over: Arc<AtomicBool>,
+    thread: JoinHandle<u64>,
+}
+
+impl Storm {
+    fn begin(hosts: &Hosts) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (over, control) = (Arc::clone(&is_over), hosts.control.clone());
+        let keys = ["auto", "auto,quic:4433:12", "outer", "inner,quic:4433:12"];
+        let thread = thread::spawn(move || {
+            let mut changes = 0;
+            while !over.load(Ordering::Relaxed) {
+                for (key, mask) in keys.iter().zip(["1", "2", "3", "0"]) {
+                    control.set("flow_key", key).unwrap();
+                    control.set("rps_cpus", mask).unwrap();
+                    changes += 2;
+                    thread::sleep(Duration::from_millis(5));
+                }
+            }
+            changes
+        });
+        Self { is_over, thread }
+    }
+
+    fn end(self) -> u64 {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
 }
 
 fn refused() {

@@ -165,7 +165,12 @@ impl fmt::Debug for ConnectionIds {
 
 #[cfg(test)]
 mod tests {
+    use forebay_buf::Region;
+    use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+    use forebay_rx::packet::Arrival;
     use proptest::prelude::*;
+
+    use crate::network::compose::{UdpHeaders, emit_udp};
 
     use super::*;
 
@@ -217,5 +222,37 @@ mod tests {
         assert!(hits <= 1, "{hits} of 2^20, where 2^-29 of them fit by chance");
         let share = f64::from(guesses) / 8.0;
         assert!(places.iter().all(|&of| (f64::from(of) / share - 1.0).abs() < 0.02), "{places:?}");
+    }
+
+    /// Datagrams of one connection stay together; those of several are told.
+    #[test]
+    fn udp_12_merged_connections_are_told_apart() {
+        const SEGMENT: usize = 100;
+        let share = vec![ChunkClass { chunk_bytes: 4 << 10, chunks: 1 }];
+        let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+        let mut pool = carve(region, &[share]).unwrap().remove(0);
+        let ids = ConnectionIds::new([6; 16], 12).unwrap();
+        let address = |last| std::net::SocketAddr::from(([10, 0, 0, last], 443));
+        for (others, expected) in [([1, 1, 1], false), ([1, 1, 2], true), ([2, 1, 1], true)] {
+            let mut payload = Vec::new();
+            for nonce in others {
+                let id = ids.issue(EndpointIndex(0), [nonce; 16]);
+                payload.extend([&[0x40 | nonce], id.as_bytes(), &[nonce; SEGMENT - 13]].concat());
+            }
+            let mut frame = pool.allocate(1000).unwrap();
+            frame.copy_from(&payload);
+            let gso_size = u16::try_from(SEGMENT).unwrap();
+            let (source, destination) = (address(1), address(2));
+            let to =
+                UdpHeaders { link_addresses: None, source, destination, ttl: 64, tos: 0, gso_size };
+            let headers = emit_udp(&mut frame, &to).unwrap();
+            let len_bytes = frame.len_bytes();
+            let mut packet = Packet::received(frame, Arrival(0), len_bytes, headers.link);
+            packet.headers = headers;
+            assert!(!has_several(&packet, 12), "one datagram");
+            packet.set_gso_size(gso_size);
+            assert_eq!(has_several(&packet, 12), expected, "{others:?}");
+            pool.put(packet.frame);
+        }
     }
 }

@@ -271,10 +271,10 @@ fn ended() {
     hosts.end();
 }
 
-#[expect(dead_code, reason = "the law that futures of calls may move between threads")]
-fn futures_are_send(socket: &UdpSocket) -> impl Future<Output = ()> + Send {
-    async {
-        drop(socket.recv_from(&mut []).await);
-        drop(socket.send_to(&[], SocketAddr::from(([0; 4], 0))).await);
-    }
+/// Futures of calls may move between threads: this compiles.
+#[expect(dead_code, reason = "the compiler is the judge")]
+fn futures_are_send(socket: &UdpSocket) {
+    fn judge(_: impl Future + Send) {}
+    judge(socket.recv_from(&mut []));
+    judge(socket.send_to(&[], SocketAddr::from(([0; 4], 0))));
 }
