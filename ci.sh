@@ -82,6 +82,8 @@ forebay-engine: buf rx sys device
 forebay-control: buf rx sys device engine
 forebay-run: buf rx sys device engine control
 forebay: buf rx sys device stack engine control
+forebay-tokio: forebay
+forebay-quinn: sys forebay tokio
 forebay-sim: buf rx sys device stack engine
 forebay-cli: buf rx sys device stack engine control run forebay sim
 forebay-testkit: buf rx stack"
@@ -194,7 +196,7 @@ tests_listed() {
             print substr($0, RSTART + 3, RLENGTH - 3), FILENAME, FNR
             is_test = 0
         }
-        under_tests && (match($0, /(^|[ \[]|judge|trial|trial_inside|Trial::test)\("[a-z0-9]+_[a-z0-9_]+", [a-zA-Z|{&]/) ||
+        under_tests && (match($0, /(^|[ \[]|judge|trial|trial_inside|Trial::test)\("[a-z0-9]+_[a-z0-9_]+", [a-zA-Z|{&(]/) ||
             match($0, /let name = "[a-z0-9]+_[a-z0-9_]+"/) || opened && match($0, /^ *"[a-z0-9]+_[a-z0-9_]+",$/)) {
             split(substr($0, RSTART, RLENGTH), part, "\"")
             print part[2], FILENAME, FNR

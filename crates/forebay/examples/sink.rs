@@ -10,7 +10,8 @@ use std::net::SocketAddr;
 use std::{io, thread};
 
 use clap::Parser;
-use forebay::net::{Datagrams, Net, SocketCounts, UdpSocket};
+use forebay::net::counters::SocketCounts;
+use forebay::net::{Datagrams, Net, UdpSocket};
 use serde::Serialize;
 
 use crate::ending::From;

@@ -143,6 +143,11 @@
 
 #![forbid(unsafe_code)]
 
+/// The blocks of a chapter of the book: they compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/guide/datagrams.md")]
+struct Chapter;
+
 pub mod net; // UDP sockets
 
 pub use forebay_buf::{Frame, Pool};

@@ -17,6 +17,7 @@ use crate::network::{
     ErrorRefusal, Identity, NetworkCounters, NetworkDrop, NetworkLayer, NetworkVerdict,
 };
 use crate::socket::SocketId;
+use crate::socket::connection_id;
 use crate::socket::queue::{Enqueue, SocketQueueProducer};
 use crate::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
 use crate::socket::table::{FoundSocket, LookupKey, SocketTable};
@@ -51,6 +52,8 @@ pub struct Stack {
     tunnelled: Vec<Packet>,
     /// Datagrams that the socket had no room for; empty between turns.
     refused: Vec<Packet>,
+    /// Datagrams of several connections, one by one; empty between packets.
+    apart: Vec<Packet>,
     /// Sockets matching one datagram; empty between packets.
     found: Vec<SocketId>,
     /// Sockets whose readers are woken at the end of the turn.
@@ -70,6 +73,8 @@ pub struct Stack {
 struct RxContext<'a> {
     /// Identity of this host on the device that the packets arrived on.
     identity: &'a Identity,
+    /// The device itself, as datagrams tell it.
+    device: u8,
     /// Current time, in ns.
     now_ns: u64,
     /// Packet memory of this CPU.
@@ -106,6 +111,7 @@ impl Stack {
             run_for: SocketId(0),
             tunnelled: Vec::new(),
             refused: Vec::new(),
+            apart: Vec::new(),
             found: Vec::new(),
             sleepers: Vec::new(),
             expired: Vec::new(),
@@ -266,7 +272,12 @@ impl Stack {
     }
 
     /// Finds the socket of a datagram.
-    fn deliver(&mut self, packet: Packet, context: &mut RxContext<'_>) {
+    fn deliver(&mut self, mut packet: Packet, context: &mut RxContext<'_>) {
+        packet.headers.device = context.device;
+        let id_bytes = self.table.id_bytes_max();
+        if id_bytes > 0 && connection_id::has_several(&packet, id_bytes) {
+            return self.deliver_apart(packet, context);
+        }
         let Some(wanted) = LookupKey::of(&packet, self.cpu) else {
             // Without addresses and ports there is no key to look a socket up by.
             return self.drop_datagram(packet, NetworkDrop::PktTooSmall, context.pool);
@@ -274,10 +285,21 @@ impl Stack {
         if !context.identity.is_own(wanted.destination.ip()) {
             return self.deliver_to_all(packet, &wanted, context);
         }
-        match self.table.find(&wanted) {
+        match self.table.find_holding(&wanted, || packet.view().payload()) {
             FoundSocket::One(socket) => self.put(socket, packet, context),
             FoundSocket::None => self.answer_unreachable(packet, context),
         }
+    }
+
+    /// Delivers merged datagrams of several QUIC connections one by one: each may belong to another
+    /// endpoint.
+    fn deliver_apart(&mut self, packet: Packet, context: &mut RxContext<'_>) {
+        let mut apart = take(&mut self.apart);
+        match cut(packet, context.pool, &mut apart) {
+            Ok(()) => apart.drain(..).for_each(|packet| self.deliver(packet, context)),
+            Err(packet) => self.drop_datagram(packet, NetworkDrop::Nomem, context.pool),
+        }
+        self.apart = apart;
     }
 
     fn answer_unreachable(&mut self, packet: Packet, context: &mut RxContext<'_>) {
@@ -387,6 +409,7 @@ impl Handler for Stack {
             (take(&mut self.answers), take(&mut self.observations));
         let mut context = RxContext {
             identity: &identity,
+            device: u8::try_from(device).unwrap_or(u8::MAX),
             now_ns: self.host.now_ns(),
             pool: batch.pool,
             policy: self.host.policy(),

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::thread;
 
 use clap::Args;
-use forebay::net::{Addresses, NetConfig, NetworkDrop, Stack};
+use forebay::net::counters::NetworkDrop;
+use forebay::net::{Addresses, NetConfig, Stack};
 use forebay::{Config, CpuList, Device, DeviceConfig, DropReason, Outcome, Stopper, Via};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;

@@ -11,6 +11,7 @@ use forebay_rx::parse::{Link, Network};
 use forebay_stack::network::compose::LinkAddresses;
 
 use super::endpoint::Inner;
+use super::message::DeviceIndex;
 use super::transmit::Between;
 
 /// One datagram, or several of one sender that were merged (see [`gso_size`](Self::gso_size)).
@@ -109,13 +110,22 @@ impl Datagram {
         if self.answer.is_some() {
             return 0;
         }
-        let bytes = self.packet.frame.data();
-        let network = bytes.get(usize::from(self.packet.headers.network_offset)..);
-        match (self.packet.headers.network, network) {
-            (Network::Ipv4, Some(&[_, class, ..])) => class,
-            (Network::Ipv6, Some(&[high, low, ..])) => high << 4 | low >> 4,
-            _ => 0,
+        traffic_class_of(&self.packet)
+    }
+
+    /// Time to live, or hop limit, as it arrived.
+    #[must_use]
+    pub fn ttl(&self) -> u8 {
+        if self.answer.is_some() {
+            return 0;
         }
+        ttl_of(&self.packet)
+    }
+
+    /// Device that it came in on.
+    #[must_use]
+    pub fn device(&self) -> DeviceIndex {
+        DeviceIndex(self.packet.headers.device)
     }
 
     /// Explicit congestion notification bits (RFC 3168).
@@ -188,6 +198,27 @@ impl Datagram {
 impl fmt::Debug for Datagram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Datagram({} bytes from {})", self.payload().len(), self.source())
+    }
+}
+
+/// Bytes of a packet from its IP header on.
+fn ip_bytes(packet: &Packet) -> &[u8] {
+    packet.frame.data().get(usize::from(packet.headers.network_offset)..).unwrap_or_default()
+}
+
+pub(super) fn traffic_class_of(packet: &Packet) -> u8 {
+    match (packet.headers.network, ip_bytes(packet)) {
+        (Network::Ipv4, &[_, class, ..]) => class,
+        (Network::Ipv6, &[high, low, ..]) => high << 4 | low >> 4,
+        _ => 0,
+    }
+}
+
+pub(super) fn ttl_of(packet: &Packet) -> u8 {
+    match (packet.headers.network, ip_bytes(packet)) {
+        (Network::Ipv4, &[_, _, _, _, _, _, _, _, ttl, ..])
+        | (Network::Ipv6, &[_, _, _, _, _, _, _, ttl, ..]) => ttl,
+        _ => 0,
     }
 }
 

@@ -42,16 +42,24 @@
 //! # }
 //! ```
 
+pub mod connection_id; // IDs that name a QUIC endpoint
+pub mod counters; // counters of the stack and of sockets
 mod datagram; //   datagrams as read
 mod directory; //  all sockets by id
 mod endpoint; //   the state of a socket
+mod fragment_ids; // numbers of datagrams that leave in fragments
 mod host; //       the host of each CPU's stack
 mod identities; // addresses of this host on each device
+mod memberships; // multicast groups
+pub mod message; // datagrams with control data
 mod neighbours; // next hops and their link-layer addresses
+mod options; //    options of a socket
+mod sending; //    from a socket to the transmit path
 mod shared; //     state shared by sockets and stacks
 mod snmp; //       counters in the lines of /proc/net/snmp
 mod transmit; //   headers, next hop, device
 mod udp; //        the public socket type
+mod unbound; //    sockets that are not bound yet
 mod unsent; //     counters of datagrams not sent
 mod wake; //       wake-up of readers
 mod waiting; //    sleep until a socket is readable or writable
@@ -61,7 +69,6 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 pub use datagram::{Datagram, Datagrams, NoRoom};
-use endpoint::Inner;
 use forebay_control::Control;
 use forebay_device::{Device, Via};
 use forebay_engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
@@ -69,22 +76,20 @@ use forebay_rx::CpuId;
 pub use forebay_stack::Stack;
 use forebay_stack::network::neighbours::NeighbourDrops;
 use forebay_stack::network::reassembly::Fragments;
-use forebay_stack::network::{NetworkConfig, NetworkLayer};
-pub use forebay_stack::network::{NetworkCounters, NetworkDrop};
-use forebay_stack::socket::SocketId;
+use forebay_stack::network::{NetworkConfig, NetworkCounters, NetworkLayer};
 use forebay_stack::socket::copy_cache::{self, CopyCache};
 pub use forebay_stack::socket::reclaim::ReclaimPolicy;
 use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimCounters, SharedPolicy};
-use forebay_stack::socket::table::{Binding, Reuse};
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 use host::CpuHost;
 pub use identities::Addresses;
+use message::DeviceIndex;
 use neighbours::KernelNeighbours;
 use shared::{NetDevice, NetParts, NetState};
 use transmit::Transmitter;
-pub use udp::{SocketCounts, UdpSocket};
-use wake::Wake;
+pub use udp::UdpSocket;
+pub use unbound::SocketOptions;
 
 /// Configuration of the socket layer.
 #[derive(Clone, Debug)]
@@ -206,7 +211,9 @@ impl Net {
         let mut senders = engine.take_senders();
         let home = senders.first().map(forebay_buf::Pool::return_handle);
         let transmitters = senders.drain(..).zip(ways);
-        let transmitters = transmitters.map(|(pool, ways)| Transmitter::new(pool, ways)).collect();
+        let transmitters = transmitters
+            .map(|(pool, ways)| Transmitter::new((pool, Arc::clone(&shared.fragment_ids)), ways))
+            .collect();
         if let Some(home) = home {
             shared.complete(transmitters, engine.flows(), home);
         }
@@ -225,20 +232,20 @@ impl Net {
 
     /// Options of a new socket, to be set before it is bound.
     pub fn socket(&self) -> SocketOptions {
-        SocketOptions {
-            net: self.clone(),
-            reuse: Reuse::None,
-            cpu: None,
-            is_v6_only: false,
-            rcvbuf: self.0.rmem_default,
-            is_reserved: true,
-        }
+        SocketOptions::of(self)
     }
 
     /// The CPUs that datagrams are delivered on.
     #[must_use]
     pub fn cpus(&self) -> &[CpuId] {
         self.0.cpus()
+    }
+
+    /// Device of this name.
+    #[must_use]
+    pub fn device_named(&self, name: &str) -> Option<DeviceIndex> {
+        let index = self.0.devices.iter().position(|device| device.name == name)?;
+        u8::try_from(index).ok().map(DeviceIndex)
     }
 
     /// Sets the policy for the memory of datagrams.
@@ -305,80 +312,6 @@ impl Net {
     /// If the kernel's addresses cannot be read.
     pub fn refresh_addresses(&self) -> Result<()> {
         identities::refresh(&self.0.devices)
-    }
-}
-
-/// Options of a socket that is not bound yet.
-#[derive(Clone, Debug)]
-#[must_use]
-pub struct SocketOptions {
-    net: Net,
-    reuse: Reuse,
-    cpu: Option<CpuId>,
-    is_v6_only: bool,
-    rcvbuf: u32,
-    is_reserved: bool,
-}
-
-impl SocketOptions {
-    /// Shares the address with other sockets that use this option (`SO_REUSEPORT`); the flow's hash
-    /// selects one of them.
-    pub fn reuse_port(mut self) -> Self {
-        self.reuse = Reuse::Hash;
-        self
-    }
-
-    /// Shares the address with other sockets, one per CPU (`SO_REUSEPORT` with `SO_INCOMING_CPU`):
-    /// this one receives the datagrams delivered on `cpu`. On a CPU without a socket, the flow's
-    /// hash selects one.
-    pub fn reuse_port_on(mut self, cpu: CpuId) -> Self {
-        (self.reuse, self.cpu) = (Reuse::ThisCpu, Some(cpu));
-        self
-    }
-
-    /// Sets whether an IPv6 socket ignores IPv4 (`IPV6_V6ONLY`).
-    pub fn v6_only(mut self, is_v6_only: bool) -> Self {
-        self.is_v6_only = is_v6_only;
-        self
-    }
-
-    /// Sets the receive buffer, in bytes, at most `rmem_max` (`SO_RCVBUF`).
-    pub fn recv_buffer_size(mut self, bytes: u32) -> Self {
-        self.rcvbuf = bytes.min(self.net.0.rmem_max);
-        self
-    }
-
-    /// Sets whether the port is reserved in the kernel, if the kernel has a device too. Default:
-    /// true.
-    pub fn reserve(mut self, is_reserved: bool) -> Self {
-        self.is_reserved = is_reserved;
-        self
-    }
-
-    /// Binds the socket.
-    ///
-    /// # Errors
-    /// `EADDRINUSE` if another socket here, or a kernel socket, has the address; `EADDRNOTAVAIL` if
-    /// it is not an address of this host; and if no descriptors are left.
-    pub fn bind(self, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
-        let Self { net: Net(shared), reuse, cpu, is_v6_only, rcvbuf, is_reserved } = self;
-        let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address to bind to");
-        let mut local = local.to_socket_addrs()?.next().ok_or_else(none)?;
-        let is_shared = reuse != Reuse::None;
-        let is_kernels = shared.devices.iter().any(|device| device.kernels.is_some());
-        let reserved = if is_reserved && is_kernels {
-            Some(sys::udp_reserve::reserve(local, is_shared, is_v6_only)?)
-        } else {
-            None
-        };
-        if let Some(reserved) = &reserved {
-            local.set_port(reserved.local_addr()?.port());
-        }
-        let wake = Arc::new(Wake::default());
-        let binding =
-            Binding { reuse, cpu, is_v6_only, ..Binding::new(SocketId(0), endpoint::plain(local)) };
-        let bound = shared.bind(binding, rcvbuf, Arc::<Wake>::clone(&wake))?;
-        Ok(UdpSocket(Arc::new(Inner::new(shared, bound, wake, reserved))))
     }
 }
 

@@ -20,6 +20,8 @@ use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;
 
 use super::directory::Directory;
+use super::fragment_ids::FragmentIds;
+use super::memberships::Groups;
 use super::transmit::Transmitter;
 use super::unsent::Unsent;
 use super::waiting::Blocked;
@@ -59,6 +61,9 @@ pub(super) struct NetState {
     queues: Box<[usize]>,
     late: OnceLock<Late>,
     pub(super) blocked: Blocked,
+    pub(super) groups: Groups,
+    /// Number of the next datagram that leaves in fragments.
+    pub(super) fragment_ids: Arc<FragmentIds>,
     pub(super) policy: SharedPolicy,
     /// Reason why there are no copy caches, if there are none.
     pub(super) no_copy_cache: Option<String>,
@@ -115,6 +120,21 @@ impl Routes {
         by_default
     }
 
+    /// Source address for a destination that is sent to by this device, whatever leads there.
+    pub(super) fn find_by(
+        &self,
+        device: usize,
+        destination: IpAddr,
+    ) -> Option<(usize, Option<IpAddr>)> {
+        let identity = self.0.get(device)?;
+        Some((device, Some(identity.source_towards(destination)?)))
+    }
+
+    /// True if the address is one of this host's.
+    pub(super) fn is_own(&self, address: IpAddr) -> bool {
+        self.0.iter().any(|identity| identity.is_own(address))
+    }
+
     /// Addresses of this host on a device.
     pub(super) fn identity(&self, device: usize) -> &Identity {
         &self.0[device]
@@ -158,6 +178,8 @@ impl NetState {
             queues: parts.queues.into(),
             late: OnceLock::new(),
             blocked: Blocked::default(),
+            groups: Groups::default(),
+            fragment_ids: Arc::new(FragmentIds::new(sys::random_key())),
             policy: parts.policy,
             no_copy_cache: parts.no_copy_cache,
             rmem_default: parts.rmem_default,

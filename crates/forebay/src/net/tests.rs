@@ -24,7 +24,7 @@ use forebay_stack::socket::copy_cache::CopyCache;
 use forebay_stack::socket::queue::{Awake, SocketQueueConfig, open};
 use forebay_stack::socket::reader::SocketReader;
 use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimPolicy, SharedPolicy};
-use forebay_stack::socket::table::Binding;
+use forebay_stack::socket::table::{Binding, Membership};
 use forebay_testkit::host::{FixedHost, SentPackets};
 use proptest::prelude::*;
 
@@ -159,7 +159,7 @@ impl Rig {
         for id in 0..SOCKETS {
             // The second socket receives the group only.
             let ip = if id == 0 { IpAddr::from([0; 16]) } else { IpAddr::from(GROUP) };
-            let groups = vec![IpAddr::from(GROUP)];
+            let groups = vec![Membership { group: IpAddr::from(GROUP), device: 0 }];
             let id = SocketId(id.into());
             bindings.push(Binding { groups, ..Binding::new(id, (ip, PORT).into()) });
             let config = SocketQueueConfig { id, rcvbuf, slots: 64, cpus: 1 };

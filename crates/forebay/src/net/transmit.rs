@@ -1,6 +1,7 @@
 //! Transmit side of sockets: headers, next hop, device.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::{fmt, io};
 
 use forebay_buf::Pool;
@@ -11,9 +12,11 @@ use forebay_stack::network::Identity;
 use forebay_stack::network::compose::{
     DEFAULT_TTL, HEADERS_BYTES_MAX, HeaderError, LinkAddresses, UdpHeaders, emit_udp,
 };
+use forebay_stack::network::fragment_out::FragmentedDatagram;
 use forebay_sys::clock::Clock;
 use rustix::io::Errno;
 
+use super::fragment_ids::FragmentIds;
 use super::neighbours::{Hop, KernelNeighbours};
 
 /// Upper bound on datagrams gathered before a flush.
@@ -25,11 +28,13 @@ pub(super) struct SentMarks {
     pub(super) ttl: u8,
     pub(super) tos: u8,
     pub(super) gso_size: u16,
+    /// True if it leaves in fragments where it does not fit in the MTU.
+    pub(super) may_fragment: bool,
 }
 
 impl Default for SentMarks {
     fn default() -> Self {
-        Self { ttl: DEFAULT_TTL, tos: 0, gso_size: 0 }
+        Self { ttl: DEFAULT_TTL, tos: 0, gso_size: 0, may_fragment: false }
     }
 }
 
@@ -56,6 +61,7 @@ pub(super) struct Transmitter {
     now_ns: u64,
     /// Frames for datagrams to be sent. The pool also returns frames of other CPUs to their owners.
     pool: Pool,
+    fragment_ids: Arc<FragmentIds>,
     /// Send paths, by device.
     ways: Vec<SendPath>,
 }
@@ -67,14 +73,17 @@ struct SendPath {
 }
 
 impl Transmitter {
-    pub(super) fn new(pool: Pool, ways: Vec<(Box<dyn Sink>, KernelNeighbours)>) -> Self {
+    pub(super) fn new(
+        (pool, fragment_ids): (Pool, Arc<FragmentIds>),
+        ways: Vec<(Box<dyn Sink>, KernelNeighbours)>,
+    ) -> Self {
         let clock = Clock::machine();
         let now_ns = clock.now_ns();
         let gathered = || Vec::with_capacity(GATHER_MAX);
         let ways = ways.into_iter();
         let ways =
             ways.map(|(sink, neighbours)| SendPath { sink, neighbours, gathered: gathered() });
-        Self { clock, now_ns, pool, ways: ways.collect() }
+        Self { clock, now_ns, pool, fragment_ids, ways: ways.collect() }
     }
 
     /// Sends complete packets, unchanged.
@@ -101,7 +110,11 @@ impl Transmitter {
     ) -> io::Result<Gathered> {
         let gso_size = if payload.len() > marks.gso_size.into() { marks.gso_size } else { 0 };
         let whole = usize::from(gso_size);
-        check_len(if whole > 0 { whole } else { payload.len() }, between, on)?;
+        let fits = check_len(if whole > 0 { whole } else { payload.len() }, between, on);
+        if fits.is_err() && whole == 0 && marks.may_fragment {
+            return self.gather_fragments(device, on, between, (payload, marks));
+        }
+        fits?;
         let Self { now_ns, pool, ways, .. } = self;
         let SendPath { neighbours, gathered, .. } = &mut ways[device];
         let destination = between.destination.ip();
@@ -124,6 +137,49 @@ impl Transmitter {
         match hop {
             Hop::Sought(neighbour) => self.hold(device, neighbour, packet),
             Hop::Known(_) | Hop::Unknown => self.add(device, packet),
+        }
+        Ok(Gathered::Yes)
+    }
+
+    /// The same of a datagram that leaves in fragments: all of them, or none.
+    fn gather_fragments(
+        &mut self,
+        device: usize,
+        on: &Identity,
+        between: Between,
+        (payload, marks): (&[u8], SentMarks),
+    ) -> io::Result<Gathered> {
+        let Between { source, destination } = between;
+        let Self { now_ns, pool, ways, fragment_ids, .. } = self;
+        let SendPath { neighbours, gathered, .. } = &mut ways[device];
+        let hop = neighbours.hop_to(destination.ip(), on, *now_ns, (pool, gathered));
+        let link_addresses = match hop {
+            Hop::Known(link_addresses) => link_addresses,
+            Hop::Sought(_) => on.mac.map(|from| LinkAddresses { to: [0; 6], from }),
+            Hop::Unknown => return Ok(Gathered::NextUnknown),
+        };
+        let SentMarks { ttl, tos, .. } = marks;
+        let headers = UdpHeaders { link_addresses, source, destination, ttl, tos, gso_size: 0 };
+        let id = fragment_ids.next(source.ip(), destination.ip());
+        let mut datagram =
+            FragmentedDatagram::new(payload, headers, on.mtu, id).map_err(refused_headers)?;
+        let (count, bytes) = (datagram.count(), datagram.fragment_bytes_max());
+        let mut frames: Vec<_> = (0..count).map_while(|_| pool.allocate(bytes)).collect();
+        if frames.len() < count {
+            frames.drain(..).for_each(|frame| pool.put(frame));
+            // What has gone makes room for the next.
+            let _ = self.flush_all();
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        for mut frame in frames {
+            let headers = datagram.emit_next(&mut frame);
+            let len_bytes = frame.len_bytes();
+            let mut packet = Packet::received(frame, Arrival(0), len_bytes, headers.link);
+            packet.headers = headers;
+            match hop {
+                Hop::Sought(neighbour) => self.hold(device, neighbour, packet),
+                Hop::Known(_) | Hop::Unknown => self.add(device, packet),
+            }
         }
         Ok(Gathered::Yes)
     }
@@ -171,10 +227,7 @@ impl Transmitter {
             Ok(headers) => packet.headers = headers,
             Err(refused) => {
                 self.pool.put(packet.frame);
-                return Err(match refused {
-                    HeaderError::TooLong => too_long(),
-                    HeaderError::Families => Errno::AFNOSUPPORT.into(),
-                });
+                return Err(refused_headers(refused));
             }
         }
         packet.wire_len = packet.frame.len_bytes();
@@ -239,11 +292,18 @@ impl Transmitter {
     }
 }
 
-/// Checks the length against the MTU. A datagram that does not fit is refused, never fragmented, as
-/// with `IP_PMTUDISC_DO`.
+/// Checks the length against the MTU. A datagram that does not fit is refused, as with
+/// `IP_PMTUDISC_DO`, unless the socket may fragment.
 fn check_len(payload_len: usize, between: Between, on: &Identity) -> io::Result<()> {
     let headers_len = if between.destination.is_ipv4() { 28 } else { 48 };
     if payload_len + headers_len > on.mtu as usize { Err(too_long()) } else { Ok(()) }
+}
+
+fn refused_headers(refused: HeaderError) -> io::Error {
+    match refused {
+        HeaderError::TooLong => too_long(),
+        HeaderError::Families => Errno::AFNOSUPPORT.into(),
+    }
 }
 
 fn too_long() -> io::Error {

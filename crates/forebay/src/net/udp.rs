@@ -14,7 +14,9 @@ use forebay_stack::socket::reader::SocketReader;
 use rustix::io::Errno;
 
 use super::datagram::Datagrams;
-use super::endpoint::{Flush, Inner};
+use super::endpoint::Inner;
+use super::message::{DeviceIndex, Received, Transmit};
+use super::sending::Flush;
 
 /// A UDP socket of a [`Net`](super::Net).
 ///
@@ -66,7 +68,7 @@ impl UdpSocket {
     /// As [`send_to`](Self::send_to); and `ENOTCONN`.
     pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
         let to = self.peer_addr().ok_or(Errno::NOTCONN)?;
-        self.0.send(payload, to, 0, Flush::Now)
+        self.0.send(&Transmit::new(payload, to), Flush::Now)
     }
 
     /// Sends a datagram, never as fragments (`IP_PMTUDISC_DO`).
@@ -78,7 +80,7 @@ impl UdpSocket {
     /// calling thread is an engine CPU's, which may be the one that must collect the memory: then
     /// `WouldBlock`.
     pub fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
-        self.0.send(payload, first(to)?, 0, Flush::Now)
+        self.0.send(&Transmit::new(payload, first(to)?), Flush::Now)
     }
 
     /// Sends a payload as datagrams of `gso_size` bytes each; the last one may be shorter
@@ -87,7 +89,7 @@ impl UdpSocket {
     /// # Errors
     /// As [`send_to`](Self::send_to).
     pub fn send_gso(&self, payload: &[u8], gso_size: u16, to: SocketAddr) -> io::Result<usize> {
-        self.0.send(payload, to, gso_size, Flush::Now)
+        self.0.send(&Transmit { gso_size, ..Transmit::new(payload, to) }, Flush::Now)
     }
 
     /// Sends many datagrams with one notification of the device.
@@ -99,10 +101,37 @@ impl UdpSocket {
         &self,
         datagrams: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
     ) -> io::Result<usize> {
+        let datagrams = datagrams.into_iter();
+        self.send_all(datagrams.map(|(payload, to)| Transmit::new(payload, to)))
+    }
+
+    /// Sends a datagram, or several of one length, with control data of its own (`sendmsg`).
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to). `EINVAL`: a source of another family, an IPv4 TTL of 0, more datagrams
+    /// than [`Transmit::SEGMENTS_MAX`], port 0. A source that is not this host's: `ENETUNREACH`, of IPv6
+    /// `EINVAL`. `EMSGSIZE` also when `gso_size` does not fit in the MTU.
+    pub fn send_msg(&self, message: &Transmit<'_>) -> io::Result<usize> {
+        check_segments(message)?;
+        self.0.send(message, Flush::Now)
+    }
+
+    /// Sends many messages with one notification of the device (`sendmmsg`).
+    ///
+    /// # Errors
+    /// As [`send_msg`](Self::send_msg) if the very first cannot be sent. Otherwise the number of messages
+    /// sent before the first failure is returned.
+    pub fn send_msgs(&self, messages: &[Transmit<'_>]) -> io::Result<usize> {
+        self.send_all(messages.iter().copied())
+    }
+
+    fn send_all<'a>(&self, messages: impl Iterator<Item = Transmit<'a>>) -> io::Result<usize> {
         let mut sent = 0;
         let mut failed = None;
-        for (payload, to) in datagrams {
-            if let Err(error) = self.0.send(payload, to, 0, Flush::Later) {
+        for message in messages {
+            let gathered =
+                check_segments(&message).and_then(|()| self.0.send(&message, Flush::Later));
+            if let Err(error) = gathered {
                 failed = Some(error);
                 break;
             }
@@ -125,6 +154,17 @@ impl UdpSocket {
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let packet = self.0.wait_for(SocketReader::next)?;
         let read = self.0.read(&packet, buffer);
+        self.0.reader().give_back(packet, self.0.shared.policy.load());
+        Ok(read)
+    }
+
+    /// Receives one datagram into `buffer`, with all that its headers say (`recvmsg`).
+    ///
+    /// # Errors
+    /// As [`recv_from`](Self::recv_from).
+    pub fn recv_msg(&self, buffer: &mut [u8]) -> io::Result<Received> {
+        let packet = self.0.wait_for(SocketReader::next)?;
+        let read = self.0.read_message(&packet, buffer);
         self.0.reader().give_back(packet, self.0.shared.policy.load());
         Ok(read)
     }
@@ -203,7 +243,7 @@ impl UdpSocket {
 
     /// Sets whether calls return at once if nothing is queued (`O_NONBLOCK`).
     pub fn set_nonblocking(&self, is_nonblocking: bool) {
-        self.0.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
+        self.0.options.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
     }
 
     /// Sets the longest wait for a datagram; `None`: no limit (`SO_RCVTIMEO`).
@@ -211,7 +251,7 @@ impl UdpSocket {
     /// # Errors
     /// If the time-out is zero, as in `std`.
     pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        set_timeout(&self.0.read_timeout_ns, timeout)
+        set_timeout(&self.0.options.read_timeout_ns, timeout)
     }
 
     /// Sets the longest wait for packet memory to send from; `None`: no limit (`SO_SNDTIMEO`).
@@ -219,7 +259,7 @@ impl UdpSocket {
     /// # Errors
     /// If the time-out is zero, as in `std`.
     pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-        set_timeout(&self.0.write_timeout_ns, timeout)
+        set_timeout(&self.0.options.write_timeout_ns, timeout)
     }
 
     /// Sets whether merged datagrams are read as one (`UDP_GRO`).
@@ -230,17 +270,17 @@ impl UdpSocket {
     /// Sets whether flows follow the CPU that reads them (RFS). Default: true, except for sockets
     /// bound [one per CPU](super::SocketOptions::reuse_port_on).
     pub fn set_followed(&self, is_followed: bool) {
-        self.0.is_followed.store(is_followed, Ordering::Relaxed);
+        self.0.options.is_followed.store(is_followed, Ordering::Relaxed);
     }
 
     /// Sets the time to live, or hop limit, of datagrams sent (`IP_TTL`, `IPV6_UNICAST_HOPS`).
     pub fn set_ttl(&self, ttl: u8) {
-        self.0.ttl.store(ttl, Ordering::Relaxed);
+        self.0.options.ttl.store(ttl, Ordering::Relaxed);
     }
 
     /// Sets DSCP and ECN of datagrams sent (`IP_TOS`, `IPV6_TCLASS`).
     pub fn set_traffic_class(&self, class: u8) {
-        self.0.tos.store(class, Ordering::Relaxed);
+        self.0.options.tos.store(class, Ordering::Relaxed);
     }
 
     /// Sets the receive buffer, in bytes, at most `rmem_max` (`SO_RCVBUF`).
@@ -248,13 +288,64 @@ impl UdpSocket {
         self.0.reader().outlet.account().set_rcvbuf(bytes.min(self.0.shared.rmem_max));
     }
 
-    /// Joins a multicast group. On a device that the kernel has too, the kernel also joins the
-    /// group, and sends the membership report.
+    /// Sets whether datagrams above the MTU leave as fragments, instead of being refused with
+    /// `EMSGSIZE` (`IP_PMTUDISC_WANT` instead of `IP_PMTUDISC_DO`). Those of one [GSO
+    /// payload](Transmit::gso_size) are never fragmented.
+    pub fn set_fragment(&self, may_fragment: bool) {
+        self.0.options.may_fragment.store(may_fragment, Ordering::Relaxed);
+    }
+
+    /// Joins a multicast group on all devices. On a device that the kernel has too, the kernel also
+    /// joins the group, sends membership reports and answers queries (IGMP, MLD); on other devices
+    /// nobody does.
     ///
     /// # Errors
-    /// `EINVAL` if `group` is not a multicast address; the kernel's errors.
+    /// `EINVAL` if `group` is not a multicast address, or not of the socket's family; `EADDRINUSE` if it
+    /// was joined before; `ENOBUFS` beyond 20 groups; the kernel's errors.
     pub fn join_multicast(&self, group: IpAddr) -> io::Result<()> {
-        self.0.join(group)
+        self.0.join(group, None)
+    }
+
+    /// Joins a multicast group on one device (`IP_ADD_MEMBERSHIP`, `IPV6_JOIN_GROUP`).
+    ///
+    /// # Errors
+    /// As [`join_multicast`](Self::join_multicast); `ENODEV` if there is no such device.
+    pub fn join_multicast_on(&self, group: IpAddr, device: DeviceIndex) -> io::Result<()> {
+        self.0.join(group, Some(device))
+    }
+
+    /// Leaves a multicast group on all devices that it was joined on.
+    ///
+    /// # Errors
+    /// `EADDRNOTAVAIL` if it was not joined.
+    pub fn leave_multicast(&self, group: IpAddr) -> io::Result<()> {
+        self.0.leave(group, None)
+    }
+
+    /// Leaves a multicast group on one device (`IP_DROP_MEMBERSHIP`, `IPV6_LEAVE_GROUP`).
+    ///
+    /// # Errors
+    /// As [`leave_multicast`](Self::leave_multicast).
+    pub fn leave_multicast_on(&self, group: IpAddr, device: DeviceIndex) -> io::Result<()> {
+        self.0.leave(group, Some(device))
+    }
+
+    /// Sets the device that datagrams to groups leave by; `None`: the route's (`IP_MULTICAST_IF`).
+    pub fn set_multicast_device(&self, device: Option<DeviceIndex>) {
+        self.0.options.set_multicast_device(device);
+    }
+
+    /// Sets the time to live, or hop limit, of datagrams to groups (`IP_MULTICAST_TTL`,
+    /// `IPV6_MULTICAST_HOPS`). Default: 1.
+    pub fn set_multicast_ttl(&self, ttl: u8) {
+        self.0.options.multicast_ttl.store(ttl, Ordering::Relaxed);
+    }
+
+    /// Sets whether programs of the kernel's on this host hear what is sent to groups (`IP_MULTICAST_LOOP`).
+    /// Default: false, unlike the kernel's: with true, the kernel sends those datagrams. Sockets of this
+    /// process hear none of them.
+    pub fn set_multicast_loop(&self, is_on: bool) {
+        self.0.options.multicast_loop.store(is_on, Ordering::Relaxed);
     }
 
     /// Counters of the socket.
@@ -317,6 +408,15 @@ impl fmt::Debug for UdpSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "UdpSocket({} {})", self.0.id, self.0.local())
     }
+}
+
+/// Refuses more datagrams in one payload than the kernel does.
+fn check_segments(of: &Transmit<'_>) -> io::Result<()> {
+    let len_max = usize::from(of.gso_size) * Transmit::SEGMENTS_MAX;
+    if of.gso_size > 0 && of.payload.len() > len_max {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(())
 }
 
 fn first(of: impl ToSocketAddrs) -> io::Result<SocketAddr> {

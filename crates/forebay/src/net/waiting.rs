@@ -24,7 +24,7 @@ impl Inner {
         &self,
         mut attempt: impl FnMut(&mut SocketReader) -> Option<T>,
     ) -> io::Result<T> {
-        let mut deadline = Deadline::of(&self.read_timeout_ns);
+        let mut deadline = Deadline::of(&self.options.read_timeout_ns);
         loop {
             if let Some(found) = self.try_once(&mut attempt)? {
                 return Ok(found);
@@ -39,7 +39,7 @@ impl Inner {
             if has_ended {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
-            if self.is_nonblocking.load(Ordering::Relaxed) {
+            if self.options.is_nonblocking.load(Ordering::Relaxed) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             sleeper.sleep(deadline.left()?);
@@ -120,7 +120,7 @@ impl Inner {
 
     /// Creates the wait for packet memory of one send call.
     pub(super) fn patience(&self) -> Patience<'_> {
-        Patience { of: self, deadline: Deadline::of(&self.write_timeout_ns), pause: PAUSE }
+        Patience { of: self, deadline: Deadline::of(&self.options.write_timeout_ns), pause: PAUSE }
     }
 }
 
@@ -137,12 +137,12 @@ impl Patience<'_> {
     /// # Errors
     /// `WouldBlock`; `BrokenPipe` once the engine has ended, as no more memory will be returned.
     pub(super) fn wait(&mut self) -> io::Result<()> {
-        let Inner { shared, wake, is_nonblocking, descriptor, .. } = self.of;
+        let Inner { shared, wake, options, descriptor, .. } = self.of;
         if shared.has_ended() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         // A CPU's own thread must not wait: it may be the one that has to return the memory.
-        if is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
+        if options.is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
             if let Some(descriptor) = descriptor.get() {
                 wake.not_writable(descriptor);
                 shared.blocked.add(wake, shared);

@@ -223,6 +223,7 @@ fn try_all(sockets: &Sockets, sender: &UdpSocket, end: &UdpSocket) {
         destination: SocketAddr::new(address, port),
         hash: FlowHash::NONE,
         cpu: CPU,
+        device: 0,
     };
     let addresses = LOCALS.map(|address| address.parse::<IpAddr>().unwrap());
     let own = addresses.into_iter().filter(|address| {

@@ -76,6 +76,9 @@ pub struct Headers {
     pub l4_checksum: Checksum,
     /// Offset of the network header, if there is one.
     pub network_offset: u8,
+    /// Device that the packet was received from, by its index among those of a host, once the stack
+    /// has delivered it (`skb_iif`); 0 until then.
+    pub device: u8,
     /// Offset of the transport header; 0 if this frame has none, or none of it was captured.
     pub transport_offset: u16,
     /// Offset of the transport's payload; 0 if unknown.

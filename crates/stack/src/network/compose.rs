@@ -6,11 +6,11 @@ use forebay_buf::Frame;
 use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{Checksum, Headers, Link, Network, Transport};
 
-const ETHERNET_BYTES: u32 = 14;
-const IPV4_BYTES: u32 = 20;
-const IPV6_BYTES: u32 = 40;
-const UDP_BYTES: u32 = 8;
-const UDP: u8 = 17;
+pub(super) const ETHERNET_BYTES: u32 = 14;
+pub(super) const IPV4_BYTES: u32 = 20;
+pub(super) const IPV6_BYTES: u32 = 40;
+pub(super) const UDP_BYTES: u32 = 8;
+pub(super) const UDP: u8 = 17;
 
 /// Upper bound on the header bytes before a payload: Ethernet, IPv6, UDP.
 pub const HEADERS_BYTES_MAX: u32 = ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES;
@@ -74,12 +74,12 @@ pub fn emit_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, Head
                 return Err(HeaderError::TooLong);
             }
             push_udp(frame, ports, udp_len, headers, pseudo_v4(*source.ip(), *destination.ip()));
-            push_ipv4(frame, *source.ip(), *destination.ip(), headers);
+            push_ipv4(frame, *source.ip(), *destination.ip(), headers, Ipv4Piece::WHOLE);
             Network::Ipv4
         }
         (SocketAddr::V6(source), SocketAddr::V6(destination)) => {
             push_udp(frame, ports, udp_len, headers, pseudo_v6(*source.ip(), *destination.ip()));
-            push_ipv6(frame, udp_len, *source.ip(), *destination.ip(), headers);
+            push_ipv6(frame, UDP, *source.ip(), *destination.ip(), headers);
             Network::Ipv6
         }
         _ => return Err(HeaderError::Families),
@@ -113,11 +113,11 @@ fn noted(link: Link, network: Network, udp_len: u16) -> Headers {
     }
 }
 
-fn pseudo_v4(source: Ipv4Addr, destination: Ipv4Addr) -> Sum {
+pub(super) fn pseudo_v4(source: Ipv4Addr, destination: Ipv4Addr) -> Sum {
     Sum::of_words(&[source.octets(), destination.octets()])
 }
 
-fn pseudo_v6(source: Ipv6Addr, destination: Ipv6Addr) -> Sum {
+pub(super) fn pseudo_v6(source: Ipv6Addr, destination: Ipv6Addr) -> Sum {
     Sum::of(&source.octets()).plus(Sum::of(&destination.octets()))
 }
 
@@ -135,51 +135,77 @@ fn push_udp(
     bytes[2..4].copy_from_slice(&destination.to_be_bytes());
     bytes[4..6].copy_from_slice(&udp_len.to_be_bytes());
     bytes[6..8].fill(0);
-    let checksum = if headers.gso_size > 0 {
-        pseudo.fold()
-    } else {
-        // A checksum field of 0 means that there is no checksum (RFC 768).
-        match !pseudo.plus(Sum::of(bytes)).fold() {
-            0 => u16::MAX,
-            sum => sum,
-        }
-    };
+    let checksum =
+        if headers.gso_size > 0 { pseudo.fold() } else { checksum_of(pseudo.plus(Sum::of(bytes))) };
     bytes[6..8].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Prepends a header without options. DF is set, and so the identification is 0 (RFC 6864).
-fn push_ipv4(frame: &mut Frame, source: Ipv4Addr, destination: Ipv4Addr, headers: &UdpHeaders) {
-    const DONT_FRAGMENT: u8 = 0x40;
+/// Checksum field of a datagram with this sum; never 0, which means no checksum (RFC 768).
+pub(super) fn checksum_of(sum: Sum) -> u16 {
+    match !sum.fold() {
+        0 => u16::MAX,
+        sum => sum,
+    }
+}
+
+/// Identification, flags and offset of an IPv4 packet.
+#[derive(Clone, Copy)]
+pub(super) struct Ipv4Piece {
+    pub(super) id: u16,
+    pub(super) flags_and_offset: u16,
+}
+
+impl Ipv4Piece {
+    /// DF set, and therefore without an identification (RFC 6864).
+    const WHOLE: Self = Self { id: 0, flags_and_offset: 0x4000 };
+}
+
+/// Prepends a header without options.
+pub(super) fn push_ipv4(
+    frame: &mut Frame,
+    source: Ipv4Addr,
+    destination: Ipv4Addr,
+    headers: &UdpHeaders,
+    piece: Ipv4Piece,
+) {
     frame.push(IPV4_BYTES);
     // Lossless: the datagram's length was checked by `emit_udp`.
     let total_len = u16::try_from(frame.len_bytes()).unwrap_or(u16::MAX);
     let bytes = frame.data_mut();
     bytes[0..2].copy_from_slice(&[0x45, headers.tos]);
     bytes[2..4].copy_from_slice(&total_len.to_be_bytes());
-    bytes[4..12].copy_from_slice(&[0, 0, DONT_FRAGMENT, 0, headers.ttl, UDP, 0, 0]);
+    bytes[4..6].copy_from_slice(&piece.id.to_be_bytes());
+    bytes[6..8].copy_from_slice(&piece.flags_and_offset.to_be_bytes());
+    bytes[8..12].copy_from_slice(&[headers.ttl, UDP, 0, 0]);
     bytes[12..16].copy_from_slice(&source.octets());
     bytes[16..20].copy_from_slice(&destination.octets());
     let checksum = !Sum::of(&bytes[..20]).fold();
     bytes[10..12].copy_from_slice(&checksum.to_be_bytes());
 }
 
-fn push_ipv6(
+pub(super) fn push_ipv6(
     frame: &mut Frame,
-    udp_len: u16,
+    next_header: u8,
     source: Ipv6Addr,
     destination: Ipv6Addr,
     headers: &UdpHeaders,
 ) {
+    // Lossless, as above.
+    let payload_len = u16::try_from(frame.len_bytes()).unwrap_or(u16::MAX);
     frame.push(IPV6_BYTES);
     let bytes = frame.data_mut();
     bytes[0..4].copy_from_slice(&[0x60 | headers.tos >> 4, headers.tos << 4, 0, 0]);
-    bytes[4..6].copy_from_slice(&udp_len.to_be_bytes());
-    bytes[6..8].copy_from_slice(&[UDP, headers.ttl]);
+    bytes[4..6].copy_from_slice(&payload_len.to_be_bytes());
+    bytes[6..8].copy_from_slice(&[next_header, headers.ttl]);
     bytes[8..24].copy_from_slice(&source.octets());
     bytes[24..40].copy_from_slice(&destination.octets());
 }
 
-fn push_link(frame: &mut Frame, network: Network, link_addresses: Option<LinkAddresses>) -> Link {
+pub(super) fn push_link(
+    frame: &mut Frame,
+    network: Network,
+    link_addresses: Option<LinkAddresses>,
+) -> Link {
     let Some(LinkAddresses { to, from }) = link_addresses else { return Link::Ip };
     frame.push(ETHERNET_BYTES);
     let bytes = frame.data_mut();

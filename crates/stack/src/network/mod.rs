@@ -11,6 +11,11 @@
 
 #[expect(clippy::indexing_slicing, reason = "it writes headers into room that it made")]
 pub mod compose;
+#[expect(
+    clippy::indexing_slicing,
+    reason = "headers are written into space that was made for them"
+)]
+pub mod fragment_out; // fragmentation of sent datagrams
 mod link; //         link-layer addressing
 mod slots; //        a hash table whose items are linked into lists
 mod wire; //         received and claimed length of a packet

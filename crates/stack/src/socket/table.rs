@@ -28,6 +28,7 @@ use forebay_rx::packet::Packet;
 use trie::Trie;
 
 use super::SocketId;
+use super::connection_id::{ConnectionIds, SelectById};
 
 /// Sharing of an address and port with other sockets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -60,10 +61,22 @@ pub struct Binding {
     /// CPU that the socket's reader runs on, for [`Reuse::ThisCpu`].
     pub cpu: Option<CpuId>,
     /// Multicast groups joined.
-    pub groups: Vec<IpAddr>,
+    pub groups: Vec<Membership>,
     /// True if the socket also receives groups of its family that other sockets of this host have
     /// joined: `IP_MULTICAST_ALL`, the kernel's default.
     pub is_multicast_all: bool,
+    /// Selection by connection ID among the sockets that share its address and port
+    /// (`SO_ATTACH_REUSEPORT_EBPF` of a QUIC server); before that by [`reuse`](Self::reuse).
+    pub select: Option<SelectById>,
+}
+
+/// A multicast group joined on a device, by its place among those of the host.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Membership {
+    /// The group.
+    pub group: IpAddr,
+    /// Device that its datagrams come in on.
+    pub device: u8,
 }
 
 /// Key of sockets that share an address and port: the address, and true if IPv6 only.
@@ -82,6 +95,7 @@ impl Binding {
             cpu: None,
             groups: Vec::new(),
             is_multicast_all: true,
+            select: None,
         }
     }
 
@@ -135,7 +149,8 @@ impl Binding {
         let (to, from) = (of.destination.ip(), endpoint(of.source));
         // For IPv4 datagrams, an IPv6 socket starts without `IP_MULTICAST_ALL`.
         let takes_all = self.is_multicast_all && self.local.is_ipv4() == to.is_ipv4();
-        let wants_group = || takes_all || self.groups.contains(&to);
+        let wants_group =
+            || takes_all || self.groups.contains(&Membership { group: to, device: of.device });
         self.local.port() == of.destination.port()
             && self.addresses().any(|own| own == to || own == unspecified(to))
             && self.remote.is_none_or(|remote| endpoint(remote) == from)
@@ -154,6 +169,8 @@ pub struct LookupKey {
     pub hash: FlowHash,
     /// CPU that performs the lookup.
     pub cpu: CpuId,
+    /// Device that it came in on, by its place among those of the host.
+    pub device: u8,
 }
 
 impl LookupKey {
@@ -168,6 +185,7 @@ impl LookupKey {
             destination: SocketAddr::new(view.destination()?, to),
             hash: packet.hash,
             cpu,
+            device: packet.headers.device,
         })
     }
 }
@@ -195,6 +213,8 @@ pub struct SocketTable {
     unbound: usize,
     /// All sockets by port.
     all: Trie<OfPort>,
+    /// Length of the longest connection ID that sockets are selected by; 0 if none are.
+    id_bytes_max: usize,
     key: SipHasher13,
 }
 
@@ -240,6 +260,8 @@ enum Members {
     Group(Arc<[Member]>),
     /// Members for most CPUs, and exceptions for the CPUs listed.
     ByCpu(Arc<Members>, Arc<[(CpuId, Members)]>),
+    /// Members by the place that connection IDs say, and those for datagrams without such an ID.
+    ById(Arc<ConnectionIds>, Arc<[Option<SocketId>]>, Arc<Members>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -270,7 +292,7 @@ impl SocketTable {
     fn empty(seed: u64) -> Self {
         let key = SipHasher13::new_with_keys(seed, seed.rotate_left(32) ^ u64::MAX);
         let (listeners, connected, all) = (Trie::default(), Trie::default(), Trie::default());
-        Self { listeners, connected, bound: 0, unbound: 0, all, key }
+        Self { listeners, connected, bound: 0, unbound: 0, all, id_bytes_max: 0, key }
     }
 
     /// Adds a connected socket, or removes it.
@@ -290,8 +312,20 @@ impl SocketTable {
         self.connected = self.connected.with(hash, Few::of(alike));
     }
 
-    /// Finds the socket for a unicast datagram.
+    /// Length of the longest connection ID that sockets are selected by; 0 if none are.
+    #[must_use]
+    pub fn id_bytes_max(&self) -> usize {
+        self.id_bytes_max
+    }
+
+    /// Finds the socket for a unicast datagram, whatever its payload.
     pub fn find(&self, of: &LookupKey) -> FoundSocket {
+        self.find_holding(of, || &[])
+    }
+
+    /// Finds the socket for a unicast datagram. `payload` is called only if sockets are
+    /// [selected](Binding::select) by it.
+    pub fn find_holding<'a>(&self, of: &LookupKey, payload: impl Fn() -> &'a [u8]) -> FoundSocket {
         let to = of.destination.ip();
         let listeners = self.listeners.get(of.destination.port().into());
         let listeners = listeners.map_or(&[][..], Few::as_slice);
@@ -302,7 +336,7 @@ impl SocketTable {
                 return FoundSocket::One(id);
             }
             if let Ok(at) = listeners.binary_search_by_key(&address, |listener| listener.address) {
-                return FoundSocket::One(self.choose(&listeners[at].members, of));
+                return FoundSocket::One(self.choose(&listeners[at].members, of, &payload));
             }
         }
         FoundSocket::None
@@ -338,13 +372,23 @@ impl SocketTable {
     /// Selects the member for a datagram (`reuseport_select_sock_by_hash`): the first one that
     /// prefers this CPU, searching from the member that the hash selects; else the member that the
     /// hash selects.
-    fn choose(&self, members: &Members, of: &LookupKey) -> SocketId {
+    fn choose<'a>(
+        &self,
+        members: &Members,
+        of: &LookupKey,
+        payload: &impl Fn() -> &'a [u8],
+    ) -> SocketId {
         let members = match members {
             Members::One(only) => return *only,
             Members::Group(members) => members,
             Members::ByCpu(usual, here) => {
                 let here = here.iter().find(|(cpu, _)| *cpu == of.cpu);
-                return self.choose(here.map_or(usual, |(_, members)| members), of);
+                return self.choose(here.map_or(usual, |(_, members)| members), of, payload);
+            }
+            Members::ById(ids, by_place, usual) => {
+                let place = ids.place_of_datagram(payload());
+                let chosen = place.and_then(|place| *by_place.get(usize::from(place.0))?);
+                return chosen.unwrap_or_else(|| self.choose(usual, of, payload));
             }
         };
         if let [only] = &**members {

@@ -4,6 +4,8 @@
 mod calls; //    what the calls of `std` do
 mod end; //      what waits when a run ends
 mod exchange; // datagrams to and fro
+mod groups; //   multicast
+mod messages; // what headers say, both ways
 mod moving; //   readers that move
 mod shared; //   on an interface that the kernel has too
 mod pressure; // readers that are slow
@@ -21,6 +23,8 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         pressure::TRIALS,
         shared::TRIALS,
         end::TRIALS,
+        messages::TRIALS,
+        groups::TRIALS,
     ]
     .concat();
     let trials = trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test));

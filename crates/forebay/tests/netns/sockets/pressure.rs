@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use forebay::net::{Datagrams, NetConfig, SocketCounts, UdpSocket};
+use forebay::net::counters::SocketCounts;
+use forebay::net::{Datagrams, NetConfig, UdpSocket};
 use forebay_stack::network::{NetworkCounters, NetworkDrop};
 use forebay_stack::socket::reclaim::ReclaimPolicy;
 

@@ -8,7 +8,7 @@
 //! | PPPoE | session and protocol are the same; around all of it, or inside |
 //!
 //! As in the kernel (`encap_mark` in `include/net/gro.h`), one tunnel at most, with PPPoE and VLAN tags
-//! around it and inside it: [`LAYERS_MAX`] headers whose fields are those of each packet. Another tunnel
+//! around it and inside it: [`LAYERS_MAX`](layers::LAYERS_MAX) headers whose fields are those of each packet. Another tunnel
 //! inside is refused by name, whatever it holds. Every length must end where the frame does.
 //!
 //! While a packet is held, its [`Headers`] are those inside, so that segments are compared, added and

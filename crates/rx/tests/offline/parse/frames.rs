@@ -26,6 +26,7 @@ pub(crate) const UDP4: Headers = Headers {
     ip_checksum: Checksum::Good,
     l4_checksum: Checksum::Good,
     network_offset: 14,
+    device: 0,
     transport_offset: 34,
     payload_offset: 42,
     payload_len: 5,

@@ -12,6 +12,7 @@ use super::{
     Binding, Connection, Few, Listener, Member, Members, ReuseportGroup, SocketTable, unspecified,
 };
 use crate::socket::SocketId;
+use crate::socket::connection_id::SelectById;
 
 /// All bound sockets.
 #[derive(Debug)]
@@ -150,6 +151,8 @@ impl Bindings {
         let Binding { id, local, .. } = of.binding;
         let port = local.port().into();
         let table = &mut self.table;
+        let id_bytes = of.binding.select.as_ref().map_or(0, |select| select.ids.id_bytes());
+        table.id_bytes_max = table.id_bytes_max.max(id_bytes);
         let of_port = table.all.get(port).cloned().unwrap_or_default();
         let of_port = of_port.with(id.slot(), now.cloned());
         table.all = table.all.with(port, (!of_port.is_empty()).then_some(of_port));
@@ -242,7 +245,21 @@ impl Spot {
         let of_group = |placed: &&Arc<Placed>| placed.binding.group() == Some(group);
         let mut all: Vec<_> = self.open.values().filter(of_group).collect();
         all.sort_by_key(|placed| placed.bound_as);
-        Members::Group(all.into_iter().map(|placed| Member::of(&placed.binding)).collect())
+        let usual = Members::Group(all.iter().map(|placed| Member::of(&placed.binding)).collect());
+        let Some(SelectById { ids, .. }) = &first.binding.select else { return usual };
+        let mut by_place = Vec::new();
+        for placed in all {
+            let Some(select) = placed.binding.select.as_ref().filter(|select| select.ids == *ids)
+            else {
+                continue;
+            };
+            let place = usize::from(select.place.0);
+            if by_place.len() <= place {
+                by_place.resize(place + 1, None);
+            }
+            by_place[place] = Some(placed.binding.id);
+        }
+        Members::ById(Arc::clone(ids), by_place.into(), Arc::new(usual))
     }
 }
 

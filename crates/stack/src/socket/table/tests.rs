@@ -36,7 +36,7 @@ fn binding() -> impl Strategy<Value = Binding> {
                 is_v6_only: is_v6_only && local.ip().to_canonical().is_ipv6(),
                 reuse,
                 cpu,
-                groups: group.into_iter().collect(),
+                groups: group.map(|group| Membership { group, device: 0 }).into_iter().collect(),
                 is_multicast_all,
                 ..Binding::new(SocketId(0), local)
             }
@@ -112,6 +112,7 @@ fn tuple() -> impl Strategy<Value = LookupKey> {
             },
             hash: FlowHash(hash),
             cpu: CpuId(cpu),
+            device: 0,
         },
     )
 }
@@ -289,6 +290,7 @@ proptest! {
                 destination: local,
                 hash: FlowHash(if has_hash { port.wrapping_mul(0x9e37_79b1) | 1 } else { 0 }),
                 cpu: CpuId(0),
+                device: 0,
             };
             let FoundSocket::One(id) = table.find(&of) else { panic!("none") };
             prop_assert_eq!(table.find(&of), FoundSocket::One(id));
@@ -309,7 +311,7 @@ proptest! {
             .filter(|binding| {
                 let at = [to, unspecified(to)].map(|address| score(binding, address, &of));
                 let takes_all = binding.is_multicast_all && binding.local.is_ipv4() == to.is_ipv4();
-                let wants = takes_all || binding.groups.contains(&to);
+                let wants = takes_all || binding.groups.iter().any(|joined| joined.group == to);
                 at.into_iter().max() > Some(-1) && (!to.is_multicast() || wants)
             })
             .map(|binding| binding.id)
@@ -330,6 +332,7 @@ fn better_bound_socket_wins() {
         destination: local(destination),
         hash: FlowHash(1),
         cpu: CpuId(1),
+        device: 0,
     };
     let bindings = vec![
         bound(0, "[::]:53"),
@@ -353,5 +356,63 @@ fn better_bound_socket_wins() {
         let expected =
             expected.map_or(FoundSocket::None, |number| FoundSocket::One(SocketId(number)));
         assert_eq!(table.find(&of(source, destination)), expected, "{source} to {destination}");
+    }
+}
+
+/// A datagram goes to the endpoint that issued its connection ID, on whatever CPU it is; any other one
+/// goes as the group's rule says, and so does an ID of an endpoint that has closed.
+#[test]
+fn udp_12_group_selects_by_id() {
+    use crate::socket::connection_id::{ConnectionIds, EndpointIndex, SelectById};
+    const ENDPOINTS: u16 = 5;
+    let ids = Arc::new(ConnectionIds::new([9; 16], 12).unwrap());
+    let local = SocketAddr::from(([10, 0, 0, 1], 443));
+    for reuse in [Reuse::Hash, Reuse::ThisCpu] {
+        let bind = |place: u16| Binding {
+            reuse,
+            cpu: (reuse == Reuse::ThisCpu).then_some(CpuId(place)),
+            // Bound in another order than that of their places.
+            select: Some(SelectById {
+                ids: Arc::clone(&ids),
+                place: EndpointIndex(ENDPOINTS - 1 - place),
+            }),
+            ..Binding::new(SocketId(place.into()), local)
+        };
+        let mut bindings = Bindings::new(1);
+        (0..ENDPOINTS).for_each(|place| bindings.insert(bind(place)));
+        assert_eq!(bindings.table().id_bytes_max(), 12);
+        for number in 0..1000u16 {
+            let of = LookupKey {
+                source: SocketAddr::from(([10, 0, 0, 9], number + 1)),
+                destination: local,
+                hash: FlowHash(u32::from(number).wrapping_mul(0x9e37_79b1) | 1),
+                cpu: CpuId(number % 7),
+                device: 0,
+            };
+            let place = number % ENDPOINTS;
+            let id =
+                ids.issue(EndpointIndex(place), u128::from(number).to_be_bytes().map(|b| b ^ 5));
+            let short = [&[0x43], id.as_bytes(), b"payload"].concat();
+            let long = [&[0xe3, 0, 0, 0, 1, 12][..], id.as_bytes(), b"payload"].concat();
+            let issuer = FoundSocket::One(SocketId((ENDPOINTS - 1 - place).into()));
+            for datagram in [short, long] {
+                assert_eq!(bindings.table().find_holding(&of, || &datagram), issuer);
+            }
+            let initial = [&[0xc3, 0, 0, 0, 1, 12][..], &[7; 12], b"client"].concat();
+            let usual = bindings.table().find(&of);
+            assert_eq!(bindings.table().find_holding(&of, || &initial), usual);
+        }
+        bindings.remove(SocketId(0));
+        let id = ids.issue(EndpointIndex(ENDPOINTS - 1), [1; 16]);
+        let short = [&[0x43], id.as_bytes()].concat();
+        let of = LookupKey {
+            source: SocketAddr::from(([10, 0, 0, 9], 1)),
+            destination: local,
+            hash: FlowHash(3),
+            cpu: CpuId(0),
+            device: 0,
+        };
+        let usual = bindings.table().find(&of);
+        assert_eq!(bindings.table().find_holding(&of, || &short), usual);
     }
 }

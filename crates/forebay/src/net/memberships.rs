@@ -1,0 +1,169 @@
+//! Multicast groups: what a socket has joined, and what a device hears.
+//!
+//! On an interface that the kernel has too, the kernel joins as well, by a socket that receives nothing: it
+//! sends the membership reports (IGMP, MLD), answers queries, and has the device let the group's frames
+//! in. On a device of this process alone nothing is reported: frames come if the other end floods them.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use forebay_stack::network::Identity;
+use forebay_stack::socket::table::Membership;
+use forebay_sys::interface::InterfaceIndex;
+use rustix::io::Errno;
+use rustix::net::sockopt;
+
+use super::endpoint::Inner;
+use super::message::DeviceIndex;
+use super::shared::NetState;
+
+/// Most groups that a socket is in, counted by device (`igmp_max_memberships`).
+const MEMBERSHIPS_MAX: usize = 20;
+
+/// Number of sockets in each group, by device.
+#[derive(Debug, Default)]
+pub(super) struct Groups(Mutex<BTreeMap<Membership, usize>>);
+
+impl Inner {
+    /// Joins a group on a device, or on all.
+    pub(super) fn join(&self, group: IpAddr, device: Option<DeviceIndex>) -> io::Result<()> {
+        let group = self.group(group)?;
+        let mut joined = self.joined();
+        let wanted = self.shared.memberships(group, device)?;
+        if wanted.iter().any(|membership| joined.contains(membership)) {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        if joined.len() + wanted.len() > MEMBERSHIPS_MAX {
+            return Err(Errno::NOBUFS.into());
+        }
+        for (number, &membership) in wanted.iter().enumerate() {
+            if let Err(refused) = self.tell_kernel(membership, Change::Join) {
+                for &before in wanted.iter().take(number) {
+                    let _ = self.tell_kernel(before, Change::Leave); // as it was
+                }
+                return Err(refused);
+            }
+        }
+        wanted.iter().for_each(|&membership| self.shared.count_member(membership, Change::Join));
+        joined.extend(wanted);
+        self.publish(&joined);
+        Ok(())
+    }
+
+    /// Leaves a group on a device, or wherever it was joined.
+    pub(super) fn leave(&self, group: IpAddr, device: Option<DeviceIndex>) -> io::Result<()> {
+        let group = self.group(group)?;
+        let mut joined = self.joined();
+        let left = |membership: &Membership| {
+            membership.group == group && device.is_none_or(|of| of.0 == membership.device)
+        };
+        let leaving: Vec<_> = joined.extract_if(.., |membership| left(membership)).collect();
+        if leaving.is_empty() {
+            return Err(Errno::ADDRNOTAVAIL.into());
+        }
+        self.publish(&joined);
+        for membership in leaving {
+            self.shared.count_member(membership, Change::Leave);
+            self.tell_kernel(membership, Change::Leave)?;
+        }
+        Ok(())
+    }
+
+    /// Leaves all, as the socket is closed: the kernel's does by itself.
+    pub(super) fn leave_all(&self) {
+        for membership in self.joined().drain(..) {
+            self.shared.count_member(membership, Change::Leave);
+        }
+    }
+
+    /// A group of a family that this socket has.
+    fn group(&self, group: IpAddr) -> io::Result<IpAddr> {
+        let group = group.to_canonical();
+        if !group.is_multicast() || self.is_ipv4() && group.is_ipv6() {
+            return Err(Errno::INVAL.into());
+        }
+        Ok(group)
+    }
+
+    fn publish(&self, joined: &[Membership]) {
+        self.shared.rebind(self.id, |binding| binding.groups = joined.to_vec());
+    }
+
+    /// Has the kernel join or leave, where it has the device too.
+    fn tell_kernel(&self, membership: Membership, change: Change) -> io::Result<()> {
+        let device = &self.shared.devices[usize::from(membership.device)];
+        let (Some(interface), Some(reserved)) = (device.kernels, &self.reserved) else {
+            return Ok(());
+        };
+        tell(reserved, membership.group, interface, change)
+    }
+
+    fn joined(&self) -> MutexGuard<'_, Vec<Membership>> {
+        self.joined.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Join,
+    Leave,
+}
+
+fn tell(
+    socket: &UdpSocket,
+    group: IpAddr,
+    InterfaceIndex(index): InterfaceIndex,
+    change: Change,
+) -> io::Result<()> {
+    let any = &Ipv4Addr::UNSPECIFIED;
+    match (group, change) {
+        (IpAddr::V4(group), Change::Join) => {
+            sockopt::set_ip_add_membership_with_ifindex(socket, &group, any, index)?;
+        }
+        (IpAddr::V4(group), Change::Leave) => {
+            sockopt::set_ip_drop_membership_with_ifindex(socket, &group, any, index)?;
+        }
+        (IpAddr::V6(group), Change::Join) => {
+            sockopt::set_ipv6_add_membership(socket, &group, index)?;
+        }
+        (IpAddr::V6(group), Change::Leave) => {
+            sockopt::set_ipv6_drop_membership(socket, &group, index)?;
+        }
+    }
+    Ok(())
+}
+
+impl NetState {
+    /// Memberships in a group on one device, or on each.
+    fn memberships(
+        &self,
+        group: IpAddr,
+        device: Option<DeviceIndex>,
+    ) -> io::Result<Vec<Membership>> {
+        let devices = 0..u8::try_from(self.devices.len()).unwrap_or(u8::MAX);
+        let on = |device| Membership { group, device };
+        match device {
+            None => Ok(devices.map(on).collect()),
+            Some(DeviceIndex(device)) if devices.contains(&device) => Ok(vec![on(device)]),
+            Some(_) => Err(Errno::NODEV.into()),
+        }
+    }
+
+    /// Counts a socket in or out. A device hears the groups that some socket is in.
+    fn count_member(&self, membership: Membership, change: Change) {
+        let mut groups = self.groups.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = groups.entry(membership).or_default();
+        *count = match change {
+            Change::Join => *count + 1,
+            Change::Leave => count.saturating_sub(1),
+        };
+        groups.retain(|_, count| *count > 0);
+        let of_device = |of: &&Membership| of.device == membership.device;
+        let heard: Vec<_> = groups.keys().filter(of_device).map(|of| of.group).collect();
+        self.devices[usize::from(membership.device)]
+            .identity
+            .rcu(|identity| Identity { groups: heard.clone(), ..Identity::clone(identity) });
+    }
+}

@@ -1,0 +1,76 @@
+//! Datagrams with all that their headers say: sent with control data of their own, and read into a buffer.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// Datagram to be sent, or several of one length, with control data (`sendmsg`).
+///
+/// Fields that are `None` are as the socket's options say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transmit<'a> {
+    /// Payload.
+    pub payload: &'a [u8],
+    /// Destination.
+    pub destination: SocketAddr,
+    /// Source address, one of this host's (`ipi_spec_dst` of `IP_PKTINFO`, `ipi6_addr`).
+    pub source: Option<IpAddr>,
+    /// Device that it leaves by (`ipi_ifindex`).
+    pub device: Option<DeviceIndex>,
+    /// DSCP, and ECN in the two bits below (`IP_TOS`, `IPV6_TCLASS`).
+    pub traffic_class: Option<u8>,
+    /// Time to live, or hop limit (`IP_TTL`, `IPV6_HOPLIMIT`).
+    pub ttl: Option<u8>,
+    /// Payload bytes of each datagram but the last, if the payload is of several (`UDP_SEGMENT`); else 0.
+    pub gso_size: u16,
+}
+
+impl<'a> Transmit<'a> {
+    /// Maximum number of datagrams in one payload (`UDP_MAX_SEGMENTS`).
+    pub const SEGMENTS_MAX: usize = 128;
+
+    /// Datagram without control data.
+    #[must_use]
+    pub fn new(payload: &'a [u8], destination: SocketAddr) -> Self {
+        Self {
+            payload,
+            destination,
+            source: None,
+            device: None,
+            traffic_class: None,
+            ttl: None,
+            gso_size: 0,
+        }
+    }
+}
+
+/// Description of a datagram that was read into a buffer (`recvmsg`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Received {
+    /// Bytes in the buffer.
+    pub len: usize,
+    /// True if the datagram was longer than the buffer (`MSG_TRUNC`).
+    pub is_truncated: bool,
+    /// Sender.
+    pub source: SocketAddr,
+    /// Destination: one of this host's addresses, a group or a broadcast address (`ipi_addr`).
+    pub destination: SocketAddr,
+    /// Device that it came in on (`ipi_ifindex`).
+    pub device: DeviceIndex,
+    /// DSCP, and ECN in the two bits below (`IP_RECVTOS`, `IPV6_RECVTCLASS`).
+    pub traffic_class: u8,
+    /// Time to live, or hop limit (`IP_RECVTTL`, `IPV6_RECVHOPLIMIT`).
+    pub ttl: u8,
+    /// Payload bytes of each datagram but the last, if several were merged (`UDP_GRO`); else 0.
+    pub gso_size: u16,
+    /// Time of arrival, in ns since 1970; 0 if the device has no timestamps.
+    pub timestamp_ns: u64,
+}
+
+/// Device of a [`Net`](super::Net), by its place among those that it was laid over.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DeviceIndex(pub u8);
+
+impl DeviceIndex {
+    pub(super) fn index(self) -> usize {
+        self.0.into()
+    }
+}

@@ -1,0 +1,58 @@
+//! Options of a socket that may change at any time, from any thread.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
+
+use super::message::DeviceIndex;
+use super::transmit::SentMarks;
+
+/// No device: the route decides.
+const BY_ROUTE: u16 = u16::MAX;
+
+/// Time to live of datagrams to groups (`IP_DEFAULT_MULTICAST_TTL`).
+const MULTICAST_TTL: u8 = 1;
+
+/// Options of a socket.
+#[derive(Debug)]
+pub(super) struct Options {
+    pub(super) is_nonblocking: AtomicBool,
+    /// 0: for ever.
+    pub(super) read_timeout_ns: AtomicU64,
+    /// The same for what is sent.
+    pub(super) write_timeout_ns: AtomicU64,
+    /// True if flows are to come to where they are read (RFS).
+    pub(super) is_followed: AtomicBool,
+    pub(super) ttl: AtomicU8,
+    pub(super) tos: AtomicU8,
+    /// True if datagrams above the MTU leave as fragments.
+    pub(super) may_fragment: AtomicBool,
+    pub(super) multicast_ttl: AtomicU8,
+    pub(super) multicast_loop: AtomicBool,
+    multicast_device: AtomicU16,
+}
+
+impl Options {
+    pub(super) fn new(is_followed: bool) -> Self {
+        Self {
+            is_nonblocking: AtomicBool::new(false),
+            read_timeout_ns: AtomicU64::new(0),
+            write_timeout_ns: AtomicU64::new(0),
+            is_followed: AtomicBool::new(is_followed),
+            ttl: AtomicU8::new(SentMarks::default().ttl),
+            tos: AtomicU8::new(0),
+            may_fragment: AtomicBool::new(false),
+            multicast_ttl: AtomicU8::new(MULTICAST_TTL),
+            multicast_loop: AtomicBool::new(false),
+            multicast_device: AtomicU16::new(BY_ROUTE),
+        }
+    }
+
+    /// Device that datagrams to groups leave by, if one was chosen.
+    pub(super) fn multicast_device(&self) -> Option<DeviceIndex> {
+        u8::try_from(self.multicast_device.load(Ordering::Relaxed)).ok().map(DeviceIndex)
+    }
+
+    pub(super) fn set_multicast_device(&self, device: Option<DeviceIndex>) {
+        let device = device.map_or(BY_ROUTE, |DeviceIndex(device)| device.into());
+        self.multicast_device.store(device, Ordering::Relaxed);
+    }
+}

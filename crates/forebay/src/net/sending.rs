@@ -1,0 +1,212 @@
+//! Sending: which way a datagram goes, in whose name, and what becomes of it where the way is not ours.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::Ordering;
+
+use forebay_sys::udp_send::{self, SendControl};
+use rustix::io::Errno;
+
+use super::datagram::{Datagram, Datagrams};
+use super::endpoint::{Inner, plain};
+use super::message::Transmit;
+use super::shared::Routes;
+use super::transmit::{Between, Gathered, SentMarks};
+
+/// Moment at which the device is told of what was sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flush {
+    Now,
+    Later,
+}
+
+impl Inner {
+    /// Sends a datagram, or several in one payload.
+    pub(super) fn send(&self, of: &Transmit<'_>, flush: Flush) -> io::Result<usize> {
+        let to = plain(of.destination);
+        self.check(of, to)?;
+        if self.hub.take_refusal() {
+            self.tell_if_readable(&mut self.reader());
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        let routes = self.shared.routes();
+        let (device, source) = self.route(of, to, &routes)?;
+        let between = Between { source, destination: to };
+        let marks = self.marks_of(of, to.ip());
+        // Only the kernel gives copies to programs of its own.
+        let has_kernel = self.reserved.is_some() && self.shared.devices[device].kernels.is_some();
+        let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
+        if to.ip().is_multicast() && has_kernel && is_looped() {
+            self.send_by_kernel(of.payload, device, between, marks)?;
+            return Ok(of.payload.len());
+        }
+        let identity = routes.identity(device);
+        let mut transmitter = self.shared.transmitter();
+        let pieces = match of.gso_size {
+            0 => of.payload.chunks(of.payload.len().max(1)),
+            size => of.payload.chunks(transmitter.whole_len(size)),
+        };
+        let empty = of.payload.is_empty().then_some(&[][..]);
+        let mut patience = self.patience();
+        for piece in pieces.chain(empty) {
+            loop {
+                match transmitter.gather(device, identity, between, (piece, marks)) {
+                    Ok(Gathered::Yes) => break,
+                    Ok(Gathered::NextUnknown) => {
+                        self.send_by_kernel(piece, device, between, marks)?;
+                        break;
+                    }
+                    Err(full) if full.kind() == io::ErrorKind::WouldBlock => {
+                        drop(transmitter);
+                        patience.wait()?;
+                        transmitter = self.shared.transmitter();
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        if flush == Flush::Now {
+            transmitter.flush(device).map_err(io::Error::other)?;
+        }
+        Ok(of.payload.len())
+    }
+
+    /// Refuses what the kernel refuses before it looks for a way.
+    fn check(&self, of: &Transmit<'_>, to: SocketAddr) -> io::Result<()> {
+        if to.port() == 0 {
+            return Err(Errno::INVAL.into());
+        }
+        if self.is_ipv4() && to.is_ipv6() {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
+        // A hop limit of 0 may be asked for, a TTL of 0 may not (`ip_cmsg_send`).
+        if to.is_ipv4() && of.ttl == Some(0) {
+            return Err(Errno::INVAL.into());
+        }
+        let is_other = |source: IpAddr| source.to_canonical().is_ipv4() != to.is_ipv4();
+        if of.source.is_some_and(is_other) {
+            return Err(Errno::INVAL.into());
+        }
+        Ok(())
+    }
+
+    /// Device that leads to a destination, and the datagram's source there.
+    fn route(
+        &self,
+        of: &Transmit<'_>,
+        to: SocketAddr,
+        routes: &Routes,
+    ) -> io::Result<(usize, SocketAddr)> {
+        let by_option = || self.options.multicast_device().filter(|_| to.ip().is_multicast());
+        let found = match of.device.or_else(by_option) {
+            Some(device) => routes.find_by(device.index(), to.ip()),
+            None => routes.find(to.ip()),
+        };
+        let Some((device, address)) = found else {
+            self.shared.unsent.count_no_route(to.ip());
+            return Err(Errno::NETUNREACH.into());
+        };
+        let bound = plain(self.local());
+        let asked = of.source.map(|source| source.to_canonical()).filter(|ip| !ip.is_unspecified());
+        // Nobody sends in another host's name (`ip_route_output_key`, `ip6_datagram_send_ctl`).
+        if asked.is_some_and(|asked| !routes.is_own(asked)) {
+            return Err(if to.is_ipv4() { Errno::NETUNREACH } else { Errno::INVAL }.into());
+        }
+        let is_bound = !bound.ip().is_unspecified() && !bound.ip().is_multicast();
+        let own = asked.or(if is_bound { Some(bound.ip()) } else { address });
+        Ok((device, SocketAddr::new(own.ok_or(Errno::NETUNREACH)?, bound.port())))
+    }
+
+    fn marks_of(&self, of: &Transmit<'_>, to: IpAddr) -> SentMarks {
+        let marks = self.marks(of.gso_size, to);
+        SentMarks {
+            ttl: of.ttl.unwrap_or(marks.ttl),
+            tos: of.traffic_class.unwrap_or(marks.tos),
+            ..marks
+        }
+    }
+
+    /// Fields of headers as the socket's options say.
+    fn marks(&self, gso_size: u16, to: IpAddr) -> SentMarks {
+        let options = &self.options;
+        let ttl = if to.is_multicast() { &options.multicast_ttl } else { &options.ttl };
+        SentMarks {
+            ttl: ttl.load(Ordering::Relaxed),
+            tos: options.tos.load(Ordering::Relaxed),
+            gso_size,
+            may_fragment: options.may_fragment.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The kernel resolves the next hop, and keeps the datagram meanwhile. On a device that it does
+    /// not have, the first datagrams to a new neighbour are lost, as behind a full queue of ARP's.
+    fn send_by_kernel(
+        &self,
+        payload: &[u8],
+        device: usize,
+        between: Between,
+        marks: SentMarks,
+    ) -> io::Result<()> {
+        let to = between.destination;
+        let interface = self.shared.devices[device].kernels;
+        let (Some(reserved), Some(_)) = (&self.reserved, interface) else {
+            self.shared.unsent.count_discard(to.ip());
+            return Ok(());
+        };
+        let control = SendControl {
+            source: Some(between.source.ip()),
+            interface: interface.filter(|_| to.ip().is_multicast()),
+            traffic_class: marks.tos,
+            ttl: marks.ttl,
+        };
+        let size = match marks.gso_size {
+            0 => payload.len().max(1),
+            size => size.into(),
+        };
+        let empty = payload.is_empty().then_some(&[][..]);
+        for piece in payload.chunks(size).chain(empty) {
+            match udp_send::send(reserved, piece, self.shown(to), &control) {
+                // Nobody would tell when the kernel has room again.
+                Err(full) if full.kind() == io::ErrorKind::WouldBlock => {
+                    self.shared.unsent.count_discard(to.ip());
+                }
+                sent => drop(sent?),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn send_replies(&self, batch: &mut Datagrams) -> io::Result<usize> {
+        let mut transmitter = self.shared.transmitter();
+        let routes = self.shared.routes();
+        let mut sent = 0;
+        for datagram in batch.datagrams.extract_if(.., |datagram| datagram.answer.is_some()) {
+            let Datagram { packet, answer: Some(answer), freed_bytes, .. } = datagram else {
+                continue;
+            };
+            batch.gone_bytes += packet.frame.truesize() + freed_bytes;
+            let to = answer.between.destination.ip();
+            let Some((device, address)) = routes.find(to) else {
+                self.shared.unsent.count_no_route(to);
+                transmitter.put(packet);
+                continue;
+            };
+            let identity = routes.identity(device);
+            let mut between = answer.between;
+            // Nobody answers in the name of a group, or of all.
+            if !identity.is_own(between.source.ip())
+                && let Some(address) = address
+            {
+                between.source.set_ip(address);
+            }
+            let packet = (packet, answer.back);
+            let marks = self.marks(0, to);
+            match transmitter.gather_answer(device, identity, packet, (between, marks)) {
+                Ok(()) => sent += 1,
+                Err(_) => self.shared.unsent.count_discard(to),
+            }
+        }
+        transmitter.flush_all().map_err(io::Error::other)?;
+        Ok(sent)
+    }
+}

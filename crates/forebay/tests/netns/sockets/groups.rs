@@ -1,0 +1,209 @@
+//! Multicast groups, with the kernel's sockets as members at the far end.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket as KernelSocket};
+
+use forebay::net::UdpSocket;
+use forebay_device::Via;
+use rustix::io::Errno;
+use rustix::net::sockopt::{set_ip_multicast_ttl, set_ipv6_multicast_hops};
+
+use crate::sockets::Trial;
+use crate::sockets::messages::{Seen, TIMEOUT, TwoCables, kernel_recv};
+use crate::sockets::rig::Running;
+
+pub(crate) const TRIALS: &[Trial] = &[
+    ("udp_9_groups_are_joined_by_device", joined),
+    ("udp_9_group_ttl_and_device_chosen", options),
+    ("udp_9_loop_reaches_kernel_programs", looped),
+    ("udp_9_membership_errors_are_named", refused),
+];
+
+const PORT: u16 = 4433;
+const GROUPS: [(&str, &str); 2] = [("0.0.0.0", "239.1.2.3"), ("::", "ff15::123")];
+
+/// A socket of the kernel's at the far end, whose datagrams to groups leave by this device.
+fn sender(hosts: &TwoCables, device: &str, group: IpAddr) -> KernelSocket {
+    let index = hosts.far.run(|| index_of(device));
+    hosts.far.run(|| {
+        let any = if group.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let socket = KernelSocket::bind(any).unwrap();
+        match group {
+            IpAddr::V4(_) => {
+                let own = if device == "twb" { [10, 0, 0, 2] } else { [10, 1, 0, 2] };
+                rustix::net::sockopt::set_ip_multicast_if(&socket, &Ipv4Addr::from(own)).unwrap();
+                set_ip_multicast_ttl(&socket, 9).unwrap();
+            }
+            IpAddr::V6(_) => {
+                rustix::net::sockopt::set_ipv6_multicast_if(&socket, index).unwrap();
+                set_ipv6_multicast_hops(&socket, 9).unwrap();
+            }
+        }
+        socket
+    })
+}
+
+fn index_of(device: &str) -> u32 {
+    forebay_sys::interface::Interface::named(device).unwrap().index.0
+}
+
+/// Reads what was sent before `last`, in order.
+fn read_until(socket: &UdpSocket, last: u8) -> Vec<u8> {
+    let mut read = Vec::new();
+    while read.last() != Some(&last) {
+        let mut buffer = [0; 10];
+        let received = socket.recv_msg(&mut buffer).unwrap();
+        assert_eq!((received.len, received.ttl), (1, if buffer[0] == last { 64 } else { 9 }));
+        read.push(buffer[0]);
+    }
+    read
+}
+
+/// A group is heard on the device that it was joined on, until it is left; and the kernel knows.
+fn joined() {
+    for via in [Via::AfPacket, Via::AfXdp] {
+        let hosts = TwoCables::new();
+        let (net, engine) = hosts.over(via);
+        let devices = ["twa", "twc"].map(|name| net.device_named(name).unwrap());
+        // A group and an own address are two flows: on one CPU, which no reader draws them away from, they
+        // are in order.
+        engine.control().set("rps_cpus", "0").unwrap();
+        let running = hosts.near.run(|| Running::begin(engine));
+        for (any, group) in GROUPS {
+            let group: IpAddr = group.parse().unwrap();
+            let socket = hosts.near.run(|| net.socket().v6_only(true).bind((any, PORT)).unwrap());
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+            socket.set_followed(false);
+            let (a, c) = (sender(&hosts, "twb", group), sender(&hosts, "twd", group));
+            let to = SocketAddr::new(group, PORT);
+            let own =
+                if group.is_ipv4() { ["10.0.0.1", "10.1.0.1"] } else { ["fd00::1", "fd01::1"] };
+            let both = |number: u8| {
+                // Each device is in order: its last one tells that the others are through.
+                let read_all = |sender: &KernelSocket, at: usize, number: u8, last: u8| {
+                    sender.send_to(&[number], to).unwrap();
+                    let own = SocketAddr::new(own[at].parse().unwrap(), PORT);
+                    sender.send_to(&[last], own).unwrap();
+                    read_until(&socket, last)
+                };
+                let first = read_all(&a, 0, number, 200);
+                let second = read_all(&c, 1, number + 1, 201);
+                [first.len() > 1, second.len() > 1]
+            };
+            assert_eq!(both(0), [false, false], "nobody has joined");
+            socket.join_multicast_on(group, devices[0]).unwrap();
+            assert_eq!(both(2), [true, false], "joined on the first");
+            let known = hosts.near.run(|| shown_by_ip("twa"));
+            assert!(known.contains(&group.to_string()), "{known}");
+            socket.join_multicast_on(group, devices[1]).unwrap();
+            assert_eq!(both(4), [true, true]);
+            socket.leave_multicast_on(group, devices[0]).unwrap();
+            assert_eq!(both(6), [false, true]);
+            let known = hosts.near.run(|| shown_by_ip("twa"));
+            assert!(!known.contains(&group.to_string()), "{known}");
+            socket.leave_multicast(group).unwrap();
+            assert_eq!(both(8), [false, false]);
+            socket.join_multicast(group).unwrap();
+            assert_eq!(both(10), [true, true], "joined on all");
+            // Another member keeps the group when this one closes.
+            drop(socket);
+        }
+        let mut outcome = running.end();
+        assert_eq!(net.frames_away(&mut outcome), 0);
+    }
+}
+
+fn shown_by_ip(device: &str) -> String {
+    let shown = std::process::Command::new("ip").args(["maddr", "show", "dev", device]).output();
+    String::from_utf8(shown.unwrap().stdout).unwrap()
+}
+
+/// Datagrams to a group leave by the chosen device, with the TTL of groups.
+fn options() {
+    let hosts = TwoCables::new();
+    let (net, engine) = hosts.over(Via::AfXdp);
+    let running = hosts.near.run(|| Running::begin(engine));
+    for (any, group) in GROUPS {
+        let group: IpAddr = group.parse().unwrap();
+        let socket = hosts.near.run(|| net.socket().v6_only(true).bind((any, PORT)).unwrap());
+        let far = hosts.far_socket(any);
+        hosts.far.run(|| {
+            for (name, own) in [("twb", [10, 0, 0, 2]), ("twd", [10, 1, 0, 2])] {
+                match group {
+                    IpAddr::V4(group) => far.join_multicast_v4(&group, &own.into()).unwrap(),
+                    IpAddr::V6(group) => far.join_multicast_v6(&group, index_of(name)).unwrap(),
+                }
+            }
+        });
+        for (name, far_name, own) in [("twa", "twb", 0), ("twc", "twd", 1)] {
+            socket.set_multicast_device(net.device_named(name));
+            let network = if group.is_ipv4() { format!("10.{own}.") } else { format!("fd0{own}:") };
+            for ttl in [1, 33] {
+                socket.set_multicast_ttl(ttl);
+                socket.send_to(b"group", (group, PORT)).unwrap();
+                let seen = kernel_recv(&far, &mut [0; 10]);
+                let device = hosts.far.run(|| index_of(far_name));
+                assert!(seen.source.ip().to_string().starts_with(&network), "{seen:?}");
+                let expected = Seen { len: 5, source: seen.source, traffic_class: 0, ttl, device };
+                assert_eq!(seen, expected);
+            }
+        }
+    }
+    running.end();
+}
+
+/// With the loop on, a program of the kernel's on this host hears it, and so does the far end.
+fn looped() {
+    let hosts = TwoCables::new();
+    let (net, engine) = hosts.over(Via::AfXdp);
+    let running = hosts.near.run(|| Running::begin(engine));
+    let group = Ipv4Addr::new(239, 1, 2, 3);
+    let member = |host: &forebay_testkit::namespaces::cable::Namespace, own: [u8; 4]| {
+        let socket = host.run(|| {
+            let socket = KernelSocket::bind((group, PORT + 1)).unwrap();
+            socket.join_multicast_v4(&group, &own.into()).unwrap();
+            socket
+        });
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        socket
+    };
+    let (near, far) = (member(&hosts.near, [10, 0, 0, 1]), member(&hosts.far, [10, 0, 0, 2]));
+    let socket = hosts.near.run(|| net.bind(("0.0.0.0", PORT)).unwrap());
+    socket.set_multicast_device(net.device_named("twa"));
+    socket.send_to(b"out", (group, PORT + 1)).unwrap();
+    socket.set_multicast_loop(true);
+    hosts.near.run(|| socket.send_to(b"both", (group, PORT + 1)).unwrap());
+    let mut buffer = [0; 10];
+    let from = SocketAddr::from(([10, 0, 0, 1], PORT));
+    assert_eq!(near.recv_from(&mut buffer).unwrap(), (4, from), "not what was not looped");
+    // The kernel's way out and ours are not one.
+    let mut heard = [far.recv_from(&mut buffer).unwrap(), far.recv_from(&mut buffer).unwrap()];
+    heard.sort_unstable();
+    assert_eq!(heard, [(3, from), (4, from)]);
+    drop(socket);
+    running.end();
+}
+
+fn refused() {
+    let hosts = TwoCables::new();
+    let (net, engine) = hosts.over(Via::AfPacket);
+    let socket = hosts.near.run(|| net.bind(("0.0.0.0", PORT)).unwrap());
+    let device = net.device_named("twc").unwrap();
+    let errno = |result: std::io::Result<()>| Errno::from_io_error(&result.unwrap_err()).unwrap();
+    let group = |last| IpAddr::from([239, 1, 2, last]);
+    assert_eq!(errno(socket.join_multicast("10.0.0.1".parse().unwrap())), Errno::INVAL);
+    assert_eq!(errno(socket.join_multicast("ff15::1".parse().unwrap())), Errno::INVAL);
+    assert_eq!(errno(socket.leave_multicast(group(1))), Errno::ADDRNOTAVAIL);
+    let nowhere = forebay::net::message::DeviceIndex(7);
+    assert_eq!(errno(socket.join_multicast_on(group(1), nowhere)), Errno::NODEV);
+    for last in 1..=20 {
+        socket.join_multicast_on(group(last), device).unwrap();
+    }
+    assert_eq!(errno(socket.join_multicast_on(group(20), device)), Errno::ADDRINUSE);
+    assert_eq!(errno(socket.join_multicast_on(group(21), device)), Errno::NOBUFS);
+    socket.leave_multicast(group(20)).unwrap();
+    socket.join_multicast_on(group(21), device).unwrap();
+    socket.set_nonblocking(true);
+    assert_eq!(socket.recv(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    drop((socket, engine));
+}

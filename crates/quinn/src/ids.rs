@@ -1,0 +1,65 @@
+//! Connection IDs that say their endpoint, for quinn.
+
+use std::sync::Arc;
+
+use forebay::net::connection_id::{ConnectionIds, EndpointIndex};
+use quinn_proto::{ConnectionId, ConnectionIdGenerator, InvalidCid};
+
+/// Generator of one endpoint's connection IDs.
+///
+/// An ID is unlike any before it, and only who has the group's key sees which endpoint issued it.
+#[derive(Clone, Debug)]
+pub struct EndpointIds {
+    ids: Arc<ConnectionIds>,
+    place: EndpointIndex,
+}
+
+impl EndpointIds {
+    /// IDs of the endpoint at this place.
+    #[must_use]
+    pub fn new(ids: Arc<ConnectionIds>, place: EndpointIndex) -> Self {
+        Self { ids, place }
+    }
+}
+
+impl ConnectionIdGenerator for EndpointIds {
+    fn generate_cid(&mut self) -> ConnectionId {
+        let id = self.ids.issue(self.place, forebay_sys::random_key());
+        ConnectionId::new(id.as_bytes())
+    }
+
+    fn validate(&self, id: &ConnectionId) -> Result<(), InvalidCid> {
+        match self.ids.place_of(id) {
+            Some(place) if place == self.place => Ok(()),
+            Some(_) | None => Err(InvalidCid),
+        }
+    }
+
+    fn cid_len(&self) -> usize {
+        self.ids.id_bytes()
+    }
+
+    fn cid_lifetime(&self) -> Option<std::time::Duration> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn udp_12_endpoints_know_their_own_ids() {
+        let ids = Arc::new(ConnectionIds::new([5; 16], 12).unwrap());
+        let mut endpoints =
+            [0, 1, 2].map(|place| EndpointIds::new(Arc::clone(&ids), EndpointIndex(place)));
+        for issuer in 0..endpoints.len() {
+            let id = endpoints[issuer].generate_cid();
+            assert_eq!((id.len(), endpoints[issuer].cid_len()), (12, 12));
+            assert_ne!(id, endpoints[issuer].generate_cid());
+            for (place, endpoint) in endpoints.iter().enumerate() {
+                assert_eq!(endpoint.validate(&id).is_ok(), place == issuer);
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Socket: what quinn sends by and receives from.
+
+use std::fmt;
+use std::future::Future;
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use forebay::net::message::Transmit;
+use forebay::net::{Datagram, Datagrams};
+use forebay_tokio::{Interest, UdpSocket};
+use quinn::udp::{EcnCodepoint, RecvMeta};
+use quinn::{AsyncUdpSocket, UdpPoller};
+
+/// Maximum number of datagrams in a merged one (`UDP_GRO`), and of those that quinn sends in one payload.
+const SEGMENTS_MAX: usize = 64;
+
+/// A socket of Forebay's as quinn's.
+#[derive(Debug)]
+pub struct Socket {
+    socket: UdpSocket,
+    /// True if it was bound to an IPv6 address.
+    is_v6: bool,
+    /// Datagrams being copied out; empty between calls.
+    batch: Mutex<Datagrams>,
+    unsent: AtomicU64,
+    truncated: AtomicU64,
+}
+
+impl Socket {
+    /// Takes over a bound socket. To be called on the runtime that the endpoint runs on.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::new`].
+    pub fn new(socket: forebay::net::UdpSocket) -> io::Result<Self> {
+        socket.set_gro(true);
+        let is_v6 = socket.local_addr().is_ipv6();
+        Ok(Self {
+            is_v6,
+            socket: UdpSocket::new(socket)?,
+            batch: Mutex::default(),
+            unsent: AtomicU64::new(0),
+            truncated: AtomicU64::new(0),
+        })
+    }
+
+    /// The socket itself, for its options and counters.
+    #[must_use]
+    pub fn inner(&self) -> &forebay::net::UdpSocket {
+        self.socket.inner()
+    }
+
+    /// Number of payloads that were refused, such as MTU probes above the device's MTU: to quinn they are
+    /// lost, as on a path.
+    #[must_use]
+    pub fn unsent(&self) -> u64 {
+        self.unsent.load(Ordering::Relaxed)
+    }
+
+    /// Number of datagrams longer than quinn's buffers (`max_udp_payload_size`), dropped.
+    #[must_use]
+    pub fn truncated(&self) -> u64 {
+        self.truncated.load(Ordering::Relaxed)
+    }
+
+    /// Copies a datagram, or those merged in it, and describes them.
+    fn copy(&self, datagram: &Datagram, room: &mut [u8]) -> RecvMeta {
+        let mut len = 0;
+        let mut stride = usize::from(datagram.gso_size());
+        for segment in datagram.segments() {
+            let Some(to) = room.get_mut(len..len + segment.len()) else {
+                self.truncated.fetch_add(1, Ordering::Relaxed);
+                break;
+            };
+            to.copy_from_slice(segment);
+            len += segment.len();
+        }
+        if stride == 0 {
+            stride = len;
+        }
+        let source = datagram.source();
+        RecvMeta {
+            addr: SocketAddr::new(self.shown(source.ip()), source.port()),
+            len,
+            stride,
+            ecn: EcnCodepoint::from_bits(datagram.ecn()),
+            dst_ip: Some(self.shown(datagram.destination().ip())),
+        }
+    }
+
+    /// An IPv6 socket shows IPv4 addresses as IPv6 ones: quinn compares them with what it sends to.
+    fn shown(&self, address: IpAddr) -> IpAddr {
+        match address {
+            IpAddr::V4(v4) if self.is_v6 => v4.to_ipv6_mapped().into(),
+            _ => address,
+        }
+    }
+}
+
+impl AsyncUdpSocket for Socket {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        Box::pin(Poller { socket: self, waiting: None })
+    }
+
+    fn try_send(&self, transmit: &quinn::udp::Transmit<'_>) -> io::Result<()> {
+        let gso_size = transmit.segment_size.unwrap_or(0);
+        let message = Transmit {
+            source: transmit.src_ip,
+            traffic_class: transmit.ecn.map(|ecn| ecn as u8),
+            gso_size: u16::try_from(gso_size).unwrap_or(u16::MAX),
+            ..Transmit::new(transmit.contents, transmit.destination)
+        };
+        match self.socket.try_io(Interest::WRITABLE, |socket| socket.send_msg(&message)) {
+            Ok(_) => Ok(()),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::BrokenPipe => Err(error),
+                // One destination's failure is not the endpoint's: quinn finds out by itself.
+                _ => {
+                    self.unsent.fetch_add(1, Ordering::Relaxed);
+                    Ok(())
+                }
+            },
+        }
+    }
+
+    fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        let mut batch = self.batch.lock().unwrap_or_else(PoisonError::into_inner);
+        let max = bufs.len().min(meta.len());
+        let count = ready!(self.socket.poll_recv_batch(cx, &mut batch, max))?;
+        for ((datagram, room), meta) in batch.iter().zip(bufs).zip(meta) {
+            *meta = self.copy(datagram, room);
+        }
+        batch.clear();
+        Poll::Ready(Ok(count))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        SEGMENTS_MAX
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        SEGMENTS_MAX
+    }
+
+    fn may_fragment(&self) -> bool {
+        false
+    }
+}
+
+/// A task's wait until the socket is writable. Each has a place of its own among those that wait.
+struct Poller {
+    socket: Arc<Socket>,
+    waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
+}
+
+impl UdpPoller for Poller {
+    fn poll_writable(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let Self { socket, waiting } = &mut *self;
+        let wait = || {
+            let socket = Arc::clone(socket);
+            Box::pin(async move { socket.socket.writable().await }) as Pin<Box<_>>
+        };
+        let result = ready!(waiting.get_or_insert_with(wait).as_mut().poll(cx));
+        *waiting = None;
+        Poll::Ready(result)
+    }
+}
+
+impl fmt::Debug for Poller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Poller({:?})", self.socket.inner())
+    }
+}

@@ -1,0 +1,222 @@
+//! The transmit side of datagrams larger than the MTU: they leave as fragments (RFC 791, section 3.2;
+//! RFC 8200, section 4.5).
+
+use std::net::{IpAddr, SocketAddr};
+
+use forebay_buf::Frame;
+use forebay_rx::parse::checksum::Sum;
+use forebay_rx::parse::{Headers, Network, Verify, parse};
+
+use super::compose::{
+    ETHERNET_BYTES, HeaderError, IPV4_BYTES, IPV6_BYTES, Ipv4Piece, UDP, UDP_BYTES, UdpHeaders,
+    checksum_of, pseudo_v4, pseudo_v6, push_ipv4, push_ipv6, push_link,
+};
+
+const FRAGMENT_HEADER_BYTES: u32 = 8;
+const FRAGMENT_HEADER: u8 = 44;
+const MORE_FRAGMENTS: u16 = 0x2000;
+/// Offsets are counted in units of so many bytes.
+const OFFSET_UNIT: usize = 8;
+
+/// A datagram on its way out in fragments, the first one first.
+#[derive(Clone, Debug)]
+pub struct FragmentedDatagram<'a> {
+    headers: UdpHeaders,
+    udp: [u8; 8],
+    payload: &'a [u8],
+    id: u32,
+    /// Bytes of UDP header and payload in each fragment but the last.
+    step: usize,
+    /// Bytes that have gone.
+    at: usize,
+}
+
+impl<'a> FragmentedDatagram<'a> {
+    /// Divides a datagram into fragments that fit in `mtu`. `id` is one that no other datagram between
+    /// these addresses has had lately; of IPv4, its lower half counts.
+    ///
+    /// # Errors
+    /// If the headers cannot be written; and as too long, if nothing fits in the MTU.
+    pub fn new(
+        payload: &'a [u8],
+        headers: UdpHeaders,
+        mtu: u32,
+        id: u32,
+    ) -> Result<Self, HeaderError> {
+        let udp_len = payload.len() + UDP_BYTES as usize;
+        let udp_len = u16::try_from(udp_len).map_err(|_| HeaderError::TooLong)?;
+        let (ip_bytes, addresses) = match (headers.source, headers.destination) {
+            (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
+                if u32::from(udp_len) + IPV4_BYTES > u16::MAX.into() {
+                    return Err(HeaderError::TooLong);
+                }
+                (IPV4_BYTES, pseudo_v4(*source.ip(), *destination.ip()))
+            }
+            (SocketAddr::V6(source), SocketAddr::V6(destination)) => {
+                let ip_bytes = IPV6_BYTES + FRAGMENT_HEADER_BYTES;
+                (ip_bytes, pseudo_v6(*source.ip(), *destination.ip()))
+            }
+            _ => return Err(HeaderError::Families),
+        };
+        let step = mtu.saturating_sub(ip_bytes) as usize / OFFSET_UNIT * OFFSET_UNIT;
+        // The UDP header is in the first one.
+        if step <= UDP_BYTES as usize {
+            return Err(HeaderError::TooLong);
+        }
+        let (from, to) = (headers.source.port(), headers.destination.port());
+        let mut udp = [0; 8];
+        for (at, field) in [from, to, udp_len].into_iter().enumerate() {
+            udp[2 * at..2 * at + 2].copy_from_slice(&field.to_be_bytes());
+        }
+        let pseudo = addresses.plus_word(UDP.into()).plus_word(udp_len);
+        let sum = checksum_of(pseudo.plus(Sum::of(&udp)).plus(Sum::of(payload)));
+        udp[6..8].copy_from_slice(&sum.to_be_bytes());
+        Ok(Self { headers, udp, payload, id, step, at: 0 })
+    }
+
+    /// Number of fragments that are left.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        (self.len() - self.at).div_ceil(self.step)
+    }
+
+    /// Most bytes of a fragment, link header included, before headers are prepended.
+    #[must_use]
+    pub fn fragment_bytes_max(&self) -> u32 {
+        let step = u32::try_from(self.step).unwrap_or(u32::MAX);
+        step.saturating_add(ETHERNET_BYTES + IPV6_BYTES + FRAGMENT_HEADER_BYTES)
+    }
+
+    /// Writes the next fragment into an empty frame, and returns the description of its headers.
+    ///
+    /// # Panics
+    /// If the frame has less room than [`fragment_bytes_max`](Self::fragment_bytes_max), or all have gone.
+    pub fn emit_next(&mut self, frame: &mut Frame) -> Headers {
+        let (at, end) = (self.at, (self.at + self.step).min(self.len()));
+        assert!(at < end, "as many fragments as were counted");
+        let udp_len = self.udp.len();
+        frame.copy_from(&self.payload[at.saturating_sub(udp_len)..end - udp_len]);
+        if at == 0 {
+            frame.push(UDP_BYTES);
+            frame.data_mut()[..udp_len].copy_from_slice(&self.udp);
+        }
+        self.at = end;
+        // Lossless: a datagram's length was checked.
+        let offset = u16::try_from(at).unwrap_or(u16::MAX);
+        let has_more = end < self.len();
+        let network = match (self.headers.source, self.headers.destination) {
+            (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
+                let more = if has_more { MORE_FRAGMENTS } else { 0 };
+                let [.., high, low] = self.id.to_be_bytes();
+                let piece = Ipv4Piece {
+                    id: u16::from_be_bytes([high, low]),
+                    flags_and_offset: more | (offset / 8),
+                };
+                push_ipv4(frame, *source.ip(), *destination.ip(), &self.headers, piece);
+                Network::Ipv4
+            }
+            (source, destination) => {
+                let (IpAddr::V6(source), IpAddr::V6(destination)) = (source.ip(), destination.ip())
+                else {
+                    unreachable!("the families were compared")
+                };
+                frame.push(FRAGMENT_HEADER_BYTES);
+                let bytes = frame.data_mut();
+                bytes[0..2].copy_from_slice(&[UDP, 0]);
+                bytes[2..4].copy_from_slice(&(offset | u16::from(has_more)).to_be_bytes());
+                bytes[4..8].copy_from_slice(&self.id.to_be_bytes());
+                push_ipv6(frame, FRAGMENT_HEADER, source, destination, &self.headers);
+                Network::Ipv6
+            }
+        };
+        let link = push_link(frame, network, self.headers.link_addresses);
+        parse(frame.data(), frame.len_bytes(), link, Verify::Nothing)
+    }
+
+    fn len(&self) -> usize {
+        self.udp.len() + self.payload.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use etherparse::{IpSlice, Ipv6ExtensionsSlice, UdpHeader};
+    use forebay_buf::Region;
+    use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pool() -> Pool {
+        let share = vec![ChunkClass { chunk_bytes: 68 << 10, chunks: 1 }];
+        let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+        carve(region, &[share]).unwrap().remove(0)
+    }
+
+    fn headers(is_v6: bool, (tos, ttl): (u8, u8)) -> UdpHeaders {
+        let of = |v4: &str, v6: &str| if is_v6 { v6 } else { v4 }.parse().unwrap();
+        let source = of("192.0.2.1:53", "[2001:db8::1]:53");
+        let destination = of("198.51.100.7:4000", "[2001:db8:ffff::7]:4000");
+        UdpHeaders { link_addresses: None, source, destination, ttl, tos, gso_size: 0 }
+    }
+
+    /// Offset of an IP packet's payload in its datagram, true if more follow, its identification.
+    fn piece(ip: &IpSlice<'_>) -> (usize, bool, u32) {
+        match ip {
+            IpSlice::Ipv4(ip) => {
+                let header = ip.header();
+                assert_eq!(header.header_checksum(), header.to_header().calc_header_checksum());
+                let offset = header.fragments_offset().byte_offset().into();
+                (offset, header.more_fragments(), header.identification().into())
+            }
+            IpSlice::Ipv6(ip) => {
+                let extensions: &Ipv6ExtensionsSlice<'_> = ip.extensions();
+                let Some(etherparse::Ipv6ExtensionSlice::Fragment(fragment)) =
+                    extensions.clone().into_iter().next()
+                else {
+                    panic!("no fragment header")
+                };
+                let offset = fragment.fragment_offset().byte_offset().into();
+                (offset, fragment.more_fragments(), fragment.identification())
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn udp_10_fragments_make_the_datagram(
+            payload in prop::collection::vec(any::<u8>(), 1..9000),
+            is_v6: bool, mtu in 68u32..1600, id: u32, marks: (u8, u8),
+        ) {
+            let headers = headers(is_v6, marks);
+            let mut datagram = FragmentedDatagram::new(&payload, headers, mtu, id).unwrap();
+            let (mut pool, mut whole) = (pool(), Vec::new());
+            let count = datagram.count();
+            for number in 1..=count {
+                let mut frame = pool.allocate(datagram.fragment_bytes_max()).unwrap();
+                let noted = datagram.emit_next(&mut frame);
+                prop_assert!(frame.len_bytes() <= mtu);
+                let ip = IpSlice::from_slice(frame.data()).unwrap();
+                let (offset, has_more, its_id) = piece(&ip);
+                prop_assert_eq!((offset, has_more), (whole.len(), number < count));
+                prop_assert_eq!(its_id, if is_v6 { id } else { id & 0xffff });
+                prop_assert_eq!(noted.fragment.is_whole(), count == 1);
+                whole.extend_from_slice(ip.payload().payload);
+                pool.put(frame);
+            }
+            let (udp, rest) = UdpHeader::from_slice(&whole).unwrap();
+            prop_assert_eq!(rest, &payload[..]);
+            prop_assert_eq!(usize::from(udp.length), payload.len() + 8);
+            let checksum = match (headers.source.ip(), headers.destination.ip()) {
+                (IpAddr::V4(from), IpAddr::V4(to)) => {
+                    udp.calc_checksum_ipv4_raw(from.octets(), to.octets(), rest).unwrap()
+                }
+                (IpAddr::V6(from), IpAddr::V6(to)) => {
+                    udp.calc_checksum_ipv6_raw(from.octets(), to.octets(), rest).unwrap()
+                }
+                _ => unreachable!(),
+            };
+            prop_assert_eq!(udp.checksum, checksum);
+        }
+    }
+}
