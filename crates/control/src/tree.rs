@@ -55,7 +55,7 @@ pub(super) enum File {
     SoftnetStat,
     /// A knob of coalescing.
     Coalesce(&'static str),
-    /// A knob of the balance.
+    /// Knob of RPS load balancing.
     Balance(&'static str),
     /// Key of the flow hash. Write-only, since readers of the key could aim flows at one CPU.
     HashKey,

@@ -21,8 +21,8 @@ pub(super) enum Retired {
     SockFlows(Arc<SockFlowTable>),
 }
 
-/// Destination of replaced tables. Its thread begins with the first change that makes a table, and
-/// ends with the engine.
+/// Hands replaced tables to the thread that frees them. That thread is started with the first
+/// change that makes a table, and ends with the engine.
 #[derive(Default, Debug)]
 pub(super) struct Reclaimer(OnceLock<Option<Sender<Retired>>>);
 

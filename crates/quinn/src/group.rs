@@ -1,4 +1,4 @@
-//! Endpoints at one address, told apart by the connection IDs that they issue.
+//! Groups of endpoints that share an address, selected by the connection IDs that they issue.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,10 +11,10 @@ use quinn::{Endpoint, EndpointConfig, ServerConfig, TokioRuntime};
 use super::ids::EndpointIds;
 use super::socket::Socket;
 
-/// Receive buffer of an endpoint's socket, in bytes, if `rmem_max` allows it.
+/// Receive buffer of an endpoint's socket, in bytes; limited by `rmem_max`.
 const RCVBUF_BYTES: u32 = 8 << 20;
 
-/// Endpoints at one address.
+/// Group of endpoints that share an address.
 #[derive(Clone, Debug)]
 pub struct EndpointGroup {
     net: Net,
@@ -23,13 +23,13 @@ pub struct EndpointGroup {
 }
 
 impl EndpointGroup {
-    /// Length of connection IDs, in bytes, if there is no reason for another.
+    /// Recommended length of connection IDs, in bytes.
     pub const ID_BYTES: usize = 12;
 
-    /// Creates a group without endpoints, whose key nobody knows. `local` has a port.
+    /// Creates a group without endpoints, with a random key. The port of `local` must not be 0.
     ///
     /// # Errors
-    /// `InvalidInput` without a port, and for IDs of fewer than 8 or more than 20 bytes.
+    /// `InvalidInput` for port 0, or for IDs of fewer than 8 or more than 20 bytes.
     pub fn new(net: &Net, local: SocketAddr, id_bytes: usize) -> io::Result<Self> {
         let refused = |why| io::Error::new(io::ErrorKind::InvalidInput, why);
         if local.port() == 0 {
@@ -40,19 +40,20 @@ impl EndpointGroup {
         Ok(Self { net: net.clone(), local, ids: Arc::new(ids) })
     }
 
-    /// Value of the knob `flow_key` by which a connection is a flow, wherever its client is.
+    /// Value for the knob `flow_key` that identifies flows by connection ID, so that a flow
+    /// survives its client's migration.
     #[must_use]
     pub fn flow_key(&self) -> String {
         format!("auto,quic:{}:{}", self.local.port(), self.ids.id_bytes())
     }
 
-    /// Connection IDs of all endpoints.
+    /// Encoder and decoder of the connection IDs of all endpoints.
     #[must_use]
     pub fn ids(&self) -> &Arc<ConnectionIds> {
         &self.ids
     }
 
-    /// Binds the socket of one endpoint. To be called on the runtime that the endpoint runs on.
+    /// Binds the socket of one endpoint. Must be called on the endpoint's runtime.
     ///
     /// # Errors
     /// As [`forebay::net::SocketOptions::bind`].
@@ -61,8 +62,8 @@ impl EndpointGroup {
         Socket::new(options.recv_buffer_size(RCVBUF_BYTES).bind(self.local)?)
     }
 
-    /// Binds an endpoint. To be called on the runtime that it runs on: it is read there, so there its
-    /// connections go.
+    /// Creates an endpoint with its own socket. Must be called on the endpoint's runtime: flows are
+    /// steered to the CPU on which that runtime reads.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).

@@ -1,4 +1,4 @@
-//! Connection IDs that say their endpoint, for quinn.
+//! Generator, for quinn, of connection IDs that encode their endpoint.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use quinn_proto::{ConnectionId, ConnectionIdGenerator, InvalidCid};
 
 /// Generator of one endpoint's connection IDs.
 ///
-/// An ID is unlike any before it, and only who has the group's key sees which endpoint issued it.
+/// IDs do not repeat, and only holders of the group's key can tell which endpoint issued one.
 #[derive(Clone, Debug)]
 pub struct EndpointIds {
     ids: Arc<ConnectionIds>,
@@ -15,7 +15,7 @@ pub struct EndpointIds {
 }
 
 impl EndpointIds {
-    /// IDs of the endpoint at this place.
+    /// Creates the generator of the endpoint with this index.
     #[must_use]
     pub fn new(ids: Arc<ConnectionIds>, place: EndpointIndex) -> Self {
         Self { ids, place }

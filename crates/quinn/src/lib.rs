@@ -1,12 +1,15 @@
-//! quinn over Forebay's UDP sockets: an endpoint on each CPU, and connections that stay on theirs.
+//! quinn over Forebay's UDP sockets, with one endpoint per CPU and connections that stay on their
+//! endpoint's CPU.
 //!
-//! A [`Socket`] is what quinn sends by and receives from: segments, ECN and the source address go with each
-//! datagram, merged datagrams come as one, and a sender without memory is woken when there is some.
+//! A [`Socket`] is quinn's transport. Each datagram carries its segment size, ECN and source
+//! address, merged datagrams are received as one, and a sender that ran out of packet memory is
+//! woken when some is returned.
 //!
-//! An [`EndpointGroup`] is several endpoints at one address. Its connection IDs say, to whoever has the
-//! group's key, which endpoint issued them; so a datagram reaches that endpoint wherever its client
-//! has moved and whichever CPU takes it in. With the flow key that [`EndpointGroup::flow_key`] names, a
-//! connection is a flow by its ID, and comes to the CPU that its endpoint runs on.
+//! An [`EndpointGroup`] is a set of endpoints that share an address. Its connection IDs encode,
+//! readable only with the group's key, which endpoint issued them. A datagram thus reaches that
+//! endpoint even after its client has migrated, and whichever CPU receives it. With the flow key of
+//! [`EndpointGroup::flow_key`], a connection is a flow identified by its ID, and is steered to the
+//! CPU of its endpoint.
 //!
 //! ```no_run
 //! use forebay::net::connection_id::EndpointIndex;
@@ -44,14 +47,14 @@
 
 #![forbid(unsafe_code)]
 
-/// The blocks of a chapter of the book: they compile.
+/// Code blocks of a chapter of the book, compiled as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/src/guide/async-sockets.md")]
 struct Chapter;
 
-mod group; //  endpoints at one address
-mod ids; //    connection IDs that say their endpoint
-mod socket; // what quinn sends by and receives from
+mod group; //  groups of endpoints that share an address
+mod ids; //    connection IDs that encode their endpoint
+mod socket; // quinn's socket
 
 pub use group::EndpointGroup;
 pub use ids::EndpointIds;

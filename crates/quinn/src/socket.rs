@@ -1,4 +1,4 @@
-//! Socket: what quinn sends by and receives from.
+//! Socket that quinn sends and receives through.
 
 use std::fmt;
 use std::future::Future;
@@ -15,23 +15,23 @@ use forebay_tokio::{Interest, UdpSocket};
 use quinn::udp::{EcnCodepoint, RecvMeta};
 use quinn::{AsyncUdpSocket, UdpPoller};
 
-/// Maximum number of datagrams in a merged one (`UDP_GRO`), and of those that quinn sends in one payload.
+/// Maximum number of datagrams in a merged one (`UDP_GRO`) and in one payload sent by quinn.
 const SEGMENTS_MAX: usize = 64;
 
-/// A socket of Forebay's as quinn's.
+/// Forebay UDP socket that implements quinn's `AsyncUdpSocket`.
 #[derive(Debug)]
 pub struct Socket {
     socket: UdpSocket,
-    /// True if it was bound to an IPv6 address.
+    /// True if bound to an IPv6 address.
     is_v6: bool,
-    /// Datagrams being copied out; empty between calls.
+    /// Batch from which datagrams are copied out; empty between calls.
     batch: Mutex<Datagrams>,
     unsent: AtomicU64,
     truncated: AtomicU64,
 }
 
 impl Socket {
-    /// Takes over a bound socket. To be called on the runtime that the endpoint runs on.
+    /// Takes over a bound socket. Must be called on the endpoint's runtime.
     ///
     /// # Errors
     /// As [`UdpSocket::new`].
@@ -47,26 +47,27 @@ impl Socket {
         })
     }
 
-    /// The socket itself, for its options and counters.
+    /// Underlying socket, for its options and counters.
     #[must_use]
     pub fn inner(&self) -> &forebay::net::UdpSocket {
         self.socket.inner()
     }
 
-    /// Number of payloads that were refused, such as MTU probes above the device's MTU: to quinn they are
-    /// lost, as on a path.
+    /// Number of payloads that could not be sent, such as MTU probes larger than the device's MTU.
+    /// Quinn treats them like packets lost in the network.
     #[must_use]
     pub fn unsent(&self) -> u64 {
         self.unsent.load(Ordering::Relaxed)
     }
 
-    /// Number of datagrams longer than quinn's buffers (`max_udp_payload_size`), dropped.
+    /// Number of datagrams dropped because they were longer than quinn's buffers
+    /// (`max_udp_payload_size`).
     #[must_use]
     pub fn truncated(&self) -> u64 {
         self.truncated.load(Ordering::Relaxed)
     }
 
-    /// Copies a datagram, or those merged in it, and describes them.
+    /// Copies a datagram, or all datagrams merged into it, and returns its metadata.
     fn copy(&self, datagram: &Datagram, room: &mut [u8]) -> RecvMeta {
         let mut len = 0;
         let mut stride = usize::from(datagram.gso_size());
@@ -91,7 +92,8 @@ impl Socket {
         }
     }
 
-    /// An IPv6 socket shows IPv4 addresses as IPv6 ones: quinn compares them with what it sends to.
+    /// Maps IPv4 addresses of an IPv6 socket to IPv6 (RFC 4291), as quinn compares them with the
+    /// addresses it sends to.
     fn shown(&self, address: IpAddr) -> IpAddr {
         match address {
             IpAddr::V4(v4) if self.is_v6 => v4.to_ipv6_mapped().into(),
@@ -117,7 +119,8 @@ impl AsyncUdpSocket for Socket {
             Ok(_) => Ok(()),
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::BrokenPipe => Err(error),
-                // One destination's failure is not the endpoint's: quinn finds out by itself.
+                // Not reported: an error for one destination must not end the whole endpoint.
+                // Quinn's loss detection finds it.
                 _ => {
                     self.unsent.fetch_add(1, Ordering::Relaxed);
                     Ok(())
@@ -159,7 +162,7 @@ impl AsyncUdpSocket for Socket {
     }
 }
 
-/// A task's wait until the socket is writable. Each has a place of its own among those that wait.
+/// Wait of one task until the socket is writable. Every task has a waiter of its own.
 struct Poller {
     socket: Arc<Socket>,
     waiting: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,

@@ -1,4 +1,4 @@
-//! Numbers of a run, with sources of any kind.
+//! Counters that a run reports, whatever its sources.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

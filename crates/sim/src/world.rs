@@ -50,7 +50,7 @@ pub struct SimOutcome {
     pub broken: [u64; Law::ALL.len()],
     /// The first violation: its law, and a description.
     pub first: Option<(Law, String)>,
-    /// Longest time until a wish was granted, and its bound.
+    /// Longest time that a flow waited to move to its desired CPU, with the bound for it.
     pub longest: Wait,
     /// Number of times that the elephant changed CPU.
     pub elephant_moves: u64,

@@ -1,4 +1,4 @@
-//! Forebay's UDP sockets with the calls of tokio's.
+//! Tokio integration of Forebay's UDP sockets, with the API of `tokio::net::UdpSocket`.
 //!
 //! ```no_run
 //! use forebay::net::{Net, NetConfig};
@@ -21,7 +21,7 @@
 //! # }
 //! ```
 //!
-//! Every call may be cancelled: a datagram is taken out of the queue by the very poll that returns it.
+//! Every call is cancel-safe: a datagram is only dequeued by the poll that returns it.
 
 #![forbid(unsafe_code)]
 
@@ -34,15 +34,15 @@ use forebay::net::{Datagrams, Net};
 use tokio::io::unix::AsyncFd;
 pub use tokio::io::{Interest, ReadBuf, Ready};
 
-/// A UDP socket of a [`Net`], on a tokio runtime.
+/// UDP socket of a [`Net`], registered with a tokio runtime.
 ///
-/// Any number of tasks may use it by reference. Of tasks that use `poll_…` calls, the last one that polled for
-/// reading is woken, and the last one for writing, as with tokio's own.
+/// Any number of tasks may share it by reference. Of the tasks that use `poll_…` calls, only the
+/// last to poll for reading and the last to poll for writing are woken, as with tokio's socket.
 #[derive(Debug)]
 pub struct UdpSocket(AsyncFd<forebay::net::UdpSocket>);
 
 impl UdpSocket {
-    /// Binds a socket. To be called on a runtime whose I/O is enabled.
+    /// Binds a socket. Must be called on a runtime whose I/O driver is enabled.
     ///
     /// # Errors
     /// As [`forebay::net::SocketOptions::bind`].
@@ -50,13 +50,13 @@ impl UdpSocket {
         Self::new(net.bind(local)?)
     }
 
-    /// Registers a bound socket with the runtime. From then on its own calls do not wait either.
+    /// Registers a bound socket with the runtime, and makes the socket nonblocking.
     ///
     /// # Errors
-    /// When the process has no descriptors left, or the runtime cannot wait for one.
+    /// If the process has no file descriptors left, or the runtime cannot poll the socket's.
     ///
     /// # Panics
-    /// Outside of a runtime whose I/O is enabled.
+    /// If called outside a runtime whose I/O driver is enabled.
     #[expect(deprecated, reason = "a socket's descriptor is one and the same while it lives")]
     pub fn new(socket: forebay::net::UdpSocket) -> io::Result<Self> {
         socket.set_nonblocking(true);
@@ -64,13 +64,13 @@ impl UdpSocket {
         AsyncFd::new(socket).map(Self)
     }
 
-    /// The socket itself, for its options.
+    /// Underlying socket, for its options.
     #[must_use]
     pub fn inner(&self) -> &forebay::net::UdpSocket {
         self.0.get_ref()
     }
 
-    /// The socket itself, no longer on the runtime.
+    /// Deregisters the socket from the runtime, and returns it.
     #[must_use]
     pub fn into_inner(self) -> forebay::net::UdpSocket {
         self.0.into_inner()
@@ -79,12 +79,12 @@ impl UdpSocket {
     /// Local address.
     ///
     /// # Errors
-    /// None: tokio's has some.
+    /// Never fails; returns a `Result` as tokio's does.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(self.inner().local_addr())
     }
 
-    /// Address of the peer that it is connected to.
+    /// Address of the peer that the socket is connected to.
     ///
     /// # Errors
     /// `NotConnected`.
@@ -101,17 +101,17 @@ impl UdpSocket {
         self.inner().connect(to)
     }
 
-    /// Waits until the socket may be ready for any of these.
+    /// Waits until the socket may be ready for any of the operations in `interest`.
     ///
     /// # Errors
-    /// When the runtime is shutting down.
+    /// If the runtime is shutting down.
     pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
         let mut guard = self.0.ready(interest).await?;
         guard.retain_ready();
         Ok(guard.ready())
     }
 
-    /// Waits until it may be readable.
+    /// Waits until the socket may be readable.
     ///
     /// # Errors
     /// As [`ready`](Self::ready).
@@ -119,7 +119,8 @@ impl UdpSocket {
         self.ready(Interest::READABLE).await.map(drop)
     }
 
-    /// Waits until it may be writable: packet memory has come home after a send would have blocked.
+    /// Waits until the socket may be writable. After a send that would have blocked, that is when
+    /// packet memory has been returned.
     ///
     /// # Errors
     /// As [`ready`](Self::ready).
@@ -147,7 +148,8 @@ impl UdpSocket {
         Poll::Ready(Ok(()))
     }
 
-    /// Tries a call of the socket's; if it would block, the runtime waits for the next readiness.
+    /// Tries an operation on the socket. If it would block, clears the readiness, so that the next
+    /// wait ends with new readiness only.
     ///
     /// # Errors
     /// Those of `call`.
@@ -159,7 +161,8 @@ impl UdpSocket {
         self.0.try_io(interest, call)
     }
 
-    /// Calls until it does not block.
+    /// Repeats an operation on the socket, waiting for readiness in between, until it does not
+    /// block.
     ///
     /// # Errors
     /// Those of `call`.
@@ -191,7 +194,7 @@ impl UdpSocket {
 
 /// Receiving.
 impl UdpSocket {
-    /// Receives one datagram into `buffer`; returns its length there and its sender.
+    /// Receives one datagram into `buffer`; returns its length and its sender.
     ///
     /// # Errors
     /// As [`forebay::net::UdpSocket::recv_from`].
@@ -199,7 +202,7 @@ impl UdpSocket {
         self.async_io(Interest::READABLE, |socket| socket.recv_from(buffer)).await
     }
 
-    /// The same of a connected peer.
+    /// Receives one datagram from the connected peer.
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
@@ -207,7 +210,7 @@ impl UdpSocket {
         self.recv_from(buffer).await.map(|(len, _)| len)
     }
 
-    /// Reads the next datagram without taking it.
+    /// Reads the next datagram without dequeuing it (`MSG_PEEK`).
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
@@ -215,7 +218,7 @@ impl UdpSocket {
         self.async_io(Interest::READABLE, |socket| socket.peek_from(buffer)).await
     }
 
-    /// Receives one datagram, with all that its headers say.
+    /// Receives one datagram, with the fields of its headers (`recvmsg`).
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
@@ -223,7 +226,7 @@ impl UdpSocket {
         self.async_io(Interest::READABLE, |socket| socket.recv_msg(buffer)).await
     }
 
-    /// Receives between 1 and `max` datagrams in place.
+    /// Receives between 1 and `max` datagrams, without copying them.
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
@@ -231,7 +234,7 @@ impl UdpSocket {
         self.async_io(Interest::READABLE, |socket| socket.recv_batch(batch, max)).await
     }
 
-    /// Receives one datagram if there is one.
+    /// Receives one datagram if one is queued.
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from); `WouldBlock`.
@@ -239,7 +242,7 @@ impl UdpSocket {
         self.try_io(Interest::READABLE, |socket| socket.recv_from(buffer))
     }
 
-    /// The same of a connected peer.
+    /// Receives one datagram from the connected peer if one is queued.
     ///
     /// # Errors
     /// As [`try_recv_from`](Self::try_recv_from).
@@ -247,7 +250,7 @@ impl UdpSocket {
         self.try_recv_from(buffer).map(|(len, _)| len)
     }
 
-    /// Reads the next datagram, if there is one, without taking it.
+    /// Reads the next datagram without dequeuing it, if one is queued.
     ///
     /// # Errors
     /// As [`try_recv_from`](Self::try_recv_from).
@@ -255,7 +258,7 @@ impl UdpSocket {
         self.try_io(Interest::READABLE, |socket| socket.peek_from(buffer))
     }
 
-    /// Polls for a datagram.
+    /// Polls to receive a datagram.
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
@@ -271,7 +274,7 @@ impl UdpSocket {
         Poll::Ready(Ok(from))
     }
 
-    /// The same of a connected peer.
+    /// Polls to receive a datagram from the connected peer.
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
@@ -283,7 +286,7 @@ impl UdpSocket {
         self.poll_recv_from(cx, buffer).map_ok(drop)
     }
 
-    /// Polls for a batch of datagrams in place.
+    /// Polls to receive a batch of datagrams, without copying them.
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
@@ -316,7 +319,7 @@ impl UdpSocket {
         self.async_io(Interest::WRITABLE, |socket| socket.send(payload)).await
     }
 
-    /// Sends a datagram, or several of one length, with control data.
+    /// Sends a datagram, or several of equal length, with control data (`sendmsg`).
     ///
     /// # Errors
     /// As [`forebay::net::UdpSocket::send_msg`].
@@ -348,7 +351,7 @@ impl UdpSocket {
         self.try_io(Interest::WRITABLE, |socket| socket.send_msg(message))
     }
 
-    /// Polls a datagram out.
+    /// Polls to send a datagram.
     ///
     /// # Errors
     /// As [`send_to`](Self::send_to).
@@ -361,7 +364,7 @@ impl UdpSocket {
         self.poll_io(cx, Interest::WRITABLE, |socket| socket.send_to(payload, to))
     }
 
-    /// Polls a datagram out to the connected peer.
+    /// Polls to send a datagram to the connected peer.
     ///
     /// # Errors
     /// As [`send_to`](Self::send_to).

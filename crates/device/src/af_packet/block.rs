@@ -7,7 +7,7 @@ use std::fmt;
 
 use forebay_rx::coalesce::gso::VIRTIO_NET_HDR_BYTES;
 
-/// Size of `struct tpacket_block_desc`. No frame begins before its end.
+/// Size of `struct tpacket_block_desc`; a block's frames begin after it.
 const DESCRIPTOR_BYTES: usize = 48;
 const NUM_PKTS_AT: usize = 12;
 const OFFSET_TO_FIRST_PKT_AT: usize = 16;

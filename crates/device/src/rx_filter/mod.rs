@@ -75,7 +75,7 @@ impl FilterProtocol {
     /// Both protocols.
     pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
 
-    /// Number in an IP header.
+    /// Protocol number in the IP header.
     #[must_use]
     pub fn number(self) -> u8 {
         match self {

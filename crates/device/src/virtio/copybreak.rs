@@ -36,7 +36,7 @@ impl HeaderCopyLen {
     }
 }
 
-/// Copies the beginning of a packet, from `at` on. Constant lengths are copied faster, and all
+/// Accounts for a packet whose first bytes are `head`.
 /// longer packets have one of them.
 #[inline(always)] // part of the work for every packet that is not copied as a whole
 pub(super) fn copy_head(frag: &PageFrag, at: u32, to: &mut [u8]) {

@@ -1,4 +1,4 @@
-//! A queue's handle of the session: whether a device is connected, and its negotiated features.
+//! Handle of a queue to its session: the connection state, and the negotiated features.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;

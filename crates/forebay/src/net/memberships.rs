@@ -1,8 +1,9 @@
-//! Multicast groups: what a socket has joined, and what a device hears.
+//! Multicast memberships: the groups that sockets have joined, and those that each device receives.
 //!
-//! On an interface that the kernel has too, the kernel joins as well, by a socket that receives nothing: it
-//! sends the membership reports (IGMP, MLD), answers queries, and has the device let the group's frames
-//! in. On a device of this process alone nothing is reported: frames come if the other end floods them.
+//! On an interface that the kernel also has, the kernel joins too, through the socket that reserves
+//! the port and receives nothing. It sends membership reports (IGMP, MLD), answers queries, and
+//! programs the NIC's multicast filter. On a device that only this process has, no reports are
+//! sent: multicast frames arrive only if the peer floods them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,15 +20,15 @@ use super::endpoint::Inner;
 use super::message::DeviceIndex;
 use super::shared::NetState;
 
-/// Most groups that a socket is in, counted by device (`igmp_max_memberships`).
+/// Maximum number of memberships of a socket; each device counts (`igmp_max_memberships`).
 const MEMBERSHIPS_MAX: usize = 20;
 
-/// Number of sockets in each group, by device.
+/// Number of sockets in each group on each device.
 #[derive(Debug, Default)]
 pub(super) struct Groups(Mutex<BTreeMap<Membership, usize>>);
 
 impl Inner {
-    /// Joins a group on a device, or on all.
+    /// Joins a group on one device, or on all devices.
     pub(super) fn join(&self, group: IpAddr, device: Option<DeviceIndex>) -> io::Result<()> {
         let group = self.group(group)?;
         let mut joined = self.joined();
@@ -41,7 +42,7 @@ impl Inner {
         for (number, &membership) in wanted.iter().enumerate() {
             if let Err(refused) = self.tell_kernel(membership, Change::Join) {
                 for &before in wanted.iter().take(number) {
-                    let _ = self.tell_kernel(before, Change::Leave); // as it was
+                    let _ = self.tell_kernel(before, Change::Leave); // roll back
                 }
                 return Err(refused);
             }
@@ -52,7 +53,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Leaves a group on a device, or wherever it was joined.
+    /// Leaves a group on one device, or on every device on which it was joined.
     pub(super) fn leave(&self, group: IpAddr, device: Option<DeviceIndex>) -> io::Result<()> {
         let group = self.group(group)?;
         let mut joined = self.joined();
@@ -71,14 +72,15 @@ impl Inner {
         Ok(())
     }
 
-    /// Leaves all, as the socket is closed: the kernel's does by itself.
+    /// Leaves all groups when the socket is closed. The kernel drops its own memberships when the
+    /// reserving socket closes.
     pub(super) fn leave_all(&self) {
         for membership in self.joined().drain(..) {
             self.shared.count_member(membership, Change::Leave);
         }
     }
 
-    /// A group of a family that this socket has.
+    /// Validates a group address: multicast, and of a family that the socket supports.
     fn group(&self, group: IpAddr) -> io::Result<IpAddr> {
         let group = group.to_canonical();
         if !group.is_multicast() || self.is_ipv4() && group.is_ipv6() {
@@ -91,7 +93,7 @@ impl Inner {
         self.shared.rebind(self.id, |binding| binding.groups = joined.to_vec());
     }
 
-    /// Has the kernel join or leave, where it has the device too.
+    /// Makes the kernel join or leave the group, if it has the device too.
     fn tell_kernel(&self, membership: Membership, change: Change) -> io::Result<()> {
         let device = &self.shared.devices[usize::from(membership.device)];
         let (Some(interface), Some(reserved)) = (device.kernels, &self.reserved) else {
@@ -136,7 +138,7 @@ fn tell(
 }
 
 impl NetState {
-    /// Memberships in a group on one device, or on each.
+    /// Memberships of a group on one device, or on every device.
     fn memberships(
         &self,
         group: IpAddr,
@@ -151,7 +153,7 @@ impl NetState {
         }
     }
 
-    /// Counts a socket in or out. A device hears the groups that some socket is in.
+    /// Adds or removes a member. A device receives the groups that have at least one member.
     fn count_member(&self, membership: Membership, change: Change) {
         let mut groups = self.groups.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = groups.entry(membership).or_default();

@@ -1,25 +1,28 @@
-//! Datagrams with all that their headers say: sent with control data of their own, and read into a buffer.
+//! Datagrams with their ancillary data (`cmsg`): per-datagram control data for sending, and the
+//! headers' fields for a datagram read into a buffer.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Datagram to be sent, or several of one length, with control data (`sendmsg`).
+/// Datagram to send, or several of equal length, with control data (`sendmsg`).
 ///
-/// Fields that are `None` are as the socket's options say.
+/// A field that is `None` takes its value from the socket's options.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transmit<'a> {
     /// Payload.
     pub payload: &'a [u8],
     /// Destination.
     pub destination: SocketAddr,
-    /// Source address, one of this host's (`ipi_spec_dst` of `IP_PKTINFO`, `ipi6_addr`).
+    /// Source address, one of this host's addresses (`ipi_spec_dst` of `IP_PKTINFO`, `ipi6_addr`).
     pub source: Option<IpAddr>,
-    /// Device that it leaves by (`ipi_ifindex`).
+    /// Outgoing device (`ipi_ifindex`).
     pub device: Option<DeviceIndex>,
-    /// DSCP, and ECN in the two bits below (`IP_TOS`, `IPV6_TCLASS`).
+    /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two (`IP_TOS`,
+    /// `IPV6_TCLASS`).
     pub traffic_class: Option<u8>,
     /// Time to live, or hop limit (`IP_TTL`, `IPV6_HOPLIMIT`).
     pub ttl: Option<u8>,
-    /// Payload bytes of each datagram but the last, if the payload is of several (`UDP_SEGMENT`); else 0.
+    /// Segment size: payload bytes of each datagram except the last (`UDP_SEGMENT`); 0 if the
+    /// payload is one datagram.
     pub gso_size: u16,
 }
 
@@ -53,19 +56,21 @@ pub struct Received {
     pub source: SocketAddr,
     /// Destination: one of this host's addresses, a group or a broadcast address (`ipi_addr`).
     pub destination: SocketAddr,
-    /// Device that it came in on (`ipi_ifindex`).
+    /// Incoming device (`ipi_ifindex`).
     pub device: DeviceIndex,
-    /// DSCP, and ECN in the two bits below (`IP_RECVTOS`, `IPV6_RECVTCLASS`).
+    /// TOS or traffic class: DSCP in the upper six bits, ECN in the lower two (`IP_RECVTOS`,
+    /// `IPV6_RECVTCLASS`).
     pub traffic_class: u8,
     /// Time to live, or hop limit (`IP_RECVTTL`, `IPV6_RECVHOPLIMIT`).
     pub ttl: u8,
-    /// Payload bytes of each datagram but the last, if several were merged (`UDP_GRO`); else 0.
+    /// Segment size: payload bytes of each datagram except the last, if several were merged
+    /// (`UDP_GRO`); otherwise 0.
     pub gso_size: u16,
     /// Time of arrival, in ns since 1970; 0 if the device has no timestamps.
     pub timestamp_ns: u64,
 }
 
-/// Device of a [`Net`](super::Net), by its place among those that it was laid over.
+/// Index of a device among those that its [`Net`](super::Net) was created over.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct DeviceIndex(pub u8);
 

@@ -1,29 +1,29 @@
-//! Options of a socket that may change at any time, from any thread.
+//! Socket options, which any thread may change at any time.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, Ordering};
 
 use super::message::DeviceIndex;
 use super::transmit::SentMarks;
 
-/// No device: the route decides.
+/// Value for no chosen device: the route decides.
 const BY_ROUTE: u16 = u16::MAX;
 
-/// Time to live of datagrams to groups (`IP_DEFAULT_MULTICAST_TTL`).
+/// Default TTL of multicast datagrams (`IP_DEFAULT_MULTICAST_TTL`).
 const MULTICAST_TTL: u8 = 1;
 
 /// Options of a socket.
 #[derive(Debug)]
 pub(super) struct Options {
     pub(super) is_nonblocking: AtomicBool,
-    /// 0: for ever.
+    /// Timeout of reads (`SO_RCVTIMEO`); 0 means none.
     pub(super) read_timeout_ns: AtomicU64,
-    /// The same for what is sent.
+    /// Timeout of writes (`SO_SNDTIMEO`); 0 means none.
     pub(super) write_timeout_ns: AtomicU64,
-    /// True if flows are to come to where they are read (RFS).
+    /// True if flows are steered to the CPU that reads them (RFS).
     pub(super) is_followed: AtomicBool,
     pub(super) ttl: AtomicU8,
     pub(super) tos: AtomicU8,
-    /// True if datagrams above the MTU leave as fragments.
+    /// True if datagrams larger than the MTU are sent as fragments.
     pub(super) may_fragment: AtomicBool,
     pub(super) multicast_ttl: AtomicU8,
     pub(super) multicast_loop: AtomicBool,
@@ -46,7 +46,7 @@ impl Options {
         }
     }
 
-    /// Device that datagrams to groups leave by, if one was chosen.
+    /// Outgoing device of multicast datagrams, if one was chosen (`IP_MULTICAST_IF`).
     pub(super) fn multicast_device(&self) -> Option<DeviceIndex> {
         u8::try_from(self.multicast_device.load(Ordering::Relaxed)).ok().map(DeviceIndex)
     }

@@ -1,4 +1,5 @@
-//! Sending: which way a datagram goes, in whose name, and what becomes of it where the way is not ours.
+//! Transmit path of sockets: route and source address, and the hand-over to the kernel of datagrams
+//! that this process cannot send itself.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -13,7 +14,7 @@ use super::message::Transmit;
 use super::shared::Routes;
 use super::transmit::{Between, Gathered, SentMarks};
 
-/// Moment at which the device is told of what was sent.
+/// Time of the device's doorbell: with this datagram, or later for a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flush {
     Now,
@@ -21,7 +22,7 @@ pub(super) enum Flush {
 }
 
 impl Inner {
-    /// Sends a datagram, or several in one payload.
+    /// Sends a payload as one datagram, or as several of one segment size.
     pub(super) fn send(&self, of: &Transmit<'_>, flush: Flush) -> io::Result<usize> {
         let to = plain(of.destination);
         self.check(of, to)?;
@@ -33,7 +34,7 @@ impl Inner {
         let (device, source) = self.route(of, to, &routes)?;
         let between = Between { source, destination: to };
         let marks = self.marks_of(of, to.ip());
-        // Only the kernel gives copies to programs of its own.
+        // Loopback copies to programs on the kernel's stack can only come from the kernel.
         let has_kernel = self.reserved.is_some() && self.shared.devices[device].kernels.is_some();
         let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
         if to.ip().is_multicast() && has_kernel && is_looped() {
@@ -71,7 +72,7 @@ impl Inner {
         Ok(of.payload.len())
     }
 
-    /// Refuses what the kernel refuses before it looks for a way.
+    /// Rejects arguments that the kernel rejects before its route lookup.
     fn check(&self, of: &Transmit<'_>, to: SocketAddr) -> io::Result<()> {
         if to.port() == 0 {
             return Err(Errno::INVAL.into());
@@ -79,7 +80,7 @@ impl Inner {
         if self.is_ipv4() && to.is_ipv6() {
             return Err(Errno::AFNOSUPPORT.into());
         }
-        // A hop limit of 0 may be asked for, a TTL of 0 may not (`ip_cmsg_send`).
+        // IPv6 accepts a hop limit of 0, IPv4 no TTL of 0 (`ip_cmsg_send`).
         if to.is_ipv4() && of.ttl == Some(0) {
             return Err(Errno::INVAL.into());
         }
@@ -90,7 +91,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Device that leads to a destination, and the datagram's source there.
+    /// Route lookup: the outgoing device, and the datagram's source address.
     fn route(
         &self,
         of: &Transmit<'_>,
@@ -108,7 +109,7 @@ impl Inner {
         };
         let bound = plain(self.local());
         let asked = of.source.map(|source| source.to_canonical()).filter(|ip| !ip.is_unspecified());
-        // Nobody sends in another host's name (`ip_route_output_key`, `ip6_datagram_send_ctl`).
+        // Source must be an address of this host (`ip_route_output_key`, `ip6_datagram_send_ctl`).
         if asked.is_some_and(|asked| !routes.is_own(asked)) {
             return Err(if to.is_ipv4() { Errno::NETUNREACH } else { Errno::INVAL }.into());
         }
@@ -126,7 +127,7 @@ impl Inner {
         }
     }
 
-    /// Fields of headers as the socket's options say.
+    /// Header fields according to the socket's options.
     fn marks(&self, gso_size: u16, to: IpAddr) -> SentMarks {
         let options = &self.options;
         let ttl = if to.is_multicast() { &options.multicast_ttl } else { &options.ttl };
@@ -138,8 +139,9 @@ impl Inner {
         }
     }
 
-    /// The kernel resolves the next hop, and keeps the datagram meanwhile. On a device that it does
-    /// not have, the first datagrams to a new neighbour are lost, as behind a full queue of ARP's.
+    /// Sends through the kernel, which resolves the next hop and queues the datagram meanwhile. On
+    /// a device that the kernel does not have, the datagram is dropped, as if the neighbour's queue
+    /// of unresolved packets were full.
     fn send_by_kernel(
         &self,
         payload: &[u8],
@@ -166,7 +168,7 @@ impl Inner {
         let empty = payload.is_empty().then_some(&[][..]);
         for piece in payload.chunks(size).chain(empty) {
             match udp_send::send(reserved, piece, self.shown(to), &control) {
-                // Nobody would tell when the kernel has room again.
+                // Dropped: no event would report that the kernel's socket is writable again.
                 Err(full) if full.kind() == io::ErrorKind::WouldBlock => {
                     self.shared.unsent.count_discard(to.ip());
                 }
@@ -193,7 +195,7 @@ impl Inner {
             };
             let identity = routes.identity(device);
             let mut between = answer.between;
-            // Nobody answers in the name of a group, or of all.
+            // A multicast or broadcast address is not a valid source address.
             if !identity.is_own(between.source.ip())
                 && let Some(address) = address
             {

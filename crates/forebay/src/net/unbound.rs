@@ -1,4 +1,4 @@
-//! Sockets that are not bound yet: their options, and the binding.
+//! Unbound sockets: their options, and `bind`.
 
 use std::io;
 use std::net::ToSocketAddrs;
@@ -40,27 +40,29 @@ impl SocketOptions {
         }
     }
 
-    /// Shares the address with other sockets that do (`SO_REUSEPORT`); the flow's hash selects one of
-    /// them.
+    /// Shares the address with other sockets that also set this (`SO_REUSEPORT`); the flow hash
+    /// selects one of them.
     pub fn reuse_port(mut self) -> Self {
         self.reuse = Reuse::Hash;
         self
     }
 
-    /// Shares the address with other sockets, one per CPU (`SO_REUSEPORT` with `SO_INCOMING_CPU`): this one
-    /// receives the datagrams delivered on `cpu`. On a CPU without one, the flow's hash selects.
+    /// Shares the address with other sockets, one per CPU (`SO_REUSEPORT` with `SO_INCOMING_CPU`):
+    /// this one receives the datagrams delivered on `cpu`. On a CPU without such a socket, the flow
+    /// hash selects one.
     pub fn reuse_port_on(mut self, cpu: CpuId) -> Self {
         (self.reuse, self.cpu) = (Reuse::ThisCpu, Some(cpu));
         self
     }
 
-    /// Shares the address with other sockets, each a QUIC server's endpoint: datagrams go to the endpoint
-    /// that issued their connection ID, wherever they come from and whichever CPU they are delivered on;
-    /// those without such an ID as [`reuse_port`](Self::reuse_port) says. All members have the same `ids`,
-    /// and each a place of its own.
+    /// Shares the address with other sockets, each of them one endpoint of a QUIC server. A
+    /// datagram goes to the endpoint that issued its destination connection ID, whatever its source
+    /// address and the CPU it is delivered on. A datagram without such an ID is distributed as by
+    /// [`reuse_port`](Self::reuse_port). All members have the same `ids`, and each a different
+    /// `place`.
     ///
-    /// Flows follow their readers (RFS), by connection ID where [flow keys](crate::Config) have
-    /// `quic:PORTS:LEN` with this port and the length of the IDs.
+    /// Flows follow their readers (RFS), and are identified by connection ID if the [flow
+    /// keys](crate::Config) contain `quic:PORTS:LEN` with this port and the length of the IDs.
     pub fn reuse_port_by_id(mut self, ids: &Arc<ConnectionIds>, place: EndpointIndex) -> Self {
         self.reuse = Reuse::Hash;
         self.select = Some(SelectById { ids: Arc::clone(ids), place });
@@ -79,7 +81,8 @@ impl SocketOptions {
         self
     }
 
-    /// Sets whether the port is reserved in the kernel, where the kernel has a device too. Default: true.
+    /// Sets whether the port is also reserved in the kernel, if the kernel has one of the devices.
+    /// Default: true.
     pub fn reserve(mut self, is_reserved: bool) -> Self {
         self.is_reserved = is_reserved;
         self
@@ -88,8 +91,9 @@ impl SocketOptions {
     /// Binds the socket.
     ///
     /// # Errors
-    /// `EADDRINUSE` when another socket, or a program of the kernel's, has the address;
-    /// `EADDRNOTAVAIL` when it is not this host's; when no descriptors are left.
+    /// `EADDRINUSE` if another socket of this process, or of a program on the kernel's stack, has
+    /// the address; `EADDRNOTAVAIL` if the address is not one of this host's; or if no file
+    /// descriptors are left.
     pub fn bind(self, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
         let Self { net: Net(shared), reuse, cpu, select, is_v6_only, rcvbuf, is_reserved } = self;
         let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address to bind to");

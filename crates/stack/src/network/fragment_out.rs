@@ -1,5 +1,5 @@
-//! The transmit side of datagrams larger than the MTU: they leave as fragments (RFC 791, section 3.2;
-//! RFC 8200, section 4.5).
+//! Transmit-side IP fragmentation of datagrams larger than the MTU (RFC 791, section 3.2; RFC 8200,
+//! section 4.5).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,28 +15,29 @@ use super::compose::{
 const FRAGMENT_HEADER_BYTES: u32 = 8;
 const FRAGMENT_HEADER: u8 = 44;
 const MORE_FRAGMENTS: u16 = 0x2000;
-/// Offsets are counted in units of so many bytes.
+/// Unit of the fragment offset field, in bytes.
 const OFFSET_UNIT: usize = 8;
 
-/// A datagram on its way out in fragments, the first one first.
+/// Datagram being sent as fragments, in order from the first.
 #[derive(Clone, Debug)]
 pub struct FragmentedDatagram<'a> {
     headers: UdpHeaders,
     udp: [u8; 8],
     payload: &'a [u8],
     id: u32,
-    /// Bytes of UDP header and payload in each fragment but the last.
+    /// Bytes of UDP header and payload in each fragment except the last.
     step: usize,
-    /// Bytes that have gone.
+    /// Bytes of UDP header and payload already emitted.
     at: usize,
 }
 
 impl<'a> FragmentedDatagram<'a> {
-    /// Divides a datagram into fragments that fit in `mtu`. `id` is one that no other datagram between
-    /// these addresses has had lately; of IPv4, its lower half counts.
+    /// Divides a datagram into fragments that fit in `mtu`. `id` is the identification, not
+    /// recently used between these addresses; IPv4 uses its lower 16 bits.
     ///
     /// # Errors
-    /// If the headers cannot be written; and as too long, if nothing fits in the MTU.
+    /// If the headers cannot be written, or with [`TooLong`](HeaderError::TooLong) if the MTU has
+    /// no room for the first fragment.
     pub fn new(
         payload: &'a [u8],
         headers: UdpHeaders,
@@ -59,7 +60,7 @@ impl<'a> FragmentedDatagram<'a> {
             _ => return Err(HeaderError::Families),
         };
         let step = mtu.saturating_sub(ip_bytes) as usize / OFFSET_UNIT * OFFSET_UNIT;
-        // The UDP header is in the first one.
+        // The first fragment must hold the whole UDP header.
         if step <= UDP_BYTES as usize {
             return Err(HeaderError::TooLong);
         }
@@ -74,23 +75,24 @@ impl<'a> FragmentedDatagram<'a> {
         Ok(Self { headers, udp, payload, id, step, at: 0 })
     }
 
-    /// Number of fragments that are left.
+    /// Number of fragments still to be emitted.
     #[must_use]
     pub fn count(&self) -> usize {
         (self.len() - self.at).div_ceil(self.step)
     }
 
-    /// Most bytes of a fragment, link header included, before headers are prepended.
+    /// Maximum number of bytes of a fragment, including its link header.
     #[must_use]
     pub fn fragment_bytes_max(&self) -> u32 {
         let step = u32::try_from(self.step).unwrap_or(u32::MAX);
         step.saturating_add(ETHERNET_BYTES + IPV6_BYTES + FRAGMENT_HEADER_BYTES)
     }
 
-    /// Writes the next fragment into an empty frame, and returns the description of its headers.
+    /// Writes the next fragment into an empty frame, and returns its headers.
     ///
     /// # Panics
-    /// If the frame has less room than [`fragment_bytes_max`](Self::fragment_bytes_max), or all have gone.
+    /// If the frame has less room than [`fragment_bytes_max`](Self::fragment_bytes_max), or no
+    /// fragment is left.
     pub fn emit_next(&mut self, frame: &mut Frame) -> Headers {
         let (at, end) = (self.at, (self.at + self.step).min(self.len()));
         assert!(at < end, "as many fragments as were counted");
@@ -101,7 +103,7 @@ impl<'a> FragmentedDatagram<'a> {
             frame.data_mut()[..udp_len].copy_from_slice(&self.udp);
         }
         self.at = end;
-        // Lossless: a datagram's length was checked.
+        // Lossless: the constructor limited the datagram to 64 KiB.
         let offset = u16::try_from(at).unwrap_or(u16::MAX);
         let has_more = end < self.len();
         let network = match (self.headers.source, self.headers.destination) {
@@ -160,7 +162,7 @@ mod tests {
         UdpHeaders { link_addresses: None, source, destination, ttl, tos, gso_size: 0 }
     }
 
-    /// Offset of an IP packet's payload in its datagram, true if more follow, its identification.
+    /// Fragment offset, more-fragments flag and identification of an IP packet.
     fn piece(ip: &IpSlice<'_>) -> (usize, bool, u32) {
         match ip {
             IpSlice::Ipv4(ip) => {

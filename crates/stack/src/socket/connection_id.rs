@@ -1,13 +1,15 @@
-//! QUIC connection IDs that say which endpoint of a group issued them, to whoever has the key.
+//! QUIC connection IDs that encode which endpoint of a group issued them, readable only with the
+//! group's key.
 //!
 //! ```text
 //! | place, masked (2) | tag (2) | nonce (4 to 16) |
 //! mask = H(key, 0, nonce)        tag = H(key, 1, nonce, place)
 //! ```
 //!
-//! Without the key, IDs of one endpoint look like random ones, and no ID can be made for an endpoint, nor one
-//! turned into that of another: of guesses, one in 2^16 has a tag that fits, for an endpoint that the
-//! guesser does not know.
+//! Without the key, the IDs of an endpoint are indistinguishable from random ones, and an ID can
+//! neither be forged for a chosen endpoint nor changed into one of another endpoint. A guessed ID
+//! has a valid tag with probability 2^-16, and then names an endpoint that the guesser does not
+//! know.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -19,14 +21,14 @@ use siphasher::sip::SipHasher13;
 /// Shortest and longest ID, in bytes (RFC 9000, section 17.2).
 pub const ID_BYTES: std::ops::RangeInclusive<usize> = 8..=20;
 
-/// Bytes before the nonce.
+/// Length of the masked place and the tag, which precede the nonce.
 const SEALED_BYTES: usize = 4;
 
-/// Place of an endpoint in its group.
+/// Index of an endpoint in its group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct EndpointIndex(pub u16);
 
-/// A group's way to write and read connection IDs.
+/// Encoder and decoder of a group's connection IDs.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectionIds {
     key: [u64; 2],
@@ -40,17 +42,18 @@ pub struct ConnectionId {
     len: usize,
 }
 
-/// Selection of a member of a group by the connection ID of QUIC datagrams, and the member's own place.
+/// Membership in a group whose members are selected by the connection ID of QUIC datagrams.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SelectById {
-    /// The same for all members.
+    /// Encoder and decoder of the IDs, shared by all members.
     pub ids: Arc<ConnectionIds>,
-    /// Place that the member's IDs say.
+    /// Index of this member, as encoded in its IDs.
     pub place: EndpointIndex,
 }
 
 impl ConnectionIds {
-    /// IDs of this length, by a secret key. `None` for a length outside [`ID_BYTES`].
+    /// Creates an encoder of IDs of `id_bytes` with a secret key; `None` for a length outside
+    /// [`ID_BYTES`].
     #[must_use]
     pub fn new(key: [u8; 16], id_bytes: usize) -> Option<Self> {
         let (low, high) = key.split_first_chunk::<8>()?;
@@ -65,7 +68,8 @@ impl ConnectionIds {
         self.id_bytes
     }
 
-    /// Writes an ID of an endpoint. Of the nonce, which never comes twice, the leading bytes count.
+    /// Encodes an ID of an endpoint. The nonce must be unique; only as many leading bytes of it are
+    /// used as fit into the ID.
     #[must_use]
     pub fn issue(&self, place: EndpointIndex, nonce: [u8; 16]) -> ConnectionId {
         let (nonce, _) = nonce.split_at(self.id_bytes - SEALED_BYTES);
@@ -77,7 +81,7 @@ impl ConnectionIds {
         id
     }
 
-    /// Endpoint that issued an ID; `None` if none of this group did.
+    /// Endpoint that issued an ID; `None` if no endpoint of this group did.
     #[must_use]
     pub fn place_of(&self, id: &[u8]) -> Option<EndpointIndex> {
         let (&[a, b, c, d], nonce) = id.split_first_chunk::<SEALED_BYTES>()?;
@@ -88,8 +92,8 @@ impl ConnectionIds {
         (self.tag(nonce, place) == u16::from_be_bytes([c, d])).then_some(place)
     }
 
-    /// Endpoint that issued the ID which a QUIC datagram is sent to. `None` of a client's first
-    /// datagrams, whose IDs are its own.
+    /// Endpoint that issued a QUIC datagram's destination connection ID. `None` for a client's
+    /// first datagrams, whose destination IDs the client chose (RFC 9000, section 7.2).
     #[must_use]
     pub fn place_of_datagram(&self, datagram: &[u8]) -> Option<EndpointIndex> {
         self.place_of(destination_id(datagram, self.id_bytes)?)
@@ -108,7 +112,7 @@ impl ConnectionIds {
         low_16(hasher.finish())
     }
 
-    /// One hash function for each use.
+    /// Keyed hash function, independent for each purpose.
     fn hasher(&self, purpose: u8) -> SipHasher13 {
         let mut hasher = SipHasher13::new_with_keys(self.key[0], self.key[1]);
         hasher.write_u8(purpose);
@@ -124,8 +128,8 @@ impl ConnectionId {
     }
 }
 
-/// Destination connection ID of a QUIC datagram: of `id_bytes` in a short header, which does not say its
-/// length (RFC 9000, section 17).
+/// Destination connection ID of a QUIC datagram. A short header does not contain its length, which
+/// is taken to be `id_bytes` (RFC 9000, section 17.3).
 #[must_use]
 pub fn destination_id(datagram: &[u8], id_bytes: usize) -> Option<&[u8]> {
     const LONG_HEADER: u8 = 0x80;
@@ -139,7 +143,7 @@ pub fn destination_id(datagram: &[u8], id_bytes: usize) -> Option<&[u8]> {
     }
 }
 
-/// True if a packet has datagrams of more than one connection in it.
+/// True if a merged packet contains datagrams of more than one connection.
 #[must_use]
 pub fn has_several(packet: &Packet, id_bytes: usize) -> bool {
     let (Shape::Gso(size) | Shape::Merged(size)) = packet.shape() else { return false };
@@ -188,7 +192,7 @@ mod tests {
             let mut long = vec![0xc3, 0, 0, 0, 1, u8::try_from(id_bytes).unwrap()];
             long.extend(id.as_bytes());
             prop_assert_eq!(ids.place_of_datagram(&long), Some(EndpointIndex(place)));
-            // A bit of the place or the tag that was changed never leads to another endpoint.
+            // An ID with one bit of its masked place flipped never decodes to the same endpoint.
             let mut forged = id.as_bytes().to_vec();
             forged[bit / 8 % 2] ^= 1 << (bit % 8);
             let led = ids.place_of(&forged);
@@ -202,7 +206,7 @@ mod tests {
         }
     }
 
-    /// Of many guesses, as many have a tag that fits as chance allows.
+    /// Guessed IDs have a valid tag no more often than chance allows.
     #[test]
     fn udp_12_strangers_cannot_aim() {
         let ids = ConnectionIds::new([3; 16], 12).unwrap();
@@ -212,10 +216,10 @@ mod tests {
         for number in 0..guesses {
             let mut nonce = [0; 16];
             nonce[..4].copy_from_slice(&number.to_be_bytes());
-            // IDs that a stranger made by a key of its own, for the first of eight endpoints.
+            // IDs issued by a stranger with another key, tested against a group of eight endpoints.
             let guess = of_other.issue(EndpointIndex(0), nonce);
             hits += u32::from(ids.place_of(guess.as_bytes()).is_some_and(|place| place.0 < 8));
-            // One endpoint's IDs, as somebody without the key sees them.
+            // Masked places of one endpoint's IDs, as seen without the key: uniformly distributed.
             let id = ids.issue(EndpointIndex(5), nonce);
             places[usize::from(id.as_bytes()[1] & 7)] += 1;
         }
@@ -224,7 +228,7 @@ mod tests {
         assert!(places.iter().all(|&of| (f64::from(of) / share - 1.0).abs() < 0.02), "{places:?}");
     }
 
-    /// Datagrams of one connection stay together; those of several are told.
+    /// Merged datagrams of one connection are accepted; those of several connections are detected.
     #[test]
     fn udp_12_merged_connections_are_told_apart() {
         const SEGMENT: usize = 100;

@@ -1,31 +1,32 @@
-//! Headers of a tunnel that are each packet's own: lengths, ids, checksums. All other bytes before the
-//! innermost IP header are the same for all segments of a packet.
+//! Layout of a tunnel's outer headers, and the fields in them that legitimately differ between
+//! segments of one packet: lengths, IP IDs and checksums. All other bytes before the innermost IP
+//! header must be equal.
 
 use crate::coalesce::refusal::MergeRefusal;
 use crate::coalesce::wire::IPV6_BYTES;
 use crate::parse::{Headers, Network};
 
-/// Layers outside the innermost IP header: PPPoE, an IP header, UDP's or GRE's, PPPoE again.
+/// Maximum number of recorded outer layers: PPPoE, an IP header, UDP or GRE, and PPPoE again.
 pub(in crate::coalesce) const LAYERS_MAX: usize = 4;
 
-/// The longest headers, those inside included.
+/// Maximum length of all headers of a tunnelled packet, inner ones included.
 pub(in crate::coalesce) const TUNNEL_HEADER_BYTES_MAX: usize = 256;
 
-/// A header outside, by the fields that are each packet's own.
+/// Kind of an outer header; each variant names the fields that may differ between segments.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum LayerKind {
     /// Length.
     #[default]
     Pppoe,
-    /// Length, id, checksum.
+    /// Length, IP ID and header checksum.
     Ipv4,
     /// Length.
     Ipv6,
-    /// Length; the checksum is 0.
+    /// Length. Without a checksum (the field is 0).
     Udp,
-    /// Length, checksum.
+    /// Length and checksum.
     UdpSummed,
-    /// Checksum.
+    /// Checksum (GRE with the C bit).
     GreSummed,
 }
 
@@ -36,7 +37,7 @@ pub(super) struct Layer {
     pub(super) offset: u8,
 }
 
-/// Layers of a packet, outermost first; none of a plain one.
+/// Outer layers of a packet, outermost first; empty if the packet is not tunnelled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(in crate::coalesce) struct Layers {
     layers: [Layer; LAYERS_MAX],
@@ -44,7 +45,7 @@ pub(in crate::coalesce) struct Layers {
 }
 
 impl Layers {
-    /// Adds a layer further in; `None` where there can be no more.
+    /// Appends the next inner layer; `None` if [`LAYERS_MAX`] are recorded already.
     pub(super) fn push(&mut self, kind: LayerKind, offset: u8) -> Option<()> {
         *self.layers.get_mut(usize::from(self.count))? = Layer { kind, offset };
         self.count += 1;
@@ -59,7 +60,7 @@ impl Layers {
         self.count == 0
     }
 
-    /// The outermost IP header of these, and its offset.
+    /// Outermost IP header among the layers, with its offset.
     pub(super) fn first_network(&self) -> Option<(Network, usize)> {
         self.as_slice().iter().find_map(|layer| match layer.kind {
             LayerKind::Ipv4 => Some((Network::Ipv4, layer.offset.into())),
@@ -72,14 +73,14 @@ impl Layers {
         self.as_slice().iter().any(|layer| layer.kind == LayerKind::UdpSummed)
     }
 
-    /// Offset of the first byte that the outermost length counts; `None` of a plain packet.
+    /// Offset of the first byte covered by the outermost length field; `None` without a tunnel.
     pub(in crate::coalesce) fn counted_from(&self) -> Option<usize> {
         let first = self.as_slice().first()?;
         let before = if first.kind == LayerKind::Pppoe { PPPOE_BEFORE_LEN } else { 0 };
         Some(usize::from(first.offset) + usize::from(before))
     }
 
-    /// Places of the bytes that are each packet's own, and their numbers.
+    /// Ranges, as (offset, length), of the bytes that may differ between segments.
     pub(in crate::coalesce) fn own_bytes(&self) -> impl Iterator<Item = (usize, usize)> {
         self.as_slice().iter().flat_map(|layer| {
             let at = usize::from(layer.offset);
@@ -95,10 +96,10 @@ impl Layers {
     }
 }
 
-/// Bytes of a PPPoE header that its length does not count.
+/// Leading bytes of a PPPoE header that its length field does not cover.
 pub(super) const PPPOE_BEFORE_LEN: u8 = 6;
 
-/// See [`difference`](super::difference()). `inner` are the first's.
+/// Implements [`difference`](super::difference()); `inner` are the first packet's inner headers.
 pub(super) fn difference(
     (a, layers): (&[u8], &Layers),
     (b, next_layers): (&[u8], &Layers),

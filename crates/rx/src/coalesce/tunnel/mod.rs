@@ -1,20 +1,21 @@
-//! Tunnels: segments inside other headers become one packet inside those headers.
+//! Tunnels: merges segments that share their outer headers into one tunnelled packet.
 //!
-//! | outside | merged if |
+//! | outer header | condition for merging |
 //! |---|---|
-//! | IPv4 and IPv6 in either | ids stay or rise by one; all else of the header is the same |
-//! | GRE | version 0, neither routing nor sequence numbers; its checksum, if it has one, is right |
-//! | VXLAN, VXLAN-GPE, GENEVE | UDP to their port; ports, network and options are the same; its checksum is right, or 0 |
-//! | PPPoE | session and protocol are the same; around all of it, or inside |
+//! | IPv4, IPv6, in either | IPv4 ID constant or incremented by one; all other fields equal |
+//! | GRE | version 0; no routing, no sequence number; any checksum valid |
+//! | VXLAN, VXLAN-GPE, GENEVE | UDP ports, VNI and options equal; checksum valid or 0 |
+//! | PPPoE | session ID and protocol equal; outermost, or inside the tunnel |
 //!
-//! As in the kernel (`encap_mark` in `include/net/gro.h`), one tunnel at most, with PPPoE and VLAN tags
-//! around it and inside it: [`LAYERS_MAX`](layers::LAYERS_MAX) headers whose fields are those of each packet. Another tunnel
-//! inside is refused by name, whatever it holds. Every length must end where the frame does.
+//! As in the kernel (`encap_mark` in `include/net/gro.h`), at most one tunnel is looked into, with
+//! PPPoE and VLAN tags outside and inside: at most [`LAYERS_MAX`](layers::LAYERS_MAX) headers with
+//! fields that may differ between segments. A packet with a second tunnel inside is refused, with a
+//! reason of its own. Every length field must extend exactly to the end of the frame.
 //!
-//! While a packet is held, its [`Headers`] are those inside, so that segments are compared, added and
-//! summed up as those of plain TCP and UDP. A merged packet has those outside again, with
-//! [`Transport::Tunnel`], so that nobody takes it for plain TCP; nobody but [`resegment()`](super::resegment())
-//! takes it apart.
+//! While a packet is held, its [`Headers`] are the inner ones, so segments are compared, appended
+//! and checksummed like plain TCP or UDP. A flushed packet has its outer headers again, with
+//! [`Transport::Tunnel`], so that no code mistakes it for plain TCP; only
+//! [`resegment()`](super::resegment()) splits it.
 
 mod layers;
 mod open;
@@ -33,21 +34,21 @@ use crate::parse::{Checksum, Headers, Network, Transport};
 const UDP: u8 = 17;
 const UDP_HEADER_BYTES: u16 = 8;
 
-/// Headers outside those that a packet is merged by.
+/// Outer headers of a packet that is merged by its inner ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tunnel {
-    /// Result of parsing: of the outermost IP header.
+    /// Headers as parsed, starting at the outermost IP header.
     pub(super) outer: Headers,
     pub(super) layers: Layers,
 }
 
-/// True for a packet that can hold another: plain TCP never does, and takes one look.
+/// True if a packet may be a tunnel. Plain TCP cannot be, and costs one comparison.
 #[inline(always)]
 pub(super) fn may_be_tunnel(packet: &Packet) -> bool {
     packet.headers.transport != Transport::Tcp && is_tunnel(packet)
 }
 
-#[inline(never)] // so that the look takes no more registers than it must
+#[inline(never)] // keeps register pressure out of the caller's fast path
 fn is_tunnel(packet: &Packet) -> bool {
     match packet.headers.transport {
         Transport::Tcp | Transport::Icmp => false,
@@ -62,15 +63,16 @@ fn is_port_of_tunnel(packet: &Packet) -> bool {
     port.is_some_and(|&[_, _, high, low]| walk::is_tunnel(u16::from_be_bytes([high, low])))
 }
 
-/// Headers of TCP or UDP inside a tunnel, by which a packet with these bytes and headers is merged; of a merged
-/// one, with the payload of all segments. `None` for what is no tunnel, or one that is not looked into.
+/// Inner TCP or UDP headers by which a packet is merged. For a merged packet, their payload is that
+/// of all segments. `None` if the packet is not a tunnel, or is one that is not looked into.
 #[must_use]
 pub fn innermost(bytes: &[u8], wire_len: u32, headers: &Headers) -> Option<Headers> {
     let (_, inner) = walk(bytes, wire_len, headers).ok()??;
     matches!(inner.transport, Transport::Tcp | Transport::Udp).then_some(inner)
 }
 
-/// Addresses between which a packet is sent that is found by no flow hash of its own: a fragment's.
+/// Source and destination address, by which held segments are found for a packet that has no flow
+/// hash of its own: a fragment.
 pub(super) fn addresses(packet: &Packet) -> Option<&[u8]> {
     let bytes = packet.frame.data();
     let Headers { network, network_offset, .. } = match packet.headers.network {
@@ -90,21 +92,21 @@ fn addresses_at(bytes: &[u8], network: Network, at: usize) -> Option<&[u8]> {
 }
 
 impl Tunnel {
-    /// The tunnel around the segments of a merged packet, and the headers inside.
+    /// Tunnel of a merged packet, with its inner headers.
     pub(super) fn of_merged(packet: &Packet) -> Option<(Self, Headers)> {
         let (layers, inner) =
             walk(packet.frame.data(), packet.wire_len, &packet.headers).ok()??;
         Some((Self { outer: Self::outer_of_segment(&packet.headers), layers }, inner))
     }
 
-    /// Headers of a merged packet, whose headers inside are `inner`.
+    /// Headers of the merged packet, given its inner headers.
     pub(super) fn headers_of_whole(&self, inner: &Headers) -> Headers {
         let Headers { payload_offset, payload_len, .. } = *inner;
         let verified = self.verified();
         Headers { transport: Transport::Tunnel, payload_offset, payload_len, ..verified }
     }
 
-    /// Headers of a segment as long as `inner` says, as parsing finds them.
+    /// Headers that parsing would find for a segment with these inner headers.
     pub(super) fn headers_of_segment(&self, inner: &Headers) -> Headers {
         let outer = self.verified();
         let end = inner.payload_offset.saturating_add(inner.payload_len);
@@ -115,14 +117,14 @@ impl Tunnel {
         Headers { payload_len, ..outer }
     }
 
-    /// Addresses of the outermost IP header.
+    /// Source and destination address in the outermost IP header.
     pub(super) fn addresses<'a>(&self, bytes: &'a [u8], inner: &Headers) -> Option<&'a [u8]> {
         let inner = (inner.network, inner.network_offset.into());
         let (network, at) = self.layers.first_network().unwrap_or(inner);
         addresses_at(bytes, network, at)
     }
 
-    /// The outermost headers, whose checksums are right: nothing else is merged.
+    /// Outer headers with their checksums marked valid, as only such packets are merged.
     fn verified(&self) -> Headers {
         let mut outer = self.outer;
         if outer.network == Network::Ipv4 {
@@ -144,7 +146,7 @@ impl Tunnel {
     }
 }
 
-/// Name of the first difference between the headers outside those of two packets, if there is any.
+/// Reason for the first difference between the outer headers of two packets, if any.
 #[cold]
 pub(super) fn difference(
     (first, layers): (&Packet, &Layers),

@@ -1,4 +1,5 @@
-//! Looking into a packet that may be a tunnel, and verifying what nobody has.
+//! Detects tunnels, and verifies their checksums that neither the device nor an earlier stage
+//! verified.
 
 use forebay_buf::Frame;
 
@@ -12,19 +13,20 @@ use crate::parse::checksum::{Sum, judge};
 use crate::parse::pull::pull_all;
 use crate::parse::{Checksum, Fragment, Headers, Network, Transport, View};
 
-/// Outcome of looking into a packet.
+/// Outcome of [`open`].
 #[must_use]
 pub(in crate::coalesce) enum Opened {
-    /// No tunnel.
+    /// Not a tunnel.
     Plain,
-    /// A tunnel that is not merged.
+    /// Tunnel that cannot be merged.
     Refused(MergeRefusal),
-    /// A tunnel; the packet has the headers inside from now on.
+    /// Tunnel that can be merged; `packet.headers` are the inner headers from now on.
     Tunnel(Tunnel),
 }
 
-/// Looks into a packet. Checksums inside are summed up here: no device, and no stage before, has looked at
-/// them. The sum of a device spares looking at the payload.
+/// Detects a tunnel and verifies its inner checksum, which neither the device nor an earlier stage
+/// has verified. A sum provided by the device (`CHECKSUM_COMPLETE`) saves the pass over the
+/// payload.
 pub(in crate::coalesce) fn open(packet: &mut Packet) -> Opened {
     let Headers { flaw, fragment, .. } = packet.headers;
     let is_judged_as_plain =
@@ -47,7 +49,8 @@ pub(in crate::coalesce) fn open(packet: &mut Packet) -> Opened {
     Opened::Tunnel(tunnel)
 }
 
-/// Walks over a packet; of one in pieces, headers that go on there are pulled in, if there is room.
+/// Walks the headers of a packet. Headers that continue in frags of a nonlinear packet are first
+/// pulled into the head, if there is room.
 fn walk_pulling(packet: &mut Packet) -> Result<Option<(Layers, Headers)>, MergeRefusal> {
     let Packet { frame, wire_len, headers, .. } = packet;
     let walked = walk(frame.data(), *wire_len, headers);
@@ -59,7 +62,7 @@ fn walk_pulling(packet: &mut Packet) -> Result<Option<(Layers, Headers)>, MergeR
     if are_held(frame, &walked) { walked } else { Err(MergeRefusal::InPieces) }
 }
 
-/// True if all headers are in the frame itself.
+/// True if all headers are in the linear part of the frame.
 fn are_held(frame: &Frame, walked: &Result<Option<(Layers, Headers)>, MergeRefusal>) -> bool {
     match walked {
         Ok(Some((_, inner))) => (1..=frame.data().len()).contains(&inner.payload_offset.into()),
@@ -68,7 +71,7 @@ fn are_held(frame: &Frame, walked: &Result<Option<(Layers, Headers)>, MergeRefus
 }
 
 impl Tunnel {
-    /// Verdict on the checksum inside, if those outside are right.
+    /// State of the inner checksum, once the outer checksums are verified.
     fn verify(&self, packet: &Packet, inner: &Headers) -> Result<Checksum, MergeRefusal> {
         let bytes = packet.frame.data();
         let start = usize::from(inner.transport_offset);
@@ -95,8 +98,8 @@ impl Tunnel {
         Ok(judge(pseudo.plus(segment)))
     }
 
-    /// Judges the checksums outside, unless parsing has done so: all that lies from `start` to `end` sums up
-    /// to `rest`.
+    /// Verifies the outer checksums, except a UDP checksum that parsing verified. `rest` is the sum
+    /// of the bytes from `start` to `end`.
     fn verify_outer(
         &self,
         bytes: &[u8],
@@ -131,7 +134,7 @@ impl Tunnel {
     }
 }
 
-/// The sum of the addresses of an IP header.
+/// Sum of the source and destination address in an IP header.
 pub(super) fn addresses_sum(bytes: &[u8], at: usize, network: Network) -> Sum {
     Sum::of(addresses_at(bytes, network, at).unwrap_or_default())
 }

@@ -1,4 +1,5 @@
-//! Headers outside, made right for what is inside: of a whole, and of each segment again.
+//! Rewrites lengths, IP IDs and checksums of outer headers: in a merged packet, and in each segment
+//! when it is split again.
 
 use super::layers::{Layer, LayerKind, PPPOE_BEFORE_LEN};
 use super::open::addresses_sum;
@@ -8,26 +9,26 @@ use crate::coalesce::wire::IPV4_BYTES;
 use crate::parse::checksum::Sum;
 use crate::parse::{Headers, Network};
 
-/// Bytes of an IPv6 header, which its length does not count.
+/// Length of an IPv6 header, which is not part of its payload length.
 const IPV6_HEADER_BYTES: u32 = 40;
 
-/// Ids of the IPv4 header outside.
+/// IP IDs of the outer IPv4 headers of a merged packet's segments.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::coalesce) struct OuterIds {
     first: Option<u16>,
-    /// Difference of each id from the one before: 0 or 1.
+    /// Increment from one segment to the next: 0 or 1.
     step: u16,
 }
 
 impl OuterIds {
-    /// Ids of a merged packet, from the headers of its first segment and its second.
+    /// Derives the IDs from the headers of the first and the second segment.
     pub(in crate::coalesce) fn of(tunnel: &Tunnel, first: &[u8], second: Option<&[u8]>) -> Self {
         let id = |bytes| tunnel.id(bytes);
         let (first, second) = (id(first), second.and_then(id));
         Self { first, step: u16::from(second != first) }
     }
 
-    /// The id of a segment.
+    /// IP ID of a segment, counted from 0.
     pub(in crate::coalesce) fn nth(&self, number: u32) -> Option<u16> {
         let ahead = self.step * u16::try_from(number).unwrap_or(u16::MAX);
         self.first.map(|first| first.wrapping_add(ahead))
@@ -35,14 +36,14 @@ impl OuterIds {
 }
 
 impl Tunnel {
-    /// The id of the IPv4 header outside, if there is one.
+    /// IP ID of the outer header, if that is IPv4.
     pub(in crate::coalesce) fn id(&self, bytes: &[u8]) -> Option<u16> {
         let (Network::Ipv4, at) = self.layers.first_network()? else { return None };
         bytes.get(at + 4..)?.first_chunk().copied().map(u16::from_be_bytes)
     }
 
-    /// Sets lengths, the id if one is given, and checksums of all layers. The headers inside are right already,
-    /// before a payload of this length.
+    /// Sets the lengths and checksums of all outer layers, and the IP ID if one is given. The inner
+    /// headers must already be correct for `payload_len`.
     pub(in crate::coalesce) fn rewrite(
         &self,
         bytes: &mut [u8],
@@ -74,7 +75,7 @@ impl Tunnel {
                     set(checksum, 0);
                     let pseudo = pseudo_sum_outside(bytes, layers.get(..index), len);
                     let field = match !pseudo.plus(sum(bytes)).fold() {
-                        0 => u16::MAX, // a 0 would say that there is none
+                        0 => u16::MAX, // 0 would mean that there is no checksum (RFC 768)
                         field => field,
                     };
                     set(bytes.get_mut(at + 6..).unwrap_or_default(), field);
@@ -96,14 +97,15 @@ fn set(field: &mut [u8], value: u16) {
     }
 }
 
-/// The sum of all bytes from `at` on. A right checksum makes what is inside sum up to the opposite of its
-/// pseudo header, so no payload is looked at.
+/// Sum of all bytes from `at` to the end. From the transport header on, a packet with a valid
+/// checksum sums to the complement of its pseudo-header, so the payload need not be read (as in
+/// local checksum offload).
 fn inner_sum(bytes: &[u8], at: usize, inner: &Headers, payload_len: u32) -> Sum {
     let before = bytes.get(at..inner.transport_offset.into()).unwrap_or_default();
     Sum::of(before).plus_word(!pseudo_sum(bytes, inner, payload_len).fold())
 }
 
-/// The pseudo header of a UDP packet behind these layers.
+/// Pseudo-header sum for a UDP header that follows these layers.
 fn pseudo_sum_outside(bytes: &[u8], layers: Option<&[Layer]>, len: u32) -> Sum {
     let network = layers.unwrap_or_default().iter().rev().find_map(|layer| match layer.kind {
         LayerKind::Ipv4 => Some((Network::Ipv4, layer.offset)),

@@ -1,4 +1,4 @@
-//! From the frame's first header to the IP header by which it is merged.
+//! Walks from a frame's first header to the innermost IP header, by which the packet is merged.
 
 use super::layers::{LayerKind, Layers, PPPOE_BEFORE_LEN};
 use crate::coalesce::candidate::{ipv4, ipv6};
@@ -20,24 +20,24 @@ const GRE: u8 = 47;
 
 const PORT_VXLAN: u16 = 4789;
 const PORT_VXLAN_GPE: u16 = 4790;
-/// Port of the kernel's VXLAN before IANA gave it one.
+/// VXLAN port that Linux used before IANA assigned 4789.
 const PORT_VXLAN_LINUX: u16 = 8472;
 const PORT_GENEVE: u16 = 6081;
 
-/// Version 1, type 1, session data (RFC 2516).
+/// PPPoE version 1, type 1, code 0: session data (RFC 2516).
 const PPPOE_SESSION: [u8; 2] = [0x11, 0];
-/// With the protocol of PPP.
+/// PPPoE header, including the PPP protocol field.
 const PPPOE_BYTES: usize = 8;
 const PPP_IPV4: u16 = 0x0021;
 const PPP_IPV6: u16 = 0x0057;
 
-/// Addresses, two tags, a type; SNAP.
+/// MAC addresses, two VLAN tags, EtherType or length, LLC/SNAP header.
 const LINK_BYTES_MAX: usize = 12 + 2 * 4 + 2 + 8;
 
 const FRAGMENT_BITS: u16 = 0x3fff;
 
-/// True for a UDP port behind which there is a tunnel. No datagram to it is merged as a plain one, as in
-/// the kernel: what is inside could be damaged by whoever takes it apart.
+/// True for the UDP port of a tunnel. As in the kernel, datagrams to these ports are never merged
+/// as plain UDP, because splitting them again could corrupt the inner packets.
 #[inline(always)]
 pub(super) fn is_tunnel(port: u16) -> bool {
     matches!(port, PORT_VXLAN | PORT_VXLAN_GPE | PORT_VXLAN_LINUX | PORT_GENEVE)
@@ -55,7 +55,7 @@ enum Next {
     Geneve,
 }
 
-/// A walk under way.
+/// Walk in progress.
 struct Walk<'a> {
     bytes: &'a [u8],
     /// End of the frame on the wire.
@@ -63,15 +63,15 @@ struct Walk<'a> {
     /// Offset of the next header.
     at: usize,
     layers: Layers,
-    /// True behind the header of a tunnel, PPPoE aside: `encap_mark`.
+    /// True inside a tunnel other than PPPoE (the kernel's `encap_mark`).
     is_inside: bool,
 }
 
-/// Layers of a packet that was parsed, and the headers inside them, with offsets in the frame; `None` for a
-/// plain packet. No checksum but those of IPv4 headers outside is looked at.
+/// Outer layers and inner headers of a parsed packet, with offsets in the frame; `None` if it is
+/// not a tunnel. Verifies only the header checksums of outer IPv4 headers.
 ///
 /// # Errors
-/// When it is a tunnel that is not merged.
+/// If the packet is a tunnel that cannot be merged.
 pub(super) fn walk(
     bytes: &[u8],
     wire_len: u32,
@@ -92,7 +92,7 @@ pub(super) fn walk(
     Ok((!walk.layers.is_empty()).then_some((walk.layers, inner)))
 }
 
-/// The headers of an IP packet in PPPoE, with offsets in the frame.
+/// Headers of the IP packet inside PPPoE, with offsets in the frame.
 pub(super) fn behind_pppoe(bytes: &[u8], outer: &Headers) -> Option<Headers> {
     let link = link_layer(bytes, outer.link);
     let at = usize::from(link.network_offset);
@@ -112,7 +112,7 @@ impl Next {
         })
     }
 
-    /// The header that an EtherType announces in a tunnel, where Ethernet has one too.
+    /// Header announced by an EtherType inside a tunnel, where Ethernet frames are allowed too.
     fn of_tunnelled(ethertype: u16) -> Result<Self, MergeRefusal> {
         match ethertype {
             ETHERTYPE_BRIDGED => Ok(Self::Ethernet),
@@ -131,7 +131,8 @@ impl Next {
 }
 
 impl Walk<'_> {
-    /// Walks on. Each tunnel but PPPoE is passed once, and behind PPPoE comes IP: that bounds it.
+    /// Walks to the innermost IP header. Terminates: each tunnel type except PPPoE is entered at
+    /// most once, and PPPoE is always followed by IP.
     fn innermost_behind(
         &mut self,
         first: Next,
@@ -156,7 +157,7 @@ impl Walk<'_> {
         self.innermost(link)
     }
 
-    /// The headers from here on, which are those inside.
+    /// Parses the headers at the current offset: the inner ones.
     fn innermost(&self, link: Link) -> Result<Headers, MergeRefusal> {
         let bytes = self.bytes.get(self.at..).ok_or(MergeRefusal::Snapped)?;
         let len = u32::try_from(self.end.saturating_sub(self.at)).unwrap_or(u32::MAX);
@@ -185,21 +186,21 @@ impl Walk<'_> {
         self.layers.push(kind, offset).ok_or(MergeRefusal::TunnelDepth)
     }
 
-    /// Tells if a layer ends where the frame does.
+    /// Verifies that a layer extends exactly to the end of the frame.
     fn ends(&self, end: usize) -> Result<(), MergeRefusal> {
         match end {
             end if end == self.end => Ok(()),
-            // Behind the outermost length, it is the link's padding.
+            // Bytes after the end of the outermost layer are padding of the link.
             end if end < self.end && self.layers.is_empty() => Err(MergeRefusal::Padded),
             _ => Err(MergeRefusal::TunnelLength),
         }
     }
 
-    /// Passes an IP header that holds a tunnel; `None` at the one that is merged by.
+    /// Steps over an IP header that carries a tunnel; `None` at the innermost one.
     fn ip(&mut self, network: Network) -> Result<Option<Next>, MergeRefusal> {
         let told = if network == Network::Ipv4 { self.ipv4() } else { self.ipv6() };
         let (protocol, len, end) = match told {
-            Err(_) if self.layers.is_empty() => return Ok(None), // no tunnel: others name the flaw
+            Err(_) if self.layers.is_empty() => return Ok(None), // no tunnel; parsing names the flaw
             told => told?,
         };
         let next = match protocol {
@@ -231,7 +232,7 @@ impl Walk<'_> {
         Ok(next)
     }
 
-    /// Protocol behind the header, its length, and the packet's end.
+    /// Protocol, header length and end of an IPv4 packet.
     fn ipv4(&self) -> Result<(u8, usize, usize), MergeRefusal> {
         let header = self.header::<IPV4_BYTES>()?;
         if header[0] >> 4 != 4 {
@@ -262,7 +263,7 @@ impl Walk<'_> {
         Ok((walk.kind, walk.at, end))
     }
 
-    /// Tells if an IP header outside is one that can be given back.
+    /// Verifies that an outer IP header can be restored exactly when the packet is split.
     fn judge_ip(&self, network: Network, len: usize) -> Result<(), MergeRefusal> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         match network {
@@ -271,7 +272,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Destination of the UDP header behind `len` bytes.
+    /// Destination port of the UDP header that follows an IP header of `len` bytes.
     fn port_behind(&self, len: usize) -> Option<u16> {
         let &[_, _, high, low] = self.bytes.get(self.at + len..)?.first_chunk()?;
         Some(u16::from_be_bytes([high, low]))

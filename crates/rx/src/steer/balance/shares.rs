@@ -168,7 +168,8 @@ impl Shares {
 }
 
 impl Share {
-    /// Takes the work of a CPU in a window; `done` is the number of packets of this queue.
+    /// Records a CPU's load over a window; `done` counts this queue's packets that the CPU
+    /// delivered.
     fn measure(&mut self, load: CpuLoad, done: u64, past_ns: u64) {
         let last = std::mem::replace(&mut self.last, load);
         let busy_ns = load.busy_ns.saturating_sub(last.busy_ns);

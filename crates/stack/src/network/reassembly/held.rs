@@ -66,7 +66,7 @@ const OF_SOURCE: usize = 2;
 /// The one list that a source may be in: sources without incomplete datagrams.
 const IDLE: usize = 0;
 
-/// Standing of a source; also an index into arrays.
+/// Trust in a source of fragments; indexes arrays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum SourceStanding {
     Stranger = 0,
