@@ -110,13 +110,6 @@ pub(crate) fn judge_kernel_vxlan() -> Judgement {
     all.try_for_each(|(family, around)| judge_around(&Asked::Own, family, around, &GROUPS))
 }
 
-/// GRE, GENEVE and VXLAN, by a guest's kernel.
-pub(crate) fn judge_guest_tunnelled() -> Judgement {
-    let asked = Asked::guest()?;
-    let mut all = around::OF_MODULES.into_iter();
-    all.try_for_each(|around| judge_around(&asked, Family::Ipv4, around, &GROUPS))
-}
-
 /// In a tunnel whose headers outside go on as they should, all is merged as it is without.
 fn judge_around(asked: &Asked, family: Family, around: Around, groups: &[Group]) -> Judgement {
     let first = Segment::first(family, Tags::None, 0);
