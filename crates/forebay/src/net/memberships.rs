@@ -65,11 +65,12 @@ impl Inner {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
         self.publish(&joined);
-        for membership in leaving {
+        // A device that is gone keeps the socket in no group of the others.
+        let leave = |membership| {
             self.shared.count_member(membership, Change::Leave);
-            self.tell_kernel(membership, Change::Leave)?;
-        }
-        Ok(())
+            self.tell_kernel(membership, Change::Leave)
+        };
+        leaving.into_iter().map(leave).fold(Ok(()), Result::and)
     }
 
     /// Leaves all groups when the socket is closed. The kernel drops its own memberships when the

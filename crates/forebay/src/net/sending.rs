@@ -22,8 +22,19 @@ pub(super) enum Flush {
 }
 
 impl Inner {
-    /// Sends a payload as one datagram, or as several of one segment size.
-    pub(super) fn send(&self, of: &Transmit<'_>, flush: Flush) -> io::Result<usize> {
+    /// Sends a payload as one datagram, or as several of one segment size, at once.
+    pub(super) fn send(&self, of: &Transmit<'_>) -> io::Result<usize> {
+        self.send_by(self.shared.transmitter_index(), of, Flush::Now)
+    }
+
+    /// Sends a payload by the transmitter with this index. With [`Flush::Later`] the caller flushes
+    /// that transmitter.
+    pub(super) fn send_by(
+        &self,
+        index: usize,
+        of: &Transmit<'_>,
+        flush: Flush,
+    ) -> io::Result<usize> {
         let to = plain(of.destination);
         self.check(of, to)?;
         if self.hub.take_refusal() {
@@ -42,7 +53,7 @@ impl Inner {
             return Ok(of.payload.len());
         }
         let identity = routes.identity(device);
-        let mut transmitter = self.shared.transmitter();
+        let mut transmitter = self.shared.transmitter_of(index);
         let pieces = match of.gso_size {
             0 => of.payload.chunks(of.payload.len().max(1)),
             size => of.payload.chunks(transmitter.whole_len(size)),
@@ -60,7 +71,7 @@ impl Inner {
                     Err(full) if full.kind() == io::ErrorKind::WouldBlock => {
                         drop(transmitter);
                         patience.wait()?;
-                        transmitter = self.shared.transmitter();
+                        transmitter = self.shared.transmitter_of(index);
                     }
                     Err(error) => return Err(error),
                 }
@@ -179,7 +190,7 @@ impl Inner {
     }
 
     pub(super) fn send_replies(&self, batch: &mut Datagrams) -> io::Result<usize> {
-        let mut transmitter = self.shared.transmitter();
+        let mut transmitter = self.shared.transmitter_of(self.shared.transmitter_index());
         let routes = self.shared.routes();
         let mut sent = 0;
         for datagram in batch.datagrams.extract_if(.., |datagram| datagram.answer.is_some()) {

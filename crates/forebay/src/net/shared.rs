@@ -269,12 +269,12 @@ impl NetState {
         &self.cpus
     }
 
-    /// Transmitter of the calling thread's CPU; of another CPU if the engine does not run on that
-    /// one.
-    pub(super) fn transmitter(&self) -> MutexGuard<'_, Transmitter> {
+    /// Index of the transmitter of the calling thread's CPU; of another CPU if the engine does not
+    /// run on that one. A call that sends keeps to one, even if its thread migrates meanwhile.
+    pub(super) fn transmitter_index(&self) -> usize {
         let cpu = sys::current_cpu();
         let index = self.cpus.iter().position(|&own| own == cpu);
-        self.transmitter_of(index.unwrap_or(cpu.index() % self.cpus.len()))
+        index.unwrap_or(cpu.index() % self.cpus.len())
     }
 
     /// True if some CPU has packet memory for a datagram of any length.

@@ -68,7 +68,7 @@ impl UdpSocket {
     /// As [`send_to`](Self::send_to); and `ENOTCONN`.
     pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
         let to = self.peer_addr().ok_or(Errno::NOTCONN)?;
-        self.0.send(&Transmit::new(payload, to), Flush::Now)
+        self.0.send(&Transmit::new(payload, to))
     }
 
     /// Sends a datagram, never as fragments (`IP_PMTUDISC_DO`).
@@ -80,7 +80,7 @@ impl UdpSocket {
     /// calling thread is an engine CPU's, which may be the one that must collect the memory: then
     /// `WouldBlock`.
     pub fn send_to(&self, payload: &[u8], to: impl ToSocketAddrs) -> io::Result<usize> {
-        self.0.send(&Transmit::new(payload, first(to)?), Flush::Now)
+        self.0.send(&Transmit::new(payload, first(to)?))
     }
 
     /// Sends a payload as datagrams of `gso_size` bytes each; the last one may be shorter
@@ -89,7 +89,7 @@ impl UdpSocket {
     /// # Errors
     /// As [`send_to`](Self::send_to).
     pub fn send_gso(&self, payload: &[u8], gso_size: u16, to: SocketAddr) -> io::Result<usize> {
-        self.0.send(&Transmit { gso_size, ..Transmit::new(payload, to) }, Flush::Now)
+        self.0.send(&Transmit { gso_size, ..Transmit::new(payload, to) })
     }
 
     /// Sends many datagrams with one notification of the device.
@@ -113,7 +113,7 @@ impl UdpSocket {
     /// `EINVAL`. `EMSGSIZE` also when `gso_size` does not fit in the MTU.
     pub fn send_msg(&self, message: &Transmit<'_>) -> io::Result<usize> {
         check_segments(message)?;
-        self.0.send(message, Flush::Now)
+        self.0.send(message)
     }
 
     /// Sends many messages with one notification of the device (`sendmmsg`).
@@ -126,18 +126,20 @@ impl UdpSocket {
     }
 
     fn send_all<'a>(&self, messages: impl Iterator<Item = Transmit<'a>>) -> io::Result<usize> {
+        let transmitter = self.0.shared.transmitter_index();
         let mut sent = 0;
         let mut failed = None;
         for message in messages {
-            let gathered =
-                check_segments(&message).and_then(|()| self.0.send(&message, Flush::Later));
+            let gathered = check_segments(&message)
+                .and_then(|()| self.0.send_by(transmitter, &message, Flush::Later));
             if let Err(error) = gathered {
                 failed = Some(error);
                 break;
             }
             sent += 1;
         }
-        let flushed = self.0.shared.transmitter().flush_all().map_err(io::Error::other);
+        let flushed =
+            self.0.shared.transmitter_of(transmitter).flush_all().map_err(io::Error::other);
         match failed {
             Some(error) if sent == 0 => Err(error),
             _ => flushed.map(|()| sent),
