@@ -29,14 +29,14 @@ impl HeaderCopyLen {
         if self.short_run < SHORT_RUN { LONG_HEAD_BYTES } else { SHORT_HEAD_BYTES }
     }
 
-    /// Adds a packet that begins with these bytes.
+    /// Accounts for a packet whose first bytes are `head`.
     #[inline]
     pub(super) fn add(&mut self, head: &[u8]) {
         self.short_run = if is_short(head) { (self.short_run + 1).min(SHORT_RUN) } else { 0 };
     }
 }
 
-/// Accounts for a packet whose first bytes are `head`.
+/// Copies the beginning of a packet, from `at` on. Constant lengths are copied faster, and all
 /// longer packets have one of them.
 #[inline(always)] // part of the work for every packet that is not copied as a whole
 pub(super) fn copy_head(frag: &PageFrag, at: u32, to: &mut [u8]) {

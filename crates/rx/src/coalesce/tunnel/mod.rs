@@ -3,7 +3,7 @@
 //! | outer header | condition for merging |
 //! |---|---|
 //! | IPv4, IPv6, in either | IPv4 ID constant or incremented by one; all other fields equal |
-//! | GRE | version 0; no routing, no sequence number; any checksum valid |
+//! | GRE | version 0; no routing, no sequence number; checksum, if present, valid |
 //! | VXLAN, VXLAN-GPE, GENEVE | UDP ports, VNI and options equal; checksum valid or 0 |
 //! | PPPoE | session ID and protocol equal; outermost, or inside the tunnel |
 //!

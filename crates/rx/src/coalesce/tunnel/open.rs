@@ -25,8 +25,8 @@ pub(in crate::coalesce) enum Opened {
 }
 
 /// Detects a tunnel and verifies its inner checksum, which neither the device nor an earlier stage
-/// has verified. A sum provided by the device (`CHECKSUM_COMPLETE`) saves the pass over the
-/// payload.
+/// has verified. A sum over the frame from the device (`CHECKSUM_COMPLETE`) or from the copy saves
+/// the pass over the payload.
 pub(in crate::coalesce) fn open(packet: &mut Packet) -> Opened {
     let Headers { flaw, fragment, .. } = packet.headers;
     let is_judged_as_plain =

@@ -200,7 +200,7 @@ impl Walk<'_> {
     fn ip(&mut self, network: Network) -> Result<Option<Next>, MergeRefusal> {
         let told = if network == Network::Ipv4 { self.ipv4() } else { self.ipv6() };
         let (protocol, len, end) = match told {
-            Err(_) if self.layers.is_empty() => return Ok(None), // no tunnel; parsing names the flaw
+            Err(_) if self.layers.is_empty() => return Ok(None), // not a tunnel; flaw is recorded
             told => told?,
         };
         let next = match protocol {
