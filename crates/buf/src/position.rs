@@ -28,7 +28,7 @@ impl Position {
     /// processed; 0 if this position has been processed.
     ///
     /// `tail` is the ring's current tail. A position outside `(head, tail]` has been processed.
-    /// That includes a position remembered for more than 2^31 packets, which a signed comparison
+    /// A passed position may be one remembered for more than 2^31 packets, which a signed comparison
     /// would take for a future one. A position remembered for 2^32 packets may count as pending
     /// again, until the packet that now has this position is processed: its flow is delayed, never
     /// reordered.

@@ -17,8 +17,7 @@
 //! use forebay::{Config, Device, DeviceConfig, Via};
 //! use forebay_quinn::EndpointGroup;
 //!
-//! # fn server_config() -> quinn::ServerConfig { unimplemented!() }
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # fn serve(server_config: fn() -> quinn::ServerConfig) -> Result<(), Box<dyn std::error::Error>> {
 //! let mut config = DeviceConfig::new("eth1", Via::AfXdp);
 //! config.take = "udp:443".parse()?;
 //! let device = Device::open(&config)?;

@@ -25,7 +25,7 @@ pub struct SendControl {
 /// Has the kernel send a datagram.
 ///
 /// # Errors
-/// Those of `sendmsg`.
+/// Errors of `sendmsg`.
 pub fn send(
     socket: &UdpSocket,
     payload: &[u8],

@@ -152,7 +152,7 @@ impl UdpSocket {
     /// wait ends with new readiness only.
     ///
     /// # Errors
-    /// Those of `call`.
+    /// Errors of `call`.
     pub fn try_io<R>(
         &self,
         interest: Interest,
@@ -165,7 +165,7 @@ impl UdpSocket {
     /// block.
     ///
     /// # Errors
-    /// Those of `call`.
+    /// Errors of `call`.
     pub async fn async_io<R>(
         &self,
         interest: Interest,

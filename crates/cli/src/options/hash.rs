@@ -18,7 +18,7 @@ pub(crate) struct HashOptions {
     #[arg(long, value_name = "HEX")]
     pub(crate) hash_key: Option<String>,
 
-    /// What tells a flow: auto looks behind the headers that the kernel does, inner behind all
+    /// Key of a flow: auto looks behind the headers that the kernel does, inner behind all
     /// tunnels, outer behind none; with ,quic:PORTS:LEN (or that alone) QUIC goes by connection ID
     #[arg(long, value_name = "RULES", default_value_t)]
     pub(crate) flow_key: FlowKeyRules,

@@ -58,7 +58,7 @@ impl NamedNamespace {
     /// Runs `act` on a thread in the namespace. A socket that it opens stays in the namespace.
     ///
     /// # Errors
-    /// Those of `act`, and if it panics.
+    /// Errors of `act`, and if it panics.
     pub fn within<T: Send>(
         &self,
         act: impl FnOnce() -> Result<T, Failed> + Send,
