@@ -274,14 +274,17 @@ impl Stack {
     /// Finds the socket of a datagram.
     fn deliver(&mut self, mut packet: Packet, context: &mut RxContext<'_>) {
         packet.headers.device = context.device;
-        let id_bytes = self.table.id_bytes_max();
-        if id_bytes > 0 && connection_id::has_several(&packet, id_bytes) {
-            return self.deliver_apart(packet, context);
-        }
         let Some(wanted) = LookupKey::of(&packet, self.cpu) else {
             // Without addresses and ports there is no key to look a socket up by.
             return self.drop_datagram(packet, NetworkDrop::PktTooSmall, context.pool);
         };
+        // Other ports' datagrams stay merged: their payloads have no IDs.
+        if packet.gso_size() > 0 {
+            let id_bytes = self.table.id_bytes_at(wanted.destination.port());
+            if id_bytes > 0 && connection_id::has_several(&packet, id_bytes) {
+                return self.deliver_apart(packet, context);
+            }
+        }
         if !context.identity.is_own(wanted.destination.ip()) {
             return self.deliver_to_all(packet, &wanted, context);
         }

@@ -213,8 +213,6 @@ pub struct SocketTable {
     unbound: usize,
     /// All sockets by port.
     all: Trie<OfPort>,
-    /// Length of the longest connection ID that sockets are selected by; 0 if none are.
-    id_bytes_max: usize,
     key: SipHasher13,
 }
 
@@ -292,7 +290,7 @@ impl SocketTable {
     fn empty(seed: u64) -> Self {
         let key = SipHasher13::new_with_keys(seed, seed.rotate_left(32) ^ u64::MAX);
         let (listeners, connected, all) = (Trie::default(), Trie::default(), Trie::default());
-        Self { listeners, connected, bound: 0, unbound: 0, all, id_bytes_max: 0, key }
+        Self { listeners, connected, bound: 0, unbound: 0, all, key }
     }
 
     /// Adds a connected socket, or removes it.
@@ -312,10 +310,12 @@ impl SocketTable {
         self.connected = self.connected.with(hash, Few::of(alike));
     }
 
-    /// Length of the longest connection ID that sockets are selected by; 0 if none are.
+    /// Length of the longest connection ID that the sockets of a port are selected by; 0 if none
+    /// are.
     #[must_use]
-    pub fn id_bytes_max(&self) -> usize {
-        self.id_bytes_max
+    pub fn id_bytes_at(&self, port: u16) -> usize {
+        let listeners = self.listeners.get(port.into()).map_or(&[][..], Few::as_slice);
+        listeners.iter().map(|listener| listener.members.id_bytes()).max().unwrap_or(0)
     }
 
     /// Finds the socket for a unicast datagram, whatever its payload.
@@ -402,6 +402,16 @@ impl SocketTable {
         let (before, from) = members.split_at(reciprocal_scale(hash, members.len()));
         let here = from.iter().chain(before).find(|member| member.cpu == Some(of.cpu));
         here.unwrap_or(&from[0]).id
+    }
+}
+
+impl Members {
+    /// Length of the connection IDs that members are selected by; 0 if they are not.
+    fn id_bytes(&self) -> usize {
+        match self {
+            Self::ById(ids, ..) => ids.id_bytes(),
+            _ => 0,
+        }
     }
 }
 

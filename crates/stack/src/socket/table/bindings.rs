@@ -151,8 +151,6 @@ impl Bindings {
         let Binding { id, local, .. } = of.binding;
         let port = local.port().into();
         let table = &mut self.table;
-        let id_bytes = of.binding.select.as_ref().map_or(0, |select| select.ids.id_bytes());
-        table.id_bytes_max = table.id_bytes_max.max(id_bytes);
         let of_port = table.all.get(port).cloned().unwrap_or_default();
         let of_port = of_port.with(id.slot(), now.cloned());
         table.all = table.all.with(port, (!of_port.is_empty()).then_some(of_port));
