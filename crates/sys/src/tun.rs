@@ -53,6 +53,8 @@ pub enum Offload {
     Tcp,
     /// Checksums, TCP segmentation, and UDP segmentation (Linux 6.2).
     TcpAndUdp,
+    /// The same, and segmentation inside UDP tunnels (Linux 6.17).
+    UdpTunnels,
 }
 
 /// One queue of a device, non-blocking, with a `virtio_net_hdr` before each packet.
@@ -140,12 +142,14 @@ impl TunQueue {
     pub fn set_offload(&self, offload: Offload) -> rustix::io::Result<()> {
         const TCP: u32 = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
         const UDP: u32 = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+        const UDP_TUNNELS: u32 = 0x080 | 0x100; // TUN_F_UDP_TUNNEL_GSO, TUN_F_UDP_TUNNEL_GSO_CSUM
         let mask = match offload {
             Offload::Nothing => 0,
             // Not TUN_F_TSO_ECN: the kernel then cuts packets of which only the first segment has
             // CWR.
             Offload::Tcp => TCP,
             Offload::TcpAndUdp => TCP | UDP,
+            Offload::UdpTunnels => TCP | UDP | UDP_TUNNELS,
         };
         // SAFETY: TUNSETOFFLOAD takes a mask, not a pointer.
         let setter = unsafe { IntegerSetter::<SET_OFFLOAD>::new_usize(mask as usize) };

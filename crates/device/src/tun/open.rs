@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use forebay_rx::coalesce::gso::VIRTIO_NET_HDR_BYTES;
+use forebay_rx::coalesce::gso::{VIRTIO_NET_HDR_BYTES, VIRTIO_NET_HDR_TUNNEL_BYTES};
 use forebay_rx::parse::Verify;
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::{Interface, is_interface_name};
@@ -18,9 +18,13 @@ use super::steering::TunSteering;
 use super::{TunKind, TunSink, TunSource};
 use crate::KernelCounts;
 
-/// Header that the kernel writes before each packet.
+/// Header before each packet.
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a constant of 10")]
 const HEADER_BYTES: i32 = VIRTIO_NET_HDR_BYTES as i32;
+
+/// The same, of a device that segments inside tunnels.
+#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a constant of 24")]
+const TUNNEL_HEADER_BYTES: i32 = VIRTIO_NET_HDR_TUNNEL_BYTES as i32;
 
 /// TUN or TAP device with all its queues open. It is closed with the last of its sources, sinks and
 /// handles.
@@ -34,6 +38,9 @@ pub(super) struct OpenTun {
     kind: TunKind,
     queues: Vec<TunQueue>,
     offload: Offload,
+    /// True if the kernel segments packets inside VXLAN and GENEVE; the header before every packet
+    /// is then a longer one.
+    cuts_tunnels: bool,
     steering: TunSteering,
     /// Original settings; `None` if the device is new.
     before: Option<LinkBefore>,
@@ -87,6 +94,7 @@ impl TunDevice {
             kind,
             queues: vec![first],
             offload: Offload::Nothing,
+            cuts_tunnels: false,
             steering: TunSteering::default(),
             before,
             drops: TunDrops::default(),
@@ -149,9 +157,18 @@ impl TunDevice {
         let offload = match self.0.offload {
             Offload::Nothing => "none",
             Offload::Tcp => "checksums, TCP segments",
-            Offload::TcpAndUdp => "checksums, TCP and UDP segments",
+            Offload::TcpAndUdp | Offload::UdpTunnels => "checksums, TCP and UDP segments",
         };
-        let mut facts = vec![("device", made.to_owned()), ("offload", offload.to_owned())];
+        let tunnels = match (self.0.kind, self.0.cuts_tunnels) {
+            (TunKind::Tap, true) => "the kernel takes merged VXLAN and GENEVE whole",
+            (TunKind::Tap, false) => "merged ones leave cut: whole takes Linux 6.17",
+            (TunKind::Tun, _) => "merged ones leave cut: whole takes a TAP",
+        };
+        let mut facts = vec![
+            ("device", made.to_owned()),
+            ("offload", offload.to_owned()),
+            ("tunnels", tunnels.to_owned()),
+        ];
         facts.extend(self.0.steering.fact().map(|fact| ("steering", fact)));
         facts
     }
@@ -162,10 +179,16 @@ impl OpenTun {
     fn set_up(&mut self, queues: u16) -> Result<()> {
         let name = self.interface.name.clone();
         let first = &self.queues[0];
-        let framed = first.set_header_bytes(HEADER_BYTES);
+        let framed = first.set_little_endian(true);
         framed
-            .and_then(|()| first.set_little_endian(true))
+            .and_then(|()| first.set_header_bytes(TUNNEL_HEADER_BYTES))
             .map_err(refused(&name, "set the header before its packets"))?;
+        self.cuts_tunnels = self.kind == TunKind::Tap && is_cutter_of_tunnels(first);
+        if !self.cuts_tunnels {
+            first
+                .set_header_bytes(HEADER_BYTES)
+                .map_err(refused(&name, "set the header before its packets"))?;
+        }
         self.offload = offer(first).map_err(refused(&name, "set its offloads"))?;
         for _ in 1..queues {
             let queue = open_file(&name)?;
@@ -194,6 +217,16 @@ impl OpenTun {
     /// `TUN_F_USO6`).
     pub(super) fn cuts_udp(&self) -> bool {
         self.offload == Offload::TcpAndUdp
+    }
+
+    /// True if a packet merged inside VXLAN or GENEVE may be sent as one.
+    pub(super) fn cuts_tunnels(&self) -> bool {
+        self.cuts_tunnels
+    }
+
+    /// Length of the header before each packet.
+    pub(super) fn header_bytes(&self) -> usize {
+        if self.cuts_tunnels { VIRTIO_NET_HDR_TUNNEL_BYTES } else { VIRTIO_NET_HDR_BYTES }
     }
 
     pub(super) fn queue(&self, queue: usize) -> &TunQueue {
@@ -268,6 +301,14 @@ fn attach(
         attached => attached?,
     }
     Ok(FoundLink::There)
+}
+
+/// Asks if the kernel knows segmentation inside UDP tunnels. For what we send, it then goes by the
+/// length of the header alone (`tun_vnet_hdr_guest_features` in drivers/net/tun_vnet.h). The
+/// offload itself is for what we receive, and is not kept: those packets are steered by their inner
+/// flow and merged again, for which the kernel must cut them.
+fn is_cutter_of_tunnels(queue: &TunQueue) -> bool {
+    queue.set_offload(Offload::UdpTunnels).is_ok()
 }
 
 /// Offers as many offloads as the kernel knows.

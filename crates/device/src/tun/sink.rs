@@ -4,7 +4,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 use forebay_rx::Packet;
-use forebay_rx::coalesce::gso::{GSO_UDP_L4, VIRTIO_NET_HDR_BYTES, VirtioNetHdr, describe};
+use forebay_rx::coalesce::gso::{GSO_UDP_L4, VirtioNetHdrTunnel, describe, describe_tunnel};
 use forebay_rx::coalesce::resegment;
 use forebay_rx::parse::{Link, Network};
 use forebay_rx::sink::{SendDrop, Sent, Sink, SinkCounters, SinkError};
@@ -22,6 +22,8 @@ const PIECES_MAX: usize = 64;
 #[derive(Debug)]
 pub struct TunSink {
     device: Arc<OpenTun>,
+    /// True if packets merged inside VXLAN and GENEVE are sent whole.
+    sends_tunnels_whole: bool,
     counters: Arc<SinkCounters>,
     /// Scratch vector of [`Sink::send`], empty between calls.
     sending: Vec<Packet>,
@@ -42,7 +44,18 @@ enum Failed {
 impl TunSink {
     pub(super) fn new(device: Arc<OpenTun>) -> Self {
         let (counters, sending, copied) = (Arc::default(), Vec::new(), Vec::new());
-        Self { device, counters, sending, copied }
+        Self { device, sends_tunnels_whole: false, counters, sending, copied }
+    }
+
+    /// Sends packets merged inside VXLAN and GENEVE whole, if the kernel behind the TAP can segment
+    /// them (Linux 6.17); the device's [facts](super::TunDevice::facts) say so. Otherwise they are cut.
+    ///
+    /// Only for a TAP whose kernel forwards them, or opens them by a tunnel device: to a UDP socket
+    /// on the tunnel's port, the kernel gives all datagrams of a packet as one.
+    #[must_use]
+    pub fn with_whole_tunnels(self) -> Self {
+        let sends_tunnels_whole = self.device.cuts_tunnels();
+        Self { sends_tunnels_whole, ..self }
     }
 
     /// Sends a packet, and leaves it, or its segments, in `done`.
@@ -106,20 +119,16 @@ impl TunSink {
 
     /// Writes a packet from `begin` on, and returns the number of its bytes written.
     fn write(&mut self, packet: &mut Packet, begin: u16) -> Result<u64, Failed> {
-        if packet.is_merged_tunnel() {
-            return Err(Failed::Uncut);
-        }
-        let mut header = describe(packet);
-        // The kernel does not cut UDP packets without TUN_F_USO4 and TUN_F_USO6.
-        if header.gso_type == GSO_UDP_L4 && !self.device.cuts_udp() {
-            return Err(Failed::Uncut);
-        }
-        header.hdr_len = header.hdr_len.saturating_sub(begin);
-        header.csum_start = header.csum_start.saturating_sub(begin);
+        let mut header = self.header_of(packet).ok_or(Failed::Uncut)?;
+        // A tunnel has no such offset on a TUN, which takes none.
+        header.plain.hdr_len = header.plain.hdr_len.saturating_sub(begin);
+        header.plain.csum_start = header.plain.csum_start.saturating_sub(begin);
+        let header = header.to_bytes();
+        let header = header.get(..self.device.header_bytes()).unwrap_or(&header);
         let written = if !packet.is_chain() && !packet.is_nonlinear() {
             let bytes = packet.view().bytes();
             let bytes = bytes.get(begin.into()..).unwrap_or_default();
-            self.write_pieces(&[IoSlice::new(&header.to_bytes()), IoSlice::new(bytes)])
+            self.write_pieces(&[IoSlice::new(header), IoSlice::new(bytes)])
         } else {
             self.write_gathered(header, packet, begin)
         };
@@ -132,17 +141,24 @@ impl TunSink {
             Errno::IO => Failed::Drop(SendDrop::Down),
             _ => Failed::Drop(SendDrop::Refused),
         })?;
-        let bytes = bytes.saturating_sub(header.to_bytes().len());
+        let bytes = bytes.saturating_sub(header.len());
         Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
-    fn write_gathered(
-        &mut self,
-        header: VirtioNetHdr,
-        packet: &Packet,
-        begin: u16,
-    ) -> io::Result<usize> {
-        let header = header.to_bytes();
+    /// Header by which the kernel cuts a packet. `None` if it cannot, and the packet must be cut
+    /// here.
+    fn header_of(&self, packet: &mut Packet) -> Option<VirtioNetHdrTunnel> {
+        let header = if packet.is_merged_tunnel() {
+            if self.sends_tunnels_whole { describe_tunnel(packet) } else { None }?
+        } else {
+            describe(packet).into()
+        };
+        // The kernel does not cut UDP packets without TUN_F_USO4 and TUN_F_USO6.
+        let is_cuttable = header.plain.gso_type != GSO_UDP_L4 || self.device.cuts_udp();
+        is_cuttable.then_some(header)
+    }
+
+    fn write_gathered(&mut self, header: &[u8], packet: &Packet, begin: u16) -> io::Result<usize> {
         let begin = usize::from(begin);
         // Only the first fragment has bytes before `begin`.
         let fragments = move || {
@@ -152,7 +168,7 @@ impl TunSink {
                 .map(move |bytes| bytes.get(std::mem::take(&mut begin)..).unwrap_or_default())
         };
         let mut pieces = [IoSlice::new(&[]); PIECES_MAX];
-        pieces[0] = IoSlice::new(&header);
+        pieces[0] = IoSlice::new(header);
         let mut count = 1;
         for fragment in fragments() {
             let Some(place) = pieces.get_mut(count) else {
@@ -166,12 +182,12 @@ impl TunSink {
 
     fn write_copied<'a>(
         &mut self,
-        header: [u8; VIRTIO_NET_HDR_BYTES],
+        header: &[u8],
         fragments: impl Iterator<Item = &'a [u8]>,
     ) -> io::Result<usize> {
         self.copied.clear();
         fragments.for_each(|bytes| self.copied.extend_from_slice(bytes));
-        self.write_pieces(&[IoSlice::new(&header), IoSlice::new(&self.copied)])
+        self.write_pieces(&[IoSlice::new(header), IoSlice::new(&self.copied)])
     }
 
     fn write_pieces(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {

@@ -8,7 +8,7 @@ use forebay_buf::{Frame, Pool};
 use forebay_rx::arrive::{
     Attachment, Burst, FrameNeeds, Numbering, PollRequest, Polled, RefusedFrame, SourceError,
 };
-use forebay_rx::coalesce::gso::{GSO_NONE, NEEDS_CSUM, VIRTIO_NET_HDR_BYTES, VirtioNetHdr};
+use forebay_rx::coalesce::gso::{GSO_NONE, NEEDS_CSUM, VIRTIO_NET_HDR_TUNNEL_BYTES, VirtioNetHdr};
 use forebay_rx::parse::{Link, Verify};
 use forebay_rx::{DropReason, Packet, RxQueue, Source};
 use forebay_sys::clock::now_since_1970_ns;
@@ -89,12 +89,13 @@ impl TunSource {
         let Some(mut frame) = self.spare.take().or_else(|| pool.allocate(LARGEST_BYTES)) else {
             return Ok(TunRead::NoFrame);
         };
-        let mut header = [0; VIRTIO_NET_HDR_BYTES];
+        let mut header = [0; VIRTIO_NET_HDR_TUNNEL_BYTES];
+        let header_bytes = self.device.header_bytes();
         let room = frame.room_mut();
-        let mut places = [IoSliceMut::new(&mut header), IoSliceMut::new(room)];
+        let mut places = [IoSliceMut::new(&mut header[..header_bytes]), IoSliceMut::new(room)];
         let read = io::readv(self.device.descriptor(self.queue), &mut places);
         let len = match read {
-            Ok(len) => len.saturating_sub(VIRTIO_NET_HDR_BYTES).min(frame.room_mut().len()),
+            Ok(len) => len.saturating_sub(header_bytes).min(frame.room_mut().len()),
             Err(errno) => {
                 self.spare = Some(frame);
                 return match errno {
@@ -105,7 +106,9 @@ impl TunSource {
         };
         let len = u32::try_from(len).unwrap_or(u32::MAX);
         frame.set_len(len);
-        self.take(VirtioNetHdr::from_bytes(header), frame, pool, burst);
+        // The fields behind it are of tunnels, which the kernel cuts.
+        let [plain @ .., _, _, _, _, _, _, _, _, _, _, _, _, _, _] = header;
+        self.take(VirtioNetHdr::from_bytes(plain), frame, pool, burst);
         Ok(TunRead::Packet)
     }
 

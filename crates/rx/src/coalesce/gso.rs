@@ -1,14 +1,16 @@
 //! `virtio_net_hdr` of a merged packet, by which a device, or the kernel behind a TUN, segments it.
 
 mod carry;
+mod tunnel;
 
 pub use carry::{GSO_SEGMENTS_MAX, InvalidVnetHeader};
+pub use tunnel::{VIRTIO_NET_HDR_TUNNEL_BYTES, VirtioNetHdrTunnel, describe_tunnel};
 
 use super::header::HeaderBytes;
 use super::wire::CWR;
 use crate::packet::Packet;
 use crate::parse::partial::csum_offset;
-use crate::parse::{Headers, Network, Transport};
+use crate::parse::{Headers, Network, Transport, View};
 
 /// `virtio_net_hdr` of a packet (virtio 1.2, section 5.1.6), which precedes it on a TUN with
 /// `IFF_VNET_HDR`.
@@ -32,6 +34,8 @@ pub struct VirtioNetHdr {
 pub const NEEDS_CSUM: u8 = 1;
 /// Verified checksum.
 pub const DATA_VALID: u8 = 2;
+/// Outer UDP checksum, partial too, of a packet that is segmented inside a tunnel.
+pub const UDP_TUNNEL_CSUM: u8 = 8;
 /// No segmentation.
 pub const GSO_NONE: u8 = 0;
 /// TCP over IPv4.
@@ -40,6 +44,10 @@ pub const GSO_TCPV4: u8 = 1;
 pub const GSO_TCPV6: u8 = 4;
 /// UDP datagrams of one size.
 pub const GSO_UDP_L4: u8 = 5;
+/// Flag beside the types: segmented inside a UDP tunnel over IPv4.
+pub const GSO_UDP_TUNNEL_IPV4: u8 = 0x20;
+/// Flag beside the types: segmented inside a UDP tunnel over IPv6.
+pub const GSO_UDP_TUNNEL_IPV6: u8 = 0x40;
 /// Flag beside the TCP types: CWR is set on the first segment only.
 pub const GSO_ECN: u8 = 0x80;
 
@@ -71,14 +79,19 @@ impl VirtioNetHdr {
 /// Type of segmentation of a merged or GSO packet: the header's `gso_type`.
 #[must_use]
 pub fn gso_type(packet: &Packet) -> u8 {
-    let Headers { transport, network, .. } = packet.headers;
-    if packet.gso_size() == 0 {
+    // A tunnel is described by its inner headers, or cut before it is sent.
+    if packet.gso_size() == 0 || packet.is_merged_tunnel() {
         return GSO_NONE;
     }
-    let is_cwr = packet.view().tcp_flags().is_some_and(|flags| flags & u16::from(CWR) != 0);
+    gso_type_of(&packet.headers, packet.frame.data())
+}
+
+/// Type of segmentation of the packet with these headers.
+fn gso_type_of(headers: &Headers, bytes: &[u8]) -> u8 {
+    let flags = View::new(bytes, headers).tcp_flags();
+    let is_cwr = flags.is_some_and(|flags| flags & u16::from(CWR) != 0);
     let ecn = if is_cwr { GSO_ECN } else { 0 };
-    match (transport, network) {
-        (Transport::Tunnel, _) => GSO_NONE, // cut before it is sent
+    match (headers.transport, headers.network) {
         (Transport::Tcp, Network::Ipv6) => GSO_TCPV6 | ecn,
         (Transport::Tcp, _) => GSO_TCPV4 | ecn,
         _ => GSO_UDP_L4,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{PageFragCache, Pool, Region};
-use forebay_device::tun::{TunDevice, TunKind};
+use forebay_device::tun::{TunDevice, TunKind, TunSink};
 use forebay_rx::Packet;
 use forebay_rx::arrive::{HEAD_CHUNK_BYTES, PollStatus};
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Coalescer};
@@ -29,6 +29,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("tcp_passes_cut_and_merged", tcp),
     ("merged_datagrams_arrive_as_sent", datagrams),
     ("lro_t5_merged_tunnels_leave_one_by_one", tunnels),
+    ("lro_t6_tap_takes_merged_vxlan_whole", vxlan),
     ("tags_removed_for_tun", tags),
     ("promise_2_tun_unsendable_packets_drop_by_name", dropped),
     ("device_flows_stay_in_their_queues", queues),
@@ -62,8 +63,12 @@ struct Pump {
 impl Pump {
     /// Starts in the namespace of the calling thread, which must be that of `from`.
     fn start(from: &TunDevice, to: &TunDevice, pass: Pass) -> Self {
+        Self::start_to(from, to.sink(), pass)
+    }
+
+    fn start_to(from: &TunDevice, mut sink: TunSink, pass: Pass) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let (mut rig, mut sink) = (Rig::new(from), to.sink());
+        let mut rig = Rig::new(from);
         let counters = Arc::clone(sink.counters());
         let stopped = Arc::clone(&stop);
         let thread = thread::spawn(move || {
@@ -311,6 +316,67 @@ fn tunnels() {
         assert_eq!(counters.dropped_in_all(), 0);
         assert_eq!(packets.len(), 20, "all come back");
     }
+}
+
+/// A TCP stream through VXLAN devices on both sides arrives as sent, in fewer packets.
+fn vxlan() {
+    let open = |number: u8, checksum: &str| {
+        let device = lladdr("tnfar", TunKind::Tap, number);
+        let peer = 3 - number;
+        ip(&format!(
+            "link add tnvx type vxlan id 7 dstport 4789 dev tnfar remote 10.9.0.{peer} {checksum}"
+        ));
+        ip("link set tnvx up");
+        ip(&format!("addr add 10.1.0.{number}/24 dev tnvx"));
+        device
+    };
+    for (checksum, pass) in ["noudpcsum", "udpcsum"]
+        .into_iter()
+        .flat_map(|it| [Pass::Merged, Pass::InPiecesMerged].map(|pass| (it, pass)))
+    {
+        let near = open(1, checksum);
+        let (ask, asked) = std::sync::mpsc::channel::<()>();
+        let (far, back, listener, told) = elsewhere(|| {
+            let far = open(2, checksum);
+            let listener = TcpListener::bind("10.1.0.2:2000").unwrap();
+            let back = Pump::start(&far, &near, Pass::AsTheyCame);
+            // This thread stays in the far namespace, where it reads the counters at the end.
+            let told = thread::spawn(move || {
+                let _ = asked.recv();
+                (received_by("tnfar"), snmp("Tcp", "InErrs"))
+            });
+            (far, back, listener, told)
+        });
+        let pump = Pump::start_to(&near, far.sink().with_whole_tunnels(), pass);
+        let sent: Vec<u8> = (0..400).flat_map(|number| payload(number, 20_011)).collect();
+        let received = thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut received = Vec::new();
+                listener.accept().unwrap().0.read_to_end(&mut received).unwrap();
+                received
+            });
+            TcpStream::connect("10.1.0.2:2000").unwrap().write_all(&sent).unwrap();
+            reader.join().unwrap()
+        });
+        assert!(received == sent, "{} bytes of {}", received.len(), sent.len());
+        let counters = pump.end();
+        back.end();
+        drop(ask);
+        let (frames, packets) = (counters.frames(), counters.packets());
+        let case = format!("{checksum}, {pass:?}: {frames} frames, {packets} packets");
+        eprintln!("{case}");
+        assert_eq!(told.join().unwrap(), (packets, 0), "{case}");
+        assert!(2 * frames > 3 * packets, "{case}");
+        assert_eq!(counters.dropped_in_all(), counters.dropped(SendDrop::Full), "{case}");
+    }
+}
+
+/// Returns the number of packets that the kernel received from a device of the calling thread's
+/// namespace.
+fn received_by(name: &str) -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let mut lines = text.lines().filter_map(|line| line.trim().strip_prefix(&format!("{name}:")));
+    lines.next().unwrap().split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 fn tags() {

@@ -22,6 +22,7 @@ mod open;
 mod rewrite;
 mod walk;
 
+use layers::LayerKind;
 pub(super) use layers::{Layers, TUNNEL_HEADER_BYTES_MAX};
 pub(super) use open::{Opened, open};
 pub(super) use rewrite::OuterIds;
@@ -33,6 +34,8 @@ use crate::parse::{Checksum, Headers, Network, Transport};
 
 const UDP: u8 = 17;
 const UDP_HEADER_BYTES: u16 = 8;
+/// Length of an Ethernet header without tags.
+const ETHERNET_BYTES: u8 = 14;
 
 /// Outer headers of a packet that is merged by its inner ones.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +100,18 @@ impl Tunnel {
         let (layers, inner) =
             walk(packet.frame.data(), packet.wire_len, &packet.headers).ok()??;
         Some((Self { outer: Self::outer_of_segment(&packet.headers), layers }, inner))
+    }
+
+    /// Outer IP version and offset of the UDP header of a tunnel that is nothing but UDP over IP,
+    /// in an Ethernet frame without tags.
+    pub(super) fn of_udp(&self) -> Option<(Network, u16)> {
+        let [ip, udp] = self.layers.as_slice() else { return None };
+        let network = match (ip.kind, udp.kind) {
+            (LayerKind::Ipv4, LayerKind::Udp | LayerKind::UdpSummed) => Network::Ipv4,
+            (LayerKind::Ipv6, LayerKind::Udp | LayerKind::UdpSummed) => Network::Ipv6,
+            _ => return None,
+        };
+        (ip.offset == ETHERNET_BYTES).then_some((network, udp.offset.into()))
     }
 
     /// Headers of the merged packet, given its inner headers.

@@ -42,6 +42,23 @@ impl Tunnel {
         bytes.get(at + 4..)?.first_chunk().copied().map(u16::from_be_bytes)
     }
 
+    /// Sets the checksum of the outer UDP header to the pseudo header's sum, for a receiver that
+    /// segments the packet. Returns false if there is no checksum.
+    pub(in crate::coalesce) fn set_partial_checksum(
+        &self,
+        bytes: &mut [u8],
+        inner: &Headers,
+    ) -> bool {
+        let layers = self.layers.as_slice();
+        let is_summed = |layer: &Layer| layer.kind == LayerKind::UdpSummed;
+        let Some(index) = layers.iter().position(is_summed) else { return false };
+        let end = u32::from(inner.payload_offset) + u32::from(inner.payload_len);
+        let at = layers.get(index).map_or(0, |layer| layer.offset);
+        let sum = pseudo_sum_outside(bytes, layers.get(..index), end.saturating_sub(at.into()));
+        set(bytes.get_mut(usize::from(at) + 6..).unwrap_or_default(), sum.fold());
+        true
+    }
+
     /// Sets the lengths and checksums of all outer layers, and the IP ID if one is given. The inner
     /// headers must already be correct for `payload_len`.
     pub(in crate::coalesce) fn rewrite(

@@ -163,9 +163,13 @@ fn right(shape: &Segment) -> Wire {
 type Change = fn(&mut VirtioNetHdr);
 
 /// Changes of one field of a correct header, and the contradiction found.
-const LIES: [(InvalidVnetHeader, Change); 14] = [
+const LIES: [(InvalidVnetHeader, Change); 17] = [
     (InvalidVnetHeader::Type, |it| it.gso_type = 3), // fragments of UDP
     (InvalidVnetHeader::Type, |it| it.gso_type = 2),
+    // Segments inside a tunnel, which are not asked for.
+    (InvalidVnetHeader::Type, |it| it.gso_type |= 0x20),
+    (InvalidVnetHeader::Type, |it| it.gso_type |= 0x40),
+    (InvalidVnetHeader::Type, |it| it.gso_type |= 0x60),
     (InvalidVnetHeader::Type, |it| it.gso_type = GSO_NONE | GSO_ECN),
     (InvalidVnetHeader::Type, |it| it.gso_type = GSO_UDP_L4 | GSO_ECN),
     (InvalidVnetHeader::Size, |it| it.gso_size = 0),

@@ -8,6 +8,7 @@ mod refused; //  every refusal, one field changed at a time
 mod flushed; //  every reason to flush
 mod merged; //   merged packets, and their segments
 mod gso; //      `virtio_net_hdr` of merged packets, and devices that cut by it
+mod gso_tunnels; // the same of packets merged inside tunnels
 mod carried; //  `virtio_net_hdr` before frames, checked against them
 mod partial; //  partial checksums without a mark
 mod tunnel_frames; // segments inside tunnels

@@ -58,7 +58,7 @@ pub(crate) fn kinds() -> Vec<(&'static str, Tunnelled)> {
 }
 
 /// The same around all that can be merged.
-fn everything() -> Vec<(String, Tunnelled)> {
+pub(crate) fn everything() -> Vec<(String, Tunnelled)> {
     let timed = tcp().with(|it| it.options = crate::coalescing::frames::timestamps(1, 2));
     let inner = [
         ("TCP", tcp()),
