@@ -206,8 +206,9 @@ impl Packet {
         matches!(self.shape(), Shape::Merged(_))
     }
 
-    /// True if the segments are inside a tunnel: a device, the kernel or a socket cannot cut the packet,
-    /// and must get the segments one by one (see [`cut`](crate::coalesce::cut())).
+    /// True if the segments are inside a tunnel: a device, the kernel or a socket must get them one
+    /// by one (see [`cut`](crate::coalesce::cut())), unless it takes the header of
+    /// [`describe_tunnel`](crate::coalesce::gso::describe_tunnel).
     #[inline]
     #[must_use]
     pub fn is_merged_tunnel(&self) -> bool {

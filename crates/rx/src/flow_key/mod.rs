@@ -20,6 +20,11 @@
 //! | GTP-U, ESP and L2TPv3 over UDP | no: nor does the kernel, and it costs every UDP packet a look | yes |
 //! | MPLS, NSH, MPLS over IP | no: nor does the kernel | yes |
 //!
+//! Datagrams that arrive as one packet (UDP GSO) have the key of the first. They share the outer flow,
+//! so this matters only for `inner` at the ports of VXLAN, VXLAN-GPE, GENEVE, MPLS, GTP-U, ESP and
+//! L2TPv3, and only if the sender gives several inner flows one source port. Cutting such packets
+//! before they are keyed would cost a frame and a copy per datagram.
+//!
 //! The [table of differences] says in which fields `auto` differs from the kernel's dissector
 //! (`net/core/flow_dissector.c`).
 //!
