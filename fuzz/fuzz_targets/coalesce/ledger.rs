@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use forebay_buf::Pool;
 use forebay_rx::Packet;
+use forebay_rx::coalesce::gso::{VirtioNetHdrTunnel, describe_tunnel};
 use forebay_rx::coalesce::{
     CoalesceMode, TCP_SEGMENTS_MAX, UDP_SEGMENTS_MAX, innermost, resegment,
 };
@@ -76,7 +77,7 @@ impl Ledger {
     }
 
     /// Checks a packet, merged in this mode or alone, and returns its frames.
-    pub(crate) fn judge(&mut self, packet: Packet, mode: CoalesceMode, pool: &mut Pool) {
+    pub(crate) fn judge(&mut self, mut packet: Packet, mode: CoalesceMode, pool: &mut Pool) {
         let is_merged = packet.segment_count() > 1;
         assert_eq!(is_merged, packet.gso_size() > 0);
         if is_merged {
@@ -86,6 +87,12 @@ impl Ledger {
         assert_eq!(arrivals.len(), packet.segment_count() as usize);
         assert_eq!(arrivals.last(), Some(&packet.last_arrival()));
         self.judge_order(&packet, &arrivals);
+        if let Some(hdr) = describe_tunnel(&mut packet) {
+            let VirtioNetHdrTunnel { plain, outer_th_offset, inner_nh_offset } = hdr;
+            assert!(outer_th_offset >= 14 + 20 && inner_nh_offset >= outer_th_offset + 8);
+            assert!(plain.csum_start >= inner_nh_offset + 20 && plain.hdr_len > plain.csum_start);
+            assert!(usize::from(plain.hdr_len) <= packet.frame.data().len());
+        }
         let mut segments = Vec::new();
         resegment(packet, &mut segments);
         assert!(segments.iter().map(|segment| segment.arrival).eq(arrivals));
