@@ -364,7 +364,6 @@ fn vxlan() {
         drop(ask);
         let (frames, packets) = (counters.frames(), counters.packets());
         let case = format!("{checksum}, {pass:?}: {frames} frames, {packets} packets");
-        eprintln!("{case}");
         assert_eq!(told.join().unwrap(), (packets, 0), "{case}");
         assert!(2 * frames > 3 * packets, "{case}");
         assert_eq!(counters.dropped_in_all(), counters.dropped(SendDrop::Full), "{case}");
