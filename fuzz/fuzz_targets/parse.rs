@@ -10,7 +10,10 @@ use std::sync::LazyLock;
 use forebay_rx::flow_key::{FlowKey, FlowKeyRules, KeyRule, LAYERS_MAX};
 use forebay_rx::hash::Hasher;
 use forebay_rx::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
-use forebay_rx::parse::{Checksum, Headers, Link, Network, Verify, View, link_layer, parse};
+use forebay_rx::parse::{
+    Checksum, DeviceSum, Headers, Link, Network, Verify, View, link_layer, parse, parse_by_walk,
+    parse_into,
+};
 use libfuzzer_sys::fuzz_target;
 
 struct Hashers {
@@ -42,11 +45,24 @@ fuzz_target!(|input: &[u8]| {
         Headers { ip_checksum: Checksum::Unknown, l4_checksum: Checksum::Unknown, ..headers };
     assert_eq!(unsummed, parse(frame, wire_len, link, Verify::Nothing));
 
+    fast_path_agrees_with_walk(frame, wire_len, link);
     offsets_lie_within(frame, wire_len, &headers);
     fields_lie_within(frame, &headers);
     both_directions_hash_alike(frame, wire_len, &headers);
     walk_to_the_key_ends(frame, &headers);
 });
+
+/// Slow twin of the fast path, with and without a device's sum.
+fn fast_path_agrees_with_walk(frame: &[u8], wire_len: u32, link: Link) {
+    let sums = [None, DeviceSum::of_frame(frame, link)];
+    for (sum, verify) in sums.into_iter().zip([Verify::Checksums, Verify::Nothing]) {
+        let mut fast = Headers { link, ..Headers::default() };
+        let mut walked = fast;
+        parse_into(&mut fast, frame, wire_len, sum, verify);
+        parse_by_walk(&mut walked, frame, wire_len, sum, verify);
+        assert_eq!(fast, walked);
+    }
+}
 
 /// The walk through nested tunnels ends, however hostile, and the key hashes like the packet.
 fn walk_to_the_key_ends(frame: &[u8], headers: &Headers) {

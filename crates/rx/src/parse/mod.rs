@@ -1,4 +1,5 @@
-//! Parse: one walk over a frame's headers, after which no later stage checks a length again.
+//! Parse: one walk over a frame's headers, after which no later stage checks a length again. Common
+//! headers take a fast path.
 //!
 //! The walk never fails. It records its findings in [`Headers`], and stops where the frame does. An
 //! inconsistent header is recorded as a [`Flaw`] for the stage that judges the packet: the network
@@ -11,6 +12,7 @@ pub mod checksum;
 mod device_sum;
 mod ethernet;
 pub mod extension;
+mod fast_path;
 mod ipv4;
 mod ipv6;
 pub(crate) mod pull;
@@ -185,7 +187,22 @@ pub fn parse(bytes: &[u8], wire_len: u32, link: Link, verify: Verify) -> Headers
 /// Does the same into `headers`, which so far contain only the link and perhaps the device's
 /// verdict on the checksum. With the device's sum, a checksum is judged from that, even if others
 /// are not verified.
+#[inline]
 pub fn parse_into(
+    headers: &mut Headers,
+    bytes: &[u8],
+    wire_len: u32,
+    device_sum: Option<DeviceSum>,
+    verify: Verify,
+) {
+    if !fast_path::parse(headers, bytes, wire_len, device_sum, verify) {
+        parse_by_walk(headers, bytes, wire_len, device_sum, verify);
+    }
+}
+
+/// Does the same by the general walk alone: the slow twin of the fast path.
+#[inline(never)]
+pub fn parse_by_walk(
     headers: &mut Headers,
     bytes: &[u8],
     wire_len: u32,

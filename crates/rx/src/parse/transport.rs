@@ -59,6 +59,11 @@ impl TransportFields {
         self.end - self.start
     }
 
+    /// Bytes that the checksum covers, if the segment has `len` of them.
+    fn bytes(&self, len: usize) -> SegmentBytes {
+        SegmentBytes { start: self.start, len, pseudo_sum: self.pseudo_sum }
+    }
+
     /// Checks that the header's fixed part is inside the packet.
     fn holds(&self, header_bytes: usize) -> Result<(), Stop> {
         if header_bytes <= self.len() { Ok(()) } else { Err(Stop::Flaw(Flaw::TransportHeader)) }
@@ -81,7 +86,7 @@ fn tcp(
     set_payload(headers, segment.start + header_len, segment.end);
     seen.header::<TCP_FIXED_BYTES>(segment.start, Flaw::TransportHeader)?;
     headers.transport = Transport::Tcp;
-    headers.l4_checksum = judge(seen, segment, segment.len(), verify, headers);
+    headers.l4_checksum = judge(seen, &segment.bytes(segment.len()), verify, headers);
     Ok(())
 }
 
@@ -113,7 +118,7 @@ fn udp(
         (0, 0, _) if verify == Verify::Nothing => Checksum::Unknown,
         (0, 0, Network::Ipv6) => Checksum::Bad, // RFC 8200, section 8.1
         (0, 0, _) => Checksum::Unknown,
-        _ => judge(seen, segment, len, verify, headers),
+        _ => judge(seen, &segment.bytes(len), verify, headers),
     };
     Ok(())
 }
@@ -126,12 +131,19 @@ fn icmp(seen: &Seen<'_>, segment: &TransportFields, headers: &mut Headers) -> Re
     Ok(())
 }
 
-/// Judges the checksum of a segment of `len` bytes, unless the device has done so: from the
-/// device's sum, or by summing the segment, if it was captured in full and is a whole datagram.
-fn judge(
+/// Bytes that a TCP or UDP checksum covers.
+pub(super) struct SegmentBytes {
+    pub(super) start: usize,
+    pub(super) len: usize,
+    /// As in [`DatagramFields`].
+    pub(super) pseudo_sum: Option<checksum::Sum>,
+}
+
+/// Judges the checksum of a segment, unless the device has done so: from the device's sum, or by
+/// summing the segment, if it was captured in full and is a whole datagram.
+pub(super) fn judge(
     seen: &Seen<'_>,
-    segment: &TransportFields,
-    len: usize,
+    segment: &SegmentBytes,
     verify: Verify,
     headers: &Headers,
 ) -> Checksum {
@@ -141,9 +153,10 @@ fn judge(
     let (Some(pseudo_sum), true) = (segment.pseudo_sum, headers.fragment.is_whole()) else {
         return Checksum::Unknown;
     };
-    let told = seen.device_sum.and_then(|sum| sum.of_segment(seen, segment.start, len));
+    let &SegmentBytes { start, len, .. } = segment;
+    let told = seen.device_sum.and_then(|sum| sum.of_segment(seen, start, len));
     let summed = || match verify {
-        Verify::Checksums => seen.sum(segment.start..segment.start + len),
+        Verify::Checksums => seen.sum(start..start + len),
         Verify::Nothing => None,
     };
     match told.or_else(summed) {

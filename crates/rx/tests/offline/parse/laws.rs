@@ -5,7 +5,10 @@ use etherparse::{
     Ipv6RawExtHeader, Ipv6RoutingExtensions, NetSlice, PacketBuilder, SlicedPacket, TransportSlice,
     VlanId, ip_number,
 };
-use forebay_rx::parse::{Checksum, Headers, Link, Network, Verify, View, link_layer, parse};
+use forebay_rx::parse::{
+    Checksum, DeviceSum, Headers, Link, Network, Verify, View, link_layer, parse, parse_by_walk,
+    parse_into,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -293,5 +296,37 @@ proptest! {
             }
             bytes[at] ^= mask;
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4096))]
+
+    /// Slow twin: the general walk. Frames are as built, or with some bytes of the headers changed,
+    /// cut on the wire or in the capture, with and without a device's sum and verdict.
+    #[test]
+    fn promise_5_fast_path_agrees_with_walk(
+        spec in spec(),
+        damage in vec((0usize..80, any::<u8>()), 0..3),
+        (cut, snap) in (0usize..30, 0u32..30),
+        (is_bare, is_verified, has_sum) in any::<(bool, bool, bool)>(),
+        told in prop_oneof![Just(Checksum::Unknown), Just(Checksum::Good)],
+    ) {
+        let mut bytes = spec.build();
+        for (at, value) in damage {
+            let at = at.min(bytes.len() - 1);
+            bytes[at] = value;
+        }
+        bytes.truncate(bytes.len() - cut.saturating_sub(15));
+        let (link, from) = if is_bare { (Link::Ip, IP) } else { (Link::Ethernet, 0) };
+        let bytes = &bytes[from..];
+        let wire_len = u32::try_from(bytes.len()).unwrap() + snap.saturating_sub(20);
+        let sum = DeviceSum::of_frame(bytes, link).filter(|_| has_sum);
+        let verify = if is_verified { Verify::Checksums } else { Verify::Nothing };
+        let told = Headers { link, l4_checksum: told, ..Headers::default() };
+        let (mut fast, mut walked) = (told, told);
+        parse_into(&mut fast, bytes, wire_len, sum, verify);
+        parse_by_walk(&mut walked, bytes, wire_len, sum, verify);
+        prop_assert_eq!(fast, walked);
     }
 }
