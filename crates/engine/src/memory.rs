@@ -87,8 +87,8 @@ fn small_chunk_bytes(needs: &[FrameNeeds]) -> u32 {
 }
 
 /// Chunks for `packets` packets in flight: most of them small, fewer for jumbo frames, and fewer
-/// for the largest frame of the source. All sizes are multiples of the small one, except that of
-/// heads, which fill whole pages: so small chunks are aligned to their size.
+/// for the largest frame of the source. Every size is a multiple of the small one, and heads
+/// fill whole pages. Small chunks are therefore aligned to their size.
 fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<ChunkClass> {
     let FrameNeeds { device_frames, head_frames, .. } = needs;
     let (largest_bytes, largest_chunk) = largest(needs);

@@ -203,8 +203,8 @@ pub(super) struct PackedQueue {
     /// Number of descriptors of posted buffers: the distance from `used_next` to `avail_next`,
     /// unless the device has lied.
     held: u16,
-    /// Flags of the first descriptor of the batch, written at last: without them the device does
-    /// not see the others either.
+    /// Flags of the first descriptor of the batch, written last. Until then the device sees
+    /// no descriptor of the batch.
     withheld: u16,
 }
 
