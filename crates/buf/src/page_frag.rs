@@ -205,8 +205,8 @@ impl fmt::Debug for PageFragCache {
     }
 }
 
-/// A piece of a block: a buffer that a device writes a packet into, or a part of one. Returned to
-/// its home on drop, on any thread.
+/// Piece of a block: a buffer that a device writes a packet into, or a part of one. A drop on any
+/// thread returns the piece to its home.
 ///
 /// ```text
 ///  address()                                                 address() + room_bytes()

@@ -87,8 +87,8 @@ impl ConfigFile {
         Ok(Self { path: path.to_owned(), entries: entries.collect() })
     }
 
-    /// Sets the knobs, except those named in `except`. Returns a line for each part that is not in
-    /// force as the file has it.
+    /// Sets the knobs, except those named in `except`. Returns a line for each part of the file
+    /// that is not in force as written.
     ///
     /// # Errors
     /// If there is no such knob, or it refuses the value; with the line.

@@ -30,9 +30,9 @@ pub struct RunPlace {
     pub path: PathBuf,
 }
 
-/// Directories for the sockets of runs, from the environment: `$RUNTIME_DIRECTORY`, which a service
-/// manager gives to one service; below `$XDG_RUNTIME_DIR`, which is a user's; for root, below
-/// `/run`. A run uses the first.
+/// Directories for the sockets of runs. The candidates, in order, are `$RUNTIME_DIRECTORY`, which a
+/// service manager gives to one service; a directory below `$XDG_RUNTIME_DIR`, which belongs to a
+/// user; and, for root, one below `/run`. A run uses the first.
 #[must_use]
 pub fn directories() -> Vec<PathBuf> {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());

@@ -59,8 +59,8 @@ pub struct Progress {
     pub damaged: AtomicU64,
     /// Description of the first damaged record.
     pub first_damage: OnceLock<String>,
-    /// Number of records dropped because their link type, or the protocol behind its header, cannot
-    /// be read, by the name of the link type. Locked only when another record is added.
+    /// Number of unreadable records by the name of their link type: neither that type nor the
+    /// protocol behind its header can be read. Locked only when another record is added.
     pub unread: Mutex<BTreeMap<String, u64>>,
 }
 

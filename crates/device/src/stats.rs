@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Counters of the kernel for one queue, with its names: dropped frames. For a device that is no
-/// interface, counters of the user-space driver, drops and others. Written by the source, read by
-/// any thread.
+/// Counters for one queue. For an interface, they are the kernel's counters of dropped frames,
+/// under the kernel's names. For any other device, they are counters of the user-space driver, of
+/// drops and of other events. Written by the source, read by any thread.
 #[derive(Debug)]
 pub struct KernelCounts {
     counts: Box<[(&'static str, AtomicU64)]>,

@@ -60,8 +60,8 @@ pub struct Advice {
     pub polling: CpuId,
     /// Cache or memory node that these CPUs share with the polling one.
     pub scope: Scope,
-    /// CPUs in order of preference; by number among those of the same standing. The polling CPU
-    /// comes last, if it is one of the running ones.
+    /// CPUs in order of preference. CPUs of equal preference are ordered by number. The polling CPU
+    /// comes last, if it is running.
     pub order: Vec<(CpuId, Standing)>,
     /// Running CPUs that are too far away.
     pub left_out: CpuList,

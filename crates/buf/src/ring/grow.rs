@@ -5,8 +5,8 @@ use crate::position::Position;
 use crate::sync::{Arc, Ordering};
 
 impl<T: Send> Producer<T> {
-    /// Continues in a ring of `capacity` slots, if that is more than there are. Everything pushed
-    /// so far is published, and stays in the old ring until the consumer has processed it.
+    /// Continues in a ring of `capacity` slots, if this ring has fewer. Everything pushed so far is
+    /// published, and stays in the old ring until the consumer has processed it.
     ///
     /// # Panics
     /// If `capacity` is not a power of two from 1 to 2^31.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use fuser::FileHandle;
 
-/// Maximum number of open files with a kept text. Beyond that, the file that was opened first
-/// continues with the current text.
+/// Maximum number of open files whose text is kept. When there are more, the file that was opened
+/// first continues with the current text.
 const READINGS_MAX: usize = 1024;
 
 /// Texts of open files, so that a file which is read in pieces is one snapshot. As in the kernel

@@ -1,5 +1,5 @@
-//! Sink over a packet socket: many packets in a call, a merged one as one send that the kernel or
-//! the device cuts.
+//! Sink over a packet socket. One call sends many packets. A merged packet is one send, which the
+//! kernel or the device segments.
 
 use std::io::IoSlice;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -163,8 +163,8 @@ impl Sink for PacketSink {
     }
 }
 
-/// Sends packets step by step and counts the results. A cut packet is replaced by its segments, at
-/// the end of the vector. Breaks off when the interface is gone.
+/// Sends packets one step at a time, and counts the results. A packet to be segmented is replaced
+/// by its segments, at the end of the vector. Stops when the interface is gone.
 fn send_all(
     packets: &mut Vec<Packet>,
     counters: &SinkCounters,
@@ -199,7 +199,7 @@ fn send_all(
     flow
 }
 
-/// Sends the segments of one packet, which counts as sent if all of them are. Breaks off when the
+/// Sends the segments of one packet, which counts as sent if all of them are. Stops when the
 /// interface is gone.
 fn send_segments(
     segments: &mut [Packet],

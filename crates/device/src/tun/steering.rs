@@ -110,8 +110,9 @@ const PROTOCOL: i16 = 16;
 const TCP: i32 = 6;
 const UDP: i32 = 17;
 
-/// Program that hashes the addresses and, of unfragmented TCP and UDP packets, the ports; 0 for
-/// other protocols than IP. Segments of one flow share a queue, as do fragments of one datagram.
+/// Program that hashes the addresses, and also the ports of unfragmented TCP and UDP packets. The
+/// hash is 0 for protocols other than IP. Segments of one flow share a queue, as do fragments of
+/// one datagram.
 fn queue_of_flow() -> Vec<Instruction> {
     let ipv4 = ipv4();
     let ipv6 = ipv6();

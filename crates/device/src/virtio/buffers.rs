@@ -34,8 +34,8 @@ const POSTED_BYTES_MIN: u32 = 128 << 10;
 /// drops the rest of a burst that does not fit, or retries all of it.
 const POSTED_PACKETS_MIN: u32 = 16;
 
-/// Gap behind a small buffer. A CPU that writes a packet prefetches the lines behind it too: those
-/// should not be the first lines of the next packet, which this side reads.
+/// Gap behind a small buffer. A CPU that writes a packet also prefetches the lines behind it. The
+/// gap keeps those lines apart from the first lines of the next packet, which this side reads.
 const GAP_BYTES: u32 = 8 * BUFFER_ALIGN_BYTES;
 
 /// Policy for the size of the next buffers.

@@ -1,8 +1,8 @@
 //! The control queue: commands to a device (virtio 1.2, section 5.1.6.5).
 //!
-//! All commands of a session are posted before the device sees the ring, so one kick is enough, and
-//! the kick is passed already signalled: a back end that holds an eventfd can make writes to it
-//! block. Answers are polled for; no calls are requested.
+//! All commands of a session are posted before the device sees the ring, so one kick is enough. The
+//! eventfd of that kick is passed to the device already signalled, because a back end that holds an
+//! eventfd can make writes to it block. Answers are polled for; no calls are requested.
 
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -28,8 +28,8 @@ pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval of polling for answers.
 const ANSWER_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
-/// Number of sessions in a row that may fail because of the queue. More than one, since a back end
-/// may have been killed at that moment.
+/// Number of consecutive sessions that may fail because of the control queue. It is more than one
+/// because a back end may have been killed just then.
 const TRIES: u32 = 2;
 
 /// Length of `class` and `command` (struct virtio_net_ctrl).

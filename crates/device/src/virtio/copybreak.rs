@@ -36,8 +36,8 @@ impl HeaderCopyLen {
     }
 }
 
-/// Copies the beginning of a packet, from `at` on. Constant lengths are copied faster, and all
-/// longer packets have one of them.
+/// Copies the beginning of a packet, from `at` on. A copy of constant length is faster. The head of
+/// every packet longer than that has one of two constant lengths.
 #[inline(always)] // part of the work for every packet that is not copied as a whole
 pub(super) fn copy_head(frag: &PageFrag, at: u32, to: &mut [u8]) {
     if let Ok(head) = <&mut [u8; SHORT_HEAD_BYTES as usize]>::try_from(&mut *to) {

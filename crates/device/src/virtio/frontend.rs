@@ -353,8 +353,8 @@ fn set_kick(vhost: &Frontend, ring: usize, kick: &PeerEvent) -> Result<(), Front
     vhost.set_vring_kick(ring, &kick).map_err(FrontendFailure::of("SET_VRING_KICK"))
 }
 
-/// Asks for the number of queue pairs. Crate vhost takes the answer for a number of rings, and then
-/// rejects the second ring of a pair; for QEMU and DPDK it is a number of pairs.
+/// Asks for the number of queue pairs. Crate vhost takes the answer to be a number of rings, and
+/// then rejects the second ring of a pair. For QEMU and DPDK the answer is a number of pairs.
 fn queue_pairs(stream: &UnixStream) -> Result<u64, FrontendFailure> {
     const MESSAGE: &str = "GET_QUEUE_NUM";
     let answer =

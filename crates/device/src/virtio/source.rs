@@ -207,8 +207,8 @@ impl Source for VirtioSource {
         self.transmit.turn(&mut self.port, pool)
     }
 
-    /// Returns the descriptor to sleep on. Calls are not slept on while calls are off: pending
-    /// calls of a shut queue would keep its CPU awake until the next session.
+    /// Returns the descriptor to sleep on. While calls are off, this is not the call descriptor,
+    /// because pending calls of a shut queue would keep its CPU awake until the next session.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         let is_deaf = self.session.is_some() && !self.is_armed;
         Some(if is_deaf { self.port.change() } else { self.port.call() })

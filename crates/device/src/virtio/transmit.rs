@@ -168,8 +168,8 @@ impl VirtioTransmit {
         self.has_more_sent = false;
     }
 
-    /// Counts sent packets, and posts as many as there is room for. Returns the number of packets
-    /// that left their lanes.
+    /// Counts the packets that the device has sent, and posts as many waiting packets as there is
+    /// room for. Returns the number of packets that left their lanes.
     pub(super) fn turn(&mut self, port: &mut Port, pool: &mut Pool) -> usize {
         let step = self.step(pool);
         if let Some(lie) = step.lie {
@@ -198,8 +198,8 @@ impl VirtioTransmit {
         TransmitStep { count, kick, lie: None }
     }
 
-    /// True if a turn would find work. If packets wait for slots, the device is asked to call when
-    /// it has used some, since the caller is about to sleep.
+    /// True if a turn would find work. If packets wait for slots, also asks the device for a call
+    /// once it has used some slots, because the caller is about to sleep.
     pub(super) fn has_work(&mut self) -> bool {
         if self.has_more_sent {
             return true;
@@ -221,8 +221,8 @@ impl VirtioTransmit {
         self.is_armed
     }
 
-    /// True if the device has packets that it may not have sent yet. They are counted by the first
-    /// turn after they were sent, which no event announces.
+    /// True if the device has packets that it may not have sent yet. A sent packet is counted by
+    /// the first turn after its transmission. No event announces the transmission.
     pub(super) fn is_sending(&self) -> bool {
         let in_use = |ring: &Virtqueue| ring.free() < ring.size();
         !self.is_shut && self.ring.as_ref().is_some_and(in_use)

@@ -174,8 +174,8 @@ impl ParseFiles {
     }
 }
 
-/// `lro.jsonl`, and the frames that have a row there: a packet that left coalescing on arrival may
-/// be dropped later, or be merged on delivery after a live change.
+/// `lro.jsonl`, and the numbers of the frames that have a row in it. A packet that left coalescing
+/// on arrival may later be dropped, or be merged on delivery after a live change.
 #[derive(Debug)]
 struct Lro {
     file: TraceFile,

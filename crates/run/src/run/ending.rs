@@ -50,7 +50,8 @@ impl Ending {
         Alarm(self.tells.clone())
     }
 
-    /// Stops the run when its time is over or a part of it fails, until the guard is finished.
+    /// Starts a thread that stops the run when its time is over or a part of it fails. The thread
+    /// ends when the guard is finished.
     ///
     /// # Errors
     /// If the thread cannot be started.

@@ -271,8 +271,8 @@ impl Virtqueue {
         ring!(self, ring => ring.publish())
     }
 
-    /// Next buffer that the device has used; `None` if there is none. Shared memory is read anew
-    /// only after all entries found by the last read.
+    /// Returns the next buffer that the device has used, or `None` if there is none. Shared memory
+    /// is read again only after all entries found by the last read have been returned.
     ///
     /// # Errors
     /// [`InvalidRing`], then and on every later call until a [reset](Self::reset).
@@ -292,9 +292,9 @@ impl Virtqueue {
         }
     }
 
-    /// Prefetches for writing the descriptor that the next post in place of this buffer writes: the
-    /// device has read it, so another CPU has its line. Not needed for a packed ring, whose used
-    /// entries are on the same lines.
+    /// Prefetches, for writing, the descriptor that the next post in place of this buffer will
+    /// write. The device has read that descriptor, so another CPU has its cache line. A packed ring
+    /// does not need this, because its used entries are on the same lines.
     #[inline]
     pub fn prefetch_place(&self, used_id: u32) {
         match &self.0 {

@@ -8,9 +8,9 @@ pub(super) struct TransmitSlots {
     /// again since; each is listed at most once.
     listed: Vec<u16>,
     free: u16,
-    /// Number of slots of further pieces. The number of posted buffers is derived and not stored:
-    /// stored next to `free`, both halves of one word would be written for each packet, at a cost
-    /// above all else here.
+    /// Number of slots for further pieces. The number of posted buffers is derived and not stored.
+    /// If it were stored next to `free`, both halves of one word would be written for each packet,
+    /// which costs more than anything else here.
     behind: u16,
     /// Number of the current batch: buffers posted now, not yet visible to the device.
     batch: u64,

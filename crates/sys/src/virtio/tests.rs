@@ -288,7 +288,7 @@ impl Start {
 }
 
 /// VQ7: one side does something while the other is about to sleep. Either the sleeper sees it, or
-/// the other side sees that it must notify. Returns the number of turns in which neither was so.
+/// the other side sees that it must notify. Returns the number of turns in which neither happened.
 fn lost_wake_ups(config: RingConfig, does_driver_sleep: bool) -> u32 {
     let mut lost = 0;
     let (mut queue, mut device) = pair(config);

@@ -321,9 +321,9 @@ fn bind(
     }
 }
 
-/// On drop, waits until the driver of a zero-copy queue has released the frames of a closed socket:
-/// the kernel does that only later (`xp_release_deferred`). The queue is busy until then, which a
-/// second socket finds out by binding to it.
+/// On drop, waits until the driver of a zero-copy queue has released the frames of a closed socket.
+/// The kernel releases them only some time after the close (`xp_release_deferred`), and the queue
+/// is busy until then. To detect that, a second socket tries to bind to the queue.
 pub(super) struct Teardown {
     socket: OwnedFd,
     config: SocketConfig,

@@ -356,8 +356,8 @@ mod tests {
     }
 
     proptest! {
-        /// Entries come out in the order in which they were pushed, from any start index; none is
-        /// visible before it is submitted, and room returns when entries are released.
+        /// Entries come out in the order in which they were pushed, from any start index. None is
+        /// visible before it is submitted. Room is available again when entries are released.
         #[test]
         fn ring_round_trips(
             start in prop_oneof![Just(0), u32::MAX - 40..=u32::MAX, any::<u32>()],

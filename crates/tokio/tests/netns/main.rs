@@ -37,13 +37,13 @@ fn main() {
     libtest_mimic::run(&arguments, trials.into()).exit();
 }
 
-/// Two hosts at a cable, ours with an engine at work.
+/// Two hosts on one cable. Ours has a running engine.
 struct Hosts {
     near: Namespace,
     far: Namespace,
     net: Net,
     stopper: Stopper,
-    /// Until it is started.
+    /// Engine, until it is started.
     idle: Option<NetEngine>,
     engine: Option<JoinHandle<forebay::Result<Outcome<Stack>>>>,
 }
@@ -77,7 +77,8 @@ impl Hosts {
         self.engine = Some(thread::spawn(move || engine.run()));
     }
 
-    /// A runtime whose threads are in the near namespace: what they send asks for its neighbours.
+    /// Creates a runtime whose threads are in the near namespace, so that their sends resolve
+    /// neighbours there.
     fn runtime(&self) -> Runtime {
         let build = || Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         self.near.run(build)
@@ -97,7 +98,7 @@ impl Hosts {
         socket
     }
 
-    /// Ends it. No frame may be missing.
+    /// Ends the engine. No frame may be missing.
     fn end(self) {
         self.stopper.stop();
         let mut outcome = self.engine.unwrap().join().unwrap().unwrap();
@@ -169,7 +170,7 @@ fn cancelled() {
     hosts.end();
 }
 
-/// Calls of tokio's, and what they answer.
+/// Calls have the same results as tokio's.
 fn calls() {
     let hosts = Hosts::new(Via::AfPacket);
     let runtime = hosts.runtime();
@@ -272,7 +273,7 @@ fn ended() {
     hosts.end();
 }
 
-/// Futures of calls may move between threads: this compiles.
+/// Futures of calls are `Send`. The test checks that this compiles.
 #[expect(dead_code, reason = "the compiler is the judge")]
 fn futures_are_send(socket: &UdpSocket) {
     fn judge(_: impl Future + Send) {}
