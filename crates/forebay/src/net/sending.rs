@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 
+use forebay_stack::network::compose::DEFAULT_TTL;
 use forebay_sys::udp_send::{self, SendControl};
 use rustix::io::Errno;
 
@@ -49,9 +50,14 @@ impl Inner {
         // Loopback copies to programs on the kernel's stack can only come from the kernel.
         let has_kernel = self.reserved.is_some() && self.shared.devices[device].kernels.is_some();
         let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
-        if to.ip().is_multicast() && has_kernel && is_looped() {
+        if to.ip().is_multicast() {
             SendForm::of(of.payload.len(), marks, between, identity)?;
-            return self.send_by_kernel(of, device, between, marks);
+            if has_kernel && is_looped() {
+                return self.send_by_kernel(of, device, between, marks);
+            }
+            if marks.ttl == 0 {
+                return Ok(of.payload.len()); // does not leave the host (`ip_mc_output`)
+            }
         }
         let mut patience = self.patience();
         let mut transmitter = self.shared.transmitter_of(index);
@@ -104,6 +110,9 @@ impl Inner {
     ) -> io::Result<(usize, SocketAddr)> {
         let by_option = || self.options.multicast_device().filter(|_| to.ip().is_multicast());
         let found = match of.device.or_else(by_option) {
+            Some(device) if device.index() >= self.shared.devices.len() => {
+                return Err(Errno::NODEV.into());
+            }
             Some(device) => routes.find_by(device.index(), to.ip()),
             None => routes.find(to.ip()),
         };
@@ -135,8 +144,13 @@ impl Inner {
     fn marks(&self, gso_size: u16, to: IpAddr) -> SentMarks {
         let options = &self.options;
         let ttl = if to.is_multicast() { &options.multicast_ttl } else { &options.ttl };
+        let ttl = match ttl.load(Ordering::Relaxed) {
+            // A hop limit of 0, which IPv6 allows, is not meant for IPv4 (`IP_TTL`).
+            0 if to.is_ipv4() && !to.is_multicast() => DEFAULT_TTL,
+            ttl => ttl,
+        };
         SentMarks {
-            ttl: ttl.load(Ordering::Relaxed),
+            ttl,
             tos: options.tos.load(Ordering::Relaxed),
             gso_size,
             may_fragment: options.may_fragment.load(Ordering::Relaxed),
@@ -165,9 +179,10 @@ impl Inner {
         };
         let control = SendControl {
             source: Some(between.source.ip()),
-            interface: interface.filter(|_| to.ip().is_multicast()),
+            interface: interface.filter(|_| of.device.is_some() || to.ip().is_multicast()),
             traffic_class: marks.tos,
-            ttl: marks.ttl,
+            // An IPv4 TTL of 0 is the multicast TTL, which the kernel's socket has, too.
+            ttl: Some(marks.ttl).filter(|&ttl| ttl > 0 || to.is_ipv6()),
         };
         let size = match marks.gso_size {
             0 => of.payload.len().max(1),

@@ -306,6 +306,7 @@ fn errors_agree() {
             ("fits", plain(mtu)),
             ("above the MTU", plain(mtu + 1)),
             ("above any datagram", plain(65_508)),
+            ("no such device", Transmit { device: Some(DeviceIndex(9)), ..plain(4) }),
             ("no port", Transmit { destination: SocketAddr::new(to.ip(), 0), ..plain(4) }),
             ("own source", Transmit { source: Some(sources[1].parse().unwrap()), ..plain(4) }),
             ("strange source", Transmit { source: Some(to.ip()), ..plain(4) }),
@@ -367,6 +368,7 @@ fn kernel_try(socket: &KernelSocket, of: &Transmit<'_>) -> Result<usize, Option<
     );
     let ttl = of.ttl.map(i32::from);
     let mut control = Vec::new();
+    let index = of.device.map_or(0, |DeviceIndex(device)| u32::from(device) + 1000);
     match of.source {
         Some(IpAddr::V4(source)) => {
             v4.ipi_spec_dst.s_addr = u32::from_ne_bytes(source.octets());
@@ -376,7 +378,15 @@ fn kernel_try(socket: &KernelSocket, of: &Transmit<'_>) -> Result<usize, Option<
             v6.ipi6_addr.s6_addr = source.octets();
             control.push(ControlMessage::Ipv6PacketInfo(&v6));
         }
-        None => {}
+        None if index == 0 => {}
+        None if of.destination.is_ipv4() => {
+            v4.ipi_ifindex = index.try_into().unwrap();
+            control.push(ControlMessage::Ipv4PacketInfo(&v4));
+        }
+        None => {
+            v6.ipi6_ifindex = index;
+            control.push(ControlMessage::Ipv6PacketInfo(&v6));
+        }
     }
     if let Some(ttl) = &ttl {
         control.push(match of.destination {
