@@ -51,7 +51,7 @@ impl Inner {
         let has_kernel = self.reserved.is_some() && self.shared.devices[device].kernels.is_some();
         let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
         if to.ip().is_multicast() {
-            SendForm::of(of.payload.len(), marks, between, identity)?;
+            SendForm::of(of.payload.len(), marks, between, &identity)?;
             if has_kernel && is_looped() {
                 return self.send_by_kernel(of, device, between, marks);
             }
@@ -62,7 +62,7 @@ impl Inner {
         let mut patience = self.patience();
         let mut transmitter = self.shared.transmitter_of(index);
         loop {
-            match transmitter.gather(device, identity, between, (of.payload, marks)) {
+            match transmitter.gather(device, &identity, between, (of.payload, marks)) {
                 Ok(Gathered::Yes) => break,
                 Ok(Gathered::NextUnknown) => {
                     drop(transmitter); // not held across a system call
@@ -106,7 +106,7 @@ impl Inner {
         &self,
         of: &Transmit<'_>,
         to: SocketAddr,
-        routes: &Routes,
+        routes: &Routes<'_>,
     ) -> io::Result<(usize, SocketAddr)> {
         let by_option = || self.options.multicast_device().filter(|_| to.ip().is_multicast());
         let found = match of.device.or_else(by_option) {
@@ -227,7 +227,7 @@ impl Inner {
             }
             let packet = (packet, answer.back);
             let marks = self.marks(0, to);
-            match transmitter.gather_answer(device, identity, packet, (between, marks)) {
+            match transmitter.gather_answer(device, &identity, packet, (between, marks)) {
                 Ok(()) => sent += 1,
                 Err(_) => self.shared.unsent.count_discard(to),
             }
