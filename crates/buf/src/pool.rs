@@ -169,6 +169,15 @@ impl Pool {
         self.classes.last().map_or(0, |class| class.home().chunk_bytes - BEFORE_PACKET_BYTES)
     }
 
+    /// Number of this pool's frames, free or not, that have room for `len_bytes`.
+    #[must_use]
+    pub fn frames_for(&self, len_bytes: u32) -> usize {
+        let has_room = |class: &&SizeClass| {
+            class.home().chunk_bytes.saturating_sub(BEFORE_PACKET_BYTES) >= len_bytes
+        };
+        self.classes.iter().filter(has_room).map(|class| class.chunks).sum()
+    }
+
     /// Region that this pool's frames, and those of the other pools carved from it, are part of.
     #[must_use]
     pub fn region(&self) -> &Arc<Region> {

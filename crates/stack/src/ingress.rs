@@ -323,7 +323,10 @@ impl Stack {
                 for &socket in others {
                     match packet.copied(context.pool) {
                         Some(copy) => self.put(socket, copy, context),
-                        None => self.network.counters().drops.add(NetworkDrop::Nomem, 1),
+                        None => {
+                            let drops = &self.network.counters().drops;
+                            drops.add(NetworkDrop::Nomem, packet.wire_count().into());
+                        }
                     }
                 }
                 self.put(last, packet, context);

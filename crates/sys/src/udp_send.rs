@@ -18,8 +18,8 @@ pub struct SendControl {
     pub interface: Option<InterfaceIndex>,
     /// DSCP and ECN.
     pub traffic_class: u8,
-    /// Time to live, or hop limit; 0 is the kernel's own.
-    pub ttl: u8,
+    /// Time to live, or hop limit; `None`: the socket's. The kernel refuses an IPv4 TTL of 0 here.
+    pub ttl: Option<u8>,
 }
 
 /// Has the kernel send a datagram.
@@ -33,7 +33,7 @@ pub fn send(
     control: &SendControl,
 ) -> io::Result<usize> {
     let is_v4 = to.ip().to_canonical().is_ipv4();
-    let (class, ttl) = (i32::from(control.traffic_class), i32::from(control.ttl));
+    let (class, ttl) = (i32::from(control.traffic_class), control.ttl.map(i32::from));
     let index = control.interface.map_or(0, |interface| interface.0);
     let v4 = match control.source.map(|source| source.to_canonical()) {
         Some(IpAddr::V4(source)) => source,
@@ -59,10 +59,10 @@ pub fn send(
         true => ControlMessage::Ipv4Tos(&control.traffic_class),
         false => ControlMessage::Ipv6TClass(&class),
     });
-    if control.ttl > 0 {
+    if let Some(ttl) = &ttl {
         messages.push(match is_v4 {
-            true => ControlMessage::Ipv4Ttl(&ttl),
-            false => ControlMessage::Ipv6HopLimit(&ttl),
+            true => ControlMessage::Ipv4Ttl(ttl),
+            false => ControlMessage::Ipv6HopLimit(ttl),
         });
     }
     let to = SockaddrStorage::from(to);

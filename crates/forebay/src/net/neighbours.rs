@@ -92,12 +92,12 @@ impl KernelNeighbours {
         }
     }
 
-    /// Queues a packet until its next hop is resolved. The packet displaced by it goes to
-    /// `dropped`.
+    /// Queues the packets of one send until their next hop is resolved. Packets displaced by them
+    /// go to `dropped`.
     pub(super) fn hold(
         &mut self,
         neighbour: IpAddr,
-        packet: Packet,
+        packets: &mut Vec<Packet>,
         now_ns: u64,
         dropped: &mut Vec<Packet>,
     ) {
@@ -105,9 +105,9 @@ impl KernelNeighbours {
             Self::Own(learned)
             | Self::Kernels(KernelsNeighbours { learned: Some(learned), .. }) => {
                 let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
-                learned.hold(neighbour, packet, now_ns, dropped);
+                learned.hold(neighbour, packets, now_ns, dropped);
             }
-            Self::None | Self::Kernels(_) => dropped.push(packet),
+            Self::None | Self::Kernels(_) => dropped.append(packets),
         }
     }
 

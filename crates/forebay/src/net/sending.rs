@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 
+use forebay_stack::network::compose::DEFAULT_TTL;
 use forebay_sys::udp_send::{self, SendControl};
 use rustix::io::Errno;
 
@@ -12,7 +13,7 @@ use super::datagram::{Datagram, Datagrams};
 use super::endpoint::{Inner, plain};
 use super::message::Transmit;
 use super::shared::Routes;
-use super::transmit::{Between, Gathered, SentMarks};
+use super::transmit::{Between, Gathered, SendForm, SentMarks};
 
 /// Time of the device's doorbell: with this datagram, or later for a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,36 +46,34 @@ impl Inner {
         let (device, source) = self.route(of, to, &routes)?;
         let between = Between { source, destination: to };
         let marks = self.marks_of(of, to.ip());
+        let identity = routes.identity(device);
         // Loopback copies to programs on the kernel's stack can only come from the kernel.
         let has_kernel = self.reserved.is_some() && self.shared.devices[device].kernels.is_some();
         let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
-        if to.ip().is_multicast() && has_kernel && is_looped() {
-            self.send_by_kernel(of.payload, device, between, marks)?;
-            return Ok(of.payload.len());
+        if to.ip().is_multicast() {
+            SendForm::of(of.payload.len(), marks, between, &identity)?;
+            if has_kernel && is_looped() {
+                return self.send_by_kernel(of, device, between, marks);
+            }
+            if marks.ttl == 0 {
+                return Ok(of.payload.len()); // does not leave the host (`ip_mc_output`)
+            }
         }
-        let identity = routes.identity(device);
-        let mut transmitter = self.shared.transmitter_of(index);
-        let pieces = match of.gso_size {
-            0 => of.payload.chunks(of.payload.len().max(1)),
-            size => of.payload.chunks(transmitter.whole_len(size)),
-        };
-        let empty = of.payload.is_empty().then_some(&[][..]);
         let mut patience = self.patience();
-        for piece in pieces.chain(empty) {
-            loop {
-                match transmitter.gather(device, identity, between, (piece, marks)) {
-                    Ok(Gathered::Yes) => break,
-                    Ok(Gathered::NextUnknown) => {
-                        self.send_by_kernel(piece, device, between, marks)?;
-                        break;
-                    }
-                    Err(full) if full.kind() == io::ErrorKind::WouldBlock => {
-                        drop(transmitter);
-                        patience.wait()?;
-                        transmitter = self.shared.transmitter_of(index);
-                    }
-                    Err(error) => return Err(error),
+        let mut transmitter = self.shared.transmitter_of(index);
+        loop {
+            match transmitter.gather(device, &identity, between, (of.payload, marks)) {
+                Ok(Gathered::Yes) => break,
+                Ok(Gathered::NextUnknown) => {
+                    drop(transmitter); // not held across a system call
+                    return self.send_by_kernel(of, device, between, marks);
                 }
+                Err(full) if full.kind() == io::ErrorKind::WouldBlock => {
+                    drop(transmitter);
+                    patience.wait()?;
+                    transmitter = self.shared.transmitter_of(index);
+                }
+                Err(error) => return Err(error),
             }
         }
         if flush == Flush::Now {
@@ -107,10 +106,13 @@ impl Inner {
         &self,
         of: &Transmit<'_>,
         to: SocketAddr,
-        routes: &Routes,
+        routes: &Routes<'_>,
     ) -> io::Result<(usize, SocketAddr)> {
         let by_option = || self.options.multicast_device().filter(|_| to.ip().is_multicast());
         let found = match of.device.or_else(by_option) {
+            Some(device) if device.index() >= self.shared.devices.len() => {
+                return Err(Errno::NODEV.into());
+            }
             Some(device) => routes.find_by(device.index(), to.ip()),
             None => routes.find(to.ip()),
         };
@@ -142,8 +144,13 @@ impl Inner {
     fn marks(&self, gso_size: u16, to: IpAddr) -> SentMarks {
         let options = &self.options;
         let ttl = if to.is_multicast() { &options.multicast_ttl } else { &options.ttl };
+        let ttl = match ttl.load(Ordering::Relaxed) {
+            // A hop limit of 0, which IPv6 allows, is not meant for IPv4 (`IP_TTL`).
+            0 if to.is_ipv4() && !to.is_multicast() => DEFAULT_TTL,
+            ttl => ttl,
+        };
         SentMarks {
-            ttl: ttl.load(Ordering::Relaxed),
+            ttl,
             tos: options.tos.load(Ordering::Relaxed),
             gso_size,
             may_fragment: options.may_fragment.load(Ordering::Relaxed),
@@ -153,40 +160,46 @@ impl Inner {
     /// Sends through the kernel, which resolves the next hop and queues the datagram meanwhile. On
     /// a device that the kernel does not have, the datagram is dropped, as if the neighbour's queue
     /// of unresolved packets were full.
+    ///
+    /// # Errors
+    /// The kernel's, if it refuses the first datagram. Once one has been sent, the payload counts as
+    /// sent: datagrams that the kernel refuses from then on are dropped.
     fn send_by_kernel(
         &self,
-        payload: &[u8],
+        of: &Transmit<'_>,
         device: usize,
         between: Between,
         marks: SentMarks,
-    ) -> io::Result<()> {
+    ) -> io::Result<usize> {
         let to = between.destination;
         let interface = self.shared.devices[device].kernels;
         let (Some(reserved), Some(_)) = (&self.reserved, interface) else {
             self.shared.unsent.count_discard(to.ip());
-            return Ok(());
+            return Ok(of.payload.len());
         };
         let control = SendControl {
             source: Some(between.source.ip()),
-            interface: interface.filter(|_| to.ip().is_multicast()),
+            interface: interface.filter(|_| of.device.is_some() || to.ip().is_multicast()),
             traffic_class: marks.tos,
-            ttl: marks.ttl,
+            // An IPv4 TTL of 0 is the multicast TTL, which the kernel's socket has, too.
+            ttl: Some(marks.ttl).filter(|&ttl| ttl > 0 || to.is_ipv6()),
         };
         let size = match marks.gso_size {
-            0 => payload.len().max(1),
+            0 => of.payload.len().max(1),
             size => size.into(),
         };
-        let empty = payload.is_empty().then_some(&[][..]);
-        for piece in payload.chunks(size).chain(empty) {
+        let empty = of.payload.is_empty().then_some(&[][..]);
+        for (number, piece) in of.payload.chunks(size).chain(empty).enumerate() {
             match udp_send::send(reserved, piece, self.shown(to), &control) {
+                Ok(_) => {}
                 // Dropped: no event would report that the kernel's socket is writable again.
-                Err(full) if full.kind() == io::ErrorKind::WouldBlock => {
+                Err(error) if number > 0 || error.kind() == io::ErrorKind::WouldBlock => {
                     self.shared.unsent.count_discard(to.ip());
                 }
-                sent => drop(sent?),
+                Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(of.payload.len())
     }
 
     pub(super) fn send_replies(&self, batch: &mut Datagrams) -> io::Result<usize> {
@@ -214,7 +227,7 @@ impl Inner {
             }
             let packet = (packet, answer.back);
             let marks = self.marks(0, to);
-            match transmitter.gather_answer(device, identity, packet, (between, marks)) {
+            match transmitter.gather_answer(device, &identity, packet, (between, marks)) {
                 Ok(()) => sent += 1,
                 Err(_) => self.shared.unsent.count_discard(to),
             }

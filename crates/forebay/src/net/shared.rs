@@ -94,14 +94,15 @@ struct BoundSockets {
     next_port: u16,
 }
 
-/// Snapshot of the addresses on each device, which select the device for a destination.
-pub(super) struct Routes(Vec<Guard<Arc<Identity>>>);
+/// Addresses on each device, which select the device for a destination.
+pub(super) struct Routes<'a>(&'a [NetDevice]);
 
-impl Routes {
+impl Routes<'_> {
     /// Finds the device that leads to a destination, and the source address to use on it.
     pub(super) fn find(&self, destination: IpAddr) -> Option<(usize, Option<IpAddr>)> {
         let mut by_default = None;
-        for (index, identity) in self.0.iter().enumerate() {
+        for (index, device) in self.0.iter().enumerate() {
+            let identity = device.identity.load();
             let same_family = |own: &&Prefix| own.address.is_ipv4() == destination.is_ipv4();
             let mut own = identity.addresses.iter().filter(same_family);
             if let Some(near) = own.clone().find(|own| own.contains(destination)) {
@@ -126,18 +127,18 @@ impl Routes {
         device: usize,
         destination: IpAddr,
     ) -> Option<(usize, Option<IpAddr>)> {
-        let identity = self.0.get(device)?;
+        let identity = self.0.get(device)?.identity.load();
         Some((device, Some(identity.source_towards(destination)?)))
     }
 
     /// True if the address is one of this host's.
     pub(super) fn is_own(&self, address: IpAddr) -> bool {
-        self.0.iter().any(|identity| identity.is_own(address))
+        self.0.iter().any(|device| device.identity.load().is_own(address))
     }
 
     /// Addresses of this host on a device.
-    pub(super) fn identity(&self, device: usize) -> &Identity {
-        &self.0[device]
+    pub(super) fn identity(&self, device: usize) -> Guard<Arc<Identity>> {
+        self.0[device].identity.load()
     }
 }
 
@@ -287,9 +288,9 @@ impl NetState {
         self.late().transmitters[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Routes as of now.
-    pub(super) fn routes(&self) -> Routes {
-        Routes(self.devices.iter().map(|device| device.identity.load()).collect())
+    /// Routes to all destinations.
+    pub(super) fn routes(&self) -> Routes<'_> {
+        Routes(&self.devices)
     }
 
     /// Number of transmit frames in use.

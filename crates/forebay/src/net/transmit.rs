@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::{fmt, io};
 
-use forebay_buf::Pool;
+use forebay_buf::{Frame, Pool};
 use forebay_rx::Packet;
 use forebay_rx::packet::Arrival;
 use forebay_rx::sink::{Sink, SinkError};
@@ -21,6 +21,10 @@ use super::neighbours::{Hop, KernelNeighbours};
 
 /// Upper bound on datagrams gathered before a flush.
 const GATHER_MAX: usize = 64;
+
+/// Longest payload of one send: a datagram's, also if it is cut into several (`ip_append_data`).
+const PAYLOAD_BYTES_MAX_V4: usize = 65_535 - 20 - 8;
+const PAYLOAD_BYTES_MAX_V6: usize = 65_535 - 8;
 
 /// Header fields of a datagram to be sent, addresses excluded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,6 +68,12 @@ pub(super) struct Transmitter {
     fragment_ids: Arc<FragmentIds>,
     /// Send paths, by device.
     ways: Vec<SendPath>,
+    /// Frames reserved for one send; empty between sends.
+    frames: Vec<Frame>,
+    /// Packets of one send; empty between sends.
+    composed: Vec<Packet>,
+    /// Packets displaced in a neighbour's queue; empty between sends.
+    dropped: Vec<Packet>,
 }
 
 struct SendPath {
@@ -83,7 +93,16 @@ impl Transmitter {
         let ways = ways.into_iter();
         let ways =
             ways.map(|(sink, neighbours)| SendPath { sink, neighbours, gathered: gathered() });
-        Self { clock, now_ns, pool, fragment_ids, ways: ways.collect() }
+        Self {
+            clock,
+            now_ns,
+            pool,
+            fragment_ids,
+            ways: ways.collect(),
+            frames: Vec::new(),
+            composed: Vec::new(),
+            dropped: Vec::new(),
+        }
     }
 
     /// Sends complete packets, unchanged.
@@ -96,11 +115,12 @@ impl Transmitter {
         self.flush(device)
     }
 
-    /// Gathers a datagram with this payload. The next [`flush`](Self::flush) sends it.
+    /// Gathers a payload as one datagram, in fragments if it may leave in them, or as several of
+    /// one segment size: all that it becomes, or nothing. The next [`flush`](Self::flush) sends it.
     ///
     /// # Errors
-    /// `EMSGSIZE` if the datagram does not fit in the device's MTU; `WouldBlock` if no memory is
-    /// free.
+    /// As [`SendForm::of`]; `WouldBlock` if not enough memory is free, `ENOBUFS` if there is not
+    /// enough.
     pub(super) fn gather(
         &mut self,
         device: usize,
@@ -108,87 +128,120 @@ impl Transmitter {
         between: Between,
         (payload, marks): (&[u8], SentMarks),
     ) -> io::Result<Gathered> {
-        let gso_size = if payload.len() > marks.gso_size.into() { marks.gso_size } else { 0 };
-        let whole = usize::from(gso_size);
-        let fits = check_len(if whole > 0 { whole } else { payload.len() }, between, on);
-        if fits.is_err() && whole == 0 && marks.may_fragment {
-            return self.gather_fragments(device, on, between, (payload, marks));
-        }
-        fits?;
+        let form = SendForm::of(payload.len(), marks, between, on)?;
         let Self { now_ns, pool, ways, .. } = self;
         let SendPath { neighbours, gathered, .. } = &mut ways[device];
-        let destination = between.destination.ip();
-        let hop = neighbours.hop_to(destination, on, *now_ns, (pool, gathered));
+        let hop = neighbours.hop_to(between.destination.ip(), on, *now_ns, (pool, gathered));
         let link_addresses = match hop {
             Hop::Known(link_addresses) => link_addresses,
             Hop::Sought(_) => on.mac.map(|from| LinkAddresses { to: [0; 6], from }),
             Hop::Unknown => return Ok(Gathered::NextUnknown),
         };
-        let len_bytes = u32::try_from(payload.len()).map_err(|_| too_long())?;
-        let Some(mut frame) = pool.allocate(len_bytes) else {
-            // Flushing frees memory for the next attempt.
-            let _ = self.flush_all();
-            return Err(io::ErrorKind::WouldBlock.into());
-        };
-        frame.copy_from(payload);
-        let mut packet = Packet::received(frame, Arrival(0), 0, forebay_rx::parse::Link::Ip);
-        packet.set_gso_size(gso_size);
-        let packet = self.compose(packet, link_addresses, (between, marks))?;
+        match form {
+            SendForm::Whole => self.compose_pieces(payload, 0, link_addresses, (between, marks))?,
+            SendForm::Segments(size) => {
+                self.compose_pieces(payload, size, link_addresses, (between, marks))?;
+            }
+            SendForm::Fragments => {
+                self.compose_fragments(payload, on.mtu, link_addresses, (between, marks))?;
+            }
+        }
         match hop {
-            Hop::Sought(neighbour) => self.hold(device, neighbour, packet),
-            Hop::Known(_) | Hop::Unknown => self.add(device, packet),
+            Hop::Sought(neighbour) => self.hold(device, neighbour),
+            Hop::Known(_) | Hop::Unknown => self.add_composed(device),
         }
         Ok(Gathered::Yes)
     }
 
-    /// The same of a datagram that leaves in fragments: all of them, or none.
-    fn gather_fragments(
+    /// Composes a datagram, or datagrams of `gso_size` bytes, as many as fit in a frame as one GSO
+    /// packet.
+    fn compose_pieces(
         &mut self,
-        device: usize,
-        on: &Identity,
-        between: Between,
-        (payload, marks): (&[u8], SentMarks),
-    ) -> io::Result<Gathered> {
+        payload: &[u8],
+        gso_size: u16,
+        link_addresses: Option<LinkAddresses>,
+        by: (Between, SentMarks),
+    ) -> io::Result<()> {
+        let whole_len = if gso_size > 0 { self.whole_len(gso_size) } else { payload.len() };
+        let whole_len = whole_len.max(1);
+        self.reserve(payload.len().div_ceil(whole_len).max(1), payload.len().min(whole_len))?;
+        let empty = payload.is_empty().then_some(&[][..]);
+        for piece in payload.chunks(whole_len).chain(empty) {
+            let Some(mut frame) = self.frames.pop() else { unreachable!("reserved for each") };
+            frame.copy_from(piece);
+            let mut packet = Packet::received(frame, Arrival(0), 0, forebay_rx::parse::Link::Ip);
+            packet.set_gso_size(if piece.len() > gso_size.into() { gso_size } else { 0 });
+            match self.compose(packet, link_addresses, by) {
+                Ok(packet) => self.composed.push(packet),
+                Err(error) => {
+                    self.discard_composed();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Composes all fragments of a datagram.
+    fn compose_fragments(
+        &mut self,
+        payload: &[u8],
+        mtu: u32,
+        link_addresses: Option<LinkAddresses>,
+        (between, marks): (Between, SentMarks),
+    ) -> io::Result<()> {
         let Between { source, destination } = between;
-        let Self { now_ns, pool, ways, fragment_ids, .. } = self;
-        let SendPath { neighbours, gathered, .. } = &mut ways[device];
-        let hop = neighbours.hop_to(destination.ip(), on, *now_ns, (pool, gathered));
-        let link_addresses = match hop {
-            Hop::Known(link_addresses) => link_addresses,
-            Hop::Sought(_) => on.mac.map(|from| LinkAddresses { to: [0; 6], from }),
-            Hop::Unknown => return Ok(Gathered::NextUnknown),
-        };
         let SentMarks { ttl, tos, .. } = marks;
         let headers = UdpHeaders { link_addresses, source, destination, ttl, tos, gso_size: 0 };
-        let id = fragment_ids.next(source.ip(), destination.ip());
+        let id = self.fragment_ids.next(source.ip(), destination.ip());
         let mut datagram =
-            FragmentedDatagram::new(payload, headers, on.mtu, id).map_err(refused_headers)?;
-        let (count, bytes) = (datagram.count(), datagram.fragment_bytes_max());
-        let mut frames: Vec<_> = (0..count).map_while(|_| pool.allocate(bytes)).collect();
-        if frames.len() < count {
-            frames.drain(..).for_each(|frame| pool.put(frame));
-            // What has gone makes room for the next.
-            let _ = self.flush_all();
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        for mut frame in frames {
+            FragmentedDatagram::new(payload, headers, mtu, id).map_err(refused_headers)?;
+        self.reserve(datagram.count(), datagram.fragment_bytes_max() as usize)?;
+        for mut frame in self.frames.drain(..) {
             let headers = datagram.emit_next(&mut frame);
             let len_bytes = frame.len_bytes();
             let mut packet = Packet::received(frame, Arrival(0), len_bytes, headers.link);
             packet.headers = headers;
-            match hop {
-                Hop::Sought(neighbour) => self.hold(device, neighbour, packet),
-                Hop::Known(_) | Hop::Unknown => self.add(device, packet),
-            }
+            self.composed.push(packet);
         }
-        Ok(Gathered::Yes)
+        Ok(())
     }
 
-    fn hold(&mut self, device: usize, neighbour: IpAddr, packet: Packet) {
-        let mut dropped = Vec::new();
-        let neighbours = &mut self.ways[device].neighbours;
-        neighbours.hold(neighbour, packet, self.now_ns, &mut dropped);
-        dropped.drain(..).for_each(|packet| self.pool.put(packet.frame));
+    /// Allocates frames for all packets of one send, or none.
+    fn reserve(&mut self, count: usize, len: usize) -> io::Result<()> {
+        let Self { pool, frames, .. } = self;
+        debug_assert!(frames.is_empty(), "a send takes all that it reserved");
+        let len_bytes = u32::try_from(len).map_err(|_| too_long())?;
+        frames.extend((0..count).map_while(|_| pool.allocate(len_bytes)));
+        if frames.len() == count {
+            return Ok(());
+        }
+        frames.drain(..).for_each(|frame| pool.put(frame));
+        if pool.frames_for(len_bytes) < count {
+            return Err(Errno::NOBUFS.into()); // waiting would not help
+        }
+        // Flushing frees memory for the next attempt.
+        let _ = self.flush_all();
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+
+    fn discard_composed(&mut self) {
+        let Self { pool, frames, composed, .. } = self;
+        frames.drain(..).for_each(|frame| pool.put(frame));
+        composed.drain(..).for_each(|packet| pool.put(packet.frame));
+    }
+
+    /// Queues the composed packets, as one send, until their neighbour is resolved.
+    fn hold(&mut self, device: usize, neighbour: IpAddr) {
+        let Self { ways, composed, dropped, now_ns, pool, .. } = self;
+        ways[device].neighbours.hold(neighbour, composed, *now_ns, dropped);
+        dropped.drain(..).for_each(|packet| pool.put(packet.frame));
+    }
+
+    fn add_composed(&mut self, device: usize) {
+        let mut composed = std::mem::take(&mut self.composed);
+        composed.drain(..).for_each(|packet| self.add(device, packet));
+        self.composed = composed;
     }
 
     /// Gathers the answer to a datagram that came from link-layer address `back`. The packet's
@@ -285,15 +338,55 @@ impl Transmitter {
     }
 
     /// Length of the largest GSO payload: as many datagrams as fit in a frame, at most 64.
-    pub(super) fn whole_len(&self, gso_size: u16) -> usize {
+    fn whole_len(&self, gso_size: u16) -> usize {
         let most = self.pool.largest_frame_bytes().min(u16::MAX.into()) as usize;
         let size = usize::from(gso_size.max(1));
         (most.saturating_sub(HEADERS_BYTES_MAX as usize) / size).clamp(1, 64) * size
     }
 }
 
-/// Checks the length against the MTU. A datagram that does not fit is refused, as with
-/// `IP_PMTUDISC_DO`, unless the socket may fragment.
+/// Form in which a payload leaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum SendForm {
+    /// One datagram in one packet.
+    Whole,
+    /// Several datagrams of this size.
+    Segments(u16),
+    /// One datagram in fragments.
+    Fragments,
+}
+
+impl SendForm {
+    /// Form of a payload on a device.
+    ///
+    /// # Errors
+    /// `EMSGSIZE` if a datagram does not fit in the MTU, as with `IP_PMTUDISC_DO`, unless it is one
+    /// that may leave in fragments; or if the payload is longer than any datagram, whatever the
+    /// segment size.
+    pub(super) fn of(
+        payload_len: usize,
+        marks: SentMarks,
+        between: Between,
+        on: &Identity,
+    ) -> io::Result<Self> {
+        let is_v4 = between.destination.is_ipv4();
+        if payload_len > if is_v4 { PAYLOAD_BYTES_MAX_V4 } else { PAYLOAD_BYTES_MAX_V6 } {
+            return Err(too_long());
+        }
+        let gso_len = usize::from(marks.gso_size);
+        if gso_len > 0 && payload_len > gso_len {
+            check_len(gso_len, between, on)?;
+            return Ok(Self::Segments(marks.gso_size));
+        }
+        match check_len(payload_len, between, on) {
+            Ok(()) => Ok(Self::Whole),
+            Err(_) if marks.may_fragment => Ok(Self::Fragments),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Checks the length of a datagram that is not fragmented against the MTU.
 fn check_len(payload_len: usize, between: Between, on: &Identity) -> io::Result<()> {
     let headers_len = if between.destination.is_ipv4() { 28 } else { 48 };
     if payload_len + headers_len > on.mtu as usize { Err(too_long()) } else { Ok(()) }
@@ -315,3 +408,6 @@ impl fmt::Debug for Transmitter {
         write!(f, "Transmitter({:?}, {} devices)", self.pool, self.ways.len())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,7 @@ use forebay_engine::CpuThread;
 use forebay_rx::Handler;
 use forebay_stack::socket::reader::SocketReader;
 use rustix::io::Errno;
+use rustix::net::sockopt::set_ip_multicast_ttl;
 
 use super::datagram::Datagrams;
 use super::endpoint::Inner;
@@ -276,8 +277,16 @@ impl UdpSocket {
     }
 
     /// Sets the time to live, or hop limit, of datagrams sent (`IP_TTL`, `IPV6_UNICAST_HOPS`).
-    pub fn set_ttl(&self, ttl: u8) {
+    ///
+    /// # Errors
+    /// `EINVAL` if it is 0 and the socket is of IPv4. A hop limit of 0 holds for IPv6 destinations
+    /// only.
+    pub fn set_ttl(&self, ttl: u8) -> io::Result<()> {
+        if ttl == 0 && self.0.is_ipv4() {
+            return Err(Errno::INVAL.into());
+        }
         self.0.options.ttl.store(ttl, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Sets DSCP and ECN of datagrams sent (`IP_TOS`, `IPV6_TCLASS`).
@@ -338,9 +347,17 @@ impl UdpSocket {
     }
 
     /// Sets the time to live, or hop limit, of datagrams to groups (`IP_MULTICAST_TTL`,
-    /// `IPV6_MULTICAST_HOPS`). Default: 1.
-    pub fn set_multicast_ttl(&self, ttl: u8) {
+    /// `IPV6_MULTICAST_HOPS`). Default: 1. With 0, they stay on this host.
+    ///
+    /// # Errors
+    /// The kernel's, for the socket that it [loops](Self::set_multicast_loop) datagrams through.
+    pub fn set_multicast_ttl(&self, ttl: u8) -> io::Result<()> {
+        if let Some(reserved) = &self.0.reserved {
+            // The kernel takes an IPv4 TTL of 0 from this option only.
+            set_ip_multicast_ttl(reserved, ttl.into())?;
+        }
         self.0.options.multicast_ttl.store(ttl, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Sets whether programs of the kernel's on this host hear what is sent to groups (`IP_MULTICAST_LOOP`).

@@ -15,14 +15,19 @@ use crate::parse::checksum::Sum;
 /// unchanged.
 ///
 /// # Errors
-/// Returns the packet, to be dropped with a reason, if the pool has no frame for a segment; `out`
-/// is unchanged then.
+/// Returns the packet, to be dropped with a reason, if the pool has no frame for a segment, or if
+/// the headers of a copied tunnel were edited so that they tell of no tunnel; `out` is unchanged
+/// then.
 pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(), Packet> {
     let Shape::Gso(size) = packet.shape() else {
         resegment(packet, out);
         return Ok(());
     };
     let plan = ResegmentPlan::of(&packet, size);
+    if !plan.is_whole() {
+        // No headers can be made for the segments.
+        return Err(packet);
+    }
     let first = out.len();
     let mut payload = PieceReader::at(&packet.frame, packet.headers.payload_offset.into());
     for number in 0..plan.segments() {

@@ -53,14 +53,21 @@ impl ResegmentPlan {
     /// Plan of a merged or GSO packet with `size` bytes of payload per segment.
     pub(super) fn of(packet: &Packet, size: NonZeroU16) -> Self {
         let is_tunnel = packet.headers.transport == Transport::Tunnel;
-        let tunnel = if is_tunnel { Tunnel::of_merged(packet) } else { None };
-        let headers = tunnel.map_or(packet.headers, |(_, inner)| inner);
-        let bytes = packet.frame.data();
-        let view = View::new(bytes, &headers);
+        let header_len = packet.headers.payload_offset;
+        // Headers of followers are still in front of their payloads, as received.
         let second = packet.frame.followers().next().and_then(|frame| {
             let dead = frame.headroom();
-            dead.get(dead.len().checked_sub(headers.payload_offset.into())?..)
+            let header = dead.get(dead.len().checked_sub(header_len.into())?..)?;
+            Some((header, u32::from(header_len) + frame.total_len_bytes()))
         });
+        let bytes = packet.frame.data();
+        // A copy has no followers: its own headers are all that there is.
+        let own = || Some((bytes.get(..header_len.into())?, packet.wire_len));
+        let of_merged = |second| Tunnel::of_merged(packet, second);
+        let tunnel = if is_tunnel { second.or_else(own).and_then(of_merged) } else { None };
+        let second = second.map(|(header, _)| header);
+        let headers = tunnel.map_or(packet.headers, |(_, inner)| inner);
+        let view = View::new(bytes, &headers);
         let first_id = ipv4_id(bytes, &headers);
         let second_id = second.and_then(|header| ipv4_id(header, &headers));
         let tunnel = tunnel.map(|(tunnel, _)| (tunnel, OuterIds::of(&tunnel, bytes, second)));
@@ -74,6 +81,12 @@ impl ResegmentPlan {
             id_step: u16::from(second_id != first_id),
             tunnel,
         }
+    }
+
+    /// True if the headers of segments can be made: not if those of a copied tunnel were edited so that
+    /// they tell of none.
+    pub(super) fn is_whole(&self) -> bool {
+        self.tunnel.is_some() || self.headers.transport != Transport::Tunnel
     }
 
     pub(super) fn segments(&self) -> u32 {

@@ -217,7 +217,7 @@ pub(super) fn push_link(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use etherparse::{NetHeaders, PacketHeaders, TransportHeader};
     use forebay_buf::Region;
     use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
@@ -226,7 +226,8 @@ mod tests {
 
     use super::*;
 
-    fn pool() -> Pool {
+    /// A pool of one frame for a packet of any length.
+    pub(in crate::network) fn pool() -> Pool {
         let share = vec![ChunkClass { chunk_bytes: 68 << 10, chunks: 1 }];
         let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
         carve(region, &[share]).unwrap().remove(0)

@@ -143,17 +143,10 @@ impl<'a> FragmentedDatagram<'a> {
 #[cfg(test)]
 mod tests {
     use etherparse::{IpSlice, Ipv6ExtensionsSlice, UdpHeader};
-    use forebay_buf::Region;
-    use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
     use proptest::prelude::*;
 
     use super::*;
-
-    fn pool() -> Pool {
-        let share = vec![ChunkClass { chunk_bytes: 68 << 10, chunks: 1 }];
-        let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
-        carve(region, &[share]).unwrap().remove(0)
-    }
+    use crate::network::compose::tests::pool;
 
     fn headers(is_v6: bool, (tos, ttl): (u8, u8)) -> UdpHeaders {
         let of = |v4: &str, v6: &str| if is_v6 { v6 } else { v4 }.parse().unwrap();

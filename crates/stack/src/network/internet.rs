@@ -144,7 +144,7 @@ impl NetworkLayer {
     /// Counts the fragments and datagrams that this CPU gave up, whichever CPU received them.
     pub(super) fn count_given_up(&mut self) {
         for (packet, reason) in &self.given_up.packets {
-            self.counters.drops.add(*reason, u64::from(packet.segment_count()));
+            self.counters.drops.add(*reason, u64::from(packet.wire_count()));
         }
         let [ipv4, ipv6] = std::mem::take(&mut self.given_up.failures);
         for (ip, failures) in [(&self.counters.ip, ipv4), (&self.counters.ip6, ipv6)] {

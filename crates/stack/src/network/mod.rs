@@ -179,7 +179,7 @@ impl NetworkLayer {
             ip.out_requests.add(1);
             icmp.out_msgs.add(1);
             icmp.out_dest_unreachs.add(1);
-            self.counters.drops.add(NetworkDrop::NoSocket, u64::from(packet.segment_count()));
+            self.counters.drops.add(NetworkDrop::NoSocket, u64::from(packet.wire_count()));
             pool.put(packet.frame);
             return NetworkVerdict::Answer(error);
         }
@@ -222,7 +222,7 @@ impl NetworkLayer {
     /// Counts a datagram that is delivered to no socket, by reason.
     pub fn drop_datagram(&self, packet: &Packet, reason: NetworkDrop) {
         let udp = self.udp_counters(packet.headers.network);
-        self.counters.drops.add(reason, u64::from(packet.segment_count()));
+        self.counters.drops.add(reason, u64::from(packet.wire_count()));
         match reason {
             NetworkDrop::SocketRcvbuff => {
                 udp.rcvbuf_errors.add(1);
@@ -282,7 +282,7 @@ impl NetworkLayer {
     }
 
     fn dropped(&self, packet: Packet, reason: NetworkDrop) -> NetworkVerdict {
-        self.counters.drops.add(reason, u64::from(packet.segment_count()));
+        self.counters.drops.add(reason, u64::from(packet.wire_count()));
         NetworkVerdict::Dropped(packet, reason)
     }
 }

@@ -16,8 +16,9 @@
 //! order, regardless of the other classes.
 //!
 //! Packets wait for unresolved neighbours, and there are at least as many waiting slots as
-//! unresolved neighbours. When all slots are taken, the neighbour with the most waiting packets
-//! loses one, so that every neighbour can get a slot.
+//! unresolved neighbours. When all slots are taken, the neighbour with the most waiting sends
+//! loses one, so that every neighbour can get a slot. The packets of one send, such as all
+//! fragments of a datagram, have one slot, and wait or are dropped together.
 
 use std::net::IpAddr;
 
@@ -32,14 +33,19 @@ use super::{Identity, arp, ndisc};
 /// Upper bound on neighbour entries (`gc_thresh3`).
 pub const NEIGHBOURS_MAX: usize = 1024;
 
-/// Upper bound on packets waiting per neighbour; a new packet displaces the oldest (like
-/// `unres_qlen`, which the kernel counts in bytes).
+/// Upper bound on sends waiting per neighbour, each of one packet, or of the several packets of one
+/// datagram in fragments or of one GSO payload. A new one displaces the oldest (like `unres_qlen`,
+/// which the kernel counts in bytes).
 pub const WAITING_MAX: usize = 3;
 
-/// Upper bound on packets waiting for all neighbours together.
+/// Upper bound on sends waiting for all neighbours together.
 pub const WAITING_IN_ALL_MAX: usize = 256;
 
-/// Upper bound on unresolved neighbours: each has a slot for one packet.
+/// Upper bound on the packets of all waiting sends beyond the first of each: five datagrams of
+/// 64 KiB in fragments of 1500 bytes.
+pub const WAITING_MORE_MAX: usize = 256;
+
+/// Upper bound on unresolved neighbours: each has a slot for one send.
 const SOUGHT_MAX: usize = WAITING_IN_ALL_MAX;
 
 /// Upper bound on neighbours only observed, and on those used that have not answered yet.
@@ -163,9 +169,12 @@ pub struct Neighbours {
     hasher: SipHasher13,
     slots: SourceSlots<Neighbour, 2>,
     classes: NeighbourClasses,
-    /// Entries with waiting packets: `crowds[n]` lists those with `n + 1`.
+    /// Entries with waiting sends: `crowds[n]` lists those with `n + 1`.
     crowds: [SlotList; WAITING_MAX],
+    /// Number of waiting sends.
     waiting: usize,
+    /// Number of their packets beyond the first of each.
+    waiting_more: usize,
     /// Packets of evicted entries, until the next call takes them.
     given_up: Vec<Packet>,
     drops: NeighbourDrops,
@@ -192,6 +201,8 @@ struct Neighbour {
     /// Packets waiting for the neighbour; `waiting_since_ns` is the time when the first one was
     /// queued.
     waiting: Vec<Packet>,
+    /// Number of packets of each waiting send, oldest first.
+    counts: Vec<usize>,
     waiting_since_ns: u64,
 }
 
@@ -211,6 +222,7 @@ impl Neighbours {
             classes: NeighbourClasses::default(),
             crowds: [SlotList::default(); WAITING_MAX],
             waiting: 0,
+            waiting_more: 0,
             given_up: Vec::new(),
             drops: NeighbourDrops::default(),
             is_closed: false,
@@ -259,43 +271,55 @@ impl Neighbours {
         }
     }
 
-    /// Queues a packet until its neighbour is resolved. The Ethernet header is complete but for the
-    /// destination address. The packet displaced, possibly this one, goes to `dropped`.
+    /// Queues the packets of one send until their neighbour is resolved. Their Ethernet headers are
+    /// complete but for the destination address. All of a send's packets wait, or none; those
+    /// displaced, possibly these, go to `dropped`.
     pub fn hold(
         &mut self,
         address: IpAddr,
-        packet: Packet,
+        packets: &mut Vec<Packet>,
         now_ns: u64,
         dropped: &mut Vec<Packet>,
     ) {
         dropped.append(&mut self.given_up);
         let place = self.find(address).filter(|&place| self.slots[place].mac.is_none());
-        let (Some(place), Link::Ethernet, false) = (place, packet.headers.link, self.is_closed)
+        let is_ethernet = packets.iter().all(|packet| packet.headers.link == Link::Ethernet);
+        let (Some(place), Some(more), true, false) =
+            (place, packets.len().checked_sub(1), is_ethernet, self.is_closed)
         else {
-            self.drops.neigh_dead += u64::from(packet.wire_count());
-            return dropped.push(packet);
+            self.drops.neigh_dead += datagrams(packets);
+            return dropped.append(packets);
         };
-        let count = self.slots[place].waiting.len();
+        // Large sends to a neighbour displace each other, never those to others.
+        if self.waiting_more - self.slots[place].more() + more > WAITING_MORE_MAX {
+            self.drops.neigh_queuefull += datagrams(packets);
+            return dropped.append(packets);
+        }
+        while self.waiting_more + more > WAITING_MORE_MAX {
+            self.displace_oldest(place, dropped);
+        }
+        let count = self.slots[place].counts.len();
         let crowd = if count >= WAITING_MAX {
             Some(place)
         } else if self.waiting >= WAITING_IN_ALL_MAX {
-            // If this neighbour has no packet waiting, another has several: there are no more
-            // unresolved neighbours than waiting slots.
+            // If nothing waits for this neighbour, several sends wait for another: there are no
+            // more unresolved neighbours than waiting slots.
             self.crowds.iter().skip(count).rev().find_map(SlotList::first).or(Some(place))
         } else {
             None
         };
-        if let Some(oldest) = crowd.and_then(|crowd| self.give_up_oldest(crowd)) {
-            self.drops.neigh_queuefull += u64::from(oldest.wire_count());
-            dropped.push(oldest);
+        if let Some(crowd) = crowd {
+            self.displace_oldest(crowd, dropped);
         }
         self.leave_crowd(place);
         let neighbour = &mut self.slots[place];
         if neighbour.waiting.is_empty() {
             neighbour.waiting_since_ns = now_ns;
         }
-        neighbour.waiting.push(packet);
+        neighbour.counts.push(packets.len());
+        neighbour.waiting.append(packets);
         self.waiting += 1;
+        self.waiting_more += more;
         self.join_crowd(place);
     }
 
@@ -408,10 +432,16 @@ impl Neighbours {
         self.drops
     }
 
-    /// Number of waiting packets.
+    /// Number of waiting sends.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.waiting
+    }
+
+    /// Number of packets of waiting sends beyond the first of each.
+    #[must_use]
+    pub fn waiting_more(&self) -> usize {
+        self.waiting_more
     }
 
     /// Number of entries, unresolved ones included.
@@ -447,6 +477,7 @@ impl Neighbours {
             asked: 0,
             ask_at_ns: 0,
             waiting: Vec::new(),
+            counts: Vec::new(),
             waiting_since_ns: now_ns,
         };
         let place = self.slots.insert(self.hash(address), neighbour);
@@ -516,32 +547,42 @@ impl Neighbours {
     /// Takes all packets that wait for a neighbour.
     fn take_waiting(&mut self, place: SlotPlace) -> Vec<Packet> {
         self.leave_crowd(place);
-        let waiting = std::mem::take(&mut self.slots[place].waiting);
-        self.waiting -= waiting.len();
+        let neighbour = &mut self.slots[place];
+        let waiting = std::mem::take(&mut neighbour.waiting);
+        self.waiting -= neighbour.counts.len();
+        self.waiting_more -= waiting.len() - neighbour.counts.len();
+        neighbour.counts.clear();
         waiting
     }
 
-    /// Takes the packet that has waited longest for a neighbour.
-    fn give_up_oldest(&mut self, place: SlotPlace) -> Option<Packet> {
+    /// Drops the send that has waited longest for a neighbour, if any, to make room.
+    fn displace_oldest(&mut self, place: SlotPlace, dropped: &mut Vec<Packet>) {
+        if self.slots[place].counts.is_empty() {
+            return;
+        }
         self.leave_crowd(place);
-        let waiting = &mut self.slots[place].waiting;
-        let oldest = (!waiting.is_empty()).then(|| waiting.remove(0));
-        self.waiting -= usize::from(oldest.is_some());
+        let neighbour = &mut self.slots[place];
+        let count = neighbour.counts.remove(0);
+        for packet in neighbour.waiting.drain(..count) {
+            self.drops.neigh_queuefull += u64::from(packet.wire_count());
+            dropped.push(packet);
+        }
+        self.waiting -= 1;
+        self.waiting_more -= count - 1;
         self.join_crowd(place);
-        oldest
     }
 
-    /// Unlinks an entry before its number of waiting packets changes. `join_crowd` links it
+    /// Unlinks an entry before its number of waiting sends changes. `join_crowd` links it
     /// afterwards.
     fn leave_crowd(&mut self, place: SlotPlace) {
-        let more = self.slots[place].waiting.len().checked_sub(1);
+        let more = self.slots[place].counts.len().checked_sub(1);
         if let Some(crowd) = more.and_then(|more| self.crowds.get_mut(more)) {
             self.slots.unlink(BY_WAITING, crowd, place);
         }
     }
 
     fn join_crowd(&mut self, place: SlotPlace) {
-        let more = self.slots[place].waiting.len().checked_sub(1);
+        let more = self.slots[place].counts.len().checked_sub(1);
         if let Some(crowd) = more.and_then(|more| self.crowds.get_mut(more)) {
             self.slots.push_last(BY_WAITING, crowd, place);
         }
@@ -591,6 +632,11 @@ impl Neighbour {
             (Some(_), true, false) => NeighbourClass::Tried,
             (Some(_), true, true) => NeighbourClass::Proven,
         }
+    }
+
+    /// Number of packets of its waiting sends beyond the first of each.
+    fn more(&self) -> usize {
+        self.waiting.len() - self.counts.len()
     }
 
     /// True if the entry was neither used nor observed for `gc_staletime`.

@@ -10,6 +10,7 @@ use forebay_buf::frags::FRAG_TABLE_BYTES;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{PageFragCache, Pool, Region};
 use forebay_rx::arrive::{HEAD_CHUNK_BYTES, PollStatus};
+use forebay_rx::coalesce::gso::{GSO_UDP_L4, NEEDS_CSUM, VirtioNetHdr};
 use forebay_rx::coalesce::{CoalesceConfig, Coalescer};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::FlowHash;
@@ -150,6 +151,39 @@ impl Host {
         let seen = taken.iter().map(datagrams).collect();
         taken.into_iter().for_each(|packet| self.pool.put(packet.frame));
         (seen, answers.iter().map(|packet| packet.frame.data().to_vec()).collect())
+    }
+}
+
+/// A GSO packet that is dropped counts as the datagrams that it would be cut into.
+#[test]
+fn udp_13_gso_drop_counts_each_datagram() {
+    // For the socket, whose reader takes one at a time, and for a port that nobody has bound.
+    for (port, reason) in [(PORT, NetworkDrop::Nomem), (PORT + 1, NetworkDrop::NoSocket)] {
+        // A frame for the first datagram only.
+        let mut host = Host::new(1);
+        let mut bytes = Vec::new();
+        ethernet().udp(1000, port).write(&mut bytes, &[3; 1950]).unwrap();
+        let mut packet = host.received(&bytes, 1, Lies::InOneFrame);
+        let told = VirtioNetHdr {
+            flags: NEEDS_CSUM,
+            gso_type: GSO_UDP_L4,
+            hdr_len: 42,
+            gso_size: 100,
+            csum_start: 34,
+            csum_offset: 6,
+        };
+        told.carry_into(&mut packet).unwrap();
+        assert!(packet.is_gso());
+        let mut packets = vec![packet];
+        let mut batch = Batch {
+            cpu: CpuId(0),
+            rx_queue: RxQueue(0),
+            packets: &mut packets,
+            notes: &[],
+            pool: &mut host.pool,
+        };
+        host.stack.handle(&mut batch);
+        assert_eq!(host.counters.drops.get(reason), 20, "{reason:?}");
     }
 }
 

@@ -17,9 +17,12 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("udp_9_group_ttl_and_device_chosen", options),
     ("udp_9_loop_reaches_kernel_programs", looped),
     ("udp_9_membership_errors_are_named", refused),
+    ("udp_16_ttl_zero_is_as_in_kernel", ttl_zero),
+    ("udp_17_looped_above_mtu_is_refused", looped_above_mtu),
 ];
 
 const PORT: u16 = 4433;
+const GROUP: Ipv4Addr = Ipv4Addr::new(239, 1, 2, 3);
 const GROUPS: [(&str, &str); 2] = [("0.0.0.0", "239.1.2.3"), ("::", "ff15::123")];
 
 /// A socket of the kernel's at the far end, whose datagrams to groups leave by this device.
@@ -139,7 +142,7 @@ fn options() {
             socket.set_multicast_device(net.device_named(name));
             let network = if group.is_ipv4() { format!("10.{own}.") } else { format!("fd0{own}:") };
             for ttl in [1, 33] {
-                socket.set_multicast_ttl(ttl);
+                socket.set_multicast_ttl(ttl).unwrap();
                 socket.send_to(b"group", (group, PORT)).unwrap();
                 let seen = kernel_recv(&far, &mut [0; 10]);
                 let device = hosts.far.run(|| index_of(far_name));
@@ -157,22 +160,12 @@ fn looped() {
     let hosts = TwoCables::new();
     let (net, engine) = hosts.over(Via::AfXdp);
     let running = hosts.near.run(|| Running::begin(engine));
-    let group = Ipv4Addr::new(239, 1, 2, 3);
-    let member = |host: &forebay_testkit::namespaces::cable::Namespace, own: [u8; 4]| {
-        let socket = host.run(|| {
-            let socket = KernelSocket::bind((group, PORT + 1)).unwrap();
-            socket.join_multicast_v4(&group, &own.into()).unwrap();
-            socket
-        });
-        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-        socket
-    };
-    let (near, far) = (member(&hosts.near, [10, 0, 0, 1]), member(&hosts.far, [10, 0, 0, 2]));
+    let [near, far] = members(&hosts);
     let socket = hosts.near.run(|| net.bind(("0.0.0.0", PORT)).unwrap());
     socket.set_multicast_device(net.device_named("twa"));
-    socket.send_to(b"out", (group, PORT + 1)).unwrap();
+    socket.send_to(b"out", (GROUP, PORT + 1)).unwrap();
     socket.set_multicast_loop(true);
-    hosts.near.run(|| socket.send_to(b"both", (group, PORT + 1)).unwrap());
+    hosts.near.run(|| socket.send_to(b"both", (GROUP, PORT + 1)).unwrap());
     let mut buffer = [0; 10];
     let from = SocketAddr::from(([10, 0, 0, 1], PORT));
     assert_eq!(near.recv_from(&mut buffer).unwrap(), (4, from), "not what was not looped");
@@ -180,6 +173,73 @@ fn looped() {
     let mut heard = [far.recv_from(&mut buffer).unwrap(), far.recv_from(&mut buffer).unwrap()];
     heard.sort_unstable();
     assert_eq!(heard, [(3, from), (4, from)]);
+    drop(socket);
+    running.end();
+}
+
+/// Members of `GROUP` of the kernel's, one on this host and one at the far end.
+fn members(hosts: &TwoCables) -> [KernelSocket; 2] {
+    [(&hosts.near, [10, 0, 0, 1]), (&hosts.far, [10, 0, 0, 2])].map(|(host, own)| {
+        let socket = host.run(|| KernelSocket::bind((GROUP, PORT + 1)).unwrap());
+        host.run(|| socket.join_multicast_v4(&GROUP, &own.into()).unwrap());
+        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+        socket
+    })
+}
+
+/// A TTL of 0 is refused where the kernel refuses it; datagrams to groups do not leave the host with it.
+fn ttl_zero() {
+    let hosts = TwoCables::new();
+    let (net, engine) = hosts.over(Via::AfXdp);
+    let running = hosts.near.run(|| Running::begin(engine));
+    for any in ["0.0.0.0", "::"] {
+        let ours = hosts.near.run(|| net.socket().v6_only(true).bind((any, PORT)).unwrap());
+        let kernels = hosts.near.run(|| KernelSocket::bind((any, PORT + 2)).unwrap());
+        let set = match any {
+            "::" => rustix::net::sockopt::set_ipv6_unicast_hops(&kernels, Some(0)),
+            _ => rustix::net::sockopt::set_ip_ttl(&kernels, 0),
+        };
+        let said = ours.set_ttl(0).map_err(|error| Errno::from_io_error(&error).unwrap());
+        assert_eq!(said, set, "{any}");
+        kernels.set_multicast_ttl_v4(0).unwrap();
+        ours.set_multicast_ttl(0).unwrap();
+    }
+    let [near, far] = members(&hosts);
+    let socket = hosts.near.run(|| net.bind(("0.0.0.0", PORT)).unwrap());
+    socket.set_multicast_device(net.device_named("twa"));
+    let send = |payload: &[u8]| hosts.near.run(|| socket.send_to(payload, (GROUP, PORT + 1)));
+    socket.set_multicast_ttl(0).unwrap();
+    assert_eq!(send(b"nowhere").unwrap(), 7);
+    socket.set_multicast_loop(true);
+    assert_eq!(send(b"here").unwrap(), 4);
+    socket.set_multicast_ttl(1).unwrap();
+    assert_eq!(send(b"everywhere").unwrap(), 10);
+    let heard = |socket: &KernelSocket| socket.recv(&mut [0; 20]).unwrap();
+    assert_eq!((heard(&near), heard(&near), heard(&far)), (4, 10, 10));
+    drop(socket);
+    running.end();
+}
+
+/// With the loop on, datagrams above the MTU are refused, unless they may leave in fragments.
+fn looped_above_mtu() {
+    let hosts = TwoCables::new();
+    let (net, engine) = hosts.over(Via::AfXdp);
+    let running = hosts.near.run(|| Running::begin(engine));
+    let [near, far] = members(&hosts);
+    let socket = hosts.near.run(|| net.bind(("0.0.0.0", PORT)).unwrap());
+    socket.set_multicast_device(net.device_named("twa"));
+    socket.set_multicast_loop(true);
+    let send = |len| hosts.near.run(|| socket.send_to(&vec![7; len], (GROUP, PORT + 1)));
+    let errno = send(1473).map_err(|error| Errno::from_io_error(&error));
+    assert_eq!(errno, Err(Some(Errno::MSGSIZE)));
+    assert_eq!(send(1472).unwrap(), 1472);
+    socket.set_fragment(true);
+    assert_eq!(send(1473).unwrap(), 1473);
+    for member in [&near, &far] {
+        for len in [1472, 1473] {
+            assert_eq!(member.recv(&mut [0; 2000]).unwrap(), len);
+        }
+    }
     drop(socket);
     running.end();
 }

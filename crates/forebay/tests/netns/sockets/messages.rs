@@ -21,7 +21,7 @@ use nix::sys::socket::{
 };
 
 use crate::sockets::Trial;
-use crate::sockets::rig::Running;
+use crate::sockets::rig::{OURS, Running, client, over_tap_by};
 
 pub(crate) const TRIALS: &[Trial] = &[
     ("udp_7_kernel_reads_what_was_asked", kernel_reads),
@@ -29,6 +29,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("udp_7_send_errors_are_the_kernels", errors_agree),
     ("udp_7_control_data_survives_unknown_neighbour", by_kernel),
     ("udp_10_kernel_reassembles_our_fragments", fragments),
+    ("udp_15_gso_is_sent_whole_or_not", all_or_none),
 ];
 
 const PORT: u16 = 4433;
@@ -305,6 +306,7 @@ fn errors_agree() {
             ("fits", plain(mtu)),
             ("above the MTU", plain(mtu + 1)),
             ("above any datagram", plain(65_508)),
+            ("no such device", Transmit { device: Some(DeviceIndex(9)), ..plain(4) }),
             ("no port", Transmit { destination: SocketAddr::new(to.ip(), 0), ..plain(4) }),
             ("own source", Transmit { source: Some(sources[1].parse().unwrap()), ..plain(4) }),
             ("strange source", Transmit { source: Some(to.ip()), ..plain(4) }),
@@ -312,6 +314,8 @@ fn errors_agree() {
             ("TTL 255", Transmit { ttl: Some(255), ..plain(4) }),
             ("segments", Transmit { gso_size: 1000, ..plain(40_000) }),
             ("segments above the MTU", Transmit { gso_size: 1480, ..plain(4000) }),
+            ("segments above any datagram", Transmit { gso_size: 1000, ..plain(65_528) }),
+            ("as many segments as can be", Transmit { gso_size: 1000, ..plain(65_507) }),
             ("too many segments", Transmit { gso_size: 10, ..plain(1281) }),
             ("one segment", Transmit { gso_size: 1000, ..plain(10) }),
             ("nothing", plain(0)),
@@ -334,6 +338,28 @@ fn errors_agree() {
     drop(engine);
 }
 
+/// More datagrams than there is memory for: the error comes before the first one is sent.
+fn all_or_none() {
+    let engine = Config { spare_frames: 16, ..Config::live() };
+    let (net, engine) =
+        over_tap_by(&engine, &NetConfig { send_frames: 16, ..NetConfig::default() });
+    let socket = net.bind((OURS, PORT)).unwrap();
+    socket.set_nonblocking(true);
+    let running = Running::begin(engine);
+    let far = client(socket.local_addr());
+    let to = SocketAddr::new("10.9.0.1".parse().unwrap(), far.local_addr().unwrap().port());
+    socket.send_to(b"first", to).unwrap(); // the neighbour is known from now on
+    let mut buffer = [0; 2000];
+    assert_eq!(far.recv(&mut buffer).unwrap(), 5);
+    let refused = socket.send_gso(&[1; 40_000], 1000, to).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(nix::libc::ENOBUFS));
+    socket.send_to(b"next", to).unwrap();
+    assert_eq!(far.recv(&mut buffer).unwrap(), 4, "nothing of what was refused");
+    drop(socket);
+    let mut outcome = running.end();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
 fn kernel_try(socket: &KernelSocket, of: &Transmit<'_>) -> Result<usize, Option<i32>> {
     let any = nix::libc::in_addr { s_addr: 0 };
     let (mut v4, mut v6) = (
@@ -342,6 +368,7 @@ fn kernel_try(socket: &KernelSocket, of: &Transmit<'_>) -> Result<usize, Option<
     );
     let ttl = of.ttl.map(i32::from);
     let mut control = Vec::new();
+    let index = of.device.map_or(0, |DeviceIndex(device)| u32::from(device) + 1000);
     match of.source {
         Some(IpAddr::V4(source)) => {
             v4.ipi_spec_dst.s_addr = u32::from_ne_bytes(source.octets());
@@ -351,7 +378,15 @@ fn kernel_try(socket: &KernelSocket, of: &Transmit<'_>) -> Result<usize, Option<
             v6.ipi6_addr.s6_addr = source.octets();
             control.push(ControlMessage::Ipv6PacketInfo(&v6));
         }
-        None => {}
+        None if index == 0 => {}
+        None if of.destination.is_ipv4() => {
+            v4.ipi_ifindex = index.try_into().unwrap();
+            control.push(ControlMessage::Ipv4PacketInfo(&v4));
+        }
+        None => {
+            v6.ipi6_ifindex = index;
+            control.push(ControlMessage::Ipv6PacketInfo(&v6));
+        }
     }
     if let Some(ttl) = &ttl {
         control.push(match of.destination {

@@ -52,6 +52,19 @@ impl Layers {
         Some(())
     }
 
+    /// The same layers, those of UDP with or without a checksum as in `bytes`.
+    pub(super) fn with_checksums_of(mut self, bytes: &[u8]) -> Self {
+        for layer in &mut self.layers {
+            if matches!(layer.kind, LayerKind::Udp | LayerKind::UdpSummed) {
+                let checksum =
+                    bytes.get(usize::from(layer.offset) + 6..).and_then(<[u8]>::first_chunk);
+                let is_summed = checksum.is_some_and(|checksum| checksum != &[0; 2]);
+                layer.kind = if is_summed { LayerKind::UdpSummed } else { LayerKind::Udp };
+            }
+        }
+        self
+    }
+
     pub(super) fn as_slice(&self) -> &[Layer] {
         self.layers.get(..self.count.into()).unwrap_or_default()
     }

@@ -26,7 +26,7 @@ use layers::LayerKind;
 pub(super) use layers::{Layers, TUNNEL_HEADER_BYTES_MAX};
 pub(super) use open::{Opened, open};
 pub(super) use rewrite::OuterIds;
-use walk::walk;
+use walk::{walk, walk_merged};
 
 use super::refusal::MergeRefusal;
 use crate::packet::Packet;
@@ -96,9 +96,14 @@ fn addresses_at(bytes: &[u8], network: Network, at: usize) -> Option<&[u8]> {
 
 impl Tunnel {
     /// Tunnel of a merged packet, with its inner headers.
-    pub(super) fn of_merged(packet: &Packet) -> Option<(Self, Headers)> {
-        let (layers, inner) =
-            walk(packet.frame.data(), packet.wire_len, &packet.headers).ok()??;
+    ///
+    /// Handlers may have edited the outer headers, the ports too, by which tunnels over UDP are
+    /// recognized. So the layers are those of `second`, the headers that the second segment was
+    /// received with, and its length on the wire. All contents are the packet's own.
+    pub(super) fn of_merged(packet: &Packet, second: (&[u8], u32)) -> Option<(Self, Headers)> {
+        let bytes = packet.frame.data();
+        let (layers, inner) = walk_merged((bytes, packet.wire_len), &packet.headers, second)?;
+        let layers = layers.with_checksums_of(bytes);
         Some((Self { outer: Self::outer_of_segment(&packet.headers), layers }, inner))
     }
 

@@ -65,6 +65,8 @@ struct Walk<'a> {
     layers: Layers,
     /// True inside a tunnel other than PPPoE (the kernel's `encap_mark`).
     is_inside: bool,
+    /// End of all headers, if it is known: the UDP header that ends there is no tunnel's.
+    headers_end: Option<usize>,
 }
 
 /// Outer layers and inner headers of a parsed packet, with offsets in the frame; `None` if it is
@@ -79,24 +81,36 @@ pub(super) fn walk(
 ) -> Result<Option<(Layers, Headers)>, MergeRefusal> {
     let link = link_layer(bytes, outer.link);
     let Some(next) = link.ethertype.and_then(Next::of_ethertype) else { return Ok(None) };
-    let at = usize::from(link.network_offset);
-    let mut walk = Walk {
-        bytes,
-        end: (wire_len as usize).max(bytes.len()),
-        at,
-        layers: Layers::default(),
-        is_inside: false,
-    };
-    let link_header = bytes.get(..at).unwrap_or_default();
-    let inner = walk.innermost_behind(next, link_header, outer.link)?;
+    let mut walk = Walk::new(bytes, wire_len, link.network_offset.into());
+    let link_header = bytes.get(..walk.at).unwrap_or_default();
+    walk.step_inside(next, link_header)?;
+    let inner = walk.innermost(outer.link)?;
     Ok((!walk.layers.is_empty()).then_some((walk.layers, inner)))
+}
+
+/// The same of a merged packet, whose layers are those of `second`: the headers of its second
+/// segment, `second_len` bytes on the wire. Where `bytes` tell of another tunnel by now, or of none,
+/// this is not heeded.
+pub(super) fn walk_merged(
+    (bytes, wire_len): (&[u8], u32),
+    outer: &Headers,
+    (second, second_len): (&[u8], u32),
+) -> Option<(Layers, Headers)> {
+    let link = link_layer(second, outer.link);
+    let next = link.ethertype.and_then(Next::of_ethertype)?;
+    let at = usize::from(link.network_offset);
+    let mut walk = Walk { headers_end: Some(second.len()), ..Walk::new(second, second_len, at) };
+    walk.step_inside(next, second.get(..at)?).ok()?;
+    let present = Walk::new(bytes, wire_len, walk.at);
+    let inner = present.innermost(outer.link).ok()?;
+    (!walk.layers.is_empty()).then_some((walk.layers, inner))
 }
 
 /// Headers of the IP packet inside PPPoE, with offsets in the frame.
 pub(super) fn behind_pppoe(bytes: &[u8], outer: &Headers) -> Option<Headers> {
     let link = link_layer(bytes, outer.link);
     let at = usize::from(link.network_offset);
-    let mut walk = Walk { bytes, end: usize::MAX, at, layers: Layers::default(), is_inside: false };
+    let mut walk = Walk { end: usize::MAX, ..Walk::new(bytes, 0, at) };
     (link.ethertype == Some(ETHERTYPE_PPPOE_SESSION)).then_some(())?;
     walk.at += PPPOE_BYTES;
     walk.innermost(outer.link).ok()
@@ -130,15 +144,15 @@ impl Next {
     }
 }
 
-impl Walk<'_> {
+impl<'a> Walk<'a> {
+    fn new(bytes: &'a [u8], wire_len: u32, at: usize) -> Self {
+        let end = (wire_len as usize).max(bytes.len());
+        Self { bytes, end, at, layers: Layers::default(), is_inside: false, headers_end: None }
+    }
+
     /// Walks to the innermost IP header. Terminates: each tunnel type except PPPoE is entered at
     /// most once, and PPPoE is always followed by IP.
-    fn innermost_behind(
-        &mut self,
-        first: Next,
-        link_header: &[u8],
-        link: Link,
-    ) -> Result<Headers, MergeRefusal> {
+    fn step_inside(&mut self, first: Next, link_header: &[u8]) -> Result<(), MergeRefusal> {
         let mut next = Some(first);
         while let Some(header) = next {
             next = match header {
@@ -154,7 +168,7 @@ impl Walk<'_> {
         if !self.layers.is_empty() && !is_plain(link_header) {
             return Err(MergeRefusal::Protocol);
         }
-        self.innermost(link)
+        Ok(())
     }
 
     /// Parses the headers at the current offset: the inner ones.
@@ -274,6 +288,9 @@ impl Walk<'_> {
 
     /// Destination port of the UDP header that follows an IP header of `len` bytes.
     fn port_behind(&self, len: usize) -> Option<u16> {
+        if self.headers_end == Some(self.at + len + UDP_BYTES) {
+            return None; // the innermost: its payload is the segments'
+        }
         let &[_, _, high, low] = self.bytes.get(self.at + len..)?.first_chunk()?;
         Some(u16::from_be_bytes([high, low]))
     }

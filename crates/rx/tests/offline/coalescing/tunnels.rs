@@ -126,6 +126,67 @@ fn check_whole(name: &str, packet: &Packet, tunnel: &Tunnelled, count: u32) {
     assert_eq!(payload, whole.bytes[whole.bytes.len() - payload.len()..], "{name}");
 }
 
+/// What a handler writes into outer UDP headers is in every segment, whatever ports say of tunnels.
+#[test]
+fn lro_t7_edited_outer_ports_reach_segments() {
+    for (name, tunnel) in kinds() {
+        let Some(udp_at) = outer_udp_at(&tunnel) else { continue };
+        for port in [4789u16, 6081, 5000] {
+            for clears_checksum in [false, true] {
+                let mut rig = Rig::gro();
+                let mut out = poll(&mut rig, &tunnel.run(5));
+                assert_eq!(out.len(), 1, "{name}");
+                let edit = |udp: &mut [u8]| edit_port(udp, port, clears_checksum);
+                edit(&mut out[0].frame.data_mut()[udp_at..]);
+                let expected = tunnel.run(5).into_iter().map(|mut wire| {
+                    edit(&mut wire.bytes[udp_at..]);
+                    wire.bytes
+                });
+                let expected: Vec<_> = expected.collect();
+                let mut segments = Vec::new();
+                out.into_iter().for_each(|it| forebay_rx::coalesce::resegment(it, &mut segments));
+                let found: Vec<_> = segments.iter().map(|it| it.frame.data().to_vec()).collect();
+                assert_eq!(found, expected, "{name} to {port}");
+            }
+        }
+    }
+}
+
+#[test]
+fn lro_t7_copy_without_tunnel_is_refused() {
+    for (name, tunnel) in kinds() {
+        let Some(udp_at) = outer_udp_at(&tunnel) else { continue };
+        let mut rig = Rig::gro();
+        let out = poll(&mut rig, &tunnel.run(4));
+        let mut copy = out[0].copied(&mut rig.pool).unwrap();
+        edit_port(&mut copy.frame.data_mut()[udp_at..], 5000, false);
+        let mut segments = Vec::new();
+        let refused = cut(copy, &mut rig.pool, &mut segments).unwrap_err();
+        assert!(segments.is_empty(), "{name}");
+        out.into_iter().for_each(|packet| rig.pool.put(packet.frame));
+        rig.pool.put(refused.frame);
+    }
+}
+
+/// Changes the destination port, and the checksum with it (RFC 1624) unless it is cleared.
+fn edit_port(udp: &mut [u8], port: u16, clears_checksum: bool) {
+    let word = |at: usize| u16::from_be_bytes([udp[at], udp[at + 1]]);
+    let (before, checksum) = (word(2), word(6));
+    let sum = u32::from(!checksum) + u32::from(!before) + u32::from(port);
+    let folded = (sum & 0xffff) + (sum >> 16);
+    let folded = u16::try_from((folded & 0xffff) + (folded >> 16)).unwrap();
+    let is_summed = checksum != 0 && !clears_checksum;
+    udp[2..4].copy_from_slice(&port.to_be_bytes());
+    udp[6..8].copy_from_slice(&if is_summed { !folded } else { 0 }.to_be_bytes());
+}
+
+/// Offset of the outer UDP header, if there is one.
+fn outer_udp_at(tunnel: &Tunnelled) -> Option<usize> {
+    let wire = tunnel.wire();
+    let outer = parse(&wire.bytes, wire.wire_len, wire.link, Verify::Nothing);
+    (outer.transport == Transport::Udp).then_some(outer.transport_offset.into())
+}
+
 #[test]
 fn lro_t1_outer_ids_stay_or_rise() {
     for (step, inner_step) in [(0, 0), (0, 1), (1, 0), (1, 1)] {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use forebay_buf::Pool;
 use forebay_stack::network::neighbours::{
     NEIGHBOURS_MAX, NeighbourDrops, NeighbourObservation, Neighbours, Replaces, Resolved,
-    WAITING_IN_ALL_MAX, WAITING_MAX,
+    WAITING_IN_ALL_MAX, WAITING_MAX, WAITING_MORE_MAX,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -88,10 +88,15 @@ impl Rig {
     }
 
     fn hold_ip(&mut self, address: IpAddr, mark: u8, now_ns: u64) -> Vec<u8> {
+        self.hold_send(address, mark, 1, now_ns)
+    }
+
+    /// Queues several packets of one send.
+    fn hold_send(&mut self, address: IpAddr, mark: u8, count: usize, now_ns: u64) -> Vec<u8> {
         let bytes = [&[0; 6], OURS.as_slice(), &[8, 0, mark]].concat();
-        let packet = packet(&mut self.pool, &bytes);
+        let mut packets = (0..count).map(|_| packet(&mut self.pool, &bytes)).collect();
         let mut dropped = Vec::new();
-        self.neighbours.hold(address, packet, now_ns, &mut dropped);
+        self.neighbours.hold(address, &mut packets, now_ns, &mut dropped);
         self.marks(dropped)
     }
 
@@ -271,6 +276,7 @@ impl Rig {
             }
             assert!(self.neighbours.count() <= NEIGHBOURS_MAX);
             assert!(self.neighbours.waiting() <= WAITING_IN_ALL_MAX);
+            assert!(self.neighbours.waiting_more() <= WAITING_MORE_MAX);
         }
     }
 }
@@ -296,15 +302,16 @@ proptest! {
     #[test]
     fn promise_3_first_packet_always_finds_room(
         floods in vec(flood(), 1..8),
-        held in vec((0u16..300, 1u8..4), 0..400),
+        held in vec((0u16..300, 1u8..4, 1usize..40), 0..400),
         within in 0u16..255,
     ) {
         let mut rig = Rig::with(1024);
         floods.into_iter().for_each(|flood| rig.flood(flood, 1));
-        for (number, count) in held {
+        for (number, count, packets) in held {
             let address = numbered(20, number);
             if !matches!(rig.resolve_ip(address, 2), Found::There(_)) {
-                (0..count).for_each(|_| drop(rig.hold_ip(address, u8::MAX, 2)));
+                (0..count).for_each(|_| drop(rig.hold_send(address, u8::MAX, packets, 2)));
+                prop_assert!(rig.neighbours.waiting_more() <= WAITING_MORE_MAX);
             }
         }
         let good = numbered(11, 7);
@@ -318,6 +325,7 @@ proptest! {
         rig.tick(60 * SECOND_NS);
         rig.tick(120 * SECOND_NS);
         prop_assert_eq!((rig.neighbours.count(), rig.neighbours.waiting()), (0, 0));
+        prop_assert_eq!(rig.neighbours.waiting_more(), 0);
         prop_assert_eq!(rig.pool.in_use(), 0);
     }
 }
@@ -382,6 +390,32 @@ fn three_packets_wait_oldest_goes() {
     assert_eq!(rig.hear(answer(THEIRS), 2), 3);
     assert_eq!((rig.neighbours.waiting(), rig.pool.in_use()), (0, 0));
     assert_eq!(rig.hold(NEIGHBOUR, 4, 3), [4], "it need not wait");
+}
+
+/// The fragments of a datagram wait in one slot, and leave or are dropped together.
+#[test]
+fn udp_14_fragments_wait_as_one() {
+    let mut rig = Rig::with(1024);
+    assert_eq!(rig.resolve(NEIGHBOUR, 0), Found::Asking);
+    for mark in 0..3 {
+        assert!(rig.hold_send(ip(NEIGHBOUR), mark, 45, 0).is_empty());
+    }
+    assert_eq!((rig.neighbours.waiting(), rig.neighbours.waiting_more()), (3, 3 * 44));
+    assert_eq!(rig.hold_send(ip(NEIGHBOUR), 3, 2, 0), [0; 45]);
+    assert_eq!(rig.neighbours.drops().neigh_queuefull, 45);
+    assert_eq!(rig.hear(answer(THEIRS), 2), 45 + 45 + 2);
+    // Large sends displace older ones to the same neighbour, unless they have no room even then.
+    let (own, other) = (numbered(12, 1), numbered(12, 2));
+    for address in [own, other] {
+        assert_eq!(rig.resolve_ip(address, 3), Found::Asking);
+        assert!(rig.hold_send(address, 7, 100, 3).is_empty());
+    }
+    assert_eq!(rig.hold_send(own, 8, 157, 3), [7; 100]);
+    assert_eq!(rig.hold_send(own, 9, 200, 3), [9; 200]);
+    assert_eq!(rig.hear(NeighbourObservation { address: own, ..answer(THEIRS) }, 4), 157);
+    assert_eq!(rig.hear(NeighbourObservation { address: other, ..answer(THEIRS) }, 4), 100);
+    let left = (rig.neighbours.waiting(), rig.neighbours.waiting_more(), rig.pool.in_use());
+    assert_eq!(left, (0, 0, 0));
 }
 
 #[test]

@@ -1,0 +1,141 @@
+//! Sends of several packets: all of them leave, once, or none does.
+
+use std::mem::take;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Region};
+use forebay_rx::Packet;
+use forebay_rx::sink::{Sink, SinkCounters, SinkError};
+use forebay_stack::network::neighbours::{NeighbourObservation, Neighbours, Replaces};
+use forebay_stack::network::{Identity, Prefix};
+use rustix::io::Errno;
+
+use super::*;
+
+const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const SENT: &str = "10.9.0.1:53";
+const TO: &str = "10.9.0.2:4000";
+
+/// Sink that keeps all packets, as a device does until they are sent.
+#[derive(Clone, Default)]
+struct Keeping(Arc<Mutex<Vec<Packet>>>, Arc<SinkCounters>);
+
+impl Sink for Keeping {
+    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), SinkError> {
+        self.0.lock().unwrap().append(packets);
+        Ok(())
+    }
+
+    fn counters(&self) -> &Arc<SinkCounters> {
+        &self.1
+    }
+}
+
+impl Keeping {
+    fn take(&self) -> Vec<Packet> {
+        take(&mut self.0.lock().unwrap())
+    }
+
+    /// Payload lengths of what was sent; the memory is free again.
+    fn payload_lens(&self) -> Vec<usize> {
+        self.take().iter().map(|packet| packet.view().payload().len()).collect()
+    }
+}
+
+struct Rig {
+    transmitter: Transmitter,
+    sink: Keeping,
+    on: Identity,
+}
+
+impl Rig {
+    fn new(frames: u32, neighbours: KernelNeighbours) -> Self {
+        let share = vec![ChunkClass { chunk_bytes: 2048, chunks: frames }];
+        let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+        let pool: Pool = carve(region, &[share]).unwrap().remove(0);
+        let sink = Keeping::default();
+        let ids = Arc::new(FragmentIds::new([1; 16]));
+        let ways: Vec<(Box<dyn Sink>, _)> = vec![(Box::new(sink.clone()), neighbours)];
+        let prefix = Prefix { address: SENT.parse::<SocketAddr>().unwrap().ip(), bits: 24 };
+        let on = Identity {
+            mac: Some([2, 0, 0, 0, 0, 1]),
+            addresses: vec![prefix],
+            mtu: 1500,
+            ..Identity::default()
+        };
+        Self { transmitter: Transmitter::new((pool, ids), ways), sink, on }
+    }
+
+    fn gather(&mut self, len: usize, gso_size: u16) -> io::Result<Gathered> {
+        let between = Between { source: SENT.parse().unwrap(), destination: TO.parse().unwrap() };
+        let marks = SentMarks { gso_size, may_fragment: gso_size == 0, ..SentMarks::default() };
+        self.transmitter.gather(0, &self.on, between, (&vec![7; len], marks))
+    }
+
+    fn flush(&mut self) {
+        self.transmitter.flush(0).unwrap();
+    }
+}
+
+fn errno(result: io::Result<Gathered>) -> Option<Errno> {
+    Errno::from_io_error(&result.unwrap_err())
+}
+
+#[test]
+fn udp_15_gso_without_memory_sends_nothing() {
+    let mut rig = Rig::new(10, KernelNeighbours::None);
+    assert_eq!(rig.gather(5500, 1000).unwrap(), Gathered::Yes);
+    rig.flush();
+    // Six frames are at the device: four are free, for six more datagrams.
+    let refused = rig.gather(5500, 1000).unwrap_err();
+    assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+    rig.flush();
+    assert_eq!(rig.sink.payload_lens(), [1000, 1000, 1000, 1000, 1000, 500], "once only");
+    assert_eq!(rig.gather(5500, 1000).unwrap(), Gathered::Yes);
+    rig.flush();
+    assert_eq!(rig.sink.payload_lens(), [1000, 1000, 1000, 1000, 1000, 500]);
+    // More than there can ever be: no wait helps.
+    assert_eq!(errno(rig.gather(11_000, 1000)), Some(Errno::NOBUFS));
+    assert_eq!(errno(rig.gather(16_000, 0)), Some(Errno::NOBUFS), "nor for fragments");
+    rig.flush();
+    assert_eq!((rig.sink.payload_lens().len(), rig.transmitter.frames_away()), (0, 0));
+}
+
+#[test]
+fn udp_15_gso_is_no_longer_than_a_datagram() {
+    let mut rig = Rig::new(128, KernelNeighbours::None);
+    assert_eq!(rig.gather(65_507, 1000).unwrap(), Gathered::Yes);
+    assert_eq!(errno(rig.gather(65_508, 1000)), Some(Errno::MSGSIZE));
+    assert_eq!(errno(rig.gather(4000, 1473)), Some(Errno::MSGSIZE));
+    rig.flush();
+    assert_eq!(rig.sink.payload_lens().iter().sum::<usize>(), 65_507);
+}
+
+#[test]
+fn udp_14_send_to_unresolved_arrives_whole() {
+    let learned = Arc::new(Mutex::new(Neighbours::new([3; 16])));
+    // A datagram in seven fragments, and one payload of nine datagrams.
+    for (len, gso_size, count) in [(10_000, 0, 7), (8500, 1000, 9)] {
+        *learned.lock().unwrap() = Neighbours::new([3; 16]);
+        let mut rig = Rig::new(64, KernelNeighbours::Own(Arc::clone(&learned)));
+        assert_eq!(rig.gather(len, gso_size).unwrap(), Gathered::Yes);
+        rig.flush();
+        assert_eq!(rig.sink.take().len(), 1, "the solicitation");
+        let address: IpAddr = TO.parse::<SocketAddr>().unwrap().ip();
+        let heard = NeighbourObservation {
+            address,
+            mac: Some(THEIRS),
+            is_welcome: false,
+            replaces: Replaces::WhenSettled,
+            is_confirmed: true,
+        };
+        let mut released = Vec::new();
+        learned.lock().unwrap().hear(&heard, 1, &mut released);
+        assert_eq!(released.len(), count);
+        assert!(released.iter().all(|packet| packet.frame.data()[..6] == THEIRS));
+        drop(released);
+        assert_eq!(rig.transmitter.frames_away(), 0);
+    }
+}
