@@ -49,23 +49,23 @@ pub(super) struct ResegmentPlan {
     tunnel: Option<(Tunnel, OuterIds)>,
 }
 
+/// Headers that the second segment was received with, which are still in front of its payload, and
+/// its length on the wire. `None` if the packet was copied.
+pub(super) fn second_header(packet: &Packet) -> Option<(&[u8], u32)> {
+    let header_len = packet.headers.payload_offset;
+    let frame = packet.frame.followers().next()?;
+    let dead = frame.headroom();
+    let header = dead.get(dead.len().checked_sub(header_len.into())?..)?;
+    Some((header, u32::from(header_len) + frame.total_len_bytes()))
+}
+
 impl ResegmentPlan {
     /// Plan of a merged or GSO packet with `size` bytes of payload per segment.
     pub(super) fn of(packet: &Packet, size: NonZeroU16) -> Self {
         let is_tunnel = packet.headers.transport == Transport::Tunnel;
-        let header_len = packet.headers.payload_offset;
-        // Headers of followers are still in front of their payloads, as received.
-        let second = packet.frame.followers().next().and_then(|frame| {
-            let dead = frame.headroom();
-            let header = dead.get(dead.len().checked_sub(header_len.into())?..)?;
-            Some((header, u32::from(header_len) + frame.total_len_bytes()))
-        });
         let bytes = packet.frame.data();
-        // A copy has no followers: its own headers are all that there is.
-        let own = || Some((bytes.get(..header_len.into())?, packet.wire_len));
-        let of_merged = |second| Tunnel::of_merged(packet, second);
-        let tunnel = if is_tunnel { second.or_else(own).and_then(of_merged) } else { None };
-        let second = second.map(|(header, _)| header);
+        let second = second_header(packet).map(|(header, _)| header);
+        let tunnel = if is_tunnel { Tunnel::of_merged(packet) } else { None };
         let headers = tunnel.map_or(packet.headers, |(_, inner)| inner);
         let view = View::new(bytes, &headers);
         let first_id = ipv4_id(bytes, &headers);

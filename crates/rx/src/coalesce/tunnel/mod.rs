@@ -29,6 +29,7 @@ pub(super) use rewrite::OuterIds;
 use walk::{walk, walk_merged};
 
 use super::refusal::MergeRefusal;
+use super::resegment::second_header;
 use crate::packet::Packet;
 use crate::parse::{Checksum, Headers, Network, Transport};
 
@@ -97,11 +98,14 @@ fn addresses_at(bytes: &[u8], network: Network, at: usize) -> Option<&[u8]> {
 impl Tunnel {
     /// Tunnel of a merged packet, with its inner headers.
     ///
-    /// Handlers may have edited the outer headers, the ports too, by which tunnels over UDP are
-    /// recognized. So the layers are those of `second`, the headers that the second segment was
-    /// received with, and its length on the wire. All contents are the packet's own.
-    pub(super) fn of_merged(packet: &Packet, second: (&[u8], u32)) -> Option<(Self, Headers)> {
+    /// Handlers may have edited the outer headers, including the ports by which tunnels over UDP are
+    /// recognized. The layers are therefore those of the headers that the second segment was received
+    /// with. All contents are the packet's own.
+    pub(super) fn of_merged(packet: &Packet) -> Option<(Self, Headers)> {
         let bytes = packet.frame.data();
+        // A copy has no second segment, only headers of its own.
+        let own = || Some((bytes.get(..packet.headers.payload_offset.into())?, packet.wire_len));
+        let second = second_header(packet).or_else(own)?;
         let (layers, inner) = walk_merged((bytes, packet.wire_len), &packet.headers, second)?;
         let layers = layers.with_checksums_of(bytes);
         Some((Self { outer: Self::outer_of_segment(&packet.headers), layers }, inner))

@@ -126,7 +126,7 @@ fn check_whole(name: &str, packet: &Packet, tunnel: &Tunnelled, count: u32) {
     assert_eq!(payload, whole.bytes[whole.bytes.len() - payload.len()..], "{name}");
 }
 
-/// What a handler writes into outer UDP headers is in every segment, whatever ports say of tunnels.
+/// A handler's edits of the outer UDP header reach every segment, whatever its ports are.
 #[test]
 fn lro_t7_edited_outer_ports_reach_segments() {
     for (name, tunnel) in kinds() {
