@@ -126,7 +126,7 @@ fn check_whole(name: &str, packet: &Packet, tunnel: &Tunnelled, count: u32) {
     assert_eq!(payload, whole.bytes[whole.bytes.len() - payload.len()..], "{name}");
 }
 
-/// What a handler writes into outer UDP headers is in every segment, whatever ports say of tunnels.
+/// Outer UDP headers as a handler edits them are in every segment, whatever ports say of tunnels.
 #[test]
 fn lro_t6_edited_outer_ports_reach_segments() {
     for (name, tunnel) in kinds() {
