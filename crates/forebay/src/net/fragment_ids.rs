@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_18_ids_of_a_pair_do_not_repeat() {
+    fn udp_18_ids_of_pair_never_repeat() {
         for key in 0..16 {
             let ids = FragmentIds::new([key; 16]);
             let (from, to) = (ip("fd00::1"), ip("fd00::2"));

@@ -104,7 +104,7 @@ fn udp_15_gso_without_memory_sends_nothing() {
 }
 
 #[test]
-fn udp_15_gso_is_no_longer_than_a_datagram() {
+fn udp_15_gso_fits_in_one_datagram() {
     let mut rig = Rig::new(128, KernelNeighbours::None);
     assert_eq!(rig.gather(65_507, 1000).unwrap(), Gathered::Yes);
     assert_eq!(errno(rig.gather(65_508, 1000)), Some(Errno::MSGSIZE));
