@@ -13,13 +13,6 @@ pub(crate) enum Around {
     Vxlan {
         is_summed: bool,
     },
-    /// GRE over IPv4, with or without a checksum and a key.
-    Gre {
-        is_summed: bool,
-        is_keyed: bool,
-    },
-    /// GENEVE over UDP and IPv4, with an option.
-    Geneve,
 }
 
 /// Fields of an IPv4 header outside, from frame to frame.
@@ -48,17 +41,8 @@ pub(crate) const OUTSIDE: [Around; 6] = [
 pub(crate) const VXLAN: [Around; 2] =
     [Around::Vxlan { is_summed: false }, Around::Vxlan { is_summed: true }];
 
-/// Tunnels whose modules this machine's kernel may lack.
-pub(crate) const OF_MODULES: [Around; 4] = [
-    Around::Gre { is_summed: false, is_keyed: false },
-    Around::Gre { is_summed: true, is_keyed: false },
-    Around::Gre { is_summed: false, is_keyed: true },
-    Around::Geneve,
-];
-
 const LINK_BYTES: usize = 14;
 const VXLAN_PORT: u16 = 4789;
-const GENEVE_PORT: u16 = 6081;
 const VXLAN_NETWORK: u8 = 7;
 
 impl Around {
@@ -79,15 +63,6 @@ impl Around {
             Self::Vxlan { is_summed } => {
                 ipv4(17, Outer::IdRises, number, &vxlan(&frame.bytes, is_summed))
             }
-            Self::Gre { is_summed, is_keyed } => {
-                let ethertype = [link[12], link[13]];
-                ipv4(47, Outer::IdRises, number, &gre(ethertype, packet, is_summed, is_keyed))
-            }
-            Self::Geneve => {
-                let header = [1, 0, 0x65, 0x58, 0, 0, VXLAN_NETWORK, 0, 0, 1, 1, 0];
-                let payload = [&header[..], &frame.bytes].concat();
-                ipv4(17, Outer::IdRises, number, &udp(GENEVE_PORT, &payload, false))
-            }
         };
         let ethertype = if self == Self::Ipv6 { [0x86, 0xdd] } else { [8, 0] };
         let bytes = [&link[..12], &ethertype, &outside].concat();
@@ -100,8 +75,6 @@ impl Around {
         let at = match self {
             Self::Nothing => return bytes.to_vec(),
             Self::Vxlan { .. } => return inside(LINK_BYTES + 20 + 8 + 8),
-            Self::Geneve => return inside(LINK_BYTES + 20 + 8 + 12),
-            Self::Gre { is_summed, is_keyed } => LINK_BYTES + 20 + gre_bytes(is_summed, is_keyed),
             Self::Ipv4(_) => LINK_BYTES + 20,
             Self::Ipv6 => LINK_BYTES + 40,
         };
@@ -117,17 +90,12 @@ impl Around {
         let is_whole = match self {
             Self::Nothing => return true,
             Self::Ipv6 => be16(outside, 4).map(|len| usize::from(len) + 40) == Some(outside.len()),
-            Self::Ipv4(_) | Self::Vxlan { .. } | Self::Gre { .. } | Self::Geneve => {
+            Self::Ipv4(_) | Self::Vxlan { .. } => {
                 be16(outside, 2).map(usize::from) == Some(outside.len())
                     && sum(&outside[..20]) == 0xffff
             }
         };
-        let is_summed = match self {
-            Self::Gre { is_summed: true, .. } => return is_whole && sum(&outside[20..]) == 0xffff,
-            Self::Vxlan { is_summed } => is_summed,
-            Self::Geneve => false,
-            _ => return is_whole,
-        };
+        let Self::Vxlan { is_summed } = self else { return is_whole };
         let udp = &outside[20..];
         let is_right = if is_summed {
             sum(&[&pseudo(udp.len()), udp].concat()) == 0xffff
@@ -175,13 +143,9 @@ fn pseudo(len: usize) -> Vec<u8> {
 }
 
 fn vxlan(frame: &[u8], is_summed: bool) -> Vec<u8> {
-    udp(VXLAN_PORT, &[&[8, 0, 0, 0, 0, 0, VXLAN_NETWORK, 0][..], frame].concat(), is_summed)
-}
-
-fn udp(port: u16, payload: &[u8], is_summed: bool) -> Vec<u8> {
-    let len = u16::try_from(payload.len() + 8).unwrap();
-    let header = [50_000, port, len, 0].map(u16::to_be_bytes).concat();
-    let mut udp = [&header, payload].concat();
+    let len = u16::try_from(frame.len() + 16).unwrap();
+    let header = [50_000, VXLAN_PORT, len, 0].map(u16::to_be_bytes).concat();
+    let mut udp = [&header, &[8, 0, 0, 0, 0, 0, VXLAN_NETWORK, 0][..], frame].concat();
     if is_summed {
         let checksum = match !sum(&[&pseudo(udp.len()), &udp[..]].concat()) {
             0 => 0xffff,
@@ -190,23 +154,4 @@ fn udp(port: u16, payload: &[u8], is_summed: bool) -> Vec<u8> {
         put16(&mut udp, 6, checksum);
     }
     udp
-}
-
-fn gre_bytes(is_summed: bool, is_keyed: bool) -> usize {
-    4 + 4 * usize::from(is_summed) + 4 * usize::from(is_keyed)
-}
-
-fn gre(ethertype: [u8; 2], packet: &[u8], is_summed: bool, is_keyed: bool) -> Vec<u8> {
-    let flags = 0x80 * u8::from(is_summed) + 0x20 * u8::from(is_keyed);
-    let mut gre = vec![flags, 0, ethertype[0], ethertype[1]];
-    gre.resize(gre_bytes(is_summed, is_keyed), 0);
-    if is_keyed {
-        gre.splice(gre.len() - 4.., [0, 0, 0, 9]);
-    }
-    gre.extend(packet);
-    if is_summed {
-        let checksum = !sum(&gre);
-        put16(&mut gre, 4, checksum);
-    }
-    gre
 }
