@@ -10,7 +10,7 @@ pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// Maximum number of VLAN tags that are walked over; a third one makes the frame "other".
 pub const MAX_VLAN_TAGS: usize = 2;
 
-const TAG_8021Q: u16 = 0x8100;
+pub(super) const TAG_8021Q: u16 = 0x8100;
 const TAG_8021AD: u16 = 0x88a8;
 /// Ethertype of the outer tag before 802.1ad.
 const TAG_QINQ_OLD: u16 = 0x9100;

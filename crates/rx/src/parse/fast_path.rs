@@ -4,12 +4,13 @@
 //! without extension headers; TCP, or UDP with a checksum. Headers are captured and consistent. All
 //! other frames are left to the general [walk](super::parse_by_walk), which finds the same in these.
 
-use super::transport::{self, SegmentBytes, TCP, UDP};
-use super::{DeviceSum, Headers, Link, Network, Seen, Transport, Verify, checksum};
-
-const ETHERTYPE_IPV4: [u8; 2] = super::ETHERTYPE_IPV4.to_be_bytes();
-const ETHERTYPE_IPV6: [u8; 2] = super::ETHERTYPE_IPV6.to_be_bytes();
-const TAG_8021Q: [u8; 2] = [0x81, 0];
+use super::ethernet::TAG_8021Q;
+use super::ipv4::{MORE_FRAGMENTS, OFFSET_MASK};
+use super::transport::{self, TCP, TransportFields, UDP};
+use super::{
+    DeviceSum, ETHERTYPE_IPV4, ETHERTYPE_IPV6, Headers, Link, Network, Seen, Transport, Verify,
+    checksum,
+};
 
 const IPV4_BYTES: u16 = 20;
 const IPV6_BYTES: u16 = 40;
@@ -18,9 +19,6 @@ const UDP_BYTES: u16 = 8;
 
 /// Version 4, and a header of five words.
 const IPV4_WITHOUT_OPTIONS: u8 = 0x45;
-/// Bits of the fragment field that a whole datagram has clear: all but "don't fragment" and the
-/// reserved one.
-const FRAGMENT_MASK: u16 = 0x3fff;
 
 /// Finds the headers of a linear frame. Returns false, with `headers` unchanged, if they are not
 /// those of the fast path.
@@ -68,10 +66,13 @@ struct Datagram<'a> {
 #[inline]
 fn datagram(bytes: &[u8], link: Link) -> Option<Datagram<'_>> {
     let (network_offset, ethertype) = match link {
-        Link::Ethernet => match *bytes.first_chunk::<18>()? {
-            [.., t0, t1, _, _, e0, e1] if [t0, t1] == TAG_8021Q => (18, [e0, e1]),
-            [.., e0, e1, _, _, _, _] => (14, [e0, e1]),
-        },
+        Link::Ethernet => {
+            let &[.., e0, e1, _, _, t0, t1] = bytes.first_chunk::<18>()?;
+            match u16::from_be_bytes([e0, e1]) {
+                TAG_8021Q => (18, u16::from_be_bytes([t0, t1])),
+                ethertype => (14, ethertype),
+            }
+        }
         Link::Ip => (0, if bytes.first()? >> 4 == 4 { ETHERTYPE_IPV4 } else { ETHERTYPE_IPV6 }),
     };
     let behind = bytes.get(usize::from(network_offset)..)?;
@@ -85,8 +86,9 @@ fn datagram(bytes: &[u8], link: Link) -> Option<Datagram<'_>> {
 #[inline]
 fn ipv4(behind: &[u8], network_offset: u8) -> Option<Datagram<'_>> {
     let header = behind.first_chunk::<20>()?;
-    let fragment = u16::from_be_bytes([header[6], header[7]]) & FRAGMENT_MASK;
-    if header[0] != IPV4_WITHOUT_OPTIONS || fragment != 0 {
+    let fragment = u16::from_be_bytes([header[6], header[7]]);
+    let is_whole = fragment & (MORE_FRAGMENTS | OFFSET_MASK) == 0;
+    if header[0] != IPV4_WITHOUT_OPTIONS || !is_whole {
         return None;
     }
     Some(Datagram {
@@ -160,8 +162,9 @@ fn judge(
         headers.ip_checksum = checksum::judge(sum_of_words(header));
     }
     let pseudo_sum = sum_of_words(datagram.addresses).plus_word(u16::from(datagram.protocol));
-    let segment = SegmentBytes { start, len: usize::from(len), pseudo_sum: Some(pseudo_sum) };
-    headers.l4_checksum = transport::judge(seen, &segment, verify, headers);
+    let end = start + usize::from(datagram.segment_len);
+    let segment = TransportFields { start, end, pseudo_sum: Some(pseudo_sum) };
+    headers.l4_checksum = transport::judge(seen, &segment, len.into(), verify, headers);
 }
 
 /// Sum of whole words, fastest for the numbers of them that IPv4 has.

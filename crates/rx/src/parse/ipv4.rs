@@ -3,8 +3,8 @@
 use super::{DatagramFields, Flaw, Fragment, Headers, Network, Seen, Stop, Verify, checksum};
 
 const FIXED_BYTES: usize = 20;
-const MORE_FRAGMENTS: u16 = 0x2000;
-const OFFSET_MASK: u16 = 0x1fff;
+pub(super) const MORE_FRAGMENTS: u16 = 0x2000;
+pub(super) const OFFSET_MASK: u16 = 0x1fff;
 
 pub(super) fn walk(
     seen: &Seen<'_>,

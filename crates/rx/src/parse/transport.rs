@@ -48,20 +48,16 @@ pub(super) fn walk(
 }
 
 /// Transport header and payload, as delimited by the IP header.
-struct TransportFields {
-    start: usize,
-    end: usize,
-    pseudo_sum: Option<checksum::Sum>,
+pub(super) struct TransportFields {
+    pub(super) start: usize,
+    pub(super) end: usize,
+    /// As in [`DatagramFields`].
+    pub(super) pseudo_sum: Option<checksum::Sum>,
 }
 
 impl TransportFields {
     fn len(&self) -> usize {
         self.end - self.start
-    }
-
-    /// Bytes that the checksum covers, if the segment has `len` of them.
-    fn bytes(&self, len: usize) -> SegmentBytes {
-        SegmentBytes { start: self.start, len, pseudo_sum: self.pseudo_sum }
     }
 
     /// Checks that the header's fixed part is inside the packet.
@@ -86,7 +82,7 @@ fn tcp(
     set_payload(headers, segment.start + header_len, segment.end);
     seen.header::<TCP_FIXED_BYTES>(segment.start, Flaw::TransportHeader)?;
     headers.transport = Transport::Tcp;
-    headers.l4_checksum = judge(seen, &segment.bytes(segment.len()), verify, headers);
+    headers.l4_checksum = judge(seen, segment, segment.len(), verify, headers);
     Ok(())
 }
 
@@ -118,7 +114,7 @@ fn udp(
         (0, 0, _) if verify == Verify::Nothing => Checksum::Unknown,
         (0, 0, Network::Ipv6) => Checksum::Bad, // RFC 8200, section 8.1
         (0, 0, _) => Checksum::Unknown,
-        _ => judge(seen, &segment.bytes(len), verify, headers),
+        _ => judge(seen, segment, len, verify, headers),
     };
     Ok(())
 }
@@ -131,19 +127,12 @@ fn icmp(seen: &Seen<'_>, segment: &TransportFields, headers: &mut Headers) -> Re
     Ok(())
 }
 
-/// Bytes that a TCP or UDP checksum covers.
-pub(super) struct SegmentBytes {
-    pub(super) start: usize,
-    pub(super) len: usize,
-    /// As in [`DatagramFields`].
-    pub(super) pseudo_sum: Option<checksum::Sum>,
-}
-
-/// Judges the checksum of a segment, unless the device has done so: from the device's sum, or by
-/// summing the segment, if it was captured in full and is a whole datagram.
+/// Judges the checksum of a segment of `len` bytes, unless the device has done so: from the
+/// device's sum, or by summing the segment, if it was captured in full and is a whole datagram.
 pub(super) fn judge(
     seen: &Seen<'_>,
-    segment: &SegmentBytes,
+    segment: &TransportFields,
+    len: usize,
     verify: Verify,
     headers: &Headers,
 ) -> Checksum {
@@ -153,10 +142,9 @@ pub(super) fn judge(
     let (Some(pseudo_sum), true) = (segment.pseudo_sum, headers.fragment.is_whole()) else {
         return Checksum::Unknown;
     };
-    let &SegmentBytes { start, len, .. } = segment;
-    let told = seen.device_sum.and_then(|sum| sum.of_segment(seen, start, len));
+    let told = seen.device_sum.and_then(|sum| sum.of_segment(seen, segment.start, len));
     let summed = || match verify {
-        Verify::Checksums => seen.sum(start..start + len),
+        Verify::Checksums => seen.sum(segment.start..segment.start + len),
         Verify::Nothing => None,
     };
     match told.or_else(summed) {
