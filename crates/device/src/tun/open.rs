@@ -22,7 +22,7 @@ use crate::KernelCounts;
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a constant of 10")]
 const HEADER_BYTES: i32 = VIRTIO_NET_HDR_BYTES as i32;
 
-/// The same, of a device that segments inside tunnels.
+/// Header before each packet of a device whose kernel segments inside tunnels.
 #[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "a constant of 24")]
 const TUNNEL_HEADER_BYTES: i32 = VIRTIO_NET_HDR_TUNNEL_BYTES as i32;
 
@@ -38,8 +38,8 @@ pub(super) struct OpenTun {
     kind: TunKind,
     queues: Vec<TunQueue>,
     offload: Offload,
-    /// True if the kernel segments packets inside VXLAN and GENEVE; the header before every packet
-    /// is then a longer one.
+    /// True if the kernel segments packets inside VXLAN and GENEVE. The header before every packet is
+    /// then [`TUNNEL_HEADER_BYTES`] long.
     cuts_tunnels: bool,
     steering: TunSteering,
     /// Original settings; `None` if the device is new.
@@ -161,8 +161,10 @@ impl TunDevice {
         };
         let tunnels = match (self.0.kind, self.0.cuts_tunnels) {
             (TunKind::Tap, true) => "the kernel takes merged VXLAN and GENEVE whole",
-            (TunKind::Tap, false) => "merged ones leave cut: whole takes Linux 6.17",
-            (TunKind::Tun, _) => "merged ones leave cut: whole takes a TAP",
+            (TunKind::Tap, false) => {
+                "segmented before they are written; Linux 6.17 takes them whole"
+            }
+            (TunKind::Tun, _) => "segmented before they are written; only a TAP takes them whole",
         };
         let mut facts = vec![
             ("device", made.to_owned()),
@@ -183,7 +185,7 @@ impl OpenTun {
         framed
             .and_then(|()| first.set_header_bytes(TUNNEL_HEADER_BYTES))
             .map_err(refused(&name, "set the header before its packets"))?;
-        self.cuts_tunnels = self.kind == TunKind::Tap && is_cutter_of_tunnels(first);
+        self.cuts_tunnels = self.kind == TunKind::Tap && can_segment_tunnels(first);
         if !self.cuts_tunnels {
             first
                 .set_header_bytes(HEADER_BYTES)
@@ -303,11 +305,11 @@ fn attach(
     Ok(FoundLink::There)
 }
 
-/// Asks if the kernel knows segmentation inside UDP tunnels. For what we send, it then goes by the
-/// length of the header alone (`tun_vnet_hdr_guest_features` in drivers/net/tun_vnet.h). The
-/// offload itself is for what we receive, and is not kept: those packets are steered by their inner
-/// flow and merged again, for which the kernel must cut them.
-fn is_cutter_of_tunnels(queue: &TunQueue) -> bool {
+/// Probes if the kernel can segment inside UDP tunnels. For packets that we write, the length of the
+/// header is then all that the kernel needs (`tun_vnet_hdr_guest_features` in
+/// drivers/net/tun_vnet.h). The offload itself is about packets that we read, and is turned off
+/// again: the kernel must segment those, because they are steered and merged by their inner flows.
+fn can_segment_tunnels(queue: &TunQueue) -> bool {
     queue.set_offload(Offload::UdpTunnels).is_ok()
 }
 

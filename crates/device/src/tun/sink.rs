@@ -48,10 +48,11 @@ impl TunSink {
     }
 
     /// Sends packets merged inside VXLAN and GENEVE whole, if the kernel behind the TAP can segment
-    /// them (Linux 6.17); the device's [facts](super::TunDevice::facts) say so. Otherwise they are cut.
+    /// them (Linux 6.17); see the device's [facts](super::TunDevice::facts). Otherwise they are
+    /// segmented here.
     ///
-    /// Only for a TAP whose kernel forwards them, or opens them by a tunnel device: to a UDP socket
-    /// on the tunnel's port, the kernel gives all datagrams of a packet as one.
+    /// Only for a TAP whose kernel forwards the packets or has a tunnel device for them. A UDP socket
+    /// on the tunnel's port would receive all datagrams of a packet as one.
     #[must_use]
     pub fn with_whole_tunnels(self) -> Self {
         let sends_tunnels_whole = self.device.cuts_tunnels();
@@ -120,7 +121,7 @@ impl TunSink {
     /// Writes a packet from `begin` on, and returns the number of its bytes written.
     fn write(&mut self, packet: &mut Packet, begin: u16) -> Result<u64, Failed> {
         let mut header = self.header_of(packet).ok_or(Failed::Uncut)?;
-        // A tunnel has no such offset on a TUN, which takes none.
+        // `begin` is not 0 on a TUN only, which takes no tunnels whole.
         header.plain.hdr_len = header.plain.hdr_len.saturating_sub(begin);
         header.plain.csum_start = header.plain.csum_start.saturating_sub(begin);
         let header = header.to_bytes();
@@ -145,8 +146,8 @@ impl TunSink {
         Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
-    /// Header by which the kernel cuts a packet. `None` if it cannot, and the packet must be cut
-    /// here.
+    /// Header by which the kernel segments a packet. `None` if the kernel cannot, so the packet must
+    /// be segmented here.
     fn header_of(&self, packet: &mut Packet) -> Option<VirtioNetHdrTunnel> {
         let header = if packet.is_merged_tunnel() {
             if self.sends_tunnels_whole { describe_tunnel(packet) } else { None }?

@@ -16,7 +16,7 @@ use crate::parse::checksum::Sum;
 ///
 /// # Errors
 /// Returns the packet, to be dropped with a reason, if the pool has no frame for a segment, or if
-/// the headers of a copied tunnel were edited so that they tell of no tunnel; `out` is unchanged
+/// the headers of a copied tunnel were edited so that it is no longer recognized. `out` is unchanged
 /// then.
 pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(), Packet> {
     let Shape::Gso(size) = packet.shape() else {
@@ -24,7 +24,7 @@ pub fn cut(packet: Packet, pool: &mut Pool, out: &mut Vec<Packet>) -> Result<(),
         return Ok(());
     };
     let plan = ResegmentPlan::of(&packet, size);
-    if !plan.is_whole() {
+    if !plan.has_headers() {
         // No headers can be made for the segments.
         return Err(packet);
     }

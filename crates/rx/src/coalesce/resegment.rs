@@ -83,9 +83,9 @@ impl ResegmentPlan {
         }
     }
 
-    /// True if the headers of segments can be made: not if those of a copied tunnel were edited so that
-    /// they tell of none.
-    pub(super) fn is_whole(&self) -> bool {
+    /// True if headers can be made for the segments. False for a copied tunnel whose headers were
+    /// edited so that it is no longer recognized.
+    pub(super) fn has_headers(&self) -> bool {
         self.tunnel.is_some() || self.headers.transport != Transport::Tunnel
     }
 

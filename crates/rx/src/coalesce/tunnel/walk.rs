@@ -65,7 +65,7 @@ struct Walk<'a> {
     layers: Layers,
     /// True inside a tunnel other than PPPoE (the kernel's `encap_mark`).
     is_inside: bool,
-    /// End of all headers, if it is known: the UDP header that ends there is no tunnel's.
+    /// End of all headers, if known. A UDP header that ends there is the innermost one.
     headers_end: Option<usize>,
 }
 
@@ -88,9 +88,9 @@ pub(super) fn walk(
     Ok((!walk.layers.is_empty()).then_some((walk.layers, inner)))
 }
 
-/// The same of a merged packet, whose layers are those of `second`: the headers of its second
-/// segment, `second_len` bytes on the wire. Where `bytes` tell of another tunnel by now, or of none,
-/// this is not heeded.
+/// Outer layers and inner headers of a merged packet. The layers are those of `second`, the headers
+/// of its second segment, which was `second_len` bytes long on the wire. The outer headers in `bytes`
+/// may have been edited, and do not select the layers.
 pub(super) fn walk_merged(
     (bytes, wire_len): (&[u8], u32),
     outer: &Headers,
