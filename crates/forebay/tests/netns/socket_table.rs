@@ -5,13 +5,12 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::process::Command;
 
 use forebay_rx::CpuId;
 use forebay_rx::hash::FlowHash;
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::table::{Binding, Bindings, FoundSocket, LookupKey, Reuse};
-use forebay_testkit::namespaces::{enter_new, ip, missing, trial};
+use forebay_testkit::namespaces::{await_local_route, enter_new, ip, missing, trial};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use rustix::io::Errno;
@@ -67,19 +66,7 @@ fn set_up() {
         ip(&format!("-6 address add {address} dev lo nodad"));
     }
     ip("route add 224.0.0.0/4 dev lo");
-    await_local_routes(&["fd00::1", "fd00::2", "fd00::9"]);
-}
-
-/// Waits until the addresses have local routes. A work queue of the kernel adds them
-/// (`addrconf_dad_work`), and before that the kernel drops what is sent to such an address.
-fn await_local_routes(addresses: &[&str]) {
-    let is_local = |address: &str| {
-        let route = Command::new("ip").args(["-6", "route", "get", address]).output().unwrap();
-        route.stdout.starts_with(b"local ")
-    };
-    while !addresses.iter().all(|address| is_local(address)) {
-        std::thread::yield_now();
-    }
+    ["fd00::1", "fd00::2", "fd00::9"].iter().for_each(await_local_route);
 }
 
 /// Plan of a socket: bound, and perhaps connected.

@@ -5,6 +5,7 @@ use std::thread::{self, JoinHandle};
 
 use forebay::net::{Net, NetConfig, NetEngine, Stack};
 use forebay::{Config, Control, Device, DeviceConfig, Outcome, Stopper, Via};
+use forebay_testkit::namespaces::await_local_route;
 use forebay_testkit::namespaces::cable::{Cable, Namespace};
 use tokio::runtime::{Builder, Runtime};
 
@@ -30,6 +31,7 @@ impl Hosts {
             host.command(&format!("sysctl -qw net.ipv6.conf.{name}.disable_ipv6=0"));
             host.command(&format!("ip addr add 10.9.0.{own}/24 dev {name}"));
             host.command(&format!("ip addr add fd09::{own}/64 dev {name} nodad"));
+            host.run(|| await_local_route(format!("fd09::{own}")));
             let mac = format!("lladdr 02:00:00:00:00:0{other} dev {name} nud permanent");
             host.command(&format!("ip neigh replace 10.9.0.{other} {mac}"));
             host.command(&format!("ip neigh replace fd09::{other} {mac}"));

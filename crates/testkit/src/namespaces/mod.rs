@@ -3,6 +3,7 @@
 pub mod cable; // namespaces with a veth between two
 pub mod named; // named ones, to run programs in
 
+use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::process::Command;
 use std::thread;
@@ -67,4 +68,18 @@ pub fn tried(line: &str) -> Result<(), String> {
 /// Runs `ip` as [`command`].
 pub fn ip(arguments: &str) {
     command(&format!("ip {arguments}"));
+}
+
+/// Waits until an IPv6 address of this host has its local route. A work queue of the kernel adds the
+/// route (`addrconf_dad_work`), even for an address with `nodad`; until then, packets to the address
+/// are dropped.
+pub fn await_local_route(address: impl Display) {
+    let is_local = || {
+        let arguments = format!("-6 route get {address}");
+        let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+        output.stdout.starts_with(b"local ")
+    };
+    while !is_local() {
+        thread::yield_now();
+    }
 }

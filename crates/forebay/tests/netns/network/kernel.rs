@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use forebay_buf::Pool;
 use forebay_device::tun::{TunDevice, TunKind, TunSink};
 use forebay_rx::sink::Sink;
-use forebay_testkit::namespaces::{command, ip};
+use forebay_testkit::namespaces::{await_local_route, command, ip};
 
 use crate::network::frames::{MAC, OWN_V4, OWN_V6, PORTS};
 use crate::network::local_addresses;
@@ -52,6 +52,7 @@ impl Kernel {
             ip(&format!("addr add {address}/{bits} dev {NAME} nodad"));
         }
         ip(&format!("link set {NAME} up"));
+        OWN_V6.iter().for_each(|(address, _)| await_local_route(address));
         let wildcards = ["0.0.0.0", "::"].map(|address| address.parse().unwrap());
         let sockets = wildcards.into_iter().flat_map(|address| {
             PORTS.map(|port| {

@@ -14,7 +14,7 @@ use forebay_stack::network::reassembly::{
     Fragments, FragmentsConfig, GivenUp, Reassembly, ReassemblyLimits,
 };
 use forebay_sys::random::Random;
-use forebay_testkit::namespaces::{command, ip};
+use forebay_testkit::namespaces::{await_local_route, command, ip};
 use rustix::fd::OwnedFd;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
 
@@ -214,6 +214,7 @@ impl Kernel {
         ip(&format!("addr add {OWN_V4}/24 dev {NAME}"));
         ip(&format!("addr add {OWN_V6}/64 dev {NAME} nodad"));
         ip(&format!("link set {NAME} up"));
+        await_local_route(OWN_V6);
         let protocol = NonZeroU32::new(PROTOCOL.into()).map(Protocol::from_raw);
         let sockets = [AddressFamily::INET, AddressFamily::INET6].map(|family| {
             socket_with(family, SocketType::RAW, SocketFlags::NONBLOCK, protocol).unwrap()

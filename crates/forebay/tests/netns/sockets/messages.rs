@@ -9,6 +9,7 @@ use forebay::net::message::{DeviceIndex, Received, Transmit};
 use forebay::net::{Net, NetConfig, NetEngine, UdpSocket};
 use forebay_device::{Device, DeviceConfig, Via};
 use forebay_engine::Config;
+use forebay_testkit::namespaces::await_local_route;
 use forebay_testkit::namespaces::cable::{Cable, Namespace};
 use nix::cmsg_space;
 use nix::libc::{in_pktinfo, in6_pktinfo};
@@ -53,6 +54,9 @@ impl TwoCables {
                 host.command(&format!("ip addr add 10.{number}.0.{}/24 dev {name}", last + 10));
                 host.command(&format!("ip addr add fd0{number}::{last}/64 dev {name} nodad"));
                 host.command(&format!("ip addr add fd0{number}::1{last}/64 dev {name} nodad"));
+                for address in [format!("fd0{number}::{last}"), format!("fd0{number}::1{last}")] {
+                    host.run(|| await_local_route(address));
+                }
             }
         }
         for (host, ends, other) in

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay::net::{Addresses, Net, NetConfig, NetEngine, Stack};
 use forebay_device::{Device, DeviceConfig, Via};
 use forebay_engine::{Config, CpuThread, Outcome, Stopper};
-use forebay_testkit::namespaces::ip;
+use forebay_testkit::namespaces::{await_local_route, ip};
 
 pub(crate) const OURS: &str = "10.9.0.2";
 pub(crate) const OURS_V6: &str = "fd09::2";
@@ -33,6 +33,7 @@ pub(crate) fn over_strange_tap(engine: &Config, config: &NetConfig) -> (Net, Net
     ip("addr add 10.9.0.1/24 dev skt");
     ip("addr add fd09::1/64 dev skt nodad");
     ip("link set skt up");
+    await_local_route("fd09::1");
     let own = [OURS, OURS_V6].map(|address| {
         let bits = if address == OURS { 24 } else { 64 };
         Addresses::parse_prefix(&format!("{address}/{bits}")).unwrap()
