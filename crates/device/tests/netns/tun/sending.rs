@@ -178,6 +178,21 @@ fn elsewhere<T: Send + 'static>(make: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+/// Sends 8 MB to a listener of another namespace, and checks that they arrive as sent.
+fn stream_to(listener: &TcpListener) {
+    let sent: Vec<u8> = (0..400).flat_map(|number| payload(number, 20_011)).collect();
+    let received = thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut received = Vec::new();
+            listener.accept().unwrap().0.read_to_end(&mut received).unwrap();
+            received
+        });
+        TcpStream::connect(listener.local_addr().unwrap()).unwrap().write_all(&sent).unwrap();
+        reader.join().unwrap()
+    });
+    assert!(received == sent, "{} bytes of {}", received.len(), sent.len());
+}
+
 /// Opens the device of one of two stations, 1 or 2.
 fn lladdr(name: &str, kind: TunKind, number: u8) -> TunDevice {
     let device = TunDevice::open(name, kind, 1).unwrap();
@@ -228,17 +243,7 @@ fn tcp() {
             (far, back, listener, (ask, told))
         });
         let pump = Pump::start(&near, &far, pass);
-        let sent: Vec<u8> = (0..400).flat_map(|number| payload(number, 20_011)).collect();
-        let received = thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                let mut received = Vec::new();
-                listener.accept().unwrap().0.read_to_end(&mut received).unwrap();
-                received
-            });
-            TcpStream::connect("10.9.0.2:2000").unwrap().write_all(&sent).unwrap();
-            reader.join().unwrap()
-        });
-        assert!(received == sent, "{} bytes of {}", received.len(), sent.len());
+        stream_to(&listener);
         let counters = pump.end();
         back.end();
         drop(in_errors.0);
@@ -348,17 +353,7 @@ fn vxlan() {
             (far, back, listener, told)
         });
         let pump = Pump::start_to(&near, far.sink().with_whole_tunnels(), pass);
-        let sent: Vec<u8> = (0..400).flat_map(|number| payload(number, 20_011)).collect();
-        let received = thread::scope(|scope| {
-            let reader = scope.spawn(|| {
-                let mut received = Vec::new();
-                listener.accept().unwrap().0.read_to_end(&mut received).unwrap();
-                received
-            });
-            TcpStream::connect("10.1.0.2:2000").unwrap().write_all(&sent).unwrap();
-            reader.join().unwrap()
-        });
-        assert!(received == sent, "{} bytes of {}", received.len(), sent.len());
+        stream_to(&listener);
         let counters = pump.end();
         back.end();
         drop(ask);

@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket as KernelSocket};
 
-use forebay::net::UdpSocket;
+use forebay::net::{Net, UdpSocket};
 use forebay_device::Via;
 use rustix::io::Errno;
 use rustix::net::sockopt::{set_ip_multicast_ttl, set_ipv6_multicast_hops};
@@ -155,93 +155,103 @@ fn options() {
     running.end();
 }
 
-/// With the loop on, a program of the kernel's on this host hears it, and so does the far end.
+/// Members of `GROUP` of the kernel's on both hosts, and a socket that sends to it by `twa`.
+struct Members {
+    hosts: TwoCables,
+    net: Net,
+    running: Running,
+    near: KernelSocket,
+    far: KernelSocket,
+    socket: UdpSocket,
+}
+
+impl Members {
+    fn new() -> Self {
+        let hosts = TwoCables::new();
+        let (net, engine) = hosts.over(Via::AfXdp);
+        let running = hosts.near.run(|| Running::begin(engine));
+        let [near, far] = [(&hosts.near, 1), (&hosts.far, 2)].map(|(host, last)| {
+            let socket = host.run(|| KernelSocket::bind((GROUP, PORT + 1)).unwrap());
+            host.run(|| socket.join_multicast_v4(&GROUP, &[10, 0, 0, last].into()).unwrap());
+            socket.set_read_timeout(Some(TIMEOUT)).unwrap();
+            socket
+        });
+        let socket = hosts.near.run(|| net.bind(("0.0.0.0", PORT)).unwrap());
+        socket.set_multicast_device(net.device_named("twa"));
+        Self { hosts, net, running, near, far, socket }
+    }
+
+    fn send(&self, payload: &[u8]) -> std::io::Result<usize> {
+        self.hosts.near.run(|| self.socket.send_to(payload, (GROUP, PORT + 1)))
+    }
+
+    fn end(self) {
+        drop(self.socket);
+        self.running.end();
+    }
+}
+
+/// With the loop on, the kernel's member on this host receives the datagram, and so does the one at
+/// the far end.
 fn looped() {
-    let hosts = TwoCables::new();
-    let (net, engine) = hosts.over(Via::AfXdp);
-    let running = hosts.near.run(|| Running::begin(engine));
-    let [near, far] = members(&hosts);
-    let socket = hosts.near.run(|| net.bind(("0.0.0.0", PORT)).unwrap());
-    socket.set_multicast_device(net.device_named("twa"));
-    socket.send_to(b"out", (GROUP, PORT + 1)).unwrap();
-    socket.set_multicast_loop(true);
-    hosts.near.run(|| socket.send_to(b"both", (GROUP, PORT + 1)).unwrap());
+    let members = Members::new();
+    assert_eq!(members.send(b"out").unwrap(), 3);
+    members.socket.set_multicast_loop(true);
+    assert_eq!(members.send(b"both").unwrap(), 4);
     let mut buffer = [0; 10];
     let from = SocketAddr::from(([10, 0, 0, 1], PORT));
-    assert_eq!(near.recv_from(&mut buffer).unwrap(), (4, from), "not what was not looped");
-    // The kernel's way out and ours are not one.
-    let mut heard = [far.recv_from(&mut buffer).unwrap(), far.recv_from(&mut buffer).unwrap()];
-    heard.sort_unstable();
-    assert_eq!(heard, [(3, from), (4, from)]);
-    drop(socket);
-    running.end();
+    let received = members.near.recv_from(&mut buffer).unwrap();
+    assert_eq!(received, (4, from), "without the loop, nothing arrives here");
+    // Looped datagrams leave through the kernel, and may overtake the others.
+    let mut received = [(); 2].map(|()| members.far.recv_from(&mut buffer).unwrap());
+    received.sort_unstable();
+    assert_eq!(received, [(3, from), (4, from)]);
+    members.end();
 }
 
-/// Members of `GROUP` of the kernel's, one on this host and one at the far end.
-fn members(hosts: &TwoCables) -> [KernelSocket; 2] {
-    [(&hosts.near, [10, 0, 0, 1]), (&hosts.far, [10, 0, 0, 2])].map(|(host, own)| {
-        let socket = host.run(|| KernelSocket::bind((GROUP, PORT + 1)).unwrap());
-        host.run(|| socket.join_multicast_v4(&GROUP, &own.into()).unwrap());
-        socket.set_read_timeout(Some(TIMEOUT)).unwrap();
-        socket
-    })
-}
-
-/// A TTL of 0 is refused where the kernel refuses it; datagrams to groups do not leave the host with it.
+/// A TTL of 0 is refused where the kernel refuses it. With it, datagrams to groups stay on the host.
 fn ttl_zero() {
-    let hosts = TwoCables::new();
-    let (net, engine) = hosts.over(Via::AfXdp);
-    let running = hosts.near.run(|| Running::begin(engine));
+    let members = Members::new();
+    let Members { hosts, net, socket, near, far, .. } = &members;
     for any in ["0.0.0.0", "::"] {
-        let ours = hosts.near.run(|| net.socket().v6_only(true).bind((any, PORT)).unwrap());
+        let ours = hosts.near.run(|| net.socket().v6_only(true).bind((any, PORT + 3)).unwrap());
         let kernels = hosts.near.run(|| KernelSocket::bind((any, PORT + 2)).unwrap());
-        let set = match any {
+        let expected = match any {
             "::" => rustix::net::sockopt::set_ipv6_unicast_hops(&kernels, Some(0)),
             _ => rustix::net::sockopt::set_ip_ttl(&kernels, 0),
         };
-        let said = ours.set_ttl(0).map_err(|error| Errno::from_io_error(&error).unwrap());
-        assert_eq!(said, set, "{any}");
+        let found = ours.set_ttl(0).map_err(|error| Errno::from_io_error(&error).unwrap());
+        assert_eq!(found, expected, "{any}");
         kernels.set_multicast_ttl_v4(0).unwrap();
         ours.set_multicast_ttl(0).unwrap();
     }
-    let [near, far] = members(&hosts);
-    let socket = hosts.near.run(|| net.bind(("0.0.0.0", PORT)).unwrap());
-    socket.set_multicast_device(net.device_named("twa"));
-    let send = |payload: &[u8]| hosts.near.run(|| socket.send_to(payload, (GROUP, PORT + 1)));
     socket.set_multicast_ttl(0).unwrap();
-    assert_eq!(send(b"nowhere").unwrap(), 7);
+    assert_eq!(members.send(b"nowhere").unwrap(), 7);
     socket.set_multicast_loop(true);
-    assert_eq!(send(b"here").unwrap(), 4);
+    assert_eq!(members.send(b"here").unwrap(), 4);
     socket.set_multicast_ttl(1).unwrap();
-    assert_eq!(send(b"everywhere").unwrap(), 10);
-    let heard = |socket: &KernelSocket| socket.recv(&mut [0; 20]).unwrap();
-    assert_eq!((heard(&near), heard(&near), heard(&far)), (4, 10, 10));
-    drop(socket);
-    running.end();
+    assert_eq!(members.send(b"everywhere").unwrap(), 10);
+    let received = |socket: &KernelSocket| socket.recv(&mut [0; 20]).unwrap();
+    assert_eq!((received(near), received(near), received(far)), (4, 10, 10));
+    members.end();
 }
 
 /// With the loop on, datagrams above the MTU are refused, unless they may leave in fragments.
 fn looped_above_mtu() {
-    let hosts = TwoCables::new();
-    let (net, engine) = hosts.over(Via::AfXdp);
-    let running = hosts.near.run(|| Running::begin(engine));
-    let [near, far] = members(&hosts);
-    let socket = hosts.near.run(|| net.bind(("0.0.0.0", PORT)).unwrap());
-    socket.set_multicast_device(net.device_named("twa"));
-    socket.set_multicast_loop(true);
-    let send = |len| hosts.near.run(|| socket.send_to(&vec![7; len], (GROUP, PORT + 1)));
+    let members = Members::new();
+    members.socket.set_multicast_loop(true);
+    let send = |len| members.send(&vec![7; len]);
     let errno = send(1473).map_err(|error| Errno::from_io_error(&error));
     assert_eq!(errno, Err(Some(Errno::MSGSIZE)));
     assert_eq!(send(1472).unwrap(), 1472);
-    socket.set_fragment(true);
+    members.socket.set_fragment(true);
     assert_eq!(send(1473).unwrap(), 1473);
-    for member in [&near, &far] {
+    for member in [&members.near, &members.far] {
         for len in [1472, 1473] {
             assert_eq!(member.recv(&mut [0; 2000]).unwrap(), len);
         }
     }
-    drop(socket);
-    running.end();
+    members.end();
 }
 
 fn refused() {
