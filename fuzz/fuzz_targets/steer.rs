@@ -20,7 +20,7 @@ use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::intake::IntakeConfig;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Checksum, Headers, Link, Verify};
-use forebay_rx::steer::{MoveAfter, SockFlowTable, SpreadPolicy, SteerConfig, Tick};
+use forebay_rx::steer::{CpuLoad, MoveAfter, SockFlowTable, SpreadPolicy, SteerConfig};
 use forebay_rx::{CpuId, Delivery, DropReason, Handler, Intake, Packet, RxQueue};
 use libfuzzer_sys::fuzz_target;
 
@@ -124,7 +124,9 @@ struct Rig {
     cpus: Vec<Cpu>,
     application: Application,
     burst: Burst,
-    tick: Tick,
+    now_ns: u64,
+    /// Busy time of the polling CPU.
+    busy_ns: u64,
     sock_flows: Arc<SockFlowTable>,
     /// Number of changes of the device's hash key.
     keys: u32,
@@ -175,7 +177,8 @@ impl Rig {
             intake,
             application: Application { last: [None; 256], handled: 0, positions: [start; CPUS] },
             burst: Burst::default(),
-            tick: Tick::default(),
+            now_ns: 0,
+            busy_ns: 0,
             sock_flows: Arc::new(SockFlowTable::new(0, CPUS)),
             keys: 0,
             shown: 0,
@@ -195,8 +198,8 @@ impl Rig {
         match step {
             Step::Receive { count, flow, flows, wait_us, busy } => {
                 let wait_ns = u64::from(wait_us) * 1000;
-                self.tick.now_ns += wait_ns;
-                self.tick.busy_ns += if busy { wait_ns } else { 0 };
+                self.now_ns += wait_ns;
+                self.busy_ns += if busy { wait_ns } else { 0 };
                 for packet in 0..count % BURST_MAX {
                     self.receive(flow.wrapping_add(packet % (flows % 16 + 1)));
                 }
@@ -292,7 +295,12 @@ impl Rig {
         let segments = |packet: &Packet| u64::from(packet.segment_count());
         let show = |packets: &[Packet]| self.shown += packets.iter().map(segments).sum::<u64>();
         let pool = &mut self.cpus[POLLING].pool;
-        let woken = self.intake.turn_with_tap(self.tick, &mut self.burst, pool, show);
+        if self.intake.is_load_due(self.now_ns) {
+            let mut loads = [CpuLoad::default(); CPUS];
+            loads[POLLING].busy_ns = self.busy_ns;
+            self.intake.follow_load(self.now_ns, &loads);
+        }
+        let woken = self.intake.turn_with_tap(self.now_ns, &mut self.burst, pool, show);
         let mut woken: Vec<_> = woken.collect();
         let wake_ups = woken.len();
         woken.sort_unstable();

@@ -1,5 +1,6 @@
 //! `forebay sim`: scenarios on virtual CPUs, under our rules and the kernel's.
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use crate::failure::Failure;
 use crate::output;
 
 /// Upper bound on the CPUs of a run: the simulator keeps them in sets of 64 bits.
-const CPUS_MAX: i64 = 64;
+const CPUS_MAX: i64 = 128;
 
 /// Upper bound on the packets of a run, as each is kept until the end.
 const PACKETS_MAX: u64 = 10_000_000;
@@ -58,30 +59,51 @@ pub(crate) struct SimArgs {
 enum RulesArg {
     /// The path itself
     Forebay,
+    /// The path itself, with the load left where the map has it
+    Ranges,
     /// Those of Linux 6.18, in a model
     Kernel,
-    /// One after the other, side by side
+    /// The same with the rule of RSS++, which balances by load and keeps no order
+    #[value(name = "rss++")]
+    RssPlusPlus,
+    /// The path's and the kernel's, side by side
     #[default]
     Both,
+    /// All of them, side by side
+    All,
+}
+
+impl RulesArg {
+    /// True if ours are among them, and the others.
+    fn split(self) -> (bool, &'static [Rules]) {
+        match self {
+            Self::Forebay => (true, &[]),
+            Self::Ranges => (false, &[Rules::Ranges]),
+            Self::Kernel => (false, &[Rules::Kernel]),
+            Self::RssPlusPlus => (false, &[Rules::RssPlusPlus]),
+            Self::Both => (true, &[Rules::Kernel]),
+            Self::All => (true, &[Rules::Ranges, Rules::Kernel, Rules::RssPlusPlus]),
+        }
+    }
 }
 
 /// Runs a scenario and prints its result.
 pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     let Some(situation) = args.scenario else { return output::print(&listed(args.json)) };
-    let (has_ours, has_kernel) = (args.rules != RulesArg::Kernel, args.rules != RulesArg::Forebay);
+    let (has_ours, peers) = args.rules.split();
     if args.trace.is_some() && !has_ours {
         let problem = "--trace: a trace is of a run under our rules";
-        return Err(Failure::usage(problem, "leave out --rules kernel"));
+        return Err(Failure::usage(problem, "leave out --rules"));
     }
-    let bar = progress(args, u64::from(has_ours) + u64::from(has_kernel));
+    let bar = progress(args, u64::from(has_ours) + peers.len() as u64);
     let ours = if has_ours { Some(run_ours(args, situation, &bar)?) } else { None };
-    let kernel = has_kernel.then(|| run_seeds(Rules::Kernel, args, situation, &bar));
+    let peers = peers.iter().map(|&rules| run_seeds(rules, args, situation, &bar));
+    let peers: Vec<_> = peers.collect();
     bar.finish_and_clear();
     let printed = output::print(&if args.json {
-        let both = Both { ours: ours.as_ref(), kernel: kernel.as_ref() };
-        both.to_json() + "\n"
+        to_json(ours.as_ref(), &peers) + "\n"
     } else {
-        report::render(&ours.iter().chain(&kernel).collect::<Vec<_>>())
+        report::render(&ours.iter().chain(&peers).collect::<Vec<_>>())
     });
     match ours.and_then(|ours| ours.first_violation) {
         Some(violation) => Err(broken_law(args, situation, &violation)),
@@ -130,28 +152,21 @@ struct ListedScenario {
     about: &'static str,
 }
 
-/// Document that `--json` prints: the requested result; if both are requested, ours with the
-/// kernel's inside.
-struct Both<'a> {
-    ours: Option<&'a Summary>,
-    kernel: Option<&'a Summary>,
+/// Document that `--json` prints: what was asked for; the others' beside ours, by their names.
+fn to_json(ours: Option<&Summary>, peers: &[Summary]) -> String {
+    let Some(ours) = ours else {
+        return serde_json::to_string(&peers.first()).unwrap_or_default();
+    };
+    let peers = peers.iter().map(|peer| (peer.rules.to_string(), peer)).collect();
+    serde_json::to_string(&SideBySide { ours, peers }).unwrap_or_default()
 }
 
 #[derive(Serialize)]
 struct SideBySide<'a> {
     #[serde(flatten)]
     ours: &'a Summary,
-    kernel: &'a Summary,
-}
-
-impl Both<'_> {
-    fn to_json(&self) -> String {
-        match (self.ours, self.kernel) {
-            (Some(ours), Some(kernel)) => serde_json::to_string(&SideBySide { ours, kernel }),
-            (one, other) => serde_json::to_string(&one.or(other)),
-        }
-        .unwrap_or_default()
-    }
+    #[serde(flatten)]
+    peers: BTreeMap<String, &'a Summary>,
 }
 
 /// Progress bar of completed runs; hidden if standard error is no terminal.

@@ -199,6 +199,9 @@ fn reason(steer_reason: SteerReason) -> &'static str {
         SteerReason::Balance => {
             "its range of hash values was assigned to that CPU by load (balance)"
         }
+        SteerReason::Spread => {
+            "the load needs fewer CPUs than the RPS map has, and that is one of them (spread)"
+        }
         SteerReason::Inline => "that CPU polls the queue, and nothing sends it elsewhere (inline)",
         SteerReason::Stay => "its predecessors are there (stay)",
         SteerReason::Drained => "the old CPU has processed all before it (drained)",

@@ -2,10 +2,10 @@
 
 use forebay_device::RxBuffers;
 use forebay_engine::Settings;
-use forebay_engine::knobs::BalanceChange;
 use forebay_engine::knobs::change::{Change, Queues};
 use forebay_engine::knobs::coalesce::CoalesceChange;
 use forebay_engine::knobs::knob::{Knob, Value};
+use forebay_engine::knobs::{BalanceChange, SpreadChange};
 use forebay_rx::RxQueue;
 use forebay_rx::steer::RPS_FLOW_CNT_MAX;
 use forebay_sys::cpu_list::CpuList;
@@ -56,6 +56,10 @@ impl Control {
                 let current = BalanceChange::current(knob, settings.balance);
                 format!("{}\n", current.map(BalanceChange::value).unwrap_or_default())
             }
+            File::Spread(knob) => {
+                let current = SpreadChange::current(knob, settings.spread);
+                format!("{}\n", current.map(SpreadChange::value).unwrap_or_default())
+            }
             File::RxBufferSize(queue) => {
                 let buffers = self.state().devices().rx_buffers(queue);
                 format!("{}\n", buffers.map_or(0, RxBuffers::size_bytes))
@@ -84,7 +88,9 @@ impl Control {
         match file {
             File::Knob(knob, queue) => return self.write_knob(knob, queue, text),
             File::CpuOnline(cpu) => self.change(Change::Online(cpu, truth(line)?)),
-            File::Coalesce(knob) | File::Balance(knob) => set(format!("{knob}={line}").parse()),
+            File::Coalesce(knob) | File::Balance(knob) | File::Spread(knob) => {
+                set(format!("{knob}={line}").parse())
+            }
             File::HashKey => set(format!("hash_key={line}").parse()),
             File::FlowKey => set(format!("flow_key={line}").parse()),
             File::Cpus => set(format!("cpus={line}").parse()),

@@ -4,9 +4,9 @@ use std::fmt;
 use std::path::Path;
 
 use forebay_engine::knobs::knob::Knob;
-use forebay_engine::knobs::{BalanceChange, CoalesceChange};
+use forebay_engine::knobs::{BalanceChange, CoalesceChange, SpreadChange};
 use forebay_rx::coalesce::LRO_DESCRIPTORS;
-use forebay_rx::steer::BalanceConfig;
+use forebay_rx::steer::{BalanceConfig, SpreadConfig};
 use forebay_sys::topology::{SYSFS, Topology};
 
 use super::handle::Control;
@@ -77,6 +77,9 @@ fn default(control: &Control, name: &str) -> Option<String> {
         _ if let Some(current) = BalanceChange::current(name, BalanceConfig::default()) => {
             current.value()
         }
+        _ if let Some(current) = SpreadChange::current(name, SpreadConfig::default()) => {
+            current.value()
+        }
         _ => {
             let machine = control.machine();
             Knob::named(name)?.default(machine).print(machine).trim_end().to_owned()
@@ -89,6 +92,7 @@ fn meaning(file: File) -> &'static str {
         File::Knob(knob, _) => of_kernel(knob),
         File::Coalesce(name) => named(&CoalesceChange::KNOBS, &COALESCE_MEANINGS, name),
         File::Balance(name) => named(&BalanceChange::KNOBS, &BALANCE_MEANINGS, name),
+        File::Spread(name) => named(&SpreadChange::KNOBS, &SPREAD_MEANINGS, name),
         File::RxBufferSize(_) => {
             "bytes of the receive buffers that are posted now; the driver sets it"
         }
@@ -117,6 +121,14 @@ const BALANCE_MEANINGS: [&str; BalanceChange::KNOBS.len()] = [
     "whether hash ranges go to CPUs by load: load or off",
     "percent of the mean load that the busiest CPU may have",
     "hash ranges that may be assigned anew in a second",
+    "microseconds between two measurements of the load",
+];
+
+/// Meanings of [`SpreadChange::KNOBS`].
+const SPREAD_MEANINGS: [&str; SpreadChange::KNOBS.len()] = [
+    "whether a queue gets as many CPUs as its load needs (auto), or all (always)",
+    "percent of a CPU's time from which more CPUs are needed",
+    "microseconds of a packet's wait from which more CPUs are needed",
     "microseconds between two measurements of the load",
 ];
 

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use forebay_engine::Devices;
-use forebay_engine::knobs::BalanceChange;
 use forebay_engine::knobs::coalesce::CoalesceChange;
 use forebay_engine::knobs::knob::{Knob, KnobPlace};
+use forebay_engine::knobs::{BalanceChange, SpreadChange};
 use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::errno::Errno;
@@ -57,6 +57,8 @@ pub(super) enum File {
     Coalesce(&'static str),
     /// Knob of RPS load balancing.
     Balance(&'static str),
+    /// A knob of the spread.
+    Spread(&'static str),
     /// Key of the flow hash. Write-only, since readers of the key could aim flows at one CPU.
     HashKey,
     /// Rules for flow keys.
@@ -80,6 +82,7 @@ impl File {
             | Self::CpuOnline(_)
             | Self::Coalesce(_)
             | Self::Balance(_)
+            | Self::Spread(_)
             | Self::FlowKey
             | Self::Cpus => 0o644,
         }
@@ -152,6 +155,9 @@ impl Tree {
         let of_balance = BalanceChange::KNOBS
             .into_iter()
             .map(|name| (format!("forebay/{name}"), File::Balance(name)));
+        let of_spread = SpreadChange::KNOBS
+            .into_iter()
+            .map(|name| (format!("forebay/{name}"), File::Spread(name)));
         let others = [
             ("sys/devices/system/cpu/online", File::Online),
             ("sys/devices/system/cpu/possible", File::Possible),
@@ -167,6 +173,7 @@ impl Tree {
             .chain(of_cpus)
             .chain(of_coalescing)
             .chain(of_balance)
+            .chain(of_spread)
             .chain(others)
     }
 

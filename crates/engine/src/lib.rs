@@ -272,6 +272,7 @@ fn open_queue(
     let lanes = cpus.iter().map(|&cpu| intake.connect(cpu, capacity, start, noted)).collect();
     intake.set_rps_cpus(config.rps_map().cpus().iter().copied(), 0);
     intake.set_sock_flows(shared.flows().table(), 0);
+    intake.set_board(Arc::clone(shared.balance_board()));
     intake.set_balance(config.balance, 0);
     if !has_rfs {
         intake.set_rps_flow_cnt(0, 0);

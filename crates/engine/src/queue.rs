@@ -9,7 +9,7 @@ use forebay_buf::Pool;
 use forebay_rx::arrive::{Burst, PollRequest, PollStatus, Polled, SourceError};
 use forebay_rx::counters::IntakeCounters;
 use forebay_rx::hash::FlowHash;
-use forebay_rx::steer::{BalanceConfig, CpuLoad, Tick};
+use forebay_rx::steer::{BalanceConfig, CpuLoad, SpreadConfig};
 use forebay_rx::{CpuId, DropReason, Intake, Packet, RxQueue, Source};
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::error::Error;
@@ -28,9 +28,6 @@ const LAST_FRAMES_NS: u64 = 2_000_000_000;
 
 /// Longest time for a source to transmit its last packets after the run.
 const LINGER_NS: u64 = 100_000_000;
-
-/// Maximum age of the load figure that the path uses.
-const LOAD_AGE_NS: u64 = 1_000_000;
 
 /// An rx queue with its source and intake.
 pub(super) struct Queue {
@@ -52,7 +49,8 @@ pub(super) struct Queue {
     epoch: u32,
     coalesce: Coalesce,
     balance: BalanceConfig,
-    /// Loads of all CPUs, for the balance.
+    spread: SpreadConfig,
+    /// Loads of all CPUs.
     cpu_loads: Vec<CpuLoad>,
     flow_limit_cpus: CpuList,
     flow_limit_table_len: u32,
@@ -60,7 +58,6 @@ pub(super) struct Queue {
     trace: Option<IntakeTrace>,
     /// Time of the last turn.
     now_ns: u64,
-    load: Tick,
     /// True if the last poll found frames.
     was_busy: bool,
     /// Time of the first poll that asked for the last frames (`is_last`).
@@ -117,12 +114,12 @@ impl Queue {
             flow_limit_cpus: CpuList::default(),
             coalesce: config.coalesce,
             balance: config.balance,
+            spread: SpreadConfig { policy: config.spread, ..SpreadConfig::default() },
             cpu_loads: Vec::new(),
             flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
             when_full: config.when_full,
             trace: config.intake_trace(),
             now_ns: 0,
-            load: Tick::default(),
             was_busy: false,
             last_since_ns: None,
             source_ended: false,
@@ -335,7 +332,7 @@ impl Queue {
 
     fn intake_turn(&mut self, shared: &EngineState) {
         self.intake.observe();
-        let tick = self.tick(shared);
+        let now_ns = self.follow_load(shared);
         let merges_later = self.coalesce.on_delivery().is_some();
         let trace = self.trace.as_mut().filter(|_| !merges_later);
         let show = |packets: &[Packet]| {
@@ -343,7 +340,7 @@ impl Queue {
                 packets.iter().for_each(|packet| trace.left(packet));
             }
         };
-        for cpu in self.intake.turn_with_tap(tick, &mut self.burst, &mut self.pool, show) {
+        for cpu in self.intake.turn_with_tap(now_ns, &mut self.burst, &mut self.pool, show) {
             if cpu != self.polling_cpu {
                 shared.wake(cpu);
             }
@@ -359,19 +356,16 @@ impl Queue {
         }
     }
 
-    /// Current time and total busy time. The latter may be [`LOAD_AGE_NS`] old: reading it touches
-    /// every CPU's cache line.
-    fn tick(&mut self, shared: &EngineState) -> Tick {
+    /// Has the path look at the loads of all CPUs, if it is time to: reading them touches every CPU's cache line.
+    /// Returns the current time.
+    fn follow_load(&mut self, shared: &EngineState) -> u64 {
         let now_ns = shared.clock.now_ns();
         self.now_ns = now_ns;
-        if now_ns.saturating_sub(self.load.now_ns) >= LOAD_AGE_NS {
-            self.load = Tick { now_ns, busy_ns: shared.total_busy_ns() };
-        }
-        if self.intake.is_balance_due(now_ns) {
+        if self.intake.is_load_due(now_ns) {
             shared.cpu_loads(&mut self.cpu_loads);
-            self.intake.balance(now_ns, &self.cpu_loads);
+            self.intake.follow_load(now_ns, &self.cpu_loads);
         }
-        Tick { now_ns, busy_ns: self.load.busy_ns }
+        now_ns
     }
 
     /// Number and counters of the queue.

@@ -2,7 +2,7 @@
 
 use forebay_rx::RxQueue;
 use forebay_rx::flow_key::FlowKeyRules;
-use forebay_rx::steer::BalanceConfig;
+use forebay_rx::steer::{BalanceConfig, SpreadConfig};
 use forebay_sys::cpu_list::CpuList;
 
 use super::config::Config;
@@ -38,6 +38,8 @@ pub struct Settings {
     pub coalesce: Coalesce,
     /// Balance of the load over CPUs.
     pub balance: BalanceConfig,
+    /// Number of CPUs that the load gets.
+    pub spread: SpreadConfig,
     /// Rules for flow keys.
     pub flow_key: FlowKeyRules,
 }
@@ -71,6 +73,7 @@ impl Settings {
             flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
             coalesce: config.coalesce,
             balance: config.balance,
+            spread: SpreadConfig { policy: config.spread, ..SpreadConfig::default() },
             flow_key: *config.hasher.rules(),
         }
     }
@@ -110,6 +113,7 @@ impl Settings {
             Change::FlowLimitTableLen(len) => self.flow_limit_table_len = *len,
             Change::Coalesce(change) => self.coalesce = self.coalesce.after(*change),
             Change::Balance(change) => self.balance = change.applied_to(self.balance),
+            Change::Spread(change) => self.spread = change.applied_to(self.spread),
             Change::FlowKey(rules) => self.flow_key = *rules,
             Change::NetdevBudget(_)
             | Change::NetdevBudgetUsecs(_)

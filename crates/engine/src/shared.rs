@@ -8,7 +8,7 @@ use forebay_buf::wake::Poller;
 use forebay_rx::arrive::Waker;
 use forebay_rx::counters::{DeliveryCounters, IntakeCounters};
 use forebay_rx::hash::{FlowHash, Hasher};
-use forebay_rx::steer::CpuLoad;
+use forebay_rx::steer::{BalanceBoard, CpuLoad};
 use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;
@@ -40,6 +40,8 @@ pub struct EngineState {
     /// Part of `busy_ns` spent in delivery, measured while the load is balanced; written by that
     /// CPU only.
     delivering_ns: Box<[AtomicU64]>,
+    /// Loads that the queues plan, where they are balanced.
+    balance_board: Arc<BalanceBoard>,
     /// Number of turns that ran out of budget (`time_squeeze`); written by that CPU only.
     squeezed: Box<[AtomicU64]>,
     /// CPU that polls each queue; written by that CPU.
@@ -96,6 +98,7 @@ impl EngineState {
             paused: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             delivering_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            balance_board: Arc::new(BalanceBoard::new(queues, config.cpu_count())),
             squeezed: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             polling: (0..queues).map(|queue| Poller::new(config.polls(queue).0)).collect(),
             counters: OnceLock::new(),
@@ -211,14 +214,14 @@ impl EngineState {
         }
     }
 
+    /// Board by which all queues balance as one.
+    pub(super) fn balance_board(&self) -> &Arc<BalanceBoard> {
+        &self.balance_board
+    }
+
     /// Busy time of a CPU, by its index, in nanoseconds.
     pub fn busy_ns(&self, index: usize) -> u64 {
         self.busy_ns[index].load(Ordering::Relaxed)
-    }
-
-    /// Busy time of all CPUs together, in nanoseconds.
-    pub(super) fn total_busy_ns(&self) -> u64 {
-        self.busy_ns.iter().map(|busy| busy.load(Ordering::Relaxed)).sum()
     }
 
     pub(super) fn source_ended(&self) {

@@ -21,7 +21,7 @@ use forebay_rx::hash::{Hasher, Keyed};
 use forebay_rx::intake::IntakeConfig;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify, parse};
-use forebay_rx::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, SpreadPolicy, SteerConfig, Tick};
+use forebay_rx::steer::{HOLD_MAX, MoveAfter, RPS_FLOW_CNT, SpreadPolicy, SteerConfig};
 use forebay_rx::{CpuId, Delivery, Handler, Intake, Packet, RxQueue};
 
 /// Number of packets in a burst.
@@ -131,11 +131,7 @@ fn steered_burst(rounds: u32) {
     let frames: Vec<_> = (0..BURST).map(|flow| udp4(18 + flow)).collect();
     for round in 0..rounds {
         receive(&mut pool, &frames, &mut burst.packets);
-        let _ = intake.turn(
-            Tick { now_ns: u64::from(round) * 1000, busy_ns: 0 },
-            &mut burst,
-            &mut pool,
-        );
+        let _ = intake.turn(u64::from(round) * 1000, &mut burst, &mut pool);
         assert_eq!(delivery.turn(BURST, &mut pool, &mut Nobody), BURST);
         pool.flush();
         pool.collect();

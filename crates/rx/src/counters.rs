@@ -73,6 +73,10 @@ pub struct IntakeCounters {
     pub unheld: Counter,
     /// Longest held move, in ns.
     pub held_max_ns: Counter,
+    /// CPUs that the load needs now.
+    pub active_cpus: Counter,
+    /// Changes of that number.
+    pub resized: Counter,
     /// Number of groups of hash values assigned to another CPU because of the load.
     pub balanced: Counter,
     /// Load of the busiest CPU in percent of the mean, as expected after the last balancing round.
@@ -115,6 +119,8 @@ impl IntakeCounters {
             holds: zero(),
             unheld: zero(),
             held_max_ns: zero(),
+            active_cpus: zero(),
+            resized: zero(),
             balanced: zero(),
             imbalance_percent: zero(),
             imbalance_max_percent: zero(),

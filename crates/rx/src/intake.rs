@@ -18,7 +18,7 @@ use crate::packet::{Arrival, Packet};
 use crate::parse::{self, Checksum, Verify};
 use crate::steer::{
     CpuLoad, Drops, FlowPlace, FlowState, FlowTables, HoldId, Release, RpsMap, SteerConfig,
-    Steering, Target, Tick, Verdict,
+    Steering, Target, Verdict,
 };
 
 /// Budget of a CPU per turn: frames from a queue, or packets from its backlogs (`dev_weight`).
@@ -153,29 +153,29 @@ impl Intake {
     /// the burst's frames.
     pub fn turn(
         &mut self,
-        tick: Tick,
+        now_ns: u64,
         burst: &mut Burst,
         pool: &mut Pool,
     ) -> impl Iterator<Item = CpuId> {
-        self.turn_with_tap(tick, burst, pool, |_| ())
+        self.turn_with_tap(now_ns, burst, pool, |_| ())
     }
 
     /// Runs a turn with a packet tap: `show` gets all packets after coalescing, before steering.
     pub fn turn_with_tap(
         &mut self,
-        tick: Tick,
+        now_ns: u64,
         burst: &mut Burst,
         pool: &mut Pool,
         show: impl FnOnce(&[Packet]),
     ) -> impl Iterator<Item = CpuId> {
-        self.now_ns = tick.now_ns;
+        self.now_ns = now_ns;
         self.refuse(burst);
         let full_burst = burst.packets.len() >= DEV_WEIGHT;
         self.parse(&mut burst.packets, pool);
         self.hash(&mut burst.packets);
-        self.coalesce(burst, tick.now_ns);
+        self.coalesce(burst, now_ns);
         show(&burst.packets);
-        if self.steering.update_spread(tick, full_burst) {
+        if self.steering.update_spread(now_ns, full_burst, &self.backlogs) {
             self.backlogs.watch();
         }
         self.rehash(&mut burst.packets);
@@ -186,22 +186,33 @@ impl Intake {
         self.backlogs.publish()
     }
 
-    /// True if a call of [`balance`](Self::balance) is due.
+    /// True if a call of [`follow_load`](Self::follow_load) is due.
     #[must_use]
-    pub fn is_balance_due(&self, now_ns: u64) -> bool {
-        self.steering.is_balance_due(now_ns)
+    pub fn is_load_due(&self, now_ns: u64) -> bool {
+        self.steering.is_load_due(now_ns)
     }
 
-    /// Reassigns hash ranges to CPUs, if the balance is on and the loads, by [`CpuId::index`],
-    /// require it.
-    pub fn balance(&mut self, now_ns: u64, loads: &[CpuLoad]) {
-        let Some(round) = self.steering.balance(now_ns, loads, &mut self.backlogs) else { return };
+    /// Decides by the loads of all CPUs, by [`CpuId::index`], how many of them get packets, and which hash ranges go to
+    /// which of them.
+    pub fn follow_load(&mut self, now_ns: u64, loads: &[CpuLoad]) {
+        if self.steering.resize(now_ns, loads, &mut self.backlogs) {
+            self.backlogs.watch();
+            self.counters.resized.add(1);
+        }
+        self.counters.active_cpus.set(self.steering.active_cpus() as u64);
+        let Some(round) = self.steering.balance(now_ns, loads) else { return };
         self.counters.imbalance_percent.set(round.after_percent.into());
         if round.moves > 0 {
             self.counters.balanced.add(round.moves.into());
             self.counters.imbalance_max_percent.raise_to(round.before_percent.into());
             self.backlogs.watch();
         }
+    }
+
+    /// Number of CPUs that packets go to now; the load needs no more.
+    #[must_use]
+    pub fn active_cpus(&self) -> usize {
+        self.steering.active_cpus()
     }
 
     /// Takes the frames dropped since the last call.

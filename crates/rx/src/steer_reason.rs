@@ -11,6 +11,8 @@ reasons! {
         Rps = "rps",
         /// CPU that the hash range was assigned to by load, instead of the RPS map's.
         Balance = "balance",
+        /// The RPS map says another one, and the load needs fewer CPUs: this is one of them.
+        Spread = "spread",
         /// Not steered: no hash, RPS off, or spreading does not pay now. The packet stays on the
         /// polling CPU.
         Inline = "inline",

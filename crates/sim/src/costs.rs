@@ -34,6 +34,8 @@ pub(crate) struct Cost {
 pub(crate) struct Costs {
     /// One turn in this many stalls; 0: none does.
     pub(crate) stall_one_in: u64,
+    /// Factor of all costs: a run of seconds would have too many packets otherwise.
+    pub(crate) factor: u64,
 }
 
 impl Costs {

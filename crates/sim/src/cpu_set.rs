@@ -4,11 +4,11 @@ use forebay_rx::CpuId;
 use forebay_sys::random::Random;
 
 /// Largest number of CPUs in a run: the bits of a set.
-pub(crate) const CPUS_MAX: u16 = 64;
+pub(crate) const CPUS_MAX: u16 = 128;
 
 /// CPUs below [`CPUS_MAX`], one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct CpuSet(u64);
+pub(crate) struct CpuSet(u128);
 
 impl CpuSet {
     /// CPUs from `first` to `end`, exclusive.
@@ -18,7 +18,11 @@ impl CpuSet {
 
     /// A random subset of `all`, each CPU with probability one half, but at least `least` of them.
     pub(crate) fn draw(all: Self, least: usize, random: &mut Random) -> Self {
-        let mut drawn = Self(all.0 & random.bits());
+        let mut bits = u128::from(random.bits());
+        if all.0 > u64::MAX.into() {
+            bits |= u128::from(random.bits()) << u64::BITS;
+        }
+        let mut drawn = Self(all.0 & bits);
         while drawn.len() < least.min(all.len()) {
             drawn.0 |= 1 << all.pick(random).0;
         }
@@ -62,8 +66,10 @@ impl CpuSet {
 
     /// The mask in the format of `rps_cpus`.
     pub(crate) fn mask(self) -> String {
-        let (high, low) = (self.0 >> 32, self.0 & u64::from(u32::MAX));
-        if high == 0 { format!("{low:x}") } else { format!("{high:x},{low:08x}") }
+        let words = [96, 64, 32, 0].map(|shift| self.0 >> shift & u128::from(u32::MAX));
+        let first = words.iter().position(|word| *word > 0).unwrap_or(3);
+        let rest = words[first + 1..].iter().map(|word| format!(",{word:08x}"));
+        format!("{:x}", words[first]) + &rest.collect::<String>()
     }
 }
 

@@ -4,9 +4,10 @@ use forebay_rx::steer::{BalanceConfig, BalancePolicy, MoveAfter, SpreadPolicy};
 use forebay_sys::random::Random;
 
 use crate::action::{Action, Recurring, SimCoalesceAt, Span};
-use crate::costs::Costs;
+use crate::costs::{Costs, SERVICE_NS};
 use crate::cpu_set::CpuSet;
 use crate::scenario::{Hashes, ReaderPlan, Scenario, ScenarioKnobs, TrafficPlan, before_wrap};
+use crate::shift::Shift;
 
 const US: u64 = 1_000;
 
@@ -25,7 +26,7 @@ pub(crate) fn draw(cpus: Option<u16>, random: &mut Random) -> Scenario {
         queues,
         packets: 16_000,
         readers,
-        costs: Costs { stall_one_in: pick(random, [0, 64, 256]) },
+        costs: Costs { stall_one_in: pick(random, [0, 64, 256]), factor: 1 },
         recurring: recurring(&traffic, random),
         traffic,
         knobs,
@@ -55,6 +56,8 @@ fn traffic(cpus: u16, random: &mut Random) -> TrafficPlan {
         ),
         zipf: None,
         without_hash_percent: pick(random, [0, 0, 2, 20]),
+        shift: Shift::None,
+        service_ns: SERVICE_NS,
         fragments: false,
     }
 }
@@ -89,6 +92,7 @@ fn knobs(cpus: u16, random: &mut Random) -> ScenarioKnobs {
         ),
         gro_flush_timeout_ns: 20 * US,
         balance: balance(random),
+        indirection: false,
     }
 }
 

@@ -14,6 +14,7 @@ use forebay_rx::{CpuId, RxQueue};
 use crate::action::SimChange;
 use crate::census::{Backlog, Census};
 use crate::cpu_set::CpuSet;
+use crate::indirection::Indirection;
 use crate::laws::{Delivered, Laws};
 use crate::machine::{FlowStanding, Handed, Now, Poll, SimMachine, TakenIn};
 use crate::scenario::Scenario;
@@ -31,6 +32,8 @@ pub(crate) struct KernelMachine {
     cpus: Vec<SoftnetData>,
     sock_flows: SockFlows,
     rps_map: RpsMap,
+    /// Table of the device, if that tells the CPUs by load (RSS++).
+    indirection: Option<Indirection>,
     online: CpuSet,
     netdev_max_backlog: usize,
     moves: u64,
@@ -110,7 +113,10 @@ impl KernelMachine {
                 return Some(ModelTarget { cpu, entry: Some(entry) });
             }
         }
-        let cpu = self.rps_map.select(packet.hash)?;
+        if let Some(indirection) = &mut self.indirection {
+            indirection.count(packet.hash);
+        }
+        let cpu = self.by_hash(packet.hash)?;
         self.online.contains(cpu).then_some(ModelTarget { cpu, entry: None })
     }
 
@@ -119,7 +125,15 @@ impl KernelMachine {
         let online = |cpu: &CpuId| self.online.contains(*cpu);
         let rfs = self.sock_flows.desired(hash).filter(online);
         let rfs = rfs.filter(|_| !queue.flow_table.is_empty());
-        rfs.or_else(|| self.rps_map.select(hash).filter(online))
+        rfs.or_else(|| self.by_hash(hash).filter(online))
+    }
+
+    /// CPU for a hash, by the map or by the device.
+    fn by_hash(&self, hash: FlowHash) -> Option<CpuId> {
+        match &self.indirection {
+            Some(indirection) => Some(indirection.cpu_of(hash)),
+            None => self.rps_map.select(hash),
+        }
     }
 
     /// `enqueue_to_backlog`.
@@ -195,6 +209,9 @@ impl SimMachine for KernelMachine {
             queues: (0..scenario.queues).map(queue).collect(),
             cpus: (0..scenario.cpus).map(softnet).collect(),
             sock_flows: SockFlows::new(knobs.sock_flow_entries, scenario.cpus),
+            indirection: knobs
+                .indirection
+                .then(|| Indirection::new(&RpsMap::new(knobs.rps_cpus.iter()))),
             rps_map: RpsMap::new(knobs.rps_cpus.iter()),
             online: CpuSet::range(0, scenario.cpus),
             netdev_max_backlog: knobs.netdev_max_backlog as usize,
@@ -204,6 +221,9 @@ impl SimMachine for KernelMachine {
 
     fn take_in(&mut self, poll: Poll<'_>, laws: &mut Laws) -> TakenIn {
         let mut handled = 0;
+        if let Some(indirection) = &mut self.indirection {
+            indirection.assign(poll.now.ns, poll.loads);
+        }
         for &id in poll.flows {
             let number = poll.traffic.next_frame();
             let flow = poll.traffic.flow_mut(id);

@@ -22,12 +22,14 @@ pub enum Law {
     Liveness,
     /// Counters agree with the observed values.
     Counters,
+    /// The load moves no flow twice in a second (RPS-B4).
+    Rest,
 }
 
 impl Law {
     /// All laws.
-    pub const ALL: [Self; 5] =
-        [Self::Order, Self::Conservation, Self::Bounds, Self::Liveness, Self::Counters];
+    pub const ALL: [Self; 6] =
+        [Self::Order, Self::Conservation, Self::Bounds, Self::Liveness, Self::Counters, Self::Rest];
 
     /// Name of the law in reports.
     #[must_use]
@@ -38,6 +40,7 @@ impl Law {
             Self::Bounds => "bounds",
             Self::Liveness => "liveness",
             Self::Counters => "counters",
+            Self::Rest => "rest",
         }
     }
 }
@@ -327,9 +330,9 @@ mod tests {
         let mut laws = laws();
         laws.delivered(packet(2, 7, 1));
         laws.delivered(packet(1, 3, 0));
-        assert_eq!(broken(&laws), [0; 5], "flows may overtake each other");
+        assert_eq!(broken(&laws), [0; 6], "flows may overtake each other");
         laws.delivered(packet(0, 7, 0));
-        assert_eq!(broken(&laws), [1, 0, 0, 0, 0]);
+        assert_eq!(broken(&laws), [1, 0, 0, 0, 0, 0]);
         assert!(laws.first.is_some_and(|(law, _)| law == Law::Order));
     }
 
@@ -344,7 +347,7 @@ mod tests {
             let mut laws = laws();
             laws.delivered(packet(0, 7, 0));
             end(&mut laws);
-            assert_eq!(broken(&laws), [0, 1, 0, 0, 0]);
+            assert_eq!(broken(&laws), [0, 1, 0, 0, 0, 0]);
         }
     }
 
@@ -352,13 +355,13 @@ mod tests {
     fn promise_2_frames_are_always_accounted() {
         let mut laws = laws();
         laws.check(&census());
-        assert_eq!(broken(&laws), [0; 5]);
+        assert_eq!(broken(&laws), [0; 6]);
         laws.check(&Census { frames_away: 2, queued: 2, ..census() });
         laws.check(&Census { queued: 2, ..census() });
         laws.check(&Census { held: 1, ..census() });
-        assert_eq!(broken(&laws), [0, 3, 0, 0, 0]);
+        assert_eq!(broken(&laws), [0, 3, 0, 0, 0, 0]);
         laws.check_rest(&census());
-        assert_eq!(broken(&laws), [0, 5, 0, 0, 0], "frames are away, and have no end");
+        assert_eq!(broken(&laws), [0, 5, 0, 0, 0, 0], "frames are away, and have no end");
     }
 
     #[test]
@@ -366,12 +369,12 @@ mod tests {
         let mut laws = laws();
         laws.check(&census());
         laws.check(&Census { backlog_max: 2, ..census() });
-        assert_eq!(broken(&laws), [0; 5]);
+        assert_eq!(broken(&laws), [0; 6]);
         let mut fuller = Census { backlog_max: 2, ..census() };
         fuller.backlogs[0].packets = 4;
         laws.check(&fuller);
         laws.check(&Census { in_hand: vec![0, 3], ..census() });
         laws.check(&Census { held: 2, queued: 1, ..census() });
-        assert_eq!(broken(&laws), [0, 0, 3, 0, 0]);
+        assert_eq!(broken(&laws), [0, 0, 3, 0, 0, 0]);
     }
 }

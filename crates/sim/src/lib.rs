@@ -9,9 +9,10 @@
 //! A seed determines a run exactly, so any failure can be reproduced.
 #![forbid(unsafe_code)]
 
-pub mod scenario; // events that may happen in a run, each a small value
-mod everything; //   scenario in which everything is drawn
-mod action; //       changes and faults; their details are drawn when they occur
+pub mod scenario; // what may happen in a run, each a small value
+mod everything; //   a scenario of which all is drawn
+mod action; //       changes and faults, drawn when their time comes
+mod shift; //        how their load shifts
 mod traffic; //      flows and their frames
 mod readers; //      applications: the CPU on which each flow is read
 
@@ -19,19 +20,22 @@ mod virtual_cpu; //  activities of a CPU, and their durations
 mod costs; //        costs of activities in virtual time
 mod world; //        one run: a loop over events
 
-mod rules; //        rules that a run is under
-mod machine; //      interface between a run and its rules
-mod path_machine; // Forebay's rules: the real path
-mod kernel; //       rules of Linux 6.18, in a small model
-mod recording; //    trace of a run for independent checkers
+mod rules; //        whose rules a run is under
+mod machine; //      what a run asks of the rules it runs under
+mod path_machine; // ours: the real path
+mod kernel; //       Linux 6.18's, in a small model
+mod indirection; //  RSS++'s, in a smaller one
+mod recording; //    what ours leaves for outsiders to judge
 
 mod census; //       location of all packets
 mod laws; //         order, conservation, bounds, counters
-mod liveness; //     every wish is granted in a bounded time
-pub mod report; //   summaries of many runs
+mod liveness; //     is every wish granted in time?
+mod evenness; //     how evenly the load lies
+pub mod report; //   many runs, in a table that a person reads
 
 mod cpu_set; //      sets of CPUs
 
+pub use evenness::Balanced;
 pub use laws::Law;
 pub use liveness::Wait;
 pub use report::Summary;

@@ -61,6 +61,11 @@ pub(crate) trait SimMachine: Sized {
     /// Number of times that a flow, or the flows of one slot, changed CPU.
     fn moves(&self) -> u64;
 
+    /// Number of CPUs that the packets of a queue go to, as the load needs; the most of all queues.
+    fn active_cpus(&self) -> Option<usize> {
+        None
+    }
+
     /// Checks the additional laws for the end of a run, when nothing is in progress.
     fn check_rest(&mut self, laws: &mut Laws);
 }
@@ -85,8 +90,6 @@ pub(crate) struct Poll<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Now {
     pub(crate) ns: u64,
-    /// Total time that all CPUs have been busy.
-    pub(crate) busy_ns: u64,
 }
 
 /// Result of a poll.

@@ -16,7 +16,7 @@ use forebay_rx::hash::FlowHash;
 use forebay_rx::intake::Dropped;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
-use forebay_rx::steer::{FlowPlace, MOVES_MAX, SockFlowTable, Tick};
+use forebay_rx::steer::{FlowPlace, MOVES_MAX, SockFlowTable};
 use forebay_rx::{CpuId, Delivery, DropReason, Intake, Packet, RxQueue};
 use reassembly::SimReassembly;
 
@@ -174,12 +174,11 @@ impl SimMachine for PathMachine {
         let queue = &mut self.queues[usize::from(poll.queue.0)];
         queue.changed = false;
         queue.intake.observe();
-        let tick = Tick { now_ns: poll.now.ns, busy_ns: poll.now.busy_ns };
-        if queue.intake.is_balance_due(tick.now_ns) {
-            queue.intake.balance(tick.now_ns, poll.loads);
+        if queue.intake.is_load_due(poll.now.ns) {
+            queue.intake.follow_load(poll.now.ns, poll.loads);
         }
         let pool = &mut self.pools[poll.cpu.index()];
-        poll.wake.extend(queue.intake.turn(tick, &mut queue.burst, pool));
+        poll.wake.extend(queue.intake.turn(poll.now.ns, &mut queue.burst, pool));
         let dropped: Vec<_> = queue.intake.drain_dropped().collect();
         for dropped in dropped {
             self.check_room(&dropped, poll.queue, laws);
@@ -300,6 +299,10 @@ impl SimMachine for PathMachine {
 
     fn moves(&self) -> u64 {
         self.queues.iter().map(|queue| queue.intake.counters().moves.get()).sum()
+    }
+
+    fn active_cpus(&self) -> Option<usize> {
+        self.queues.iter().map(|queue| queue.intake.active_cpus()).max()
     }
 
     fn check_rest(&mut self, laws: &mut Laws) {

@@ -9,9 +9,10 @@ use forebay_rx::steer::{
 use forebay_sys::random::Random;
 
 use crate::action::{Action, Recurring, SimCoalesceAt, Span};
-use crate::costs::Costs;
+use crate::costs::{Costs, SERVICE_NS};
 use crate::cpu_set::{CPUS_MAX, CpuSet};
 use crate::everything;
+use crate::shift::Shift;
 
 /// Scenarios by name. The first seven are the situations in which REQUIREMENTS section 2 examines
 /// the kernel's rules.
@@ -46,6 +47,14 @@ pub enum Situation {
     Fragments,
     /// Flows differ in weight by orders of magnitude, and the load is balanced.
     Skewed,
+    /// A flow that fills a CPU appears, another takes its place, and both are gone.
+    HeavyFlow,
+    /// The load rises and falls, and other flows become the heavy ones.
+    Diurnal,
+    /// Somebody aims many flows at one CPU.
+    Aimed,
+    /// The load is light, heavy, light and moderate: as many CPUs are used as it needs.
+    Waves,
     /// Everything is drawn at random.
     Everything,
 }
@@ -85,6 +94,10 @@ pub(crate) struct TrafficPlan {
     pub(crate) without_hash_percent: u64,
     /// True if every two frames of a flow are the fragments of one datagram.
     pub(crate) fragments: bool,
+    /// Change of the load in the course of the run.
+    pub(crate) shift: Shift,
+    /// Mean time that a CPU takes for a packet: the load is in percent of that.
+    pub(crate) service_ns: u64,
 }
 
 /// Collisions among the hashes of flows.
@@ -128,6 +141,8 @@ pub(crate) struct ScenarioKnobs {
     pub(crate) move_after: MoveAfter,
     pub(crate) spread: SpreadPolicy,
     pub(crate) balance: BalanceConfig,
+    /// True if the kernel's device balances by its own table.
+    pub(crate) indirection: bool,
     /// Initial value of head and tail counters.
     pub(crate) start: u32,
     pub(crate) coalesce: SimCoalesceAt,
@@ -147,11 +162,14 @@ pub struct Overrides {
 /// Greatest distance from the wrap at which positions begin.
 const BEFORE_WRAP: u64 = 300;
 
+/// Factor of the costs where the load shifts: a CPU handles 25,000 packets a second.
+const SHIFTING_FACTOR: u64 = 40;
+
 const US: u64 = 1_000;
 
 impl Situation {
     /// All scenarios.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 19] = [
         Self::RpsStable,
         Self::MaskChange,
         Self::RfsTakeover,
@@ -166,6 +184,10 @@ impl Situation {
         Self::CounterWrap,
         Self::Fragments,
         Self::Skewed,
+        Self::HeavyFlow,
+        Self::Diurnal,
+        Self::Aimed,
+        Self::Waves,
         Self::Everything,
     ];
 
@@ -187,6 +209,10 @@ impl Situation {
             Self::CounterWrap => "counter-wrap",
             Self::Fragments => "fragments",
             Self::Skewed => "skewed",
+            Self::HeavyFlow => "heavy-flow",
+            Self::Diurnal => "diurnal",
+            Self::Aimed => "aimed",
+            Self::Waves => "waves",
             Self::Everything => "everything",
         }
     }
@@ -213,6 +239,10 @@ impl Situation {
             Self::CounterWrap => "all counters begin just before 2^32; masks and applications move",
             Self::Fragments => "datagrams come in two fragments; masks and applications move",
             Self::Skewed => "few flows are heavy and many light; the load is balanced",
+            Self::HeavyFlow => "a flow that fills a CPU appears, moves and vanishes; balanced",
+            Self::Diurnal => "the load rises and falls, the heavy flows are others; balanced",
+            Self::Aimed => "somebody aims many flows at one CPU; balanced",
+            Self::Waves => "the load is light, heavy, light, moderate; so many CPUs are used",
             Self::Everything => "traffic, knobs, changes and faults are all drawn",
         }
     }
@@ -234,6 +264,9 @@ impl Situation {
             }
             Self::Strangers => strangers(cpus.unwrap_or(4), random),
             Self::Skewed => skewed(cpus.unwrap_or(4)),
+            Self::HeavyFlow | Self::Diurnal | Self::Aimed | Self::Waves => {
+                self.shifting(cpus.unwrap_or(4))
+            }
             _ => self.of_the_kernels_model(cpus.unwrap_or(4), random),
         };
         scenario.packets = overrides.packets.unwrap_or(scenario.packets);
@@ -293,6 +326,10 @@ impl Situation {
             | Self::MergedElephant
             | Self::Strangers
             | Self::Skewed
+            | Self::HeavyFlow
+            | Self::Diurnal
+            | Self::Aimed
+            | Self::Waves
             | Self::Everything => {}
         }
         if scenario.readers.is_none() {
@@ -329,6 +366,8 @@ fn base(cpus: u16) -> Scenario {
             zipf: None,
             without_hash_percent: 0,
             fragments: false,
+            shift: Shift::None,
+            service_ns: SERVICE_NS,
         },
         readers: None,
         knobs: ScenarioKnobs {
@@ -341,11 +380,12 @@ fn base(cpus: u16) -> Scenario {
             move_after: MoveAfter::default(),
             spread: SpreadPolicy::Always,
             balance: BalanceConfig::default(),
+            indirection: false,
             start: 0,
             coalesce: SimCoalesceAt::Nowhere,
             gro_flush_timeout_ns: 20 * US,
         },
-        costs: Costs { stall_one_in: 256 },
+        costs: Costs { stall_one_in: 256, factor: 1 },
         recurring: vec![
             Recurring { action: pauses, every_ns: Span(100 * US, 800 * US) },
             Recurring { action: bursts, every_ns: Span(200 * US, 1_000 * US) },
@@ -412,6 +452,43 @@ fn skewed(cpus: u16) -> Scenario {
     let bursts = Action::Burst { packets: Span(50, 300) };
     scenario.recurring = vec![Recurring { action: bursts, every_ns: Span(200 * US, 1_000 * US) }];
     scenario
+}
+
+impl Situation {
+    /// Load that shifts in a run of four seconds, on slow CPUs that are busy three quarters of the time.
+    fn shifting(self, cpus: u16) -> Scenario {
+        let mut scenario = skewed(cpus);
+        scenario.costs.factor = SHIFTING_FACTOR;
+        scenario.packets = 75_000 * u64::from(cpus);
+        scenario.recurring = Vec::new();
+        scenario.knobs.balance =
+            BalanceConfig { policy: BalancePolicy::Load, ..BalanceConfig::default() };
+        let traffic = &mut scenario.traffic;
+        traffic.run = Span(1, 4);
+        traffic.load_percent = 68 * u64::from(cpus);
+        traffic.service_ns *= SHIFTING_FACTOR;
+        (traffic.shift, traffic.elephant_percent) = match self {
+            Self::HeavyFlow => (Shift::HeavyFlow, 95),
+            Self::Diurnal => (Shift::Diurnal, 0),
+            Self::Waves => (Shift::Waves, 0),
+            _ => (Shift::Aimed { cpus }, 100),
+        };
+        if self == Self::Waves {
+            scenario.packets = 8_000 * u64::from(cpus);
+            scenario.costs.stall_one_in = 0;
+            scenario.traffic.flows = 64 * u32::from(cpus);
+            scenario.traffic.load_percent = 60 * u64::from(cpus);
+            scenario.knobs.spread = SpreadPolicy::WhenBusy;
+            scenario.knobs.balance.policy = BalancePolicy::Off;
+        }
+        scenario
+    }
+
+    /// True if the load is followed, and the run tells how evenly it lies.
+    #[must_use]
+    pub fn follows_load(self) -> bool {
+        matches!(self, Self::Skewed | Self::HeavyFlow | Self::Diurnal | Self::Aimed | Self::Waves)
+    }
 }
 
 /// A name that does not belong to a scenario.

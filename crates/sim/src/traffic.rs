@@ -14,7 +14,6 @@ use forebay_rx::parse::{Link, Verify, View, parse};
 use forebay_sys::random::Random;
 
 use crate::action::Span;
-use crate::costs::SERVICE_NS;
 use crate::scenario::{Hashes, TrafficPlan};
 
 /// A flow by the number in its stamps.
@@ -50,6 +49,9 @@ const NO_IP: [u8; 2] = [0x88, 0xb5];
 
 /// Ring size of a device; frames that arrive while the ring is full are missed.
 const DEVICE_RING: usize = 1_024;
+
+/// Parts that the load is counted in.
+const BILLION: u64 = 1_000_000_000;
 
 /// Number of equal low hash bits in a pair of flows that share an entry of the socket-flow table.
 const SOCK_SLOT_BITS: u32 = 15;
@@ -104,6 +106,8 @@ pub(crate) struct Traffic {
     /// Flows that still send, each with its number of packets left.
     live: Vec<(FlowId, u64)>,
     rings: Vec<VecDeque<FlowId>>,
+    /// Number of packets of the run.
+    packets: u64,
     /// Number of packets still to arrive at the devices.
     left: u64,
     /// Arrival time of the next one.
@@ -129,6 +133,7 @@ impl Traffic {
             weights: Vec::new(),
             live: Vec::new(),
             rings: (0..queues).map(|_| VecDeque::new()).collect(),
+            packets,
             left: packets,
             next_ns: 0,
             run: (0, 0),
@@ -232,7 +237,8 @@ impl Traffic {
             if self.burst > 0 {
                 self.burst -= 1;
             } else {
-                let mean_ns = SERVICE_NS * 100 / self.plan.load_percent.max(1);
+                let load = self.plan.load_percent * self.load_mille();
+                let mean_ns = self.plan.service_ns * 100_000 / load.max(1);
                 self.next_ns += self.random.between(0, 2 * mean_ns);
             }
         }
@@ -240,9 +246,12 @@ impl Traffic {
 
     fn next_flow(&mut self) -> FlowId {
         let TrafficPlan { load_percent, elephant_percent, .. } = self.plan;
-        let elephant = FlowId(0);
-        if self.random.below(load_percent) < elephant_percent {
-            return elephant;
+        let is_heavy = self.random.below(load_percent) < elephant_percent;
+        let heavy = self.plan.shift.heavy(self.phase());
+        if is_heavy && !heavy.is_empty() {
+            let count = u64::from(heavy.end - heavy.start);
+            let index = if count > 1 { self.random.below(count) } else { 0 };
+            return FlowId(heavy.start + u32::try_from(index).unwrap_or(0));
         }
         if self.run.1 == 0 {
             self.run = (self.draw_place(), self.plan.run.draw(&mut self.random));
@@ -263,13 +272,56 @@ impl Traffic {
         match self.weights.last() {
             Some(&all) => {
                 let drawn = self.random.below(all);
-                self.weights.partition_point(|sum| *sum <= drawn)
+                let rank = self.weights.partition_point(|sum| *sum <= drawn);
+                self.place_of(rank)
             }
             None => {
                 let drawn = self.random.below(self.live.len() as u64);
                 usize::try_from(drawn).unwrap_or(0)
             }
         }
+    }
+
+    /// Index in `live` of the flow with this rank.
+    fn place_of(&self, rank: usize) -> usize {
+        let risen = usize::try_from(self.plan.shift.ranks(self.came(), self.packets)).unwrap_or(0);
+        (rank + risen) % self.live.len()
+    }
+
+    /// Load in thousandths of the plan's.
+    fn load_mille(&self) -> u64 {
+        let TrafficPlan { load_percent, elephant_percent, shift, .. } = self.plan;
+        let heavy_mille = elephant_percent * 1_000 / load_percent.max(1);
+        shift.load_mille(self.came(), self.packets, heavy_mille.min(1_000), load_percent)
+    }
+
+    fn came(&self) -> u64 {
+        self.packets - self.left
+    }
+
+    /// Phase of the run.
+    pub(crate) fn phase(&self) -> u64 {
+        self.plan.shift.phase(self.came(), self.packets)
+    }
+
+    /// Part of each of the first flows in the load at present, in billionths.
+    pub(crate) fn shares(&self) -> Vec<u64> {
+        let TrafficPlan { load_percent, elephant_percent, .. } = self.plan;
+        let heavy = self.plan.shift.heavy(self.phase());
+        let heavy_share =
+            if heavy.is_empty() { 0 } else { BILLION * elephant_percent / load_percent.max(1) };
+        let sum = u128::from(self.weights.last().copied().unwrap_or(1));
+        let rest = u128::from(BILLION - heavy_share);
+        let mut shares = vec![0; self.live.len()];
+        let mut before = 0;
+        for (rank, &until) in self.weights.iter().enumerate() {
+            let share = u128::from(until - before) * rest / sum;
+            shares[self.place_of(rank)] = u64::try_from(share).unwrap_or(BILLION);
+            before = until;
+        }
+        let count = u64::from(heavy.end - heavy.start);
+        heavy.for_each(|flow| shares[flow as usize] += heavy_share / count);
+        shares
     }
 
     fn begin_flow(&mut self) -> (FlowId, u64) {
@@ -307,7 +359,7 @@ impl Traffic {
             (Hashes::FewFlowSlots, _) => {
                 (drawn >> 30 << 30) | (drawn & ((1 << FEW_SLOTS_SHIFT) - 1))
             }
-            _ => drawn,
+            _ => self.plan.shift.hash(FlowId(id), drawn),
         };
         (FlowHash::computed(hash), true)
     }

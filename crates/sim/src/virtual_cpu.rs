@@ -136,26 +136,33 @@ pub(crate) struct CpuPace {
     pub(crate) queues: u64,
     /// Polling CPU of each queue.
     pub(crate) polling: Vec<CpuId>,
+    /// Factor of all costs.
+    pub(crate) factor: u64,
 }
 
 impl CpuPace {
     /// Time until a CPU has delivered this many packets of one queue.
     pub(crate) fn drain_ns(&self, cpu: CpuId, packets: u64) -> u64 {
         let batches = packets / self.batch_max + 2;
-        let own_ns = (packets + self.batch_max) * at_most(SERVICE_NS);
+        let own_ns = (packets + self.batch_max) * self.service_ns();
         own_ns + batches * self.between_batches_ns(cpu) + WAKE_NS
     }
 
     /// Time from one poll of a queue to the next.
     pub(crate) fn turn_ns(&self, cpu: CpuId) -> u64 {
-        self.batch_max * at_most(SERVICE_NS) + self.between_batches_ns(cpu) + WAKE_NS
+        self.batch_max * self.service_ns() + self.between_batches_ns(cpu) + WAKE_NS
+    }
+
+    /// Longest delivery of one packet.
+    fn service_ns(&self) -> u64 {
+        at_most(SERVICE_NS * self.factor)
     }
 
     /// Time that a CPU spends between two batches of one queue.
     fn between_batches_ns(&self, cpu: CpuId) -> u64 {
         let polls = self.polling.iter().filter(|polling| **polling == cpu).count() as u64;
-        let intake_ns = polls * at_most(DEV_WEIGHT as u64 * INTAKE_NS);
-        let others_ns = (self.queues - 1) * self.batch_max * at_most(SERVICE_NS);
+        let intake_ns = polls * at_most(DEV_WEIGHT as u64 * INTAKE_NS * self.factor);
+        let others_ns = (self.queues - 1) * self.batch_max * self.service_ns();
         // A poll of each queue may come after each batch, of whichever queue.
         intake_ns * self.queues + others_ns + self.queues * COMPLETE_NS
     }

@@ -14,6 +14,7 @@ use forebay_sys::random::Random;
 
 use crate::census::Census;
 use crate::cpu_set::CpuSet;
+use crate::evenness::{Balanced, Evenness, LOOK_NS};
 use crate::kernel::KernelMachine;
 use crate::laws::{Law, Laws};
 use crate::liveness::{Circumstances, Liveness, Wait};
@@ -28,6 +29,9 @@ use crate::virtual_cpu::{CpuPace, VirtualCpu};
 /// Limit on the steps of a run: a number per packet, and a constant.
 const STEPS_A_PACKET: u64 = 200;
 const STEPS_BESIDES: u64 = 1_000_000;
+
+/// Number of backlogs that are looked at after each step, on average: of more, every nth step.
+const BACKLOGS_A_STEP: u64 = 64;
 
 /// Result of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -56,6 +60,8 @@ pub struct SimOutcome {
     pub elephant_moves: u64,
     /// Busy time of the busiest CPU in percent of the mean, in the second half of the run.
     pub imbalance_percent: u64,
+    /// Evenness of the load, if it is followed.
+    pub balanced: Option<Balanced>,
     /// Digest of all deliveries: frame, time and CPU.
     pub digest: u64,
 }
@@ -64,8 +70,12 @@ pub struct SimOutcome {
 #[must_use]
 pub fn run(rules: Rules, situation: Situation, seed: u64, overrides: Overrides) -> SimOutcome {
     match rules {
-        Rules::Forebay => World::<PathMachine>::new(situation, seed, overrides).run(),
-        Rules::Kernel => World::<KernelMachine>::new(situation, seed, overrides).run(),
+        Rules::Forebay | Rules::Ranges => {
+            World::<PathMachine>::new(rules, situation, seed, overrides).run()
+        }
+        Rules::Kernel | Rules::RssPlusPlus => {
+            World::<KernelMachine>::new(rules, situation, seed, overrides).run()
+        }
     }
 }
 
@@ -79,7 +89,7 @@ pub fn run_recorded(
     overrides: Overrides,
     directory: &Path,
 ) -> forebay_sys::Result<SimOutcome> {
-    let mut world = World::<PathMachine>::new(situation, seed, overrides);
+    let mut world = World::<PathMachine>::new(Rules::Forebay, situation, seed, overrides);
     world.machine.record_to(directory)?;
     world.go_on_to_the_end();
     world.machine.finish_recording(&world.traffic, &world.laws)?;
@@ -105,11 +115,12 @@ struct World<M> {
     liveness: Liveness,
     census: Census,
     now_ns: u64,
-    busy_ns: u64,
     /// Work of each CPU.
     loads: Vec<CpuLoad>,
     /// Work of each CPU when half of the packets had arrived.
     loads_at_half: Option<Vec<CpuLoad>>,
+    /// Evenness of the load, if it is followed.
+    evenness: Option<Evenness>,
     steps: u64,
     /// Random source for durations, and for the order of simultaneous events.
     schedule: Random,
@@ -146,14 +157,16 @@ enum Happening {
     IsReplaced(CpuId),
     IsNoticed(CpuId),
     ComesBack(CpuId),
+    /// The assignment of all flows is looked at.
+    IsLookedAt,
 }
 
 impl<M: SimMachine> World<M> {
-    fn new(situation: Situation, seed: u64, overrides: Overrides) -> Self {
+    fn new(rules: Rules, situation: Situation, seed: u64, overrides: Overrides) -> Self {
         // Separate random streams: a further draw from one changes nothing for the others.
         let mut streams = Random::new(seed);
         let mut stream = || Random::new(streams.bits());
-        let scenario = situation.draw(overrides, &mut stream());
+        let scenario = rules.applied_to(situation.draw(overrides, &mut stream()));
         let traffic =
             Traffic::new(scenario.traffic.clone(), scenario.packets, scenario.queues, stream());
         let readers = stream();
@@ -169,6 +182,7 @@ impl<M: SimMachine> World<M> {
                 batch_max: scenario.knobs.batch_max.into(),
                 queues: scenario.queues.into(),
                 polling: (0..scenario.queues).map(CpuId).collect(),
+                factor: scenario.costs.factor,
             },
             events: BinaryHeap::new(),
             event_count: 0,
@@ -176,9 +190,9 @@ impl<M: SimMachine> World<M> {
             liveness: Liveness::new(scenario.knobs.move_after, scenario.queues),
             census: Census::default(),
             now_ns: 0,
-            busy_ns: 0,
             loads: vec![CpuLoad::default(); scenario.cpus.into()],
             loads_at_half: None,
+            evenness: situation.follows_load().then(Evenness::default),
             steps: 0,
             schedule: stream(),
             chance: stream(),
@@ -188,6 +202,9 @@ impl<M: SimMachine> World<M> {
         };
         for index in 0..world.scenario.recurring.len() {
             world.recur(index);
+        }
+        if world.evenness.is_some() {
+            world.at(0, Happening::IsLookedAt);
         }
         world
     }
@@ -199,10 +216,14 @@ impl<M: SimMachine> World<M> {
 
     fn go_on_to_the_end(&mut self) {
         let steps_max = STEPS_BESIDES + STEPS_A_PACKET * self.scenario.packets;
+        let backlogs = u64::from(self.scenario.queues) * u64::from(self.scenario.cpus);
+        let check_one_in = (backlogs / BACKLOGS_A_STEP).max(1);
         while self.step() {
             self.steps += 1;
-            self.machine.census(&mut self.census);
-            self.laws.check(&self.census);
+            if self.steps.is_multiple_of(check_one_in) {
+                self.machine.census(&mut self.census);
+                self.laws.check(&self.census);
+            }
             if self.steps > steps_max {
                 let census = &self.census;
                 self.laws.broke(Law::Liveness, || {
@@ -253,7 +274,7 @@ impl<M: SimMachine> World<M> {
     }
 
     fn now(&self) -> Now {
-        Now { ns: self.now_ns, busy_ns: self.busy_ns }
+        Now { ns: self.now_ns }
     }
 
     fn cpu(&mut self, cpu: CpuId) -> &mut VirtualCpu {
@@ -300,7 +321,20 @@ impl<M: SimMachine> World<M> {
         max * 100 * self.loads.len() as u64 / sum.max(1)
     }
 
-    fn outcome(self) -> SimOutcome {
+    /// Looks at the assignment of all flows, if the load is balanced.
+    fn look_at_assignment(&mut self) {
+        let Some(evenness) = &mut self.evenness else { return };
+        if self.traffic.has_ended() {
+            return;
+        }
+        let run = (&self.machine, &self.traffic, &self.pace);
+        evenness.look(self.now_ns, run, self.cpus.len(), &mut self.laws);
+        self.after(LOOK_NS, Happening::IsLookedAt);
+    }
+
+    fn outcome(mut self) -> SimOutcome {
+        let now_ns = self.now_ns;
+        let balanced = self.evenness.as_mut().map(|evenness| evenness.end(now_ns));
         let laws = &self.laws;
         SimOutcome {
             seed: self.seed,
@@ -314,6 +348,7 @@ impl<M: SimMachine> World<M> {
             longest: self.liveness.longest,
             elephant_moves: laws.moves_of(FlowId(0)),
             imbalance_percent: self.imbalance_percent(),
+            balanced,
             digest: laws.digest,
             first: self.laws.first,
         }

@@ -21,7 +21,7 @@ use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{self, Verify, View};
 use forebay_rx::steer::{
     HOLD_MAX, MoveAfter, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SockFlowTable, SpreadPolicy,
-    SteerConfig, Tick,
+    SteerConfig,
 };
 use forebay_rx::{Delivery, Handler, Intake, Packet, RxQueue};
 use forebay_sys as sys;
@@ -138,8 +138,8 @@ impl Sender {
                 self.receive(batch, &mut burst);
                 self.sent += burst.packets.len() as u64;
                 self.intake.observe();
-                let tick = Tick { now_ns: self.sent, busy_ns: 0 };
-                self.intake.turn(tick, &mut burst, &mut self.pool).for_each(drop);
+                let now_ns = self.sent;
+                self.intake.turn(now_ns, &mut burst, &mut self.pool).for_each(drop);
             }
         }
         while shared.delivered.load(Ordering::Acquire) < self.sent {}

@@ -12,6 +12,7 @@ use forebay_sys::error::Error;
 
 use super::balance::BalanceChange;
 use super::coalesce::CoalesceChange;
+use super::spread::SpreadChange;
 
 /// A live change.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,6 +61,8 @@ pub enum Change {
     Coalesce(CoalesceChange),
     /// Balance of the load over CPUs.
     Balance(BalanceChange),
+    /// Number of CPUs that the load gets.
+    Spread(SpreadChange),
     /// Pause: the CPU stops taking packets from its backlogs.
     Pause(CpuId),
     /// End of the CPU's pause.
@@ -109,6 +112,7 @@ impl Change {
             Self::FlowLimitTableLen(_) => "flow_limit_table_len",
             Self::Coalesce(change) => change.knob(),
             Self::Balance(change) => change.knob(),
+            Self::Spread(change) => change.knob(),
             Self::Pause(_) => "pause",
             Self::Resume(_) => "resume",
             Self::Kill(_) => "kill",
@@ -149,6 +153,7 @@ impl Change {
             | Self::FlowLimitTableLen(number) => number.to_string(),
             Self::Coalesce(change) => change.value(),
             Self::Balance(change) => change.value(),
+            Self::Spread(change) => change.value(),
             Self::Pause(cpu) | Self::Resume(cpu) | Self::Kill(cpu) => cpu.to_string(),
         }
     }
@@ -190,6 +195,9 @@ impl FromStr for Change {
         if let Some(change) = BalanceChange::parse(knob, value) {
             return change.map(Self::Balance);
         }
+        if let Some(change) = SpreadChange::parse(knob, value) {
+            return change.map(Self::Spread);
+        }
         match known {
             Some(knob) => Self::parse(knob, queues, value),
             None => Err(refused(
@@ -202,8 +210,8 @@ impl FromStr for Change {
 }
 
 impl Change {
-    /// Knobs that change during a run, besides those of [coalescing](CoalesceChange::KNOBS) and of
-    /// the [balance](BalanceChange::KNOBS).
+    /// The knobs that change during a run, besides those of [coalescing](CoalesceChange::KNOBS) and of the
+    /// [balance](BalanceChange::KNOBS) and the [spread](SpreadChange::KNOBS).
     pub const KNOBS: [&'static str; 20] = [
         "rps_cpus",
         "rps_default_mask",
@@ -231,6 +239,7 @@ impl Change {
         let mut known = Self::KNOBS.to_vec();
         known.extend(CoalesceChange::KNOBS);
         known.extend(BalanceChange::KNOBS);
+        known.extend(SpreadChange::KNOBS);
         known.join(", ")
     }
 
@@ -341,6 +350,7 @@ mod tests {
             "flow_limit_table_len=8192",
             "coalesce=gro",
             "rps_balance=load",
+            "rps_spread_busy=75",
             "pause=1",
             "resume=1",
             "kill=1",
@@ -374,6 +384,7 @@ mod tests {
             "flow_limit_table_len=1000",
             "coalesce=on",
             "rps_balance=on",
+            "rps_spread=busy",
             "coalesce_at=x",
             "lro_descriptors=0",
             "gro_flush_timeout=1ms",

@@ -77,6 +77,10 @@ impl Queue {
                 self.balance = change.applied_to(self.balance);
                 self.intake.set_balance(self.balance, epoch);
             }
+            (Change::Spread(change), _) => {
+                self.spread = change.applied_to(self.spread);
+                self.intake.set_spread(self.spread, epoch);
+            }
             _ => return false,
         }
         true

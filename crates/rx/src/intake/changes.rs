@@ -8,7 +8,7 @@ use crate::backlog::FlowLimit;
 use crate::coalesce::{CoalesceConfig, Coalescer, FlushReason};
 use crate::cpu::CpuId;
 use crate::hash::Hasher;
-use crate::steer::{BalanceConfig, FlowTables, RpsMap, SockFlowTable};
+use crate::steer::{BalanceBoard, BalanceConfig, FlowTables, RpsMap, SockFlowTable, SpreadConfig};
 
 impl Intake {
     /// Replaces the RPS map from the next packet on, in epoch `epoch`. CPUs without a connection,
@@ -91,9 +91,21 @@ impl Intake {
         self.epoch = epoch;
     }
 
+    /// Has the queue balance as one with all that share the board.
+    pub fn set_board(&mut self, board: Arc<BalanceBoard>) {
+        self.steering.set_board(board, self.queue);
+    }
+
     /// Replaces the configuration of the balance.
     pub fn set_balance(&mut self, config: BalanceConfig, epoch: u32) {
         self.steering.set_balance(config);
+        self.backlogs.watch();
+        self.epoch = epoch;
+    }
+
+    /// Changes how many CPUs the load gets.
+    pub fn set_spread(&mut self, config: SpreadConfig, epoch: u32) {
+        self.steering.set_spread(config);
         self.backlogs.watch();
         self.epoch = epoch;
     }

@@ -8,15 +8,19 @@
 //! CPU exceeds the mean by more than the target. Flows then move by the drain rule, as for any
 //! other change of the desired CPU.
 //!
-//! Work that this queue cannot move counts as well: polling, other queues, flows that follow their
-//! application. A group heavier than the gap between two CPUs stays, and the others are moved off
-//! its CPU. A group moves at most once in [`REST_NS`], two windows in a row must exceed the target,
-//! and nothing moves while all CPUs are mostly idle.
+//! All queues balance as one: each notes on a board what it plans, and plans by what all have noted, one at a time.
+//! Work that is not ours to move counts as well: polling, and flows that follow their application.
+//! A group heavier than the gap between two CPUs stays, and the others leave it alone on its CPU. A group
+//! moves at most once in [`REST_NS`], two windows in a row must ask for it, and nothing moves while all CPUs are mostly idle.
 
-mod groups; //  weights and CPUs of hash ranges
-mod shares; //  loads of CPUs
+mod groups; //  what hash ranges weigh, and where they go
+mod shares; //  what CPUs carry
+mod board; //   what all queues plan
 
-use forebay_buf::Position;
+use std::sync::Arc;
+
+pub use board::BalanceBoard;
+use board::BoardClaim;
 pub(super) use groups::Groups;
 pub use shares::CpuLoad;
 use shares::Shares;
@@ -33,6 +37,9 @@ pub const BALANCE_LOAD_MIN_NS: u64 = 250_000_000;
 
 /// Number of windows for which unused moves are saved.
 const SAVED_WINDOWS: u64 = 2;
+
+/// Maximum number of groups that one round assigns anew.
+pub const BALANCE_ROUND_MAX: u32 = 64;
 
 /// Assignment of hash ranges to CPUs (`rps_balance`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -52,7 +59,7 @@ pub struct BalanceConfig {
     /// Load of the busiest CPU to reach, in percent of the mean. Balancing begins at twice that
     /// excess.
     pub target_percent: u32,
-    /// Maximum number of groups assigned anew in a second.
+    /// Maximum number of groups assigned anew in a second, by all queues together.
     pub moves_per_second: u32,
     /// Time between two measurements, in µs.
     pub window_us: u32,
@@ -62,8 +69,8 @@ impl Default for BalanceConfig {
     fn default() -> Self {
         Self {
             policy: BalancePolicy::Off,
-            target_percent: 105,
-            moves_per_second: 2_000,
+            target_percent: 103,
+            moves_per_second: 10_000,
             window_us: 10_000,
         }
     }
@@ -87,14 +94,19 @@ pub(super) struct Balance {
     /// `None`: off.
     groups: Option<Box<Groups>>,
     shares: Shares,
+    /// Board of all queues, and the queue's number on it. A queue without one is alone.
+    board: Option<(Arc<BalanceBoard>, usize)>,
     window_start_ns: u64,
-    /// True if the imbalance of the last window was large enough to move groups.
+    /// True if the last window asked for moves.
     was_beyond: bool,
-    /// Number of moves allowed now, in billionths.
-    allowance: u64,
 }
 
 impl Balance {
+    /// Shares the board of all queues, as this one of them.
+    pub(super) fn set_board(&mut self, board: Arc<BalanceBoard>, queue: usize) {
+        self.board = Some((board, queue));
+    }
+
     /// Replaces the configuration. `shift` is that of the flow table.
     pub(super) fn set_config(&mut self, config: BalanceConfig, shift: u32, map: &RpsMap) {
         self.config = config;
@@ -122,13 +134,13 @@ impl Balance {
     /// Removes assignments to CPUs that are no longer in the map.
     pub(super) fn set_map(&mut self, map: &RpsMap) {
         if let Some(groups) = &mut self.groups {
-            groups.set_map(map);
+            groups.set_map(map, self.window_start_ns);
         }
     }
 
     fn restart(&mut self, shift: u32, map: &RpsMap) {
         self.groups = Some(Box::new(Groups::new(shift, map)));
-        (self.shares, self.window_start_ns, self.allowance) = (Shares::default(), 0, 0);
+        (self.shares, self.window_start_ns) = (Shares::default(), 0);
     }
 
     /// True if packets are weighed.
@@ -145,6 +157,13 @@ impl Balance {
         }
     }
 
+    /// Weighs a packet that goes to this CPU whatever its group's is.
+    pub(super) fn weigh_fixed(&mut self, cpu: CpuId) {
+        if let Some(groups) = &mut self.groups {
+            groups.weigh_fixed(cpu);
+        }
+    }
+
     /// CPU that a flow's group is assigned to, if any.
     #[inline]
     pub(super) fn cpu_of(&self, hash: FlowHash) -> Option<CpuId> {
@@ -156,71 +175,68 @@ impl Balance {
         self.groups.is_some() && now_ns.saturating_sub(self.window_start_ns) >= self.window_ns()
     }
 
-    /// Measures the loads of all CPUs, by [`CpuId::index`], and assigns groups anew; `heads` are
-    /// those of the queue's backlogs. `None` if there is nothing to compare with yet.
+    /// Measures the loads of all CPUs, by [`CpuId::index`], and assigns groups anew. `None` if there is nothing to
+    /// compare with yet, or if another queue plans now: then this one is still due.
     pub(super) fn round(
         &mut self,
         now_ns: u64,
         loads: &[CpuLoad],
-        heads: impl Iterator<Item = (CpuId, Position)>,
         map: &RpsMap,
     ) -> Option<BalanceRound> {
+        let alone = || (Arc::new(BalanceBoard::new(1, loads.len())), 0);
+        let (board, queue) = self.board.get_or_insert_with(alone).clone();
+        let claim = board.claim()?;
         let past_ns = now_ns.saturating_sub(self.window_start_ns);
         let is_first = std::mem::replace(&mut self.window_start_ns, now_ns) == 0;
         let groups = self.groups.as_mut()?;
         if is_first {
             groups.begin_window();
-            self.shares.measure(loads, heads, 0);
+            self.shares.measure(loads, 0);
             return None;
         }
         groups.end_window(past_ns);
-        self.shares.measure(loads, heads, past_ns);
-        if map.cpus().len() < 2 {
-            return None;
-        }
-        self.shares.load(groups, map);
-        self.save_up(past_ns);
+        self.shares.measure(loads, past_ns);
+        claim.forget_stale(now_ns);
+        self.shares.load(groups, map, |cpu| claim.others_ns(queue, cpu));
+        claim.save_up(now_ns, self.config.moves_per_second, self.window_ns() * SAVED_WINDOWS);
         let before_percent = self.shares.imbalance_percent();
-        let mut round = BalanceRound { before_percent, after_percent: before_percent, moves: 0 };
-        let begins_at = self.config.target_percent.saturating_mul(2).saturating_sub(100);
-        let is_beyond =
-            self.shares.load_max_ns() >= BALANCE_LOAD_MIN_NS && before_percent > begins_at;
-        // Two windows in a row are required: the imbalance of one short window may be chance.
-        if std::mem::replace(&mut self.was_beyond, is_beyond) && is_beyond {
-            round.moves = self.move_groups(now_ns);
-            round.after_percent = self.shares.imbalance_percent();
-        }
-        Some(round)
+        let moves = self.move_groups(&claim, now_ns);
+        claim.note(queue, self.shares.own_ns(), now_ns);
+        let after_percent =
+            if moves > 0 { self.shares.imbalance_percent() } else { before_percent };
+        (map.cpus().len() > 1).then_some(BalanceRound { moves, before_percent, after_percent })
     }
 
-    /// Makes the next measurement begin a window, after a time without balancing.
-    pub(super) fn pause(&mut self) {
-        self.window_start_ns = 0;
-    }
-
-    /// Adds the moves of this period to those allowed now.
-    fn save_up(&mut self, past_ns: u64) {
-        let rate = u64::from(self.config.moves_per_second);
-        let saved_max = (rate * self.window_ns() * SAVED_WINDOWS).max(NS_PER_S);
-        let saved = rate.saturating_mul(past_ns);
-        self.allowance = self.allowance.saturating_add(saved).min(saved_max);
-    }
-
-    fn move_groups(&mut self, now_ns: u64) -> u32 {
+    /// Moves groups from busy CPUs to others until no CPU is beyond the target. The first must be twice as far
+    /// beyond it, in two windows in a row: a window is short, and chance is not load.
+    fn move_groups(&mut self, claim: &BoardClaim<'_>, now_ns: u64) -> u32 {
         let Some(groups) = &mut self.groups else { return 0 };
-        let mut moves = 0;
-        while self.allowance >= NS_PER_S
-            && let Some(gap) = self.shares.gap(self.config.target_percent)
+        let target_percent = self.config.target_percent;
+        let mut percent = target_percent.saturating_mul(2).saturating_sub(100);
+        let is_busy = self.shares.load_max_ns() >= BALANCE_LOAD_MIN_NS;
+        let (mut moves, mut is_beyond) = (0, false);
+        while is_busy
+            && moves < BALANCE_ROUND_MAX
+            && claim.may_move()
+            && let Some(gap) = self.shares.gap(percent)
         {
-            let Some(group) = groups.best_of(&gap, now_ns) else {
+            let best = groups.best_of(&gap, now_ns).map(|group| (group, gap));
+            let Some((group, gap)) = best.or_else(|| self.shares.exile(groups, &gap, now_ns))
+            else {
                 self.shares.settle(gap.busiest);
                 continue;
             };
+            is_beyond = true;
+            if !self.was_beyond {
+                break;
+            }
+            percent = target_percent;
             let weight_ns = groups.assign(group, gap.least_busy, gap.cost_ns, now_ns);
             self.shares.shift(&gap, weight_ns);
-            self.allowance -= NS_PER_S;
+            claim.moved();
             moves += 1;
         }
+        self.was_beyond = is_beyond;
         moves
     }
 

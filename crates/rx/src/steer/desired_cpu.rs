@@ -7,33 +7,40 @@ use std::sync::Arc;
 
 use forebay_buf::Position;
 
-use super::balance::{Balance, BalanceConfig, BalanceRound, CpuLoad};
+use super::balance::{Balance, BalanceBoard, BalanceConfig, BalanceRound, CpuLoad};
 use super::flow_table::{CurrentCpu, FlowTable};
 use super::ids::SlotId;
+use super::meter::Meter;
 use super::rps::RpsMap;
 use super::sock_flow::SockFlowTable;
-use super::spread::{Spread, SpreadPolicy, Tick};
+use super::spread::{Spread, SpreadConfig, SpreadPolicy};
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 use crate::packet::Packet;
 use crate::steer_reason::SteerReason;
 
+/// Difference of the CPUs' work for others in a window that is none.
+const SLACK_NS: u64 = 1_000_000;
+
 /// Source of the desired CPUs of one queue's flows.
 #[derive(Debug)]
 pub(super) struct DesiredCpus {
-    pub(super) polling_cpu: CpuId,
+    polling_cpu: CpuId,
     /// `rps_cpus` as requested.
     asked: RpsMap,
     /// Running CPUs.
     running: RpsMap,
     /// Requested CPUs that run (RPS-9).
     map: RpsMap,
+    /// Part of `map` that the load needs now.
+    active: RpsMap,
     /// True for each CPU to which applications are followed, by index.
     followed: Box<[bool]>,
     sock_flows: Option<Arc<SockFlowTable>>,
     /// True if the queue has a flow table in the kernel's sense: without one there is no RFS.
     has_rfs: bool,
     spread: Spread,
+    meter: Meter,
     balance: Balance,
 }
 
@@ -45,10 +52,12 @@ impl DesiredCpus {
             asked: RpsMap::default(),
             running: RpsMap::default(),
             map: RpsMap::default(),
+            active: RpsMap::default(),
             followed: Box::default(),
             sock_flows: None,
             has_rfs: true,
             spread: Spread::new(spread),
+            meter: Meter::default(),
             balance: Balance::default(),
         }
     }
@@ -68,13 +77,17 @@ impl DesiredCpus {
         if let Some(cpu) = self.application(hash) {
             return (cpu, SteerReason::Rfs);
         }
-        if !self.spread.is_spreading() && self.map.contains(self.polling_cpu) {
+        if self.is_gathered() {
             return inline;
         }
         if let Some(cpu) = self.balance.cpu_of(hash) {
             return (cpu, SteerReason::Balance);
         }
-        let Some(cpu) = self.map.select(hash) else { return inline };
+        let Some(cpu) = self.active.select(hash) else { return inline };
+        if self.active.cpus().len() < self.map.cpus().len() {
+            let is_of_map = self.map.select(hash) == Some(cpu);
+            return (cpu, if is_of_map { SteerReason::Rps } else { SteerReason::Spread });
+        }
         match table.get(slot).current_cpu() {
             // A boundary of the map is inside the slot. Either side is right; the slot stays,
             // instead of moving back and forth with every packet.
@@ -120,56 +133,113 @@ impl DesiredCpus {
         self.has_rfs = has_rfs;
     }
 
-    /// See [`Spread::update`].
-    pub(super) fn update_spread(&mut self, tick: Tick, full_burst: bool) -> bool {
-        self.spread.update(tick, full_burst)
+    pub(super) fn set_polling_cpu(&mut self, cpu: CpuId) {
+        self.polling_cpu = cpu;
+        self.update();
+    }
+
+    /// Looks at the bursts once a turn. Returns true if flows shall move because of it.
+    pub(super) fn update_spread(
+        &mut self,
+        now_ns: u64,
+        full_burst: bool,
+        tails: impl Iterator<Item = (CpuId, Position)>,
+    ) -> bool {
+        if !self.spread.is_followed() {
+            return false;
+        }
+        if self.spread.is_mark_due(now_ns) {
+            self.meter.mark(tails);
+        }
+        let is_changed = self.spread.update(now_ns, full_burst);
+        if is_changed {
+            self.choose();
+        }
+        is_changed
+    }
+
+    /// True if the loads of all CPUs are to be looked at.
+    pub(super) fn is_load_due(&self, now_ns: u64) -> bool {
+        self.spread.is_due(now_ns) || self.balance.is_due(now_ns)
+    }
+
+    /// Decides on how many CPUs the load needs, by the loads of all, by [`CpuId::index`]. Returns true if flows
+    /// shall move because of it.
+    pub(super) fn resize(
+        &mut self,
+        now_ns: u64,
+        loads: &[CpuLoad],
+        heads: impl Iterator<Item = (CpuId, Position)>,
+    ) -> bool {
+        if !self.spread.is_due(now_ns) {
+            return false;
+        }
+        let past_ns = self.meter.end_window(now_ns, loads, heads, self.polling_cpu);
+        let load = self.meter.load(past_ns, &self.map, &self.active);
+        let is_changed = self.spread.end_window(now_ns, load);
+        if is_changed {
+            self.choose();
+        }
+        is_changed
+    }
+
+    /// Replaces the configuration of the spread.
+    pub(super) fn set_spread(&mut self, config: SpreadConfig) {
+        self.spread.set_config(config);
+        self.choose();
+    }
+
+    /// Number of CPUs that the load needs now.
+    pub(super) fn active_cpus(&self) -> usize {
+        self.active.cpus().len()
     }
 
     /// Replaces the configuration of the balance.
     pub(super) fn set_balance(&mut self, config: BalanceConfig, table: &FlowTable) {
-        self.balance.set_config(config, table.shift(), &self.map);
+        self.balance.set_config(config, table.shift(), &self.active);
     }
 
     /// Adapts to a flow table of another size.
     pub(super) fn set_table(&mut self, table: &FlowTable) {
-        self.balance.set_table(table.shift(), &self.map);
+        self.balance.set_table(table.shift(), &self.active);
     }
 
     /// Resets the weights and CPUs of hash ranges, because flows hash differently from now on.
     pub(super) fn rehash(&mut self, table: &FlowTable) {
-        self.balance.reset(table.shift(), &self.map);
+        self.balance.reset(table.shift(), &self.active);
     }
 
-    /// Weighs the packets whose CPU can be balanced: those with a hash and without a followed
-    /// application.
+    /// Weighs packets: by their group those whose CPU can be balanced, the others by their CPU.
     pub(super) fn weigh(&mut self, packets: &[Packet]) {
         if !self.balance.is_on() {
             return;
         }
         for hash in packets.iter().map(|packet| packet.hash) {
-            if hash.is_some() && self.application(hash).is_none() {
-                self.balance.weigh(hash);
+            match self.application(hash) {
+                _ if !hash.is_some() => self.balance.weigh_fixed(self.polling_cpu),
+                Some(cpu) => self.balance.weigh_fixed(cpu),
+                None if self.active.cpus().is_empty() => self.balance.weigh_fixed(self.polling_cpu),
+                None => self.balance.weigh(hash),
             }
         }
     }
 
-    /// True if a balancing round is due.
-    pub(super) fn is_balance_due(&self, now_ns: u64) -> bool {
-        self.balance.is_due(now_ns)
-    }
-
     /// Balances the loads of all CPUs, by [`CpuId::index`].
-    pub(super) fn balance(
-        &mut self,
-        now_ns: u64,
-        loads: &[CpuLoad],
-        heads: impl Iterator<Item = (CpuId, Position)>,
-    ) -> Option<BalanceRound> {
-        if !self.spread.is_spreading() {
-            self.balance.pause();
+    pub(super) fn balance(&mut self, now_ns: u64, loads: &[CpuLoad]) -> Option<BalanceRound> {
+        if !self.balance.is_due(now_ns) {
             return None;
         }
-        self.balance.round(now_ns, loads, heads, &self.map)
+        self.balance.round(now_ns, loads, &self.active)
+    }
+
+    /// Has the queue balance as one with all that share the board.
+    pub(super) fn set_board(&mut self, board: Arc<BalanceBoard>, queue: usize) {
+        self.balance.set_board(board, queue);
+    }
+
+    /// True if packets that are not steered for another reason stay on the polling CPU.
+    fn is_gathered(&self) -> bool {
+        self.spread.is_gathered() && self.map.contains(self.polling_cpu)
     }
 
     /// CPU of the flow's application, if it is followed there.
@@ -181,8 +251,8 @@ impl DesiredCpus {
 
     /// True if the map has `cpu` for some flow of the slot. CPUs of the map ascend with the hash.
     fn straddles(&self, table: &FlowTable, slot: SlotId, cpu: CpuId) -> bool {
-        let [first, last] = table.range(slot).map(|hash| self.map.select(hash));
-        self.map.contains(cpu) && first <= Some(cpu) && Some(cpu) <= last
+        let [first, last] = table.range(slot).map(|hash| self.active.select(hash));
+        self.active.contains(cpu) && first <= Some(cpu) && Some(cpu) <= last
     }
 
     fn update(&mut self) {
@@ -192,10 +262,27 @@ impl DesiredCpus {
         let cpus = followed.cpus().last().map_or(0, |cpu| cpu.index() + 1);
         let cpus = (0..cpus).filter_map(|cpu| u16::try_from(cpu).ok()).map(CpuId);
         self.followed = cpus.map(|cpu| followed.contains(cpu)).collect();
+        self.choose();
+    }
+
+    /// Chooses the CPUs that packets go to: the polling CPU, those that get some already, then those with the least to do
+    /// for others. Without the polling CPU in the map all of it, as there is no light load then.
+    fn choose(&mut self) {
+        let size = self.spread.size(self.map.cpus().len());
+        let mut chosen = self.map.cpus().to_vec();
+        if self.map.contains(self.polling_cpu) {
+            let others_ns = |cpu: &CpuId| self.meter.others_ns(*cpu) / SLACK_NS;
+            let far = |cpu: &CpuId| cpu.0.wrapping_sub(self.polling_cpu.0);
+            chosen.sort_by_key(|cpu| {
+                (*cpu != self.polling_cpu, !self.active.contains(*cpu), others_ns(cpu), far(cpu))
+            });
+            chosen.truncate(size);
+        }
+        self.active = RpsMap::new(chosen);
         debug_assert!(
-            self.map.cpus().iter().all(|cpu| self.allows(*cpu)),
-            "a CPU of the map can be desired"
+            self.active.cpus().iter().all(|cpu| self.allows(*cpu)),
+            "a CPU of the set can be desired"
         );
-        self.balance.set_map(&self.map);
+        self.balance.set_map(&self.active);
     }
 }

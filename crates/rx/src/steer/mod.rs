@@ -22,23 +22,25 @@
 //! not know.
 
 mod ids;
-mod sock_flow; //   CPUs of applications
-mod rps; //         CPUs of hash ranges, by the RPS map
-mod spread; //      spread over the map, or gather on the polling CPU
-mod balance; //     CPUs of hash ranges, by load
-mod desired_cpu; // the desired CPU, from all these
-mod flow_table; //  the current CPU of each slot
-mod tables; //      the current table, and those that it replaced
-mod hold; //        packets that wait for their flow to move
-mod fence; //       barriers behind all packets under way
-mod verdict; //     verdicts
-mod journal; //     recent moves and drops
-mod state; //       explanation of a flow's CPU
+mod sock_flow; //   where applications run
+mod rps; //         where the map sends flows
+mod meter; //       what their CPUs have to do
+mod spread; //      how many of them that needs
+mod balance; //     or where its load says
+mod desired_cpu; // of all these, where a packet should go
+mod flow_table; //  where flows are
+mod tables; //      and were, in tables that were replaced
+mod hold; //        what waits to move
+mod fence; //       what waits for everything before it
+mod verdict; //     what is decided
+mod journal; //     what happened
+mod state; //       for whoever asks why
 
 use std::sync::Arc;
 
 pub use balance::{
-    BALANCE_LOAD_MIN_NS, BalanceConfig, BalancePolicy, BalanceRound, CpuLoad, REST_NS,
+    BALANCE_LOAD_MIN_NS, BALANCE_ROUND_MAX, BalanceBoard, BalanceConfig, BalancePolicy,
+    BalanceRound, CpuLoad, REST_NS,
 };
 use desired_cpu::DesiredCpus;
 use fence::Fences;
@@ -53,14 +55,16 @@ pub(crate) use journal::Journal;
 pub use journal::{Drops, MOVES_MAX, Move, SHARERS_MAX, WATCHES_MAX};
 pub use rps::RpsMap;
 pub use sock_flow::{RPS_SOCK_FLOW_ENTRIES, RPS_SOCK_FLOW_ENTRIES_MAX, SockFlowTable};
-pub use spread::{FULL_BURSTS_TO_SPREAD, GATHER_AFTER_NS, SPREAD_WINDOW_NS, SpreadPolicy, Tick};
+pub use spread::{
+    FULL_BURSTS_TO_SPREAD, GATHER_AFTER_NS, SPREAD_WINDOW_NS, SpreadConfig, SpreadPolicy,
+};
 pub use state::{FlowPlace, FlowState};
 use tables::Tables;
 pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
 
 use crate::backlog::{Backlogs, Depth};
-use crate::cpu::CpuId;
+use crate::cpu::{CpuId, RxQueue};
 use crate::hash::FlowHash;
 use crate::packet::Packet;
 use crate::steer_reason::SteerReason;
@@ -532,7 +536,7 @@ impl Steering {
 
     /// Sets the polling CPU.
     pub fn set_polling_cpu(&mut self, cpu: CpuId) {
-        self.desired_cpus.polling_cpu = cpu;
+        self.desired_cpus.set_polling_cpu(cpu);
     }
 
     /// Replaces the socket-flow table.
@@ -573,9 +577,25 @@ impl Steering {
         self.tables.now.alike()
     }
 
-    /// Evaluates the load, once a turn. Returns true if flows shall move because of it.
-    pub fn update_spread(&mut self, tick: Tick, full_burst: bool) -> bool {
-        self.desired_cpus.update_spread(tick, full_burst)
+    /// Evaluates the bursts, once a turn. Returns true if flows shall move because of it.
+    pub fn update_spread(&mut self, now_ns: u64, full_burst: bool, backlogs: &Backlogs) -> bool {
+        self.desired_cpus.update_spread(now_ns, full_burst, backlogs.tails())
+    }
+
+    /// Replaces the configuration of the spread.
+    pub fn set_spread(&mut self, config: SpreadConfig) {
+        self.desired_cpus.set_spread(config);
+    }
+
+    /// Number of CPUs that the load needs now.
+    #[must_use]
+    pub fn active_cpus(&self) -> usize {
+        self.desired_cpus.active_cpus()
+    }
+
+    /// Decides on how many CPUs the load needs. Returns true if flows shall move because of it.
+    pub fn resize(&mut self, now_ns: u64, loads: &[CpuLoad], backlogs: &mut Backlogs) -> bool {
+        self.desired_cpus.resize(now_ns, loads, backlogs.heads())
     }
 
     /// Replaces the configuration of the balance.
@@ -588,21 +608,21 @@ impl Steering {
         self.desired_cpus.weigh(packets);
     }
 
-    /// True if a balancing round is due.
+    /// True if the loads of all CPUs are to be looked at.
     #[must_use]
-    pub fn is_balance_due(&self, now_ns: u64) -> bool {
-        self.desired_cpus.is_balance_due(now_ns)
+    pub fn is_load_due(&self, now_ns: u64) -> bool {
+        self.desired_cpus.is_load_due(now_ns)
+    }
+
+    /// Has the queue balance as one with all that share the board, as the one of this number.
+    pub fn set_board(&mut self, board: Arc<BalanceBoard>, queue: RxQueue) {
+        self.desired_cpus.set_board(board, queue.0.into());
     }
 
     /// Balances the loads of all CPUs, by [`CpuId::index`]; `None` if there is nothing to compare
     /// with.
-    pub fn balance(
-        &mut self,
-        now_ns: u64,
-        loads: &[CpuLoad],
-        backlogs: &mut Backlogs,
-    ) -> Option<BalanceRound> {
-        self.desired_cpus.balance(now_ns, loads, backlogs.heads())
+    pub fn balance(&mut self, now_ns: u64, loads: &[CpuLoad]) -> Option<BalanceRound> {
+        self.desired_cpus.balance(now_ns, loads)
     }
 
     fn raise_fence(&mut self, now_ns: u64, backlogs: &Backlogs) {

@@ -16,7 +16,7 @@ use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::intake::IntakeConfig;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify};
-use forebay_rx::steer::{MoveAfter, SpreadPolicy, SteerConfig, Tick};
+use forebay_rx::steer::{MoveAfter, SpreadPolicy, SteerConfig};
 use forebay_rx::{CpuId, Delivery, Handler, Intake, Packet, RxQueue};
 use loom::cell::Cell;
 use loom::sync::atomic::AtomicU32;
@@ -142,7 +142,7 @@ impl Poller {
         });
         let mut burst = Burst { packets: packets.collect(), ..Burst::default() };
         self.intake.observe();
-        assert!(self.intake.turn(Tick::default(), &mut burst, &mut self.pool).count() <= 2);
+        assert!(self.intake.turn(0, &mut burst, &mut self.pool).count() <= 2);
         assert_eq!(self.intake.drain_dropped().count(), 0);
     }
 }

@@ -8,7 +8,7 @@ use forebay_rx::arrive::Burst;
 use forebay_rx::coalesce::CoalesceConfig;
 use forebay_rx::intake::IntakeConfig;
 use forebay_rx::parse::Verify;
-use forebay_rx::steer::{SockFlowTable, SteerConfig};
+use forebay_rx::steer::{BalanceBoard, SockFlowTable, SteerConfig};
 use forebay_rx::{CpuId, Delivery, Intake, RxQueue};
 
 use super::application::SeenByReader;
@@ -31,10 +31,12 @@ pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
     let sock_flows = sock_flow_table(knobs.sock_flow_entries, scenario.cpus);
     let start = Position(knobs.start);
     let capacity = ring_capacity(scenario);
+    let board = Arc::new(BalanceBoard::new(scenario.queues.into(), scenario.cpus.into()));
     let mut queues: Vec<_> = (0..scenario.queues)
         .map(|queue| {
             let mut intake = intake(scenario, traffic, RxQueue(queue));
             intake.set_sock_flows(sock_flows.clone(), 0);
+            intake.set_board(Arc::clone(&board));
             intake.set_balance(knobs.balance, 0);
             SimQueue { intake, burst: Burst::default(), changed: false }
         })

@@ -38,6 +38,7 @@ impl<M: SimMachine> World<M> {
             }
             Happening::IsNoticed(cpu) => self.notice(cpu),
             Happening::ComesBack(cpu) => self.put_back(cpu),
+            Happening::IsLookedAt => self.look_at_assignment(),
         }
     }
 

@@ -59,7 +59,7 @@ impl<M: SimMachine> World<M> {
         if taken > 0 {
             self.cpu(cpu).doing = Doing::Batch;
             let began_ns = self.loads[cpu.index()].busy_ns;
-            self.spend(cpu, taken * SERVICE_NS);
+            self.spend(cpu, taken * SERVICE_NS * self.scenario.costs.factor);
             let load = &mut self.loads[cpu.index()];
             load.delivering_ns += load.busy_ns - began_ns;
             load.packets += taken;
@@ -85,7 +85,8 @@ impl<M: SimMachine> World<M> {
             self.cpu(cpu).took_in = true;
             self.cpu(cpu).polled_in_vain = frames == 0;
             let (frames, handled) = (frames as u64, handled as u64);
-            self.spend(cpu, frames.max(1) * INTAKE_NS + handled * SERVICE_NS);
+            let base_ns = frames.max(1) * INTAKE_NS + handled * SERVICE_NS;
+            self.spend(cpu, base_ns * self.scenario.costs.factor);
         }
         polled
     }
@@ -197,7 +198,6 @@ impl<M: SimMachine> World<M> {
         let cost = self.scenario.costs.draw(base_ns, slowed, &mut self.schedule);
         let now_ns = self.now_ns;
         self.cpu(cpu).spend(now_ns, cost);
-        self.busy_ns += cost.ns;
         self.loads[cpu.index()].busy_ns += cost.ns;
     }
 

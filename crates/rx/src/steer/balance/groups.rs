@@ -11,7 +11,10 @@ const GROUP_SHIFT: u32 = 20;
 
 /// Part of a new measurement in a weight: one in this many. Flows are bursty, and moving a group
 /// that is heavy by chance does not help.
-const SMOOTHING: u64 = 8;
+const SMOOTHING: u64 = 32;
+
+/// The same where a measurement is no chance: a flow begins, or ends.
+const SURPRISED_SMOOTHING: u64 = 4;
 
 /// Groups of one queue. Each group has the same index in all arrays.
 #[derive(Debug)]
@@ -19,15 +22,17 @@ pub(in super::super) struct Groups {
     shift: u32,
     /// Number of packets since the window began.
     fresh: Box<[u32]>,
-    /// Packets a second, smoothed.
-    weights: Box<[u32]>,
+    weights: Box<[Weight]>,
     /// CPU by the RPS map.
     homes: Box<[u16]>,
     /// CPU that the group is assigned to instead, or [`NO_CPU`].
     assigned: Box<[u16]>,
     /// Time of the last move, in ms, or 0.
     moved_ms: Box<[u64]>,
-    is_measured: bool,
+    /// Packets whose CPU no group tells, by [`CpuId::index`]: weights, and those since the window began.
+    fixed: Vec<(Weight, u32)>,
+    /// Number of windows so far.
+    windows: u64,
 }
 
 const NO_CPU: u16 = u16::MAX;
@@ -41,13 +46,14 @@ impl Groups {
         let mut groups = Self {
             shift,
             fresh: vec![0; count].into(),
-            weights: vec![0; count].into(),
+            weights: vec![Weight::default(); count].into(),
             homes: vec![NO_CPU; count].into(),
             assigned: vec![NO_CPU; count].into(),
             moved_ms: vec![0; count].into(),
-            is_measured: false,
+            fixed: Vec::new(),
+            windows: 0,
         };
-        groups.set_map(map);
+        groups.set_map(map, 0);
         groups
     }
 
@@ -56,15 +62,21 @@ impl Groups {
         self.shift == table_shift.max(GROUP_SHIFT)
     }
 
-    pub(super) fn set_map(&mut self, map: &RpsMap) {
+    /// Takes groups away from CPUs that are not in the map. What that moves rests.
+    pub(super) fn set_map(&mut self, map: &RpsMap, now_ns: u64) {
         let half = 1 << (self.shift - 1);
         for (index, (home, assigned)) in
             (0_u32..).zip(self.homes.iter_mut().zip(&mut self.assigned))
         {
             let cpu = map.select(FlowHash((index << self.shift) | half));
+            let before = if *assigned == NO_CPU { *home } else { *assigned };
             *home = cpu.map_or(NO_CPU, |cpu| cpu.0);
             if !map.contains(CpuId(*assigned)) {
                 *assigned = NO_CPU;
+            }
+            let after = if *assigned == NO_CPU { *home } else { *assigned };
+            if after != before && now_ns > 0 {
+                self.moved_ms[index as usize] = (now_ns / NS_PER_MS).max(1);
             }
         }
     }
@@ -73,6 +85,20 @@ impl Groups {
     pub(super) fn weigh(&mut self, hash: FlowHash) {
         let fresh = &mut self.fresh[(hash.0 >> self.shift) as usize];
         *fresh = fresh.saturating_add(1);
+    }
+
+    /// Weighs a packet that goes to this CPU whatever its group's is.
+    pub(super) fn weigh_fixed(&mut self, cpu: CpuId) {
+        if self.fixed.len() <= cpu.index() {
+            self.fixed.resize(cpu.index() + 1, (Weight::default(), 0));
+        }
+        let (_, fresh) = &mut self.fixed[cpu.index()];
+        *fresh = fresh.saturating_add(1);
+    }
+
+    /// Weight of what goes to a CPU whatever its group's is.
+    pub(super) fn fixed(&self, cpu: CpuId) -> Weight {
+        self.fixed.get(cpu.index()).map_or(Weight::default(), |(weight, _)| *weight)
     }
 
     #[inline]
@@ -87,42 +113,59 @@ impl Groups {
     }
 
     /// CPU and weight of each group.
-    pub(super) fn each(&self) -> impl Iterator<Item = GroupWeight> {
-        (0..self.weights.len()).map(|group| GroupWeight {
-            cpu: self.cpu_at(group),
-            packets_per_s: self.weights[group],
-        })
+    pub(super) fn each(&self) -> impl Iterator<Item = (u16, Weight)> {
+        (0..self.weights.len()).map(|group| (self.cpu_at(group), self.weights[group]))
     }
 
     /// Smooths the packets of a window of this length into the weights.
     pub(super) fn end_window(&mut self, past_ns: u64) {
-        let smoothing = if std::mem::replace(&mut self.is_measured, true) { SMOOTHING } else { 1 };
-        for (weight, fresh) in self.weights.iter_mut().zip(&self.fresh) {
-            let rate = u64::from(*fresh) * super::NS_PER_S / past_ns.max(1);
-            let smoothed = (u64::from(*weight) * (smoothing - 1) + rate) / smoothing;
-            *weight = u32::try_from(smoothed).unwrap_or(u32::MAX);
-        }
+        self.windows += 1;
+        let windows = self.windows;
+        let smooth =
+            |weight: &mut Weight, fresh| *weight = weight.smoothed(fresh, past_ns, windows);
+        self.weights.iter_mut().zip(&self.fresh).for_each(|(weight, fresh)| smooth(weight, *fresh));
+        self.fixed.iter_mut().for_each(|(weight, fresh)| smooth(weight, *fresh));
         self.begin_window();
     }
 
     pub(super) fn begin_window(&mut self) {
         self.fresh.fill(0);
+        self.fixed.iter_mut().for_each(|(_, fresh)| *fresh = 0);
     }
 
     /// Group of the busiest CPU whose move comes nearest to the aim, except groups whose move would
     /// only swap the roles of the two CPUs.
     pub(super) fn best_of(&self, gap: &Gap, now_ns: u64) -> Option<usize> {
-        let rests = |moved_ms| moved_ms > 0 && now_ns / NS_PER_MS < moved_ms + REST_NS / NS_PER_MS;
         let most_ns = gap.gap_ns - gap.gap_ns / 8;
         let fits = (0..self.weights.len()).filter_map(|group| {
-            let weight_ns = u64::from(self.weights[group]) * gap.cost_ns;
+            let weight_ns = self.weights[group].work_ns(gap.cost_ns);
             let is_candidate = weight_ns > 0
                 && weight_ns <= most_ns
                 && self.cpu_at(group) == gap.busiest.0
-                && !rests(self.moved_ms[group]);
+                && !self.rests(group, now_ns);
             is_candidate.then(|| (weight_ns.abs_diff(gap.aim_ns), group))
         });
         fits.min().map(|(_, group)| group)
+    }
+
+    /// Heaviest group of a CPU, unless it rests, and its weight.
+    pub(super) fn heaviest_of(&self, cpu: CpuId, now_ns: u64) -> Option<(usize, Weight)> {
+        let of_cpu = (0..self.weights.len()).filter(|group| self.cpu_at(*group) == cpu.0);
+        let heaviest = of_cpu.max_by_key(|group| self.weights[*group])?;
+        (!self.rests(heaviest, now_ns)).then_some((heaviest, self.weights[heaviest]))
+    }
+
+    /// Work in ns a second that may leave a CPU now, if a packet takes this long.
+    pub(super) fn movable_ns(&self, cpu: CpuId, cost_ns: u64, now_ns: u64) -> u64 {
+        let of_cpu = (0..self.weights.len()).filter(|group| self.cpu_at(*group) == cpu.0);
+        let movable = of_cpu.filter(|group| !self.rests(*group, now_ns));
+        movable.map(|group| self.weights[group].work_ns(cost_ns)).sum()
+    }
+
+    /// True if a group has moved of late.
+    fn rests(&self, group: usize, now_ns: u64) -> bool {
+        let moved_ms = self.moved_ms[group];
+        moved_ms > 0 && now_ns / NS_PER_MS < moved_ms + REST_NS / NS_PER_MS
     }
 
     /// Assigns a group, and returns its weight in ns of work a second.
@@ -130,15 +173,35 @@ impl Groups {
         debug_assert_ne!(self.cpu_at(group), to.0, "a group moves to another CPU");
         self.assigned[group] = if self.homes[group] == to.0 { NO_CPU } else { to.0 };
         self.moved_ms[group] = (now_ns / NS_PER_MS).max(1);
-        u64::from(self.weights[group]) * cost_ns
+        self.weights[group].work_ns(cost_ns)
     }
 }
 
-/// Weight of a group.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct GroupWeight {
-    pub(super) cpu: u16,
-    pub(super) packets_per_s: u32,
+/// Packets a second, smoothed, in 256ths.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub(super) struct Weight(u32);
+
+impl Weight {
+    /// The weight after a window with `fresh` packets, the one of this number.
+    fn smoothed(self, fresh: u32, past_ns: u64, windows: u64) -> Self {
+        let past_ns = past_ns.max(1);
+        let rate = (u64::from(fresh) * super::NS_PER_S).saturating_mul(WEIGHT_PARTS) / past_ns;
+        let expected = u64::from(self.0).saturating_mul(past_ns) / (super::NS_PER_S * WEIGHT_PARTS);
+        let off = expected.abs_diff(fresh.into());
+        // Four times the deviation that single packets would have, and some for few of them.
+        let is_surprise = off.saturating_mul(off) > 16 * expected.saturating_add(8);
+        let smoothing = if is_surprise { SURPRISED_SMOOTHING } else { SMOOTHING }.min(windows);
+        let sum = (u64::from(self.0) * (smoothing - 1)).saturating_add(rate);
+        Self(u32::try_from(sum / smoothing).unwrap_or(u32::MAX))
+    }
+
+    /// Work in ns a second, if a packet takes this long.
+    pub(super) fn work_ns(self, cost_ns: u64) -> u64 {
+        u64::from(self.0).saturating_mul(cost_ns) / WEIGHT_PARTS
+    }
 }
+
+/// Parts of a packet a second that weights are counted in.
+const WEIGHT_PARTS: u64 = 256;
 
 const NS_PER_MS: u64 = 1_000_000;

@@ -1,7 +1,5 @@
 //! Shares: the load of each CPU, as measured and as expected after moves.
 
-use forebay_buf::Position;
-
 use super::super::rps::RpsMap;
 use super::NS_PER_S;
 use super::groups::Groups;
@@ -18,8 +16,7 @@ pub struct CpuLoad {
     pub packets: u64,
 }
 
-/// Part of a new measurement in the smoothed work besides the groups': one in this many. Small,
-/// because moves of other queues must show soon.
+/// Part of a new measurement in the work besides delivery: one in this many.
 const OTHER_SMOOTHING: u64 = 4;
 
 /// Part of a new measurement in the smoothed cost of a packet: one in this many.
@@ -35,13 +32,11 @@ pub(super) struct Shares {
 struct Share {
     /// Work at the begin of the window.
     last: CpuLoad,
-    /// Position of the backlog's head at the begin of the window.
-    last_head: Option<Position>,
     /// Cost of a packet, smoothed, in 256ths of a ns.
     cost: u64,
-    /// Work besides the groups', in ns a second, smoothed.
+    /// Work besides delivery, in ns a second, smoothed.
     other_ns: u64,
-    /// Work of the groups, in ns a second.
+    /// Delivery of this queue's packets, in ns a second.
     own_ns: u64,
     /// All work, in ns a second.
     load_ns: u64,
@@ -73,19 +68,11 @@ impl Share {
 }
 
 impl Shares {
-    /// Takes the measurements of a window of this length; 0 begins the first window. `heads` are
-    /// those of the queue's backlogs.
-    pub(super) fn measure(
-        &mut self,
-        loads: &[CpuLoad],
-        heads: impl Iterator<Item = (CpuId, Position)>,
-        past_ns: u64,
-    ) {
+    /// Takes the measurements of a window of this length; 0: the first one begins now.
+    pub(super) fn measure(&mut self, loads: &[CpuLoad], past_ns: u64) {
         self.cpus.resize(loads.len(), Share::default());
-        for (cpu, head) in heads {
-            let Some(share) = self.cpus.get_mut(cpu.index()) else { continue };
-            let done = share.last_head.replace(head).map_or(0, |last| head.since(last));
-            share.measure(loads[cpu.index()], done.into(), past_ns);
+        for (share, load) in self.cpus.iter_mut().zip(loads) {
+            share.measure(*load, past_ns);
         }
         self.fill_in_costs();
     }
@@ -100,21 +87,27 @@ impl Shares {
         }
     }
 
-    /// Computes the expected loads.
-    pub(super) fn load(&mut self, groups: &Groups, map: &RpsMap) {
+    /// Computes the loads as they are to be expected; `others_ns`: what other queues plan for a CPU.
+    pub(super) fn load(&mut self, groups: &Groups, map: &RpsMap, others_ns: impl Fn(usize) -> u64) {
         for (index, share) in (0..).zip(&mut self.cpus) {
-            share.own_ns = 0;
+            share.own_ns = groups.fixed(CpuId(index)).work_ns(share.cost_ns());
             share.is_mapped = map.contains(CpuId(index));
             share.is_open = share.is_mapped;
         }
-        for group in groups.each() {
-            if let Some(share) = self.cpus.get_mut(usize::from(group.cpu)) {
-                share.own_ns += u64::from(group.packets_per_s) * share.cost_ns();
+        for (cpu, weight) in groups.each() {
+            if let Some(share) = self.cpus.get_mut(usize::from(cpu)) {
+                share.own_ns += weight.work_ns(share.cost_ns());
             }
         }
-        for share in &mut self.cpus {
-            share.load_ns = share.other_ns.saturating_add(share.own_ns);
+        for (index, share) in self.cpus.iter_mut().enumerate() {
+            share.load_ns =
+                share.other_ns.saturating_add(others_ns(index)).saturating_add(share.own_ns);
         }
+    }
+
+    /// Load of this queue on each CPU, in order.
+    pub(super) fn own_ns(&self) -> impl Iterator<Item = u64> {
+        self.cpus.iter().map(|share| share.own_ns)
     }
 
     fn mapped(&self) -> impl Iterator<Item = &Share> {
@@ -143,12 +136,26 @@ impl Shares {
         let is_beyond = u128::from(most.load_ns) * 100 * open().count() as u128
             > sum * u128::from(target_percent);
         let gap_ns = most.load_ns - least.load_ns;
-        // Several queues may share the load: each moves its own part.
-        let part =
-            u128::from(gap_ns / 2) * u128::from(most.own_ns) / u128::from(most.load_ns.max(1));
-        let aim_ns = u64::try_from(part).unwrap_or(u64::MAX);
+        let mean_ns = u64::try_from(sum / (open().count() as u128).max(1)).unwrap_or(u64::MAX);
+        // What is beyond the mean, unless the other one would then have more than it.
+        let aim_ns = most.load_ns.saturating_sub(mean_ns).min(gap_ns / 2);
         let cost_ns = most.cost_ns();
         is_beyond.then_some(Gap { busiest, least_busy, gap_ns, aim_ns, cost_ns })
+    }
+
+    /// The heaviest group of the busiest CPU, if it fills a CPU by itself, and a CPU with less of the work that nobody can
+    /// move: there it is alone once the others have left.
+    pub(super) fn exile(&self, groups: &Groups, gap: &Gap, now_ns: u64) -> Option<(usize, Gap)> {
+        let (group, weight) = groups.heaviest_of(gap.busiest, now_ns)?;
+        let weight_ns = weight.work_ns(gap.cost_ns);
+        let from = self.cpus[gap.busiest.index()];
+        let fits = |share: &Share| share.is_open && share.other_ns + weight_ns / 16 < from.other_ns;
+        let calm = (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| fits(share));
+        let (to, share) = calm.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
+        // It is no worse off there once they have.
+        let left_ns = share.load_ns.saturating_sub(groups.movable_ns(to, share.cost_ns(), now_ns));
+        let pays = weight_ns > from.load_ns / 2 && left_ns + weight_ns < from.load_ns;
+        pays.then_some((group, Gap { least_busy: to, ..*gap }))
     }
 
     /// Excludes a CPU from this round, because moving any of its groups would not help.
@@ -168,9 +175,8 @@ impl Shares {
 }
 
 impl Share {
-    /// Records a CPU's load over a window; `done` counts this queue's packets that the CPU
-    /// delivered.
-    fn measure(&mut self, load: CpuLoad, done: u64, past_ns: u64) {
+    /// Takes what a CPU did in a window.
+    fn measure(&mut self, load: CpuLoad, past_ns: u64) {
         let last = std::mem::replace(&mut self.last, load);
         let busy_ns = load.busy_ns.saturating_sub(last.busy_ns);
         let delivering_ns = load.delivering_ns.saturating_sub(last.delivering_ns);
@@ -184,9 +190,8 @@ impl Share {
             self.cost =
                 if self.cost == 0 { cost } else { smoothed(self.cost, plausible, COST_SMOOTHING) };
         }
-        let own_ns = delivering_ns.saturating_mul(done.min(packets)) / packets.max(1);
-        let other_ns = u128::from(busy_ns.saturating_sub(own_ns)) * u128::from(NS_PER_S);
-        let other_ns = u64::try_from(other_ns / u128::from(past_ns.max(1))).unwrap_or(u64::MAX);
+        let other_ns = u128::from(busy_ns.saturating_sub(delivering_ns)) * u128::from(NS_PER_S);
+        let other_ns = u64::try_from(other_ns / u128::from(past_ns)).unwrap_or(u64::MAX);
         self.other_ns = if self.other_ns == 0 {
             other_ns
         } else {

@@ -58,9 +58,7 @@ impl Bench {
         work[0] += self.polling_ns;
         self.now_ns += WINDOW_NS;
         assert!(self.balance.is_due(self.now_ns));
-        let head = |load: &CpuLoad| Position(u32::try_from(load.packets).unwrap());
-        let heads = (0..).map(CpuId).zip(self.loads.iter().map(head));
-        (work, self.balance.round(self.now_ns, &self.loads, heads, &self.map))
+        (work, self.balance.round(self.now_ns, &self.loads, &self.map))
     }
 }
 
@@ -180,7 +178,10 @@ proptest! {
             for _ in 0..windows {
                 let (_, round) = bench.window(&sources);
                 if let Some(round) = round {
-                    prop_assert!(round.after_percent <= round.before_percent, "{:?}", round);
+                    // A heavy group may have come before all of the others could leave.
+                    let is_done = round.moves < BALANCE_ROUND_MAX;
+                    let helps = round.after_percent <= round.before_percent;
+                    prop_assert!(helps || !is_done, "{:?}", round);
                 }
                 for group in 0..4096_u32 {
                     let at = bench.cpu_of(Source { hash: group << SHIFT | 1 << 19, packets: 0 });

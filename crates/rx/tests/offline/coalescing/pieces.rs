@@ -14,7 +14,6 @@ use forebay_rx::coalesce::gso::{InvalidVnetHeader, VIRTIO_NET_HDR_BYTES, VirtioN
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, MergeRefusal, cut};
 use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{DeviceSum, Headers, NoMemory, Verify, parse, parse_packet};
-use forebay_rx::steer::Tick;
 use forebay_rx::{CpuId, DropReason};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -378,7 +377,7 @@ fn taken_in(packet: Packet, pool: &mut Pool) -> (Option<Seen>, Vec<DropReason>) 
     let mut burst = Burst { packets: vec![packet], ..Burst::default() };
     let mut out = None;
     let show = |packets: &[Packet]| out = packets.first().map(seen);
-    let woken = intake.turn_with_tap(Tick { now_ns: 1, busy_ns: 0 }, &mut burst, pool, show);
+    let woken = intake.turn_with_tap(1, &mut burst, pool, show);
     assert!(woken.collect::<Vec<CpuId>>().len() <= 1);
     let dropped = intake.drain_dropped().map(|dropped| dropped.reason);
     (out, dropped.collect())

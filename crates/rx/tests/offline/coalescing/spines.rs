@@ -12,7 +12,7 @@ use forebay_rx::hash::Hasher;
 use forebay_rx::intake::IntakeConfig;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Verify, View, parse};
-use forebay_rx::steer::{MoveAfter, SpreadPolicy, SteerConfig, Tick};
+use forebay_rx::steer::{MoveAfter, SpreadPolicy, SteerConfig};
 use forebay_rx::{CpuId, Delivery, Handler, Intake, Packet, RxQueue};
 use proptest::collection::vec;
 use proptest::option;
@@ -113,12 +113,12 @@ impl World {
         let mut burst = Burst { packets: packets.collect(), behind, ..Burst::default() };
         self.now_ns += 1;
         self.intake.observe();
-        let tick = Tick { now_ns: self.now_ns, busy_ns: 0 };
+        let now_ns = self.now_ns;
         let show = |packets: &[Packet]| {
             let segments = packets.iter().flat_map(Packet::segments);
             self.shown.extend(segments.map(|segment| segment.arrival.0));
         };
-        self.intake.turn_with_tap(tick, &mut burst, &mut self.pool, show).for_each(drop);
+        self.intake.turn_with_tap(now_ns, &mut burst, &mut self.pool, show).for_each(drop);
         assert!(burst.is_empty(), "a burst is taken whole");
         for dropped in self.intake.drain_dropped() {
             self.pool.put(dropped.packet.unwrap().frame);

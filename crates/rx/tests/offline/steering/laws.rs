@@ -261,7 +261,7 @@ fn check_target(world: &World, seen: &Seen) {
     let epoch = &world.epochs[seen.note.epoch as usize];
     let may_be = match seen.note.steer_reason {
         SteerReason::Rfs => epoch.is_followed(seen.cpu),
-        SteerReason::Rps | SteerReason::Balance => epoch.is_mapped(seen.cpu),
+        SteerReason::Rps | SteerReason::Balance | SteerReason::Spread => epoch.is_mapped(seen.cpu),
         SteerReason::Inline => seen.cpu == epoch.polling,
         SteerReason::Drained | SteerReason::Held => {
             epoch.is_allowed(seen.cpu) || seen.cpu == epoch.polling

@@ -12,7 +12,6 @@ use forebay_rx::packet::Arrival;
 use forebay_rx::parse::{Link, Verify};
 use forebay_rx::steer::{
     BalanceConfig, BalancePolicy, CpuLoad, MoveAfter, SockFlowTable, SpreadPolicy, SteerConfig,
-    Tick,
 };
 use forebay_rx::{CpuId, Delivery, DropReason, Intake, Packet, RxQueue, SteerReason};
 
@@ -183,9 +182,8 @@ impl World {
     pub(crate) fn turn(&mut self, mut burst: Burst) -> Vec<CpuId> {
         self.now_ns += 1;
         self.intake.observe();
-        self.balance();
-        let tick = Tick { now_ns: self.now_ns, busy_ns: self.busy_ns };
-        let woken = self.intake.turn(tick, &mut burst, &mut self.pool).collect();
+        self.follow_load();
+        let woken = self.intake.turn(self.now_ns, &mut burst, &mut self.pool).collect();
         assert!(burst.is_empty(), "a burst is taken whole");
         for dropped in self.intake.drain_dropped() {
             self.drops.push((dropped.arrival, dropped.reason));
@@ -198,16 +196,18 @@ impl World {
         woken
     }
 
-    /// Balances the load: the number of packets delivered, with more work per packet on lower CPUs.
-    fn balance(&mut self) {
+    /// Has the path follow the load: what has been delivered, the more of everything on the lower CPUs, and the
+    /// polling CPU's besides.
+    fn follow_load(&mut self) {
         let loads = self.deliveries.iter().zip([9, 7, 5, 3, 2, 1, 1, 1]);
         let loads = loads.map(|(delivery, factor)| {
             let packets = delivery.counters().taken.get();
             CpuLoad { busy_ns: packets * factor, delivering_ns: packets * factor, packets }
         });
-        let loads: Vec<_> = loads.collect();
-        if self.intake.is_balance_due(self.now_ns) {
-            self.intake.balance(self.now_ns, &loads);
+        let mut loads: Vec<_> = loads.collect();
+        loads[POLLING.index()].busy_ns += self.busy_ns;
+        if self.intake.is_load_due(self.now_ns) {
+            self.intake.follow_load(self.now_ns, &loads);
         }
     }
 

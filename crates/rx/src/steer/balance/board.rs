@@ -1,0 +1,122 @@
+//! Board: what the queues of an engine plan for their CPUs, so that they balance as one.
+//!
+//! Each queue notes the load that it sends to each CPU, as it will be after what it moves, and goes by the sum of all. One
+//! queue at a time plans: whoever finds the board claimed does so in a later turn. Nobody waits.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::NS_PER_S;
+
+/// Time after which the note of a queue that is not heard of counts for nothing.
+pub(super) const STALE_NS: u64 = 200_000_000;
+
+/// Loads of all queues. Written by whoever has [claimed](Self::claim) it.
+#[derive(Debug)]
+pub struct BalanceBoard {
+    is_claimed: AtomicBool,
+    /// By [`CpuId::index`](crate::CpuId::index): sum of the queues' notes, in ns of work a second.
+    sums: Box<[AtomicU64]>,
+    /// By queue.
+    notes: Box<[QueueNote]>,
+    /// Moves that may be made now, in billionths.
+    allowance: AtomicU64,
+    /// Time until which moves have been added to it.
+    saved_until_ns: AtomicU64,
+}
+
+/// Loads of one queue.
+#[derive(Debug)]
+struct QueueNote {
+    /// By [`CpuId::index`](crate::CpuId::index).
+    loads: Box<[AtomicU64]>,
+    /// Time of the note; 0: there is none.
+    noted_ns: AtomicU64,
+}
+
+impl BalanceBoard {
+    /// Creates an empty board; `cpus` is the highest CPU id plus one.
+    #[must_use]
+    pub fn new(queues: usize, cpus: usize) -> Self {
+        let zeros = || (0..cpus).map(|_| AtomicU64::new(0)).collect();
+        let note = |_| QueueNote { loads: zeros(), noted_ns: AtomicU64::new(0) };
+        Self {
+            is_claimed: AtomicBool::new(false),
+            sums: zeros(),
+            notes: (0..queues).map(note).collect(),
+            allowance: AtomicU64::new(0),
+            saved_until_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Claims the board for a round; `None` if another queue plans now.
+    pub(super) fn claim(&self) -> Option<BoardClaim<'_>> {
+        // Acquire: what the last one wrote is seen. Its partner is the release in `drop`.
+        let is_claimed = self.is_claimed.swap(true, Ordering::Acquire);
+        (!is_claimed).then_some(BoardClaim(self))
+    }
+}
+
+/// The only one who plans.
+#[derive(Debug)]
+pub(super) struct BoardClaim<'a>(&'a BalanceBoard);
+
+impl BoardClaim<'_> {
+    /// Load that other queues plan for a CPU.
+    pub(super) fn others_ns(&self, queue: usize, cpu: usize) -> u64 {
+        let own = self.0.notes.get(queue).and_then(|note| note.loads.get(cpu)).map_or(0, load);
+        self.0.sums.get(cpu).map_or(0, load).saturating_sub(own)
+    }
+
+    /// Replaces the note of a queue; `loads` by CPU.
+    pub(super) fn note(&self, queue: usize, loads: impl Iterator<Item = u64>, now_ns: u64) {
+        let Some(note) = self.0.notes.get(queue) else { return };
+        note.noted_ns.store(now_ns.max(1), Ordering::Relaxed);
+        for ((own, sum), load_ns) in note.loads.iter().zip(&self.0.sums).zip(loads) {
+            let others_ns = load(sum).saturating_sub(load(own));
+            own.store(load_ns, Ordering::Relaxed);
+            sum.store(others_ns.saturating_add(load_ns), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes away notes of queues that are idle, or balance no longer.
+    pub(super) fn forget_stale(&self, now_ns: u64) {
+        for (queue, note) in self.0.notes.iter().enumerate() {
+            let noted_ns = load(&note.noted_ns);
+            if noted_ns > 0 && now_ns.saturating_sub(noted_ns) > STALE_NS {
+                self.note(queue, std::iter::repeat(0), now_ns);
+                note.noted_ns.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Adds the moves of the time that has passed to those that may be made now; at most `saved_max_ns` of it.
+    pub(super) fn save_up(&self, now_ns: u64, moves_per_second: u32, saved_max_ns: u64) {
+        let rate = u64::from(moves_per_second);
+        let until_ns = self.0.saved_until_ns.swap(now_ns, Ordering::Relaxed);
+        let saved = rate.saturating_mul(now_ns.saturating_sub(until_ns));
+        let saved_max = (rate.saturating_mul(saved_max_ns)).max(NS_PER_S);
+        let allowance = load(&self.0.allowance).saturating_add(saved).min(saved_max);
+        self.0.allowance.store(allowance, Ordering::Relaxed);
+    }
+
+    /// Uses one move up, if there is one.
+    pub(super) fn may_move(&self) -> bool {
+        load(&self.0.allowance) >= NS_PER_S
+    }
+
+    /// Counts a move.
+    pub(super) fn moved(&self) {
+        let left = load(&self.0.allowance).saturating_sub(NS_PER_S);
+        self.0.allowance.store(left, Ordering::Relaxed);
+    }
+}
+
+impl Drop for BoardClaim<'_> {
+    fn drop(&mut self) {
+        self.0.is_claimed.store(false, Ordering::Release);
+    }
+}
+
+fn load(word: &AtomicU64) -> u64 {
+    word.load(Ordering::Relaxed)
+}

@@ -1,0 +1,186 @@
+//! Evenness of the load on CPUs in the course of a run, by the flows' shares in the traffic: no chance is in it.
+
+use forebay_rx::CpuId;
+use forebay_rx::steer::REST_NS;
+use serde::Serialize;
+
+use crate::costs::{INTAKE_NS, SERVICE_NS};
+use crate::laws::{Law, Laws};
+use crate::machine::SimMachine;
+use crate::shift::PHASES;
+use crate::traffic::{FlowId, Traffic};
+use crate::virtual_cpu::CpuPace;
+
+/// Time between two looks.
+pub(crate) const LOOK_NS: u64 = 10_000_000;
+
+/// Load of the busiest CPU that is even, in percent of what is possible.
+const EVEN_PERCENT: u64 = 110;
+
+/// Result of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Balanced {
+    /// Load of the busiest CPU at the end of a phase, in percent of the mean; the worst.
+    pub busiest_percent: u64,
+    /// The least that is possible then: of the heaviest flow alone, or of polling.
+    pub possible_percent: u64,
+    /// Longest time during which the busiest CPU had more than 110 % of what was possible.
+    pub uneven_ns: u64,
+    /// CPUs that packets went to at the end of each phase.
+    pub cpus: [usize; 4],
+    /// Time from the begin of the second phase until packets went to all CPUs.
+    pub spread_ns: u64,
+    /// Number of times that a flow's CPU changed, a second.
+    pub wishes_a_second: u64,
+    /// Load beside a flow that needs a CPU by itself, in percent of that flow's, at the end of its phase; the largest.
+    pub beside_heavy_percent: u64,
+}
+
+/// Observations so far.
+#[derive(Debug, Default)]
+pub(crate) struct Evenness {
+    balanced: Balanced,
+    /// Wishes of the flows when they were last looked at, and when they last changed.
+    wishes: Vec<(Option<CpuId>, Option<u64>)>,
+    wishes_changed: u64,
+    phase: u64,
+    phase_began_ns: u64,
+    /// Times of the last two changes of the number of CPUs, but for the first one, and that number.
+    resized_ns: [Option<u64>; 2],
+    active_cpus: Option<usize>,
+    has_resized: bool,
+    /// State at the last look.
+    last: Look,
+    even_at_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    busiest_percent: u64,
+    possible_percent: u64,
+    beside_heavy_percent: u64,
+}
+
+impl Balanced {
+    /// The worse of two runs, figure by figure.
+    #[must_use]
+    pub fn worse(self, other: Self) -> Self {
+        let is_worse = other.busiest_percent * self.possible_percent.max(1)
+            > self.busiest_percent * other.possible_percent.max(1);
+        let busiest = if is_worse { other } else { self };
+        Self {
+            uneven_ns: self.uneven_ns.max(other.uneven_ns),
+            wishes_a_second: self.wishes_a_second.max(other.wishes_a_second),
+            beside_heavy_percent: self.beside_heavy_percent.max(other.beside_heavy_percent),
+            spread_ns: self.spread_ns.max(other.spread_ns),
+            cpus: std::array::from_fn(|phase| self.cpus[phase].max(other.cpus[phase])),
+            ..busiest
+        }
+    }
+}
+
+impl Evenness {
+    /// Looks at the assignment of all flows. One that moves twice in [`REST_NS`] breaks a law.
+    pub(crate) fn look<M: SimMachine>(
+        &mut self,
+        now_ns: u64,
+        (machine, traffic, pace): (&M, &Traffic, &CpuPace),
+        cpus: usize,
+        laws: &mut Laws,
+    ) {
+        if now_ns > 0 && traffic.phase() != self.phase {
+            self.end_phase();
+        }
+        if self.phase != traffic.phase() {
+            (self.phase, self.phase_began_ns) = (traffic.phase(), now_ns);
+        }
+        self.see_cpus(machine.active_cpus().unwrap_or(cpus), now_ns, cpus, laws);
+        let shares = traffic.shares();
+        self.wishes.resize(shares.len(), (None, None));
+        let (mut loads, mut polls) = (vec![(0, 0); cpus], vec![0; cpus]);
+        for (index, &share) in (0..).zip(&shares) {
+            let flow = traffic.flow(FlowId(index));
+            let polling = pace.polling[usize::from(flow.queue.0)];
+            let at = machine.standing(flow.queue, flow.hash).map_or(polling, |stands| stands.wish);
+            loads[polling.index()].0 += share * INTAKE_NS;
+            polls[polling.index()] += share * INTAKE_NS;
+            let (load, heaviest) = &mut loads[at.index()];
+            *load += share * SERVICE_NS;
+            *heaviest = (share * SERVICE_NS).max(*heaviest);
+            self.see(FlowId(index), at, now_ns, laws);
+        }
+        let (busiest, sum) =
+            loads.iter().fold((0, 0), |(max, sum), (load, _)| (max.max(*load), sum + load));
+        let of_mean = |load: u64| load * 100 * cpus as u64 / sum.max(1);
+        let (alone, (load, heaviest)) =
+            loads.iter().enumerate().max_by_key(|(_, (_, flow))| *flow).unwrap_or((0, &(0, 0)));
+        let beside = load - polls[alone] - heaviest;
+        let is_heavy = of_mean(*heaviest) > 100;
+        self.last = Look {
+            busiest_percent: of_mean(busiest),
+            possible_percent: of_mean(*heaviest).max(100),
+            beside_heavy_percent: if is_heavy { beside * 100 / heaviest } else { 0 },
+        };
+        if self.last.busiest_percent * 100 <= self.last.possible_percent * EVEN_PERCENT {
+            self.even_at_ns = now_ns;
+        }
+        self.balanced.uneven_ns = self.balanced.uneven_ns.max(now_ns - self.even_at_ns);
+    }
+
+    /// Ends the run.
+    pub(crate) fn end(&mut self, now_ns: u64) -> Balanced {
+        if self.phase == PHASES - 1 {
+            self.end_phase();
+        }
+        self.balanced.wishes_a_second = self.wishes_changed * 1_000_000_000 / now_ns.max(1);
+        self.balanced
+    }
+
+    fn see_cpus(&mut self, active: usize, now_ns: u64, cpus: usize, laws: &mut Laws) {
+        let phase = usize::try_from(self.phase).unwrap_or(0);
+        self.balanced.cpus[phase] = active;
+        if phase == 1 && active == cpus && self.balanced.spread_ns == 0 {
+            self.balanced.spread_ns = now_ns - self.phase_began_ns;
+        }
+        if self.active_cpus.replace(active).is_none_or(|before| before == active) {
+            return;
+        }
+        self.has_resized = true;
+        let [first, second] = self.resized_ns;
+        if let Some(first_ns) = first.filter(|first_ns| now_ns - first_ns + LOOK_NS < REST_NS) {
+            laws.broke(Law::Rest, || {
+                format!("{active} CPUs at {now_ns} ns, three sizes since {first_ns} ns")
+            });
+        }
+        self.resized_ns = [second, Some(now_ns)];
+    }
+
+    fn see(&mut self, flow: FlowId, at: CpuId, now_ns: u64, laws: &mut Laws) {
+        let (wish, changed_ns) = &mut self.wishes[flow.index()];
+        if wish.replace(at).is_none_or(|before| before == at) {
+            return;
+        }
+        self.wishes_changed += 1;
+        // Where the number of CPUs changes, the law is about that.
+        let before_ns = changed_ns.replace(now_ns).filter(|_| !self.has_resized);
+        if let Some(before_ns) =
+            before_ns.filter(|before_ns| now_ns - before_ns + LOOK_NS < REST_NS)
+        {
+            laws.broke(Law::Rest, || {
+                format!("flow {} moves at {before_ns} ns and at {now_ns} ns", flow.0)
+            });
+        }
+    }
+
+    fn end_phase(&mut self) {
+        let (last, worst) = (self.last, &mut self.balanced);
+        if last.busiest_percent * worst.possible_percent.max(1)
+            >= worst.busiest_percent * last.possible_percent
+        {
+            worst.busiest_percent = last.busiest_percent;
+            worst.possible_percent = last.possible_percent;
+        }
+        let beside = &mut worst.beside_heavy_percent;
+        *beside = last.beside_heavy_percent.max(*beside);
+    }
+}

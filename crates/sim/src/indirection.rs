@@ -1,0 +1,75 @@
+//! The rule of RSS++ (Barbette et al., CoNEXT 2019), in a small model: a table of the device tells each packet's CPU by its
+//! hash, and its entries are assigned anew by load, at once. What is on its way to the old CPU is overtaken.
+
+use forebay_rx::CpuId;
+use forebay_rx::hash::FlowHash;
+use forebay_rx::steer::{CpuLoad, RpsMap};
+
+/// Number of entries.
+const ENTRIES: u32 = 512;
+
+/// Time between two assignments: a tenth of a second, the shortest that the paper uses.
+const INTERVAL_NS: u64 = 100_000_000;
+
+/// Entries, and their packets since the last assignment.
+pub(crate) struct Indirection {
+    entries: Vec<(CpuId, u64)>,
+    last: Vec<CpuLoad>,
+    assigned_ns: u64,
+}
+
+impl Indirection {
+    pub(crate) fn new(map: &RpsMap) -> Self {
+        let cpus = map.cpus();
+        let cpu = |entry: u32| cpus[entry as usize % cpus.len()];
+        Self {
+            entries: (0..ENTRIES).map(|entry| (cpu(entry), 0)).collect(),
+            last: Vec::new(),
+            assigned_ns: 0,
+        }
+    }
+
+    pub(crate) fn cpu_of(&self, hash: FlowHash) -> CpuId {
+        self.entries[entry_of(hash)].0
+    }
+
+    pub(crate) fn count(&mut self, hash: FlowHash) {
+        self.entries[entry_of(hash)].1 += 1;
+    }
+
+    /// Moves entries from CPUs that have more than the mean to the one that has least, if it is time to.
+    pub(crate) fn assign(&mut self, now_ns: u64, loads: &[CpuLoad]) {
+        if now_ns - self.assigned_ns < INTERVAL_NS {
+            return;
+        }
+        self.assigned_ns = now_ns;
+        self.last.resize(loads.len(), CpuLoad::default());
+        let busy = |(now, last): (&CpuLoad, &CpuLoad)| now.busy_ns - last.busy_ns;
+        let mut busy_ns: Vec<_> = loads.iter().zip(&self.last).map(busy).collect();
+        self.last.copy_from_slice(loads);
+        let mut packets = vec![0; loads.len()];
+        self.entries.iter().for_each(|(cpu, count)| packets[cpu.index()] += count);
+        // An entry's part in its CPU's load is that of its packets.
+        let weight =
+            |(cpu, count): (CpuId, u64)| busy_ns[cpu.index()] * count / packets[cpu.index()].max(1);
+        let weights: Vec<_> = self.entries.iter().copied().map(weight).collect();
+        let mean_ns = busy_ns.iter().sum::<u64>() / busy_ns.len() as u64;
+        let mut order: Vec<_> = (0..self.entries.len()).collect();
+        order.sort_by_key(|entry| std::cmp::Reverse(weights[*entry]));
+        for entry in order {
+            let from = self.entries[entry].0.index();
+            let Some(to) = (0..busy_ns.len()).min_by_key(|cpu| busy_ns[*cpu]) else { return };
+            let is_over = busy_ns[from] > mean_ns && busy_ns[from] - mean_ns >= weights[entry] / 2;
+            if is_over && weights[entry] > 0 && busy_ns[to] + weights[entry] < busy_ns[from] {
+                busy_ns[from] -= weights[entry];
+                busy_ns[to] += weights[entry];
+                self.entries[entry].0 = CpuId(u16::try_from(to).unwrap_or(0));
+            }
+        }
+        self.entries.iter_mut().for_each(|(_, count)| *count = 0);
+    }
+}
+
+fn entry_of(hash: FlowHash) -> usize {
+    (hash.0 % ENTRIES) as usize
+}

@@ -1,0 +1,88 @@
+//! Shifts of the load in the course of a run, in four phases of equally many packets.
+
+use crate::traffic::FlowId;
+
+/// Change of the load in the course of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Shift {
+    /// No change; flow 0 has `elephant_percent` throughout.
+    None,
+    /// Flow 0 has it in the second phase, and flow 1 in the third.
+    HeavyFlow,
+    /// The load falls to two fifths and rises again, and all flows change their ranks.
+    Diurnal,
+    /// [`AIMED_FLOWS`] have it in the second and third phase, all with hashes in the map's range of one CPU.
+    Aimed { cpus: u16 },
+    /// The load is 15 % of one CPU, the plan's, 15 % again, and 150 %.
+    Waves,
+}
+
+/// Number of phases of a run.
+pub(crate) const PHASES: u64 = 4;
+
+/// Number of flows that somebody aims at one CPU: the first ones.
+pub(crate) const AIMED_FLOWS: u32 = 256;
+
+/// CPU that they are aimed at.
+const AIMED_CPU: u32 = 1;
+
+/// Number of ranks that flows rise in a run.
+const RANKS: u64 = 16;
+
+/// Thousandths of a whole.
+const MILLE: u64 = 1_000;
+
+impl Shift {
+    /// Phase of a run of which this many packets of `all` have come. One that does not change is in its last one.
+    pub(crate) fn phase(self, came: u64, all: u64) -> u64 {
+        let phase = (came * PHASES / all.max(1)).min(PHASES - 1);
+        if self == Self::None { PHASES - 1 } else { phase }
+    }
+
+    /// Flows that share `elephant_percent` of a CPU in a phase.
+    pub(crate) fn heavy(self, phase: u64) -> std::ops::Range<u32> {
+        match (self, phase) {
+            (Self::None, _) | (Self::HeavyFlow, 1) => 0..1,
+            (Self::HeavyFlow, 2) => 1..2,
+            (Self::Aimed { .. }, 1 | 2) => 0..AIMED_FLOWS,
+            _ => 0..0,
+        }
+    }
+
+    /// Load in thousandths of the plan's, of which the heavy flows are `heavy_mille`.
+    pub(crate) fn load_mille(
+        self,
+        came: u64,
+        all: u64,
+        heavy_mille: u64,
+        load_percent: u64,
+    ) -> u64 {
+        if self == Self::Waves {
+            let percent = [15, load_percent, 15, 150.min(load_percent)];
+            let phase = usize::try_from(self.phase(came, all)).unwrap_or(0);
+            return percent[phase] * MILLE / load_percent.max(1);
+        }
+        if self != Self::Diurnal {
+            let is_heavy = !self.heavy(self.phase(came, all)).is_empty();
+            return if is_heavy { MILLE } else { MILLE - heavy_mille };
+        }
+        let from_midday = (came * 2 * MILLE / all.max(1)).abs_diff(MILLE);
+        400 + from_midday * 600 / MILLE
+    }
+
+    /// Number of ranks that each flow has risen.
+    pub(crate) fn ranks(self, came: u64, all: u64) -> u64 {
+        if self == Self::Diurnal { came * RANKS / all.max(1) } else { 0 }
+    }
+
+    /// Hash of a flow instead of the drawn one.
+    pub(crate) fn hash(self, flow: FlowId, drawn: u32) -> u32 {
+        match self {
+            Self::Aimed { cpus } if flow.0 < AIMED_FLOWS => {
+                let range = u32::MAX / u32::from(cpus);
+                range * AIMED_CPU + 1 + drawn % range
+            }
+            _ => drawn,
+        }
+    }
+}
