@@ -390,7 +390,7 @@ impl Intake {
                 }
                 Verdict::Hold(hold) => self.hold(packet, hold),
                 // Behind a fence the CPU of the predecessors is unknown, so any CPU could reorder
-                // the flow (RFS-6).
+                // the flow (RFS-6). Other flows of the slot may be on a CPU outside the map.
                 Verdict::Refuse => self.drop_frames(DropReason::HoldFull, packet, None),
             }
         }
@@ -428,12 +428,12 @@ impl Intake {
     fn hold(&mut self, packet: Packet, hold: HoldId) {
         let Err(packet) = self.steering.hold(hold, packet) else { return };
         match self.give_up(hold) {
-            Some(target) => {
-                self.steering.stay_unheld(target);
+            Some(target) if self.steering.stay_unheld(packet.hash, target) => {
                 self.enqueue(packet, target);
             }
-            // Forwarding would overtake held packets or those in front of a fence.
-            None => self.drop_frames(DropReason::HoldFull, packet, None),
+            // Forwarding would overtake held packets or those in front of a fence, or bring a flow
+            // to a CPU outside the map.
+            _ => self.drop_frames(DropReason::HoldFull, packet, None),
         }
     }
 
@@ -442,7 +442,7 @@ impl Intake {
     fn give_up(&mut self, hold: HoldId) -> Option<Target> {
         let Release::Forward(target) = self.steering.decide_give_up(hold) else { return None };
         while self.backlogs.has_room(target.cpu)
-            && let Some(packet) = self.steering.unhold_to_stay(hold)
+            && let Some(packet) = self.steering.unhold_to_stay(hold, target.cpu)
         {
             self.enqueue(packet, target);
         }

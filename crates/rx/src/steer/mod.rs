@@ -280,7 +280,10 @@ impl Steering {
         };
         match hold.behind {
             // A slot that has its full share fills the arena itself, and keeps waiting.
-            HeldBehind::Backlog(cpu, _) if self.holds.len_of(id) < self.holds.share() => {
+            HeldBehind::Backlog(cpu, _)
+                if self.holds.len_of(id) < self.holds.share()
+                    && self.may_stay(front.hash, hold.slot, cpu) =>
+            {
                 let (_, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
                 let (steer_reason, slot, head_old) = (SteerReason::Stay, Some(hold.slot), None);
                 Release::Forward(Target { cpu, steer_reason, wish, slot, head_old })
@@ -291,19 +294,27 @@ impl Steering {
         }
     }
 
-    /// Takes the oldest packet of a hold whose move is given up.
-    pub fn unhold_to_stay(&mut self, id: HoldId) -> Option<Packet> {
+    /// Takes the oldest packet of a hold whose move is given up, if it may stay on this CPU.
+    pub fn unhold_to_stay(&mut self, id: HoldId, cpu: CpuId) -> Option<Packet> {
         let slot = self.holds.get(id)?.slot;
+        if !self.may_stay(self.holds.front(id)?.hash, slot, cpu) {
+            return None;
+        }
         let packet = self.holds.pop(id)?;
         self.unheld(slot);
         Some(packet)
     }
 
-    /// Counts a packet that follows those of a hold whose move was given up.
-    pub fn stay_unheld(&mut self, target: Target) {
-        if let Some(slot) = target.slot {
+    /// Counts a packet that follows those of a hold whose move was given up. Returns false if it
+    /// may not.
+    #[must_use]
+    pub fn stay_unheld(&mut self, flow: FlowHash, target: Target) -> bool {
+        let Some(slot) = target.slot else { return false };
+        let may_stay = self.may_stay(flow, slot, target.cpu);
+        if may_stay {
             self.unheld(slot);
         }
+        may_stay
     }
 
     /// Takes the oldest packet of a hold.
@@ -445,8 +456,11 @@ impl Steering {
         if let Some(hold) = self.begin_hold(slot, HeldBehind::Backlog(cpu, at.tail), now_ns) {
             return Verdict::Hold(hold);
         }
-        // Nothing more can be held: the packet stays in order behind its predecessors, and the flow
-        // moves later.
+        // Nothing more can be held. The packet stays in order behind its predecessors, and the flow
+        // moves later; but only a flow that is there already may stay on a CPU outside the map.
+        if !self.may_stay(hash, slot, cpu) {
+            return Verdict::Refuse;
+        }
         self.unheld(slot);
         forward(cpu, SteerReason::Stay, None)
     }

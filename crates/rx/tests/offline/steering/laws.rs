@@ -266,7 +266,8 @@ fn check_target(world: &World, seen: &Seen) {
         SteerReason::Drained | SteerReason::Held => {
             epoch.is_allowed(seen.cpu) || seen.cpu == epoch.polling
         }
-        SteerReason::Stay => true,
+        // No flow goes to a CPU outside the map because another flow of its slot is there.
+        SteerReason::Stay => epoch.is_allowed(seen.cpu) || seen.note.behind == seen.hash,
     };
     assert!(may_be, "{seen:?} under {epoch:?}");
 }
