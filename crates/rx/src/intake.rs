@@ -384,7 +384,14 @@ impl Intake {
                     }
                 }
             }
-            match self.steering.decide(packet.hash, self.now_ns, &mut self.backlogs) {
+            let verdict = self.steering.decide(packet.hash, self.now_ns, &mut self.backlogs);
+            let verdict = match verdict {
+                Verdict::Refuse if self.make_room() => {
+                    self.steering.decide(packet.hash, self.now_ns, &mut self.backlogs)
+                }
+                verdict => verdict,
+            };
+            match verdict {
                 Verdict::Forward(target) => {
                     self.enqueue(packet, target);
                 }
@@ -435,6 +442,18 @@ impl Intake {
             // to a CPU outside the map.
             _ => self.drop_frames(DropReason::HoldFull, packet, None),
         }
+    }
+
+    /// Makes room for one held packet: the oldest of the longest hold that may follow its
+    /// predecessors to its old CPU does so. Returns false if no hold can yield.
+    #[cold]
+    fn make_room(&mut self) -> bool {
+        let longest = self.steering.longest_to_yield(HOLDS_A_TURN, &mut self.backlogs);
+        let Some((hold, target)) = longest else { return false };
+        let Some(packet) = self.steering.unhold_to_stay(hold, target.cpu) else { return false };
+        self.enqueue(packet, target);
+        self.steering.end_hold(hold, self.now_ns);
+        true
     }
 
     /// Gives up a held move for which the arena has no room: its packets follow their predecessors

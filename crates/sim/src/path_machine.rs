@@ -328,19 +328,20 @@ impl SimMachine for PathMachine {
 impl PathMachine {
     /// Checks that no packet is refused because others are held while there is room behind its
     /// predecessors. A flow that has used its share of the hold, or is behind a fence, may have to
-    /// wait.
+    /// wait; and a CPU outside the map is no room for a flow that is not there.
     fn check_room(&self, dropped: &Dropped, queue: RxQueue, laws: &mut Laws) {
         let Dropped { reason: DropReason::HoldFull, packet: Some(packet), arrival } = dropped
         else {
             return;
         };
         let intake = &self.queue(queue).intake;
-        let FlowPlace { cpu, is_held, has_fence, .. } = intake.place_of(packet.hash);
+        let FlowPlace { cpu, is_allowed, is_held, has_fence, .. } = intake.place_of(packet.hash);
         let may_hold_no_more = is_held && intake.held() >= intake.hold_share();
         let room_behind = intake
             .queued_by_cpu()
             .find(|(at, queued)| Some(*at) == cpu && *queued <= self.netdev_max_backlog);
-        if !has_fence
+        if is_allowed
+            && !has_fence
             && !may_hold_no_more
             && let Some((cpu, queued)) = room_behind
         {

@@ -275,23 +275,36 @@ impl Steering {
     /// Decides the target of a hold's packets when it cannot take another: the CPU of their
     /// predecessors, if other slots fill the arena. The move is given up until there is room.
     pub fn decide_give_up(&self, id: HoldId) -> Release {
-        let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
-            return Release::Wait;
-        };
-        match hold.behind {
-            // A slot that has its full share fills the arena itself, and keeps waiting.
-            HeldBehind::Backlog(cpu, _)
-                if self.holds.len_of(id) < self.holds.share()
-                    && self.may_stay(front.hash, hold.slot, cpu) =>
-            {
-                let (_, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
-                let (steer_reason, slot, head_old) = (SteerReason::Stay, Some(hold.slot), None);
-                Release::Forward(Target { cpu, steer_reason, wish, slot, head_old })
-            }
-            // Full share, or a fence: behind a fence no single CPU is known to have all
-            // predecessors.
-            HeldBehind::Backlog(..) | HeldBehind::Fence(_) => Release::Wait,
+        // A slot that has its full share fills the arena itself, and keeps waiting.
+        let has_share = self.holds.len_of(id) >= self.holds.share();
+        self.stay_of(id).filter(|_| !has_share).map_or(Release::Wait, Release::Forward)
+    }
+
+    /// Longest of the first `holds_max` holds whose oldest packet may follow its predecessors, and
+    /// the target of that packet.
+    pub fn longest_to_yield(
+        &self,
+        holds_max: usize,
+        backlogs: &mut Backlogs,
+    ) -> Option<(HoldId, Target)> {
+        let holds = self.holds.active().iter().take(holds_max);
+        let stays = holds.filter_map(|&id| Some((id, self.stay_of(id)?)));
+        stays
+            .filter(|(_, target)| backlogs.has_room(target.cpu))
+            .max_by_key(|(id, _)| self.holds.len_of(*id))
+    }
+
+    /// Target of a hold's oldest packet if it does not move: the CPU of its predecessors. `None` if
+    /// that is unknown, as behind a fence, or outside the map and without packets of this flow.
+    fn stay_of(&self, id: HoldId) -> Option<Target> {
+        let (hold, front) = (self.holds.get(id)?, self.holds.front(id)?);
+        let HeldBehind::Backlog(cpu, _) = hold.behind else { return None };
+        if !self.may_stay(front.hash, hold.slot, cpu) {
+            return None;
         }
+        let (_, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
+        let (steer_reason, slot, head_old) = (SteerReason::Stay, Some(hold.slot), None);
+        Some(Target { cpu, steer_reason, wish, slot, head_old })
     }
 
     /// Takes the oldest packet of a hold whose move is given up, if it may stay on this CPU.

@@ -49,6 +49,8 @@ pub struct FlowPlace {
     pub slot: Option<u32>,
     /// CPU of the slot's last packet; `None` if there was none, or if only a fence is known.
     pub cpu: Option<CpuId>,
+    /// True if that CPU is in the map, so that any flow of the slot may follow.
+    pub is_allowed: bool,
     /// Desired CPU of the flow's next packet.
     pub wish: CpuId,
     /// True if packets of the slot are held until it may move.
@@ -66,6 +68,7 @@ impl Steering {
         FlowPlace {
             slot: flow.is_some().then_some(slot.0),
             cpu: at.cpu(),
+            is_allowed: at.cpu().is_some_and(|cpu| self.desired_cpus.allows(cpu)),
             wish: self.desired_cpus.of(flow, &self.tables.now.slots, slot).0,
             is_held: at.hold().is_some(),
             has_fence: self.fences.is_any(),
