@@ -1,10 +1,12 @@
 //! Evenness of the load on CPUs in the course of a run, by the flows' shares in the traffic: no chance is in it.
 
+use std::collections::VecDeque;
+
 use forebay_rx::CpuId;
-use forebay_rx::steer::REST_NS;
+use forebay_rx::steer::{CpuLoad, REST_NS};
 use serde::Serialize;
 
-use crate::costs::{INTAKE_NS, SERVICE_NS};
+use crate::costs::SERVICE_NS;
 use crate::laws::{Law, Laws};
 use crate::machine::SimMachine;
 use crate::shift::PHASES;
@@ -13,6 +15,9 @@ use crate::virtual_cpu::CpuPace;
 
 /// Time between two looks.
 pub(crate) const LOOK_NS: u64 = 10_000_000;
+
+/// Number of looks over which the time for polling is measured.
+const POLLING_LOOKS: usize = 10;
 
 /// Load of the busiest CPU that is even, in percent of what is possible.
 const EVEN_PERCENT: u64 = 110;
@@ -52,6 +57,8 @@ pub(crate) struct Evenness {
     /// State at the last look.
     last: Look,
     even_at_ns: u64,
+    /// Work of all CPUs at the last looks.
+    looks: VecDeque<Vec<CpuLoad>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,7 +92,7 @@ impl Evenness {
         &mut self,
         now_ns: u64,
         (machine, traffic, pace): (&M, &Traffic, &CpuPace),
-        cpus: usize,
+        cpus: &[CpuLoad],
         laws: &mut Laws,
     ) {
         if now_ns > 0 && traffic.phase() != self.phase {
@@ -94,16 +101,21 @@ impl Evenness {
         if self.phase != traffic.phase() {
             (self.phase, self.phase_began_ns) = (traffic.phase(), now_ns);
         }
+        let polls_of_delivery = self.polling(cpus);
+        let cpus = cpus.len();
         self.see_cpus(machine.active_cpus().unwrap_or(cpus), now_ns, cpus, laws);
         let shares = traffic.shares();
         self.wishes.resize(shares.len(), (None, None));
-        let (mut loads, mut polls) = (vec![(0, 0); cpus], vec![0; cpus]);
+        let deliveries: u64 = shares.iter().map(|share| share * SERVICE_NS).sum();
+        let polls =
+            |ppm: &u64| u64::try_from(u128::from(deliveries) * u128::from(*ppm) / 1_000_000);
+        let polls: Vec<u64> =
+            polls_of_delivery.iter().map(|ppm| polls(ppm).unwrap_or(u64::MAX)).collect();
+        let mut loads: Vec<_> = polls.iter().map(|&polls| (polls, 0)).collect();
         for (index, &share) in (0..).zip(&shares) {
             let flow = traffic.flow(FlowId(index));
             let polling = pace.polling[usize::from(flow.queue.0)];
             let at = machine.standing(flow.queue, flow.hash).map_or(polling, |stands| stands.wish);
-            loads[polling.index()].0 += share * INTAKE_NS;
-            polls[polling.index()] += share * INTAKE_NS;
             let (load, heaviest) = &mut loads[at.index()];
             *load += share * SERVICE_NS;
             *heaviest = (share * SERVICE_NS).max(*heaviest);
@@ -114,17 +126,34 @@ impl Evenness {
         let of_mean = |load: u64| load * 100 * cpus as u64 / sum.max(1);
         let (alone, (load, heaviest)) =
             loads.iter().enumerate().max_by_key(|(_, (_, flow))| *flow).unwrap_or((0, &(0, 0)));
+        let most_polls = polls.iter().copied().max().unwrap_or(0);
         let beside = load - polls[alone] - heaviest;
         let is_heavy = of_mean(*heaviest) > 100;
         self.last = Look {
             busiest_percent: of_mean(busiest),
-            possible_percent: of_mean(*heaviest).max(100),
+            possible_percent: of_mean(most_polls.max(*heaviest)).max(100),
             beside_heavy_percent: if is_heavy { beside * 100 / heaviest } else { 0 },
         };
         if self.last.busiest_percent * 100 <= self.last.possible_percent * EVEN_PERCENT {
             self.even_at_ns = now_ns;
         }
         self.balanced.uneven_ns = self.balanced.uneven_ns.max(now_ns - self.even_at_ns);
+    }
+
+    /// Work of each CPU besides delivery since some looks ago, in millionths of all deliveries.
+    fn polling(&mut self, loads: &[CpuLoad]) -> Vec<u64> {
+        self.looks.push_back(loads.to_vec());
+        if self.looks.len() > POLLING_LOOKS {
+            self.looks.pop_front();
+        }
+        let Some(before) = self.looks.front() else { return vec![0; loads.len()] };
+        let since = |of: fn(&CpuLoad) -> u64| {
+            let pairs = loads.iter().zip(before);
+            pairs.map(move |(now, then)| of(now) - of(then))
+        };
+        let deliveries: u64 = since(|load| load.delivering_ns).sum();
+        let others = since(|load| load.busy_ns - load.delivering_ns);
+        others.map(|others_ns| others_ns * 1_000_000 / deliveries.max(1)).collect()
     }
 
     /// Ends the run.

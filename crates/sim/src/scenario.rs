@@ -1,11 +1,11 @@
 //! Scenarios: events that may happen in a run, each described by a small value.
 
+mod loads; // scenarios whose load is followed
+
 use std::fmt;
 use std::str::FromStr;
 
-use forebay_rx::steer::{
-    BalanceConfig, BalancePolicy, HOLD_MAX, HOLD_SHARE_LEAST, MoveAfter, SpreadPolicy,
-};
+use forebay_rx::steer::{BalanceConfig, HOLD_MAX, HOLD_SHARE_LEAST, MoveAfter, SpreadPolicy};
 use forebay_sys::random::Random;
 
 use crate::action::{Action, Recurring, SimCoalesceAt, Span};
@@ -162,9 +162,6 @@ pub struct Overrides {
 /// Greatest distance from the wrap at which positions begin.
 const BEFORE_WRAP: u64 = 300;
 
-/// Factor of the costs where the load shifts: a CPU handles 25,000 packets a second.
-const SHIFTING_FACTOR: u64 = 40;
-
 const US: u64 = 1_000;
 
 impl Situation {
@@ -263,7 +260,7 @@ impl Situation {
                 scenario
             }
             Self::Strangers => strangers(cpus.unwrap_or(4), random),
-            Self::Skewed => skewed(cpus.unwrap_or(4)),
+            Self::Skewed => loads::skewed(cpus.unwrap_or(4)),
             Self::HeavyFlow | Self::Diurnal | Self::Aimed | Self::Waves => {
                 self.shifting(cpus.unwrap_or(4))
             }
@@ -429,66 +426,6 @@ fn strangers(cpus: u16, random: &mut Random) -> Scenario {
         mask_changes(),
     ];
     scenario
-}
-
-/// Heavy and light flows on CPUs that are busy nine tenths of the time, one queue for every eight
-/// of them: flows move away from CPUs that have packets of theirs.
-fn skewed(cpus: u16) -> Scenario {
-    let mut scenario = base(cpus);
-    scenario.queues = cpus.div_ceil(8);
-    scenario.packets = 60_000 * u64::from(cpus);
-    scenario.traffic.flows = 1_024 * u32::from(cpus);
-    scenario.traffic.zipf = Some(cpus.into());
-    scenario.traffic.load_percent = 82 * u64::from(cpus);
-    scenario.knobs.rps_flow_cnt = 4_096;
-    scenario.knobs.sock_flow_entries = 0;
-    scenario.knobs.balance = BalanceConfig {
-        policy: BalancePolicy::Load,
-        // A run of 80 ms shows the moves that take half a second otherwise.
-        moves_per_second: 20_000,
-        window_us: 5_000,
-        ..BalanceConfig::default()
-    };
-    let bursts = Action::Burst { packets: Span(50, 300) };
-    scenario.recurring = vec![Recurring { action: bursts, every_ns: Span(200 * US, 1_000 * US) }];
-    scenario
-}
-
-impl Situation {
-    /// Load that shifts in a run of four seconds, on slow CPUs that are busy three quarters of the time.
-    fn shifting(self, cpus: u16) -> Scenario {
-        let mut scenario = skewed(cpus);
-        scenario.costs.factor = SHIFTING_FACTOR;
-        scenario.packets = 75_000 * u64::from(cpus);
-        scenario.recurring = Vec::new();
-        scenario.knobs.balance =
-            BalanceConfig { policy: BalancePolicy::Load, ..BalanceConfig::default() };
-        let traffic = &mut scenario.traffic;
-        traffic.run = Span(1, 4);
-        traffic.load_percent = 68 * u64::from(cpus);
-        traffic.service_ns *= SHIFTING_FACTOR;
-        (traffic.shift, traffic.elephant_percent) = match self {
-            Self::HeavyFlow => (Shift::HeavyFlow, 95),
-            Self::Diurnal => (Shift::Diurnal, 0),
-            Self::Waves => (Shift::Waves, 0),
-            _ => (Shift::Aimed { cpus }, 100),
-        };
-        if self == Self::Waves {
-            scenario.packets = 8_000 * u64::from(cpus);
-            scenario.costs.stall_one_in = 0;
-            scenario.traffic.flows = 64 * u32::from(cpus);
-            scenario.traffic.load_percent = 60 * u64::from(cpus);
-            scenario.knobs.spread = SpreadPolicy::WhenBusy;
-            scenario.knobs.balance.policy = BalancePolicy::Off;
-        }
-        scenario
-    }
-
-    /// True if the load is followed, and the run tells how evenly it lies.
-    #[must_use]
-    pub fn follows_load(self) -> bool {
-        matches!(self, Self::Skewed | Self::HeavyFlow | Self::Diurnal | Self::Aimed | Self::Waves)
-    }
 }
 
 /// A name that does not belong to a scenario.

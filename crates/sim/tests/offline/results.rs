@@ -65,34 +65,38 @@ fn rps_b1_skewed_load_is_balanced() {
     }
 }
 
-/// Loads that shift, on eight CPUs behind one queue beside what others do about them, and on sixteen behind two.
+/// Loads that shift, on eight CPUs, compared with other rules; and on sixteen with four queues.
+/// `forebay sim SCENARIO --cpus 128 --rules all` shows more.
 #[test]
 fn rps_b1_shifting_load_is_balanced() {
     let mut tables = String::new();
-    for situation in [Situation::HeavyFlow, Situation::Diurnal, Situation::Aimed] {
-        let of_rules = |rules, cpus| {
+    for (situation, cpus, peers) in [
+        (Situation::HeavyFlow, 8, &[Rules::Ranges, Rules::RssPlusPlus][..]),
+        (Situation::Diurnal, 8, &[]),
+        (Situation::Aimed, 8, &[]),
+        (Situation::HeavyFlow, 16, &[]),
+    ] {
+        let of_rules = |rules: &Rules| {
             let overrides = Overrides { cpus: Some(cpus), packets: None };
-            Summary::of_runs(rules, situation, 1..=1, overrides, || ())
+            Summary::of_runs(*rules, situation, 1..=1, overrides, || ())
         };
-        let peers = [Rules::Ranges, Rules::Kernel, Rules::RssPlusPlus];
-        let peers = peers.map(|rules| of_rules(rules, 8));
-        for (cpus, peers) in [(8, &peers[..]), (16, &[])] {
-            let ours = of_rules(Rules::Forebay, cpus);
-            assert!(ours.is_clean(), "{:?}", ours.first_violation);
-            let excess = |summary: &Summary| {
-                let balanced = summary.balanced.unwrap();
-                balanced.busiest_percent * 100 / balanced.possible_percent
-            };
-            assert!(excess(&ours) <= 115 && peers.iter().all(|peer| excess(&ours) < excess(peer)));
-            let all: Vec<_> = std::iter::once(&ours).chain(peers).collect();
-            tables += &format!("{cpus} CPUs\n{}", report::balance_table(&all));
-        }
+        let (ours, peers) = (of_rules(&Rules::Forebay), peers.iter().map(of_rules));
+        let peers: Vec<_> = peers.collect();
+        assert!(ours.is_clean(), "{:?}", ours.first_violation);
+        let excess = |summary: &Summary| {
+            let balanced = summary.balanced.unwrap();
+            balanced.busiest_percent * 100 / balanced.possible_percent
+        };
+        assert!(excess(&ours) <= 110, "{situation:?} on {cpus} CPUs: {:?}", ours.balanced);
+        assert!(peers.iter().all(|peer| excess(&ours) < excess(peer)));
+        let all: Vec<_> = std::iter::once(&ours).chain(&peers).collect();
+        tables += &format!("{cpus} CPUs\n{}", report::balance_table(&all));
     }
     insta::assert_snapshot!("balance", tables);
 }
 
-/// Light load stays on one CPU, a burst gets all within two windows and the time that the simulator looks again, and what
-/// comes after it as many as it needs.
+/// Checks that a light load stays on one CPU, that a burst gets all within two windows and the time
+/// until the simulator looks again, and that a moderate load gets as many as it needs.
 #[test]
 fn rps_s2_waves_get_the_cpus_they_need() {
     for (seed, cpus) in [(1, 4), (2, 8), (3, 8), (4, 16)] {

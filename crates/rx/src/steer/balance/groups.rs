@@ -13,8 +13,19 @@ const GROUP_SHIFT: u32 = 20;
 /// that is heavy by chance does not help.
 const SMOOTHING: u64 = 32;
 
-/// The same where a measurement is no chance: a flow begins, or ends.
+/// The same if a measurement is not chance: a flow begins, or ends.
 const SURPRISED_SMOOTHING: u64 = 4;
+
+/// The same if the sum of a CPU's groups is not chance: many light flows begin, or end.
+const SHIFTED_SMOOTHING: u64 = 8;
+
+/// Part of a new window in the smoothed surplus of a CPU: one in this many.
+const SURPLUS_SMOOTHING: i64 = 4;
+
+/// Square of a CPU's surplus that chance explains, per expected packet. Flows come in runs: the
+/// variance is three times that of single packets, a seventh of which is left by the smoothing; four
+/// deviations are no chance.
+const SURPLUS_SQUARED_MAX: u64 = 16 * 3 / 7;
 
 /// Groups of one queue. Each group has the same index in all arrays.
 #[derive(Debug)]
@@ -31,6 +42,8 @@ pub(in super::super) struct Groups {
     moved_ms: Box<[u64]>,
     /// Packets whose CPU no group tells, by [`CpuId::index`]: weights, and those since the window began.
     fixed: Vec<(Weight, u32)>,
+    /// Packets of groups beyond those expected, per window and CPU, smoothed; in 16ths.
+    surpluses: Vec<i64>,
     /// Number of windows so far.
     windows: u64,
 }
@@ -51,6 +64,7 @@ impl Groups {
             assigned: vec![NO_CPU; count].into(),
             moved_ms: vec![0; count].into(),
             fixed: Vec::new(),
+            surpluses: Vec::new(),
             windows: 0,
         };
         groups.set_map(map, 0);
@@ -121,11 +135,45 @@ impl Groups {
     pub(super) fn end_window(&mut self, past_ns: u64) {
         self.windows += 1;
         let windows = self.windows;
-        let smooth =
-            |weight: &mut Weight, fresh| *weight = weight.smoothed(fresh, past_ns, windows);
-        self.weights.iter_mut().zip(&self.fresh).for_each(|(weight, fresh)| smooth(weight, *fresh));
-        self.fixed.iter_mut().for_each(|(weight, fresh)| smooth(weight, *fresh));
+        let shifted = self.shifted_cpus(past_ns);
+        for group in 0..self.weights.len() {
+            let is_shifted = shifted.get(usize::from(self.cpu_at(group))).is_some_and(|is| *is);
+            let smoothing = if is_shifted { SHIFTED_SMOOTHING } else { SMOOTHING }.min(windows);
+            let weight = &mut self.weights[group];
+            *weight = weight.smoothed(self.fresh[group], past_ns, smoothing);
+        }
+        for (weight, fresh) in &mut self.fixed {
+            *weight = weight.smoothed(*fresh, past_ns, SHIFTED_SMOOTHING.min(windows));
+        }
         self.begin_window();
+    }
+
+    /// True for each CPU whose groups' sum is off by more than chance, by [`CpuId::index`].
+    fn shifted_cpus(&mut self, past_ns: u64) -> Vec<bool> {
+        let mut sums: Vec<(u64, u64)> = Vec::new();
+        for group in 0..self.weights.len() {
+            let cpu = usize::from(self.cpu_at(group));
+            if cpu == usize::from(NO_CPU) {
+                continue;
+            }
+            if sums.len() <= cpu {
+                sums.resize(cpu + 1, (0, 0));
+            }
+            let (came, rate) = &mut sums[cpu];
+            *came += u64::from(self.fresh[group]);
+            *rate += u64::from(self.weights[group].0);
+        }
+        self.surpluses.resize(sums.len(), 0);
+        let with_surpluses = sums.iter().zip(&mut self.surpluses);
+        let is_shifted = |((came, rate), surplus): (&(u64, u64), &mut i64)| {
+            let expected = rate.saturating_mul(past_ns) / (super::NS_PER_S * WEIGHT_PARTS);
+            let off = came.cast_signed().saturating_sub(expected.cast_signed());
+            let sum = *surplus * (SURPLUS_SMOOTHING - 1) + off * SURPLUS_PARTS;
+            *surplus = sum / SURPLUS_SMOOTHING;
+            let packets = (*surplus / SURPLUS_PARTS).unsigned_abs();
+            packets.saturating_mul(packets) > SURPLUS_SQUARED_MAX * expected.saturating_add(8)
+        };
+        with_surpluses.map(is_shifted).collect()
     }
 
     pub(super) fn begin_window(&mut self) {
@@ -182,15 +230,15 @@ impl Groups {
 pub(super) struct Weight(u32);
 
 impl Weight {
-    /// The weight after a window with `fresh` packets, the one of this number.
-    fn smoothed(self, fresh: u32, past_ns: u64, windows: u64) -> Self {
+    /// Weight after a window with `fresh` packets; the new measurement is one part in `smoothing`.
+    fn smoothed(self, fresh: u32, past_ns: u64, smoothing: u64) -> Self {
         let past_ns = past_ns.max(1);
         let rate = (u64::from(fresh) * super::NS_PER_S).saturating_mul(WEIGHT_PARTS) / past_ns;
         let expected = u64::from(self.0).saturating_mul(past_ns) / (super::NS_PER_S * WEIGHT_PARTS);
         let off = expected.abs_diff(fresh.into());
         // Four times the deviation that single packets would have, and some for few of them.
         let is_surprise = off.saturating_mul(off) > 16 * expected.saturating_add(8);
-        let smoothing = if is_surprise { SURPRISED_SMOOTHING } else { SMOOTHING }.min(windows);
+        let smoothing = if is_surprise { smoothing.min(SURPRISED_SMOOTHING) } else { smoothing };
         let sum = (u64::from(self.0) * (smoothing - 1)).saturating_add(rate);
         Self(u32::try_from(sum / smoothing).unwrap_or(u32::MAX))
     }
@@ -200,6 +248,9 @@ impl Weight {
         u64::from(self.0).saturating_mul(cost_ns) / WEIGHT_PARTS
     }
 }
+
+/// Parts of a packet that [`Groups::surpluses`] are counted in.
+const SURPLUS_PARTS: i64 = 16;
 
 /// Parts of a packet a second that weights are counted in.
 const WEIGHT_PARTS: u64 = 256;

@@ -17,10 +17,14 @@ pub struct CpuLoad {
 }
 
 /// Part of a new measurement in the work besides delivery: one in this many.
-const OTHER_SMOOTHING: u64 = 4;
+const OTHER_SMOOTHING: u64 = 16;
 
 /// Part of a new measurement in the smoothed cost of a packet: one in this many.
-const COST_SMOOTHING: u64 = 8;
+const COST_SMOOTHING: u64 = 32;
+
+/// Square of the number of standard errors by which a CPU's cost must differ from the mean cost to
+/// count: chance has the busiest of a hundred CPUs three off.
+const COST_ERRORS_SQUARED: u64 = 9;
 
 /// Loads of all CPUs, by [`CpuId::index`].
 #[derive(Debug, Default)]
@@ -32,8 +36,14 @@ pub(super) struct Shares {
 struct Share {
     /// Work at the begin of the window.
     last: CpuLoad,
-    /// Cost of a packet, smoothed, in 256ths of a ns.
+    /// Cost of a packet, smoothed, in 256ths of a ns; 0: unknown.
     cost: u64,
+    /// Mean square of its deviations from single windows, in 2^-16 of a square ns.
+    cost_variance: u64,
+    /// Number of windows with packets.
+    windows: u64,
+    /// Cost of a packet without what may be chance, in 256ths of a ns.
+    fair_cost: u64,
     /// Work besides delivery, in ns a second, smoothed.
     other_ns: u64,
     /// Delivery of this queue's packets, in ns a second.
@@ -63,7 +73,7 @@ const COST_SHIFT: u32 = 8;
 
 impl Share {
     fn cost_ns(self) -> u64 {
-        (self.cost >> COST_SHIFT).max(1)
+        (self.fair_cost >> COST_SHIFT).max(1)
     }
 }
 
@@ -74,16 +84,18 @@ impl Shares {
         for (share, load) in self.cpus.iter_mut().zip(loads) {
             share.measure(*load, past_ns);
         }
-        self.fill_in_costs();
+        self.judge_costs();
     }
 
-    /// Gives CPUs that have delivered nothing yet the mean cost of the others.
-    fn fill_in_costs(&mut self) {
-        let known: Vec<_> =
-            self.cpus.iter().map(|share| share.cost).filter(|cost| *cost > 0).collect();
-        let mean = known.iter().sum::<u64>() / (known.len() as u64).max(1);
-        for share in self.cpus.iter_mut().filter(|share| share.cost == 0) {
-            share.cost = mean;
+    /// Assumes the mean cost for each CPU, except for what its own differs more than by chance.
+    fn judge_costs(&mut self) {
+        let known = || self.cpus.iter().filter(|share| share.cost > 0);
+        let mean = known().map(|share| share.cost).sum::<u64>() / (known().count() as u64).max(1);
+        for share in &mut self.cpus {
+            let off = share.cost.abs_diff(mean);
+            let chance = share.chance_squared() / off.max(1);
+            let surplus = if share.cost == 0 { 0 } else { off.saturating_sub(chance) };
+            share.fair_cost = if share.cost < mean { mean - surplus } else { mean + surplus };
         }
     }
 
@@ -143,19 +155,29 @@ impl Shares {
         is_beyond.then_some(Gap { busiest, least_busy, gap_ns, aim_ns, cost_ns })
     }
 
-    /// The heaviest group of the busiest CPU, if it fills a CPU by itself, and a CPU with less of the work that nobody can
-    /// move: there it is alone once the others have left.
+    /// Next move that gives a flow a CPU of its own: the heaviest group of the busiest CPU, if it
+    /// fills a CPU by itself, goes to one with less of the work that cannot move. If that CPU has
+    /// too much besides, a group leaves it first, so that no move makes the busiest CPU busier.
     pub(super) fn exile(&self, groups: &Groups, gap: &Gap, now_ns: u64) -> Option<(usize, Gap)> {
         let (group, weight) = groups.heaviest_of(gap.busiest, now_ns)?;
         let weight_ns = weight.work_ns(gap.cost_ns);
         let from = self.cpus[gap.busiest.index()];
-        let fits = |share: &Share| share.is_open && share.other_ns + weight_ns / 16 < from.other_ns;
-        let calm = (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| fits(share));
+        let open = || (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| share.is_open);
+        let calm = open().filter(|(_, share)| share.other_ns + weight_ns / 16 < from.other_ns);
         let (to, share) = calm.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
-        // It is no worse off there once they have.
         let left_ns = share.load_ns.saturating_sub(groups.movable_ns(to, share.cost_ns(), now_ns));
-        let pays = weight_ns > from.load_ns / 2 && left_ns + weight_ns < from.load_ns;
-        pays.then_some((group, Gap { least_busy: to, ..*gap }))
+        if weight_ns <= from.load_ns / 2 || left_ns + weight_ns >= from.load_ns {
+            return None;
+        }
+        if share.load_ns + weight_ns < from.load_ns {
+            return Some((group, Gap { least_busy: to, ..*gap }));
+        }
+        let others = open().filter(|(cpu, _)| *cpu != to && *cpu != gap.busiest);
+        let (least_busy, least) = others.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
+        let gap_ns = from.load_ns.saturating_sub(least.load_ns);
+        let cost_ns = share.cost_ns();
+        let gap = Gap { busiest: to, least_busy, gap_ns, aim_ns: gap_ns, cost_ns };
+        groups.best_of(&gap, now_ns).map(|group| (group, gap))
     }
 
     /// Excludes a CPU from this round, because moving any of its groups would not help.
@@ -185,10 +207,7 @@ impl Share {
             return;
         }
         if let Some(cost) = (delivering_ns << COST_SHIFT).checked_div(packets) {
-            // An outlier is due to an interrupt or another process, not to the packets.
-            let plausible = cost.clamp(self.cost / 3 * 2, self.cost / 2 * 3);
-            self.cost =
-                if self.cost == 0 { cost } else { smoothed(self.cost, plausible, COST_SMOOTHING) };
+            self.measure_cost(cost);
         }
         let other_ns = u128::from(busy_ns.saturating_sub(delivering_ns)) * u128::from(NS_PER_S);
         let other_ns = u64::try_from(other_ns / u128::from(past_ns)).unwrap_or(u64::MAX);
@@ -197,6 +216,29 @@ impl Share {
         } else {
             smoothed(self.other_ns, other_ns, OTHER_SMOOTHING)
         };
+    }
+}
+
+impl Share {
+    /// Takes the cost of a packet in a window.
+    fn measure_cost(&mut self, cost: u64) {
+        self.windows += 1;
+        if self.cost == 0 {
+            self.cost = cost;
+            return;
+        }
+        // An outlier is due to an interrupt or another process, not to the packets.
+        let plausible = cost.clamp(self.cost / 3 * 2, self.cost / 2 * 3);
+        let smoothing = self.windows.min(COST_SMOOTHING);
+        let off = plausible.abs_diff(self.cost);
+        self.cost = smoothed(self.cost, plausible, smoothing);
+        self.cost_variance = smoothed(self.cost_variance, off.saturating_mul(off), smoothing);
+    }
+
+    /// Square of the difference from the mean cost that chance explains.
+    fn chance_squared(self) -> u64 {
+        let windows = self.windows.clamp(1, 2 * COST_SMOOTHING - 1);
+        self.cost_variance.saturating_mul(COST_ERRORS_SQUARED) / windows
     }
 }
 
