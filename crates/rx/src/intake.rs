@@ -384,22 +384,28 @@ impl Intake {
                     }
                 }
             }
-            let verdict = self.steering.decide(packet.hash, self.now_ns, &mut self.backlogs);
-            let verdict = match verdict {
-                Verdict::Refuse if self.make_room() => {
-                    self.steering.decide(packet.hash, self.now_ns, &mut self.backlogs)
-                }
-                verdict => verdict,
-            };
-            match verdict {
+            match self.steering.decide(packet.hash, self.now_ns, &mut self.backlogs) {
                 Verdict::Forward(target) => {
                     self.enqueue(packet, target);
                 }
                 Verdict::Hold(hold) => self.hold(packet, hold),
-                // Behind a fence the CPU of the predecessors is unknown, so any CPU could reorder
-                // the flow (RFS-6). Other flows of the slot may be on a CPU outside the map.
-                Verdict::Refuse => self.drop_frames(DropReason::HoldFull, packet, None),
+                Verdict::Refuse => self.refuse(packet),
             }
+        }
+    }
+
+    /// Holds a packet in the place of another, or drops it. Behind a fence the CPU of the
+    /// predecessors is unknown, so any CPU could reorder the flow (RFS-6). Other flows of the slot
+    /// may be on a CPU outside the map.
+    #[cold]
+    fn refuse(&mut self, packet: Packet) {
+        if self.make_room()
+            && let Verdict::Hold(hold) =
+                self.steering.decide(packet.hash, self.now_ns, &mut self.backlogs)
+        {
+            self.hold(packet, hold);
+        } else {
+            self.drop_frames(DropReason::HoldFull, packet, None);
         }
     }
 
@@ -446,7 +452,6 @@ impl Intake {
 
     /// Makes room for one held packet: the oldest of the longest hold that may follow its
     /// predecessors to its old CPU does so. Returns false if no hold can yield.
-    #[cold]
     fn make_room(&mut self) -> bool {
         let longest = self.steering.longest_to_yield(HOLDS_A_TURN, &mut self.backlogs);
         let Some((hold, target)) = longest else { return false };

@@ -34,6 +34,10 @@ pub(super) struct DesiredCpus {
     map: RpsMap,
     /// Part of `map` that the load needs now.
     active: RpsMap,
+    /// True if `active` is not all of `map`.
+    is_partial: bool,
+    /// True if packets that are not steered for another reason stay on the polling CPU.
+    is_gathered: bool,
     /// True for each CPU to which applications are followed, by index.
     followed: Box<[bool]>,
     sock_flows: Option<Arc<SockFlowTable>>,
@@ -53,6 +57,8 @@ impl DesiredCpus {
             running: RpsMap::default(),
             map: RpsMap::default(),
             active: RpsMap::default(),
+            is_partial: false,
+            is_gathered: false,
             followed: Box::default(),
             sock_flows: None,
             has_rfs: true,
@@ -77,14 +83,14 @@ impl DesiredCpus {
         if let Some(cpu) = self.application(hash) {
             return (cpu, SteerReason::Rfs);
         }
-        if self.is_gathered() {
+        if self.is_gathered {
             return inline;
         }
         if let Some(cpu) = self.balance.cpu_of(hash) {
             return (cpu, SteerReason::Balance);
         }
         let Some(cpu) = self.active.select(hash) else { return inline };
-        if self.active.cpus().len() < self.map.cpus().len() {
+        if self.is_partial {
             let is_of_map = self.map.select(hash) == Some(cpu);
             return (cpu, if is_of_map { SteerReason::Rps } else { SteerReason::Spread });
         }
@@ -237,11 +243,6 @@ impl DesiredCpus {
         self.balance.set_board(board, queue);
     }
 
-    /// True if packets that are not steered for another reason stay on the polling CPU.
-    fn is_gathered(&self) -> bool {
-        self.spread.is_gathered() && self.map.contains(self.polling_cpu)
-    }
-
     /// CPU of the flow's application, if it is followed there.
     #[inline]
     fn application(&self, hash: FlowHash) -> Option<CpuId> {
@@ -279,6 +280,8 @@ impl DesiredCpus {
             chosen.truncate(size);
         }
         self.active = RpsMap::new(chosen);
+        self.is_partial = self.active.cpus().len() < self.map.cpus().len();
+        self.is_gathered = self.spread.is_gathered() && self.map.contains(self.polling_cpu);
         debug_assert!(
             self.active.cpus().iter().all(|cpu| self.allows(*cpu)),
             "a CPU of the set can be desired"
