@@ -15,6 +15,10 @@ use crate::failure::Failure;
 use crate::options::cpus::cpus_of;
 use crate::output;
 
+mod load;
+
+use load::LoadAdvice;
+
 /// Size that Documentation/networking/scaling.rst suggests. The flow tables of all queues share it.
 const RPS_SOCK_FLOW_ENTRIES: u32 = 32_768;
 
@@ -35,6 +39,9 @@ struct Advised {
     cpus: String,
     queues: Vec<QueueAdvice>,
     rps_sock_flow_entries: Setting,
+    /// Load of the capture, if one was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load: Option<LoadAdvice>,
 }
 
 #[derive(Serialize)]
@@ -90,17 +97,24 @@ impl Advised {
         let topology = Topology::read(&args.sysfs, &cpus);
         let all_poll =
             cpus.cpus().iter().all(|cpu| polling.iter().take(queues).any(|it| it == cpu));
+        let polling = || polling.iter().cycle().take(queues);
         let advise = |(queue, &polling): (usize, &CpuId)| {
             let advice = topology.advise(polling, &cpus);
             QueueAdvice::of(queue, &advice, queues, all_poll, topology.mask_width(&cpus))
         };
+        let load = args.file.as_deref().map(|file| {
+            // All of the CPUs that suit a queue, even if RPS is not advised for lack of a second one.
+            let masks = polling().map(|&polling| topology.advise(polling, &cpus).rps_cpus());
+            LoadAdvice::of(file, &args.hash, &masks.collect::<Vec<_>>())
+        });
         Ok(Self {
-            queues: polling.iter().cycle().take(queues).enumerate().map(advise).collect(),
+            queues: polling().enumerate().map(advise).collect(),
             cpus: cpus.to_string(),
             rps_sock_flow_entries: Setting {
                 value: RPS_SOCK_FLOW_ENTRIES,
                 why: "turns RFS on, with room for as many flows as are active at once".to_owned(),
             },
+            load: load.transpose()?,
         })
     }
 
@@ -108,7 +122,8 @@ impl Advised {
         let Setting { value, why } = &self.rps_sock_flow_entries;
         let row = ["rps_sock_flow_entries".to_owned(), value.to_string(), why.clone()];
         let queues: String = self.queues.iter().map(QueueAdvice::render).collect();
-        queues + "all queues\n\n" + &aligned(["knob", "value", "why"], [row])
+        let load = self.load.as_ref().map_or(String::new(), LoadAdvice::render);
+        queues + "all queues\n\n" + &aligned(["knob", "value", "why"], [row]) + &load
     }
 }
 
@@ -254,9 +269,13 @@ fn aligned<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> String {
+    table(header, rows).trim_fmt() + "\n"
+}
+
+fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header);
     table.add_rows(rows);
-    table.trim_fmt() + "\n"
+    table
 }

@@ -9,7 +9,7 @@ use forebay_control::FlowName;
 use forebay_device::Rate;
 use forebay_engine::knobs::ScriptedChange;
 
-use crate::options::{ControlOptions, EngineOptions, TraceOptions};
+use crate::options::{ControlOptions, EngineOptions, HashOptions, TraceOptions};
 use crate::synthetic::SyntheticSpec;
 
 /// A kernel's receive path in user space: packets from one queue to every core, in order.
@@ -145,6 +145,9 @@ pub(crate) struct ReplayArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct AdviseArgs {
+    /// A capture of this traffic, to say how it loads the CPUs, and if rps_balance=load would help
+    pub(crate) file: Option<PathBuf>,
+
     /// CPUs that packets can go to: how many, or a list such as 0-3,8 [default: all that may be
     /// used]
     #[arg(long, value_name = "LIST|N")]
@@ -158,6 +161,9 @@ pub(crate) struct AdviseArgs {
     /// Receive queues [default: one for each of --polling]
     #[arg(long, value_name = "N")]
     pub(crate) queues: Option<NonZeroU16>,
+
+    #[command(flatten)]
+    pub(crate) hash: HashOptions,
 
     /// Where sysfs is: a copy of another machine's will do
     #[arg(long, value_name = "DIR", default_value = forebay_sys::topology::SYSFS)]

@@ -389,7 +389,7 @@ impl Intake {
                     self.enqueue(packet, target);
                 }
                 Verdict::Hold(hold) => self.hold(packet, hold),
-                Verdict::Refuse => self.refuse(packet),
+                Verdict::Refuse => self.hold_or_drop(packet),
             }
         }
     }
@@ -398,7 +398,7 @@ impl Intake {
     /// predecessors is unknown, so any CPU could reorder the flow (RFS-6). Other flows of the slot
     /// may be on a CPU outside the map.
     #[cold]
-    fn refuse(&mut self, packet: Packet) {
+    fn hold_or_drop(&mut self, packet: Packet) {
         if self.make_room()
             && let Verdict::Hold(hold) =
                 self.steering.decide(packet.hash, self.now_ns, &mut self.backlogs)

@@ -1,4 +1,4 @@
-//! Evenness of the load on CPUs in the course of a run, by the flows' shares in the traffic: no chance is in it.
+//! Evenness of the load on CPUs in the course of a run, computed from the flows' shares of the traffic, without chance.
 
 use std::collections::VecDeque;
 
@@ -25,9 +25,9 @@ const EVEN_PERCENT: u64 = 110;
 /// Result of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Balanced {
-    /// Load of the busiest CPU at the end of a phase, in percent of the mean; the worst.
+    /// Load of the busiest CPU at the end of the worst phase, in percent of the mean.
     pub busiest_percent: u64,
-    /// The least that is possible then: of the heaviest flow alone, or of polling.
+    /// Lowest possible load of the busiest CPU then, set by the heaviest flow or by polling.
     pub possible_percent: u64,
     /// Longest time during which the busiest CPU had more than 110 % of what was possible.
     pub uneven_ns: u64,
@@ -37,7 +37,7 @@ pub struct Balanced {
     pub spread_ns: u64,
     /// Number of times that a flow's CPU changed, a second.
     pub wishes_a_second: u64,
-    /// Load beside a flow that needs a CPU by itself, in percent of that flow's, at the end of its phase; the largest.
+    /// Largest load beside a flow that needs a CPU by itself, in percent of that flow's, at the end of a phase.
     pub beside_heavy_percent: u64,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Evenness {
     wishes_changed: u64,
     phase: u64,
     phase_began_ns: u64,
-    /// Times of the last two changes of the number of CPUs, but for the first one, and that number.
+    /// Times of the last two changes of the number of CPUs, except the first change.
     resized_ns: [Option<u64>; 2],
     active_cpus: Option<usize>,
     has_resized: bool,
@@ -87,7 +87,7 @@ impl Balanced {
 }
 
 impl Evenness {
-    /// Looks at the assignment of all flows. One that moves twice in [`REST_NS`] breaks a law.
+    /// Looks at the assignment of all flows. A flow that moves twice within [`REST_NS`] breaks a law.
     pub(crate) fn look<M: SimMachine>(
         &mut self,
         now_ns: u64,
@@ -190,7 +190,7 @@ impl Evenness {
             return;
         }
         self.wishes_changed += 1;
-        // Where the number of CPUs changes, the law is about that.
+        // If the number of CPUs changes, the law limits those changes instead.
         let before_ns = changed_ns.replace(now_ns).filter(|_| !self.has_resized);
         if let Some(before_ns) =
             before_ns.filter(|before_ns| now_ns - before_ns + LOOK_NS < REST_NS)

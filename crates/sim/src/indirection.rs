@@ -1,5 +1,5 @@
-//! The rule of RSS++ (Barbette et al., CoNEXT 2019), in a small model: a table of the device tells each packet's CPU by its
-//! hash, and its entries are assigned anew by load, at once. What is on its way to the old CPU is overtaken.
+//! Indirection table of RSS++ (Barbette et al., CoNEXT 2019), in a small model. The device's table gives the CPU for each
+//! hash, and its entries are reassigned by load at once, so later packets overtake those queued on the old CPU.
 
 use forebay_rx::CpuId;
 use forebay_rx::hash::FlowHash;
@@ -37,7 +37,7 @@ impl Indirection {
         self.entries[entry_of(hash)].1 += 1;
     }
 
-    /// Moves entries from CPUs that have more than the mean to the one that has least, if it is time to.
+    /// Moves entries from CPUs above the mean to the one with the least load, if an assignment is due.
     pub(crate) fn assign(&mut self, now_ns: u64, loads: &[CpuLoad]) {
         if now_ns - self.assigned_ns < INTERVAL_NS {
             return;

@@ -32,7 +32,7 @@ pub(crate) struct KernelMachine {
     cpus: Vec<SoftnetData>,
     sock_flows: SockFlows,
     rps_map: RpsMap,
-    /// Table of the device, if that tells the CPUs by load (RSS++).
+    /// Table of the device, under the rule of RSS++.
     indirection: Option<Indirection>,
     online: CpuSet,
     netdev_max_backlog: usize,

@@ -20,7 +20,7 @@ mod virtual_cpu; //  activities of a CPU, and their durations
 mod costs; //        costs of activities in virtual time
 mod world; //        one run: a loop over events
 
-mod rules; //        whose rules a run is under
+mod rules; //        the rules that a run is under
 mod machine; //      what a run asks of the rules it runs under
 mod path_machine; // ours: the real path
 mod kernel; //       Linux 6.18's, in a small model

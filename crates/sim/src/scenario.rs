@@ -51,9 +51,9 @@ pub enum Situation {
     HeavyFlow,
     /// The load rises and falls, and other flows become the heavy ones.
     Diurnal,
-    /// Somebody aims many flows at one CPU.
+    /// An attacker aims many flows at one CPU.
     Aimed,
-    /// The load is light, heavy, light and moderate: as many CPUs are used as it needs.
+    /// The load is light, heavy, light and moderate, and the number of CPUs follows.
     Waves,
     /// Everything is drawn at random.
     Everything,
@@ -141,7 +141,7 @@ pub(crate) struct ScenarioKnobs {
     pub(crate) move_after: MoveAfter,
     pub(crate) spread: SpreadPolicy,
     pub(crate) balance: BalanceConfig,
-    /// True if the kernel's device balances by its own table.
+    /// True if the device balances by its own table (RSS++).
     pub(crate) indirection: bool,
     /// Initial value of head and tail counters.
     pub(crate) start: u32,

@@ -7,11 +7,11 @@ use crate::traffic::FlowId;
 pub(crate) enum Shift {
     /// No change; flow 0 has `elephant_percent` throughout.
     None,
-    /// Flow 0 has it in the second phase, and flow 1 in the third.
+    /// Flow 0 has `elephant_percent` in the second phase, and flow 1 in the third.
     HeavyFlow,
     /// The load falls to two fifths and rises again, and all flows change their ranks.
     Diurnal,
-    /// [`AIMED_FLOWS`] have it in the second and third phase, all with hashes in the map's range of one CPU.
+    /// [`AIMED_FLOWS`] have `elephant_percent` in the second and third phase, all with hashes in the map's range of one CPU.
     Aimed { cpus: u16 },
     /// The load is 15 % of one CPU, the plan's, 15 % again, and 150 %.
     Waves,
@@ -20,10 +20,10 @@ pub(crate) enum Shift {
 /// Number of phases of a run.
 pub(crate) const PHASES: u64 = 4;
 
-/// Number of flows that somebody aims at one CPU: the first ones.
+/// Number of flows aimed at one CPU: the first ones.
 pub(crate) const AIMED_FLOWS: u32 = 256;
 
-/// CPU that they are aimed at.
+/// CPU at which the aimed flows are directed.
 const AIMED_CPU: u32 = 1;
 
 /// Number of ranks that flows rise in a run.
@@ -33,7 +33,7 @@ const RANKS: u64 = 16;
 const MILLE: u64 = 1_000;
 
 impl Shift {
-    /// Phase of a run of which this many packets of `all` have come. One that does not change is in its last one.
+    /// Phase of a run after this many of `all` packets. A run without change is in its last phase.
     pub(crate) fn phase(self, came: u64, all: u64) -> u64 {
         let phase = (came * PHASES / all.max(1)).min(PHASES - 1);
         if self == Self::None { PHASES - 1 } else { phase }

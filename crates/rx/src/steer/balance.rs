@@ -8,20 +8,22 @@
 //! CPU exceeds the mean by more than the target. Flows then move by the drain rule, as for any
 //! other change of the desired CPU.
 //!
-//! All queues balance as one: each notes on a board what it plans, and plans by what all have noted, one at a time.
-//! Work that is not ours to move counts as well: polling, and flows that follow their application.
-//! A group heavier than the gap between two CPUs stays, and the others leave it alone on its CPU. A group
-//! moves at most once in [`REST_NS`], two windows in a row must ask for it, and nothing moves while all CPUs are mostly idle.
+//! All queues balance together. One at a time, they plan from the plans of all on a board, and record their own there. Work
+//! that cannot be moved counts as well: polling, and flows that follow their application. A group heavier than the gap
+//! between two CPUs stays, and the others leave its CPU. A group moves at most once in [`REST_NS`], and only after two
+//! windows in a row have asked for it. Nothing moves while all CPUs are mostly idle.
 
-mod groups; //  what hash ranges weigh, and where they go
-mod shares; //  what CPUs carry
-mod board; //   what all queues plan
+mod groups; //  hash ranges: their weights and CPUs
+mod shares; //  CPUs: their loads
+mod board; //   plans of all queues
+mod preview; // loads with and without balancing
 
 use std::sync::Arc;
 
 pub use board::BalanceBoard;
 use board::BoardClaim;
 pub(super) use groups::Groups;
+pub use preview::{BalancePreview, QueueTraffic};
 pub use shares::CpuLoad;
 use shares::Shares;
 
@@ -91,7 +93,7 @@ pub struct BalanceRound {
 #[derive(Debug, Default)]
 pub(super) struct Balance {
     config: BalanceConfig,
-    /// `None`: off.
+    /// Hash ranges. `None` if balancing is off.
     groups: Option<Box<Groups>>,
     shares: Shares,
     /// Board of all queues, and the queue's number on it. A queue without one is alone.
@@ -102,7 +104,7 @@ pub(super) struct Balance {
 }
 
 impl Balance {
-    /// Shares the board of all queues, as this one of them.
+    /// Joins the board of all queues under this number.
     pub(super) fn set_board(&mut self, board: Arc<BalanceBoard>, queue: usize) {
         self.board = Some((board, queue));
     }
@@ -153,11 +155,11 @@ impl Balance {
     #[inline]
     pub(super) fn weigh(&mut self, hash: FlowHash) {
         if let Some(groups) = &mut self.groups {
-            groups.weigh(hash);
+            groups.weigh(hash, 1);
         }
     }
 
-    /// Weighs a packet that goes to this CPU whatever its group's is.
+    /// Weighs a packet that goes to this CPU whatever the CPU of its group is.
     pub(super) fn weigh_fixed(&mut self, cpu: CpuId) {
         if let Some(groups) = &mut self.groups {
             groups.weigh_fixed(cpu);
@@ -175,8 +177,8 @@ impl Balance {
         self.groups.is_some() && now_ns.saturating_sub(self.window_start_ns) >= self.window_ns()
     }
 
-    /// Measures the loads of all CPUs, by [`CpuId::index`], and assigns groups anew. `None` if there is nothing to
-    /// compare with yet, or if another queue plans now: then this one is still due.
+    /// Measures the loads of all CPUs, by [`CpuId::index`], and assigns groups anew. Returns `None` in the first window, which
+    /// has no earlier one to compare with, and while another queue is planning; the round then remains due.
     pub(super) fn round(
         &mut self,
         now_ns: u64,
@@ -207,8 +209,8 @@ impl Balance {
         (map.cpus().len() > 1).then_some(BalanceRound { moves, before_percent, after_percent })
     }
 
-    /// Moves groups from busy CPUs to others until no CPU is beyond the target. The first must be twice as far
-    /// beyond it, in two windows in a row: a window is short, and chance is not load.
+    /// Moves groups from busy CPUs to others until no CPU exceeds the target. The first move needs twice that excess in two
+    /// windows in a row, because a single window is short enough to be chance.
     fn move_groups(&mut self, claim: &BoardClaim<'_>, now_ns: u64) -> u32 {
         let Some(groups) = &mut self.groups else { return 0 };
         let target_percent = self.config.target_percent;

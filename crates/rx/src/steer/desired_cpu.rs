@@ -19,7 +19,7 @@ use crate::hash::FlowHash;
 use crate::packet::Packet;
 use crate::steer_reason::SteerReason;
 
-/// Difference of the CPUs' work for others in a window that is none.
+/// Difference of two CPUs' other work in a window below which they count as equal.
 const SLACK_NS: u64 = 1_000_000;
 
 /// Source of the desired CPUs of one queue's flows.
@@ -144,7 +144,7 @@ impl DesiredCpus {
         self.update();
     }
 
-    /// Looks at the bursts once a turn. Returns true if flows shall move because of it.
+    /// Evaluates the bursts, once a turn. Returns true if desired CPUs have changed.
     pub(super) fn update_spread(
         &mut self,
         now_ns: u64,
@@ -164,13 +164,13 @@ impl DesiredCpus {
         is_changed
     }
 
-    /// True if the loads of all CPUs are to be looked at.
+    /// True if the loads of all CPUs are due to be read.
     pub(super) fn is_load_due(&self, now_ns: u64) -> bool {
         self.spread.is_due(now_ns) || self.balance.is_due(now_ns)
     }
 
-    /// Decides on how many CPUs the load needs, by the loads of all, by [`CpuId::index`]. Returns true if flows
-    /// shall move because of it.
+    /// Decides how many CPUs the load needs, from the loads of all, by [`CpuId::index`]. Returns true if desired CPUs have
+    /// changed.
     pub(super) fn resize(
         &mut self,
         now_ns: u64,
@@ -215,7 +215,7 @@ impl DesiredCpus {
         self.balance.reset(table.shift(), &self.active);
     }
 
-    /// Weighs packets: by their group those whose CPU can be balanced, the others by their CPU.
+    /// Weighs packets: by group if balancing decides their CPU, otherwise by CPU.
     pub(super) fn weigh(&mut self, packets: &[Packet]) {
         if !self.balance.is_on() {
             return;
@@ -238,7 +238,7 @@ impl DesiredCpus {
         self.balance.round(now_ns, loads, &self.active)
     }
 
-    /// Has the queue balance as one with all that share the board.
+    /// Lets the queue balance together with all others on the board.
     pub(super) fn set_board(&mut self, board: Arc<BalanceBoard>, queue: usize) {
         self.balance.set_board(board, queue);
     }
@@ -266,8 +266,8 @@ impl DesiredCpus {
         self.choose();
     }
 
-    /// Chooses the CPUs that packets go to: the polling CPU, those that get some already, then those with the least to do
-    /// for others. Without the polling CPU in the map all of it, as there is no light load then.
+    /// Chooses the CPUs that packets go to: the polling CPU, then those that have packets already, then those with the least
+    /// other work. If the map lacks the polling CPU, it is used whole.
     fn choose(&mut self) {
         let size = self.spread.size(self.map.cpus().len());
         let mut chosen = self.map.cpus().to_vec();

@@ -1,4 +1,4 @@
-//! Meter: what a queue's CPUs did in a window, for the decision on how many it needs.
+//! Meter: the work of a queue's CPUs in a window, from which the number of CPUs follows.
 
 use forebay_buf::Position;
 
@@ -19,15 +19,15 @@ pub(super) struct Meter {
 struct Metered {
     /// Work at the begin of the window.
     last: CpuLoad,
-    /// Head of the queue's backlog then.
+    /// Head of the queue's backlog at that time.
     last_head: Option<Position>,
     /// Busy time in the window.
     busy_ns: u64,
-    /// The part of it that was for this queue.
+    /// Part of the busy time spent on this queue.
     own_ns: u64,
-    /// Tail of the backlog when what was on it then had as long as it may wait until the window's end.
+    /// Tail of the backlog at the time before the window's end that equals the longest allowed wait.
     mark: Option<Position>,
-    /// True if some of that was still on it at the end.
+    /// True if packets in front of that tail were still queued at the window's end.
     waits: bool,
 }
 
@@ -44,7 +44,7 @@ impl Meter {
         }
     }
 
-    /// Ends a window, and begins the next one. Returns its length; the first one began with the clock.
+    /// Ends a window and begins the next. Returns its length. The first window began at time 0.
     pub(super) fn end_window(
         &mut self,
         now_ns: u64,
@@ -88,7 +88,7 @@ impl Metered {
         let done = self.last_head.replace(head).map_or(0, |last| head.since(last));
         let packets = load.packets.saturating_sub(last.packets);
         self.busy_ns = load.busy_ns.saturating_sub(last.busy_ns);
-        // What a CPU does besides delivery is polling: of this queue, where it polls it.
+        // Work besides delivery is polling: for this queue on its polling CPU, for others elsewhere.
         let part = u128::from(self.busy_ns) * u128::from(done) / u128::from(packets.max(1));
         let part_ns = u64::try_from(part).unwrap_or(u64::MAX).min(self.busy_ns);
         self.own_ns = if polls { self.busy_ns } else { part_ns };

@@ -22,25 +22,25 @@
 //! not know.
 
 mod ids;
-mod sock_flow; //   where applications run
-mod rps; //         where the map sends flows
-mod meter; //       what their CPUs have to do
-mod spread; //      how many of them that needs
-mod balance; //     or where its load says
-mod desired_cpu; // of all these, where a packet should go
-mod flow_table; //  where flows are
-mod tables; //      and were, in tables that were replaced
-mod hold; //        what waits to move
-mod fence; //       what waits for everything before it
-mod verdict; //     what is decided
-mod journal; //     what happened
-mod state; //       for whoever asks why
+mod sock_flow; //   CPUs of applications (RFS)
+mod rps; //         CPUs of the map (RPS)
+mod meter; //       work of those CPUs
+mod spread; //      number of CPUs that the work needs
+mod balance; //     CPUs by load
+mod desired_cpu; // a packet's CPU by all of these
+mod flow_table; //  CPUs that flows are on
+mod tables; //      flow tables that were replaced
+mod hold; //        packets that wait for a move
+mod fence; //       packets that wait for all before them
+mod verdict; //     decision on a packet
+mod journal; //     counters and events
+mod state; //       state shown by `explain`
 
 use std::sync::Arc;
 
 pub use balance::{
     BALANCE_LOAD_MIN_NS, BALANCE_ROUND_MAX, BalanceBoard, BalanceConfig, BalancePolicy,
-    BalanceRound, CpuLoad, REST_NS,
+    BalancePreview, BalanceRound, CpuLoad, QueueTraffic, REST_NS,
 };
 use desired_cpu::DesiredCpus;
 use fence::Fences;
@@ -469,8 +469,8 @@ impl Steering {
         if let Some(hold) = self.begin_hold(slot, HeldBehind::Backlog(cpu, at.tail), now_ns) {
             return Verdict::Hold(hold);
         }
-        // Nothing more can be held. The packet stays in order behind its predecessors, and the flow
-        // moves later; but only a flow that is there already may stay on a CPU outside the map.
+        // No more packets can be held. The packet stays in order behind its predecessors, and its
+        // flow moves later. On a CPU outside the map, only a flow that is already there may stay.
         if !self.may_stay(hash, slot, cpu) {
             return Verdict::Refuse;
         }
@@ -604,7 +604,7 @@ impl Steering {
         self.tables.now.alike()
     }
 
-    /// Evaluates the bursts, once a turn. Returns true if flows shall move because of it.
+    /// Evaluates the bursts, once a turn. Returns true if desired CPUs have changed.
     pub fn update_spread(&mut self, now_ns: u64, full_burst: bool, backlogs: &Backlogs) -> bool {
         self.desired_cpus.update_spread(now_ns, full_burst, backlogs.tails())
     }
@@ -620,7 +620,7 @@ impl Steering {
         self.desired_cpus.active_cpus()
     }
 
-    /// Decides on how many CPUs the load needs. Returns true if flows shall move because of it.
+    /// Decides how many CPUs the load needs. Returns true if desired CPUs have changed.
     pub fn resize(&mut self, now_ns: u64, loads: &[CpuLoad], backlogs: &mut Backlogs) -> bool {
         self.desired_cpus.resize(now_ns, loads, backlogs.heads())
     }
@@ -635,13 +635,13 @@ impl Steering {
         self.desired_cpus.weigh(packets);
     }
 
-    /// True if the loads of all CPUs are to be looked at.
+    /// True if the loads of all CPUs are due to be read.
     #[must_use]
     pub fn is_load_due(&self, now_ns: u64) -> bool {
         self.desired_cpus.is_load_due(now_ns)
     }
 
-    /// Has the queue balance as one with all that share the board, as the one of this number.
+    /// Lets the queue balance together with all others on the board, under this number.
     pub fn set_board(&mut self, board: Arc<BalanceBoard>, queue: RxQueue) {
         self.desired_cpus.set_board(board, queue.0.into());
     }

@@ -1,13 +1,14 @@
-//! Number of CPUs that a queue's packets go to: the fewest that keep each below a set busy share (RPS-S1 to RPS-S4).
+//! Spread: the number of CPUs that a queue's packets go to, the fewest that keep each below a set busy share (RPS-S1 to
+//! RPS-S4).
 //!
-//! Waking another CPU costs more than handling a packet, so at light load RPS is a loss (RPS-C2).
-//! The polling CPU, if it is in the map, keeps the queue to itself until a CPU of the set is busy for half of a window, or
-//! packets wait too long on one, or its bursts have been full many times in a row. Then the set grows to as many CPUs as the
-//! work needs; if that was not enough, or bursts are full, to all of the map. It shrinks after a second in which
-//! fewer CPUs would each have been busy for less than a quarter. Either way packets move by the drain rule.
+//! Waking another CPU costs more than handling a packet, so at light load RPS is a loss (RPS-C2). The set of CPUs begins
+//! with the polling CPU, if that is in the map. It grows if one of its CPUs is busy for half of a window, if packets wait
+//! too long, or after many full bursts in a row. It grows to as many CPUs as the work needs, and to the whole map if that
+//! was not enough or bursts are full. It shrinks after a second in which fewer CPUs would each have been busy for less
+//! than a quarter. Packets move by the drain rule.
 //!
-//! Both directions need time, so that bursts of strangers do not move everybody else's flows: a burst
-//! that comes now and then spreads nothing, and the set changes at most twice in a second.
+//! Both directions take time, so that strangers' bursts do not move all other flows: occasional bursts spread nothing,
+//! and the set changes at most twice in a second.
 
 /// Condition on which packets leave the polling CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -46,8 +47,8 @@ impl Default for SpreadConfig {
 /// Default time for which the load is watched before packets are spread, or first gathered.
 pub const SPREAD_WINDOW_NS: u64 = 10_000_000;
 
-/// Time for which a queue that was spread must have been quiet before fewer CPUs get its packets: flows are moved
-/// by the load at most twice in this time.
+/// Time for which a spread queue must have been quiet before it uses fewer CPUs. The set changes at most twice in this
+/// time.
 pub const GATHER_AFTER_NS: u64 = 1_000_000_000;
 
 /// Number of full bursts in a row that spread a queue before its window ends: about a thousand
@@ -122,8 +123,8 @@ impl Spread {
         self.size == 1
     }
 
-    /// Looks at the bursts once a turn; `full_burst` says that the source had a whole budget of
-    /// frames waiting. Returns whether more CPUs are needed at once.
+    /// Evaluates the bursts, once a turn. `full_burst` is true if the source had a whole budget of
+    /// frames waiting. Returns true if more CPUs are needed at once.
     pub(super) fn update(&mut self, now_ns: u64, full_burst: bool) -> bool {
         self.full_bursts = if full_burst { self.full_bursts + 1 } else { self.full_bursts / 2 };
         if self.full_bursts < FULL_BURSTS_TO_SPREAD {
@@ -139,7 +140,7 @@ impl Spread {
         self.config.policy == SpreadPolicy::WhenBusy
     }
 
-    /// True if what is still on the backlogs at the end of the window will have waited for too long.
+    /// True if packets queued now will have waited too long if they are still queued at the end of the window.
     pub(super) fn is_mark_due(&self, now_ns: u64) -> bool {
         let wait_ns = (u64::from(self.config.wait_us) * 1_000).min(self.window_ns());
         now_ns.saturating_sub(self.window_start_ns) >= self.window_ns() - wait_ns
@@ -178,7 +179,7 @@ impl Spread {
         self.resize(needed, now_ns)
     }
 
-    /// Grows the set: to all of the map if it has changed of late.
+    /// Grows the set, to the whole map if it has changed recently.
     fn grow(&mut self, needed: usize, now_ns: u64, cpus: usize) -> bool {
         let is_hasty = self.has_changed_within(GATHER_AFTER_NS, now_ns);
         let size = if is_hasty || needed >= cpus { ALL } else { needed };
@@ -227,7 +228,7 @@ mod tests {
         (spread, SPREAD_WINDOW_NS)
     }
 
-    /// Load of this many percent of one CPU, evenly on the CPUs that have it: what they cannot do is not seen.
+    /// Measured load if this many percent of one CPU arrive, evenly on the set. Work beyond its capacity is not seen.
     fn even(spread: &Spread, percent: u64, cpus: usize) -> SpreadLoad {
         let size = spread.size(cpus) as u64;
         let own = (percent * 10).min(size * 1_000);
@@ -301,7 +302,7 @@ mod tests {
     fn rps_s2_burst_is_spread_within_two_windows() {
         let loads = [&[1; 2 * QUIET_WINDOWS], &[6_400; 3][..]].concat();
         let sizes = after_windows(loads, 64);
-        // What is behind a CPU that is always busy cannot be seen: three first, then all.
+        // Load behind a saturated CPU cannot be seen, so the set first grows to three.
         assert_eq!(sizes[2 * QUIET_WINDOWS - 1..], [1, 3, 64, 64]);
     }
 

@@ -1,8 +1,8 @@
 //! `forebay advise`, on a simulated machine.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::Desk;
+use super::{Desk, MS_V4_0};
 
 /// Four cores of two threads (n and n + 4); two cores share a last-level cache. Bitmaps have room
 /// for 40 CPUs.
@@ -82,4 +82,48 @@ fn advice_needs_cpus_that_there_are() {
     assert_eq!(desk.run("advise").code, Some(0));
     let run = desk.run("advise --sysfs sys --cpus 0,12");
     assert!(run.told.contains("CPUs 12 are not among those that there are (0-7)"), "{}", run.told);
+}
+
+/// Four rows of Microsoft's "Verifying the RSS Hash Calculation": the first three hash to the first
+/// of two CPUs (0x51ccc178, 0x5c2b394a, 0x10e828a2), the last to the second (0xc626b0ea).
+#[test]
+fn rps_b6_capture_decides_if_balancing_helps() {
+    let desk = machine();
+    let low = [
+        MS_V4_0,
+        ([24, 19, 198, 95], 12898, [12, 22, 207, 184], 38024),
+        ([153, 39, 163, 191], 44251, [202, 188, 127, 2], 1303),
+    ];
+    let high = ([199, 92, 111, 2], 14230, [65, 69, 140, 83], 4739);
+    let flows = [(low[0], 300), (low[1], 200), (low[2], 100), (high, 40)];
+    desk.write_udp("skewed.pcap", flows.iter().flat_map(|(flow, frames)| vec![flow; *frames]));
+    desk.write_udp("even.pcap", [low[0], high].iter().flat_map(|flow| vec![flow; 100]));
+    desk.write_one_flow("elephant.pcap", 100);
+    let advise = "advise --sysfs sys --cpus 0,4 --hash toeplitz";
+    let load = |file| {
+        let run = desk.run(&format!("{advise} --json {file}"));
+        assert_eq!((run.code, run.told.as_str()), (Some(0), ""));
+        serde_json::from_str::<Value>(&run.stdout).unwrap()["load"].clone()
+    };
+    let skewed = load("skewed.pcap");
+    assert_eq!((&skewed["packets"], &skewed["flows"]), (&640.into(), &4.into()));
+    let shares = json!([
+        { "cpu": 0, "off": 93.7, "load": 46.8 },
+        { "cpu": 4, "off": 6.2, "load": 53.1 },
+    ]);
+    assert_eq!(skewed["cpus"], shares);
+    assert_eq!(skewed["busiest_percent"], json!([187, 106]));
+    assert_eq!(skewed["rps_balance"]["value"], "load");
+    for (file, why) in [("even.pcap", "is even"), ("elephant.pcap", "no move would help")] {
+        let balance = &load(file)["rps_balance"];
+        assert_eq!(balance["value"], "off", "{file}");
+        assert!(balance["why"].as_str().unwrap().contains(why), "{balance}");
+    }
+    let run = desk.run(&format!("{advise} skewed.pcap"));
+    let why = "the busiest CPU gets 106 % of the mean instead of 187 %, after 1 move";
+    assert!(
+        run.stdout.contains("640 packets of 4 flows") && run.stdout.contains(why),
+        "{}",
+        run.stdout
+    );
 }

@@ -1,35 +1,35 @@
-//! Board: what the queues of an engine plan for their CPUs, so that they balance as one.
+//! Board: the loads that the queues of an engine plan for the CPUs, so that they balance together.
 //!
-//! Each queue notes the load that it sends to each CPU, as it will be after what it moves, and goes by the sum of all. One
-//! queue at a time plans: whoever finds the board claimed does so in a later turn. Nobody waits.
+//! Each queue records the load that it will send to each CPU after its moves, and plans from the sum of all records. One
+//! queue plans at a time. A queue that finds the board claimed tries again in a later turn, so none waits.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::NS_PER_S;
 
-/// Time after which the note of a queue that is not heard of counts for nothing.
+/// Time after which the note of a queue that has written no other is dropped.
 pub(super) const STALE_NS: u64 = 200_000_000;
 
-/// Loads of all queues. Written by whoever has [claimed](Self::claim) it.
+/// Planned loads of all queues. Only the queue that has [claimed](Self::claim) the board writes to it.
 #[derive(Debug)]
 pub struct BalanceBoard {
     is_claimed: AtomicBool,
-    /// By [`CpuId::index`](crate::CpuId::index): sum of the queues' notes, in ns of work a second.
+    /// Sums of all notes, in ns of work a second, by [`CpuId::index`](crate::CpuId::index).
     sums: Box<[AtomicU64]>,
-    /// By queue.
+    /// Notes, by queue.
     notes: Box<[QueueNote]>,
-    /// Moves that may be made now, in billionths.
+    /// Moves that are allowed now, in billionths.
     allowance: AtomicU64,
-    /// Time until which moves have been added to it.
+    /// Time up to which moves have been added to it.
     saved_until_ns: AtomicU64,
 }
 
 /// Loads of one queue.
 #[derive(Debug)]
 struct QueueNote {
-    /// By [`CpuId::index`](crate::CpuId::index).
+    /// Loads, by [`CpuId::index`](crate::CpuId::index).
     loads: Box<[AtomicU64]>,
-    /// Time of the note; 0: there is none.
+    /// Time of the note, or 0 if there is none.
     noted_ns: AtomicU64,
 }
 
@@ -48,15 +48,15 @@ impl BalanceBoard {
         }
     }
 
-    /// Claims the board for a round; `None` if another queue plans now.
+    /// Claims the board for a round. Returns `None` while another queue is planning.
     pub(super) fn claim(&self) -> Option<BoardClaim<'_>> {
-        // Acquire: what the last one wrote is seen. Its partner is the release in `drop`.
+        // Acquire: pairs with the release in `drop`, so that the last plan is seen.
         let is_claimed = self.is_claimed.swap(true, Ordering::Acquire);
         (!is_claimed).then_some(BoardClaim(self))
     }
 }
 
-/// The only one who plans.
+/// Exclusive right to plan, until it is dropped.
 #[derive(Debug)]
 pub(super) struct BoardClaim<'a>(&'a BalanceBoard);
 
@@ -78,7 +78,7 @@ impl BoardClaim<'_> {
         }
     }
 
-    /// Takes away notes of queues that are idle, or balance no longer.
+    /// Removes the notes of queues that are idle or no longer balance.
     pub(super) fn forget_stale(&self, now_ns: u64) {
         for (queue, note) in self.0.notes.iter().enumerate() {
             let noted_ns = load(&note.noted_ns);
@@ -89,7 +89,7 @@ impl BoardClaim<'_> {
         }
     }
 
-    /// Adds the moves of the time that has passed to those that may be made now; at most `saved_max_ns` of it.
+    /// Adds the moves of the time that has passed, at most `saved_max_ns` of it, to those allowed now.
     pub(super) fn save_up(&self, now_ns: u64, moves_per_second: u32, saved_max_ns: u64) {
         let rate = u64::from(moves_per_second);
         let until_ns = self.0.saved_until_ns.swap(now_ns, Ordering::Relaxed);
@@ -99,7 +99,7 @@ impl BoardClaim<'_> {
         self.0.allowance.store(allowance, Ordering::Relaxed);
     }
 
-    /// Uses one move up, if there is one.
+    /// True if a move is allowed now.
     pub(super) fn may_move(&self) -> bool {
         load(&self.0.allowance) >= NS_PER_S
     }

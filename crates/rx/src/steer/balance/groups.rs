@@ -13,10 +13,10 @@ const GROUP_SHIFT: u32 = 20;
 /// that is heavy by chance does not help.
 const SMOOTHING: u64 = 32;
 
-/// The same if a measurement is not chance: a flow begins, or ends.
+/// Smoothing after a measurement that chance does not explain: a flow has begun or ended.
 const SURPRISED_SMOOTHING: u64 = 4;
 
-/// The same if the sum of a CPU's groups is not chance: many light flows begin, or end.
+/// Smoothing if chance does not explain the sum of a CPU's groups: many light flows have begun or ended.
 const SHIFTED_SMOOTHING: u64 = 8;
 
 /// Part of a new window in the smoothed surplus of a CPU: one in this many.
@@ -40,9 +40,9 @@ pub(in super::super) struct Groups {
     assigned: Box<[u16]>,
     /// Time of the last move, in ms, or 0.
     moved_ms: Box<[u64]>,
-    /// Packets whose CPU no group tells, by [`CpuId::index`]: weights, and those since the window began.
+    /// Packets that are not steered by their group, by [`CpuId::index`]: weights, and counts since the window began.
     fixed: Vec<(Weight, u32)>,
-    /// Packets of groups beyond those expected, per window and CPU, smoothed; in 16ths.
+    /// Excess of the groups' packets over those expected, per window and CPU, smoothed, in 16ths.
     surpluses: Vec<i64>,
     /// Number of windows so far.
     windows: u64,
@@ -76,7 +76,7 @@ impl Groups {
         self.shift == table_shift.max(GROUP_SHIFT)
     }
 
-    /// Takes groups away from CPUs that are not in the map. What that moves rests.
+    /// Takes groups away from CPUs that are not in the map. Groups that this moves rest.
     pub(super) fn set_map(&mut self, map: &RpsMap, now_ns: u64) {
         let half = 1 << (self.shift - 1);
         for (index, (home, assigned)) in
@@ -96,12 +96,12 @@ impl Groups {
     }
 
     #[inline]
-    pub(super) fn weigh(&mut self, hash: FlowHash) {
+    pub(super) fn weigh(&mut self, hash: FlowHash, packets: u32) {
         let fresh = &mut self.fresh[(hash.0 >> self.shift) as usize];
-        *fresh = fresh.saturating_add(1);
+        *fresh = fresh.saturating_add(packets);
     }
 
-    /// Weighs a packet that goes to this CPU whatever its group's is.
+    /// Weighs a packet that goes to this CPU whatever the CPU of its group is.
     pub(super) fn weigh_fixed(&mut self, cpu: CpuId) {
         if self.fixed.len() <= cpu.index() {
             self.fixed.resize(cpu.index() + 1, (Weight::default(), 0));
@@ -110,7 +110,7 @@ impl Groups {
         *fresh = fresh.saturating_add(1);
     }
 
-    /// Weight of what goes to a CPU whatever its group's is.
+    /// Weight of the packets that go to a CPU whatever the CPU of their group is.
     pub(super) fn fixed(&self, cpu: CpuId) -> Weight {
         self.fixed.get(cpu.index()).map_or(Weight::default(), |(weight, _)| *weight)
     }
@@ -148,7 +148,7 @@ impl Groups {
         self.begin_window();
     }
 
-    /// True for each CPU whose groups' sum is off by more than chance, by [`CpuId::index`].
+    /// True for each CPU whose groups' sum deviates by more than chance, by [`CpuId::index`].
     fn shifted_cpus(&mut self, past_ns: u64) -> Vec<bool> {
         let mut sums: Vec<(u64, u64)> = Vec::new();
         for group in 0..self.weights.len() {
@@ -210,7 +210,7 @@ impl Groups {
         movable.map(|group| self.weights[group].work_ns(cost_ns)).sum()
     }
 
-    /// True if a group has moved of late.
+    /// True if a group has moved recently.
     fn rests(&self, group: usize, now_ns: u64) -> bool {
         let moved_ms = self.moved_ms[group];
         moved_ms > 0 && now_ns / NS_PER_MS < moved_ms + REST_NS / NS_PER_MS
@@ -236,7 +236,7 @@ impl Weight {
         let rate = (u64::from(fresh) * super::NS_PER_S).saturating_mul(WEIGHT_PARTS) / past_ns;
         let expected = u64::from(self.0).saturating_mul(past_ns) / (super::NS_PER_S * WEIGHT_PARTS);
         let off = expected.abs_diff(fresh.into());
-        // Four times the deviation that single packets would have, and some for few of them.
+        // Four standard deviations of a Poisson process, and a margin for small counts.
         let is_surprise = off.saturating_mul(off) > 16 * expected.saturating_add(8);
         let smoothing = if is_surprise { smoothing.min(SURPRISED_SMOOTHING) } else { smoothing };
         let sum = (u64::from(self.0) * (smoothing - 1)).saturating_add(rate);
@@ -249,10 +249,10 @@ impl Weight {
     }
 }
 
-/// Parts of a packet that [`Groups::surpluses`] are counted in.
+/// Units per packet of [`Groups::surpluses`].
 const SURPLUS_PARTS: i64 = 16;
 
-/// Parts of a packet a second that weights are counted in.
+/// Units of weights per packet a second.
 const WEIGHT_PARTS: u64 = 256;
 
 const NS_PER_MS: u64 = 1_000_000;

@@ -23,7 +23,7 @@ const OTHER_SMOOTHING: u64 = 16;
 const COST_SMOOTHING: u64 = 32;
 
 /// Square of the number of standard errors by which a CPU's cost must differ from the mean cost to
-/// count: chance has the busiest of a hundred CPUs three off.
+/// count. Of a hundred CPUs, the farthest is three off by chance alone.
 const COST_ERRORS_SQUARED: u64 = 9;
 
 /// Loads of all CPUs, by [`CpuId::index`].
@@ -36,13 +36,13 @@ pub(super) struct Shares {
 struct Share {
     /// Work at the begin of the window.
     last: CpuLoad,
-    /// Cost of a packet, smoothed, in 256ths of a ns; 0: unknown.
+    /// Cost of a packet, smoothed, in 256ths of a ns. 0 if it is unknown.
     cost: u64,
     /// Mean square of its deviations from single windows, in 2^-16 of a square ns.
     cost_variance: u64,
     /// Number of windows with packets.
     windows: u64,
-    /// Cost of a packet without what may be chance, in 256ths of a ns.
+    /// Cost of a packet, corrected for chance, in 256ths of a ns.
     fair_cost: u64,
     /// Work besides delivery, in ns a second, smoothed.
     other_ns: u64,
@@ -78,7 +78,7 @@ impl Share {
 }
 
 impl Shares {
-    /// Takes the measurements of a window of this length; 0: the first one begins now.
+    /// Takes the measurements of a window of this length. With 0 the first window begins.
     pub(super) fn measure(&mut self, loads: &[CpuLoad], past_ns: u64) {
         self.cpus.resize(loads.len(), Share::default());
         for (share, load) in self.cpus.iter_mut().zip(loads) {
@@ -87,7 +87,7 @@ impl Shares {
         self.judge_costs();
     }
 
-    /// Assumes the mean cost for each CPU, except for what its own differs more than by chance.
+    /// Sets each CPU's cost to the mean, plus the part of its deviation that chance does not explain.
     fn judge_costs(&mut self) {
         let known = || self.cpus.iter().filter(|share| share.cost > 0);
         let mean = known().map(|share| share.cost).sum::<u64>() / (known().count() as u64).max(1);
@@ -99,7 +99,7 @@ impl Shares {
         }
     }
 
-    /// Computes the loads as they are to be expected; `others_ns`: what other queues plan for a CPU.
+    /// Computes the expected loads. `others_ns` gives the load that other queues plan for a CPU.
     pub(super) fn load(&mut self, groups: &Groups, map: &RpsMap, others_ns: impl Fn(usize) -> u64) {
         for (index, share) in (0..).zip(&mut self.cpus) {
             share.own_ns = groups.fixed(CpuId(index)).work_ns(share.cost_ns());
@@ -149,15 +149,15 @@ impl Shares {
             > sum * u128::from(target_percent);
         let gap_ns = most.load_ns - least.load_ns;
         let mean_ns = u64::try_from(sum / (open().count() as u128).max(1)).unwrap_or(u64::MAX);
-        // What is beyond the mean, unless the other one would then have more than it.
+        // The excess over the mean, but no more than makes the two equal.
         let aim_ns = most.load_ns.saturating_sub(mean_ns).min(gap_ns / 2);
         let cost_ns = most.cost_ns();
         is_beyond.then_some(Gap { busiest, least_busy, gap_ns, aim_ns, cost_ns })
     }
 
-    /// Next move that gives a flow a CPU of its own: the heaviest group of the busiest CPU, if it
-    /// fills a CPU by itself, goes to one with less of the work that cannot move. If that CPU has
-    /// too much besides, a group leaves it first, so that no move makes the busiest CPU busier.
+    /// Next move that gives a flow a CPU of its own. If the heaviest group of the busiest CPU fills a
+    /// CPU by itself, it moves to a CPU with less work that cannot be moved. If that CPU still has too
+    /// many other groups, one of them leaves first, so that no move makes the busiest CPU busier.
     pub(super) fn exile(&self, groups: &Groups, gap: &Gap, now_ns: u64) -> Option<(usize, Gap)> {
         let (group, weight) = groups.heaviest_of(gap.busiest, now_ns)?;
         let weight_ns = weight.work_ns(gap.cost_ns);
@@ -197,7 +197,7 @@ impl Shares {
 }
 
 impl Share {
-    /// Takes what a CPU did in a window.
+    /// Takes the work of a CPU in a window.
     fn measure(&mut self, load: CpuLoad, past_ns: u64) {
         let last = std::mem::replace(&mut self.last, load);
         let busy_ns = load.busy_ns.saturating_sub(last.busy_ns);
@@ -235,7 +235,7 @@ impl Share {
         self.cost_variance = smoothed(self.cost_variance, off.saturating_mul(off), smoothing);
     }
 
-    /// Square of the difference from the mean cost that chance explains.
+    /// Square of the deviation from the mean cost that chance explains.
     fn chance_squared(self) -> u64 {
         let windows = self.windows.clamp(1, 2 * COST_SMOOTHING - 1);
         self.cost_variance.saturating_mul(COST_ERRORS_SQUARED) / windows
