@@ -237,9 +237,9 @@ impl Situation {
             Self::Fragments => "datagrams come in two fragments; masks and applications move",
             Self::Skewed => "few flows are heavy and many light; the load is balanced",
             Self::HeavyFlow => "a flow that fills a CPU appears, moves and vanishes; balanced",
-            Self::Diurnal => "the load rises and falls, the heavy flows are others; balanced",
-            Self::Aimed => "somebody aims many flows at one CPU; balanced",
-            Self::Waves => "the load is light, heavy, light, moderate; so many CPUs are used",
+            Self::Diurnal => "the load rises and falls, and other flows become heavy; balanced",
+            Self::Aimed => "an attacker aims many flows at one CPU; balanced",
+            Self::Waves => "the load is light, heavy, light and moderate; CPUs follow",
             Self::Everything => "traffic, knobs, changes and faults are all drawn",
         }
     }
