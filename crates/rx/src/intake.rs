@@ -177,6 +177,7 @@ impl Intake {
         show(&burst.packets);
         if self.steering.update_spread(now_ns, full_burst, &self.backlogs) {
             self.backlogs.watch();
+            self.counters.resized.add(1);
         }
         self.rehash(&mut burst.packets);
         self.release_line();
@@ -199,7 +200,6 @@ impl Intake {
             self.backlogs.watch();
             self.counters.resized.add(1);
         }
-        self.counters.active_cpus.set(self.steering.active_cpus() as u64);
         let Some(round) = self.steering.balance(now_ns, loads) else { return };
         self.counters.imbalance_percent.set(round.after_percent.into());
         if round.moves > 0 {
@@ -541,6 +541,7 @@ impl Intake {
 
     fn count_steering(&self) {
         let tally = self.steering.tally();
+        self.counters.active_cpus.set(self.steering.active_cpus() as u64);
         self.counters.moves.raise_to(tally.moves);
         self.counters.stays.raise_to(tally.stays);
         self.counters.holds.raise_to(tally.holds);

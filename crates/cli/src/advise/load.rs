@@ -5,7 +5,7 @@ use std::path::Path;
 use comfy_table::CellAlignment;
 use forebay_device::pcap::Capture;
 use forebay_rx::CpuId;
-use forebay_rx::hash::{FlowHash, Hasher, Indirection};
+use forebay_rx::hash::{FlowHash, Hasher, Indirection, RETA_ENTRIES};
 use forebay_rx::parse::{self, Verify, View};
 use forebay_rx::steer::{BalanceConfig, BalancePreview, QueueTraffic, RpsMap};
 use forebay_sys as sys;
@@ -53,6 +53,13 @@ struct BalanceAdvice {
 impl LoadAdvice {
     /// Reads a capture, and previews its load on these masks, one for each queue.
     pub(super) fn of(file: &Path, hash: &HashOptions, masks: &[CpuList]) -> Result<Self, Failure> {
+        if masks.len() > usize::from(RETA_ENTRIES) {
+            let problem =
+                format!("--queues {}: there is no way to deal packets to all", masks.len());
+            let help =
+                format!("give at most {RETA_ENTRIES}: an indirection table has as many entries");
+            return Err(Failure::usage(problem, help));
+        }
         let hasher = hash.hasher(|| *sys::random_key().first_chunk().unwrap_or(&[0; 16]))?;
         let hashes = hashes_of(file, &hasher)?;
         let queue_count = u16::try_from(masks.len()).unwrap_or(u16::MAX);
@@ -95,9 +102,14 @@ impl LoadAdvice {
         }
         if after >= before {
             let Self { heaviest_percent, .. } = self;
+            let is_heavy = heaviest_percent * self.cpus.len() as u64 * 10 >= before * 9;
+            let reason = if is_heavy {
+                format!("the heaviest flow alone has {heaviest_percent} % of all packets")
+            } else {
+                "the queues have different masks, or few flows".to_owned()
+            };
             return off(format!(
-                "the busiest CPU has {before} % of the mean, and no move would help: the heaviest \
-                 flow alone has {heaviest_percent} % of all packets"
+                "the busiest CPU has {before} % of the mean, and no move would help: {reason}"
             ));
         }
         let moves = crate::table::counted(self.moves.into(), "move");

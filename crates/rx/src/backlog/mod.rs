@@ -241,6 +241,15 @@ impl Backlogs {
             .filter_map(move |(cpu, target)| Some((CpuId(cpu), head(target.as_mut()?))))
     }
 
+    /// Current head and tail counters of all CPUs.
+    pub fn ends(&mut self) -> impl Iterator<Item = (CpuId, [Position; 2])> {
+        let ends =
+            |target: &mut BacklogTarget| [target.packets.observe_head(), target.packets.tail()];
+        (0..)
+            .zip(&mut self.targets)
+            .filter_map(move |(cpu, target)| Some((CpuId(cpu), ends(target.as_mut()?))))
+    }
+
     /// Tail counters of all CPUs.
     pub fn tails(&self) -> impl Iterator<Item = (CpuId, Position)> {
         let tail = |target: &BacklogTarget| target.packets.tail();

@@ -21,7 +21,7 @@ mod preview; // loads with and without balancing
 use std::sync::Arc;
 
 pub use board::BalanceBoard;
-use board::BoardClaim;
+use board::{BoardClaim, STALE_NS_MIN};
 pub(super) use groups::Groups;
 pub use preview::{BalancePreview, QueueTraffic};
 pub use shares::CpuLoad;
@@ -39,6 +39,12 @@ pub const BALANCE_LOAD_MIN_NS: u64 = 250_000_000;
 
 /// Number of windows for which unused moves are saved.
 const SAVED_WINDOWS: u64 = 2;
+
+/// Time until another attempt if another queue is planning.
+const RETRY_NS: u64 = 100_000;
+
+/// Number of windows after which a queue that has not planned counts as idle.
+const STALE_WINDOWS: u64 = 3;
 
 /// Maximum number of groups that one round assigns anew.
 pub const BALANCE_ROUND_MAX: u32 = 64;
@@ -99,6 +105,8 @@ pub(super) struct Balance {
     /// Board of all queues, and the queue's number on it. A queue without one is alone.
     board: Option<(Arc<BalanceBoard>, usize)>,
     window_start_ns: u64,
+    /// Time before which no round is attempted.
+    retry_at_ns: u64,
     /// True if the last window asked for moves.
     was_beyond: bool,
 }
@@ -142,7 +150,7 @@ impl Balance {
 
     fn restart(&mut self, shift: u32, map: &RpsMap) {
         self.groups = Some(Box::new(Groups::new(shift, map)));
-        (self.shares, self.window_start_ns) = (Shares::default(), 0);
+        (self.shares, self.window_start_ns, self.was_beyond) = (Shares::default(), 0, false);
     }
 
     /// True if packets are weighed.
@@ -174,11 +182,14 @@ impl Balance {
 
     /// True if a window has passed since the last measurement.
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
-        self.groups.is_some() && now_ns.saturating_sub(self.window_start_ns) >= self.window_ns()
+        self.groups.is_some()
+            && now_ns >= self.retry_at_ns
+            && now_ns.saturating_sub(self.window_start_ns) >= self.window_ns()
     }
 
     /// Measures the loads of all CPUs, by [`CpuId::index`], and assigns groups anew. Returns `None` in the first window, which
-    /// has no earlier one to compare with, and while another queue is planning; the round then remains due.
+    /// has no earlier one to compare with, and while another queue is planning; the round is then due again soon. A pause
+    /// makes a window the first one.
     pub(super) fn round(
         &mut self,
         now_ns: u64,
@@ -187,18 +198,24 @@ impl Balance {
     ) -> Option<BalanceRound> {
         let alone = || (Arc::new(BalanceBoard::new(1, loads.len())), 0);
         let (board, queue) = self.board.get_or_insert_with(alone).clone();
-        let claim = board.claim()?;
+        let Some(claim) = board.claim() else {
+            self.retry_at_ns = now_ns + RETRY_NS;
+            return None;
+        };
         let past_ns = now_ns.saturating_sub(self.window_start_ns);
-        let is_first = std::mem::replace(&mut self.window_start_ns, now_ns) == 0;
+        let stale_ns = STALE_NS_MIN.max(self.window_ns() * STALE_WINDOWS);
+        let before_ns = std::mem::replace(&mut self.window_start_ns, now_ns);
+        let is_first = before_ns == 0 || past_ns > stale_ns;
         let groups = self.groups.as_mut()?;
         if is_first {
-            groups.begin_window();
-            self.shares.measure(loads, 0);
+            groups.begin_first_window();
+            self.shares.begin(loads);
+            self.was_beyond = false;
             return None;
         }
         groups.end_window(past_ns);
         self.shares.measure(loads, past_ns);
-        claim.forget_stale(now_ns);
+        claim.forget_stale(now_ns, stale_ns);
         self.shares.load(groups, map, |cpu| claim.others_ns(queue, cpu));
         claim.save_up(now_ns, self.config.moves_per_second, self.window_ns() * SAVED_WINDOWS);
         let before_percent = self.shares.imbalance_percent();
@@ -213,6 +230,9 @@ impl Balance {
     /// windows in a row, because a single window is short enough to be chance.
     fn move_groups(&mut self, claim: &BoardClaim<'_>, now_ns: u64) -> u32 {
         let Some(groups) = &mut self.groups else { return 0 };
+        if !claim.may_move() {
+            return 0; // for lack of moves, not of reasons
+        }
         let target_percent = self.config.target_percent;
         let mut percent = target_percent.saturating_mul(2).saturating_sub(100);
         let is_busy = self.shares.load_max_ns() >= BALANCE_LOAD_MIN_NS;

@@ -90,18 +90,16 @@ impl DesiredCpus {
             return (cpu, SteerReason::Balance);
         }
         let Some(cpu) = self.active.select(hash) else { return inline };
-        if self.is_partial {
-            let is_of_map = self.map.select(hash) == Some(cpu);
-            return (cpu, if is_of_map { SteerReason::Rps } else { SteerReason::Spread });
-        }
-        match table.get(slot).current_cpu() {
+        let cpu = match table.get(slot).current_cpu() {
             // A boundary of the map is inside the slot. Either side is right; the slot stays,
             // instead of moving back and forth with every packet.
-            CurrentCpu::On(at) if at != cpu && self.straddles(table, slot, at) => {
-                (at, SteerReason::Rps)
-            }
-            _ => (cpu, SteerReason::Rps),
+            CurrentCpu::On(at) if at != cpu && self.straddles(table, slot, at) => at,
+            _ => cpu,
+        };
+        if self.is_partial && self.map.select(hash) != Some(cpu) {
+            return (cpu, SteerReason::Spread);
         }
+        (cpu, SteerReason::Rps)
     }
 
     #[inline]
@@ -157,11 +155,7 @@ impl DesiredCpus {
         if self.spread.is_mark_due(now_ns) {
             self.meter.mark(tails);
         }
-        let is_changed = self.spread.update(now_ns, full_burst);
-        if is_changed {
-            self.choose();
-        }
-        is_changed
+        self.spread.update(now_ns, full_burst) && self.choose()
     }
 
     /// True if the loads of all CPUs are due to be read.
@@ -175,18 +169,14 @@ impl DesiredCpus {
         &mut self,
         now_ns: u64,
         loads: &[CpuLoad],
-        heads: impl Iterator<Item = (CpuId, Position)>,
+        ends: impl Iterator<Item = (CpuId, [Position; 2])>,
     ) -> bool {
         if !self.spread.is_due(now_ns) {
             return false;
         }
-        let past_ns = self.meter.end_window(now_ns, loads, heads, self.polling_cpu);
+        let past_ns = self.meter.end_window(now_ns, loads, ends, self.polling_cpu);
         let load = self.meter.load(past_ns, &self.map, &self.active);
-        let is_changed = self.spread.end_window(now_ns, load);
-        if is_changed {
-            self.choose();
-        }
-        is_changed
+        self.spread.end_window(now_ns, load) && self.choose()
     }
 
     /// Replaces the configuration of the spread.
@@ -267,8 +257,8 @@ impl DesiredCpus {
     }
 
     /// Chooses the CPUs that packets go to: the polling CPU, then those that have packets already, then those with the least
-    /// other work. If the map lacks the polling CPU, it is used whole.
-    fn choose(&mut self) {
+    /// other work. If the map lacks the polling CPU, it is used whole. Returns true if that changes them.
+    fn choose(&mut self) -> bool {
         let size = self.spread.size(self.map.cpus().len());
         let mut chosen = self.map.cpus().to_vec();
         if self.map.contains(self.polling_cpu) {
@@ -279,7 +269,7 @@ impl DesiredCpus {
             });
             chosen.truncate(size);
         }
-        self.active = RpsMap::new(chosen);
+        let before = std::mem::replace(&mut self.active, RpsMap::new(chosen));
         self.is_partial = self.active.cpus().len() < self.map.cpus().len();
         self.is_gathered = self.spread.is_gathered() && self.map.contains(self.polling_cpu);
         debug_assert!(
@@ -287,5 +277,6 @@ impl DesiredCpus {
             "a CPU of the set can be desired"
         );
         self.balance.set_map(&self.active);
+        before != self.active
     }
 }

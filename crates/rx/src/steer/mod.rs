@@ -622,7 +622,7 @@ impl Steering {
 
     /// Decides how many CPUs the load needs. Returns true if desired CPUs have changed.
     pub fn resize(&mut self, now_ns: u64, loads: &[CpuLoad], backlogs: &mut Backlogs) -> bool {
-        self.desired_cpus.resize(now_ns, loads, backlogs.heads())
+        self.desired_cpus.resize(now_ns, loads, backlogs.ends())
     }
 
     /// Replaces the configuration of the balance.

@@ -89,6 +89,8 @@ pub(super) struct Spread {
     needed: usize,
     /// Time of the last change, if there was one.
     changed_ns: Option<u64>,
+    /// True until the first window ends in which the load is followed again.
+    is_resumed: bool,
 }
 
 impl Spread {
@@ -102,15 +104,18 @@ impl Spread {
             busy_until_ns: 0,
             needed: 1,
             changed_ns: None,
+            is_resumed: false,
         }
     }
 
     /// Replaces the configuration.
     pub(super) fn set_config(&mut self, config: SpreadConfig) {
+        let was_followed = self.is_followed();
         self.config = config;
         if config.policy == SpreadPolicy::Always {
             self.size = ALL;
         }
+        self.is_resumed |= !was_followed;
     }
 
     /// Number of CPUs of a map of `cpus` that packets go to.
@@ -154,6 +159,11 @@ impl Spread {
     /// Ends a window with this load. Returns whether the number of CPUs has changed.
     pub(super) fn end_window(&mut self, now_ns: u64, load: SpreadLoad) -> bool {
         self.window_start_ns = now_ns;
+        if std::mem::take(&mut self.is_resumed) {
+            // The load was not followed: this window tells nothing.
+            (self.busy_until_ns, self.needed) = (now_ns, 1);
+            return false;
+        }
         let busy = u64::from(self.config.busy_percent) * 10;
         let is_waiting = std::mem::replace(&mut self.was_waiting, load.waits) && load.waits;
         let size = self.size(load.cpus);
@@ -316,6 +326,21 @@ mod tests {
         assert!(!window(1, true) && !window(2, false) && !window(3, true), "once is chance");
         assert!(window(4, true));
         assert_eq!(spread.size(8), 8);
+    }
+
+    #[test]
+    fn rps_s1_followed_again_begins_anew() {
+        let config = |policy| SpreadConfig { policy, ..SpreadConfig::default() };
+        let (mut spread, _) = gathered();
+        spread.set_config(config(SpreadPolicy::Always));
+        spread.set_config(config(SpreadPolicy::WhenBusy));
+        let hour_ns = 3_600_000_000_000;
+        let quiet = SpreadLoad { cpus: 8, ..SpreadLoad::default() };
+        assert!(spread.is_due(hour_ns) && !spread.end_window(hour_ns, quiet));
+        let second_later = hour_ns + GATHER_AFTER_NS;
+        assert!(!spread.end_window(hour_ns + SPREAD_WINDOW_NS, quiet));
+        assert_eq!(spread.size(8), 8);
+        assert!(spread.end_window(second_later, quiet) && spread.is_gathered());
     }
 
     /// Turns of one queue, 10 µs apart: full ones and others, in runs, how busy its CPUs are, and how long packets wait.

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::NS_PER_S;
 
-/// Time after which the note of a queue that has written no other is dropped.
-pub(super) const STALE_NS: u64 = 200_000_000;
+/// Minimum time after which the note of a queue that has written no other is dropped.
+pub(super) const STALE_NS_MIN: u64 = 200_000_000;
 
 /// Planned loads of all queues. Only the queue that has [claimed](Self::claim) the board writes to it.
 #[derive(Debug)]
@@ -79,10 +79,10 @@ impl BoardClaim<'_> {
     }
 
     /// Removes the notes of queues that are idle or no longer balance.
-    pub(super) fn forget_stale(&self, now_ns: u64) {
+    pub(super) fn forget_stale(&self, now_ns: u64, stale_ns: u64) {
         for (queue, note) in self.0.notes.iter().enumerate() {
             let noted_ns = load(&note.noted_ns);
-            if noted_ns > 0 && now_ns.saturating_sub(noted_ns) > STALE_NS {
+            if noted_ns > 0 && now_ns.saturating_sub(noted_ns) > stale_ns {
                 self.note(queue, std::iter::repeat(0), now_ns);
                 note.noted_ns.store(0, Ordering::Relaxed);
             }
@@ -92,9 +92,10 @@ impl BoardClaim<'_> {
     /// Adds the moves of the time that has passed, at most `saved_max_ns` of it, to those allowed now.
     pub(super) fn save_up(&self, now_ns: u64, moves_per_second: u32, saved_max_ns: u64) {
         let rate = u64::from(moves_per_second);
-        let until_ns = self.0.saved_until_ns.swap(now_ns, Ordering::Relaxed);
+        let until_ns = self.0.saved_until_ns.fetch_max(now_ns, Ordering::Relaxed);
         let saved = rate.saturating_mul(now_ns.saturating_sub(until_ns));
-        let saved_max = (rate.saturating_mul(saved_max_ns)).max(NS_PER_S);
+        let move_min = if rate == 0 { 0 } else { NS_PER_S };
+        let saved_max = (rate.saturating_mul(saved_max_ns)).max(move_min);
         let allowance = load(&self.0.allowance).saturating_add(saved).min(saved_max);
         self.0.allowance.store(allowance, Ordering::Relaxed);
     }

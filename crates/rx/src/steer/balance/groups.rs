@@ -176,7 +176,14 @@ impl Groups {
         with_surpluses.map(is_shifted).collect()
     }
 
-    pub(super) fn begin_window(&mut self) {
+    /// Begins the first window, after which the weights are those of this window alone.
+    pub(super) fn begin_first_window(&mut self) {
+        self.windows = 0;
+        self.surpluses.clear();
+        self.begin_window();
+    }
+
+    fn begin_window(&mut self) {
         self.fresh.fill(0);
         self.fixed.iter_mut().for_each(|(_, fresh)| *fresh = 0);
     }

@@ -67,9 +67,7 @@ impl BalancePreview {
     /// Load of the busiest CPU in percent of the mean of all that are in a map, before and after.
     #[must_use]
     pub fn busiest_percent(&self, queues: &[QueueTraffic]) -> [u64; 2] {
-        let mapped = (0..).map(CpuId).zip(&self.before);
-        let mapped = mapped.filter(|(cpu, _)| queues.iter().any(|queue| queue.map.contains(*cpu)));
-        let count = mapped.count() as u64;
+        let count = mapped(queues, self.before.len());
         [&self.before, &self.after].map(|packets| {
             let sum = packets.iter().sum::<u64>().max(1);
             packets.iter().max().unwrap_or(&0) * 100 * count / sum
@@ -77,11 +75,16 @@ impl BalancePreview {
     }
 }
 
+/// Number of CPUs that are in a map.
+fn mapped(queues: &[QueueTraffic], cpus: usize) -> u64 {
+    let cpus = (0..cpus).filter_map(|cpu| u16::try_from(cpu).ok()).map(CpuId);
+    cpus.filter(|cpu| queues.iter().any(|queue| queue.map.contains(*cpu))).count() as u64
+}
+
 /// Lets all queues balance until nothing moves. Returns the number of moves.
 fn balance_all(queues: &[QueueTraffic], balances: &mut [Balance], before: &[u64]) -> u32 {
     let all: u64 = before.iter().sum();
-    let busy = before.iter().filter(|packets| **packets > 0).count() as u64;
-    let cost_ns = busy * (ROUND_NS / 4 * 3) / ROUND_PACKETS;
+    let cost_ns = mapped(queues, before.len()) * (ROUND_NS / 4 * 3) / ROUND_PACKETS;
     let weights: Vec<_> = queues.iter().map(|queue| weights(queue, all)).collect();
     let (mut loads, mut packets_now) = (vec![CpuLoad::default(); before.len()], before.to_vec());
     let (mut now_ns, mut moves, mut quiet_rounds) = (NS_PER_S, 0, 0);

@@ -78,7 +78,15 @@ impl Share {
 }
 
 impl Shares {
-    /// Takes the measurements of a window of this length. With 0 the first window begins.
+    /// Begins the first window. Costs of packets are kept, if they are known.
+    pub(super) fn begin(&mut self, loads: &[CpuLoad]) {
+        self.cpus.resize(loads.len(), Share::default());
+        for (share, load) in self.cpus.iter_mut().zip(loads) {
+            (share.last, share.other_ns) = (*load, 0);
+        }
+    }
+
+    /// Takes the measurements of a window of this length.
     pub(super) fn measure(&mut self, loads: &[CpuLoad], past_ns: u64) {
         self.cpus.resize(loads.len(), Share::default());
         for (share, load) in self.cpus.iter_mut().zip(loads) {
@@ -203,9 +211,6 @@ impl Share {
         let busy_ns = load.busy_ns.saturating_sub(last.busy_ns);
         let delivering_ns = load.delivering_ns.saturating_sub(last.delivering_ns);
         let packets = load.packets.saturating_sub(last.packets);
-        if past_ns == 0 {
-            return;
-        }
         if let Some(cost) = (delivering_ns << COST_SHIFT).checked_div(packets) {
             self.measure_cost(cost);
         }

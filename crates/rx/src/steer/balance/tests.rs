@@ -141,6 +141,74 @@ fn rps_b4_moves_are_limited_by_rate() {
 }
 
 #[test]
+fn rps_b4_rate_of_zero_moves_nothing() {
+    let mut bench = Bench::new(8, 0);
+    bench.balance.config.moves_per_second = 0;
+    let sources = zipf(500, 9_000);
+    let moves: u32 = (0..50).map(|_| bench.window(&sources).1.map_or(0, |round| round.moves)).sum();
+    assert_eq!(moves, 0);
+}
+
+/// A queue that returns from a pause knows nothing of the load, and needs two windows to move again.
+#[test]
+fn rps_b1_pause_begins_anew() {
+    let mut bench = Bench::new(4, 0);
+    let sources = zipf(500, 9_000);
+    let moved = |bench: &mut Bench| bench.window(&sources).1.map(|round| round.moves);
+    assert_eq!((moved(&mut bench), moved(&mut bench)), (None, Some(0)));
+    bench.now_ns += 3_600 * NS_PER_S;
+    assert_eq!((moved(&mut bench), moved(&mut bench)), (None, Some(0)));
+    assert!(moved(&mut bench) > Some(0));
+}
+
+/// A queue with a window of a second plans by what another has planned a second ago.
+#[test]
+fn rps_b1_long_windows_share_the_board() {
+    let window_us = 1_000_000;
+    let map = RpsMap::new([0, 1].map(CpuId));
+    let board = Arc::new(BalanceBoard::new(2, 2));
+    let mut queues = [0, 1].map(|queue| {
+        let mut balance = Balance::default();
+        let config = BalanceConfig { policy: BalancePolicy::Load, window_us, ..Default::default() };
+        balance.set_config(config, SHIFT, &map);
+        balance.set_board(Arc::clone(&board), queue);
+        balance
+    });
+    // Each queue has one CPU's packets, so nothing is uneven to whoever knows of both.
+    let hashes = [FlowHash(1 << 20), FlowHash(1 << 31)];
+    let mut loads = vec![CpuLoad::default(); 2];
+    for second in 1..10 {
+        for load in &mut loads {
+            load.packets += 100_000;
+            load.delivering_ns += 100_000 * COST_NS * 10;
+            load.busy_ns = load.delivering_ns;
+        }
+        for (balance, hash) in queues.iter_mut().zip(hashes) {
+            (0..100_000).for_each(|_| balance.weigh(hash));
+            let round = balance.round(second * NS_PER_S + 5, &loads, &map);
+            let is_known = second > 2;
+            let expected = BalanceRound { moves: 0, before_percent: 100, after_percent: 100 };
+            assert!(!is_known || round == Some(expected), "{round:?}");
+        }
+    }
+}
+
+/// A queue that finds the board claimed reads the loads of all CPUs again only after a while.
+#[test]
+fn rps_b1_claimed_board_is_tried_later() {
+    let mut bench = Bench::new(4, 0);
+    let board = Arc::new(BalanceBoard::new(2, 4));
+    bench.balance.set_board(Arc::clone(&board), 0);
+    bench.window(&zipf(10, 100));
+    let now_ns = bench.now_ns + WINDOW_NS;
+    let claim = board.claim().unwrap();
+    assert_eq!(bench.balance.round(now_ns, &bench.loads, &bench.map), None);
+    drop(claim);
+    assert!(!bench.balance.is_due(now_ns) && bench.balance.is_due(now_ns + RETRY_NS));
+    assert!(bench.balance.round(now_ns + RETRY_NS, &bench.loads, &bench.map).is_some());
+}
+
+#[test]
 fn rps_b5_groups_leave_withdrawn_cpus() {
     let mut bench = Bench::new(4, 0);
     let sources = zipf(500, 9_000);

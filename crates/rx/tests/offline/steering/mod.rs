@@ -20,7 +20,10 @@ use forebay_rx::arrive::Burst;
 use forebay_rx::backlog::{Backlogs, FlowLimit};
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::parse::{self, Link, Verify, View};
-use forebay_rx::steer::{FULL_BURSTS_TO_SPREAD, MoveAfter, RpsMap, SPREAD_WINDOW_NS, SpreadPolicy};
+use forebay_rx::steer::{
+    CpuLoad, FULL_BURSTS_TO_SPREAD, GATHER_AFTER_NS, MoveAfter, RpsMap, SPREAD_WINDOW_NS,
+    SpreadPolicy,
+};
 use forebay_rx::{CpuId, Delivery, DropReason, RxQueue, SteerReason};
 use journal::Journal;
 use world::{CPUS, Flow, POLLING, Settings, World, cpus_of, offer, put};
@@ -523,6 +526,32 @@ fn rps_4_border_slot_stays() {
             assert_eq!((counters.moves.get(), counters.stays.get()), (0, 0));
         }
     }
+}
+
+#[test]
+fn rps_s1_border_slot_stays_in_partial_set() {
+    let settings = Settings {
+        rps_cpus: 0b1111,
+        rps_flow_cnt: 2,
+        spread: SpreadPolicy::WhenBusy,
+        ..Settings::default()
+    };
+    let mut world = World::new(settings);
+    let mut loads = vec![CpuLoad::default(); CPUS.into()];
+    world.intake.follow_load(SPREAD_WINDOW_NS, &loads);
+    loads[POLLING.index()].busy_ns = GATHER_AFTER_NS;
+    world.intake.follow_load(SPREAD_WINDOW_NS + GATHER_AFTER_NS, &loads);
+    assert_eq!(world.intake.active_cpus(), 3, "of four");
+    // Each slot contains a boundary of three CPUs.
+    let flows = [0x1000_0001, 0x6000_0001, 0x9000_0001, 0xf000_0001];
+    let flows: Vec<_> = (1..).zip(flows).map(|(id, hash)| Flow { id, hash }).collect();
+    for _ in 0..200 {
+        world.arrive(&flows);
+        world.settle();
+    }
+    world.check();
+    let counters = world.intake.counters();
+    assert_eq!((counters.moves.get(), counters.holds.get(), counters.stays.get()), (0, 0, 0));
 }
 
 #[test]
