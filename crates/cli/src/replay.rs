@@ -10,7 +10,6 @@ use forebay_device::synthetic::SyntheticPlan;
 use forebay_device::{Progress, Rate};
 use forebay_engine::{Config, WhenFull};
 use forebay_run::replay::{Input, Mode, Replay, ReplayConfig, ReplayReport, bundled_capture};
-use forebay_rx::hash::RETA_ENTRIES;
 use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::random::Random;
@@ -19,6 +18,7 @@ use serde::Serialize;
 
 use crate::args::{ReplayArgs, WhenFullArg};
 use crate::failure::Failure;
+use crate::options::check_queues;
 use crate::options::engine::Cpus;
 use crate::options::hash::HashKind;
 use crate::signals::{Hangup, stop_on_signals};
@@ -131,11 +131,7 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<ReplayConfig, Failure> {
     {
         eprintln!("forebay: --resegment: {lost}");
     }
-    if args.queues.get() > RETA_ENTRIES {
-        let problem = format!("--queues {}: there is no way to deal frames to all", args.queues);
-        let help = format!("give at most {RETA_ENTRIES}: an indirection table has as many entries");
-        return Err(Failure::usage(problem, help));
-    }
+    check_queues(args.queues.get().into())?;
     Ok(ReplayConfig {
         input,
         queues: args.queues,

@@ -5,7 +5,7 @@ use std::path::Path;
 use comfy_table::CellAlignment;
 use forebay_device::pcap::Capture;
 use forebay_rx::CpuId;
-use forebay_rx::hash::{FlowHash, Hasher, Indirection, RETA_ENTRIES};
+use forebay_rx::hash::{FlowHash, Hasher, Indirection};
 use forebay_rx::parse::{self, Verify, View};
 use forebay_rx::steer::{BalanceConfig, BalancePreview, QueueTraffic, RpsMap};
 use forebay_sys as sys;
@@ -13,7 +13,7 @@ use forebay_sys::cpu_list::CpuList;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::options::HashOptions;
+use crate::options::{HashOptions, check_queues};
 use crate::table::grouped;
 
 /// Maximum number of packets that are read of a capture.
@@ -53,13 +53,7 @@ struct BalanceAdvice {
 impl LoadAdvice {
     /// Reads a capture, and previews its load on these masks, one for each queue.
     pub(super) fn of(file: &Path, hash: &HashOptions, masks: &[CpuList]) -> Result<Self, Failure> {
-        if masks.len() > usize::from(RETA_ENTRIES) {
-            let problem =
-                format!("--queues {}: there is no way to deal packets to all", masks.len());
-            let help =
-                format!("give at most {RETA_ENTRIES}: an indirection table has as many entries");
-            return Err(Failure::usage(problem, help));
-        }
+        check_queues(masks.len())?;
         let hasher = hash.hasher(|| *sys::random_key().first_chunk().unwrap_or(&[0; 16]))?;
         let hashes = hashes_of(file, &hasher)?;
         let queue_count = u16::try_from(masks.len()).unwrap_or(u16::MAX);

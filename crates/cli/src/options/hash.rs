@@ -2,8 +2,8 @@
 
 use clap::{Args, ValueEnum};
 use forebay_rx::flow_key::FlowKeyRules;
-use forebay_rx::hash::Hasher;
 use forebay_rx::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
+use forebay_rx::hash::{Hasher, RETA_ENTRIES};
 
 use crate::failure::Failure;
 
@@ -38,6 +38,16 @@ pub(crate) enum HashKind {
     ToeplitzSymmetric,
     /// As the live device has hashed a packet, where it has; else keyed
     Device,
+}
+
+/// Refuses more queues than an indirection table deals packets to.
+pub(crate) fn check_queues(queues: usize) -> Result<(), Failure> {
+    if queues <= usize::from(RETA_ENTRIES) {
+        return Ok(());
+    }
+    let problem = format!("--queues {queues}: there is no way to deal frames to all");
+    let help = format!("give at most {RETA_ENTRIES}: an indirection table has as many entries");
+    Err(Failure::usage(problem, help))
 }
 
 impl HashOptions {

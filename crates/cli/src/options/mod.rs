@@ -12,6 +12,6 @@ pub(crate) use coalesce::CoalesceOptions;
 pub(crate) use control::ControlOptions;
 pub(crate) use cpus::CpuOptions;
 pub(crate) use engine::EngineOptions;
-pub(crate) use hash::HashOptions;
+pub(crate) use hash::{HashOptions, check_queues};
 pub(crate) use trace::TraceOptions;
 pub(crate) use virtio::VhostUserOptions;
