@@ -83,13 +83,12 @@ impl Groups {
             (0_u32..).zip(self.homes.iter_mut().zip(&mut self.assigned))
         {
             let cpu = map.select(FlowHash((index << self.shift) | half));
-            let before = if *assigned == NO_CPU { *home } else { *assigned };
+            let before = assigned_or_home(*assigned, *home);
             *home = cpu.map_or(NO_CPU, |cpu| cpu.0);
             if !map.contains(CpuId(*assigned)) {
                 *assigned = NO_CPU;
             }
-            let after = if *assigned == NO_CPU { *home } else { *assigned };
-            if after != before && now_ns > 0 {
+            if assigned_or_home(*assigned, *home) != before && now_ns > 0 {
                 self.moved_ms[index as usize] = (now_ns / NS_PER_MS).max(1);
             }
         }
@@ -123,7 +122,7 @@ impl Groups {
 
     /// CPU of a group, assigned or by the map.
     fn cpu_at(&self, group: usize) -> u16 {
-        if self.assigned[group] == NO_CPU { self.homes[group] } else { self.assigned[group] }
+        assigned_or_home(self.assigned[group], self.homes[group])
     }
 
     /// CPU and weight of each group.
@@ -230,6 +229,10 @@ impl Groups {
         self.moved_ms[group] = (now_ns / NS_PER_MS).max(1);
         self.weights[group].work_ns(cost_ns)
     }
+}
+
+fn assigned_or_home(assigned: u16, home: u16) -> u16 {
+    if assigned == NO_CPU { home } else { assigned }
 }
 
 /// Packets a second, smoothed, in 256ths.
