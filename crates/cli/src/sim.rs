@@ -74,7 +74,7 @@ enum RulesArg {
 }
 
 impl RulesArg {
-    /// True if ours are among them, and the others.
+    /// True if the path's rules are among them, and all other rules.
     fn split(self) -> (bool, &'static [Rules]) {
         match self {
             Self::Forebay => (true, &[]),
@@ -152,7 +152,7 @@ struct ListedScenario {
     about: &'static str,
 }
 
-/// Document that `--json` prints: what was asked for; the others' beside ours, by their names.
+/// Document that `--json` prints: one result, or ours with those of the other rules inside, by name.
 fn to_json(ours: Option<&Summary>, peers: &[Summary]) -> String {
     let Some(ours) = ours else {
         return serde_json::to_string(&peers.first()).unwrap_or_default();

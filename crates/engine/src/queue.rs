@@ -356,8 +356,8 @@ impl Queue {
         }
     }
 
-    /// Has the path look at the loads of all CPUs, if it is time to: reading them touches every CPU's cache line.
-    /// Returns the current time.
+    /// Lets the path follow the loads of all CPUs, if that is due. Reading them touches every CPU's cache line. Returns
+    /// the current time.
     fn follow_load(&mut self, shared: &EngineState) -> u64 {
         let now_ns = shared.clock.now_ns();
         self.now_ns = now_ns;

@@ -214,7 +214,7 @@ impl EngineState {
         }
     }
 
-    /// Board by which all queues balance as one.
+    /// Board on which all queues balance together.
     pub(super) fn balance_board(&self) -> &Arc<BalanceBoard> {
         &self.balance_board
     }

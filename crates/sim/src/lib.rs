@@ -21,7 +21,7 @@ mod costs; //        costs of activities in virtual time
 mod world; //        one run: a loop over events
 
 mod rules; //        the rules that a run is under
-mod machine; //      what a run asks of the rules it runs under
+mod machine; //      interface between a run and its rules
 mod path_machine; // ours: the real path
 mod kernel; //       Linux 6.18's, in a small model
 mod indirection; //  RSS++'s, in a smaller one
@@ -30,7 +30,7 @@ mod recording; //    what ours leaves for outsiders to judge
 mod census; //       location of all packets
 mod laws; //         order, conservation, bounds, counters
 mod liveness; //     is every wish granted in time?
-mod evenness; //     how evenly the load lies
+mod evenness; //     evenness of the load
 pub mod report; //   many runs, in a table that a person reads
 
 mod cpu_set; //      sets of CPUs

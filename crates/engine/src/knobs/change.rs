@@ -210,8 +210,8 @@ impl FromStr for Change {
 }
 
 impl Change {
-    /// The knobs that change during a run, besides those of [coalescing](CoalesceChange::KNOBS) and of the
-    /// [balance](BalanceChange::KNOBS) and the [spread](SpreadChange::KNOBS).
+    /// Knobs that change during a run, besides those of [coalescing](CoalesceChange::KNOBS), of the
+    /// [balance](BalanceChange::KNOBS) and of the [spread](SpreadChange::KNOBS).
     pub const KNOBS: [&'static str; 20] = [
         "rps_cpus",
         "rps_default_mask",

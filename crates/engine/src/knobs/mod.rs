@@ -5,9 +5,9 @@ pub mod change; //   a live change
 pub mod script; //   changes that are scripted before a run
 pub mod coalesce; // the knobs of coalescing, in ethtool's words
 pub mod balance; //  the knobs of the balance
-pub mod spread; //   those of how many CPUs the load gets
-pub mod answer; //   what a knob answers when it is written to
-pub mod machine; //  what the answers depend on
+pub mod spread; //   the knobs of the number of CPUs
+pub mod answer; //   the answer of a knob that is written to
+pub mod machine; //  facts of the machine that the answers depend on
 
 pub use answer::{
     InvalidInput, KERNEL_RPS_FLOW_CNT_MAX, KnobRefusal, REFUSED_INVALID_INPUT, TakenValue,

@@ -83,7 +83,7 @@ pub(super) struct Spread {
     full_bursts: u32,
     /// True if packets waited for too long in the last window.
     was_waiting: bool,
-    /// The time at which all CPUs of the set were last needed.
+    /// Time at which all CPUs of the set were last needed.
     busy_until_ns: u64,
     /// The most CPUs that were needed since.
     needed: usize,
@@ -160,7 +160,7 @@ impl Spread {
     pub(super) fn end_window(&mut self, now_ns: u64, load: SpreadLoad) -> bool {
         self.window_start_ns = now_ns;
         if std::mem::take(&mut self.is_resumed) {
-            // The load was not followed: this window tells nothing.
+            // The load was not followed before, so this window has no defined begin.
             (self.busy_until_ns, self.needed) = (now_ns, 1);
             return false;
         }

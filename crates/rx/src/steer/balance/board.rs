@@ -10,7 +10,7 @@ use super::NS_PER_S;
 /// Minimum time after which the note of a queue that has written no other is dropped.
 pub(super) const STALE_NS_MIN: u64 = 200_000_000;
 
-/// Planned loads of all queues. Only the queue that has [claimed](Self::claim) the board writes to it.
+/// Planned loads of all queues. Only the queue that has claimed the board writes to it.
 #[derive(Debug)]
 pub struct BalanceBoard {
     is_claimed: AtomicBool,
