@@ -12,8 +12,8 @@ use super::{
     checksum,
 };
 
-const IPV4_BYTES: u16 = 20;
-const IPV6_BYTES: u16 = 40;
+const IPV4_BYTES: u8 = 20;
+const IPV6_BYTES: u8 = 40;
 const TCP_BYTES: u16 = 20;
 const UDP_BYTES: u16 = 8;
 
@@ -31,90 +31,119 @@ pub(super) fn parse(
     device_sum: Option<DeviceSum>,
     verify: Verify,
 ) -> bool {
-    let Some(datagram) = datagram(bytes, headers.link) else { return false };
-    let start = usize::from(datagram.transport_offset);
-    let end = start + usize::from(datagram.segment_len);
-    let Some(segment) = segment(bytes, &datagram) else { return false };
-    if end > (wire_len as usize).max(bytes.len()) {
-        return false;
+    let is_found = match headers.link {
+        Link::Ethernet => behind_ethernet(headers, bytes, wire_len),
+        Link::Ip => behind_nothing(headers, bytes, wire_len),
+    };
+    if is_found && (verify == Verify::Checksums || device_sum.is_some()) {
+        judge(headers, &Seen { device_sum, ..Seen::new(bytes, wire_len, headers.link) }, verify);
     }
-    headers.network = datagram.network;
-    headers.transport = segment.transport;
-    headers.protocol = datagram.protocol;
-    headers.network_offset = datagram.network_offset;
-    headers.transport_offset = datagram.transport_offset;
-    headers.payload_offset = datagram.transport_offset + segment.header_len;
-    headers.payload_len = segment.len - segment.header_len;
-    if verify == Verify::Checksums || device_sum.is_some() {
-        let seen = Seen { device_sum, ..Seen::new(bytes, wire_len, headers.link) };
-        judge(headers, &seen, &datagram, segment.len, verify);
-    }
-    true
+    is_found
 }
 
-/// IP header and the length of its payload.
-struct Datagram<'a> {
+#[inline]
+fn behind_ethernet(headers: &mut Headers, bytes: &[u8], wire_len: u32) -> bool {
+    let Some(&[.., e0, e1, _, _, t0, t1]) = bytes.first_chunk::<18>() else { return false };
+    match u16::from_be_bytes([e0, e1]) {
+        ETHERTYPE_IPV4 => ipv4::<14>(headers, bytes, wire_len),
+        ETHERTYPE_IPV6 => ipv6::<14>(headers, bytes, wire_len),
+        TAG_8021Q => match u16::from_be_bytes([t0, t1]) {
+            ETHERTYPE_IPV4 => ipv4::<18>(headers, bytes, wire_len),
+            ETHERTYPE_IPV6 => ipv6::<18>(headers, bytes, wire_len),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+#[inline]
+fn behind_nothing(headers: &mut Headers, bytes: &[u8], wire_len: u32) -> bool {
+    match bytes.first().map(|first| first >> 4) {
+        Some(4) => ipv4::<0>(headers, bytes, wire_len),
+        Some(_) => ipv6::<0>(headers, bytes, wire_len),
+        None => false,
+    }
+}
+
+/// IPv4 at offset `AT`: a parameter of the function, so that every offset up to the ports is a
+/// constant.
+#[inline]
+fn ipv4<const AT: u8>(headers: &mut Headers, bytes: &[u8], wire_len: u32) -> bool {
+    let Some(header) = header::<20>(bytes, AT) else { return false };
+    let &[version, _, l0, l1, _, _, f0, f1, _, protocol, ..] = header;
+    let is_whole = u16::from_be_bytes([f0, f1]) & (MORE_FRAGMENTS | OFFSET_MASK) == 0;
+    let len = u16::from_be_bytes([l0, l1]);
+    if version != IPV4_WITHOUT_OPTIONS || !is_whole || len < u16::from(IPV4_BYTES) {
+        return false;
+    }
+    let len = len - u16::from(IPV4_BYTES);
+    let (network, transport_offset) = (Network::Ipv4, AT + IPV4_BYTES);
+    Datagram { network, protocol, network_offset: AT, transport_offset, len }
+        .record(headers, bytes, wire_len)
+}
+
+/// IPv6 at offset `AT`.
+#[inline]
+fn ipv6<const AT: u8>(headers: &mut Headers, bytes: &[u8], wire_len: u32) -> bool {
+    let Some(header) = header::<40>(bytes, AT) else { return false };
+    let &[version, _, _, _, l0, l1, protocol, ..] = header;
+    if version >> 4 != 6 {
+        return false;
+    }
+    let len = u16::from_be_bytes([l0, l1]);
+    let (network, transport_offset) = (Network::Ipv6, AT + IPV6_BYTES);
+    Datagram { network, protocol, network_offset: AT, transport_offset, len }
+        .record(headers, bytes, wire_len)
+}
+
+/// Datagram by its IP header.
+struct Datagram {
     network: Network,
     protocol: u8,
     network_offset: u8,
-    transport_offset: u16,
-    segment_len: u16,
-    /// Source and destination address.
-    addresses: &'a [u8],
+    transport_offset: u8,
+    /// Length behind the IP header.
+    len: u16,
 }
 
-#[inline]
-fn datagram(bytes: &[u8], link: Link) -> Option<Datagram<'_>> {
-    let (network_offset, ethertype) = match link {
-        Link::Ethernet => {
-            let &[.., e0, e1, _, _, t0, t1] = bytes.first_chunk::<18>()?;
-            match u16::from_be_bytes([e0, e1]) {
-                TAG_8021Q => (18, u16::from_be_bytes([t0, t1])),
-                ethertype => (14, ethertype),
-            }
+impl Datagram {
+    /// Records all headers, if they are consistent and captured.
+    #[inline]
+    fn record(&self, headers: &mut Headers, bytes: &[u8], wire_len: u32) -> bool {
+        let Some(segment) = self.segment(bytes) else { return false };
+        let end = usize::from(self.transport_offset) + usize::from(self.len);
+        let fits = segment.header_len <= segment.len && segment.len <= self.len;
+        if !fits || end > (wire_len as usize).max(bytes.len()) {
+            return false;
         }
-        Link::Ip => (0, if bytes.first()? >> 4 == 4 { ETHERTYPE_IPV4 } else { ETHERTYPE_IPV6 }),
-    };
-    let behind = bytes.get(usize::from(network_offset)..)?;
-    match ethertype {
-        ETHERTYPE_IPV4 => ipv4(behind, network_offset),
-        ETHERTYPE_IPV6 => ipv6(behind, network_offset),
-        _ => None,
+        headers.network = self.network;
+        headers.transport = segment.transport;
+        headers.protocol = self.protocol;
+        headers.network_offset = self.network_offset;
+        headers.transport_offset = self.transport_offset.into();
+        headers.payload_offset = u16::from(self.transport_offset) + segment.header_len;
+        headers.payload_len = segment.len - segment.header_len;
+        true
     }
-}
 
-#[inline]
-fn ipv4(behind: &[u8], network_offset: u8) -> Option<Datagram<'_>> {
-    let header = behind.first_chunk::<20>()?;
-    let fragment = u16::from_be_bytes([header[6], header[7]]);
-    let is_whole = fragment & (MORE_FRAGMENTS | OFFSET_MASK) == 0;
-    if header[0] != IPV4_WITHOUT_OPTIONS || !is_whole {
-        return None;
+    #[inline]
+    fn segment(&self, bytes: &[u8]) -> Option<Segment> {
+        match self.protocol {
+            TCP => {
+                let header = header::<20>(bytes, self.transport_offset)?;
+                let header_len = u16::from(header[12] >> 4) * 4;
+                (header_len >= TCP_BYTES).then_some(())?;
+                Some(Segment { transport: Transport::Tcp, header_len, len: self.len })
+            }
+            UDP => {
+                let &[.., l0, l1, sum0, sum1] = header::<8>(bytes, self.transport_offset)?;
+                ([sum0, sum1] != [0; 2]).then_some(())?;
+                let len = u16::from_be_bytes([l0, l1]);
+                Some(Segment { transport: Transport::Udp, header_len: UDP_BYTES, len })
+            }
+            _ => None,
+        }
     }
-    Some(Datagram {
-        network: Network::Ipv4,
-        protocol: header[9],
-        network_offset,
-        transport_offset: u16::from(network_offset) + IPV4_BYTES,
-        segment_len: u16::from_be_bytes([header[2], header[3]]).checked_sub(IPV4_BYTES)?,
-        addresses: &header[12..],
-    })
-}
-
-#[inline]
-fn ipv6(behind: &[u8], network_offset: u8) -> Option<Datagram<'_>> {
-    let header = behind.first_chunk::<40>()?;
-    if header[0] >> 4 != 6 {
-        return None;
-    }
-    Some(Datagram {
-        network: Network::Ipv6,
-        protocol: header[6],
-        network_offset,
-        transport_offset: u16::from(network_offset) + IPV6_BYTES,
-        segment_len: u16::from_be_bytes([header[4], header[5]]),
-        addresses: &header[8..],
-    })
 }
 
 /// Transport header, and its length with the payload.
@@ -125,46 +154,27 @@ struct Segment {
 }
 
 #[inline]
-fn segment(bytes: &[u8], datagram: &Datagram<'_>) -> Option<Segment> {
-    let behind = bytes.get(usize::from(datagram.transport_offset)..)?;
-    let segment = match datagram.protocol {
-        TCP => {
-            let header = behind.first_chunk::<20>()?;
-            let header_len = u16::from(header[12] >> 4) * 4;
-            (header_len >= TCP_BYTES).then_some(())?;
-            Segment { transport: Transport::Tcp, header_len, len: datagram.segment_len }
-        }
-        UDP => {
-            let &[.., l0, l1, sum0, sum1] = behind.first_chunk::<8>()?;
-            ([sum0, sum1] != [0; 2]).then_some(())?;
-            let len = u16::from_be_bytes([l0, l1]);
-            Segment { transport: Transport::Udp, header_len: UDP_BYTES, len }
-        }
-        _ => return None,
-    };
-    let fits = segment.header_len <= segment.len && segment.len <= datagram.segment_len;
-    fits.then_some(segment)
+fn header<const BYTES: usize>(bytes: &[u8], at: u8) -> Option<&[u8; BYTES]> {
+    bytes.get(usize::from(at)..)?.first_chunk()
 }
 
-/// Judges the checksums.
-#[inline]
-fn judge(
-    headers: &mut Headers,
-    seen: &Seen<'_>,
-    datagram: &Datagram<'_>,
-    len: u16,
-    verify: Verify,
-) {
-    let start = usize::from(datagram.transport_offset);
-    let ip_header = seen.bytes.get(usize::from(datagram.network_offset)..start);
-    if let (Verify::Checksums, Network::Ipv4, Some(header)) = (verify, datagram.network, ip_header)
-    {
-        headers.ip_checksum = checksum::judge(sum_of_words(header));
+/// Judges the checksums of the headers that were found.
+#[inline(never)]
+fn judge(headers: &mut Headers, seen: &Seen<'_>, verify: Verify) {
+    let start = usize::from(headers.transport_offset);
+    let ip_header = seen.bytes.get(usize::from(headers.network_offset)..start).unwrap_or_default();
+    let addresses = match headers.network {
+        Network::Ipv4 => ip_header.get(12..),
+        _ => ip_header.get(8..),
+    };
+    if verify == Verify::Checksums && headers.network == Network::Ipv4 {
+        headers.ip_checksum = checksum::judge(sum_of_words(ip_header));
     }
-    let pseudo_sum = sum_of_words(datagram.addresses).plus_word(u16::from(datagram.protocol));
-    let end = start + usize::from(datagram.segment_len);
-    let segment = TransportFields { start, end, pseudo_sum: Some(pseudo_sum) };
-    headers.l4_checksum = transport::judge(seen, &segment, len.into(), verify, headers);
+    let pseudo_sum =
+        sum_of_words(addresses.unwrap_or_default()).plus_word(u16::from(headers.protocol));
+    let len = usize::from(headers.payload_offset) - start + usize::from(headers.payload_len);
+    let segment = TransportFields { start, end: start + len, pseudo_sum: Some(pseudo_sum) };
+    headers.l4_checksum = transport::judge(seen, &segment, len, verify, headers);
 }
 
 /// Sum of whole words, fastest for the numbers of them that IPv4 has.
