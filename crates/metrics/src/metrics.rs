@@ -1,10 +1,12 @@
 //! Parts of a run that are measured, and their text.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use forebay::Control;
 use forebay::net::Net;
+use forebay::net::counters::SocketCounts;
 use forebay_device::{Device, KernelCounts, Via};
 use forebay_engine::{DeviceQueues, Measured};
 use forebay_rx::sink::SinkCounters;
@@ -26,7 +28,11 @@ pub struct Metrics {
     pub(crate) devices: Vec<MeasuredDevice>,
     pub(crate) sinks: Vec<(String, Vec<Arc<SinkCounters>>)>,
     pub(crate) net: Option<Net>,
+    pub(crate) sockets: Option<SocketCounter>,
 }
+
+/// Reader of the sockets: the number of each, its local address and its counters.
+type SocketCounter = Arc<dyn Fn() -> Vec<(usize, SocketAddr, SocketCounts)> + Send + Sync>;
 
 /// Device with the counters of its queues.
 #[derive(Clone)]
@@ -74,7 +80,18 @@ impl Metrics {
     /// Adds sockets and the network layer below them.
     #[must_use]
     pub fn with_sockets(self, net: Net) -> Self {
-        Self { net: Some(net), ..self }
+        let counted = net.clone();
+        Self { net: Some(net), ..self }.with_socket_counts(move || counted.sockets())
+    }
+
+    /// Adds sockets: `counts` returns the number of each, its local address and its counters, and is
+    /// called for each text.
+    #[must_use]
+    pub fn with_socket_counts(
+        self,
+        counts: impl Fn() -> Vec<(usize, SocketAddr, SocketCounts)> + Send + Sync + 'static,
+    ) -> Self {
+        Self { sockets: Some(Arc::new(counts)), ..self }
     }
 
     /// Lets the engine measure times; the age of packets only if devices stamp them.
@@ -114,7 +131,11 @@ impl Collector for Metrics {
         }
         queues::encode_devices(&self.devices, &mut families)?;
         sinks::encode(&self.sinks, &mut families)?;
-        self.net.as_ref().map_or(Ok(()), |net| sockets::encode(net, &mut families))
+        if let Some(net) = &self.net {
+            sockets::encode_network(net, &mut families)?;
+        }
+        let counts = self.sockets.as_ref();
+        counts.map_or(Ok(()), |counts| sockets::encode_sockets(counts(), &mut families))
     }
 }
 

@@ -29,12 +29,6 @@ impl NamedSocket {
     }
 }
 
-/// Adds the families of all sockets, and of the network layer.
-pub(crate) fn encode(net: &Net, families: &mut Families<'_>) -> fmt::Result {
-    encode_network(net, families)?;
-    encode_sockets(net.sockets(), families)
-}
-
 /// Adds the families of these sockets, which have numbers and local addresses.
 pub(crate) fn encode_sockets(
     sockets: Vec<(usize, SocketAddr, SocketCounts)>,
@@ -60,7 +54,7 @@ pub(crate) fn encode_sockets(
 }
 
 /// Adds the drops of the network layer by reason, and its counters by the kernel's names.
-fn encode_network(net: &Net, families: &mut Families<'_>) -> fmt::Result {
+pub(crate) fn encode_network(net: &Net, families: &mut Families<'_>) -> fmt::Result {
     let dropped = ("network_drops", "Frames dropped after delivery, by reason");
     let each = NetworkDrop::ALL.into_iter().map(|reason| {
         let count = net.counters().iter().map(|counters| counters.drops.get(reason)).sum();

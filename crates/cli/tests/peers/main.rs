@@ -61,7 +61,7 @@ fn main() {
     }
     let name = "rps_8_a_second_user_controls_nothing";
     trials.push(judge(name, second_user::missing(), second_user::judge));
-    for (name, tool, trial) in metrics::TRIALS {
+    for (name, trial, tool) in metrics::TRIALS {
         trials.push(judge(name, metrics::missing(tool), trial));
     }
     for (tools, judges) in live::TRIALS {

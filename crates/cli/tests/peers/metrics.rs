@@ -13,10 +13,10 @@ use serde_json::Value;
 use crate::Judgement;
 
 /// Judges, each with the tool that it needs.
-pub(crate) const TRIALS: [(&str, &str, fn() -> Judgement); 3] = [
-    ("met_1_promtool_accepts_a_scrape", "promtool", judge_scrape),
-    ("met_6_promtool_accepts_the_rules", "promtool", judge_rules),
-    ("met_6_prometheus_scrapes_a_run", "prometheus", judge_prometheus),
+pub(crate) const TRIALS: [(&str, fn() -> Judgement, &str); 3] = [
+    ("met_1_promtool_accepts_a_scrape", judge_scrape, "promtool"),
+    ("met_6_promtool_accepts_the_rules", judge_rules, "promtool"),
+    ("met_6_prometheus_scrapes_a_run", judge_prometheus, "prometheus"),
 ];
 
 /// Alert rules of this project.

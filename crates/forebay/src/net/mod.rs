@@ -262,8 +262,8 @@ impl Net {
         Ok(())
     }
 
-    /// Sockets bound now: the number of each, its local address and its counters. Locks no thread
-    /// that receives or sends.
+    /// Sockets bound now: the number of each, its local address and its counters. Sockets
+    /// are bound and closed before or after the list is copied.
     #[must_use]
     pub fn sockets(&self) -> Vec<(usize, SocketAddr, SocketCounts)> {
         self.0.counts_of_sockets()

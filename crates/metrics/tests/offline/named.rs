@@ -41,7 +41,7 @@ fn met_6_named_metrics_are_scraped() {
     let scraped = sample_names(&full_metrics());
     for (file, text) in FILES {
         let named = named(text);
-        assert!(named.len() > 10, "{file} names {named:?}");
+        assert!(named.len() >= 8, "{file} names {named:?}");
         for name in named {
             assert!(scraped.contains(name), "{file}: nothing is called {name}");
         }

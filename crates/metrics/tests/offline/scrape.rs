@@ -140,4 +140,5 @@ pub(crate) fn full_metrics() -> Metrics {
         .with_devices(&devices)
         .with_engine(Control::of(&engine))
         .with_sinks("dev:tap7", sinks)
+        .with_socket_counts(Vec::new)
 }
