@@ -71,7 +71,7 @@ pub struct EngineState {
     pub(super) spin_max_ns: u64,
     /// Flows that the outcome explains.
     pub(super) explain: Vec<FlowHash>,
-    /// What is [measured](Self::measure).
+    /// Times that are [measured](Self::measure), as a number.
     measured: AtomicU8,
 }
 
