@@ -26,7 +26,7 @@ pub(crate) fn encode(shared: &EngineState, families: &mut Families<'_>) -> fmt::
     let packets = ("coalesce_packets", "Packets that left coalescing; a merged one counts once");
     families.counters(packets, None, each(|of| &of.packets_out))?;
     let bytes = ("coalesced", "Bytes of these packets; headers of a merged packet count once");
-    families.counters(bytes, Some(Unit::Bytes), each(|of| &of.bytes_out))?;
+    families.counters(bytes, Some(&Unit::Bytes), each(|of| &of.bytes_out))?;
     let refused = ("coalesce_refusals", "Frames that were not added to a packet, by reason");
     let each = places.iter().flat_map(|(place, of)| {
         MergeRefusal::ALL.into_iter().map(move |refusal| {

@@ -72,7 +72,7 @@ fn encode_delivery(cpus: &[NamedCpu<'_>], families: &mut Families<'_>) -> fmt::R
     let delivered = ("packets_delivered", "Frames delivered on the CPU");
     families.counters(delivered, None, each(|of| of.frames.get()))?;
     let bytes = ("delivered", "Bytes delivered; headers of a merged packet count once");
-    families.counters(bytes, Some(Unit::Bytes), each(|of| of.bytes.get()))?;
+    families.counters(bytes, Some(&Unit::Bytes), each(|of| of.bytes.get()))?;
     let batches = ("batches_delivered", "Batches delivered on the CPU");
     families.counters(batches, None, each(|of| of.batches.get()))?;
     let lost = ("packets_lost", "Frames dropped with a thread of the CPU, by reason");

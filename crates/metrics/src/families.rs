@@ -38,11 +38,10 @@ impl<'a> Families<'a> {
     pub(crate) fn counters<L: EncodeLabelSet>(
         &mut self,
         (name, help): (&str, &str),
-        unit: Option<Unit>,
+        unit: Option<&Unit>,
         samples: impl IntoIterator<Item = (L, u64)>,
     ) -> fmt::Result {
-        let mut family =
-            self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+        let mut family = self.0.encode_descriptor(name, help, unit, MetricType::Counter)?;
         samples.into_iter().try_for_each(|(labels, count)| {
             family.encode_family(&labels)?.encode_counter(&count, NO_EXEMPLAR)
         })
@@ -65,10 +64,10 @@ impl<'a> Families<'a> {
     pub(crate) fn gauges<L: EncodeLabelSet>(
         &mut self,
         (name, help): (&str, &str),
-        unit: Option<Unit>,
+        unit: Option<&Unit>,
         samples: impl IntoIterator<Item = (L, f64)>,
     ) -> fmt::Result {
-        let mut family = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        let mut family = self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?;
         samples
             .into_iter()
             .try_for_each(|(labels, value)| family.encode_family(&labels)?.encode_gauge(&value))

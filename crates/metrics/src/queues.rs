@@ -66,7 +66,7 @@ pub(crate) fn encode(shared: &EngineState, families: &mut Families<'_>) -> fmt::
         families.counters((name, help), None, each(count))?;
     }
     let received = ("received", "Bytes of these frames on the wire");
-    families.counters(received, Some(Unit::Bytes), each(|of| &of.bytes))?;
+    families.counters(received, Some(&Unit::Bytes), each(|of| &of.bytes))?;
     encode_drops(&queues, families)?;
     let held = ("flow_hold", "Duration of a held move");
     let each = queues.iter().map(|queue| (queue.labels(), &*queue.counters.held_ns));
@@ -85,7 +85,7 @@ pub(crate) fn encode(shared: &EngineState, families: &mut Families<'_>) -> fmt::
     );
     let ratio = |queue: &NamedQueue<'_>| gauge(queue.counters.imbalance_percent.get()) / 100.0;
     let each = queues.iter().map(|queue| (queue.labels(), ratio(queue)));
-    families.gauges(imbalance, Some(Unit::Other("ratio".to_owned())), each)?;
+    families.gauges(imbalance, Some(&Unit::Other("ratio".to_owned())), each)?;
     encode_buffers(shared, &queues, families)
 }
 
@@ -114,7 +114,7 @@ fn encode_buffers(
         let buffers = shared.devices().rx_buffers(queue.queue)?;
         Some((queue.labels(), f64::from(buffers.size_bytes())))
     });
-    families.gauges(size, Some(Unit::Bytes), sizes)
+    families.gauges(size, Some(&Unit::Bytes), sizes)
 }
 
 fn queues(shared: &EngineState) -> Vec<NamedQueue<'_>> {

@@ -125,6 +125,8 @@ async fn serve(stream: TcpStream, desk: Arc<ScrapeDesk>) {
         .max_headers(HEADERS_MAX)
         .max_buf_size(HEADERS_BYTES_MAX)
         .keep_alive(false)
+        // A client may end its side once it has asked.
+        .half_close(true)
         .serve_connection(TokioIo::new(stream), service_fn(answer));
     // Ignored: a client that goes, or sends no HTTP, is no matter of the run.
     let _ = connection.await;

@@ -23,7 +23,7 @@ pub(crate) fn encode(
     let frames = ("frames_sent", "Frames of these packets");
     families.counters(frames, None, each(SinkCounters::frames))?;
     let bytes = ("sent", "Bytes of these packets; headers of a merged packet count once");
-    families.counters(bytes, Some(Unit::Bytes), each(SinkCounters::bytes))?;
+    families.counters(bytes, Some(&Unit::Bytes), each(SinkCounters::bytes))?;
     let dropped = ("packets_unsent", "Packets that the destination did not take, by reason");
     let each = destinations.iter().flat_map(|(to, sinks)| {
         SendDrop::ALL.into_iter().map(move |reason| {

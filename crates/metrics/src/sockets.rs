@@ -48,9 +48,9 @@ pub(crate) fn encode_sockets(
         sockets.iter().map(move |socket| (socket.labels(), f64::from(count(&socket.counts))))
     };
     let memory = ("socket_memory", "Packet memory charged to the socket");
-    families.gauges(memory, Some(Unit::Bytes), gauges(|of| of.rmem))?;
+    families.gauges(memory, Some(&Unit::Bytes), gauges(|of| of.rmem))?;
     let buffer = ("socket_receive_buffer", "Upper limit of that memory (SO_RCVBUF)");
-    families.gauges(buffer, Some(Unit::Bytes), gauges(|of| of.rcvbuf))
+    families.gauges(buffer, Some(&Unit::Bytes), gauges(|of| of.rcvbuf))
 }
 
 /// Adds the drops of the network layer by reason, and its counters by the kernel's names.
