@@ -12,8 +12,11 @@ use serde_json::Value;
 
 use crate::Judgement;
 
-/// Judges, each with the tool that it needs.
-pub(crate) const TRIALS: [(&str, fn() -> Judgement, &str); 3] = [
+/// Name and function of a judge, and the tool that it needs.
+type MetricsJudge = (&'static str, fn() -> Judgement, &'static str);
+
+/// All judges.
+pub(crate) const TRIALS: [MetricsJudge; 3] = [
     ("met_1_promtool_accepts_a_scrape", judge_scrape, "promtool"),
     ("met_6_promtool_accepts_the_rules", judge_rules, "promtool"),
     ("met_6_prometheus_scrapes_a_run", judge_prometheus, "prometheus"),
