@@ -80,12 +80,13 @@ forebay-device: buf rx sys
 forebay-stack: buf rx
 forebay-engine: buf rx sys device
 forebay-control: buf rx sys device engine
-forebay-run: buf rx sys device engine control
 forebay: buf rx sys device stack engine control
 forebay-tokio: forebay
+forebay-metrics: rx sys device engine control forebay
+forebay-run: buf rx sys device engine control metrics
 forebay-quinn: sys forebay tokio
 forebay-sim: buf rx sys device stack engine
-forebay-cli: buf rx sys device stack engine control run forebay sim
+forebay-cli: buf rx sys device stack engine control metrics run forebay sim
 forebay-testkit: buf rx stack"
 
 layers() {
@@ -137,7 +138,7 @@ openings() {
 test_names() {
     if git ls-files 'crates/*.rs' | xargs awk '
         function check(name) {
-            sub(/^((promises?|rps|rfs|vio|lro|udp|flk|net|feat|init|stat|cfg|vq|rfc)_[bcrst]?[0-9]+((_and)?_((rps|rfs)_)?[0-9]+)*|h[0-9]+)_/, "", name)
+            sub(/^((promises?|rps|rfs|vio|lro|udp|flk|net|feat|init|stat|cfg|vq|rfc|met)_[bcrst]?[0-9]+((_and)?_((rps|rfs)_)?[0-9]+)*|h[0-9]+)_/, "", name)
             if (split(name, words, "_") > 6) print FILENAME ":" FNR ": " name
         }
         /#\[test\]/ { is_test = 1 }

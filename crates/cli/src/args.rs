@@ -9,7 +9,7 @@ use forebay_control::FlowName;
 use forebay_device::Rate;
 use forebay_engine::knobs::ScriptedChange;
 
-use crate::options::{ControlOptions, EngineOptions, HashOptions, TraceOptions};
+use crate::options::{ControlOptions, EngineOptions, HashOptions, MetricsOptions, TraceOptions};
 use crate::synthetic::SyntheticSpec;
 
 /// A kernel's receive path in user space: packets from one queue to every core, in order.
@@ -112,7 +112,7 @@ pub(crate) struct ReplayArgs {
     pub(crate) seed: Option<u64>,
 
     /// Run on one thread in virtual time, in an order that the seed determines
-    #[arg(long, conflicts_with_all = ["control", "name", "mount"])]
+    #[arg(long, conflicts_with_all = ["control", "name", "mount", "metrics"])]
     pub(crate) deterministic: bool,
 
     /// Initial value of all head and tail counters
@@ -133,6 +133,9 @@ pub(crate) struct ReplayArgs {
 
     #[command(flatten)]
     pub(crate) control: ControlOptions,
+
+    #[command(flatten)]
+    pub(crate) metrics: MetricsOptions,
 
     /// Watch a flow, and say at the end where it was and why; repeatable
     #[arg(long, value_name = "FLOW")]

@@ -39,11 +39,12 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends);
     let faces =
         args.control.open(&replay.control(), config.as_ref(), &args.engine.given(), None)?;
+    let metrics = args.metrics.serve(|| replay.metrics())?;
     let failure = Arc::clone(replay.failure());
     let teller = tell_once(move || failure.get().cloned());
     let bar = Bar::show(replay.progress(), args);
     let report = replay.run();
-    drop((teller, faces));
+    drop((teller, faces, metrics));
     bar.finish();
     let result =
         Replayed { report: report?, seed, interrupted: interrupted.load(Ordering::Relaxed) };

@@ -51,7 +51,7 @@ impl CpuStats {
         let delivery = &counters.cpus[index];
         let bell = shared.bell(index);
         let gone = delivery.frames.get() + delivery.lost.get();
-        let enqueued: u64 = targets().map(|target| target.enqueued.get()).sum();
+        let enqueued: u64 = targets().map(|target| target.enqueued()).sum();
         let polled = (0..).zip(queues()).filter(|(queue, _)| shared.polls(*queue) == Some(cpu));
         let limited = |drops: &[Counter]| drops[DropReason::FlowLimit.index()].get();
         Self {

@@ -16,6 +16,7 @@ use forebay_sys::error::Error;
 
 use super::changes::{Follower, LogEntry};
 use super::config::{Config, WhenFull};
+use super::measured::Measured;
 use super::question::Explained;
 use super::reclaim::Retired;
 use super::settings::FLOW_LIMIT_TABLE_LEN;
@@ -131,6 +132,7 @@ impl Queue {
     /// Polls the source once for at most `frames_max` frames, and passes them through the intake.
     pub(super) fn turn(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.follow_changes(shared);
+        self.intake.set_stamped(shared.measured() != Measured::Nothing);
         let sent = self.source.as_mut().map_or(0, |source| source.transmit(&mut self.pool));
         if self.ended {
             return Activity::Ended.after(sent);

@@ -1,6 +1,6 @@
 //! State that the threads of an engine share.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
@@ -20,6 +20,7 @@ use super::changes::{Changes, Follower};
 use super::config::Config;
 use super::devices::Devices;
 use super::flows::Flows;
+use super::measured::Measured;
 use super::question::Question;
 use super::reclaim::Reclaimer;
 use super::settings::Settings;
@@ -70,6 +71,8 @@ pub struct EngineState {
     pub(super) spin_max_ns: u64,
     /// Flows that the outcome explains.
     pub(super) explain: Vec<FlowHash>,
+    /// Times that are [measured](Self::measure), as a number.
+    measured: AtomicU8,
 }
 
 /// Counters of an engine.
@@ -113,6 +116,7 @@ impl EngineState {
             changes: Mutex::new(Changes::new(config, queues, Arc::clone(&reclaimer))),
             reclaimer,
             explain: config.explain.clone(),
+            measured: AtomicU8::new(Measured::Nothing as u8),
             announced: AtomicU32::new(0),
             spin_max_ns: config.spin_max_ns,
         }
@@ -222,6 +226,15 @@ impl EngineState {
     /// Busy time of a CPU, by its index, in nanoseconds.
     pub fn busy_ns(&self, index: usize) -> u64 {
         self.busy_ns[index].load(Ordering::Relaxed)
+    }
+
+    /// Sets what is measured from now on, on threads; in virtual time nothing is.
+    pub fn measure(&self, measured: Measured) {
+        self.measured.store(measured as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn measured(&self) -> Measured {
+        Measured::of_bits(self.measured.load(Ordering::Relaxed))
     }
 
     pub(super) fn source_ended(&self) {

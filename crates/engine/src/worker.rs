@@ -185,13 +185,16 @@ impl<H: Handler> Worker<H> {
     fn deliver(&mut self, granted: usize) -> usize {
         let pool = self.queues.first_mut().map_or(&mut self.returns, |queue| &mut queue.pool);
         let deferred = self.limits.deferred();
+        let (measured, clock) = (self.shared.measured(), &self.shared.clock);
         if deferred == DEFER_MAX as usize {
-            return self.delivery.turn(granted, pool, &mut self.handler);
+            let ends = (&mut self.delivery, &mut self.handler);
+            return measured.turn(ends, granted, pool, clock);
         }
         let mut delivered = 0;
         while delivered < granted {
             let portion = deferred.max(1).min(granted - delivered);
-            let done = self.delivery.turn(portion, pool, &mut self.handler);
+            let ends = (&mut self.delivery, &mut self.handler);
+            let done = measured.turn(ends, portion, pool, clock);
             pool.flush();
             delivered += done;
             if done == 0 {

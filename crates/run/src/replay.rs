@@ -14,6 +14,7 @@ use forebay_device::{Progress, QueueShare};
 use forebay_engine::trace::Trace;
 pub use forebay_engine::trace::TracePlan;
 use forebay_engine::{Config, Engine, Outcome, Stopper, VirtualCosts};
+use forebay_metrics::Metrics;
 use forebay_rx::hash::Indirection;
 use forebay_rx::{RxQueue, Source};
 use forebay_sys as sys;
@@ -131,6 +132,12 @@ impl Replay {
     #[must_use]
     pub fn control(&self) -> Control {
         Control::of(&self.engine)
+    }
+
+    /// Metrics of the replay's engine. From now on it measures times of delivery, too.
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        Metrics::new().with_engine(self.control())
     }
 
     /// Runs to the end.

@@ -265,7 +265,7 @@ impl CpuReport {
             busy_ns: cpu.busy_ns,
             wakeups: cpu.wakeups,
             backlog_max: cpu.delivery.backlog_max.get(),
-            enqueued: targets().map(|target| target.enqueued.get()).sum(),
+            enqueued: targets().map(|target| target.enqueued()).sum(),
             dropped: targets().map(|target| target.dropped.get()).sum(),
         }
     }

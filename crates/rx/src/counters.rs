@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::coalesce::refusal::{FlushReason, MergeRefusal};
 use crate::drop_reason::DropReason;
+use crate::steer_reason::SteerReason;
 
 /// Counter that one thread writes and any thread reads, without locked instructions.
 ///
@@ -41,6 +42,47 @@ impl Counter {
     }
 }
 
+/// Number of buckets of a [`Histogram`].
+const HISTOGRAM_BUCKETS: usize = 40;
+
+/// Distribution of a value, in buckets whose upper bounds are powers of two. One thread writes, and
+/// any thread reads.
+#[derive(Debug)]
+pub struct Histogram {
+    /// Number of values by bucket: the last of `2^(n-1) < value <= 2^n` and all above.
+    buckets: [Counter; HISTOGRAM_BUCKETS],
+    sum: Counter,
+}
+
+impl Histogram {
+    /// Buckets in order: the upper bound of each, inclusive, and the number of values in it. The
+    /// last bucket has no bound.
+    pub fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
+        let bound = |index| (index + 1 < HISTOGRAM_BUCKETS).then_some(1_u64 << index);
+        self.buckets.iter().enumerate().map(move |(index, count)| (bound(index), count.get()))
+    }
+
+    /// Sum of all values; may be a little older or newer than the buckets.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.sum.get()
+    }
+
+    /// Adds a value, `count` times. Only the writer calls this.
+    pub(crate) fn record(&self, value: u64, count: u64) {
+        let log2 = u64::BITS - value.saturating_sub(1).leading_zeros();
+        let index = (log2 as usize).min(HISTOGRAM_BUCKETS - 1);
+        self.buckets[index].add(count);
+        self.sum.add(value.saturating_mul(count));
+    }
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { buckets: [const { Counter(AtomicU64::new(0)) }; _], sum: Counter::default() }
+    }
+}
+
 /// Counters of one intake. Written by the CPU that polls its queue.
 #[derive(Debug)]
 pub struct IntakeCounters {
@@ -73,6 +115,8 @@ pub struct IntakeCounters {
     pub unheld: Counter,
     /// Longest held move, in ns.
     pub held_max_ns: Counter,
+    /// Durations of held moves, in ns.
+    pub held_ns: Arc<Histogram>,
     /// CPUs that the load needs now.
     pub active_cpus: Counter,
     /// Changes of that number.
@@ -93,10 +137,24 @@ pub struct IntakeCounters {
 /// merged of.
 #[derive(Debug, Default)]
 pub struct TargetCounters {
-    /// Number of frames put on the backlog.
-    pub enqueued: Counter,
+    /// Number of frames put on the backlog, by [`SteerReason::index`].
+    pub(crate) by_reason: [Counter; SteerReason::ALL.len()],
     /// Number of frames refused by the backlog for lack of room, or by its flow limit.
     pub dropped: Counter,
+}
+
+impl TargetCounters {
+    /// Number of frames put on the backlog for this reason.
+    #[must_use]
+    pub fn enqueued_for(&self, reason: SteerReason) -> u64 {
+        self.by_reason[reason.index()].get()
+    }
+
+    /// Number of frames put on the backlog.
+    #[must_use]
+    pub fn enqueued(&self) -> u64 {
+        self.by_reason.iter().map(Counter::get).sum()
+    }
 }
 
 impl IntakeCounters {
@@ -119,6 +177,7 @@ impl IntakeCounters {
             holds: zero(),
             unheld: zero(),
             held_max_ns: zero(),
+            held_ns: Arc::default(),
             active_cpus: zero(),
             resized: zero(),
             balanced: zero(),
@@ -132,7 +191,7 @@ impl IntakeCounters {
     /// Number of frames put on any backlog.
     #[must_use]
     pub fn enqueued(&self) -> u64 {
-        self.per_cpu.iter().map(|target| target.enqueued.get()).sum()
+        self.per_cpu.iter().map(TargetCounters::enqueued).sum()
     }
 
     /// Number of frames dropped for any reason.
@@ -185,6 +244,15 @@ pub struct DeliveryCounters {
     pub lost: Counter,
     /// Largest number of packets seen in one backlog ring.
     pub backlog_max: Counter,
+    /// Numbers of packets in the batches.
+    pub batch_packets: Histogram,
+    /// Waits of packets from the turn that queued them to the handler, in ns; while measured.
+    pub wait_ns: Histogram,
+    /// Durations of the handler's calls, in ns; while measured.
+    pub handler_ns: Histogram,
+    /// Ages of the oldest packet of each batch when the handler gets it, from its timestamp, in ns;
+    /// while measured.
+    pub latency_ns: Histogram,
     /// Coalescing on delivery.
     pub coalesce: Arc<CoalesceCounters>,
 }
@@ -192,6 +260,22 @@ pub struct DeliveryCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn met_5_bucket_bounds_are_inclusive() {
+        let histogram = Histogram::default();
+        for value in [0, 1, 2, 3, 4, 5, 1 << 38, (1 << 38) + 1, u64::MAX] {
+            histogram.record(value, 1);
+        }
+        let filled: Vec<_> = histogram.buckets().filter(|(_, count)| *count > 0).collect();
+        let expected =
+            [(Some(1), 2), (Some(2), 1), (Some(4), 2), (Some(8), 1), (Some(1 << 38), 1), (None, 2)];
+        assert_eq!(filled, expected);
+        let histogram = Histogram::default();
+        histogram.record(10, 3);
+        assert_eq!(histogram.sum(), 30);
+        assert_eq!(histogram.buckets().map(|(_, count)| count).sum::<u64>(), 3);
+    }
 
     /// Nobody else writes: see the example of [`Counter`], which must not compile.
     #[test]

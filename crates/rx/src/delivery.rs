@@ -148,6 +148,27 @@ impl Delivery {
         self.packets.len()
     }
 
+    /// Records the waits of the current batch's packets, as far as they were
+    /// [stamped](crate::Intake::set_stamped).
+    pub fn record_waits(&mut self, now_ns: u64) {
+        if let Some(lane) = self.lanes.get_mut(self.lane) {
+            lane.record_waits(now_ns, &self.counters.wait_ns);
+        }
+    }
+
+    /// Records the age of the current batch's oldest packet, if it has a timestamp.
+    pub fn record_latency(&self, now_since_1970_ns: u64) {
+        let oldest = self.packets.first().map(|packet| packet.timestamp_ns);
+        if let Some(arrived_ns) = oldest.filter(|arrived_ns| *arrived_ns > 0) {
+            self.counters.latency_ns.record(now_since_1970_ns.saturating_sub(arrived_ns), 1);
+        }
+    }
+
+    /// Records the duration of a handler's call.
+    pub fn record_handler(&self, ns: u64) {
+        self.counters.handler_ns.record(ns, 1);
+    }
+
     /// Hands the batch to the handler.
     pub fn handle(&mut self, pool: &mut Pool, handler: &mut impl Handler) {
         let (mut frames, mut bytes) = (0, 0);
@@ -156,6 +177,8 @@ impl Delivery {
             bytes += u64::from(packet.wire_len);
         }
         self.handled = frames;
+        // Before the handler, which may take packets out.
+        let batch_packets = self.packets.len() as u64;
         handler.handle(&mut Batch {
             cpu: self.cpu,
             rx_queue: self.lanes[self.lane].rx_queue,
@@ -167,6 +190,7 @@ impl Delivery {
         self.counters.frames.add(frames);
         self.counters.bytes.add(bytes);
         self.counters.batches.add(1);
+        self.counters.batch_packets.record(batch_packets, 1);
     }
 
     /// Declares the batch processed: advances the backlog's head, after which its flows may move

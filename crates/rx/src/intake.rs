@@ -105,7 +105,9 @@ impl Intake {
     /// Creates an intake without CPUs to send to; see [`connect`](Self::connect).
     #[must_use]
     pub fn new(config: IntakeConfig) -> Self {
-        let counters = Arc::new(IntakeCounters::new(config.cpus));
+        let steering = Steering::new(&config.steer);
+        let held_ns = Arc::clone(steering.held_ns());
+        let counters = Arc::new(IntakeCounters { held_ns, ..IntakeCounters::new(config.cpus) });
         let coalescer = |coalesce| Coalescer::new(coalesce, Arc::clone(&counters.coalesce));
         Self {
             queue: config.queue,
@@ -115,7 +117,7 @@ impl Intake {
             coalescer: config.coalesce.map(coalescer),
             coalesced: Vec::new(),
             hashed_before: None,
-            steering: Steering::new(&config.steer),
+            steering,
             backlogs: Backlogs::new(config.queue, config.cpus, config.netdev_max_backlog),
             epoch: 0,
             now_ns: 0,
@@ -184,7 +186,7 @@ impl Intake {
         self.release_holds();
         self.steer(&mut burst.packets);
         self.count_steering();
-        self.backlogs.publish()
+        self.backlogs.publish(now_ns)
     }
 
     /// True if a call of [`follow_load`](Self::follow_load) is due.
@@ -213,6 +215,11 @@ impl Intake {
     #[must_use]
     pub fn active_cpus(&self) -> usize {
         self.steering.active_cpus()
+    }
+
+    /// Turns the stamps on or off by which a delivery measures the waits of packets.
+    pub fn set_stamped(&mut self, is_stamped: bool) {
+        self.backlogs.set_stamped(is_stamped);
     }
 
     /// Takes the frames dropped since the last call.
@@ -428,7 +435,8 @@ impl Intake {
         match self.backlogs.enqueue(target.cpu, packet, note) {
             Ok(tail) => {
                 self.steering.record(flow, target, tail, self.now_ns);
-                self.counters.per_cpu[target.cpu.index()].enqueued.add(segments.into());
+                let counters = &self.counters.per_cpu[target.cpu.index()];
+                counters.by_reason[target.steer_reason.index()].add(segments.into());
                 Some(tail)
             }
             Err((packet, reason)) => {

@@ -151,8 +151,9 @@ impl PathMachine {
     /// Number of frames put on the backlog from a queue to a CPU that the application has not
     /// received.
     fn queued(&self, queue: &SimQueue, cpu: &SimCpu) -> u64 {
-        let enqueued = &queue.intake.counters().per_cpu[cpu.delivery.cpu().index()].enqueued;
-        enqueued.get() - self.seen.passed[self.seen.lane(queue.intake.queue(), cpu.delivery.cpu())]
+        let target = &queue.intake.counters().per_cpu[cpu.delivery.cpu().index()];
+        target.enqueued()
+            - self.seen.passed[self.seen.lane(queue.intake.queue(), cpu.delivery.cpu())]
     }
 
     fn effective_mask(&self) -> String {

@@ -122,7 +122,7 @@ impl RecordedCounters {
             let targets = || intakes.iter().map(|it| &it.per_cpu[cpu]);
             CpuCounters {
                 cpu,
-                enq: targets().map(|it| it.enqueued.get()).sum(),
+                enq: targets().map(|it| it.enqueued()).sum(),
                 deq: delivery.frames.get(),
                 drop: targets().map(|it| it.dropped.get()).sum(),
             }

@@ -1,6 +1,7 @@
 //! Errors outside the path: each says what failed, where, and what to do.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use forebay_rx::CpuId;
@@ -91,6 +92,16 @@ pub enum Error {
         path: PathBuf,
         /// Process that owns the socket, if known.
         process: Option<i32>,
+    },
+    /// An address cannot be listened at.
+    #[error("cannot listen for {what} at {address}: {source}")]
+    Listen {
+        /// Purpose, as in "metrics".
+        what: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// Reason.
+        source: io::Error,
     },
     /// A run does not answer at its control socket.
     #[error("no run answers at {}: {source}", path.display())]
@@ -243,6 +254,9 @@ impl Error {
             }
             Self::Config { .. } => "mend that line, or take it out".to_owned(),
             Self::InUse { .. } => "end that process, or give another path".to_owned(),
+            Self::Listen { .. } => {
+                "give an address of this machine, with a port that is free".to_owned()
+            }
             Self::NoRun { .. } => {
                 "see that it runs, or say with --control where it listens".to_owned()
             }
@@ -292,6 +306,7 @@ impl Error {
             }
             Self::Memory { .. }
             | Self::InUse { .. }
+            | Self::Listen { .. }
             | Self::NoRun { .. }
             | Self::NoRuns { .. }
             | Self::Mount { .. }

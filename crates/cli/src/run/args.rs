@@ -10,7 +10,9 @@ use forebay_device::{Via, XdpMode};
 use forebay_run::run::To;
 use forebay_sys::xdp::CopyMode;
 
-use crate::options::{ControlOptions, EngineOptions, TraceOptions, VhostUserOptions};
+use crate::options::{
+    ControlOptions, EngineOptions, MetricsOptions, TraceOptions, VhostUserOptions,
+};
 
 #[derive(Debug, Args)]
 #[command(arg_required_else_help = true, after_help = EXAMPLES)]
@@ -94,6 +96,9 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) control: ControlOptions,
+
+    #[command(flatten)]
+    pub(crate) metrics: MetricsOptions,
 
     /// Print one JSON document at the end and nothing else on standard output
     #[arg(long)]

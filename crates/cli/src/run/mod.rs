@@ -39,13 +39,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let given = args.engine.given();
     let name = places::name_of(args.devices.iter().map(|device| device.name.as_str()));
     let faces = args.control.open(&run.control(), config.as_ref(), &given, Some(&name))?;
+    let metrics = args.metrics.serve(|| run.metrics())?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
     let watch = run.watch();
     let teller = tell_once(move || watch.failure().map(str::to_owned));
     let status = Status::show(run.watch());
     let report = run.run();
     status.finish();
-    drop((teller, reloader, faces));
+    drop((teller, reloader, faces, metrics));
     finish(Ran { report: report?, interrupted: interrupted.load(Ordering::Relaxed) }, args, &cpus)
 }
 

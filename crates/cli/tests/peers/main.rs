@@ -11,6 +11,7 @@ mod frames; //      frames of every kind
 mod gro; //         coalescing, by laws and by the kernel
 mod live; //        live devices, by the kernel and by well-known senders
 mod knobs; //       strings written to knobs, by the kernel
+mod metrics; //     metrics, by promtool and Prometheus
 mod mount; //       the mounted knobs, by the kernel's own files
 mod order; //       the traces of stamped packets
 mod program; //     the program under test
@@ -60,6 +61,9 @@ fn main() {
     }
     let name = "rps_8_a_second_user_controls_nothing";
     trials.push(judge(name, second_user::missing(), second_user::judge));
+    for (name, trial, tool) in metrics::TRIALS {
+        trials.push(judge(name, metrics::missing(tool), trial));
+    }
     for (tools, judges) in live::TRIALS {
         let missing = live::missing(tools);
         trials.extend(judges.iter().map(|(name, trial)| judge(name, missing.clone(), *trial)));

@@ -64,10 +64,11 @@ mod unsent; //     counters of datagrams not sent
 mod wake; //       wake-up of readers
 mod waiting; //    sleep until a socket is readable or writable
 
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::{fmt, io};
 
+use counters::SocketCounts;
 pub use datagram::{Datagram, Datagrams, NoRoom};
 use forebay_control::Control;
 use forebay_device::{Device, Via};
@@ -259,6 +260,13 @@ impl Net {
         }
         self.0.policy.store(policy);
         Ok(())
+    }
+
+    /// Sockets bound now: the number of each, its local address and its counters. Sockets
+    /// are bound and closed before or after the list is copied.
+    #[must_use]
+    pub fn sockets(&self) -> Vec<(usize, SocketAddr, SocketCounts)> {
+        self.0.counts_of_sockets()
     }
 
     /// Counters of the network layer, by CPU.

@@ -23,6 +23,7 @@ use super::directory::Directory;
 use super::fragment_ids::FragmentIds;
 use super::memberships::Groups;
 use super::transmit::Transmitter;
+use super::udp::SocketCounts;
 use super::unsent::Unsent;
 use super::waiting::Blocked;
 
@@ -260,6 +261,17 @@ impl NetState {
         self.publish(&sockets);
         self.directory.remove(id);
         sockets.give_back(id);
+    }
+
+    /// Number, local address and counters of each socket.
+    pub(super) fn counts_of_sockets(&self) -> Vec<(usize, SocketAddr, SocketCounts)> {
+        let bound: Vec<_> =
+            self.sockets().bindings.iter().map(|binding| (binding.id, binding.local)).collect();
+        let counted = bound.into_iter().filter_map(|(id, local)| {
+            let hub = self.directory.find(id)?;
+            Some((id.index(), local, SocketCounts::of(hub.account())))
+        });
+        counted.collect()
     }
 
     fn publish(&self, sockets: &BoundSockets) {

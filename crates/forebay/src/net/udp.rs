@@ -10,6 +10,7 @@ use std::{fmt, io};
 
 use forebay_engine::CpuThread;
 use forebay_rx::Handler;
+use forebay_stack::socket::account::Account;
 use forebay_stack::socket::reader::SocketReader;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_ip_multicast_ttl;
@@ -38,6 +39,18 @@ pub struct SocketCounts {
     pub rmem: u32,
     /// Receive buffer, in bytes (`SO_RCVBUF`).
     pub rcvbuf: u32,
+}
+
+impl SocketCounts {
+    pub(super) fn of(account: &Account) -> Self {
+        Self {
+            queued: account.queued(),
+            by_cpu: account.lanes().map(|lane| lane.map_or(0, |lane| lane.queued.get())).collect(),
+            rcvbuf_errors: account.dropped(),
+            rmem: account.rmem(),
+            rcvbuf: account.rcvbuf(),
+        }
+    }
 }
 
 impl UdpSocket {
@@ -370,15 +383,7 @@ impl UdpSocket {
     /// Counters of the socket.
     #[must_use]
     pub fn counts(&self) -> SocketCounts {
-        let reader = self.0.reader();
-        let account = reader.outlet.account();
-        SocketCounts {
-            queued: account.queued(),
-            by_cpu: account.lanes().map(|lane| lane.map_or(0, |lane| lane.queued.get())).collect(),
-            rcvbuf_errors: account.dropped(),
-            rmem: account.rmem(),
-            rcvbuf: account.rcvbuf(),
-        }
+        SocketCounts::of(self.0.reader().outlet.account())
     }
 }
 

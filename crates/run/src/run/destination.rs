@@ -6,6 +6,7 @@ use forebay_device::Device;
 use forebay_device::af_packet::PacketSink;
 use forebay_device::pcap::{DeliveredCapture, FirstFailure};
 use forebay_device::tun::TunDevice;
+use forebay_metrics::Metrics;
 use forebay_rx::sink::{Sink, SinkCounters};
 use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::error::{Error, Result};
@@ -94,6 +95,14 @@ impl Destinations {
     /// Counters of all destinations, for each CPU.
     pub(super) fn counters(&self) -> Vec<Arc<SinkCounters>> {
         self.0.iter().flat_map(|place| &place.counters).cloned().collect()
+    }
+
+    /// Adds the counters of all destinations that have any.
+    pub(super) fn add_to(&self, metrics: Metrics) -> Metrics {
+        let places = self.0.iter().filter(|place| !place.counters.is_empty());
+        places.fold(metrics, |metrics, place| {
+            metrics.with_sinks(place.to.to_string(), place.counters.clone())
+        })
     }
 
     /// Packets that each destination took, of those that the handlers handed over.

@@ -17,6 +17,7 @@ use forebay_device::pcap::FirstFailure;
 use forebay_device::{Device, DeviceConfig};
 use forebay_engine::trace::{Trace, TracePlan};
 use forebay_engine::{Config, DeviceQueues, Engine, Stopper, WhenFull};
+use forebay_metrics::Metrics;
 use forebay_rx::Source;
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
@@ -65,6 +66,7 @@ pub struct Run {
     engine: Engine<RunHandler>,
     devices: Vec<DeviceWatch>,
     destinations: Destinations,
+    metrics: Metrics,
     /// Error of the first capture that cannot be written.
     failure: FirstFailure,
     /// One check for each queue, since a flow may come by several; empty if order is not checked.
@@ -100,6 +102,7 @@ impl Run {
         let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let ending = Ending::default();
         let watched = devices.iter().map(DeviceWatch::new).collect();
+        let metrics = destinations.add_to(Metrics::new().with_devices(&devices));
         let sources = take_sources(&mut devices, &ending);
         let checked = if plan.check_order || trace.is_some() { sources.len() } else { 0 };
         let ledgers: Arc<[OrderCheck]> = (0..checked).map(|_| OrderCheck::new(1)).collect();
@@ -111,7 +114,18 @@ impl Run {
         })?;
         let duration = plan.duration;
         let devices = watched;
-        Ok(Self { engine, devices, destinations, failure, ledgers, trace, ending, duration })
+        let run = Self {
+            engine,
+            devices,
+            destinations,
+            metrics,
+            failure,
+            ledgers,
+            trace,
+            ending,
+            duration,
+        };
+        Ok(run)
     }
 
     /// Handle that changes the run while it lasts.
@@ -132,6 +146,13 @@ impl Run {
     pub fn watch(&self) -> Watch {
         let failure = Arc::clone(&self.failure);
         Watch::new(Control::of(&self.engine), self.destinations.counters(), failure)
+    }
+
+    /// Metrics of the run: its devices, engine and destinations. From now on the engine measures
+    /// times of delivery, too.
+    #[must_use]
+    pub fn metrics(&self) -> Metrics {
+        self.metrics.clone().with_engine(self.control())
     }
 
     /// Runs until it is stopped, its time is over, every source is exhausted, or a device fails.

@@ -96,7 +96,7 @@ impl Watch {
             let packets = delivery.frames.get();
             let gone = packets + delivery.lost.get();
             let targets = queues.iter().filter_map(|queue| queue.per_cpu.get(cpu.index()));
-            let came: u64 = targets.map(|target| target.enqueued.get()).sum();
+            let came: u64 = targets.map(|target| target.enqueued()).sum();
             let queued = came.saturating_sub(gone);
             CpuSnapshot { cpu, packets, queued, busy_ns: shared.busy_ns(index) }
         });

@@ -4,11 +4,15 @@
 //! rule of steering reads the rings' counters to observe the progress of a CPU.
 
 mod flow_limit;
+mod stamps;
 
 pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 use forebay_buf::Position;
 use forebay_buf::ring::{Consumer, Producer, ring};
 
+use stamps::{StampReader, StampWriter, stamps};
+
+use crate::counters::Histogram;
 use crate::cpu::{CpuId, RxQueue};
 use crate::drop_reason::DropReason;
 use crate::hash::FlowHash;
@@ -55,9 +59,15 @@ pub struct BacklogRing {
     pub(crate) rx_queue: RxQueue,
     pub(crate) packets: Consumer<Packet>,
     pub(crate) notes: Option<Consumer<Note>>,
+    stamps: StampReader,
 }
 
 impl BacklogRing {
+    /// Records the waits of the packets taken and not released, as far as they were stamped.
+    pub(crate) fn record_waits(&mut self, now_ns: u64, waits: &Histogram) {
+        self.stamps.record(self.packets.taken(), self.packets.in_hand(), now_ns, waits);
+    }
+
     /// Declares all packets taken so far processed: advances the head.
     pub(crate) fn release(&mut self) {
         // Notes first, so that room for a packet implies room for its note.
@@ -88,12 +98,15 @@ pub struct Backlogs {
     flow_limit: Option<FlowLimit>,
     /// Number of turns for which heads are still refreshed.
     watch_turns: u32,
+    /// True if packets are stamped with the time at which they were queued.
+    is_stamped: bool,
 }
 
 #[derive(Debug)]
 struct BacklogTarget {
     packets: Producer<Packet>,
     notes: Option<Producer<Note>>,
+    stamps: StampWriter,
     /// Head at the begin of the turn, read before the clock.
     head_before: Position,
     /// Head read later during the turn.
@@ -123,6 +136,7 @@ impl Backlogs {
             netdev_max_backlog,
             flow_limit: None,
             watch_turns: 0,
+            is_stamped: false,
         }
     }
 
@@ -140,6 +154,7 @@ impl Backlogs {
         noted: bool,
     ) -> BacklogRing {
         let (packets, lane) = ring(capacity, start);
+        let (stamps, lane_stamps) = stamps();
         let (notes, lane_notes) = noted.then(|| ring(capacity, start)).unzip();
         debug_assert!(
             self.targets[cpu.index()].is_none(),
@@ -148,11 +163,17 @@ impl Backlogs {
         self.targets[cpu.index()] = Some(BacklogTarget {
             packets,
             notes,
+            stamps,
             head_before: start,
             head_during: None,
             touched: false,
         });
-        BacklogRing { rx_queue: self.rx_queue, packets: lane, notes: lane_notes }
+        BacklogRing {
+            rx_queue: self.rx_queue,
+            packets: lane,
+            notes: lane_notes,
+            stamps: lane_stamps,
+        }
     }
 
     /// CPUs that packets can go to.
@@ -171,6 +192,11 @@ impl Backlogs {
             }
             target.packets.grow(capacity_for(packets));
         }
+    }
+
+    /// Turns stamps on or off.
+    pub fn set_stamped(&mut self, is_stamped: bool) {
+        self.is_stamped = is_stamped;
     }
 
     /// Turns the flow limit on or off.
@@ -325,14 +351,18 @@ impl Backlogs {
         Ok(position)
     }
 
-    /// Publishes the new packets. Reports each CPU once, for one wake-up per burst.
-    pub fn publish(&mut self) -> impl Iterator<Item = CpuId> {
+    /// Publishes the new packets, queued at `now_ns`. Reports each CPU once, for one wake-up per
+    /// burst.
+    pub fn publish(&mut self, now_ns: u64) -> impl Iterator<Item = CpuId> {
         for cpu in &self.touched {
             if let Some(target) = self.targets[cpu.index()].as_mut() {
                 debug_assert!(target.touched, "a CPU is reported once, for a new packet");
                 target.touched = false;
-                // Notes first, so that every visible packet has a visible note.
+                // Notes and stamps first, so that every visible packet has a visible note.
                 target.notes.as_mut().map(Producer::publish);
+                if self.is_stamped {
+                    target.stamps.stamp(target.packets.tail(), now_ns);
+                }
                 target.packets.publish();
             }
         }

@@ -64,6 +64,7 @@ pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
 
 use crate::backlog::{Backlogs, Depth};
+use crate::counters::Histogram;
 use crate::cpu::{CpuId, RxQueue};
 use crate::hash::FlowHash;
 use crate::packet::Packet;
@@ -113,6 +114,7 @@ pub struct Steering {
     move_after: MoveAfter,
     batch_max: u32,
     tally: SteerTally,
+    held_ns: Arc<Histogram>,
     pub(crate) journal: Journal,
     watches: Vec<FlowWatch>,
 }
@@ -141,6 +143,7 @@ impl Steering {
             move_after: config.move_after,
             batch_max: config.batch_max,
             tally: SteerTally::default(),
+            held_ns: Arc::default(),
             journal: Journal::default(),
             watches: Vec::new(),
         }
@@ -427,6 +430,12 @@ impl Steering {
         self.tally
     }
 
+    /// Durations of held moves, in ns.
+    #[must_use]
+    pub fn held_ns(&self) -> &Arc<Histogram> {
+        &self.held_ns
+    }
+
     fn decide_move(
         &mut self,
         hash: FlowHash,
@@ -545,7 +554,9 @@ impl Steering {
     }
 
     fn held_since(&mut self, since_ns: u64, now_ns: u64) {
-        self.tally.held_max_ns = self.tally.held_max_ns.max(now_ns.saturating_sub(since_ns));
+        let held_ns = now_ns.saturating_sub(since_ns);
+        self.tally.held_max_ns = self.tally.held_max_ns.max(held_ns);
+        self.held_ns.record(held_ns, 1);
     }
 }
 

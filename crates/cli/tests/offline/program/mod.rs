@@ -6,6 +6,7 @@ mod captures; //       captures read and refused
 mod coalescing; //     options and figures of coalescing
 mod control; //        queries and changes during a run
 mod hash_and_bench; // `forebay hash` and `forebay bench`
+mod metrics; //        metrics of a replay
 mod places; //         runs found by name
 mod run; //            live devices, without privileges
 mod sim; //            `forebay sim`

@@ -273,7 +273,7 @@ fn merged_packet_handed_once_segments_counted() {
         world.set_mask(0b0010);
         world.arrive(&flow(1).run(6), PollStatus::Drained);
         assert_eq!(world.intake.queued(), if on_arrival { 1 } else { 6 });
-        assert_eq!(world.intake.counters().per_cpu[1].enqueued.get(), 6);
+        assert_eq!(world.intake.counters().per_cpu[1].enqueued(), 6);
         world.settle();
         assert_eq!((world.journal.packets, world.delivered()), (1, 6), "on arrival: {on_arrival}");
         world.check();

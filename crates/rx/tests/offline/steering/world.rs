@@ -279,7 +279,7 @@ impl World {
     /// Number of packets on the backlog of `cpu` or in its batch. Computed from counters, because a
     /// query of the intake would refresh its view of the CPUs' progress.
     pub(crate) fn queued_on(&self, cpu: u16) -> u64 {
-        let enqueued = self.intake.counters().per_cpu[usize::from(cpu)].enqueued.get();
+        let enqueued = self.intake.counters().per_cpu[usize::from(cpu)].enqueued();
         let counters = self.deliveries[usize::from(cpu)].counters();
         enqueued - counters.frames.get() - counters.lost.get()
     }
@@ -327,7 +327,7 @@ impl World {
 /// Puts a packet on a backlog that has room, without steering.
 pub(crate) fn put(backlogs: &mut Backlogs, cpu: CpuId, packet: Packet) {
     assert!(offer(backlogs, cpu, packet).is_ok());
-    assert!(backlogs.publish().eq([cpu]));
+    assert!(backlogs.publish(0).eq([cpu]));
 }
 
 /// Offers a packet to a backlog, which may refuse it.

@@ -76,6 +76,11 @@ impl Bindings {
         &self.table
     }
 
+    /// Sockets bound now, by slot.
+    pub fn iter(&self) -> impl Iterator<Item = &Binding> {
+        self.placed.iter().flatten().map(|placed| &placed.binding)
+    }
+
     /// Binds a socket, after all others. The slot's previous socket must have been removed.
     pub fn insert(&mut self, binding: Binding) {
         let bound_as = self.next;

@@ -1,0 +1,59 @@
+//! Options of metrics.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use clap::Args;
+use forebay_metrics::{Metrics, MetricsServer};
+
+use crate::failure::Failure;
+
+/// Options of the server of metrics.
+#[derive(Debug, Args)]
+pub(crate) struct MetricsOptions {
+    /// Serve metrics there for Prometheus, at /metrics, and /healthz: PORT of 127.0.0.1, or
+    /// ADDR:PORT for other machines too
+    #[arg(long, value_name = "ADDR", value_parser = address)]
+    pub(crate) metrics: Option<SocketAddr>,
+
+    /// A name by which clients reach that server, besides its addresses and localhost; repeatable
+    #[arg(long, value_name = "NAME", requires = "metrics")]
+    pub(crate) metrics_host: Vec<String>,
+}
+
+impl MetricsOptions {
+    /// Starts the server, if one was asked for. Dropping it ends the server.
+    pub(crate) fn serve(
+        &self,
+        metrics: impl FnOnce() -> Metrics,
+    ) -> Result<Option<MetricsServer>, Failure> {
+        let Some(address) = self.metrics else { return Ok(None) };
+        let server = MetricsServer::bind(address, &self.metrics_host, metrics())?;
+        eprintln!("forebay: metrics at http://{}/metrics", server.address());
+        Ok(Some(server))
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let port = text.strip_prefix(':').unwrap_or(text);
+    if let Ok(port) = port.parse() {
+        return Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));
+    }
+    text.parse().map_err(|_| "it is PORT, or ADDR:PORT as in 0.0.0.0:9464 or [::]:9464".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn met_3_port_alone_is_loopback() {
+        let read = |text: &str| address(text).map(|address| address.to_string());
+        for text in ["9464", ":9464", "127.0.0.1:9464"] {
+            assert_eq!(read(text), Ok("127.0.0.1:9464".to_owned()), "{text}");
+        }
+        assert_eq!(read("[::]:1"), Ok("[::]:1".to_owned()));
+        for text in ["", "localhost:9464", "10.0.0.1", "65536", "::1", "-1"] {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Parts of a run that are measured, and their text.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use forebay::Control;
+use forebay::net::Net;
+use forebay::net::counters::SocketCounts;
+use forebay_device::{Device, KernelCounts, Via};
+use forebay_engine::{DeviceQueues, Measured};
+use forebay_rx::sink::SinkCounters;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, text};
+use prometheus_client::registry::Registry;
+
+use crate::families::Families;
+use crate::format::TextFormat;
+use crate::{coalesce, cpus, queues, sinks, sockets};
+
+/// First part of every metric's name.
+const PREFIX: &str = "forebay";
+
+/// Parts of a run that are measured. Cheap to clone; usable from any thread.
+#[derive(Clone, Default)]
+pub struct Metrics {
+    pub(crate) control: Option<Control>,
+    pub(crate) devices: Vec<MeasuredDevice>,
+    pub(crate) sinks: Vec<(String, Vec<Arc<SinkCounters>>)>,
+    pub(crate) net: Option<Net>,
+    pub(crate) sockets: Option<SocketCounter>,
+}
+
+/// Reader of the sockets: the number of each, its local address and its counters.
+type SocketCounter = Arc<dyn Fn() -> Vec<(usize, SocketAddr, SocketCounts)> + Send + Sync>;
+
+/// Device with the counters of its queues.
+#[derive(Clone)]
+pub(crate) struct MeasuredDevice {
+    pub(crate) name: String,
+    pub(crate) via: Via,
+    pub(crate) counts: Vec<Arc<KernelCounts>>,
+}
+
+impl Metrics {
+    /// No parts.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an engine: its queues, CPUs and coalescing. From now on the engine measures times of
+    /// delivery, too.
+    #[must_use]
+    pub fn with_engine(self, control: Control) -> Self {
+        Self { control: Some(control), ..self }.measuring()
+    }
+
+    /// Adds devices, with the drops of the kernel and the counters of drivers in this process. To be
+    /// called before an engine takes the sources of the devices, or after that.
+    #[must_use]
+    pub fn with_devices(mut self, devices: &[Device]) -> Self {
+        // As the engine names them: a device that is no interface has a path.
+        let named = DeviceQueues::of(devices).into_iter().zip(devices);
+        self.devices.extend(named.map(|(DeviceQueues { name, .. }, device)| MeasuredDevice {
+            name,
+            via: device.via,
+            counts: device.counts.clone(),
+        }));
+        self.measuring()
+    }
+
+    /// Adds a destination of packets, with the counters of its sinks.
+    #[must_use]
+    pub fn with_sinks(mut self, to: impl Into<String>, counters: Vec<Arc<SinkCounters>>) -> Self {
+        self.sinks.push((to.into(), counters));
+        self
+    }
+
+    /// Adds sockets and the network layer below them.
+    #[must_use]
+    pub fn with_sockets(self, net: Net) -> Self {
+        let counted = net.clone();
+        Self { net: Some(net), ..self }.with_socket_counts(move || counted.sockets())
+    }
+
+    /// Adds sockets: `counts` returns the number of each, its local address and its counters, and is
+    /// called for each text.
+    #[must_use]
+    pub fn with_socket_counts(
+        self,
+        counts: impl Fn() -> Vec<(usize, SocketAddr, SocketCounts)> + Send + Sync + 'static,
+    ) -> Self {
+        Self { sockets: Some(Arc::new(counts)), ..self }
+    }
+
+    /// Lets the engine measure times; the age of packets only if devices stamp them.
+    fn measuring(self) -> Self {
+        if let Some(control) = &self.control {
+            let is_stamped = !self.devices.is_empty();
+            let measured = if is_stamped { Measured::TimesAndLatency } else { Measured::Times };
+            control.state().measure(measured);
+        }
+        self
+    }
+
+    /// Text of all metrics now, in the format that the client accepts.
+    #[must_use]
+    pub fn text(&self, format: TextFormat) -> String {
+        let mut registry = Registry::with_prefix(PREFIX);
+        registry.register_collector(Box::new(self.clone()));
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = text::encode(&mut text, &registry);
+        match format {
+            TextFormat::OpenMetrics => text,
+            TextFormat::Prometheus => crate::format::prometheus_text(&text),
+        }
+    }
+}
+
+impl Collector for Metrics {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut families = Families::new(encoder);
+        let build = ("build", "Version of Forebay");
+        families.infos(build, [[("version", env!("CARGO_PKG_VERSION"))]])?;
+        if let Some(control) = &self.control {
+            queues::encode(control.state(), &mut families)?;
+            cpus::encode(control.state(), &mut families)?;
+            coalesce::encode(control.state(), &mut families)?;
+        }
+        queues::encode_devices(&self.devices, &mut families)?;
+        sinks::encode(&self.sinks, &mut families)?;
+        if let Some(net) = &self.net {
+            sockets::encode_network(net, &mut families)?;
+        }
+        let counts = self.sockets.as_ref();
+        counts.map_or(Ok(()), |counts| sockets::encode_sockets(counts(), &mut families))
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let devices: Vec<_> = self.devices.iter().map(|device| &device.name).collect();
+        write!(f, "Metrics({devices:?}, {} destinations)", self.sinks.len())
+    }
+}

@@ -1,0 +1,108 @@
+//! Answers to clients.
+
+use std::net::TcpListener;
+
+use forebay_metrics::{CONNECTIONS_MAX, Metrics, MetricsServer};
+
+use crate::client::{ask, get, send};
+
+fn server() -> MetricsServer {
+    let (address, hosts) = ("127.0.0.1:0".parse().unwrap(), ["metrics.example".to_owned()]);
+    MetricsServer::bind(address, &hosts, Metrics::new()).unwrap()
+}
+
+#[test]
+fn met_1_scrape_has_asked_format() {
+    let server = server();
+    let open = get(server.address(), "/metrics", "Accept: application/openmetrics-text\r\n");
+    assert_eq!(open.status(), 200);
+    assert!(open.head.contains("content-type: application/openmetrics-text; version=1.0.0"));
+    assert!(open.body.contains("# TYPE forebay_build info\nforebay_build_info{version="));
+    assert!(open.body.ends_with("# EOF\n"));
+    let plain = get(server.address(), "/metrics", "");
+    assert!(plain.head.contains("content-type: text/plain; version=0.0.4"));
+    assert!(plain.body.contains("# TYPE forebay_build_info gauge\nforebay_build_info{version="));
+    assert!(!plain.body.contains("# EOF"));
+}
+
+#[test]
+fn met_3_only_get_and_head_are_answered() {
+    let server = server();
+    let address = server.address();
+    let of = |method: &str, path: &str| {
+        let request = format!("{method} {path} HTTP/1.1\r\nHost: {address}\r\n\r\n");
+        ask(address, request.as_bytes())
+    };
+    let health = of("GET", "/healthz");
+    assert_eq!((health.status(), health.body.as_str()), (200, "ok\n"));
+    let head = of("HEAD", "/metrics");
+    assert_eq!((head.status(), head.body.as_str()), (200, ""));
+    assert_eq!(of("GET", "/").status(), 404);
+    assert_eq!(of("GET", "/metrics/../etc/passwd").status(), 404);
+    for method in ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT"] {
+        let path = if method == "CONNECT" { "a:1" } else { "/metrics" };
+        let refused = of(method, path);
+        assert_eq!(refused.status(), 405, "{method}");
+        assert!(refused.head.contains("allow: get, head"), "{method}");
+    }
+}
+
+#[test]
+fn met_3_foreign_host_gets_no_metrics() {
+    let server = server();
+    let of = |host: &str| {
+        let answer =
+            ask(server.address(), format!("GET /metrics HTTP/1.1\r\n{host}\r\n").as_bytes());
+        assert_eq!(answer.status() == 200, answer.body.contains("forebay_build"), "{host}");
+        answer.status()
+    };
+    assert_eq!(of("Host: localhost:1\r\n"), 200);
+    assert_eq!(of("Host: metrics.example\r\n"), 200);
+    assert_eq!(of("Host: evil.example\r\n"), 421);
+    assert_eq!(of("Host: localhost.evil.example:80\r\n"), 421);
+    assert_eq!(of(""), 400);
+    assert_eq!(of("Host: localhost\r\nHost: evil.example\r\n"), 400);
+}
+
+#[test]
+fn met_3_hostile_clients_end_no_service() {
+    let server = server();
+    let address = server.address();
+    let is_served = || get(address, "/healthz", "").status() == 200;
+    let line = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\n");
+    // Slow: headers that do not end.
+    let slow: Vec<_> = (0..3).map(|_| send(address, line.as_bytes())).collect();
+    assert!(is_served(), "beside slow clients");
+    // Many: more connections than there are places.
+    let many: Vec<_> = (0..3 * CONNECTIONS_MAX).map(|_| send(address, b"GET /met")).collect();
+    assert!(is_served(), "beside many clients");
+    // Huge: a line, and headers, without an end.
+    for huge in [
+        [line.as_bytes(), b"X: ", vec![b'x'; 1 << 20].as_slice()].concat(),
+        [b"GET /", vec![b'x'; 1 << 20].as_slice()].concat(),
+        [line.as_bytes(), b"X: y\r\n".repeat(10_000).as_slice(), b"\r\n"].concat(),
+    ] {
+        let answer = ask(address, &huge);
+        assert!(answer.status() != 200 && !answer.body.contains("forebay_build"));
+        assert!(is_served(), "after a huge request");
+    }
+    for noise in [b"\0\0\0\0".as_slice(), b"\x16\x03\x01\x02\0", b"\r\n\r\n", b"GET\r\n\r\n"] {
+        assert_ne!(ask(address, noise).status(), 200);
+        assert!(is_served(), "after noise");
+    }
+    drop((slow, many));
+    assert!(is_served(), "after all are gone");
+}
+
+#[test]
+fn met_2_dropped_server_frees_address() {
+    let server = server();
+    let address = server.address();
+    let taken = MetricsServer::bind(address, &[], Metrics::new()).unwrap_err();
+    let told = taken.to_string();
+    assert!(told.starts_with(&format!("cannot listen for metrics at {address}: ")), "{told}");
+    let waiting = send(address, b"GET /metrics");
+    drop(server);
+    drop(waiting);
+    assert!(TcpListener::bind(address).is_ok(), "nobody listens any more");
+}
