@@ -44,6 +44,11 @@ pub(crate) enum Command {
     Hash(HashArgs),
     /// Measure one stage
     Bench(crate::bench::BenchArgs),
+    /// Measure beside the programs that are installed here, in turn
+    Compare(crate::compare::CompareArgs),
+    /// Run our side of a comparison
+    #[command(hide = true)]
+    CompareOwn(crate::compare::own::OwnArgs),
 }
 
 impl Command {
@@ -60,7 +65,8 @@ impl Command {
             Self::Explain(args) => args.asked.json,
             Self::Advise(args) => args.json,
             Self::Bench(args) => args.json,
-            Self::Hash(_) => false,
+            Self::Compare(args) => args.json,
+            Self::Hash(_) | Self::CompareOwn(_) => false,
         }
     }
 }

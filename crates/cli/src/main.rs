@@ -1,10 +1,12 @@
 //! The `forebay` program: run live devices or replay captures through the receive path, control
-//! such a run, simulate it on virtual CPUs, advise on masks, compute hashes, measure stages.
+//! such a run, simulate it on virtual CPUs, advise on masks, compute hashes, measure stages,
+//! compare with other programs.
 #![forbid(unsafe_code)]
 
 mod args; //      the command line
 mod synthetic; // synthetic traffic, as the command line describes it
 mod bench; //     forebay bench
+mod compare; //   forebay compare
 mod hash; //      forebay hash
 mod run; //       forebay run
 mod replay; //    forebay replay
@@ -38,6 +40,8 @@ fn main() -> ExitCode {
         Command::Advise(args) => advise::run(args),
         Command::Hash(args) => hash::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::CompareOwn(args) => compare::own::run(args),
     };
     failure::exit(result, cli.command.prints_json())
 }

@@ -19,15 +19,15 @@ pub(super) struct Figures {
 
 /// Median, minimum and maximum of some repeats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct RoundSpread {
+pub(crate) struct RoundSpread {
     median: f64,
-    min: f64,
-    max: f64,
-    n: usize,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+    pub(crate) n: usize,
 }
 
 impl RoundSpread {
-    pub(super) fn of(samples: &[f64]) -> Self {
+    pub(crate) fn of(samples: &[f64]) -> Self {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
         let n = sorted.len();
@@ -38,7 +38,7 @@ impl RoundSpread {
         Self { median, min, max, n }
     }
 
-    pub(super) fn median(&self) -> f64 {
+    pub(crate) fn median(&self) -> f64 {
         self.median
     }
 }

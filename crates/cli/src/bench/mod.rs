@@ -5,12 +5,12 @@
 //! classified by the distance of the cores at that time.
 
 mod checksum;
-mod figures;
+pub(crate) mod figures;
 mod hash;
 mod input;
 mod knob;
 mod lro;
-mod pair;
+pub(crate) mod pair;
 mod parse;
 mod pool;
 mod ring;

@@ -8,9 +8,11 @@
 use std::collections::BTreeMap;
 use std::hint;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_rx::CpuId;
+use forebay_sys as sys;
 use serde_json::{Value, json};
 
 use super::BenchArgs;
@@ -28,7 +30,7 @@ const TRIPS: u32 = 200;
 
 /// Distance of two CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum CacheClass {
+pub(crate) enum CacheClass {
     SmtSibling,
     SameL3,
     FarL3,
@@ -45,7 +47,12 @@ impl CacheClass {
         }
     }
 
-    fn name(self) -> &'static str {
+    /// Class of a repeat that began at this distance and ended at another.
+    pub(crate) fn until(self, after: Self) -> Self {
+        if self == after { self } else { Self::Moved }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::SmtSibling => "smt_sibling",
             Self::SameL3 => "same_l3",
@@ -97,7 +104,7 @@ impl Rounds {
 }
 
 /// CPU that a two-CPU benchmark runs on, and the other CPU.
-pub(super) fn two_of(cpus: &[CpuId]) -> Result<CpuPair, Failure> {
+pub(crate) fn two_of(cpus: &[CpuId]) -> Result<CpuPair, Failure> {
     match cpus {
         &[here, there, ..] => Ok(CpuPair { here, there }),
         _ => Err(Failure::usage(
@@ -109,11 +116,35 @@ pub(super) fn two_of(cpus: &[CpuId]) -> Result<CpuPair, Failure> {
 
 /// Two CPUs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CpuPair {
+pub(crate) struct CpuPair {
     /// The CPU of this side.
-    pub(super) here: CpuId,
+    pub(crate) here: CpuId,
     /// The CPU of the other side.
-    pub(super) there: CpuId,
+    pub(crate) there: CpuId,
+}
+
+/// Distance of two CPUs at this time. The calling thread stays where it is; two others ask and
+/// answer.
+pub(crate) fn distance(cpus: CpuPair) -> CacheClass {
+    let (probe, is_done) = (Probe::default(), AtomicBool::new(false));
+    let round_trip_ns = thread::scope(|scope| {
+        scope.spawn(|| {
+            // Ignored, as below: the distance of unpinned threads is still one of this machine.
+            let _ = sys::pin_to(cpus.there);
+            while !is_done.load(Ordering::Relaxed) {
+                probe.answer_if_asked();
+                thread::yield_now();
+            }
+        });
+        let asked = scope.spawn(|| {
+            let _ = sys::pin_to(cpus.here);
+            let round_trip_ns = probe.round_trip_ns();
+            is_done.store(true, Ordering::Relaxed);
+            round_trip_ns
+        });
+        asked.join().unwrap_or(f64::INFINITY)
+    });
+    CacheClass::of(round_trip_ns)
 }
 
 /// Cache lines that the probe bounces between the CPUs.
@@ -183,13 +214,13 @@ pub(super) fn measure(
         let enough = classes.iter().any(|(class, samples)| {
             *class != CacheClass::Moved && samples.len() >= args.reps as usize
         });
-        if enough || started.elapsed() > Duration::from_secs(args.secs) {
+        let is_late = round > WARM_UP && started.elapsed() > Duration::from_secs(args.secs);
+        if enough || is_late {
             break;
         }
         let sample = repeat();
         let after_ns = probe.round_trip_ns();
-        let (before, after) = (CacheClass::of(before_ns), CacheClass::of(after_ns));
-        let class = if before == after { before } else { CacheClass::Moved };
+        let class = CacheClass::of(before_ns).until(CacheClass::of(after_ns));
         if round >= WARM_UP {
             classes.entry(class).or_default().push(sample);
         }

@@ -5,6 +5,7 @@
 //! A judge whose tool is missing is reported as ignored, with the reason on standard error.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+mod compare; //     comparisons with installed peers
 mod captures; //    capture files, written by another library
 mod damage; //      captures with seeded damage
 mod frames; //      frames of every kind
@@ -64,6 +65,8 @@ fn main() {
     for (name, trial, tool) in metrics::TRIALS {
         trials.push(judge(name, metrics::missing(tool), trial));
     }
+    let name = "cmp_2_rows_have_figures_or_reasons";
+    trials.push(judge(name, live::missing(&[]), compare::judge_rows));
     for (tools, judges) in live::TRIALS {
         let missing = live::missing(tools);
         trials.extend(judges.iter().map(|(name, trial)| judge(name, missing.clone(), *trial)));

@@ -87,6 +87,19 @@ fn unhashable_vectors_refused_by_id() {
 }
 
 #[test]
+fn comparison_refuses_unknown_names_and_places() {
+    let desk = Desk::new();
+    for (args, problem) in [
+        ("--only no-such-program", "--only no-such-program: no program is called so"),
+        ("--svg none/all.svg", "--svg none/all.svg: No such file or directory"),
+    ] {
+        let run = desk.run(&format!("compare cpu {args}"));
+        assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}");
+        assert!(run.told.contains(problem), "{args}: {}", run.told);
+    }
+}
+
+#[test]
 fn benchmark_prints_one_line() {
     let run = Desk::new().run("bench checksum --reps 3 --secs 1");
     assert_eq!(run.code, Some(0), "{}", run.told);

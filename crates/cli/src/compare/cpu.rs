@@ -1,0 +1,168 @@
+//! `compare cpu`: stages in memory, ours by `forebay bench`, beside programs of DPDK.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::CompareSetting;
+use super::child::StartedProgram;
+use super::peers::Peer;
+use super::segments;
+use super::subject::{Author, Better, Quantity, Subject, TurnFigure, TurnFigures};
+
+/// Repeats of a turn, and seconds that they may take.
+const REPEATS: u32 = 9;
+const SECONDS: u32 = 2;
+
+/// Class of figures that one CPU alone determines.
+pub(super) const ONE_CPU: &str = "one CPU";
+
+const RING: &[Quantity] = &[Quantity { name: "median", unit: "ns/object", better: Better::Less }];
+const HASH: &[Quantity] = &[Quantity { name: "median", unit: "ns/hash", better: Better::Less }];
+const MERGE: &[Quantity] = &[
+    Quantity { name: "gro", unit: "ns/frame", better: Better::Less },
+    Quantity { name: "parse_gro", unit: "ns/frame", better: Better::Less },
+    Quantity { name: "all", unit: "ns/frame", better: Better::Less },
+];
+
+/// Stage, and the programs that have it: arguments of `forebay bench`, or a peer and its mode.
+struct Stage {
+    group: &'static str,
+    quantities: &'static [Quantity],
+    own: &'static str,
+    peers: &'static [(&'static str, Peer, &'static str)],
+    /// Flows of a capture, and segments of one in a row.
+    capture: Option<(u16, u16)>,
+}
+
+const STAGES: [Stage; 6] = [
+    Stage {
+        group: "ring from one CPU to another, 32 at once",
+        quantities: RING,
+        own: "ring",
+        peers: &[("rte_ring", Peer::DpdkRing, "")],
+        capture: None,
+    },
+    Stage {
+        group: "Toeplitz hash, IPv4",
+        quantities: HASH,
+        own: "hash",
+        peers: &[
+            ("rte_softrss_be", Peer::DpdkToeplitz, "soft4"),
+            ("rte_thash_gfni", Peer::DpdkToeplitz, "gfni4"),
+        ],
+        capture: None,
+    },
+    Stage {
+        group: "Toeplitz hash, IPv6",
+        quantities: HASH,
+        own: "hash --v6",
+        peers: &[
+            ("rte_softrss_be", Peer::DpdkToeplitz, "soft6"),
+            ("rte_thash_gfni", Peer::DpdkToeplitz, "gfni6"),
+        ],
+        capture: None,
+    },
+    merged("segments merged, 1 flow", (1, 1)),
+    merged("segments merged, 8 flows in runs", (8, 8)),
+    merged("segments merged, 64 flows in turn", (64, 1)),
+];
+
+const fn merged(group: &'static str, capture: (u16, u16)) -> Stage {
+    Stage {
+        group,
+        quantities: MERGE,
+        own: "lro",
+        peers: &[("rte_gro", Peer::DpdkGro, "")],
+        capture: Some(capture),
+    }
+}
+
+pub(super) fn subjects(setting: &CompareSetting) -> Vec<Subject<'_>> {
+    let mut subjects = Vec::new();
+    for Stage { group, quantities, own, peers, capture } in STAGES {
+        for &(name, peer, mode) in peers {
+            let measure = move || {
+                let file = capture.map(|flows| segments_file(setting, flows)).transpose()?;
+                let mode = file.map_or(mode.to_owned(), |file| file.display().to_string());
+                dpdk(setting, peer, &mode, quantities)
+            };
+            subjects.push(Subject::new(group, Author::Peer, name, quantities, measure));
+        }
+        let measure = move || {
+            let file = capture.map(|flows| segments_file(setting, flows)).transpose()?;
+            bench(own, file, quantities)
+        };
+        subjects.push(Subject::new(group, Author::Forebay, "forebay", quantities, measure));
+    }
+    subjects
+}
+
+/// A capture of segments, written when it is first asked for.
+fn segments_file(setting: &CompareSetting, (flows, run): (u16, u16)) -> Result<PathBuf, String> {
+    let path = setting.peers.file(&format!("segments_{flows}_{run}.pcap"));
+    if !path.exists() {
+        fs::write(&path, segments::capture(flows, run)).map_err(|error| error.to_string())?;
+    }
+    Ok(path)
+}
+
+fn dpdk(
+    setting: &CompareSetting,
+    peer: Peer,
+    mode: &str,
+    quantities: &[Quantity],
+) -> Result<TurnFigures, String> {
+    let mut command = Command::new(setting.peers.program(peer)?);
+    let (here, there) = (setting.cpus.here, setting.cpus.there);
+    command.args(["--cpus", &format!("{here},{there}"), "--mode", mode]);
+    command.args(["--flows", &REPEATS.to_string(), "--window", &(SECONDS * 1000).to_string()]);
+    figures(&StartedProgram::spawn(&mut command)?.result()?, quantities)
+}
+
+fn bench(own: &str, file: Option<PathBuf>, quantities: &[Quantity]) -> Result<TurnFigures, String> {
+    let mut command = Command::new(std::env::current_exe().map_err(|error| error.to_string())?);
+    let args = format!("bench {own} --reps {REPEATS} --secs {SECONDS} --json");
+    command.args(args.split(' ')).args(file);
+    figures(&StartedProgram::spawn(&mut command)?.result()?, quantities)
+}
+
+/// Figures of a result: one for each class, or one alone; named ones have a spread each.
+fn figures(result: &Value, quantities: &[Quantity]) -> Result<TurnFigures, String> {
+    let mut figures = TurnFigures::default();
+    if let Some(classes) = result["classes"].as_object() {
+        for (class, spread) in classes {
+            let value = spread["median"].as_f64().ok_or("a class has no median")?;
+            figures.add(quantities[0].name, TurnFigure { value, class: Some(class.clone()) });
+        }
+        return Ok(figures);
+    }
+    for Quantity { name, .. } in quantities {
+        let value = result[name].as_f64().or_else(|| result[name]["median"].as_f64());
+        let value = value.ok_or_else(|| format!("there is no {name} in {result}"))?;
+        figures.add(name, TurnFigure { value, class: Some(ONE_CPU.to_owned()) });
+    }
+    Ok(figures)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn result_is_filed_by_class() {
+        let of = |value: f64, class: &str| TurnFigure { value, class: Some(class.to_owned()) };
+        let ring =
+            json!({ "classes": { "far_l3": { "median": 9.0 }, "moved": { "median": 5.0 } } });
+        let ring = figures(&ring, RING).unwrap().figures;
+        assert_eq!(ring["median"], [of(9.0, "far_l3"), of(5.0, "moved")]);
+        let hash = figures(&json!({ "median": 4.5 }), HASH).unwrap().figures;
+        assert_eq!(hash["median"], [of(4.5, ONE_CPU)]);
+        let merge = json!({ "gro": { "median": 1.0 }, "parse_gro": { "median": 2.0 } });
+        assert!(figures(&merge, MERGE).unwrap_err().contains("no all in"));
+    }
+}

@@ -1,0 +1,218 @@
+//! `forebay compare`: our programs beside those installed on this machine, in turn, in one run.
+//!
+//! | kind | compared |
+//! |---|---|
+//! | `receive` | packets a second from a flood: UDP sockets, AF_PACKET, AF_XDP |
+//! | `latency` | a request and its answer, at light load and back to back |
+//! | `bridge` | a ping through two interfaces and back |
+//! | `cpu` | stages in memory, beside DPDK's |
+//!
+//! Peers are small C sources (`bench/peers/`), compiled when they are needed.
+
+pub(crate) mod own; // our side: programs that the comparison starts
+
+mod receive; //  a kind
+mod latency; //  a kind
+mod bridge; //   a kind
+mod cpu; //      a kind
+mod segments; // a capture of TCP segments
+mod subject; //  a program to be measured, and the figures of one turn
+mod turns; //    rounds in which subjects take turns
+mod child; //    a started program: ready, result, end
+mod network; //  namespaces and links between them
+mod peers; //    sources of the peers, and their compilation
+mod machine; //  facts about this machine
+mod report; //   medians, spreads, ratios; JSON
+mod text; //     the report as tables
+mod chart; //    the report as a drawing
+
+use std::fmt::Display;
+use std::fs;
+use std::num::NonZeroU16;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use forebay_sys as sys;
+use machine::MachineFacts;
+use peers::Peers;
+use report::CompareReport;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use subject::Subject;
+
+use crate::bench::pair::{self, CpuPair};
+use crate::failure::Failure;
+use crate::output;
+
+#[derive(Debug, Args)]
+#[command(after_help = NOTES)]
+pub(crate) struct CompareArgs {
+    /// What is compared
+    #[arg(value_enum, default_value_t)]
+    what: CompareKind,
+
+    /// RoundPlan: in each, every program has one turn
+    #[arg(long, value_name = "N", default_value = "7")]
+    rounds: NonZeroU16,
+
+    /// Milliseconds that each turn measures, after the warm-up
+    #[arg(long, value_name = "MS", default_value_t = 400,
+          value_parser = clap::value_parser!(u32).range(10..=60_000))]
+    window: u32,
+
+    /// Milliseconds of each turn before it measures
+    #[arg(long, value_name = "MS", default_value_t = 200,
+          value_parser = clap::value_parser!(u32).range(..=60_000))]
+    warm_up: u32,
+
+    /// Flows of a flood
+    #[arg(long, value_name = "N", default_value_t = 256,
+          value_parser = clap::value_parser!(u16).range(1..=4096))]
+    flows: u16,
+
+    /// receive: flow of rank r has 1/r of the first one's packets, rather than all the same
+    #[arg(long)]
+    skew: bool,
+
+    /// Compare only programs whose `group: name`, as in the report, contains this
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+
+    /// Write a drawing of the medians
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+
+    /// Print one JSON document and nothing else on standard output
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const NOTES: &str = "\
+All but cpu make network namespaces of their own, which takes root, ip and ethtool; traffic stays in
+them. While a turn with RFS lasts, net.core.rps_sock_flow_entries is set for the whole machine.";
+
+/// Kind of comparison, or all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+enum CompareKind {
+    /// A flood received
+    Receive,
+    /// Requests answered
+    Latency,
+    /// Pings through a bridge
+    Bridge,
+    /// Stages in memory, beside DPDK
+    Cpu,
+    /// All of them
+    #[default]
+    All,
+}
+
+/// Settings that all kinds share.
+struct CompareSetting {
+    /// CPU of the sender, and that of the receiver.
+    cpus: CpuPair,
+    window: Duration,
+    warm_up: Duration,
+    flows: u16,
+    is_skewed: bool,
+    peers: Peers,
+}
+
+/// Measures and prints.
+pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
+    let kinds = match args.what {
+        CompareKind::All => {
+            vec![CompareKind::Receive, CompareKind::Latency, CompareKind::Bridge, CompareKind::Cpu]
+        }
+        one => vec![one],
+    };
+    let setting = setting(args)?;
+    if let Some(path) = &args.svg {
+        // Before all measurements, which take minutes.
+        written(path, fs::write(path, ""))?;
+    }
+    let is_interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // If a handler cannot be installed, the signal ends the program as by default.
+        let _ =
+            signal_hook::flag::register_conditional_default(signal, Arc::clone(&is_interrupted));
+        let _ = signal_hook::flag::register(signal, Arc::clone(&is_interrupted));
+    }
+    let distance = &|| pair::distance(setting.cpus);
+    let rounds = turns::RoundPlan { count: args.rounds.get(), distance, is_interrupted };
+    let mut report = CompareReport::new(MachineFacts::read(), args.rounds.get(), setting.window);
+    for kind in kinds {
+        let mut subjects = subjects(kind, &setting)?;
+        if let Some(text) = &args.only {
+            let is_meant = |subject: &Subject<'_>| {
+                format!("{}: {}", subject.group, subject.name).contains(text.as_str())
+            };
+            subjects.retain(is_meant);
+        }
+        let taken = turns::take(&subjects, &rounds);
+        report.add(&subjects, &taken);
+    }
+    if let (Some(text), []) = (&args.only, report.comparisons.as_slice()) {
+        let problem = format!("--only {text}: no program is called so");
+        return Err(Failure::usage(problem, "give a part of a name that a report has"));
+    }
+    if let Some(path) = &args.svg {
+        write_chart(&report, path)?;
+    }
+    if args.json {
+        let document = serde_json::to_string_pretty(&report).unwrap_or_default();
+        return output::print(&(document + "\n"));
+    }
+    output::print(&text::render(&report))
+}
+
+fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
+    let needs_root = args.what != CompareKind::Cpu;
+    if needs_root && !sys::user().is_root() {
+        let problem = "compare makes network namespaces, which takes root";
+        return Err(Failure::usage(problem, "run it as root, or compare cpu"));
+    }
+    for tool in ["ip", "ethtool"].into_iter().filter(|_| needs_root) {
+        if !peers::is_installed(tool) {
+            let problem = format!("{tool} is not installed");
+            return Err(Failure::usage(problem, "install iproute2 and ethtool"));
+        }
+    }
+    let cpus = pair::two_of(&sys::allowed_cpus())?;
+    let peers = Peers::new().map_err(|problem| {
+        Failure::usage(problem, "see that there is room for temporary files (TMPDIR)")
+    })?;
+    Ok(CompareSetting {
+        cpus,
+        window: Duration::from_millis(args.window.into()),
+        warm_up: Duration::from_millis(args.warm_up.into()),
+        flows: args.flows,
+        is_skewed: args.skew,
+        peers,
+    })
+}
+
+fn subjects(kind: CompareKind, setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Failure> {
+    let subjects = match kind {
+        CompareKind::Receive => receive::subjects(setting),
+        CompareKind::Latency => latency::subjects(setting),
+        CompareKind::Bridge => bridge::subjects(setting),
+        CompareKind::Cpu | CompareKind::All => Ok(cpu::subjects(setting)),
+    };
+    subjects.map_err(|problem| {
+        Failure::usage(problem, "see that this machine has network namespaces and veth")
+    })
+}
+
+fn write_chart(report: &CompareReport, path: &Path) -> Result<(), Failure> {
+    written(path, chart::draw(report).and_then(|svg| Ok(fs::write(path, svg)?)))
+}
+
+fn written<E: Display>(path: &Path, result: Result<(), E>) -> Result<(), Failure> {
+    result.map_err(|problem| {
+        let problem = format!("--svg {}: {problem}", path.display());
+        Failure::usage(problem, "give a file that can be written")
+    })
+}

@@ -1,0 +1,173 @@
+//! Network namespaces, and veth pairs between them.
+
+use std::path::Path;
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Namespaces of a comparison, removed when dropped.
+pub(super) struct Network {
+    prefix: String,
+    namespaces: Vec<&'static str>,
+}
+
+/// Ends of the link between a sender and a receiver.
+pub(super) const SENDER: LinkEnd = LinkEnd { namespace: "sender", device: "left", number: 1 };
+pub(super) const RECEIVER: LinkEnd = LinkEnd { namespace: "receiver", device: "right", number: 2 };
+
+/// Address of the receiver.
+pub(super) const TO_RECEIVER: &str = "10.77.0.2";
+/// Address that nobody has. Its frames reach the receiver's device, where the kernel drops them
+/// early: it does not burden readers of packets by answers of ICMP.
+pub(super) const TO_NOBODY: &str = "10.77.0.9";
+const NOBODY: u8 = 9;
+
+/// Port of the receiver.
+pub(super) const PORT: &str = "9000";
+
+/// End of a link.
+#[derive(Clone, Copy)]
+pub(super) struct LinkEnd {
+    pub(super) namespace: &'static str,
+    pub(super) device: &'static str,
+    /// Last byte of its MAC address.
+    pub(super) number: u8,
+}
+
+/// State of receive packet steering of one device.
+#[derive(Clone, Copy, Default)]
+pub(super) struct KernelSteering {
+    /// `rps_cpus`.
+    pub(super) mask: u64,
+    /// `rps_flow_cnt` and `rps_sock_flow_entries`; 0: no RFS.
+    pub(super) flows: u32,
+}
+
+const SOCK_FLOW_ENTRIES: &str = "/proc/sys/net/core/rps_sock_flow_entries";
+
+impl Network {
+    /// Creates namespaces without IPv6, so that nothing but the comparison sends.
+    pub(super) fn new(namespaces: &[&'static str]) -> Result<Self, String> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let prefix = format!("forebay-compare-{}-{number}-", process::id());
+        let mut network = Self { prefix, namespaces: Vec::new() };
+        for namespace in namespaces {
+            ip(&format!("netns add {}{namespace}", network.prefix))?;
+            network.namespaces.push(namespace);
+            let script = "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6; ip link set lo up";
+            // Ignored: a kernel without IPv6 has no such file.
+            let _ = succeed(network.inside(namespace, "sh").args(["-c", script]));
+        }
+        Ok(network)
+    }
+
+    /// Joins two namespaces by a veth pair with one queue, whose ends are up and poll as a network
+    /// card does (GRO on).
+    pub(super) fn join(&self, [one, other]: [LinkEnd; 2]) -> Result<(), String> {
+        let end = |LinkEnd { namespace, device, number }: LinkEnd| {
+            let address = format!("02:00:00:00:00:{number:02x}");
+            let namespace = self.full(namespace);
+            format!("{device} netns {namespace} address {address} numrxqueues 1 numtxqueues 1")
+        };
+        ip(&format!("link add {} type veth peer name {}", end(one), end(other)))?;
+        for LinkEnd { namespace, device, .. } in [one, other] {
+            self.ip(namespace, &format!("link set {device} up"))?;
+            succeed(self.inside(namespace, "ethtool").args(["-K", device, "gro", "on"]))?;
+        }
+        Ok(())
+    }
+
+    /// Creates a sender and a receiver with a link between them.
+    pub(super) fn pair() -> Result<Self, String> {
+        let network = Self::new(&[SENDER.namespace, RECEIVER.namespace])?;
+        network.join([SENDER, RECEIVER])?;
+        let (sender, receiver) = (SENDER.number, RECEIVER.number);
+        network.address(SENDER, &[(receiver, receiver), (NOBODY, receiver)])?;
+        network.address(RECEIVER, &[(sender, sender)])?;
+        Ok(network)
+    }
+
+    /// Runs `ip` in a namespace.
+    pub(super) fn ip(&self, namespace: &str, args: &str) -> Result<(), String> {
+        ip(&format!("-n {} {args}", self.full(namespace)))
+    }
+
+    /// Gives an end an address of 10.77.0.0/24, and tells it those of others.
+    pub(super) fn address(&self, at: LinkEnd, others: &[(u8, u8)]) -> Result<(), String> {
+        let LinkEnd { namespace, device, number } = at;
+        self.ip(namespace, &format!("addr add 10.77.0.{number}/24 dev {device}"))?;
+        others.iter().try_for_each(|(address, mac)| {
+            let mac = format!("02:00:00:00:00:{mac:02x}");
+            let args = format!("neigh replace 10.77.0.{address} lladdr {mac} dev {device}");
+            self.ip(namespace, &(args + " nud permanent"))
+        })
+    }
+
+    /// A program to be run in a namespace.
+    pub(super) fn inside(&self, namespace: &str, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.full(namespace)]).arg(program.as_ref());
+        command
+    }
+
+    /// A program of our side, to be run in a namespace.
+    pub(super) fn own(&self, namespace: &str, args: &str) -> Result<Command, String> {
+        let program = std::env::current_exe().map_err(|error| error.to_string())?;
+        let mut command = self.inside(namespace, program);
+        command.arg("compare-own").args(args.split(' '));
+        Ok(command)
+    }
+
+    /// Sets the kernel's steering of a device. RFS has a table for the whole machine; the returned
+    /// value restores its size.
+    pub(super) fn steer(&self, at: LinkEnd, to: KernelSteering) -> Result<RestoredRfs, String> {
+        let KernelSteering { mask, flows } = to;
+        let queue = format!("/sys/class/net/{}/queues/rx-0", at.device);
+        let script = format!("echo {mask:x} >{queue}/rps_cpus; echo {flows} >{queue}/rps_flow_cnt");
+        succeed(self.inside(at.namespace, "sh").args(["-ec", &script]))?;
+        let before = std::fs::read_to_string(SOCK_FLOW_ENTRIES).unwrap_or_default();
+        if flows == 0 {
+            return Ok(RestoredRfs(None));
+        }
+        std::fs::write(SOCK_FLOW_ENTRIES, flows.to_string())
+            .map_err(|error| format!("{SOCK_FLOW_ENTRIES}: {error}"))?;
+        Ok(RestoredRfs(Some(before)))
+    }
+
+    fn full(&self, namespace: &str) -> String {
+        self.prefix.clone() + namespace
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for namespace in &self.namespaces {
+            // Ignored: a namespace that cannot be removed stays without programs in it.
+            let _ = ip(&format!("netns del {}{namespace}", self.prefix));
+        }
+    }
+}
+
+/// Restores the size of the kernel's socket-flow table when dropped.
+pub(super) struct RestoredRfs(Option<String>);
+
+impl Drop for RestoredRfs {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            // Ignored: the table keeps a size that does no harm.
+            let _ = std::fs::write(SOCK_FLOW_ENTRIES, before.trim());
+        }
+    }
+}
+
+fn ip(args: &str) -> Result<(), String> {
+    succeed(Command::new("ip").args(args.split(' ')))
+}
+
+fn succeed(command: &mut Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}

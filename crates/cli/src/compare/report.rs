@@ -1,0 +1,210 @@
+//! Report of a comparison: medians, spreads and ratios.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use super::machine::MachineFacts;
+use super::subject::{Author, Better, Quantity, Subject};
+use super::turns::Taken;
+use crate::bench::figures::RoundSpread;
+
+/// Report of a comparison.
+#[derive(Debug, Serialize)]
+pub(super) struct CompareReport {
+    pub(super) version: &'static str,
+    /// True if Forebay was built without optimization: its figures then say nothing.
+    pub(super) is_debug_build: bool,
+    /// Seconds since 1970.
+    pub(super) at: u64,
+    pub(super) machine: MachineFacts,
+    pub(super) rounds: u16,
+    pub(super) window_ms: u128,
+    pub(super) comparisons: Vec<Comparison>,
+}
+
+/// Figures of one group of subjects in one metric.
+#[derive(Debug, Serialize)]
+pub(super) struct Comparison {
+    pub(super) group: &'static str,
+    pub(super) metric: &'static str,
+    pub(super) unit: &'static str,
+    pub(super) better: Better,
+    /// Class of cache distance that the rows' figures are of: the one with the most samples.
+    pub(super) class: String,
+    pub(super) rows: Vec<CompareRow>,
+}
+
+/// Figures of one subject.
+#[derive(Debug, Serialize)]
+pub(super) struct CompareRow {
+    pub(super) program: String,
+    #[serde(rename = "side")]
+    pub(super) author: Author,
+    /// Figures in the comparison's class; none if there are no samples of it.
+    pub(super) spread: Option<RoundSpread>,
+    /// Figures in all classes.
+    pub(super) classes: BTreeMap<String, RoundSpread>,
+    /// Of a peer: Forebay's median, divided by this one, for each of Forebay's programs.
+    pub(super) ratios: BTreeMap<String, f64>,
+    /// Reason why the subject has no figures, or no further ones.
+    pub(super) reason: Option<String>,
+}
+
+impl CompareReport {
+    pub(super) fn new(machine: MachineFacts, rounds: u16, window: Duration) -> Self {
+        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let (version, is_debug_build) = (env!("CARGO_PKG_VERSION"), cfg!(debug_assertions));
+        let window_ms = window.as_millis();
+        Self { version, is_debug_build, at, machine, rounds, window_ms, comparisons: Vec::new() }
+    }
+
+    /// Adds the figures of a kind.
+    pub(super) fn add(&mut self, subjects: &[Subject<'_>], taken: &[Taken]) {
+        let mut groups: Vec<&'static str> = Vec::new();
+        for subject in subjects {
+            if !groups.contains(&subject.group) {
+                groups.push(subject.group);
+            }
+        }
+        for group in groups {
+            let of_group = || subjects.iter().zip(taken).filter(|(of, _)| of.group == group);
+            let metrics = of_group().next().map_or(&[][..], |(subject, _)| subject.metrics);
+            for metric in metrics {
+                let rows =
+                    of_group().map(|(subject, taken)| CompareRow::of(subject, taken, metric));
+                self.comparisons.push(Comparison::of(group, *metric, rows.collect()));
+            }
+        }
+    }
+}
+
+impl Comparison {
+    fn of(group: &'static str, metric: Quantity, mut rows: Vec<CompareRow>) -> Self {
+        let classes: BTreeSet<_> =
+            rows.iter().flat_map(|row| row.classes.keys()).cloned().collect();
+        let samples = |class: &String| -> usize {
+            rows.iter().filter_map(|row| row.classes.get(class)).map(|spread| spread.n).sum()
+        };
+        let class = classes.into_iter().max_by_key(samples).unwrap_or_else(|| "none".to_owned());
+        for row in &mut rows {
+            row.spread = row.classes.get(&class).copied();
+        }
+        let ours = rows.iter().filter(|row| row.author == Author::Forebay);
+        let ours = ours.filter_map(|row| Some((row.program.clone(), row.spread?.median())));
+        let ours: Vec<_> = ours.collect();
+        for row in rows.iter_mut().filter(|row| row.author == Author::Peer) {
+            let Some(spread) = row.spread.filter(|spread| spread.median() > 0.0) else { continue };
+            let ratio = |(name, median): &(String, f64)| (name.clone(), median / spread.median());
+            row.ratios = ours.iter().map(ratio).collect();
+        }
+        let Quantity { name, unit, better } = metric;
+        Self { group, metric: name, unit, better, class, rows }
+    }
+}
+
+impl CompareRow {
+    fn of(subject: &Subject<'_>, taken: &Taken, metric: &Quantity) -> Self {
+        let mut classes: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for (sample, class) in &taken.samples {
+            for figure in sample.figures.get(metric.name).into_iter().flatten() {
+                let class = figure.class.clone().unwrap_or_else(|| (*class).to_owned());
+                classes.entry(class).or_default().push(figure.value);
+            }
+        }
+        let classes = classes.into_iter().map(|(class, values)| (class, RoundSpread::of(&values)));
+        Self {
+            program: subject.name.clone(),
+            author: subject.author,
+            spread: None,
+            classes: classes.collect(),
+            ratios: BTreeMap::new(),
+            reason: taken.failed.clone(),
+        }
+    }
+}
+
+/// Report of made-up figures, for tests.
+#[cfg(test)]
+pub(super) fn made_up() -> CompareReport {
+    use super::subject::TurnFigures;
+
+    const QUANTITIES: &[Quantity] =
+        &[Quantity { name: "received", unit: "kpps", better: Better::More }];
+    let subject = |author, name: &str| {
+        Subject::new("UDP socket", author, name, QUANTITIES, || Ok(TurnFigures::default()))
+    };
+    let taken = |values: &[(f64, &'static str)]| Taken {
+        samples: values
+            .iter()
+            .map(|(value, class)| (TurnFigures::default().with("received", *value), *class))
+            .collect(),
+        failed: None,
+    };
+    let (near, far) = ("same_l3", "far_l3");
+    let subjects = [
+        subject(Author::Peer, "kernel"),
+        subject(Author::Peer, "cpumap"),
+        subject(Author::Forebay, "forebay, af_xdp"),
+        subject(Author::Forebay, "forebay, af_packet"),
+    ];
+    let absent = Taken { failed: Some("no C compiler (cc): install gcc".to_owned()), ..taken(&[]) };
+    let taken = [
+        taken(&[(100.0, far), (300.0, far), (200.0, far), (900.0, near)]),
+        absent,
+        taken(&[(100.0, far), (500.0, far), (300.0, far)]),
+        taken(&[(50.0, far), (150.0, far), (1000.0, near)]),
+    ];
+    let machine = MachineFacts {
+        processor: "A processor".to_owned(),
+        cpus: 2,
+        is_virtual: true,
+        kernel: "6.18".to_owned(),
+        compiler: "cc 12".to_owned(),
+        load: 0.5,
+    };
+    let mut report = CompareReport::new(machine, 4, Duration::from_millis(400));
+    report.add(&subjects, &taken);
+    report
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn cmp_3_ratios_are_of_one_class() {
+        let report = serde_json::to_value(made_up()).unwrap();
+        let comparison = &report["comparisons"][0];
+        assert_eq!(
+            (&comparison["class"], &comparison["better"]),
+            (&json!("far_l3"), &json!("more"))
+        );
+        let spread = json!({ "median": 200.0, "min": 100.0, "max": 300.0, "n": 3 });
+        assert_eq!(comparison["rows"][0]["spread"], spread);
+        assert_eq!(comparison["rows"][0]["classes"]["same_l3"]["n"], 1);
+        let ratios = json!({ "forebay, af_xdp": 1.5, "forebay, af_packet": 0.5 });
+        assert_eq!(comparison["rows"][0]["ratios"], ratios);
+        assert_eq!(comparison["rows"][2]["ratios"], json!({}));
+    }
+
+    #[test]
+    fn cmp_2_row_without_figures_has_reason() {
+        let report = serde_json::to_value(made_up()).unwrap();
+        let row = &report["comparisons"][0]["rows"][1];
+        assert_eq!((&row["program"], &row["spread"]), (&json!("cpumap"), &json!(null)));
+        assert_eq!(row["reason"], "no C compiler (cc): install gcc");
+    }
+
+    #[test]
+    fn cmp_3_document_states_machine_and_method() {
+        let report = serde_json::to_value(made_up()).unwrap();
+        assert_eq!((&report["rounds"], &report["window_ms"]), (&json!(4), &json!(400)));
+        for fact in ["processor", "cpus", "is_virtual", "kernel", "compiler", "load"] {
+            assert!(!report["machine"][fact].is_null(), "{fact}");
+        }
+    }
+}

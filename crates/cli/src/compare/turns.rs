@@ -1,0 +1,103 @@
+//! RoundPlan in which all subjects take turns, so that a change of the machine affects all alike.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::ProgressBar;
+
+use super::subject::{Subject, TurnFigures};
+use crate::bench::pair::CacheClass;
+
+/// RoundPlan of a comparison.
+pub(super) struct RoundPlan<'a> {
+    pub(super) count: u16,
+    /// Measures the distance of the CPUs before and after each turn.
+    pub(super) distance: &'a dyn Fn() -> CacheClass,
+    /// True once a signal has asked to end.
+    pub(super) is_interrupted: Arc<AtomicBool>,
+}
+
+/// Turns of one subject.
+#[derive(Default)]
+pub(super) struct Taken {
+    /// Samples with the class of cache distance at that time.
+    pub(super) samples: Vec<(TurnFigures, &'static str)>,
+    /// Reason why the subject has no further turns.
+    pub(super) failed: Option<String>,
+}
+
+/// Lets all subjects take turns. A subject that fails has no further turns.
+pub(super) fn take(subjects: &[Subject<'_>], rounds: &RoundPlan<'_>) -> Vec<Taken> {
+    let mut taken: Vec<_> = subjects.iter().map(|_| Taken::default()).collect();
+    let bar = ProgressBar::new(u64::from(rounds.count) * subjects.len() as u64);
+    for round in 0..usize::from(rounds.count) {
+        for turn in 0..subjects.len() {
+            // Each round begins with another subject, so that none always follows the same one.
+            let index = (round + turn) % subjects.len();
+            bar.set_message(subjects[index].name.clone());
+            if rounds.is_interrupted.load(Ordering::Relaxed) {
+                bar.finish_and_clear();
+                return interrupted(taken);
+            }
+            take_one(&subjects[index], &mut taken[index], rounds.distance);
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    taken
+}
+
+/// Turns of a comparison that a signal has ended.
+fn interrupted(mut taken: Vec<Taken>) -> Vec<Taken> {
+    for taken in taken.iter_mut().filter(|taken| taken.samples.is_empty()) {
+        taken.failed.get_or_insert_with(|| "interrupted before its first turn".to_owned());
+    }
+    taken
+}
+
+fn take_one(subject: &Subject<'_>, taken: &mut Taken, distance: &dyn Fn() -> CacheClass) {
+    if taken.failed.is_some() {
+        return;
+    }
+    let before = distance();
+    match (subject.measure)() {
+        Ok(sample) => taken.samples.push((sample, before.until(distance()).name())),
+        Err(reason) => taken.failed = Some(reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::super::subject::{Author, Better, Quantity};
+    use super::*;
+
+    const SPEED: &[Quantity] = &[Quantity { name: "speed", unit: "m/s", better: Better::More }];
+
+    #[test]
+    fn cmp_1_failed_subject_takes_no_further_turns() {
+        let asked = Cell::new(0);
+        let fails = Subject::new("g", Author::Peer, "fails", SPEED, || {
+            asked.set(asked.get() + 1);
+            Err("it is not there".to_owned())
+        });
+        let works = Subject::new("g", Author::Forebay, "works", SPEED, || {
+            Ok(TurnFigures::default().with("speed", 1.0))
+        });
+        let distance = &|| CacheClass::FarL3;
+        let rounds = RoundPlan { count: 3, distance, is_interrupted: Arc::default() };
+        let taken = take(&[fails, works], &rounds);
+        assert_eq!((asked.get(), taken[0].samples.len(), taken[1].samples.len()), (1, 0, 3));
+        assert_eq!(taken[0].failed.as_deref(), Some("it is not there"));
+    }
+
+    #[test]
+    fn cmp_2_interrupted_turns_have_a_reason() {
+        let subject = Subject::new("g", Author::Peer, "p", SPEED, || Ok(TurnFigures::default()));
+        let is_interrupted = Arc::new(AtomicBool::new(true));
+        let rounds = RoundPlan { count: 3, distance: &|| CacheClass::FarL3, is_interrupted };
+        let taken = take(&[subject], &rounds);
+        assert_eq!(taken[0].failed.as_deref(), Some("interrupted before its first turn"));
+    }
+}

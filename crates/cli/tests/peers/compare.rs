@@ -1,0 +1,59 @@
+//! `forebay compare`, with the peers that are installed here.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::Judgement;
+use crate::program::told;
+
+/// Every program of each comparison has figures, or the reason why it has none; ours always have.
+pub(crate) fn judge_rows() -> Judgement {
+    let directory = tempfile::tempdir()?;
+    let drawing = directory.path().join("all.svg");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["compare", "receive", "--rounds", "1", "--window", "50", "--warm-up", "20"]);
+    command.args(["--json", "--svg"]).arg(&drawing).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let comparison = command.spawn()?;
+    let id = comparison.id();
+    let output = comparison.wait_with_output()?;
+    if !output.status.success() {
+        return Err(format!("it ended with {:?}: {}", output.status.code(), told(&output)).into());
+    }
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let comparisons = report["comparisons"].as_array().ok_or("there are no comparisons")?;
+    for group in ["UDP socket", "AF_PACKET", "AF_XDP"] {
+        if !comparisons.iter().any(|comparison| comparison["group"] == group) {
+            return Err(format!("nothing was compared by {group}").into());
+        }
+    }
+    let drawn = fs::read_to_string(drawing)?.replace("&apos;", "'").replace("&#39;", "'");
+    for comparison in comparisons {
+        for row in comparison["rows"].as_array().ok_or("there are no rows")? {
+            let program = row["program"].as_str().ok_or("a row has no program")?;
+            let has_figures = !row["classes"].as_object().ok_or("no classes")?.is_empty();
+            let has_reason = row["reason"].as_str().is_some_and(|reason| !reason.is_empty());
+            let is_ours = row["side"] == "forebay";
+            let is_right =
+                if is_ours { has_figures && !has_reason } else { has_figures || has_reason };
+            if !is_right {
+                return Err(format!("{}: {row}", comparison["group"]).into());
+            }
+            if !drawn.contains(program) {
+                return Err(format!("{program} is not drawn").into());
+            }
+        }
+    }
+    nothing_is_left(id)
+}
+
+/// No namespace of that process is left behind.
+fn nothing_is_left(id: u32) -> Judgement {
+    let output = Command::new("ip").args(["netns", "list"]).output()?;
+    let left = String::from_utf8_lossy(&output.stdout);
+    match left.lines().find(|line| line.starts_with(&format!("forebay-compare-{id}-"))) {
+        Some(line) => Err(format!("a namespace is left: {line}").into()),
+        None => Ok(()),
+    }
+}
