@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Sim(crate::sim::SimArgs),
     /// Say which CPUs packets should go to on this machine, and why
     Advise(AdviseArgs),
+    /// Say what this machine and a device can do for a run, and what to change
+    Doctor(crate::doctor::DoctorArgs),
     /// Compute Toeplitz hashes
     Hash(HashArgs),
     /// Measure one stage
@@ -59,6 +61,7 @@ impl Command {
             Self::Watch(args) => args.asked.json,
             Self::Explain(args) => args.asked.json,
             Self::Advise(args) => args.json,
+            Self::Doctor(args) => args.json,
             Self::Bench(args) => args.json,
             Self::Hash(_) => false,
         }

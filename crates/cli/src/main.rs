@@ -15,6 +15,7 @@ mod signals; //   signals that end a run early
 mod ticker; //    periodic tasks beside a run
 mod script; //    scripted changes, from a file
 mod advise; //    forebay advise
+mod doctor; //    forebay doctor
 mod table; //     the final report of a run, for people
 mod output; //    standard output
 mod failure; //   error messages, and the exit code
@@ -36,6 +37,10 @@ fn main() -> ExitCode {
         Command::Watch(args) => control::watch(args),
         Command::Explain(args) => control::explain(args),
         Command::Advise(args) => advise::run(args),
+        Command::Doctor(args) => match doctor::run(args) {
+            Ok(code) => return code,
+            Err(failure) => Err(failure),
+        },
         Command::Hash(args) => hash::run(args),
         Command::Bench(args) => bench::run(args),
     };

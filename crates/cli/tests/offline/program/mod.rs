@@ -3,6 +3,7 @@
 
 mod advise; //         the masks for a machine
 mod captures; //       captures read and refused
+mod doctor; //         what to change on this machine
 mod coalescing; //     options and figures of coalescing
 mod control; //        queries and changes during a run
 mod hash_and_bench; // `forebay hash` and `forebay bench`
