@@ -46,6 +46,10 @@ pub(crate) enum Command {
     Hash(HashArgs),
     /// Measure one stage
     Bench(crate::bench::BenchArgs),
+    /// Write man pages or completions
+    #[cfg(feature = "generate")]
+    #[command(hide = true)]
+    Generate(crate::generate::GenerateArgs),
 }
 
 impl Command {
@@ -64,6 +68,8 @@ impl Command {
             Self::Doctor(args) => args.json,
             Self::Bench(args) => args.json,
             Self::Hash(_) => false,
+            #[cfg(feature = "generate")]
+            Self::Generate(_) => false,
         }
     }
 }

@@ -16,6 +16,8 @@ mod ticker; //    periodic tasks beside a run
 mod script; //    scripted changes, from a file
 mod advise; //    forebay advise
 mod doctor; //    forebay doctor
+#[cfg(feature = "generate")]
+mod generate; //  forebay generate
 mod table; //     the final report of a run, for people
 mod output; //    standard output
 mod failure; //   error messages, and the exit code
@@ -41,6 +43,8 @@ fn main() -> ExitCode {
             Ok(code) => return code,
             Err(failure) => Err(failure),
         },
+        #[cfg(feature = "generate")]
+        Command::Generate(args) => generate::run(args),
         Command::Hash(args) => hash::run(args),
         Command::Bench(args) => bench::run(args),
     };
