@@ -18,17 +18,22 @@ mod advise; //    forebay advise
 mod doctor; //    forebay doctor
 #[cfg(feature = "generate")]
 mod generate; //  forebay generate
+mod service; //   notices to a service manager
 mod table; //     the final report of a run, for people
 mod output; //    standard output
 mod failure; //   error messages, and the exit code
 
 use std::process::ExitCode;
 
-use args::{Cli, Command};
-use clap::Parser;
+use args::Command;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let typed: Vec<_> = std::env::args_os().collect();
+    let prints_json = typed.iter().any(|word| word == "--json");
+    let cli = match run::parse(&typed) {
+        Ok(cli) => cli,
+        Err(failure) => return failure::exit(Err(failure), prints_json),
+    };
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),

@@ -9,6 +9,7 @@ mod control; //        queries and changes during a run
 mod hash_and_bench; // `forebay hash` and `forebay bench`
 mod places; //         runs found by name
 mod run; //            live devices, without privileges
+mod service; //        a run under a service manager
 mod sim; //            `forebay sim`
 
 use std::collections::BTreeSet;
