@@ -9,7 +9,8 @@
 //! ```
 
 use forebay_sys::error::{Error, Result};
-use toml::de::{DeTable, DeValue};
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
 
 /// Option of a run, as a config file has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -37,30 +38,30 @@ pub(super) fn read(
     line: &impl Fn(usize) -> usize,
     wrong: &impl Fn(usize, String) -> Error,
 ) -> Result<Vec<RunOption>> {
-    let option =
-        |(key, value): (&toml::Spanned<std::borrow::Cow<'_, str>>, &toml::Spanned<DeValue<'_>>)| {
-            let name = key.get_ref().to_string();
-            let at = key.span().start;
-            let refused = |kind: &str| {
-                let problem =
-                    format!("{name} is a string, a number, true or false, or a list, not {kind}");
-                wrong(at, problem)
-            };
-            let value = match value.get_ref() {
-                DeValue::Boolean(is_given) => OptionValue::Flag(*is_given),
-                DeValue::Array(values) => {
-                    let texts = values.iter().map(|value| {
-                        text(value.get_ref()).ok_or_else(|| refused(value.get_ref().type_str()))
-                    });
-                    OptionValue::Texts(texts.collect::<Result<_>>()?)
-                }
-                value => {
-                    OptionValue::Texts(vec![text(value).ok_or_else(|| refused(value.type_str()))?])
-                }
-            };
-            Ok(RunOption { name, value, line: line(at) })
-        };
+    let option = |(key, value): (&Spanned<_>, &Spanned<_>)| {
+        let name = DeString::to_string(key.get_ref());
+        let at = key.span().start;
+        let value = option_value(value.get_ref()).map_err(|kind| {
+            let problem =
+                format!("{name} is a string, a number, true or false, or a list, not {kind}");
+            wrong(at, problem)
+        })?;
+        Ok(RunOption { name, value, line: line(at) })
+    };
     table.iter().map(option).collect()
+}
+
+/// Value of an option. The error is the kind of a value that no option has.
+fn option_value(value: &DeValue<'_>) -> Result<OptionValue, &'static str> {
+    let text = |value: &DeValue<'_>| text(value).ok_or(value.type_str());
+    match value {
+        DeValue::Boolean(is_given) => Ok(OptionValue::Flag(*is_given)),
+        DeValue::Array(values) => {
+            let texts = values.iter().map(|value| text(value.get_ref()));
+            Ok(OptionValue::Texts(texts.collect::<Result<_, _>>()?))
+        }
+        value => Ok(OptionValue::Texts(vec![text(value)?])),
+    }
 }
 
 /// Text of a string or a number.

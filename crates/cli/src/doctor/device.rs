@@ -72,8 +72,15 @@ fn xdp(device: &DeviceFacts) -> Option<Finding> {
         let driver = device.interface.driver.as_deref().unwrap_or("the driver");
         let found = format!("XDP runs behind {driver}, in generic mode: each frame is copied");
         let finding = Finding::new(Note, "xdp", found);
-        let finding = finding.command(format!("forebay run {name} --via af_packet"));
-        return Some(finding.gain("the same cost, and other programs keep their copies"));
+        // `veth_set_xdp_features` in drivers/net/veth.c.
+        return Some(if driver == "veth" {
+            let finding =
+                finding.command(format!("ethtool -L PEER tx {}", device.interface.rx_queues));
+            finding.gain("native XDP, which a veth has if its peer has no more tx queues")
+        } else {
+            let finding = finding.command(format!("forebay run {name} --via af_packet"));
+            finding.gain("the same cost, and other programs keep their copies")
+        });
     }
     if xdp.is_zero_copy {
         let finding = Finding::new(Note, "xdp", "native XDP, and zero-copy");

@@ -311,6 +311,15 @@ fn doc_2_kernel_rps_matters_before_generic() {
 }
 
 #[test]
+fn doc_2_veth_needs_few_peer_queues() {
+    let mut device = device();
+    device.interface.driver = Some("veth".to_owned());
+    device.xdp = Some(XdpFeatures::default());
+    let parts = ["behind veth", "ethtool -L PEER tx 1"];
+    expect(&examined(&machine(), Some(&device)), Severity::Note, "xdp", parts);
+}
+
+#[test]
 fn doc_2_tap_needs_no_xdp_privileges() {
     let mut device = device();
     device.interface.tun = Some(TunInfo { is_tap: true, ..TunInfo::default() });

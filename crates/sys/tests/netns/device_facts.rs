@@ -27,7 +27,10 @@ fn veth() {
     command("ethtool -L hoa rx 2");
     let made = facts("hoa");
     assert_eq!((made.interface.rx_queues, made.rx_queues_max), (2, Some(4)));
-    let xdp = made.xdp.unwrap();
+    // Its peer could send to queues that it does not have.
+    assert!(!made.xdp.unwrap().is_native);
+    command("ethtool -L hob tx 2");
+    let xdp = facts("hoa").xdp.unwrap();
     assert_eq!((xdp.is_native, xdp.is_zero_copy), (true, false));
     for (state, is_on) in [("on", true), ("off", false)] {
         command(&format!("ethtool -K hoa gro {state}"));

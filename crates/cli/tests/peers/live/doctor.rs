@@ -52,6 +52,7 @@ fn judge_veth() -> Judgement {
     run("ip link set up dev dr1")?;
     expect(&namespace, "dr0", &["queues"])?;
     run("ethtool -L dr0 rx 1")?;
+    run("ethtool -L dr1 tx 1")?;
     expect(&namespace, "dr0", &[])?;
     // A note only: native XDP takes packets before the kernel spreads them.
     namespace.run(&["sh", "-c", "echo 3 > /sys/class/net/dr0/queues/rx-0/rps_cpus"])?;
