@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 NIGHTLY=${NIGHTLY:-nightly}
 FUZZ_SECS=${FUZZ_SECS:-20} # for each target
 
-verbs="quick pr fmt lint msrv deny typos semver test loom miri fuzz counts bench mutants promises all"
+verbs="quick pr fmt lint msrv deny typos semver test loom miri fuzz counts bench mutants deb promises all"
 skipped=()
 
 usage() {
@@ -31,8 +31,10 @@ usage: ./ci.sh VERB...
   bench  every stage measured, one JSON line each, appended to a file in docs/src/benchmarks
   mutants  changes that no test of buf, rx and stack notices: in MUTATED (a glob of files; all,
          which takes a day), by hand. MUTANTS.md has what was found last
+  deb    target/package/forebay.deb (cargo-deb), with the profile DEB_PROFILE (release); as root, with
+         debootstrap, it is installed, used and removed in a clean chroot; by hand
   promises  writes docs/src/reference/promises.md: each promise, its tests, their places
-  all    all but bench, deny, typos, semver, mutants and promises; the tests come last
+  all    all but bench, deb, deny, typos, semver, mutants and promises; the tests come last
 NIGHTLY names the toolchain for miri and fuzz.
 END
 }
@@ -138,7 +140,7 @@ openings() {
 test_names() {
     if git ls-files 'crates/*.rs' | xargs awk '
         function check(name) {
-            sub(/^((promises?|rps|rfs|vio|lro|udp|flk|net|feat|init|stat|cfg|vq|rfc|met|cmp)_[bcrst]?[0-9]+((_and)?_((rps|rfs)_)?[0-9]+)*|h[0-9]+)_/, "", name)
+            sub(/^((promises?|rps|rfs|vio|lro|udp|flk|net|feat|init|stat|cfg|vq|rfc|met|cmp|doc|ins|svc)_[bcrst]?[0-9]+((_and)?_((rps|rfs)_)?[0-9]+)*|h[0-9]+)_/, "", name)
             if (split(name, words, "_") > 6) print FILENAME ":" FNR ": " name
         }
         /#\[test\]/ { is_test = 1 }
@@ -361,6 +363,22 @@ mutants() {
         echo
     done
     cat target/mutants.out/missed.txt
+}
+
+# The package, from a build without the feature that generates its man pages and completions.
+deb() {
+    has cargo deb --version || { skip deb "install it: cargo install cargo-deb"; return; }
+    local package=target/package kind
+    rm -rf "$package"
+    for kind in man completions; do
+        cargo run --locked --quiet --package forebay-cli --features generate -- generate "$kind" "$package/$kind"
+    done
+    cargo deb --locked --package forebay-cli --profile "${DEB_PROFILE:-release}" --output "$package/forebay.deb"
+    if ((EUID != 0)) || ! has debootstrap --version; then
+        skip "deb in a chroot" "it takes root and debootstrap"
+        return
+    fi
+    packaging/chroot-test.sh "$package/forebay.deb"
 }
 
 # For the hand that writes: the crates that were changed since main, or those named; nothing that needs

@@ -250,7 +250,7 @@ fn groups(advice: &Advice) -> Vec<CpuGroup> {
 }
 
 /// Reason for the choice of these CPUs.
-fn scope(advice: &Advice) -> String {
+pub(crate) fn scope(advice: &Advice) -> String {
     let polling = advice.polling;
     match advice.scope {
         Scope::Cache(level) => {

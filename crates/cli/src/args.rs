@@ -40,6 +40,8 @@ pub(crate) enum Command {
     Sim(crate::sim::SimArgs),
     /// Say which CPUs packets should go to on this machine, and why
     Advise(AdviseArgs),
+    /// Say what this machine and a device can do for a run, and what to change
+    Doctor(crate::doctor::DoctorArgs),
     /// Compute Toeplitz hashes
     Hash(HashArgs),
     /// Measure one stage
@@ -49,6 +51,10 @@ pub(crate) enum Command {
     /// Run our side of a comparison
     #[command(hide = true)]
     CompareOwn(crate::compare::own::OwnArgs),
+    /// Write man pages or completions
+    #[cfg(feature = "generate")]
+    #[command(hide = true)]
+    Generate(crate::generate::GenerateArgs),
 }
 
 impl Command {
@@ -64,9 +70,12 @@ impl Command {
             Self::Watch(args) => args.asked.json,
             Self::Explain(args) => args.asked.json,
             Self::Advise(args) => args.json,
+            Self::Doctor(args) => args.json,
             Self::Bench(args) => args.json,
             Self::Compare(args) => args.json,
             Self::Hash(_) | Self::CompareOwn(_) => false,
+            #[cfg(feature = "generate")]
+            Self::Generate(_) => false,
         }
     }
 }

@@ -17,17 +17,25 @@ mod signals; //   signals that end a run early
 mod ticker; //    periodic tasks beside a run
 mod script; //    scripted changes, from a file
 mod advise; //    forebay advise
+mod doctor; //    forebay doctor
+#[cfg(feature = "generate")]
+mod generate; //  forebay generate
+mod service; //   notices to a service manager
 mod table; //     the final report of a run, for people
 mod output; //    standard output
 mod failure; //   error messages, and the exit code
 
 use std::process::ExitCode;
 
-use args::{Cli, Command};
-use clap::Parser;
+use args::Command;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let typed: Vec<_> = std::env::args_os().collect();
+    let prints_json = typed.iter().any(|word| word == "--json");
+    let cli = match run::parse(&typed) {
+        Ok(cli) => cli,
+        Err(failure) => return failure::exit(Err(failure), prints_json),
+    };
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),
@@ -38,6 +46,12 @@ fn main() -> ExitCode {
         Command::Watch(args) => control::watch(args),
         Command::Explain(args) => control::explain(args),
         Command::Advise(args) => advise::run(args),
+        Command::Doctor(args) => match doctor::run(args) {
+            Ok(code) => return code,
+            Err(failure) => Err(failure),
+        },
+        #[cfg(feature = "generate")]
+        Command::Generate(args) => generate::run(args),
         Command::Hash(args) => hash::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Compare(args) => compare::run(args),

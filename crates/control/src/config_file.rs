@@ -1,4 +1,4 @@
-//! Config file: initial values of the knobs.
+//! Config file: initial values of the knobs, and [options of a run](super::run_options).
 //!
 //! The format is TOML. In the table `knobs`, each key is a knob's name as on the command line, and
 //! its value a string or a number, which is written to the knob as `echo` would. Knobs of one
@@ -27,8 +27,9 @@ use forebay_sys::refused::Refused;
 use toml::de::{DeTable, DeValue};
 
 use super::handle::Control;
-use super::list::ListedKnob;
+use super::list::{ListedKnob, list};
 use super::names::{self, Names, OfDevice};
+use super::run_options::{self, RunOption};
 use super::session::told;
 
 /// Maximum nesting of TOML tables under `[knobs]`: device, then queue.
@@ -40,6 +41,19 @@ pub struct ConfigFile {
     path: PathBuf,
     /// Values for all devices and queues come before those for one.
     entries: Vec<ConfigEntry>,
+    /// Options of the table `run`.
+    run: Vec<RunOption>,
+}
+
+/// Effect of a config file that was read again.
+#[derive(Debug, Default)]
+pub struct Reloaded {
+    /// Knobs that changed, each with its value before and now.
+    pub changed: Vec<String>,
+    /// Parts of the file that are not in force as written.
+    pub notes: Vec<String>,
+    /// Refusals.
+    pub errors: Vec<Error>,
 }
 
 /// Value of one knob.
@@ -69,14 +83,19 @@ impl ConfigFile {
         let root = DeTable::parse(text).map_err(|error| {
             wrong(error.span().map_or(0, |span| span.start), error.message().to_owned())
         })?;
-        let mut entries = Vec::new();
+        let (mut entries, mut run) = (Vec::new(), Vec::new());
         for (key, value) in root.get_ref() {
             match value.get_ref() {
                 DeValue::Table(knobs) if key.get_ref() == "knobs" => {
                     gather(knobs, "", &mut entries, &wrong)?;
                 }
+                DeValue::Table(options) if key.get_ref() == "run" => {
+                    run = run_options::read(options, &|at| line_of(text, at), &wrong)?;
+                }
                 _ => {
-                    let problem = format!("there is only the table [knobs], not {}", key.get_ref());
+                    let key_name = key.get_ref();
+                    let problem =
+                        format!("there are only the tables [run] and [knobs], not {key_name}");
                     return Err(wrong(key.span().start, problem));
                 }
             }
@@ -84,7 +103,13 @@ impl ConfigFile {
         entries.sort_by_key(|(at, entry)| (levels(&entry.name), *at));
         let entries =
             entries.into_iter().map(|(at, entry)| ConfigEntry { line: line_of(text, at), ..entry });
-        Ok(Self { path: path.to_owned(), entries: entries.collect() })
+        Ok(Self { path: path.to_owned(), entries: entries.collect(), run })
+    }
+
+    /// Options of the table `run`, in the order of their names.
+    #[must_use]
+    pub fn run_options(&self) -> &[RunOption] {
+        &self.run
     }
 
     /// Sets the knobs, except those named in `except`. Returns a line for each part of the file
@@ -102,19 +127,56 @@ impl ConfigFile {
         Ok(notes)
     }
 
-    /// Sets the knobs as [`apply`](Self::apply) does, but continues after an error. Returns the
-    /// lines about parts that are not in force, and the errors.
-    pub fn apply_all(&self, control: &Control, except: &[&str]) -> (Vec<String>, Vec<Error>) {
+    /// Sets the knobs that the file has otherwise than `before`, an earlier reading of it, and
+    /// continues after an error. A knob that is no longer in the file gets its default. All others
+    /// stay as they are, whoever set them.
+    pub fn apply_changes(&self, before: &Self, control: &Control, except: &[&str]) -> Reloaded {
+        let mut reloaded = Reloaded::default();
+        let values = |file: &Self, knob: &str| -> Vec<(String, String)> {
+            let of_knob = file.entries_but(except).filter(|entry| last(&entry.name) == knob);
+            of_knob.map(|entry| (entry.name.clone(), entry.value.clone())).collect()
+        };
+        let entries = before.entries_but(except).chain(self.entries_but(except));
+        let mut knobs: Vec<_> = entries.map(|entry| last(&entry.name)).collect();
+        knobs.sort_unstable();
+        knobs.dedup();
+        knobs.retain(|knob| values(before, knob) != values(self, knob));
+        let old = list(control);
+        let gone = before.entries_but(except).filter(|entry| {
+            knobs.contains(&last(&entry.name))
+                && !self.entries.iter().any(|it| it.name == entry.name)
+        });
+        for entry in gone {
+            self.reset(control, &entry.name, &old, &mut reloaded);
+        }
         let names = Names::in_run(control);
-        let (mut notes, mut errors) = (Vec::new(), Vec::new());
-        for entry in self.entries_but(except) {
+        let new = self.entries_but(except).filter(|entry| knobs.contains(&last(&entry.name)));
+        for entry in new {
             match self.set(control, &names, entry) {
-                Ok(told) => notes.extend(told),
-                Err(error) => errors.push(error),
+                Ok(told) => reloaded.notes.extend(told),
+                Err(error) => reloaded.errors.push(error),
             }
         }
-        notes.dedup();
-        (notes, errors)
+        reloaded.notes.dedup();
+        for (old, new) in old.iter().zip(list(control)) {
+            if old.path == new.path && old.value != new.value {
+                let name = names.short(&old.path);
+                reloaded.changed.push(format!("{name}: {} instead of {}", new.value, old.value));
+            }
+        }
+        reloaded
+    }
+
+    /// Sets a knob that is no longer in the file to its default, if it has one.
+    fn reset(&self, control: &Control, name: &str, knobs: &[ListedKnob], into: &mut Reloaded) {
+        for path in names::find_for_writing(control, name).unwrap_or_default() {
+            let default = knobs.iter().find(|knob| knob.path == path).map(|knob| &knob.default);
+            let is_set = default
+                .is_some_and(|default| !default.is_empty() && control.echo(&path, default).is_ok());
+            if !is_set {
+                into.notes.push(format!("{name}: no longer in the file, and left as it is"));
+            }
+        }
     }
 
     fn entries_but(&self, except: &[&str]) -> impl Iterator<Item = &ConfigEntry> {
@@ -198,12 +260,13 @@ pub fn save(path: &Path, knobs: &[ListedKnob]) -> Result<()> {
     let [one, other, ..] = sys::random_key();
     name.push(format!(".{}-{one:02x}{other:02x}.new", std::process::id()));
     let new = path.with_file_name(name);
+    let run = saved_run(path)?;
     // Created exclusively: a file or link that somebody put there is not written to or followed.
     let written = fs::File::create_new(&new).and_then(|mut file| {
         if let Ok(old) = fs::metadata(path) {
             file.set_permissions(old.permissions())?;
         }
-        file.write_all(render(knobs).as_bytes())?;
+        file.write_all(render(knobs, run.as_ref()).as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, path)
     });
@@ -214,7 +277,21 @@ pub fn save(path: &Path, knobs: &[ListedKnob]) -> Result<()> {
     })
 }
 
-fn render(knobs: &[ListedKnob]) -> String {
+/// Table `run` of the file that is about to be replaced.
+fn saved_run(path: &Path) -> Result<Option<toml::Value>> {
+    let Ok(text) = fs::read_to_string(path) else { return Ok(None) };
+    if text.trim().is_empty() {
+        return Ok(None);
+    }
+    let file = text.parse::<toml::Table>().map_err(|error| Error::Config {
+        path: path.to_owned(),
+        line: line_of(&text, error.span().map_or(0, |span| span.start)),
+        problem: format!("it is no config file, and would be lost: {}", error.message()),
+    })?;
+    Ok(file.get("run").cloned())
+}
+
+fn render(knobs: &[ListedKnob], run: Option<&toml::Value>) -> String {
     let paths: Vec<_> = knobs.iter().map(|knob| &knob.path).collect();
     let names = Names::of(&paths);
     let mut table = toml::Table::new();
@@ -227,6 +304,7 @@ fn render(knobs: &[ListedKnob]) -> String {
         insert(&mut table, &name, toml_value(last(path), value));
     }
     let mut root = toml::Table::new();
+    root.extend(run.map(|run| ("run".to_owned(), run.clone())));
     root.insert("knobs".to_owned(), toml::Value::Table(table));
     format!("# Written by `forebay set --save`: the knobs that are not at their defaults.\n{root}")
 }
@@ -306,13 +384,55 @@ mod tests {
     }
 
     #[test]
+    fn svc_1_run_options_have_lines() {
+        let text = "[run]\ndevices = [\"eth1\", \"tun:t0\"]\nqueues = 2\nduration = 1.5\n\
+                    check = true\nyes = false\n";
+        let file = ConfigFile::parse(Path::new("f.toml"), text).unwrap();
+        let texts = |texts: &[&str]| {
+            run_options::OptionValue::Texts(texts.iter().map(|text| (*text).to_owned()).collect())
+        };
+        let options: Vec<_> =
+            file.run_options().iter().map(|it| (it.name.as_str(), &it.value, it.line)).collect();
+        let expected = [
+            ("check", &run_options::OptionValue::Flag(true), 5),
+            ("devices", &texts(&["eth1", "tun:t0"]), 2),
+            ("duration", &texts(&["1.5"]), 4),
+            ("queues", &texts(&["2"]), 3),
+            ("yes", &run_options::OptionValue::Flag(false), 6),
+        ];
+        assert_eq!(options, expected);
+        assert_eq!(file.entries, []);
+    }
+
+    #[test]
+    fn svc_1_saving_keeps_run_table() {
+        let desk = tempfile::tempdir().unwrap();
+        let path = desk.path().join("f.toml");
+        fs::write(&path, "[run]\ndevices = [\"eth1\"]\n[knobs]\nmtu = 70\n").unwrap();
+        save(&path, &[]).unwrap();
+        let file = ConfigFile::read(&path).unwrap();
+        assert_eq!((file.entries.len(), file.run_options().len()), (0, 1));
+        fs::write(&path, "not a config file").unwrap();
+        assert!(save(&path, &[]).unwrap_err().to_string().contains("would be lost"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "not a config file");
+    }
+
+    #[test]
     fn non_config_error_has_line() {
         for (text, problem) in [
             ("[knobs]\nmtu = \n", "f.toml:2: "),
-            ("\n[knob]\nmtu = 1\n", "f.toml:2: there is only the table [knobs], not knob"),
-            ("mtu = 1\n", "f.toml:1: there is only the table [knobs], not mtu"),
+            (
+                "\n[knob]\nmtu = 1\n",
+                "f.toml:2: there are only the tables [run] and [knobs], not knob",
+            ),
+            ("mtu = 1\n", "f.toml:1: there are only the tables [run] and [knobs], not mtu"),
             ("[knobs]\nmtu = 1\nmtu = 2\n", "f.toml:3: duplicate key"),
             ("[knobs]\n\nmtu = true\n", "f.toml:3: mtu is a string or a number, not boolean"),
+            (
+                "[run]\n[run.take]\n",
+                "f.toml:2: take is a string, a number, true or false, or a list",
+            ),
+            ("[run]\nto = [1, true]\n", "f.toml:2: to is a string, a number, true or false"),
             ("[knobs]\nmtu = [1]\n", "f.toml:2: mtu is a string or a number, not array"),
             ("[knobs.a.b.c]\nd = 1\n", "f.toml:1: a/b/c is a string or a number, not table"),
         ] {
@@ -339,7 +459,7 @@ mod tests {
             listed("forebay/hash_key", "00ff", ""),
             listed("sys/devices/system/cpu/cpu1/online", "0", "1"),
         ];
-        let text = render(&knobs);
+        let text = render(&knobs, None);
         assert!(text.contains("netdev_max_backlog = 300\n"), "{text}");
         let saved: Vec<_> =
             entries(&text).unwrap().into_iter().map(|(name, value, _)| (name, value)).collect();

@@ -12,6 +12,7 @@ pub mod explain; //     CPU of a flow, and the reason, in words
 pub mod names; //       short names of knobs
 pub mod list; //        list of all knobs, with their meanings
 pub mod config_file; // initial values of the knobs
+pub mod run_options; // options of a run, in the same file
 pub mod request; //     requests of the control socket
 mod clients; //         slots of its clients
 mod session; //         session of one client

@@ -114,6 +114,11 @@ impl Bell {
         self.state.finish_wait();
     }
 
+    /// True if the CPU sleeps, or is about to.
+    pub(super) fn is_asleep(&self) -> bool {
+        self.state.is_asleep()
+    }
+
     /// True if the bell has not rung since [`wait_in_virtual_time`](Self::wait_in_virtual_time).
     pub(super) fn is_waiting(&self) -> bool {
         self.state.is_asleep()

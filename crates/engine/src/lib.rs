@@ -58,7 +58,7 @@ pub use question::{Explained, Question};
 use queue::Queue;
 pub use settings::{QueueSettings, Settings};
 use shared::EngineCounters;
-pub use shared::EngineState;
+pub use shared::{CpuProgress, EngineState};
 pub use stepped::VirtualCosts;
 pub use threads::PANICS_IN_A_ROW;
 use worker::{Mailboxes, ThreadRestarts, ThreadState, Worker};

@@ -82,6 +82,15 @@ pub struct EngineCounters {
     pub cpus: Vec<Arc<DeliveryCounters>>,
 }
 
+/// Progress of one CPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CpuProgress {
+    /// Time of all turns that found work and have ended, in nanoseconds.
+    pub busy_ns: u64,
+    /// True if the CPU sleeps until it is woken.
+    pub is_asleep: bool,
+}
+
 impl EngineState {
     pub(super) fn new(config: &Config, clock: Clock, devices: Devices) -> Self {
         let queues = devices.iter().map(|(_, queues)| queues.len()).sum();
@@ -221,6 +230,22 @@ impl EngineState {
     /// Board on which all queues balance together.
     pub(super) fn balance_board(&self) -> &Arc<BalanceBoard> {
         &self.balance_board
+    }
+
+    /// True once every CPU has begun to turn.
+    pub fn has_started(&self) -> bool {
+        self.started.load(Ordering::Acquire)
+    }
+
+    /// Progress of each CPU. A CPU that neither sleeps nor becomes busier from one look to the next
+    /// is within one turn all the while, or spins for a moment before it sleeps.
+    pub fn progress(&self) -> Vec<CpuProgress> {
+        let cpus = self.bells.iter().zip(&self.busy_ns);
+        let progress = cpus.map(|(bell, busy_ns)| CpuProgress {
+            busy_ns: busy_ns.load(Ordering::Relaxed),
+            is_asleep: bell.is_asleep(),
+        });
+        progress.collect()
     }
 
     /// Busy time of a CPU, by its index, in nanoseconds.

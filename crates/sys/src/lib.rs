@@ -17,7 +17,11 @@ pub mod neighbour; //     the kernel's addresses, routes and neighbours
 mod ethtool; //           facts that a driver reports
 pub mod bpf; //           programs and maps in the kernel
 pub mod xdp_attached; //  XDP programs that others attached to an interface
+mod generic_netlink; //   requests to families of generic netlink
 pub mod netdev; //        XDP features of an interface
+pub mod ethtool_netlink; // offloads, hash and rings of a device
+pub mod machine_facts; // CPUs, limits and settings of this machine
+pub mod device_facts; //  abilities and settings of a device
 pub mod packet; //        packet sockets and their ring
 pub mod socket_filter; // classic BPF filters of sockets
 pub mod tun; //           TUN and TAP

@@ -15,6 +15,9 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 /// `ETH_P_ALL` of include/uapi/linux/if_ether.h: frames of every protocol.
 const ETH_P_ALL: u16 = 3;
 
+/// `SIOCGIFMTU` of include/uapi/linux/sockios.h, in the type that the C library's `ioctl` takes.
+const SIOCGIFMTU: libc::Ioctl = 0x8921;
+
 /// Offset in bytes of `block_status` in `struct tpacket_block_desc`, behind `version` and
 /// `offset_to_priv`.
 const BLOCK_STATUS_AT: usize = 8;
@@ -145,7 +148,7 @@ impl PacketSocket {
         }
         let fd = self.0.as_raw_fd();
         // SAFETY: the request reads a name and writes a number, both within `request`.
-        let done = unsafe { libc::ioctl(fd, libc::SIOCGIFMTU, &raw mut request) };
+        let done = unsafe { libc::ioctl(fd, SIOCGIFMTU, &raw mut request) };
         checked(done)?;
         // SAFETY: the call has written this member of the union.
         let mtu = unsafe { request.ifr_ifru.ifru_mtu };

@@ -32,7 +32,8 @@ pub(crate) struct ControlOptions {
     #[arg(long, conflicts_with_all = ["control", "name"])]
     pub(crate) no_control: bool,
 
-    /// Set the knobs of this file before the first frame, but for those that options set
+    /// Set the knobs of this file before the first frame, but for those that options set; of a live
+    /// run, it has the options too, where they are not typed
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
 }

@@ -19,7 +19,7 @@ use crate::options::{
 pub(crate) struct RunArgs {
     /// Interfaces whose packets are taken; `VIA:DEV` for one that is opened in another way than
     /// --via says, as in tun:ft0, or vhost-user:/run/switch.sock for the socket of another process
-    #[arg(required = true, value_name = "DEV")]
+    #[arg(required_unless_present = "config", value_name = "DEV")]
     pub(crate) devices: Vec<DeviceArg>,
 
     /// How devices are opened: af_xdp takes packets away from the kernel, af_packet copies them,
@@ -112,6 +112,11 @@ Examples:
   forebay run eth1 --coalesce gro --to tun:ft0 --name bulk
   forebay run eth1 eth2 --to dev:eth2 --to dev:eth1
   forebay run vhost-user:/run/switch.sock --to dev:vhost-user:/run/switch.sock
+
+The table [run] of a --config file has these options, by their names without dashes, and `devices`:
+  [run]
+  devices = [\"eth1\"]
+  take = \"udp:53\"
 
 SIGINT and SIGTERM end the run in order; SIGHUP has it read --config again, or ends it if there is none.";
 

@@ -2,11 +2,14 @@
 
 mod args;
 mod devices;
+mod file;
 mod status;
 
 use std::sync::atomic::Ordering;
 
 pub(crate) use args::RunArgs;
+pub(crate) use file::parse;
+use forebay_control::config_file::Reloaded;
 use forebay_control::{ConfigFile, Control, places};
 use forebay_engine::{Config, SPARE_FRAMES};
 use forebay_run::run::{Run, RunConfig, RunReport, To};
@@ -18,12 +21,16 @@ use status::Status;
 
 use crate::failure::Failure;
 use crate::options::engine::Cpus;
+use crate::service::ServiceNotices;
 use crate::signals::{Hangup, on_hangup, stop_on_signals};
 use crate::ticker::{Ticker, tell_once};
 use crate::{output, table};
 
 /// Runs devices until the run is ended, and prints the report.
 pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
+    if args.devices.is_empty() {
+        return Err(file::or_devices(args.control.config.as_deref()));
+    }
     let plan = plan(args)?;
     let cpus = plan.engine.cpus.clone();
     let config = args.control.read()?;
@@ -44,9 +51,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let watch = run.watch();
     let teller = tell_once(move || watch.failure().map(str::to_owned));
     let status = Status::show(run.watch());
+    let notices = ServiceNotices::begin(run.control(), run.stopper());
     let report = run.run();
     status.finish();
-    drop((teller, reloader, faces, metrics));
+    drop((notices, teller, reloader, faces, metrics));
     finish(Ran { report: report?, interrupted: interrupted.load(Ordering::Relaxed) }, args, &cpus)
 }
 
@@ -88,23 +96,29 @@ fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
     })
 }
 
-/// Applies the config file again on each SIGHUP. The run continues even if the file is invalid.
+/// Applies what has changed in the config file on each SIGHUP. The run continues even if the file is
+/// invalid.
 fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<&'static str>) -> Ticker {
+    let mut before = config;
     on_hangup(move || {
-        let path = config.path();
-        match ConfigFile::read(path) {
-            Ok(config) => {
-                let (notes, errors) = config.apply_all(&control, &given);
-                for note in notes {
-                    eprintln!("forebay: {}: {note}", path.display());
-                }
-                for error in &errors {
-                    eprintln!("forebay: {error}");
-                }
-                let told = if errors.is_empty() { "read again" } else { "read again, in part" };
-                eprintln!("forebay: {}: {told}", path.display());
-            }
-            Err(error) => eprintln!("forebay: {error}; all knobs stay as they are"),
+        let path = before.path().to_owned();
+        let now = match ConfigFile::read(&path) {
+            Ok(now) => now,
+            Err(error) => return eprintln!("forebay: {error}; all knobs stay as they are"),
+        };
+        let Reloaded { changed, notes, errors } = now.apply_changes(&before, &control, &given);
+        let later = file::changed(&before, &now);
+        for line in changed.iter().chain(&notes).chain(&later) {
+            eprintln!("forebay: {}: {line}", path.display());
+        }
+        for error in &errors {
+            eprintln!("forebay: {error}");
+        }
+        let told = if errors.is_empty() { "read again" } else { "read again, in part" };
+        eprintln!("forebay: {}: {told}", path.display());
+        // What was refused is tried again with the next reading.
+        if errors.is_empty() {
+            before = now;
         }
     })
 }

@@ -73,7 +73,7 @@ pub(crate) fn missing(block: &Block) -> Option<String> {
 }
 
 fn needs_devices(block: &Block) -> bool {
-    block.names("forebay run") || block.names("--example")
+    block.names("forebay run") || block.names("forebay doctor") || block.names("--example")
 }
 
 fn needs_mount(block: &Block) -> bool {

@@ -1,7 +1,8 @@
 //! Tests of calls to Linux that need root and network namespaces.
 
-mod interface; // interfaces, by `ip`
-mod privilege; // privileges that a process has, and drops
+mod device_facts; // abilities and settings of devices, by `ip` and `ethtool`
+mod interface; //    interfaces, by `ip`
+mod privilege; //    privileges that a process has, and drops
 
 use libtest_mimic::Arguments;
 
@@ -9,6 +10,6 @@ fn main() {
     if privilege::played() {
         return;
     }
-    let trials = [interface::trials(), privilege::trials()];
+    let trials = [interface::trials(), device_facts::trials(), privilege::trials()];
     libtest_mimic::run(&Arguments::from_args(), trials.into_iter().flatten().collect()).exit();
 }

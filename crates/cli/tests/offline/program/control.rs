@@ -317,7 +317,7 @@ fn config_error_names_its_line() {
         ("\n[knobs]\nrps_cpu = 1\n", "c.toml:3: rps_cpu cannot be \"1\": there is no knob"),
         ("[knobs.rx-9]\nrps_cpus = 1\n", "c.toml:2: rx-9/rps_cpus cannot be \"1\": there is no"),
         ("[knobs]\nmtu\n", "c.toml:2: "),
-        ("[other]\n", "c.toml:1: there is only the table [knobs]"),
+        ("[other]\n", "c.toml:1: there are only the tables [run] and [knobs]"),
     ] {
         fs::write(desk.path("c.toml"), text).unwrap();
         let run = desk.run("replay --cpus 1 --config c.toml");

@@ -3,12 +3,14 @@
 
 mod advise; //         the masks for a machine
 mod captures; //       captures read and refused
+mod doctor; //         what to change on this machine
 mod coalescing; //     options and figures of coalescing
 mod control; //        queries and changes during a run
 mod hash_and_bench; // `forebay hash` and `forebay bench`
 mod metrics; //        metrics of a replay
 mod places; //         runs found by name
 mod run; //            live devices, without privileges
+mod service; //        a run under a service manager
 mod sim; //            `forebay sim`
 
 use std::collections::BTreeSet;

@@ -14,7 +14,7 @@ const OTHER: u32 = 65534;
 fn without_a_device_it_explains_itself() {
     let run = Desk::new().run("run");
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
-    for part in ["Usage: forebay run [OPTIONS] <DEV>...", "--take <LIST>", "Examples:", "SIGHUP"] {
+    for part in ["Usage: forebay run [OPTIONS] [DEV]...", "--take <LIST>", "Examples:", "SIGHUP"] {
         assert!(run.told.contains(part), "{part}: {}", run.told);
     }
 }

@@ -11,6 +11,7 @@ mod transfer; //     file contents, through a run
 mod neighbours; //   other users of the interface
 mod faults; //       faults of a device
 mod cleanup; //      duties of a run towards its user
+mod doctor; //       findings about devices
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -25,7 +26,7 @@ use crate::Judgement;
 type Judge = (&'static str, fn() -> Judgement);
 
 /// Judges, with the tools and files that each needs.
-pub(crate) const TRIALS: [(&[&str], &[Judge]); 9] = [
+pub(crate) const TRIALS: [(&[&str], &[Judge]); 10] = [
     (&["tcpreplay"], &conservation::TRIALS),
     (&["trafgen"], &conservation::OF_QUEUES),
     (&["tcpreplay", "bpftool"], &restarts::TRIALS),
@@ -35,6 +36,7 @@ pub(crate) const TRIALS: [(&[&str], &[Judge]); 9] = [
     (&["tcpreplay", "setpriv"], &faults::TRIALS),
     (&["tcpreplay", faults::FOREIGN_PROGRAM], &faults::FOREIGN),
     (&["tcpreplay"], &cleanup::TRIALS),
+    (&[], &doctor::TRIALS),
 ];
 
 /// Reason why judges that need these `tools` cannot run.

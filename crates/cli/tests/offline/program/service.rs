@@ -1,0 +1,129 @@
+//! A run as a service manager starts it: by a config file, with notices and reloads. It waits for
+//! the back end of a vhost-user device, which takes no privileges.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{Desk, Run};
+
+/// Time after which a run counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// A service: a run, and the socket that its notices come to.
+struct Service<'a> {
+    desk: &'a Desk,
+    child: Child,
+    notices: UnixDatagram,
+}
+
+impl<'a> Service<'a> {
+    /// Starts a run of `f.toml`, with these knobs in it, and waits until it is ready.
+    fn start(desk: &'a Desk, knobs: &str) -> Self {
+        write(desk, knobs);
+        let path = desk.path("notify");
+        let notices = UnixDatagram::bind(&path).unwrap();
+        notices.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["run", "--config", "f.toml"]).current_dir(&desk.0);
+        command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "2000000");
+        command.env_remove("WATCHDOG_PID").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let service = Self { desk, child: command.spawn().unwrap(), notices };
+        assert_eq!(service.notice(), "READY=1");
+        service
+    }
+
+    /// Next notice. Fails if none comes for [`PATIENCE`].
+    fn notice(&self) -> String {
+        let mut bytes = [0; 256];
+        let len = self.notices.recv(&mut bytes).unwrap();
+        str::from_utf8(&bytes[..len]).unwrap().trim_end().to_owned()
+    }
+
+    fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
+    }
+
+    /// Value of a knob.
+    fn reads(&self, knob: &str) -> String {
+        let run = self.desk.run(&format!("get {knob} --control s.sock"));
+        assert_eq!(run.code, Some(0), "{}", run.told);
+        run.stdout.trim_end().to_owned()
+    }
+
+    /// Ends the run in order, and returns its output.
+    fn stop(mut self) -> Run {
+        self.signal("TERM");
+        while self.notice() != "STOPPING=1" {}
+        let child = std::mem::replace(&mut self.child, Command::new("true").spawn().unwrap());
+        Run::of(&child.wait_with_output().unwrap())
+    }
+}
+
+impl Drop for Service<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Writes the config file, with these knobs.
+fn write(desk: &Desk, knobs: &str) {
+    let run = "[run]\ndevices = [\"vhost-user:v.sock\"]\nlisten = true\ncpus = 1\n\
+               control = \"s.sock\"\n";
+    fs::write(desk.path("f.toml"), format!("{run}[knobs]\n{knobs}")).unwrap();
+}
+
+#[test]
+fn svc_2_run_notifies_service_manager() {
+    let desk = Desk::new();
+    let service = Service::start(&desk, "dev_weight = 32\n");
+    assert_eq!(service.reads("dev_weight"), "32");
+    for _ in 0..5 {
+        assert_eq!(service.notice(), "WATCHDOG=1");
+    }
+    let run = service.stop();
+    assert_eq!(run.code, Some(0), "{}", run.told);
+    assert!(run.stdout.contains("every frame accounted for"), "{}", run.stdout);
+}
+
+#[test]
+fn svc_4_hangup_applies_only_what_changed() {
+    let desk = Desk::new();
+    let service = Service::start(&desk, "netdev_max_backlog = 500\ndev_weight = 32\n");
+    assert_eq!(desk.run("set dev_weight=40 netdev_budget=200 --control s.sock").code, Some(0));
+    write(&desk, "dev_weight = 32\nnetdev_budget_usecs = 9000\nnetdev_budget = 400\n");
+    service.signal("HUP");
+    let began = Instant::now();
+    while service.reads("netdev_budget_usecs") != "9000" {
+        assert!(began.elapsed() < PATIENCE, "the file is not read again");
+    }
+    while service.reads("netdev_budget") != "400" {
+        assert!(began.elapsed() < PATIENCE, "the file is read in part");
+    }
+    let now = ["netdev_max_backlog", "dev_weight"].map(|knob| service.reads(knob));
+    assert_eq!(now, ["1000", "40"], "the default, and what was set");
+    let run = service.stop();
+    for part in ["netdev_budget: 400 instead of 200", "f.toml: read again"] {
+        assert!(run.told.contains(part), "{part}: {}", run.told);
+    }
+}
+
+#[test]
+fn svc_1_file_without_devices_is_usage() {
+    let desk = Desk::new();
+    fs::write(desk.path("f.toml"), "[knobs]\n").unwrap();
+    fs::write(desk.path("g.toml"), "[run]\ndevices = [\"lo\"]\nspeed = 1\n").unwrap();
+    for (args, part) in [
+        ("run --config f.toml", "f.toml names no devices"),
+        ("run --config g.toml", "g.toml:3: `forebay run` has no option speed"),
+    ] {
+        let run = desk.run(args);
+        assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{}", run.told);
+        assert!(run.told.contains(part), "{part}: {}", run.told);
+    }
+    let run = desk.run("run --config g.toml --json");
+    assert!(run.stdout.starts_with("{\"error\":\"g.toml:3:"), "{}", run.stdout);
+}
