@@ -348,9 +348,9 @@ pub(super) struct PacketReceiver<'a> {
 }
 
 impl PacketReceiver<'_> {
-    /// True if the burst has `max` frames.
+    /// True if `max` frames were taken, dropped ones included.
     pub(super) fn is_full(&self, max: usize) -> bool {
-        self.burst.len() >= max
+        (self.burst.len() as u64).saturating_add(self.cut) >= max as u64
     }
 
     /// Reads frames of a block until it is empty, the burst is full or no memory is free.
