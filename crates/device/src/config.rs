@@ -11,6 +11,7 @@ use forebay_sys::error::{Error, Result};
 use forebay_sys::xdp::CopyMode;
 
 use self::virtio::VirtioOptions;
+use crate::af_packet::PacketRing;
 use crate::rx_filter::RxFilter;
 
 /// Backend of a device: an interface of the kernel, or another process.
@@ -81,6 +82,8 @@ pub struct DeviceConfig {
     pub queues: u16,
     /// Packets to take.
     pub take: RxFilter,
+    /// Ring of `AF_PACKET` alone.
+    pub packet_ring: PacketRing,
     /// Options of `AF_XDP` alone.
     pub xdp: XdpOptions,
     /// Options of vhost-user alone.
@@ -103,6 +106,7 @@ impl DeviceConfig {
             via,
             queues: 1,
             take: RxFilter::default(),
+            packet_ring: PacketRing::default(),
             xdp: XdpOptions::default(),
             virtio: VirtioOptions::default(),
             promiscuous: false,

@@ -143,6 +143,7 @@ impl Device {
             queues: config.queues,
             take: config.take.clone(),
             promiscuous: config.promiscuous,
+            ring: config.packet_ring,
             device_hash: config.device_hash,
             verify: config.verify,
         };

@@ -10,6 +10,10 @@ use crate::knobs::Coalesce;
 /// Longest time that a CPU spins: about the cost of a wake-up to the CPU and its waker.
 pub const SPIN_MAX_NS: u64 = 100_000;
 
+/// Value of [`Config::spin_max_ns`](crate::Config::spin_max_ns) with which a CPU never sleeps, not
+/// even if other programs want it.
+pub const SPIN_ALWAYS_NS: u64 = u64::MAX;
+
 /// Shortest spin time, so that the next burst of a busy queue finds the CPU awake.
 const SPIN_MIN_NS: u64 = 4_000;
 
@@ -85,6 +89,9 @@ impl Idle {
     /// Records that there is no work at `now_ns`, and returns true if the CPU must sleep.
     pub(super) fn should_sleep(&mut self, now_ns: u64, is_blocked: bool) -> bool {
         let since_ns = *self.since_ns.get_or_insert(now_ns);
+        if self.spin_max_ns == SPIN_ALWAYS_NS {
+            return false;
+        }
         let spin_ns = match is_blocked {
             _ if now_ns < self.shared_until_ns => self.spin_ns.min(SHARED_SPIN_NS),
             true => BLOCKED_SPIN_NS,
@@ -180,6 +187,16 @@ mod tests {
     #[test]
     fn engine_may_not_spin() {
         assert!(Idle::new(0).should_sleep(5, false));
+    }
+
+    #[test]
+    fn promise_10_engine_may_never_sleep() {
+        let mut idle = Idle::new(SPIN_ALWAYS_NS);
+        pauses(&mut idle, 10, SPIN_MAX_NS * 2);
+        idle.look(LOOK_NS << 32, || 1000);
+        assert!(!idle.should_sleep((LOOK_NS << 32) + SHARED_SPIN_NS, false), "others want the CPU");
+        assert!(!idle.should_sleep((LOOK_NS << 32) + BLOCKED_SPIN_NS, true));
+        assert!(!idle.should_sleep(u64::MAX, false));
     }
 
     fn deferring(polls: u32, gro_flush_timeout_ns: u64) -> Coalesce {

@@ -49,7 +49,7 @@ use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::MAX_CPUS;
 use forebay_sys::error::{Error, Result};
 use forebay_sys::topology::SYSFS;
-pub use idle::SPIN_MAX_NS;
+pub use idle::{SPIN_ALWAYS_NS, SPIN_MAX_NS};
 pub use limits::{BURST_MAX, DEFER_MAX, Limits};
 use mailbox::Mailbox;
 pub use measured::Measured;

@@ -1,12 +1,15 @@
 //! Packet sockets: the options that live devices need, and the receive ring shared with the kernel
 //! (packet(7), Documentation/networking/packet_mmap.rst).
 
+mod frame_ring;
+
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+pub use frame_ring::{FrameRing, FrameRingLayout};
 use libc::{c_int, c_uint, socklen_t};
 use rustix::io::Errno;
 use rustix::mm::{self, MapFlags, ProtFlags};
@@ -135,6 +138,13 @@ impl PacketSocket {
     pub fn set_send_buffer(&self, bytes: usize) -> io::Result<()> {
         net::sockopt::set_socket_send_buffer_size_force(&self.0, bytes)
             .or_else(|_| net::sockopt::set_socket_send_buffer_size(&self.0, bytes))?;
+        Ok(())
+    }
+
+    /// Requests buffer space for frames that wait in the socket, up to what this process may have.
+    pub fn set_receive_buffer(&self, bytes: usize) -> io::Result<()> {
+        net::sockopt::set_socket_recv_buffer_size_force(&self.0, bytes)
+            .or_else(|_| net::sockopt::set_socket_recv_buffer_size(&self.0, bytes))?;
         Ok(())
     }
 

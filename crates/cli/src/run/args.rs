@@ -5,8 +5,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::RxFilter;
 use forebay_device::{Via, XdpMode};
+use forebay_engine::{SPIN_ALWAYS_NS, SPIN_MAX_NS};
 use forebay_run::run::To;
 use forebay_sys::xdp::CopyMode;
 
@@ -49,6 +51,17 @@ pub(crate) struct RunArgs {
     /// Have polling drive the device (af_xdp)
     #[arg(long)]
     pub(crate) busy_poll: bool,
+
+    /// What a CPU without work does: auto spins for a moment and then sleeps, always never sleeps,
+    /// which saves the time of waking up and takes the whole CPU
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) spin: SpinArg,
+
+    /// Ring that the kernel copies packets into (af_packet): blocks cost least and may wait a
+    /// millisecond, frames are read one by one as they arrive and cost the sender more
+    /// [default: blocks]
+    #[arg(long, value_enum)]
+    pub(crate) packet_ring: Option<PacketRingArg>,
 
     /// Replace an XDP program that is there already
     #[arg(long)]
@@ -160,6 +173,44 @@ pub(crate) enum CopyArg {
     /// The device
     #[value(name = "zerocopy")]
     ZeroCopy,
+}
+
+/// Behaviour of a CPU without work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum SpinArg {
+    /// For a moment, then it sleeps
+    #[default]
+    Auto,
+    /// It never sleeps
+    Always,
+}
+
+impl SpinArg {
+    /// Longest time that a CPU polls without work before it sleeps.
+    pub(crate) fn max_ns(self) -> u64 {
+        match self {
+            Self::Auto => SPIN_MAX_NS,
+            Self::Always => SPIN_ALWAYS_NS,
+        }
+    }
+}
+
+/// Ring of a packet socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum PacketRingArg {
+    /// Frames of any size, a block at a time
+    Blocks,
+    /// A slot for each frame
+    Frames,
+}
+
+impl From<PacketRingArg> for PacketRing {
+    fn from(ring: PacketRingArg) -> Self {
+        match ring {
+            PacketRingArg::Blocks => Self::Blocks,
+            PacketRingArg::Frames => Self::Frames,
+        }
+    }
 }
 
 impl From<XdpModeArg> for XdpMode {

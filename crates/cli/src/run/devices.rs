@@ -6,7 +6,7 @@ use forebay_rx::parse::Verify;
 use forebay_sys::Error;
 use forebay_sys::interface::Interface;
 
-use super::args::RunArgs;
+use super::args::{PacketRingArg, RunArgs};
 use crate::failure::Failure;
 use crate::options::hash::HashKind;
 
@@ -14,6 +14,7 @@ use crate::options::hash::HashKind;
 pub(super) fn configs(args: &RunArgs) -> Result<Vec<DeviceConfig>, Failure> {
     let vias: Vec<_> = args.devices.iter().map(|device| device.via.unwrap_or(args.via)).collect();
     let is_xdp = |via: Via| via == Via::AfXdp;
+    let is_packet = |via: Via| via == Via::AfPacket;
     let is_link = |via: Via| match via {
         Via::AfXdp | Via::AfPacket => true,
         Via::Tap | Via::Tun | Via::VhostUser => false,
@@ -24,7 +25,7 @@ pub(super) fn configs(args: &RunArgs) -> Result<Vec<DeviceConfig>, Failure> {
         Via::Tap | Via::Tun => false,
     };
     type IsAbout = fn(Via) -> bool;
-    let about: [(_, _, IsAbout, _); 7] = [
+    let about: [(_, _, IsAbout, _); 8] = [
         ("--take", args.take.is_some(), is_link, "what is sent there is all taken"),
         ("--promiscuous", args.promiscuous, is_link, "there are no other stations"),
         (
@@ -35,6 +36,7 @@ pub(super) fn configs(args: &RunArgs) -> Result<Vec<DeviceConfig>, Failure> {
         ),
         ("--xdp-mode", args.xdp_mode.is_some(), is_xdp, "there is no XDP program"),
         ("--copy", args.copy.is_some(), is_xdp, "who copies cannot be chosen there"),
+        ("--packet-ring", args.packet_ring.is_some(), is_packet, "there is no packet socket"),
         ("--busy-poll", args.busy_poll, is_xdp, "it cannot be driven by polling"),
         ("--replace", args.replace, is_xdp, "there is no XDP program"),
     ];
@@ -49,10 +51,20 @@ pub(super) fn configs(args: &RunArgs) -> Result<Vec<DeviceConfig>, Failure> {
             return Err(Failure::usage(problem, "leave it out, or give another --via"));
         }
     }
+    if args.packet_ring == Some(PacketRingArg::Frames) && args.engine.hash.hash == HashKind::Device
+    {
+        let problem = "--packet-ring frames with --hash device: the kernel gives hashes by blocks";
+        return Err(Failure::usage(problem, "leave one of them out"));
+    }
     let virtio = args.vhost_user.options()?;
     let configs = args.devices.iter().zip(vias).map(|(device, via)| DeviceConfig {
         queues: args.queues.get(),
         take: args.take.clone().filter(|_| is_link(via)).unwrap_or_default(),
+        packet_ring: args
+            .packet_ring
+            .map(Into::into)
+            .filter(|_| is_packet(via))
+            .unwrap_or_default(),
         xdp: if is_xdp(via) { xdp(args) } else { XdpOptions::default() },
         virtio: if is_vhost_user(via) { virtio.clone() } else { VirtioOptions::default() },
         promiscuous: args.promiscuous && is_link(via),

@@ -85,7 +85,7 @@ fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
     }
     let devices = devices::configs(args)?;
     let engine = args.engine.config(Cpus::Real, sys::random_key, Vec::new())?;
-    let engine = Config { spare_frames: SPARE_FRAMES, ..engine };
+    let engine = Config { spare_frames: SPARE_FRAMES, spin_max_ns: args.spin.max_ns(), ..engine };
     Ok(RunConfig {
         to: args.to.clone(),
         resegment: args.resegment,

@@ -1,5 +1,6 @@
 //! Parser of a block of the rx ring: `struct tpacket_block_desc` and frames, each behind its
-//! `struct tpacket3_hdr` (include/uapi/linux/if_packet.h).
+//! `struct tpacket3_hdr` (include/uapi/linux/if_packet.h); and of a slot for one frame, behind its
+//! `struct tpacket2_hdr`.
 //!
 //! Contents are not trusted: every offset and length is checked against the block before use.
 
@@ -18,6 +19,9 @@ pub(crate) const TAG_BYTES: usize = 4;
 /// Size of `struct tpacket3_hdr`.
 const HEADER_BYTES: usize = 48;
 
+/// Size of `struct tpacket2_hdr`.
+const SLOT_HEADER_BYTES: usize = 32;
+
 /// `ETH_P_8021Q` of include/uapi/linux/if_ether.h: TPID of a stripped tag whose TPID is not
 /// reported.
 const ETH_P_8021Q: u16 = 0x8100;
@@ -28,8 +32,10 @@ pub(crate) enum InvalidBlock {
     /// A frame begins outside of the block or inside the block's descriptor.
     Offset,
     /// A frame's bytes, or the `virtio_net_hdr` before them, lie outside of the block or overlap
-    /// the `tpacket3_hdr`.
+    /// the frame's header.
     Frame,
+    /// The socket does not have a frame that is longer than its slot.
+    Absent,
 }
 
 impl fmt::Display for InvalidBlock {
@@ -37,6 +43,7 @@ impl fmt::Display for InvalidBlock {
         f.write_str(match self {
             Self::Offset => "a frame that begins outside of its block",
             Self::Frame => "a frame that ends outside of its block",
+            Self::Absent => "a whole frame in the socket, which has none",
         })
     }
 }
@@ -113,6 +120,13 @@ pub(crate) struct Tag {
 }
 
 impl Tag {
+    /// The stripped tag of a frame with this status, if it has one.
+    fn stripped(status: u32, tci: u16, tpid: u16) -> Option<Self> {
+        let is_typed = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+        let tag = Self { tpid: if is_typed { tpid } else { ETH_P_8021Q }, tci };
+        (status & libc::TP_STATUS_VLAN_VALID != 0).then_some(tag)
+    }
+
     /// Wire format of the tag, as it follows the addresses.
     pub(crate) fn to_bytes(self) -> [u8; TAG_BYTES] {
         let ([a, b], [c, d]) = (self.tpid.to_be_bytes(), self.tci.to_be_bytes());
@@ -120,35 +134,78 @@ impl Tag {
     }
 }
 
+/// Completeness of the frame in a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SlotContent {
+    /// The slot has the whole frame.
+    Whole,
+    /// The slot has the beginning, and the socket the whole frame (`TP_STATUS_COPY`).
+    InSocket,
+    /// The slot has the beginning, and the rest is lost: the socket had no room for it.
+    Cut,
+}
+
 impl<'a> RingFrame<'a> {
+    /// The frame of a slot.
+    pub(crate) fn in_slot(slot: &'a [u8]) -> Result<(Self, SlotContent), InvalidBlock> {
+        let header = slot.first_chunk::<SLOT_HEADER_BYTES>().ok_or(InvalidBlock::Offset)?;
+        let [status, wire_len, kept] = std::array::from_fn(|word| u32_at(header, word * 4));
+        let mac = usize::from(u16_at(header, 12));
+        let (vnet_hdr, bytes) = behind_vnet_hdr(slot, mac, SLOT_HEADER_BYTES)?;
+        let bytes = bytes.get(..kept as usize).ok_or(InvalidBlock::Frame)?;
+        let content = match status & libc::TP_STATUS_COPY {
+            0 if kept >= wire_len => SlotContent::Whole,
+            0 => SlotContent::Cut,
+            _ => SlotContent::InSocket,
+        };
+        let frame = Self {
+            bytes,
+            vnet_hdr: *vnet_hdr,
+            wire_len,
+            timestamp_ns: time_ns(u32_at(header, 16), u32_at(header, 20)),
+            hash: 0,
+            tag: Tag::stripped(status, u16_at(header, 24), u16_at(header, 26)),
+            is_losing: status & libc::TP_STATUS_LOSING != 0,
+            next: 0,
+        };
+        Ok((frame, content))
+    }
+
     fn at(block: &'a [u8], at: usize) -> Result<Self, InvalidBlock> {
         let behind = block.get(at..).ok_or(InvalidBlock::Offset)?;
         let header = behind.first_chunk::<HEADER_BYTES>().ok_or(InvalidBlock::Offset)?;
         let [next, seconds, nanos, kept, wire_len, status] =
             std::array::from_fn(|word| u32_at(header, word * 4));
         let mac = usize::from(u16_at(header, 24));
-        let before = mac.checked_sub(VIRTIO_NET_HDR_BYTES).filter(|&at| at >= HEADER_BYTES);
-        let before = behind.get(before.ok_or(InvalidBlock::Frame)?..).ok_or(InvalidBlock::Frame)?;
-        let (vnet_hdr, bytes) = before.split_first_chunk().ok_or(InvalidBlock::Frame)?;
+        let (vnet_hdr, bytes) = behind_vnet_hdr(behind, mac, HEADER_BYTES)?;
         let bytes = bytes.get(..kept as usize).ok_or(InvalidBlock::Frame)?;
-        let tag = || Tag {
-            tci: u16::try_from(u32_at(header, 32) & 0xffff).unwrap_or_default(),
-            tpid: match status & libc::TP_STATUS_VLAN_TPID_VALID {
-                0 => ETH_P_8021Q,
-                _ => u16_at(header, 36),
-            },
-        };
+        let tci = u16::try_from(u32_at(header, 32) & 0xffff).unwrap_or_default();
         Ok(Self {
             bytes,
             vnet_hdr: *vnet_hdr,
             wire_len,
-            timestamp_ns: u64::from(seconds) * 1_000_000_000 + u64::from(nanos),
+            timestamp_ns: time_ns(seconds, nanos),
             hash: u32_at(header, 28),
-            tag: (status & libc::TP_STATUS_VLAN_VALID != 0).then(tag),
+            tag: Tag::stripped(status, tci, u16_at(header, 36)),
             is_losing: status & libc::TP_STATUS_LOSING != 0,
             next,
         })
     }
+}
+
+/// The `virtio_net_hdr` and the bytes behind it, of a frame at `mac`.
+fn behind_vnet_hdr(
+    bytes: &[u8],
+    mac: usize,
+    header_bytes: usize,
+) -> Result<(&[u8; VIRTIO_NET_HDR_BYTES], &[u8]), InvalidBlock> {
+    let before = mac.checked_sub(VIRTIO_NET_HDR_BYTES).filter(|&at| at >= header_bytes);
+    let before = bytes.get(before.ok_or(InvalidBlock::Frame)?..).ok_or(InvalidBlock::Frame)?;
+    before.split_first_chunk().ok_or(InvalidBlock::Frame)
+}
+
+fn time_ns(seconds: u32, nanos: u32) -> u64 {
+    u64::from(seconds) * 1_000_000_000 + u64::from(nanos)
 }
 
 fn u32_at<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
@@ -232,6 +289,49 @@ mod tests {
         put(&mut block, 48 + 20, both);
         let frame = read(&block).unwrap()[0];
         assert_eq!(frame.tag.unwrap().to_bytes(), [0x88, 0xa8, 0x60, 0x64]);
+    }
+
+    /// Slot of 2 KiB with a frame, laid out as by the kernel.
+    fn slot(frame: &[u8], status: u32, wire_len: u32) -> Vec<u8> {
+        let mut slot = vec![0; 2048];
+        put(&mut slot, 0, status);
+        put(&mut slot, 4, wire_len);
+        put(&mut slot, 8, u32::try_from(frame.len()).unwrap());
+        put(&mut slot, 12, 82); // tp_mac, and a tp_net of 0
+        put(&mut slot, 16, 1_700_000_000);
+        put(&mut slot, 20, 7);
+        put(&mut slot, 24, 0x88a8_6064); // tp_vlan_tci, tp_vlan_tpid
+        slot[72] = 9;
+        slot[82..][..frame.len()].copy_from_slice(frame);
+        slot
+    }
+
+    #[test]
+    fn slot_reads_as_kernel_wrote() {
+        let tagged = libc::TP_STATUS_VLAN_VALID | libc::TP_STATUS_VLAN_TPID_VALID;
+        let whole = slot(&[3; 60], libc::TP_STATUS_USER | tagged, 60);
+        let (frame, content) = RingFrame::in_slot(&whole).unwrap();
+        assert_eq!(
+            (frame.bytes, frame.vnet_hdr[0], content),
+            (&[3; 60][..], 9, SlotContent::Whole)
+        );
+        assert_eq!(frame.timestamp_ns, 1_700_000_000_000_000_007);
+        assert_eq!(frame.tag.unwrap().to_bytes(), [0x88, 0xa8, 0x60, 0x64]);
+        let long = slot(&[3; 1900], libc::TP_STATUS_USER | libc::TP_STATUS_COPY, 9000);
+        let (frame, content) = RingFrame::in_slot(&long).unwrap();
+        assert_eq!((frame.wire_len, frame.tag, content), (9000, None, SlotContent::InSocket));
+        let lost = slot(&[3; 1900], libc::TP_STATUS_USER, 9000);
+        assert_eq!(RingFrame::in_slot(&lost).unwrap().1, SlotContent::Cut);
+    }
+
+    #[test]
+    fn promise_5_invalid_slot_is_detected() {
+        for (at, word) in [(8, 2048 - 81), (8, u32::MAX), (12, 41), (12, 0), (12, 0xffff)] {
+            let mut slot = slot(&[1; 60], libc::TP_STATUS_USER, 60);
+            put(&mut slot, at, word);
+            assert_eq!(RingFrame::in_slot(&slot), Err(InvalidBlock::Frame), "{word} at {at}");
+        }
+        assert_eq!(RingFrame::in_slot(&[0; 31]), Err(InvalidBlock::Offset));
     }
 
     #[test]

@@ -5,10 +5,11 @@ use std::os::fd::AsFd;
 use forebay_rx::parse::{Link, Verify};
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::Interface;
-use forebay_sys::packet::{PacketSocket, RingLayout, RxRing};
+use forebay_sys::packet::{FrameRing, FrameRingLayout, PacketSocket, RingLayout, RxRing};
 use forebay_sys::socket_filter::{self, FilterInstruction};
 
 use super::PacketSource;
+use super::source::OpenRing;
 use crate::rx_filter::{self, RxFilter};
 
 /// Options of an interface.
@@ -24,6 +25,20 @@ pub struct PacketOptions {
     pub device_hash: bool,
     /// Checksum verification; with it, frames are summed while they are copied.
     pub verify: Verify,
+    /// Ring that the kernel copies frames into.
+    pub ring: PacketRing,
+}
+
+/// Ring of a packet socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PacketRing {
+    /// Blocks of frames of any size (`TPACKET_V3`). A block is handed over when it is full or after
+    /// 1 ms: cheapest under load.
+    #[default]
+    Blocks,
+    /// A slot for each frame (`TPACKET_V2`), which is handed over at once and wakes the polling CPU.
+    /// Its frames have no hash: a queue that is to use the device's hash takes blocks.
+    Frames,
 }
 
 /// Block size: room for the largest frame, 64 KiB, and its headers.
@@ -35,6 +50,14 @@ const BLOCKS: u32 = 256;
 /// Block timeout (`tp_retire_blk_tov`), the least possible. A lone frame waits about that long:
 /// 0.8 ms at the median.
 const RETIRE_MS: u32 = 1;
+/// Bounds of a slot's size. The slots of a queue have as much memory as the blocks would have:
+/// 16384 frames of an MTU of 1500, or 2048 of 9000.
+const SLOT_BYTES: [u32; 2] = [2 << 10, 16 << 10];
+/// Room of a slot in front of a frame's network header: `tpacket2_hdr`, `sockaddr_ll`, a link
+/// header with two tags and a `virtio_net_hdr`, aligned.
+const SLOT_HEADROOM_BYTES: u32 = 128;
+/// Memory that the kernel may hold for frames longer than a slot: about a hundred of the largest.
+const WHOLE_BYTES: usize = 8 << 20;
 
 /// Opens an interface: one source for each queue. Sources receive nothing before they are attached.
 ///
@@ -59,18 +82,29 @@ pub fn open(interface: &Interface, options: &PacketOptions) -> Result<Vec<Packet
 }
 
 /// Opens a bound ring whose socket takes nothing until a filter is attached.
-fn open_ring(interface: &Interface, options: &PacketOptions) -> Result<RxRing> {
+fn open_ring(interface: &Interface, options: &PacketOptions) -> Result<OpenRing> {
     let named = |what| refused(interface, what);
     let socket = PacketSocket::open().map_err(named("open a packet socket on it"))?;
     socket.use_vnet_headers().map_err(named("have it tell of offloads (PACKET_VNET_HDR)"))?;
     socket.ignore_outgoing().map_err(named("leave out what is sent (PACKET_IGNORE_OUTGOING)"))?;
-    let layout = RingLayout {
-        block_bytes: BLOCK_BYTES,
-        blocks: BLOCKS,
-        retire_ms: RETIRE_MS,
-        hashes: options.device_hash,
+    let refused_ring = named("get a ring (PACKET_RX_RING) for it");
+    let ring = match options.ring {
+        PacketRing::Frames if !options.device_hash => {
+            let slot_bytes = slot_bytes(interface.mtu);
+            let layout = FrameRingLayout { block_bytes: BLOCK_BYTES, blocks: BLOCKS, slot_bytes };
+            FrameRing::new(socket, layout, WHOLE_BYTES).map(OpenRing::slots)
+        }
+        PacketRing::Frames | PacketRing::Blocks => {
+            let layout = RingLayout {
+                block_bytes: BLOCK_BYTES,
+                blocks: BLOCKS,
+                retire_ms: RETIRE_MS,
+                hashes: options.device_hash,
+            };
+            RxRing::new(socket, layout).map(OpenRing::blocks)
+        }
     };
-    let ring = RxRing::new(socket, layout).map_err(named("get a ring (PACKET_RX_RING) for it"))?;
+    let ring = ring.map_err(refused_ring)?;
     let socket = ring.socket();
     // Filter before bind: no frame arrives that was not asked for, nor twice while queues join.
     attach_filter(interface, socket, &rx_filter::nothing())?;
@@ -80,6 +114,13 @@ fn open_ring(interface: &Interface, options: &PacketOptions) -> Result<RxRing> {
         socket.be_promiscuous(interface.index.0).map_err(refused)?;
     }
     Ok(ring)
+}
+
+/// Size of the slots of an interface with this MTU: whole frames fit, up to a bound.
+fn slot_bytes(mtu: u32) -> u32 {
+    let [least, most] = SLOT_BYTES;
+    let whole = mtu.saturating_add(SLOT_HEADROOM_BYTES).clamp(least, most);
+    whole.next_power_of_two().min(most)
 }
 
 /// Replaces a socket's filter.
@@ -131,5 +172,17 @@ pub(super) fn refused(interface: &Interface, what: &str) -> impl FnOnce(std::io:
         };
         let (name, what, help) = (interface.name.clone(), what.to_owned(), help.to_owned());
         Error::Device { name, what, source, help }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slot_has_room_for_mtu() {
+        assert_eq!([0, 1500, 1920, 1921].map(slot_bytes), [2048, 2048, 2048, 4096]);
+        assert_eq!([9000, 65_536, u32::MAX].map(slot_bytes), [16_384; 3]);
+        assert!(SLOT_BYTES.iter().all(|bytes| BLOCK_BYTES.is_multiple_of(*bytes)));
     }
 }

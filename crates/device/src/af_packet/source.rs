@@ -14,22 +14,30 @@ use forebay_rx::parse::{Link, Verify};
 use forebay_rx::{DropReason, Packet, Source};
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::Interface;
-use forebay_sys::packet::{PacketSocket, RxRing};
+use forebay_sys::packet::{FrameRing, PacketSocket, RxRing};
 
 use super::PacketOptions;
 use super::block::{BlockCursor, InvalidBlock, RingFrame, TAG_BYTES};
 use super::open::{attach_filter, refused};
+use super::slots::Slots;
 use crate::{KernelCounts, rx_filter};
 
 /// Length of the largest frame: an IP packet of 64 KiB behind an Ethernet header with two tags.
-const LARGEST_BYTES: u32 = 14 + 8 + 65_535;
+pub(super) const LARGEST_BYTES: u32 = 14 + 8 + 65_535;
 
-/// Interval between reads of the socket's error and statistics while the ring is empty.
+/// Interval between reads of the socket's error and statistics while the ring is empty and polled.
 const LOOK_EVERY_NS: u64 = 1_000_000;
 
 /// The same interval while the link is down. A deleted interface goes down first, and its removal
 /// does not wake a socket that has already reported that.
 const DOWN_LOOK_NS: u64 = 100_000_000;
+
+/// Longest interval between two looks at a queue that sleeps between frames.
+const ASLEEP_LOOK_NS: u64 = 100_000_000;
+
+/// Time without a poll after which a queue counts as woken: the frames that woke it are passed on
+/// before the next look.
+const WOKEN_NS: u64 = 1_000_000;
 
 /// Time for which frames may still arrive after the filter was closed: until all CPUs have seen the
 /// new filter, and the last block was retired.
@@ -46,22 +54,21 @@ const COUNTS: [&str; 1] = ["tp_drops"];
 
 /// One queue of an interface.
 pub struct PacketSource {
-    ring: RxRing,
+    ring: OpenRing,
     interface: Interface,
     /// Link type of the interface's frames.
     link: Link,
     options: PacketOptions,
     numbering: Numbering,
-    /// Read position in the oldest block, once reading of it has begun.
-    cursor: Option<BlockCursor>,
     /// Number of frames taken out of the ring.
     taken: u64,
     /// Number of frames that the kernel had put into the ring, as of the last look.
     put: u64,
     /// Number of frames that the kernel had dropped, as of the last look.
     dropped: u64,
-    /// Time of the last look at the kernel's counters.
+    /// Time of the last look at the kernel's counters, and of the last poll.
     looked_ns: u64,
+    polled_ns: u64,
     /// True if frames arrived since the last look.
     is_stale: bool,
     /// True if the link went down, and no frame has arrived since.
@@ -78,9 +85,62 @@ struct SourceEnding {
     is_gone: bool,
 }
 
+/// Ring of a queue, and the read position in it.
+pub(super) enum OpenRing {
+    Blocks {
+        ring: RxRing,
+        /// Read position in the oldest block, once reading of it has begun.
+        cursor: Option<BlockCursor>,
+    },
+    Slots(Box<Slots>),
+}
+
+impl OpenRing {
+    pub(super) fn blocks(ring: RxRing) -> Self {
+        Self::Blocks { ring, cursor: None }
+    }
+
+    pub(super) fn slots(ring: FrameRing) -> Self {
+        Self::Slots(Box::new(Slots::new(ring)))
+    }
+
+    pub(super) fn socket(&self) -> &PacketSocket {
+        match self {
+            Self::Blocks { ring, .. } => ring.socket(),
+            Self::Slots(slots) => slots.ring().socket(),
+        }
+    }
+
+    /// Takes frames out of the ring, as many as are there and fit the burst.
+    fn take(
+        &mut self,
+        receiver: &mut PacketReceiver<'_>,
+        max: usize,
+    ) -> Result<Halt, InvalidBlock> {
+        let (ring, cursor) = match self {
+            Self::Blocks { ring, cursor } => (ring, cursor),
+            Self::Slots(slots) => return slots.take(receiver, max),
+        };
+        while let Some(block) = ring.block() {
+            let mut at = match cursor.take() {
+                Some(at) => at,
+                None => BlockCursor::at_start(block)?,
+            };
+            match receiver.read(block, &mut at, max)? {
+                Halt::Empty => ring.give_back(),
+                halt => {
+                    *cursor = Some(at);
+                    return Ok(halt);
+                }
+            }
+        }
+        Ok(Halt::Empty)
+    }
+}
+
 /// Reason to stop taking frames for now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Halt {
+pub(super) enum Halt {
     /// The burst is full.
     Enough,
     /// No packet memory is free; the frames wait in the ring.
@@ -91,7 +151,7 @@ enum Halt {
 
 impl PacketSource {
     pub(super) fn new(
-        ring: RxRing,
+        ring: OpenRing,
         interface: &Interface,
         link: Link,
         options: &PacketOptions,
@@ -102,11 +162,11 @@ impl PacketSource {
             link,
             options: options.clone(),
             numbering: Numbering::of_queue(RxQueue(0), 1),
-            cursor: None,
             taken: 0,
             put: 0,
             dropped: 0,
             looked_ns: 0,
+            polled_ns: 0,
             is_stale: false,
             is_down: false,
             ending: None,
@@ -131,39 +191,47 @@ impl PacketSource {
     }
 
     /// Takes frames out of the ring, as many as are there and fit the burst.
-    fn take_frames(&mut self, max: usize, pool: &mut Pool, burst: &mut Burst) -> Result<Halt> {
-        while let Some(block) = self.ring.block() {
-            let mut cursor = match self.cursor.take() {
-                Some(cursor) => cursor,
-                None => BlockCursor::at_start(block).map_err(|lie| self.violation(lie))?,
-            };
-            let mut receiver = PacketReceiver {
-                link: self.link,
-                options: &self.options,
-                numbering: &mut self.numbering,
-                pool: &mut *pool,
-                burst: &mut *burst,
-            };
-            let before = receiver.burst.len();
-            let halt = receiver.read(block, &mut cursor, max);
-            self.taken += (burst.len() - before) as u64;
+    fn take_frames(
+        &mut self,
+        ask: &PollRequest,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<Halt> {
+        let before = burst.len();
+        let mut receiver = PacketReceiver {
+            link: self.link,
+            options: &self.options,
+            numbering: &mut self.numbering,
+            pool,
+            burst,
+            cut: 0,
+        };
+        let halt = self.ring.take(&mut receiver, ask.max);
+        let cut = receiver.cut;
+        let taken = (burst.len() - before) as u64 + cut;
+        if taken > 0 {
+            self.taken += taken;
             self.is_stale = true;
             self.is_down = false;
-            match halt.map_err(|lie| self.violation(lie))? {
-                Halt::Empty => self.ring.give_back(),
-                halt => {
-                    self.cursor = Some(cursor);
-                    return Ok(halt);
-                }
+            if let OpenRing::Slots(slots) = &mut self.ring {
+                slots.pace.took(taken, ask.now_ns);
             }
         }
-        Ok(Halt::Empty)
+        self.dropped += cut;
+        burst.kernel_dropped += cut;
+        halt.map_err(|lie| self.violation(lie))
     }
 
-    /// Returns the status for an empty ring.
-    fn idle(&mut self, now_ns: u64, burst: &mut Burst) -> Result<Polled> {
-        let is_due = now_ns.saturating_sub(self.looked_ns) >= LOOK_EVERY_NS;
-        if self.is_stale || is_due {
+    /// Returns the status for an empty ring, `since_poll_ns` after the last poll.
+    fn idle(&mut self, now_ns: u64, since_poll_ns: u64, burst: &mut Burst) -> Result<Polled> {
+        if self.ending.is_none() && !burst.is_empty() {
+            // Frames do not wait for calls of the kernel. The next poll looks.
+            return Ok(Polled::Idle);
+        }
+        let since_ns = now_ns.saturating_sub(self.looked_ns);
+        // Frames of another queue may have woken the CPU.
+        let interval_ns = if since_poll_ns < WOKEN_NS { LOOK_EVERY_NS } else { ASLEEP_LOOK_NS };
+        if self.is_stale || self.ending.is_some() || since_ns >= interval_ns {
             self.look(now_ns, burst)?;
         }
         match self.ending {
@@ -178,7 +246,7 @@ impl PacketSource {
         self.looked_ns = now_ns;
         self.is_stale = false;
         let named = |what| refused(&self.interface, what);
-        let socket = self.ring.socket();
+        let socket = self.socket();
         let counted = socket.take_statistics().map_err(named("read its PACKET_STATISTICS"))?;
         let waiting = socket.take_error().map_err(named("read its socket's error"))?;
         let drops = u64::from(counted.drops);
@@ -218,7 +286,7 @@ impl PacketSource {
     fn violation(&self, lie: InvalidBlock) -> Error {
         Error::Device {
             name: self.interface.name.clone(),
-            what: "read its ring (TPACKET_V3)".to_owned(),
+            what: "read its ring (PACKET_RX_RING)".to_owned(),
             source: std::io::Error::other(format!("the kernel tells of {lie}")),
             help: "this is a bug of the kernel's or of ours: please report it, with the kernel's \
                    version"
@@ -248,9 +316,18 @@ impl Source for PacketSource {
             attach_filter(&self.interface, self.socket(), &rx_filter::nothing())?;
             self.ending = Some(SourceEnding { since_ns: ask.now_ns, is_gone: false });
         }
-        match self.take_frames(ask.max, pool, burst)? {
+        let polled_ns = std::mem::replace(&mut self.polled_ns, ask.now_ns);
+        if let OpenRing::Slots(slots) = &self.ring
+            && let Some(now_ns) = slots.pace.rests_until(ask.now_ns)
+            && self.ending.is_none()
+        {
+            return Ok(Polled::IdleUntil { now_ns });
+        }
+        match self.take_frames(&ask, pool, burst)? {
             Halt::Enough | Halt::NoMemory => Ok(Polled::Ready),
-            Halt::Empty => Ok(self.idle(ask.now_ns, burst)?),
+            Halt::Empty => {
+                Ok(self.idle(ask.now_ns, ask.now_ns.saturating_sub(polled_ns), burst)?)
+            }
         }
     }
 
@@ -259,16 +336,23 @@ impl Source for PacketSource {
     }
 }
 
-/// Copier of frames from a block into packet memory.
-struct PacketReceiver<'a> {
+/// Copier of frames from the ring into packet memory.
+pub(super) struct PacketReceiver<'a> {
     link: Link,
     options: &'a PacketOptions,
     numbering: &'a mut Numbering,
     pool: &'a mut Pool,
     burst: &'a mut Burst,
+    /// Number of frames whose end the kernel dropped.
+    pub(super) cut: u64,
 }
 
 impl PacketReceiver<'_> {
+    /// True if `max` frames were taken, dropped ones included.
+    pub(super) fn is_full(&self, max: usize) -> bool {
+        (self.burst.len() as u64).saturating_add(self.cut) >= max as u64
+    }
+
     /// Reads frames of a block until it is empty, the burst is full or no memory is free.
     fn read(
         &mut self,
@@ -277,7 +361,7 @@ impl PacketReceiver<'_> {
         max: usize,
     ) -> Result<Halt, InvalidBlock> {
         while let Some(frame) = cursor.frame(block)? {
-            if self.burst.len() >= max {
+            if self.is_full(max) {
                 return Ok(Halt::Enough);
             }
             if !self.receive(&frame) {
@@ -289,7 +373,7 @@ impl PacketReceiver<'_> {
     }
 
     /// Adds a frame to the burst, or refuses it. Returns false if no memory is free for now.
-    fn receive(&mut self, frame: &RingFrame<'_>) -> bool {
+    pub(super) fn receive(&mut self, frame: &RingFrame<'_>) -> bool {
         let tag = frame.tag.filter(|_| frame.bytes.len() >= TAG_AT && self.link == Link::Ethernet);
         let tag_len = if tag.is_some() { TAG_BYTES } else { 0 };
         let len = |bytes: usize| u32::try_from(bytes + tag_len).unwrap_or(u32::MAX);

@@ -7,6 +7,7 @@ mod btf; //         BTF id of a kernel function
 mod metadata; //    the device's hash, in front of the packet
 pub mod program; // XDP program: redirects the filter's packets to the sockets
 
+mod look; //        times of looks at what no ring reports
 mod source; //      one queue: frames received, frames sent
 mod transmit; //    transmit half of a queue: cut, count, return frames
 

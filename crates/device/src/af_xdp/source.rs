@@ -23,6 +23,7 @@ use forebay_sys::xdp::{
 };
 
 use super::attach::Attached;
+use super::look::{ASLEEP_LOOK_NS, is_look_due};
 use super::metadata::MetadataLayout;
 use super::transmit::XdpTransmit;
 use crate::tx_queue::{TX_QUEUE_PACKETS, TxQueueConsumer};
@@ -40,16 +41,6 @@ const COPY_FILL: u32 = RX_ENTRIES;
 
 /// Size of the tx ring.
 const TX_ENTRIES: u32 = 1024;
-
-/// Interval of looks at the kernel's drop counters and at the device.
-const LOOK_NS: u64 = 10_000_000;
-
-/// The same interval of a queue that has just run empty.
-const IDLE_LOOK_NS: u64 = 1_000_000;
-
-/// The same interval of a queue that sleeps: `poll(2)` on an AF_XDP socket reports no error
-/// (`xsk_poll`).
-const ASLEEP_LOOK_NS: u64 = 200_000_000;
 
 /// Interval of reading the MTU.
 const MTU_LOOK_NS: u64 = 1_000_000_000;
@@ -253,15 +244,16 @@ impl XdpSource {
         socket.receive(max, take)
     }
 
-    /// Takes received frames, refills the fill ring, and returns the state of the queue.
+    /// Takes received frames, refills the fill ring, and returns the number of frames and the state
+    /// of the queue.
     fn take_in(
         &mut self,
         ask: &PollRequest,
         pool: &mut Pool,
         burst: &mut Burst,
-    ) -> Result<RestOfPacket, InvalidXdpRing> {
+    ) -> Result<(u32, RestOfPacket), InvalidXdpRing> {
         let received = self.receive(ask.max, pool, burst)?;
-        let Some(socket) = &mut self.socket else { return Ok(RestOfPacket::Nothing) };
+        let Some(socket) = &mut self.socket else { return Ok((0, RestOfPacket::Nothing)) };
         let mut is_starved = false;
         if self.attached.is_some() && !self.is_removed {
             is_starved = socket.fill(pool, self.room_bytes, self.fill_most)? < self.fill_most / 4;
@@ -269,12 +261,13 @@ impl XdpSource {
         if received == 0 && self.config.busy_poll {
             socket.wake_receive();
         }
-        Ok(match () {
+        let rest = match () {
             () if socket.has_received()? => RestOfPacket::More,
             () if is_starved => RestOfPacket::Starved,
             () if self.transmit.has_unsent() || socket.is_sending() => RestOfPacket::Sending,
             () => RestOfPacket::Nothing,
-        })
+        };
+        Ok((received, rest))
     }
 
     /// Reads the kernel's drop counters.
@@ -288,9 +281,14 @@ impl XdpSource {
     }
 
     /// Checks periodically for changes that no ring reports: drops, the device, the MTU.
-    fn look(&mut self, is_empty: bool, burst: &mut Burst) -> Result<(), SourceError> {
+    fn look(
+        &mut self,
+        is_empty: bool,
+        since_poll_ns: u64,
+        burst: &mut Burst,
+    ) -> Result<(), SourceError> {
         let since_ns = self.now_ns.saturating_sub(self.looked_ns);
-        if since_ns < if is_empty { IDLE_LOOK_NS } else { LOOK_NS } {
+        if !is_look_due(is_empty, since_poll_ns, since_ns) {
             return Ok(());
         }
         self.looked_ns = self.now_ns;
@@ -369,19 +367,21 @@ impl Source for XdpSource {
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
-        self.now_ns = ask.now_ns;
+        let polled_ns = std::mem::replace(&mut self.now_ns, ask.now_ns);
         if let Some(lied) = self.failed.take() {
             return Err(self.violation(lied));
         }
         if ask.is_last {
             self.remove()?;
         }
-        let rest = self.take_in(&ask, pool, burst).map_err(|lied| self.violation(lied))?;
+        let taken = self.take_in(&ask, pool, burst);
+        let (received, rest) = taken.map_err(|lied| self.violation(lied))?;
         if ask.is_last && rest != RestOfPacket::More {
             self.count_drops(burst);
             return Ok(Polled::Exhausted);
         }
-        self.look(rest != RestOfPacket::More, burst)?;
+        let is_empty = received == 0 && rest != RestOfPacket::More;
+        self.look(is_empty, ask.now_ns.saturating_sub(polled_ns), burst)?;
         Ok(match rest {
             // A starved queue waits for frames to return to the pool, and no event announces that.
             RestOfPacket::More | RestOfPacket::Starved => Polled::Ready,

@@ -39,6 +39,12 @@ fn impossible_run_options_are_usage() {
         ("run t0 --via tap --promiscuous", "--promiscuous with tap: there are no other stations"),
         ("run lo --via af_packet --xdp-mode native", "--xdp-mode with af_packet"),
         ("run lo --via af_packet --busy-poll", "--busy-poll with af_packet"),
+        ("run lo --packet-ring frames", "--packet-ring with af_xdp: there is no packet socket"),
+        (
+            "run lo --via af_packet --packet-ring frames --hash device",
+            "--packet-ring frames with --hash device: the kernel gives hashes by blocks",
+        ),
+        ("run lo --spin 5", "--spin <SPIN>"),
         ("run tun:t0 tap:t1 --replace", "--replace with tun, tap"),
         ("run tun:t0 --hash device", "--hash device with tun"),
         ("run vhost-user:v --take udp:53", "--take with vhost-user: what is sent there"),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
-use forebay_device::af_packet::{PacketOptions, PacketSource, open};
+use forebay_device::af_packet::{PacketOptions, PacketRing, PacketSource, open};
 use forebay_device::rx_filter::RxFilter;
 use forebay_rx::arrive::{
     Attachment, Burst, Numbering, PollRequest, Polled, RefusedFrame, SourceError,
@@ -33,6 +33,7 @@ pub(crate) fn options() -> PacketOptions {
         queues: 1,
         take: RxFilter::All,
         promiscuous: false,
+        ring: PacketRing::Blocks,
         device_hash: false,
         verify: Verify::Checksums,
     }
@@ -42,6 +43,11 @@ impl Taker {
     /// Opens the interface of that name in the namespace of the calling thread.
     pub(crate) fn open(name: &str) -> Self {
         Self::open_queues(name, &options()).remove(0)
+    }
+
+    /// Opens the interface with a ring of slots.
+    pub(crate) fn open_slots(name: &str) -> Self {
+        Self::open_queues(name, &PacketOptions { ring: PacketRing::Frames, ..options() }).remove(0)
     }
 
     pub(crate) fn open_queues(name: &str, options: &PacketOptions) -> Vec<Self> {
