@@ -125,8 +125,9 @@ impl Collector for Metrics {
         let build = ("build", "Version of Forebay");
         families.infos(build, [[("version", env!("CARGO_PKG_VERSION"))]])?;
         if let Some(control) = &self.control {
-            queues::encode(control.state(), &mut families)?;
+            // CPUs first, so that no more frames are delivered than were received.
             cpus::encode(control.state(), &mut families)?;
+            queues::encode(control.state(), &mut families)?;
             coalesce::encode(control.state(), &mut families)?;
         }
         queues::encode_devices(&self.devices, &mut families)?;
