@@ -3,6 +3,8 @@
 //! A lone frame is taken at once. Under load, frames are taken many at a time: while this CPU looks
 //! for the next frame, the CPU that receives waits for the slot's cache line.
 
+use std::io::ErrorKind;
+
 use forebay_rx::coalesce::gso::VIRTIO_NET_HDR_BYTES;
 use forebay_sys::packet::FrameRing;
 
@@ -32,6 +34,11 @@ impl ReadPace {
         (now_ns < self.rest_until_ns).then_some(self.rest_until_ns)
     }
 
+    /// Ends a rest: frames wait in the ring.
+    pub(super) fn resume(&mut self) {
+        self.rest_until_ns = 0;
+    }
+
     /// Records that frames were taken, and leaves the ring alone for a moment if they came fast.
     pub(super) fn took(&mut self, frames: u64, now_ns: u64) {
         let since_ns = now_ns.saturating_sub(self.taken_ns);
@@ -49,6 +56,8 @@ pub(super) struct Slots {
     whole: Box<[u8]>,
     /// Length of the frame in `whole`; `None` if it was not read.
     whole_len: Option<usize>,
+    /// True if a read returned an error of the socket, which `SO_ERROR` no longer has.
+    had_error: bool,
     pub(super) pace: ReadPace,
 }
 
@@ -58,8 +67,14 @@ impl Slots {
             ring,
             whole: vec![0; LARGEST_BYTES as usize].into(),
             whole_len: None,
+            had_error: false,
             pace: ReadPace::default(),
         }
+    }
+
+    /// True if a read has returned an error of the socket since this was asked last.
+    pub(super) fn take_error(&mut self) -> bool {
+        std::mem::take(&mut self.had_error)
     }
 
     pub(super) fn ring(&self) -> &FrameRing {
@@ -80,7 +95,7 @@ impl Slots {
             if content == SlotContent::InSocket {
                 let len = match self.whole_len {
                     Some(len) => len,
-                    None => read_whole(&self.ring, &mut self.whole)?,
+                    None => read_whole(&self.ring, &mut self.whole, &mut self.had_error)?,
                 };
                 // A burst without memory leaves the frame here, since it has left the socket.
                 self.whole_len = Some(len);
@@ -106,11 +121,22 @@ impl Slots {
 }
 
 /// Reads a frame from the socket, and returns its length.
-fn read_whole(ring: &FrameRing, to: &mut [u8]) -> Result<usize, InvalidBlock> {
+fn read_whole(
+    ring: &FrameRing,
+    to: &mut [u8],
+    had_error: &mut bool,
+) -> Result<usize, InvalidBlock> {
     // The slot has the same `virtio_net_hdr`.
     let mut vnet_hdr = [0; VIRTIO_NET_HDR_BYTES];
-    let read = ring.take_whole(&mut vnet_hdr, to).ok();
-    read.and_then(|len| len.checked_sub(VIRTIO_NET_HDR_BYTES)).ok_or(InvalidBlock::Absent)
+    let read = match ring.take_whole(&mut vnet_hdr, to) {
+        // A pending error, as of a link that went down, comes first and once; the frame is there.
+        Err(error) if error.kind() != ErrorKind::WouldBlock => {
+            *had_error = true;
+            ring.take_whole(&mut vnet_hdr, to)
+        }
+        read => read,
+    };
+    read.ok().and_then(|len| len.checked_sub(VIRTIO_NET_HDR_BYTES)).ok_or(InvalidBlock::Absent)
 }
 
 #[cfg(test)]

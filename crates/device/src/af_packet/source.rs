@@ -35,6 +35,9 @@ const DOWN_LOOK_NS: u64 = 100_000_000;
 /// Longest interval between two looks at a queue that sleeps between frames.
 const ASLEEP_LOOK_NS: u64 = 100_000_000;
 
+/// Interval between reads of the statistics while frames are taken.
+const BUSY_LOOK_NS: u64 = 10_000_000;
+
 /// Time without a poll after which a queue counts as woken: the frames that woke it are passed on
 /// before the next look.
 const WOKEN_NS: u64 = 1_000_000;
@@ -213,8 +216,15 @@ impl PacketSource {
             self.taken += taken;
             self.is_stale = true;
             self.is_down = false;
-            if let OpenRing::Slots(slots) = &mut self.ring {
-                slots.pace.took(taken, ask.now_ns);
+        }
+        if let OpenRing::Slots(slots) = &mut self.ring {
+            match halt {
+                Ok(Halt::Empty) if taken > 0 => slots.pace.took(taken, ask.now_ns),
+                Ok(Halt::Empty) => {}
+                _ => slots.pace.resume(),
+            }
+            if slots.take_error() {
+                (self.is_down, self.is_stale) = (true, true);
             }
         }
         self.dropped += cut;
@@ -317,6 +327,12 @@ impl Source for PacketSource {
             self.ending = Some(SourceEnding { since_ns: ask.now_ns, is_gone: false });
         }
         let polled_ns = std::mem::replace(&mut self.polled_ns, ask.now_ns);
+        let since_poll_ns = ask.now_ns.saturating_sub(polled_ns);
+        let since_look_ns = ask.now_ns.saturating_sub(self.looked_ns);
+        if since_poll_ns < WOKEN_NS && since_look_ns >= BUSY_LOOK_NS {
+            // A ring that is never found empty loses frames, too.
+            self.look(ask.now_ns, burst)?;
+        }
         if let OpenRing::Slots(slots) = &self.ring
             && let Some(now_ns) = slots.pace.rests_until(ask.now_ns)
             && self.ending.is_none()
@@ -324,10 +340,10 @@ impl Source for PacketSource {
             return Ok(Polled::IdleUntil { now_ns });
         }
         match self.take_frames(&ask, pool, burst)? {
+            // All of the frames were cut: there was work, though no packet.
+            Halt::Enough if burst.is_empty() => Ok(Polled::IdleUntil { now_ns: ask.now_ns }),
             Halt::Enough | Halt::NoMemory => Ok(Polled::Ready),
-            Halt::Empty => {
-                Ok(self.idle(ask.now_ns, ask.now_ns.saturating_sub(polled_ns), burst)?)
-            }
+            Halt::Empty => Ok(self.idle(ask.now_ns, since_poll_ns, burst)?),
         }
     }
 

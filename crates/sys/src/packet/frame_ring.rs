@@ -55,7 +55,8 @@ impl FrameRing {
         }
         let version = libc::tpacket_versions::TPACKET_V2 as c_int;
         socket.set(libc::SOL_PACKET, libc::PACKET_VERSION, &version)?;
-        socket.set_receive_buffer(whole_bytes)?;
+        // The kernel doubles what it is asked for (socket(7)).
+        socket.set_receive_buffer(whole_bytes / 2)?;
         socket.set(libc::SOL_PACKET, libc::PACKET_COPY_THRESH, &1)?;
         let request = libc::tpacket_req {
             tp_block_size: block_bytes,
