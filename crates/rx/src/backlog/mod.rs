@@ -361,7 +361,8 @@ impl Backlogs {
                 // Notes and stamps first, so that every visible packet has a visible note.
                 target.notes.as_mut().map(Producer::publish);
                 if self.is_stamped {
-                    target.stamps.stamp(target.packets.tail(), now_ns);
+                    let tail = target.packets.tail();
+                    target.stamps.stamp(tail, || target.packets.observe_head(), now_ns);
                 }
                 target.packets.publish();
             }

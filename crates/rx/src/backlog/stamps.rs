@@ -7,7 +7,7 @@ use forebay_buf::ring::{Consumer, Producer, ring};
 use crate::counters::Histogram;
 
 /// Number of stamps in a ring. A burst that finds none free is stamped with the next one, at the
-/// time of its own.
+/// time of its own, unless it was delivered before.
 const STAMPS: u32 = if cfg!(loom) { 1 } else { 64 };
 
 /// Largest distance of a position that is still ahead.
@@ -25,8 +25,8 @@ struct Stamp {
 #[derive(Debug)]
 pub(super) struct StampWriter {
     stamps: Producer<Stamp>,
-    /// Time of the first burst that has no stamp yet.
-    unstamped_ns: Option<u64>,
+    /// End and time of the first burst that has no stamp yet.
+    unstamped: Option<Stamp>,
 }
 
 /// Consuming end, held by the CPU that delivers.
@@ -41,17 +41,28 @@ pub(super) struct StampReader {
 pub(super) fn stamps() -> (StampWriter, StampReader) {
     let (writer, reader) = ring(STAMPS, Position(0));
     (
-        StampWriter { stamps: writer, unstamped_ns: None },
+        StampWriter { stamps: writer, unstamped: None },
         StampReader { stamps: reader, current: Vec::with_capacity(1) },
     )
 }
 
 impl StampWriter {
-    /// Stamps the packets up to `position` that have no stamp yet.
-    pub(super) fn stamp(&mut self, position: Position, now_ns: u64) {
-        let at_ns = *self.unstamped_ns.get_or_insert(now_ns);
+    /// Stamps the packets up to `position` that have no stamp yet. `head` is that of the backlog.
+    pub(super) fn stamp(
+        &mut self,
+        position: Position,
+        head: impl FnOnce() -> Position,
+        now_ns: u64,
+    ) {
+        if let Some(first) = self.unstamped
+            && head().since(first.position) <= AHEAD_MAX
+        {
+            // Delivered meanwhile: later packets have not waited that long.
+            self.unstamped = None;
+        }
+        let at_ns = self.unstamped.get_or_insert(Stamp { position, at_ns: now_ns }).at_ns;
         if self.stamps.push(Stamp { position, at_ns }).is_ok() {
-            self.unstamped_ns = None;
+            self.unstamped = None;
             self.stamps.publish();
         }
     }
@@ -105,8 +116,9 @@ mod tests {
             let (mut writer, mut reader) = stamps();
             let waits = Histogram::default();
             let at = |packets| Position(start).plus(packets);
-            writer.stamp(at(3), 100);
-            writer.stamp(at(10), 164);
+            let head = || Position(start);
+            writer.stamp(at(3), head, 100);
+            writer.stamp(at(10), head, 164);
             reader.record(at(2), 2, 200, &waits);
             assert_eq!(recorded(&waits), [(128, 2)], "a part of a burst");
             reader.record(at(10), 8, 228, &waits);
@@ -121,8 +133,9 @@ mod tests {
         let waits = Histogram::default();
         reader.record(Position(5), 5, 100, &waits);
         assert_eq!(recorded(&waits), [], "no stamps yet");
-        writer.stamp(Position(8), 100);
-        writer.stamp(Position(20), 200);
+        let head = || Position(5);
+        writer.stamp(Position(8), head, 100);
+        writer.stamp(Position(20), head, 200);
         // The packets up to 10 were taken while nothing was measured.
         reader.record(Position(14), 4, 204, &waits);
         assert_eq!(recorded(&waits), [(4, 4)]);
@@ -132,14 +145,28 @@ mod tests {
     fn met_5_excess_bursts_keep_first_time() {
         let (mut writer, mut reader) = stamps();
         let waits = Histogram::default();
-        let last = STAMPS + 3;
+        let (last, head) = (STAMPS + 3, || Position(0));
         for burst in 1..=last {
-            writer.stamp(Position(burst), u64::from(burst));
+            writer.stamp(Position(burst), head, u64::from(burst));
         }
         reader.record(Position(STAMPS), STAMPS, STAMPS.into(), &waits);
-        writer.stamp(Position(last + 1), 1000);
+        writer.stamp(Position(last + 1), head, 1000);
         reader.record(Position(last + 1), 4, 1000, &waits);
         let [.., slowest] = recorded(&waits)[..] else { panic!("nothing was recorded") };
         assert_eq!(slowest, (1024, 4), "at the time of burst {}", STAMPS + 1);
+    }
+
+    #[test]
+    fn met_5_delivered_burst_lends_no_time() {
+        let (mut writer, mut reader) = stamps();
+        let waits = Histogram::default();
+        for burst in 1..=STAMPS + 1 {
+            writer.stamp(Position(burst), || Position(0), 1);
+        }
+        // All are delivered, also the last burst, which found no free stamp.
+        reader.record(Position(STAMPS), STAMPS, 1, &waits);
+        writer.stamp(Position(STAMPS + 2), || Position(STAMPS + 1), 60_000);
+        reader.record(Position(STAMPS + 2), 1, 60_001, &waits);
+        assert_eq!(recorded(&waits), [(1, u64::from(STAMPS) + 1)]);
     }
 }
