@@ -13,8 +13,14 @@ impl TextFormat {
     /// Format for a client that sent this `Accept` header.
     #[must_use]
     pub fn accepted(accept: &str) -> Self {
-        let media = accept.split(',').filter_map(|range| range.split(';').next());
-        let is_open = media.map(str::trim).any(|media| media == "application/openmetrics-text");
+        let is_open = accept.split(',').any(|range| {
+            let mut parts = range.split(';').map(str::trim);
+            let is_named = parts
+                .next()
+                .is_some_and(|media| media.eq_ignore_ascii_case("application/openmetrics-text"));
+            // A weight of 0 refuses (RFC 9110, section 12.4.2).
+            is_named && !parts.any(|part| matches!(part, "q=0" | "q=0.0" | "q=0.00" | "q=0.000"))
+        });
         if is_open { Self::OpenMetrics } else { Self::Prometheus }
     }
 
@@ -80,7 +86,13 @@ mod tests {
         let prometheus = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;\
                           version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         assert_eq!(TextFormat::accepted(prometheus), TextFormat::OpenMetrics);
-        for other in ["", "*/*", "text/plain", "text/html, application/openmetrics-texts"] {
+        for other in [
+            "",
+            "*/*",
+            "application/openmetrics-text;q=0, text/plain",
+            "text/plain",
+            "text/html, application/openmetrics-texts",
+        ] {
             assert_eq!(TextFormat::accepted(other), TextFormat::Prometheus, "{other}");
         }
     }

@@ -110,6 +110,8 @@ async fn accept(listener: TcpListener, desk: Arc<ScrapeDesk>) -> io::Result<Infa
         }
         let serve = tokio::time::timeout(CONNECTION_TIME, serve(stream, Arc::clone(&desk)));
         connections.push_back(tokio::spawn(serve).abort_handle());
+        // A request that is there already is answered before the next connection can end this one.
+        tokio::task::yield_now().await;
     }
 }
 

@@ -9,8 +9,8 @@ use prometheus_client::registry::Unit;
 
 use crate::families::{Families, Label, gauge};
 
-/// Upper bound of the sockets that have samples of their own; those bound later are counted
-/// together, as `other`.
+/// Upper bound of the sockets that have samples of their own, in the order of their slots. The memory
+/// of all others is summed, as `other`.
 pub const SOCKETS_LISTED_MAX: usize = 10_000;
 
 /// Label of the sockets without samples of their own.
@@ -37,8 +37,10 @@ pub(crate) fn encode_sockets(
     let bound = ("sockets", "Sockets bound now");
     families.gauges(bound, None, [([] as [Label<'_>; 0], gauge(sockets.len() as u64))])?;
     let sockets = listed(sockets);
+    // The others' sum falls when one of them is closed, which no counter does.
     let each = |count: fn(&SocketCounts) -> u64| {
-        sockets.iter().map(move |socket| (socket.labels(), count(&socket.counts)))
+        let own = sockets.iter().filter(|socket| socket.number != OTHER);
+        own.map(move |socket| (socket.labels(), count(&socket.counts)))
     };
     let queued = ("socket_datagrams", "Datagrams queued to the socket, read or not");
     families.counters(queued, None, each(|of| of.queued))?;
