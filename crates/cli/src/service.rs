@@ -74,13 +74,13 @@ struct Notices {
     has_watchdog: bool,
     is_ready: bool,
     is_stopping: bool,
-    /// Busy time of each CPU at the last feed, and true if it has made progress since.
+    /// Last turn of each CPU at the last feed, and true if it has made progress since.
     cpus: Vec<(u64, bool)>,
 }
 
 impl Notices {
-    /// Notices that are due. The watchdog is fed once every CPU has ended a turn that found work, or
-    /// was asleep, since it was last fed: a CPU whose handler does not return does neither.
+    /// Notices that are due. The watchdog is fed once every CPU has ended a turn, or was asleep,
+    /// since it was last fed: a CPU whose handler does not return does neither.
     fn due(&mut self, has_started: bool, is_stopping: bool, now: &[CpuProgress]) -> Vec<Notice> {
         let mut due = Vec::new();
         if has_started && !self.is_ready {
@@ -92,12 +92,12 @@ impl Notices {
             due.push(Notice::Stopping);
         }
         self.cpus.resize(now.len(), (0, false));
-        for ((busy_ns, has_progress), cpu) in self.cpus.iter_mut().zip(now) {
-            *has_progress |= cpu.is_asleep || cpu.busy_ns != *busy_ns;
+        for ((turned_ns, has_progress), cpu) in self.cpus.iter_mut().zip(now) {
+            *has_progress |= cpu.is_asleep || cpu.turned_ns != *turned_ns;
         }
         let is_alive = self.cpus.iter().all(|(_, has_progress)| *has_progress);
         if self.has_watchdog && self.is_ready && is_alive {
-            self.cpus = now.iter().map(|cpu| (cpu.busy_ns, false)).collect();
+            self.cpus = now.iter().map(|cpu| (cpu.turned_ns, false)).collect();
             due.push(Notice::Watchdog);
         }
         due
@@ -120,8 +120,8 @@ mod tests {
 
     use super::*;
 
-    fn cpu(busy_ns: u64, is_asleep: bool) -> CpuProgress {
-        CpuProgress { busy_ns, is_asleep }
+    fn cpu(turned_ns: u64, is_asleep: bool) -> CpuProgress {
+        CpuProgress { turned_ns, is_asleep }
     }
 
     #[test]
@@ -140,13 +140,13 @@ mod tests {
     fn svc_3_one_stuck_cpu_stops_the_feed() {
         let mut notices = Notices { has_watchdog: true, is_ready: true, ..Notices::default() };
         assert_eq!(notices.due(true, false, &[cpu(5, false), cpu(7, true)]), [Notice::Watchdog]);
-        // Neither asleep nor busier: it is within one turn, or spins.
+        // Neither asleep nor at the end of a turn: it is within one.
         assert_eq!(notices.due(true, false, &[cpu(5, false), cpu(8, false)]), []);
         assert_eq!(notices.due(true, false, &[cpu(5, false), cpu(9, false)]), []);
         assert_eq!(notices.due(true, false, &[cpu(5, true), cpu(9, false)]), [Notice::Watchdog]);
         // Busy all the time.
-        for busy_ns in 10..13 {
-            let now = [cpu(busy_ns, false), cpu(busy_ns, false)];
+        for turned_ns in 10..13 {
+            let now = [cpu(turned_ns, false), cpu(turned_ns, false)];
             assert_eq!(notices.due(true, false, &now), [Notice::Watchdog]);
         }
     }

@@ -38,6 +38,8 @@ pub struct EngineState {
     paused: Box<[AtomicU64]>,
     /// Busy time of each CPU, in nanoseconds; written by that CPU only.
     busy_ns: Box<[AtomicU64]>,
+    /// End of a recent turn of each CPU, on the clock; written by that CPU.
+    turned_ns: Box<[AtomicU64]>,
     /// Part of `busy_ns` spent in delivery, measured while the load is balanced; written by that
     /// CPU only.
     delivering_ns: Box<[AtomicU64]>,
@@ -82,11 +84,15 @@ pub struct EngineCounters {
     pub cpus: Vec<Arc<DeliveryCounters>>,
 }
 
+/// Interval at which a CPU records that its turns end.
+pub(crate) const TURN_SEEN_NS: u64 = 10_000_000;
+
 /// Progress of one CPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CpuProgress {
-    /// Time of all turns that found work and have ended, in nanoseconds.
-    pub busy_ns: u64,
+    /// End of a recent turn, on the engine's clock, in nanoseconds: renewed by a turn that
+    /// ends 10 ms after it.
+    pub turned_ns: u64,
     /// True if the CPU sleeps until it is woken.
     pub is_asleep: bool,
 }
@@ -109,6 +115,7 @@ impl EngineState {
             bells: (0..cpus).map(|_| Bell::default()).collect(),
             paused: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            turned_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             delivering_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             balance_board: Arc::new(BalanceBoard::new(queues, config.cpu_count())),
             squeezed: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
@@ -202,6 +209,14 @@ impl EngineState {
         (0..self.paused.len()).any(|index| self.is_paused(index))
     }
 
+    /// Records that a CPU has ended a turn, if the last record is [`TURN_SEEN_NS`] old.
+    pub(super) fn turn_ended(&self, index: usize, now_ns: u64) {
+        let turned = &self.turned_ns[index];
+        if now_ns.saturating_sub(turned.load(Ordering::Relaxed)) >= TURN_SEEN_NS {
+            turned.store(now_ns, Ordering::Relaxed);
+        }
+    }
+
     pub(super) fn add_busy(&self, index: usize, ns: u64) {
         let busy = &self.busy_ns[index];
         busy.store(busy.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
@@ -237,12 +252,12 @@ impl EngineState {
         self.started.load(Ordering::Acquire)
     }
 
-    /// Progress of each CPU. A CPU that neither sleeps nor becomes busier from one look to the next
-    /// is within one turn all the while, or spins for a moment before it sleeps.
+    /// Progress of each CPU. A CPU that neither sleeps nor ends a turn from one look to the next, more
+    /// than 10 ms later, is within one turn all the while.
     pub fn progress(&self) -> Vec<CpuProgress> {
-        let cpus = self.bells.iter().zip(&self.busy_ns);
-        let progress = cpus.map(|(bell, busy_ns)| CpuProgress {
-            busy_ns: busy_ns.load(Ordering::Relaxed),
+        let cpus = self.bells.iter().zip(&self.turned_ns);
+        let progress = cpus.map(|(bell, turned_ns)| CpuProgress {
+            turned_ns: turned_ns.load(Ordering::Relaxed),
             is_asleep: bell.is_asleep(),
         });
         progress.collect()
