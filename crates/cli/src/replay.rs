@@ -37,8 +37,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let config = args.control.read()?;
     let replay = Replay::open(plan)?;
     let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends);
+    let socket = args.control.bind(None)?;
     let faces =
-        args.control.open(&replay.control(), config.as_ref(), &args.engine.given(), None)?;
+        args.control.open(&replay.control(), config.as_ref(), &args.engine.given(), socket)?;
     let metrics = args.metrics.serve(|| replay.metrics())?;
     let failure = Arc::clone(replay.failure());
     let teller = tell_once(move || failure.get().cloned());

@@ -27,5 +27,5 @@ pub use flow::FlowName;
 pub use handle::Control;
 #[cfg(feature = "mount")]
 pub use mount::Mount;
-pub use socket::ControlSocket;
+pub use socket::{BoundSocket, ControlSocket};
 pub use tree::{EntryKind, TreeEntry};

@@ -42,14 +42,54 @@ impl ControlSocket {
     /// # Errors
     /// If a live run listens there, a file of another kind is there, or the system refuses.
     pub fn open(control: Control, path: &Path, config: Option<PathBuf>) -> Result<Self> {
-        let listener = Arc::new(PrivateListener::bind(path, "the control socket")?);
+        BoundSocket::bind(path)?.serve(control, config)
+    }
+}
+
+/// Control socket that nobody serves yet. It is bound while the process has the privileges for its
+/// directory, and served once they are dropped. Clients wait until then.
+#[derive(Debug)]
+pub struct BoundSocket {
+    /// `None` once it is served.
+    listener: Option<PrivateListener>,
+    path: PathBuf,
+}
+
+impl BoundSocket {
+    /// Binds the socket at `path`. Replaces that of a dead run.
+    ///
+    /// # Errors
+    /// As [`ControlSocket::open`].
+    pub fn bind(path: &Path) -> Result<Self> {
+        let listener = PrivateListener::bind(path, "the control socket")?;
+        Ok(Self { listener: Some(listener), path: path.to_owned() })
+    }
+
+    /// Serves clients from `control`.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub fn serve(mut self, control: Control, config: Option<PathBuf>) -> Result<ControlSocket> {
+        let bound = self.listener.take().expect("a socket is served once, as serving takes it");
+        let listener = Arc::new(bound);
         let seats = Arc::new(ClientSlots::default());
-        let mut socket =
-            Self { listener: Arc::clone(&listener), seats: Arc::clone(&seats), door: None };
+        let mut socket = ControlSocket {
+            listener: Arc::clone(&listener),
+            seats: Arc::clone(&seats),
+            door: None,
+        };
         let desk = Arc::new(Desk { control, config });
         let door = spawn(move || let_in(&listener, &desk, &seats));
-        socket.door = Some(door.map_err(Error::file("create", path))?);
+        socket.door = Some(door.map_err(Error::file("create", &self.path))?);
         Ok(socket)
+    }
+}
+
+impl Drop for BoundSocket {
+    fn drop(&mut self) {
+        if let Some(listener) = &self.listener {
+            listener.remove();
+        }
     }
 }
 

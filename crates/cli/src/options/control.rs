@@ -1,9 +1,9 @@
 //! Options of control.
 
-use std::path::{Path, PathBuf, absolute};
+use std::path::{PathBuf, absolute};
 
 use clap::Args;
-use forebay_control::{ConfigFile, Control, ControlSocket, Mount, places};
+use forebay_control::{BoundSocket, ConfigFile, Control, ControlSocket, Mount, places};
 
 use crate::failure::Failure;
 
@@ -53,6 +53,17 @@ impl ControlOptions {
         Ok(config)
     }
 
+    /// Binds the control socket, if there is to be one. A run that drops its privileges does so
+    /// afterwards. `name` is the default name of a run that listens by default.
+    pub(crate) fn bind(&self, name: Option<&str>) -> Result<Option<BoundSocket>, Failure> {
+        Ok(match (&self.control, &self.name, name) {
+            (Some(at), ..) => Some(BoundSocket::bind(at)?),
+            (None, Some(name), _) => Some(BoundSocket::bind(&places::of_run(name)?)?),
+            (None, None, Some(name)) if !self.no_control => bind_by_default(name),
+            _ => None,
+        })
+    }
+
     /// Sets the knobs of the config file, except those in `given`, which options set, and opens the
     /// control interfaces. Signal handlers must be installed before: no signal may leave a mount
     /// behind.
@@ -61,33 +72,24 @@ impl ControlOptions {
         control: &Control,
         config: Option<&ConfigFile>,
         given: &[&str],
-        name: Option<&str>,
+        socket: Option<BoundSocket>,
     ) -> Result<Faces, Failure> {
         if let Some(config) = config {
             apply(config, control, given)?;
         }
         let path = config.map(|config| absolute(config.path())).transpose().unwrap_or_default();
-        let listen = |at: &Path| ControlSocket::open(control.clone(), at, path.clone());
-        let socket = match (&self.control, &self.name, name) {
-            (Some(at), ..) => Some(listen(at)?),
-            (None, Some(name), _) => Some(listen(&places::of_run(name)?)?),
-            (None, None, Some(name)) if !self.no_control => listen_by_default(name, listen),
-            _ => None,
-        };
+        let socket = socket.map(|socket| socket.serve(control.clone(), path)).transpose()?;
         let mount = |directory: &PathBuf| Mount::new(control.clone(), directory);
         Ok(Faces { _mount: self.mount.as_ref().map(mount).transpose()?, _socket: socket })
     }
 }
 
-/// Listens at the default path of a name; if another run has the name, with a number appended.
-/// Nobody requested the socket, so a failure is reported but does not end the run.
-fn listen_by_default(
-    name: &str,
-    listen: impl Fn(&Path) -> Result<ControlSocket, forebay_sys::Error>,
-) -> Option<ControlSocket> {
+/// Binds the socket at the default path of a name; if another run has the name, with a number
+/// appended. Nobody requested the socket, so a failure is reported but does not end the run.
+fn bind_by_default(name: &str) -> Option<BoundSocket> {
     let numbered = (2..=SAME_NAME_MAX).map(|number| format!("{name}-{number}"));
     for own in std::iter::once(name.to_owned()).chain(numbered) {
-        match places::of_run(&own).and_then(|path| listen(&path)) {
+        match places::of_run(&own).and_then(|path| BoundSocket::bind(&path)) {
             Err(forebay_sys::Error::InUse { .. }) => {}
             Err(error) => {
                 // Not fatal: the socket was not requested.
