@@ -16,6 +16,7 @@
 //! rps_cpus = "2"
 //! ```
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -46,7 +47,7 @@ pub struct ConfigFile {
 }
 
 /// Effect of a config file that was read again.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Reloaded {
     /// Knobs that changed, each with its value before and now.
     pub changed: Vec<String>,
@@ -54,6 +55,19 @@ pub struct Reloaded {
     pub notes: Vec<String>,
     /// Refusals.
     pub errors: Vec<Error>,
+    /// File without what was refused: compared with it, the next reading tries that again.
+    pub in_force: ConfigFile,
+}
+
+impl Reloaded {
+    fn of(file: ConfigFile) -> Self {
+        Self { changed: Vec::new(), notes: Vec::new(), errors: Vec::new(), in_force: file }
+    }
+
+    fn refuse(&mut self, entry: &ConfigEntry, error: Error) {
+        self.errors.push(error);
+        self.in_force.entries.retain(|it| !it.is_same(entry));
+    }
 }
 
 /// Value of one knob.
@@ -62,6 +76,13 @@ struct ConfigEntry {
     name: String,
     value: String,
     line: usize,
+}
+
+impl ConfigEntry {
+    /// True if both give the same value to the same name, on whichever line.
+    fn is_same(&self, other: &Self) -> bool {
+        (&self.name, &self.value) == (&other.name, &other.value)
+    }
 }
 
 impl ConfigFile {
@@ -121,7 +142,7 @@ impl ConfigFile {
         let names = Names::in_run(control);
         let mut notes = Vec::new();
         for entry in self.entries_but(except) {
-            notes.extend(self.set(control, &names, entry)?);
+            notes.extend(self.set(control, &names, entry, |_| true)?);
         }
         notes.dedup();
         Ok(notes)
@@ -131,30 +152,23 @@ impl ConfigFile {
     /// continues after an error. A knob that is no longer in the file gets its default. All others
     /// stay as they are, whoever set them.
     pub fn apply_changes(&self, before: &Self, control: &Control, except: &[&str]) -> Reloaded {
-        let mut reloaded = Reloaded::default();
-        let values = |file: &Self, knob: &str| -> Vec<(String, String)> {
-            let of_knob = file.entries_but(except).filter(|entry| last(&entry.name) == knob);
-            of_knob.map(|entry| (entry.name.clone(), entry.value.clone())).collect()
-        };
-        let entries = before.entries_but(except).chain(self.entries_but(except));
-        let mut knobs: Vec<_> = entries.map(|entry| last(&entry.name)).collect();
-        knobs.sort_unstable();
-        knobs.dedup();
-        knobs.retain(|knob| values(before, knob) != values(self, knob));
-        let old = list(control);
-        let gone = before.entries_but(except).filter(|entry| {
-            knobs.contains(&last(&entry.name))
-                && !self.entries.iter().any(|it| it.name == entry.name)
-        });
-        for entry in gone {
-            self.reset(control, &entry.name, &old, &mut reloaded);
+        let (old, names) = (list(control), Names::in_run(control));
+        let mut reloaded = Reloaded::of(self.clone());
+        let (was, wanted) = (before.by_path(control, except), self.by_path(control, except));
+        for (path, entry) in was.iter().filter(|(path, _)| !wanted.contains_key(*path)) {
+            if !reset(control, path, &old) {
+                let name = &entry.name;
+                reloaded.notes.push(format!("{name}: no longer in the file, and left as it is"));
+            }
         }
-        let names = Names::in_run(control);
-        let new = self.entries_but(except).filter(|entry| knobs.contains(&last(&entry.name)));
-        for entry in new {
-            match self.set(control, &names, entry) {
+        for entry in self.entries_but(except) {
+            let is_new = |path: &String| {
+                let value = was.get(path).map(|entry| &entry.value);
+                wanted.get(path).is_some_and(|it| it.is_same(entry)) && value != Some(&entry.value)
+            };
+            match self.set(control, &names, entry, is_new) {
                 Ok(told) => reloaded.notes.extend(told),
-                Err(error) => reloaded.errors.push(error),
+                Err(error) => reloaded.refuse(entry, error),
             }
         }
         reloaded.notes.dedup();
@@ -167,24 +181,29 @@ impl ConfigFile {
         reloaded
     }
 
-    /// Sets a knob that is no longer in the file to its default, if it has one.
-    fn reset(&self, control: &Control, name: &str, knobs: &[ListedKnob], into: &mut Reloaded) {
-        for path in names::find_for_writing(control, name).unwrap_or_default() {
-            let default = knobs.iter().find(|knob| knob.path == path).map(|knob| &knob.default);
-            let is_set = default
-                .is_some_and(|default| !default.is_empty() && control.echo(&path, default).is_ok());
-            if !is_set {
-                into.notes.push(format!("{name}: no longer in the file, and left as it is"));
-            }
-        }
+    /// Entry that decides each knob, by the knob's path: of several, the one with the most special
+    /// name, which comes last.
+    fn by_path(&self, control: &Control, except: &[&str]) -> BTreeMap<String, &ConfigEntry> {
+        let each = self.entries_but(except).flat_map(|entry| {
+            let paths = names::find_for_writing(control, &entry.name).unwrap_or_default();
+            paths.into_iter().map(move |path| (path, entry))
+        });
+        each.collect()
     }
 
     fn entries_but(&self, except: &[&str]) -> impl Iterator<Item = &ConfigEntry> {
         self.entries.iter().filter(|entry| !except.contains(&last(&entry.name)))
     }
 
-    /// Sets one knob, or that of every queue, and returns lines about parts that are not in force.
-    fn set(&self, control: &Control, names: &Names, entry: &ConfigEntry) -> Result<Vec<String>> {
+    /// Sets one knob, or that of every queue, where `is_meant` for its path. Returns lines about
+    /// parts that are not in force.
+    fn set(
+        &self,
+        control: &Control,
+        names: &Names,
+        entry: &ConfigEntry,
+        is_meant: impl Fn(&String) -> bool,
+    ) -> Result<Vec<String>> {
         let ConfigEntry { name, value, line } = entry;
         let wrong = |Refused { errno, why }: Refused| Error::Config {
             path: self.path.clone(),
@@ -192,7 +211,8 @@ impl ConfigFile {
             problem: format!("{name} cannot be {value:?}: {why} ({errno})"),
         };
         let mut notes = Vec::new();
-        for path in names::find_for_writing(control, name).map_err(wrong)? {
+        let paths = names::find_for_writing(control, name).map_err(wrong)?;
+        for path in paths.into_iter().filter(is_meant) {
             let written = control.echo(&path, value);
             let written = written.map_err(wrong)?;
             let name = names.short(&path);
@@ -207,6 +227,12 @@ impl ConfigFile {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Sets a knob to its default. Returns false if it has none, or refuses it.
+fn reset(control: &Control, path: &str, knobs: &[ListedKnob]) -> bool {
+    let default = knobs.iter().find(|knob| knob.path == path).map(|knob| &knob.default);
+    default.is_some_and(|default| !default.is_empty() && control.echo(path, default).is_ok())
 }
 
 /// Adds the values of a table, each with its offset in the text. `above` is the prefix for the

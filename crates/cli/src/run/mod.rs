@@ -36,6 +36,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let config = args.control.read()?;
     devices::check_interfaces(args, &plan.devices)?;
     let run = Run::open(plan)?;
+    let name = places::name_of(args.devices.iter().map(|device| device.name.as_str()));
+    let socket = args.control.bind(Some(&name))?;
     if let Some(user) = &args.user {
         // Before threads are created: each thread would have to drop its privileges itself.
         privilege::drop_to(user)?;
@@ -44,8 +46,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let hangup = if config.is_some() { Hangup::Acts } else { Hangup::Ends };
     let interrupted = stop_on_signals(run.stopper(), hangup);
     let given = args.engine.given();
-    let name = places::name_of(args.devices.iter().map(|device| device.name.as_str()));
-    let faces = args.control.open(&run.control(), config.as_ref(), &given, Some(&name))?;
+    let faces = args.control.open(&run.control(), config.as_ref(), &given, socket)?;
     let metrics = args.metrics.serve(|| run.metrics())?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
     let watch = run.watch();
@@ -106,7 +107,8 @@ fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<&'static st
             Ok(now) => now,
             Err(error) => return eprintln!("forebay: {error}; all knobs stay as they are"),
         };
-        let Reloaded { changed, notes, errors } = now.apply_changes(&before, &control, &given);
+        let Reloaded { changed, notes, errors, in_force } =
+            now.apply_changes(&before, &control, &given);
         let later = file::changed(&before, &now);
         for line in changed.iter().chain(&notes).chain(&later) {
             eprintln!("forebay: {}: {line}", path.display());
@@ -116,10 +118,7 @@ fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<&'static st
         }
         let told = if errors.is_empty() { "read again" } else { "read again, in part" };
         eprintln!("forebay: {}: {told}", path.display());
-        // What was refused is tried again with the next reading.
-        if errors.is_empty() {
-            before = now;
-        }
+        before = in_force;
     })
 }
 

@@ -112,6 +112,30 @@ fn svc_4_hangup_applies_only_what_changed() {
 }
 
 #[test]
+fn svc_4_refusal_repeats_no_accepted_knobs() {
+    let desk = Desk::new();
+    let service = Service::start(&desk, "");
+    let awaited = |knob: &str, value: &str| {
+        let began = Instant::now();
+        while service.reads(knob) != value {
+            assert!(began.elapsed() < PATIENCE, "{knob} does not become {value}");
+        }
+    };
+    let file = "netdev_max_backlog = \"none\"\nnetdev_budget = 400\n";
+    write(&desk, file);
+    service.signal("HUP");
+    awaited("netdev_budget", "400");
+    assert_eq!(desk.run("set netdev_budget=200 --control s.sock").code, Some(0));
+    write(&desk, &format!("{file}dev_weight = 33\n"));
+    service.signal("HUP");
+    awaited("dev_weight", "33");
+    assert_eq!(service.reads("netdev_budget"), "200", "as it was set");
+    let run = service.stop();
+    let refusals = run.told.matches("netdev_max_backlog cannot be").count();
+    assert_eq!(refusals, 2, "tried again: {}", run.told);
+}
+
+#[test]
 fn svc_1_file_without_devices_is_usage() {
     let desk = Desk::new();
     fs::write(desk.path("f.toml"), "[knobs]\n").unwrap();
