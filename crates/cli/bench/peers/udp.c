@@ -1,5 +1,5 @@
 // A reader of a UDP socket of the kernel: counts what recvmmsg(2) takes (mode block or spin), or
-// sends each datagram back (mode echo).
+// sends each datagram back (mode echo or echo-spin).
 #include "peer.h"
 
 static int bound(void)
@@ -35,13 +35,13 @@ static _Noreturn void *reader(void *number)
 static _Noreturn void echo(void)
 {
 	static uint8_t buffer[PACKET_BYTES_MAX];
-	int fd = bound();
+	int flags = is_mode("echo-spin") ? MSG_DONTWAIT : 0, fd = bound();
 	pin(options.cpus[0]);
 	ready();
 	for (;;) {
 		struct sockaddr_in from;
 		socklen_t len = sizeof from;
-		ssize_t got = recvfrom(fd, buffer, sizeof buffer, 0, (void *)&from, &len);
+		ssize_t got = recvfrom(fd, buffer, sizeof buffer, flags, (void *)&from, &len);
 		if (got > 0) sendto(fd, buffer, got, 0, (void *)&from, len);
 	}
 }
@@ -49,7 +49,7 @@ static _Noreturn void echo(void)
 int main(int argc, char **argv)
 {
 	read_options(argc, argv);
-	if (is_mode("echo")) echo();
+	if (is_mode("echo") || is_mode("echo-spin")) echo();
 	start(reader);
 	measure();
 }

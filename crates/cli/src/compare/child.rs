@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
@@ -28,6 +29,8 @@ impl StartedProgram {
     /// Starts a program that does not say when it is ready.
     pub(super) fn spawn(command: &mut Command) -> Result<Self, String> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A terminal's signals are for the comparison, which ends its programs.
+        command.process_group(0);
         let mut child = command.spawn().map_err(|error| format!("{command:?}: {error}"))?;
         let lines = child.stdout.take().ok_or("a pipe is missing")?;
         Ok(Self { child, lines: BufReader::new(lines) })

@@ -1,7 +1,7 @@
 //! `compare latency`: time from a request to its answer, over a veth.
 //!
-//! The client is a UDP socket of the kernel on the first CPU, one request after the other. The
-//! server on the second CPU sends each datagram back.
+//! The client is a UDP socket of the kernel on the second CPU, one request after the other. The
+//! server on the first CPU sends each datagram back.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -32,8 +32,13 @@ enum EchoServer {
     Own(&'static str),
 }
 
-const SERVERS: [(Author, &str, EchoServer); 8] = [
+const SERVERS: [(Author, &str, EchoServer); 9] = [
     (Author::Peer, "kernel UDP socket", EchoServer::Peer(Peer::Udp, "echo", TO_RECEIVER)),
+    (
+        Author::Peer,
+        "kernel UDP socket, spinning",
+        EchoServer::Peer(Peer::Udp, "echo-spin", TO_RECEIVER),
+    ),
     (Author::Peer, "libxdp, poll", EchoServer::Peer(Peer::Xsk, "echo", TO_NOBODY)),
     (Author::Peer, "libxdp, spinning", EchoServer::Peer(Peer::Xsk, "echo-spin", TO_NOBODY)),
     (Author::Peer, "AF_PACKET, recvmmsg", EchoServer::Peer(Peer::Packet, "echo", TO_NOBODY)),

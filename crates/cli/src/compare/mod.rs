@@ -39,7 +39,7 @@ use forebay_sys as sys;
 use machine::MachineFacts;
 use peers::Peers;
 use report::CompareReport;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use subject::Subject;
 
 use crate::bench::pair::{self, CpuPair};
@@ -53,7 +53,7 @@ pub(crate) struct CompareArgs {
     #[arg(value_enum, default_value_t)]
     what: CompareKind,
 
-    /// RoundPlan: in each, every program has one turn
+    /// Rounds: in each, every program has one turn
     #[arg(long, value_name = "N", default_value = "7")]
     rounds: NonZeroU16,
 
@@ -134,7 +134,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         written(path, fs::write(path, ""))?;
     }
     let is_interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
         // If a handler cannot be installed, the signal ends the program as by default.
         let _ =
             signal_hook::flag::register_conditional_default(signal, Arc::clone(&is_interrupted));
@@ -180,7 +180,9 @@ fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
             return Err(Failure::usage(problem, "install iproute2 and ethtool"));
         }
     }
-    let cpus = pair::two_of(&sys::allowed_cpus())?;
+    // An engine on both CPUs polls on the first, which the sender must leave free.
+    let CpuPair { here, there } = pair::two_of(&sys::allowed_cpus())?;
+    let cpus = CpuPair { here: there, there: here };
     let peers = Peers::new().map_err(|problem| {
         Failure::usage(problem, "see that there is room for temporary files (TMPDIR)")
     })?;

@@ -1,7 +1,7 @@
 //! `compare receive`: packets a second that arrive from a flood of 60-byte UDP frames.
 //!
-//! The sender has the first CPU, where a veth's receive softirq also runs unless the kernel steers
-//! it away. The receiver has the second.
+//! The sender has the second CPU, where a veth's receive softirq also runs unless the kernel steers
+//! it away. The receiver has the first.
 
 use std::process::Command;
 
@@ -151,8 +151,9 @@ fn measure(
     let mut command = receiver(setting, network, &turn.receiver)?;
     command.args(["--device", RECEIVER.device, "--cpus", &cpus, "--port", PORT]);
     command.args(["--warm-up", &warm_up.to_string(), "--window", &window.to_string()]);
-    let mut receiver = StartedProgram::start(&mut command)?;
+    // Compiled, if need be, before the receiver waits.
     let mut flood = network.inside(SENDER.namespace, setting.peers.program(Peer::Flood)?);
+    let mut receiver = StartedProgram::start(&mut command)?;
     flood.args(["--device", SENDER.device, "--cpus", &here.to_string(), "--port", PORT]);
     flood.args(["--to", turn.to, "--flows", &setting.flows.to_string()]);
     flood.args(["--mode", if setting.is_skewed { "zipf" } else { "even" }]);

@@ -34,7 +34,8 @@ fn section(comparison: &Comparison) -> String {
         Better::Less => "less",
     };
     let mut text = format!("\n{group}: {metric} ({unit}, {better} is better, {})\n", at(class));
-    let ours: Vec<_> = rows.iter().filter(|row| row.author == Author::Forebay).collect();
+    let is_ours = |row: &&CompareRow| row.author == Author::Forebay && row.spread.is_some();
+    let ours: Vec<_> = rows.iter().filter(is_ours).collect();
     let mut table = Table::new();
     table.load_style(NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     let columns = ["", "median", "min–max", "n"].map(str::to_owned).into_iter();

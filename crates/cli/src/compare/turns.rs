@@ -1,4 +1,4 @@
-//! RoundPlan in which all subjects take turns, so that a change of the machine affects all alike.
+//! Rounds in which all subjects take turns, so that a change of the machine affects all alike.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use indicatif::ProgressBar;
 use super::subject::{Subject, TurnFigures};
 use crate::bench::pair::CacheClass;
 
-/// RoundPlan of a comparison.
+/// Rounds of a comparison.
 pub(super) struct RoundPlan<'a> {
     pub(super) count: u16,
     /// Measures the distance of the CPUs before and after each turn.
@@ -20,7 +20,7 @@ pub(super) struct RoundPlan<'a> {
 /// Turns of one subject.
 #[derive(Default)]
 pub(super) struct Taken {
-    /// Samples with the class of cache distance at that time.
+    /// Figures of each turn, with the class of cache distance at that time.
     pub(super) samples: Vec<(TurnFigures, &'static str)>,
     /// Reason why the subject has no further turns.
     pub(super) failed: Option<String>,

@@ -52,7 +52,7 @@ int main(int argc, char **argv)
 	start_eal(lcores);
 	objects = rte_ring_create("objects", CAPACITY, SOCKET_ID_ANY, RING_F_SP_ENQ | RING_F_SC_DEQ);
 	if (!objects) fail("rte_ring_create");
-	rte_eal_remote_launch(consumer, NULL, options.cpus[1]);
+	if (rte_eal_remote_launch(consumer, NULL, options.cpus[1])) fail("rte_eal_remote_launch");
 	repeat_pair(sample, options.flows, options.window_ms * 1e6);
 	fflush(stdout);
 	_exit(0);

@@ -1,6 +1,8 @@
 //! Client that asks a server over a UDP socket of the kernel, one request after the other.
 
+use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,10 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// Lost requests in a row after which the server counts as gone.
 const LOST_MAX: u32 = 5;
 
-const REQUEST: [u8; 64] = [7; 64];
+const REQUEST_BYTES: usize = 64;
+
+/// Number of the next request, which begins with it.
+static NEXT_REQUEST: AtomicU64 = AtomicU64::new(0);
 
 pub(super) fn run(args: &OwnArgs) -> Result<(), Failure> {
     let refused = |error: std::io::Error| {
@@ -56,11 +61,14 @@ fn exchange(socket: &UdpSocket, rate: u32, lasts: Duration) -> std::io::Result<V
     let mut next = began;
     while began.elapsed() < lasts || times.is_empty() {
         thread::sleep(next.saturating_duration_since(Instant::now()));
-        next += period;
         let asked = Instant::now();
-        socket.send(&REQUEST)?;
-        match socket.recv(&mut [0; 2048]) {
-            Ok(_) => {
+        // A late request does not hurry the next ones.
+        next = next.max(asked) + period;
+        let mut request = [7; REQUEST_BYTES];
+        request[..8].copy_from_slice(&NEXT_REQUEST.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+        socket.send(&request)?;
+        match await_answer(socket, &request, asked) {
+            Ok(()) => {
                 times.push(asked.elapsed());
                 lost = 0;
             }
@@ -69,4 +77,16 @@ fn exchange(socket: &UdpSocket, rate: u32, lasts: Duration) -> std::io::Result<V
         }
     }
     Ok(times)
+}
+
+/// Receives until the answer to this request comes. Late answers to earlier ones are passed over.
+fn await_answer(socket: &UdpSocket, request: &[u8], asked: Instant) -> io::Result<()> {
+    let mut answer = [0; 2048];
+    while asked.elapsed() < ANSWER_TIMEOUT {
+        let len = socket.recv(&mut answer)?;
+        if answer[..len] == *request {
+            return Ok(());
+        }
+    }
+    Err(ErrorKind::TimedOut.into())
 }
