@@ -61,7 +61,9 @@ fn tun(device: &DeviceFacts) -> Option<Finding> {
     let name = &device.interface.name;
     let found = format!("{name} takes {capabilities}, which this process does not have: {help}");
     let finding = Finding::new(Stops, "privileges", found);
-    let command = format!("ip tuntap add {name} mode tap user $USER");
+    let mode = if device.interface.tun.is_some_and(|tun| tun.is_tap) { "tap" } else { "tun" };
+    let made = format!("{name} mode {mode}");
+    let command = format!("ip tuntap del {made} && ip tuntap add {made} user USER");
     Some(finding.command(command).gain("its owner needs no privilege; root makes it once"))
 }
 
@@ -171,8 +173,9 @@ fn kernel_rps(device: &DeviceFacts, machine: &MachineFacts) -> Option<Finding> {
 fn merging(device: &DeviceFacts) -> Option<Finding> {
     let (name, features) = (&device.interface.name, device.features.as_ref()?);
     let merging = [("rx-lro", "lro"), ("rx-gro-hw", "rx-gro-hw")];
-    let on: Vec<_> =
-        merging.into_iter().filter(|(feature, _)| features.active.contains(*feature)).collect();
+    let is_on =
+        |feature: &str| features.active.contains(feature) && features.changeable.contains(feature);
+    let on: Vec<_> = merging.into_iter().filter(|(feature, _)| is_on(feature)).collect();
     (!on.is_empty()).then(|| {
         let names: Vec<_> = on.iter().map(|(feature, _)| *feature).collect();
         let found = format!("the device merges segments itself: {}", names.join(", "));
