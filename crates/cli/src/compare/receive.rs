@@ -22,7 +22,7 @@ const QUANTITIES: &[Quantity] = &[
 /// Size of the kernel's flow tables with RFS.
 const RFS_FLOWS: u32 = 32_768;
 
-/// How the kernel, or XDP, steers packets in front of a receiver.
+/// Steering by the kernel or by XDP in front of a receiver.
 #[derive(Clone, Copy)]
 enum FloodSteering {
     Off,

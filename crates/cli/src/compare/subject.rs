@@ -8,7 +8,7 @@ pub(super) struct Subject<'a> {
     pub(super) group: &'static str,
     pub(super) name: String,
     pub(super) author: Author,
-    /// What one turn measures, in the order of the report.
+    /// Quantities of one turn, in the order of the report.
     pub(super) metrics: &'static [Quantity],
     /// One turn.
     pub(super) measure: Box<dyn Fn() -> Result<TurnFigures, String> + 'a>,

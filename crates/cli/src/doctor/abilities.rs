@@ -1,4 +1,4 @@
-//! What a machine and a device have and can do, in rows.
+//! Abilities of a machine and a device, in rows.
 
 use std::collections::BTreeMap;
 

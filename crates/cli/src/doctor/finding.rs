@@ -20,7 +20,7 @@ pub(super) struct Finding {
     pub(super) severity: Severity,
     /// Subject, as in `governor`.
     pub(super) about: &'static str,
-    /// What there is.
+    /// Fact that was found.
     pub(super) found: String,
     /// Commands that change it, each sufficient unless the text says otherwise.
     pub(super) commands: Vec<String>,

@@ -70,11 +70,11 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
 struct Examined {
     /// Name of the device, if one was given.
     device: Option<String>,
-    /// What there is, by name.
+    /// Abilities, by name.
     abilities: Vec<abilities::Ability>,
-    /// What to change or to know, the worst first.
+    /// Findings, the worst first.
     findings: Vec<Finding>,
-    /// What could not be read, with the reason.
+    /// Facts that could not be read, with the reason.
     unseen: Vec<UnseenFact>,
 }
 
