@@ -22,6 +22,7 @@
 //! not know.
 
 mod ids;
+mod config; //      limits and conditions of a queue
 mod sock_flow; //   CPUs of applications (RFS)
 mod rps; //         CPUs of the map (RPS)
 mod meter; //       work of those CPUs
@@ -42,6 +43,7 @@ pub use balance::{
     BALANCE_LOAD_MIN_NS, BALANCE_ROUND_MAX, BalanceBoard, BalanceConfig, BalancePolicy,
     BalancePreview, BalanceRound, CpuLoad, QueueTraffic, REST_NS,
 };
+pub use config::{MoveAfter, SteerConfig};
 use desired_cpu::DesiredCpus;
 use fence::Fences;
 use flow_table::CurrentCpu;
@@ -69,40 +71,6 @@ use crate::cpu::{CpuId, RxQueue};
 use crate::hash::FlowHash;
 use crate::packet::Packet;
 use crate::steer_reason::SteerReason;
-
-/// Limit on packets that stay with their predecessors on a CPU that the flow should leave, by
-/// number or by time, whichever is reached first; then a held move begins. Counted since the slot
-/// last changed its CPU.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MoveAfter {
-    /// Packets of the slot.
-    pub packets: u32,
-    /// Time since the first of them.
-    pub time_ns: u64,
-}
-
-impl Default for MoveAfter {
-    fn default() -> Self {
-        Self { packets: 64, time_ns: 1_000_000 }
-    }
-}
-
-/// Configuration of a [`Steering`].
-#[derive(Clone, Debug)]
-pub struct SteerConfig {
-    /// CPU that polls the queue.
-    pub polling_cpu: CpuId,
-    /// Number of slots of the flow table.
-    pub rps_flow_cnt: u32,
-    /// Condition on which a held move begins.
-    pub move_after: MoveAfter,
-    /// Maximum number of held packets; at least 1.
-    pub hold_max: u32,
-    /// Condition on which packets leave the polling CPU.
-    pub spread: SpreadPolicy,
-    /// Maximum number of packets per delivered batch.
-    pub batch_max: u32,
-}
 
 /// Steering of one rx queue. One writer: the polling CPU.
 #[derive(Debug)]
