@@ -50,6 +50,11 @@ fn main() {
             gro::judge_kernel_outside,
         ),
         judge("lro_t4_vxlan_agrees_with_the_kernel", vxlan, gro::judge_kernel_vxlan),
+        judge(
+            "lro_t4_gre_and_geneve_agree_with_linux",
+            gro::missing_guest(),
+            gro::judge_guest_tunnelled,
+        ),
         judge("lro_8_agrees_with_the_kernel", kernel.clone(), gro::judge_kernel),
         judge("lro_2_agrees_with_the_kernel_behind_tags", tagged, gro::judge_kernel_tagged),
         judge("lro_11_bulk_merges_as_in_kernel", kernel, gro::judge_bulk),

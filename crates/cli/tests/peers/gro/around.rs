@@ -13,6 +13,15 @@ pub(crate) enum Around {
     Vxlan {
         is_summed: bool,
     },
+    /// GRE over IPv4, with a key, around a frame or a packet.
+    Gre {
+        is_bridged: bool,
+        is_summed: bool,
+    },
+    /// UDP over IPv4 and a GENEVE header with an option, with a checksum or without.
+    Geneve {
+        is_summed: bool,
+    },
 }
 
 /// Fields of an IPv4 header outside, from frame to frame.
@@ -38,12 +47,24 @@ pub(crate) const OUTSIDE: [Around; 6] = [
     Around::Ipv4(Outer::TosChanges),
     Around::Ipv4(Outer::DontFragmentChanges),
 ];
-pub(crate) const VXLAN: [Around; 2] =
+pub(crate) const WITH_VXLAN: [Around; 2] =
     [Around::Vxlan { is_summed: false }, Around::Vxlan { is_summed: true }];
+/// Tunnels for which a guest's kernel has the modules.
+pub(crate) const OF_GUEST: [Around; 5] = [
+    Around::Gre { is_bridged: false, is_summed: false },
+    Around::Gre { is_bridged: false, is_summed: true },
+    Around::Gre { is_bridged: true, is_summed: false },
+    Around::Geneve { is_summed: false },
+    Around::Geneve { is_summed: true },
+];
 
 const LINK_BYTES: usize = 14;
+const VXLAN: [u8; 8] = [8, 0, 0, 0, 0, 0, 7, 0];
 const VXLAN_PORT: u16 = 4789;
-const VXLAN_NETWORK: u8 = 7;
+/// One option of four bytes behind the header, around Ethernet.
+const GENEVE: [u8; 16] = [2, 0, 0x65, 0x58, 0, 0, 7, 0, 0, 1, 0x80, 1, 9, 9, 9, 9];
+const GENEVE_PORT: u16 = 6081;
+const GRE_KEY: [u8; 4] = [0, 0, 0, 5];
 
 impl Around {
     /// True if nothing can be merged, for what differs outside.
@@ -61,7 +82,20 @@ impl Around {
             Self::Ipv4(outer) => ipv4(if is_v6 { 41 } else { 4 }, outer, number, packet),
             Self::Ipv6 => ipv6(if is_v6 { 41 } else { 4 }, packet),
             Self::Vxlan { is_summed } => {
-                ipv4(17, Outer::IdRises, number, &vxlan(&frame.bytes, is_summed))
+                let payload = [&VXLAN, &frame.bytes[..]].concat();
+                ipv4(17, Outer::IdRises, number, &udp(VXLAN_PORT, &payload, is_summed))
+            }
+            Self::Geneve { is_summed } => {
+                let payload = [&GENEVE, &frame.bytes[..]].concat();
+                ipv4(17, Outer::IdRises, number, &udp(GENEVE_PORT, &payload, is_summed))
+            }
+            Self::Gre { is_bridged: true, is_summed } => {
+                let payload = gre([0x65, 0x58], &frame.bytes, is_summed);
+                ipv4(47, Outer::IdRises, number, &payload)
+            }
+            Self::Gre { is_bridged: false, is_summed } => {
+                let payload = gre([link[12], link[13]], packet, is_summed);
+                ipv4(47, Outer::IdRises, number, &payload)
             }
         };
         let ethertype = if self == Self::Ipv6 { [0x86, 0xdd] } else { [8, 0] };
@@ -74,7 +108,12 @@ impl Around {
         let inside = |at: usize| bytes.get(at..).unwrap_or_default().to_vec();
         let at = match self {
             Self::Nothing => return bytes.to_vec(),
-            Self::Vxlan { .. } => return inside(LINK_BYTES + 20 + 8 + 8),
+            Self::Vxlan { .. } => return inside(LINK_BYTES + 20 + 8 + VXLAN.len()),
+            Self::Geneve { .. } => return inside(LINK_BYTES + 20 + 8 + GENEVE.len()),
+            Self::Gre { is_bridged: true, is_summed } => {
+                return inside(LINK_BYTES + 20 + gre_bytes(is_summed));
+            }
+            Self::Gre { is_bridged: false, is_summed } => LINK_BYTES + 20 + gre_bytes(is_summed),
             Self::Ipv4(_) => LINK_BYTES + 20,
             Self::Ipv6 => LINK_BYTES + 40,
         };
@@ -90,19 +129,25 @@ impl Around {
         let is_whole = match self {
             Self::Nothing => return true,
             Self::Ipv6 => be16(outside, 4).map(|len| usize::from(len) + 40) == Some(outside.len()),
-            Self::Ipv4(_) | Self::Vxlan { .. } => {
+            _ => {
                 be16(outside, 2).map(usize::from) == Some(outside.len())
                     && sum(&outside[..20]) == 0xffff
             }
         };
-        let Self::Vxlan { is_summed } = self else { return is_whole };
-        let udp = &outside[20..];
-        let is_right = if is_summed {
-            sum(&[&pseudo(udp.len()), udp].concat()) == 0xffff
-        } else {
-            be16(udp, 6) == Some(0)
-        };
-        is_whole && be16(udp, 4).map(usize::from) == Some(udp.len()) && is_right
+        let payload = outside.get(20..).unwrap_or_default();
+        is_whole
+            && match self {
+                Self::Vxlan { is_summed } | Self::Geneve { is_summed } => {
+                    let is_right = if is_summed {
+                        sum(&[&pseudo(payload.len()), payload].concat()) == 0xffff
+                    } else {
+                        be16(payload, 6) == Some(0)
+                    };
+                    be16(payload, 4).map(usize::from) == Some(payload.len()) && is_right
+                }
+                Self::Gre { is_summed, .. } => !is_summed || sum(payload) == 0xffff,
+                _ => true,
+            }
     }
 }
 
@@ -142,10 +187,10 @@ fn pseudo(len: usize) -> Vec<u8> {
     [&FROM_TO[..], &[0, 17], &u16::try_from(len).unwrap().to_be_bytes()].concat()
 }
 
-fn vxlan(frame: &[u8], is_summed: bool) -> Vec<u8> {
-    let len = u16::try_from(frame.len() + 16).unwrap();
-    let header = [50_000, VXLAN_PORT, len, 0].map(u16::to_be_bytes).concat();
-    let mut udp = [&header, &[8, 0, 0, 0, 0, 0, VXLAN_NETWORK, 0][..], frame].concat();
+fn udp(port: u16, payload: &[u8], is_summed: bool) -> Vec<u8> {
+    let len = u16::try_from(payload.len() + 8).unwrap();
+    let header = [50_000, port, len, 0].map(u16::to_be_bytes).concat();
+    let mut udp = [&header[..], payload].concat();
     if is_summed {
         let checksum = match !sum(&[&pseudo(udp.len()), &udp[..]].concat()) {
             0 => 0xffff,
@@ -154,4 +199,20 @@ fn vxlan(frame: &[u8], is_summed: bool) -> Vec<u8> {
         put16(&mut udp, 6, checksum);
     }
     udp
+}
+
+fn gre_bytes(is_summed: bool) -> usize {
+    if is_summed { 12 } else { 8 }
+}
+
+/// A header with a key and, if asked for, a checksum (RFC 2784, RFC 2890).
+fn gre(protocol: [u8; 2], payload: &[u8], is_summed: bool) -> Vec<u8> {
+    let flags = if is_summed { [0xa0, 0] } else { [0x20, 0] };
+    let room = if is_summed { [0; 4].as_slice() } else { &[] };
+    let mut gre = [&flags[..], &protocol, room, &GRE_KEY, payload].concat();
+    if is_summed {
+        let checksum = !sum(&gre);
+        put16(&mut gre, 4, checksum);
+    }
+    gre
 }

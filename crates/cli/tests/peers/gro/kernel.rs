@@ -78,6 +78,11 @@ fn knows_vlans() -> bool {
     Path::new("/proc/net/vlan").exists()
 }
 
+/// Reason why tunnels cannot be compared for which a guest has the modules.
+pub(crate) fn missing_guest() -> Option<String> {
+    rig::missing().or_else(guest::missing)
+}
+
 /// VXLAN is merged where a device opens it.
 pub(crate) fn missing_vxlan() -> Option<String> {
     let refused = Asked::Own.rig(Around::Vxlan { is_summed: false }).err()?;
@@ -105,9 +110,17 @@ pub(crate) fn judge_kernel_outside() -> Judgement {
 }
 
 pub(crate) fn judge_kernel_vxlan() -> Judgement {
-    let both = |family| around::VXLAN.map(|around| (family, around));
+    let both = |family| around::WITH_VXLAN.map(|around| (family, around));
     let mut all = FAMILIES.into_iter().flat_map(both);
     all.try_for_each(|(family, around)| judge_around(&Asked::Own, family, around, &GROUPS))
+}
+
+/// GRE and GENEVE.
+pub(crate) fn judge_guest_tunnelled() -> Judgement {
+    let guest = Asked::guest()?;
+    let both = |family| around::OF_GUEST.map(|around| (family, around));
+    let mut all = FAMILIES.into_iter().flat_map(both);
+    all.try_for_each(|(family, around)| judge_around(&guest, family, around, &GROUPS))
 }
 
 /// In a tunnel whose headers outside go on as they should, all is merged as it is without.

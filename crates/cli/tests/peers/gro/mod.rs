@@ -15,9 +15,9 @@ mod rig; //      namespaces and tools for the kernel
 mod guest; //    a virtual machine with the modules that this kernel may lack
 
 pub(crate) use kernel::{
-    judge_bulk, judge_kernel, judge_kernel_outside, judge_kernel_tagged, judge_kernel_tunnelled,
-    judge_kernel_vxlan, missing as kernel_missing, missing_vlans as kernel_missing_vlans,
-    missing_vxlan as kernel_missing_vxlan,
+    judge_bulk, judge_guest_tunnelled, judge_kernel, judge_kernel_outside, judge_kernel_tagged,
+    judge_kernel_tunnelled, judge_kernel_vxlan, missing as kernel_missing, missing_guest,
+    missing_vlans as kernel_missing_vlans, missing_vxlan as kernel_missing_vxlan,
 };
 use libtest_mimic::Failed;
 
