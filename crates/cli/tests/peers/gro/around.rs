@@ -13,7 +13,8 @@ pub(crate) enum Around {
     Vxlan {
         is_summed: bool,
     },
-    /// GRE over IPv4, with a key, around a frame or a packet.
+    /// GRE over IPv4 around a frame or a packet, with a checksum or a key. With both, Linux compares
+    /// the checksums where it means the keys.
     Gre {
         is_bridged: bool,
         is_summed: bool,
@@ -58,12 +59,20 @@ pub(crate) const OF_GUEST: [Around; 5] = [
     Around::Geneve { is_summed: true },
 ];
 
+/// The same without checksums.
+pub(crate) const OF_GUEST_UNSUMMED: [Around; 3] = [
+    Around::Gre { is_bridged: false, is_summed: false },
+    Around::Gre { is_bridged: true, is_summed: false },
+    Around::Geneve { is_summed: false },
+];
+
 const LINK_BYTES: usize = 14;
 const VXLAN: [u8; 8] = [8, 0, 0, 0, 0, 0, 7, 0];
 const VXLAN_PORT: u16 = 4789;
 /// One option of four bytes behind the header, around Ethernet.
 const GENEVE: [u8; 16] = [2, 0, 0x65, 0x58, 0, 0, 7, 0, 0, 1, 0x80, 1, 9, 9, 9, 9];
 const GENEVE_PORT: u16 = 6081;
+const GRE_BYTES: usize = 8;
 const GRE_KEY: [u8; 4] = [0, 0, 0, 5];
 
 impl Around {
@@ -110,10 +119,8 @@ impl Around {
             Self::Nothing => return bytes.to_vec(),
             Self::Vxlan { .. } => return inside(LINK_BYTES + 20 + 8 + VXLAN.len()),
             Self::Geneve { .. } => return inside(LINK_BYTES + 20 + 8 + GENEVE.len()),
-            Self::Gre { is_bridged: true, is_summed } => {
-                return inside(LINK_BYTES + 20 + gre_bytes(is_summed));
-            }
-            Self::Gre { is_bridged: false, is_summed } => LINK_BYTES + 20 + gre_bytes(is_summed),
+            Self::Gre { is_bridged: true, .. } => return inside(LINK_BYTES + 20 + GRE_BYTES),
+            Self::Gre { is_bridged: false, .. } => LINK_BYTES + 20 + GRE_BYTES,
             Self::Ipv4(_) => LINK_BYTES + 20,
             Self::Ipv6 => LINK_BYTES + 40,
         };
@@ -201,18 +208,13 @@ fn udp(port: u16, payload: &[u8], is_summed: bool) -> Vec<u8> {
     udp
 }
 
-fn gre_bytes(is_summed: bool) -> usize {
-    if is_summed { 12 } else { 8 }
-}
-
-/// A header with a key and, if asked for, a checksum (RFC 2784, RFC 2890).
+/// A header with a checksum (RFC 2784), or with a key (RFC 2890).
 fn gre(protocol: [u8; 2], payload: &[u8], is_summed: bool) -> Vec<u8> {
-    let flags = if is_summed { [0xa0, 0] } else { [0x20, 0] };
-    let room = if is_summed { [0; 4].as_slice() } else { &[] };
-    let mut gre = [&flags[..], &protocol, room, &GRE_KEY, payload].concat();
-    if is_summed {
-        let checksum = !sum(&gre);
-        put16(&mut gre, 4, checksum);
+    if !is_summed {
+        return [&[0x20, 0], &protocol[..], &GRE_KEY, payload].concat();
     }
+    let mut gre = [&[0x80, 0], &protocol[..], &[0; 4], payload].concat();
+    let checksum = !sum(&gre);
+    put16(&mut gre, 4, checksum);
     gre
 }
