@@ -27,7 +27,7 @@ enum BridgeProgram {
     Own(&'static str),
 }
 
-const BRIDGES: [(Author, &str, BridgeProgram); 4] = [
+const BRIDGES: [(Author, &str, BridgeProgram); 5] = [
     (Author::Peer, "kernel bridge", BridgeProgram::Kernel),
     (Author::Forebay, "forebay, AF_XDP", BridgeProgram::Own("bridge --via af_xdp")),
     (
@@ -36,6 +36,11 @@ const BRIDGES: [(Author, &str, BridgeProgram); 4] = [
         BridgeProgram::Own("bridge --via af_xdp --spin"),
     ),
     (Author::Forebay, "forebay, AF_PACKET", BridgeProgram::Own("bridge --via af_packet")),
+    (
+        Author::Forebay,
+        "forebay, AF_PACKET, ring of frames",
+        BridgeProgram::Own("bridge --via af_packet --frames"),
+    ),
 ];
 
 /// Options of ping: at light load, and each request upon the last answer.

@@ -32,7 +32,7 @@ enum EchoServer {
     Own(&'static str),
 }
 
-const SERVERS: [(Author, &str, EchoServer); 9] = [
+const SERVERS: [(Author, &str, EchoServer); 10] = [
     (Author::Peer, "kernel UDP socket", EchoServer::Peer(Peer::Udp, "echo", TO_RECEIVER)),
     (
         Author::Peer,
@@ -51,8 +51,13 @@ const SERVERS: [(Author, &str, EchoServer); 9] = [
     (Author::Forebay, "forebay, AF_PACKET", EchoServer::Own("udp-echo --via af_packet")),
     (
         Author::Forebay,
-        "forebay, AF_PACKET, never asleep",
-        EchoServer::Own("udp-echo --via af_packet --spin"),
+        "forebay, AF_PACKET, ring of frames",
+        EchoServer::Own("udp-echo --via af_packet --frames"),
+    ),
+    (
+        Author::Forebay,
+        "forebay, AF_PACKET, ring of frames, never asleep",
+        EchoServer::Own("udp-echo --via af_packet --frames --spin"),
     ),
 ];
 

@@ -46,6 +46,10 @@ pub(crate) struct OwnArgs {
     #[arg(long)]
     balance: bool,
 
+    /// AF_PACKET: a ring of frames, rather than of blocks
+    #[arg(long)]
+    frames: bool,
+
     /// Poll without ever going to sleep
     #[arg(long)]
     spin: bool,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay::net::{Datagrams, Net, NetConfig};
+use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::RxFilter;
 use forebay_device::{Device, DeviceConfig};
 use forebay_engine::Config;
@@ -30,14 +31,17 @@ fn config(args: &OwnArgs) -> Config {
     config
 }
 
+fn device_config(name: &str, args: &OwnArgs) -> DeviceConfig {
+    let packet_ring = if args.frames { PacketRing::Frames } else { PacketRing::Blocks };
+    DeviceConfig { packet_ring, ..DeviceConfig::new(name, args.via) }
+}
+
 /// Counts packets as `forebay run DEV --to count` does, or bridges two interfaces as
 /// `forebay run ONE OTHER --to dev:OTHER --to dev:ONE --promiscuous` does.
 pub(super) fn path(args: &OwnArgs) -> Result<(), Failure> {
     let is_bridge = args.what == OwnProgram::Bridge;
-    let device = |name: &String| DeviceConfig {
-        promiscuous: is_bridge,
-        ..DeviceConfig::new(name, args.via)
-    };
+    let device =
+        |name: &String| DeviceConfig { promiscuous: is_bridge, ..device_config(name, args) };
     let devices = args.device.iter().map(device).collect();
     let to = if is_bridge {
         args.device.iter().rev().cloned().map(To::Dev).collect()
@@ -58,7 +62,7 @@ pub(super) fn path(args: &OwnArgs) -> Result<(), Failure> {
 pub(super) fn socket(args: &OwnArgs) -> Result<(), Failure> {
     let take: RxFilter = format!("udp:{}", args.port).parse()?;
     let device = |name: &String| {
-        Device::open(&DeviceConfig { take: take.clone(), ..DeviceConfig::new(name, args.via) })
+        Device::open(&DeviceConfig { take: take.clone(), ..device_config(name, args) })
     };
     let mut devices = args.device.iter().map(device).collect::<Result<Vec<_>, _>>()?;
     let (net, engine) = Net::over(&config(args), &NetConfig::default(), &mut devices)?;
