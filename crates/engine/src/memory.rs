@@ -37,8 +37,7 @@ pub(super) fn pools(config: &Config, sources: &[Box<dyn Source>]) -> Result<Pool
     let small_bytes = small_chunk_bytes(&needs);
     let classes = |needs: &FrameNeeds| chunk_classes(per_queue, small_bytes, *needs);
     let mut shares: Vec<_> = needs.iter().map(classes).collect();
-    let spare = ChunkClass { chunk_bytes: small_bytes, chunks: config.spare_frames };
-    let spare = if config.spare_frames > 0 { vec![spare] } else { Vec::new() };
+    let spare = spare_classes(small_bytes, config.spare_frames, &needs);
     let copies = copy_classes(small_bytes, config.kept_frames, &needs);
     shares.resize(needs.len() + cpus, [spare.clone(), copies].concat());
     shares.resize(shares.len() + usize::from(config.senders), spare);
@@ -76,6 +75,9 @@ const _: () = assert!((HEADS_STEP * HEAD_CHUNK_BYTES).is_multiple_of(PAGE_BYTES)
 /// One in this many packets of a source with nonlinear packets is in one frame nevertheless.
 const COPIED_ONE_IN: u32 = 8;
 
+/// One chunk for a packet of several segments in this many for single ones.
+const SPARE_JUMBO_ONE_IN: u32 = 8;
+
 /// Size of small chunks: 2 KiB for ordinary frames, or a page if the largest frame of a source
 /// exceeds 2 KiB and fits into a page.
 fn small_chunk_bytes(needs: &[FrameNeeds]) -> u32 {
@@ -107,6 +109,20 @@ fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<Chunk
     }
     if largest_bytes + BEFORE_PACKET_BYTES > JUMBO_BYTES {
         add(largest_chunk, packets / 16 + burst);
+    }
+    classes
+}
+
+/// Chunks for the packets that a thread makes. If every device has packets larger than a jumbo
+/// frame, and so also sends a packet of several segments whole, there is room for some of those.
+fn spare_classes(small_bytes: u32, spare_frames: u32, needs: &[FrameNeeds]) -> Vec<ChunkClass> {
+    if spare_frames == 0 {
+        return Vec::new();
+    }
+    let mut classes = vec![ChunkClass { chunk_bytes: small_bytes, chunks: spare_frames }];
+    if !needs.is_empty() && needs.iter().all(|need| need.largest_bytes > JUMBO_BYTES) {
+        let chunks = (spare_frames / SPARE_JUMBO_ONE_IN).max(1);
+        classes.push(ChunkClass { chunk_bytes: JUMBO_BYTES, chunks });
     }
     classes
 }
@@ -218,5 +234,17 @@ mod tests {
         let classes = copy_classes(2048, 8192, &[of(0), of(1)]);
         assert!(classes.iter().all(|class| class.chunks > 0 && class.chunk_bytes % 2048 == 0));
         assert!(classes.iter().any(|class| class.chunk_bytes > 65_549 + BEFORE_PACKET_BYTES));
+    }
+
+    #[test]
+    fn udp_15_senders_have_room_for_gso() {
+        let of = |largest_bytes| FrameNeeds { largest_bytes, ..FrameNeeds::default() };
+        let sizes = |needs: &[FrameNeeds]| {
+            let classes = spare_classes(2048, 1024, needs);
+            classes.iter().map(|class| (class.chunk_bytes, class.chunks)).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(&[of(65_549)]), [(2048, 1024), (JUMBO_BYTES, 128)]);
+        assert_eq!(sizes(&[of(65_549), of(3_500)]), [(2048, 1024)], "one device would cut them");
+        assert!(spare_classes(2048, 0, &[of(65_549)]).is_empty());
     }
 }
