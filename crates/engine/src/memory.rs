@@ -75,7 +75,7 @@ const _: () = assert!((HEADS_STEP * HEAD_CHUNK_BYTES).is_multiple_of(PAGE_BYTES)
 /// One in this many packets of a source with nonlinear packets is in one frame nevertheless.
 const COPIED_ONE_IN: u32 = 8;
 
-/// One chunk for a packet of several segments in this many for single ones.
+/// One in this many chunks of a thread that makes packets has room for several segments.
 const SPARE_JUMBO_ONE_IN: u32 = 8;
 
 /// Size of small chunks: 2 KiB for ordinary frames, or a page if the largest frame of a source
@@ -114,17 +114,16 @@ fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<Chunk
 }
 
 /// Chunks for the packets that a thread makes. If every device has packets larger than a jumbo
-/// frame, and so also sends a packet of several segments whole, there is room for some of those.
+/// frame, and so also sends a packet of several segments whole, some of the chunks have room for one.
 fn spare_classes(small_bytes: u32, spare_frames: u32, needs: &[FrameNeeds]) -> Vec<ChunkClass> {
-    if spare_frames == 0 {
-        return Vec::new();
-    }
-    let mut classes = vec![ChunkClass { chunk_bytes: small_bytes, chunks: spare_frames }];
-    if !needs.is_empty() && needs.iter().all(|need| need.largest_bytes > JUMBO_BYTES) {
-        let chunks = (spare_frames / SPARE_JUMBO_ONE_IN).max(1);
-        classes.push(ChunkClass { chunk_bytes: JUMBO_BYTES, chunks });
-    }
-    classes
+    let sends_segments_whole =
+        !needs.is_empty() && needs.iter().all(|need| need.largest_bytes > JUMBO_BYTES);
+    let jumbo = if sends_segments_whole { spare_frames / SPARE_JUMBO_ONE_IN } else { 0 };
+    let classes = [
+        ChunkClass { chunk_bytes: small_bytes, chunks: spare_frames - jumbo },
+        ChunkClass { chunk_bytes: JUMBO_BYTES, chunks: jumbo },
+    ];
+    classes.into_iter().filter(|class| class.chunks > 0).collect()
 }
 
 /// Chunks into which a CPU linearizes nonlinear packets for sockets; none without sockets or
@@ -243,7 +242,7 @@ mod tests {
             let classes = spare_classes(2048, 1024, needs);
             classes.iter().map(|class| (class.chunk_bytes, class.chunks)).collect::<Vec<_>>()
         };
-        assert_eq!(sizes(&[of(65_549)]), [(2048, 1024), (JUMBO_BYTES, 128)]);
+        assert_eq!(sizes(&[of(65_549)]), [(2048, 896), (JUMBO_BYTES, 128)]);
         assert_eq!(sizes(&[of(65_549), of(3_500)]), [(2048, 1024)], "one device would cut them");
         assert!(spare_classes(2048, 0, &[of(65_549)]).is_empty());
     }
