@@ -39,7 +39,7 @@ const BRIDGES: [(Author, &str, BridgeProgram); 5] = [
     (
         Author::Forebay,
         "forebay, AF_PACKET, ring of frames",
-        BridgeProgram::Own("bridge --via af_packet --frames"),
+        BridgeProgram::Own("bridge --via af_packet --packet-ring frames"),
     ),
 ];
 

@@ -32,7 +32,7 @@ enum EchoServer {
     Own(&'static str),
 }
 
-const SERVERS: [(Author, &str, EchoServer); 10] = [
+const SERVERS: [(Author, &str, EchoServer); 11] = [
     (Author::Peer, "kernel UDP socket", EchoServer::Peer(Peer::Udp, "echo", TO_RECEIVER)),
     (
         Author::Peer,
@@ -51,13 +51,18 @@ const SERVERS: [(Author, &str, EchoServer); 10] = [
     (Author::Forebay, "forebay, AF_PACKET", EchoServer::Own("udp-echo --via af_packet")),
     (
         Author::Forebay,
+        "forebay, AF_PACKET, never asleep",
+        EchoServer::Own("udp-echo --via af_packet --spin"),
+    ),
+    (
+        Author::Forebay,
         "forebay, AF_PACKET, ring of frames",
-        EchoServer::Own("udp-echo --via af_packet --frames"),
+        EchoServer::Own("udp-echo --via af_packet --packet-ring frames"),
     ),
     (
         Author::Forebay,
         "forebay, AF_PACKET, ring of frames, never asleep",
-        EchoServer::Own("udp-echo --via af_packet --frames --spin"),
+        EchoServer::Own("udp-echo --via af_packet --packet-ring frames --spin"),
     ),
 ];
 

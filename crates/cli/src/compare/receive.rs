@@ -112,7 +112,12 @@ pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Str
     }
     for (group, name, own, on_both) in [
         ("AF_PACKET", "forebay", "count --via af_packet", false),
-        ("AF_PACKET", "forebay, ring of frames", "count --via af_packet --frames", false),
+        (
+            "AF_PACKET",
+            "forebay, ring of frames",
+            "count --via af_packet --packet-ring frames",
+            false,
+        ),
         ("AF_PACKET", "forebay, 2 CPUs", "count --via af_packet", true),
         ("AF_XDP", "forebay", "count --via af_xdp", false),
         ("AF_XDP", "forebay, 2 CPUs", "count --via af_xdp", true),

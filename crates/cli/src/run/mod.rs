@@ -7,7 +7,7 @@ mod status;
 
 use std::sync::atomic::Ordering;
 
-pub(crate) use args::RunArgs;
+pub(crate) use args::{PacketRingArg, RunArgs};
 pub(crate) use file::parse;
 use forebay_control::config_file::Reloaded;
 use forebay_control::{ConfigFile, Control, places};

@@ -15,6 +15,7 @@ use forebay_device::Via;
 
 use crate::failure::Failure;
 use crate::output;
+use crate::run::PacketRingArg;
 
 #[derive(Debug, Args)]
 pub(crate) struct OwnArgs {
@@ -46,9 +47,8 @@ pub(crate) struct OwnArgs {
     #[arg(long)]
     balance: bool,
 
-    /// AF_PACKET: a ring of frames, rather than of blocks
-    #[arg(long)]
-    frames: bool,
+    #[arg(long, value_enum)]
+    packet_ring: Option<PacketRingArg>,
 
     /// Poll without ever going to sleep
     #[arg(long)]

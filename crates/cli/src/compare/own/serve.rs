@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay::net::{Datagrams, Net, NetConfig};
-use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::RxFilter;
 use forebay_device::{Device, DeviceConfig};
 use forebay_engine::Config;
@@ -32,7 +31,7 @@ fn config(args: &OwnArgs) -> Config {
 }
 
 fn device_config(name: &str, args: &OwnArgs) -> DeviceConfig {
-    let packet_ring = if args.frames { PacketRing::Frames } else { PacketRing::Blocks };
+    let packet_ring = args.packet_ring.map(Into::into).unwrap_or_default();
     DeviceConfig { packet_ring, ..DeviceConfig::new(name, args.via) }
 }
 
