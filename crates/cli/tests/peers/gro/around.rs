@@ -59,13 +59,6 @@ pub(crate) const OF_GUEST: [Around; 5] = [
     Around::Geneve { is_summed: true },
 ];
 
-/// The same without checksums.
-pub(crate) const OF_GUEST_UNSUMMED: [Around; 3] = [
-    Around::Gre { is_bridged: false, is_summed: false },
-    Around::Gre { is_bridged: true, is_summed: false },
-    Around::Geneve { is_summed: false },
-];
-
 const LINK_BYTES: usize = 14;
 const VXLAN: [u8; 8] = [8, 0, 0, 0, 0, 0, 7, 0];
 const VXLAN_PORT: u16 = 4789;
@@ -76,6 +69,16 @@ const GRE_BYTES: usize = 8;
 const GRE_KEY: [u8; 4] = [0, 0, 0, 5];
 
 impl Around {
+    /// True for a checksum over the whole frame inside.
+    pub(crate) fn is_summed(self) -> bool {
+        match self {
+            Self::Nothing | Self::Ipv4(_) | Self::Ipv6 => false,
+            Self::Vxlan { is_summed }
+            | Self::Gre { is_summed, .. }
+            | Self::Geneve { is_summed } => is_summed,
+        }
+    }
+
     /// True if nothing can be merged, for what differs outside.
     pub(crate) fn parts(self) -> bool {
         use Outer::{DontFragmentChanges, IdJumps, TosChanges, TtlChanges};
@@ -98,13 +101,10 @@ impl Around {
                 let payload = [&GENEVE, &frame.bytes[..]].concat();
                 ipv4(17, Outer::IdRises, number, &udp(GENEVE_PORT, &payload, is_summed))
             }
-            Self::Gre { is_bridged: true, is_summed } => {
-                let payload = gre([0x65, 0x58], &frame.bytes, is_summed);
-                ipv4(47, Outer::IdRises, number, &payload)
-            }
-            Self::Gre { is_bridged: false, is_summed } => {
-                let payload = gre([link[12], link[13]], packet, is_summed);
-                ipv4(47, Outer::IdRises, number, &payload)
+            Self::Gre { is_bridged, is_summed } => {
+                let ethertype = if is_bridged { [0x65, 0x58] } else { [link[12], link[13]] };
+                let payload = if is_bridged { frame.bytes.as_slice() } else { packet };
+                ipv4(47, Outer::IdRises, number, &gre(ethertype, payload, is_summed))
             }
         };
         let ethertype = if self == Self::Ipv6 { [0x86, 0xdd] } else { [8, 0] };
@@ -136,7 +136,7 @@ impl Around {
         let is_whole = match self {
             Self::Nothing => return true,
             Self::Ipv6 => be16(outside, 4).map(|len| usize::from(len) + 40) == Some(outside.len()),
-            _ => {
+            Self::Ipv4(_) | Self::Vxlan { .. } | Self::Gre { .. } | Self::Geneve { .. } => {
                 be16(outside, 2).map(usize::from) == Some(outside.len())
                     && sum(&outside[..20]) == 0xffff
             }
@@ -153,7 +153,7 @@ impl Around {
                     be16(payload, 4).map(usize::from) == Some(payload.len()) && is_right
                 }
                 Self::Gre { is_summed, .. } => !is_summed || sum(payload) == 0xffff,
-                _ => true,
+                Self::Nothing | Self::Ipv4(_) | Self::Ipv6 => true,
             }
     }
 }

@@ -82,7 +82,7 @@ fn knows_vlans() -> bool {
     Path::new("/proc/net/vlan").exists()
 }
 
-/// Reason why tunnels cannot be compared for which a guest has the modules.
+/// Reason why a guest cannot be asked.
 pub(crate) fn missing_guest() -> Option<String> {
     rig::missing().or_else(guest::missing)
 }
@@ -123,8 +123,8 @@ pub(crate) fn judge_kernel_vxlan() -> Judgement {
 pub(crate) fn judge_guest_tunnelled() -> Judgement {
     let guest = Asked::guest()?;
     let around_v4 = around::OF_GUEST.map(|around| (Family::Ipv4, around));
-    let around_v6 = around::OF_GUEST_UNSUMMED.map(|around| (Family::Ipv6, around));
-    let mut all = around_v4.into_iter().chain(around_v6);
+    let around_v6 = around::OF_GUEST.into_iter().filter(|around| !around.is_summed());
+    let mut all = around_v4.into_iter().chain(around_v6.map(|around| (Family::Ipv6, around)));
     all.try_for_each(|(family, around)| judge_around(&guest, family, around, &GROUPS_IN_GUEST))
 }
 
