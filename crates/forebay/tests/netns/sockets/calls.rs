@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay::net::{Datagrams, Net, NetConfig, UdpSocket};
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg, setsockopt, sockopt};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::sockets::Trial;
@@ -26,6 +26,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("peek_rereads_excess_truncated", peeked),
     ("a_connected_socket_hears_nobody_else", connected),
     ("segments_leave_as_datagrams_merged_arrive", segments),
+    ("udp_15_gso_leaves_as_one_packet", one_packet),
     ("promise_13_gso_segments_are_read_singly", read_singly),
     ("readers_learn_of_engine_end", ended),
     ("joined_group_reaches_all_members", groups),
@@ -308,6 +309,22 @@ fn segments() {
         let len = pair.kernels.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..len], segment);
     }
+    pair.end();
+}
+
+/// Ten full datagrams arrive as one packet, which the kernel's socket reads whole (`UDP_GRO`): a TAP
+/// has no GRO that could have merged them.
+fn one_packet() {
+    let pair = Pair::new();
+    setsockopt(&pair.kernels, sockopt::UdpGroSegment, &true).unwrap();
+    let mut buffer = [0; 1 << 16];
+    pair.ours.send_to(b"hello", from(&pair)).unwrap(); // resolves the neighbour
+    pair.kernels.recv(&mut buffer).unwrap();
+    let payload: Vec<u8> = (0..14_000u32).map(|at| u8::try_from(at % 249).unwrap()).collect();
+    pair.ours.send_gso(&payload, 1400, from(&pair)).unwrap();
+    let len = pair.kernels.recv(&mut buffer).unwrap();
+    assert_eq!(len, payload.len());
+    assert_eq!(buffer[..len], payload);
     pair.end();
 }
 
