@@ -247,7 +247,11 @@ impl Stack {
         match received {
             NetworkVerdict::Datagram(packet) => self.deliver(packet, context),
             NetworkVerdict::Answer(packet) => context.answers.push(packet),
-            NetworkVerdict::Taken(packet) | NetworkVerdict::Dropped(packet, _) => {
+            // Not of this stack: it has no TCP.
+            NetworkVerdict::Segment(packet)
+            | NetworkVerdict::PathError(packet, _)
+            | NetworkVerdict::Taken(packet)
+            | NetworkVerdict::Dropped(packet, _) => {
                 context.pool.put(packet.frame);
             }
             NetworkVerdict::Heard(packet, heard) => {

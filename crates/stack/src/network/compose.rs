@@ -11,6 +11,8 @@ pub(super) const IPV4_BYTES: u32 = 20;
 pub(super) const IPV6_BYTES: u32 = 40;
 pub(super) const UDP_BYTES: u32 = 8;
 pub(super) const UDP: u8 = 17;
+const TCP: u8 = 6;
+const UDP_HEADER_LEN: u16 = 8;
 
 /// Upper bound on the header bytes before a payload: Ethernet, IPv6, UDP.
 pub const HEADERS_BYTES_MAX: u32 = ETHERNET_BYTES + IPV6_BYTES + UDP_BYTES;
@@ -45,6 +47,32 @@ pub struct UdpHeaders {
     pub gso_size: u16,
 }
 
+/// Addresses of a segment whose TCP header and payload are in a frame already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TcpHeaders {
+    /// Source address and port.
+    pub source: SocketAddr,
+    /// Destination address and port, of the same family.
+    pub destination: SocketAddr,
+    /// Time to live, or hop limit.
+    pub ttl: u8,
+    /// DSCP and ECN bits.
+    pub tos: u8,
+    /// Bytes of the TCP header.
+    pub header_len: u8,
+    /// True if the payload is of several segments, to be cut later: the checksum field then holds
+    /// the pseudo-header's sum.
+    pub is_gso: bool,
+}
+
+/// Fields of an IP header beside its addresses.
+#[derive(Clone, Copy)]
+pub(super) struct IpFields {
+    pub(super) protocol: u8,
+    pub(super) ttl: u8,
+    pub(super) tos: u8,
+}
+
 /// Reason why headers cannot be written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HeaderError {
@@ -74,12 +102,12 @@ pub fn emit_udp(frame: &mut Frame, headers: &UdpHeaders) -> Result<Headers, Head
                 return Err(HeaderError::TooLong);
             }
             push_udp(frame, ports, udp_len, headers, pseudo_v4(*source.ip(), *destination.ip()));
-            push_ipv4(frame, *source.ip(), *destination.ip(), headers, Ipv4Piece::WHOLE);
+            push_ipv4(frame, *source.ip(), *destination.ip(), headers.ip(UDP), Ipv4Piece::WHOLE);
             Network::Ipv4
         }
         (SocketAddr::V6(source), SocketAddr::V6(destination)) => {
             push_udp(frame, ports, udp_len, headers, pseudo_v6(*source.ip(), *destination.ip()));
-            push_ipv6(frame, UDP, *source.ip(), *destination.ip(), headers);
+            push_ipv6(frame, *source.ip(), *destination.ip(), headers.ip(UDP));
             Network::Ipv6
         }
         _ => return Err(HeaderError::Families),
@@ -111,6 +139,60 @@ fn noted(link: Link, network: Network, udp_len: u16) -> Headers {
         payload_len: udp_len - 8,
         ..Headers::default()
     }
+}
+
+impl UdpHeaders {
+    pub(super) fn ip(&self, protocol: u8) -> IpFields {
+        IpFields { protocol, ttl: self.ttl, tos: self.tos }
+    }
+}
+
+/// Completes the checksum of the TCP header that `frame` begins with, prepends the IP header, and
+/// returns their description.
+///
+/// # Errors
+/// If the headers cannot be written; `frame` is then unchanged.
+///
+/// # Panics
+/// If the headroom is less than [`HEADERS_BYTES_MAX`], or if `frame` is shorter than a TCP header.
+pub fn emit_tcp(frame: &mut Frame, headers: &TcpHeaders) -> Result<Headers, HeaderError> {
+    let tcp_len = u16::try_from(frame.len_bytes()).map_err(|_| HeaderError::TooLong)?;
+    let fields = IpFields { protocol: TCP, ttl: headers.ttl, tos: headers.tos };
+    let network = match (headers.source, headers.destination) {
+        (SocketAddr::V4(source), SocketAddr::V4(destination)) => {
+            let (source, destination) = (*source.ip(), *destination.ip());
+            if u32::from(tcp_len) + IPV4_BYTES > u16::MAX.into() {
+                // The IPv4 length field counts the header too.
+                return Err(HeaderError::TooLong);
+            }
+            sum_tcp(frame, tcp_len, pseudo_v4(source, destination), headers.is_gso);
+            push_ipv4(frame, source, destination, fields, Ipv4Piece::WHOLE);
+            Network::Ipv4
+        }
+        (SocketAddr::V6(source), SocketAddr::V6(destination)) => {
+            let (source, destination) = (*source.ip(), *destination.ip());
+            sum_tcp(frame, tcp_len, pseudo_v6(source, destination), headers.is_gso);
+            push_ipv6(frame, source, destination, fields);
+            Network::Ipv6
+        }
+        _ => return Err(HeaderError::Families),
+    };
+    let udp = noted(Link::Ip, network, UDP_HEADER_LEN);
+    Ok(Headers {
+        transport: Transport::Tcp,
+        protocol: TCP,
+        payload_offset: udp.transport_offset + u16::from(headers.header_len),
+        payload_len: tcp_len - u16::from(headers.header_len),
+        ..udp
+    })
+}
+
+fn sum_tcp(frame: &mut Frame, tcp_len: u16, addresses: Sum, is_gso: bool) {
+    let bytes = frame.data_mut();
+    bytes[16..18].fill(0);
+    let pseudo = addresses.plus_word(TCP.into()).plus_word(tcp_len);
+    let field = if is_gso { pseudo.fold() } else { !pseudo.plus(Sum::of(bytes)).fold() };
+    bytes[16..18].copy_from_slice(&field.to_be_bytes());
 }
 
 pub(super) fn pseudo_v4(source: Ipv4Addr, destination: Ipv4Addr) -> Sum {
@@ -165,18 +247,18 @@ pub(super) fn push_ipv4(
     frame: &mut Frame,
     source: Ipv4Addr,
     destination: Ipv4Addr,
-    headers: &UdpHeaders,
+    fields: IpFields,
     piece: Ipv4Piece,
 ) {
     frame.push(IPV4_BYTES);
-    // Lossless: the datagram's length was checked by `emit_udp`.
+    // Lossless: the packet's length was checked by `emit_udp` or `emit_tcp`.
     let total_len = u16::try_from(frame.len_bytes()).unwrap_or(u16::MAX);
     let bytes = frame.data_mut();
-    bytes[0..2].copy_from_slice(&[0x45, headers.tos]);
+    bytes[0..2].copy_from_slice(&[0x45, fields.tos]);
     bytes[2..4].copy_from_slice(&total_len.to_be_bytes());
     bytes[4..6].copy_from_slice(&piece.id.to_be_bytes());
     bytes[6..8].copy_from_slice(&piece.flags_and_offset.to_be_bytes());
-    bytes[8..12].copy_from_slice(&[headers.ttl, UDP, 0, 0]);
+    bytes[8..12].copy_from_slice(&[fields.ttl, fields.protocol, 0, 0]);
     bytes[12..16].copy_from_slice(&source.octets());
     bytes[16..20].copy_from_slice(&destination.octets());
     let checksum = !Sum::of(&bytes[..20]).fold();
@@ -185,18 +267,17 @@ pub(super) fn push_ipv4(
 
 pub(super) fn push_ipv6(
     frame: &mut Frame,
-    next_header: u8,
     source: Ipv6Addr,
     destination: Ipv6Addr,
-    headers: &UdpHeaders,
+    fields: IpFields,
 ) {
     // Lossless, as above.
     let payload_len = u16::try_from(frame.len_bytes()).unwrap_or(u16::MAX);
     frame.push(IPV6_BYTES);
     let bytes = frame.data_mut();
-    bytes[0..4].copy_from_slice(&[0x60 | headers.tos >> 4, headers.tos << 4, 0, 0]);
+    bytes[0..4].copy_from_slice(&[0x60 | fields.tos >> 4, fields.tos << 4, 0, 0]);
     bytes[4..6].copy_from_slice(&payload_len.to_be_bytes());
-    bytes[6..8].copy_from_slice(&[next_header, headers.ttl]);
+    bytes[6..8].copy_from_slice(&[fields.protocol, fields.ttl]);
     bytes[8..24].copy_from_slice(&source.octets());
     bytes[24..40].copy_from_slice(&destination.octets());
 }

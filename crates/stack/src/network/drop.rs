@@ -54,6 +54,8 @@ reasons! {
         IcmpCsum = "icmp_csum",
         /// No frame for an answer, or for a private copy of a packet in shared memory.
         Nomem = "nomem",
+        /// A wrong TCP checksum.
+        TcpCsum = "tcp_csum",
         /// A wrong UDP checksum, or none over IPv6.
         UdpCsum = "udp_csum",
         /// No socket is bound to the destination port.

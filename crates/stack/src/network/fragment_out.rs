@@ -114,7 +114,7 @@ impl<'a> FragmentedDatagram<'a> {
                     id: u16::from_be_bytes([high, low]),
                     flags_and_offset: more | (offset / 8),
                 };
-                push_ipv4(frame, *source.ip(), *destination.ip(), &self.headers, piece);
+                push_ipv4(frame, *source.ip(), *destination.ip(), self.headers.ip(UDP), piece);
                 Network::Ipv4
             }
             (source, destination) => {
@@ -127,7 +127,7 @@ impl<'a> FragmentedDatagram<'a> {
                 bytes[0..2].copy_from_slice(&[UDP, 0]);
                 bytes[2..4].copy_from_slice(&(offset | u16::from(has_more)).to_be_bytes());
                 bytes[4..8].copy_from_slice(&self.id.to_be_bytes());
-                push_ipv6(frame, FRAGMENT_HEADER, source, destination, &self.headers);
+                push_ipv6(frame, source, destination, self.headers.ip(FRAGMENT_HEADER));
                 Network::Ipv6
             }
         };

@@ -26,6 +26,7 @@ mod extensions; //   IPv6 extension headers and their options
 mod internet; //     from the network header to the transport header, through reassembly
 mod transport; //    delivery and answers
 mod udp; //          lengths and checksums
+mod tcp; //         the same of TCP, and segments quoted by ICMP errors
 mod icmp; //         echo, and received errors
 mod icmp_error; //   port unreachable
 mod rate_limit; //   rate limits of ICMP errors
@@ -54,6 +55,7 @@ use link::PacketType;
 pub use neighbours::NeighbourEvent;
 use rate_limit::{Allowed, RateLimit};
 use reassembly::{Fragments, FragmentsConfig, GivenUp};
+pub use tcp::TcpPathError;
 use wire::{Extent, Wire};
 
 /// Configuration of a CPU's network layer: the kernel's sysctls, with its defaults.
@@ -85,6 +87,10 @@ impl Default for NetworkConfig {
 #[must_use]
 #[derive(Debug)]
 pub enum NetworkVerdict {
+    /// A valid TCP segment for this host, perhaps merged, described by `headers` as a datagram is.
+    Segment(Packet),
+    /// An ICMP error about a TCP segment of ours. The frame is to be returned to its pool.
+    PathError(Packet, Box<TcpPathError>),
     /// A complete, valid UDP datagram for this host, described by `headers`. The frame still begins
     /// with the link header, and ends where the IP packet does.
     Datagram(Packet),
@@ -110,6 +116,8 @@ pub struct NetworkLayer {
     /// Fragments that reassembly gave up, until they are counted and returned; empty between calls.
     given_up: GivenUp,
     limit: RateLimit,
+    /// True if TCP is processed here; else its packets have no protocol.
+    takes_tcp: bool,
     counters: Arc<NetworkCounters>,
 }
 
@@ -129,7 +137,12 @@ impl NetworkLayer {
         counters: Arc<NetworkCounters>,
     ) -> Self {
         let (given_up, limit) = (GivenUp::default(), RateLimit::new(config));
-        Self { fragments, given_up, limit, counters }
+        Self { fragments, given_up, limit, takes_tcp: false, counters }
+    }
+
+    /// Processes TCP, too: [`NetworkVerdict::Segment`] and [`NetworkVerdict::PathError`] may follow.
+    pub fn take_tcp(&mut self) {
+        self.takes_tcp = true;
     }
 
     /// Validates a packet that [`parse`](forebay_rx::parse) has walked over, received on a device
@@ -254,7 +267,8 @@ impl NetworkLayer {
             | NetworkDrop::FragTooFar
             | NetworkDrop::FragNomem
             | NetworkDrop::FragReasmTimeout
-            | NetworkDrop::IcmpCsum => {}
+            | NetworkDrop::IcmpCsum
+            | NetworkDrop::TcpCsum => {}
         }
     }
 

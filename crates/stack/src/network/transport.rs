@@ -6,7 +6,7 @@ use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{Checksum, Fragment, Headers, Transport};
 
 use super::icmp::{self, EchoAsked};
-use super::{Identity, NetworkDrop, NetworkLayer, NetworkVerdict, icmp_error, ndisc, udp};
+use super::{Identity, NetworkDrop, NetworkLayer, NetworkVerdict, icmp_error, ndisc, tcp, udp};
 
 /// Position of a transport header, and its pseudo-header.
 pub(super) struct TransportHeader {
@@ -18,28 +18,73 @@ pub(super) struct TransportHeader {
     pub(super) is_ipv6: bool,
 }
 
+/// Bytes of a packet from its transport header on, delimited by the IP header.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TransportBytes<'a> {
+    /// The packet that contains them.
+    pub(super) packet: &'a Packet,
+    /// Offset in the packet's first frame.
+    pub(super) offset: usize,
+}
+
+impl<'a> TransportBytes<'a> {
+    /// Bytes in the packet's first frame.
+    pub(super) fn first(&self) -> &'a [u8] {
+        self.packet.frame.data().get(self.offset..).unwrap_or_default()
+    }
+
+    /// Number of bytes present, from the transport header on.
+    pub(super) fn len(&self) -> usize {
+        let len = match self.packet.is_chain() {
+            true => self.packet.fragments().map(<[u8]>::len).sum(),
+            false => self.packet.frame.data().len(),
+        };
+        len.saturating_sub(self.offset)
+    }
+
+    /// Sum of the first `len` bytes, as far as they are present.
+    pub(super) fn sum(&self, len: usize) -> Sum {
+        if !self.packet.is_chain() {
+            let place = self.offset..self.offset.saturating_add(len);
+            return Sum::of(self.packet.frame.data().get(place).unwrap_or_default());
+        }
+        let (mut skip, mut left) = (self.offset, len);
+        Sum::of_pieces(self.packet.fragments().map(move |bytes| -> &'a [u8] {
+            let (before, bytes) = bytes.split_at(skip.min(bytes.len()));
+            let (bytes, _) = bytes.split_at(left.min(bytes.len()));
+            skip -= before.len();
+            left -= bytes.len();
+            bytes
+        }))
+    }
+}
+
 impl TransportHeader {
     /// Checksum state from parsing, if parsing found the same transport header.
-    fn known_checksum(&self, headers: &Headers) -> Checksum {
-        if headers.transport == Transport::Udp
-            && usize::from(headers.transport_offset) == self.offset
-        {
+    fn known_checksum(&self, headers: &Headers, transport: Transport) -> Checksum {
+        if headers.transport == transport && usize::from(headers.transport_offset) == self.offset {
             headers.l4_checksum
         } else {
             Checksum::Unknown
         }
     }
 
-    /// Describes a valid datagram of `len` bytes, overriding the result of parsing.
-    fn describe(&self, headers: &mut Headers, len: usize) {
+    /// Describes a valid datagram or segment of `len` bytes, of which `header_len` are its header,
+    /// overriding the result of parsing.
+    fn describe(
+        &self,
+        headers: &mut Headers,
+        transport: Transport,
+        (len, header_len): (usize, usize),
+    ) {
         let offset = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
-        headers.transport = Transport::Udp;
+        headers.transport = transport;
         headers.protocol = self.protocol;
         headers.flaw = None;
         headers.l4_checksum = Checksum::Good;
         headers.transport_offset = offset(self.offset);
-        headers.payload_offset = offset(self.offset + udp::HEADER_BYTES);
-        headers.payload_len = offset(len - udp::HEADER_BYTES);
+        headers.payload_offset = offset(self.offset + header_len);
+        headers.payload_len = offset(len - header_len);
         if !headers.fragment.is_whole() {
             headers.fragment = Fragment::Atomic;
         }
@@ -59,6 +104,10 @@ impl NetworkLayer {
             (udp::UDP, _) => {
                 counters.in_delivers.add(1);
                 self.udp(packet, place, on)
+            }
+            (tcp::TCP, _) if self.takes_tcp => {
+                counters.in_delivers.add(1);
+                self.tcp(packet, place, on)
             }
             (icmp::ICMP, false) | (icmp::ICMPV6, true) => {
                 counters.in_delivers.add(1);
@@ -84,10 +133,9 @@ impl NetworkLayer {
         let is_to_many =
             packet.view().destination().is_some_and(|destination| on.is_to_many(destination));
         let segment = udp::UdpSegment {
-            packet: &packet,
-            offset: place.offset,
+            bytes: TransportBytes { packet: &packet, offset: place.offset },
             pseudo_sum: place.pseudo_sum,
-            checksum: place.known_checksum(&packet.headers),
+            checksum: place.known_checksum(&packet.headers, Transport::Udp),
             is_ipv6: place.is_ipv6,
             is_to_many,
         };
@@ -95,8 +143,32 @@ impl NetworkLayer {
             Ok(len) => len,
             Err(reason) => return self.dropped(packet, reason),
         };
-        place.describe(&mut packet.headers, len);
+        place.describe(&mut packet.headers, Transport::Udp, (len, udp::HEADER_BYTES));
         NetworkVerdict::Datagram(packet)
+    }
+
+    fn tcp(
+        &mut self,
+        mut packet: Packet,
+        place: &TransportHeader,
+        on: &Identity,
+    ) -> NetworkVerdict {
+        if packet.view().destination().is_some_and(|destination| on.is_to_many(destination)) {
+            // `tcp_v4_rcv`: a connection has two ends.
+            return self.dropped(packet, NetworkDrop::IpInvalidDest);
+        }
+        let segment = tcp::TcpBytes {
+            bytes: TransportBytes { packet: &packet, offset: place.offset },
+            pseudo_sum: place.pseudo_sum,
+            checksum: place.known_checksum(&packet.headers, Transport::Tcp),
+        };
+        match tcp::receive(&segment) {
+            Ok(lens) => {
+                place.describe(&mut packet.headers, Transport::Tcp, lens);
+                NetworkVerdict::Segment(packet)
+            }
+            Err(reason) => self.dropped(packet, reason),
+        }
     }
 
     fn icmp(
@@ -123,6 +195,7 @@ impl NetworkLayer {
         // A longer reply would have to be fragmented.
         let fits = packet.wire_len.saturating_sub(packet.headers.network_offset.into()) <= on.mtu;
         let refused = icmp_error::refused(bytes, place.is_ipv6);
+        let path_error = self.takes_tcp.then(|| tcp::quoted(bytes, place.is_ipv6)).flatten();
         match asked {
             Err(reason) => self.dropped(packet, reason),
             Ok(EchoAsked::Echo)
@@ -139,9 +212,10 @@ impl NetworkLayer {
                     Err(reason) => self.dropped(packet, reason),
                 }
             }
-            Ok(EchoAsked::Echo | EchoAsked::Nothing) => match refused {
-                Some(flow) => NetworkVerdict::Refused(packet, flow),
-                None => NetworkVerdict::Taken(packet),
+            Ok(EchoAsked::Echo | EchoAsked::Nothing) => match (refused, path_error) {
+                (Some(flow), _) => NetworkVerdict::Refused(packet, flow),
+                (None, Some(error)) => NetworkVerdict::PathError(packet, Box::new(error)),
+                (None, None) => NetworkVerdict::Taken(packet),
             },
         }
     }

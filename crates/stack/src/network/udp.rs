@@ -1,11 +1,11 @@
 //! UDP validation as in `__udp4_lib_rcv` and `__udp6_lib_rcv`, up to the socket lookup.
 
-use forebay_rx::packet::Packet;
 use forebay_rx::parse::Checksum;
 use forebay_rx::parse::checksum::{Sum, judge};
 
 use super::counters::UdpCounters;
 use super::drop::NetworkDrop;
+use super::transport::TransportBytes;
 
 pub(super) const UDP: u8 = 17;
 pub(super) const HEADER_BYTES: usize = 8;
@@ -13,10 +13,7 @@ pub(super) const HEADER_BYTES: usize = 8;
 /// A UDP header and payload, delimited by the IP header.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UdpSegment<'a> {
-    /// The packet that contains the segment.
-    pub(super) packet: &'a Packet,
-    /// Offset in the packet's first frame. The segment ends where the IP packet does.
-    pub(super) offset: usize,
+    pub(super) bytes: TransportBytes<'a>,
     /// Sum of the pseudo-header without its length: addresses and protocol.
     pub(super) pseudo_sum: Sum,
     /// Checksum state known so far.
@@ -36,11 +33,11 @@ pub(super) fn receive(
         counters.in_errors.add(1);
         Err(reason)
     };
-    let header = segment.packet.frame.data().get(segment.offset..).unwrap_or_default();
+    let header = segment.bytes.first();
     let Some(&[_, _, _, _, high, low, check @ ..]) = header.first_chunk::<HEADER_BYTES>() else {
         return wrong(NetworkDrop::PktTooSmall);
     };
-    let there = segment.len();
+    let there = segment.bytes.len();
     let len = match usize::from(u16::from_be_bytes([high, low])) {
         0 if segment.is_ipv6 => there, // RFC 2675 allows 0 for jumbograms; accepted for any length
         len => len,
@@ -64,7 +61,7 @@ pub(super) fn receive(
             }
         }
         (true, _, Checksum::Unknown) => {
-            judge(segment.pseudo_sum.plus_len(len).plus(segment.sum(len)))
+            judge(segment.pseudo_sum.plus_len(len).plus(segment.bytes.sum(len)))
         }
         (true, _, known) => known,
     };
@@ -73,31 +70,4 @@ pub(super) fn receive(
         return wrong(NetworkDrop::UdpCsum);
     }
     Ok(len)
-}
-
-impl<'a> UdpSegment<'a> {
-    /// Number of bytes present, from the UDP header on.
-    fn len(&self) -> usize {
-        let len = match self.packet.is_chain() {
-            true => self.packet.fragments().map(<[u8]>::len).sum(),
-            false => self.packet.frame.data().len(),
-        };
-        len.saturating_sub(self.offset)
-    }
-
-    /// Sum of the first `len` bytes, as far as they are present.
-    fn sum(&self, len: usize) -> Sum {
-        if !self.packet.is_chain() {
-            let place = self.offset..self.offset.saturating_add(len);
-            return Sum::of(self.packet.frame.data().get(place).unwrap_or_default());
-        }
-        let (mut skip, mut left) = (self.offset, len);
-        Sum::of_pieces(self.packet.fragments().map(move |bytes| -> &'a [u8] {
-            let (before, bytes) = bytes.split_at(skip.min(bytes.len()));
-            let (bytes, _) = bytes.split_at(left.min(bytes.len()));
-            skip -= before.len();
-            left -= bytes.len();
-            bytes
-        }))
-    }
 }

@@ -2,4 +2,5 @@
 
 mod neighbours; // ARP and neighbour discovery
 mod reassembly; // fragments
+mod tcp; //        two hosts with a path between them
 mod private; //    payloads are in memory that no device writes

@@ -94,6 +94,8 @@ impl Us {
                 (Vec::new(), "answer".into())
             }
             NetworkVerdict::Taken(packet)
+            | NetworkVerdict::Segment(packet)
+            | NetworkVerdict::PathError(packet, _)
             | NetworkVerdict::Refused(packet, _)
             | NetworkVerdict::Heard(packet, _) => {
                 self.fates.taken += 1;

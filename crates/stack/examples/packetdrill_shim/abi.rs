@@ -1,0 +1,475 @@
+//! The C interface of packetdrill (`packetdrill.h`): a table of functions, each with the state as its
+//! first argument.
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::ptr::null;
+use std::slice;
+
+use libc::{iovec, msghdr, pollfd, size_t, sockaddr_in, sockaddr_in6, socklen_t, ssize_t, timeval};
+
+use crate::calls::{Flags, Polled, Shim};
+use crate::errno::Errno;
+
+/// Entries of the table.
+const ENTRIES: usize = 33;
+
+/// `struct packetdrill_interface`.
+#[repr(C)]
+pub(crate) struct Table([*const c_void; ENTRIES]);
+
+/// Fills in the table.
+///
+/// # Safety
+/// `flags` is null or a string, and `table` points to a table of packetdrill.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn packetdrill_interface_init(
+    flags: *const c_char,
+    table: *mut Table,
+) {
+    let flags = if flags.is_null() {
+        c""
+    } else {
+        // SAFETY: not null, and then a string, by the caller's promise.
+        unsafe { CStr::from_ptr(flags) }
+    };
+    let shim = Box::into_raw(Box::new(Shim::new(&flags.to_string_lossy())));
+    let mut entries = [null(); ENTRIES];
+    let functions: [(usize, *const ()); 24] = [
+        (1, free as *const ()),
+        (2, socket as *const ()),
+        (3, bind as *const ()),
+        (4, listen as *const ()),
+        (5, accept as *const ()),
+        (6, connect as *const ()),
+        (7, read as *const ()),
+        (8, readv as *const ()),
+        (9, recv as *const ()),
+        (10, recvfrom as *const ()),
+        (11, recvmsg as *const ()),
+        (12, write as *const ()),
+        (13, writev as *const ()),
+        (14, send as *const ()),
+        (15, sendto as *const ()),
+        (16, sendmsg as *const ()),
+        (17, fcntl as *const ()),
+        (18, ioctl as *const ()),
+        (19, close as *const ()),
+        (20, shutdown as *const ()),
+        (21, getsockopt as *const ()),
+        (22, setsockopt as *const ()),
+        (23, poll as *const ()),
+        (24, netdev_send as *const ()),
+    ];
+    for (at, function) in functions {
+        entries[at] = function.cast();
+    }
+    entries[0] = shim.cast_const().cast();
+    entries[25] = (netdev_receive as *const ()).cast();
+    entries[26] = (usleep as *const ()).cast();
+    entries[27] = (gettimeofday as *const ()).cast();
+    // SAFETY: the caller's table has room for all entries.
+    unsafe { table.write(Table(entries)) };
+}
+
+fn shim<'a>(state: *mut c_void) -> &'a Shim {
+    // SAFETY: packetdrill passes the pointer that it was given, until it calls `free`.
+    unsafe { &*state.cast::<Shim>() }
+}
+
+/// Bytes of the caller; none of a null pointer.
+fn bytes<'a>(start: *const c_void, len: usize) -> &'a [u8] {
+    if start.is_null() || len == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's buffer is that long, and is not written to during the call.
+    unsafe { slice::from_raw_parts(start.cast(), len) }
+}
+
+fn bytes_mut<'a>(start: *mut c_void, len: usize) -> &'a mut [u8] {
+    if start.is_null() || len == 0 {
+        return &mut [];
+    }
+    // SAFETY: the caller's buffer is that long, and nobody else uses it during the call.
+    unsafe { slice::from_raw_parts_mut(start.cast(), len) }
+}
+
+fn set_errno(Errno(number): Errno) {
+    // SAFETY: the call has no conditions.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the place is that of this thread.
+    unsafe { *place = number };
+}
+
+fn answer(result: Result<i32, Errno>) -> c_int {
+    result.unwrap_or_else(|error| {
+        set_errno(error);
+        -1
+    })
+}
+
+fn answer_len(result: Result<usize, Errno>) -> ssize_t {
+    match result {
+        Ok(len) => ssize_t::try_from(len).unwrap_or(ssize_t::MAX),
+        Err(error) => {
+            set_errno(error);
+            -1
+        }
+    }
+}
+
+/// A descriptor of the kernel: packetdrill closes those that are left.
+fn new_descriptor() -> c_int {
+    // SAFETY: a call on a number.
+    unsafe { libc::dup(2) }
+}
+
+fn close_descriptor(fd: c_int) {
+    // SAFETY: a descriptor of `new_descriptor`.
+    unsafe { libc::close(fd) };
+}
+
+fn address_of(address: *const c_void, len: socklen_t) -> Result<SocketAddr, Errno> {
+    let bytes = bytes(address, len as usize);
+    let family = bytes.first_chunk().map(|family| i32::from(u16::from_ne_bytes(*family)));
+    let port = || Some(u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?));
+    let parsed = match family {
+        Some(libc::AF_INET) => bytes
+            .get(4..)
+            .and_then(|rest| rest.first_chunk::<4>())
+            .map(|octets| IpAddr::from(*octets)),
+        Some(libc::AF_INET6) => bytes
+            .get(8..)
+            .and_then(|rest| rest.first_chunk::<16>())
+            .map(|octets| IpAddr::from(*octets)),
+        _ => None,
+    };
+    let (Some(ip), Some(port)) = (parsed, port()) else { return Err(Errno(libc::EINVAL)) };
+    Ok(SocketAddr::new(ip, port))
+}
+
+fn tell_address(address: SocketAddr, to: *mut c_void, len: *mut socklen_t) {
+    if to.is_null() || len.is_null() {
+        return;
+    }
+    let mut raw = Vec::new();
+    match address {
+        SocketAddr::V4(address) => {
+            raw.extend(2_u16.to_ne_bytes());
+            raw.extend(address.port().to_be_bytes());
+            raw.extend(address.ip().octets());
+            raw.resize(size_of::<sockaddr_in>(), 0);
+        }
+        SocketAddr::V6(address) => {
+            raw.extend(10_u16.to_ne_bytes());
+            raw.extend(address.port().to_be_bytes());
+            raw.extend([0; 4]);
+            raw.extend(address.ip().octets());
+            raw.resize(size_of::<sockaddr_in6>(), 0);
+        }
+    }
+    // SAFETY: not null, and then a length of the caller.
+    let room = unsafe { *len } as usize;
+    let fits = room.min(raw.len());
+    bytes_mut(to, fits).copy_from_slice(&raw[..fits]);
+    // SAFETY: as above.
+    unsafe { *len = socklen_t::try_from(raw.len()).unwrap_or(0) };
+}
+
+fn flags_of(flags: c_int) -> Flags {
+    Flags {
+        peeks: flags & libc::MSG_PEEK != 0,
+        is_urgent: flags & libc::MSG_OOB != 0,
+        never_waits: flags & libc::MSG_DONTWAIT != 0,
+        more_follows: flags & libc::MSG_MORE != 0,
+    }
+}
+
+/// The buffers of a vector.
+fn buffers(vector: *const iovec, count: usize) -> Vec<(*mut c_void, usize)> {
+    if vector.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the caller's vector has that many entries.
+    let entries = unsafe { slice::from_raw_parts(vector, count) };
+    entries.iter().map(|entry| (entry.iov_base, entry.iov_len)).collect()
+}
+
+fn write_all(
+    state: *mut c_void,
+    fd: c_int,
+    parts: &[(*mut c_void, usize)],
+    flags: Flags,
+) -> ssize_t {
+    let whole: Vec<u8> =
+        parts.iter().flat_map(|&(start, len)| bytes(start, len).to_vec()).collect();
+    answer_len(shim(state).write(fd, &whole, flags))
+}
+
+fn read_into(
+    state: *mut c_void,
+    fd: c_int,
+    parts: &[(*mut c_void, usize)],
+    flags: Flags,
+) -> ssize_t {
+    let mut room = vec![0; parts.iter().map(|(_, len)| len).sum()];
+    let result = shim(state).read(fd, &mut room, flags);
+    let mut rest = &room[..result.unwrap_or(0)];
+    for &(start, len) in parts {
+        let (here, behind) = rest.split_at(len.min(rest.len()));
+        bytes_mut(start, here.len()).copy_from_slice(here);
+        rest = behind;
+    }
+    answer_len(result)
+}
+
+extern "C" fn free(state: *mut c_void) {
+    // SAFETY: the last call with this pointer, which came from a box.
+    drop(unsafe { Box::from_raw(state.cast::<Shim>()) });
+}
+
+extern "C" fn socket(state: *mut c_void, _domain: c_int, _kind: c_int, _protocol: c_int) -> c_int {
+    answer(shim(state).socket(new_descriptor()))
+}
+
+extern "C" fn bind(state: *mut c_void, fd: c_int, address: *const c_void, len: socklen_t) -> c_int {
+    answer(address_of(address, len).and_then(|address| shim(state).bind(fd, address)))
+}
+
+extern "C" fn listen(state: *mut c_void, fd: c_int, backlog: c_int) -> c_int {
+    answer(shim(state).listen(fd, u32::try_from(backlog).unwrap_or(u32::MAX)))
+}
+
+extern "C" fn accept(
+    state: *mut c_void,
+    fd: c_int,
+    address: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    let new_fd = new_descriptor();
+    let accepted = shim(state).accept(fd, new_fd).map(|peer| {
+        tell_address(peer, address, len);
+        new_fd
+    });
+    if accepted.is_err() {
+        close_descriptor(new_fd);
+    }
+    answer(accepted)
+}
+
+extern "C" fn connect(
+    state: *mut c_void,
+    fd: c_int,
+    address: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    answer(address_of(address, len).and_then(|peer| shim(state).connect(fd, peer)))
+}
+
+extern "C" fn read(state: *mut c_void, fd: c_int, start: *mut c_void, len: size_t) -> ssize_t {
+    read_into(state, fd, &[(start, len)], Flags::default())
+}
+
+extern "C" fn readv(state: *mut c_void, fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    let parts = buffers(vector, usize::try_from(count).unwrap_or(0));
+    read_into(state, fd, &parts, Flags::default())
+}
+
+extern "C" fn recv(
+    state: *mut c_void,
+    fd: c_int,
+    start: *mut c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    read_into(state, fd, &[(start, len)], flags_of(flags))
+}
+
+extern "C" fn recvfrom(
+    state: *mut c_void,
+    fd: c_int,
+    start: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    _address: *mut c_void,
+    _address_len: *mut socklen_t,
+) -> ssize_t {
+    read_into(state, fd, &[(start, len)], flags_of(flags))
+}
+
+extern "C" fn recvmsg(
+    state: *mut c_void,
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's message.
+    let message = unsafe { &*message };
+    read_into(state, fd, &buffers(message.msg_iov, message.msg_iovlen), flags_of(flags))
+}
+
+extern "C" fn write(state: *mut c_void, fd: c_int, start: *mut c_void, len: size_t) -> ssize_t {
+    write_all(state, fd, &[(start, len)], Flags::default())
+}
+
+extern "C" fn writev(state: *mut c_void, fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    let parts = buffers(vector, usize::try_from(count).unwrap_or(0));
+    write_all(state, fd, &parts, Flags::default())
+}
+
+extern "C" fn send(
+    state: *mut c_void,
+    fd: c_int,
+    start: *mut c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    write_all(state, fd, &[(start, len)], flags_of(flags))
+}
+
+extern "C" fn sendto(
+    state: *mut c_void,
+    fd: c_int,
+    start: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    _address: *const c_void,
+    _address_len: socklen_t,
+) -> ssize_t {
+    write_all(state, fd, &[(start, len)], flags_of(flags))
+}
+
+extern "C" fn sendmsg(
+    state: *mut c_void,
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's message.
+    let message = unsafe { &*message };
+    write_all(state, fd, &buffers(message.msg_iov, message.msg_iovlen), flags_of(flags))
+}
+
+extern "C" fn fcntl(state: *mut c_void, fd: c_int, command: c_int, argument: c_long) -> c_int {
+    let mut state = shim(state).lock();
+    answer(state.entry(fd).map(|entry| match command {
+        libc::F_GETFL if entry.is_nonblocking => libc::O_RDWR | libc::O_NONBLOCK,
+        libc::F_GETFL => libc::O_RDWR,
+        libc::F_SETFL => {
+            entry.is_nonblocking = argument & c_long::from(libc::O_NONBLOCK) != 0;
+            0
+        }
+        _ => 0,
+    }))
+}
+
+extern "C" fn ioctl(state: *mut c_void, fd: c_int, request: u64, argument: *mut c_int) -> c_int {
+    const SIOCINQ: u64 = 0x541b;
+    const SIOCOUTQ: u64 = 0x5411;
+    let mut state = shim(state).lock();
+    let queued = state
+        .entry(fd)
+        .map(|entry| entry.socket)
+        .and_then(|socket| state.host.tcp.queued_bytes(socket).map_err(Errno::from));
+    answer(queued.and_then(|(sent, received)| {
+        let value = match request {
+            SIOCINQ => received,
+            SIOCOUTQ => sent,
+            _ => return Err(Errno(libc::ENOTTY)),
+        };
+        // SAFETY: these requests point to an int of the caller.
+        unsafe { *argument = c_int::try_from(value).unwrap_or(c_int::MAX) };
+        Ok(0)
+    }))
+}
+
+extern "C" fn close(state: *mut c_void, fd: c_int) -> c_int {
+    let closed = shim(state).close(fd);
+    close_descriptor(fd);
+    answer(closed)
+}
+
+extern "C" fn shutdown(state: *mut c_void, fd: c_int, how: c_int) -> c_int {
+    let (receive, send) = (how != libc::SHUT_WR, how != libc::SHUT_RD);
+    answer(shim(state).shutdown(fd, receive, send))
+}
+
+extern "C" fn getsockopt(
+    state: *mut c_void,
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    answer(shim(state).getsockopt(fd, (level, name)).map(|told| {
+        // SAFETY: the caller's length.
+        let room = unsafe { *len } as usize;
+        let fits = room.min(told.len());
+        bytes_mut(value, fits).copy_from_slice(&told[..fits]);
+        // SAFETY: as above.
+        unsafe { *len = socklen_t::try_from(fits).unwrap_or(0) };
+        0
+    }))
+}
+
+extern "C" fn setsockopt(
+    state: *mut c_void,
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    answer(shim(state).setsockopt(fd, (level, name), bytes(value, len as usize)))
+}
+
+extern "C" fn poll(state: *mut c_void, fds: *mut pollfd, count: u64, timeout_ms: c_int) -> c_int {
+    let count = usize::try_from(count).unwrap_or(0);
+    // SAFETY: the caller's array has that many entries.
+    let fds = unsafe { slice::from_raw_parts_mut(fds, count) };
+    let mut polled: Vec<Polled> =
+        fds.iter().map(|entry| Polled { fd: entry.fd, events: entry.events, revents: 0 }).collect();
+    let timeout_us = u64::try_from(timeout_ms).ok().map(|ms| ms * 1000);
+    let result = shim(state).poll(&mut polled, timeout_us);
+    for (entry, polled) in fds.iter_mut().zip(&polled) {
+        entry.revents = polled.revents;
+    }
+    answer(result)
+}
+
+extern "C" fn netdev_send(state: *mut c_void, start: *const c_void, len: size_t) -> c_int {
+    shim(state).deliver(bytes(start, len));
+    0
+}
+
+extern "C" fn netdev_receive(
+    state: *mut c_void,
+    start: *mut c_void,
+    len: *mut size_t,
+    time_us: *mut i64,
+) -> c_int {
+    let (packet, at_us) = shim(state).receive().unwrap_or_default();
+    // SAFETY: the caller's length.
+    let room = unsafe { *len };
+    let fits = room.min(packet.len());
+    bytes_mut(start, fits).copy_from_slice(&packet[..fits]);
+    // SAFETY: as above.
+    unsafe { *len = fits };
+    // SAFETY: the caller's place for the time.
+    unsafe { *time_us = i64::try_from(at_us).unwrap_or(i64::MAX) };
+    0
+}
+
+extern "C" fn usleep(state: *mut c_void, us: u32) -> c_int {
+    shim(state).sleep(us.into());
+    0
+}
+
+extern "C" fn gettimeofday(state: *mut c_void, time: *mut timeval, _zone: *mut c_void) -> c_int {
+    let now_us = i64::try_from(shim(state).now_us()).unwrap_or(i64::MAX);
+    let now = timeval { tv_sec: now_us / 1_000_000, tv_usec: now_us % 1_000_000 };
+    // SAFETY: the caller's place for the time.
+    unsafe { time.write(now) };
+    0
+}

@@ -1,0 +1,152 @@
+//! A host with one device and a virtual clock.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
+use forebay_buf::{Frame, Region};
+use forebay_rx::packet::{Arrival, Packet};
+use forebay_rx::parse::{Link, Verify, parse_packet};
+use forebay_stack::network::{
+    Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix, TcpPathError,
+};
+use forebay_stack::tcp::{Tcp, TcpConfig, TcpOut, TcpSocket};
+
+/// Virtual time at the start, in µs: a date, as scripts expect one.
+const START_US: u64 = 1_700_000_000_000_000;
+
+/// Host of a script.
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) tcp: Tcp,
+    network: NetworkLayer,
+    identity: Identity,
+    pool: Pool,
+    /// Packets sent, and the times when they were.
+    sent: VecDeque<(Vec<u8>, u64)>,
+    pub(crate) now_us: u64,
+}
+
+impl Host {
+    /// Creates the host with the addresses that packetdrill is told to use. The flags are `v4` or
+    /// `v6`, and then perhaps sysctls: `tcp_rmem` (the largest), `tcp_min_tso_segs`, `tcp_ecn`.
+    pub(crate) fn new(flags: &str) -> Self {
+        let is_ipv6 = flags.contains("v6");
+        let mut config = TcpConfig::default();
+        let value = |name: &str| {
+            let value = flags.split_whitespace().find_map(|flag| flag.strip_prefix(name))?;
+            value.strip_prefix('=')?.parse().ok()
+        };
+        config.rmem.1 = value("tcp_rmem").unwrap_or(config.rmem.1);
+        config.min_gso_segments = value("tcp_min_tso_segs").unwrap_or(config.min_gso_segments);
+        config.asks_ecn = value("tcp_ecn") == Some(1);
+        // As the kernel on a TUN: scripts see a packet before it is cut.
+        config.gso_bytes = 65_536 - 320;
+        let (address, bits, mtu) = if is_ipv6 {
+            (IpAddr::from([0xfd3d, 0x0a0b, 0x17d6, 0, 0, 0, 0, 1]), 48, 1520)
+        } else {
+            (IpAddr::from([192, 168, 0, 1]), 16, 1500)
+        };
+        let share = vec![
+            ChunkClass { chunk_bytes: 2048, chunks: 8192 },
+            ChunkClass { chunk_bytes: 68 << 10, chunks: 64 },
+        ];
+        let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+        let pool = carve(region, &[share]).ok().and_then(|mut pools| pools.pop());
+        let mut network = NetworkLayer::new(NetworkConfig::default(), Default::default());
+        network.take_tcp();
+        Self {
+            tcp: Tcp::new(config, *b"a constant seed!", START_US),
+            network,
+            identity: Identity {
+                addresses: vec![Prefix { address, bits }],
+                mtu,
+                is_whole_host: true,
+                ..Identity::default()
+            },
+            pool: pool.unwrap_or_else(|| panic!("the region is as large as its pool")),
+            sent: VecDeque::new(),
+            now_us: START_US,
+        }
+    }
+
+    pub(crate) fn address(&self) -> IpAddr {
+        self.identity.addresses[0].address
+    }
+
+    pub(crate) fn mtu_bytes(&self) -> u32 {
+        self.identity.mtu
+    }
+
+    /// Calls TCP, and queues what it sends.
+    pub(crate) fn call<R>(&mut self, act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R) -> R {
+        let mut packets = Vec::new();
+        let mut out = TcpOut { now_us: self.now_us, pool: &mut self.pool, packets: &mut packets };
+        let result = act(&mut self.tcp, &mut out);
+        packets.into_iter().for_each(|packet| self.transmit(packet.frame));
+        result
+    }
+
+    fn transmit(&mut self, frame: Frame) {
+        self.sent.push_back((frame.data().to_vec(), self.now_us));
+        self.pool.put(frame);
+    }
+
+    /// Receives a packet.
+    pub(crate) fn deliver(&mut self, bytes: &[u8]) {
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let Some(mut frame) = self.pool.allocate(len) else { return };
+        frame.copy_from(bytes);
+        let mut packet = Packet::received(frame, Arrival(0), len, Link::Ip);
+        if parse_packet(&mut packet, Verify::Checksums, &mut self.pool).is_err() {
+            return self.pool.put(packet.frame);
+        }
+        let now_ns = self.now_us * 1000;
+        let mtu_bytes = self.mtu_bytes();
+        match self.network.receive(packet, &self.identity, now_ns, &mut self.pool) {
+            NetworkVerdict::Segment(packet) => {
+                self.call(|tcp, out| tcp.receive(packet, mtu_bytes, out));
+            }
+            NetworkVerdict::PathError(packet, about) => {
+                let TcpPathError { flow, seq, error } = *about;
+                self.pool.put(packet.frame);
+                self.call(|tcp, out| tcp.receive_error(&flow, seq, error, out));
+            }
+            NetworkVerdict::Answer(packet) => self.transmit(packet.frame),
+            NetworkVerdict::Datagram(packet)
+            | NetworkVerdict::Taken(packet)
+            | NetworkVerdict::Heard(packet, _)
+            | NetworkVerdict::Refused(packet, _)
+            | NetworkVerdict::Dropped(packet, _) => self.pool.put(packet.frame),
+            NetworkVerdict::Kept => {}
+        }
+    }
+
+    /// Next packet sent, and its time.
+    pub(crate) fn take_sent(&mut self) -> Option<(Vec<u8>, u64)> {
+        self.sent.pop_front()
+    }
+
+    pub(crate) fn has_sent(&self) -> bool {
+        !self.sent.is_empty()
+    }
+
+    /// Advances the clock to the next timer, at most to `end_us`. Returns false at `end_us`.
+    pub(crate) fn step(&mut self, end_us: u64) -> bool {
+        let next_us = self.tcp.next_timer_us().unwrap_or(u64::MAX).max(self.now_us);
+        if next_us > end_us {
+            self.now_us = self.now_us.max(end_us);
+            return false;
+        }
+        self.now_us = next_us;
+        self.call(Tcp::advance);
+        true
+    }
+
+    /// Sockets that became ready.
+    pub(crate) fn has_news(&mut self) -> bool {
+        let mut ready: Vec<TcpSocket> = Vec::new();
+        self.tcp.take_ready(&mut ready);
+        !ready.is_empty()
+    }
+}

@@ -1,0 +1,18 @@
+//! Shared object for packetdrill: runs its scripts against our TCP, in virtual time and without a
+//! device. Built by `cargo build --release -p forebay-stack --example packetdrill_shim`.
+//!
+//! ```text
+//!  script ─► abi (C functions) ─► calls (sockets by descriptor) ─► host (network layer, TCP, clock)
+//! ```
+
+#![allow(
+    clippy::disallowed_types,
+    clippy::disallowed_methods,
+    reason = "calls that wait are those of the script's threads, not of the path"
+)]
+
+mod abi; //     the only unsafe code: pointers of C
+mod calls; //   socket calls, blocking and not
+mod errno; //   our errors as the kernel's numbers
+mod host; //    a host with one device and a virtual clock
+mod options; // socket options and TCP_INFO

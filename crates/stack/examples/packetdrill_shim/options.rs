@@ -1,0 +1,225 @@
+//! Socket options and `TCP_INFO`.
+
+use forebay_stack::tcp::{State, TcpInfo};
+
+use crate::calls::Shim;
+use crate::errno::Errno;
+
+const SECOND_US: u64 = 1_000_000;
+/// Length of the part of `struct tcp_info` that is filled in.
+const INFO_BYTES: usize = 104;
+
+impl Shim {
+    /// Sets an option whose value is these bytes.
+    pub(crate) fn setsockopt(
+        &self,
+        fd: i32,
+        (level, name): (i32, i32),
+        value: &[u8],
+    ) -> Result<i32, Errno> {
+        let number = number(value);
+        let seconds = || number.map(|value| u64::from(value.cast_unsigned()) * SECOND_US);
+        match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
+                self.lock().entry(fd)?.receive_timeout_us = timeout(value)?;
+                Ok(0)
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => {
+                self.lock().entry(fd)?.send_timeout_us = timeout(value)?;
+                Ok(0)
+            }
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let (on, linger) = (number?, self::number(value.get(4..).unwrap_or_default())?);
+                let linger_us = u64::from(linger.cast_unsigned()) * SECOND_US;
+                self.set_options(fd, |options| options.linger_us = (on != 0).then_some(linger_us))
+            }
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => {
+                let on = number? != 0;
+                self.set_options(fd, |options| options.keepalive = on)
+            }
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => {
+                let on = number? != 0;
+                self.set_options(fd, |options| options.oob_inline = on)
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+                // Doubled, as the kernel does.
+                let bytes = (number?.cast_unsigned() * 2).max(2304);
+                self.set_options(fd, |options| options.rcvbuf = Some(bytes))
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+                let bytes = (number?.cast_unsigned() * 2).max(4608);
+                self.set_options(fd, |options| options.sndbuf = Some(bytes))
+            }
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => {
+                let on = number? != 0;
+                self.set_options(fd, |options| options.nodelay = on)?;
+                if on {
+                    let mut state = self.lock();
+                    let socket = state.entry(fd)?.socket;
+                    // Without a connection there is nothing to push.
+                    let _ = state.host.call(|tcp, out| tcp.push(socket, out));
+                }
+                Ok(0)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => {
+                let on = number? != 0;
+                self.set_options(fd, |options| options.cork = on)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
+                let idle_us = seconds()?;
+                self.set_options(fd, |options| options.keepalive_idle_us = idle_us)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
+                let interval_us = seconds()?;
+                self.set_options(fd, |options| options.keepalive_interval_us = interval_us)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
+                let probes = u8::try_from(number?).map_err(|_| Errno(libc::EINVAL))?;
+                self.set_options(fd, |options| options.keepalive_probes = probes)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
+                let timeout_us = u64::from(number?.cast_unsigned()) * 1000;
+                self.set_options(fd, |options| options.user_timeout_us = timeout_us)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
+                let retries = u8::try_from(number?).map_err(|_| Errno(libc::EINVAL))?;
+                self.set_options(fd, |options| options.syn_retries = Some(retries))
+            }
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
+                let linger = number?;
+                let wait_us = u64::try_from(linger).unwrap_or(0) * SECOND_US;
+                self.set_options(fd, |options| options.fin_timeout_us = Some(wait_us))
+            }
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
+                let largest = u16::try_from(number?).map_err(|_| Errno(libc::EINVAL))?;
+                self.set_options(fd, |options| options.max_segment = Some(largest))
+            }
+            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
+                let clamp = number?.cast_unsigned();
+                self.set_options(fd, |options| options.window_clamp = Some(clamp))
+            }
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
+                let on = number? != 0;
+                let mut state = self.lock();
+                let socket = state.entry(fd)?.socket;
+                // Without a connection, the kernel takes the option too.
+                let _ = state.host.call(|tcp, out| tcp.set_quick_acks(socket, on, out));
+                Ok(0)
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                let tos = u8::try_from(number?).map_err(|_| Errno(libc::EINVAL))? & !3;
+                self.set_options(fd, |options| options.tos = tos)
+            }
+            // Of no effect here: addresses are reused, and there is one device.
+            _ => self.lock().entry(fd).map(|_| 0),
+        }
+    }
+
+    /// Value of an option as bytes.
+    pub(crate) fn getsockopt(&self, fd: i32, (level, name): (i32, i32)) -> Result<Vec<u8>, Errno> {
+        let mut state = self.lock();
+        let socket = state.entry(fd)?.socket;
+        let options = state.host.tcp.options(socket)?;
+        let int = |value: u64| Ok(i32::try_from(value).unwrap_or(i32::MAX).to_ne_bytes().to_vec());
+        match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_ERROR) => {
+                let error = state.host.tcp.take_error(socket)?;
+                int(error.map_or(0, |error| u64::from(Errno::from(error).0.cast_unsigned())))
+            }
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => int(options.keepalive.into()),
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int(1),
+            (libc::SOL_SOCKET, libc::SO_TYPE) => int(1),
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(options.rcvbuf.unwrap_or(131_072).into()),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(options.sndbuf.unwrap_or(16_384).into()),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => int(options.nodelay.into()),
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => int(options.cork.into()),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => int(options.keepalive_idle_us / SECOND_US),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
+                int(options.keepalive_interval_us / SECOND_US)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => int(options.keepalive_probes.into()),
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => int(options.user_timeout_us / 1000),
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
+                let info = state.host.tcp.info(socket)?;
+                let before = options.max_segment.map_or(536, u32::from);
+                int(info.map_or(before, |info| info.mss_bytes).into())
+            }
+            (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+                let info = state.host.tcp.info(socket)?;
+                info.map(|info| bytes_of(&info)).ok_or(Errno(libc::EINVAL))
+            }
+            _ => Err(Errno(libc::ENOPROTOOPT)),
+        }
+    }
+}
+
+fn number(value: &[u8]) -> Result<i32, Errno> {
+    value.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes)).ok_or(Errno(libc::EINVAL))
+}
+
+/// A `struct timeval`; `None` of zero, which is no limit.
+fn timeout(value: &[u8]) -> Result<Option<u64>, Errno> {
+    let word = |at: usize| -> Option<u64> {
+        let bytes = value.get(at..)?.first_chunk()?;
+        u64::try_from(i64::from_ne_bytes(*bytes)).ok()
+    };
+    let (Some(seconds), Some(us)) = (word(0), word(8)) else { return Err(Errno(libc::EINVAL)) };
+    Ok(Some(seconds * SECOND_US + us).filter(|&us| us > 0))
+}
+
+/// `struct tcp_info`, as far as `tcpi_total_retrans`.
+fn bytes_of(info: &TcpInfo) -> Vec<u8> {
+    let state = match info.state {
+        State::Established => 1,
+        State::SynSent => 2,
+        State::SynReceived => 3,
+        State::FinWait1 => 4,
+        State::FinWait2 => 5,
+        State::Closed => 7,
+        State::CloseWait => 8,
+        State::LastAck => 9,
+        State::Closing => 11,
+    };
+    let offers = u8::from(info.timestamps)
+        | u8::from(info.sack) << 1
+        | u8::from(info.window_scales.is_some()) << 2
+        | u8::from(info.ecn) << 3;
+    let (theirs, ours) = info.window_scales.unwrap_or_default();
+    let mut bytes = vec![
+        state,
+        info.phase as u8,
+        info.retransmits,
+        0,
+        info.backoff,
+        offers,
+        theirs | ours << 4,
+        0,
+    ];
+    let us = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+    let words = [
+        us(info.rto_us),
+        40_000,
+        info.mss_bytes,
+        info.mss_bytes,
+        info.unacked,
+        info.sacked,
+        info.lost,
+        info.retransmitted,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        info.receive_window_bytes,
+        us(info.rtt_us),
+        us(info.rttvar_us),
+        info.ssthresh.min(0x7fff_ffff),
+        info.cwnd,
+        info.mss_bytes,
+        info.reordering,
+    ];
+    words.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+    bytes.resize(INFO_BYTES, 0);
+    bytes
+}

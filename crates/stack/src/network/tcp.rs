@@ -1,0 +1,122 @@
+//! TCP validation as in `tcp_v4_rcv` and `tcp_v6_rcv`, up to the lookup of the connection, and the
+//! segments that ICMP errors quote.
+
+use std::net::{IpAddr, SocketAddr};
+
+use forebay_rx::parse::Checksum;
+use forebay_rx::parse::checksum::{Sum, judge};
+
+use super::drop::NetworkDrop;
+use super::icmp::{DEST_UNREACH, DEST_UNREACH_V6, HEADER_BYTES as ICMP_BYTES};
+use super::transport::TransportBytes;
+use super::{ipv4, ipv6};
+use crate::tcp::{Flow, PathError, Seq, TcpError};
+
+pub(super) const TCP: u8 = 6;
+const HEADER_BYTES: usize = 20;
+const TIME_EXCEEDED: u8 = 11;
+const PACKET_TOO_BIG_V6: u8 = 2;
+const TIME_EXCEEDED_V6: u8 = 3;
+const OFFSET_MASK: u16 = 0x1fff;
+
+/// A TCP header and payload, delimited by the IP header.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TcpBytes<'a> {
+    pub(super) bytes: TransportBytes<'a>,
+    /// Sum of the pseudo-header without its length: addresses and protocol.
+    pub(super) pseudo_sum: Sum,
+    /// Checksum state known so far.
+    pub(super) checksum: Checksum,
+}
+
+/// Validates a segment. Returns its length, and that of its header.
+pub(super) fn receive(segment: &TcpBytes<'_>) -> Result<(usize, usize), NetworkDrop> {
+    let header = segment.bytes.first();
+    let Some(&[.., offset, _, _, _, _, _, _, _]) = header.first_chunk::<HEADER_BYTES>() else {
+        return Err(NetworkDrop::PktTooSmall);
+    };
+    let header_len = usize::from(offset >> 4) * 4;
+    let len = segment.bytes.len();
+    if header_len < HEADER_BYTES || header_len > header.len().min(len) {
+        return Err(NetworkDrop::PktTooSmall);
+    }
+    let checksum = match segment.checksum {
+        Checksum::Unknown => judge(segment.pseudo_sum.plus_len(len).plus(segment.bytes.sum(len))),
+        known => known,
+    };
+    if checksum == Checksum::Bad {
+        return Err(NetworkDrop::TcpCsum);
+    }
+    Ok((len, header_len))
+}
+
+/// Error about a segment of ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TcpPathError {
+    /// Ends of the connection.
+    pub flow: Flow,
+    /// Sequence number of the segment.
+    pub seq: Seq,
+    /// Meaning.
+    pub error: PathError,
+}
+
+/// Segment quoted by an ICMP error (`tcp_v4_err`, `tcp_v6_err`). `None` for other messages.
+pub(super) fn quoted(message: &[u8], is_ipv6: bool) -> Option<TcpPathError> {
+    let (&[kind, code, _, _, m0, m1, m2, m3], quoted) =
+        message.split_first_chunk::<ICMP_BYTES>()?;
+    let mtu = [m0, m1, m2, m3];
+    let (ours, theirs, header): (IpAddr, IpAddr, &[u8]) = if is_ipv6 {
+        let (source, destination) = ipv6::addresses(quoted)?;
+        let &[.., next, _] = quoted.first_chunk::<8>()?;
+        (
+            source.into(),
+            destination.into(),
+            quoted.get(ipv6::FIXED_BYTES..).filter(|_| next == TCP)?,
+        )
+    } else {
+        let (source, destination) = ipv4::addresses(quoted)?;
+        let &[first, _, _, _, _, _, flags, place, _, protocol] = quoted.first_chunk::<10>()?;
+        let is_first = u16::from_be_bytes([flags, place]) & OFFSET_MASK == 0;
+        let header_len = usize::from(first & 0xf) * 4;
+        let header = quoted.get(header_len..).filter(|_| is_first && protocol == TCP)?;
+        (source.into(), destination.into(), header)
+    };
+    let error = if is_ipv6 { meaning_v6(kind, code, mtu)? } else { meaning(kind, code, mtu)? };
+    let &[p0, p1, q0, q1, s0, s1, s2, s3] = header.first_chunk::<8>()?;
+    let flow = Flow {
+        ours: SocketAddr::new(ours, u16::from_be_bytes([p0, p1])),
+        theirs: SocketAddr::new(theirs, u16::from_be_bytes([q0, q1])),
+    };
+    Some(TcpPathError { flow, seq: Seq(u32::from_be_bytes([s0, s1, s2, s3])), error })
+}
+
+/// `icmp_err_convert`.
+fn meaning(kind: u8, code: u8, [_, _, high, low]: [u8; 4]) -> Option<PathError> {
+    let error = match (kind, code) {
+        (DEST_UNREACH, 0 | 6 | 9 | 11) => TcpError::NetworkUnreachable,
+        (DEST_UNREACH, 2) => TcpError::NoProtocol,
+        (DEST_UNREACH, 3) => TcpError::Refused,
+        (DEST_UNREACH, 4) => {
+            let mtu_bytes = u16::from_be_bytes([high, low]).into();
+            return Some(PathError::TooBig { mtu_bytes });
+        }
+        (DEST_UNREACH, _) | (TIME_EXCEEDED, _) => TcpError::HostUnreachable,
+        _ => return None,
+    };
+    Some(PathError::Unreachable(error))
+}
+
+/// `icmpv6_err_convert`.
+fn meaning_v6(kind: u8, code: u8, mtu: [u8; 4]) -> Option<PathError> {
+    let error = match (kind, code) {
+        (PACKET_TOO_BIG_V6, _) => {
+            return Some(PathError::TooBig { mtu_bytes: u32::from_be_bytes(mtu) });
+        }
+        (DEST_UNREACH_V6, 0) => TcpError::NetworkUnreachable,
+        (DEST_UNREACH_V6, 4) => TcpError::Refused,
+        (DEST_UNREACH_V6, _) | (TIME_EXCEEDED_V6, _) => TcpError::HostUnreachable,
+        _ => return None,
+    };
+    Some(PathError::Unreachable(error))
+}

@@ -1,0 +1,184 @@
+//! Settings: the kernel's sysctls and socket options, with its defaults.
+
+/// Microseconds of a millisecond.
+pub(super) const MS: u64 = 1_000;
+/// Microseconds of a second.
+pub(super) const SECOND: u64 = 1_000_000;
+
+/// Lowest retransmission time-out (`TCP_RTO_MIN`), in µs.
+pub(super) const RTO_MIN_US: u64 = 200 * MS;
+/// Highest retransmission time-out (`TCP_RTO_MAX`), in µs.
+pub(super) const RTO_MAX_US: u64 = 120 * SECOND;
+/// Retransmission time-out without a measured round trip (RFC 6298, section 2.1), in µs.
+pub(super) const RTO_INITIAL_US: u64 = SECOND;
+/// Lowest delay of an ACK (`TCP_ATO_MIN`, `TCP_DELACK_MIN`), in µs.
+pub(super) const DELACK_MIN_US: u64 = 40 * MS;
+/// Highest delay of an ACK (`TCP_DELACK_MAX`), in µs.
+pub(super) const DELACK_MAX_US: u64 = 200 * MS;
+/// Time that a connection stays in TIME-WAIT (`TCP_TIMEWAIT_LEN`), in µs.
+pub(super) const TIME_WAIT_US: u64 = 60 * SECOND;
+/// Initial congestion window, in segments (RFC 6928).
+pub(super) const INITIAL_CWND: u32 = 10;
+/// Duplicate ACKs that mean a loss (RFC 5681).
+pub(super) const DUP_THRESHOLD: u32 = 3;
+/// Segment size assumed of a peer that announces none over IPv4 (RFC 9293, MUST-15).
+pub(super) const DEFAULT_MSS: u16 = 536;
+/// Smallest segment size that a peer can impose (`TCP_MIN_SND_MSS`).
+pub(super) const MIN_MSS: u32 = 48;
+/// Largest shift of a window (RFC 7323, section 2.3).
+pub(super) const MAX_WINDOW_SCALE: u8 = 14;
+/// ACKs sent at once while a connection is young (`TCP_MAX_QUICKACKS`).
+pub(super) const MAX_QUICKACKS: u8 = 16;
+/// Age of a timestamp beyond which PAWS no longer trusts it (`TCP_PAWS_24DAYS`), in µs.
+pub(super) const PAWS_IDLE_US: u64 = 24 * 24 * 3600 * SECOND;
+
+/// Settings of one CPU's TCP. Names in parentheses are the kernel's sysctls.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TcpConfig {
+    /// Retransmissions of a SYN (`tcp_syn_retries`).
+    pub syn_retries: u8,
+    /// Retransmissions of a SYN before the time-out starts to double (`tcp_syn_linear_timeouts`).
+    pub syn_linear_timeouts: u8,
+    /// Retransmissions of a SYN-ACK (`tcp_synack_retries`).
+    pub synack_retries: u8,
+    /// Retransmissions after which a connection is given up (`tcp_retries2`).
+    pub retries2: u8,
+    /// The same for a connection that the application has closed (`tcp_orphan_retries`).
+    pub orphan_retries: u8,
+    /// Time that a closed connection waits for the peer's FIN, in µs (`tcp_fin_timeout`).
+    pub fin_timeout_us: u64,
+    /// Interval between two answers to invalid segments of a connection, in µs
+    /// (`tcp_invalid_ratelimit`).
+    pub invalid_ratelimit_us: u64,
+    /// Initial and largest receive buffer, in bytes of memory (`tcp_rmem`).
+    pub rmem: (u32, u32),
+    /// Initial and largest send buffer, in bytes (`tcp_wmem`).
+    pub wmem: (u32, u32),
+    /// Connections of which no ACK was received yet, at most (`tcp_max_syn_backlog`).
+    pub max_syn_backlog: u32,
+    /// True to answer SYNs beyond that by cookies (`tcp_syncookies`).
+    pub syncookies: bool,
+    /// True to accept ECN if the peer asks for it (`tcp_ecn` 2).
+    pub accepts_ecn: bool,
+    /// True to ask for ECN (`tcp_ecn` 1).
+    pub asks_ecn: bool,
+    /// Timestamps (`tcp_timestamps`).
+    pub timestamps: bool,
+    /// Window scaling (`tcp_window_scaling`).
+    pub window_scaling: bool,
+    /// Selective acknowledgements (`tcp_sack`).
+    pub sack: bool,
+    /// Connections, listeners and sockets together, at most.
+    pub max_sockets: u32,
+    /// Connections in TIME-WAIT, at most (`tcp_max_tw_buckets`).
+    pub max_time_wait: u32,
+    /// Memory of all buffers together, in bytes (`tcp_mem`).
+    pub memory_bytes: u64,
+    /// Payload of one packet sent, at most, in bytes: more than a segment if something behind cuts
+    /// such packets (`gso_max_size`); 0 for single segments.
+    pub gso_bytes: u32,
+    /// Segments of such a packet, at least, as long as the window allows (`tcp_min_tso_segs`).
+    pub min_gso_segments: u32,
+    /// Congestion control of new connections (`tcp_congestion_control`).
+    pub congestion: Algorithm,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            syn_retries: 6,
+            syn_linear_timeouts: 4,
+            synack_retries: 5,
+            retries2: 15,
+            orphan_retries: 8,
+            fin_timeout_us: 60 * SECOND,
+            invalid_ratelimit_us: SECOND / 2,
+            rmem: (131_072, 32 << 20),
+            wmem: (87_040, 4 << 20),
+            max_syn_backlog: 4096,
+            syncookies: true,
+            accepts_ecn: true,
+            asks_ecn: false,
+            timestamps: true,
+            window_scaling: true,
+            sack: true,
+            max_sockets: 1 << 20,
+            max_time_wait: 1 << 16,
+            memory_bytes: 1 << 30,
+            gso_bytes: 0,
+            min_gso_segments: 2,
+            congestion: Algorithm::Cubic,
+        }
+    }
+}
+
+/// Congestion control.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Algorithm {
+    /// RFC 5681 with RFC 6582.
+    NewReno,
+    /// RFC 9438.
+    #[default]
+    Cubic,
+}
+
+/// Options of a socket. Names in parentheses are the kernel's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TcpOptions {
+    /// Sends small segments at once (`TCP_NODELAY`).
+    pub nodelay: bool,
+    /// Sends full segments only, for at most 200 ms (`TCP_CORK`).
+    pub cork: bool,
+    /// Probes an idle peer (`SO_KEEPALIVE`).
+    pub keepalive: bool,
+    /// Idle time before the first probe, in µs (`TCP_KEEPIDLE`).
+    pub keepalive_idle_us: u64,
+    /// Interval of probes, in µs (`TCP_KEEPINTVL`).
+    pub keepalive_interval_us: u64,
+    /// Probes without an answer after which the connection is given up (`TCP_KEEPCNT`).
+    pub keepalive_probes: u8,
+    /// Time that data may stay unacknowledged, in µs; 0 for the number of retransmissions
+    /// (`TCP_USER_TIMEOUT`, RFC 5482).
+    pub user_timeout_us: u64,
+    /// Time that a close waits for data to be acknowledged, in µs; 0 resets (`SO_LINGER`).
+    pub linger_us: Option<u64>,
+    /// Leaves urgent bytes in the stream (`SO_OOBINLINE`), as RFC 6093 recommends.
+    pub oob_inline: bool,
+    /// Receive buffer, in bytes of memory; `None` for one that grows (`SO_RCVBUF`).
+    pub rcvbuf: Option<u32>,
+    /// Send buffer, in bytes; `None` for one that grows (`SO_SNDBUF`).
+    pub sndbuf: Option<u32>,
+    /// Largest segment (`TCP_MAXSEG`).
+    pub max_segment: Option<u16>,
+    /// Largest receive window (`TCP_WINDOW_CLAMP`).
+    pub window_clamp: Option<u32>,
+    /// Time that a closed connection waits for the peer's FIN, in µs (`TCP_LINGER2`).
+    pub fin_timeout_us: Option<u64>,
+    /// Retransmissions of a SYN (`TCP_SYNCNT`).
+    pub syn_retries: Option<u8>,
+    /// DSCP of packets sent, in the upper six bits (`IP_TOS`).
+    pub tos: u8,
+}
+
+impl Default for TcpOptions {
+    fn default() -> Self {
+        Self {
+            nodelay: false,
+            cork: false,
+            keepalive: false,
+            keepalive_idle_us: 7200 * SECOND,
+            keepalive_interval_us: 75 * SECOND,
+            keepalive_probes: 9,
+            user_timeout_us: 0,
+            linger_us: None,
+            oob_inline: false,
+            rcvbuf: None,
+            sndbuf: None,
+            max_segment: None,
+            window_clamp: None,
+            fin_timeout_us: None,
+            syn_retries: None,
+            tos: 0,
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Congestion window: slow start and avoidance of `NewReno` (RFC 5681) and CUBIC (RFC 9438).
+
+use super::config::{Algorithm, INITIAL_CWND, SECOND};
+
+/// CUBIC's share that a window keeps after a loss, in 1/1024 (`beta`).
+const CUBIC_BETA: u64 = 717;
+/// CUBIC's constant C, in 1/1000 (RFC 9438, section 4.1: 0.4).
+const CUBIC_C_PER_MILLE: u64 = 400;
+/// Smallest slow start threshold, in segments.
+const SSTHRESH_MIN: u32 = 2;
+
+/// Congestion window of a connection, in segments.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Congestion {
+    algorithm: Algorithm,
+    pub(super) cwnd: u32,
+    pub(super) ssthresh: u32,
+    /// Acknowledged segments that did not enlarge the window yet.
+    credit: u32,
+    cubic: Cubic,
+}
+
+/// State of CUBIC.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cubic {
+    /// Window before the last reduction (W_max).
+    last_max: u32,
+    /// Begin of the epoch, in µs; 0 without one.
+    epoch_us: u64,
+    /// Window at the origin of the curve.
+    origin: u32,
+    /// Time from the epoch's begin to the origin (K), in ms.
+    origin_ms: u64,
+    /// Segments acknowledged in the epoch.
+    acked: u32,
+    /// Window that Reno would have (W_est).
+    reno: u32,
+}
+
+impl Congestion {
+    pub(super) fn new(algorithm: Algorithm) -> Self {
+        let cubic = Cubic::default();
+        Self { algorithm, cwnd: INITIAL_CWND, ssthresh: u32::MAX, credit: 0, cubic }
+    }
+
+    pub(super) fn is_slow_start(&self) -> bool {
+        self.cwnd < self.ssthresh
+    }
+
+    /// Threshold after a loss, with the window as it is now.
+    pub(super) fn reduced(&mut self) -> u32 {
+        match self.algorithm {
+            Algorithm::NewReno => (self.cwnd / 2).max(SSTHRESH_MIN),
+            Algorithm::Cubic => {
+                let cubic = &mut self.cubic;
+                cubic.epoch_us = 0;
+                // Fast convergence: a flow that did not reach its last maximum makes room.
+                cubic.last_max = if self.cwnd < cubic.last_max {
+                    scaled(self.cwnd, 1024 + CUBIC_BETA, 2048)
+                } else {
+                    self.cwnd
+                };
+                scaled(self.cwnd, CUBIC_BETA, 1024).max(SSTHRESH_MIN)
+            }
+        }
+    }
+
+    /// Forgets the epoch: after a time-out, and when the connection was idle.
+    pub(super) fn restart_epoch(&mut self) {
+        self.cubic.epoch_us = 0;
+    }
+
+    /// Enlarges the window after `acked` segments were acknowledged.
+    pub(super) fn acknowledged(&mut self, mut acked: u32, now_us: u64, rtt_us: u64) {
+        if self.is_slow_start() {
+            let grown = self.cwnd.saturating_add(acked).min(self.ssthresh);
+            acked -= grown - self.cwnd;
+            self.cwnd = grown;
+            if acked == 0 {
+                return;
+            }
+        }
+        let per_segment = match self.algorithm {
+            Algorithm::NewReno => self.cwnd,
+            Algorithm::Cubic => self.cubic.acks_per_segment(self.cwnd, acked, now_us, rtt_us),
+        };
+        self.avoid(per_segment.max(1), acked);
+    }
+
+    /// `tcp_cong_avoid_ai`: one segment more for each `per_segment` acknowledged.
+    fn avoid(&mut self, per_segment: u32, acked: u32) {
+        if self.credit >= per_segment {
+            self.credit = 0;
+            self.cwnd = self.cwnd.saturating_add(1);
+        }
+        self.credit = self.credit.saturating_add(acked);
+        if self.credit >= per_segment {
+            self.cwnd = self.cwnd.saturating_add(self.credit / per_segment);
+            self.credit %= per_segment;
+        }
+    }
+
+    /// Sets the window, and forgets what was acknowledged towards the next segment.
+    pub(super) fn set(&mut self, cwnd: u32) {
+        self.cwnd = cwnd.max(1);
+        self.credit = 0;
+    }
+}
+
+impl Cubic {
+    /// Acknowledged segments after which the window grows by one (`bictcp_update`).
+    fn acks_per_segment(&mut self, cwnd: u32, acked: u32, now_us: u64, rtt_us: u64) -> u32 {
+        self.acked = self.acked.saturating_add(acked);
+        if self.epoch_us == 0 {
+            self.begin_epoch(cwnd, acked, now_us);
+        }
+        // The window is compared with the curve one round trip ahead.
+        let at_ms = (now_us.saturating_sub(self.epoch_us) + rtt_us) / 1000;
+        let distance_ms = at_ms.abs_diff(self.origin_ms).min(100_000);
+        let offset = CUBIC_C_PER_MILLE * distance_ms.pow(3) / 1_000_000_000_000;
+        let offset = u32::try_from(offset).unwrap_or(u32::MAX);
+        let target = if at_ms < self.origin_ms {
+            self.origin.saturating_sub(offset)
+        } else {
+            self.origin.saturating_add(offset)
+        };
+        let curve = match target.checked_sub(cwnd) {
+            Some(missing) if missing > 0 => cwnd / missing,
+            _ => cwnd.saturating_mul(100),
+        };
+        self.friendly(cwnd, if self.last_max == 0 { curve.min(20) } else { curve }).max(2)
+    }
+
+    fn begin_epoch(&mut self, cwnd: u32, acked: u32, now_us: u64) {
+        (self.epoch_us, self.acked, self.reno) = (now_us.max(1), acked, cwnd);
+        if self.last_max <= cwnd {
+            (self.origin, self.origin_ms) = (cwnd, 0);
+        } else {
+            // K = cbrt(W_max (1 - beta) / C), in ms.
+            let missing = u64::from(self.last_max - cwnd);
+            self.origin_ms = (missing * 1_000_000_000 * 1000 / CUBIC_C_PER_MILLE).cbrt_floor();
+            self.origin = self.last_max;
+        }
+    }
+
+    /// At least as fast as Reno with the same reduction (RFC 9438, section 4.3).
+    fn friendly(&mut self, cwnd: u32, per_segment: u32) -> u32 {
+        // 1 / alpha, of beta 0.7: (1 + beta) / (3 (1 - beta)).
+        let delta = (scaled(cwnd, 8 * (1024 + CUBIC_BETA), 3 * (1024 - CUBIC_BETA)) >> 3).max(1);
+        let grown = self.acked / delta;
+        self.acked %= delta;
+        self.reno = self.reno.saturating_add(grown);
+        match self.reno.checked_sub(cwnd) {
+            Some(ahead) if ahead > 0 => per_segment.min(cwnd / ahead),
+            _ => per_segment,
+        }
+    }
+}
+
+/// Cube root, rounded down.
+trait CubeRoot {
+    fn cbrt_floor(self) -> u64;
+}
+
+impl CubeRoot for u64 {
+    fn cbrt_floor(self) -> u64 {
+        let mut root = 0_u64;
+        for bit in (0..=21).rev() {
+            let larger = root | 1 << bit;
+            if larger.checked_pow(3).is_some_and(|cube| cube <= self) {
+                root = larger;
+            }
+        }
+        root
+    }
+}
+
+fn scaled(value: u32, by: u64, of: u64) -> u32 {
+    u32::try_from(u64::from(value) * by / of).unwrap_or(u32::MAX)
+}
+
+/// Idle time after which a window counts as unproven (RFC 2861); a time-out at least, in µs.
+pub(super) const IDLE_RESTART_MIN_US: u64 = SECOND / 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RTT_US: u64 = 100_000;
+
+    /// Acknowledges whole windows, one each round trip, and returns the window after each.
+    fn rounds(congestion: &mut Congestion, from_us: u64, count: u64) -> Vec<u32> {
+        let mut windows = Vec::new();
+        for round in 0..count {
+            for _ in 0..congestion.cwnd {
+                congestion.acknowledged(1, from_us + round * RTT_US, RTT_US);
+            }
+            windows.push(congestion.cwnd);
+        }
+        windows
+    }
+
+    #[test]
+    fn tcp_7_slow_start_doubles_per_round() {
+        for algorithm in [Algorithm::NewReno, Algorithm::Cubic] {
+            let mut congestion = Congestion::new(algorithm);
+            assert_eq!(rounds(&mut congestion, 1, 3), [20, 40, 80]);
+        }
+    }
+
+    #[test]
+    fn tcp_7_reno_adds_one_per_round() {
+        let mut congestion = Congestion::new(Algorithm::NewReno);
+        congestion.cwnd = 20;
+        congestion.ssthresh = congestion.reduced();
+        congestion.set(congestion.ssthresh);
+        assert_eq!(rounds(&mut congestion, 1, 4), [11, 12, 13, 14]);
+    }
+
+    #[test]
+    fn tcp_7_cubic_returns_to_its_maximum() {
+        let mut congestion = Congestion::new(Algorithm::Cubic);
+        congestion.cwnd = 1000;
+        congestion.ssthresh = congestion.reduced();
+        assert_eq!(congestion.ssthresh, 700);
+        congestion.set(congestion.ssthresh);
+        // K = cbrt(300 / 0.4) = 9.1 s.
+        let windows = rounds(&mut congestion, 1_000_000, 150);
+        assert!(windows[45] > 900 && windows[45] < 1000, "concave first: {}", windows[45]);
+        assert!((985..=1015).contains(&windows[90]), "back after K: {}", windows[90]);
+        assert!(windows[149] > 1050, "then convex: {}", windows[149]);
+    }
+
+    #[test]
+    fn tcp_7_cubic_follows_reno_when_small() {
+        let mut congestion = Congestion::new(Algorithm::Cubic);
+        congestion.cwnd = 10;
+        congestion.ssthresh = congestion.reduced();
+        congestion.set(congestion.ssthresh);
+        let windows = rounds(&mut congestion, 1_000_000, 20);
+        assert!(windows[19] >= 7 + 20 * 3 / 10, "alpha is about 0.53: {windows:?}");
+    }
+
+    #[test]
+    fn cube_roots_are_floors() {
+        for (value, root) in
+            [(0, 0), (1, 1), (7, 1), (8, 2), (26, 2), (27, 3), (u64::MAX, 2_642_245)]
+        {
+            assert_eq!(value.cbrt_floor(), root, "of {value}");
+        }
+    }
+}

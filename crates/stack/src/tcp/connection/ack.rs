@@ -1,0 +1,298 @@
+//! Acknowledgements: what they acknowledge, the round trip, the peer's window (`tcp_ack`).
+
+use super::super::seq::Seq;
+use super::super::wire::{Flags, Segment};
+use super::{Connection, Context, State};
+
+/// Outcome of an ACK.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Acknowledged {
+    Yes,
+    /// Far too old: answered by a challenge, if by anything.
+    Discard,
+    /// Of bytes that were not sent.
+    Unsent,
+}
+
+/// Facts that one ACK revealed (the `FLAG_*` of the kernel).
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct AckFacts {
+    /// The segment carries data, or enlarges the window: no duplicate ACK.
+    pub(super) is_not_duplicate: bool,
+    /// The oldest unacknowledged number advanced (`FLAG_SND_UNA_ADVANCED`).
+    pub(super) una_advanced: bool,
+    /// Data were acknowledged, SYN aside (`FLAG_DATA_ACKED`).
+    pub(super) data_acked: bool,
+    /// Data that had been sent again were acknowledged (`FLAG_RETRANS_DATA_ACKED`).
+    pub(super) retransmitted_acked: bool,
+    /// Data below the recovery point that were sent once were delivered (`FLAG_ORIG_SACK_ACKED`).
+    pub(super) original_acked: bool,
+    /// A block acknowledged something new (`FLAG_DATA_SACKED`).
+    pub(super) data_sacked: bool,
+    /// A block told of a duplicate (`FLAG_DSACKING_ACK`).
+    pub(super) duplicate_sacked: bool,
+    /// The peer saw a mark of congestion (`FLAG_ECE`).
+    pub(super) ece: bool,
+    /// The retransmission timer starts anew (`FLAG_SET_XMIT_TIMER`).
+    pub(super) sets_timer: bool,
+    /// Segments delivered, cumulatively or selectively.
+    pub(super) delivered: u32,
+    /// Segments found lost.
+    pub(super) lost: u32,
+    /// Times of the first and of the last delivered segment that was sent once, in µs.
+    pub(super) first_sent_us: Option<u64>,
+    pub(super) last_sent_us: Option<u64>,
+    /// The same of segments acknowledged selectively.
+    pub(super) first_sacked_us: Option<u64>,
+    /// Lowest number delivered out of order.
+    pub(super) reordered: Option<Seq>,
+    /// Duplicate ACKs that the segment stands for.
+    pub(super) duplicates: u32,
+    /// Timestamp of ours that the segment echoes.
+    pub(super) echo: Option<u32>,
+}
+
+impl Connection {
+    pub(super) fn acknowledge(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Acknowledged {
+        let prior_una = self.send.una;
+        if segment.ack.is_before(prior_una) {
+            return self.acknowledge_old(segment, cx);
+        }
+        if segment.ack.is_after(self.send.next) {
+            if self.state != State::Established && self.state != State::SynReceived {
+                self.challenge(cx);
+            }
+            return Acknowledged::Unsent;
+        }
+        self.note_timestamp(segment, cx.now_us);
+        let mut facts = AckFacts {
+            una_advanced: segment.ack.is_after(prior_una),
+            is_not_duplicate: segment.payload_len > 0 || segment.has(Flags::FIN),
+            ece: self.agreed.ecn && segment.has(Flags::ECE),
+            echo: segment
+                .options
+                .timestamps
+                .filter(|stamps| self.agreed.timestamps && stamps.echo != 0)
+                .map(|stamps| stamps.echo),
+            ..AckFacts::default()
+        };
+        if facts.una_advanced {
+            self.recovery.retransmits = 0;
+        }
+        facts.is_not_duplicate |= self.update_window(segment, cx.now_us);
+        if self.agreed.sack && !segment.options.sacks.is_empty() {
+            self.take_sacks(segment, prior_una, &mut facts, cx);
+        }
+        self.recovery.probes_out = 0;
+        let prior_in_flight = self.sent.in_flight();
+        if self.sent.is_empty() {
+            self.send.una = segment.ack;
+            self.acknowledge_probe(cx.now_us);
+            return Acknowledged::Yes;
+        }
+        self.clean(segment.ack, &mut facts, cx.now_us);
+        self.sample_round_trip(segment, &mut facts, cx.now_us);
+        self.note_reordering(&facts);
+        self.finish_ack(segment, prior_una, prior_in_flight, &mut facts, cx);
+        Acknowledged::Yes
+    }
+
+    /// Loss recovery and the window's growth, after the scoreboard is up to date.
+    fn finish_ack(
+        &mut self,
+        segment: &Segment,
+        prior_una: Seq,
+        prior_in_flight: u32,
+        facts: &mut AckFacts,
+        cx: &mut Context<'_>,
+    ) {
+        self.end_loss_probe(segment.ack, facts, cx);
+        let is_news = facts.una_advanced || facts.is_not_duplicate;
+        if !is_news && !facts.duplicate_sacked {
+            facts.duplicates = 1;
+        }
+        let is_dubious = !(facts.is_not_duplicate || facts.una_advanced)
+            || facts.data_sacked
+            || facts.duplicate_sacked
+            || facts.ece
+            || !self.recovery.is_open();
+        let resend = if is_dubious {
+            self.recover(prior_una, facts, cx)
+        } else {
+            super::recovery::Resend::Nothing
+        };
+        if facts.sets_timer {
+            self.set_transmit_timer(cx.now_us);
+        }
+        self.control_window(prior_in_flight, facts, cx.now_us);
+        self.resend(resend, cx);
+    }
+
+    /// An ACK of what was acknowledged before: only its blocks may be news.
+    fn acknowledge_old(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Acknowledged {
+        let prior_una = self.send.una;
+        // RFC 5961, section 5.2.
+        if segment.ack.is_before(prior_una - self.send.max_window) {
+            if self.state == State::Established {
+                self.challenge(cx);
+            }
+            return Acknowledged::Discard;
+        }
+        if self.agreed.sack && !segment.options.sacks.is_empty() {
+            let mut facts = AckFacts::default();
+            self.take_sacks(segment, prior_una, &mut facts, cx);
+            if facts.data_sacked || facts.duplicate_sacked {
+                self.note_reordering(&facts);
+                let resend = self.recover(prior_una, &mut facts, cx);
+                self.resend(resend, cx);
+            }
+        }
+        Acknowledged::Yes
+    }
+
+    pub(super) fn scaled_window(&self, segment: &Segment) -> u32 {
+        let scale = match self.agreed.scales {
+            Some((theirs, _)) if !segment.has(Flags::SYN) => theirs,
+            _ => 0,
+        };
+        u32::from(segment.window) << scale
+    }
+
+    /// Takes the peer's window, unless a later segment told it (RFC 9293, section 3.10.7.4).
+    /// Returns true if this was an update.
+    fn update_window(&mut self, segment: &Segment, now_us: u64) -> bool {
+        let window = self.scaled_window(segment);
+        let send = &mut self.send;
+        let is_new = segment.ack.is_after(send.una)
+            || segment.seq.is_after(send.window_seq)
+            || segment.seq == send.window_seq && (window > send.window || window == 0);
+        if !is_new {
+            return false;
+        }
+        send.window_seq = segment.seq;
+        if window == send.window {
+            return false;
+        }
+        send.window = window;
+        send.max_window = send.max_window.max(window);
+        if self.unsent_bytes() > 0 {
+            self.restart_after_idle(now_us);
+        }
+        true
+    }
+
+    /// Removes what was acknowledged (`tcp_clean_rtx_queue`).
+    fn clean(&mut self, ack: Seq, facts: &mut AckFacts, now_us: u64) {
+        let prior_sacked = self.sent.sacked;
+        while let Some(first) = self.sent.first() {
+            if first.end.is_after(ack) {
+                break;
+            }
+            let Some(sent) = self.sent.pop() else { break };
+            if sent.marks.ever_retransmitted {
+                facts.retransmitted_acked = true;
+            } else {
+                facts.last_sent_us = Some(sent.sent_us);
+                facts.first_sent_us.get_or_insert(sent.sent_us);
+                if !sent.marks.sacked {
+                    facts.note_reordered(sent.seq);
+                    if !sent.end.is_after(self.recovery.high_seq) {
+                        facts.original_acked = true;
+                    }
+                }
+            }
+            if !sent.marks.sacked {
+                facts.delivered += 1;
+                self.recovery.delivered = self.recovery.delivered.wrapping_add(1);
+                self.advance_rack(&sent, now_us);
+            }
+            if !sent.marks.is_syn {
+                facts.data_acked = true;
+            }
+            facts.sets_timer = true;
+        }
+        self.sent.trim(ack);
+        if !facts.una_advanced {
+            return;
+        }
+        self.send.una = ack;
+        self.send.queue.acknowledge(ack);
+        if self.send.urgent.is_some_and(|urgent| !urgent.is_after(ack)) {
+            self.send.urgent = None;
+        }
+        if !self.agreed.sack {
+            self.clean_reno(facts);
+        }
+        // A hole was filled: what was behind it did not come out of order.
+        if prior_sacked == 0 {
+            facts.reordered = None;
+        }
+    }
+
+    /// Without SACK, an ACK that advances also covers what duplicates stood for.
+    fn clean_reno(&mut self, facts: &mut AckFacts) {
+        if self.sent.reno_dup_acks > 0 {
+            let others = facts.delivered.saturating_sub(1);
+            self.sent.reno_dup_acks = self.sent.reno_dup_acks.saturating_sub(others);
+            self.sent.reno_dup_acks = self.sent.reno_dup_acks.min(self.sent.len());
+        }
+        facts.reordered = None;
+    }
+
+    /// `tcp_ack_update_rtt`: Karn's rule, then timestamps.
+    fn sample_round_trip(&mut self, segment: &Segment, facts: &mut AckFacts, now_us: u64) {
+        let since = |sent_us: u64| now_us.saturating_sub(sent_us);
+        let by_ack = facts.first_sent_us.filter(|_| !facts.retransmitted_acked).map(since);
+        let by_sack = facts.first_sacked_us.map(since);
+        if !facts.data_acked && by_sack.is_some() {
+            // The timer starts anew only if the head was sent before what was just acknowledged.
+            let head = self.sent.first().map(|sent| since(sent.sent_us));
+            facts.sets_timer |= by_sack > head;
+        }
+        let by_echo = || facts.una_advanced.then(|| self.echo_sample(segment, now_us)).flatten();
+        if let Some(sample_us) = by_ack.or(by_sack).or_else(by_echo) {
+            let is_new_round = self.send.una.is_after(self.recovery.round_end);
+            if is_new_round {
+                self.recovery.round_end = self.send.next;
+            }
+            self.rtt.add(sample_us, now_us, is_new_round);
+            self.recovery.backoff = 0;
+        }
+    }
+
+    /// Round trip by the echo of our timestamp, in µs.
+    pub(super) fn echo_sample(&self, segment: &Segment, now_us: u64) -> Option<u64> {
+        let stamps = segment.options.timestamps.filter(|_| self.agreed.timestamps)?;
+        let age_ms = self.timestamp(now_us).wrapping_sub(stamps.echo);
+        // An echo of nothing, or of the future.
+        let is_sane = stamps.echo != 0 && age_ms < 1 << 24;
+        is_sane.then(|| u64::from(age_ms).max(1) * 1000)
+    }
+
+    /// An ACK with nothing in flight: the probe timer follows the window (`tcp_ack_probe`).
+    fn acknowledge_probe(&mut self, now_us: u64) {
+        if self.unsent_bytes() == 0 {
+            return;
+        }
+        let first_end = self.send.next + self.unsent_bytes().min(self.send.mss);
+        if first_end.is_after(self.window_end()) {
+            let wait_us = self.probe_interval_us();
+            self.timers.set_probe(now_us + wait_us);
+        } else {
+            self.recovery.backoff = 0;
+            self.timers.clear_retransmit();
+        }
+    }
+
+    /// End of the peer's window (`tcp_wnd_end`).
+    pub(super) fn window_end(&self) -> Seq {
+        self.send.una + self.send.window
+    }
+}
+
+impl AckFacts {
+    pub(super) fn note_reordered(&mut self, seq: Seq) {
+        self.reordered = Some(self.reordered.map_or(seq, |lowest| lowest.earlier(seq)));
+    }
+}

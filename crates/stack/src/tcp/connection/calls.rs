@@ -1,0 +1,339 @@
+//! The application's calls.
+
+use super::super::config::TcpOptions;
+use super::super::error::TcpError;
+use super::super::seq::len_u32;
+use super::{Connection, Context, State};
+
+/// What a socket is ready for.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Readiness {
+    /// A read returns bytes, the end of the stream or an error.
+    pub readable: bool,
+    /// A write takes bytes or returns an error; a connection being opened is open, or failed.
+    pub writable: bool,
+    /// The peer closed its side (`EPOLLRDHUP`).
+    pub peer_closed: bool,
+    /// Both sides are closed (`EPOLLHUP`).
+    pub hung_up: bool,
+    /// An error waits (`EPOLLERR`).
+    pub failed: bool,
+    /// An urgent byte waits (`EPOLLPRI`).
+    pub urgent: bool,
+}
+
+/// Flags of a write.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct WriteFlags {
+    /// The last byte is urgent (`MSG_OOB`).
+    pub is_urgent: bool,
+    /// More follows at once: a segment that is not full waits for it (`MSG_MORE`).
+    pub more_follows: bool,
+}
+
+impl Connection {
+    /// Readiness, as `tcp_poll` tells it.
+    pub(in crate::tcp) fn readiness(&self) -> Readiness {
+        let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
+        let both = self.shut.receive && self.shut.send;
+        let has_room = self.write_room() > self.send.buffer_bytes / 3;
+        Readiness {
+            readable: self.readable_bytes() > 0 || self.shut.receive || self.error.is_some(),
+            writable: !is_opening && has_room || self.shut.send || self.error.is_some(),
+            peer_closed: self.shut.receive,
+            hung_up: both || self.state == State::Closed,
+            failed: self.error.is_some(),
+            urgent: self.receive.urgent.is_some_and(|urgent| urgent.byte.is_some()),
+        }
+    }
+
+    /// Bytes that a read can return now.
+    pub(in crate::tcp) fn readable_bytes(&self) -> u32 {
+        let len = self.receive.queue.len_bytes();
+        let alone = self.receive.urgent.is_some_and(|urgent| urgent.at == self.read_seq());
+        if alone && !self.options.oob_inline { len.saturating_sub(1) } else { len }
+    }
+
+    fn write_room(&self) -> u32 {
+        self.send.buffer_bytes.saturating_sub(self.send.queue.len_bytes())
+    }
+
+    /// Takes the error that waits (`SO_ERROR`).
+    pub(in crate::tcp) fn take_error(&mut self) -> Option<TcpError> {
+        self.error.take()
+    }
+
+    /// Queues bytes to be sent, and returns their number.
+    pub(in crate::tcp) fn write(
+        &mut self,
+        bytes: &[u8],
+        flags: WriteFlags,
+        cx: &mut Context<'_>,
+    ) -> Result<usize, TcpError> {
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        match self.state {
+            State::SynSent | State::SynReceived if !self.shut.send => {
+                return Err(TcpError::WouldBlock);
+            }
+            State::Established | State::CloseWait if !self.shut.send => {}
+            _ => return Err(TcpError::BrokenPipe),
+        }
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let room = self.write_room() as usize;
+        if room == 0 {
+            self.send.is_full = true;
+            return Err(TcpError::WouldBlock);
+        }
+        self.restart_after_idle(cx.now_us);
+        let len = bytes.len().min(room);
+        self.send.queue.write(&bytes[..len]);
+        self.send.is_full = len < bytes.len();
+        let end = self.send.queue.end();
+        if flags.is_urgent && len == bytes.len() {
+            self.send.urgent = Some(end);
+        }
+        if flags.more_follows {
+            self.send_full(cx);
+        } else {
+            self.send.written = end;
+            self.send_queued(cx);
+        }
+        Ok(len)
+    }
+
+    /// Grows the send buffer with the congestion window, when the peer acknowledged bytes
+    /// (`tcp_check_space`).
+    pub(super) fn check_room(&mut self) {
+        if self.options.sndbuf.is_none() {
+            let wanted = u64::from(self.congestion.cwnd) * 2 * u64::from(self.send.mss);
+            let wanted = u32::try_from(wanted).unwrap_or(u32::MAX).min(self.send.largest_buffer);
+            self.send.buffer_bytes = self.send.buffer_bytes.max(wanted);
+        }
+    }
+
+    /// Bytes to read, in the frame that they came in; empty if there are none in order.
+    pub(in crate::tcp) fn fill(&self) -> &[u8] {
+        let bytes = self.receive.queue.first();
+        match self.receive.urgent {
+            Some(urgent) if !self.options.oob_inline => {
+                let before = urgent.at.bytes_since(self.read_seq()) as usize;
+                bytes.get(..before.min(bytes.len())).unwrap_or_default()
+            }
+            _ => bytes,
+        }
+    }
+
+    /// Copies bytes to read. 0 is the end of the stream.
+    pub(in crate::tcp) fn read(
+        &mut self,
+        room: &mut [u8],
+        peeks: bool,
+        cx: &mut Context<'_>,
+    ) -> Result<usize, TcpError> {
+        self.skip_urgent(cx);
+        let before_urgent = match self.receive.urgent {
+            Some(urgent) if !urgent.at.is_before(self.read_seq()) => {
+                let before = (urgent.at - self.read_seq()) as usize;
+                if before == 0 { usize::MAX } else { before }
+            }
+            _ => usize::MAX,
+        };
+        let len = room.len().min(before_urgent);
+        let copied = self.receive.queue.peek(0, &mut room[..len]);
+        if copied == 0 {
+            return self.nothing_to_read(room.is_empty());
+        }
+        if !peeks {
+            self.consume(copied, cx);
+        }
+        Ok(copied)
+    }
+
+    /// Removes bytes that were read in place.
+    pub(in crate::tcp) fn consume(&mut self, len: usize, cx: &mut Context<'_>) {
+        self.receive.queue.consume(len, cx.pool);
+        if self.receive.urgent.is_some_and(|urgent| urgent.at.is_before(self.read_seq())) {
+            self.receive.urgent = None;
+        }
+        self.after_read(len, cx);
+    }
+
+    /// Removes an urgent byte that is next, unless it belongs to the stream (RFC 6093).
+    fn skip_urgent(&mut self, cx: &mut Context<'_>) {
+        let is_next = self.receive.urgent.is_some_and(|urgent| urgent.at == self.read_seq());
+        if is_next && !self.options.oob_inline && self.receive.queue.len_bytes() > 0 {
+            let mut byte = [0];
+            self.receive.queue.peek(0, &mut byte);
+            self.receive.queue.consume(1, cx.pool);
+            self.receive.urgent = None;
+            self.receive.out_of_band = Some(byte[0]);
+        }
+    }
+
+    /// Takes the urgent byte (`MSG_OOB`).
+    pub(in crate::tcp) fn read_urgent(&mut self) -> Result<u8, TcpError> {
+        if let Some(byte) = self.receive.out_of_band.take() {
+            return Ok(byte);
+        }
+        let Some(urgent) = self.receive.urgent.filter(|_| !self.options.oob_inline) else {
+            return Err(TcpError::Invalid);
+        };
+        let offset = urgent.at.bytes_since(self.read_seq()) as usize;
+        let mut byte = [0];
+        match self.receive.queue.peek(offset, &mut byte) {
+            1 => Ok(byte[0]),
+            _ => Err(TcpError::WouldBlock),
+        }
+    }
+
+    fn nothing_to_read(&mut self, is_empty_room: bool) -> Result<usize, TcpError> {
+        if is_empty_room || self.receive.fin.is_some() {
+            return Ok(0);
+        }
+        if let Some(error) = self.error.take() {
+            return Err(error);
+        }
+        match self.state {
+            _ if self.shut.receive => Ok(0),
+            State::Closed => Err(TcpError::NotConnected),
+            _ => Err(TcpError::WouldBlock),
+        }
+    }
+
+    /// Closes directions (`shutdown`).
+    pub(in crate::tcp) fn shutdown(
+        &mut self,
+        receive: bool,
+        send: bool,
+        cx: &mut Context<'_>,
+    ) -> Result<(), TcpError> {
+        match self.state {
+            State::Closed => return Err(TcpError::NotConnected),
+            State::SynSent => {
+                self.finish(cx);
+                return Ok(());
+            }
+            _ => {}
+        }
+        self.shut.receive |= receive;
+        if send && !self.shut.send {
+            self.shut.send = true;
+            self.close_sending(cx);
+        }
+        Ok(())
+    }
+
+    /// Queues the FIN (`tcp_close_state`, `tcp_send_fin`).
+    fn close_sending(&mut self, cx: &mut Context<'_>) {
+        self.state = match self.state {
+            State::Established => State::FinWait1,
+            State::CloseWait => State::LastAck,
+            // The FIN follows when the handshake is over.
+            State::SynReceived => State::SynReceived,
+            _ => return,
+        };
+        self.send.fin = true;
+        self.options.cork = false;
+        self.send_queued(cx);
+    }
+
+    /// Closes the connection; nobody holds it any more (`tcp_close`).
+    pub(in crate::tcp) fn close(&mut self, cx: &mut Context<'_>) {
+        let has_unread = self.receive.queue.len_bytes() > 0;
+        self.is_orphan = true;
+        self.shut.receive = true;
+        self.receive.queue.clear(cx.pool);
+        match self.state {
+            State::Closed => {}
+            State::SynSent => self.finish(cx),
+            _ if has_unread => {
+                // RFC 2525, section 2.17: the peer must learn that its data were lost.
+                cx.counters.abort_on_close.add(1);
+                self.abort(cx);
+            }
+            _ if self.options.linger_us == Some(0) => {
+                cx.counters.abort_on_linger.add(1);
+                self.abort(cx);
+            }
+            _ => {
+                if !self.shut.send {
+                    self.shut.send = true;
+                    self.close_sending(cx);
+                }
+                self.wait_for_fin(cx);
+            }
+        }
+    }
+
+    /// FIN-WAIT-2 at a close.
+    fn wait_for_fin(&mut self, cx: &mut Context<'_>) {
+        if self.state != State::FinWait2 {
+            return;
+        }
+        match self.fin_timeout_us(cx) {
+            None => {
+                cx.counters.abort_on_linger.add(1);
+                self.abort(cx);
+            }
+            Some(wait_us) if wait_us > super::super::config::TIME_WAIT_US => {
+                self.set_end(cx.now_us + wait_us - super::super::config::TIME_WAIT_US);
+            }
+            Some(wait_us) => self.leave(true, wait_us, cx),
+        }
+    }
+
+    /// Resets the connection.
+    pub(in crate::tcp) fn abort(&mut self, cx: &mut Context<'_>) {
+        if !matches!(self.state, State::Closed | State::SynSent) {
+            self.send_reset(cx);
+        }
+        self.finish(cx);
+    }
+
+    /// Replaces the socket's options. Those of the handshake keep what was agreed.
+    pub(in crate::tcp) fn set_options(&mut self, options: TcpOptions, cx: &mut Context<'_>) {
+        let before = std::mem::replace(&mut self.options, options);
+        if options.keepalive != before.keepalive
+            || options.keepalive_idle_us != before.keepalive_idle_us
+        {
+            self.arm_keepalive(cx.now_us);
+        }
+        if let Some(bytes) = options.sndbuf {
+            self.send.buffer_bytes = bytes;
+        }
+        if options.max_segment != before.max_segment && self.state != State::Closed {
+            self.set_mss();
+        }
+        if !before.nodelay && options.nodelay {
+            self.push(cx);
+        } else if before.cork && !options.cork {
+            self.send_queued(cx);
+        }
+    }
+
+    /// Sends what waits to fill a segment (`TCP_NAGLE_PUSH`).
+    pub(in crate::tcp) fn push(&mut self, cx: &mut Context<'_>) {
+        let Connection { options, .. } = self;
+        let before =
+            std::mem::replace(options, TcpOptions { cork: false, nodelay: true, ..*options });
+        self.send_queued(cx);
+        self.options = before;
+    }
+
+    /// `TCP_QUICKACK`.
+    pub(in crate::tcp) fn set_quick_acks(&mut self, on: bool, cx: &mut Context<'_>) {
+        self.delayed.set_quick(on);
+        if on && self.delayed.is_scheduled() && self.can_receive() {
+            self.send_ack(cx);
+        }
+    }
+
+    /// Bytes that were written and not acknowledged (`SIOCOUTQ`).
+    pub(in crate::tcp) fn unacknowledged_bytes(&self) -> u32 {
+        len_u32(self.send.queue.len_bytes() as usize)
+    }
+}

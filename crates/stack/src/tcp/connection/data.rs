@@ -1,0 +1,244 @@
+//! Payload: into the receive queue, in order or behind a gap; FIN; urgent bytes (`tcp_data_queue`).
+
+use forebay_rx::packet::Packet;
+
+use super::super::receive_queue::{Piece, Queued};
+use super::super::seq::Seq;
+use super::super::wire::{Flags, Segment};
+use super::open::Answer;
+use super::{Connection, Context, State, Urgent};
+
+impl Connection {
+    pub(super) fn take_payload(
+        &mut self,
+        packet: &mut Option<Packet>,
+        segment: &Segment,
+        cx: &mut Context<'_>,
+    ) -> Answer {
+        if segment.len() == 0 {
+            return Answer::None;
+        }
+        match self.state {
+            State::CloseWait | State::Closing | State::LastAck
+                if !segment.seq.is_before(self.receive.next) =>
+            {
+                // Nothing can follow the peer's FIN.
+                return Answer::None;
+            }
+            State::Closed => return Answer::None,
+            State::SynReceived | State::Established => {}
+            _ if self.shut.receive => {
+                let data_end = segment.end() - u32::from(segment.has(Flags::FIN));
+                if segment.payload_len > 0 && data_end.is_after(self.receive.next) {
+                    // Nobody will read this (RFC 2525, section 2.17).
+                    cx.counters.abort_on_data.add(1);
+                    self.finish(cx);
+                    return Answer::Reset;
+                }
+            }
+            _ => {}
+        }
+        self.queue_payload(packet, segment, cx);
+        Answer::None
+    }
+
+    fn queue_payload(
+        &mut self,
+        packet: &mut Option<Packet>,
+        segment: &Segment,
+        cx: &mut Context<'_>,
+    ) {
+        let (next, window) = (self.receive.next, self.usable_window());
+        if !segment.end().is_after(next) {
+            // All of it came before: the peer may have lost our ACK.
+            cx.counters.delayed_ack_lost.add(1);
+            self.report_duplicate(segment.seq, segment.end(), cx);
+            return self.refuse_payload();
+        }
+        if segment.seq.is_after(next) {
+            if !segment.seq.is_before(next + window) {
+                return self.refuse_payload();
+            }
+            return self.queue_behind_gap(packet, segment, cx);
+        }
+        if window == 0 && segment.payload_len > 0 {
+            cx.counters.zero_window_drop.add(1);
+            return self.refuse_payload();
+        }
+        if segment.seq.is_before(next) {
+            self.report_duplicate(segment.seq, next, cx);
+        }
+        self.queue_in_order(packet, segment, cx);
+    }
+
+    /// Acknowledges at once a segment that was not taken.
+    fn refuse_payload(&mut self) {
+        self.delayed.enter_quick(self.receive.window);
+        self.delayed.schedule();
+    }
+
+    fn queue_in_order(
+        &mut self,
+        packet: &mut Option<Packet>,
+        segment: &Segment,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(packet) = packet.take() else { return };
+        let is_fin = segment.has(Flags::FIN);
+        let piece = Piece::of(packet, segment.seq, segment.payload_len, is_fin);
+        if segment.payload_len > 0 && !self.make_room(piece.truesize(), cx) {
+            cx.counters.rcv_q_drop.add(1);
+            piece.free(cx.pool);
+            self.delayed.schedule_now();
+            return;
+        }
+        let had_gap = self.receive.queue.has_gap();
+        self.receive.next = self.receive.queue.append(piece, self.receive.next, cx.pool);
+        if segment.payload_len > 0 {
+            self.note_data(segment, cx.now_us);
+        }
+        if is_fin {
+            self.receive.next += 1;
+            self.take_fin(cx);
+            return;
+        }
+        if had_gap {
+            let (next, is_fin) = self.receive.queue.append_pieces(self.receive.next, cx.pool);
+            self.receive.next = next;
+            if !self.receive.queue.has_gap() {
+                // RFC 5681, section 4.2: the gap is filled.
+                self.delayed.schedule_now();
+            }
+            if is_fin {
+                return self.take_fin(cx);
+            }
+        }
+        self.receive.sacks.acknowledge(self.receive.next);
+    }
+
+    /// `tcp_data_queue_ofo`.
+    fn queue_behind_gap(
+        &mut self,
+        packet: &mut Option<Packet>,
+        segment: &Segment,
+        cx: &mut Context<'_>,
+    ) {
+        let Some(packet) = packet.take() else { return };
+        let piece = Piece::of(packet, segment.seq, segment.payload_len, segment.has(Flags::FIN));
+        self.note_mark(segment);
+        self.delayed.schedule();
+        if !self.make_room(piece.truesize(), cx) {
+            cx.counters.ofo_drop.add(1);
+            return piece.free(cx.pool);
+        }
+        cx.counters.ofo_queue.add(1);
+        match self.receive.queue.add_piece(piece, cx.pool) {
+            Queued::Kept { around, duplicate } => {
+                if self.agreed.sack {
+                    self.receive.sacks.note(around);
+                    if let Some((start, end)) = duplicate {
+                        self.report_duplicate(start, end, cx);
+                    }
+                }
+            }
+            Queued::Duplicate(piece) => {
+                self.report_duplicate(segment.seq, segment.end(), cx);
+                piece.free(cx.pool);
+            }
+            Queued::Full(piece) => {
+                cx.counters.ofo_drop.add(1);
+                piece.free(cx.pool);
+            }
+        }
+    }
+
+    /// Makes room for `truesize` more bytes (`tcp_try_rmem_schedule`). Returns false without.
+    fn make_room(&mut self, truesize: u32, cx: &mut Context<'_>) -> bool {
+        let limit = self.receive.buffer.bytes();
+        let queue = &mut self.receive.queue;
+        if queue.truesize() <= limit.saturating_sub(truesize) {
+            return true;
+        }
+        if queue.len_bytes() > 0 {
+            cx.counters.rcv_collapsed.add(1);
+            queue.collapse(cx.pool);
+        }
+        let pruned = queue.prune(limit, cx.pool);
+        if pruned > 0 {
+            cx.counters.ofo_pruned.add(pruned as u64);
+            // Blocks that were reported are not kept: the peer sends them again (RFC 2018,
+            // section 8).
+            self.receive.sacks.clear();
+        }
+        // As the kernel: a queue within its limit takes one more packet.
+        queue.truesize() <= limit
+    }
+
+    /// The peer's FIN, in order (`tcp_fin`).
+    fn take_fin(&mut self, cx: &mut Context<'_>) {
+        self.receive.fin = Some(self.receive.next);
+        self.delayed.schedule();
+        self.shut.receive = true;
+        self.receive.queue.drop_pieces(cx.pool);
+        self.receive.sacks.clear();
+        match self.state {
+            State::SynReceived | State::Established => {
+                self.state = State::CloseWait;
+                self.delayed.enter_pingpong();
+            }
+            State::FinWait1 => {
+                self.send_ack(cx);
+                self.state = State::Closing;
+            }
+            State::FinWait2 => {
+                self.send_ack(cx);
+                self.enter_time_wait(cx);
+            }
+            _ => {}
+        }
+    }
+
+    /// Bookkeeping of data in order (`tcp_event_data_recv`).
+    fn note_data(&mut self, segment: &Segment, now_us: u64) {
+        let has_push = segment.has(Flags::PSH);
+        self.delayed.measure(segment.segment_len, has_push, self.announced_mss());
+        self.delayed.note_data(now_us, self.receive.window, self.rtt.rto_us());
+        self.note_mark(segment);
+    }
+
+    /// ECN (RFC 3168, section 6.1.3): marks are echoed until the peer confirms.
+    fn note_mark(&mut self, segment: &Segment) {
+        if !self.agreed.ecn {
+            return;
+        }
+        if segment.has(Flags::CWR) {
+            self.receive.is_marked = false;
+        }
+        if segment.is_marked {
+            if !self.receive.is_marked {
+                self.delayed.enter_quick(self.receive.window);
+            }
+            self.receive.is_marked = true;
+        }
+    }
+
+    /// Notes where the urgent byte is (RFC 6093; `tcp_check_urg`).
+    pub(super) fn note_urgent(&mut self, segment: &Segment) {
+        if !segment.has(Flags::URG) || segment.urgent == 0 {
+            return;
+        }
+        // The kernel's reading: the pointer is behind the urgent byte.
+        let at = segment.seq + u32::from(segment.urgent) - 1;
+        let is_old = at.is_before(self.read_seq()) || at.is_before(self.receive.next);
+        let is_known = self.receive.urgent.is_some_and(|urgent| !at.is_after(urgent.at));
+        if !is_old && !is_known {
+            self.receive.urgent = Some(Urgent { at, byte: None });
+        }
+    }
+
+    /// Sequence number of the next byte to be read (`copied_seq`).
+    pub(super) fn read_seq(&self) -> Seq {
+        let fin = u32::from(self.receive.fin.is_some());
+        self.receive.next - fin - self.receive.queue.len_bytes()
+    }
+}

@@ -1,0 +1,194 @@
+//! Acknowledgements at once or later (RFC 1122, section 4.2.3.2), with the kernel's quick and
+//! interactive modes (`__tcp_ack_snd_check`).
+
+use super::super::config::{DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, MAX_QUICKACKS, SECOND};
+use super::{Connection, Context};
+
+/// Smallest segment size that is assumed of a peer (`TCP_MIN_MSS`).
+const SEGMENT_MIN: u32 = 88;
+
+/// State of delayed acknowledgements (`icsk_ack`).
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct DelayedAck {
+    is_scheduled: bool,
+    /// The next check sends it at once.
+    is_due: bool,
+    /// A small segment came, and a second one.
+    pushed: bool,
+    pushed_twice: bool,
+    /// ACKs to be sent at once.
+    quick: u8,
+    /// Delay, in µs; 0 before the first data.
+    delay_us: u64,
+    /// Interactive: ACKs travel with replies.
+    is_pingpong: bool,
+    /// Time of the last data, in µs.
+    last_us: u64,
+    /// Estimate of the peer's segment size (`rcv_mss`).
+    segment_bytes: u32,
+}
+
+impl DelayedAck {
+    pub(super) fn begin(&mut self, window: u32, mss: u32) {
+        let segment = mss.min(window / 2).min(DEFAULT_MSS.into());
+        self.segment_bytes = segment.max(SEGMENT_MIN);
+    }
+
+    pub(super) fn segment_bytes(&self) -> u32 {
+        self.segment_bytes
+    }
+
+    pub(super) fn schedule(&mut self) {
+        self.is_scheduled = true;
+    }
+
+    pub(super) fn schedule_now(&mut self) {
+        (self.is_scheduled, self.is_due) = (true, true);
+    }
+
+    pub(super) fn is_scheduled(&self) -> bool {
+        self.is_scheduled
+    }
+
+    pub(super) fn enter_pingpong(&mut self) {
+        self.is_pingpong = true;
+    }
+
+    /// `TCP_QUICKACK`: acknowledges at once from now on, or not.
+    pub(super) fn set_quick(&mut self, on: bool) {
+        self.is_pingpong = !on;
+    }
+
+    pub(super) fn enter_quick(&mut self, window: u32) {
+        self.raise_quick(window);
+        self.is_pingpong = false;
+        self.delay_us = DELACK_MIN_US;
+    }
+
+    fn raise_quick(&mut self, window: u32) {
+        let halves = window / (2 * self.segment_bytes.max(1));
+        let acks = if halves == 0 { 2 } else { halves.min(MAX_QUICKACKS.into()) };
+        self.quick = self.quick.max(u8::try_from(acks).unwrap_or(MAX_QUICKACKS));
+    }
+
+    /// Learns the peer's segment size (`tcp_measure_rcv_mss`).
+    pub(super) fn measure(&mut self, len: u32, has_push: bool, largest: u32) {
+        if len >= self.segment_bytes {
+            self.segment_bytes = len.min(largest);
+            self.pushed |= has_push;
+        } else {
+            self.pushed_twice |= self.pushed;
+            self.pushed = true;
+        }
+    }
+
+    /// Adapts the delay to the distance of data (`tcp_event_data_recv`).
+    pub(super) fn note_data(&mut self, now_us: u64, window: u32, rto_us: u64) {
+        self.is_scheduled = true;
+        if self.delay_us == 0 {
+            self.raise_quick(window);
+            self.delay_us = DELACK_MIN_US;
+        } else {
+            let distance_us = now_us.saturating_sub(self.last_us);
+            if distance_us <= DELACK_MIN_US / 2 {
+                self.delay_us = self.delay_us / 2 + DELACK_MIN_US / 2;
+            } else if distance_us < self.delay_us {
+                self.delay_us = (self.delay_us / 2 + distance_us).min(rto_us);
+            } else if distance_us > rto_us {
+                // Too long: the window may have shrunk at the sender.
+                self.raise_quick(window);
+            }
+        }
+        self.last_us = now_us;
+    }
+
+    /// Data are sent: soon after data came, this is a dialogue.
+    pub(super) fn note_reply(&mut self, now_us: u64) {
+        if now_us.saturating_sub(self.last_us) < self.delay_us {
+            self.is_pingpong = true;
+        }
+    }
+
+    fn is_quick(&self) -> bool {
+        self.quick > 0 && !self.is_pingpong
+    }
+
+    /// True if reading calls for an ACK (`tcp_cleanup_rbuf`).
+    pub(super) fn is_due_after_read(&self, unacked: u32, is_empty: bool) -> bool {
+        self.is_scheduled
+            && (unacked > self.segment_bytes
+                || is_empty && (self.pushed_twice || self.pushed && !self.is_pingpong))
+    }
+
+    /// An ACK was sent.
+    pub(super) fn sent(&mut self) {
+        if self.quick > 0 && self.is_scheduled {
+            self.quick -= 1;
+            if self.quick == 0 {
+                self.delay_us = DELACK_MIN_US;
+            }
+        }
+        (self.is_scheduled, self.is_due) = (false, false);
+        (self.pushed, self.pushed_twice) = (false, false);
+    }
+}
+
+impl Connection {
+    /// Sends the scheduled ACK, or arms its timer.
+    pub(super) fn acknowledge_if_due(&mut self, cx: &mut Context<'_>) {
+        if !self.delayed.is_scheduled || matches!(self.state, super::State::Closed) {
+            return;
+        }
+        let unacked = self.receive.next.bytes_since(self.receive.acked);
+        let is_second =
+            unacked > self.delayed.segment_bytes && self.free_window() >= self.receive.window;
+        let is_now = is_second
+            || self.delayed.is_due
+            || self.delayed.is_quick()
+            || self.receive.queue.has_gap();
+        if is_now {
+            return self.send_ack(cx);
+        }
+        self.delay_ack(cx);
+    }
+
+    /// `tcp_send_delayed_ack`.
+    fn delay_ack(&mut self, cx: &mut Context<'_>) {
+        let mut delay_us = self.delayed.delay_us;
+        if delay_us == 0 {
+            // No data yet, but a FIN: nothing is worth waiting for.
+            return self.send_ack(cx);
+        }
+        if delay_us > DELACK_MIN_US {
+            let interactive = self.delayed.is_pingpong || self.delayed.pushed;
+            let mut most_us = if interactive { DELACK_MAX_US } else { SECOND / 2 };
+            if let Some(srtt_us) = self.rtt.smoothed_us() {
+                most_us = most_us.min(srtt_us.max(DELACK_MIN_US));
+            }
+            delay_us = delay_us.min(most_us);
+        }
+        let at_us = cx.now_us + delay_us.min(DELACK_MAX_US);
+        match self.timers.delayed_ack_us() {
+            // About to expire: no reason to wait.
+            Some(armed_us) if armed_us <= cx.now_us + delay_us / 4 => self.send_ack(cx),
+            Some(armed_us) if armed_us <= at_us => {}
+            _ => self.timers.set_delayed_ack(at_us),
+        }
+    }
+
+    /// The timer of a delayed ACK fired (`tcp_delack_timer_handler`).
+    pub(super) fn on_delayed_ack_timer(&mut self, cx: &mut Context<'_>) {
+        if !self.delayed.is_scheduled {
+            return;
+        }
+        if self.delayed.is_pingpong {
+            self.delayed.is_pingpong = false;
+            self.delayed.delay_us = DELACK_MIN_US;
+        } else {
+            // No reply in time: the next may take longer.
+            self.delayed.delay_us = (self.delayed.delay_us * 2).min(self.rtt.rto_us());
+        }
+        cx.counters.delayed_acks.add(1);
+        self.send_ack(cx);
+    }
+}

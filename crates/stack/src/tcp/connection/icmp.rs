@@ -1,0 +1,72 @@
+//! Errors that routers and hosts report about a segment of ours (`tcp_v4_err`, `tcp_v6_err`).
+
+use super::super::config::MIN_MSS;
+use super::super::error::TcpError;
+use super::super::seq::Seq;
+use super::{Connection, Context, State};
+
+/// Meaning of an ICMP error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PathError {
+    /// The packet was too large for a link of this size (RFC 1191, RFC 8201).
+    TooBig {
+        /// Largest packet that the link takes.
+        mtu_bytes: u32,
+    },
+    /// Host or network unreachable, or another error that may pass.
+    Unreachable(TcpError),
+}
+
+/// Smallest path that a report can claim: less would be an attack (`ip_rt_min_pmtu`).
+const MIN_PATH_MTU: u32 = 552;
+const MIN_PATH_MTU_V6: u32 = 1280;
+
+impl Connection {
+    /// Processes an error about the segment that began at `seq`.
+    pub(in crate::tcp) fn on_path_error(
+        &mut self,
+        error: PathError,
+        seq: Seq,
+        cx: &mut Context<'_>,
+    ) {
+        let is_outstanding = !seq.is_before(self.send.una) && seq.is_before(self.send.next);
+        if self.state == State::Closed || !is_outstanding {
+            // RFC 5927, section 4.1: only errors about segments in flight are believed.
+            cx.counters.out_of_window_icmps.add(1);
+            return;
+        }
+        match error {
+            PathError::TooBig { mtu_bytes } => self.shrink_path(mtu_bytes, cx),
+            PathError::Unreachable(error) => {
+                if matches!(self.state, State::SynSent | State::SynReceived) {
+                    self.fail(error, cx);
+                } else {
+                    // It may pass: told only if the connection is given up (RFC 5461).
+                    self.soft_error = Some(error);
+                }
+            }
+        }
+    }
+
+    /// Path MTU discovery: sends what was too large again, in smaller segments.
+    fn shrink_path(&mut self, mtu_bytes: u32, cx: &mut Context<'_>) {
+        let floor = if self.flow.is_ipv6() { MIN_PATH_MTU_V6 } else { MIN_PATH_MTU };
+        let mtu_bytes = mtu_bytes.max(floor).max(self.flow.header_bytes() + MIN_MSS);
+        if mtu_bytes >= self.send.path_mtu {
+            return;
+        }
+        self.send.path_mtu = mtu_bytes;
+        self.set_mss();
+        let mut facts = super::ack::AckFacts::default();
+        for index in 0..self.sent.len() as usize {
+            let Some(&sent) = self.sent.at(index) else { break };
+            if sent.end - sent.seq > self.send.mss {
+                self.mark_lost(index, &mut facts);
+            }
+        }
+        if facts.lost > 0 {
+            // Not a sign of congestion: the window stays (`tcp_simple_retransmit`).
+            self.resend_lost(cx);
+        }
+    }
+}

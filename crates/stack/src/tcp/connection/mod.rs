@@ -1,0 +1,313 @@
+//! Connection: state of one TCP connection (RFC 9293), and the stages that change it.
+//!
+//! ```text
+//!  segment ─► receive ─► validate ─► ack ─► recovery ─┐
+//!                └─────► data ─► delayed_ack          ├─► send ─► segments
+//!  calls ─────────────────────────────────────────────┤
+//!  timers ────────────────────────────────────────────┘
+//! ```
+
+mod open; //        handshakes, as client and as server
+mod receive; //     the spine: a segment's way through the stages
+mod validate; //    PAWS, sequence numbers, RST and SYN in a window
+mod ack; //         acknowledgement, round trip, window of the peer
+mod scoreboard; //  segments that were sent: acknowledged, lost, sent again
+mod sacked; //      selective acknowledgements received
+mod rack; //        losses found by time (RFC 8985)
+mod recovery; //    states of loss recovery, reduction of the window, undo
+mod data; //        payload, FIN, urgent bytes
+mod window; //      receive window and buffer
+mod delayed_ack; // acknowledgements at once or later
+mod send; //        what may be sent now
+mod transmit; //    one segment, with its options
+mod timers; //      time-outs: retransmission, probes, delayed ACK, keep-alive
+mod icmp; //        errors from the path
+mod calls; //       the application's calls
+mod info; //        state for observers
+
+use forebay_buf::Pool;
+use forebay_rx::packet::Packet;
+
+pub use calls::{Readiness, WriteFlags};
+pub use icmp::PathError;
+pub use info::TcpInfo;
+pub(super) use open::{Accepted, Answer, Begin};
+pub use recovery::Phase;
+pub(super) use window::{ReceiveWindow, scale_for};
+
+use self::delayed_ack::DelayedAck;
+use self::recovery::Recovery;
+use self::scoreboard::Scoreboard;
+use self::timers::Timers;
+use super::config::{TcpConfig, TcpOptions};
+use super::congestion::Congestion;
+use super::counters::TcpCounters;
+use super::error::TcpError;
+use super::flow::Flow;
+use super::receive_queue::ReceiveQueue;
+use super::rtt::RoundTrip;
+use super::sack::SackReport;
+use super::send_queue::SendQueue;
+use super::seq::Seq;
+
+/// State of a connection (RFC 9293, section 3.3.2).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum State {
+    /// No connection (any more).
+    Closed,
+    /// A SYN was sent.
+    SynSent,
+    /// SYNs were sent and received.
+    SynReceived,
+    /// Open.
+    Established,
+    /// Closed by us; the FIN is not acknowledged.
+    FinWait1,
+    /// Closed by us and acknowledged; the peer's FIN has not come.
+    FinWait2,
+    /// Closed by the peer.
+    CloseWait,
+    /// Closed by both at once; our FIN is not acknowledged.
+    Closing,
+    /// Closed by the peer and then by us; our FIN is not acknowledged.
+    LastAck,
+}
+
+/// Surroundings of a call to a connection: time, memory, the way out.
+pub(super) struct Context<'a> {
+    pub(super) now_us: u64,
+    pub(super) pool: &'a mut Pool,
+    /// Segments to be sent, in order.
+    pub(super) out: &'a mut Vec<Packet>,
+    pub(super) config: &'a TcpConfig,
+    pub(super) counters: &'a TcpCounters,
+    /// True if all connections together use nearly all memory that they may.
+    pub(super) is_memory_tight: bool,
+}
+
+/// Features that both sides agreed on.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Agreed {
+    pub(super) timestamps: bool,
+    pub(super) sack: bool,
+    pub(super) ecn: bool,
+    /// Shift of the windows that we receive and that we send; `None` without scaling.
+    pub(super) scales: Option<(u8, u8)>,
+}
+
+/// Sending side.
+#[derive(Debug)]
+pub(super) struct SendState {
+    pub(super) initial: Seq,
+    /// Oldest sequence number that is not acknowledged (`snd_una`).
+    pub(super) una: Seq,
+    /// Next sequence number to be sent (`snd_nxt`).
+    pub(super) next: Seq,
+    /// The peer's window, and the sequence number of its last update (`snd_wl1`).
+    pub(super) window: u32,
+    pub(super) window_seq: Seq,
+    /// Largest window that the peer announced.
+    pub(super) max_window: u32,
+    /// Payload of a full segment, beside the options that each has.
+    pub(super) mss: u32,
+    /// Segment size that the peer announced.
+    pub(super) peer_mss: u32,
+    /// Largest packet that the path takes.
+    pub(super) path_mtu: u32,
+    pub(super) queue: SendQueue,
+    /// True once the application has closed its side: a FIN follows the queue.
+    pub(super) fin: bool,
+    /// End of the last segment shorter than `mss` (Minshall's variant of Nagle's rule).
+    pub(super) small_end: Seq,
+    /// End of the last write that more does not follow: its segment carries PSH.
+    pub(super) written: Seq,
+    /// Sequence number up to which PSH was set (`pushed_seq`).
+    pub(super) pushed: Seq,
+    /// Sequence number behind an urgent byte.
+    pub(super) urgent: Option<Seq>,
+    /// Time of the last segment with payload, in µs (`lsndtime`).
+    pub(super) last_data_us: u64,
+    /// Size of the send buffer.
+    pub(super) buffer_bytes: u32,
+    /// True after a write found no room: the socket becomes writable with a third free.
+    pub(super) is_full: bool,
+    /// Largest size of the send buffer.
+    pub(super) largest_buffer: u32,
+}
+
+/// Receiving side.
+#[derive(Debug)]
+pub(super) struct ReceiveState {
+    pub(super) initial: Seq,
+    /// Next sequence number expected (`rcv_nxt`).
+    pub(super) next: Seq,
+    /// `next` when the last ACK was sent (`rcv_wup`).
+    pub(super) acked: Seq,
+    /// Window of the last ACK.
+    pub(super) window: u32,
+    pub(super) queue: ReceiveQueue,
+    pub(super) sacks: SackReport,
+    pub(super) buffer: ReceiveWindow,
+    /// The peer's timestamp to echo, and the time when it came (`ts_recent`).
+    pub(super) timestamp: u32,
+    pub(super) timestamp_us: u64,
+    /// Sequence number behind the peer's FIN.
+    pub(super) fin: Option<Seq>,
+    /// Sequence number of an urgent byte that the reader has not passed.
+    pub(super) urgent: Option<Urgent>,
+    /// An urgent byte that the reader passed and did not take.
+    pub(super) out_of_band: Option<u8>,
+    /// ECN: a mark was seen and its echo is not confirmed.
+    pub(super) is_marked: bool,
+    /// Time of the last segment, in µs (`rcv_tstamp`).
+    pub(super) last_us: u64,
+}
+
+/// An urgent byte (RFC 6093), at the kernel's place: the one before the pointer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Urgent {
+    pub(super) at: Seq,
+    /// The byte, once it has come; taken by a read out of band.
+    pub(super) byte: Option<u8>,
+}
+
+/// Directions that were shut down.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Shut {
+    pub(super) receive: bool,
+    pub(super) send: bool,
+}
+
+/// A TCP connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) flow: Flow,
+    pub(super) state: State,
+    pub(super) options: TcpOptions,
+    agreed: Agreed,
+    timestamp_offset: u32,
+    send: SendState,
+    receive: ReceiveState,
+    sent: Scoreboard,
+    recovery: Recovery,
+    congestion: Congestion,
+    rtt: RoundTrip,
+    delayed: DelayedAck,
+    timers: Timers,
+    shut: Shut,
+    /// Error to be told by the next call (`sk_err`).
+    error: Option<TcpError>,
+    /// Error of the path that is not fatal (`sk_err_soft`).
+    soft_error: Option<TcpError>,
+    /// True once no application holds the connection (`SOCK_DEAD`).
+    is_orphan: bool,
+    /// Time of the last answer to an invalid segment, in µs (`last_oow_ack_time`); 0 for never.
+    invalid_answered_us: u64,
+    ecn_queued: EcnQueue,
+    /// Set when the connection goes to TIME-WAIT.
+    time_wait: Option<TimeWaitEntry>,
+}
+
+/// ECN signals to be sent with the next segments.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+struct EcnQueue {
+    /// The window was reduced: CWR on the next new data.
+    cwr: bool,
+}
+
+/// A connection's last numbers, when it goes to TIME-WAIT or waits for a FIN without an owner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct TimeWaitEntry {
+    pub(super) send_next: Seq,
+    pub(super) receive_next: Seq,
+    pub(super) window: u32,
+    pub(super) window_scale: u8,
+    pub(super) timestamp: Option<TimeWaitStamps>,
+    pub(super) tos: u8,
+    /// True if the peer's FIN has not come (FIN-WAIT-2).
+    pub(super) awaits_fin: bool,
+    /// Time that it stays, in µs.
+    pub(super) stay_us: u64,
+}
+
+/// Timestamps that a connection in TIME-WAIT goes on with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct TimeWaitStamps {
+    pub(super) offset: u32,
+    pub(super) recent: u32,
+    pub(super) recent_us: u64,
+}
+
+impl Connection {
+    /// Takes the order to continue in TIME-WAIT.
+    pub(super) fn take_time_wait(&mut self) -> Option<TimeWaitEntry> {
+        self.time_wait.take()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.state == State::Closed
+    }
+
+    /// True if nothing is left to do: closed, and without an owner.
+    pub(super) fn is_done(&self) -> bool {
+        self.state == State::Closed && self.is_orphan
+    }
+
+    /// Memory that queues occupy.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.send.queue.memory_bytes() + u64::from(self.receive.queue.truesize())
+    }
+
+    /// Ends the connection: `tcp_done`. Data that were received stay readable.
+    fn finish(&mut self, cx: &mut Context<'_>) {
+        if matches!(self.state, State::SynSent | State::SynReceived) {
+            cx.counters.attempt_fails.add(1);
+        }
+        self.state = State::Closed;
+        self.shut = Shut { receive: true, send: true };
+        self.timers.clear();
+        self.sent.clear();
+        self.send.queue.acknowledge(self.send.queue.end());
+        self.receive.queue.drop_pieces(cx.pool);
+        if self.is_orphan {
+            self.receive.queue.clear(cx.pool);
+        }
+    }
+
+    /// Ends the connection by an error (`tcp_reset`, `tcp_write_err`).
+    fn fail(&mut self, error: TcpError, cx: &mut Context<'_>) {
+        self.error = Some(error);
+        self.finish(cx);
+    }
+
+    /// Frees all memory.
+    pub(super) fn free(&mut self, pool: &mut Pool) {
+        self.receive.queue.clear(pool);
+    }
+
+    fn can_receive(&self) -> bool {
+        matches!(self.state, State::Established | State::FinWait1 | State::FinWait2)
+    }
+
+    /// True if the application's data may be sent in this state.
+    fn can_send(&self) -> bool {
+        matches!(
+            self.state,
+            State::Established
+                | State::CloseWait
+                | State::FinWait1
+                | State::Closing
+                | State::LastAck
+        )
+    }
+
+    /// Current value of our timestamps, in ms.
+    fn timestamp(&self, now_us: u64) -> u32 {
+        stamp_ms(now_us).wrapping_add(self.timestamp_offset)
+    }
+}
+
+/// Timestamp clock: 1 ms (RFC 7323, section 5.4), modulo 2^32.
+pub(super) fn stamp_ms(now_us: u64) -> u32 {
+    u32::try_from((now_us / 1000) & u64::from(u32::MAX)).unwrap_or(0)
+}

@@ -1,0 +1,311 @@
+//! Handshakes: a client's SYN, a server's connection made of its request, simultaneous open.
+
+use super::super::config::{DEFAULT_MSS, MIN_MSS, RTO_INITIAL_US, TcpConfig, TcpOptions};
+use super::super::congestion::Congestion;
+use super::super::error::TcpError;
+use super::super::flow::Flow;
+use super::super::receive_queue::ReceiveQueue;
+use super::super::rtt::RoundTrip;
+use super::super::sack::SackReport;
+use super::super::send_queue::SendQueue;
+use super::super::seq::Seq;
+use super::super::wire::options::TIMESTAMPS_BYTES;
+use super::super::wire::{Flags, Options, Segment};
+use super::scoreboard::Marks;
+use super::window::{ReceiveWindow, scale_for};
+use super::{
+    Agreed, Connection, Context, DelayedAck, EcnQueue, ReceiveState, Recovery, Scoreboard,
+    SendState, Shut, State, Timers,
+};
+
+/// Numbers that a connection begins with.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::tcp) struct Begin {
+    pub(in crate::tcp) flow: Flow,
+    pub(in crate::tcp) options: TcpOptions,
+    pub(in crate::tcp) sequence: Seq,
+    pub(in crate::tcp) timestamp_offset: u32,
+    pub(in crate::tcp) mtu_bytes: u32,
+    pub(in crate::tcp) now_us: u64,
+}
+
+/// Facts of a handshake that a server completed.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::tcp) struct Accepted {
+    /// The peer's initial sequence number.
+    pub(in crate::tcp) peer_sequence: Seq,
+    pub(in crate::tcp) peer_mss: u16,
+    pub(in crate::tcp) agreed: Agreed,
+    /// The peer's timestamp.
+    pub(in crate::tcp) timestamp: u32,
+    /// Window that the SYN-ACK announced.
+    pub(in crate::tcp) window: u32,
+    /// Time when the SYN-ACK was sent, in µs; `None` if it was sent more than once.
+    pub(in crate::tcp) sent_us: Option<u64>,
+}
+
+impl Connection {
+    fn new(begin: &Begin, config: &TcpConfig) -> Self {
+        let Begin { flow, options, sequence, now_us, .. } = *begin;
+        let send = SendState {
+            initial: sequence,
+            una: sequence,
+            next: sequence,
+            window: 0,
+            window_seq: Seq(0),
+            max_window: 0,
+            mss: u32::from(DEFAULT_MSS),
+            peer_mss: u32::from(DEFAULT_MSS),
+            path_mtu: begin.mtu_bytes,
+            queue: SendQueue::new(sequence + 1),
+            fin: false,
+            small_end: sequence,
+            written: sequence,
+            pushed: sequence,
+            urgent: None,
+            last_data_us: now_us,
+            buffer_bytes: options.sndbuf.unwrap_or(config.wmem.0),
+            is_full: false,
+            largest_buffer: config.wmem.1,
+        };
+        let receive = ReceiveState {
+            initial: Seq(0),
+            next: Seq(0),
+            acked: Seq(0),
+            window: 0,
+            queue: ReceiveQueue::default(),
+            sacks: SackReport::default(),
+            buffer: ReceiveWindow::new(&options, config),
+            timestamp: 0,
+            timestamp_us: 0,
+            fin: None,
+            urgent: None,
+            out_of_band: None,
+            is_marked: false,
+            last_us: now_us,
+        };
+        Self {
+            flow,
+            state: State::Closed,
+            options,
+            agreed: Agreed::default(),
+            timestamp_offset: begin.timestamp_offset,
+            send,
+            receive,
+            sent: Scoreboard::default(),
+            recovery: Recovery::new(sequence),
+            congestion: Congestion::new(config.congestion),
+            rtt: RoundTrip::default(),
+            delayed: DelayedAck::default(),
+            timers: Timers::default(),
+            shut: Shut::default(),
+            error: None,
+            soft_error: None,
+            is_orphan: false,
+            invalid_answered_us: 0,
+            ecn_queued: EcnQueue::default(),
+            time_wait: None,
+        }
+    }
+
+    /// Opens a connection: sends the SYN.
+    pub(in crate::tcp) fn connect(begin: &Begin, cx: &mut Context<'_>) -> Self {
+        let mut connection = Self::new(begin, cx.config);
+        connection.agreed = Agreed {
+            timestamps: cx.config.timestamps,
+            sack: cx.config.sack,
+            ecn: cx.config.asks_ecn,
+            scales: cx.config.window_scaling.then(|| (0, scale_for(&begin.options, cx.config))),
+        };
+        connection.state = State::SynSent;
+        connection.receive.window =
+            connection.receive.buffer.initial_window(connection.announced_mss());
+        cx.counters.active_opens.add(1);
+        connection.send_syn(cx);
+        connection
+    }
+
+    fn send_syn(&mut self, cx: &mut Context<'_>) {
+        let end = self.send.initial + 1;
+        self.send.next = end;
+        self.recovery.retransmit_stamp_us = cx.now_us;
+        let marks = Marks { is_syn: true, ..Marks::default() };
+        self.record_sent(self.send.initial, end, marks, cx);
+        self.transmit_sent(0, cx);
+        self.timers.set_retransmit(cx.now_us + self.rtt.rto_us());
+    }
+
+    /// Connection of a handshake that the listener completed; the ACK itself is still to be
+    /// processed.
+    pub(in crate::tcp) fn accept(begin: &Begin, accepted: &Accepted, cx: &mut Context<'_>) -> Self {
+        let mut connection = Self::new(begin, cx.config);
+        connection.agreed = accepted.agreed;
+        connection.state = State::SynReceived;
+        let send = &mut connection.send;
+        send.next = begin.sequence + 1;
+        send.small_end = send.next;
+        send.pushed = send.next;
+        send.peer_mss = u32::from(accepted.peer_mss).max(MIN_MSS);
+        let receive = &mut connection.receive;
+        receive.initial = accepted.peer_sequence;
+        receive.next = accepted.peer_sequence + 1;
+        receive.acked = receive.next;
+        receive.window = accepted.window;
+        (receive.timestamp, receive.timestamp_us) = (accepted.timestamp, cx.now_us);
+        connection.send.window_seq = connection.receive.initial;
+        if let Some(sent_us) = accepted.sent_us {
+            connection.rtt.add(cx.now_us.saturating_sub(sent_us), cx.now_us, true);
+        }
+        connection.recovery.restart(connection.send.next);
+        cx.counters.passive_opens.add(1);
+        connection.set_mss();
+        connection
+    }
+
+    /// Segment size that our SYNs announce.
+    pub(super) fn announced_mss(&self) -> u32 {
+        let of_path = self.send.path_mtu.saturating_sub(self.flow.header_bytes());
+        of_path.min(self.options.max_segment.map_or(u32::MAX, u32::from)).max(MIN_MSS)
+    }
+
+    /// Sets the segment size by the path, the peer and the options that each segment has.
+    pub(super) fn set_mss(&mut self) {
+        let options = if self.agreed.timestamps { TIMESTAMPS_BYTES } else { 0 };
+        let limit = self.announced_mss().min(self.send.peer_mss);
+        self.send.mss = limit.max(MIN_MSS).saturating_sub(options).max(8);
+    }
+
+    /// Notes what both sides agree on, by the options of the peer's SYN.
+    fn agree(&mut self, options: &Options, cx: &Context<'_>) {
+        let ours = self.agreed;
+        self.agreed.timestamps = ours.timestamps && options.timestamps.is_some();
+        self.agreed.sack = ours.sack && options.sack_permitted;
+        self.agreed.scales = match (ours.scales, options.window_scale) {
+            (Some((_, scale)), Some(theirs)) => Some((theirs, scale)),
+            _ => None,
+        };
+        if let Some(stamps) = options.timestamps {
+            (self.receive.timestamp, self.receive.timestamp_us) = (stamps.value, cx.now_us);
+        }
+        self.send.peer_mss = u32::from(options.mss.unwrap_or(DEFAULT_MSS)).max(MIN_MSS);
+        self.set_mss();
+    }
+
+    /// A segment in SYN-SENT (RFC 9293, section 3.10.7.3; `tcp_rcv_synsent_state_process`).
+    pub(super) fn receive_in_syn_sent(
+        &mut self,
+        segment: &Segment,
+        cx: &mut Context<'_>,
+    ) -> Answer {
+        if segment.has(Flags::ACK) {
+            if !segment.ack.is_after(self.send.una) || segment.ack.is_after(self.send.next) {
+                // An old duplicate: the peer must forget that connection.
+                return if segment.has(Flags::RST) { Answer::None } else { Answer::Reset };
+            }
+            let is_stale = segment.options.timestamps.is_some_and(|stamps| {
+                let sent = self.recovery.first_stamp.wrapping_sub(1);
+                let now = self.timestamp(cx.now_us);
+                stamps.echo != 0 && now.wrapping_sub(stamps.echo) > now.wrapping_sub(sent)
+            });
+            if self.agreed.timestamps && is_stale {
+                return if segment.has(Flags::RST) { Answer::None } else { Answer::Reset };
+            }
+            if segment.has(Flags::RST) {
+                self.fail(TcpError::Refused, cx);
+                return Answer::None;
+            }
+            if !segment.has(Flags::SYN) {
+                return Answer::None;
+            }
+            self.open_as_client(segment, cx);
+            return Answer::None;
+        }
+        if segment.has(Flags::RST) {
+            // Only a reset that acknowledges the SYN is believed.
+            return Answer::None;
+        }
+        if segment.has(Flags::SYN) {
+            self.open_simultaneously(segment, cx);
+        }
+        Answer::None
+    }
+
+    /// A SYN-ACK: the connection is open.
+    fn open_as_client(&mut self, segment: &Segment, cx: &mut Context<'_>) {
+        self.agree(&segment.options, cx);
+        // ECN: the peer accepts by ECE alone (RFC 3168, section 6.1.1).
+        self.agreed.ecn &= segment.has(Flags::ECE) && !segment.has(Flags::CWR);
+        self.begin_receiving(segment);
+        self.send.window = u32::from(segment.window);
+        self.send.max_window = self.send.window;
+        self.send.window_seq = segment.seq;
+        let was_retransmitted = self.sent.first().is_some_and(|sent| sent.marks.ever_retransmitted);
+        if let Some(sent) = self.sent.pop() {
+            let sample = self.echo_sample(segment, cx.now_us);
+            match sample.or((!was_retransmitted).then(|| cx.now_us - sent.sent_us)) {
+                Some(sample_us) => self.rtt.add(sample_us, cx.now_us, true),
+                None => self.rtt.set_fallback(),
+            }
+        }
+        self.send.una = segment.ack;
+        self.sent.reno_dup_acks = 0;
+        if was_retransmitted && self.recovery.was_syn_lost(segment, self.agreed.timestamps) {
+            // RFC 5681, section 3.1: a lost SYN leaves one segment.
+            self.congestion.set(1);
+        }
+        self.become_established(cx);
+        let has_data = self.send.queue.len_bytes() > 0 || self.send.fin;
+        if !has_data {
+            self.send_ack(cx);
+        }
+        self.send_queued(cx);
+        if has_data && self.receive.acked != self.receive.next {
+            self.send_ack(cx);
+        }
+    }
+
+    /// A SYN that crossed ours.
+    fn open_simultaneously(&mut self, segment: &Segment, cx: &mut Context<'_>) {
+        self.agree(&segment.options, cx);
+        self.agreed.ecn = false;
+        self.begin_receiving(segment);
+        self.send.window = u32::from(segment.window);
+        self.send.max_window = self.send.window;
+        self.send.window_seq = segment.seq;
+        self.state = State::SynReceived;
+        self.transmit_sent(0, cx);
+    }
+
+    fn begin_receiving(&mut self, segment: &Segment) {
+        let receive = &mut self.receive;
+        receive.initial = segment.seq;
+        receive.next = segment.seq + 1;
+        receive.acked = receive.next;
+    }
+
+    /// Transition to ESTABLISHED, of clients and of servers.
+    pub(super) fn become_established(&mut self, cx: &mut Context<'_>) {
+        self.state = State::Established;
+        (self.recovery.retransmits, self.recovery.backoff) = (0, 0);
+        self.recovery.restart(self.send.next);
+        self.send.last_data_us = cx.now_us;
+        self.receive.last_us = cx.now_us;
+        self.timers.clear_retransmit();
+        let mss = self.announced_mss().min(self.send.mss);
+        self.receive.buffer.begin(self.receive.next, mss, cx.now_us);
+        self.delayed.begin(self.receive.window, mss);
+        self.arm_keepalive(cx.now_us);
+        if self.rtt.smoothed_us().is_none() && self.rtt.rto_us() < RTO_INITIAL_US {
+            self.rtt.set_fallback();
+        }
+    }
+}
+
+/// Answer that the machine is to send for a connection.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::tcp) enum Answer {
+    None,
+    /// A reset of the segment received (`tcp_v4_send_reset`).
+    Reset,
+}

@@ -1,0 +1,204 @@
+//! RACK: losses found by the times of transmission (RFC 8985), and tail loss probes.
+
+use super::super::config::{DUP_THRESHOLD, MS, RTO_INITIAL_US, RTO_MIN_US};
+use super::super::seq::Seq;
+use super::ack::AckFacts;
+use super::scoreboard::Sent;
+use super::{Connection, Context};
+
+/// Time added to a probe's time-out, for timers that fire late (`TCP_TIMEOUT_MIN`), in µs.
+const TIMEOUT_MIN_US: u64 = 2 * MS;
+
+/// Latest segment that is known to be delivered.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Rack {
+    /// Time of its last transmission, in µs.
+    sent_us: u64,
+    end: Seq,
+    /// Its round trip, in µs.
+    rtt_us: u64,
+    /// True if an ACK delivered a later one since losses were looked for.
+    advanced: bool,
+}
+
+/// Outstanding tail loss probe.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct LossProbe {
+    /// `snd_nxt` when it was sent.
+    pub(super) high_seq: Seq,
+    /// True if it sent a segment again; else it was new.
+    pub(super) was_sent_before: bool,
+}
+
+impl Connection {
+    /// `tcp_rack_advance`.
+    pub(super) fn advance_rack(&mut self, sent: &Sent, now_us: u64) {
+        let rtt_us = now_us.saturating_sub(sent.sent_us);
+        if sent.marks.ever_retransmitted && self.rtt.min_us().is_some_and(|min_us| rtt_us < min_us)
+        {
+            // Faster than any round trip: the ACK is of the first transmission.
+            return;
+        }
+        let rack = &mut self.recovery.rack;
+        rack.rtt_us = rtt_us;
+        if is_later((sent.sent_us, sent.end), (rack.sent_us, rack.end)) {
+            (rack.sent_us, rack.end, rack.advanced) = (sent.sent_us, sent.end, true);
+        }
+    }
+
+    /// Marks segments lost that were sent well before a delivered one. Returns the time to wait
+    /// for others, in µs (`tcp_rack_detect_loss`).
+    pub(super) fn detect_losses(&mut self, now_us: u64, facts: &mut AckFacts) -> Option<u64> {
+        let rack = self.recovery.rack;
+        let reorder_us = self.reorder_window_us();
+        let mut wait_us = None;
+        for index in 0..self.sent.len() as usize {
+            let Some(&sent) = self.sent.at(index) else { break };
+            let Some(left_us) = self.left_us(&sent, &rack, reorder_us, now_us) else { continue };
+            if left_us == 0 {
+                self.mark_lost(index, facts);
+            } else {
+                wait_us = wait_us.max(Some(left_us));
+            }
+        }
+        wait_us
+    }
+
+    /// Time until a segment counts as lost, in µs; `None` if that cannot be said.
+    fn left_us(&self, sent: &Sent, rack: &Rack, reorder_us: u64, now_us: u64) -> Option<u64> {
+        let is_settled = sent.marks.sacked || sent.marks.lost && !sent.marks.retransmitted;
+        if is_settled || !is_later((rack.sent_us, rack.end), (sent.sent_us, sent.end)) {
+            return None;
+        }
+        let age_us = now_us.saturating_sub(sent.sent_us);
+        Some((rack.rtt_us + reorder_us).saturating_sub(age_us))
+    }
+
+    /// `tcp_rack_mark_lost`. Arms the reordering timer for segments that may still come.
+    pub(super) fn mark_losses_by_time(&mut self, now_us: u64, facts: &mut AckFacts) {
+        if !std::mem::take(&mut self.recovery.rack.advanced) {
+            return;
+        }
+        if let Some(wait_us) = self.detect_losses(now_us, facts) {
+            facts.sets_timer = false;
+            self.timers.set_reorder(now_us + wait_us + TIMEOUT_MIN_US);
+        }
+    }
+
+    /// Time that segments may overtake each other (`tcp_rack_reo_wnd`).
+    fn reorder_window_us(&self) -> u64 {
+        let recovery = &self.recovery;
+        if !recovery.saw_reordering
+            && (recovery.is_recovering()
+                || self.sent.sacked >= recovery.reordering.max(DUP_THRESHOLD))
+        {
+            return 0;
+        }
+        let quarter = self.rtt.min_us().unwrap_or(0) / 4;
+        quarter.min(self.rtt.smoothed_us().unwrap_or(0))
+    }
+
+    pub(super) fn mark_lost(&mut self, index: usize, facts: &mut AckFacts) {
+        let Some(&sent) = self.sent.at(index) else { return };
+        if sent.marks.sacked || sent.marks.lost && !sent.marks.retransmitted {
+            return;
+        }
+        self.sent.mark(index, |marks| (marks.lost, marks.retransmitted) = (true, false));
+        let hint = self.recovery.resend_from;
+        self.recovery.resend_from = Some(hint.map_or(sent.seq, |hint| hint.earlier(sent.seq)));
+        facts.lost += 1;
+    }
+
+    /// True if RACK alone would not call the segment lost at a time-out.
+    pub(super) fn is_recent(&self, sent: &Sent, now_us: u64) -> bool {
+        let age_us = now_us.saturating_sub(sent.sent_us);
+        self.agreed.sack && self.recovery.rack.rtt_us > age_us
+    }
+
+    /// The reordering timer fired (`tcp_rack_reo_timeout`).
+    pub(super) fn on_reorder_timer(&mut self, cx: &mut Context<'_>) {
+        let mut facts = AckFacts::default();
+        let prior_in_flight = self.sent.in_flight();
+        self.detect_losses(cx.now_us, &mut facts);
+        if prior_in_flight != self.sent.in_flight() {
+            if !self.recovery.is_recovering() {
+                self.enter_recovery(false, cx);
+            }
+            self.reduce_window(1, facts.lost, &facts);
+            self.resend_lost(cx);
+        }
+        if self.timers.is_retransmit_idle() {
+            self.rearm_retransmit(cx.now_us);
+        }
+    }
+
+    /// Arms a tail loss probe instead of the retransmission timer, if one is due
+    /// (`tcp_schedule_loss_probe`). Returns false if not.
+    pub(super) fn schedule_loss_probe(&mut self, now_us: u64, is_progress: bool) -> bool {
+        if self.sent.is_empty() || !self.agreed.sack || !self.recovery.allows_probe() {
+            return false;
+        }
+        let mut wait_us = match self.rtt.smoothed_us() {
+            Some(srtt_us) if self.sent.len() == 1 => 2 * srtt_us + RTO_MIN_US,
+            Some(srtt_us) => 2 * srtt_us + TIMEOUT_MIN_US,
+            None => RTO_INITIAL_US,
+        };
+        let rto_us = if is_progress {
+            self.timeout_us()
+        } else {
+            let head_us = self.sent.first().map_or(now_us, |sent| sent.sent_us);
+            (head_us + self.timeout_us()).saturating_sub(now_us)
+        };
+        if rto_us > 0 {
+            wait_us = wait_us.min(rto_us);
+        }
+        self.timers.set_loss_probe(now_us + wait_us);
+        true
+    }
+
+    /// The probe timer fired (`tcp_send_loss_probe`): sends new data, or the last segment again.
+    pub(super) fn on_loss_probe_timer(&mut self, cx: &mut Context<'_>) {
+        if self.recovery.loss_probe.is_none() && !self.sent.is_empty() {
+            let had = self.send.next;
+            let first_end = self.send.next + self.unsent_bytes().min(self.send.mss);
+            let is_new = self.unsent_bytes() > 0 && !first_end.is_after(self.window_end());
+            if is_new {
+                self.send_probe_segment(cx);
+            } else {
+                let last = self.sent.len() as usize - 1;
+                if self.sent.at(last).is_some_and(|sent| !sent.marks.sacked) {
+                    self.retransmit(last, cx);
+                }
+            }
+            let was_sent_before = self.send.next == had;
+            self.recovery.loss_probe =
+                Some(LossProbe { high_seq: self.send.next, was_sent_before });
+            cx.counters.loss_probes.add(1);
+        }
+        self.timers.clear_retransmit();
+        self.rearm_retransmit(cx.now_us);
+    }
+
+    /// `tcp_process_tlp_ack`.
+    pub(super) fn end_loss_probe(&mut self, ack: Seq, facts: &AckFacts, cx: &mut Context<'_>) {
+        let Some(probe) = self.recovery.loss_probe else { return };
+        if ack.is_before(probe.high_seq) {
+            return;
+        }
+        if !probe.was_sent_before || facts.duplicate_sacked {
+            self.recovery.loss_probe = None;
+        } else if ack.is_after(probe.high_seq) {
+            // The probe repaired a loss that nobody else saw: it counts as congestion.
+            cx.counters.loss_probe_recovery.add(1);
+            self.recovery.loss_probe = None;
+            self.shrink_once(cx);
+        } else if !facts.una_advanced && !facts.is_not_duplicate && !facts.data_sacked {
+            self.recovery.loss_probe = None;
+        }
+    }
+}
+
+/// True if the first transmission came after the second; of one time, the later number.
+fn is_later(first: (u64, Seq), second: (u64, Seq)) -> bool {
+    first.0 > second.0 || first.0 == second.0 && first.1.is_after(second.1)
+}

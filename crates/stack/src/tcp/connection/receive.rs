@@ -1,0 +1,161 @@
+//! The spine of a connection: a segment's way through the stages (`tcp_rcv_state_process`).
+
+use forebay_rx::packet::Packet;
+
+use super::super::wire::{Flags, Segment};
+use super::ack::Acknowledged;
+use super::open::Answer;
+use super::validate::Verdict;
+use super::{Connection, Context, State, TimeWaitEntry, TimeWaitStamps};
+use crate::tcp::config::TIME_WAIT_US;
+
+impl Connection {
+    /// Processes a segment. Frames go to the receive queue, or back to their pool.
+    pub(in crate::tcp) fn receive(
+        &mut self,
+        packet: Packet,
+        segment: &Segment,
+        cx: &mut Context<'_>,
+    ) -> Answer {
+        let mut packet = Some(packet);
+        let answer = self.process(&mut packet, segment, cx);
+        if let Some(packet) = packet {
+            cx.pool.put(packet.frame);
+        }
+        answer
+    }
+
+    fn process(
+        &mut self,
+        packet: &mut Option<Packet>,
+        segment: &Segment,
+        cx: &mut Context<'_>,
+    ) -> Answer {
+        match self.state {
+            // A closed connection that the application still holds: `tcp_v4_do_rcv` resets.
+            State::Closed => {
+                return if segment.has(Flags::RST) { Answer::None } else { Answer::Reset };
+            }
+            State::SynSent => return self.receive_in_syn_sent(segment, cx),
+            _ => {}
+        }
+        if self.validate(segment, cx) == Verdict::Discard {
+            return Answer::None;
+        }
+        if !segment.has(Flags::ACK) {
+            // RFC 9293, section 3.10.7.4, fifth: nothing without an ACK.
+            return Answer::None;
+        }
+        self.receive.last_us = cx.now_us;
+        match self.acknowledge(segment, cx) {
+            Acknowledged::Yes => {}
+            Acknowledged::Discard => return Answer::None,
+            Acknowledged::Unsent if self.state == State::SynReceived => return Answer::Reset,
+            Acknowledged::Unsent => return Answer::None,
+        }
+        if self.after_ack(segment, cx) == Verdict::Discard {
+            return Answer::None;
+        }
+        self.note_urgent(segment);
+        if self.take_payload(packet, segment, cx) == Answer::Reset {
+            return Answer::Reset;
+        }
+        if self.state != State::Closed {
+            self.send_queued(cx);
+            self.check_room();
+            self.acknowledge_if_due(cx);
+        }
+        Answer::None
+    }
+
+    /// Transitions that an acknowledgement of SYN or FIN makes.
+    fn after_ack(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Verdict {
+        let is_fin_acked = self.is_fin_acked();
+        match self.state {
+            State::SynReceived => {
+                let scale = self.agreed.scales.map_or(0, |(theirs, _)| theirs);
+                self.send.window = u32::from(segment.window) << scale;
+                self.send.max_window = self.send.max_window.max(self.send.window);
+                self.send.window_seq = segment.seq;
+                self.become_established(cx);
+                if self.shut.send {
+                    // Closed before the handshake ended: the FIN goes out now.
+                    self.state = State::FinWait1;
+                }
+            }
+            State::FinWait1 if is_fin_acked => {
+                self.state = State::FinWait2;
+                if self.is_orphan {
+                    return self.wait_without_owner(segment, cx);
+                }
+            }
+            State::Closing if is_fin_acked => {
+                self.enter_time_wait(cx);
+                return Verdict::Discard;
+            }
+            State::LastAck if is_fin_acked => {
+                self.finish(cx);
+                return Verdict::Discard;
+            }
+            _ => {}
+        }
+        Verdict::Continue
+    }
+
+    /// FIN-WAIT-2 without an owner: the peer's FIN is awaited for a while.
+    fn wait_without_owner(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Verdict {
+        let Some(stay_us) = self.fin_timeout_us(cx) else {
+            cx.counters.abort_on_linger.add(1);
+            self.finish(cx);
+            return Verdict::Discard;
+        };
+        let new_end = segment.end() - u32::from(segment.has(Flags::FIN));
+        if segment.payload_len > 0 && new_end.is_after(self.receive.next) {
+            // `take_payload` resets the connection: nobody is there to read.
+            return Verdict::Continue;
+        }
+        if segment.has(Flags::FIN) {
+            // The FIN is processed below, and leads to TIME-WAIT.
+            return Verdict::Continue;
+        }
+        self.leave(true, stay_us, cx);
+        Verdict::Discard
+    }
+
+    /// Time that a connection without an owner stays in FIN-WAIT-2; `None` for not at all.
+    pub(super) fn fin_timeout_us(&self, cx: &Context<'_>) -> Option<u64> {
+        let wanted = self.options.fin_timeout_us.unwrap_or(cx.config.fin_timeout_us);
+        // As the kernel: at least 3.5 time-outs, so that a retransmitted FIN is answered.
+        let rto = self.rtt.rto_us();
+        (wanted > 0).then(|| wanted.max((rto << 2) - (rto >> 1)))
+    }
+
+    pub(super) fn is_fin_acked(&self) -> bool {
+        self.send.fin && self.send.una == self.send.queue.end() + 1
+    }
+
+    /// Goes to TIME-WAIT.
+    pub(super) fn enter_time_wait(&mut self, cx: &mut Context<'_>) {
+        self.leave(false, TIME_WAIT_US, cx);
+    }
+
+    /// Leaves the rest to an entry in the table of TIME-WAIT.
+    pub(super) fn leave(&mut self, awaits_fin: bool, stay_us: u64, cx: &mut Context<'_>) {
+        self.time_wait = Some(TimeWaitEntry {
+            send_next: self.send.next,
+            receive_next: self.receive.next,
+            window: self.receive.window,
+            window_scale: self.agreed.scales.map_or(0, |(_, ours)| ours),
+            timestamp: self.agreed.timestamps.then_some(TimeWaitStamps {
+                offset: self.timestamp_offset,
+                recent: self.receive.timestamp,
+                recent_us: self.receive.timestamp_us,
+            }),
+            tos: self.options.tos,
+            awaits_fin,
+            stay_us,
+        });
+        cx.counters.time_waits.add(1);
+        self.finish(cx);
+    }
+}

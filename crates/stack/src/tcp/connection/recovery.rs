@@ -1,0 +1,619 @@
+//! Loss recovery: its phases, the reduction of the window, and undo (`tcp_fastretrans_alert`; RFC
+//! 5681, 6582, 6675, 6937, 5682, 3522).
+
+use super::super::config::DUP_THRESHOLD;
+use super::super::seq::Seq;
+use super::super::wire::{SackBlocks, Segment};
+use super::ack::AckFacts;
+use super::rack::{LossProbe, Rack};
+use super::{Connection, Context};
+
+/// Phases (`tcp_ca_state`).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Phase {
+    /// Nothing is wrong.
+    Open,
+    /// Duplicates or blocks came, and nothing is known to be lost.
+    Disorder,
+    /// The window is being reduced without a loss (ECN).
+    Cwr,
+    /// Lost segments are sent again.
+    Recovery,
+    /// A time-out: all that was sent may be lost.
+    Loss,
+}
+
+/// State of loss recovery.
+#[derive(Debug)]
+pub(super) struct Recovery {
+    pub(super) phase: Phase,
+    /// `snd_nxt` when the phase began: the phase ends when that is acknowledged.
+    pub(super) high_seq: Seq,
+    /// Time-outs since the last progress, and doublings of the time-out.
+    pub(super) retransmits: u8,
+    pub(super) backoff: u8,
+    /// Time-outs of the SYN.
+    pub(super) syn_timeouts: u8,
+    /// Zero window or keep-alive probes that were not answered.
+    pub(super) probes_out: u8,
+    /// Time when probing began, in µs; 0 if it did not.
+    pub(super) probing_since_us: u64,
+    /// Time of the first retransmission of the phase, in µs; 0 without one (`retrans_stamp`).
+    pub(super) retransmit_stamp_us: u64,
+    /// Timestamp of the first SYN.
+    pub(super) first_stamp: u32,
+    /// `snd_una` when the window was reduced, while that may be undone.
+    pub(super) undo_marker: Option<Seq>,
+    /// Retransmissions that may prove unnecessary; `None` before the first one.
+    pub(super) undo_retransmits: Option<u32>,
+    /// Threshold before the reduction.
+    prior_ssthresh: u32,
+    /// Window before the reduction.
+    prior_cwnd: u32,
+    /// Proportional rate reduction: segments delivered and sent since the reduction.
+    prr_delivered: u32,
+    prr_out: u32,
+    pub(super) rack: Rack,
+    pub(super) reordering: u32,
+    pub(super) saw_reordering: bool,
+    pub(super) highest_sacked: Option<Seq>,
+    /// Blocks of the last ACK.
+    pub(super) known_blocks: SackBlocks,
+    /// No segment before this one is lost and not sent again.
+    pub(super) resend_from: Option<Seq>,
+    pub(super) loss_probe: Option<LossProbe>,
+    /// True while a time-out may prove spurious (F-RTO).
+    is_frto: bool,
+    /// `snd_nxt` at the last new round trip of the estimate.
+    pub(super) round_end: Seq,
+    /// Segments delivered in all, modulo 2^32.
+    pub(super) delivered: u32,
+    /// Segments in flight at most, since the window was last full.
+    pub(super) max_in_flight: u32,
+    pub(super) is_window_limited: bool,
+}
+
+/// Segments to be sent after an ACK (`REXMIT_*`).
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Resend {
+    Nothing,
+    Lost,
+    /// New ones first: they show if the time-out was spurious.
+    New,
+}
+
+impl Recovery {
+    pub(super) fn new(start: Seq) -> Self {
+        Self {
+            phase: Phase::Open,
+            high_seq: start,
+            retransmits: 0,
+            backoff: 0,
+            syn_timeouts: 0,
+            probes_out: 0,
+            probing_since_us: 0,
+            retransmit_stamp_us: 0,
+            first_stamp: 0,
+            undo_marker: None,
+            undo_retransmits: None,
+            prior_ssthresh: 0,
+            prior_cwnd: 0,
+            prr_delivered: 0,
+            prr_out: 0,
+            rack: Rack::default(),
+            reordering: DUP_THRESHOLD,
+            saw_reordering: false,
+            highest_sacked: None,
+            known_blocks: SackBlocks::default(),
+            resend_from: None,
+            loss_probe: None,
+            is_frto: false,
+            round_end: start,
+            delivered: 0,
+            max_in_flight: 0,
+            is_window_limited: false,
+        }
+    }
+
+    /// Begins anew at `next`, when the handshake is over.
+    pub(super) fn restart(&mut self, next: Seq) {
+        (self.phase, self.high_seq, self.round_end) = (Phase::Open, next, next);
+        (self.undo_marker, self.retransmit_stamp_us) = (None, 0);
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.phase == Phase::Open
+    }
+
+    /// True while lost segments are sent again.
+    pub(super) fn is_recovering(&self) -> bool {
+        self.phase >= Phase::Recovery
+    }
+
+    /// True if a tail loss probe may be sent.
+    pub(super) fn allows_probe(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Cwr)
+    }
+
+    /// True if the SYN itself was lost: the peer did not answer the first one.
+    pub(super) fn was_syn_lost(&self, segment: &Segment, has_stamps: bool) -> bool {
+        match segment.options.timestamps {
+            Some(stamps) if has_stamps => stamps.echo != self.first_stamp,
+            _ => true,
+        }
+    }
+
+    /// `tcp_init_undo`.
+    fn begin_undo(&mut self, una: Seq, retransmitted: u32) {
+        let probe = self.loss_probe.is_some_and(|probe| probe.was_sent_before);
+        let outstanding = retransmitted + u32::from(probe);
+        self.undo_marker = Some(una);
+        self.undo_retransmits = (outstanding > 0).then_some(outstanding);
+    }
+
+    /// Counts segments that were sent while the window is reduced.
+    pub(super) fn note_sent(&mut self, segments: u32) {
+        if self.is_reducing() {
+            self.prr_out += segments;
+        }
+    }
+
+    fn is_reducing(&self) -> bool {
+        matches!(self.phase, Phase::Cwr | Phase::Recovery)
+    }
+}
+
+impl Connection {
+    /// Decides after a dubious ACK. Returns what is to be sent.
+    pub(super) fn recover(
+        &mut self,
+        prior_una: Seq,
+        facts: &mut AckFacts,
+        cx: &mut Context<'_>,
+    ) -> Resend {
+        if facts.ece {
+            self.recovery.prior_ssthresh = 0;
+        }
+        if self.is_reneging(facts, cx) {
+            return Resend::Nothing;
+        }
+        self.leave_finished_phase(facts, cx);
+        match self.recovery.phase {
+            Phase::Recovery => self.continue_recovery(prior_una, facts, cx),
+            Phase::Loss => return self.continue_loss(facts, cx),
+            _ => {
+                if !self.agreed.sack {
+                    if facts.una_advanced {
+                        self.sent.reno_dup_acks = 0;
+                    }
+                    self.count_dup_acks(facts);
+                }
+                if self.recovery.phase == Phase::Disorder {
+                    self.undo_by_duplicates(cx);
+                }
+                self.find_losses(facts, cx);
+                if self.sent.lost == 0 {
+                    self.keep_open(facts, cx);
+                    return Resend::Nothing;
+                }
+                self.enter_recovery(facts.ece, cx);
+                cx.counters.fast_retrans.add(1);
+            }
+        }
+        Resend::Lost
+    }
+
+    /// The peer threw away what it had acknowledged selectively: everything is sent again, soon
+    /// (`tcp_check_sack_reneging`).
+    fn is_reneging(&mut self, facts: &AckFacts, cx: &Context<'_>) -> bool {
+        let head_sacked = self.sent.first().is_some_and(|sent| sent.marks.sacked);
+        if !head_sacked || !facts.una_advanced {
+            return false;
+        }
+        let wait_us = (self.rtt.smoothed_us().unwrap_or(0) / 2).max(10_000);
+        self.timers.set_retransmit(cx.now_us + wait_us);
+        true
+    }
+
+    /// Ends a phase whose end was acknowledged.
+    fn leave_finished_phase(&mut self, facts: &AckFacts, cx: &mut Context<'_>) {
+        if self.recovery.phase == Phase::Open || self.send.una.is_before(self.recovery.high_seq) {
+            if self.recovery.phase == Phase::Open {
+                self.recovery.retransmit_stamp_us = 0;
+            }
+            return;
+        }
+        match self.recovery.phase {
+            Phase::Cwr if self.send.una != self.recovery.high_seq => {
+                self.end_reduction();
+                self.recovery.phase = Phase::Open;
+            }
+            Phase::Recovery => {
+                if !self.agreed.sack {
+                    self.sent.reno_dup_acks = 0;
+                }
+                if self.undo_recovery(facts, cx) {
+                    return;
+                }
+                self.end_reduction();
+                self.recovery.undo_marker = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// Ends recovery, and restores the window if nothing was lost. Returns true if the phase stays
+    /// for now.
+    fn undo_recovery(&mut self, facts: &AckFacts, cx: &mut Context<'_>) -> bool {
+        if self.may_undo(facts) {
+            self.undo_reduction(false);
+            cx.counters.full_undo.add(1);
+        }
+        if !self.agreed.sack && self.send.una == self.recovery.high_seq {
+            // RFC 6582, section 4: without SACK, duplicates of the recovery itself would be taken
+            // for a new loss.
+            return true;
+        }
+        self.recovery.phase = Phase::Open;
+        self.recovery.retransmit_stamp_us = 0;
+        false
+    }
+
+    fn may_undo(&self, facts: &AckFacts) -> bool {
+        let recovery = &self.recovery;
+        recovery.undo_marker.is_some()
+            && (recovery.undo_retransmits == Some(0) || self.is_ack_of_first(facts))
+    }
+
+    /// Eifel: the ACK echoes a timestamp older than the first retransmission (`tcp_packet_delayed`).
+    fn is_ack_of_first(&self, facts: &AckFacts) -> bool {
+        facts.una_advanced
+            && self.recovery.retransmit_stamp_us > 0
+            && facts.echo.is_some_and(|echo| {
+                let first = super::stamp_ms(self.recovery.retransmit_stamp_us)
+                    .wrapping_add(self.timestamp_offset);
+                echo.wrapping_sub(first).cast_signed() < 0
+            })
+    }
+
+    /// Restores the window as it was before the reduction (`tcp_undo_cwnd_reduction`).
+    fn undo_reduction(&mut self, unmarks_lost: bool) {
+        if unmarks_lost {
+            self.sent.mark_all(|sent| sent.marks.lost = false);
+            self.recovery.resend_from = None;
+        }
+        if self.recovery.prior_ssthresh > 0 {
+            let before = self.recovery.prior_cwnd;
+            self.congestion.set(self.congestion.cwnd.max(before));
+            if self.recovery.prior_ssthresh > self.congestion.ssthresh {
+                self.congestion.ssthresh = self.recovery.prior_ssthresh;
+            }
+        }
+        self.recovery.undo_marker = None;
+    }
+
+    /// D-SACK: every retransmission was unnecessary (`tcp_try_undo_dsack`).
+    fn undo_by_duplicates(&mut self, cx: &Context<'_>) {
+        if self.recovery.undo_marker.is_some() && self.recovery.undo_retransmits == Some(0) {
+            self.undo_reduction(false);
+            cx.counters.dsack_undo.add(1);
+        }
+    }
+
+    fn continue_recovery(&mut self, prior_una: Seq, facts: &mut AckFacts, cx: &mut Context<'_>) {
+        if self.send.una.is_after(prior_una) {
+            if self.may_undo(facts) && self.sent.retransmitted == 0 {
+                self.undo_reduction(true);
+                self.keep_open(facts, cx);
+                self.recovery.phase = Phase::Open;
+            } else if !self.agreed.sack {
+                // A partial ACK names the next hole (RFC 6582, section 3.2).
+                self.sent.reno_dup_acks = 0;
+                self.mark_lost(0, facts);
+            }
+        } else if !self.agreed.sack {
+            self.count_dup_acks(facts);
+        }
+        self.find_losses(facts, cx);
+    }
+
+    /// `tcp_process_loss`, with F-RTO (RFC 5682).
+    fn continue_loss(&mut self, facts: &mut AckFacts, cx: &mut Context<'_>) -> Resend {
+        let is_over = !self.send.una.is_before(self.recovery.high_seq);
+        if facts.una_advanced && self.undo_loss(facts, false, cx) {
+            return Resend::Nothing;
+        }
+        if self.recovery.is_frto {
+            if facts.original_acked && self.undo_loss(facts, true, cx) {
+                return Resend::Nothing;
+            }
+            if self.send.next.is_after(self.recovery.high_seq) {
+                if facts.data_sacked || facts.duplicates > 0 {
+                    self.recovery.is_frto = false;
+                }
+            } else if facts.una_advanced && !is_over {
+                self.recovery.high_seq = self.send.next;
+                let can_send =
+                    self.unsent_bytes() > 0 && self.window_end().is_after(self.send.next);
+                if can_send {
+                    return Resend::New;
+                }
+                self.recovery.is_frto = false;
+            }
+        }
+        if is_over {
+            self.undo_recovery(facts, cx);
+            if self.recovery.phase == Phase::Loss {
+                return Resend::Nothing;
+            }
+            return Resend::Lost;
+        }
+        if !self.agreed.sack {
+            if self.send.next.is_after(self.recovery.high_seq) && facts.duplicates > 0 {
+                self.count_dup_acks(facts);
+            } else if facts.una_advanced {
+                self.sent.reno_dup_acks = 0;
+            }
+        }
+        self.find_losses(facts, cx);
+        Resend::Lost
+    }
+
+    /// The time-out was spurious (`tcp_try_undo_loss`).
+    fn undo_loss(&mut self, facts: &AckFacts, by_frto: bool, cx: &Context<'_>) -> bool {
+        if !by_frto && !self.may_undo(facts) {
+            return false;
+        }
+        self.undo_reduction(true);
+        cx.counters.full_undo.add(1);
+        if by_frto {
+            cx.counters.spurious_rtos.add(1);
+        }
+        self.recovery.retransmits = 0;
+        if by_frto || self.agreed.sack {
+            self.recovery.phase = Phase::Open;
+            self.recovery.is_frto = false;
+            self.recovery.retransmit_stamp_us = 0;
+        }
+        true
+    }
+
+    /// Duplicate ACKs stand for segments that arrived, without SACK.
+    fn count_dup_acks(&mut self, facts: &mut AckFacts) {
+        if facts.duplicates == 0 {
+            return;
+        }
+        let most = self.sent.len().saturating_sub(1).max(1);
+        let before = self.sent.reno_dup_acks;
+        self.sent.reno_dup_acks = (before + facts.duplicates).min(most);
+        let delivered = self.sent.reno_dup_acks.saturating_sub(before);
+        facts.delivered += delivered;
+        self.recovery.delivered = self.recovery.delivered.wrapping_add(delivered);
+    }
+
+    /// `tcp_identify_packet_loss`.
+    fn find_losses(&mut self, facts: &mut AckFacts, cx: &Context<'_>) {
+        if self.sent.is_empty() {
+            return;
+        }
+        if self.agreed.sack {
+            let before = self.sent.retransmitted;
+            self.mark_losses_by_time(cx.now_us, facts);
+            if before > self.sent.retransmitted {
+                cx.counters.lost_retransmit.add(u64::from(before - self.sent.retransmitted));
+            }
+        } else if !self.recovery.is_recovering()
+            && self.sent.reno_dup_acks >= self.recovery.reordering
+        {
+            self.mark_lost(0, facts);
+        }
+    }
+
+    /// `tcp_try_to_open`.
+    fn keep_open(&mut self, facts: &AckFacts, cx: &mut Context<'_>) {
+        if self.sent.retransmitted == 0 && self.sent.lost == 0 {
+            self.recovery.retransmit_stamp_us = 0;
+        }
+        if facts.ece {
+            self.enter_cwr(cx);
+        }
+        if self.recovery.phase != Phase::Cwr {
+            let is_disordered =
+                self.sent.sacked_out() > 0 || self.sent.lost > 0 || self.sent.retransmitted > 0;
+            let phase = if is_disordered { Phase::Disorder } else { Phase::Open };
+            if self.recovery.phase != phase {
+                self.recovery.phase = phase;
+                self.recovery.high_seq = self.send.next;
+            }
+        }
+    }
+
+    /// Reduces the window once for a mark of congestion (`tcp_enter_cwr`).
+    pub(super) fn enter_cwr(&mut self, cx: &mut Context<'_>) {
+        self.recovery.prior_ssthresh = 0;
+        if self.recovery.phase < Phase::Cwr {
+            self.recovery.undo_marker = None;
+            self.begin_reduction(cx);
+            self.recovery.phase = Phase::Cwr;
+        }
+    }
+
+    /// Reduces the window for a loss that is repaired already.
+    pub(super) fn shrink_once(&mut self, cx: &mut Context<'_>) {
+        self.begin_reduction(cx);
+        self.recovery.phase = Phase::Cwr;
+        self.end_reduction();
+        self.recovery.phase = Phase::Open;
+    }
+
+    pub(super) fn enter_recovery(&mut self, by_mark: bool, cx: &mut Context<'_>) {
+        let counter =
+            if self.agreed.sack { &cx.counters.sack_recovery } else { &cx.counters.reno_recovery };
+        counter.add(1);
+        let prior_ssthresh = if by_mark { 0 } else { self.current_ssthresh() };
+        let retransmitted = self.sent.retransmitted;
+        self.recovery.begin_undo(self.send.una, retransmitted);
+        if !self.recovery.is_reducing() {
+            self.recovery.prior_ssthresh = prior_ssthresh;
+            self.begin_reduction(cx);
+        }
+        self.recovery.phase = Phase::Recovery;
+    }
+
+    /// `tcp_init_cwnd_reduction`.
+    fn begin_reduction(&mut self, _cx: &Context<'_>) {
+        let recovery = &mut self.recovery;
+        recovery.high_seq = self.send.next;
+        recovery.loss_probe = None;
+        recovery.prior_cwnd = self.congestion.cwnd;
+        (recovery.prr_delivered, recovery.prr_out) = (0, 0);
+        self.congestion.ssthresh = self.congestion.reduced();
+        self.ecn_queued.cwr = self.agreed.ecn;
+    }
+
+    fn end_reduction(&mut self) {
+        if self.congestion.ssthresh < u32::MAX
+            && (self.recovery.phase == Phase::Cwr || self.recovery.undo_marker.is_some())
+        {
+            self.congestion.set(self.congestion.ssthresh);
+        }
+    }
+
+    /// Threshold that would be restored (`tcp_current_ssthresh`).
+    fn current_ssthresh(&self) -> u32 {
+        let congestion = &self.congestion;
+        if self.recovery.is_reducing() {
+            congestion.ssthresh
+        } else {
+            congestion.ssthresh.max((congestion.cwnd / 2).max(1) + (congestion.cwnd / 4))
+        }
+    }
+
+    /// Proportional rate reduction (RFC 6937; `tcp_cwnd_reduction`).
+    pub(super) fn reduce_window(&mut self, delivered: u32, lost: u32, facts: &AckFacts) {
+        if delivered == 0 || self.recovery.prior_cwnd == 0 {
+            return;
+        }
+        let in_flight = self.sent.in_flight();
+        let recovery = &mut self.recovery;
+        recovery.prr_delivered += delivered;
+        let ssthresh = self.congestion.ssthresh;
+        let allowed = if in_flight > ssthresh {
+            let share = u64::from(ssthresh) * u64::from(recovery.prr_delivered);
+            let share = share.div_ceil(u64::from(recovery.prior_cwnd));
+            u32::try_from(share).unwrap_or(u32::MAX).saturating_sub(recovery.prr_out)
+        } else {
+            let mut more = delivered.max(recovery.prr_delivered.saturating_sub(recovery.prr_out));
+            if facts.una_advanced && lost == 0 {
+                more += 1;
+            }
+            more.min(ssthresh - in_flight)
+        };
+        // The first lost segment is sent again at once.
+        let allowed = allowed.max(u32::from(recovery.prr_out == 0));
+        self.congestion.cwnd = in_flight + allowed;
+    }
+
+    /// Adjusts the window after an ACK (`tcp_cong_control`).
+    pub(super) fn control_window(&mut self, _prior_in_flight: u32, facts: &AckFacts, now_us: u64) {
+        if self.recovery.is_reducing() {
+            self.reduce_window(facts.delivered, facts.lost, facts);
+        } else if (facts.data_acked || facts.data_sacked && self.recovery.saw_reordering)
+            && facts.delivered > 0
+            && self.is_window_limiting()
+        {
+            let rtt_us = self.rtt.min_us().unwrap_or(0);
+            self.congestion.acknowledged(facts.delivered, now_us, rtt_us);
+        }
+    }
+
+    /// True if the window, and not the application, held back segments (`tcp_is_cwnd_limited`).
+    fn is_window_limiting(&self) -> bool {
+        if self.recovery.is_window_limited {
+            return true;
+        }
+        self.congestion.is_slow_start() && self.congestion.cwnd < 2 * self.recovery.max_in_flight
+    }
+
+    /// Sends what an ACK called for (`tcp_xmit_recovery`).
+    pub(super) fn resend(&mut self, resend: Resend, cx: &mut Context<'_>) {
+        match resend {
+            Resend::Nothing => {}
+            Resend::Lost => self.resend_lost(cx),
+            Resend::New => {
+                self.send_queued(cx);
+                if !self.send.next.is_after(self.recovery.high_seq) {
+                    self.recovery.is_frto = false;
+                    self.resend_lost(cx);
+                }
+            }
+        }
+    }
+
+    /// Sends lost segments again, as far as the window allows (`tcp_xmit_retransmit_queue`).
+    pub(super) fn resend_lost(&mut self, cx: &mut Context<'_>) {
+        let Some(from) = self.recovery.resend_from else { return };
+        let mut index = self.sent.index_of(from);
+        while let Some(&sent) = self.sent.at(index) {
+            if sent.marks.lost && !sent.marks.retransmitted && !sent.marks.sacked {
+                if self.sent.in_flight() >= self.congestion.cwnd || !self.retransmit(index, cx) {
+                    self.recovery.resend_from = Some(sent.seq);
+                    return;
+                }
+                self.recovery.note_sent(1);
+                if self.recovery.phase == Phase::Loss {
+                    cx.counters.slow_start_retrans.add(1);
+                } else {
+                    cx.counters.fast_retrans.add(1);
+                }
+                if index == 0 && !self.timers.is_reorder() {
+                    self.timers.set_retransmit(cx.now_us + self.timeout_us());
+                }
+            }
+            index += 1;
+        }
+        self.recovery.resend_from = None;
+    }
+
+    /// A time-out: all that is not known to have arrived counts as lost (`tcp_enter_loss`).
+    pub(super) fn enter_loss(&mut self, cx: &mut Context<'_>) {
+        let is_reneging = self.sent.first().is_some_and(|sent| sent.marks.sacked);
+        if is_reneging {
+            cx.counters.sack_reneging.add(1);
+            self.sent.mark_all(|sent| sent.marks.sacked = false);
+            (self.recovery.highest_sacked, self.recovery.known_blocks) =
+                (None, SackBlocks::default());
+        }
+        self.sent.reno_dup_acks = 0;
+        let mut facts = AckFacts::default();
+        for index in 0..self.sent.len() as usize {
+            let Some(&sent) = self.sent.at(index) else { break };
+            if index == 0 || is_reneging || !self.is_recent(&sent, cx.now_us) {
+                self.mark_lost(index, &mut facts);
+            }
+        }
+        let is_new = self.recovery.phase <= Phase::Disorder
+            || !self.recovery.high_seq.is_after(self.send.una)
+            || self.recovery.phase == Phase::Loss && self.recovery.retransmits == 0;
+        if is_new {
+            self.recovery.prior_ssthresh = self.current_ssthresh();
+            self.recovery.prior_cwnd = self.congestion.cwnd;
+            self.congestion.ssthresh = self.congestion.reduced();
+            let retransmitted = self.sent.retransmitted;
+            self.recovery.begin_undo(self.send.una, retransmitted);
+        }
+        self.congestion.set(self.sent.in_flight() + 1);
+        self.congestion.restart_epoch();
+        self.recovery.phase = Phase::Loss;
+        self.recovery.high_seq = self.send.next;
+        self.recovery.is_frto = is_new || self.recovery.retransmits > 0;
+        self.recovery.loss_probe = None;
+        self.ecn_queued.cwr = self.agreed.ecn;
+    }
+
+    /// Phase, for observers.
+    pub(super) fn phase(&self) -> Phase {
+        self.recovery.phase
+    }
+}

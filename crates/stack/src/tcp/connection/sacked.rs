@@ -1,0 +1,136 @@
+//! Selective acknowledgements received (`tcp_sacktag_write_queue`).
+
+use super::super::seq::Seq;
+use super::super::wire::{SackBlock, Segment};
+use super::ack::AckFacts;
+use super::{Connection, Context};
+
+impl Connection {
+    /// Marks the segments that blocks acknowledge. Blocks that lie are ignored.
+    pub(super) fn take_sacks(
+        &mut self,
+        segment: &Segment,
+        prior_una: Seq,
+        facts: &mut AckFacts,
+        cx: &Context<'_>,
+    ) {
+        let blocks = segment.options.sacks;
+        let mut blocks = blocks.as_slice();
+        if let Some((first, rest)) = blocks.split_first()
+            && is_duplicate(first, rest, segment.ack)
+        {
+            facts.duplicate_sacked = true;
+            cx.counters.dsack_recv.add(1);
+            self.note_duplicate_sack(first, prior_una);
+            blocks = rest;
+        }
+        let known = std::mem::take(&mut self.recovery.known_blocks);
+        for block in blocks {
+            if !self.is_valid(block) {
+                continue;
+            }
+            self.recovery.known_blocks.push(*block);
+            self.mark_block(new_part(block, known.as_slice()), facts, cx.now_us);
+        }
+    }
+
+    /// `tcp_is_sackblock_valid`: within what is in flight.
+    fn is_valid(&self, block: &SackBlock) -> bool {
+        block.end.is_after(block.start)
+            && !block.end.is_after(self.send.next)
+            && block.end.is_after(self.send.una)
+            && !block.start.is_before(self.send.una)
+    }
+
+    /// Counts a retransmission that the peer calls unnecessary.
+    fn note_duplicate_sack(&mut self, block: &SackBlock, prior_una: Seq) {
+        let recovery = &mut self.recovery;
+        if let Some(marker) = recovery.undo_marker
+            && !block.end.is_after(prior_una.later(self.send.una))
+            && block.end.is_after(marker)
+        {
+            let segments = (block.end - block.start).div_ceil(self.send.mss).max(1);
+            recovery.undo_retransmits =
+                recovery.undo_retransmits.map(|left| left.saturating_sub(segments));
+        }
+    }
+
+    fn mark_block(&mut self, block: SackBlock, facts: &mut AckFacts, now_us: u64) {
+        let mut index = self.sent.index_of(block.start);
+        while let Some(&sent) = self.sent.at(index) {
+            if !sent.seq.is_before(block.end) {
+                break;
+            }
+            let is_inside = !sent.seq.is_before(block.start) && !sent.end.is_after(block.end);
+            if is_inside && !sent.marks.sacked {
+                self.mark_sacked(index, facts, now_us);
+            }
+            index += 1;
+        }
+    }
+
+    /// `tcp_sacktag_one`.
+    fn mark_sacked(&mut self, index: usize, facts: &mut AckFacts, now_us: u64) {
+        let Some(&sent) = self.sent.at(index) else { return };
+        self.advance_rack(&sent, now_us);
+        if !sent.marks.retransmitted && !sent.marks.ever_retransmitted {
+            if self.recovery.highest_sacked.is_some_and(|highest| sent.seq.is_before(highest)) {
+                facts.note_reordered(sent.seq);
+            }
+            if !sent.end.is_after(self.recovery.high_seq) {
+                facts.original_acked = true;
+            }
+            facts.first_sacked_us.get_or_insert(sent.sent_us);
+        }
+        self.sent.mark(index, |marks| {
+            marks.sacked = true;
+            if marks.lost {
+                (marks.lost, marks.retransmitted) = (false, false);
+            }
+        });
+        let highest = self.recovery.highest_sacked;
+        self.recovery.highest_sacked =
+            Some(highest.map_or(sent.end, |highest| highest.later(sent.end)));
+        facts.data_sacked = true;
+        facts.delivered += 1;
+        self.recovery.delivered = self.recovery.delivered.wrapping_add(1);
+    }
+
+    /// Learns how far segments overtake each other (`tcp_check_sack_reordering`).
+    pub(super) fn note_reordering(&mut self, facts: &AckFacts) {
+        let (Some(lowest), Some(highest)) = (facts.reordered, self.recovery.highest_sacked) else {
+            return;
+        };
+        if !lowest.is_before(highest) {
+            return;
+        }
+        let segments = (highest - lowest).div_ceil(self.send.mss);
+        self.recovery.reordering = self.recovery.reordering.max(segments).min(MAX_REORDERING);
+        self.recovery.saw_reordering = true;
+    }
+}
+
+/// Reordering that is tolerated, at most (`tcp_max_reordering`), in segments.
+const MAX_REORDERING: u32 = 300;
+
+/// D-SACK: a first block below the ACK, or inside of the second (RFC 2883, section 4).
+fn is_duplicate(first: &SackBlock, rest: &[SackBlock], ack: Seq) -> bool {
+    first.start.is_before(ack)
+        || rest.first().is_some_and(|second| {
+            !first.end.is_after(second.end) && !first.start.is_before(second.start)
+        })
+}
+
+/// Part of a block that the blocks of the ACK before did not tell.
+fn new_part(block: &SackBlock, known: &[SackBlock]) -> SackBlock {
+    let SackBlock { mut start, mut end } = *block;
+    for known in known {
+        if !known.start.is_after(start) && known.end.is_after(start) {
+            start = known.end.earlier(end);
+        }
+        if !known.end.is_before(end) && known.start.is_before(end) {
+            end = known.start.later(start);
+        }
+    }
+    SackBlock { start, end }
+}

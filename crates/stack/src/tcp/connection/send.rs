@@ -1,0 +1,310 @@
+//! Segments that may be sent now: by the peer's window, the congestion window and Nagle's rule
+//! (`tcp_write_xmit`).
+
+use super::super::config::{INITIAL_CWND, RTO_MIN_US};
+use super::super::congestion::IDLE_RESTART_MIN_US;
+use super::super::seq::Seq;
+use super::scoreboard::{Marks, Sent};
+use super::{Connection, Context, State};
+
+/// Packets last this part of a second at the connection's rate (`sk_pacing_shift`).
+const PACING_SHIFT: u32 = 10;
+/// Steps of the round trip, in µs, by which packets to nearby peers halve (`tcp_tso_rtt_log`).
+const RTT_SHIFT: u32 = 9;
+
+/// Reason to stop sending.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Halt {
+    Empty,
+    CongestionWindow,
+    PeerWindow,
+    Nagle,
+}
+
+/// Next segment of the send queue.
+#[derive(Clone, Copy, Debug)]
+struct NextSegment {
+    len_bytes: u32,
+    is_last: bool,
+    has_fin: bool,
+    /// PSH is set whatever follows.
+    is_pushed: bool,
+}
+
+impl Connection {
+    /// Bytes that were written and never sent.
+    pub(super) fn unsent_bytes(&self) -> u32 {
+        self.send.queue.end().bytes_since(self.send.next)
+    }
+
+    fn has_unsent_fin(&self) -> bool {
+        self.send.fin && !self.send.next.is_after(self.send.queue.end())
+    }
+
+    /// Sends what may be sent.
+    pub(super) fn send_queued(&mut self, cx: &mut Context<'_>) {
+        self.send_by_rule(self.options.cork, cx);
+    }
+
+    /// Sends full segments: more is about to be written.
+    pub(super) fn send_full(&mut self, cx: &mut Context<'_>) {
+        self.send_by_rule(true, cx);
+    }
+
+    fn send_by_rule(&mut self, full_only: bool, cx: &mut Context<'_>) {
+        if !self.can_send() || self.unsent_bytes() == 0 && !self.has_unsent_fin() {
+            return;
+        }
+        let (mut sent, before) = (0, self.sent.len());
+        let halt = loop {
+            match self.send_next(full_only, cx) {
+                Ok(()) => sent += 1,
+                Err(halt) => break halt,
+            }
+        };
+        if sent > 0 {
+            self.recovery.note_sent(self.sent.len() - before);
+            let in_flight = self.sent.in_flight();
+            let is_limited = halt == Halt::CongestionWindow || in_flight >= self.congestion.cwnd;
+            self.note_window_use(in_flight, is_limited);
+            self.schedule_loss_probe(cx.now_us, false);
+        } else if halt == Halt::CongestionWindow {
+            self.recovery.is_window_limited = true;
+        }
+        // Nothing comes back that could open the window or end Nagle's wait.
+        if self.sent.is_empty() && self.unsent_bytes() > 0 && self.timers.is_retransmit_idle() {
+            let wait_us = self.rtt.rto_us().max(RTO_MIN_US);
+            self.timers.set_probe(cx.now_us + wait_us);
+        }
+    }
+
+    fn note_window_use(&mut self, in_flight: u32, is_limited: bool) {
+        let recovery = &mut self.recovery;
+        recovery.max_in_flight =
+            if is_limited { in_flight } else { recovery.max_in_flight.max(in_flight) };
+        recovery.is_window_limited = is_limited;
+    }
+
+    /// Sends the next packet: one segment, or several that the device cuts.
+    fn send_next(&mut self, full_only: bool, cx: &mut Context<'_>) -> Result<(), Halt> {
+        let most = self.burst_segments(cx);
+        let next = self.next_segment(most.max(1)).ok_or(Halt::Empty)?;
+        // The last FIN is not held back by a window that data fill.
+        if most == 0 && !(next.has_fin && next.len_bytes <= self.send.mss) {
+            return Err(Halt::CongestionWindow);
+        }
+        let first_end = self.send.next + next.len_bytes.min(self.send.mss);
+        let fin = u32::from(next.has_fin && next.len_bytes <= self.send.mss);
+        if (first_end + fin).is_after(self.window_end()) {
+            return Err(Halt::PeerWindow);
+        }
+        let next = self.within_window(next);
+        if next.is_last && self.is_held_by_nagle(&next, full_only) {
+            let whole = next.len_bytes / self.send.mss * self.send.mss;
+            if whole == 0 {
+                return Err(Halt::Nagle);
+            }
+            let next = NextSegment { len_bytes: whole, is_last: false, ..next };
+            self.send_new(&next, cx);
+            return Ok(());
+        }
+        self.send_new(&next, cx);
+        Ok(())
+    }
+
+    /// Segments that one packet may have now: by the congestion window, of which half is kept for
+    /// another packet, and by the rate (`tcp_cwnd_test`, `tcp_tso_autosize`).
+    fn burst_segments(&self, cx: &Context<'_>) -> u32 {
+        let left = self.congestion.cwnd.saturating_sub(self.sent.in_flight());
+        let half = (self.congestion.cwnd / 2).max(1);
+        let most = (cx.config.gso_bytes / self.send.mss.max(1)).min(self.by_rate(cx)).max(1);
+        left.min(half).min(most)
+    }
+
+    /// Segments of about a millisecond at the rate of the connection, two at least.
+    fn by_rate(&self, cx: &Context<'_>) -> u32 {
+        let mss = u64::from(self.send.mss.max(1));
+        let srtt_us = self.rtt.smoothed_us().unwrap_or(1_000).max(1);
+        let ratio = if self.congestion.is_slow_start() { 200 } else { 120 };
+        let window_bytes = u64::from(self.congestion.cwnd) * mss;
+        let mut bytes = (window_bytes * ratio / 100 * 1_000_000 / srtt_us) >> PACING_SHIFT;
+        // Nearby peers get more at once.
+        let rtt_steps = self.rtt.min_us().unwrap_or(u64::MAX) >> RTT_SHIFT;
+        if rtt_steps < 32 {
+            bytes += u64::from(cx.config.gso_bytes) >> rtt_steps;
+        }
+        u32::try_from(bytes / mss).unwrap_or(u32::MAX).max(cx.config.min_gso_segments)
+    }
+
+    /// Unsent bytes, at most `most` segments.
+    fn next_segment(&self, most: u32) -> Option<NextSegment> {
+        let unsent = self.unsent_bytes();
+        let len_bytes = unsent.min(self.send.mss.saturating_mul(most));
+        let is_last = len_bytes == unsent;
+        let has_fin = is_last && self.has_unsent_fin();
+        (len_bytes > 0 || has_fin).then_some(NextSegment {
+            len_bytes,
+            is_last,
+            has_fin,
+            is_pushed: false,
+        })
+    }
+
+    /// Shortens a packet of several segments to the whole ones in the peer's window.
+    fn within_window(&self, next: NextSegment) -> NextSegment {
+        let left = self.window_end().bytes_since(self.send.next);
+        if next.len_bytes + u32::from(next.has_fin) <= left {
+            return next;
+        }
+        let len_bytes = (left / self.send.mss * self.send.mss).min(next.len_bytes);
+        let len_bytes = len_bytes.max(next.len_bytes.min(self.send.mss));
+        NextSegment { len_bytes, is_last: false, has_fin: false, ..next }
+    }
+
+    /// Nagle's rule in Minshall's form: a small segment waits while another one is in flight.
+    fn is_held_by_nagle(&self, next: &NextSegment, full_only: bool) -> bool {
+        let is_full = next.len_bytes.is_multiple_of(self.send.mss);
+        if next.has_fin || is_full || self.is_urgent_unsent() {
+            return false;
+        }
+        full_only
+            || !self.options.nodelay
+                && !self.sent.is_empty()
+                && self.send.small_end.is_after(self.send.una)
+                && !self.send.small_end.is_after(self.send.next)
+    }
+
+    fn is_urgent_unsent(&self) -> bool {
+        self.send.urgent.is_some_and(|urgent| urgent.is_after(self.send.next))
+    }
+
+    /// Sends segments that were never sent, as one packet.
+    fn send_new(&mut self, next: &NextSegment, cx: &mut Context<'_>) {
+        let seq = self.send.next;
+        let data_end = seq + next.len_bytes;
+        let end = data_end + u32::from(next.has_fin);
+        // A reader behind a large window is woken twice per window at least.
+        let is_half = data_end.is_after(self.send.pushed + self.send.max_window / 2);
+        let is_end = next.is_last && data_end == self.send.written;
+        let push = next.len_bytes > 0 && (is_end || is_half || next.is_pushed);
+        if push {
+            self.send.pushed = data_end;
+        }
+        let was_empty = self.sent.is_empty();
+        let first = self.sent.len() as usize;
+        let mut at = seq;
+        loop {
+            let piece_end = data_end.earlier(at + self.send.mss);
+            let is_last = piece_end == data_end;
+            let marks = Marks {
+                is_fin: next.has_fin && is_last,
+                push: push && is_last,
+                ..Marks::default()
+            };
+            self.record_sent(at, if is_last { end } else { piece_end }, marks, cx);
+            at = piece_end;
+            if is_last {
+                break;
+            }
+        }
+        if !self.transmit_new(first, cx) {
+            // As if they were lost on the way: the timer sends them again.
+            cx.counters.no_frame.add(1);
+        }
+        self.send.next = end;
+        if !next.len_bytes.is_multiple_of(self.send.mss) {
+            self.send.small_end = end;
+        }
+        if next.len_bytes > 0 {
+            self.delayed.note_reply(cx.now_us);
+            self.send.last_data_us = cx.now_us;
+        }
+        if was_empty || self.timers.is_loss_probe() {
+            self.rearm_retransmit(cx.now_us);
+        }
+    }
+
+    pub(super) fn record_sent(&mut self, seq: Seq, end: Seq, marks: Marks, cx: &Context<'_>) {
+        let delivered = self.recovery.delivered;
+        self.sent.push(Sent { seq, end, sent_us: cx.now_us, delivered, marks });
+    }
+
+    /// Tail loss probe with new data, whatever the congestion window says.
+    pub(super) fn send_probe_segment(&mut self, cx: &mut Context<'_>) {
+        if let Some(next) = self.next_segment(1) {
+            self.send_new(&next, cx);
+        }
+    }
+
+    /// Sends a segment again. Returns false if it could not be sent now.
+    pub(super) fn retransmit(&mut self, index: usize, cx: &mut Context<'_>) -> bool {
+        let Some(&sent) = self.sent.at(index) else { return false };
+        let window_end = self.window_end();
+        if !sent.seq.is_before(window_end) && sent.seq != self.send.una {
+            // The peer's window shrank: only its first byte may be tried.
+            return false;
+        }
+        let most = self.send.mss;
+        let payload =
+            (sent.end - sent.seq) - u32::from(sent.marks.is_fin) - u32::from(sent.marks.is_syn);
+        if payload > most {
+            self.sent.split(index, sent.seq + most);
+        }
+        if self.recovery.retransmit_stamp_us == 0 {
+            self.recovery.retransmit_stamp_us = cx.now_us;
+        }
+        let undo = self.recovery.undo_retransmits.unwrap_or(0) + 1;
+        self.recovery.undo_retransmits = Some(undo);
+        let delivered = self.recovery.delivered;
+        self.sent.sent_again(index, cx.now_us, delivered);
+        cx.counters.retrans_segs.add(1);
+        if !self.transmit_sent(index, cx) {
+            cx.counters.no_frame.add(1);
+        }
+        true
+    }
+
+    /// Sends a segment although the window is closed, or a probe without data
+    /// (`tcp_write_wakeup`).
+    pub(super) fn send_window_probe(&mut self, cx: &mut Context<'_>) {
+        let window_left = self.window_end().bytes_since(self.send.next);
+        if let Some(next) = self.next_segment(1)
+            && window_left > 0
+        {
+            let len_bytes = next.len_bytes.min(window_left);
+            let is_whole = len_bytes == next.len_bytes;
+            let has_fin = next.has_fin && is_whole && window_left > len_bytes;
+            if len_bytes > 0 || has_fin {
+                self.send_new(
+                    &NextSegment {
+                        len_bytes,
+                        is_last: is_whole && next.is_last,
+                        has_fin,
+                        is_pushed: true,
+                    },
+                    cx,
+                );
+            }
+            return;
+        }
+        cx.counters.win_probe.add(1);
+        self.send_empty(self.send.una - 1, cx);
+    }
+
+    /// Shrinks an unproven window after a pause (RFC 5681, section 4.1; `tcp_cwnd_restart`).
+    pub(super) fn restart_after_idle(&mut self, now_us: u64) {
+        let idle_us = now_us.saturating_sub(self.send.last_data_us);
+        let rto_us = self.rtt.rto_us().max(IDLE_RESTART_MIN_US);
+        if !self.sent.is_empty() || idle_us <= rto_us || self.state != State::Established {
+            return;
+        }
+        let floor = INITIAL_CWND.min(self.congestion.cwnd);
+        let halvings = u32::try_from(idle_us / rto_us).unwrap_or(31).min(31);
+        let cwnd = (self.congestion.cwnd >> halvings).max(floor);
+        if cwnd < self.congestion.cwnd {
+            self.congestion.ssthresh = self.congestion.ssthresh.max(self.congestion.cwnd / 4 * 3);
+            self.congestion.set(cwnd);
+            self.congestion.restart_epoch();
+        }
+    }
+}

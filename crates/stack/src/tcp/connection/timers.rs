@@ -1,0 +1,324 @@
+//! Time-outs of a connection (`tcp_timer.c`).
+
+use super::super::config::{RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US};
+use super::super::error::TcpError;
+use super::{Connection, Context, State};
+
+/// Time after which a peer whose window shrank is given up, in µs.
+const SHRUNK_MAX_US: u64 = RTO_MAX_US;
+
+/// Purpose of the timer that waits for the peer (`icsk_pending`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Waiting {
+    Retransmit,
+    LossProbe,
+    Reorder,
+    WindowProbe,
+}
+
+/// Deadlines, in µs.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Timers {
+    peer: Option<(Waiting, u64)>,
+    delayed_ack_us: Option<u64>,
+    /// Keep-alive; of a connection without owner in FIN-WAIT-2, its end.
+    keepalive_us: Option<u64>,
+}
+
+impl Timers {
+    /// Earliest deadline.
+    pub(super) fn next_us(&self) -> Option<u64> {
+        let peer = self.peer.map(|(_, at_us)| at_us);
+        peer.into_iter().chain(self.delayed_ack_us).chain(self.keepalive_us).min()
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    pub(super) fn set_retransmit(&mut self, at_us: u64) {
+        self.peer = Some((Waiting::Retransmit, at_us));
+    }
+
+    pub(super) fn set_loss_probe(&mut self, at_us: u64) {
+        self.peer = Some((Waiting::LossProbe, at_us));
+    }
+
+    pub(super) fn set_reorder(&mut self, at_us: u64) {
+        self.peer = Some((Waiting::Reorder, at_us));
+    }
+
+    pub(super) fn set_probe(&mut self, at_us: u64) {
+        self.peer = Some((Waiting::WindowProbe, at_us));
+    }
+
+    pub(super) fn clear_retransmit(&mut self) {
+        self.peer = None;
+    }
+
+    pub(super) fn is_retransmit_idle(&self) -> bool {
+        self.peer.is_none()
+    }
+
+    pub(super) fn is_loss_probe(&self) -> bool {
+        matches!(self.peer, Some((Waiting::LossProbe, _)))
+    }
+
+    pub(super) fn is_reorder(&self) -> bool {
+        matches!(self.peer, Some((Waiting::Reorder, _)))
+    }
+
+    pub(super) fn set_delayed_ack(&mut self, at_us: u64) {
+        self.delayed_ack_us = Some(at_us);
+    }
+
+    pub(super) fn clear_delayed_ack(&mut self) {
+        self.delayed_ack_us = None;
+    }
+
+    pub(super) fn delayed_ack_us(&self) -> Option<u64> {
+        self.delayed_ack_us
+    }
+
+    fn take_peer(&mut self, now_us: u64) -> Option<Waiting> {
+        self.peer.take_if(|(_, at_us)| *at_us <= now_us).map(|(waiting, _)| waiting)
+    }
+}
+
+impl Connection {
+    /// Earliest deadline, in µs.
+    pub(in crate::tcp) fn next_timer_us(&self) -> Option<u64> {
+        self.timers.next_us()
+    }
+
+    /// Runs the timers that are due.
+    pub(in crate::tcp) fn on_timer(&mut self, cx: &mut Context<'_>) {
+        if self.timers.delayed_ack_us.take_if(|at_us| *at_us <= cx.now_us).is_some() {
+            self.on_delayed_ack_timer(cx);
+        }
+        match self.timers.take_peer(cx.now_us) {
+            Some(Waiting::Retransmit) => self.on_retransmit_timer(cx),
+            Some(Waiting::LossProbe) => self.on_loss_probe_timer(cx),
+            Some(Waiting::Reorder) => self.on_reorder_timer(cx),
+            Some(Waiting::WindowProbe) => self.on_probe_timer(cx),
+            None => {}
+        }
+        if self.timers.keepalive_us.take_if(|at_us| *at_us <= cx.now_us).is_some() {
+            self.on_keepalive_timer(cx);
+        }
+    }
+
+    /// Time-out with its backoff, in µs.
+    pub(super) fn timeout_us(&self) -> u64 {
+        if self.state == State::SynSent {
+            return self.rtt.backed_off_us(self.recovery.backoff);
+        }
+        self.rtt.backed_off_us(self.recovery.backoff)
+    }
+
+    /// Arms the retransmission timer for what is in flight (`tcp_rearm_rto`).
+    pub(super) fn rearm_retransmit(&mut self, now_us: u64) {
+        let Some(first) = self.sent.first() else { return self.timers.clear_retransmit() };
+        let mut at_us = now_us + self.timeout_us();
+        if matches!(self.timers.peer, Some((Waiting::Reorder | Waiting::LossProbe, _))) {
+            at_us = (first.sent_us + self.timeout_us()).max(now_us + 1);
+        }
+        self.timers.set_retransmit(at_us);
+    }
+
+    /// After an ACK that moved something (`tcp_set_xmit_timer`).
+    pub(super) fn set_transmit_timer(&mut self, now_us: u64) {
+        if !self.schedule_loss_probe(now_us, true) {
+            self.timers.clear_retransmit();
+            self.rearm_retransmit(now_us);
+        }
+    }
+
+    /// `tcp_retransmit_timer`.
+    fn on_retransmit_timer(&mut self, cx: &mut Context<'_>) {
+        if self.sent.is_empty() {
+            return;
+        }
+        let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
+        if self.send.window == 0 && !self.is_orphan && !is_opening {
+            return self.on_shrunk_window(cx);
+        }
+        if self.has_timed_out(cx) {
+            cx.counters.abort_on_timeout.add(1);
+            return self.give_up(cx);
+        }
+        if self.recovery.retransmits == 0 {
+            cx.counters.timeouts.add(1);
+        }
+        if is_opening {
+            self.recovery.syn_timeouts = self.recovery.syn_timeouts.saturating_add(1);
+            self.congestion.ssthresh = 2;
+        } else {
+            self.enter_loss(cx);
+        }
+        self.recovery.retransmits = self.recovery.retransmits.saturating_add(1);
+        self.retransmit(0, cx);
+        let is_linear = self.state == State::SynSent
+            && self.recovery.syn_timeouts <= cx.config.syn_linear_timeouts;
+        if !is_linear {
+            self.recovery.backoff = self.recovery.backoff.saturating_add(1);
+        }
+        let at_us = cx.now_us + self.clamp_to_user_timeout(self.timeout_us(), cx.now_us);
+        self.timers.set_retransmit(at_us);
+    }
+
+    /// The window shrank to nothing with data in flight: the head is tried on.
+    fn on_shrunk_window(&mut self, cx: &mut Context<'_>) {
+        if cx.now_us.saturating_sub(self.receive.last_us) > SHRUNK_MAX_US {
+            return self.give_up(cx);
+        }
+        self.enter_loss(cx);
+        self.retransmit(0, cx);
+        self.recovery.backoff = self.recovery.backoff.saturating_add(1);
+        self.timers.set_retransmit(cx.now_us + self.timeout_us());
+    }
+
+    /// `tcp_write_timeout`.
+    fn has_timed_out(&mut self, cx: &Context<'_>) -> bool {
+        let retransmits = self.recovery.retransmits;
+        match self.state {
+            State::SynSent => {
+                let limit = self.options.syn_retries.unwrap_or(cx.config.syn_retries);
+                return retransmits >= limit.saturating_add(cx.config.syn_linear_timeouts);
+            }
+            State::SynReceived => return retransmits >= cx.config.synack_retries,
+            _ => {}
+        }
+        let limit = if self.is_orphan { cx.config.orphan_retries } else { cx.config.retries2 };
+        let timeout_us = match self.options.user_timeout_us {
+            0 => retransmission_time_us(limit),
+            timeout_us => timeout_us,
+        };
+        let since_us = self.recovery.retransmit_stamp_us;
+        retransmits > 0 && since_us > 0 && cx.now_us.saturating_sub(since_us) >= timeout_us
+    }
+
+    /// Shortens a time-out that would overrun the user's (`tcp_clamp_rto_to_user_timeout`).
+    fn clamp_to_user_timeout(&self, timeout_us: u64, now_us: u64) -> u64 {
+        let since_us = self.recovery.retransmit_stamp_us;
+        if self.options.user_timeout_us == 0 || since_us == 0 {
+            return timeout_us;
+        }
+        let left_us = (since_us + self.options.user_timeout_us).saturating_sub(now_us);
+        timeout_us.min(left_us.max(1))
+    }
+
+    /// The peer does not answer (`tcp_write_err`).
+    pub(super) fn give_up(&mut self, cx: &mut Context<'_>) {
+        let error = self.soft_error.take().unwrap_or(TcpError::TimedOut);
+        self.fail(error, cx);
+    }
+
+    /// Interval of window probes, with backoff, in µs (`tcp_probe0_when`).
+    pub(super) fn probe_interval_us(&self) -> u64 {
+        self.rtt.backed_off_us(self.recovery.backoff).max(RTO_MIN_US)
+    }
+
+    /// `tcp_probe_timer`.
+    fn on_probe_timer(&mut self, cx: &mut Context<'_>) {
+        let has_data = self.unsent_bytes() > 0;
+        if !self.sent.is_empty() || !has_data {
+            (self.recovery.probes_out, self.recovery.probing_since_us) = (0, 0);
+            return;
+        }
+        if self.recovery.probing_since_us == 0 || self.recovery.probes_out == 0 {
+            self.recovery.probing_since_us = cx.now_us;
+        }
+        let user_us = self.options.user_timeout_us;
+        let is_over = user_us > 0
+            && self.recovery.probes_out > 0
+            && cx.now_us.saturating_sub(self.recovery.probing_since_us) >= user_us;
+        let limit = if self.is_orphan { cx.config.orphan_retries } else { cx.config.retries2 };
+        if is_over || self.recovery.probes_out >= limit {
+            cx.counters.abort_on_timeout.add(1);
+            return self.give_up(cx);
+        }
+        self.send_window_probe(cx);
+        if !self.sent.is_empty() {
+            (self.recovery.probes_out, self.recovery.backoff) = (0, 0);
+            return;
+        }
+        self.recovery.probes_out = self.recovery.probes_out.saturating_add(1);
+        self.recovery.backoff = self.recovery.backoff.saturating_add(1).min(cx.config.retries2);
+        let mut wait_us = self.probe_interval_us();
+        if user_us > 0 {
+            let left_us = (self.recovery.probing_since_us + user_us).saturating_sub(cx.now_us);
+            wait_us = wait_us.min(left_us.max(1));
+        }
+        self.timers.set_probe(cx.now_us + wait_us);
+    }
+
+    pub(super) fn arm_keepalive(&mut self, now_us: u64) {
+        self.timers.keepalive_us =
+            self.options.keepalive.then(|| now_us + self.options.keepalive_idle_us);
+    }
+
+    /// A connection without owner in FIN-WAIT-2 ends at a time.
+    pub(super) fn set_end(&mut self, at_us: u64) {
+        self.timers.keepalive_us = Some(at_us);
+    }
+
+    /// `tcp_keepalive_timer`.
+    fn on_keepalive_timer(&mut self, cx: &mut Context<'_>) {
+        if self.state == State::FinWait2 && self.is_orphan {
+            return self.leave(true, TIME_WAIT_US, cx);
+        }
+        if !self.options.keepalive || matches!(self.state, State::Closed | State::SynSent) {
+            return;
+        }
+        if !self.sent.is_empty() || self.unsent_bytes() > 0 {
+            self.timers.keepalive_us = Some(cx.now_us + self.options.keepalive_idle_us);
+            return;
+        }
+        let last_us = self.receive.last_us.max(self.send.last_data_us);
+        let idle_us = cx.now_us.saturating_sub(last_us);
+        if idle_us < self.options.keepalive_idle_us {
+            self.timers.keepalive_us = Some(last_us + self.options.keepalive_idle_us);
+            return;
+        }
+        let user_us = self.options.user_timeout_us;
+        let probes_out = self.recovery.probes_out;
+        let is_over = if user_us > 0 {
+            probes_out > 0 && idle_us >= user_us
+        } else {
+            probes_out >= self.options.keepalive_probes
+        };
+        if is_over {
+            cx.counters.abort_on_timeout.add(1);
+            self.send_reset(cx);
+            return self.give_up(cx);
+        }
+        cx.counters.keepalive.add(1);
+        self.send_empty(self.send.una - 1, cx);
+        self.recovery.probes_out = probes_out.saturating_add(1);
+        self.timers.keepalive_us = Some(cx.now_us + self.options.keepalive_interval_us);
+    }
+}
+
+/// Time that a number of retransmissions takes from the lowest time-out on
+/// (`tcp_model_timeout`), in µs.
+fn retransmission_time_us(retransmissions: u8) -> u64 {
+    let doublings = (RTO_MAX_US / RTO_MIN_US).ilog2();
+    let count = u32::from(retransmissions);
+    if count <= doublings {
+        ((2 << count) - 1) * RTO_MIN_US
+    } else {
+        ((2 << doublings) - 1) * RTO_MIN_US + u64::from(count - doublings) * RTO_MAX_US
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tcp_9_fifteen_retransmissions_take_924_s() {
+        assert_eq!(retransmission_time_us(15), 924_600_000);
+        assert_eq!(retransmission_time_us(0), RTO_MIN_US);
+    }
+}

@@ -1,0 +1,213 @@
+//! One segment: its header, options and window (`__tcp_transmit_skb`).
+
+use super::super::seq::Seq;
+use super::super::wire::{Flags, Options, Outgoing, SackBlocks, Timestamps, emit};
+use super::scoreboard::Sent;
+use super::{Connection, Context, State};
+
+/// ECN field of an IP header: capable, not marked.
+const ECT_0: u8 = 2;
+/// Bytes of the longest headers in front of a payload.
+const HEADERS_BYTES: u32 = 14 + 40 + 60;
+/// SACK blocks beside timestamps, and without.
+const BLOCKS_WITH_STAMPS: usize = 3;
+const BLOCKS_ALONE: usize = 4;
+
+impl Connection {
+    /// Sends the segments from `first` on, which are new, as one packet; each by itself if no frame is
+    /// large enough. Returns false if none was free.
+    pub(super) fn transmit_new(&mut self, first: usize, cx: &mut Context<'_>) -> bool {
+        let count = self.sent.len() as usize - first;
+        if count > 1 && self.transmit_together(first, cx) {
+            return true;
+        }
+        let mut all_left = true;
+        for index in first..first + count {
+            all_left &= self.transmit_sent(index, cx);
+        }
+        all_left
+    }
+
+    fn transmit_together(&mut self, first: usize, cx: &mut Context<'_>) -> bool {
+        let last = self.sent.len() as usize - 1;
+        let (Some(&head), Some(&tail)) = (self.sent.at(first), self.sent.at(last)) else {
+            return false;
+        };
+        let len_bytes = tail.end - head.seq - u32::from(tail.marks.is_fin);
+        if !cx.has_frame(len_bytes) {
+            return false;
+        }
+        let (flags, ecn) = self.flags_of(&tail, len_bytes);
+        // As the kernel: the receiver's GRO need not wait for more.
+        self.transmit(head.seq, len_bytes, flags.with(Flags::PSH), ecn, cx)
+    }
+
+    /// Sends a segment of the scoreboard. Returns false if no frame was free.
+    pub(super) fn transmit_sent(&mut self, index: usize, cx: &mut Context<'_>) -> bool {
+        let Some(&sent) = self.sent.at(index) else { return false };
+        if sent.marks.is_syn {
+            return self.transmit_syn(cx);
+        }
+        let len_bytes = sent.end - sent.seq - u32::from(sent.marks.is_fin);
+        let (flags, ecn) = self.flags_of(&sent, len_bytes);
+        self.transmit(sent.seq, len_bytes, flags, ecn, cx)
+    }
+
+    /// Flags of a segment, and its ECN field.
+    fn flags_of(&mut self, sent: &Sent, len_bytes: u32) -> (Flags, u8) {
+        let mut flags = Flags::ACK;
+        if sent.marks.is_fin {
+            flags = flags.with(Flags::FIN);
+        }
+        if sent.marks.push {
+            flags = flags.with(Flags::PSH);
+        }
+        let is_new = !sent.marks.ever_retransmitted && len_bytes > 0;
+        if is_new && self.agreed.ecn && std::mem::take(&mut self.ecn_queued.cwr) {
+            flags = flags.with(Flags::CWR);
+        }
+        (flags, if is_new && self.agreed.ecn { ECT_0 } else { 0 })
+    }
+
+    /// SYN or SYN-ACK.
+    fn transmit_syn(&mut self, cx: &mut Context<'_>) -> bool {
+        let is_answer = self.state != State::SynSent;
+        let (mut flags, ack) = (Flags::SYN, if is_answer { self.receive.next } else { Seq(0) });
+        if is_answer {
+            flags = flags.with(Flags::ACK);
+            self.receive.acked = self.receive.next;
+        } else if self.agreed.ecn && self.recovery.syn_timeouts == 0 {
+            flags = flags.with(Flags::ECE).with(Flags::CWR);
+        }
+        let stamp = self.timestamp(cx.now_us);
+        if self.recovery.first_stamp == 0 {
+            self.recovery.first_stamp = stamp;
+        }
+        let echo = if is_answer { self.receive.timestamp } else { 0 };
+        let options = Options {
+            mss: u16::try_from(self.announced_mss()).ok(),
+            window_scale: self.agreed.scales.map(|(_, ours)| ours),
+            sack_permitted: self.agreed.sack,
+            timestamps: self.agreed.timestamps.then_some(Timestamps { value: stamp, echo }),
+            ..Options::default()
+        };
+        let window = u16::try_from(self.receive.window).unwrap_or(u16::MAX);
+        let outgoing = Outgoing {
+            flow: &self.flow,
+            seq: self.send.initial,
+            ack,
+            flags,
+            window,
+            urgent: 0,
+            options,
+            tos: self.options.tos,
+            payload: [&[], &[]],
+            segment_bytes: 0,
+        };
+        cx.send(&outgoing)
+    }
+
+    fn transmit(
+        &mut self,
+        seq: Seq,
+        len_bytes: u32,
+        mut flags: Flags,
+        ecn: u8,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let window = self.select_window(cx);
+        if self.receive.is_marked {
+            flags = flags.with(Flags::ECE);
+        }
+        let urgent = self.urgent_pointer(seq);
+        if urgent > 0 {
+            flags = flags.with(Flags::URG);
+        }
+        let outgoing = Outgoing {
+            flow: &self.flow,
+            seq,
+            ack: self.receive.next,
+            flags,
+            window: u16::try_from(window).unwrap_or(u16::MAX),
+            urgent,
+            options: segment_options(
+                self.agreed.timestamps.then(|| Timestamps {
+                    value: self.timestamp(cx.now_us),
+                    echo: self.receive.timestamp,
+                }),
+                self.receive.sacks.is_empty(),
+                || self.receive.sacks,
+            ),
+            tos: self.options.tos | ecn,
+            payload: self.send.queue.range(seq, len_bytes),
+            segment_bytes: if len_bytes > self.send.mss { self.send.mss } else { 0 },
+        };
+        let was_sent = cx.send(&outgoing);
+        let limit = if self.agreed.timestamps { BLOCKS_WITH_STAMPS } else { BLOCKS_ALONE };
+        // A duplicate is reported once.
+        let _ = self.receive.sacks.take(limit);
+        self.delayed.sent();
+        self.timers.clear_delayed_ack();
+        was_sent
+    }
+
+    fn urgent_pointer(&self, seq: Seq) -> u16 {
+        match self.send.urgent {
+            Some(urgent) if seq.is_before(urgent) => {
+                u16::try_from(urgent - seq).unwrap_or(u16::MAX)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Sends an ACK without data.
+    pub(super) fn send_ack(&mut self, cx: &mut Context<'_>) {
+        if matches!(self.state, State::Closed | State::SynSent) {
+            return;
+        }
+        // A window that shrank below what was sent: the peer takes no number beyond it.
+        let seq = self.send.next.earlier(self.window_end().later(self.send.una));
+        self.transmit(seq, 0, Flags::ACK, 0, cx);
+    }
+
+    /// Sends an ACK with a number that was used before, which the peer must answer.
+    pub(super) fn send_empty(&mut self, seq: Seq, cx: &mut Context<'_>) {
+        self.transmit(seq, 0, Flags::ACK, 0, cx);
+    }
+
+    /// Sends a reset (`tcp_send_active_reset`).
+    pub(super) fn send_reset(&mut self, cx: &mut Context<'_>) {
+        cx.counters.out_rsts.add(1);
+        let seq = self.send.next.earlier(self.window_end().later(self.send.una));
+        self.transmit(seq, 0, Flags::RST.with(Flags::ACK), 0, cx);
+    }
+}
+
+fn segment_options(
+    timestamps: Option<Timestamps>,
+    has_no_blocks: bool,
+    report: impl FnOnce() -> super::SackReport,
+) -> Options {
+    let limit = if timestamps.is_some() { BLOCKS_WITH_STAMPS } else { BLOCKS_ALONE };
+    let sacks = if has_no_blocks { SackBlocks::default() } else { report().take(limit) };
+    Options { timestamps, sacks, ..Options::default() }
+}
+
+impl Context<'_> {
+    /// True if there is a frame for a payload of this length.
+    fn has_frame(&self, len_bytes: u32) -> bool {
+        len_bytes + HEADERS_BYTES <= self.pool.largest_frame_bytes()
+    }
+
+    /// Queues a segment to be sent. Returns false if no frame was free.
+    pub(in crate::tcp) fn send(&mut self, outgoing: &Outgoing<'_>) -> bool {
+        match emit(outgoing, self.pool) {
+            Some(packet) => {
+                self.counters.out_segs.add(1);
+                self.out.push(packet);
+                true
+            }
+            None => false,
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Checks of a segment before anything of it is believed (`tcp_validate_incoming`; RFC 9293, section
+//! 3.10.7.4; RFC 7323, section 5; RFC 5961).
+
+use super::super::config::PAWS_IDLE_US;
+use super::super::error::TcpError;
+use super::super::seq::Seq;
+use super::super::wire::{Flags, Segment};
+use super::{Connection, Context, State};
+
+/// Outcome of a stage.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    Continue,
+    Discard,
+}
+
+impl Connection {
+    pub(super) fn validate(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Verdict {
+        if self.is_old_by_timestamp(segment, cx.now_us) && !segment.has(Flags::RST) {
+            if segment.has(Flags::SYN) {
+                return self.challenge_syn(cx);
+            }
+            cx.counters.paws_estab.add(1);
+            self.answer_invalid(segment, cx);
+            return Verdict::Discard;
+        }
+        if !self.is_acceptable(segment, cx) {
+            if segment.has(Flags::RST) {
+                // RFC 9293: a reset after our FIN's ACK may be one number early.
+                if self.is_reset_after_fin(segment) {
+                    self.reset(cx);
+                }
+            } else if segment.has(Flags::SYN) {
+                return self.challenge_syn(cx);
+            } else {
+                self.answer_invalid(segment, cx);
+            }
+            return Verdict::Discard;
+        }
+        if segment.has(Flags::RST) {
+            if self.is_reset_exact(segment) {
+                self.reset(cx);
+            } else {
+                self.challenge(cx);
+            }
+            return Verdict::Discard;
+        }
+        if segment.has(Flags::SYN) && !self.is_crossed_syn_ack(segment) {
+            return self.challenge_syn(cx);
+        }
+        Verdict::Continue
+    }
+
+    /// PAWS: the timestamp is older than the last one (`tcp_paws_discard`).
+    fn is_old_by_timestamp(&self, segment: &Segment, now_us: u64) -> bool {
+        let Some(stamps) = segment.options.timestamps.filter(|_| self.agreed.timestamps) else {
+            return false;
+        };
+        let behind = self.receive.timestamp.wrapping_sub(stamps.value).cast_signed();
+        if behind <= 1
+            || self.receive.timestamp == 0
+            || now_us.saturating_sub(self.receive.timestamp_us) > PAWS_IDLE_US
+        {
+            return false;
+        }
+        !self.is_reordered_ack(segment, behind)
+    }
+
+    /// A pure duplicate ACK that was overtaken (`tcp_disordered_ack`).
+    fn is_reordered_ack(&self, segment: &Segment, behind: i32) -> bool {
+        segment.has(Flags::ACK)
+            && segment.len() == 0
+            && segment.seq == self.receive.next
+            && segment.ack == self.send.una
+            && self.scaled_window(segment) == self.send.window
+            && i64::from(behind) <= i64::try_from(self.rtt.rto_us() / 1000).unwrap_or(0)
+    }
+
+    /// True if a part of the segment is in the window (`tcp_sequence`).
+    fn is_acceptable(&self, segment: &Segment, cx: &Context<'_>) -> bool {
+        let window_end = self.receive.next + self.usable_window();
+        if segment.end().is_before(self.receive.acked) {
+            return false;
+        }
+        if segment.end().is_after(window_end) {
+            if segment.seq.is_after(window_end) {
+                return false;
+            }
+            // More than was announced is taken by an empty queue only.
+            if self.receive.queue.len_bytes() > 0 {
+                cx.counters.beyond_window.add(1);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Rest of the window that was announced last (`tcp_receive_window`).
+    pub(super) fn usable_window(&self) -> u32 {
+        (self.receive.acked + self.receive.window).bytes_since(self.receive.next)
+    }
+
+    fn is_reset_after_fin(&self, segment: &Segment) -> bool {
+        segment.seq == self.receive.next - 1
+            && matches!(self.state, State::CloseWait | State::LastAck | State::Closing)
+    }
+
+    /// RFC 5961, section 3.2: the exact next number, or that behind the last block of a gap.
+    fn is_reset_exact(&self, segment: &Segment) -> bool {
+        segment.seq == self.receive.next
+            || self.is_reset_after_fin(segment)
+            || self.agreed.sack
+                && self.receive.sacks.highest().is_some_and(|end| end == segment.seq)
+    }
+
+    /// The SYN-ACK of a simultaneous open.
+    fn is_crossed_syn_ack(&self, segment: &Segment) -> bool {
+        self.state == State::SynReceived
+            && segment.has(Flags::ACK)
+            && segment.seq + 1 == segment.end()
+            && segment.seq + 1 == self.receive.next
+            && segment.ack == self.send.next
+    }
+
+    /// The peer reset the connection (`tcp_reset`).
+    fn reset(&mut self, cx: &mut Context<'_>) {
+        let error = match self.state {
+            State::SynSent | State::SynReceived => TcpError::Refused,
+            State::CloseWait => TcpError::BrokenPipe,
+            _ => TcpError::Reset,
+        };
+        if matches!(self.state, State::Established | State::CloseWait) {
+            cx.counters.estab_resets.add(1);
+        }
+        self.fail(error, cx);
+    }
+
+    fn challenge_syn(&mut self, cx: &mut Context<'_>) -> Verdict {
+        cx.counters.syn_challenge.add(1);
+        self.challenge(cx);
+        Verdict::Discard
+    }
+
+    /// Challenge ACK (RFC 5961). Each connection has a limit of its own, so that none tells about
+    /// another.
+    pub(super) fn challenge(&mut self, cx: &mut Context<'_>) {
+        if self.may_answer_invalid(cx) {
+            cx.counters.challenge_ack.add(1);
+            self.send_ack(cx);
+        } else {
+            cx.counters.challenge_ack_skipped.add(1);
+        }
+    }
+
+    /// ACK of a segment outside of the window, with a D-SACK of what came twice (`tcp_send_dupack`).
+    fn answer_invalid(&mut self, segment: &Segment, cx: &mut Context<'_>) {
+        let carries_data = segment.payload_len > 0 || segment.has(Flags::FIN);
+        if !carries_data && !self.may_answer_invalid(cx) {
+            // Pure ACKs of two sides that disagree would answer each other for ever.
+            cx.counters.ack_skipped_seq.add(1);
+            return;
+        }
+        if segment.len() > 0 && segment.seq.is_before(self.receive.next) {
+            cx.counters.delayed_ack_lost.add(1);
+            self.delayed.enter_quick(self.receive.window);
+            if self.agreed.sack {
+                let end = segment.end().earlier(self.receive.next);
+                self.report_duplicate(segment.seq, end, cx);
+            }
+        }
+        self.send_ack(cx);
+    }
+
+    fn may_answer_invalid(&mut self, cx: &Context<'_>) -> bool {
+        let since = cx.now_us.saturating_sub(self.invalid_answered_us);
+        if self.invalid_answered_us != 0 && since < cx.config.invalid_ratelimit_us {
+            return false;
+        }
+        self.invalid_answered_us = cx.now_us.max(1);
+        true
+    }
+
+    /// Reports bytes that were received before (D-SACK, RFC 2883).
+    pub(super) fn report_duplicate(&mut self, start: Seq, end: Seq, cx: &Context<'_>) {
+        if self.agreed.sack && end.is_after(start) {
+            if start.is_before(self.receive.next) {
+                cx.counters.dsack_old_sent.add(1);
+            } else {
+                cx.counters.dsack_ofo_sent.add(1);
+            }
+            self.receive.sacks.note_duplicate((start, end));
+        }
+    }
+
+    /// Remembers the timestamp to be echoed (RFC 7323, section 4.3).
+    pub(super) fn note_timestamp(&mut self, segment: &Segment, now_us: u64) {
+        if let Some(stamps) = segment.options.timestamps.filter(|_| self.agreed.timestamps)
+            && !segment.seq.is_after(self.receive.acked)
+            && (stamps.value.wrapping_sub(self.receive.timestamp).cast_signed() >= 0
+                || now_us.saturating_sub(self.receive.timestamp_us) > PAWS_IDLE_US)
+        {
+            (self.receive.timestamp, self.receive.timestamp_us) = (stamps.value, now_us);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Counters, named as in `/proc/net/snmp` (`Tcp:`) and `/proc/net/netstat` (`TcpExt:`).
+
+use crate::counter::StackCounter;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
+        /// Counters written by one CPU, and read by any thread.
+        #[derive(Debug, Default)]
+        pub struct TcpCounters {
+            $($(#[$doc])* pub $field: StackCounter,)*
+        }
+
+        impl TcpCounters {
+            /// Each counter's name in the kernel, and its value.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+                [$(($name, self.$field.get()),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Connections opened by a call.
+    active_opens = "ActiveOpens",
+    /// Connections opened by a peer.
+    passive_opens = "PassiveOpens",
+    /// Connections that could not be opened.
+    attempt_fails = "AttemptFails",
+    /// Connections that were reset when they were established.
+    estab_resets = "EstabResets",
+    /// Segments received.
+    in_segs = "InSegs",
+    /// Segments sent, those sent again not counted.
+    out_segs = "OutSegs",
+    /// Segments sent again.
+    retrans_segs = "RetransSegs",
+    /// Segments received in error.
+    in_errs = "InErrs",
+    /// Resets sent.
+    out_rsts = "OutRsts",
+    /// Segments with a wrong checksum.
+    in_csum_errors = "InCsumErrors",
+    /// SYN cookies sent.
+    syncookies_sent = "SyncookiesSent",
+    /// Valid SYN cookies received.
+    syncookies_recv = "SyncookiesRecv",
+    /// Invalid SYN cookies received.
+    syncookies_failed = "SyncookiesFailed",
+    /// SYNs that a full queue dropped.
+    req_q_full_drop = "TCPReqQFullDrop",
+    /// Handshakes and SYNs that a full accept queue dropped.
+    listen_overflows = "ListenOverflows",
+    /// SYNs and handshakes dropped at a listener.
+    listen_drops = "ListenDrops",
+    /// Connections that went to TIME-WAIT.
+    time_waits = "TW",
+    /// Connections not kept in TIME-WAIT, as too many were.
+    time_wait_overflow = "TCPTimeWaitOverflow",
+    /// Segments of a timestamp older than the last one.
+    paws_estab = "PAWSEstab",
+    /// ACKs sent late.
+    delayed_acks = "DelayedACKs",
+    /// Segments received that hold only bytes received before.
+    delayed_ack_lost = "DelayedACKLost",
+    /// Segments received behind a gap.
+    ofo_queue = "TCPOFOQueue",
+    /// Segments received behind a gap and dropped for lack of memory.
+    ofo_drop = "TCPOFODrop",
+    /// Segments in order dropped for lack of memory.
+    rcv_q_drop = "TCPRcvQDrop",
+    /// Receive queues copied together for lack of memory.
+    rcv_collapsed = "TCPRcvCollapsed",
+    /// Pieces behind a gap dropped for lack of memory.
+    ofo_pruned = "OfoPruned",
+    /// Segments beyond the receive window.
+    beyond_window = "TCPBeyondWindow",
+    /// Segments dropped since the receive window was zero.
+    zero_window_drop = "TCPZeroWindowDrop",
+    /// Windows of zero announced.
+    to_zero_window = "TCPToZeroWindowAdv",
+    /// Probes of a zero window or of an idle peer sent.
+    win_probe = "TCPWinProbe",
+    /// Keep-alive probes sent.
+    keepalive = "TCPKeepAlive",
+    /// Challenge ACKs sent (RFC 5961).
+    challenge_ack = "TCPChallengeACK",
+    /// SYNs answered by a challenge ACK.
+    syn_challenge = "TCPSYNChallenge",
+    /// Challenge ACKs not sent because of the rate limit.
+    challenge_ack_skipped = "TCPACKSkippedChallenge",
+    /// ACKs of invalid segments not sent because of the rate limit.
+    ack_skipped_seq = "TCPACKSkippedSeq",
+    /// Time-outs of retransmission.
+    timeouts = "TCPTimeouts",
+    /// Losses repaired by selective acknowledgements.
+    sack_recovery = "TCPSackRecovery",
+    /// Losses repaired without them.
+    reno_recovery = "TCPRenoRecovery",
+    /// Fast retransmissions.
+    fast_retrans = "TCPFastRetrans",
+    /// Retransmissions in slow start after a time-out.
+    slow_start_retrans = "TCPSlowStartRetrans",
+    /// Segments deemed lost whose retransmission was lost, too.
+    lost_retransmit = "TCPLostRetransmit",
+    /// Peers that discarded bytes they had acknowledged selectively.
+    sack_reneging = "TCPSACKReneging",
+    /// Tail loss probes sent.
+    loss_probes = "TCPLossProbes",
+    /// Losses repaired by a tail loss probe.
+    loss_probe_recovery = "TCPLossProbeRecovery",
+    /// Time-outs found to be spurious.
+    spurious_rtos = "TCPSpuriousRTOs",
+    /// Windows restored by timestamps or duplicates.
+    full_undo = "TCPFullUndo",
+    /// Windows restored by D-SACK.
+    dsack_undo = "TCPDSACKUndo",
+    /// D-SACKs sent for bytes received before.
+    dsack_old_sent = "TCPDSACKOldSent",
+    /// D-SACKs sent for bytes behind a gap.
+    dsack_ofo_sent = "TCPDSACKOfoSent",
+    /// D-SACKs received.
+    dsack_recv = "TCPDSACKRecv",
+    /// Connections reset by a close with unread data.
+    abort_on_close = "TCPAbortOnClose",
+    /// Connections reset by data after a close.
+    abort_on_data = "TCPAbortOnData",
+    /// Connections given up after a time-out.
+    abort_on_timeout = "TCPAbortOnTimeout",
+    /// Connections reset with a linger time of zero, or in the peer's absence.
+    abort_on_linger = "TCPAbortOnLinger",
+    /// Connections aborted for lack of memory.
+    abort_on_memory = "TCPAbortOnMemory",
+    /// Segments not sent for lack of a frame.
+    no_frame = "TCPNoFrame",
+    /// ICMP errors of a segment that is not outstanding.
+    out_of_window_icmps = "OutOfWindowIcmps",
+}

@@ -1,0 +1,144 @@
+//! Table of flows: a hash table with a key, so that nobody can aim at one bucket. It doubles when it
+//! is full, and its order is never visible.
+
+use std::hash::{Hash, Hasher};
+
+use siphasher::sip::SipHasher13;
+
+use super::flow::Flow;
+use super::isn::Secret;
+use super::slots::Slots;
+
+/// Buckets of an empty table.
+const BUCKETS_MIN: usize = 64;
+const NONE: u32 = u32::MAX;
+
+/// Values by flow. The number of flows is bounded by its user.
+#[derive(Debug)]
+pub(super) struct FlowTable<T> {
+    secret: Secret,
+    /// First entry of each bucket, by the low bits of the hash; a power of two.
+    buckets: Vec<u32>,
+    entries: Slots<Entry<T>>,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    flow: Flow,
+    value: T,
+    hash: u64,
+    /// Next entry of the bucket.
+    next: u32,
+}
+
+impl<T: Copy> FlowTable<T> {
+    /// Memory of one flow, its bucket included.
+    pub(super) const ENTRY_BYTES: usize = size_of::<Entry<T>>() + size_of::<u32>();
+
+    pub(super) fn new(secret: Secret) -> Self {
+        Self { secret, buckets: vec![NONE; BUCKETS_MIN], entries: Slots::default() }
+    }
+
+    fn hash(&self, flow: &Flow) -> u64 {
+        let mut hasher = SipHasher13::new_with_key(&self.secret.0);
+        hasher.write_u8(0xff);
+        flow.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn bucket(&self, hash: u64) -> usize {
+        let mask = self.buckets.len() as u64 - 1;
+        usize::try_from(hash & mask).unwrap_or(0)
+    }
+
+    pub(super) fn find(&self, flow: &Flow) -> Option<T> {
+        let hash = self.hash(flow);
+        let mut at = self.buckets[self.bucket(hash)];
+        while let Some(entry) = self.entries.at(at) {
+            if entry.hash == hash && entry.flow == *flow {
+                return Some(entry.value);
+            }
+            at = entry.next;
+        }
+        None
+    }
+
+    /// Sets the value of a flow.
+    pub(super) fn insert(&mut self, flow: &Flow, value: T) {
+        self.remove(flow);
+        if self.entries.len() as usize >= self.buckets.len() {
+            self.double();
+        }
+        let hash = self.hash(flow);
+        let bucket = self.bucket(hash);
+        let next = self.buckets[bucket];
+        self.buckets[bucket] = self.entries.insert(Entry { flow: *flow, value, hash, next });
+    }
+
+    pub(super) fn remove(&mut self, flow: &Flow) {
+        let hash = self.hash(flow);
+        let bucket = self.bucket(hash);
+        let (mut before, mut at) = (NONE, self.buckets[bucket]);
+        while let Some(entry) = self.entries.at(at) {
+            let next = entry.next;
+            if entry.hash == hash && entry.flow == *flow {
+                match self.entries.at_mut(before) {
+                    Some(before) => before.next = next,
+                    None => self.buckets[bucket] = next,
+                }
+                self.entries.remove(at);
+                return;
+            }
+            (before, at) = (at, next);
+        }
+    }
+
+    fn double(&mut self) {
+        self.buckets = vec![NONE; self.buckets.len() * 2];
+        let indices: Vec<u32> = self.entries.indices().collect();
+        for index in indices {
+            let Some(hash) = self.entries.at(index).map(|entry| entry.hash) else { continue };
+            let bucket = self.bucket(hash);
+            let next = std::mem::replace(&mut self.buckets[bucket], index);
+            if let Some(entry) = self.entries.at_mut(index) {
+                entry.next = next;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn tcp_10_flow_table_agrees_with_a_map(
+            steps in prop::collection::vec((0_u16..300, any::<bool>(), any::<u32>()), 0..800),
+        ) {
+            let flow = |port| Flow {
+                ours: "192.0.2.1:80".parse().unwrap(),
+                theirs: std::net::SocketAddr::new("192.0.2.2".parse().unwrap(), port),
+            };
+            let (mut table, mut model) = (FlowTable::new(Secret([3; 16])), BTreeMap::new());
+            for (port, inserts, value) in steps {
+                if inserts {
+                    table.insert(&flow(port), value);
+                    model.insert(port, value);
+                } else {
+                    table.remove(&flow(port));
+                    model.remove(&port);
+                }
+                prop_assert_eq!(table.find(&flow(port)), model.get(&port).copied());
+            }
+            for port in 0..300 {
+                prop_assert_eq!(table.find(&flow(port)), model.get(&port).copied());
+            }
+            prop_assert_eq!(table.entries.len() as usize, model.len());
+        }
+    }
+}

@@ -1,0 +1,452 @@
+//! Calls of the application, by socket.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+
+use super::super::config::TcpOptions;
+use super::super::connection::{Begin, Connection, Readiness, State, TcpInfo, WriteFlags};
+use super::super::error::TcpError;
+use super::super::flow::Flow;
+use super::{Kind, Listener, Place, Target, Tcp, TcpOut, TcpSocket};
+
+/// Local ports that are given to connections (`ip_local_port_range`).
+const LOCAL_PORTS: RangeInclusive<u16> = 32_768..=60_999;
+/// Connections that may wait to be accepted, at most (`somaxconn`).
+const BACKLOG_MAX: u32 = 4096;
+
+impl Tcp {
+    /// Creates a socket.
+    ///
+    /// # Errors
+    /// [`TcpError::NoBuffers`] beyond the limit of sockets.
+    pub fn socket(&mut self) -> Result<TcpSocket, TcpError> {
+        if self.sockets.len() >= self.config.max_sockets {
+            return Err(TcpError::NoBuffers);
+        }
+        let index = self.insert(TcpOptions::default(), Kind::Idle(None));
+        Ok(TcpSocket { index, generation: self.generation })
+    }
+
+    /// Binds a socket to a local address. Port 0 is chosen when it listens or connects.
+    ///
+    /// # Errors
+    /// [`TcpError::Invalid`] if it is bound already, [`TcpError::AddressInUse`] if another socket
+    /// listens there.
+    pub fn bind(&mut self, socket: TcpSocket, local: SocketAddr) -> Result<(), TcpError> {
+        if local.port() != 0 && self.listeners.contains_key(&local) {
+            return Err(TcpError::AddressInUse);
+        }
+        match &mut self.place(socket)?.kind {
+            Kind::Idle(bound @ None) => *bound = Some(local),
+            _ => return Err(TcpError::Invalid),
+        }
+        Ok(())
+    }
+
+    /// Lets a bound socket listen, with at most `backlog` connections that wait to be accepted. A
+    /// socket that listens gets the new backlog.
+    ///
+    /// # Errors
+    /// [`TcpError::Invalid`] of a connected or unbound socket, [`TcpError::AddressInUse`] if another
+    /// one listens there.
+    pub fn listen(&mut self, socket: TcpSocket, backlog: u32) -> Result<(), TcpError> {
+        let backlog = backlog.min(BACKLOG_MAX);
+        let local = match &mut self.place(socket)?.kind {
+            Kind::Listener(listener) => {
+                listener.backlog = backlog;
+                return Ok(());
+            }
+            Kind::Idle(Some(local)) if local.port() != 0 => *local,
+            _ => return Err(TcpError::Invalid),
+        };
+        if self.listeners.contains_key(&local) {
+            return Err(TcpError::AddressInUse);
+        }
+        self.listeners.insert(local, socket.index);
+        let listener = Listener { local, backlog, accepted: Default::default(), requests: 0 };
+        self.place(socket)?.kind = Kind::Listener(listener);
+        Ok(())
+    }
+
+    /// Takes a connection that waits to be accepted, and its peer.
+    ///
+    /// # Errors
+    /// [`TcpError::WouldBlock`] if none waits, [`TcpError::Invalid`] if the socket does not listen.
+    pub fn accept(&mut self, socket: TcpSocket) -> Result<(TcpSocket, SocketAddr), TcpError> {
+        let Kind::Listener(listener) = &mut self.place(socket)?.kind else {
+            return Err(TcpError::Invalid);
+        };
+        let index = listener.accepted.pop_front().ok_or(TcpError::WouldBlock)?;
+        let is_empty = listener.accepted.is_empty();
+        self.place(socket)?.told.readable = !is_empty;
+        match self.sockets.at(index) {
+            Some(Place { generation, kind: Kind::Connection(connection), .. }) => {
+                Ok((TcpSocket { index, generation: *generation }, connection.flow.theirs))
+            }
+            _ => Err(TcpError::WouldBlock),
+        }
+    }
+
+    /// Opens a connection from `local`, whose port may be 0, over a path of `mtu_bytes`.
+    ///
+    /// # Errors
+    /// [`TcpError::InProgress`] as long as the connection is being opened, which is the normal
+    /// answer; else the reason.
+    pub fn connect(
+        &mut self,
+        socket: TcpSocket,
+        (local, peer): (SocketAddr, SocketAddr),
+        mtu_bytes: u32,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        let place = self.place(socket)?;
+        let options = place.options;
+        let bound = match &mut place.kind {
+            Kind::Idle(bound) => *bound,
+            Kind::Listener(_) => return Err(TcpError::IsConnected),
+            Kind::Connection(connection) => return connection.reconnect(),
+        };
+        let local = match bound {
+            Some(bound) if bound.ip().is_unspecified() => SocketAddr::new(local.ip(), bound.port()),
+            Some(bound) => bound,
+            None => local,
+        };
+        let flow = self.free_flow(local, peer)?;
+        let begin = Begin {
+            flow,
+            options,
+            sequence: self.secret.initial_sequence(&flow, out.now_us),
+            timestamp_offset: self.secret.timestamp_offset(&flow),
+            mtu_bytes,
+            now_us: out.now_us,
+        };
+        let connection = {
+            let is_memory_tight = self.is_memory_tight();
+            let mut cx = self.context(is_memory_tight, out);
+            Connection::connect(&begin, &mut cx)
+        };
+        self.place(socket)?.kind = Kind::Connection(Box::new(connection));
+        self.targets.insert(&flow, Target::Connection(socket.index));
+        self.follow(socket.index, out);
+        Err(TcpError::InProgress)
+    }
+
+    /// Flow that no connection has, with a local port of its own (RFC 6056, algorithm 4). One in
+    /// TIME-WAIT is used again only if the caller chose the port.
+    fn free_flow(&mut self, local: SocketAddr, theirs: SocketAddr) -> Result<Flow, TcpError> {
+        let flow = |port| Flow { ours: SocketAddr::new(local.ip(), port), theirs };
+        if local.port() != 0 {
+            let flow = flow(local.port());
+            return match self.targets.find(&flow) {
+                None => Ok(flow),
+                Some(_) => Err(TcpError::AddressInUse),
+            };
+        }
+        let count = u32::from(*LOCAL_PORTS.end() - *LOCAL_PORTS.start()) + 1;
+        let offset = self.secret.port_offset(&flow(0));
+        for _ in 0..count {
+            let step = offset.wrapping_add(self.port_steps) % count;
+            self.port_steps = self.port_steps.wrapping_add(1);
+            let port = LOCAL_PORTS.start() + u16::try_from(step).unwrap_or(0);
+            if self.targets.find(&flow(port)).is_none()
+                && self.listener_of(flow(port).ours).is_none()
+            {
+                return Ok(flow(port));
+            }
+        }
+        Err(TcpError::NoPort)
+    }
+
+    /// Copies received bytes into `room`. 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// [`TcpError::WouldBlock`] if nothing waits, else the error of the connection.
+    pub fn read(
+        &mut self,
+        socket: TcpSocket,
+        room: &mut [u8],
+        out: &mut TcpOut<'_>,
+    ) -> Result<usize, TcpError> {
+        self.call(socket, out, |connection, cx| connection.read(room, false, cx))?
+    }
+
+    /// Does the same, and leaves the bytes there.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn peek(
+        &mut self,
+        socket: TcpSocket,
+        room: &mut [u8],
+        out: &mut TcpOut<'_>,
+    ) -> Result<usize, TcpError> {
+        self.call(socket, out, |connection, cx| connection.read(room, true, cx))?
+    }
+
+    /// Bytes that were received, in the frame that they came in; empty if there are none. To be
+    /// followed by [`Self::consume`].
+    #[must_use]
+    pub fn fill(&self, socket: TcpSocket) -> &[u8] {
+        match self.sockets.at(socket.index) {
+            Some(Place { generation, kind: Kind::Connection(connection), .. })
+                if *generation == socket.generation =>
+            {
+                connection.fill()
+            }
+            _ => &[],
+        }
+    }
+
+    /// Removes received bytes.
+    ///
+    /// # Errors
+    /// [`TcpError::NotConnected`] of a socket without a connection.
+    pub fn consume(
+        &mut self,
+        socket: TcpSocket,
+        len_bytes: usize,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        self.call(socket, out, |connection, cx| connection.consume(len_bytes, cx))
+    }
+
+    /// Takes the urgent byte (`MSG_OOB`).
+    ///
+    /// # Errors
+    /// [`TcpError::Invalid`] without one, [`TcpError::WouldBlock`] if it has not come yet.
+    pub fn read_urgent(&mut self, socket: TcpSocket, out: &mut TcpOut<'_>) -> Result<u8, TcpError> {
+        self.call(socket, out, |connection, _| connection.read_urgent())?
+    }
+
+    /// Queues bytes to be sent, and returns their number.
+    ///
+    /// # Errors
+    /// [`TcpError::WouldBlock`] without room, else the error of the connection.
+    pub fn write(
+        &mut self,
+        socket: TcpSocket,
+        bytes: &[u8],
+        flags: WriteFlags,
+        out: &mut TcpOut<'_>,
+    ) -> Result<usize, TcpError> {
+        if self.memory_bytes >= self.config.memory_bytes {
+            return Err(TcpError::WouldBlock);
+        }
+        match self.place(socket)?.kind {
+            Kind::Connection(_) => {
+                self.call(socket, out, |connection, cx| connection.write(bytes, flags, cx))?
+            }
+            _ => Err(TcpError::BrokenPipe),
+        }
+    }
+
+    /// Sends what Nagle's rule or [`TcpOptions::cork`] holds back.
+    ///
+    /// # Errors
+    /// [`TcpError::NotConnected`] without a connection.
+    pub fn push(&mut self, socket: TcpSocket, out: &mut TcpOut<'_>) -> Result<(), TcpError> {
+        self.call(socket, out, |connection, cx| connection.push(cx))
+    }
+
+    /// Closes directions (`shutdown`).
+    ///
+    /// # Errors
+    /// [`TcpError::NotConnected`] without a connection.
+    pub fn shutdown(
+        &mut self,
+        socket: TcpSocket,
+        receive: bool,
+        send: bool,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        if matches!(self.place(socket)?.kind, Kind::Listener(_)) && receive {
+            self.stop_listening(socket.index, out);
+            return Ok(());
+        }
+        self.call(socket, out, |connection, cx| connection.shutdown(receive, send, cx))?
+    }
+
+    /// Closes a socket. A connection lives on until the peer has everything.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it was closed before.
+    pub fn close(&mut self, socket: TcpSocket, out: &mut TcpOut<'_>) -> Result<(), TcpError> {
+        match self.place(socket)?.kind {
+            Kind::Idle(_) => self.remove(socket.index, out),
+            Kind::Listener(_) => {
+                self.stop_listening(socket.index, out);
+                self.remove(socket.index, out);
+            }
+            Kind::Connection(_) => {
+                self.with_connection(socket.index, out, |connection, cx| connection.close(cx));
+            }
+        }
+        Ok(())
+    }
+
+    /// Resets the connections that nobody accepted, and forgets handshakes.
+    fn stop_listening(&mut self, index: u32, out: &mut TcpOut<'_>) {
+        let Some(place) = self.sockets.at_mut(index) else { return };
+        let generation = place.generation;
+        let Kind::Listener(listener) = &mut place.kind else { return };
+        let (local, accepted) = (listener.local, std::mem::take(&mut listener.accepted));
+        place.kind = Kind::Idle(Some(local));
+        self.listeners.remove(&local);
+        for connection in accepted {
+            self.with_connection(connection, out, |connection, cx| {
+                connection.abort(cx);
+                connection.close(cx);
+            });
+        }
+        let requests: Vec<_> = self
+            .requests
+            .indices()
+            .filter(|&at| {
+                self.requests.at(at).is_some_and(|request| request.listener == (index, generation))
+            })
+            .collect();
+        requests.into_iter().for_each(|at| self.drop_request(at));
+    }
+
+    /// Options of a socket.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn options(&self, socket: TcpSocket) -> Result<TcpOptions, TcpError> {
+        let place = self.sockets.at(socket.index);
+        place
+            .filter(|place| place.generation == socket.generation)
+            .map(|place| place.options)
+            .ok_or(TcpError::NoSocket)
+    }
+
+    /// Replaces the options of a socket. Connections inherit those of their listener.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn set_options(
+        &mut self,
+        socket: TcpSocket,
+        options: TcpOptions,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        self.place(socket)?.options = options;
+        self.with_connection(socket.index, out, |connection, cx| {
+            connection.set_options(options, cx);
+        });
+        Ok(())
+    }
+
+    /// Sends ACKs at once from now on, or lets them wait for data (`TCP_QUICKACK`).
+    ///
+    /// # Errors
+    /// [`TcpError::NotConnected`] without a connection.
+    pub fn set_quick_acks(
+        &mut self,
+        socket: TcpSocket,
+        on: bool,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        self.call(socket, out, |connection, cx| connection.set_quick_acks(on, cx))
+    }
+
+    /// Takes the error that waits (`SO_ERROR`).
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed.
+    pub fn take_error(&mut self, socket: TcpSocket) -> Result<Option<TcpError>, TcpError> {
+        Ok(match &mut self.place(socket)?.kind {
+            Kind::Connection(connection) => connection.take_error(),
+            _ => None,
+        })
+    }
+
+    /// Readiness of a socket.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn readiness(&self, socket: TcpSocket) -> Result<Readiness, TcpError> {
+        let place = self.sockets.at(socket.index);
+        let place = place.filter(|place| place.generation == socket.generation);
+        Ok(match &place.ok_or(TcpError::NoSocket)?.kind {
+            Kind::Idle(_) => Readiness { hung_up: true, writable: true, ..Readiness::default() },
+            Kind::Listener(listener) => {
+                Readiness { readable: !listener.accepted.is_empty(), ..Readiness::default() }
+            }
+            Kind::Connection(connection) => connection.readiness(),
+        })
+    }
+
+    /// State of a connection (`TCP_INFO`); `None` of other sockets.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn info(&self, socket: TcpSocket) -> Result<Option<TcpInfo>, TcpError> {
+        let place = self.sockets.at(socket.index);
+        let place = place.filter(|place| place.generation == socket.generation);
+        Ok(match &place.ok_or(TcpError::NoSocket)?.kind {
+            Kind::Connection(connection) => Some(connection.info()),
+            _ => None,
+        })
+    }
+
+    /// Ends of a connection.
+    ///
+    /// # Errors
+    /// [`TcpError::NotConnected`] without a connection.
+    pub fn flow(&self, socket: TcpSocket) -> Result<Flow, TcpError> {
+        match self.sockets.at(socket.index) {
+            Some(Place { generation, kind: Kind::Connection(connection), .. })
+                if *generation == socket.generation =>
+            {
+                Ok(connection.flow)
+            }
+            _ => Err(TcpError::NotConnected),
+        }
+    }
+
+    /// Bytes that were written and not acknowledged, and bytes received and not read (`SIOCOUTQ`,
+    /// `SIOCINQ`).
+    ///
+    /// # Errors
+    /// [`TcpError::NotConnected`] without a connection.
+    pub fn queued_bytes(&self, socket: TcpSocket) -> Result<(u32, u32), TcpError> {
+        match self.sockets.at(socket.index) {
+            Some(Place { generation, kind: Kind::Connection(connection), .. })
+                if *generation == socket.generation =>
+            {
+                Ok((connection.unacknowledged_bytes(), connection.readable_bytes()))
+            }
+            _ => Err(TcpError::NotConnected),
+        }
+    }
+
+    fn place(&mut self, socket: TcpSocket) -> Result<&mut Place, TcpError> {
+        let place = self.sockets.at_mut(socket.index);
+        place.filter(|place| place.generation == socket.generation).ok_or(TcpError::NoSocket)
+    }
+
+    /// Calls a connection.
+    fn call<R>(
+        &mut self,
+        socket: TcpSocket,
+        out: &mut TcpOut<'_>,
+        act: impl FnOnce(&mut Connection, &mut super::Context<'_>) -> R,
+    ) -> Result<R, TcpError> {
+        self.place(socket)?;
+        self.with_connection(socket.index, out, act).ok_or(TcpError::NotConnected)
+    }
+}
+
+impl Connection {
+    /// Answer to a second `connect`.
+    fn reconnect(&mut self) -> Result<(), TcpError> {
+        if let Some(error) = self.take_error() {
+            return Err(error);
+        }
+        Err(match self.state {
+            State::SynSent => TcpError::Already,
+            _ => TcpError::IsConnected,
+        })
+    }
+}

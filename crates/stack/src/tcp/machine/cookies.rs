@@ -1,0 +1,131 @@
+//! SYN cookies: handshakes that a full listener does not have to remember (RFC 4987, section 3.6).
+
+use forebay_rx::packet::Packet;
+
+use super::super::config::TcpOptions;
+use super::super::connection::{Accepted, Agreed, Answer, ReceiveWindow, scale_for, stamp_ms};
+use super::super::flow::Flow;
+use super::super::isn::CookieOptions;
+use super::super::wire::Segment;
+use super::handshake::Request;
+use super::{Kind, Place, Tcp, TcpOut};
+
+/// Time after an overflow during which cookies are believed (`TCP_SYNCOOKIE_VALID`), in µs.
+const COOKIES_VALID_US: u64 = 2 * 60_000_000;
+
+impl Tcp {
+    /// Answers a SYN by a cookie. Scale, SACK and ECN travel in the timestamp, if there is one.
+    pub(super) fn send_cookie(
+        &mut self,
+        request: &Request,
+        options: &TcpOptions,
+        out: &mut TcpOut<'_>,
+    ) {
+        self.cookies_us = out.now_us.max(1);
+        self.counters.syncookies_sent.add(1);
+        let agreed = request.agreed;
+        let mut request = *request;
+        let mut stamp = self.stamp_of(&request, out.now_us);
+        if agreed.timestamps {
+            let said = CookieOptions {
+                window_scale: agreed.scales.map(|(theirs, _)| theirs),
+                sack: agreed.sack,
+                ecn: agreed.ecn,
+            };
+            let base = said.into_timestamp(stamp_ms(out.now_us));
+            stamp = base.wrapping_add(request.timestamp_offset);
+        } else {
+            request.agreed = Agreed::default();
+        }
+        let (flow, theirs) = (request.flow, request.peer_sequence);
+        request.sequence = self.secret.cookie(&flow, theirs, request.peer_mss, out.now_us);
+        self.send_syn_ack(&request, options, stamp, out);
+    }
+
+    /// An ACK at a listener that no request awaits: of a cookie, or of nothing.
+    pub(super) fn receive_cookie(
+        &mut self,
+        listener: u32,
+        flow: &Flow,
+        packet: Packet,
+        segment: &Segment,
+        mtu_bytes: u32,
+        out: &mut TcpOut<'_>,
+    ) -> Answer {
+        let Some(request) = self.request_of_cookie(listener, flow, segment, mtu_bytes, out.now_us)
+        else {
+            out.pool.put(packet.frame);
+            return Answer::Reset;
+        };
+        let is_full = match self.sockets.at(listener) {
+            Some(Place { kind: Kind::Listener(listener), .. }) => listener.is_overflowing(),
+            _ => true,
+        };
+        if is_full || self.sockets.len() >= self.config.max_sockets {
+            self.counters.listen_overflows.add(1);
+            self.counters.listen_drops.add(1);
+            out.pool.put(packet.frame);
+            return Answer::None;
+        }
+        let accepted = Accepted {
+            peer_sequence: request.peer_sequence,
+            peer_mss: request.peer_mss,
+            agreed: request.agreed,
+            timestamp: request.timestamp,
+            window: request.window,
+            sent_us: None,
+        };
+        self.accept_connection(listener, &request, &accepted, packet, segment, out);
+        Answer::None
+    }
+
+    fn request_of_cookie(
+        &self,
+        listener: u32,
+        flow: &Flow,
+        segment: &Segment,
+        mtu_bytes: u32,
+        now_us: u64,
+    ) -> Option<Request> {
+        let is_recent =
+            self.cookies_us != 0 && now_us.saturating_sub(self.cookies_us) < COOKIES_VALID_US;
+        if !is_recent {
+            return None;
+        }
+        let (cookie, theirs) = (segment.ack - 1, segment.seq - 1);
+        let Some(peer_mss) = self.secret.check_cookie(flow, cookie, theirs, now_us) else {
+            self.counters.syncookies_failed.add(1);
+            return None;
+        };
+        self.counters.syncookies_recv.add(1);
+        let options = self.sockets.at(listener)?.options;
+        let offset = self.secret.timestamp_offset(flow);
+        let stamps = segment.options.timestamps.filter(|_| self.config.timestamps);
+        let agreed = stamps.map_or_else(Agreed::default, |stamps| {
+            let said = CookieOptions::of_timestamp(stamps.echo.wrapping_sub(offset));
+            let ours = scale_for(&options, &self.config);
+            Agreed {
+                timestamps: true,
+                sack: said.sack,
+                ecn: said.ecn,
+                scales: said.window_scale.map(|theirs| (theirs, ours)),
+            }
+        });
+        let mss = mtu_bytes.saturating_sub(flow.header_bytes());
+        Some(Request {
+            flow: *flow,
+            listener: (listener, 0),
+            sequence: cookie,
+            peer_sequence: theirs,
+            peer_mss,
+            mtu_bytes,
+            agreed,
+            timestamp: stamps.map_or(0, |stamps| stamps.value),
+            timestamp_offset: offset,
+            window: ReceiveWindow::new(&options, &self.config).initial_window(mss),
+            sent_us: now_us,
+            answered_us: 0,
+            retransmits: 0,
+        })
+    }
+}

@@ -1,0 +1,441 @@
+//! Handshakes at a listener: requests without buffers, until their ACK comes
+//! (`tcp_conn_request`, `tcp_check_req`).
+
+use forebay_rx::packet::Packet;
+
+use super::super::config::{DEFAULT_MSS, RTO_INITIAL_US, RTO_MAX_US, TcpOptions};
+use super::super::connection::{
+    Accepted, Agreed, Answer, Begin, Connection, ReceiveWindow, scale_for, stamp_ms,
+};
+use super::super::flow::Flow;
+use super::super::seq::Seq;
+use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
+use super::{Kind, Listener, Place, Target, Tcp, TcpOut};
+
+/// A handshake whose ACK has not come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) flow: Flow,
+    /// Listener, and its generation.
+    pub(super) listener: (u32, u32),
+    pub(super) sequence: Seq,
+    pub(super) peer_sequence: Seq,
+    pub(super) peer_mss: u16,
+    pub(super) mtu_bytes: u32,
+    pub(super) agreed: Agreed,
+    pub(super) timestamp: u32,
+    pub(super) timestamp_offset: u32,
+    pub(super) window: u32,
+    /// Time of the last SYN-ACK and of the last answer to an invalid segment, in µs.
+    pub(super) sent_us: u64,
+    pub(super) answered_us: u64,
+    pub(super) retransmits: u8,
+}
+
+impl Tcp {
+    pub(super) fn receive_at_listener(
+        &mut self,
+        listener: u32,
+        flow: &Flow,
+        packet: Packet,
+        segment: &Segment,
+        mtu_bytes: u32,
+        out: &mut TcpOut<'_>,
+    ) -> Answer {
+        if segment.has(Flags::RST) {
+            out.pool.put(packet.frame);
+            return Answer::None;
+        }
+        if segment.has(Flags::ACK) {
+            return self.receive_cookie(listener, flow, packet, segment, mtu_bytes, out);
+        }
+        out.pool.put(packet.frame);
+        if segment.has(Flags::SYN) && !segment.has(Flags::FIN) {
+            self.begin_request(listener, flow, segment, (mtu_bytes, None), out);
+        }
+        Answer::None
+    }
+
+    /// A SYN. `sequence` continues that of a connection in TIME-WAIT.
+    pub(super) fn begin_request(
+        &mut self,
+        index: u32,
+        flow: &Flow,
+        segment: &Segment,
+        (mtu_bytes, sequence): (u32, Option<Seq>),
+        out: &mut TcpOut<'_>,
+    ) {
+        let Some(Place { kind: Kind::Listener(listener), options, generation, .. }) =
+            self.sockets.at(index)
+        else {
+            return;
+        };
+        let (options, generation) = (*options, *generation);
+        let is_full = listener.requests >= listener.backlog.min(self.config.max_syn_backlog).max(1);
+        if listener.is_overflowing() {
+            self.counters.listen_overflows.add(1);
+            self.counters.listen_drops.add(1);
+            return;
+        }
+        let wants_cookie = is_full && self.config.syncookies && sequence.is_none();
+        if is_full && !wants_cookie {
+            self.counters.req_q_full_drop.add(1);
+            self.counters.listen_drops.add(1);
+            return;
+        }
+        let mut request = self.request_of(flow, segment, &options, mtu_bytes, out.now_us);
+        request.listener = (index, generation);
+        request.sequence =
+            sequence.unwrap_or_else(|| self.secret.initial_sequence(flow, out.now_us));
+        if wants_cookie {
+            return self.send_cookie(&request, &options, out);
+        }
+        if let Some(Place { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(index) {
+            listener.requests += 1;
+        }
+        self.send_syn_ack(&request, &options, self.stamp_of(&request, out.now_us), out);
+        let at = self.requests.insert(request);
+        self.targets.insert(flow, Target::Request(at));
+        self.request_timers.arm(at, out.now_us + RTO_INITIAL_US);
+    }
+
+    /// The facts that a SYN tells, and our answers to its offers.
+    fn request_of(
+        &self,
+        flow: &Flow,
+        segment: &Segment,
+        options: &TcpOptions,
+        mtu_bytes: u32,
+        now_us: u64,
+    ) -> Request {
+        let (config, offers) = (&self.config, &segment.options);
+        let asks_ecn = segment.has(Flags::ECE) && segment.has(Flags::CWR);
+        let agreed = Agreed {
+            timestamps: config.timestamps && offers.timestamps.is_some(),
+            sack: config.sack && offers.sack_permitted,
+            ecn: (config.accepts_ecn || config.asks_ecn) && asks_ecn && !segment.is_marked,
+            scales: offers
+                .window_scale
+                .filter(|_| config.window_scaling)
+                .map(|theirs| (theirs, scale_for(options, config))),
+        };
+        let mss = announced_mss(flow, options, mtu_bytes);
+        Request {
+            flow: *flow,
+            listener: (0, 0),
+            sequence: Seq(0),
+            peer_sequence: segment.seq,
+            peer_mss: offers.mss.unwrap_or(DEFAULT_MSS),
+            mtu_bytes,
+            agreed,
+            timestamp: offers.timestamps.map_or(0, |stamps| stamps.value),
+            timestamp_offset: self.secret.timestamp_offset(flow),
+            window: ReceiveWindow::new(options, config).initial_window(u32::from(mss)),
+            sent_us: now_us,
+            answered_us: 0,
+            retransmits: 0,
+        }
+    }
+
+    pub(super) fn stamp_of(&self, request: &Request, now_us: u64) -> u32 {
+        stamp_ms(now_us).wrapping_add(request.timestamp_offset)
+    }
+
+    pub(super) fn send_syn_ack(
+        &self,
+        request: &Request,
+        options: &TcpOptions,
+        stamp: u32,
+        out: &mut TcpOut<'_>,
+    ) {
+        let agreed = request.agreed;
+        let mut flags = Flags::SYN.with(Flags::ACK);
+        if agreed.ecn {
+            flags = flags.with(Flags::ECE);
+        }
+        let offers = Options {
+            mss: Some(announced_mss(&request.flow, options, request.mtu_bytes)),
+            window_scale: agreed.scales.map(|(_, ours)| ours),
+            sack_permitted: agreed.sack,
+            timestamps: agreed
+                .timestamps
+                .then_some(Timestamps { value: stamp, echo: request.timestamp }),
+            ..Options::default()
+        };
+        let outgoing = Outgoing {
+            ack: request.peer_sequence + 1,
+            flags,
+            window: u16::try_from(request.window).unwrap_or(u16::MAX),
+            options: offers,
+            tos: options.tos,
+            ..Outgoing::empty(&request.flow, request.sequence)
+        };
+        self.send(&outgoing, out);
+    }
+
+    /// A segment of a handshake (`tcp_check_req`).
+    pub(super) fn receive_request(
+        &mut self,
+        at: u32,
+        packet: Packet,
+        segment: &Segment,
+        out: &mut TcpOut<'_>,
+    ) -> Answer {
+        let Some(&request) = self.requests.at(at) else {
+            out.pool.put(packet.frame);
+            return Answer::None;
+        };
+        match self.judge(&request, segment) {
+            Judgement::Complete => return self.complete(at, &request, packet, segment, out),
+            Judgement::Again => self.answer_again(at, &request, out),
+            Judgement::Outside => self.answer_outside(at, &request, segment, out),
+            Judgement::Ignore => {}
+            Judgement::Reset => {
+                out.pool.put(packet.frame);
+                return Answer::Reset;
+            }
+            Judgement::Abort => {
+                self.counters.attempt_fails.add(1);
+                self.drop_request(at);
+                out.pool.put(packet.frame);
+                return Answer::reset_if(!segment.has(Flags::RST));
+            }
+        }
+        out.pool.put(packet.frame);
+        Answer::None
+    }
+
+    fn judge(&self, request: &Request, segment: &Segment) -> Judgement {
+        let (syn, ack, rst) =
+            (segment.has(Flags::SYN), segment.has(Flags::ACK), segment.has(Flags::RST));
+        if syn && !ack && !rst && segment.seq == request.peer_sequence {
+            return Judgement::Again;
+        }
+        if ack && !rst && segment.ack != request.sequence + 1 {
+            return Judgement::Reset;
+        }
+        let is_old = request.agreed.timestamps
+            && segment.options.timestamps.is_some_and(|stamps| {
+                request.timestamp.wrapping_sub(stamps.value).cast_signed() > 0
+            });
+        if is_old || !is_in_window(request, segment) {
+            return if rst { Judgement::Ignore } else { Judgement::Outside };
+        }
+        if rst || syn && segment.seq != request.peer_sequence {
+            return Judgement::Abort;
+        }
+        if ack { Judgement::Complete } else { Judgement::Ignore }
+    }
+
+    /// The SYN came again: so does its answer, at most each half second.
+    fn answer_again(&mut self, at: u32, request: &Request, out: &mut TcpOut<'_>) {
+        if self.may_answer(at, out.now_us)
+            && let Some(options) = self.options_of(request)
+        {
+            self.send_syn_ack(request, &options, self.stamp_of(request, out.now_us), out);
+            self.counters.retrans_segs.add(1);
+            if let Some(request) = self.requests.at_mut(at) {
+                // The round trip can no longer be told.
+                request.retransmits = request.retransmits.max(1);
+            }
+        }
+    }
+
+    fn answer_outside(
+        &mut self,
+        at: u32,
+        request: &Request,
+        segment: &Segment,
+        out: &mut TcpOut<'_>,
+    ) {
+        let carries_data = segment.payload_len > 0 && !segment.has(Flags::SYN);
+        if !carries_data && !self.may_answer(at, out.now_us) {
+            self.counters.ack_skipped_seq.add(1);
+            return;
+        }
+        let scale = request.agreed.scales.map_or(0, |(_, ours)| ours);
+        let stamp = self.stamp_of(request, out.now_us);
+        let outgoing = Outgoing {
+            ack: request.peer_sequence + 1,
+            flags: Flags::ACK,
+            window: u16::try_from(request.window >> scale).unwrap_or(u16::MAX),
+            options: Options {
+                timestamps: request
+                    .agreed
+                    .timestamps
+                    .then_some(Timestamps { value: stamp, echo: request.timestamp }),
+                ..Options::default()
+            },
+            ..Outgoing::empty(&request.flow, request.sequence + 1)
+        };
+        self.send(&outgoing, out);
+    }
+
+    fn may_answer(&mut self, at: u32, now_us: u64) -> bool {
+        let limit_us = self.config.invalid_ratelimit_us;
+        let Some(request) = self.requests.at_mut(at) else { return false };
+        let since_us = now_us.saturating_sub(request.answered_us);
+        let may = request.answered_us == 0 || since_us >= limit_us;
+        if may {
+            request.answered_us = now_us.max(1);
+        }
+        may
+    }
+
+    /// The ACK: the request becomes a connection, if the accept queue has room.
+    fn complete(
+        &mut self,
+        at: u32,
+        request: &Request,
+        packet: Packet,
+        segment: &Segment,
+        out: &mut TcpOut<'_>,
+    ) -> Answer {
+        let (index, generation) = request.listener;
+        let Some(place) = self.sockets.at(index).filter(|place| place.generation == generation)
+        else {
+            // The listener was closed: the handshake came too late.
+            self.drop_request(at);
+            out.pool.put(packet.frame);
+            return Answer::Reset;
+        };
+        let Kind::Listener(listener) = &place.kind else {
+            out.pool.put(packet.frame);
+            return Answer::Reset;
+        };
+        if listener.is_overflowing() || self.sockets.len() >= self.config.max_sockets {
+            // As the kernel without `tcp_abort_on_overflow`: the peer sends its ACK again.
+            self.counters.listen_overflows.add(1);
+            self.counters.listen_drops.add(1);
+            out.pool.put(packet.frame);
+            return Answer::None;
+        }
+        self.drop_request(at);
+        let accepted = Accepted {
+            peer_sequence: request.peer_sequence,
+            peer_mss: request.peer_mss,
+            agreed: request.agreed,
+            timestamp: request.timestamp,
+            window: request.window,
+            sent_us: (request.retransmits == 0).then_some(request.sent_us),
+        };
+        self.accept_connection(index, request, &accepted, packet, segment, out);
+        Answer::None
+    }
+
+    /// Creates the connection of a finished handshake, and hands it the segment.
+    pub(super) fn accept_connection(
+        &mut self,
+        listener: u32,
+        request: &Request,
+        accepted: &Accepted,
+        packet: Packet,
+        segment: &Segment,
+        out: &mut TcpOut<'_>,
+    ) {
+        let Some(options) = self.sockets.at(listener).map(|place| place.options) else {
+            out.pool.put(packet.frame);
+            return;
+        };
+        let begin = Begin {
+            flow: request.flow,
+            options,
+            sequence: request.sequence,
+            timestamp_offset: request.timestamp_offset,
+            mtu_bytes: request.mtu_bytes,
+            now_us: out.now_us,
+        };
+        let connection = {
+            let is_memory_tight = self.is_memory_tight();
+            let mut cx = self.context(is_memory_tight, out);
+            Connection::accept(&begin, accepted, &mut cx)
+        };
+        let index = self.insert(options, Kind::Connection(Box::new(connection)));
+        self.targets.insert(&request.flow, Target::Connection(index));
+        if let Some(Place { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(listener) {
+            listener.accepted.push_back(index);
+        }
+        self.receive_connected(index, packet, segment, out);
+        self.tell_listener(listener);
+    }
+
+    pub(super) fn options_of(&self, request: &Request) -> Option<TcpOptions> {
+        let (index, generation) = request.listener;
+        self.sockets
+            .at(index)
+            .filter(|place| place.generation == generation)
+            .map(|place| place.options)
+    }
+
+    pub(super) fn drop_request(&mut self, at: u32) {
+        self.request_timers.cancel(at);
+        let Some(request) = self.requests.remove(at) else { return };
+        self.targets.remove(&request.flow);
+        let (index, generation) = request.listener;
+        if let Some(Place { generation: current, kind: Kind::Listener(listener), .. }) =
+            self.sockets.at_mut(index)
+            && *current == generation
+        {
+            listener.requests = listener.requests.saturating_sub(1);
+        }
+    }
+
+    /// The ACK did not come in time (`reqsk_timer_handler`).
+    pub(super) fn on_request_timer(&mut self, at: u32, out: &mut TcpOut<'_>) {
+        let Some(&request) = self.requests.at(at) else { return };
+        let options = self.options_of(&request);
+        let (Some(options), true) = (options, request.retransmits < self.config.synack_retries)
+        else {
+            self.counters.attempt_fails.add(1);
+            return self.drop_request(at);
+        };
+        self.send_syn_ack(&request, &options, self.stamp_of(&request, out.now_us), out);
+        self.counters.retrans_segs.add(1);
+        if let Some(request) = self.requests.at_mut(at) {
+            request.retransmits += 1;
+            let wait_us = (RTO_INITIAL_US << request.retransmits).min(RTO_MAX_US);
+            self.request_timers.arm(at, out.now_us + wait_us);
+        }
+    }
+}
+
+/// Outcome of looking at a segment of a handshake.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Judgement {
+    /// The ACK that was awaited.
+    Complete,
+    /// The SYN once more.
+    Again,
+    /// Not in the window: answered by an ACK.
+    Outside,
+    Ignore,
+    /// An ACK of something else: answered by a reset; the request stays.
+    Reset,
+    /// A reset, or another SYN: ends the request.
+    Abort,
+}
+
+/// `tcp_in_window`.
+fn is_in_window(request: &Request, segment: &Segment) -> bool {
+    let start = request.peer_sequence + 1;
+    let end = start + request.window;
+    let (seq, seq_end) = (segment.seq, segment.end());
+    if seq == request.peer_sequence && segment.has(Flags::SYN) {
+        // The SYN-ACK of a simultaneous open: its SYN is known.
+        return true;
+    }
+    seq == start || seq_end.is_after(start) && seq.is_before(end) || seq == end && seq == seq_end
+}
+
+fn announced_mss(flow: &Flow, options: &TcpOptions, mtu_bytes: u32) -> u16 {
+    let mss = mtu_bytes.saturating_sub(flow.header_bytes());
+    let mss = mss.min(options.max_segment.map_or(u32::MAX, u32::from));
+    u16::try_from(mss).unwrap_or(u16::MAX)
+}
+
+impl Listener {
+    /// True if more connections wait than the backlog allows (`sk_acceptq_is_full`).
+    pub(super) fn is_overflowing(&self) -> bool {
+        self.accepted.len() > self.backlog as usize
+    }
+}

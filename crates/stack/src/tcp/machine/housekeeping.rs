@@ -1,0 +1,120 @@
+//! Work after each change of a connection: timers, memory, readiness, its end.
+
+use super::super::config::TcpOptions;
+use super::super::connection::{Context, Readiness};
+use super::{Kind, Place, Target, Tcp, TcpOut, TcpSocket};
+
+/// Timers that one call runs at most; the rest follow in the next.
+const TIMERS_A_TURN: usize = 256;
+
+impl Tcp {
+    /// Runs what is due. To be called each turn, and at [`Self::next_timer_us`].
+    pub fn advance(&mut self, out: &mut TcpOut<'_>) {
+        let mut fired = std::mem::take(&mut self.fired);
+        self.socket_timers.advance(out.now_us, TIMERS_A_TURN, &mut fired);
+        for index in fired.drain(..) {
+            self.with_connection(index, out, |connection, cx| connection.on_timer(cx));
+        }
+        self.request_timers.advance(out.now_us, TIMERS_A_TURN, &mut fired);
+        fired.drain(..).for_each(|at| self.on_request_timer(at, out));
+        self.time_wait_timers.advance(out.now_us, TIMERS_A_TURN, &mut fired);
+        fired.drain(..).for_each(|at| self.drop_time_wait(at));
+        self.fired = fired;
+    }
+
+    /// Time of the next call of [`Self::advance`], in µs; `None` if nothing waits.
+    #[must_use]
+    pub fn next_timer_us(&self) -> Option<u64> {
+        let wheels = [&self.socket_timers, &self.request_timers, &self.time_wait_timers];
+        wheels.into_iter().filter_map(super::TimerWheel::next_us).min()
+    }
+
+    /// Takes the sockets whose readiness grew since the last call.
+    pub fn take_ready(&mut self, ready: &mut Vec<TcpSocket>) {
+        ready.append(&mut self.ready);
+    }
+
+    pub(super) fn is_memory_tight(&self) -> bool {
+        self.memory_bytes > self.config.memory_bytes / 4 * 3
+    }
+
+    pub(super) fn context<'a>(
+        &'a self,
+        is_memory_tight: bool,
+        out: &'a mut TcpOut<'_>,
+    ) -> Context<'a> {
+        Context {
+            now_us: out.now_us,
+            pool: out.pool,
+            out: out.packets,
+            config: &self.config,
+            counters: &self.counters,
+            is_memory_tight,
+        }
+    }
+
+    pub(super) fn insert(&mut self, options: TcpOptions, kind: Kind) -> u32 {
+        self.generation = self.generation.wrapping_add(1);
+        let told = Readiness::default();
+        let place = Place { generation: self.generation, options, kind, told, charged_bytes: 0 };
+        self.sockets.insert(place)
+    }
+
+    /// Follows a change of a connection.
+    pub(super) fn follow(&mut self, index: u32, out: &mut TcpOut<'_>) {
+        let Some(place) = self.sockets.at_mut(index) else { return };
+        let Kind::Connection(connection) = &mut place.kind else { return };
+        let memory_bytes = connection.memory_bytes();
+        self.memory_bytes = self.memory_bytes + memory_bytes - place.charged_bytes;
+        place.charged_bytes = memory_bytes;
+        let readiness = connection.readiness();
+        if grew(&place.told, &readiness) {
+            self.ready.push(TcpSocket { index, generation: place.generation });
+        }
+        place.told = readiness;
+        match connection.next_timer_us() {
+            Some(at_us) => self.socket_timers.arm(index, at_us),
+            None => self.socket_timers.cancel(index),
+        }
+        let (flow, is_closed) = (connection.flow, connection.is_closed());
+        let is_done = connection.is_done();
+        if let Some(entry) = connection.take_time_wait() {
+            self.keep_time_wait(&flow, &entry, out.now_us);
+        } else if is_closed && self.targets.find(&flow) == Some(Target::Connection(index)) {
+            self.targets.remove(&flow);
+        }
+        if is_done {
+            self.remove(index, out);
+        }
+    }
+
+    /// Forgets a socket.
+    pub(super) fn remove(&mut self, index: u32, out: &mut TcpOut<'_>) {
+        self.socket_timers.cancel(index);
+        let Some(mut place) = self.sockets.remove(index) else { return };
+        self.memory_bytes -= place.charged_bytes;
+        if let Kind::Connection(connection) = &mut place.kind {
+            connection.free(out.pool);
+            if self.targets.find(&connection.flow) == Some(Target::Connection(index)) {
+                self.targets.remove(&connection.flow);
+            }
+        }
+    }
+
+    /// A listener has a connection to accept.
+    pub(super) fn tell_listener(&mut self, index: u32) {
+        if let Some(place) = self.sockets.at_mut(index) {
+            place.told.readable = true;
+            self.ready.push(TcpSocket { index, generation: place.generation });
+        }
+    }
+}
+
+fn grew(before: &Readiness, now: &Readiness) -> bool {
+    now.readable && !before.readable
+        || now.writable && !before.writable
+        || now.peer_closed && !before.peer_closed
+        || now.hung_up && !before.hung_up
+        || now.failed && !before.failed
+        || now.urgent && !before.urgent
+}

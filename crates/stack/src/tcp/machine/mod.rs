@@ -1,0 +1,291 @@
+//! The TCP of one CPU: finds the connection of a segment, and lets it process it.
+
+mod calls; //     the application's calls, by socket
+mod handshake; // SYNs and ACKs at a listener
+mod cookies; //   handshakes without memory
+mod reset; //     segments that belong to nothing
+mod time_wait; // connections that ended
+mod housekeeping; // timers, memory, readiness after each change
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use forebay_buf::Pool;
+use forebay_rx::packet::Packet;
+
+use self::handshake::Request;
+use self::time_wait::TimeWait;
+use super::config::{TcpConfig, TcpOptions};
+use super::connection::{Answer, Connection, Context, PathError, Readiness};
+use super::counters::TcpCounters;
+use super::flow::Flow;
+use super::flow_table::FlowTable;
+use super::isn::Secret;
+use super::seq::Seq;
+use super::slots::Slots;
+use super::timer_wheel::TimerWheel;
+use super::wire::Segment;
+
+/// Handle of a socket. A handle of a closed socket is refused, even if its place is used again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct TcpSocket {
+    index: u32,
+    generation: u32,
+}
+
+/// Surroundings of a call: the time, memory, and the way out.
+#[derive(Debug)]
+pub struct TcpOut<'a> {
+    /// Current time, in µs. It never goes back.
+    pub now_us: u64,
+    /// Packet memory.
+    pub pool: &'a mut Pool,
+    /// Segments to be sent, in order; each begins with its IP header.
+    pub packets: &'a mut Vec<Packet>,
+}
+
+/// The TCP of one CPU.
+#[derive(Debug)]
+pub struct Tcp {
+    config: TcpConfig,
+    secret: Secret,
+    counters: Arc<TcpCounters>,
+    sockets: Slots<Place>,
+    /// Connections, requests and entries in TIME-WAIT, by their ends.
+    targets: FlowTable<Target>,
+    listeners: BTreeMap<SocketAddr, u32>,
+    requests: Slots<Request>,
+    time_waits: Slots<TimeWait>,
+    socket_timers: TimerWheel,
+    request_timers: TimerWheel,
+    time_wait_timers: TimerWheel,
+    /// Memory of all queues, in bytes.
+    memory_bytes: u64,
+    /// Number of the next socket.
+    generation: u32,
+    /// Local ports tried so far.
+    port_steps: u32,
+    /// Time when a listener last overflowed into cookies, in µs; 0 for never.
+    cookies_us: u64,
+    /// Sockets whose readiness grew.
+    ready: Vec<TcpSocket>,
+    fired: Vec<u32>,
+}
+
+/// Memory of a connection without data.
+pub(super) const CONNECTION_BYTES: usize = size_of::<Connection>()
+    + size_of::<Place>()
+    + FlowTable::<Target>::ENTRY_BYTES
+    + TimerWheel::TIMER_BYTES;
+
+/// A socket.
+#[derive(Debug)]
+struct Place {
+    generation: u32,
+    options: TcpOptions,
+    kind: Kind,
+    /// Readiness that was told last.
+    told: Readiness,
+    /// Memory that counts in [`Tcp::memory_bytes`].
+    charged_bytes: u64,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// Neither connected nor listening; perhaps bound.
+    Idle(Option<SocketAddr>),
+    Listener(Listener),
+    Connection(Box<Connection>),
+}
+
+/// A listening socket.
+#[derive(Debug)]
+struct Listener {
+    local: SocketAddr,
+    /// Connections that wait to be accepted, at most one more than this.
+    backlog: u32,
+    accepted: VecDeque<u32>,
+    /// Handshakes that are not complete.
+    requests: u32,
+}
+
+/// Value behind a flow.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Target {
+    Connection(u32),
+    Request(u32),
+    TimeWait(u32),
+}
+
+impl Tcp {
+    /// Creates a TCP without sockets. `secret` must be random: sequence numbers, cookies and hashes
+    /// come from it.
+    #[must_use]
+    pub fn new(config: TcpConfig, secret: [u8; 16], now_us: u64) -> Self {
+        let secret = Secret(secret);
+        Self {
+            config,
+            secret,
+            counters: Arc::default(),
+            sockets: Slots::default(),
+            targets: FlowTable::new(secret),
+            listeners: BTreeMap::new(),
+            requests: Slots::default(),
+            time_waits: Slots::default(),
+            socket_timers: TimerWheel::new(now_us),
+            request_timers: TimerWheel::new(now_us),
+            time_wait_timers: TimerWheel::new(now_us),
+            memory_bytes: 0,
+            generation: 0,
+            port_steps: 0,
+            cookies_us: 0,
+            ready: Vec::new(),
+            fired: Vec::new(),
+        }
+    }
+
+    /// Counters, for any reader.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<TcpCounters> {
+        &self.counters
+    }
+
+    /// Memory of all queues, in bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    /// Connections in TIME-WAIT, or without owner in FIN-WAIT-2.
+    #[must_use]
+    pub fn time_wait_count(&self) -> u32 {
+        self.time_waits.len()
+    }
+
+    /// Handshakes of listeners that are not complete.
+    #[must_use]
+    pub fn request_count(&self) -> u32 {
+        self.requests.len()
+    }
+
+    /// Sockets, connections without an owner counted.
+    #[must_use]
+    pub fn socket_count(&self) -> u32 {
+        self.sockets.len()
+    }
+
+    /// Processes a segment to this host, whose header and checksum the network layer has checked.
+    /// `mtu_bytes` is that of the device that it arrived on.
+    pub fn receive(&mut self, packet: Packet, mtu_bytes: u32, out: &mut TcpOut<'_>) {
+        self.counters.in_segs.add(packet.wire_count().into());
+        let (Some(flow), Some(segment)) = (flow_of(&packet), Segment::of(&packet)) else {
+            self.counters.in_errs.add(1);
+            out.pool.put(packet.frame);
+            return;
+        };
+        let answer = match self.targets.find(&flow) {
+            Some(Target::Connection(index)) => {
+                return self.receive_connected(index, packet, &segment, out);
+            }
+            Some(Target::Request(index)) => self.receive_request(index, packet, &segment, out),
+            Some(Target::TimeWait(index)) => {
+                self.receive_in_time_wait(index, packet, &segment, mtu_bytes, out)
+            }
+            None => self.receive_unknown(&flow, packet, &segment, mtu_bytes, out),
+        };
+        if answer == Answer::Reset {
+            self.reset(&flow, &segment, out);
+        }
+    }
+
+    /// Processes an ICMP error about a segment of ours that began at `seq`.
+    pub fn receive_error(&mut self, flow: &Flow, seq: Seq, error: PathError, out: &mut TcpOut<'_>) {
+        let Some(Target::Connection(index)) = self.targets.find(flow) else {
+            self.counters.out_of_window_icmps.add(1);
+            return;
+        };
+        self.with_connection(index, out, |connection, cx| connection.on_path_error(error, seq, cx));
+    }
+
+    fn receive_connected(
+        &mut self,
+        index: u32,
+        packet: Packet,
+        segment: &Segment,
+        out: &mut TcpOut<'_>,
+    ) {
+        let mut packet = Some(packet);
+        let answer = self.with_connection(index, out, |connection, cx| {
+            packet.take().map(|packet| (connection.flow, connection.receive(packet, segment, cx)))
+        });
+        if let Some(packet) = packet {
+            out.pool.put(packet.frame);
+        }
+        if let Some(Some((flow, Answer::Reset))) = answer {
+            self.reset(&flow, segment, out);
+        }
+    }
+
+    /// Segment of no connection: a listener's, or nobody's.
+    fn receive_unknown(
+        &mut self,
+        flow: &Flow,
+        packet: Packet,
+        segment: &Segment,
+        mtu_bytes: u32,
+        out: &mut TcpOut<'_>,
+    ) -> Answer {
+        let Some(listener) = self.listener_of(flow.ours) else {
+            out.pool.put(packet.frame);
+            return Answer::Reset;
+        };
+        self.receive_at_listener(listener, flow, packet, segment, mtu_bytes, out)
+    }
+
+    /// Listener at an address: of the address itself, or of all.
+    fn listener_of(&self, address: SocketAddr) -> Option<u32> {
+        let any: IpAddr = match address {
+            SocketAddr::V4(_) => [0_u8; 4].into(),
+            SocketAddr::V6(_) => [0_u8; 16].into(),
+        };
+        let exact = self.listeners.get(&address);
+        exact.or_else(|| self.listeners.get(&SocketAddr::new(any, address.port()))).copied()
+    }
+
+    /// Lets a connection do something, and then follows what changed.
+    fn with_connection<R>(
+        &mut self,
+        index: u32,
+        out: &mut TcpOut<'_>,
+        act: impl FnOnce(&mut Connection, &mut Context<'_>) -> R,
+    ) -> Option<R> {
+        let is_memory_tight = self.is_memory_tight();
+        let Some(Place { kind: Kind::Connection(connection), .. }) = self.sockets.at_mut(index)
+        else {
+            return None;
+        };
+        let mut cx = Context {
+            now_us: out.now_us,
+            pool: out.pool,
+            out: out.packets,
+            config: &self.config,
+            counters: &self.counters,
+            is_memory_tight,
+        };
+        let result = act(connection, &mut cx);
+        self.follow(index, out);
+        Some(result)
+    }
+}
+
+/// Ends of a segment that arrived.
+fn flow_of(packet: &Packet) -> Option<Flow> {
+    let view = packet.view();
+    let header = packet.frame.data().get(usize::from(packet.headers.transport_offset)..)?;
+    let &[p0, p1, q0, q1] = header.first_chunk::<4>()?;
+    Some(Flow {
+        ours: SocketAddr::new(view.destination()?, u16::from_be_bytes([q0, q1])),
+        theirs: SocketAddr::new(view.source()?, u16::from_be_bytes([p0, p1])),
+    })
+}

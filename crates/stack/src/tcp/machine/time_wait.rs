@@ -1,0 +1,267 @@
+//! Connections that ended: TIME-WAIT, and FIN-WAIT-2 without an owner
+//! (`tcp_timewait_state_process`).
+
+use std::net::{IpAddr, SocketAddr};
+
+use forebay_rx::packet::Packet;
+
+use super::super::config::TIME_WAIT_US;
+use super::super::connection::{Answer, TimeWaitEntry, stamp_ms};
+use super::super::flow::Flow;
+use super::super::seq::Seq;
+use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
+use super::{Target, Tcp, TcpOut};
+
+/// Distance of a new connection's first number from the last one of the old.
+const SEQUENCE_GAP: u32 = 65_535 + 2;
+
+/// An ended connection. Small, since a busy host has many.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TimeWait {
+    /// Addresses of both ends; those of IPv4 in the first four bytes.
+    addresses: [[u8; 16]; 2],
+    ports: [u16; 2],
+    send_next: Seq,
+    receive_next: Seq,
+    timestamp: u32,
+    timestamp_offset: u32,
+    /// Time of the last answer, in ms modulo 2^32.
+    answered_ms: u32,
+    /// Window, as it was announced last.
+    window: u16,
+    is_ipv6: bool,
+    has_timestamps: bool,
+    awaits_fin: bool,
+    tos: u8,
+}
+
+const _: () = assert!(size_of::<TimeWait>() <= 64, "TCP-14: an ended connection takes 64 bytes");
+
+impl TimeWait {
+    fn new(flow: &Flow, entry: &TimeWaitEntry) -> Self {
+        let window = entry.window >> entry.window_scale;
+        Self {
+            addresses: [flow.ours, flow.theirs].map(|address| octets(address.ip())),
+            ports: [flow.ours.port(), flow.theirs.port()],
+            send_next: entry.send_next,
+            receive_next: entry.receive_next,
+            timestamp: entry.timestamp.map_or(0, |stamps| stamps.recent),
+            timestamp_offset: entry.timestamp.map_or(0, |stamps| stamps.offset),
+            answered_ms: 0,
+            window: u16::try_from(window).unwrap_or(u16::MAX),
+            is_ipv6: flow.is_ipv6(),
+            has_timestamps: entry.timestamp.is_some(),
+            awaits_fin: entry.awaits_fin,
+            tos: entry.tos,
+        }
+    }
+
+    pub(super) fn flow(&self) -> Flow {
+        let [ours, theirs] = self.addresses.map(|octets| address(octets, self.is_ipv6));
+        let [our_port, their_port] = self.ports;
+        Flow { ours: SocketAddr::new(ours, our_port), theirs: SocketAddr::new(theirs, their_port) }
+    }
+
+    /// PAWS.
+    fn is_old(&self, segment: &Segment) -> bool {
+        self.has_timestamps
+            && segment
+                .options
+                .timestamps
+                .is_some_and(|stamps| self.timestamp.wrapping_sub(stamps.value).cast_signed() > 0)
+    }
+
+    fn is_in_window(&self, segment: &Segment) -> bool {
+        let end = self.receive_next + u32::from(self.window).max(1);
+        segment.seq == self.receive_next
+            || segment.end().is_after(self.receive_next) && segment.seq.is_before(end)
+    }
+
+    /// True if a SYN may open the connection anew (RFC 6191).
+    fn allows(&self, segment: &Segment) -> bool {
+        let is_syn =
+            segment.has(Flags::SYN) && !segment.has(Flags::RST) && !segment.has(Flags::ACK);
+        let is_newer = self.has_timestamps
+            && segment
+                .options
+                .timestamps
+                .is_some_and(|stamps| stamps.value.wrapping_sub(self.timestamp).cast_signed() > 0);
+        is_syn && !self.is_old(segment) && (segment.seq.is_after(self.receive_next) || is_newer)
+    }
+}
+
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => {
+            let [a, b, c, d] = address.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+fn address(octets: [u8; 16], is_ipv6: bool) -> IpAddr {
+    let [a, b, c, d, ..] = octets;
+    if is_ipv6 { octets.into() } else { [a, b, c, d].into() }
+}
+
+/// Outcome of a segment in TIME-WAIT (`tcp_tw_status`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Outcome {
+    Ignore,
+    Acknowledge,
+    Reset,
+    End,
+    Reopen,
+}
+
+impl Tcp {
+    /// Keeps an ended connection, unless too many are kept.
+    pub(super) fn keep_time_wait(&mut self, flow: &Flow, entry: &TimeWaitEntry, now_us: u64) {
+        if self.time_waits.len() >= self.config.max_time_wait {
+            self.counters.time_wait_overflow.add(1);
+            self.targets.remove(flow);
+            return;
+        }
+        let at = self.time_waits.insert(TimeWait::new(flow, entry));
+        self.targets.insert(flow, Target::TimeWait(at));
+        self.time_wait_timers.arm(at, now_us + entry.stay_us);
+    }
+
+    pub(super) fn receive_in_time_wait(
+        &mut self,
+        at: u32,
+        packet: Packet,
+        segment: &Segment,
+        mtu_bytes: u32,
+        out: &mut TcpOut<'_>,
+    ) -> Answer {
+        out.pool.put(packet.frame);
+        let Some(entry) = self.time_waits.at_mut(at) else { return Answer::None };
+        let flow = entry.flow();
+        let (outcome, stays) =
+            if entry.awaits_fin { entry.process_awaiting(segment) } else { entry.process(segment) };
+        if stays {
+            self.time_wait_timers.arm(at, out.now_us + TIME_WAIT_US);
+        }
+        match outcome {
+            Outcome::Ignore => {}
+            Outcome::Acknowledge => self.acknowledge_in_time_wait(at, out),
+            Outcome::Reset => {
+                self.drop_time_wait(at);
+                return Answer::Reset;
+            }
+            Outcome::End => self.drop_time_wait(at),
+            Outcome::Reopen => self.reopen(at, &flow, segment, mtu_bytes, out),
+        }
+        Answer::None
+    }
+
+    fn reopen(
+        &mut self,
+        at: u32,
+        flow: &Flow,
+        segment: &Segment,
+        mtu_bytes: u32,
+        out: &mut TcpOut<'_>,
+    ) {
+        let Some(listener) = self.listener_of(flow.ours) else {
+            return self.acknowledge_in_time_wait(at, out);
+        };
+        let Some(entry) = self.time_waits.at(at) else { return };
+        let sequence = entry.send_next + SEQUENCE_GAP;
+        self.drop_time_wait(at);
+        self.begin_request(listener, flow, segment, (mtu_bytes, Some(sequence)), out);
+    }
+
+    /// Answers by an ACK, at most each half second.
+    fn acknowledge_in_time_wait(&mut self, at: u32, out: &mut TcpOut<'_>) {
+        let limit_ms = u32::try_from(self.config.invalid_ratelimit_us / 1000).unwrap_or(u32::MAX);
+        let Some(entry) = self.time_waits.at_mut(at) else { return };
+        let now_ms = stamp_ms(out.now_us).max(1);
+        if entry.answered_ms != 0 && now_ms.wrapping_sub(entry.answered_ms) < limit_ms {
+            self.counters.ack_skipped_seq.add(1);
+            return;
+        }
+        entry.answered_ms = now_ms;
+        let entry = *entry;
+        let flow = entry.flow();
+        let value = stamp_ms(out.now_us).wrapping_add(entry.timestamp_offset);
+        let stamps = Timestamps { value, echo: entry.timestamp };
+        let outgoing = Outgoing {
+            ack: entry.receive_next,
+            flags: Flags::ACK,
+            window: entry.window,
+            options: Options {
+                timestamps: entry.has_timestamps.then_some(stamps),
+                ..Options::default()
+            },
+            tos: entry.tos,
+            ..Outgoing::empty(&flow, entry.send_next)
+        };
+        self.send(&outgoing, out);
+    }
+
+    pub(super) fn drop_time_wait(&mut self, at: u32) {
+        self.time_wait_timers.cancel(at);
+        if let Some(entry) = self.time_waits.remove(at) {
+            self.targets.remove(&entry.flow());
+        }
+    }
+}
+
+impl TimeWait {
+    /// A segment in FIN-WAIT-2. The second value is true if the stay begins anew.
+    fn process_awaiting(&mut self, segment: &Segment) -> (Outcome, bool) {
+        if self.is_old(segment) || !self.is_in_window(segment) {
+            let answers = !segment.has(Flags::RST);
+            return (if answers { Outcome::Acknowledge } else { Outcome::Ignore }, false);
+        }
+        if segment.has(Flags::RST) {
+            return (Outcome::End, false);
+        }
+        if segment.has(Flags::SYN) {
+            return (Outcome::Reset, false);
+        }
+        if !segment.has(Flags::ACK)
+            || !segment.end().is_after(self.receive_next)
+            || segment.len() == 0
+        {
+            return (Outcome::Ignore, false);
+        }
+        if !segment.has(Flags::FIN) || segment.end() != self.receive_next + 1 {
+            // Data for nobody.
+            return (Outcome::Reset, false);
+        }
+        self.awaits_fin = false;
+        self.receive_next = segment.end();
+        if let Some(stamps) = segment.options.timestamps {
+            self.timestamp = stamps.value;
+        }
+        self.answered_ms = 0;
+        (Outcome::Acknowledge, true)
+    }
+
+    fn process(&mut self, segment: &Segment) -> (Outcome, bool) {
+        let is_old = self.is_old(segment);
+        let is_expected =
+            segment.seq == self.receive_next && (segment.len() == 0 || segment.has(Flags::RST));
+        if !is_old && is_expected {
+            if segment.has(Flags::RST) {
+                return (Outcome::End, false);
+            }
+            if let Some(stamps) = segment.options.timestamps.filter(|_| self.has_timestamps) {
+                self.timestamp = stamps.value;
+            }
+            return (Outcome::Ignore, true);
+        }
+        if self.allows(segment) {
+            return (Outcome::Reopen, false);
+        }
+        if segment.has(Flags::RST) {
+            return (Outcome::Ignore, false);
+        }
+        let stays = is_old || segment.has(Flags::ACK);
+        (Outcome::Acknowledge, stays)
+    }
+}

@@ -1,0 +1,44 @@
+//! TCP of one CPU: connections, listeners and their timers, without I/O, clock or randomness.
+//!
+//! ```text
+//!  segment ─► machine ─┬─► connection ─► receive queue ─► reader
+//!                      ├─► handshake (listener's requests, cookies) ─► accept queue
+//!                      └─► TIME-WAIT
+//!  calls, timers ──────┴─► segments to be sent
+//! ```
+//!
+//! The rules are those of RFC 9293 and its companions as Linux 6.18 reads them; names in parentheses
+//! are the kernel's. Data stay in the frames that they came in, and a merged packet is taken whole.
+
+mod machine; //    the spine: from a packet to its connection, and out again
+mod connection; // one connection: its state, and the stages that change it
+mod wire; //       headers and options
+
+mod receive_queue; // received bytes in their frames, and pieces behind gaps
+mod send_queue; //    written bytes until they are acknowledged
+mod sack; //          selective acknowledgements to be sent
+mod congestion; //    congestion window: NewReno, CUBIC
+mod rtt; //           round-trip time, time-out
+
+mod flow; //        the two ends of a connection
+mod flow_table; //  values by flow
+mod isn; //         secrets: sequence numbers, cookies, ports
+mod slots; //       numbered places
+mod timer_wheel; // deadlines
+mod seq; //         sequence numbers
+
+pub mod config; //   settings and socket options
+pub mod counters; // named as the kernel's
+pub mod error; //    named as the kernel's
+
+/// Memory of a connection without data, in bytes: its state, its places in the tables and in the
+/// timer wheel.
+pub const CONNECTION_BYTES: usize = machine::CONNECTION_BYTES;
+
+pub use config::{Algorithm, TcpConfig, TcpOptions};
+pub use connection::{PathError, Phase, Readiness, State, TcpInfo, WriteFlags};
+pub use counters::TcpCounters;
+pub use error::TcpError;
+pub use flow::Flow;
+pub use machine::{Tcp, TcpOut, TcpSocket};
+pub use seq::Seq;

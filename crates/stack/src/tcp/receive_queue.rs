@@ -1,0 +1,355 @@
+//! Received bytes, in the frames that they came in: those in order for the reader, and pieces
+//! behind a gap.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use forebay_buf::{Frame, Pool};
+use forebay_rx::packet::Packet;
+
+use super::seq::{Seq, len_u32};
+
+/// Pieces behind gaps, at most; more are dropped, and sent again by the peer.
+const MAX_PIECES: usize = 1024;
+/// Bytes of a copy that takes the place of several frames.
+const COPY_BYTES: usize = 16 << 10;
+
+/// Payload of one packet, perhaps merged: a chain of frames.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) start: Seq,
+    /// First sequence number behind the payload; FIN not counted.
+    pub(super) end: Seq,
+    pub(super) is_fin: bool,
+    /// First frame of the chain.
+    frame: Frame,
+    /// Place of the payload in the first frame.
+    place: Range<usize>,
+    /// Payload of each following frame but the last: bytes behind it are padding.
+    size: usize,
+}
+
+impl Piece {
+    /// Payload of a packet whose segment begins at `start`.
+    pub(super) fn of(packet: Packet, start: Seq, len_bytes: u32, is_fin: bool) -> Self {
+        let offset = usize::from(packet.headers.payload_offset);
+        let first = packet.view().payload().len();
+        let place = offset..offset + first;
+        let size = match packet.gso_size() {
+            0 => usize::MAX,
+            size => size.into(),
+        };
+        Self { start, end: start + len_bytes, is_fin, frame: packet.frame, place, size }
+    }
+
+    /// First sequence number behind the piece.
+    pub(super) fn end_with_fin(&self) -> Seq {
+        self.end + u32::from(self.is_fin)
+    }
+
+    /// Memory that the piece occupies.
+    pub(super) fn truesize(&self) -> u32 {
+        self.frame.truesize()
+    }
+
+    /// Returns the frames.
+    pub(super) fn free(self, pool: &mut Pool) {
+        pool.put(self.frame);
+    }
+}
+
+/// Bytes in order that the reader has not read.
+#[derive(Debug)]
+struct Chunk {
+    bytes: Bytes,
+    /// Place of the unread bytes.
+    place: Range<usize>,
+    truesize: u32,
+}
+
+#[derive(Debug)]
+enum Bytes {
+    Frame(Frame),
+    Copied(Vec<u8>),
+}
+
+impl Chunk {
+    fn unread(&self) -> &[u8] {
+        let bytes = match &self.bytes {
+            Bytes::Frame(frame) => frame.data(),
+            Bytes::Copied(bytes) => bytes,
+        };
+        bytes.get(self.place.clone()).unwrap_or_default()
+    }
+
+    fn free(self, pool: &mut Pool) {
+        if let Bytes::Frame(frame) = self.bytes {
+            pool.put(frame);
+        }
+    }
+}
+
+/// Outcome of adding a piece behind a gap.
+#[must_use]
+#[derive(Debug)]
+pub(super) enum Queued {
+    /// Kept. The range of bytes that are there around it, and one that came twice.
+    Kept { around: (Seq, Seq), duplicate: Option<(Seq, Seq)> },
+    /// Nothing new.
+    Duplicate(Piece),
+    /// No room for more pieces.
+    Full(Piece),
+}
+
+/// Receive queue of a connection.
+#[derive(Debug, Default)]
+pub(super) struct ReceiveQueue {
+    chunks: VecDeque<Chunk>,
+    /// Pieces behind a gap, by their start; each ends behind the one before.
+    pieces: VecDeque<Piece>,
+    /// Unread bytes in order.
+    len_bytes: u32,
+    /// Memory of chunks and pieces.
+    truesize: u32,
+}
+
+impl ReceiveQueue {
+    pub(super) fn len_bytes(&self) -> u32 {
+        self.len_bytes
+    }
+
+    /// Memory that all frames occupy.
+    pub(super) fn truesize(&self) -> u32 {
+        self.truesize
+    }
+
+    pub(super) fn has_gap(&self) -> bool {
+        !self.pieces.is_empty()
+    }
+
+    /// Appends a piece that begins at or before `next`, and returns the sequence number behind its
+    /// payload. Bytes before `next` are skipped.
+    pub(super) fn append(&mut self, mut piece: Piece, next: Seq, pool: &mut Pool) -> Seq {
+        let mut skip = next.bytes_since(piece.start) as usize;
+        let followers = piece.frame.take_followers();
+        let mut left = ((piece.end - piece.start) as usize).saturating_sub(piece.place.len());
+        let first = std::iter::once((piece.frame, piece.place));
+        let rest = followers.map(|frame| {
+            let len = frame.data().len().min(piece.size).min(left);
+            left -= len;
+            (frame, 0..len)
+        });
+        for (frame, place) in first.chain(rest) {
+            let skipped = skip.min(place.len());
+            skip -= skipped;
+            let place = place.start + skipped..place.end;
+            if place.is_empty() {
+                pool.put(frame);
+                continue;
+            }
+            let truesize = frame.truesize();
+            self.len_bytes += len_u32(place.len());
+            self.truesize += truesize;
+            self.chunks.push_back(Chunk { bytes: Bytes::Frame(frame), place, truesize });
+        }
+        piece.end.later(next)
+    }
+
+    /// Adds a piece that begins behind `next`, as `tcp_data_queue_ofo` does: of bytes that came
+    /// twice, those of the piece with the earlier start count, and those of the later piece if both
+    /// start together.
+    pub(super) fn add_piece(&mut self, piece: Piece, pool: &mut Pool) -> Queued {
+        let (start, end) = (piece.start, piece.end_with_fin());
+        // First piece that begins at or behind this one.
+        let mut at = self.pieces.partition_point(|other| other.start.is_before(start));
+        let mut duplicate = None;
+        if let Some(before) = at.checked_sub(1).and_then(|at| self.pieces.get(at)) {
+            let before_end = before.end_with_fin();
+            if !end.is_after(before_end) {
+                return Queued::Duplicate(piece);
+            }
+            if start.is_before(before_end) {
+                duplicate = Some((start, before_end));
+            }
+        }
+        if let Some(same) = self.pieces.get(at)
+            && same.start == start
+            && !end.is_after(same.end_with_fin())
+        {
+            return Queued::Duplicate(piece);
+        }
+        while let Some(covered) = self.pieces.get(at) {
+            if !end.is_after(covered.start) {
+                break;
+            }
+            let covered_end = covered.end_with_fin();
+            let first = duplicate.map_or(covered.start, |(first, _)| first);
+            duplicate = Some((first, covered_end.earlier(end)));
+            if end.is_before(covered_end) {
+                break;
+            }
+            self.remove_piece(at, pool);
+        }
+        if self.pieces.len() >= MAX_PIECES {
+            return Queued::Full(piece);
+        }
+        self.truesize += piece.truesize();
+        self.pieces.insert(at, piece);
+        let mut last = at;
+        while let Some(next) = self.pieces.get(last + 1)
+            && !next.start.is_after(self.pieces[last].end_with_fin())
+        {
+            last += 1;
+        }
+        while let Some(before) = at.checked_sub(1).and_then(|at| self.pieces.get(at))
+            && !start_of(&self.pieces, at).is_after(before.end_with_fin())
+        {
+            at -= 1;
+        }
+        let around = (self.pieces[at].start, self.pieces[last].end_with_fin());
+        Queued::Kept { around, duplicate }
+    }
+
+    /// Appends the pieces that the gap before them no longer separates from `next`. Returns the
+    /// sequence number that is next now, and true if that was behind a FIN.
+    pub(super) fn append_pieces(&mut self, mut next: Seq, pool: &mut Pool) -> (Seq, bool) {
+        while let Some(piece) = self.pieces.front() {
+            if piece.start.is_after(next) {
+                break;
+            }
+            let Some(piece) = self.pieces.pop_front() else { break };
+            self.truesize -= piece.truesize();
+            if !piece.end_with_fin().is_after(next) {
+                piece.free(pool);
+                continue;
+            }
+            let is_fin = piece.is_fin;
+            next = self.append(piece, next, pool);
+            if is_fin {
+                self.drop_pieces(pool);
+                return (next + 1, true);
+            }
+        }
+        if self.pieces.is_empty() && self.pieces.capacity() > 16 {
+            self.pieces = VecDeque::new();
+        }
+        (next, false)
+    }
+
+    /// Drops all pieces behind gaps. Returns their number.
+    pub(super) fn drop_pieces(&mut self, pool: &mut Pool) -> usize {
+        let count = self.pieces.len();
+        while !self.pieces.is_empty() {
+            self.remove_piece(self.pieces.len() - 1, pool);
+        }
+        count
+    }
+
+    /// Drops the pieces that are furthest ahead until the memory is at most `limit`. Returns their
+    /// number (`tcp_prune_ofo_queue`).
+    pub(super) fn prune(&mut self, limit: u32, pool: &mut Pool) -> usize {
+        let before = self.pieces.len();
+        while self.truesize > limit && !self.pieces.is_empty() {
+            self.remove_piece(self.pieces.len() - 1, pool);
+        }
+        before - self.pieces.len()
+    }
+
+    fn remove_piece(&mut self, at: usize, pool: &mut Pool) {
+        if let Some(piece) = self.pieces.remove(at) {
+            self.truesize -= piece.truesize();
+            piece.free(pool);
+        }
+    }
+
+    /// Copies the unread bytes together, so that they occupy little more memory than they are long
+    /// (`tcp_collapse`).
+    pub(super) fn collapse(&mut self, pool: &mut Pool) {
+        let mut packed: VecDeque<Chunk> = VecDeque::new();
+        for chunk in std::mem::take(&mut self.chunks) {
+            let len = chunk.place.len();
+            if chunk.truesize as usize <= len + len / 2 {
+                packed.push_back(chunk);
+                continue;
+            }
+            let room = |chunk: &Chunk| match &chunk.bytes {
+                Bytes::Copied(bytes) => bytes.capacity() - bytes.len(),
+                Bytes::Frame(_) => 0,
+            };
+            if packed.back().is_none_or(|last| room(last) < len) {
+                packed.push_back(Chunk {
+                    bytes: Bytes::Copied(Vec::with_capacity(COPY_BYTES.max(len))),
+                    place: 0..0,
+                    truesize: 0,
+                });
+            }
+            if let Some(Chunk { bytes: Bytes::Copied(bytes), place, .. }) = packed.back_mut() {
+                bytes.extend_from_slice(chunk.unread());
+                place.end = bytes.len();
+            }
+            chunk.free(pool);
+        }
+        for chunk in &mut packed {
+            if let Bytes::Copied(bytes) = &mut chunk.bytes {
+                bytes.shrink_to_fit();
+                chunk.truesize = len_u32(bytes.capacity());
+            }
+        }
+        self.chunks = packed;
+        let chunks = self.chunks.iter().map(|chunk| chunk.truesize);
+        self.truesize = chunks.chain(self.pieces.iter().map(Piece::truesize)).sum();
+    }
+
+    /// First stretch of unread bytes; empty if there are none.
+    pub(super) fn first(&self) -> &[u8] {
+        self.chunks.front().map(Chunk::unread).unwrap_or_default()
+    }
+
+    /// Copies unread bytes, `skip` bytes behind the first one. Returns their number.
+    pub(super) fn peek(&self, skip: usize, room: &mut [u8]) -> usize {
+        let (mut skip, mut copied) = (skip, 0);
+        for chunk in &self.chunks {
+            let bytes = chunk.unread();
+            let bytes = bytes.get(skip.min(bytes.len())..).unwrap_or_default();
+            skip -= skip.min(chunk.place.len());
+            let len = bytes.len().min(room.len() - copied);
+            room[copied..copied + len].copy_from_slice(&bytes[..len]);
+            copied += len;
+            if copied == room.len() {
+                break;
+            }
+        }
+        copied
+    }
+
+    /// Removes `len` unread bytes, or all.
+    pub(super) fn consume(&mut self, mut len: usize, pool: &mut Pool) {
+        while let Some(chunk) = self.chunks.front_mut() {
+            let here = len.min(chunk.place.len());
+            chunk.place.start += here;
+            len -= here;
+            self.len_bytes -= len_u32(here);
+            if !chunk.place.is_empty() {
+                return;
+            }
+            if let Some(chunk) = self.chunks.pop_front() {
+                self.truesize -= chunk.truesize;
+                chunk.free(pool);
+            }
+        }
+        // An idle connection keeps no memory.
+        if self.chunks.capacity() > 16 {
+            self.chunks = VecDeque::new();
+        }
+    }
+
+    /// Returns all frames.
+    pub(super) fn clear(&mut self, pool: &mut Pool) {
+        self.drop_pieces(pool);
+        self.consume(usize::MAX, pool);
+    }
+}
+
+fn start_of(pieces: &VecDeque<Piece>, at: usize) -> Seq {
+    pieces[at].start
+}

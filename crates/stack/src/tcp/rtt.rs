@@ -1,0 +1,152 @@
+//! Round-trip time and retransmission time-out (RFC 6298), as `tcp_rtt_estimator` computes them.
+
+use super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US};
+
+/// Window of the smallest round trip (`tcp_min_rtt_wlen`), in µs.
+const MIN_RTT_WINDOW_US: u64 = 300_000_000;
+
+/// Estimate of a connection's round-trip time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RoundTrip {
+    /// Smoothed round-trip time, in µs; 0 before the first sample.
+    srtt_us: u64,
+    /// Smoothed mean deviation, in µs.
+    mdev_us: u64,
+    /// Largest deviation of the current round trip, in µs.
+    mdev_max_us: u64,
+    /// Deviation that counts, at least [`RTO_MIN_US`].
+    rttvar_us: u64,
+    /// Smallest round trip of the window that began at `min_since_us`, in µs.
+    min_us: u64,
+    min_since_us: u64,
+    /// Time-out without backoff, in µs.
+    rto_us: u64,
+}
+
+impl Default for RoundTrip {
+    fn default() -> Self {
+        Self {
+            srtt_us: 0,
+            mdev_us: RTO_INITIAL_US,
+            mdev_max_us: RTO_INITIAL_US,
+            rttvar_us: RTO_INITIAL_US,
+            min_us: u64::MAX,
+            min_since_us: 0,
+            rto_us: RTO_INITIAL_US,
+        }
+    }
+}
+
+impl RoundTrip {
+    /// Adds a sample. `is_new_round` once per round trip: the deviation may then shrink.
+    pub(super) fn add(&mut self, sample_us: u64, now_us: u64, is_new_round: bool) {
+        let sample_us = sample_us.max(1);
+        if sample_us <= self.min_us || now_us.saturating_sub(self.min_since_us) > MIN_RTT_WINDOW_US
+        {
+            (self.min_us, self.min_since_us) = (sample_us, now_us);
+        }
+        if self.srtt_us == 0 {
+            self.srtt_us = sample_us;
+            self.mdev_us = sample_us / 2;
+            self.rttvar_us = (4 * self.mdev_us).max(RTO_MIN_US);
+            self.mdev_max_us = self.rttvar_us;
+        } else {
+            self.smooth(sample_us, is_new_round);
+        }
+        self.rto_us = (self.srtt_us + self.rttvar_us).min(RTO_MAX_US);
+    }
+
+    fn smooth(&mut self, sample_us: u64, is_new_round: bool) {
+        let deviation = sample_us.abs_diff(self.srtt_us);
+        // A smaller sample moves the deviation less (Eifel's rule, as in the kernel): a sudden
+        // drop of the round trip must not raise the time-out.
+        if sample_us < self.srtt_us && deviation > self.mdev_us {
+            self.mdev_us += (deviation - self.mdev_us) / 32;
+        } else {
+            self.mdev_us = (self.mdev_us * 3 + deviation) / 4;
+        }
+        self.srtt_us = (self.srtt_us * 7 + sample_us) / 8;
+        self.mdev_max_us = self.mdev_max_us.max(4 * self.mdev_us);
+        self.rttvar_us = self.rttvar_us.max(self.mdev_max_us);
+        if is_new_round {
+            if self.mdev_max_us < self.rttvar_us {
+                self.rttvar_us -= (self.rttvar_us - self.mdev_max_us) / 4;
+            }
+            self.mdev_max_us = RTO_MIN_US;
+        }
+    }
+
+    /// Smoothed round-trip time in µs; `None` before the first sample.
+    pub(super) fn smoothed_us(&self) -> Option<u64> {
+        (self.srtt_us > 0).then_some(self.srtt_us)
+    }
+
+    /// Smallest round trip of the last five minutes in µs; `None` before the first sample.
+    pub(super) fn min_us(&self) -> Option<u64> {
+        (self.min_us < u64::MAX).then_some(self.min_us)
+    }
+
+    /// Mean deviation, in µs.
+    pub(super) fn deviation_us(&self) -> u64 {
+        self.rttvar_us
+    }
+
+    /// Retransmission time-out without backoff, in µs.
+    pub(super) fn rto_us(&self) -> u64 {
+        self.rto_us
+    }
+
+    /// Time-out after `backoff` doublings, in µs.
+    pub(super) fn backed_off_us(&self, backoff: u8) -> u64 {
+        let factor = 1_u64.checked_shl(backoff.into()).unwrap_or(u64::MAX);
+        self.rto_us.saturating_mul(factor).min(RTO_MAX_US)
+    }
+
+    /// Falls back to a time-out of three seconds: the SYN had to be retransmitted and gave no
+    /// sample (RFC 6298, section 5.7).
+    pub(super) fn set_fallback(&mut self) {
+        if self.srtt_us == 0 {
+            self.rto_us = 3 * RTO_INITIAL_US;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tcp_2_timeout_follows_samples() {
+        let mut rtt = RoundTrip::default();
+        assert_eq!((rtt.rto_us(), rtt.smoothed_us()), (1_000_000, None));
+        rtt.add(100_000, 0, true);
+        assert_eq!((rtt.rto_us(), rtt.smoothed_us()), (300_000, Some(100_000)));
+        for round in 1..200 {
+            rtt.add(100_000, round * 100_000, true);
+        }
+        assert_eq!(rtt.rto_us(), 300_000, "the deviation counts as 200 ms at least");
+        rtt.add(900_000, 30_000_000, true);
+        assert!(rtt.rto_us() > 900_000, "a late sample raises the time-out: {}", rtt.rto_us());
+        assert_eq!(rtt.min_us(), Some(100_000));
+    }
+
+    #[test]
+    fn tcp_2_backoff_doubles_up_to_limit() {
+        let mut rtt = RoundTrip::default();
+        rtt.add(50_000, 0, true);
+        let times: Vec<_> = (0..4).map(|backoff| rtt.backed_off_us(backoff)).collect();
+        assert_eq!(times, [250_000, 500_000, 1_000_000, 2_000_000]);
+        assert_eq!(rtt.backed_off_us(255), RTO_MAX_US);
+    }
+
+    #[test]
+    fn tcp_2_sudden_fast_sample_keeps_timeout() {
+        let mut rtt = RoundTrip::default();
+        for round in 0..50 {
+            rtt.add(400_000, round, true);
+        }
+        let before = rtt.rto_us();
+        rtt.add(1_000, 51, true);
+        assert!(rtt.rto_us() <= before + 200_000, "{} after {before}", rtt.rto_us());
+    }
+}

@@ -1,0 +1,114 @@
+//! Selective acknowledgements to be sent (RFC 2018): the newest block first, and a duplicate before
+//! it (RFC 2883).
+
+use super::seq::Seq;
+use super::wire::{SackBlock, SackBlocks};
+
+/// Blocks that a connection reports.
+const BLOCKS: usize = 4;
+
+/// Ranges that were received out of order, by the time of their last change.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct SackReport {
+    blocks: [SackBlock; BLOCKS],
+    count: usize,
+    /// Range that came twice; reported once.
+    duplicate: Option<SackBlock>,
+}
+
+impl SackReport {
+    /// Notes that the bytes of a range are there; of a block that was enlarged, the whole block.
+    pub(super) fn note(&mut self, (start, end): (Seq, Seq)) {
+        let new = SackBlock { start, end };
+        let is_apart = |block: &SackBlock| block.end.is_before(start) || block.start.is_after(end);
+        let mut blocks = [new; BLOCKS];
+        let mut count = 1;
+        for block in &self.blocks[..self.count] {
+            if is_apart(block) && count < BLOCKS {
+                blocks[count] = *block;
+                count += 1;
+            }
+        }
+        (self.blocks, self.count) = (blocks, count);
+    }
+
+    /// Notes that a range came twice.
+    pub(super) fn note_duplicate(&mut self, (start, end): (Seq, Seq)) {
+        self.duplicate = Some(match self.duplicate {
+            Some(block) if !(end.is_before(block.start) || start.is_after(block.end)) => {
+                SackBlock { start: block.start.earlier(start), end: block.end.later(end) }
+            }
+            Some(block) => block,
+            None => SackBlock { start, end },
+        });
+    }
+
+    /// Forgets blocks before `next`, which is acknowledged cumulatively.
+    pub(super) fn acknowledge(&mut self, next: Seq) {
+        let mut count = 0;
+        for at in 0..self.count {
+            if self.blocks[at].start.is_after(next) {
+                self.blocks[count] = self.blocks[at];
+                count += 1;
+            }
+        }
+        self.count = count;
+    }
+
+    /// Forgets all blocks: the pieces were dropped.
+    pub(super) fn clear(&mut self) {
+        self.count = 0;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0 && self.duplicate.is_none()
+    }
+
+    /// Highest end of a block.
+    pub(super) fn highest(&self) -> Option<Seq> {
+        self.blocks[..self.count].iter().map(|block| block.end).reduce(Seq::later)
+    }
+
+    /// Blocks of the next segment, at most `limit`.
+    pub(super) fn take(&mut self, limit: usize) -> SackBlocks {
+        let mut blocks = SackBlocks::default();
+        let duplicate = self.duplicate.take();
+        for block in duplicate.iter().chain(&self.blocks[..self.count]).take(limit) {
+            blocks.push(*block);
+        }
+        blocks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ranges(report: &mut SackReport) -> Vec<(u32, u32)> {
+        report.take(4).as_slice().iter().map(|block| (block.start.0, block.end.0)).collect()
+    }
+
+    #[test]
+    fn tcp_8_newest_block_is_first() {
+        let mut report = SackReport::default();
+        for start in [100, 300, 500] {
+            report.note((Seq(start), Seq(start + 50)));
+        }
+        assert_eq!(ranges(&mut report), [(500, 550), (300, 350), (100, 150)]);
+        report.note((Seq(100), Seq(170)));
+        assert_eq!(ranges(&mut report), [(100, 170), (500, 550), (300, 350)]);
+        report.note((Seq(100), Seq(350)));
+        assert_eq!(ranges(&mut report), [(100, 350), (500, 550)]);
+        report.acknowledge(Seq(400));
+        assert_eq!(ranges(&mut report), [(500, 550)]);
+    }
+
+    #[test]
+    fn tcp_8_duplicate_is_reported_once_and_first() {
+        let mut report = SackReport::default();
+        report.note((Seq(300), Seq(350)));
+        report.note_duplicate((Seq(100), Seq(150)));
+        assert_eq!(ranges(&mut report), [(100, 150), (300, 350)]);
+        assert_eq!(ranges(&mut report), [(300, 350)]);
+    }
+}

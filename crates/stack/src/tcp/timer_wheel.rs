@@ -1,0 +1,217 @@
+//! Timer wheel: one deadline per socket; arming, moving and cancelling take constant time.
+
+/// Slots of a level.
+const SLOTS: usize = 256;
+/// Levels, each 256 times as coarse as the one before: 1 ms to 49 days.
+const LEVELS: usize = 4;
+/// Microseconds of a tick of the first level.
+const TICK_US: u64 = 1_000;
+const NONE: u32 = u32::MAX;
+
+/// Deadlines of the sockets of one CPU, by the index of the socket.
+#[derive(Debug)]
+pub(super) struct TimerWheel {
+    /// First timer of each slot, by level.
+    heads: Vec<u32>,
+    /// A timer for each index.
+    timers: Vec<Timer>,
+    /// Ticks up to which deadlines were fired.
+    now: u64,
+    /// Number of armed timers.
+    armed: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Timer {
+    /// Tick at which it fires.
+    at: u64,
+    /// Index into `heads`; `NONE` of a timer that is not armed.
+    slot: u32,
+    previous: u32,
+    next: u32,
+}
+
+impl Default for Timer {
+    fn default() -> Self {
+        Self { at: 0, slot: NONE, previous: NONE, next: NONE }
+    }
+}
+
+impl TimerWheel {
+    /// Memory of one timer.
+    pub(super) const TIMER_BYTES: usize = size_of::<Timer>();
+
+    /// Creates a wheel without timers, at the given time.
+    pub(super) fn new(now_us: u64) -> Self {
+        Self {
+            heads: vec![NONE; SLOTS * LEVELS],
+            timers: Vec::new(),
+            now: now_us / TICK_US,
+            armed: 0,
+        }
+    }
+
+    /// Arms the timer of `index`, or moves it. It fires at the first tick not before `at_us`.
+    pub(super) fn arm(&mut self, index: u32, at_us: u64) {
+        let at = at_us.div_ceil(TICK_US).max(self.now + 1);
+        if self.timers.len() <= index as usize {
+            self.timers.resize(index as usize + 1, Timer::default());
+        }
+        let timer = self.timers[index as usize];
+        if timer.slot != NONE && timer.at == at {
+            return;
+        }
+        self.cancel(index);
+        self.timers[index as usize].at = at;
+        self.link(index);
+        self.armed += 1;
+    }
+
+    /// Cancels the timer of `index`, if it is armed.
+    pub(super) fn cancel(&mut self, index: u32) {
+        if self.timers.get(index as usize).is_some_and(|timer| timer.slot != NONE) {
+            self.unlink(index);
+            self.armed -= 1;
+        }
+    }
+
+    /// Advances to a time, and appends the indices whose timers fire, at most `limit` and the rest
+    /// in the next call.
+    pub(super) fn advance(&mut self, now_us: u64, limit: usize, fired: &mut Vec<u32>) {
+        let until = now_us / TICK_US;
+        let first = fired.len();
+        if self.armed == 0 {
+            self.now = self.now.max(until);
+        }
+        while self.now < until && fired.len() - first < limit {
+            self.now += 1;
+            self.cascade();
+            let slot = slot_of(0, self.now);
+            while self.heads[slot] != NONE {
+                let index = self.heads[slot];
+                self.unlink(index);
+                self.armed -= 1;
+                fired.push(index);
+            }
+        }
+    }
+
+    /// Time of the next tick at which a timer may fire, in µs; `None` without timers. A timer that
+    /// is further than 256 ms away may be announced early.
+    pub(super) fn next_us(&self) -> Option<u64> {
+        if self.armed == 0 {
+            return None;
+        }
+        let mut tick = self.now + 1;
+        // Until the first level wraps, only its slots matter; then timers come down from above.
+        while !tick.is_multiple_of(SLOTS as u64) {
+            if self.heads[slot_of(0, tick)] != NONE {
+                return Some(tick * TICK_US);
+            }
+            tick += 1;
+        }
+        Some(tick * TICK_US)
+    }
+
+    /// Moves the timers of coarser levels down, where those levels advance.
+    fn cascade(&mut self) {
+        let mut now = self.now;
+        for level in 1..LEVELS {
+            if !now.is_multiple_of(SLOTS as u64) {
+                break;
+            }
+            now /= SLOTS as u64;
+            let slot = slot_of(level, self.now);
+            let mut index = std::mem::replace(&mut self.heads[slot], NONE);
+            while index != NONE {
+                let next = self.timers[index as usize].next;
+                self.timers[index as usize].slot = NONE;
+                self.link(index);
+                index = next;
+            }
+        }
+    }
+
+    /// Puts an unlinked timer into the slot of its time.
+    fn link(&mut self, index: u32) {
+        let at = self.timers[index as usize].at;
+        let ahead = at.saturating_sub(self.now);
+        let level = (0..LEVELS - 1).find(|&level| ahead < span(level)).unwrap_or(LEVELS - 1);
+        // Beyond the last level: its furthest slot, from where it is linked again.
+        let at = at.min(self.now + span(LEVELS - 1) - 1);
+        let slot = slot_of(level, at);
+        let next = std::mem::replace(&mut self.heads[slot], index);
+        if next != NONE {
+            self.timers[next as usize].previous = index;
+        }
+        let timer = &mut self.timers[index as usize];
+        (timer.previous, timer.next) = (NONE, next);
+        timer.slot = u32::try_from(slot).unwrap_or(NONE);
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let Timer { slot, previous, next, .. } = self.timers[index as usize];
+        if previous == NONE {
+            self.heads[slot as usize] = next;
+        } else {
+            self.timers[previous as usize].next = next;
+        }
+        if next != NONE {
+            self.timers[next as usize].previous = previous;
+        }
+        self.timers[index as usize].slot = NONE;
+    }
+}
+
+/// Ticks that a level and those below reach ahead.
+fn span(level: usize) -> u64 {
+    (SLOTS as u64).pow(u32::try_from(level + 1).unwrap_or(0))
+}
+
+fn slot_of(level: usize, tick: u64) -> usize {
+    let step = span(level) / SLOTS as u64;
+    let place = tick / step % SLOTS as u64;
+    level * SLOTS + usize::try_from(place).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn tcp_4_wheel_fires_like_a_sorted_map(
+            start in 0_u64..1 << 40,
+            steps in prop::collection::vec((0_u32..20, 0_u64..400_000_000, 0_u64..90_000_000, any::<bool>()), 1..60),
+        ) {
+            let mut now = start;
+            let mut wheel = TimerWheel::new(now);
+            let mut model = BTreeMap::new();
+            for (index, ahead, step, cancels) in steps {
+                if cancels {
+                    wheel.cancel(index);
+                    model.remove(&index);
+                } else {
+                    wheel.arm(index, now + ahead);
+                    model.insert(index, (now + ahead).div_ceil(TICK_US).max(now / TICK_US + 1));
+                }
+                now += step;
+                if let Some(next) = wheel.next_us() {
+                    let first = model.values().min().unwrap() * TICK_US;
+                    prop_assert!(next <= first, "{} after {}", next, first);
+                }
+                let mut fired = Vec::new();
+                wheel.advance(now, usize::MAX, &mut fired);
+                fired.sort_unstable();
+                let due: Vec<_> = model.iter().filter(|(_, at)| **at <= now / TICK_US).map(|(&index, _)| index).collect();
+                prop_assert_eq!(&fired, &due);
+                model.retain(|_, at| *at > now / TICK_US);
+                prop_assert_eq!(wheel.armed as usize, model.len());
+            }
+        }
+    }
+}

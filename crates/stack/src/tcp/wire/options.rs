@@ -1,0 +1,239 @@
+//! Options of a header (RFC 9293, section 3.2; RFC 7323; RFC 2018).
+
+use super::super::config::MAX_WINDOW_SCALE;
+use super::super::seq::Seq;
+
+const END: u8 = 0;
+const NOP: u8 = 1;
+const MSS: u8 = 2;
+const WINDOW_SCALE: u8 = 3;
+const SACK_PERMITTED: u8 = 4;
+const SACK: u8 = 5;
+const TIMESTAMPS: u8 = 8;
+/// Bytes that timestamps take in a header, with their padding.
+pub(in crate::tcp) const TIMESTAMPS_BYTES: u32 = 12;
+/// SACK blocks that fit in a header.
+const MAX_SACKS: usize = 4;
+/// Bytes of the longest options.
+const MAX_BYTES: usize = 40;
+
+/// Options that were understood.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(in crate::tcp) struct Options {
+    /// Maximum segment size; in a SYN only.
+    pub(in crate::tcp) mss: Option<u16>,
+    /// Shift of the window; in a SYN only.
+    pub(in crate::tcp) window_scale: Option<u8>,
+    /// SACK is understood; in a SYN only.
+    pub(in crate::tcp) sack_permitted: bool,
+    pub(in crate::tcp) timestamps: Option<Timestamps>,
+    pub(in crate::tcp) sacks: SackBlocks,
+}
+
+/// Timestamps (RFC 7323, section 3.2).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(in crate::tcp) struct Timestamps {
+    pub(in crate::tcp) value: u32,
+    pub(in crate::tcp) echo: u32,
+}
+
+/// Range of bytes that was received out of order.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(in crate::tcp) struct SackBlock {
+    pub(in crate::tcp) start: Seq,
+    pub(in crate::tcp) end: Seq,
+}
+
+/// Up to four blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(in crate::tcp) struct SackBlocks {
+    blocks: [SackBlock; MAX_SACKS],
+    count: u8,
+}
+
+impl SackBlocks {
+    pub(in crate::tcp) fn as_slice(&self) -> &[SackBlock] {
+        self.blocks.get(..usize::from(self.count)).unwrap_or_default()
+    }
+
+    /// Appends a block, if there is room.
+    pub(in crate::tcp) fn push(&mut self, block: SackBlock) {
+        if let Some(place) = self.blocks.get_mut(usize::from(self.count)) {
+            *place = block;
+            self.count += 1;
+        }
+    }
+
+    pub(in crate::tcp) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+}
+
+/// Reads options up to the first malformed one, as `tcp_parse_options` does.
+pub(super) fn parse(mut bytes: &[u8], is_syn: bool) -> Options {
+    let mut options = Options::default();
+    while let Some((&kind, rest)) = bytes.split_first() {
+        match kind {
+            END => break,
+            NOP => bytes = rest,
+            _ => {
+                let Some(len) = rest.first().map(|&len| usize::from(len)) else { break };
+                let Some((option, behind)) = bytes.split_at_checked(len) else { break };
+                let Some(value) = option.get(2..) else { break };
+                options.note(kind, value, is_syn);
+                bytes = behind;
+            }
+        }
+    }
+    options
+}
+
+impl Options {
+    fn note(&mut self, kind: u8, value: &[u8], is_syn: bool) {
+        match (kind, value) {
+            (MSS, &[high, low]) if is_syn => {
+                self.mss = Some(u16::from_be_bytes([high, low])).filter(|&mss| mss > 0);
+            }
+            (WINDOW_SCALE, &[scale]) if is_syn => {
+                self.window_scale = Some(scale.min(MAX_WINDOW_SCALE));
+            }
+            (SACK_PERMITTED, &[]) if is_syn => self.sack_permitted = true,
+            (TIMESTAMPS, &[v0, v1, v2, v3, e0, e1, e2, e3]) => {
+                self.timestamps = Some(Timestamps {
+                    value: u32::from_be_bytes([v0, v1, v2, v3]),
+                    echo: u32::from_be_bytes([e0, e1, e2, e3]),
+                });
+            }
+            (SACK, blocks) if blocks.len().is_multiple_of(8) => {
+                for block in blocks.chunks_exact(8) {
+                    if let &[s0, s1, s2, s3, e0, e1, e2, e3] = block {
+                        self.sacks.push(SackBlock {
+                            start: Seq(u32::from_be_bytes([s0, s1, s2, s3])),
+                            end: Seq(u32::from_be_bytes([e0, e1, e2, e3])),
+                        });
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The options as bytes, in the kernel's order and padded to words (`tcp_options_write`).
+    pub(super) fn write(&self) -> OptionBytes {
+        let mut bytes = OptionBytes::default();
+        if let Some(mss) = self.mss {
+            bytes.put(&[MSS, 4]);
+            bytes.put(&mss.to_be_bytes());
+        }
+        match (self.timestamps, self.sack_permitted) {
+            (Some(_), true) => bytes.put(&[SACK_PERMITTED, 2]),
+            (Some(_), false) => bytes.put(&[NOP, NOP]),
+            (None, true) => bytes.put(&[NOP, NOP, SACK_PERMITTED, 2]),
+            (None, false) => {}
+        }
+        if let Some(Timestamps { value, echo }) = self.timestamps {
+            bytes.put(&[TIMESTAMPS, 10]);
+            bytes.put(&value.to_be_bytes());
+            bytes.put(&echo.to_be_bytes());
+        }
+        if let Some(scale) = self.window_scale {
+            bytes.put(&[NOP, WINDOW_SCALE, 3, scale]);
+        }
+        if !self.sacks.is_empty() {
+            let room = (MAX_BYTES - usize::from(bytes.len)).saturating_sub(4) / 8;
+            let blocks = self.sacks.as_slice();
+            let blocks = blocks.get(..blocks.len().min(room)).unwrap_or_default();
+            let len = u8::try_from(2 + 8 * blocks.len()).unwrap_or(2);
+            bytes.put(&[NOP, NOP, SACK, len]);
+            for SackBlock { start, end } in blocks {
+                bytes.put(&start.0.to_be_bytes());
+                bytes.put(&end.0.to_be_bytes());
+            }
+        }
+        bytes
+    }
+}
+
+/// Options of one header as bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OptionBytes {
+    bytes: [u8; MAX_BYTES],
+    len: u8,
+}
+
+impl Default for OptionBytes {
+    fn default() -> Self {
+        Self { bytes: [0; MAX_BYTES], len: 0 }
+    }
+}
+
+impl OptionBytes {
+    pub(super) fn as_slice(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+    }
+
+    fn put(&mut self, more: &[u8]) {
+        let start = usize::from(self.len);
+        if let Some(room) = self.bytes.get_mut(start..start + more.len()) {
+            room.copy_from_slice(more);
+            self.len += u8::try_from(more.len()).unwrap_or(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    prop_compose! {
+        fn options()(
+            mss in prop::option::of(1_u16..), window_scale in prop::option::of(0_u8..15),
+            sack_permitted: bool, timestamps in prop::option::of(any::<(u32, u32)>()),
+            blocks in prop::collection::vec(any::<(u32, u32)>(), 0..4), is_syn: bool,
+        ) -> (Options, bool) {
+            let timestamps = timestamps.map(|(value, echo)| Timestamps { value, echo });
+            let mut options = Options { timestamps, ..Options::default() };
+            if is_syn {
+                options = Options { mss, window_scale, sack_permitted, ..options };
+            } else {
+                for (start, end) in blocks {
+                    options.sacks.push(SackBlock { start: Seq(start), end: Seq(end) });
+                }
+            }
+            (options, is_syn)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn tcp_5_options_are_read_as_written((options, is_syn) in options()) {
+            let bytes = options.write();
+            prop_assert!(bytes.as_slice().len().is_multiple_of(4));
+            prop_assert_eq!(parse(bytes.as_slice(), is_syn), options);
+        }
+
+        #[test]
+        fn tcp_5_any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..41), is_syn: bool) {
+            let options = parse(&bytes, is_syn);
+            prop_assert!(options.window_scale.is_none_or(|scale| scale <= MAX_WINDOW_SCALE));
+        }
+    }
+
+    #[test]
+    fn tcp_5_syn_options_as_linux_orders_them() {
+        let options = Options {
+            mss: Some(1460),
+            window_scale: Some(7),
+            sack_permitted: true,
+            timestamps: Some(Timestamps { value: 1, echo: 0 }),
+            ..Options::default()
+        };
+        let bytes = [2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7];
+        assert_eq!(options.write().as_slice(), bytes);
+        assert_eq!(parse(&[MSS, 4, 5], true).mss, None, "cut off");
+        assert_eq!(parse(&[MSS, 0, 5, 180], true).mss, None, "a length of nothing");
+        assert_eq!(parse(&[2, 4, 5, 180], false).mss, None, "not in a SYN");
+    }
+}

@@ -1,0 +1,109 @@
+//! A received segment: header fields and options, checked.
+
+use forebay_rx::packet::Packet;
+
+use super::super::seq::{Seq, len_u32};
+use super::options::{self, Options};
+
+/// Header without options, in bytes.
+pub(in crate::tcp) const HEADER_BYTES: usize = 20;
+/// ECN field of an IP header: congestion experienced.
+const CE: u8 = 3;
+
+/// Control bits of a header.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(in crate::tcp) struct Flags(pub(in crate::tcp) u8);
+
+impl Flags {
+    pub(in crate::tcp) const FIN: Self = Self(0x01);
+    pub(in crate::tcp) const SYN: Self = Self(0x02);
+    pub(in crate::tcp) const RST: Self = Self(0x04);
+    pub(in crate::tcp) const PSH: Self = Self(0x08);
+    pub(in crate::tcp) const ACK: Self = Self(0x10);
+    pub(in crate::tcp) const URG: Self = Self(0x20);
+    pub(in crate::tcp) const ECE: Self = Self(0x40);
+    pub(in crate::tcp) const CWR: Self = Self(0x80);
+
+    /// True if all bits of `other` are set.
+    pub(in crate::tcp) fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// These bits and those of `other`.
+    pub(in crate::tcp) fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// A received segment without its payload. One of a merged packet stands for all that were merged.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::tcp) struct Segment {
+    pub(in crate::tcp) seq: Seq,
+    pub(in crate::tcp) ack: Seq,
+    pub(in crate::tcp) flags: Flags,
+    /// Window as it was sent, not scaled.
+    pub(in crate::tcp) window: u16,
+    pub(in crate::tcp) urgent: u16,
+    pub(in crate::tcp) payload_len: u32,
+    pub(in crate::tcp) options: Options,
+    /// True if a router marked the packet (ECN).
+    pub(in crate::tcp) is_marked: bool,
+    /// Payload length of the largest of the segments that were merged; else that of this one.
+    pub(in crate::tcp) segment_len: u32,
+}
+
+impl Segment {
+    /// Reads the header of a packet whose offsets and lengths were checked by the network layer;
+    /// `None` if it is impossible.
+    pub(in crate::tcp) fn of(packet: &Packet) -> Option<Self> {
+        let headers = &packet.headers;
+        let bytes = packet.frame.data();
+        let header = bytes.get(usize::from(headers.transport_offset)..)?;
+        let &[_, _, _, _, s0, s1, s2, s3, a0, a1, a2, a3, offset, flags, w0, w1, _, _, u0, u1] =
+            header.first_chunk::<HEADER_BYTES>()?;
+        let header_len = usize::from(offset >> 4) * 4;
+        let options = header.get(HEADER_BYTES..header_len)?;
+        let before = usize::from(headers.transport_offset).checked_add(header_len)?;
+        let len = packet.fragments().map(<[u8]>::len).sum::<usize>();
+        let payload_len = len_u32(len.checked_sub(before)?);
+        let flags = Flags(flags);
+        let gso_size = u32::from(packet.gso_size());
+        Some(Self {
+            seq: Seq(u32::from_be_bytes([s0, s1, s2, s3])),
+            ack: Seq(u32::from_be_bytes([a0, a1, a2, a3])),
+            flags,
+            window: u16::from_be_bytes([w0, w1]),
+            urgent: u16::from_be_bytes([u0, u1]),
+            payload_len,
+            options: options::parse(options, flags.has(Flags::SYN)),
+            is_marked: tos(packet) & CE == CE,
+            segment_len: if gso_size > 0 { gso_size.min(payload_len) } else { payload_len },
+        })
+    }
+
+    pub(in crate::tcp) fn has(&self, flags: Flags) -> bool {
+        self.flags.has(flags)
+    }
+
+    /// Sequence numbers that the segment takes: those of its payload, of SYN and of FIN.
+    pub(in crate::tcp) fn len(&self) -> u32 {
+        self.payload_len + u32::from(self.has(Flags::SYN)) + u32::from(self.has(Flags::FIN))
+    }
+
+    /// First sequence number behind the segment.
+    pub(in crate::tcp) fn end(&self) -> Seq {
+        self.seq + self.len()
+    }
+}
+
+/// Type of service, or traffic class.
+fn tos(packet: &Packet) -> u8 {
+    use forebay_rx::parse::Network;
+    let offset = usize::from(packet.headers.network_offset);
+    let header = packet.frame.data().get(offset..).unwrap_or_default();
+    match (packet.headers.network, header) {
+        (Network::Ipv4, &[_, tos, ..]) => tos,
+        (Network::Ipv6, &[first, second, ..]) => first << 4 | second >> 4,
+        _ => 0,
+    }
+}

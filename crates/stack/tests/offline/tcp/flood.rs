@@ -1,0 +1,101 @@
+//! SYN floods, and the memory of connections.
+
+use forebay_stack::tcp::{TcpConfig, TcpError, TcpOut};
+
+use super::pair::{Faults, MTU, Pair};
+
+/// A SYN from a made-up source.
+fn syn(from: u32) -> Vec<u8> {
+    let [a, b, c, d] = (0x0a00_0000 | from).to_be_bytes();
+    let mut ip = vec![0x45, 0, 0, 44, 0, 0, 0x40, 0, 64, 6, 0, 0, a, b, c, d, 192, 0, 2, 2];
+    let checksum = !sum(&ip);
+    ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+    let mut tcp = vec![
+        0x30, 0x39, 0, 80, 1, 2, 3, 4, 0, 0, 0, 0, 0x60, 2, 0xff, 0xff, 0, 0, 0, 0, 2, 4, 5, 0xb4,
+    ];
+    let mut pseudo = ip[12..20].to_vec();
+    pseudo.extend([0, 6, 0, 24]);
+    pseudo.extend(&tcp);
+    let checksum = !sum(&pseudo);
+    tcp[16..18].copy_from_slice(&checksum.to_be_bytes());
+    ip.extend(tcp);
+    ip
+}
+
+fn sum(bytes: &[u8]) -> u16 {
+    let mut sum: u32 =
+        bytes.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    u16::try_from(sum).unwrap()
+}
+
+#[test]
+fn tcp_13_flood_leaves_good_clients() {
+    let config = TcpConfig { max_syn_backlog: 64, ..TcpConfig::default() };
+    let mut pair = Pair::new(1, Faults { delay_us: 5_000, ..Faults::default() }, [config; 2]);
+    let there = pair.address(1, 80);
+    let listener = pair.hosts[1].tcp.socket().unwrap();
+    pair.hosts[1].tcp.bind(listener, there).unwrap();
+    pair.hosts[1].tcp.listen(listener, 1024).unwrap();
+    let mut from = 0;
+    for client in 0..100 {
+        for _ in 0..100 {
+            from += 1;
+            let now_us = pair.now_us;
+            let host = &mut pair.hosts[1];
+            let packet = host.packet(&syn(from)).unwrap();
+            host.deliver(packet, now_us, &mut Vec::new());
+        }
+        let socket = pair.hosts[0].tcp.socket().unwrap();
+        let here = pair.address(0, 0);
+        let begun = pair.call(0, |tcp, out| tcp.connect(socket, (here, there), MTU, out));
+        assert_eq!(begun, Err(TcpError::InProgress));
+        let accepted = (0..50).find_map(|_| {
+            pair.step();
+            pair.hosts[1].tcp.accept(listener).ok()
+        });
+        let (server, _) = accepted.unwrap_or_else(|| panic!("client {client} is not served"));
+        pair.call(1, |tcp, out| tcp.write(server, b"hello", Default::default(), out)).unwrap();
+        let mut room = [0; 10];
+        let read = (0..50).find_map(|_| {
+            pair.step();
+            pair.call(0, |tcp, out| tcp.read(socket, &mut room, out)).ok()
+        });
+        assert_eq!(read, Some(5), "client {client}");
+        for (host, socket) in [(0, socket), (1, server)] {
+            pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+        }
+        let tcp = &pair.hosts[1].tcp;
+        assert!(tcp.request_count() <= 64, "{} requests", tcp.request_count());
+    }
+    let counters = pair.hosts[1].tcp.counters();
+    assert!(counters.syncookies_sent.get() > 9_000, "{counters:?}");
+    assert!(counters.syncookies_recv.get() >= 90, "{counters:?}");
+    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
+    pair.check_rest();
+}
+
+#[test]
+fn tcp_12_idle_connection_keeps_no_buffer() {
+    let bytes = forebay_stack::tcp::CONNECTION_BYTES;
+    assert!(bytes <= 1300, "a connection takes {bytes} bytes");
+    let mut pair = Pair::new(1, Faults::default(), [TcpConfig::default(); 2]);
+    let (client, server) = pair.open(80);
+    let send = |tcp: &mut forebay_stack::tcp::Tcp, out: &mut TcpOut<'_>| {
+        tcp.write(client, &[1; 20_000], Default::default(), out)
+    };
+    assert_eq!(pair.call(0, send), Ok(20_000));
+    for _ in 0..100 {
+        pair.step();
+        let _ = pair.call(1, |tcp, out| tcp.read(server, &mut [0; 30_000], out));
+    }
+    for host in &pair.hosts {
+        assert_eq!(host.tcp.memory_bytes(), 0, "an idle connection keeps no buffer");
+    }
+    for (host, socket) in [(0, client), (1, server)] {
+        pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+    }
+    pair.check_rest();
+}

@@ -1,0 +1,112 @@
+//! Segments of a stranger, and of a peer that lies.
+
+use std::net::SocketAddr;
+
+use forebay_stack::network::compose::{TcpHeaders, emit_tcp};
+use forebay_stack::tcp::TcpConfig;
+use proptest::prelude::*;
+
+use super::pair::{Faults, Pair};
+
+/// Fields of a segment that a stranger makes up, near those of the connection.
+#[derive(Clone, Debug)]
+struct Forged {
+    seq: i32,
+    ack: i32,
+    flags: u8,
+    window: u16,
+    urgent: u16,
+    options: Vec<u8>,
+    len: usize,
+}
+
+prop_compose! {
+    fn near()(kind in 0..6, small in -3000_i32..3000, any: i32) -> i32 {
+        match kind { 0 => any, 1 => 0, 2 => 1, _ => small }
+    }
+}
+
+prop_compose! {
+    fn forged()(
+        seq in near(), ack in near(), flags: u8, is_ack in prop::bool::weighted(0.7), window: u16, urgent: u16,
+        options in prop::collection::vec(prop_oneof![Just(1_u8), Just(5), Just(8), Just(10), any::<u8>()], 0..40),
+        len in 0_usize..2000,
+    ) -> Forged {
+        let flags = if is_ack { flags | 0x10 } else { flags };
+        Forged { seq, ack, flags, window, urgent, options, len }
+    }
+}
+
+fn bytes_of(
+    forged: &Forged,
+    pair: &mut Pair,
+    ends: (SocketAddr, SocketAddr),
+    base: (u32, u32),
+) -> Option<Vec<u8>> {
+    let mut options = forged.options.clone();
+    while options.len() % 4 != 0 {
+        options.push(0);
+    }
+    let header_len = 20 + options.len();
+    let mut segment = Vec::new();
+    let (source, destination) = ends;
+    segment.extend(source.port().to_be_bytes());
+    segment.extend(destination.port().to_be_bytes());
+    segment.extend(base.0.wrapping_add_signed(forged.seq).to_be_bytes());
+    segment.extend(base.1.wrapping_add_signed(forged.ack).to_be_bytes());
+    segment.extend([u8::try_from(header_len / 4 * 16).unwrap(), forged.flags]);
+    segment.extend(forged.window.to_be_bytes());
+    segment.extend([0, 0]);
+    segment.extend(forged.urgent.to_be_bytes());
+    segment.extend(options);
+    segment.resize(header_len + forged.len, 7);
+    let pool = &mut pair.hosts[1].pool;
+    let mut frame = pool.allocate(u32::try_from(segment.len()).unwrap())?;
+    frame.copy_from(&segment);
+    let headers = TcpHeaders {
+        source,
+        destination,
+        ttl: 64,
+        tos: 3,
+        header_len: u8::try_from(header_len).unwrap(),
+        is_gso: false,
+    };
+    emit_tcp(&mut frame, &headers).unwrap();
+    let bytes = frame.data().to_vec();
+    pool.put(frame);
+    Some(bytes)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tcp_11_any_segments_are_survived(
+        segments in prop::collection::vec((forged(), any::<bool>()), 1..60), seed: u64,
+    ) {
+        let faults = Faults { delay_us: 1000, ..Faults::default() };
+        let mut pair = Pair::new(seed, faults, [TcpConfig::default(); 2]);
+        let (client, server) = pair.open(80);
+        let flow = pair.hosts[1].tcp.flow(server).unwrap();
+        // Numbers that a blind stranger would have to guess.
+        let base = (0, 0);
+        for (forged, writes) in &segments {
+            let Some(bytes) = bytes_of(forged, &mut pair, (flow.theirs, flow.ours), base) else { break };
+            let now_us = pair.now_us;
+            let mut sent = Vec::new();
+            let host = &mut pair.hosts[1];
+            if let Some(packet) = host.packet(&bytes) {
+                host.deliver(packet, now_us, &mut sent);
+            }
+            if *writes {
+                // An answer of any kind is fine: the connection may have been reset.
+                let _ = pair.call(1, |tcp, out| tcp.write(server, &[1; 3000], Default::default(), out));
+                let _ = pair.call(1, |tcp, out| tcp.read(server, &mut [0; 100], out));
+            }
+            pair.step();
+        }
+        pair.call(0, |tcp, out| tcp.close(client, out)).unwrap();
+        pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
+        pair.check_rest();
+    }
+}

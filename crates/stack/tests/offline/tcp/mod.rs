@@ -1,0 +1,6 @@
+//! Two hosts of TCP with a path between them, in virtual time.
+
+mod flood; //  SYN floods and memory
+mod hostile; // segments of a stranger
+mod pair; //   the hosts and the path
+mod streams; // laws: every byte arrives once, in order

@@ -1,0 +1,277 @@
+//! Two hosts, and a path that loses, repeats, delays and reorders by a seed.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use forebay_buf::Region;
+use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
+use forebay_rx::coalesce::cut;
+use forebay_rx::packet::{Arrival, Packet};
+use forebay_rx::parse::{Link, Verify, parse_packet};
+use forebay_stack::network::{Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix};
+use forebay_stack::tcp::{Tcp, TcpConfig, TcpError, TcpOut, TcpSocket};
+
+pub(super) const MTU: u32 = 1500;
+
+/// A host of TCP.
+pub(super) struct Host {
+    pub(super) tcp: Tcp,
+    network: NetworkLayer,
+    identity: Identity,
+    pub(super) pool: Pool,
+    pub(super) address: IpAddr,
+}
+
+impl Host {
+    pub(super) fn new(last: u8, config: TcpConfig) -> Self {
+        let share = vec![
+            ChunkClass { chunk_bytes: 2048, chunks: 8192 },
+            ChunkClass { chunk_bytes: 68 << 10, chunks: 16 },
+        ];
+        let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+        let address = IpAddr::from([192, 0, 2, last]);
+        let mut network = NetworkLayer::new(NetworkConfig::default(), Default::default());
+        network.take_tcp();
+        let addresses = vec![Prefix { address, bits: 24 }];
+        Self {
+            tcp: Tcp::new(config, [last; 16], 0),
+            network,
+            identity: Identity { addresses, mtu: MTU, is_whole_host: true, ..Identity::default() },
+            pool: carve(region, &[share]).unwrap().remove(0),
+            address,
+        }
+    }
+
+    /// Calls TCP. What it sends goes to `sent`, cut into segments.
+    pub(super) fn call<R>(
+        &mut self,
+        now_us: u64,
+        sent: &mut Vec<Vec<u8>>,
+        act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
+    ) -> R {
+        let mut packets = Vec::new();
+        let mut out = TcpOut { now_us, pool: &mut self.pool, packets: &mut packets };
+        let result = act(&mut self.tcp, &mut out);
+        let mut segments = Vec::new();
+        for packet in packets {
+            match packet.gso_size() {
+                0 => segments.push(packet),
+                _ => cut(packet, &mut self.pool, &mut segments).unwrap(),
+            }
+        }
+        for segment in segments {
+            sent.push(segment.frame.data().to_vec());
+            self.pool.put(segment.frame);
+        }
+        result
+    }
+
+    /// A packet in a frame of this host, parsed.
+    pub(super) fn packet(&mut self, bytes: &[u8]) -> Option<Packet> {
+        let len = u32::try_from(bytes.len()).unwrap();
+        let mut frame = self.pool.allocate(len)?;
+        frame.copy_from(bytes);
+        let mut packet = Packet::received(frame, Arrival(0), len, Link::Ip);
+        parse_packet(&mut packet, Verify::Checksums, &mut self.pool).unwrap();
+        Some(packet)
+    }
+
+    pub(super) fn deliver(&mut self, packet: Packet, now_us: u64, sent: &mut Vec<Vec<u8>>) {
+        match self.network.receive(packet, &self.identity, now_us * 1000, &mut self.pool) {
+            NetworkVerdict::Segment(packet) => {
+                self.call(now_us, sent, |tcp, out| tcp.receive(packet, MTU, out));
+            }
+            NetworkVerdict::Answer(packet)
+            | NetworkVerdict::Taken(packet)
+            | NetworkVerdict::Dropped(packet, _) => self.pool.put(packet.frame),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Faults of a path, in percent, and its delay.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Faults {
+    pub(super) loss: u32,
+    pub(super) repeat: u32,
+    pub(super) reorder: u32,
+    pub(super) delay_us: u64,
+    /// Segments that arrive together are merged.
+    pub(super) merges: bool,
+}
+
+/// Two hosts with a path between them.
+pub(super) struct Pair {
+    pub(super) hosts: [Host; 2],
+    pub(super) now_us: u64,
+    faults: Faults,
+    random: u64,
+    /// Packets under way, by arrival and number: to which host, and their bytes.
+    path: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
+    count: u64,
+}
+
+impl Pair {
+    pub(super) fn new(seed: u64, faults: Faults, configs: [TcpConfig; 2]) -> Self {
+        let [first, second] = configs;
+        Self {
+            hosts: [Host::new(1, first), Host::new(2, second)],
+            now_us: 0,
+            faults,
+            random: seed | 1,
+            path: BTreeMap::new(),
+            count: 0,
+        }
+    }
+
+    /// A number below `limit` (xorshift).
+    pub(super) fn random(&mut self, limit: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % limit
+    }
+
+    pub(super) fn address(&self, host: usize, port: u16) -> SocketAddr {
+        SocketAddr::new(self.hosts[host].address, port)
+    }
+
+    /// Calls the TCP of a host.
+    pub(super) fn call<R>(
+        &mut self,
+        host: usize,
+        act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
+    ) -> R {
+        let mut sent = Vec::new();
+        let result = self.hosts[host].call(self.now_us, &mut sent, act);
+        self.carry(host, sent);
+        result
+    }
+
+    fn carry(&mut self, from: usize, sent: Vec<Vec<u8>>) {
+        for bytes in sent {
+            if self.random(100) < self.faults.loss.into() {
+                continue;
+            }
+            let copies = 1 + u64::from(self.random(100) < self.faults.repeat.into());
+            for _ in 0..copies {
+                let late = self.random(100) < self.faults.reorder.into();
+                let extra_us = if late { self.random(self.faults.delay_us * 2 + 1000) } else { 0 };
+                let at_us = self.now_us + self.faults.delay_us + extra_us;
+                self.count += 1;
+                self.path.insert((at_us, self.count), (1 - from, bytes.clone()));
+            }
+        }
+    }
+
+    /// Goes on to the next event. Returns false without one.
+    pub(super) fn step(&mut self) -> bool {
+        let timers = self.hosts.iter().filter_map(|host| host.tcp.next_timer_us()).min();
+        let arrival = self.path.keys().next().map(|(at_us, _)| *at_us);
+        let Some(next_us) = timers.into_iter().chain(arrival).min() else { return false };
+        self.now_us = self.now_us.max(next_us);
+        self.arrive();
+        for host in 0..2 {
+            self.call(host, Tcp::advance);
+        }
+        true
+    }
+
+    fn arrive(&mut self) {
+        let mut arrived: [Vec<Vec<u8>>; 2] = [Vec::new(), Vec::new()];
+        while let Some(entry) = self.path.first_entry().filter(|entry| entry.key().0 <= self.now_us)
+        {
+            let (to, bytes) = entry.remove();
+            arrived[to].push(bytes);
+        }
+        for (to, packets) in arrived.into_iter().enumerate() {
+            let mut sent = Vec::new();
+            let now_us = self.now_us;
+            let host = &mut self.hosts[to];
+            let packets = packets.iter().filter_map(|bytes| host.packet(bytes)).collect();
+            let packets = if self.faults.merges { merged(packets) } else { packets };
+            packets.into_iter().for_each(|packet| host.deliver(packet, now_us, &mut sent));
+            self.carry(to, sent);
+        }
+    }
+
+    /// Opens a connection from host 0 to a listener of host 1.
+    pub(super) fn open(&mut self, port: u16) -> (TcpSocket, TcpSocket) {
+        let there = self.address(1, port);
+        let listener = self.hosts[1].tcp.socket().unwrap();
+        self.hosts[1].tcp.bind(listener, there).unwrap();
+        self.hosts[1].tcp.listen(listener, 16).unwrap();
+        let client = self.hosts[0].tcp.socket().unwrap();
+        let here = self.address(0, 0);
+        let begun = self.call(0, |tcp, out| tcp.connect(client, (here, there), MTU, out));
+        assert_eq!(begun, Err(TcpError::InProgress));
+        for _ in 0..10_000 {
+            if let Ok((server, _)) = self.hosts[1].tcp.accept(listener) {
+                self.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
+                return (client, server);
+            }
+            assert!(self.step(), "a connection that is being opened has a timer");
+        }
+        panic!("the connection was not opened");
+    }
+
+    /// Checks that nothing is left, once both ends have closed.
+    pub(super) fn check_rest(&mut self) {
+        for _ in 0..100_000 {
+            if !self.step() {
+                break;
+            }
+        }
+        for host in &mut self.hosts {
+            assert_eq!(host.tcp.socket_count(), 0, "sockets are left: {host:?}");
+            assert_eq!((host.tcp.time_wait_count(), host.tcp.request_count()), (0, 0));
+            assert_eq!(host.tcp.memory_bytes(), 0);
+            host.pool.flush();
+            assert_eq!(host.pool.in_use(), 0, "frames are away");
+        }
+    }
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "host {} with {:?}", self.address, self.tcp.counters())
+    }
+}
+
+/// Merges segments that follow each other, as coalescing does.
+fn merged(packets: Vec<Packet>) -> Vec<Packet> {
+    let mut whole: Vec<Packet> = Vec::new();
+    for packet in packets {
+        match whole.last_mut() {
+            Some(last) if follows(last, &packet) => {
+                let Packet { mut frame, headers, .. } = packet;
+                frame.pull(headers.payload_offset.into());
+                let size = last.headers.payload_len / (1 + last.frame.follower_count());
+                if last.gso_size() == 0 {
+                    last.set_gso_size(size);
+                }
+                last.headers.payload_len += headers.payload_len;
+                last.frame.append(frame);
+            }
+            _ => whole.push(packet),
+        }
+    }
+    whole
+}
+
+fn follows(last: &Packet, packet: &Packet) -> bool {
+    let is_plain =
+        |packet: &Packet| packet.view().tcp_flags().is_some_and(|flags| flags & 0xff == 0x10);
+    let merged = 1 + last.frame.follower_count();
+    let size = last.headers.payload_len / merged;
+    let next =
+        last.view().tcp_sequence().map(|seq| seq.wrapping_add(u32::from(size) * u32::from(merged)));
+    size > 0
+        && packet.headers.payload_len == size
+        && packet.headers.payload_offset == last.headers.payload_offset
+        && is_plain(last)
+        && is_plain(packet)
+        && packet.view().ports() == last.view().ports()
+        && packet.view().tcp_sequence() == next
+        && merged < 16
+}
