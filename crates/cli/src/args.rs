@@ -143,6 +143,10 @@ pub(crate) struct ReplayArgs {
     #[arg(long, requires = "write_pcap")]
     pub(crate) resegment: bool,
 
+    /// Draw the run: shares of the CPUs, waits, moves and delays, as SVG files in DIR
+    #[arg(long, value_name = "DIR")]
+    pub(crate) plot: Option<PathBuf>,
+
     #[command(flatten)]
     pub(crate) trace: TraceOptions,
 

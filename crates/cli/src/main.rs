@@ -21,6 +21,7 @@ mod doctor; //    forebay doctor
 #[cfg(feature = "generate")]
 mod generate; //  forebay generate
 mod service; //   notices to a service manager
+mod plot; //      pictures of a run
 mod table; //     the final report of a run, for people
 mod output; //    standard output
 mod failure; //   error messages, and the exit code

@@ -21,6 +21,7 @@ use crate::failure::Failure;
 use crate::options::check_queues;
 use crate::options::engine::Cpus;
 use crate::options::hash::HashKind;
+use crate::plot::{self, PlotFiles};
 use crate::signals::{Hangup, stop_on_signals};
 use crate::synthetic::SyntheticSpec;
 use crate::ticker::{Ticker, tell_once};
@@ -36,6 +37,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let cpus = plan.engine.cpus.clone();
     let config = args.control.read()?;
     let replay = Replay::open(plan)?;
+    let plots = args.plot.as_deref().map(PlotFiles::create).transpose()?;
     let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends);
     let socket = args.control.bind(None)?;
     let faces =
@@ -49,7 +51,11 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     bar.finish();
     let result =
         Replayed { report: report?, seed, interrupted: interrupted.load(Ordering::Relaxed) };
-    finish(result, args, &cpus)
+    let drawn = match (plots, &result.report.timeline) {
+        (Some(plots), Some(timeline)) => plots.draw(timeline),
+        _ => Ok(()),
+    };
+    finish(result, args, &cpus).and(drawn)
 }
 
 /// Document that `--json` prints.
@@ -143,6 +149,7 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<ReplayConfig, Failure> {
         write_pcap: args.write_pcap.clone(),
         resegment: args.resegment,
         trace: args.trace.plan(),
+        plots: args.plot.as_deref().map(plot::paths).unwrap_or_default(),
         explain: args.explain.clone(),
     })
 }

@@ -6,12 +6,13 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use forebay_sim::{Overrides, Rules, Situation, Summary, report};
+use forebay_sim::{Overrides, Recorded, Rules, Situation, Summary, report, run_recorded};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::failure::Failure;
 use crate::output;
+use crate::plot::PlotFiles;
 
 /// Upper bound on the CPUs of a run: the simulator keeps them in sets of 64 bits.
 const CPUS_MAX: i64 = 128;
@@ -52,6 +53,10 @@ pub(crate) struct SimArgs {
     /// Write a trace of every packet and change under our rules to DIR
     #[arg(long, value_name = "DIR", requires = "seed")]
     trace: Option<PathBuf>,
+
+    /// Draw the run under our rules: shares of the CPUs, waits, moves and delays, as SVG files in DIR
+    #[arg(long, value_name = "DIR", requires = "seed")]
+    plot: Option<PathBuf>,
 }
 
 /// Rules of a simulation.
@@ -91,8 +96,11 @@ impl RulesArg {
 pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     let Some(situation) = args.scenario else { return output::print(&listed(args.json)) };
     let (has_ours, peers) = args.rules.split();
-    if args.trace.is_some() && !has_ours {
-        let problem = "--trace: a trace is of a run under our rules";
+    let recorded = [("--trace", "a trace is", &args.trace), ("--plot", "pictures are", &args.plot)];
+    if let Some((option, what, _)) = recorded.iter().find(|(.., directory)| directory.is_some())
+        && !has_ours
+    {
+        let problem = format!("{option}: {what} of a run under our rules");
         return Err(Failure::usage(problem, "leave out --rules"));
     }
     let bar = progress(args, u64::from(has_ours) + peers.len() as u64);
@@ -112,11 +120,17 @@ pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
 }
 
 fn run_ours(args: &SimArgs, situation: Situation, bar: &ProgressBar) -> Result<Summary, Failure> {
-    let (Some(directory), Some(seed)) = (&args.trace, args.seed) else {
+    let (true, Some(seed)) = (args.trace.is_some() || args.plot.is_some(), args.seed) else {
         return Ok(run_seeds(Rules::Forebay, args, situation, bar));
     };
+    let plots = args.plot.as_deref().map(PlotFiles::create).transpose()?;
+    let recorded = Recorded { trace: args.trace.as_deref(), timeline: plots.is_some() };
+    let (outcome, timeline) = run_recorded(situation, seed, overrides(args), recorded)?;
+    if let (Some(plots), Some(timeline)) = (plots, timeline) {
+        plots.draw(&timeline)?;
+    }
     let mut summary = Summary::new(Rules::Forebay, situation);
-    summary.add(&forebay_sim::run_recorded(situation, seed, overrides(args), directory)?);
+    summary.add(&outcome);
     Ok(summary)
 }
 

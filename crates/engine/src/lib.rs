@@ -7,6 +7,7 @@
 
 pub mod knobs; //  settings that can be changed, and the answer to a write
 pub mod trace; //  plain files from which external tools can judge a run
+pub mod timeline; // counters at several times of a run, for pictures
 
 mod bell;
 mod changes;
@@ -213,7 +214,21 @@ impl<H: Handler + 'static> Engine<H> {
     /// # Panics
     /// If the engine was built with the machine's clock.
     pub fn run_stepped(self, seed: u64, costs: VirtualCosts) -> Outcome<H> {
-        stepped::run(self.workers, &self.shared, seed, costs)
+        self.run_stepped_observed(seed, costs, |_| ())
+    }
+
+    /// Runs as [`run_stepped`](Self::run_stepped) does, and calls `observe` with the time after
+    /// every step.
+    ///
+    /// # Panics
+    /// If the engine was built with the machine's clock.
+    pub fn run_stepped_observed(
+        self,
+        seed: u64,
+        costs: VirtualCosts,
+        observe: impl FnMut(u64),
+    ) -> Outcome<H> {
+        stepped::run(self.workers, &self.shared, (seed, costs), observe)
     }
 }
 

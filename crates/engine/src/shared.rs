@@ -25,6 +25,7 @@ use super::question::Question;
 use super::reclaim::Reclaimer;
 use super::settings::Settings;
 use crate::knobs::{Change, Script};
+use crate::timeline::TimelineRecorder;
 
 /// State that the threads of an engine share. CPUs are indexed by their position in the engine.
 #[derive(Debug)]
@@ -268,7 +269,7 @@ impl EngineState {
         self.busy_ns[index].load(Ordering::Relaxed)
     }
 
-    /// Sets what is measured from now on, on threads; in virtual time nothing is.
+    /// Sets what is measured from now on. In virtual time only waits in backlogs are.
     pub fn measure(&self, measured: Measured) {
         self.measured.store(measured as u8, Ordering::Relaxed);
     }
@@ -366,6 +367,20 @@ impl EngineState {
     pub(super) fn set_counters(&self, counters: EngineCounters) {
         let set = self.counters.set(counters);
         debug_assert!(set.is_ok(), "an engine is built once");
+    }
+
+    /// Recorder of a timeline that begins now; `None` until the engine is built. Waits are recorded
+    /// while they are [measured](Self::measure).
+    pub fn timeline(&self, period_ns: u64) -> Option<TimelineRecorder> {
+        let counters = self.counters()?;
+        let cpus = self.cpus.cpus().iter().copied().zip(counters.cpus.iter().cloned());
+        let now_ns = self.now_ns();
+        Some(TimelineRecorder::new(counters.queues.clone(), cpus.collect(), now_ns, period_ns))
+    }
+
+    /// Time on the engine's clock, in nanoseconds.
+    pub fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
     }
 
     /// Counters of all queues and CPUs; `None` until the engine is built.

@@ -8,6 +8,7 @@
 use forebay_rx::Handler;
 use forebay_sys::random::Random;
 
+use super::measured::Measured;
 use super::outcome::Outcome;
 use super::queue::Activity;
 use super::shared::EngineState;
@@ -41,12 +42,13 @@ const IDLE_NS: u64 = 1_000;
 const STALL_ONE_IN: u64 = 64;
 const STALL_FACTOR: u64 = 20;
 
-/// Runs workers, all built on one virtual clock, until all of them end.
+/// Runs workers, all built on one virtual clock, until all of them end. `observe` is called with the
+/// time after every step.
 pub(super) fn run<H: Handler>(
     workers: Vec<Worker<H>>,
     shared: &EngineState,
-    seed: u64,
-    costs: VirtualCosts,
+    (seed, costs): (u64, VirtualCosts),
+    mut observe: impl FnMut(u64),
 ) -> Outcome<H> {
     let mut random = Random::new(seed);
     let mut steppers: Vec<_> = workers.into_iter().map(Stepper::new).collect();
@@ -58,6 +60,7 @@ pub(super) fn run<H: Handler>(
         for stepper in &mut steppers {
             stepper.wake_if_rung(now_ns, &mut random);
         }
+        observe(now_ns);
     }
     let workers = steppers.into_iter().map(|stepper| stepper.worker).collect();
     Outcome::of(workers, shared, now_ns)
@@ -119,14 +122,14 @@ impl<H: Handler> Stepper<H> {
     /// in nanoseconds.
     fn begin(&mut self, now_ns: u64, random: &mut Random, costs: VirtualCosts) -> u64 {
         if std::mem::take(&mut self.took_in)
-            && let Some(cost_ns) = self.begin_batch(random, costs)
+            && let Some(cost_ns) = self.begin_batch(now_ns, random, costs)
         {
             return self.busy(cost_ns);
         }
         self.worker.end_turn();
         self.worker.begin_turn(now_ns);
         if std::mem::take(&mut self.worker.backlogs_first)
-            && let Some(cost_ns) = self.begin_batch(random, costs)
+            && let Some(cost_ns) = self.begin_batch(now_ns, random, costs)
         {
             return self.busy(cost_ns);
         }
@@ -136,14 +139,19 @@ impl<H: Handler> Stepper<H> {
                 let cost_ns = varied(random, costs.intake_ns * frames as u64);
                 self.busy(cost_ns)
             }
-            activity => match self.begin_batch(random, costs) {
+            activity => match self.begin_batch(now_ns, random, costs) {
                 Some(cost_ns) => self.busy(cost_ns),
                 None => self.idle(activity, now_ns, random),
             },
         }
     }
 
-    fn begin_batch(&mut self, random: &mut Random, costs: VirtualCosts) -> Option<u64> {
+    fn begin_batch(
+        &mut self,
+        now_ns: u64,
+        random: &mut Random,
+        costs: VirtualCosts,
+    ) -> Option<u64> {
         let worker = &mut self.worker;
         let granted = worker.grant_delivery();
         if granted == 0 {
@@ -155,6 +163,9 @@ impl<H: Handler> Stepper<H> {
         };
         worker.budget.spend(taken);
         let taken = taken as u64;
+        if worker.shared.measured() != Measured::Nothing {
+            worker.delivery.record_waits(now_ns);
+        }
         worker.delivery.coalesce();
         let packets = worker.delivery.in_hand() as u64;
         self.in_hand = taken > 0;

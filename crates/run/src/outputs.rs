@@ -16,6 +16,8 @@ pub(crate) struct Outputs<'a> {
     pub(crate) captures: Vec<(&'static str, &'a Path)>,
     /// Trace.
     pub(crate) trace: Option<&'a TracePlan>,
+    /// Pictures, which are overwritten.
+    pub(crate) plots: &'a [PathBuf],
 }
 
 /// A file that this run may overwrite or remove.
@@ -70,6 +72,12 @@ impl Outputs<'_> {
                 },
             }));
         }
+        outputs.extend(self.plots.iter().map(|path| Output {
+            what: "plot",
+            directory: path.parent().unwrap_or(path),
+            path: path.clone(),
+            is_stale: false,
+        }));
         Ok(outputs)
     }
 }
@@ -130,14 +138,14 @@ mod tests {
             let names = [PARSE_FILE, FLOW_KEY_FILE, LRO_FILE, COUNTERS_FILE];
             names.iter().for_each(|name| fs::write(path(name), "old").unwrap());
             let plan = plan(parse);
-            let outputs = Outputs { captures: Vec::new(), trace: Some(&plan) };
+            let outputs = Outputs { captures: Vec::new(), trace: Some(&plan), plots: &[] };
             outputs.clear(std::iter::empty()).unwrap();
             assert_eq!(names.map(|name| path(name).exists()), left);
         }
         for name in trace::FILES {
             fs::write(path(name), "a capture").unwrap();
             let (plan, input) = (plan(true), path(name));
-            let outputs = Outputs { captures: Vec::new(), trace: Some(&plan) };
+            let outputs = Outputs { captures: Vec::new(), trace: Some(&plan), plots: &[] };
             assert!(outputs.clear([input.as_path()].into_iter()).is_err(), "{name}");
             assert!(input.exists());
         }

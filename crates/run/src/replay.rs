@@ -1,6 +1,7 @@
 //! Replay: a capture, or synthetic traffic, through the whole path, with every packet checked.
 
 mod handler;
+mod observer;
 mod report;
 
 use std::num::NonZeroU16;
@@ -11,9 +12,10 @@ use forebay_control::{Control, Explanation, FlowName};
 use forebay_device::pcap::{Capture, FirstFailure, KEPT_BYTES_MAX, PcapSource, ReplayPlan};
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_device::{Progress, QueueShare};
+use forebay_engine::timeline::Timeline;
 use forebay_engine::trace::Trace;
 pub use forebay_engine::trace::TracePlan;
-use forebay_engine::{Config, Engine, Outcome, Stopper, VirtualCosts};
+use forebay_engine::{Config, Engine, Measured, Outcome, Stopper, VirtualCosts};
 use forebay_metrics::Metrics;
 use forebay_rx::hash::Indirection;
 use forebay_rx::{RxQueue, Source};
@@ -21,6 +23,7 @@ use forebay_sys as sys;
 use forebay_sys::clock::Clock;
 use forebay_sys::error::{Error, Result};
 use handler::ReplayHandler;
+use observer::{Observer, VIRTUAL_PERIOD_NS};
 pub use report::ReplayReport;
 
 use crate::order_check::OrderCheck;
@@ -66,6 +69,8 @@ pub struct ReplayConfig {
     pub resegment: bool,
     /// Directory of the trace.
     pub trace: Option<TracePlan>,
+    /// Files that the caller draws the run's timeline into. Without any, no timeline is recorded.
+    pub plots: Vec<PathBuf>,
     /// Flows that are recorded from the first packet on, and explained in the report.
     pub explain: Vec<FlowName>,
 }
@@ -94,7 +99,11 @@ impl Replay {
         check_inputs_can_be_read_again(&plan)?;
         let (sources, progress) = open_sources(&plan)?;
         let captures = plan.write_pcap.iter().map(|directory| ("write_pcap", directory.as_path()));
-        let outputs = Outputs { captures: captures.collect(), trace: plan.trace.as_ref() };
+        let outputs = Outputs {
+            captures: captures.collect(),
+            trace: plan.trace.as_ref(),
+            plots: &plan.plots,
+        };
         outputs.clear(inputs(&plan))?;
         let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let flows = plan.explain.iter().map(|flow| flow.hash(&plan.engine.hasher));
@@ -147,16 +156,15 @@ impl Replay {
     /// report.
     pub fn run(self) -> Result<ReplayReport> {
         let cpu_ns = sys::process_cpu_ns();
-        let mut outcome = match self.plan.mode {
-            Mode::Live => self.engine.run()?,
-            Mode::Stepped { seed } => {
-                let work_ns = self.plan.work_ns;
-                self.engine.run_stepped(seed, VirtualCosts { work_ns, ..VirtualCosts::default() })
-            }
+        let (mut outcome, timeline) = if self.plan.plots.is_empty() {
+            (run_engine(self.engine, &self.plan, |_| ())?, None)
+        } else {
+            run_observed(self.engine, &self.plan)?
         };
         let cpu_ns = sys::process_cpu_ns() - cpu_ns;
         finish_handlers(&mut outcome);
         let mut report = ReplayReport::of(&outcome, &self.ledger, &self.progress, cpu_ns);
+        report.timeline = timeline;
         report.errors = outcome.errors;
         let ReplayConfig { explain: names, engine, .. } = &self.plan;
         let flows = names.iter().zip(&engine.explain).zip(outcome.explained);
@@ -173,6 +181,45 @@ impl Replay {
         }
         report.error = report.errors.first().map(ToString::to_string);
         Ok(report)
+    }
+}
+
+/// Runs the engine to the end. In virtual time, `observe` is called with the time after every step.
+fn run_engine(
+    engine: Engine<ReplayHandler>,
+    plan: &ReplayConfig,
+    observe: impl FnMut(u64),
+) -> Result<Outcome<ReplayHandler>> {
+    match plan.mode {
+        Mode::Live => engine.run(),
+        Mode::Stepped { seed } => {
+            let costs = VirtualCosts { work_ns: plan.work_ns, ..VirtualCosts::default() };
+            Ok(engine.run_stepped_observed(seed, costs, observe))
+        }
+    }
+}
+
+/// Runs the engine to the end, and records a timeline.
+fn run_observed(
+    engine: Engine<ReplayHandler>,
+    plan: &ReplayConfig,
+) -> Result<(Outcome<ReplayHandler>, Option<Timeline>)> {
+    let control = Control::of(&engine);
+    let state = engine.state();
+    state.measure(Measured::Times);
+    match plan.mode {
+        Mode::Live => {
+            let observer = Observer::of(control)?;
+            let outcome = run_engine(engine, plan, |_| ());
+            let timeline = observer.finish(state.now_ns());
+            Ok((outcome?, timeline))
+        }
+        Mode::Stepped { .. } => {
+            let mut recorder = state.timeline(VIRTUAL_PERIOD_NS);
+            let observe = |now_ns| recorder.iter_mut().for_each(|it| it.observe(now_ns));
+            let outcome = run_engine(engine, plan, observe)?;
+            Ok((outcome, recorder.map(|recorder| recorder.finish(state.now_ns()))))
+        }
     }
 }
 

@@ -249,7 +249,7 @@ impl SimMachine for KernelMachine {
         None
     }
 
-    fn take(&mut self, cpu: CpuId) -> usize {
+    fn take(&mut self, cpu: CpuId, _: Now) -> usize {
         let softnet = &mut self.cpus[cpu.index()];
         if softnet.process_queue.is_empty() {
             std::mem::swap(&mut softnet.process_queue, &mut softnet.input_pkt_queue);

@@ -41,4 +41,4 @@ pub use liveness::Wait;
 pub use report::Summary;
 pub use rules::Rules;
 pub use scenario::{Overrides, Situation};
-pub use world::{SimOutcome, run, run_recorded};
+pub use world::{Recorded, SimOutcome, run, run_recorded};

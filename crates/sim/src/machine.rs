@@ -29,7 +29,7 @@ pub(crate) trait SimMachine: Sized {
     fn waits_until_ns(&self, queue: RxQueue) -> Option<u64>;
 
     /// Lets a CPU dequeue a batch; returns its number of packets.
-    fn take(&mut self, cpu: CpuId) -> usize;
+    fn take(&mut self, cpu: CpuId, now: Now) -> usize;
 
     /// Lets a CPU hand its batch to the application.
     fn handle(&mut self, cpu: CpuId, now_ns: u64, laws: &mut Laws, handed: &mut Vec<Handed>);

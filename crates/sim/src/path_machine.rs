@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use application::{SeenByReader, SimApplication};
 use forebay_buf::Pool;
+use forebay_engine::timeline::{Timeline, TimelineRecorder};
 use forebay_rx::arrive::{Burst, PollStatus, RefusedFrame};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::intake::Dropped;
@@ -28,6 +29,9 @@ use crate::machine::{FlowStanding, Handed, Now, Poll, SimMachine, TakenIn};
 use crate::recording::Recording;
 use crate::scenario::Scenario;
 use crate::traffic::{FRAME_BYTES, Flow, Traffic};
+
+/// Least time between two samples of a timeline at first, in nanoseconds.
+const TIMELINE_PERIOD_NS: u64 = 1_000;
 
 /// The path on virtual CPUs.
 pub(crate) struct PathMachine {
@@ -51,6 +55,7 @@ pub(crate) struct PathMachine {
     /// Reassembly, if datagrams arrive in fragments.
     reassembly: Option<SimReassembly>,
     recording: Option<Recording>,
+    timeline: Option<TimelineRecorder>,
 }
 
 struct SimQueue {
@@ -75,6 +80,24 @@ impl PathMachine {
         recording.changed(0, 0, "rps_cpus", &self.effective_mask());
         self.recording = Some(recording);
         Ok(())
+    }
+
+    /// Starts recording a timeline.
+    pub(crate) fn record_timeline(&mut self) {
+        let queues = self.queues.iter_mut().map(|queue| {
+            queue.intake.set_stamped(true);
+            Arc::clone(queue.intake.counters())
+        });
+        let cpus =
+            self.cpus.iter().map(|cpu| (cpu.delivery.cpu(), Arc::clone(cpu.delivery.counters())));
+        let recorder =
+            TimelineRecorder::new(queues.collect(), cpus.collect(), 0, TIMELINE_PERIOD_NS);
+        self.timeline = Some(recorder);
+    }
+
+    /// Finishes the timeline, if one is recorded.
+    pub(crate) fn finish_timeline(&mut self, now_ns: u64) -> Option<Timeline> {
+        self.timeline.take().map(|recorder| recorder.finish(now_ns))
     }
 
     /// Finishes a recording.
@@ -171,6 +194,9 @@ impl SimMachine for PathMachine {
     }
 
     fn take_in(&mut self, mut poll: Poll<'_>, laws: &mut Laws) -> TakenIn {
+        if let Some(timeline) = &mut self.timeline {
+            timeline.observe(poll.now.ns);
+        }
         self.receive(&mut poll, laws);
         let queue = &mut self.queues[usize::from(poll.queue.0)];
         queue.changed = false;
@@ -196,13 +222,16 @@ impl SimMachine for PathMachine {
         if waits { Some(0) } else { intake.next_timeout_ns() }
     }
 
-    fn take(&mut self, cpu: CpuId) -> usize {
+    fn take(&mut self, cpu: CpuId, now: Now) -> usize {
         let SimCpu { delivery, coalesce_is_stale, .. } = &mut self.cpus[cpu.index()];
         if std::mem::take(coalesce_is_stale) {
             let places = (self.coalesce, SimCoalesceAt::Deliver);
             delivery.set_coalesce(build::coalesce_config(places, self.gro_flush_timeout_ns));
         }
         let taken = delivery.take(usize::MAX);
+        if self.timeline.is_some() {
+            delivery.record_waits(now.ns);
+        }
         delivery.coalesce();
         taken
     }

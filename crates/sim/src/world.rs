@@ -7,6 +7,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::path::Path;
 
+use forebay_engine::timeline::Timeline;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::CpuLoad;
 use forebay_rx::{CpuId, RxQueue};
@@ -79,7 +80,16 @@ pub fn run(rules: Rules, situation: Situation, seed: u64, overrides: Overrides) 
     }
 }
 
-/// Runs one seed of a scenario under Forebay's rules, and writes a trace of it.
+/// Parts of a run that are recorded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Recorded<'a> {
+    /// Directory of a trace.
+    pub trace: Option<&'a Path>,
+    /// True if a timeline is recorded.
+    pub timeline: bool,
+}
+
+/// Runs one seed of a scenario under Forebay's rules, and records it.
 ///
 /// # Errors
 /// If the trace cannot be written.
@@ -87,13 +97,19 @@ pub fn run_recorded(
     situation: Situation,
     seed: u64,
     overrides: Overrides,
-    directory: &Path,
-) -> forebay_sys::Result<SimOutcome> {
+    recorded: Recorded<'_>,
+) -> forebay_sys::Result<(SimOutcome, Option<Timeline>)> {
     let mut world = World::<PathMachine>::new(Rules::Forebay, situation, seed, overrides);
-    world.machine.record_to(directory)?;
+    if let Some(directory) = recorded.trace {
+        world.machine.record_to(directory)?;
+    }
+    if recorded.timeline {
+        world.machine.record_timeline();
+    }
     world.go_on_to_the_end();
     world.machine.finish_recording(&world.traffic, &world.laws)?;
-    Ok(world.outcome())
+    let timeline = world.machine.finish_timeline(world.now_ns);
+    Ok((world.outcome(), timeline))
 }
 
 /// A machine with its CPUs, traffic, applications, changes and faults.

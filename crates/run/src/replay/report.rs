@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use forebay_control::Explanation;
 use forebay_device::Progress;
 use forebay_engine::Outcome;
+use forebay_engine::timeline::Timeline;
 use forebay_sys::error::Error;
 use serde::Serialize;
 
@@ -40,6 +41,9 @@ pub struct ReplayReport {
     /// Flows that the configuration asks to [explain](super::ReplayConfig::explain).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub explain: Vec<Explanation>,
+    /// Timeline, if one was [recorded](super::ReplayConfig::plots).
+    #[serde(skip)]
+    pub timeline: Option<Timeline>,
     /// All errors.
     #[serde(skip)]
     pub errors: Vec<Error>,
@@ -68,6 +72,7 @@ impl ReplayReport {
                 .clone(),
             error: None,
             explain: Vec::new(),
+            timeline: None,
             errors: Vec::new(),
         }
     }

@@ -205,7 +205,8 @@ fn clear_outputs(plan: &RunConfig) -> Result<()> {
         To::Pcap(directory) => Some(("to", directory.as_path())),
         To::Count | To::Tun(_) | To::Dev(_) => None,
     });
-    let outputs = Outputs { captures: directories.collect(), trace: plan.trace.as_ref() };
+    let outputs =
+        Outputs { captures: directories.collect(), trace: plan.trace.as_ref(), plots: &[] };
     outputs.clear(std::iter::empty())?;
     outputs.captures.iter().try_for_each(|(_, directory)| {
         std::fs::create_dir_all(directory).map_err(Error::file("create", *directory))

@@ -65,6 +65,7 @@ pub(super) fn machine(scenario: &Scenario, traffic: &Traffic) -> PathMachine {
         hold_max: knobs.hold_max,
         batch_max: knobs.batch_max,
         recording: None,
+        timeline: None,
         reassembly: scenario.traffic.fragments.then(|| SimReassembly::new(scenario.cpus)),
         queues,
         cpus,

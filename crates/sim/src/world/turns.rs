@@ -55,7 +55,7 @@ impl<M: SimMachine> World<M> {
     }
 
     fn begin_batch(&mut self, cpu: CpuId) -> bool {
-        let taken = self.machine.take(cpu) as u64;
+        let taken = self.machine.take(cpu, self.now()) as u64;
         if taken > 0 {
             self.cpu(cpu).doing = Doing::Batch;
             let began_ns = self.loads[cpu.index()].busy_ns;

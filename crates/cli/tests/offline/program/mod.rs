@@ -8,6 +8,7 @@ mod coalescing; //     options and figures of coalescing
 mod control; //        queries and changes during a run
 mod hash_and_bench; // `forebay hash` and `forebay bench`
 mod metrics; //        metrics of a replay
+mod plot; //           pictures of runs
 mod places; //         runs found by name
 mod run; //            live devices, without privileges
 mod service; //        a run under a service manager

@@ -34,6 +34,7 @@ pub(crate) fn plan(
         write_pcap: None,
         resegment: false,
         trace: None,
+        plots: Vec::new(),
         explain: Vec::new(),
     }
 }
