@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::knobs::change::{Change, Queues};
 use forebay_engine::knobs::machine::Machine;
-use forebay_engine::{Engine, EngineState, Explained, Question, Settings};
+use forebay_engine::{Engine, EngineState, Explained, Question, QueueRanges, Settings};
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::{CpuId, Handler, RxQueue};
 use forebay_sys::cpu_list::CpuList;
@@ -162,15 +162,33 @@ impl Control {
     /// # Errors
     /// `EBUSY` if too many changes and questions wait for the engine.
     pub fn explain(&self, flow: FlowHash) -> Result<Vec<Explained>, Refused> {
-        let queues = self.shared.settings().queues.len();
-        let (answers, answered) = mpsc::channel();
-        self.shared.ask(Question { flow, answers })?;
-        let until = Instant::now() + ANSWER_TIME;
-        let left = || until.saturating_duration_since(Instant::now());
-        let answers = (0..queues).map_while(|_| answered.recv_timeout(left()).ok());
-        let mut answers: Vec<Explained> = answers.collect();
+        let mut answers: Vec<Explained> = self.ask(|answers| Question::Flow { flow, answers })?;
         answers.sort_by_key(|explained| explained.queue);
         Ok(answers)
+    }
+
+    /// CPUs of all hash values, in the order of the queues, from those that answer within a second
+    /// while the engine runs.
+    ///
+    /// # Errors
+    /// As [`explain`](Self::explain).
+    pub fn hash_ranges(&self) -> Result<Vec<QueueRanges>, Refused> {
+        let mut answers: Vec<QueueRanges> = self.ask(|answers| Question::Ranges { answers })?;
+        answers.sort_by_key(|ranges| ranges.queue);
+        Ok(answers)
+    }
+
+    /// Answers of the queues to a question.
+    fn ask<A>(
+        &self,
+        question: impl FnOnce(mpsc::Sender<A>) -> Question,
+    ) -> Result<Vec<A>, Refused> {
+        let queues = self.shared.settings().queues.len();
+        let (answers, answered) = mpsc::channel();
+        self.shared.ask(question(answers))?;
+        let until = Instant::now() + ANSWER_TIME;
+        let left = || until.saturating_duration_since(Instant::now());
+        Ok((0..queues).map_while(|_| answered.recv_timeout(left()).ok()).collect())
     }
 
     /// CPUs that packets of a queue go to: those of its mask that run. `None` if there is no such

@@ -116,7 +116,7 @@ impl Desk {
     fn answer(&self, request: &Request) -> SessionAnswer {
         match request {
             Request::Get(knob) => self.get(knob),
-            Request::Set { knob, value } => self.set(knob, value),
+            Request::Set { knob, value } => self.control.set_and_tell(knob, value),
             Request::List => Ok(list(&self.control).iter().map(ToString::to_string).collect()),
             Request::Explain { flow, json } => {
                 let explanation = explain(&self.control, flow)?;
@@ -151,26 +151,6 @@ impl Desk {
         paths.iter().map(named).collect()
     }
 
-    fn set(&self, knob: &str, value: &str) -> SessionAnswer {
-        let mut lines = Vec::new();
-        let names = Names::in_run(&self.control);
-        for path in names::find_for_writing(&self.control, knob)? {
-            let name = names.short(&path);
-            let written = self.control.echo(&path, value);
-            let written = written.map_err(|Refused { errno, why }| {
-                Refused::new(errno, format!("{name} cannot be {value:?}: {why}"))
-            })?;
-            if let Ok(value) = self.value(&path) {
-                lines.push(format!("now {name} {value}"));
-            }
-            let told = told(&self.control, &written);
-            let further = told.into_iter().filter(|line| !lines.contains(line));
-            let further: Vec<_> = further.collect();
-            lines.extend(further);
-        }
-        Ok(lines)
-    }
-
     fn tell(
         &self,
         cpu: CpuId,
@@ -191,10 +171,42 @@ impl Desk {
         read.map_err(|errno| Refused::new(errno, format!("{path} cannot be read")))
     }
 
-    /// Text of a file, as one line.
     fn value(&self, path: &str) -> Result<String, Refused> {
-        Ok(self.read(path)?.trim_end().replace('\n', " "))
+        value_of(&self.control, path)
     }
+}
+
+impl Control {
+    /// Writes a knob as [`set`](Self::set) does, and returns the lines that answer the request `set`
+    /// of the control socket.
+    ///
+    /// # Errors
+    /// As `set`.
+    pub fn set_and_tell(&self, knob: &str, value: &str) -> Result<Vec<String>, Refused> {
+        let mut lines = Vec::new();
+        let names = Names::in_run(self);
+        for path in names::find_for_writing(self, knob)? {
+            let name = names.short(&path);
+            let written = self.echo(&path, value).map_err(|Refused { errno, why }| {
+                Refused::new(errno, format!("{name} cannot be {value:?}: {why}"))
+            })?;
+            if let Ok(value) = value_of(self, &path) {
+                lines.push(format!("now {name} {value}"));
+            }
+            let told = told(self, &written);
+            let further = told.into_iter().filter(|line| !lines.contains(line));
+            let further: Vec<_> = further.collect();
+            lines.extend(further);
+        }
+        Ok(lines)
+    }
+}
+
+/// Text of a file, as one line.
+fn value_of(control: &Control, path: &str) -> Result<String, Refused> {
+    let text = control.read(path);
+    let text = text.map_err(|errno| Refused::new(errno, format!("{path} cannot be read")))?;
+    Ok(text.trim_end().replace('\n', " "))
 }
 
 /// Notes on the part of a write that is not in force as requested.

@@ -142,7 +142,7 @@ impl Devices {
     }
 
     /// Name of a queue, prefixed with its device's if there are several devices.
-    pub(crate) fn name_of(&self, queue: RxQueue) -> String {
+    pub fn name_of(&self, queue: RxQueue) -> String {
         let device = self.iter().find(|(_, own)| own.contains(&queue.0));
         match device.filter(|_| self.count() > 1) {
             Some((name, own)) => format!("{name}/{}", RxQueue(queue.0 - own.start)),

@@ -55,7 +55,7 @@ pub use limits::{BURST_MAX, DEFER_MAX, Limits};
 use mailbox::Mailbox;
 pub use measured::Measured;
 pub use outcome::{CpuOutcome, Outcome};
-pub use question::{Explained, Question};
+pub use question::{Explained, HASH_RANGES, Question, QueueRanges};
 use queue::Queue;
 pub use settings::{QueueSettings, Settings};
 use shared::EngineCounters;

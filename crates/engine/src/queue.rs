@@ -17,7 +17,7 @@ use forebay_sys::error::Error;
 use super::changes::{Follower, LogEntry};
 use super::config::{Config, WhenFull};
 use super::measured::Measured;
-use super::question::Explained;
+use super::question::{Explained, Question, QueueRanges, middles};
 use super::reclaim::Retired;
 use super::settings::FLOW_LIMIT_TABLE_LEN;
 use super::shared::EngineState;
@@ -289,14 +289,34 @@ impl Queue {
     fn apply_entry(&mut self, entry: &LogEntry, shared: &EngineState) {
         match entry {
             LogEntry::Change(made) => self.apply(made, shared),
-            LogEntry::Ask(question) => {
-                let explained = self.explain(question.flow, shared.clock.now_ns());
+            LogEntry::Ask(question) => self.answer(question, shared.clock.now_ns()),
+        }
+    }
+
+    fn answer(&mut self, question: &Question, now_ns: u64) {
+        match question {
+            Question::Flow { flow, answers } => {
+                let explained = self.explain(*flow, now_ns);
                 // The requester may have dropped the receiver.
-                let _ = question.answers.send(explained);
+                let _ = answers.send(explained);
                 // Flows that share this flow's slot are recorded from now on, for the next
                 // question.
-                self.watch(question.flow);
+                self.watch(*flow);
             }
+            Question::Ranges { answers } => {
+                // As above.
+                let _ = answers.send(self.ranges(now_ns));
+            }
+        }
+    }
+
+    fn ranges(&self, at_ns: u64) -> QueueRanges {
+        QueueRanges {
+            queue: self.number(),
+            name: self.name.clone(),
+            polling_cpu: self.polling_cpu,
+            at_ns,
+            wishes: middles().map(|flow| self.intake.wish_of(flow)).collect(),
         }
     }
 

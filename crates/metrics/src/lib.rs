@@ -1,9 +1,9 @@
-//! Metrics of an engine: counters and histograms in the OpenMetrics format, and a server that
-//! Prometheus scrapes.
+//! Metrics of an engine: counters and histograms in the OpenMetrics format, a server that
+//! Prometheus scrapes, and a page that shows them in a browser.
 //!
 //! ```no_run
 //! use forebay::{Batch, Config, Control, Device, DeviceConfig, Engine, Handler, Via};
-//! use forebay_metrics::{Metrics, MetricsServer};
+//! use forebay_metrics::{Metrics, MetricsServer, ServerAccess};
 //!
 //! # struct Count;
 //! # impl Handler for Count {
@@ -14,7 +14,7 @@
 //! let metrics = Metrics::new().with_devices(&devices);
 //! let engine = Engine::over(&Config::live(), &mut devices, |_cpu| Count)?;
 //! let metrics = metrics.with_engine(Control::of(&engine));
-//! let _server = MetricsServer::bind("127.0.0.1:9464".parse()?, &[], metrics)?;
+//! let _server = MetricsServer::bind("127.0.0.1:9464".parse()?, &ServerAccess::default(), metrics)?;
 //! engine.run()?;
 //! # Ok(())
 //! # }
@@ -32,9 +32,12 @@ mod sinks; //    families of destinations
 mod sockets; //  families of sockets and of the network layer
 mod format; //   the text format that a client accepts
 mod host; //     names by which a browser may not reach the server
+mod page; //     the page, and its questions
+mod desk; //     answers to requests
 mod server; //   the HTTP server
 
 pub use format::TextFormat;
 pub use metrics::Metrics;
-pub use server::{CONNECTIONS_MAX, MetricsServer};
+pub use page::{PageToken, TOKEN_CHARS_MIN, TOKEN_HEADER};
+pub use server::{CONNECTIONS_MAX, MetricsServer, ServerAccess};
 pub use sockets::SOCKETS_LISTED_MAX;

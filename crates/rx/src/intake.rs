@@ -20,6 +20,7 @@ use crate::steer::{
     CpuLoad, Drops, FlowPlace, FlowState, FlowTables, HoldId, Release, RpsMap, SteerConfig,
     Steering, Target, Verdict,
 };
+use crate::steer_reason::SteerReason;
 
 /// Budget of a CPU per turn: frames from a queue, or packets from its backlogs (`dev_weight`).
 pub const DEV_WEIGHT: usize = 64;
@@ -295,6 +296,12 @@ impl Intake {
     #[must_use]
     pub fn state_of(&mut self, flow: FlowHash) -> FlowState {
         self.steering.state_of(flow, &mut self.backlogs)
+    }
+
+    /// Desired CPU of a flow's next packet, and the reason.
+    #[must_use]
+    pub fn wish_of(&self, flow: FlowHash) -> (CpuId, SteerReason) {
+        self.steering.wish_of(flow)
     }
 
     /// Current and desired CPU of a flow: the cheap part of [`state_of`](Self::state_of).

@@ -1,23 +1,29 @@
 //! Options of metrics.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 use clap::Args;
-use forebay_metrics::{Metrics, MetricsServer};
+use forebay_metrics::{Metrics, MetricsServer, PageToken, ServerAccess};
 
 use crate::failure::Failure;
 
 /// Options of the server of metrics.
 #[derive(Debug, Args)]
 pub(crate) struct MetricsOptions {
-    /// Serve metrics there for Prometheus, at /metrics, and /healthz: PORT of 127.0.0.1, or
-    /// ADDR:PORT for other machines too
+    /// Serve metrics there for Prometheus, at /metrics, and a page for browsers, at /: PORT of
+    /// 127.0.0.1, or ADDR:PORT for other machines too
     #[arg(long, value_name = "ADDR", value_parser = address)]
     pub(crate) metrics: Option<SocketAddr>,
 
     /// A name by which clients reach that server, besides its addresses and localhost; repeatable
     #[arg(long, value_name = "NAME", requires = "metrics")]
     pub(crate) metrics_host: Vec<String>,
+
+    /// Let those who have the token in FILE change knobs on that server's page; without it they are
+    /// read-only
+    #[arg(long, value_name = "FILE", requires = "metrics")]
+    pub(crate) page_token: Option<PathBuf>,
 }
 
 impl MetricsOptions {
@@ -27,8 +33,11 @@ impl MetricsOptions {
         metrics: impl FnOnce() -> Metrics,
     ) -> Result<Option<MetricsServer>, Failure> {
         let Some(address) = self.metrics else { return Ok(None) };
-        let server = MetricsServer::bind(address, &self.metrics_host, metrics())?;
-        eprintln!("forebay: metrics at http://{}/metrics", server.address());
+        let page_token = self.page_token.as_deref().map(PageToken::read).transpose()?;
+        let access = ServerAccess { hosts: self.metrics_host.clone(), page_token };
+        let server = MetricsServer::bind(address, &access, metrics())?;
+        let address = server.address();
+        eprintln!("forebay: metrics at http://{address}/metrics, a page at http://{address}/");
         Ok(Some(server))
     }
 }

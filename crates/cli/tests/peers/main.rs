@@ -12,8 +12,10 @@ mod frames; //      frames of every kind
 mod gro; //         coalescing, by laws and by the kernel
 mod live; //        live devices, by the kernel and by well-known senders
 mod knobs; //       strings written to knobs, by the kernel
+mod browser; //     Chromium, driven by a test
 mod metrics; //     metrics, by promtool and Prometheus
 mod mount; //       the mounted knobs, by the kernel's own files
+mod page; //        the page in Chromium
 mod order; //       the traces of stamped packets
 mod program; //     the program under test
 mod stress; //      scripts that change all settings
@@ -69,6 +71,9 @@ fn main() {
     trials.push(judge(name, second_user::missing(), second_user::judge));
     for (name, trial, tool) in metrics::TRIALS {
         trials.push(judge(name, metrics::missing(tool), trial));
+    }
+    for (name, trial) in page::TRIALS {
+        trials.push(judge(name, browser::missing().or_else(order::one_cpu), trial));
     }
     let name = "cmp_2_rows_have_figures_or_reasons";
     trials.push(judge(name, live::missing(&[]), compare::judge_rows));

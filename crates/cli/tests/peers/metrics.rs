@@ -90,25 +90,30 @@ fn succeeded(output: &Output) -> Judgement {
 }
 
 /// A replay that serves metrics until dropped.
-struct MeasuredRun {
+pub(crate) struct MeasuredRun {
     child: Child,
-    address: String,
+    pub(crate) address: String,
 }
 
 impl MeasuredRun {
     fn start() -> Result<Self, Box<dyn std::error::Error>> {
+        Self::start_with(&["--rate", "5k"])
+    }
+
+    /// A replay with further arguments.
+    pub(crate) fn start_with(args: &[&str]) -> Result<Self, Box<dyn std::error::Error>> {
         let mut run = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        run.args(["replay", "--rate", "5k", "--loops", "1000000", "--metrics", "0"]);
+        run.args(["replay", "--loops", "1000000", "--metrics", "0"]).args(args);
         let mut child = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
         let mut told = String::new();
         let stderr = child.stderr.take().ok_or("it has no standard error")?;
         BufReader::new(stderr).read_line(&mut told)?;
         let address = told.trim_end().strip_prefix("forebay: metrics at http://");
-        let address = address.and_then(|rest| rest.strip_suffix("/metrics")).ok_or(told.clone())?;
+        let address = address.and_then(|rest| rest.split_once("/metrics")).ok_or(told.clone())?.0;
         Ok(Self { address: address.to_owned(), child })
     }
 
-    fn get(&self, path: &str) -> Result<String, Box<dyn std::error::Error>> {
+    pub(crate) fn get(&self, path: &str) -> Result<String, Box<dyn std::error::Error>> {
         get(&self.address, path)
     }
 

@@ -2,13 +2,14 @@
 
 use std::net::TcpListener;
 
-use forebay_metrics::{CONNECTIONS_MAX, Metrics, MetricsServer};
+use forebay_metrics::{CONNECTIONS_MAX, Metrics, MetricsServer, ServerAccess};
 
 use crate::client::{ask, get, send};
 
 fn server() -> MetricsServer {
-    let (address, hosts) = ("127.0.0.1:0".parse().unwrap(), ["metrics.example".to_owned()]);
-    MetricsServer::bind(address, &hosts, Metrics::new()).unwrap()
+    let (address, hosts) = ("127.0.0.1:0".parse().unwrap(), vec!["metrics.example".to_owned()]);
+    let access = ServerAccess { hosts, ..ServerAccess::default() };
+    MetricsServer::bind(address, &access, Metrics::new()).unwrap()
 }
 
 #[test]
@@ -37,7 +38,7 @@ fn met_3_only_get_and_head_are_answered() {
     assert_eq!((health.status(), health.body.as_str()), (200, "ok\n"));
     let head = of("HEAD", "/metrics");
     assert_eq!((head.status(), head.body.as_str()), (200, ""));
-    assert_eq!(of("GET", "/").status(), 404);
+    assert_eq!(of("GET", "/index.html").status(), 404);
     assert_eq!(of("GET", "/metrics/../etc/passwd").status(), 404);
     for method in ["POST", "PUT", "DELETE", "OPTIONS", "CONNECT"] {
         let path = if method == "CONNECT" { "a:1" } else { "/metrics" };
@@ -98,7 +99,7 @@ fn met_3_hostile_clients_end_no_service() {
 fn met_2_dropped_server_frees_address() {
     let server = server();
     let address = server.address();
-    let taken = MetricsServer::bind(address, &[], Metrics::new()).unwrap_err();
+    let taken = MetricsServer::bind(address, &ServerAccess::default(), Metrics::new()).unwrap_err();
     let told = taken.to_string();
     assert!(told.starts_with(&format!("cannot listen for metrics at {address}: ")), "{told}");
     let waiting = send(address, b"GET /metrics");

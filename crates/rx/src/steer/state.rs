@@ -75,6 +75,12 @@ impl Steering {
         }
     }
 
+    /// Desired CPU of a flow's next packet, and the reason.
+    #[must_use]
+    pub fn wish_of(&self, flow: FlowHash) -> (CpuId, SteerReason) {
+        self.desired_cpus.of(flow, &self.tables.now.slots, self.slot_of(flow))
+    }
+
     /// Starts to record the flows that share this flow's slot, unless they are recorded already. If
     /// [`WATCHES_MAX`] flows are watched, the oldest watch ends.
     pub fn watch(&mut self, flow: FlowHash, now_ns: u64) {

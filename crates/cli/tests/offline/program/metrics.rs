@@ -35,7 +35,7 @@ fn met_1_replay_is_scraped_while_running() {
     let mut line = String::new();
     told.read_line(&mut line).unwrap();
     let address = line.trim_end().strip_prefix("forebay: metrics at http://").unwrap();
-    let address = address.strip_suffix("/metrics").unwrap();
+    let (address, _) = address.split_once("/metrics, a page at ").unwrap();
     let delivered = |text: &str| sum(text, "forebay_packets_delivered_total");
     let first = delivered(&scrape(address));
     let text = loop {

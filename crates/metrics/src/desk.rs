@@ -1,0 +1,272 @@
+//! Answers to requests.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode};
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+
+use crate::format::TextFormat;
+use crate::host;
+use crate::metrics::Metrics;
+use crate::page::{self, Api, ApiAnswer, BODY_BYTES_MAX, PageToken};
+
+/// Upper bound of the questions that queues answer at once; further ones are refused.
+pub(crate) const QUESTIONS_MAX: usize = 2;
+
+/// Age up to which a text is sent again, so that many requests cost little.
+const TEXT_AGE: Duration = Duration::from_millis(100);
+
+/// Age up to which the map of hash ranges is sent again: making it takes a moment of every queue.
+const MAP_AGE: Duration = Duration::from_millis(500);
+
+type Answer = Response<Full<Bytes>>;
+
+/// Answers requests.
+pub(crate) struct ServerDesk {
+    metrics: Metrics,
+    access: Access,
+    /// Last texts, by what they are of.
+    last: Mutex<Vec<KeptText>>,
+    questions: Semaphore,
+}
+
+/// Names that clients use, and what they may do.
+pub(crate) struct Access {
+    pub(crate) hosts: Vec<String>,
+    pub(crate) token: Option<PageToken>,
+    /// True if only processes of this machine reach the server.
+    pub(crate) is_local: bool,
+}
+
+/// Text of an answer, sent again while it is recent.
+struct KeptText {
+    of: TextOf,
+    text: Bytes,
+    made: Instant,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TextOf {
+    Metrics(TextFormat),
+    State,
+    Map,
+}
+
+impl TextOf {
+    fn age_max(self) -> Duration {
+        if self == Self::Map { MAP_AGE } else { TEXT_AGE }
+    }
+}
+
+impl ServerDesk {
+    pub(crate) fn new(metrics: Metrics, access: Access) -> Self {
+        let questions = Semaphore::new(QUESTIONS_MAX);
+        Self { metrics, access, last: Mutex::default(), questions }
+    }
+
+    /// Answers a request.
+    pub(crate) async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let headers = request.headers();
+        if headers.get_all(HOST).iter().count() != 1 {
+            return plain(StatusCode::BAD_REQUEST, "a request has one Host header\n");
+        }
+        if !text_of(headers, HOST).is_some_and(|host| host::is_allowed(host, &self.access.hosts)) {
+            let why = "this server is reached by an address, localhost, or a name allowed by --metrics-host\n";
+            return plain(StatusCode::MISDIRECTED_REQUEST, why);
+        }
+        let (method, path) = (request.method(), request.uri().path());
+        if let Some(api) = Api::of(path) {
+            if !api.takes(method) {
+                return not_allowed(api.methods());
+            }
+            let mut answer = self.answer_api(api, request).await;
+            page::protect(answer.headers_mut());
+            return answer;
+        }
+        if ![Method::GET, Method::HEAD].contains(method) {
+            return not_allowed("GET, HEAD");
+        }
+        match path {
+            "/metrics" => {
+                let format = TextFormat::accepted(text_of(headers, ACCEPT).unwrap_or_default());
+                let make = || Bytes::from(self.metrics.text(format));
+                let text = self.kept_or(TextOf::Metrics(format), make);
+                response(StatusCode::OK, format.content_type(), text)
+            }
+            "/healthz" => plain(StatusCode::OK, "ok\n"),
+            _ => match page::file(path) {
+                Some(file) => {
+                    let text = Bytes::from_static(file.text.as_bytes());
+                    let mut answer = response(StatusCode::OK, file.content_type, text);
+                    page::protect(answer.headers_mut());
+                    answer
+                }
+                None => plain(StatusCode::NOT_FOUND, "there are /, /metrics and /healthz\n"),
+            },
+        }
+    }
+
+    /// Answers a question of the page, or makes a change.
+    async fn answer_api(&self, api: Api, request: Request<Incoming>) -> Answer {
+        let headers = request.headers();
+        if page::is_of_other_site(headers) {
+            return forbidden("another site's page made this request");
+        }
+        let Some(control) = self.metrics.control.clone() else {
+            return error(StatusCode::NOT_FOUND, "this server has no engine");
+        };
+        match api {
+            Api::State => {
+                let make = || text(&page::state(&self.metrics));
+                let text = self.kept_or(TextOf::State, make);
+                response(StatusCode::OK, "application/json", text)
+            }
+            Api::Knobs => {
+                let may_set = self.access.token.is_some();
+                self.ask(move || page::knobs(&control, may_set)).await
+            }
+            Api::Map => match self.kept(TextOf::Map) {
+                Some(text) => response(StatusCode::OK, "application/json", text),
+                None => {
+                    let answer = self.ask(move || page::map(&control)).await;
+                    self.keep_body(TextOf::Map, answer).await
+                }
+            },
+            Api::Explain => {
+                if let Err(refusal) = self.may_search(headers) {
+                    return refusal;
+                }
+                let query = request.uri().query().unwrap_or_default().to_owned();
+                self.ask(move || page::explain(&control, &query)).await
+            }
+            Api::Set => {
+                if let Err(refusal) = self.may_set(headers) {
+                    return refusal;
+                }
+                match Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await {
+                    Ok(body) => {
+                        let body = body.to_bytes();
+                        self.ask(move || page::set(&control, &body)).await
+                    }
+                    Err(_) => {
+                        error(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long, or broken off")
+                    }
+                }
+            }
+        }
+    }
+
+    /// Refuses the search for flows to those who may not learn their hashes: such a client could aim
+    /// flows at one CPU.
+    fn may_search(&self, headers: &HeaderMap) -> Result<(), Answer> {
+        match &self.access.token {
+            Some(token) if page::is_token_given(headers, token) => Ok(()),
+            Some(_) => Err(forbidden("a search for flows takes the token")),
+            None if self.access.is_local => Ok(()),
+            None => Err(forbidden("flows are searched on this machine only, or with --page-token")),
+        }
+    }
+
+    fn may_set(&self, headers: &HeaderMap) -> Result<(), Answer> {
+        let Some(token) = &self.access.token else {
+            return Err(forbidden("knobs are read-only: the run was started without --page-token"));
+        };
+        if !page::is_same_origin(headers) {
+            return Err(forbidden("only this server's page may change knobs"));
+        }
+        if !page::is_token_given(headers, token) {
+            return Err(forbidden("the token is missing or wrong"));
+        }
+        if text_of(headers, CONTENT_TYPE) != Some("application/json") {
+            return Err(error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body is no JSON"));
+        }
+        Ok(())
+    }
+
+    /// Answer that takes time: queues are asked, or files read.
+    async fn ask(&self, ask: impl FnOnce() -> ApiAnswer + Send + 'static) -> Answer {
+        let Ok(_place) = self.questions.try_acquire() else {
+            return error(StatusCode::SERVICE_UNAVAILABLE, "other questions are being answered");
+        };
+        match spawn_blocking(ask).await {
+            Ok((status, document)) => response(status, "application/json", text(&document)),
+            Err(_) => error(StatusCode::INTERNAL_SERVER_ERROR, "this is a bug: please report it"),
+        }
+    }
+
+    /// Last text, or a new one.
+    fn kept_or(&self, of: TextOf, make: impl FnOnce() -> Bytes) -> Bytes {
+        let text = self.kept(of).unwrap_or_else(make);
+        self.keep(of, text.clone());
+        text
+    }
+
+    /// Last text, if it is recent.
+    fn kept(&self, of: TextOf) -> Option<Bytes> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.retain(|kept| kept.made.elapsed() < kept.of.age_max());
+        last.iter().find(|kept| kept.of == of).map(|kept| kept.text.clone())
+    }
+
+    /// Keeps a text, unless a recent one is kept.
+    fn keep(&self, of: TextOf, text: Bytes) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.iter().all(|kept| kept.of != of) {
+            last.push(KeptText { of, text, made: Instant::now() });
+        }
+    }
+
+    /// Keeps the text of an answer, if it is a good one.
+    async fn keep_body(&self, of: TextOf, answer: Answer) -> Answer {
+        let (parts, body) = answer.into_parts();
+        let Ok(body) = body.collect().await.map(|body| body.to_bytes());
+        if parts.status == StatusCode::OK {
+            self.keep(of, body.clone());
+        }
+        Response::from_parts(parts, Full::new(body))
+    }
+}
+
+fn text_of(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok())
+}
+
+fn text(document: &Value) -> Bytes {
+    Bytes::from(document.to_string())
+}
+
+fn forbidden(why: &str) -> Answer {
+    error(StatusCode::FORBIDDEN, why)
+}
+
+fn error(status: StatusCode, why: &str) -> Answer {
+    response(status, "application/json", text(&json!({ "error": why })))
+}
+
+fn not_allowed(methods: &'static str) -> Answer {
+    let text = Bytes::from(format!("only {}\n", methods.replace(", ", " and ")));
+    let mut response = response(StatusCode::METHOD_NOT_ALLOWED, "text/plain; charset=utf-8", text);
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(methods));
+    response
+}
+
+fn plain(status: StatusCode, text: &'static str) -> Answer {
+    response(status, "text/plain; charset=utf-8", Bytes::from_static(text.as_bytes()))
+}
+
+fn response(status: StatusCode, content_type: &'static str, text: Bytes) -> Answer {
+    let mut response = Response::new(Full::new(text));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    let nosniff = HeaderValue::from_static("nosniff");
+    headers.insert(hyper::header::X_CONTENT_TYPE_OPTIONS, nosniff);
+    response
+}

@@ -1,0 +1,124 @@
+//! Counters of a run, as the page reads them.
+
+use std::collections::BTreeMap;
+
+use forebay::net::counters::NetworkDrop;
+use forebay_engine::EngineState;
+use forebay_rx::counters::{DeliveryCounters, Histogram, IntakeCounters};
+use forebay_rx::sink::SendDrop;
+use forebay_rx::{CpuId, DropReason, RxQueue, SteerReason};
+use serde_json::{Value, json};
+
+use crate::metrics::Metrics;
+
+/// Document with the counters of all parts. Related numbers may be a moment apart.
+pub(crate) fn state(metrics: &Metrics) -> Value {
+    let mut drops = BTreeMap::new();
+    let mut document = json!({ "version": env!("CARGO_PKG_VERSION") });
+    if let Some(control) = &metrics.control {
+        let shared = control.state();
+        // CPUs first, so that no more frames are delivered than were received.
+        document["at_ns"] = shared.now_ns().into();
+        document["cpus"] = cpus(shared).into();
+        document["queues"] = queues(shared).into();
+        add_engine_drops(shared, &mut drops);
+    }
+    let devices = metrics.devices.iter();
+    let devices = devices.map(|of| json!({ "name": of.name, "via": of.via.name() }));
+    document["devices"] = devices.collect();
+    add_other_drops(metrics, &mut drops);
+    drops.retain(|_, count| *count > 0);
+    document["drops"] = json!(drops);
+    if let Some(counts) = &metrics.sockets {
+        document["sockets"] = counts().len().into();
+    }
+    document
+}
+
+fn cpus(shared: &EngineState) -> Vec<Value> {
+    let Some(counters) = shared.counters() else { return Vec::new() };
+    let running = shared.settings().cpus;
+    let cpus = (0..).zip(shared.cpus().cpus()).zip(&counters.cpus);
+    let cpus = cpus.map(|((index, &cpu), delivery)| {
+        let delivery: &DeliveryCounters = delivery;
+        // Dequeued frames are read first, so that they are never more than the enqueued ones.
+        let (packets, lost) = (delivery.frames.get(), delivery.lost.get());
+        let targets = || counters.queues.iter().filter_map(|queue| queue.per_cpu.get(cpu.index()));
+        let enqueued: u64 = targets().map(|target| target.enqueued()).sum();
+        let reasons = SteerReason::ALL.into_iter().map(|reason| {
+            (reason.name(), targets().map(|target| target.enqueued_for(reason)).sum::<u64>())
+        });
+        json!({
+            "cpu": cpu.0,
+            "online": running.contains(cpu),
+            "busy_ns": shared.busy_ns(index),
+            "packets": packets,
+            "bytes": delivery.bytes.get(),
+            "lost": lost,
+            "queued": enqueued.saturating_sub(packets + lost),
+            "backlog_max": delivery.backlog_max.get(),
+            "wakeups": shared.bell(index).rung(),
+            "waits": count_of(&delivery.wait_ns),
+            "waits_ns": delivery.wait_ns.sum(),
+            "reasons": reasons.filter(|(_, count)| *count > 0).collect::<BTreeMap<_, _>>(),
+        })
+    });
+    cpus.collect()
+}
+
+fn queues(shared: &EngineState) -> Vec<Value> {
+    let Some(counters) = shared.counters() else { return Vec::new() };
+    let queues = (0..).map(RxQueue).zip(&counters.queues).map(|(queue, counted)| {
+        let counted: &IntakeCounters = counted;
+        json!({
+            "queue": shared.devices().name_of(queue),
+            "polling_cpu": shared.polls(queue.0).map(|CpuId(cpu)| cpu),
+            "packets": counted.frames.get(),
+            "bytes": counted.bytes.get(),
+            "dropped": counted.dropped(),
+            "kernel_dropped": counted.kernel_dropped.get(),
+            "moves": counted.moves.get(),
+            "stays": counted.stays.get(),
+            "holds": counted.holds.get(),
+            "held_max_ns": counted.held_max_ns.get(),
+            "active_cpus": counted.active_cpus.get(),
+        })
+    });
+    queues.collect()
+}
+
+fn add_engine_drops(shared: &EngineState, drops: &mut BTreeMap<String, u64>) {
+    let Some(counters) = shared.counters() else { return };
+    for reason in DropReason::ALL {
+        let counted = counters.queues.iter().map(|queue| queue.drops[reason.index()].get());
+        *drops.entry(reason.name().to_owned()).or_default() += counted.sum::<u64>();
+    }
+    let lost: u64 = counters.cpus.iter().map(|cpu| cpu.lost.get()).sum();
+    *drops.entry(DropReason::CpuLost.name().to_owned()).or_default() += lost;
+    let kernel: u64 = counters.queues.iter().map(|queue| queue.kernel_dropped.get()).sum();
+    drops.insert("before this program, by the kernel".to_owned(), kernel);
+}
+
+/// Adds drops after delivery: of the network layer, of sockets and of destinations.
+fn add_other_drops(metrics: &Metrics, drops: &mut BTreeMap<String, u64>) {
+    if let Some(net) = &metrics.net {
+        for reason in NetworkDrop::ALL {
+            let counted = net.counters().iter().map(|counters| counters.drops.get(reason));
+            *drops.entry(reason.name().to_owned()).or_default() += counted.sum::<u64>();
+        }
+    }
+    if let Some(counts) = &metrics.sockets {
+        let errors = counts().iter().map(|(.., counts)| counts.rcvbuf_errors).sum();
+        drops.insert("socket_receive_buffer".to_owned(), errors);
+    }
+    for (to, sinks) in &metrics.sinks {
+        for reason in SendDrop::ALL {
+            let count = sinks.iter().map(|sink| sink.dropped(reason)).sum();
+            drops.insert(format!("{} to {to}", reason.name()), count);
+        }
+    }
+}
+
+fn count_of(histogram: &Histogram) -> u64 {
+    histogram.buckets().map(|(_, count)| count).sum()
+}
