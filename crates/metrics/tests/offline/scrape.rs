@@ -14,7 +14,7 @@ use crate::client::{samples, sum};
 
 /// A handler that counts, and does a little work.
 #[derive(Default)]
-struct Count(Arc<AtomicU64>);
+pub(crate) struct Count(Arc<AtomicU64>);
 
 impl Handler for Count {
     fn handle(&mut self, batch: &mut Batch<'_>) {
@@ -27,7 +27,7 @@ fn source(frames: u64) -> SyntheticSource {
 }
 
 /// An engine on the first two CPUs over `queues` queues of `frames` frames each.
-fn engine(queues: u16, frames: u64) -> Engine<Count> {
+pub(crate) fn engine(queues: u16, frames: u64) -> Engine<Count> {
     let cpus = CpuList::new([0, 1].map(CpuId));
     let config = Config { cpus, when_full: WhenFull::Wait, ..Config::live() };
     let sources = (0..queues).map(|_| Box::new(source(frames)) as _).collect();

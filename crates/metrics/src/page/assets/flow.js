@@ -9,8 +9,9 @@ const WIDTH = 1000;
 const LEFT = 60;
 const LANE = 34;
 
-const WAITING = "#e69f00";
-const HELD = "#d55e00";
+// Not the color of any CPU.
+const WAITING = "var(--faint)";
+const HELD = "var(--bad)";
 
 const search = document.getElementById("search");
 const input = document.getElementById("flow");
