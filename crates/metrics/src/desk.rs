@@ -27,6 +27,9 @@ const MAP_AGE: Duration = Duration::from_millis(500);
 
 type Answer = Response<Full<Bytes>>;
 
+/// Reason for refusing a request, with its status.
+type Refusal = (StatusCode, &'static str);
+
 /// Answers requests.
 pub(crate) struct ServerDesk {
     metrics: Metrics,
@@ -116,7 +119,7 @@ impl ServerDesk {
     async fn answer_api(&self, api: Api, request: Request<Incoming>) -> Answer {
         let headers = request.headers();
         if page::is_of_other_site(headers) {
-            return forbidden("another site's page made this request");
+            return error(StatusCode::FORBIDDEN, "another site's page made this request");
         }
         let Some(control) = self.metrics.control.clone() else {
             return error(StatusCode::NOT_FOUND, "this server has no engine");
@@ -139,15 +142,15 @@ impl ServerDesk {
                 }
             },
             Api::Explain => {
-                if let Err(refusal) = self.may_search(headers) {
-                    return refusal;
+                if let Err((status, why)) = self.may_search(headers) {
+                    return error(status, why);
                 }
                 let query = request.uri().query().unwrap_or_default().to_owned();
                 self.ask(move || page::explain(&control, &query)).await
             }
             Api::Set => {
-                if let Err(refusal) = self.may_set(headers) {
-                    return refusal;
+                if let Err((status, why)) = self.may_set(headers) {
+                    return error(status, why);
                 }
                 match Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await {
                     Ok(body) => {
@@ -164,27 +167,33 @@ impl ServerDesk {
 
     /// Refuses the search for flows to those who may not learn their hashes: such a client could aim
     /// flows at one CPU.
-    fn may_search(&self, headers: &HeaderMap) -> Result<(), Answer> {
+    fn may_search(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         match &self.access.token {
             Some(token) if page::is_token_given(headers, token) => Ok(()),
-            Some(_) => Err(forbidden("a search for flows takes the token")),
+            Some(_) => Err((StatusCode::FORBIDDEN, "a search for flows takes the token")),
             None if self.access.is_local => Ok(()),
-            None => Err(forbidden("flows are searched on this machine only, or with --page-token")),
+            None => Err((
+                StatusCode::FORBIDDEN,
+                "flows are searched on this machine only, or with --page-token",
+            )),
         }
     }
 
-    fn may_set(&self, headers: &HeaderMap) -> Result<(), Answer> {
+    fn may_set(&self, headers: &HeaderMap) -> Result<(), Refusal> {
         let Some(token) = &self.access.token else {
-            return Err(forbidden("knobs are read-only: the run was started without --page-token"));
+            return Err((
+                StatusCode::FORBIDDEN,
+                "knobs are read-only: the run was started without --page-token",
+            ));
         };
         if !page::is_same_origin(headers) {
-            return Err(forbidden("only this server's page may change knobs"));
+            return Err((StatusCode::FORBIDDEN, "only this server's page may change knobs"));
         }
         if !page::is_token_given(headers, token) {
-            return Err(forbidden("the token is missing or wrong"));
+            return Err((StatusCode::FORBIDDEN, "the token is missing or wrong"));
         }
         if text_of(headers, CONTENT_TYPE) != Some("application/json") {
-            return Err(error(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body is no JSON"));
+            return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body is no JSON"));
         }
         Ok(())
     }
@@ -239,10 +248,6 @@ fn text_of(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
 
 fn text(document: &Value) -> Bytes {
     Bytes::from(document.to_string())
-}
-
-fn forbidden(why: &str) -> Answer {
-    error(StatusCode::FORBIDDEN, why)
 }
 
 fn error(status: StatusCode, why: &str) -> Answer {

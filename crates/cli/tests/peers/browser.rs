@@ -72,18 +72,18 @@ impl Browser {
         let errors = Vec::new();
         let (commands, session, _directory) = (0, None, directory);
         let mut browser = Self { child, to, from, commands, session, errors, _directory };
-        let target = browser.command("Target.createTarget", json!({ "url": "about:blank" }))?;
+        let target = browser.command("Target.createTarget", &json!({ "url": "about:blank" }))?;
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
-        let attached = browser.command("Target.attachToTarget", attach)?;
+        let attached = browser.command("Target.attachToTarget", &attach)?;
         browser.session = Some(attached["sessionId"].as_str().ok_or("no session")?.to_owned());
         for domain in ["Page", "Runtime", "Log"] {
-            browser.command(&format!("{domain}.enable"), json!({}))?;
+            browser.command(&format!("{domain}.enable"), &json!({}))?;
         }
         Ok(browser)
     }
 
     pub(crate) fn open(&mut self, url: &str) -> Done<()> {
-        let answer = self.command("Page.navigate", json!({ "url": url }))?;
+        let answer = self.command("Page.navigate", &json!({ "url": url }))?;
         match answer["errorText"].as_str() {
             Some(error) => Err(format!("{url}: {error}").into()),
             None => self.wait_for("document.readyState === 'complete'").map(|_| ()),
@@ -94,7 +94,7 @@ impl Browser {
     pub(crate) fn value(&mut self, expression: &str) -> Done<Value> {
         let evaluate =
             json!({ "expression": expression, "awaitPromise": true, "returnByValue": true });
-        let answer = self.command("Runtime.evaluate", evaluate)?;
+        let answer = self.command("Runtime.evaluate", &evaluate)?;
         match answer.get("exceptionDetails") {
             Some(details) => Err(format!("{expression}: {details}").into()),
             None => Ok(answer["result"]["value"].clone()),
@@ -120,12 +120,15 @@ impl Browser {
 
     /// Takes a picture of the page.
     pub(crate) fn picture(&mut self, path: &Path) -> Done<()> {
-        let answer = self.command("Page.captureScreenshot", json!({ "format": "png" }))?;
+        let [width, height] = WINDOW;
+        let clip = json!({ "x": 0, "y": 0, "width": width, "height": height, "scale": 0.75 });
+        let capture = json!({ "format": "png", "clip": clip });
+        let answer = self.command("Page.captureScreenshot", &capture)?;
         let text = answer["data"].as_str().ok_or("no picture")?;
         Ok(fs::write(path, decoded(text))?)
     }
 
-    fn command(&mut self, method: &str, params: Value) -> Done<Value> {
+    fn command(&mut self, method: &str, params: &Value) -> Done<Value> {
         self.commands += 1;
         let id = self.commands;
         let mut message = json!({ "id": id, "method": method, "params": params });
@@ -169,7 +172,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        let _ = self.command("Browser.close", json!({}));
+        let _ = self.command("Browser.close", &json!({}));
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -14,8 +14,11 @@ use crate::Judgement;
 use crate::browser::Browser;
 use crate::metrics::MeasuredRun;
 
-/// Names and functions of all judges.
-pub(crate) const TRIALS: [(&str, fn() -> Judgement); 2] = [
+/// Name and function of a judge.
+type PageJudge = (&'static str, fn() -> Judgement);
+
+/// All judges.
+pub(crate) const TRIALS: [PageJudge; 2] = [
     ("pag_5_chromium_shows_run_and_flow", judge_page),
     ("pag_3_other_site_changes_nothing", judge_other_site),
 ];

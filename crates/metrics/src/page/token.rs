@@ -66,7 +66,7 @@ impl FromStr for PageToken {
         }
         Err(format!(
             "its first line is not {TOKEN_CHARS_MIN} to {TOKEN_CHARS_MAX} letters, digits or signs; \
-             `openssl rand -hex 16` makes some"
+             `head -c 18 /dev/urandom | base64` makes some"
         ))
     }
 }

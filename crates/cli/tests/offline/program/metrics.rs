@@ -5,6 +5,8 @@ use std::net::TcpStream;
 use std::process::{Command, Stdio};
 
 use super::Desk;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 /// Text of all metrics of the run that listens at `address`.
 fn scrape(address: &str) -> String {
@@ -71,4 +73,31 @@ fn met_3_unusable_metrics_address_is_refused() {
         assert_eq!(run.code, Some(code), "{args}: {}", run.told);
         assert!(run.told.contains(part), "{args}: {part:?} is not in {:?}", run.told);
     }
+}
+
+#[test]
+fn pag_4_unusable_token_is_refused() {
+    let desk = Desk::new();
+    for (name, text, mode) in [
+        ("open", "0123456789abcdef\n", 0o644),
+        ("short", "0123\n", 0o600),
+        ("right", "0123456789abcdef\n", 0o600),
+    ] {
+        fs::write(desk.path(name), text).unwrap();
+        fs::set_permissions(desk.path(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    for (args, part) in [
+        ("--page-token right", "--metrics <ADDR>"),
+        ("--metrics 0 --page-token none", "cannot read none: No such file"),
+        ("--metrics 0 --page-token open", "others may read it; chmod 600 open"),
+        ("--metrics 0 --page-token short", "its first line is not 16 to 256"),
+    ] {
+        let run = desk.run(&format!("replay --cpus 1 {args}"));
+        assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);
+        assert!(run.told.contains(part), "{args}: {part:?} is not in {:?}", run.told);
+    }
+    let run = desk.run("replay --cpus 1 --metrics 0 --page-token right");
+    assert_eq!(run.code, Some(0), "{}", run.told);
+    assert!(run.told.contains("/metrics, a page at http://127.0.0.1:"), "{}", run.told);
+    assert!(!run.told.contains("0123456789abcdef"), "the token is not printed");
 }
