@@ -55,7 +55,10 @@ pub use limits::{BURST_MAX, DEFER_MAX, Limits};
 use mailbox::Mailbox;
 pub use measured::Measured;
 pub use outcome::{CpuOutcome, Outcome};
-pub use question::{Explained, HASH_RANGES, Question, QueueRanges};
+pub use question::{
+    BURST_REQUESTS_MAX, BurstRequest, Explained, HASH_RANGES, Question, QueueRanges, SampledBurst,
+    SampledPacket,
+};
 use queue::Queue;
 pub use settings::{QueueSettings, Settings};
 use shared::EngineCounters;

@@ -1,6 +1,7 @@
 //! One rx queue: its source, its packet memory, its intake, and the changes to be applied.
 
 mod apply;
+mod sampled;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use forebay_sys::error::Error;
 use super::changes::{Follower, LogEntry};
 use super::config::{Config, WhenFull};
 use super::measured::Measured;
-use super::question::{Explained, Question, QueueRanges, middles};
+use super::question::{BurstRequest, Explained, Question, QueueRanges, SampledPacket, middles};
 use super::reclaim::Retired;
 use super::settings::FLOW_LIMIT_TABLE_LEN;
 use super::shared::EngineState;
@@ -57,6 +58,8 @@ pub(super) struct Queue {
     flow_limit_table_len: u32,
     when_full: WhenFull,
     trace: Option<IntakeTrace>,
+    /// Requests for the flows of the next burst.
+    burst_requests: Vec<Arc<BurstRequest>>,
     /// Time of the last turn.
     now_ns: u64,
     /// True if the last poll found frames.
@@ -120,6 +123,7 @@ impl Queue {
             flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
             when_full: config.when_full,
             trace: config.intake_trace(),
+            burst_requests: Vec::new(),
             now_ns: 0,
             was_busy: false,
             last_since_ns: None,
@@ -289,6 +293,7 @@ impl Queue {
     fn apply_entry(&mut self, entry: &LogEntry, shared: &EngineState) {
         match entry {
             LogEntry::Change(made) => self.apply(made, shared),
+            LogEntry::Sample(request) => self.keep_burst_request(request),
             LogEntry::Ask(question) => self.answer(question, shared.clock.now_ns()),
         }
     }
@@ -357,15 +362,23 @@ impl Queue {
         let now_ns = self.follow_load(shared);
         let merges_later = self.coalesce.on_delivery().is_some();
         let trace = self.trace.as_mut().filter(|_| !merges_later);
+        let is_sampled = !self.burst_requests.is_empty();
+        let mut sampled = Vec::new();
         let show = |packets: &[Packet]| {
             if let Some(trace) = trace {
                 packets.iter().for_each(|packet| trace.left(packet));
+            }
+            if is_sampled {
+                sampled = packets.iter().map(SampledPacket::of).collect();
             }
         };
         for cpu in self.intake.turn_with_tap(now_ns, &mut self.burst, &mut self.pool, show) {
             if cpu != self.polling_cpu {
                 shared.wake(cpu);
             }
+        }
+        if !sampled.is_empty() {
+            self.answer_burst_requests(sampled);
         }
         let queue = self.intake.queue();
         for dropped in self.intake.drain_dropped() {
