@@ -40,8 +40,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let plots = args.plot.as_deref().map(PlotFiles::create).transpose()?;
     let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends);
     let socket = args.control.bind(None)?;
-    let faces =
-        args.control.open(&replay.control(), config.as_ref(), &args.engine.given(), socket)?;
+    let counted = (&replay.control(), replay.counts());
+    let faces = args.control.open(counted, config.as_ref(), &args.engine.given(), socket)?;
     let metrics = args.metrics.serve(|| replay.metrics())?;
     let failure = Arc::clone(replay.failure());
     let teller = tell_once(move || failure.get().cloned());

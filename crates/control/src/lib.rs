@@ -9,6 +9,7 @@ mod stats; //           counters of each CPU
 pub mod mount; //       the tree mounted on a directory, for shells and scripts
 pub mod flow; //        names of flows, in common notations
 pub mod explain; //     CPU of a flow, and the reason, in words
+pub mod top_flows; //   flows with the most packets
 pub mod names; //       short names of knobs
 pub mod list; //        list of all knobs, with their meanings
 pub mod config_file; // initial values of the knobs

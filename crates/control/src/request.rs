@@ -8,9 +8,11 @@
 //! | `watch [KNOB]` | `NAME VALUE` now and after each change, until the client goes or sends another line |
 //! | `explain FLOW` | CPU of the flow, and the reason, in words |
 //! | `explain --json FLOW` | the same, one line with a JSON document |
+//! | `flows` | for each flow with the most packets in a sample, `PACKETS OF_PACKETS QUEUE HASH CPU NAME` |
 //! | `rfs_desired FLOWHASH CPU` | as `set`; the hash in hexadecimal, as in `deliver.csv` |
 //! | `pause CPU`, `resume CPU`, `kill CPU` | nothing |
 //! | `config` | the path of the config file that the run was started with |
+//! | `metrics` | the metrics of the run, in the OpenMetrics format |
 //!
 //! The last line is `ok`, or `error ERRNO: what, why, what to do`; no other line has that form. A
 //! connection takes any number of requests, one after another.
@@ -34,7 +36,8 @@ use super::flow::FlowName;
 pub const LINE_BYTES_MAX: usize = 4096;
 
 /// Words of all requests.
-const WORDS: &str = "get, set, list, watch, explain, rfs_desired, pause, resume, kill and config";
+const WORDS: &str =
+    "get, set, list, watch, explain, flows, rfs_desired, pause, resume, kill, config and metrics";
 
 /// Request of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,6 +62,8 @@ pub enum Request {
         /// True if the answer is a JSON document.
         json: bool,
     },
+    /// Find the flows with the most packets.
+    Flows,
     /// Record that the application of this flow runs on this CPU.
     RfsDesired(FlowHash, CpuId),
     /// Pause of a CPU, which then leaves its backlogs alone.
@@ -69,6 +74,8 @@ pub enum Request {
     Kill(CpuId),
     /// Path of the config file that the run was started with.
     Config,
+    /// Metrics of the run, in the OpenMetrics format.
+    Metrics,
 }
 
 impl Request {
@@ -91,6 +98,8 @@ impl Request {
             ("watch", _) => Err(form("watch [KNOB]")),
             ("explain", ["--json", ..]) => Self::parse_explain(split(rest).1, true),
             ("explain", _) => Self::parse_explain(rest.trim_end(), false),
+            ("flows", []) => Ok(Self::Flows),
+            ("flows", _) => Err(form("flows")),
             ("rfs_desired", [flow, cpu]) => {
                 Ok(Self::RfsDesired(parse_hash(flow)?, parse_cpu(cpu)?))
             }
@@ -103,6 +112,8 @@ impl Request {
             ("kill", _) => Err(form("kill CPU")),
             ("config", []) => Ok(Self::Config),
             ("config", _) => Err(form("config")),
+            ("metrics", []) => Ok(Self::Metrics),
+            ("metrics", _) => Err(form("metrics")),
             _ => Err(invalid(format!("{word:?} is no request; there are {WORDS}"))),
         }
     }
@@ -188,6 +199,8 @@ mod tests {
             ("resume 1", Request::Resume(CpuId(1))),
             ("kill 1", Request::Kill(CpuId(1))),
             ("config", Request::Config),
+            ("flows", Request::Flows),
+            ("metrics", Request::Metrics),
         ] {
             assert_eq!(Request::parse(line), Ok(request), "{line:?}");
         }
@@ -216,6 +229,7 @@ mod tests {
             ("pause", "pause CPU"),
             ("pause 65536", "\"65536\" is no CPU"),
             ("kill -1", "\"-1\" is no CPU"),
+            ("metrics all", "the form metrics"),
         ] {
             let refused = Request::parse(line).unwrap_err();
             assert_eq!(refused.errno, Errno::Inval, "{line}");

@@ -1,5 +1,6 @@
 //! Session of one client of the control socket: its requests, and their answers.
 
+use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -22,12 +23,21 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time between two polls of a watch.
 const WATCH_PERIOD: Duration = Duration::from_millis(20);
 
+/// Text of a run's metrics, made at the time of the call.
+pub(super) type MetricsText = Box<dyn Fn() -> String + Send + Sync>;
+
 /// State that answers are made from.
-#[derive(Debug)]
 pub(super) struct Desk {
     pub(super) control: Control,
     /// Path of the config file that the run was started with.
     pub(super) config: Option<PathBuf>,
+    pub(super) metrics: Option<MetricsText>,
+}
+
+impl fmt::Debug for Desk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Desk").field(&self.control).finish()
+    }
 }
 
 /// A client and its requests.
@@ -127,6 +137,9 @@ impl Desk {
                 };
                 Ok(text.lines().map(str::to_owned).collect())
             }
+            Request::Flows => {
+                Ok(self.control.top_flows()?.iter().map(ToString::to_string).collect())
+            }
             Request::RfsDesired(flow, cpu) => {
                 self.control.rfs_desired(*flow, *cpu).map(|written| told(&self.control, &written))
             }
@@ -136,6 +149,12 @@ impl Desk {
             Request::Config => match &self.config {
                 Some(path) => Ok(vec![path.display().to_string()]),
                 None => Err(Refused::new(Errno::NoEnt, "the run was started without --config")),
+            },
+            Request::Metrics => match &self.metrics {
+                Some(text) => Ok(text().lines().map(str::to_owned).collect()),
+                None => {
+                    Err(Refused::new(Errno::NoEnt, "the program gives no metrics to this socket"))
+                }
             },
             Request::Watch(_) => Ok(Vec::new()), // handled by the session
         }

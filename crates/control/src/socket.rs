@@ -5,6 +5,7 @@
 //! that none waits for another; at most [`CLIENTS_MAX`](super::clients::CLIENTS_MAX) are served.
 //! Nothing here is on the path of packets.
 
+use std::fmt;
 use std::io::{self, ErrorKind, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -22,7 +23,7 @@ use rustix::process::geteuid;
 
 use super::clients::ClientSlots;
 use super::handle::Control;
-use super::session::{ControlSession, Desk};
+use super::session::{ControlSession, Desk, MetricsText};
 
 /// Pause after a client could not be accepted, for want of descriptors or threads.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);
@@ -42,17 +43,25 @@ impl ControlSocket {
     /// # Errors
     /// If a live run listens there, a file of another kind is there, or the system refuses.
     pub fn open(control: Control, path: &Path, config: Option<PathBuf>) -> Result<Self> {
-        BoundSocket::bind(path)?.serve(control, config)
+        Self::bind(path)?.serve(control, config)
+    }
+
+    /// Binds the socket at `path`, to be served later. Replaces that of a dead run.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn bind(path: &Path) -> Result<BoundSocket> {
+        BoundSocket::bind(path)
     }
 }
 
 /// Control socket that nobody serves yet. It is bound while the process has the privileges for its
 /// directory, and served once they are dropped. Clients wait until then.
-#[derive(Debug)]
 pub struct BoundSocket {
     /// `None` once it is served.
     listener: Option<PrivateListener>,
     path: PathBuf,
+    metrics: Option<MetricsText>,
 }
 
 impl BoundSocket {
@@ -62,7 +71,14 @@ impl BoundSocket {
     /// As [`ControlSocket::open`].
     pub fn bind(path: &Path) -> Result<Self> {
         let listener = PrivateListener::bind(path, "the control socket")?;
-        Ok(Self { listener: Some(listener), path: path.to_owned() })
+        Ok(Self { listener: Some(listener), path: path.to_owned(), metrics: None })
+    }
+
+    /// Adds the answer to requests for the run's metrics: their text, in the OpenMetrics format.
+    #[must_use]
+    pub fn with_metrics(mut self, text: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        self.metrics = Some(Box::new(text));
+        self
     }
 
     /// Serves clients from `control`.
@@ -78,10 +94,16 @@ impl BoundSocket {
             seats: Arc::clone(&seats),
             door: None,
         };
-        let desk = Arc::new(Desk { control, config });
+        let desk = Arc::new(Desk { control, config, metrics: self.metrics.take() });
         let door = spawn(move || let_in(&listener, &desk, &seats));
         socket.door = Some(door.map_err(Error::file("create", &self.path))?);
         Ok(socket)
+    }
+}
+
+impl fmt::Debug for BoundSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("BoundSocket").field(&self.path).finish()
     }
 }
 

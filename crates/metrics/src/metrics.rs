@@ -56,6 +56,12 @@ impl Metrics {
         Self { control: Some(control), ..self }.measuring()
     }
 
+    /// Adds an engine without asking it to measure times: they are there if it does so for others.
+    #[must_use]
+    pub fn with_counted_engine(self, control: Control) -> Self {
+        Self { control: Some(control), ..self }
+    }
+
     /// Adds devices, with the drops of the kernel and the counters of drivers in this process. To be
     /// called before an engine takes the sources of the devices, or after that.
     #[must_use]

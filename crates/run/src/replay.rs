@@ -149,6 +149,12 @@ impl Replay {
         Metrics::new().with_engine(self.control())
     }
 
+    /// Metrics of the replay's engine without asking it to measure times.
+    #[must_use]
+    pub fn counts(&self) -> Metrics {
+        Metrics::new().with_counted_engine(self.control())
+    }
+
     /// Runs to the end.
     ///
     /// # Errors

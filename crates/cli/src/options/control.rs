@@ -4,6 +4,7 @@ use std::path::{PathBuf, absolute};
 
 use clap::Args;
 use forebay_control::{BoundSocket, ConfigFile, Control, ControlSocket, Mount, places};
+use forebay_metrics::{Metrics, TextFormat};
 
 use crate::failure::Failure;
 
@@ -18,13 +19,14 @@ pub(crate) struct ControlOptions {
     #[arg(long, value_name = "DIR")]
     pub(crate) mount: Option<PathBuf>,
 
-    /// Listen there for get, set, list, watch and explain [default: a live run listens where these
-    /// look, at NAME.sock in $RUNTIME_DIRECTORY, else in $XDG_RUNTIME_DIR/forebay, else, for root,
-    /// in /run/forebay]
+    /// Listen there for get, set, list, watch, explain and top [default: a live run listens where
+    /// these look, at NAME.sock in $RUNTIME_DIRECTORY, else in $XDG_RUNTIME_DIR/forebay, else, for
+    /// root, in /run/forebay]
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
 
-    /// Name of this run for get, set, list, watch and explain [default: the names of its devices]
+    /// Name of this run for get, set, list, watch, explain and top [default: the names of its
+    /// devices]
     #[arg(long, value_name = "NAME", conflicts_with = "control")]
     pub(crate) name: Option<String>,
 
@@ -65,11 +67,11 @@ impl ControlOptions {
     }
 
     /// Sets the knobs of the config file, except those in `given`, which options set, and opens the
-    /// control interfaces. Signal handlers must be installed before: no signal may leave a mount
-    /// behind.
+    /// control interfaces; clients of the socket can read the counts. Signal handlers must be
+    /// installed before: no signal may leave a mount behind.
     pub(crate) fn open(
         &self,
-        control: &Control,
+        (control, counts): (&Control, Metrics),
         config: Option<&ConfigFile>,
         given: &[&str],
         socket: Option<BoundSocket>,
@@ -78,7 +80,11 @@ impl ControlOptions {
             apply(config, control, given)?;
         }
         let path = config.map(|config| absolute(config.path())).transpose().unwrap_or_default();
-        let socket = socket.map(|socket| socket.serve(control.clone(), path)).transpose()?;
+        let socket = socket.map(|socket| {
+            let text = move || counts.text(TextFormat::OpenMetrics);
+            socket.with_metrics(text).serve(control.clone(), path)
+        });
+        let socket = socket.transpose()?;
         let mount = |directory: &PathBuf| Mount::new(control.clone(), directory);
         Ok(Faces { _mount: self.mount.as_ref().map(mount).transpose()?, _socket: socket })
     }

@@ -46,7 +46,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let hangup = if config.is_some() { Hangup::Acts } else { Hangup::Ends };
     let interrupted = stop_on_signals(run.stopper(), hangup);
     let given = args.engine.given();
-    let faces = args.control.open(&run.control(), config.as_ref(), &given, socket)?;
+    let counted = (&run.control(), run.counts());
+    let faces = args.control.open(counted, config.as_ref(), &given, socket)?;
     let metrics = args.metrics.serve(|| run.metrics())?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
     let watch = run.watch();

@@ -3,13 +3,16 @@
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 
 use forebay_control::list::{ListedKnob, list};
 use forebay_control::{ConfigFile, Control, ControlClient, ControlSocket, FlowName, config_file};
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_engine::knobs::Change;
-use forebay_engine::{Config, DeviceQueues, Engine, QUESTIONS_MAX, Settings, VirtualCosts};
+use forebay_engine::{
+    BURST_REQUESTS_MAX, BurstRequest, Config, DeviceQueues, Engine, QUESTIONS_MAX, Settings,
+    VirtualCosts,
+};
 use forebay_rx::delivery::Batch;
 use forebay_rx::flow_key::FlowKeyRules;
 use forebay_rx::hash::{FlowHash, Hasher};
@@ -116,6 +119,47 @@ fn the_control_socket_tells_devices_apart() {
     assert_eq!(read, expected);
     let refused = client.ask("set online 1").unwrap_err().to_string();
     assert!(refused.contains("say which of them"), "{refused}");
+}
+
+#[test]
+fn top_4_queue_answers_last_requests_once() {
+    let engine = engine(&[("eth0", 2), ("v.1", 1)], 3).unwrap();
+    let ask = |_| {
+        let (answers, answered) = mpsc::channel();
+        engine.state().ask_for_burst(BurstRequest { answers }).unwrap();
+        answered
+    };
+    let asked: Vec<_> = (0..BURST_REQUESTS_MAX + 3).map(ask).collect();
+    engine.run_stepped(1, VirtualCosts::default());
+    for (number, answered) in asked.iter().enumerate() {
+        let mut bursts: Vec<_> = answered.try_iter().collect();
+        bursts.sort_by(|one, other| one.name.cmp(&other.name));
+        let names: Vec<_> = bursts.iter().map(|burst| burst.name.as_str()).collect();
+        let is_kept = number >= 3;
+        let expected: &[_] = if is_kept { &["eth0/rx-0", "eth0/rx-1", "v.1/rx-0"] } else { &[] };
+        assert_eq!(names, expected, "request {number}");
+        for packet in bursts.iter().flat_map(|burst| &burst.packets) {
+            assert!(packet.cpu.is_some() && packet.endpoints.is_some(), "{packet:?}");
+        }
+    }
+}
+
+#[test]
+fn top_1_socket_gives_metrics_if_any() {
+    let directory = tempfile::tempdir().unwrap();
+    let ask = |name: &str, text: Option<&'static str>| {
+        let path = directory.path().join(name);
+        let bound = ControlSocket::bind(&path).unwrap();
+        let bound = match text {
+            Some(text) => bound.with_metrics(move || text.to_owned()),
+            None => bound,
+        };
+        let _socket = bound.serve(control(), None).unwrap();
+        ControlClient::connect(&path).unwrap().ask("metrics")
+    };
+    assert_eq!(ask("a.sock", Some("a 1\n# EOF\n")).unwrap(), ["a 1", "# EOF"]);
+    let refused = ask("b.sock", None).unwrap_err().to_string();
+    assert!(refused.contains("no metrics to this socket"), "{refused}");
 }
 
 #[test]

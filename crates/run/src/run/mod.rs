@@ -155,6 +155,12 @@ impl Run {
         self.metrics.clone().with_engine(self.control())
     }
 
+    /// Metrics of the run without asking the engine to measure times.
+    #[must_use]
+    pub fn counts(&self) -> Metrics {
+        self.metrics.clone().with_counted_engine(self.control())
+    }
+
     /// Runs until it is stopped, its time is over, every source is exhausted, or a device fails.
     ///
     /// # Errors

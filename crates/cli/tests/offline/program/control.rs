@@ -14,14 +14,14 @@ use super::{Desk, Run, number};
 const FLOW: &str = "10.9.0.2:39796,10.9.0.1:53";
 
 /// A replay that runs until told to end.
-struct Live<'a> {
+pub(super) struct Live<'a> {
     desk: &'a Desk,
     child: Child,
 }
 
 impl<'a> Live<'a> {
     /// Starts a replay that listens at `s.sock`.
-    fn start(desk: &'a Desk, args: &str) -> Self {
+    pub(super) fn start(desk: &'a Desk, args: &str) -> Self {
         let fixed = "replay --json --rate 5k --loops 1000000 --control s.sock";
         let args = format!("{fixed} {args}");
         let mut run = Command::new(env!("CARGO_BIN_EXE_forebay"));
@@ -41,7 +41,7 @@ impl<'a> Live<'a> {
     }
 
     /// Standard output of a command, which must succeed.
-    fn told(&self, args: &str) -> String {
+    pub(super) fn told(&self, args: &str) -> String {
         let run = self.run(args);
         assert_eq!(run.code, Some(0), "{args}: {}", run.told);
         run.stdout
@@ -60,7 +60,7 @@ impl<'a> Live<'a> {
     }
 
     /// Sends lines, and returns all answers.
-    fn answer(&self, lines: &str) -> String {
+    pub(super) fn answer(&self, lines: &str) -> String {
         let mut stream = self.say(lines.as_bytes());
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut answer = String::new();
@@ -69,7 +69,7 @@ impl<'a> Live<'a> {
     }
 
     /// Ends the run. Returns its report, which must keep all promises.
-    fn end(mut self) -> Value {
+    pub(super) fn end(mut self) -> Value {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
         let (mut report, mut told) = (String::new(), String::new());
@@ -211,7 +211,7 @@ fn socket_lines_have_an_end() {
     assert_eq!(live.answer("rfs_desired 0badcafe 0\n"), "ok\n");
     assert_eq!(live.answer("config\n"), "error ENOENT: the run was started without --config\n");
     assert!(live.answer("explain 0badcafe\n").contains("rx-0, polled by CPU 0"));
-    let words = "get, set, list, watch, explain, rfs_desired, pause, resume, kill and config";
+    let words = "get, set, list, watch, explain, flows, rfs_desired, pause, resume, kill, config and metrics";
     for line in ["", "hello", "GET mtu"] {
         let answer = live.answer(&format!("{line}\n"));
         assert!(answer.starts_with("error EINVAL: ") && answer.contains(words), "{answer}");
