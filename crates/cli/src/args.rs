@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Watch(crate::control::WatchArgs),
     /// Say which CPU a flow of a run is on, and why
     Explain(crate::control::ExplainArgs),
+    /// Show a run's rates, CPUs, queues, drops and sockets as they change
+    Top(crate::top::TopArgs),
     /// Run a scenario on virtual CPUs, in virtual time, and check every step
     Sim(crate::sim::SimArgs),
     /// Say which CPUs packets should go to on this machine, and why
@@ -73,7 +75,7 @@ impl Command {
             Self::Doctor(args) => args.json,
             Self::Bench(args) => args.json,
             Self::Compare(args) => args.json,
-            Self::Hash(_) | Self::CompareOwn(_) => false,
+            Self::Top(_) | Self::Hash(_) | Self::CompareOwn(_) => false,
             #[cfg(feature = "generate")]
             Self::Generate(_) => false,
         }

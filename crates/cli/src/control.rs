@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 use crate::failure::Failure;
 use crate::output;
 
-/// The run that a request goes to, and the output format.
+/// The run that a request goes to.
 #[derive(Debug, Args)]
-pub(crate) struct AskedKnob {
+pub(crate) struct AskedRun {
     /// Where the run listens [default: $FOREBAY_CONTROL, else the only run that listens in
     /// $RUNTIME_DIRECTORY, $XDG_RUNTIME_DIR/forebay or, for root, /run/forebay]
     #[arg(long, value_name = "PATH")]
@@ -29,6 +29,13 @@ pub(crate) struct AskedKnob {
     /// Which run, where several listen: what it was called with --name, or else its devices
     #[arg(long, value_name = "NAME", conflicts_with = "control")]
     name: Option<String>,
+}
+
+/// The run that a request goes to, and the output format.
+#[derive(Debug, Args)]
+pub(crate) struct AskedKnob {
+    #[command(flatten)]
+    run: AskedRun,
 
     /// Print JSON and nothing else on standard output
     #[arg(long)]
@@ -191,18 +198,24 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<(), Failure> {
     output::print(&text(&args.asked.connect()?.ask(&format!("explain {json}{flow}"))?))
 }
 
-impl AskedKnob {
-    fn connect(&self) -> Result<ControlClient, Failure> {
+impl AskedRun {
+    /// Path of the run's control socket.
+    pub(crate) fn path(&self) -> Result<PathBuf, Failure> {
         let set = || std::env::var_os("FOREBAY_CONTROL").filter(|path| !path.is_empty());
-        let path = match (&self.control, &self.name) {
+        Ok(match (&self.control, &self.name) {
             (Some(path), _) => path.clone(),
             (None, Some(name)) => places::find(Some(name))?,
             (None, None) => match set() {
                 Some(path) => path.into(),
                 None => places::find(None)?,
             },
-        };
-        Ok(ControlClient::connect(&path)?)
+        })
+    }
+}
+
+impl AskedKnob {
+    fn connect(&self) -> Result<ControlClient, Failure> {
+        Ok(ControlClient::connect(&self.run.path()?)?)
     }
 }
 

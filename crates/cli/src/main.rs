@@ -12,6 +12,7 @@ mod run; //       forebay run
 mod replay; //    forebay replay
 mod sim; //       forebay sim
 mod control; //   forebay get, set, list, watch, explain
+mod top; //       forebay top
 mod options; //   options shared by several commands
 mod signals; //   signals that end a run early
 mod ticker; //    periodic tasks beside a run
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         Command::List(args) => control::list(args),
         Command::Watch(args) => control::watch(args),
         Command::Explain(args) => control::explain(args),
+        Command::Top(args) => top::run(args),
         Command::Advise(args) => advise::run(args),
         Command::Doctor(args) => match doctor::run(args) {
             Ok(code) => return code,

@@ -20,6 +20,7 @@ mod order; //       the traces of stamped packets
 mod program; //     the program under test
 mod stress; //      scripts that change all settings
 mod second_user; // another user at the control socket
+mod top; //         the terminal view, in tmux
 mod tshark; //      every field, compared with tshark's
 mod tunnels; //     the innermost flow, compared with tshark's
 
@@ -74,6 +75,9 @@ fn main() {
     }
     for (name, trial) in page::TRIALS {
         trials.push(judge(name, browser::missing().or_else(order::one_cpu), trial));
+    }
+    for (name, trial) in top::TRIALS {
+        trials.push(judge(name, top::missing(), trial));
     }
     let name = "cmp_2_rows_have_figures_or_reasons";
     trials.push(judge(name, live::missing(&[]), compare::judge_rows));

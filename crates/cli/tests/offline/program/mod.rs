@@ -13,6 +13,7 @@ mod places; //         runs found by name
 mod run; //            live devices, without privileges
 mod service; //        a run under a service manager
 mod sim; //            `forebay sim`
+mod top; //            one view of a run
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

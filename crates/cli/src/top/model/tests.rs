@@ -1,0 +1,117 @@
+//! Rates of made-up samples.
+
+use super::*;
+
+fn sample(at: Instant, text: &str) -> Sample {
+    Sample::read(at, &text.lines().collect::<Vec<_>>(), vec!["3".to_owned(), "2".to_owned()])
+}
+
+fn model(before: &str, now: &str) -> Model {
+    let at = Instant::now();
+    let mut history = History::default();
+    assert_eq!(history.model(sample(at, before)), None, "one sample has no rates");
+    history.model(sample(at + Duration::from_secs(2), now)).unwrap()
+}
+
+#[test]
+fn top_1_rates_are_growth_per_second() {
+    let text = |packets: u32, busy: f64, held: u32, rps: u32| {
+        format!(
+            "forebay_packets_received_total{{device=\"eth1\",queue=\"0\"}} {packets}\n\
+             forebay_received_bytes_total{{device=\"eth1\",queue=\"0\"}} {}\n\
+             forebay_flow_moves_total{{device=\"eth1\",queue=\"0\"}} {held}\n\
+             forebay_flow_hold_seconds_sum{{device=\"eth1\",queue=\"0\"}} {}\n\
+             forebay_flow_hold_seconds_count{{device=\"eth1\",queue=\"0\"}} {held}\n\
+             forebay_polling_cpu{{device=\"eth1\",queue=\"0\"}} 1\n\
+             forebay_cpu_online{{cpu=\"10\"}} 0\nforebay_cpu_online{{cpu=\"9\"}} 1\n\
+             forebay_cpu_busy_seconds_total{{cpu=\"9\"}} {busy}\n\
+             forebay_packets_delivered_total{{cpu=\"9\"}} {packets}\n\
+             forebay_packets_steered_total{{cpu=\"9\",reason=\"rps\"}} {rps}\n\
+             forebay_packets_steered_total{{cpu=\"9\",reason=\"held\"}} {held}\n\
+             forebay_packets_steered_total{{cpu=\"9\",reason=\"rfs\"}} 5\n\
+             forebay_backlog_packets{{cpu=\"9\"}} 7\n",
+            packets * 60,
+            f64::from(held) * 0.002,
+        )
+    };
+    let model = model(&text(100, 1.0, 10, 50), &text(1100, 2.5, 20, 80));
+    let totals = &model.totals;
+    assert_eq!([totals.received, totals.received_bytes, totals.delivered], [500.0, 30e3, 500.0]);
+    assert_eq!([totals.moves, totals.backlog, totals.dropped], [5.0, 7.0, 0.0]);
+    assert!((totals.hold_s.unwrap() - 0.002).abs() < 1e-9);
+    assert_eq!((totals.sent, totals.merged), (None, None));
+    let [nine, ten] = model.cpus.as_slice() else { panic!("{:?}", model.cpus) };
+    assert_eq!((nine.cpu, nine.is_online, nine.busy, nine.share), (9, true, 0.75, 1.0));
+    assert_eq!(nine.reasons, [("rps".to_owned(), 0.75), ("held".to_owned(), 0.25)]);
+    assert_eq!((ten.cpu, ten.is_online, ten.busy, ten.wait_s), (10, false, 0.0, None));
+    let [queue] = model.queues.as_slice() else { panic!("{:?}", model.queues) };
+    assert_eq!((queue.name.as_str(), queue.mask.as_str(), queue.polling_cpu), ("rx-0", "3", 1.0));
+    assert_eq!(model.sockets, []);
+}
+
+#[test]
+fn top_1_queues_are_named_as_explain_does() {
+    let of = |queues: &[(&str, u32)]| {
+        let lines = queues.iter().map(|(device, queue)| {
+            format!("forebay_packets_received_total{{device=\"{device}\",queue=\"{queue}\"}} 1\n")
+        });
+        let text: String = lines.collect();
+        let model = model(&text, &text);
+        model.queues.into_iter().map(|row| format!("{} {}", row.name, row.mask)).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&[("eth1", 10), ("eth1", 9)]), ["rx-9 3", "rx-10 2"]);
+    assert_eq!(of(&[("eth2", 0), ("eth1", 0)]), ["eth1/rx-0 3", "eth2/rx-0 2"]);
+}
+
+#[test]
+fn top_1_drops_have_place_reason_and_time() {
+    let text = |full: u32, named: u32| {
+        format!(
+            "forebay_packets_received_total{{device=\"eth1\",queue=\"0\"}} 1\n\
+             forebay_packets_dropped_total{{device=\"eth1\",queue=\"0\",reason=\"backlog_full\"}} {full}\n\
+             forebay_packets_dropped_total{{device=\"eth1\",queue=\"0\",reason=\"no_buffer\"}} 0\n\
+             forebay_packets_kernel_dropped_total{{device=\"eth1\",queue=\"0\"}} 3\n\
+             forebay_kernel_drops_total{{device=\"eth1\",queue=\"0\",name=\"rx_ring_full\"}} {named}\n\
+             forebay_packets_lost_total{{cpu=\"1\",reason=\"cpu_lost\"}} 2\n\
+             forebay_packets_unsent_total{{to=\"tun:t0\",reason=\"not_sent\"}} 4\n\
+             forebay_network_drops_total{{reason=\"no_socket\"}} 1\n\
+             forebay_socket_receive_buffer_errors_total{{socket=\"0\",local=\"10.0.0.1:53\"}} 1\n"
+        )
+    };
+    let at = Instant::now();
+    let later = |seconds| at + Duration::from_secs(seconds);
+    let mut history = History::default();
+    history.model(sample(at, &text(10, 3)));
+    let rows = |model: &Model| {
+        let rows = model.drops.iter();
+        rows.map(|row| (format!("{} {}", row.place, row.reason), row.per_s, row.total))
+            .collect::<Vec<_>>()
+    };
+    let model = history.model(sample(later(2), &text(30, 3))).unwrap();
+    let expected = [
+        ("rx-0 backlog_full", 10.0, 30.0),
+        ("to tun:t0 not_sent", 0.0, 4.0),
+        ("rx-0 rx_ring_full", 0.0, 3.0),
+        ("CPU 1 cpu_lost", 0.0, 2.0),
+        ("network no_socket", 0.0, 1.0),
+        ("socket 10.0.0.1:53 rcvbuf_errors", 0.0, 1.0),
+    ];
+    assert_eq!(rows(&model), expected.map(|(name, rate, total)| (name.to_owned(), rate, total)));
+    assert_eq!((model.totals.dropped, model.totals.dropped_total), (10.0, 41.0));
+    assert_eq!([model.drops[0].since_s, model.drops[1].since_s], [Some(0.0), None]);
+    let model = history.model(sample(later(5), &text(30, 3))).unwrap();
+    assert_eq!([model.drops[0].per_s, model.totals.dropped], [0.0, 0.0]);
+    assert_eq!(model.drops[0].since_s, Some(3.0));
+}
+
+#[test]
+fn top_1_smaller_counters_begin_new_run() {
+    let text = |count: u32| {
+        format!("forebay_packets_received_total{{device=\"a\",queue=\"0\"}} {count}\n")
+    };
+    assert_eq!(model(&text(100), &text(20)).totals.received, 0.0);
+    let mut history = History::default();
+    history.model(sample(Instant::now(), &text(1)));
+    history.forget();
+    assert_eq!(history.model(sample(Instant::now(), &text(2))), None);
+}

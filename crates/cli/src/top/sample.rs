@@ -1,0 +1,148 @@
+//! Metrics of a run at one time, read from their text.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use forebay_control::top_flows::TopFlow;
+
+/// Values of the labels by which samples are told apart.
+pub(super) type Key = Vec<String>;
+
+/// Metrics of a run at one time.
+#[derive(Clone, Debug)]
+pub(super) struct Sample {
+    /// Time of the answer.
+    pub(super) at: Instant,
+    families: HashMap<String, Vec<Series>>,
+    /// Mask `rps_cpus` of each queue, in the order of the queues.
+    pub(super) masks: Vec<String>,
+    /// Flows with the most packets in a sample of bursts.
+    pub(super) flows: Vec<TopFlow>,
+}
+
+/// Value of a metric for one set of labels.
+#[derive(Clone, PartialEq, Debug)]
+struct Series {
+    labels: Vec<(String, String)>,
+    value: f64,
+}
+
+impl Sample {
+    /// Reads a text in the OpenMetrics format. Comments and malformed lines are ignored.
+    pub(super) fn read<S: AsRef<str>>(at: Instant, lines: &[S], masks: Vec<String>) -> Self {
+        let mut families: HashMap<String, Vec<Series>> = HashMap::new();
+        for line in lines.iter().map(AsRef::as_ref) {
+            if let Some((name, series)) = read_line(line) {
+                families.entry(name.to_owned()).or_default().push(series);
+            }
+        }
+        Self { at, families, masks, flows: Vec::new() }
+    }
+
+    /// Sums of a metric's values by some of its labels.
+    pub(super) fn by(&self, name: &str, labels: &[&str]) -> BTreeMap<Key, f64> {
+        let mut sums = BTreeMap::new();
+        for series in self.families.get(name).into_iter().flatten() {
+            let key = labels.iter().map(|label| series.label(label).to_owned()).collect();
+            *sums.entry(key).or_insert(0.0) += series.value;
+        }
+        sums
+    }
+
+    /// Sum of a metric's values.
+    pub(super) fn sum(&self, name: &str) -> f64 {
+        self.families.get(name).into_iter().flatten().map(|series| series.value).sum()
+    }
+
+    /// True if the run has this metric.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.families.contains_key(name)
+    }
+}
+
+impl Series {
+    fn label(&self, name: &str) -> &str {
+        let named = self.labels.iter().find(|(label, _)| label == name);
+        named.map_or("", |(_, value)| value.as_str())
+    }
+}
+
+/// Metric of a line, and its value.
+fn read_line(line: &str) -> Option<(&str, Series)> {
+    if line.starts_with('#') {
+        return None;
+    }
+    let end = line.find(['{', ' '])?;
+    let (name, rest) = line.split_at(end);
+    let (labels, rest) = match rest.strip_prefix('{') {
+        Some(rest) => read_labels(rest)?,
+        None => (Vec::new(), rest),
+    };
+    let value = rest.split_whitespace().next()?.parse().ok()?;
+    Some((name, Series { labels, value }))
+}
+
+/// Labels up to the closing brace, and the text behind it.
+fn read_labels(mut rest: &str) -> Option<(Vec<(String, String)>, &str)> {
+    let mut labels = Vec::new();
+    loop {
+        rest = rest.trim_start_matches(',');
+        if let Some(behind) = rest.strip_prefix('}') {
+            return Some((labels, behind));
+        }
+        let (name, quoted) = rest.split_once("=\"")?;
+        let (value, behind) = read_quoted(quoted)?;
+        labels.push((name.to_owned(), value));
+        rest = behind;
+    }
+}
+
+/// Text up to the closing quote, without its escapes, and the text behind it.
+fn read_quoted(quoted: &str) -> Option<(String, &str)> {
+    let mut value = String::new();
+    let mut chars = quoted.char_indices();
+    while let Some((at, char)) = chars.next() {
+        match char {
+            '"' => return Some((value, &quoted[at + 1..])),
+            '\\' => match chars.next()?.1 {
+                'n' => value.push('\n'),
+                other => value.push(other),
+            },
+            char => value.push(char),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(text: &str) -> Sample {
+        Sample::read(Instant::now(), &text.lines().collect::<Vec<_>>(), Vec::new())
+    }
+
+    #[test]
+    fn top_1_sample_sums_by_labels() {
+        let sample = read(
+            "# HELP a Of a\n# TYPE a counter\na_total{cpu=\"0\",reason=\"rps\"} 5\n\
+             a_total{cpu=\"0\",reason=\"held\"} 2\na_total{cpu=\"1\",reason=\"rps\"} 1.5\nb 7\n\
+             c{to=\"a\\\"b\\\\c\\nd,e}\"} 1e3\nbroken{x=\"1\nbroken{x=\"1\"}\nbroken\n# EOF\n",
+        );
+        let key = |text: &str| text.split(' ').map(str::to_owned).collect::<Key>();
+        assert_eq!(sample.by("a_total", &["cpu"]), [(key("0"), 7.0), (key("1"), 1.5)].into());
+        assert_eq!(sample.by("a_total", &["reason", "cpu"])[&key("rps 0")], 5.0);
+        assert_eq!(sample.sum("b"), 7.0);
+        assert_eq!(sample.by("c", &["to"]), [(vec!["a\"b\\c\nd,e}".to_owned()], 1000.0)].into());
+        assert!(sample.has("b") && !sample.has("broken") && !sample.has("a"));
+    }
+
+    proptest! {
+        #[test]
+        fn promise_5_no_metrics_text_panics(text in "([a-z]{1,3}[{]?[a-z\"=\\\\},0-9 ]{0,20}\n)*|\\PC{0,40}") {
+            let _ = read(&text);
+        }
+    }
+}

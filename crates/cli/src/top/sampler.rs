@@ -1,0 +1,202 @@
+//! Thread that asks the run: for samples at an interval, about the followed flow, for changes. The
+//! screen never waits for it.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay_control::{ControlClient, FlowName};
+use forebay_sys::Error;
+
+use super::sample::Sample;
+use crate::failure::Failure;
+
+/// Interval between two looks for requests while there are no samples to take.
+const IDLE_PERIOD: Duration = Duration::from_secs(3600);
+
+/// Request to the thread.
+#[derive(Debug)]
+pub(super) enum Ask {
+    /// Explain this flow with each sample, or none.
+    Follow(Option<FlowName>),
+    /// Set a knob: `KNOB=VALUE`.
+    Set(String),
+    /// Take no samples, or take them again.
+    Pause(bool),
+}
+
+/// Answer of the thread.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// A sample.
+    Sample(Sample),
+    /// Lines about a flow.
+    Flow(FlowName, Vec<String>),
+    /// Answer to a change, or an error.
+    Message(String),
+    /// The run has ended.
+    Ended,
+}
+
+/// Handle of the thread, which ends once this is dropped.
+#[derive(Debug)]
+pub(super) struct Sampler {
+    asks: Sender<Ask>,
+    told: Receiver<Told>,
+}
+
+impl Sampler {
+    /// Starts to take samples.
+    pub(super) fn start(link: Link, interval: Duration) -> Self {
+        let (asks, asked) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || SamplerThread { link, interval, tell, flow: None }.serve(&asked));
+        Self { asks, told }
+    }
+
+    pub(super) fn ask(&self, ask: Ask) {
+        // Ignored: the thread has ended if the run has, which it has told.
+        let _ = self.asks.send(ask);
+    }
+
+    /// Next answer, if there is one.
+    pub(super) fn next(&self) -> Option<Told> {
+        match self.told.try_recv() {
+            Ok(told) => Some(told),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Told::Ended),
+        }
+    }
+}
+
+/// Connection to a run, made again when it is lost.
+#[derive(Debug)]
+pub(super) struct Link {
+    path: PathBuf,
+    client: Option<ControlClient>,
+}
+
+/// Reason for the absence of an answer.
+#[derive(Debug)]
+pub(super) enum NoAnswer {
+    /// The run refused, or the connection was lost.
+    Because(Error),
+    /// Nobody listens any more.
+    Ended(Error),
+}
+
+impl Link {
+    /// Connects to the run that listens at `path`.
+    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
+        let client = Some(ControlClient::connect(path)?);
+        Ok(Self { path: path.to_owned(), client })
+    }
+
+    /// Name of the run: that of its socket.
+    pub(super) fn name(&self) -> String {
+        self.path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
+    }
+
+    /// Metrics of the run.
+    pub(super) fn sample(&mut self) -> Result<Sample, NoAnswer> {
+        let masks = self.ask("get rps_cpus")?;
+        // The name before it, if there are several.
+        let mask = |line: &String| line.rsplit(' ').next().unwrap_or_default().to_owned();
+        let masks = masks.iter().map(mask).collect();
+        let lines = self.ask("metrics")?;
+        let mut sample = Sample::read(Instant::now(), &lines, masks);
+        // None while the run is too busy to answer.
+        let flows = match self.ask("flows") {
+            Err(NoAnswer::Because(Error::Refused(_))) => Vec::new(),
+            flows => flows?,
+        };
+        sample.flows = flows.iter().filter_map(|line| line.parse().ok()).collect();
+        Ok(sample)
+    }
+
+    /// Sends a request. Another connection takes the place of one that is lost.
+    pub(super) fn ask(&mut self, request: &str) -> Result<Vec<String>, NoAnswer> {
+        let client = match &mut self.client {
+            Some(client) => client,
+            none => none.insert(ControlClient::connect(&self.path).map_err(NoAnswer::Ended)?),
+        };
+        let error = match client.ask(request) {
+            Ok(lines) => return Ok(lines),
+            Err(error) => error,
+        };
+        if let Error::NoRun { source, .. } = &error {
+            self.client = None;
+            // Its answer may still come, which would be taken for that to the next request.
+            let is_late = matches!(source.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+            if !is_late {
+                self.client = Some(ControlClient::connect(&self.path).map_err(NoAnswer::Ended)?);
+            }
+        }
+        Err(NoAnswer::Because(error))
+    }
+}
+
+/// State of the thread.
+struct SamplerThread {
+    link: Link,
+    interval: Duration,
+    tell: Sender<Told>,
+    flow: Option<FlowName>,
+}
+
+impl SamplerThread {
+    fn serve(mut self, asked: &Receiver<Ask>) {
+        let mut due = Some(Instant::now());
+        loop {
+            let wait = due.map_or(IDLE_PERIOD, |due| due.saturating_duration_since(Instant::now()));
+            let done = match asked.recv_timeout(wait) {
+                Ok(Ask::Follow(flow)) => {
+                    self.flow = flow;
+                    self.explain()
+                }
+                Ok(Ask::Set(setting)) => self.set(&setting),
+                Ok(Ask::Pause(is_paused)) => {
+                    due = (!is_paused).then(Instant::now);
+                    Ok(())
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    // One that is late is not made up for.
+                    due = due.map(|due| (due + self.interval).max(Instant::now()));
+                    if due.is_some() { self.sample() } else { Ok(()) }
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            match done {
+                Ok(()) => {}
+                Err(NoAnswer::Because(error)) => self.tell(Told::Message(error.to_string())),
+                Err(NoAnswer::Ended(_)) => return self.tell(Told::Ended),
+            }
+        }
+    }
+
+    fn tell(&self, told: Told) {
+        // Ignored: the screen has ended.
+        let _ = self.tell.send(told);
+    }
+
+    fn sample(&mut self) -> Result<(), NoAnswer> {
+        let sample = self.link.sample()?;
+        self.tell(Told::Sample(sample));
+        self.explain()
+    }
+
+    fn explain(&mut self) -> Result<(), NoAnswer> {
+        let Some(flow) = self.flow else { return Ok(()) };
+        let lines = self.link.ask(&format!("explain {flow}"))?;
+        self.tell(Told::Flow(flow, lines));
+        Ok(())
+    }
+
+    fn set(&mut self, setting: &str) -> Result<(), NoAnswer> {
+        let lines = self.link.ask(&format!("set {setting}"))?;
+        self.tell(Told::Message(lines.join("; ")));
+        Ok(())
+    }
+}

@@ -1,0 +1,185 @@
+//! Loop of the screen: keys and answers in, pictures out. However it ends, the terminal is as it was
+//! before.
+
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_control::FlowName;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use super::keys;
+use super::model::{History, Model};
+use super::sampler::{Ask, Sampler, Told};
+use super::state::{Action, Effect, ViewState};
+use super::tables::{TableKind, arranged};
+use super::view::{Palette, View};
+use crate::failure::Failure;
+
+/// Interval between two looks for answers and signals.
+const LOOK_PERIOD: Duration = Duration::from_millis(50);
+
+/// Longest time without a new picture.
+const DRAW_PERIOD: Duration = Duration::from_secs(1);
+
+/// Reason for the end of the loop.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// A key or a signal.
+    Asked,
+    /// The run has ended.
+    OfRun,
+}
+
+/// State of the screen.
+pub(super) struct Screen {
+    name: String,
+    sampler: Sampler,
+    history: History,
+    model: Option<Model>,
+    state: ViewState,
+    palette: Palette,
+    /// Age of a sample beyond which the run does not answer as it should.
+    late: Duration,
+}
+
+impl Screen {
+    /// Screen of a run with this name, which follows `flow`.
+    pub(super) fn new(
+        name: String,
+        sampler: Sampler,
+        flow: Option<FlowName>,
+        palette: Palette,
+        interval: Duration,
+    ) -> Self {
+        let state = ViewState { flow: flow.map(|flow| (flow, Vec::new())), ..ViewState::default() };
+        sampler.ask(Ask::Follow(flow));
+        let late = 2 * interval + Duration::from_secs(1);
+        Self { name, sampler, history: History::default(), model: None, state, palette, late }
+    }
+
+    /// Shows the run until a key, a signal, or the end of the run.
+    pub(super) fn show(mut self) -> Result<End, Failure> {
+        let asked = Arc::new(AtomicBool::new(false));
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
+            // If a handler cannot be installed, the signal ends the program as by default.
+            let _ = signal_hook::flag::register(signal, Arc::clone(&asked));
+        }
+        let unusable = |error| Failure::Output { error };
+        let mut terminal = RestoredTerminal(ratatui::try_init().map_err(unusable)?);
+        self.run(&mut terminal.0, &asked).map_err(unusable)
+    }
+
+    fn run(&mut self, terminal: &mut DefaultTerminal, asked: &AtomicBool) -> io::Result<End> {
+        let mut drawn: Option<Instant> = None;
+        loop {
+            let mut is_new = drawn.is_none_or(|drawn| drawn.elapsed() >= DRAW_PERIOD);
+            while let Some(told) = self.sampler.next() {
+                if matches!(told, Told::Ended) {
+                    return Ok(End::OfRun);
+                }
+                self.hear(told);
+                is_new = true;
+            }
+            if is_new {
+                terminal.draw(|frame| frame.render_widget(self.view(), frame.area()))?;
+                drawn = Some(Instant::now());
+            }
+            if asked.load(Ordering::Relaxed) {
+                return Ok(End::Asked);
+            }
+            if event_within(LOOK_PERIOD)? {
+                // Any event may change the picture.
+                drawn = None;
+                if let Event::Key(key) = event::read()?
+                    && let Some(action) = keys::action(key, &self.state)
+                    && let Some(effect) = self.apply(action)
+                    && !self.carry_out(effect)
+                {
+                    return Ok(End::Asked);
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, action: Action) -> Option<Effect> {
+        let (rows, flow) = (self.rows(), self.first_flow());
+        self.state.apply(action, rows, flow)
+    }
+
+    /// First flow that is shown.
+    fn first_flow(&self) -> Option<FlowName> {
+        let (model, kind) = (self.model.as_ref()?, TableKind::Flows);
+        let sorting = self.state.sortings[kind.index()];
+        let rows = arranged(kind.rows(model), &self.state.filter, sorting);
+        rows.get(self.state.scrolled[kind.index()])?.first()?.text.parse().ok()
+    }
+
+    /// Number of rows of the focused table.
+    fn rows(&self) -> usize {
+        let Some(model) = &self.model else { return 0 };
+        let kind = self.state.focus;
+        arranged(kind.rows(model), &self.state.filter, self.state.sortings[kind.index()]).len()
+    }
+
+    fn view(&self) -> View<'_> {
+        let age = self.history.age(Instant::now());
+        let silent = age.filter(|age| *age > self.late && !self.state.is_paused);
+        let (name, model) = (self.name.as_str(), self.model.as_ref());
+        View { name, model, state: &self.state, silent, palette: self.palette }
+    }
+
+    fn hear(&mut self, told: Told) {
+        match told {
+            // One that was on its way when the display was stopped.
+            Told::Sample(_) if self.state.is_paused => {}
+            Told::Sample(sample) => self.model = self.history.model(sample).or(self.model.take()),
+            Told::Flow(flow, lines) => {
+                if let Some((followed, told)) = &mut self.state.flow
+                    && *followed == flow
+                {
+                    *told = lines;
+                }
+            }
+            Told::Message(message) => self.state.message = message,
+            Told::Ended => {}
+        }
+    }
+
+    /// Carries out an effect; false ends the loop.
+    fn carry_out(&mut self, effect: Effect) -> bool {
+        match effect {
+            Effect::Quit => return false,
+            Effect::Follow(flow) => self.sampler.ask(Ask::Follow(flow)),
+            Effect::Set(setting) => self.sampler.ask(Ask::Set(setting)),
+            Effect::Pause(is_paused) => {
+                if !is_paused {
+                    self.history.forget();
+                }
+                self.sampler.ask(Ask::Pause(is_paused));
+            }
+        }
+        true
+    }
+}
+
+/// True if there is an event within this time. A signal ends the wait.
+fn event_within(time: Duration) -> io::Result<bool> {
+    match event::poll(time) {
+        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(false),
+        polled => polled,
+    }
+}
+
+/// Terminal that is restored when this is dropped.
+struct RestoredTerminal(DefaultTerminal);
+
+impl Drop for RestoredTerminal {
+    fn drop(&mut self) {
+        // Ignored: a terminal that is gone needs nothing.
+        let _ = ratatui::try_restore();
+    }
+}
