@@ -26,7 +26,7 @@ pub(crate) struct Shim {
     changed: Condvar,
 }
 
-/// What the mutex guards.
+/// Host and sockets, behind the mutex.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) host: Host,
@@ -297,7 +297,7 @@ impl Shim {
         state.host.now_us
     }
 
-    /// Whether calls on a descriptor wait, and for how long.
+    /// True if calls on a descriptor wait, and their limit in µs.
     fn waiting(
         &self,
         fd: i32,

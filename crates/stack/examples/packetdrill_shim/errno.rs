@@ -1,4 +1,4 @@
-//! Our errors as the kernel's numbers.
+//! Errors of TCP as the kernel's numbers.
 
 use forebay_stack::tcp::TcpError;
 

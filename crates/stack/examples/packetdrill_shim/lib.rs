@@ -13,6 +13,6 @@
 
 mod abi; //     the only unsafe code: pointers of C
 mod calls; //   socket calls, blocking and not
-mod errno; //   our errors as the kernel's numbers
+mod errno; //   errors of TCP as the kernel's numbers
 mod host; //    a host with one device and a virtual clock
 mod options; // socket options and TCP_INFO

@@ -5,7 +5,7 @@ use super::super::error::TcpError;
 use super::super::seq::len_u32;
 use super::{Connection, Context, State};
 
-/// What a socket is ready for.
+/// Readiness of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Readiness {
     /// A read returns bytes, the end of the stream or an error.

@@ -40,7 +40,7 @@ pub struct TcpInfo {
     pub reordering: u32,
     /// The peer's window.
     pub send_window_bytes: u32,
-    /// Our window.
+    /// Window that is announced.
     pub receive_window_bytes: u32,
     /// Bytes written and not sent (`notsent`).
     pub unsent_bytes: u32,

@@ -15,7 +15,7 @@ pub(super) struct Rack {
     /// Time of its last transmission, in µs.
     sent_us: u64,
     end: Seq,
-    /// Its round trip, in µs.
+    /// Round trip of that transmission, in µs.
     rtt_us: u64,
     /// True if an ACK delivered a later one since losses were looked for.
     advanced: bool,

@@ -29,7 +29,7 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
-    /// These bits and those of `other`.
+    /// Union with `other`.
     pub(in crate::tcp) fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }

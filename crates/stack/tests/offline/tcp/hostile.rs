@@ -44,7 +44,7 @@ fn bytes_of(
     base: (u32, u32),
 ) -> Option<Vec<u8>> {
     let mut options = forged.options.clone();
-    while options.len() % 4 != 0 {
+    while !options.len().is_multiple_of(4) {
         options.push(0);
     }
     let header_len = 20 + options.len();

@@ -1,5 +1,7 @@
 //! Two hosts of TCP with a path between them, in virtual time.
 
+#![allow(clippy::unwrap_used, reason = "tests panic")]
+
 mod flood; //  SYN floods and memory
 mod hostile; // segments of a stranger
 mod pair; //   the hosts and the path
