@@ -121,6 +121,9 @@ impl Rig {
             NetworkVerdict::Taken(packet) | NetworkVerdict::Refused(packet, _) => {
                 self.pool.put(packet.frame)
             }
+            NetworkVerdict::Segment(_) | NetworkVerdict::PathError(..) => {
+                panic!("a layer that takes no TCP passed it on")
+            }
             NetworkVerdict::Kept => {
                 assert!(self.pool.in_use() <= away, "one waits, and others may go")
             }
