@@ -162,7 +162,8 @@ impl Control {
     /// # Errors
     /// `EBUSY` if too many changes and questions wait for the engine.
     pub fn explain(&self, flow: FlowHash) -> Result<Vec<Explained>, Refused> {
-        let mut answers: Vec<Explained> = self.ask(|answers| Question::Flow { flow, answers })?;
+        let mut answers: Vec<Explained> =
+            self.ask(ANSWER_TIME, |answers| Question::Flow { flow, answers })?;
         answers.sort_by_key(|explained| explained.queue);
         Ok(answers)
     }
@@ -173,20 +174,22 @@ impl Control {
     /// # Errors
     /// As [`explain`](Self::explain).
     pub fn hash_ranges(&self) -> Result<Vec<QueueRanges>, Refused> {
-        let mut answers: Vec<QueueRanges> = self.ask(|answers| Question::Ranges { answers })?;
+        let mut answers: Vec<QueueRanges> =
+            self.ask(ANSWER_TIME, |answers| Question::Ranges { answers })?;
         answers.sort_by_key(|ranges| ranges.queue);
         Ok(answers)
     }
 
-    /// Answers of the queues to a question.
-    fn ask<A>(
+    /// Answers of the queues to a question, from those that answer within `time`.
+    pub(super) fn ask<A>(
         &self,
+        time: Duration,
         question: impl FnOnce(mpsc::Sender<A>) -> Question,
     ) -> Result<Vec<A>, Refused> {
         let queues = self.shared.settings().queues.len();
         let (answers, answered) = mpsc::channel();
         self.shared.ask(question(answers))?;
-        let until = Instant::now() + ANSWER_TIME;
+        let until = Instant::now() + time;
         let left = || until.saturating_duration_since(Instant::now());
         Ok((0..queues).map_while(|_| answered.recv_timeout(left()).ok()).collect())
     }

@@ -5,11 +5,10 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
-use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use forebay_engine::{BurstRequest, SampledBurst, SampledPacket};
+use forebay_engine::{Question, SampledBurst, SampledPacket};
 use forebay_rx::CpuId;
 use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_sys::refused::Refused;
@@ -58,17 +57,12 @@ impl Control {
     /// # Errors
     /// `EBUSY` if too many changes and questions wait for the engine.
     pub fn top_flows(&self) -> Result<Vec<TopFlow>, Refused> {
-        let queues = self.settings().queues.len();
-        let mut bursts = Vec::new();
+        let mut bursts: Vec<SampledBurst> = Vec::new();
         for burst in 0..BURSTS {
             if burst > 0 {
                 thread::sleep(BURST_PAUSE);
             }
-            let (answers, answered) = mpsc::channel();
-            self.state().ask_for_burst(BurstRequest { answers })?;
-            let until = Instant::now() + BURST_TIME;
-            let left = || until.saturating_duration_since(Instant::now());
-            bursts.extend((0..queues).map_while(|_| answered.recv_timeout(left()).ok()));
+            bursts.extend(self.ask(BURST_TIME, |answers| Question::Burst { answers })?);
         }
         Ok(counted(&bursts, &self.hasher()))
     }

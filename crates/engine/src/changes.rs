@@ -16,7 +16,7 @@ use forebay_sys::refused::{Refused, Written};
 use super::config::Config;
 use super::limits::{BURST_MAX, DEFER_MAX};
 use super::log::{LogCursor, Writer};
-use super::question::{BurstRequest, Question};
+use super::question::Question;
 use super::reclaim::{Reclaimer, Retired};
 use super::settings::Settings;
 use crate::knobs::{Change, CoalesceChange, Queues, Script};
@@ -38,8 +38,6 @@ pub(super) enum LogEntry {
     Change(Arc<Made>),
     /// A question.
     Ask(Arc<Question>),
-    /// A request for the flows of a burst.
-    Sample(Arc<BurstRequest>),
 }
 
 /// A prepared change, ready to be applied.
@@ -198,23 +196,11 @@ impl Changes {
 
     /// Puts a question to all queues, unless too many entries wait for them.
     pub(super) fn ask(&mut self, question: Question) -> Result<(), Refused> {
-        self.check_questions()?;
-        self.log.append(LogEntry::Ask(Arc::new(question)));
-        Ok(())
-    }
-
-    /// Asks all queues for the flows of a burst, under the same limit.
-    pub(super) fn ask_for_burst(&mut self, request: BurstRequest) -> Result<(), Refused> {
-        self.check_questions()?;
-        self.log.append(LogEntry::Sample(Arc::new(request)));
-        Ok(())
-    }
-
-    fn check_questions(&self) -> Result<(), Refused> {
         if self.log.pending() >= QUESTIONS_MAX {
             let why = format!("too many changes and questions are waiting ({QUESTIONS_MAX})");
             return Err(Refused::new(Errno::Busy, why));
         }
+        self.log.append(LogEntry::Ask(Arc::new(question)));
         Ok(())
     }
 

@@ -56,8 +56,7 @@ use mailbox::Mailbox;
 pub use measured::Measured;
 pub use outcome::{CpuOutcome, Outcome};
 pub use question::{
-    BURST_REQUESTS_MAX, BurstRequest, Explained, HASH_RANGES, Question, QueueRanges, SampledBurst,
-    SampledPacket,
+    BURST_REQUESTS_MAX, Explained, HASH_RANGES, Question, QueueRanges, SampledBurst, SampledPacket,
 };
 use queue::Queue;
 pub use settings::{QueueSettings, Settings};

@@ -26,6 +26,12 @@ pub enum Question {
         /// Channel for one answer from each queue.
         answers: Sender<QueueRanges>,
     },
+    /// Request for the flows of one burst. Each queue answers with its next packets; until there
+    /// are any, it keeps the last [`BURST_REQUESTS_MAX`] requests.
+    Burst {
+        /// Channel for at most one answer from each queue.
+        answers: Sender<SampledBurst>,
+    },
 }
 
 /// CPUs of all hash values on one queue.
@@ -47,14 +53,6 @@ pub struct QueueRanges {
 pub(super) fn middles() -> impl Iterator<Item = FlowHash> {
     const RANGE: u32 = u32::MAX / HASH_RANGES + 1;
     (0..HASH_RANGES).map(|index| FlowHash(index * RANGE + RANGE / 2))
-}
-
-/// Request for the flows of one burst. Each queue answers with its next packets; until there are
-/// any, it keeps the last [`BURST_REQUESTS_MAX`] requests.
-#[derive(Debug)]
-pub struct BurstRequest {
-    /// Channel for at most one answer from each queue; sending never blocks.
-    pub answers: Sender<SampledBurst>,
 }
 
 /// Maximum number of requests for bursts that a queue keeps until its next packets.

@@ -5,6 +5,7 @@ mod sampled;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use forebay_buf::Pool;
 use forebay_rx::arrive::{Burst, PollRequest, PollStatus, Polled, SourceError};
@@ -18,7 +19,7 @@ use forebay_sys::error::Error;
 use super::changes::{Follower, LogEntry};
 use super::config::{Config, WhenFull};
 use super::measured::Measured;
-use super::question::{BurstRequest, Explained, Question, QueueRanges, SampledPacket, middles};
+use super::question::{Explained, Question, QueueRanges, SampledBurst, SampledPacket, middles};
 use super::reclaim::Retired;
 use super::settings::FLOW_LIMIT_TABLE_LEN;
 use super::shared::EngineState;
@@ -59,7 +60,7 @@ pub(super) struct Queue {
     when_full: WhenFull,
     trace: Option<IntakeTrace>,
     /// Requests for the flows of the next burst.
-    burst_requests: Vec<Arc<BurstRequest>>,
+    burst_requests: Vec<Sender<SampledBurst>>,
     /// Time of the last turn.
     now_ns: u64,
     /// True if the last poll found frames.
@@ -293,7 +294,6 @@ impl Queue {
     fn apply_entry(&mut self, entry: &LogEntry, shared: &EngineState) {
         match entry {
             LogEntry::Change(made) => self.apply(made, shared),
-            LogEntry::Sample(request) => self.keep_burst_request(request),
             LogEntry::Ask(question) => self.answer(question, shared.clock.now_ns()),
         }
     }
@@ -312,6 +312,7 @@ impl Queue {
                 // As above.
                 let _ = answers.send(self.ranges(now_ns));
             }
+            Question::Burst { answers } => self.keep_burst_request(answers),
         }
     }
 

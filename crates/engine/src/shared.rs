@@ -21,7 +21,7 @@ use super::config::Config;
 use super::devices::Devices;
 use super::flows::Flows;
 use super::measured::Measured;
-use super::question::{BurstRequest, Question};
+use super::question::Question;
 use super::reclaim::Reclaimer;
 use super::settings::Settings;
 use crate::knobs::{Change, Script};
@@ -334,16 +334,6 @@ impl EngineState {
     /// `EBUSY` if [`QUESTIONS_MAX`](super::QUESTIONS_MAX) changes and questions wait already.
     pub fn ask(&self, question: Question) -> Result<(), Refused> {
         let asked = self.changes().ask(question);
-        self.wake_all();
-        asked
-    }
-
-    /// Asks all queues for the flows of their next burst, and wakes the CPUs that poll them.
-    ///
-    /// # Errors
-    /// As [`ask`](Self::ask).
-    pub fn ask_for_burst(&self, request: BurstRequest) -> Result<(), Refused> {
-        let asked = self.changes().ask_for_burst(request);
         self.wake_all();
         asked
     }

@@ -10,7 +10,7 @@ use forebay_control::{ConfigFile, Control, ControlClient, ControlSocket, FlowNam
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_engine::knobs::Change;
 use forebay_engine::{
-    BURST_REQUESTS_MAX, BurstRequest, Config, DeviceQueues, Engine, QUESTIONS_MAX, Settings,
+    BURST_REQUESTS_MAX, Config, DeviceQueues, Engine, QUESTIONS_MAX, Question, Settings,
     VirtualCosts,
 };
 use forebay_rx::delivery::Batch;
@@ -126,7 +126,7 @@ fn top_4_queue_answers_last_requests_once() {
     let engine = engine(&[("eth0", 2), ("v.1", 1)], 3).unwrap();
     let ask = |_| {
         let (answers, answered) = mpsc::channel();
-        engine.state().ask_for_burst(BurstRequest { answers }).unwrap();
+        engine.state().ask(Question::Burst { answers }).unwrap();
         answered
     };
     let asked: Vec<_> = (0..BURST_REQUESTS_MAX + 3).map(ask).collect();

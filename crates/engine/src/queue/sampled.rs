@@ -1,17 +1,17 @@
 //! Flows of a burst, for those who asked.
 
-use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use super::Queue;
-use crate::question::{BURST_REQUESTS_MAX, BurstRequest, SampledBurst, SampledPacket};
+use crate::question::{BURST_REQUESTS_MAX, SampledBurst, SampledPacket};
 
 impl Queue {
     /// Keeps a request until the next burst, in place of the oldest if there are too many.
-    pub(super) fn keep_burst_request(&mut self, request: &Arc<BurstRequest>) {
+    pub(super) fn keep_burst_request(&mut self, request: &Sender<SampledBurst>) {
         if self.burst_requests.len() == BURST_REQUESTS_MAX {
             self.burst_requests.remove(0);
         }
-        self.burst_requests.push(Arc::clone(request));
+        self.burst_requests.push(request.clone());
     }
 
     /// Answers all requests with the packets of a burst that has been steered.
@@ -23,7 +23,7 @@ impl Queue {
         let burst = SampledBurst { name: self.name.clone(), packets };
         for request in self.burst_requests.drain(..) {
             // The requester may have dropped the receiver.
-            let _ = request.answers.send(burst.clone());
+            let _ = request.send(burst.clone());
         }
     }
 }
