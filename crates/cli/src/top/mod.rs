@@ -64,6 +64,10 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
         let problem = "standard output is no terminal";
         return Err(Failure::usage(problem, "give --once to print one view"));
     }
+    if !args.once && !io::stdin().is_terminal() {
+        let problem = "standard input, where keys come from, is no terminal";
+        return Err(Failure::usage(problem, "give --once to print one view"));
+    }
     let mut link = Link::open(&args.run.path()?)?;
     let name = link.name();
     // Refusals end the program before it takes the terminal.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_control::FlowName;
+use forebay_sys::terminal::{TerminalInput, input_within};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -65,7 +66,9 @@ impl Screen {
     pub(super) fn show(mut self) -> Result<End, Failure> {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGTERM, SIGINT, SIGHUP] {
-            // If a handler cannot be installed, the signal ends the program as by default.
+            // If a handler cannot be installed, the signal ends the program as by default; so does a
+            // second signal, if the loop hangs.
+            let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&asked));
             let _ = signal_hook::flag::register(signal, Arc::clone(&asked));
         }
         let unusable = |error| Failure::Output { error };
@@ -91,16 +94,19 @@ impl Screen {
             if asked.load(Ordering::Relaxed) {
                 return Ok(End::Asked);
             }
-            if event_within(LOOK_PERIOD)? {
-                // Any event may change the picture.
-                drawn = None;
-                if let Event::Key(key) = event::read()?
-                    && let Some(action) = keys::action(key, &self.state)
-                    && let Some(effect) = self.apply(action)
-                    && !self.carry_out(effect)
-                {
-                    return Ok(End::Asked);
-                }
+            match event_within(LOOK_PERIOD)? {
+                TerminalInput::Nothing => continue,
+                TerminalInput::HungUp => return Ok(End::Asked),
+                TerminalInput::Ready => {}
+            }
+            // Any event may change the picture.
+            drawn = None;
+            if let Event::Key(key) = event::read()?
+                && let Some(action) = keys::action(key, &self.state)
+                && let Some(effect) = self.apply(action)
+                && !self.carry_out(effect)
+            {
+                return Ok(End::Asked);
             }
         }
     }
@@ -166,12 +172,25 @@ impl Screen {
     }
 }
 
-/// True if there is an event within this time. A signal ends the wait.
-fn event_within(time: Duration) -> io::Result<bool> {
-    match event::poll(time) {
-        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(false),
-        polled => polled,
+/// Waits for an event for this time. [`TerminalInput::Ready`] means that there is one.
+///
+/// `event::poll` never returns once the terminal is gone, since reading then always finds its end:
+/// it is called while the terminal is there, and does not wait.
+fn event_within(time: Duration) -> io::Result<TerminalInput> {
+    let terminal = io::stdin();
+    if input_within(&terminal, Duration::ZERO)? == TerminalInput::HungUp {
+        return Ok(TerminalInput::HungUp);
     }
+    match event::poll(Duration::ZERO) {
+        Ok(true) => return Ok(TerminalInput::Ready),
+        Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
+        _ => {}
+    }
+    Ok(match input_within(&terminal, time)? {
+        // The next call makes an event of it.
+        TerminalInput::Ready => TerminalInput::Nothing,
+        other => other,
+    })
 }
 
 /// Terminal that is restored when this is dropped.

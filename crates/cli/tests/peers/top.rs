@@ -16,9 +16,10 @@ use crate::order::one_cpu;
 type TopJudge = (&'static str, fn() -> Judgement);
 
 /// All judges.
-pub(crate) const TRIALS: [TopJudge; 3] = [
+pub(crate) const TRIALS: [TopJudge; 4] = [
     ("top_4_screen_says_what_explain_says", judge_flow),
     ("top_5_every_end_restores_the_terminal", judge_ends),
+    ("top_5_lost_terminal_ends_it", judge_lost_terminal),
     ("top_2_colours_are_there_if_wanted", judge_colours),
 ];
 
@@ -112,6 +113,17 @@ fn judge_ends() -> Judgement {
         }
     }
     Ok(())
+}
+
+/// The terminal's emulator is killed: nobody is left to see the program, and it ends.
+fn judge_lost_terminal() -> Judgement {
+    let run = Run::start("")?;
+    let screen = Screen::start(&run, "")?;
+    screen.wait_for(">CPU")?;
+    let pid = screen.read("pid")?;
+    signal("KILL", screen.tmux(&["display", "-p", "#{pid}"])?.trim())?;
+    let process = PathBuf::from("/proc").join(pid.trim());
+    Ok(wait_until("the program ends", || Ok((!process.exists()).then_some(())))?)
 }
 
 fn judge_colours() -> Judgement {
