@@ -1,6 +1,6 @@
 //! Congestion window: slow start and avoidance of `NewReno` (RFC 5681) and CUBIC (RFC 9438).
 
-use super::config::{Algorithm, INITIAL_CWND, SECOND};
+use super::config::{Algorithm, INITIAL_CWND};
 
 /// CUBIC's share that a window keeps after a loss, in 1/1024 (`beta`).
 const CUBIC_BETA: u64 = 717;
@@ -138,7 +138,7 @@ impl Cubic {
         } else {
             // K = cbrt(W_max (1 - beta) / C), in ms.
             let missing = u64::from(self.last_max - cwnd);
-            self.origin_ms = (missing * 1_000_000_000 * 1000 / CUBIC_C_PER_MILLE).cbrt_floor();
+            self.origin_ms = cube_root(missing * 1_000_000_000 * 1000 / CUBIC_C_PER_MILLE);
             self.origin = self.last_max;
         }
     }
@@ -158,29 +158,20 @@ impl Cubic {
 }
 
 /// Cube root, rounded down.
-trait CubeRoot {
-    fn cbrt_floor(self) -> u64;
-}
-
-impl CubeRoot for u64 {
-    fn cbrt_floor(self) -> u64 {
-        let mut root = 0_u64;
-        for bit in (0..=21).rev() {
-            let larger = root | 1 << bit;
-            if larger.checked_pow(3).is_some_and(|cube| cube <= self) {
-                root = larger;
-            }
+fn cube_root(value: u64) -> u64 {
+    let mut root = 0_u64;
+    for bit in (0..=21).rev() {
+        let larger = root | 1 << bit;
+        if larger.checked_pow(3).is_some_and(|cube| cube <= value) {
+            root = larger;
         }
-        root
     }
+    root
 }
 
 fn scaled(value: u32, by: u64, of: u64) -> u32 {
     u32::try_from(u64::from(value) * by / of).unwrap_or(u32::MAX)
 }
-
-/// Idle time after which a window counts as unproven (RFC 2861); a time-out at least, in µs.
-pub(super) const IDLE_RESTART_MIN_US: u64 = SECOND / 5;
 
 #[cfg(test)]
 mod tests {
@@ -246,7 +237,7 @@ mod tests {
         for (value, root) in
             [(0, 0), (1, 1), (7, 1), (8, 2), (26, 2), (27, 3), (u64::MAX, 2_642_245)]
         {
-            assert_eq!(value.cbrt_floor(), root, "of {value}");
+            assert_eq!(cube_root(value), root, "of {value}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The two ends of a connection.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// Addresses and ports of a connection, of one family.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -22,4 +22,44 @@ impl Flow {
     pub(super) fn header_bytes(&self) -> u32 {
         if self.is_ipv6() { 60 } else { 40 }
     }
+}
+
+/// The same in the fewest bytes, for tables.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct PackedFlow {
+    /// Addresses of both ends; those of IPv4 in the first four bytes.
+    addresses: [[u8; 16]; 2],
+    ports: [u16; 2],
+    is_ipv6: bool,
+}
+
+impl PackedFlow {
+    pub(super) fn of(flow: &Flow) -> Self {
+        Self {
+            addresses: [flow.ours, flow.theirs].map(|address| octets(address.ip())),
+            ports: [flow.ours.port(), flow.theirs.port()],
+            is_ipv6: flow.is_ipv6(),
+        }
+    }
+
+    pub(super) fn unpacked(&self) -> Flow {
+        let [ours, theirs] = self.addresses.map(|octets| address(octets, self.is_ipv6));
+        let [our_port, their_port] = self.ports;
+        Flow { ours: SocketAddr::new(ours, our_port), theirs: SocketAddr::new(theirs, their_port) }
+    }
+}
+
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => {
+            let [a, b, c, d] = address.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+fn address(octets: [u8; 16], is_ipv6: bool) -> IpAddr {
+    let [a, b, c, d, ..] = octets;
+    if is_ipv6 { octets.into() } else { [a, b, c, d].into() }
 }

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use siphasher::sip::SipHasher13;
 
-use super::flow::Flow;
+use super::flow::{Flow, PackedFlow};
 use super::isn::Secret;
 use super::slots::Slots;
 
@@ -24,7 +24,7 @@ pub(super) struct FlowTable<T> {
 
 #[derive(Debug)]
 struct Entry<T> {
-    flow: Flow,
+    flow: PackedFlow,
     value: T,
     hash: u64,
     /// Next entry of the bucket.
@@ -39,7 +39,7 @@ impl<T: Copy> FlowTable<T> {
         Self { secret, buckets: vec![NONE; BUCKETS_MIN], entries: Slots::default() }
     }
 
-    fn hash(&self, flow: &Flow) -> u64 {
+    fn hash(&self, flow: &PackedFlow) -> u64 {
         let mut hasher = SipHasher13::new_with_key(&self.secret.0);
         hasher.write_u8(0xff);
         flow.hash(&mut hasher);
@@ -52,10 +52,11 @@ impl<T: Copy> FlowTable<T> {
     }
 
     pub(super) fn find(&self, flow: &Flow) -> Option<T> {
-        let hash = self.hash(flow);
+        let flow = PackedFlow::of(flow);
+        let hash = self.hash(&flow);
         let mut at = self.buckets[self.bucket(hash)];
         while let Some(entry) = self.entries.at(at) {
-            if entry.hash == hash && entry.flow == *flow {
+            if entry.hash == hash && entry.flow == flow {
                 return Some(entry.value);
             }
             at = entry.next;
@@ -69,19 +70,21 @@ impl<T: Copy> FlowTable<T> {
         if self.entries.len() as usize >= self.buckets.len() {
             self.double();
         }
-        let hash = self.hash(flow);
+        let flow = PackedFlow::of(flow);
+        let hash = self.hash(&flow);
         let bucket = self.bucket(hash);
         let next = self.buckets[bucket];
-        self.buckets[bucket] = self.entries.insert(Entry { flow: *flow, value, hash, next });
+        self.buckets[bucket] = self.entries.insert(Entry { flow, value, hash, next });
     }
 
     pub(super) fn remove(&mut self, flow: &Flow) {
-        let hash = self.hash(flow);
+        let flow = PackedFlow::of(flow);
+        let hash = self.hash(&flow);
         let bucket = self.bucket(hash);
         let (mut before, mut at) = (NONE, self.buckets[bucket]);
         while let Some(entry) = self.entries.at(at) {
             let next = entry.next;
-            if entry.hash == hash && entry.flow == *flow {
+            if entry.hash == hash && entry.flow == flow {
                 match self.entries.at_mut(before) {
                     Some(before) => before.next = next,
                     None => self.buckets[bucket] = next,

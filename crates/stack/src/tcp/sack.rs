@@ -60,10 +60,6 @@ impl SackReport {
         self.count = 0;
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.count == 0 && self.duplicate.is_none()
-    }
-
     /// Highest end of a block.
     pub(super) fn highest(&self) -> Option<Seq> {
         self.blocks[..self.count].iter().map(|block| block.end).reduce(Seq::later)

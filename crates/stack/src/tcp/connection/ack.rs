@@ -85,7 +85,6 @@ impl Connection {
             self.take_sacks(segment, prior_una, &mut facts, cx);
         }
         self.recovery.probes_out = 0;
-        let prior_in_flight = self.sent.in_flight();
         if self.sent.is_empty() {
             self.send.una = segment.ack;
             self.acknowledge_probe(cx.now_us);
@@ -94,7 +93,7 @@ impl Connection {
         self.clean(segment.ack, &mut facts, cx.now_us);
         self.sample_round_trip(segment, &mut facts, cx.now_us);
         self.note_reordering(&facts);
-        self.finish_ack(segment, prior_una, prior_in_flight, &mut facts, cx);
+        self.finish_ack(segment, prior_una, &mut facts, cx);
         Acknowledged::Yes
     }
 
@@ -103,7 +102,6 @@ impl Connection {
         &mut self,
         segment: &Segment,
         prior_una: Seq,
-        prior_in_flight: u32,
         facts: &mut AckFacts,
         cx: &mut Context<'_>,
     ) {
@@ -125,7 +123,7 @@ impl Connection {
         if facts.sets_timer {
             self.set_transmit_timer(cx.now_us);
         }
-        self.control_window(prior_in_flight, facts, cx.now_us);
+        self.control_window(facts, cx.now_us);
         self.resend(resend, cx);
     }
 
@@ -204,7 +202,6 @@ impl Connection {
             }
             if !sent.marks.sacked {
                 facts.delivered += 1;
-                self.recovery.delivered = self.recovery.delivered.wrapping_add(1);
                 self.advance_rack(&sent, now_us);
             }
             if !sent.marks.is_syn {

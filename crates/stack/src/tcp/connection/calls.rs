@@ -2,7 +2,6 @@
 
 use super::super::config::TcpOptions;
 use super::super::error::TcpError;
-use super::super::seq::len_u32;
 use super::{Connection, Context, State};
 
 /// Readiness of a socket.
@@ -43,14 +42,15 @@ impl Connection {
             peer_closed: self.shut.receive,
             hung_up: both || self.state == State::Closed,
             failed: self.error.is_some(),
-            urgent: self.receive.urgent.is_some_and(|urgent| urgent.byte.is_some()),
+            urgent: self.receive.out_of_band.is_some()
+                || self.receive.urgent.is_some_and(|urgent| urgent.is_before(self.receive.next)),
         }
     }
 
     /// Bytes that a read can return now.
     pub(in crate::tcp) fn readable_bytes(&self) -> u32 {
         let len = self.receive.queue.len_bytes();
-        let alone = self.receive.urgent.is_some_and(|urgent| urgent.at == self.read_seq());
+        let alone = self.receive.urgent == Some(self.read_seq());
         if alone && !self.options.oob_inline { len.saturating_sub(1) } else { len }
     }
 
@@ -85,13 +85,11 @@ impl Connection {
         }
         let room = self.write_room() as usize;
         if room == 0 {
-            self.send.is_full = true;
             return Err(TcpError::WouldBlock);
         }
         self.restart_after_idle(cx.now_us);
         let len = bytes.len().min(room);
         self.send.queue.write(&bytes[..len]);
-        self.send.is_full = len < bytes.len();
         let end = self.send.queue.end();
         if flags.is_urgent && len == bytes.len() {
             self.send.urgent = Some(end);
@@ -120,7 +118,7 @@ impl Connection {
         let bytes = self.receive.queue.first();
         match self.receive.urgent {
             Some(urgent) if !self.options.oob_inline => {
-                let before = urgent.at.bytes_since(self.read_seq()) as usize;
+                let before = urgent.bytes_since(self.read_seq()) as usize;
                 bytes.get(..before.min(bytes.len())).unwrap_or_default()
             }
             _ => bytes,
@@ -136,10 +134,8 @@ impl Connection {
     ) -> Result<usize, TcpError> {
         self.skip_urgent(cx);
         let before_urgent = match self.receive.urgent {
-            Some(urgent) if !urgent.at.is_before(self.read_seq()) => {
-                let before = (urgent.at - self.read_seq()) as usize;
-                if before == 0 { usize::MAX } else { before }
-            }
+            // A byte that stays in the stream is read with those behind it.
+            Some(urgent) if urgent.is_after(self.read_seq()) => (urgent - self.read_seq()) as usize,
             _ => usize::MAX,
         };
         let len = room.len().min(before_urgent);
@@ -156,7 +152,7 @@ impl Connection {
     /// Removes bytes that were read in place.
     pub(in crate::tcp) fn consume(&mut self, len: usize, cx: &mut Context<'_>) {
         self.receive.queue.consume(len, cx.pool);
-        if self.receive.urgent.is_some_and(|urgent| urgent.at.is_before(self.read_seq())) {
+        if self.receive.urgent.is_some_and(|urgent| urgent.is_before(self.read_seq())) {
             self.receive.urgent = None;
         }
         self.after_read(len, cx);
@@ -164,7 +160,7 @@ impl Connection {
 
     /// Removes an urgent byte that is next, unless it belongs to the stream (RFC 6093).
     fn skip_urgent(&mut self, cx: &mut Context<'_>) {
-        let is_next = self.receive.urgent.is_some_and(|urgent| urgent.at == self.read_seq());
+        let is_next = self.receive.urgent == Some(self.read_seq());
         if is_next && !self.options.oob_inline && self.receive.queue.len_bytes() > 0 {
             let mut byte = [0];
             self.receive.queue.peek(0, &mut byte);
@@ -182,7 +178,7 @@ impl Connection {
         let Some(urgent) = self.receive.urgent.filter(|_| !self.options.oob_inline) else {
             return Err(TcpError::Invalid);
         };
-        let offset = urgent.at.bytes_since(self.read_seq()) as usize;
+        let offset = urgent.bytes_since(self.read_seq()) as usize;
         let mut byte = [0];
         match self.receive.queue.peek(offset, &mut byte) {
             1 => Ok(byte[0]),
@@ -334,6 +330,6 @@ impl Connection {
 
     /// Bytes that were written and not acknowledged (`SIOCOUTQ`).
     pub(in crate::tcp) fn unacknowledged_bytes(&self) -> u32 {
-        len_u32(self.send.queue.len_bytes() as usize)
+        self.send.queue.len_bytes()
     }
 }

@@ -6,7 +6,7 @@ use super::super::receive_queue::{Piece, Queued};
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
 use super::open::Answer;
-use super::{Connection, Context, State, Urgent};
+use super::{Connection, Context, State};
 
 impl Connection {
     pub(super) fn take_payload(
@@ -230,9 +230,9 @@ impl Connection {
         // The kernel's reading: the pointer is behind the urgent byte.
         let at = segment.seq + u32::from(segment.urgent) - 1;
         let is_old = at.is_before(self.read_seq()) || at.is_before(self.receive.next);
-        let is_known = self.receive.urgent.is_some_and(|urgent| !at.is_after(urgent.at));
+        let is_known = self.receive.urgent.is_some_and(|urgent| !at.is_after(urgent));
         if !is_old && !is_known {
-            self.receive.urgent = Some(Urgent { at, byte: None });
+            self.receive.urgent = Some(at);
         }
     }
 

@@ -14,7 +14,8 @@ mod ack; //         acknowledgement, round trip, window of the peer
 mod scoreboard; //  segments that were sent: acknowledged, lost, sent again
 mod sacked; //      selective acknowledgements received
 mod rack; //        losses found by time (RFC 8985)
-mod recovery; //    states of loss recovery, reduction of the window, undo
+mod recovery; //    phases of loss recovery
+mod reduction; //   the congestion window: reduced, grown, restored
 mod data; //        payload, FIN, urgent bytes
 mod window; //      receive window and buffer
 mod delayed_ack; // acknowledgements at once or later
@@ -129,8 +130,6 @@ pub(super) struct SendState {
     pub(super) last_data_us: u64,
     /// Size of the send buffer.
     pub(super) buffer_bytes: u32,
-    /// True after a write found no room: the socket becomes writable with a third free.
-    pub(super) is_full: bool,
     /// Largest size of the send buffer.
     pub(super) largest_buffer: u32,
 }
@@ -153,22 +152,15 @@ pub(super) struct ReceiveState {
     pub(super) timestamp_us: u64,
     /// Sequence number behind the peer's FIN.
     pub(super) fin: Option<Seq>,
-    /// Sequence number of an urgent byte that the reader has not passed.
-    pub(super) urgent: Option<Urgent>,
+    /// Sequence number of an urgent byte that the reader has not passed (RFC 6093), at the kernel's
+    /// place: the one before the pointer.
+    pub(super) urgent: Option<Seq>,
     /// An urgent byte that the reader passed and did not take.
     pub(super) out_of_band: Option<u8>,
     /// ECN: a mark was seen and its echo is not confirmed.
     pub(super) is_marked: bool,
     /// Time of the last segment, in µs (`rcv_tstamp`).
     pub(super) last_us: u64,
-}
-
-/// An urgent byte (RFC 6093), at the kernel's place: the one before the pointer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Urgent {
-    pub(super) at: Seq,
-    /// The byte, once it has come; taken by a read out of band.
-    pub(super) byte: Option<u8>,
 }
 
 /// Directions that were shut down.
@@ -203,16 +195,10 @@ pub(super) struct Connection {
     is_orphan: bool,
     /// Time of the last answer to an invalid segment, in µs (`last_oow_ack_time`); 0 for never.
     invalid_answered_us: u64,
-    ecn_queued: EcnQueue,
+    /// True if the window was reduced: CWR goes out with the next new data (ECN).
+    cwr_is_due: bool,
     /// Set when the connection goes to TIME-WAIT.
     time_wait: Option<TimeWaitEntry>,
-}
-
-/// ECN signals to be sent with the next segments.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-struct EcnQueue {
-    /// The window was reduced: CWR on the next new data.
-    cwr: bool,
 }
 
 /// A connection's last numbers, when it goes to TIME-WAIT or waits for a FIN without an owner.

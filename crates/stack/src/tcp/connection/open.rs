@@ -14,8 +14,8 @@ use super::super::wire::{Flags, Options, Segment};
 use super::scoreboard::Marks;
 use super::window::{ReceiveWindow, scale_for};
 use super::{
-    Agreed, Connection, Context, DelayedAck, EcnQueue, ReceiveState, Recovery, Scoreboard,
-    SendState, Shut, State, Timers,
+    Agreed, Connection, Context, DelayedAck, ReceiveState, Recovery, Scoreboard, SendState, Shut,
+    State, Timers,
 };
 
 /// Numbers that a connection begins with.
@@ -65,7 +65,6 @@ impl Connection {
             urgent: None,
             last_data_us: now_us,
             buffer_bytes: options.sndbuf.unwrap_or(config.wmem.0),
-            is_full: false,
             largest_buffer: config.wmem.1,
         };
         let receive = ReceiveState {
@@ -103,7 +102,7 @@ impl Connection {
             soft_error: None,
             is_orphan: false,
             invalid_answered_us: 0,
-            ecn_queued: EcnQueue::default(),
+            cwr_is_due: false,
             time_wait: None,
         }
     }

@@ -191,7 +191,7 @@ impl Connection {
             // The probe repaired a loss that nobody else saw: it counts as congestion.
             cx.counters.loss_probe_recovery.add(1);
             self.recovery.loss_probe = None;
-            self.shrink_once(cx);
+            self.shrink_once();
         } else if !facts.una_advanced && !facts.is_not_duplicate && !facts.data_sacked {
             self.recovery.loss_probe = None;
         }

@@ -1,5 +1,5 @@
-//! Loss recovery: its phases, the reduction of the window, and undo (`tcp_fastretrans_alert`; RFC
-//! 5681, 6582, 6675, 6937, 5682, 3522).
+//! Loss recovery: its phases, and what ends them (`tcp_fastretrans_alert`; RFC 5681, 6582, 6675,
+//! 5682, 3522).
 
 use super::super::config::DUP_THRESHOLD;
 use super::super::seq::Seq;
@@ -47,12 +47,12 @@ pub(super) struct Recovery {
     /// Retransmissions that may prove unnecessary; `None` before the first one.
     pub(super) undo_retransmits: Option<u32>,
     /// Threshold before the reduction.
-    prior_ssthresh: u32,
+    pub(super) prior_ssthresh: u32,
     /// Window before the reduction.
-    prior_cwnd: u32,
+    pub(super) prior_cwnd: u32,
     /// Proportional rate reduction: segments delivered and sent since the reduction.
-    prr_delivered: u32,
-    prr_out: u32,
+    pub(super) prr_delivered: u32,
+    pub(super) prr_out: u32,
     pub(super) rack: Rack,
     pub(super) reordering: u32,
     pub(super) saw_reordering: bool,
@@ -66,8 +66,6 @@ pub(super) struct Recovery {
     is_frto: bool,
     /// `snd_nxt` at the last new round trip of the estimate.
     pub(super) round_end: Seq,
-    /// Segments delivered in all, modulo 2^32.
-    pub(super) delivered: u32,
     /// Segments in flight at most, since the window was last full.
     pub(super) max_in_flight: u32,
     pub(super) is_window_limited: bool,
@@ -110,7 +108,6 @@ impl Recovery {
             loss_probe: None,
             is_frto: false,
             round_end: start,
-            delivered: 0,
             max_in_flight: 0,
             is_window_limited: false,
         }
@@ -159,7 +156,7 @@ impl Recovery {
         }
     }
 
-    fn is_reducing(&self) -> bool {
+    pub(super) fn is_reducing(&self) -> bool {
         matches!(self.phase, Phase::Cwr | Phase::Recovery)
     }
 }
@@ -194,7 +191,7 @@ impl Connection {
                 }
                 self.find_losses(facts, cx);
                 if self.sent.lost == 0 {
-                    self.keep_open(facts, cx);
+                    self.keep_open(facts);
                     return Resend::Nothing;
                 }
                 self.enter_recovery(facts.ece, cx);
@@ -277,22 +274,6 @@ impl Connection {
             })
     }
 
-    /// Restores the window as it was before the reduction (`tcp_undo_cwnd_reduction`).
-    fn undo_reduction(&mut self, unmarks_lost: bool) {
-        if unmarks_lost {
-            self.sent.mark_all(|sent| sent.marks.lost = false);
-            self.recovery.resend_from = None;
-        }
-        if self.recovery.prior_ssthresh > 0 {
-            let before = self.recovery.prior_cwnd;
-            self.congestion.set(self.congestion.cwnd.max(before));
-            if self.recovery.prior_ssthresh > self.congestion.ssthresh {
-                self.congestion.ssthresh = self.recovery.prior_ssthresh;
-            }
-        }
-        self.recovery.undo_marker = None;
-    }
-
     /// D-SACK: every retransmission was unnecessary (`tcp_try_undo_dsack`).
     fn undo_by_duplicates(&mut self, cx: &Context<'_>) {
         if self.recovery.undo_marker.is_some() && self.recovery.undo_retransmits == Some(0) {
@@ -305,7 +286,7 @@ impl Connection {
         if self.send.una.is_after(prior_una) {
             if self.may_undo(facts) && self.sent.retransmitted == 0 {
                 self.undo_reduction(true);
-                self.keep_open(facts, cx);
+                self.keep_open(facts);
                 self.recovery.phase = Phase::Open;
             } else if !self.agreed.sack {
                 // A partial ACK names the next hole (RFC 6582, section 3.2).
@@ -389,7 +370,6 @@ impl Connection {
         self.sent.reno_dup_acks = (before + facts.duplicates).min(most);
         let delivered = self.sent.reno_dup_acks.saturating_sub(before);
         facts.delivered += delivered;
-        self.recovery.delivered = self.recovery.delivered.wrapping_add(delivered);
     }
 
     /// `tcp_identify_packet_loss`.
@@ -411,12 +391,12 @@ impl Connection {
     }
 
     /// `tcp_try_to_open`.
-    fn keep_open(&mut self, facts: &AckFacts, cx: &mut Context<'_>) {
+    fn keep_open(&mut self, facts: &AckFacts) {
         if self.sent.retransmitted == 0 && self.sent.lost == 0 {
             self.recovery.retransmit_stamp_us = 0;
         }
         if facts.ece {
-            self.enter_cwr(cx);
+            self.enter_cwr();
         }
         if self.recovery.phase != Phase::Cwr {
             let is_disordered =
@@ -429,24 +409,6 @@ impl Connection {
         }
     }
 
-    /// Reduces the window once for a mark of congestion (`tcp_enter_cwr`).
-    pub(super) fn enter_cwr(&mut self, cx: &mut Context<'_>) {
-        self.recovery.prior_ssthresh = 0;
-        if self.recovery.phase < Phase::Cwr {
-            self.recovery.undo_marker = None;
-            self.begin_reduction(cx);
-            self.recovery.phase = Phase::Cwr;
-        }
-    }
-
-    /// Reduces the window for a loss that is repaired already.
-    pub(super) fn shrink_once(&mut self, cx: &mut Context<'_>) {
-        self.begin_reduction(cx);
-        self.recovery.phase = Phase::Cwr;
-        self.end_reduction();
-        self.recovery.phase = Phase::Open;
-    }
-
     pub(super) fn enter_recovery(&mut self, by_mark: bool, cx: &mut Context<'_>) {
         let counter =
             if self.agreed.sack { &cx.counters.sack_recovery } else { &cx.counters.reno_recovery };
@@ -456,84 +418,9 @@ impl Connection {
         self.recovery.begin_undo(self.send.una, retransmitted);
         if !self.recovery.is_reducing() {
             self.recovery.prior_ssthresh = prior_ssthresh;
-            self.begin_reduction(cx);
+            self.begin_reduction();
         }
         self.recovery.phase = Phase::Recovery;
-    }
-
-    /// `tcp_init_cwnd_reduction`.
-    fn begin_reduction(&mut self, _cx: &Context<'_>) {
-        let recovery = &mut self.recovery;
-        recovery.high_seq = self.send.next;
-        recovery.loss_probe = None;
-        recovery.prior_cwnd = self.congestion.cwnd;
-        (recovery.prr_delivered, recovery.prr_out) = (0, 0);
-        self.congestion.ssthresh = self.congestion.reduced();
-        self.ecn_queued.cwr = self.agreed.ecn;
-    }
-
-    fn end_reduction(&mut self) {
-        if self.congestion.ssthresh < u32::MAX
-            && (self.recovery.phase == Phase::Cwr || self.recovery.undo_marker.is_some())
-        {
-            self.congestion.set(self.congestion.ssthresh);
-        }
-    }
-
-    /// Threshold that would be restored (`tcp_current_ssthresh`).
-    fn current_ssthresh(&self) -> u32 {
-        let congestion = &self.congestion;
-        if self.recovery.is_reducing() {
-            congestion.ssthresh
-        } else {
-            congestion.ssthresh.max((congestion.cwnd / 2).max(1) + (congestion.cwnd / 4))
-        }
-    }
-
-    /// Proportional rate reduction (RFC 6937; `tcp_cwnd_reduction`).
-    pub(super) fn reduce_window(&mut self, delivered: u32, lost: u32, facts: &AckFacts) {
-        if delivered == 0 || self.recovery.prior_cwnd == 0 {
-            return;
-        }
-        let in_flight = self.sent.in_flight();
-        let recovery = &mut self.recovery;
-        recovery.prr_delivered += delivered;
-        let ssthresh = self.congestion.ssthresh;
-        let allowed = if in_flight > ssthresh {
-            let share = u64::from(ssthresh) * u64::from(recovery.prr_delivered);
-            let share = share.div_ceil(u64::from(recovery.prior_cwnd));
-            u32::try_from(share).unwrap_or(u32::MAX).saturating_sub(recovery.prr_out)
-        } else {
-            let mut more = delivered.max(recovery.prr_delivered.saturating_sub(recovery.prr_out));
-            if facts.una_advanced && lost == 0 {
-                more += 1;
-            }
-            more.min(ssthresh - in_flight)
-        };
-        // The first lost segment is sent again at once.
-        let allowed = allowed.max(u32::from(recovery.prr_out == 0));
-        self.congestion.cwnd = in_flight + allowed;
-    }
-
-    /// Adjusts the window after an ACK (`tcp_cong_control`).
-    pub(super) fn control_window(&mut self, _prior_in_flight: u32, facts: &AckFacts, now_us: u64) {
-        if self.recovery.is_reducing() {
-            self.reduce_window(facts.delivered, facts.lost, facts);
-        } else if (facts.data_acked || facts.data_sacked && self.recovery.saw_reordering)
-            && facts.delivered > 0
-            && self.is_window_limiting()
-        {
-            let rtt_us = self.rtt.min_us().unwrap_or(0);
-            self.congestion.acknowledged(facts.delivered, now_us, rtt_us);
-        }
-    }
-
-    /// True if the window, and not the application, held back segments (`tcp_is_cwnd_limited`).
-    fn is_window_limiting(&self) -> bool {
-        if self.recovery.is_window_limited {
-            return true;
-        }
-        self.congestion.is_slow_start() && self.congestion.cwnd < 2 * self.recovery.max_in_flight
     }
 
     /// Sends what an ACK called for (`tcp_xmit_recovery`).
@@ -609,7 +496,7 @@ impl Connection {
         self.recovery.high_seq = self.send.next;
         self.recovery.is_frto = is_new || self.recovery.retransmits > 0;
         self.recovery.loss_probe = None;
-        self.ecn_queued.cwr = self.agreed.ecn;
+        self.cwr_is_due = self.agreed.ecn;
     }
 
     /// Phase, for observers.

@@ -93,7 +93,6 @@ impl Connection {
             Some(highest.map_or(sent.end, |highest| highest.later(sent.end)));
         facts.data_sacked = true;
         facts.delivered += 1;
-        self.recovery.delivered = self.recovery.delivered.wrapping_add(1);
     }
 
     /// Learns how far segments overtake each other (`tcp_check_sack_reordering`).

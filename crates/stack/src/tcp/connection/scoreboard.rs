@@ -11,8 +11,6 @@ pub(super) struct Sent {
     pub(super) end: Seq,
     /// Time of the last transmission, in µs.
     pub(super) sent_us: u64,
-    /// Segments delivered when it was sent.
-    pub(super) delivered: u32,
     pub(super) marks: Marks,
 }
 
@@ -134,13 +132,13 @@ impl Scoreboard {
     }
 
     /// Notes a further transmission of a segment.
-    pub(super) fn sent_again(&mut self, index: usize, now_us: u64, delivered: u32) {
+    pub(super) fn sent_again(&mut self, index: usize, now_us: u64) {
         self.mark(index, |marks| {
             marks.retransmitted = true;
             marks.ever_retransmitted = true;
         });
         if let Some(sent) = self.segments.get_mut(index) {
-            (sent.sent_us, sent.delivered) = (now_us, delivered);
+            sent.sent_us = now_us;
         }
     }
 

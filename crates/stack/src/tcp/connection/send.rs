@@ -2,7 +2,6 @@
 //! (`tcp_write_xmit`).
 
 use super::super::config::{INITIAL_CWND, RTO_MIN_US};
-use super::super::congestion::IDLE_RESTART_MIN_US;
 use super::super::seq::Seq;
 use super::scoreboard::{Marks, Sent};
 use super::{Connection, Context, State};
@@ -225,8 +224,7 @@ impl Connection {
     }
 
     pub(super) fn record_sent(&mut self, seq: Seq, end: Seq, marks: Marks, cx: &Context<'_>) {
-        let delivered = self.recovery.delivered;
-        self.sent.push(Sent { seq, end, sent_us: cx.now_us, delivered, marks });
+        self.sent.push(Sent { seq, end, sent_us: cx.now_us, marks });
     }
 
     /// Tail loss probe with new data, whatever the congestion window says.
@@ -255,8 +253,7 @@ impl Connection {
         }
         let undo = self.recovery.undo_retransmits.unwrap_or(0) + 1;
         self.recovery.undo_retransmits = Some(undo);
-        let delivered = self.recovery.delivered;
-        self.sent.sent_again(index, cx.now_us, delivered);
+        self.sent.sent_again(index, cx.now_us);
         cx.counters.retrans_segs.add(1);
         if !self.transmit_sent(index, cx) {
             cx.counters.no_frame.add(1);
@@ -294,7 +291,7 @@ impl Connection {
     /// Shrinks an unproven window after a pause (RFC 5681, section 4.1; `tcp_cwnd_restart`).
     pub(super) fn restart_after_idle(&mut self, now_us: u64) {
         let idle_us = now_us.saturating_sub(self.send.last_data_us);
-        let rto_us = self.rtt.rto_us().max(IDLE_RESTART_MIN_US);
+        let rto_us = self.rtt.rto_us();
         if !self.sent.is_empty() || idle_us <= rto_us || self.state != State::Established {
             return;
         }

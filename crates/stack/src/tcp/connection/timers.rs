@@ -110,9 +110,6 @@ impl Connection {
 
     /// Time-out with its backoff, in µs.
     pub(super) fn timeout_us(&self) -> u64 {
-        if self.state == State::SynSent {
-            return self.rtt.backed_off_us(self.recovery.backoff);
-        }
         self.rtt.backed_off_us(self.recovery.backoff)
     }
 

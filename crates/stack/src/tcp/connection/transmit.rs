@@ -1,7 +1,7 @@
 //! One segment: its header, options and window (`__tcp_transmit_skb`).
 
 use super::super::seq::Seq;
-use super::super::wire::{Flags, Options, Outgoing, SackBlocks, Timestamps, emit};
+use super::super::wire::{Flags, Options, Outgoing, Timestamps, emit};
 use super::scoreboard::Sent;
 use super::{Connection, Context, State};
 
@@ -63,7 +63,7 @@ impl Connection {
             flags = flags.with(Flags::PSH);
         }
         let is_new = !sent.marks.ever_retransmitted && len_bytes > 0;
-        if is_new && self.agreed.ecn && std::mem::take(&mut self.ecn_queued.cwr) {
+        if is_new && self.agreed.ecn && std::mem::take(&mut self.cwr_is_due) {
             flags = flags.with(Flags::CWR);
         }
         (flags, if is_new && self.agreed.ecn { ECT_0 } else { 0 })
@@ -119,6 +119,12 @@ impl Connection {
         if self.receive.is_marked {
             flags = flags.with(Flags::ECE);
         }
+        let timestamps = self
+            .agreed
+            .timestamps
+            .then(|| Timestamps { value: self.timestamp(cx.now_us), echo: self.receive.timestamp });
+        let blocks = if timestamps.is_some() { BLOCKS_WITH_STAMPS } else { BLOCKS_ALONE };
+        let sacks = self.receive.sacks.take(blocks);
         let urgent = self.urgent_pointer(seq);
         if urgent > 0 {
             flags = flags.with(Flags::URG);
@@ -130,22 +136,12 @@ impl Connection {
             flags,
             window: u16::try_from(window).unwrap_or(u16::MAX),
             urgent,
-            options: segment_options(
-                self.agreed.timestamps.then(|| Timestamps {
-                    value: self.timestamp(cx.now_us),
-                    echo: self.receive.timestamp,
-                }),
-                self.receive.sacks.is_empty(),
-                || self.receive.sacks,
-            ),
+            options: Options { timestamps, sacks, ..Options::default() },
             tos: self.options.tos | ecn,
             payload: self.send.queue.range(seq, len_bytes),
             segment_bytes: if len_bytes > self.send.mss { self.send.mss } else { 0 },
         };
         let was_sent = cx.send(&outgoing);
-        let limit = if self.agreed.timestamps { BLOCKS_WITH_STAMPS } else { BLOCKS_ALONE };
-        // A duplicate is reported once.
-        let _ = self.receive.sacks.take(limit);
         self.delayed.sent();
         self.timers.clear_delayed_ack();
         was_sent
@@ -181,16 +177,6 @@ impl Connection {
         let seq = self.send.next.earlier(self.window_end().later(self.send.una));
         self.transmit(seq, 0, Flags::RST.with(Flags::ACK), 0, cx);
     }
-}
-
-fn segment_options(
-    timestamps: Option<Timestamps>,
-    has_no_blocks: bool,
-    report: impl FnOnce() -> super::SackReport,
-) -> Options {
-    let limit = if timestamps.is_some() { BLOCKS_WITH_STAMPS } else { BLOCKS_ALONE };
-    let sacks = if has_no_blocks { SackBlocks::default() } else { report().take(limit) };
-    Options { timestamps, sacks, ..Options::default() }
 }
 
 impl Context<'_> {

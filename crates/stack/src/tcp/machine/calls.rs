@@ -7,7 +7,7 @@ use super::super::config::TcpOptions;
 use super::super::connection::{Begin, Connection, Readiness, State, TcpInfo, WriteFlags};
 use super::super::error::TcpError;
 use super::super::flow::Flow;
-use super::{Kind, Listener, Place, Target, Tcp, TcpOut, TcpSocket};
+use super::{Idle, Kind, Listener, Place, Target, Tcp, TcpOut, TcpSocket};
 
 /// Local ports that are given to connections (`ip_local_port_range`).
 const LOCAL_PORTS: RangeInclusive<u16> = 32_768..=60_999;
@@ -23,7 +23,7 @@ impl Tcp {
         if self.sockets.len() >= self.config.max_sockets {
             return Err(TcpError::NoBuffers);
         }
-        let index = self.insert(TcpOptions::default(), Kind::Idle(None));
+        let index = self.insert(Kind::Idle(Box::default()));
         Ok(TcpSocket { index, generation: self.generation })
     }
 
@@ -37,7 +37,7 @@ impl Tcp {
             return Err(TcpError::AddressInUse);
         }
         match &mut self.place(socket)?.kind {
-            Kind::Idle(bound @ None) => *bound = Some(local),
+            Kind::Idle(idle) if idle.bound.is_none() => idle.bound = Some(local),
             _ => return Err(TcpError::Invalid),
         }
         Ok(())
@@ -51,20 +51,24 @@ impl Tcp {
     /// one listens there.
     pub fn listen(&mut self, socket: TcpSocket, backlog: u32) -> Result<(), TcpError> {
         let backlog = backlog.min(BACKLOG_MAX);
-        let local = match &mut self.place(socket)?.kind {
+        let (local, options) = match &mut self.place(socket)?.kind {
             Kind::Listener(listener) => {
                 listener.backlog = backlog;
                 return Ok(());
             }
-            Kind::Idle(Some(local)) if local.port() != 0 => *local,
-            _ => return Err(TcpError::Invalid),
+            Kind::Idle(idle) => match idle.bound {
+                Some(local) if local.port() != 0 => (local, idle.options),
+                _ => return Err(TcpError::Invalid),
+            },
+            Kind::Connection(_) => return Err(TcpError::Invalid),
         };
         if self.listeners.contains_key(&local) {
             return Err(TcpError::AddressInUse);
         }
         self.listeners.insert(local, socket.index);
-        let listener = Listener { local, backlog, accepted: Default::default(), requests: 0 };
-        self.place(socket)?.kind = Kind::Listener(listener);
+        let listener =
+            Listener { options, local, backlog, accepted: Default::default(), requests: 0 };
+        self.place(socket)?.kind = Kind::Listener(Box::new(listener));
         Ok(())
     }
 
@@ -99,10 +103,8 @@ impl Tcp {
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        let place = self.place(socket)?;
-        let options = place.options;
-        let bound = match &mut place.kind {
-            Kind::Idle(bound) => *bound,
+        let (options, bound) = match &mut self.place(socket)?.kind {
+            Kind::Idle(idle) => (idle.options, idle.bound),
             Kind::Listener(_) => return Err(TcpError::IsConnected),
             Kind::Connection(connection) => return connection.reconnect(),
         };
@@ -290,7 +292,8 @@ impl Tcp {
         let generation = place.generation;
         let Kind::Listener(listener) = &mut place.kind else { return };
         let (local, accepted) = (listener.local, std::mem::take(&mut listener.accepted));
-        place.kind = Kind::Idle(Some(local));
+        let idle = Idle { options: listener.options, bound: Some(local) };
+        place.kind = Kind::Idle(Box::new(idle));
         self.listeners.remove(&local);
         for connection in accepted {
             self.with_connection(connection, out, |connection, cx| {
@@ -316,7 +319,7 @@ impl Tcp {
         let place = self.sockets.at(socket.index);
         place
             .filter(|place| place.generation == socket.generation)
-            .map(|place| place.options)
+            .map(|place| *place.options())
             .ok_or(TcpError::NoSocket)
     }
 
@@ -330,10 +333,15 @@ impl Tcp {
         options: TcpOptions,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        self.place(socket)?.options = options;
-        self.with_connection(socket.index, out, |connection, cx| {
-            connection.set_options(options, cx);
-        });
+        match &mut self.place(socket)?.kind {
+            Kind::Idle(idle) => idle.options = options,
+            Kind::Listener(listener) => listener.options = options,
+            Kind::Connection(_) => {
+                self.with_connection(socket.index, out, |connection, cx| {
+                    connection.set_options(options, cx);
+                });
+            }
+        }
         Ok(())
     }
 

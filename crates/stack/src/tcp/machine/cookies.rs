@@ -3,12 +3,12 @@
 use forebay_rx::packet::Packet;
 
 use super::super::config::TcpOptions;
-use super::super::connection::{Accepted, Agreed, Answer, ReceiveWindow, scale_for, stamp_ms};
+use super::super::connection::{Agreed, Answer, ReceiveWindow, scale_for, stamp_ms};
 use super::super::flow::Flow;
 use super::super::isn::CookieOptions;
 use super::super::wire::Segment;
 use super::handshake::Request;
-use super::{Kind, Place, Tcp, TcpOut};
+use super::{Tcp, TcpOut};
 
 /// Time after an overflow during which cookies are believed (`TCP_SYNCOOKIE_VALID`), in µs.
 const COOKIES_VALID_US: u64 = 2 * 60_000_000;
@@ -57,25 +57,11 @@ impl Tcp {
             out.pool.put(packet.frame);
             return Answer::Reset;
         };
-        let is_full = match self.sockets.at(listener) {
-            Some(Place { kind: Kind::Listener(listener), .. }) => listener.is_overflowing(),
-            _ => true,
-        };
-        if is_full || self.sockets.len() >= self.config.max_sockets {
-            self.counters.listen_overflows.add(1);
-            self.counters.listen_drops.add(1);
+        if self.is_refusing(listener) {
             out.pool.put(packet.frame);
             return Answer::None;
         }
-        let accepted = Accepted {
-            peer_sequence: request.peer_sequence,
-            peer_mss: request.peer_mss,
-            agreed: request.agreed,
-            timestamp: request.timestamp,
-            window: request.window,
-            sent_us: None,
-        };
-        self.accept_connection(listener, &request, &accepted, packet, segment, out);
+        self.accept_connection(listener, &request, packet, segment, out);
         Answer::None
     }
 
@@ -98,7 +84,7 @@ impl Tcp {
             return None;
         };
         self.counters.syncookies_recv.add(1);
-        let options = self.sockets.at(listener)?.options;
+        let options = *self.sockets.at(listener)?.options();
         let offset = self.secret.timestamp_offset(flow);
         let stamps = segment.options.timestamps.filter(|_| self.config.timestamps);
         let agreed = stamps.map_or_else(Agreed::default, |stamps| {
@@ -125,7 +111,8 @@ impl Tcp {
             window: ReceiveWindow::new(&options, &self.config).initial_window(mss),
             sent_us: now_us,
             answered_us: 0,
-            retransmits: 0,
+            // The round trip is not known.
+            retransmits: 1,
         })
     }
 }

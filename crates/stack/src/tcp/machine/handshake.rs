@@ -65,16 +65,13 @@ impl Tcp {
         (mtu_bytes, sequence): (u32, Option<Seq>),
         out: &mut TcpOut<'_>,
     ) {
-        let Some(Place { kind: Kind::Listener(listener), options, generation, .. }) =
-            self.sockets.at(index)
+        let Some(Place { kind: Kind::Listener(listener), generation, .. }) = self.sockets.at(index)
         else {
             return;
         };
-        let (options, generation) = (*options, *generation);
+        let (options, generation) = (listener.options, *generation);
         let is_full = listener.requests >= listener.backlog.min(self.config.max_syn_backlog).max(1);
-        if listener.is_overflowing() {
-            self.counters.listen_overflows.add(1);
-            self.counters.listen_drops.add(1);
+        if self.is_refusing(index) {
             return;
         }
         let wants_cookie = is_full && self.config.syncookies && sequence.is_none();
@@ -291,36 +288,35 @@ impl Tcp {
         segment: &Segment,
         out: &mut TcpOut<'_>,
     ) -> Answer {
-        let (index, generation) = request.listener;
-        let Some(place) = self.sockets.at(index).filter(|place| place.generation == generation)
-        else {
+        let (listener, _) = request.listener;
+        if self.options_of(request).is_none() {
             // The listener was closed: the handshake came too late.
             self.drop_request(at);
             out.pool.put(packet.frame);
             return Answer::Reset;
-        };
-        let Kind::Listener(listener) = &place.kind else {
-            out.pool.put(packet.frame);
-            return Answer::Reset;
-        };
-        if listener.is_overflowing() || self.sockets.len() >= self.config.max_sockets {
+        }
+        if self.is_refusing(listener) {
             // As the kernel without `tcp_abort_on_overflow`: the peer sends its ACK again.
-            self.counters.listen_overflows.add(1);
-            self.counters.listen_drops.add(1);
             out.pool.put(packet.frame);
             return Answer::None;
         }
         self.drop_request(at);
-        let accepted = Accepted {
-            peer_sequence: request.peer_sequence,
-            peer_mss: request.peer_mss,
-            agreed: request.agreed,
-            timestamp: request.timestamp,
-            window: request.window,
-            sent_us: (request.retransmits == 0).then_some(request.sent_us),
-        };
-        self.accept_connection(index, request, &accepted, packet, segment, out);
+        self.accept_connection(listener, request, packet, segment, out);
         Answer::None
+    }
+
+    /// True if a listener takes no further connection now, which is counted.
+    pub(super) fn is_refusing(&self, listener: u32) -> bool {
+        let is_full = match self.sockets.at(listener) {
+            Some(Place { kind: Kind::Listener(listener), .. }) => listener.is_overflowing(),
+            _ => true,
+        };
+        if is_full || self.sockets.len() >= self.config.max_sockets {
+            self.counters.listen_overflows.add(1);
+            self.counters.listen_drops.add(1);
+            return true;
+        }
+        false
     }
 
     /// Creates the connection of a finished handshake, and hands it the segment.
@@ -328,14 +324,21 @@ impl Tcp {
         &mut self,
         listener: u32,
         request: &Request,
-        accepted: &Accepted,
         packet: Packet,
         segment: &Segment,
         out: &mut TcpOut<'_>,
     ) {
-        let Some(options) = self.sockets.at(listener).map(|place| place.options) else {
+        let Some(options) = self.sockets.at(listener).map(|place| *place.options()) else {
             out.pool.put(packet.frame);
             return;
+        };
+        let accepted = Accepted {
+            peer_sequence: request.peer_sequence,
+            peer_mss: request.peer_mss,
+            agreed: request.agreed,
+            timestamp: request.timestamp,
+            window: request.window,
+            sent_us: (request.retransmits == 0).then_some(request.sent_us),
         };
         let begin = Begin {
             flow: request.flow,
@@ -348,9 +351,9 @@ impl Tcp {
         let connection = {
             let is_memory_tight = self.is_memory_tight();
             let mut cx = self.context(is_memory_tight, out);
-            Connection::accept(&begin, accepted, &mut cx)
+            Connection::accept(&begin, &accepted, &mut cx)
         };
-        let index = self.insert(options, Kind::Connection(Box::new(connection)));
+        let index = self.insert(Kind::Connection(Box::new(connection)));
         self.targets.insert(&request.flow, Target::Connection(index));
         if let Some(Place { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(listener) {
             listener.accepted.push_back(index);
@@ -364,7 +367,7 @@ impl Tcp {
         self.sockets
             .at(index)
             .filter(|place| place.generation == generation)
-            .map(|place| place.options)
+            .map(|place| *place.options())
     }
 
     pub(super) fn drop_request(&mut self, at: u32) {

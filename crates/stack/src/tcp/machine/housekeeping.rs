@@ -1,6 +1,5 @@
 //! Work after each change of a connection: timers, memory, readiness, its end.
 
-use super::super::config::TcpOptions;
 use super::super::connection::{Context, Readiness};
 use super::{Kind, Place, Target, Tcp, TcpOut, TcpSocket};
 
@@ -53,10 +52,10 @@ impl Tcp {
         }
     }
 
-    pub(super) fn insert(&mut self, options: TcpOptions, kind: Kind) -> u32 {
+    pub(super) fn insert(&mut self, kind: Kind) -> u32 {
         self.generation = self.generation.wrapping_add(1);
         let told = Readiness::default();
-        let place = Place { generation: self.generation, options, kind, told, charged_bytes: 0 };
+        let place = Place { generation: self.generation, kind, told, charged_bytes: 0 };
         self.sockets.insert(place)
     }
 

@@ -83,7 +83,6 @@ pub(super) const CONNECTION_BYTES: usize = size_of::<Connection>()
 #[derive(Debug)]
 struct Place {
     generation: u32,
-    options: TcpOptions,
     kind: Kind,
     /// Readiness that was told last.
     told: Readiness,
@@ -93,21 +92,39 @@ struct Place {
 
 #[derive(Debug)]
 enum Kind {
-    /// Neither connected nor listening; perhaps bound.
-    Idle(Option<SocketAddr>),
-    Listener(Listener),
+    Idle(Box<Idle>),
+    Listener(Box<Listener>),
     Connection(Box<Connection>),
+}
+
+/// A socket that is neither connected nor listening.
+#[derive(Debug, Default)]
+struct Idle {
+    options: TcpOptions,
+    bound: Option<SocketAddr>,
 }
 
 /// A listening socket.
 #[derive(Debug)]
 struct Listener {
+    /// Options that its connections inherit.
+    options: TcpOptions,
     local: SocketAddr,
     /// Connections that wait to be accepted, at most one more than this.
     backlog: u32,
     accepted: VecDeque<u32>,
     /// Handshakes that are not complete.
     requests: u32,
+}
+
+impl Place {
+    fn options(&self) -> &TcpOptions {
+        match &self.kind {
+            Kind::Idle(idle) => &idle.options,
+            Kind::Listener(listener) => &listener.options,
+            Kind::Connection(connection) => &connection.options,
+        }
+    }
 }
 
 /// Value behind a flow.

@@ -1,13 +1,11 @@
 //! Connections that ended: TIME-WAIT, and FIN-WAIT-2 without an owner
 //! (`tcp_timewait_state_process`).
 
-use std::net::{IpAddr, SocketAddr};
-
 use forebay_rx::packet::Packet;
 
 use super::super::config::TIME_WAIT_US;
 use super::super::connection::{Answer, TimeWaitEntry, stamp_ms};
-use super::super::flow::Flow;
+use super::super::flow::{Flow, PackedFlow};
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
 use super::{Target, Tcp, TcpOut};
@@ -18,9 +16,7 @@ const SEQUENCE_GAP: u32 = 65_535 + 2;
 /// An ended connection. Small, since a busy host has many.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TimeWait {
-    /// Addresses of both ends; those of IPv4 in the first four bytes.
-    addresses: [[u8; 16]; 2],
-    ports: [u16; 2],
+    flow: PackedFlow,
     send_next: Seq,
     receive_next: Seq,
     timestamp: u32,
@@ -29,7 +25,6 @@ pub(super) struct TimeWait {
     answered_ms: u32,
     /// Window, as it was announced last.
     window: u16,
-    is_ipv6: bool,
     has_timestamps: bool,
     awaits_fin: bool,
     tos: u8,
@@ -41,15 +36,13 @@ impl TimeWait {
     fn new(flow: &Flow, entry: &TimeWaitEntry) -> Self {
         let window = entry.window >> entry.window_scale;
         Self {
-            addresses: [flow.ours, flow.theirs].map(|address| octets(address.ip())),
-            ports: [flow.ours.port(), flow.theirs.port()],
+            flow: PackedFlow::of(flow),
             send_next: entry.send_next,
             receive_next: entry.receive_next,
             timestamp: entry.timestamp.map_or(0, |stamps| stamps.recent),
             timestamp_offset: entry.timestamp.map_or(0, |stamps| stamps.offset),
             answered_ms: 0,
             window: u16::try_from(window).unwrap_or(u16::MAX),
-            is_ipv6: flow.is_ipv6(),
             has_timestamps: entry.timestamp.is_some(),
             awaits_fin: entry.awaits_fin,
             tos: entry.tos,
@@ -57,9 +50,7 @@ impl TimeWait {
     }
 
     pub(super) fn flow(&self) -> Flow {
-        let [ours, theirs] = self.addresses.map(|octets| address(octets, self.is_ipv6));
-        let [our_port, their_port] = self.ports;
-        Flow { ours: SocketAddr::new(ours, our_port), theirs: SocketAddr::new(theirs, their_port) }
+        self.flow.unpacked()
     }
 
     /// PAWS.
@@ -88,21 +79,6 @@ impl TimeWait {
                 .is_some_and(|stamps| stamps.value.wrapping_sub(self.timestamp).cast_signed() > 0);
         is_syn && !self.is_old(segment) && (segment.seq.is_after(self.receive_next) || is_newer)
     }
-}
-
-fn octets(address: IpAddr) -> [u8; 16] {
-    match address {
-        IpAddr::V4(address) => {
-            let [a, b, c, d] = address.octets();
-            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
-        }
-        IpAddr::V6(address) => address.octets(),
-    }
-}
-
-fn address(octets: [u8; 16], is_ipv6: bool) -> IpAddr {
-    let [a, b, c, d, ..] = octets;
-    if is_ipv6 { octets.into() } else { [a, b, c, d].into() }
 }
 
 /// Outcome of a segment in TIME-WAIT (`tcp_tw_status`).
