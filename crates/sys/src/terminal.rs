@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn input_and_hang_up_are_told_apart() {
+    fn hang_up_is_no_input() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         assert_eq!(input_within(&ours, Duration::ZERO).unwrap(), TerminalInput::Nothing);
         theirs.write_all(b"q").unwrap();

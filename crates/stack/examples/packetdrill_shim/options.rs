@@ -107,7 +107,11 @@ impl Shim {
                 Ok(0)
             }
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                let tos = u8::try_from(number?).map_err(|_| Errno(libc::EINVAL))? & !3;
+                // One byte is enough, as in the kernel.
+                let tos = match value {
+                    &[tos] => tos,
+                    _ => u8::try_from(number?).map_err(|_| Errno(libc::EINVAL))?,
+                } & !3;
                 self.set_options(fd, |options| options.tos = tos)
             }
             // Of no effect here: addresses are reused, and there is one device.
