@@ -1,4 +1,4 @@
-//! Segments of a stranger, and of a peer that lies.
+//! Segments of a stranger who sees the connection.
 
 use std::net::SocketAddr;
 
@@ -88,9 +88,10 @@ proptest! {
         let mut pair = Pair::new(seed, faults, [TcpConfig::default(); 2]);
         let (client, server) = pair.open(80);
         let flow = pair.hosts[1].tcp.flow(server).unwrap();
-        // Numbers that a blind stranger would have to guess.
-        let base = (0, 0);
         for (forged, writes) in &segments {
+            // Near the numbers that a blind stranger would have to guess.
+            let (seq, ack) = pair.last[1];
+            let base = (ack, seq);
             let Some(bytes) = bytes_of(forged, &mut pair, (flow.theirs, flow.ours), base) else { break };
             let now_us = pair.now_us;
             let mut sent = Vec::new();

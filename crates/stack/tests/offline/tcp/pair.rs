@@ -109,6 +109,8 @@ pub(super) struct Pair {
     /// Packets under way, by arrival and number: to which host, and their bytes.
     path: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
     count: u64,
+    /// Sequence and acknowledgement number of the last segment that each host sent.
+    pub(super) last: [(u32, u32); 2],
 }
 
 impl Pair {
@@ -121,6 +123,7 @@ impl Pair {
             random: seed | 1,
             path: BTreeMap::new(),
             count: 0,
+            last: [(0, 0); 2],
         }
     }
 
@@ -150,6 +153,8 @@ impl Pair {
 
     fn carry(&mut self, from: usize, sent: Vec<Vec<u8>>) {
         for bytes in sent {
+            let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
+            self.last[from] = (number(24), number(28));
             if self.random(100) < self.faults.loss.into() {
                 continue;
             }
