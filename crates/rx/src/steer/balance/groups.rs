@@ -9,23 +9,30 @@ use crate::hash::FlowHash;
 /// Shift from a hash to its group, if slots are no larger: 4,096 groups.
 const GROUP_SHIFT: u32 = 20;
 
-/// Part of a new measurement in a weight: one in this many. Flows are bursty, and moving a group
-/// that is heavy by chance does not help.
-const SMOOTHING: u64 = 32;
+/// Maximum number of windows that a weight averages. Flows are bursty, and moving a group that is
+/// heavy by chance does not help.
+const AVERAGED_MAX: u8 = 32;
 
-/// Smoothing after a measurement that chance does not explain: a flow has begun or ended.
-const SURPRISED_SMOOTHING: u64 = 4;
+/// Number of windows averaged after a measurement that chance does not explain: a flow has begun or ended.
+const AVERAGED_SURPRISED: u8 = 4;
 
-/// Smoothing if chance does not explain the sum of a CPU's groups: many light flows have begun or ended.
-const SHIFTED_SMOOTHING: u64 = 8;
+/// Number of windows averaged if chance does not explain the sum of a CPU's groups: many light flows have begun or ended.
+const AVERAGED_SHIFTED: u8 = 8;
+
+/// Variance of the number of packets in a window, in parts of their expected number: flows come in runs.
+const VARIANCE: u64 = 3;
+
+/// Square of the number of standard deviations that are no chance.
+const CHANCE_SQUARED: u64 = 16;
+
+/// Packets added to those expected in a window, because small numbers deviate by more.
+const EXPECTED_MARGIN: u64 = 8;
 
 /// Part of a new window in the smoothed surplus of a CPU: one in this many.
 const SURPLUS_SMOOTHING: i64 = 4;
 
-/// Square of a CPU's surplus that chance explains, per expected packet. Flows come in runs: the
-/// variance is three times that of single packets, a seventh of which is left by the smoothing; four
-/// deviations are no chance.
-const SURPLUS_SQUARED_MAX: u64 = 16 * 3 / 7;
+/// Square of a CPU's surplus that chance explains, per expected packet. The smoothing leaves a seventh of the variance.
+const SURPLUS_SQUARED_MAX: u64 = CHANCE_SQUARED * VARIANCE / 7;
 
 /// Groups of one queue. Each group has the same index in all arrays.
 #[derive(Debug)]
@@ -34,6 +41,8 @@ pub(in super::super) struct Groups {
     /// Number of packets since the window began.
     fresh: Box<[u32]>,
     weights: Box<[Weight]>,
+    /// Number of windows that the weight averages.
+    averaged: Box<[u8]>,
     /// CPU by the RPS map.
     homes: Box<[u16]>,
     /// CPU that the group is assigned to instead, or [`NO_CPU`].
@@ -44,8 +53,8 @@ pub(in super::super) struct Groups {
     fixed: Vec<(Weight, u32)>,
     /// Excess of the groups' packets over those expected, per window and CPU, smoothed, in 16ths.
     surpluses: Vec<i64>,
-    /// Number of windows so far.
-    windows: u64,
+    /// Number of windows that the weights in `fixed` average.
+    fixed_averaged: u8,
 }
 
 const NO_CPU: u16 = u16::MAX;
@@ -60,12 +69,13 @@ impl Groups {
             shift,
             fresh: vec![0; count].into(),
             weights: vec![Weight::default(); count].into(),
+            averaged: vec![0; count].into(),
             homes: vec![NO_CPU; count].into(),
             assigned: vec![NO_CPU; count].into(),
             moved_ms: vec![0; count].into(),
             fixed: Vec::new(),
             surpluses: Vec::new(),
-            windows: 0,
+            fixed_averaged: 0,
         };
         groups.set_map(map, 0);
         groups
@@ -130,19 +140,27 @@ impl Groups {
         (0..self.weights.len()).map(|group| (self.cpu_at(group), self.weights[group]))
     }
 
-    /// Smooths the packets of a window of this length into the weights.
+    /// Takes the packets of a window of this length into the weights. Each weight is the mean of more and more windows, so that
+    /// chance has less and less part in it; after a change, the mean begins with the last few.
     pub(super) fn end_window(&mut self, past_ns: u64) {
-        self.windows += 1;
-        let windows = self.windows;
         let shifted = self.shifted_cpus(past_ns);
         for group in 0..self.weights.len() {
             let is_shifted = shifted.get(usize::from(self.cpu_at(group))).is_some_and(|is| *is);
-            let smoothing = if is_shifted { SHIFTED_SMOOTHING } else { SMOOTHING }.min(windows);
-            let weight = &mut self.weights[group];
-            *weight = weight.smoothed(self.fresh[group], past_ns, smoothing);
+            let (weight, averaged) = (&mut self.weights[group], &mut self.averaged[group]);
+            let fresh = self.fresh[group];
+            let averaged_max = match () {
+                () if weight.is_surprised(fresh, past_ns) => AVERAGED_SURPRISED,
+                () if is_shifted => AVERAGED_SHIFTED,
+                () => AVERAGED_MAX,
+            };
+            *averaged = (*averaged + 1).min(averaged_max);
+            *weight = weight.with(fresh, past_ns, *averaged);
         }
+        self.fixed_averaged = (self.fixed_averaged + 1).min(AVERAGED_SHIFTED);
         for (weight, fresh) in &mut self.fixed {
-            *weight = weight.smoothed(*fresh, past_ns, SHIFTED_SMOOTHING.min(windows));
+            let is_surprised = weight.is_surprised(*fresh, past_ns);
+            let averaged_max = if is_surprised { AVERAGED_SURPRISED } else { AVERAGED_SHIFTED };
+            *weight = weight.with(*fresh, past_ns, self.fixed_averaged.min(averaged_max));
         }
         self.begin_window();
     }
@@ -170,14 +188,15 @@ impl Groups {
             let sum = *surplus * (SURPLUS_SMOOTHING - 1) + off * SURPLUS_PARTS;
             *surplus = sum / SURPLUS_SMOOTHING;
             let packets = (*surplus / SURPLUS_PARTS).unsigned_abs();
-            packets.saturating_mul(packets) > SURPLUS_SQUARED_MAX * expected.saturating_add(8)
+            packets.saturating_mul(packets) > SURPLUS_SQUARED_MAX * expected.saturating_add(EXPECTED_MARGIN)
         };
         with_surpluses.map(is_shifted).collect()
     }
 
     /// Begins the first window, after which the weights are those of this window alone.
     pub(super) fn begin_first_window(&mut self) {
-        self.windows = 0;
+        self.averaged.fill(0);
+        self.fixed_averaged = 0;
         self.surpluses.clear();
         self.begin_window();
     }
@@ -240,17 +259,21 @@ fn assigned_or_home(assigned: u16, home: u16) -> u16 {
 pub(super) struct Weight(u32);
 
 impl Weight {
-    /// Weight after a window with `fresh` packets; the new measurement is one part in `smoothing`.
-    fn smoothed(self, fresh: u32, past_ns: u64, smoothing: u64) -> Self {
-        let past_ns = past_ns.max(1);
-        let rate = (u64::from(fresh) * super::NS_PER_S).saturating_mul(WEIGHT_PARTS) / past_ns;
+    /// True if chance does not explain this number of packets in a window.
+    fn is_surprised(self, fresh: u32, past_ns: u64) -> bool {
         let expected = u64::from(self.0).saturating_mul(past_ns) / (super::NS_PER_S * WEIGHT_PARTS);
         let off = expected.abs_diff(fresh.into());
-        // Four standard deviations of a Poisson process, and a margin for small counts.
-        let is_surprise = off.saturating_mul(off) > 16 * expected.saturating_add(8);
-        let smoothing = if is_surprise { smoothing.min(SURPRISED_SMOOTHING) } else { smoothing };
-        let sum = (u64::from(self.0) * (smoothing - 1)).saturating_add(rate);
-        Self(u32::try_from(sum / smoothing).unwrap_or(u32::MAX))
+        let explained = CHANCE_SQUARED * VARIANCE * expected.saturating_add(EXPECTED_MARGIN);
+        off.saturating_mul(off) > explained
+    }
+
+    /// Weight after a window with `fresh` packets, which is one of `averaged`.
+    fn with(self, fresh: u32, past_ns: u64, averaged: u8) -> Self {
+        let rate =
+            (u64::from(fresh) * super::NS_PER_S).saturating_mul(WEIGHT_PARTS) / past_ns.max(1);
+        let averaged = u64::from(averaged.max(1));
+        let sum = (u64::from(self.0) * (averaged - 1)).saturating_add(rate);
+        Self(u32::try_from(sum / averaged).unwrap_or(u32::MAX))
     }
 
     /// Work in ns a second, if a packet takes this long.
