@@ -236,9 +236,13 @@ impl Balance {
         let target_percent = self.config.target_percent;
         let mut percent = target_percent.saturating_mul(2).saturating_sub(100);
         let is_busy = self.shares.load_max_ns() >= BALANCE_LOAD_MIN_NS;
+        if !is_busy || self.shares.gap(percent).is_none() {
+            self.was_beyond = false;
+            return 0;
+        }
+        groups.begin_round();
         let (mut moves, mut is_beyond) = (0, false);
-        while is_busy
-            && moves < BALANCE_ROUND_MAX
+        while moves < BALANCE_ROUND_MAX
             && claim.may_move()
             && let Some(gap) = self.shares.gap(percent)
         {

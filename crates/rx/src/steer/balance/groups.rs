@@ -55,6 +55,18 @@ pub(in super::super) struct Groups {
     surpluses: Vec<i64>,
     /// Number of windows that the weights in `fixed` average.
     fixed_averaged: u8,
+    by_cpu: GroupsByCpu,
+}
+
+/// Groups in order of their CPUs, so that a round with moves does not scan all for each of them.
+#[derive(Debug, Default)]
+struct GroupsByCpu {
+    /// Groups as they were at the begin of the round.
+    sorted: Vec<usize>,
+    /// End of each CPU's part of `sorted`, by [`CpuId::index`].
+    ends: Vec<usize>,
+    /// Groups assigned in the round, at most [`BALANCE_ROUND_MAX`](super::BALANCE_ROUND_MAX).
+    assigned: Vec<usize>,
 }
 
 const NO_CPU: u16 = u16::MAX;
@@ -76,6 +88,7 @@ impl Groups {
             fixed: Vec::new(),
             surpluses: Vec::new(),
             fixed_averaged: 0,
+            by_cpu: GroupsByCpu::default(),
         };
         groups.set_map(map, 0);
         groups
@@ -188,7 +201,8 @@ impl Groups {
             let sum = *surplus * (SURPLUS_SMOOTHING - 1) + off * SURPLUS_PARTS;
             *surplus = sum / SURPLUS_SMOOTHING;
             let packets = (*surplus / SURPLUS_PARTS).unsigned_abs();
-            packets.saturating_mul(packets) > SURPLUS_SQUARED_MAX * expected.saturating_add(EXPECTED_MARGIN)
+            packets.saturating_mul(packets)
+                > SURPLUS_SQUARED_MAX * expected.saturating_add(EXPECTED_MARGIN)
         };
         with_surpluses.map(is_shifted).collect()
     }
@@ -206,16 +220,48 @@ impl Groups {
         self.fixed.iter_mut().for_each(|(_, fresh)| *fresh = 0);
     }
 
+    /// Begins a round of moves: sorts the groups by their CPUs.
+    pub(super) fn begin_round(&mut self) {
+        let GroupsByCpu { mut sorted, mut ends, mut assigned } = std::mem::take(&mut self.by_cpu);
+        ends.clear();
+        for cpu in (0..self.weights.len()).map(|group| usize::from(self.cpu_at(group))) {
+            if ends.len() <= cpu {
+                ends.resize(cpu + 1, 0);
+            }
+            ends[cpu] += 1;
+        }
+        let mut begin = 0;
+        for end in &mut ends {
+            begin += std::mem::replace(end, begin);
+        }
+        sorted.resize(self.weights.len(), 0);
+        for group in 0..self.weights.len() {
+            let end = &mut ends[usize::from(self.cpu_at(group))];
+            sorted[*end] = group;
+            *end += 1;
+        }
+        assigned.clear();
+        self.by_cpu = GroupsByCpu { sorted, ends, assigned };
+    }
+
+    /// Groups of a CPU, in any order. A round must have begun.
+    fn of_cpu(&self, cpu: CpuId) -> impl Iterator<Item = usize> {
+        let GroupsByCpu { sorted, ends, assigned } = &self.by_cpu;
+        let end_of = |index: usize| ends.get(index).copied().unwrap_or(sorted.len());
+        let begin = cpu.index().checked_sub(1).map_or(0, end_of);
+        let before = &sorted[begin..end_of(cpu.index())];
+        let is_of_cpu = move |group: &usize| self.cpu_at(*group) == cpu.0;
+        // A group is assigned once in a round, and not to the CPU that it was on.
+        before.iter().chain(assigned).copied().filter(is_of_cpu)
+    }
+
     /// Group of the busiest CPU whose move comes nearest to the aim, except groups whose move would
     /// only swap the roles of the two CPUs.
     pub(super) fn best_of(&self, gap: &Gap, now_ns: u64) -> Option<usize> {
         let most_ns = gap.gap_ns - gap.gap_ns / 8;
-        let fits = (0..self.weights.len()).filter_map(|group| {
+        let fits = self.of_cpu(gap.busiest).filter_map(|group| {
             let weight_ns = self.weights[group].work_ns(gap.cost_ns);
-            let is_candidate = weight_ns > 0
-                && weight_ns <= most_ns
-                && self.cpu_at(group) == gap.busiest.0
-                && !self.rests(group, now_ns);
+            let is_candidate = weight_ns > 0 && weight_ns <= most_ns && !self.rests(group, now_ns);
             is_candidate.then(|| (weight_ns.abs_diff(gap.aim_ns), group))
         });
         fits.min().map(|(_, group)| group)
@@ -223,15 +269,13 @@ impl Groups {
 
     /// Heaviest group of a CPU, unless it rests, and its weight.
     pub(super) fn heaviest_of(&self, cpu: CpuId, now_ns: u64) -> Option<(usize, Weight)> {
-        let of_cpu = (0..self.weights.len()).filter(|group| self.cpu_at(*group) == cpu.0);
-        let heaviest = of_cpu.max_by_key(|group| self.weights[*group])?;
+        let heaviest = self.of_cpu(cpu).max_by_key(|group| (self.weights[*group], *group))?;
         (!self.rests(heaviest, now_ns)).then_some((heaviest, self.weights[heaviest]))
     }
 
     /// Work in ns a second that may leave a CPU now, if a packet takes this long.
     pub(super) fn movable_ns(&self, cpu: CpuId, cost_ns: u64, now_ns: u64) -> u64 {
-        let of_cpu = (0..self.weights.len()).filter(|group| self.cpu_at(*group) == cpu.0);
-        let movable = of_cpu.filter(|group| !self.rests(*group, now_ns));
+        let movable = self.of_cpu(cpu).filter(|group| !self.rests(*group, now_ns));
         movable.map(|group| self.weights[group].work_ns(cost_ns)).sum()
     }
 
@@ -246,6 +290,7 @@ impl Groups {
         debug_assert_ne!(self.cpu_at(group), to.0, "a group moves to another CPU");
         self.assigned[group] = if self.homes[group] == to.0 { NO_CPU } else { to.0 };
         self.moved_ms[group] = (now_ns / NS_PER_MS).max(1);
+        self.by_cpu.assigned.push(group);
         self.weights[group].work_ns(cost_ns)
     }
 }
