@@ -31,7 +31,10 @@ impl Counter {
 
     /// Replaces the value. Only the writer calls this.
     pub(crate) fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
+        // Most values stay, and a store would take the cache line from those who read it.
+        if value != self.get() {
+            self.0.store(value, Ordering::Relaxed);
+        }
     }
 
     /// Raises the value to at least `value`. Only the writer calls this.
