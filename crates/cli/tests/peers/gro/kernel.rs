@@ -119,7 +119,7 @@ pub(crate) fn judge_kernel_vxlan() -> Judgement {
     all.try_for_each(|(family, around)| judge_around(&Asked::Own, family, around, &GROUPS))
 }
 
-/// GRE and GENEVE around IPv4, and around IPv6 those without a checksum: each boots a guest.
+/// GRE and GENEVE around IPv4, and around IPv6 those without a checksum, in one guest.
 pub(crate) fn judge_guest_tunnelled() -> Judgement {
     let guest = Asked::guest()?;
     let around_v4 = around::OF_GUEST.map(|around| (Family::Ipv4, around));
@@ -269,6 +269,7 @@ fn ask_kernel(
             }
         }
     }
+    kernel.give_back(rig);
     let numbers = (1..).zip(cases).map(|(number, _)| number);
     let silent: Vec<u8> = numbers.filter(|number| !best.contains_key(number)).collect();
     if silent.is_empty() { Ok(best) } else { Err(format!("never seen whole: {silent:?}").into()) }

@@ -1,6 +1,7 @@
 //! A kernel that coalesces frames: the machine's own, over a veth pair between two namespaces, or a
 //! guest's, over a TAP. Frames are sent by tcpreplay, and seen by tcpdump behind GRO.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -74,17 +75,17 @@ impl Wire {
 pub(crate) enum Asked {
     /// The machine's own.
     Own,
-    /// A guest's.
-    Guest(Guest),
+    /// A guest's, which goes on running while nobody asks: a boot takes longer than all answers.
+    Guest { idle: RefCell<Option<Rig>>, guest: Guest },
 }
 
 impl Asked {
     pub(crate) fn guest() -> Result<Self, Failed> {
-        Guest::new().map(Self::Guest)
+        Ok(Self::Guest { idle: RefCell::new(None), guest: Guest::new()? })
     }
 
     pub(crate) fn is_guest(&self) -> bool {
-        matches!(self, Self::Guest(_))
+        matches!(self, Self::Guest { .. })
     }
 
     /// A kernel that merges in this tunnel.
@@ -97,7 +98,17 @@ impl Asked {
                 }
                 Ok(rig)
             }
-            Self::Guest(guest) => Rig::in_guest(guest),
+            Self::Guest { idle, guest } => {
+                let running = idle.borrow_mut().take();
+                running.map_or_else(|| Rig::in_guest(guest), Ok)
+            }
+        }
+    }
+
+    /// Takes a rig back that has seen the ends of all flows.
+    pub(crate) fn give_back(&self, rig: Rig) {
+        if let Self::Guest { idle, .. } = self {
+            *idle.borrow_mut() = Some(rig);
         }
     }
 }
