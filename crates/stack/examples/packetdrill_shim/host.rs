@@ -10,7 +10,7 @@ use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_stack::network::{
     Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix, TcpPathError,
 };
-use forebay_stack::tcp::{Tcp, TcpConfig, TcpOut, TcpSocket};
+use forebay_stack::tcp::{Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket};
 
 /// Virtual time at the start, in µs: a date, as scripts expect one.
 const START_US: u64 = 1_700_000_000_000_000;
@@ -102,10 +102,10 @@ impl Host {
             return self.pool.put(packet.frame);
         }
         let now_ns = self.now_us * 1000;
-        let mtu_bytes = self.mtu_bytes();
+        let device = TcpDevice { mtu_bytes: self.mtu_bytes(), is_whole_host: true };
         match self.network.receive(packet, &self.identity, now_ns, &mut self.pool) {
             NetworkVerdict::Segment(packet) => {
-                self.call(|tcp, out| tcp.receive(packet, mtu_bytes, out));
+                self.call(|tcp, out| tcp.receive(packet, device, out));
             }
             NetworkVerdict::PathError(packet, about) => {
                 let TcpPathError { flow, seq, error } = *about;

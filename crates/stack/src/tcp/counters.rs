@@ -38,6 +38,8 @@ counters! {
     in_errs = "InErrs",
     /// Resets sent.
     out_rsts = "OutRsts",
+    /// Segments of no connection here, on a device that the kernel answers on.
+    not_ours = "ForebayNotOurs",
     /// Segments with a wrong checksum.
     in_csum_errors = "InCsumErrors",
     /// SYN cookies sent.

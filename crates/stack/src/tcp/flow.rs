@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use forebay_rx::packet::Packet;
+
 /// Addresses and ports of a connection, of one family.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Flow {
@@ -12,6 +14,18 @@ pub struct Flow {
 }
 
 impl Flow {
+    /// Ends of a segment that arrived; `None` if it is none.
+    #[must_use]
+    pub fn of(packet: &Packet) -> Option<Self> {
+        let view = packet.view();
+        let header = packet.frame.data().get(usize::from(packet.headers.transport_offset)..)?;
+        let &[p0, p1, q0, q1] = header.first_chunk::<4>()?;
+        Some(Self {
+            ours: SocketAddr::new(view.destination()?, u16::from_be_bytes([q0, q1])),
+            theirs: SocketAddr::new(view.source()?, u16::from_be_bytes([p0, p1])),
+        })
+    }
+
     /// True over IPv6.
     #[must_use]
     pub fn is_ipv6(&self) -> bool {

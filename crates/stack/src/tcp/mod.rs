@@ -40,5 +40,5 @@ pub use connection::{PathError, Phase, Readiness, State, TcpInfo, WriteFlags};
 pub use counters::TcpCounters;
 pub use error::TcpError;
 pub use flow::Flow;
-pub use machine::{Tcp, TcpOut, TcpSocket};
+pub use machine::{ListenerQueues, Tcp, TcpDevice, TcpMemory, TcpOut, TcpSocket};
 pub use seq::Seq;

@@ -19,6 +19,8 @@ pub(super) struct TimerWheel {
     now: u64,
     /// Number of armed timers.
     armed: u32,
+    /// Tick before which no timer fires.
+    earliest: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -44,15 +46,20 @@ impl TimerWheel {
     /// Creates a wheel without timers, at the given time.
     pub(super) fn new(now_us: u64) -> Self {
         Self {
-            heads: vec![NONE; SLOTS * LEVELS],
+            heads: Vec::new(),
             timers: Vec::new(),
             now: now_us / TICK_US,
             armed: 0,
+            earliest: u64::MAX / TICK_US,
         }
     }
 
     /// Arms the timer of `index`, or moves it. It fires at the first tick not before `at_us`.
     pub(super) fn arm(&mut self, index: u32, at_us: u64) {
+        if self.heads.is_empty() {
+            // Most wheels of a host without connections are never used.
+            self.heads = vec![NONE; SLOTS * LEVELS];
+        }
         let at = at_us.div_ceil(TICK_US).max(self.now + 1);
         if self.timers.len() <= index as usize {
             self.timers.resize(index as usize + 1, Timer::default());
@@ -65,6 +72,7 @@ impl TimerWheel {
         self.timers[index as usize].at = at;
         self.link(index);
         self.armed += 1;
+        self.earliest = self.earliest.min(at).max(self.now + 1);
     }
 
     /// Cancels the timer of `index`, if it is armed.
@@ -82,6 +90,8 @@ impl TimerWheel {
         let first = fired.len();
         if self.armed == 0 {
             self.now = self.now.max(until);
+            self.earliest = u64::MAX / TICK_US;
+            return;
         }
         while self.now < until && fired.len() - first < limit {
             self.now += 1;
@@ -94,23 +104,23 @@ impl TimerWheel {
                 fired.push(index);
             }
         }
+        self.earliest = self.find_earliest();
     }
 
-    /// Time of the next tick at which a timer may fire, in µs; `None` without timers. A timer that
-    /// is further than 256 ms away may be announced early.
+    /// Time of the next tick at which a timer may fire, in µs; `None` without timers. Announced early
+    /// if the timer is further than 256 ms away, or if an earlier one was cancelled.
     pub(super) fn next_us(&self) -> Option<u64> {
-        if self.armed == 0 {
-            return None;
-        }
+        (self.armed > 0).then_some(self.earliest * TICK_US)
+    }
+
+    /// Next tick at which a timer may fire.
+    fn find_earliest(&self) -> u64 {
         let mut tick = self.now + 1;
         // Until the first level wraps, only its slots matter; then timers come down from above.
-        while !tick.is_multiple_of(SLOTS as u64) {
-            if self.heads[slot_of(0, tick)] != NONE {
-                return Some(tick * TICK_US);
-            }
+        while !tick.is_multiple_of(SLOTS as u64) && self.heads[slot_of(0, tick)] == NONE {
             tick += 1;
         }
-        Some(tick * TICK_US)
+        tick
     }
 
     /// Moves the timers of coarser levels down, where those levels advance.

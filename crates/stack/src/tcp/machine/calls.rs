@@ -1,13 +1,17 @@
 //! Calls of the application, by socket.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::super::config::TcpOptions;
 use super::super::connection::{Begin, Connection, Readiness, State, TcpInfo, WriteFlags};
 use super::super::error::TcpError;
 use super::super::flow::Flow;
-use super::{Idle, Kind, Listener, Place, Target, Tcp, TcpOut, TcpSocket};
+use super::super::seq::len_u32;
+use super::{Idle, Kind, Listener, ListenerQueues, Place, Target, Tcp, TcpOut, TcpSocket};
 
 /// Local ports that are given to connections (`ip_local_port_range`).
 const LOCAL_PORTS: RangeInclusive<u16> = 32_768..=60_999;
@@ -50,6 +54,19 @@ impl Tcp {
     /// [`TcpError::Invalid`] of a connected or unbound socket, [`TcpError::AddressInUse`] if another
     /// one listens there.
     pub fn listen(&mut self, socket: TcpSocket, backlog: u32) -> Result<(), TcpError> {
+        self.listen_sharing(socket, backlog, Arc::default())
+    }
+
+    /// Does the same for a listener that listens in other TCPs, too: its queues are bounded together.
+    ///
+    /// # Errors
+    /// As [`Self::listen`].
+    pub fn listen_sharing(
+        &mut self,
+        socket: TcpSocket,
+        backlog: u32,
+        queues: Arc<ListenerQueues>,
+    ) -> Result<(), TcpError> {
         let backlog = backlog.min(BACKLOG_MAX);
         let (local, options) = match &mut self.place(socket)?.kind {
             Kind::Listener(listener) => {
@@ -66,8 +83,8 @@ impl Tcp {
             return Err(TcpError::AddressInUse);
         }
         self.listeners.insert(local, socket.index);
-        let listener =
-            Listener { options, local, backlog, accepted: Default::default(), requests: 0 };
+        let accepted = VecDeque::new();
+        let listener = Listener { options, local, backlog, accepted, queues };
         self.place(socket)?.kind = Kind::Listener(Box::new(listener));
         Ok(())
     }
@@ -81,6 +98,7 @@ impl Tcp {
             return Err(TcpError::Invalid);
         };
         let index = listener.accepted.pop_front().ok_or(TcpError::WouldBlock)?;
+        listener.queues.accepted.fetch_sub(1, Ordering::Relaxed);
         let is_empty = listener.accepted.is_empty();
         self.place(socket)?.told.readable = !is_empty;
         match self.sockets.at(index) {
@@ -231,7 +249,7 @@ impl Tcp {
         flags: WriteFlags,
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
-        if self.memory_bytes >= self.config.memory_bytes {
+        if self.memory.bytes() >= self.config.memory_bytes {
             return Err(TcpError::WouldBlock);
         }
         match self.place(socket)?.kind {
@@ -286,12 +304,26 @@ impl Tcp {
         Ok(())
     }
 
+    /// Resets all connections, and forgets all sockets: the host ends.
+    pub fn abort_all(&mut self, out: &mut TcpOut<'_>) {
+        let sockets: Vec<u32> = self.sockets.indices().collect();
+        for index in sockets {
+            self.stop_listening(index, out);
+            self.with_connection(index, out, |connection, cx| {
+                connection.abort(cx);
+                connection.close(cx);
+            });
+            self.remove(index, out);
+        }
+    }
+
     /// Resets the connections that nobody accepted, and forgets handshakes.
     fn stop_listening(&mut self, index: u32, out: &mut TcpOut<'_>) {
         let Some(place) = self.sockets.at_mut(index) else { return };
         let generation = place.generation;
         let Kind::Listener(listener) = &mut place.kind else { return };
         let (local, accepted) = (listener.local, std::mem::take(&mut listener.accepted));
+        listener.queues.accepted.fetch_sub(len_u32(accepted.len()), Ordering::Relaxed);
         let idle = Idle { options: listener.options, bound: Some(local) };
         place.kind = Kind::Idle(Box::new(idle));
         self.listeners.remove(&local);

@@ -1,6 +1,8 @@
 //! Handshakes at a listener: requests without buffers, until their ACK comes
 //! (`tcp_conn_request`, `tcp_check_req`).
 
+use std::sync::atomic::Ordering;
+
 use forebay_rx::packet::Packet;
 
 use super::super::config::{DEFAULT_MSS, RTO_INITIAL_US, RTO_MAX_US, TcpOptions};
@@ -70,7 +72,8 @@ impl Tcp {
             return;
         };
         let (options, generation) = (listener.options, *generation);
-        let is_full = listener.requests >= listener.backlog.min(self.config.max_syn_backlog).max(1);
+        let requests = listener.queues.requests.load(Ordering::Relaxed);
+        let is_full = requests >= listener.backlog.min(self.config.max_syn_backlog).max(1);
         if self.is_refusing(index) {
             return;
         }
@@ -88,7 +91,7 @@ impl Tcp {
             return self.send_cookie(&request, &options, out);
         }
         if let Some(Place { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(index) {
-            listener.requests += 1;
+            listener.queues.requests.fetch_add(1, Ordering::Relaxed);
         }
         self.send_syn_ack(&request, &options, self.stamp_of(&request, out.now_us), out);
         let at = self.requests.insert(request);
@@ -357,6 +360,7 @@ impl Tcp {
         self.targets.insert(&request.flow, Target::Connection(index));
         if let Some(Place { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(listener) {
             listener.accepted.push_back(index);
+            listener.queues.accepted.fetch_add(1, Ordering::Relaxed);
         }
         self.receive_connected(index, packet, segment, out);
         self.tell_listener(listener);
@@ -379,7 +383,7 @@ impl Tcp {
             self.sockets.at_mut(index)
             && *current == generation
         {
-            listener.requests = listener.requests.saturating_sub(1);
+            listener.queues.requests.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -439,6 +443,6 @@ fn announced_mss(flow: &Flow, options: &TcpOptions, mtu_bytes: u32) -> u16 {
 impl Listener {
     /// True if more connections wait than the backlog allows (`sk_acceptq_is_full`).
     pub(super) fn is_overflowing(&self) -> bool {
-        self.accepted.len() > self.backlog as usize
+        self.queues.accepted.load(Ordering::Relaxed) > self.backlog
     }
 }

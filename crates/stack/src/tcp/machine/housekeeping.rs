@@ -34,7 +34,7 @@ impl Tcp {
     }
 
     pub(super) fn is_memory_tight(&self) -> bool {
-        self.memory_bytes > self.config.memory_bytes / 4 * 3
+        self.memory.bytes() > self.config.memory_bytes / 4 * 3
     }
 
     pub(super) fn context<'a>(
@@ -65,6 +65,7 @@ impl Tcp {
         let Kind::Connection(connection) = &mut place.kind else { return };
         let memory_bytes = connection.memory_bytes();
         self.memory_bytes = self.memory_bytes + memory_bytes - place.charged_bytes;
+        self.memory.replace(place.charged_bytes, memory_bytes);
         place.charged_bytes = memory_bytes;
         let readiness = connection.readiness();
         if grew(&place.told, &readiness) {
@@ -92,6 +93,7 @@ impl Tcp {
         self.socket_timers.cancel(index);
         let Some(mut place) = self.sockets.remove(index) else { return };
         self.memory_bytes -= place.charged_bytes;
+        self.memory.replace(place.charged_bytes, 0);
         if let Kind::Connection(connection) = &mut place.kind {
             connection.free(out.pool);
             if self.targets.find(&connection.flow) == Some(Target::Connection(index)) {

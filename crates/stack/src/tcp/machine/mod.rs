@@ -10,6 +10,7 @@ mod housekeeping; // timers, memory, readiness after each change
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_buf::Pool;
 use forebay_rx::packet::Packet;
@@ -32,6 +33,53 @@ use super::wire::Segment;
 pub struct TcpSocket {
     index: u32,
     generation: u32,
+}
+
+impl TcpSocket {
+    /// Place of the socket among those of its [`Tcp`]. Places of closed sockets are used again.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+/// Device that a segment arrived on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TcpDevice {
+    /// Its MTU.
+    pub mtu_bytes: u32,
+    /// False if the kernel has the device, too: segments of no connection and no listener are the
+    /// kernel's to answer.
+    pub is_whole_host: bool,
+}
+
+/// Memory of the buffers of several [`Tcp`], in bytes, for their common limit.
+#[derive(Debug, Default)]
+pub struct TcpMemory(AtomicU64);
+
+impl TcpMemory {
+    /// Memory in use, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn replace(&self, before: u64, now: u64) {
+        if now >= before {
+            self.0.fetch_add(now - before, Ordering::Relaxed);
+        } else {
+            self.0.fetch_sub(before - now, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Queues of one listener, which may listen in several [`Tcp`].
+#[derive(Debug, Default)]
+pub struct ListenerQueues {
+    /// Handshakes that are not complete.
+    requests: AtomicU32,
+    /// Connections that wait to be accepted.
+    accepted: AtomicU32,
 }
 
 /// Surroundings of a call: the time, memory, and the way out.
@@ -60,8 +108,9 @@ pub struct Tcp {
     socket_timers: TimerWheel,
     request_timers: TimerWheel,
     time_wait_timers: TimerWheel,
-    /// Memory of all queues, in bytes.
+    /// Memory of all queues, in bytes, and that of all TCPs together.
     memory_bytes: u64,
+    memory: Arc<TcpMemory>,
     /// Number of the next socket.
     generation: u32,
     /// Local ports tried so far.
@@ -113,8 +162,7 @@ struct Listener {
     /// Connections that wait to be accepted, at most one more than this.
     backlog: u32,
     accepted: VecDeque<u32>,
-    /// Handshakes that are not complete.
-    requests: u32,
+    queues: Arc<ListenerQueues>,
 }
 
 impl Place {
@@ -140,6 +188,17 @@ impl Tcp {
     /// come from it.
     #[must_use]
     pub fn new(config: TcpConfig, secret: [u8; 16], now_us: u64) -> Self {
+        Self::sharing(config, secret, now_us, Arc::default())
+    }
+
+    /// Creates one of several TCPs with a common limit of memory, [`TcpConfig::memory_bytes`].
+    #[must_use]
+    pub fn sharing(
+        config: TcpConfig,
+        secret: [u8; 16],
+        now_us: u64,
+        memory: Arc<TcpMemory>,
+    ) -> Self {
         let secret = Secret(secret);
         Self {
             config,
@@ -154,6 +213,7 @@ impl Tcp {
             request_timers: TimerWheel::new(now_us),
             time_wait_timers: TimerWheel::new(now_us),
             memory_bytes: 0,
+            memory,
             generation: 0,
             port_steps: 0,
             cookies_us: 0,
@@ -193,27 +253,36 @@ impl Tcp {
     }
 
     /// Processes a segment to this host, whose header and checksum the network layer has checked.
-    /// `mtu_bytes` is that of the device that it arrived on.
-    pub fn receive(&mut self, packet: Packet, mtu_bytes: u32, out: &mut TcpOut<'_>) {
+    /// Returns the connection that it belonged to before.
+    pub fn receive(
+        &mut self,
+        packet: Packet,
+        device: TcpDevice,
+        out: &mut TcpOut<'_>,
+    ) -> Option<TcpSocket> {
         self.counters.in_segs.add(packet.wire_count().into());
-        let (Some(flow), Some(segment)) = (flow_of(&packet), Segment::of(&packet)) else {
+        let (Some(flow), Some(segment)) = (Flow::of(&packet), Segment::of(&packet)) else {
             self.counters.in_errs.add(1);
             out.pool.put(packet.frame);
-            return;
+            return None;
         };
+        let mtu_bytes = device.mtu_bytes;
         let answer = match self.targets.find(&flow) {
             Some(Target::Connection(index)) => {
-                return self.receive_connected(index, packet, &segment, out);
+                let generation = self.sockets.at(index).map(|place| place.generation);
+                self.receive_connected(index, packet, &segment, out);
+                return generation.map(|generation| TcpSocket { index, generation });
             }
             Some(Target::Request(index)) => self.receive_request(index, packet, &segment, out),
             Some(Target::TimeWait(index)) => {
                 self.receive_in_time_wait(index, packet, &segment, mtu_bytes, out)
             }
-            None => self.receive_unknown(&flow, packet, &segment, mtu_bytes, out),
+            None => self.receive_unknown(&flow, packet, &segment, device, out),
         };
         if answer == Answer::Reset {
             self.reset(&flow, &segment, out);
         }
+        None
     }
 
     /// Processes an ICMP error about a segment of ours that began at `seq`.
@@ -250,14 +319,17 @@ impl Tcp {
         flow: &Flow,
         packet: Packet,
         segment: &Segment,
-        mtu_bytes: u32,
+        device: TcpDevice,
         out: &mut TcpOut<'_>,
     ) -> Answer {
         let Some(listener) = self.listener_of(flow.ours) else {
             out.pool.put(packet.frame);
-            return Answer::Reset;
+            if !device.is_whole_host {
+                self.counters.not_ours.add(1);
+            }
+            return Answer::reset_if(device.is_whole_host);
         };
-        self.receive_at_listener(listener, flow, packet, segment, mtu_bytes, out)
+        self.receive_at_listener(listener, flow, packet, segment, device.mtu_bytes, out)
     }
 
     /// Listener at an address: of the address itself, or of all.
@@ -294,15 +366,4 @@ impl Tcp {
         self.follow(index, out);
         Some(result)
     }
-}
-
-/// Ends of a segment that arrived.
-fn flow_of(packet: &Packet) -> Option<Flow> {
-    let view = packet.view();
-    let header = packet.frame.data().get(usize::from(packet.headers.transport_offset)..)?;
-    let &[p0, p1, q0, q1] = header.first_chunk::<4>()?;
-    Some(Flow {
-        ours: SocketAddr::new(view.destination()?, u16::from_be_bytes([q0, q1])),
-        theirs: SocketAddr::new(view.source()?, u16::from_be_bytes([p0, p1])),
-    })
 }

@@ -9,9 +9,10 @@ use forebay_rx::coalesce::cut;
 use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_stack::network::{Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix};
-use forebay_stack::tcp::{Tcp, TcpConfig, TcpError, TcpOut, TcpSocket};
+use forebay_stack::tcp::{Tcp, TcpConfig, TcpDevice, TcpError, TcpOut, TcpSocket};
 
 pub(super) const MTU: u32 = 1500;
+const DEVICE: TcpDevice = TcpDevice { mtu_bytes: MTU, is_whole_host: true };
 
 /// A host of TCP.
 pub(super) struct Host {
@@ -79,7 +80,7 @@ impl Host {
     pub(super) fn deliver(&mut self, packet: Packet, now_us: u64, sent: &mut Vec<Vec<u8>>) {
         match self.network.receive(packet, &self.identity, now_us * 1000, &mut self.pool) {
             NetworkVerdict::Segment(packet) => {
-                self.call(now_us, sent, |tcp, out| tcp.receive(packet, MTU, out));
+                self.call(now_us, sent, |tcp, out| tcp.receive(packet, DEVICE, out));
             }
             NetworkVerdict::Answer(packet)
             | NetworkVerdict::Taken(packet)
