@@ -161,16 +161,17 @@ impl<H: Handler> CpuThread<H> {
             Activity::IdleUntil(due_ns) => due_ns,
             Activity::Ended => None,
         };
-        let due = until_ns.map(|due_ns| due_ns.saturating_sub(self.turn_ns));
         let is_polling = !self.worker.descriptors().is_empty();
         let deferred = match activity {
             Activity::IdleUntil(_) if is_polling => self.deferral.next_ns(&self.worker.coalesce),
             _ => None,
         };
         let on_descriptors = is_polling && deferred.is_none();
-        let at_most = due.into_iter().chain(deferred).min().map(Duration::from_nanos);
         let bell = self.shared.bell(self.worker.index);
         bell.prepare_to_wait(if on_descriptors { SleepOn::Descriptors } else { SleepOn::Bell });
+        let due = until_ns.map(|due_ns| due_ns.saturating_sub(self.turn_ns));
+        let limits = due.into_iter().chain(deferred).chain(self.worker.handler.sleep_max_ns());
+        let at_most = limits.min().map(Duration::from_nanos);
         if !self.worker.has_pending_work() && !is_ready() {
             let descriptors = if on_descriptors { self.worker.descriptors() } else { Vec::new() };
             bell.wait(at_most, &descriptors);

@@ -193,6 +193,8 @@ impl<H: Handler> Stepper<H> {
         };
         self.asleep = !self.ended;
         self.worker.shared.bell(self.worker.index).wait_in_virtual_time();
+        let tick_ns = self.worker.handler.sleep_max_ns().map(|ns| now_ns.saturating_add(ns));
+        let due_ns = tick_ns.map_or(due_ns, |tick_ns| due_ns.min(tick_ns));
         due_ns.saturating_sub(now_ns).max(1)
     }
 

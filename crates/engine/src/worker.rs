@@ -105,6 +105,10 @@ impl<H: Handler> Worker<H> {
         self.adopt_queues();
         self.now_ns = now_ns;
         self.budget = self.limits.budget(now_ns);
+        // A panic in a tick is the handler's, as in a batch.
+        let life = std::mem::replace(&mut self.life, ThreadState::Handling);
+        self.handler.tick(now_ns);
+        self.life = life;
     }
 
     /// Returns frames to their owners, and counts a turn that ran out of budget (`time_squeeze`).

@@ -23,6 +23,16 @@ pub trait Handler: Send {
     /// Frames of packets left in the batch return to their owners afterwards; a handler takes out
     /// the packets that it keeps.
     fn handle(&mut self, batch: &mut Batch<'_>);
+
+    /// Does what is due without packets. Called once per turn of the CPU, with the time at which the
+    /// turn began, in ns.
+    fn tick(&mut self, _now_ns: u64) {}
+
+    /// Time that the CPU may sleep if no packets arrive, in ns; `None` without a limit. Called right
+    /// before each sleep, when other threads can wake the CPU already.
+    fn sleep_max_ns(&mut self) -> Option<u64> {
+        None
+    }
 }
 
 /// Packets of one rx queue, oldest first.
