@@ -41,7 +41,7 @@ pub use devices::{DeviceQueues, Devices};
 pub use flows::Flows;
 use forebay_buf::{Pool, Position};
 use forebay_device::Device;
-use forebay_rx::arrive::{Attachment, Numbering};
+use forebay_rx::arrive::{Attachment, Numbering, Waker};
 use forebay_rx::backlog::BacklogRing;
 use forebay_rx::intake::IntakeConfig;
 use forebay_rx::steer::{BalancePolicy, RPS_FLOW_CNT, SteerConfig};
@@ -167,6 +167,16 @@ impl<H: Handler + 'static> Engine<H> {
     #[must_use]
     pub fn take_small(&mut self) -> Vec<Pool> {
         std::mem::take(&mut self.small)
+    }
+
+    /// Handles that wake the CPUs, in their order. Cheap while a CPU is awake.
+    #[must_use]
+    pub fn wakers(&self) -> Vec<Waker> {
+        let waker = |index: usize| -> Waker {
+            let shared = Arc::clone(&self.shared);
+            Arc::new(move || shared.bell(index).ring())
+        };
+        (0..self.workers.len()).map(waker).collect()
     }
 
     /// State shared with handles, such as the one that changes the engine while it runs.

@@ -6,8 +6,8 @@ use std::sync::{Arc, MutexGuard};
 use forebay_rx::Packet;
 use forebay_rx::cpu::RxQueue;
 
-use crate::network::Identity;
 use crate::network::neighbours::Neighbours;
+use crate::network::{Identity, TcpPathError};
 use crate::socket::SocketId;
 use crate::socket::queue::SocketQueue;
 use crate::socket::reclaim::ReclaimPolicy;
@@ -43,4 +43,19 @@ pub trait Host: fmt::Debug + Send {
 
     /// Sends packets out of a device, unchanged. `packets` is empty afterwards.
     fn send(&mut self, device: usize, packets: &mut Vec<Packet>);
+
+    /// Takes segments for this host's TCP, which arrived on a device where it has the identity `on`.
+    /// `segments` is empty afterwards. Called only if the network layer [takes TCP][take].
+    ///
+    /// [take]: crate::network::NetworkLayer::take_tcp
+    fn receive_segments(&mut self, on: &Identity, segments: &mut Vec<Packet>);
+
+    /// Takes an ICMP error about a segment that this host sent.
+    fn receive_path_error(&mut self, about: &TcpPathError);
+
+    /// Does what is due without packets. Called once per turn.
+    fn tick(&mut self, now_ns: u64);
+
+    /// Time that the CPU may sleep, in ns; `None` without a limit.
+    fn sleep_max_ns(&mut self) -> Option<u64>;
 }

@@ -52,6 +52,8 @@ pub struct Stack {
     tunnelled: Vec<Packet>,
     /// Datagrams that the socket had no room for; empty between turns.
     refused: Vec<Packet>,
+    /// Segments of a batch; empty between batches.
+    segments: Vec<Packet>,
     /// Datagrams of several connections, one by one; empty between packets.
     apart: Vec<Packet>,
     /// Sockets matching one datagram; empty between packets.
@@ -111,6 +113,7 @@ impl Stack {
             run_for: SocketId(0),
             tunnelled: Vec::new(),
             refused: Vec::new(),
+            segments: Vec::new(),
             apart: Vec::new(),
             found: Vec::new(),
             sleepers: Vec::new(),
@@ -198,6 +201,9 @@ impl Stack {
             }
         }
         self.end_run(context);
+        if !self.segments.is_empty() {
+            self.host.receive_segments(context.identity, &mut self.segments);
+        }
         for socket in self.sleepers.drain(..) {
             if let Some(Some(inlet)) = self.inlets.get(socket.index()) {
                 inlet.hub().wake_reader();
@@ -247,11 +253,12 @@ impl Stack {
         match received {
             NetworkVerdict::Datagram(packet) => self.deliver(packet, context),
             NetworkVerdict::Answer(packet) => context.answers.push(packet),
-            // Not of this stack: it has no TCP.
-            NetworkVerdict::Segment(packet)
-            | NetworkVerdict::PathError(packet, _)
-            | NetworkVerdict::Taken(packet)
-            | NetworkVerdict::Dropped(packet, _) => {
+            NetworkVerdict::Segment(packet) => self.segments.push(packet),
+            NetworkVerdict::PathError(packet, about) => {
+                context.pool.put(packet.frame);
+                self.host.receive_path_error(&about);
+            }
+            NetworkVerdict::Taken(packet) | NetworkVerdict::Dropped(packet, _) => {
                 context.pool.put(packet.frame);
             }
             NetworkVerdict::Heard(packet, heard) => {
@@ -436,6 +443,14 @@ impl Handler for Stack {
             self.host.send(device, &mut answers);
         }
         (self.answers, self.observations) = (answers, observations);
+    }
+
+    fn tick(&mut self, now_ns: u64) {
+        self.host.tick(now_ns);
+    }
+
+    fn sleep_max_ns(&mut self) -> Option<u64> {
+        self.host.sleep_max_ns()
     }
 }
 

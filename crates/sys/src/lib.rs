@@ -13,6 +13,7 @@ mod aio; //           signals to such an eventfd without waiting
 pub mod interface; //     network interfaces, in the namespace of the calling thread
 mod netlink; //           requests to the kernel over netlink
 pub mod udp_reserve; //   a UDP port reserved against other programs
+pub mod tcp_reserve; //   a TCP port reserved likewise
 pub mod udp_send; //      datagrams sent through the kernel
 pub mod neighbour; //     the kernel's addresses, routes and neighbours
 mod ethtool; //           facts that a driver reports

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use forebay_rx::{Packet, RxQueue};
 use forebay_stack::Host;
-use forebay_stack::network::Identity;
 use forebay_stack::network::neighbours::Neighbours;
+use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::queue::SocketQueue;
 use forebay_stack::socket::reclaim::{ReclaimPolicy, SharedPolicy};
@@ -85,5 +85,19 @@ impl Host for FixedHost {
 
     fn send(&mut self, _device: usize, packets: &mut Vec<Packet>) {
         self.sent.0.lock().unwrap().append(packets);
+    }
+
+    fn receive_segments(&mut self, _on: &Identity, segments: &mut Vec<Packet>) {
+        unreachable!("the network layer takes no TCP: {segments:?}")
+    }
+
+    fn receive_path_error(&mut self, about: &TcpPathError) {
+        unreachable!("the network layer takes no TCP: {about:?}")
+    }
+
+    fn tick(&mut self, _now_ns: u64) {}
+
+    fn sleep_max_ns(&mut self) -> Option<u64> {
+        None
     }
 }

@@ -7,8 +7,8 @@ use std::sync::{Arc, MutexGuard};
 use arc_swap::{ArcSwap, Cache};
 use forebay_rx::{Packet, RxQueue};
 use forebay_stack::Host;
-use forebay_stack::network::Identity;
 use forebay_stack::network::neighbours::Neighbours;
+use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::queue::SocketQueue;
 use forebay_stack::socket::reclaim::ReclaimPolicy;
@@ -16,6 +16,7 @@ use forebay_stack::socket::table::SocketTable;
 use forebay_sys::clock::Clock;
 
 use super::shared::NetState;
+use super::tcp::TcpTicks;
 
 /// Host of the stack of one CPU.
 pub(super) struct CpuHost {
@@ -24,12 +25,14 @@ pub(super) struct CpuHost {
     shared: Arc<NetState>,
     table: Cache<Arc<ArcSwap<SocketTable>>, Arc<SocketTable>>,
     clock: Clock,
+    ticks: TcpTicks,
 }
 
 impl CpuHost {
     pub(super) fn new(index: usize, shared: Arc<NetState>) -> Self {
         let table = Cache::new(Arc::clone(&shared.table));
-        Self { index, shared, table, clock: Clock::machine() }
+        let ticks = TcpTicks::new(index, Arc::clone(&shared));
+        Self { index, shared, table, clock: Clock::machine(), ticks }
     }
 }
 
@@ -69,6 +72,22 @@ impl Host for CpuHost {
     fn send(&mut self, device: usize, packets: &mut Vec<Packet>) {
         // Ignored: a device that is gone ends its source.
         let _ = self.shared.transmitter_of(self.index).send_as_is(device, packets);
+    }
+
+    fn receive_segments(&mut self, on: &Identity, segments: &mut Vec<Packet>) {
+        self.shared.receive_segments(on, segments);
+    }
+
+    fn receive_path_error(&mut self, about: &TcpPathError) {
+        self.shared.receive_path_error(about);
+    }
+
+    fn tick(&mut self, now_ns: u64) {
+        self.ticks.tick(now_ns);
+    }
+
+    fn sleep_max_ns(&mut self) -> Option<u64> {
+        self.ticks.sleep_max_ns()
     }
 }
 

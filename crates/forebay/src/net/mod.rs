@@ -59,6 +59,7 @@ mod shared; //     state shared by sockets and stacks
 mod snmp; //       counters in the lines of /proc/net/snmp
 mod transmit; //   headers, next hop, device
 mod udp; //        the public socket type
+mod tcp; //        TCP connections and listeners
 mod unbound; //    sockets that are not bound yet
 mod unsent; //     counters of datagrams not sent
 mod wake; //       wake-up of readers
@@ -81,6 +82,7 @@ use forebay_stack::network::{NetworkConfig, NetworkCounters, NetworkLayer};
 use forebay_stack::socket::copy_cache::{self, CopyCache};
 pub use forebay_stack::socket::reclaim::ReclaimPolicy;
 use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimCounters, SharedPolicy};
+pub use forebay_stack::tcp::TcpConfig;
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 use host::CpuHost;
@@ -88,6 +90,7 @@ pub use identities::Addresses;
 use message::DeviceIndex;
 use neighbours::KernelNeighbours;
 use shared::{NetDevice, NetParts, NetState};
+pub use tcp::{TcpListener, TcpStream};
 use transmit::Transmitter;
 pub use udp::UdpSocket;
 pub use unbound::SocketOptions;
@@ -111,6 +114,8 @@ pub struct NetConfig {
     /// Memory of the copy caches of all CPUs, in bytes (UDP-5). `None`: 1 % of the kernel's
     /// `udp_mem`.
     pub copy_cache_bytes: Option<u64>,
+    /// Settings of TCP. [`TcpConfig::gso_bytes`] is as large as the frames of senders allow.
+    pub tcp: TcpConfig,
 }
 
 impl NetConfig {
@@ -121,6 +126,10 @@ impl NetConfig {
 
     /// Default of the upper limit on a socket's packet memory, in bytes.
     pub const RMEM_MAX: u32 = 64 << 20;
+
+    /// Default settings of TCP: the kernel's, with buffers that fit in [`Self::kept_frames`].
+    pub const TCP: TcpConfig =
+        TcpConfig { rmem: (131_072, 6 << 20), memory_bytes: 64 << 20, ..TcpConfig::KERNELS };
 }
 
 impl Default for NetConfig {
@@ -133,6 +142,7 @@ impl Default for NetConfig {
             kept_frames: 8192,
             send_frames: 1024,
             copy_cache_bytes: None,
+            tcp: Self::TCP,
         }
     }
 }
@@ -187,6 +197,7 @@ impl Net {
             rmem_default: net.rmem_default,
             rmem_max: net.rmem_max,
             seed: u64::from_ne_bytes(sys::random_key().first_chunk().copied().unwrap_or_default()),
+            tcp: TcpConfig { gso_bytes: gso_bytes(devices), ..net.tcp },
             counters: counters.clone(),
         }));
         let reclaim_counters = shared.reclaim_counters.iter().map(Arc::clone);
@@ -196,7 +207,9 @@ impl Net {
         let mut stacks =
             cpus.iter().zip(counters).zip(caches).zip(reclaim_counters).enumerate().map(
                 |(index, (((&cpu, counters), cache), reclaim_counters))| {
-                    let network = NetworkLayer::sharing(Arc::clone(&fragments), network, counters);
+                    let mut network =
+                        NetworkLayer::sharing(Arc::clone(&fragments), network, counters);
+                    network.take_tcp();
                     let reclaimer = BufferReclaimer::new(cache, None, reclaim_counters);
                     let host = Box::new(CpuHost::new(index, Arc::clone(&shared)));
                     Stack::new((cpu, index), network, reclaimer, host)
@@ -209,6 +222,7 @@ impl Net {
         for (stack, small) in engine.take_small().into_iter().enumerate() {
             engine.handler_mut(stack).set_small(small);
         }
+        shared.tcp.set_wakers(engine.wakers());
         let mut senders = engine.take_senders();
         let home = senders.first().map(forebay_buf::Pool::return_handle);
         let transmitters = senders.drain(..).zip(ways);
@@ -278,7 +292,13 @@ impl Net {
     /// Counters of all CPUs in the format of `/proc/net/snmp`.
     #[must_use]
     pub fn snmp(&self) -> String {
-        snmp::snmp(&self.0.counters, &self.0.unsent)
+        snmp::snmp(&self.0.counters, self.0.tcp.counters(), &self.0.unsent)
+    }
+
+    /// Further counters of TCP in the format of `/proc/net/netstat`.
+    #[must_use]
+    pub fn netstat(&self) -> String {
+        snmp::netstat(self.0.tcp.counters())
     }
 
     /// Counters of all CPUs in the format of `/proc/net/snmp6`.
@@ -386,6 +406,16 @@ fn ways_out(
             Ok((device.sink()?, neighbours))
         })
         .collect()
+}
+
+/// Payload of the largest packet that TCP sends: in a sender's large frame, if every device sends such
+/// packets whole; else 0, for single segments.
+fn gso_bytes(devices: &[Device]) -> u32 {
+    const LARGE_FRAME_BYTES: u32 = 16 << 10;
+    const HEADERS_BYTES: u32 = 1 << 10;
+    let mut sources = devices.iter().flat_map(|device| &device.sources);
+    let all_large = sources.all(|source| source.needs().largest_bytes > LARGE_FRAME_BYTES);
+    if all_large { LARGE_FRAME_BYTES - HEADERS_BYTES } else { 0 }
 }
 
 /// Copy caches, one per CPU; or the reason why there are none.

@@ -15,6 +15,7 @@ use forebay_stack::socket::SocketId;
 use forebay_stack::socket::queue::{SocketQueueConfig, SocketQueueConsumer, WakeReader, open};
 use forebay_stack::socket::reclaim::{ReclaimCounters, SharedPolicy};
 use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
+use forebay_stack::tcp::TcpConfig;
 use forebay_sys as sys;
 use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;
@@ -22,6 +23,7 @@ use rustix::io::Errno;
 use super::directory::Directory;
 use super::fragment_ids::FragmentIds;
 use super::memberships::Groups;
+use super::tcp::TcpShards;
 use super::transmit::Transmitter;
 use super::udp::SocketCounts;
 use super::unsent::Unsent;
@@ -57,6 +59,7 @@ pub(super) struct NetState {
     pub(super) directory: Arc<Directory>,
     pub(super) table: Arc<ArcSwap<SocketTable>>,
     sockets: Mutex<BoundSockets>,
+    pub(super) tcp: TcpShards,
     pub(super) devices: Box<[NetDevice]>,
     /// Device index by rx queue.
     queues: Box<[usize]>,
@@ -153,6 +156,7 @@ pub(super) struct NetParts {
     pub(super) rmem_default: u32,
     pub(super) rmem_max: u32,
     pub(super) seed: u64,
+    pub(super) tcp: TcpConfig,
     pub(super) counters: Vec<Arc<NetworkCounters>>,
 }
 
@@ -171,6 +175,7 @@ pub(super) struct BoundEntry {
 impl NetState {
     pub(super) fn new(parts: NetParts) -> Self {
         Self {
+            tcp: TcpShards::new(parts.tcp, parts.cpus.len()),
             reclaim_counters: parts.cpus.iter().map(|_| Arc::default()).collect(),
             directory: Arc::default(),
             cpus: parts.cpus.into(),
@@ -310,7 +315,7 @@ impl NetState {
         (0..self.cpus.len()).map(|index| self.transmitter_of(index).frames_away()).sum()
     }
 
-    fn is_receivable(&self, address: IpAddr) -> bool {
+    pub(super) fn is_receivable(&self, address: IpAddr) -> bool {
         address.is_multicast()
             || self.devices.iter().any(|device| device.identity.load().is_for_us(address))
     }
@@ -320,6 +325,7 @@ impl NetState {
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
         self.directory.hubs().for_each(|hub| hub.end());
+        self.end_tcp();
         let mut dropped = Vec::new();
         self.devices.iter().for_each(|device| device.learned().close(&mut dropped));
         drop(dropped);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use forebay_stack::counter::StackCounter;
 use forebay_stack::network::NetworkCounters;
+use forebay_stack::tcp::TcpCounters;
 
 use super::unsent::Unsent;
 
@@ -49,6 +50,20 @@ const UDP: &[Named] = &[
     ("IgnoredMulti", |of| &of.udp.ignored_multi),
 ];
 
+/// Counters of TCP that the kernel has in `/proc/net/snmp`; it has the others in `/proc/net/netstat`.
+const TCP: &[&str] = &[
+    "ActiveOpens",
+    "PassiveOpens",
+    "AttemptFails",
+    "EstabResets",
+    "InSegs",
+    "OutSegs",
+    "RetransSegs",
+    "InErrs",
+    "OutRsts",
+    "InCsumErrors",
+];
+
 const V6: &[Named] = &[
     ("Ip6InReceives", |of| &of.ip6.in_receives),
     ("Ip6InHdrErrors", |of| &of.ip6.in_hdr_errors),
@@ -75,19 +90,55 @@ const V6: &[Named] = &[
 
 /// Sums of all CPUs' counters, in the lines of `/proc/net/snmp`. Counters that this stack lacks are
 /// left out.
-pub(super) fn snmp(counters: &[Arc<NetworkCounters>], unsent: &Unsent) -> String {
+pub(super) fn snmp(
+    counters: &[Arc<NetworkCounters>],
+    tcp: &[Arc<TcpCounters>],
+    unsent: &Unsent,
+) -> String {
     let unsent = [("OutDiscards", unsent.v4.discards()), ("OutNoRoutes", unsent.v4.no_routes())];
     let mut text = String::new();
     for (protocol, named, more) in [("Ip", IP, &unsent[..]), ("Icmp", ICMP, &[]), ("Udp", UDP, &[])]
     {
         let named = named.iter().map(|(name, of)| (*name, sum(counters, *of)));
-        let (names, values): (Vec<_>, Vec<_>) =
-            named.chain(more.iter().copied()).map(|(name, of)| (name, of.to_string())).unzip();
-        let (names, values) = (names.join(" "), values.join(" "));
-        // Writing to a string does not fail.
-        let _ = write!(text, "{protocol}: {names}\n{protocol}: {values}\n");
+        add_lines(&mut text, protocol, named.chain(more.iter().copied()));
+        if protocol == "Icmp" {
+            add_lines(&mut text, "Tcp", sums(tcp, |name| TCP.contains(&name)));
+        }
     }
     text
+}
+
+/// Sums of the other counters of TCP, in the lines of `/proc/net/netstat`.
+pub(super) fn netstat(tcp: &[Arc<TcpCounters>]) -> String {
+    let mut text = String::new();
+    add_lines(&mut text, "TcpExt", sums(tcp, |name| !TCP.contains(&name)));
+    text
+}
+
+/// Sums of the counters with these names.
+fn sums(
+    tcp: &[Arc<TcpCounters>],
+    wanted: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = (&'static str, u64)> {
+    let mut all: Vec<(&'static str, u64)> = TcpCounters::default().iter().collect();
+    for counters in tcp {
+        for ((_, sum), (_, value)) in all.iter_mut().zip(counters.iter()) {
+            *sum += value;
+        }
+    }
+    all.into_iter().filter(move |(name, _)| wanted(name))
+}
+
+fn add_lines(
+    text: &mut String,
+    protocol: &str,
+    counters: impl Iterator<Item = (&'static str, u64)>,
+) {
+    let (names, values): (Vec<_>, Vec<_>) =
+        counters.map(|(name, value)| (name, value.to_string())).unzip();
+    let (names, values) = (names.join(" "), values.join(" "));
+    // Writing to a string does not fail.
+    let _ = write!(text, "{protocol}: {names}\n{protocol}: {values}\n");
 }
 
 /// Sums of all CPUs' IPv6 counters, in the lines of `/proc/net/snmp6`.
@@ -124,7 +175,7 @@ mod tests {
         let (v4, v6) = ("/proc/net/snmp", "/proc/net/snmp6");
         let kernels = std::fs::read_to_string(v4).unwrap();
         let theirs = names(&kernels);
-        for ours in names(&snmp(&[], &Unsent::default())) {
+        for ours in names(&snmp(&[], &[], &Unsent::default())) {
             assert!(theirs.contains(&ours), "{ours} is not in {v4}");
         }
         let Ok(kernels) = std::fs::read_to_string(v6) else { return };

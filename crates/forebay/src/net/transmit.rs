@@ -1,5 +1,7 @@
 //! Transmit side of sockets: headers, next hop, device.
 
+mod segments;
+
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::{fmt, io};
@@ -74,6 +76,8 @@ pub(super) struct Transmitter {
     composed: Vec<Packet>,
     /// Packets displaced in a neighbour's queue; empty between sends.
     dropped: Vec<Packet>,
+    /// Segments whose next hop the kernel is resolving.
+    unresolved: Vec<segments::Unresolved>,
 }
 
 struct SendPath {
@@ -102,6 +106,7 @@ impl Transmitter {
             frames: Vec::new(),
             composed: Vec::new(),
             dropped: Vec::new(),
+            unresolved: Vec::new(),
         }
     }
 

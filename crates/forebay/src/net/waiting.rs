@@ -157,7 +157,7 @@ impl Patience<'_> {
 }
 
 /// End of the wait of one call.
-struct Deadline {
+pub(super) struct Deadline {
     timeout: Option<Duration>,
     /// Time at which the wait began.
     began: Option<Instant>,
@@ -165,7 +165,7 @@ struct Deadline {
 
 impl Deadline {
     /// Creates the deadline; `timeout_ns` of 0 means none.
-    fn of(timeout_ns: &AtomicU64) -> Self {
+    pub(super) fn of(timeout_ns: &AtomicU64) -> Self {
         let ns = timeout_ns.load(Ordering::Relaxed);
         Self { timeout: (ns > 0).then(|| Duration::from_nanos(ns)), began: None }
     }
@@ -174,7 +174,7 @@ impl Deadline {
     ///
     /// # Errors
     /// `WouldBlock`, as on Linux, if no time is left.
-    fn left(&mut self) -> io::Result<Option<Duration>> {
+    pub(super) fn left(&mut self) -> io::Result<Option<Duration>> {
         let Some(timeout) = self.timeout else { return Ok(None) };
         let now = Instant::now();
         let Some(until) = self.began.get_or_insert(now).checked_add(timeout) else {

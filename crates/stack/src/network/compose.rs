@@ -3,6 +3,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use forebay_buf::Frame;
+use forebay_rx::packet::Packet;
 use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{Checksum, Headers, Link, Network, Transport};
 
@@ -185,6 +186,21 @@ pub fn emit_tcp(frame: &mut Frame, headers: &TcpHeaders) -> Result<Headers, Head
         payload_len: tcp_len - u16::from(headers.header_len),
         ..udp
     })
+}
+
+/// Prepends the link header to a packet that begins with its IP header, on a device that has one.
+///
+/// # Panics
+/// If the headroom is less than a link header: packets from [`emit_tcp`] have more.
+pub fn emit_link(packet: &mut Packet, link_addresses: Option<LinkAddresses>) {
+    let Packet { frame, headers, .. } = packet;
+    headers.link = push_link(frame, headers.network, link_addresses);
+    if headers.link == Link::Ethernet {
+        headers.network_offset += 14;
+        headers.transport_offset += 14;
+        headers.payload_offset += 14;
+    }
+    packet.wire_len = packet.frame.len_bytes();
 }
 
 fn sum_tcp(frame: &mut Frame, tcp_len: u16, addresses: Sum, is_gso: bool) {

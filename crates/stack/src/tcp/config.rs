@@ -83,32 +83,37 @@ pub struct TcpConfig {
     pub congestion: Algorithm,
 }
 
+impl TcpConfig {
+    /// The kernel's defaults on a machine with much memory.
+    pub const KERNELS: Self = Self {
+        syn_retries: 6,
+        syn_linear_timeouts: 4,
+        synack_retries: 5,
+        retries2: 15,
+        orphan_retries: 8,
+        fin_timeout_us: 60 * SECOND,
+        invalid_ratelimit_us: SECOND / 2,
+        rmem: (131_072, 32 << 20),
+        wmem: (87_040, 4 << 20),
+        max_syn_backlog: 4096,
+        syncookies: true,
+        accepts_ecn: true,
+        asks_ecn: false,
+        timestamps: true,
+        window_scaling: true,
+        sack: true,
+        max_sockets: 1 << 20,
+        max_time_wait: 1 << 16,
+        memory_bytes: 1 << 30,
+        gso_bytes: 0,
+        min_gso_segments: 2,
+        congestion: Algorithm::Cubic,
+    };
+}
+
 impl Default for TcpConfig {
     fn default() -> Self {
-        Self {
-            syn_retries: 6,
-            syn_linear_timeouts: 4,
-            synack_retries: 5,
-            retries2: 15,
-            orphan_retries: 8,
-            fin_timeout_us: 60 * SECOND,
-            invalid_ratelimit_us: SECOND / 2,
-            rmem: (131_072, 32 << 20),
-            wmem: (87_040, 4 << 20),
-            max_syn_backlog: 4096,
-            syncookies: true,
-            accepts_ecn: true,
-            asks_ecn: false,
-            timestamps: true,
-            window_scaling: true,
-            sack: true,
-            max_sockets: 1 << 20,
-            max_time_wait: 1 << 16,
-            memory_bytes: 1 << 30,
-            gso_bytes: 0,
-            min_gso_segments: 2,
-            congestion: Algorithm::Cubic,
-        }
+        Self::KERNELS
     }
 }
 

@@ -1,0 +1,82 @@
+//! Calls that wait.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_engine::is_cpu;
+
+use super::super::shared::NetState;
+use super::super::waiting::Deadline;
+use super::wait::{Seen, Wait};
+
+/// Longest sleep of a call that waits for memory that other connections use: no event announces it.
+const MEMORY_PAUSE: Duration = Duration::from_millis(1);
+
+/// Options of a socket's calls, which any thread may change.
+#[derive(Debug, Default)]
+pub(super) struct CallOptions {
+    pub(super) is_nonblocking: AtomicBool,
+    /// Time-out of reads and accepts, in ns; 0 for none.
+    pub(super) read_timeout_ns: AtomicU64,
+    /// Time-out of writes, in ns; 0 for none.
+    pub(super) write_timeout_ns: AtomicU64,
+}
+
+/// Outcome of an attempt that would have to wait.
+pub(super) enum Blocked {
+    /// Until there are news.
+    UntilNews(Seen),
+    /// Until others free memory.
+    ForMemory(Seen),
+}
+
+/// Repeats an attempt until it does not block, at most for a time-out.
+pub(super) fn wait_for<T>(
+    (shared, wait): (&NetState, &Wait),
+    (options, timeout_ns): (&CallOptions, &AtomicU64),
+    mut attempt: impl FnMut() -> io::Result<Result<T, Blocked>>,
+) -> io::Result<T> {
+    let mut deadline = Deadline::of(timeout_ns);
+    loop {
+        // First: the end of a run wakes whoever sleeps from then on.
+        let has_ended = shared.has_ended();
+        let blocked = match attempt()? {
+            Ok(done) => return Ok(done),
+            Err(blocked) => blocked,
+        };
+        if has_ended {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        // A CPU's own thread must not sleep: its turns bring what it waits for.
+        if options.is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let left = deadline.left()?;
+        match blocked {
+            Blocked::UntilNews(seen) => wait.sleep(seen, left),
+            Blocked::ForMemory(seen) => {
+                wait.sleep(seen, Some(left.map_or(MEMORY_PAUSE, |left| left.min(MEMORY_PAUSE))));
+            }
+        }
+    }
+}
+
+/// Time-out as an atomic number, in ns.
+///
+/// # Errors
+/// `InvalidInput` of a time-out of zero, as with `std`.
+pub(super) fn timeout_ns(timeout: Option<Duration>) -> io::Result<u64> {
+    match timeout {
+        None => Ok(0),
+        Some(timeout) if timeout.is_zero() => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "a time-out of 0: pass None for none"))
+        }
+        Some(timeout) => Ok(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX)),
+    }
+}
+
+/// Time-out that is set; `None` for none.
+pub(super) fn timeout_of(timeout_ns: &AtomicU64) -> Option<Duration> {
+    Some(timeout_ns.load(Ordering::Relaxed)).filter(|ns| *ns > 0).map(Duration::from_nanos)
+}

@@ -1,0 +1,266 @@
+//! TCP listeners with the calls of `std::net::TcpListener`.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use std::{fmt, io};
+
+use forebay_engine::CpuThread;
+use forebay_rx::Handler;
+use forebay_stack::tcp::{ListenerQueues, Tcp, TcpError, TcpOut, TcpSocket};
+use forebay_sys as sys;
+use rustix::io::Errno;
+
+use super::super::Net;
+use super::super::endpoint::plain;
+use super::super::shared::NetState;
+use super::call::{Blocked, CallOptions, timeout_ns, timeout_of, wait_for};
+use super::stream::TcpStream;
+use super::wait::{ListenerWatch, Watch};
+
+/// Connections that may wait to be accepted, by default, as with `std`.
+const BACKLOG: u32 = 128;
+/// Ports that a listener on port 0 may get.
+const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+
+/// A TCP listener of a [`Net`](crate::net::Net).
+///
+/// Handles are cheap to clone; listening ends with the last one.
+#[derive(Clone)]
+pub struct TcpListener(Arc<Inner>);
+
+/// A listener, shared by its handles.
+struct Inner {
+    shared: Arc<NetState>,
+    local: SocketAddr,
+    /// Listening sockets in all shards.
+    sockets: Vec<(usize, TcpSocket)>,
+    watch: Arc<ListenerWatch>,
+    options: CallOptions,
+    /// Keeps the port from the kernel, if the kernel has one of the devices, too.
+    _reserved: Option<OwnedFd>,
+}
+
+impl TcpListener {
+    /// Listens on an address, with room for 128 connections that wait to be accepted. `[::]` takes
+    /// IPv4, too.
+    ///
+    /// # Errors
+    /// `EADDRINUSE` if another listener, or a program on the kernel's stack, has the address;
+    /// `EADDRNOTAVAIL` if the address is not one of this host's.
+    pub fn bind(net: &Net, local: impl ToSocketAddrs) -> io::Result<Self> {
+        Self::bind_with_backlog(net, local, BACKLOG)
+    }
+
+    /// Does the same with room for `backlog` connections, at most 4096.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind).
+    pub fn bind_with_backlog(
+        net: &Net,
+        local: impl ToSocketAddrs,
+        backlog: u32,
+    ) -> io::Result<Self> {
+        let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address to listen on");
+        let mut local = local.to_socket_addrs()?.next().ok_or_else(none)?;
+        let shared = Arc::clone(&net.0);
+        let ip = plain(local).ip();
+        if !ip.is_unspecified() && !shared.is_receivable(ip) {
+            return Err(Errno::ADDRNOTAVAIL.into());
+        }
+        let reserved = match shared.devices.iter().any(|device| device.kernels.is_some()) {
+            true => Some(sys::tcp_reserve::reserve(local, false)?),
+            false => None,
+        };
+        if let Some(reserved) = &reserved {
+            local.set_port(sys::tcp_reserve::port_of(reserved)?);
+        }
+        let mut ports = shared.tcp.ports(PORTS, local);
+        loop {
+            let port = match local.port() {
+                0 => ports.next().ok_or(Errno::ADDRINUSE)?,
+                port => port,
+            };
+            let address = SocketAddr::new(local.ip(), port);
+            match listen_everywhere(&shared, address, backlog) {
+                Ok((sockets, watch)) => {
+                    let (local, options) = (address, CallOptions::default());
+                    let inner =
+                        Inner { shared, local, sockets, watch, options, _reserved: reserved };
+                    return Ok(Self(Arc::new(inner)));
+                }
+                Err(TcpError::AddressInUse) if local.port() == 0 => {}
+                Err(TcpError::AddressInUse) => return Err(Errno::ADDRINUSE.into()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Address that it listens on.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.0.local
+    }
+
+    /// Takes a connection, and its peer's address.
+    ///
+    /// # Errors
+    /// `WouldBlock`, at once or after the time-out, as configured, and on the thread of a CPU;
+    /// `BrokenPipe` once the run has ended.
+    pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let Inner { shared, watch, options, .. } = &*self.0;
+        wait_for((shared, &watch.wait), (options, &options.read_timeout_ns), || {
+            Ok(self.try_accept().map_err(Blocked::UntilNews))
+        })
+    }
+
+    /// Takes a connection on the thread of a CPU, whose turns go on until there is one.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept); `BrokenPipe` once no packet can arrive any more.
+    pub fn accept_on<H: Handler>(
+        &self,
+        cpu: &mut CpuThread<H>,
+    ) -> io::Result<(TcpStream, SocketAddr)> {
+        let wait = &self.0.watch.wait;
+        wait.add_inline(cpu.cpu(), || cpu.waker());
+        loop {
+            let seen = match self.try_accept() {
+                Ok(accepted) => return Ok(accepted),
+                Err(seen) => seen,
+            };
+            if !cpu.turn_until(|| !wait.is_quiet_since(seen)) {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+        }
+    }
+
+    fn try_accept(&self) -> Result<(TcpStream, SocketAddr), super::wait::Seen> {
+        let Inner { shared, local, watch, .. } = &*self.0;
+        loop {
+            let (shard, listener) = watch.pop()?;
+            let accepted = shared.call_tcp(shard, |tcp, _| {
+                let (socket, _) = tcp.accept(listener)?;
+                Ok::<_, TcpError>((socket, tcp.flow(socket)?))
+            });
+            // A connection that was reset while it waited leaves nothing to accept.
+            if let Ok((socket, flow)) = accepted {
+                let is_mapped = local.is_ipv6() && flow.theirs.is_ipv4();
+                let stream =
+                    TcpStream::of(Arc::clone(shared), (shard, socket), flow, is_mapped, None);
+                let peer = stream.peer_addr();
+                return Ok((stream, peer));
+            }
+        }
+    }
+
+    /// Iterator over the connections: accepts without end.
+    pub fn incoming(&self) -> impl Iterator<Item = io::Result<TcpStream>> {
+        std::iter::repeat_with(|| self.accept().map(|(stream, _)| stream))
+    }
+
+    /// Sets whether [`accept`](Self::accept) returns `WouldBlock` instead of waiting.
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.0.options.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    /// Sets the time-out of [`accept`](Self::accept).
+    ///
+    /// # Errors
+    /// `InvalidInput` of zero.
+    pub fn set_accept_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.0.options.read_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Time-out of [`accept`](Self::accept).
+    #[must_use]
+    pub fn accept_timeout(&self) -> Option<Duration> {
+        timeout_of(&self.0.options.read_timeout_ns)
+    }
+
+    /// Descriptor to poll: readable while a connection waits.
+    ///
+    /// # Errors
+    /// If the process has no descriptors left.
+    pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        self.0.watch.wait.descriptor()
+    }
+}
+
+/// Listens on an address in all shards, or in none.
+fn listen_everywhere(
+    shared: &NetState,
+    local: SocketAddr,
+    backlog: u32,
+) -> Result<(Vec<(usize, TcpSocket)>, Arc<ListenerWatch>), TcpError> {
+    let (queues, watch) = (Arc::<ListenerQueues>::default(), Arc::<ListenerWatch>::default());
+    let both = local.ip().is_unspecified() && local.is_ipv6();
+    let any_v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), local.port());
+    let mut sockets = Vec::new();
+    for local in std::iter::once(plain(local)).chain(both.then_some(any_v4)) {
+        for shard in shared.tcp.indices() {
+            let queues = Arc::clone(&queues);
+            match shared.call_tcp(shard, |tcp, out| listen(tcp, local, backlog, queues, out)) {
+                Ok(socket) => {
+                    shared.tcp.watch(shard, socket, Watch::Listener(Arc::clone(&watch)));
+                    sockets.push((shard, socket));
+                }
+                Err(error) => {
+                    close_all(shared, &sockets);
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok((sockets, watch))
+}
+
+fn listen(
+    tcp: &mut Tcp,
+    local: SocketAddr,
+    backlog: u32,
+    queues: Arc<ListenerQueues>,
+    out: &mut TcpOut<'_>,
+) -> Result<TcpSocket, TcpError> {
+    let socket = tcp.socket()?;
+    let listens =
+        tcp.bind(socket, local).and_then(|()| tcp.listen_sharing(socket, backlog, queues));
+    if let Err(error) = listens {
+        tcp.close(socket, out)?;
+        return Err(error);
+    }
+    Ok(socket)
+}
+
+fn close_all(shared: &NetState, sockets: &[(usize, TcpSocket)]) {
+    for &(shard, socket) in sockets {
+        shared.tcp.unwatch(shard, socket);
+        // Ignored: the socket may have ended with the run.
+        let _ = shared.call_tcp(shard, |tcp, out| tcp.close(socket, out));
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        close_all(&self.shared, &self.sockets);
+    }
+}
+
+impl AsRawFd for TcpListener {
+    /// Descriptor to poll.
+    ///
+    /// # Panics
+    /// If the process has no descriptors left; see [`descriptor`](Self::descriptor).
+    fn as_raw_fd(&self) -> RawFd {
+        self.descriptor().expect("a descriptor for the listener").as_fd().as_raw_fd()
+    }
+}
+
+impl fmt::Debug for TcpListener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TcpListener({})", self.0.local)
+    }
+}

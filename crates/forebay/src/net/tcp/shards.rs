@@ -1,0 +1,285 @@
+//! The connections of a host, in shards.
+
+use std::hash::Hasher;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{fmt, mem};
+
+use forebay_rx::Packet;
+use forebay_rx::arrive::Waker;
+use forebay_stack::network::{Identity, TcpPathError};
+use forebay_stack::tcp::{
+    Flow, Tcp, TcpConfig, TcpCounters, TcpDevice, TcpMemory, TcpOut, TcpSocket,
+};
+use forebay_sys as sys;
+use forebay_sys::clock::Clock;
+use siphasher::sip::SipHasher13;
+
+use super::super::sending::Flush;
+use super::super::shared::NetState;
+use super::timers::TcpTimers;
+use super::wait::Watch;
+
+/// Shards for each CPU. Two CPUs wait for each other only if they work on one shard at a time.
+const SHARDS_PER_CPU: usize = 32;
+
+/// Connections, listeners and their timers.
+pub(in crate::net) struct TcpShards {
+    shards: Box<[Mutex<Shard>]>,
+    key: [u8; 16],
+    clock: Clock,
+    pub(super) timers: TcpTimers,
+    /// Local ports tried so far.
+    port_steps: AtomicU32,
+    counters: Box<[Arc<TcpCounters>]>,
+}
+
+/// Part of the connections.
+struct Shard {
+    tcp: Tcp,
+    /// Waiters of each socket that the application has, by [`TcpSocket::index`].
+    watches: Vec<Option<(TcpSocket, Watch)>>,
+    /// Segments to be sent; empty between calls.
+    packets: Vec<Packet>,
+    /// Sockets whose readiness grew; empty between calls.
+    ready: Vec<TcpSocket>,
+    /// Transmitter that the last segments left by.
+    transmitter: usize,
+}
+
+impl TcpShards {
+    pub(in crate::net) fn new(config: TcpConfig, cpus: usize) -> Self {
+        let clock = Clock::machine();
+        let count = cpus * SHARDS_PER_CPU;
+        let share = u32::try_from(count).unwrap_or(u32::MAX).max(1);
+        let config = TcpConfig {
+            max_sockets: config.max_sockets.div_ceil(share),
+            max_time_wait: config.max_time_wait.div_ceil(share),
+            ..config
+        };
+        // One secret: a sequence number or cookie does not depend on the number of shards.
+        let (secret, memory) = (sys::random_key(), Arc::<TcpMemory>::default());
+        let now_us = clock.now_ns() / 1000;
+        let tcps: Vec<Tcp> =
+            (0..count).map(|_| Tcp::sharing(config, secret, now_us, Arc::clone(&memory))).collect();
+        Self {
+            counters: tcps.iter().map(|tcp| Arc::clone(tcp.counters())).collect(),
+            shards: tcps.into_iter().map(|tcp| Mutex::new(Shard::new(tcp))).collect(),
+            key: sys::random_key(),
+            clock,
+            timers: TcpTimers::new(cpus, SHARDS_PER_CPU),
+            port_steps: AtomicU32::new(0),
+        }
+    }
+
+    /// Sets the wakers of all CPUs, once the engine is built.
+    pub(in crate::net) fn set_wakers(&self, wakers: Vec<Waker>) {
+        self.timers.set_wakers(wakers);
+    }
+
+    /// Time of all connections, in µs.
+    pub(super) fn now_us(&self) -> u64 {
+        self.clock.now_ns() / 1000
+    }
+
+    /// Indices of all shards.
+    pub(super) fn indices(&self) -> std::ops::Range<usize> {
+        0..self.shards.len()
+    }
+
+    /// Shard of a connection.
+    pub(super) fn shard_of(&self, flow: &Flow) -> usize {
+        let count = self.shards.len() as u64;
+        // The remainder of a small number.
+        usize::try_from(self.hash(flow) % count).unwrap_or(0)
+    }
+
+    fn hash(&self, flow: &Flow) -> u64 {
+        let mut hasher = SipHasher13::new_with_key(&self.key);
+        for end in [flow.ours, flow.theirs] {
+            match end.ip() {
+                IpAddr::V4(address) => hasher.write_u32(address.into()),
+                IpAddr::V6(address) => hasher.write(&address.octets()),
+            }
+            hasher.write_u16(end.port());
+        }
+        hasher.finish()
+    }
+
+    /// Ports of a range, in an order that depends on the address that they are for (RFC 6056).
+    pub(super) fn ports(
+        &self,
+        range: RangeInclusive<u16>,
+        towards: SocketAddr,
+    ) -> impl Iterator<Item = u16> + use<> {
+        let count = u32::from(range.end() - range.start()) + 1;
+        let flow = Flow { ours: SocketAddr::new(towards.ip(), 0), theirs: towards };
+        let step = u64::from(self.port_steps.fetch_add(1, Ordering::Relaxed));
+        let first = (self.hash(&flow) >> 32).wrapping_add(step);
+        let offset = move |step: u32| (first + u64::from(step)) % u64::from(count);
+        (0..count).map(move |step| range.start() + u16::try_from(offset(step)).unwrap_or(0))
+    }
+
+    fn shard(&self, index: usize) -> MutexGuard<'_, Shard> {
+        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counters of all shards.
+    pub(in crate::net) fn counters(&self) -> &[Arc<TcpCounters>] {
+        &self.counters
+    }
+
+    /// Registers the waiters of a socket.
+    pub(super) fn watch(&self, shard: usize, socket: TcpSocket, watch: Watch) {
+        let mut shard = self.shard(shard);
+        let index = socket.index();
+        if shard.watches.len() <= index {
+            shard.watches.resize_with(index + 1, || None);
+        }
+        shard.watches[index] = Some((socket, watch));
+        shard.tell(socket);
+    }
+
+    /// Forgets the waiters of a socket.
+    pub(super) fn unwatch(&self, shard: usize, socket: TcpSocket) {
+        let mut shard = self.shard(shard);
+        if let Some(place) = shard.watches.get_mut(socket.index()) {
+            place.take_if(|(of, _)| *of == socket);
+        }
+    }
+}
+
+impl Shard {
+    fn new(tcp: Tcp) -> Self {
+        Self { tcp, watches: Vec::new(), packets: Vec::new(), ready: Vec::new(), transmitter: 0 }
+    }
+
+    fn watch_of(&self, socket: TcpSocket) -> Option<&Watch> {
+        let (of, watch) = self.watches.get(socket.index())?.as_ref()?;
+        (*of == socket).then_some(watch)
+    }
+
+    /// Tells the waiters of a socket its readiness.
+    fn tell(&self, socket: TcpSocket) {
+        if let Some(watch) = self.watch_of(socket)
+            && let Ok(readiness) = self.tcp.readiness(socket)
+        {
+            watch.tell(&readiness);
+        }
+    }
+
+    /// Tells the waiters of the sockets whose readiness grew.
+    fn tell_ready(&mut self, index: usize) {
+        let mut ready = mem::take(&mut self.ready);
+        self.tcp.take_ready(&mut ready);
+        for socket in ready.drain(..) {
+            if let Some(Watch::Listener(listener)) = self.watch_of(socket) {
+                listener.push((index, socket));
+            } else {
+                self.tell(socket);
+            }
+        }
+        self.ready = ready;
+    }
+}
+
+impl NetState {
+    /// Calls the TCP of a shard. What it answers leaves at once, and who waits for it is woken.
+    pub(super) fn call_tcp<R>(
+        &self,
+        index: usize,
+        act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
+    ) -> R {
+        let (shard, result) = self.work(index, Flush::Now, act);
+        self.finish(index, shard);
+        result
+    }
+
+    /// Does the same for a call on a socket, whose readiness it may lessen.
+    pub(super) fn call_socket<R>(
+        &self,
+        (index, socket): (usize, TcpSocket),
+        act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
+    ) -> R {
+        let (shard, result) = self.work(index, Flush::Now, act);
+        shard.tell(socket);
+        self.finish(index, shard);
+        result
+    }
+
+    /// Processes the segments of a batch, which arrived on a device with this identity.
+    pub(in crate::net) fn receive_segments(&self, on: &Identity, segments: &mut Vec<Packet>) {
+        let device = TcpDevice { mtu_bytes: on.mtu, is_whole_host: on.is_whole_host };
+        for packet in segments.drain(..) {
+            let hash = packet.hash;
+            let index = Flow::of(&packet).map_or(0, |flow| self.tcp.shard_of(&flow));
+            let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| tcp.receive(packet, device, out);
+            let (shard, socket) = self.work(index, Flush::Later, receive);
+            if let Some(Watch::Stream(stream)) = socket.and_then(|socket| shard.watch_of(socket)) {
+                stream.set_hash(hash);
+            }
+            self.finish(index, shard);
+        }
+        // Ignored: a device that is gone ends its source.
+        let _ = self.transmitter_of(self.transmitter_index()).flush_all();
+    }
+
+    /// Processes an ICMP error about a segment of ours.
+    pub(in crate::net) fn receive_path_error(&self, about: &TcpPathError) {
+        let &TcpPathError { flow, seq, error } = about;
+        let index = self.tcp.shard_of(&flow);
+        self.call_tcp(index, |tcp, out| tcp.receive_error(&flow, seq, error, out));
+    }
+
+    /// Resets all connections, as the run has ended, and wakes who waits for them.
+    pub(in crate::net) fn end_tcp(&self) {
+        for index in self.tcp.indices() {
+            self.call_tcp(index, Tcp::abort_all);
+            let shard = self.tcp.shard(index);
+            shard.watches.iter().flatten().for_each(|(_, watch)| watch.end());
+        }
+    }
+
+    /// Lets the TCP of a shard do something, and gathers what it sends.
+    fn work<R>(
+        &self,
+        index: usize,
+        flush: Flush,
+        act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
+    ) -> (MutexGuard<'_, Shard>, R) {
+        let by = self.transmitter_index();
+        let mut shard = self.tcp.shard(index);
+        let before = mem::replace(&mut shard.transmitter, by);
+        if before != by {
+            // What another transmitter has gathered leaves first. Ignored: as below.
+            let _ = self.transmitter_of(before).flush_all();
+        }
+        let mut transmitter = self.transmitter_of(by);
+        let Shard { tcp, packets, .. } = &mut *shard;
+        let now_us = self.tcp.now_us();
+        let result = act(tcp, &mut TcpOut { now_us, pool: transmitter.pool(), packets });
+        if !packets.is_empty() {
+            transmitter.gather_segments(packets, self);
+            if flush == Flush::Now {
+                // Ignored: a device that is gone ends its source.
+                let _ = transmitter.flush_all();
+            }
+        }
+        drop(transmitter);
+        (shard, result)
+    }
+
+    /// Wakes who waits for what changed, and sets the timer.
+    fn finish(&self, index: usize, mut shard: MutexGuard<'_, Shard>) {
+        shard.tell_ready(index);
+        self.tcp.timers.set(index, shard.tcp.next_timer_us());
+    }
+}
+
+impl fmt::Debug for TcpShards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TcpShards({})", self.shards.len())
+    }
+}

@@ -1,0 +1,474 @@
+//! TCP connections with the calls of `std::net::TcpStream`, and reads in place.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use std::{fmt, iter};
+
+use forebay_engine::CpuThread;
+use forebay_rx::Handler;
+use forebay_stack::tcp::{Flow, Tcp, TcpError, TcpInfo, TcpOptions, TcpOut, TcpSocket, WriteFlags};
+use forebay_sys as sys;
+use rustix::io::Errno;
+
+use super::super::Net;
+use super::super::endpoint::plain;
+use super::super::shared::NetState;
+use super::call::{Blocked, CallOptions, timeout_ns, timeout_of, wait_for};
+use super::wait::{StreamWatch, Watch};
+
+/// A TCP connection of a [`Net`](crate::net::Net).
+///
+/// Handles are cheap to clone; the connection is closed with the last one. Any number of threads may
+/// read and write. Each read and write records the CPU that it runs on, and the connection's packets
+/// are steered there (RFS).
+#[derive(Clone)]
+pub struct TcpStream(Arc<Inner>);
+
+/// A connection, shared by its handles.
+struct Inner {
+    shared: Arc<NetState>,
+    shard: usize,
+    socket: TcpSocket,
+    flow: Flow,
+    /// True if the application sees IPv4 addresses as IPv6 ones.
+    is_mapped: bool,
+    watch: Arc<StreamWatch>,
+    options: CallOptions,
+    /// Keeps the port from the kernel, if the kernel has the device, too.
+    _reserved: Option<OwnedFd>,
+}
+
+/// Local ports of connections (`ip_local_port_range`).
+const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+
+impl TcpStream {
+    /// Opens a connection to the first address that answers.
+    ///
+    /// # Errors
+    /// Of the last address: `ConnectionRefused`, `TimedOut`, `ENETUNREACH` without a route,
+    /// `EADDRNOTAVAIL` without a free port; `WouldBlock` on the thread of a CPU, which must not wait.
+    pub fn connect(net: &Net, to: impl ToSocketAddrs) -> io::Result<Self> {
+        let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "no address to connect to");
+        for to in to.to_socket_addrs()? {
+            let opened = Self::begin_connect(net, to).and_then(|stream| {
+                stream.0.await_open()?;
+                Ok(stream)
+            });
+            match opened {
+                Ok(stream) => return Ok(stream),
+                Err(error) => failed = error,
+            }
+        }
+        Err(failed)
+    }
+
+    /// Begins to open a connection, without waiting. It is open once it is writable and
+    /// [`take_error`](Self::take_error) finds nothing.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect), without those of the peer.
+    pub fn begin_connect(net: &Net, to: SocketAddr) -> io::Result<Self> {
+        let shared = &net.0;
+        let theirs = plain(to);
+        let (device, source) = shared.routes().find(theirs.ip()).ok_or(Errno::NETUNREACH)?;
+        let source = source.ok_or(Errno::NETUNREACH)?;
+        let mtu_bytes = shared.routes().identity(device).mtu;
+        let is_kernels = shared.devices[device].kernels.is_some();
+        let mut ports = shared.tcp.ports(PORTS, theirs);
+        let mut candidates =
+            iter::from_fn(|| match is_kernels {
+                false => Some(Ok((ports.next()?, None))),
+                // The kernel chooses a port that none of its sockets has.
+                true => Some(sys::tcp_reserve::reserve(SocketAddr::new(source, 0), true).and_then(
+                    |reserved| Ok((sys::tcp_reserve::port_of(&reserved)?, Some(reserved))),
+                )),
+            });
+        loop {
+            let (port, reserved) = candidates.next().ok_or(Errno::ADDRNOTAVAIL)??;
+            let flow = Flow { ours: SocketAddr::new(source, port), theirs };
+            let shard = shared.tcp.shard_of(&flow);
+            match shared.call_tcp(shard, |tcp, out| open(tcp, &flow, mtu_bytes, out)) {
+                Ok(socket) => {
+                    let is_mapped = to.is_ipv6() && theirs.is_ipv4();
+                    let place = (shard, socket);
+                    return Ok(Self::of(Arc::clone(shared), place, flow, is_mapped, reserved));
+                }
+                Err(TcpError::AddressInUse) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Creates the handle of a connection.
+    pub(super) fn of(
+        shared: Arc<NetState>,
+        (shard, socket): (usize, TcpSocket),
+        flow: Flow,
+        is_mapped: bool,
+        reserved: Option<OwnedFd>,
+    ) -> Self {
+        let watch = Arc::<StreamWatch>::default();
+        shared.tcp.watch(shard, socket, Watch::Stream(Arc::clone(&watch)));
+        let options = CallOptions::default();
+        Self(Arc::new(Inner {
+            shared,
+            shard,
+            socket,
+            flow,
+            is_mapped,
+            watch,
+            options,
+            _reserved: reserved,
+        }))
+    }
+
+    /// Address of this end.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.0.shown(self.0.flow.ours)
+    }
+
+    /// Address of the peer.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.0.shown(self.0.flow.theirs)
+    }
+
+    /// Copies received bytes, and leaves them there.
+    ///
+    /// # Errors
+    /// As `read`: `WouldBlock`, at once or after the time-out, as configured, and on the thread of a
+    /// CPU; `ConnectionReset` and `TimedOut` of the connection; `BrokenPipe` once the run has ended.
+    pub fn peek(&self, room: &mut [u8]) -> io::Result<usize> {
+        self.0.reading(|tcp, socket, out| tcp.peek(socket, room, out))
+    }
+
+    /// Reads bytes in the frame that they came in: calls `take` with the first ones, without a copy,
+    /// and consumes as many as it returns. `take` gets nothing at the end of the stream. It runs with
+    /// the connection locked, so it must not call the connection.
+    ///
+    /// # Errors
+    /// As [`peek`](Self::peek).
+    pub fn read_in_place(&self, mut take: impl FnMut(&[u8]) -> usize) -> io::Result<usize> {
+        self.0.reading(|tcp, socket, out| {
+            let len = match tcp.fill(socket) {
+                [] => return tcp.read(socket, &mut [0], out),
+                bytes => take(bytes).min(bytes.len()),
+            };
+            tcp.consume(socket, len, out)?;
+            Ok(len)
+        })
+    }
+
+    /// Closes one direction, or both.
+    ///
+    /// # Errors
+    /// `NotConnected` if the connection has ended.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let receive = how != Shutdown::Write;
+        let send = how != Shutdown::Read;
+        let socket = self.0.socket;
+        Ok(self.0.call(|tcp, out| tcp.shutdown(socket, receive, send, out))?)
+    }
+
+    /// Sends small segments at once, or not (`TCP_NODELAY`).
+    ///
+    /// # Errors
+    /// `NotConnected` if the connection has ended, as for all options.
+    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
+        self.set_option(|options| options.nodelay = nodelay)
+    }
+
+    /// True if small segments are sent at once.
+    ///
+    /// # Errors
+    /// As [`set_nodelay`](Self::set_nodelay).
+    pub fn nodelay(&self) -> io::Result<bool> {
+        Ok(self.0.call(|tcp, _| tcp.options(self.0.socket))?.nodelay)
+    }
+
+    /// Sets what closing does with data that the peer does not have: `None` sends them on, zero
+    /// resets the connection (`SO_LINGER`). Closing never waits.
+    ///
+    /// # Errors
+    /// As [`set_nodelay`](Self::set_nodelay).
+    pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
+        let micros = |linger: Duration| u64::try_from(linger.as_micros()).unwrap_or(u64::MAX);
+        self.set_option(|options| options.linger_us = linger.map(micros))
+    }
+
+    /// Changes any options of the connection.
+    ///
+    /// # Errors
+    /// As [`set_nodelay`](Self::set_nodelay).
+    pub fn set_option(&self, change: impl FnOnce(&mut TcpOptions)) -> io::Result<()> {
+        let socket = self.0.socket;
+        Ok(self.0.call(|tcp, out| {
+            let mut options = tcp.options(socket)?;
+            change(&mut options);
+            tcp.set_options(socket, options, out)
+        })?)
+    }
+
+    /// State of the connection (`TCP_INFO`); `None` once it has ended.
+    #[must_use]
+    pub fn info(&self) -> Option<TcpInfo> {
+        self.0.call(|tcp, _| tcp.info(self.0.socket)).ok().flatten()
+    }
+
+    /// Takes the error that waits (`SO_ERROR`).
+    ///
+    /// # Errors
+    /// If the connection has ended.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        let error = self.0.call(|tcp, _| tcp.take_error(self.0.socket))?;
+        Ok(error.map(io::Error::from))
+    }
+
+    /// Sets whether calls return `WouldBlock` instead of waiting.
+    pub fn set_nonblocking(&self, nonblocking: bool) {
+        self.0.options.is_nonblocking.store(nonblocking, Ordering::Relaxed);
+    }
+
+    /// Sets the time-out of reads.
+    ///
+    /// # Errors
+    /// `InvalidInput` of zero.
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.0.options.read_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Sets the time-out of writes.
+    ///
+    /// # Errors
+    /// As [`set_read_timeout`](Self::set_read_timeout).
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.0.options.write_timeout_ns.store(timeout_ns(timeout)?, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Time-out of reads.
+    #[must_use]
+    pub fn read_timeout(&self) -> Option<Duration> {
+        timeout_of(&self.0.options.read_timeout_ns)
+    }
+
+    /// Time-out of writes.
+    #[must_use]
+    pub fn write_timeout(&self) -> Option<Duration> {
+        timeout_of(&self.0.options.write_timeout_ns)
+    }
+
+    /// Descriptor to poll. It is readable and writable as the connection is; nothing can be read from
+    /// it or written to it.
+    ///
+    /// # Errors
+    /// If the process has no descriptors left.
+    pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        self.0.watch.wait.descriptor()
+    }
+
+    /// Reads on the thread of a CPU, whose turns go on until there is something to read.
+    ///
+    /// # Errors
+    /// As [`peek`](Self::peek); `BrokenPipe` once no packet can arrive any more.
+    pub fn read_on<H: Handler>(
+        &self,
+        cpu: &mut CpuThread<H>,
+        room: &mut [u8],
+    ) -> io::Result<usize> {
+        self.0.on_cpu(cpu, |inner| inner.reading(|tcp, socket, out| tcp.read(socket, room, out)))
+    }
+
+    /// Writes all bytes on the thread of a CPU, whose turns go on until there is room.
+    ///
+    /// # Errors
+    /// As `write`; `BrokenPipe` once no packet can leave any more.
+    pub fn write_all_on<H: Handler>(
+        &self,
+        cpu: &mut CpuThread<H>,
+        mut bytes: &[u8],
+    ) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let written = self.0.on_cpu(cpu, |inner| inner.write(bytes))?;
+            bytes = &bytes[written..];
+        }
+        Ok(())
+    }
+}
+
+/// Opens a connection with these ends.
+fn open(
+    tcp: &mut Tcp,
+    flow: &Flow,
+    mtu_bytes: u32,
+    out: &mut TcpOut<'_>,
+) -> Result<TcpSocket, TcpError> {
+    let socket = tcp.socket()?;
+    match tcp.connect(socket, (flow.ours, flow.theirs), mtu_bytes, out) {
+        Ok(()) | Err(TcpError::InProgress) => Ok(socket),
+        Err(error) => {
+            tcp.close(socket, out)?;
+            Err(error)
+        }
+    }
+}
+
+impl Inner {
+    fn call<R>(&self, act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R) -> R {
+        self.shared.call_socket((self.shard, self.socket), act)
+    }
+
+    fn reading<T>(
+        &self,
+        attempt: impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
+    ) -> io::Result<T> {
+        self.record_cpu();
+        self.wait_for(&self.options.read_timeout_ns, attempt)
+    }
+
+    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.record_cpu();
+        self.wait_for(&self.options.write_timeout_ns, |tcp, socket, out| {
+            tcp.write(socket, bytes, WriteFlags::default(), out)
+        })
+    }
+
+    /// Waits until the connection is open.
+    fn await_open(&self) -> io::Result<()> {
+        self.wait_for(&AtomicU64::new(0), |tcp, socket, _| {
+            if let Some(error) = tcp.take_error(socket)? {
+                return Err(error);
+            }
+            let readiness = tcp.readiness(socket)?;
+            if readiness.writable { Ok(()) } else { Err(TcpError::WouldBlock) }
+        })
+    }
+
+    /// Records that the application runs on the calling CPU (RFS).
+    fn record_cpu(&self) {
+        if let Some(hash) = self.watch.hash() {
+            self.shared.flows().read_here(iter::once(hash), true);
+        }
+    }
+
+    fn wait_for<T>(
+        &self,
+        timeout_ns: &AtomicU64,
+        mut attempt: impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
+    ) -> io::Result<T> {
+        let wait = &self.watch.wait;
+        wait_for((&self.shared, wait), (&self.options, timeout_ns), || {
+            let (result, is_ready) = self.call(|tcp, out| {
+                let result = attempt(tcp, self.socket, out);
+                let readiness = tcp.readiness(self.socket);
+                (result, readiness.is_ok_and(|readiness| readiness.writable))
+            });
+            let seen = wait.seen();
+            match result {
+                Ok(done) => Ok(Ok(done)),
+                Err(TcpError::WouldBlock | TcpError::InProgress) if is_ready => {
+                    Ok(Err(Blocked::ForMemory(seen)))
+                }
+                Err(TcpError::WouldBlock | TcpError::InProgress) => {
+                    Ok(Err(Blocked::UntilNews(seen)))
+                }
+                Err(TcpError::NoSocket) if self.shared.has_ended() => {
+                    Err(io::ErrorKind::BrokenPipe.into())
+                }
+                Err(error) => Err(error.into()),
+            }
+        })
+    }
+
+    /// Repeats a call on the thread of a CPU, which turns until there are news.
+    fn on_cpu<H: Handler, T>(
+        &self,
+        cpu: &mut CpuThread<H>,
+        mut call: impl FnMut(&Self) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let wait = &self.watch.wait;
+        wait.add_inline(cpu.cpu(), || cpu.waker());
+        loop {
+            let seen = wait.seen();
+            match call(self) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return done,
+            }
+            if !cpu.turn_until(|| !wait.is_quiet_since(seen)) {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+        }
+    }
+
+    /// Address as the application sees it.
+    fn shown(&self, address: SocketAddr) -> SocketAddr {
+        match address.ip() {
+            IpAddr::V4(ip) if self.is_mapped => {
+                SocketAddr::new(ip.to_ipv6_mapped().into(), address.port())
+            }
+            _ => address,
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.shared.tcp.unwatch(self.shard, self.socket);
+        // Ignored: the connection may have ended with the run.
+        let _ = self.shared.call_tcp(self.shard, |tcp, out| tcp.close(self.socket, out));
+    }
+}
+
+impl Read for &TcpStream {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        self.0.reading(|tcp, socket, out| tcp.read(socket, room, out))
+    }
+}
+
+impl Write for &TcpStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for TcpStream {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(room)
+    }
+}
+
+impl Write for TcpStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsRawFd for TcpStream {
+    /// Descriptor to poll.
+    ///
+    /// # Panics
+    /// If the process has no descriptors left; see [`descriptor`](Self::descriptor).
+    fn as_raw_fd(&self) -> RawFd {
+        self.descriptor().expect("a descriptor for the connection").as_fd().as_raw_fd()
+    }
+}
+
+impl fmt::Debug for TcpStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TcpStream({} to {})", self.local_addr(), self.peer_addr())
+    }
+}

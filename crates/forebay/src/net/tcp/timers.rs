@@ -1,0 +1,120 @@
+//! Timers of the shards: each CPU looks after an equal part of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use forebay_rx::arrive::Waker;
+
+use super::super::shared::NetState;
+
+/// Interval between two looks of a CPU at its shards, in ns: the tick of the timers.
+const LOOK_NS: u64 = 1_000_000;
+/// Value for no timer.
+const NEVER: u64 = u64::MAX;
+
+/// Next timers of all shards, and the sleep of the CPUs that look after them.
+pub(super) struct TcpTimers {
+    shards_per_cpu: usize,
+    /// Time of each shard's next timer, in µs.
+    due_us: Box<[AtomicU64]>,
+    /// Time until which each CPU sleeps, in µs.
+    asleep_until_us: Box<[AtomicU64]>,
+    wakers: OnceLock<Vec<Waker>>,
+}
+
+impl TcpTimers {
+    pub(super) fn new(cpus: usize, shards_per_cpu: usize) -> Self {
+        let never = |count: usize| (0..count).map(|_| AtomicU64::new(NEVER)).collect();
+        Self {
+            shards_per_cpu,
+            due_us: never(cpus * shards_per_cpu),
+            asleep_until_us: never(cpus),
+            wakers: OnceLock::new(),
+        }
+    }
+
+    /// Sets the wakers of all CPUs, once the engine is built.
+    pub(super) fn set_wakers(&self, wakers: Vec<Waker>) {
+        let set = self.wakers.set(wakers);
+        debug_assert!(set.is_ok(), "an engine is built once");
+    }
+
+    /// Shards that a CPU looks after.
+    fn shards_of(&self, cpu: usize) -> std::ops::Range<usize> {
+        cpu * self.shards_per_cpu..(cpu + 1) * self.shards_per_cpu
+    }
+
+    /// Records the next timer of a shard. A CPU that would sleep longer is woken.
+    pub(super) fn set(&self, shard: usize, due_us: Option<u64>) {
+        let due_us = due_us.unwrap_or(NEVER);
+        if self.due_us[shard].load(Ordering::Relaxed) == due_us {
+            return;
+        }
+        self.due_us[shard].store(due_us, Ordering::SeqCst);
+        let cpu = shard / self.shards_per_cpu;
+        let asleep_until_us = &self.asleep_until_us[cpu];
+        if due_us < asleep_until_us.load(Ordering::SeqCst)
+            && due_us < asleep_until_us.fetch_min(due_us, Ordering::SeqCst)
+            && let Some(wake) = self.wakers.get().and_then(|wakers| wakers.get(cpu))
+        {
+            wake();
+        }
+    }
+
+    fn earliest_us(&self, cpu: usize) -> u64 {
+        let due_us = self.shards_of(cpu).map(|shard| self.due_us[shard].load(Ordering::SeqCst));
+        due_us.min().unwrap_or(NEVER)
+    }
+}
+
+/// One CPU's part in the timers.
+pub(in crate::net) struct TcpTicks {
+    cpu: usize,
+    shared: Arc<NetState>,
+    /// Time of the last look, in ns of the engine.
+    looked_ns: u64,
+    /// Time until which the CPU meant to sleep, in µs. It wakes then even if that timer was
+    /// cancelled, so that a connection that is used now and then does not wake it each time.
+    planned_us: u64,
+}
+
+impl TcpTicks {
+    pub(in crate::net) fn new(cpu: usize, shared: Arc<NetState>) -> Self {
+        Self { cpu, shared, looked_ns: 0, planned_us: 0 }
+    }
+
+    /// Runs the timers that are due.
+    pub(in crate::net) fn tick(&mut self, now_ns: u64) {
+        if now_ns.saturating_sub(self.looked_ns) < LOOK_NS {
+            return;
+        }
+        self.looked_ns = now_ns;
+        let tcp = &self.shared.tcp;
+        let now_us = tcp.now_us();
+        for shard in tcp.timers.shards_of(self.cpu) {
+            if tcp.timers.due_us[shard].load(Ordering::Relaxed) <= now_us {
+                self.shared.call_tcp(shard, |tcp, out| tcp.advance(out));
+            }
+        }
+        self.shared.transmitter_of(self.cpu).retry_unresolved(&self.shared);
+    }
+
+    /// Time that the CPU may sleep, in ns. Called when it can be woken already.
+    pub(in crate::net) fn sleep_max_ns(&mut self) -> Option<u64> {
+        let tcp = &self.shared.tcp;
+        let asleep_until_us = &tcp.timers.asleep_until_us[self.cpu];
+        // First: a timer that is set from here on is seen below, or wakes the CPU.
+        asleep_until_us.store(NEVER, Ordering::SeqCst);
+        let now_us = tcp.now_us();
+        let mut due_us = tcp.timers.earliest_us(self.cpu);
+        if self.planned_us > now_us {
+            due_us = due_us.min(self.planned_us);
+        }
+        if self.shared.transmitter_of(self.cpu).has_unresolved() {
+            due_us = due_us.min(now_us + LOOK_NS / 1000);
+        }
+        asleep_until_us.fetch_min(due_us, Ordering::SeqCst);
+        self.planned_us = due_us;
+        (due_us != NEVER).then(|| due_us.saturating_sub(now_us).saturating_mul(1000))
+    }
+}

@@ -1,0 +1,211 @@
+//! Threads, CPUs and pollers that wait for a socket.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use forebay_rx::CpuId;
+use forebay_rx::arrive::Waker;
+use forebay_rx::hash::FlowHash;
+use forebay_stack::tcp::{Readiness, TcpSocket};
+use forebay_sys::readiness::{ReadinessTold, Teller, readiness};
+
+/// Waiters of a socket, by its kind.
+#[derive(Clone)]
+pub(super) enum Watch {
+    Stream(Arc<StreamWatch>),
+    Listener(Arc<ListenerWatch>),
+}
+
+/// Waiters of a connection.
+#[derive(Default)]
+pub(super) struct StreamWatch {
+    pub(super) wait: Wait,
+    /// Flow hash of the last segment; 0 before the first.
+    hash: AtomicU32,
+}
+
+/// Waiters of a listener, and its connections that wait to be accepted.
+#[derive(Default)]
+pub(super) struct ListenerWatch {
+    pub(super) wait: Wait,
+    /// Shard and listening socket of each connection, in order. The backlog bounds it.
+    ready: Mutex<VecDeque<(usize, TcpSocket)>>,
+}
+
+impl Watch {
+    /// Tells what the socket is ready for. Called with its shard locked.
+    pub(super) fn tell(&self, readiness: &Readiness) {
+        if let Self::Stream(stream) = self {
+            let gone = readiness.hung_up || readiness.failed;
+            stream.wait.tell(readiness.readable || gone, readiness.writable || gone);
+        }
+    }
+
+    /// Tells that the run has ended: every call returns.
+    pub(super) fn end(&self) {
+        match self {
+            Self::Stream(stream) => stream.wait.end(),
+            Self::Listener(listener) => listener.wait.end(),
+        }
+    }
+}
+
+impl StreamWatch {
+    pub(super) fn set_hash(&self, hash: FlowHash) {
+        self.hash.store(hash.0, Ordering::Relaxed);
+    }
+
+    /// Flow hash of the connection's packets; `None` before the first.
+    pub(super) fn hash(&self) -> Option<FlowHash> {
+        Some(self.hash.load(Ordering::Relaxed)).filter(|hash| *hash != 0).map(FlowHash)
+    }
+}
+
+impl ListenerWatch {
+    /// Adds a connection.
+    pub(super) fn push(&self, place: (usize, TcpSocket)) {
+        let mut ready = self.ready();
+        ready.push_back(place);
+        self.wait.tell(true, false);
+    }
+
+    /// Takes the first connection; without one, the number of wake-ups so far.
+    pub(super) fn pop(&self) -> Result<(usize, TcpSocket), Seen> {
+        let mut ready = self.ready();
+        let first = ready.pop_front();
+        if ready.is_empty() {
+            self.wait.tell(false, false);
+        }
+        first.ok_or_else(|| self.wait.seen())
+    }
+
+    fn ready(&self) -> MutexGuard<'_, VecDeque<(usize, TcpSocket)>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Number of wake-ups that a waiter has seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Seen(u64);
+
+/// Wake-up of a socket's waiters.
+#[derive(Default)]
+pub(super) struct Wait {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Descriptor that is polled; created on first use.
+    told: OnceLock<ReadinessTold>,
+}
+
+#[derive(Default)]
+struct State {
+    wakes: u64,
+    sleepers: u32,
+    is_readable: bool,
+    is_writable: bool,
+    teller: Option<Teller>,
+    /// CPUs whose threads wait in their own turns.
+    inline: Vec<(CpuId, Waker)>,
+}
+
+impl Wait {
+    /// Tells what the socket is ready for.
+    pub(super) fn tell(&self, is_readable: bool, is_writable: bool) {
+        let mut state = self.state();
+        let grew = is_readable && !state.is_readable || is_writable && !state.is_writable;
+        (state.is_readable, state.is_writable) = (is_readable, is_writable);
+        if let Some(told) = self.told.get() {
+            state.tell_pollers(told);
+        }
+        if grew {
+            self.wake(state);
+        }
+    }
+
+    /// Wakes all waiters for the last time.
+    pub(super) fn end(&self) {
+        let mut state = self.state();
+        (state.is_readable, state.is_writable) = (true, true);
+        if let Some(told) = self.told.get() {
+            state.tell_pollers(told);
+        }
+        self.wake(state);
+    }
+
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        state.wakes += 1;
+        state.inline.iter().for_each(|(_, wake)| wake());
+        if state.sleepers > 0 {
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Number of wake-ups so far. A waiter gets it while nobody can tell news, and then sleeps.
+    pub(super) fn seen(&self) -> Seen {
+        Seen(self.state().wakes)
+    }
+
+    /// True if there was no wake-up since.
+    pub(super) fn is_quiet_since(&self, seen: Seen) -> bool {
+        self.seen() == seen
+    }
+
+    /// Sleeps until there are news, at most for `at_most`.
+    pub(super) fn sleep(&self, seen: Seen, at_most: Option<Duration>) {
+        let mut state = self.state();
+        state.sleepers += 1;
+        let is_quiet = |state: &mut State| state.wakes == seen.0;
+        let mut state = match at_most {
+            None => {
+                self.changed.wait_while(state, is_quiet).unwrap_or_else(PoisonError::into_inner)
+            }
+            Some(at_most) => {
+                let waited = self.changed.wait_timeout_while(state, at_most, is_quiet);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        state.sleepers -= 1;
+    }
+
+    /// Adds a CPU whose thread waits in its own turns.
+    pub(super) fn add_inline(&self, cpu: CpuId, wake: impl FnOnce() -> Waker) {
+        let mut state = self.state();
+        if state.inline.iter().all(|(of, _)| *of != cpu) {
+            state.inline.push((cpu, wake()));
+        }
+    }
+
+    /// Descriptor by which pollers learn that the socket is readable or writable.
+    pub(super) fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+        let mut state = self.state();
+        if self.told.get().is_none() {
+            let (teller, told) = readiness()?;
+            state.teller = Some(teller);
+            let told = self.told.get_or_init(|| told);
+            state.tell_pollers(told);
+        }
+        drop(state);
+        Ok(self.told.get().unwrap_or_else(|| unreachable!("it was made")).as_fd())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn tell_pollers(&mut self, told: &ReadinessTold) {
+        let Some(teller) = &mut self.teller else { return };
+        if self.is_readable {
+            teller.readable()
+        } else {
+            teller.not_readable(told)
+        }
+        if self.is_writable { teller.writable() } else { teller.not_writable(told) }
+    }
+}

@@ -1,0 +1,131 @@
+//! Segments of TCP: next hop and link header. Those whose next hop the kernel is still resolving wait
+//! for it here.
+
+use std::net::IpAddr;
+
+use forebay_buf::Pool;
+use forebay_rx::Packet;
+use forebay_stack::network::compose::{LinkAddresses, emit_link};
+
+use super::super::neighbours::Hop;
+use super::super::shared::NetState;
+use super::Transmitter;
+
+/// Segments that wait for the kernel to resolve their next hop, at most.
+const UNRESOLVED_MAX: usize = 64;
+/// First interval of looking for the next hop, in ns; each is twice the one before.
+const FIRST_LOOK_NS: u64 = 500_000;
+/// Interval after which a segment is dropped: TCP sends it again, if it is still wanted.
+const LAST_LOOK_NS: u64 = 256_000_000;
+
+/// Segment whose next hop is not resolved.
+pub(super) struct Unresolved {
+    device: usize,
+    destination: IpAddr,
+    packet: Packet,
+    /// Time of the next look, in ns, and the interval before it.
+    look_ns: u64,
+    interval_ns: u64,
+}
+
+impl Transmitter {
+    /// Pool of segments to be sent.
+    pub(in crate::net) fn pool(&mut self) -> &mut Pool {
+        &mut self.pool
+    }
+
+    /// Gathers segments, which begin with their IP headers. The next [`flush`](Self::flush) sends
+    /// them.
+    pub(in crate::net) fn gather_segments(&mut self, packets: &mut Vec<Packet>, state: &NetState) {
+        let routes = state.routes();
+        for packet in packets.drain(..) {
+            let destination = packet.view().destination();
+            let Some(destination) = destination else {
+                self.put(packet);
+                continue;
+            };
+            match routes.find(destination) {
+                Some((device, _)) => {
+                    let interval_ns = FIRST_LOOK_NS;
+                    self.gather_segment((device, destination), packet, interval_ns, state);
+                }
+                None => {
+                    state.unsent.count_no_route(destination);
+                    self.put(packet);
+                }
+            }
+        }
+    }
+
+    fn gather_segment(
+        &mut self,
+        (device, destination): (usize, IpAddr),
+        mut packet: Packet,
+        interval_ns: u64,
+        state: &NetState,
+    ) {
+        let routes = state.routes();
+        let on = routes.identity(device);
+        let way = &mut self.ways[device];
+        let out = (&mut self.pool, &mut way.gathered);
+        match way.neighbours.hop_to(destination, &on, self.now_ns, out) {
+            Hop::Known(link_addresses) => {
+                emit_link(&mut packet, link_addresses);
+                self.add(device, packet);
+            }
+            Hop::Sought(neighbour) => {
+                emit_link(&mut packet, on.mac.map(|from| LinkAddresses { to: [0; 6], from }));
+                self.composed.push(packet);
+                self.hold(device, neighbour);
+            }
+            Hop::Unknown if interval_ns >= LAST_LOOK_NS => {
+                state.unsent.count_discard(destination);
+                self.put(packet);
+            }
+            Hop::Unknown => {
+                if self.unresolved.len() >= UNRESOLVED_MAX {
+                    let oldest = self.unresolved.remove(0);
+                    state.unsent.count_discard(oldest.destination);
+                    self.put(oldest.packet);
+                }
+                let look_ns = self.clock.now_ns() + interval_ns;
+                self.unresolved.push(Unresolved {
+                    device,
+                    destination,
+                    packet,
+                    look_ns,
+                    interval_ns,
+                });
+            }
+        }
+    }
+
+    /// True if segments wait for their next hop.
+    pub(in crate::net) fn has_unresolved(&self) -> bool {
+        !self.unresolved.is_empty()
+    }
+
+    /// Looks for the next hops of segments that wait, and sends those that are resolved.
+    pub(in crate::net) fn retry_unresolved(&mut self, state: &NetState) {
+        if self.unresolved.is_empty() {
+            return;
+        }
+        self.now_ns = self.clock.now_ns();
+        for unresolved in std::mem::take(&mut self.unresolved) {
+            let Unresolved { device, destination, packet, look_ns, interval_ns } = unresolved;
+            if look_ns > self.now_ns {
+                self.unresolved.push(Unresolved {
+                    device,
+                    destination,
+                    packet,
+                    look_ns,
+                    interval_ns,
+                });
+            } else {
+                self.gather_segment((device, destination), packet, interval_ns * 2, state);
+            }
+        }
+        // Ignored: a device that is gone ends its source.
+        let _ = self.flush_all();
+    }
+}

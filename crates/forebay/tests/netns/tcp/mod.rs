@@ -1,0 +1,16 @@
+//! TCP sockets against the kernel's, through a TAP or a veth in a network namespace per test.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+mod streams; // bytes to and fro
+
+use forebay_testkit::namespaces;
+use forebay_testkit::namespaces::trial_inside;
+
+pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
+    let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
+    let trials = streams::TRIALS.iter();
+    trials.map(|&(name, test)| trial_inside(name, missing.as_ref(), test)).collect()
+}
+
+/// A test and its name.
+type Trial = (&'static str, fn());

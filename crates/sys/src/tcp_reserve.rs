@@ -1,0 +1,45 @@
+//! Reservation of a TCP port against other programs on the kernel's stack.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr};
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, getsockname, ipproto, listen, socket_with,
+};
+
+use super::socket_filter::{self, FilterInstruction};
+
+/// `BPF_RET | BPF_K` with 0: drops every packet.
+const REFUSE: FilterInstruction = FilterInstruction { code: 0x06, jt: 0, jf: 0, k: 0 };
+
+/// Lets a kernel socket listen that drops every packet, and so reserves the port: other programs
+/// cannot bind it, and the kernel does not answer segments to it with a reset.
+///
+/// # Errors
+/// `EADDRINUSE` if a program has the port; `EACCES` for a privileged port; if no descriptors are
+/// left.
+pub fn reserve(local: SocketAddr, v6_only: bool) -> io::Result<OwnedFd> {
+    let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    if local.is_ipv6() {
+        set_ipv6_v6only(&socket, v6_only)?;
+    }
+    // Connections of an earlier program in TIME-WAIT do not matter: none of ours is the kernel's.
+    set_socket_reuseaddr(&socket, true)?;
+    socket_filter::attach(socket.as_fd(), &[REFUSE])?;
+    bind(&socket, &local)?;
+    listen(&socket, 0)?;
+    Ok(socket)
+}
+
+/// Port of a reservation.
+///
+/// # Errors
+/// The kernel's, if the descriptor is no socket.
+pub fn port_of(reserved: &OwnedFd) -> io::Result<u16> {
+    let address = SocketAddr::try_from(getsockname(reserved)?)?;
+    Ok(address.port())
+}
