@@ -17,6 +17,7 @@ use super::super::Net;
 use super::super::endpoint::plain;
 use super::super::shared::NetState;
 use super::call::{Blocked, CallOptions, timeout_ns, timeout_of, wait_for};
+use super::shards::ShardSocket;
 use super::stream::TcpStream;
 use super::wait::{ListenerWatch, Watch};
 
@@ -36,7 +37,7 @@ struct Inner {
     shared: Arc<NetState>,
     local: SocketAddr,
     /// Listening sockets in all shards.
-    sockets: Vec<(usize, TcpSocket)>,
+    sockets: Vec<ShardSocket>,
     watch: Arc<ListenerWatch>,
     options: CallOptions,
     /// Keeps the port from the kernel, if the kernel has one of the devices, too.
@@ -140,7 +141,7 @@ impl TcpListener {
     fn try_accept(&self) -> Result<(TcpStream, SocketAddr), super::wait::Seen> {
         let Inner { shared, local, watch, .. } = &*self.0;
         loop {
-            let (shard, listener) = watch.pop()?;
+            let ShardSocket { shard, socket: listener } = watch.pop()?;
             let accepted = shared.call_tcp(shard, |tcp, _| {
                 let (socket, _) = tcp.accept(listener)?;
                 Ok::<_, TcpError>((socket, tcp.flow(socket)?))
@@ -148,8 +149,8 @@ impl TcpListener {
             // A connection that was reset while it waited leaves nothing to accept.
             if let Ok((socket, flow)) = accepted {
                 let is_mapped = local.is_ipv6() && flow.theirs.is_ipv4();
-                let stream =
-                    TcpStream::of(Arc::clone(shared), (shard, socket), flow, is_mapped, None);
+                let socket = ShardSocket { shard, socket };
+                let stream = TcpStream::of(Arc::clone(shared), socket, (flow, is_mapped), None);
                 let peer = stream.peer_addr();
                 return Ok((stream, peer));
             }
@@ -195,7 +196,7 @@ fn listen_everywhere(
     shared: &NetState,
     local: SocketAddr,
     backlog: u32,
-) -> Result<(Vec<(usize, TcpSocket)>, Arc<ListenerWatch>), TcpError> {
+) -> Result<(Vec<ShardSocket>, Arc<ListenerWatch>), TcpError> {
     let (queues, watch) = (Arc::<ListenerQueues>::default(), Arc::<ListenerWatch>::default());
     let both = local.ip().is_unspecified() && local.is_ipv6();
     let any_v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), local.port());
@@ -205,8 +206,9 @@ fn listen_everywhere(
             let queues = Arc::clone(&queues);
             match shared.call_tcp(shard, |tcp, out| listen(tcp, local, backlog, queues, out)) {
                 Ok(socket) => {
-                    shared.tcp.watch(shard, socket, Watch::Listener(Arc::clone(&watch)));
-                    sockets.push((shard, socket));
+                    let socket = ShardSocket { shard, socket };
+                    shared.tcp.watch(socket, Watch::Listener(Arc::clone(&watch)));
+                    sockets.push(socket);
                 }
                 Err(error) => {
                     close_all(shared, &sockets);
@@ -235,9 +237,10 @@ fn listen(
     Ok(socket)
 }
 
-fn close_all(shared: &NetState, sockets: &[(usize, TcpSocket)]) {
-    for &(shard, socket) in sockets {
-        shared.tcp.unwatch(shard, socket);
+fn close_all(shared: &NetState, sockets: &[ShardSocket]) {
+    for &listening in sockets {
+        shared.tcp.unwatch(listening);
+        let ShardSocket { shard, socket } = listening;
         // Ignored: the socket may have ended with the run.
         let _ = shared.call_tcp(shard, |tcp, out| tcp.close(socket, out));
     }

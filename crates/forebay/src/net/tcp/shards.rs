@@ -36,6 +36,13 @@ pub(in crate::net) struct TcpShards {
     counters: Box<[Arc<TcpCounters>]>,
 }
 
+/// Socket of a shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ShardSocket {
+    pub(super) shard: usize,
+    pub(super) socket: TcpSocket,
+}
+
 /// Part of the connections.
 struct Shard {
     tcp: Tcp,
@@ -132,7 +139,7 @@ impl TcpShards {
     }
 
     /// Registers the waiters of a socket.
-    pub(super) fn watch(&self, shard: usize, socket: TcpSocket, watch: Watch) {
+    pub(super) fn watch(&self, ShardSocket { shard, socket }: ShardSocket, watch: Watch) {
         let mut shard = self.shard(shard);
         let index = socket.index();
         if shard.watches.len() <= index {
@@ -143,7 +150,7 @@ impl TcpShards {
     }
 
     /// Forgets the waiters of a socket.
-    pub(super) fn unwatch(&self, shard: usize, socket: TcpSocket) {
+    pub(super) fn unwatch(&self, ShardSocket { shard, socket }: ShardSocket) {
         let mut shard = self.shard(shard);
         if let Some(place) = shard.watches.get_mut(socket.index()) {
             place.take_if(|(of, _)| *of == socket);
@@ -171,12 +178,12 @@ impl Shard {
     }
 
     /// Tells the waiters of the sockets whose readiness grew.
-    fn tell_ready(&mut self, index: usize) {
+    fn tell_ready(&mut self, shard: usize) {
         let mut ready = mem::take(&mut self.ready);
         self.tcp.take_ready(&mut ready);
         for socket in ready.drain(..) {
             if let Some(Watch::Listener(listener)) = self.watch_of(socket) {
-                listener.push((index, socket));
+                listener.push(ShardSocket { shard, socket });
             } else {
                 self.tell(socket);
             }
@@ -200,7 +207,7 @@ impl NetState {
     /// Does the same for a call on a socket, whose readiness it may lessen.
     pub(super) fn call_socket<R>(
         &self,
-        (index, socket): (usize, TcpSocket),
+        ShardSocket { shard: index, socket }: ShardSocket,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
         let (shard, result) = self.work(index, Flush::Now, act);

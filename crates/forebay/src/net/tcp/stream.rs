@@ -18,6 +18,7 @@ use super::super::Net;
 use super::super::endpoint::plain;
 use super::super::shared::NetState;
 use super::call::{Blocked, CallOptions, timeout_ns, timeout_of, wait_for};
+use super::shards::ShardSocket;
 use super::wait::{StreamWatch, Watch};
 
 /// A TCP connection of a [`Net`](crate::net::Net).
@@ -31,8 +32,7 @@ pub struct TcpStream(Arc<Inner>);
 /// A connection, shared by its handles.
 struct Inner {
     shared: Arc<NetState>,
-    shard: usize,
-    socket: TcpSocket,
+    place: ShardSocket,
     flow: Flow,
     /// True if the application sees IPv4 addresses as IPv6 ones.
     is_mapped: bool,
@@ -94,8 +94,8 @@ impl TcpStream {
             match shared.call_tcp(shard, |tcp, out| open(tcp, &flow, mtu_bytes, out)) {
                 Ok(socket) => {
                     let is_mapped = to.is_ipv6() && theirs.is_ipv4();
-                    let place = (shard, socket);
-                    return Ok(Self::of(Arc::clone(shared), place, flow, is_mapped, reserved));
+                    let place = ShardSocket { shard, socket };
+                    return Ok(Self::of(Arc::clone(shared), place, (flow, is_mapped), reserved));
                 }
                 Err(TcpError::AddressInUse) => {}
                 Err(error) => return Err(error.into()),
@@ -106,18 +106,16 @@ impl TcpStream {
     /// Creates the handle of a connection.
     pub(super) fn of(
         shared: Arc<NetState>,
-        (shard, socket): (usize, TcpSocket),
-        flow: Flow,
-        is_mapped: bool,
+        place: ShardSocket,
+        (flow, is_mapped): (Flow, bool),
         reserved: Option<OwnedFd>,
     ) -> Self {
         let watch = Arc::<StreamWatch>::default();
-        shared.tcp.watch(shard, socket, Watch::Stream(Arc::clone(&watch)));
+        shared.tcp.watch(place, Watch::Stream(Arc::clone(&watch)));
         let options = CallOptions::default();
         Self(Arc::new(Inner {
             shared,
-            shard,
-            socket,
+            place,
             flow,
             is_mapped,
             watch,
@@ -171,7 +169,7 @@ impl TcpStream {
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         let receive = how != Shutdown::Write;
         let send = how != Shutdown::Read;
-        let socket = self.0.socket;
+        let socket = self.0.place.socket;
         Ok(self.0.call(|tcp, out| tcp.shutdown(socket, receive, send, out))?)
     }
 
@@ -188,7 +186,7 @@ impl TcpStream {
     /// # Errors
     /// As [`set_nodelay`](Self::set_nodelay).
     pub fn nodelay(&self) -> io::Result<bool> {
-        Ok(self.0.call(|tcp, _| tcp.options(self.0.socket))?.nodelay)
+        Ok(self.0.call(|tcp, _| tcp.options(self.0.place.socket))?.nodelay)
     }
 
     /// Sets what closing does with data that the peer does not have: `None` sends them on, zero
@@ -206,7 +204,7 @@ impl TcpStream {
     /// # Errors
     /// As [`set_nodelay`](Self::set_nodelay).
     pub fn set_option(&self, change: impl FnOnce(&mut TcpOptions)) -> io::Result<()> {
-        let socket = self.0.socket;
+        let socket = self.0.place.socket;
         Ok(self.0.call(|tcp, out| {
             let mut options = tcp.options(socket)?;
             change(&mut options);
@@ -217,7 +215,7 @@ impl TcpStream {
     /// State of the connection (`TCP_INFO`); `None` once it has ended.
     #[must_use]
     pub fn info(&self) -> Option<TcpInfo> {
-        self.0.call(|tcp, _| tcp.info(self.0.socket)).ok().flatten()
+        self.0.call(|tcp, _| tcp.info(self.0.place.socket)).ok().flatten()
     }
 
     /// Takes the error that waits (`SO_ERROR`).
@@ -225,7 +223,7 @@ impl TcpStream {
     /// # Errors
     /// If the connection has ended.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
-        let error = self.0.call(|tcp, _| tcp.take_error(self.0.socket))?;
+        let error = self.0.call(|tcp, _| tcp.take_error(self.0.place.socket))?;
         Ok(error.map(io::Error::from))
     }
 
@@ -321,7 +319,7 @@ fn open(
 
 impl Inner {
     fn call<R>(&self, act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R) -> R {
-        self.shared.call_socket((self.shard, self.socket), act)
+        self.shared.call_socket(self.place, act)
     }
 
     fn reading<T>(
@@ -365,8 +363,8 @@ impl Inner {
         let wait = &self.watch.wait;
         wait_for((&self.shared, wait), (&self.options, timeout_ns), || {
             let (result, is_ready) = self.call(|tcp, out| {
-                let result = attempt(tcp, self.socket, out);
-                let readiness = tcp.readiness(self.socket);
+                let result = attempt(tcp, self.place.socket, out);
+                let readiness = tcp.readiness(self.place.socket);
                 (result, readiness.is_ok_and(|readiness| readiness.writable))
             });
             let seen = wait.seen();
@@ -419,9 +417,10 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.shared.tcp.unwatch(self.shard, self.socket);
+        self.shared.tcp.unwatch(self.place);
         // Ignored: the connection may have ended with the run.
-        let _ = self.shared.call_tcp(self.shard, |tcp, out| tcp.close(self.socket, out));
+        let ShardSocket { shard, socket } = self.place;
+        let _ = self.shared.call_tcp(shard, |tcp, out| tcp.close(socket, out));
     }
 }
 

@@ -10,8 +10,10 @@ use std::time::Duration;
 use forebay_rx::CpuId;
 use forebay_rx::arrive::Waker;
 use forebay_rx::hash::FlowHash;
-use forebay_stack::tcp::{Readiness, TcpSocket};
+use forebay_stack::tcp::Readiness;
 use forebay_sys::readiness::{ReadinessTold, Teller, readiness};
+
+use super::shards::ShardSocket;
 
 /// Waiters of a socket, by its kind.
 #[derive(Clone)]
@@ -32,8 +34,8 @@ pub(super) struct StreamWatch {
 #[derive(Default)]
 pub(super) struct ListenerWatch {
     pub(super) wait: Wait,
-    /// Shard and listening socket of each connection, in order. The backlog bounds it.
-    ready: Mutex<VecDeque<(usize, TcpSocket)>>,
+    /// Listening socket of each connection, in order. The backlog bounds it.
+    ready: Mutex<VecDeque<ShardSocket>>,
 }
 
 impl Watch {
@@ -67,14 +69,14 @@ impl StreamWatch {
 
 impl ListenerWatch {
     /// Adds a connection.
-    pub(super) fn push(&self, place: (usize, TcpSocket)) {
+    pub(super) fn push(&self, listening: ShardSocket) {
         let mut ready = self.ready();
-        ready.push_back(place);
+        ready.push_back(listening);
         self.wait.tell(true, false);
     }
 
     /// Takes the first connection; without one, the number of wake-ups so far.
-    pub(super) fn pop(&self) -> Result<(usize, TcpSocket), Seen> {
+    pub(super) fn pop(&self) -> Result<ShardSocket, Seen> {
         let mut ready = self.ready();
         let first = ready.pop_front();
         if ready.is_empty() {
@@ -83,7 +85,7 @@ impl ListenerWatch {
         first.ok_or_else(|| self.wait.seen())
     }
 
-    fn ready(&self) -> MutexGuard<'_, VecDeque<(usize, TcpSocket)>> {
+    fn ready(&self) -> MutexGuard<'_, VecDeque<ShardSocket>> {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -202,9 +204,9 @@ impl State {
     fn tell_pollers(&mut self, told: &ReadinessTold) {
         let Some(teller) = &mut self.teller else { return };
         if self.is_readable {
-            teller.readable()
+            teller.readable();
         } else {
-            teller.not_readable(told)
+            teller.not_readable(told);
         }
         if self.is_writable { teller.writable() } else { teller.not_writable(told) }
     }
