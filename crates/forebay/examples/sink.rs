@@ -56,8 +56,9 @@ struct Report {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let options = Options::parse();
-    let ports: Vec<u16> = options.bind.iter().map(SocketAddr::port).collect();
-    let mut devices = [options.from.open(&ports)?];
+    let ports: Vec<String> =
+        options.bind.iter().map(|address| format!("udp:{}", address.port())).collect();
+    let mut devices = [options.from.open(&ports.join(","))?];
     let (net, engine) = Net::over(&options.from.config(), &options.from.net(), &mut devices)?;
     let sockets = options.bind.iter().map(|address| net.bind(address));
     let sockets = sockets.collect::<io::Result<Vec<_>>>()?;

@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let contents = Contents::read(&options.zone)?;
     let zone = Arc::new(Zone::new(&contents));
     let config = options.from.config();
-    let mut devices = [options.from.open(&[options.listen.port()])?];
+    let mut devices = [options.from.open(&format!("udp:{}", options.listen.port()))?];
     let (net, engine) = Net::over(&config, &options.from.net(), &mut devices)?;
     let server = Server::bind(zone, &net, config.cpus.cpus(), options.listen)?;
     ending::stop_on_signals(engine.stopper())?;

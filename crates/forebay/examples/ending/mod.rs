@@ -33,13 +33,12 @@ pub(crate) struct From {
 }
 
 impl From {
-    /// The device, of which only what is sent to these UDP ports is taken: all else stays with the
-    /// kernel, where the kernel has the interface too.
-    pub(crate) fn open(&self, ports: &[u16]) -> Result<Device, Box<dyn std::error::Error>> {
+    /// The device, of which only packets to these destinations are taken, as `udp:53`: all else stays
+    /// with the kernel, where the kernel has the interface too.
+    pub(crate) fn open(&self, take: &str) -> Result<Device, Box<dyn std::error::Error>> {
         let mut config = DeviceConfig::new(&*self.device, self.via);
         if matches!(self.via, Via::AfXdp | Via::AfPacket) {
-            let ports = ports.iter().map(|port| format!("udp:{port}")).collect::<Vec<_>>();
-            config.take = ports.join(",").parse()?;
+            config.take = take.parse()?;
         }
         Ok(Device::open(&config)?)
     }

@@ -1,7 +1,7 @@
 //! TCP listeners with the calls of `std::net::TcpListener`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use super::super::Net;
 use super::super::endpoint::plain;
 use super::super::shared::NetState;
 use super::call::{Blocked, CallOptions, timeout_ns, timeout_of, wait_for};
-use super::shards::ShardSocket;
+use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
 use super::wait::{ListenerWatch, Watch};
 
@@ -41,7 +41,7 @@ struct Inner {
     watch: Arc<ListenerWatch>,
     options: CallOptions,
     /// Keeps the port from the kernel, if the kernel has one of the devices, too.
-    _reserved: Option<OwnedFd>,
+    reserved: Option<Reserved>,
 }
 
 impl TcpListener {
@@ -72,7 +72,7 @@ impl TcpListener {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
         let reserved = match shared.devices.iter().any(|device| device.kernels.is_some()) {
-            true => Some(sys::tcp_reserve::reserve(local, false)?),
+            true => Some(Arc::new(sys::tcp_reserve::reserve(local, false)?)),
             false => None,
         };
         if let Some(reserved) = &reserved {
@@ -88,8 +88,7 @@ impl TcpListener {
             match listen_everywhere(&shared, address, backlog) {
                 Ok((sockets, watch)) => {
                     let (local, options) = (address, CallOptions::default());
-                    let inner =
-                        Inner { shared, local, sockets, watch, options, _reserved: reserved };
+                    let inner = Inner { shared, local, sockets, watch, options, reserved };
                     return Ok(Self(Arc::new(inner)));
                 }
                 Err(TcpError::AddressInUse) if local.port() == 0 => {}
@@ -139,7 +138,7 @@ impl TcpListener {
     }
 
     fn try_accept(&self) -> Result<(TcpStream, SocketAddr), super::wait::Seen> {
-        let Inner { shared, local, watch, .. } = &*self.0;
+        let Inner { shared, local, watch, reserved, .. } = &*self.0;
         loop {
             let ShardSocket { shard, socket: listener } = watch.pop()?;
             let accepted = shared.call_tcp(shard, |tcp, _| {
@@ -150,7 +149,8 @@ impl TcpListener {
             if let Ok((socket, flow)) = accepted {
                 let is_mapped = local.is_ipv6() && flow.theirs.is_ipv4();
                 let socket = ShardSocket { shard, socket };
-                let stream = TcpStream::of(Arc::clone(shared), socket, (flow, is_mapped), None);
+                let stream =
+                    TcpStream::of(Arc::clone(shared), socket, (flow, is_mapped), reserved.clone());
                 let peer = stream.peer_addr();
                 return Ok((stream, peer));
             }
@@ -239,10 +239,7 @@ fn listen(
 
 fn close_all(shared: &NetState, sockets: &[ShardSocket]) {
     for &listening in sockets {
-        shared.tcp.unwatch(listening);
-        let ShardSocket { shard, socket } = listening;
-        // Ignored: the socket may have ended with the run.
-        let _ = shared.call_tcp(shard, |tcp, out| tcp.close(socket, out));
+        shared.close_socket(listening, None);
     }
 }
 

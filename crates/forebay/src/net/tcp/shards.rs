@@ -3,6 +3,7 @@
 use std::hash::Hasher;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, mem};
@@ -43,6 +44,9 @@ pub(super) struct ShardSocket {
     pub(super) socket: TcpSocket,
 }
 
+/// Port that the kernel's programs cannot have, and that the kernel does not answer on.
+pub(super) type Reserved = Arc<OwnedFd>;
+
 /// Part of the connections.
 struct Shard {
     tcp: Tcp,
@@ -52,6 +56,8 @@ struct Shard {
     packets: Vec<Packet>,
     /// Sockets whose readiness grew; empty between calls.
     ready: Vec<TcpSocket>,
+    /// Ports of connections without an application, which the kernel must not answer on.
+    orphans: Vec<(TcpSocket, Reserved)>,
     /// Transmitter that the last segments left by.
     transmitter: usize,
 }
@@ -148,24 +154,30 @@ impl TcpShards {
         shard.watches[index] = Some((socket, watch));
         shard.tell(socket);
     }
-
-    /// Forgets the waiters of a socket.
-    pub(super) fn unwatch(&self, ShardSocket { shard, socket }: ShardSocket) {
-        let mut shard = self.shard(shard);
-        if let Some(place) = shard.watches.get_mut(socket.index()) {
-            place.take_if(|(of, _)| *of == socket);
-        }
-    }
 }
 
 impl Shard {
     fn new(tcp: Tcp) -> Self {
-        Self { tcp, watches: Vec::new(), packets: Vec::new(), ready: Vec::new(), transmitter: 0 }
+        Self {
+            tcp,
+            watches: Vec::new(),
+            packets: Vec::new(),
+            ready: Vec::new(),
+            orphans: Vec::new(),
+            transmitter: 0,
+        }
     }
 
     fn watch_of(&self, socket: TcpSocket) -> Option<&Watch> {
         let (of, watch) = self.watches.get(socket.index())?.as_ref()?;
         (*of == socket).then_some(watch)
+    }
+
+    /// Forgets the waiters of a socket.
+    fn unwatch(&mut self, socket: TcpSocket) {
+        if let Some(place) = self.watches.get_mut(socket.index()) {
+            place.take_if(|(of, _)| *of == socket);
+        }
     }
 
     /// Tells the waiters of a socket its readiness.
@@ -214,6 +226,21 @@ impl NetState {
         shard.tell(socket);
         self.finish(index, shard);
         result
+    }
+
+    /// Closes a socket. Its port stays reserved until the peer has everything.
+    pub(super) fn close_socket(
+        &self,
+        ShardSocket { shard: index, socket }: ShardSocket,
+        reserved: Option<Reserved>,
+    ) {
+        // Ignored: the socket may have ended with the run.
+        let (mut shard, _) = self.work(index, Flush::Now, |tcp, out| tcp.close(socket, out));
+        shard.unwatch(socket);
+        if let Some(reserved) = reserved.filter(|_| shard.tcp.readiness(socket).is_ok()) {
+            shard.orphans.push((socket, reserved));
+        }
+        self.finish(index, shard);
     }
 
     /// Processes the segments of a batch, which arrived on a device with this identity.
@@ -281,6 +308,8 @@ impl NetState {
     /// Wakes who waits for what changed, and sets the timer.
     fn finish(&self, index: usize, mut shard: MutexGuard<'_, Shard>) {
         shard.tell_ready(index);
+        let Shard { orphans, tcp, .. } = &mut *shard;
+        orphans.retain(|(socket, _)| tcp.readiness(*socket).is_ok());
         self.tcp.timers.set(index, shard.tcp.next_timer_us());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::super::Net;
 use super::super::endpoint::plain;
 use super::super::shared::NetState;
 use super::call::{Blocked, CallOptions, timeout_ns, timeout_of, wait_for};
-use super::shards::ShardSocket;
+use super::shards::{Reserved, ShardSocket};
 use super::wait::{StreamWatch, Watch};
 
 /// A TCP connection of a [`Net`](crate::net::Net).
@@ -39,7 +39,7 @@ struct Inner {
     watch: Arc<StreamWatch>,
     options: CallOptions,
     /// Keeps the port from the kernel, if the kernel has the device, too.
-    _reserved: Option<OwnedFd>,
+    reserved: Option<Reserved>,
 }
 
 /// Local ports of connections (`ip_local_port_range`).
@@ -79,14 +79,13 @@ impl TcpStream {
         let mtu_bytes = shared.routes().identity(device).mtu;
         let is_kernels = shared.devices[device].kernels.is_some();
         let mut ports = shared.tcp.ports(PORTS, theirs);
-        let mut candidates =
-            iter::from_fn(|| match is_kernels {
-                false => Some(Ok((ports.next()?, None))),
-                // The kernel chooses a port that none of its sockets has.
-                true => Some(sys::tcp_reserve::reserve(SocketAddr::new(source, 0), true).and_then(
-                    |reserved| Ok((sys::tcp_reserve::port_of(&reserved)?, Some(reserved))),
-                )),
-            });
+        let mut candidates = iter::from_fn(|| match is_kernels {
+            false => Some(Ok((ports.next()?, None))),
+            // The kernel chooses a port that none of its sockets has.
+            true => Some(sys::tcp_reserve::reserve(SocketAddr::new(source, 0), true).and_then(
+                |reserved| Ok((sys::tcp_reserve::port_of(&reserved)?, Some(Arc::new(reserved)))),
+            )),
+        });
         loop {
             let (port, reserved) = candidates.next().ok_or(Errno::ADDRNOTAVAIL)??;
             let flow = Flow { ours: SocketAddr::new(source, port), theirs };
@@ -108,20 +107,12 @@ impl TcpStream {
         shared: Arc<NetState>,
         place: ShardSocket,
         (flow, is_mapped): (Flow, bool),
-        reserved: Option<OwnedFd>,
+        reserved: Option<Reserved>,
     ) -> Self {
         let watch = Arc::<StreamWatch>::default();
         shared.tcp.watch(place, Watch::Stream(Arc::clone(&watch)));
         let options = CallOptions::default();
-        Self(Arc::new(Inner {
-            shared,
-            place,
-            flow,
-            is_mapped,
-            watch,
-            options,
-            _reserved: reserved,
-        }))
+        Self(Arc::new(Inner { shared, place, flow, is_mapped, watch, options, reserved }))
     }
 
     /// Address of this end.
@@ -417,10 +408,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.shared.tcp.unwatch(self.place);
-        // Ignored: the connection may have ended with the run.
-        let ShardSocket { shard, socket } = self.place;
-        let _ = self.shared.call_tcp(shard, |tcp, out| tcp.close(socket, out));
+        self.shared.close_socket(self.place, self.reserved.take());
     }
 }
 

@@ -2,14 +2,16 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod streams; // bytes to and fro
+mod shared; //  beside the kernel
+mod calls; //   what the calls of `std` do
 
 use forebay_testkit::namespaces;
 use forebay_testkit::namespaces::trial_inside;
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
-    let trials = streams::TRIALS.iter();
-    trials.map(|&(name, test)| trial_inside(name, missing.as_ref(), test)).collect()
+    let trials = [streams::TRIALS, shared::TRIALS, calls::TRIALS].concat();
+    trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test)).collect()
 }
 
 /// A test and its name.

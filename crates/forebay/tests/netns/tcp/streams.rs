@@ -16,7 +16,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_15_refused_connection_says_so", refused),
 ];
 
-const LONG: Duration = Duration::from_secs(20);
+pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// Bytes whose places can be told.
 fn bytes(len: usize) -> Vec<u8> {
@@ -24,7 +24,7 @@ fn bytes(len: usize) -> Vec<u8> {
 }
 
 /// Sends bytes from the kernel's stream, and checks that they come back.
-fn exchange(stream: &KernelStream, len: usize) {
+pub(crate) fn exchange(stream: &KernelStream, len: usize) {
     stream.set_read_timeout(Some(LONG)).unwrap();
     let sent = bytes(len);
     thread::scope(|scope| {
@@ -42,7 +42,7 @@ fn exchange(stream: &KernelStream, len: usize) {
 }
 
 /// Echoes a stream to its end.
-fn echo(mut stream: &TcpStream) {
+pub(crate) fn echo(mut stream: &TcpStream) {
     let mut buffer = vec![0; 20_000];
     loop {
         match stream.read(&mut buffer).unwrap() {
