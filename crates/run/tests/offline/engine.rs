@@ -479,11 +479,11 @@ fn waiting_source_passes_smallest_backlog() {
     }
 }
 
-/// Compares durations: a run takes as long as its busiest CPU.
+/// Compares durations: a run takes as long as its busiest CPU, which ranges give too many of 16 flows.
 #[test]
 fn rps_b1_engine_balances_few_flows() {
     let elapsed = |changes: &[&str]| {
-        let mut plan = stepped(4, traffic(1_000_000, 24), 3);
+        let mut plan = stepped(4, traffic(1_000_000, 16), 3);
         plan.work_ns = 2_000;
         plan.engine.script = script(changes);
         let path = run(plan).path;
@@ -492,5 +492,5 @@ fn rps_b1_engine_balances_few_flows() {
     let (by_ranges, none) = elapsed(&[]);
     let (by_load, moved) = elapsed(&["0:rps_balance=load", "0:rps_balance_usecs=2000"]);
     assert!(none == 0 && moved > 0, "{moved} groups moved");
-    assert!(by_load < by_ranges * 0.95, "{by_load} s by load, {by_ranges} s by ranges");
+    assert!(by_load < by_ranges * 0.9, "{by_load} s by load, {by_ranges} s by ranges");
 }
