@@ -86,6 +86,9 @@ pub struct DeviceConfig {
     pub packet_ring: PacketRing,
     /// Options of `AF_XDP` alone.
     pub xdp: XdpOptions,
+    /// True for packets merged inside VXLAN and GENEVE to be sent whole, if the kernel takes them so;
+    /// TAP alone. A UDP socket on the tunnel's port would receive all datagrams of a packet as one.
+    pub whole_tunnels: bool,
     /// Options of vhost-user alone.
     pub virtio: VirtioOptions,
     /// True for promiscuous mode: frames for other stations are received too.
@@ -108,6 +111,7 @@ impl DeviceConfig {
             take: RxFilter::default(),
             packet_ring: PacketRing::default(),
             xdp: XdpOptions::default(),
+            whole_tunnels: false,
             virtio: VirtioOptions::default(),
             promiscuous: false,
             device_hash: false,

@@ -163,7 +163,12 @@ impl Device {
 
     #[cfg(feature = "tun")]
     fn open_tun(config: &DeviceConfig, kind: TunKind) -> Result<Self> {
-        let device = TunDevice::open(&config.name, kind, config.queues)?;
+        let device = match kind {
+            TunKind::Tap if config.whole_tunnels => {
+                TunDevice::open_for_whole_tunnels(&config.name, config.queues)?
+            }
+            TunKind::Tap | TunKind::Tun => TunDevice::open(&config.name, kind, config.queues)?,
+        };
         Ok(Self {
             name: config.name.clone(),
             via: config.via,

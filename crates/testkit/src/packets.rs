@@ -68,10 +68,16 @@ pub fn merged_vxlan(payloads: &[Vec<u8>], link: Link) -> (Vec<Vec<u8>>, Packet) 
         bytes.split_off(if link == Link::Ip { 14 } else { 0 })
     });
     let frames: Vec<Vec<u8>> = frames.collect();
+    let merged = merge(&frames, link);
+    (frames, merged)
+}
+
+/// Packet that frames of one flow are merged into on arrival.
+pub fn merge(frames: &[Vec<u8>], link: Link) -> Packet {
     let share = vec![ChunkClass { chunk_bytes: 2048, chunks: 64 }];
     let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
     let mut pool = carve(region, &[share]).unwrap().remove(0);
-    let packets = (0..).zip(&frames).map(|(number, bytes)| {
+    let packets = (0..).zip(frames).map(|(number, bytes)| {
         let wire_len = u32::try_from(bytes.len()).unwrap();
         let mut frame = pool.allocate(wire_len).unwrap();
         frame.copy_from(bytes);
@@ -84,7 +90,7 @@ pub fn merged_vxlan(payloads: &[Vec<u8>], link: Link) -> (Vec<Vec<u8>>, Packet) 
     coalescer.coalesce(&mut packets, 0, &mut out);
     coalescer.end_poll(PollStatus::Last, 0, &mut out);
     assert_eq!(out.len(), 1, "they are merged");
-    (frames, out.remove(0))
+    out.remove(0)
 }
 
 #[cfg(test)]

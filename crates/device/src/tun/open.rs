@@ -38,13 +38,22 @@ pub(super) struct OpenTun {
     kind: TunKind,
     queues: Vec<TunQueue>,
     offload: Offload,
-    /// True if the kernel segments packets inside VXLAN and GENEVE. The header before every packet is
-    /// then [`TUNNEL_HEADER_BYTES`] long.
-    cuts_tunnels: bool,
+    tunnels: MergedTunnels,
     steering: TunSteering,
     /// Original settings; `None` if the device is new.
     before: Option<LinkBefore>,
     drops: TunDrops,
+}
+
+/// Form in which packets merged inside VXLAN and GENEVE are sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum MergedTunnels {
+    /// As their segments.
+    Segmented,
+    /// The same, because the kernel cannot segment them.
+    Unsupported,
+    /// Whole. The header before every packet is then [`TUNNEL_HEADER_BYTES`] long.
+    Whole,
 }
 
 /// Original settings of an existing device, restored on close.
@@ -68,6 +77,23 @@ impl TunDevice {
     /// If the device is of another kind, is in use or has fewer queues, or the process may not open
     /// or create it.
     pub fn open(name: &str, kind: TunKind, queues: u16) -> Result<Self> {
+        Self::open_as(name, kind, queues, MergedTunnels::Segmented)
+    }
+
+    /// Opens a TAP as [`open`](Self::open) does. Its sinks send packets merged inside VXLAN and
+    /// GENEVE whole, if the kernel can segment them (Linux 6.17), else their segments. The header
+    /// before every packet, in both directions, is 14 bytes longer then.
+    ///
+    /// Only for a TAP whose kernel forwards the packets or has a tunnel device for them. A UDP socket
+    /// on the tunnel's port would receive all datagrams of a packet as one.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_for_whole_tunnels(name: &str, queues: u16) -> Result<Self> {
+        Self::open_as(name, TunKind::Tap, queues, MergedTunnels::Whole)
+    }
+
+    fn open_as(name: &str, kind: TunKind, queues: u16, tunnels: MergedTunnels) -> Result<Self> {
         // The kernel replaces %d in a name by a number.
         if !is_interface_name(name) || name.contains('%') {
             let why = "the name of an interface has at most 15 bytes, no space and no / : %".into();
@@ -94,7 +120,7 @@ impl TunDevice {
             kind,
             queues: vec![first],
             offload: Offload::Nothing,
-            cuts_tunnels: false,
+            tunnels,
             steering: TunSteering::default(),
             before,
             drops: TunDrops::default(),
@@ -159,12 +185,12 @@ impl TunDevice {
             Offload::Tcp => "checksums, TCP segments",
             Offload::TcpAndUdp | Offload::UdpTunnels => "checksums, TCP and UDP segments",
         };
-        let tunnels = match (self.0.kind, self.0.cuts_tunnels) {
-            (TunKind::Tap, true) => "the kernel takes merged VXLAN and GENEVE whole",
-            (TunKind::Tap, false) => {
-                "segmented before they are written; Linux 6.17 takes them whole"
+        let tunnels = match self.0.tunnels {
+            MergedTunnels::Segmented => "segmented before they are written",
+            MergedTunnels::Unsupported => {
+                "segmented before they are written; Linux 6.17 takes VXLAN and GENEVE whole"
             }
-            (TunKind::Tun, _) => "segmented before they are written; only a TAP takes them whole",
+            MergedTunnels::Whole => "VXLAN and GENEVE are written whole, others segmented",
         };
         let mut facts = vec![
             ("device", made.to_owned()),
@@ -183,13 +209,11 @@ impl OpenTun {
         let first = &self.queues[0];
         let framed = first.set_little_endian(true);
         framed
-            .and_then(|()| first.set_header_bytes(TUNNEL_HEADER_BYTES))
+            .and_then(|()| first.set_header_bytes(HEADER_BYTES))
             .map_err(refused(&name, "set the header before its packets"))?;
-        self.cuts_tunnels = self.kind == TunKind::Tap && can_segment_tunnels(first);
-        if !self.cuts_tunnels {
-            first
-                .set_header_bytes(HEADER_BYTES)
-                .map_err(refused(&name, "set the header before its packets"))?;
+        if self.tunnels == MergedTunnels::Whole {
+            self.tunnels = takes_tunnels(first)
+                .map_err(refused(&name, "make room for tunnels in the header"))?;
         }
         self.offload = offer(first).map_err(refused(&name, "set its offloads"))?;
         for _ in 1..queues {
@@ -221,14 +245,14 @@ impl OpenTun {
         self.offload == Offload::TcpAndUdp
     }
 
-    /// True if a packet merged inside VXLAN or GENEVE may be sent as one.
-    pub(super) fn cuts_tunnels(&self) -> bool {
-        self.cuts_tunnels
+    /// True if packets merged inside VXLAN and GENEVE are sent as one.
+    pub(super) fn takes_tunnels(&self) -> bool {
+        self.tunnels == MergedTunnels::Whole
     }
 
     /// Length of the header before each packet.
     pub(super) fn header_bytes(&self) -> usize {
-        if self.cuts_tunnels { VIRTIO_NET_HDR_TUNNEL_BYTES } else { VIRTIO_NET_HDR_BYTES }
+        if self.takes_tunnels() { VIRTIO_NET_HDR_TUNNEL_BYTES } else { VIRTIO_NET_HDR_BYTES }
     }
 
     pub(super) fn queue(&self, queue: usize) -> &TunQueue {
@@ -305,12 +329,18 @@ fn attach(
     Ok(FoundLink::There)
 }
 
-/// Probes if the kernel can segment inside UDP tunnels. For packets that we write, the length of the
-/// header is then all that the kernel needs (`tun_vnet_hdr_guest_features` in
-/// drivers/net/tun_vnet.h). The offload itself is about packets that we read, and is turned off
-/// again: the kernel must segment those, because they are steered and merged by their inner flows.
-fn can_segment_tunnels(queue: &TunQueue) -> bool {
-    queue.set_offload(Offload::UdpTunnels).is_ok()
+/// Makes room for the fields of tunnels in the header, if the kernel can segment inside UDP tunnels.
+///
+/// The kernel tells by whether it knows the offload, which is about packets that we read, and is
+/// turned off again by the caller: the kernel must segment those, because they are steered and
+/// merged by their inner flows. For packets that we write, the length of the header is all that the
+/// kernel needs (`tun_vnet_hdr_guest_features` in drivers/net/tun_vnet.h).
+fn takes_tunnels(queue: &TunQueue) -> rustix::io::Result<MergedTunnels> {
+    if queue.set_offload(Offload::UdpTunnels).is_err() {
+        return Ok(MergedTunnels::Unsupported);
+    }
+    queue.set_header_bytes(TUNNEL_HEADER_BYTES)?;
+    Ok(MergedTunnels::Whole)
 }
 
 /// Offers as many offloads as the kernel knows.

@@ -22,8 +22,6 @@ const PIECES_MAX: usize = 64;
 #[derive(Debug)]
 pub struct TunSink {
     device: Arc<OpenTun>,
-    /// True if packets merged inside VXLAN and GENEVE are sent whole.
-    sends_tunnels_whole: bool,
     counters: Arc<SinkCounters>,
     /// Scratch vector of [`Sink::send`], empty between calls.
     sending: Vec<Packet>,
@@ -44,19 +42,7 @@ enum Failed {
 impl TunSink {
     pub(super) fn new(device: Arc<OpenTun>) -> Self {
         let (counters, sending, copied) = (Arc::default(), Vec::new(), Vec::new());
-        Self { device, sends_tunnels_whole: false, counters, sending, copied }
-    }
-
-    /// Sends packets merged inside VXLAN and GENEVE whole, if the kernel behind the TAP can segment
-    /// them (Linux 6.17); see the device's [facts](super::TunDevice::facts). Otherwise they are
-    /// segmented here.
-    ///
-    /// Only for a TAP whose kernel forwards the packets or has a tunnel device for them. A UDP socket
-    /// on the tunnel's port would receive all datagrams of a packet as one.
-    #[must_use]
-    pub fn with_whole_tunnels(self) -> Self {
-        let sends_tunnels_whole = self.device.cuts_tunnels();
-        Self { sends_tunnels_whole, ..self }
+        Self { device, counters, sending, copied }
     }
 
     /// Sends a packet, and leaves it, or its segments, in `done`.
@@ -150,7 +136,7 @@ impl TunSink {
     /// be segmented here.
     fn header_of(&self, packet: &mut Packet) -> Option<VirtioNetHdrTunnel> {
         let header = if packet.is_merged_tunnel() {
-            if self.sends_tunnels_whole { describe_tunnel(packet) } else { None }?
+            if self.device.takes_tunnels() { describe_tunnel(packet) } else { None }?
         } else {
             describe(packet).into()
         };

@@ -9,11 +9,15 @@ mod opening;
 mod receiving;
 mod rig;
 mod sending;
+mod tunnels;
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     let missing = missing();
-    let tests = [opening::TESTS, receiving::TESTS, sending::TESTS].concat();
-    let trials = tests.into_iter().map(|(name, test)| {
+    let tests = [opening::TESTS, receiving::TESTS, sending::TESTS, tunnels::TESTS].concat();
+    let missing_tunnels = missing.clone().or_else(tunnels::missing);
+    let whole = tunnels::WHOLE.iter().map(|test| (*test, &missing_tunnels));
+    let tests = tests.into_iter().map(|test| (test, &missing)).chain(whole);
+    let trials = tests.map(|((name, test), missing)| {
         let silent = move || {
             enter_new();
             rig::silence();

@@ -11,16 +11,15 @@ use std::time::Duration;
 use forebay_buf::frame::BEFORE_PACKET_BYTES;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{PageFragCache, Pool, Region};
-use forebay_device::tun::{TunDevice, TunKind, TunSink};
+use forebay_device::tun::{TunDevice, TunKind};
 use forebay_rx::Packet;
 use forebay_rx::arrive::{HEAD_CHUNK_BYTES, PollStatus};
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode, Coalescer};
 use forebay_rx::counters::CoalesceCounters;
 use forebay_rx::hash::Hasher;
-use forebay_rx::parse::{Link, Verify, parse_packet};
+use forebay_rx::parse::{Verify, parse_packet};
 use forebay_rx::sink::{SendDrop, Sink, SinkCounters};
 use forebay_testkit::namespaces::{command, enter_new, ip};
-use forebay_testkit::packets::{merged_vxlan, vxlan_payloads};
 
 use crate::tun::Test;
 use crate::tun::rig::{Rig, payload, silence};
@@ -28,8 +27,6 @@ use crate::tun::rig::{Rig, payload, silence};
 pub(crate) const TESTS: &[Test] = &[
     ("tcp_passes_cut_and_merged", tcp),
     ("merged_datagrams_arrive_as_sent", datagrams),
-    ("lro_t5_merged_tunnels_leave_one_by_one", tunnels),
-    ("lro_t6_tap_takes_merged_vxlan_whole", vxlan),
     ("tags_removed_for_tun", tags),
     ("promise_2_tun_unsendable_packets_drop_by_name", dropped),
     ("device_flows_stay_in_their_queues", queues),
@@ -39,7 +36,7 @@ const BOTH: [(&str, TunKind); 2] = [("tun", TunKind::Tun), ("tap", TunKind::Tap)
 
 /// Form in which packets are passed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Pass {
+pub(crate) enum Pass {
     AsTheyCame,
     Merged,
     /// Nonlinear, as if received from a device with shared memory.
@@ -54,7 +51,7 @@ impl Pass {
 }
 
 /// Forwarder from one device's sources to another device.
-struct Pump {
+pub(crate) struct Pump {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
     counters: Arc<SinkCounters>,
@@ -62,11 +59,8 @@ struct Pump {
 
 impl Pump {
     /// Starts in the namespace of the calling thread, which must be that of `from`.
-    fn start(from: &TunDevice, to: &TunDevice, pass: Pass) -> Self {
-        Self::start_to(from, to.sink(), pass)
-    }
-
-    fn start_to(from: &TunDevice, mut sink: TunSink, pass: Pass) -> Self {
+    pub(crate) fn start(from: &TunDevice, to: &TunDevice, pass: Pass) -> Self {
+        let mut sink = to.sink();
         let stop = Arc::new(AtomicBool::new(false));
         let mut rig = Rig::new(from);
         let counters = Arc::clone(sink.counters());
@@ -88,7 +82,7 @@ impl Pump {
         Self { stop, thread, counters }
     }
 
-    fn end(self) -> Arc<SinkCounters> {
+    pub(crate) fn end(self) -> Arc<SinkCounters> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap();
         self.counters
@@ -167,7 +161,7 @@ impl Stage {
 }
 
 /// Runs `make` in a thread with its own namespace, and returns the result.
-fn elsewhere<T: Send + 'static>(make: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn elsewhere<T: Send + 'static>(make: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
             enter_new();
@@ -179,7 +173,7 @@ fn elsewhere<T: Send + 'static>(make: impl FnOnce() -> T + Send) -> T {
 }
 
 /// Sends 8 MB to a listener of another namespace, and checks that they arrive as sent.
-fn stream_to(listener: &TcpListener) {
+pub(crate) fn stream_to(listener: &TcpListener) {
     let sent: Vec<u8> = (0..400).flat_map(|number| payload(number, 20_011)).collect();
     let received = thread::scope(|scope| {
         let reader = scope.spawn(|| {
@@ -194,8 +188,14 @@ fn stream_to(listener: &TcpListener) {
 }
 
 /// Opens the device of one of two stations, 1 or 2.
-fn lladdr(name: &str, kind: TunKind, number: u8) -> TunDevice {
+pub(crate) fn lladdr(name: &str, kind: TunKind, number: u8) -> TunDevice {
     let device = TunDevice::open(name, kind, 1).unwrap();
+    station(name, kind, number);
+    device
+}
+
+/// Gives a device the addresses of a station, and the other station as its neighbour.
+pub(crate) fn station(name: &str, kind: TunKind, number: u8) {
     if kind == TunKind::Tap {
         ip(&format!("link set {name} address 02:00:00:00:00:0{number}"));
     }
@@ -204,11 +204,10 @@ fn lladdr(name: &str, kind: TunKind, number: u8) -> TunDevice {
     if kind == TunKind::Tap {
         ip(&format!("neigh replace 10.9.0.{peer} lladdr 02:00:00:00:00:0{peer} dev {name}"));
     }
-    device
 }
 
 /// Returns a counter of the kernel in the calling thread's namespace.
-fn snmp(protocol: &str, field: &str) -> u64 {
+pub(crate) fn snmp(protocol: &str, field: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
     let mut lines = text.lines().filter_map(|line| line.strip_prefix(&format!("{protocol}: ")));
     let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
@@ -294,83 +293,6 @@ fn datagrams() {
         assert!(counters.packets() < 40, "{}", counters.packets());
         rig.all_home(Vec::new());
     }
-}
-
-/// The kernel would take the datagrams of VXLAN for one.
-fn tunnels() {
-    for (link, kind) in
-        [(Link::Ip, TunKind::Tun), (Link::Ethernet, TunKind::Tun), (Link::Ethernet, TunKind::Tap)]
-    {
-        let (far, receiver) = elsewhere(|| {
-            let far = lladdr("tnfar", kind, 2);
-            (far, UdpSocket::bind("10.9.0.2:4789").unwrap())
-        });
-        let payloads = vxlan_payloads(20);
-        let (_, merged) = merged_vxlan(&payloads, link);
-        assert_eq!(merged.segment_count(), 20);
-        let (mut sink, mut packets) = (far.sink(), vec![merged]);
-        sink.send(&mut packets).unwrap();
-        receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let mut received = [0; 2000];
-        for payload in &payloads {
-            let got = receiver.recv(&mut received).unwrap();
-            assert!(received[..got] == payload[..], "{got} bytes");
-        }
-        let counters = sink.counters();
-        assert_eq!((counters.packets(), counters.frames()), (1, 20));
-        assert_eq!(counters.dropped_in_all(), 0);
-        assert_eq!(packets.len(), 20, "all come back");
-    }
-}
-
-/// A TCP stream through VXLAN devices on both sides arrives as sent, in fewer packets.
-fn vxlan() {
-    let open = |number: u8, checksum: &str| {
-        let device = lladdr("tnfar", TunKind::Tap, number);
-        let peer = 3 - number;
-        ip(&format!(
-            "link add tnvx type vxlan id 7 dstport 4789 dev tnfar remote 10.9.0.{peer} {checksum}"
-        ));
-        ip("link set tnvx up");
-        ip(&format!("addr add 10.1.0.{number}/24 dev tnvx"));
-        device
-    };
-    for (checksum, pass) in ["noudpcsum", "udpcsum"]
-        .into_iter()
-        .flat_map(|it| [Pass::Merged, Pass::InPiecesMerged].map(|pass| (it, pass)))
-    {
-        let near = open(1, checksum);
-        let (ask, asked) = std::sync::mpsc::channel::<()>();
-        let (far, back, listener, told) = elsewhere(|| {
-            let far = open(2, checksum);
-            let listener = TcpListener::bind("10.1.0.2:2000").unwrap();
-            let back = Pump::start(&far, &near, Pass::AsTheyCame);
-            // This thread stays in the far namespace, where it reads the counters at the end.
-            let told = thread::spawn(move || {
-                let _ = asked.recv();
-                (received_by("tnfar"), snmp("Tcp", "InErrs"))
-            });
-            (far, back, listener, told)
-        });
-        let pump = Pump::start_to(&near, far.sink().with_whole_tunnels(), pass);
-        stream_to(&listener);
-        let counters = pump.end();
-        back.end();
-        drop(ask);
-        let (frames, packets) = (counters.frames(), counters.packets());
-        let case = format!("{checksum}, {pass:?}: {frames} frames, {packets} packets");
-        assert_eq!(told.join().unwrap(), (packets, 0), "{case}");
-        assert!(2 * frames > 3 * packets, "{case}");
-        assert_eq!(counters.dropped_in_all(), counters.dropped(SendDrop::Full), "{case}");
-    }
-}
-
-/// Returns the number of packets that the kernel received from a device of the calling thread's
-/// namespace.
-fn received_by(name: &str) -> u64 {
-    let text = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-    let mut lines = text.lines().filter_map(|line| line.trim().strip_prefix(&format!("{name}:")));
-    lines.next().unwrap().split_ascii_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 fn tags() {
