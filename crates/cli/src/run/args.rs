@@ -77,6 +77,12 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "WHERE")]
     pub(crate) to: Vec<To>,
 
+    /// Give a TAP packets merged inside VXLAN and GENEVE whole, where the kernel segments them
+    /// (Linux 6.17); tun:NAME is then opened as a TAP. Not where a program has a socket on the
+    /// tunnel's port: it would receive all datagrams of a packet as one
+    #[arg(long)]
+    pub(crate) whole_tunnels: bool,
+
     /// Write merged packets to captures as the frames they were merged of; lro has forgotten
     /// all but the newest acknowledgement, window, timestamps and id
     #[arg(long)]

@@ -19,6 +19,7 @@ pub(super) fn configs(args: &RunArgs) -> Result<Vec<DeviceConfig>, Failure> {
         Via::AfXdp | Via::AfPacket => true,
         Via::Tap | Via::Tun | Via::VhostUser => false,
     };
+    let is_tap = |via: Via| via == Via::Tap;
     let is_vhost_user = |via: Via| via == Via::VhostUser;
     let has_hashes = |via: Via| match via {
         Via::AfXdp | Via::AfPacket | Via::VhostUser => true,
@@ -66,6 +67,7 @@ pub(super) fn configs(args: &RunArgs) -> Result<Vec<DeviceConfig>, Failure> {
             .filter(|_| is_packet(via))
             .unwrap_or_default(),
         xdp: if is_xdp(via) { xdp(args) } else { XdpOptions::default() },
+        whole_tunnels: args.whole_tunnels && is_tap(via),
         virtio: if is_vhost_user(via) { virtio.clone() } else { VirtioOptions::default() },
         promiscuous: args.promiscuous && is_link(via),
         device_hash: args.engine.hash.hash == HashKind::Device && has_hashes(via),

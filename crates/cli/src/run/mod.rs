@@ -11,6 +11,7 @@ pub(crate) use args::{PacketRingArg, RunArgs};
 pub(crate) use file::parse;
 use forebay_control::config_file::Reloaded;
 use forebay_control::{ConfigFile, Control, places};
+use forebay_device::Via;
 use forebay_engine::{Config, SPARE_FRAMES};
 use forebay_run::run::{Run, RunConfig, RunReport, To};
 use forebay_sys as sys;
@@ -80,6 +81,12 @@ fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
         let problem = "--resegment: there are no captures to write to";
         return Err(Failure::usage(problem, "give --to pcap:DIR, or leave it out"));
     }
+    let has_tap = args.devices.iter().any(|it| it.via.unwrap_or(args.via) == Via::Tap)
+        || args.to.iter().any(|to| matches!(to, To::Tun(_)));
+    if args.whole_tunnels && !has_tap {
+        let problem = "--whole-tunnels: there is no TAP to send to";
+        return Err(Failure::usage(problem, "give --to tun:NAME, or leave it out"));
+    }
     if args.resegment
         && let Some(lost) = args.engine.coalesce.lost()
     {
@@ -91,6 +98,7 @@ fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
     Ok(RunConfig {
         to: args.to.clone(),
         resegment: args.resegment,
+        whole_tunnels: args.whole_tunnels,
         trace: args.trace.plan(),
         check_order: args.check,
         duration: args.duration,

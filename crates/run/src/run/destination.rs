@@ -26,10 +26,12 @@ struct DestinationPlace {
     counters: Vec<Arc<SinkCounters>>,
 }
 
-/// Options of the captures.
-pub(super) struct Captured {
-    /// True if merged packets are written as the frames that they were merged of.
+/// Options of destinations.
+pub(super) struct DestinationOptions {
+    /// True if merged packets are written to captures as the frames that they were merged of.
     pub(super) resegments: bool,
+    /// True if a TUN is opened as a TAP that takes packets merged inside VXLAN and GENEVE whole.
+    pub(super) whole_tunnels: bool,
     /// Receives the error of the first capture that cannot be written.
     pub(super) failure: FirstFailure,
 }
@@ -71,7 +73,7 @@ impl Destinations {
         to: &[To],
         devices: &[Device],
         cpus: &[CpuId],
-        captured: &Captured,
+        options: &DestinationOptions,
     ) -> Result<(Self, Vec<Ways>)> {
         let (places, by_device) = places(to, devices.len())?;
         let queues = devices.iter().zip(&by_device);
@@ -82,7 +84,7 @@ impl Destinations {
         let mut ways: Vec<_> = cpus.iter().map(|_| ways()).collect();
         let places = places.into_iter().map(|to| {
             let mut counters = Vec::new();
-            for (ways, way) in ways.iter_mut().zip(open_ways(&to, devices, cpus, captured)?) {
+            for (ways, way) in ways.iter_mut().zip(open_ways(&to, devices, cpus, options)?) {
                 counters.extend(way.counters().cloned());
                 ways.ways.push(OpenWay { way, handed: 0 });
             }
@@ -188,13 +190,13 @@ fn open_ways(
     to: &To,
     devices: &[Device],
     cpus: &[CpuId],
-    captured: &Captured,
+    options: &DestinationOptions,
 ) -> Result<Vec<DestinationWay>> {
     let of_run = |name: &str| devices.iter().find(|device| device.is_called(name));
     match to {
         To::Count => Ok(cpus.iter().map(|_| DestinationWay::Count).collect()),
         To::Pcap(directory) => {
-            let Captured { resegments, failure } = captured;
+            let DestinationOptions { resegments, failure, .. } = options;
             let capture =
                 |&cpu| DeliveredCapture::new(directory, cpu, *resegments, Arc::clone(failure));
             Ok(cpus.iter().map(capture).map(Box::new).map(DestinationWay::Capture).collect())
@@ -205,7 +207,11 @@ fn open_ways(
         }
         To::Tun(name) => {
             privilege::for_tun(name)?;
-            let tun = TunDevice::open_to_send(name)?;
+            let tun = if options.whole_tunnels {
+                TunDevice::open_for_whole_tunnels(name, 1)?
+            } else {
+                TunDevice::open_to_send(name)?
+            };
             Ok(cpus.iter().map(|_| DestinationWay::Sink(Box::new(tun.sink()))).collect())
         }
         To::Dev(name) if name.contains(['/', ':']) => Err(Error::Setting {

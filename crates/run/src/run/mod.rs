@@ -10,7 +10,7 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use destination::{Captured, Destinations};
+use destination::{DestinationOptions, Destinations};
 use ending::{Ending, WatchedSource};
 use forebay_control::Control;
 use forebay_device::pcap::FirstFailure;
@@ -43,6 +43,9 @@ pub struct RunConfig {
     pub to: Vec<To>,
     /// True if merged packets are written to captures as the frames that they were merged of.
     pub resegment: bool,
+    /// True if a destination `tun:NAME` is opened as a TAP that takes packets merged inside VXLAN and
+    /// GENEVE whole.
+    pub whole_tunnels: bool,
     /// Directory of the trace.
     pub trace: Option<TracePlan>,
     /// True if the order of delivery is checked for every flow. With a trace, order is always
@@ -56,8 +59,16 @@ impl RunConfig {
     /// Configuration in which all packets of `devices` pass through `engine` and are only counted.
     #[must_use]
     pub fn new(devices: Vec<DeviceConfig>, engine: Config) -> Self {
-        let (to, resegment, trace, check_order, duration) = (Vec::new(), false, None, false, None);
-        Self { devices, engine, to, resegment, trace, check_order, duration }
+        Self {
+            devices,
+            engine,
+            to: Vec::new(),
+            resegment: false,
+            whole_tunnels: false,
+            trace: None,
+            check_order: false,
+            duration: None,
+        }
     }
 }
 
@@ -96,8 +107,12 @@ impl Run {
         plan.engine.devices = DeviceQueues::of(&devices);
         let cpus = plan.engine.cpus.cpus();
         let failure = FirstFailure::default();
-        let captured = Captured { resegments: plan.resegment, failure: Arc::clone(&failure) };
-        let (destinations, ways) = Destinations::open(&plan.to, &devices, cpus, &captured)?;
+        let options = DestinationOptions {
+            resegments: plan.resegment,
+            whole_tunnels: plan.whole_tunnels,
+            failure: Arc::clone(&failure),
+        };
+        let (destinations, ways) = Destinations::open(&plan.to, &devices, cpus, &options)?;
         clear_outputs(&plan)?;
         let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let ending = Ending::default();

@@ -65,6 +65,7 @@ fn impossible_run_options_are_usage() {
         ("run lo --take udp:99999", "--take <LIST>"),
         ("run lo --to tap:t0", "none of count, pcap:DIR, tun:NAME and dev:NAME"),
         ("run lo --resegment --to dev:lo", "there are no captures to write to"),
+        ("run tun:t0 --whole-tunnels --to count", "--whole-tunnels: there is no TAP to send to"),
         ("run lo --duration 0", "it is a number of seconds above 0"),
         ("run lo --queues 0", "--queues <N>"),
         ("run lo --user nobody --mount m", "cannot be used with"),

@@ -6,6 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 use std::thread;
 
+use forebay_device::tun::TunDevice;
 use forebay_sys::random::Random;
 use forebay_testkit::namespaces::named::NamedNamespace;
 use libtest_mimic::Failed;
@@ -15,13 +16,14 @@ use crate::live::Judge;
 use crate::live::forwarding::{DEVICE, DEVICE_MAC, PEER, PEER_MAC, Way, join};
 use crate::live::program::{Report, Run, wait_until};
 
-pub(crate) const TRIALS: [Judge; 6] = [
+pub(crate) const TRIALS: [Judge; 7] = [
     ("promise_6_native_xdp_keeps_content", || judge_forwarding(Way::AfXdpNative)),
     ("promise_6_generic_xdp_keeps_content", || judge_forwarding(Way::AfXdpGeneric)),
     ("promise_6_packet_sockets_keep_content", || judge_forwarding(Way::AfPacket)),
     ("promise_6_native_xdp_to_tun_keeps_content", || judge_tun(Way::AfXdpNative)),
     ("promise_6_generic_xdp_to_tun_keeps_content", || judge_tun(Way::AfXdpGeneric)),
     ("promise_6_packet_socket_to_tun_keeps_content", || judge_tun(Way::AfPacket)),
+    ("lro_t6_run_sends_tap_whole_tunnels", judge_whole_tunnels),
 ];
 
 /// Second interface of a forwarding run, and the interface behind it.
@@ -103,6 +105,53 @@ fn judge_tun(way: Way) -> Judgement {
         let args = [&[DEVICE], way.args(), &["--to", &to]].concat();
         let report = ends.judge(&near, &args, coalesce, &[])?;
         judge_merging(&report, coalesce, false)?;
+    }
+    Ok(())
+}
+
+/// Forwards VXLAN from one interface to a TAP, behind which the kernel takes it apart. Merged packets
+/// reach the TAP whole, if this kernel can segment them.
+fn judge_whole_tunnels() -> Judgement {
+    let (client, near) = (NamedNamespace::new()?, NamedNamespace::new()?);
+    join((&near, DEVICE, DEVICE_MAC), (&client, PEER, PEER_MAC), 1)?;
+    let at_client = [
+        "ip address add 10.7.0.1/24 dev fb1",
+        &format!("ip neighbour add 10.7.0.2 lladdr {STRANGER_MAC} dev fb1"),
+        "ip link add vx0 type vxlan id 7 dstport 4789 remote 10.7.0.2 dev fb1",
+        "ip address add 10.9.0.1/24 dev vx0",
+        "ip link set vx0 up",
+    ];
+    let at_near = [
+        &format!("ip tuntap add dev {TUN} mode tap"),
+        &format!("ip link set {TUN} up address {STRANGER_MAC}"),
+        &format!("ip address add 10.7.0.2/32 dev {TUN}"),
+        "ip route add 10.7.0.1/32 dev fb0 src 10.7.0.2",
+        &format!("ip neighbour add 10.7.0.1 lladdr {PEER_MAC} dev fb0"),
+        "ip link add vx0 type vxlan id 7 dstport 4789 remote 10.7.0.1 local 10.7.0.2 dev fb0",
+        "ip address add 10.9.0.2/24 dev vx0",
+        "ip link set vx0 up",
+        "sysctl -qw net.ipv4.conf.all.rp_filter=0",
+        &format!("sysctl -qw net.ipv4.conf.{TUN}.rp_filter=0"),
+    ];
+    for (namespace, commands) in [(&client, &at_client[..]), (&near, &at_near)] {
+        for command in commands {
+            namespace.run(&command.split(' ').collect::<Vec<_>>())?;
+        }
+    }
+    set_offloads(&client, PEER, false)?;
+    let facts = near.within(|| Ok(TunDevice::open_for_whole_tunnels("ft1", 1)?.facts()))?;
+    let is_whole = facts.iter().any(|(_, fact)| fact.contains("written whole"));
+    let ends = Ends { client: &client, server: &near, address: "10.9.0.2" };
+    let to = format!("tun:{TUN}");
+    let args = [&[DEVICE], Way::AfPacket.args(), &["--whole-tunnels", "--to", &to]].concat();
+    let report = ends.judge(&near, &args, "gro", &[])?;
+    judge_merging(&report, "gro", false)?;
+    let sent = &report.value()["sent"][0];
+    let written = sent[if is_whole { "packets" } else { "frames" }].as_u64();
+    let file = format!("/sys/class/net/{TUN}/statistics/rx_packets");
+    let received = near.tell(&["cat", &file])?.trim().parse().ok();
+    if written.is_none() || received != written {
+        return Err(format!("the TAP received {received:?} packets: {sent}").into());
     }
     Ok(())
 }
