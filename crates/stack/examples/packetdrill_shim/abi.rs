@@ -182,6 +182,7 @@ fn flags_of(flags: c_int) -> Flags {
         is_urgent: flags & libc::MSG_OOB != 0,
         never_waits: flags & libc::MSG_DONTWAIT != 0,
         more_follows: flags & libc::MSG_MORE != 0,
+        waits_for_all: flags & libc::MSG_WAITALL != 0,
     }
 }
 

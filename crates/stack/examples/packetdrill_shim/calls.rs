@@ -7,13 +7,16 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{ThreadId, current};
 use std::time::Duration;
 
-use forebay_stack::tcp::{Readiness, TcpError, TcpOptions, TcpSocket, WriteFlags};
+use forebay_stack::tcp::{self, Readiness, TcpError, TcpOptions, TcpSocket, WriteFlags};
 
 use crate::errno::Errno;
 use crate::host::Host;
 
-/// Real time without a call of the main thread after which a waiting call turns the clock.
-const IDLE: Duration = Duration::from_millis(20);
+/// Real time without a call of the main thread after which a waiting call turns the clock: the main
+/// thread waits for the call, a second at most.
+const IDLE: Duration = Duration::from_millis(200);
+/// Real time between two turns of the clock by a waiting call.
+const TURN: Duration = Duration::from_millis(1);
 /// Virtual time that a receive waits for a packet at most, in µs.
 const RECEIVE_US: u64 = 2_000_000_000;
 /// Virtual time of one step without timers, in µs.
@@ -33,9 +36,11 @@ pub(crate) struct State {
     sockets: BTreeMap<i32, Entry>,
     /// Calls of the main thread so far.
     turns: u64,
-    /// A call waits; it is to try again.
-    is_waiting: bool,
+    /// A call waits, until this time; it is to try again.
+    waits_until_us: Option<u64>,
     tries_again: bool,
+    /// A packet arrived, or a timer fired.
+    has_changed: bool,
     /// Thread whose call returned, and that has not asked for the time yet.
     returning: Option<ThreadId>,
 }
@@ -45,6 +50,11 @@ pub(crate) struct State {
 pub(crate) struct Entry {
     pub(crate) socket: TcpSocket,
     pub(crate) is_nonblocking: bool,
+    pub(crate) listens: bool,
+    /// `SO_REUSEADDR`, which changes nothing here.
+    pub(crate) reuses_address: bool,
+    /// `TCP_QUICKACK`, as it was set last.
+    pub(crate) acknowledges_at_once: bool,
     /// `SO_RCVTIMEO` and `SO_SNDTIMEO`, in µs.
     pub(crate) receive_timeout_us: Option<u64>,
     pub(crate) send_timeout_us: Option<u64>,
@@ -57,6 +67,7 @@ pub(crate) struct Flags {
     pub(crate) is_urgent: bool,
     pub(crate) never_waits: bool,
     pub(crate) more_follows: bool,
+    pub(crate) waits_for_all: bool,
 }
 
 impl Flags {
@@ -79,8 +90,9 @@ impl Shim {
             host: Host::new(flags),
             sockets: BTreeMap::new(),
             turns: 0,
-            is_waiting: false,
+            waits_until_us: None,
             tries_again: false,
+            has_changed: false,
             returning: None,
         };
         Self { state: Mutex::new(state), changed: Condvar::new() }
@@ -109,6 +121,7 @@ impl Shim {
         let mut state = self.lock();
         let socket = state.entry(fd)?.socket;
         state.host.tcp.listen(socket, backlog)?;
+        state.entry(fd)?.listens = true;
         Ok(0)
     }
 
@@ -125,38 +138,33 @@ impl Shim {
 
     pub(crate) fn connect(&self, fd: i32, peer: SocketAddr) -> Result<i32, Errno> {
         let (waits, timeout_us) = self.waiting(fd, false, |entry| entry.send_timeout_us)?;
-        let first = {
-            let mut state = self.lock();
+        let mut has_begun = false;
+        let result = self.wait(waits, timeout_us, |state| {
             let socket = state.entry(fd)?.socket;
             let local = SocketAddr::new(state.host.address(), 0);
             let mtu_bytes = state.host.mtu_bytes();
-            let first =
+            let begin =
                 state.host.call(|tcp, out| tcp.connect(socket, (local, peer), mtu_bytes, out));
-            drop(self.let_others_run(state));
-            first
-        };
-        match first {
-            Err(TcpError::InProgress) if waits => {}
-            other => return other.map(|()| 0).map_err(Errno::from),
+            has_begun |= begin == Err(TcpError::InProgress);
+            match begin {
+                Err(TcpError::InProgress | TcpError::Already) => Err(Errno::AGAIN),
+                other => other.map(|()| 0).map_err(Errno::from),
+            }
+        });
+        match result {
+            Err(Errno::AGAIN) if has_begun => Err(Errno(libc::EINPROGRESS)),
+            Err(Errno::AGAIN) => Err(Errno(libc::EALREADY)),
+            other => other,
         }
-        self.wait(true, timeout_us, |state| {
-            let socket = state.entry(fd)?.socket;
-            let ready = state.host.tcp.readiness(socket)?;
-            if !ready.writable && !ready.failed {
-                return Err(Errno::AGAIN);
-            }
-            match state.host.tcp.take_error(socket)? {
-                Some(error) => Err(error.into()),
-                None => Ok(0),
-            }
-        })
     }
 
     pub(crate) fn read(&self, fd: i32, room: &mut [u8], flags: Flags) -> Result<usize, Errno> {
         let (waits, timeout_us) =
             self.waiting(fd, flags.never_waits, |entry| entry.receive_timeout_us)?;
-        self.wait(waits, timeout_us, |state| {
+        let mut filled = 0;
+        let result = self.wait(waits && !flags.is_urgent, timeout_us, |state| {
             let socket = state.entry(fd)?.socket;
+            let room = &mut room[filled..];
             let read = state.host.call(|tcp, out| {
                 if flags.is_urgent {
                     let byte = tcp.read_urgent(socket, out)?;
@@ -169,9 +177,19 @@ impl Shim {
                 } else {
                     tcp.read(socket, room, out)
                 }
-            });
-            read.map_err(Errno::from)
-        })
+            })?;
+            let is_short = read > 0 && read < room.len();
+            if flags.peeks || !flags.waits_for_all || !is_short {
+                return Ok(read);
+            }
+            filled += read;
+            Err(Errno::AGAIN)
+        });
+        match result {
+            Ok(read) => Ok(filled + read),
+            Err(_) if filled > 0 => Ok(filled),
+            Err(error) => Err(error),
+        }
     }
 
     /// Writes all bytes, or as many as there is room for without waiting.
@@ -204,10 +222,19 @@ impl Shim {
     pub(crate) fn close(&self, fd: i32) -> Result<i32, Errno> {
         let mut state = self.lock();
         let socket = state.entry(fd)?.socket;
+        let linger_us = state.host.tcp.options(socket)?.linger_us.filter(|&us| us > 0);
         state.sockets.remove(&fd);
         state.host.call(|tcp, out| tcp.close(socket, out))?;
         drop(self.let_others_run(state));
-        Ok(0)
+        let closed =
+            self.wait(linger_us.is_some(), linger_us, |state| match state.host.tcp.info(socket) {
+                Ok(Some(info)) if is_unacknowledged(info.state) => Err(Errno::AGAIN),
+                _ => Ok(0),
+            });
+        match closed {
+            Err(Errno::AGAIN) => Ok(0),
+            other => other,
+        }
     }
 
     pub(crate) fn poll(
@@ -250,6 +277,7 @@ impl Shim {
     pub(crate) fn deliver(&self, bytes: &[u8]) {
         let mut state = self.lock();
         state.turns += 1;
+        state.has_changed = true;
         state.host.deliver(bytes);
         drop(self.let_others_run(state));
     }
@@ -260,7 +288,7 @@ impl Shim {
         let end_us = state.host.now_us + RECEIVE_US;
         while !state.host.has_sent() {
             state.turns += 1;
-            let went_on = state.host.step(end_us);
+            let went_on = state.step(end_us);
             state = self.let_others_run(state);
             if !went_on && !state.host.has_sent() {
                 return None;
@@ -274,7 +302,7 @@ impl Shim {
         let end_us = state.host.now_us + us;
         loop {
             state.turns += 1;
-            let went_on = state.host.step(end_us);
+            let went_on = state.step(end_us);
             state = self.let_others_run(state);
             if !went_on {
                 return;
@@ -291,7 +319,9 @@ impl Shim {
         } else {
             state.turns += 1;
             let end_us = state.host.now_us + 1;
-            while state.host.step(end_us) {}
+            while state.step(end_us) {
+                state = self.let_others_run(state);
+            }
             state = self.let_others_run(state);
         }
         state.host.now_us
@@ -318,13 +348,13 @@ impl Shim {
     ) -> Result<R, Errno> {
         let mut state = self.lock();
         let end_us = timeout_us.map_or(u64::MAX, |us| state.host.now_us + us);
-        let mut has_waited = false;
+        let (mut has_waited, mut is_alone) = (false, false);
         loop {
             let result = attempt(&mut state);
             let is_over = state.host.now_us >= end_us;
             if !matches!(result, Err(Errno::AGAIN)) || !waits || is_over {
                 if has_waited {
-                    (state.is_waiting, state.tries_again) = (false, false);
+                    (state.waits_until_us, state.tries_again) = (None, false);
                     state.returning = Some(current().id());
                     self.changed.notify_all();
                 }
@@ -332,16 +362,19 @@ impl Shim {
                 return result;
             }
             has_waited = true;
-            (state.is_waiting, state.tries_again) = (true, false);
+            (state.waits_until_us, state.tries_again) = (Some(end_us), false);
             self.changed.notify_all();
             let turns = state.turns;
-            let waited = self.changed.wait_timeout_while(state, IDLE, |state| !state.tries_again);
+            let patience = if is_alone { TURN } else { IDLE };
+            let waited =
+                self.changed.wait_timeout_while(state, patience, |state| !state.tries_again);
             let (guard, elapsed) = waited.unwrap_or_else(PoisonError::into_inner);
             state = guard;
-            if elapsed.timed_out() && state.turns == turns {
-                // The main thread waits for this call: nobody else turns the clock.
-                let step_us = (state.host.now_us + STEP_US).min(end_us);
-                state.host.step(step_us);
+            is_alone = elapsed.timed_out() && state.turns == turns;
+            if is_alone {
+                let next_us = state.host.tcp.next_timer_us();
+                let next_us = next_us.unwrap_or(end_us.min(state.host.now_us + STEP_US));
+                state.has_changed |= state.host.step(next_us.min(end_us));
             }
         }
     }
@@ -349,11 +382,13 @@ impl Shim {
     /// Lets a waiting call go on if something happened, and waits until it has returned and asked
     /// for the time: virtual time must not run ahead of it.
     fn let_others_run<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        if state.host.has_news() && state.is_waiting {
+        let is_over = state.waits_until_us.is_some_and(|end_us| end_us <= state.host.now_us);
+        let has_changed = std::mem::take(&mut state.has_changed) | state.host.has_news();
+        if state.waits_until_us.is_some() && (has_changed || is_over) {
             state.tries_again = true;
             self.changed.notify_all();
             let is_busy = |state: &mut State| {
-                state.is_waiting && state.tries_again
+                state.waits_until_us.is_some() && state.tries_again
                     || state.returning.is_some_and(|thread| thread != current().id())
             };
             let waited = self.changed.wait_timeout_while(state, IDLE, is_busy);
@@ -365,6 +400,15 @@ impl Shim {
 }
 
 impl State {
+    /// Advances the clock to the next timer, at most to `end_us` and to the end of a call that waits.
+    /// Returns false at `end_us`.
+    fn step(&mut self, end_us: u64) -> bool {
+        let until_us = self.waits_until_us.unwrap_or(u64::MAX).max(self.host.now_us);
+        let went_on = self.host.step(end_us.min(until_us));
+        self.has_changed |= went_on;
+        went_on || until_us < end_us
+    }
+
     pub(crate) fn entry(&mut self, fd: i32) -> Result<&mut Entry, Errno> {
         self.sockets.get_mut(&fd).ok_or(Errno(libc::EBADF))
     }
@@ -372,8 +416,21 @@ impl State {
 
 impl Entry {
     fn of(socket: TcpSocket) -> Self {
-        Self { socket, is_nonblocking: false, receive_timeout_us: None, send_timeout_us: None }
+        Self {
+            socket,
+            is_nonblocking: false,
+            listens: false,
+            reuses_address: false,
+            acknowledges_at_once: true,
+            receive_timeout_us: None,
+            send_timeout_us: None,
+        }
     }
+}
+
+/// True as long as a close with `SO_LINGER` waits (`sk_stream_closing`).
+fn is_unacknowledged(state: tcp::State) -> bool {
+    matches!(state, tcp::State::FinWait1 | tcp::State::Closing | tcp::State::LastAck)
 }
 
 /// Events of a poll, as the kernel tells them.

@@ -20,6 +20,7 @@ impl From<TcpError> for Errno {
             TcpError::NotConnected => libc::ENOTCONN,
             TcpError::Refused => libc::ECONNREFUSED,
             TcpError::Reset => libc::ECONNRESET,
+            TcpError::Aborted => libc::ECONNABORTED,
             TcpError::BrokenPipe => libc::EPIPE,
             TcpError::TimedOut => libc::ETIMEDOUT,
             TcpError::HostUnreachable => libc::EHOSTUNREACH,

@@ -1,6 +1,8 @@
 //! Socket options and `TCP_INFO`.
 
-use forebay_stack::tcp::{State, TcpInfo};
+use std::ops::RangeInclusive;
+
+use forebay_stack::tcp::{Algorithm, State, TcpInfo};
 
 use crate::calls::Shim;
 use crate::errno::Errno;
@@ -8,6 +10,10 @@ use crate::errno::Errno;
 const SECOND_US: u64 = 1_000_000;
 /// Length of the part of `struct tcp_info` that is filled in.
 const INFO_BYTES: usize = 104;
+/// Values that the kernel takes: seconds of keep-alive, counts, segment sizes.
+const SECONDS: RangeInclusive<i32> = 1..=32_767;
+const COUNTS: RangeInclusive<i32> = 1..=127;
+const SEGMENTS: RangeInclusive<i32> = 88..=32_767;
 
 impl Shim {
     /// Sets an option whose value is these bytes.
@@ -18,7 +24,12 @@ impl Shim {
         value: &[u8],
     ) -> Result<i32, Errno> {
         let number = number(value);
-        let seconds = || number.map(|value| u64::from(value.cast_unsigned()) * SECOND_US);
+        let within = |range: RangeInclusive<i32>| {
+            number.and_then(|value| {
+                range.contains(&value).then_some(value.cast_unsigned()).ok_or(Errno(libc::EINVAL))
+            })
+        };
+        let seconds = || within(SECONDS).map(|value| u64::from(value) * SECOND_US);
         match (level, name) {
             (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
                 self.lock().entry(fd)?.receive_timeout_us = timeout(value)?;
@@ -74,15 +85,15 @@ impl Shim {
                 self.set_options(fd, |options| options.keepalive_interval_us = interval_us)
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
-                let probes = u8::try_from(number?).map_err(|_| Errno(libc::EINVAL))?;
+                let probes = u8::try_from(within(COUNTS)?).unwrap_or(u8::MAX);
                 self.set_options(fd, |options| options.keepalive_probes = probes)
             }
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
-                let timeout_us = u64::from(number?.cast_unsigned()) * 1000;
+                let timeout_us = u64::from(within(0..=i32::MAX)?) * 1000;
                 self.set_options(fd, |options| options.user_timeout_us = timeout_us)
             }
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
-                let retries = u8::try_from(number?).map_err(|_| Errno(libc::EINVAL))?;
+                let retries = u8::try_from(within(COUNTS)?).unwrap_or(u8::MAX);
                 self.set_options(fd, |options| options.syn_retries = Some(retries))
             }
             (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
@@ -91,8 +102,27 @@ impl Shim {
                 self.set_options(fd, |options| options.fin_timeout_us = Some(wait_us))
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
-                let largest = u16::try_from(number?).map_err(|_| Errno(libc::EINVAL))?;
-                self.set_options(fd, |options| options.max_segment = Some(largest))
+                let largest = match number? {
+                    0 => None,
+                    _ => u16::try_from(within(SEGMENTS)?).ok(),
+                };
+                self.set_options(fd, |options| options.max_segment = largest)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
+                let retries = retries_in(number?.max(0).cast_unsigned());
+                self.set_options(fd, |options| options.defer_retries = retries)
+            }
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => {
+                self.lock().entry(fd)?.reuses_address = number? != 0;
+                Ok(0)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                let algorithm = match value.trim_ascii_end() {
+                    b"reno" | b"reno\0" => Algorithm::NewReno,
+                    b"cubic" | b"cubic\0" => Algorithm::Cubic,
+                    _ => return Err(Errno(libc::ENOENT)),
+                };
+                self.set_options(fd, |options| options.congestion = Some(algorithm))
             }
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
                 let clamp = number?.cast_unsigned();
@@ -101,7 +131,9 @@ impl Shim {
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
                 let on = number? != 0;
                 let mut state = self.lock();
-                let socket = state.entry(fd)?.socket;
+                let entry = state.entry(fd)?;
+                entry.acknowledges_at_once = on;
+                let socket = entry.socket;
                 // Without a connection, the kernel takes the option too.
                 let _ = state.host.call(|tcp, out| tcp.set_quick_acks(socket, on, out));
                 Ok(0)
@@ -122,7 +154,8 @@ impl Shim {
     /// Value of an option as bytes.
     pub(crate) fn getsockopt(&self, fd: i32, (level, name): (i32, i32)) -> Result<Vec<u8>, Errno> {
         let mut state = self.lock();
-        let socket = state.entry(fd)?.socket;
+        let entry = *state.entry(fd)?;
+        let socket = entry.socket;
         let options = state.host.tcp.options(socket)?;
         let int = |value: u64| Ok(i32::try_from(value).unwrap_or(i32::MAX).to_ne_bytes().to_vec());
         match (level, name) {
@@ -131,18 +164,42 @@ impl Shim {
                 int(error.map_or(0, |error| u64::from(Errno::from(error).0.cast_unsigned())))
             }
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => int(options.keepalive.into()),
-            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int(1),
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int(entry.reuses_address.into()),
+            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(entry.listens.into()),
             (libc::SOL_SOCKET, libc::SO_TYPE) => int(1),
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => int(options.oob_inline.into()),
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let seconds = options.linger_us.unwrap_or(0) / SECOND_US;
+                let mut pair = int(options.linger_us.is_some().into())?;
+                pair.extend(int(seconds)?);
+                Ok(pair)
+            }
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(options.rcvbuf.unwrap_or(131_072).into()),
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(options.sndbuf.unwrap_or(16_384).into()),
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => int(options.nodelay.into()),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => int(options.cork.into()),
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => int(entry.acknowledges_at_once.into()),
+            (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => int(seconds_of(options.defer_retries)),
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => int(options.keepalive_idle_us / SECOND_US),
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
                 int(options.keepalive_interval_us / SECOND_US)
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => int(options.keepalive_probes.into()),
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => int(options.user_timeout_us / 1000),
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => int(options.syn_retries.unwrap_or(6).into()),
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
+                int(options.fin_timeout_us.unwrap_or(60 * SECOND_US) / SECOND_US)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
+                int(options.window_clamp.unwrap_or(0).into())
+            }
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                let name: &[u8] = match options.congestion.unwrap_or_default() {
+                    Algorithm::NewReno => b"reno",
+                    Algorithm::Cubic => b"cubic",
+                };
+                Ok(name.to_vec())
+            }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
                 let info = state.host.tcp.info(socket)?;
                 let before = options.max_segment.map_or(536, u32::from);
@@ -159,6 +216,16 @@ impl Shim {
 
 fn number(value: &[u8]) -> Result<i32, Errno> {
     value.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes)).ok_or(Errno(libc::EINVAL))
+}
+
+/// Retransmissions of a SYN-ACK in a number of seconds (`secs_to_retrans`).
+fn retries_in(seconds: u32) -> u8 {
+    (0..=u8::MAX).find(|&retries| seconds_of(retries) >= seconds.into()).unwrap_or(u8::MAX)
+}
+
+/// Seconds that a number of retransmissions takes (`retrans_to_secs`).
+fn seconds_of(retries: u8) -> u64 {
+    (0..u32::from(retries)).map(|retry| (1 << retry.min(7)).min(120)).sum()
 }
 
 /// A `struct timeval`; `None` of zero, which is no limit.

@@ -9,6 +9,8 @@ pub(super) const SECOND: u64 = 1_000_000;
 pub(super) const RTO_MIN_US: u64 = 200 * MS;
 /// Highest retransmission time-out (`TCP_RTO_MAX`), in µs.
 pub(super) const RTO_MAX_US: u64 = 120 * SECOND;
+/// Shortest time of a timer (`TCP_TIMEOUT_MIN`: two ticks of a millisecond), in µs.
+pub(super) const TIMEOUT_MIN_US: u64 = 2 * MS;
 /// Retransmission time-out without a measured round trip (RFC 6298, section 2.1), in µs.
 pub(super) const RTO_INITIAL_US: u64 = SECOND;
 /// Lowest delay of an ACK (`TCP_ATO_MIN`, `TCP_DELACK_MIN`), in µs.
@@ -23,6 +25,8 @@ pub(super) const INITIAL_CWND: u32 = 10;
 pub(super) const DUP_THRESHOLD: u32 = 3;
 /// Segment size assumed of a peer that announces none over IPv4 (RFC 9293, MUST-15).
 pub(super) const DEFAULT_MSS: u16 = 536;
+/// The same over IPv6, as in the kernel: a packet of 1280 bytes.
+pub(super) const DEFAULT_MSS_V6: u16 = 1220;
 /// Smallest segment size that a peer can impose (`TCP_MIN_SND_MSS`).
 pub(super) const MIN_MSS: u32 = 48;
 /// Largest shift of a window (RFC 7323, section 2.3).
@@ -161,6 +165,11 @@ pub struct TcpOptions {
     pub fin_timeout_us: Option<u64>,
     /// Retransmissions of a SYN (`TCP_SYNCNT`).
     pub syn_retries: Option<u8>,
+    /// SYN-ACKs that are sent again before a connection without data is accepted; 0 to accept at once
+    /// (`TCP_DEFER_ACCEPT`).
+    pub defer_retries: u8,
+    /// Congestion control; `None` for that of the settings (`TCP_CONGESTION`).
+    pub congestion: Option<Algorithm>,
     /// DSCP of packets sent, in the upper six bits (`IP_TOS`).
     pub tos: u8,
 }
@@ -183,6 +192,8 @@ impl Default for TcpOptions {
             window_clamp: None,
             fin_timeout_us: None,
             syn_retries: None,
+            defer_retries: 0,
+            congestion: None,
             tos: 0,
         }
     }

@@ -43,6 +43,11 @@ impl Congestion {
         Self { algorithm, cwnd: INITIAL_CWND, ssthresh: u32::MAX, credit: 0, cubic }
     }
 
+    /// Goes on with another algorithm, and with the window as it is.
+    pub(super) fn set_algorithm(&mut self, algorithm: Algorithm) {
+        (self.algorithm, self.cubic) = (algorithm, Cubic::default());
+    }
+
     pub(super) fn is_slow_start(&self) -> bool {
         self.cwnd < self.ssthresh
     }

@@ -19,6 +19,8 @@ pub enum TcpError {
     Refused,
     /// The peer reset the connection (`ECONNRESET`).
     Reset,
+    /// The connection was given up before it was open (`ECONNABORTED`).
+    Aborted,
     /// The connection was ended before (`EPIPE`).
     BrokenPipe,
     /// The peer did not answer in time (`ETIMEDOUT`).
@@ -51,6 +53,7 @@ impl fmt::Display for TcpError {
             Self::NotConnected => "the socket is not connected: connect it first",
             Self::Refused => "the peer refused the connection: check that a program listens there",
             Self::Reset => "the peer reset the connection: connect again",
+            Self::Aborted => "the connection was given up before it was open: connect again",
             Self::BrokenPipe => "the connection was ended before: connect again",
             Self::TimedOut => "the peer did not answer in time: check that it can be reached",
             Self::HostUnreachable => "a router cannot reach the peer's host: check the address",
@@ -76,6 +79,7 @@ impl From<TcpError> for io::Error {
             TcpError::NotConnected | TcpError::NoSocket => Kind::NotConnected,
             TcpError::Refused => Kind::ConnectionRefused,
             TcpError::Reset => Kind::ConnectionReset,
+            TcpError::Aborted => Kind::ConnectionAborted,
             TcpError::BrokenPipe => Kind::BrokenPipe,
             TcpError::TimedOut => Kind::TimedOut,
             TcpError::HostUnreachable => Kind::HostUnreachable,

@@ -4,6 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use forebay_rx::packet::Packet;
 
+use super::config::{DEFAULT_MSS, DEFAULT_MSS_V6};
+
 /// Addresses and ports of a connection, of one family.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Flow {
@@ -30,6 +32,11 @@ impl Flow {
     #[must_use]
     pub fn is_ipv6(&self) -> bool {
         self.theirs.is_ipv6()
+    }
+
+    /// Segment size assumed of a peer that announces none.
+    pub(super) fn default_mss(&self) -> u16 {
+        if self.is_ipv6() { DEFAULT_MSS_V6 } else { DEFAULT_MSS }
     }
 
     /// Bytes of the IP and TCP headers without options.

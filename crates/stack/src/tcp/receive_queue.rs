@@ -101,6 +101,27 @@ pub(super) enum Queued {
     Full(Piece),
 }
 
+/// Outcome of a gap that was filled.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Filled {
+    /// Sequence number that is next now.
+    pub(super) next: Seq,
+    /// True if that is behind a FIN.
+    pub(super) is_fin: bool,
+    /// Bytes of the pieces that the segment that filled the gap had, too.
+    pub(super) duplicate: Option<(Seq, Seq)>,
+}
+
+impl Filled {
+    fn note_duplicate(&mut self, (start, end): (Seq, Seq)) {
+        self.duplicate = match self.duplicate {
+            Some((first, last)) if !start.is_after(last) => Some((first, last.later(end))),
+            Some(before) => Some(before),
+            None => Some((start, end)),
+        };
+    }
+}
+
 /// Receive queue of a connection.
 #[derive(Debug, Default)]
 pub(super) struct ReceiveQueue {
@@ -210,30 +231,34 @@ impl ReceiveQueue {
         Queued::Kept { around, duplicate }
     }
 
-    /// Appends the pieces that the gap before them no longer separates from `next`. Returns the
-    /// sequence number that is next now, and true if that was behind a FIN.
-    pub(super) fn append_pieces(&mut self, mut next: Seq, pool: &mut Pool) -> (Seq, bool) {
+    /// Appends the pieces that the gap before them no longer separates from `next`.
+    pub(super) fn append_pieces(&mut self, next: Seq, pool: &mut Pool) -> Filled {
+        let mut filled = Filled { next, is_fin: false, duplicate: None };
         while let Some(piece) = self.pieces.front() {
-            if piece.start.is_after(next) {
+            if piece.start.is_after(filled.next) {
                 break;
             }
             let Some(piece) = self.pieces.pop_front() else { break };
             self.truesize -= piece.truesize();
-            if !piece.end_with_fin().is_after(next) {
+            if piece.start.is_before(next) {
+                filled.note_duplicate((piece.start, piece.end_with_fin().earlier(next)));
+            }
+            if !piece.end_with_fin().is_after(filled.next) {
                 piece.free(pool);
                 continue;
             }
-            let is_fin = piece.is_fin;
-            next = self.append(piece, next, pool);
-            if is_fin {
+            filled.is_fin = piece.is_fin;
+            filled.next = self.append(piece, filled.next, pool);
+            if filled.is_fin {
                 self.drop_pieces(pool);
-                return (next + 1, true);
+                filled.next += 1;
+                return filled;
             }
         }
         if self.pieces.is_empty() && self.pieces.capacity() > 16 {
             self.pieces = VecDeque::new();
         }
-        (next, false)
+        filled
     }
 
     /// Drops all pieces behind gaps. Returns their number.

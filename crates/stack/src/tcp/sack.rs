@@ -55,9 +55,9 @@ impl SackReport {
         self.count = count;
     }
 
-    /// Forgets all blocks: the pieces were dropped.
+    /// Forgets all blocks: the pieces were dropped (`tcp_sack_reset`).
     pub(super) fn clear(&mut self) {
-        self.count = 0;
+        *self = Self::default();
     }
 
     /// Highest end of a block.

@@ -60,7 +60,7 @@ impl Connection {
             return self.acknowledge_old(segment, cx);
         }
         if segment.ack.is_after(self.send.next) {
-            if self.state != State::Established && self.state != State::SynReceived {
+            if self.state != State::SynReceived {
                 self.challenge(cx);
             }
             return Acknowledged::Unsent;
@@ -173,7 +173,10 @@ impl Connection {
             return false;
         }
         send.window = window;
-        send.max_window = send.max_window.max(window);
+        if window > send.max_window {
+            send.max_window = window;
+            self.set_mss();
+        }
         if self.unsent_bytes() > 0 {
             self.restart_after_idle(now_us);
         }

@@ -42,8 +42,8 @@ impl Connection {
             peer_closed: self.shut.receive,
             hung_up: both || self.state == State::Closed,
             failed: self.error.is_some(),
-            urgent: self.receive.out_of_band.is_some()
-                || self.receive.urgent.is_some_and(|urgent| urgent.is_before(self.receive.next)),
+            urgent: !self.receive.is_urgent_taken
+                && self.receive.urgent.is_some_and(|urgent| urgent.is_before(self.receive.next)),
         }
     }
 
@@ -58,9 +58,27 @@ impl Connection {
         self.send.buffer_bytes.saturating_sub(self.send.queue.len_bytes())
     }
 
-    /// Takes the error that waits (`SO_ERROR`).
+    /// Takes the error that waits, or else that of the path (`SO_ERROR`).
     pub(in crate::tcp) fn take_error(&mut self) -> Option<TcpError> {
-        self.error.take()
+        self.error.take().or_else(|| self.soft_error.take())
+    }
+
+    /// Answer to a second `connect`: the outcome of the first, once.
+    pub(in crate::tcp) fn connect_again(&mut self) -> Result<(), TcpError> {
+        match self.state {
+            _ if !self.is_connecting => Err(TcpError::IsConnected),
+            State::SynSent | State::SynReceived => Err(TcpError::Already),
+            State::Closed => Err(self.error.take().unwrap_or(TcpError::Aborted)),
+            _ => {
+                self.is_connecting = false;
+                Ok(())
+            }
+        }
+    }
+
+    /// True of a connection that was never open.
+    pub(in crate::tcp) fn has_failed_to_open(&self) -> bool {
+        self.is_connecting && self.state == State::Closed
     }
 
     /// Queues bytes to be sent, and returns their number.
@@ -159,31 +177,27 @@ impl Connection {
     }
 
     /// Removes an urgent byte that is next, unless it belongs to the stream (RFC 6093).
-    fn skip_urgent(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn skip_urgent(&mut self, cx: &mut Context<'_>) {
         let is_next = self.receive.urgent == Some(self.read_seq());
         if is_next && !self.options.oob_inline && self.receive.queue.len_bytes() > 0 {
-            let mut byte = [0];
-            self.receive.queue.peek(0, &mut byte);
             self.receive.queue.consume(1, cx.pool);
             self.receive.urgent = None;
-            self.receive.out_of_band = Some(byte[0]);
         }
     }
 
-    /// Takes the urgent byte (`MSG_OOB`).
+    /// Takes the urgent byte, once (`MSG_OOB`, `tcp_recv_urg`). The reader passes it later.
     pub(in crate::tcp) fn read_urgent(&mut self) -> Result<u8, TcpError> {
-        if let Some(byte) = self.receive.out_of_band.take() {
-            return Ok(byte);
-        }
-        let Some(urgent) = self.receive.urgent.filter(|_| !self.options.oob_inline) else {
+        let is_there = !self.options.oob_inline && !self.receive.is_urgent_taken;
+        let Some(urgent) = self.receive.urgent.filter(|_| is_there) else {
             return Err(TcpError::Invalid);
         };
         let offset = urgent.bytes_since(self.read_seq()) as usize;
         let mut byte = [0];
-        match self.receive.queue.peek(offset, &mut byte) {
-            1 => Ok(byte[0]),
-            _ => Err(TcpError::WouldBlock),
+        if self.receive.queue.peek(offset, &mut byte) == 0 {
+            return Err(TcpError::WouldBlock);
         }
+        self.receive.is_urgent_taken = true;
+        Ok(byte[0])
     }
 
     fn nothing_to_read(&mut self, is_empty_room: bool) -> Result<usize, TcpError> {
@@ -301,6 +315,10 @@ impl Connection {
         if let Some(bytes) = options.sndbuf {
             self.send.buffer_bytes = bytes;
         }
+        if options.congestion != before.congestion {
+            let algorithm = options.congestion.unwrap_or(cx.config.congestion);
+            self.congestion.set_algorithm(algorithm);
+        }
         if options.max_segment != before.max_segment && self.state != State::Closed {
             self.set_mss();
         }
@@ -323,8 +341,12 @@ impl Connection {
     /// `TCP_QUICKACK`.
     pub(in crate::tcp) fn set_quick_acks(&mut self, on: bool, cx: &mut Context<'_>) {
         self.delayed.set_quick(on);
-        if on && self.delayed.is_scheduled() && self.can_receive() {
-            self.send_ack(cx);
+        if on && matches!(self.state, State::Established | State::CloseWait) {
+            let unacked = self.receive.next.bytes_since(self.receive.acked);
+            let is_empty = self.receive.queue.len_bytes() == 0;
+            if self.delayed.is_due_by_option(unacked, is_empty) {
+                self.send_ack(cx);
+            }
         }
     }
 

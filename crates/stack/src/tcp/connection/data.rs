@@ -8,6 +8,9 @@ use super::super::wire::{Flags, Segment};
 use super::open::Answer;
 use super::{Connection, Context, State};
 
+/// Payload below which a packet does not let the window grow.
+const SMALL_BYTES: u32 = 128;
+
 impl Connection {
     pub(super) fn take_payload(
         &mut self,
@@ -86,7 +89,8 @@ impl Connection {
         let Some(packet) = packet.take() else { return };
         let is_fin = segment.has(Flags::FIN);
         let piece = Piece::of(packet, segment.seq, segment.payload_len, is_fin);
-        if segment.payload_len > 0 && !self.make_room(piece.truesize(), cx) {
+        let truesize = piece.truesize();
+        if segment.payload_len > 0 && !self.make_room(truesize, cx) {
             cx.counters.rcv_q_drop.add(1);
             piece.free(cx.pool);
             self.delayed.schedule_now();
@@ -95,7 +99,7 @@ impl Connection {
         let had_gap = self.receive.queue.has_gap();
         self.receive.next = self.receive.queue.append(piece, self.receive.next, cx.pool);
         if segment.payload_len > 0 {
-            self.note_data(segment, cx.now_us);
+            self.note_data(segment, truesize, cx);
         }
         if is_fin {
             self.receive.next += 1;
@@ -103,13 +107,16 @@ impl Connection {
             return;
         }
         if had_gap {
-            let (next, is_fin) = self.receive.queue.append_pieces(self.receive.next, cx.pool);
-            self.receive.next = next;
+            let filled = self.receive.queue.append_pieces(self.receive.next, cx.pool);
+            self.receive.next = filled.next;
+            if let Some((start, end)) = filled.duplicate {
+                self.report_duplicate(start, end, cx);
+            }
             if !self.receive.queue.has_gap() {
                 // RFC 5681, section 4.2: the gap is filled.
                 self.delayed.schedule_now();
             }
-            if is_fin {
+            if filled.is_fin {
                 return self.take_fin(cx);
             }
         }
@@ -132,6 +139,7 @@ impl Connection {
             return piece.free(cx.pool);
         }
         cx.counters.ofo_queue.add(1);
+        let truesize = piece.truesize();
         match self.receive.queue.add_piece(piece, cx.pool) {
             Queued::Kept { around, duplicate } => {
                 if self.agreed.sack {
@@ -139,6 +147,7 @@ impl Connection {
                     if let Some((start, end)) = duplicate {
                         self.report_duplicate(start, end, cx);
                     }
+                    self.grow_window(segment.payload_len, truesize, cx);
                 }
             }
             Queued::Duplicate(piece) => {
@@ -199,11 +208,14 @@ impl Connection {
     }
 
     /// Bookkeeping of data in order (`tcp_event_data_recv`).
-    fn note_data(&mut self, segment: &Segment, now_us: u64) {
+    fn note_data(&mut self, segment: &Segment, truesize: u32, cx: &Context<'_>) {
         let has_push = segment.has(Flags::PSH);
         self.delayed.measure(segment.segment_len, has_push, self.announced_mss());
-        self.delayed.note_data(now_us, self.receive.window, self.rtt.rto_us());
+        self.delayed.note_data(cx.now_us, self.receive.window, self.rtt.rto_us());
         self.note_mark(segment);
+        if segment.payload_len >= SMALL_BYTES {
+            self.grow_window(segment.payload_len, truesize, cx);
+        }
     }
 
     /// ECN (RFC 3168, section 6.1.3): marks are echoed until the peer confirms.
@@ -223,16 +235,17 @@ impl Connection {
     }
 
     /// Notes where the urgent byte is (RFC 6093; `tcp_check_urg`).
-    pub(super) fn note_urgent(&mut self, segment: &Segment) {
-        if !segment.has(Flags::URG) || segment.urgent == 0 {
+    pub(super) fn note_urgent(&mut self, segment: &Segment, cx: &mut Context<'_>) {
+        if !segment.has(Flags::URG) {
             return;
         }
         // The kernel's reading: the pointer is behind the urgent byte.
-        let at = segment.seq + u32::from(segment.urgent) - 1;
+        let at = segment.seq + u32::from(segment.urgent).saturating_sub(1);
         let is_old = at.is_before(self.read_seq()) || at.is_before(self.receive.next);
         let is_known = self.receive.urgent.is_some_and(|urgent| !at.is_after(urgent));
         if !is_old && !is_known {
-            self.receive.urgent = Some(at);
+            self.skip_urgent(cx);
+            (self.receive.urgent, self.receive.is_urgent_taken) = (Some(at), false);
         }
     }
 

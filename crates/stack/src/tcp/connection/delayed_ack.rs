@@ -65,6 +65,11 @@ impl DelayedAck {
         self.delay_us = DELACK_MIN_US;
     }
 
+    /// The window grew: the peer shall know at once.
+    pub(super) fn raise_quick_by_growth(&mut self) {
+        self.quick |= 1;
+    }
+
     fn raise_quick(&mut self, window: u32) {
         let halves = window / (2 * self.segment_bytes.max(1));
         let acks = if halves == 0 { 2 } else { halves.min(MAX_QUICKACKS.into()) };
@@ -111,6 +116,12 @@ impl DelayedAck {
 
     fn is_quick(&self) -> bool {
         self.quick > 0 && !self.is_pingpong
+    }
+
+    /// True if `TCP_QUICKACK` calls for an ACK: as after a read of a segment with PSH.
+    pub(super) fn is_due_by_option(&mut self, unacked: u32, is_empty: bool) -> bool {
+        self.pushed |= self.is_scheduled;
+        self.is_due_after_read(unacked, is_empty)
     }
 
     /// True if reading calls for an ACK (`tcp_cleanup_rbuf`).

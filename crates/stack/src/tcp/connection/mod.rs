@@ -155,8 +155,8 @@ pub(super) struct ReceiveState {
     /// Sequence number of an urgent byte that the reader has not passed (RFC 6093), at the kernel's
     /// place: the one before the pointer.
     pub(super) urgent: Option<Seq>,
-    /// An urgent byte that the reader passed and did not take.
-    pub(super) out_of_band: Option<u8>,
+    /// True once that byte was taken out of band.
+    pub(super) is_urgent_taken: bool,
     /// ECN: a mark was seen and its echo is not confirmed.
     pub(super) is_marked: bool,
     /// Time of the last segment, in µs (`rcv_tstamp`).
@@ -191,6 +191,8 @@ pub(super) struct Connection {
     error: Option<TcpError>,
     /// Error of the path that is not fatal (`sk_err_soft`).
     soft_error: Option<TcpError>,
+    /// True until a second `connect` has told the outcome (`SS_CONNECTING`).
+    is_connecting: bool,
     /// True once no application holds the connection (`SOCK_DEAD`).
     is_orphan: bool,
     /// Time of the last answer to an invalid segment, in µs (`last_oow_ack_time`); 0 for never.

@@ -1,6 +1,8 @@
 //! Handshakes: a client's SYN, a server's connection made of its request, simultaneous open.
 
-use super::super::config::{DEFAULT_MSS, MIN_MSS, RTO_INITIAL_US, TcpConfig, TcpOptions};
+use super::super::config::{
+    DEFAULT_MSS, MIN_MSS, RTO_INITIAL_US, TIMEOUT_MIN_US, TcpConfig, TcpOptions,
+};
 use super::super::congestion::Congestion;
 use super::super::error::TcpError;
 use super::super::flow::Flow;
@@ -17,6 +19,10 @@ use super::{
     Agreed, Connection, Context, DelayedAck, ReceiveState, Recovery, Scoreboard, SendState, Shut,
     State, Timers,
 };
+
+/// Size of a packet to which a tiny window cannot push the segments, and of a header.
+const SMALLEST_PACKET_BYTES: u32 = 68;
+const TCP_HEADER_BYTES: u32 = 20;
 
 /// Numbers that a connection begins with.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +85,7 @@ impl Connection {
             timestamp_us: 0,
             fin: None,
             urgent: None,
-            out_of_band: None,
+            is_urgent_taken: false,
             is_marked: false,
             last_us: now_us,
         };
@@ -93,13 +99,14 @@ impl Connection {
             receive,
             sent: Scoreboard::default(),
             recovery: Recovery::new(sequence),
-            congestion: Congestion::new(config.congestion),
+            congestion: Congestion::new(options.congestion.unwrap_or(config.congestion)),
             rtt: RoundTrip::default(),
             delayed: DelayedAck::default(),
             timers: Timers::default(),
             shut: Shut::default(),
             error: None,
             soft_error: None,
+            is_connecting: false,
             is_orphan: false,
             invalid_answered_us: 0,
             cwr_is_due: false,
@@ -117,6 +124,7 @@ impl Connection {
             scales: cx.config.window_scaling.then(|| (0, scale_for(&begin.options, cx.config))),
         };
         connection.state = State::SynSent;
+        connection.is_connecting = true;
         connection.receive.window =
             connection.receive.buffer.initial_window(connection.announced_mss());
         cx.counters.active_opens.add(1);
@@ -126,7 +134,7 @@ impl Connection {
 
     fn send_syn(&mut self, cx: &mut Context<'_>) {
         let end = self.send.initial + 1;
-        self.send.next = end;
+        (self.send.next, self.send.pushed) = (end, end);
         self.recovery.retransmit_stamp_us = cx.now_us;
         let marks = Marks { is_syn: true, ..Marks::default() };
         self.record_sent(self.send.initial, end, marks, cx);
@@ -171,7 +179,19 @@ impl Connection {
     pub(super) fn set_mss(&mut self) {
         let options = if self.agreed.timestamps { TIMESTAMPS_BYTES } else { 0 };
         let limit = self.announced_mss().min(self.send.peer_mss);
-        self.send.mss = limit.max(MIN_MSS).saturating_sub(options).max(8);
+        let mss = limit.max(MIN_MSS).saturating_sub(options).max(8);
+        // Half of a small window, so that the peer need not close it (`tcp_bound_to_half_wnd`).
+        let largest = self.half_window().max(SMALLEST_PACKET_BYTES - TCP_HEADER_BYTES - options);
+        self.send.mss = mss.min(largest);
+    }
+
+    /// Half of the largest window that the peer announced; all of a tiny one.
+    pub(super) fn half_window(&self) -> u32 {
+        match self.send.max_window {
+            0 => u32::MAX,
+            window if window > u32::from(DEFAULT_MSS) => window / 2,
+            window => window,
+        }
     }
 
     /// Notes what both sides agree on, by the options of the peer's SYN.
@@ -186,7 +206,8 @@ impl Connection {
         if let Some(stamps) = options.timestamps {
             (self.receive.timestamp, self.receive.timestamp_us) = (stamps.value, cx.now_us);
         }
-        self.send.peer_mss = u32::from(options.mss.unwrap_or(DEFAULT_MSS)).max(MIN_MSS);
+        self.send.peer_mss =
+            u32::from(options.mss.unwrap_or_else(|| self.flow.default_mss())).max(MIN_MSS);
         self.set_mss();
     }
 
@@ -198,7 +219,10 @@ impl Connection {
     ) -> Answer {
         if segment.has(Flags::ACK) {
             if !segment.ack.is_after(self.send.una) || segment.ack.is_after(self.send.next) {
-                // An old duplicate: the peer must forget that connection.
+                // An old duplicate: the peer must forget that connection, and ours goes on soon.
+                if self.recovery.retransmits == 0 {
+                    self.timers.set_retransmit(cx.now_us + TIMEOUT_MIN_US);
+                }
                 return if segment.has(Flags::RST) { Answer::None } else { Answer::Reset };
             }
             let is_stale = segment.options.timestamps.is_some_and(|stamps| {
@@ -238,6 +262,7 @@ impl Connection {
         self.send.window = u32::from(segment.window);
         self.send.max_window = self.send.window;
         self.send.window_seq = segment.seq;
+        self.set_mss();
         let was_retransmitted = self.sent.first().is_some_and(|sent| sent.marks.ever_retransmitted);
         if let Some(sent) = self.sent.pop() {
             let sample = self.echo_sample(segment, cx.now_us);
@@ -291,7 +316,8 @@ impl Connection {
         self.receive.last_us = cx.now_us;
         self.timers.clear_retransmit();
         let mss = self.announced_mss().min(self.send.mss);
-        self.receive.buffer.begin(self.receive.next, mss, cx.now_us);
+        let window = self.receive.window;
+        self.receive.buffer.begin(self.receive.next, (window, mss), cx.now_us);
         self.delayed.begin(self.receive.window, mss);
         self.arm_keepalive(cx.now_us);
         if self.rtt.smoothed_us().is_none() && self.rtt.rto_us() < RTO_INITIAL_US {

@@ -1,13 +1,10 @@
 //! RACK: losses found by the times of transmission (RFC 8985), and tail loss probes.
 
-use super::super::config::{DUP_THRESHOLD, MS, RTO_INITIAL_US, RTO_MIN_US};
+use super::super::config::{DUP_THRESHOLD, RTO_INITIAL_US, RTO_MIN_US, TIMEOUT_MIN_US};
 use super::super::seq::Seq;
 use super::ack::AckFacts;
 use super::scoreboard::Sent;
 use super::{Connection, Context};
-
-/// Time added to a probe's time-out, for timers that fire late (`TCP_TIMEOUT_MIN`), in µs.
-const TIMEOUT_MIN_US: u64 = 2 * MS;
 
 /// Latest segment that is known to be delivered.
 #[derive(Clone, Copy, Default, Debug)]
@@ -167,7 +164,7 @@ impl Connection {
             } else {
                 let last = self.sent.len() as usize - 1;
                 if self.sent.at(last).is_some_and(|sent| !sent.marks.sacked) {
-                    self.retransmit(last, cx);
+                    self.send_again(last, cx);
                 }
             }
             let was_sent_before = self.send.next == had;

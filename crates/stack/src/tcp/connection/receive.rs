@@ -53,10 +53,10 @@ impl Connection {
             Acknowledged::Unsent if self.state == State::SynReceived => return Answer::Reset,
             Acknowledged::Unsent => return Answer::None,
         }
-        if self.after_ack(segment, cx) == Verdict::Discard {
-            return Answer::None;
+        if let Some(answer) = self.after_ack(segment, cx) {
+            return answer;
         }
-        self.note_urgent(segment);
+        self.note_urgent(segment, cx);
         if self.take_payload(packet, segment, cx) == Answer::Reset {
             return Answer::Reset;
         }
@@ -68,8 +68,8 @@ impl Connection {
         Answer::None
     }
 
-    /// Transitions that an acknowledgement of SYN or FIN makes.
-    fn after_ack(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Verdict {
+    /// Transitions that an acknowledgement of SYN or FIN makes. An answer ends the segment's way.
+    fn after_ack(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Option<Answer> {
         let is_fin_acked = self.is_fin_acked();
         match self.state {
             State::SynReceived => {
@@ -77,6 +77,7 @@ impl Connection {
                 self.send.window = u32::from(segment.window) << scale;
                 self.send.max_window = self.send.max_window.max(self.send.window);
                 self.send.window_seq = segment.seq;
+                self.set_mss();
                 self.become_established(cx);
                 if self.shut.send {
                     // Closed before the handshake ended: the FIN goes out now.
@@ -91,35 +92,35 @@ impl Connection {
             }
             State::Closing if is_fin_acked => {
                 self.enter_time_wait(cx);
-                return Verdict::Discard;
+                return Some(Answer::None);
             }
             State::LastAck if is_fin_acked => {
                 self.finish(cx);
-                return Verdict::Discard;
+                return Some(Answer::None);
             }
             _ => {}
         }
-        Verdict::Continue
+        None
     }
 
     /// FIN-WAIT-2 without an owner: the peer's FIN is awaited for a while.
-    fn wait_without_owner(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Verdict {
+    fn wait_without_owner(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Option<Answer> {
         let Some(stay_us) = self.fin_timeout_us(cx) else {
             cx.counters.abort_on_linger.add(1);
             self.finish(cx);
-            return Verdict::Discard;
+            return Some(Answer::Reset);
         };
         let new_end = segment.end() - u32::from(segment.has(Flags::FIN));
         if segment.payload_len > 0 && new_end.is_after(self.receive.next) {
             // `take_payload` resets the connection: nobody is there to read.
-            return Verdict::Continue;
+            return None;
         }
         if segment.has(Flags::FIN) {
             // The FIN is processed below, and leads to TIME-WAIT.
-            return Verdict::Continue;
+            return None;
         }
         self.leave(true, stay_us, cx);
-        Verdict::Discard
+        Some(Answer::None)
     }
 
     /// Time that a connection without an owner stays in FIN-WAIT-2; `None` for not at all.

@@ -133,12 +133,9 @@ impl Scoreboard {
 
     /// Notes a further transmission of a segment.
     pub(super) fn sent_again(&mut self, index: usize, now_us: u64) {
-        self.mark(index, |marks| {
-            marks.retransmitted = true;
-            marks.ever_retransmitted = true;
-        });
         if let Some(sent) = self.segments.get_mut(index) {
             sent.sent_us = now_us;
+            sent.marks.ever_retransmitted = true;
         }
     }
 

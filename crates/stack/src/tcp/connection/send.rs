@@ -97,7 +97,7 @@ impl Connection {
         if (first_end + fin).is_after(self.window_end()) {
             return Err(Halt::PeerWindow);
         }
-        let next = self.within_window(next);
+        let next = self.within_window(next, full_only);
         if next.is_last && self.is_held_by_nagle(&next, full_only) {
             let whole = next.len_bytes / self.send.mss * self.send.mss;
             if whole == 0 {
@@ -116,7 +116,12 @@ impl Connection {
     fn burst_segments(&self, cx: &Context<'_>) -> u32 {
         let left = self.congestion.cwnd.saturating_sub(self.sent.in_flight());
         let half = (self.congestion.cwnd / 2).max(1);
-        let most = (cx.config.gso_bytes / self.send.mss.max(1)).min(self.by_rate(cx)).max(1);
+        if self.send.urgent.is_some() {
+            // Each segment has an urgent pointer of its own.
+            return left.min(1);
+        }
+        let largest = cx.config.gso_bytes.min(self.half_window());
+        let most = (largest / self.send.mss.max(1)).min(self.by_rate(cx)).max(1);
         left.min(half).min(most)
     }
 
@@ -149,23 +154,26 @@ impl Connection {
         })
     }
 
-    /// Shortens a packet of several segments to the whole ones in the peer's window.
-    fn within_window(&self, next: NextSegment) -> NextSegment {
+    /// Shortens a packet of several segments to the peer's window (`tcp_mss_split_point`).
+    fn within_window(&self, next: NextSegment, full_only: bool) -> NextSegment {
         let left = self.window_end().bytes_since(self.send.next);
-        if next.len_bytes + u32::from(next.has_fin) <= left {
+        if next.len_bytes + u32::from(next.has_fin) <= left || next.len_bytes <= self.send.mss {
             return next;
         }
-        let len_bytes = (left / self.send.mss * self.send.mss).min(next.len_bytes);
-        let len_bytes = len_bytes.max(next.len_bytes.min(self.send.mss));
+        let len_bytes = next.len_bytes.min(left);
+        let partial = len_bytes % self.send.mss;
+        let is_held = partial > 0 && self.holds_small(full_only);
+        let len_bytes = if is_held { len_bytes - partial } else { len_bytes };
         NextSegment { len_bytes, is_last: false, has_fin: false, ..next }
     }
 
-    /// Nagle's rule in Minshall's form: a small segment waits while another one is in flight.
     fn is_held_by_nagle(&self, next: &NextSegment, full_only: bool) -> bool {
         let is_full = next.len_bytes.is_multiple_of(self.send.mss);
-        if next.has_fin || is_full || self.is_urgent_unsent() {
-            return false;
-        }
+        !next.has_fin && !is_full && !self.is_urgent_unsent() && self.holds_small(full_only)
+    }
+
+    /// Nagle's rule in Minshall's form: a small segment waits while another one is in flight.
+    fn holds_small(&self, full_only: bool) -> bool {
         full_only
             || !self.options.nodelay
                 && !self.sent.is_empty()
@@ -234,25 +242,36 @@ impl Connection {
         }
     }
 
-    /// Sends a segment again. Returns false if it could not be sent now.
+    /// Sends a segment again that is deemed lost. Returns false if it could not be sent now.
     pub(super) fn retransmit(&mut self, index: usize, cx: &mut Context<'_>) -> bool {
-        let Some(&sent) = self.sent.at(index) else { return false };
-        let window_end = self.window_end();
-        if !sent.seq.is_before(window_end) && sent.seq != self.send.una {
-            // The peer's window shrank: only its first byte may be tried.
+        if !self.send_again(index, cx) {
             return false;
-        }
-        let most = self.send.mss;
-        let payload =
-            (sent.end - sent.seq) - u32::from(sent.marks.is_fin) - u32::from(sent.marks.is_syn);
-        if payload > most {
-            self.sent.split(index, sent.seq + most);
         }
         if self.recovery.retransmit_stamp_us == 0 {
             self.recovery.retransmit_stamp_us = cx.now_us;
         }
         let undo = self.recovery.undo_retransmits.unwrap_or(0) + 1;
         self.recovery.undo_retransmits = Some(undo);
+        self.sent.mark(index, |marks| marks.retransmitted = true);
+        true
+    }
+
+    /// Sends a segment again (`__tcp_retransmit_skb`). Returns false if it could not be sent now.
+    pub(super) fn send_again(&mut self, index: usize, cx: &mut Context<'_>) -> bool {
+        let Some(&sent) = self.sent.at(index) else { return false };
+        let window_end = self.window_end();
+        if !sent.seq.is_before(window_end) && sent.seq != self.send.una {
+            // The peer's window shrank: only its first byte may be tried.
+            return false;
+        }
+        // Part of a segment if the window shrank into it.
+        let left = window_end.bytes_since(sent.seq);
+        let most = if left > 0 { self.send.mss.min(left) } else { self.send.mss };
+        let payload =
+            (sent.end - sent.seq) - u32::from(sent.marks.is_fin) - u32::from(sent.marks.is_syn);
+        if payload > most {
+            self.sent.split(index, sent.seq + most);
+        }
         self.sent.sent_again(index, cx.now_us);
         cx.counters.retrans_segs.add(1);
         if !self.transmit_sent(index, cx) {

@@ -1,6 +1,6 @@
 //! Time-outs of a connection (`tcp_timer.c`).
 
-use super::super::config::{RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US};
+use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US};
 use super::super::error::TcpError;
 use super::{Connection, Context, State};
 
@@ -178,17 +178,20 @@ impl Connection {
     /// `tcp_write_timeout`.
     fn has_timed_out(&mut self, cx: &Context<'_>) -> bool {
         let retransmits = self.recovery.retransmits;
-        match self.state {
-            State::SynSent => {
-                let limit = self.options.syn_retries.unwrap_or(cx.config.syn_retries);
-                return retransmits >= limit.saturating_add(cx.config.syn_linear_timeouts);
-            }
-            State::SynReceived => return retransmits >= cx.config.synack_retries,
-            _ => {}
+        let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
+        let (limit, base_us) = if is_opening {
+            (self.options.syn_retries.unwrap_or(cx.config.syn_retries), RTO_INITIAL_US)
+        } else if self.is_orphan {
+            (cx.config.orphan_retries, RTO_MIN_US)
+        } else {
+            (cx.config.retries2, RTO_MIN_US)
+        };
+        let linear = if self.state == State::SynSent { cx.config.syn_linear_timeouts } else { 0 };
+        if is_opening && retransmits >= limit.saturating_add(linear) {
+            return true;
         }
-        let limit = if self.is_orphan { cx.config.orphan_retries } else { cx.config.retries2 };
         let timeout_us = match self.options.user_timeout_us {
-            0 => retransmission_time_us(limit),
+            0 => retransmission_time_us(limit, base_us),
             timeout_us => timeout_us,
         };
         let since_us = self.recovery.retransmit_stamp_us;
@@ -297,15 +300,14 @@ impl Connection {
     }
 }
 
-/// Time that a number of retransmissions takes from the lowest time-out on
-/// (`tcp_model_timeout`), in µs.
-fn retransmission_time_us(retransmissions: u8) -> u64 {
-    let doublings = (RTO_MAX_US / RTO_MIN_US).ilog2();
+/// Time that a number of retransmissions takes from a time-out on (`tcp_model_timeout`), in µs.
+fn retransmission_time_us(retransmissions: u8, base_us: u64) -> u64 {
+    let doublings = (RTO_MAX_US / base_us).ilog2();
     let count = u32::from(retransmissions);
     if count <= doublings {
-        ((2 << count) - 1) * RTO_MIN_US
+        ((2 << count) - 1) * base_us
     } else {
-        ((2 << doublings) - 1) * RTO_MIN_US + u64::from(count - doublings) * RTO_MAX_US
+        ((2 << doublings) - 1) * base_us + u64::from(count - doublings) * RTO_MAX_US
     }
 }
 
@@ -315,7 +317,8 @@ mod tests {
 
     #[test]
     fn tcp_9_fifteen_retransmissions_take_924_s() {
-        assert_eq!(retransmission_time_us(15), 924_600_000);
-        assert_eq!(retransmission_time_us(0), RTO_MIN_US);
+        assert_eq!(retransmission_time_us(15, RTO_MIN_US), 924_600_000);
+        assert_eq!(retransmission_time_us(0, RTO_MIN_US), RTO_MIN_US);
+        assert_eq!(retransmission_time_us(6, RTO_INITIAL_US), 127_000_000);
     }
 }

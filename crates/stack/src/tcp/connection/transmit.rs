@@ -3,6 +3,7 @@
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Timestamps, emit};
 use super::scoreboard::Sent;
+use super::window::scale_for;
 use super::{Connection, Context, State};
 
 /// ECN field of an IP header: capable, not marked.
@@ -84,11 +85,13 @@ impl Connection {
             self.recovery.first_stamp = stamp;
         }
         let echo = if is_answer { self.receive.timestamp } else { 0 };
+        // As the kernel: the SYN-ACK of a simultaneous open offers what the SYN did.
+        let config = cx.config;
         let options = Options {
             mss: u16::try_from(self.announced_mss()).ok(),
-            window_scale: self.agreed.scales.map(|(_, ours)| ours),
-            sack_permitted: self.agreed.sack,
-            timestamps: self.agreed.timestamps.then_some(Timestamps { value: stamp, echo }),
+            window_scale: config.window_scaling.then(|| scale_for(&self.options, config)),
+            sack_permitted: config.sack,
+            timestamps: config.timestamps.then_some(Timestamps { value: stamp, echo }),
             ..Options::default()
         };
         let window = u16::try_from(self.receive.window).unwrap_or(u16::MAX);

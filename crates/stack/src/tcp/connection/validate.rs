@@ -126,7 +126,7 @@ impl Connection {
     /// The peer reset the connection (`tcp_reset`).
     fn reset(&mut self, cx: &mut Context<'_>) {
         let error = match self.state {
-            State::SynSent | State::SynReceived => TcpError::Refused,
+            State::SynSent => TcpError::Refused,
             State::CloseWait => TcpError::BrokenPipe,
             _ => TcpError::Reset,
         };

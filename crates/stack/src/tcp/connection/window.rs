@@ -14,6 +14,8 @@ pub(in crate::tcp) struct ReceiveWindow {
     largest: u32,
     /// Largest window (`TCP_WINDOW_CLAMP`).
     clamp: u32,
+    /// Window that is announced at most now; it grows with what comes (`rcv_ssthresh`).
+    threshold: u32,
     /// Measurement of what the reader takes in a round trip.
     measured_from: Seq,
     measured_us: u64,
@@ -35,6 +37,7 @@ impl ReceiveWindow {
             bytes: options.rcvbuf.unwrap_or(config.rmem.0),
             largest: options.rcvbuf.unwrap_or(config.rmem.1),
             clamp: options.window_clamp.unwrap_or(u32::MAX),
+            threshold: 0,
             measured_from: Seq(0),
             measured_us: 0,
             space: 0,
@@ -56,9 +59,40 @@ impl ReceiveWindow {
         if window > mss { window / mss * mss } else { window }
     }
 
-    pub(super) fn begin(&mut self, next: Seq, mss: u32, now_us: u64) {
+    /// Begins with the window that the handshake announced.
+    pub(super) fn begin(&mut self, next: Seq, (window, mss): (u32, u32), now_us: u64) {
         (self.measured_from, self.measured_us) = (next, now_us);
+        self.threshold = window;
         self.space = 10 * mss;
+    }
+
+    /// Grows the window after a packet, as far as the buffer has room for packets of this kind
+    /// (`tcp_grow_window`). Returns true if it grew.
+    fn grow(&mut self, (len, truesize): (u32, u32), free: u32, (mss, segment): (u32, u32)) -> bool {
+        let room = free.min(self.clamp).saturating_sub(self.threshold);
+        let grown = if Self::of_memory(truesize) <= len {
+            2 * mss
+        } else if self.fits(len, truesize) {
+            2 * segment
+        } else {
+            0
+        };
+        if room == 0 || grown == 0 {
+            return false;
+        }
+        self.threshold += grown.max(2 * len).min(room);
+        true
+    }
+
+    /// True if packets of this kind fill a buffer of the largest size with enough payload for the
+    /// present window (`__tcp_grow_window`).
+    fn fits(&self, len: u32, truesize: u32) -> bool {
+        let mut truesize = Self::of_memory(truesize) >> 1;
+        let mut window = Self::of_memory(self.largest) >> 1;
+        while truesize > len && window > 0 {
+            (truesize, window) = (truesize >> 1, window >> 1);
+        }
+        self.threshold <= window
     }
 
     /// Grows the buffer if the reader took more in this round trip than in any before.
@@ -84,6 +118,19 @@ impl ReceiveWindow {
 }
 
 impl Connection {
+    /// Lets the window grow after a packet with `len` bytes of payload.
+    pub(super) fn grow_window(&mut self, len: u32, truesize: u32, cx: &Context<'_>) {
+        if cx.is_memory_tight {
+            return;
+        }
+        let sizes = (self.announced_mss(), self.delayed.segment_bytes());
+        let queued = self.receive.queue.truesize();
+        let free = ReceiveWindow::of_memory(self.receive.buffer.bytes.saturating_sub(queued));
+        if self.receive.buffer.grow((len, truesize), free, sizes) {
+            self.delayed.raise_quick_by_growth();
+        }
+    }
+
     /// Window to announce, not below what was announced before; also notes it as announced.
     pub(super) fn select_window(&mut self, cx: &Context<'_>) -> u32 {
         let current = self.usable_window();
@@ -108,7 +155,7 @@ impl Connection {
         let buffer = &self.receive.buffer;
         let full = ReceiveWindow::of_memory(buffer.bytes).min(buffer.clamp);
         let free = buffer.bytes.saturating_sub(self.receive.queue.truesize());
-        let mut free = ReceiveWindow::of_memory(free).min(full);
+        let mut free = ReceiveWindow::of_memory(free).min(full).min(buffer.threshold);
         let segment = self.delayed.segment_bytes().min(full);
         if free < full / 2 {
             if let Some((_, scale)) = self.agreed.scales {

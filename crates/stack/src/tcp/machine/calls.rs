@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::config::TcpOptions;
-use super::super::connection::{Begin, Connection, Readiness, State, TcpInfo, WriteFlags};
+use super::super::connection::{Begin, Connection, Readiness, TcpInfo, WriteFlags};
 use super::super::error::TcpError;
 use super::super::flow::Flow;
 use super::super::seq::len_u32;
@@ -37,11 +37,14 @@ impl Tcp {
     /// [`TcpError::Invalid`] if it is bound already, [`TcpError::AddressInUse`] if another socket
     /// listens there.
     pub fn bind(&mut self, socket: TcpSocket, local: SocketAddr) -> Result<(), TcpError> {
-        if local.port() != 0 && self.listeners.contains_key(&local) {
-            return Err(TcpError::AddressInUse);
-        }
+        let is_in_use = local.port() != 0 && self.listeners.contains_key(&local);
         match &mut self.place(socket)?.kind {
-            Kind::Idle(idle) if idle.bound.is_none() => idle.bound = Some(local),
+            Kind::Idle(idle) if idle.bound.is_none() => {
+                if is_in_use {
+                    return Err(TcpError::AddressInUse);
+                }
+                idle.bound = Some(local);
+            }
             _ => return Err(TcpError::Invalid),
         }
         Ok(())
@@ -109,11 +112,12 @@ impl Tcp {
         }
     }
 
-    /// Opens a connection from `local`, whose port may be 0, over a path of `mtu_bytes`.
+    /// Opens a connection from `local`, whose port may be 0, over a path of `mtu_bytes`. Called again
+    /// when the socket is ready, it tells the outcome; after a failure, the next call tries anew.
     ///
     /// # Errors
-    /// [`TcpError::InProgress`] as long as the connection is being opened, which is the normal
-    /// answer; else the reason.
+    /// [`TcpError::InProgress`] of the first call, which is the normal answer;
+    /// [`TcpError::Already`] as long as the connection is being opened; else the reason.
     pub fn connect(
         &mut self,
         socket: TcpSocket,
@@ -124,7 +128,14 @@ impl Tcp {
         let (options, bound) = match &mut self.place(socket)?.kind {
             Kind::Idle(idle) => (idle.options, idle.bound),
             Kind::Listener(_) => return Err(TcpError::IsConnected),
-            Kind::Connection(connection) => return connection.reconnect(),
+            Kind::Connection(connection) => {
+                let told = connection.connect_again();
+                let has_failed = connection.has_failed_to_open();
+                if has_failed {
+                    self.forget_attempt(socket.index, out);
+                }
+                return told;
+            }
         };
         let local = match bound {
             Some(bound) if bound.ip().is_unspecified() => SocketAddr::new(local.ip(), bound.port()),
@@ -149,6 +160,16 @@ impl Tcp {
         self.targets.insert(&flow, Target::Connection(socket.index));
         self.follow(socket.index, out);
         Err(TcpError::InProgress)
+    }
+
+    /// After the failure was told, the socket may connect anew.
+    fn forget_attempt(&mut self, index: u32, out: &mut TcpOut<'_>) {
+        let Some(place) = self.sockets.at_mut(index) else { return };
+        let Kind::Connection(connection) = &mut place.kind else { return };
+        connection.free(out.pool);
+        let idle = Idle { options: connection.options, bound: None };
+        place.kind = Kind::Idle(Box::new(idle));
+        self.memory_bytes -= std::mem::take(&mut place.charged_bytes);
     }
 
     /// Flow that no connection has, with a local port of its own (RFC 6056, algorithm 4). One in
@@ -279,8 +300,10 @@ impl Tcp {
         send: bool,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        if matches!(self.place(socket)?.kind, Kind::Listener(_)) && receive {
-            self.stop_listening(socket.index, out);
+        if matches!(self.place(socket)?.kind, Kind::Listener(_)) {
+            if receive {
+                self.stop_listening(socket.index, out);
+            }
             return Ok(());
         }
         self.call(socket, out, |connection, cx| connection.shutdown(receive, send, cx))?
@@ -475,18 +498,5 @@ impl Tcp {
     ) -> Result<R, TcpError> {
         self.place(socket)?;
         self.with_connection(socket.index, out, act).ok_or(TcpError::NotConnected)
-    }
-}
-
-impl Connection {
-    /// Answer to a second `connect`.
-    fn reconnect(&mut self) -> Result<(), TcpError> {
-        if let Some(error) = self.take_error() {
-            return Err(error);
-        }
-        Err(match self.state {
-            State::SynSent => TcpError::Already,
-            _ => TcpError::IsConnected,
-        })
     }
 }

@@ -111,8 +111,10 @@ impl Tcp {
             window: ReceiveWindow::new(&options, &self.config).initial_window(mss),
             sent_us: now_us,
             answered_us: 0,
+            timeouts: 0,
             // The round trip is not known.
-            retransmits: 1,
+            was_sent_again: true,
+            is_acked: false,
         })
     }
 }

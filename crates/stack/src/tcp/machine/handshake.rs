@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_rx::packet::Packet;
 
-use super::super::config::{DEFAULT_MSS, RTO_INITIAL_US, RTO_MAX_US, TcpOptions};
+use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, TcpOptions};
 use super::super::connection::{
     Accepted, Agreed, Answer, Begin, Connection, ReceiveWindow, scale_for, stamp_ms,
 };
@@ -13,6 +13,9 @@ use super::super::flow::Flow;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
 use super::{Kind, Listener, Place, Target, Tcp, TcpOut};
+
+/// Doublings of the time-out of a SYN-ACK, at most.
+const MAX_DOUBLINGS: u8 = 7;
 
 /// A handshake whose ACK has not come.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +34,19 @@ pub(super) struct Request {
     /// Time of the last SYN-ACK and of the last answer to an invalid segment, in µs.
     pub(super) sent_us: u64,
     pub(super) answered_us: u64,
-    pub(super) retransmits: u8,
+    /// Times that the timer has sent the SYN-ACK again.
+    pub(super) timeouts: u8,
+    /// True if the SYN-ACK was sent more than once: the round trip cannot be told.
+    pub(super) was_sent_again: bool,
+    /// True once the ACK came, if the listener waits for data (`TCP_DEFER_ACCEPT`).
+    pub(super) is_acked: bool,
+}
+
+impl Request {
+    /// Time until the SYN-ACK is sent again (`tcp_reqsk_timeout`).
+    fn timeout_us(&self) -> u64 {
+        (RTO_INITIAL_US << self.timeouts.min(MAX_DOUBLINGS)).min(RTO_MAX_US)
+    }
 }
 
 impl Tcp {
@@ -125,7 +140,7 @@ impl Tcp {
             listener: (0, 0),
             sequence: Seq(0),
             peer_sequence: segment.seq,
-            peer_mss: offers.mss.unwrap_or(DEFAULT_MSS),
+            peer_mss: offers.mss.unwrap_or_else(|| flow.default_mss()),
             mtu_bytes,
             agreed,
             timestamp: offers.timestamps.map_or(0, |stamps| stamps.value),
@@ -133,7 +148,9 @@ impl Tcp {
             window: ReceiveWindow::new(options, config).initial_window(u32::from(mss)),
             sent_us: now_us,
             answered_us: 0,
-            retransmits: 0,
+            timeouts: 0,
+            was_sent_again: false,
+            is_acked: false,
         }
     }
 
@@ -235,8 +252,9 @@ impl Tcp {
             self.send_syn_ack(request, &options, self.stamp_of(request, out.now_us), out);
             self.counters.retrans_segs.add(1);
             if let Some(request) = self.requests.at_mut(at) {
-                // The round trip can no longer be told.
-                request.retransmits = request.retransmits.max(1);
+                request.was_sent_again = true;
+                let wait_us = request.timeout_us();
+                self.request_timers.arm(at, out.now_us + wait_us);
             }
         }
     }
@@ -292,11 +310,18 @@ impl Tcp {
         out: &mut TcpOut<'_>,
     ) -> Answer {
         let (listener, _) = request.listener;
-        if self.options_of(request).is_none() {
+        let Some(options) = self.options_of(request) else {
             // The listener was closed: the handshake came too late.
             self.drop_request(at);
             out.pool.put(packet.frame);
             return Answer::Reset;
+        };
+        if request.timeouts < options.defer_retries && segment.end() == request.peer_sequence + 1 {
+            if let Some(request) = self.requests.at_mut(at) {
+                request.is_acked = true;
+            }
+            out.pool.put(packet.frame);
+            return Answer::None;
         }
         if self.is_refusing(listener) {
             // As the kernel without `tcp_abort_on_overflow`: the peer sends its ACK again.
@@ -341,7 +366,7 @@ impl Tcp {
             agreed: request.agreed,
             timestamp: request.timestamp,
             window: request.window,
-            sent_us: (request.retransmits == 0).then_some(request.sent_us),
+            sent_us: (!request.was_sent_again).then_some(request.sent_us),
         };
         let begin = Begin {
             flow: request.flow,
@@ -391,16 +416,25 @@ impl Tcp {
     pub(super) fn on_request_timer(&mut self, at: u32, out: &mut TcpOut<'_>) {
         let Some(&request) = self.requests.at(at) else { return };
         let options = self.options_of(&request);
-        let (Some(options), true) = (options, request.retransmits < self.config.synack_retries)
-        else {
+        let timeouts = request.timeouts;
+        let is_over = |options: &TcpOptions| {
+            timeouts >= self.config.synack_retries
+                && (!request.is_acked || timeouts >= options.defer_retries)
+        };
+        let Some(options) = options.filter(|options| !is_over(options)) else {
             self.counters.attempt_fails.add(1);
             return self.drop_request(at);
         };
-        self.send_syn_ack(&request, &options, self.stamp_of(&request, out.now_us), out);
-        self.counters.retrans_segs.add(1);
+        // The peer acknowledged, and is asked once more before the wait for data ends
+        // (`syn_ack_recalc`).
+        if !request.is_acked || timeouts + 1 >= options.defer_retries {
+            self.send_syn_ack(&request, &options, self.stamp_of(&request, out.now_us), out);
+            self.counters.retrans_segs.add(1);
+        }
         if let Some(request) = self.requests.at_mut(at) {
-            request.retransmits += 1;
-            let wait_us = (RTO_INITIAL_US << request.retransmits).min(RTO_MAX_US);
+            request.timeouts += 1;
+            request.was_sent_again = true;
+            let wait_us = request.timeout_us();
             self.request_timers.arm(at, out.now_us + wait_us);
         }
     }
