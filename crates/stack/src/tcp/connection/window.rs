@@ -155,7 +155,7 @@ impl Connection {
         let buffer = &self.receive.buffer;
         let full = ReceiveWindow::of_memory(buffer.bytes).min(buffer.clamp);
         let free = buffer.bytes.saturating_sub(self.receive.queue.truesize());
-        let mut free = ReceiveWindow::of_memory(free).min(full).min(buffer.threshold);
+        let mut free = ReceiveWindow::of_memory(free).min(full);
         let segment = self.delayed.segment_bytes().min(full);
         if free < full / 2 {
             if let Some((_, scale)) = self.agreed.scales {
@@ -165,6 +165,8 @@ impl Connection {
                 return 0;
             }
         }
+        // Behind the check: a window that may grow yet is small, but not silly.
+        free = free.min(buffer.threshold);
         match self.agreed.scales {
             // Rounded up, or a window of full size would never be announced.
             Some((_, scale)) => free.div_ceil(1 << scale) << scale,

@@ -169,7 +169,9 @@ impl Tcp {
         connection.free(out.pool);
         let idle = Idle { options: connection.options, bound: None };
         place.kind = Kind::Idle(Box::new(idle));
-        self.memory_bytes -= std::mem::take(&mut place.charged_bytes);
+        let charged_bytes = std::mem::take(&mut place.charged_bytes);
+        self.memory_bytes -= charged_bytes;
+        self.memory.replace(charged_bytes, 0);
     }
 
     /// Flow that no connection has, with a local port of its own (RFC 6056, algorithm 4). One in
