@@ -391,6 +391,9 @@ extern "C" fn close(state: *mut c_void, fd: c_int) -> c_int {
 }
 
 extern "C" fn shutdown(state: *mut c_void, fd: c_int, how: c_int) -> c_int {
+    if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
+        return answer(Err(Errno(libc::EINVAL)));
+    }
     let (receive, send) = (how != libc::SHUT_WR, how != libc::SHUT_RD);
     answer(shim(state).shutdown(fd, receive, send))
 }

@@ -81,6 +81,7 @@ impl Connection {
             self.recovery.retransmits = 0;
         }
         facts.is_not_duplicate |= self.update_window(segment, cx.now_us);
+        let prior_highest = self.recovery.highest_sacked.filter(|_| self.sent.sacked > 0);
         if self.agreed.sack && !segment.options.sacks.is_empty() {
             self.take_sacks(segment, prior_una, &mut facts, cx);
         }
@@ -90,7 +91,7 @@ impl Connection {
             self.acknowledge_probe(cx.now_us);
             return Acknowledged::Yes;
         }
-        self.clean(segment.ack, &mut facts, cx.now_us);
+        self.clean(segment.ack, prior_highest, &mut facts, cx.now_us);
         self.sample_round_trip(segment, &mut facts, cx.now_us);
         self.note_reordering(&facts);
         self.finish_ack(segment, prior_una, &mut facts, cx);
@@ -183,9 +184,9 @@ impl Connection {
         true
     }
 
-    /// Removes what was acknowledged (`tcp_clean_rtx_queue`).
-    fn clean(&mut self, ack: Seq, facts: &mut AckFacts, now_us: u64) {
-        let prior_sacked = self.sent.sacked;
+    /// Removes what was acknowledged (`tcp_clean_rtx_queue`). `prior_highest` is the end of what was
+    /// acknowledged selectively before.
+    fn clean(&mut self, ack: Seq, prior_highest: Option<Seq>, facts: &mut AckFacts, now_us: u64) {
         while let Some(first) = self.sent.first() {
             if first.end.is_after(ack) {
                 break;
@@ -197,7 +198,10 @@ impl Connection {
                 facts.last_sent_us = Some(sent.sent_us);
                 facts.first_sent_us.get_or_insert(sent.sent_us);
                 if !sent.marks.sacked {
-                    facts.note_reordered(sent.seq);
+                    if prior_highest.is_some_and(|highest| sent.seq.is_before(highest)) {
+                        // A hole that was filled by what was sent once.
+                        facts.note_reordered(sent.seq);
+                    }
                     if !sent.end.is_after(self.recovery.high_seq) {
                         facts.original_acked = true;
                     }
@@ -223,10 +227,6 @@ impl Connection {
         }
         if !self.agreed.sack {
             self.clean_reno(facts);
-        }
-        // A hole was filled: what was behind it did not come out of order.
-        if prior_sacked == 0 {
-            facts.reordered = None;
         }
     }
 

@@ -177,27 +177,41 @@ impl Connection {
         }
         self.leave_finished_phase(facts, cx);
         match self.recovery.phase {
-            Phase::Recovery => self.continue_recovery(prior_una, facts, cx),
-            Phase::Loss => return self.continue_loss(facts, cx),
-            _ => {
-                if !self.agreed.sack {
-                    if facts.una_advanced {
-                        self.sent.reno_dup_acks = 0;
-                    }
-                    self.count_dup_acks(facts);
-                }
-                if self.recovery.phase == Phase::Disorder {
-                    self.undo_by_duplicates(cx);
-                }
-                self.find_losses(facts, cx);
-                if self.sent.lost == 0 {
-                    self.keep_open(facts);
-                    return Resend::Nothing;
-                }
-                self.enter_recovery(facts.ece, cx);
-                cx.counters.fast_retrans.add(1);
+            Phase::Recovery => {
+                self.continue_recovery(prior_una, facts, cx);
+                Resend::Lost
             }
+            Phase::Loss => {
+                let resend = self.continue_loss(facts, cx);
+                self.find_losses(facts, cx);
+                if self.recovery.phase == Phase::Loss {
+                    return resend;
+                }
+                // The time-out was spurious, or is over: what was lost is recovered as usual.
+                self.begin_recovery(facts, cx)
+            }
+            _ => self.begin_recovery(facts, cx),
         }
+    }
+
+    /// Begins to recover if something was lost.
+    fn begin_recovery(&mut self, facts: &mut AckFacts, cx: &mut Context<'_>) -> Resend {
+        if !self.agreed.sack {
+            if facts.una_advanced {
+                self.sent.reno_dup_acks = 0;
+            }
+            self.count_dup_acks(facts);
+        }
+        if self.recovery.phase == Phase::Disorder {
+            self.undo_by_duplicates(cx);
+        }
+        self.find_losses(facts, cx);
+        if self.sent.lost == 0 {
+            self.keep_open(facts);
+            return Resend::Nothing;
+        }
+        self.enter_recovery(facts.ece, cx);
+        cx.counters.fast_retrans.add(1);
         Resend::Lost
     }
 
@@ -325,10 +339,7 @@ impl Connection {
         }
         if is_over {
             self.undo_recovery(facts, cx);
-            if self.recovery.phase == Phase::Loss {
-                return Resend::Nothing;
-            }
-            return Resend::Lost;
+            return Resend::Nothing;
         }
         if !self.agreed.sack {
             if self.send.next.is_after(self.recovery.high_seq) && facts.duplicates > 0 {
@@ -337,7 +348,6 @@ impl Connection {
                 self.sent.reno_dup_acks = 0;
             }
         }
-        self.find_losses(facts, cx);
         Resend::Lost
     }
 

@@ -8,6 +8,8 @@ use super::{Connection, Context, State};
 
 /// Packets last this part of a second at the connection's rate (`sk_pacing_shift`).
 const PACING_SHIFT: u32 = 10;
+/// Time within which a further ACK is worth waiting for, in µs.
+const SOON_US: u64 = 1_000;
 /// Steps of the round trip, in µs, by which packets to nearby peers halve (`tcp_tso_rtt_log`).
 const RTT_SHIFT: u32 = 9;
 
@@ -92,6 +94,9 @@ impl Connection {
         if most == 0 && !(next.has_fin && next.len_bytes <= self.send.mss) {
             return Err(Halt::CongestionWindow);
         }
+        if self.waits_for_next_ack(cx) {
+            return Err(Halt::CongestionWindow);
+        }
         let first_end = self.send.next + next.len_bytes.min(self.send.mss);
         let fin = u32::from(next.has_fin && next.len_bytes <= self.send.mss);
         if (first_end + fin).is_after(self.window_end()) {
@@ -111,18 +116,45 @@ impl Connection {
         Ok(())
     }
 
+    /// True if the next ACK, which comes soon, will let a larger packet out
+    /// (`tcp_tso_should_defer`).
+    fn waits_for_next_ack(&self, cx: &Context<'_>) -> bool {
+        let unsent = self.unsent_bytes();
+        let (Some(first), Some(srtt_us)) = (self.sent.first(), self.rtt.smoothed_us()) else {
+            return false;
+        };
+        let since_us = cx.now_us.saturating_sub(self.send.last_data_us);
+        if unsent <= self.send.mss || self.recovery.is_recovering() || since_us > SOON_US {
+            return false;
+        }
+        let left = self.congestion.cwnd.saturating_sub(self.sent.in_flight());
+        let by_congestion = left.saturating_mul(self.send.mss);
+        let by_peer = self.window_end().bytes_since(self.send.next);
+        let limit = by_congestion.min(by_peer);
+        let whole = self.congestion.cwnd.saturating_mul(self.send.mss).min(self.send.window);
+        if limit >= self.largest_burst(cx).saturating_mul(self.send.mss) || limit >= whole / 3 {
+            return false;
+        }
+        let ack_us = (first.sent_us + srtt_us).saturating_sub(cx.now_us);
+        ack_us <= SOON_US.min(srtt_us / 2) && (limit <= unsent || !self.has_unsent_fin())
+    }
+
     /// Segments that one packet may have now: by the congestion window, of which half is kept for
     /// another packet, and by the rate (`tcp_cwnd_test`, `tcp_tso_autosize`).
     fn burst_segments(&self, cx: &Context<'_>) -> u32 {
         let left = self.congestion.cwnd.saturating_sub(self.sent.in_flight());
         let half = (self.congestion.cwnd / 2).max(1);
+        left.min(half).min(self.largest_burst(cx))
+    }
+
+    /// Segments that one packet may have at most.
+    fn largest_burst(&self, cx: &Context<'_>) -> u32 {
         if self.send.urgent.is_some() {
             // Each segment has an urgent pointer of its own.
-            return left.min(1);
+            return 1;
         }
         let largest = cx.config.gso_bytes.min(self.half_window());
-        let most = (largest / self.send.mss.max(1)).min(self.by_rate(cx)).max(1);
-        left.min(half).min(most)
+        (largest / self.send.mss.max(1)).min(self.by_rate(cx)).max(1)
     }
 
     /// Segments of about a millisecond at the rate of the connection, two at least.
