@@ -15,6 +15,8 @@ use crate::host::Host;
 /// Real time without a call of the main thread after which a waiting call turns the clock: the main
 /// thread waits for the call, a second at most.
 const IDLE: Duration = Duration::from_millis(200);
+/// Real time that the clock stands still for a call that returns.
+const RETURN: Duration = Duration::from_millis(20);
 /// Real time between two turns of the clock by a waiting call.
 const TURN: Duration = Duration::from_millis(1);
 /// Virtual time that a receive waits for a packet at most, in µs.
@@ -391,7 +393,7 @@ impl Shim {
                 state.waits_until_us.is_some() && state.tries_again
                     || state.returning.is_some_and(|thread| thread != current().id())
             };
-            let waited = self.changed.wait_timeout_while(state, IDLE, is_busy);
+            let waited = self.changed.wait_timeout_while(state, RETURN, is_busy);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             state.returning = None;
         }

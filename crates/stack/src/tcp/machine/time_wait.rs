@@ -30,7 +30,7 @@ pub(super) struct TimeWait {
     tos: u8,
 }
 
-const _: () = assert!(size_of::<TimeWait>() <= 64, "TCP-14: an ended connection takes 64 bytes");
+const _: () = assert!(size_of::<TimeWait>() <= 64, "TCP-12: an ended connection takes 64 bytes");
 
 impl TimeWait {
     fn new(flow: &Flow, entry: &TimeWaitEntry) -> Self {

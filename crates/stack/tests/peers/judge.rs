@@ -1,0 +1,148 @@
+//! packetdrill, run on one script.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::scripts::Script;
+
+/// Names the program, if it is not in `PATH`.
+const VARIABLE: &str = "FOREBAY_PACKETDRILL";
+/// Runs of a script whose failure was one of timing: the kernel's time is that of a busy machine.
+const RUNS: usize = 10;
+
+/// TCP that is judged.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Subject {
+    Ours,
+    Kernel,
+}
+
+/// Family of addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+/// Installed packetdrill.
+#[derive(Debug)]
+pub(crate) struct Judge {
+    program: PathBuf,
+    shim: PathBuf,
+}
+
+/// Reason why packetdrill cannot be run here.
+pub(crate) fn missing() -> Option<String> {
+    let reason = format!("packetdrill is neither in PATH nor named by {VARIABLE}");
+    program().is_none().then_some(reason)
+}
+
+/// Reason why our TCP cannot be loaded.
+pub(crate) fn shim_missing() -> Option<String> {
+    let shim = shim()?;
+    let reason = format!("{} was not built: build the crate's examples", shim.display());
+    (!shim.exists()).then_some(reason)
+}
+
+/// Reason why no network namespace can be made here.
+pub(crate) fn namespace_missing() -> Option<String> {
+    let made = Command::new("unshare").args(["-n", "true"]).status();
+    let is_made = made.is_ok_and(|status| status.success());
+    (!is_made).then(|| "no network namespace can be made".to_owned())
+}
+
+fn program() -> Option<PathBuf> {
+    if let Some(named) = env::var_os(VARIABLE) {
+        return Some(named.into());
+    }
+    let folders = env::var_os("PATH")?;
+    env::split_paths(&folders).map(|folder| folder.join("packetdrill")).find(|file| file.is_file())
+}
+
+/// Shared object of the example, which Cargo builds beside the tests.
+fn shim() -> Option<PathBuf> {
+    let test = env::current_exe().ok()?;
+    let profile = test.parent().and_then(Path::parent)?;
+    Some(profile.join("examples/libpacketdrill_shim.so"))
+}
+
+impl Judge {
+    pub(crate) fn new() -> Option<Self> {
+        Some(Self { program: program()?, shim: shim()? })
+    }
+
+    /// Runs a script.
+    ///
+    /// # Errors
+    /// What packetdrill told, if the script failed.
+    pub(crate) fn run(
+        &self,
+        script: &Script,
+        subject: Subject,
+        family: Family,
+    ) -> Result<(), String> {
+        let mut told = String::new();
+        for _ in 0..RUNS {
+            let output = self.command(script, subject, family).output();
+            let output = output.map_err(|error| format!("packetdrill cannot be run: {error}"))?;
+            if output.status.success() {
+                return Ok(());
+            }
+            told = String::from_utf8_lossy(&output.stderr).into_owned();
+            let is_late = told.contains("timing error") || told.contains("requested address");
+            if subject == Subject::Ours || !is_late {
+                break;
+            }
+        }
+        Err(told)
+    }
+
+    fn command(&self, script: &Script, subject: Subject, family: Family) -> Command {
+        let mut command = match subject {
+            Subject::Ours => Command::new(&self.program),
+            Subject::Kernel => {
+                let mut command = Command::new("unshare");
+                command.args(["--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"]);
+                command.arg(&self.program);
+                command
+            }
+        };
+        command.arg("--tolerance_usecs=30000").args(family.arguments());
+        if subject == Subject::Ours {
+            command.arg(format!("--so_filename={}", self.shim.display()));
+            command.arg(format!("--so_flags={}", family.flag()));
+        }
+        command.arg(script.path());
+        command
+    }
+}
+
+impl Family {
+    fn flag(self) -> &'static str {
+        match self {
+            Self::V4 => "v4",
+            Self::V6 => "v6",
+        }
+    }
+
+    /// Addresses; those of the shim, too.
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::V4 => &[
+                "--ip_version=ipv4",
+                "--local_ip=192.168.0.1",
+                "--remote_ip=192.0.2.1",
+                "--gateway_ip=192.168.0.254",
+                "--netmask_ip=255.255.0.0",
+            ],
+            Self::V6 => &[
+                "--ip_version=ipv6",
+                "--mtu=1520",
+                "--local_ip=fd3d:0a0b:17d6::1",
+                "--gateway_ip=fd3d:0a0b:17d6:8888::1",
+                "--remote_ip=fd3d:fa7b:d17d::1",
+            ],
+        }
+    }
+}

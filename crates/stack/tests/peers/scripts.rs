@@ -1,0 +1,47 @@
+//! Scripts of the folder `packetdrill`. A name that ends in `-ipv4` or `-ipv6` is of that family only.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::judge::Family;
+
+/// Scripts that there are at least.
+pub(crate) const LEAST: usize = 200;
+
+/// A script.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    path: PathBuf,
+}
+
+impl Script {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn name(&self) -> String {
+        let stem = self.path.file_stem().unwrap_or_default();
+        stem.to_string_lossy().into_owned()
+    }
+
+    /// Families that the script is for.
+    pub(crate) fn families(&self) -> impl Iterator<Item = Family> {
+        let name = self.name();
+        let (only_v4, only_v6) = (name.ends_with("-ipv4"), name.ends_with("-ipv6"));
+        let families = [(Family::V4, !only_v6), (Family::V6, !only_v4)];
+        families.into_iter().filter_map(|(family, is_meant)| is_meant.then_some(family))
+    }
+}
+
+/// All scripts of the crate whose folder is given, by name.
+pub(crate) fn all(crate_folder: &Path) -> io::Result<Vec<Script>> {
+    let mut scripts = Vec::new();
+    for folder in fs::read_dir(crate_folder.join("tests/peers/packetdrill"))? {
+        for file in fs::read_dir(folder?.path())? {
+            scripts.push(Script { path: file?.path() });
+        }
+    }
+    scripts.sort_by(|one, other| one.path.cmp(&other.path));
+    Ok(scripts)
+}
