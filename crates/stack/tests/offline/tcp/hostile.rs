@@ -1,24 +1,10 @@
 //! Segments of a stranger who sees the connection.
 
-use std::net::SocketAddr;
-
-use forebay_stack::network::compose::{TcpHeaders, emit_tcp};
 use forebay_stack::tcp::TcpConfig;
 use proptest::prelude::*;
 
+use super::forged::{Forged, bytes_of};
 use super::pair::{Faults, Pair};
-
-/// Fields of a segment that a stranger makes up, near those of the connection.
-#[derive(Clone, Debug)]
-struct Forged {
-    seq: i32,
-    ack: i32,
-    flags: u8,
-    window: u16,
-    urgent: u16,
-    options: Vec<u8>,
-    len: usize,
-}
 
 prop_compose! {
     fn near()(kind in 0..6, small in -3000_i32..3000, any: i32) -> i32 {
@@ -35,46 +21,6 @@ prop_compose! {
         let flags = if is_ack { flags | 0x10 } else { flags };
         Forged { seq, ack, flags, window, urgent, options, len }
     }
-}
-
-fn bytes_of(
-    forged: &Forged,
-    pair: &mut Pair,
-    ends: (SocketAddr, SocketAddr),
-    base: (u32, u32),
-) -> Option<Vec<u8>> {
-    let mut options = forged.options.clone();
-    while !options.len().is_multiple_of(4) {
-        options.push(0);
-    }
-    let header_len = 20 + options.len();
-    let mut segment = Vec::new();
-    let (source, destination) = ends;
-    segment.extend(source.port().to_be_bytes());
-    segment.extend(destination.port().to_be_bytes());
-    segment.extend(base.0.wrapping_add_signed(forged.seq).to_be_bytes());
-    segment.extend(base.1.wrapping_add_signed(forged.ack).to_be_bytes());
-    segment.extend([u8::try_from(header_len / 4 * 16).unwrap(), forged.flags]);
-    segment.extend(forged.window.to_be_bytes());
-    segment.extend([0, 0]);
-    segment.extend(forged.urgent.to_be_bytes());
-    segment.extend(options);
-    segment.resize(header_len + forged.len, 7);
-    let pool = &mut pair.hosts[1].pool;
-    let mut frame = pool.allocate(u32::try_from(segment.len()).unwrap())?;
-    frame.copy_from(&segment);
-    let headers = TcpHeaders {
-        source,
-        destination,
-        ttl: 64,
-        tos: 3,
-        header_len: u8::try_from(header_len).unwrap(),
-        is_gso: false,
-    };
-    emit_tcp(&mut frame, &headers).unwrap();
-    let bytes = frame.data().to_vec();
-    pool.put(frame);
-    Some(bytes)
 }
 
 proptest! {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests panic")]
 
 mod flood; //  SYN floods and memory
+mod forged; // segments that a stranger makes up
 mod hostile; // segments of a stranger
 mod pair; //   the hosts and the path
 mod streams; // laws: every byte arrives once, in order

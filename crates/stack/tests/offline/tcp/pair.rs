@@ -170,11 +170,16 @@ impl Pair {
         }
     }
 
-    /// Goes on to the next event. Returns false without one.
-    pub(super) fn step(&mut self) -> bool {
+    /// Time of the next event.
+    pub(super) fn next_us(&self) -> Option<u64> {
         let timers = self.hosts.iter().filter_map(|host| host.tcp.next_timer_us()).min();
         let arrival = self.path.keys().next().map(|(at_us, _)| *at_us);
-        let Some(next_us) = timers.into_iter().chain(arrival).min() else { return false };
+        timers.into_iter().chain(arrival).min()
+    }
+
+    /// Goes on to the next event. Returns false without one.
+    pub(super) fn step(&mut self) -> bool {
+        let Some(next_us) = self.next_us() else { return false };
         self.now_us = self.now_us.max(next_us);
         self.arrive();
         for host in 0..2 {
