@@ -140,7 +140,7 @@ openings() {
 test_names() {
     if git ls-files 'crates/*.rs' | xargs awk '
         function check(name) {
-            sub(/^((promises?|rps|rfs|vio|lro|udp|flk|net|feat|init|stat|cfg|vq|rfc|met|cmp|doc|ins|svc|tcp|plt|pag|top)_[bcrst]?[0-9]+((_and)?_((rps|rfs)_)?[0-9]+)*|h[0-9]+)_/, "", name)
+            sub(/^((promises?|rps|rfs|vio|lro|udp|flk|net|feat|init|stat|cfg|vq|rfc|met|cmp|doc|ins|svc|tcp|plt|pag|top|ops)_[bcrst]?[0-9]+((_and)?_((rps|rfs)_)?[0-9]+)*|h[0-9]+)_/, "", name)
             if (split(name, words, "_") > 6) print FILENAME ":" FNR ": " name
         }
         /#\[test\]/ { is_test = 1 }

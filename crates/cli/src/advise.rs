@@ -9,6 +9,7 @@ use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::topology::{Advice, SYSFS, Scope, Standing, Topology};
 use serde::Serialize;
+use tracing::warn;
 
 use crate::args::AdviseArgs;
 use crate::failure::Failure;
@@ -87,8 +88,9 @@ impl Advised {
         let missing = cpus.cpus().iter().copied().filter(|cpu| !available.contains(*cpu));
         let missing = CpuList::new(missing);
         if !missing.is_empty() {
-            eprintln!(
-                "forebay: CPUs {missing} are not among those that there are ({available}): where \
+            warn!(
+                cpus = %missing,
+                "CPUs {missing} are not among those that there are ({available}): where \
                  nothing is known of them, they count as near"
             );
         }

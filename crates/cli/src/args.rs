@@ -9,7 +9,9 @@ use forebay_control::FlowName;
 use forebay_device::Rate;
 use forebay_engine::knobs::ScriptedChange;
 
-use crate::options::{ControlOptions, EngineOptions, HashOptions, MetricsOptions, TraceOptions};
+use crate::options::{
+    ControlOptions, EngineOptions, HashOptions, LogOptions, MetricsOptions, TraceOptions,
+};
 use crate::synthetic::SyntheticSpec;
 
 /// A kernel's receive path in user space: packets from one queue to every core, in order.
@@ -60,6 +62,15 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Form of the command's messages.
+    pub(crate) fn log(&self) -> LogOptions {
+        match self {
+            Self::Run(args) => args.log.clone(),
+            Self::Replay(args) => args.log.clone(),
+            _ => LogOptions::default(),
+        }
+    }
+
     /// True if the output is to be JSON documents only.
     pub(crate) fn prints_json(&self) -> bool {
         match self {
@@ -157,6 +168,9 @@ pub(crate) struct ReplayArgs {
 
     #[command(flatten)]
     pub(crate) metrics: MetricsOptions,
+
+    #[command(flatten)]
+    pub(crate) log: LogOptions,
 
     /// Watch a flow, and say at the end where it was and why; repeatable
     #[arg(long, value_name = "FLOW")]

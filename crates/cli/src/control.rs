@@ -14,6 +14,7 @@ use forebay_control::{FlowName, config_file, places};
 use forebay_sys::errno::Errno;
 use serde::Serialize;
 use serde_json::{Value, json};
+use tracing::info;
 
 use crate::failure::Failure;
 use crate::output;
@@ -137,7 +138,7 @@ pub(crate) fn set(args: &SetArgs) -> Result<(), Failure> {
     let mut set = Set::default();
     for (knob, value) in settings {
         for line in client.ask(&format!("set {knob}={value}"))? {
-            eprintln!("forebay: {line}");
+            info!("{line}");
             match line.strip_prefix("now ").map(|now| now.split_once(' ').unwrap_or((now, ""))) {
                 Some((name, value)) => drop(set.now.insert(name.to_owned(), value.to_owned())),
                 None => set.notes.push(line),
@@ -262,7 +263,7 @@ fn save(client: &mut ControlClient, file: Option<PathBuf>) -> Result<PathBuf, Fa
         },
     };
     config_file::save(&path, &ask_for_list(client)?)?;
-    eprintln!("forebay: saved to {}", path.display());
+    info!("saved to {}", path.display());
     Ok(path)
 }
 

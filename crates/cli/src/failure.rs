@@ -1,11 +1,13 @@
 //! Error messages for people, and exit codes.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use miette::{Diagnostic, Report};
 use serde_json::json;
+use tracing::error;
 
-use crate::output;
+use crate::{log, output};
 
 /// Reason for the failure of a command.
 #[derive(Debug, thiserror::Error, Diagnostic)]
@@ -100,7 +102,13 @@ pub(crate) fn exit(result: Result<(), Failure>, prints_json: bool) -> ExitCode {
                 // Ignored: the error is printed to standard error as well.
                 let _ = output::print(&format!("{document}\n"));
             }
-            eprintln!("{:?}", Report::new(failure));
+            if log::is_for_people() {
+                // Ignored: nobody reads a closed standard error.
+                let _ = writeln!(io::stderr(), "{:?}", Report::new(failure));
+            } else {
+                let help = failure.help().map(|help| help.to_string());
+                error!(code, help, "{failure}");
+            }
             ExitCode::from(code)
         }
     }

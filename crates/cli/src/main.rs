@@ -25,6 +25,7 @@ mod service; //   notices to a service manager
 mod plot; //      pictures of a run
 mod table; //     the final report of a run, for people
 mod output; //    standard output
+mod log; //       messages of the program: levels, forms, a limit
 mod failure; //   error messages, and the exit code
 
 use std::process::ExitCode;
@@ -38,6 +39,9 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(failure) => return failure::exit(Err(failure), prints_json),
     };
+    if let Err(failure) = log::begin(&cli.command.log()) {
+        return failure::exit(Err(failure), prints_json);
+    }
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Replay(args) => replay::run(args),

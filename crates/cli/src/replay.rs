@@ -15,9 +15,11 @@ use forebay_sys::cpu_list::CpuList;
 use forebay_sys::random::Random;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use tracing::warn;
 
 use crate::args::{ReplayArgs, WhenFullArg};
 use crate::failure::Failure;
+use crate::log::SuppressedReports;
 use crate::options::check_queues;
 use crate::options::engine::Cpus;
 use crate::options::hash::HashKind;
@@ -38,6 +40,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let config = args.control.read()?;
     let replay = Replay::open(plan)?;
     let plots = args.plot.as_deref().map(PlotFiles::create).transpose()?;
+    let suppressed = SuppressedReports::begin();
     let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends);
     let socket = args.control.bind(None)?;
     let counted = (&replay.control(), replay.counts());
@@ -47,7 +50,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let teller = tell_once(move || failure.get().cloned());
     let bar = Bar::show(replay.progress(), args);
     let report = replay.run();
-    drop((teller, faces, metrics));
+    drop((teller, faces, metrics, suppressed));
     bar.finish();
     let result =
         Replayed { report: report?, seed, interrupted: interrupted.load(Ordering::Relaxed) };
@@ -87,11 +90,14 @@ fn finish(replayed: Replayed, args: &ReplayArgs, cpus: &CpuList) -> Result<(), F
     let report = &replayed.report;
     if let Some(first) = &report.first_damage {
         let records = table::counted(report.damaged_records, "damaged record");
-        eprintln!("forebay: {records} passed over: {first}");
+        warn!(records = report.damaged_records, "{records} passed over: {first}");
     }
     for (link_type, count) in &report.unread_link_types {
         let records = table::counted(*count, "record");
-        eprintln!("forebay: {records} dropped as link_type: of link type {link_type}");
+        warn!(
+            records = count,
+            link_type, "{records} dropped as link_type: of link type {link_type}"
+        );
     }
     let text = if args.json {
         serde_json::to_string(&replayed).unwrap_or_default() + "\n"
@@ -137,7 +143,7 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<ReplayConfig, Failure> {
     if args.resegment
         && let Some(lost) = args.engine.coalesce.lost()
     {
-        eprintln!("forebay: --resegment: {lost}");
+        warn!("--resegment: {lost}");
     }
     check_queues(args.queues.get().into())?;
     Ok(ReplayConfig {

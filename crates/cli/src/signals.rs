@@ -1,6 +1,5 @@
 //! Signal handling of a run.
 
-use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -8,6 +7,7 @@ use std::time::Duration;
 
 use forebay_engine::Stopper;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tracing::info;
 
 use crate::ticker::Ticker;
 
@@ -39,8 +39,7 @@ pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBoo
         while !asked.load(Ordering::Relaxed) {
             thread::sleep(SIGNAL_PERIOD);
         }
-        // Ignored: a closed terminal must not keep the run from ending in order.
-        let _ = writeln!(io::stderr(), "forebay: stopping; once more to end now");
+        info!("stopping; once more to end now");
         told.store(true, Ordering::Relaxed);
         stopper.stop();
     });

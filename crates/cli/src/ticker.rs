@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use tracing::error;
+
 /// Interval between two checks for a failure.
 const TELL_PERIOD: Duration = Duration::from_millis(100);
 
@@ -45,7 +47,7 @@ pub(crate) fn tell_once(mut failure: impl FnMut() -> Option<String> + Send + 'st
     let mut is_told = false;
     Ticker::every(TELL_PERIOD, move || {
         if !is_told && let Some(failure) = failure() {
-            eprintln!("forebay: {failure}; what follows is counted as not_written");
+            error!("{failure}; what follows is counted as not_written");
             is_told = true;
         }
     })

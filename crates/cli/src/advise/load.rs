@@ -11,6 +11,7 @@ use forebay_rx::steer::{BalanceConfig, BalancePreview, QueueTraffic, RpsMap};
 use forebay_sys as sys;
 use forebay_sys::cpu_list::CpuList;
 use serde::Serialize;
+use tracing::warn;
 
 use crate::failure::Failure;
 use crate::options::{HashOptions, check_queues};
@@ -144,7 +145,7 @@ fn hashes_of(file: &Path, hasher: &Hasher) -> Result<Vec<FlowHash>, Failure> {
     while let Some(record) = reader.record()? {
         if hashes.len() == PACKETS_MAX {
             let packets = grouped(PACKETS_MAX as u64);
-            eprintln!("forebay: only the first {packets} packets count: the capture has more");
+            warn!("only the first {packets} packets count: the capture has more");
             break;
         }
         if let Some(link) = record.link {

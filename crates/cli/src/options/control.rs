@@ -5,6 +5,7 @@ use std::path::{PathBuf, absolute};
 use clap::Args;
 use forebay_control::{BoundSocket, ConfigFile, Control, ControlSocket, Mount, places};
 use forebay_metrics::{Metrics, TextFormat};
+use tracing::{info, warn};
 
 use crate::failure::Failure;
 
@@ -99,18 +100,18 @@ fn bind_by_default(name: &str) -> Option<BoundSocket> {
             Err(forebay_sys::Error::InUse { .. }) => {}
             Err(error) => {
                 // Not fatal: the socket was not requested.
-                eprintln!("forebay: nobody can ask this run: {error}; see --control, --no-control");
+                warn!(%error, "nobody can ask this run: {error}; see --control, --no-control");
                 return None;
             }
             Ok(socket) => {
                 if own != name {
-                    eprintln!("forebay: another run is called {name}: this one is called {own}");
+                    info!(name = own, "another run is called {name}: this one is called {own}");
                 }
                 return Some(socket);
             }
         }
     }
-    eprintln!("forebay: nobody can ask this run: too many are called {name}; see --name");
+    warn!(name, "nobody can ask this run: too many are called {name}; see --name");
     None
 }
 
@@ -121,7 +122,8 @@ pub(crate) fn apply(
     given: &[&str],
 ) -> Result<(), forebay_sys::Error> {
     for note in config.apply(control, given)? {
-        eprintln!("forebay: {}: {note}", config.path().display());
+        let file = config.path().display();
+        warn!(%file, "{file}: {note}");
     }
     Ok(())
 }

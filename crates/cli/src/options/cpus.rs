@@ -5,6 +5,7 @@ use forebay_engine::knobs::Change;
 use forebay_rx::CpuId;
 use forebay_sys as sys;
 use forebay_sys::cpu_list::{CpuList, MAX_CPUS};
+use tracing::warn;
 
 use crate::failure::Failure;
 
@@ -30,8 +31,9 @@ impl CpuOptions {
         let missing =
             CpuList::new(list.cpus().iter().copied().filter(|cpu| !allowed.contains(*cpu)));
         if !missing.is_empty() && are_real {
-            eprintln!(
-                "forebay: CPUs {missing} do not exist here or may not be used: their threads run \
+            warn!(
+                cpus = %missing,
+                "CPUs {missing} do not exist here or may not be used: their threads run \
                  where the system puts them"
             );
         }
@@ -94,6 +96,6 @@ fn say_ignored(what: &str, wanted: &CpuList, cpus: &CpuList) {
     let ignored = wanted.cpus().iter().copied().filter(|cpu| !cpus.contains(*cpu));
     let ignored = CpuList::new(ignored);
     if !ignored.is_empty() {
-        eprintln!("forebay: {what}: CPUs {ignored} are not among --cpus ({cpus}) and are ignored");
+        warn!(cpus = %ignored, "{what}: CPUs {ignored} are not among --cpus ({cpus}) and are ignored");
     }
 }

@@ -8,6 +8,7 @@ use forebay_engine::knobs::{Change, Script, ScriptedChange};
 use forebay_rx::parse::Verify;
 use forebay_rx::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
 use forebay_sys::cpu_list::CpuList;
+use tracing::warn;
 
 use super::cpus::check_cpus;
 use super::{CoalesceOptions, CpuOptions, HashOptions};
@@ -91,8 +92,8 @@ impl EngineOptions {
         config.script = self.script(changes, &config.cpus)?;
         config.coalesce = self.coalesce.coalesce();
         if self.no_checksums && config.coalesces(|coalesce| coalesce.is_on) {
-            eprintln!(
-                "forebay: --no-checksums: what nobody has verified is not merged, so nothing will \
+            warn!(
+                "--no-checksums: what nobody has verified is not merged, so nothing will \
                  be"
             );
         }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use forebay_metrics::{Metrics, MetricsServer, PageToken, ServerAccess};
+use tracing::info;
 
 use crate::failure::Failure;
 
@@ -37,7 +38,7 @@ impl MetricsOptions {
         let access = ServerAccess { hosts: self.metrics_host.clone(), page_token };
         let server = MetricsServer::bind(address, &access, metrics())?;
         let address = server.address();
-        eprintln!("forebay: metrics at http://{address}/metrics, a page at http://{address}/");
+        info!(%address, "metrics at http://{address}/metrics, a page at http://{address}/");
         Ok(Some(server))
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod coalesce; // how segments are merged
 pub(crate) mod engine; //   settings of the engine
 pub(crate) mod trace; //    trace output
 pub(crate) mod control; //  control interfaces of a run
+pub(crate) mod log; //      messages
 pub(crate) mod metrics; //  metrics of a run
 pub(crate) mod virtio; //   vhost-user: how to reach the back end, and its buffers
 
@@ -14,6 +15,7 @@ pub(crate) use control::ControlOptions;
 pub(crate) use cpus::CpuOptions;
 pub(crate) use engine::EngineOptions;
 pub(crate) use hash::{HashOptions, check_queues};
+pub(crate) use log::LogOptions;
 pub(crate) use metrics::MetricsOptions;
 pub(crate) use trace::TraceOptions;
 pub(crate) use virtio::VhostUserOptions;

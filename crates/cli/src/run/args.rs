@@ -13,7 +13,7 @@ use forebay_run::run::To;
 use forebay_sys::xdp::CopyMode;
 
 use crate::options::{
-    ControlOptions, EngineOptions, MetricsOptions, TraceOptions, VhostUserOptions,
+    ControlOptions, EngineOptions, LogOptions, MetricsOptions, TraceOptions, VhostUserOptions,
 };
 
 #[derive(Debug, Args)]
@@ -118,6 +118,9 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) metrics: MetricsOptions,
+
+    #[command(flatten)]
+    pub(crate) log: LogOptions,
 
     /// Print one JSON document at the end and nothing else on standard output
     #[arg(long)]

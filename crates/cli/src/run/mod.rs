@@ -19,8 +19,10 @@ use forebay_sys::cpu_list::CpuList;
 use forebay_sys::privilege;
 use serde::Serialize;
 use status::Status;
+use tracing::{error, info, warn};
 
 use crate::failure::Failure;
+use crate::log::SuppressedReports;
 use crate::options::engine::Cpus;
 use crate::service::ServiceNotices;
 use crate::signals::{Hangup, on_hangup, stop_on_signals};
@@ -44,6 +46,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         privilege::drop_to(user)?;
         check_outputs(args, user)?;
     }
+    let suppressed = SuppressedReports::begin();
     let hangup = if config.is_some() { Hangup::Acts } else { Hangup::Ends };
     let interrupted = stop_on_signals(run.stopper(), hangup);
     let given = args.engine.given();
@@ -57,7 +60,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let notices = ServiceNotices::begin(run.control(), run.stopper());
     let report = run.run();
     status.finish();
-    drop((notices, teller, reloader, faces, metrics));
+    drop((notices, teller, reloader, faces, metrics, suppressed));
     finish(Ran { report: report?, interrupted: interrupted.load(Ordering::Relaxed) }, args, &cpus)
 }
 
@@ -90,7 +93,7 @@ fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
     if args.resegment
         && let Some(lost) = args.engine.coalesce.lost()
     {
-        eprintln!("forebay: --resegment: {lost}");
+        warn!("--resegment: {lost}");
     }
     let devices = devices::configs(args)?;
     let engine = args.engine.config(Cpus::Real, sys::random_key, Vec::new())?;
@@ -114,19 +117,21 @@ fn reload_on_hangup(config: ConfigFile, control: Control, given: Vec<&'static st
         let path = before.path().to_owned();
         let now = match ConfigFile::read(&path) {
             Ok(now) => now,
-            Err(error) => return eprintln!("forebay: {error}; all knobs stay as they are"),
+            Err(error) => {
+                return error!(file = %path.display(), "{error}; all knobs stay as they are");
+            }
         };
         let Reloaded { changed, notes, errors, in_force } =
             now.apply_changes(&before, &control, &given);
         let later = file::changed(&before, &now);
         for line in changed.iter().chain(&notes).chain(&later) {
-            eprintln!("forebay: {}: {line}", path.display());
+            info!(file = %path.display(), "{}: {line}", path.display());
         }
         for error in &errors {
-            eprintln!("forebay: {error}");
+            error!(file = %path.display(), "{error}");
         }
         let told = if errors.is_empty() { "read again" } else { "read again, in part" };
-        eprintln!("forebay: {}: {told}", path.display());
+        info!(file = %path.display(), "{}: {told}", path.display());
         before = in_force;
     })
 }

@@ -11,6 +11,7 @@ mod damage; //      captures with seeded damage
 mod frames; //      frames of every kind
 mod gro; //         coalescing, by laws and by the kernel
 mod live; //        live devices, by the kernel and by well-known senders
+mod journal; //     messages in a journal
 mod knobs; //       strings written to knobs, by the kernel
 mod browser; //     Chromium, driven by a test
 mod metrics; //     metrics, by promtool and Prometheus
@@ -79,6 +80,8 @@ fn main() {
     for (name, trial) in top::TRIALS {
         trials.push(judge(name, top::missing(), trial));
     }
+    let name = "ops_1_journal_has_messages_and_fields";
+    trials.push(judge(name, journal::missing(), journal::judge));
     let name = "cmp_2_rows_have_figures_or_reasons";
     trials.push(judge(name, live::missing(&[]), compare::judge_rows));
     for (tools, judges) in live::TRIALS {

@@ -7,6 +7,7 @@ mod doctor; //         what to change on this machine
 mod coalescing; //     options and figures of coalescing
 mod control; //        queries and changes during a run
 mod hash_and_bench; // `forebay hash` and `forebay bench`
+mod log; //            messages: forms, levels, a limit
 mod metrics; //        metrics of a replay
 mod plot; //           pictures of runs
 mod places; //         runs found by name

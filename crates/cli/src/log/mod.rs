@@ -1,0 +1,106 @@
+//! The program's messages: events of `tracing`, on standard error or in the journal.
+//!
+//! Libraries of this workspace print nothing. They return errors, and keep failures of a run for
+//! whoever reports them.
+
+mod limit; // rate limit of messages
+mod text; //  messages for people
+
+use std::io;
+use std::sync::{LazyLock, OnceLock};
+use std::time::Duration;
+
+use limit::{MessageLimit, Suppressed};
+use text::PlainText;
+use tracing::warn;
+use tracing_subscriber::filter::{FilterExt, Targets};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::registry::Registry;
+
+use crate::failure::Failure;
+use crate::options::log::{LogFormat, LogOptions};
+use crate::ticker::Ticker;
+
+/// Interval between two reports of suppressed messages.
+const SUPPRESSED_PERIOD: Duration = Duration::from_secs(1);
+
+/// First part of the targets whose events are messages. Those of dependencies are not.
+const TARGET: &str = "forebay";
+
+/// First part of the names of fields in the journal.
+const FIELD_PREFIX: &str = "FOREBAY";
+
+/// Limit of the messages of this process.
+static LIMIT: LazyLock<MessageLimit> = LazyLock::new(MessageLimit::default);
+
+/// Form of the messages of this process; unset before [`begin`].
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
+
+/// Has events printed from now on, as these options say.
+///
+/// # Errors
+/// If the journal cannot be reached.
+pub(crate) fn begin(options: &LogOptions) -> Result<(), Failure> {
+    let level = options.log_level.filter();
+    let shown = Targets::new().with_target(TARGET, level).and(&*LIMIT);
+    let layer = layer(options.log)?.with_filter(shown);
+    // Refused only if a process calls this function twice.
+    let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer));
+    let _ = FORMAT.set(options.log);
+    Ok(())
+}
+
+/// True if messages are printed for people.
+pub(crate) fn is_for_people() -> bool {
+    FORMAT.get().is_none_or(|format| *format == LogFormat::Text)
+}
+
+fn layer(format: LogFormat) -> Result<Box<dyn Layer<Registry> + Send + Sync>, Failure> {
+    // A failure to write to standard error must not end a run, so it is not reported there.
+    let stderr = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    Ok(match format {
+        LogFormat::Text => stderr.event_format(PlainText).log_internal_errors(false).boxed(),
+        LogFormat::Json => {
+            let json = stderr.json().flatten_event(true).log_internal_errors(false);
+            json.with_current_span(false).with_span_list(false).boxed()
+        }
+        LogFormat::Journald => {
+            let journal = tracing_journald::layer().map_err(|error| {
+                let problem = format!("--log journald: the journal cannot be reached: {error}");
+                Failure::usage(problem, "see that systemd-journald runs, or give text or json")
+            })?;
+            let journal = journal.with_syslog_identifier(TARGET.to_owned());
+            journal.with_field_prefix(Some(FIELD_PREFIX.to_owned())).boxed()
+        }
+    })
+}
+
+/// Limit of messages while a run lasts, and reporter of those suppressed. Dropping it reports the
+/// last ones.
+pub(crate) struct SuppressedReports(Option<Ticker>);
+
+impl SuppressedReports {
+    /// Begins to limit messages.
+    pub(crate) fn begin() -> Self {
+        LIMIT.set_on(true);
+        Self(Some(Ticker::every(SUPPRESSED_PERIOD, || tell(LIMIT.take_ended()))))
+    }
+}
+
+impl Drop for SuppressedReports {
+    fn drop(&mut self) {
+        drop(self.0.take());
+        LIMIT.set_on(false);
+        tell(LIMIT.take_all());
+    }
+}
+
+fn tell(suppressed: Suppressed) {
+    for (message, times) in suppressed.same {
+        warn!(suppressed = times, "{times} times more within a second: {message}");
+    }
+    if suppressed.others > 0 {
+        let others = suppressed.others;
+        warn!(suppressed = others, "{others} further messages within a second are left out");
+    }
+}
