@@ -10,7 +10,8 @@ use forebay_device::Rate;
 use forebay_engine::knobs::ScriptedChange;
 
 use crate::options::{
-    ControlOptions, EngineOptions, HashOptions, LogOptions, MetricsOptions, TraceOptions,
+    ControlOptions, EngineOptions, HashOptions, LogOptions, MetricsOptions, RotateOptions,
+    TraceOptions,
 };
 use crate::synthetic::SyntheticSpec;
 
@@ -155,6 +156,9 @@ pub(crate) struct ReplayArgs {
     /// newest acknowledgement, window, timestamps and id
     #[arg(long, requires = "write_pcap")]
     pub(crate) resegment: bool,
+
+    #[command(flatten)]
+    pub(crate) rotate: RotateOptions,
 
     /// Draw the run: shares of the CPUs, waits, moves and delays, as SVG files in DIR
     #[arg(long, value_name = "DIR")]

@@ -26,7 +26,7 @@ use crate::options::hash::HashKind;
 use crate::plot::{self, PlotFiles};
 use crate::signals::{Hangup, stop_on_signals};
 use crate::synthetic::SyntheticSpec;
-use crate::ticker::{Ticker, tell_once};
+use crate::ticker::{FailureMessages, Ticker};
 use crate::{output, script, table};
 
 /// Period of the progress bar.
@@ -46,8 +46,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let counted = (&replay.control(), replay.counts());
     let faces = args.control.open(counted, config.as_ref(), &args.engine.given(), socket)?;
     let metrics = args.metrics.serve(|| replay.metrics())?;
-    let failure = Arc::clone(replay.failure());
-    let teller = tell_once(move || failure.get().cloned());
+    let teller = FailureMessages::begin(replay.failures());
     let bar = Bar::show(replay.progress(), args);
     let report = replay.run();
     drop((teller, faces, metrics, suppressed));
@@ -154,6 +153,7 @@ fn plan(args: &ReplayArgs, seed: u64) -> Result<ReplayConfig, Failure> {
         work_ns: args.work,
         write_pcap: args.write_pcap.clone(),
         resegment: args.resegment,
+        rotation: args.rotate.rotation(args.write_pcap.is_some())?,
         trace: args.trace.plan(),
         plots: args.plot.as_deref().map(plot::paths).unwrap_or_default(),
         explain: args.explain.clone(),

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use forebay_sys::failure::{FailureNote, FirstFailure};
 use tracing::error;
 
 /// Interval between two checks for a failure.
@@ -42,13 +43,42 @@ impl Drop for Ticker {
     }
 }
 
-/// Reports, once, on standard error the first failure that keeps packets from being written.
-pub(crate) fn tell_once(mut failure: impl FnMut() -> Option<String> + Send + 'static) -> Ticker {
-    let mut is_told = false;
-    Ticker::every(TELL_PERIOD, move || {
-        if !is_told && let Some(failure) = failure() {
-            error!("{failure}; what follows is counted as not_written");
-            is_told = true;
+/// Messages about failures of a run, each as soon as it happens. Dropping the value reports the
+/// last ones.
+pub(crate) struct FailureMessages {
+    failures: Arc<Failures>,
+    ticker: Option<Ticker>,
+}
+
+/// Failures of a run, each with a mark of its message.
+struct Failures(Vec<(FirstFailure, AtomicBool)>);
+
+impl FailureMessages {
+    pub(crate) fn begin(failures: Vec<FirstFailure>) -> Self {
+        let unmarked = failures.into_iter().map(|failure| (failure, AtomicBool::new(false)));
+        let failures = Arc::new(Failures(unmarked.collect()));
+        let looked = Arc::clone(&failures);
+        let ticker = Ticker::every(TELL_PERIOD, move || looked.tell());
+        Self { failures, ticker: Some(ticker) }
+    }
+}
+
+impl Drop for FailureMessages {
+    fn drop(&mut self) {
+        drop(self.ticker.take());
+        self.failures.tell();
+    }
+}
+
+impl Failures {
+    /// Reports the failures that have happened and were not reported yet.
+    fn tell(&self) {
+        for (failure, is_told) in &self.0 {
+            if let Some(FailureNote { problem, consequence, help }) = failure.get()
+                && !is_told.swap(true, Ordering::Relaxed)
+            {
+                error!(problem, consequence, help, "{problem}; {consequence}; {help}");
+            }
         }
-    })
+    }
 }

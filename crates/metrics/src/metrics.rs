@@ -10,6 +10,7 @@ use forebay::net::counters::SocketCounts;
 use forebay_device::{Device, KernelCounts, Via};
 use forebay_engine::{DeviceQueues, Measured};
 use forebay_rx::sink::SinkCounters;
+use forebay_sys::interface::Interface;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
@@ -40,6 +41,20 @@ pub(crate) struct MeasuredDevice {
     pub(crate) name: String,
     pub(crate) via: Via,
     pub(crate) counts: Vec<Arc<KernelCounts>>,
+    /// Interface, and the number of times that it had lost its carrier before; `None` if the device
+    /// is no interface.
+    pub(crate) link: Option<(Interface, u32)>,
+}
+
+impl MeasuredDevice {
+    fn of(name: String, device: &Device) -> Self {
+        let interface = device.interface().and_then(Result::ok);
+        let link = interface.and_then(|interface| {
+            let status = interface.link_status().ok()??;
+            Some((interface, status.carrier_losses))
+        });
+        Self { name, via: device.via, counts: device.counts.clone(), link }
+    }
 }
 
 impl Metrics {
@@ -68,11 +83,8 @@ impl Metrics {
     pub fn with_devices(mut self, devices: &[Device]) -> Self {
         // As the engine names them: a device that is no interface has a path.
         let named = DeviceQueues::of(devices).into_iter().zip(devices);
-        self.devices.extend(named.map(|(DeviceQueues { name, .. }, device)| MeasuredDevice {
-            name,
-            via: device.via,
-            counts: device.counts.clone(),
-        }));
+        let named = named.map(|(DeviceQueues { name, .. }, device)| (name, device));
+        self.devices.extend(named.map(|(name, device)| MeasuredDevice::of(name, device)));
         self.measuring()
     }
 

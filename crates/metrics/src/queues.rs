@@ -5,6 +5,7 @@ use std::fmt;
 use forebay_engine::EngineState;
 use forebay_rx::counters::{Counter, IntakeCounters};
 use forebay_rx::{DropReason, RxQueue};
+use forebay_sys::interface::LinkState;
 use prometheus_client::registry::Unit;
 
 use crate::families::{Families, Label, gauge};
@@ -133,6 +134,31 @@ fn queues(shared: &EngineState) -> Vec<NamedQueue<'_>> {
     of_devices.collect()
 }
 
+/// Adds the links of devices that are interfaces, as the kernel reports them now.
+fn encode_links(devices: &[MeasuredDevice], families: &mut Families<'_>) -> fmt::Result {
+    let links: Vec<_> = devices
+        .iter()
+        .filter_map(|device| {
+            let (interface, losses_before) = device.link.as_ref()?;
+            // Gone, or not answered for: packets do not pass.
+            let status = interface.link_status().ok().flatten();
+            Some((device.name.as_str(), status, *losses_before))
+        })
+        .collect();
+    let running = ("device_up", "1 if the interface is up and has a carrier, 0 if not, or gone");
+    let each = links.iter().map(|(device, status, _)| {
+        let is_running = status.is_some_and(|status| status.state == LinkState::Running);
+        ([("device", *device)], f64::from(u8::from(is_running)))
+    });
+    families.gauges(running, None, each)?;
+    let losses = ("carrier_losses", "Times that the interface lost its carrier during the run");
+    let each = links.iter().filter_map(|(device, status, before)| {
+        let losses = (*status)?.carrier_losses.wrapping_sub(*before);
+        Some(([("device", *device)], u64::from(losses)))
+    });
+    families.counters(losses, None, each)
+}
+
 /// Adds the counters that the kernel, or a driver in this process, keeps for each queue.
 pub(crate) fn encode_devices(
     devices: &[MeasuredDevice],
@@ -141,6 +167,7 @@ pub(crate) fn encode_devices(
     let facts =
         devices.iter().map(|device| [("device", device.name.as_str()), ("via", device.via.name())]);
     families.infos(("device", "Devices that packets are received from"), facts)?;
+    encode_links(devices, families)?;
     let counts = |is_interface: bool| {
         let devices =
             devices.iter().filter(move |device| device.via.is_interface() == is_interface);

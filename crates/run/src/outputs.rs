@@ -82,14 +82,19 @@ impl Outputs<'_> {
     }
 }
 
-/// True if the path has a name that a run gives to captures: `cpuN.pcap` or `cpuN-ip.pcap`.
+/// True if the path has a name that a run gives to captures: `cpuN.pcap` or `cpuN-ip.pcap`, with the
+/// number of the file before `.pcap` if files are rotated.
 fn is_written(path: &Path) -> bool {
     let name = path.file_name().and_then(OsStr::to_str);
     let stem = name.and_then(|name| name.strip_prefix("cpu")?.strip_suffix(".pcap"));
-    let digits = stem.map(|stem| stem.strip_suffix("-ip").unwrap_or(stem));
-    digits.is_some_and(|digits| {
-        !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit())
+    stem.is_some_and(|stem| {
+        let (stem, number) = stem.split_once('.').unwrap_or((stem, "0"));
+        is_number(stem.strip_suffix("-ip").unwrap_or(stem)) && is_number(number)
     })
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit())
 }
 
 fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
@@ -120,11 +125,26 @@ mod tests {
 
     #[test]
     fn own_names_differ_from_others() {
-        for name in ["cpu0.pcap", "d/cpu17.pcap", "cpu4095-ip.pcap"] {
+        for name in [
+            "cpu0.pcap",
+            "d/cpu17.pcap",
+            "cpu4095-ip.pcap",
+            "cpu3.000017.pcap",
+            "cpu3-ip.1000000.pcap",
+        ] {
             assert!(is_written(Path::new(name)), "{name}");
         }
-        for name in ["cpu.pcap", "cpu-ip.pcap", "cpu1.pcapng", "mycpu1.pcap", "cpu1-ipx.pcap", "f"]
-        {
+        for name in [
+            "cpu.pcap",
+            "cpu-ip.pcap",
+            "cpu1..pcap",
+            "cpu1.0.0.pcap",
+            "cpu1.x.pcap",
+            "cpu1.pcapng",
+            "mycpu1.pcap",
+            "cpu1-ipx.pcap",
+            "f",
+        ] {
             assert!(!is_written(Path::new(name)), "{name}");
         }
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_control::{Control, Explanation, FlowName};
-use forebay_device::pcap::{Capture, FirstFailure, KEPT_BYTES_MAX, PcapSource, ReplayPlan};
+use forebay_device::pcap::{Capture, KEPT_BYTES_MAX, PcapSource, ReplayPlan, Rotation};
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_device::{Progress, QueueShare};
 use forebay_engine::timeline::Timeline;
@@ -22,6 +22,7 @@ use forebay_rx::{RxQueue, Source};
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
 use forebay_sys::error::{Error, Result};
+use forebay_sys::failure::FirstFailure;
 use handler::ReplayHandler;
 use observer::{Observer, VIRTUAL_PERIOD_NS};
 pub use report::ReplayReport;
@@ -67,6 +68,8 @@ pub struct ReplayConfig {
     pub write_pcap: Option<PathBuf>,
     /// True if merged packets are written as the frames that they were merged of.
     pub resegment: bool,
+    /// Limits of the files of captures.
+    pub rotation: Rotation,
     /// Directory of the trace.
     pub trace: Option<TracePlan>,
     /// Files that the caller draws the run's timeline into. Without any, no timeline is recorded.
@@ -125,10 +128,12 @@ impl Replay {
         &self.progress
     }
 
-    /// First failure to write delivered packets, set as soon as there is one.
+    /// First failure to write delivered packets, and to write the trace, each set as soon as it
+    /// happens.
     #[must_use]
-    pub fn failure(&self) -> &FirstFailure {
-        &self.failure
+    pub fn failures(&self) -> Vec<FirstFailure> {
+        let of_trace = self.trace.iter().map(|trace| trace.failure());
+        [&self.failure].into_iter().chain(of_trace).map(Arc::clone).collect()
     }
 
     /// Handle that ends the run early; every packet taken in is delivered all the same.
@@ -184,6 +189,7 @@ impl Replay {
         report.explain = told.collect();
         if let Some(trace) = &self.trace {
             report.errors.extend(trace.finish(&report.path.counters_json()));
+            report.trace_rows_lost = Some(trace.rows_lost());
         }
         report.error = report.errors.first().map(ToString::to_string);
         Ok(report)

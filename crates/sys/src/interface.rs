@@ -110,6 +110,26 @@ pub struct InterfaceCounters {
     pub rx_nohandler: u64,
 }
 
+/// Link of an interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LinkState {
+    /// Packets can pass.
+    Running,
+    /// The interface is up, but the other end is not, or there is no cable.
+    NoCarrier,
+    /// The interface was set down.
+    Down,
+}
+
+/// Link of an interface, and the changes of its carrier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinkStatus {
+    /// State now.
+    pub state: LinkState,
+    /// Number of times that the carrier was lost since the interface was created.
+    pub carrier_losses: u32,
+}
+
 impl Interface {
     /// Looks up an interface by name.
     ///
@@ -180,6 +200,29 @@ impl Interface {
             _ => None,
         });
         counted.ok_or_else(|| self.failed("read its counters", io::ErrorKind::InvalidData.into()))
+    }
+
+    /// Current state of its link; `None` if the interface is gone.
+    ///
+    /// # Errors
+    /// If the netlink request fails.
+    pub fn link_status(&self) -> Result<Option<LinkStatus>> {
+        let link = match link(self.index.0, None) {
+            Ok(link) => link,
+            Err(error) if is_gone(&error) => return Ok(None),
+            Err(source) => return Err(refused(&self.name, "read the state of its link", source)),
+        };
+        let flags = link.header.flags;
+        let state = match (flags.contains(LinkFlags::Up), flags.contains(LinkFlags::Running)) {
+            (true, true) => LinkState::Running,
+            (true, false) => LinkState::NoCarrier,
+            (false, _) => LinkState::Down,
+        };
+        let losses = link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::CarrierDownCount(count) => Some(*count),
+            _ => None,
+        });
+        Ok(Some(LinkStatus { state, carrier_losses: losses.unwrap_or(0) }))
     }
 
     /// True if a default route of this namespace uses the interface, in any table, for IPv4 or

@@ -43,6 +43,7 @@ pub mod clock; //            engine time: the machine's, or a scheduler's
 pub mod random; //           numbers determined by a seed
 pub mod private_listener; // Unix sockets for programs of the same user
 pub mod error; //            errors: what failed, where, and what to do
+pub mod failure; //          failures of a run, for whoever reports them
 
 use std::io;
 use std::path::Path;

@@ -5,6 +5,7 @@ pub(crate) mod hash; //     how flows are hashed
 pub(crate) mod coalesce; // how segments are merged
 pub(crate) mod engine; //   settings of the engine
 pub(crate) mod trace; //    trace output
+pub(crate) mod rotate; //   files of captures
 pub(crate) mod control; //  control interfaces of a run
 pub(crate) mod log; //      messages
 pub(crate) mod metrics; //  metrics of a run
@@ -17,5 +18,6 @@ pub(crate) use engine::EngineOptions;
 pub(crate) use hash::{HashOptions, check_queues};
 pub(crate) use log::LogOptions;
 pub(crate) use metrics::MetricsOptions;
+pub(crate) use rotate::RotateOptions;
 pub(crate) use trace::TraceOptions;
 pub(crate) use virtio::VhostUserOptions;

@@ -13,7 +13,8 @@ use forebay_run::run::To;
 use forebay_sys::xdp::CopyMode;
 
 use crate::options::{
-    ControlOptions, EngineOptions, LogOptions, MetricsOptions, TraceOptions, VhostUserOptions,
+    ControlOptions, EngineOptions, LogOptions, MetricsOptions, RotateOptions, TraceOptions,
+    VhostUserOptions,
 };
 
 #[derive(Debug, Args)]
@@ -87,6 +88,9 @@ pub(crate) struct RunArgs {
     /// all but the newest acknowledgement, window, timestamps and id
     #[arg(long)]
     pub(crate) resegment: bool,
+
+    #[command(flatten)]
+    pub(crate) rotate: RotateOptions,
 
     /// Check that every flow is delivered in order; a trace checks it too
     #[arg(long)]

@@ -3,6 +3,7 @@
 mod args;
 mod devices;
 mod file;
+mod links;
 mod status;
 
 use std::sync::atomic::Ordering;
@@ -26,7 +27,7 @@ use crate::log::SuppressedReports;
 use crate::options::engine::Cpus;
 use crate::service::ServiceNotices;
 use crate::signals::{Hangup, on_hangup, stop_on_signals};
-use crate::ticker::{Ticker, tell_once};
+use crate::ticker::{FailureMessages, Ticker};
 use crate::{output, table};
 
 /// Runs devices until the run is ended, and prints the report.
@@ -54,13 +55,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let faces = args.control.open(counted, config.as_ref(), &given, socket)?;
     let metrics = args.metrics.serve(|| run.metrics())?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
-    let watch = run.watch();
-    let teller = tell_once(move || watch.failure().map(str::to_owned));
+    let links = links::watch(args);
+    let teller = FailureMessages::begin(run.watch().failures().to_vec());
     let status = Status::show(run.watch());
     let notices = ServiceNotices::begin(run.control(), run.stopper());
     let report = run.run();
     status.finish();
-    drop((notices, teller, reloader, faces, metrics, suppressed));
+    drop((notices, links, teller, reloader, faces, metrics, suppressed));
     finish(Ran { report: report?, interrupted: interrupted.load(Ordering::Relaxed) }, args, &cpus)
 }
 
@@ -80,7 +81,8 @@ fn check_outputs(args: &RunArgs, user: &str) -> Result<(), Failure> {
 }
 
 fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
-    if args.resegment && !args.to.iter().any(|to| matches!(to, To::Pcap(_))) {
+    let to_captures = args.to.iter().any(|to| matches!(to, To::Pcap(_)));
+    if args.resegment && !to_captures {
         let problem = "--resegment: there are no captures to write to";
         return Err(Failure::usage(problem, "give --to pcap:DIR, or leave it out"));
     }
@@ -102,6 +104,7 @@ fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {
         to: args.to.clone(),
         resegment: args.resegment,
         whole_tunnels: args.whole_tunnels,
+        rotation: args.rotate.rotation(to_captures)?,
         trace: args.trace.plan(),
         check_order: args.check,
         duration: args.duration,

@@ -141,6 +141,14 @@ pub(super) fn losses(path: &PathReport) -> String {
     text
 }
 
+/// Rows that the trace could not take, if any.
+pub(super) fn trace_losses(rows: Option<u64>) -> String {
+    let lost = rows.filter(|rows| *rows > 0);
+    lost.map_or_else(String::new, |rows| {
+        format!("{} of the trace could not be written\n", counted(rows, "row"))
+    })
+}
+
 /// Verdict of the order check.
 pub(super) fn order(reordered: u64, unchecked: u64) -> String {
     match (reordered, unchecked) {

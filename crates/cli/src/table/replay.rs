@@ -18,6 +18,7 @@ pub(crate) fn render(report: &ReplayReport, cpus: &CpuList) -> String {
         let records = counted(report.damaged_records, "damaged record");
         text += &format!("noticed: {records} in the capture, passed over\n");
     }
+    text += &path::trace_losses(report.trace_rows_lost);
     text += &verdict(report);
     text
 }

@@ -23,6 +23,7 @@ pub(crate) fn render(report: &RunReport, cpus: &CpuList) -> String {
     if report.kernel_dropped > 0 {
         text += &format!("dropped by the kernel before: {}\n", grouped(report.kernel_dropped));
     }
+    text += &path::trace_losses(report.trace_rows_lost);
     text += &verdict(report);
     text
 }

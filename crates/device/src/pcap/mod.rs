@@ -6,6 +6,7 @@ mod delivered;
 mod interface;
 mod link;
 mod reader;
+mod rotation;
 mod tally;
 mod window;
 mod writer;
@@ -18,7 +19,7 @@ use std::sync::{Arc, PoisonError};
 
 pub use capture::Capture;
 use capture::CaptureInlet;
-pub use delivered::{DeliveredCapture, FirstFailure};
+pub use delivered::{CaptureOptions, DeliveredCapture};
 use forebay_buf::Pool;
 use forebay_rx::arrive::{Burst, PollRequest, Polled, RefusedFrame, SourceError};
 use forebay_rx::hash::FlowHash;
@@ -27,6 +28,7 @@ use forebay_rx::parse::Verify;
 use forebay_rx::{DropReason, Packet, Source};
 use forebay_sys::error::{Error, Result};
 pub use reader::{CaptureReader, MAX_BLOCK_BYTES, Record};
+pub use rotation::Rotation;
 pub use tally::Damage;
 
 use super::pace::{Pace, Rate};

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use forebay_rx::Packet;
 use forebay_rx::parse::Link;
 use forebay_rx::sink::Sent;
-use forebay_sys::error::Error;
+use forebay_sys::error::{Error, Result};
 
+use super::rotation::{FileNames, FileSpan, Rotation};
 use crate::MAX_RECORD_BYTES;
 
 /// Link types of written captures (tcpdump.org/linktypes.html).
@@ -24,6 +25,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 const MAGIC_NS: u32 = 0xa1b2_3c4d;
 /// Major version 2, minor version 4, as in every capture.
 const VERSION: u32 = 4 << 16 | 2;
+
+/// Length of the header of a record.
+const RECORD_HEADER_BYTES: u64 = 16;
 
 /// Number of bytes to buffer before a write. A reader of the growing file does not see them, and
 /// they do not count as written.
@@ -50,14 +54,15 @@ pub(super) struct WriteOutcome {
 
 impl CaptureWriter {
     /// Returns a writer to `stem` with `.pcap` added, and to `stem` with `-ip.pcap` added if
-    /// needed. A file is created with its first packet.
-    pub(super) fn new(stem: &Path) -> Self {
+    /// needed; with numbers before `.pcap` if files are rotated. A file is created with its first
+    /// packet.
+    pub(super) fn new(stem: &Path, rotation: Rotation) -> Self {
         let capture = |ending: &str, link_type| {
-            let mut name = stem.as_os_str().to_owned();
-            name.push(ending);
-            LinkCapture { path: name.into(), link_type, file: None }
+            let mut stem = stem.as_os_str().to_owned();
+            stem.push(ending);
+            LinkCapture { names: FileNames::new(stem.as_ref(), rotation), link_type, file: None }
         };
-        Self { ethernet: capture(".pcap", ETHERNET), ip: capture("-ip.pcap", RAW) }
+        Self { ethernet: capture("", ETHERNET), ip: capture("-ip", RAW) }
     }
 
     /// Adds a packet: a record for each of `frames`, with its recorded time, clamped to the last
@@ -76,53 +81,102 @@ impl CaptureWriter {
 
     /// Writes the buffered records.
     pub(super) fn flush(&mut self) -> WriteOutcome {
-        let [mut one, other] = [&mut self.ethernet, &mut self.ip].map(LinkCapture::flush);
-        one.written = one.written.plus(other.written);
-        one.lost += other.lost;
-        one.error = one.error.or(other.error);
-        one
+        let [one, other] = [&mut self.ethernet, &mut self.ip].map(LinkCapture::flush);
+        one.and(other)
     }
 }
 
-/// File of one link type.
+impl WriteOutcome {
+    /// Outcome of a packet that was lost because of an error.
+    fn refused(sent: Sent, error: Error) -> Self {
+        Self { lost: sent.packets, error: Some(error), ..Self::default() }
+    }
+
+    /// Outcome of two writes.
+    fn and(self, later: Self) -> Self {
+        Self {
+            written: self.written.plus(later.written),
+            lost: self.lost + later.lost,
+            error: self.error.or(later.error),
+        }
+    }
+}
+
+/// Files of one link type, one after another.
 #[derive(Debug)]
 struct LinkCapture {
-    path: PathBuf,
+    names: FileNames,
     link_type: u32,
     /// `None` before the first packet.
-    file: Option<Records<File>>,
+    file: Option<OpenFile>,
+}
+
+/// File that is written now.
+#[derive(Debug)]
+struct OpenFile {
+    path: PathBuf,
+    records: Records<File>,
+    span: FileSpan,
 }
 
 impl LinkCapture {
     fn write(&mut self, frames: &[Packet], sent: Sent) -> WriteOutcome {
-        let records = match &mut self.file {
-            Some(records) => records,
-            None => match File::create(&self.path) {
-                Ok(file) => self.file.insert(Records::begin(file, self.link_type)),
-                Err(error) => {
-                    let error = Some(Error::file("create", &self.path)(error));
-                    return WriteOutcome { lost: sent.packets, error, ..WriteOutcome::default() };
-                }
+        let len_bytes: u64 = frames.iter().map(record_bytes).sum();
+        let now_ns = frames.first().map_or(0, |frame| frame.timestamp_ns);
+        let rotation = self.names.rotation();
+        let mut outcome = WriteOutcome::default();
+        if self.file.as_ref().is_some_and(|file| rotation.is_due(&file.span, len_bytes, now_ns)) {
+            outcome = self.flush();
+            if outcome.error.is_some() {
+                return WriteOutcome { lost: outcome.lost + sent.packets, ..outcome };
+            }
+            self.file = None;
+        }
+        let file = match &mut self.file {
+            Some(file) => file,
+            None => match OpenFile::create(&mut self.names, self.link_type, now_ns) {
+                Ok(file) => self.file.insert(file),
+                Err(error) => return outcome.and(WriteOutcome::refused(sent, error)),
             },
         };
-        frames.iter().for_each(|frame| records.add(frame));
-        records.end_packet(sent);
-        if records.waits_bytes() < BUFFER_BYTES { WriteOutcome::default() } else { self.flush() }
+        frames.iter().for_each(|frame| file.records.add(frame));
+        file.records.end_packet(sent);
+        file.span.len_bytes += len_bytes;
+        if file.records.waits_bytes() < BUFFER_BYTES { outcome } else { outcome.and(self.flush()) }
     }
 
     fn flush(&mut self) -> WriteOutcome {
-        let Some(records) = &mut self.file else { return WriteOutcome::default() };
-        let (written, lost, error) = records.flush();
+        self.file.as_mut().map(OpenFile::flush).unwrap_or_default()
+    }
+}
+
+impl OpenFile {
+    fn create(names: &mut FileNames, link_type: u32, began_ns: u64) -> Result<Self> {
+        let path = names.next()?;
+        let file = File::create(&path).map_err(Error::file("create", &path))?;
+        let records = Records::begin(file, link_type);
+        let span = FileSpan { len_bytes: records.waits_bytes() as u64, began_ns };
+        Ok(Self { path, records, span })
+    }
+
+    fn flush(&mut self) -> WriteOutcome {
+        let (written, lost, error) = self.records.flush();
         if error.is_some() {
             // Nothing more is written, so half a record is removed, and a file without its whole
             // header is deleted. A file that cannot be truncated stays as it is.
-            let _ = match records.whole_bytes {
+            let _ = match self.records.whole_bytes {
                 0 => std::fs::remove_file(&self.path),
-                whole => records.file.set_len(whole),
+                whole => self.records.file.set_len(whole),
             };
         }
         WriteOutcome { written, lost, error: error.map(Error::file("write", &self.path)) }
     }
+}
+
+/// Length of the record of a packet.
+fn record_bytes(packet: &Packet) -> u64 {
+    let len: usize = packet.fragments().map(<[u8]>::len).sum();
+    RECORD_HEADER_BYTES + len as u64
 }
 
 /// Buffered records, and the packets that they belong to.
@@ -211,7 +265,8 @@ mod tests {
     fn nonlinear_capture_equals_linear() {
         let directory = tempfile::tempdir().unwrap();
         let written = datagrams(&[3; 1001], 116).map(|packet| {
-            let mut writer = CaptureWriter::new(&directory.path().join("written"));
+            let mut writer =
+                CaptureWriter::new(&directory.path().join("written"), Rotation::default());
             assert!(writer.write(&[packet], Sent::default()).error.is_none());
             assert!(writer.flush().error.is_none());
             std::fs::read(directory.path().join("written.pcap")).unwrap()

@@ -8,11 +8,11 @@ mod flow_key_row;
 mod flow_names;
 mod lro_row;
 mod parse_row;
+mod trace_file;
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,6 +27,8 @@ use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Verify;
 use forebay_rx::{Packet, RxQueue};
 use forebay_sys::error::{Error, Result};
+use forebay_sys::failure::FirstFailure;
+use trace_file::TraceFile;
 
 use crate::Config;
 
@@ -93,6 +95,7 @@ pub struct Trace {
     names: Mutex<FlowNames>,
     /// Number of packets delivered to the application so far, over all CPUs.
     order: AtomicU64,
+    failure: FirstFailure,
 }
 
 impl Trace {
@@ -103,16 +106,20 @@ impl Trace {
     /// If they cannot be created.
     pub fn create(directory: &Path, parse: bool, lro: bool) -> Result<Arc<Self>> {
         fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
-        let file = |name, header| TraceFile::create(directory.join(name), header);
+        let failure = FirstFailure::default();
+        let file = |name: &'static str, header: &str| {
+            TraceFile::create(directory.join(name), header, &failure)
+        };
         Ok(Arc::new(Self {
             directory: directory.to_owned(),
             deliver: file(DELIVER_FILE, DELIVER_HEADER)?,
             drop: file(DROP_FILE, DROP_HEADER)?,
             config: file(CONFIG_FILE, CONFIG_HEADER)?,
-            parse: if parse { Some(ParseFiles::create(directory)?) } else { None },
+            parse: if parse { Some(ParseFiles::create(file)?) } else { None },
             lro: if lro { Some(Lro::new(file(LRO_FILE, "")?)) } else { None },
             names: Mutex::default(),
             order: AtomicU64::new(0),
+            failure: FirstFailure::clone(&failure),
         }))
     }
 
@@ -147,14 +154,27 @@ impl Trace {
     pub fn finish(&self, counters: &str) -> Vec<Error> {
         let path = self.directory.join(COUNTERS_FILE);
         let counters = fs::write(&path, counters).map_err(Error::file("write", &path));
-        let files = [Some(&self.deliver), Some(&self.drop), Some(&self.config)];
-        let files = files
-            .into_iter()
-            .chain([self.lro.as_ref().map(|lro| &lro.file)])
-            .chain(self.parse.iter().flat_map(|files| [Some(&files.parse), Some(&files.flow_key)]))
-            .flatten();
-        let finished = files.map(TraceFile::finish).chain([counters]);
+        let finished = self.files().map(TraceFile::finish).chain([counters]);
         finished.filter_map(Result::err).collect()
+    }
+
+    /// First failure to write a file, set as soon as there is one.
+    #[must_use]
+    pub fn failure(&self) -> &FirstFailure {
+        &self.failure
+    }
+
+    /// Number of rows that could not be written, in all files. It is final once the trace is
+    /// [finished](Self::finish).
+    #[must_use]
+    pub fn rows_lost(&self) -> u64 {
+        self.files().map(TraceFile::lost).sum()
+    }
+
+    fn files(&self) -> impl Iterator<Item = &TraceFile> {
+        let parse = self.parse.iter().flat_map(|files| [&files.parse, &files.flow_key]);
+        let lro = self.lro.iter().map(|lro| &lro.file);
+        [&self.deliver, &self.drop, &self.config].into_iter().chain(lro).chain(parse)
     }
 }
 
@@ -166,10 +186,10 @@ struct ParseFiles {
 }
 
 impl ParseFiles {
-    fn create(directory: &Path) -> Result<Self> {
+    fn create(file: impl Fn(&'static str, &str) -> Result<TraceFile>) -> Result<Self> {
         Ok(Self {
-            parse: TraceFile::create(directory.join(PARSE_FILE), parse_row::HEADER)?,
-            flow_key: TraceFile::create(directory.join(FLOW_KEY_FILE), flow_key_row::HEADER)?,
+            parse: file(PARSE_FILE, parse_row::HEADER)?,
+            flow_key: file(FLOW_KEY_FILE, flow_key_row::HEADER)?,
         })
     }
 }
@@ -348,45 +368,6 @@ impl IntakeTrace {
 
     fn full_number(&self, arrival: Arrival) -> u64 {
         arrival.unwrap_near(self.last_frame)
-    }
-}
-
-/// One file, written a few rows at a time. The first error is kept until the end.
-#[derive(Debug)]
-struct TraceFile {
-    path: PathBuf,
-    state: Mutex<FileState>,
-}
-
-#[derive(Debug)]
-struct FileState {
-    writer: BufWriter<File>,
-    failed: Option<std::io::Error>,
-}
-
-impl TraceFile {
-    fn create(path: PathBuf, header: &str) -> Result<Self> {
-        let file = File::create(&path).map_err(Error::file("create", &path))?;
-        let writer = BufWriter::with_capacity(ROWS_BYTES, file);
-        let file = Self { path, state: Mutex::new(FileState { writer, failed: None }) };
-        file.write(header);
-        Ok(file)
-    }
-
-    fn write(&self, rows: &str) {
-        let mut state = locked(&self.state);
-        if state.failed.is_none() {
-            state.failed = state.writer.write_all(rows.as_bytes()).err();
-        }
-    }
-
-    fn finish(&self) -> Result<()> {
-        let mut state = locked(&self.state);
-        let result = match state.failed.take() {
-            Some(error) => Err(error),
-            None => state.writer.flush(),
-        };
-        result.map_err(Error::file("write", &self.path))
     }
 }
 

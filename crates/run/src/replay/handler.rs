@@ -4,12 +4,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use forebay_device::pcap::{DeliveredCapture, FirstFailure};
+use forebay_device::pcap::{CaptureOptions, DeliveredCapture};
 use forebay_engine::trace::{DeliverTrace, Trace};
 use forebay_rx::delivery::Batch;
 use forebay_rx::{CpuId, Handler};
 use forebay_sys::clock::Clock;
 use forebay_sys::error::Result;
+use forebay_sys::failure::FirstFailure;
 
 use super::{Mode, ReplayConfig};
 use crate::order_check::OrderCheck;
@@ -34,7 +35,8 @@ impl ReplayHandler {
         failure: &FirstFailure,
     ) -> Self {
         let capture = |directory: &PathBuf| {
-            DeliveredCapture::new(directory, cpu, plan.resegment, Arc::clone(failure))
+            let options = CaptureOptions { resegments: plan.resegment, rotation: plan.rotation };
+            DeliveredCapture::new(directory, cpu, options, Arc::clone(failure))
         };
         Self {
             clock: clock.clone(),

@@ -35,6 +35,8 @@ pub struct ReplayReport {
     pub first_damage: Option<String>,
     /// Number of records dropped as `link_type`, by the name of their link type.
     pub unread_link_types: BTreeMap<String, u64>,
+    /// Number of rows that could not be written to the trace. `None` without a trace.
+    pub trace_rows_lost: Option<u64>,
     /// First error that ended the input early, or of writing, if any. Frames received before were
     /// still delivered.
     pub error: Option<String>,
@@ -70,6 +72,7 @@ impl ReplayReport {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .clone(),
+            trace_rows_lost: None,
             error: None,
             explain: Vec::new(),
             timeline: None,

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use forebay_device::Device;
 use forebay_device::af_packet::PacketSink;
-use forebay_device::pcap::{DeliveredCapture, FirstFailure};
+use forebay_device::pcap::{CaptureOptions, DeliveredCapture};
 use forebay_device::tun::TunDevice;
 use forebay_metrics::Metrics;
 use forebay_rx::sink::{Sink, SinkCounters};
 use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::error::{Error, Result};
+use forebay_sys::failure::FirstFailure;
 use forebay_sys::interface::Interface;
 use forebay_sys::privilege;
 
@@ -24,16 +25,17 @@ struct DestinationPlace {
     /// Counters of packets that the destination took, for each CPU; none if packets are only
     /// counted.
     counters: Vec<Arc<SinkCounters>>,
+    /// First failure to write a capture.
+    failure: FirstFailure,
 }
 
 /// Options of destinations.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct DestinationOptions {
-    /// True if merged packets are written to captures as the frames that they were merged of.
-    pub(super) resegments: bool,
+    /// Options of captures.
+    pub(super) captures: CaptureOptions,
     /// True if a TUN is opened as a TAP that takes packets merged inside VXLAN and GENEVE whole.
     pub(super) whole_tunnels: bool,
-    /// Receives the error of the first capture that cannot be written.
-    pub(super) failure: FirstFailure,
 }
 
 /// One CPU's ways to all destinations.
@@ -73,7 +75,7 @@ impl Destinations {
         to: &[To],
         devices: &[Device],
         cpus: &[CpuId],
-        options: &DestinationOptions,
+        options: DestinationOptions,
     ) -> Result<(Self, Vec<Ways>)> {
         let (places, by_device) = places(to, devices.len())?;
         let queues = devices.iter().zip(&by_device);
@@ -83,12 +85,13 @@ impl Destinations {
         let ways = || Ways { ways: Vec::new(), by_queue: Arc::clone(&by_queue) };
         let mut ways: Vec<_> = cpus.iter().map(|_| ways()).collect();
         let places = places.into_iter().map(|to| {
-            let mut counters = Vec::new();
-            for (ways, way) in ways.iter_mut().zip(open_ways(&to, devices, cpus, options)?) {
+            let (mut counters, failure) = (Vec::new(), FirstFailure::default());
+            let opened = open_ways(&to, devices, cpus, (options, &failure))?;
+            for (ways, way) in ways.iter_mut().zip(opened) {
                 counters.extend(way.counters().cloned());
                 ways.ways.push(OpenWay { way, handed: 0 });
             }
-            Ok(DestinationPlace { to, counters })
+            Ok(DestinationPlace { to, counters, failure })
         });
         let places = places.collect::<Result<Vec<_>>>()?;
         Ok((Self(places), ways))
@@ -97,6 +100,11 @@ impl Destinations {
     /// Counters of all destinations, for each CPU.
     pub(super) fn counters(&self) -> Vec<Arc<SinkCounters>> {
         self.0.iter().flat_map(|place| &place.counters).cloned().collect()
+    }
+
+    /// First failure of each destination to write a capture.
+    pub(super) fn failures(&self) -> impl Iterator<Item = &FirstFailure> {
+        self.0.iter().map(|place| &place.failure)
     }
 
     /// Adds the counters of all destinations that have any.
@@ -190,15 +198,14 @@ fn open_ways(
     to: &To,
     devices: &[Device],
     cpus: &[CpuId],
-    options: &DestinationOptions,
+    (options, failure): (DestinationOptions, &FirstFailure),
 ) -> Result<Vec<DestinationWay>> {
     let of_run = |name: &str| devices.iter().find(|device| device.is_called(name));
     match to {
         To::Count => Ok(cpus.iter().map(|_| DestinationWay::Count).collect()),
         To::Pcap(directory) => {
-            let DestinationOptions { resegments, failure, .. } = options;
             let capture =
-                |&cpu| DeliveredCapture::new(directory, cpu, *resegments, Arc::clone(failure));
+                |&cpu| DeliveredCapture::new(directory, cpu, options.captures, Arc::clone(failure));
             Ok(cpus.iter().map(capture).map(Box::new).map(DestinationWay::Capture).collect())
         }
         To::Tun(name) | To::Dev(name) if let Some(device) = of_run(name) => {

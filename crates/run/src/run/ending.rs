@@ -1,6 +1,8 @@
 //! End of a run by itself: its time is over, or a part that it needs has failed.
 
+use std::error::Error as StdError;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -10,19 +12,27 @@ use forebay_engine::Stopper;
 use forebay_rx::Source;
 use forebay_rx::arrive::{Attachment, Burst, FrameNeeds, PollRequest, Polled, SourceError};
 use forebay_sys::error::{Error, Result};
+use forebay_sys::failure::{FailureNote, FirstFailure};
 
 use super::report::StoppedBy;
+
+/// Consequence of a failure, as it is reported.
+const CONSEQUENCE: &str = "the run ends";
 
 /// Channel by which a run learns that it must end.
 pub(super) struct Ending {
     /// Sender that is cloned for each part that can fail.
     tells: Sender<EndingNotice>,
     told: Receiver<EndingNotice>,
+    failure: FirstFailure,
 }
 
 /// Reports that a part of the run has failed.
 #[derive(Clone)]
-pub(super) struct Alarm(Sender<EndingNotice>);
+pub(super) struct Alarm {
+    tells: Sender<EndingNotice>,
+    failure: FirstFailure,
+}
 
 enum EndingNotice {
     /// A part of the run has failed.
@@ -34,20 +44,35 @@ enum EndingNotice {
 impl Default for Ending {
     fn default() -> Self {
         let (tells, told) = mpsc::channel();
-        Self { tells, told }
+        Self { tells, told, failure: FirstFailure::default() }
     }
 }
 
 impl Alarm {
-    /// Reports the failure. Sending fails only if the run is over.
-    pub(super) fn ring(&self) {
-        let _ = self.0.send(EndingNotice::Failure);
+    /// Reports an error. Sending fails only if the run is over.
+    pub(super) fn ring(&self, error: &(dyn StdError + 'static)) {
+        let note = match error.downcast_ref::<Error>() {
+            Some(error) => FailureNote::of(error, CONSEQUENCE),
+            None => FailureNote {
+                problem: error.to_string(),
+                consequence: CONSEQUENCE,
+                help: "see what the device needs".to_owned(),
+            },
+        };
+        // Only the first failure is kept.
+        let _ = self.failure.set(note);
+        let _ = self.tells.send(EndingNotice::Failure);
     }
 }
 
 impl Ending {
     pub(super) fn alarm(&self) -> Alarm {
-        Alarm(self.tells.clone())
+        Alarm { tells: self.tells.clone(), failure: Arc::clone(&self.failure) }
+    }
+
+    /// First failure that ends the run.
+    pub(super) fn failure(&self) -> &FirstFailure {
+        &self.failure
     }
 
     /// Starts a thread that stops the run when its time is over or a part of it fails. The thread
@@ -56,7 +81,7 @@ impl Ending {
     /// # Errors
     /// If the thread cannot be started.
     pub(super) fn guard(self, stopper: Stopper, duration: Option<Duration>) -> Result<Guard> {
-        let Self { tells, told } = self;
+        let Self { tells, told, failure: _ } = self;
         let until = duration.and_then(|duration| Instant::now().checked_add(duration));
         let watch = move || {
             let stopped_by = wait(&told, until);
@@ -125,7 +150,7 @@ impl Source for WatchedSource {
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, SourceError> {
-        self.source.poll(ask, pool, burst).inspect_err(|_| self.alarm.ring())
+        self.source.poll(ask, pool, burst).inspect_err(|error| self.alarm.ring(&**error))
     }
 
     fn transmit(&mut self, pool: &mut Pool) -> usize {

@@ -81,8 +81,9 @@ impl Handler for RunHandler {
                 if let Err(error) = sink.send(batch.packets) {
                     // Each further send would fail as well.
                     way.way = DestinationWay::Gone;
-                    self.failed.push(Error::of_sink(error));
-                    self.alarm.ring();
+                    let error = Error::of_sink(error);
+                    self.alarm.ring(&error);
+                    self.failed.push(error);
                 }
             }
         }

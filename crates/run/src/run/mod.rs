@@ -13,7 +13,7 @@ use std::time::Duration;
 use destination::{DestinationOptions, Destinations};
 use ending::{Ending, WatchedSource};
 use forebay_control::Control;
-use forebay_device::pcap::FirstFailure;
+use forebay_device::pcap::{CaptureOptions, Rotation};
 use forebay_device::{Device, DeviceConfig};
 use forebay_engine::trace::{Trace, TracePlan};
 use forebay_engine::{Config, DeviceQueues, Engine, Stopper, WhenFull};
@@ -46,6 +46,8 @@ pub struct RunConfig {
     /// True if a destination `tun:NAME` is opened as a TAP that takes packets merged inside VXLAN and
     /// GENEVE whole.
     pub whole_tunnels: bool,
+    /// Limits of the files of captures.
+    pub rotation: Rotation,
     /// Directory of the trace.
     pub trace: Option<TracePlan>,
     /// True if the order of delivery is checked for every flow. With a trace, order is always
@@ -65,6 +67,7 @@ impl RunConfig {
             to: Vec::new(),
             resegment: false,
             whole_tunnels: false,
+            rotation: Rotation::default(),
             trace: None,
             check_order: false,
             duration: None,
@@ -78,8 +81,6 @@ pub struct Run {
     devices: Vec<DeviceWatch>,
     destinations: Destinations,
     metrics: Metrics,
-    /// Error of the first capture that cannot be written.
-    failure: FirstFailure,
     /// One check for each queue, since a flow may come by several; empty if order is not checked.
     ledgers: Arc<[OrderCheck]>,
     trace: Option<Arc<Trace>>,
@@ -106,13 +107,9 @@ impl Run {
         plan.engine.when_full = WhenFull::Drop;
         plan.engine.devices = DeviceQueues::of(&devices);
         let cpus = plan.engine.cpus.cpus();
-        let failure = FirstFailure::default();
-        let options = DestinationOptions {
-            resegments: plan.resegment,
-            whole_tunnels: plan.whole_tunnels,
-            failure: Arc::clone(&failure),
-        };
-        let (destinations, ways) = Destinations::open(&plan.to, &devices, cpus, &options)?;
+        let captures = CaptureOptions { resegments: plan.resegment, rotation: plan.rotation };
+        let options = DestinationOptions { captures, whole_tunnels: plan.whole_tunnels };
+        let (destinations, ways) = Destinations::open(&plan.to, &devices, cpus, options)?;
         clear_outputs(&plan)?;
         let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let ending = Ending::default();
@@ -129,17 +126,7 @@ impl Run {
         })?;
         let duration = plan.duration;
         let devices = watched;
-        let run = Self {
-            engine,
-            devices,
-            destinations,
-            metrics,
-            failure,
-            ledgers,
-            trace,
-            ending,
-            duration,
-        };
+        let run = Self { engine, devices, destinations, metrics, ledgers, trace, ending, duration };
         Ok(run)
     }
 
@@ -159,8 +146,10 @@ impl Run {
     /// Handle that reads the state of the run while it lasts.
     #[must_use]
     pub fn watch(&self) -> Watch {
-        let failure = Arc::clone(&self.failure);
-        Watch::new(Control::of(&self.engine), self.destinations.counters(), failure)
+        let of_trace = self.trace.iter().map(|trace| trace.failure());
+        let failures = self.destinations.failures().chain(of_trace).chain([self.ending.failure()]);
+        let failures = failures.map(Arc::clone).collect();
+        Watch::new(Control::of(&self.engine), self.destinations.counters(), failures)
     }
 
     /// Metrics of the run: its devices, engine and destinations. From now on the engine measures
@@ -206,6 +195,7 @@ impl Run {
         report.errors.extend(outcome.handlers.into_iter().flat_map(RunHandler::finish));
         if let Some(trace) = &trace {
             report.errors.extend(trace.finish(&report.path.counters_json()));
+            report.trace_rows_lost = Some(trace.rows_lost());
         }
         report.error = report.errors.first().map(ToString::to_string);
         Ok(report)

@@ -39,6 +39,8 @@ pub struct RunReport {
     pub flows: Option<u64>,
     /// Number of packets of the largest flow.
     pub largest_flow: Option<u64>,
+    /// Number of rows that could not be written to the trace. `None` without a trace.
+    pub trace_rows_lost: Option<u64>,
     /// Reason for the end of the run.
     pub stopped_by: StoppedBy,
     /// First error, if any. Frames received before were still delivered.
@@ -157,6 +159,7 @@ impl RunReport {
             order_unchecked: flows.map(|flows| flows.unchecked),
             flows: flows.map(|flows| flows.flows),
             largest_flow: flows.map(|flows| flows.largest),
+            trace_rows_lost: None,
             stopped_by: StoppedBy::Sources,
             error: None,
             errors: Vec::new(),

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use forebay_control::Control;
-use forebay_device::pcap::FirstFailure;
 use forebay_rx::CpuId;
 use forebay_rx::counters::{CoalesceCounters, Counter, IntakeCounters};
 use forebay_rx::sink::SinkCounters;
+use forebay_sys::failure::FirstFailure;
 
 use crate::report::dropped;
 
@@ -17,7 +17,7 @@ use crate::report::dropped;
 pub struct Watch {
     control: Control,
     sinks: Vec<Arc<SinkCounters>>,
-    failure: FirstFailure,
+    failures: Vec<FirstFailure>,
 }
 
 /// Counters of a run so far. Related numbers may be a moment apart.
@@ -64,16 +64,16 @@ impl Watch {
     pub(super) fn new(
         control: Control,
         sinks: Vec<Arc<SinkCounters>>,
-        failure: FirstFailure,
+        failures: Vec<FirstFailure>,
     ) -> Self {
-        Self { control, sinks, failure }
+        Self { control, sinks, failures }
     }
 
-    /// First failure to write packets to their destination, if any. The run continues, and counts
-    /// these packets.
+    /// First failure of each part that can fail during the run, each set as soon as it happens:
+    /// captures, the trace, devices.
     #[must_use]
-    pub fn failure(&self) -> Option<&str> {
-        self.failure.get().map(String::as_str)
+    pub fn failures(&self) -> &[FirstFailure] {
+        &self.failures
     }
 
     /// Current state of the run.

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use forebay_sys::Error;
-use forebay_sys::interface::{Interface, MacAddress, TunInfo};
+use forebay_sys::interface::{Interface, LinkState, MacAddress, TunInfo};
 use forebay_testkit::namespaces::{ip, missing, trial_inside};
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
@@ -15,6 +15,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         trial("unknown_name_error_lists_known", not_there),
         trial("default_routes_found_in_any_table", default_routes),
         trial("counters_count_what_was_dropped", counters),
+        trial("ops_3_link_status_follows_the_link", link_status),
     ];
     trials
 }
@@ -59,6 +60,25 @@ fn as_made() {
     // An alternative name finds the interface as well, which reports its primary name.
     ip("link property add dev hoa altname hoalt");
     assert_eq!(Interface::named("hoalt").unwrap(), Interface::named("hoa").unwrap());
+}
+
+fn link_status() {
+    ip("link add hoa type veth peer name hob");
+    let made = Interface::named("hoa").unwrap();
+    let status = || made.link_status().unwrap().unwrap();
+    let before = status();
+    assert_eq!(before.state, LinkState::Down);
+    ip("link set hoa up");
+    assert_eq!(status().state, LinkState::NoCarrier);
+    ip("link set hob up");
+    assert_eq!(status().state, LinkState::Running);
+    let running = status();
+    ip("link set hob down");
+    ip("link set hob up");
+    assert_eq!(status().state, LinkState::Running);
+    assert_eq!(status().carrier_losses, running.carrier_losses + 1, "though it is back");
+    ip("link del hob");
+    assert_eq!(made.link_status().unwrap(), None);
 }
 
 fn gone() {

@@ -11,6 +11,7 @@ mod log; //            messages: forms, levels, a limit
 mod metrics; //        metrics of a replay
 mod plot; //           pictures of runs
 mod places; //         runs found by name
+mod rotation; //       captures in several files
 mod run; //            live devices, without privileges
 mod service; //        a run under a service manager
 mod sim; //            `forebay sim`

@@ -4,13 +4,11 @@
 use std::fs::{self, File};
 use std::process::Output;
 
-use forebay_testkit::namespaces::named;
-use libtest_mimic::Failed;
 use pcap_file::pcap::PcapReader;
-use tempfile::TempDir;
 
 use crate::Judgement;
 use crate::live::Judge;
+use crate::live::disk::SmallDisk;
 use crate::live::forwarding::{DEVICE, Link, Way};
 use crate::live::program::{Run, Shared, command, try_run, wait_until};
 use crate::live::restarts::judge_silence;
@@ -150,34 +148,12 @@ fn judge_features() -> Judgement {
     judge_silence(&link)
 }
 
-/// A small file system, for as long as this value lives.
-struct SmallDisk(TempDir);
-
-impl SmallDisk {
-    fn new() -> Result<Self, Failed> {
-        let disk = Self(tempfile::tempdir()?);
-        named::run("mount", &["-t", "tmpfs", "-o", "size=64k", "tmpfs", &disk.name()])?;
-        Ok(disk)
-    }
-
-    fn name(&self) -> String {
-        self.0.path().display().to_string()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Ignored: nothing can be done about a failure here.
-        let _ = named::run("umount", &["-l", &self.name()]);
-    }
-}
-
 /// A full disk: packets reported as written are in the file, others are counted, and the failure is
 /// reported once. The second disk is full before the first write.
 fn judge_full_disk() -> Judgement {
     for others_bytes in [0, 64 << 10] {
         let disk = SmallDisk::new()?;
-        fs::write(disk.0.path().join("others"), vec![0; others_bytes])?;
+        fs::write(disk.path().join("others"), vec![0; others_bytes])?;
         judge_disk(&disk, others_bytes == 0)?;
     }
     Ok(())
@@ -193,7 +169,7 @@ fn judge_disk(disk: &SmallDisk, has_room: bool) -> Judgement {
     run.signal("TERM")?;
     let (report, told) = run.ends(3)?;
     let mut records = 0;
-    fs::remove_file(disk.0.path().join("others"))?;
+    fs::remove_file(disk.path().join("others"))?;
     for entry in fs::read_dir(disk.name())? {
         let mut capture = PcapReader::new(File::open(entry?.path())?)?;
         while let Some(record) = capture.next_packet() {

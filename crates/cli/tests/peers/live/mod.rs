@@ -10,6 +10,9 @@ mod changes; //      order, while settings change
 mod transfer; //     file contents, through a run
 mod neighbours; //   other users of the interface
 mod faults; //       faults of a device
+mod disk; //         a full disk, when it fills
+mod messages; //     messages of a run, as they come
+mod links; //        links that are lost and come back
 mod cleanup; //      duties of a run towards its user
 mod doctor; //       findings about devices
 
@@ -26,7 +29,7 @@ use crate::Judgement;
 type Judge = (&'static str, fn() -> Judgement);
 
 /// Judges, with the tools and files that each needs.
-pub(crate) const TRIALS: [(&[&str], &[Judge]); 10] = [
+pub(crate) const TRIALS: [(&[&str], &[Judge]); 12] = [
     (&["tcpreplay"], &conservation::TRIALS),
     (&["trafgen"], &conservation::OF_QUEUES),
     (&["tcpreplay", "bpftool"], &restarts::TRIALS),
@@ -37,6 +40,8 @@ pub(crate) const TRIALS: [(&[&str], &[Judge]); 10] = [
     (&["tcpreplay", faults::FOREIGN_PROGRAM], &faults::FOREIGN),
     (&["tcpreplay"], &cleanup::TRIALS),
     (&[], &doctor::TRIALS),
+    (&[], &disk::TRIALS),
+    (&[], &links::TRIALS),
 ];
 
 /// Reason why judges that need these `tools` cannot run.

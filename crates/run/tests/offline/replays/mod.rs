@@ -33,6 +33,7 @@ pub(crate) fn plan(
         work_ns: 0,
         write_pcap: None,
         resegment: false,
+        rotation: Default::default(),
         trace: None,
         plots: Vec::new(),
         explain: Vec::new(),
