@@ -73,7 +73,7 @@ pub(crate) fn missing(block: &Block) -> Option<String> {
 }
 
 fn needs_devices(block: &Block) -> bool {
-    block.names("forebay run") || block.names("forebay doctor") || block.names("--example")
+    ["forebay run", "forebay doctor", "--example", "ip nexthop"].iter().any(|it| block.names(it))
 }
 
 fn needs_mount(block: &Block) -> bool {

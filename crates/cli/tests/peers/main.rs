@@ -88,6 +88,8 @@ fn main() {
         let missing = live::missing(tools);
         trials.extend(judges.iter().map(|(name, trial)| judge(name, missing.clone(), *trial)));
     }
+    let missing = live::missing(&[]).or_else(live::fleet::missing);
+    trials.extend(live::fleet::TRIALS.map(|(name, trial)| judge(name, missing.clone(), trial)));
     libtest_mimic::run(&arguments, trials).exit();
 }
 

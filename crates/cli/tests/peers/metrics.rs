@@ -16,15 +16,19 @@ use crate::Judgement;
 type MetricsJudge = (&'static str, fn() -> Judgement, &'static str);
 
 /// All judges.
-pub(crate) const TRIALS: [MetricsJudge; 3] = [
+pub(crate) const TRIALS: [MetricsJudge; 4] = [
     ("met_1_promtool_accepts_a_scrape", judge_scrape, "promtool"),
     ("met_6_promtool_accepts_the_rules", judge_rules, "promtool"),
     ("met_6_prometheus_scrapes_a_run", judge_prometheus, "prometheus"),
+    ("ops_5_federation_keeps_instances", judge_federation, "prometheus"),
 ];
 
 /// Alert rules of this project.
 const RULES: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/prometheus/forebay.rules.yml");
+
+/// Chapter on fleets.
+const FLEETS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/guide/fleets.md");
 
 /// Longest time until Prometheus has scraped and judged: only to end a hang.
 const SCRAPE_TIME: Duration = Duration::from_secs(240);
@@ -77,6 +81,34 @@ fn judge_prometheus() -> Judgement {
     let unhealthy: Vec<_> = rules.iter().filter(|rule| rule["health"] != "ok").collect();
     if rules.len() < 10 || !unhealthy.is_empty() {
         return Err(format!("{} rules, of which these fail: {unhealthy:?}", rules.len()).into());
+    }
+    Ok(())
+}
+
+/// A Prometheus gathers two runs from another Prometheus, as the chapter on fleets says.
+fn judge_federation() -> Judgement {
+    let runs = [MeasuredRun::start()?, MeasuredRun::start()?];
+    let directory = tempfile::tempdir()?;
+    let start = |name: &str, jobs: String| {
+        let own = directory.path().join(name);
+        fs::create_dir(&own)?;
+        let file = own.join("prometheus.yml");
+        fs::write(&file, format!("global:\n  scrape_interval: 1s\nscrape_configs:\n{jobs}"))?;
+        Prometheus::start(&file, &own)
+    };
+    let [one, other] = [&runs[0].address, &runs[1].address];
+    let targets = format!("    static_configs:\n      - targets: [{one:?}, {other:?}]\n");
+    let site = start("site", format!("  - job_name: forebay\n{targets}"))?;
+    let targets = format!("    static_configs:\n      - targets: [{:?}]\n", site.address);
+    let chapter = fs::read_to_string(FLEETS)?;
+    let job =
+        chapter.split("scrape_configs:\n").nth(1).and_then(|rest| rest.split("    static").next());
+    let global = start("global", format!("{}{targets}", job.ok_or("the chapter has no job")?))?;
+    let instances = "count(count by (instance) (forebay_packets_delivered_total))";
+    global.wait_for(instances, |value| value == 2.0)?;
+    for address in [one, other] {
+        let own = format!("sum(forebay_packets_delivered_total{{instance={address:?}}})");
+        global.wait_for(&own, |value| value > 0.0)?;
     }
     Ok(())
 }

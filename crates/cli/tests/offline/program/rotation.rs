@@ -44,7 +44,7 @@ fn ops_4_rotation_by_size_loses_nothing() {
     let kept = records(&desk, "out");
     assert_eq!(kept.len(), 4, "{kept:?}");
     let last = |files: &BTreeMap<String, u64>| files.keys().next_back().unwrap().clone();
-    assert!(last(&kept) > "cpu1.000001.pcap".to_owned(), "the newest: {kept:?}");
+    assert!(last(&kept).as_str() > "cpu1.000001.pcap", "the newest: {kept:?}");
 }
 
 #[test]

@@ -15,6 +15,8 @@ mod messages; //     messages of a run, as they come
 mod links; //        links that are lost and come back
 mod cleanup; //      duties of a run towards its user
 mod doctor; //       findings about devices
+mod watchdog; //     a service manager that restarts a run
+pub(crate) mod fleet; // machines behind a route
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -29,7 +31,7 @@ use crate::Judgement;
 type Judge = (&'static str, fn() -> Judgement);
 
 /// Judges, with the tools and files that each needs.
-pub(crate) const TRIALS: [(&[&str], &[Judge]); 12] = [
+pub(crate) const TRIALS: [(&[&str], &[Judge]); 13] = [
     (&["tcpreplay"], &conservation::TRIALS),
     (&["trafgen"], &conservation::OF_QUEUES),
     (&["tcpreplay", "bpftool"], &restarts::TRIALS),
@@ -42,6 +44,7 @@ pub(crate) const TRIALS: [(&[&str], &[Judge]); 12] = [
     (&[], &doctor::TRIALS),
     (&[], &disk::TRIALS),
     (&[], &links::TRIALS),
+    (&["mkfifo"], &watchdog::TRIALS),
 ];
 
 /// Reason why judges that need these `tools` cannot run.
