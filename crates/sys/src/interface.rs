@@ -213,7 +213,8 @@ impl Interface {
             Err(source) => return Err(refused(&self.name, "read the state of its link", source)),
         };
         let flags = link.header.flags;
-        let state = match (flags.contains(LinkFlags::Up), flags.contains(LinkFlags::Running)) {
+        // `IFF_RUNNING` follows the carrier up to a second later (net/core/link_watch.c).
+        let state = match (flags.contains(LinkFlags::Up), flags.contains(LinkFlags::LowerUp)) {
             (true, true) => LinkState::Running,
             (true, false) => LinkState::NoCarrier,
             (false, _) => LinkState::Down,
