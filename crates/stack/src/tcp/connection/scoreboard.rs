@@ -71,6 +71,11 @@ impl Scoreboard {
         self.segments.push_back(sent);
     }
 
+    /// Keeps the first `len` segments. The others were not sent.
+    pub(super) fn truncate(&mut self, len: usize) {
+        self.segments.truncate(len);
+    }
+
     /// Removes the oldest segment.
     pub(super) fn pop(&mut self) -> Option<Sent> {
         let sent = self.segments.pop_front()?;

@@ -20,6 +20,7 @@ enum Halt {
     CongestionWindow,
     PeerWindow,
     Nagle,
+    NoFrame,
 }
 
 /// Next segment of the send queue.
@@ -109,11 +110,9 @@ impl Connection {
                 return Err(Halt::Nagle);
             }
             let next = NextSegment { len_bytes: whole, is_last: false, ..next };
-            self.send_new(&next, cx);
-            return Ok(());
+            return self.send_new(&next, cx);
         }
-        self.send_new(&next, cx);
-        Ok(())
+        self.send_new(&next, cx)
     }
 
     /// True if the next ACK, which comes soon, will let a larger packet out
@@ -217,11 +216,11 @@ impl Connection {
         self.send.urgent.is_some_and(|urgent| urgent.is_after(self.send.next))
     }
 
-    /// Sends segments that were never sent, as one packet.
-    fn send_new(&mut self, next: &NextSegment, cx: &mut Context<'_>) {
+    /// Sends segments that were never sent, as one packet. Those without a frame stay unsent.
+    fn send_new(&mut self, next: &NextSegment, cx: &mut Context<'_>) -> Result<(), Halt> {
         let seq = self.send.next;
         let data_end = seq + next.len_bytes;
-        let end = data_end + u32::from(next.has_fin);
+        let mut end = data_end + u32::from(next.has_fin);
         // A reader behind a large window is woken twice per window at least.
         let is_half = data_end.is_after(self.send.pushed + self.send.max_window / 2);
         let is_end = next.is_last && data_end == self.send.written;
@@ -246,12 +245,17 @@ impl Connection {
                 break;
             }
         }
-        if !self.transmit_new(first, cx) {
-            // As if they were lost on the way: the timer sends them again.
+        let (count, left) = (self.sent.len() as usize - first, self.transmit_new(first, cx));
+        if left < count {
             cx.counters.no_frame.add(1);
+            self.sent.truncate(first + left);
+            if left == 0 {
+                return Err(Halt::NoFrame);
+            }
+            end = self.sent.at(first + left - 1).map_or(seq, |last| last.end);
         }
         self.send.next = end;
-        if !next.len_bytes.is_multiple_of(self.send.mss) {
+        if left == count && !next.len_bytes.is_multiple_of(self.send.mss) {
             self.send.small_end = end;
         }
         if next.len_bytes > 0 {
@@ -261,6 +265,7 @@ impl Connection {
         if was_empty || self.timers.is_loss_probe() {
             self.rearm_retransmit(cx.now_us);
         }
+        if left == count { Ok(()) } else { Err(Halt::NoFrame) }
     }
 
     pub(super) fn record_sent(&mut self, seq: Seq, end: Seq, marks: Marks, cx: &Context<'_>) {
@@ -270,7 +275,8 @@ impl Connection {
     /// Tail loss probe with new data, whatever the congestion window says.
     pub(super) fn send_probe_segment(&mut self, cx: &mut Context<'_>) {
         if let Some(next) = self.next_segment(1) {
-            self.send_new(&next, cx);
+            // Ignored: without a frame, the next probe tries again.
+            let _ = self.send_new(&next, cx);
         }
     }
 
@@ -323,7 +329,8 @@ impl Connection {
             let is_whole = len_bytes == next.len_bytes;
             let has_fin = next.has_fin && is_whole && window_left > len_bytes;
             if len_bytes > 0 || has_fin {
-                self.send_new(
+                // Ignored, as above.
+                let _ = self.send_new(
                     &NextSegment {
                         len_bytes,
                         is_last: is_whole && next.is_last,

@@ -16,17 +16,13 @@ const BLOCKS_ALONE: usize = 4;
 
 impl Connection {
     /// Sends the segments from `first` on, which are new, as one packet; each by itself if no frame is
-    /// large enough. Returns false if none was free.
-    pub(super) fn transmit_new(&mut self, first: usize, cx: &mut Context<'_>) -> bool {
+    /// large enough. Returns the number of those for which there were frames.
+    pub(super) fn transmit_new(&mut self, first: usize, cx: &mut Context<'_>) -> usize {
         let count = self.sent.len() as usize - first;
         if count > 1 && self.transmit_together(first, cx) {
-            return true;
+            return count;
         }
-        let mut all_left = true;
-        for index in first..first + count {
-            all_left &= self.transmit_sent(index, cx);
-        }
-        all_left
+        (first..first + count).take_while(|&index| self.transmit_sent(index, cx)).count()
     }
 
     fn transmit_together(&mut self, first: usize, cx: &mut Context<'_>) -> bool {

@@ -137,6 +137,10 @@ impl Connection {
         let scale = self.agreed.scales.map_or(0, |(_, ours)| ours);
         let step = 1_u32 << scale;
         let mut window = self.free_window();
+        debug_assert!(
+            window > 0 || self.receive.queue.truesize() > 0,
+            "TCP-6: an empty buffer announces a window, or the peer waits for ever"
+        );
         if window < current {
             // RFC 9293, section 3.8.6.2.1: a window never shrinks.
             window = current.div_ceil(step) * step;

@@ -1,6 +1,6 @@
 //! Laws of streams: every byte arrives once and in order, and both ends come to an end.
 
-use forebay_stack::tcp::{Algorithm, TcpConfig, TcpError, TcpOptions, TcpSocket};
+use forebay_stack::tcp::{Algorithm, Tcp, TcpConfig, TcpError, TcpOptions, TcpOut, TcpSocket};
 use proptest::prelude::*;
 
 use super::pair::{Faults, Pair};
@@ -101,6 +101,35 @@ fn run(seed: u64, faults: Faults, configs: [TcpConfig; 2], lens: [usize; 2], opt
     }
     pair.call(0, |tcp, out| tcp.close(client, out)).unwrap();
     pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
+    pair.check_rest();
+}
+
+/// Bytes written while no frame is free leave later, once, and count as sent only then.
+#[test]
+fn tcp_6_data_wait_for_a_frame() {
+    let mut pair = Pair::new(1, Faults::default(), [TcpConfig::default(); 2]);
+    let (client, server) = pair.open(80);
+    let pool = &mut pair.hosts[0].pool;
+    let taken: Vec<_> = std::iter::from_fn(|| pool.allocate(1000)).collect();
+    let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+        tcp.write(client, &[7; 5000], Default::default(), out)
+    };
+    assert_eq!(pair.call(0, write), Ok(5000));
+    let info = pair.hosts[0].tcp.info(client).unwrap().unwrap();
+    assert_eq!((info.unacked, info.unsent_bytes), (0, 5000));
+    taken.into_iter().for_each(|frame| pair.hosts[0].pool.put(frame));
+    let mut received: Vec<u8> = Vec::new();
+    while received.len() < 5000 {
+        assert!(pair.step(), "a timer waits for the frame");
+        let mut room = [0; 5000];
+        let len = pair.call(1, |tcp, out| tcp.read(server, &mut room, out)).unwrap_or(0);
+        received.extend(&room[..len]);
+    }
+    assert_eq!(received, [7; 5000]);
+    assert_eq!(pair.hosts[0].tcp.counters().retrans_segs.get(), 0);
+    for (host, socket) in [(0, client), (1, server)] {
+        pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+    }
     pair.check_rest();
 }
 
