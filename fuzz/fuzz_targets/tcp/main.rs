@@ -1,6 +1,8 @@
 //! Any segments and calls at an open connection and at a listener, in virtual time: nothing panics,
 //! memory stays within its limits, and when all sockets are closed, all frames and all memory have
 //! returned (TCP-11).
+//!
+//! Input: a byte of settings (see [`World::new`]), then events as `arbitrary` reads them.
 #![no_main]
 #![allow(clippy::unwrap_used, reason = "a fuzz target panics")]
 
@@ -12,7 +14,7 @@ mod pair; //   two hosts with a path between them
 
 use std::net::SocketAddr;
 
-use arbitrary::Arbitrary;
+use arbitrary::{Arbitrary, Unstructured};
 use forebay_stack::tcp::{TcpConfig, TcpSocket, WriteFlags};
 use libfuzzer_sys::fuzz_target;
 
@@ -24,6 +26,8 @@ const EVENTS_MAX: usize = 200;
 /// Ports of the connection and of the listener.
 const PORT: u16 = 80;
 const LISTENER_PORT: u16 = 81;
+/// Frames for segments of each host.
+const CHUNKS: u32 = 1024;
 /// Memory of all buffers together, and packets that one connection may hold for its buffer of that
 /// size.
 const MEMORY_BYTES: u64 = 1 << 20;
@@ -77,11 +81,13 @@ struct Fields {
     len: u8,
 }
 
-fuzz_target!(|input: (u8, Vec<Event>)| {
-    let (kind, events) = input;
-    let mut world = World::new(kind);
-    for event in events.iter().take(EVENTS_MAX) {
-        world.happen(event);
+fuzz_target!(|input: &[u8]| {
+    let mut input = Unstructured::new(input);
+    let mut world = World::new(u8::arbitrary(&mut input).unwrap_or(0));
+    for _ in 0..EVENTS_MAX {
+        let event = if input.is_empty() { None } else { Event::arbitrary(&mut input).ok() };
+        let Some(event) = event else { break };
+        world.happen(&event);
         world.check();
     }
     world.end();
@@ -111,7 +117,7 @@ impl World {
             ..TcpConfig::default()
         };
         let faults = Faults { delay_us: 1000, merges: kind & 32 != 0, ..Faults::default() };
-        let mut pair = Pair::new(u64::from(kind), faults, [config; 2]);
+        let mut pair = Pair::with_chunks(CHUNKS, kind.into(), faults, [config; 2]);
         let (client, server) = pair.open(PORT);
         let address = pair.address(1, LISTENER_PORT);
         let tcp = &mut pair.hosts[1].tcp;

@@ -5,34 +5,41 @@ use super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US};
 /// Window of the smallest round trip (`tcp_min_rtt_wlen`), in µs.
 const MIN_RTT_WINDOW_US: u64 = 300_000_000;
 
+/// Longest sample that counts, in µs: sums of eight fit.
+const SAMPLE_MAX_US: u32 = 500_000_000;
+/// Limits of the time-out, in µs.
+const MIN_US: u32 = narrowed(RTO_MIN_US);
+const MAX_US: u32 = narrowed(RTO_MAX_US);
+const INITIAL_US: u32 = narrowed(RTO_INITIAL_US);
+
 /// Estimate of a connection's round-trip time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RoundTrip {
     /// Smoothed round-trip time, in µs; 0 before the first sample.
-    srtt_us: u64,
+    srtt_us: u32,
     /// Smoothed mean deviation, in µs.
-    mdev_us: u64,
+    mdev_us: u32,
     /// Largest deviation of the current round trip, in µs.
-    mdev_max_us: u64,
+    mdev_max_us: u32,
     /// Deviation that counts, at least [`RTO_MIN_US`].
-    rttvar_us: u64,
+    rttvar_us: u32,
     /// Smallest round trip of the window that began at `min_since_us`, in µs.
-    min_us: u64,
+    min_us: u32,
     min_since_us: u64,
     /// Time-out without backoff, in µs.
-    rto_us: u64,
+    rto_us: u32,
 }
 
 impl Default for RoundTrip {
     fn default() -> Self {
         Self {
             srtt_us: 0,
-            mdev_us: RTO_INITIAL_US,
-            mdev_max_us: RTO_INITIAL_US,
-            rttvar_us: RTO_INITIAL_US,
-            min_us: u64::MAX,
+            mdev_us: INITIAL_US,
+            mdev_max_us: INITIAL_US,
+            rttvar_us: INITIAL_US,
+            min_us: u32::MAX,
             min_since_us: 0,
-            rto_us: RTO_INITIAL_US,
+            rto_us: INITIAL_US,
         }
     }
 }
@@ -40,7 +47,7 @@ impl Default for RoundTrip {
 impl RoundTrip {
     /// Adds a sample. `is_new_round` once per round trip: the deviation may then shrink.
     pub(super) fn add(&mut self, sample_us: u64, now_us: u64, is_new_round: bool) {
-        let sample_us = sample_us.max(1);
+        let sample_us = narrowed(sample_us).clamp(1, SAMPLE_MAX_US);
         if sample_us <= self.min_us || now_us.saturating_sub(self.min_since_us) > MIN_RTT_WINDOW_US
         {
             (self.min_us, self.min_since_us) = (sample_us, now_us);
@@ -48,15 +55,15 @@ impl RoundTrip {
         if self.srtt_us == 0 {
             self.srtt_us = sample_us;
             self.mdev_us = sample_us / 2;
-            self.rttvar_us = (4 * self.mdev_us).max(RTO_MIN_US);
+            self.rttvar_us = (4 * self.mdev_us).max(MIN_US);
             self.mdev_max_us = self.rttvar_us;
         } else {
             self.smooth(sample_us, is_new_round);
         }
-        self.rto_us = (self.srtt_us + self.rttvar_us).min(RTO_MAX_US);
+        self.rto_us = (self.srtt_us + self.rttvar_us).min(MAX_US);
     }
 
-    fn smooth(&mut self, sample_us: u64, is_new_round: bool) {
+    fn smooth(&mut self, sample_us: u32, is_new_round: bool) {
         let deviation = sample_us.abs_diff(self.srtt_us);
         // A smaller sample moves the deviation less (Eifel's rule, as in the kernel): a sudden
         // drop of the round trip must not raise the time-out.
@@ -72,43 +79,49 @@ impl RoundTrip {
             if self.mdev_max_us < self.rttvar_us {
                 self.rttvar_us -= (self.rttvar_us - self.mdev_max_us) / 4;
             }
-            self.mdev_max_us = RTO_MIN_US;
+            self.mdev_max_us = MIN_US;
         }
     }
 
     /// Smoothed round-trip time in µs; `None` before the first sample.
     pub(super) fn smoothed_us(&self) -> Option<u64> {
-        (self.srtt_us > 0).then_some(self.srtt_us)
+        (self.srtt_us > 0).then_some(self.srtt_us.into())
     }
 
     /// Smallest round trip of the last five minutes in µs; `None` before the first sample.
     pub(super) fn min_us(&self) -> Option<u64> {
-        (self.min_us < u64::MAX).then_some(self.min_us)
+        (self.min_us < u32::MAX).then_some(self.min_us.into())
     }
 
     /// Mean deviation, in µs.
     pub(super) fn deviation_us(&self) -> u64 {
-        self.rttvar_us
+        self.rttvar_us.into()
     }
 
     /// Retransmission time-out without backoff, in µs.
     pub(super) fn rto_us(&self) -> u64 {
-        self.rto_us
+        self.rto_us.into()
     }
 
     /// Time-out after `backoff` doublings, in µs.
     pub(super) fn backed_off_us(&self, backoff: u8) -> u64 {
         let factor = 1_u64.checked_shl(backoff.into()).unwrap_or(u64::MAX);
-        self.rto_us.saturating_mul(factor).min(RTO_MAX_US)
+        u64::from(self.rto_us).saturating_mul(factor).min(RTO_MAX_US)
     }
 
     /// Falls back to a time-out of three seconds: the SYN had to be retransmitted and gave no
     /// sample (RFC 6298, section 5.7).
     pub(super) fn set_fallback(&mut self) {
         if self.srtt_us == 0 {
-            self.rto_us = 3 * RTO_INITIAL_US;
+            self.rto_us = 3 * INITIAL_US;
         }
     }
+}
+
+/// A time in fewer bits; the longest if it does not fit.
+#[expect(clippy::cast_possible_truncation, reason = "compared before")]
+const fn narrowed(us: u64) -> u32 {
+    if us > u32::MAX as u64 { u32::MAX } else { us as u32 }
 }
 
 #[cfg(test)]

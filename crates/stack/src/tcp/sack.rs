@@ -11,7 +11,7 @@ const BLOCKS: usize = 4;
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct SackReport {
     blocks: [SackBlock; BLOCKS],
-    count: usize,
+    count: u8,
     /// Range that came twice; reported once.
     duplicate: Option<SackBlock>,
 }
@@ -23,13 +23,17 @@ impl SackReport {
         let is_apart = |block: &SackBlock| block.end.is_before(start) || block.start.is_after(end);
         let mut blocks = [new; BLOCKS];
         let mut count = 1;
-        for block in &self.blocks[..self.count] {
+        for block in self.blocks() {
             if is_apart(block) && count < BLOCKS {
                 blocks[count] = *block;
                 count += 1;
             }
         }
-        (self.blocks, self.count) = (blocks, count);
+        (self.blocks, self.count) = (blocks, count_u8(count));
+    }
+
+    fn blocks(&self) -> &[SackBlock] {
+        &self.blocks[..self.count.into()]
     }
 
     /// Notes that a range came twice.
@@ -46,13 +50,13 @@ impl SackReport {
     /// Forgets blocks before `next`, which is acknowledged cumulatively.
     pub(super) fn acknowledge(&mut self, next: Seq) {
         let mut count = 0;
-        for at in 0..self.count {
+        for at in 0..self.count.into() {
             if self.blocks[at].start.is_after(next) {
                 self.blocks[count] = self.blocks[at];
                 count += 1;
             }
         }
-        self.count = count;
+        self.count = count_u8(count);
     }
 
     /// Forgets all blocks: the pieces were dropped (`tcp_sack_reset`).
@@ -62,18 +66,22 @@ impl SackReport {
 
     /// Highest end of a block.
     pub(super) fn highest(&self) -> Option<Seq> {
-        self.blocks[..self.count].iter().map(|block| block.end).reduce(Seq::later)
+        self.blocks().iter().map(|block| block.end).reduce(Seq::later)
     }
 
     /// Blocks of the next segment, at most `limit`.
     pub(super) fn take(&mut self, limit: usize) -> SackBlocks {
         let mut blocks = SackBlocks::default();
         let duplicate = self.duplicate.take();
-        for block in duplicate.iter().chain(&self.blocks[..self.count]).take(limit) {
+        for block in duplicate.iter().chain(self.blocks()).take(limit) {
             blocks.push(*block);
         }
         blocks
     }
+}
+
+fn count_u8(blocks: usize) -> u8 {
+    u8::try_from(blocks).unwrap_or(u8::MAX)
 }
 
 #[cfg(test)]

@@ -199,8 +199,8 @@ pub(super) struct Connection {
     invalid_answered_us: u64,
     /// True if the window was reduced: CWR goes out with the next new data (ECN).
     cwr_is_due: bool,
-    /// Set when the connection goes to TIME-WAIT.
-    time_wait: Option<TimeWaitEntry>,
+    /// Set when the rest is left to the table of TIME-WAIT.
+    leaving: Option<Leaving>,
 }
 
 /// A connection's last numbers, when it goes to TIME-WAIT or waits for a FIN without an owner.
@@ -218,6 +218,13 @@ pub(super) struct TimeWaitEntry {
     pub(super) stay_us: u64,
 }
 
+/// Order to go on in the table of TIME-WAIT.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Leaving {
+    awaits_fin: bool,
+    stay_us: u64,
+}
+
 /// Timestamps that a connection in TIME-WAIT goes on with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TimeWaitStamps {
@@ -227,11 +234,6 @@ pub(super) struct TimeWaitStamps {
 }
 
 impl Connection {
-    /// Takes the order to continue in TIME-WAIT.
-    pub(super) fn take_time_wait(&mut self) -> Option<TimeWaitEntry> {
-        self.time_wait.take()
-    }
-
     pub(super) fn is_closed(&self) -> bool {
         self.state == State::Closed
     }

@@ -110,7 +110,7 @@ impl Connection {
             is_orphan: false,
             invalid_answered_us: 0,
             cwr_is_due: false,
-            time_wait: None,
+            leaving: None,
         }
     }
 

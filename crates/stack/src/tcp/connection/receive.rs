@@ -6,7 +6,7 @@ use super::super::wire::{Flags, Segment};
 use super::ack::Acknowledged;
 use super::open::Answer;
 use super::validate::Verdict;
-use super::{Connection, Context, State, TimeWaitEntry, TimeWaitStamps};
+use super::{Connection, Context, Leaving, State, TimeWaitEntry, TimeWaitStamps};
 use crate::tcp::config::TIME_WAIT_US;
 
 impl Connection {
@@ -142,7 +142,15 @@ impl Connection {
 
     /// Leaves the rest to an entry in the table of TIME-WAIT.
     pub(super) fn leave(&mut self, awaits_fin: bool, stay_us: u64, cx: &mut Context<'_>) {
-        self.time_wait = Some(TimeWaitEntry {
+        self.leaving = Some(Leaving { awaits_fin, stay_us });
+        cx.counters.time_waits.add(1);
+        self.finish(cx);
+    }
+
+    /// Takes the order to go on in the table of TIME-WAIT.
+    pub(in crate::tcp) fn take_time_wait(&mut self) -> Option<TimeWaitEntry> {
+        let Leaving { awaits_fin, stay_us } = self.leaving.take()?;
+        Some(TimeWaitEntry {
             send_next: self.send.next,
             receive_next: self.receive.next,
             window: self.receive.window,
@@ -155,8 +163,6 @@ impl Connection {
             tos: self.options.tos,
             awaits_fin,
             stay_us,
-        });
-        cx.counters.time_waits.add(1);
-        self.finish(cx);
+        })
     }
 }

@@ -1,5 +1,7 @@
 //! Time-outs of a connection (`tcp_timer.c`).
 
+use std::num::NonZeroU64;
+
 use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US};
 use super::super::error::TcpError;
 use super::{Connection, Context, State};
@@ -16,20 +18,39 @@ enum Waiting {
     WindowProbe,
 }
 
+/// A time in µs, or none: half the size of an `Option<u64>`.
+#[derive(Clone, Copy, Default, Debug)]
+struct Deadline(Option<NonZeroU64>);
+
+impl Deadline {
+    fn at(us: u64) -> Self {
+        Self(NonZeroU64::new(us.max(1)))
+    }
+
+    fn us(self) -> Option<u64> {
+        self.0.map(NonZeroU64::get)
+    }
+
+    /// Clears the deadline, and returns true if it is over.
+    fn take_if_over(&mut self, now_us: u64) -> bool {
+        self.0.take_if(|at_us| at_us.get() <= now_us).is_some()
+    }
+}
+
 /// Deadlines, in µs.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Timers {
     peer: Option<(Waiting, u64)>,
-    delayed_ack_us: Option<u64>,
+    delayed_ack: Deadline,
     /// Keep-alive; of a connection without owner in FIN-WAIT-2, its end.
-    keepalive_us: Option<u64>,
+    keepalive: Deadline,
 }
 
 impl Timers {
     /// Earliest deadline.
     pub(super) fn next_us(&self) -> Option<u64> {
         let peer = self.peer.map(|(_, at_us)| at_us);
-        peer.into_iter().chain(self.delayed_ack_us).chain(self.keepalive_us).min()
+        peer.into_iter().chain(self.delayed_ack.us()).chain(self.keepalive.us()).min()
     }
 
     pub(super) fn clear(&mut self) {
@@ -69,15 +90,15 @@ impl Timers {
     }
 
     pub(super) fn set_delayed_ack(&mut self, at_us: u64) {
-        self.delayed_ack_us = Some(at_us);
+        self.delayed_ack = Deadline::at(at_us);
     }
 
     pub(super) fn clear_delayed_ack(&mut self) {
-        self.delayed_ack_us = None;
+        self.delayed_ack = Deadline::default();
     }
 
     pub(super) fn delayed_ack_us(&self) -> Option<u64> {
-        self.delayed_ack_us
+        self.delayed_ack.us()
     }
 
     fn take_peer(&mut self, now_us: u64) -> Option<Waiting> {
@@ -93,7 +114,7 @@ impl Connection {
 
     /// Runs the timers that are due.
     pub(in crate::tcp) fn on_timer(&mut self, cx: &mut Context<'_>) {
-        if self.timers.delayed_ack_us.take_if(|at_us| *at_us <= cx.now_us).is_some() {
+        if self.timers.delayed_ack.take_if_over(cx.now_us) {
             self.on_delayed_ack_timer(cx);
         }
         match self.timers.take_peer(cx.now_us) {
@@ -103,7 +124,7 @@ impl Connection {
             Some(Waiting::WindowProbe) => self.on_probe_timer(cx),
             None => {}
         }
-        if self.timers.keepalive_us.take_if(|at_us| *at_us <= cx.now_us).is_some() {
+        if self.timers.keepalive.take_if_over(cx.now_us) {
             self.on_keepalive_timer(cx);
         }
     }
@@ -254,13 +275,15 @@ impl Connection {
     }
 
     pub(super) fn arm_keepalive(&mut self, now_us: u64) {
-        self.timers.keepalive_us =
-            self.options.keepalive.then(|| now_us + self.options.keepalive_idle_us);
+        self.timers.keepalive = match self.options.keepalive {
+            true => Deadline::at(now_us + self.options.keepalive_idle_us),
+            false => Deadline::default(),
+        };
     }
 
     /// A connection without owner in FIN-WAIT-2 ends at a time.
     pub(super) fn set_end(&mut self, at_us: u64) {
-        self.timers.keepalive_us = Some(at_us);
+        self.timers.keepalive = Deadline::at(at_us);
     }
 
     /// `tcp_keepalive_timer`.
@@ -272,13 +295,13 @@ impl Connection {
             return;
         }
         if !self.sent.is_empty() || self.unsent_bytes() > 0 {
-            self.timers.keepalive_us = Some(cx.now_us + self.options.keepalive_idle_us);
+            self.timers.keepalive = Deadline::at(cx.now_us + self.options.keepalive_idle_us);
             return;
         }
         let last_us = self.receive.last_us.max(self.send.last_data_us);
         let idle_us = cx.now_us.saturating_sub(last_us);
         if idle_us < self.options.keepalive_idle_us {
-            self.timers.keepalive_us = Some(last_us + self.options.keepalive_idle_us);
+            self.timers.keepalive = Deadline::at(last_us + self.options.keepalive_idle_us);
             return;
         }
         let user_us = self.options.user_timeout_us;
@@ -296,7 +319,7 @@ impl Connection {
         cx.counters.keepalive.add(1);
         self.send_empty(self.send.una - 1, cx);
         self.recovery.probes_out = probes_out.saturating_add(1);
-        self.timers.keepalive_us = Some(cx.now_us + self.options.keepalive_interval_us);
+        self.timers.keepalive = Deadline::at(cx.now_us + self.options.keepalive_interval_us);
     }
 }
 

@@ -128,6 +128,8 @@ pub(super) const CONNECTION_BYTES: usize = size_of::<Connection>()
     + FlowTable::<Target>::ENTRY_BYTES
     + TimerWheel::TIMER_BYTES;
 
+const _: () = assert!(CONNECTION_BYTES <= 1024, "TCP-12: an idle connection takes a KiB");
+
 /// A socket.
 #[derive(Debug)]
 struct Place {

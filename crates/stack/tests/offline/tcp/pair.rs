@@ -13,6 +13,8 @@ use forebay_stack::tcp::{Tcp, TcpConfig, TcpDevice, TcpError, TcpOut, TcpSocket}
 
 pub(super) const MTU: u32 = 1500;
 const DEVICE: TcpDevice = TcpDevice { mtu_bytes: MTU, is_whole_host: true };
+/// Frames for segments.
+const CHUNKS: u32 = 8192;
 
 /// A host of TCP.
 pub(super) struct Host {
@@ -24,9 +26,9 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn new(last: u8, config: TcpConfig) -> Self {
+    pub(super) fn new(last: u8, config: TcpConfig, chunks: u32) -> Self {
         let share = vec![
-            ChunkClass { chunk_bytes: 2048, chunks: 8192 },
+            ChunkClass { chunk_bytes: 2048, chunks },
             ChunkClass { chunk_bytes: 68 << 10, chunks: 16 },
         ];
         let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
@@ -116,9 +118,19 @@ pub(super) struct Pair {
 
 impl Pair {
     pub(super) fn new(seed: u64, faults: Faults, configs: [TcpConfig; 2]) -> Self {
+        Self::with_chunks(CHUNKS, seed, faults, configs)
+    }
+
+    /// Hosts with this number of frames for segments each.
+    pub(super) fn with_chunks(
+        chunks: u32,
+        seed: u64,
+        faults: Faults,
+        configs: [TcpConfig; 2],
+    ) -> Self {
         let [first, second] = configs;
         Self {
-            hosts: [Host::new(1, first), Host::new(2, second)],
+            hosts: [Host::new(1, first, chunks), Host::new(2, second, chunks)],
             now_us: 0,
             faults,
             random: seed | 1,
