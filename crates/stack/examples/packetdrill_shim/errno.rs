@@ -26,6 +26,7 @@ impl From<TcpError> for Errno {
             TcpError::HostUnreachable => libc::EHOSTUNREACH,
             TcpError::NetworkUnreachable => libc::ENETUNREACH,
             TcpError::NoProtocol => libc::ENOPROTOOPT,
+            TcpError::Prohibited => libc::EACCES,
             TcpError::AddressInUse => libc::EADDRINUSE,
             TcpError::NoPort => libc::EADDRNOTAVAIL,
             TcpError::NoBuffers => libc::ENOBUFS,

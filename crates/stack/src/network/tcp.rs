@@ -114,6 +114,7 @@ fn meaning_v6(kind: u8, code: u8, mtu: [u8; 4]) -> Option<PathError> {
             return Some(PathError::TooBig { mtu_bytes: u32::from_be_bytes(mtu) });
         }
         (DEST_UNREACH_V6, 0) => TcpError::NetworkUnreachable,
+        (DEST_UNREACH_V6, 1 | 5 | 6) => TcpError::Prohibited,
         (DEST_UNREACH_V6, 4) => TcpError::Refused,
         (DEST_UNREACH_V6, _) | (TIME_EXCEEDED_V6, _) => TcpError::HostUnreachable,
         _ => return None,

@@ -31,6 +31,8 @@ pub enum TcpError {
     NetworkUnreachable,
     /// The host does not speak TCP (`ENOPROTOOPT`).
     NoProtocol,
+    /// A firewall on the way does not permit it (`EACCES`).
+    Prohibited,
     /// Another socket has the address (`EADDRINUSE`).
     AddressInUse,
     /// No local port is free (`EADDRNOTAVAIL`).
@@ -59,6 +61,7 @@ impl fmt::Display for TcpError {
             Self::HostUnreachable => "a router cannot reach the peer's host: check the address",
             Self::NetworkUnreachable => "a router cannot reach the peer's network: check routes",
             Self::NoProtocol => "the peer's host does not speak TCP: check the address",
+            Self::Prohibited => "a firewall on the way does not permit it: ask its administrator",
             Self::AddressInUse => "another socket has this address and port: choose another port",
             Self::NoPort => "all local ports towards this peer are in use: close connections",
             Self::NoBuffers => "the limit of sockets or memory is reached: raise it or close some",
@@ -85,6 +88,7 @@ impl From<TcpError> for io::Error {
             TcpError::HostUnreachable => Kind::HostUnreachable,
             TcpError::NetworkUnreachable => Kind::NetworkUnreachable,
             TcpError::NoProtocol => Kind::Unsupported,
+            TcpError::Prohibited => Kind::PermissionDenied,
             TcpError::AddressInUse => Kind::AddrInUse,
             TcpError::NoPort => Kind::AddrNotAvailable,
             TcpError::NoBuffers => Kind::OutOfMemory,

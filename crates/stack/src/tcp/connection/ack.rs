@@ -158,17 +158,22 @@ impl Connection {
         u32::from(segment.window) << scale
     }
 
+    /// True if no later segment told the peer's window (`tcp_may_update_window`).
+    pub(super) fn may_update_window(&self, segment: &Segment) -> bool {
+        let (window, send) = (self.scaled_window(segment), &self.send);
+        segment.ack.is_after(send.una)
+            || segment.seq.is_after(send.window_seq)
+            || segment.seq == send.window_seq && (window > send.window || window == 0)
+    }
+
     /// Takes the peer's window, unless a later segment told it (RFC 9293, section 3.10.7.4).
     /// Returns true if this was an update.
     fn update_window(&mut self, segment: &Segment, now_us: u64) -> bool {
-        let window = self.scaled_window(segment);
-        let send = &mut self.send;
-        let is_new = segment.ack.is_after(send.una)
-            || segment.seq.is_after(send.window_seq)
-            || segment.seq == send.window_seq && (window > send.window || window == 0);
-        if !is_new {
+        if !self.may_update_window(segment) {
             return false;
         }
+        let window = self.scaled_window(segment);
+        let send = &mut self.send;
         send.window_seq = segment.seq;
         if window == send.window {
             return false;

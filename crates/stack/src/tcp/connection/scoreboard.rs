@@ -102,6 +102,31 @@ impl Scoreboard {
         self.count(behind.marks);
     }
 
+    /// Merges the next segment into that at `index`, if both fit in `most` bytes: one a transmission,
+    /// and the last one not at first, as the kernel (`tcp_retrans_try_collapse`), whose device holds
+    /// the last packet.
+    pub(super) fn merge_next(&mut self, index: usize, most: u32) {
+        let (Some(&here), Some(&next)) = (self.at(index), self.at(index + 1)) else { return };
+        let len_bytes = next.end - here.seq - u32::from(next.marks.is_fin);
+        let is_held = index + 2 == self.segments.len() && !here.marks.ever_retransmitted;
+        if is_held
+            || here.marks.is_syn
+            || here.marks.is_fin
+            || next.marks.sacked
+            || len_bytes > most
+        {
+            return;
+        }
+        self.segments.remove(index + 1);
+        self.uncount(next.marks);
+        if let Some(place) = self.segments.get_mut(index) {
+            place.end = next.end;
+            place.marks.is_fin = next.marks.is_fin;
+            place.marks.push |= next.marks.push;
+            place.marks.ever_retransmitted |= next.marks.ever_retransmitted;
+        }
+    }
+
     /// Index of the first segment that ends behind `seq`.
     pub(super) fn index_of(&self, seq: Seq) -> usize {
         self.segments.partition_point(|sent| !sent.end.is_after(seq))

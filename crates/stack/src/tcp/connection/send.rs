@@ -309,6 +309,8 @@ impl Connection {
             (sent.end - sent.seq) - u32::from(sent.marks.is_fin) - u32::from(sent.marks.is_syn);
         if payload > most {
             self.sent.split(index, sent.seq + most);
+        } else if payload < most {
+            self.sent.merge_next(index, most);
         }
         self.sent.sent_again(index, cx.now_us);
         cx.counters.retrans_segs.add(1);

@@ -21,6 +21,10 @@ impl Connection {
             if segment.has(Flags::SYN) {
                 return self.challenge_syn(cx);
             }
+            if is_pure_ack(segment) && segment.seq.is_before(self.receive.next) {
+                // An ACK that was overtaken tells nothing.
+                return Verdict::Discard;
+            }
             cx.counters.paws_estab.add(1);
             self.answer_invalid(segment, cx);
             return Verdict::Discard;
@@ -69,12 +73,13 @@ impl Connection {
 
     /// A pure duplicate ACK that was overtaken (`tcp_disordered_ack`).
     fn is_reordered_ack(&self, segment: &Segment, behind: i32) -> bool {
-        segment.has(Flags::ACK)
-            && segment.len() == 0
+        // Of a clock of up to 1200 Hz.
+        let replayed = self.rtt.rto_us() * 1200 / 1_000_000;
+        is_pure_ack(segment)
             && segment.seq == self.receive.next
             && segment.ack == self.send.una
-            && self.scaled_window(segment) == self.send.window
-            && i64::from(behind) <= i64::try_from(self.rtt.rto_us() / 1000).unwrap_or(0)
+            && !self.may_update_window(segment)
+            && i64::from(behind) <= i64::try_from(replayed).unwrap_or(0)
     }
 
     /// True if a part of the segment is in the window (`tcp_sequence`).
@@ -203,4 +208,8 @@ impl Connection {
             (self.receive.timestamp, self.receive.timestamp_us) = (stamps.value, now_us);
         }
     }
+}
+
+fn is_pure_ack(segment: &Segment) -> bool {
+    segment.has(Flags::ACK) && segment.len() == 0
 }
