@@ -196,12 +196,20 @@ fn buffers(vector: *const iovec, count: usize) -> Vec<(*mut c_void, usize)> {
     entries.iter().map(|entry| (entry.iov_base, entry.iov_len)).collect()
 }
 
+/// True if a buffer is nowhere.
+fn is_bad(parts: &[(*mut c_void, usize)]) -> bool {
+    parts.iter().any(|&(start, len)| start.is_null() && len > 0)
+}
+
 fn write_all(
     state: *mut c_void,
     fd: c_int,
     parts: &[(*mut c_void, usize)],
     flags: Flags,
 ) -> ssize_t {
+    if is_bad(parts) {
+        return answer_len(Err(Errno(libc::EFAULT)));
+    }
     let whole: Vec<u8> =
         parts.iter().flat_map(|&(start, len)| bytes(start, len).to_vec()).collect();
     answer_len(shim(state).write(fd, &whole, flags))
@@ -213,6 +221,9 @@ fn read_into(
     parts: &[(*mut c_void, usize)],
     flags: Flags,
 ) -> ssize_t {
+    if is_bad(parts) {
+        return answer_len(Err(Errno(libc::EFAULT)));
+    }
     let mut room = vec![0; parts.iter().map(|(_, len)| len).sum()];
     let result = shim(state).read(fd, &mut room, flags);
     let mut rest = &room[..result.unwrap_or(0)];
