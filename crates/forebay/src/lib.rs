@@ -148,7 +148,7 @@
 #[doc = include_str!("../../../docs/src/guide/datagrams.md")]
 struct Chapter;
 
-pub mod net; // UDP sockets
+pub mod net; // UDP and TCP sockets
 
 pub use forebay_buf::{Frame, Pool};
 #[cfg(feature = "control-mount")]

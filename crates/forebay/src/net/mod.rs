@@ -1,5 +1,5 @@
-//! UDP sockets over an engine: datagrams reach their sockets in order, and their memory returns to
-//! the CPU that owns it.
+//! UDP and TCP sockets over an engine: datagrams and bytes reach their sockets in order, and their memory
+//! returns to the CPU that owns it.
 //!
 //! A program opens devices, creates a [`Net`] over them, binds sockets, and runs the engine.
 //! Readers run on the program's own threads, or on the engine's: [`NetEngine::run_with`] gives each

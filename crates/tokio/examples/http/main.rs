@@ -39,7 +39,7 @@ struct Options {
     #[arg(long, value_name = "DIR")]
     root: PathBuf,
 
-    /// Where to listen
+    /// Address to listen on
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:80")]
     listen: SocketAddr,
 

@@ -46,7 +46,7 @@ impl TcpSocket {
 /// Device that a segment arrived on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TcpDevice {
-    /// Its MTU.
+    /// MTU of the device.
     pub mtu_bytes: u32,
     /// False if the kernel has the device, too: segments of no connection and no listener are the
     /// kernel's to answer.
