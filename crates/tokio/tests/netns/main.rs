@@ -1,6 +1,12 @@
 //! Sockets on a tokio runtime, by the kernel's sockets at the far end of a cable.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+mod streams; // TCP
+#[path = "../../examples/http/files.rs"]
+mod files;
+#[path = "../../examples/http/service.rs"]
+mod service;
+
 use std::future::Future;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket as KernelSocket};
@@ -32,9 +38,16 @@ fn main() {
         ("udp_11_calls_answer_as_tokios", calls),
         ("udp_8_senders_wait_for_memory", senders_wait),
         ("udp_11_end_reaches_waiting_tasks", ended),
+        ("tcp_15_tasks_echo_streams", streams::echo),
     ];
     let trials = trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test));
-    libtest_mimic::run(&arguments, trials.into()).exit();
+    let no_curl = missing.clone().or_else(|| forebay_testkit::namespaces::missing(&["curl"]));
+    let by_curl = [
+        ("tcp_15_curl_over_af_packet", (|| streams::curl(Via::AfPacket)) as fn()),
+        ("tcp_15_curl_over_af_xdp", || streams::curl(Via::AfXdp)),
+    ];
+    let by_curl = by_curl.map(|(name, test)| trial_inside(name, no_curl.as_ref(), test));
+    libtest_mimic::run(&arguments, trials.into_iter().chain(by_curl).collect()).exit();
 }
 
 /// Two hosts on one cable. Ours has a running engine.
@@ -64,7 +77,7 @@ impl Hosts {
         near.command("ip neigh replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev tka nud permanent");
         let (net, engine) = near.run(|| {
             let mut device = DeviceConfig::new("tka", via);
-            device.take = format!("udp:{PORT}").parse().unwrap();
+            device.take = format!("udp:{PORT},tcp:80,tcp:32768-60999").parse().unwrap();
             let mut devices = [Device::open(&device).unwrap()];
             Net::over(&Config::live(), config, &mut devices).unwrap()
         });
@@ -74,7 +87,8 @@ impl Hosts {
 
     fn start(&mut self) {
         let engine = self.idle.take().unwrap();
-        self.engine = Some(thread::spawn(move || engine.run()));
+        // Its CPUs ask the kernel for next hops, too.
+        self.engine = Some(self.near.run(move || thread::spawn(move || engine.run())));
     }
 
     /// Creates a runtime whose threads are in the near namespace, so that their sends resolve

@@ -1,0 +1,103 @@
+//! Streams on a tokio runtime: hyper with curl at the far end, tasks that echo.
+
+use std::net::TcpListener as KernelListener;
+use std::process::Command;
+use std::sync::Arc;
+
+use forebay::Via;
+use forebay_tokio::{TcpListener, TcpStream};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::Hosts;
+use crate::service::{Site, answer};
+
+/// Serves the files of a directory until the run ends.
+async fn serve(listener: TcpListener, site: Arc<Site>) {
+    while let Ok((stream, _)) = listener.accept().await {
+        stream.set_nodelay(true).unwrap();
+        let site = Arc::clone(&site);
+        tokio::spawn(async move {
+            let service = service_fn(|request| answer(request, &site));
+            http1::Builder::new().serve_connection(TokioIo::new(stream), service).await
+        });
+    }
+}
+
+/// Files of many lengths are loaded and stored by curl, over one connection each and over one for all.
+pub(crate) fn curl(via: Via) {
+    let hosts = Hosts::new(via);
+    let runtime = hosts.runtime();
+    let root = tempfile::tempdir().unwrap();
+    let (net, path) = (hosts.net.clone(), root.path().to_owned());
+    let listener = hosts.near.run(|| {
+        let listener = forebay::net::TcpListener::bind(&net, "10.9.0.1:80").unwrap();
+        let _inside = runtime.enter();
+        TcpListener::new(listener).unwrap()
+    });
+    let site = Arc::new(Site { root: path.clone(), net: Some(hosts.net.clone()) });
+    let server = runtime.spawn(serve(listener, site));
+    let curl = |arguments: &str| {
+        let output = hosts.far.run(|| {
+            Command::new("curl").args(["-s", "-f"]).args(arguments.split(' ')).output().unwrap()
+        });
+        assert!(output.status.success(), "curl {arguments}: {output:?}");
+        output.stdout
+    };
+    for len in [0, 1, 1448, 100_000, 20_000_000] {
+        let bytes: Vec<u8> = (0..len).map(|at| u8::try_from(at / 13 % 251).unwrap()).collect();
+        std::fs::write(path.join("file"), &bytes).unwrap();
+        assert!(curl("http://10.9.0.1/file") == bytes, "{len} bytes differ");
+        let file = path.join("file").display().to_string();
+        curl(&format!("-T {file} http://10.9.0.1/stored"));
+        assert!(std::fs::read(path.join("stored")).unwrap() == bytes, "{len} stored bytes differ");
+    }
+    curl("http://10.9.0.1/stored http://10.9.0.1/file -o /dev/null -o /dev/null");
+    let counters = String::from_utf8(curl("http://10.9.0.1/counters")).unwrap();
+    assert!(counters.contains("\"PassiveOpens\":12"), "{counters}");
+    drop(net);
+    let net = hosts.net.clone();
+    hosts.stopper.stop();
+    runtime.block_on(server).unwrap();
+    drop(runtime);
+    let mut outcome = hosts.engine.unwrap().join().unwrap().unwrap();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+/// Connections that tasks open are split into halves and echo.
+pub(crate) fn echo() {
+    let hosts = Hosts::new(Via::AfPacket);
+    let runtime = hosts.runtime();
+    let far = hosts.far.run(|| KernelListener::bind("10.9.0.2:81").unwrap());
+    let mirror = std::thread::spawn(move || {
+        for _ in 0..3 {
+            let (stream, _) = far.accept().unwrap();
+            std::io::copy(&mut &stream, &mut &stream).unwrap();
+        }
+    });
+    let net = hosts.net.clone();
+    for len in [1, 5000, 3_000_000] {
+        let net = net.clone();
+        let asks = runtime.spawn(async move {
+            let stream = TcpStream::connect(&net, "10.9.0.2:81").await.unwrap();
+            assert_eq!(stream.peer_addr().unwrap().port(), 81);
+            let (mut reader, mut writer) = tokio::io::split(stream);
+            let writes = tokio::spawn(async move {
+                writer.write_all(&vec![7; len]).await.unwrap();
+                writer.shutdown().await.unwrap();
+            });
+            let mut came = Vec::new();
+            reader.read_to_end(&mut came).await.unwrap();
+            writes.await.unwrap();
+            assert!(came == vec![7; len], "{} of {len} bytes", came.len());
+        });
+        runtime.block_on(asks).unwrap();
+    }
+    mirror.join().unwrap();
+    let refused = runtime.block_on(TcpStream::connect(&net, "10.9.0.2:82")).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    drop((net, runtime));
+    hosts.end();
+}
