@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::super::Net;
 use super::super::endpoint::plain;
-use super::super::shared::NetState;
+use super::super::shared::{NetDevice, NetState};
 use super::call::{Blocked, CallOptions, timeout_ns, timeout_of, wait_for};
 use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
@@ -71,7 +71,12 @@ impl TcpListener {
         if !ip.is_unspecified() && !shared.is_receivable(ip) {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
-        let reserved = match shared.devices.iter().any(|device| device.kernels.is_some()) {
+        // The kernel does not have addresses of devices that only this process has.
+        let is_kernels = |device: &NetDevice| {
+            let is_its = ip.is_unspecified() || device.identity.load().is_for_us(ip);
+            device.kernels.is_some() && is_its
+        };
+        let reserved = match shared.devices.iter().any(is_kernels) {
             true => Some(Arc::new(sys::tcp_reserve::reserve(local, false)?)),
             false => None,
         };
