@@ -49,25 +49,7 @@ pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
 /// # Errors
 /// If the netlink request fails.
 pub fn next_hop(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<IpAddr>> {
-    let mut request = RouteMessage::default();
-    request.header.address_family = family(destination);
-    request.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
-    request.attributes = vec![
-        RouteAttribute::Destination(match destination {
-            IpAddr::V4(address) => RouteAddress::Inet(address),
-            IpAddr::V6(address) => RouteAddress::Inet6(address),
-        }),
-        RouteAttribute::Oif(by.0),
-    ];
-    let answers = match netlink::ask(RouteNetlinkMessage::GetRoute(request)) {
-        Ok(answers) => answers,
-        Err(error) if is(&error, &[Errno::NETUNREACH, Errno::HOSTUNREACH]) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let route = answers.iter().find_map(|answer| match answer {
-        RouteNetlinkMessage::NewRoute(route) => Some(route),
-        _ => None,
-    });
+    let route = route_to(destination, Some(by))?;
     Ok(route.map(|route| {
         let gateway = route.attributes.iter().find_map(|attribute| match attribute {
             RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => Some(IpAddr::V4(*gateway)),
@@ -75,6 +57,36 @@ pub fn next_hop(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<Ip
             _ => None,
         });
         gateway.unwrap_or(destination)
+    }))
+}
+
+/// True if the kernel has a route to a destination. By a given interface it takes any IPv4
+/// destination for a neighbour, so that [`next_hop`] does not tell.
+///
+/// # Errors
+/// If the netlink request fails, or the route forbids to send.
+pub fn has_route(destination: IpAddr) -> io::Result<bool> {
+    Ok(route_to(destination, None)?.is_some())
+}
+
+/// The kernel's route to a destination, by any interface or a given one.
+fn route_to(destination: IpAddr, by: Option<InterfaceIndex>) -> io::Result<Option<RouteMessage>> {
+    let mut request = RouteMessage::default();
+    request.header.address_family = family(destination);
+    request.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
+    request.attributes = vec![RouteAttribute::Destination(match destination {
+        IpAddr::V4(address) => RouteAddress::Inet(address),
+        IpAddr::V6(address) => RouteAddress::Inet6(address),
+    })];
+    request.attributes.extend(by.map(|by| RouteAttribute::Oif(by.0)));
+    let answers = match netlink::ask(RouteNetlinkMessage::GetRoute(request)) {
+        Ok(answers) => answers,
+        Err(error) if is(&error, &[Errno::NETUNREACH, Errno::HOSTUNREACH]) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    Ok(answers.into_iter().find_map(|answer| match answer {
+        RouteNetlinkMessage::NewRoute(route) => Some(route),
+        _ => None,
     }))
 }
 

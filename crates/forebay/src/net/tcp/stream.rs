@@ -12,6 +12,7 @@ use forebay_engine::CpuThread;
 use forebay_rx::Handler;
 use forebay_stack::tcp::{Flow, Tcp, TcpError, TcpInfo, TcpOptions, TcpOut, TcpSocket, WriteFlags};
 use forebay_sys as sys;
+use forebay_sys::neighbour;
 use rustix::io::Errno;
 
 use super::super::Net;
@@ -77,15 +78,19 @@ impl TcpStream {
         let (device, source) = shared.routes().find(theirs.ip()).ok_or(Errno::NETUNREACH)?;
         let source = source.ok_or(Errno::NETUNREACH)?;
         let mtu_bytes = shared.routes().identity(device).mtu;
-        let is_kernels = shared.devices[device].kernels.is_some();
+        let kernels = shared.devices[device].kernels;
+        if kernels.is_some() && !neighbour::has_route(theirs.ip())? {
+            return Err(Errno::NETUNREACH.into());
+        }
         let mut ports = shared.tcp.ports(PORTS, theirs);
-        let mut candidates = iter::from_fn(|| match is_kernels {
-            false => Some(Ok((ports.next()?, None))),
+        let mut candidates = iter::from_fn(|| match kernels {
+            None => Some(Ok((ports.next()?, None))),
             // The kernel chooses a port that none of its sockets has.
-            true => Some(sys::tcp_reserve::reserve(SocketAddr::new(source, 0), true).and_then(
+            Some(_) => Some(sys::tcp_reserve::reserve(SocketAddr::new(source, 0), true).and_then(
                 |reserved| Ok((sys::tcp_reserve::port_of(&reserved)?, Some(Arc::new(reserved)))),
             )),
-        });
+        })
+        .take(PORTS.len());
         loop {
             let (port, reserved) = candidates.next().ok_or(Errno::ADDRNOTAVAIL)??;
             let flow = Flow { ours: SocketAddr::new(source, port), theirs };
