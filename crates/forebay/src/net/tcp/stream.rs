@@ -149,10 +149,12 @@ impl TcpStream {
     /// As [`peek`](Self::peek).
     pub fn read_in_place(&self, mut take: impl FnMut(&[u8]) -> usize) -> io::Result<usize> {
         self.0.reading(|tcp, socket, out| {
-            let len = match tcp.fill(socket) {
-                [] => return tcp.read(socket, &mut [0], out),
-                bytes => take(bytes).min(bytes.len()),
-            };
+            // Peeking passes an urgent byte that is next, and tells why there is nothing to read.
+            if tcp.fill(socket).is_empty() && tcp.peek(socket, &mut [0], out)? == 0 {
+                return Ok(0);
+            }
+            let bytes = tcp.fill(socket);
+            let len = take(bytes).min(bytes.len());
             tcp.consume(socket, len, out)?;
             Ok(len)
         })
