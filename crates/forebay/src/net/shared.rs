@@ -330,8 +330,10 @@ impl NetState {
         self.devices.iter().for_each(|device| device.learned().close(&mut dropped));
         drop(dropped);
         for index in 0..self.cpus.len() {
+            let mut transmitter = self.transmitter_of(index);
+            transmitter.drop_unresolved(self);
             // Ignored: a device that is gone has already failed the sender's call.
-            let _ = self.transmitter_of(index).flush_all();
+            let _ = transmitter.flush_all();
         }
     }
 

@@ -296,6 +296,9 @@ impl NetState {
         let result = act(tcp, &mut TcpOut { now_us, pool: transmitter.pool(), packets });
         if !packets.is_empty() {
             transmitter.gather_segments(packets, self);
+            if transmitter.has_unresolved() {
+                self.tcp.timers.wake_to_look(by, now_us);
+            }
             if flush == Flush::Now {
                 // Ignored: a device that is gone ends its source.
                 let _ = transmitter.flush_all();

@@ -51,7 +51,16 @@ impl TcpTimers {
             return;
         }
         self.due_us[shard].store(due_us, Ordering::SeqCst);
-        let cpu = shard / self.shards_per_cpu;
+        self.wake_before(shard / self.shards_per_cpu, due_us);
+    }
+
+    /// Wakes a CPU for its next look, as segments of its transmitter wait for their next hop.
+    pub(super) fn wake_to_look(&self, cpu: usize, now_us: u64) {
+        self.wake_before(cpu, now_us + LOOK_NS / 1000);
+    }
+
+    /// Wakes a CPU that would sleep longer.
+    fn wake_before(&self, cpu: usize, due_us: u64) {
         let asleep_until_us = &self.asleep_until_us[cpu];
         if due_us < asleep_until_us.load(Ordering::SeqCst)
             && due_us < asleep_until_us.fetch_min(due_us, Ordering::SeqCst)

@@ -105,6 +105,14 @@ impl Transmitter {
         !self.unresolved.is_empty()
     }
 
+    /// Drops segments that wait for their next hop, as the run has ended.
+    pub(in crate::net) fn drop_unresolved(&mut self, state: &NetState) {
+        for unresolved in std::mem::take(&mut self.unresolved) {
+            state.unsent.count_discard(unresolved.destination);
+            self.put(unresolved.packet);
+        }
+    }
+
     /// Looks for the next hops of segments that wait, and sends those that are resolved.
     pub(in crate::net) fn retry_unresolved(&mut self, state: &NetState) {
         if self.unresolved.is_empty() {
