@@ -211,7 +211,7 @@ impl NetState {
         index: usize,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
-        let (shard, result) = self.work(index, Flush::Now, act);
+        let (shard, result) = self.work(index, act);
         self.finish(index, shard);
         result
     }
@@ -222,7 +222,7 @@ impl NetState {
         ShardSocket { shard: index, socket }: ShardSocket,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
-        let (shard, result) = self.work(index, Flush::Now, act);
+        let (shard, result) = self.work(index, act);
         shard.tell(socket);
         self.finish(index, shard);
         result
@@ -235,7 +235,7 @@ impl NetState {
         reserved: Option<Reserved>,
     ) {
         // Ignored: the socket may have ended with the run.
-        let (mut shard, _) = self.work(index, Flush::Now, |tcp, out| tcp.close(socket, out));
+        let (mut shard, _) = self.work(index, |tcp, out| tcp.close(socket, out));
         shard.unwatch(socket);
         if let Some(reserved) = reserved.filter(|_| shard.tcp.readiness(socket).is_ok()) {
             shard.orphans.push((socket, reserved));
@@ -246,18 +246,20 @@ impl NetState {
     /// Processes the segments of a batch, which arrived on a device with this identity.
     pub(in crate::net) fn receive_segments(&self, on: &Identity, segments: &mut Vec<Packet>) {
         let device = TcpDevice { mtu_bytes: on.mtu, is_whole_host: on.is_whole_host };
+        // One for all, which is flushed, even if the thread migrates meanwhile.
+        let by = self.transmitter_index();
         for packet in segments.drain(..) {
             let hash = packet.hash;
             let index = Flow::of(&packet).map_or(0, |flow| self.tcp.shard_of(&flow));
             let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| tcp.receive(packet, device, out);
-            let (shard, socket) = self.work(index, Flush::Later, receive);
+            let (shard, socket) = self.work_by(by, index, Flush::Later, receive);
             if let Some(Watch::Stream(stream)) = socket.and_then(|socket| shard.watch_of(socket)) {
                 stream.set_hash(hash);
             }
             self.finish(index, shard);
         }
         // Ignored: a device that is gone ends its source.
-        let _ = self.transmitter_of(self.transmitter_index()).flush_all();
+        let _ = self.transmitter_of(by).flush_all();
     }
 
     /// Processes an ICMP error about a segment of ours.
@@ -276,14 +278,23 @@ impl NetState {
         }
     }
 
-    /// Lets the TCP of a shard do something, and gathers what it sends.
+    /// Lets the TCP of a shard do something, and sends what it answers.
     fn work<R>(
         &self,
+        index: usize,
+        act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
+    ) -> (MutexGuard<'_, Shard>, R) {
+        self.work_by(self.transmitter_index(), index, Flush::Now, act)
+    }
+
+    /// Does the same by the transmitter with this index. With [`Flush::Later`] the caller flushes it.
+    fn work_by<R>(
+        &self,
+        by: usize,
         index: usize,
         flush: Flush,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> (MutexGuard<'_, Shard>, R) {
-        let by = self.transmitter_index();
         let mut shard = self.tcp.shard(index);
         let before = mem::replace(&mut shard.transmitter, by);
         if before != by {
