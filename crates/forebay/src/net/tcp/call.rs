@@ -39,13 +39,12 @@ pub(super) fn wait_for<T>(
 ) -> io::Result<T> {
     let mut deadline = Deadline::of(timeout_ns);
     loop {
-        // First: the end of a run wakes whoever sleeps from then on.
-        let has_ended = shared.has_ended();
         let blocked = match attempt()? {
             Ok(done) => return Ok(done),
             Err(blocked) => blocked,
         };
-        if has_ended {
+        // After the attempt counted the wake-ups: an end that is not seen here wakes the sleeper.
+        if shared.has_ended() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         // A CPU's own thread must not sleep: its turns bring what it waits for.

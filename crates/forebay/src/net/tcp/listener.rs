@@ -209,12 +209,11 @@ fn listen_everywhere(
     for local in std::iter::once(plain(local)).chain(both.then_some(any_v4)) {
         for shard in shared.tcp.indices() {
             let queues = Arc::clone(&queues);
-            match shared.call_tcp(shard, |tcp, out| listen(tcp, local, backlog, queues, out)) {
-                Ok(socket) => {
-                    let socket = ShardSocket { shard, socket };
-                    shared.tcp.watch(socket, Watch::Listener(Arc::clone(&watch)));
-                    sockets.push(socket);
-                }
+            let watch = Watch::Listener(Arc::clone(&watch));
+            let listen =
+                |tcp: &mut Tcp, out: &mut TcpOut<'_>| listen(tcp, local, backlog, queues, out);
+            match shared.open_socket(shard, &watch, listen) {
+                Ok(socket) => sockets.push(socket),
                 Err(error) => {
                     close_all(shared, &sockets);
                     return Err(error);

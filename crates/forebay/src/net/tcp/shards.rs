@@ -143,17 +143,6 @@ impl TcpShards {
     pub(in crate::net) fn counters(&self) -> &[Arc<TcpCounters>] {
         &self.counters
     }
-
-    /// Registers the waiters of a socket.
-    pub(super) fn watch(&self, ShardSocket { shard, socket }: ShardSocket, watch: Watch) {
-        let mut shard = self.shard(shard);
-        let index = socket.index();
-        if shard.watches.len() <= index {
-            shard.watches.resize_with(index + 1, || None);
-        }
-        shard.watches[index] = Some((socket, watch));
-        shard.tell(socket);
-    }
 }
 
 impl Shard {
@@ -171,6 +160,16 @@ impl Shard {
     fn watch_of(&self, socket: TcpSocket) -> Option<&Watch> {
         let (of, watch) = self.watches.get(socket.index())?.as_ref()?;
         (*of == socket).then_some(watch)
+    }
+
+    /// Registers the waiters of a socket.
+    fn watch(&mut self, socket: TcpSocket, watch: Watch) {
+        let index = socket.index();
+        if self.watches.len() <= index {
+            self.watches.resize_with(index + 1, || None);
+        }
+        self.watches[index] = Some((socket, watch));
+        self.tell(socket);
     }
 
     /// Forgets the waiters of a socket.
@@ -226,6 +225,35 @@ impl NetState {
         shard.tell(socket);
         self.finish(index, shard);
         result
+    }
+
+    /// Does the same for a call that opens a socket. Its waiters get all news.
+    pub(super) fn open_socket<E>(
+        &self,
+        index: usize,
+        watch: &Watch,
+        act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> Result<TcpSocket, E>,
+    ) -> Result<ShardSocket, E> {
+        let (mut shard, opened) = self.work(index, act);
+        if let Ok(socket) = &opened {
+            shard.watch(*socket, watch.clone());
+        }
+        self.finish(index, shard);
+        self.end_if_over(watch);
+        Ok(ShardSocket { shard: index, socket: opened? })
+    }
+
+    /// Registers the waiters of a socket that is open.
+    pub(super) fn watch(&self, ShardSocket { shard, socket }: ShardSocket, watch: &Watch) {
+        self.tcp.shard(shard).watch(socket, watch.clone());
+        self.end_if_over(watch);
+    }
+
+    /// Wakes waiters that the end of the run did not find.
+    fn end_if_over(&self, watch: &Watch) {
+        if self.has_ended() {
+            watch.end();
+        }
     }
 
     /// Closes a socket. Its port stays reserved until the peer has everything.

@@ -51,7 +51,8 @@ impl TcpStream {
     ///
     /// # Errors
     /// Of the last address: `ConnectionRefused`, `TimedOut`, `ENETUNREACH` without a route,
-    /// `EADDRNOTAVAIL` without a free port; `WouldBlock` on the thread of a CPU, which must not wait.
+    /// `EADDRNOTAVAIL` without a free port; `WouldBlock` on the thread of a CPU, which must not wait;
+    /// `BrokenPipe` once the run has ended.
     pub fn connect(net: &Net, to: impl ToSocketAddrs) -> io::Result<Self> {
         let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "no address to connect to");
         for to in to.to_socket_addrs()? {
@@ -99,7 +100,12 @@ impl TcpStream {
                 Ok(socket) => {
                     let is_mapped = to.is_ipv6() && theirs.is_ipv4();
                     let place = ShardSocket { shard, socket };
-                    return Ok(Self::of(Arc::clone(shared), place, (flow, is_mapped), reserved));
+                    let stream = Self::of(Arc::clone(shared), place, (flow, is_mapped), reserved);
+                    // The end of the run resets the connections that it finds.
+                    return match shared.has_ended() {
+                        false => Ok(stream),
+                        true => Err(io::ErrorKind::BrokenPipe.into()),
+                    };
                 }
                 Err(TcpError::AddressInUse) => {}
                 Err(error) => return Err(error.into()),
@@ -115,7 +121,7 @@ impl TcpStream {
         reserved: Option<Reserved>,
     ) -> Self {
         let watch = Arc::<StreamWatch>::default();
-        shared.tcp.watch(place, Watch::Stream(Arc::clone(&watch)));
+        shared.watch(place, &Watch::Stream(Arc::clone(&watch)));
         let options = CallOptions::default();
         Self(Arc::new(Inner { shared, place, flow, is_mapped, watch, options, reserved }))
     }
@@ -360,12 +366,13 @@ impl Inner {
     ) -> io::Result<T> {
         let wait = &self.watch.wait;
         wait_for((&self.shared, wait), (&self.options, timeout_ns), || {
+            // First: news that come while the connection is not locked end the sleep.
+            let seen = wait.seen();
             let (result, is_ready) = self.call(|tcp, out| {
                 let result = attempt(tcp, self.place.socket, out);
                 let readiness = tcp.readiness(self.place.socket);
                 (result, readiness.is_ok_and(|readiness| readiness.writable))
             });
-            let seen = wait.seen();
             match result {
                 Ok(done) => Ok(Ok(done)),
                 Err(TcpError::WouldBlock | TcpError::InProgress) if is_ready => {

@@ -109,6 +109,8 @@ struct State {
     sleepers: u32,
     is_readable: bool,
     is_writable: bool,
+    /// True once the run has ended: all calls return, so that pollers must make them.
+    has_ended: bool,
     teller: Option<Teller>,
     /// CPUs whose threads wait in their own turns.
     inline: Vec<(CpuId, Waker)>,
@@ -118,6 +120,9 @@ impl Wait {
     /// Tells what the socket is ready for.
     pub(super) fn tell(&self, is_readable: bool, is_writable: bool) {
         let mut state = self.state();
+        if state.has_ended {
+            return;
+        }
         let grew = is_readable && !state.is_readable || is_writable && !state.is_writable;
         (state.is_readable, state.is_writable) = (is_readable, is_writable);
         if let Some(told) = self.told.get() {
@@ -131,6 +136,7 @@ impl Wait {
     /// Wakes all waiters for the last time.
     pub(super) fn end(&self) {
         let mut state = self.state();
+        state.has_ended = true;
         (state.is_readable, state.is_writable) = (true, true);
         if let Some(told) = self.told.get() {
             state.tell_pollers(told);
@@ -147,7 +153,7 @@ impl Wait {
         }
     }
 
-    /// Number of wake-ups so far. A waiter gets it while nobody can tell news, and then sleeps.
+    /// Number of wake-ups so far. A waiter gets it before it looks for news, and then sleeps.
     pub(super) fn seen(&self) -> Seen {
         Seen(self.state().wakes)
     }
