@@ -5,7 +5,7 @@ use std::net::{TcpListener as KernelListener, TcpStream as KernelStream};
 use std::thread;
 use std::time::Duration;
 
-use forebay::net::{Net, NetConfig, NetEngine, TcpListener, TcpStream};
+use forebay::net::{Addresses, Net, NetConfig, NetEngine, TcpListener, TcpStream};
 use forebay_device::{Device, DeviceConfig, Via};
 use forebay_engine::Config;
 use forebay_testkit::namespaces::cable::{Cable, Namespace};
@@ -19,6 +19,10 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_15_streams_over_af_packet", || beside_the_kernel(Via::AfPacket)),
     ("tcp_16_port_is_ours_or_the_kernels", ports),
     ("tcp_16_strangers_stay_with_the_kernel", strangers),
+    ("tcp_16_own_addresses_need_no_kernel", own_addresses),
+    ("tcp_15_unknown_neighbours_cost_no_timeout", unknown_neighbours),
+    ("tcp_17_no_route_says_so", no_route),
+    ("tcp_18_unresolved_segments_leave_nothing", unresolved),
 ];
 
 /// Two hosts connected by a veth; the near one is under test.
@@ -111,4 +115,65 @@ fn strangers() {
     assert!(net.snmp().contains(" 0 0 0 0\nUdp"), "nothing was sent: {}", net.snmp());
     drop(net);
     running.end();
+}
+
+/// Beside an interface of the kernel, a TAP has addresses that only we have.
+fn own_addresses() {
+    let near = Hosts::new().near;
+    near.run(|| {
+        let mut config = DeviceConfig::new("ska", Via::AfPacket);
+        config.take = "tcp:80".parse().unwrap();
+        let tap = DeviceConfig::new("skt", Via::Tap);
+        let mut devices = [config, tap].map(|config| Device::open(&config).unwrap());
+        let addresses = vec![Addresses::parse_prefix("10.8.0.2/24").unwrap()];
+        let own = Addresses::Own { mac: None, addresses };
+        let config = NetConfig { addresses: vec![Addresses::Kernels, own], ..NetConfig::default() };
+        let (net, _engine) = Net::over(&Config::live(), &config, &mut devices).unwrap();
+        TcpListener::bind(&net, "10.8.0.2:80").unwrap();
+    });
+}
+
+/// The first segment to a neighbour leaves when the kernel has resolved it, whichever CPU sleeps.
+fn unknown_neighbours() {
+    let hosts = Hosts::new();
+    let peers = || (20..40).map(|number| format!("10.9.0.{number}"));
+    peers().for_each(|peer| hosts.far.command(&format!("ip addr add {peer}/24 dev skb")));
+    let (net, engine) = hosts.over(Via::AfPacket);
+    let running = hosts.near.run(|| Running::begin(engine));
+    let far = hosts.far.run(|| KernelListener::bind("0.0.0.0:80").unwrap());
+    for peer in peers() {
+        // CPUs go to sleep meanwhile.
+        thread::sleep(Duration::from_millis(5));
+        hosts.near.run(|| TcpStream::connect(&net, (peer.as_str(), 80)).unwrap());
+        far.accept().unwrap();
+    }
+    let snmp = net.snmp();
+    let mut lines = snmp.lines().filter(|line| line.starts_with("Tcp: "));
+    let at = lines.next().unwrap().split(' ').position(|name| name == "RetransSegs").unwrap();
+    assert_eq!(lines.next().unwrap().split(' ').nth(at), Some("0"), "{snmp}");
+    drop(net);
+    running.end();
+}
+
+fn no_route() {
+    let hosts = Hosts::new();
+    let (net, engine) = hosts.over(Via::AfPacket);
+    let running = hosts.near.run(|| Running::begin(engine));
+    let to = "203.0.113.1:80".parse().unwrap();
+    let error = hosts.near.run(|| TcpStream::begin_connect(&net, to)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NetworkUnreachable, "{error}");
+    drop(net);
+    running.end();
+}
+
+/// The run ends while a segment waits for a neighbour that does not answer.
+fn unresolved() {
+    let hosts = Hosts::new();
+    let (net, engine) = hosts.over(Via::AfPacket);
+    let running = hosts.near.run(|| Running::begin(engine));
+    let to = "10.9.0.77:80".parse().unwrap();
+    let stream = hosts.near.run(|| TcpStream::begin_connect(&net, to).unwrap());
+    let mut outcome = running.end();
+    drop(stream);
+    assert_eq!(net.frames_away(&mut outcome), 0);
 }
