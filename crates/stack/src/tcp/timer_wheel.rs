@@ -55,7 +55,12 @@ impl TimerWheel {
     }
 
     /// Arms the timer of `index`, or moves it. It fires at the first tick not before `at_us`.
-    pub(super) fn arm(&mut self, index: u32, at_us: u64) {
+    pub(super) fn arm(&mut self, index: u32, at_us: u64, now_us: u64) {
+        if self.armed == 0 {
+            // Nobody advances a wheel without timers: the next one need not go through that time.
+            self.now = self.now.max(now_us / TICK_US);
+            self.earliest = u64::MAX / TICK_US;
+        }
         if self.heads.is_empty() {
             // Most wheels of a host without connections are never used.
             self.heads = vec![NONE; SLOTS * LEVELS];
@@ -192,6 +197,18 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn tcp_4_idle_wheel_skips_the_time() {
+        const MONTH_US: u64 = 30 * 24 * 3600 * 1_000_000;
+        let mut wheel = TimerWheel::new(0);
+        wheel.arm(0, 1_000_000, 0);
+        wheel.cancel(0);
+        wheel.arm(0, MONTH_US + 200_000, MONTH_US);
+        let behind_us = MONTH_US + 200_000 - wheel.now * TICK_US;
+        assert!(behind_us <= 200_000, "{behind_us} µs to go through, tick by tick");
+        assert_eq!(wheel.next_us(), Some(MONTH_US + 200_000));
+    }
+
     proptest! {
         #[test]
         fn tcp_4_wheel_fires_like_a_sorted_map(
@@ -206,7 +223,7 @@ mod tests {
                     wheel.cancel(index);
                     model.remove(&index);
                 } else {
-                    wheel.arm(index, now + ahead);
+                    wheel.arm(index, now + ahead, now);
                     model.insert(index, (now + ahead).div_ceil(TICK_US).max(now / TICK_US + 1));
                 }
                 now += step;

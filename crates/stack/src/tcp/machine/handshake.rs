@@ -111,7 +111,7 @@ impl Tcp {
         self.send_syn_ack(&request, &options, self.stamp_of(&request, out.now_us), out);
         let at = self.requests.insert(request);
         self.targets.insert(flow, Target::Request(at));
-        self.request_timers.arm(at, out.now_us + RTO_INITIAL_US);
+        self.request_timers.arm(at, out.now_us + RTO_INITIAL_US, out.now_us);
     }
 
     /// The facts that a SYN tells, and our answers to its offers.
@@ -254,7 +254,7 @@ impl Tcp {
             if let Some(request) = self.requests.at_mut(at) {
                 request.was_sent_again = true;
                 let wait_us = request.timeout_us();
-                self.request_timers.arm(at, out.now_us + wait_us);
+                self.request_timers.arm(at, out.now_us + wait_us, out.now_us);
             }
         }
     }
@@ -435,7 +435,7 @@ impl Tcp {
             request.timeouts += 1;
             request.was_sent_again = true;
             let wait_us = request.timeout_us();
-            self.request_timers.arm(at, out.now_us + wait_us);
+            self.request_timers.arm(at, out.now_us + wait_us, out.now_us);
         }
     }
 }

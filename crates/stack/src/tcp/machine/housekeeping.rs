@@ -73,7 +73,7 @@ impl Tcp {
         }
         place.told = readiness;
         match connection.next_timer_us() {
-            Some(at_us) => self.socket_timers.arm(index, at_us),
+            Some(at_us) => self.socket_timers.arm(index, at_us, out.now_us),
             None => self.socket_timers.cancel(index),
         }
         let (flow, is_closed) = (connection.flow, connection.is_closed());

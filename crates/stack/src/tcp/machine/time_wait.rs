@@ -101,7 +101,7 @@ impl Tcp {
         }
         let at = self.time_waits.insert(TimeWait::new(flow, entry));
         self.targets.insert(flow, Target::TimeWait(at));
-        self.time_wait_timers.arm(at, now_us + entry.stay_us);
+        self.time_wait_timers.arm(at, now_us + entry.stay_us, now_us);
     }
 
     pub(super) fn receive_in_time_wait(
@@ -118,7 +118,7 @@ impl Tcp {
         let (outcome, stays) =
             if entry.awaits_fin { entry.process_awaiting(segment) } else { entry.process(segment) };
         if stays {
-            self.time_wait_timers.arm(at, out.now_us + TIME_WAIT_US);
+            self.time_wait_timers.arm(at, out.now_us + TIME_WAIT_US, out.now_us);
         }
         match outcome {
             Outcome::Ignore => {}
