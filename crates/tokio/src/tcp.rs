@@ -193,6 +193,10 @@ impl AsyncWrite for TcpStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(self.inner().shutdown(Shutdown::Write))
+        // As tokio's: closing what has ended already is no error.
+        Poll::Ready(match self.inner().shutdown(Shutdown::Write) {
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+            result => result,
+        })
     }
 }
