@@ -10,9 +10,6 @@ use super::super::shared::NetState;
 use super::super::waiting::Deadline;
 use super::wait::{Seen, Wait};
 
-/// Longest sleep of a call that waits for memory that other connections use: no event announces it.
-const MEMORY_PAUSE: Duration = Duration::from_millis(1);
-
 /// Options of a socket's calls, which any thread may change.
 #[derive(Debug, Default)]
 pub(super) struct CallOptions {
@@ -23,25 +20,18 @@ pub(super) struct CallOptions {
     pub(super) write_timeout_ns: AtomicU64,
 }
 
-/// Outcome of an attempt that would have to wait.
-pub(super) enum Blocked {
-    /// Until there are news.
-    UntilNews(Seen),
-    /// Until others free memory.
-    ForMemory(Seen),
-}
-
-/// Repeats an attempt until it does not block, at most for a time-out.
+/// Repeats an attempt until it does not block, at most for a time-out. An attempt that would block
+/// tells the number of wake-ups that it has seen.
 pub(super) fn wait_for<T>(
     (shared, wait): (&NetState, &Wait),
     (options, timeout_ns): (&CallOptions, &AtomicU64),
-    mut attempt: impl FnMut() -> io::Result<Result<T, Blocked>>,
+    mut attempt: impl FnMut() -> io::Result<Result<T, Seen>>,
 ) -> io::Result<T> {
     let mut deadline = Deadline::of(timeout_ns);
     loop {
-        let blocked = match attempt()? {
+        let seen = match attempt()? {
             Ok(done) => return Ok(done),
-            Err(blocked) => blocked,
+            Err(seen) => seen,
         };
         // After the attempt counted the wake-ups: an end that is not seen here wakes the sleeper.
         if shared.has_ended() {
@@ -51,13 +41,7 @@ pub(super) fn wait_for<T>(
         if options.is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let left = deadline.left()?;
-        match blocked {
-            Blocked::UntilNews(seen) => wait.sleep(seen, left),
-            Blocked::ForMemory(seen) => {
-                wait.sleep(seen, Some(left.map_or(MEMORY_PAUSE, |left| left.min(MEMORY_PAUSE))));
-            }
-        }
+        wait.sleep(seen, deadline.left()?);
     }
 }
 

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use super::super::Net;
 use super::super::endpoint::plain;
 use super::super::shared::{NetDevice, NetState};
-use super::call::{Blocked, CallOptions, timeout_ns, timeout_of, wait_for};
+use super::call::{CallOptions, timeout_ns, timeout_of, wait_for};
 use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
 use super::wait::{ListenerWatch, Watch};
@@ -117,7 +117,7 @@ impl TcpListener {
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let Inner { shared, watch, options, .. } = &*self.0;
         wait_for((shared, &watch.wait), (options, &options.read_timeout_ns), || {
-            Ok(self.try_accept().map_err(Blocked::UntilNews))
+            Ok(self.try_accept())
         })
     }
 

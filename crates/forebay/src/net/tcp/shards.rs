@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::{fmt, mem};
 
 use forebay_rx::Packet;
@@ -21,10 +21,13 @@ use siphasher::sip::SipHasher13;
 use super::super::sending::Flush;
 use super::super::shared::NetState;
 use super::timers::TcpTimers;
-use super::wait::Watch;
+use super::wait::{StreamWatch, Watch};
 
 /// Shards for each CPU. Two CPUs wait for each other only if they work on one shard at a time.
 const SHARDS_PER_CPU: usize = 32;
+
+/// CPU that looks for memory, by its index.
+pub(super) const MEMORY_CPU: usize = 0;
 
 /// Connections, listeners and their timers.
 pub(in crate::net) struct TcpShards {
@@ -34,6 +37,10 @@ pub(in crate::net) struct TcpShards {
     pub(super) timers: TcpTimers,
     /// Local ports tried so far.
     port_steps: AtomicU32,
+    /// Memory of all shards together, its limit, and the connections whose writes wait for some.
+    memory: Arc<TcpMemory>,
+    memory_bytes_max: u64,
+    short_of_memory: Mutex<Vec<Weak<StreamWatch>>>,
     counters: Box<[Arc<TcpCounters>]>,
 }
 
@@ -84,6 +91,9 @@ impl TcpShards {
             clock,
             timers: TcpTimers::new(cpus, SHARDS_PER_CPU),
             port_steps: AtomicU32::new(0),
+            memory,
+            memory_bytes_max: config.memory_bytes,
+            short_of_memory: Mutex::default(),
         }
     }
 
@@ -137,6 +147,23 @@ impl TcpShards {
 
     fn shard(&self, index: usize) -> MutexGuard<'_, Shard> {
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn short_of_memory(&self) -> MutexGuard<'_, Vec<Weak<StreamWatch>>> {
+        self.short_of_memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if writes wait for memory.
+    pub(super) fn is_short_of_memory(&self) -> bool {
+        !self.short_of_memory().is_empty()
+    }
+
+    /// Wakes the writes that wait for memory, if there is some.
+    pub(super) fn release_writes(&self) {
+        if self.memory.bytes() < self.memory_bytes_max {
+            let short = mem::take(&mut *self.short_of_memory());
+            short.iter().filter_map(Weak::upgrade).for_each(|watch| watch.wait.memory_is_back());
+        }
     }
 
     /// Counters of all shards.
@@ -247,6 +274,15 @@ impl NetState {
     pub(super) fn watch(&self, ShardSocket { shard, socket }: ShardSocket, watch: &Watch) {
         self.tcp.shard(shard).watch(socket, watch.clone());
         self.end_if_over(watch);
+    }
+
+    /// Has a connection told when there is memory: others use all that all may have, and no event
+    /// says that they free some. The first CPU looks for it.
+    pub(super) fn await_memory(&self, watch: &Arc<StreamWatch>) {
+        if watch.wait.lack_memory() {
+            self.tcp.short_of_memory().push(Arc::downgrade(watch));
+            self.tcp.timers.wake_to_look(MEMORY_CPU, self.tcp.now_us());
+        }
     }
 
     /// Wakes waiters that the end of the run did not find.

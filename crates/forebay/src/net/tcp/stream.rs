@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use super::super::Net;
 use super::super::endpoint::plain;
 use super::super::shared::NetState;
-use super::call::{Blocked, CallOptions, timeout_ns, timeout_of, wait_for};
+use super::call::{CallOptions, timeout_ns, timeout_of, wait_for};
 use super::shards::{Reserved, ShardSocket};
 use super::wait::{StreamWatch, Watch};
 
@@ -29,6 +29,14 @@ use super::wait::{StreamWatch, Watch};
 /// are steered there (RFS).
 #[derive(Clone)]
 pub struct TcpStream(Arc<Inner>);
+
+/// Kind of a call that waits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum CallKind {
+    Open,
+    Read,
+    Write,
+}
 
 /// A connection, shared by its handles.
 struct Inner {
@@ -331,19 +339,19 @@ impl Inner {
         attempt: impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
     ) -> io::Result<T> {
         self.record_cpu();
-        self.wait_for(&self.options.read_timeout_ns, attempt)
+        self.wait_for(CallKind::Read, attempt)
     }
 
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         self.record_cpu();
-        self.wait_for(&self.options.write_timeout_ns, |tcp, socket, out| {
+        self.wait_for(CallKind::Write, |tcp, socket, out| {
             tcp.write(socket, bytes, WriteFlags::default(), out)
         })
     }
 
     /// Waits until the connection is open.
     fn await_open(&self) -> io::Result<()> {
-        self.wait_for(&AtomicU64::new(0), |tcp, socket, _| {
+        self.wait_for(CallKind::Open, |tcp, socket, _| {
             if let Some(error) = tcp.take_error(socket)? {
                 return Err(error);
             }
@@ -361,26 +369,30 @@ impl Inner {
 
     fn wait_for<T>(
         &self,
-        timeout_ns: &AtomicU64,
+        kind: CallKind,
         mut attempt: impl FnMut(&mut Tcp, TcpSocket, &mut TcpOut<'_>) -> Result<T, TcpError>,
     ) -> io::Result<T> {
         let wait = &self.watch.wait;
+        let timeout_ns = match kind {
+            CallKind::Open => &AtomicU64::new(0),
+            CallKind::Read => &self.options.read_timeout_ns,
+            CallKind::Write => &self.options.write_timeout_ns,
+        };
         wait_for((&self.shared, wait), (&self.options, timeout_ns), || {
             // First: news that come while the connection is not locked end the sleep.
             let seen = wait.seen();
-            let (result, is_ready) = self.call(|tcp, out| {
+            let (result, has_room) = self.call(|tcp, out| {
                 let result = attempt(tcp, self.place.socket, out);
                 let readiness = tcp.readiness(self.place.socket);
                 (result, readiness.is_ok_and(|readiness| readiness.writable))
             });
             match result {
                 Ok(done) => Ok(Ok(done)),
-                Err(TcpError::WouldBlock | TcpError::InProgress) if is_ready => {
-                    Ok(Err(Blocked::ForMemory(seen)))
+                Err(TcpError::WouldBlock) if has_room && kind == CallKind::Write => {
+                    self.shared.await_memory(&self.watch);
+                    Ok(Err(seen))
                 }
-                Err(TcpError::WouldBlock | TcpError::InProgress) => {
-                    Ok(Err(Blocked::UntilNews(seen)))
-                }
+                Err(TcpError::WouldBlock | TcpError::InProgress) => Ok(Err(seen)),
                 Err(TcpError::NoSocket) if self.shared.has_ended() => {
                     Err(io::ErrorKind::BrokenPipe.into())
                 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use forebay_rx::arrive::Waker;
 
 use super::super::shared::NetState;
+use super::shards::MEMORY_CPU;
 
 /// Interval between two looks of a CPU at its shards, in ns: the tick of the timers.
 const LOOK_NS: u64 = 1_000_000;
@@ -54,7 +55,7 @@ impl TcpTimers {
         self.wake_before(shard / self.shards_per_cpu, due_us);
     }
 
-    /// Wakes a CPU for its next look, as segments of its transmitter wait for their next hop.
+    /// Wakes a CPU for its next look, as segments wait there for their next hop, or writes for memory.
     pub(super) fn wake_to_look(&self, cpu: usize, now_us: u64) {
         self.wake_before(cpu, now_us + LOOK_NS / 1000);
     }
@@ -106,6 +107,9 @@ impl TcpTicks {
             }
         }
         self.shared.transmitter_of(self.cpu).retry_unresolved(&self.shared);
+        if self.cpu == MEMORY_CPU && tcp.is_short_of_memory() {
+            tcp.release_writes();
+        }
     }
 
     /// Time that the CPU may sleep, in ns. Called when it can be woken already.
@@ -119,7 +123,8 @@ impl TcpTicks {
         if self.planned_us > now_us {
             due_us = due_us.min(self.planned_us);
         }
-        if self.shared.transmitter_of(self.cpu).has_unresolved() {
+        let awaits_memory = self.cpu == MEMORY_CPU && tcp.is_short_of_memory();
+        if awaits_memory || self.shared.transmitter_of(self.cpu).has_unresolved() {
             due_us = due_us.min(now_us + LOOK_NS / 1000);
         }
         asleep_until_us.fetch_min(due_us, Ordering::SeqCst);

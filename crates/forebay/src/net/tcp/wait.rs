@@ -109,6 +109,8 @@ struct State {
     sleepers: u32,
     is_readable: bool,
     is_writable: bool,
+    /// True while a write waits for memory that other connections use.
+    lacks_memory: bool,
     /// True once the run has ended: all calls return, so that pollers must make them.
     has_ended: bool,
     teller: Option<Teller>,
@@ -131,6 +133,26 @@ impl Wait {
         if grew {
             self.wake(state);
         }
+    }
+
+    /// Notes that a write found no memory. Returns true if that was not known.
+    pub(super) fn lack_memory(&self) -> bool {
+        let mut state = self.state();
+        let is_new = !state.has_ended && !std::mem::replace(&mut state.lacks_memory, true);
+        if let Some(told) = self.told.get() {
+            state.tell_pollers(told);
+        }
+        is_new
+    }
+
+    /// Wakes the waiters, as there is memory again.
+    pub(super) fn memory_is_back(&self) {
+        let mut state = self.state();
+        state.lacks_memory = false;
+        if let Some(told) = self.told.get() {
+            state.tell_pollers(told);
+        }
+        self.wake(state);
     }
 
     /// Wakes all waiters for the last time.
@@ -214,6 +236,10 @@ impl State {
         } else {
             teller.not_readable(told);
         }
-        if self.is_writable { teller.writable() } else { teller.not_writable(told) }
+        if self.is_writable && (!self.lacks_memory || self.has_ended) {
+            teller.writable();
+        } else {
+            teller.not_writable(told);
+        }
     }
 }
