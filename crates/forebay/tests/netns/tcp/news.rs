@@ -1,11 +1,11 @@
 //! Reads and pollers get all news, and the end.
 
-use std::io::{ErrorKind, Write};
-use std::net::TcpStream as KernelStream;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream as KernelStream};
 use std::thread;
 use std::time::Duration;
 
-use forebay::net::{NetConfig, TcpListener, TcpStream};
+use forebay::net::{NetConfig, TcpConfig, TcpListener, TcpStream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
@@ -16,6 +16,9 @@ use crate::tcp::streams::LONG;
 pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_17_urgent_byte_takes_no_other_along", urgent),
     ("tcp_17_calls_after_the_end_return", after_the_end),
+    ("tcp_17_waiting_read_sleeps", asleep),
+    ("tcp_17_writes_wait_for_memory", memory),
+    ("tcp_18_bulk_never_lacks_frames", bulk),
 ];
 
 /// Reading in place passes an urgent byte, and nothing else.
@@ -58,4 +61,78 @@ fn after_the_end() {
     is_over(&TcpListener::bind(&net, format!("{OURS}:8")).unwrap());
     let to = "10.9.0.1:9".parse().unwrap();
     assert_eq!(TcpStream::begin_connect(&net, to).unwrap_err().kind(), ErrorKind::BrokenPipe);
+}
+
+/// A read that waits sleeps until its bytes come.
+fn asleep() {
+    let (net, engine) = over_tap(&NetConfig::default());
+    let listener = TcpListener::bind(&net, format!("{OURS}:7")).unwrap();
+    let running = Running::begin(engine);
+    let mut kernels = KernelStream::connect(listener.local_addr()).unwrap();
+    let (mut ours, _) = listener.accept().unwrap();
+    let reader = thread::spawn(move || {
+        ours.read_exact(&mut [0]).unwrap();
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        sleeps.unwrap().trim().parse::<u32>().unwrap()
+    });
+    thread::sleep(Duration::from_millis(300));
+    kernels.write_all(&[7]).unwrap();
+    let sleeps = reader.join().unwrap();
+    assert!(sleeps < 100, "{sleeps} sleeps in 300 ms");
+    drop(listener);
+    running.end();
+}
+
+/// Writes wait for memory that another connection uses, however they wait.
+fn memory() {
+    let tcp = TcpConfig { memory_bytes: 1 << 20, wmem: (8 << 20, 8 << 20), ..NetConfig::TCP };
+    let (net, engine) = over_tap(&NetConfig { tcp, ..NetConfig::default() });
+    let listener = TcpListener::bind(&net, format!("{OURS}:7")).unwrap();
+    let running = Running::begin(engine);
+    let pair = || {
+        let kernels = KernelStream::connect(listener.local_addr()).unwrap();
+        (listener.accept().unwrap().0, kernels)
+    };
+    let ((mut full, mut slow), (mut other, _quick), (mut third, _quick_too)) =
+        (pair(), pair(), pair());
+    full.set_nonblocking(true);
+    while full.write(&[7; 10_000]).is_ok() {}
+    other.set_nonblocking(true);
+    assert_eq!(other.write(b"more").unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert!(!is_writable(&other, Duration::ZERO));
+    thread::scope(|scope| {
+        scope.spawn(|| third.write_all(b"much more").unwrap());
+        full.shutdown(Shutdown::Write).unwrap();
+        std::io::copy(&mut slow, &mut std::io::sink()).unwrap();
+        assert!(is_writable(&other, LONG));
+        assert_eq!(other.write(b"more").unwrap(), 4);
+    });
+    drop((full, other, third, listener));
+    running.end();
+}
+
+fn is_writable(stream: &TcpStream, within: Duration) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(stream.descriptor().unwrap(), PollFlags::OUT)];
+    poll(&mut polled, Some(&Timespec::try_from(within).unwrap())).unwrap() == 1
+}
+
+/// A window of more segments than there are frames leaves by and by, without a loss.
+fn bulk() {
+    let (net, engine) = over_tap(&NetConfig::default());
+    let listener = TcpListener::bind(&net, format!("{OURS}:7")).unwrap();
+    let running = Running::begin(engine);
+    let mut kernels = KernelStream::connect(listener.local_addr()).unwrap();
+    let (mut ours, _) = listener.accept().unwrap();
+    let reader = thread::spawn(move || std::io::copy(&mut kernels, &mut std::io::sink()).unwrap());
+    let block = vec![7; 4 << 20];
+    (0..100).for_each(|_| ours.write_all(&block).unwrap());
+    drop((ours, listener));
+    assert_eq!(reader.join().unwrap(), 100 * (4 << 20));
+    let netstat = net.netstat();
+    let mut lines = netstat.lines().filter(|line| line.starts_with("TcpExt: "));
+    let at = lines.next().unwrap().split(' ').position(|name| name == "TCPNoFrame").unwrap();
+    assert_eq!(lines.next().unwrap().split(' ').nth(at), Some("0"), "{netstat}");
+    let mut outcome = running.end();
+    assert_eq!(net.frames_away(&mut outcome), 0);
 }
