@@ -39,7 +39,7 @@ impl Connection {
         self.send.queue.end().bytes_since(self.send.next)
     }
 
-    fn has_unsent_fin(&self) -> bool {
+    pub(super) fn has_unsent_fin(&self) -> bool {
         self.send.fin && !self.send.next.is_after(self.send.queue.end())
     }
 
@@ -73,8 +73,9 @@ impl Connection {
         } else if halt == Halt::CongestionWindow {
             self.recovery.is_window_limited = true;
         }
-        // Nothing comes back that could open the window or end Nagle's wait.
-        if self.sent.is_empty() && self.unsent_bytes() > 0 && self.timers.is_retransmit_idle() {
+        // Nothing comes back that could open the window, end Nagle's wait or free a frame.
+        let is_waiting = self.unsent_bytes() > 0 || halt == Halt::NoFrame;
+        if self.sent.is_empty() && is_waiting && self.timers.is_retransmit_idle() {
             let wait_us = self.rtt.rto_us().max(RTO_MIN_US);
             self.timers.set_probe(cx.now_us + wait_us);
         }

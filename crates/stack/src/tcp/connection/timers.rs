@@ -242,7 +242,7 @@ impl Connection {
 
     /// `tcp_probe_timer`.
     fn on_probe_timer(&mut self, cx: &mut Context<'_>) {
-        let has_data = self.unsent_bytes() > 0;
+        let has_data = self.unsent_bytes() > 0 || self.has_unsent_fin();
         if !self.sent.is_empty() || !has_data {
             (self.recovery.probes_out, self.recovery.probing_since_us) = (0, 0);
             return;

@@ -178,3 +178,21 @@ fn tcp_6_merged_segments_make_the_same_stream() {
         run(7, faults, [config; 2], [3_000_000, 1_000_000], TcpOptions::default());
     }
 }
+
+#[test]
+fn tcp_6_end_without_a_frame_follows() {
+    let mut pair =
+        Pair::new(7, Faults { delay_us: 100, ..Faults::default() }, [TcpConfig::default(); 2]);
+    let (client, server) = pair.open(80);
+    let pool = &mut pair.hosts[0].pool;
+    let all: Vec<_> = std::iter::from_fn(|| pool.allocate(1)).collect();
+    pair.call(0, |tcp, out| tcp.close(client, out)).unwrap();
+    all.into_iter().for_each(|frame| pair.hosts[0].pool.put(frame));
+    let is_over =
+        |pair: &mut Pair| pair.call(1, |tcp, out| tcp.read(server, &mut [0], out)) == Ok(0);
+    while !is_over(&mut pair) {
+        assert!(pair.step(), "nothing will send the FIN");
+    }
+    pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
+    pair.check_rest();
+}
