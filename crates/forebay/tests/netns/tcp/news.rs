@@ -18,7 +18,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_17_calls_after_the_end_return", after_the_end),
     ("tcp_17_waiting_read_sleeps", asleep),
     ("tcp_17_writes_wait_for_memory", memory),
-    ("tcp_18_bulk_never_lacks_frames", bulk),
+    ("tcp_18_bulk_waits_for_frames", bulk),
 ];
 
 /// Reading in place passes an urgent byte, and nothing else.
@@ -131,7 +131,7 @@ fn bulk() {
     assert_eq!(reader.join().unwrap(), 100 * (4 << 20));
     let netstat = net.netstat();
     let mut lines = netstat.lines().filter(|line| line.starts_with("TcpExt: "));
-    let at = lines.next().unwrap().split(' ').position(|name| name == "TCPNoFrame").unwrap();
+    let at = lines.next().unwrap().split(' ').position(|name| name == "TCPFastRetrans").unwrap();
     assert_eq!(lines.next().unwrap().split(' ').nth(at), Some("0"), "{netstat}");
     let mut outcome = running.end();
     assert_eq!(net.frames_away(&mut outcome), 0);
