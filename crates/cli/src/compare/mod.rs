@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `receive` | packets a second from a flood: UDP sockets, AF_PACKET, AF_XDP |
 //! | `latency` | a request and its answer, at light load and back to back |
+//! | `tcp` | requests and answers over TCP, with RPS off, RPS and RFS |
 //! | `bridge` | a ping through two interfaces and back |
 //! | `cpu` | stages in memory, beside DPDK's |
 //!
@@ -13,6 +14,7 @@ pub(crate) mod own; // our side: programs that the comparison starts
 
 mod receive; //  a kind
 mod latency; //  a kind
+mod tcp; //      a kind
 mod bridge; //   a kind
 mod cpu; //      a kind
 mod segments; // a capture of TCP segments
@@ -100,6 +102,8 @@ enum CompareKind {
     Receive,
     /// Requests answered
     Latency,
+    /// Requests answered over TCP
+    Tcp,
     /// Pings through a bridge
     Bridge,
     /// Stages in memory, beside DPDK
@@ -124,7 +128,8 @@ struct CompareSetting {
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let kinds = match args.what {
         CompareKind::All => {
-            vec![CompareKind::Receive, CompareKind::Latency, CompareKind::Bridge, CompareKind::Cpu]
+            use CompareKind::{Bridge, Cpu, Latency, Receive, Tcp};
+            vec![Receive, Latency, Tcp, Bridge, Cpu]
         }
         one => vec![one],
     };
@@ -200,6 +205,7 @@ fn subjects(kind: CompareKind, setting: &CompareSetting) -> Result<Vec<Subject<'
     let subjects = match kind {
         CompareKind::Receive => receive::subjects(setting),
         CompareKind::Latency => latency::subjects(setting),
+        CompareKind::Tcp => tcp::subjects(setting),
         CompareKind::Bridge => bridge::subjects(setting),
         CompareKind::Cpu | CompareKind::All => Ok(cpu::subjects(setting)),
     };

@@ -20,7 +20,7 @@ const QUANTITIES: &[Quantity] = &[
 ];
 
 /// Size of the kernel's flow tables with RFS.
-const RFS_FLOWS: u32 = 32_768;
+pub(super) const RFS_FLOWS: u32 = 32_768;
 
 /// Steering by the kernel or by XDP in front of a receiver.
 #[derive(Clone, Copy)]
@@ -193,7 +193,7 @@ fn sample(result: &Value) -> Result<TurnFigures, String> {
         .with("CPU time of the receiver", cpu_ns / packets))
 }
 
-fn bit(cpu: CpuId) -> u64 {
+pub(super) fn bit(cpu: CpuId) -> u64 {
     1u64.checked_shl(u32::from(cpu.0)).unwrap_or(0)
 }
 

@@ -5,6 +5,7 @@
 
 mod ask; //   a client that measures the time to each answer
 mod serve; // receivers that count, answer or bridge
+mod rpc; //   requests and answers over TCP
 mod window; // the window of measurement
 
 use std::io::Read;
@@ -61,6 +62,9 @@ pub(crate) struct OwnArgs {
     /// Requests a second; 0: back to back
     #[arg(long, default_value_t = 0)]
     rate: u32,
+
+    #[command(flatten)]
+    rpc: rpc::RpcArgs,
 }
 
 /// A program of our side.
@@ -76,6 +80,10 @@ enum OwnProgram {
     Bridge,
     /// Asks a server by a socket of the kernel
     Ask,
+    /// Answers requests over TCP
+    RpcServe,
+    /// Asks over TCP, by sockets of the kernel
+    RpcAsk,
 }
 
 pub(crate) fn run(args: &OwnArgs) -> Result<(), Failure> {
@@ -87,6 +95,8 @@ pub(crate) fn run(args: &OwnArgs) -> Result<(), Failure> {
         OwnProgram::Count | OwnProgram::Bridge => serve::path(args),
         OwnProgram::UdpCount | OwnProgram::UdpEcho => serve::socket(args),
         OwnProgram::Ask => ask::run(args),
+        OwnProgram::RpcServe => rpc::serve(args),
+        OwnProgram::RpcAsk => rpc::ask(args),
     }
 }
 

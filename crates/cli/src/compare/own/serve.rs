@@ -18,7 +18,7 @@ use crate::failure::Failure;
 /// Datagrams read at once, as by the peers.
 const BATCH_MAX: usize = 64;
 
-fn config(args: &OwnArgs) -> Config {
+pub(super) fn config(args: &OwnArgs) -> Config {
     let cpus = CpuList::new(args.cpus.iter().copied().map(CpuId));
     let mut config = Config { rps_cpus: Some(cpus.clone()), cpus, ..Config::live() };
     if args.balance {
@@ -30,7 +30,7 @@ fn config(args: &OwnArgs) -> Config {
     config
 }
 
-fn device_config(name: &str, args: &OwnArgs) -> DeviceConfig {
+pub(super) fn device_config(name: &str, args: &OwnArgs) -> DeviceConfig {
     let packet_ring = args.packet_ring.map(Into::into).unwrap_or_default();
     DeviceConfig { packet_ring, ..DeviceConfig::new(name, args.via) }
 }
