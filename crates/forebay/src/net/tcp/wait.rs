@@ -72,7 +72,7 @@ impl ListenerWatch {
     pub(super) fn push(&self, listening: ShardSocket) {
         let mut ready = self.ready();
         ready.push_back(listening);
-        self.wait.tell(true, false);
+        self.wait.tell_one();
     }
 
     /// Takes the first connection; without one, the number of wake-ups so far.
@@ -155,6 +155,18 @@ impl Wait {
         self.wake(state);
     }
 
+    /// Tells of one more thing to take, which is for one waiter: all others would find nothing.
+    pub(super) fn tell_one(&self) {
+        let mut state = self.state();
+        (state.is_readable, state.is_writable) = (true, false);
+        if let Some(told) = self.told.get() {
+            state.tell_pollers(told);
+        }
+        if Self::wake_cpus(state) {
+            self.changed.notify_one();
+        }
+    }
+
     /// Wakes all waiters for the last time.
     pub(super) fn end(&self) {
         let mut state = self.state();
@@ -166,13 +178,17 @@ impl Wait {
         self.wake(state);
     }
 
-    fn wake(&self, mut state: MutexGuard<'_, State>) {
-        state.wakes += 1;
-        state.inline.iter().for_each(|(_, wake)| wake());
-        if state.sleepers > 0 {
-            drop(state);
+    fn wake(&self, state: MutexGuard<'_, State>) {
+        if Self::wake_cpus(state) {
             self.changed.notify_all();
         }
+    }
+
+    /// Counts a wake-up, and wakes the CPUs whose threads wait. Returns true if other threads sleep.
+    fn wake_cpus(mut state: MutexGuard<'_, State>) -> bool {
+        state.wakes += 1;
+        state.inline.iter().for_each(|(_, wake)| wake());
+        state.sleepers > 0
     }
 
     /// Number of wake-ups so far. A waiter gets it before it looks for news, and then sleeps.
