@@ -96,7 +96,11 @@ pub(crate) fn echo() {
         runtime.block_on(asks).unwrap();
     }
     mirror.join().unwrap();
-    let refused = runtime.block_on(TcpStream::connect(&net, "10.9.0.2:82")).unwrap_err();
+    let asks = {
+        let net = net.clone();
+        runtime.spawn(async move { TcpStream::connect(&net, "10.9.0.2:82").await.unwrap_err() })
+    };
+    let refused = runtime.block_on(asks).unwrap();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
     drop((net, runtime));
     hosts.end();

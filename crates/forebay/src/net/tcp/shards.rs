@@ -65,8 +65,8 @@ struct Shard {
     ready: Vec<TcpSocket>,
     /// Ports of connections without an application, which the kernel must not answer on.
     orphans: Vec<(TcpSocket, Reserved)>,
-    /// Transmitter that the last segments left by.
-    transmitter: usize,
+    /// Transmitter that has segments of this shard, which are not sent yet.
+    unsent_by: Option<usize>,
 }
 
 impl TcpShards {
@@ -180,7 +180,7 @@ impl Shard {
             packets: Vec::new(),
             ready: Vec::new(),
             orphans: Vec::new(),
-            transmitter: 0,
+            unsent_by: None,
         }
     }
 
@@ -196,7 +196,8 @@ impl Shard {
             self.watches.resize_with(index + 1, || None);
         }
         self.watches[index] = Some((socket, watch));
-        self.tell(socket);
+        // Nobody waits yet.
+        let _ = self.set_readiness(socket);
     }
 
     /// Forgets the waiters of a socket.
@@ -206,24 +207,23 @@ impl Shard {
         }
     }
 
-    /// Tells the waiters of a socket its readiness.
-    fn tell(&self, socket: TcpSocket) {
-        if let Some(watch) = self.watch_of(socket)
-            && let Ok(readiness) = self.tcp.readiness(socket)
-        {
-            watch.tell(&readiness);
-        }
+    /// Sets the readiness of a socket. Returns its waiters if they are to be told.
+    fn set_readiness(&self, socket: TcpSocket) -> Option<&Watch> {
+        let watch = self.watch_of(socket)?;
+        let readiness = self.tcp.readiness(socket).ok()?;
+        watch.set(&readiness).then_some(watch)
     }
 
-    /// Tells the waiters of the sockets whose readiness grew.
-    fn tell_ready(&mut self, shard: usize) {
+    /// Sets the readiness of the sockets where it grew. Adds their waiters to those to be told.
+    fn set_ready(&mut self, shard: usize, to_tell: &mut Vec<Watch>) {
         let mut ready = mem::take(&mut self.ready);
         self.tcp.take_ready(&mut ready);
         for socket in ready.drain(..) {
-            if let Some(Watch::Listener(listener)) = self.watch_of(socket) {
+            if let Some(watch @ Watch::Listener(listener)) = self.watch_of(socket) {
                 listener.push(ShardSocket { shard, socket });
+                to_tell.push(watch.clone());
             } else {
-                self.tell(socket);
+                to_tell.extend(self.set_readiness(socket).cloned());
             }
         }
         self.ready = ready;
@@ -238,7 +238,7 @@ impl NetState {
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
         let (shard, result) = self.work(index, act);
-        self.finish(index, shard);
+        self.finish(index, shard, Vec::new());
         result
     }
 
@@ -249,8 +249,8 @@ impl NetState {
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
         let (shard, result) = self.work(index, act);
-        shard.tell(socket);
-        self.finish(index, shard);
+        let to_tell = shard.set_readiness(socket).cloned().into_iter().collect();
+        self.finish(index, shard, to_tell);
         result
     }
 
@@ -265,7 +265,7 @@ impl NetState {
         if let Ok(socket) = &opened {
             shard.watch(*socket, watch.clone());
         }
-        self.finish(index, shard);
+        self.finish(index, shard, Vec::new());
         self.end_if_over(watch);
         Ok(ShardSocket { shard: index, socket: opened? })
     }
@@ -304,14 +304,14 @@ impl NetState {
         if let Some(reserved) = reserved.filter(|_| shard.tcp.readiness(socket).is_ok()) {
             shard.orphans.push((socket, reserved));
         }
-        self.finish(index, shard);
+        self.finish(index, shard, Vec::new());
     }
 
     /// Processes the segments of a batch, which arrived on a device with this identity.
     pub(in crate::net) fn receive_segments(&self, on: &Identity, segments: &mut Vec<Packet>) {
         let device = TcpDevice { mtu_bytes: on.mtu, is_whole_host: on.is_whole_host };
         // One for all, which is flushed, even if the thread migrates meanwhile.
-        let by = self.transmitter_index();
+        let (by, mut to_tell) = (self.transmitter_index(), Vec::new());
         for packet in segments.drain(..) {
             let hash = packet.hash;
             let index = Flow::of(&packet).map_or(0, |flow| self.tcp.shard_of(&flow));
@@ -320,10 +320,11 @@ impl NetState {
             if let Some(Watch::Stream(stream)) = socket.and_then(|socket| shard.watch_of(socket)) {
                 stream.set_hash(hash);
             }
-            self.finish(index, shard);
+            self.release(index, shard, &mut to_tell);
         }
         // Ignored: a device that is gone ends its source.
         let _ = self.transmitter_of(by).flush_all();
+        to_tell.iter().for_each(Watch::tell);
     }
 
     /// Processes an ICMP error about a segment of ours.
@@ -360,13 +361,12 @@ impl NetState {
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> (MutexGuard<'_, Shard>, R) {
         let mut shard = self.tcp.shard(index);
-        let before = mem::replace(&mut shard.transmitter, by);
-        if before != by {
+        if let Some(before) = shard.unsent_by.take_if(|before| *before != by) {
             // What another transmitter has gathered leaves first. Ignored: as below.
             let _ = self.transmitter_of(before).flush_all();
         }
         let mut transmitter = self.transmitter_of(by);
-        let Shard { tcp, packets, .. } = &mut *shard;
+        let Shard { tcp, packets, unsent_by, .. } = &mut *shard;
         let now_us = self.tcp.now_us();
         let result = act(tcp, &mut TcpOut { now_us, pool: transmitter.pool(), packets });
         if !packets.is_empty() {
@@ -374,18 +374,26 @@ impl NetState {
             if transmitter.has_unresolved() {
                 self.tcp.timers.wake_to_look(by, now_us);
             }
+            *unsent_by = Some(by);
             if flush == Flush::Now {
                 // Ignored: a device that is gone ends its source.
                 let _ = transmitter.flush_all();
+                *unsent_by = None;
             }
         }
         drop(transmitter);
         (shard, result)
     }
 
-    /// Wakes who waits for what changed, and sets the timer.
-    fn finish(&self, index: usize, mut shard: MutexGuard<'_, Shard>) {
-        shard.tell_ready(index);
+    /// Sets the timer, releases the shard, and wakes who waits for what changed.
+    fn finish(&self, index: usize, shard: MutexGuard<'_, Shard>, mut to_tell: Vec<Watch>) {
+        self.release(index, shard, &mut to_tell);
+        to_tell.iter().for_each(Watch::tell);
+    }
+
+    /// Sets the timer, and releases the shard. Adds those who wait for what changed.
+    fn release(&self, index: usize, mut shard: MutexGuard<'_, Shard>, to_tell: &mut Vec<Watch>) {
+        shard.set_ready(index, to_tell);
         let Shard { orphans, tcp, .. } = &mut *shard;
         orphans.retain(|(socket, _)| tcp.readiness(*socket).is_ok());
         self.tcp.timers.set(index, shard.tcp.next_timer_us());

@@ -1,11 +1,11 @@
 //! Threads, CPUs and pollers that wait for a socket.
 
 use std::collections::VecDeque;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
+use std::{io, mem};
 
 use forebay_rx::CpuId;
 use forebay_rx::arrive::Waker;
@@ -39,11 +39,24 @@ pub(super) struct ListenerWatch {
 }
 
 impl Watch {
-    /// Tells what the socket is ready for. Called with its shard locked.
-    pub(super) fn tell(&self, readiness: &Readiness) {
-        if let Self::Stream(stream) = self {
-            let gone = readiness.hung_up || readiness.failed;
-            stream.wait.tell(readiness.readable || gone, readiness.writable || gone);
+    /// Sets what the socket is ready for. Called with its shard locked. Returns true if the waiters
+    /// are to be [told](Self::tell).
+    #[must_use]
+    pub(super) fn set(&self, readiness: &Readiness) -> bool {
+        match self {
+            Self::Stream(stream) => {
+                let gone = readiness.hung_up || readiness.failed;
+                stream.wait.set(readiness.readable || gone, readiness.writable || gone)
+            }
+            Self::Listener(_) => false,
+        }
+    }
+
+    /// Tells the waiters. Called without locks: a thread that wakes may take the caller's CPU at once.
+    pub(super) fn tell(&self) {
+        match self {
+            Self::Stream(stream) => stream.wait.tell(),
+            Self::Listener(listener) => listener.wait.tell(),
         }
     }
 
@@ -68,19 +81,19 @@ impl StreamWatch {
 }
 
 impl ListenerWatch {
-    /// Adds a connection.
+    /// Adds a connection. The waiters are to be told.
     pub(super) fn push(&self, listening: ShardSocket) {
         let mut ready = self.ready();
         ready.push_back(listening);
-        self.wait.tell_one();
+        self.wait.set_one_more();
     }
 
     /// Takes the first connection; without one, the number of wake-ups so far.
     pub(super) fn pop(&self) -> Result<ShardSocket, Seen> {
         let mut ready = self.ready();
         let first = ready.pop_front();
-        if ready.is_empty() {
-            self.wait.tell(false, false);
+        if ready.is_empty() && self.wait.set(false, false) {
+            self.wait.tell();
         }
         first.ok_or_else(|| self.wait.seen())
     }
@@ -94,6 +107,20 @@ impl ListenerWatch {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Seen(u64);
 
+/// Waiters that are not told yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Untold {
+    /// As many as this; none at first.
+    Some(u32),
+    All,
+}
+
+impl Default for Untold {
+    fn default() -> Self {
+        Self::Some(0)
+    }
+}
+
 /// Wake-up of a socket's waiters.
 #[derive(Default)]
 pub(super) struct Wait {
@@ -106,6 +133,7 @@ pub(super) struct Wait {
 #[derive(Default)]
 struct State {
     wakes: u64,
+    untold: Untold,
     sleepers: u32,
     is_readable: bool,
     is_writable: bool,
@@ -119,26 +147,27 @@ struct State {
 }
 
 impl Wait {
-    /// Tells what the socket is ready for.
-    pub(super) fn tell(&self, is_readable: bool, is_writable: bool) {
+    /// Sets what the socket is ready for. Returns true if the waiters are to be [told](Self::tell).
+    #[must_use]
+    pub(super) fn set(&self, is_readable: bool, is_writable: bool) -> bool {
         let mut state = self.state();
         if state.has_ended {
-            return;
+            return false;
         }
         let grew = is_readable && !state.is_readable || is_writable && !state.is_writable;
+        let is_same = (state.is_readable, state.is_writable) == (is_readable, is_writable);
         (state.is_readable, state.is_writable) = (is_readable, is_writable);
-        if let Some(told) = self.told.get() {
-            state.tell_pollers(told);
-        }
         if grew {
-            self.wake(state);
+            state.wakes += 1;
+            state.untold = Untold::All;
         }
+        grew || !is_same && state.teller.is_some()
     }
 
     /// Notes that a write found no memory. Returns true if that was not known.
     pub(super) fn lack_memory(&self) -> bool {
         let mut state = self.state();
-        let is_new = !state.has_ended && !std::mem::replace(&mut state.lacks_memory, true);
+        let is_new = !state.has_ended && !mem::replace(&mut state.lacks_memory, true);
         if let Some(told) = self.told.get() {
             state.tell_pollers(told);
         }
@@ -149,21 +178,40 @@ impl Wait {
     pub(super) fn memory_is_back(&self) {
         let mut state = self.state();
         state.lacks_memory = false;
-        if let Some(told) = self.told.get() {
-            state.tell_pollers(told);
-        }
-        self.wake(state);
+        state.wakes += 1;
+        state.untold = Untold::All;
+        drop(state);
+        self.tell();
     }
 
-    /// Tells of one more thing to take, which is for one waiter: all others would find nothing.
-    pub(super) fn tell_one(&self) {
+    /// Sets that there is one more thing to take. It is for one waiter: others would find nothing.
+    pub(super) fn set_one_more(&self) {
         let mut state = self.state();
         (state.is_readable, state.is_writable) = (true, false);
+        state.wakes += 1;
+        state.untold = match state.untold {
+            Untold::Some(count) => Untold::Some(count + 1),
+            Untold::All => Untold::All,
+        };
+    }
+
+    /// Tells the waiters what was set.
+    pub(super) fn tell(&self) {
+        let mut state = self.state();
         if let Some(told) = self.told.get() {
             state.tell_pollers(told);
         }
-        if Self::wake_cpus(state) {
-            self.changed.notify_one();
+        let untold = mem::take(&mut state.untold);
+        if untold != Untold::default() {
+            state.inline.iter().for_each(|(_, wake)| wake());
+        }
+        if state.sleepers == 0 {
+            return;
+        }
+        drop(state);
+        match untold {
+            Untold::All => self.changed.notify_all(),
+            Untold::Some(count) => (0..count).for_each(|_| self.changed.notify_one()),
         }
     }
 
@@ -172,23 +220,10 @@ impl Wait {
         let mut state = self.state();
         state.has_ended = true;
         (state.is_readable, state.is_writable) = (true, true);
-        if let Some(told) = self.told.get() {
-            state.tell_pollers(told);
-        }
-        self.wake(state);
-    }
-
-    fn wake(&self, state: MutexGuard<'_, State>) {
-        if Self::wake_cpus(state) {
-            self.changed.notify_all();
-        }
-    }
-
-    /// Counts a wake-up, and wakes the CPUs whose threads wait. Returns true if other threads sleep.
-    fn wake_cpus(mut state: MutexGuard<'_, State>) -> bool {
         state.wakes += 1;
-        state.inline.iter().for_each(|(_, wake)| wake());
-        state.sleepers > 0
+        state.untold = Untold::All;
+        drop(state);
+        self.tell();
     }
 
     /// Number of wake-ups so far. A waiter gets it before it looks for news, and then sleeps.

@@ -119,8 +119,8 @@ fn strangers() {
 
 /// Beside an interface of the kernel, a TAP has addresses that only we have.
 fn own_addresses() {
-    let near = Hosts::new().near;
-    near.run(|| {
+    let hosts = Hosts::new();
+    hosts.near.run(|| {
         let mut config = DeviceConfig::new("ska", Via::AfPacket);
         config.take = "tcp:80".parse().unwrap();
         let tap = DeviceConfig::new("skt", Via::Tap);
