@@ -19,6 +19,8 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_17_calls_read_in_place", in_place),
     ("tcp_17_cpus_read_in_their_turns", inline),
     ("tcp_17_end_reaches_waiting_calls", ended),
+    ("tcp_17_waiting_read_sleeps", sleeping),
+    ("tcp_17_connection_wakes_one_thread", one_accepts),
     ("tcp_17_unread_data_reset_on_close", reset),
     ("tcp_18_thousand_connections_leave_nothing", many),
 ];
@@ -154,6 +156,53 @@ fn ended() {
     assert_eq!(ours.write(b"more").unwrap_err().kind(), ErrorKind::BrokenPipe);
     let error = kernels.read(&mut [0; 10]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+/// A read that waits does not look again and again.
+fn sleeping() {
+    let (listener, running, ours, mut kernels) = connected();
+    let reader = thread::spawn(move || {
+        let before = sleeps();
+        (&ours).read_exact(&mut [0; 5]).unwrap();
+        sleeps() - before
+    });
+    thread::sleep(Duration::from_millis(300));
+    kernels.write_all(b"hello").unwrap();
+    let sleeps = reader.join().unwrap();
+    assert!(sleeps < 30, "{sleeps} times in one read");
+    drop(listener);
+    running.end();
+}
+
+/// Threads that wait for connections are woken one by one.
+fn one_accepts() {
+    let (net, engine) = over_tap(&NetConfig::default());
+    let listener = TcpListener::bind(&net, format!("{OURS}:7")).unwrap();
+    let local = listener.local_addr();
+    let running = Running::begin(engine);
+    let accept = || {
+        let listener = listener.clone();
+        thread::spawn(move || {
+            let before = sleeps();
+            let accepted = listener.accept().unwrap();
+            (accepted, sleeps() - before)
+        })
+    };
+    let acceptors: Vec<_> = (0..40).map(|_| accept()).collect();
+    thread::sleep(Duration::from_millis(50));
+    let clients: Vec<_> = (0..40).map(|_| KernelStream::connect(local).unwrap()).collect();
+    let accepted: Vec<_> = acceptors.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let sleeps: u64 = accepted.iter().map(|(_, sleeps)| sleeps).sum();
+    assert!(sleeps < 400, "{sleeps} times for 40 connections");
+    drop((listener, accepted, clients, net));
+    running.end();
+}
+
+/// Number of times that the calling thread has slept.
+fn sleeps() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    count.unwrap().trim().parse().unwrap()
 }
 
 fn reset() {

@@ -117,3 +117,17 @@ pub(super) fn ask(args: &OwnArgs) -> Result<(), Failure> {
     let figures = client.measure().map_err(refused)?;
     output::print(&(serde_json::to_string(&figures).unwrap_or_default() + "\n"))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::client::at_ns;
+
+    #[test]
+    fn percentiles_are_of_sorted_times() {
+        let times: Vec<_> = (1..=100).map(Duration::from_nanos).collect();
+        assert_eq!([50, 90, 99].map(|percent| at_ns(&times, percent)), [51, 91, 100]);
+        assert_eq!(at_ns(&[], 99), 0);
+    }
+}
