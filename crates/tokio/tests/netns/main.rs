@@ -1,7 +1,8 @@
 //! Sockets on a tokio runtime, by the kernel's sockets at the far end of a cable.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-mod streams; // TCP
+mod tcp; //  streams and listeners
+mod http; // hyper, with curl
 #[path = "../../examples/http/files.rs"]
 mod files;
 #[path = "../../examples/http/service.rs"]
@@ -38,13 +39,15 @@ fn main() {
         ("udp_11_calls_answer_as_tokios", calls),
         ("udp_8_senders_wait_for_memory", senders_wait),
         ("udp_11_end_reaches_waiting_tasks", ended),
-        ("tcp_15_tasks_echo_streams", streams::echo),
+        ("tcp_17_tasks_echo_over_af_xdp", || tcp::echo(Via::AfXdp)),
+        ("tcp_17_tasks_echo_over_af_packet", || tcp::echo(Via::AfPacket)),
+        ("tcp_17_tasks_connect_and_close_twice", tcp::calls),
     ];
     let trials = trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test));
     let no_curl = missing.clone().or_else(|| forebay_testkit::namespaces::missing(&["curl"]));
     let by_curl = [
-        ("tcp_15_curl_over_af_packet", (|| streams::curl(Via::AfPacket)) as fn()),
-        ("tcp_15_curl_over_af_xdp", || streams::curl(Via::AfXdp)),
+        ("tcp_15_curl_over_af_packet", (|| http::curl(Via::AfPacket)) as fn()),
+        ("tcp_15_curl_over_af_xdp", || http::curl(Via::AfXdp)),
     ];
     let by_curl = by_curl.map(|(name, test)| trial_inside(name, no_curl.as_ref(), test));
     libtest_mimic::run(&arguments, trials.into_iter().chain(by_curl).collect()).exit();
@@ -77,7 +80,7 @@ impl Hosts {
         near.command("ip neigh replace 10.9.0.2 lladdr 02:00:00:00:00:02 dev tka nud permanent");
         let (net, engine) = near.run(|| {
             let mut device = DeviceConfig::new("tka", via);
-            device.take = format!("udp:{PORT},tcp:80,tcp:32768-60999").parse().unwrap();
+            device.take = format!("udp:{PORT},tcp:{PORT},tcp:80,tcp:32768-60999").parse().unwrap();
             let mut devices = [Device::open(&device).unwrap()];
             Net::over(&Config::live(), config, &mut devices).unwrap()
         });

@@ -12,7 +12,8 @@ use forebay_testkit::namespaces::trial_inside;
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
-    let trials = [streams::TRIALS, shared::TRIALS, calls::TRIALS, news::TRIALS, rpc::TRIALS].concat();
+    let trials =
+        [streams::TRIALS, shared::TRIALS, calls::TRIALS, news::TRIALS, rpc::TRIALS].concat();
     trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test)).collect()
 }
 

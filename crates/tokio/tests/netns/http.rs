@@ -1,15 +1,13 @@
-//! Streams on a tokio runtime: hyper with curl at the far end, tasks that echo.
+//! Files served by hyper over our streams, and curl at the far end.
 
-use std::net::TcpListener as KernelListener;
 use std::process::Command;
 use std::sync::Arc;
 
 use forebay::Via;
-use forebay_tokio::{TcpListener, TcpStream};
+use forebay_tokio::TcpListener;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::Hosts;
 use crate::service::{Site, answer};
@@ -64,44 +62,4 @@ pub(crate) fn curl(via: Via) {
     drop(runtime);
     let mut outcome = hosts.engine.unwrap().join().unwrap().unwrap();
     assert_eq!(net.frames_away(&mut outcome), 0);
-}
-
-/// Connections that tasks open are split into halves and echo.
-pub(crate) fn echo() {
-    let hosts = Hosts::new(Via::AfPacket);
-    let runtime = hosts.runtime();
-    let far = hosts.far.run(|| KernelListener::bind("10.9.0.2:81").unwrap());
-    let mirror = std::thread::spawn(move || {
-        for _ in 0..3 {
-            let (stream, _) = far.accept().unwrap();
-            std::io::copy(&mut &stream, &mut &stream).unwrap();
-        }
-    });
-    let net = hosts.net.clone();
-    for len in [1, 5000, 3_000_000] {
-        let net = net.clone();
-        let asks = runtime.spawn(async move {
-            let stream = TcpStream::connect(&net, "10.9.0.2:81").await.unwrap();
-            assert_eq!(stream.peer_addr().unwrap().port(), 81);
-            let (mut reader, mut writer) = tokio::io::split(stream);
-            let writes = tokio::spawn(async move {
-                writer.write_all(&vec![7; len]).await.unwrap();
-                writer.shutdown().await.unwrap();
-            });
-            let mut came = Vec::new();
-            reader.read_to_end(&mut came).await.unwrap();
-            writes.await.unwrap();
-            assert!(came == vec![7; len], "{} of {len} bytes", came.len());
-        });
-        runtime.block_on(asks).unwrap();
-    }
-    mirror.join().unwrap();
-    let asks = {
-        let net = net.clone();
-        runtime.spawn(async move { TcpStream::connect(&net, "10.9.0.2:82").await.unwrap_err() })
-    };
-    let refused = runtime.block_on(asks).unwrap();
-    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
-    drop((net, runtime));
-    hosts.end();
 }
