@@ -1,6 +1,7 @@
 //! Datagrams with their ancillary data (`cmsg`): per-datagram control data for sending, and the
 //! headers' fields for a datagram read into a buffer.
 
+pub use super::datagram::NoRoom;
 use std::net::{IpAddr, SocketAddr};
 
 /// Datagram to send, or several of equal length, with control data (`sendmsg`).

@@ -70,7 +70,7 @@ use std::sync::Arc;
 use std::{fmt, io};
 
 use counters::SocketCounts;
-pub use datagram::{Datagram, Datagrams, NoRoom};
+pub use datagram::{Datagram, Datagrams};
 use forebay_control::Control;
 use forebay_device::{Device, Via};
 use forebay_engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
@@ -80,9 +80,10 @@ use forebay_stack::network::neighbours::NeighbourDrops;
 use forebay_stack::network::reassembly::Fragments;
 use forebay_stack::network::{NetworkConfig, NetworkCounters, NetworkLayer};
 use forebay_stack::socket::copy_cache::{self, CopyCache};
-pub use forebay_stack::socket::reclaim::ReclaimPolicy;
-use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimCounters, SharedPolicy};
-pub use forebay_stack::tcp::TcpConfig;
+use forebay_stack::socket::reclaim::{
+    BufferReclaimer, ReclaimCounters, ReclaimPolicy, SharedPolicy,
+};
+use forebay_stack::tcp::TcpConfig;
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 use host::CpuHost;

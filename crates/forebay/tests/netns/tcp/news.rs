@@ -5,7 +5,8 @@ use std::net::{Shutdown, TcpStream as KernelStream};
 use std::thread;
 use std::time::Duration;
 
-use forebay::net::{NetConfig, TcpConfig, TcpListener, TcpStream};
+use forebay::net::{NetConfig, TcpListener, TcpStream};
+use forebay_stack::tcp::TcpConfig;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
