@@ -6,6 +6,7 @@ mod shared; //  beside the kernel
 mod calls; //   what the calls of `std` do
 mod news; //    nothing is missed, nor the end
 mod rpc; //     requests and answers
+mod moving; //  readers and masks that move
 
 use forebay_testkit::namespaces;
 use forebay_testkit::namespaces::trial_inside;
@@ -13,7 +14,8 @@ use forebay_testkit::namespaces::trial_inside;
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
     let trials =
-        [streams::TRIALS, shared::TRIALS, calls::TRIALS, news::TRIALS, rpc::TRIALS].concat();
+        [streams::TRIALS, shared::TRIALS, calls::TRIALS, news::TRIALS, rpc::TRIALS, moving::TRIALS]
+            .concat();
     trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test)).collect()
 }
 
