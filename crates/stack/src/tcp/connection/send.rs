@@ -105,6 +105,10 @@ impl Connection {
             return Err(Halt::PeerWindow);
         }
         let next = self.within_window(next, full_only);
+        // Not in small frames when large ones run out: the next ACK sends on.
+        if !self.sent.is_empty() && !cx.has_free_frame(next.len_bytes, self.send.mss) {
+            return Err(Halt::NoFrame);
+        }
         if next.is_last && self.is_held_by_nagle(&next, full_only) {
             let whole = next.len_bytes / self.send.mss * self.send.mss;
             if whole == 0 {
