@@ -49,7 +49,7 @@ impl TcpListener {
     /// IPv4, too.
     ///
     /// # Errors
-    /// `EADDRINUSE` if another listener, or a program on the kernel's stack, has the address;
+    /// `EADDRINUSE` if another listener, or a program on the kernel's stack, has the address, or all;
     /// `EADDRNOTAVAIL` if the address is not one of this host's.
     pub fn bind(net: &Net, local: impl ToSocketAddrs) -> io::Result<Self> {
         Self::bind_with_backlog(net, local, BACKLOG)

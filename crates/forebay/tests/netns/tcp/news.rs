@@ -10,7 +10,7 @@ use forebay_stack::tcp::TcpConfig;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendFlags, send};
 
-use crate::sockets::rig::{OURS, Running, over_tap};
+use crate::sockets::rig::{OURS, OURS_V6, Running, over_tap};
 use crate::tcp::Trial;
 use crate::tcp::streams::LONG;
 
@@ -18,6 +18,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_17_urgent_byte_takes_no_other_along", urgent),
     ("tcp_17_calls_after_the_end_return", after_the_end),
     ("tcp_17_waiting_read_sleeps", asleep),
+    ("tcp_16_listener_on_all_has_each_address", all_addresses),
     ("tcp_17_writes_wait_for_memory", memory),
     ("tcp_18_bulk_waits_for_frames", bulk),
 ];
@@ -136,4 +137,18 @@ fn bulk() {
     assert_eq!(lines.next().unwrap().split(' ').nth(at), Some("0"), "{netstat}");
     let mut outcome = running.end();
     assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+/// As in the kernel: who listens on all addresses has each of them.
+fn all_addresses() {
+    let (net, _engine) = over_tap(&NetConfig::default());
+    let is_free = |address: &str| TcpListener::bind(&net, address).is_ok();
+    let (all_v4, one) = ("0.0.0.0:7", format!("{OURS}:7"));
+    let listener = TcpListener::bind(&net, all_v4).unwrap();
+    assert!(!is_free(&one) && !is_free("[::]:7") && is_free(&format!("[{OURS_V6}]:7")));
+    drop(listener);
+    let listener = TcpListener::bind(&net, &one).unwrap();
+    assert!(!is_free(all_v4) && !is_free("[::]:7") && is_free("0.0.0.0:8"));
+    drop(listener);
+    assert!(is_free(all_v4) && is_free("[::]:7"));
 }

@@ -37,7 +37,7 @@ impl Tcp {
     /// [`TcpError::Invalid`] if it is bound already, [`TcpError::AddressInUse`] if another socket
     /// listens there.
     pub fn bind(&mut self, socket: TcpSocket, local: SocketAddr) -> Result<(), TcpError> {
-        let is_in_use = local.port() != 0 && self.listeners.contains_key(&local);
+        let is_in_use = local.port() != 0 && self.is_listened_at(local);
         match &mut self.place(socket)?.kind {
             Kind::Idle(idle) if idle.bound.is_none() => {
                 if is_in_use {
@@ -48,6 +48,18 @@ impl Tcp {
             _ => return Err(TcpError::Invalid),
         }
         Ok(())
+    }
+
+    /// True if a socket listens at this address, at all of its family if it is one, or at one if it
+    /// means all (`inet_csk_bind_conflict`).
+    fn is_listened_at(&self, local: SocketAddr) -> bool {
+        let is_alike =
+            |other: &SocketAddr| other.port() == local.port() && other.is_ipv4() == local.is_ipv4();
+        if local.ip().is_unspecified() {
+            self.listeners.keys().any(is_alike)
+        } else {
+            self.listener_of(local).is_some()
+        }
     }
 
     /// Lets a bound socket listen, with at most `backlog` connections that wait to be accepted. A
@@ -82,7 +94,7 @@ impl Tcp {
             },
             Kind::Connection(_) => return Err(TcpError::Invalid),
         };
-        if self.listeners.contains_key(&local) {
+        if self.is_listened_at(local) {
             return Err(TcpError::AddressInUse);
         }
         self.listeners.insert(local, socket.index);
