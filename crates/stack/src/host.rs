@@ -14,7 +14,7 @@ use crate::socket::reclaim::ReclaimPolicy;
 use crate::socket::table::SocketTable;
 
 /// The host of one CPU's [`Stack`](crate::Stack): clock, sockets, devices. The stack calls the
-/// methods once per batch, except [`socket`](Self::socket). A `usize` device is the device's index.
+/// methods once per batch, unless they say otherwise. A `usize` device is the device's index.
 pub trait Host: fmt::Debug + Send {
     /// Current time, in ns.
     fn now_ns(&self) -> u64;
@@ -50,12 +50,12 @@ pub trait Host: fmt::Debug + Send {
     /// [take]: crate::network::NetworkLayer::take_tcp
     fn receive_segments(&mut self, on: &Identity, segments: &mut Vec<Packet>);
 
-    /// Takes an ICMP error about a segment that this host sent.
+    /// Takes an ICMP error about a segment that this host sent. Called for each.
     fn receive_path_error(&mut self, about: &TcpPathError);
 
     /// Does what is due without packets. Called once per turn.
     fn tick(&mut self, now_ns: u64);
 
-    /// Time that the CPU may sleep, in ns; `None` without a limit.
+    /// Time that the CPU may sleep, in ns; `None` without a limit. Called before each sleep.
     fn sleep_max_ns(&mut self) -> Option<u64>;
 }

@@ -36,7 +36,7 @@ pub(super) const MAX_QUICKACKS: u8 = 16;
 /// Age of a timestamp beyond which PAWS no longer trusts it (`TCP_PAWS_24DAYS`), in µs.
 pub(super) const PAWS_IDLE_US: u64 = 24 * 24 * 3600 * SECOND;
 
-/// Settings of one CPU's TCP. Names in parentheses are the kernel's sysctls.
+/// Settings of a host's TCP. Names in parentheses are the kernel's sysctls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TcpConfig {
     /// Retransmissions of a SYN (`tcp_syn_retries`).

@@ -156,8 +156,8 @@ impl TcpStream {
     }
 
     /// Reads bytes in the frame that they came in: calls `take` with the first ones, without a copy,
-    /// and consumes as many as it returns. `take` gets nothing at the end of the stream. It runs with
-    /// the connection locked, so it must not call the connection.
+    /// and consumes as many as it returns. `take` is not called at the end of the stream. It runs with
+    /// a part of the host locked, so it must not call any socket of the [`Net`].
     ///
     /// # Errors
     /// As [`peek`](Self::peek).
@@ -211,7 +211,8 @@ impl TcpStream {
         self.set_option(|options| options.linger_us = linger.map(micros))
     }
 
-    /// Changes any options of the connection.
+    /// Changes any options of the connection. `change` runs with a part of the host locked, so it must
+    /// not call any socket of the [`Net`].
     ///
     /// # Errors
     /// As [`set_nodelay`](Self::set_nodelay).
