@@ -8,12 +8,20 @@ use serde_json::Value;
 use crate::Judgement;
 use crate::program::told;
 
+/// One connection of `compare tcp`.
+const ONE: &str = "TCP, 1 connection";
+
 /// Every program of each comparison has figures, or the reason why it has none; ours always have.
 pub(crate) fn judge_rows() -> Judgement {
+    judge_kind(&["receive"], &["UDP socket", "AF_PACKET", "AF_XDP"])?;
+    judge_kind(&["tcp", "--only", ONE], &[ONE])
+}
+
+fn judge_kind(kind: &[&str], groups: &[&str]) -> Judgement {
     let directory = tempfile::tempdir()?;
     let drawing = directory.path().join("all.svg");
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.args(["compare", "receive", "--rounds", "1", "--window", "50", "--warm-up", "20"]);
+    command.arg("compare").args(kind).args(["--rounds", "1", "--window", "50", "--warm-up", "20"]);
     command.args(["--json", "--svg"]).arg(&drawing).stdout(Stdio::piped()).stderr(Stdio::piped());
     let comparison = command.spawn()?;
     let id = comparison.id();
@@ -23,8 +31,8 @@ pub(crate) fn judge_rows() -> Judgement {
     }
     let report: Value = serde_json::from_slice(&output.stdout)?;
     let comparisons = report["comparisons"].as_array().ok_or("there are no comparisons")?;
-    for group in ["UDP socket", "AF_PACKET", "AF_XDP"] {
-        if !comparisons.iter().any(|comparison| comparison["group"] == group) {
+    for group in groups {
+        if !comparisons.iter().any(|comparison| comparison["group"] == *group) {
             return Err(format!("nothing was compared by {group}").into());
         }
     }

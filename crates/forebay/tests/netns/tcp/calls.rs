@@ -19,7 +19,6 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_17_calls_read_in_place", in_place),
     ("tcp_17_cpus_read_in_their_turns", inline),
     ("tcp_17_end_reaches_waiting_calls", ended),
-    ("tcp_17_waiting_read_sleeps", sleeping),
     ("tcp_17_connection_wakes_one_thread", one_accepts),
     ("tcp_17_unread_data_reset_on_close", reset),
     ("tcp_18_thousand_connections_leave_nothing", many),
@@ -156,22 +155,6 @@ fn ended() {
     assert_eq!(ours.write(b"more").unwrap_err().kind(), ErrorKind::BrokenPipe);
     let error = kernels.read(&mut [0; 10]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-}
-
-/// A read that waits does not look again and again.
-fn sleeping() {
-    let (listener, running, ours, mut kernels) = connected();
-    let reader = thread::spawn(move || {
-        let before = sleeps();
-        (&ours).read_exact(&mut [0; 5]).unwrap();
-        sleeps() - before
-    });
-    thread::sleep(Duration::from_millis(300));
-    kernels.write_all(b"hello").unwrap();
-    let sleeps = reader.join().unwrap();
-    assert!(sleeps < 30, "{sleeps} times in one read");
-    drop(listener);
-    running.end();
 }
 
 /// Threads that wait for connections are woken one by one.
