@@ -1,6 +1,6 @@
 //! Reads and pollers get all news, and the end.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream as KernelStream};
 use std::thread;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use crate::tcp::streams::LONG;
 pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_17_urgent_byte_takes_no_other_along", urgent),
     ("tcp_17_calls_after_the_end_return", after_the_end),
+    ("tcp_17_waiting_read_sleeps", asleep),
     ("tcp_16_listener_on_all_has_each_address", all_addresses),
     ("tcp_17_writes_wait_for_memory", memory),
     ("tcp_18_bulk_waits_for_frames", bulk),
@@ -62,6 +63,27 @@ fn after_the_end() {
     is_over(&TcpListener::bind(&net, format!("{OURS}:8")).unwrap());
     let to = "10.9.0.1:9".parse().unwrap();
     assert_eq!(TcpStream::begin_connect(&net, to).unwrap_err().kind(), ErrorKind::BrokenPipe);
+}
+
+/// A read that waits sleeps until its bytes come.
+fn asleep() {
+    let (net, engine) = over_tap(&NetConfig::default());
+    let listener = TcpListener::bind(&net, format!("{OURS}:7")).unwrap();
+    let running = Running::begin(engine);
+    let mut kernels = KernelStream::connect(listener.local_addr()).unwrap();
+    let (mut ours, _) = listener.accept().unwrap();
+    let reader = thread::spawn(move || {
+        ours.read_exact(&mut [0]).unwrap();
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        sleeps.unwrap().trim().parse::<u32>().unwrap()
+    });
+    thread::sleep(Duration::from_millis(300));
+    kernels.write_all(&[7]).unwrap();
+    let sleeps = reader.join().unwrap();
+    assert!(sleeps < 100, "{sleeps} sleeps in 300 ms");
+    drop(listener);
+    running.end();
 }
 
 /// Writes wait for memory that another connection uses, however they wait.
