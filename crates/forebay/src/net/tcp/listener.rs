@@ -26,7 +26,7 @@ const BACKLOG: u32 = 128;
 /// Ports that a listener on port 0 may get.
 const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 
-/// A TCP listener of a [`Net`](crate::net::Net).
+/// A TCP listener of a [`Net`].
 ///
 /// Handles are cheap to clone; listening ends with the last one.
 #[derive(Clone)]

@@ -22,7 +22,7 @@ use super::call::{CallOptions, timeout_ns, timeout_of, wait_for};
 use super::shards::{Reserved, ShardSocket};
 use super::wait::{StreamWatch, Watch};
 
-/// A TCP connection of a [`Net`](crate::net::Net).
+/// A TCP connection of a [`Net`].
 ///
 /// Handles are cheap to clone; the connection is closed with the last one. Any number of threads may
 /// read and write. Each read and write records the CPU that it runs on, and the connection's packets
