@@ -65,6 +65,8 @@ struct Shard {
     ready: Vec<TcpSocket>,
     /// Ports of connections without an application, which the kernel must not answer on.
     orphans: Vec<(TcpSocket, Reserved)>,
+    /// Number of sockets when `orphans` was last looked through.
+    sockets: u32,
     /// Transmitter that has segments of this shard, which are not sent yet.
     unsent_by: Option<usize>,
 }
@@ -180,6 +182,7 @@ impl Shard {
             packets: Vec::new(),
             ready: Vec::new(),
             orphans: Vec::new(),
+            sockets: 0,
             unsent_by: None,
         }
     }
@@ -204,6 +207,16 @@ impl Shard {
     fn unwatch(&mut self, socket: TcpSocket) {
         if let Some(place) = self.watches.get_mut(socket.index()) {
             place.take_if(|(of, _)| *of == socket);
+        }
+    }
+
+    /// Releases the ports of connections that have ended.
+    fn release_ports(&mut self) {
+        let Self { tcp, orphans, sockets, .. } = self;
+        // A segment in the middle of a connection ends none.
+        if *sockets != tcp.socket_count() {
+            *sockets = tcp.socket_count();
+            orphans.retain(|(socket, _)| tcp.readiness(*socket).is_ok());
         }
     }
 
@@ -394,8 +407,7 @@ impl NetState {
     /// Sets the timer, and releases the shard. Adds those who wait for what changed.
     fn release(&self, index: usize, mut shard: MutexGuard<'_, Shard>, to_tell: &mut Vec<Watch>) {
         shard.set_ready(index, to_tell);
-        let Shard { orphans, tcp, .. } = &mut *shard;
-        orphans.retain(|(socket, _)| tcp.readiness(*socket).is_ok());
+        shard.release_ports();
         self.tcp.timers.set(index, shard.tcp.next_timer_us());
     }
 }

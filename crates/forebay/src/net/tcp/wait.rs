@@ -111,13 +111,13 @@ pub(super) struct Seen(u64);
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Untold {
     /// As many as this; none at first.
-    Some(u32),
+    Count(u32),
     All,
 }
 
 impl Default for Untold {
     fn default() -> Self {
-        Self::Some(0)
+        Self::Count(0)
     }
 }
 
@@ -190,7 +190,7 @@ impl Wait {
         (state.is_readable, state.is_writable) = (true, false);
         state.wakes += 1;
         state.untold = match state.untold {
-            Untold::Some(count) => Untold::Some(count + 1),
+            Untold::Count(count) => Untold::Count(count + 1),
             Untold::All => Untold::All,
         };
     }
@@ -211,7 +211,7 @@ impl Wait {
         drop(state);
         match untold {
             Untold::All => self.changed.notify_all(),
-            Untold::Some(count) => (0..count).for_each(|_| self.changed.notify_one()),
+            Untold::Count(count) => (0..count).for_each(|_| self.changed.notify_one()),
         }
     }
 

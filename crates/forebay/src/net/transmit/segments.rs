@@ -119,19 +119,11 @@ impl Transmitter {
             return;
         }
         self.now_ns = self.clock.now_ns();
-        for unresolved in std::mem::take(&mut self.unresolved) {
-            let Unresolved { device, destination, packet, look_ns, interval_ns } = unresolved;
-            if look_ns > self.now_ns {
-                self.unresolved.push(Unresolved {
-                    device,
-                    destination,
-                    packet,
-                    look_ns,
-                    interval_ns,
-                });
-            } else {
-                self.gather_segment((device, destination), packet, interval_ns * 2, state);
-            }
+        let now_ns = self.now_ns;
+        let is_due = |unresolved: &mut Unresolved| unresolved.look_ns <= now_ns;
+        let due: Vec<_> = self.unresolved.extract_if(.., is_due).collect();
+        for Unresolved { device, destination, packet, interval_ns, .. } in due {
+            self.gather_segment((device, destination), packet, interval_ns * 2, state);
         }
         // Ignored: a device that is gone ends its source.
         let _ = self.flush_all();
