@@ -161,10 +161,12 @@ impl Groups {
             let is_shifted = shifted.get(usize::from(self.cpu_at(group))).is_some_and(|is| *is);
             let (weight, averaged) = (&mut self.weights[group], &mut self.averaged[group]);
             let fresh = self.fresh[group];
-            let averaged_max = match () {
-                () if weight.is_surprised(fresh, past_ns) => AVERAGED_SURPRISED,
-                () if is_shifted => AVERAGED_SHIFTED,
-                () => AVERAGED_MAX,
+            let averaged_max = if weight.is_surprised(fresh, past_ns) {
+                AVERAGED_SURPRISED
+            } else if is_shifted {
+                AVERAGED_SHIFTED
+            } else {
+                AVERAGED_MAX
             };
             *averaged = (*averaged + 1).min(averaged_max);
             *weight = weight.with(fresh, past_ns, *averaged);
