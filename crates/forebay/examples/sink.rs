@@ -3,6 +3,7 @@
 //! Each socket is read by a thread of its own, as in an application that knows nothing of CPUs.
 
 #[path = "ending/mod.rs"]
+#[expect(dead_code, reason = "its report is JSON")]
 mod ending;
 
 use std::error::Error;

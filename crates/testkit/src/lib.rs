@@ -9,5 +9,6 @@
 
 pub mod namespaces; // network namespaces for a test, and tools run in them
 pub mod programs; //   executables that a test creates and runs
+pub mod disk; //       a disk with limited room
 pub mod host; //       a host of a stack, with a constant clock
 pub mod packets; //    packets in one frame, and the same with pieces

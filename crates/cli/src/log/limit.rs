@@ -37,7 +37,7 @@ struct Limited {
     printed: usize,
     /// Messages suppressed in this second, except those with a count in `times`.
     others: u64,
-    /// Those of earlier seconds.
+    /// Messages suppressed in earlier seconds.
     ended: Suppressed,
 }
 

@@ -33,9 +33,9 @@ pub(crate) enum LogFormat {
 pub(crate) enum LogLevel {
     /// Failures
     Error,
-    /// What may be wrong, too
+    /// Failures, and warnings of what may be wrong
     Warn,
-    /// What the run does, too
+    /// All that, and the steps of the run
     #[default]
     Info,
 }

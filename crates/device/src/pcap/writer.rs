@@ -256,6 +256,7 @@ fn write_as_much_as_may_be(file: &mut impl Write, bytes: &[u8]) -> (usize, Optio
 
 #[cfg(test)]
 mod tests {
+    use forebay_testkit::disk::Disk;
     use forebay_testkit::packets::datagrams;
     use proptest::prelude::*;
 
@@ -273,29 +274,6 @@ mod tests {
         });
         assert_eq!(written[0].len(), 24 + 16 + 42 + 1001);
         assert_eq!(written[0], written[1]);
-    }
-
-    /// Disk with limited room, which takes a few bytes at a time.
-    struct Disk {
-        room_bytes: usize,
-        at_once: usize,
-        has: Vec<u8>,
-    }
-
-    impl Write for Disk {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let count = bytes.len().min(self.at_once).min(self.room_bytes);
-            if count == 0 {
-                return Err(ErrorKind::StorageFull.into());
-            }
-            self.room_bytes -= count;
-            self.has.extend(&bytes[..count]);
-            Ok(count)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
     }
 
     /// Lengths of the complete records of a capture.

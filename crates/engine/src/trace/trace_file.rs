@@ -132,32 +132,10 @@ fn copy_of(error: &io::Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use forebay_testkit::disk::Disk;
     use proptest::prelude::*;
 
     use super::*;
-
-    /// Disk with limited room, which takes a few bytes at a time.
-    struct Disk {
-        room_bytes: usize,
-        at_once: usize,
-        has: Vec<u8>,
-    }
-
-    impl Write for Disk {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            let count = bytes.len().min(self.at_once).min(self.room_bytes);
-            if count == 0 {
-                return Err(ErrorKind::StorageFull.into());
-            }
-            self.room_bytes -= count;
-            self.has.extend(&bytes[..count]);
-            Ok(count)
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
 
     proptest! {
         /// With any room, rows in the file and lost rows are all that were added.

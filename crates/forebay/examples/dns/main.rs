@@ -32,7 +32,7 @@ struct Options {
     #[arg(long, value_name = "FILE")]
     zone: PathBuf,
 
-    /// Where to listen
+    /// Address to listen on
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:53")]
     listen: SocketAddr,
 
@@ -52,19 +52,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     eprintln!("{} names, at {}; Ctrl-C ends it", contents.names.len(), options.listen);
     let server = Arc::new(server);
     let serving = Arc::clone(&server);
-    let mut outcome = engine.run_with(move |cpu| serving.serve(cpu))?;
+    let outcome = engine.run_with(move |cpu| serving.serve(cpu))?;
     for (cpu, Served { queries, answers, batches }, full) in server.served() {
         println!(
             "CPU {cpu}: {queries} queries in {batches} batches, {answers} answers; \
              {full} queries had no room"
         );
     }
-    for (reason, frames) in ending::dropped(&outcome) {
-        println!("{frames} frames dropped: {reason}");
-    }
-    println!("{} frames not home", net.frames_away(&mut outcome));
-    match outcome.errors.into_iter().next() {
-        Some(error) => Err(error.into()),
-        None => Ok(()),
-    }
+    ending::report(&net, outcome)
 }

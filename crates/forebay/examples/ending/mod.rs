@@ -6,7 +6,7 @@ use std::thread;
 
 use clap::Args;
 use forebay::net::counters::NetworkDrop;
-use forebay::net::{Addresses, NetConfig, Stack};
+use forebay::net::{Addresses, Net, NetConfig, Stack};
 use forebay::{Config, CpuList, Device, DeviceConfig, DropReason, Outcome, Stopper, Via};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -69,6 +69,21 @@ pub(crate) fn stop_on_signals(stopper: Stopper) -> std::io::Result<()> {
         }
     });
     Ok(())
+}
+
+/// Prints the frames that reached no socket, and those that are missing.
+///
+/// # Errors
+/// The first of the run.
+pub(crate) fn report(
+    net: &Net,
+    mut outcome: Outcome<Stack>,
+) -> Result<(), Box<dyn std::error::Error>> {
+    for (reason, frames) in dropped(&outcome) {
+        println!("{frames} frames dropped: {reason}");
+    }
+    println!("{} frames not home", net.frames_away(&mut outcome));
+    outcome.errors.into_iter().next().map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Frames that reached no socket, by drop reason.

@@ -53,7 +53,7 @@ enum Options {
 
 #[derive(Debug, clap::Args)]
 struct Serve {
-    /// Where to listen
+    /// Address to listen on
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:9000")]
     listen: SocketAddr,
 
@@ -116,16 +116,9 @@ fn serve(options: &Serve) -> Result<(), Box<dyn Error>> {
     let threads = threads::start(RpcListener::Own(listener), *service, config.cpus.cpus())?;
     ending::stop_on_signals(engine.stopper())?;
     eprintln!("answering at {listen}; Ctrl-C ends it");
-    let mut outcome = engine.run()?;
+    let outcome = engine.run()?;
     println!("{} answers", threads.join()?);
-    for (reason, frames) in ending::dropped(&outcome) {
-        println!("{frames} frames dropped: {reason}");
-    }
-    println!("{} frames not home", net.frames_away(&mut outcome));
-    match outcome.errors.into_iter().next() {
-        Some(error) => Err(error.into()),
-        None => Ok(()),
-    }
+    ending::report(&net, outcome)
 }
 
 /// Serves until the program is ended.

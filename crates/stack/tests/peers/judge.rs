@@ -75,7 +75,7 @@ impl Judge {
     /// Runs a script.
     ///
     /// # Errors
-    /// What packetdrill told, if the script failed.
+    /// Output of packetdrill, if the script failed.
     pub(crate) fn run(
         &self,
         script: &Script,

@@ -11,7 +11,6 @@
 mod files; //    files as bodies
 mod service; //  requests and answers
 #[path = "../../../forebay/examples/ending/mod.rs"]
-#[expect(dead_code, reason = "shared with examples that need all of it")]
 mod ending;
 
 use std::error::Error;
@@ -68,13 +67,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (net, engine) = Net::over(&config, &options.from.net(), &mut devices)?;
     ending::stop_on_signals(engine.stopper())?;
     let serving = start(runtime, &net, options.listen, options.root);
-    let mut outcome = engine.run()?;
+    let outcome = engine.run()?;
     serving.join().map_err(|_| "the server's thread has panicked")??;
-    println!("{} frames not home", net.frames_away(&mut outcome));
-    match outcome.errors.into_iter().next() {
-        Some(error) => Err(error.into()),
-        None => Ok(()),
-    }
+    ending::report(&net, outcome)
 }
 
 /// Serves until the run ends.

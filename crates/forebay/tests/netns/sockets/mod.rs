@@ -6,8 +6,8 @@ mod end; //      what waits when a run ends
 mod exchange; // datagrams to and fro
 mod groups; //   multicast
 mod messages; // what headers say, both ways
-mod moving; //   readers that move
-mod shared; //   on an interface that the kernel has too
+pub(crate) mod moving; //   readers that move
+pub(crate) mod shared; //   on an interface that the kernel has too
 mod pressure; // readers that are slow
 pub(crate) mod rig; //      a network, sockets over it, and the kernel at the other end
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use forebay::Control;
 use forebay::net::{Datagrams, NetConfig};
 use forebay_engine::Config;
 use forebay_engine::knobs::Queues;
@@ -86,6 +87,23 @@ fn follow() {
     assert_eq!(net.frames_away(&mut outcome), 0);
 }
 
+/// Lets one CPU after the other be the only one, until told to stop.
+pub(crate) fn flip_masks(
+    control: Control,
+    cpus: Vec<CpuId>,
+    until: Arc<AtomicBool>,
+) -> JoinHandle<()> {
+    thread::spawn(move || {
+        for cpu in cpus.iter().cycle() {
+            if until.load(Ordering::Relaxed) {
+                return;
+            }
+            control.set_rps_cpus(Queues::All, CpuList::new([*cpu])).unwrap();
+            thread::sleep(Duration::from_micros(300));
+        }
+    })
+}
+
 /// Moves a flow between CPUs while its fragments arrive.
 fn fragments() {
     const DATAGRAMS: u32 = 5000;
@@ -102,18 +120,7 @@ fn fragments() {
     let control = engine.control();
     let running = Running::begin(engine);
     let is_over = Arc::new(AtomicBool::new(false));
-    let flips = {
-        let is_over = Arc::clone(&is_over);
-        thread::spawn(move || {
-            for cpu in cpus.iter().cycle() {
-                if is_over.load(Ordering::Relaxed) {
-                    return;
-                }
-                control.set_rps_cpus(Queues::All, CpuList::new([*cpu])).unwrap();
-                thread::sleep(Duration::from_micros(300));
-            }
-        })
-    };
+    let flips = flip_masks(control, cpus, Arc::clone(&is_over));
     let kernels = client(socket.local_addr());
     let (mut buffer, mut next) = ([0; 4000], 0u32);
     // At most as many datagrams are in flight as the device's queue holds.

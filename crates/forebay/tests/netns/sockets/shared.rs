@@ -24,13 +24,13 @@ pub(crate) const TRIALS: &[Trial] = &[
 ];
 
 /// Two hosts connected by a veth; the near one is under test.
-struct Hosts {
-    near: Namespace,
-    far: Namespace,
+pub(crate) struct Hosts {
+    pub(crate) near: Namespace,
+    pub(crate) far: Namespace,
 }
 
 impl Hosts {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let hosts = Self { near: Namespace::new(), far: Namespace::new() };
         Cable { near: (&hosts.near, "ska"), far: (&hosts.far, "skb") }.lay();
         hosts.near.command("ip addr add 10.9.0.1/24 dev ska");
@@ -42,7 +42,7 @@ impl Hosts {
         self.taking(via, "udp:53")
     }
 
-    fn taking(&self, via: Via, what: &str) -> (Net, NetEngine) {
+    pub(crate) fn taking(&self, via: Via, what: &str) -> (Net, NetEngine) {
         self.near.run(|| {
             let mut config = DeviceConfig::new("ska", via);
             config.take = what.parse().unwrap();

@@ -5,15 +5,13 @@ use std::net::TcpStream as KernelStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use forebay::net::{Net, NetConfig, TcpListener};
 use forebay_engine::Config;
-use forebay_engine::knobs::Queues;
 use forebay_rx::steer::SpreadPolicy;
 use forebay_sys as sys;
-use forebay_sys::cpu_list::CpuList;
 
+use crate::sockets::moving::flip_masks;
 use crate::sockets::rig::{OURS, Running, over_tap, over_tap_by};
 use crate::tcp::Trial;
 use crate::tcp::streams::{LONG, echo, exchange};
@@ -92,18 +90,7 @@ fn flips() {
     control.set("rps_sock_flow_entries", "0").unwrap();
     let running = Running::begin(engine);
     let is_over = Arc::new(AtomicBool::new(false));
-    let flips = {
-        let is_over = Arc::clone(&is_over);
-        thread::spawn(move || {
-            for cpu in cpus.iter().cycle() {
-                if is_over.load(Ordering::Relaxed) {
-                    return;
-                }
-                control.set_rps_cpus(Queues::All, CpuList::new([*cpu])).unwrap();
-                thread::sleep(Duration::from_micros(300));
-            }
-        })
-    };
+    let flips = flip_masks(control, cpus, Arc::clone(&is_over));
     let server = thread::spawn(move || {
         let streams: Vec<_> = (0..4).map(|_| listener.accept().unwrap().0).collect();
         thread::scope(|scope| streams.iter().for_each(|stream| drop(scope.spawn(|| echo(stream)))));

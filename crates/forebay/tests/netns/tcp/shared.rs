@@ -5,12 +5,12 @@ use std::net::{TcpListener as KernelListener, TcpStream as KernelStream};
 use std::thread;
 use std::time::Duration;
 
-use forebay::net::{Addresses, Net, NetConfig, NetEngine, TcpListener, TcpStream};
+use forebay::net::{Addresses, Net, NetConfig, TcpListener, TcpStream};
 use forebay_device::{Device, DeviceConfig, Via};
 use forebay_engine::Config;
-use forebay_testkit::namespaces::cable::{Cable, Namespace};
 
 use crate::sockets::rig::Running;
+use crate::sockets::shared::Hosts;
 use crate::tcp::Trial;
 use crate::tcp::streams::{LONG, echo, exchange};
 
@@ -25,36 +25,14 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_18_unresolved_segments_leave_nothing", unresolved),
 ];
 
-/// Two hosts connected by a veth; the near one is under test.
-struct Hosts {
-    near: Namespace,
-    far: Namespace,
-}
-
-impl Hosts {
-    fn new() -> Self {
-        let hosts = Self { near: Namespace::new(), far: Namespace::new() };
-        Cable { near: (&hosts.near, "ska"), far: (&hosts.far, "skb") }.lay();
-        hosts.near.command("ip addr add 10.9.0.1/24 dev ska");
-        hosts.far.command("ip addr add 10.9.0.2/24 dev skb");
-        hosts
-    }
-
-    fn over(&self, via: Via) -> (Net, NetEngine) {
-        self.near.run(|| {
-            let mut config = DeviceConfig::new("ska", via);
-            config.take = "tcp:80,tcp:32768-60999".parse().unwrap();
-            let mut devices = [Device::open(&config).unwrap()];
-            Net::over(&Config::live(), &NetConfig::default(), &mut devices).unwrap()
-        })
-    }
-}
+/// Destinations that are taken from the kernel: a server's port, and those of clients.
+const TAKEN: &str = "tcp:80,tcp:32768-60999";
 
 /// The kernel at the far end opens a connection, and then we open one to it, whose next hop the
 /// kernel resolves.
 fn beside_the_kernel(via: Via) {
     let hosts = Hosts::new();
-    let (net, engine) = hosts.over(via);
+    let (net, engine) = hosts.taking(via, TAKEN);
     let listener = hosts.near.run(|| TcpListener::bind(&net, "10.9.0.1:80").unwrap());
     let running = hosts.near.run(|| Running::begin(engine));
     let far = hosts.far.run(|| KernelListener::bind("10.9.0.2:80").unwrap());
@@ -78,7 +56,7 @@ fn beside_the_kernel(via: Via) {
 /// A port cannot be listened on twice, neither by us nor by the kernel.
 fn ports() {
     let hosts = Hosts::new();
-    let (net, engine) = hosts.over(Via::AfPacket);
+    let (net, engine) = hosts.taking(Via::AfPacket, TAKEN);
     hosts.near.run(|| {
         let kernels = KernelListener::bind("10.9.0.1:81").unwrap();
         let error = TcpListener::bind(&net, "10.9.0.1:81").unwrap_err();
@@ -99,7 +77,7 @@ fn ports() {
 /// Segments to a port that we do not listen on are answered by the kernel alone.
 fn strangers() {
     let hosts = Hosts::new();
-    let (net, engine) = hosts.over(Via::AfPacket);
+    let (net, engine) = hosts.taking(Via::AfPacket, TAKEN);
     let kernels = hosts.near.run(|| KernelListener::bind("10.9.0.1:40000").unwrap());
     let running = hosts.near.run(|| Running::begin(engine));
     let mut far = hosts.far.run(|| KernelStream::connect("10.9.0.1:40000").unwrap());
@@ -138,7 +116,7 @@ fn unknown_neighbours() {
     let hosts = Hosts::new();
     let peers = || (20..40).map(|number| format!("10.9.0.{number}"));
     peers().for_each(|peer| hosts.far.command(&format!("ip addr add {peer}/24 dev skb")));
-    let (net, engine) = hosts.over(Via::AfPacket);
+    let (net, engine) = hosts.taking(Via::AfPacket, TAKEN);
     let running = hosts.near.run(|| Running::begin(engine));
     let far = hosts.far.run(|| KernelListener::bind("0.0.0.0:80").unwrap());
     for peer in peers() {
@@ -157,7 +135,7 @@ fn unknown_neighbours() {
 
 fn no_route() {
     let hosts = Hosts::new();
-    let (net, engine) = hosts.over(Via::AfPacket);
+    let (net, engine) = hosts.taking(Via::AfPacket, TAKEN);
     let running = hosts.near.run(|| Running::begin(engine));
     let to = "203.0.113.1:80".parse().unwrap();
     let error = hosts.near.run(|| TcpStream::begin_connect(&net, to)).unwrap_err();
@@ -169,7 +147,7 @@ fn no_route() {
 /// The run ends while a segment waits for a neighbour that does not answer.
 fn unresolved() {
     let hosts = Hosts::new();
-    let (net, engine) = hosts.over(Via::AfPacket);
+    let (net, engine) = hosts.taking(Via::AfPacket, TAKEN);
     let running = hosts.near.run(|| Running::begin(engine));
     let to = "10.9.0.77:80".parse().unwrap();
     let stream = hosts.near.run(|| TcpStream::begin_connect(&net, to).unwrap());
