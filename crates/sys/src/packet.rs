@@ -1,18 +1,18 @@
-//! Packet sockets: the options that live devices need, and the receive ring shared with the kernel
+//! Packet sockets: the options that live devices need, and the receive rings shared with the kernel
 //! (packet(7), Documentation/networking/packet_mmap.rst).
 
+mod block_ring;
 mod frame_ring;
+mod mapped_ring;
 
 use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
 
+pub use block_ring::{BlockRing, BlockRingLayout};
 pub use frame_ring::{FrameRing, FrameRingLayout};
 use libc::{c_int, c_uint, socklen_t};
 use rustix::io::Errno;
-use rustix::mm::{self, MapFlags, ProtFlags};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 /// `ETH_P_ALL` of include/uapi/linux/if_ether.h: frames of every protocol.
@@ -20,10 +20,6 @@ const ETH_P_ALL: u16 = 3;
 
 /// `SIOCGIFMTU` of include/uapi/linux/sockios.h, in the type that the C library's `ioctl` takes.
 const SIOCGIFMTU: libc::Ioctl = 0x8921;
-
-/// Offset in bytes of `block_status` in `struct tpacket_block_desc`, behind `version` and
-/// `offset_to_priv`.
-const BLOCK_STATUS_AT: usize = 8;
 
 /// `PACKET_FANOUT_FLAG_IGNORE_OUTGOING` of include/uapi/linux/if_packet.h: a fanout group does not
 /// follow the `PACKET_IGNORE_OUTGOING` option of its sockets.
@@ -195,120 +191,6 @@ impl PacketSocket {
 impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
-    }
-}
-
-/// Layout of a ring.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RingLayout {
-    /// Size of a block: a power of two, whole pages. No frame spans two blocks.
-    pub block_bytes: u32,
-    /// Number of blocks.
-    pub blocks: u32,
-    /// Longest time until the kernel hands over a block that is not full.
-    pub retire_ms: u32,
-    /// True if frames come with the device's hash, or the kernel's if the device has none.
-    pub hashes: bool,
-}
-
-/// Ring that a socket receives into (`TPACKET_V3`): blocks that pass between the kernel and this
-/// process in order.
-#[derive(Debug)]
-pub struct RxRing {
-    socket: PacketSocket,
-    base: NonNull<u8>,
-    layout: RingLayout,
-    /// Index of the block that the kernel hands over next.
-    next: usize,
-}
-
-// SAFETY: the mapping belongs to this value alone, and is not tied to a thread.
-unsafe impl Send for RxRing {}
-
-impl RxRing {
-    /// Sets up a ring for a socket that is not bound yet.
-    pub fn new(socket: PacketSocket, layout: RingLayout) -> io::Result<Self> {
-        let RingLayout { block_bytes, blocks, retire_ms, hashes } = layout;
-        let version = libc::tpacket_versions::TPACKET_V3 as c_int;
-        socket.set(libc::SOL_PACKET, libc::PACKET_VERSION, &version)?;
-        let request = libc::tpacket_req3 {
-            tp_block_size: block_bytes,
-            tp_block_nr: blocks,
-            // Frames have the size of their packets; only the product must be right.
-            tp_frame_size: block_bytes,
-            tp_frame_nr: blocks,
-            tp_retire_blk_tov: retire_ms,
-            tp_sizeof_priv: 0,
-            tp_feature_req_word: if hashes { libc::TP_FT_REQ_FILL_RXHASH } else { 0 },
-        };
-        socket.set(libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
-        let (bytes, rights) = (layout.bytes(), ProtFlags::READ | ProtFlags::WRITE);
-        let address = std::ptr::null_mut();
-        // SAFETY: a fresh mapping at an address of the kernel's choice, of exactly the ring.
-        let mapped = unsafe { mm::mmap(address, bytes, rights, MapFlags::SHARED, &socket, 0) }?;
-        let base = NonNull::new(mapped.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { socket, base, layout, next: 0 })
-    }
-
-    /// The ring's socket.
-    pub fn socket(&self) -> &PacketSocket {
-        &self.socket
-    }
-
-    /// Oldest block, descriptor included, if the kernel has handed it over. The bytes are as the
-    /// kernel wrote them, unchecked.
-    pub fn block(&self) -> Option<&[u8]> {
-        // Pairs with the kernel's barrier before it writes the status: a reader of the status sees
-        // all that the kernel wrote before.
-        let status = self.status().load(Ordering::Acquire);
-        if status & libc::TP_STATUS_USER == 0 {
-            return None;
-        }
-        // SAFETY: a block of the mapping, which holds initialised bytes that the kernel does not
-        // touch until `give_back`, which takes `&mut self`.
-        Some(unsafe { std::slice::from_raw_parts(self.first_byte(), self.block_bytes()) })
-    }
-
-    /// Returns the oldest block to the kernel, if it was handed over.
-    pub fn give_back(&mut self) {
-        if self.block().is_none() {
-            return;
-        }
-        // Pairs with the kernel's read of the status before it writes to the block: all reads of
-        // this process come before.
-        self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
-        self.next = (self.next + 1) % self.layout.blocks.max(1) as usize;
-    }
-
-    fn status(&self) -> &AtomicU32 {
-        // SAFETY: inside a block, which has room for its descriptor.
-        let status = unsafe { self.first_byte().add(BLOCK_STATUS_AT) };
-        // SAFETY: aligned, as blocks are pages; it lives as long as the mapping; both sides only
-        // access it whole.
-        unsafe { AtomicU32::from_ptr(status.cast()) }
-    }
-
-    fn first_byte(&self) -> *mut u8 {
-        // SAFETY: `next` is less than the number of blocks, so this is inside the mapping.
-        unsafe { self.base.as_ptr().add(self.next * self.block_bytes()) }
-    }
-
-    fn block_bytes(&self) -> usize {
-        self.layout.block_bytes as usize
-    }
-}
-
-impl Drop for RxRing {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and nobody holds a slice of it any more.
-        let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), self.layout.bytes()) };
-        debug_assert!(unmapped.is_ok(), "a ring of ours cannot be unmapped: {unmapped:?}");
-    }
-}
-
-impl RingLayout {
-    fn bytes(self) -> usize {
-        self.block_bytes as usize * self.blocks as usize
     }
 }
 

@@ -100,7 +100,7 @@ pub(crate) struct RingFrame<'a> {
     pub(crate) wire_len: u32,
     /// Time of arrival, in nanoseconds since 1970.
     pub(crate) timestamp_ns: u64,
-    /// Receive hash; only valid if requested (`RingLayout::hashes`).
+    /// Receive hash; only valid if requested (`BlockRingLayout::hashes`).
     pub(crate) hash: u32,
     /// Outer VLAN tag, if the device or the kernel stripped it.
     pub(crate) tag: Option<Tag>,

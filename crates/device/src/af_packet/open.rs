@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use forebay_rx::parse::{Link, Verify};
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::Interface;
-use forebay_sys::packet::{FrameRing, FrameRingLayout, PacketSocket, RingLayout, RxRing};
+use forebay_sys::packet::{BlockRing, BlockRingLayout, FrameRing, FrameRingLayout, PacketSocket};
 use forebay_sys::socket_filter::{self, FilterInstruction};
 
 use super::PacketSource;
@@ -95,13 +95,13 @@ fn open_ring(interface: &Interface, options: &PacketOptions) -> Result<OpenRing>
             FrameRing::new(socket, layout, WHOLE_BYTES).map(OpenRing::slots)
         }
         PacketRing::Frames | PacketRing::Blocks => {
-            let layout = RingLayout {
+            let layout = BlockRingLayout {
                 block_bytes: BLOCK_BYTES,
                 blocks: BLOCKS,
                 retire_ms: RETIRE_MS,
                 hashes: options.device_hash,
             };
-            RxRing::new(socket, layout).map(OpenRing::blocks)
+            BlockRing::new(socket, layout).map(OpenRing::blocks)
         }
     };
     let ring = ring.map_err(refused_ring)?;

@@ -14,7 +14,7 @@ use forebay_rx::parse::{Link, Verify};
 use forebay_rx::{DropReason, Packet, Source};
 use forebay_sys::error::{Error, Result};
 use forebay_sys::interface::Interface;
-use forebay_sys::packet::{FrameRing, PacketSocket, RxRing};
+use forebay_sys::packet::{BlockRing, FrameRing, PacketSocket};
 
 use super::PacketOptions;
 use super::block::{BlockCursor, InvalidBlock, RingFrame, TAG_BYTES};
@@ -91,7 +91,7 @@ struct SourceEnding {
 /// Ring of a queue, and the read position in it.
 pub(super) enum OpenRing {
     Blocks {
-        ring: RxRing,
+        ring: BlockRing,
         /// Read position in the oldest block, once reading of it has begun.
         cursor: Option<BlockCursor>,
     },
@@ -99,7 +99,7 @@ pub(super) enum OpenRing {
 }
 
 impl OpenRing {
-    pub(super) fn blocks(ring: RxRing) -> Self {
+    pub(super) fn blocks(ring: BlockRing) -> Self {
         Self::Blocks { ring, cursor: None }
     }
 

@@ -2,14 +2,12 @@
 //! arrived, and wakes a reader that sleeps.
 
 use std::io::{self, IoSliceMut};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use libc::c_int;
 use rustix::io::readv;
-use rustix::mm::{self, MapFlags, ProtFlags};
 
 use super::PacketSocket;
+use super::mapped_ring::{MappedRing, Parts};
 
 /// Layout of a ring of slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,19 +21,12 @@ pub struct FrameRingLayout {
     pub slot_bytes: u32,
 }
 
-/// Ring of slots that a socket receives into. The slots pass between the kernel and this process in
-/// order.
+/// Ring of slots that a socket receives into.
 #[derive(Debug)]
 pub struct FrameRing {
     socket: PacketSocket,
-    base: NonNull<u8>,
-    layout: FrameRingLayout,
-    /// Index of the slot that the kernel hands over next.
-    next: usize,
+    slots: MappedRing,
 }
-
-// SAFETY: the mapping belongs to this value alone, and is not tied to a thread.
-unsafe impl Send for FrameRing {}
 
 impl FrameRing {
     /// Sets up a ring for a socket that is not bound yet. `whole_bytes` is the memory that the
@@ -49,8 +40,8 @@ impl FrameRing {
         whole_bytes: usize,
     ) -> io::Result<Self> {
         let FrameRingLayout { block_bytes, blocks, slot_bytes } = layout;
-        let is_divided = slot_bytes > 0 && block_bytes.is_multiple_of(slot_bytes);
-        if !is_divided || (slot_bytes as usize) < align_of::<AtomicU32>() {
+        // Slots are one array only if they fill their blocks.
+        if slot_bytes == 0 || !block_bytes.is_multiple_of(slot_bytes) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let version = libc::tpacket_versions::TPACKET_V2 as c_int;
@@ -65,12 +56,14 @@ impl FrameRing {
             tp_frame_nr: layout.slots(),
         };
         socket.set(libc::SOL_PACKET, libc::PACKET_RX_RING, &request)?;
-        let (bytes, rights) = (layout.bytes(), ProtFlags::READ | ProtFlags::WRITE);
-        let address = std::ptr::null_mut();
-        // SAFETY: a fresh mapping at an address of the kernel's choice, of exactly the ring.
-        let mapped = unsafe { mm::mmap(address, bytes, rights, MapFlags::SHARED, &socket, 0) }?;
-        let base = NonNull::new(mapped.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { socket, base, layout, next: 0 })
+        let parts = Parts {
+            count: layout.slots() as usize,
+            len_bytes: slot_bytes as usize,
+            // `tp_status` is the first word of a slot's header.
+            status_at: 0,
+        };
+        let slots = MappedRing::of(&socket, parts)?;
+        Ok(Self { socket, slots })
     }
 
     /// The ring's socket.
@@ -81,27 +74,12 @@ impl FrameRing {
     /// Oldest slot, header included, if the kernel has handed it over. The bytes are as the kernel
     /// wrote them, unchecked.
     pub fn slot(&self) -> Option<&[u8]> {
-        // Pairs with the kernel's barrier before it writes the status: a reader of the status sees
-        // all that the kernel wrote before.
-        let status = self.status().load(Ordering::Acquire);
-        if status & libc::TP_STATUS_USER == 0 {
-            return None;
-        }
-        let slot_bytes = self.layout.slot_bytes as usize;
-        // SAFETY: a slot of the mapping, which holds initialised bytes that the kernel does not
-        // touch until `give_back`, which takes `&mut self`.
-        Some(unsafe { std::slice::from_raw_parts(self.first_byte(), slot_bytes) })
+        self.slots.oldest()
     }
 
     /// Returns the oldest slot to the kernel, if it was handed over.
     pub fn give_back(&mut self) {
-        if self.slot().is_none() {
-            return;
-        }
-        // Pairs with the kernel's read of the status before it writes to the slot: all reads of
-        // this process come before.
-        self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
-        self.next = (self.next + 1) % self.layout.slots().max(1) as usize;
+        self.slots.give_back();
     }
 
     /// Reads the oldest frame that was longer than its slot (`TP_STATUS_COPY`), behind its
@@ -112,35 +90,10 @@ impl FrameRing {
     pub fn take_whole(&self, header: &mut [u8], frame: &mut [u8]) -> io::Result<usize> {
         Ok(readv(&self.socket, &mut [IoSliceMut::new(header), IoSliceMut::new(frame)])?)
     }
-
-    fn status(&self) -> &AtomicU32 {
-        // SAFETY: `tp_status` is the first word of the header at the beginning of a slot; aligned,
-        // as slots are multiples of 16 bytes, which the kernel checks; it lives as long as the
-        // mapping; both sides only access it whole.
-        unsafe { AtomicU32::from_ptr(self.first_byte().cast()) }
-    }
-
-    fn first_byte(&self) -> *mut u8 {
-        // SAFETY: `next` is less than the number of slots, and slots fill their blocks, so this is
-        // inside the mapping.
-        unsafe { self.base.as_ptr().add(self.next * self.layout.slot_bytes as usize) }
-    }
-}
-
-impl Drop for FrameRing {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and nobody holds a slice of it any more.
-        let unmapped = unsafe { mm::munmap(self.base.as_ptr().cast(), self.layout.bytes()) };
-        debug_assert!(unmapped.is_ok(), "a ring of ours cannot be unmapped: {unmapped:?}");
-    }
 }
 
 impl FrameRingLayout {
     fn slots(self) -> u32 {
         (self.block_bytes / self.slot_bytes.max(1)).saturating_mul(self.blocks)
-    }
-
-    fn bytes(self) -> usize {
-        self.block_bytes as usize * self.blocks as usize
     }
 }
