@@ -49,6 +49,20 @@ fn model_within(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
     model.check(check);
 }
 
+/// Takes so many packets, and sleeps whenever possible.
+fn take_asleep(outlet: &mut SocketQueueConsumer, packets: usize) {
+    let mut taken = Vec::new();
+    while taken.len() < packets {
+        if outlet.take(packets, &mut taken) == 0 {
+            if outlet.arm() {
+                thread::park();
+            } else {
+                thread::yield_now();
+            }
+        }
+    }
+}
+
 /// A reader that sleeps whenever possible, and two CPUs. A lost wake-up would leave the reader
 /// asleep forever, which loom reports.
 #[test]
@@ -69,16 +83,7 @@ fn sleeping_reader_woken_for_every_packet() {
                 })
             })
             .collect();
-        let mut taken = Vec::new();
-        while taken.len() < 2 {
-            if outlet.take(2, &mut taken) == 0 {
-                if outlet.arm() {
-                    thread::park();
-                } else {
-                    thread::yield_now();
-                }
-            }
-        }
+        take_asleep(&mut outlet, 2);
         producers.into_iter().for_each(|producer| drop(producer.join().unwrap()));
     });
 }
@@ -104,16 +109,7 @@ fn late_lane_is_met_reader_woken() {
                 })
             })
             .collect();
-        let mut taken = Vec::new();
-        while taken.len() < 2 {
-            if outlet.take(2, &mut taken) == 0 {
-                if outlet.arm() {
-                    thread::park();
-                } else {
-                    thread::yield_now();
-                }
-            }
-        }
+        take_asleep(&mut outlet, 2);
         producers.into_iter().for_each(|producer| drop(producer.join().unwrap()));
     });
 }
