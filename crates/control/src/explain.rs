@@ -11,6 +11,7 @@ use forebay_sys::refused::Refused;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
+use super::connection::FlowConnection;
 use super::flow::{FlowName, FlowProtocol};
 use super::handle::Control;
 
@@ -25,6 +26,8 @@ pub struct Explanation {
     pub flow_key: FlowKeyRules,
     /// Answers of the queues that answered, in their order.
     pub queues: Vec<Explained>,
+    /// Connections of the flow, if its packets go to sockets.
+    pub connections: Vec<FlowConnection>,
 }
 
 /// Asks all queues about a flow, under its current hash.
@@ -35,7 +38,8 @@ pub fn explain(control: &Control, name: &FlowName) -> Result<Explanation, Refuse
     let hasher = control.hasher();
     let hash = name.hash(&hasher);
     let queues = control.explain(hash)?;
-    Ok(Explanation { name: *name, hash, flow_key: *hasher.rules(), queues })
+    let connections = control.connections_of(name, hash);
+    Ok(Explanation { name: *name, hash, flow_key: *hasher.rules(), queues, connections })
 }
 
 impl Display for Explanation {
@@ -51,7 +55,8 @@ impl Display for Explanation {
         if self.queues.is_empty() {
             writeln!(f, "  no queue has answered within a second")?;
         }
-        self.queues.iter().try_for_each(|queue| tell_queue(f, queue, self.hash))
+        self.queues.iter().try_for_each(|queue| tell_queue(f, queue, self.hash))?;
+        self.connections.iter().try_for_each(|connection| connection.fmt(f))
     }
 }
 
@@ -265,6 +270,7 @@ impl Explanation {
             "rule": self.rule().map(KeyRule::name),
             "other_rule": self.other_rule().map(KeyRule::name),
             "queues": queues,
+            "connections": self.connections.iter().map(FlowConnection::document).collect::<Vec<_>>(),
         })
     }
 }
@@ -406,6 +412,7 @@ mod tests {
                 hash: FLOW,
                 flow_key: rules.parse().unwrap(),
                 queues: Vec::new(),
+                connections: Vec::new(),
             };
             assert_eq!(explanation.key(), words, "{flow}");
         }

@@ -12,6 +12,8 @@ use forebay_rx::{CpuId, Handler, RxQueue};
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::refused::{Refused, Written};
 
+use super::connection::{FindConnections, FlowConnection};
+use super::flow::FlowName;
 use super::names;
 use super::tree::Tree;
 
@@ -25,6 +27,8 @@ const ANSWER_TIME: Duration = Duration::from_secs(1);
 pub struct Control {
     shared: Arc<EngineState>,
     machine: Machine,
+    /// Finds the connections of a flow, if packets go to sockets.
+    find_connections: Option<FindConnections>,
 }
 
 impl Control {
@@ -36,7 +40,17 @@ impl Control {
         let highest = shared.cpus().cpus().last().map_or(0, |cpu| cpu.0 + 1);
         // In virtual time there may be more CPUs than this machine has.
         let machine = Machine { cpus: here.cpus.max(highest), ..here };
-        Self { shared, machine }
+        Self { shared, machine, find_connections: None }
+    }
+
+    /// Adds the connections of sockets to what is told of a flow.
+    #[must_use]
+    pub fn with_connections(self, find: FindConnections) -> Self {
+        Self { find_connections: Some(find), ..self }
+    }
+
+    pub(super) fn connections_of(&self, name: &FlowName, hash: FlowHash) -> Vec<FlowConnection> {
+        self.find_connections.as_ref().map_or_else(Vec::new, |find| find(name, hash))
     }
 
     /// State of the engine.

@@ -8,6 +8,7 @@ mod stats; //           counters of each CPU
 #[cfg(feature = "mount")]
 pub mod mount; //       the tree mounted on a directory, for shells and scripts
 pub mod flow; //        names of flows, in common notations
+pub mod connection; //  connections of a flow, as the socket layer tells them
 pub mod explain; //     CPU of a flow, and the reason, in words
 pub mod top_flows; //   flows with the most packets
 pub mod names; //       short names of knobs

@@ -6,7 +6,7 @@
 //! | `set KNOB VALUE…` | `now NAME VALUE` for each file written; `in effect: …` and `ignored CPUS: …` if the value is not in force as written |
 //! | `list` | for each knob its path, value, default and meaning, with tabs between them |
 //! | `watch [KNOB]` | `NAME VALUE` now and after each change, until the client goes or sends another line |
-//! | `explain FLOW` | CPU of the flow, and the reason, in words |
+//! | `explain FLOW` | CPU of the flow, and the reason, in words; its TCP connection in those of `ss -i`, if the run has sockets |
 //! | `explain --json FLOW` | the same, one line with a JSON document |
 //! | `flows` | for each flow with the most packets in a sample, `PACKETS OF_PACKETS QUEUE HASH CPU NAME` |
 //! | `rfs_desired FLOWHASH CPU` | as `set`; the hash in hexadecimal, as in `deliver.csv` |

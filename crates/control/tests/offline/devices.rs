@@ -100,6 +100,7 @@ fn explanation_names_device_of_queue() {
         hash: FLOW,
         flow_key: FlowKeyRules::OUTER,
         queues: flow,
+        connections: Vec::new(),
     };
     assert!(told.to_string().contains("\nv.1/rx-0, polled by CPU 0, at "), "{told}");
     assert_eq!(told.document()["queues"][1]["queue"], "eth0/rx-1");

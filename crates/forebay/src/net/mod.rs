@@ -345,10 +345,14 @@ impl Net {
 }
 
 impl NetEngine {
-    /// Handle that changes the engine while it runs, and reads its state.
+    /// Handle that changes the engine while it runs, and reads its state. It explains a flow with its
+    /// connection.
     #[must_use]
     pub fn control(&self) -> Control {
-        Control::of(&self.engine)
+        let shared = Arc::downgrade(&self.shared);
+        Control::of(&self.engine).with_connections(Arc::new(move |name, hash| {
+            shared.upgrade().map_or_else(Vec::new, |shared| shared.connections_of(name, hash))
+        }))
     }
 
     /// Handle that asks the engine to stop.

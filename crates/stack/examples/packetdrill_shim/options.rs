@@ -289,6 +289,9 @@ fn bytes_of(info: &TcpInfo) -> Vec<u8> {
         info.cwnd,
         info.mss_bytes,
         info.reordering,
+        0,
+        0,
+        info.resent.total(),
     ];
     words.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
     bytes.resize(INFO_BYTES, 0);

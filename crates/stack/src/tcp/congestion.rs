@@ -48,6 +48,10 @@ impl Congestion {
         (self.algorithm, self.cubic) = (algorithm, Cubic::default());
     }
 
+    pub(super) fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
     pub(super) fn is_slow_start(&self) -> bool {
         self.cwnd < self.ssthresh
     }

@@ -10,9 +10,10 @@ use std::{fmt, mem};
 
 use forebay_rx::Packet;
 use forebay_rx::arrive::Waker;
+use forebay_rx::hash::FlowHash;
 use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::tcp::{
-    Flow, Tcp, TcpConfig, TcpCounters, TcpDevice, TcpMemory, TcpOut, TcpSocket,
+    Flow, Found, Tcp, TcpConfig, TcpCounters, TcpDevice, TcpMemory, TcpOut, TcpSocket,
 };
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
@@ -145,6 +146,19 @@ impl TcpShards {
         let first = (self.hash(&flow) >> 32).wrapping_add(step);
         let offset = move |step: u32| (first + u64::from(step)) % u64::from(count);
         (0..count).map(move |step| range.start() + u16::try_from(offset(step)).unwrap_or(0))
+    }
+
+    /// What the TCP of a shard knows of a flow.
+    pub(super) fn find(&self, flow: &Flow) -> Option<Found> {
+        self.shard(self.shard_of(flow)).tcp.find(flow)
+    }
+
+    /// Flows of the connections of a shard whose last segment had this hash, at most `most`.
+    pub(super) fn flows_of(&self, shard: usize, hash: FlowHash, most: usize) -> Vec<Flow> {
+        let shard = self.shard(shard);
+        let is_of = |watch: &Watch| matches!(watch, Watch::Stream(it) if it.hash() == Some(hash));
+        let watched = shard.watches.iter().flatten().filter(|(_, watch)| is_of(watch));
+        watched.filter_map(|(socket, _)| shard.tcp.flow(*socket).ok()).take(most).collect()
     }
 
     fn shard(&self, index: usize) -> MutexGuard<'_, Shard> {

@@ -7,15 +7,23 @@ mod calls; //   what the calls of `std` do
 mod news; //    nothing is missed, nor the end
 mod rpc; //     requests and answers
 mod moving; //  readers and masks that move
+mod told; //    what `explain` says
 
 use forebay_testkit::namespaces;
 use forebay_testkit::namespaces::trial_inside;
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
-    let trials =
-        [streams::TRIALS, shared::TRIALS, calls::TRIALS, news::TRIALS, rpc::TRIALS, moving::TRIALS]
-            .concat();
+    let trials = [
+        streams::TRIALS,
+        shared::TRIALS,
+        calls::TRIALS,
+        news::TRIALS,
+        rpc::TRIALS,
+        moving::TRIALS,
+        told::TRIALS,
+    ]
+    .concat();
     trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test)).collect()
 }
 

@@ -50,8 +50,8 @@ impl Connection {
 
     /// Path MTU discovery: sends what was too large again, in smaller segments.
     fn shrink_path(&mut self, mtu_bytes: u32, cx: &mut Context<'_>) {
-        let floor = if self.flow.is_ipv6() { MIN_PATH_MTU_V6 } else { MIN_PATH_MTU };
-        let mtu_bytes = mtu_bytes.max(floor).max(self.flow.header_bytes() + MIN_MSS);
+        let floor = if self.flow().is_ipv6() { MIN_PATH_MTU_V6 } else { MIN_PATH_MTU };
+        let mtu_bytes = mtu_bytes.max(floor).max(self.flow().header_bytes() + MIN_MSS);
         if mtu_bytes >= self.send.path_mtu {
             return;
         }

@@ -1,7 +1,97 @@
 //! State of a connection for observers, in the words of `ss -i`.
 
+use std::fmt;
+
+use super::super::config::Algorithm;
 use super::recovery::Phase;
 use super::{Connection, State};
+
+/// Cause of a retransmission.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Cause {
+    Timeout,
+    SlowStart,
+    Fast,
+    Probe,
+}
+
+/// Segments that were sent again, by cause.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Resent {
+    /// As their time-out fired.
+    pub by_timeout: u32,
+    /// After a time-out, as the window opened again (`TCPSlowStartRetrans`).
+    pub in_slow_start: u32,
+    /// Since ACKs, SACKs or the time told that they were lost (`TCPFastRetrans`).
+    pub fast: u32,
+    /// To find out if the last segments were lost (`TCPLossProbes`).
+    pub as_probe: u32,
+}
+
+impl Resent {
+    pub(super) fn count(&mut self, cause: Cause) {
+        let count = match cause {
+            Cause::Timeout => &mut self.by_timeout,
+            Cause::SlowStart => &mut self.in_slow_start,
+            Cause::Fast => &mut self.fast,
+            Cause::Probe => &mut self.as_probe,
+        };
+        *count = count.saturating_add(1);
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        [self.by_timeout, self.in_slow_start, self.fast, self.as_probe]
+            .into_iter()
+            .fold(0, u32::saturating_add)
+    }
+}
+
+/// Reason why unsent bytes wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Limit {
+    /// None waits: the application has written no more.
+    Application,
+    /// The connection is not open yet.
+    Handshake,
+    /// The peer's window is full.
+    PeerWindow,
+    /// The congestion window is full.
+    CongestionWindow,
+    /// A small segment waits for more data (`TCP_CORK`), or for an ACK (Nagle).
+    SmallSegment,
+    /// A frame to send them in, or the next ACK, is awaited.
+    Turn,
+}
+
+impl Limit {
+    /// Name, the kernel's where it has one.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Application => "app_limited",
+            Self::Handshake => "handshake",
+            Self::PeerWindow => "rwnd_limited",
+            Self::CongestionWindow => "cwnd_limited",
+            Self::SmallSegment => "nagle",
+            Self::Turn => "turn",
+        }
+    }
+
+    /// Name in words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Application => "the application has written no more",
+            Self::Handshake => "the connection is not open yet",
+            Self::PeerWindow => "the peer's window is full",
+            Self::CongestionWindow => "the congestion window is full",
+            Self::SmallSegment => "less than a segment, which waits for more or for an ACK",
+            Self::Turn => "a frame to send them in or the next ACK is awaited",
+        }
+    }
+}
 
 /// State of a connection (`TCP_INFO`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,10 +132,22 @@ pub struct TcpInfo {
     pub send_window_bytes: u32,
     /// Window that is announced.
     pub receive_window_bytes: u32,
+    /// Segments sent again, by cause.
+    pub resent: Resent,
+    /// Congestion control.
+    pub congestion: Algorithm,
+    /// Bytes sent and not acknowledged.
+    pub unacked_bytes: u32,
     /// Bytes written and not sent (`notsent`).
     pub unsent_bytes: u32,
+    /// Reason why those wait.
+    pub limit: Limit,
     /// Bytes received and not read.
     pub unread_bytes: u32,
+    /// Memory of received bytes, those behind a gap counted.
+    pub receive_memory_bytes: u32,
+    /// True if bytes behind a gap wait for those in front.
+    pub has_gap: bool,
     /// Memory of the receive buffer.
     pub receive_buffer_bytes: u32,
     /// Size of the send buffer.
@@ -81,8 +183,14 @@ impl Connection {
             reordering: self.recovery.reordering,
             send_window_bytes: self.send.window,
             receive_window_bytes: self.usable_window(),
+            resent: self.resent,
+            congestion: self.congestion.algorithm(),
+            unacked_bytes: self.unacknowledged_bytes().saturating_sub(self.unsent_bytes()),
             unsent_bytes: self.unsent_bytes(),
+            limit: self.limit(),
             unread_bytes: self.receive.queue.len_bytes(),
+            receive_memory_bytes: self.receive.queue.truesize(),
+            has_gap: self.receive.queue.has_gap(),
             receive_buffer_bytes: self.receive.buffer.bytes(),
             send_buffer_bytes: self.send.buffer_bytes,
             timestamps: self.agreed.timestamps,
@@ -90,5 +198,159 @@ impl Connection {
             ecn: self.agreed.ecn,
             window_scales: self.agreed.scales,
         }
+    }
+
+    fn limit(&self) -> Limit {
+        let unsent = self.unsent_bytes();
+        if unsent == 0 {
+            return Limit::Application;
+        }
+        let segment_end = self.send.next + unsent.min(self.send.mss);
+        if !self.can_send() {
+            Limit::Handshake
+        } else if segment_end.is_after(self.window_end()) {
+            Limit::PeerWindow
+        } else if self.sent.in_flight() >= self.congestion.cwnd {
+            Limit::CongestionWindow
+        } else if unsent < self.send.mss && self.holds_small(self.options.cork) {
+            Limit::SmallSegment
+        } else {
+            Limit::Turn
+        }
+    }
+}
+
+impl State {
+    /// Name in `ss`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Closed => "UNCONN",
+            Self::SynSent => "SYN-SENT",
+            Self::SynReceived => "SYN-RECV",
+            Self::Established => "ESTAB",
+            Self::FinWait1 => "FIN-WAIT-1",
+            Self::FinWait2 => "FIN-WAIT-2",
+            Self::CloseWait => "CLOSE-WAIT",
+            Self::Closing => "CLOSING",
+            Self::LastAck => "LAST-ACK",
+        }
+    }
+}
+
+impl TcpInfo {
+    /// Names and values as in `ss -i`, in its order. Features have no value, and figures that are not
+    /// known yet are left out.
+    #[must_use]
+    pub fn words(&self) -> Vec<(&'static str, String)> {
+        let mut words = Words::default();
+        words.flag("ts", self.timestamps);
+        words.flag("sack", self.sack);
+        words.flag("ecn", self.ecn);
+        words.flag(
+            match self.congestion {
+                Algorithm::Cubic => "cubic",
+                Algorithm::NewReno => "reno",
+            },
+            true,
+        );
+        if let Some((theirs, ours)) = self.window_scales {
+            words.add("wscale", format!("{theirs},{ours}"));
+        }
+        words.add("rto", milliseconds(self.rto_us));
+        words.count("backoff", self.backoff.into());
+        if self.rtt_us > 0 {
+            let [rtt, rttvar] = [self.rtt_us, self.rttvar_us].map(milliseconds);
+            words.add("rtt", format!("{rtt}/{rttvar}"));
+        }
+        words.add("mss", self.mss_bytes.to_string());
+        words.add("cwnd", self.cwnd.to_string());
+        if self.ssthresh != u32::MAX {
+            words.add("ssthresh", self.ssthresh.to_string());
+        }
+        words.add("ca_state", format!("{:?}", self.phase));
+        words.count("unacked", self.unacked);
+        let resent = self.resent;
+        if resent.total() > 0 {
+            words.add("retrans", format!("{}/{}", self.retransmitted, resent.total()));
+            words.count("retrans_timeout", resent.by_timeout);
+            words.count("retrans_slow_start", resent.in_slow_start);
+            words.count("retrans_fast", resent.fast);
+            words.count("retrans_probe", resent.as_probe);
+        }
+        words.count("lost", self.lost);
+        words.count("sacked", self.sacked);
+        words.add("reordering", self.reordering.to_string());
+        words.add("snd_wnd", self.send_window_bytes.to_string());
+        words.add("rcv_wnd", self.receive_window_bytes.to_string());
+        words.add("rcvbuf", self.receive_buffer_bytes.to_string());
+        words.add("sndbuf", self.send_buffer_bytes.to_string());
+        words.count("notsent", self.unsent_bytes);
+        words.flag(self.limit.name(), true);
+        if self.minrtt_us > 0 {
+            words.add("minrtt", milliseconds(self.minrtt_us));
+        }
+        words.0
+    }
+
+    /// Places where bytes of the connection wait, in words.
+    #[must_use]
+    pub fn waits(&self) -> Vec<String> {
+        let mut waits = Vec::new();
+        if self.unread_bytes > 0 {
+            waits.push(format!("{} bytes for the application to read them", self.unread_bytes));
+        }
+        if self.has_gap {
+            waits.push("bytes behind a gap for the peer to send those in front".to_owned());
+        }
+        if self.unacked_bytes > 0 {
+            waits.push(format!("{} bytes sent, for the peer's ACK", self.unacked_bytes));
+        }
+        if self.unsent_bytes > 0 {
+            let (unsent, why) = (self.unsent_bytes, self.limit.words());
+            waits.push(format!("{unsent} bytes not sent: {why} ({})", self.limit.name()));
+        }
+        waits
+    }
+}
+
+/// Words that were gathered.
+#[derive(Default)]
+struct Words(Vec<(&'static str, String)>);
+
+impl Words {
+    fn add(&mut self, name: &'static str, value: String) {
+        self.0.push((name, value));
+    }
+
+    /// Adds a number that is not zero.
+    fn count(&mut self, name: &'static str, count: u32) {
+        if count > 0 {
+            self.add(name, count.to_string());
+        }
+    }
+
+    fn flag(&mut self, name: &'static str, is_set: bool) {
+        if is_set {
+            self.add(name, String::new());
+        }
+    }
+}
+
+/// Time in ms, with as many decimals as it has.
+fn milliseconds(us: u64) -> String {
+    let (whole, part) = (us / 1000, us % 1000);
+    if part == 0 { whole.to_string() } else { format!("{whole}.{part:03}") }
+}
+
+impl fmt::Display for TcpInfo {
+    /// Writes one line, as `ss -i` does.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, value)) in self.words().iter().enumerate() {
+            let blank = if index > 0 { " " } else { "" };
+            let colon = if value.is_empty() { "" } else { ":" };
+            write!(f, "{blank}{name}{colon}{value}")?;
+        }
+        Ok(())
     }
 }

@@ -31,7 +31,7 @@ use forebay_rx::packet::Packet;
 
 pub use calls::{Readiness, WriteFlags};
 pub use icmp::PathError;
-pub use info::TcpInfo;
+pub use info::{Limit, Resent, TcpInfo};
 pub(super) use open::{Accepted, Answer, Begin};
 pub use recovery::Phase;
 pub(super) use window::{ReceiveWindow, scale_for};
@@ -44,7 +44,7 @@ use super::config::{TcpConfig, TcpOptions};
 use super::congestion::Congestion;
 use super::counters::TcpCounters;
 use super::error::TcpError;
-use super::flow::Flow;
+use super::flow::{Flow, PackedFlow};
 use super::receive_queue::ReceiveQueue;
 use super::rtt::RoundTrip;
 use super::sack::SackReport;
@@ -173,7 +173,7 @@ pub(super) struct Shut {
 /// A TCP connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) flow: Flow,
+    ends: PackedFlow,
     pub(super) state: State,
     pub(super) options: TcpOptions,
     agreed: Agreed,
@@ -199,6 +199,7 @@ pub(super) struct Connection {
     invalid_answered_us: u64,
     /// True if the window was reduced: CWR goes out with the next new data (ECN).
     cwr_is_due: bool,
+    resent: Resent,
     /// Set when the rest is left to the table of TIME-WAIT.
     leaving: Option<Leaving>,
 }
@@ -234,6 +235,11 @@ pub(super) struct TimeWaitStamps {
 }
 
 impl Connection {
+    /// Ends of the connection.
+    pub(super) fn flow(&self) -> Flow {
+        self.ends.unpacked()
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.state == State::Closed
     }

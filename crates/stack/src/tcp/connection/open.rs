@@ -5,7 +5,7 @@ use super::super::config::{
 };
 use super::super::congestion::Congestion;
 use super::super::error::TcpError;
-use super::super::flow::Flow;
+use super::super::flow::{Flow, PackedFlow};
 use super::super::receive_queue::ReceiveQueue;
 use super::super::rtt::RoundTrip;
 use super::super::sack::SackReport;
@@ -13,6 +13,7 @@ use super::super::send_queue::SendQueue;
 use super::super::seq::Seq;
 use super::super::wire::options::TIMESTAMPS_BYTES;
 use super::super::wire::{Flags, Options, Segment};
+use super::info::Resent;
 use super::scoreboard::Marks;
 use super::window::{ReceiveWindow, scale_for};
 use super::{
@@ -90,7 +91,7 @@ impl Connection {
             last_us: now_us,
         };
         Self {
-            flow,
+            ends: PackedFlow::of(&flow),
             state: State::Closed,
             options,
             agreed: Agreed::default(),
@@ -110,6 +111,7 @@ impl Connection {
             is_orphan: false,
             invalid_answered_us: 0,
             cwr_is_due: false,
+            resent: Resent::default(),
             leaving: None,
         }
     }
@@ -171,7 +173,7 @@ impl Connection {
 
     /// Segment size that our SYNs announce.
     pub(super) fn announced_mss(&self) -> u32 {
-        let of_path = self.send.path_mtu.saturating_sub(self.flow.header_bytes());
+        let of_path = self.send.path_mtu.saturating_sub(self.flow().header_bytes());
         of_path.min(self.options.max_segment.map_or(u32::MAX, u32::from)).max(MIN_MSS)
     }
 
@@ -207,7 +209,7 @@ impl Connection {
             (self.receive.timestamp, self.receive.timestamp_us) = (stamps.value, cx.now_us);
         }
         self.send.peer_mss =
-            u32::from(options.mss.unwrap_or_else(|| self.flow.default_mss())).max(MIN_MSS);
+            u32::from(options.mss.unwrap_or_else(|| self.flow().default_mss())).max(MIN_MSS);
         self.set_mss();
     }
 

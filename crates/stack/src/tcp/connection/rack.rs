@@ -3,6 +3,7 @@
 use super::super::config::{DUP_THRESHOLD, RTO_INITIAL_US, RTO_MIN_US, TIMEOUT_MIN_US};
 use super::super::seq::Seq;
 use super::ack::AckFacts;
+use super::info::Cause;
 use super::scoreboard::Sent;
 use super::{Connection, Context};
 
@@ -165,7 +166,7 @@ impl Connection {
             } else {
                 let last = self.sent.len() as usize - 1;
                 if self.sent.at(last).is_some_and(|sent| !sent.marks.sacked) {
-                    self.send_again(last, cx);
+                    self.send_again(last, Cause::Probe, cx);
                 }
             }
             let was_sent_before = self.send.next == had;

@@ -5,6 +5,7 @@ use super::super::config::DUP_THRESHOLD;
 use super::super::seq::Seq;
 use super::super::wire::{SackBlocks, Segment};
 use super::ack::AckFacts;
+use super::info::Cause;
 use super::rack::{LossProbe, Rack};
 use super::{Connection, Context};
 
@@ -452,14 +453,20 @@ impl Connection {
     pub(super) fn resend_lost(&mut self, cx: &mut Context<'_>) {
         let Some(from) = self.recovery.resend_from else { return };
         let mut index = self.sent.index_of(from);
+        let cause = match self.recovery.phase {
+            Phase::Loss => Cause::SlowStart,
+            _ => Cause::Fast,
+        };
         while let Some(&sent) = self.sent.at(index) {
             if sent.marks.lost && !sent.marks.retransmitted && !sent.marks.sacked {
-                if self.sent.in_flight() >= self.congestion.cwnd || !self.retransmit(index, cx) {
+                if self.sent.in_flight() >= self.congestion.cwnd
+                    || !self.retransmit(index, cause, cx)
+                {
                     self.recovery.resend_from = Some(sent.seq);
                     return;
                 }
                 self.recovery.note_sent(1);
-                if self.recovery.phase == Phase::Loss {
+                if cause == Cause::SlowStart {
                     cx.counters.slow_start_retrans.add(1);
                 } else {
                     cx.counters.fast_retrans.add(1);

@@ -3,6 +3,7 @@
 
 use super::super::config::{INITIAL_CWND, RTO_MIN_US};
 use super::super::seq::Seq;
+use super::info::Cause;
 use super::scoreboard::{Marks, Sent};
 use super::{Connection, Context, State};
 
@@ -209,7 +210,7 @@ impl Connection {
     }
 
     /// Nagle's rule in Minshall's form: a small segment waits while another one is in flight.
-    fn holds_small(&self, full_only: bool) -> bool {
+    pub(super) fn holds_small(&self, full_only: bool) -> bool {
         full_only
             || !self.options.nodelay
                 && !self.sent.is_empty()
@@ -286,8 +287,8 @@ impl Connection {
     }
 
     /// Sends a segment again that is deemed lost. Returns false if it could not be sent now.
-    pub(super) fn retransmit(&mut self, index: usize, cx: &mut Context<'_>) -> bool {
-        if !self.send_again(index, cx) {
+    pub(super) fn retransmit(&mut self, index: usize, cause: Cause, cx: &mut Context<'_>) -> bool {
+        if !self.send_again(index, cause, cx) {
             return false;
         }
         if self.recovery.retransmit_stamp_us == 0 {
@@ -300,7 +301,7 @@ impl Connection {
     }
 
     /// Sends a segment again (`__tcp_retransmit_skb`). Returns false if it could not be sent now.
-    pub(super) fn send_again(&mut self, index: usize, cx: &mut Context<'_>) -> bool {
+    pub(super) fn send_again(&mut self, index: usize, cause: Cause, cx: &mut Context<'_>) -> bool {
         let Some(&sent) = self.sent.at(index) else { return false };
         let window_end = self.window_end();
         if !sent.seq.is_before(window_end) && sent.seq != self.send.una {
@@ -319,6 +320,7 @@ impl Connection {
         }
         self.sent.sent_again(index, cx.now_us);
         cx.counters.retrans_segs.add(1);
+        self.resent.count(cause);
         if !self.transmit_sent(index, cx) {
             cx.counters.no_frame.add(1);
         }

@@ -4,6 +4,7 @@ use std::num::NonZeroU64;
 
 use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US};
 use super::super::error::TcpError;
+use super::info::Cause;
 use super::{Connection, Context, State};
 
 /// Time after which a peer whose window shrank is given up, in µs.
@@ -175,7 +176,7 @@ impl Connection {
             self.enter_loss(cx);
         }
         self.recovery.retransmits = self.recovery.retransmits.saturating_add(1);
-        self.retransmit(0, cx);
+        self.retransmit(0, Cause::Timeout, cx);
         let is_linear = self.state == State::SynSent
             && self.recovery.syn_timeouts <= cx.config.syn_linear_timeouts;
         if !is_linear {
@@ -191,7 +192,7 @@ impl Connection {
             return self.give_up(cx);
         }
         self.enter_loss(cx);
-        self.retransmit(0, cx);
+        self.retransmit(0, Cause::Timeout, cx);
         self.recovery.backoff = self.recovery.backoff.saturating_add(1);
         self.timers.set_retransmit(cx.now_us + self.timeout_us());
     }

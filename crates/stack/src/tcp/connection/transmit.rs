@@ -92,7 +92,7 @@ impl Connection {
         };
         let window = u16::try_from(self.receive.window).unwrap_or(u16::MAX);
         let outgoing = Outgoing {
-            flow: &self.flow,
+            flow: &self.flow(),
             seq: self.send.initial,
             ack,
             flags,
@@ -129,7 +129,7 @@ impl Connection {
             flags = flags.with(Flags::URG);
         }
         let outgoing = Outgoing {
-            flow: &self.flow,
+            flow: &self.flow(),
             seq,
             ack: self.receive.next,
             flags,

@@ -11,7 +11,7 @@ use super::super::connection::{Begin, Connection, Readiness, TcpInfo, WriteFlags
 use super::super::error::TcpError;
 use super::super::flow::Flow;
 use super::super::seq::len_u32;
-use super::{Idle, Kind, Listener, ListenerQueues, Place, Target, Tcp, TcpOut, TcpSocket};
+use super::{Found, Idle, Kind, Listener, ListenerQueues, Place, Target, Tcp, TcpOut, TcpSocket};
 
 /// Local ports that are given to connections (`ip_local_port_range`).
 const LOCAL_PORTS: RangeInclusive<u16> = 32_768..=60_999;
@@ -118,7 +118,7 @@ impl Tcp {
         self.place(socket)?.told.readable = !is_empty;
         match self.sockets.at(index) {
             Some(Place { generation, kind: Kind::Connection(connection), .. }) => {
-                Ok((TcpSocket { index, generation: *generation }, connection.flow.theirs))
+                Ok((TcpSocket { index, generation: *generation }, connection.flow().theirs))
             }
             _ => Err(TcpError::WouldBlock),
         }
@@ -467,6 +467,19 @@ impl Tcp {
         })
     }
 
+    /// Finds out about a flow.
+    #[must_use]
+    pub fn find(&self, flow: &Flow) -> Option<Found> {
+        match self.targets.find(flow)? {
+            Target::Connection(index) => match &self.sockets.at(index)?.kind {
+                Kind::Connection(connection) => Some(Found::Connection(connection.info())),
+                _ => None,
+            },
+            Target::Request(_) => Some(Found::Handshake),
+            Target::TimeWait(_) => Some(Found::TimeWait),
+        }
+    }
+
     /// Ends of a connection.
     ///
     /// # Errors
@@ -476,7 +489,7 @@ impl Tcp {
             Some(Place { generation, kind: Kind::Connection(connection), .. })
                 if *generation == socket.generation =>
             {
-                Ok(connection.flow)
+                Ok(connection.flow())
             }
             _ => Err(TcpError::NotConnected),
         }

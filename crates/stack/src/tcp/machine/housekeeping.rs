@@ -76,7 +76,7 @@ impl Tcp {
             Some(at_us) => self.socket_timers.arm(index, at_us, out.now_us),
             None => self.socket_timers.cancel(index),
         }
-        let (flow, is_closed) = (connection.flow, connection.is_closed());
+        let (flow, is_closed) = (connection.flow(), connection.is_closed());
         let is_done = connection.is_done();
         if let Some(entry) = connection.take_time_wait() {
             self.keep_time_wait(&flow, &entry, out.now_us);
@@ -96,8 +96,9 @@ impl Tcp {
         self.memory.replace(place.charged_bytes, 0);
         if let Kind::Connection(connection) = &mut place.kind {
             connection.free(out.pool);
-            if self.targets.find(&connection.flow) == Some(Target::Connection(index)) {
-                self.targets.remove(&connection.flow);
+            let flow = connection.flow();
+            if self.targets.find(&flow) == Some(Target::Connection(index)) {
+                self.targets.remove(&flow);
             }
         }
     }

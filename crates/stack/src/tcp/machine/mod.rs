@@ -18,7 +18,7 @@ use forebay_rx::packet::Packet;
 use self::handshake::Request;
 use self::time_wait::TimeWait;
 use super::config::{TcpConfig, TcpOptions};
-use super::connection::{Answer, Connection, Context, PathError, Readiness};
+use super::connection::{Answer, Connection, Context, PathError, Readiness, TcpInfo};
 use super::counters::TcpCounters;
 use super::flow::Flow;
 use super::flow_table::FlowTable;
@@ -91,6 +91,17 @@ pub struct TcpOut<'a> {
     pub pool: &'a mut Pool,
     /// Segments to be sent, in order; each begins with its IP header.
     pub packets: &'a mut Vec<Packet>,
+}
+
+/// State of a flow, for observers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Found {
+    /// A connection.
+    Connection(TcpInfo),
+    /// A handshake at a listener, which is not complete.
+    Handshake,
+    /// A connection that has ended, or waits for the peer's FIN without an owner.
+    TimeWait,
 }
 
 /// The TCP of one CPU.
@@ -305,7 +316,7 @@ impl Tcp {
     ) {
         let mut packet = Some(packet);
         let answer = self.with_connection(index, out, |connection, cx| {
-            packet.take().map(|packet| (connection.flow, connection.receive(packet, segment, cx)))
+            packet.take().map(|packet| (connection.flow(), connection.receive(packet, segment, cx)))
         });
         if let Some(packet) = packet {
             out.pool.put(packet.frame);

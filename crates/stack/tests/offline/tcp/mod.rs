@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests panic")]
 
+mod causes; // retransmissions by cause
 mod flood; //  SYN floods and memory
 mod forged; // segments that a stranger makes up
 mod hostile; // segments of a stranger

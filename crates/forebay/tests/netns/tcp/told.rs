@@ -1,0 +1,75 @@
+//! Connections as `explain` tells them.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream as KernelStream;
+use std::thread;
+
+use forebay::net::{NetConfig, TcpListener};
+use forebay_control::explain::explain;
+use forebay_stack::tcp::Limit;
+
+use crate::sockets::rig::{OURS, Running, over_tap};
+use crate::tcp::Trial;
+use crate::tcp::streams::LONG;
+
+pub(crate) const TRIALS: &[Trial] = &[("tcp_30_explain_tells_where_bytes_wait", told)];
+
+/// Bytes that nobody reads, at both ends.
+fn told() {
+    let (net, engine) = over_tap(&NetConfig::default());
+    let listener = TcpListener::bind(&net, format!("{OURS}:7")).unwrap();
+    let control = engine.control();
+    let running = Running::begin(engine);
+    let mut kernels = KernelStream::connect(listener.local_addr()).unwrap();
+    let (mut ours, peer) = listener.accept().unwrap();
+    let by_name = format!("tcp {peer} > {OURS}:7").parse().unwrap();
+    kernels.write_all(b"hello").unwrap();
+    ours.set_read_timeout(Some(LONG)).unwrap();
+    ours.peek(&mut [0; 5]).unwrap();
+    let idle = explain(&control, &by_name).unwrap();
+    let [connection] = &idle.connections[..] else { panic!("not one connection: {idle}") };
+    assert_eq!((connection.local, connection.peer), (ours.local_addr(), peer));
+    assert_eq!(connection.state, "ESTAB");
+    assert_eq!(connection.waits, ["5 bytes for the application to read them"]);
+    let info = ours.info().unwrap();
+    assert_eq!(info.resent.total(), 0);
+    assert!(idle.to_string().contains("  info:  ts sack cubic wscale:"), "{idle}");
+
+    // The same connection by the hash of its packets, and from its other end.
+    for name in [format!("{:08x}", idle.hash.0), format!("tcp {OURS}:7 > {peer}")] {
+        let same = explain(&control, &name.parse().unwrap()).unwrap();
+        assert_eq!(same.connections.len(), 1, "{same}");
+        assert_eq!(same.document()["connections"][0]["info"]["app_limited"], true, "{same}");
+    }
+
+    ours.set_nonblocking(true);
+    let mut written = 0;
+    let error = loop {
+        match ours.write(&[7; 100_000]) {
+            Ok(len) => written += len,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    // The kernel's buffer is full once its reader's window is closed.
+    while ours.info().unwrap().limit != Limit::PeerWindow {
+        thread::yield_now();
+    }
+    let full = explain(&control, &by_name).unwrap();
+    assert!(full.to_string().contains("the peer's window is full (rwnd_limited)"), "{full}");
+    let [of_reader, of_peer @ ..] = &full.connections[0].waits[..] else { panic!("{full}") };
+    assert_eq!(of_reader, "5 bytes for the application to read them");
+    assert!(of_peer.last().is_some_and(|wait| wait.contains(" bytes not sent: ")), "{full}");
+
+    let other = explain(&control, &format!("tcp {peer} > {OURS}:8").parse().unwrap()).unwrap();
+    assert!(other.connections.is_empty(), "{other}");
+    drop((ours, listener));
+    kernels.set_read_timeout(Some(LONG)).unwrap();
+    let mut came = 0;
+    while let Ok(len @ 1..) = kernels.read(&mut [0; 65536]) {
+        came += len;
+    }
+    // Our end reset the connection, as it had not read everything.
+    assert!(came <= written);
+    running.end();
+}
