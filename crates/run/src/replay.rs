@@ -185,6 +185,7 @@ impl Replay {
             hash: *hash,
             flow_key,
             queues,
+            connections: Vec::new(),
         });
         report.explain = told.collect();
         if let Some(trace) = &self.trace {

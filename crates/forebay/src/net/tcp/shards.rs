@@ -148,7 +148,7 @@ impl TcpShards {
         (0..count).map(move |step| range.start() + u16::try_from(offset(step)).unwrap_or(0))
     }
 
-    /// What the TCP of a shard knows of a flow.
+    /// State of a flow in the TCP of its shard.
     pub(super) fn find(&self, flow: &Flow) -> Option<Found> {
         self.shard(self.shard_of(flow)).tcp.find(flow)
     }
