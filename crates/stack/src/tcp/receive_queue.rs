@@ -9,8 +9,9 @@ use forebay_rx::packet::Packet;
 
 use super::seq::{Seq, len_u32};
 
-/// Pieces behind gaps, at most; more are dropped, and sent again by the peer.
-const MAX_PIECES: usize = 1024;
+/// Pieces behind gaps, at most; more are dropped, and sent again by the peer. The memory of the
+/// largest buffer ends before, unless segments are small.
+const MAX_PIECES: usize = 16_384;
 /// Bytes of a copy that takes the place of several frames.
 const COPY_BYTES: usize = 16 << 10;
 
@@ -21,6 +22,9 @@ pub(super) struct Piece {
     /// First sequence number behind the payload; FIN not counted.
     pub(super) end: Seq,
     pub(super) is_fin: bool,
+    /// Begin of the run of pieces without a gap that this one ends, and end of the run that it begins.
+    run_start: Seq,
+    run_end: Seq,
     /// First frame of the chain.
     frame: Frame,
     /// Place of the payload in the first frame.
@@ -39,7 +43,10 @@ impl Piece {
             0 => usize::MAX,
             size => size.into(),
         };
-        Self { start, end: start + len_bytes, is_fin, frame: packet.frame, place, size }
+        let end = start + len_bytes;
+        let (run_start, run_end) = (start, end + u32::from(is_fin));
+        let frame = packet.frame;
+        Self { start, end, is_fin, run_start, run_end, frame, place, size }
     }
 
     /// First sequence number behind the piece.
@@ -182,7 +189,7 @@ impl ReceiveQueue {
     pub(super) fn add_piece(&mut self, piece: Piece, pool: &mut Pool) -> Queued {
         let (start, end) = (piece.start, piece.end_with_fin());
         // First piece that begins at or behind this one.
-        let mut at = self.pieces.partition_point(|other| other.start.is_before(start));
+        let at = self.pieces.partition_point(|other| other.start.is_before(start));
         let mut duplicate = None;
         if let Some(before) = at.checked_sub(1).and_then(|at| self.pieces.get(at)) {
             let before_end = before.end_with_fin();
@@ -216,19 +223,47 @@ impl ReceiveQueue {
         }
         self.truesize += piece.truesize();
         self.pieces.insert(at, piece);
-        let mut last = at;
+        let around =
+            if duplicate.is_none() { self.join_run(at, (start, end)) } else { self.walk_run(at) };
+        self.mark_run(around);
+        Queued::Kept { around, duplicate }
+    }
+
+    /// Run of a piece that fills a gap without overlap: its neighbours know how far theirs reach.
+    fn join_run(&self, at: usize, (start, end): (Seq, Seq)) -> (Seq, Seq) {
+        let before = at.checked_sub(1).and_then(|at| self.pieces.get(at));
+        let after = self.pieces.get(at + 1);
+        let first = before.filter(|before| before.end_with_fin() == start);
+        let last = after.filter(|after| after.start == end);
+        (first.map_or(start, |before| before.run_start), last.map_or(end, |after| after.run_end))
+    }
+
+    /// Run of a piece, found piece by piece.
+    fn walk_run(&self, at: usize) -> (Seq, Seq) {
+        let (mut first, mut last) = (at, at);
         while let Some(next) = self.pieces.get(last + 1)
             && !next.start.is_after(self.pieces[last].end_with_fin())
         {
             last += 1;
         }
-        while let Some(before) = at.checked_sub(1).and_then(|at| self.pieces.get(at))
-            && !start_of(&self.pieces, at).is_after(before.end_with_fin())
+        while let Some(before) = first.checked_sub(1).and_then(|at| self.pieces.get(at))
+            && !self.pieces[first].start.is_after(before.end_with_fin())
         {
-            at -= 1;
+            first -= 1;
         }
-        let around = (self.pieces[at].start, self.pieces[last].end_with_fin());
-        Queued::Kept { around, duplicate }
+        (self.pieces[first].start, self.pieces[last].end_with_fin())
+    }
+
+    /// Tells the first and the last piece of a run how far it reaches.
+    fn mark_run(&mut self, (start, end): (Seq, Seq)) {
+        let first = self.pieces.partition_point(|piece| piece.start.is_before(start));
+        if let Some(piece) = self.pieces.get_mut(first) {
+            piece.run_end = end;
+        }
+        let behind = self.pieces.partition_point(|piece| piece.start.is_before(end));
+        if let Some(piece) = behind.checked_sub(1).and_then(|at| self.pieces.get_mut(at)) {
+            piece.run_start = start;
+        }
     }
 
     /// Appends the pieces that the gap before them no longer separates from `next`.
@@ -277,7 +312,12 @@ impl ReceiveQueue {
         while self.truesize > limit && !self.pieces.is_empty() {
             self.remove_piece(self.pieces.len() - 1, pool);
         }
-        before - self.pieces.len()
+        let pruned = before - self.pieces.len();
+        if let Some(last) = self.pieces.len().checked_sub(1).filter(|_| pruned > 0) {
+            let run = self.walk_run(last);
+            self.mark_run(run);
+        }
+        pruned
     }
 
     fn remove_piece(&mut self, at: usize, pool: &mut Pool) {
@@ -375,6 +415,60 @@ impl ReceiveQueue {
     }
 }
 
-fn start_of(pieces: &VecDeque<Piece>, at: usize) -> Seq {
-    pieces[at].start
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use forebay_buf::Region;
+    use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn piece(pool: &mut Pool, at: u32, len: u32) -> Piece {
+        let frame = pool.allocate(len).unwrap();
+        let (start, end) = (Seq(at), Seq(at + len));
+        let (place, size) = (0..len as usize, usize::MAX);
+        Piece { start, end, is_fin: false, run_start: start, run_end: end, frame, place, size }
+    }
+
+    proptest! {
+        #[test]
+        fn tcp_8_run_is_that_of_bytes(
+            steps in prop::collection::vec((1_u32..300, 1_u32..20, 0_u32..12), 1..80),
+        ) {
+            let shares = [vec![ChunkClass { chunk_bytes: 2048, chunks: 128 }]];
+            let mut pool =
+                carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0);
+            let (mut queue, mut bytes) = (ReceiveQueue::default(), BTreeSet::new());
+            for (at, len, rare) in steps {
+                if rare == 0 {
+                    queue.prune(queue.truesize / 2, &mut pool);
+                    let kept = queue.pieces.iter().flat_map(|piece| piece.start.0..piece.end.0);
+                    bytes = kept.collect();
+                }
+                let is_new = (at..at + len).any(|byte| !bytes.contains(&byte));
+                bytes.extend(at..at + len);
+                match queue.add_piece(piece(&mut pool, at, len), &mut pool) {
+                    Queued::Kept { around: (start, end), .. } => {
+                        let mut run = at..at + len;
+                        while bytes.contains(&run.start.wrapping_sub(1)) {
+                            run.start -= 1;
+                        }
+                        while bytes.contains(&run.end) {
+                            run.end += 1;
+                        }
+                        prop_assert_eq!(start.0..end.0, run);
+                    }
+                    Queued::Duplicate(piece) => {
+                        prop_assert!(!is_new);
+                        piece.free(&mut pool);
+                    }
+                    Queued::Full(_) => prop_assert!(false, "there is room"),
+                }
+            }
+            queue.drop_pieces(&mut pool);
+            prop_assert_eq!(queue.truesize, 0);
+        }
+    }
 }
