@@ -1,6 +1,7 @@
-//! Congestion window: slow start and avoidance of `NewReno` (RFC 5681) and CUBIC (RFC 9438).
+//! Congestion window: slow start, and avoidance of `NewReno` (RFC 5681) and CUBIC (RFC 9438).
 
-use super::config::{Algorithm, INITIAL_CWND};
+use super::config::{Algorithm, INITIAL_CWND, MS};
+use super::hystart::{HyStart, SlowStart};
 
 /// CUBIC's share that a window keeps after a loss, in 1/1024 (`beta`).
 const CUBIC_BETA: u64 = 717;
@@ -17,7 +18,14 @@ pub(super) struct Congestion {
     pub(super) ssthresh: u32,
     /// Acknowledged segments that did not enlarge the window yet.
     credit: u32,
-    cubic: Cubic,
+    stage: Stage,
+}
+
+/// Stage of a connection. A later slow start has a threshold, and needs no other end.
+#[derive(Clone, Copy, Debug)]
+enum Stage {
+    FirstSlowStart(HyStart),
+    Later(Cubic),
 }
 
 /// State of CUBIC.
@@ -25,12 +33,12 @@ pub(super) struct Congestion {
 struct Cubic {
     /// Window before the last reduction (W_max).
     last_max: u32,
-    /// Begin of the epoch, in µs; 0 without one.
-    epoch_us: u64,
+    /// Begin of the epoch, in ms modulo 2^32; `None` without one.
+    epoch_ms: Option<u32>,
     /// Window at the origin of the curve.
     origin: u32,
     /// Time from the epoch's begin to the origin (K), in ms.
-    origin_ms: u64,
+    origin_ms: u32,
     /// Segments acknowledged in the epoch.
     acked: u32,
     /// Window that Reno would have (W_est).
@@ -39,13 +47,34 @@ struct Cubic {
 
 impl Congestion {
     pub(super) fn new(algorithm: Algorithm) -> Self {
-        let cubic = Cubic::default();
-        Self { algorithm, cwnd: INITIAL_CWND, ssthresh: u32::MAX, credit: 0, cubic }
+        let stage = Stage::FirstSlowStart(HyStart::new());
+        Self { algorithm, cwnd: INITIAL_CWND, ssthresh: u32::MAX, credit: 0, stage }
     }
 
     /// Goes on with another algorithm, and with the window as it is.
     pub(super) fn set_algorithm(&mut self, algorithm: Algorithm) {
-        (self.algorithm, self.cubic) = (algorithm, Cubic::default());
+        self.algorithm = algorithm;
+        if let Stage::Later(cubic) = &mut self.stage {
+            *cubic = Cubic::default();
+        }
+    }
+
+    /// State of CUBIC, which begins when the first slow start is over.
+    fn cubic(&self) -> Cubic {
+        match self.stage {
+            Stage::FirstSlowStart(_) => Cubic::default(),
+            Stage::Later(cubic) => cubic,
+        }
+    }
+
+    /// Takes a sample of the round trip, which may end the first slow start.
+    pub(super) fn sample_round_trip(&mut self, rtt_us: u64, is_new_round: bool) {
+        if self.is_slow_start()
+            && let Stage::FirstSlowStart(hystart) = &mut self.stage
+            && hystart.sample(rtt_us, is_new_round) == SlowStart::IsOver
+        {
+            self.ssthresh = self.cwnd;
+        }
     }
 
     pub(super) fn algorithm(&self) -> Algorithm {
@@ -58,11 +87,11 @@ impl Congestion {
 
     /// Threshold after a loss, with the window as it is now.
     pub(super) fn reduced(&mut self) -> u32 {
-        match self.algorithm {
+        let mut cubic = self.cubic();
+        let ssthresh = match self.algorithm {
             Algorithm::NewReno => (self.cwnd / 2).max(SSTHRESH_MIN),
             Algorithm::Cubic => {
-                let cubic = &mut self.cubic;
-                cubic.epoch_us = 0;
+                cubic.epoch_ms = None;
                 // Fast convergence: a flow that did not reach its last maximum makes room.
                 cubic.last_max = if self.cwnd < cubic.last_max {
                     scaled(self.cwnd, 1024 + CUBIC_BETA, 2048)
@@ -71,19 +100,27 @@ impl Congestion {
                 };
                 scaled(self.cwnd, CUBIC_BETA, 1024).max(SSTHRESH_MIN)
             }
-        }
+        };
+        self.stage = Stage::Later(cubic);
+        ssthresh
     }
 
     /// Forgets the epoch: after a time-out, and when the connection was idle.
     pub(super) fn restart_epoch(&mut self) {
-        self.cubic.epoch_us = 0;
+        if let Stage::Later(cubic) = &mut self.stage {
+            cubic.epoch_ms = None;
+        }
     }
 
     /// Enlarges the window after `acked` segments were acknowledged.
     pub(super) fn acknowledged(&mut self, mut acked: u32, now_us: u64, rtt_us: u64) {
         if self.is_slow_start() {
-            let grown = self.cwnd.saturating_add(acked).min(self.ssthresh);
-            acked -= grown - self.cwnd;
+            let growth = match &mut self.stage {
+                Stage::FirstSlowStart(hystart) => hystart.growth(acked),
+                Stage::Later(_) => acked,
+            };
+            let grown = self.cwnd.saturating_add(growth).min(self.ssthresh);
+            acked = growth - (grown - self.cwnd);
             self.cwnd = grown;
             if acked == 0 {
                 return;
@@ -91,7 +128,12 @@ impl Congestion {
         }
         let per_segment = match self.algorithm {
             Algorithm::NewReno => self.cwnd,
-            Algorithm::Cubic => self.cubic.acks_per_segment(self.cwnd, acked, now_us, rtt_us),
+            Algorithm::Cubic => {
+                let mut cubic = self.cubic();
+                let per_segment = cubic.acks_per_segment(self.cwnd, acked, now_us, rtt_us);
+                self.stage = Stage::Later(cubic);
+                per_segment
+            }
         };
         self.avoid(per_segment.max(1), acked);
     }
@@ -120,15 +162,18 @@ impl Cubic {
     /// Acknowledged segments after which the window grows by one (`bictcp_update`).
     fn acks_per_segment(&mut self, cwnd: u32, acked: u32, now_us: u64, rtt_us: u64) -> u32 {
         self.acked = self.acked.saturating_add(acked);
-        if self.epoch_us == 0 {
-            self.begin_epoch(cwnd, acked, now_us);
-        }
+        let now_ms = ms(now_us);
+        let epoch_ms = match self.epoch_ms {
+            Some(epoch_ms) => epoch_ms,
+            None => self.begin_epoch(cwnd, acked, now_ms),
+        };
         // The window is compared with the curve one round trip ahead.
-        let at_ms = (now_us.saturating_sub(self.epoch_us) + rtt_us) / 1000;
-        let distance_ms = at_ms.abs_diff(self.origin_ms).min(100_000);
+        let at_ms = u64::from(now_ms.wrapping_sub(epoch_ms)) + rtt_us / 1000;
+        let origin_ms = u64::from(self.origin_ms);
+        let distance_ms = at_ms.abs_diff(origin_ms).min(100_000);
         let offset = CUBIC_C_PER_MILLE * distance_ms.pow(3) / 1_000_000_000_000;
         let offset = u32::try_from(offset).unwrap_or(u32::MAX);
-        let target = if at_ms < self.origin_ms {
+        let target = if at_ms < origin_ms {
             self.origin.saturating_sub(offset)
         } else {
             self.origin.saturating_add(offset)
@@ -140,16 +185,18 @@ impl Cubic {
         self.friendly(cwnd, if self.last_max == 0 { curve.min(20) } else { curve }).max(2)
     }
 
-    fn begin_epoch(&mut self, cwnd: u32, acked: u32, now_us: u64) {
-        (self.epoch_us, self.acked, self.reno) = (now_us.max(1), acked, cwnd);
+    fn begin_epoch(&mut self, cwnd: u32, acked: u32, now_ms: u32) -> u32 {
+        (self.epoch_ms, self.acked, self.reno) = (Some(now_ms), acked, cwnd);
         if self.last_max <= cwnd {
             (self.origin, self.origin_ms) = (cwnd, 0);
         } else {
             // K = cbrt(W_max (1 - beta) / C), in ms.
             let missing = u64::from(self.last_max - cwnd);
-            self.origin_ms = cube_root(missing * 1_000_000_000 * 1000 / CUBIC_C_PER_MILLE);
+            let origin_ms = cube_root(missing * 1_000_000_000 * 1000 / CUBIC_C_PER_MILLE);
+            self.origin_ms = u32::try_from(origin_ms).unwrap_or(u32::MAX);
             self.origin = self.last_max;
         }
+        now_ms
     }
 
     /// At least as fast as Reno with the same reduction (RFC 9438, section 4.3).
@@ -164,6 +211,11 @@ impl Cubic {
             _ => per_segment,
         }
     }
+}
+
+/// A time in ms, modulo 2^32.
+fn ms(us: u64) -> u32 {
+    u32::try_from((us / MS) & u64::from(u32::MAX)).unwrap_or(0)
 }
 
 /// Cube root, rounded down.

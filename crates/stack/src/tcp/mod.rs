@@ -18,6 +18,7 @@ mod receive_queue; // received bytes in their frames, and pieces behind gaps
 mod send_queue; //    written bytes until they are acknowledged
 mod sack; //          selective acknowledgements to be sent
 mod congestion; //    congestion window: NewReno, CUBIC
+mod hystart; //       end of the first slow start
 mod rtt; //           round-trip time, time-out
 
 mod flow; //        the two ends of a connection

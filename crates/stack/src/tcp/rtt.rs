@@ -1,9 +1,9 @@
 //! Round-trip time and retransmission time-out (RFC 6298), as `tcp_rtt_estimator` computes them.
 
-use super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US};
+use super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, SECOND};
 
-/// Window of the smallest round trip (`tcp_min_rtt_wlen`), in µs.
-const MIN_RTT_WINDOW_US: u64 = 300_000_000;
+/// Window of the smallest round trip (`tcp_min_rtt_wlen`), in s.
+const MIN_RTT_WINDOW_S: u32 = 300;
 
 /// Longest sample that counts, in µs: sums of eight fit.
 const SAMPLE_MAX_US: u32 = 500_000_000;
@@ -23,9 +23,9 @@ pub(super) struct RoundTrip {
     mdev_max_us: u32,
     /// Deviation that counts, at least [`RTO_MIN_US`].
     rttvar_us: u32,
-    /// Smallest round trip of the window that began at `min_since_us`, in µs.
+    /// Smallest round trip of the window that began at `min_since_s`, in µs.
     min_us: u32,
-    min_since_us: u64,
+    min_since_s: u32,
     /// Time-out without backoff, in µs.
     rto_us: u32,
 }
@@ -38,7 +38,7 @@ impl Default for RoundTrip {
             mdev_max_us: INITIAL_US,
             rttvar_us: INITIAL_US,
             min_us: u32::MAX,
-            min_since_us: 0,
+            min_since_s: 0,
             rto_us: INITIAL_US,
         }
     }
@@ -48,9 +48,9 @@ impl RoundTrip {
     /// Adds a sample. `is_new_round` once per round trip: the deviation may then shrink.
     pub(super) fn add(&mut self, sample_us: u64, now_us: u64, is_new_round: bool) {
         let sample_us = narrowed(sample_us).clamp(1, SAMPLE_MAX_US);
-        if sample_us <= self.min_us || now_us.saturating_sub(self.min_since_us) > MIN_RTT_WINDOW_US
-        {
-            (self.min_us, self.min_since_us) = (sample_us, now_us);
+        let now_s = narrowed(now_us / SECOND);
+        if sample_us <= self.min_us || now_s.saturating_sub(self.min_since_s) > MIN_RTT_WINDOW_S {
+            (self.min_us, self.min_since_s) = (sample_us, now_s);
         }
         if self.srtt_us == 0 {
             self.srtt_us = sample_us;

@@ -262,6 +262,7 @@ impl Connection {
                 self.recovery.round_end = self.send.next;
             }
             self.rtt.add(sample_us, now_us, is_new_round);
+            self.congestion.sample_round_trip(sample_us, is_new_round);
             self.recovery.backoff = 0;
         }
     }
