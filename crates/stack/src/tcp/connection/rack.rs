@@ -14,9 +14,37 @@ pub(super) struct Rack {
     sent_us: u64,
     end: Seq,
     /// Round trip of that transmission, in µs.
-    rtt_us: u64,
+    rtt_us: u32,
+    /// `snd_nxt` when the reordering window was last widened.
+    widened_at: Seq,
+    /// Steps by which the window is widened, and recoveries for which it stays so.
+    wider_steps: u8,
+    wider_recoveries: u8,
     /// True if an ACK delivered a later one since losses were looked for.
     advanced: bool,
+}
+
+/// Recoveries after which a reordering window is as narrow as at first (RFC 8985, section 6.2).
+const WIDER_RECOVERIES: u8 = 16;
+
+impl Rack {
+    /// A retransmission was unnecessary: segments overtake each other by more than was assumed
+    /// (`tcp_rack_update_reo_wnd`). The window widens once each round trip.
+    pub(super) fn note_duplicate(&mut self, una: Seq, next: Seq) {
+        self.wider_recoveries = WIDER_RECOVERIES;
+        if self.wider_steps == 0 || !una.is_before(self.widened_at) {
+            self.wider_steps = self.wider_steps.saturating_add(1);
+            self.widened_at = next;
+        }
+    }
+
+    /// A recovery is over.
+    pub(super) fn note_recovery(&mut self) {
+        self.wider_recoveries = self.wider_recoveries.saturating_sub(1);
+        if self.wider_recoveries == 0 {
+            self.wider_steps = 0;
+        }
+    }
 }
 
 /// Outstanding tail loss probe.
@@ -39,7 +67,7 @@ impl Connection {
             return;
         }
         let rack = &mut self.recovery.rack;
-        rack.rtt_us = rtt_us;
+        rack.rtt_us = u32::try_from(rtt_us).unwrap_or(u32::MAX);
         if is_later((sent.sent_us, sent.end), (rack.sent_us, rack.end)) {
             (rack.sent_us, rack.end, rack.advanced) = (sent.sent_us, sent.end, true);
         }
@@ -70,7 +98,7 @@ impl Connection {
             return None;
         }
         let age_us = now_us.saturating_sub(sent.sent_us);
-        Some((rack.rtt_us + reorder_us).saturating_sub(age_us))
+        Some((u64::from(rack.rtt_us) + reorder_us).saturating_sub(age_us))
     }
 
     /// `tcp_rack_mark_lost`. Arms the reordering timer for segments that may still come.
@@ -93,8 +121,9 @@ impl Connection {
         {
             return 0;
         }
-        let quarter = self.rtt.min_us().unwrap_or(0) / 4;
-        quarter.min(self.rtt.smoothed_us().unwrap_or(0))
+        let steps = 1 + u64::from(recovery.rack.wider_steps);
+        let quarters = self.rtt.min_us().unwrap_or(0) * steps / 4;
+        quarters.min(self.rtt.smoothed_us().unwrap_or(0))
     }
 
     pub(super) fn mark_lost(&mut self, index: usize, facts: &mut AckFacts) {
@@ -111,7 +140,7 @@ impl Connection {
     /// True if RACK alone would not call the segment lost at a time-out.
     pub(super) fn is_recent(&self, sent: &Sent, now_us: u64) -> bool {
         let age_us = now_us.saturating_sub(sent.sent_us);
-        self.agreed.sack && self.recovery.rack.rtt_us > age_us
+        self.agreed.sack && u64::from(self.recovery.rack.rtt_us) > age_us
     }
 
     /// The reordering timer fired (`tcp_rack_reo_timeout`).

@@ -57,6 +57,8 @@ pub(super) struct Recovery {
     pub(super) rack: Rack,
     pub(super) reordering: u32,
     pub(super) saw_reordering: bool,
+    /// Retransmissions of which the peer did not say that they were unnecessary.
+    pub(super) resent: u16,
     pub(super) highest_sacked: Option<Seq>,
     /// Blocks of the last ACK.
     pub(super) known_blocks: SackBlocks,
@@ -67,8 +69,10 @@ pub(super) struct Recovery {
     is_frto: bool,
     /// `snd_nxt` at the last new round trip of the estimate.
     pub(super) round_end: Seq,
-    /// Segments in flight at most, since the window was last full.
-    pub(super) max_in_flight: u32,
+    /// Segments outstanding at most in the round trip that ends with this number, and if the window
+    /// held back others.
+    pub(super) max_outstanding: u32,
+    pub(super) use_round_end: Seq,
     pub(super) is_window_limited: bool,
 }
 
@@ -103,13 +107,15 @@ impl Recovery {
             rack: Rack::default(),
             reordering: DUP_THRESHOLD,
             saw_reordering: false,
+            resent: 0,
             highest_sacked: None,
             known_blocks: SackBlocks::default(),
             resend_from: None,
             loss_probe: None,
             is_frto: false,
             round_end: start,
-            max_in_flight: 0,
+            max_outstanding: 0,
+            use_round_end: start,
             is_window_limited: false,
         }
     }
@@ -261,6 +267,8 @@ impl Connection {
         if self.may_undo(facts) {
             self.undo_reduction(false);
             cx.counters.full_undo.add(1);
+        } else {
+            self.recovery.rack.note_recovery();
         }
         if !self.agreed.sack && self.send.una == self.recovery.high_seq {
             // RFC 6582, section 4: without SACK, duplicates of the recovery itself would be taken
@@ -299,6 +307,14 @@ impl Connection {
 
     fn continue_recovery(&mut self, prior_una: Seq, facts: &mut AckFacts, cx: &mut Context<'_>) {
         if self.send.una.is_after(prior_una) {
+            if self.recovery.undo_marker.is_some() && self.is_ack_of_first(facts) {
+                // The hole was filled by what was late, not by what was sent again.
+                facts.note_reordered(prior_una);
+                self.note_reordering(facts);
+                if self.sent.retransmitted > 0 {
+                    return;
+                }
+            }
             if self.may_undo(facts) && self.sent.retransmitted == 0 {
                 self.undo_reduction(true);
                 self.keep_open(facts);

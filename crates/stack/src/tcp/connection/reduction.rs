@@ -96,7 +96,7 @@ impl Connection {
         if self.recovery.is_window_limited {
             return true;
         }
-        self.congestion.is_slow_start() && self.congestion.cwnd < 2 * self.recovery.max_in_flight
+        self.congestion.is_slow_start() && self.congestion.cwnd < 2 * self.recovery.max_outstanding
     }
 
     /// Restores the window as it was before the reduction (`tcp_undo_cwnd_reduction`).

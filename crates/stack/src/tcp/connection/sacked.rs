@@ -53,6 +53,12 @@ impl Connection {
             recovery.undo_retransmits =
                 recovery.undo_retransmits.map(|left| left.saturating_sub(segments));
         }
+        // More duplicates than retransmissions are the network's, and a probe overtakes nothing.
+        let is_probe = recovery.loss_probe.is_some_and(|probe| probe.high_seq == block.end);
+        if recovery.resent > 0 && !is_probe {
+            recovery.resent -= 1;
+            recovery.rack.note_duplicate(self.send.una, self.send.next);
+        }
     }
 
     fn mark_block(&mut self, block: SackBlock, facts: &mut AckFacts, now_us: u64) {

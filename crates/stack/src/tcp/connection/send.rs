@@ -20,6 +20,8 @@ enum Halt {
     Empty,
     CongestionWindow,
     PeerWindow,
+    /// More may be written before the next ACK.
+    MoreToCome,
     Nagle,
     NoFrame,
 }
@@ -67,12 +69,12 @@ impl Connection {
         };
         if sent > 0 {
             self.recovery.note_sent(self.sent.len() - before);
-            let in_flight = self.sent.in_flight();
-            let is_limited = halt == Halt::CongestionWindow || in_flight >= self.congestion.cwnd;
-            self.note_window_use(in_flight, is_limited);
             self.schedule_loss_probe(cx.now_us, false);
-        } else if halt == Halt::CongestionWindow {
-            self.recovery.is_window_limited = true;
+        }
+        let is_full = self.sent.in_flight() >= self.congestion.cwnd;
+        let is_limited = halt == Halt::CongestionWindow || is_full;
+        if sent > 0 || is_limited {
+            self.note_window_use(is_limited);
         }
         // Nothing comes back that could open the window, end Nagle's wait or free a frame.
         let is_waiting = self.unsent_bytes() > 0 || halt == Halt::NoFrame;
@@ -82,11 +84,16 @@ impl Connection {
         }
     }
 
-    fn note_window_use(&mut self, in_flight: u32, is_limited: bool) {
-        let recovery = &mut self.recovery;
-        recovery.max_in_flight =
-            if is_limited { in_flight } else { recovery.max_in_flight.max(in_flight) };
-        recovery.is_window_limited = is_limited;
+    /// Notes how far the window is used: the strongest sign of each round trip (`tcp_cwnd_validate`).
+    fn note_window_use(&mut self, is_limited: bool) {
+        let (outstanding, recovery) = (self.sent.len(), &mut self.recovery);
+        let is_new_round = !self.send.una.is_before(recovery.use_round_end);
+        let is_more = !recovery.is_window_limited && outstanding > recovery.max_outstanding;
+        if is_new_round || is_limited || is_more {
+            recovery.is_window_limited = is_limited;
+            recovery.max_outstanding = outstanding;
+            recovery.use_round_end = self.send.next;
+        }
     }
 
     /// Sends the next packet: one segment, or several that the device cuts.
@@ -97,8 +104,8 @@ impl Connection {
         if most == 0 && !(next.has_fin && next.len_bytes <= self.send.mss) {
             return Err(Halt::CongestionWindow);
         }
-        if self.waits_for_next_ack(cx) {
-            return Err(Halt::CongestionWindow);
+        if let Some(halt) = self.wait_for_next_ack(cx) {
+            return Err(halt);
         }
         let first_end = self.send.next + next.len_bytes.min(self.send.mss);
         let fin = u32::from(next.has_fin && next.len_bytes <= self.send.mss);
@@ -121,16 +128,14 @@ impl Connection {
         self.send_new(&next, cx)
     }
 
-    /// True if the next ACK, which comes soon, will let a larger packet out
+    /// Reason to wait for the next ACK, which comes soon and will let a larger packet out
     /// (`tcp_tso_should_defer`).
-    fn waits_for_next_ack(&self, cx: &Context<'_>) -> bool {
+    fn wait_for_next_ack(&self, cx: &Context<'_>) -> Option<Halt> {
         let unsent = self.unsent_bytes();
-        let (Some(first), Some(srtt_us)) = (self.sent.first(), self.rtt.smoothed_us()) else {
-            return false;
-        };
+        let (first, srtt_us) = (self.sent.first()?, self.rtt.smoothed_us()?);
         let since_us = cx.now_us.saturating_sub(self.send.last_data_us);
         if unsent <= self.send.mss || self.recovery.is_recovering() || since_us > SOON_US {
-            return false;
+            return None;
         }
         let left = self.congestion.cwnd.saturating_sub(self.sent.in_flight());
         let by_congestion = left.saturating_mul(self.send.mss);
@@ -138,10 +143,17 @@ impl Connection {
         let limit = by_congestion.min(by_peer);
         let whole = self.congestion.cwnd.saturating_mul(self.send.mss).min(self.send.window);
         if limit >= self.largest_burst(cx).saturating_mul(self.send.mss) || limit >= whole / 3 {
-            return false;
+            return None;
         }
         let ack_us = (first.sent_us + srtt_us).saturating_sub(cx.now_us);
-        ack_us <= SOON_US.min(srtt_us / 2) && (limit <= unsent || !self.has_unsent_fin())
+        if ack_us > SOON_US.min(srtt_us / 2) {
+            return None;
+        }
+        match limit <= unsent {
+            true if by_congestion < by_peer => Some(Halt::CongestionWindow),
+            true => Some(Halt::PeerWindow),
+            false => (!self.has_unsent_fin()).then_some(Halt::MoreToCome),
+        }
     }
 
     /// Segments that one packet may have now: by the congestion window, of which half is kept for
@@ -319,6 +331,7 @@ impl Connection {
             self.sent.merge_next(index, most);
         }
         self.sent.sent_again(index, cx.now_us);
+        self.recovery.resent = self.recovery.resent.saturating_add(1);
         cx.counters.retrans_segs.add(1);
         self.resent.count(cause);
         if !self.transmit_sent(index, cx) {
