@@ -134,6 +134,18 @@ impl Network {
         Ok(RestoredRfs(Some(before)))
     }
 
+    /// Moves a link that is in another namespace to its own.
+    pub(super) fn give(&self, from: &str, end: LinkEnd) -> Result<(), String> {
+        self.ip(from, &format!("link set {} netns {}", end.device, self.full(end.namespace)))
+    }
+
+    /// Sets the kernel's congestion control, and has it forget what a connection learned.
+    pub(super) fn use_cubic(&self, namespace: &str) -> Result<(), String> {
+        let script = "cd /proc/sys/net/ipv4; echo cubic >tcp_congestion_control; \
+                      echo 1 >tcp_no_metrics_save";
+        succeed(self.inside(namespace, "sh").args(["-ec", script]))
+    }
+
     fn full(&self, namespace: &str) -> String {
         self.prefix.clone() + namespace
     }

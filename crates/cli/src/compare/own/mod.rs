@@ -6,6 +6,9 @@
 mod ask; //   a client that measures the time to each answer
 mod serve; // receivers that count, answer or bridge
 mod rpc; //   requests and answers over TCP
+mod bulk; //  streams over TCP
+mod impair; // a bridge that impairs frames
+mod impaired_path; // what it does to them
 mod window; // the window of measurement
 
 use std::io::Read;
@@ -65,6 +68,9 @@ pub(crate) struct OwnArgs {
 
     #[command(flatten)]
     rpc: rpc::RpcArgs,
+
+    #[command(flatten)]
+    impair: impair::ImpairArgs,
 }
 
 /// A program of our side.
@@ -84,6 +90,12 @@ enum OwnProgram {
     RpcServe,
     /// Asks over TCP, by sockets of the kernel
     RpcAsk,
+    /// Sends streams over TCP
+    BulkSend,
+    /// Receives streams over TCP
+    BulkReceive,
+    /// Bridges two TAPs that it makes, and impairs what goes from the first to the second
+    Impair,
 }
 
 pub(crate) fn run(args: &OwnArgs) -> Result<(), Failure> {
@@ -97,6 +109,9 @@ pub(crate) fn run(args: &OwnArgs) -> Result<(), Failure> {
         OwnProgram::Ask => ask::run(args),
         OwnProgram::RpcServe => rpc::serve(args),
         OwnProgram::RpcAsk => rpc::ask(args),
+        OwnProgram::BulkSend => bulk::send(args),
+        OwnProgram::BulkReceive => bulk::receive(args),
+        OwnProgram::Impair => impair::run(args),
     }
 }
 

@@ -3,6 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "tests panic")]
 
 mod causes; // retransmissions by cause
+#[path = "../../../../cli/src/compare/own/impaired_path.rs"]
+mod impaired_path; // loss, reordering, a bottleneck
+mod course; //        bulk streams through such paths
+mod goodput; //       laws: how much of it arrives
 mod flood; //  SYN floods and memory
 mod forged; // segments that a stranger makes up
 mod hostile; // segments of a stranger

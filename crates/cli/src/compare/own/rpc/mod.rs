@@ -66,10 +66,8 @@ pub(super) fn serve(args: &OwnArgs) -> Result<(), Failure> {
         threads.join().map_err(refused)?;
         return Ok(());
     }
-    let mut devices = devices(args)?;
-    let own = |address| Addresses::Own { mac: None, addresses: vec![address] };
-    let addresses = args.rpc.address.map(own).into_iter().collect();
-    let net_config = NetConfig { addresses, ..NetConfig::default() };
+    let mut devices = devices(args, &format!("tcp:{}", args.port))?;
+    let net_config = NetConfig { addresses: args.rpc.addresses(), ..NetConfig::default() };
     let (net, engine) = Net::over(&serve::config(args), &net_config, &mut devices)?;
     for knob in &args.rpc.knobs {
         let (name, value) = knob.split_once('=').unwrap_or((knob, ""));
@@ -84,10 +82,27 @@ pub(super) fn serve(args: &OwnArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn devices(args: &OwnArgs) -> Result<Vec<Device>, Failure> {
+impl RpcArgs {
+    pub(super) fn is_kernel(&self) -> bool {
+        self.kernel
+    }
+
+    pub(super) fn connections(&self) -> u16 {
+        self.connections
+    }
+
+    /// Addresses of the device, if only this process has it.
+    pub(super) fn addresses(&self) -> Vec<Addresses> {
+        let own = |address| Addresses::Own { mac: None, addresses: vec![address] };
+        self.address.map(own).into_iter().collect()
+    }
+}
+
+/// Opens the devices: for what the filter names if the kernel has them, too, and else for all.
+pub(super) fn devices(args: &OwnArgs, shared: &str) -> Result<Vec<Device>, Failure> {
     let take: RxFilter = match args.rpc.address {
         Some(_) => RxFilter::default(),
-        None => format!("tcp:{}", args.port).parse()?,
+        None => shared.parse()?,
     };
     let open = |name: &String| {
         Device::open(&DeviceConfig { take: take.clone(), ..serve::device_config(name, args) })

@@ -1,0 +1,203 @@
+//! `compare tcp-loss`: goodput of bulk streams through a bridge that impairs frames, kernel to kernel
+//! and with Forebay at one end.
+//!
+//! The bridge joins two TAPs. The kernel's congestion control is CUBIC at both ends.
+
+use std::process::Command;
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::CompareSetting;
+use super::child::StartedProgram;
+use super::network::{Network, PORT, RECEIVER, SENDER, TO_RECEIVER};
+use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
+
+const GOODPUT: &[Quantity] = &[Quantity { name: "goodput", unit: "Mbit/s", better: Better::More }];
+const SHARE: &[Quantity] =
+    &[Quantity { name: "share of the first four", unit: "%", better: Better::More }];
+
+/// Shortest window and warm-up: losses are rare events.
+const WINDOW: Duration = Duration::from_secs(3);
+const WARM_UP: Duration = Duration::from_secs(1);
+
+/// Port of the second receiver.
+const OTHER_PORT: &str = "9001";
+
+/// Paths, as arguments of the bridge.
+const PATHS: [(&str, &str); 13] = [
+    ("100 Mbit/s, 10 ms", "--rate-kbps 100000 --delay-us 5000 --queue-bytes 125000"),
+    ("loss of 0.1 %", "--rate-kbps 100000 --delay-us 5000 --queue-bytes 125000 --loss-ppm 1000"),
+    ("loss of 1 %", "--rate-kbps 100000 --delay-us 5000 --queue-bytes 125000 --loss-ppm 10000"),
+    ("loss of 5 %", "--rate-kbps 100000 --delay-us 5000 --queue-bytes 125000 --loss-ppm 50000"),
+    (
+        "1 % late by 3 ms",
+        "--rate-kbps 100000 --delay-us 5000 --queue-bytes 125000 --reorder-ppm 10000 --reorder-us 3000",
+    ),
+    (
+        "20 % late by 1 ms",
+        "--rate-kbps 100000 --delay-us 5000 --queue-bytes 125000 --reorder-ppm 200000 --reorder-us 1000",
+    ),
+    ("5 % twice", "--rate-kbps 100000 --delay-us 5000 --queue-bytes 125000 --duplicate-ppm 50000"),
+    (
+        "10 Mbit/s, 1 ms, loss of 1 %",
+        "--rate-kbps 10000 --delay-us 500 --queue-bytes 20000 --loss-ppm 10000",
+    ),
+    ("10 Mbit/s, 100 ms", "--rate-kbps 10000 --delay-us 50000 --queue-bytes 125000"),
+    (
+        "100 Mbit/s, 100 ms, loss of 0.1 %",
+        "--rate-kbps 100000 --delay-us 50000 --queue-bytes 1250000 --loss-ppm 1000",
+    ),
+    ("10 Mbit/s, 10 ms, queue of 1 s", "--rate-kbps 10000 --delay-us 5000 --queue-bytes 1250000"),
+    ("100 Mbit/s, 10 ms, queue of 2 ms", "--rate-kbps 100000 --delay-us 5000 --queue-bytes 25000"),
+    ("1000 Mbit/s, 10 ms", "--rate-kbps 1000000 --delay-us 5000 --queue-bytes 1250000"),
+];
+
+/// Path of the flows that share it.
+const SHARED: &str = "--rate-kbps 100000 --delay-us 5000 --queue-bytes 125000";
+
+/// Stack at one end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stack {
+    Kernel,
+    Own,
+}
+
+impl Stack {
+    /// Arguments of its program.
+    fn arguments(self, device: &'static str) -> Vec<&'static str> {
+        match self {
+            Self::Kernel => vec!["--kernel"],
+            Self::Own => {
+                vec!["--via", "af_packet", "--packet-ring", "frames", "--device", device]
+            }
+        }
+    }
+}
+
+pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, String> {
+    let network = Network::new(&[SENDER.namespace, RECEIVER.namespace])?;
+    for end in [SENDER, RECEIVER] {
+        network.use_cubic(end.namespace)?;
+    }
+    let network = Rc::new(network);
+    let mut subjects = Vec::new();
+    for (group, path) in PATHS {
+        for (author, name, stacks) in [
+            (Author::Peer, "kernel to kernel", [Stack::Kernel, Stack::Kernel]),
+            (Author::Forebay, "forebay to kernel", [Stack::Own, Stack::Kernel]),
+            (Author::Forebay, "kernel to forebay", [Stack::Kernel, Stack::Own]),
+        ] {
+            let network = Rc::clone(&network);
+            let measure = move || measure(setting, &network, path, stacks);
+            subjects.push(Subject::new(group, author, name, GOODPUT, measure));
+        }
+    }
+    for (author, name, stack) in [
+        (Author::Peer, "kernel, beside kernel", Stack::Kernel),
+        (Author::Forebay, "forebay, beside kernel", Stack::Own),
+    ] {
+        let network = Rc::clone(&network);
+        let measure = move || share(setting, &network, stack);
+        let group = "4 flows beside 4 of the kernel";
+        subjects.push(Subject::new(group, author, name, SHARE, measure));
+    }
+    Ok(subjects)
+}
+
+fn measure(
+    setting: &CompareSetting,
+    network: &Network,
+    path: &str,
+    [sender, receiver]: [Stack; 2],
+) -> Result<TurnFigures, String> {
+    let _bridge = bridge(network, path)?;
+    let mut receiver = StartedProgram::start(&mut receive(setting, network, receiver, (PORT, 1))?)?;
+    let _sender = StartedProgram::start(&mut send(setting, network, sender, (PORT, 1))?)?;
+    let goodput = goodput(&receiver.result()?)?;
+    Ok(TurnFigures::default().with("goodput", goodput))
+}
+
+/// Share of four flows of a stack, beside four of the kernel.
+fn share(setting: &CompareSetting, network: &Network, stack: Stack) -> Result<TurnFigures, String> {
+    let _bridge = bridge(network, SHARED)?;
+    let ends = [(stack, PORT), (Stack::Kernel, OTHER_PORT)];
+    let mut receivers = Vec::new();
+    for (_, port) in ends {
+        let mut command = receive(setting, network, Stack::Kernel, (port, 4))?;
+        receivers.push(StartedProgram::start(&mut command)?);
+    }
+    let mut senders = Vec::new();
+    for (stack, port) in ends {
+        senders.push(StartedProgram::start(&mut send(setting, network, stack, (port, 4))?)?);
+    }
+    let mut rates = Vec::new();
+    for receiver in &mut receivers {
+        rates.push(goodput(&receiver.result()?)?);
+    }
+    let share = rates[0] / (rates[0] + rates[1]) * 100.0;
+    Ok(TurnFigures::default().with("share of the first four", share))
+}
+
+/// Starts the bridge, and gives its ends to the namespaces.
+fn bridge(network: &Network, path: &str) -> Result<StartedProgram, String> {
+    let arguments =
+        format!("impair --device {} --device {} {path}", SENDER.device, RECEIVER.device);
+    let bridge = StartedProgram::start(&mut network.own(SENDER.namespace, &arguments)?)?;
+    network.give(SENDER.namespace, RECEIVER)?;
+    for (end, other) in [(SENDER, RECEIVER), (RECEIVER, SENDER)] {
+        let mac = format!("link set {} address 02:00:00:00:00:{:02x} up", end.device, end.number);
+        network.ip(end.namespace, &mac)?;
+        network.address(end, &[(other.number, other.number)])?;
+    }
+    Ok(bridge)
+}
+
+fn receive(
+    setting: &CompareSetting,
+    network: &Network,
+    stack: Stack,
+    (port, connections): (&str, u16),
+) -> Result<Command, String> {
+    let mut command = network.own(RECEIVER.namespace, "bulk-receive")?;
+    command.args(stack.arguments(RECEIVER.device)).args(["--port", port]);
+    command.args(["--cpus", &setting.cpus.there.to_string()]);
+    command.args(["--connections", &connections.to_string()]);
+    command.args(["--warm-up", &setting.warm_up.max(WARM_UP).as_millis().to_string()]);
+    command.args(["--window", &setting.window.max(WINDOW).as_millis().to_string()]);
+    Ok(command)
+}
+
+fn send(
+    setting: &CompareSetting,
+    network: &Network,
+    stack: Stack,
+    (port, connections): (&str, u16),
+) -> Result<Command, String> {
+    let mut command = network.own(SENDER.namespace, "bulk-send")?;
+    command.args(stack.arguments(SENDER.device)).args(["--port", port, "--to", TO_RECEIVER]);
+    command.args(["--cpus", &setting.cpus.here.to_string()]);
+    command.args(["--connections", &connections.to_string()]);
+    Ok(command)
+}
+
+/// Goodput of a receiver's result, in Mbit/s.
+fn goodput(result: &Value) -> Result<f64, String> {
+    let number = |name: &str| result[name].as_f64().ok_or("the receiver has no result");
+    Ok(number("bytes")? * 8e3 / number("ns")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn goodput_is_in_megabits() {
+        let result = json!({ "bytes": 25_000_000, "ns": 2_000_000_000_u64 });
+        assert!((goodput(&result).unwrap() - 100.0).abs() < 1e-9);
+        assert!(goodput(&json!({})).is_err());
+    }
+}
