@@ -55,6 +55,8 @@ pub struct EngineState {
     /// Number of threads that are ready on their CPUs; `started` lets them begin.
     ready: AtomicUsize,
     started: AtomicBool,
+    /// Time at which the threads began; written before `started`.
+    started_ns: AtomicU64,
     stop: AtomicBool,
     aborted: AtomicBool,
     /// Number of queues whose source is not exhausted.
@@ -124,6 +126,7 @@ impl EngineState {
             counters: OnceLock::new(),
             ready: AtomicUsize::new(0),
             started: AtomicBool::new(false),
+            started_ns: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             aborted: AtomicBool::new(false),
             live_sources: AtomicUsize::new(queues),
@@ -166,6 +169,7 @@ impl EngineState {
             thread::yield_now();
         }
         let started_ns = self.clock.now_ns();
+        self.started_ns.store(started_ns, Ordering::Relaxed);
         self.started.store(true, Ordering::Release);
         started_ns
     }
@@ -369,13 +373,15 @@ impl EngineState {
         debug_assert!(set.is_ok(), "an engine is built once");
     }
 
-    /// Recorder of a timeline that begins now; `None` until the engine is built. Waits are recorded
-    /// while they are [measured](Self::measure).
+    /// Recorder of a timeline that begins with the run, or now if the run has not begun; `None` until
+    /// the engine is built. Waits are recorded while they are [measured](Self::measure).
     pub fn timeline(&self, period_ns: u64) -> Option<TimelineRecorder> {
         let counters = self.counters()?;
         let cpus = self.cpus.cpus().iter().copied().zip(counters.cpus.iter().cloned());
-        let now_ns = self.now_ns();
-        Some(TimelineRecorder::new(counters.queues.clone(), cpus.collect(), now_ns, period_ns))
+        let has_started = self.has_started();
+        let began_ns =
+            if has_started { self.started_ns.load(Ordering::Relaxed) } else { self.now_ns() };
+        Some(TimelineRecorder::new(counters.queues.clone(), cpus.collect(), began_ns, period_ns))
     }
 
     /// Time on the engine's clock, in nanoseconds.

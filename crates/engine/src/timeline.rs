@@ -58,20 +58,20 @@ pub struct TimelineRecorder {
 }
 
 impl TimelineRecorder {
-    /// Recorder of a run that begins at `now_ns`; `period_ns` is the least time between two
-    /// samples at first.
+    /// Recorder of a run that began at `began_ns`, with counters of zero; `period_ns` is the least
+    /// time between two samples at first. The recorder may be created later than the run: its first
+    /// interval then has all that was counted before the first observation.
     #[must_use]
     pub fn new(
         queues: Vec<Arc<IntakeCounters>>,
         cpus: Vec<(CpuId, Arc<DeliveryCounters>)>,
-        now_ns: u64,
+        began_ns: u64,
         period_ns: u64,
     ) -> Self {
-        let samples = Vec::with_capacity(SAMPLES_MAX + 1);
-        let period_ns = period_ns.max(1);
-        let mut recorder = Self { queues, cpus, began_ns: now_ns, period_ns, samples };
-        recorder.sample(now_ns);
-        recorder
+        let mut samples = Vec::with_capacity(SAMPLES_MAX + 1);
+        let none = vec![CpuSample::default(); cpus.len()];
+        samples.push(TimelineSample { at_ns: 0, cpus: none, moves: 0, holds: 0 });
+        Self { queues, cpus, began_ns, period_ns: period_ns.max(1), samples }
     }
 
     /// Takes a sample if one is due.
@@ -148,9 +148,22 @@ fn summed<'a>(histograms: impl Iterator<Item = &'a Histogram>) -> Vec<(Option<u6
 
 #[cfg(test)]
 mod tests {
+    use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
+    use forebay_rx::Handler;
+    use forebay_rx::delivery::Batch;
+    use forebay_rx::hash::Hasher;
+    use forebay_sys::clock::Clock;
+    use forebay_sys::cpu_list::CpuList;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::{Config, Engine};
+
+    struct Nothing;
+
+    impl Handler for Nothing {
+        fn handle(&mut self, _: &mut Batch<'_>) {}
+    }
 
     fn recorder(began_ns: u64, period_ns: u64) -> TimelineRecorder {
         let queues = vec![Arc::new(IntakeCounters::new(1))];
@@ -177,6 +190,22 @@ mod tests {
             prop_assert_eq!(times[times.len() - 1], now_ns - began_ns);
             prop_assert!(times.len() <= SAMPLES_MAX + 1 && times.is_sorted());
         }
+    }
+
+    /// A recorder whose thread is late, even later than the run, has all packets since the begin.
+    #[test]
+    fn plt_2_late_recorder_misses_nothing() {
+        let plan = SyntheticPlan { frames: 1_000, ..SyntheticPlan::default() };
+        let hasher = Arc::new(Hasher::keyed(&[1; 16], false));
+        let config = Config::new(CpuList::new([CpuId(0)]), hasher);
+        let source = Box::new(SyntheticSource::new(plan, None));
+        let engine = Engine::build(&config, vec![source], Clock::machine(), |_| Nothing).unwrap();
+        let state = engine.state();
+        engine.run().unwrap();
+        let samples = state.timeline(1).unwrap().finish(state.now_ns()).samples;
+        let packets: Vec<_> = samples.iter().map(|sample| sample.cpus[0].packets).collect();
+        assert_eq!(packets, [0, 1_000]);
+        assert!(samples[0].at_ns == 0 && samples[1].at_ns > 0);
     }
 
     #[test]
