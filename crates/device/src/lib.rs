@@ -17,6 +17,7 @@ mod pace; //          due time of a recorded or generated frame
 pub mod config; //    configuration: name, backend, options
 pub mod open; //      an open device: its sources and sinks
 pub mod stats; //     counters, and facts about a device
+mod link; //          link of an interface, or connection to a back end
 pub mod rx_filter; // packets that are taken from the kernel
 #[cfg(feature = "af-xdp")]
 pub mod af_xdp; //    frames straight into packet memory
@@ -37,6 +38,7 @@ use forebay_rx::RxQueue;
 use forebay_rx::hash::{FlowHash, Hasher, Indirection};
 use forebay_rx::parse::{Link, Verify, View, parse};
 pub use forebay_sys::xdp::CopyMode;
+pub use link::{BackEndLink, DeviceLink};
 pub use open::Device;
 pub use pace::Rate;
 pub use stats::{Facts, KernelCounts, RxBuffers};

@@ -14,6 +14,7 @@ use crate::af_packet::{self, PacketOptions, PacketSink};
 use crate::af_xdp::{Opened, XdpDevice};
 use crate::config::{DeviceConfig, Via};
 #[cfg(feature = "af-xdp")]
+use crate::link::DeviceLink;
 use crate::rx_filter::RxFilter;
 use crate::stats::{Facts, KernelCounts, RxBuffers};
 #[cfg(feature = "tun")]
@@ -95,6 +96,15 @@ impl Device {
         self.via.is_interface().then(|| Interface::named(&self.name))
     }
 
+    /// Link of the device; `None` if its interface is gone, or frames come from sources of the caller.
+    pub fn link(&self) -> Option<DeviceLink> {
+        #[cfg(feature = "vhost-user")]
+        if let Some(WayOut::Virtio(device)) = &self.way_out {
+            return Some(DeviceLink::BackEnd(device.back_end()));
+        }
+        self.interface().and_then(Result::ok).map(DeviceLink::Interface)
+    }
+
     /// True if the device takes all packets of an interface from the kernel, ARP too.
     pub fn takes_all(&self) -> bool {
         self.takes_all
@@ -121,7 +131,7 @@ impl Device {
     #[cfg(feature = "af-xdp")]
     fn open_af_xdp(config: &DeviceConfig) -> Result<Self> {
         let interface = Interface::named(&config.name)?;
-        privilege::for_af_xdp(&config.name)?;
+        privilege::for_af_xdp(&config.name, config.take != RxFilter::All)?;
         let (device, sources) = XdpDevice::open(&interface, config, Opened::Both)?;
         let counts = sources.iter().map(|source| Arc::clone(source.counts())).collect();
         Ok(Self {

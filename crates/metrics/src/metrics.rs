@@ -7,10 +7,9 @@ use std::sync::Arc;
 use forebay::Control;
 use forebay::net::Net;
 use forebay::net::counters::SocketCounts;
-use forebay_device::{Device, KernelCounts, Via};
+use forebay_device::{Device, DeviceLink, KernelCounts, Via};
 use forebay_engine::{DeviceQueues, Measured};
 use forebay_rx::sink::SinkCounters;
-use forebay_sys::interface::Interface;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::registry::Registry;
@@ -41,17 +40,15 @@ pub(crate) struct MeasuredDevice {
     pub(crate) name: String,
     pub(crate) via: Via,
     pub(crate) counts: Vec<Arc<KernelCounts>>,
-    /// Interface, and the number of times that it had lost its carrier before; `None` if the device
-    /// is no interface.
-    pub(crate) link: Option<(Interface, u32)>,
+    /// Link, and the number of times that it had been lost before; `None` if the device has none.
+    pub(crate) link: Option<(DeviceLink, u32)>,
 }
 
 impl MeasuredDevice {
     fn of(name: String, device: &Device) -> Self {
-        let interface = device.interface().and_then(Result::ok);
-        let link = interface.and_then(|interface| {
-            let status = interface.link_status().ok()??;
-            Some((interface, status.carrier_losses))
+        let link = device.link().and_then(|link| {
+            let status = link.status().ok()??;
+            Some((link, status.carrier_losses))
         });
         Self { name, via: device.via, counts: device.counts.clone(), link }
     }

@@ -134,24 +134,28 @@ fn queues(shared: &EngineState) -> Vec<NamedQueue<'_>> {
     of_devices.collect()
 }
 
-/// Adds the links of devices that are interfaces, as the kernel reports them now.
+/// Adds the links of devices: of interfaces as the kernel reports them now, and of back ends.
 fn encode_links(devices: &[MeasuredDevice], families: &mut Families<'_>) -> fmt::Result {
     let links: Vec<_> = devices
         .iter()
         .filter_map(|device| {
-            let (interface, losses_before) = device.link.as_ref()?;
+            let (link, losses_before) = device.link.as_ref()?;
             // Gone, or not answered for: packets do not pass.
-            let status = interface.link_status().ok().flatten();
+            let status = link.status().ok().flatten();
             Some((device.name.as_str(), status, *losses_before))
         })
         .collect();
-    let running = ("device_up", "1 if the interface is up and has a carrier, 0 if not, or gone");
+    let running =
+        ("device_up", "1 if the interface is up and has a carrier, or the back end is connected");
     let each = links.iter().map(|(device, status, _)| {
         let is_running = status.is_some_and(|status| status.state == LinkState::Running);
         ([("device", *device)], f64::from(u8::from(is_running)))
     });
     families.gauges(running, None, each)?;
-    let losses = ("carrier_losses", "Times that the interface lost its carrier during the run");
+    let losses = (
+        "carrier_losses",
+        "Times that the interface lost its carrier, or the back end, during the run",
+    );
     let each = links.iter().filter_map(|(device, status, before)| {
         let losses = (*status)?.carrier_losses.wrapping_sub(*before);
         Some(([("device", *device)], u64::from(losses)))

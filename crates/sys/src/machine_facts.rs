@@ -139,7 +139,7 @@ impl MachineFacts {
                 .text_if_any("sys/kernel/mm/transparent_hugepage/enabled")
                 .and_then(|modes| selected(&modes)),
             memlock_bytes: process::getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX),
-            af_xdp: missing(privilege::for_af_xdp("a device")),
+            af_xdp: missing(privilege::for_af_xdp("a device", true)),
             af_packet: missing(privilege::for_af_packet("a device", false)),
             ipc_lock: missing(privilege::for_locked_memory("a device", u64::MAX)),
             // A namespace other than the first one has fewer of these files.

@@ -12,7 +12,7 @@ use super::interface::Interface;
 use super::{User, user};
 use crate::error::{Error, Result};
 
-/// `CAP_BPF` of include/uapi/linux/capability.h, since Linux 5.8.
+/// `CAP_BPF` of include/uapi/linux/capability.h, since Linux 5.8, as is `CAP_PERFMON`.
 const CAP_BPF: u32 = 39;
 
 /// Capability that a device may need.
@@ -21,6 +21,7 @@ enum Capability {
     NetRaw,
     NetAdmin,
     Bpf,
+    PerfMon,
     SysAdmin,
     IpcLock,
     SetUid,
@@ -28,10 +29,11 @@ enum Capability {
 }
 
 impl Capability {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::NetRaw,
         Self::NetAdmin,
         Self::Bpf,
+        Self::PerfMon,
         Self::SysAdmin,
         Self::IpcLock,
         Self::SetUid,
@@ -44,6 +46,7 @@ impl Capability {
             Self::NetRaw => "cap_net_raw",
             Self::NetAdmin => "cap_net_admin",
             Self::Bpf => "cap_bpf",
+            Self::PerfMon => "cap_perfmon",
             Self::SysAdmin => "cap_sys_admin",
             Self::IpcLock => "cap_ipc_lock",
             Self::SetUid => "cap_setuid",
@@ -53,8 +56,9 @@ impl Capability {
 
     /// True if a thread with the set `has` has this capability.
     fn is_in(self, has: CapabilitySet) -> bool {
-        // The kernel accepts CAP_SYS_ADMIN in place of CAP_BPF (`bpf_capable`).
-        let is_older = self == Self::Bpf && has.contains(CapabilitySet::SYS_ADMIN);
+        // The kernel accepts CAP_SYS_ADMIN in place of these (`bpf_capable`, `perfmon_capable`).
+        let is_older =
+            matches!(self, Self::Bpf | Self::PerfMon) && has.contains(CapabilitySet::SYS_ADMIN);
         is_older || has.contains(self.bit())
     }
 
@@ -63,6 +67,7 @@ impl Capability {
             Self::NetRaw => CapabilitySet::NET_RAW,
             Self::NetAdmin => CapabilitySet::NET_ADMIN,
             Self::Bpf => CapabilitySet::BPF,
+            Self::PerfMon => CapabilitySet::PERFMON,
             Self::SysAdmin => CapabilitySet::SYS_ADMIN,
             Self::IpcLock => CapabilitySet::IPC_LOCK,
             Self::SetUid => CapabilitySet::SETUID,
@@ -71,13 +76,18 @@ impl Capability {
     }
 }
 
-/// Checks that the calling thread may receive and send by AF_XDP.
+/// Checks that the calling thread may receive and send by AF_XDP. A program that looks for ports
+/// computes pointers, which the kernel allows with `CAP_PERFMON` only.
 ///
 /// # Errors
 /// [`Error::Privilege`] with the missing capabilities.
-pub fn for_af_xdp(device: &str) -> Result<()> {
-    let bpf = if knows_cap_bpf() { Capability::Bpf } else { Capability::SysAdmin };
-    let needed = [Capability::NetRaw, Capability::NetAdmin, bpf];
+pub fn for_af_xdp(device: &str, is_filtering: bool) -> Result<()> {
+    let program: &[_] = match (knows_cap_bpf(), is_filtering) {
+        (true, true) => &[Capability::Bpf, Capability::PerfMon],
+        (true, false) => &[Capability::Bpf],
+        (false, _) => &[Capability::SysAdmin],
+    };
+    let needed = [&[Capability::NetRaw, Capability::NetAdmin], program].concat();
     require(&format!("AF_XDP on {device}"), &needed).map_err(|error| match error {
         Error::Privilege { what, missing, help } => {
             let help = format!(

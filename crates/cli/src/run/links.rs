@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use forebay_device::DeviceLink;
 use forebay_run::run::To;
 use forebay_sys::interface::{Interface, LinkState, LinkStatus};
 use tracing::{error, info, warn};
@@ -12,9 +13,10 @@ use crate::ticker::Ticker;
 /// Interval between two looks at a link. The kernel counts losses in between.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
 
-/// Interface of a run, and its link when it was last looked at.
+/// Link of a run's device, as it was when it was last looked at.
 struct Link {
-    interface: Interface,
+    name: String,
+    device: DeviceLink,
     /// True if packets are received there: the run ends with the interface then, and tells it.
     is_received_from: bool,
     /// `None` once the interface is gone.
@@ -32,45 +34,47 @@ enum LinkChange {
     Gone,
 }
 
-/// Starts to report changes of the links that packets come by or leave by.
-pub(super) fn watch(args: &RunArgs) -> Ticker {
-    let devices = args.devices.iter().map(|device| device.name.as_str());
+/// Starts to report changes of the links that packets come by, which are given, or leave by.
+pub(super) fn watch(args: &RunArgs, from: &[(String, DeviceLink)]) -> Ticker {
     let to = args.to.iter().filter_map(|to| match to {
-        To::Tun(name) | To::Dev(name) => Some(name.as_str()),
+        To::Tun(name) | To::Dev(name) => Interface::named(name).ok(),
         To::Count | To::Pcap(_) => None,
     });
-    let links = devices.map(|name| (name, true)).chain(to.map(|name| (name, false)));
-    let mut links: Vec<_> = links.filter_map(|(name, is_from)| Link::of(name, is_from)).collect();
-    links.sort_by_key(|link| !link.is_received_from);
+    let to = to.map(|it| (it.name.clone(), DeviceLink::Interface(it), false));
+    let from = from.iter().map(|(name, link)| (name.clone(), link.clone(), true));
+    let mut links: Vec<_> = from.chain(to).filter_map(Link::of).collect();
     let mut seen = Vec::new();
     links.retain(|link| {
-        let is_new = !seen.contains(&link.interface.index);
-        seen.push(link.interface.index);
+        let Some(interface) = link.device.interface_index() else { return true };
+        let is_new = !seen.contains(&interface);
+        seen.push(interface);
         is_new
     });
     Ticker::every(LOOK_PERIOD, move || links.iter_mut().for_each(Link::look))
 }
 
 impl Link {
-    /// Link of an interface; `None` if there is none by that name, as of a device of a process.
-    fn of(name: &str, is_received_from: bool) -> Option<Self> {
-        let interface = Interface::named(name).ok()?;
-        let last = interface.link_status().ok()??;
-        Some(Self { interface, is_received_from, last: Some(last) })
+    /// Link to be looked at; `None` if nothing is known about it, or it is gone already.
+    fn of((name, device, is_received_from): (String, DeviceLink, bool)) -> Option<Self> {
+        let last = device.status().ok()??;
+        Some(Self { name, device, is_received_from, last: Some(last) })
     }
 
     fn look(&mut self) {
         let Some(last) = self.last else { return };
         // An unanswered request is repeated at the next look.
-        let Ok(now) = self.interface.link_status() else { return };
+        let Ok(now) = self.device.status() else { return };
         self.last = now;
         if let Some(change) = change(last, now) {
-            self.tell(change);
+            match self.device {
+                DeviceLink::Interface(_) => self.tell(change),
+                DeviceLink::BackEnd(_) => self.tell_back_end(change),
+            }
         }
     }
 
     fn tell(&self, change: LinkChange) {
-        let device = self.interface.name.as_str();
+        let device = self.name.as_str();
         match change {
             LinkChange::Down => warn!(
                 device,
@@ -97,6 +101,28 @@ impl Link {
                 link = "gone",
                 "the interface {device} is gone, so nothing can be sent there; start again when it \
                  is back"
+            ),
+        }
+    }
+
+    /// Reports a change of the connection to a back end.
+    fn tell_back_end(&self, change: LinkChange) {
+        let device = self.name.as_str();
+        match change {
+            LinkChange::Restored => {
+                info!(device, link = "running", "{device} has a back end");
+            }
+            LinkChange::Interrupted(losses) => warn!(
+                device,
+                link = "running",
+                losses,
+                "{device} had lost its back end ({losses} times), and has one again"
+            ),
+            LinkChange::CarrierLost | LinkChange::Down | LinkChange::Gone => warn!(
+                device,
+                link = "no_carrier",
+                "{device} has lost its back end, so no packets pass; it is connected to again once \
+                 it is back"
             ),
         }
     }

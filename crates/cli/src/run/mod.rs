@@ -55,7 +55,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let faces = args.control.open(counted, config.as_ref(), &given, socket)?;
     let metrics = args.metrics.serve(|| run.metrics())?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
-    let links = links::watch(args);
+    let links = links::watch(args, run.links());
     let teller = FailureMessages::begin(run.watch().failures().to_vec());
     let status = Status::show(run.watch());
     let notices = ServiceNotices::begin(run.control(), run.stopper());

@@ -59,7 +59,7 @@ impl Attached {
         take: &RxFilter,
         options: &AttachOptions<'_>,
     ) -> Result<Self> {
-        privilege::for_af_xdp(&interface.name)?;
+        privilege::for_af_xdp(&interface.name, *take != RxFilter::All)?;
         make_room(interface, options.replace)?;
         let refused = |refused| refusal(&interface.name, &refused);
         let map = XskMap::create(options.queues).map_err(refused)?;

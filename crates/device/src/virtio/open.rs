@@ -18,7 +18,7 @@ use super::session::{VhostSession, VhostSessionConfig};
 use super::transmit::VirtioTransmit;
 use crate::config::virtio::VirtioOptions;
 use crate::tx_queue::{TxQueue, TxQueueSink};
-use crate::{DeviceConfig, Facts, KernelCounts, RxBuffers};
+use crate::{BackEndLink, DeviceConfig, Facts, KernelCounts, RxBuffers};
 
 /// Open device, and the session thread that connects to its back end.
 pub struct VirtioDevice {
@@ -102,6 +102,11 @@ impl VirtioDevice {
     /// Returns the receive buffers of each queue, for reports.
     pub(crate) fn rx_buffers(&self) -> Vec<Arc<RxBuffers>> {
         self.rx_buffers.clone()
+    }
+
+    /// Returns the connection to the back end.
+    pub(crate) fn back_end(&self) -> Arc<BackEndLink> {
+        self.link.back_end()
     }
 
     /// Returns facts about the session and its negotiated features.

@@ -20,8 +20,8 @@ use super::ends::{EndKind, Reason, SessionEnds};
 use super::features::RequestedFeatures;
 use super::frontend::{BackendChannel, FrontendFailure, MemoryTable, QueueRings, SessionPlan};
 use super::port::{Port, PortSession, QueueWish, Shut, Switchboard};
-use crate::Facts;
 use crate::config::virtio::Role;
+use crate::{BackEndLink, Facts};
 
 /// Time limit for a back end to be set up, or to stop.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -67,6 +67,7 @@ pub(super) struct VhostSession {
     thread: Option<JoinHandle<()>>,
     /// Signalled when the thread is about to end.
     ended: Arc<Event>,
+    back_end: Arc<BackEndLink>,
     facts: Facts,
 }
 
@@ -100,8 +101,17 @@ impl VhostSession {
         let plan = SessionPlan { memory, queues, control, requested };
         let (of_thread, told) = (Arc::clone(&shared), facts.clone());
         let ends = SessionEnds::new(told.clone());
-        let keeper =
-            SessionThread { shared: of_thread, meeting, plan, facts: told, ends, place, number: 0 };
+        let back_end = Arc::<BackEndLink>::default();
+        let keeper = SessionThread {
+            shared: of_thread,
+            meeting,
+            plan,
+            back_end: Arc::clone(&back_end),
+            facts: told,
+            ends,
+            place,
+            number: 0,
+        };
         facts.set("sessions", "0".to_owned());
         let thread = thread::Builder::new().name("forebay-virtio".to_owned());
         let about_to_end = Arc::clone(&ended);
@@ -110,14 +120,20 @@ impl VhostSession {
             about_to_end.signal();
         };
         let thread = thread.spawn(run).map_err(refused)?;
-        Ok((Self { shared, thread: Some(thread), ended, facts }, ports))
+        Ok((Self { shared, thread: Some(thread), ended, back_end, facts }, ports))
     }
 
     /// Handle without a thread: the test itself publishes sessions.
     #[cfg(test)]
     pub(super) fn without_thread(shared: &Arc<Switchboard>) -> Self {
         let ended = Arc::new(Event::new().unwrap_or_else(|error| panic!("{error}")));
-        Self { shared: Arc::clone(shared), thread: None, ended, facts: Facts::default() }
+        let (back_end, facts) = (Arc::default(), Facts::default());
+        Self { shared: Arc::clone(shared), thread: None, ended, back_end, facts }
+    }
+
+    /// Connection to the back end.
+    pub(super) fn back_end(&self) -> Arc<BackEndLink> {
+        Arc::clone(&self.back_end)
     }
 
     /// Stops the device and disconnects from it. Takes as long as the device takes to answer, at
@@ -163,6 +179,7 @@ struct SessionThread {
     shared: Arc<Switchboard>,
     meeting: Endpoint,
     plan: SessionPlan,
+    back_end: Arc<BackEndLink>,
     facts: Facts,
     ends: SessionEnds,
     /// Path of the socket, for messages.
@@ -277,8 +294,10 @@ impl SessionThread {
         stream: &UnixStream,
     ) -> SessionEnd {
         self.shared.publish(Some(Arc::new(session)));
+        self.back_end.begin();
         let mut front = front;
         let end = self.watch(&mut front, stream);
+        self.back_end.end();
         if !matches!(end, SessionEnd::Gone(_)) {
             // A back end that does not answer is cut off, which is all that can be done.
             let _ = within(stream, None, || front.stop());

@@ -14,7 +14,7 @@ use destination::{DestinationOptions, Destinations};
 use ending::{Ending, WatchedSource};
 use forebay_control::Control;
 use forebay_device::pcap::{CaptureOptions, Rotation};
-use forebay_device::{Device, DeviceConfig};
+use forebay_device::{Device, DeviceConfig, DeviceLink};
 use forebay_engine::trace::{Trace, TracePlan};
 use forebay_engine::{Config, DeviceQueues, Engine, Stopper, WhenFull};
 use forebay_metrics::Metrics;
@@ -81,6 +81,8 @@ pub struct Run {
     devices: Vec<DeviceWatch>,
     destinations: Destinations,
     metrics: Metrics,
+    /// Links of the devices that packets are received from, by name.
+    links: Vec<(String, DeviceLink)>,
     /// One check for each queue, since a flow may come by several; empty if order is not checked.
     ledgers: Arc<[OrderCheck]>,
     trace: Option<Arc<Trace>>,
@@ -115,6 +117,8 @@ impl Run {
         let ending = Ending::default();
         let watched = devices.iter().map(DeviceWatch::new).collect();
         let metrics = destinations.add_to(Metrics::new().with_devices(&devices));
+        let named = devices.iter().filter_map(|it| Some((it.name.clone(), it.link()?)));
+        let links = named.collect();
         let sources = take_sources(&mut devices, &ending);
         let checked = if plan.check_order || trace.is_some() { sources.len() } else { 0 };
         let ledgers: Arc<[OrderCheck]> = (0..checked).map(|_| OrderCheck::new(1)).collect();
@@ -126,8 +130,7 @@ impl Run {
         })?;
         let duration = plan.duration;
         let devices = watched;
-        let run = Self { engine, devices, destinations, metrics, ledgers, trace, ending, duration };
-        Ok(run)
+        Ok(Self { engine, devices, destinations, metrics, links, ledgers, trace, ending, duration })
     }
 
     /// Handle that changes the run while it lasts.
@@ -150,6 +153,12 @@ impl Run {
         let failures = self.destinations.failures().chain(of_trace).chain([self.ending.failure()]);
         let failures = failures.map(Arc::clone).collect();
         Watch::new(Control::of(&self.engine), self.destinations.counters(), failures)
+    }
+
+    /// Links of the devices that packets are received from, by name.
+    #[must_use]
+    pub fn links(&self) -> &[(String, DeviceLink)] {
+        &self.links
     }
 
     /// Metrics of the run: its devices, engine and destinations. From now on the engine measures

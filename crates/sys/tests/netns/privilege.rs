@@ -76,7 +76,7 @@ fn refused(checked: forebay_sys::Result<()>) -> (String, String, String) {
 }
 
 fn may_do_all() {
-    for_af_xdp("veth0").unwrap();
+    for_af_xdp("veth0", true).unwrap();
     for_af_packet("veth0", true).unwrap();
     for_tun("tun0").unwrap();
     for_locked_memory("veth0", u64::MAX).unwrap();
@@ -85,10 +85,13 @@ fn may_do_all() {
 fn missing_is_named() {
     setuid(Uid::from_raw(65534)).unwrap();
     let program = env::current_exe().unwrap();
-    let (said, missing, help) = refused(for_af_xdp("veth0"));
-    assert_eq!(missing, "CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF");
+    let (said, missing, help) = refused(for_af_xdp("veth0", true));
+    assert_eq!(missing, "CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON");
+    let unfiltered = refused(for_af_xdp("veth0", false)).1;
+    assert_eq!(unfiltered, "CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF");
     assert_eq!(said, format!("AF_XDP on veth0 takes {missing}, which this process does not have"));
-    let grant = format!("sudo setcap cap_net_raw,cap_net_admin,cap_bpf+ep {}", program.display());
+    let capabilities = "cap_net_raw,cap_net_admin,cap_bpf,cap_perfmon";
+    let grant = format!("sudo setcap {capabilities}+ep {}", program.display());
     assert!(help.starts_with(&format!("grant it with `{grant}`, or run as root; ")), "{help}");
 
     assert_eq!(refused(for_af_packet("veth0", false)).1, "CAP_NET_RAW");
@@ -110,8 +113,8 @@ fn granted_again() {
     let (_, missing, help) = refused(for_af_packet("veth0", true));
     assert_eq!(missing, "CAP_NET_ADMIN");
     assert!(help.contains(" setcap cap_net_raw,cap_net_admin,cap_sys_admin+ep "), "{help}");
-    let (_, missing, _) = refused(for_af_xdp("veth0"));
-    assert_eq!(missing, "CAP_NET_ADMIN", "CAP_SYS_ADMIN stands for CAP_BPF");
+    let (_, missing, _) = refused(for_af_xdp("veth0", true));
+    assert_eq!(missing, "CAP_NET_ADMIN", "CAP_SYS_ADMIN stands for CAP_BPF and CAP_PERFMON");
     let (.., help) = refused(for_locked_memory("veth0", 1 << 60));
     assert!(help.contains(" setcap cap_net_raw,cap_sys_admin,cap_ipc_lock+ep "), "{help}");
 }
@@ -183,7 +186,10 @@ fn drop_all() {
     assert_eq!(getgroups().unwrap(), [nobody.gid]);
     assert!(fs::read("/etc/shadow").is_err());
     assert!(setuid(Uid::from_raw(0)).is_err());
-    assert!(refused(for_af_xdp("veth0")).2.starts_with("run as root"), "no_new_privs is not set");
+    assert!(
+        refused(for_af_xdp("veth0", true)).2.starts_with("run as root"),
+        "no_new_privs is not set"
+    );
     // Dropping again has no effect.
     drop_to("nobody").unwrap();
 }

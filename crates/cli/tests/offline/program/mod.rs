@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod advise; //         the masks for a machine
+mod back_end; //       the back end of a vhost-user device, gone and back
 mod captures; //       captures read and refused
 mod doctor; //         what to change on this machine
 mod coalescing; //     options and figures of coalescing

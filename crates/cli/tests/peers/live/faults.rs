@@ -142,9 +142,20 @@ fn judge_features() -> Judgement {
     expect(&try_run(command(&link.near), &link.args(&[]))?, &[DEVICE])?;
     first.stop()?;
     // Even root may lack a capability.
-    let mut weak = link.near.command("setpriv");
-    weak.args(["--bounding-set", "-bpf,-sys_admin"]).arg(env!("CARGO_BIN_EXE_forebay"));
-    expect(&try_run(weak, &link.args(&[]))?, &["CAP_BPF"])?;
+    let some = |bounds: &str| {
+        let mut weak = link.near.command("setpriv");
+        weak.args(["--bounding-set", bounds]).arg(env!("CARGO_BIN_EXE_forebay"));
+        weak
+    };
+    expect(&try_run(some("-bpf,-sys_admin"), &link.args(&[]))?, &["CAP_BPF"])?;
+    let filtering = [DEVICE, "--via", "af_xdp", "--take", "udp:53"];
+    expect(&try_run(some("-perfmon,-sys_admin"), &filtering)?, &["CAP_PERFMON"])?;
+    // Those of the unit are enough.
+    let unit = include_str!("../../../../../packaging/forebay@.service");
+    let bounds = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+    let bounds = bounds.ok_or("the unit bounds no capabilities")?.to_lowercase();
+    let bounds = format!("-all,{}", bounds.replace("cap_", "+").replace(' ', ","));
+    Run::start_as(some(&bounds), filtering)?.stop()?;
     judge_silence(&link)
 }
 

@@ -46,7 +46,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
 
 /// Reason why AF_XDP cannot be tested here, if there is one.
 fn missing() -> Option<String> {
-    let refused = || forebay_sys::privilege::for_af_xdp("a test").err();
+    let refused = || forebay_sys::privilege::for_af_xdp("a test", true).err();
     namespaces::missing(&["ip"]).or_else(|| refused().map(|error| error.to_string()))
 }
 

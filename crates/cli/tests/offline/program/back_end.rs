@@ -1,0 +1,135 @@
+//! The back end of a vhost-user device goes and comes back: told when it happens, and counted.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::Desk;
+
+/// `VHOST_USER_GET_FEATURES`, `GET_VRING_BASE`, and the flags of an answer: version 1, a reply.
+const GET_FEATURES: u32 = 1;
+const GET_VRING_BASE: u32 = 11;
+const ANSWER: u32 = 5;
+
+/// Time after which a run counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// `VIRTIO_F_VERSION_1`.
+const FEATURES: u64 = 1 << 32;
+
+/// A back end that does what a session takes, and no more.
+struct BackEnd {
+    stream: UnixStream,
+    answers: JoinHandle<()>,
+}
+
+impl BackEnd {
+    fn connect(path: &Path) -> Self {
+        let stream = loop {
+            match UnixStream::connect(path) {
+                Ok(stream) => break stream,
+                Err(_) => thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let mut answering = stream.try_clone().unwrap();
+        let answers = thread::spawn(move || while answer(&mut answering).is_ok() {});
+        Self { stream, answers }
+    }
+
+    fn go(self) {
+        self.stream.shutdown(Shutdown::Both).unwrap();
+        self.answers.join().unwrap();
+    }
+}
+
+/// Reads a message, and answers it if it is a question.
+fn answer(stream: &mut UnixStream) -> std::io::Result<()> {
+    let mut header = [0; 12];
+    stream.read_exact(&mut header)?;
+    let word = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
+    let mut body = vec![0; usize::try_from(word(8)).unwrap()];
+    stream.read_exact(&mut body)?;
+    match word(0) {
+        GET_FEATURES => body = FEATURES.to_ne_bytes().to_vec(),
+        GET_VRING_BASE => {}
+        _ => return Ok(()),
+    }
+    let len = u32::try_from(body.len()).unwrap();
+    stream.write_all(&[word(0), ANSWER, len].map(u32::to_ne_bytes).concat())?;
+    stream.write_all(&body)
+}
+
+/// A run of a vhost-user device, and its messages. Drop kills it.
+struct Run {
+    child: Child,
+    messages: Box<dyn Iterator<Item = Value>>,
+}
+
+impl Run {
+    fn start(desk: &Desk) -> Self {
+        let args = "run vhost-user:v.sock --listen --cpus 1 --no-control --metrics 0 --log json";
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(args.split(' ')).current_dir(&desk.0).stdout(Stdio::null());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let messages = lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        Self { child, messages: Box::new(messages) }
+    }
+
+    fn next_with(&mut self, field: &str) -> Value {
+        self.messages.find(|message| !message[field].is_null()).unwrap()
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn metrics(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn ops_3_lost_back_end_is_told() {
+    let desk = Desk::new();
+    let mut run = Run::start(&desk);
+    let address = run.next_with("address")["address"].as_str().unwrap().to_owned();
+    for losses in 0..2 {
+        let shows = |up: u8, losses: u32| {
+            let lines = [
+                format!("forebay_device_up{{device=\"v.sock\"}} {up}"),
+                format!("forebay_carrier_losses_total{{device=\"v.sock\"}} {losses}"),
+            ];
+            // A text is sent again for a moment.
+            let begun = Instant::now();
+            while !lines.iter().all(|line| metrics(&address).contains(line)) {
+                assert!(begun.elapsed() < PATIENCE, "{lines:?}: {}", metrics(&address));
+                thread::sleep(Duration::from_millis(20));
+            }
+        };
+        shows(0, losses);
+        let back_end = BackEnd::connect(&desk.0.path().join("v.sock"));
+        let told = run.next_with("link");
+        assert_eq!((&told["level"], &told["link"]), (&"INFO".into(), &"running".into()));
+        shows(1, losses);
+        back_end.go();
+        let told = run.next_with("link");
+        assert_eq!((&told["level"], &told["link"]), (&"WARN".into(), &"no_carrier".into()));
+        assert_eq!(told["device"], "v.sock");
+        assert!(told["message"].as_str().unwrap().contains("lost its back end"), "{told}");
+        shows(0, losses + 1);
+    }
+}
