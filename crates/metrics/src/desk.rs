@@ -79,7 +79,11 @@ impl ServerDesk {
         if headers.get_all(HOST).iter().count() != 1 {
             return plain(StatusCode::BAD_REQUEST, "a request has one Host header\n");
         }
-        if !text_of(headers, HOST).is_some_and(|host| host::is_allowed(host, &self.access.hosts)) {
+        // The authority of an absolute target counts instead of the header (RFC 9112, 3.2.2): here both do.
+        let target = request.uri().scheme().and(request.uri().authority());
+        let names = [text_of(headers, HOST), target.map(|target| target.as_str())];
+        let is_allowed = |host| host::is_allowed(host, &self.access.hosts);
+        if names[0].is_none() || !names.into_iter().flatten().all(is_allowed) {
             let why = "this server is reached by an address, localhost, or a name allowed by --metrics-host\n";
             return plain(StatusCode::MISDIRECTED_REQUEST, why);
         }

@@ -65,6 +65,37 @@ fn met_3_foreign_host_gets_no_metrics() {
     assert_eq!(of("Host: localhost\r\nHost: evil.example\r\n"), 400);
 }
 
+/// The target's own host is no way around the header, nor the header around it.
+#[test]
+fn met_3_absolute_target_is_checked_too() {
+    let server = server();
+    let address = server.address();
+    let of = |target: &str, host: &str| {
+        let request = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        ask(address, request.as_bytes()).status()
+    };
+    let own = address.to_string();
+    assert_eq!(of(&format!("http://{own}/metrics"), &own), 200);
+    assert_eq!(of("http://evil.example/metrics", &own), 421);
+    assert_eq!(of(&format!("http://{own}/metrics"), "evil.example"), 421);
+    assert_eq!(of("http://localhost@evil.example/metrics", &own), 421);
+}
+
+/// Only the first of several requests is answered, and a client that reads no answer holds nobody up.
+#[test]
+fn met_3_connection_serves_one_request() {
+    let server = server();
+    let address = server.address();
+    let request = format!("GET /healthz HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    let answer = ask(address, request.repeat(100).as_bytes());
+    assert_eq!((answer.status(), answer.body.as_str()), (200, "ok\n"));
+    let scrape = request.replace("/healthz", "/metrics");
+    let deaf: Vec<_> =
+        (0..3 * CONNECTIONS_MAX).map(|_| send(address, scrape.repeat(100).as_bytes())).collect();
+    assert_eq!(get(address, "/healthz", "").status(), 200, "beside clients that read nothing");
+    drop(deaf);
+}
+
 #[test]
 fn met_3_hostile_clients_end_no_service() {
     let server = server();
