@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use back_end::{BackEnd, CONFIG, MQ, Offer, PATIENCE, REPLY_ACK};
+use forebay_sys::interface::{LinkState, LinkStatus};
 use forebay_sys::virtio::{RingAddresses, SharedMemory};
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, memfd_create};
 use tempfile::TempDir;
@@ -148,9 +149,15 @@ fn init_1_setup_precedes_ring_use() {
 fn dead_back_end_is_replaced() {
     let place = Place::new();
     let listener = place.listen();
-    let (_link, mut port, back_end) = place.up(&listener);
+    let (link, mut port, back_end) = place.up(&listener);
+    let status = |state, losses: u32| {
+        let expected = LinkStatus { state, carrier_losses: losses };
+        wait_until("the link follows", || link.back_end().status() == expected);
+    };
+    status(LinkState::Running, 0);
     drop(back_end);
     wait_for_end(&mut port);
+    status(LinkState::NoCarrier, 1);
     // A front end that did not wait for the release would connect at once.
     listener.set_nonblocking(true).unwrap();
     thread::sleep(3 * RECONNECT_PAUSE);
@@ -228,7 +235,8 @@ fn link_ends_though_thread_lives() {
     let (holds, is_held) = std::sync::mpsc::channel::<()>();
     let thread = Some(thread::spawn(move || _ = is_held.recv()));
     let ended = Arc::new(Event::new().unwrap());
-    let mut link = VhostSession { shared, thread, ended, facts: place.facts.clone() };
+    let facts = place.facts.clone();
+    let mut link = VhostSession { shared, thread, ended, back_end: Arc::default(), facts };
     link.stop();
     assert!(place.fact("link").contains("does not end"));
     drop(holds);
