@@ -1,7 +1,7 @@
 //! `forebay top` in tmux, as a person uses it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -178,14 +178,18 @@ impl Drop for Run {
 }
 
 /// A terminal of 80 columns and 24 lines with the program, in a tmux of its own, until dropped.
-struct Screen {
+pub(crate) struct Screen {
     directory: TempDir,
 }
 
 impl Screen {
     fn start(run: &Run, args: &str) -> Result<Self, Box<dyn std::error::Error>> {
+        Self::of(&run.directory.path().join("s.sock"), args)
+    }
+
+    /// The view of the run that listens at `socket`.
+    pub(crate) fn of(socket: &Path, args: &str) -> Result<Self, Box<dyn std::error::Error>> {
         let screen = Self { directory: tempfile::tempdir()? };
-        let socket = run.directory.path().join("s.sock");
         let top = format!("{PROGRAM} top --control {} --interval 0.2 {args}", socket.display());
         let script = format!(
             "cd {}; echo as it was; stty -g >before; sh -c 'echo $$ >pid; exec \"$@\"' sh {top}; \
@@ -214,7 +218,7 @@ impl Screen {
         Ok(fs::read_to_string(self.path(name))?)
     }
 
-    fn keys(&self, keys: &[&str]) -> Judgement {
+    pub(crate) fn keys(&self, keys: &[&str]) -> Judgement {
         for key in keys {
             self.tmux(&["send-keys", key])?;
             // Keys right behind an escape would be taken for its sequence.
@@ -230,7 +234,7 @@ impl Screen {
     }
 
     /// Text of the screen as soon as it contains `part`.
-    fn wait_for(&self, part: &str) -> Result<String, Box<dyn std::error::Error>> {
+    pub(crate) fn wait_for(&self, part: &str) -> Result<String, Box<dyn std::error::Error>> {
         let mut last = String::new();
         let found = wait_until(part, || {
             last = self.text()?;

@@ -16,6 +16,7 @@ mod links; //        links that are lost and come back
 mod cleanup; //      duties of a run towards its user
 mod doctor; //       findings about devices
 mod watchdog; //     a service manager that restarts a run
+mod screen; //       `forebay top` on a live run
 pub(crate) mod fleet; // machines behind a route
 
 use std::path::Path;
@@ -31,7 +32,7 @@ use crate::Judgement;
 type Judge = (&'static str, fn() -> Judgement);
 
 /// Judges, with the tools and files that each needs.
-pub(crate) const TRIALS: [(&[&str], &[Judge]); 13] = [
+pub(crate) const TRIALS: [(&[&str], &[Judge]); 14] = [
     (&["tcpreplay"], &conservation::TRIALS),
     (&["trafgen"], &conservation::OF_QUEUES),
     (&["tcpreplay", "bpftool"], &restarts::TRIALS),
@@ -45,6 +46,7 @@ pub(crate) const TRIALS: [(&[&str], &[Judge]); 13] = [
     (&[], &disk::TRIALS),
     (&[], &links::TRIALS),
     (&["mkfifo"], &watchdog::TRIALS),
+    (&["tmux"], &screen::TRIALS),
 ];
 
 /// Reason why judges that need these `tools` cannot run.

@@ -112,7 +112,7 @@ fn spawn(link: &Link, directory: &TempDir, args: &[&str]) -> Result<Child, Faile
 }
 
 /// A link over which the sender reaches the run's end by UDP, without its kernel's help.
-fn link() -> Result<Link, Failed> {
+pub(super) fn link() -> Result<Link, Failed> {
     let link = Link::new(Way::AfPacket)?;
     let (far, _) = link.sender();
     far.run(&["ip", "address", "add", "10.7.0.1/24", "dev", PEER])?;
@@ -120,11 +120,11 @@ fn link() -> Result<Link, Failed> {
     Ok(link)
 }
 
-/// Sends datagrams to the run for as long as `goes_on` returns true.
-fn send(link: &Link, goes_on: impl Fn() -> bool + Send) -> Judgement {
+/// Sends datagrams from a port to the run for as long as `goes_on` returns true. Port 0 is any.
+pub(super) fn send(link: &Link, port: u16, goes_on: impl Fn() -> bool + Send) -> Judgement {
     let (far, _) = link.sender();
     far.within(move || {
-        let socket = UdpSocket::bind("10.7.0.1:0")?;
+        let socket = UdpSocket::bind(("10.7.0.1", port))?;
         while goes_on() {
             for _ in 0..64 {
                 // Ignored: a full queue of the device is no failure.
@@ -143,7 +143,7 @@ fn judge_hanging() -> Judgement {
     manager.expect(ServiceEvent::Fed)?;
     run("mkfifo", &[&manager.path("seen/cpu0.pcap").display().to_string()])?;
     let sent = AtomicBool::new(false);
-    send(&link, || !sent.swap(true, Ordering::Relaxed))?;
+    send(&link, 0, || !sent.swap(true, Ordering::Relaxed))?;
     loop {
         match manager.next()? {
             ServiceEvent::Fed => {}
@@ -163,7 +163,7 @@ fn judge_busy() -> Judgement {
     manager.expect(ServiceEvent::Ready)?;
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
-        let flood = scope.spawn(|| send(&link, || !is_over.load(Ordering::Relaxed)));
+        let flood = scope.spawn(|| send(&link, 0, || !is_over.load(Ordering::Relaxed)));
         let fed = (0..FEEDS).try_for_each(|_| manager.expect(ServiceEvent::Fed));
         is_over.store(true, Ordering::Relaxed);
         flood.join().map_err(|_| "the flood has panicked")??;
