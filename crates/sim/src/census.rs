@@ -5,6 +5,7 @@ use forebay_rx::{CpuId, RxQueue};
 /// Snapshot of the number of packets at each location.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Census {
+    /// Backlogs, in order of their queues and CPUs.
     pub(crate) backlogs: Vec<Backlog>,
     /// Capacity of each backlog.
     pub(crate) backlog_max: u64,
@@ -29,6 +30,15 @@ pub(crate) struct Census {
     pub(crate) frames_away: u64,
     /// Number of frames that were delivered but not returned yet.
     pub(crate) frames_done: u64,
+}
+
+impl Census {
+    /// Backlog from a queue to a CPU.
+    pub(crate) fn backlog(&self, queue: RxQueue, cpu: CpuId) -> Option<Backlog> {
+        let key = |it: &Backlog| (it.queue, it.cpu);
+        let index = self.backlogs.binary_search_by_key(&(queue, cpu), key).ok()?;
+        self.backlogs.get(index).copied()
+    }
 }
 
 /// Packets queued from one queue for one CPU.

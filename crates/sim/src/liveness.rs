@@ -289,8 +289,7 @@ impl Circumstances<'_> {
     }
 
     fn queued(&self, queue: RxQueue, cpu: CpuId) -> u64 {
-        let backlogs = self.census.backlogs.iter();
-        backlogs.filter(|it| (it.queue, it.cpu) == (queue, cpu)).map(|it| it.frames).sum()
+        self.census.backlog(queue, cpu).map_or(0, |backlog| backlog.frames)
     }
 
     /// Bound on a move that begins now.
@@ -309,8 +308,7 @@ impl Circumstances<'_> {
     /// True if a packet for this CPU is certain to be accepted: a flow limit drops from half of the
     /// backlog on.
     fn has_room(&self, queue: RxQueue, cpu: CpuId) -> bool {
-        let mut backlogs = self.census.backlogs.iter();
-        let backlog = backlogs.find(|it| (it.queue, it.cpu) == (queue, cpu));
+        let backlog = self.census.backlog(queue, cpu);
         // There are at most as many packets as frames.
         let packets = backlog.map_or(0, |it| it.packets.min(it.frames));
         packets < self.census.backlog_max / 2

@@ -58,6 +58,11 @@ pub(crate) trait SimMachine: Sized {
     /// Takes a census of all packets.
     fn census(&mut self, census: &mut Census);
 
+    /// Takes the part of a census that the wishes of a queue's flows are judged by.
+    fn census_of(&mut self, _: RxQueue, census: &mut Census) {
+        self.census(census);
+    }
+
     /// Number of times that a flow, or the flows of one slot, changed CPU.
     fn moves(&self) -> u64;
 

@@ -179,6 +179,30 @@ impl PathMachine {
             - self.seen.passed[self.seen.lane(queue.intake.queue(), cpu.delivery.cpu())]
     }
 
+    /// Counts the packets on the backlogs of one queue.
+    fn count_backlogs(&self, queue: usize, census: &mut Census) {
+        let (queue, first) = (&self.queues[queue], queue * self.cpus.len());
+        let counted = self.cpus.iter().zip(queue.intake.queued_by_cpu());
+        for (backlog, (cpu, (at, packets))) in census.backlogs[first..].iter_mut().zip(counted) {
+            debug_assert_eq!(backlog.cpu, at, "every queue has a lane to every CPU");
+            (backlog.frames, backlog.packets) = (self.queued(queue, cpu), packets.into());
+        }
+    }
+
+    /// Counts the packets in front of the backlogs.
+    fn count_waiting(&self, census: &mut Census) {
+        census.backlog_max = u64::from(self.netdev_max_backlog) + 1;
+        census.merges = self.merges;
+        census.coalesce_ns = if self.merges { self.gro_flush_timeout_ns } else { 0 };
+        (census.held, census.coalescing) = (0, 0);
+        census.unheld.clear();
+        for SimQueue { intake, .. } in &self.queues {
+            census.held += intake.held() as u64;
+            census.coalescing += intake.coalescing() as u64;
+            census.unheld.push(intake.counters().unheld.get());
+        }
+    }
+
     fn effective_mask(&self) -> String {
         // An empty map is no limit.
         let map = self.rps_cpus.and(self.running);
@@ -296,35 +320,32 @@ impl SimMachine for PathMachine {
     }
 
     fn census(&mut self, census: &mut Census) {
-        census.backlog_max = u64::from(self.netdev_max_backlog) + 1;
         census.batch_max = self.batch_max.into();
         census.hold_max = u64::from(self.hold_max.max(1)) * self.queues.len() as u64;
-        census.merges = self.merges;
-        census.coalesce_ns = if self.merges { self.gro_flush_timeout_ns } else { 0 };
-        (census.held, census.coalescing, census.queued) = (0, 0, 0);
-        let unheld = |queue: &SimQueue| queue.intake.counters().unheld.get();
-        census.unheld.clear();
-        census.unheld.extend(self.queues.iter().map(unheld));
         census.backlogs.clear();
         for queue in &self.queues {
-            census.held += queue.intake.held() as u64;
-            census.coalescing += queue.intake.coalescing() as u64;
             for cpu in &self.cpus {
-                let frames = self.queued(queue, cpu);
                 let (queue, cpu) = (queue.intake.queue(), cpu.delivery.cpu());
-                census.queued += frames;
-                census.backlogs.push(Backlog { queue, cpu, frames, packets: 0 });
+                census.backlogs.push(Backlog { queue, cpu, frames: 0, packets: 0 });
             }
         }
-        let queued = self.queues.iter().flat_map(|queue| queue.intake.queued_by_cpu());
-        for (backlog, (cpu, packets)) in census.backlogs.iter_mut().zip(queued) {
-            debug_assert_eq!(backlog.cpu, cpu, "every queue has a lane to every CPU");
-            backlog.packets = packets.into();
+        for queue in 0..self.queues.len() {
+            self.count_backlogs(queue, census);
         }
+        self.count_waiting(census);
+        census.queued = census.backlogs.iter().map(|backlog| backlog.frames).sum();
         census.in_hand.clear();
         census.in_hand.extend(self.cpus.iter().map(|cpu| cpu.delivery.in_hand() as u64));
         census.frames_away = self.pools.iter_mut().map(|pool| pool.in_use() as u64).sum();
         census.frames_done = self.cpus.iter().map(|cpu| cpu.frames_done).sum();
+    }
+
+    fn census_of(&mut self, queue: RxQueue, census: &mut Census) {
+        if census.backlogs.is_empty() {
+            return self.census(census);
+        }
+        self.count_backlogs(queue.0.into(), census);
+        self.count_waiting(census);
     }
 
     fn moves(&self) -> u64 {

@@ -112,7 +112,7 @@ impl<M: SimMachine> World<M> {
         if self.loads_at_half.is_none() && self.laws.frames_in >= self.scenario.packets / 2 {
             self.loads_at_half = Some(self.loads.clone());
         }
-        self.machine.census(&mut self.census);
+        self.machine.census_of(queue, &mut self.census);
         self.watch(queue, &came);
         self.look(queue);
         self.hand_on();
