@@ -4,23 +4,33 @@
 //! is closed, so that none outlives the comparison.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
+
+/// Longest wait for a line: of several windows, each of a minute at most.
+const LINE_WAIT_MAX: Duration = Duration::from_secs(600);
+
+/// Number of lines that a program may be ahead.
+const LINES_AHEAD_MAX: usize = 4;
 
 /// A started program, killed when dropped.
 pub(super) struct StartedProgram {
     child: Child,
-    lines: BufReader<ChildStdout>,
+    /// Lines of its standard output, read by a thread so that a wait can end.
+    lines: Receiver<io::Result<String>>,
 }
 
 impl StartedProgram {
     /// Starts a program, and waits until it is ready.
     pub(super) fn start(command: &mut Command) -> Result<Self, String> {
         let mut started = Self::spawn(command)?;
-        match started.line()?.trim() {
+        match started.line(LINE_WAIT_MAX)?.trim() {
             "ready" => Ok(started),
             other => Err(format!("{command:?} said {other:?} rather than that it is ready")),
         }
@@ -32,22 +42,33 @@ impl StartedProgram {
         // A terminal's signals are for the comparison, which ends its programs.
         command.process_group(0);
         let mut child = command.spawn().map_err(|error| format!("{command:?}: {error}"))?;
-        let lines = child.stdout.take().ok_or("a pipe is missing")?;
-        Ok(Self { child, lines: BufReader::new(lines) })
+        let stdout = child.stdout.take().ok_or("a pipe is missing")?;
+        let (sender, lines) = sync_channel(LINES_AHEAD_MAX);
+        let started = Self { child, lines };
+        let read = move || {
+            let mut lines = BufReader::new(stdout).lines();
+            // Ends with the program, or when nobody waits for its lines.
+            while lines.next().is_some_and(|line| sender.send(line).is_ok()) {}
+        };
+        let thread = thread::Builder::new().name("compare-lines".to_owned()).spawn(read);
+        thread.map(|_| started).map_err(|error| format!("a thread for {command:?}: {error}"))
     }
 
-    /// The next line. A program that ends instead has failed.
-    fn line(&mut self) -> Result<String, String> {
-        let mut line = String::new();
-        match self.lines.read_line(&mut line) {
-            Ok(1..) => Ok(line),
-            Ok(0) | Err(_) => Err(self.failure()),
+    /// The next line. A program that ends or stays silent instead has failed.
+    fn line(&mut self, wait_max: Duration) -> Result<String, String> {
+        match self.lines.recv_timeout(wait_max) {
+            Ok(Ok(line)) => Ok(line),
+            Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => Err(self.failure()),
+            Err(RecvTimeoutError::Timeout) => {
+                let told = self.failure();
+                Err(format!("it said nothing for {} s, and was ended: {told}", wait_max.as_secs()))
+            }
         }
     }
 
     /// Result of the program.
     pub(super) fn result(&mut self) -> Result<Value, String> {
-        let line = self.line()?;
+        let line = self.line(LINE_WAIT_MAX)?;
         serde_json::from_str(&line).map_err(|error| format!("{line:?} is no result: {error}"))
     }
 
@@ -111,5 +132,12 @@ mod tests {
         assert_eq!(failed.err().unwrap(), "no such device");
         let mut silent = StartedProgram::start(&mut shell("echo ready")).unwrap();
         assert_eq!(silent.result().unwrap_err(), "it ended without a word");
+    }
+
+    #[test]
+    fn cmp_2_silent_program_is_ended() {
+        let mut stuck = StartedProgram::start(&mut shell("echo ready; exec cat")).unwrap();
+        let reason = stuck.line(Duration::ZERO).unwrap_err();
+        assert_eq!(reason, "it said nothing for 0 s, and was ended: it ended without a word");
     }
 }

@@ -35,7 +35,7 @@ use std::fs;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -117,6 +117,13 @@ enum CompareKind {
     All,
 }
 
+impl CompareKind {
+    /// Name on the command line.
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
 /// Settings that all kinds share.
 struct CompareSetting {
     /// CPU of the sender, and that of the receiver.
@@ -150,10 +157,23 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         let _ = signal_hook::flag::register(signal, Arc::clone(&is_interrupted));
     }
     let distance = &|| pair::distance(setting.cpus);
-    let rounds = turns::RoundPlan { count: args.rounds.get(), distance, is_interrupted };
+    let rounds = turns::RoundPlan {
+        count: args.rounds.get(),
+        distance,
+        is_interrupted: Arc::clone(&is_interrupted),
+    };
     let mut report = CompareReport::new(MachineFacts::read(), args.rounds.get(), setting.window);
+    let is_only = kinds.len() == 1;
     for kind in kinds {
-        let mut subjects = subjects(kind, &setting)?;
+        let mut subjects = match subjects(kind, &setting) {
+            Ok(subjects) => subjects,
+            Err(problem) if is_only => return Err(unprepared(problem)),
+            Err(problem) => {
+                // The other kinds may need nothing that is missing here.
+                report.unprepared.insert(kind.name(), problem);
+                continue;
+            }
+        };
         if let Some(text) = &args.only {
             let is_meant = |subject: &Subject<'_>| {
                 format!("{}: {}", subject.group, subject.name).contains(text.as_str())
@@ -163,6 +183,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         let taken = turns::take(&subjects, &rounds);
         report.add(&subjects, &taken);
     }
+    report.is_interrupted = is_interrupted.load(Ordering::Relaxed);
     if let (Some(text), []) = (&args.only, report.comparisons.as_slice()) {
         let problem = format!("--only {text}: no program is called so");
         return Err(Failure::usage(problem, "give a part of a name that a report has"));
@@ -205,18 +226,19 @@ fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
     })
 }
 
-fn subjects(kind: CompareKind, setting: &CompareSetting) -> Result<Vec<Subject<'_>>, Failure> {
-    let subjects = match kind {
+fn subjects(kind: CompareKind, setting: &CompareSetting) -> Result<Vec<Subject<'_>>, String> {
+    match kind {
         CompareKind::Receive => receive::subjects(setting),
         CompareKind::Latency => latency::subjects(setting),
         CompareKind::Tcp => tcp::subjects(setting),
         CompareKind::TcpLoss => tcp_loss::subjects(setting),
         CompareKind::Bridge => bridge::subjects(setting),
         CompareKind::Cpu | CompareKind::All => Ok(cpu::subjects(setting)),
-    };
-    subjects.map_err(|problem| {
-        Failure::usage(problem, "see that this machine has network namespaces and veth")
-    })
+    }
+}
+
+fn unprepared(problem: String) -> Failure {
+    Failure::usage(problem, "see that this machine has network namespaces and veth")
 }
 
 fn write_chart(report: &CompareReport, path: &Path) -> Result<(), Failure> {

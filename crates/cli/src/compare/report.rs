@@ -21,6 +21,10 @@ pub(super) struct CompareReport {
     pub(super) machine: MachineFacts,
     pub(super) rounds: u16,
     pub(super) window_ms: u128,
+    /// True if a signal has ended the comparison before its last turn.
+    pub(super) is_interrupted: bool,
+    /// Kinds that could not be prepared, with the reasons.
+    pub(super) unprepared: BTreeMap<String, String>,
     pub(super) comparisons: Vec<Comparison>,
 }
 
@@ -57,7 +61,17 @@ impl CompareReport {
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let (version, is_debug_build) = (env!("CARGO_PKG_VERSION"), cfg!(debug_assertions));
         let window_ms = window.as_millis();
-        Self { version, is_debug_build, at, machine, rounds, window_ms, comparisons: Vec::new() }
+        Self {
+            version,
+            is_debug_build,
+            at,
+            machine,
+            rounds,
+            window_ms,
+            is_interrupted: false,
+            unprepared: BTreeMap::new(),
+            comparisons: Vec::new(),
+        }
     }
 
     /// Adds the figures of a kind.
@@ -206,5 +220,6 @@ mod tests {
         for fact in ["processor", "cpus", "is_virtual", "kernel", "compiler", "load"] {
             assert!(!report["machine"][fact].is_null(), "{fact}");
         }
+        assert_eq!((&report["is_interrupted"], &report["unprepared"]), (&json!(false), &json!({})));
     }
 }

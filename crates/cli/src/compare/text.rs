@@ -12,8 +12,7 @@ use crate::bench::figures::RoundSpread;
 
 /// The whole report.
 pub(super) fn render(report: &CompareReport) -> String {
-    let CompareReport { version, is_debug_build, machine, rounds, window_ms, comparisons, .. } =
-        report;
+    let CompareReport { version, is_debug_build, machine, rounds, window_ms, .. } = report;
     let build = if *is_debug_build { ", a debug build that says nothing of its speed" } else { "" };
     let kind = if machine.is_virtual { "virtual " } else { "" };
     let mut text = format!(
@@ -21,8 +20,15 @@ pub(super) fn render(report: &CompareReport) -> String {
          {rounds} rounds of {window_ms} ms, in turn; a ratio is Forebay's median divided by the row's\n",
         machine.processor, machine.cpus, machine.kernel, machine.compiler, machine.load,
     );
-    for comparison in comparisons {
+    for comparison in &report.comparisons {
         text += &section(comparison);
+    }
+    for (kind, reason) in &report.unprepared {
+        // Never fails: a string takes everything.
+        let _ = write!(text, "\n{kind}: not compared: {reason}\n");
+    }
+    if report.is_interrupted {
+        text += "\ninterrupted by a signal: rows have fewer turns than rounds were asked for\n";
     }
     text
 }

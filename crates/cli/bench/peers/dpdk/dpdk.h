@@ -10,6 +10,9 @@
 
 enum { SAMPLES_MAX = 64, WARM_UP = 2, CLASSES = 4, MOVED = 3 };
 
+// Some ten seconds.
+static const uint64_t SPINS_MAX = 10000000000ull;
+
 static const char *const class_names[CLASSES] = {"smt_sibling", "same_l3", "far_l3", "moved"};
 
 struct samples { double values[SAMPLES_MAX]; int count; };
@@ -94,23 +97,32 @@ static inline void answer_probe(void)
 	probe[1].answer = 0;
 }
 
+// Counts an idle turn of a loop that waits for the other CPU, which may have ended.
+static inline void spin(uint64_t *turns)
+{
+	if (++*turns < SPINS_MAX) return;
+	fprintf(stderr, "the other CPU does not answer: leave both CPUs to the comparison\n");
+	_exit(1);
+}
+
 static inline int distance(void)
 {
 	double best = 1e18;
+	uint64_t turns = 0;
 	probe[0].ask = 1;
-	while (!probe[1].answer) ;
+	while (!probe[1].answer) spin(&turns);
 	for (int batch = 0; batch < 5; batch++) {
 		double began = now_ns();
 		for (int i = 0; i < 200; i++) {
 			uint64_t trip = probe[2].there + 1;
 			probe[2].there = trip;
-			while (probe[3].back != trip) ;
+			while (probe[3].back != trip) spin(&turns);
 		}
 		double took = (now_ns() - began) / 200;
 		best = took < best ? took : best;
 	}
 	probe[0].ask = 0;
-	while (probe[1].answer) ;
+	while (probe[1].answer) spin(&turns);
 	return best < 85 ? 0 : best < 260 ? 1 : 2;
 }
 
