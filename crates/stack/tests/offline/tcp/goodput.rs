@@ -54,7 +54,7 @@ fn tcp_24_paths_are_filled() {
     }
 }
 
-/// What is sent again is what was lost: an eighth more at most.
+/// Retransmissions are those of lost segments, and an eighth more at most.
 #[test]
 fn tcp_24_losses_are_sent_again_once() {
     let losses = [1_000, 10_000, 50_000].map(|loss_ppm| Impairments { loss_ppm, ..PATH });
