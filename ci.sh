@@ -87,6 +87,7 @@ forebay-tokio: forebay
 forebay-metrics: rx sys device engine control forebay
 forebay-run: buf rx sys device engine control metrics
 forebay-quinn: sys forebay tokio
+forebay-preload: control forebay
 forebay-sim: buf rx sys device stack engine
 forebay-cli: buf rx sys device stack engine control metrics run forebay sim
 forebay-testkit: buf rx stack"
@@ -140,7 +141,7 @@ openings() {
 test_names() {
     if git ls-files 'crates/*.rs' | xargs awk '
         function check(name) {
-            sub(/^((promises?|rps|rfs|vio|lro|udp|flk|net|feat|init|stat|cfg|vq|rfc|met|cmp|doc|ins|svc|tcp|plt|pag|top|ops)_[bcrst]?[0-9]+((_and)?_((rps|rfs)_)?[0-9]+)*|h[0-9]+)_/, "", name)
+            sub(/^((promises?|rps|rfs|vio|lro|udp|flk|net|feat|init|stat|cfg|vq|rfc|met|cmp|doc|ins|svc|exe|tcp|plt|pag|top|ops)_[bcrst]?[0-9]+((_and)?_((rps|rfs)_)?[0-9]+)*|h[0-9]+)_/, "", name)
             if (split(name, words, "_") > 6) print FILENAME ":" FNR ": " name
         }
         /#\[test\]/ { is_test = 1 }

@@ -27,6 +27,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Take packets from live devices, spread them over CPUs in order, and send them on
     Run(Box<crate::run::RunArgs>),
+    /// Run a program that is not ours with sockets of ours at taken ports
+    Exec(crate::exec::ExecArgs),
     /// Send captures through the whole path and check every packet
     Replay(Box<ReplayArgs>),
     /// Print what knobs of a run read
@@ -87,7 +89,7 @@ impl Command {
             Self::Doctor(args) => args.json,
             Self::Bench(args) => args.json,
             Self::Compare(args) => args.json,
-            Self::Top(_) | Self::Hash(_) | Self::CompareOwn(_) => false,
+            Self::Exec(_) | Self::Top(_) | Self::Hash(_) | Self::CompareOwn(_) => false,
             #[cfg(feature = "generate")]
             Self::Generate(_) => false,
         }

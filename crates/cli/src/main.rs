@@ -9,6 +9,7 @@ mod bench; //     forebay bench
 mod compare; //   forebay compare
 mod hash; //      forebay hash
 mod run; //       forebay run
+mod exec; //      forebay exec
 mod replay; //    forebay replay
 mod sim; //       forebay sim
 mod control; //   forebay get, set, list, watch, explain
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     }
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Exec(args) => exec::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Sim(args) => sim::run(args),
         Command::Get(args) => control::get(args),

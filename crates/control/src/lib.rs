@@ -14,6 +14,7 @@ pub mod top_flows; //   flows with the most packets
 pub mod names; //       short names of knobs
 pub mod list; //        list of all knobs, with their meanings
 pub mod config_file; // initial values of the knobs
+pub mod preload_config; // environment of an unmodified program
 pub mod run_options; // options of a run, in the same file
 pub mod request; //     requests of the control socket
 mod clients; //         slots of its clients

@@ -1,0 +1,107 @@
+//! `forebay exec`: a program that is not ours, with the library preloaded that gives it our sockets.
+
+mod program; // programs that cannot be preloaded
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::{env, fs};
+
+use clap::Args;
+use forebay_control::preload_config::{PreloadConfig, Spin, VARIABLE};
+use forebay_device::Via;
+use forebay_device::rx_filter::RxFilter;
+
+use crate::failure::Failure;
+
+/// File name of the library, and the folders where it may be, from the folder of this program.
+const LIBRARY: &str = "libforebay_preload.so";
+const FOLDERS: [&str; 2] = [".", "../lib/forebay"];
+
+const LOADER: &str = "LD_PRELOAD";
+
+#[derive(Debug, Args)]
+pub(crate) struct ExecArgs {
+    /// Interfaces whose packets are taken
+    #[arg(required = true, value_name = "DEV")]
+    devices: Vec<String>,
+
+    /// How devices are opened: af_packet, af_xdp or tap
+    #[arg(long, value_name = "VIA", default_value = "af_xdp")]
+    via: Via,
+
+    /// Ports that are taken, as in udp:53,udp:1000-2000: the program's UDP sockets that are bound to
+    /// one of them are ours, all other sockets the kernel's
+    #[arg(long, value_name = "LIST")]
+    take: RxFilter,
+
+    /// What the engine's threads do without work: auto spins for a moment and then sleeps, never
+    /// sleeps at once, always never sleeps
+    #[arg(long, value_name = "auto|never|always", default_value_t)]
+    spin: Spin,
+
+    /// Program, and its arguments
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// Becomes the program. Returns only if that cannot be.
+pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
+    let [program, arguments @ ..] = args.program.as_slice() else {
+        return Err(usage("there is no program to run", "name one after --"));
+    };
+    let config = config(args)?;
+    program::check(&program::find(program)?)?;
+    let mut preloaded = library()?.into_os_string();
+    if let Some(others) = env::var_os(LOADER).filter(|others| !others.is_empty()) {
+        preloaded.push(":");
+        preloaded.push(others);
+    }
+    let mut command = Command::new(program);
+    command.args(arguments).env(LOADER, preloaded).env(VARIABLE, config.to_string());
+    let problem = format!("cannot run {}: {}", program.display(), command.exec());
+    Err(usage(&problem, "check that it is a program, and may be run"))
+}
+
+fn config(args: &ExecArgs) -> Result<PreloadConfig, Failure> {
+    // Of the network namespace that the program will be in, unlike /sys/class/net.
+    let interfaces = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
+    let is_known = |device: &&String| {
+        interfaces
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .any(|(name, _)| name.trim() == *device)
+    };
+    if args.via != Via::Tap
+        && let Some(device) = args.devices.iter().find(|device| !is_known(device))
+    {
+        let problem = format!("there is no interface {device}");
+        return Err(usage(&problem, "`ip link` lists the interfaces"));
+    }
+    let (devices, via, spin) = (args.devices.clone(), args.via, args.spin);
+    let config = PreloadConfig { devices, via, take: args.take.to_string(), spin };
+    // As the library will read it.
+    config.to_string().parse().map_err(|_: String| {
+        let problem = format!("a program's sockets cannot be had by --via {via}");
+        usage(&problem, "use af_packet, af_xdp or tap")
+    })
+}
+
+/// Path of the library.
+fn library() -> Result<PathBuf, Failure> {
+    let own = env::current_exe().and_then(|own| own.canonicalize());
+    let folder = own.ok().and_then(|own| own.parent().map(PathBuf::from)).unwrap_or_default();
+    let places = FOLDERS.map(|place| folder.join(place).join(LIBRARY));
+    places.iter().find_map(|place| place.canonicalize().ok()).ok_or_else(|| {
+        let problem = format!("{LIBRARY} is neither beside this program nor in ../lib/forebay");
+        usage(
+            &problem,
+            "build it (`cargo build --release -p forebay-preload`), or install it there",
+        )
+    })
+}
+
+fn usage(problem: &str, help: &str) -> Failure {
+    Failure::Usage { problem: problem.to_owned(), help: help.to_owned() }
+}

@@ -1,0 +1,111 @@
+//! Addresses of sockets (`struct sockaddr`).
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+
+use libc::{sockaddr, socklen_t};
+use rustix::io::Errno;
+
+/// Bytes of `sockaddr_in`, and the fewest and most of `sockaddr_in6`.
+const V4_BYTES: usize = 16;
+const V6_BYTES_MIN: usize = 24;
+const V6_BYTES: usize = 28;
+
+/// Reads an address.
+///
+/// # Safety
+/// `address` is null, or `len` bytes there can be read.
+pub(super) unsafe fn read(address: *const sockaddr, len: socklen_t) -> Result<SocketAddr, Errno> {
+    if address.is_null() {
+        return Err(Errno::FAULT);
+    }
+    let len = usize::try_from(len).unwrap_or(0).min(V6_BYTES);
+    // SAFETY: the caller's promise, for as many bytes or fewer.
+    let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) };
+    decode(bytes)
+}
+
+fn decode(bytes: &[u8]) -> Result<SocketAddr, Errno> {
+    let family = bytes.first_chunk().map(|family| i32::from(u16::from_ne_bytes(*family)));
+    let port = bytes.get(2..4).and_then(<[u8]>::first_chunk).map(|port| u16::from_be_bytes(*port));
+    let (Some(family), Some(port)) = (family, port) else { return Err(Errno::INVAL) };
+    let word = |at: usize| bytes.get(at..at + 4).and_then(<[u8]>::first_chunk::<4>).copied();
+    match family {
+        libc::AF_INET if bytes.len() >= V4_BYTES => {
+            let ip = word(4).map(Ipv4Addr::from).ok_or(Errno::INVAL)?;
+            Ok(SocketAddr::new(ip.into(), port))
+        }
+        libc::AF_INET6 if bytes.len() >= V6_BYTES_MIN => {
+            let ip = bytes.get(8..).and_then(<[u8]>::first_chunk::<16>).ok_or(Errno::INVAL)?;
+            let scope = word(24).map_or(0, u32::from_ne_bytes);
+            Ok(SocketAddrV6::new(Ipv6Addr::from(*ip), port, 0, scope).into())
+        }
+        libc::AF_INET | libc::AF_INET6 => Err(Errno::INVAL),
+        _ => Err(Errno::AFNOSUPPORT),
+    }
+}
+
+fn encode(address: SocketAddr) -> Vec<u8> {
+    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    let mut bytes = Vec::with_capacity(V6_BYTES);
+    bytes.extend_from_slice(&u16::try_from(family).unwrap_or_default().to_ne_bytes());
+    bytes.extend_from_slice(&address.port().to_be_bytes());
+    match address {
+        SocketAddr::V4(v4) => {
+            bytes.extend_from_slice(&v4.ip().octets());
+            bytes.resize(V4_BYTES, 0);
+        }
+        SocketAddr::V6(v6) => {
+            bytes.extend_from_slice(&v6.flowinfo().to_ne_bytes());
+            bytes.extend_from_slice(&v6.ip().octets());
+            bytes.extend_from_slice(&v6.scope_id().to_ne_bytes());
+        }
+    }
+    bytes
+}
+
+/// Writes as much of an address as there is room for, and returns its whole length.
+///
+/// # Safety
+/// `to` is null, or `room` bytes there can be written.
+pub(super) unsafe fn write(address: SocketAddr, to: *mut sockaddr, room: socklen_t) -> socklen_t {
+    let bytes = encode(address);
+    let count = bytes.len().min(usize::try_from(room).unwrap_or(0));
+    if !to.is_null() {
+        // SAFETY: `count` bytes can be read from the vector, and written by the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), count) };
+    }
+    socklen_t::try_from(bytes.len()).unwrap_or(0)
+}
+
+/// The same with the room, and then the length, in memory of the program.
+///
+/// # Safety
+/// As [`write`] with `*len` bytes; `len` is valid if `to` is not null.
+pub(super) unsafe fn write_counted(address: SocketAddr, to: *mut sockaddr, len: *mut socklen_t) {
+    if to.is_null() || len.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise.
+    let room = unsafe { len.read() };
+    // SAFETY: the caller's promise.
+    let whole = unsafe { write(address, to, room) };
+    // SAFETY: the caller's promise.
+    unsafe { len.write(whole) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exe_2_addresses_are_read_as_written() {
+        for text in ["10.0.0.1:53", "[fd00::1]:8053", "0.0.0.0:0"] {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(decode(&encode(address)), Ok(address));
+            for cut in 0..V4_BYTES {
+                assert!(decode(&encode(address)[..cut]).is_err(), "{text} {cut}");
+            }
+        }
+        assert_eq!(decode(&[1, 0, 0, 0]), Err(Errno::AFNOSUPPORT));
+    }
+}

@@ -1,0 +1,45 @@
+//! C interface: exported functions by subject, and what they share. Each converts its arguments, calls a method
+//! of a [`Socket`](crate::socket::Socket) of ours or the next definition of the function, and sets `errno`.
+//!
+//! A pointer from the program is trusted as the C library trusts it: where the kernel reports `EFAULT` for one
+//! that is not valid, the program ends by SIGSEGV.
+
+#![expect(unreachable_pub, reason = "exported by name to C, not by path to Rust")]
+#![cfg_attr(test, expect(dead_code, reason = "tests of this crate use the C library's functions"))]
+
+mod next; //        next definitions of the functions
+mod system; //      system calls for the safe modules
+mod address; //     struct sockaddr
+mod vectors; //     struct iovec
+mod sockets; //     bind, connect, getsockname, options
+mod receive; //     recv, recvmsg, read
+mod send; //        send, sendmsg, write
+mod descriptors; // close, dup, fcntl, ioctl
+
+pub(crate) use system::{
+    interface_index, is_ipv6, is_on, is_plain_udp, number, option_value, replace,
+    with_signals_blocked,
+};
+
+use std::ffi::c_int;
+
+use rustix::io::Errno;
+
+/// Result of a call that returns a length or 0 as C has it, with `errno` set.
+fn answer(result: Result<usize, Errno>) -> isize {
+    match result {
+        Ok(value) => isize::try_from(value).unwrap_or(isize::MAX),
+        Err(error) => {
+            // SAFETY: the function has no preconditions.
+            let errno = unsafe { libc::__errno_location() };
+            // SAFETY: it returned the address of this thread's errno, which lives as long as the thread.
+            unsafe { errno.write(error.raw_os_error()) };
+            -1
+        }
+    }
+}
+
+/// The same for calls that return an `int`.
+fn answer_int(result: Result<usize, Errno>) -> c_int {
+    c_int::try_from(answer(result)).unwrap_or(c_int::MAX)
+}

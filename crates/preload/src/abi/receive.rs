@@ -1,0 +1,313 @@
+//! Calls that receive.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::time::Duration;
+
+use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use rustix::io::Errno;
+
+use super::next::next;
+use super::vectors::Vectors;
+use super::{address, answer, answer_int};
+use crate::control::ControlWriter;
+use crate::runtime::runtime;
+use crate::socket::{Message, ReceiveMode, Socket};
+use crate::table;
+
+/// Most messages of one call (`UIO_MAXIOV`).
+const MESSAGES_MAX: usize = 1024;
+
+/// Mode of a call with these flags.
+///
+/// # Errors
+/// `EAGAIN` for the error queue, which is always empty; `EOPNOTSUPP` as UDP for data out of band.
+fn mode(flags: c_int) -> Result<ReceiveMode, Errno> {
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return Err(Errno::AGAIN);
+    }
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(ReceiveMode {
+        dont_wait: flags & libc::MSG_DONTWAIT != 0,
+        peek: flags & libc::MSG_PEEK != 0,
+    })
+}
+
+/// Length that a call returns: with `MSG_TRUNC` that of the datagram.
+fn returned((copied, whole): (usize, usize), flags: c_int) -> usize {
+    if flags & libc::MSG_TRUNC != 0 { whole } else { copied }
+}
+
+/// Receives into buffers. The sender is passed to `sender`.
+fn receive(
+    socket: &Socket,
+    vectors: Vectors<'_>,
+    flags: c_int,
+    sender: impl FnOnce(std::net::SocketAddr),
+) -> Result<usize, Errno> {
+    let mut filler = vectors.filler();
+    let mut source = None;
+    socket.receive(1, mode(flags)?, |_, message| {
+        message.each_piece(|piece| filler.put(piece));
+        source = Some(message.source());
+    })?;
+    if let Some(source) = source {
+        sender(source);
+    }
+    Ok(returned(filler.lens(), flags))
+}
+
+/// # Safety
+/// As `recvfrom(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    let Some(socket) = table::find(fd) else {
+        let next = next!(
+            recvfrom(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t
+        );
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, buffer, len, flags, from, from_len) };
+    };
+    let vector = iovec { iov_base: buffer, iov_len: len };
+    // SAFETY: the caller's promise.
+    let vectors = unsafe { Vectors::one(&vector) };
+    answer(receive(&socket, vectors, flags, |source| {
+        // SAFETY: the caller's promise.
+        unsafe { address::write_counted(source, from, from_len) };
+    }))
+}
+
+/// # Safety
+/// As `recv(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn recv(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    let (from, from_len) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the caller's promise; without an address it is the same call.
+    unsafe { recvfrom(fd, buffer, len, flags, from, from_len) }
+}
+
+/// # Safety
+/// As `recvfrom(2)`; ends the program if the buffer is shorter than `len`, as glibc does.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    check_room(len, room);
+    // SAFETY: the caller's promise.
+    unsafe { recvfrom(fd, buffer, len, flags, from, from_len) }
+}
+
+/// # Safety
+/// As `recv(2)`; ends the program if the buffer is shorter than `len`, as glibc does.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    check_room(len, room);
+    // SAFETY: the caller's promise.
+    unsafe { recv(fd, buffer, len, flags) }
+}
+
+fn check_room(len: size_t, room: size_t) {
+    if len > room {
+        eprintln!("*** buffer overflow detected ***: terminated");
+        std::process::abort();
+    }
+}
+
+/// # Safety
+/// As `read(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
+    let Some(socket) = table::find(fd) else {
+        let next = next!(read(c_int, *mut c_void, size_t) -> ssize_t);
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, buffer, len) };
+    };
+    if len == 0 {
+        return 0; // takes no datagram (`sock_read_iter`)
+    }
+    let vector = iovec { iov_base: buffer, iov_len: len };
+    // SAFETY: the caller's promise.
+    let vectors = unsafe { Vectors::one(&vector) };
+    answer(receive(&socket, vectors, 0, |_| ()))
+}
+
+/// # Safety
+/// As `read(2)`; ends the program if the buffer is shorter than `len`, as glibc does.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn __read_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: size_t,
+    room: size_t,
+) -> ssize_t {
+    check_room(len, room);
+    // SAFETY: the caller's promise.
+    unsafe { read(fd, buffer, len) }
+}
+
+/// # Safety
+/// As `readv(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
+    let Some(socket) = table::find(fd) else {
+        let next = next!(readv(c_int, *const iovec, c_int) -> ssize_t);
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, vectors, count) };
+    };
+    let Ok(count) = usize::try_from(count) else { return answer(Err(Errno::INVAL)) };
+    // SAFETY: the caller's promise.
+    let vectors = unsafe { Vectors::new(vectors, count) };
+    answer(vectors.and_then(|vectors| receive(&socket, vectors, 0, |_| ())))
+}
+
+/// Fills a header and its buffers from a message. Returns the length for the caller.
+///
+/// # Safety
+/// As for a header given to `recvmsg(2)`.
+unsafe fn fill(
+    header: &mut msghdr,
+    socket: &Socket,
+    message: &Message<'_>,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    let vectors = unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }?;
+    let mut filler = vectors.filler();
+    message.each_piece(|piece| filler.put(piece));
+    let (copied, whole) = filler.lens();
+    header.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+    if copied < whole {
+        header.msg_flags |= libc::MSG_TRUNC;
+    }
+    if !header.msg_name.is_null() {
+        let (name, room) = (header.msg_name.cast(), header.msg_namelen);
+        // SAFETY: the caller's promise.
+        header.msg_namelen = unsafe { address::write(message.source(), name, room) };
+    }
+    let room = if header.msg_control.is_null() { 0 } else { header.msg_controllen };
+    let mut writer = ControlWriter::new(room);
+    if let Message::Taken(datagram) = message {
+        let interfaces = runtime().map_or(&[][..], |runtime| &runtime.interfaces);
+        let interface = interfaces.get(usize::from(datagram.device().0)).copied();
+        writer.put_datagram(datagram, &socket.settings(), interface.unwrap_or(0));
+    }
+    let (control, is_truncated) = writer.finish();
+    if is_truncated {
+        header.msg_flags |= libc::MSG_CTRUNC;
+    }
+    if !control.is_empty() {
+        let to = header.msg_control.cast();
+        // SAFETY: the writer has written no more than `room` bytes, which the program has there.
+        unsafe { std::ptr::copy_nonoverlapping(control.as_ptr(), to, control.len()) };
+    }
+    header.msg_controllen = control.len();
+    Ok(returned((copied, whole), flags))
+}
+
+/// # Safety
+/// As `recvmsg(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t {
+    let Some(socket) = table::find(fd) else {
+        let next = next!(recvmsg(c_int, *mut msghdr, c_int) -> ssize_t);
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, header, flags) };
+    };
+    // SAFETY: the caller's promise: valid, and used by nobody else.
+    let Some(header) = (unsafe { header.as_mut() }) else { return answer(Err(Errno::FAULT)) };
+    let received = mode(flags).and_then(|mode| {
+        let mut len = Ok(0);
+        socket.receive(1, mode, |_, message| {
+            // SAFETY: the caller's promise.
+            len = unsafe { fill(header, &socket, message, flags) };
+        })?;
+        len
+    });
+    answer(received)
+}
+
+/// # Safety
+/// As `recvmmsg(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    headers: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    let Some(socket) = table::find(fd) else {
+        let next = next!(recvmmsg(c_int, *mut mmsghdr, c_uint, c_int, *mut timespec) -> c_int);
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, headers, count, flags, timeout) };
+    };
+    let count = usize::try_from(count).unwrap_or(0).min(MESSAGES_MAX);
+    if count == 0 {
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    let headers = unsafe { std::slice::from_raw_parts_mut(headers, count) };
+    // SAFETY: the caller's promise.
+    let limit = unsafe { timeout.as_ref() }.map(|timeout| {
+        let seconds = u64::try_from(timeout.tv_sec).unwrap_or(0);
+        Duration::new(seconds, u32::try_from(timeout.tv_nsec).unwrap_or(0))
+    });
+    answer_int(receive_many(&socket, headers, flags, limit))
+}
+
+/// Receives into the headers in turn: one batch with `MSG_WAITFORONE` or of a socket that does not wait, else
+/// until all are filled. The limit is looked at after each batch, as by the kernel.
+fn receive_many(
+    socket: &Socket,
+    headers: &mut [mmsghdr],
+    flags: c_int,
+    limit: Option<Duration>,
+) -> Result<usize, Errno> {
+    let began = std::time::Instant::now();
+    let mut mode = mode(flags)?;
+    let mut done = 0;
+    while let Some(rest) = headers.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        let max = rest.len();
+        let received = socket.receive(max, mode, |index, message| {
+            let Some(header) = rest.get_mut(index) else { return };
+            // SAFETY: the promise of recvmmsg's caller.
+            let len = unsafe { fill(&mut header.msg_hdr, socket, message, flags) };
+            header.msg_len = len.ok().and_then(|len| len.try_into().ok()).unwrap_or(0);
+        });
+        match received {
+            Ok(count) => done += count,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        mode.dont_wait |= flags & libc::MSG_WAITFORONE != 0;
+        if limit.is_some_and(|limit| began.elapsed() >= limit) {
+            break;
+        }
+    }
+    Ok(done)
+}

@@ -1,0 +1,169 @@
+//! Calls that send.
+
+use std::ffi::{c_int, c_uint, c_void};
+
+use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use rustix::io::Errno;
+
+use super::next::next;
+use super::vectors::Vectors;
+use super::{address, answer, answer_int};
+use crate::control::SendControl;
+use crate::runtime::runtime;
+use crate::socket::Socket;
+use crate::table;
+
+/// Most messages of one call (`UIO_MAXIOV`).
+const MESSAGES_MAX: usize = 1024;
+
+/// True if a call with these flags does not wait.
+///
+/// # Errors
+/// `EOPNOTSUPP` for data out of band, as of UDP, and for datagrams in pieces (`MSG_MORE`).
+fn dont_wait(flags: c_int) -> Result<bool, Errno> {
+    if flags & (libc::MSG_OOB | libc::MSG_MORE) != 0 {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(flags & libc::MSG_DONTWAIT != 0)
+}
+
+/// # Safety
+/// As `sendto(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    buffer: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> ssize_t {
+    let Some(socket) = table::find(fd) else {
+        let next = next!(
+            sendto(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t
+        );
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, buffer, len, flags, to, to_len) };
+    };
+    let vector = iovec { iov_base: buffer.cast_mut(), iov_len: len };
+    // SAFETY: the caller's promise.
+    let payload = unsafe { Vectors::one(&vector) }.gather();
+    // SAFETY: the caller's promise.
+    let to = (!to.is_null()).then(|| unsafe { address::read(to, to_len) }).transpose();
+    answer(to.and_then(|to| socket.send(&payload, to, SendControl::default(), dont_wait(flags)?)))
+}
+
+/// # Safety
+/// As `send(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn send(
+    fd: c_int,
+    buffer: *const c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promise; without an address it is the same call.
+    unsafe { sendto(fd, buffer, len, flags, std::ptr::null(), 0) }
+}
+
+/// # Safety
+/// As `write(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
+    if table::find(fd).is_some() {
+        // SAFETY: the caller's promise.
+        return unsafe { send(fd, buffer, len, 0) };
+    }
+    let next = next!(write(c_int, *const c_void, size_t) -> ssize_t);
+    // SAFETY: the caller's promise.
+    unsafe { next(fd, buffer, len) }
+}
+
+/// # Safety
+/// As `writev(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
+    let Some(socket) = table::find(fd) else {
+        let next = next!(writev(c_int, *const iovec, c_int) -> ssize_t);
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, vectors, count) };
+    };
+    let Ok(count) = usize::try_from(count) else { return answer(Err(Errno::INVAL)) };
+    // SAFETY: the caller's promise.
+    let vectors = unsafe { Vectors::new(vectors, count) };
+    let send =
+        |vectors: Vectors<'_>| socket.send(&vectors.gather(), None, SendControl::default(), false);
+    answer(vectors.and_then(send))
+}
+
+/// Sends the message of a header.
+///
+/// # Safety
+/// As for a header given to `sendmsg(2)`.
+unsafe fn send_header(socket: &Socket, header: &msghdr, flags: c_int) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    let vectors = unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }?;
+    let to = if header.msg_name.is_null() {
+        None
+    } else {
+        // SAFETY: the caller's promise.
+        Some(unsafe { address::read(header.msg_name.cast(), header.msg_namelen) }?)
+    };
+    let control = if header.msg_control.is_null() || header.msg_controllen == 0 {
+        SendControl::default()
+    } else {
+        let control = header.msg_control.cast::<u8>();
+        // SAFETY: the caller's promise; not null.
+        let bytes = unsafe { std::slice::from_raw_parts(control, header.msg_controllen) };
+        SendControl::read(bytes, &runtime()?.interfaces)?
+    };
+    socket.send(&vectors.gather(), to, control, dont_wait(flags)?)
+}
+
+/// # Safety
+/// As `sendmsg(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int) -> ssize_t {
+    let Some(socket) = table::find(fd) else {
+        let next = next!(sendmsg(c_int, *const msghdr, c_int) -> ssize_t);
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, header, flags) };
+    };
+    // SAFETY: the caller's promise.
+    let Some(header) = (unsafe { header.as_ref() }) else { return answer(Err(Errno::FAULT)) };
+    // SAFETY: the caller's promise.
+    answer(unsafe { send_header(&socket, header, flags) })
+}
+
+/// # Safety
+/// As `sendmmsg(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    headers: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+) -> c_int {
+    let Some(socket) = table::find(fd) else {
+        let next = next!(sendmmsg(c_int, *mut mmsghdr, c_uint, c_int) -> c_int);
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, headers, count, flags) };
+    };
+    let count = usize::try_from(count).unwrap_or(0).min(MESSAGES_MAX);
+    if count == 0 {
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    let headers = unsafe { std::slice::from_raw_parts_mut(headers, count) };
+    let mut sent = 0;
+    for header in headers {
+        // SAFETY: the caller's promise.
+        match unsafe { send_header(&socket, &header.msg_hdr, flags) } {
+            Ok(len) => header.msg_len = len.try_into().unwrap_or(c_uint::MAX),
+            Err(error) if sent == 0 => return answer_int(Err(error)),
+            Err(_) => break,
+        }
+        sent += 1;
+    }
+    answer_int(Ok(sent))
+}

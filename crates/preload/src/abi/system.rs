@@ -1,0 +1,101 @@
+//! System calls that the safe modules need, past the exported functions.
+
+use std::ffi::{CString, c_int};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use rustix::io::Errno;
+
+/// Number of a descriptor.
+pub(crate) fn number(descriptor: BorrowedFd<'_>) -> RawFd {
+    descriptor.as_raw_fd()
+}
+
+/// Value of an option whose type is `int`, or shorter.
+pub(crate) fn option_value(socket: BorrowedFd<'_>, option: (i32, i32)) -> Result<i32, Errno> {
+    let mut value: c_int = 0;
+    let mut len: libc::socklen_t = 4;
+    // SAFETY: the call writes at most `len` bytes, four, to `value`, which has four, and the length to `len`.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            socket.as_raw_fd(),
+            option.0,
+            option.1,
+            &raw mut value,
+            &raw mut len,
+        )
+    };
+    if result < 0 { Err(last_error()) } else { Ok(value) }
+}
+
+/// True if an option is not 0.
+pub(crate) fn is_on(socket: BorrowedFd<'_>, option: (i32, i32)) -> bool {
+    option_value(socket, option).is_ok_and(|value| value != 0)
+}
+
+/// True for a UDP socket over IP that is bound to no interface.
+pub(crate) fn is_plain_udp(socket: BorrowedFd<'_>) -> bool {
+    let has = |number, expected: &[i32]| {
+        option_value(socket, (libc::SOL_SOCKET, number))
+            .is_ok_and(|value| expected.contains(&value))
+    };
+    has(libc::SO_DOMAIN, &[libc::AF_INET, libc::AF_INET6])
+        && has(libc::SO_TYPE, &[libc::SOCK_DGRAM])
+        && has(libc::SO_PROTOCOL, &[libc::IPPROTO_UDP])
+        && has(libc::SO_BINDTOIFINDEX, &[0])
+}
+
+/// True for a socket of IPv6.
+pub(crate) fn is_ipv6(socket: BorrowedFd<'_>) -> bool {
+    option_value(socket, (libc::SOL_SOCKET, libc::SO_DOMAIN)) == Ok(libc::AF_INET6)
+}
+
+/// Puts another file at a descriptor of the program (`dup3`).
+pub(crate) fn replace(at: RawFd, by: BorrowedFd<'_>, is_cloexec: bool) -> Result<(), Errno> {
+    let flags = if is_cloexec { libc::O_CLOEXEC } else { 0 };
+    // SAFETY: the call touches no memory. The program owns the descriptor, and has asked for another socket at it.
+    let result = unsafe { libc::syscall(libc::SYS_dup3, by.as_raw_fd(), at, flags) };
+    if result < 0 { Err(last_error()) } else { Ok(()) }
+}
+
+/// Index of an interface; 0 if there is none of this name.
+pub(crate) fn interface_index(name: &str) -> u32 {
+    let Ok(name) = CString::new(name) else { return 0 };
+    // SAFETY: the name ends with 0.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+/// Runs `act` with all signals blocked, so that threads which it starts never run the program's handlers.
+pub(crate) fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
+    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: the call initialises the set that the pointer points to.
+    unsafe { libc::sigfillset(all.as_mut_ptr()) };
+    // SAFETY: `all` was initialised above; `before` is room for a set.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr()) };
+    let result = act();
+    // SAFETY: `before` was written by the call above, which cannot fail with a valid `how`.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    result
+}
+
+/// Counts forks in children.
+extern "C" fn in_child() {
+    crate::runtime::forked();
+}
+
+/// Runs when the library is loaded.
+extern "C" fn loaded() {
+    // SAFETY: the handler lives as long as the process, and only adds to an atomic.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
+// SAFETY: the section is the list of functions that the loader calls, without arguments, after those of the
+// libraries that this one needs.
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+#[used]
+static LOADED: extern "C" fn() = loaded;
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}

@@ -1,0 +1,115 @@
+//! Vectors of buffers (`struct iovec`).
+
+use std::borrow::Cow;
+
+use libc::iovec;
+use rustix::io::Errno;
+
+/// Most buffers of one call (`UIO_MAXIOV`).
+const VECTORS_MAX: usize = 1024;
+
+/// Buffers of the program.
+#[derive(Clone, Copy)]
+pub(super) struct Vectors<'a>(&'a [iovec]);
+
+/// Position in buffers that are filled piece by piece.
+pub(super) struct Filler<'a> {
+    rest: &'a [iovec],
+    /// Bytes filled of the first of `rest`.
+    filled: usize,
+    /// Bytes filled in all.
+    len: usize,
+    /// Bytes of the pieces in all, filled or not.
+    whole: usize,
+}
+
+impl<'a> Vectors<'a> {
+    /// # Safety
+    /// `count` vectors at `vectors` can be read, and the bytes of each can be read, or be written, by what is
+    /// done with the value, as long as it lives.
+    pub(super) unsafe fn new(vectors: *const iovec, count: usize) -> Result<Self, Errno> {
+        match count {
+            0 => Ok(Self(&[])),
+            1..=VECTORS_MAX if vectors.is_null() => Err(Errno::FAULT),
+            // SAFETY: the caller's promise; not null.
+            1..=VECTORS_MAX => Ok(Self(unsafe { std::slice::from_raw_parts(vectors, count) })),
+            _ => Err(Errno::MSGSIZE),
+        }
+    }
+
+    /// One buffer.
+    ///
+    /// # Safety
+    /// As [`Self::new`].
+    pub(super) unsafe fn one(vector: &'a iovec) -> Self {
+        Self(std::slice::from_ref(vector))
+    }
+
+    /// Bytes of all buffers, copied if there are several.
+    pub(super) fn gather(self) -> Cow<'a, [u8]> {
+        let bytes = |vector: &'a iovec| -> &'a [u8] {
+            if vector.iov_base.is_null() || vector.iov_len == 0 {
+                return &[];
+            }
+            // SAFETY: the promise to `new`; not null.
+            unsafe { std::slice::from_raw_parts(vector.iov_base.cast(), vector.iov_len) }
+        };
+        match self.0 {
+            [] => Cow::Borrowed(&[]),
+            [one] => Cow::Borrowed(bytes(one)),
+            many => Cow::Owned(many.iter().flat_map(bytes).copied().collect()),
+        }
+    }
+
+    pub(super) fn filler(self) -> Filler<'a> {
+        Filler { rest: self.0, filled: 0, len: 0, whole: 0 }
+    }
+}
+
+impl Filler<'_> {
+    /// Copies as much of a piece as there is room for.
+    pub(super) fn put(&mut self, mut piece: &[u8]) {
+        self.whole += piece.len();
+        while let ([first, rest @ ..], false) = (self.rest, piece.is_empty()) {
+            let count = piece.len().min(first.iov_len - self.filled);
+            let Some((now, later)) = piece.split_at_checked(count) else { return };
+            let to = first.iov_base.cast::<u8>().wrapping_add(self.filled);
+            // SAFETY: the promise to `Vectors::new`: `filled + count` is at most the buffer's length. The piece
+            // lies in packet memory, of which the program has no pointer.
+            unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), to, count) };
+            (piece, self.filled, self.len) = (later, self.filled + count, self.len + count);
+            if self.filled == first.iov_len {
+                (self.rest, self.filled) = (rest, 0);
+            }
+        }
+    }
+
+    /// Bytes in the buffers, and bytes that there were.
+    pub(super) fn lens(&self) -> (usize, usize) {
+        (self.len, self.whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exe_2_vectors_fill_and_gather() {
+        let (mut first, mut second) = ([0u8; 3], [0u8; 4]);
+        let vectors = [
+            iovec { iov_base: first.as_mut_ptr().cast(), iov_len: 3 },
+            iovec { iov_base: std::ptr::null_mut(), iov_len: 0 },
+            iovec { iov_base: second.as_mut_ptr().cast(), iov_len: 4 },
+        ];
+        // SAFETY: the vectors describe the arrays above, which live to the end.
+        let vectors = unsafe { Vectors::new(vectors.as_ptr(), 3) }.unwrap();
+        let mut filler = vectors.filler();
+        filler.put(b"ab");
+        filler.put(b"cdefgh");
+        assert_eq!(filler.lens(), (7, 8));
+        assert_eq!(&*vectors.gather(), b"abcdefg");
+        // SAFETY: nothing is read from the null pointer.
+        assert!(unsafe { Vectors::new(std::ptr::null(), 1) }.is_err());
+    }
+}

@@ -1,0 +1,62 @@
+//! Sockets of ours by descriptor. Lookups take no lock.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arc_swap::ArcSwapOption;
+
+use crate::socket::Socket;
+
+/// Number of descriptors: the kernel's default for `fs.nr_open`. Pages of slots never used take no memory.
+const DESCRIPTORS_MAX: usize = 1 << 20;
+
+/// True for descriptors in `SOCKETS`: a call on any other descriptor costs this one load.
+static IS_OURS: [AtomicBool; DESCRIPTORS_MAX] = [const { AtomicBool::new(false) }; DESCRIPTORS_MAX];
+static SOCKETS: [ArcSwapOption<Socket>; DESCRIPTORS_MAX] =
+    [const { ArcSwapOption::const_empty() }; DESCRIPTORS_MAX];
+
+/// Socket at a descriptor.
+pub(crate) fn find(descriptor: RawFd) -> Option<Arc<Socket>> {
+    let index = index(descriptor)?;
+    if !IS_OURS[index].load(Ordering::Acquire) {
+        return None;
+    }
+    SOCKETS[index].load_full()
+}
+
+/// True if the table has a slot for this descriptor.
+pub(crate) fn has_slot(descriptor: RawFd) -> bool {
+    index(descriptor).is_some()
+}
+
+/// Enters a socket. The caller has just obtained the descriptor from the kernel.
+pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
+    if let Some(index) = index(descriptor) {
+        SOCKETS[index].store(Some(socket));
+        IS_OURS[index].store(true, Ordering::Release);
+    }
+}
+
+/// Removes the socket at a descriptor that is about to be closed: from then on the kernel may give the number
+/// to any other file.
+pub(crate) fn remove(descriptor: RawFd) {
+    if let Some(index) = index(descriptor)
+        && IS_OURS[index].swap(false, Ordering::AcqRel)
+        && let Some(socket) = SOCKETS[index].swap(None)
+    {
+        socket.let_go();
+    }
+}
+
+/// Descriptors of ours within a range, which ends with `last`.
+pub(crate) fn within(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
+    let last = (last as usize).min(DESCRIPTORS_MAX - 1);
+    (first as usize..=last)
+        .filter(|&index| IS_OURS[index].load(Ordering::Acquire))
+        .filter_map(|index| RawFd::try_from(index).ok())
+}
+
+fn index(descriptor: RawFd) -> Option<usize> {
+    usize::try_from(descriptor).ok().filter(|&index| index < DESCRIPTORS_MAX)
+}

@@ -1,0 +1,162 @@
+//! One program of calls, run on the kernel's sockets and then with the library preloaded: the answers are equal.
+#![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+use std::fs;
+use std::io;
+use std::net::UdpSocket;
+use std::process::{Command, Output};
+use std::thread;
+use std::time::Duration;
+
+use forebay_testkit::namespaces::cable::{Cable, Namespace};
+use forebay_testkit::namespaces::{missing, trial_inside};
+use libtest_mimic::Arguments;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const NEAR: &str = "10.9.0.1:7";
+const FAR: &str = "10.9.0.2:9";
+
+/// Argument with which this program makes the calls.
+const CALLS: &str = "--make-calls";
+
+fn main() {
+    if std::env::args().nth(1).as_deref() == Some(CALLS) {
+        return make_calls();
+    }
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads = Some(1);
+    let missing = missing(&["ip"]);
+    let trials = [
+        ("exe_2_udp_calls_answer_over_af_packet", (|| same_answers("af_packet")) as fn()),
+        ("exe_2_udp_calls_answer_over_af_xdp", || same_answers("af_xdp")),
+        ("exe_1_other_ports_stay_the_kernels", others),
+    ];
+    let trials = trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test));
+    libtest_mimic::run(&arguments, trials.into()).exit();
+}
+
+/// Prints the result of each call, and at last how many datagrams the kernel's UDP has received.
+fn make_calls() {
+    let mut buffer = [0; 100];
+    let socket = UdpSocket::bind(NEAR).unwrap();
+    say("local", socket.local_addr());
+    say("peer", socket.peer_addr());
+    say("again", UdpSocket::bind(NEAR));
+    say("foreign", UdpSocket::bind("10.77.0.1:7"));
+    socket.set_nonblocking(true).unwrap();
+    say("nothing", socket.recv_from(&mut buffer));
+    say("not readable", is_readable(&socket, 0));
+    socket.set_nonblocking(false).unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    say("timeout", socket.recv_from(&mut buffer));
+    say("timeout is", socket.read_timeout());
+    socket.set_read_timeout(None).unwrap();
+    say("sent", socket.send_to(b"question", FAR));
+    say("readable", is_readable(&socket, -1));
+    say("peeked", socket.peek_from(&mut buffer[..3]));
+    say("cut", socket.recv_from(&mut buffer[..5]));
+    println!("{:?}", &buffer[..5]);
+    say("read again", is_readable(&socket, 0));
+    say("empty", socket.send_to(b"", FAR));
+    say("empty", socket.recv_from(&mut buffer));
+    say("unconnected", socket.send(b"whom"));
+    say("port 0", socket.send_to(b"x", "10.9.0.2:0"));
+    say("family", socket.send_to(b"x", "[::1]:9"));
+    say("too long", socket.send_to(&[0; 70_000], FAR));
+    say("connected", socket.connect(FAR));
+    say("peer", socket.peer_addr());
+    let other = socket.try_clone().unwrap();
+    drop(socket);
+    say("sent", other.send(b"by a duplicate"));
+    say("received", other.recv(&mut buffer));
+    say("ttl", other.set_ttl(7).and_then(|()| other.ttl()));
+    say("ttl", other.set_ttl(0));
+    say("long", other.send(&[1; 1400]));
+    say("long", other.recv(&mut [0; 2000]));
+    say("error", other.take_error());
+    drop(other);
+    say("free again", UdpSocket::bind(NEAR));
+    println!("kernel {}", kernel_received());
+}
+
+fn say<T: std::fmt::Debug>(call: &str, result: io::Result<T>) {
+    match result {
+        Ok(value) if call == "again" || call.starts_with("free") => {
+            drop((value, println!("{call}")))
+        }
+        Ok(value) => println!("{call}: {value:?}"),
+        Err(error) => println!("{call}: {:?}", error.raw_os_error()),
+    }
+}
+
+fn is_readable(socket: &UdpSocket, seconds: i64) -> io::Result<bool> {
+    let timeout = Timespec { tv_sec: seconds, tv_nsec: 0 };
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    poll(&mut polled, (seconds >= 0).then_some(&timeout))?;
+    Ok(polled[0].revents().contains(PollFlags::IN))
+}
+
+/// `InDatagrams` of the kernel's UDP in this namespace.
+fn kernel_received() -> u64 {
+    let text = fs::read_to_string("/proc/self/net/snmp").unwrap();
+    let line = text.lines().filter(|line| line.starts_with("Udp:")).nth(1).unwrap();
+    line.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+/// Two hosts on one cable; the far one returns each datagram.
+struct Hosts {
+    near: Namespace,
+    _far: Namespace,
+}
+
+impl Hosts {
+    fn new() -> Self {
+        let (near, far) = (Namespace::new(), Namespace::new());
+        Cable { near: (&near, "exa"), far: (&far, "exb") }.lay();
+        near.command("ip addr add 10.9.0.1/24 dev exa");
+        far.command("ip addr add 10.9.0.2/24 dev exb");
+        let echo = far.run(|| UdpSocket::bind(FAR).unwrap());
+        thread::spawn(move || {
+            let mut buffer = [0; 2000];
+            while let Ok((len, from)) = echo.recv_from(&mut buffer) {
+                echo.send_to(&buffer[..len], from).unwrap();
+            }
+        });
+        Self { near, _far: far }
+    }
+
+    /// Runs the calls, with the library and this configuration if there is one.
+    fn calls(&self, config: Option<&str>) -> (Vec<String>, u64) {
+        let own = std::env::current_exe().unwrap();
+        let mut command = Command::new(&own);
+        command.arg(CALLS);
+        if let Some(config) = config {
+            let library = own.ancestors().nth(2).unwrap().join("libforebay_preload.so");
+            assert!(library.exists(), "{} is built with the tests", library.display());
+            command.env("LD_PRELOAD", library).env("FOREBAY_EXEC", config);
+        }
+        let Output { status, stdout, stderr } = self.near.run(|| command.output().unwrap());
+        let stderr = String::from_utf8_lossy(&stderr);
+        assert!(status.success(), "{status} {stderr}");
+        let mut lines: Vec<_> =
+            String::from_utf8(stdout).unwrap().lines().map(ToOwned::to_owned).collect();
+        let last = lines.pop().unwrap();
+        (lines, last.strip_prefix("kernel ").unwrap().parse().unwrap())
+    }
+}
+
+fn same_answers(via: &str) {
+    let hosts = Hosts::new();
+    let (ours, by_kernel) = hosts.calls(Some(&format!("via={via} take=udp:7 spin=auto dev=exa")));
+    assert_eq!(by_kernel, 0, "the sockets were not ours");
+    let (kernels, by_kernel) = hosts.calls(None);
+    assert!(by_kernel > 0);
+    assert_eq!(ours, kernels);
+}
+
+/// A program whose sockets are not taken has the kernel's.
+fn others() {
+    let hosts = Hosts::new();
+    let (_, by_kernel) = hosts.calls(Some("via=af_packet take=udp:8 spin=auto dev=exa"));
+    assert!(by_kernel > 0);
+}
