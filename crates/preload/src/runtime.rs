@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use crate::abi;
 
-/// Number of nested forks with sockets of ours; a further child gets sockets of the kernel only.
+/// Bound of nested forks: in a child beyond it, `bind` to a taken port answers `ENODEV`.
 const FORKS_MAX: usize = 8;
 
 /// Never sleep: the value of `forebay_engine::SPIN_ALWAYS_NS`.
