@@ -22,8 +22,9 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) ->
         return answer_int(Err(Errno::INVAL)); // bound already
     }
     // SAFETY: the caller's promise.
+    let local = unsafe { address::read(at, len) };
     if fd >= 0
-        && let Ok(local) = unsafe { address::read(at, len) }
+        && let Ok(local) = local
     {
         // SAFETY: not negative; it is only used for this call, by which the program says that it is open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };

@@ -82,7 +82,8 @@ fn make_calls() {
 fn say<T: std::fmt::Debug>(call: &str, result: io::Result<T>) {
     match result {
         Ok(value) if call == "again" || call.starts_with("free") => {
-            drop((value, println!("{call}")))
+            drop(value);
+            println!("{call}");
         }
         Ok(value) => println!("{call}: {value:?}"),
         Err(error) => println!("{call}: {:?}", error.raw_os_error()),
