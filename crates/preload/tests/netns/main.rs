@@ -132,7 +132,7 @@ impl Hosts {
         let mut command = Command::new(&own);
         command.arg(CALLS);
         if let Some(config) = config {
-            let library = own.ancestors().nth(2).unwrap().join("libforebay_preload.so");
+            let library = own.with_file_name("libforebay_preload.so");
             assert!(library.exists(), "{} is built with the tests", library.display());
             command.env("LD_PRELOAD", library).env("FOREBAY_EXEC", config);
         }
