@@ -369,12 +369,14 @@ mutants() {
 # The package, from a build without the feature that generates its man pages and completions.
 deb() {
     has cargo deb --version || { skip deb "install it: cargo install cargo-deb"; return; }
-    local package=target/package kind
+    local package=target/package profile=${DEB_PROFILE:-release} kind
     rm -rf "$package"
     for kind in man completions; do
         cargo run --locked --quiet --package forebay-cli --features generate -- generate "$kind" "$package/$kind"
     done
-    cargo deb --locked --package forebay-cli --profile "${DEB_PROFILE:-release}" --output "$package/forebay.deb"
+    cargo build --locked --package forebay-preload --profile "$profile"
+    install -Dm 644 "target/${profile/#dev/debug}/libforebay_preload.so" -t "$package/lib"
+    cargo deb --locked --package forebay-cli --profile "$profile" --output "$package/forebay.deb"
     if ((EUID != 0)) || ! has debootstrap --version; then
         skip "deb in a chroot" "it takes root and debootstrap"
         return

@@ -110,7 +110,8 @@ mod tests {
         let mut fixed = own.clone();
         let headers = Elf::parse(&own).unwrap();
         let number = headers.program_headers.iter().position(|of| of.p_type == 3).unwrap();
-        let entry = headers.header.e_phoff as usize + number * headers.header.e_phentsize as usize;
+        let table = usize::try_from(headers.header.e_phoff).unwrap();
+        let entry = table + number * usize::from(headers.header.e_phentsize);
         fixed[entry..entry + 4].fill(0); // PT_INTERP becomes PT_NULL
         assert!(obstacle(&fixed, 0o755).unwrap().contains("statically"));
     }
