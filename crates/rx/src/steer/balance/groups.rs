@@ -19,10 +19,6 @@ const AVERAGED_SURPRISED: u8 = 4;
 /// Number of windows averaged if chance does not explain the sum of a CPU's groups: many light flows have begun or ended.
 const AVERAGED_SHIFTED: u8 = 8;
 
-/// Number of windows over which the sum of all weights is averaged. It is of so many packets that chance has little part in
-/// it, and the load may rise and fall faster than single weights can follow.
-const LEVEL_AVERAGED: u8 = 8;
-
 /// Variance of the number of packets in a window, in parts of their expected number: flows come in runs.
 const VARIANCE: u64 = 3;
 
@@ -59,10 +55,6 @@ pub(in super::super) struct Groups {
     surpluses: Vec<i64>,
     /// Number of windows that the weights in `fixed` average.
     fixed_averaged: u8,
-    /// Packets of all groups a second, smoothed, in units of weights.
-    level: u64,
-    /// Number of windows that it averages.
-    level_averaged: u8,
     by_cpu: GroupsByCpu,
 }
 
@@ -96,8 +88,6 @@ impl Groups {
             fixed: Vec::new(),
             surpluses: Vec::new(),
             fixed_averaged: 0,
-            level: 0,
-            level_averaged: 0,
             by_cpu: GroupsByCpu::default(),
         };
         groups.set_map(map, 0);
@@ -181,7 +171,6 @@ impl Groups {
             *averaged = (*averaged + 1).min(averaged_max);
             *weight = weight.with(fresh, past_ns, *averaged);
         }
-        self.level_weights(past_ns);
         self.fixed_averaged = (self.fixed_averaged + 1).min(AVERAGED_SHIFTED);
         for (weight, fresh) in &mut self.fixed {
             let is_surprised = weight.is_surprised(*fresh, past_ns);
@@ -189,20 +178,6 @@ impl Groups {
             *weight = weight.with(*fresh, past_ns, self.fixed_averaged.min(averaged_max));
         }
         self.begin_window();
-    }
-
-    /// Scales all weights to the smoothed sum of packets.
-    fn level_weights(&mut self, past_ns: u64) {
-        let came: u64 = self.fresh.iter().map(|fresh| u64::from(*fresh)).sum();
-        self.level_averaged = (self.level_averaged + 1).min(LEVEL_AVERAGED);
-        let averaged = u64::from(self.level_averaged);
-        let before = self.level.saturating_mul(averaged - 1);
-        self.level = before.saturating_add(rate(came, past_ns)) / averaged;
-        let sum: u64 = self.weights.iter().map(|weight| u64::from(weight.0)).sum();
-        for weight in &mut self.weights {
-            let scaled = u128::from(weight.0) * u128::from(self.level) / u128::from(sum.max(1));
-            *weight = Weight(u32::try_from(scaled).unwrap_or(u32::MAX));
-        }
     }
 
     /// True for each CPU whose groups' sum deviates by more than chance, by [`CpuId::index`].
@@ -237,7 +212,7 @@ impl Groups {
     /// Begins the first window, after which the weights are those of this window alone.
     pub(super) fn begin_first_window(&mut self) {
         self.averaged.fill(0);
-        (self.fixed_averaged, self.level_averaged) = (0, 0);
+        self.fixed_averaged = 0;
         self.surpluses.clear();
         self.begin_window();
     }
@@ -326,11 +301,6 @@ fn assigned_or_home(assigned: u16, home: u16) -> u16 {
     if assigned == NO_CPU { home } else { assigned }
 }
 
-/// Packets a second in a window of this length, in units of weights.
-fn rate(packets: u64, past_ns: u64) -> u64 {
-    packets.saturating_mul(super::NS_PER_S * WEIGHT_PARTS) / past_ns.max(1)
-}
-
 /// Packets a second, smoothed, in 256ths.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(super) struct Weight(u32);
@@ -346,8 +316,10 @@ impl Weight {
 
     /// Weight after a window with `fresh` packets, which is one of `averaged`.
     fn with(self, fresh: u32, past_ns: u64, averaged: u8) -> Self {
+        let rate =
+            (u64::from(fresh) * super::NS_PER_S).saturating_mul(WEIGHT_PARTS) / past_ns.max(1);
         let averaged = u64::from(averaged.max(1));
-        let sum = (u64::from(self.0) * (averaged - 1)).saturating_add(rate(fresh.into(), past_ns));
+        let sum = (u64::from(self.0) * (averaged - 1)).saturating_add(rate);
         Self(u32::try_from(sum / averaged).unwrap_or(u32::MAX))
     }
 

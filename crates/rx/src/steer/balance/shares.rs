@@ -17,7 +17,7 @@ pub struct CpuLoad {
 }
 
 /// Part of a new measurement in the work besides delivery: one in this many.
-const OTHER_SMOOTHING: u64 = 8;
+const OTHER_SMOOTHING: u64 = 16;
 
 /// Part of a new measurement in the smoothed cost of a packet: one in this many.
 const COST_SMOOTHING: u64 = 32;
