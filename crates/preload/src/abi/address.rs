@@ -80,7 +80,7 @@ pub(super) unsafe fn write(address: SocketAddr, to: *mut sockaddr, room: socklen
 /// The same with the room, and then the length, in memory of the program.
 ///
 /// # Safety
-/// As [`write`] with `*len` bytes; `len` is valid if `to` is not null.
+/// As [`write()`] with `*len` bytes; `len` is valid if `to` is not null.
 pub(super) unsafe fn write_counted(address: SocketAddr, to: *mut sockaddr, len: *mut socklen_t) {
     if to.is_null() || len.is_null() {
         return;
