@@ -13,8 +13,8 @@ use crate::af_packet::{self, PacketOptions, PacketSink};
 #[cfg(feature = "af-xdp")]
 use crate::af_xdp::{Opened, XdpDevice};
 use crate::config::{DeviceConfig, Via};
-#[cfg(feature = "af-xdp")]
 use crate::link::DeviceLink;
+#[cfg(feature = "af-xdp")]
 use crate::rx_filter::RxFilter;
 use crate::stats::{Facts, KernelCounts, RxBuffers};
 #[cfg(feature = "tun")]
