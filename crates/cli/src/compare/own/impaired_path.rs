@@ -36,11 +36,11 @@ pub(crate) struct Impairments {
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Passage {
-    /// It arrives, perhaps twice.
+    /// Arrival, or two.
     Carried,
-    /// It was lost on the way.
+    /// Loss on the way.
     Lost,
-    /// The queue was full.
+    /// Drop by a full queue.
     Overflowed,
 }
 

@@ -31,9 +31,9 @@ impl Rack {
     /// A retransmission was unnecessary: segments overtake each other by more than was assumed
     /// (`tcp_rack_update_reo_wnd`). The window widens once each round trip.
     pub(super) fn note_duplicate(&mut self, una: Seq, next: Seq) {
-        self.wider_recoveries = WIDER_RECOVERIES;
         if self.wider_steps == 0 || !una.is_before(self.widened_at) {
             self.wider_steps = self.wider_steps.saturating_add(1);
+            self.wider_recoveries = WIDER_RECOVERIES;
             self.widened_at = next;
         }
     }
@@ -229,4 +229,35 @@ impl Connection {
 /// True if the first transmission came after the second; of one time, the later number.
 fn is_later(first: (u64, Seq), second: (u64, Seq)) -> bool {
     first.0 > second.0 || first.0 == second.0 && first.1.is_after(second.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tcp_26_window_widens_once_per_round() {
+        let mut rack = Rack::default();
+        rack.note_duplicate(Seq(100), Seq(200));
+        rack.note_duplicate(Seq(199), Seq(300));
+        assert_eq!(rack.wider_steps, 1, "of the same round trip");
+        rack.note_duplicate(Seq(200), Seq(300));
+        assert_eq!(rack.wider_steps, 2);
+        for round in 3..1000 {
+            rack.note_duplicate(Seq(round * 100), Seq(round * 100 + 100));
+        }
+        assert_eq!(rack.wider_steps, u8::MAX);
+    }
+
+    #[test]
+    fn tcp_26_window_narrows_after_sixteen_recoveries() {
+        let mut rack = Rack::default();
+        rack.note_duplicate(Seq(100), Seq(200));
+        (1..WIDER_RECOVERIES).for_each(|_| rack.note_recovery());
+        assert_eq!(rack.wider_steps, 1);
+        // A duplicate of the same round trip makes it last no longer.
+        rack.note_duplicate(Seq(150), Seq(300));
+        rack.note_recovery();
+        assert_eq!(rack.wider_steps, 0);
+    }
 }
