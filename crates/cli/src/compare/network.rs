@@ -139,10 +139,9 @@ impl Network {
         self.ip(from, &format!("link set {} netns {}", end.device, self.full(end.namespace)))
     }
 
-    /// Sets the kernel's congestion control, and has it forget what a connection learned.
-    pub(super) fn use_cubic(&self, namespace: &str) -> Result<(), String> {
-        let script = "cd /proc/sys/net/ipv4; echo cubic >tcp_congestion_control; \
-                      echo 1 >tcp_no_metrics_save";
+    /// Has the kernel forget what it learned of the path when a connection ends.
+    pub(super) fn forget_paths(&self, namespace: &str) -> Result<(), String> {
+        let script = "echo 1 >/proc/sys/net/ipv4/tcp_no_metrics_save";
         succeed(self.inside(namespace, "sh").args(["-ec", script]))
     }
 

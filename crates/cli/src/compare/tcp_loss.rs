@@ -1,7 +1,7 @@
 //! `compare tcp-loss`: goodput of bulk streams through a bridge that impairs frames, kernel to kernel
 //! and with Forebay at one end.
 //!
-//! The bridge joins two TAPs. The kernel's congestion control is CUBIC at both ends.
+//! The bridge joins two TAPs. All senders use CUBIC.
 
 use std::process::Command;
 use std::rc::Rc;
@@ -79,7 +79,7 @@ impl Stack {
 pub(super) fn subjects(setting: &CompareSetting) -> Result<Vec<Subject<'_>>, String> {
     let network = Network::new(&[SENDER.namespace, RECEIVER.namespace])?;
     for end in [SENDER, RECEIVER] {
-        network.use_cubic(end.namespace)?;
+        network.forget_paths(end.namespace)?;
     }
     let network = Rc::new(network);
     let mut subjects = Vec::new();
