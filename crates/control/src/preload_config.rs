@@ -4,8 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use forebay_device::Via;
-pub use forebay_device::rx_filter::FilterProtocol;
-use forebay_device::rx_filter::RxFilter;
+use forebay_device::rx_filter::{FilterProtocol, RxFilter};
 
 /// Environment variable of the configuration.
 pub const VARIABLE: &str = "FOREBAY_EXEC";
@@ -17,8 +16,8 @@ pub struct PreloadConfig {
     pub devices: Vec<String>,
     /// Backend of all of them.
     pub via: Via,
-    /// Packets to take, in the notation of [`RxFilter`].
-    pub take: String,
+    /// Packets to take.
+    pub take: RxFilter,
     /// Spinning of the engine's threads.
     pub spin: Spin,
 }
@@ -40,33 +39,20 @@ impl Spin {
         [(Self::Auto, "auto"), (Self::Never, "never"), (Self::Always, "always")];
 }
 
-/// Notation of the backends that an interface of the kernel can be opened with.
-const BACKENDS: [(Via, &str); 3] =
-    [(Via::AfPacket, "af_packet"), (Via::AfXdp, "af_xdp"), (Via::Tap, "tap")];
+/// Backends that a program's sockets can be on.
+const BACKENDS: [Via; 3] = [Via::AfPacket, Via::AfXdp, Via::Tap];
 
 impl PreloadConfig {
-    /// Filter of the packets to take.
-    ///
-    /// # Errors
-    /// If the notation is wrong.
-    pub fn filter(&self) -> Result<RxFilter, String> {
-        self.take.parse().map_err(|error: forebay_sys::Error| error.to_string())
-    }
-}
-
-/// True if a filter takes packets to this port.
-#[must_use]
-pub fn takes(filter: &RxFilter, protocol: FilterProtocol, port: u16) -> bool {
-    match filter {
-        RxFilter::All => true,
-        RxFilter::Only(only) => only.ports(protocol).iter().any(|range| range.contains(&port)),
+    /// True if a UDP socket that is bound to this port is taken.
+    #[must_use]
+    pub fn takes_udp_port(&self, port: u16) -> bool {
+        self.take.takes_port(FilterProtocol::Udp, port)
     }
 }
 
 impl fmt::Display for PreloadConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let via = BACKENDS.iter().find(|(via, _)| *via == self.via).map_or("", |(_, name)| name);
-        write!(f, "via={via} take={} spin={}", self.take, self.spin)?;
+        write!(f, "via={} take={} spin={}", self.via, self.take, self.spin)?;
         self.devices.iter().try_for_each(|device| write!(f, " dev={device}"))
     }
 }
@@ -79,9 +65,12 @@ impl FromStr for PreloadConfig {
         for word in text.split_ascii_whitespace() {
             match word.split_once('=') {
                 Some(("via", name)) => {
-                    via = BACKENDS.iter().find(|(_, of)| *of == name).map(|(via, _)| *via);
+                    via = BACKENDS.into_iter().find(|via| via.name() == name);
                 }
-                Some(("take", list)) => take = Some(list.to_owned()),
+                Some(("take", list)) => {
+                    let filter: Result<RxFilter, forebay_sys::Error> = list.parse();
+                    take = Some(filter.map_err(|error| error.to_string())?);
+                }
                 Some(("spin", name)) => spin = name.parse()?,
                 Some(("dev", name)) => devices.push(name.to_owned()),
                 _ => return Err(format!("{VARIABLE}: the word {word:?} is not known")),
@@ -117,10 +106,10 @@ mod tests {
         let of = |via, spin| PreloadConfig {
             devices: vec!["veth0".to_owned(), "eth1".to_owned()],
             via,
-            take: "udp:53,tcp:80".to_owned(),
+            take: "udp:53,tcp:80".parse().unwrap(),
             spin,
         };
-        for (via, _) in BACKENDS {
+        for via in BACKENDS {
             for (spin, _) in Spin::ALL {
                 assert_eq!(of(via, spin).to_string().parse(), Ok(of(via, spin)));
             }
@@ -131,10 +120,8 @@ mod tests {
     }
 
     #[test]
-    fn filters_take_their_ports() {
-        let filter = "udp:53,tcp:80".parse().unwrap();
-        assert!(takes(&filter, FilterProtocol::Udp, 53));
-        assert!(!takes(&filter, FilterProtocol::Tcp, 53));
-        assert!(takes(&RxFilter::All, FilterProtocol::Tcp, 53));
+    fn taken_ports_are_those_of_udp() {
+        let config: PreloadConfig = "via=tap take=udp:53,tcp:80 dev=eth1".parse().unwrap();
+        assert!(config.takes_udp_port(53) && !config.takes_udp_port(80));
     }
 }

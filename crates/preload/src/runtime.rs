@@ -2,13 +2,13 @@
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::{process, thread};
 
 use forebay::net::Net;
 use forebay::net::NetConfig;
-use forebay::{Config, Device, DeviceConfig, RxFilter};
-use forebay_control::preload_config::{FilterProtocol, PreloadConfig, Spin, VARIABLE, takes};
+use forebay::{Config, Device, DeviceConfig};
+use forebay_control::preload_config::{PreloadConfig, Spin, VARIABLE};
 use rustix::io::Errno;
 
 use crate::abi;
@@ -23,18 +23,16 @@ const SPIN_ALWAYS_NS: u64 = u64::MAX;
 /// parent's engine, and must not wait for locks that they hold: it starts one of its own.
 static RUNTIMES: [OnceLock<Result<Runtime, Errno>>; FORKS_MAX] =
     [const { OnceLock::new() }; FORKS_MAX];
-static CONFIG: OnceLock<Option<Configured>> = OnceLock::new();
+static CONFIG: OnceLock<Option<PreloadConfig>> = OnceLock::new();
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
-struct Configured {
-    config: PreloadConfig,
-    filter: RxFilter,
-}
+/// Process that this memory belongs to. A child of `vfork` has another number, and uses its parent's memory.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Engine of a process.
 pub(crate) struct Runtime {
     pub(crate) net: Net,
-    /// Indices of the interfaces, by the index of the device.
+    /// Indices of the interfaces, by the index of the device; 0 of one that is gone.
     pub(crate) interfaces: Vec<u32>,
 }
 
@@ -43,18 +41,29 @@ pub(crate) fn forks() -> usize {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// Counts a fork, in the child.
+/// Records the process, when the library is loaded.
+pub(crate) fn loaded() {
+    PROCESS.store(process::id(), Ordering::Relaxed);
+}
+
+/// Counts a fork, in the child, which has memory of its own.
 pub(crate) fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
+    loaded();
+}
+
+/// True in a child that uses its parent's memory until it runs another program (`vfork`).
+pub(crate) fn is_in_parents_memory() -> bool {
+    PROCESS.load(Ordering::Relaxed) != process::id()
 }
 
 /// True if a UDP socket that is bound to this address is to be one of ours. Loopback addresses stay with the
 /// kernel.
 pub(crate) fn is_taken(local: SocketAddr) -> bool {
-    let Some(Configured { filter, .. }) = configured() else { return false };
+    let Some(config) = configured() else { return false };
     !local.ip().to_canonical().is_loopback()
         && local.port() != 0
-        && takes(filter, FilterProtocol::Udp, local.port())
+        && config.takes_udp_port(local.port())
 }
 
 /// Engine of this process, which is started at the first call.
@@ -64,8 +73,8 @@ pub(crate) fn is_taken(local: SocketAddr) -> bool {
 pub(crate) fn runtime() -> Result<&'static Runtime, Errno> {
     let slot = RUNTIMES.get(forks()).ok_or(Errno::NODEV)?;
     let started = slot.get_or_init(|| {
-        let Some(Configured { config, filter }) = configured() else { return Err(Errno::NODEV) };
-        abi::with_signals_blocked(|| start(config, filter)).map_err(|error| {
+        let Some(config) = configured() else { return Err(Errno::NODEV) };
+        abi::with_signals_blocked(|| start(config)).map_err(|error| {
             eprintln!("forebay: the program's sockets cannot be opened: {error}");
             Errno::NODEV
         })
@@ -73,24 +82,23 @@ pub(crate) fn runtime() -> Result<&'static Runtime, Errno> {
     started.as_ref().map_err(|&error| error)
 }
 
-fn configured() -> Option<&'static Configured> {
-    let configured = CONFIG.get_or_init(|| {
+fn configured() -> Option<&'static PreloadConfig> {
+    let read = || {
         let text = std::env::var(VARIABLE).ok()?;
-        let read = text.parse::<PreloadConfig>().and_then(|config| {
-            let filter = config.filter()?;
-            Ok(Configured { config, filter })
-        });
-        read.map_err(|error| eprintln!("forebay: {error}")).ok()
-    });
-    configured.as_ref()
+        text.parse().map_err(|error| eprintln!("forebay: {error}")).ok()
+    };
+    CONFIG.get_or_init(read).as_ref()
 }
 
-fn start(config: &PreloadConfig, filter: &RxFilter) -> forebay::Result<Runtime> {
+fn start(config: &PreloadConfig) -> forebay::Result<Runtime> {
     let open = |name: &String| {
-        let take = filter.clone();
+        let take = config.take.clone();
         Device::open(&DeviceConfig { take, ..DeviceConfig::new(name, config.via) })
     };
     let mut devices = config.devices.iter().map(open).collect::<forebay::Result<Vec<_>>>()?;
+    let index = |device: &Device| device.link()?.interface_index();
+    let interfaces =
+        devices.iter().map(|device| index(device).map_or(0, |index| index.0)).collect();
     let mut engine_config = Config::live();
     match config.spin {
         Spin::Auto => {}
@@ -109,6 +117,5 @@ fn start(config: &PreloadConfig, filter: &RxFilter) -> forebay::Result<Runtime> 
         path: "the engine".into(),
         source,
     })?;
-    let interfaces = config.devices.iter().map(|name| abi::interface_index(name)).collect();
     Ok(Runtime { net, interfaces })
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwapOption;
 
+use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
 
 /// Number of descriptors: the kernel's default for `fs.nr_open`. Pages of slots never used take no memory.
@@ -32,7 +33,9 @@ pub(crate) fn has_slot(descriptor: RawFd) -> bool {
 
 /// Enters a socket. The caller has just obtained the descriptor from the kernel.
 pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
-    if let Some(index) = index(descriptor) {
+    if let Some(index) = index(descriptor)
+        && !is_in_parents_memory()
+    {
         SOCKETS[index].store(Some(socket));
         IS_OURS[index].store(true, Ordering::Release);
     }
@@ -42,6 +45,9 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
 /// to any other file.
 pub(crate) fn remove(descriptor: RawFd) {
     if let Some(index) = index(descriptor)
+        && IS_OURS[index].load(Ordering::Acquire)
+        // The parent's descriptor stays open.
+        && !is_in_parents_memory()
         && IS_OURS[index].swap(false, Ordering::AcqRel)
         && let Some(socket) = SOCKETS[index].swap(None)
     {

@@ -2,16 +2,17 @@
 
 mod program; // programs that cannot be preloaded
 
+use std::env;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
-use std::{env, fs};
 
 use clap::Args;
 use forebay_control::preload_config::{PreloadConfig, Spin, VARIABLE};
 use forebay_device::Via;
 use forebay_device::rx_filter::RxFilter;
+use forebay_sys::interface::Interface;
 
 use crate::failure::Failure;
 
@@ -27,7 +28,7 @@ pub(crate) struct ExecArgs {
     #[arg(required = true, value_name = "DEV")]
     devices: Vec<String>,
 
-    /// How devices are opened: af_packet, af_xdp or tap
+    /// Backend of the devices: af_packet, af_xdp or tap
     #[arg(long, value_name = "VIA", default_value = "af_xdp")]
     via: Via,
 
@@ -36,8 +37,8 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "LIST")]
     take: RxFilter,
 
-    /// What the engine's threads do without work: auto spins for a moment and then sleeps, never
-    /// sleeps at once, always never sleeps
+    /// Spinning of the engine's threads without work: auto for a moment, then they sleep; never: they
+    /// sleep at once; always: they never sleep
     #[arg(long, value_name = "auto|never|always", default_value_t)]
     spin: Spin,
 
@@ -65,22 +66,11 @@ pub(crate) fn run(args: &ExecArgs) -> Result<(), Failure> {
 }
 
 fn config(args: &ExecArgs) -> Result<PreloadConfig, Failure> {
-    // Of the network namespace that the program will be in, unlike /sys/class/net.
-    let interfaces = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
-    let is_known = |device: &&String| {
-        interfaces
-            .lines()
-            .filter_map(|line| line.split_once(':'))
-            .any(|(name, _)| name.trim() == *device)
-    };
-    if args.via != Via::Tap
-        && let Some(device) = args.devices.iter().find(|device| !is_known(device))
-    {
-        let problem = format!("there is no interface {device}");
-        return Err(usage(&problem, "`ip link` lists the interfaces"));
+    if args.via != Via::Tap {
+        args.devices.iter().try_for_each(|name| Interface::named(name).map(drop))?;
     }
     let (devices, via, spin) = (args.devices.clone(), args.via, args.spin);
-    let config = PreloadConfig { devices, via, take: args.take.to_string(), spin };
+    let config = PreloadConfig { devices, via, take: args.take.clone(), spin };
     // As the library will read it.
     config.to_string().parse().map_err(|_: String| {
         let problem = format!("a program's sockets cannot be had by --via {via}");

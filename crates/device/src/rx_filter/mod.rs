@@ -96,10 +96,18 @@ impl RxFilter {
     /// True if a frame of type `link` is taken. Reference for the kernel's programs.
     #[must_use]
     pub fn takes(&self, frame: &[u8], link: Link) -> bool {
-        let Self::Only(destinations) = self else { return true };
-        destination_of(frame, link).is_some_and(|(protocol, port)| {
-            destinations.ports(protocol).iter().any(|range| range.contains(&port))
-        })
+        *self == Self::All
+            || destination_of(frame, link)
+                .is_some_and(|(protocol, port)| self.takes_port(protocol, port))
+    }
+
+    /// True if packets of a protocol to this port are taken.
+    #[must_use]
+    pub fn takes_port(&self, protocol: FilterProtocol, port: u16) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(only) => only.ports(protocol).iter().any(|range| range.contains(&port)),
+        }
     }
 }
 

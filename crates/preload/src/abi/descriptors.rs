@@ -3,6 +3,8 @@
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::os::fd::AsRawFd;
 
+use rustix::io::Errno;
+
 use super::answer_int;
 use super::next::next;
 use crate::table;
@@ -40,12 +42,18 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
     unsafe { next(first) }
 }
 
-/// Enters the socket of `old` at `new`, a duplicate of it, if the call has succeeded.
+/// Enters the socket of `old` at `new`, a duplicate of it, if the call has succeeded. A duplicate that the table
+/// has no slot for is closed: `EMFILE`.
 fn duplicated(old: c_int, new: c_int) -> c_int {
     if new >= 0
         && new != old
         && let Some(socket) = table::find(old)
     {
+        if !table::has_slot(new) {
+            // SAFETY: the descriptor was just made, and nobody else knows it.
+            unsafe { close(new) };
+            return answer_int(Err(Errno::MFILE));
+        }
         table::insert(new, socket);
     }
     new

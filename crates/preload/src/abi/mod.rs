@@ -17,8 +17,7 @@ mod send; //        send, sendmsg, write
 mod descriptors; // close, dup, fcntl, ioctl
 
 pub(crate) use system::{
-    interface_index, is_ipv6, is_on, is_plain_udp, number, option_value, replace,
-    with_signals_blocked,
+    is_ipv6, is_on, is_plain_udp, number, option_value, replace, with_signals_blocked,
 };
 
 use std::ffi::c_int;

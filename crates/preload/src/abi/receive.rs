@@ -7,15 +7,12 @@ use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t, timespe
 use rustix::io::Errno;
 
 use super::next::next;
-use super::vectors::Vectors;
+use super::vectors::{VECTORS_MAX, Vectors};
 use super::{address, answer, answer_int};
 use crate::control::ControlWriter;
 use crate::runtime::runtime;
 use crate::socket::{Message, ReceiveMode, Socket};
 use crate::table;
-
-/// Most messages of one call (`UIO_MAXIOV`).
-const MESSAGES_MAX: usize = 1024;
 
 /// Mode of a call with these flags.
 ///
@@ -266,7 +263,7 @@ pub unsafe extern "C" fn recvmmsg(
         // SAFETY: the caller's promise.
         return unsafe { next(fd, headers, count, flags, timeout) };
     };
-    let count = usize::try_from(count).unwrap_or(0).min(MESSAGES_MAX);
+    let count = usize::try_from(count).unwrap_or(0).min(VECTORS_MAX);
     if count == 0 {
         return 0;
     }

@@ -1,6 +1,6 @@
 //! System calls that the safe modules need, past the exported functions.
 
-use std::ffi::{CString, c_int};
+use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
@@ -59,13 +59,6 @@ pub(crate) fn replace(at: RawFd, by: BorrowedFd<'_>, is_cloexec: bool) -> Result
     if result < 0 { Err(last_error()) } else { Ok(()) }
 }
 
-/// Index of an interface; 0 if there is none of this name.
-pub(crate) fn interface_index(name: &str) -> u32 {
-    let Ok(name) = CString::new(name) else { return 0 };
-    // SAFETY: the name ends with 0.
-    unsafe { libc::if_nametoindex(name.as_ptr()) }
-}
-
 /// Runs `act` with all signals blocked, so that threads which it starts never run the program's handlers.
 pub(crate) fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
@@ -86,7 +79,8 @@ extern "C" fn in_child() {
 
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
-    // SAFETY: the handler lives as long as the process, and only adds to an atomic.
+    crate::runtime::loaded();
+    // SAFETY: the handler lives as long as the process, and only writes to atomics.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use libc::iovec;
 use rustix::io::Errno;
 
-/// Most buffers of one call (`UIO_MAXIOV`).
-const VECTORS_MAX: usize = 1024;
+/// Most buffers, or messages, of one call (`UIO_MAXIOV`).
+pub(super) const VECTORS_MAX: usize = 1024;
 
 /// Buffers of the program.
 #[derive(Clone, Copy)]

@@ -31,8 +31,11 @@ fn main() {
         ("exe_2_udp_calls_answer_over_af_xdp", || same_answers("af_xdp")),
         ("exe_1_other_ports_stay_the_kernels", others),
     ];
-    let trials = trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test));
-    libtest_mimic::run(&arguments, trials.into()).exit();
+    let mut trials: Vec<_> =
+        trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test)).into();
+    let missing = missing.or_else(python_missing);
+    trials.push(trial_inside("exe_2_vfork_leaves_sockets_in_place", missing.as_ref(), vforked));
+    libtest_mimic::run(&arguments, trials).exit();
 }
 
 /// Prints the result of each call, and at last how many datagrams the kernel's UDP has received.
@@ -129,9 +132,15 @@ impl Hosts {
     /// Runs the calls, with the library and this configuration if there is one.
     fn calls(&self, config: Option<&str>) -> (Vec<String>, u64) {
         let own = std::env::current_exe().unwrap();
-        let mut command = Command::new(&own);
-        command.arg(CALLS);
+        let mut lines = self.lines(Command::new(own).arg(CALLS), config);
+        let last = lines.pop().unwrap();
+        (lines, last.strip_prefix("kernel ").unwrap().parse().unwrap())
+    }
+
+    /// Runs a program, and returns the lines that it prints.
+    fn lines(&self, command: &mut Command, config: Option<&str>) -> Vec<String> {
         if let Some(config) = config {
+            let own = std::env::current_exe().unwrap();
             let library = own.with_file_name("libforebay_preload.so");
             assert!(library.exists(), "{} is built with the tests", library.display());
             command.env("LD_PRELOAD", library).env("FOREBAY_EXEC", config);
@@ -139,10 +148,7 @@ impl Hosts {
         let Output { status, stdout, stderr } = self.near.run(|| command.output().unwrap());
         let stderr = String::from_utf8_lossy(&stderr);
         assert!(status.success(), "{status} {stderr}");
-        let mut lines: Vec<_> =
-            String::from_utf8(stdout).unwrap().lines().map(ToOwned::to_owned).collect();
-        let last = lines.pop().unwrap();
-        (lines, last.strip_prefix("kernel ").unwrap().parse().unwrap())
+        String::from_utf8(stdout).unwrap().lines().map(ToOwned::to_owned).collect()
     }
 }
 
@@ -160,4 +166,28 @@ fn others() {
     let hosts = Hosts::new();
     let (_, by_kernel) = hosts.calls(Some("via=af_packet take=udp:8 spin=auto dev=exa"));
     assert!(by_kernel > 0);
+}
+
+/// Binds, runs a program by `vfork` in a child that closes all descriptors, and uses the socket then.
+const VFORKS: &str = "
+import socket, subprocess
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(('10.9.0.1', 7))
+subprocess.run(['/bin/true'], close_fds=True, check=True)
+s.settimeout(20)
+s.sendto(b'question', ('10.9.0.2', 9))
+print(s.recv(100).decode())
+print([line.split()[1] for line in open('/proc/self/net/snmp') if line.startswith('Udp:')][1])
+";
+
+fn python_missing() -> Option<String> {
+    let imports = Command::new("python3").args(["-c", "import socket, subprocess"]).output();
+    let has_it = imports.is_ok_and(|output| output.status.success());
+    (!has_it).then(|| "python3 with its socket and subprocess is missing".to_owned())
+}
+
+fn vforked() {
+    let config = "via=af_packet take=udp:7 spin=auto dev=exa";
+    let lines = Hosts::new().lines(Command::new("python3").args(["-c", VFORKS]), Some(config));
+    assert_eq!(lines, ["question", "0"], "the answer, and datagrams of the kernel's UDP");
 }
