@@ -84,7 +84,12 @@ impl Facts {
 
     /// Adds or replaces a fact.
     pub fn set(&self, name: &'static str, value: String) {
-        self.map().insert(name, value);
+        self.set_together([(name, value)]);
+    }
+
+    /// Adds or replaces facts of one event: readers see all of them or none.
+    pub fn set_together(&self, facts: impl IntoIterator<Item = (&'static str, String)>) {
+        self.map().extend(facts);
     }
 
     /// Returns the facts known now.
@@ -96,5 +101,28 @@ impl Facts {
     fn map(&self) -> MutexGuard<'_, BTreeMap<&'static str, String>> {
         // The map is consistent after every operation, so a poisoned lock is usable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn facts_of_one_event_are_read_together() {
+        let facts = Facts::default();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for turn in 1..=10_000_u32 {
+                    let value = turn.to_string();
+                    facts.set_together([("count", value.clone()), ("last", value)]);
+                }
+            });
+            while !writer.is_finished() {
+                let all = facts.all();
+                assert_eq!(all.get("count"), all.get("last"));
+            }
+        });
+        assert_eq!(facts.all()["last"], "10000");
     }
 }

@@ -62,14 +62,14 @@ impl SessionEnds {
 
     /// Records the end of a session.
     pub(super) fn ended(&mut self, reason: &Reason) {
-        self.facts.set("last_end", reason.why.clone());
-        self.facts.set("ends", self.ends.add(reason.kind));
+        let ends = self.ends.add(reason.kind);
+        self.facts.set_together([("last_end", reason.why.clone()), ("ends", ends)]);
     }
 
     /// Records that a queue was shut. The session may go on.
     pub(super) fn shut(&mut self, session: u64, queue: usize, Reason { kind, why }: &Reason) {
-        self.facts.set("last_shut", format!("queue {queue} in session {session}: {why}"));
-        self.facts.set("shut", self.shut.add(*kind));
+        let last = format!("queue {queue} in session {session}: {why}");
+        self.facts.set_together([("last_shut", last), ("shut", self.shut.add(*kind))]);
     }
 }
 

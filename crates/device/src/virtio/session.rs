@@ -271,17 +271,19 @@ impl SessionThread {
         let set_up = || BackendChannel::set_up(stream, &mut self.plan, number);
         let (front, session) = within(stream, Some(&self.shared.stop), set_up)?;
         self.number = number;
-        self.facts.set("sessions", number.to_string());
-        self.facts.set("features", session.features.to_string());
         let Remarks { queues, device_hash } = front.remarks().clone();
         let has = session.pairs.len();
         let count = if has < asked { format!("{has} of {asked}") } else { has.to_string() };
         let fewer = (has < asked).then(|| "the back end has no more".to_owned());
         let why = queues.or(fewer).map_or_else(String::new, |why| format!(": {why}"));
-        self.facts.set("queues", count + &why);
-        if let Some(device_hash) = device_hash {
-            self.facts.set("device_hash", device_hash);
-        }
+        let facts = [
+            ("sessions", Some(number.to_string())),
+            ("features", Some(session.features.to_string())),
+            ("queues", Some(count + &why)),
+            ("device_hash", device_hash),
+        ];
+        let known = facts.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        self.facts.set_together(known);
         self.tell_link("up".to_owned());
         Ok((front, session))
     }

@@ -47,6 +47,13 @@ impl<'a> Live<'a> {
         run.stdout
     }
 
+    fn has_received(&self) -> bool {
+        let received = |line: &str| {
+            line.starts_with("forebay_packets_received_total{") && !line.ends_with(" 0")
+        };
+        self.answer("metrics\n").lines().any(received)
+    }
+
     fn document(&self, args: &str) -> Value {
         serde_json::from_str(&self.told(&format!("{args} --json"))).unwrap()
     }
@@ -68,8 +75,11 @@ impl<'a> Live<'a> {
         answer
     }
 
-    /// Ends the run. Returns its report, which must keep all promises.
+    /// Ends the run once it has received packets. Returns its report, which must keep all promises.
     pub(super) fn end(mut self) -> Value {
+        while !self.has_received() {
+            std::thread::yield_now();
+        }
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
         let (mut report, mut told) = (String::new(), String::new());
