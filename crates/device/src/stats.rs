@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn facts_of_one_event_are_read_together() {
+    fn event_facts_are_read_together() {
         let facts = Facts::default();
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
