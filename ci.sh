@@ -26,7 +26,7 @@ usage: ./ci.sh VERB...
   test   documentation, unit and integration tests
   loom   every interleaving of the models of memory, of the drain rule and of a socket's queue
   miri   the memory's tests, checked for undefined behaviour
-  fuzz   every fuzz target for FUZZ_SECS seconds (20)
+  fuzz   every fuzz target for FUZZ_SECS seconds (20), one on each CPU at a time
   counts instructions of the ten hottest functions, under crates/rx/benches/counts.limits (valgrind)
   bench  every stage measured, one JSON line each, appended to a file in docs/src/benchmarks
   mutants  changes that no test of buf, rx and stack notices: in MUTATED (a glob of files; all,
@@ -298,19 +298,21 @@ fuzz() {
     has cargo fuzz --version || { skip fuzz "cargo-fuzz is not installed"; return; }
     has c++ --version || { skip fuzz "a C++ compiler is not installed"; return; }
     cargo "+$NIGHTLY" fuzz build
-    local target log
-    for target in $(cargo fuzz list); do
-        log=fuzz/artifacts/$target.log
-        mkdir -p fuzz/artifacts "fuzz/corpus/$target"
-        if ! cargo "+$NIGHTLY" fuzz run "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
-            -max_total_time="$FUZZ_SECS" >"$log" 2>&1; then
-            # Its end says where the failing input is, and how to run it again.
-            tail -n 60 "$log" >&2
-            echo "fuzz $target: failed, see $log" >&2
-            return 1
-        fi
-        echo "fuzz $target: $(tail -n 1 "$log")"
-    done
+    cargo fuzz list | NIGHTLY=$NIGHTLY FUZZ_SECS=$FUZZ_SECS xargs -n 1 -P "$(nproc)" \
+        bash -euo pipefail -c "$(declare -f fuzz_target); fuzz_target \$1" fuzz
+}
+
+# One target, on one CPU. The end of its log says where a failing input is, and how to run it again.
+fuzz_target() {
+    local target=$1 log=fuzz/artifacts/$1.log
+    mkdir -p fuzz/artifacts "fuzz/corpus/$target"
+    if ! cargo "+$NIGHTLY" fuzz run "$target" "fuzz/corpus/$target" "fuzz/seeds/$target" -- \
+        -max_total_time="$FUZZ_SECS" >"$log" 2>&1; then
+        tail -n 60 "$log" >&2
+        echo "fuzz $target: failed, see $log" >&2
+        return 1
+    fi
+    echo "fuzz $target: $(tail -n 1 "$log")"
 }
 
 # Instructions that a further round of each case takes, held against its limit.
