@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr};
+use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr, set_socket_reuseport};
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, getsockname, ipproto, listen, socket_with,
 };
@@ -15,12 +15,13 @@ use super::socket_filter::{self, FilterInstruction};
 const REFUSE: FilterInstruction = FilterInstruction { code: 0x06, jt: 0, jf: 0, k: 0 };
 
 /// Lets a kernel socket listen that drops every packet, and so reserves the port: other programs
-/// cannot bind it, and the kernel does not answer segments to it with a reset.
+/// cannot bind it, and the kernel does not answer segments to it with a reset. A shared port can be
+/// reserved again (`SO_REUSEPORT`).
 ///
 /// # Errors
 /// `EADDRINUSE` if a program has the port; `EACCES` for a privileged port; if no descriptors are
 /// left.
-pub fn reserve(local: SocketAddr, v6_only: bool) -> io::Result<OwnedFd> {
+pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<OwnedFd> {
     let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
@@ -29,6 +30,7 @@ pub fn reserve(local: SocketAddr, v6_only: bool) -> io::Result<OwnedFd> {
     }
     // Connections of an earlier program in TIME-WAIT do not matter: none of ours is the kernel's.
     set_socket_reuseaddr(&socket, true)?;
+    set_socket_reuseport(&socket, is_shared)?;
     socket_filter::attach(socket.as_fd(), &[REFUSE])?;
     bind(&socket, &local)?;
     listen(&socket, 0)?;

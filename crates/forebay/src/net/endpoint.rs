@@ -214,13 +214,11 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// An address in the form of packets: IPv4-mapped IPv6 addresses become IPv4.
+/// An address in the form of packets: IPv4-mapped IPv6 addresses become IPv4, and scopes are left out.
 pub(super) fn plain(address: SocketAddr) -> SocketAddr {
-    match address.ip() {
-        IpAddr::V6(ip) => match ip.to_ipv4_mapped() {
-            Some(v4) => SocketAddr::new(v4.into(), address.port()),
-            None => address,
-        },
-        IpAddr::V4(_) => address,
-    }
+    let mapped = match address.ip() {
+        IpAddr::V6(ip) => ip.to_ipv4_mapped(),
+        IpAddr::V4(_) => None,
+    };
+    SocketAddr::new(mapped.map_or(address.ip(), IpAddr::V4), address.port())
 }

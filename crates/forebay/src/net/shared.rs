@@ -125,6 +125,46 @@ impl Routes<'_> {
         by_default
     }
 
+    /// Finds the same for a destination as a program names it: with a scope if it is link-local.
+    pub(super) fn find_named(&self, to: SocketAddr) -> Option<(usize, Option<IpAddr>)> {
+        match to {
+            SocketAddr::V6(v6) if v6.scope_id() != 0 && v6.ip().is_unicast_link_local() => {
+                let scope = InterfaceIndex(v6.scope_id());
+                let device = self.0.iter().position(|device| device.kernels == Some(scope))?;
+                self.find_by(device, to.ip())
+            }
+            _ => self.find(to.ip()),
+        }
+    }
+
+    /// Finds the device for a packet from one of this host's addresses. A link-local destination is on
+    /// the link of its source.
+    pub(super) fn find_between(
+        &self,
+        source: Option<IpAddr>,
+        destination: IpAddr,
+    ) -> Option<usize> {
+        let is_of = |device: &NetDevice| source.is_some_and(|it| device.identity.load().is_own(it));
+        let of_source = match destination {
+            IpAddr::V6(to) if to.is_unicast_link_local() => self.0.iter().position(is_of),
+            _ => None,
+        };
+        of_source.or_else(|| Some(self.find(destination)?.0))
+    }
+
+    /// An address with the scope that programs know it by: of a link-local one, the kernel's interface
+    /// that has `ours`.
+    pub(super) fn scoped(&self, address: SocketAddr, ours: IpAddr) -> SocketAddr {
+        let SocketAddr::V6(mut v6) = address else { return address };
+        if v6.ip().is_unicast_link_local() {
+            let mut with_it = self.0.iter().filter(|device| device.identity.load().is_own(ours));
+            let InterfaceIndex(scope) =
+                with_it.find_map(|device| device.kernels).unwrap_or(InterfaceIndex(0));
+            v6.set_scope_id(scope);
+        }
+        v6.into()
+    }
+
     /// Source address for a destination that is sent to by this device, whatever leads there.
     pub(super) fn find_by(
         &self,

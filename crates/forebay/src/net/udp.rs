@@ -19,6 +19,7 @@ use super::datagram::Datagrams;
 use super::endpoint::Inner;
 use super::message::{DeviceIndex, Received, Transmit};
 use super::sending::Flush;
+use super::unbound::try_each;
 
 /// A UDP socket of a [`Net`](super::Net).
 ///
@@ -73,7 +74,7 @@ impl UdpSocket {
     /// If the address cannot be resolved, or is of another family; `ENETUNREACH` if there is no
     /// route.
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<()> {
-        self.0.connect(first(to)?)
+        try_each(to, |to| self.0.connect(to))
     }
 
     /// Sends a datagram to the connected peer.

@@ -1,7 +1,7 @@
 //! Unbound sockets: their options, and `bind`.
 
 use std::io;
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 
 use forebay_rx::CpuId;
@@ -11,8 +11,9 @@ use forebay_stack::socket::table::{Binding, Reuse};
 use forebay_sys as sys;
 
 use super::endpoint::{self, Inner};
+use super::tcp::ListenOptions;
 use super::wake::Wake;
-use super::{Net, UdpSocket};
+use super::{Net, TcpListener, UdpSocket};
 
 /// Options of a socket that is not bound yet.
 #[derive(Clone, Debug)]
@@ -23,7 +24,8 @@ pub struct SocketOptions {
     cpu: Option<CpuId>,
     select: Option<SelectById>,
     is_v6_only: bool,
-    rcvbuf: u32,
+    /// Receive buffer, in bytes, if it was set.
+    rcvbuf: Option<u32>,
     is_reserved: bool,
 }
 
@@ -35,21 +37,21 @@ impl SocketOptions {
             cpu: None,
             select: None,
             is_v6_only: false,
-            rcvbuf: net.0.rmem_default,
+            rcvbuf: None,
             is_reserved: true,
         }
     }
 
     /// Shares the address with other sockets that also set this (`SO_REUSEPORT`); the flow hash
-    /// selects one of them.
+    /// selects one of them for a datagram or connection.
     pub fn reuse_port(mut self) -> Self {
         self.reuse = Reuse::Hash;
         self
     }
 
     /// Shares the address with other sockets, one per CPU (`SO_REUSEPORT` with `SO_INCOMING_CPU`):
-    /// this one receives the datagrams delivered on `cpu`. On a CPU without such a socket, the flow
-    /// hash selects one.
+    /// this one receives the datagrams delivered on `cpu`, or the connections that begin there. On a
+    /// CPU without such a socket, the flow hash selects one.
     pub fn reuse_port_on(mut self, cpu: CpuId) -> Self {
         (self.reuse, self.cpu) = (Reuse::ThisCpu, Some(cpu));
         self
@@ -77,7 +79,7 @@ impl SocketOptions {
 
     /// Sets the receive buffer, in bytes, at most `rmem_max` (`SO_RCVBUF`).
     pub fn recv_buffer_size(mut self, bytes: u32) -> Self {
-        self.rcvbuf = bytes.min(self.net.0.rmem_max);
+        self.rcvbuf = Some(bytes.min(self.net.0.rmem_max));
         self
     }
 
@@ -88,16 +90,19 @@ impl SocketOptions {
         self
     }
 
-    /// Binds the socket.
+    /// Binds the socket to the first address that is free.
     ///
     /// # Errors
-    /// `EADDRINUSE` if another socket of this process, or of a program on the kernel's stack, has
+    /// Of the last address: `EADDRINUSE` if another socket of this process, or of a program on the kernel's stack, has
     /// the address; `EADDRNOTAVAIL` if the address is not one of this host's; or if no file
     /// descriptors are left.
     pub fn bind(self, local: impl ToSocketAddrs) -> io::Result<UdpSocket> {
-        let Self { net: Net(shared), reuse, cpu, select, is_v6_only, rcvbuf, is_reserved } = self;
-        let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address to bind to");
-        let mut local = local.to_socket_addrs()?.next().ok_or_else(none)?;
+        try_each(local, |local| self.bind_to(local))
+    }
+
+    fn bind_to(&self, mut local: SocketAddr) -> io::Result<UdpSocket> {
+        let &Self { ref net, reuse, cpu, ref select, is_v6_only, rcvbuf, is_reserved } = self;
+        let (shared, select) = (Arc::clone(&net.0), select.clone());
         let is_shared = reuse != Reuse::None;
         let is_kernels = shared.devices.iter().any(|device| device.kernels.is_some());
         let reserved = if is_reserved && is_kernels {
@@ -111,7 +116,41 @@ impl SocketOptions {
         let wake = Arc::new(Wake::default());
         let unbound = Binding::new(SocketId(0), endpoint::plain(local));
         let binding = Binding { reuse, cpu, select, is_v6_only, ..unbound };
+        let rcvbuf = rcvbuf.unwrap_or(shared.rmem_default);
         let bound = shared.bind(binding, rcvbuf, Arc::<Wake>::clone(&wake))?;
         Ok(UdpSocket(Arc::new(Inner::new(shared, bound, wake, reserved))))
     }
+
+    /// Listens for TCP connections on the first address that is free, with room for `backlog` of them
+    /// that wait to be accepted, at most 4096. A receive buffer that was set is that of each connection.
+    ///
+    /// Each of several listeners that share an address gets a part of the connections. When one closes,
+    /// those that wait to be accepted from it are reset.
+    ///
+    /// # Errors
+    /// As [`TcpListener::bind`]; `InvalidInput` of sharing by [connection ID](Self::reuse_port_by_id).
+    pub fn listen(self, local: impl ToSocketAddrs, backlog: u32) -> io::Result<TcpListener> {
+        let Self { net, reuse, cpu, select, is_v6_only, rcvbuf, is_reserved } = self;
+        if select.is_some() {
+            let why = "connection IDs select sockets for QUIC, not for TCP: use reuse_port";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        let how = ListenOptions { reuse, cpu, is_v6_only, is_reserved, rcvbuf, backlog };
+        try_each(local, |local| TcpListener::listen(&net.0, local, &how))
+    }
+}
+
+/// Tries addresses until one succeeds, as `std` does. Returns the error of the last one.
+pub(super) fn try_each<T>(
+    addresses: impl ToSocketAddrs,
+    mut attempt: impl FnMut(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "no address was found");
+    for address in addresses.to_socket_addrs()? {
+        match attempt(address) {
+            Ok(done) => return Ok(done),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }

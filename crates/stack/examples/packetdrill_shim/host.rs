@@ -5,13 +5,16 @@ use std::net::IpAddr;
 
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_buf::{Frame, Region};
+use forebay_rx::cpu::CpuId;
 use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_stack::network::{
     Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix, TcpPathError,
 };
-use forebay_stack::tcp::{Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket};
+use forebay_stack::tcp::{FlowHasher, Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket};
 
+/// Secret of sequence numbers, the same in each run.
+const SECRET: [u8; 16] = *b"a constant seed!";
 /// Virtual time at the start, in µs: a date, as scripts expect one.
 const START_US: u64 = 1_700_000_000_000_000;
 
@@ -19,6 +22,7 @@ const START_US: u64 = 1_700_000_000_000_000;
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) tcp: Tcp,
+    hasher: FlowHasher,
     network: NetworkLayer,
     identity: Identity,
     pool: Pool,
@@ -56,7 +60,8 @@ impl Host {
         let mut network = NetworkLayer::new(NetworkConfig::default(), Default::default());
         network.take_tcp();
         Self {
-            tcp: Tcp::new(config, *b"a constant seed!", START_US),
+            tcp: Tcp::new(config, SECRET, START_US),
+            hasher: FlowHasher::new(SECRET),
             network,
             identity: Identity {
                 addresses: vec![Prefix { address, bits }],
@@ -81,7 +86,8 @@ impl Host {
     /// Calls TCP, and queues what it sends.
     pub(crate) fn call<R>(&mut self, act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R) -> R {
         let mut packets = Vec::new();
-        let mut out = TcpOut { now_us: self.now_us, pool: &mut self.pool, packets: &mut packets };
+        let (now_us, cpu) = (self.now_us, CpuId(0));
+        let mut out = TcpOut { now_us, cpu, pool: &mut self.pool, packets: &mut packets };
         let result = act(&mut self.tcp, &mut out);
         packets.into_iter().for_each(|packet| self.transmit(packet.frame));
         result
@@ -105,7 +111,8 @@ impl Host {
         let device = TcpDevice { mtu_bytes: self.mtu_bytes(), is_whole_host: true };
         match self.network.receive(packet, &self.identity, now_ns, &mut self.pool) {
             NetworkVerdict::Segment(packet) => {
-                self.call(|tcp, out| tcp.receive(packet, device, out));
+                let flow = self.hasher.flow_of(&packet);
+                self.call(|tcp, out| tcp.receive(packet, flow.as_ref(), device, out));
             }
             NetworkVerdict::PathError(packet, about) => {
                 let TcpPathError { flow, seq, error } = *about;

@@ -13,6 +13,7 @@
 //! size, as in the kernel. The limit bounds the memory that a slow reader can withhold.
 
 pub mod table; //      UDP socket lookup by the kernel's rules
+pub(crate) mod reuseport; // choice among sockets that share an address
 pub mod connection_id; // member of a group, by the QUIC connection ID
 pub mod queue; //      many CPUs to one reader, in order; locked only while a CPU joins
 pub mod reader; //     the reader's end: packets taken out, and the return of their frames

@@ -29,6 +29,7 @@ use trie::Trie;
 
 use super::SocketId;
 use super::connection_id::{ConnectionIds, SelectById};
+use super::reuseport::choose;
 
 /// Sharing of an address and port with other sockets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -369,9 +370,7 @@ impl SocketTable {
         out[before..].sort_unstable_by_key(bound_as);
     }
 
-    /// Selects the member for a datagram (`reuseport_select_sock_by_hash`): the first one that
-    /// prefers this CPU, searching from the member that the hash selects; else the member that the
-    /// hash selects.
+    /// Selects the member for a datagram: by its connection ID, or as [`choose`] does.
     fn choose<'a>(
         &self,
         members: &Members,
@@ -399,9 +398,8 @@ impl SocketTable {
         } else {
             folded(SocketTuple::of(of.destination.ip(), of).hash(&self.key))
         };
-        let (before, from) = members.split_at(reciprocal_scale(hash, members.len()));
-        let here = from.iter().chain(before).find(|member| member.cpu == Some(of.cpu));
-        here.unwrap_or(&from[0]).id
+        let chosen = choose(members, hash, |member| member.cpu == Some(of.cpu));
+        chosen.unwrap_or(&members[0]).id
     }
 }
 
@@ -432,12 +430,6 @@ fn unspecified(like: IpAddr) -> IpAddr {
 /// Address, IPv4-mapped addresses as IPv4, and port.
 fn endpoint(address: SocketAddr) -> (IpAddr, u16) {
     (address.ip().to_canonical(), address.port())
-}
-
-/// Scales `hash` to `0 <= index < count`: the kernel's `reciprocal_scale`.
-fn reciprocal_scale(hash: u32, count: usize) -> usize {
-    let scaled = (u64::from(hash) * count as u64) >> 32;
-    usize::try_from(scaled).unwrap_or(0)
 }
 
 /// XOR of the halves of a 64-bit hash.

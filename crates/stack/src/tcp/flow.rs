@@ -1,8 +1,11 @@
 //! The two ends of a connection.
 
+use std::fmt;
+use std::hash::Hasher;
 use std::net::{IpAddr, SocketAddr};
 
 use forebay_rx::packet::Packet;
+use siphasher::sip::SipHasher13;
 
 use super::config::{DEFAULT_MSS, DEFAULT_MSS_V6};
 
@@ -42,6 +45,75 @@ impl Flow {
     /// Bytes of the IP and TCP headers without options.
     pub(super) fn header_bytes(&self) -> u32 {
         if self.is_ipv6() { 60 } else { 40 }
+    }
+}
+
+/// Keyed hash of flows, so that nobody can aim at one shard, bucket or listener.
+#[derive(Clone, Copy)]
+pub struct FlowHasher(SipHasher13);
+
+/// A flow and its keyed hash.
+#[derive(Clone, Copy, Debug)]
+pub struct HashedFlow {
+    flow: Flow,
+    hash: u64,
+}
+
+/// First byte of what is hashed, so that no hash reveals another value of the same secret.
+const PURPOSE: u64 = 0xff;
+
+impl FlowHasher {
+    /// Creates the hash with a secret, which may be that of a [`Tcp`](super::Tcp).
+    #[must_use]
+    pub fn new(secret: [u8; 16]) -> Self {
+        Self(SipHasher13::new_with_key(&secret))
+    }
+
+    /// Flow of a segment that arrived; `None` if it is none.
+    #[must_use]
+    pub fn flow_of(&self, packet: &Packet) -> Option<HashedFlow> {
+        Flow::of(packet).map(|flow| self.hashed(&flow))
+    }
+
+    /// A flow with its hash.
+    #[must_use]
+    pub fn hashed(&self, flow: &Flow) -> HashedFlow {
+        let Flow { ours, theirs } = flow;
+        let mut hasher = self.0;
+        let ports = u64::from(ours.port()) << 16 | u64::from(theirs.port());
+        hasher.write_u64(ports << 8 | PURPOSE);
+        for end in [ours, theirs] {
+            match end.ip() {
+                IpAddr::V4(address) => hasher.write_u32(address.to_bits()),
+                IpAddr::V6(address) => hasher.write(&address.octets()),
+            }
+        }
+        HashedFlow { flow: *flow, hash: hasher.finish() }
+    }
+}
+
+impl fmt::Debug for FlowHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FlowHasher")
+    }
+}
+
+impl HashedFlow {
+    /// The flow.
+    #[must_use]
+    pub fn flow(&self) -> &Flow {
+        &self.flow
+    }
+
+    /// Keyed hash of the flow.
+    #[must_use]
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// Half of the hash, which tells nothing about the remainder that names a shard.
+    pub(super) fn high(&self) -> u32 {
+        u32::try_from(self.hash >> 32).unwrap_or(0)
     }
 }
 

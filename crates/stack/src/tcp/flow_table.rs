@@ -1,12 +1,7 @@
 //! Table of flows: a hash table with a key, so that nobody can aim at one bucket. It doubles when it
 //! is full, and its order is never visible.
 
-use std::hash::{Hash, Hasher};
-
-use siphasher::sip::SipHasher13;
-
-use super::flow::{Flow, PackedFlow};
-use super::isn::Secret;
+use super::flow::{Flow, FlowHasher, HashedFlow, PackedFlow};
 use super::slots::Slots;
 
 /// Buckets of an empty table.
@@ -16,8 +11,8 @@ const NONE: u32 = u32::MAX;
 /// Values by flow. The number of flows is bounded by its user.
 #[derive(Debug)]
 pub(super) struct FlowTable<T> {
-    secret: Secret,
-    /// First entry of each bucket, by the low bits of the hash; a power of two.
+    hasher: FlowHasher,
+    /// First entry of each bucket, by the low bits of the hash's high half; a power of two.
     buckets: Vec<u32>,
     entries: Slots<Entry<T>>,
 }
@@ -26,7 +21,7 @@ pub(super) struct FlowTable<T> {
 struct Entry<T> {
     flow: PackedFlow,
     value: T,
-    hash: u64,
+    hash: u32,
     /// Next entry of the bucket.
     next: u32,
 }
@@ -35,25 +30,24 @@ impl<T: Copy> FlowTable<T> {
     /// Memory of one flow, its bucket included.
     pub(super) const ENTRY_BYTES: usize = size_of::<Entry<T>>() + size_of::<u32>();
 
-    pub(super) fn new(secret: Secret) -> Self {
-        Self { secret, buckets: vec![NONE; BUCKETS_MIN], entries: Slots::default() }
+    pub(super) fn new(hasher: FlowHasher) -> Self {
+        Self { hasher, buckets: vec![NONE; BUCKETS_MIN], entries: Slots::default() }
     }
 
-    fn hash(&self, flow: &PackedFlow) -> u64 {
-        let mut hasher = SipHasher13::new_with_key(&self.secret.0);
-        hasher.write_u8(0xff);
-        flow.hash(&mut hasher);
-        hasher.finish()
+    pub(super) fn hashed(&self, flow: &Flow) -> HashedFlow {
+        self.hasher.hashed(flow)
     }
 
-    fn bucket(&self, hash: u64) -> usize {
-        let mask = self.buckets.len() as u64 - 1;
-        usize::try_from(hash & mask).unwrap_or(0)
+    fn bucket(&self, hash: u32) -> usize {
+        hash as usize & (self.buckets.len() - 1)
     }
 
     pub(super) fn find(&self, flow: &Flow) -> Option<T> {
-        let flow = PackedFlow::of(flow);
-        let hash = self.hash(&flow);
+        self.find_hashed(&self.hashed(flow))
+    }
+
+    pub(super) fn find_hashed(&self, flow: &HashedFlow) -> Option<T> {
+        let (flow, hash) = (PackedFlow::of(flow.flow()), flow.high());
         let mut at = self.buckets[self.bucket(hash)];
         while let Some(entry) = self.entries.at(at) {
             if entry.hash == hash && entry.flow == flow {
@@ -70,16 +64,14 @@ impl<T: Copy> FlowTable<T> {
         if self.entries.len() as usize >= self.buckets.len() {
             self.double();
         }
-        let flow = PackedFlow::of(flow);
-        let hash = self.hash(&flow);
+        let (flow, hash) = (PackedFlow::of(flow), self.hashed(flow).high());
         let bucket = self.bucket(hash);
         let next = self.buckets[bucket];
         self.buckets[bucket] = self.entries.insert(Entry { flow, value, hash, next });
     }
 
     pub(super) fn remove(&mut self, flow: &Flow) {
-        let flow = PackedFlow::of(flow);
-        let hash = self.hash(&flow);
+        let (flow, hash) = (PackedFlow::of(flow), self.hashed(flow).high());
         let bucket = self.bucket(hash);
         let (mut before, mut at) = (NONE, self.buckets[bucket]);
         while let Some(entry) = self.entries.at(at) {
@@ -127,7 +119,7 @@ mod tests {
                 ours: "192.0.2.1:80".parse().unwrap(),
                 theirs: std::net::SocketAddr::new("192.0.2.2".parse().unwrap(), port),
             };
-            let (mut table, mut model) = (FlowTable::new(Secret([3; 16])), BTreeMap::new());
+            let (mut table, mut model) = (FlowTable::new(FlowHasher::new([3; 16])), BTreeMap::new());
             for (port, inserts, value) in steps {
                 if inserts {
                     table.insert(&flow(port), value);

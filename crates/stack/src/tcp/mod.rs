@@ -37,9 +37,13 @@ pub mod error; //    named as the kernel's
 pub const CONNECTION_BYTES: usize = machine::CONNECTION_BYTES;
 
 pub use config::{Algorithm, TcpConfig, TcpOptions};
-pub use connection::{Limit, PathError, Phase, Readiness, Resent, State, TcpInfo, WriteFlags};
+pub use connection::{
+    Limit, PathError, Phase, Readiness, Resent, State, TcpInfo, WriteFlags,
+};
 pub use counters::TcpCounters;
 pub use error::TcpError;
-pub use flow::Flow;
-pub use machine::{Found, ListenerQueues, Tcp, TcpDevice, TcpMemory, TcpOut, TcpSocket};
+pub use flow::{Flow, FlowHasher, HashedFlow};
+pub use machine::{
+    Found, ListenerQueues, Tcp, TcpDevice, TcpMemory, TcpOut, TcpSharing, TcpSocket,
+};
 pub use seq::Seq;

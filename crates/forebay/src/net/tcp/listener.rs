@@ -1,15 +1,18 @@
 //! TCP listeners with the calls of `std::net::TcpListener`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::{fmt, io};
 
 use forebay_engine::CpuThread;
-use forebay_rx::Handler;
-use forebay_stack::tcp::{ListenerQueues, Tcp, TcpError, TcpOut, TcpSocket};
+use forebay_rx::{CpuId, Handler};
+use forebay_stack::socket::table::Reuse;
+use forebay_stack::tcp::{
+    ListenerQueues, Tcp, TcpError, TcpOptions, TcpOut, TcpSharing, TcpSocket,
+};
 use forebay_sys as sys;
 use rustix::io::Errno;
 
@@ -32,6 +35,19 @@ const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 #[derive(Clone)]
 pub struct TcpListener(Arc<Inner>);
 
+/// Options of a listener.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::net) struct ListenOptions {
+    pub(in crate::net) reuse: Reuse,
+    pub(in crate::net) cpu: Option<CpuId>,
+    pub(in crate::net) is_v6_only: bool,
+    pub(in crate::net) is_reserved: bool,
+    /// Receive buffer of its connections, in bytes; `None` for one that grows.
+    pub(in crate::net) rcvbuf: Option<u32>,
+    /// Connections that may wait to be accepted.
+    pub(in crate::net) backlog: u32,
+}
+
 /// A listener, shared by its handles.
 struct Inner {
     shared: Arc<NetState>,
@@ -45,12 +61,13 @@ struct Inner {
 }
 
 impl TcpListener {
-    /// Listens on an address, with room for 128 connections that wait to be accepted. `[::]` takes
-    /// IPv4, too.
+    /// Listens on the first address that is free, with room for 128 connections that wait to be
+    /// accepted. `[::]` takes IPv4, too. [`SocketOptions::listen`](super::super::SocketOptions::listen)
+    /// shares an address among listeners.
     ///
     /// # Errors
-    /// `EADDRINUSE` if another listener, or a program on the kernel's stack, has the address, or all;
-    /// `EADDRNOTAVAIL` if the address is not one of this host's.
+    /// Of the last address: `EADDRINUSE` if another listener, or a program on the kernel's stack, has
+    /// it, or all; `EADDRNOTAVAIL` if it is not one of this host's.
     pub fn bind(net: &Net, local: impl ToSocketAddrs) -> io::Result<Self> {
         Self::bind_with_backlog(net, local, BACKLOG)
     }
@@ -64,22 +81,20 @@ impl TcpListener {
         local: impl ToSocketAddrs,
         backlog: u32,
     ) -> io::Result<Self> {
-        let none = || io::Error::new(io::ErrorKind::InvalidInput, "no address to listen on");
-        let mut local = local.to_socket_addrs()?.next().ok_or_else(none)?;
-        let shared = Arc::clone(&net.0);
+        net.socket().listen(local, backlog)
+    }
+
+    /// Listens on an address.
+    pub(in crate::net) fn listen(
+        shared: &Arc<NetState>,
+        mut local: SocketAddr,
+        how: &ListenOptions,
+    ) -> io::Result<Self> {
         let ip = plain(local).ip();
         if !ip.is_unspecified() && !shared.is_receivable(ip) {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
-        // The kernel does not have addresses of devices that only this process has.
-        let is_kernels = |device: &NetDevice| {
-            let is_its = ip.is_unspecified() || device.identity.load().is_for_us(ip);
-            device.kernels.is_some() && is_its
-        };
-        let reserved = match shared.devices.iter().any(is_kernels) {
-            true => Some(Arc::new(sys::tcp_reserve::reserve(local, false)?)),
-            false => None,
-        };
+        let reserved = reserve(shared, local, how)?.map(Arc::new);
         if let Some(reserved) = &reserved {
             local.set_port(sys::tcp_reserve::port_of(reserved)?);
         }
@@ -89,11 +104,16 @@ impl TcpListener {
                 0 => ports.next().ok_or(Errno::ADDRINUSE)?,
                 port => port,
             };
-            let address = SocketAddr::new(local.ip(), port);
-            match listen_everywhere(&shared, address, backlog) {
+            let mut address = local;
+            address.set_port(port);
+            // A port that is chosen is nobody else's, not even to share.
+            if local.port() == 0 && shared.tcp.is_listened(plain(address)) {
+                continue;
+            }
+            match listen_everywhere(shared, address, how) {
                 Ok((sockets, watch)) => {
-                    let (local, options) = (address, CallOptions::default());
-                    let inner = Inner { shared, local, sockets, watch, options, reserved };
+                    let (shared, options) = (Arc::clone(shared), CallOptions::default());
+                    let inner = Inner { shared, local: address, sockets, watch, options, reserved };
                     return Ok(Self(Arc::new(inner)));
                 }
                 Err(TcpError::AddressInUse) if local.port() == 0 => {}
@@ -196,22 +216,50 @@ impl TcpListener {
     }
 }
 
+/// Reserves the port in the kernel, if the kernel has one of the devices, too.
+fn reserve(
+    shared: &NetState,
+    local: SocketAddr,
+    how: &ListenOptions,
+) -> io::Result<Option<OwnedFd>> {
+    let ip = plain(local).ip();
+    // The kernel does not have addresses of devices that only this process has.
+    let is_kernels = |device: &NetDevice| {
+        let is_its = ip.is_unspecified() || device.identity.load().is_for_us(ip);
+        device.kernels.is_some() && is_its
+    };
+    if !how.is_reserved || !shared.devices.iter().any(is_kernels) {
+        return Ok(None);
+    }
+    sys::tcp_reserve::reserve(local, how.reuse != Reuse::None, how.is_v6_only).map(Some)
+}
+
 /// Listens on an address in all shards, or in none.
 fn listen_everywhere(
     shared: &NetState,
     local: SocketAddr,
-    backlog: u32,
+    how: &ListenOptions,
 ) -> Result<(Vec<ShardSocket>, Arc<ListenerWatch>), TcpError> {
     let (queues, watch) = (Arc::<ListenerQueues>::default(), Arc::<ListenerWatch>::default());
-    let both = local.ip().is_unspecified() && local.is_ipv6();
+    let both = local.ip().is_unspecified() && local.is_ipv6() && !how.is_v6_only;
     let any_v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), local.port());
     let mut sockets = Vec::new();
-    for local in std::iter::once(plain(local)).chain(both.then_some(any_v4)) {
+    for address in std::iter::once(plain(local)).chain(both.then_some(any_v4)) {
+        let sharing = (how.reuse != Reuse::None).then_some(TcpSharing {
+            cpu: how.cpu.filter(|_| how.reuse == Reuse::ThisCpu),
+            is_mapped: local.is_ipv6() && address.is_ipv4(),
+        });
         for shard in shared.tcp.indices() {
             let queues = Arc::clone(&queues);
             let watch = Watch::Listener(Arc::clone(&watch));
-            let listen =
-                |tcp: &mut Tcp, out: &mut TcpOut<'_>| listen(tcp, local, backlog, queues, out);
+            let listen = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+                let socket = tcp.socket()?;
+                let listens = listen((tcp, out), socket, (address, sharing), how, queues);
+                if listens.is_err() {
+                    tcp.close(socket, out)?;
+                }
+                listens.map(|()| socket)
+            };
             match shared.open_socket(shard, &watch, listen) {
                 Ok(socket) => sockets.push(socket),
                 Err(error) => {
@@ -225,20 +273,16 @@ fn listen_everywhere(
 }
 
 fn listen(
-    tcp: &mut Tcp,
-    local: SocketAddr,
-    backlog: u32,
+    (tcp, out): (&mut Tcp, &mut TcpOut<'_>),
+    socket: TcpSocket,
+    (address, sharing): (SocketAddr, Option<TcpSharing>),
+    how: &ListenOptions,
     queues: Arc<ListenerQueues>,
-    out: &mut TcpOut<'_>,
-) -> Result<TcpSocket, TcpError> {
-    let socket = tcp.socket()?;
-    let listens =
-        tcp.bind(socket, local).and_then(|()| tcp.listen_sharing(socket, backlog, queues));
-    if let Err(error) = listens {
-        tcp.close(socket, out)?;
-        return Err(error);
-    }
-    Ok(socket)
+) -> Result<(), TcpError> {
+    tcp.bind_sharing(socket, address, sharing)?;
+    let options = TcpOptions { rcvbuf: how.rcvbuf, ..tcp.options(socket)? };
+    tcp.set_options(socket, options, out)?;
+    tcp.listen_sharing(socket, how.backlog, queues)
 }
 
 fn close_all(shared: &NetState, sockets: &[ShardSocket]) {

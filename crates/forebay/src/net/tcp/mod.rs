@@ -11,8 +11,10 @@ mod explain; //  connections of a flow, for observers
 mod wait; //     threads, CPUs and pollers that wait for a socket
 mod call; //     calls that wait
 mod listener; // the public listener
+mod connect; //  opening of connections
 mod stream; //   the public connection
 
+pub(super) use listener::ListenOptions;
 pub use listener::TcpListener;
 pub(super) use shards::TcpShards;
 pub use stream::TcpStream;

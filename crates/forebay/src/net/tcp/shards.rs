@@ -1,7 +1,6 @@
 //! The connections of a host, in shards.
 
-use std::hash::Hasher;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,11 +12,11 @@ use forebay_rx::arrive::Waker;
 use forebay_rx::hash::FlowHash;
 use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::tcp::{
-    Flow, Found, Tcp, TcpConfig, TcpCounters, TcpDevice, TcpMemory, TcpOut, TcpSocket,
+    Flow, FlowHasher, Found, HashedFlow, Tcp, TcpConfig, TcpCounters, TcpDevice, TcpMemory, TcpOut,
+    TcpSocket,
 };
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
-use siphasher::sip::SipHasher13;
 
 use super::super::sending::Flush;
 use super::super::shared::NetState;
@@ -33,7 +32,7 @@ pub(super) const MEMORY_CPU: usize = 0;
 /// Connections, listeners and their timers.
 pub(in crate::net) struct TcpShards {
     shards: Box<[Mutex<Shard>]>,
-    key: [u8; 16],
+    hasher: FlowHasher,
     clock: Clock,
     pub(super) timers: TcpTimers,
     /// Local ports tried so far.
@@ -72,6 +71,16 @@ struct Shard {
     unsent_by: Option<usize>,
 }
 
+/// Waiters to be told when it is dropped: also if a later segment panics.
+#[derive(Default)]
+struct ToTell(Vec<Watch>);
+
+impl Drop for ToTell {
+    fn drop(&mut self) {
+        self.0.iter().for_each(Watch::tell);
+    }
+}
+
 impl TcpShards {
     pub(in crate::net) fn new(config: TcpConfig, cpus: usize) -> Self {
         let clock = Clock::machine();
@@ -90,7 +99,7 @@ impl TcpShards {
         Self {
             counters: tcps.iter().map(|tcp| Arc::clone(tcp.counters())).collect(),
             shards: tcps.into_iter().map(|tcp| Mutex::new(Shard::new(tcp))).collect(),
-            key: sys::random_key(),
+            hasher: FlowHasher::new(secret),
             clock,
             timers: TcpTimers::new(cpus, SHARDS_PER_CPU),
             port_steps: AtomicU32::new(0),
@@ -117,21 +126,13 @@ impl TcpShards {
 
     /// Shard of a connection.
     pub(super) fn shard_of(&self, flow: &Flow) -> usize {
-        let count = self.shards.len() as u64;
-        // The remainder of a small number.
-        usize::try_from(self.hash(flow) % count).unwrap_or(0)
+        self.shard_of_hashed(&self.hasher.hashed(flow))
     }
 
-    fn hash(&self, flow: &Flow) -> u64 {
-        let mut hasher = SipHasher13::new_with_key(&self.key);
-        for end in [flow.ours, flow.theirs] {
-            match end.ip() {
-                IpAddr::V4(address) => hasher.write_u32(address.into()),
-                IpAddr::V6(address) => hasher.write(&address.octets()),
-            }
-            hasher.write_u16(end.port());
-        }
-        hasher.finish()
+    fn shard_of_hashed(&self, flow: &HashedFlow) -> usize {
+        let count = self.shards.len() as u64;
+        // The remainder of a small number.
+        usize::try_from(flow.hash() % count).unwrap_or(0)
     }
 
     /// Ports of a range, in an order that depends on the address that they are for (RFC 6056).
@@ -143,9 +144,15 @@ impl TcpShards {
         let count = u32::from(range.end() - range.start()) + 1;
         let flow = Flow { ours: SocketAddr::new(towards.ip(), 0), theirs: towards };
         let step = u64::from(self.port_steps.fetch_add(1, Ordering::Relaxed));
-        let first = (self.hash(&flow) >> 32).wrapping_add(step);
+        let first = (self.hasher.hashed(&flow).hash() >> 32).wrapping_add(step);
         let offset = move |step: u32| (first + u64::from(step)) % u64::from(count);
         (0..count).map(move |step| range.start() + u16::try_from(offset(step)).unwrap_or(0))
+    }
+
+    /// True if a listener has this address, or all.
+    pub(super) fn is_listened(&self, address: SocketAddr) -> bool {
+        // All shards have the same listeners.
+        self.shard(0).tcp.is_listened(address)
     }
 
     /// State of a flow in the TCP of its shard.
@@ -334,24 +341,30 @@ impl NetState {
         self.finish(index, shard, Vec::new());
     }
 
-    /// Processes the segments of a batch, which arrived on a device with this identity.
-    pub(in crate::net) fn receive_segments(&self, on: &Identity, segments: &mut Vec<Packet>) {
+    /// Processes the segments of a batch, which arrived on a device with this identity, on a CPU with
+    /// this index.
+    pub(in crate::net) fn receive_segments(
+        &self,
+        (on, cpu): (&Identity, usize),
+        segments: &mut Vec<Packet>,
+    ) {
         let device = TcpDevice { mtu_bytes: on.mtu, is_whole_host: on.is_whole_host };
-        // One for all, which is flushed, even if the thread migrates meanwhile.
-        let (by, mut to_tell) = (self.transmitter_index(), Vec::new());
+        let mut to_tell = ToTell::default();
         for packet in segments.drain(..) {
             let hash = packet.hash;
-            let index = Flow::of(&packet).map_or(0, |flow| self.tcp.shard_of(&flow));
-            let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| tcp.receive(packet, device, out);
-            let (shard, socket) = self.work_by(by, index, Flush::Later, receive);
+            let flow = self.tcp.hasher.flow_of(&packet);
+            let index = flow.as_ref().map_or(0, |flow| self.tcp.shard_of_hashed(flow));
+            let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+                tcp.receive(packet, flow.as_ref(), device, out)
+            };
+            let (shard, socket) = self.work_by(cpu, index, Flush::Later, receive);
             if let Some(Watch::Stream(stream)) = socket.and_then(|socket| shard.watch_of(socket)) {
                 stream.set_hash(hash);
             }
-            self.release(index, shard, &mut to_tell);
+            self.release(index, shard, &mut to_tell.0);
         }
         // Ignored: a device that is gone ends its source.
-        let _ = self.transmitter_of(by).flush_all();
-        to_tell.iter().for_each(Watch::tell);
+        let _ = self.transmitter_of(cpu).flush_all();
     }
 
     /// Processes an ICMP error about a segment of ours.
@@ -394,8 +407,8 @@ impl NetState {
         }
         let mut transmitter = self.transmitter_of(by);
         let Shard { tcp, packets, unsent_by, .. } = &mut *shard;
-        let now_us = self.tcp.now_us();
-        let result = act(tcp, &mut TcpOut { now_us, pool: transmitter.pool(), packets });
+        let (now_us, cpu) = (self.tcp.now_us(), self.cpus()[by]);
+        let result = act(tcp, &mut TcpOut { now_us, cpu, pool: transmitter.pool(), packets });
         if !packets.is_empty() {
             transmitter.gather_segments(packets, self);
             if transmitter.has_unresolved() {

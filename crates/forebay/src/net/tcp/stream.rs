@@ -11,14 +11,12 @@ use std::{fmt, iter};
 use forebay_engine::CpuThread;
 use forebay_rx::Handler;
 use forebay_stack::tcp::{Flow, Tcp, TcpError, TcpInfo, TcpOptions, TcpOut, TcpSocket, WriteFlags};
-use forebay_sys as sys;
-use forebay_sys::neighbour;
-use rustix::io::Errno;
 
 use super::super::Net;
-use super::super::endpoint::plain;
 use super::super::shared::NetState;
+use super::super::unbound::try_each;
 use super::call::{CallOptions, timeout_ns, timeout_of, wait_for};
+use super::connect;
 use super::shards::{Reserved, ShardSocket};
 use super::wait::{StreamWatch, Watch};
 
@@ -51,29 +49,19 @@ struct Inner {
     reserved: Option<Reserved>,
 }
 
-/// Local ports of connections (`ip_local_port_range`).
-const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
-
 impl TcpStream {
     /// Opens a connection to the first address that answers.
     ///
     /// # Errors
     /// Of the last address: `ConnectionRefused`, `TimedOut`, `ENETUNREACH` without a route,
-    /// `EADDRNOTAVAIL` without a free port; `WouldBlock` on the thread of a CPU, which must not wait;
+    /// `Unsupported` to this host itself, `EADDRNOTAVAIL` without a free port; `WouldBlock` on the thread of a CPU, which must not wait;
     /// `BrokenPipe` once the run has ended.
     pub fn connect(net: &Net, to: impl ToSocketAddrs) -> io::Result<Self> {
-        let mut failed = io::Error::new(io::ErrorKind::InvalidInput, "no address to connect to");
-        for to in to.to_socket_addrs()? {
-            let opened = Self::begin_connect(net, to).and_then(|stream| {
-                stream.0.await_open()?;
-                Ok(stream)
-            });
-            match opened {
-                Ok(stream) => return Ok(stream),
-                Err(error) => failed = error,
-            }
-        }
-        Err(failed)
+        try_each(to, |to| {
+            let stream = Self::begin_connect(net, to)?;
+            stream.0.await_open()?;
+            Ok(stream)
+        })
     }
 
     /// Begins to open a connection, without waiting. It is open once it is writable and
@@ -82,43 +70,7 @@ impl TcpStream {
     /// # Errors
     /// As [`connect`](Self::connect), without those of the peer.
     pub fn begin_connect(net: &Net, to: SocketAddr) -> io::Result<Self> {
-        let shared = &net.0;
-        let theirs = plain(to);
-        let (device, source) = shared.routes().find(theirs.ip()).ok_or(Errno::NETUNREACH)?;
-        let source = source.ok_or(Errno::NETUNREACH)?;
-        let mtu_bytes = shared.routes().identity(device).mtu;
-        let kernels = shared.devices[device].kernels;
-        if kernels.is_some() && !neighbour::has_route(theirs.ip())? {
-            return Err(Errno::NETUNREACH.into());
-        }
-        let mut ports = shared.tcp.ports(PORTS, theirs);
-        let mut candidates = iter::from_fn(|| match kernels {
-            None => Some(Ok((ports.next()?, None))),
-            // The kernel chooses a port that none of its sockets has.
-            Some(_) => Some(sys::tcp_reserve::reserve(SocketAddr::new(source, 0), true).and_then(
-                |reserved| Ok((sys::tcp_reserve::port_of(&reserved)?, Some(Arc::new(reserved)))),
-            )),
-        })
-        .take(PORTS.len());
-        loop {
-            let (port, reserved) = candidates.next().ok_or(Errno::ADDRNOTAVAIL)??;
-            let flow = Flow { ours: SocketAddr::new(source, port), theirs };
-            let shard = shared.tcp.shard_of(&flow);
-            match shared.call_tcp(shard, |tcp, out| open(tcp, &flow, mtu_bytes, out)) {
-                Ok(socket) => {
-                    let is_mapped = to.is_ipv6() && theirs.is_ipv4();
-                    let place = ShardSocket { shard, socket };
-                    let stream = Self::of(Arc::clone(shared), place, (flow, is_mapped), reserved);
-                    // The end of the run resets the connections that it finds.
-                    return match shared.has_ended() {
-                        false => Ok(stream),
-                        true => Err(io::ErrorKind::BrokenPipe.into()),
-                    };
-                }
-                Err(TcpError::AddressInUse) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        connect::begin(&net.0, to)
     }
 
     /// Creates the handle of a connection.
@@ -313,23 +265,6 @@ impl TcpStream {
     }
 }
 
-/// Opens a connection with these ends.
-fn open(
-    tcp: &mut Tcp,
-    flow: &Flow,
-    mtu_bytes: u32,
-    out: &mut TcpOut<'_>,
-) -> Result<TcpSocket, TcpError> {
-    let socket = tcp.socket()?;
-    match tcp.connect(socket, (flow.ours, flow.theirs), mtu_bytes, out) {
-        Ok(()) | Err(TcpError::InProgress) => Ok(socket),
-        Err(error) => {
-            tcp.close(socket, out)?;
-            Err(error)
-        }
-    }
-}
-
 impl Inner {
     fn call<R>(&self, act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R) -> R {
         self.shared.call_socket(self.place, act)
@@ -428,7 +363,7 @@ impl Inner {
             IpAddr::V4(ip) if self.is_mapped => {
                 SocketAddr::new(ip.to_ipv6_mapped().into(), address.port())
             }
-            _ => address,
+            _ => self.shared.routes().scoped(address, self.flow.ours.ip()),
         }
     }
 }

@@ -39,13 +39,13 @@ impl Transmitter {
     pub(in crate::net) fn gather_segments(&mut self, packets: &mut Vec<Packet>, state: &NetState) {
         let routes = state.routes();
         for packet in packets.drain(..) {
-            let destination = packet.view().destination();
+            let (source, destination) = (packet.view().source(), packet.view().destination());
             let Some(destination) = destination else {
                 self.put(packet);
                 continue;
             };
-            match routes.find(destination) {
-                Some((device, _)) => {
+            match routes.find_between(source, destination) {
+                Some(device) => {
                     let interval_ns = FIRST_LOOK_NS;
                     self.gather_segment((device, destination), packet, interval_ns, state);
                 }

@@ -7,6 +7,8 @@ mod calls; //   what the calls of `std` do
 mod news; //    nothing is missed, nor the end
 mod rpc; //     requests and answers
 mod moving; //  readers and masks that move
+mod addresses; // which can be listened on and connected to
+mod sharing; // listeners that share an address
 mod told; //    what `explain` says
 
 use forebay_testkit::namespaces;
@@ -21,6 +23,8 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         news::TRIALS,
         rpc::TRIALS,
         moving::TRIALS,
+        addresses::TRIALS,
+        sharing::TRIALS,
         told::TRIALS,
     ]
     .concat();

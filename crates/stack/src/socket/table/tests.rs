@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use proptest::prelude::*;
 
 use super::*;
+use crate::socket::reuseport::reciprocal_scale;
 
 /// Local addresses; the first two are unspecified.
 const ADDRESSES: [&str; 8] =

@@ -11,7 +11,9 @@ use super::super::connection::{Begin, Connection, Readiness, TcpInfo, WriteFlags
 use super::super::error::TcpError;
 use super::super::flow::Flow;
 use super::super::seq::len_u32;
-use super::{Found, Idle, Kind, Listener, ListenerQueues, Place, Target, Tcp, TcpOut, TcpSocket};
+use super::{
+    Found, Idle, Kind, Listener, ListenerQueues, Place, Target, Tcp, TcpOut, TcpSharing, TcpSocket,
+};
 
 /// Local ports that are given to connections (`ip_local_port_range`).
 const LOCAL_PORTS: RangeInclusive<u16> = 32_768..=60_999;
@@ -37,29 +39,36 @@ impl Tcp {
     /// [`TcpError::Invalid`] if it is bound already, [`TcpError::AddressInUse`] if another socket
     /// listens there.
     pub fn bind(&mut self, socket: TcpSocket, local: SocketAddr) -> Result<(), TcpError> {
-        let is_in_use = local.port() != 0 && self.is_listened_at(local);
+        self.bind_sharing(socket, local, None)
+    }
+
+    /// Binds a socket to a local address that others may share, too (`SO_REUSEPORT`).
+    ///
+    /// # Errors
+    /// As [`Self::bind`]; [`TcpError::AddressInUse`] if another socket listens there without sharing.
+    pub fn bind_sharing(
+        &mut self,
+        socket: TcpSocket,
+        local: SocketAddr,
+        sharing: Option<TcpSharing>,
+    ) -> Result<(), TcpError> {
+        let is_in_use = local.port() != 0 && self.listeners.has_conflict(local, sharing);
         match &mut self.place(socket)?.kind {
             Kind::Idle(idle) if idle.bound.is_none() => {
                 if is_in_use {
                     return Err(TcpError::AddressInUse);
                 }
-                idle.bound = Some(local);
+                (idle.bound, idle.sharing) = (Some(local), sharing);
             }
             _ => return Err(TcpError::Invalid),
         }
         Ok(())
     }
 
-    /// True if a socket listens at this address, at all of its family if it is one, or at one if it
-    /// means all (`inet_csk_bind_conflict`).
-    fn is_listened_at(&self, local: SocketAddr) -> bool {
-        let is_alike =
-            |other: &SocketAddr| other.port() == local.port() && other.is_ipv4() == local.is_ipv4();
-        if local.ip().is_unspecified() {
-            self.listeners.keys().any(is_alike)
-        } else {
-            self.listener_of(local).is_some()
-        }
+    /// True if a socket listens at this address, or at one that it overlaps with.
+    #[must_use]
+    pub fn is_listened(&self, address: SocketAddr) -> bool {
+        self.listeners.has_conflict(address, None)
     }
 
     /// Lets a bound socket listen, with at most `backlog` connections that wait to be accepted. A
@@ -83,23 +92,23 @@ impl Tcp {
         queues: Arc<ListenerQueues>,
     ) -> Result<(), TcpError> {
         let backlog = backlog.min(BACKLOG_MAX);
-        let (local, options) = match &mut self.place(socket)?.kind {
+        let (local, options, sharing) = match &mut self.place(socket)?.kind {
             Kind::Listener(listener) => {
                 listener.backlog = backlog;
                 return Ok(());
             }
             Kind::Idle(idle) => match idle.bound {
-                Some(local) if local.port() != 0 => (local, idle.options),
+                Some(local) if local.port() != 0 => (local, idle.options, idle.sharing),
                 _ => return Err(TcpError::Invalid),
             },
             Kind::Connection(_) => return Err(TcpError::Invalid),
         };
-        if self.is_listened_at(local) {
+        if self.listeners.has_conflict(local, sharing) {
             return Err(TcpError::AddressInUse);
         }
-        self.listeners.insert(local, socket.index);
+        self.listeners.insert(local, socket.index, sharing);
         let accepted = VecDeque::new();
-        let listener = Listener { options, local, backlog, accepted, queues };
+        let listener = Listener { options, local, sharing, backlog, accepted, queues };
         self.place(socket)?.kind = Kind::Listener(Box::new(listener));
         Ok(())
     }
@@ -179,7 +188,7 @@ impl Tcp {
         let Some(place) = self.sockets.at_mut(index) else { return };
         let Kind::Connection(connection) = &mut place.kind else { return };
         connection.free(out.pool);
-        let idle = Idle { options: connection.options, bound: None };
+        let idle = Idle { options: connection.options, ..Idle::default() };
         place.kind = Kind::Idle(Box::new(idle));
         let charged_bytes = std::mem::take(&mut place.charged_bytes);
         self.memory_bytes -= charged_bytes;
@@ -203,9 +212,7 @@ impl Tcp {
             let step = offset.wrapping_add(self.port_steps) % count;
             self.port_steps = self.port_steps.wrapping_add(1);
             let port = LOCAL_PORTS.start() + u16::try_from(step).unwrap_or(0);
-            if self.targets.find(&flow(port)).is_none()
-                && self.listener_of(flow(port).ours).is_none()
-            {
+            if self.targets.find(&flow(port)).is_none() && !self.listeners.has(flow(port).ours) {
                 return Ok(flow(port));
             }
         }
@@ -361,9 +368,9 @@ impl Tcp {
         let Kind::Listener(listener) = &mut place.kind else { return };
         let (local, accepted) = (listener.local, std::mem::take(&mut listener.accepted));
         listener.queues.accepted.fetch_sub(len_u32(accepted.len()), Ordering::Relaxed);
-        let idle = Idle { options: listener.options, bound: Some(local) };
-        place.kind = Kind::Idle(Box::new(idle));
-        self.listeners.remove(&local);
+        let &mut Listener { options, sharing, .. } = &mut **listener;
+        place.kind = Kind::Idle(Box::new(Idle { options, bound: Some(local), sharing }));
+        self.listeners.remove(local, index);
         for connection in accepted {
             self.with_connection(connection, out, |connection, cx| {
                 connection.abort(cx);

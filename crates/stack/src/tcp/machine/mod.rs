@@ -1,5 +1,6 @@
 //! The TCP of one CPU: finds the connection of a segment, and lets it process it.
 
+mod listeners; // listeners by address
 mod calls; //     the application's calls, by socket
 mod handshake; // SYNs and ACKs at a listener
 mod cookies; //   handshakes without memory
@@ -7,20 +8,23 @@ mod reset; //     segments that belong to nothing
 mod time_wait; // connections that ended
 mod housekeeping; // timers, memory, readiness after each change
 
-use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, SocketAddr};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_buf::Pool;
+use forebay_rx::cpu::CpuId;
 use forebay_rx::packet::Packet;
 
 use self::handshake::Request;
+use self::listeners::Listeners;
+pub use self::listeners::TcpSharing;
 use self::time_wait::TimeWait;
 use super::config::{TcpConfig, TcpOptions};
 use super::connection::{Answer, Connection, Context, PathError, Readiness, TcpInfo};
 use super::counters::TcpCounters;
-use super::flow::Flow;
+use super::flow::{Flow, FlowHasher, HashedFlow};
 use super::flow_table::FlowTable;
 use super::isn::Secret;
 use super::seq::Seq;
@@ -82,11 +86,13 @@ pub struct ListenerQueues {
     accepted: AtomicU32,
 }
 
-/// Surroundings of a call: the time, memory, and the way out.
+/// Surroundings of a call: the time, the CPU, memory, and the way out.
 #[derive(Debug)]
 pub struct TcpOut<'a> {
     /// Current time, in µs. It never goes back.
     pub now_us: u64,
+    /// CPU that the call is made on. Of listeners that share an address, one prefers it.
+    pub cpu: CpuId,
     /// Packet memory.
     pub pool: &'a mut Pool,
     /// Segments to be sent, in order; each begins with its IP header.
@@ -113,7 +119,7 @@ pub struct Tcp {
     sockets: Slots<Place>,
     /// Connections, requests and entries in TIME-WAIT, by their ends.
     targets: FlowTable<Target>,
-    listeners: BTreeMap<SocketAddr, u32>,
+    listeners: Listeners,
     requests: Slots<Request>,
     time_waits: Slots<TimeWait>,
     socket_timers: TimerWheel,
@@ -164,6 +170,8 @@ enum Kind {
 struct Idle {
     options: TcpOptions,
     bound: Option<SocketAddr>,
+    /// Sharing of the address, once it is bound.
+    sharing: Option<TcpSharing>,
 }
 
 /// A listening socket.
@@ -172,6 +180,7 @@ struct Listener {
     /// Options that its connections inherit.
     options: TcpOptions,
     local: SocketAddr,
+    sharing: Option<TcpSharing>,
     /// Connections that wait to be accepted, at most one more than this.
     backlog: u32,
     accepted: VecDeque<u32>,
@@ -212,14 +221,13 @@ impl Tcp {
         now_us: u64,
         memory: Arc<TcpMemory>,
     ) -> Self {
-        let secret = Secret(secret);
         Self {
             config,
-            secret,
+            secret: Secret(secret),
             counters: Arc::default(),
             sockets: Slots::default(),
-            targets: FlowTable::new(secret),
-            listeners: BTreeMap::new(),
+            targets: FlowTable::new(FlowHasher::new(secret)),
+            listeners: Listeners::default(),
             requests: Slots::default(),
             time_waits: Slots::default(),
             socket_timers: TimerWheel::new(now_us),
@@ -265,22 +273,24 @@ impl Tcp {
         self.sockets.len()
     }
 
-    /// Processes a segment to this host, whose header and checksum the network layer has checked.
-    /// Returns the connection that it belonged to before.
+    /// Processes a segment to this host, whose header and checksum the network layer has checked. `flow`
+    /// is that of the segment, hashed with the secret of this TCP. Returns the connection that it
+    /// belonged to before.
     pub fn receive(
         &mut self,
         packet: Packet,
+        flow: Option<&HashedFlow>,
         device: TcpDevice,
         out: &mut TcpOut<'_>,
     ) -> Option<TcpSocket> {
         self.counters.in_segs.add(packet.wire_count().into());
-        let (Some(flow), Some(segment)) = (Flow::of(&packet), Segment::of(&packet)) else {
+        let (Some(flow), Some(segment)) = (flow, Segment::of(&packet)) else {
             self.counters.in_errs.add(1);
             out.pool.put(packet.frame);
             return None;
         };
         let mtu_bytes = device.mtu_bytes;
-        let answer = match self.targets.find(&flow) {
+        let answer = match self.targets.find_hashed(flow) {
             Some(Target::Connection(index)) => {
                 let generation = self.sockets.at(index).map(|place| place.generation);
                 self.receive_connected(index, packet, &segment, out);
@@ -290,10 +300,10 @@ impl Tcp {
             Some(Target::TimeWait(index)) => {
                 self.receive_in_time_wait(index, packet, &segment, mtu_bytes, out)
             }
-            None => self.receive_unknown(&flow, packet, &segment, device, out),
+            None => self.receive_unknown(flow, packet, &segment, device, out),
         };
         if answer == Answer::Reset {
-            self.reset(&flow, &segment, out);
+            self.reset(flow.flow(), &segment, out);
         }
         None
     }
@@ -329,30 +339,20 @@ impl Tcp {
     /// Segment of no connection: a listener's, or nobody's.
     fn receive_unknown(
         &mut self,
-        flow: &Flow,
+        flow: &HashedFlow,
         packet: Packet,
         segment: &Segment,
         device: TcpDevice,
         out: &mut TcpOut<'_>,
     ) -> Answer {
-        let Some(listener) = self.listener_of(flow.ours) else {
+        let Some(listener) = self.listeners.find(flow, out.cpu) else {
             out.pool.put(packet.frame);
             if !device.is_whole_host {
                 self.counters.not_ours.add(1);
             }
             return Answer::reset_if(device.is_whole_host);
         };
-        self.receive_at_listener(listener, flow, packet, segment, device.mtu_bytes, out)
-    }
-
-    /// Listener at an address: of the address itself, or of all.
-    fn listener_of(&self, address: SocketAddr) -> Option<u32> {
-        let any: IpAddr = match address {
-            SocketAddr::V4(_) => [0_u8; 4].into(),
-            SocketAddr::V6(_) => [0_u8; 16].into(),
-        };
-        let exact = self.listeners.get(&address);
-        exact.or_else(|| self.listeners.get(&SocketAddr::new(any, address.port()))).copied()
+        self.receive_at_listener(listener, flow.flow(), packet, segment, device.mtu_bytes, out)
     }
 
     /// Lets a connection do something, and then follows what changed.

@@ -141,7 +141,8 @@ impl Tcp {
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) {
-        let Some(listener) = self.listener_of(flow.ours) else {
+        let hashed = self.targets.hashed(flow);
+        let Some(listener) = self.listeners.find(&hashed, out.cpu) else {
             return self.acknowledge_in_time_wait(at, out);
         };
         let Some(entry) = self.time_waits.at(at) else { return };

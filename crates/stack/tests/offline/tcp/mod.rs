@@ -11,4 +11,5 @@ mod flood; //  SYN floods and memory
 mod forged; // segments that a stranger makes up
 mod hostile; // segments of a stranger
 mod pair; //   the hosts and the path
+mod sharing; // listeners that share an address
 mod streams; // laws: every byte arrives once, in order

@@ -6,10 +6,11 @@ use std::net::{IpAddr, SocketAddr};
 use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_rx::coalesce::cut;
+use forebay_rx::cpu::CpuId;
 use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_stack::network::{Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix};
-use forebay_stack::tcp::{Tcp, TcpConfig, TcpDevice, TcpError, TcpOut, TcpSocket};
+use forebay_stack::tcp::{FlowHasher, Tcp, TcpConfig, TcpDevice, TcpError, TcpOut, TcpSocket};
 
 pub(super) const MTU: u32 = 1500;
 const DEVICE: TcpDevice = TcpDevice { mtu_bytes: MTU, is_whole_host: true };
@@ -19,6 +20,9 @@ const CHUNKS: u32 = 8192;
 /// A host of TCP.
 pub(super) struct Host {
     pub(super) tcp: Tcp,
+    hasher: FlowHasher,
+    /// CPU that segments are processed on.
+    pub(super) cpu: CpuId,
     network: NetworkLayer,
     identity: Identity,
     pub(super) pool: Pool,
@@ -38,6 +42,8 @@ impl Host {
         let addresses = vec![Prefix { address, bits: 24 }];
         Self {
             tcp: Tcp::new(config, [last; 16], 0),
+            hasher: FlowHasher::new([last; 16]),
+            cpu: CpuId(0),
             network,
             identity: Identity { addresses, mtu: MTU, is_whole_host: true, ..Identity::default() },
             pool: carve(region, &[share]).unwrap().remove(0),
@@ -53,7 +59,7 @@ impl Host {
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
         let mut packets = Vec::new();
-        let mut out = TcpOut { now_us, pool: &mut self.pool, packets: &mut packets };
+        let mut out = TcpOut { now_us, cpu: self.cpu, pool: &mut self.pool, packets: &mut packets };
         let result = act(&mut self.tcp, &mut out);
         let mut segments = Vec::new();
         for packet in packets {
@@ -82,7 +88,8 @@ impl Host {
     pub(super) fn deliver(&mut self, packet: Packet, now_us: u64, sent: &mut Vec<Vec<u8>>) {
         match self.network.receive(packet, &self.identity, now_us * 1000, &mut self.pool) {
             NetworkVerdict::Segment(packet) => {
-                self.call(now_us, sent, |tcp, out| tcp.receive(packet, DEVICE, out));
+                let flow = self.hasher.flow_of(&packet);
+                self.call(now_us, sent, |tcp, out| tcp.receive(packet, flow.as_ref(), DEVICE, out));
             }
             NetworkVerdict::Answer(packet)
             | NetworkVerdict::Taken(packet)

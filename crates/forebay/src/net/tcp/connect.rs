@@ -1,0 +1,97 @@
+//! Opening of connections: the device, a port that nobody has, the first segment.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::{io, iter};
+
+use forebay_stack::tcp::{Flow, Tcp, TcpError, TcpOut, TcpSocket};
+use forebay_sys as sys;
+use forebay_sys::neighbour;
+use rustix::io::Errno;
+
+use super::super::endpoint::plain;
+use super::super::shared::NetState;
+use super::shards::ShardSocket;
+use super::stream::TcpStream;
+
+/// Local ports of connections (`ip_local_port_range`).
+const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+
+/// Begins to open a connection, without waiting.
+pub(super) fn begin(shared: &Arc<NetState>, to: SocketAddr) -> io::Result<TcpStream> {
+    let theirs = plain(to);
+    check_destination(shared, theirs.ip())?;
+    let (device, source) = shared.routes().find_named(to).ok_or(Errno::NETUNREACH)?;
+    let source = source.ok_or(Errno::NETUNREACH)?;
+    let mtu_bytes = shared.routes().identity(device).mtu;
+    let kernels = shared.devices[device].kernels;
+    if kernels.is_some() && !is_link_local(theirs.ip()) && !neighbour::has_route(theirs.ip())? {
+        return Err(Errno::NETUNREACH.into());
+    }
+    let mut ports = shared.tcp.ports(PORTS, theirs);
+    let any_port = shared.routes().scoped(SocketAddr::new(source, 0), source);
+    let mut candidates = iter::from_fn(|| match kernels {
+        None => Some(Ok((ports.next()?, None))),
+        // The kernel chooses a port that none of its sockets has.
+        Some(_) => Some(sys::tcp_reserve::reserve(any_port, false, true).and_then(|reserved| {
+            Ok((sys::tcp_reserve::port_of(&reserved)?, Some(Arc::new(reserved))))
+        })),
+    })
+    .take(PORTS.len());
+    loop {
+        let (port, reserved) = candidates.next().ok_or(Errno::ADDRNOTAVAIL)??;
+        let flow = Flow { ours: SocketAddr::new(source, port), theirs };
+        let shard = shared.tcp.shard_of(&flow);
+        match shared.call_tcp(shard, |tcp, out| open(tcp, &flow, mtu_bytes, out)) {
+            Ok(socket) => {
+                let is_mapped = to.is_ipv6() && theirs.is_ipv4();
+                let place = ShardSocket { shard, socket };
+                let stream = TcpStream::of(Arc::clone(shared), place, (flow, is_mapped), reserved);
+                // The end of the run resets the connections that it finds.
+                return match shared.has_ended() {
+                    false => Ok(stream),
+                    true => Err(io::ErrorKind::BrokenPipe.into()),
+                };
+            }
+            Err(TcpError::AddressInUse) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Refuses destinations that no device leads to: there is no loopback.
+fn check_destination(shared: &NetState, to: IpAddr) -> io::Result<()> {
+    if to.is_multicast() {
+        return Err(Errno::NETUNREACH.into());
+    }
+    if to.is_unspecified() || to.is_loopback() || shared.routes().is_own(to) {
+        let why =
+            format!("{to} is this host itself: Forebay has no loopback, connect by the kernel");
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+    }
+    Ok(())
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
+
+/// Opens a connection with these ends.
+fn open(
+    tcp: &mut Tcp,
+    flow: &Flow,
+    mtu_bytes: u32,
+    out: &mut TcpOut<'_>,
+) -> Result<TcpSocket, TcpError> {
+    let socket = tcp.socket()?;
+    match tcp.connect(socket, (flow.ours, flow.theirs), mtu_bytes, out) {
+        Ok(()) | Err(TcpError::InProgress) => Ok(socket),
+        Err(error) => {
+            tcp.close(socket, out)?;
+            Err(error)
+        }
+    }
+}
