@@ -38,7 +38,7 @@ pub const CONNECTION_BYTES: usize = machine::CONNECTION_BYTES;
 
 pub use config::{Algorithm, TcpConfig, TcpOptions};
 pub use connection::{
-    Limit, PathError, Phase, Readiness, Resent, State, TcpInfo, WriteFlags,
+    Limit, PathError, Phase, Readiness, Resent, State, Tally, TcpInfo, WriteFlags,
 };
 pub use counters::TcpCounters;
 pub use error::TcpError;

@@ -2,9 +2,10 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream as KernelStream;
+use std::process::Command;
 use std::thread;
 
-use forebay::net::{NetConfig, TcpListener};
+use forebay::net::{NetConfig, TcpListener, TcpStream};
 use forebay_control::explain::explain;
 use forebay_stack::tcp::Limit;
 
@@ -13,6 +14,34 @@ use crate::tcp::Trial;
 use crate::tcp::streams::LONG;
 
 pub(crate) const TRIALS: &[Trial] = &[("tcp_30_explain_tells_where_bytes_wait", told)];
+
+/// The kernel counts the same bytes and segments at its end.
+fn compare_with_ss(ours: &TcpStream) {
+    let tally = || ours.info().unwrap().tally;
+    let filter = format!("-tinHO dport = :{}", ours.local_addr().port());
+    let told = || {
+        let output = Command::new("ss").args(filter.split(' ')).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    // Until the ACK of our last segment has come.
+    let line = loop {
+        let line = told();
+        if of_ss(&line, "bytes_acked") == tally().bytes_received + 1 {
+            break line;
+        }
+    };
+    let ours = tally();
+    assert_eq!(of_ss(&line, "segs_out"), u64::from(ours.segs_in), "{line} {ours:?}");
+    assert_eq!(of_ss(&line, "data_segs_out"), u64::from(ours.data_segs_in), "{line} {ours:?}");
+    // The SYN-ACK was the listener's.
+    assert_eq!(of_ss(&line, "segs_in"), u64::from(ours.segs_out) + 1, "{line} {ours:?}");
+}
+
+/// A number of `ss -i`; 0 if it does not say one.
+fn of_ss(line: &str, name: &str) -> u64 {
+    let of = |word: &str| word.strip_prefix(name)?.strip_prefix(':')?.parse().ok();
+    line.split_whitespace().find_map(of).unwrap_or(0)
+}
 
 /// Bytes that nobody reads, at both ends.
 fn told() {
@@ -34,6 +63,7 @@ fn told() {
     let info = ours.info().unwrap();
     assert_eq!(info.resent.total(), 0);
     assert!(idle.to_string().contains("  info:  ts sack cubic wscale:"), "{idle}");
+    compare_with_ss(&ours);
 
     // The same connection by the hash of its packets, and from its other end.
     for name in [format!("{:08x}", idle.hash.0), format!("tcp {OURS}:7 > {peer}")] {

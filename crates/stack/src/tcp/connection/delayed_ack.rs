@@ -19,7 +19,7 @@ pub(super) struct DelayedAck {
     /// ACKs to be sent at once.
     quick: u8,
     /// Delay, in µs; 0 before the first data.
-    delay_us: u64,
+    delay_us: u32,
     /// Interactive: ACKs travel with replies.
     is_pingpong: bool,
     /// Time of the last data, in µs.
@@ -32,6 +32,14 @@ impl DelayedAck {
     pub(super) fn begin(&mut self, window: u32, mss: u32) {
         let segment = mss.min(window / 2).min(DEFAULT_MSS.into());
         self.segment_bytes = segment.max(SEGMENT_MIN);
+    }
+
+    fn delay_us(&self) -> u64 {
+        self.delay_us.into()
+    }
+
+    fn set_delay(&mut self, delay_us: u64) {
+        self.delay_us = u32::try_from(delay_us).unwrap_or(u32::MAX);
     }
 
     pub(super) fn segment_bytes(&self) -> u32 {
@@ -62,7 +70,7 @@ impl DelayedAck {
     pub(super) fn enter_quick(&mut self, window: u32) {
         self.raise_quick(window);
         self.is_pingpong = false;
-        self.delay_us = DELACK_MIN_US;
+        self.set_delay(DELACK_MIN_US);
     }
 
     /// The window grew: the peer shall know at once.
@@ -92,13 +100,13 @@ impl DelayedAck {
         self.is_scheduled = true;
         if self.delay_us == 0 {
             self.raise_quick(window);
-            self.delay_us = DELACK_MIN_US;
+            self.set_delay(DELACK_MIN_US);
         } else {
             let distance_us = now_us.saturating_sub(self.last_us);
             if distance_us <= DELACK_MIN_US / 2 {
-                self.delay_us = self.delay_us / 2 + DELACK_MIN_US / 2;
-            } else if distance_us < self.delay_us {
-                self.delay_us = (self.delay_us / 2 + distance_us).min(rto_us);
+                self.set_delay(self.delay_us() / 2 + DELACK_MIN_US / 2);
+            } else if distance_us < self.delay_us() {
+                self.set_delay((self.delay_us() / 2 + distance_us).min(rto_us));
             } else if distance_us > rto_us {
                 // Too long: the window may have shrunk at the sender.
                 self.raise_quick(window);
@@ -109,7 +117,7 @@ impl DelayedAck {
 
     /// Data are sent: soon after data came, this is a dialogue.
     pub(super) fn note_reply(&mut self, now_us: u64) {
-        if now_us.saturating_sub(self.last_us) < self.delay_us {
+        if now_us.saturating_sub(self.last_us) < self.delay_us() {
             self.is_pingpong = true;
         }
     }
@@ -136,7 +144,7 @@ impl DelayedAck {
         if self.quick > 0 && self.is_scheduled {
             self.quick -= 1;
             if self.quick == 0 {
-                self.delay_us = DELACK_MIN_US;
+                self.set_delay(DELACK_MIN_US);
             }
         }
         (self.is_scheduled, self.is_due) = (false, false);
@@ -165,7 +173,7 @@ impl Connection {
 
     /// `tcp_send_delayed_ack`.
     fn delay_ack(&mut self, cx: &mut Context<'_>) {
-        let mut delay_us = self.delayed.delay_us;
+        let mut delay_us = self.delayed.delay_us();
         if delay_us == 0 {
             // No data yet, but a FIN: nothing is worth waiting for.
             return self.send_ack(cx);
@@ -194,10 +202,10 @@ impl Connection {
         }
         if self.delayed.is_pingpong {
             self.delayed.is_pingpong = false;
-            self.delayed.delay_us = DELACK_MIN_US;
+            self.delayed.set_delay(DELACK_MIN_US);
         } else {
             // No reply in time: the next may take longer.
-            self.delayed.delay_us = (self.delayed.delay_us * 2).min(self.rtt.rto_us());
+            self.delayed.set_delay((self.delayed.delay_us() * 2).min(self.rtt.rto_us()));
         }
         cx.counters.delayed_acks.add(1);
         self.send_ack(cx);

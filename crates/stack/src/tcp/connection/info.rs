@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::super::config::Algorithm;
 use super::recovery::Phase;
+use super::tally::Tally;
 use super::{Connection, State};
 
 /// Cause of a retransmission.
@@ -134,6 +135,8 @@ pub struct TcpInfo {
     pub receive_window_bytes: u32,
     /// Segments sent again, by cause.
     pub resent: Resent,
+    /// Bytes and segments sent and received.
+    pub tally: Tally,
     /// Congestion control.
     pub congestion: Algorithm,
     /// Bytes sent and not acknowledged.
@@ -184,6 +187,7 @@ impl Connection {
             send_window_bytes: self.send.window,
             receive_window_bytes: self.usable_window(),
             resent: self.resent,
+            tally: self.tally,
             congestion: self.congestion.algorithm(),
             unacked_bytes: self.unacknowledged_bytes().saturating_sub(self.unsent_bytes()),
             unsent_bytes: self.unsent_bytes(),
@@ -268,29 +272,42 @@ impl TcpInfo {
         if self.ssthresh != u32::MAX {
             words.add("ssthresh", self.ssthresh.to_string());
         }
+        self.tally_words(&mut words);
         words.add("ca_state", format!("{:?}", self.phase));
-        words.count("unacked", self.unacked);
+        words.count("unacked", self.unacked.into());
         let resent = self.resent;
         if resent.total() > 0 {
             words.add("retrans", format!("{}/{}", self.retransmitted, resent.total()));
-            words.count("retrans_timeout", resent.by_timeout);
-            words.count("retrans_slow_start", resent.in_slow_start);
-            words.count("retrans_fast", resent.fast);
-            words.count("retrans_probe", resent.as_probe);
+            words.count("retrans_timeout", resent.by_timeout.into());
+            words.count("retrans_slow_start", resent.in_slow_start.into());
+            words.count("retrans_fast", resent.fast.into());
+            words.count("retrans_probe", resent.as_probe.into());
         }
-        words.count("lost", self.lost);
-        words.count("sacked", self.sacked);
+        words.count("lost", self.lost.into());
+        words.count("sacked", self.sacked.into());
         words.add("reordering", self.reordering.to_string());
         words.add("snd_wnd", self.send_window_bytes.to_string());
         words.add("rcv_wnd", self.receive_window_bytes.to_string());
         words.add("rcvbuf", self.receive_buffer_bytes.to_string());
         words.add("sndbuf", self.send_buffer_bytes.to_string());
-        words.count("notsent", self.unsent_bytes);
+        words.count("notsent", self.unsent_bytes.into());
         words.flag(self.limit.name(), true);
         if self.minrtt_us > 0 {
             words.add("minrtt", milliseconds(self.minrtt_us));
         }
         words.0
+    }
+
+    fn tally_words(&self, words: &mut Words) {
+        let tally = self.tally;
+        words.count("bytes_sent", tally.bytes_sent);
+        words.count("bytes_retrans", tally.bytes_retrans);
+        words.count("bytes_acked", tally.bytes_acked);
+        words.count("bytes_received", tally.bytes_received);
+        words.count("segs_out", tally.segs_out.into());
+        words.count("segs_in", tally.segs_in.into());
+        words.count("data_segs_out", tally.data_segs_out.into());
+        words.count("data_segs_in", tally.data_segs_in.into());
     }
 
     /// Places where bytes of the connection wait, in words.
@@ -324,7 +341,7 @@ impl Words {
     }
 
     /// Adds a number that is not zero.
-    fn count(&mut self, name: &'static str, count: u32) {
+    fn count(&mut self, name: &'static str, count: u64) {
         if count > 0 {
             self.add(name, count.to_string());
         }

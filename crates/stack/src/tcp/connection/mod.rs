@@ -24,6 +24,7 @@ mod transmit; //    one segment, with its options
 mod timers; //      time-outs: retransmission, probes, delayed ACK, keep-alive
 mod icmp; //        errors from the path
 mod calls; //       the application's calls
+mod tally; //       numbers of bytes and segments
 mod info; //        state for observers
 
 use forebay_buf::Pool;
@@ -34,6 +35,7 @@ pub use icmp::PathError;
 pub use info::{Limit, Resent, TcpInfo};
 pub(super) use open::{Accepted, Answer, Begin};
 pub use recovery::Phase;
+pub use tally::Tally;
 pub(super) use window::{ReceiveWindow, scale_for};
 
 use self::delayed_ack::DelayedAck;
@@ -200,6 +202,7 @@ pub(super) struct Connection {
     /// True if the window was reduced: CWR goes out with the next new data (ECN).
     cwr_is_due: bool,
     resent: Resent,
+    tally: Tally,
     /// Set when the rest is left to the table of TIME-WAIT.
     leaving: Option<Leaving>,
 }
@@ -223,7 +226,7 @@ pub(super) struct TimeWaitEntry {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Leaving {
     awaits_fin: bool,
-    stay_us: u64,
+    stay_us: u32,
 }
 
 /// Timestamps that a connection in TIME-WAIT goes on with.

@@ -15,6 +15,7 @@ use super::super::wire::options::TIMESTAMPS_BYTES;
 use super::super::wire::{Flags, Options, Segment};
 use super::info::Resent;
 use super::scoreboard::Marks;
+use super::tally::Tally;
 use super::window::{ReceiveWindow, scale_for};
 use super::{
     Agreed, Connection, Context, DelayedAck, ReceiveState, Recovery, Scoreboard, SendState, Shut,
@@ -112,6 +113,7 @@ impl Connection {
             invalid_answered_us: 0,
             cwr_is_due: false,
             resent: Resent::default(),
+            tally: Tally::default(),
             leaving: None,
         }
     }
@@ -166,6 +168,8 @@ impl Connection {
             connection.rtt.add(cx.now_us.saturating_sub(sent_us), cx.now_us, true);
         }
         connection.recovery.restart(connection.send.next);
+        // The SYN.
+        connection.tally.segs_in = 1;
         cx.counters.passive_opens.add(1);
         connection.set_mss();
         connection
@@ -273,6 +277,7 @@ impl Connection {
                 None => self.rtt.set_fallback(),
             }
         }
+        self.tally.bytes_acked += u64::from(segment.ack - self.send.una);
         self.send.una = segment.ack;
         self.sent.reno_dup_acks = 0;
         if was_retransmitted && self.recovery.was_syn_lost(segment, self.agreed.timestamps) {

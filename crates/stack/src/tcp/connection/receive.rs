@@ -17,6 +17,7 @@ impl Connection {
         segment: &Segment,
         cx: &mut Context<'_>,
     ) -> Answer {
+        self.tally.count_received(packet.wire_count().into(), segment.payload_len);
         let mut packet = Some(packet);
         let answer = self.process(&mut packet, segment, cx);
         if let Some(packet) = packet {
@@ -47,7 +48,14 @@ impl Connection {
             return Answer::None;
         }
         self.receive.last_us = cx.now_us;
-        match self.acknowledge(segment, cx) {
+        let una = match self.state {
+            // The SYN-ACK was the listener's.
+            State::SynReceived => self.send.initial + 1,
+            _ => self.send.una,
+        };
+        let acknowledged = self.acknowledge(segment, cx);
+        self.tally.bytes_acked += u64::from(self.send.una.bytes_since(una));
+        match acknowledged {
             Acknowledged::Yes => {}
             Acknowledged::Discard => return Answer::None,
             Acknowledged::Unsent if self.state == State::SynReceived => return Answer::Reset,
@@ -57,7 +65,10 @@ impl Connection {
             return answer;
         }
         self.note_urgent(segment, cx);
-        if self.take_payload(packet, segment, cx) == Answer::Reset {
+        let next = self.receive.next;
+        let answer = self.take_payload(packet, segment, cx);
+        self.tally.bytes_received += u64::from(self.receive.next - next);
+        if answer == Answer::Reset {
             return Answer::Reset;
         }
         if self.state != State::Closed {
@@ -142,6 +153,7 @@ impl Connection {
 
     /// Leaves the rest to an entry in the table of TIME-WAIT.
     pub(super) fn leave(&mut self, awaits_fin: bool, stay_us: u64, cx: &mut Context<'_>) {
+        let stay_us = u32::try_from(stay_us).unwrap_or(u32::MAX);
         self.leaving = Some(Leaving { awaits_fin, stay_us });
         cx.counters.time_waits.add(1);
         self.finish(cx);
@@ -162,7 +174,7 @@ impl Connection {
             }),
             tos: self.options.tos,
             awaits_fin,
-            stay_us,
+            stay_us: stay_us.into(),
         })
     }
 }

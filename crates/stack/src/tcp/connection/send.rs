@@ -334,9 +334,11 @@ impl Connection {
         self.recovery.resent = self.recovery.resent.saturating_add(1);
         cx.counters.retrans_segs.add(1);
         self.resent.count(cause);
+        let before = self.tally.bytes_sent;
         if !self.transmit_sent(index, cx) {
             cx.counters.no_frame.add(1);
         }
+        self.tally.bytes_retrans += self.tally.bytes_sent - before;
         true
     }
 

@@ -103,7 +103,11 @@ impl Connection {
             payload: [&[], &[]],
             segment_bytes: 0,
         };
-        cx.send(&outgoing)
+        let was_sent = cx.send(&outgoing);
+        if was_sent {
+            self.tally.count_sent(0, self.send.mss);
+        }
+        was_sent
     }
 
     fn transmit(
@@ -141,6 +145,9 @@ impl Connection {
             segment_bytes: if len_bytes > self.send.mss { self.send.mss } else { 0 },
         };
         let was_sent = cx.send(&outgoing);
+        if was_sent {
+            self.tally.count_sent(len_bytes, self.send.mss);
+        }
         self.delayed.sent();
         self.timers.clear_delayed_ack();
         was_sent

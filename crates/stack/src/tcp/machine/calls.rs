@@ -190,7 +190,7 @@ impl Tcp {
         connection.free(out.pool);
         let idle = Idle { options: connection.options, ..Idle::default() };
         place.kind = Kind::Idle(Box::new(idle));
-        let charged_bytes = std::mem::take(&mut place.charged_bytes);
+        let charged_bytes = std::mem::take(&mut place.charged_bytes).into();
         self.memory_bytes -= charged_bytes;
         self.memory.replace(charged_bytes, 0);
     }

@@ -63,10 +63,10 @@ impl Tcp {
     pub(super) fn follow(&mut self, index: u32, out: &mut TcpOut<'_>) {
         let Some(place) = self.sockets.at_mut(index) else { return };
         let Kind::Connection(connection) = &mut place.kind else { return };
-        let memory_bytes = connection.memory_bytes();
-        self.memory_bytes = self.memory_bytes + memory_bytes - place.charged_bytes;
-        self.memory.replace(place.charged_bytes, memory_bytes);
-        place.charged_bytes = memory_bytes;
+        let now_bytes = u32::try_from(connection.memory_bytes()).unwrap_or(u32::MAX);
+        let before_bytes = std::mem::replace(&mut place.charged_bytes, now_bytes);
+        self.memory_bytes = self.memory_bytes + u64::from(now_bytes) - u64::from(before_bytes);
+        self.memory.replace(before_bytes.into(), now_bytes.into());
         let readiness = connection.readiness();
         if grew(&place.told, &readiness) {
             self.ready.push(TcpSocket { index, generation: place.generation });
@@ -92,8 +92,8 @@ impl Tcp {
     pub(super) fn remove(&mut self, index: u32, out: &mut TcpOut<'_>) {
         self.socket_timers.cancel(index);
         let Some(mut place) = self.sockets.remove(index) else { return };
-        self.memory_bytes -= place.charged_bytes;
-        self.memory.replace(place.charged_bytes, 0);
+        self.memory_bytes -= u64::from(place.charged_bytes);
+        self.memory.replace(place.charged_bytes.into(), 0);
         if let Kind::Connection(connection) = &mut place.kind {
             connection.free(out.pool);
             let flow = connection.flow();

@@ -155,7 +155,7 @@ struct Place {
     /// Readiness that was told last.
     told: Readiness,
     /// Memory that counts in [`Tcp::memory_bytes`].
-    charged_bytes: u64,
+    charged_bytes: u32,
 }
 
 #[derive(Debug)]

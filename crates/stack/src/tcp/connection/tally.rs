@@ -1,0 +1,42 @@
+//! Numbers of bytes and segments of a connection (`tcpi_segs_out` and its companions).
+
+/// Bytes and segments that a connection has sent and received so far.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Tally {
+    /// Bytes of payload sent, those sent again counted each time.
+    pub bytes_sent: u64,
+    /// Bytes of payload that were sent again.
+    pub bytes_retrans: u64,
+    /// Sequence numbers that the peer acknowledged: payload, the FIN, and the SYN of a client.
+    pub bytes_acked: u64,
+    /// Sequence numbers received in order: payload and the FIN.
+    pub bytes_received: u64,
+    /// Segments sent. A SYN-ACK is its listener's, as in the kernel.
+    pub segs_out: u32,
+    /// Segments received.
+    pub segs_in: u32,
+    /// Segments with payload sent.
+    pub data_segs_out: u32,
+    /// Segments with payload received.
+    pub data_segs_in: u32,
+}
+
+impl Tally {
+    /// Counts a packet that was sent, which carries segments of at most `mss` bytes.
+    pub(super) fn count_sent(&mut self, len_bytes: u32, mss: u32) {
+        let segments = len_bytes.div_ceil(mss.max(1)).max(1);
+        self.segs_out = self.segs_out.wrapping_add(segments);
+        if len_bytes > 0 {
+            self.data_segs_out = self.data_segs_out.wrapping_add(segments);
+            self.bytes_sent += u64::from(len_bytes);
+        }
+    }
+
+    /// Counts a packet that was received, which was merged of this number of segments.
+    pub(super) fn count_received(&mut self, segments: u32, payload_len: u32) {
+        self.segs_in = self.segs_in.wrapping_add(segments);
+        if payload_len > 0 {
+            self.data_segs_in = self.data_segs_in.wrapping_add(segments);
+        }
+    }
+}

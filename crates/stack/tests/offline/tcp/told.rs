@@ -1,0 +1,137 @@
+//! State of a connection for observers: reasons why bytes wait, numbers of bytes and segments.
+
+use forebay_stack::tcp::{Limit, Tally, TcpConfig, TcpError, TcpInfo, TcpSocket, WriteFlags};
+
+use super::pair::{Faults, MTU, Pair};
+
+/// Two hosts with a path of 10 ms, and this number of frames each.
+fn pair(chunks: u32) -> Pair {
+    let faults = Faults { delay_us: 10_000, ..Faults::default() };
+    Pair::with_chunks(chunks, 1, faults, [TcpConfig::default(); 2])
+}
+
+fn info(pair: &Pair, host: usize, socket: TcpSocket) -> TcpInfo {
+    pair.hosts[host].tcp.info(socket).unwrap().unwrap()
+}
+
+fn write(pair: &mut Pair, socket: TcpSocket, len: usize) -> usize {
+    let write = |tcp: &mut forebay_stack::tcp::Tcp, out: &mut forebay_stack::tcp::TcpOut<'_>| {
+        tcp.write(socket, &vec![7; len], WriteFlags::default(), out)
+    };
+    pair.call(0, write).unwrap_or(0)
+}
+
+#[test]
+fn tcp_30_handshake_holds_bytes_back() {
+    let mut pair = pair(8192);
+    let ends = (pair.address(0, 0), pair.address(1, 80));
+    let socket = pair.hosts[0].tcp.socket().unwrap();
+    let begun = pair.call(0, |tcp, out| tcp.connect(socket, ends, MTU, out));
+    assert_eq!(begun, Err(TcpError::InProgress));
+    assert_eq!(info(&pair, 0, socket).limit, Limit::Application);
+    assert_eq!(write(&mut pair, socket, 100), 0, "a SYN carries no data, and nothing waits");
+    assert_eq!(info(&pair, 0, socket).limit, Limit::Application);
+}
+
+#[test]
+fn tcp_30_windows_hold_bytes_back() {
+    let mut pair = pair(8192);
+    let (client, server) = pair.open(80);
+    assert_eq!(info(&pair, 0, client).limit, Limit::Application);
+    assert!(write(&mut pair, client, 60_000) > 20_000);
+    let told = info(&pair, 0, client);
+    assert_eq!(told.limit, Limit::CongestionWindow, "10 segments are under way: {told:?}");
+    assert_eq!(told.unacked, told.cwnd);
+    // Nobody reads at the other end.
+    while pair.now_us < 3_000_000 {
+        write(&mut pair, client, 60_000);
+        assert!(pair.step());
+    }
+    let told = info(&pair, 0, client);
+    assert_eq!(told.limit, Limit::PeerWindow, "{told:?}");
+    assert!(told.unsent_bytes > 0 && told.send_window_bytes < told.mss_bytes, "{told:?}");
+    assert!(info(&pair, 1, server).unread_bytes > 10_000);
+}
+
+#[test]
+fn tcp_30_small_segment_waits_for_ack() {
+    let mut pair = pair(8192);
+    let (client, _) = pair.open(80);
+    assert_eq!(write(&mut pair, client, 10), 10);
+    assert_eq!(info(&pair, 0, client).limit, Limit::Application, "the first one leaves at once");
+    assert_eq!(write(&mut pair, client, 10), 10);
+    let told = info(&pair, 0, client);
+    assert_eq!((told.limit, told.unsent_bytes), (Limit::SmallSegment, 10), "Nagle: {told:?}");
+    while info(&pair, 0, client).unacked_bytes + info(&pair, 0, client).unsent_bytes > 0 {
+        assert!(pair.step());
+    }
+    let options = pair.hosts[0].tcp.options(client).unwrap();
+    let corked = forebay_stack::tcp::TcpOptions { cork: true, ..options };
+    pair.call(0, |tcp, out| tcp.set_options(client, corked, out)).unwrap();
+    assert_eq!(write(&mut pair, client, 10), 10);
+    assert_eq!(info(&pair, 0, client).limit, Limit::SmallSegment, "corked");
+}
+
+#[test]
+fn tcp_30_frames_are_awaited() {
+    let mut pair = pair(16);
+    let (client, _) = pair.open(80);
+    // All frames are in other hands.
+    let mut held = Vec::new();
+    while let Some(frame) = pair.hosts[0].pool.allocate(100) {
+        held.push(frame);
+    }
+    assert!(write(&mut pair, client, 20_000) > 0);
+    let told = info(&pair, 0, client);
+    assert_eq!((told.limit, told.unacked), (Limit::Turn, 0), "{told:?}");
+    held.into_iter().for_each(|frame| pair.hosts[0].pool.put(frame));
+    while info(&pair, 0, client).unsent_bytes > 0 {
+        assert!(pair.step());
+    }
+}
+
+/// Sends bytes from host 0, which host 1 reads, until all are acknowledged.
+fn carried(pair: &mut Pair, len: usize) -> [Tally; 2] {
+    let (client, server) = pair.open(80);
+    let (mut written, mut read, mut room) = (0, 0, vec![0; len]);
+    loop {
+        if written < len {
+            written += write(pair, client, len - written);
+        }
+        read += pair.call(1, |tcp, out| tcp.read(server, &mut room, out)).unwrap_or(0);
+        let told = info(pair, 0, client);
+        if read == len && told.unacked_bytes == 0 {
+            return [told.tally, info(pair, 1, server).tally];
+        }
+        assert!(pair.step(), "nothing happens any more");
+    }
+}
+
+#[test]
+fn tcp_30_tally_agrees_at_both_ends() {
+    const LEN: usize = 300_000;
+    let [client, server] = carried(&mut pair(8192), LEN);
+    // The client's SYN counts, the listener's SYN-ACK does not.
+    assert_eq!(client.bytes_acked, LEN as u64 + 1);
+    assert_eq!((client.bytes_sent, client.bytes_retrans), (LEN as u64, 0));
+    assert_eq!(server.bytes_received, LEN as u64);
+    assert_eq!((server.segs_in, server.data_segs_in), (client.segs_out, client.data_segs_out));
+    assert_eq!(client.segs_in, server.segs_out + 1);
+    assert_eq!((server.bytes_sent, server.bytes_acked, server.data_segs_out), (0, 0, 0));
+    assert_eq!((client.bytes_received, client.data_segs_in), (0, 0));
+}
+
+#[test]
+fn tcp_30_tally_counts_what_is_resent() {
+    const LEN: usize = 300_000;
+    for seed in 1..20 {
+        let faults = Faults { loss: 5, reorder: 5, delay_us: 10_000, ..Faults::default() };
+        let mut pair = Pair::new(seed, faults, [TcpConfig::default(); 2]);
+        let [client, server] = carried(&mut pair, LEN);
+        assert_eq!(client.bytes_acked, LEN as u64 + 1, "seed {seed}");
+        assert_eq!(client.bytes_sent - client.bytes_retrans, LEN as u64, "seed {seed}: {client:?}");
+        assert_eq!(server.bytes_received, LEN as u64, "seed {seed}");
+        assert!(client.bytes_retrans > 0, "seed {seed}: {client:?}");
+        assert!(client.data_segs_out > server.data_segs_in, "seed {seed}: {client:?} {server:?}");
+    }
+}
