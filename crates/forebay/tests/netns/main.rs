@@ -1,5 +1,6 @@
 //! Tests of the stack and its sockets in network namespaces, with the kernel at the other end.
 
+mod parts; //        processes that are measured or killed
 mod network; //      hostile packets, compared with the kernel's verdict
 mod socket_table; // socket look-up, compared with the kernel's
 mod sockets; //      the calls of applications
@@ -9,7 +10,7 @@ mod many_sockets; // as many sockets as possible
 use libtest_mimic::Arguments;
 
 fn main() {
-    if many_sockets::played() {
+    if parts::played(&[many_sockets::PARTS, &tcp::parts()].concat()) {
         return;
     }
     let mut arguments = Arguments::from_args();

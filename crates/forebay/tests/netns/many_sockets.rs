@@ -2,17 +2,16 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use std::os::fd::AsFd;
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{env, fs, thread};
+use std::thread;
 
 use forebay::net::{Net, NetConfig};
 use forebay_testkit::namespaces;
 use forebay_testkit::namespaces::{enter_new, trial};
 use libtest_mimic::Trial;
-use nix::sys::resource::{Resource, setrlimit};
 
+use crate::parts::{self, Part, resident_kib};
 use crate::sockets::rig::{OURS, OURS_V6, Running, client, over_tap};
 
 /// Limit on descriptors, a little more than the engine needs.
@@ -25,39 +24,25 @@ const GROWTH_KIB: u64 = 16 << 10;
 /// Memory that an idle socket may take.
 const SOCKET_BYTES: u64 = 8 << 10;
 
-/// Environment variable with the part that this process runs.
-const PART: &str = "FOREBAY_TEST_PART";
+const CLOSED: &str = "promise_4_closed_sockets_leave_idle_cpus";
+const ALL: &str = "promise_3_maximum_sockets_small_and_found";
 
-const PARTS: [(&str, fn()); 2] = [
-    ("promise_4_closed_sockets_leave_idle_cpus", closed),
-    ("promise_3_maximum_sockets_small_and_found", all),
+pub(crate) const PARTS: &[Part] = &[
+    Part { name: CLOSED, descriptors: DESCRIPTORS, play: closed },
+    Part { name: ALL, descriptors: DESCRIPTORS, play: all },
 ];
 
 /// Trials, each in its own process: they measure the size of the process, and limit its
 /// descriptors.
 pub(crate) fn trials() -> Vec<Trial> {
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
-    PARTS.map(|(name, _)| trial(name, missing.as_ref(), || run(name))).into()
-}
-
-fn run(part: &str) {
-    let status = Command::new(env::current_exe().unwrap()).env(PART, part).status().unwrap();
-    assert!(status.success(), "{status}");
-}
-
-/// Runs a part, if this process was started for one. Returns false otherwise.
-pub(crate) fn played() -> bool {
-    let Ok(part) = env::var(PART) else { return false };
-    let (_, play) = PARTS.into_iter().find(|(name, _)| *name == part).unwrap();
-    setrlimit(Resource::RLIMIT_NOFILE, DESCRIPTORS, DESCRIPTORS).unwrap();
-    enter_new();
-    play();
-    true
+    [CLOSED, ALL].map(|name| trial(name, missing.as_ref(), || parts::run(name))).into()
 }
 
 /// Opens and closes sockets. CPUs that are idle, or have not started, keep nothing of closed
 /// sockets; nor does a CPU that is busy with another socket.
 fn closed() {
+    enter_new();
     let (net, engine) = over_tap(&NetConfig::default());
     come_and_go(&net, "before the engine runs");
     let running = Running::begin(engine);
@@ -85,6 +70,7 @@ fn closed() {
 
 /// Binds every port of two addresses, up to the limit on sockets.
 fn all() {
+    enter_new();
     let (net, engine) = over_tap(&NetConfig::default());
     let running = Running::begin(engine);
     let before = resident_kib();
@@ -123,9 +109,4 @@ fn come_and_go(net: &Net, when: &str) {
     round(SOCKETS);
     let after = resident_kib();
     assert!(after <= before + GROWTH_KIB, "{when}: from {before} to {after} KiB");
-}
-
-fn resident_kib() -> u64 {
-    let pages = fs::read_to_string("/proc/self/statm").unwrap();
-    pages.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4
 }

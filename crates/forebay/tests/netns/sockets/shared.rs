@@ -43,11 +43,15 @@ impl Hosts {
     }
 
     pub(crate) fn taking(&self, via: Via, what: &str) -> (Net, NetEngine) {
+        self.taking_by(via, what, &NetConfig::default())
+    }
+
+    pub(crate) fn taking_by(&self, via: Via, what: &str, net: &NetConfig) -> (Net, NetEngine) {
         self.near.run(|| {
             let mut config = DeviceConfig::new("ska", via);
             config.take = what.parse().unwrap();
             let mut devices = [Device::open(&config).unwrap()];
-            Net::over(&Config::live(), &NetConfig::default(), &mut devices).unwrap()
+            Net::over(&Config::live(), net, &mut devices).unwrap()
         })
     }
 

@@ -9,10 +9,15 @@ mod rpc; //     requests and answers
 mod moving; //  readers and masks that move
 mod addresses; // which can be listened on and connected to
 mod sharing; // listeners that share an address
+mod many; //    many connections, one after another and at once
+mod killed; //  processes that are killed
 mod told; //    what `explain` says
 
+use forebay::net::Net;
 use forebay_testkit::namespaces;
 use forebay_testkit::namespaces::trial_inside;
+
+use crate::parts::Part;
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
@@ -25,10 +30,26 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         moving::TRIALS,
         addresses::TRIALS,
         sharing::TRIALS,
+        many::TRIALS,
+        killed::TRIALS,
         told::TRIALS,
     ]
     .concat();
     trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test)).collect()
+}
+
+/// Parts of tests that run in processes of their own.
+pub(crate) fn parts() -> Vec<Part> {
+    [many::PARTS, killed::PARTS].concat()
+}
+
+/// Value of a counter in the line `Tcp` of `snmp`.
+fn tcp_counter(net: &Net, name: &str) -> u64 {
+    let snmp = net.snmp();
+    let mut lines = snmp.lines().filter(|line| line.starts_with("Tcp: "));
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let found = names.split(' ').zip(values.split(' ')).find(|(of, _)| *of == name);
+    found.unwrap().1.parse().unwrap()
 }
 
 /// A test and its name.

@@ -11,8 +11,8 @@ use forebay_engine::Config;
 
 use crate::sockets::rig::Running;
 use crate::sockets::shared::Hosts;
-use crate::tcp::Trial;
 use crate::tcp::streams::{LONG, echo, exchange};
+use crate::tcp::{Trial, tcp_counter};
 
 pub(crate) const TRIALS: &[Trial] = &[
     ("tcp_15_streams_over_af_xdp", || beside_the_kernel(Via::AfXdp)),
@@ -125,10 +125,7 @@ fn unknown_neighbours() {
         hosts.near.run(|| TcpStream::connect(&net, (peer.as_str(), 80)).unwrap());
         far.accept().unwrap();
     }
-    let snmp = net.snmp();
-    let mut lines = snmp.lines().filter(|line| line.starts_with("Tcp: "));
-    let at = lines.next().unwrap().split(' ').position(|name| name == "RetransSegs").unwrap();
-    assert_eq!(lines.next().unwrap().split(' ').nth(at), Some("0"), "{snmp}");
+    assert_eq!(tcp_counter(&net, "RetransSegs"), 0);
     drop(net);
     running.end();
 }

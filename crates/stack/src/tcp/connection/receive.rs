@@ -17,7 +17,7 @@ impl Connection {
         segment: &Segment,
         cx: &mut Context<'_>,
     ) -> Answer {
-        self.tally.count_received(packet.wire_count().into(), segment.payload_len);
+        self.tally.count_received(packet.wire_count(), segment.payload_len);
         let mut packet = Some(packet);
         let answer = self.process(&mut packet, segment, cx);
         if let Some(packet) = packet {
