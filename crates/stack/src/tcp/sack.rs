@@ -7,9 +7,13 @@ use super::wire::{SackBlock, SackBlocks};
 /// Blocks that a connection reports.
 const BLOCKS: usize = 4;
 
-/// Ranges that were received out of order, by the time of their last change.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct SackReport {
+/// Ranges that were received out of order, by the time of their last change. Without any, they take
+/// no memory.
+#[derive(Default, Debug)]
+pub(super) struct SackReport(Option<Box<Ranges>>);
+
+#[derive(Default, Debug)]
+struct Ranges {
     blocks: [SackBlock; BLOCKS],
     count: u8,
     /// Range that came twice; reported once.
@@ -29,16 +33,18 @@ impl SackReport {
                 count += 1;
             }
         }
-        (self.blocks, self.count) = (blocks, count_u8(count));
+        let ranges = self.0.get_or_insert_default();
+        (ranges.blocks, ranges.count) = (blocks, count_u8(count));
     }
 
     fn blocks(&self) -> &[SackBlock] {
-        &self.blocks[..self.count.into()]
+        self.0.as_ref().map_or(&[], |ranges| &ranges.blocks[..ranges.count.into()])
     }
 
     /// Notes that a range came twice.
     pub(super) fn note_duplicate(&mut self, (start, end): (Seq, Seq)) {
-        self.duplicate = Some(match self.duplicate {
+        let ranges = self.0.get_or_insert_default();
+        ranges.duplicate = Some(match ranges.duplicate {
             Some(block) if !(end.is_before(block.start) || start.is_after(block.end)) => {
                 SackBlock { start: block.start.earlier(start), end: block.end.later(end) }
             }
@@ -49,19 +55,21 @@ impl SackReport {
 
     /// Forgets blocks before `next`, which is acknowledged cumulatively.
     pub(super) fn acknowledge(&mut self, next: Seq) {
+        let Some(ranges) = &mut self.0 else { return };
         let mut count = 0;
-        for at in 0..self.count.into() {
-            if self.blocks[at].start.is_after(next) {
-                self.blocks[count] = self.blocks[at];
+        for at in 0..ranges.count.into() {
+            if ranges.blocks[at].start.is_after(next) {
+                ranges.blocks[count] = ranges.blocks[at];
                 count += 1;
             }
         }
-        self.count = count_u8(count);
+        ranges.count = count_u8(count);
+        self.release();
     }
 
     /// Forgets all blocks: the pieces were dropped (`tcp_sack_reset`).
     pub(super) fn clear(&mut self) {
-        *self = Self::default();
+        self.0 = None;
     }
 
     /// Highest end of a block.
@@ -72,11 +80,17 @@ impl SackReport {
     /// Blocks of the next segment, at most `limit`.
     pub(super) fn take(&mut self, limit: usize) -> SackBlocks {
         let mut blocks = SackBlocks::default();
-        let duplicate = self.duplicate.take();
+        let Some(ranges) = &mut self.0 else { return blocks };
+        let duplicate = ranges.duplicate.take();
         for block in duplicate.iter().chain(self.blocks()).take(limit) {
             blocks.push(*block);
         }
+        self.release();
         blocks
+    }
+
+    fn release(&mut self) {
+        self.0.take_if(|ranges| ranges.count == 0 && ranges.duplicate.is_none());
     }
 }
 

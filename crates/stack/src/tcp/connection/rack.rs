@@ -76,29 +76,16 @@ impl Connection {
     /// Marks segments lost that were sent well before a delivered one. Returns the time to wait
     /// for others, in µs (`tcp_rack_detect_loss`).
     pub(super) fn detect_losses(&mut self, now_us: u64, facts: &mut AckFacts) -> Option<u64> {
-        let rack = self.recovery.rack;
-        let reorder_us = self.reorder_window_us();
-        let mut wait_us = None;
-        for index in 0..self.sent.len() as usize {
-            let Some(&sent) = self.sent.at(index) else { break };
-            let Some(left_us) = self.left_us(&sent, &rack, reorder_us, now_us) else { continue };
-            if left_us == 0 {
-                self.mark_lost(index, facts);
-            } else {
-                wait_us = wait_us.max(Some(left_us));
-            }
+        let Rack { sent_us, end, rtt_us, .. } = self.recovery.rack;
+        let lost_after_us = u64::from(rtt_us) + self.reorder_window_us();
+        let left_us = |sent: &Sent| (sent.sent_us + lost_after_us).saturating_sub(now_us);
+        self.sent.overtake(|sent| is_later((sent_us, end), (sent.sent_us, sent.end)));
+        while let Some(index) = self.sent.first_overtaken()
+            && self.sent.at(index).is_some_and(|sent| left_us(sent) == 0)
+        {
+            self.mark_lost(index, facts);
         }
-        wait_us
-    }
-
-    /// Time until a segment counts as lost, in µs; `None` if that cannot be said.
-    fn left_us(&self, sent: &Sent, rack: &Rack, reorder_us: u64, now_us: u64) -> Option<u64> {
-        let is_settled = sent.marks.sacked || sent.marks.lost && !sent.marks.retransmitted;
-        if is_settled || !is_later((rack.sent_us, rack.end), (sent.sent_us, sent.end)) {
-            return None;
-        }
-        let age_us = now_us.saturating_sub(sent.sent_us);
-        Some((u64::from(rack.rtt_us) + reorder_us).saturating_sub(age_us))
+        self.sent.last_overtaken().map(left_us)
     }
 
     /// `tcp_rack_mark_lost`. Arms the reordering timer for segments that may still come.

@@ -473,7 +473,9 @@ impl Connection {
             Phase::Loss => Cause::SlowStart,
             _ => Cause::Fast,
         };
-        while let Some(&sent) = self.sent.at(index) {
+        while self.sent.awaiting_resend > 0
+            && let Some(&sent) = self.sent.at(index)
+        {
             if sent.marks.lost && !sent.marks.retransmitted && !sent.marks.sacked {
                 if self.sent.in_flight() >= self.congestion.cwnd
                     || !self.retransmit(index, cause, cx)
