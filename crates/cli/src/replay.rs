@@ -23,6 +23,7 @@ use crate::log::SuppressedReports;
 use crate::options::check_queues;
 use crate::options::engine::Cpus;
 use crate::options::hash::HashKind;
+use crate::options::socket::SocketPlace;
 use crate::plot::{self, PlotFiles};
 use crate::signals::{Hangup, stop_on_signals};
 use crate::synthetic::SyntheticSpec;
@@ -42,7 +43,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let plots = args.plot.as_deref().map(PlotFiles::create).transpose()?;
     let suppressed = SuppressedReports::begin();
     let interrupted = stop_on_signals(replay.stopper(), Hangup::Ends);
-    let socket = args.control.bind(None)?;
+    let place = args.control.place(None, None)?;
+    let socket = place.map(SocketPlace::bind).transpose()?.flatten();
     let counted = (&replay.control(), replay.counts());
     let faces = args.control.open(counted, config.as_ref(), &args.engine.given(), socket)?;
     let metrics = args.metrics.serve(|| replay.metrics())?;

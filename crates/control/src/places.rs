@@ -1,14 +1,15 @@
 //! Discovery of runs: each has a socket of its name in a directory that runs and clients agree on.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
+use forebay_sys::{self as sys, User};
+use rustix::net::sockopt::socket_peercred;
 
 /// Name of the directory of sockets, below a runtime directory.
 const DIRECTORY: &str = "forebay";
@@ -35,12 +36,15 @@ pub struct RunPlace {
 /// user; and, for root, one below `/run`. A run uses the first.
 #[must_use]
 pub fn directories() -> Vec<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     of_environment(
         variable("RUNTIME_DIRECTORY").as_deref(),
         variable("XDG_RUNTIME_DIR").as_deref(),
         sys::user().is_root(),
     )
+}
+
+fn variable(name: &str) -> Option<OsString> {
+    std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
 fn of_environment(service: Option<&OsStr>, user: Option<&OsStr>, is_root: bool) -> Vec<PathBuf> {
@@ -53,21 +57,49 @@ fn of_environment(service: Option<&OsStr>, user: Option<&OsStr>, is_root: bool) 
     all
 }
 
-/// Path for the socket of a run of this name, in a directory that exists now.
+/// Directory for the sockets of a run, which exists now. A run that becomes the user `later` has a
+/// directory of that user's in it, so that it can remove its socket in the end.
 ///
 /// # Errors
-/// If the environment names no directory, the directory cannot be made, or the name is invalid.
-pub fn of_run(name: &str) -> Result<PathBuf> {
-    check_name(name)?;
-    let Some(directory) = directories().into_iter().next() else {
+/// If the environment names no directory, or the directory cannot be made.
+pub fn directory_of_run(later: Option<User>) -> Result<PathBuf> {
+    let later = later.filter(|later| later.uid != sys::user().uid);
+    let user = variable("XDG_RUNTIME_DIR").filter(|_| later.is_none());
+    let service = variable("RUNTIME_DIRECTORY");
+    let all = of_environment(service.as_deref(), user.as_deref(), sys::user().is_root());
+    let Some(directory) = all.into_iter().next() else {
         return Err(Error::NoRuns { looked: Vec::new() });
     };
     match DirBuilder::new().mode(0o755).create(&directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            Err(Error::file("create", &directory)(error))
+            return Err(Error::file("create", &directory)(error));
         }
-        _ => Ok(socket_in(&directory, name)),
+        _ => {}
     }
+    later.map_or(Ok(directory.clone()), |later| sys::directory_of(later, &directory))
+}
+
+/// Path for the socket of a run of this name in a [directory of sockets](directory_of_run).
+///
+/// # Errors
+/// If the name is invalid.
+pub fn socket_path(directory: &Path, name: &str) -> Result<PathBuf> {
+    check_name(name)?;
+    Ok(socket_in(directory, name))
+}
+
+/// Checks that no run of this name listens where clients look, among those that this user may ask.
+///
+/// # Errors
+/// [`Error::InUse`] if one does.
+pub fn check_free(name: &str) -> Result<()> {
+    let places = sockets_in(&directories()).into_iter().filter(|place| place.name == name);
+    for RunPlace { path, .. } in places {
+        let Ok(stream) = UnixStream::connect(&path) else { continue };
+        let process = socket_peercred(&stream).ok().map(|run| run.pid.as_raw_nonzero().get());
+        return Err(Error::InUse { what: "the control socket", path, process });
+    }
+    Ok(())
 }
 
 /// Path of the socket of the run of this name; without a name, of the only run.
@@ -97,18 +129,35 @@ pub fn find(name: Option<&str>) -> Result<PathBuf> {
 
 /// All runs that listen in these directories and that this user may connect to.
 fn listening_in(directories: &[PathBuf]) -> Vec<RunPlace> {
-    let entries = directories.iter().filter_map(|directory| fs::read_dir(directory).ok());
-    let paths = entries.flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut places = sockets_in(directories);
+    // The socket that a dead run has left refuses connections.
+    places.retain(|place| UnixStream::connect(&place.path).is_ok());
+    places.sort_by(|one, other| one.name.cmp(&other.name));
+    places
+}
+
+/// All sockets in these directories, and in the directories of users in them.
+fn sockets_in(directories: &[PathBuf]) -> Vec<RunPlace> {
+    let entries = directories.iter().flat_map(|directory| entries_of(directory));
+    let (users, mut paths): (Vec<_>, Vec<_>) = entries.partition(|path| is_of_user(path));
+    paths.extend(users.iter().flat_map(|directory| entries_of(directory)));
     let place = |path: PathBuf| {
         let is_socket = path.extension() == Some(OsStr::new(ENDING));
         let name = path.file_stem().filter(|_| is_socket)?.to_str()?.to_owned();
         Some(RunPlace { name, path })
     };
-    let mut places: Vec<_> = paths.filter_map(place).collect();
-    // The socket that a dead run has left refuses connections.
-    places.retain(|place| UnixStream::connect(&place.path).is_ok());
-    places.sort_by(|one, other| one.name.cmp(&other.name));
-    places
+    paths.into_iter().filter_map(place).collect()
+}
+
+fn entries_of(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+}
+
+/// True for a directory that is named after its owner.
+fn is_of_user(path: &Path) -> bool {
+    let metadata = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_dir);
+    metadata.is_some_and(|of| path.file_name() == Some(OsStr::new(&of.uid().to_string())))
 }
 
 fn socket_in(directory: &Path, name: &str) -> PathBuf {

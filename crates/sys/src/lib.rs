@@ -60,7 +60,7 @@ pub use memory::{available_memory_bytes, map_packet_memory};
 #[cfg(feature = "vhost-user")]
 pub use peer_event::PeerEvent;
 use rustix::mount::{self, UnmountFlags};
-pub use user::{User, may_make_files_in, user};
+pub use user::{User, directory_of, may_make_files_in, may_remove, user};
 
 /// First value of the kernel's `udp_mem`: pages of UDP memory below which it does not regulate.
 /// `None` if the file cannot be read.

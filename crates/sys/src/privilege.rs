@@ -26,10 +26,11 @@ enum Capability {
     IpcLock,
     SetUid,
     SetGid,
+    Chown,
 }
 
 impl Capability {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::NetRaw,
         Self::NetAdmin,
         Self::Bpf,
@@ -38,6 +39,7 @@ impl Capability {
         Self::IpcLock,
         Self::SetUid,
         Self::SetGid,
+        Self::Chown,
     ];
 
     /// Name as in capabilities(7) and setcap(8), in lower case.
@@ -51,6 +53,7 @@ impl Capability {
             Self::IpcLock => "cap_ipc_lock",
             Self::SetUid => "cap_setuid",
             Self::SetGid => "cap_setgid",
+            Self::Chown => "cap_chown",
         }
     }
 
@@ -72,6 +75,7 @@ impl Capability {
             Self::IpcLock => CapabilitySet::IPC_LOCK,
             Self::SetUid => CapabilitySet::SETUID,
             Self::SetGid => CapabilitySet::SETGID,
+            Self::Chown => CapabilitySet::CHOWN,
         }
     }
 }
@@ -151,6 +155,14 @@ pub fn for_tun(device: &str) -> Result<()> {
     require(&format!("the TAP or TUN {device}"), &[Capability::NetAdmin])
 }
 
+/// Checks that the calling thread may give the file at `path` to another user.
+///
+/// # Errors
+/// [`Error::Privilege`] with the missing capability.
+pub fn for_giving_away(path: &Path) -> Result<()> {
+    require(&format!("giving {} to another user", path.display()), &[Capability::Chown])
+}
+
 /// Checks that the calling thread has all of these capabilities.
 fn require(what: &str, needed: &[Capability]) -> Result<()> {
     // Reading a thread's own capabilities does not fail.
@@ -193,6 +205,14 @@ fn quoted(path: &Path) -> String {
 fn knows_cap_bpf() -> bool {
     let last = fs::read_to_string("/proc/sys/kernel/cap_last_cap");
     last.ok().and_then(|last| last.trim().parse::<u32>().ok()).is_none_or(|last| last >= CAP_BPF)
+}
+
+/// User that `text` names as for [`drop_to`].
+///
+/// # Errors
+/// [`Error::Setting`] if there is no such user.
+pub fn user_named(text: &str) -> Result<User> {
+    wanted(text).map(|wanted| wanted.to)
 }
 
 /// Makes `user` the user of the whole process for good: `NAME`, `UID`, or either with `:GROUP`. The

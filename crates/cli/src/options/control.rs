@@ -3,14 +3,13 @@
 use std::path::{PathBuf, absolute};
 
 use clap::Args;
-use forebay_control::{BoundSocket, ConfigFile, Control, ControlSocket, Mount, places};
+use forebay_control::{BoundSocket, ConfigFile, Control, ControlSocket, Mount};
 use forebay_metrics::{Metrics, TextFormat};
-use tracing::{info, warn};
+use forebay_sys::User;
+use tracing::warn;
 
 use crate::failure::Failure;
-
-/// Upper bound on runs with the same default name, which are told apart by a number.
-const SAME_NAME_MAX: u32 = 16;
+use crate::options::socket::SocketPlace;
 
 /// Interfaces for querying and changing a run.
 #[derive(Debug, Args)]
@@ -22,7 +21,7 @@ pub(crate) struct ControlOptions {
 
     /// Listen there for get, set, list, watch, explain and top [default: a live run listens where
     /// these look, at NAME.sock in $RUNTIME_DIRECTORY, else in $XDG_RUNTIME_DIR/forebay, else, for
-    /// root, in /run/forebay]
+    /// root, in /run/forebay; with --user, in a directory of that user's there]
     #[arg(long, value_name = "PATH")]
     pub(crate) control: Option<PathBuf>,
 
@@ -56,13 +55,18 @@ impl ControlOptions {
         Ok(config)
     }
 
-    /// Binds the control socket, if there is to be one. A run that drops its privileges does so
-    /// afterwards. `name` is the default name of a run that listens by default.
-    pub(crate) fn bind(&self, name: Option<&str>) -> Result<Option<BoundSocket>, Failure> {
+    /// Determines the place of the control socket, if there is to be one. `name` is the default name
+    /// of a run that listens by default. A run that becomes the user `later` does so afterwards, and
+    /// then binds the socket.
+    pub(crate) fn place(
+        &self,
+        name: Option<&str>,
+        later: Option<User>,
+    ) -> Result<Option<SocketPlace>, Failure> {
         Ok(match (&self.control, &self.name, name) {
-            (Some(at), ..) => Some(BoundSocket::bind(at)?),
-            (None, Some(name), _) => Some(BoundSocket::bind(&places::of_run(name)?)?),
-            (None, None, Some(name)) if !self.no_control => bind_by_default(name),
+            (Some(at), ..) => Some(SocketPlace::bound(at)?),
+            (None, Some(name), _) => Some(SocketPlace::named(name, later)?),
+            (None, None, Some(name)) if !self.no_control => SocketPlace::by_default(name, later),
             _ => None,
         })
     }
@@ -89,30 +93,6 @@ impl ControlOptions {
         let mount = |directory: &PathBuf| Mount::new(control.clone(), directory);
         Ok(Faces { _mount: self.mount.as_ref().map(mount).transpose()?, _socket: socket })
     }
-}
-
-/// Binds the socket at the default path of a name; if another run has the name, with a number
-/// appended. Nobody requested the socket, so a failure is reported but does not end the run.
-fn bind_by_default(name: &str) -> Option<BoundSocket> {
-    let numbered = (2..=SAME_NAME_MAX).map(|number| format!("{name}-{number}"));
-    for own in std::iter::once(name.to_owned()).chain(numbered) {
-        match places::of_run(&own).and_then(|path| BoundSocket::bind(&path)) {
-            Err(forebay_sys::Error::InUse { .. }) => {}
-            Err(error) => {
-                // Not fatal: the socket was not requested.
-                warn!(%error, "nobody can ask this run: {error}; see --control, --no-control");
-                return None;
-            }
-            Ok(socket) => {
-                if own != name {
-                    info!(name = own, "another run is called {name}: this one is called {own}");
-                }
-                return Some(socket);
-            }
-        }
-    }
-    warn!(name, "nobody can ask this run: too many are called {name}; see --name");
-    None
 }
 
 /// Sets the knobs of a config file, and reports settings that are not in effect.

@@ -7,6 +7,7 @@ pub(crate) mod engine; //   settings of the engine
 pub(crate) mod trace; //    trace output
 pub(crate) mod rotate; //   files of captures
 pub(crate) mod control; //  control interfaces of a run
+pub(crate) mod socket; //   place of the control socket
 pub(crate) mod log; //      messages
 pub(crate) mod metrics; //  metrics of a run
 pub(crate) mod virtio; //   vhost-user: how to reach the back end, and its buffers

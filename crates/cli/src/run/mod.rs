@@ -25,6 +25,7 @@ use tracing::{error, info, warn};
 use crate::failure::Failure;
 use crate::log::SuppressedReports;
 use crate::options::engine::Cpus;
+use crate::options::socket::SocketPlace;
 use crate::service::ServiceNotices;
 use crate::signals::{Hangup, on_hangup, stop_on_signals};
 use crate::ticker::{FailureMessages, Ticker};
@@ -41,12 +42,14 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     devices::check_interfaces(args, &plan.devices)?;
     let run = Run::open(plan)?;
     let name = places::name_of(args.devices.iter().map(|device| device.name.as_str()));
-    let socket = args.control.bind(Some(&name))?;
+    let later = args.user.as_deref().map(privilege::user_named).transpose()?;
+    let place = args.control.place(Some(&name), later)?;
     if let Some(user) = &args.user {
         // Before threads are created: each thread would have to drop its privileges itself.
         privilege::drop_to(user)?;
         check_outputs(args, user)?;
     }
+    let socket = place.map(SocketPlace::bind).transpose()?.flatten();
     let suppressed = SuppressedReports::begin();
     let hangup = if config.is_some() { Hangup::Acts } else { Hangup::Ends };
     let interrupted = stop_on_signals(run.stopper(), hangup);

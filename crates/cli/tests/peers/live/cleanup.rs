@@ -1,8 +1,9 @@
 //! Duties of a run towards its user: dropping privileges, reloading the config file, and ending in
 //! order.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -35,11 +36,12 @@ const PPS: u32 = 50_000;
 /// Fewer frames than fit in a backlog.
 const QUEUED_FRAMES: usize = 800;
 
-/// Without options, runs on one interface listen under different names, and remove their sockets.
-/// One that is another user by then has bound its socket before, and cannot remove it.
+/// Without options, runs on one interface listen under different names, and remove their sockets; so
+/// does one that is another user by then. A socket that a killed run has left is replaced.
 fn judge_default_socket() -> Judgement {
     let link = Link::new(Way::AfPacket)?;
     let directory = tempfile::tempdir()?;
+    fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
     let program = |args: &[&str]| {
         let mut command = command(&link.near);
         command.args(args).env("RUNTIME_DIRECTORY", directory.path());
@@ -50,24 +52,35 @@ fn judge_default_socket() -> Judgement {
         let output = program(&[&["get", "dev_weight"], args].concat()).output()?;
         Ok::<_, Failed>(String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    let lasts = ["run", DEVICE, "--via", "af_packet"];
-    let mut runs = Vec::new();
-    for (name, more) in [("fb0", &[][..]), ("fb0-2", &[]), ("fb0-3", &["--user", "nobody"])] {
-        let args = [&lasts, more].concat();
-        runs.push(program(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
+    let start = |name: &str, more: &[&str]| {
+        let args = [&["run", DEVICE, "--via", "af_packet"], more].concat();
+        let run = program(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         wait_until("it listens", || Ok(weight(&["--name", name])? == "64\n"))?;
+        Ok::<_, Failed>(run)
+    };
+    let mut killed = start("fb0", &["--user", "nobody"])?;
+    killed.kill()?;
+    killed.wait()?;
+    let of_user = directory.path().join("65534");
+    if !of_user.join("fb0.sock").exists() {
+        return Err("the killed run's socket is not in its user's directory".into());
     }
+    let mut runs = vec![start("fb0", &["--user", "nobody"])?, start("fb0-2", &[])?];
+    runs.extend([start("fb0-3", &[])?, start("fb0-4", &["--user", "nobody"])?]);
     program(&["set", "dev_weight=65", "--name", "fb0-2"]).status()?;
     let told = (weight(&["--name", "fb0"])?, weight(&["--name", "fb0-2"])?, weight(&[])?);
     for run in &mut runs {
         named::run("kill", &["-s", "TERM", &run.id().to_string()])?;
         run.wait()?;
     }
-    let left = fs::read_dir(&directory)?.count();
-    if told == ("64\n".to_owned(), "65\n".to_owned(), String::new()) && left == 1 {
+    let left = |directory: &Path| -> Result<Vec<_>, std::io::Error> {
+        fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name())).collect()
+    };
+    let left = [left(directory.path())?, left(&of_user)?].concat();
+    if told == ("64\n".to_owned(), "65\n".to_owned(), String::new()) && left == ["65534"] {
         return Ok(());
     }
-    Err(format!("{told:?}, and {left} sockets are left").into())
+    Err(format!("{told:?}, and {left:?} are left").into())
 }
 
 /// The kernel's promiscuity count: not raised before, after, or without the option.
