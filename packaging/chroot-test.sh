@@ -39,6 +39,7 @@ inside forebay doctor lo >/dev/null || (($? <= 2)) || fail "forebay doctor does 
 for file in /usr/share/man/man1/forebay.1.gz /usr/share/man/man1/forebay-run.1.gz /etc/forebay/example.toml \
     /usr/share/bash-completion/completions/forebay /usr/share/zsh/vendor-completions/_forebay \
     /usr/share/fish/vendor_completions.d/forebay.fish /usr/lib/systemd/system/forebay@.service \
+    /usr/lib/forebay/libforebay_preload.so /usr/share/forebay/forebay.grafana.json \
     /usr/share/doc/forebay/copyright; do
     [[ -s $root$file ]] || fail "$file is not installed"
 done

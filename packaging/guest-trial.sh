@@ -88,6 +88,16 @@ systemd-analyze security --no-pager forebay@eth1 | grep -v '✓'
 status=/proc/$(property forebay@eth1 MainPID)/status
 grep -E '^(Uid|Cap(Prm|Eff|Bnd)|NoNewPrivs|Seccomp):' "$status"
 
+echo "== an upgrade"
+dpkg-deb -R forebay.deb newer
+sed -i 's/^Version: .*/&+newer/' newer/DEBIAN/control
+echo "# newer" >>newer/usr/lib/systemd/system/forebay@.service
+dpkg-deb -b newer newer.deb >/dev/null
+pid=$(property forebay@eth1 MainPID)
+apt-get install -y ./newer.deb >/dev/null || fail "apt-get install ./newer.deb"
+[[ $(property forebay@eth1 MainPID) == "$pid" ]] || fail "an upgrade has ended the service"
+[[ $(property forebay@eth1 NeedDaemonReload) == no ]] || fail "systemd has the unit of before"
+
 echo "== a busy run is spared"
 printf '[run]\ndevices = ["eth2"]\ntake = "udp:53"\nspin = "always"\ncpus = "1"\nto = ["pcap:/var/lib/forebay/eth2"]\n' >/etc/forebay/eth2.toml
 systemctl start forebay@eth2 || fail "systemctl start forebay@eth2"
@@ -111,7 +121,9 @@ wait_until "forebay get proc/net/softnet_stat --name eth2 | grep -q 00000064"
 echo "== stop and removal"
 systemctl disable --now forebay@eth1 forebay@eth2 || fail "systemctl disable"
 [[ $(property forebay@eth1 Result) == success ]] || fail "it did not end well"
+[[ -z $(find /run/forebay -name '*.sock') ]] || fail "a control socket is left"
 apt-get purge -y forebay >/dev/null || fail "apt-get purge"
-ls -la /etc/forebay /run/forebay /var/lib/forebay 2>&1
+ls -la /etc/forebay /var/lib/forebay 2>&1
+[[ ! -e /run/forebay ]] || fail "/run/forebay is left"
 systemctl --failed --no-legend
 echo "SUCCEEDED in $(cut -d ' ' -f 1 /proc/uptime) s"
