@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 NIGHTLY=${NIGHTLY:-nightly}
 FUZZ_SECS=${FUZZ_SECS:-20} # for each target
 
-verbs="quick pr fmt lint msrv deny typos semver test loom miri fuzz counts bench mutants deb promises all"
+verbs="quick pr fmt lint msrv deny typos semver test loom miri fuzz counts bench mutants deb contrib promises all"
 skipped=()
 
 usage() {
@@ -33,8 +33,9 @@ usage: ./ci.sh VERB...
          which takes a day), by hand. MUTANTS.md has what was found last
   deb    target/package/forebay.deb (cargo-deb), with the profile DEB_PROFILE (release); as root, with
          debootstrap, it is installed, used and removed in a clean chroot; by hand
+  contrib  manifests of contrib/kubernetes, by the schemas of Kubernetes (kubernetes-validate), by hand
   promises  writes docs/src/reference/promises.md: each promise, its tests, their places
-  all    all but bench, deb, deny, typos, semver, mutants and promises; the tests come last
+  all    all but bench, deb, contrib, deny, typos, semver, mutants and promises; the tests come last
 NIGHTLY names the toolchain for miri and fuzz.
 END
 }
@@ -384,6 +385,11 @@ deb() {
         return
     fi
     packaging/chroot-test.sh "$package/forebay.deb"
+}
+
+contrib() {
+    has kubernetes-validate --version || { skip contrib "install it: pip install kubernetes-validate"; return; }
+    kubernetes-validate --strict contrib/kubernetes/*.yaml
 }
 
 # For the hand that writes: the crates that were changed since main, or those named; nothing that needs
