@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use forebay_device::Via;
-use forebay_device::rx_filter::{FilterProtocol, RxFilter};
+use forebay_device::rx_filter::RxFilter;
 
 /// Environment variable of the configuration.
 pub const VARIABLE: &str = "FOREBAY_EXEC";
@@ -41,14 +41,6 @@ impl Spin {
 
 /// Backends that a program's sockets can be on.
 const BACKENDS: [Via; 3] = [Via::AfPacket, Via::AfXdp, Via::Tap];
-
-impl PreloadConfig {
-    /// True if a UDP socket that is bound to this port is taken.
-    #[must_use]
-    pub fn takes_udp_port(&self, port: u16) -> bool {
-        self.take.takes_port(FilterProtocol::Udp, port)
-    }
-}
 
 impl fmt::Display for PreloadConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -117,11 +109,5 @@ mod tests {
         for wrong in ["via=af_packet", "take=udp:53", "via=dpdk take=udp", "what"] {
             assert!(wrong.parse::<PreloadConfig>().is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn taken_ports_are_those_of_udp() {
-        let config: PreloadConfig = "via=tap take=udp:53,tcp:80 dev=eth1".parse().unwrap();
-        assert!(config.takes_udp_port(53) && !config.takes_udp_port(80));
     }
 }

@@ -4,17 +4,42 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// Number that the kernel would report for an error of the library.
+/// Number that the kernel would report for an error of a UDP socket.
 pub(crate) fn errno(error: &io::Error) -> Errno {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe if error.raw_os_error().is_none() => Errno::NETDOWN, // the engine has ended
+        _ => number(error),
+    }
+}
+
+/// Number that the kernel would report for an error of a TCP socket.
+pub(crate) fn tcp_errno(error: &io::Error) -> Errno {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => Errno::PIPE,
+        _ => number(error),
+    }
+}
+
+fn number(error: &io::Error) -> Errno {
+    use io::ErrorKind as Kind;
     if let Some(number) = Errno::from_io_error(error) {
         return number;
     }
     match error.kind() {
-        io::ErrorKind::WouldBlock => Errno::AGAIN,
-        io::ErrorKind::ConnectionRefused => Errno::CONNREFUSED,
-        io::ErrorKind::InvalidInput => Errno::INVAL,
-        io::ErrorKind::NotConnected => Errno::NOTCONN,
-        io::ErrorKind::BrokenPipe => Errno::NETDOWN, // the engine has ended
+        Kind::WouldBlock => Errno::AGAIN,
+        Kind::ConnectionRefused => Errno::CONNREFUSED,
+        Kind::ConnectionReset => Errno::CONNRESET,
+        Kind::ConnectionAborted => Errno::CONNABORTED,
+        Kind::TimedOut => Errno::TIMEDOUT,
+        Kind::HostUnreachable => Errno::HOSTUNREACH,
+        Kind::NetworkUnreachable => Errno::NETUNREACH,
+        Kind::AddrInUse => Errno::ADDRINUSE,
+        Kind::AddrNotAvailable => Errno::ADDRNOTAVAIL,
+        Kind::OutOfMemory => Errno::NOBUFS,
+        Kind::PermissionDenied => Errno::ACCESS,
+        Kind::Unsupported => Errno::NOPROTOOPT,
+        Kind::InvalidInput => Errno::INVAL,
+        Kind::NotConnected => Errno::NOTCONN,
         _ => Errno::IO,
     }
 }

@@ -1,15 +1,21 @@
-//! Library that `forebay exec` loads into an unmodified program: the program's UDP sockets bound to taken
-//! ports become sockets of Forebay, at the same descriptors.
+//! Library that `forebay exec` loads into an unmodified program: the program's sockets at taken ports become
+//! sockets of Forebay, at the same descriptors.
 //!
 //! `abi` has the exported C functions, which convert arguments and results. A call on a descriptor that is not
 //! in the `table` goes to the next definition of the function, in general the C library's.
 #![deny(unsafe_code)]
 
 #[expect(unsafe_code, reason = "the C interface: unsafe island 3")]
-mod abi; //     exported C functions, structures of C
-mod table; //   sockets by descriptor
-mod socket; //  a socket: calls as methods
-mod settings; // options that the program set
-mod control; // ancillary data, as bytes
-mod runtime; // the engine of this process
-mod errno; //   errors as the kernel's numbers
+mod abi; //         exported C functions, structures of C
+mod table; //       sockets by descriptor
+mod socket; //      a socket, of any kind
+mod udp; //         a UDP socket: calls as methods
+mod settings; //    its options
+mod control; //     ancillary data, as bytes
+mod listener; //    a listening TCP socket
+mod stream; //      a TCP connection
+mod tcp_options; // options of both
+mod runtime; //     the engine of this process
+mod claim; //       the process that runs it, of several that were forked
+mod kept; //        descriptors that the program must not close
+mod errno; //       errors as the kernel's numbers

@@ -1,286 +1,67 @@
-//! A UDP socket of the program that the library has taken over.
+//! A socket of the program that the library has taken over, of any kind.
 
-use std::cell::RefCell;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use arc_swap::ArcSwap;
-use forebay::net::message::Transmit;
-use forebay::net::{Datagram, Datagrams, UdpSocket};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{OFlags, fcntl_setfl};
-use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd};
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
-use rustix::net::{RecvFlags, recv};
+use rustix::io::Errno;
 
-use crate::control::{SendControl, shown};
-use crate::errno::errno;
-use crate::runtime::{forks, is_taken, runtime};
-use crate::settings::{Settings, is_supported, lacking, timeout};
-use crate::{abi, table};
-
-/// Lowest number of the kernel's socket that stands behind one of ours, so that the program's own descriptors
-/// have the numbers that they would have without us.
-const KEPT_FROM: RawFd = 512;
-
-/// Length of the longest payload of a datagram, or of several merged.
-const PAYLOAD_BYTES_MAX: usize = 1 << 16;
+use crate::listener::Listener;
+use crate::stream::Stream;
+use crate::udp::Udp;
 
 /// Socket of ours, shared by the descriptors that were duplicated from each other.
-pub(crate) struct Socket {
-    /// The kernel's socket, never bound: it answers for all options.
-    kernel: OwnedFd,
-    udp: UdpSocket,
-    is_ipv6: bool,
-    settings: ArcSwap<Settings>,
-    /// Forks before the socket was bound.
-    forks: usize,
-    has_warned: AtomicBool,
-}
-
-/// One datagram read.
-pub(crate) enum Message<'a> {
-    /// A datagram in place.
-    Taken(&'a Datagram),
-    /// Copy of a datagram that stays in the queue: without ancillary data.
-    Peeked(&'a [u8], SocketAddr),
-}
-
-impl Message<'_> {
-    pub(crate) fn source(&self) -> SocketAddr {
-        match self {
-            Self::Taken(datagram) => datagram.source(),
-            Self::Peeked(_, source) => *source,
-        }
-    }
-
-    /// Passes on the payload piece by piece: of a merged datagram, all segments.
-    pub(crate) fn each_piece(&self, mut each: impl FnMut(&[u8])) {
-        match self {
-            Self::Taken(datagram) if datagram.gso_size() > 0 => datagram.segments().for_each(each),
-            Self::Taken(datagram) => each(datagram.payload()),
-            Self::Peeked(payload, _) => each(payload),
-        }
-    }
-}
-
-/// Form of a call that receives.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct ReceiveMode {
-    pub(crate) dont_wait: bool,
-    pub(crate) peek: bool,
+pub(crate) enum Socket {
+    Udp(Udp),
+    Listener(Listener),
+    Stream(Stream),
 }
 
 impl Socket {
-    /// Takes over the kernel's socket at a descriptor that the program binds. `None` if it stays the kernel's.
-    ///
-    /// # Errors
-    /// As `bind(2)`; `ENODEV` if the engine cannot be started.
-    pub(crate) fn bind(descriptor: BorrowedFd<'_>, local: SocketAddr) -> Result<Option<()>, Errno> {
-        let number = abi::number(descriptor);
-        if !is_taken(local) || !table::has_slot(number) || !abi::is_plain_udp(descriptor) {
-            return Ok(None);
+    /// The kernel's socket, which stores the options.
+    pub(crate) fn kernel(&self) -> Result<BorrowedFd<'_>, Errno> {
+        match self {
+            Self::Udp(udp) => Ok(udp.kernel()),
+            Self::Listener(listener) => Ok(listener.kernel()),
+            Self::Stream(stream) => stream.kernel(),
         }
-        let is_ipv6 = abi::is_ipv6(descriptor);
-        if is_ipv6 != local.is_ipv6() {
-            return Ok(None); // the kernel has the right error
-        }
-        let v6_only = is_ipv6 && abi::is_on(descriptor, (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY));
-        let mut options = runtime()?.net.socket().v6_only(v6_only);
-        if socket_reuseport(descriptor).unwrap_or(false) {
-            options = options.reuse_port();
-        }
-        let udp = options.bind(local).map_err(|error| errno(&error))?;
-        udp.set_nonblocking(true);
-        for option in lacking(descriptor) {
-            eprintln!("forebay: {option}, set for the socket of {local}, has no effect on it");
-        }
-        let kernel = fcntl_dupfd_cloexec(descriptor, KEPT_FROM)?;
-        let readiness = udp.descriptor().map_err(|error| errno(&error))?;
-        // Calls that wait do so in the kernel, which knows how signals interrupt them.
-        fcntl_setfl(readiness, OFlags::empty())?;
-        let is_cloexec = fcntl_getfd(descriptor)?.contains(FdFlags::CLOEXEC);
-        abi::replace(number, readiness, is_cloexec)?;
-        let settings = ArcSwap::default();
-        let (forks, has_warned) = (forks(), AtomicBool::new(false));
-        let socket = Self { kernel, udp, is_ipv6, settings, forks, has_warned };
-        socket.adopt_settings();
-        table::insert(number, Arc::new(socket));
-        Ok(Some(()))
-    }
-
-    /// The kernel's socket, for calls that it answers for us.
-    pub(crate) fn kernel(&self) -> BorrowedFd<'_> {
-        self.kernel.as_fd()
-    }
-
-    pub(crate) fn settings(&self) -> Settings {
-        **self.settings.load()
-    }
-
-    /// Checks whether an option may be set.
-    ///
-    /// # Errors
-    /// `ENOPROTOOPT` if it would have no effect.
-    pub(crate) fn check_option(&self, level: i32, number: i32) -> Result<(), Errno> {
-        self.check()?;
-        if is_supported(level, number) { Ok(()) } else { Err(Errno::NOPROTOOPT) }
-    }
-
-    /// Reads the options of the kernel's socket again, after a change.
-    pub(crate) fn adopt_settings(&self) {
-        self.settings.store(Arc::new(Settings::adopt(self.kernel(), &self.udp, self.is_ipv6)));
-        if let Ok(readiness) = self.udp.descriptor() {
-            let wait = timeout(self.kernel(), libc::SO_RCVTIMEO);
-            let _ = set_socket_timeout(readiness, Timeout::Recv, wait); // as valid as it was there
-        }
-        if let Ok(bytes) = abi::option_value(self.kernel(), (libc::SOL_SOCKET, libc::SO_RCVBUF)) {
-            // A small datagram takes three times as much memory as in the kernel.
-            self.udp
-                .set_recv_buffer_size(u32::try_from(bytes).unwrap_or_default().saturating_mul(3));
-        }
-    }
-
-    pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
-        self.check()?;
-        self.udp.connect(shown(to, self.is_ipv6)).map_err(|error| errno(&error))
     }
 
     pub(crate) fn local(&self) -> SocketAddr {
-        self.udp.local_addr()
+        match self {
+            Self::Udp(udp) => udp.local(),
+            Self::Listener(listener) => listener.local(),
+            Self::Stream(stream) => stream.local(),
+        }
     }
 
     pub(crate) fn peer(&self) -> Result<SocketAddr, Errno> {
-        self.udp.peer_addr().ok_or(Errno::NOTCONN)
-    }
-
-    /// Receives at most `max` datagrams, waiting for the first if the socket and the call permit. The index of
-    /// each is passed on with it.
-    pub(crate) fn receive(
-        &self,
-        max: usize,
-        mode: ReceiveMode,
-        mut each: impl FnMut(usize, &Message<'_>),
-    ) -> Result<usize, Errno> {
-        self.check()?;
-        if mode.peek {
-            return self.peek(mode, |message| each(0, message)).map(|()| 1);
-        }
-        let mut batch = Datagrams::new();
-        self.attempt(mode.dont_wait, || self.udp.recv_batch(&mut batch, max))?;
-        for (index, datagram) in batch.iter().enumerate() {
-            each(index, &Message::Taken(datagram));
-        }
-        Ok(batch.len())
-    }
-
-    fn peek(&self, mode: ReceiveMode, each: impl FnOnce(&Message<'_>)) -> Result<(), Errno> {
-        thread_local! {
-            static PEEKED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-        }
-        let mut buffer = PEEKED.try_with(RefCell::take).unwrap_or_default();
-        buffer.resize(PAYLOAD_BYTES_MAX, 0);
-        let peeked = self.attempt(mode.dont_wait, || self.udp.peek_from(&mut buffer));
-        let result = peeked.map(|(len, source)| each(&Message::Peeked(&buffer[..len], source)));
-        let _ = PEEKED.try_with(|kept| kept.replace(buffer)); // a thread that ends has none
-        result
-    }
-
-    /// Length of the next datagram, or 0 (`FIONREAD`).
-    pub(crate) fn next_len(&self) -> Result<usize, Errno> {
-        self.check()?;
-        let mut len = 0;
-        let mode = ReceiveMode { dont_wait: true, peek: true };
-        match self.peek(mode, |message| message.each_piece(|piece| len += piece.len())) {
-            Ok(()) | Err(Errno::AGAIN) => Ok(len),
-            Err(error) => Err(error),
+        match self {
+            Self::Udp(udp) => udp.peer(),
+            Self::Listener(_) => Err(Errno::NOTCONN),
+            Self::Stream(stream) => stream.peer(),
         }
     }
 
-    fn attempt<T>(
-        &self,
-        dont_wait: bool,
-        mut attempt: impl FnMut() -> std::io::Result<T>,
-    ) -> Result<T, Errno> {
-        loop {
-            match attempt().map_err(|error| errno(&error)) {
-                Err(Errno::AGAIN) if !dont_wait && !self.settings.load().is_nonblocking => {
-                    let readiness = self.udp.descriptor().map_err(|error| errno(&error))?;
-                    // As the kernel's sockets: interrupted, restarted, or ended by the time-out.
-                    recv(readiness, &mut [0; 1], RecvFlags::PEEK)?;
-                }
-                result => return result,
-            }
-        }
-    }
-
-    /// Sends a datagram.
-    pub(crate) fn send(
-        &self,
-        payload: &[u8],
-        to: Option<SocketAddr>,
-        control: SendControl,
-        dont_wait: bool,
-    ) -> Result<usize, Errno> {
-        self.check()?;
-        let settings = self.settings.load();
-        let to = match to {
-            Some(to) => shown(to, self.is_ipv6),
-            None => self.udp.peer_addr().ok_or(Errno::DESTADDRREQ)?,
-        };
-        let message = Transmit {
-            source: control.source,
-            device: control.device,
-            traffic_class: control.traffic_class,
-            ttl: control.ttl,
-            gso_size: control.gso_size.unwrap_or(settings.gso_size),
-            ..Transmit::new(payload, to)
-        };
-        loop {
-            match self.udp.send_msg(&message).map_err(|error| errno(&error)) {
-                Err(Errno::AGAIN) if !dont_wait && !settings.is_nonblocking => {
-                    self.wait_writable(&settings)?;
-                }
-                result => return result,
-            }
-        }
-    }
-
-    fn wait_writable(&self, settings: &Settings) -> Result<(), Errno> {
-        let readiness = self.udp.descriptor().map_err(|error| errno(&error))?;
-        let timeout = settings.write_timeout.and_then(|wait| Timespec::try_from(wait).ok());
-        match poll(&mut [PollFd::new(&readiness, PollFlags::OUT)], timeout.as_ref())? {
-            0 => Err(Errno::AGAIN),
-            _ => Ok(()),
+    /// Number of bytes that can be read, or of the next datagram (`FIONREAD`).
+    pub(crate) fn readable_len(&self) -> Result<usize, Errno> {
+        match self {
+            Self::Udp(udp) => udp.next_len(),
+            Self::Listener(_) => Err(Errno::INVAL),
+            Self::Stream(stream) => stream.unread_len(),
         }
     }
 
     /// Ends a reference from the table.
     pub(crate) fn let_go(self: Arc<Self>) {
-        if self.is_of_parent() {
+        let is_of_parent = match &*self {
+            Self::Udp(udp) => udp.is_of_parent(),
+            Self::Listener(listener) => listener.is_of_parent(),
+            Self::Stream(stream) => stream.is_of_parent(),
+        };
+        if is_of_parent {
             // Its locks may be held by threads that this process has not.
             std::mem::forget(self);
         }
-    }
-
-    fn is_of_parent(&self) -> bool {
-        self.forks != forks()
-    }
-
-    /// # Errors
-    /// `EBADF` in a child of the process that bound the socket, which alone has the engine.
-    fn check(&self) -> Result<(), Errno> {
-        if !self.is_of_parent() {
-            return Ok(());
-        }
-        if !self.has_warned.swap(true, Ordering::Relaxed) {
-            eprintln!(
-                "forebay: a socket was bound before a fork and is used by the child, which does not work: let the \
-                 program stay in the foreground or bind in the child, or use a TUN device (forebay run --to tun:)"
-            );
-        }
-        Err(Errno::BADF)
     }
 }

@@ -63,6 +63,12 @@ pub(crate) fn within(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
         .filter_map(|index| RawFd::try_from(index).ok())
 }
 
+/// Descriptors of a socket.
+pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
+    let is_its = |number: &RawFd| find(*number).is_some_and(|other| Arc::ptr_eq(&other, socket));
+    within(0, u32::MAX).filter(is_its).collect()
+}
+
 fn index(descriptor: RawFd) -> Option<usize> {
     usize::try_from(descriptor).ok().filter(|&index| index < DESCRIPTORS_MAX)
 }

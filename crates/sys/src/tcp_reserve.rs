@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr, set_socket_reuseport};
 use rustix::net::{
@@ -31,10 +31,18 @@ pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<
     // Connections of an earlier program in TIME-WAIT do not matter: none of ours is the kernel's.
     set_socket_reuseaddr(&socket, true)?;
     set_socket_reuseport(&socket, is_shared)?;
-    socket_filter::attach(socket.as_fd(), &[REFUSE])?;
+    refuse_packets(socket.as_fd())?;
     bind(&socket, &local)?;
     listen(&socket, 0)?;
     Ok(socket)
+}
+
+/// Has a socket drop every packet: if it listens, it reserves its port.
+///
+/// # Errors
+/// The kernel's, if the descriptor is no socket.
+pub fn refuse_packets(socket: BorrowedFd<'_>) -> io::Result<()> {
+    socket_filter::attach(socket, &[REFUSE])
 }
 
 /// Port of a reservation.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use forebay_rx::CpuId;
@@ -9,6 +10,7 @@ use forebay_stack::socket::SocketId;
 use forebay_stack::socket::connection_id::{ConnectionIds, EndpointIndex, SelectById};
 use forebay_stack::socket::table::{Binding, Reuse};
 use forebay_sys as sys;
+use forebay_sys::readiness::{ReadinessTold, Teller};
 
 use super::endpoint::{self, Inner};
 use super::tcp::ListenOptions;
@@ -137,6 +139,23 @@ impl SocketOptions {
         }
         let how = ListenOptions { reuse, cpu, is_v6_only, is_reserved, rcvbuf, backlog };
         try_each(local, |local| TcpListener::listen(&net.0, local, &how))
+    }
+
+    /// Does the same on an address that the caller keeps from the kernel: `reserved` is a socket of the kernel
+    /// that listens there, and drops every packet. The listener's descriptor is that of `told_by`, if it is given.
+    ///
+    /// # Errors
+    /// As [`listen`](Self::listen), of this address.
+    pub fn listen_reserved(
+        self,
+        local: SocketAddr,
+        backlog: u32,
+        reserved: Arc<OwnedFd>,
+        told_by: Option<(Teller, ReadinessTold)>,
+    ) -> io::Result<TcpListener> {
+        let Self { net, reuse, cpu, is_v6_only, rcvbuf, .. } = self;
+        let how = ListenOptions { reuse, cpu, is_v6_only, is_reserved: false, rcvbuf, backlog };
+        TcpListener::listen_reserved(&net.0, local, &how, (reserved, told_by))
     }
 }
 

@@ -7,12 +7,19 @@ use rustix::io::Errno;
 
 use super::answer_int;
 use super::next::next;
-use crate::table;
+use crate::socket::Socket;
+use crate::{kept, table};
+
+/// Request for the number of bytes that are not sent yet (linux/sockios.h).
+const SIOCOUTQNSD: c_ulong = 0x894b;
 
 /// # Safety
 /// As `close(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    if kept::contains(fd) {
+        return answer_int(Err(Errno::BADF)); // no descriptor that the program has opened
+    }
     table::remove(fd);
     let next = next!(close(c_int) -> c_int);
     // SAFETY: the caller's promise.
@@ -24,22 +31,30 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let only_marks = c_int::try_from(libc::CLOSE_RANGE_CLOEXEC).is_ok_and(|mark| flags & mark != 0);
-    if !only_marks {
+    if !only_marks && first <= last {
         table::within(first, last).for_each(table::remove);
     }
     let next = next!(close_range(c_uint, c_uint, c_int) -> c_int);
-    // SAFETY: the caller's promise.
-    unsafe { next(first, last, flags) }
+    if only_marks || first > last {
+        // SAFETY: the caller's promise.
+        return unsafe { next(first, last, flags) };
+    }
+    for (first, last) in kept::ranges_around(first, last) {
+        // SAFETY: the caller's promise, for a part.
+        let result = unsafe { next(first, last, flags) };
+        if result != 0 {
+            return result;
+        }
+    }
+    0
 }
 
 /// # Safety
 /// As `closefrom(3)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn closefrom(first: c_int) {
-    table::within(c_uint::try_from(first).unwrap_or(0), c_uint::MAX).for_each(table::remove);
-    let next = next!(closefrom(c_int) -> ());
-    // SAFETY: the caller's promise.
-    unsafe { next(first) }
+    // SAFETY: the caller's promise: the call is defined as this one.
+    unsafe { close_range(c_uint::try_from(first).unwrap_or(0), c_uint::MAX, 0) };
 }
 
 /// Enters the socket of `old` at `new`, a duplicate of it, if the call has succeeded. A duplicate that the table
@@ -106,12 +121,17 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
         return unsafe { next(fd, command, argument) };
     };
     match command {
-        // The flags of the readiness descriptor are not the program's.
         libc::F_GETFL | libc::F_SETFL => {
+            // The flags of the readiness descriptor of a UDP socket are not the program's.
+            let flagged = match &*socket {
+                Socket::Udp(udp) => udp.kernel().as_raw_fd(),
+                Socket::Listener(_) | Socket::Stream(_) => fd,
+            };
             // SAFETY: the caller's promise, for another socket of the kernel.
-            let result = unsafe { next(socket.kernel().as_raw_fd(), command, argument) };
+            let result = unsafe { next(flagged, command, argument) };
             if command == libc::F_SETFL && result == 0 {
-                socket.adopt_settings();
+                let flag = c_ulong::try_from(libc::O_NONBLOCK).unwrap_or(0);
+                set_nonblocking(&socket, argument & flag != 0);
             }
             result
         }
@@ -121,6 +141,14 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
         }
         // SAFETY: the caller's promise.
         _ => unsafe { next(fd, command, argument) },
+    }
+}
+
+fn set_nonblocking(socket: &Socket, is_nonblocking: bool) {
+    match socket {
+        Socket::Udp(udp) => udp.adopt_settings(),
+        Socket::Listener(listener) => listener.set_nonblocking(is_nonblocking),
+        Socket::Stream(stream) => stream.set_nonblocking(is_nonblocking),
     }
 }
 
@@ -141,22 +169,33 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int
         // SAFETY: the caller's promise.
         return unsafe { next(fd, request, argument) };
     };
-    if request == libc::FIONREAD {
-        let len = socket.next_len().map(|len| c_int::try_from(len).unwrap_or(c_int::MAX));
+    let len = match (request, &*socket) {
+        (libc::FIONREAD, socket) => Some(socket.readable_len()),
+        (libc::TIOCOUTQ, Socket::Stream(stream)) => Some(stream.unsent_len().map(|(all, _)| all)),
+        (SIOCOUTQNSD, Socket::Stream(stream)) => {
+            Some(stream.unsent_len().map(|(_, unsent)| unsent))
+        }
+        _ => None,
+    };
+    if let Some(len) = len {
+        let len = len.map(|len| c_int::try_from(len).unwrap_or(c_int::MAX));
         return answer_int(len.map(|len| {
-            // SAFETY: the argument of this request is the address of an int.
+            // SAFETY: the argument of these requests is the address of an int.
             unsafe { argument.write(len) };
             0
         }));
     }
-    if matches!(request, libc::FIOCLEX | libc::FIONCLEX) {
-        // SAFETY: the caller's promise; the mark is the descriptor's own.
-        return unsafe { next(fd, request, argument) };
-    }
+    let told = match &*socket {
+        Socket::Udp(udp) if !matches!(request, libc::FIOCLEX | libc::FIONCLEX) => {
+            udp.kernel().as_raw_fd()
+        }
+        _ => fd, // the mark is the descriptor's own, and the flag that of a connection's
+    };
     // SAFETY: the caller's promise, for another socket of the kernel.
-    let result = unsafe { next(socket.kernel().as_raw_fd(), request, argument) };
+    let result = unsafe { next(told, request, argument) };
     if request == libc::FIONBIO && result == 0 {
-        socket.adopt_settings();
+        // SAFETY: the argument of this request is the address of an int, as the kernel has found.
+        set_nonblocking(&socket, unsafe { argument.read() } != 0);
     }
     result
 }

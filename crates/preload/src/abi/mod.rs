@@ -11,13 +11,17 @@ mod next; //        next definitions of the functions
 mod system; //      system calls for the safe modules
 mod address; //     struct sockaddr
 mod vectors; //     struct iovec
-mod sockets; //     bind, connect, getsockname, options
+mod sockets; //     bind, connect, listen, accept, getsockname
+mod options; //     getsockopt, setsockopt
 mod receive; //     recv, recvmsg, read
 mod send; //        send, sendmsg, write
+mod files; //       sendfile, splice
+mod waits; //       epoll_ctl, poll, select
 mod descriptors; // close, dup, fcntl, ioctl
 
 pub(crate) use system::{
-    is_ipv6, is_on, is_plain_udp, number, option_value, replace, with_signals_blocked,
+    copy_option, is_ipv6, is_on, is_plain, lock, lock_holder, number, option_value, replace,
+    with_number, with_signals_blocked,
 };
 
 use std::ffi::c_int;
@@ -36,6 +40,20 @@ fn answer(result: Result<usize, Errno>) -> isize {
             -1
         }
     }
+}
+
+/// The same for calls that send on a connection: `EPIPE` comes with SIGPIPE, unless the flags say no.
+fn answer_sent(result: Result<usize, Errno>, flags: c_int) -> isize {
+    if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+        // SAFETY: the call touches no memory of ours; the program's handler is its own.
+        unsafe { libc::raise(libc::SIGPIPE) };
+    }
+    answer(result)
+}
+
+/// Error of the last system call of this thread.
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// The same for calls that return an `int`.

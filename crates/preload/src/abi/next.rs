@@ -21,7 +21,7 @@ pub(super) fn resolve(found: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 
 /// Next definition of a function, of the type given.
 macro_rules! next {
-    ($name:ident($($argument:ty),*) -> $result:ty) => {{
+    ($name:ident($($argument:ty),* $(,)?) -> $result:ty) => {{
         static FOUND: std::sync::atomic::AtomicPtr<std::ffi::c_void> =
             std::sync::atomic::AtomicPtr::new(std::ptr::null_mut());
         const NAME: &std::ffi::CStr =

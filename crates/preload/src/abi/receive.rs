@@ -10,20 +10,19 @@ use super::next::next;
 use super::vectors::{VECTORS_MAX, Vectors};
 use super::{address, answer, answer_int};
 use crate::control::ControlWriter;
-use crate::runtime::runtime;
-use crate::socket::{Message, ReceiveMode, Socket};
+use crate::runtime::running;
+use crate::socket::Socket;
+use crate::stream::{Stream, StreamMode};
 use crate::table;
+use crate::udp::{Message, ReceiveMode, Udp};
 
 /// Mode of a call with these flags.
 ///
 /// # Errors
-/// `EAGAIN` for the error queue, which is always empty; `EOPNOTSUPP` as UDP for data out of band.
+/// `EAGAIN` for the error queue, which is always empty.
 fn mode(flags: c_int) -> Result<ReceiveMode, Errno> {
     if flags & libc::MSG_ERRQUEUE != 0 {
         return Err(Errno::AGAIN);
-    }
-    if flags & libc::MSG_OOB != 0 {
-        return Err(Errno::OPNOTSUPP);
     }
     Ok(ReceiveMode {
         dont_wait: flags & libc::MSG_DONTWAIT != 0,
@@ -36,9 +35,43 @@ fn returned((copied, whole): (usize, usize), flags: c_int) -> usize {
     if flags & libc::MSG_TRUNC != 0 { whole } else { copied }
 }
 
-/// Receives into buffers. The sender is passed to `sender`.
+/// Receives into buffers. The sender of a datagram is passed to `sender`.
 fn receive(
     socket: &Socket,
+    vectors: Vectors<'_>,
+    flags: c_int,
+    sender: impl FnOnce(std::net::SocketAddr),
+) -> Result<usize, Errno> {
+    match socket {
+        Socket::Udp(udp) => receive_datagram(udp, vectors, flags, sender),
+        Socket::Listener(_) => Err(Errno::NOTCONN),
+        Socket::Stream(stream) => receive_bytes(stream, vectors, flags),
+    }
+}
+
+/// Receives bytes of a connection.
+fn receive_bytes(stream: &Stream, vectors: Vectors<'_>, flags: c_int) -> Result<usize, Errno> {
+    if flags & libc::MSG_ERRQUEUE != 0 {
+        return Err(Errno::AGAIN);
+    }
+    if flags & libc::MSG_OOB != 0 {
+        let byte = stream.receive_urgent()?;
+        let mut filler = vectors.filler();
+        filler.put(&[byte]);
+        return Ok(filler.lens().0);
+    }
+    let is = |flag| flags & flag != 0;
+    let mode = StreamMode {
+        dont_wait: is(libc::MSG_DONTWAIT),
+        peek: is(libc::MSG_PEEK),
+        wait_all: is(libc::MSG_WAITALL),
+        discard: is(libc::MSG_TRUNC),
+    };
+    stream.receive(vectors.rooms(), mode)
+}
+
+fn receive_datagram(
+    socket: &Udp,
     vectors: Vectors<'_>,
     flags: c_int,
     sender: impl FnOnce(std::net::SocketAddr),
@@ -76,6 +109,11 @@ pub unsafe extern "C" fn recvfrom(
     let vector = iovec { iov_base: buffer, iov_len: len };
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::one(&vector) };
+    if let (Socket::Stream(_), false, false) = (&*socket, from.is_null(), from_len.is_null()) {
+        // A connection's peer is not named.
+        // SAFETY: the caller's promise.
+        unsafe { from_len.write(0) };
+    }
     answer(receive(&socket, vectors, flags, |source| {
         // SAFETY: the caller's promise.
         unsafe { address::write_counted(source, from, from_len) };
@@ -145,7 +183,7 @@ pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ss
         return unsafe { next(fd, buffer, len) };
     };
     if len == 0 {
-        return 0; // takes no datagram (`sock_read_iter`)
+        return 0; // receives nothing (`sock_read_iter`)
     }
     let vector = iovec { iov_base: buffer, iov_len: len };
     // SAFETY: the caller's promise.
@@ -188,7 +226,7 @@ pub unsafe extern "C" fn readv(fd: c_int, vectors: *const iovec, count: c_int) -
 /// As for a header given to `recvmsg(2)`.
 unsafe fn fill(
     header: &mut msghdr,
-    socket: &Socket,
+    socket: &Udp,
     message: &Message<'_>,
     flags: c_int,
 ) -> Result<usize, Errno> {
@@ -209,7 +247,7 @@ unsafe fn fill(
     let room = if header.msg_control.is_null() { 0 } else { header.msg_controllen };
     let mut writer = ControlWriter::new(room);
     if let Message::Taken(datagram) = message {
-        let interfaces = runtime().map_or(&[][..], |runtime| &runtime.interfaces);
+        let interfaces = running().map_or(&[][..], |runtime| &runtime.interfaces);
         let interface = interfaces.get(usize::from(datagram.device().0)).copied();
         writer.put_datagram(datagram, &socket.settings(), interface.unwrap_or(0));
     }
@@ -226,6 +264,36 @@ unsafe fn fill(
     Ok(returned((copied, whole), flags))
 }
 
+/// Receives into the buffers of a header.
+///
+/// # Safety
+/// As for a header given to `recvmsg(2)`.
+unsafe fn receive_header(
+    socket: &Socket,
+    header: &mut msghdr,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    let stream = match socket {
+        Socket::Udp(udp) => {
+            let mut len = Ok(0);
+            udp.receive(1, mode(flags)?, |_, message| {
+                // SAFETY: the caller's promise.
+                len = unsafe { fill(header, udp, message, flags) };
+            })?;
+            return len;
+        }
+        Socket::Listener(_) => return Err(Errno::NOTCONN),
+        Socket::Stream(stream) => stream,
+    };
+    // SAFETY: the caller's promise.
+    let vectors = unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }?;
+    let len = receive_bytes(stream, vectors, flags)?;
+    // A connection's peer is not named, and nothing goes with its bytes.
+    header.msg_flags = flags & (libc::MSG_CMSG_CLOEXEC | libc::MSG_OOB);
+    (header.msg_namelen, header.msg_controllen) = (0, 0);
+    Ok(len)
+}
+
 /// # Safety
 /// As `recvmsg(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -237,15 +305,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -
     };
     // SAFETY: the caller's promise: valid, and used by nobody else.
     let Some(header) = (unsafe { header.as_mut() }) else { return answer(Err(Errno::FAULT)) };
-    let received = mode(flags).and_then(|mode| {
-        let mut len = Ok(0);
-        socket.receive(1, mode, |_, message| {
-            // SAFETY: the caller's promise.
-            len = unsafe { fill(header, &socket, message, flags) };
-        })?;
-        len
-    });
-    answer(received)
+    // SAFETY: the caller's promise.
+    answer(unsafe { receive_header(&socket, header, flags) })
 }
 
 /// # Safety
@@ -274,13 +335,18 @@ pub unsafe extern "C" fn recvmmsg(
         let seconds = u64::try_from(timeout.tv_sec).unwrap_or(0);
         Duration::new(seconds, u32::try_from(timeout.tv_nsec).unwrap_or(0))
     });
-    answer_int(receive_many(&socket, headers, flags, limit))
+    let received = match &*socket {
+        Socket::Udp(udp) => receive_many(udp, headers, flags, limit),
+        // SAFETY: the caller's promise.
+        socket => unsafe { receive_each(socket, headers, flags, limit) },
+    };
+    answer_int(received)
 }
 
 /// Receives into the headers in turn: one batch with `MSG_WAITFORONE` or of a socket that does not wait, else
 /// until all are filled. The limit is looked at after each batch, as by the kernel.
 fn receive_many(
-    socket: &Socket,
+    socket: &Udp,
     headers: &mut [mmsghdr],
     flags: c_int,
     limit: Option<Duration>,
@@ -302,6 +368,36 @@ fn receive_many(
             Err(_) => break,
         }
         mode.dont_wait |= flags & libc::MSG_WAITFORONE != 0;
+        if limit.is_some_and(|limit| began.elapsed() >= limit) {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// Does the same on a connection, one header after the other.
+///
+/// # Safety
+/// As for headers given to `recvmmsg(2)`.
+unsafe fn receive_each(
+    socket: &Socket,
+    headers: &mut [mmsghdr],
+    mut flags: c_int,
+    limit: Option<Duration>,
+) -> Result<usize, Errno> {
+    let began = std::time::Instant::now();
+    let mut done = 0;
+    for header in headers {
+        // SAFETY: the caller's promise.
+        match unsafe { receive_header(socket, &mut header.msg_hdr, flags) } {
+            Ok(len) => header.msg_len = len.try_into().unwrap_or(c_uint::MAX),
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+        done += 1;
+        if flags & libc::MSG_WAITFORONE != 0 {
+            flags |= libc::MSG_DONTWAIT;
+        }
         if limit.is_some_and(|limit| began.elapsed() >= limit) {
             break;
         }

@@ -7,11 +7,13 @@ use rustix::io::Errno;
 
 use super::next::next;
 use super::vectors::{VECTORS_MAX, Vectors};
-use super::{address, answer, answer_int};
+use super::{address, answer_int, answer_sent};
 use crate::control::SendControl;
-use crate::runtime::runtime;
+use crate::runtime::running;
 use crate::socket::Socket;
+use crate::stream::SendMode;
 use crate::table;
+use crate::udp::Udp;
 
 /// True if a call with these flags does not wait.
 ///
@@ -22,6 +24,30 @@ fn dont_wait(flags: c_int) -> Result<bool, Errno> {
         return Err(Errno::OPNOTSUPP);
     }
     Ok(flags & libc::MSG_DONTWAIT != 0)
+}
+
+/// Sends buffers: as a datagram, or as bytes of a connection.
+fn send_all(
+    socket: &Socket,
+    vectors: Vectors<'_>,
+    to: Option<std::net::SocketAddr>,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    match socket {
+        Socket::Udp(udp) => {
+            udp.send(&vectors.gather(), to, SendControl::default(), dont_wait(flags)?)
+        }
+        Socket::Listener(_) => Err(Errno::PIPE),
+        Socket::Stream(stream) => {
+            let is = |flag| flags & flag != 0;
+            let mode = SendMode {
+                dont_wait: is(libc::MSG_DONTWAIT),
+                more_follows: is(libc::MSG_MORE),
+                is_urgent: is(libc::MSG_OOB),
+            };
+            stream.send(vectors.pieces(), mode)
+        }
+    }
 }
 
 /// # Safety
@@ -44,10 +70,12 @@ pub unsafe extern "C" fn sendto(
     };
     let vector = iovec { iov_base: buffer.cast_mut(), iov_len: len };
     // SAFETY: the caller's promise.
-    let payload = unsafe { Vectors::one(&vector) }.gather();
+    let vectors = unsafe { Vectors::one(&vector) };
+    // The address is of no concern to a connection.
+    let is_named = !to.is_null() && matches!(&*socket, Socket::Udp(_));
     // SAFETY: the caller's promise.
-    let to = (!to.is_null()).then(|| unsafe { address::read(to, to_len) }).transpose();
-    answer(to.and_then(|to| socket.send(&payload, to, SendControl::default(), dont_wait(flags)?)))
+    let to = is_named.then(|| unsafe { address::read(to, to_len) }).transpose();
+    answer_sent(to.and_then(|to| send_all(&socket, vectors, to, flags)), flags)
 }
 
 /// # Safety
@@ -85,12 +113,10 @@ pub unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) 
         // SAFETY: the caller's promise.
         return unsafe { next(fd, vectors, count) };
     };
-    let Ok(count) = usize::try_from(count) else { return answer(Err(Errno::INVAL)) };
+    let Ok(count) = usize::try_from(count) else { return answer_sent(Err(Errno::INVAL), 0) };
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::new(vectors, count) };
-    let send =
-        |vectors: Vectors<'_>| socket.send(&vectors.gather(), None, SendControl::default(), false);
-    answer(vectors.and_then(send))
+    answer_sent(vectors.and_then(|vectors| send_all(&socket, vectors, None, 0)), 0)
 }
 
 /// Sends the message of a header.
@@ -100,6 +126,21 @@ pub unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) 
 unsafe fn send_header(socket: &Socket, header: &msghdr, flags: c_int) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }?;
+    let Socket::Udp(udp) = socket else { return send_all(socket, vectors, None, flags) };
+    // SAFETY: the caller's promise.
+    unsafe { send_datagram(udp, header, vectors, flags) }
+}
+
+/// Sends the datagram of a header.
+///
+/// # Safety
+/// As for a header given to `sendmsg(2)`.
+unsafe fn send_datagram(
+    socket: &Udp,
+    header: &msghdr,
+    vectors: Vectors<'_>,
+    flags: c_int,
+) -> Result<usize, Errno> {
     let to = if header.msg_name.is_null() {
         None
     } else {
@@ -112,7 +153,7 @@ unsafe fn send_header(socket: &Socket, header: &msghdr, flags: c_int) -> Result<
         let control = header.msg_control.cast::<u8>();
         // SAFETY: the caller's promise; not null.
         let bytes = unsafe { std::slice::from_raw_parts(control, header.msg_controllen) };
-        SendControl::read(bytes, &runtime()?.interfaces)?
+        SendControl::read(bytes, &running()?.interfaces)?
     };
     socket.send(&vectors.gather(), to, control, dont_wait(flags)?)
 }
@@ -127,9 +168,11 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int)
         return unsafe { next(fd, header, flags) };
     };
     // SAFETY: the caller's promise.
-    let Some(header) = (unsafe { header.as_ref() }) else { return answer(Err(Errno::FAULT)) };
+    let Some(header) = (unsafe { header.as_ref() }) else {
+        return answer_sent(Err(Errno::FAULT), flags);
+    };
     // SAFETY: the caller's promise.
-    answer(unsafe { send_header(&socket, header, flags) })
+    answer_sent(unsafe { send_header(&socket, header, flags) }, flags)
 }
 
 /// # Safety

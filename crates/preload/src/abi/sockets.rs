@@ -1,15 +1,17 @@
-//! bind, connect, names and options.
+//! bind, connect, listen, accept and names.
 
-use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
 
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 
 use super::next::next;
-use super::{address, answer_int};
+use super::{address, answer_int, last_error};
+use crate::listener::{Listener, share_with_closed};
 use crate::socket::Socket;
 use crate::table;
+use crate::udp::Udp;
 
 type ByAddress = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
 
@@ -28,14 +30,27 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) ->
     {
         // SAFETY: not negative; it is only used for this call, by which the program says that it is open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
-        match Socket::bind(descriptor, local) {
+        match Udp::bind(descriptor, local) {
             Ok(Some(())) => return 0,
             Ok(None) => {}
             Err(error) => return answer_int(Err(error)),
         }
     }
     // SAFETY: the caller's promise.
-    unsafe { next(fd, at, len) }
+    let result = unsafe { next(fd, at, len) };
+    if result < 0
+        && last_error() == Errno::ADDRINUSE
+        && let Ok(local) = local
+    {
+        // SAFETY: the call has found a socket there; it is only used for this call.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
+        if share_with_closed(descriptor, local) {
+            // SAFETY: the caller's promise.
+            return unsafe { next(fd, at, len) };
+        }
+        return answer_int(Err(Errno::ADDRINUSE));
+    }
+    result
 }
 
 /// # Safety
@@ -47,9 +62,10 @@ pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t)
         // SAFETY: the caller's promise.
         return unsafe { next(fd, to, len) };
     };
+    let Socket::Udp(udp) = &*socket else { return answer_int(Err(Errno::ISCONN)) };
     // SAFETY: the caller's promise.
     let to = unsafe { address::read(to, len) };
-    answer_int(to.and_then(|to| socket.connect(to)).map(|()| 0))
+    answer_int(to.and_then(|to| udp.connect(to)).map(|()| 0))
 }
 
 /// # Safety
@@ -86,54 +102,24 @@ pub unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, len: *mut soc
 }
 
 /// # Safety
-/// As `setsockopt(2)`.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn setsockopt(
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *const c_void,
-    len: socklen_t,
-) -> c_int {
-    let next = next!(setsockopt(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int);
-    let Some(socket) = table::find(fd) else {
-        // SAFETY: the caller's promise.
-        return unsafe { next(fd, level, name, value, len) };
-    };
-    if let Err(error) = socket.check_option(level, name) {
-        return answer_int(Err(error));
-    }
-    // SAFETY: the caller's promise, for another socket of the kernel.
-    let result = unsafe { next(socket.kernel().as_raw_fd(), level, name, value, len) };
-    if result == 0 {
-        socket.adopt_settings();
-    }
-    result
-}
-
-/// # Safety
-/// As `getsockopt(2)`.
-#[cfg_attr(not(test), unsafe(no_mangle))]
-pub unsafe extern "C" fn getsockopt(
-    fd: c_int,
-    level: c_int,
-    name: c_int,
-    value: *mut c_void,
-    len: *mut socklen_t,
-) -> c_int {
-    let next = next!(getsockopt(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int);
-    let socket = table::find(fd);
-    let fd = socket.as_ref().map_or(fd, |socket| socket.kernel().as_raw_fd());
-    // SAFETY: the caller's promise.
-    unsafe { next(fd, level, name, value, len) }
-}
-
-/// # Safety
 /// As `listen(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
-    if table::find(fd).is_some() {
-        return answer_int(Err(Errno::OPNOTSUPP));
+    match table::find(fd).as_deref() {
+        Some(Socket::Udp(_)) => return answer_int(Err(Errno::OPNOTSUPP)),
+        Some(Socket::Stream(_)) => return answer_int(Err(Errno::INVAL)),
+        // A change of the backlog, which stays what it was.
+        Some(Socket::Listener(_)) => return 0,
+        None => {}
+    }
+    if fd >= 0 {
+        // SAFETY: not negative; it is only used for this call, by which the program says that it is open.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
+        match Listener::listen(descriptor, backlog) {
+            Ok(Some(())) => return 0,
+            Ok(None) => {}
+            Err(error) => return answer_int(Err(error)),
+        }
     }
     let next = next!(listen(c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
@@ -144,8 +130,11 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 /// As `shutdown(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    if let Some(socket) = table::find(fd) {
-        return answer_int(socket.peer().and(Err(Errno::OPNOTSUPP)));
+    match table::find(fd).as_deref() {
+        Some(Socket::Udp(udp)) => return answer_int(udp.peer().and(Err(Errno::OPNOTSUPP))),
+        Some(Socket::Listener(_)) => return answer_int(Err(Errno::OPNOTSUPP)),
+        Some(Socket::Stream(stream)) => return answer_int(stream.shutdown(how).map(|()| 0)),
+        None => {}
     }
     let next = next!(shutdown(c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
@@ -157,7 +146,8 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, len: *mut socklen_t) -> c_int {
     if table::find(fd).is_some() {
-        return answer_int(Err(Errno::OPNOTSUPP));
+        // SAFETY: the caller's promise; without flags it is the same call.
+        return unsafe { accept4(fd, from, len, 0) };
     }
     let next: ByAddress = next!(accept(c_int, *mut sockaddr, *mut socklen_t) -> c_int);
     // SAFETY: the caller's promise.
@@ -173,10 +163,22 @@ pub unsafe extern "C" fn accept4(
     len: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    if table::find(fd).is_some() {
-        return answer_int(Err(Errno::OPNOTSUPP));
+    let Some(socket) = table::find(fd) else {
+        let next = next!(accept4(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int);
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, from, len, flags) };
+    };
+    let accepted = match &*socket {
+        Socket::Udp(_) => Err(Errno::OPNOTSUPP),
+        Socket::Stream(_) => Err(Errno::INVAL),
+        Socket::Listener(listener) => listener.accept(&socket, flags),
+    };
+    match accepted {
+        Ok((number, peer)) => {
+            // SAFETY: the caller's promise.
+            unsafe { address::write_counted(peer, from, len) };
+            number
+        }
+        Err(error) => answer_int(Err(error)),
     }
-    let next = next!(accept4(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int);
-    // SAFETY: the caller's promise.
-    unsafe { next(fd, from, len, flags) }
 }

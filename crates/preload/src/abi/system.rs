@@ -4,7 +4,13 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
+use forebay_device::rx_filter::FilterProtocol;
 use rustix::io::Errno;
+
+use super::last_error;
+
+/// Longest value of an option that is copied: the name of an algorithm (`TCP_CA_NAME_MAX`), `struct linger`.
+const VALUE_BYTES_MAX: usize = 16;
 
 /// Number of a descriptor.
 pub(crate) fn number(descriptor: BorrowedFd<'_>) -> RawFd {
@@ -34,16 +40,83 @@ pub(crate) fn is_on(socket: BorrowedFd<'_>, option: (i32, i32)) -> bool {
     option_value(socket, option).is_ok_and(|value| value != 0)
 }
 
-/// True for a UDP socket over IP that is bound to no interface.
-pub(crate) fn is_plain_udp(socket: BorrowedFd<'_>) -> bool {
+/// True for a socket of this protocol over IP that is bound to no interface.
+pub(crate) fn is_plain(socket: BorrowedFd<'_>, protocol: FilterProtocol) -> bool {
     let has = |number, expected: &[i32]| {
         option_value(socket, (libc::SOL_SOCKET, number))
             .is_ok_and(|value| expected.contains(&value))
     };
+    let (kind, number) = match protocol {
+        FilterProtocol::Udp => (libc::SOCK_DGRAM, libc::IPPROTO_UDP),
+        FilterProtocol::Tcp => (libc::SOCK_STREAM, libc::IPPROTO_TCP),
+    };
     has(libc::SO_DOMAIN, &[libc::AF_INET, libc::AF_INET6])
-        && has(libc::SO_TYPE, &[libc::SOCK_DGRAM])
-        && has(libc::SO_PROTOCOL, &[libc::IPPROTO_UDP])
+        && has(libc::SO_TYPE, &[kind])
+        && has(libc::SO_PROTOCOL, &[number])
         && has(libc::SO_BINDTOIFINDEX, &[0])
+}
+
+/// Gives a socket the value that an option of another one has.
+pub(crate) fn copy_option(from: BorrowedFd<'_>, to: BorrowedFd<'_>, option: (i32, i32)) {
+    let mut value = [0u8; VALUE_BYTES_MAX];
+    let mut len = libc::socklen_t::try_from(VALUE_BYTES_MAX).unwrap_or(0);
+    // SAFETY: the call writes at most `len` bytes to `value`, which has as many, and the length to `len`.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            from.as_raw_fd(),
+            option.0,
+            option.1,
+            &raw mut value,
+            &raw mut len,
+        )
+    };
+    if result == 0 {
+        // SAFETY: the call reads `len` bytes of `value`, which has as many.
+        unsafe {
+            libc::syscall(
+                libc::SYS_setsockopt,
+                to.as_raw_fd(),
+                option.0,
+                option.1,
+                &raw const value,
+                len,
+            );
+        }
+    }
+}
+
+/// Lends an open descriptor of the program.
+pub(crate) fn with_number<T>(number: RawFd, act: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
+    // SAFETY: not -1, since the table has it; it is only used for this call, on behalf of the program that has
+    // it open.
+    act(unsafe { BorrowedFd::borrow_raw(number) })
+}
+
+/// Locks a file for this process. False if another one has it locked.
+pub(crate) fn lock(file: BorrowedFd<'_>) -> bool {
+    let lock = whole_file(libc::F_WRLCK);
+    // SAFETY: the call reads the structure, which outlives it.
+    unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_SETLK, &raw const lock) == 0 }
+}
+
+/// Process that has a file locked, other than this one.
+pub(crate) fn lock_holder(file: BorrowedFd<'_>) -> Option<i32> {
+    let mut lock = whole_file(libc::F_WRLCK);
+    // SAFETY: the call reads and writes the structure, which outlives it.
+    let result =
+        unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
+    (result == 0 && i32::from(lock.l_type) != libc::F_UNLCK).then_some(lock.l_pid)
+}
+
+fn whole_file(kind: c_int) -> libc::flock {
+    libc::flock {
+        l_type: kind.try_into().unwrap_or_default(),
+        l_whence: 0,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
 }
 
 /// True for a socket of IPv6.
@@ -75,6 +148,7 @@ pub(crate) fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
 /// Counts forks in children.
 extern "C" fn in_child() {
     crate::runtime::forked();
+    crate::listener::forked();
 }
 
 /// Runs when the library is loaded.
@@ -89,7 +163,3 @@ extern "C" fn loaded() {
 #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
 #[used]
 static LOADED: extern "C" fn() = loaded;
-
-fn last_error() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
-}

@@ -47,18 +47,33 @@ impl<'a> Vectors<'a> {
 
     /// Bytes of all buffers, copied if there are several.
     pub(super) fn gather(self) -> Cow<'a, [u8]> {
-        let bytes = |vector: &'a iovec| -> &'a [u8] {
+        match self.0 {
+            [] => Cow::Borrowed(&[]),
+            [_] => Cow::Borrowed(self.pieces().next().unwrap_or_default()),
+            _ => Cow::Owned(self.pieces().flatten().copied().collect()),
+        }
+    }
+
+    /// Buffers, to be written to. To be called once.
+    pub(super) fn rooms(self) -> impl Iterator<Item = &'a mut [u8]> {
+        self.0.iter().map(|vector| -> &'a mut [u8] {
+            if vector.iov_base.is_null() || vector.iov_len == 0 {
+                return &mut [];
+            }
+            // SAFETY: the promise to `new`; not null. The program uses the buffer for nothing else during the call.
+            unsafe { std::slice::from_raw_parts_mut(vector.iov_base.cast(), vector.iov_len) }
+        })
+    }
+
+    /// Bytes of each buffer.
+    pub(super) fn pieces(self) -> impl Iterator<Item = &'a [u8]> {
+        self.0.iter().map(|vector| -> &'a [u8] {
             if vector.iov_base.is_null() || vector.iov_len == 0 {
                 return &[];
             }
             // SAFETY: the promise to `new`; not null.
             unsafe { std::slice::from_raw_parts(vector.iov_base.cast(), vector.iov_len) }
-        };
-        match self.0 {
-            [] => Cow::Borrowed(&[]),
-            [one] => Cow::Borrowed(bytes(one)),
-            many => Cow::Owned(many.iter().flat_map(bytes).copied().collect()),
-        }
+        })
     }
 
     pub(super) fn filler(self) -> Filler<'a> {

@@ -14,6 +14,7 @@ use forebay_stack::tcp::{
     ListenerQueues, Tcp, TcpError, TcpOptions, TcpOut, TcpSharing, TcpSocket,
 };
 use forebay_sys as sys;
+use forebay_sys::readiness::{ReadinessTold, Teller};
 use rustix::io::Errno;
 
 use super::super::Net;
@@ -110,16 +111,55 @@ impl TcpListener {
             if local.port() == 0 && shared.tcp.is_listened(plain(address)) {
                 continue;
             }
-            match listen_everywhere(shared, address, how) {
-                Ok((sockets, watch)) => {
-                    let (shared, options) = (Arc::clone(shared), CallOptions::default());
-                    let inner = Inner { shared, local: address, sockets, watch, options, reserved };
-                    return Ok(Self(Arc::new(inner)));
-                }
+            match listen_everywhere(shared, address, how, ListenerWatch::default()) {
+                Ok(listening) => return Ok(Self::of(shared, address, listening, reserved)),
                 Err(TcpError::AddressInUse) if local.port() == 0 => {}
                 Err(TcpError::AddressInUse) => return Err(Errno::ADDRINUSE.into()),
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// Listens on an address that the caller keeps from the kernel. The listener's descriptor is that of
+    /// `told_by`, if it is given.
+    pub(in crate::net) fn listen_reserved(
+        shared: &Arc<NetState>,
+        local: SocketAddr,
+        how: &ListenOptions,
+        (reserved, told_by): (Reserved, Option<(Teller, ReadinessTold)>),
+    ) -> io::Result<Self> {
+        let ip = plain(local).ip();
+        if !ip.is_unspecified() && !shared.is_receivable(ip) {
+            return Err(Errno::ADDRNOTAVAIL.into());
+        }
+        let told_by = told_by.map(|(teller, told)| ListenerWatch::told_by(teller, told));
+        match listen_everywhere(shared, local, how, told_by.unwrap_or_default()) {
+            Ok(listening) => Ok(Self::of(shared, local, listening, Some(reserved))),
+            Err(TcpError::AddressInUse) => Err(Errno::ADDRINUSE.into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn of(
+        shared: &Arc<NetState>,
+        local: SocketAddr,
+        (sockets, watch): (Vec<ShardSocket>, Arc<ListenerWatch>),
+        reserved: Option<Reserved>,
+    ) -> Self {
+        let (shared, options) = (Arc::clone(shared), CallOptions::default());
+        Self(Arc::new(Inner { shared, local, sockets, watch, options, reserved }))
+    }
+
+    /// Changes the options that connections accepted from then on have. `change` is called once for each
+    /// part of the host, with that part locked, so it must not call any socket of the [`Net`].
+    pub fn set_option(&self, mut change: impl FnMut(&mut TcpOptions)) {
+        for &ShardSocket { shard, socket } in &self.0.sockets {
+            // Ignored: the sockets have ended with the run.
+            let _ = self.0.shared.call_tcp(shard, |tcp, out| {
+                let mut options = tcp.options(socket)?;
+                change(&mut options);
+                tcp.set_options(socket, options, out)
+            });
         }
     }
 
@@ -239,8 +279,9 @@ fn listen_everywhere(
     shared: &NetState,
     local: SocketAddr,
     how: &ListenOptions,
+    watch: ListenerWatch,
 ) -> Result<(Vec<ShardSocket>, Arc<ListenerWatch>), TcpError> {
-    let (queues, watch) = (Arc::<ListenerQueues>::default(), Arc::<ListenerWatch>::default());
+    let (queues, watch) = (Arc::<ListenerQueues>::default(), Arc::new(watch));
     let both = local.ip().is_unspecified() && local.is_ipv6() && !how.is_v6_only;
     let any_v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), local.port());
     let mut sockets = Vec::new();

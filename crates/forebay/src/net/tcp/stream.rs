@@ -126,6 +126,22 @@ impl TcpStream {
         })
     }
 
+    /// Takes the urgent byte (`MSG_OOB`).
+    ///
+    /// # Errors
+    /// `InvalidInput` without one; else as [`peek`](Self::peek).
+    pub fn read_urgent(&self) -> io::Result<u8> {
+        self.0.reading(|tcp, socket, out| tcp.read_urgent(socket, out))
+    }
+
+    /// Writes bytes with flags: others follow at once, or the last is urgent.
+    ///
+    /// # Errors
+    /// As `write`.
+    pub fn write_with(&self, bytes: &[u8], flags: WriteFlags) -> io::Result<usize> {
+        self.0.write(bytes, flags)
+    }
+
     /// Closes one direction, or both.
     ///
     /// # Errors
@@ -258,7 +274,7 @@ impl TcpStream {
         mut bytes: &[u8],
     ) -> io::Result<()> {
         while !bytes.is_empty() {
-            let written = self.0.on_cpu(cpu, |inner| inner.write(bytes))?;
+            let written = self.0.on_cpu(cpu, |inner| inner.write(bytes, WriteFlags::default()))?;
             bytes = &bytes[written..];
         }
         Ok(())
@@ -278,11 +294,9 @@ impl Inner {
         self.wait_for(CallKind::Read, attempt)
     }
 
-    fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+    fn write(&self, bytes: &[u8], flags: WriteFlags) -> io::Result<usize> {
         self.record_cpu();
-        self.wait_for(CallKind::Write, |tcp, socket, out| {
-            tcp.write(socket, bytes, WriteFlags::default(), out)
-        })
+        self.wait_for(CallKind::Write, |tcp, socket, out| tcp.write(socket, bytes, flags, out))
     }
 
     /// Waits until the connection is open.
@@ -382,7 +396,7 @@ impl Read for &TcpStream {
 
 impl Write for &TcpStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        self.0.write(bytes, WriteFlags::default())
     }
 
     fn flush(&mut self) -> io::Result<()> {

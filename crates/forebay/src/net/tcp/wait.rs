@@ -11,7 +11,7 @@ use forebay_rx::CpuId;
 use forebay_rx::arrive::Waker;
 use forebay_rx::hash::FlowHash;
 use forebay_stack::tcp::Readiness;
-use forebay_sys::readiness::{ReadinessTold, Teller, readiness};
+use forebay_sys::readiness::{Ended, ReadinessTold, Teller, readiness};
 
 use super::shards::ShardSocket;
 
@@ -46,7 +46,13 @@ impl Watch {
         match self {
             Self::Stream(stream) => {
                 let gone = readiness.hung_up || readiness.failed;
-                stream.wait.set(readiness.readable || gone, readiness.writable || gone)
+                let ended = match readiness {
+                    Readiness { hung_up: true, failed: true, .. } => Ended::Failed,
+                    Readiness { hung_up: true, .. } => Ended::Both,
+                    Readiness { peer_closed: true, .. } => Ended::Peer,
+                    _ => Ended::Nothing,
+                };
+                stream.wait.set((readiness.readable || gone, readiness.writable || gone), ended)
             }
             Self::Listener(_) => false,
         }
@@ -81,6 +87,13 @@ impl StreamWatch {
 }
 
 impl ListenerWatch {
+    /// Waiters that already poll a descriptor.
+    pub(super) fn told_by(teller: Teller, told: ReadinessTold) -> Self {
+        let state = State { teller: Some(teller), ..State::default() };
+        let wait = Wait { state: state.into(), told: told.into(), ..Wait::default() };
+        Self { wait, ..Self::default() }
+    }
+
     /// Adds a connection. The waiters are to be told.
     pub(super) fn push(&self, listening: ShardSocket) {
         let mut ready = self.ready();
@@ -92,7 +105,7 @@ impl ListenerWatch {
     pub(super) fn pop(&self) -> Result<ShardSocket, Seen> {
         let mut ready = self.ready();
         let first = ready.pop_front();
-        if ready.is_empty() && self.wait.set(false, false) {
+        if ready.is_empty() && self.wait.set((false, false), Ended::Nothing) {
             self.wait.tell();
         }
         first.ok_or_else(|| self.wait.seen())
@@ -137,6 +150,8 @@ struct State {
     sleepers: u32,
     is_readable: bool,
     is_writable: bool,
+    /// Sides of the connection that have ended.
+    ended: Ended,
     /// True while a write waits for memory that other connections use.
     lacks_memory: bool,
     /// True once the run has ended: all calls return, so that pollers must make them.
@@ -149,14 +164,17 @@ struct State {
 impl Wait {
     /// Sets what the socket is ready for. Returns true if the waiters are to be [told](Self::tell).
     #[must_use]
-    pub(super) fn set(&self, is_readable: bool, is_writable: bool) -> bool {
+    pub(super) fn set(&self, (is_readable, is_writable): (bool, bool), ended: Ended) -> bool {
         let mut state = self.state();
         if state.has_ended {
             return false;
         }
-        let grew = is_readable && !state.is_readable || is_writable && !state.is_writable;
-        let is_same = (state.is_readable, state.is_writable) == (is_readable, is_writable);
-        (state.is_readable, state.is_writable) = (is_readable, is_writable);
+        let grew = is_readable && !state.is_readable
+            || is_writable && !state.is_writable
+            || ended > state.ended;
+        let is_same = (state.is_readable, state.is_writable, state.ended)
+            == (is_readable, is_writable, ended);
+        (state.is_readable, state.is_writable, state.ended) = (is_readable, is_writable, ended);
         if grew {
             state.wakes += 1;
             state.untold = Untold::All;
@@ -292,5 +310,6 @@ impl State {
         } else {
             teller.not_writable(told);
         }
+        teller.end(self.ended, told);
     }
 }

@@ -1,0 +1,175 @@
+//! getsockopt and setsockopt.
+
+use std::ffi::{c_int, c_void};
+use std::os::fd::AsRawFd;
+
+use forebay_stack::tcp::Algorithm;
+use libc::socklen_t;
+use rustix::io::Errno;
+
+use super::answer_int;
+use super::next::next;
+use crate::socket::Socket;
+use crate::stream::Stream;
+use crate::table;
+use crate::tcp_options::{RCVBUF_LOCK, SNDBUF_LOCK, congestion_name, info_bytes, is_supported};
+
+/// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
+const CONGESTION_NAME_BYTES: usize = 16;
+
+/// # Safety
+/// As `setsockopt(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    let next = next!(setsockopt(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int);
+    let Some(socket) = table::find(fd) else {
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, level, name, value, len) };
+    };
+    let store = match &*socket {
+        Socket::Udp(udp) => udp.check_option(level, name).map(|()| udp.kernel().as_raw_fd()),
+        _ if !is_supported((level, name)) => Err(Errno::NOPROTOOPT),
+        Socket::Listener(listener) => Ok(listener.kernel().as_raw_fd()),
+        // Calls wait on this descriptor.
+        Socket::Stream(_) if is_timeout(level, name) => Ok(fd),
+        Socket::Stream(stream) => stream.kernel().map(|kernel| kernel.as_raw_fd()),
+    };
+    let store = match store {
+        Ok(store) => store,
+        Err(error) => return answer_int(Err(error)),
+    };
+    // SAFETY: the caller's promise.
+    let is_unknown = unsafe { names_unknown_congestion((level, name), value, len) };
+    if is_unknown && !matches!(&*socket, Socket::Udp(_)) {
+        return answer_int(Err(Errno::NOENT)); // as of a module that is not there
+    }
+    // SAFETY: the caller's promise, for another socket of the kernel.
+    let result = unsafe { next(store, level, name, value, len) };
+    if result != 0 {
+        return result;
+    }
+    match &*socket {
+        Socket::Udp(udp) => udp.adopt_settings(),
+        Socket::Listener(listener) => listener.adopt_option((level, name)),
+        Socket::Stream(_) if is_timeout(level, name) => {}
+        Socket::Stream(stream) => {
+            if let Err(error) = stream.adopt_option((level, name)) {
+                return answer_int(Err(error));
+            }
+        }
+    }
+    0
+}
+
+/// # Safety
+/// As `getsockopt(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    let next = next!(getsockopt(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int);
+    let socket = table::find(fd);
+    let store = match socket.as_deref() {
+        None => Ok(fd),
+        Some(Socket::Stream(stream)) => {
+            match own_answer(stream, level, name) {
+                Ok(None) if is_timeout(level, name) => Ok(fd),
+                Ok(None) => stream.kernel().map(|kernel| kernel.as_raw_fd()),
+                Ok(Some(bytes)) => {
+                    // SAFETY: the caller's promise.
+                    return answer_int(unsafe { put(&bytes, value, len) }.map(|()| 0));
+                }
+                Err(error) => Err(error),
+            }
+        }
+        Some(socket) => socket.kernel().map(|kernel| kernel.as_raw_fd()),
+    };
+    match store {
+        // SAFETY: the caller's promise.
+        Ok(store) => unsafe { next(store, level, name, value, len) },
+        Err(error) => answer_int(Err(error)),
+    }
+}
+
+/// True for the name of a congestion control that connections of ours lack.
+///
+/// # Safety
+/// `len` bytes at `value` can be read.
+unsafe fn names_unknown_congestion(
+    option: (c_int, c_int),
+    value: *const c_void,
+    len: socklen_t,
+) -> bool {
+    if option != (libc::IPPROTO_TCP, libc::TCP_CONGESTION) || value.is_null() {
+        return false;
+    }
+    let len = usize::try_from(len).unwrap_or(0).min(CONGESTION_NAME_BYTES);
+    // SAFETY: the caller's promise, for as many bytes or fewer.
+    let name = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len) };
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    ![Algorithm::Cubic, Algorithm::NewReno]
+        .iter()
+        .any(|known| congestion_name(*known).as_bytes() == name)
+}
+
+fn is_timeout(level: c_int, name: c_int) -> bool {
+    level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO)
+}
+
+/// Value of an option that the connection itself knows.
+fn own_answer(stream: &Stream, level: c_int, name: c_int) -> Result<Option<Vec<u8>>, Errno> {
+    let int = |value: i32| Some(value.to_ne_bytes().to_vec());
+    let info = |of: fn(&forebay_stack::tcp::TcpInfo) -> u32| {
+        let value = stream.info().map(|info| of(&info));
+        value.and_then(|value| int(i32::try_from(value).unwrap_or(i32::MAX)))
+    };
+    Ok(match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            int(stream.take_error()?.map_or(0, rustix::io::Errno::raw_os_error))
+        }
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) if !stream.has_set_buffer(SNDBUF_LOCK) => {
+            info(|info| info.send_buffer_bytes)
+        }
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) if !stream.has_set_buffer(RCVBUF_LOCK) => {
+            info(|info| info.receive_buffer_bytes)
+        }
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => info(|info| info.mss_bytes),
+        (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => stream.info().map(|info| {
+            let mut name = congestion_name(info.congestion).as_bytes().to_vec();
+            name.resize(CONGESTION_NAME_BYTES, 0);
+            name
+        }),
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => Some(info_bytes(stream.info().as_ref())),
+        _ => None,
+    })
+}
+
+/// Writes as much of a value as there is room for, and its length.
+///
+/// # Safety
+/// `len` is null or valid, and `*len` bytes at `value` can be written.
+unsafe fn put(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
+    if value.is_null() || len.is_null() {
+        return Err(Errno::FAULT);
+    }
+    // SAFETY: the caller's promise.
+    let room = unsafe { len.read() };
+    // As the kernel, which takes it for an int.
+    let room = i32::try_from(room).map_err(|_| Errno::INVAL)?;
+    let count = bytes.len().min(usize::try_from(room).unwrap_or(0));
+    // SAFETY: `count` bytes can be read from the slice, and written by the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), count) };
+    // SAFETY: the caller's promise.
+    unsafe { len.write(count.try_into().unwrap_or(0)) };
+    Ok(())
+}

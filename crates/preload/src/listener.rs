@@ -1,0 +1,294 @@
+//! A listening TCP socket of the program.
+//!
+//! The kernel's socket stays bound and listening, and drops every packet: it keeps the port, and gives the
+//! kernel's answers to all calls about names and options. Connections are accepted by the engine of the
+//! process that uses the listener first after `listen`, which may be a child of the one that called it.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use arc_swap::ArcSwapOption;
+use forebay::net::{TcpListener, TcpStream};
+use forebay_device::rx_filter::FilterProtocol;
+use forebay_sys::tcp_reserve;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd};
+use rustix::net::sockopt::{
+    Timeout, set_socket_reuseport, set_socket_timeout, socket_reuseaddr, socket_reuseport,
+};
+use rustix::net::{RecvFlags, getsockname, recv};
+
+use crate::errno::errno;
+use crate::runtime::{forks, is_running, is_taken, parents_engine, prepare, running};
+use crate::settings::{lacking, timeout};
+use crate::socket::Socket;
+use crate::stream::Stream;
+use crate::tcp_options::{INHERITED, OptionName, TcpSetting};
+use crate::{abi, kept, table};
+
+/// Listeners that this process has, and those of them that no engine of this process serves.
+static LISTENERS: AtomicUsize = AtomicUsize::new(0);
+static UNSERVED: AtomicUsize = AtomicUsize::new(0);
+
+/// Sockets of listeners that are closed, by port. Connections that they have accepted keep them, so that the
+/// kernel does not answer for those.
+static CLOSED: Mutex<Vec<(u16, Weak<OwnedFd>)>> = Mutex::new(Vec::new());
+
+/// Taken while a listener gets its engine.
+static SERVING: Mutex<()> = Mutex::new(());
+
+/// Listener, shared by the descriptors that were duplicated from each other, and copied by a fork.
+pub(crate) struct Listener {
+    kernel: Arc<OwnedFd>,
+    local: SocketAddr,
+    v6_only: bool,
+    backlog: u32,
+    is_nonblocking: AtomicBool,
+    served: ArcSwapOption<Served>,
+    /// Forks before it was made.
+    forks: usize,
+}
+
+/// Listener of an engine.
+pub(crate) struct Served {
+    tcp: TcpListener,
+    /// Forks before the engine's process.
+    forks: usize,
+}
+
+/// True if a call that waits may wait for a listener that no engine serves yet.
+pub(crate) fn are_some_unserved() -> bool {
+    UNSERVED.load(Ordering::Relaxed) > 0
+}
+
+/// Counts the listeners in a child, which has an engine for none.
+pub(crate) fn forked() {
+    UNSERVED.store(LISTENERS.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// Lets a socket be bound to a port that connections of a closed listener still have, as the kernel permits
+/// with `SO_REUSEADDR`. False if that is not why `bind` has failed.
+pub(crate) fn share_with_closed(descriptor: BorrowedFd<'_>, local: SocketAddr) -> bool {
+    if !is_taken(FilterProtocol::Tcp, local)
+        || !abi::is_plain(descriptor, FilterProtocol::Tcp)
+        || !socket_reuseaddr(descriptor).unwrap_or(false)
+    {
+        return false;
+    }
+    let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
+    closed.retain(|(_, socket)| socket.strong_count() > 0);
+    let is_same = |(port, _): &&(u16, Weak<OwnedFd>)| *port == local.port();
+    let sockets = closed.iter().filter(is_same).filter_map(|(_, socket)| socket.upgrade());
+    let mut is_shared = false;
+    for socket in sockets {
+        is_shared |= set_socket_reuseport(&socket, true).is_ok();
+    }
+    is_shared && set_socket_reuseport(descriptor, true).is_ok()
+}
+
+impl Listener {
+    /// Takes over the kernel's socket at a descriptor that the program lets listen. `None` if it stays the
+    /// kernel's.
+    ///
+    /// # Errors
+    /// As `listen(2)`; `ENODEV` if a device cannot be opened.
+    pub(crate) fn listen(descriptor: BorrowedFd<'_>, backlog: i32) -> Result<Option<()>, Errno> {
+        let number = abi::number(descriptor);
+        if !table::has_slot(number) || !abi::is_plain(descriptor, FilterProtocol::Tcp) {
+            return Ok(None);
+        }
+        let local = getsockname(descriptor)?;
+        let Ok(local) = SocketAddr::try_from(local) else { return Ok(None) };
+        if !is_taken(FilterProtocol::Tcp, local) {
+            return Ok(None);
+        }
+        prepare()?;
+        for option in lacking(descriptor) {
+            eprintln!("forebay: {option}, set for the socket of {local}, has no effect on it");
+        }
+        tcp_reserve::refuse_packets(descriptor).map_err(|error| errno(&error))?;
+        rustix::net::listen(descriptor, backlog)?;
+        let is_nonblocking = fcntl_getfl(descriptor)?.contains(OFlags::NONBLOCK);
+        let kernel = fcntl_dupfd_cloexec(descriptor, kept::FROM)?;
+        kept::add(kernel.as_fd());
+        let v6_only =
+            local.is_ipv6() && abi::is_on(descriptor, (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY));
+        let listener = Self {
+            kernel: Arc::new(kernel),
+            local,
+            v6_only,
+            // As the kernel: a negative number is the largest.
+            backlog: u32::try_from(backlog).unwrap_or(u32::MAX),
+            is_nonblocking: is_nonblocking.into(),
+            served: ArcSwapOption::empty(),
+            forks: forks(),
+        };
+        LISTENERS.fetch_add(1, Ordering::Relaxed);
+        UNSERVED.fetch_add(1, Ordering::Relaxed);
+        let socket = Arc::new(Socket::Listener(listener));
+        table::insert(number, Arc::clone(&socket));
+        if let (true, Socket::Listener(listener)) = (is_running(), &*socket) {
+            listener.serve(&socket)?;
+        }
+        Ok(Some(()))
+    }
+
+    /// The kernel's socket.
+    pub(crate) fn kernel(&self) -> BorrowedFd<'_> {
+        self.kernel.as_fd()
+    }
+
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) {
+        self.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
+    }
+
+    /// True of a copy whose locks threads of the parent may have held.
+    pub(crate) fn is_of_parent(&self) -> bool {
+        match &*self.served.load() {
+            Some(served) => served.forks != forks(),
+            None => self.forks != forks(),
+        }
+    }
+
+    fn served_here(&self) -> Option<Arc<Served>> {
+        self.served.load_full().filter(|served| served.forks == forks())
+    }
+
+    /// Has the engine of this process serve the listener. `socket` is the listener as the table has it.
+    ///
+    /// # Errors
+    /// `ENODEV` without an engine; `EADDRNOTAVAIL` if the address is none of the devices'.
+    pub(crate) fn serve(&self, socket: &Arc<Socket>) -> Result<Arc<Served>, Errno> {
+        if let Some(served) = self.served_here() {
+            return Ok(served);
+        }
+        let _serving = SERVING.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(served) = self.served_here() {
+            return Ok(served);
+        }
+        if let Some(by) = parents_engine() {
+            eprintln!(
+                "forebay: process {by} accepts the connections to {}, and its child {} cannot: let the program fork \
+                 before it waits for connections",
+                self.local,
+                std::process::id()
+            );
+            return Err(Errno::NODEV);
+        }
+        let mut options = running()?.net.socket().v6_only(self.v6_only);
+        if socket_reuseport(&self.kernel).unwrap_or(false) {
+            options = options.reuse_port();
+        }
+        let tcp = options.listen_reserved(self.local, self.backlog, Arc::clone(&self.kernel), None);
+        let tcp = tcp.map_err(|error| {
+            eprintln!("forebay: cannot listen on {}: {error}", self.local);
+            errno(&error)
+        })?;
+        tcp.set_nonblocking(true);
+        let served = Arc::new(Served { tcp, forks: forks() });
+        self.adopt(&served, INHERITED.into_iter());
+        let readiness = served.readiness()?;
+        let flags = if self.is_nonblocking.load(Ordering::Relaxed) {
+            OFlags::NONBLOCK
+        } else {
+            OFlags::empty()
+        };
+        fcntl_setfl(readiness, flags)?;
+        for number in table::numbers_of(socket) {
+            let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
+            let is_cloexec = flags.contains(FdFlags::CLOEXEC);
+            abi::replace(number, readiness, is_cloexec)?;
+        }
+        UNSERVED.fetch_sub(1, Ordering::Relaxed);
+        // The parent's copy stays as it is: see `is_of_parent`.
+        std::mem::forget(self.served.swap(Some(Arc::clone(&served))));
+        Ok(served)
+    }
+
+    /// Adopts an option that the program has set on the kernel's socket.
+    pub(crate) fn adopt_option(&self, option: OptionName) {
+        if let Some(served) = self.served_here() {
+            self.adopt(&served, std::iter::once(option));
+        }
+    }
+
+    fn adopt(&self, served: &Served, options: impl Iterator<Item = OptionName>) {
+        let settings: Vec<_> =
+            options.filter_map(|option| TcpSetting::of(option, self.kernel())).collect();
+        served.tcp.set_option(|options| settings.iter().for_each(|setting| setting.apply(options)));
+        if let Ok(readiness) = served.readiness() {
+            let wait = timeout(self.kernel(), libc::SO_RCVTIMEO);
+            let _ = set_socket_timeout(readiness, Timeout::Recv, wait); // as valid as it was there
+        }
+    }
+
+    /// Takes a connection. `socket` is the listener as the table has it.
+    ///
+    /// # Errors
+    /// As `accept4(2)`.
+    pub(crate) fn accept(
+        &self,
+        socket: &Arc<Socket>,
+        flags: i32,
+    ) -> Result<(RawFd, SocketAddr), Errno> {
+        if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+            return Err(Errno::INVAL);
+        }
+        let served = self.serve(socket)?;
+        let (tcp, peer) = loop {
+            match served.tcp.accept().map_err(|error| errno(&error)) {
+                Err(Errno::AGAIN) if !self.is_nonblocking.load(Ordering::Relaxed) => {
+                    // As the kernel's sockets: interrupted, restarted, or ended by the time-out.
+                    recv(served.readiness()?, &mut [0; 1], RecvFlags::PEEK)?;
+                }
+                accepted => break accepted?,
+            }
+        };
+        Ok((self.enter(tcp, flags)?, peer))
+    }
+
+    /// Gives a connection the lowest number that is free, as the kernel does.
+    fn enter(&self, tcp: TcpStream, flags: i32) -> Result<RawFd, Errno> {
+        // First: those of the library come behind it.
+        let place = fcntl_dupfd_cloexec(&self.kernel, 0)?;
+        let number = abi::number(place.as_fd());
+        if !table::has_slot(number) {
+            return Err(Errno::MFILE);
+        }
+        let stream = Stream::accepted(tcp, Arc::clone(&self.kernel), self.local.is_ipv6())?;
+        let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
+        stream.set_nonblocking(is_nonblocking);
+        let readiness = stream.readiness()?;
+        let status = if is_nonblocking { OFlags::NONBLOCK } else { OFlags::empty() };
+        fcntl_setfl(readiness, status)?;
+        abi::replace(number, readiness, flags & libc::SOCK_CLOEXEC != 0)?;
+        table::insert(number, Arc::new(Socket::Stream(stream)));
+        Ok(place.into_raw_fd())
+    }
+}
+
+impl Served {
+    fn readiness(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.tcp.descriptor().map_err(|error| errno(&error))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        kept::remove(self.kernel.as_fd());
+        let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
+        closed.retain(|(_, socket)| socket.strong_count() > 0);
+        closed.push((self.local.port(), Arc::downgrade(&self.kernel)));
+        drop(closed);
+        LISTENERS.fetch_sub(1, Ordering::Relaxed);
+        if self.served_here().is_none() {
+            UNSERVED.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}

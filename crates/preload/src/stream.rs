@@ -1,0 +1,339 @@
+//! A TCP connection of the program.
+
+use std::io::Read;
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use forebay::net::TcpStream;
+use forebay_stack::tcp::{State, TcpInfo, WriteFlags};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_error};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, ipproto, recv, socket_with};
+
+use crate::errno::tcp_errno;
+use crate::runtime::forks;
+use crate::settings::timeout;
+use crate::tcp_options::{INHERITED, OptionName, TcpSetting, is_buffer_set};
+use crate::{abi, kept};
+
+/// Connection, shared by the descriptors that were duplicated from each other.
+pub(crate) struct Stream {
+    tcp: TcpStream,
+    is_ipv6: bool,
+    is_nonblocking: AtomicBool,
+    /// The kernel's socket that stores the options, made when the program asks for one.
+    store: OnceLock<OwnedFd>,
+    /// The kernel's socket of the listener, whose options it has inherited.
+    listener: Arc<OwnedFd>,
+    /// Forks before it was made.
+    forks: usize,
+    has_warned: AtomicBool,
+}
+
+/// Form of a call that receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct StreamMode {
+    pub(crate) dont_wait: bool,
+    pub(crate) peek: bool,
+    /// Waits until the buffers are full (`MSG_WAITALL`).
+    pub(crate) wait_all: bool,
+    /// Discards what it receives (`MSG_TRUNC`).
+    pub(crate) discard: bool,
+}
+
+/// Form of a call that sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct SendMode {
+    pub(crate) dont_wait: bool,
+    pub(crate) more_follows: bool,
+    pub(crate) is_urgent: bool,
+}
+
+impl Stream {
+    /// Takes a connection that was accepted.
+    ///
+    /// # Errors
+    /// `EMFILE` if the process has no descriptors left.
+    pub(crate) fn accepted(
+        tcp: TcpStream,
+        listener: Arc<OwnedFd>,
+        is_ipv6: bool,
+    ) -> Result<Self, Errno> {
+        tcp.set_nonblocking(true);
+        let stream = Self {
+            tcp,
+            is_ipv6,
+            is_nonblocking: AtomicBool::default(),
+            store: OnceLock::new(),
+            listener,
+            forks: forks(),
+            has_warned: AtomicBool::default(),
+        };
+        let readiness = stream.readiness()?;
+        for (which, number) in
+            [(Timeout::Recv, libc::SO_RCVTIMEO), (Timeout::Send, libc::SO_SNDTIMEO)]
+        {
+            let inherited = timeout(stream.listener.as_fd(), number);
+            if inherited.is_some() {
+                set_socket_timeout(readiness, which, inherited)?;
+            }
+        }
+        Ok(stream)
+    }
+
+    /// Descriptor that is polled.
+    pub(crate) fn readiness(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.tcp.descriptor().map_err(|error| tcp_errno(&error))
+    }
+
+    /// The kernel's socket, never connected, which stores the options.
+    pub(crate) fn kernel(&self) -> Result<BorrowedFd<'_>, Errno> {
+        if let Some(store) = self.store.get() {
+            return Ok(store.as_fd());
+        }
+        let family = if self.is_ipv6 { AddressFamily::INET6 } else { AddressFamily::INET };
+        let made =
+            socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::TCP))?;
+        for option in INHERITED {
+            abi::copy_option(self.listener.as_fd(), made.as_fd(), option);
+        }
+        let made = fcntl_dupfd_cloexec(&made, kept::FROM)?;
+        Ok(self.store.get_or_init(|| made).as_fd())
+    }
+
+    pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) {
+        self.is_nonblocking.store(is_nonblocking, Ordering::Relaxed);
+    }
+
+    pub(crate) fn local(&self) -> SocketAddr {
+        self.tcp.local_addr()
+    }
+
+    /// # Errors
+    /// `ENOTCONN` once the connection has ended.
+    pub(crate) fn peer(&self) -> Result<SocketAddr, Errno> {
+        self.check()?;
+        let is_open = self.tcp.info().is_some_and(|info| info.state != State::Closed);
+        if is_open { Ok(self.tcp.peer_addr()) } else { Err(Errno::NOTCONN) }
+    }
+
+    /// True if the program has set the size of a buffer.
+    pub(crate) fn has_set_buffer(&self, bit: i32) -> bool {
+        self.store.get().is_some_and(|store| is_buffer_set(store.as_fd(), bit))
+    }
+
+    pub(crate) fn info(&self) -> Option<TcpInfo> {
+        self.tcp.info()
+    }
+
+    /// Adopts an option that the program has set on the kernel's socket.
+    pub(crate) fn adopt_option(&self, option: OptionName) -> Result<(), Errno> {
+        self.check()?;
+        match TcpSetting::of(option, self.kernel()?) {
+            // Ignored: as in the kernel, a connection that has ended keeps the value.
+            Some(setting) => drop(self.tcp.set_option(|options| setting.apply(options))),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Takes the error that waits (`SO_ERROR`).
+    pub(crate) fn take_error(&self) -> Result<Option<Errno>, Errno> {
+        self.check()?;
+        // The readiness descriptor has told it.
+        let _ = socket_error(self.readiness()?);
+        Ok(self.tcp.take_error().ok().flatten().map(|error| tcp_errno(&error)))
+    }
+
+    /// Number of bytes that can be read.
+    pub(crate) fn unread_len(&self) -> Result<usize, Errno> {
+        self.check()?;
+        Ok(self.info().map_or(0, |info| info.unread_bytes as usize))
+    }
+
+    /// Number of bytes that the peer does not have (`SIOCOUTQ`), and of those the number not sent (`SIOCOUTQNSD`).
+    pub(crate) fn unsent_len(&self) -> Result<(usize, usize), Errno> {
+        self.check()?;
+        let of = |info: TcpInfo| {
+            let unsent = info.unsent_bytes as usize;
+            (info.unacked_bytes as usize + unsent, unsent)
+        };
+        Ok(self.info().map_or((0, 0), of))
+    }
+
+    /// Receives into buffers, waiting for the first byte if the socket and the call permit.
+    pub(crate) fn receive<'a>(
+        &self,
+        rooms: impl Iterator<Item = &'a mut [u8]>,
+        mode: StreamMode,
+    ) -> Result<usize, Errno> {
+        self.check()?;
+        let mut done = 0;
+        let mut rooms = rooms.peekable();
+        while let Some(mut room) = rooms.next() {
+            // A call without room waits, too, unless there is room in a later buffer.
+            while !room.is_empty() || done == 0 && rooms.peek().is_none() {
+                let waits = !mode.dont_wait && (done == 0 || mode.wait_all);
+                let len = match self.receive_some(room, mode, waits) {
+                    Ok(len) => len,
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(error) => return Err(error),
+                };
+                done += len;
+                let is_all = len < room.len() && !mode.wait_all;
+                if len == 0 || mode.peek || is_all {
+                    return Ok(done);
+                }
+                room = room.get_mut(len..).unwrap_or_default();
+            }
+        }
+        Ok(done)
+    }
+
+    fn receive_some(&self, room: &mut [u8], mode: StreamMode, waits: bool) -> Result<usize, Errno> {
+        if room.is_empty() {
+            // As the kernel: waits for a byte, and leaves it there.
+            return self.attempt(waits, |tcp| tcp.peek(&mut [0])).map(|_| 0);
+        }
+        self.attempt(waits, |tcp| match mode {
+            StreamMode { peek: true, .. } => tcp.peek(room),
+            StreamMode { discard: true, .. } => {
+                let want = room.len();
+                let mut len = 0;
+                loop {
+                    let taken = tcp.read_in_place(|bytes| bytes.len().min(want - len));
+                    match taken {
+                        Ok(taken) if taken > 0 && len + taken < want => len += taken,
+                        Ok(taken) => return Ok(len + taken),
+                        Err(_) if len > 0 => return Ok(len),
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+            _ => tcp.read(room),
+        })
+    }
+
+    /// Takes the urgent byte (`MSG_OOB`).
+    pub(crate) fn receive_urgent(&self) -> Result<u8, Errno> {
+        self.check()?;
+        self.tcp.read_urgent().map_err(|error| tcp_errno(&error))
+    }
+
+    fn attempt<T>(
+        &self,
+        waits: bool,
+        mut attempt: impl FnMut(&mut &TcpStream) -> std::io::Result<T>,
+    ) -> Result<T, Errno> {
+        loop {
+            match attempt(&mut &self.tcp).map_err(|error| tcp_errno(&error)) {
+                Err(Errno::AGAIN) if waits && !self.is_nonblocking.load(Ordering::Relaxed) => {
+                    // As the kernel's sockets: interrupted, restarted, or ended by the time-out.
+                    match recv(self.readiness()?, &mut [0; 1], RecvFlags::PEEK) {
+                        Ok(_) | Err(Errno::CONNRESET) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                result => {
+                    self.forget_error(result.as_ref().err());
+                    return result;
+                }
+            }
+        }
+    }
+
+    /// Sends buffers, waiting for room if the socket and the call permit.
+    pub(crate) fn send<'a>(
+        &self,
+        pieces: impl Iterator<Item = &'a [u8]>,
+        mode: SendMode,
+    ) -> Result<usize, Errno> {
+        self.check()?;
+        let mut pieces = pieces.filter(|piece| !piece.is_empty()).peekable();
+        if pieces.peek().is_none() {
+            return self.send_some(&[], WriteFlags::default(), true);
+        }
+        let mut done = 0;
+        while let Some(mut piece) = pieces.next() {
+            let is_last = pieces.peek().is_none();
+            let flags = WriteFlags {
+                is_urgent: mode.is_urgent && is_last,
+                more_follows: mode.more_follows || !is_last,
+            };
+            while !piece.is_empty() {
+                match self.send_some(piece, flags, mode.dont_wait) {
+                    Ok(len) => (piece, done) = (piece.get(len..).unwrap_or_default(), done + len),
+                    Err(_) if done > 0 => return Ok(done),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(done)
+    }
+
+    fn send_some(&self, bytes: &[u8], flags: WriteFlags, dont_wait: bool) -> Result<usize, Errno> {
+        loop {
+            match self.tcp.write_with(bytes, flags).map_err(|error| tcp_errno(&error)) {
+                Err(Errno::AGAIN) if !dont_wait && !self.is_nonblocking.load(Ordering::Relaxed) => {
+                    self.wait_writable()?;
+                }
+                result => {
+                    self.forget_error(result.as_ref().err());
+                    return result;
+                }
+            }
+        }
+    }
+
+    /// Ends the telling of an error that a call has returned: it is returned once.
+    fn forget_error(&self, error: Option<&Errno>) {
+        if !matches!(error, None | Some(&Errno::AGAIN))
+            && let Ok(readiness) = self.readiness()
+        {
+            let _ = socket_error(readiness);
+        }
+    }
+
+    fn wait_writable(&self) -> Result<(), Errno> {
+        let readiness = self.readiness()?;
+        let timeout = timeout(readiness, libc::SO_SNDTIMEO);
+        let timeout = timeout.and_then(|wait| Timespec::try_from(wait).ok());
+        match poll(&mut [PollFd::new(&readiness, PollFlags::OUT)], timeout.as_ref())? {
+            0 => Err(Errno::AGAIN),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn shutdown(&self, how: i32) -> Result<(), Errno> {
+        self.check()?;
+        let how = match how {
+            libc::SHUT_RD => Shutdown::Read,
+            libc::SHUT_WR => Shutdown::Write,
+            libc::SHUT_RDWR => Shutdown::Both,
+            _ => return Err(Errno::INVAL),
+        };
+        self.tcp.shutdown(how).map_err(|error| tcp_errno(&error))
+    }
+
+    pub(crate) fn is_of_parent(&self) -> bool {
+        self.forks != forks()
+    }
+
+    /// # Errors
+    /// `EBADF` in a child of the process that has the connection.
+    fn check(&self) -> Result<(), Errno> {
+        if !self.is_of_parent() {
+            return Ok(());
+        }
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            eprintln!(
+                "forebay: a connection was accepted before a fork and is used by the child, which does not work: let \
+                 the program serve it in one process, or use a TUN device (forebay run --to tun:)"
+            );
+        }
+        Err(Errno::BADF)
+    }
+}

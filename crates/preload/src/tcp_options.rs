@@ -1,0 +1,273 @@
+//! Options of TCP sockets. The kernel's socket stays their store: each change is made there first, so that what
+//! it refuses is refused, and is then made to the connection.
+
+use std::os::fd::BorrowedFd;
+
+use forebay_stack::tcp::{Algorithm, Phase, State, TcpInfo, TcpOptions};
+use rustix::net::sockopt::{socket_linger, tcp_congestion};
+
+use crate::abi;
+
+/// Level and number of an option.
+pub(crate) type OptionName = (i32, i32);
+
+const SECOND_US: u64 = 1_000_000;
+
+/// `SO_BUF_LOCK` and its bits: buffers whose size the program has set.
+const SO_BUF_LOCK: i32 = 72;
+pub(crate) const SNDBUF_LOCK: i32 = 1;
+pub(crate) const RCVBUF_LOCK: i32 = 2;
+
+/// Largest segment of a socket that has no limit set (`TCP_MSS_DEFAULT`).
+const MSS_DEFAULT: i32 = 536;
+
+/// Options that connections inherit from their listener, and that sockets of ours have.
+pub(crate) const INHERITED: [OptionName; 18] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
+    (libc::SOL_SOCKET, libc::SO_RCVBUF),
+    (libc::SOL_SOCKET, libc::SO_SNDBUF),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_CORK),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    (libc::IPPROTO_TCP, libc::TCP_LINGER2),
+    (libc::IPPROTO_TCP, libc::TCP_SYNCNT),
+    (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
+    (libc::IPPROTO_TCP, libc::TCP_MAXSEG),
+    (libc::IPPROTO_TCP, libc::TCP_CONGESTION),
+    (libc::IPPROTO_IP, libc::IP_TOS),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+];
+
+/// Options that `setsockopt` takes besides: those kept elsewhere, and those without effect on a socket that
+/// listens or is connected.
+const TAKEN: [OptionName; 27] = [
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
+    (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE),
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+    (libc::SOL_SOCKET, libc::SO_BROADCAST),
+    (libc::SOL_SOCKET, libc::SO_DONTROUTE),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    (libc::SOL_SOCKET, libc::SO_INCOMING_CPU),
+    (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
+    (libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL),
+    (libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET),
+    (libc::IPPROTO_TCP, libc::TCP_QUICKACK),
+    (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
+    (libc::IPPROTO_TCP, libc::TCP_FASTOPEN),
+    (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
+    (libc::IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS),
+    (libc::IPPROTO_IP, libc::IP_TTL),
+    (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
+    (libc::IPPROTO_IP, libc::IP_FREEBIND),
+    (libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT),
+    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+    (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+    (libc::IPPROTO_IPV6, libc::IPV6_FREEBIND),
+    (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+];
+
+/// True if `setsockopt` of this option on a TCP socket of ours is not refused.
+pub(crate) fn is_supported(option: OptionName) -> bool {
+    INHERITED.contains(&option) || TAKEN.contains(&option)
+}
+
+/// True if the program has set the size of a buffer of the kernel's socket.
+pub(crate) fn is_buffer_set(kernel: BorrowedFd<'_>, bit: i32) -> bool {
+    let set = abi::option_value(kernel, (libc::SOL_SOCKET, SO_BUF_LOCK));
+    set.is_ok_and(|set| set & bit != 0)
+}
+
+/// Value of an option, for a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TcpSetting {
+    option: OptionName,
+    value: i64,
+}
+
+impl TcpSetting {
+    /// Reads an option of the kernel's socket. `None` if the connection's need not be changed.
+    pub(crate) fn of((level, number): OptionName, kernel: BorrowedFd<'_>) -> Option<Self> {
+        let number = match (level, number) {
+            (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE) => libc::SO_RCVBUF,
+            (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE) => libc::SO_SNDBUF,
+            _ => number,
+        };
+        let option = (level, number);
+        let value = || abi::option_value(kernel, option).ok().map(i64::from);
+        let value = match option {
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let linger = socket_linger(kernel).ok()?;
+                linger.map_or(-1, |linger| i64::try_from(linger.as_secs()).unwrap_or(i64::MAX))
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+                value().filter(|_| is_buffer_set(kernel, RCVBUF_LOCK))?
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+                value().filter(|_| is_buffer_set(kernel, SNDBUF_LOCK))?
+            }
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                i64::from(tcp_congestion(kernel).ok()? == congestion_name(Algorithm::NewReno))
+            }
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
+                value().filter(|bytes| *bytes != i64::from(MSS_DEFAULT))?
+            }
+            _ if INHERITED.contains(&option) => value()?,
+            _ => return None,
+        };
+        Some(Self { option, value })
+    }
+
+    /// Changes the option of a connection.
+    pub(crate) fn apply(&self, options: &mut TcpOptions) {
+        let Self { option: (level, number), value } = *self;
+        let micros = |unit_us: u64| u64::try_from(value).unwrap_or(0).saturating_mul(unit_us);
+        let is_on = value != 0;
+        match (level, number) {
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keepalive = is_on,
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                options.linger_us = (value >= 0).then(|| micros(SECOND_US));
+            }
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => options.oob_inline = is_on,
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => options.rcvbuf = u32::try_from(value).ok(),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => options.sndbuf = u32::try_from(value).ok(),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay = is_on,
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork = is_on,
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
+                options.keepalive_idle_us = micros(SECOND_US)
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
+                options.keepalive_interval_us = micros(SECOND_US);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
+                options.keepalive_probes = u8::try_from(value).unwrap_or(u8::MAX);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => options.user_timeout_us = micros(1000),
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
+                options.fin_timeout_us = Some(micros(SECOND_US));
+            }
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => options.syn_retries = u8::try_from(value).ok(),
+            (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
+                options.defer_retries = retries_within(micros(1));
+            }
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
+                options.max_segment = u16::try_from(value).ok()
+            }
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                let algorithm = if is_on { Algorithm::NewReno } else { Algorithm::Cubic };
+                options.congestion = Some(algorithm);
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                options.tos |= u8::try_from(value).unwrap_or(0);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Name that the kernel has for a congestion control.
+pub(crate) fn congestion_name(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::NewReno => "reno",
+        Algorithm::Cubic => "cubic",
+    }
+}
+
+/// Number of retransmissions of a SYN-ACK within a time (`secs_to_retrans`).
+fn retries_within(seconds: u64) -> u8 {
+    const TIMEOUT_MAX_S: u64 = 120;
+    let (mut retries, mut timeout, mut period) = (u8::from(seconds > 0), 1, 1);
+    while seconds > period && retries < u8::MAX {
+        retries += 1;
+        timeout = (timeout * 2).min(TIMEOUT_MAX_S);
+        period += timeout;
+    }
+    retries
+}
+
+/// State of a connection as the kernel's `struct tcp_info`, of which it has the first part.
+pub(crate) fn info_bytes(info: Option<&TcpInfo>) -> Vec<u8> {
+    /// Bytes up to `tcpi_total_retrans`.
+    const LEN_BYTES: usize = 104;
+    const TCP_CLOSE: u8 = 7;
+    let Some(info) = info else {
+        let mut bytes = vec![0; LEN_BYTES];
+        bytes[0] = TCP_CLOSE;
+        return bytes;
+    };
+    let state = match info.state {
+        State::Established => 1,
+        State::SynSent => 2,
+        State::SynReceived => 3,
+        State::FinWait1 => 4,
+        State::FinWait2 => 5,
+        State::Closed => TCP_CLOSE,
+        State::CloseWait => 8,
+        State::LastAck => 9,
+        State::Closing => 11,
+    };
+    let phase = match info.phase {
+        Phase::Open => 0,
+        Phase::Disorder => 1,
+        Phase::Cwr => 2,
+        Phase::Recovery => 3,
+        Phase::Loss => 4,
+    };
+    let features = u8::from(info.timestamps)
+        | u8::from(info.sack) << 1
+        | u8::from(info.window_scales.is_some()) << 2
+        | u8::from(info.ecn) << 3;
+    let (theirs, ours) = info.window_scales.unwrap_or_default();
+    let mut bytes =
+        vec![state, phase, info.retransmits, 0, info.backoff, features, theirs & 15 | ours << 4, 0];
+    let micros = |us: u64| u32::try_from(us).unwrap_or(u32::MAX);
+    let words = [
+        micros(info.rto_us),
+        0,
+        info.mss_bytes,
+        info.mss_bytes,
+        info.unacked,
+        info.sacked,
+        info.lost,
+        info.retransmitted,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        info.receive_window_bytes,
+        micros(info.rtt_us),
+        micros(info.rttvar_us),
+        info.ssthresh.min(i32::MAX.unsigned_abs()),
+        info.cwnd,
+        info.mss_bytes,
+        info.reordering,
+        0,
+        info.receive_buffer_bytes,
+        info.resent.total(),
+    ];
+    bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
+    debug_assert_eq!(bytes.len(), LEN_BYTES);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exe_5_defer_accept_counts_retransmissions() {
+        for (seconds, retries) in [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4)] {
+            assert_eq!(retries_within(seconds), retries, "{seconds} s");
+        }
+    }
+}

@@ -1,0 +1,601 @@
+"""Makes the same calls on sockets of the kernel or of Forebay, and prints each answer on a line.
+
+The peer, in another namespace, does what it is told over a connection of the kernel.
+"""
+import array, errno, fcntl, os, select, signal, socket, struct, sys, termios, threading, time
+
+NEAR, FAR, CONTROL = ("10.9.0.1", 7), ("10.9.0.2", 9), ("10.9.0.2", 10)
+WAIT_MS = 20_000
+FIONREAD, SIOCOUTQ = termios.FIONREAD, termios.TIOCOUTQ
+ERRNO = errno.errorcode
+
+
+def peer():
+    """Commands: one a line, each answered by a line."""
+    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    udp.bind(FAR)
+    listener = socket.create_server(CONTROL)
+    print("ready", flush=True)
+    control = listener.accept()[0].makefile("rwb")
+    tcp = None
+    for line in control:
+        word, _, rest = line.decode().strip().partition(" ")
+        answer = "done"
+        if word == "connect":
+            tcp = socket.create_connection(NEAR)
+        elif word == "send":
+            tcp.sendall(b"x" * int(rest))
+        elif word == "urgent":
+            tcp.send(b"u", socket.MSG_OOB)
+        elif word == "read":
+            wanted, got = int(rest), b""
+            while len(got) < wanted:
+                got += tcp.recv(wanted - len(got)) or sys.exit("the stream has ended")
+            answer = str(sum(got))
+        elif word == "end":
+            answer = repr(tcp.recv(1))
+        elif word == "shut":
+            tcp.shutdown(socket.SHUT_WR)
+        elif word == "reset":
+            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            tcp.close()
+        elif word == "close":
+            tcp.close()
+        elif word == "datagram":
+            udp.sendto(b"d" * int(rest), NEAR)
+        control.write(answer.encode() + b"\n")
+        control.flush()
+
+
+def main():
+    control = socket.create_connection(CONTROL).makefile("rwb")
+
+    def tell(command):
+        control.write(command.encode() + b"\n")
+        control.flush()
+        return control.readline().decode().strip()
+
+    signals = []
+    signal.signal(signal.SIGPIPE, lambda *_: signals.append("SIGPIPE"))
+    signal.signal(signal.SIGALRM, lambda *_: signals.append("SIGALRM"))
+    datagrams(tell)
+    listener = listening(tell)
+    connection = lambda: accepted(listener, tell)
+    for part in (waits, reads, writes, ends, resets, shutdowns, duplicates, threads, options, files, misuse):
+        print("#", part.__name__)
+        part(connection, tell)
+        print("signals", signals)
+        signals.clear()
+    interrupted(connection, tell, signals)
+    again(listener, connection, tell)
+    print("kernel", kernels("Tcp", "PassiveOpens") + kernels("Udp", "InDatagrams"))
+
+
+def say(what, call, *arguments):
+    """Prints the answer of a call, or its error."""
+    try:
+        value = call(*arguments)
+    except OSError as error:
+        value = ERRNO.get(error.errno, error)
+    print(f"{what}: {value}")
+    return value
+
+
+def events(mask):
+    names = ("IN", "OUT", "ERR", "HUP", "RDHUP")
+    bits = (select.POLLIN, select.POLLOUT, select.POLLERR, select.POLLHUP, select.POLLRDHUP)
+    return "|".join(name for name, bit in zip(names, bits) if mask & bit) or "none"
+
+
+def polled(it, asked=None, wait_ms=0):
+    """Events of poll."""
+    poll = select.poll()
+    all = select.POLLIN | select.POLLOUT | select.POLLRDHUP
+    poll.register(it, all if asked is None else asked)
+    return events(sum(mask for _, mask in poll.poll(wait_ms)))
+
+
+def await_event(it, mask):
+    poll = select.poll()
+    poll.register(it, mask)
+    assert poll.poll(WAIT_MS), "nothing has happened"
+
+
+def number(it, request):
+    word = array.array("i", [0])
+    fcntl.ioctl(it.fileno(), request, word)
+    return word[0]
+
+
+def await_bytes(it, count):
+    began = time.monotonic()
+    while number(it, FIONREAD) < count:
+        assert time.monotonic() - began < WAIT_MS / 1000, "the bytes have not come"
+
+
+def kernels(protocol, name):
+    with open("/proc/self/net/snmp") as lines:
+        names, values = [line.split() for line in lines if line.startswith(protocol + ":")]
+    return int(values[names.index(name)])
+
+
+def listening(tell):
+    print("# listening")
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    say("bind", listener.bind, NEAR)
+    say("accept too early", listener.accept)
+    say("listen", listener.listen, 64)
+    say("listen", listener.listen, 65)
+    say("bind again", listener.bind, ("10.9.0.1", 8))
+    say("name", listener.getsockname)
+    say("peer", listener.getpeername)
+    say("recv", listener.recv, 1)
+    say("send", listener.send, b"x")
+    say("events", polled, listener)
+    for name in ("SO_ACCEPTCONN", "SO_TYPE", "SO_DOMAIN", "SO_PROTOCOL", "SO_ERROR", "SO_REUSEADDR"):
+        say(name, listener.getsockopt, socket.SOL_SOCKET, getattr(socket, name))
+    listener.setblocking(False)
+    say("accept nothing", listener.accept)
+    listener.setblocking(True)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 20_000))
+    say("accept until the time-out", lambda: os_accept(listener))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    # Every way to wait for a connection.
+    for wait in WAITS:
+        waiter = wait(listener, select.EPOLLIN)
+        say(f"{wait.__name__} nothing", waiter, 0)
+        tell("connect")
+        say(f"{wait.__name__} connection", waiter, WAIT_MS)
+        it, peer = listener.accept()
+        say("inheritable, flags", lambda: (it.get_inheritable(), fcntl.fcntl(it, fcntl.F_GETFL)))
+        say("names", lambda: (it.getsockname() == NEAR, it.getpeername() == peer, peer[0]))
+        say("inherited", lambda: (it.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                                  it.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+        say(f"{wait.__name__} no more", waiter, 0)
+        it.close()
+        tell("close")
+    return listener
+
+
+def os_accept(listener):
+    """accept without Python's waiting and trying again."""
+    return listener._accept()
+
+
+def accepted(listener, tell):
+    tell("connect")
+    return listener.accept()[0]
+
+
+def poll(it, mask):
+    poll = select.poll()
+    poll.register(it, mask)
+    return lambda wait_ms: events(sum(found for _, found in poll.poll(wait_ms)))
+
+
+def select_(it, mask):
+    """select, for one of three sets."""
+    sets = [[it] if mask & bit else [] for bit in (select.EPOLLIN, select.EPOLLOUT, select.EPOLLPRI)]
+    return lambda wait_ms: [len(found) for found in select.select(*sets, wait_ms / 1000)]
+
+
+def epoll(it, mask):
+    """epoll, level-triggered."""
+    epoll = select.epoll()
+    epoll.register(it, mask)
+    return lambda wait_ms: events(sum(found for _, found in epoll.poll(wait_ms / 1000)))
+
+
+def epoll_edge(it, mask):
+    return epoll(it, mask | select.EPOLLET)
+
+
+def epoll_once(it, mask):
+    return epoll(it, mask | select.EPOLLONESHOT)
+
+
+def epoll_nested(it, mask):
+    inner, outer = select.epoll(), select.epoll()
+    inner.register(it, mask)
+    outer.register(inner, select.EPOLLIN)
+    return lambda wait_ms: (events(sum(found for _, found in outer.poll(wait_ms / 1000))), inner.fileno() and "")
+
+
+WAITS = (poll, select_, epoll, epoll_edge, epoll_once, epoll_nested)
+
+
+def waits(connection, tell):
+    for wait in WAITS:
+        it, name = connection(), wait.__name__
+        both = select.EPOLLIN | select.EPOLLOUT
+        say(f"{name} new", wait(it, both), WAIT_MS)
+        waiter = wait(it, select.EPOLLIN)
+        say(f"{name} nothing", waiter, 0)
+        tell("send 10")
+        await_bytes(it, 10)
+        say(f"{name} bytes", waiter, WAIT_MS)
+        say(f"{name} again", waiter, 0)
+        say(f"{name} part", it.recv, 4)
+        say(f"{name} rest", waiter, 0)
+        say(f"{name} read", it.recv, 100)
+        say(f"{name} all read", waiter, 0)
+        tell("send 5")
+        await_bytes(it, 5)
+        say(f"{name} bytes again", waiter, 0)
+        it.close()
+        tell("close")
+
+
+def reads(connection, tell):
+    for blocks in (True, False):
+        it = connection()
+        it.setblocking(blocks)
+        dont_wait = socket.MSG_DONTWAIT
+        say("nothing", it.recv, 10, dont_wait)
+        say("no room, nothing", it.recvmsg, 0, 0, dont_wait)
+        say("read without room", os.read, it.fileno(), 0)
+        tell("send 100")
+        await_bytes(it, 100)
+        say("waiting", number, it, FIONREAD)
+        say("no room", it.recvmsg, 0, 0)
+        say("peek", lambda: len(it.recv(7, socket.MSG_PEEK)))
+        say("peek all", lambda: len(it.recv(1000, socket.MSG_PEEK)))
+        say("cut", lambda: len(it.recv(10)))
+        say("trunc", lambda: it.recv_into(bytearray(10), 10, socket.MSG_TRUNC))
+        say("waiting", number, it, FIONREAD)
+        say("read", lambda: len(os.read(it.fileno(), 10)))
+        say("readv", lambda: os.readv(it.fileno(), [bytearray(3), bytearray(0), bytearray(9)]))
+        say("recvfrom", lambda: (lambda got: (len(got[0]), got[1]))(it.recvfrom(8)))
+        say("recvmsg", lambda: (lambda got: (len(got[0]),) + got[1:])(it.recvmsg(10, 100)))
+        say("recvmsg peek", lambda: (lambda got: (len(got[0]),) + got[1:])(it.recvmsg(10, 0, socket.MSG_PEEK)))
+        say("recvmsg_into", lambda: it.recvmsg_into([bytearray(5), bytearray(5)])[0])
+        say("pread", os.pread, it.fileno(), 4, 0)
+        say("error queue", it.recv, 10, socket.MSG_ERRQUEUE)
+        say("out of band", it.recv, 1, socket.MSG_OOB)
+        say("wait all, there", lambda: len(it.recv(20, socket.MSG_WAITALL)))
+        say("rest", lambda: len(it.recv(1000)))
+        say("nothing more", it.recv, 10, dont_wait)
+        if blocks:
+            late = threading.Timer(0.05, tell, ["send 30"])
+            tell("send 20")
+            late.start()
+            say("wait all, later", lambda: len(it.recv(50, socket.MSG_WAITALL)))
+            late.join()
+            it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 30_000))
+            say("time-out", it.getsockopt, socket.SOL_SOCKET, socket.SO_RCVTIMEO, 16)
+            say("until the time-out", it.recv, 10)
+            tell("send 3")
+            await_bytes(it, 3)
+            say("wait all until the time-out", it.recv, 10, socket.MSG_WAITALL)
+        tell("urgent")
+        say("urgent", urgent, it)
+        say("urgent again", it.recv, 1, socket.MSG_OOB)
+        it.close()
+        tell("close")
+
+
+def urgent(it):
+    """The urgent byte, once it is there."""
+    while True:
+        try:
+            return it.recv(1, socket.MSG_OOB)
+        except OSError as error:
+            assert error.errno in (errno.EINVAL, errno.EAGAIN), error
+
+
+def writes(connection, tell):
+    it = connection()
+    say("send nothing", it.send, b"")
+    say("write nothing", os.write, it.fileno(), b"")
+    say("send", it.send, b"a" * 10)
+    say("more", it.send, b"b" * 10, socket.MSG_MORE)
+    say("writev", os.writev, it.fileno(), [b"c" * 5, b"", b"d" * 5])
+    say("sendmsg", it.sendmsg, [b"e" * 7, b"f" * 3], [], socket.MSG_NOSIGNAL)
+    say("sendto", it.sendto, b"g" * 10, FAR)
+    say("arrived", tell, "read 50")
+    say("unacknowledged", lambda: until(lambda: number(it, SIOCOUTQ) == 0))
+    it.setblocking(False)
+    sent = 0
+    # Buffers grow while there is room in those of the peer.
+    while polled(it, select.POLLOUT, 500) == "OUT":
+        try:
+            while True:
+                sent += it.send(bytes(65_536))
+        except OSError as error:
+            assert error.errno == errno.EAGAIN, error
+    print("full:", sent > 65_536)
+    say("not writable", polled, it, select.POLLOUT)
+    say("don't wait", it.send, b"x", socket.MSG_DONTWAIT)
+    it.setblocking(True)
+    it.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 30_000))
+    say("until the time-out", it.send, b"x")
+    it.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+    say("taken", tell, f"read {sent}")
+    say("writable", polled, it, select.POLLOUT, WAIT_MS)
+    reader = threading.Thread(target=lambda: say("large, arrived", tell, "read 3000000"))
+    reader.start()
+    sent = it.send(b"y" * 3_000_000)
+    reader.join()
+    print("large:", sent)
+    it.close()
+    tell("close")
+
+
+def until(call):
+    began = time.monotonic()
+    while not call():
+        assert time.monotonic() - began < WAIT_MS / 1000, "it has not happened"
+    return True
+
+
+def ends(connection, tell):
+    it = connection()
+    tell("send 5")
+    tell("shut")
+    await_event(it, select.POLLRDHUP)
+    await_bytes(it, 5)
+    say("events", polled, it)
+    say("last", it.recv, 10)
+    say("end", it.recv, 10)
+    say("end again", it.recv, 10)
+    say("events at the end", polled, it)
+    say("peek at the end", it.recv, 10, socket.MSG_PEEK)
+    say("still sends", it.send, b"z" * 4)
+    say("arrived", tell, "read 4")
+    for wait in WAITS:
+        say(f"{wait.__name__} end", wait(it, select.EPOLLIN | select.EPOLLRDHUP), WAIT_MS)
+    say("shut", it.shutdown, socket.SHUT_WR)
+    say("peer's end", tell, "end")
+    await_event(it, 0)
+    say("events of both ends", polled, it)
+    say("send after shutdown", it.send, b"x")
+    it.close()
+    tell("close")
+
+
+def resets(connection, tell):
+    it = connection()
+    tell("reset")
+    await_event(it, select.POLLERR)
+    say("events", polled, it)
+    say("reset", it.recv, 10)
+    say("then", it.recv, 10)
+    say("send", it.send, b"x")
+    say("send without a signal", it.send, b"x", socket.MSG_NOSIGNAL)
+    say("peer", it.getpeername)
+    say("shutdown", it.shutdown, socket.SHUT_WR)
+    say("events", polled, it)
+    it.close()
+    it = connection()
+    tell("reset")
+    await_event(it, select.POLLERR)
+    say("SO_ERROR", it.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
+    say("SO_ERROR", it.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
+    say("recv", it.recv, 10)
+    it.close()
+    it = connection()
+    tell("send 5")
+    await_bytes(it, 5)
+    tell("reset")
+    await_event(it, select.POLLERR)
+    say("after bytes", it.recv, 10)
+    it.close()
+
+
+def shutdowns(connection, tell):
+    it = connection()
+    say("receiving", it.shutdown, socket.SHUT_RD)
+    say("events", polled, it)
+    say("recv", it.recv, 10)
+    say("send", it.send, b"x")
+    say("sending", it.shutdown, socket.SHUT_WR)
+    say("events", polled, it)
+    say("send", it.send, b"x")
+    say("again", it.shutdown, socket.SHUT_RDWR)
+    say("wrong", it.shutdown, 3)
+    it.close()
+    tell("close")
+
+
+def duplicates(connection, tell):
+    it = connection()
+    second = it.dup()
+    third = socket.socket(fileno=fcntl.fcntl(it.fileno(), fcntl.F_DUPFD_CLOEXEC, 40))
+    say("number", lambda: third.fileno() >= 40)
+    it.setblocking(False)
+    say("shared flag", lambda: fcntl.fcntl(second, fcntl.F_GETFL) & os.O_NONBLOCK != 0)
+    say("nothing", second.recv, 1)
+    it.setblocking(True)
+    tell("send 6")
+    say("first", it.recv, 2)
+    it.close()
+    say("second", second.recv, 2)
+    os.dup2(second.fileno(), third.fileno())
+    second.close()
+    say("third", third.recv, 2)
+    say("send", third.send, b"abc")
+    say("arrived", tell, "read 3")
+    third.close()
+    say("peer's end", tell, "end")
+    tell("close")
+
+
+def threads(connection, tell):
+    it = connection()
+    got = []
+    readers = [threading.Thread(target=lambda: got.append(it.recv(1))) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in readers:
+        tell("send 1")
+    for reader in readers:
+        reader.join()
+    print("read by threads:", got)
+    reader = threading.Thread(target=lambda: say("recv while shut down", it.recv, 1))
+    reader.start()
+    it.shutdown(socket.SHUT_RDWR)
+    reader.join()
+    it.close()
+    tell("close")
+
+
+def options(connection, tell):
+    it = connection()
+    level, tcp = socket.SOL_SOCKET, socket.IPPROTO_TCP
+    for where, name, value in (
+        (level, "SO_KEEPALIVE", 0), (level, "SO_OOBINLINE", 1), (level, "SO_REUSEADDR", 1), (level, "SO_PRIORITY", 3),
+        (level, "SO_RCVBUF", 30_000), (tcp, "TCP_NODELAY", 0), (tcp, "TCP_CORK", 1), (tcp, "TCP_CORK", 0),
+        (tcp, "TCP_KEEPIDLE", 7), (tcp, "TCP_KEEPINTVL", 5), (tcp, "TCP_KEEPCNT", 3), (tcp, "TCP_KEEPIDLE", 0),
+        (tcp, "TCP_KEEPCNT", 300), (tcp, "TCP_USER_TIMEOUT", 900), (tcp, "TCP_USER_TIMEOUT", -1),
+        (tcp, "TCP_LINGER2", 9), (tcp, "TCP_QUICKACK", 1), (tcp, "TCP_DEFER_ACCEPT", 3),
+        (tcp, "TCP_NOTSENT_LOWAT", 16_384), (socket.IPPROTO_IP, "IP_TOS", 16), (socket.IPPROTO_IP, "IP_TTL", 9),
+        (socket.IPPROTO_IP, "IP_TTL", 999),
+    ):
+        say(f"{name} = {value}", it.setsockopt, where, getattr(socket, name), value)
+        say(name, it.getsockopt, where, getattr(socket, name))
+    say("SO_LINGER", it.setsockopt, level, socket.SO_LINGER, struct.pack("ii", 1, 7))
+    say("SO_LINGER", it.getsockopt, level, socket.SO_LINGER, 8)
+    say("SO_LINGER", it.setsockopt, level, socket.SO_LINGER, struct.pack("ii", 0, 0))
+    for name in ("SO_ACCEPTCONN", "SO_TYPE", "SO_DOMAIN", "SO_PROTOCOL", "SO_ERROR"):
+        say(name, it.getsockopt, level, getattr(socket, name))
+    say("TCP_CONGESTION", lambda: len(it.getsockopt(tcp, socket.TCP_CONGESTION, 16)))
+    say("TCP_CONGESTION = x", it.setsockopt, tcp, socket.TCP_CONGESTION, b"x")
+    say("TCP_CONGESTION = reno", it.setsockopt, tcp, socket.TCP_CONGESTION, b"reno")
+    say("TCP_CONGESTION", it.getsockopt, tcp, socket.TCP_CONGESTION, 16)
+    say("TCP_MAXSEG", it.getsockopt, tcp, socket.TCP_MAXSEG)
+    say("TCP_INFO", lambda: it.getsockopt(tcp, socket.TCP_INFO, 104)[0])
+    say("short", it.setsockopt, tcp, socket.TCP_NODELAY, b"x")
+    say("unknown", it.setsockopt, tcp, 999, 1)
+    say("unknown", it.getsockopt, tcp, 999)
+    it.close()
+    tell("close")
+
+
+def files(connection, tell):
+    it = connection()
+    with open("/proc/self/exe", "rb") as file:
+        expected = sum(file.read(10_000))
+        file.seek(5)
+        say("sendfile", os.sendfile, it.fileno(), file.fileno(), 0, 10_000)
+        say("position", file.tell)
+        say("arrived", lambda: int(tell("read 10000")) == expected)
+        say("sendfile from its position", os.sendfile, it.fileno(), file.fileno(), None, 10)
+        say("position", lambda: os.lseek(file.fileno(), 0, os.SEEK_CUR))
+        say("arrived", tell, "read 10")
+        say("sendfile beyond the end", os.sendfile, it.fileno(), file.fileno(), 1 << 40, 10)
+    it.close()
+    tell("close")
+
+
+def misuse(connection, tell):
+    it = connection()
+    say("connect", it.connect, FAR)
+    say("listen", it.listen, 1)
+    say("accept", lambda: os_accept(it))
+    say("bind", it.bind, ("10.9.0.1", 8))
+    say("seek", os.lseek, it.fileno(), 0, 0)
+    say("kind", lambda: os.fstat(it.fileno()).st_mode >> 12)
+    fd = it.detach()
+    os.close(fd)
+    say("closed", os.read, fd, 1)
+    tell("close")
+
+
+def interrupted(connection, tell, signals):
+    """A signal interrupts a read: without SA_RESTART, as Python installs handlers, Python reads again."""
+    print("# interrupted")
+    it = connection()
+    late = threading.Timer(0.2, tell, ["send 2"])
+    late.start()
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    say("recv", it.recv, 2)
+    late.join()
+    print("signals", signals)
+    it.close()
+    tell("close")
+
+
+def again(listener, connection, tell):
+    """Listens anew while a connection lives."""
+    print("# again")
+    it = connection()
+    listener.close()
+    other = socket.socket()
+    say("bind", other.bind, NEAR)
+    other.close()
+    other = socket.socket()
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    say("bind", other.bind, NEAR)
+    say("listen", other.listen)
+    say("send", it.send, b"abc")
+    say("arrived", tell, "read 3")
+    it.close()
+    tell("close")
+    it = accepted(other, tell)
+    say("send", it.send, b"abc")
+    say("arrived", tell, "read 3")
+
+
+def datagrams(tell):
+    print("# datagrams")
+    it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    it.bind(NEAR)
+    dont_wait = socket.MSG_DONTWAIT
+    for wait in WAITS:
+        name = wait.__name__
+        say(f"{name} new", wait(it, select.EPOLLIN | select.EPOLLOUT), WAIT_MS)
+        waiter = wait(it, select.EPOLLIN)
+        say(f"{name} nothing", waiter, 0)
+        tell("datagram 10")
+        await_event(it, select.POLLIN)
+        say(f"{name} datagram", waiter, WAIT_MS)
+        say(f"{name} again", waiter, 0)
+        say(f"{name} peek", it.recvfrom, 4, socket.MSG_PEEK)
+        say(f"{name} part", it.recvfrom, 4)
+        say(f"{name} all read", waiter, 0)
+    for flags in (0, dont_wait, socket.MSG_TRUNC, socket.MSG_PEEK, socket.MSG_PEEK | socket.MSG_TRUNC,
+                  socket.MSG_WAITALL):
+        tell("datagram 9")
+        await_event(it, select.POLLIN)
+        say(f"flags {flags}", it.recv_into, bytearray(4), 4, flags)
+        say(f"recvmsg, flags {flags}", it.recvmsg, 4, 100, flags | dont_wait)
+        say("left", it.recv, 10, dont_wait)
+    tell("datagram 0")
+    await_event(it, select.POLLIN)
+    say("waiting", number, it, FIONREAD)
+    say("empty", it.recvfrom, 10)
+    tell("datagram 8")
+    await_event(it, select.POLLIN)
+    say("waiting", number, it, FIONREAD)
+    say("no room", it.recvmsg, 0, 0)
+    say("nothing", it.recv, 1, dont_wait)
+    say("error queue", it.recv, 10, socket.MSG_ERRQUEUE)
+    say("out of band", it.recv, 1, socket.MSG_OOB | dont_wait)
+    say("listen", it.listen, 1)
+    say("accept", lambda: os_accept(it))
+    say("shutdown", it.shutdown, socket.SHUT_WR)
+    it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 30_000))
+    say("until the time-out", it.recv, 10)
+    second = it.dup()
+    it.close()
+    tell("datagram 3")
+    it = second
+    await_event(it, select.POLLIN)
+    say("duplicate", it.recv, 10)
+    got = []
+    it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    readers = [threading.Thread(target=lambda: got.append(it.recv(9))) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for _ in readers:
+        tell("datagram 2")
+    for reader in readers:
+        reader.join()
+    print("read by threads:", got)
+    it.close()
+
+
+peer() if sys.argv[1:] == ["peer"] else main()
