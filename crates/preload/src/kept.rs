@@ -1,7 +1,13 @@
 //! Descriptors of the library that the program does not know, and must not close.
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::io::fcntl_getfd;
+
+use crate::abi;
 
 /// Lowest number of most of them, so that the program's own descriptors have the numbers that they would have
 /// without us.
@@ -17,6 +23,35 @@ pub(crate) fn add(descriptor: BorrowedFd<'_>) {
     if let Some(kept) = at(descriptor.as_raw_fd()) {
         kept.store(true, Ordering::Relaxed);
     }
+}
+
+/// Keeps all descriptors that `open` opens from the program. Not those of a program with several threads, which
+/// may open descriptors at the same time: these would never be closed.
+pub(crate) fn all_of<T>(open: impl FnOnce() -> T) -> T {
+    if numbers_in("/proc/self/task").len() != 1 {
+        return open();
+    }
+    let before = open_numbers();
+    let opened = open();
+    for number in open_numbers().difference(&before) {
+        if let Some(kept) = at(*number) {
+            kept.store(true, Ordering::Relaxed);
+        }
+    }
+    opened
+}
+
+/// Numbers of all open descriptors, but for the one that the list was read by.
+fn open_numbers() -> BTreeSet<RawFd> {
+    let mut numbers = numbers_in("/proc/self/fd");
+    numbers.retain(|number| abi::with_number(*number, |it| fcntl_getfd(it)).is_ok());
+    numbers
+}
+
+/// Names of a folder's files that are numbers.
+fn numbers_in(folder: &str) -> BTreeSet<RawFd> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Ends the protection of a descriptor that is about to be closed.

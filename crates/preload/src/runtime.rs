@@ -12,8 +12,8 @@ use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::FilterProtocol;
 use rustix::io::Errno;
 
-use crate::abi;
 use crate::claim::Claim;
+use crate::{abi, kept};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 const FORKS_MAX: usize = 8;
@@ -97,7 +97,7 @@ pub(crate) fn prepare() -> Result<(), Errno> {
         && is_inherited
         && RUNNING.get(forks()).is_some_and(|slot| slot.get().is_none())
     {
-        *prepared = Some(told(open(config))?);
+        *prepared = Some(told(kept::all_of(|| open(config)))?);
     }
     Ok(())
 }
@@ -191,7 +191,7 @@ fn start(config: &PreloadConfig) -> Result<Runtime, Errno> {
     let prepared = match prepared {
         Some(prepared) => prepared,
         None => {
-            let fresh = told(open(config))?;
+            let fresh = told(kept::all_of(|| open(config)))?;
             if !fresh.claim.take() {
                 return Err(Errno::NODEV);
             }

@@ -86,10 +86,11 @@ pub(crate) fn copy_option(from: BorrowedFd<'_>, to: BorrowedFd<'_>, option: (i32
     }
 }
 
-/// Lends an open descriptor of the program.
+/// Lends a descriptor by its number, which is not negative.
 pub(crate) fn with_number<T>(number: RawFd, act: impl FnOnce(BorrowedFd<'_>) -> T) -> T {
-    // SAFETY: not -1, since the table has it; it is only used for this call, on behalf of the program that has
-    // it open.
+    assert!(number >= 0, "a descriptor has a number");
+    // SAFETY: not -1, as asserted; it is only used for this call, on behalf of the program, and what is called
+    // finds out if it is open.
     act(unsafe { BorrowedFd::borrow_raw(number) })
 }
 

@@ -1,5 +1,8 @@
-//! One program of calls, run on the kernel's sockets and then with the library preloaded: the answers are equal.
+//! Programs of calls, run on the kernel's sockets and then with the library preloaded: the answers are equal.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
+
+mod forks; //  a process that listens, and children that serve
+mod matrix; // all calls, in all modes
 
 use std::fs;
 use std::io;
@@ -34,7 +37,14 @@ fn main() {
     let mut trials: Vec<_> =
         trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test)).into();
     let missing = missing.or_else(python_missing);
-    trials.push(trial_inside("exe_2_vfork_leaves_sockets_in_place", missing.as_ref(), vforked));
+    let by_python = [
+        ("exe_2_vfork_leaves_sockets_in_place", vforked as fn()),
+        ("exe_4_calls_answer_over_af_packet", || matrix::same_answers("af_packet")),
+        ("exe_4_calls_answer_over_af_xdp", || matrix::same_answers("af_xdp")),
+        ("exe_5_child_serves_its_parents_listener", forks::child_serves),
+        ("exe_5_second_process_is_told_why", forks::second_is_told),
+    ];
+    trials.extend(by_python.map(|(name, test)| trial_inside(name, missing.as_ref(), test)));
     libtest_mimic::run(&arguments, trials).exit();
 }
 
@@ -107,26 +117,32 @@ fn kernel_received() -> u64 {
     line.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-/// Two hosts on one cable; the far one returns each datagram.
+/// Two hosts on one cable.
 struct Hosts {
     near: Namespace,
-    _far: Namespace,
+    far: Namespace,
 }
 
 impl Hosts {
-    fn new() -> Self {
-        let (near, far) = (Namespace::new(), Namespace::new());
-        Cable { near: (&near, "exa"), far: (&far, "exb") }.lay();
-        near.command("ip addr add 10.9.0.1/24 dev exa");
-        far.command("ip addr add 10.9.0.2/24 dev exb");
-        let echo = far.run(|| UdpSocket::bind(FAR).unwrap());
+    /// Hosts of which the far one returns each datagram.
+    fn with_echo() -> Self {
+        let this = Self::new();
+        let echo = this.far.run(|| UdpSocket::bind(FAR).unwrap());
         thread::spawn(move || {
             let mut buffer = [0; 2000];
             while let Ok((len, from)) = echo.recv_from(&mut buffer) {
                 echo.send_to(&buffer[..len], from).unwrap();
             }
         });
-        Self { near, _far: far }
+        this
+    }
+
+    fn new() -> Self {
+        let (near, far) = (Namespace::new(), Namespace::new());
+        Cable { near: (&near, "exa"), far: (&far, "exb") }.lay();
+        near.command("ip addr add 10.9.0.1/24 dev exa");
+        far.command("ip addr add 10.9.0.2/24 dev exb");
+        Self { near, far }
     }
 
     /// Runs the calls, with the library and this configuration if there is one.
@@ -139,6 +155,15 @@ impl Hosts {
 
     /// Runs a program, and returns the lines that it prints.
     fn lines(&self, command: &mut Command, config: Option<&str>) -> Vec<String> {
+        self.lines_and_errors(command, config).0
+    }
+
+    /// Does the same, and returns its standard error, too.
+    fn lines_and_errors(
+        &self,
+        command: &mut Command,
+        config: Option<&str>,
+    ) -> (Vec<String>, String) {
         if let Some(config) = config {
             let own = std::env::current_exe().unwrap();
             let library = own.with_file_name("libforebay_preload.so");
@@ -146,14 +171,15 @@ impl Hosts {
             command.env("LD_PRELOAD", library).env("FOREBAY_EXEC", config);
         }
         let Output { status, stdout, stderr } = self.near.run(|| command.output().unwrap());
-        let stderr = String::from_utf8_lossy(&stderr);
-        assert!(status.success(), "{status} {stderr}");
-        String::from_utf8(stdout).unwrap().lines().map(ToOwned::to_owned).collect()
+        let stderr = String::from_utf8_lossy(&stderr).into_owned();
+        let stdout = String::from_utf8(stdout).unwrap();
+        assert!(status.success(), "{status} {stderr} {stdout}");
+        (stdout.lines().map(ToOwned::to_owned).collect(), stderr)
     }
 }
 
 fn same_answers(via: &str) {
-    let hosts = Hosts::new();
+    let hosts = Hosts::with_echo();
     let (ours, by_kernel) = hosts.calls(Some(&format!("via={via} take=udp:7 spin=auto dev=exa")));
     assert_eq!(by_kernel, 0, "the sockets were not ours");
     let (kernels, by_kernel) = hosts.calls(None);
@@ -163,7 +189,7 @@ fn same_answers(via: &str) {
 
 /// A program whose sockets are not taken has the kernel's.
 fn others() {
-    let hosts = Hosts::new();
+    let hosts = Hosts::with_echo();
     let (_, by_kernel) = hosts.calls(Some("via=af_packet take=udp:8 spin=auto dev=exa"));
     assert!(by_kernel > 0);
 }
@@ -188,6 +214,7 @@ fn python_missing() -> Option<String> {
 
 fn vforked() {
     let config = "via=af_packet take=udp:7 spin=auto dev=exa";
-    let lines = Hosts::new().lines(Command::new("python3").args(["-c", VFORKS]), Some(config));
+    let lines =
+        Hosts::with_echo().lines(Command::new("python3").args(["-c", VFORKS]), Some(config));
     assert_eq!(lines, ["question", "0"], "the answer, and datagrams of the kernel's UDP");
 }

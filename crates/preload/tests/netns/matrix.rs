@@ -1,0 +1,47 @@
+//! Calls in all modes: `matrix.py` makes them, and its peer in the far namespace does what it is told.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use super::Hosts;
+
+const CALLS: &str = include_str!("matrix.py");
+
+/// Peer, until the value is dropped.
+struct Peer(Child);
+
+impl Peer {
+    fn start(hosts: &Hosts) -> Self {
+        let mut command = Command::new("python3");
+        command.args(["-c", CALLS, "peer"]).stdout(Stdio::piped());
+        let mut child = hosts.far.run(|| command.spawn().unwrap());
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self(child)
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        self.0.wait().unwrap();
+    }
+}
+
+pub(crate) fn same_answers(via: &str) {
+    let answers = |config: Option<&str>| {
+        let hosts = Hosts::new();
+        let _peer = Peer::start(&hosts);
+        let mut lines = hosts.lines(Command::new("python3").args(["-c", CALLS]), config);
+        (lines.pop().unwrap(), lines)
+    };
+    let (by_kernel, kernels) = answers(None);
+    assert_ne!(by_kernel, "kernel 0");
+    let (by_kernel, ours) = answers(Some(&format!("via={via} take=udp:7,tcp:7 spin=auto dev=exa")));
+    assert_eq!(by_kernel, "kernel 0", "the sockets were not ours");
+    for (ours, kernels) in ours.iter().zip(&kernels) {
+        assert_eq!(ours, kernels, "our answer and the kernel's");
+    }
+    assert_eq!(ours.len(), kernels.len());
+}
