@@ -26,6 +26,11 @@ impl Claim {
         abi::lock(self.0.as_fd()) && is_first() && pwrite(&self.0, &[1], 0) == Ok(1)
     }
 
+    /// Waits until no other process has the engine.
+    pub(crate) fn wait(&self) {
+        abi::lock_in_turn(self.0.as_fd());
+    }
+
     /// Process that has the engine, if it lives.
     pub(crate) fn holder(&self) -> Option<i32> {
         abi::lock_holder(self.0.as_fd())

@@ -6,12 +6,14 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::process;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use arc_swap::ArcSwapOption;
 use forebay::net::{TcpListener, TcpStream};
 use forebay_device::rx_filter::FilterProtocol;
+use forebay_sys::readiness::{ReadinessTold, Teller, readiness};
 use forebay_sys::tcp_reserve;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd};
@@ -21,7 +23,7 @@ use rustix::net::sockopt::{
 use rustix::net::{RecvFlags, getsockname, recv};
 
 use crate::errno::errno;
-use crate::runtime::{forks, is_running, is_taken, parents_engine, prepare, running};
+use crate::runtime::{forks, is_running, is_taken, parents_engine, prepare, running, when_free};
 use crate::settings::{lacking, timeout};
 use crate::socket::Socket;
 use crate::stream::Stream;
@@ -47,6 +49,8 @@ pub(crate) struct Listener {
     backlog: u32,
     is_nonblocking: AtomicBool,
     served: ArcSwapOption<Served>,
+    /// Descriptor that the program polls while another process receives the packets.
+    turn: Mutex<Option<(Teller, ReadinessTold)>>,
     /// Forks before it was made.
     forks: usize,
 }
@@ -123,6 +127,7 @@ impl Listener {
             backlog: u32::try_from(backlog).unwrap_or(u32::MAX),
             is_nonblocking: is_nonblocking.into(),
             served: ArcSwapOption::empty(),
+            turn: Mutex::default(),
             forks: forks(),
         };
         LISTENERS.fetch_add(1, Ordering::Relaxed);
@@ -177,15 +182,24 @@ impl Listener {
                 "forebay: process {by} accepts the connections to {}, and its child {} cannot: let the program fork \
                  before it waits for connections",
                 self.local,
-                std::process::id()
+                process::id()
             );
             return Err(Errno::NODEV);
         }
-        let mut options = running()?.net.socket().v6_only(self.v6_only);
+        let runtime = match running() {
+            Err(Errno::BUSY) => {
+                self.wait_in_turn(socket)?;
+                return Err(Errno::BUSY);
+            }
+            runtime => runtime?,
+        };
+        let mut options = runtime.net.socket().v6_only(self.v6_only);
         if socket_reuseport(&self.kernel).unwrap_or(false) {
             options = options.reuse_port();
         }
-        let tcp = options.listen_reserved(self.local, self.backlog, Arc::clone(&self.kernel), None);
+        let (reserved, told_by) = (Arc::clone(&self.kernel), self.turn().take());
+        let is_placed = told_by.is_some();
+        let tcp = options.listen_reserved(self.local, self.backlog, reserved, told_by);
         let tcp = tcp.map_err(|error| {
             eprintln!("forebay: cannot listen on {}: {error}", self.local);
             errno(&error)
@@ -193,22 +207,47 @@ impl Listener {
         tcp.set_nonblocking(true);
         let served = Arc::new(Served { tcp, forks: forks() });
         self.adopt(&served, INHERITED.into_iter());
-        let readiness = served.readiness()?;
-        let flags = if self.is_nonblocking.load(Ordering::Relaxed) {
-            OFlags::NONBLOCK
-        } else {
-            OFlags::empty()
-        };
-        fcntl_setfl(readiness, flags)?;
-        for number in table::numbers_of(socket) {
-            let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
-            let is_cloexec = flags.contains(FdFlags::CLOEXEC);
-            abi::replace(number, readiness, is_cloexec)?;
+        if !is_placed {
+            self.place(socket, served.readiness()?)?;
         }
-        UNSERVED.fetch_sub(1, Ordering::Relaxed);
         // The parent's copy stays as it is: see `is_of_parent`.
         std::mem::forget(self.served.swap(Some(Arc::clone(&served))));
         Ok(served)
+    }
+
+    /// Has the listener served when the process that receives the packets has ended. Until then its descriptor is
+    /// never readable.
+    fn wait_in_turn(&self, socket: &Arc<Socket>) -> Result<(), Errno> {
+        let mut turn = self.turn();
+        if turn.is_none() {
+            eprintln!(
+                "forebay: another process receives the connections to {}: process {} gets those that come after its \
+                 end",
+                self.local,
+                process::id()
+            );
+            let (teller, told) = readiness().map_err(|error| errno(&error))?;
+            self.place(socket, told.as_fd())?;
+            *turn = Some((teller, told));
+        }
+        drop(turn);
+        when_free(serve_all)
+    }
+
+    /// Puts a readiness descriptor at the listener's numbers.
+    fn place(&self, socket: &Arc<Socket>, readiness: BorrowedFd<'_>) -> Result<(), Errno> {
+        let is_nonblocking = self.is_nonblocking.load(Ordering::Relaxed);
+        fcntl_setfl(readiness, if is_nonblocking { OFlags::NONBLOCK } else { OFlags::empty() })?;
+        for number in table::numbers_of(socket) {
+            let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
+            abi::replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;
+        }
+        UNSERVED.fetch_sub(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn turn(&self) -> MutexGuard<'_, Option<(Teller, ReadinessTold)>> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adopts an option that the program has set on the kernel's socket.
@@ -240,7 +279,15 @@ impl Listener {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL);
         }
-        let served = self.serve(socket)?;
+        let served = loop {
+            match self.serve(socket) {
+                Err(Errno::BUSY) if self.is_nonblocking.load(Ordering::Relaxed) => {
+                    return Err(Errno::AGAIN);
+                }
+                Err(Errno::BUSY) => await_turn(socket)?,
+                served => break served?,
+            }
+        };
         let (tcp, peer) = loop {
             match served.tcp.accept().map_err(|error| errno(&error)) {
                 Err(Errno::AGAIN) if !self.is_nonblocking.load(Ordering::Relaxed) => {
@@ -273,6 +320,24 @@ impl Listener {
     }
 }
 
+/// Serves all listeners, since their turn has come. What fails is told, and answered by `accept`.
+fn serve_all() {
+    for number in table::within(0, u32::MAX) {
+        if let Some(socket) = table::find(number)
+            && let Socket::Listener(listener) = &*socket
+        {
+            let _ = listener.serve(&socket);
+        }
+    }
+}
+
+/// Waits until a listener is served and has a connection.
+fn await_turn(socket: &Arc<Socket>) -> Result<(), Errno> {
+    let number = table::numbers_of(socket).first().copied().ok_or(Errno::BADF)?;
+    abi::with_number(number, |told| recv(told, &mut [0; 1], RecvFlags::PEEK))?;
+    Ok(())
+}
+
 impl Served {
     fn readiness(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.tcp.descriptor().map_err(|error| errno(&error))
@@ -287,7 +352,7 @@ impl Drop for Listener {
         closed.push((self.local.port(), Arc::downgrade(&self.kernel)));
         drop(closed);
         LISTENERS.fetch_sub(1, Ordering::Relaxed);
-        if self.served_here().is_none() {
+        if self.served_here().is_none() && self.turn().is_none() {
             UNSERVED.fetch_sub(1, Ordering::Relaxed);
         }
     }

@@ -1,8 +1,10 @@
 //! Engine of this process: prepared when the first socket is taken, and run by the process that uses one first.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 use std::{process, thread};
 
 use forebay::net::{Net, NetConfig, NetEngine};
@@ -10,13 +12,18 @@ use forebay::{Config, Device, DeviceConfig, Via};
 use forebay_control::preload_config::{PreloadConfig, Spin, VARIABLE};
 use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::FilterProtocol;
-use rustix::io::Errno;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use crate::claim::Claim;
-use crate::{abi, kept};
+use crate::{abi, kept, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 const FORKS_MAX: usize = 8;
+
+/// Time that the end of a process waits for peers, at most.
+const FINISH_MAX: Duration = Duration::from_secs(10);
+const FINISH_LOOK: Duration = Duration::from_millis(1);
 
 /// Never sleep: the value of `forebay_engine::SPIN_ALWAYS_NS`.
 const SPIN_ALWAYS_NS: u64 = u64::MAX;
@@ -42,7 +49,10 @@ pub(crate) struct Runtime {
     /// Indices of the interfaces, by the index of the device; 0 of one that is gone.
     pub(crate) interfaces: Vec<u32>,
     /// Right to receive the taken packets, held until the process ends.
-    claim: Claim,
+    claim: Arc<Claim>,
+    /// Wakes the thread that finishes connections when the process ends.
+    finisher: Arc<OwnedFd>,
+    has_finished: Arc<AtomicBool>,
 }
 
 /// Engine that can be run, once, by one of the processes that have a copy.
@@ -50,7 +60,7 @@ struct Prepared {
     net: Net,
     engine: NetEngine,
     interfaces: Vec<u32>,
-    claim: Claim,
+    claim: Arc<Claim>,
 }
 
 /// Number of forks that lie between the process that loaded the library first and this one.
@@ -110,14 +120,66 @@ pub(crate) fn is_running() -> bool {
 /// Engine of this process, which is run from the first call on.
 ///
 /// # Errors
-/// `ENODEV` if a device cannot be opened, or another process receives the packets, as standard error says.
+/// `EBUSY` as long as another process receives the packets; `ENODEV` if a device cannot be opened, for a reason
+/// that standard error has.
 pub(crate) fn running() -> Result<&'static Runtime, Errno> {
     let slot = RUNNING.get(forks()).ok_or(Errno::NODEV)?;
-    let started = slot.get_or_init(|| {
+    if let Some(started) = slot.get() {
+        return started.as_ref().map_err(|&error| error);
+    }
+    let mut prepared = prepared();
+    if slot.get().is_none() {
         let config = configured().ok_or(Errno::NODEV)?;
-        abi::with_signals_blocked(|| start(config))
-    });
-    started.as_ref().map_err(|&error| error)
+        match abi::with_signals_blocked(|| start(config, &mut prepared)) {
+            Err(Errno::BUSY) => return Err(Errno::BUSY),
+            started => drop(slot.set(started)),
+        }
+    }
+    drop(prepared);
+    running()
+}
+
+/// Calls `then` on another thread once the process that receives the packets has ended.
+pub(crate) fn when_free(then: fn()) -> Result<(), Errno> {
+    static IS_WAITING: AtomicUsize = AtomicUsize::new(0);
+    let this = forks() + 1;
+    if IS_WAITING.swap(this, Ordering::Relaxed) == this {
+        return Ok(());
+    }
+    let inherited = prepared().as_ref().map(|prepared| Arc::clone(&prepared.claim));
+    let claim = inherited.ok_or(Errno::NODEV)?;
+    let wait = move || {
+        claim.wait();
+        then();
+    };
+    abi::with_signals_blocked(|| told(spawn("forebay-claim", wait)))
+}
+
+/// Sends on what closed connections still have to send, before the process ends. Connections that are open are
+/// closed, as the kernel does. May be called by a signal handler: another thread does it, and is waited for.
+pub(crate) fn finish() {
+    if is_in_parents_memory() || !is_running() {
+        return;
+    }
+    let Ok(runtime) = running() else { return };
+    if rustix::io::write(&runtime.finisher, &1u64.to_ne_bytes()).is_err() {
+        return;
+    }
+    let began = Instant::now();
+    while !runtime.has_finished.load(Ordering::Acquire) && began.elapsed() < FINISH_MAX {
+        thread::sleep(FINISH_LOOK);
+    }
+}
+
+/// Waits for the end of the process, and then for the peers of its connections.
+fn await_end(finisher: &OwnedFd, has_finished: &AtomicBool, net: &Net) {
+    let mut count = [0; 8];
+    while rustix::io::read(finisher, &mut count) == Err(Errno::INTR) {}
+    table::within(0, u32::MAX).for_each(table::remove);
+    while net.unfinished_connections() > 0 {
+        thread::sleep(FINISH_LOOK);
+    }
+    has_finished.store(true, Ordering::Release);
 }
 
 /// Process that runs an engine which this one has a copy of, since it was forked from it.
@@ -169,46 +231,48 @@ fn open(config: &PreloadConfig) -> forebay::Result<Prepared> {
         path: "the mark of the process that receives".into(),
         source,
     })?;
-    Ok(Prepared { net, engine, interfaces, claim })
+    Ok(Prepared { net, engine, interfaces, claim: Arc::new(claim) })
 }
 
 /// Runs the engine that was prepared, or another.
-fn start(config: &PreloadConfig) -> Result<Runtime, Errno> {
-    let mut prepared = prepared().take();
-    if let Some(inherited) = prepared.take_if(|inherited| !inherited.claim.take()) {
-        let by = inherited.claim.holder();
-        // Nothing of it may be closed twice.
-        std::mem::forget(inherited);
-        if let Some(by) = by {
-            eprintln!(
-                "forebay: process {by} receives what was taken, so process {} gets nothing: let the program serve by \
-                 one process",
-                process::id()
-            );
-            return Err(Errno::NODEV);
+fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runtime, Errno> {
+    let mut held = None;
+    let ready = match prepared.take() {
+        Some(first) if first.claim.take() => first,
+        Some(inherited) if inherited.claim.holder().is_some() => {
+            *prepared = Some(inherited);
+            return Err(Errno::BUSY);
         }
-    }
-    let prepared = match prepared {
-        Some(prepared) => prepared,
-        None => {
+        inherited => {
+            // Another process has run the engine, and has ended. Nothing of the copy may be closed twice.
+            held = inherited.as_ref().map(|inherited| Arc::clone(&inherited.claim));
+            std::mem::forget(inherited);
             let fresh = told(kept::all_of(|| open(config)))?;
-            if !fresh.claim.take() {
-                return Err(Errno::NODEV);
-            }
+            fresh.claim.take();
             fresh
         }
     };
-    let Prepared { net, engine, interfaces, claim } = prepared;
+    let Prepared { net, engine, interfaces, claim } = ready;
     let run = move || {
         if let Err(error) = engine.run() {
             eprintln!("forebay: the engine has ended: {error}");
         }
     };
-    let spawned = thread::Builder::new().name("forebay-engine".into()).spawn(run);
-    told(spawned.map_err(|source| forebay::Error::File {
+    told(spawn("forebay-engine", run))?;
+    let made = eventfd(0, EventfdFlags::CLOEXEC)?;
+    let finisher = Arc::new(fcntl_dupfd_cloexec(&made, kept::FROM)?);
+    kept::add(finisher.as_fd());
+    let has_finished = Arc::<AtomicBool>::default();
+    let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
+    told(spawn("forebay-finish", move || await_end(&wakes, &says, &of)))?;
+    Ok(Runtime { net, interfaces, claim: held.unwrap_or(claim), finisher, has_finished })
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> forebay::Result<()> {
+    let spawned = thread::Builder::new().name(name.into()).spawn(run);
+    spawned.map(drop).map_err(|source| forebay::Error::File {
         action: "start a thread for",
         path: "the engine".into(),
         source,
-    }))?;
-    Ok(Runtime { net, interfaces, claim })
+    })
 }

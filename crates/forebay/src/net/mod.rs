@@ -284,6 +284,13 @@ impl Net {
         self.0.counts_of_sockets()
     }
 
+    /// Number of TCP connections that were closed, and whose peer does not have everything yet: their data are
+    /// lost if the process ends now. Of ports that the kernel has, too.
+    #[must_use]
+    pub fn unfinished_connections(&self) -> usize {
+        self.0.tcp.unfinished()
+    }
+
     /// Counters of the network layer, by CPU.
     #[must_use]
     pub fn counters(&self) -> &[Arc<NetworkCounters>] {

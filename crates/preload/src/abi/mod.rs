@@ -17,11 +17,12 @@ mod receive; //     recv, recvmsg, read
 mod send; //        send, sendmsg, write
 mod files; //       sendfile, splice
 mod waits; //       epoll_ctl, poll, select
+mod processes; //   _exit
 mod descriptors; // close, dup, fcntl, ioctl
 
 pub(crate) use system::{
-    copy_option, is_ipv6, is_on, is_plain, lock, lock_holder, number, option_value, replace,
-    with_number, with_signals_blocked,
+    copy_option, is_ipv6, is_on, is_plain, lock, lock_holder, lock_in_turn, number, option_value,
+    replace, with_number, with_signals_blocked,
 };
 
 use std::ffi::c_int;

@@ -101,6 +101,13 @@ pub(crate) fn lock(file: BorrowedFd<'_>) -> bool {
     unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_SETLK, &raw const lock) == 0 }
 }
 
+/// Waits for other processes, and locks a file for this one.
+pub(crate) fn lock_in_turn(file: BorrowedFd<'_>) {
+    let lock = whole_file(libc::F_WRLCK);
+    // SAFETY: the call reads the structure, which outlives it. It runs with all signals blocked.
+    unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_SETLKW, &raw const lock) };
+}
+
 /// Process that has a file locked, other than this one.
 pub(crate) fn lock_holder(file: BorrowedFd<'_>) -> Option<i32> {
     let mut lock = whole_file(libc::F_WRLCK);
@@ -158,6 +165,16 @@ extern "C" fn loaded() {
     // SAFETY: the handler lives as long as the process, and only writes to atomics.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
+
+/// Runs when the process ends by `exit` or by the end of `main`.
+extern "C" fn ended() {
+    crate::runtime::finish();
+}
+
+// SAFETY: the section is the list of functions that `exit` calls, without arguments.
+#[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
+#[used]
+static ENDED: extern "C" fn() = ended;
 
 // SAFETY: the section is the list of functions that the loader calls, without arguments, after those of the
 // libraries that this one needs.

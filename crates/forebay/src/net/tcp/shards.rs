@@ -12,8 +12,8 @@ use forebay_rx::arrive::Waker;
 use forebay_rx::hash::FlowHash;
 use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::tcp::{
-    Flow, FlowHasher, Found, HashedFlow, Tcp, TcpConfig, TcpCounters, TcpDevice, TcpMemory, TcpOut,
-    TcpSocket,
+    Flow, FlowHasher, Found, HashedFlow, State, Tcp, TcpConfig, TcpCounters, TcpDevice, TcpMemory,
+    TcpOut, TcpSocket,
 };
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
@@ -187,6 +187,20 @@ impl TcpShards {
             let short = mem::take(&mut *self.short_of_memory());
             short.iter().filter_map(Weak::upgrade).for_each(|watch| watch.wait.memory_is_back());
         }
+    }
+
+    /// Number of closed connections whose peer does not have everything yet.
+    pub(in crate::net) fn unfinished(&self) -> usize {
+        let is_unfinished = |shard: &Shard, socket: TcpSocket| {
+            let state = shard.tcp.info(socket).ok().flatten().map(|info| info.state);
+            matches!(state, Some(State::FinWait1 | State::Closing | State::LastAck))
+        };
+        let of_shard = |index| {
+            let shard = self.shard(index);
+            let orphans = shard.orphans.iter();
+            orphans.filter(|(socket, _)| is_unfinished(&shard, *socket)).count()
+        };
+        self.indices().map(of_shard).sum()
     }
 
     /// Counters of all shards.
