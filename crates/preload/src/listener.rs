@@ -27,7 +27,7 @@ use crate::runtime::{forks, is_running, is_taken, parents_engine, prepare, runni
 use crate::settings::{lacking, timeout};
 use crate::socket::Socket;
 use crate::stream::Stream;
-use crate::tcp_options::{INHERITED, OptionName, TcpSetting};
+use crate::tcp_options::{INHERITED, Inherited, OptionName, TcpSetting};
 use crate::{abi, kept, table};
 
 /// Listeners that this process has, and those of them that no engine of this process serves.
@@ -43,7 +43,7 @@ static SERVING: Mutex<()> = Mutex::new(());
 
 /// Listener, shared by the descriptors that were duplicated from each other, and copied by a fork.
 pub(crate) struct Listener {
-    kernel: Arc<OwnedFd>,
+    inherited: Arc<Inherited>,
     local: SocketAddr,
     v6_only: bool,
     backlog: u32,
@@ -120,7 +120,7 @@ impl Listener {
         let v6_only =
             local.is_ipv6() && abi::is_on(descriptor, (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY));
         let listener = Self {
-            kernel: Arc::new(kernel),
+            inherited: Arc::new(Inherited::of(kernel)?),
             local,
             v6_only,
             // As the kernel: a negative number is the largest.
@@ -142,7 +142,7 @@ impl Listener {
 
     /// The kernel's socket.
     pub(crate) fn kernel(&self) -> BorrowedFd<'_> {
-        self.kernel.as_fd()
+        self.inherited.kernel.as_fd()
     }
 
     pub(crate) fn local(&self) -> SocketAddr {
@@ -194,10 +194,10 @@ impl Listener {
             runtime => runtime?,
         };
         let mut options = runtime.net.socket().v6_only(self.v6_only);
-        if socket_reuseport(&self.kernel).unwrap_or(false) {
+        if socket_reuseport(&self.inherited.kernel).unwrap_or(false) {
             options = options.reuse_port();
         }
-        let (reserved, told_by) = (Arc::clone(&self.kernel), self.turn().take());
+        let (reserved, told_by) = (Arc::clone(&self.inherited.kernel), self.turn().take());
         let is_placed = told_by.is_some();
         let tcp = options.listen_reserved(self.local, self.backlog, reserved, told_by);
         let tcp = tcp.map_err(|error| {
@@ -252,6 +252,7 @@ impl Listener {
 
     /// Adopts an option that the program has set on the kernel's socket.
     pub(crate) fn adopt_option(&self, option: OptionName) {
+        self.inherited.add(option);
         if let Some(served) = self.served_here() {
             self.adopt(&served, std::iter::once(option));
         }
@@ -303,12 +304,12 @@ impl Listener {
     /// Gives a connection the lowest number that is free, as the kernel does.
     fn enter(&self, tcp: TcpStream, flags: i32) -> Result<RawFd, Errno> {
         // First: those of the library come behind it.
-        let place = fcntl_dupfd_cloexec(&self.kernel, 0)?;
+        let place = fcntl_dupfd_cloexec(&self.inherited.kernel, 0)?;
         let number = abi::number(place.as_fd());
         if !table::has_slot(number) {
             return Err(Errno::MFILE);
         }
-        let stream = Stream::accepted(tcp, Arc::clone(&self.kernel), self.local.is_ipv6())?;
+        let stream = Stream::accepted(tcp, Arc::clone(&self.inherited), self.local.is_ipv6())?;
         let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
         stream.set_nonblocking(is_nonblocking);
         let readiness = stream.readiness()?;
@@ -346,10 +347,10 @@ impl Served {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        kept::remove(self.kernel.as_fd());
+        kept::remove(self.inherited.kernel.as_fd());
         let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
         closed.retain(|(_, socket)| socket.strong_count() > 0);
-        closed.push((self.local.port(), Arc::downgrade(&self.kernel)));
+        closed.push((self.local.port(), Arc::downgrade(&self.inherited.kernel)));
         drop(closed);
         LISTENERS.fetch_sub(1, Ordering::Relaxed);
         if self.served_here().is_none() && self.turn().is_none() {

@@ -10,14 +10,14 @@ use forebay::net::TcpStream;
 use forebay_stack::tcp::{State, TcpInfo, WriteFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_error};
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, ipproto, recv, socket_with};
+use rustix::net::sockopt::socket_error;
+use rustix::net::{RecvFlags, recv};
 
 use crate::errno::tcp_errno;
 use crate::runtime::forks;
 use crate::settings::timeout;
-use crate::tcp_options::{INHERITED, OptionName, TcpSetting, is_buffer_set};
-use crate::{abi, kept};
+use crate::tcp_options::{Inherited, OptionName, TcpSetting, flag_of, is_buffer_set, new_socket};
+use crate::kept;
 
 /// Connection, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Stream {
@@ -26,8 +26,8 @@ pub(crate) struct Stream {
     is_nonblocking: AtomicBool,
     /// The kernel's socket that stores the options, made when the program asks for one.
     store: OnceLock<OwnedFd>,
-    /// The kernel's socket of the listener, whose options it has inherited.
-    listener: Arc<OwnedFd>,
+    /// Options of the listener.
+    inherited: Arc<Inherited>,
     /// Forks before it was made.
     forks: usize,
     has_warned: AtomicBool,
@@ -59,7 +59,7 @@ impl Stream {
     /// `EMFILE` if the process has no descriptors left.
     pub(crate) fn accepted(
         tcp: TcpStream,
-        listener: Arc<OwnedFd>,
+        inherited: Arc<Inherited>,
         is_ipv6: bool,
     ) -> Result<Self, Errno> {
         tcp.set_nonblocking(true);
@@ -68,19 +68,11 @@ impl Stream {
             is_ipv6,
             is_nonblocking: AtomicBool::default(),
             store: OnceLock::new(),
-            listener,
+            inherited,
             forks: forks(),
             has_warned: AtomicBool::default(),
         };
-        let readiness = stream.readiness()?;
-        for (which, number) in
-            [(Timeout::Recv, libc::SO_RCVTIMEO), (Timeout::Send, libc::SO_SNDTIMEO)]
-        {
-            let inherited = timeout(stream.listener.as_fd(), number);
-            if inherited.is_some() {
-                set_socket_timeout(readiness, which, inherited)?;
-            }
-        }
+        stream.inherited.copy_timeouts_to(stream.readiness()?);
         Ok(stream)
     }
 
@@ -94,12 +86,8 @@ impl Stream {
         if let Some(store) = self.store.get() {
             return Ok(store.as_fd());
         }
-        let family = if self.is_ipv6 { AddressFamily::INET6 } else { AddressFamily::INET };
-        let made =
-            socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::TCP))?;
-        for option in INHERITED {
-            abi::copy_option(self.listener.as_fd(), made.as_fd(), option);
-        }
+        let made = new_socket(self.is_ipv6)?;
+        self.inherited.copy_to(made.as_fd());
         let made = fcntl_dupfd_cloexec(&made, kept::FROM)?;
         Ok(self.store.get_or_init(|| made).as_fd())
     }
@@ -138,6 +126,20 @@ impl Stream {
             None => {}
         }
         Ok(())
+    }
+
+    /// Sets an option that the connection itself stores.
+    pub(crate) fn set_flag(&self, option: OptionName, is_on: bool) -> Result<(), Errno> {
+        self.check()?;
+        let setting = TcpSetting::flag(option, is_on);
+        // Ignored: as above.
+        let _ = self.tcp.set_option(|options| setting.apply(options));
+        Ok(())
+    }
+
+    /// Such an option; `None` if it is another one.
+    pub(crate) fn flag(&self, option: OptionName) -> Option<bool> {
+        flag_of(option, &self.tcp.options().ok()?)
     }
 
     /// Takes the error that waits (`SO_ERROR`).

@@ -1,10 +1,13 @@
 //! Options of TCP sockets. The kernel's socket stays their store: each change is made there first, so that what
 //! it refuses is refused, and is then made to the connection.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_stack::tcp::{Algorithm, Phase, State, TcpInfo, TcpOptions};
+use rustix::io::Errno;
 use rustix::net::sockopt::{socket_linger, tcp_congestion};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 
 use crate::abi;
 
@@ -43,6 +46,10 @@ pub(crate) const INHERITED: [OptionName; 18] = [
     (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
 ];
 
+/// Time-outs, which connections inherit, too.
+const TIMEOUTS: [OptionName; 2] =
+    [(libc::SOL_SOCKET, libc::SO_RCVTIMEO), (libc::SOL_SOCKET, libc::SO_SNDTIMEO)];
+
 /// Options that `setsockopt` takes besides: those kept elsewhere, and those without effect on a socket that
 /// listens or is connected.
 const TAKEN: [OptionName; 27] = [
@@ -75,6 +82,75 @@ const TAKEN: [OptionName; 27] = [
     (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
 ];
 
+/// Options that the program has set on a listener, of those that its connections inherit.
+pub(crate) struct Inherited {
+    pub(crate) kernel: Arc<OwnedFd>,
+    options: Mutex<Vec<OptionName>>,
+}
+
+impl Inherited {
+    /// Finds the options that differ from those of a new socket.
+    pub(crate) fn of(kernel: OwnedFd) -> Result<Self, Errno> {
+        let new = new_socket(abi::is_ipv6(kernel.as_fd()))?;
+        let mut options = INHERITED.to_vec();
+        options.extend(TIMEOUTS);
+        options.retain(|option| abi::option_differs(kernel.as_fd(), new.as_fd(), *option));
+        Ok(Self { kernel: Arc::new(kernel), options: Mutex::new(options) })
+    }
+
+    pub(crate) fn add(&self, option: OptionName) {
+        let mut options = self.options();
+        if (INHERITED.contains(&option) || TIMEOUTS.contains(&option)) && !options.contains(&option)
+        {
+            options.push(option);
+        }
+    }
+
+    /// Gives them to a socket of the kernel.
+    pub(crate) fn copy_to(&self, to: BorrowedFd<'_>) {
+        self.options().iter().for_each(|option| abi::copy_option(self.kernel.as_fd(), to, *option));
+    }
+
+    /// Gives the time-outs to a readiness descriptor, which calls wait on.
+    pub(crate) fn copy_timeouts_to(&self, to: BorrowedFd<'_>) {
+        let options = self.options();
+        let timeouts = options.iter().filter(|option| TIMEOUTS.contains(option));
+        timeouts.for_each(|option| abi::copy_option(self.kernel.as_fd(), to, *option));
+    }
+
+    fn options(&self) -> MutexGuard<'_, Vec<OptionName>> {
+        self.options.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Socket of the kernel that stores options.
+pub(crate) fn new_socket(is_ipv6: bool) -> Result<OwnedFd, Errno> {
+    let family = if is_ipv6 { AddressFamily::INET6 } else { AddressFamily::INET };
+    socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::TCP))
+}
+
+/// Options of a connection that any int is a valid value of: no socket of the kernel is made for them.
+const FLAGS: [OptionName; 3] = [
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_CORK),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+];
+
+/// True for an option that the connection itself stores.
+pub(crate) fn is_flag(option: OptionName) -> bool {
+    FLAGS.contains(&option)
+}
+
+/// Value of such an option.
+pub(crate) fn flag_of(option: OptionName, options: &TcpOptions) -> Option<bool> {
+    match option {
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Some(options.nodelay),
+        (libc::IPPROTO_TCP, libc::TCP_CORK) => Some(options.cork),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => Some(options.keepalive),
+        _ => None,
+    }
+}
+
 /// True if `setsockopt` of this option on a TCP socket of ours is not refused.
 pub(crate) fn is_supported(option: OptionName) -> bool {
     INHERITED.contains(&option) || TAKEN.contains(&option)
@@ -94,6 +170,11 @@ pub(crate) struct TcpSetting {
 }
 
 impl TcpSetting {
+    /// A [flag](is_flag).
+    pub(crate) fn flag(option: OptionName, is_on: bool) -> Self {
+        Self { option, value: is_on.into() }
+    }
+
     /// Reads an option of the kernel's socket. `None` if the connection's need not be changed.
     pub(crate) fn of((level, number): OptionName, kernel: BorrowedFd<'_>) -> Option<Self> {
         let number = match (level, number) {

@@ -12,7 +12,9 @@ use super::next::next;
 use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::table;
-use crate::tcp_options::{RCVBUF_LOCK, SNDBUF_LOCK, congestion_name, info_bytes, is_supported};
+use crate::tcp_options::{
+    RCVBUF_LOCK, SNDBUF_LOCK, congestion_name, info_bytes, is_flag, is_supported,
+};
 
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME_BYTES: usize = 16;
@@ -32,6 +34,14 @@ pub unsafe extern "C" fn setsockopt(
         // SAFETY: the caller's promise.
         return unsafe { next(fd, level, name, value, len) };
     };
+    if let (Socket::Stream(stream), true) = (&*socket, is_flag((level, name)))
+        && !value.is_null()
+        && usize::try_from(len).is_ok_and(|len| len >= size_of::<c_int>())
+    {
+        // SAFETY: the caller's promise: `len` bytes can be read, and an int has no more.
+        let is_on = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
+        return answer_int(stream.set_flag((level, name), is_on).map(|()| 0));
+    }
     let store = match &*socket {
         Socket::Udp(udp) => udp.check_option(level, name).map(|()| udp.kernel().as_raw_fd()),
         _ if !is_supported((level, name)) => Err(Errno::NOPROTOOPT),
@@ -134,6 +144,9 @@ fn own_answer(stream: &Stream, level: c_int, name: c_int) -> Result<Option<Vec<u
         value.and_then(|value| int(i32::try_from(value).unwrap_or(i32::MAX)))
     };
     Ok(match (level, name) {
+        _ if is_flag((level, name)) => {
+            stream.flag((level, name)).and_then(|is_on| int(is_on.into()))
+        }
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
             int(stream.take_error()?.map_or(0, rustix::io::Errno::raw_os_error))
         }

@@ -56,33 +56,48 @@ pub(crate) fn is_plain(socket: BorrowedFd<'_>, protocol: FilterProtocol) -> bool
         && has(libc::SO_BINDTOIFINDEX, &[0])
 }
 
-/// Gives a socket the value that an option of another one has.
-pub(crate) fn copy_option(from: BorrowedFd<'_>, to: BorrowedFd<'_>, option: (i32, i32)) {
-    let mut value = [0u8; VALUE_BYTES_MAX];
+/// Value of an option of any type.
+fn option_bytes(socket: BorrowedFd<'_>, option: (i32, i32)) -> Option<Vec<u8>> {
+    let mut value = vec![0u8; VALUE_BYTES_MAX];
     let mut len = libc::socklen_t::try_from(VALUE_BYTES_MAX).unwrap_or(0);
     // SAFETY: the call writes at most `len` bytes to `value`, which has as many, and the length to `len`.
     let result = unsafe {
         libc::syscall(
             libc::SYS_getsockopt,
-            from.as_raw_fd(),
+            socket.as_raw_fd(),
             option.0,
             option.1,
-            &raw mut value,
+            value.as_mut_ptr(),
             &raw mut len,
         )
     };
-    if result == 0 {
-        // SAFETY: the call reads `len` bytes of `value`, which has as many.
-        unsafe {
-            libc::syscall(
-                libc::SYS_setsockopt,
-                to.as_raw_fd(),
-                option.0,
-                option.1,
-                &raw const value,
-                len,
-            );
-        }
+    value.truncate(usize::try_from(len).unwrap_or(0));
+    (result == 0).then_some(value)
+}
+
+/// True if an option of two sockets differs.
+pub(crate) fn option_differs(
+    one: BorrowedFd<'_>,
+    other: BorrowedFd<'_>,
+    option: (i32, i32),
+) -> bool {
+    option_bytes(one, option) != option_bytes(other, option)
+}
+
+/// Gives a socket the value that an option of another one has.
+pub(crate) fn copy_option(from: BorrowedFd<'_>, to: BorrowedFd<'_>, option: (i32, i32)) {
+    let Some(value) = option_bytes(from, option) else { return };
+    let len = libc::socklen_t::try_from(value.len()).unwrap_or(0);
+    // SAFETY: the call reads `len` bytes of `value`, which has as many.
+    unsafe {
+        libc::syscall(
+            libc::SYS_setsockopt,
+            to.as_raw_fd(),
+            option.0,
+            option.1,
+            value.as_ptr(),
+            len,
+        );
     }
 }
 

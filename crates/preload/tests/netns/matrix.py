@@ -224,7 +224,7 @@ def waits(connection, tell):
         say(f"{name} all read", waiter, 0)
         tell("send 5")
         await_bytes(it, 5)
-        say(f"{name} bytes again", waiter, 0)
+        say(f"{name} bytes again", waiter, 300)
         it.close()
         tell("close")
 

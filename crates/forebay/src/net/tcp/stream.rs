@@ -166,7 +166,7 @@ impl TcpStream {
     /// # Errors
     /// As [`set_nodelay`](Self::set_nodelay).
     pub fn nodelay(&self) -> io::Result<bool> {
-        Ok(self.0.call(|tcp, _| tcp.options(self.0.place.socket))?.nodelay)
+        Ok(self.options()?.nodelay)
     }
 
     /// Sets what closing does with data that the peer does not have: `None` sends them on, zero
@@ -191,6 +191,14 @@ impl TcpStream {
             change(&mut options);
             tcp.set_options(socket, options, out)
         })?)
+    }
+
+    /// Options of the connection.
+    ///
+    /// # Errors
+    /// As [`set_nodelay`](Self::set_nodelay).
+    pub fn options(&self) -> io::Result<TcpOptions> {
+        Ok(self.0.call(|tcp, _| tcp.options(self.0.place.socket))?)
     }
 
     /// State of the connection (`TCP_INFO`); `None` once it has ended.
