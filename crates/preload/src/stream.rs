@@ -14,10 +14,10 @@ use rustix::net::sockopt::socket_error;
 use rustix::net::{RecvFlags, recv};
 
 use crate::errno::tcp_errno;
+use crate::kept;
 use crate::runtime::forks;
 use crate::settings::timeout;
 use crate::tcp_options::{Inherited, OptionName, TcpSetting, flag_of, is_buffer_set, new_socket};
-use crate::kept;
 
 /// Connection, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Stream {

@@ -346,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exe_5_defer_accept_counts_retransmissions() {
+    fn exe_4_defer_accept_counts_retransmissions() {
         for (seconds, retries) in [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4)] {
             assert_eq!(retries_within(seconds), retries, "{seconds} s");
         }

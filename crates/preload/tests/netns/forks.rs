@@ -83,7 +83,7 @@ pub(crate) fn second_is_told() {
     let hosts = Hosts::new();
     let (lines, errors) =
         hosts.lines_and_errors(Command::new("python3").args(["-c", BOTH]), Some(CONFIG));
-    let numbers = [libc::EAGAIN.to_string(), libc::ENODEV.to_string()];
-    assert_eq!(lines, numbers, "nothing to accept, and no device");
-    assert!(errors.contains("receives what was taken, so process"), "{errors}");
+    let nothing = libc::EAGAIN.to_string();
+    assert_eq!(lines, [nothing.clone(), nothing], "nothing to accept for either");
+    assert!(errors.contains("another process receives the connections"), "{errors}");
 }
