@@ -120,10 +120,9 @@ impl Stream {
     /// Adopts an option that the program has set on the kernel's socket.
     pub(crate) fn adopt_option(&self, option: OptionName) -> Result<(), Errno> {
         self.check()?;
-        match TcpSetting::of(option, self.kernel()?) {
+        if let Some(setting) = TcpSetting::of(option, self.kernel()?) {
             // Ignored: as in the kernel, a connection that has ended keeps the value.
-            Some(setting) => drop(self.tcp.set_option(|options| setting.apply(options))),
-            None => {}
+            let _ = self.tcp.set_option(|options| setting.apply(options));
         }
         Ok(())
     }

@@ -223,7 +223,7 @@ impl TcpSetting {
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => options.nodelay = is_on,
             (libc::IPPROTO_TCP, libc::TCP_CORK) => options.cork = is_on,
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
-                options.keepalive_idle_us = micros(SECOND_US)
+                options.keepalive_idle_us = micros(SECOND_US);
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
                 options.keepalive_interval_us = micros(SECOND_US);
@@ -240,7 +240,7 @@ impl TcpSetting {
                 options.defer_retries = retries_within(micros(1));
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
-                options.max_segment = u16::try_from(value).ok()
+                options.max_segment = u16::try_from(value).ok();
             }
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 let algorithm = if is_on { Algorithm::NewReno } else { Algorithm::Cubic };

@@ -17,6 +17,7 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
 
 /// # Safety
 /// As `_Exit(3)`.
+#[cfg_attr(test, expect(non_snake_case, reason = "the C library's name"))]
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
     // SAFETY: the caller's promise; both are one function.

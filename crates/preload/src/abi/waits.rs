@@ -103,7 +103,7 @@ unsafe fn serve_selected(count: c_int, readable: *const fd_set) {
     for fd in 0..count {
         let (byte, bit) = (usize::try_from(fd / 8).unwrap_or(0), fd % 8);
         // SAFETY: the caller's promise: the set has `count` bits. Little-endian words are bytes in order.
-        let bits = unsafe { readable.cast::<u8>().add(byte).read() };
+        let bits = unsafe { readable.cast::<u8>().wrapping_add(byte).read() };
         if bits & 1 << bit != 0 {
             serve(fd);
         }
