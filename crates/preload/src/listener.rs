@@ -236,7 +236,9 @@ impl Listener {
 
     /// Puts a readiness descriptor at the listener's numbers.
     fn place(&self, socket: &Arc<Socket>, readiness: BorrowedFd<'_>) -> Result<(), Errno> {
-        let is_nonblocking = self.is_nonblocking.load(Ordering::Relaxed);
+        // The flag belongs to all processes that have the kernel's socket.
+        let is_nonblocking = fcntl_getfl(self.kernel())?.contains(OFlags::NONBLOCK);
+        self.set_nonblocking(is_nonblocking);
         fcntl_setfl(readiness, if is_nonblocking { OFlags::NONBLOCK } else { OFlags::empty() })?;
         for number in table::numbers_of(socket) {
             let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;

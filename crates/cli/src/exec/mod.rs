@@ -32,8 +32,9 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "VIA", default_value = "af_xdp")]
     via: Via,
 
-    /// Ports that are taken, as in udp:53,udp:1000-2000: the program's UDP sockets that are bound to
-    /// one of them are ours, all other sockets the kernel's
+    /// Ports that are taken, as in udp:53,tcp:80,udp:1000-2000: the program's UDP sockets that are bound
+    /// to one of them, TCP sockets that listen on one and the connections that they accept are ours, all
+    /// other sockets the kernel's
     #[arg(long, value_name = "LIST")]
     take: RxFilter,
 

@@ -1,6 +1,6 @@
 //! A process that listens and forks: the one that uses the listener first serves it.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 use std::thread;
@@ -26,34 +26,91 @@ if os.fork() == 0:
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 ";
 
-/// Connects from the far host, and asks.
-fn ask(hosts: &Hosts) -> thread::JoinHandle<String> {
-    let stream = hosts.far.run(|| {
-        // Until the program listens.
-        loop {
-            if let Ok(stream) = TcpStream::connect(NEAR) {
-                return stream;
-            }
-            thread::yield_now();
-        }
-    });
-    thread::spawn(move || {
-        let mut stream = stream;
-        stream.write_all(b"question").unwrap();
+/// Connects from the far host and asks, until there is an answer: the program may not listen yet.
+fn ask(hosts: &Hosts) -> String {
+    let attempt = || -> io::Result<String> {
+        let mut stream = TcpStream::connect(NEAR)?;
+        stream.write_all(b"question")?;
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    hosts.far.run(|| {
+        loop {
+            match attempt() {
+                Ok(answer) if !answer.is_empty() => return answer,
+                _ => thread::yield_now(),
+            }
+        }
     })
 }
 
 pub(crate) fn child_serves() {
     let hosts = Hosts::new();
     thread::scope(|scope| {
-        let asked = scope.spawn(|| ask(&hosts).join().unwrap());
+        let asked = scope.spawn(|| ask(&hosts));
         let lines = hosts.lines(Command::new("python3").args(["-c", CHILD]), Some(CONFIG));
         assert_eq!(lines, ["question", "0"], "the question, and the end of the child");
         assert_eq!(asked.join().unwrap(), "answer");
     });
+}
+
+/// Listens, and forks two children: the first serves, and ends when the second waits for its turn.
+const TURNS: &str = "
+import os, select, socket
+listener = socket.create_server(('10.9.0.1', 7))
+served, end = os.pipe(), os.pipe()
+if os.fork() == 0:
+    select.select([listener], [], [], 0)
+    os.write(served[1], b'x')
+    os.read(end[0], 1)
+    os._exit(0)
+os.read(served[0], 1)
+if os.fork() == 0:
+    waits = select.epoll()
+    waits.register(listener, select.EPOLLIN)
+    print(waits.poll(0), flush=True)
+    os.write(end[1], b'x')
+    print(len(waits.poll()), flush=True)
+    connection, peer = listener.accept()
+    print(connection.recv(100).decode(), flush=True)
+    connection.sendall(b'answer')
+    os._exit(0)
+os.wait(), os.wait()
+";
+
+pub(crate) fn turns_are_taken() {
+    let hosts = Hosts::new();
+    thread::scope(|scope| {
+        // The first child may still get a connection, and end with it.
+        let asked = scope.spawn(|| ask(&hosts));
+        let (lines, errors) =
+            hosts.lines_and_errors(Command::new("python3").args(["-c", TURNS]), Some(CONFIG));
+        assert_eq!(lines, ["[]", "1", "question"]);
+        assert!(errors.contains("another process receives the connections"), "{errors}");
+        assert_eq!(asked.join().unwrap(), "answer");
+    });
+}
+
+/// Writes more than the peer takes, and ends at once, in one of both ways.
+const ENDS: &str = "
+import os, socket, sys
+connection, peer = socket.create_server(('10.9.0.1', 7)).accept()
+connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_000_000)
+connection.recv(100)
+connection.sendall(b'x' * 3_000_000)
+sys.exit(0) if sys.argv[1] == 'exit' else os._exit(0)
+";
+
+pub(crate) fn bytes_outlive() {
+    for way in ["exit", "_exit"] {
+        let hosts = Hosts::new();
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| ask(&hosts));
+            hosts.lines(Command::new("python3").args(["-c", ENDS, way]), Some(CONFIG));
+            assert_eq!(asked.join().unwrap().len(), 3_000_000, "{way}");
+        });
+    }
 }
 
 /// Listens, forks, and lets the parent serve first: the child learns why it cannot.

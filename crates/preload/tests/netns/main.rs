@@ -42,6 +42,8 @@ fn main() {
         ("exe_4_calls_answer_over_af_packet", || matrix::same_answers("af_packet")),
         ("exe_4_calls_answer_over_af_xdp", || matrix::same_answers("af_xdp")),
         ("exe_5_child_serves_its_parents_listener", forks::child_serves),
+        ("exe_5_next_process_serves_in_turn", forks::turns_are_taken),
+        ("exe_6_bytes_outlive_their_process", forks::bytes_outlive),
         ("exe_5_second_process_is_told_why", forks::second_is_told),
     ];
     trials.extend(by_python.map(|(name, test)| trial_inside(name, missing.as_ref(), test)));
