@@ -2,13 +2,14 @@
 //! own: this program again, with the name of the part to run in its environment.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::{Command, Output};
 use std::sync::mpsc;
 use std::{env, fs, thread};
 
-use forebay_sys::Error;
 use forebay_sys::interface::Interface;
 use forebay_sys::privilege::{drop_to, for_af_packet, for_af_xdp, for_locked_memory, for_tun};
+use forebay_sys::{Error, User, directory_of, may_remove};
 use forebay_testkit::namespaces;
 use libtest_mimic::{Failed, Trial};
 use nix::unistd::{Gid, Uid, getgroups, setgroups, setuid};
@@ -17,7 +18,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 /// Environment variable of a child: the part that it runs.
 const PART: &str = "FOREBAY_TEST_PART";
 
-const PARTS: [(&str, fn()); 8] = [
+const PARTS: [(&str, fn()); 9] = [
     ("who_may_do_all_misses_nothing", may_do_all),
     ("missing_parts_named_with_remedy", missing_is_named),
     ("file_capabilities_are_regranted", granted_again),
@@ -26,6 +27,7 @@ const PARTS: [(&str, fn()); 8] = [
     ("other_threads_capabilities_are_seen", kept_elsewhere),
     ("numeric_user_needs_group", drop_to_numbers),
     ("denied_user_change_is_reported", drop_refused),
+    ("directory_is_given_to_its_user", given_away),
 ];
 
 /// Runs the part of this process, if it is a child. Returns true if it was.
@@ -218,4 +220,35 @@ fn drop_to_numbers() {
 fn drop_refused() {
     setuid(Uid::from_raw(65534)).unwrap();
     assert_eq!(refused(drop_to("1:1").map(|_| ())).1, "CAP_SETUID, CAP_SETGID");
+}
+
+fn given_away() {
+    let above = tempfile::tempdir().unwrap();
+    fs::set_permissions(&above, fs::Permissions::from_mode(0o1777)).unwrap();
+    let nobody = User { uid: 65534, gid: 65534 };
+    let path = directory_of(nobody, above.path()).unwrap();
+    let made = fs::symlink_metadata(&path).unwrap();
+    assert_eq!((made.uid(), made.gid(), made.mode() & 0o7777), (65534, 65534, 0o755));
+    assert_eq!(directory_of(nobody, above.path()).unwrap(), path);
+    // Neither a link nor another user's directory is taken for it.
+    symlink(&path, above.path().join("7")).unwrap();
+    directory_of(User { uid: 7, gid: 7 }, above.path()).unwrap_err();
+    fs::create_dir(above.path().join("8")).unwrap();
+    std::os::unix::fs::chown(above.path().join("8"), Some(9), Some(9)).unwrap();
+    let other = directory_of(User { uid: 8, gid: 8 }, above.path()).unwrap_err().to_string();
+    assert!(other.contains("user 9 has made it"), "{other}");
+    // The unit has no CAP_DAC_OVERRIDE.
+    let none = CapabilitySet::empty();
+    let has = CapabilitySet::CHOWN;
+    let sets = |of| CapabilitySets { effective: of, permitted: has, inheritable: none };
+    rustix::thread::set_capabilities(None, sets(has)).unwrap();
+    directory_of(User { uid: 10, gid: 10 }, above.path()).unwrap();
+    rustix::thread::set_capabilities(None, sets(none)).unwrap();
+    let given = directory_of(User { uid: 11, gid: 11 }, above.path()).map(drop);
+    assert_eq!(refused(given).1, "CAP_CHOWN");
+
+    let roots = above.path().join("roots");
+    fs::write(&roots, "").unwrap();
+    may_remove(&roots).unwrap();
+    assert!(may_remove(&path.join("socket")).is_err(), "without CAP_DAC_OVERRIDE");
 }
