@@ -134,15 +134,28 @@ impl MeasuredRun {
 
     /// A replay with further arguments.
     pub(crate) fn start_with(args: &[&str]) -> Result<Self, Box<dyn std::error::Error>> {
+        Self::of("replay", &[&["--loops", "1000000", "--metrics", "0"], args].concat())
+    }
+
+    /// A command that serves metrics, and says where.
+    pub(crate) fn of(command: &str, args: &[&str]) -> Result<Self, Box<dyn std::error::Error>> {
         let mut run = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        run.args(["replay", "--loops", "1000000", "--metrics", "0"]).args(args);
+        run.arg(command).args(args);
         let mut child = run.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-        let mut told = String::new();
         let stderr = child.stderr.take().ok_or("it has no standard error")?;
-        BufReader::new(stderr).read_line(&mut told)?;
-        let address = told.trim_end().strip_prefix("forebay: metrics at http://");
-        let address = address.and_then(|rest| rest.split_once("/metrics")).ok_or(told.clone())?.0;
-        Ok(Self { address: address.to_owned(), child })
+        // From here on, dropping it ends the command.
+        let mut run = Self { child, address: String::new() };
+        let mut told = BufReader::new(stderr);
+        let mut line = String::new();
+        while told.read_line(&mut line)? > 0 {
+            let address = line.trim_end().strip_prefix("forebay: metrics at http://");
+            if let Some((address, _)) = address.and_then(|rest| rest.split_once("/metrics")) {
+                address.clone_into(&mut run.address);
+                return Ok(run);
+            }
+            line.clear();
+        }
+        Err(format!("{command} {args:?} serves no metrics").into())
     }
 
     pub(crate) fn get(&self, path: &str) -> Result<String, Box<dyn std::error::Error>> {
@@ -165,13 +178,16 @@ impl Drop for MeasuredRun {
 }
 
 /// A Prometheus, until dropped.
-struct Prometheus {
+pub(crate) struct Prometheus {
     child: Child,
     address: String,
 }
 
 impl Prometheus {
-    fn start(config: &Path, directory: &Path) -> Result<Self, Box<dyn std::error::Error>> {
+    pub(crate) fn start(
+        config: &Path,
+        directory: &Path,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         // A free port, which nobody else is likely to take before Prometheus does.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
         let mut prometheus = Command::new("prometheus");
@@ -186,17 +202,21 @@ impl Prometheus {
         Ok(serde_json::from_str(&get(&self.address, path)?)?)
     }
 
+    /// Answer to an instant query.
+    pub(crate) fn query(&self, expression: &str) -> Result<Value, Box<dyn std::error::Error>> {
+        self.ask(&format!("/api/v1/query?query={}", encoded(expression)))
+    }
+
     /// Value of an expression, as soon as it is as it should be.
-    fn wait_for(
+    pub(crate) fn wait_for(
         &self,
         expression: &str,
         is_right: impl Fn(f64) -> bool,
     ) -> Result<f64, Box<dyn std::error::Error>> {
-        let path = format!("/api/v1/query?query={}", encoded(expression));
         let until = Instant::now() + SCRAPE_TIME;
         let mut last = String::new();
         while Instant::now() < until {
-            match self.ask(&path) {
+            match self.query(expression) {
                 Ok(answer) => {
                     let value = answer["data"]["result"][0]["value"][1].as_str();
                     if let Some(value) = value.and_then(|value| value.parse().ok())

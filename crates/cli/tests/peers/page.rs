@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::thread;
 
+use forebay_control::ControlClient;
 use serde_json::Value;
 
 use crate::Judgement;
@@ -18,8 +19,9 @@ use crate::metrics::MeasuredRun;
 type PageJudge = (&'static str, fn() -> Judgement);
 
 /// All judges.
-pub(crate) const TRIALS: [PageJudge; 2] = [
+pub(crate) const TRIALS: [PageJudge; 3] = [
     ("pag_5_chromium_shows_run_and_flow", judge_page),
+    ("pag_5_page_agrees_in_storm_and_drops", judge_storm),
     ("pag_3_other_site_changes_nothing", judge_other_site),
 ];
 
@@ -28,19 +30,29 @@ const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// Flow of the bundled capture.
 const FLOW: &str = "udp 10.9.0.2:39796 > 10.9.0.1:53";
 
-/// Picture of the page, kept for people.
+/// Words of `explain` on the page.
+const EXPLANATION: &str = "document.getElementById('explanation').textContent";
+
+/// Pictures of the page, kept for people.
 const PICTURE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/page.png");
+const PICTURE_OF_STORM: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/page-storm.png");
+
+/// Changes of the mask in the storm.
+const FLIPS: usize = 12;
 
 type Done<T> = Result<T, Box<dyn Error>>;
 
 /// A replay on two CPUs whose page has a token.
 fn run(directory: &Path) -> Done<MeasuredRun> {
+    run_with(directory, &["--cpus", "2", "--rate", "100k", "--work", "1000"])
+}
+
+fn run_with(directory: &Path, args: &[&str]) -> Done<MeasuredRun> {
     let token = directory.join("token");
     fs::write(&token, format!("{TOKEN}\n"))?;
     fs::set_permissions(&token, fs::Permissions::from_mode(0o600))?;
     let token = token.display().to_string();
-    let args = ["--cpus", "2", "--rate", "100k", "--work", "1000", "--page-token", &token];
-    MeasuredRun::start_with(&args)
+    MeasuredRun::start_with(&[args, &["--page-token", &token]].concat())
 }
 
 fn json(run: &MeasuredRun, path: &str) -> Done<Value> {
@@ -92,21 +104,59 @@ fn shows_counters(browser: &mut Browser, run: &MeasuredRun) -> Judgement {
     Ok(())
 }
 
+/// A flow is followed while the mask flips, and as packets drop: the page has the words of `explain`.
+fn judge_storm() -> Judgement {
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("s.sock").display().to_string();
+    let mut args = vec!["--cpus", "2", "--rps", "1", "--spread", "always", "--rate", "50k"];
+    args.extend(["--work", "2000", "--when-full", "drop", "--control", &socket]);
+    let run = run_with(directory.path(), &args)?;
+    let explained = || -> Done<Vec<String>> {
+        let lines = ControlClient::connect(socket.as_ref())?.ask(&format!("explain {FLOW}"))?;
+        Ok(lines.iter().map(|line| line.trim().to_owned()).collect())
+    };
+    let mut browser = Browser::start()?;
+    browser.open(&format!("http://{}/", run.address))?;
+    browser.value("document.getElementById('follow').checked = true")?;
+    search(&mut browser)?;
+    for flip in 0..FLIPS {
+        let mask = 2 - flip % 2;
+        sets(&mut browser, "rx-0/rps_cpus", &mask.to_string())?;
+        let on = format!("on CPU {}: its last packet went there", mask - 1);
+        browser.wait_for(&format!("{EXPLANATION}.includes('{on}')"))?;
+    }
+    let moves = |lines: &[String]| -> Vec<String> {
+        lines.iter().filter(|line| line.contains(" s: CPU ")).cloned().collect()
+    };
+    let expected = moves(&explained()?);
+    let last = expected.last().ok_or("it has not moved")?.replace('\'', "");
+    if expected.len() < FLIPS {
+        return Err(format!("{FLIPS} moves were expected: {expected:?}").into());
+    }
+    browser.wait_for(&format!("{EXPLANATION}.includes('{last}')"))?;
+    let shown = browser.value(EXPLANATION)?;
+    let shown: Vec<_> =
+        shown.as_str().unwrap_or_default().lines().map(|it| it.trim().to_owned()).collect();
+    let drawn = browser.value("document.querySelectorAll('.story .move').length")?;
+    if moves(&shown) != expected || drawn != expected.len() {
+        return Err(format!("{drawn} are drawn, {shown:?} are shown of {expected:?}").into());
+    }
+    sets(&mut browser, "netdev_max_backlog", "1")?;
+    browser.wait_for(
+        "Number(document.querySelector('#drops tr[data-reason=backlog_full]')?.dataset.count) > 0",
+    )?;
+    browser.wait_for(&format!("{EXPLANATION}.includes('backlog_full')"))?;
+    let is_named = explained()?.iter().any(|line| line.contains("backlog_full"));
+    browser.picture(Path::new(PICTURE_OF_STORM))?;
+    if is_named && browser.errors.is_empty() {
+        return Ok(());
+    }
+    Err(format!("the drop is not explained ({is_named}): {:?}", browser.errors).into())
+}
+
 /// Changes the mask on the page, and waits until the map has it.
 fn sets_mask(browser: &mut Browser, run: &MeasuredRun, mask: &str, cpus: usize) -> Judgement {
-    let set = format!(
-        "{{ document.getElementById('token').value = '{TOKEN}';
-            const row = document.querySelector('#knobs tr[data-knob=\"rx-0/rps_cpus\"]');
-            row.querySelector('input').value = '{mask}';
-            row.querySelector('button').click(); }}"
-    );
-    browser.wait_for(
-        "document.querySelector('#knobs tr[data-knob=\"rx-0/rps_cpus\"] button') !== null",
-    )?;
-    browser.value(&set)?;
-    let told =
-        format!("document.getElementById('answer').textContent === 'now rx-0/rps_cpus {mask}'");
-    browser.wait_for(&told)?;
+    sets(browser, "rx-0/rps_cpus", mask)?;
     let map = "new Set([...document.querySelectorAll('#map rect[data-cpu]')].map((it) => it.dataset.cpu)).size";
     browser.wait_for(&format!("{map} === {cpus}"))?;
     match &*self::mask(run)? {
@@ -115,15 +165,34 @@ fn sets_mask(browser: &mut Browser, run: &MeasuredRun, mask: &str, cpus: usize) 
     }
 }
 
+/// Changes a knob on the page, and waits for the answer.
+fn sets(browser: &mut Browser, knob: &str, value: &str) -> Judgement {
+    let row = format!("document.querySelector('#knobs tr[data-knob=\"{knob}\"]')");
+    browser.wait_for(&format!("{row}?.querySelector('button') != null"))?;
+    browser.value(&format!(
+        "{{ document.getElementById('token').value = '{TOKEN}';
+            {row}.querySelector('input').value = '{value}';
+            {row}.querySelector('button').click(); }}"
+    ))?;
+    let told = format!("document.getElementById('answer').textContent === 'now {knob} {value}'");
+    browser.wait_for(&told).map(drop)?;
+    Ok(())
+}
+
+/// Searches for the flow, with the token.
+fn search(browser: &mut Browser) -> Judgement {
+    browser.value(&format!(
+        "{{ document.getElementById('token').value = '{TOKEN}';
+            document.getElementById('flow').value = '{FLOW}';
+            document.getElementById('search').requestSubmit(); }}"
+    ))?;
+    Ok(())
+}
+
 /// Searches for a flow that has moved, and checks its words and its line in time.
 fn tells_story(browser: &mut Browser) -> Judgement {
-    let search = format!(
-        "{{ document.getElementById('flow').value = '{FLOW}';
-            document.getElementById('search').requestSubmit(); }}"
-    );
-    browser.value(&search)?;
-    let text = "document.getElementById('explanation').textContent";
-    let text = browser.wait_for(text)?.as_str().unwrap_or_default().to_owned();
+    search(browser)?;
+    let text = browser.wait_for(EXPLANATION)?.as_str().unwrap_or_default().to_owned();
     if !text.starts_with(&format!("flow {FLOW}, hash ")) {
         return Err(format!("the page tells {text}").into());
     }

@@ -229,7 +229,7 @@ impl Screen {
         Ok(())
     }
 
-    fn text(&self) -> Result<String, Box<dyn std::error::Error>> {
+    pub(crate) fn text(&self) -> Result<String, Box<dyn std::error::Error>> {
         self.tmux(&["capture-pane", "-p"])
     }
 

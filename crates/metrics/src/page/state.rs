@@ -1,8 +1,10 @@
 //! Counters of a run, as the page reads them.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
-use forebay::net::counters::NetworkDrop;
+use forebay::net::counters::{NetworkDrop, SocketCounts};
 use forebay_engine::EngineState;
 use forebay_rx::counters::{DeliveryCounters, Histogram, IntakeCounters};
 use forebay_rx::sink::SendDrop;
@@ -10,6 +12,9 @@ use forebay_rx::{CpuId, DropReason, RxQueue, SteerReason};
 use serde_json::{Value, json};
 
 use crate::metrics::Metrics;
+
+/// Upper bound of the sockets in a document.
+const SOCKETS_SHOWN_MAX: usize = 50;
 
 /// Document with the counters of all parts. Related numbers may be a moment apart.
 pub(crate) fn state(metrics: &Metrics) -> Value {
@@ -27,12 +32,33 @@ pub(crate) fn state(metrics: &Metrics) -> Value {
     let devices = devices.map(|of| json!({ "name": of.name, "via": of.via.name() }));
     document["devices"] = devices.collect();
     add_other_drops(metrics, &mut drops);
+    if let Some(counts) = &metrics.sockets {
+        let counts = counts();
+        let errors = counts.iter().map(|(.., counts)| counts.rcvbuf_errors).sum();
+        drops.insert("socket_receive_buffer".to_owned(), errors);
+        document["sockets"] = sockets(counts);
+    }
     drops.retain(|_, count| *count > 0);
     document["drops"] = json!(drops);
-    if let Some(counts) = &metrics.sockets {
-        document["sockets"] = counts().len().into();
-    }
     document
+}
+
+/// Number of sockets, and those with the most datagrams.
+fn sockets(mut counts: Vec<(usize, SocketAddr, SocketCounts)>) -> Value {
+    let bound = counts.len();
+    counts.sort_by_key(|(number, _, counts)| (Reverse(counts.queued), *number));
+    counts.truncate(SOCKETS_SHOWN_MAX);
+    let shown = counts.iter().map(|(number, local, counts)| {
+        json!({
+            "socket": number,
+            "local": local.to_string(),
+            "datagrams": counts.queued,
+            "memory": counts.rmem,
+            "buffer": counts.rcvbuf,
+            "errors": counts.rcvbuf_errors,
+        })
+    });
+    json!({ "bound": bound, "shown": shown.collect::<Vec<_>>() })
 }
 
 fn cpus(shared: &EngineState) -> Vec<Value> {
@@ -99,17 +125,13 @@ fn add_engine_drops(shared: &EngineState, drops: &mut BTreeMap<String, u64>) {
     drops.insert("before this program, by the kernel".to_owned(), kernel);
 }
 
-/// Adds drops after delivery: of the network layer, of sockets and of destinations.
+/// Adds drops after delivery: of the network layer and of destinations.
 fn add_other_drops(metrics: &Metrics, drops: &mut BTreeMap<String, u64>) {
     if let Some(net) = &metrics.net {
         for reason in NetworkDrop::ALL {
             let counted = net.counters().iter().map(|counters| counters.drops.get(reason));
             *drops.entry(reason.name().to_owned()).or_default() += counted.sum::<u64>();
         }
-    }
-    if let Some(counts) = &metrics.sockets {
-        let errors = counts().iter().map(|(.., counts)| counts.rcvbuf_errors).sum();
-        drops.insert("socket_receive_buffer".to_owned(), errors);
     }
     for (to, sinks) in &metrics.sinks {
         for reason in SendDrop::ALL {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::thread::{self, JoinHandle};
 
+use forebay::net::counters::SocketCounts;
 use forebay::{Control, CpuId, CpuList, Stopper};
 use forebay_metrics::{Metrics, MetricsServer, ServerAccess, TOKEN_HEADER};
 use serde_json::{Value, json};
@@ -128,6 +129,33 @@ fn pag_2_state_agrees_with_counters() {
         assert_eq!(reasons.map(|count| count.as_u64().unwrap()).sum::<u64>(), cpu["packets"]);
     }
     assert_eq!(state["drops"], json!({}));
+}
+
+#[test]
+fn pag_2_busiest_sockets_are_listed() {
+    let sockets = || {
+        let socket = |number: u16| {
+            let queued = u64::from(number);
+            let (by_cpu, rcvbuf_errors, rmem, rcvbuf) = (Vec::new(), 2, 3, 4);
+            let counts = SocketCounts { queued, by_cpu, rcvbuf_errors, rmem, rcvbuf };
+            (usize::from(number), SocketAddr::from(([10, 0, 0, 1], number)), counts)
+        };
+        (1..=60).map(socket).collect()
+    };
+    let engine = engine(1, 1);
+    let metrics = Metrics::new().with_engine(Control::of(&engine)).with_socket_counts(sockets);
+    let (address, access) = ("127.0.0.1:0".parse().unwrap(), ServerAccess::default());
+    let server = MetricsServer::bind(address, &access, metrics).unwrap();
+    let state = json_of(&get(server.address(), "/api/state", ""));
+    assert_eq!(state["sockets"]["bound"], 60);
+    let shown = state["sockets"]["shown"].as_array().unwrap();
+    let datagrams: Vec<_> = shown.iter().map(|of| of["datagrams"].as_u64().unwrap()).collect();
+    assert_eq!(datagrams, (11..=60).rev().collect::<Vec<_>>());
+    let first = json!({
+        "socket": 60, "local": "10.0.0.1:60", "datagrams": 60, "memory": 3, "buffer": 4, "errors": 2,
+    });
+    assert_eq!(shown[0], first);
+    assert_eq!(state["drops"], json!({ "socket_receive_buffer": 120 }));
 }
 
 #[test]

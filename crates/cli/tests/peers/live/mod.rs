@@ -17,6 +17,8 @@ mod cleanup; //      duties of a run towards its user
 mod doctor; //       findings about devices
 mod watchdog; //     a service manager that restarts a run
 mod screen; //       `forebay top` on a live run
+mod panels; //       queries of the dashboard
+pub(crate) mod sockets; // sockets of a program, as they are shown
 pub(crate) mod fleet; // machines behind a route
 
 use std::path::Path;
@@ -32,7 +34,7 @@ use crate::Judgement;
 type Judge = (&'static str, fn() -> Judgement);
 
 /// Judges, with the tools and files that each needs.
-pub(crate) const TRIALS: [(&[&str], &[Judge]); 14] = [
+pub(crate) const TRIALS: [(&[&str], &[Judge]); 17] = [
     (&["tcpreplay"], &conservation::TRIALS),
     (&["trafgen"], &conservation::OF_QUEUES),
     (&["tcpreplay", "bpftool"], &restarts::TRIALS),
@@ -47,6 +49,9 @@ pub(crate) const TRIALS: [(&[&str], &[Judge]); 14] = [
     (&[], &links::TRIALS),
     (&["mkfifo"], &watchdog::TRIALS),
     (&["tmux"], &screen::TRIALS),
+    (&["tmux"], &sockets::IN_TERMINAL),
+    (&["chromium"], &sockets::IN_BROWSER),
+    (&["prometheus"], &panels::TRIALS),
 ];
 
 /// Reason why judges that need these `tools` cannot run.

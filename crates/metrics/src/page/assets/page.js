@@ -60,6 +60,7 @@ function show(state) {
   showCpus(state, before, rate, seconds);
   showQueues(state, before, rate);
   showDrops(state, before, rate);
+  if (state.sockets) showSockets(state.sockets, before.sockets, rate);
   if (isLater) showCharts(state, before, rate, seconds);
   last = state;
 }
@@ -155,6 +156,29 @@ function showDrops(state, before, rate) {
     return cells;
   });
   rows("drops", made.length > 0 ? made : [row(["none", "", ""])]);
+}
+
+function showSockets(sockets, before, rate) {
+  place("sockets-section").hidden = false;
+  const rest = sockets.bound > sockets.shown.length ? `, of which ${sockets.shown.length} have the most datagrams` : "";
+  place("sockets-note").textContent = `${grouped(sockets.bound)} bound${rest}`;
+  const key = ({ socket, local }) => `${socket} ${local}`;
+  const earlier = new Map((before?.shown ?? []).map((socket) => [key(socket), socket]));
+  rows("sockets", sockets.shown.map((socket) => {
+    const then = earlier.get(key(socket)) ?? socket;
+    const made = row([
+      `${socket.socket}`,
+      socket.local,
+      { number: scaled(rate(socket.datagrams, then.datagrams)) },
+      { number: grouped(socket.datagrams) },
+      { number: grouped(socket.memory) },
+      { number: grouped(socket.buffer) },
+      { number: scaled(rate(socket.errors, then.errors)) },
+      { number: grouped(socket.errors) },
+    ]);
+    Object.assign(made.dataset, { local: socket.local, datagrams: socket.datagrams, errors: socket.errors });
+    return made;
+  }));
 }
 
 // A bar for each queue: its hash values from left to right, in the colors of their CPUs.
