@@ -1,47 +1,80 @@
-//! Packet rate of one CPU with and without a scrape a second, of 128 CPUs and 10,000 sockets, in turn:
-//! prints one JSON line with the medians of 7 periods each.
+//! Packet rate of one CPU with and without scrapes of 128 CPUs and 10,000 sockets: prints one JSON line.
+//!
+//! A round has three windows in random order: one with a scrape, and two without. The rate with a
+//! scrape is divided by that of a window without one of the same round, so that only changes of the
+//! machine within a second disturb it; the same quotient of the two windows without a scrape shows
+//! how much they do. Rates are packets per CPU time of the measured thread, and per second.
 //!
 //! The scraped CPUs are those of an engine that does not run, so that two CPUs are enough; the CPU
 //! that is measured is scraped, too.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay::net::counters::SocketCounts;
 use forebay::{Batch, Clock, Config, Control, CpuId, CpuList, Engine, Handler, SyntheticSource};
 use forebay_device::synthetic::SyntheticPlan;
-use forebay_engine::EngineState;
 use forebay_metrics::{Metrics, MetricsServer, SOCKETS_LISTED_MAX, ServerAccess};
+use forebay_sys::random::Random;
+use forebay_sys::thread_cpu_ns;
 
 const CPUS: u16 = 128;
 
-/// Name of the thread of the measured CPU.
-const THREAD: &str = "forebay-cpu0";
+/// Rounds of three windows: with those before the first, less than 170 s in all.
+const ROUNDS: usize = 160;
 
-/// Periods of each kind; an odd number.
-const REPEATS: usize = 7;
+const WINDOW: Duration = Duration::from_millis(320);
 
-const SCRAPES_A_PERIOD: u32 = 3;
+/// Batches between two looks at the clock of the measured thread.
+const BATCHES_A_LOOK: u32 = 64;
 
-const SECOND: Duration = Duration::from_secs(1);
+/// Order of windows in a round.
+const SEED: u64 = 20;
 
-struct Nothing;
+/// Windows of a round, by their order in [`Round`].
+const WITH: usize = 2;
 
-impl Handler for Nothing {
-    fn handle(&mut self, _: &mut Batch<'_>) {}
+/// Packets that a thread has handled, and the CPU time that it had used by then.
+#[derive(Clone, Copy, Default)]
+struct Look {
+    packets: u64,
+    cpu_ns: u64,
 }
 
-fn engine(cpus: impl IntoIterator<Item = CpuId>) -> Engine<Nothing> {
+/// Handler that counts.
+#[derive(Default)]
+struct Counting {
+    looked: Arc<Mutex<Look>>,
+    packets: u64,
+    batches: u32,
+}
+
+impl Handler for Counting {
+    fn handle(&mut self, batch: &mut Batch<'_>) {
+        self.packets += u64::try_from(batch.packets.len()).unwrap();
+        self.batches += 1;
+        if self.batches == BATCHES_A_LOOK {
+            self.batches = 0;
+            let look = Look { packets: self.packets, cpu_ns: thread_cpu_ns() };
+            *self.looked.lock().unwrap() = look;
+        }
+    }
+}
+
+fn engine(
+    cpus: impl IntoIterator<Item = CpuId>,
+    frames: u64,
+    looked: &Arc<Mutex<Look>>,
+) -> Engine<Counting> {
     let config = Config { cpus: CpuList::new(cpus), ..Config::live() };
-    let plan = SyntheticPlan { frames: u64::MAX, ..SyntheticPlan::default() };
+    let plan = SyntheticPlan { frames, ..SyntheticPlan::default() };
     let sources = vec![Box::new(SyntheticSource::new(plan, None)) as _];
-    Engine::build(&config, sources, Clock::machine(), |_| Nothing).unwrap()
+    let handler = |_| Counting { looked: Arc::clone(looked), ..Counting::default() };
+    Engine::build(&config, sources, Clock::machine(), handler).unwrap()
 }
 
 /// A socket that datagrams have come to.
@@ -66,86 +99,111 @@ fn scrape(server: &MetricsServer) -> usize {
     text.len()
 }
 
-/// Packets of a period, for each second of it and for each second that the CPU's thread ran. Others
-/// on the machine take from the first only.
-#[derive(Clone, Copy)]
+/// Packets per second of a window, and per second that the thread ran. Others on the machine take from
+/// the first only.
+#[derive(Clone, Copy, Default)]
 struct Rates {
-    per_second: u64,
-    per_cpu_second: u64,
+    per_second: f64,
+    per_cpu_second: f64,
 }
 
-/// Rates of a period, with a call of `act` in each second.
-fn rates(state: &Arc<EngineState>, mut act: impl FnMut()) -> Rates {
-    let delivered =
-        || -> u64 { state.counters().unwrap().cpus.iter().map(|cpu| cpu.frames.get()).sum() };
-    let (began, before, ran_ns) = (Instant::now(), delivered(), thread_ns());
-    for second in 1..=SCRAPES_A_PERIOD {
-        act();
-        thread::sleep((second * SECOND).saturating_sub(began.elapsed()));
-    }
-    let packets = u128::from(delivered() - before) * SECOND.as_nanos();
-    let per = |ns: u128| u64::try_from(packets / ns.max(1)).unwrap();
+/// Rates of a window that begins with `act`.
+fn rates(looked: &Mutex<Look>, act: impl FnOnce()) -> Rates {
+    let look = || *looked.lock().unwrap();
+    let (began, before) = (Instant::now(), look());
+    act();
+    thread::sleep(WINDOW.saturating_sub(began.elapsed()));
+    let (after, elapsed) = (look(), began.elapsed());
+    let packets = decimal(after.packets - before.packets);
+    let ran = Duration::from_nanos(after.cpu_ns - before.cpu_ns);
     Rates {
-        per_second: per(began.elapsed().as_nanos()),
-        per_cpu_second: per(u128::from(thread_ns() - ran_ns)),
+        per_second: packets / elapsed.as_secs_f64(),
+        per_cpu_second: packets / ran.as_secs_f64(),
     }
 }
 
-/// Time that the thread of the measured CPU has run.
-fn thread_ns() -> u64 {
-    let of_engine = |task: &Path| {
-        let name = fs::read_to_string(task.join("comm")).ok()?;
-        let ran = fs::read_to_string(task.join("schedstat")).ok()?;
-        let ran_ns: u64 = ran.split(' ').next()?.parse().ok()?;
-        (name.trim_end() == THREAD).then_some(ran_ns)
-    };
-    let tasks = fs::read_dir("/proc/self/task").unwrap();
-    tasks.filter_map(|task| of_engine(&task.ok()?.path())).sum()
+fn decimal(number: u64) -> f64 {
+    f64::from(u32::try_from(number).unwrap())
 }
 
-/// Median and range of some rates, as JSON.
-fn summary(rates: &[Rates], of: fn(&Rates) -> u64) -> (u64, String) {
-    let mut rates: Vec<_> = rates.iter().map(of).collect();
-    rates.sort_unstable();
-    let median = rates[rates.len() / 2];
-    (median, format!("{{\"median\":{median},\"range\":[{},{}]}}", rates[0], rates[rates.len() - 1]))
+/// Rates of the windows of a round: without a scrape, again, and with one.
+type Round = [Rates; 3];
+
+/// Windows of a round, in an order of their own.
+fn round(looked: &Mutex<Look>, random: &mut Random, mut act: impl FnMut()) -> Round {
+    let mut order = [0, 1, WITH];
+    for last in (1..order.len()).rev() {
+        let other = random.below(u64::try_from(last + 1).unwrap());
+        order.swap(last, usize::try_from(other).unwrap());
+    }
+    let mut round = Round::default();
+    for window in order {
+        round[window] = rates(looked, || {
+            if window == WITH {
+                act();
+            }
+        });
+    }
+    round
 }
 
-/// Line of a kind of rate: without scrapes, with them, and the change in percent.
-fn compared(without: &[Rates], with: &[Rates], of: fn(&Rates) -> u64) -> String {
-    let ((before, without), (after, with)) = (summary(without, of), summary(with, of));
-    let hundredths = (i128::from(after) - i128::from(before)) * 10_000 / i128::from(before.max(1));
-    let sign = if hundredths < 0 { "-" } else { "" };
-    let (whole, part) = (hundredths.abs() / 100, hundredths.abs() % 100);
-    format!("{{\"without\":{without},\"with\":{with},\"change_percent\":{sign}{whole}.{part:02}}}")
+/// Median change from the first window without a scrape to window `to`, in percent, and the interval
+/// that the median is in with a probability of 95 %: by ranks, whatever the distribution is.
+fn change(rounds: &[Round], to: usize, of: fn(&Rates) -> f64) -> String {
+    let change = |round: &Round| (of(&round[to]) / of(&round[0]) - 1.0) * 100.0;
+    let mut changes: Vec<_> = rounds.iter().map(change).collect();
+    changes.sort_unstable_by(f64::total_cmp);
+    let half = changes.len() / 2;
+    // 1.96 standard deviations of a binomial distribution, rounded up: the square root of the number.
+    let away = (1..half).find(|away| away * away >= changes.len()).unwrap_or(half);
+    let [median, low, high] = [half, half - away, half + away].map(|rank| changes[rank]);
+    format!("{{\"median_percent\":{median:.2},\"interval\":[{low:.2},{high:.2}]}}")
+}
+
+/// Line of a kind of rate.
+fn compared(rounds: &[Round], of: fn(&Rates) -> f64) -> String {
+    let mut plain: Vec<_> = rounds.iter().map(|round| of(&round[0])).collect();
+    plain.sort_unstable_by(f64::total_cmp);
+    let (median, range) = (plain[plain.len() / 2], [plain[0], plain[plain.len() - 1]]);
+    format!(
+        "{{\"median\":{median:.0},\"range\":[{:.0},{:.0}],\"with\":{},\"without_again\":{}}}",
+        range[0],
+        range[1],
+        change(rounds, WITH, of),
+        change(rounds, 1, of),
+    )
 }
 
 fn main() {
-    let idle = engine((0..CPUS).map(CpuId));
+    let unused = Arc::default();
+    let idle = engine((0..CPUS).map(CpuId), 0, &unused);
     let sockets = || (0..SOCKETS_LISTED_MAX).map(socket).collect();
     let many = Metrics::new().with_engine(Control::of(&idle)).with_socket_counts(sockets);
-    let measured = engine([CpuId(0)]);
+    let looked = Arc::default();
+    let measured = engine([CpuId(0)], u64::MAX, &looked);
     let (state, stopper) = (measured.state(), measured.stopper());
     let own = Metrics::new().with_engine(Control::of(&measured));
     let servers = [serve(many), serve(own)];
     let run = thread::spawn(|| measured.run().map(drop));
-    while !state.has_started() {
+    while !state.has_started() || looked.lock().unwrap().packets == 0 {
         thread::yield_now();
     }
     let mut bytes: usize = 0;
+    let mut scrape_all = || bytes = servers.iter().map(scrape).sum();
+    let mut random = Random::new(SEED);
     // The first texts and the first packets are slow.
-    rates(&state, || bytes = servers.iter().map(scrape).sum());
-    let (mut without, mut with) = (Vec::new(), Vec::new());
-    for _ in 0..REPEATS {
-        without.push(rates(&state, || ()));
-        with.push(rates(&state, || bytes = servers.iter().map(scrape).sum()));
+    for _ in 0..3 {
+        round(&looked, &mut random, &mut scrape_all);
     }
+    let rounds: Vec<_> =
+        (0..ROUNDS).map(|_| round(&looked, &mut random, &mut scrape_all)).collect();
     stopper.stop();
     run.join().unwrap().unwrap();
     println!(
         "{{\"bench\":\"scrape_rate\",\"cpus\":{CPUS},\"sockets\":{SOCKETS_LISTED_MAX},\"bytes\":{bytes},\
-         \"pps\":{},\"packets_per_cpu_second\":{}}}",
-        compared(&without, &with, |rates| rates.per_second),
-        compared(&without, &with, |rates| rates.per_cpu_second),
+         \"rounds\":{ROUNDS},\"window_ms\":{},\"packets_per_cpu_second\":{},\"pps\":{}}}",
+        WINDOW.as_millis(),
+        compared(&rounds, |rates| rates.per_cpu_second),
+        compared(&rounds, |rates| rates.per_second),
     );
 }
