@@ -372,14 +372,25 @@ mutants() {
 # The package, from a build without the feature that generates its man pages and completions.
 deb() {
     has cargo deb --version || { skip deb "install it: cargo install cargo-deb"; return; }
-    local package=target/package profile=${DEB_PROFILE:-release} kind
+    local package=target/package profile=${DEB_PROFILE:-release} kind version
     rm -rf "$package"
     for kind in man completions; do
         cargo run --locked --quiet --package forebay-cli --features generate -- generate "$kind" "$package/$kind"
     done
     cargo build --locked --package forebay-preload --profile "$profile"
     install -Dm 644 "target/${profile/#dev/debug}/libforebay_preload.so" -t "$package/lib"
+    # cargo-deb strips what is the crate's own.
+    strip --strip-unneeded "$package/lib/libforebay_preload.so"
+    version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+    printf 'forebay (%s-1) unstable; urgency=medium\n\n  * %s\n\n -- %s  %s\n' "$version" \
+        "Changes are in /usr/share/doc/forebay/changelog.gz." \
+        "The Forebay authors <forebay@example.org>" "$(git log -1 --format=%cD)" >"$package/changelog.Debian"
     cargo deb --locked --package forebay-cli --profile "$profile" --output "$package/forebay.deb"
+    if has lintian --version; then
+        lintian --fail-on error,warning "$package/forebay.deb"
+    else
+        skip "deb's lintian" "it is not installed"
+    fi
     if ((EUID != 0)) || ! has debootstrap --version; then
         skip "deb in a chroot" "it takes root and debootstrap"
         return
