@@ -128,9 +128,13 @@ impl NetConfig {
     /// Default of the upper limit on a socket's packet memory, in bytes.
     pub const RMEM_MAX: u32 = 64 << 20;
 
-    /// Default settings of TCP: the kernel's, with buffers that fit in [`Self::kept_frames`].
-    pub const TCP: TcpConfig =
-        TcpConfig { rmem: (131_072, 6 << 20), memory_bytes: 64 << 20, ..TcpConfig::KERNELS };
+    /// Default settings of TCP: the kernel's, with buffers that fit in [`Self::kept_frames`], and paced.
+    pub const TCP: TcpConfig = TcpConfig {
+        rmem: (131_072, 6 << 20),
+        memory_bytes: 64 << 20,
+        pacing: true,
+        ..TcpConfig::KERNELS
+    };
 }
 
 impl Default for NetConfig {

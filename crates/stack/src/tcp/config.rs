@@ -83,6 +83,8 @@ pub struct TcpConfig {
     pub gso_bytes: u32,
     /// Segments of such a packet, at least, as long as the window allows (`tcp_min_tso_segs`).
     pub min_gso_segments: u32,
+    /// True to spread segments over the round trip (`sk_pacing_status`), as the kernel does behind `fq`.
+    pub pacing: bool,
     /// Congestion control of new connections (`tcp_congestion_control`).
     pub congestion: Algorithm,
 }
@@ -111,6 +113,7 @@ impl TcpConfig {
         memory_bytes: 1 << 30,
         gso_bytes: 0,
         min_gso_segments: 2,
+        pacing: false,
         congestion: Algorithm::Cubic,
     };
 }

@@ -41,6 +41,14 @@ impl SackReport {
         self.0.as_ref().map_or(&[], |ranges| &ranges.blocks[..ranges.count.into()])
     }
 
+    /// Notes that the bytes of a range, which are there, came again: their block is then the first one,
+    /// behind the D-SACK, which would be taken for a block of its own otherwise (RFC 2883, section 4.2).
+    pub(super) fn note_again(&mut self, (start, end): (Seq, Seq)) {
+        let holds = |block: &&SackBlock| !block.start.is_after(start) && !block.end.is_before(end);
+        let whole = self.blocks().iter().find(holds);
+        self.note(whole.map_or((start, end), |block| (block.start, block.end)));
+    }
+
     /// Notes that a range came twice.
     pub(super) fn note_duplicate(&mut self, (start, end): (Seq, Seq)) {
         let ranges = self.0.get_or_insert_default();
@@ -119,6 +127,17 @@ mod tests {
         assert_eq!(ranges(&mut report), [(100, 350), (500, 550)]);
         report.acknowledge(Seq(400));
         assert_eq!(ranges(&mut report), [(500, 550)]);
+    }
+
+    #[test]
+    fn tcp_8_duplicate_precedes_its_block() {
+        let mut report = SackReport::default();
+        for start in [100, 300, 500, 700] {
+            report.note((Seq(start), Seq(start + 90)));
+        }
+        report.note_again((Seq(310), Seq(330)));
+        report.note_duplicate((Seq(310), Seq(330)));
+        assert_eq!(ranges(&mut report), [(310, 330), (300, 390), (700, 790), (500, 590)]);
     }
 
     #[test]

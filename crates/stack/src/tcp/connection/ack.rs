@@ -222,6 +222,9 @@ impl Connection {
             facts.sets_timer = true;
         }
         self.sent.trim(ack);
+        if self.sent.is_empty() {
+            self.recovery.known_blocks = None;
+        }
         if !facts.una_advanced {
             return;
         }

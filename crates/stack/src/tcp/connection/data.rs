@@ -52,6 +52,7 @@ impl Connection {
         cx: &mut Context<'_>,
     ) {
         let (next, window) = (self.receive.next, self.usable_window());
+        self.note_echo(segment, cx.now_us);
         if !segment.end().is_after(next) {
             // All of it came before: the peer may have lost our ACK.
             cx.counters.delayed_ack_lost.add(1);
@@ -151,6 +152,7 @@ impl Connection {
                 }
             }
             Queued::Duplicate(piece) => {
+                self.receive.sacks.note_again((segment.seq, segment.end()));
                 self.report_duplicate(segment.seq, segment.end(), cx);
                 piece.free(cx.pool);
             }
@@ -209,6 +211,7 @@ impl Connection {
 
     /// Bookkeeping of data in order (`tcp_event_data_recv`).
     fn note_data(&mut self, segment: &Segment, truesize: u32, cx: &Context<'_>) {
+        self.note_window(cx.now_us);
         let has_push = segment.has(Flags::PSH);
         self.delayed.measure(segment.segment_len, has_push, self.announced_mss());
         self.delayed.note_data(cx.now_us, self.receive.window, self.rtt.rto_us());

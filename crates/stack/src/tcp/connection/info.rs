@@ -62,6 +62,8 @@ pub enum Limit {
     CongestionWindow,
     /// A small segment waits for more data (`TCP_CORK`), or for an ACK (Nagle).
     SmallSegment,
+    /// What was sent takes longer at the pacing rate.
+    Pacing,
     /// A frame to send them in, or the next ACK, is awaited.
     Turn,
 }
@@ -76,6 +78,7 @@ impl Limit {
             Self::PeerWindow => "rwnd_limited",
             Self::CongestionWindow => "cwnd_limited",
             Self::SmallSegment => "nagle",
+            Self::Pacing => "pacing",
             Self::Turn => "turn",
         }
     }
@@ -89,6 +92,7 @@ impl Limit {
             Self::PeerWindow => "the peer's window is full",
             Self::CongestionWindow => "the congestion window is full",
             Self::SmallSegment => "less than a segment, which waits for more or for an ACK",
+            Self::Pacing => "the pacing rate spreads them over the round trip",
             Self::Turn => "a frame to send them in or the next ACK is awaited",
         }
     }
@@ -218,6 +222,8 @@ impl Connection {
             Limit::CongestionWindow
         } else if unsent < self.send.mss && self.holds_small(self.options.cork) {
             Limit::SmallSegment
+        } else if self.timers.is_pacing() {
+            Limit::Pacing
         } else {
             Limit::Turn
         }

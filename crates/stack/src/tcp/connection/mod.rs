@@ -18,8 +18,10 @@ mod recovery; //    phases of loss recovery
 mod reduction; //   the congestion window: reduced, grown, restored
 mod data; //        payload, FIN, urgent bytes
 mod window; //      receive window and buffer
+mod receive_rtt; // the round trip, for that
 mod delayed_ack; // acknowledgements at once or later
 mod send; //        what may be sent now
+mod pacing; //      when it may be sent, by the rate
 mod transmit; //    one segment, with its options
 mod timers; //      time-outs: retransmission, probes, delayed ACK, keep-alive
 mod icmp; //        errors from the path
@@ -128,6 +130,8 @@ pub(super) struct SendState {
     pub(super) pushed: Seq,
     /// Sequence number behind an urgent byte.
     pub(super) urgent: Option<Seq>,
+    /// Time that what was sent takes until at the pacing rate, in ns (`tcp_wstamp_ns`).
+    pub(super) paced_ns: u64,
     /// Time of the last segment with payload, in µs (`lsndtime`).
     pub(super) last_data_us: u64,
     /// Size of the send buffer.

@@ -60,8 +60,8 @@ pub(super) struct Recovery {
     /// Retransmissions of which the peer did not say that they were unnecessary.
     pub(super) resent: u16,
     pub(super) highest_sacked: Option<Seq>,
-    /// Blocks of the last ACK.
-    pub(super) known_blocks: SackBlocks,
+    /// Blocks of the last ACK that had some, while segments are in flight.
+    pub(super) known_blocks: Option<Box<SackBlocks>>,
     /// No segment before this one is lost and not sent again.
     pub(super) resend_from: Option<Seq>,
     pub(super) loss_probe: Option<LossProbe>,
@@ -109,7 +109,7 @@ impl Recovery {
             saw_reordering: false,
             resent: 0,
             highest_sacked: None,
-            known_blocks: SackBlocks::default(),
+            known_blocks: None,
             resend_from: None,
             loss_probe: None,
             is_frto: false,
@@ -209,7 +209,7 @@ impl Connection {
             }
             self.count_dup_acks(facts);
         }
-        if self.recovery.phase == Phase::Disorder {
+        if self.recovery.phase <= Phase::Disorder {
             self.undo_by_duplicates(cx);
         }
         self.find_losses(facts, cx);
@@ -254,8 +254,8 @@ impl Connection {
                 if self.undo_recovery(facts, cx) {
                     return;
                 }
+                // It may still be undone: the D-SACK of the last retransmission comes later.
                 self.end_reduction();
-                self.recovery.undo_marker = None;
             }
             _ => {}
         }
@@ -301,6 +301,9 @@ impl Connection {
     fn undo_by_duplicates(&mut self, cx: &Context<'_>) {
         if self.recovery.undo_marker.is_some() && self.recovery.undo_retransmits == Some(0) {
             self.undo_reduction(false);
+            // Nothing was lost: segments overtook each other. Else three of them would count as a loss
+            // again, before any is seen to be late.
+            self.recovery.saw_reordering = true;
             cx.counters.dsack_undo.add(1);
         }
     }
@@ -478,6 +481,7 @@ impl Connection {
         {
             if sent.marks.lost && !sent.marks.retransmitted && !sent.marks.sacked {
                 if self.sent.in_flight() >= self.congestion.cwnd
+                    || self.waits_for_pace(cx)
                     || !self.retransmit(index, cause, cx)
                 {
                     self.recovery.resend_from = Some(sent.seq);
@@ -504,8 +508,7 @@ impl Connection {
         if is_reneging {
             cx.counters.sack_reneging.add(1);
             self.sent.mark_all(|sent| sent.marks.sacked = false);
-            (self.recovery.highest_sacked, self.recovery.known_blocks) =
-                (None, SackBlocks::default());
+            (self.recovery.highest_sacked, self.recovery.known_blocks) = (None, None);
         }
         self.sent.reno_dup_acks = 0;
         let mut facts = AckFacts::default();

@@ -24,12 +24,15 @@ impl Connection {
             self.note_duplicate_sack(first, prior_una);
             blocks = rest;
         }
-        let known = std::mem::take(&mut self.recovery.known_blocks);
+        let place = self.recovery.known_blocks.get_or_insert_default();
+        let known = std::mem::take(&mut **place);
         for block in blocks {
             if !self.is_valid(block) {
                 continue;
             }
-            self.recovery.known_blocks.push(*block);
+            if let Some(blocks) = &mut self.recovery.known_blocks {
+                blocks.push(*block);
+            }
             self.mark_block(new_part(block, known.as_slice()), facts, cx.now_us);
         }
     }
@@ -45,6 +48,10 @@ impl Connection {
     /// Counts a retransmission that the peer calls unnecessary.
     fn note_duplicate_sack(&mut self, block: &SackBlock, prior_una: Seq) {
         let recovery = &mut self.recovery;
+        if recovery.resent == 0 {
+            // More duplicates than retransmissions are the network's.
+            return;
+        }
         if let Some(marker) = recovery.undo_marker
             && !block.end.is_after(prior_una.later(self.send.una))
             && block.end.is_after(marker)
@@ -53,9 +60,9 @@ impl Connection {
             recovery.undo_retransmits =
                 recovery.undo_retransmits.map(|left| left.saturating_sub(segments));
         }
-        // More duplicates than retransmissions are the network's, and a probe overtakes nothing.
+        // A probe overtakes nothing.
         let is_probe = recovery.loss_probe.is_some_and(|probe| probe.high_seq == block.end);
-        if recovery.resent > 0 && !is_probe {
+        if !is_probe {
             recovery.resent -= 1;
             recovery.rack.note_duplicate(self.send.una, self.send.next);
         }

@@ -393,7 +393,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tcp_31_overtaken_listed_as_by_scan(
+        fn tcp_34_overtaken_listed_as_by_scan(
             steps in prop::collection::vec((0_u32..10, any::<prop::sample::Index>()), 1..200),
         ) {
             let mut scoreboard = Scoreboard { first_serial: u32::MAX - 20, ..Scoreboard::default() };
@@ -445,7 +445,7 @@ mod tests {
     /// A window with a hole in every tenth place, of which each ACK acknowledges one segment: each
     /// segment is looked at once, and one more for each ACK.
     #[test]
-    fn tcp_31_window_size_costs_no_work() {
+    fn tcp_34_window_size_costs_no_work() {
         for window in [100_u32, 10_000] {
             let mut scoreboard = Scoreboard::default();
             (0..window).for_each(|number| scoreboard.push(sent(number, number.into())));

@@ -20,6 +20,7 @@ enum Halt {
     Empty,
     CongestionWindow,
     PeerWindow,
+    Pacing,
     /// More may be written before the next ACK.
     MoreToCome,
     Nagle,
@@ -77,7 +78,7 @@ impl Connection {
             self.note_window_use(is_limited);
         }
         // Nothing comes back that could open the window, end Nagle's wait or free a frame.
-        let is_waiting = self.unsent_bytes() > 0 || halt == Halt::NoFrame;
+        let is_waiting = halt != Halt::Pacing && self.unsent_bytes() > 0 || halt == Halt::NoFrame;
         if self.sent.is_empty() && is_waiting && self.timers.is_retransmit_idle() {
             let wait_us = self.rtt.rto_us().max(RTO_MIN_US);
             self.timers.set_probe(cx.now_us + wait_us);
@@ -103,6 +104,9 @@ impl Connection {
         // The last FIN is not held back by a window that data fill.
         if most == 0 && !(next.has_fin && next.len_bytes <= self.send.mss) {
             return Err(Halt::CongestionWindow);
+        }
+        if self.waits_for_pace(cx) {
+            return Err(Halt::Pacing);
         }
         if let Some(halt) = self.wait_for_next_ack(cx) {
             return Err(halt);
@@ -177,10 +181,8 @@ impl Connection {
     /// Segments of about a millisecond at the rate of the connection, two at least.
     fn by_rate(&self, cx: &Context<'_>) -> u32 {
         let mss = u64::from(self.send.mss.max(1));
-        let srtt_us = self.rtt.smoothed_us().unwrap_or(1_000).max(1);
-        let ratio = if self.congestion.is_slow_start() { 200 } else { 120 };
-        let window_bytes = u64::from(self.congestion.cwnd) * mss;
-        let mut bytes = (window_bytes * ratio / 100 * 1_000_000 / srtt_us) >> PACING_SHIFT;
+        let initial_rate = u64::from(2 * self.congestion.cwnd) * mss * 1_000;
+        let mut bytes = self.pacing_rate().unwrap_or(initial_rate) >> PACING_SHIFT;
         // Nearby peers get more at once.
         let rtt_steps = self.rtt.min_us().unwrap_or(u64::MAX) >> RTT_SHIFT;
         if rtt_steps < 32 {
@@ -277,6 +279,7 @@ impl Connection {
             self.send.small_end = end;
         }
         if next.len_bytes > 0 {
+            self.note_paced(end - seq, cx);
             self.delayed.note_reply(cx.now_us);
             self.send.last_data_us = cx.now_us;
         }
@@ -331,6 +334,7 @@ impl Connection {
             self.sent.merge_next(index, most);
         }
         self.sent.sent_again(index, cx.now_us);
+        self.note_paced(payload.min(most), cx);
         self.recovery.resent = self.recovery.resent.saturating_add(1);
         cx.counters.retrans_segs.add(1);
         self.resent.count(cause);

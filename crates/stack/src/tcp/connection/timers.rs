@@ -43,6 +43,7 @@ impl Deadline {
 pub(super) struct Timers {
     peer: Option<(Waiting, u64)>,
     delayed_ack: Deadline,
+    pacing: Deadline,
     /// Keep-alive; of a connection without owner in FIN-WAIT-2, its end.
     keepalive: Deadline,
 }
@@ -51,7 +52,8 @@ impl Timers {
     /// Earliest deadline.
     pub(super) fn next_us(&self) -> Option<u64> {
         let peer = self.peer.map(|(_, at_us)| at_us);
-        peer.into_iter().chain(self.delayed_ack.us()).chain(self.keepalive.us()).min()
+        let others = [self.delayed_ack, self.pacing, self.keepalive];
+        peer.into_iter().chain(others.into_iter().filter_map(Deadline::us)).min()
     }
 
     pub(super) fn clear(&mut self) {
@@ -98,6 +100,18 @@ impl Timers {
         self.delayed_ack = Deadline::default();
     }
 
+    pub(super) fn set_pacing(&mut self, at_us: u64) {
+        self.pacing = Deadline::at(at_us);
+    }
+
+    pub(super) fn clear_pacing(&mut self) {
+        self.pacing = Deadline::default();
+    }
+
+    pub(super) fn is_pacing(&self) -> bool {
+        self.pacing.us().is_some()
+    }
+
     pub(super) fn delayed_ack_us(&self) -> Option<u64> {
         self.delayed_ack.us()
     }
@@ -124,6 +138,9 @@ impl Connection {
             Some(Waiting::Reorder) => self.on_reorder_timer(cx),
             Some(Waiting::WindowProbe) => self.on_probe_timer(cx),
             None => {}
+        }
+        if self.timers.pacing.take_if_over(cx.now_us) {
+            self.on_pacing_timer(cx);
         }
         if self.timers.keepalive.take_if_over(cx.now_us) {
             self.on_keepalive_timer(cx);

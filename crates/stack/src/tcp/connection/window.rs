@@ -1,8 +1,10 @@
 //! Receive window: from the free part of a buffer that grows with what the reader takes
 //! (`__tcp_select_window`, `tcp_rcv_space_adjust`).
 
-use super::super::config::{MAX_WINDOW_SCALE, TcpConfig, TcpOptions};
+use super::super::config::{MAX_WINDOW_SCALE, MS, TcpConfig, TcpOptions};
 use super::super::seq::Seq;
+use super::super::wire::Segment;
+use super::receive_rtt::ReceiveRoundTrip;
 use super::{Connection, Context};
 
 /// Receive buffer of a connection.
@@ -21,6 +23,7 @@ pub(in crate::tcp) struct ReceiveWindow {
     measured_us: u64,
     /// Bytes that it took in the best round trip.
     space: u32,
+    round_trip: ReceiveRoundTrip,
 }
 
 /// Shift of the windows that we announce: enough for the largest buffer.
@@ -41,6 +44,7 @@ impl ReceiveWindow {
             measured_from: Seq(0),
             measured_us: 0,
             space: 0,
+            round_trip: ReceiveRoundTrip::default(),
         }
     }
 
@@ -96,8 +100,9 @@ impl ReceiveWindow {
     }
 
     /// Grows the buffer if the reader took more in this round trip than in any before.
-    fn adjust(&mut self, read: Seq, (rtt_us, mss): (u64, u32), now_us: u64, may_grow: bool) {
-        if now_us.saturating_sub(self.measured_us) < rtt_us {
+    fn adjust(&mut self, read: Seq, mss: u32, now_us: u64, may_grow: bool) {
+        let elapsed_us = now_us.saturating_sub(self.measured_us);
+        if self.round_trip.us().is_none_or(|rtt_us| elapsed_us < rtt_us) {
             return;
         }
         let taken = read.bytes_since(self.measured_from);
@@ -118,6 +123,25 @@ impl ReceiveWindow {
 }
 
 impl Connection {
+    /// Takes the echo of a segment with data as a sample of the round trip.
+    pub(super) fn note_echo(&mut self, segment: &Segment, now_us: u64) {
+        if let Some(stamps) = segment.options.timestamps.filter(|_| self.agreed.timestamps)
+            && segment.payload_len >= self.delayed.segment_bytes()
+        {
+            let age_ms = self.timestamp(now_us).wrapping_sub(stamps.echo);
+            // An echo of the future is none.
+            let rtt_us = if age_ms < 1 << 24 { u64::from(age_ms) * MS } else { 0 };
+            let is_read = self.receive.queue.len_bytes() == 0;
+            self.receive.buffer.round_trip.note_echo(stamps.echo, rtt_us, is_read);
+        }
+    }
+
+    /// Takes data in order as a sample of the round trip.
+    pub(super) fn note_window(&mut self, now_us: u64) {
+        let (next, window) = (self.receive.next, self.receive.window);
+        self.receive.buffer.round_trip.note_data(next, window, now_us);
+    }
+
     /// Lets the window grow after a packet with `len` bytes of payload.
     pub(super) fn grow_window(&mut self, len: u32, truesize: u32, cx: &Context<'_>) {
         if cx.is_memory_tight {
@@ -188,10 +212,9 @@ impl Connection {
     /// After the reader took bytes: grows the buffer, and tells the peer of a window that opened
     /// (`tcp_cleanup_rbuf`).
     pub(super) fn after_read(&mut self, taken: usize, cx: &mut Context<'_>) {
-        let rtt_us = self.rtt.smoothed_us().unwrap_or(0);
         let (read, mss) = (self.read_seq(), self.announced_mss());
         let may_grow = !cx.is_memory_tight;
-        self.receive.buffer.adjust(read, (rtt_us, mss), cx.now_us, may_grow);
+        self.receive.buffer.adjust(read, mss, cx.now_us, may_grow);
         if !self.can_receive() && !self.delayed.is_scheduled() {
             return;
         }

@@ -23,6 +23,8 @@ pub(super) struct CoursePlan {
     /// Congestion control of each connection.
     pub(super) flows: &'static [Algorithm],
     pub(super) lasts_us: u64,
+    /// Times at which the path takes ACKs: multiples of this, in µs, as many radios do; 0 for any time.
+    pub(super) ack_turn_us: u64,
 }
 
 /// Result of a course.
@@ -51,6 +53,7 @@ struct Course {
     hosts: [Host; 2],
     now_ns: u64,
     paths: [ImpairedPath<Vec<u8>>; 2],
+    ack_turn_us: u64,
 }
 
 /// Sends on all connections for as long as the plan says.
@@ -91,6 +94,7 @@ impl Course {
             hosts: [1, 2].map(|last| Host::new(last, config, CHUNKS)),
             now_ns: 1_000_000,
             paths: [ImpairedPath::new(seed, there), ImpairedPath::new(seed + 1, back)],
+            ack_turn_us: plan.ack_turn_us,
         }
     }
 
@@ -108,9 +112,14 @@ impl Course {
     }
 
     fn carry(&mut self, from: usize, sent: Vec<Vec<u8>>) {
+        let turn_ns = self.ack_turn_us * 1000;
+        let at_ns = match from {
+            1 if turn_ns > 0 => self.now_ns.next_multiple_of(turn_ns),
+            _ => self.now_ns,
+        };
         for bytes in sent {
             // The outcome is among the counts.
-            let _ = self.paths[from].offer(self.now_ns, bytes.len(), bytes);
+            let _ = self.paths[from].offer(at_ns, bytes.len(), bytes);
         }
     }
 

@@ -23,7 +23,7 @@ fn plan(there: Impairments, flows: &'static [Algorithm]) -> CoursePlan {
     // The way back loses none: a test of its own does.
     let back = Impairments { delay_us: there.delay_us, ..Impairments::default() };
     let config = TcpConfig { gso_bytes: 60_000, ..TcpConfig::default() };
-    CoursePlan { seed: 1, there, back, config, flows, lasts_us: 5 * SECOND_US }
+    CoursePlan { seed: 1, there, back, config, flows, lasts_us: 5 * SECOND_US, ack_turn_us: 0 }
 }
 
 /// Courses of the tests, with the part of the bottleneck that arrives at least, in percent.
@@ -112,4 +112,64 @@ fn tcp_25_slow_start_spares_queues() {
     let result = run(&CoursePlan { lasts_us: 2 * SECOND_US, ..plan(there, CUBIC) });
     assert!(result.path.overflowed < 40, "{result:?}");
     assert!(result.goodput_kbps() > 9_000, "{result:?}");
+}
+
+/// ACKs that come in bunches, over a path with a queue of 2 ms: a bunch lets 33 segments out, of which
+/// the queue takes 16. Pacing spreads them.
+#[test]
+fn tcp_32_bunches_of_acks_make_no_bursts() {
+    let there = Impairments { delay_us: 5_000, queue_bytes: 25_000, ..PATH };
+    let [burst, paced] = [false, true].map(|pacing| {
+        let mut plan = plan(there, CUBIC);
+        (plan.config.pacing, plan.ack_turn_us) = (pacing, 4_000);
+        run(&plan)
+    });
+    assert!(paced.goodput_kbps() > 2 * burst.goodput_kbps(), "{paced:?} {burst:?}");
+}
+
+/// Slow start, which sends at twice the rate of the path, does not overflow a short queue by bursts.
+#[test]
+fn tcp_32_short_queues_suffice_when_paced() {
+    let there = Impairments { queue_bytes: 30_000, ..PATH };
+    let mut plan = plan(there, CUBIC);
+    plan.config.pacing = true;
+    let result = run(&plan);
+    assert!(result.goodput_kbps() >= 80_000, "{result:?}");
+}
+
+/// Pacing costs no goodput where queues are deep enough, or round trips short.
+#[test]
+fn tcp_32_paced_paths_are_filled() {
+    for (name, there, percent) in COURSES.into_iter().filter(|course| course.1.reorder_ppm == 0) {
+        let mut plan = plan(there, CUBIC);
+        plan.config.pacing = true;
+        let result = run(&plan);
+        let least_kbps = u64::from(there.rate_kbps) * percent / 100;
+        let goodput_kbps = result.goodput_kbps();
+        assert!(goodput_kbps >= least_kbps, "{name}: {goodput_kbps} kbit/s, {result:?}");
+    }
+}
+
+/// Segments that come late by nearly a round trip are sent again for nothing: the peer's D-SACK, which
+/// comes when the recovery is over, undoes it, and the next ones are waited for.
+#[test]
+fn tcp_26_late_segments_cost_no_goodput() {
+    let late = Impairments { reorder_ppm: 10_000, reorder_us: 8_000, ..PATH };
+    let there = Impairments { delay_us: 5_000, queue_bytes: 125_000, ..late };
+    for timestamps in [false, true] {
+        for seed in 1..4 {
+            let mut plan = plan(there, CUBIC);
+            (plan.seed, plan.config.timestamps) = (seed, timestamps);
+            let result = run(&plan);
+            assert!(result.goodput_kbps() >= 90_000, "seed {seed}: {result:?}");
+        }
+    }
+}
+
+/// A receiver learns the round trip from data, whatever came twice in the handshake: its window grows.
+#[test]
+fn tcp_33_window_grows_after_duplicate_handshake() {
+    let there = Impairments { duplicate_ppm: 1_000_000, ..PATH };
+    let result = run(&plan(there, CUBIC));
+    assert!(result.goodput_kbps() >= 94_000, "{result:?}");
 }
