@@ -62,7 +62,7 @@ pub enum Limit {
     CongestionWindow,
     /// A small segment waits for more data (`TCP_CORK`), or for an ACK (Nagle).
     SmallSegment,
-    /// What was sent takes longer at the pacing rate.
+    /// The pacing rate: what was sent takes longer.
     Pacing,
     /// A frame to send them in, or the next ACK, is awaited.
     Turn,

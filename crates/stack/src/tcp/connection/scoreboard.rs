@@ -1,6 +1,6 @@
 //! Scoreboard: segments that were sent and not acknowledged, oldest first.
 //!
-//! Those that may still turn out lost are also listed by the time of their last transmission
+//! Segments that may still turn out lost are also listed by the time of their last transmission
 //! (`tsorted_sent_queue`), so that losses are found without a look at the others.
 
 use std::collections::VecDeque;
