@@ -423,7 +423,10 @@ mod tests {
                         }
                         _ => {}
                     },
-                    _ => delivered_us = delivered_us.max(which.index(now_us as usize) as u64),
+                    _ => {
+                        let most = usize::try_from(now_us).unwrap();
+                        delivered_us = delivered_us.max(which.index(most) as u64);
+                    }
                 }
                 scoreboard.overtake(|sent| sent.sent_us < delivered_us);
                 prop_assert_eq!(listed(&scoreboard), scanned(&scoreboard, delivered_us));
