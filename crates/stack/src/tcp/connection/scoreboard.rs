@@ -55,13 +55,21 @@ struct Place {
 /// Number of a segment, counted from the connection's first one modulo 2^32.
 type Serial = u32;
 
-/// List by time: its ends, and the last one that a delivered segment has overtaken.
+/// List by time: its ends, and the last one that a delivered segment has overtaken. Flags take less room
+/// than options.
 #[derive(Clone, Copy, Debug, Default)]
 struct ByTime {
-    len: u32,
     earliest: Serial,
     latest: Serial,
-    overtaken: Option<Serial>,
+    last_overtaken: Serial,
+    has_some: bool,
+    has_overtaken: bool,
+}
+
+impl ByTime {
+    fn overtaken(&self) -> Option<Serial> {
+        self.has_overtaken.then_some(self.last_overtaken)
+    }
 }
 
 /// Segments in flight, and their numbers by mark.
@@ -234,26 +242,26 @@ impl Scoreboard {
     /// `is_overtaken`. What was overtaken once stays so.
     pub(super) fn overtake(&mut self, mut is_overtaken: impl FnMut(&Sent) -> bool) {
         let list = self.by_time;
-        let mut next = match list.overtaken {
+        let mut next = match list.overtaken() {
             Some(last) => self.later_than(last),
-            None => (list.len > 0).then_some(list.earliest),
+            None => list.has_some.then_some(list.earliest),
         };
         while let Some(serial) = next
             && self.at(self.index_by(serial)).is_some_and(&mut is_overtaken)
         {
-            self.by_time.overtaken = Some(serial);
+            (self.by_time.last_overtaken, self.by_time.has_overtaken) = (serial, true);
             next = self.later_than(serial);
         }
     }
 
     /// Index of the overtaken segment that was sent first.
     pub(super) fn first_overtaken(&self) -> Option<usize> {
-        self.by_time.overtaken.map(|_| self.index_by(self.by_time.earliest))
+        self.by_time.overtaken().map(|_| self.index_by(self.by_time.earliest))
     }
 
     /// Overtaken segment that was sent last.
     pub(super) fn last_overtaken(&self) -> Option<&Sent> {
-        self.by_time.overtaken.and_then(|serial| self.at(self.index_by(serial)))
+        self.by_time.overtaken().and_then(|serial| self.at(self.index_by(serial)))
     }
 
     pub(super) fn clear(&mut self) {
@@ -298,14 +306,14 @@ impl Scoreboard {
             return;
         }
         place.earlier = latest;
-        if self.by_time.len == 0 {
-            self.by_time.earliest = serial;
-        } else {
+        if self.by_time.has_some {
             let before = self.index_by(latest);
             self.segments[before].later = serial;
+        } else {
+            self.by_time.earliest = serial;
         }
         self.by_time.latest = serial;
-        self.by_time.len += 1;
+        self.by_time.has_some = true;
     }
 
     /// Takes a segment out, if it is in.
@@ -316,8 +324,8 @@ impl Scoreboard {
             return;
         }
         let (is_first, is_last) = (serial == self.by_time.earliest, serial == self.by_time.latest);
-        if self.by_time.overtaken == Some(serial) {
-            self.by_time.overtaken = (!is_first).then_some(earlier);
+        if self.by_time.overtaken() == Some(serial) {
+            (self.by_time.last_overtaken, self.by_time.has_overtaken) = (earlier, !is_first);
         }
         if is_first {
             self.by_time.earliest = later;
@@ -331,7 +339,7 @@ impl Scoreboard {
             let behind = self.index_by(later);
             self.segments[behind].earlier = earlier;
         }
-        self.by_time.len -= 1;
+        self.by_time.has_some = !(is_first && is_last);
     }
 
     /// Makes the list anew, after a rare change of many segments or of their serials.
@@ -379,7 +387,7 @@ mod tests {
 
     /// The same by the list.
     fn listed(scoreboard: &Scoreboard) -> Vec<Seq> {
-        let Some(overtaken) = scoreboard.by_time.overtaken else { return Vec::new() };
+        let Some(overtaken) = scoreboard.by_time.overtaken() else { return Vec::new() };
         let mut serial = scoreboard.by_time.earliest;
         let mut found = Vec::new();
         loop {
@@ -436,7 +444,7 @@ mod tests {
                 let last = scoreboard.last_overtaken().map(|sent| sent.seq);
                 prop_assert_eq!(last, expected.last().copied());
                 let open = scanned(&scoreboard, u64::MAX).len();
-                prop_assert_eq!(scoreboard.by_time.len as usize, open);
+                prop_assert_eq!(scoreboard.by_time.has_some, open > 0);
                 let waiting = (0..scoreboard.segments.len())
                     .filter(|&index| scoreboard.at(index).unwrap().marks.awaits_resend())
                     .count();
