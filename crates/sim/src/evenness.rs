@@ -1,12 +1,10 @@
 //! Evenness of the load on CPUs in the course of a run, computed from the flows' shares of the traffic, without chance.
 
-use std::collections::VecDeque;
-
 use forebay_rx::CpuId;
-use forebay_rx::steer::{CpuLoad, REST_NS};
+use forebay_rx::steer::REST_NS;
 use serde::Serialize;
 
-use crate::costs::SERVICE_NS;
+use crate::costs::{INTAKE_NS, SERVICE_NS};
 use crate::laws::{Law, Laws};
 use crate::machine::SimMachine;
 use crate::shift::PHASES;
@@ -15,9 +13,6 @@ use crate::virtual_cpu::CpuPace;
 
 /// Time between two looks.
 pub(crate) const LOOK_NS: u64 = 10_000_000;
-
-/// Number of looks over which the time for polling is measured.
-const POLLING_LOOKS: usize = 10;
 
 /// Load of the busiest CPU that is even, in percent of what is possible.
 const EVEN_PERCENT: u64 = 110;
@@ -57,8 +52,6 @@ pub(crate) struct Evenness {
     /// State at the last look.
     last: Look,
     even_at_ns: u64,
-    /// Work of all CPUs at the last looks.
-    looks: VecDeque<Vec<CpuLoad>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -92,7 +85,7 @@ impl Evenness {
         &mut self,
         now_ns: u64,
         (machine, traffic, pace): (&M, &Traffic, &CpuPace),
-        cpus: &[CpuLoad],
+        cpus: usize,
         laws: &mut Laws,
     ) {
         if now_ns > 0 && traffic.phase() != self.phase {
@@ -101,21 +94,16 @@ impl Evenness {
         if self.phase != traffic.phase() {
             (self.phase, self.phase_began_ns) = (traffic.phase(), now_ns);
         }
-        let polls_of_delivery = self.polling(cpus);
-        let cpus = cpus.len();
         self.see_cpus(machine.active_cpus().unwrap_or(cpus), now_ns, cpus, laws);
         let shares = traffic.shares();
         self.wishes.resize(shares.len(), (None, None));
-        let deliveries: u64 = shares.iter().map(|share| share * SERVICE_NS).sum();
-        let polls =
-            |ppm: &u64| u64::try_from(u128::from(deliveries) * u128::from(*ppm) / 1_000_000);
-        let polls: Vec<u64> =
-            polls_of_delivery.iter().map(|ppm| polls(ppm).unwrap_or(u64::MAX)).collect();
-        let mut loads: Vec<_> = polls.iter().map(|&polls| (polls, 0)).collect();
+        let (mut polls, mut loads) = (vec![0; cpus], vec![(0, 0); cpus]);
         for (index, &share) in (0..).zip(&shares) {
             let flow = traffic.flow(FlowId(index));
             let polling = pace.polling[usize::from(flow.queue.0)];
             let at = machine.standing(flow.queue, flow.hash).map_or(polling, |stands| stands.wish);
+            polls[polling.index()] += share * INTAKE_NS;
+            loads[polling.index()].0 += share * INTAKE_NS;
             let (load, heaviest) = &mut loads[at.index()];
             *load += share * SERVICE_NS;
             *heaviest = (share * SERVICE_NS).max(*heaviest);
@@ -138,22 +126,6 @@ impl Evenness {
             self.even_at_ns = now_ns;
         }
         self.balanced.uneven_ns = self.balanced.uneven_ns.max(now_ns - self.even_at_ns);
-    }
-
-    /// Work of each CPU besides delivery since some looks ago, in millionths of all deliveries.
-    fn polling(&mut self, loads: &[CpuLoad]) -> Vec<u64> {
-        self.looks.push_back(loads.to_vec());
-        if self.looks.len() > POLLING_LOOKS {
-            self.looks.pop_front();
-        }
-        let Some(before) = self.looks.front() else { return vec![0; loads.len()] };
-        let since = |of: fn(&CpuLoad) -> u64| {
-            let pairs = loads.iter().zip(before);
-            pairs.map(move |(now, then)| of(now) - of(then))
-        };
-        let deliveries: u64 = since(|load| load.delivering_ns).sum();
-        let others = since(|load| load.busy_ns - load.delivering_ns);
-        others.map(|others_ns| others_ns * 1_000_000 / deliveries.max(1)).collect()
     }
 
     /// Ends the run.

@@ -344,7 +344,7 @@ impl<M: SimMachine> World<M> {
             return;
         }
         let run = (&self.machine, &self.traffic, &self.pace);
-        evenness.look(self.now_ns, run, &self.loads, &mut self.laws);
+        evenness.look(self.now_ns, run, self.cpus.len(), &mut self.laws);
         self.after(LOOK_NS, Happening::IsLookedAt);
     }
 

@@ -9,6 +9,13 @@ use crate::shift::Shift;
 /// Factor of the costs where the load shifts: a CPU handles 25,000 packets a second.
 const SHIFTING_FACTOR: u64 = 40;
 
+/// Moves a second for each CPU in a run of 80 ms.
+const MOVES_A_CPU: u32 = 1_250;
+
+/// Limit of backlogs where the load shifts: four bursts. The usual 1,000 packets would take as long as 40,000, and queued
+/// work of two thirds of a second would outlast a phase.
+const SHIFTING_BACKLOG: u32 = 256;
+
 /// Heavy and light flows on CPUs that are busy nine tenths of the time, one queue for every eight
 /// of them: flows move away from CPUs that have packets of theirs.
 pub(super) fn skewed(cpus: u16) -> Scenario {
@@ -22,8 +29,8 @@ pub(super) fn skewed(cpus: u16) -> Scenario {
     scenario.knobs.sock_flow_entries = 0;
     scenario.knobs.balance = BalanceConfig {
         policy: BalancePolicy::Load,
-        // A run of 80 ms shows the moves that take half a second otherwise.
-        moves_per_second: 20_000,
+        // A run of 80 ms shows the moves that take half a second otherwise, for every CPU as many.
+        moves_per_second: MOVES_A_CPU.saturating_mul(cpus.into()).max(20_000),
         window_us: 5_000,
         ..BalanceConfig::default()
     };
@@ -42,6 +49,7 @@ impl Situation {
             scenario.queues = cpus.div_ceil(4);
         }
         scenario.costs.factor = SHIFTING_FACTOR;
+        scenario.knobs.netdev_max_backlog = SHIFTING_BACKLOG;
         scenario.packets = 75_000 * u64::from(cpus);
         scenario.recurring = Vec::new();
         scenario.knobs.balance =

@@ -58,10 +58,10 @@ impl<M: SimMachine> World<M> {
         let taken = self.machine.take(cpu, self.now()) as u64;
         if taken > 0 {
             self.cpu(cpu).doing = Doing::Batch;
-            let began_ns = self.loads[cpu.index()].busy_ns;
-            self.spend(cpu, taken * SERVICE_NS * self.scenario.costs.factor);
+            let ns = self.spend(cpu, taken * SERVICE_NS * self.scenario.costs.factor);
             let load = &mut self.loads[cpu.index()];
-            load.delivering_ns += load.busy_ns - began_ns;
+            load.busy_ns += ns;
+            load.delivering_ns += ns;
             load.packets += taken;
         }
         taken > 0
@@ -86,7 +86,11 @@ impl<M: SimMachine> World<M> {
             self.cpu(cpu).polled_in_vain = frames == 0;
             let (frames, handled) = (frames as u64, handled as u64);
             let base_ns = frames.max(1) * INTAKE_NS + handled * SERVICE_NS;
-            self.spend(cpu, base_ns * self.scenario.costs.factor);
+            let ns = self.spend(cpu, base_ns * self.scenario.costs.factor);
+            // As in the engine, a poll in vain is no work. It takes time that the CPU has to spare.
+            if frames + handled > 0 {
+                self.loads[cpu.index()].busy_ns += ns;
+            }
         }
         polled
     }
@@ -193,12 +197,13 @@ impl<M: SimMachine> World<M> {
         self.spare.wake = wake;
     }
 
-    fn spend(&mut self, cpu: CpuId, base_ns: u64) {
+    /// Spends time on an activity. Returns its duration.
+    fn spend(&mut self, cpu: CpuId, base_ns: u64) -> u64 {
         let slowed = if self.cpu(cpu).slowed > 0 { SLOW_FACTOR } else { 1 };
         let cost = self.scenario.costs.draw(base_ns, slowed, &mut self.schedule);
         let now_ns = self.now_ns;
         self.cpu(cpu).spend(now_ns, cost);
-        self.loads[cpu.index()].busy_ns += cost.ns;
+        cost.ns
     }
 
     fn sleep(&mut self, cpu: CpuId) {
