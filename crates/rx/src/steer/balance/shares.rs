@@ -16,8 +16,9 @@ pub struct CpuLoad {
     pub packets: u64,
 }
 
-/// Part of a new measurement in the work besides delivery: one in this many.
-const OTHER_SMOOTHING: u64 = 16;
+/// Part of a new measurement in the work besides delivery: one in this many. A CPU without time left polls less than its
+/// queues need, and what they need shows only once it has time again.
+const OTHER_SMOOTHING: u64 = 4;
 
 /// Part of a new measurement in the smoothed cost of a packet: one in this many.
 const COST_SMOOTHING: u64 = 32;
@@ -166,6 +167,7 @@ impl Shares {
     /// Next move that gives a flow a CPU of its own. If the heaviest group of the busiest CPU fills a
     /// CPU by itself, it moves to a CPU with less work that cannot be moved. If that CPU still has too
     /// many other groups, one of them leaves first, so that no move makes the busiest CPU busier.
+    /// Groups of other queues leave afterwards: those queues see the CPU become the busiest.
     pub(super) fn exile(&self, groups: &Groups, gap: &Gap, now_ns: u64) -> Option<(usize, Gap)> {
         let (group, weight) = groups.heaviest_of(gap.busiest, now_ns)?;
         let weight_ns = weight.work_ns(gap.cost_ns);
@@ -173,11 +175,13 @@ impl Shares {
         let open = || (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| share.is_open);
         let calm = open().filter(|(_, share)| share.other_ns + weight_ns / 16 < from.other_ns);
         let (to, share) = calm.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
-        let left_ns = share.load_ns.saturating_sub(groups.movable_ns(to, share.cost_ns(), now_ns));
+        let others_ns = share.load_ns.saturating_sub(share.other_ns.saturating_add(share.own_ns));
+        let movable_ns = groups.movable_ns(to, share.cost_ns(), now_ns).saturating_add(others_ns);
+        let left_ns = share.load_ns.saturating_sub(movable_ns);
         if weight_ns <= from.load_ns / 2 || left_ns + weight_ns >= from.load_ns {
             return None;
         }
-        if share.load_ns + weight_ns < from.load_ns {
+        if others_ns > 0 || share.load_ns + weight_ns < from.load_ns {
             return Some((group, Gap { least_busy: to, ..*gap }));
         }
         let others = open().filter(|(cpu, _)| *cpu != to && *cpu != gap.busiest);
