@@ -12,17 +12,17 @@ use forebay_stack::tcp::{self, Readiness, TcpError, TcpOptions, TcpSocket, Write
 use crate::errno::Errno;
 use crate::host::Host;
 
-/// Real time without a call of the main thread after which a waiting call turns the clock: the main
-/// thread waits for the call, a second at most.
-const IDLE: Duration = Duration::from_millis(200);
-/// Real time that the clock stands still for a call that returns.
-const RETURN: Duration = Duration::from_millis(20);
-/// Real time between two turns of the clock by a waiting call.
-const TURN: Duration = Duration::from_millis(1);
+/// Real time that the clock stands still at most for a call that returns.
+const RETURN: Duration = Duration::from_secs(1);
+/// Real time between two looks at the main thread by a waiting call. The main thread waits for the
+/// call a second at most.
+const LOOK: Duration = Duration::from_millis(1);
+/// Looks without a call of the main thread in between after which a waiting call turns the clock: if
+/// the main thread is known to wait, and if this cannot be known.
+const LOOKS_WAITING: u32 = 2;
+const LOOKS_UNKNOWN: u32 = 200;
 /// Virtual time that a receive waits for a packet at most, in µs.
 const RECEIVE_US: u64 = 2_000_000_000;
-/// Virtual time of one step without timers, in µs.
-const STEP_US: u64 = 1_000;
 
 /// The shared object's state.
 #[derive(Debug)]
@@ -350,7 +350,7 @@ impl Shim {
     ) -> Result<R, Errno> {
         let mut state = self.lock();
         let end_us = timeout_us.map_or(u64::MAX, |us| state.host.now_us + us);
-        let (mut has_waited, mut is_alone) = (false, false);
+        let (mut has_waited, mut quiet_looks) = (false, 0);
         loop {
             let result = attempt(&mut state);
             let is_over = state.host.now_us >= end_us;
@@ -367,16 +367,12 @@ impl Shim {
             (state.waits_until_us, state.tries_again) = (Some(end_us), false);
             self.changed.notify_all();
             let turns = state.turns;
-            let patience = if is_alone { TURN } else { IDLE };
-            let waited =
-                self.changed.wait_timeout_while(state, patience, |state| !state.tries_again);
-            let (guard, elapsed) = waited.unwrap_or_else(PoisonError::into_inner);
-            state = guard;
-            is_alone = elapsed.timed_out() && state.turns == turns;
-            if is_alone {
-                let next_us = state.host.tcp.next_timer_us();
-                let next_us = next_us.unwrap_or(end_us.min(state.host.now_us + STEP_US));
-                state.has_changed |= state.host.step(next_us.min(end_us));
+            let waited = self.changed.wait_timeout_while(state, LOOK, |state| !state.tries_again);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            quiet_looks = if state.turns == turns { quiet_looks + 1 } else { 0 };
+            let next_us = state.host.tcp.next_timer_us().unwrap_or(u64::MAX).min(end_us);
+            if next_us < u64::MAX && is_awaited(quiet_looks) {
+                state.has_changed |= state.host.step(next_us);
             }
         }
     }
@@ -427,6 +423,19 @@ impl Entry {
             receive_timeout_us: None,
             send_timeout_us: None,
         }
+    }
+}
+
+/// True if packetdrill's main thread waits until a call returns: it sleeps on a futex (system call of
+/// its `/proc` entry), and has not called in between.
+fn is_awaited(quiet_looks: u32) -> bool {
+    let main_thread = std::process::id();
+    match std::fs::read_to_string(format!("/proc/self/task/{main_thread}/syscall")) {
+        Ok(told) => {
+            let number = told.split(' ').next().and_then(|number| number.parse().ok());
+            quiet_looks >= LOOKS_WAITING && number == Some(libc::SYS_futex)
+        }
+        Err(_) => quiet_looks >= LOOKS_UNKNOWN,
     }
 }
 
