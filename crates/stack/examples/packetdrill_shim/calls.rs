@@ -29,6 +29,7 @@ const RECEIVE_US: u64 = 2_000_000_000;
 pub(crate) struct Shim {
     state: Mutex<State>,
     changed: Condvar,
+    main_thread: ThreadId,
 }
 
 /// Host and sockets, behind the mutex.
@@ -60,6 +61,8 @@ pub(crate) struct Entry {
     /// `SO_RCVTIMEO` and `SO_SNDTIMEO`, in µs.
     pub(crate) receive_timeout_us: Option<u64>,
     pub(crate) send_timeout_us: Option<u64>,
+    /// Bytes that a read and a poll wait for (`SO_RCVLOWAT`).
+    pub(crate) low_water_bytes: u32,
 }
 
 /// Flags of reads and writes.
@@ -97,7 +100,7 @@ impl Shim {
             has_changed: false,
             returning: None,
         };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
+        Self { state: Mutex::new(state), changed: Condvar::new(), main_thread: current().id() }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -163,6 +166,7 @@ impl Shim {
     pub(crate) fn read(&self, fd: i32, room: &mut [u8], flags: Flags) -> Result<usize, Errno> {
         let (waits, timeout_us) =
             self.waiting(fd, flags.never_waits, |entry| entry.receive_timeout_us)?;
+        let mut low_water = self.lock().entry(fd)?.low_water_bytes as usize;
         let mut filled = 0;
         let result = self.wait(waits && !flags.is_urgent, timeout_us, |state| {
             let socket = state.entry(fd)?.socket;
@@ -180,11 +184,12 @@ impl Shim {
                     tcp.read(socket, room, out)
                 }
             })?;
-            let is_short = read > 0 && read < room.len();
-            if flags.peeks || !flags.waits_for_all || !is_short {
+            let target = if flags.waits_for_all { room.len() } else { low_water.min(room.len()) };
+            if flags.peeks || read == 0 || read >= target {
                 return Ok(read);
             }
             filled += read;
+            low_water -= read;
             Err(Errno::AGAIN)
         });
         match result {
@@ -247,8 +252,8 @@ impl Shim {
         let result = self.wait(timeout_us != Some(0), timeout_us, |state| {
             let mut count = 0;
             for polled in polled.iter_mut() {
-                polled.revents = match state.entry(polled.fd).map(|entry| entry.socket) {
-                    Ok(socket) => revents(&state.host.tcp.readiness(socket)?, polled.events),
+                polled.revents = match state.readiness(polled.fd) {
+                    Ok(ready) => revents(&ready, polled.events),
                     Err(_) => libc::POLLNVAL,
                 };
                 count += i32::from(polled.revents != 0);
@@ -371,7 +376,8 @@ impl Shim {
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
             quiet_looks = if state.turns == turns { quiet_looks + 1 } else { 0 };
             let next_us = state.host.tcp.next_timer_us().unwrap_or(u64::MAX).min(end_us);
-            if next_us < u64::MAX && is_awaited(quiet_looks) {
+            let is_main = current().id() == self.main_thread;
+            if next_us < u64::MAX && (is_main || is_awaited(quiet_looks)) {
                 state.has_changed |= state.host.step(next_us);
             }
         }
@@ -407,6 +413,17 @@ impl State {
         went_on || until_us < end_us
     }
 
+    /// Readiness of a descriptor. Less than `SO_RCVLOWAT` is not readable, unless it is all.
+    fn readiness(&mut self, fd: i32) -> Result<Readiness, Errno> {
+        let Entry { socket, low_water_bytes, listens, .. } = *self.entry(fd)?;
+        let mut ready = self.host.tcp.readiness(socket)?;
+        if !listens && ready.readable && !ready.peer_closed && !ready.failed {
+            let (_, received) = self.host.tcp.queued_bytes(socket)?;
+            ready.readable = received >= low_water_bytes;
+        }
+        Ok(ready)
+    }
+
     pub(crate) fn entry(&mut self, fd: i32) -> Result<&mut Entry, Errno> {
         self.sockets.get_mut(&fd).ok_or(Errno(libc::EBADF))
     }
@@ -422,6 +439,7 @@ impl Entry {
             acknowledges_at_once: true,
             receive_timeout_us: None,
             send_timeout_us: None,
+            low_water_bytes: 1,
         }
     }
 }

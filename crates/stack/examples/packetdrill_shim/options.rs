@@ -39,6 +39,10 @@ impl Shim {
                 self.lock().entry(fd)?.send_timeout_us = timeout(value)?;
                 Ok(0)
             }
+            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
+                self.lock().entry(fd)?.low_water_bytes = number?.cast_unsigned().max(1);
+                Ok(0)
+            }
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 let (on, linger) = (number?, self::number(value.get(4..).unwrap_or_default())?);
                 let linger_us = u64::from(linger.cast_unsigned()) * SECOND_US;
@@ -167,6 +171,7 @@ impl Shim {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int(entry.reuses_address.into()),
             (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(entry.listens.into()),
             (libc::SOL_SOCKET, libc::SO_TYPE) => int(1),
+            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => int(entry.low_water_bytes.into()),
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => int(options.oob_inline.into()),
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 let seconds = options.linger_us.unwrap_or(0) / SECOND_US;
