@@ -26,9 +26,10 @@ pub(in crate::tcp) struct ReceiveWindow {
     round_trip: ReceiveRoundTrip,
 }
 
-/// Shift of the windows that we announce: enough for the largest buffer.
+/// Shift of the windows that we announce: enough for the largest buffer, or for the window of one
+/// that does not grow (`tcp_select_initial_window`).
 pub(in crate::tcp) fn scale_for(options: &TcpOptions, config: &TcpConfig) -> u8 {
-    let largest = options.rcvbuf.unwrap_or(config.rmem.1).max(config.rmem.0);
+    let largest = options.rcvbuf.map_or(config.rmem.1, ReceiveWindow::of_memory);
     let largest = largest.min(options.window_clamp.unwrap_or(u32::MAX)).max(1);
     let bits = u8::try_from(largest.ilog2()).unwrap_or(0);
     bits.saturating_sub(15).min(MAX_WINDOW_SCALE)
@@ -57,9 +58,9 @@ impl ReceiveWindow {
         bytes / 2
     }
 
-    /// Window of a SYN: not scaled, in whole segments.
+    /// Window to begin with, in whole segments. A SYN tells 65,535 bytes of it at most.
     pub(in crate::tcp) fn initial_window(&self, mss: u32) -> u32 {
-        let window = Self::of_memory(self.bytes).min(self.clamp).min(u16::MAX.into());
+        let window = Self::of_memory(self.bytes).min(self.clamp);
         if window > mss { window / mss * mss } else { window }
     }
 
