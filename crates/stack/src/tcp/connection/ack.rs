@@ -131,8 +131,10 @@ impl Connection {
     /// An ACK of what was acknowledged before: only its blocks may be news.
     fn acknowledge_old(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Acknowledged {
         let prior_una = self.send.una;
-        // RFC 5961, section 5.2.
-        if segment.ack.is_before(prior_una - self.send.max_window) {
+        // RFC 5961, section 5.2; and no byte before the first one was ever sent. After 4 GiB, this
+        // answers some more.
+        let acked = prior_una.bytes_since(self.send.initial);
+        if segment.ack.is_before(prior_una - self.send.max_window.min(acked)) {
             if self.state == State::Established {
                 self.challenge(cx);
             }
