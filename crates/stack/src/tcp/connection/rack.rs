@@ -142,7 +142,7 @@ impl Connection {
             self.reduce_window(1, facts.lost, &facts);
             self.resend_lost(cx);
         }
-        if self.timers.is_retransmit_idle() {
+        if self.timers.is_reorder() {
             self.rearm_retransmit(cx.now_us);
         }
     }
@@ -171,27 +171,33 @@ impl Connection {
         true
     }
 
-    /// The probe timer fired (`tcp_send_loss_probe`): sends new data, or the last segment again.
+    /// The probe timer fired (`tcp_send_loss_probe`): sends new data, or the last segment again. A probe
+    /// starts the retransmission timer anew; without one, it counts from the oldest segment.
     pub(super) fn on_loss_probe_timer(&mut self, cx: &mut Context<'_>) {
-        if self.recovery.loss_probe.is_none() && !self.sent.is_empty() {
-            let had = self.send.next;
-            let first_end = self.send.next + self.unsent_bytes().min(self.send.mss);
-            let is_new = self.unsent_bytes() > 0 && !first_end.is_after(self.window_end());
-            if is_new {
-                self.send_probe_segment(cx);
-            } else {
-                let last = self.sent.len() as usize - 1;
-                if self.sent.at(last).is_some_and(|sent| !sent.marks.sacked) {
-                    self.send_again(last, Cause::Probe, cx);
-                }
-            }
-            let was_sent_before = self.send.next == had;
-            self.recovery.loss_probe =
-                Some(LossProbe { high_seq: self.send.next, was_sent_before });
+        if self.recovery.loss_probe.is_none() && self.send_loss_probe(cx) {
             cx.counters.loss_probes.add(1);
+            self.timers.clear_retransmit();
         }
-        self.timers.clear_retransmit();
         self.rearm_retransmit(cx.now_us);
+    }
+
+    /// Returns false if nothing could be sent.
+    fn send_loss_probe(&mut self, cx: &mut Context<'_>) -> bool {
+        let (had, count) = (self.send.next, self.sent.len());
+        let Some(last) = count.checked_sub(1) else { return false };
+        let first_end = had + self.unsent_bytes().min(self.send.mss);
+        let is_new = self.unsent_bytes() > 0 && !first_end.is_after(self.window_end());
+        let was_sent = if is_new {
+            self.send_probe_segment(cx);
+            self.send.next != had
+        } else {
+            self.send_again(last as usize, Cause::Probe, cx)
+        };
+        if was_sent {
+            let high_seq = self.send.next;
+            self.recovery.loss_probe = Some(LossProbe { high_seq, was_sent_before: !is_new });
+        }
+        was_sent
     }
 
     /// `tcp_process_tlp_ack`.

@@ -116,8 +116,14 @@ impl Timers {
         self.delayed_ack.us()
     }
 
+    /// Purpose of the timer that is due. One that only looks for losses stays armed, for
+    /// `rearm_retransmit` to know.
     fn take_peer(&mut self, now_us: u64) -> Option<Waiting> {
-        self.peer.take_if(|(_, at_us)| *at_us <= now_us).map(|(waiting, _)| waiting)
+        let (waiting, _) = self.peer.filter(|(_, at_us)| *at_us <= now_us)?;
+        if matches!(waiting, Waiting::Retransmit | Waiting::WindowProbe) {
+            self.peer = None;
+        }
+        Some(waiting)
     }
 }
 
