@@ -479,25 +479,27 @@ impl Connection {
         while self.sent.awaiting_resend > 0
             && let Some(&sent) = self.sent.at(index)
         {
+            let mut count = 0;
             if sent.marks.lost && !sent.marks.retransmitted && !sent.marks.sacked {
-                if self.sent.in_flight() >= self.congestion.cwnd
-                    || self.waits_for_pace(cx)
-                    || !self.retransmit(index, cause, cx)
-                {
+                let room = self.congestion.cwnd.saturating_sub(self.sent.in_flight());
+                if room > 0 && !self.waits_for_pace(cx) {
+                    count = self.retransmit_packet(index, room, cause, cx);
+                }
+                if count == 0 {
                     self.recovery.resend_from = Some(sent.seq);
                     return;
                 }
-                self.recovery.note_sent(1);
-                if cause == Cause::SlowStart {
-                    cx.counters.slow_start_retrans.add(1);
-                } else {
-                    cx.counters.fast_retrans.add(1);
-                }
+                self.recovery.note_sent(count);
+                let counter = match cause {
+                    Cause::SlowStart => &cx.counters.slow_start_retrans,
+                    _ => &cx.counters.fast_retrans,
+                };
+                counter.add(count.into());
                 if index == 0 && !self.timers.is_reorder() {
                     self.timers.set_retransmit(cx.now_us + self.timeout_us());
                 }
             }
-            index += 1;
+            index += count.max(1) as usize;
         }
         self.recovery.resend_from = None;
     }

@@ -30,6 +30,8 @@ pub(super) struct Marks {
     pub(super) is_fin: bool,
     /// PSH was set.
     pub(super) push: bool,
+    /// Was sent in one packet with the segment before.
+    pub(super) is_joined: bool,
 }
 
 impl Marks {
@@ -148,7 +150,8 @@ impl Scoreboard {
     pub(super) fn split(&mut self, index: usize, at: Seq) {
         let Some(&place) = self.segments.get(index) else { return };
         let mut behind = Place { sent: Sent { seq: at, ..place.sent }, ..place };
-        behind.sent.marks.is_syn = false;
+        let marks = &mut behind.sent.marks;
+        (marks.is_syn, marks.is_joined) = (false, false);
         if let Some(here) = self.segments.get_mut(index) {
             here.sent.end = at;
             here.sent.marks.is_fin = false;
@@ -262,6 +265,21 @@ impl Scoreboard {
     /// Overtaken segment that was sent last.
     pub(super) fn last_overtaken(&self) -> Option<&Sent> {
         self.by_time.overtaken().and_then(|serial| self.at(self.index_by(serial)))
+    }
+
+    /// Segments from `index` on that were one packet and are to be sent again, `most` of them at most.
+    /// The rest of the packet is one of its own from now on (`tcp_fragment`).
+    pub(super) fn cut_packet(&mut self, index: usize, most: usize) -> usize {
+        let is_same = |place: &&Place| {
+            let marks = place.sent.marks;
+            marks.is_joined && marks.awaits_resend()
+        };
+        let behind = self.segments.range((index + 1).min(self.segments.len())..);
+        let count = 1 + behind.take_while(is_same).take(most.saturating_sub(1)).count();
+        for edge in [index, index + count] {
+            self.mark(edge, |marks| marks.is_joined = false);
+        }
+        count
     }
 
     pub(super) fn clear(&mut self) {

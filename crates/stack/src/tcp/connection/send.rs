@@ -257,6 +257,7 @@ impl Connection {
             let marks = Marks {
                 is_fin: next.has_fin && is_last,
                 push: push && is_last,
+                is_joined: at != seq,
                 ..Marks::default()
             };
             self.record_sent(at, if is_last { end } else { piece_end }, marks, cx);
@@ -303,16 +304,57 @@ impl Connection {
 
     /// Sends a segment again that is deemed lost. Returns false if it could not be sent now.
     pub(super) fn retransmit(&mut self, index: usize, cause: Cause, cx: &mut Context<'_>) -> bool {
-        if !self.send_again(index, cause, cx) {
-            return false;
+        let was_sent = self.send_again(index, cause, cx);
+        if was_sent {
+            self.note_retransmitted(index, cx.now_us);
         }
+        was_sent
+    }
+
+    /// Sends a segment again that is deemed lost, with those after it that were sent in one packet with
+    /// it: `most` segments at most. Returns the number of segments sent.
+    pub(super) fn retransmit_packet(
+        &mut self,
+        index: usize,
+        most: u32,
+        cause: Cause,
+        cx: &mut Context<'_>,
+    ) -> u32 {
+        let most = most.min(self.largest_burst(cx));
+        let count = self.sent.cut_packet(index, most as usize);
+        let last = index + count - 1;
+        let is_within = self.sent.at(last).is_some_and(|sent| {
+            let fin = u32::from(sent.marks.is_fin);
+            !(sent.end - fin).is_after(self.window_end())
+        });
+        let before = self.tally.bytes_sent;
+        if count == 1 || !is_within || !self.transmit_together(index, last, cx) {
+            return u32::from(self.retransmit(index, cause, cx));
+        }
+        let len_bytes = self.tally.bytes_sent - before;
+        self.tally.bytes_retrans += len_bytes;
+        self.note_paced(u32::try_from(len_bytes).unwrap_or(u32::MAX), cx);
+        for index in index..=last {
+            self.note_sent_again(index, cause, cx);
+            self.note_retransmitted(index, cx.now_us);
+        }
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    fn note_retransmitted(&mut self, index: usize, now_us: u64) {
         if self.recovery.retransmit_stamp_us == 0 {
-            self.recovery.retransmit_stamp_us = cx.now_us;
+            self.recovery.retransmit_stamp_us = now_us;
         }
         let undo = self.recovery.undo_retransmits.unwrap_or(0) + 1;
         self.recovery.undo_retransmits = Some(undo);
         self.sent.mark(index, |marks| marks.retransmitted = true);
-        true
+    }
+
+    fn note_sent_again(&mut self, index: usize, cause: Cause, cx: &Context<'_>) {
+        self.sent.sent_again(index, cx.now_us);
+        self.recovery.resent = self.recovery.resent.saturating_add(1);
+        cx.counters.retrans_segs.add(1);
+        self.resent.count(cause);
     }
 
     /// Sends a segment again (`__tcp_retransmit_skb`). Returns false if it could not be sent now.
@@ -333,11 +375,9 @@ impl Connection {
         } else if payload < most {
             self.sent.merge_next(index, most);
         }
-        self.sent.sent_again(index, cx.now_us);
+        self.sent.cut_packet(index, 1);
+        self.note_sent_again(index, cause, cx);
         self.note_paced(payload.min(most), cx);
-        self.recovery.resent = self.recovery.resent.saturating_add(1);
-        cx.counters.retrans_segs.add(1);
-        self.resent.count(cause);
         let before = self.tally.bytes_sent;
         if !self.transmit_sent(index, cx) {
             cx.counters.no_frame.add(1);

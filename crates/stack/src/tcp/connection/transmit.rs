@@ -19,14 +19,19 @@ impl Connection {
     /// large enough. Returns the number of those for which there were frames.
     pub(super) fn transmit_new(&mut self, first: usize, cx: &mut Context<'_>) -> usize {
         let count = self.sent.len() as usize - first;
-        if count > 1 && self.transmit_together(first, cx) {
+        if count > 1 && self.transmit_together(first, first + count - 1, cx) {
             return count;
         }
         (first..first + count).take_while(|&index| self.transmit_sent(index, cx)).count()
     }
 
-    fn transmit_together(&mut self, first: usize, cx: &mut Context<'_>) -> bool {
-        let last = self.sent.len() as usize - 1;
+    /// Sends segments of the scoreboard as one packet. Returns false if no frame is large enough.
+    pub(super) fn transmit_together(
+        &mut self,
+        first: usize,
+        last: usize,
+        cx: &mut Context<'_>,
+    ) -> bool {
         let (Some(&head), Some(&tail)) = (self.sent.at(first), self.sent.at(last)) else {
             return false;
         };
