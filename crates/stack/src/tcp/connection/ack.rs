@@ -40,6 +40,8 @@ pub(super) struct AckFacts {
     pub(super) delivered: u32,
     /// Segments found lost.
     pub(super) lost: u32,
+    /// One of them had been sent again (`FLAG_LOST_RETRANS`).
+    pub(super) retransmission_lost: bool,
     /// Times of the first and of the last delivered segment that was sent once, in µs.
     pub(super) first_sent_us: Option<u64>,
     pub(super) last_sent_us: Option<u64>,
@@ -216,7 +218,9 @@ impl Connection {
             }
             if !sent.marks.sacked {
                 facts.delivered += 1;
-                self.advance_rack(&sent, now_us);
+                if !self.is_echo_of_earlier(&sent, facts) {
+                    self.advance_rack(&sent, now_us);
+                }
             }
             if !sent.marks.is_syn {
                 facts.data_acked = true;

@@ -20,7 +20,7 @@ pub(super) struct Rack {
     /// Steps by which the window is widened, and recoveries for which it stays so.
     wider_steps: u8,
     wider_recoveries: u8,
-    /// True if an ACK delivered a later one since losses were looked for.
+    /// True if an ACK delivered one since losses were looked for.
     advanced: bool,
 }
 
@@ -68,8 +68,9 @@ impl Connection {
         }
         let rack = &mut self.recovery.rack;
         rack.rtt_us = u32::try_from(rtt_us).unwrap_or(u32::MAX);
+        rack.advanced = true;
         if is_later((sent.sent_us, sent.end), (rack.sent_us, rack.end)) {
-            (rack.sent_us, rack.end, rack.advanced) = (sent.sent_us, sent.end, true);
+            (rack.sent_us, rack.end) = (sent.sent_us, sent.end);
         }
     }
 

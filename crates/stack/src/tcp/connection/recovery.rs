@@ -7,6 +7,7 @@ use super::super::wire::{SackBlocks, Segment};
 use super::ack::AckFacts;
 use super::info::Cause;
 use super::rack::{LossProbe, Rack};
+use super::scoreboard::Sent;
 use super::{Connection, Context};
 
 /// Phases (`tcp_ca_state`).
@@ -191,10 +192,11 @@ impl Connection {
             Phase::Loss => {
                 let resend = self.continue_loss(facts, cx);
                 self.find_losses(facts, cx);
-                if self.recovery.phase == Phase::Loss {
+                if self.recovery.phase == Phase::Loss && !facts.retransmission_lost {
                     return resend;
                 }
-                // The time-out was spurious, or is over: what was lost is recovered as usual.
+                // The time-out was spurious, or is over, or what it sent is lost too: what was lost is
+                // recovered as usual.
                 self.begin_recovery(facts, cx)
             }
             _ => self.begin_recovery(facts, cx),
@@ -290,47 +292,60 @@ impl Connection {
     fn is_ack_of_first(&self, facts: &AckFacts) -> bool {
         facts.una_advanced
             && self.recovery.retransmit_stamp_us > 0
-            && facts.echo.is_some_and(|echo| {
-                let first = super::stamp_ms(self.recovery.retransmit_stamp_us)
-                    .wrapping_add(self.timestamp_offset);
-                echo.wrapping_sub(first).cast_signed() < 0
-            })
+            && self.is_echo_before(self.recovery.retransmit_stamp_us, facts)
+    }
+
+    /// True if the ACK is of an earlier transmission of the segment (`tcp_skb_spurious_retrans`).
+    pub(super) fn is_echo_of_earlier(&self, sent: &Sent, facts: &AckFacts) -> bool {
+        sent.marks.ever_retransmitted && self.is_echo_before(sent.sent_us, facts)
+    }
+
+    /// True if the ACK echoes a timestamp older than that of a time (`tcp_tsopt_ecr_before`).
+    fn is_echo_before(&self, time_us: u64, facts: &AckFacts) -> bool {
+        let stamp = self.timestamp(time_us);
+        facts.echo.is_some_and(|echo| echo.wrapping_sub(stamp).cast_signed() < 0)
     }
 
     /// D-SACK: every retransmission was unnecessary (`tcp_try_undo_dsack`).
-    fn undo_by_duplicates(&mut self, cx: &Context<'_>) {
-        if self.recovery.undo_marker.is_some() && self.recovery.undo_retransmits == Some(0) {
+    fn undo_by_duplicates(&mut self, cx: &Context<'_>) -> bool {
+        let is_undone =
+            self.recovery.undo_marker.is_some() && self.recovery.undo_retransmits == Some(0);
+        if is_undone {
             self.undo_reduction(false);
             // Nothing was lost: segments overtook each other. Else three of them would count as a loss
             // again, before any is seen to be late.
             self.recovery.saw_reordering = true;
             cx.counters.dsack_undo.add(1);
         }
+        is_undone
     }
 
     fn continue_recovery(&mut self, prior_una: Seq, facts: &mut AckFacts, cx: &mut Context<'_>) {
-        if self.send.una.is_after(prior_una) {
-            if self.recovery.undo_marker.is_some() && self.is_ack_of_first(facts) {
-                // The hole was filled by what was late, not by what was sent again.
-                facts.note_reordered(prior_una);
-                self.note_reordering(facts);
-                if self.sent.retransmitted > 0 {
-                    return;
-                }
+        if !self.send.una.is_after(prior_una) {
+            if !self.agreed.sack {
+                self.count_dup_acks(facts);
             }
-            if self.may_undo(facts) && self.sent.retransmitted == 0 {
-                self.undo_reduction(true);
-                self.keep_open(facts);
-                self.recovery.phase = Phase::Open;
-            } else if !self.agreed.sack {
-                // A partial ACK names the next hole (RFC 6582, section 3.2).
-                self.sent.reno_dup_acks = 0;
-                self.mark_lost(0, facts);
+        } else if self.recovery.undo_marker.is_some() && self.is_ack_of_first(facts) {
+            // The hole was filled by what was late, not by what was sent again.
+            facts.note_reordered(prior_una);
+            self.note_reordering(facts);
+            if self.sent.retransmitted > 0 {
+                return;
             }
+            self.undo_reduction(true);
+            self.keep_open(facts);
         } else if !self.agreed.sack {
-            self.count_dup_acks(facts);
+            // A partial ACK names the next hole (RFC 6582, section 3.2).
+            self.sent.reno_dup_acks = 0;
+            self.mark_lost(0, facts);
+        }
+        if self.undo_by_duplicates(cx) {
+            self.keep_open(facts);
         }
         self.find_losses(facts, cx);
+        if self.recovery.phase != Phase::Recovery && self.sent.lost > 0 {
+            self.enter_recovery(facts.ece, cx);
+        }
     }
 
     /// `tcp_process_loss`, with F-RTO (RFC 5682).
@@ -412,6 +427,7 @@ impl Connection {
             self.mark_losses_by_time(cx.now_us, facts);
             if before > self.sent.retransmitted {
                 cx.counters.lost_retransmit.add(u64::from(before - self.sent.retransmitted));
+                facts.retransmission_lost = true;
             }
         } else if !self.recovery.is_recovering()
             && self.sent.reno_dup_acks >= self.recovery.reordering
@@ -420,9 +436,15 @@ impl Connection {
         }
     }
 
+    /// True if something outstanding was sent again (`tcp_any_retrans_done`).
+    fn has_retransmitted(&self) -> bool {
+        let is_head_again = |sent: &Sent| sent.marks.ever_retransmitted;
+        self.sent.retransmitted > 0 || self.sent.first().is_some_and(is_head_again)
+    }
+
     /// `tcp_try_to_open`.
     fn keep_open(&mut self, facts: &AckFacts) {
-        if self.sent.retransmitted == 0 && self.sent.lost == 0 {
+        if !self.has_retransmitted() {
             self.recovery.retransmit_stamp_us = 0;
         }
         if facts.ece {
@@ -430,7 +452,7 @@ impl Connection {
         }
         if self.recovery.phase != Phase::Cwr {
             let is_disordered =
-                self.sent.sacked_out() > 0 || self.sent.lost > 0 || self.sent.retransmitted > 0;
+                self.sent.sacked_out() > 0 || self.sent.lost > 0 || self.has_retransmitted();
             let phase = if is_disordered { Phase::Disorder } else { Phase::Open };
             if self.recovery.phase != phase {
                 self.recovery.phase = phase;

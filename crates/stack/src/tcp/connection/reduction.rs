@@ -110,6 +110,7 @@ impl Connection {
             self.congestion.set(self.congestion.cwnd.max(before));
             if self.recovery.prior_ssthresh > self.congestion.ssthresh {
                 self.congestion.ssthresh = self.recovery.prior_ssthresh;
+                self.cwr_is_due = false;
             }
         }
         self.recovery.undo_marker = None;

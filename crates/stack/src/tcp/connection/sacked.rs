@@ -47,25 +47,35 @@ impl Connection {
 
     /// Counts a retransmission that the peer calls unnecessary.
     fn note_duplicate_sack(&mut self, block: &SackBlock, prior_una: Seq) {
-        let recovery = &mut self.recovery;
-        if recovery.resent == 0 {
+        if self.recovery.resent == 0 {
             // More duplicates than retransmissions are the network's.
             return;
         }
-        if let Some(marker) = recovery.undo_marker
-            && !block.end.is_after(prior_una.later(self.send.una))
-            && block.end.is_after(marker)
-        {
-            let segments = (block.end - block.start).div_ceil(self.send.mss).max(1);
-            recovery.undo_retransmits =
-                recovery.undo_retransmits.map(|left| left.saturating_sub(segments));
+        if self.recovery.undo_marker.is_some_and(|marker| block.end.is_after(marker)) {
+            let segments = if block.end.is_after(prior_una) {
+                self.resent_within(block)
+            } else {
+                (block.end - block.start).div_ceil(self.send.mss).max(1)
+            };
+            let left = &mut self.recovery.undo_retransmits;
+            *left = left.map(|left| left.saturating_sub(segments));
         }
+        let recovery = &mut self.recovery;
         // A probe overtakes nothing.
         let is_probe = recovery.loss_probe.is_some_and(|probe| probe.high_seq == block.end);
         if !is_probe {
             recovery.resent -= 1;
             recovery.rack.note_duplicate(self.send.una, self.send.next);
         }
+    }
+
+    /// Outstanding segments within a block that were sent again.
+    fn resent_within(&self, block: &SackBlock) -> u32 {
+        let first = self.sent.index_of(block.start);
+        let within = (first..).map_while(|index| self.sent.at(index));
+        let within = within.take_while(|sent| !sent.end.is_after(block.end));
+        let resent = within.filter(|sent| sent.marks.ever_retransmitted).count();
+        u32::try_from(resent).unwrap_or(u32::MAX)
     }
 
     fn mark_block(&mut self, block: SackBlock, facts: &mut AckFacts, now_us: u64) {
