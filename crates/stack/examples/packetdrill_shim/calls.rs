@@ -189,7 +189,7 @@ impl Shim {
                 return Ok(read);
             }
             filled += read;
-            low_water -= read;
+            low_water = low_water.saturating_sub(read);
             Err(Errno::AGAIN)
         });
         match result {
