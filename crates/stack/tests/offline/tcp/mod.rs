@@ -14,3 +14,4 @@ mod hostile; // segments of a stranger
 mod pair; //   the hosts and the path
 mod sharing; // listeners that share an address
 mod streams; // laws: every byte arrives once, in order
+mod twin; //   the same with smoltcp as the peer

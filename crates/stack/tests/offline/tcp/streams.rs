@@ -18,7 +18,7 @@ struct Direction {
     is_over: bool,
 }
 
-fn byte_of(at: usize) -> u8 {
+pub(super) fn byte_of(at: usize) -> u8 {
     u8::try_from((at.wrapping_mul(2_654_435_761) >> 7) % 251).unwrap()
 }
 
