@@ -24,8 +24,8 @@ const GROWTH_KIB: u64 = 16 << 10;
 /// Memory that an idle socket may take.
 const SOCKET_BYTES: u64 = 8 << 10;
 
-const CLOSED: &str = "promise_4_closed_sockets_leave_idle_cpus";
-const ALL: &str = "promise_3_maximum_sockets_small_and_found";
+const CLOSED: &str = "closed sockets";
+const ALL: &str = "all sockets";
 
 pub(crate) const PARTS: &[Part] = &[
     Part { name: CLOSED, descriptors: DESCRIPTORS, play: closed },
@@ -36,7 +36,11 @@ pub(crate) const PARTS: &[Part] = &[
 /// descriptors.
 pub(crate) fn trials() -> Vec<Trial> {
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
-    [CLOSED, ALL].map(|name| trial(name, missing.as_ref(), || parts::run(name))).into()
+    let trials = [
+        ("promise_4_closed_sockets_leave_idle_cpus", CLOSED),
+        ("promise_3_maximum_sockets_small_and_found", ALL),
+    ];
+    trials.map(|(name, part)| trial(name, missing.as_ref(), move || parts::run(part))).into()
 }
 
 /// Opens and closes sockets. CPUs that are idle, or have not started, keep nothing of closed

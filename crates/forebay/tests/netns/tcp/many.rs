@@ -1,7 +1,7 @@
 //! Many connections over a cable: one after another, and at once. `FOREBAY_TEST_SECONDS` and
 //! `FOREBAY_TEST_CONNECTIONS` make the tests longer and larger.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream as KernelStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,14 +14,16 @@ use forebay_stack::tcp::TcpConfig;
 use crate::parts::{self, Part, resident_kib};
 use crate::sockets::rig::Running;
 use crate::sockets::shared::Hosts;
-use crate::tcp::streams::LONG;
+use crate::tcp::streams::{LONG, echo, exchange};
 use crate::tcp::{Trial, tcp_counter};
 
-pub(crate) const TRIALS: &[Trial] =
-    &[(COME_AND_GO, || parts::run(COME_AND_GO)), (AT_ONCE, || parts::run(AT_ONCE))];
+pub(crate) const TRIALS: &[Trial] = &[
+    ("tcp_18_come_and_go_without_leaks", || parts::run(COME_AND_GO)),
+    ("tcp_18_many_at_once_are_small", || parts::run(AT_ONCE)),
+];
 
-const COME_AND_GO: &str = "tcp_18_come_and_go_without_leaks";
-const AT_ONCE: &str = "tcp_18_many_at_once_are_small";
+const COME_AND_GO: &str = "come and go";
+const AT_ONCE: &str = "many at once";
 
 pub(crate) const PARTS: &[Part] = &[
     Part { name: COME_AND_GO, descriptors: 1024, play: come_and_go },
@@ -35,11 +37,13 @@ const PORTS: std::ops::Range<u16> = 80..96;
 /// Connections in TIME-WAIT at our end, so that their number does not grow in the test.
 const TIME_WAITS: u32 = 4096;
 /// Allowance for growth of the process for other reasons.
-const GROWTH_KIB: u64 = 16 << 10;
+pub(crate) const GROWTH_KIB: u64 = 16 << 10;
+/// More than all frames hold.
+const BULK_BYTES: usize = 50 << 20;
 /// Memory that an idle connection may take, with its handle and what wakes its waiters.
-const CONNECTION_BYTES: u64 = 3 << 10;
+const CONNECTION_BYTES: u64 = 4 << 10;
 
-fn setting(name: &str, default: u32) -> u32 {
+pub(crate) fn setting(name: &str, default: u32) -> u32 {
     env::var(name).map_or(default, |value| value.parse().unwrap())
 }
 
@@ -91,33 +95,43 @@ fn ask(first_port: u16, is_over: &AtomicBool, count: &AtomicU64) {
             return;
         }
         let port = first_port + THREADS * u16::try_from(number % 4).unwrap();
-        let mut stream = KernelStream::connect(("10.9.0.1", port)).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
-        stream.write_all(&number.to_be_bytes()).unwrap();
-        let mut answer = [0; 8];
-        stream.read_exact(&mut answer).unwrap();
-        assert_eq!(answer, number.to_be_bytes());
-        if number % 2 == 0 {
-            assert_eq!(stream.read(&mut answer).unwrap(), 0);
-        }
+        ask_one(("10.9.0.1", port), number);
         count.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Answers one question of each connection, and closes every other one.
-fn answer(listener: &TcpListener) {
-    loop {
-        let mut stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) => return assert_eq!(error.kind(), ErrorKind::BrokenPipe),
-        };
-        let mut question = [0; 8];
-        stream.read_exact(&mut question).unwrap();
-        stream.write_all(&question).unwrap();
-        if question[7] % 2 == 1 {
-            assert_eq!(stream.read(&mut question).unwrap(), 0);
-        }
+/// Opens a connection from the kernel, with one question.
+pub(crate) fn ask_one(to: (&str, u16), number: u64) {
+    let mut stream = KernelStream::connect(to).unwrap();
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream.write_all(&number.to_be_bytes()).unwrap();
+    let mut answer = [0; 8];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, number.to_be_bytes());
+    if number.is_multiple_of(2) {
+        assert_eq!(stream.read(&mut answer).unwrap(), 0);
     }
+}
+
+/// Answers one question of each connection until the run ends, and closes every other one.
+pub(crate) fn answer(listener: &TcpListener) {
+    let error = loop {
+        match listener.accept().and_then(|(stream, _)| answer_one(stream)) {
+            Ok(()) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe);
+}
+
+fn answer_one(mut stream: TcpStream) -> io::Result<()> {
+    let mut question = [0; 8];
+    stream.read_exact(&mut question)?;
+    stream.write_all(&question)?;
+    if question[7] % 2 == 1 {
+        assert_eq!(stream.read(&mut question)?, 0);
+    }
+    Ok(())
 }
 
 /// Connections that are open at once, and idle.
@@ -129,12 +143,19 @@ fn at_once() {
         hosts.near.run(|| TcpListener::bind_with_backlog(&net, "10.9.0.1:80", 4096).unwrap());
     let running = hosts.near.run(|| Running::begin(engine));
     let open = |count: u32| -> Vec<(KernelStream, TcpStream)> {
-        let connect = || hosts.far.run(|| KernelStream::connect("10.9.0.1:80").unwrap());
-        (0..count).map(|_| (connect(), listener.accept().unwrap().0)).collect()
+        let connect = || KernelStream::connect("10.9.0.1:80").unwrap();
+        let open = |_| (connect(), listener.accept().unwrap().0);
+        hosts.far.run(|| (0..count).map(open).collect())
     };
     let began = Instant::now();
-    // The first half takes what is needed once, as memory of frames.
+    // Memory of frames is taken once: all of them are used before the second half.
     let mut pairs = open(count / 2);
+    let (kernels, ours) = pairs.remove(0);
+    thread::scope(|scope| {
+        scope.spawn(|| echo(&ours));
+        exchange(&kernels, BULK_BYTES);
+    });
+    drop((kernels, ours));
     speak(&mut pairs);
     let half = resident_kib();
     pairs.extend(open(count - count / 2));
@@ -142,6 +163,7 @@ fn at_once() {
     let each = resident_kib().saturating_sub(half) * 1024 / u64::from(count - count / 2);
     eprintln!("{count} connections at once after {:?}: {each} bytes each", began.elapsed());
     assert!(each <= CONNECTION_BYTES, "{each} bytes each");
+    assert_eq!(pairs.len() + 1, usize::try_from(count).unwrap());
     assert!(pairs.iter().all(|(_, ours)| ours.info().is_some_and(|it| it.state.name() == "ESTAB")));
     drop((pairs, net, listener));
     assert_eq!(running.end().frames_away, 0);

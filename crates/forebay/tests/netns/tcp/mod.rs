@@ -10,6 +10,7 @@ mod moving; //  readers and masks that move
 mod addresses; // which can be listened on and connected to
 mod sharing; // listeners that share an address
 mod many; //    many connections, one after another and at once
+mod flooded; // good clients beside a SYN flood
 mod killed; //  processes that are killed
 mod told; //    what `explain` says
 
@@ -35,12 +36,17 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         told::TRIALS,
     ]
     .concat();
-    trials.into_iter().map(|(name, test)| trial_inside(name, missing.as_ref(), test)).collect()
+    let inside = |missing: Option<String>| {
+        move |(name, test): Trial| trial_inside(name, missing.as_ref(), test)
+    };
+    let no_flood = missing.clone().or_else(|| namespaces::missing(&["trafgen"]));
+    let flooded = flooded::TRIALS.iter().copied().map(inside(no_flood));
+    trials.into_iter().map(inside(missing)).chain(flooded).collect()
 }
 
 /// Parts of tests that run in processes of their own.
 pub(crate) fn parts() -> Vec<Part> {
-    [many::PARTS, killed::PARTS].concat()
+    [many::PARTS, flooded::PARTS, killed::PARTS].concat()
 }
 
 /// Value of a counter in the line `Tcp` of `snmp`.

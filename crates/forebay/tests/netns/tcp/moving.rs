@@ -27,7 +27,7 @@ fn delivered(net: &Net) -> Vec<u64> {
 }
 
 /// Value of a counter of `netstat`.
-fn counter(net: &Net, name: &str) -> u64 {
+pub(crate) fn counter(net: &Net, name: &str) -> u64 {
     let text = net.netstat();
     let (names, values) = text.split_once('\n').unwrap();
     let found = names.split(' ').zip(values.trim().split(' ')).find(|(of, _)| *of == name);

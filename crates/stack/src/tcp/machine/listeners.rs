@@ -145,7 +145,8 @@ mod tests {
                 socket.at == at && mapped == is_mapped
             };
             let Some(group) = groups.iter().find(|group| group.iter().any(is_it)) else { continue };
-            let start = usize::try_from(u64::from(flow.high()) * group.len() as u64 >> 32).unwrap();
+            let start =
+                usize::try_from((u64::from(flow.high()) * group.len() as u64) >> 32).unwrap();
             for step in 0..group.len() {
                 let socket = &group[(start + step) % group.len()];
                 if socket.sharing.is_some_and(|sharing| sharing.cpu == Some(cpu)) {
