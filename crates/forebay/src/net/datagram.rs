@@ -7,11 +7,12 @@ use std::sync::Arc;
 use forebay_rx::Packet;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Shape;
-use forebay_rx::parse::{Link, Network};
+use forebay_rx::parse::Network;
 use forebay_stack::network::compose::LinkAddresses;
 
 use super::endpoint::Inner;
 use super::message::DeviceIndex;
+use super::neighbours::link_back;
 use super::transmit::Between;
 
 /// One datagram, or several of one sender that were merged (see [`gso_size`](Self::gso_size)).
@@ -148,7 +149,7 @@ impl Datagram {
     pub fn reply(&mut self, payload: &[u8]) -> Result<(), NoRoom> {
         let answer = self
             .answer
-            .unwrap_or_else(|| Reply { between: self.way_back(), back: self.link_back() });
+            .unwrap_or_else(|| Reply { between: self.way_back(), back: link_back(&self.packet) });
         let frame = &mut self.packet.frame;
         if self.answer.is_none() {
             // Remove the headers: `send_replies` writes new ones.
@@ -184,14 +185,6 @@ impl Datagram {
             source: SocketAddr::new(view.destination().unwrap_or(nobody), to),
             destination: SocketAddr::new(view.source().unwrap_or(nobody), from),
         }
-    }
-
-    fn link_back(&self) -> Option<LinkAddresses> {
-        let is_ethernet = self.packet.headers.link == Link::Ethernet;
-        let link_addresses =
-            self.packet.frame.data().first_chunk::<12>().filter(|_| is_ethernet)?;
-        let [a, b, c, d, e, f, g, h, i, j, k, l] = *link_addresses;
-        Some(LinkAddresses { from: [a, b, c, d, e, f], to: [g, h, i, j, k, l] })
     }
 }
 

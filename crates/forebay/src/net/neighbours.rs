@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_buf::Pool;
 use forebay_rx::Packet;
+use forebay_rx::parse::Link;
 use forebay_stack::network::Identity;
 use forebay_stack::network::compose::LinkAddresses;
 use forebay_stack::network::neighbours::{Neighbours as Learned, Resolved};
@@ -35,6 +36,33 @@ pub(super) enum KernelNeighbours {
     Kernels(KernelsNeighbours),
     /// Table of this process, shared by all CPUs; locked for one look-up per datagram.
     Own(Arc<Mutex<Learned>>),
+}
+
+/// Way that a packet came, for answers to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WayBack {
+    pub(super) source: IpAddr,
+    pub(super) link_addresses: LinkAddresses,
+}
+
+impl WayBack {
+    /// Way of a received packet; `None` without a link layer.
+    pub(super) fn of(packet: &Packet) -> Option<Self> {
+        Some(Self { source: packet.view().source()?, link_addresses: link_back(packet)? })
+    }
+
+    /// True if a packet that leaves by the device with this identity goes back to the source.
+    pub(super) fn leads_to(&self, destination: IpAddr, on: &Identity) -> bool {
+        self.source == destination && on.mac == Some(self.link_addresses.from)
+    }
+}
+
+/// Link-layer addresses for an answer to a packet: its own, swapped.
+pub(super) fn link_back(packet: &Packet) -> Option<LinkAddresses> {
+    let is_ethernet = packet.headers.link == Link::Ethernet;
+    let link_addresses = packet.frame.data().first_chunk::<12>().filter(|_| is_ethernet)?;
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = *link_addresses;
+    Some(LinkAddresses { from: [a, b, c, d, e, f], to: [g, h, i, j, k, l] })
 }
 
 /// Next hop of a packet.

@@ -18,7 +18,7 @@ use forebay_stack::tcp::{
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
 
-use super::super::sending::Flush;
+use super::super::neighbours::WayBack;
 use super::super::shared::NetState;
 use super::timers::TcpTimers;
 use super::wait::{StreamWatch, Watch};
@@ -53,6 +53,15 @@ pub(super) struct ShardSocket {
 
 /// Port that the kernel's programs cannot have, and that the kernel does not answer on.
 pub(super) type Reserved = Arc<OwnedFd>;
+
+/// Cause of work for a TCP.
+#[derive(Clone, Copy)]
+enum Cause {
+    /// A call, a timer or an error: what is to be sent leaves at once.
+    Call,
+    /// A segment, which came this way.
+    Segment(Option<WayBack>),
+}
 
 /// Part of the connections.
 struct Shard {
@@ -368,10 +377,11 @@ impl NetState {
             let hash = packet.hash;
             let flow = self.tcp.hasher.flow_of(&packet);
             let index = flow.as_ref().map_or(0, |flow| self.tcp.shard_of_hashed(flow));
+            let cause = Cause::Segment(WayBack::of(&packet));
             let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
                 tcp.receive(packet, flow.as_ref(), device, out)
             };
-            let (shard, socket) = self.work_by(cpu, index, Flush::Later, receive);
+            let (shard, socket) = self.work_by(cpu, index, cause, receive);
             if let Some(Watch::Stream(stream)) = socket.and_then(|socket| shard.watch_of(socket)) {
                 stream.set_hash(hash);
             }
@@ -403,15 +413,15 @@ impl NetState {
         index: usize,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> (MutexGuard<'_, Shard>, R) {
-        self.work_by(self.transmitter_index(), index, Flush::Now, act)
+        self.work_by(self.transmitter_index(), index, Cause::Call, act)
     }
 
-    /// Does the same by the transmitter with this index. With [`Flush::Later`] the caller flushes it.
+    /// Does the same by the transmitter with this index, which the caller flushes after a segment.
     fn work_by<R>(
         &self,
         by: usize,
         index: usize,
-        flush: Flush,
+        cause: Cause,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> (MutexGuard<'_, Shard>, R) {
         let mut shard = self.tcp.shard(index);
@@ -424,12 +434,16 @@ impl NetState {
         let (now_us, cpu) = (self.tcp.now_us(), self.cpus()[by]);
         let result = act(tcp, &mut TcpOut { now_us, cpu, pool: transmitter.pool(), packets });
         if !packets.is_empty() {
-            transmitter.gather_segments(packets, self);
+            let back = match cause {
+                Cause::Segment(back) => back,
+                Cause::Call => None,
+            };
+            transmitter.gather_segments(packets, back, self);
             if transmitter.has_unresolved() {
                 self.tcp.timers.wake_to_look(by, now_us);
             }
             *unsent_by = Some(by);
-            if flush == Flush::Now {
+            if matches!(cause, Cause::Call) {
                 // Ignored: a device that is gone ends its source.
                 let _ = transmitter.flush_all();
                 *unsent_by = None;

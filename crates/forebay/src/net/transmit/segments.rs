@@ -5,9 +5,10 @@ use std::net::IpAddr;
 
 use forebay_buf::Pool;
 use forebay_rx::Packet;
+use forebay_stack::network::Identity;
 use forebay_stack::network::compose::{LinkAddresses, emit_link};
 
-use super::super::neighbours::Hop;
+use super::super::neighbours::{Hop, WayBack};
 use super::super::shared::NetState;
 use super::Transmitter;
 
@@ -35,8 +36,14 @@ impl Transmitter {
     }
 
     /// Gathers segments, which begin with their IP headers. The next [`flush`](Self::flush) sends
-    /// them.
-    pub(in crate::net) fn gather_segments(&mut self, packets: &mut Vec<Packet>, state: &NetState) {
+    /// them. Those that answer a packet may go the way `back` that it came: a flood from everywhere
+    /// would ask the kernel for a route each.
+    pub(in crate::net) fn gather_segments(
+        &mut self,
+        packets: &mut Vec<Packet>,
+        back: Option<WayBack>,
+        state: &NetState,
+    ) {
         let routes = state.routes();
         for packet in packets.drain(..) {
             let (source, destination) = (packet.view().source(), packet.view().destination());
@@ -46,8 +53,14 @@ impl Transmitter {
             };
             match routes.find_between(source, destination) {
                 Some(device) => {
-                    let interval_ns = FIRST_LOOK_NS;
-                    self.gather_segment((device, destination), packet, interval_ns, state);
+                    let on = routes.identity(device);
+                    match back.filter(|back| back.leads_to(destination, &on)) {
+                        Some(back) => self.gather_back((device, &on), packet, back),
+                        None => {
+                            let way = (device, destination);
+                            self.gather_segment(way, packet, FIRST_LOOK_NS, state);
+                        }
+                    }
                 }
                 None => {
                     state.unsent.count_no_route(destination);
@@ -55,6 +68,19 @@ impl Transmitter {
                 }
             }
         }
+    }
+
+    pub(super) fn gather_back(
+        &mut self,
+        (device, on): (usize, &Identity),
+        mut packet: Packet,
+        back: WayBack,
+    ) {
+        let WayBack { source, link_addresses } = back;
+        let neighbours = &mut self.ways[device].neighbours;
+        let hop = neighbours.hop_back(source, on, self.now_ns, Some(link_addresses));
+        emit_link(&mut packet, hop);
+        self.add(device, packet);
     }
 
     fn gather_segment(

@@ -12,6 +12,7 @@ use forebay_stack::network::neighbours::{NeighbourObservation, Neighbours, Repla
 use forebay_stack::network::{Identity, Prefix};
 use rustix::io::Errno;
 
+use super::super::neighbours::WayBack;
 use super::*;
 
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -138,4 +139,30 @@ fn udp_14_send_to_unresolved_arrives_whole() {
         drop(released);
         assert_eq!(rig.transmitter.frames_away(), 0);
     }
+}
+
+#[test]
+fn tcp_13_answers_go_back_as_they_came() {
+    let mut plain = Rig::new(8, KernelNeighbours::None);
+    assert_eq!(plain.gather(100, 0).unwrap(), Gathered::Yes);
+    plain.flush();
+    let answer = plain.sink.take().remove(0);
+    let [ours, theirs] = [SENT, TO].map(|address| address.parse::<SocketAddr>().unwrap().ip());
+    let mut rig =
+        Rig::new(8, KernelNeighbours::Own(Arc::new(Mutex::new(Neighbours::new([3; 16])))));
+    let our_mac = rig.on.mac.unwrap();
+    let link_addresses = LinkAddresses { from: our_mac, to: THEIRS };
+    let back = WayBack { source: theirs, link_addresses };
+    assert!(back.leads_to(theirs, &rig.on) && !back.leads_to(ours, &rig.on));
+    let other_device = Identity { mac: Some(THEIRS), ..rig.on.clone() };
+    assert!(!back.leads_to(theirs, &other_device));
+
+    rig.transmitter.gather_back((0, &rig.on), answer, back);
+    rig.flush();
+    let sent = rig.sink.take();
+    assert_eq!(sent.len(), 1, "no solicitation");
+    assert_eq!(sent[0].frame.data()[..12], *[THEIRS, our_mac].as_flattened());
+    let came = WayBack::of(&sent[0]).unwrap();
+    let swapped = LinkAddresses { from: THEIRS, to: our_mac };
+    assert_eq!((came.source, came.link_addresses), (ours, swapped));
 }
