@@ -83,6 +83,8 @@ pub(in crate::net) struct TcpTicks {
     shared: Arc<NetState>,
     /// Time of the last look, in ns of the engine.
     looked_ns: u64,
+    /// Time of the next one, in µs of TCP: timers that are due before wait for it.
+    next_look_us: u64,
     /// Time until which the CPU meant to sleep, in µs. It wakes then even if that timer was
     /// cancelled, so that a connection that is used now and then does not wake it each time.
     planned_us: u64,
@@ -90,7 +92,7 @@ pub(in crate::net) struct TcpTicks {
 
 impl TcpTicks {
     pub(in crate::net) fn new(cpu: usize, shared: Arc<NetState>) -> Self {
-        Self { cpu, shared, looked_ns: 0, planned_us: 0 }
+        Self { cpu, shared, looked_ns: 0, next_look_us: 0, planned_us: 0 }
     }
 
     /// Runs the timers that are due.
@@ -101,6 +103,7 @@ impl TcpTicks {
         self.looked_ns = now_ns;
         let tcp = &self.shared.tcp;
         let now_us = tcp.now_us();
+        self.next_look_us = now_us + LOOK_NS / 1000;
         for shard in tcp.timers.shards_of(self.cpu) {
             if tcp.timers.due_us[shard].load(Ordering::Relaxed) <= now_us {
                 self.shared.call_tcp(shard, |tcp, out| tcp.advance(out));
@@ -127,6 +130,7 @@ impl TcpTicks {
         if awaits_memory || self.shared.transmitter_of(self.cpu).has_unresolved() {
             due_us = due_us.min(now_us + LOOK_NS / 1000);
         }
+        due_us = due_us.max(self.next_look_us);
         asleep_until_us.fetch_min(due_us, Ordering::SeqCst);
         self.planned_us = due_us;
         (due_us != NEVER).then(|| due_us.saturating_sub(now_us).saturating_mul(1000))
