@@ -18,18 +18,22 @@ impl Connection {
         let srtt_us = self.rtt.smoothed_us()?;
         let congestion = &self.congestion;
         let ratio = if congestion.cwnd < congestion.ssthresh / 2 { 200 } else { 120 };
-        let window_bytes = u64::from(congestion.cwnd) * u64::from(self.send.mss);
+        let window = congestion.cwnd.max(self.sent.len());
+        let window_bytes = u64::from(window) * u64::from(self.send.mss);
         Some(window_bytes * ratio / 100 * SECOND / srtt_us)
     }
 
     /// Counts a transmission.
     pub(super) fn note_paced(&mut self, len_bytes: u32, cx: &Context<'_>) {
-        if !cx.config.pacing || self.is_in_initial_window() {
+        if !cx.config.pacing || self.is_within_initial_window() {
             return;
         }
         let Some(rate) = self.pacing_rate() else { return };
         let lasts_ns = u64::from(len_bytes) * SECOND * US / rate.max(1);
-        self.send.paced_ns = self.send.paced_ns.max(cx.now_us * US) + lasts_ns;
+        // Late timers are made up for (`tcp_update_skb_after_send`).
+        let start_ns = self.send.paced_ns.max(cx.now_us * US);
+        let late_ns = start_ns - self.send.paced_ns;
+        self.send.paced_ns = start_ns + lasts_ns - late_ns.min(lasts_ns / 2);
     }
 
     /// True if nothing may be sent now: what was sent takes longer than is allowed ahead. Sending goes
@@ -50,8 +54,8 @@ impl Connection {
         self.send_queued(cx);
     }
 
-    /// The first segments are sent at once: an initial window is made for that (RFC 6928).
-    fn is_in_initial_window(&self) -> bool {
-        self.send.next - self.send.initial <= INITIAL_CWND * self.send.mss
+    /// As many segments as of an initial window are sent at once (RFC 6928): short answers do not wait.
+    fn is_within_initial_window(&self) -> bool {
+        self.send.next - self.send.una <= INITIAL_CWND * self.send.mss
     }
 }
