@@ -133,9 +133,8 @@ impl Connection {
     /// An ACK of what was acknowledged before: only its blocks may be news.
     fn acknowledge_old(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Acknowledged {
         let prior_una = self.send.una;
-        // RFC 5961, section 5.2; and no byte before the first one was ever sent. After 4 GiB, this
-        // answers some more.
-        let acked = prior_una.bytes_since(self.send.initial);
+        // RFC 5961, section 5.2; and no byte before the first one was ever sent.
+        let acked = u32::try_from(self.tally.bytes_acked).unwrap_or(u32::MAX);
         if segment.ack.is_before(prior_una - self.send.max_window.min(acked)) {
             if self.state == State::Established {
                 self.challenge(cx);
@@ -287,10 +286,12 @@ impl Connection {
 
     /// An ACK with nothing in flight: the probe timer follows the window (`tcp_ack_probe`).
     fn acknowledge_probe(&mut self, now_us: u64) {
-        if self.unsent_bytes() == 0 {
+        let unsent_bytes = self.unsent_bytes();
+        if unsent_bytes == 0 && !self.has_unsent_fin() {
             return;
         }
-        let first_end = self.send.next + self.unsent_bytes().min(self.send.mss);
+        let first_bytes = if unsent_bytes == 0 { 1 } else { unsent_bytes.min(self.send.mss) };
+        let first_end = self.send.next + first_bytes;
         if first_end.is_after(self.window_end()) {
             let wait_us = self.probe_interval_us();
             self.timers.set_probe(now_us + wait_us);

@@ -78,7 +78,8 @@ impl Connection {
             self.note_window_use(is_limited);
         }
         // Nothing comes back that could open the window, end Nagle's wait or free a frame.
-        let is_waiting = halt != Halt::Pacing && self.unsent_bytes() > 0 || halt == Halt::NoFrame;
+        let has_more = self.unsent_bytes() > 0 || self.has_unsent_fin();
+        let is_waiting = halt != Halt::Pacing && has_more || halt == Halt::NoFrame;
         if self.sent.is_empty() && is_waiting && self.timers.is_retransmit_idle() {
             let wait_us = self.rtt.rto_us().max(RTO_MIN_US);
             self.timers.set_probe(cx.now_us + wait_us);
