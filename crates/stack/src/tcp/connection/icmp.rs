@@ -64,9 +64,11 @@ impl Connection {
                 self.mark_lost(index, &mut facts);
             }
         }
-        if facts.lost > 0 {
-            // Not a sign of congestion: the window stays (`tcp_simple_retransmit`).
-            self.resend_lost(cx);
+        if facts.lost == 0 {
+            return;
         }
+        // Not a sign of congestion: the window stays (`tcp_simple_retransmit`).
+        self.enter_simple_recovery();
+        self.resend_lost(cx);
     }
 }

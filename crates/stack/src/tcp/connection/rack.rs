@@ -4,6 +4,7 @@ use super::super::config::{DUP_THRESHOLD, RTO_INITIAL_US, RTO_MIN_US, TIMEOUT_MI
 use super::super::seq::Seq;
 use super::ack::AckFacts;
 use super::info::Cause;
+use super::recovery::Phase;
 use super::scoreboard::Sent;
 use super::{Connection, Context};
 
@@ -36,6 +37,11 @@ impl Rack {
             self.wider_recoveries = WIDER_RECOVERIES;
             self.widened_at = next;
         }
+    }
+
+    /// Has the next ACK look for losses again.
+    pub(super) fn look_again(&mut self) {
+        self.advanced = true;
     }
 
     /// A recovery is over.
@@ -137,10 +143,10 @@ impl Connection {
         let prior_in_flight = self.sent.in_flight();
         self.detect_losses(cx.now_us, &mut facts);
         if prior_in_flight != self.sent.in_flight() {
-            if !self.recovery.is_recovering() {
+            if self.phase() != Phase::Recovery {
                 self.enter_recovery(false, cx);
+                self.reduce_window(1, facts.lost, &facts);
             }
-            self.reduce_window(1, facts.lost, &facts);
             self.resend_lost(cx);
         }
         if self.timers.is_reorder() {

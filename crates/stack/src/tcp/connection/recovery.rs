@@ -481,7 +481,7 @@ impl Connection {
             Resend::Nothing => {}
             Resend::Lost => self.resend_lost(cx),
             Resend::New => {
-                self.send_queued(cx);
+                self.push(cx);
                 if !self.send.next.is_after(self.recovery.high_seq) {
                     self.recovery.is_frto = false;
                     self.resend_lost(cx);
@@ -542,6 +542,11 @@ impl Connection {
                 self.mark_lost(index, &mut facts);
             }
         }
+        let was_open = self.recovery.phase < Phase::Recovery;
+        if self.recovery.phase <= Phase::Disorder && self.sent.sacked >= DUP_THRESHOLD {
+            // Segments overtake each other less than was thought.
+            self.recovery.reordering = self.recovery.reordering.min(DUP_THRESHOLD);
+        }
         let is_new = self.recovery.phase <= Phase::Disorder
             || !self.recovery.high_seq.is_after(self.send.una)
             || self.recovery.phase == Phase::Loss && self.recovery.retransmits == 0;
@@ -556,9 +561,20 @@ impl Connection {
         self.congestion.restart_epoch();
         self.recovery.phase = Phase::Loss;
         self.recovery.high_seq = self.send.next;
-        self.recovery.is_frto = is_new || self.recovery.retransmits > 0;
+        self.recovery.is_frto = was_open || self.recovery.retransmits > 0;
         self.recovery.loss_probe = None;
         self.cwr_is_due = self.agreed.ecn;
+    }
+
+    /// Has what is lost sent again, as after a time-out, without a smaller window.
+    pub(super) fn enter_simple_recovery(&mut self) {
+        if self.recovery.phase == Phase::Loss {
+            return;
+        }
+        self.congestion.ssthresh = self.current_ssthresh();
+        self.recovery.high_seq = self.send.next;
+        (self.recovery.prior_ssthresh, self.recovery.undo_marker) = (0, None);
+        (self.recovery.phase, self.recovery.is_frto) = (Phase::Loss, false);
     }
 
     /// Phase, for observers.

@@ -1,6 +1,7 @@
 //! Reduction of the congestion window after a loss or a mark, its growth otherwise, and undo
 //! (`tcp_cong_control`; RFC 6937).
 
+use super::super::config::DUP_THRESHOLD;
 use super::Connection;
 use super::ack::AckFacts;
 use super::recovery::Phase;
@@ -80,9 +81,11 @@ impl Connection {
 
     /// Adjusts the window after an ACK (`tcp_cong_control`).
     pub(super) fn control_window(&mut self, facts: &AckFacts, now_us: u64) {
+        // As `tcp_may_raise_cwnd`.
+        let tolerates_reordering = self.recovery.reordering > DUP_THRESHOLD;
         if self.recovery.is_reducing() {
             self.reduce_window(facts.delivered, facts.lost, facts);
-        } else if (facts.data_acked || facts.data_sacked && self.recovery.saw_reordering)
+        } else if (facts.data_acked || facts.data_sacked && tolerates_reordering)
             && facts.delivered > 0
             && self.is_window_limiting()
         {
@@ -114,5 +117,6 @@ impl Connection {
             }
         }
         self.recovery.undo_marker = None;
+        self.recovery.rack.look_again();
     }
 }

@@ -19,10 +19,11 @@ impl Connection {
         if let Some((first, rest)) = blocks.split_first()
             && is_duplicate(first, rest, segment.ack)
         {
-            facts.duplicate_sacked = true;
             cx.counters.dsack_recv.add(1);
-            self.note_duplicate_sack(first, prior_una);
-            blocks = rest;
+            if self.take_duplicate_sack(first, prior_una, facts) {
+                facts.duplicate_sacked = true;
+                blocks = rest;
+            }
         }
         let place = self.recovery.known_blocks.get_or_insert_default();
         let known = std::mem::take(&mut **place);
@@ -33,7 +34,7 @@ impl Connection {
             if let Some(blocks) = &mut self.recovery.known_blocks {
                 blocks.push(*block);
             }
-            self.mark_block(new_part(block, known.as_slice()), facts, cx.now_us);
+            self.mark_block(block, new_part(block, known.as_slice()), facts, cx.now_us);
         }
     }
 
@@ -45,28 +46,40 @@ impl Connection {
             && !block.start.is_before(self.send.una)
     }
 
-    /// Counts a retransmission that the peer calls unnecessary.
-    fn note_duplicate_sack(&mut self, block: &SackBlock, prior_una: Seq) {
-        if self.recovery.resent == 0 {
-            // More duplicates than retransmissions are the network's.
-            return;
+    /// Counts retransmissions that the peer calls unnecessary (`tcp_dsack_seen`). Returns false if that is
+    /// dubious: the block is then as any other.
+    fn take_duplicate_sack(
+        &mut self,
+        block: &SackBlock,
+        prior_una: Seq,
+        facts: &mut AckFacts,
+    ) -> bool {
+        let len_bytes = block.end - block.start;
+        if !block.end.is_after(block.start) || len_bytes > self.send.max_window {
+            return false;
         }
+        let duplicates = len_bytes.div_ceil(self.send.mss);
+        let left = u32::from(self.recovery.resent).checked_sub(duplicates);
+        self.recovery.resent = left.and_then(|left| u16::try_from(left).ok()).unwrap_or(0);
+        if left.is_none() {
+            // More duplicates than retransmissions are the network's.
+            return false;
+        }
+        // What came twice was delivered.
+        facts.delivered += duplicates;
         if self.recovery.undo_marker.is_some_and(|marker| block.end.is_after(marker)) {
-            let segments = if block.end.is_after(prior_una) {
-                self.resent_within(block)
-            } else {
-                (block.end - block.start).div_ceil(self.send.mss).max(1)
-            };
+            let segments =
+                if block.end.is_after(prior_una) { self.resent_within(block) } else { duplicates };
             let left = &mut self.recovery.undo_retransmits;
             *left = left.map(|left| left.saturating_sub(segments));
         }
         let recovery = &mut self.recovery;
         // A probe overtakes nothing.
         let is_probe = recovery.loss_probe.is_some_and(|probe| probe.high_seq == block.end);
-        if !is_probe {
-            recovery.resent -= 1;
+        if duplicates > 1 || !is_probe {
             recovery.rack.note_duplicate(self.send.una, self.send.next);
         }
+        true
     }
 
     /// Outstanding segments within a block that were sent again.
@@ -78,10 +91,12 @@ impl Connection {
         u32::try_from(resent).unwrap_or(u32::MAX)
     }
 
-    fn mark_block(&mut self, block: SackBlock, facts: &mut AckFacts, now_us: u64) {
-        let mut index = self.sent.index_of(block.start);
+    /// Marks the segments within a block, of which a part is new. A segment that began to be told before may
+    /// be whole now.
+    fn mark_block(&mut self, block: &SackBlock, new: SackBlock, facts: &mut AckFacts, now_us: u64) {
+        let mut index = self.sent.index_of(new.start);
         while let Some(&sent) = self.sent.at(index) {
-            if !sent.seq.is_before(block.end) {
+            if !sent.seq.is_before(new.end) {
                 break;
             }
             let is_inside = !sent.seq.is_before(block.start) && !sent.end.is_after(block.end);
