@@ -150,6 +150,9 @@ struct State {
     sleepers: u32,
     is_readable: bool,
     is_writable: bool,
+    /// True if it was not so for a time of which pollers are not told yet.
+    fell_readable: bool,
+    fell_writable: bool,
     /// Sides of the connection that have ended.
     ended: Ended,
     /// True while a write waits for memory that other connections use.
@@ -174,6 +177,8 @@ impl Wait {
             || ended > state.ended;
         let is_same = (state.is_readable, state.is_writable, state.ended)
             == (is_readable, is_writable, ended);
+        state.fell_readable |= state.is_readable && !is_readable;
+        state.fell_writable |= state.is_writable && !is_writable;
         (state.is_readable, state.is_writable, state.ended) = (is_readable, is_writable, ended);
         if grew {
             state.wakes += 1;
@@ -299,17 +304,59 @@ impl Wait {
 
 impl State {
     fn tell_pollers(&mut self, told: &ReadinessTold) {
+        let fell_readable = mem::take(&mut self.fell_readable);
+        let fell_writable = mem::take(&mut self.fell_writable);
         let Some(teller) = &mut self.teller else { return };
-        if self.is_readable {
-            teller.readable();
-        } else {
+        // What fell and rose again before this call is an edge, for which `EPOLLET` waits.
+        if fell_readable || !self.is_readable {
             teller.not_readable(told);
         }
-        if self.is_writable && (!self.lacks_memory || self.has_ended) {
-            teller.writable();
-        } else {
+        if self.is_readable {
+            teller.readable();
+        }
+        let is_writable = self.is_writable && (!self.lacks_memory || self.has_ended);
+        if fell_writable || !is_writable {
             teller.not_writable(told);
         }
+        if is_writable {
+            teller.writable();
+        }
         teller.end(self.ended, told);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::Timespec;
+    use rustix::event::epoll::{
+        CreateFlags, Event, EventData, EventFlags, add, create, wait as events_of,
+    };
+
+    use super::*;
+
+    #[test]
+    fn tcp_17_readiness_that_falls_and_rises_untold_is_an_edge() {
+        let wait = Wait::default();
+        let epoll = create(CreateFlags::CLOEXEC).unwrap();
+        let edges = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
+        add(&epoll, wait.descriptor().unwrap(), EventData::new_u64(0), edges).unwrap();
+        let edge = || {
+            let mut events = Vec::<Event>::with_capacity(1);
+            let at_once = Timespec::default();
+            events_of(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&at_once)).unwrap();
+            events.first().map(|event| event.flags)
+        };
+        let (both, ended) = (EventFlags::IN | EventFlags::OUT, Ended::Nothing);
+        assert!(wait.set((true, true), ended));
+        wait.tell();
+        assert_eq!(edge(), Some(both));
+        for fallen in [(false, true), (true, false), (false, false)] {
+            wait.tell();
+            assert_eq!(edge(), None, "nothing is new");
+            assert!(wait.set(fallen, ended));
+            assert!(wait.set((true, true), ended));
+            wait.tell();
+            assert_eq!(edge(), Some(both), "{fallen:?}");
+        }
     }
 }
