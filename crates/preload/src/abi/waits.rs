@@ -100,9 +100,12 @@ unsafe fn serve_selected(count: c_int, readable: *const fd_set) {
     if !are_some_unserved() || readable.is_null() {
         return;
     }
-    for fd in 0..count {
+    let Some(last) = count.checked_sub(1).and_then(|last| u32::try_from(last).ok()) else { return };
+    for fd in table::within(0, last) {
         let (byte, bit) = (usize::try_from(fd / 8).unwrap_or(0), fd % 8);
-        // SAFETY: the caller's promise: the set has `count` bits. Little-endian words are bytes in order.
+        // SAFETY: the caller's promise: the set has the bits that the kernel reads. These are not `count`, but at
+        // most as many as the process has slots for descriptors; this one is open, so that its bit is among them.
+        // Little-endian words are bytes in order.
         let bits = unsafe { readable.cast::<u8>().wrapping_add(byte).read() };
         if bits & 1 << bit != 0 {
             serve(fd);
