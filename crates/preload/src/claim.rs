@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::io::{fcntl_dupfd_cloexec, pread, pwrite};
+use rustix::io::{pread, pwrite};
 
 use crate::{abi, kept};
 
@@ -15,7 +15,7 @@ pub(crate) struct Claim(OwnedFd);
 impl Claim {
     pub(crate) fn new() -> io::Result<Self> {
         let file = memfd_create("forebay-claim", MemfdFlags::CLOEXEC)?;
-        let claim = Self(fcntl_dupfd_cloexec(&file, kept::FROM)?);
+        let claim = Self(kept::duplicate(&file)?);
         kept::add(claim.0.as_fd());
         Ok(claim)
     }

@@ -2,21 +2,35 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::io::fcntl_getfd;
+use rustix::io::{Errno, fcntl_dupfd_cloexec, fcntl_getfd};
+use rustix::process::{Resource, getrlimit};
 
 use crate::abi;
 
 /// Lowest number of most of them, so that the program's own descriptors have the numbers that they would have
 /// without us.
-pub(crate) const FROM: RawFd = 512;
+const FROM: RawFd = 512;
 
 /// Numbers that can be protected.
 const NUMBERS_MAX: usize = 1 << 16;
 
 static IS_KEPT: [AtomicBool; NUMBERS_MAX] = [const { AtomicBool::new(false) }; NUMBERS_MAX];
+
+/// Duplicates a descriptor for the library, at a high number if the program may have such.
+///
+/// # Errors
+/// `EMFILE` if the process has no descriptors left.
+pub(crate) fn duplicate(descriptor: impl AsFd) -> Result<OwnedFd, Errno> {
+    let at_from = fcntl_dupfd_cloexec(&descriptor, FROM);
+    at_from.or_else(|_| {
+        let limit = getrlimit(Resource::Nofile).current;
+        let half = limit.and_then(|limit| RawFd::try_from(limit / 2).ok()).unwrap_or(0);
+        fcntl_dupfd_cloexec(&descriptor, half).or_else(|_| fcntl_dupfd_cloexec(&descriptor, 0))
+    })
+}
 
 /// Keeps a descriptor from the program.
 pub(crate) fn add(descriptor: BorrowedFd<'_>) {

@@ -115,7 +115,7 @@ impl Listener {
         tcp_reserve::refuse_packets(descriptor).map_err(|error| errno(&error))?;
         rustix::net::listen(descriptor, backlog)?;
         let is_nonblocking = fcntl_getfl(descriptor)?.contains(OFlags::NONBLOCK);
-        let kernel = fcntl_dupfd_cloexec(descriptor, kept::FROM)?;
+        let kernel = kept::duplicate(descriptor)?;
         kept::add(kernel.as_fd());
         let v6_only =
             local.is_ipv6() && abi::is_on(descriptor, (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY));

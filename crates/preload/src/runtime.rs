@@ -13,7 +13,7 @@ use forebay_control::preload_config::{PreloadConfig, Spin, VARIABLE};
 use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::FilterProtocol;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::io::Errno;
 
 use crate::claim::Claim;
 use crate::{abi, kept, table};
@@ -260,7 +260,7 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
     };
     told(spawn("forebay-engine", run))?;
     let made = eventfd(0, EventfdFlags::CLOEXEC)?;
-    let finisher = Arc::new(fcntl_dupfd_cloexec(&made, kept::FROM)?);
+    let finisher = Arc::new(kept::duplicate(&made)?);
     kept::add(finisher.as_fd());
     let has_finished = Arc::<AtomicBool>::default();
     let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());

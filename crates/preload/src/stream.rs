@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use forebay::net::TcpStream;
 use forebay_stack::tcp::{State, TcpInfo, WriteFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 use rustix::net::{RecvFlags, recv};
 
@@ -88,7 +88,7 @@ impl Stream {
         }
         let made = new_socket(self.is_ipv6)?;
         self.inherited.copy_to(made.as_fd());
-        let made = fcntl_dupfd_cloexec(&made, kept::FROM)?;
+        let made = kept::duplicate(&made)?;
         Ok(self.store.get_or_init(|| made).as_fd())
     }
 

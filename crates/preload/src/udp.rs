@@ -12,7 +12,7 @@ use forebay::net::{Datagram, Datagrams, UdpSocket};
 use forebay_device::rx_filter::FilterProtocol;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
-use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd};
+use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 use rustix::net::{RecvFlags, recv};
 
@@ -98,7 +98,7 @@ impl Udp {
         for option in lacking(descriptor) {
             eprintln!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
-        let kernel = fcntl_dupfd_cloexec(descriptor, kept::FROM)?;
+        let kernel = kept::duplicate(descriptor)?;
         let readiness = udp.descriptor().map_err(|error| errno(&error))?;
         // Calls that wait do so in the kernel, which knows how signals interrupt them.
         fcntl_setfl(readiness, OFlags::empty())?;
