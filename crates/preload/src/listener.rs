@@ -291,8 +291,18 @@ impl Listener {
                 served => break served?,
             }
         };
+        let mut place = None;
         let (tcp, peer) = loop {
-            match served.tcp.accept().map_err(|error| errno(&error)) {
+            let accepted = served.tcp.accept_reserving(|| {
+                // First: those of the library come behind it.
+                let number = fcntl_dupfd_cloexec(&self.inherited.kernel, 0)?;
+                if !table::has_slot(abi::number(number.as_fd())) {
+                    return Err(Errno::MFILE.into());
+                }
+                place = Some(number);
+                readiness()
+            });
+            match accepted.map_err(|error| errno(&error)) {
                 Err(Errno::AGAIN) if !self.is_nonblocking.load(Ordering::Relaxed) => {
                     // As the kernel's sockets: interrupted, restarted, or ended by the time-out.
                     recv(served.readiness()?, &mut [0; 1], RecvFlags::PEEK)?;
@@ -300,17 +310,13 @@ impl Listener {
                 accepted => break accepted?,
             }
         };
-        Ok((self.enter(tcp, flags)?, peer))
+        let place = place.unwrap_or_else(|| unreachable!("reserved for each connection"));
+        Ok((self.enter(tcp, place, flags)?, peer))
     }
 
-    /// Gives a connection the lowest number that is free, as the kernel does.
-    fn enter(&self, tcp: TcpStream, flags: i32) -> Result<RawFd, Errno> {
-        // First: those of the library come behind it.
-        let place = fcntl_dupfd_cloexec(&self.inherited.kernel, 0)?;
+    /// Gives a connection its number, the lowest that was free, as the kernel does.
+    fn enter(&self, tcp: TcpStream, place: OwnedFd, flags: i32) -> Result<RawFd, Errno> {
         let number = abi::number(place.as_fd());
-        if !table::has_slot(number) {
-            return Err(Errno::MFILE);
-        }
         let stream = Stream::accepted(tcp, Arc::clone(&self.inherited), self.local.is_ipv6())?;
         let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
         stream.set_nonblocking(is_nonblocking);
@@ -355,8 +361,13 @@ impl Drop for Listener {
         closed.push((self.local.port(), Arc::downgrade(&self.inherited.kernel)));
         drop(closed);
         LISTENERS.fetch_sub(1, Ordering::Relaxed);
-        if self.served_here().is_none() && self.turn().is_none() {
+        let turn = self.turn().take();
+        if self.served_here().is_none() && turn.is_none() {
             UNSERVED.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some((teller, told)) = turn {
+            drop(told); // first: who polls it would see the teller's end
+            drop(teller);
         }
     }
 }

@@ -13,6 +13,7 @@ use super::super::endpoint::plain;
 use super::super::shared::NetState;
 use super::shards::ShardSocket;
 use super::stream::TcpStream;
+use super::wait::StreamWatch;
 
 /// Local ports of connections (`ip_local_port_range`).
 const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
@@ -46,7 +47,12 @@ pub(super) fn begin(shared: &Arc<NetState>, to: SocketAddr) -> io::Result<TcpStr
             Ok(socket) => {
                 let is_mapped = to.is_ipv6() && theirs.is_ipv4();
                 let place = ShardSocket { shard, socket };
-                let stream = TcpStream::of(Arc::clone(shared), place, (flow, is_mapped), reserved);
+                let stream = TcpStream::of(
+                    Arc::clone(shared),
+                    place,
+                    (flow, is_mapped),
+                    (reserved, StreamWatch::default()),
+                );
                 // The end of the run resets the connections that it finds.
                 return match shared.has_ended() {
                     false => Ok(stream),

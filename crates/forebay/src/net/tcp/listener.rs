@@ -23,7 +23,7 @@ use super::super::shared::{NetDevice, NetState};
 use super::call::{CallOptions, timeout_ns, timeout_of, wait_for};
 use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
-use super::wait::{ListenerWatch, Watch};
+use super::wait::{ListenerWatch, Seen, StreamWatch, Watch};
 
 /// Connections that may wait to be accepted, by default, as with `std`.
 const BACKLOG: u32 = 128;
@@ -48,6 +48,9 @@ pub(in crate::net) struct ListenOptions {
     /// Connections that may wait to be accepted.
     pub(in crate::net) backlog: u32,
 }
+
+/// Makes the waiters of the next connection.
+type Reserve<'a> = dyn FnMut() -> io::Result<StreamWatch> + 'a;
 
 /// A listener, shared by its handles.
 struct Inner {
@@ -175,9 +178,25 @@ impl TcpListener {
     /// `WouldBlock`, at once or after the time-out, as configured, and on the thread of a CPU;
     /// `BrokenPipe` once the run has ended.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        self.accept_when(&mut || Ok(StreamWatch::default()))
+    }
+
+    /// Does the same for a connection whose descriptor `reserve` makes. It is called once a connection waits, which
+    /// goes on waiting if `reserve` fails.
+    ///
+    /// # Errors
+    /// As [`accept`](Self::accept), and those of `reserve`.
+    pub fn accept_reserving(
+        &self,
+        mut reserve: impl FnMut() -> io::Result<(Teller, ReadinessTold)>,
+    ) -> io::Result<(TcpStream, SocketAddr)> {
+        self.accept_when(&mut || reserve().map(StreamWatch::told_by))
+    }
+
+    fn accept_when(&self, reserve: &mut Reserve<'_>) -> io::Result<(TcpStream, SocketAddr)> {
         let Inner { shared, watch, options, .. } = &*self.0;
         wait_for((shared, &watch.wait), (options, &options.read_timeout_ns), || {
-            Ok(self.try_accept())
+            self.try_accept(reserve)
         })
     }
 
@@ -192,7 +211,7 @@ impl TcpListener {
         let wait = &self.0.watch.wait;
         wait.add_inline(cpu.cpu(), || cpu.waker());
         loop {
-            let seen = match self.try_accept() {
+            let seen = match self.try_accept(&mut || Ok(StreamWatch::default()))? {
                 Ok(accepted) => return Ok(accepted),
                 Err(seen) => seen,
             };
@@ -202,10 +221,20 @@ impl TcpListener {
         }
     }
 
-    fn try_accept(&self) -> Result<(TcpStream, SocketAddr), super::wait::Seen> {
+    fn try_accept(
+        &self,
+        reserve: &mut Reserve<'_>,
+    ) -> io::Result<Result<(TcpStream, SocketAddr), Seen>> {
         let Inner { shared, local, watch, reserved, .. } = &*self.0;
         loop {
-            let ShardSocket { shard, socket: listener } = watch.pop()?;
+            if let Some(seen) = watch.seen_if_empty() {
+                return Ok(Err(seen));
+            }
+            let waiters = reserve()?;
+            let ShardSocket { shard, socket: listener } = match watch.pop() {
+                Ok(first) => first,
+                Err(seen) => return Ok(Err(seen)),
+            };
             let accepted = shared.call_tcp(shard, |tcp, _| {
                 let (socket, _) = tcp.accept(listener)?;
                 Ok::<_, TcpError>((socket, tcp.flow(socket)?))
@@ -214,10 +243,10 @@ impl TcpListener {
             if let Ok((socket, flow)) = accepted {
                 let is_mapped = local.is_ipv6() && flow.theirs.is_ipv4();
                 let socket = ShardSocket { shard, socket };
-                let stream =
-                    TcpStream::of(Arc::clone(shared), socket, (flow, is_mapped), reserved.clone());
+                let kept = (reserved.clone(), waiters);
+                let stream = TcpStream::of(Arc::clone(shared), socket, (flow, is_mapped), kept);
                 let peer = stream.peer_addr();
-                return Ok((stream, peer));
+                return Ok(Ok((stream, peer)));
             }
         }
     }

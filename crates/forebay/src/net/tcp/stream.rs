@@ -78,10 +78,11 @@ impl TcpStream {
         shared: Arc<NetState>,
         place: ShardSocket,
         (flow, is_mapped): (Flow, bool),
-        reserved: Option<Reserved>,
+        (reserved, watch): (Option<Reserved>, StreamWatch),
     ) -> Self {
-        let watch = Arc::<StreamWatch>::default();
+        let watch = Arc::new(watch);
         shared.watch(place, &Watch::Stream(Arc::clone(&watch)));
+        watch.wait.tell();
         let options = CallOptions::default();
         Self(Arc::new(Inner { shared, place, flow, is_mapped, watch, options, reserved }))
     }

@@ -76,6 +76,11 @@ impl Watch {
 }
 
 impl StreamWatch {
+    /// Waiters that poll a descriptor which was made for them.
+    pub(super) fn told_by((teller, told): (Teller, ReadinessTold)) -> Self {
+        Self { wait: Wait::told_by(teller, told), ..Self::default() }
+    }
+
     pub(super) fn set_hash(&self, hash: FlowHash) {
         self.hash.store(hash.0, Ordering::Relaxed);
     }
@@ -89,9 +94,7 @@ impl StreamWatch {
 impl ListenerWatch {
     /// Waiters that already poll a descriptor.
     pub(super) fn told_by(teller: Teller, told: ReadinessTold) -> Self {
-        let state = State { teller: Some(teller), ..State::default() };
-        let wait = Wait { state: state.into(), told: told.into(), ..Wait::default() };
-        Self { wait, ..Self::default() }
+        Self { wait: Wait::told_by(teller, told), ..Self::default() }
     }
 
     /// Adds a connection. The waiters are to be told.
@@ -109,6 +112,12 @@ impl ListenerWatch {
             self.wait.tell();
         }
         first.ok_or_else(|| self.wait.seen())
+    }
+
+    /// Number of wake-ups so far, if no connection waits.
+    pub(super) fn seen_if_empty(&self) -> Option<Seen> {
+        let ready = self.ready();
+        ready.is_empty().then(|| self.wait.seen())
     }
 
     fn ready(&self) -> MutexGuard<'_, VecDeque<ShardSocket>> {
@@ -137,10 +146,11 @@ impl Default for Untold {
 /// Wake-up of a socket's waiters.
 #[derive(Default)]
 pub(super) struct Wait {
+    /// Descriptor that is polled; created on first use. It is dropped before its teller, whose end would be told
+    /// as the connection's.
+    told: OnceLock<ReadinessTold>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Descriptor that is polled; created on first use.
-    told: OnceLock<ReadinessTold>,
 }
 
 #[derive(Default)]
@@ -165,6 +175,11 @@ struct State {
 }
 
 impl Wait {
+    fn told_by(teller: Teller, told: ReadinessTold) -> Self {
+        let state = State { teller: Some(teller), ..State::default() };
+        Self { state: state.into(), told: told.into(), ..Self::default() }
+    }
+
     /// Sets what the socket is ready for. Returns true if the waiters are to be [told](Self::tell).
     #[must_use]
     pub(super) fn set(&self, (is_readable, is_writable): (bool, bool), ended: Ended) -> bool {
