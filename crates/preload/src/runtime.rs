@@ -16,6 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use crate::claim::Claim;
+use crate::socket::Socket;
 use crate::{abi, kept, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
@@ -175,7 +176,7 @@ pub(crate) fn finish() {
 fn await_end(finisher: &OwnedFd, has_finished: &AtomicBool, net: &Net) {
     let mut count = [0; 8];
     while rustix::io::read(finisher, &mut count) == Err(Errno::INTR) {}
-    table::within(0, u32::MAX).for_each(table::remove);
+    table::within(0, u32::MAX).filter_map(table::remove).for_each(Socket::let_go);
     while net.unfinished_connections() > 0 {
         thread::sleep(FINISH_LOOK);
     }

@@ -42,17 +42,16 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
 }
 
 /// Removes the socket at a descriptor that is about to be closed: from then on the kernel may give the number
-/// to any other file.
-pub(crate) fn remove(descriptor: RawFd) {
-    if let Some(index) = index(descriptor)
-        && IS_OURS[index].load(Ordering::Acquire)
+/// to any other file. The socket is to be [let go](Socket::let_go) once the number is closed: who polls it would
+/// see its end.
+#[must_use]
+pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
+    let index = index(descriptor)?;
+    let is_removed = IS_OURS[index].load(Ordering::Acquire)
         // The parent's descriptor stays open.
         && !is_in_parents_memory()
-        && IS_OURS[index].swap(false, Ordering::AcqRel)
-        && let Some(socket) = SOCKETS[index].swap(None)
-    {
-        socket.let_go();
-    }
+        && IS_OURS[index].swap(false, Ordering::AcqRel);
+    if is_removed { SOCKETS[index].swap(None) } else { None }
 }
 
 /// Descriptors of ours within a range, which ends with `last`.

@@ -5,8 +5,8 @@ use std::os::fd::AsRawFd;
 
 use rustix::io::Errno;
 
-use super::answer_int;
 use super::next::next;
+use super::{answer_int, last_error};
 use crate::socket::Socket;
 use crate::{kept, table};
 
@@ -20,10 +20,13 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if kept::contains(fd) {
         return answer_int(Err(Errno::BADF)); // no descriptor that the program has opened
     }
-    table::remove(fd);
+    let socket = table::remove(fd);
     let next = next!(close(c_int) -> c_int);
     // SAFETY: the caller's promise.
-    unsafe { next(fd) }
+    let result = unsafe { next(fd) };
+    let error = (result != 0).then(last_error);
+    socket.into_iter().for_each(Socket::let_go);
+    error.map_or(result, |error| answer_int(Err(error)))
 }
 
 /// # Safety
@@ -31,22 +34,18 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let only_marks = c_int::try_from(libc::CLOSE_RANGE_CLOEXEC).is_ok_and(|mark| flags & mark != 0);
-    if !only_marks && first <= last {
-        table::within(first, last).for_each(table::remove);
-    }
     let next = next!(close_range(c_uint, c_uint, c_int) -> c_int);
     if only_marks || first > last {
         // SAFETY: the caller's promise.
         return unsafe { next(first, last, flags) };
     }
-    for (first, last) in kept::ranges_around(first, last) {
-        // SAFETY: the caller's promise, for a part.
-        let result = unsafe { next(first, last, flags) };
-        if result != 0 {
-            return result;
-        }
-    }
-    0
+    let sockets: Vec<_> = table::within(first, last).filter_map(table::remove).collect();
+    let parts = kept::ranges_around(first, last);
+    // SAFETY: the caller's promise, for a part.
+    let closes = |&(first, last): &_| unsafe { next(first, last, flags) } == 0;
+    let error = (!parts.iter().all(closes)).then(last_error);
+    sockets.into_iter().for_each(Socket::let_go);
+    error.map_or(0, |error| answer_int(Err(error)))
 }
 
 /// # Safety
@@ -106,7 +105,7 @@ pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
 /// The same where `new` may have been a socket of ours before.
 fn replaced(old: c_int, new: c_int) -> c_int {
     if new >= 0 && new != old {
-        table::remove(new);
+        table::remove(new).into_iter().for_each(Socket::let_go);
     }
     duplicated(old, new)
 }
