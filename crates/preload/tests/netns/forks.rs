@@ -7,7 +7,7 @@ use std::thread;
 
 use super::{Hosts, NEAR};
 
-const CONFIG: &str = "via=af_packet take=tcp:7 spin=auto dev=exa";
+pub(crate) const CONFIG: &str = "via=af_packet take=tcp:7 spin=auto dev=exa";
 
 /// Listens, and forks: the child becomes a daemon that closes all descriptors but the listener's and standard
 /// output, and serves a connection.
@@ -27,7 +27,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
 ";
 
 /// Connects from the far host and asks, until there is an answer: the program may not listen yet.
-fn ask(hosts: &Hosts) -> String {
+pub(crate) fn ask(hosts: &Hosts) -> String {
     let attempt = || -> io::Result<String> {
         let mut stream = TcpStream::connect(NEAR)?;
         stream.write_all(b"question")?;

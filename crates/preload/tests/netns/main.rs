@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod forks; //  a process that listens, and children that serve
+mod limits; // a process with few descriptors
 mod matrix; // all calls, in all modes
 
 use std::fs;
@@ -41,6 +42,7 @@ fn main() {
         ("exe_2_vfork_leaves_sockets_in_place", vforked as fn()),
         ("exe_4_calls_answer_over_af_packet", || matrix::same_answers("af_packet")),
         ("exe_4_calls_answer_over_af_xdp", || matrix::same_answers("af_xdp")),
+        ("exe_4_connection_waits_for_descriptors", limits::few_descriptors),
         ("exe_5_child_serves_its_parents_listener", forks::child_serves),
         ("exe_5_next_process_serves_in_turn", forks::turns_are_taken),
         ("exe_6_bytes_outlive_their_process", forks::bytes_outlive),

@@ -1,0 +1,51 @@
+//! A process with few descriptors.
+
+use std::process::Command;
+use std::thread;
+
+use super::Hosts;
+use super::forks::{CONFIG, ask};
+
+/// Waits with a set that is shorter than its count says, before a page that cannot be read; and accepts with no
+/// descriptors left, one and two, which are too few, and then with many.
+const FEW: &str = "
+import ctypes, errno, mmap, os, resource, select, socket
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+listener = socket.create_server(('10.9.0.1', 7))
+memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+page = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+libc = ctypes.CDLL(None)
+assert libc.mprotect(ctypes.c_void_p(page + mmap.PAGESIZE), mmap.PAGESIZE, 0) == 0
+number = listener.fileno()
+memory[mmap.PAGESIZE - 128 + number // 8] = 1 << number % 8
+few = ctypes.c_void_p(page + mmap.PAGESIZE - 128)
+print(libc.select(65536, few, None, None, None), flush=True)
+listener.setblocking(False)
+held = []
+try:
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+for left in range(3):
+    try:
+        listener.accept()
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+    os.close(held.pop())
+for number in held:
+    os.close(number)
+connection, peer = listener.accept()
+print(connection.recv(100).decode(), flush=True)
+connection.sendall(b'answer')
+";
+
+pub(crate) fn few_descriptors() {
+    let hosts = Hosts::new();
+    thread::scope(|scope| {
+        let asked = scope.spawn(|| ask(&hosts));
+        let lines = hosts.lines(Command::new("python3").args(["-c", FEW]), Some(CONFIG));
+        assert_eq!(lines, ["1", "EMFILE", "EMFILE", "EMFILE", "question"]);
+        assert_eq!(asked.join().unwrap(), "answer");
+    });
+}
