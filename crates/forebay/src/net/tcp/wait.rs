@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tcp_17_readiness_that_falls_and_rises_untold_is_an_edge() {
+    fn tcp_17_readiness_risen_again_is_edge() {
         let wait = Wait::default();
         let epoll = create(CreateFlags::CLOEXEC).unwrap();
         let edges = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
