@@ -158,6 +158,24 @@ impl KernelNeighbours {
         known.and_then(|lladdr| link_addresses(lladdr, on)).or(back)
     }
 
+    /// Finds the same for a segment. Neighbours that are learned here are solicited meanwhile, for segments that
+    /// answer nothing.
+    pub(super) fn hop_of_answer(
+        &mut self,
+        on: &Identity,
+        now_ns: u64,
+        WayBack { source, link_addresses }: WayBack,
+        out: (&mut Pool, &mut Vec<Packet>),
+    ) -> Option<LinkAddresses> {
+        match self {
+            Self::Kernels(_) => self.hop_back(source, on, now_ns, Some(link_addresses)),
+            Self::None | Self::Own(_) => match self.hop_to(source, on, now_ns, out) {
+                Hop::Known(link_addresses) => link_addresses,
+                Hop::Sought(_) | Hop::Unknown => Some(link_addresses),
+            },
+        }
+    }
+
     fn link_addresses(&self, to: [u8; 6], on: &Identity) -> Option<LinkAddresses> {
         match self {
             Self::None => None,

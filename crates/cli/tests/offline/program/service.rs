@@ -2,6 +2,7 @@
 //! the back end of a vhost-user device, which takes no privileges.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -37,7 +38,13 @@ impl<'a> Service<'a> {
     /// Next notice. Fails if none comes for [`PATIENCE`].
     fn notice(&self) -> String {
         let mut bytes = [0; 256];
-        let len = self.notices.recv(&mut bytes).unwrap();
+        let len = loop {
+            match self.notices.recv(&mut bytes) {
+                // A call with a time-out is not restarted, not even after the machine was stopped for a while.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                received => break received.unwrap(),
+            }
+        };
         str::from_utf8(&bytes[..len]).unwrap().trim_end().to_owned()
     }
 

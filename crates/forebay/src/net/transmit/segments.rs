@@ -76,10 +76,9 @@ impl Transmitter {
         mut packet: Packet,
         back: WayBack,
     ) {
-        let WayBack { source, link_addresses } = back;
-        let neighbours = &mut self.ways[device].neighbours;
-        let hop = neighbours.hop_back(source, on, self.now_ns, Some(link_addresses));
-        emit_link(&mut packet, hop);
+        let way = &mut self.ways[device];
+        let out = (&mut self.pool, &mut way.gathered);
+        emit_link(&mut packet, way.neighbours.hop_of_answer(on, self.now_ns, back, out));
         self.add(device, packet);
     }
 
