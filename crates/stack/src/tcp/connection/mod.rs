@@ -130,6 +130,8 @@ pub(super) struct SendState {
     pub(super) pushed: Seq,
     /// Sequence number behind an urgent byte.
     pub(super) urgent: Option<Seq>,
+    /// First sequence number sent since nothing was in flight.
+    pub(super) burst: Seq,
     /// Time that what was sent takes until at the pacing rate, in ns (`tcp_wstamp_ns`).
     pub(super) paced_ns: u64,
     /// Time of the last segment with payload, in µs (`lsndtime`).

@@ -71,6 +71,7 @@ impl Connection {
             written: sequence,
             pushed: sequence,
             urgent: None,
+            burst: sequence,
             paced_ns: 0,
             last_data_us: now_us,
             buffer_bytes: options.sndbuf.unwrap_or(config.wmem.0),

@@ -23,9 +23,14 @@ impl Connection {
         Some(window_bytes * ratio / 100 * SECOND / srtt_us)
     }
 
-    /// Counts a transmission.
+    /// Counts a transmission. As many segments as an initial window has (RFC 6928) may be sent at once if
+    /// nothing is in flight before: short answers do not wait.
     pub(super) fn note_paced(&mut self, len_bytes: u32, cx: &Context<'_>) {
-        if !cx.config.pacing || self.is_within_initial_window() {
+        let in_flight = self.send.next - self.send.una;
+        if in_flight <= len_bytes {
+            self.send.burst = self.send.una;
+        }
+        if !cx.config.pacing || self.send.next - self.send.burst <= INITIAL_CWND * self.send.mss {
             return;
         }
         let Some(rate) = self.pacing_rate() else { return };
@@ -52,10 +57,5 @@ impl Connection {
     pub(super) fn on_pacing_timer(&mut self, cx: &mut Context<'_>) {
         self.resend_lost(cx);
         self.send_queued(cx);
-    }
-
-    /// As many segments as of an initial window are sent at once (RFC 6928): short answers do not wait.
-    fn is_within_initial_window(&self) -> bool {
-        self.send.next - self.send.una <= INITIAL_CWND * self.send.mss
     }
 }
