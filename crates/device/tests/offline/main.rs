@@ -27,8 +27,8 @@ type Test = (&'static str, fn());
 
 fn main() {
     let mut arguments = Arguments::from_args();
-    // Each test has the threads of an engine already.
-    arguments.test_threads = Some(1);
+    // Each test has the threads of an engine already, and mostly waits.
+    arguments.test_threads = Some(4);
     let all = [
         rings::LENGTHS,
         rings::BUFFERS,
