@@ -15,6 +15,7 @@ mod control; //     ancillary data, as bytes
 mod listener; //    a listening TCP socket
 mod stream; //      a TCP connection
 mod tcp_options; // options of both
+mod origin; //      the process that a socket belongs to
 mod runtime; //     the engine of this process
 mod claim; //       the process that runs it, of several that were forked
 mod kept; //        descriptors that the program must not close

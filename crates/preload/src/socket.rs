@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::listener::Listener;
@@ -63,5 +65,20 @@ impl Socket {
             // Its locks may be held by threads that this process has not.
             std::mem::forget(self);
         }
+    }
+}
+
+/// Waits until a descriptor is writable.
+///
+/// # Errors
+/// `EAGAIN` after the time-out; `EINTR`.
+pub(crate) fn wait_writable(
+    readiness: BorrowedFd<'_>,
+    timeout: Option<Duration>,
+) -> Result<(), Errno> {
+    let timeout = timeout.and_then(|wait| Timespec::try_from(wait).ok());
+    match poll(&mut [PollFd::new(&readiness, PollFlags::OUT)], timeout.as_ref())? {
+        0 => Err(Errno::AGAIN),
+        _ => Ok(()),
     }
 }

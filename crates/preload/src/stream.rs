@@ -8,15 +8,15 @@ use std::sync::{Arc, OnceLock};
 
 use forebay::net::TcpStream;
 use forebay_stack::tcp::{State, TcpInfo, WriteFlags};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 use rustix::net::{RecvFlags, recv};
 
 use crate::errno::tcp_errno;
 use crate::kept;
-use crate::runtime::forks;
+use crate::origin::Origin;
 use crate::settings::timeout;
+use crate::socket::wait_writable;
 use crate::tcp_options::{Inherited, OptionName, TcpSetting, flag_of, is_buffer_set, new_socket};
 
 /// Connection, shared by the descriptors that were duplicated from each other.
@@ -29,8 +29,7 @@ pub(crate) struct Stream {
     /// Options of the listener.
     inherited: Arc<Inherited>,
     /// Forks before it was made.
-    forks: usize,
-    has_warned: AtomicBool,
+    origin: Origin,
 }
 
 /// Form of a call that receives.
@@ -69,8 +68,7 @@ impl Stream {
             is_nonblocking: AtomicBool::default(),
             store: OnceLock::new(),
             inherited,
-            forks: forks(),
-            has_warned: AtomicBool::default(),
+            origin: Origin::here(),
         };
         stream.inherited.copy_timeouts_to(stream.readiness()?);
         Ok(stream)
@@ -300,12 +298,7 @@ impl Stream {
 
     fn wait_writable(&self) -> Result<(), Errno> {
         let readiness = self.readiness()?;
-        let timeout = timeout(readiness, libc::SO_SNDTIMEO);
-        let timeout = timeout.and_then(|wait| Timespec::try_from(wait).ok());
-        match poll(&mut [PollFd::new(&readiness, PollFlags::OUT)], timeout.as_ref())? {
-            0 => Err(Errno::AGAIN),
-            _ => Ok(()),
-        }
+        wait_writable(readiness, timeout(readiness, libc::SO_SNDTIMEO))
     }
 
     pub(crate) fn shutdown(&self, how: i32) -> Result<(), Errno> {
@@ -320,21 +313,12 @@ impl Stream {
     }
 
     pub(crate) fn is_of_parent(&self) -> bool {
-        self.forks != forks()
+        self.origin.is_parent()
     }
 
     /// # Errors
     /// `EBADF` in a child of the process that has the connection.
     fn check(&self) -> Result<(), Errno> {
-        if !self.is_of_parent() {
-            return Ok(());
-        }
-        if !self.has_warned.swap(true, Ordering::Relaxed) {
-            eprintln!(
-                "forebay: a connection was accepted before a fork and is used by the child, which does not work: let \
-                 the program serve it in one process, or use a TUN device (forebay run --to tun:)"
-            );
-        }
-        Err(Errno::BADF)
+        self.origin.check("a connection was accepted", "serve it in one process")
     }
 }

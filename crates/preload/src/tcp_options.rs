@@ -4,7 +4,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use forebay_stack::tcp::{Algorithm, Phase, State, TcpInfo, TcpOptions};
+use forebay_stack::tcp::kernel_form::retransmissions_in;
+use forebay_stack::tcp::{Algorithm, TcpOptions};
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_linger, tcp_congestion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
@@ -237,7 +238,7 @@ impl TcpSetting {
             }
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => options.syn_retries = u8::try_from(value).ok(),
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
-                options.defer_retries = retries_within(micros(1));
+                options.defer_retries = retransmissions_in(u32::try_from(value).unwrap_or(0));
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
                 options.max_segment = u16::try_from(value).ok();
@@ -259,96 +260,5 @@ pub(crate) fn congestion_name(algorithm: Algorithm) -> &'static str {
     match algorithm {
         Algorithm::NewReno => "reno",
         Algorithm::Cubic => "cubic",
-    }
-}
-
-/// Number of retransmissions of a SYN-ACK within a time (`secs_to_retrans`).
-fn retries_within(seconds: u64) -> u8 {
-    const TIMEOUT_MAX_S: u64 = 120;
-    let (mut retries, mut timeout, mut period) = (u8::from(seconds > 0), 1, 1);
-    while seconds > period && retries < u8::MAX {
-        retries += 1;
-        timeout = (timeout * 2).min(TIMEOUT_MAX_S);
-        period += timeout;
-    }
-    retries
-}
-
-/// State of a connection as the kernel's `struct tcp_info`, of which it has the first part.
-pub(crate) fn info_bytes(info: Option<&TcpInfo>) -> Vec<u8> {
-    /// Bytes up to `tcpi_total_retrans`.
-    const LEN_BYTES: usize = 104;
-    const TCP_CLOSE: u8 = 7;
-    let Some(info) = info else {
-        let mut bytes = vec![0; LEN_BYTES];
-        bytes[0] = TCP_CLOSE;
-        return bytes;
-    };
-    let state = match info.state {
-        State::Established => 1,
-        State::SynSent => 2,
-        State::SynReceived => 3,
-        State::FinWait1 => 4,
-        State::FinWait2 => 5,
-        State::Closed => TCP_CLOSE,
-        State::CloseWait => 8,
-        State::LastAck => 9,
-        State::Closing => 11,
-    };
-    let phase = match info.phase {
-        Phase::Open => 0,
-        Phase::Disorder => 1,
-        Phase::Cwr => 2,
-        Phase::Recovery => 3,
-        Phase::Loss => 4,
-    };
-    let features = u8::from(info.timestamps)
-        | u8::from(info.sack) << 1
-        | u8::from(info.window_scales.is_some()) << 2
-        | u8::from(info.ecn) << 3;
-    let (theirs, ours) = info.window_scales.unwrap_or_default();
-    let mut bytes =
-        vec![state, phase, info.retransmits, 0, info.backoff, features, theirs & 15 | ours << 4, 0];
-    let micros = |us: u64| u32::try_from(us).unwrap_or(u32::MAX);
-    let words = [
-        micros(info.rto_us),
-        0,
-        info.mss_bytes,
-        info.mss_bytes,
-        info.unacked,
-        info.sacked,
-        info.lost,
-        info.retransmitted,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        info.receive_window_bytes,
-        micros(info.rtt_us),
-        micros(info.rttvar_us),
-        info.ssthresh.min(i32::MAX.unsigned_abs()),
-        info.cwnd,
-        info.mss_bytes,
-        info.reordering,
-        0,
-        info.receive_buffer_bytes,
-        info.resent.total(),
-    ];
-    bytes.extend(words.iter().flat_map(|word| word.to_ne_bytes()));
-    debug_assert_eq!(bytes.len(), LEN_BYTES);
-    bytes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exe_4_defer_accept_counts_retransmissions() {
-        for (seconds, retries) in [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4)] {
-            assert_eq!(retries_within(seconds), retries, "{seconds} s");
-        }
     }
 }

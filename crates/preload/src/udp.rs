@@ -4,13 +4,11 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use forebay::net::message::Transmit;
 use forebay::net::{Datagram, Datagrams, UdpSocket};
 use forebay_device::rx_filter::FilterProtocol;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
@@ -18,9 +16,10 @@ use rustix::net::{RecvFlags, recv};
 
 use crate::control::{SendControl, shown};
 use crate::errno::errno;
-use crate::runtime::{forks, is_taken, running};
+use crate::origin::Origin;
+use crate::runtime::{is_taken, running};
 use crate::settings::{Settings, is_supported, lacking, timeout};
-use crate::socket::Socket;
+use crate::socket::{Socket, wait_writable};
 use crate::{abi, kept, table};
 
 /// Length of the longest payload of a datagram, or of several merged.
@@ -34,8 +33,7 @@ pub(crate) struct Udp {
     is_ipv6: bool,
     settings: ArcSwap<Settings>,
     /// Forks before the socket was bound.
-    forks: usize,
-    has_warned: AtomicBool,
+    origin: Origin,
 }
 
 /// One datagram read.
@@ -105,8 +103,7 @@ impl Udp {
         let is_cloexec = fcntl_getfd(descriptor)?.contains(FdFlags::CLOEXEC);
         abi::replace(number, readiness, is_cloexec)?;
         let settings = ArcSwap::default();
-        let (forks, has_warned) = (forks(), AtomicBool::new(false));
-        let socket = Self { kernel, udp, is_ipv6, settings, forks, has_warned };
+        let socket = Self { kernel, udp, is_ipv6, settings, origin: Origin::here() };
         socket.adopt_settings();
         table::insert(number, Arc::new(Socket::Udp(socket)));
         Ok(Some(()))
@@ -251,29 +248,16 @@ impl Udp {
 
     fn wait_writable(&self, settings: &Settings) -> Result<(), Errno> {
         let readiness = self.udp.descriptor().map_err(|error| errno(&error))?;
-        let timeout = settings.write_timeout.and_then(|wait| Timespec::try_from(wait).ok());
-        match poll(&mut [PollFd::new(&readiness, PollFlags::OUT)], timeout.as_ref())? {
-            0 => Err(Errno::AGAIN),
-            _ => Ok(()),
-        }
+        wait_writable(readiness, settings.write_timeout)
     }
 
     pub(crate) fn is_of_parent(&self) -> bool {
-        self.forks != forks()
+        self.origin.is_parent()
     }
 
     /// # Errors
-    /// `EBADF` in a child of the process that bound the socket, which alone has the engine.
+    /// `EBADF` in a child of the process that bound the socket.
     fn check(&self) -> Result<(), Errno> {
-        if !self.is_of_parent() {
-            return Ok(());
-        }
-        if !self.has_warned.swap(true, Ordering::Relaxed) {
-            eprintln!(
-                "forebay: a socket was bound before a fork and is used by the child, which does not work: let the \
-                 program stay in the foreground or bind in the child, or use a TUN device (forebay run --to tun:)"
-            );
-        }
-        Err(Errno::BADF)
+        self.origin.check("a socket was bound", "stay in the foreground or bind in the child")
     }
 }

@@ -288,8 +288,8 @@ impl Net {
         self.0.counts_of_sockets()
     }
 
-    /// Number of TCP connections that were closed, and whose peer does not have everything yet: their data are
-    /// lost if the process ends now. Of ports that the kernel has, too.
+    /// Number of TCP connections that were closed and whose peer does not have everything yet: their data are
+    /// lost if the process ends now. Those on devices that only this process has are not counted.
     #[must_use]
     pub fn unfinished_connections(&self) -> usize {
         self.0.tcp.unfinished()

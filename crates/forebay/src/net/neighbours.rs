@@ -46,9 +46,9 @@ pub(super) struct WayBack {
 }
 
 impl WayBack {
-    /// Way of a received packet; `None` without a link layer.
-    pub(super) fn of(packet: &Packet) -> Option<Self> {
-        Some(Self { source: packet.view().source()?, link_addresses: link_back(packet)? })
+    /// Way of a packet received from this source; `None` without a link layer.
+    pub(super) fn of(packet: &Packet, source: IpAddr) -> Option<Self> {
+        Some(Self { source, link_addresses: link_back(packet)? })
     }
 
     /// True if a packet that leaves by the device with this identity goes back to the source.

@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 
 use forebay_stack::tcp::Algorithm;
+use forebay_stack::tcp::kernel_form::tcp_info;
 use libc::socklen_t;
 use rustix::io::Errno;
 
@@ -12,9 +13,7 @@ use super::next::next;
 use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::table;
-use crate::tcp_options::{
-    RCVBUF_LOCK, SNDBUF_LOCK, congestion_name, info_bytes, is_flag, is_supported,
-};
+use crate::tcp_options::{RCVBUF_LOCK, SNDBUF_LOCK, congestion_name, is_flag, is_supported};
 
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME_BYTES: usize = 16;
@@ -162,7 +161,7 @@ fn own_answer(stream: &Stream, level: c_int, name: c_int) -> Result<Option<Vec<u
             name.resize(CONGESTION_NAME_BYTES, 0);
             name
         }),
-        (libc::IPPROTO_TCP, libc::TCP_INFO) => Some(info_bytes(stream.info().as_ref())),
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => Some(tcp_info(stream.info().as_ref()).to_vec()),
         _ => None,
     })
 }

@@ -19,20 +19,30 @@ pub(crate) fn number(descriptor: BorrowedFd<'_>) -> RawFd {
 
 /// Value of an option whose type is `int`, or shorter.
 pub(crate) fn option_value(socket: BorrowedFd<'_>, option: (i32, i32)) -> Result<i32, Errno> {
-    let mut value: c_int = 0;
-    let mut len: libc::socklen_t = 4;
-    // SAFETY: the call writes at most `len` bytes, four, to `value`, which has four, and the length to `len`.
+    let mut value = [0; 4];
+    read_option(socket, option, &mut value)?;
+    Ok(i32::from_ne_bytes(value))
+}
+
+/// Reads an option as far as it fits. Returns its length.
+fn read_option(
+    socket: BorrowedFd<'_>,
+    option: (i32, i32),
+    value: &mut [u8],
+) -> Result<usize, Errno> {
+    let mut len = libc::socklen_t::try_from(value.len()).unwrap_or(0);
+    // SAFETY: the call writes at most `len` bytes to `value`, which has as many, and the length to `len`.
     let result = unsafe {
         libc::syscall(
             libc::SYS_getsockopt,
             socket.as_raw_fd(),
             option.0,
             option.1,
-            &raw mut value,
+            value.as_mut_ptr(),
             &raw mut len,
         )
     };
-    if result < 0 { Err(last_error()) } else { Ok(value) }
+    if result < 0 { Err(last_error()) } else { Ok(usize::try_from(len).unwrap_or(0)) }
 }
 
 /// True if an option is not 0.
@@ -58,21 +68,10 @@ pub(crate) fn is_plain(socket: BorrowedFd<'_>, protocol: FilterProtocol) -> bool
 
 /// Value of an option of any type.
 fn option_bytes(socket: BorrowedFd<'_>, option: (i32, i32)) -> Option<Vec<u8>> {
-    let mut value = vec![0u8; VALUE_BYTES_MAX];
-    let mut len = libc::socklen_t::try_from(VALUE_BYTES_MAX).unwrap_or(0);
-    // SAFETY: the call writes at most `len` bytes to `value`, which has as many, and the length to `len`.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_getsockopt,
-            socket.as_raw_fd(),
-            option.0,
-            option.1,
-            value.as_mut_ptr(),
-            &raw mut len,
-        )
-    };
-    value.truncate(usize::try_from(len).unwrap_or(0));
-    (result == 0).then_some(value)
+    let mut value = vec![0; VALUE_BYTES_MAX];
+    let len = read_option(socket, option, &mut value).ok()?;
+    value.truncate(len);
+    Some(value)
 }
 
 /// True if an option of two sockets differs.

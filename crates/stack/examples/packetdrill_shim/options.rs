@@ -2,14 +2,13 @@
 
 use std::ops::RangeInclusive;
 
-use forebay_stack::tcp::{Algorithm, State, TcpInfo};
+use forebay_stack::tcp::Algorithm;
+use forebay_stack::tcp::kernel_form::{retransmissions_in, seconds_of, tcp_info};
 
 use crate::calls::Shim;
 use crate::errno::Errno;
 
 const SECOND_US: u64 = 1_000_000;
-/// Length of the part of `struct tcp_info` that is filled in.
-const INFO_BYTES: usize = 104;
 /// Values that the kernel takes: seconds of keep-alive, counts, segment sizes.
 const SECONDS: RangeInclusive<i32> = 1..=32_767;
 const COUNTS: RangeInclusive<i32> = 1..=127;
@@ -113,7 +112,7 @@ impl Shim {
                 self.set_options(fd, |options| options.max_segment = largest)
             }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
-                let retries = retries_in(number?.max(0).cast_unsigned());
+                let retries = retransmissions_in(number?.max(0).cast_unsigned());
                 self.set_options(fd, |options| options.defer_retries = retries)
             }
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => {
@@ -212,7 +211,7 @@ impl Shim {
             }
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
                 let info = state.host.tcp.info(socket)?;
-                info.map(|info| bytes_of(&info)).ok_or(Errno(libc::EINVAL))
+                info.map(|info| tcp_info(Some(&info)).to_vec()).ok_or(Errno(libc::EINVAL))
             }
             _ => Err(Errno(libc::ENOPROTOOPT)),
         }
@@ -223,16 +222,6 @@ fn number(value: &[u8]) -> Result<i32, Errno> {
     value.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes)).ok_or(Errno(libc::EINVAL))
 }
 
-/// Retransmissions of a SYN-ACK in a number of seconds (`secs_to_retrans`).
-fn retries_in(seconds: u32) -> u8 {
-    (0..=u8::MAX).find(|&retries| seconds_of(retries) >= seconds.into()).unwrap_or(u8::MAX)
-}
-
-/// Seconds that a number of retransmissions takes (`retrans_to_secs`).
-fn seconds_of(retries: u8) -> u64 {
-    (0..u32::from(retries)).map(|retry| (1 << retry.min(7)).min(120)).sum()
-}
-
 /// A `struct timeval`; `None` of zero, which is no limit.
 fn timeout(value: &[u8]) -> Result<Option<u64>, Errno> {
     let word = |at: usize| -> Option<u64> {
@@ -241,64 +230,4 @@ fn timeout(value: &[u8]) -> Result<Option<u64>, Errno> {
     };
     let (Some(seconds), Some(us)) = (word(0), word(8)) else { return Err(Errno(libc::EINVAL)) };
     Ok(Some(seconds * SECOND_US + us).filter(|&us| us > 0))
-}
-
-/// `struct tcp_info`, as far as `tcpi_total_retrans`.
-fn bytes_of(info: &TcpInfo) -> Vec<u8> {
-    let state = match info.state {
-        State::Established => 1,
-        State::SynSent => 2,
-        State::SynReceived => 3,
-        State::FinWait1 => 4,
-        State::FinWait2 => 5,
-        State::Closed => 7,
-        State::CloseWait => 8,
-        State::LastAck => 9,
-        State::Closing => 11,
-    };
-    let offers = u8::from(info.timestamps)
-        | u8::from(info.sack) << 1
-        | u8::from(info.window_scales.is_some()) << 2
-        | u8::from(info.ecn) << 3;
-    let (theirs, ours) = info.window_scales.unwrap_or_default();
-    let mut bytes = vec![
-        state,
-        info.phase as u8,
-        info.retransmits,
-        0,
-        info.backoff,
-        offers,
-        theirs | ours << 4,
-        0,
-    ];
-    let us = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
-    let words = [
-        us(info.rto_us),
-        40_000,
-        info.mss_bytes,
-        info.mss_bytes,
-        info.unacked,
-        info.sacked,
-        info.lost,
-        info.retransmitted,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        info.receive_window_bytes,
-        us(info.rtt_us),
-        us(info.rttvar_us),
-        info.ssthresh.min(0x7fff_ffff),
-        info.cwnd,
-        info.mss_bytes,
-        info.reordering,
-        0,
-        0,
-        info.resent.total(),
-    ];
-    words.iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
-    bytes.resize(INFO_BYTES, 0);
-    bytes
 }

@@ -31,6 +31,7 @@ mod seq; //         sequence numbers
 pub mod config; //   settings and socket options
 pub mod counters; // named as the kernel's
 pub mod error; //    named as the kernel's
+pub mod kernel_form; // what the kernel's calls read and write
 
 /// Memory of a connection without data, in bytes: its state, its places in the tables and in the
 /// timer wheel.

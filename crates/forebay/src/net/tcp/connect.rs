@@ -11,12 +11,9 @@ use rustix::io::Errno;
 
 use super::super::endpoint::plain;
 use super::super::shared::NetState;
-use super::shards::ShardSocket;
+use super::shards::{LOCAL_PORTS, ShardSocket};
 use super::stream::TcpStream;
 use super::wait::StreamWatch;
-
-/// Local ports of connections (`ip_local_port_range`).
-const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 
 /// Begins to open a connection, without waiting.
 pub(super) fn begin(shared: &Arc<NetState>, to: SocketAddr) -> io::Result<TcpStream> {
@@ -29,7 +26,7 @@ pub(super) fn begin(shared: &Arc<NetState>, to: SocketAddr) -> io::Result<TcpStr
     if kernels.is_some() && !is_link_local(theirs.ip()) && !neighbour::has_route(theirs.ip())? {
         return Err(Errno::NETUNREACH.into());
     }
-    let mut ports = shared.tcp.ports(PORTS, theirs);
+    let mut ports = shared.tcp.ports(theirs);
     let any_port = shared.routes().scoped(SocketAddr::new(source, 0), source);
     let mut candidates = iter::from_fn(|| match kernels {
         None => Some(Ok((ports.next()?, None))),
@@ -38,7 +35,7 @@ pub(super) fn begin(shared: &Arc<NetState>, to: SocketAddr) -> io::Result<TcpStr
             Ok((sys::tcp_reserve::port_of(&reserved)?, Some(Arc::new(reserved))))
         })),
     })
-    .take(PORTS.len());
+    .take(LOCAL_PORTS.len());
     loop {
         let (port, reserved) = candidates.next().ok_or(Errno::ADDRNOTAVAIL)??;
         let flow = Flow { ours: SocketAddr::new(source, port), theirs };

@@ -27,9 +27,6 @@ use super::wait::{ListenerWatch, Seen, StreamWatch, Watch};
 
 /// Connections that may wait to be accepted, by default, as with `std`.
 const BACKLOG: u32 = 128;
-/// Ports that a listener on port 0 may get.
-const PORTS: std::ops::RangeInclusive<u16> = 32_768..=60_999;
-
 /// A TCP listener of a [`Net`].
 ///
 /// Handles are cheap to clone; listening ends with the last one.
@@ -102,7 +99,7 @@ impl TcpListener {
         if let Some(reserved) = &reserved {
             local.set_port(sys::tcp_reserve::port_of(reserved)?);
         }
-        let mut ports = shared.tcp.ports(PORTS, local);
+        let mut ports = shared.tcp.ports(local);
         loop {
             let port = match local.port() {
                 0 => ports.next().ok_or(Errno::ADDRINUSE)?,

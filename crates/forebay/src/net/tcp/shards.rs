@@ -26,6 +26,9 @@ use super::wait::{StreamWatch, Watch};
 /// Shards for each CPU. Two CPUs wait for each other only if they work on one shard at a time.
 const SHARDS_PER_CPU: usize = 32;
 
+/// Ports that a host chooses itself (`ip_local_port_range`).
+pub(super) const LOCAL_PORTS: RangeInclusive<u16> = 32_768..=60_999;
+
 /// CPU that looks for memory, by its index.
 pub(super) const MEMORY_CPU: usize = 0;
 
@@ -144,18 +147,15 @@ impl TcpShards {
         usize::try_from(flow.hash() % count).unwrap_or(0)
     }
 
-    /// Ports of a range, in an order that depends on the address that they are for (RFC 6056).
-    pub(super) fn ports(
-        &self,
-        range: RangeInclusive<u16>,
-        towards: SocketAddr,
-    ) -> impl Iterator<Item = u16> + use<> {
-        let count = u32::from(range.end() - range.start()) + 1;
+    /// Local ports, in an order that depends on the address that they are for (RFC 6056).
+    pub(super) fn ports(&self, towards: SocketAddr) -> impl Iterator<Item = u16> + use<> {
+        let (first_port, last_port) = (*LOCAL_PORTS.start(), *LOCAL_PORTS.end());
+        let count = u32::from(last_port - first_port) + 1;
         let flow = Flow { ours: SocketAddr::new(towards.ip(), 0), theirs: towards };
         let step = u64::from(self.port_steps.fetch_add(1, Ordering::Relaxed));
         let first = (self.hasher.hashed(&flow).hash() >> 32).wrapping_add(step);
         let offset = move |step: u32| (first + u64::from(step)) % u64::from(count);
-        (0..count).map(move |step| range.start() + u16::try_from(offset(step)).unwrap_or(0))
+        (0..count).map(move |step| first_port + u16::try_from(offset(step)).unwrap_or(0))
     }
 
     /// True if a listener has this address, or all.
@@ -377,7 +377,8 @@ impl NetState {
             let hash = packet.hash;
             let flow = self.tcp.hasher.flow_of(&packet);
             let index = flow.as_ref().map_or(0, |flow| self.tcp.shard_of_hashed(flow));
-            let cause = Cause::Segment(WayBack::of(&packet));
+            let source = flow.as_ref().map(|flow| flow.flow().theirs.ip());
+            let cause = Cause::Segment(source.and_then(|source| WayBack::of(&packet, source)));
             let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
                 tcp.receive(packet, flow.as_ref(), device, out)
             };

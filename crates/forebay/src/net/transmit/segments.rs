@@ -57,7 +57,7 @@ impl Transmitter {
                     match back.filter(|back| back.leads_to(destination, &on)) {
                         Some(back) => self.gather_back((device, &on), packet, back),
                         None => {
-                            let way = (device, destination);
+                            let way = ((device, on.as_ref()), destination);
                             self.gather_segment(way, packet, FIRST_LOOK_NS, state);
                         }
                     }
@@ -84,16 +84,14 @@ impl Transmitter {
 
     fn gather_segment(
         &mut self,
-        (device, destination): (usize, IpAddr),
+        ((device, on), destination): ((usize, &Identity), IpAddr),
         mut packet: Packet,
         interval_ns: u64,
         state: &NetState,
     ) {
-        let routes = state.routes();
-        let on = routes.identity(device);
         let way = &mut self.ways[device];
         let out = (&mut self.pool, &mut way.gathered);
-        match way.neighbours.hop_to(destination, &on, self.now_ns, out) {
+        match way.neighbours.hop_to(destination, on, self.now_ns, out) {
             Hop::Known(link_addresses) => {
                 emit_link(&mut packet, link_addresses);
                 self.add(device, packet);
@@ -148,7 +146,8 @@ impl Transmitter {
         let is_due = |unresolved: &mut Unresolved| unresolved.look_ns <= now_ns;
         let due: Vec<_> = self.unresolved.extract_if(.., is_due).collect();
         for Unresolved { device, destination, packet, interval_ns, .. } in due {
-            self.gather_segment((device, destination), packet, interval_ns * 2, state);
+            let on = state.routes().identity(device);
+            self.gather_segment(((device, &on), destination), packet, interval_ns * 2, state);
         }
         // Ignored: a device that is gone ends its source.
         let _ = self.flush_all();
