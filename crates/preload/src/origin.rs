@@ -13,7 +13,7 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// This process.
+    /// Origin of a socket that the calling process makes.
     pub(crate) fn here() -> Self {
         Self { forks: forks(), has_warned: AtomicBool::new(false) }
     }
