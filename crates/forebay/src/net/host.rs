@@ -70,8 +70,9 @@ impl Host for CpuHost {
     }
 
     fn send(&mut self, device: usize, packets: &mut Vec<Packet>) {
+        self.shared.transmitter_of(self.index).gather_as_is(device, packets);
         // Ignored: a device that is gone ends its source.
-        let _ = self.shared.transmitter_of(self.index).send_as_is(device, packets);
+        let _ = self.shared.flush(self.index, device);
     }
 
     fn receive_segments(&mut self, on: &Identity, segments: &mut Vec<Packet>) {

@@ -92,7 +92,7 @@ use message::DeviceIndex;
 use neighbours::KernelNeighbours;
 use shared::{NetDevice, NetParts, NetState};
 pub use tcp::{TcpListener, TcpStream};
-use transmit::Transmitter;
+use transmit::TransmitQueue;
 pub use udp::UdpSocket;
 pub use unbound::SocketOptions;
 
@@ -230,12 +230,12 @@ impl Net {
         shared.tcp.set_wakers(engine.wakers());
         let mut senders = engine.take_senders();
         let home = senders.first().map(forebay_buf::Pool::return_handle);
-        let transmitters = senders.drain(..).zip(ways);
-        let transmitters = transmitters
-            .map(|(pool, ways)| Transmitter::new((pool, Arc::clone(&shared.fragment_ids)), ways))
+        let queues = senders.drain(..).zip(ways);
+        let queues = queues
+            .map(|(pool, ways)| TransmitQueue::new((pool, Arc::clone(&shared.fragment_ids)), ways))
             .collect();
         if let Some(home) = home {
-            shared.complete(transmitters, engine.flows(), home);
+            shared.complete(queues, engine.flows(), home);
         }
         let this = Self(Arc::clone(&shared));
         this.set_policy(net.policy)?;

@@ -1,9 +1,9 @@
 //! Transmit path of sockets: route and source address, and the hand-over to the kernel of datagrams
 //! that this process cannot send itself.
 
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
+use std::{io, mem};
 
 use forebay_stack::network::compose::DEFAULT_TTL;
 use forebay_sys::udp_send::{self, SendControl};
@@ -59,7 +59,7 @@ impl Inner {
                 return Ok(of.payload.len()); // does not leave the host (`ip_mc_output`)
             }
         }
-        let mut patience = self.patience();
+        let (mut patience, mut has_flushed) = (self.patience(), false);
         let mut transmitter = self.shared.transmitter_of(index);
         loop {
             match transmitter.gather(device, &identity, between, (of.payload, marks)) {
@@ -70,14 +70,19 @@ impl Inner {
                 }
                 Err(full) if full.kind() == io::ErrorKind::WouldBlock => {
                     drop(transmitter);
-                    patience.wait()?;
+                    // Ignored: if the device is gone, the flush below fails, too.
+                    let _ = self.shared.flush_all(index);
+                    if mem::replace(&mut has_flushed, true) {
+                        patience.wait()?;
+                    }
                     transmitter = self.shared.transmitter_of(index);
                 }
                 Err(error) => return Err(error),
             }
         }
+        drop(transmitter);
         if flush == Flush::Now {
-            transmitter.flush(device).map_err(io::Error::other)?;
+            self.shared.flush(index, device).map_err(io::Error::other)?;
         }
         Ok(of.payload.len())
     }
@@ -203,7 +208,8 @@ impl Inner {
     }
 
     pub(super) fn send_replies(&self, batch: &mut Datagrams) -> io::Result<usize> {
-        let mut transmitter = self.shared.transmitter_of(self.shared.transmitter_index());
+        let index = self.shared.transmitter_index();
+        let mut transmitter = self.shared.transmitter_of(index);
         let routes = self.shared.routes();
         let mut sent = 0;
         for datagram in batch.datagrams.extract_if(.., |datagram| datagram.answer.is_some()) {
@@ -232,7 +238,8 @@ impl Inner {
                 Err(_) => self.shared.unsent.count_discard(to),
             }
         }
-        transmitter.flush_all().map_err(io::Error::other)?;
+        drop(transmitter);
+        self.shared.flush_all(index).map_err(io::Error::other)?;
         Ok(sent)
     }
 }

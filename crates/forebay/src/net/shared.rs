@@ -8,6 +8,7 @@ use std::{fmt, io};
 use arc_swap::{ArcSwap, Guard};
 use forebay_buf::Pool;
 use forebay_engine::Flows;
+use forebay_rx::sink::SinkError;
 use forebay_rx::{CpuId, RxQueue};
 use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, NetworkCounters, Prefix};
@@ -24,7 +25,7 @@ use super::directory::Directory;
 use super::fragment_ids::FragmentIds;
 use super::memberships::Groups;
 use super::tcp::TcpShards;
-use super::transmit::Transmitter;
+use super::transmit::{Flushed, TransmitQueue, Transmitter};
 use super::udp::SocketCounts;
 use super::unsent::Unsent;
 use super::waiting::Blocked;
@@ -81,8 +82,8 @@ pub(super) struct NetState {
 
 /// Parts that exist once the engine is built, before any packet.
 pub(super) struct Late {
-    /// Transmitters, in the order of the engine's CPUs.
-    transmitters: Box<[Mutex<Transmitter>]>,
+    /// Transmit queues, in the order of the engine's CPUs.
+    transmit_queues: Box<[TransmitQueue]>,
     flows: Flows,
     /// Pool from which readers get [return handles](Pool::return_handle).
     home: Mutex<Pool>,
@@ -238,9 +239,9 @@ impl NetState {
     }
 
     /// Sets the parts that come with the engine. To be called once.
-    pub(super) fn complete(&self, transmitters: Vec<Transmitter>, flows: Flows, home: Pool) {
-        let transmitters = transmitters.into_iter().map(Mutex::new).collect();
-        let set = self.late.set(Late { transmitters, flows, home: Mutex::new(home) });
+    pub(super) fn complete(&self, queues: Vec<TransmitQueue>, flows: Flows, home: Pool) {
+        let (transmit_queues, home) = (queues.into(), Mutex::new(home));
+        let set = self.late.set(Late { transmit_queues, flows, home });
         debug_assert!(set.is_ok(), "an engine is built once");
     }
 
@@ -340,9 +341,32 @@ impl NetState {
         (0..self.cpus.len()).any(|index| self.transmitter_of(index).has_room())
     }
 
-    /// Transmitter of a CPU, by its index.
+    /// Transmitter of a CPU, by its index. Not to be held across a system call.
     pub(super) fn transmitter_of(&self, index: usize) -> MutexGuard<'_, Transmitter> {
-        self.late().transmitters[index].lock().unwrap_or_else(PoisonError::into_inner)
+        self.late().transmit_queues[index].transmitter()
+    }
+
+    /// Sends what the transmitter of a CPU has gathered for a device.
+    ///
+    /// # Errors
+    /// If the device is gone.
+    pub(super) fn flush(&self, index: usize, device: usize) -> Result<(), SinkError> {
+        self.late().transmit_queues[index].flush(device).map(|sent| self.go_on(index, sent))
+    }
+
+    /// Sends what it has gathered for all devices.
+    ///
+    /// # Errors
+    /// If one of the devices is gone.
+    pub(super) fn flush_all(&self, index: usize) -> Result<(), SinkError> {
+        self.late().transmit_queues[index].flush_all().map(|sent| self.go_on(index, sent))
+    }
+
+    /// Has the CPU itself go on with a flush that did not reach its end.
+    fn go_on(&self, index: usize, sent: Flushed) {
+        if sent == Flushed::Part {
+            self.tcp.look_soon(index);
+        }
     }
 
     /// Routes to all destinations.
@@ -370,10 +394,9 @@ impl NetState {
         self.devices.iter().for_each(|device| device.learned().close(&mut dropped));
         drop(dropped);
         for index in 0..self.cpus.len() {
-            let mut transmitter = self.transmitter_of(index);
-            transmitter.drop_unresolved(self);
+            self.transmitter_of(index).drop_unresolved(self);
             // Ignored: a device that is gone has already failed the sender's call.
-            let _ = transmitter.flush_all();
+            let _ = self.flush_all(index);
         }
     }
 

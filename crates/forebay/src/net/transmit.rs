@@ -1,5 +1,6 @@
 //! Transmit side of sockets: headers, next hop, device.
 
+mod queue;
 mod segments;
 
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +10,6 @@ use std::{fmt, io};
 use forebay_buf::{Frame, Pool};
 use forebay_rx::Packet;
 use forebay_rx::packet::Arrival;
-use forebay_rx::sink::{Sink, SinkError};
 use forebay_stack::network::Identity;
 use forebay_stack::network::compose::{
     DEFAULT_TTL, HEADERS_BYTES_MAX, HeaderError, LinkAddresses, UdpHeaders, emit_udp,
@@ -20,9 +20,10 @@ use rustix::io::Errno;
 
 use super::fragment_ids::FragmentIds;
 use super::neighbours::{Hop, KernelNeighbours};
+pub(super) use queue::{Clearings, Flushed, TransmitQueue};
 
-/// Upper bound on datagrams gathered before a flush.
-const GATHER_MAX: usize = 64;
+/// Room for gathered packets that is made at first.
+const GATHERED_ROOM: usize = 64;
 
 /// Longest payload of one send: a datagram's, also if it is cut into several (`ip_append_data`).
 const PAYLOAD_BYTES_MAX_V4: usize = 65_535 - 20 - 8;
@@ -60,7 +61,8 @@ pub(super) enum Gathered {
     NextUnknown,
 }
 
-/// Transmit side of one CPU: a sink and next hops for each device.
+/// Gathers what one CPU sends: composes packets, and finds their next hops on each device. The
+/// [transmit queue](TransmitQueue) that it belongs to sends them.
 pub(super) struct Transmitter {
     clock: Clock,
     /// Time of the last flush, in ns.
@@ -78,25 +80,30 @@ pub(super) struct Transmitter {
     dropped: Vec<Packet>,
     /// Segments whose next hop the kernel is resolving.
     unresolved: Vec<segments::Unresolved>,
+    /// Number of times that everything gathered had been sent.
+    clearings: Clearings,
 }
 
+/// Next hops on a device, and packets to be sent there.
 struct SendPath {
-    sink: Box<dyn Sink>,
     neighbours: KernelNeighbours,
     gathered: Vec<Packet>,
+    /// True while the queue sends packets that it has taken.
+    is_sending: bool,
 }
 
 impl Transmitter {
     pub(super) fn new(
         (pool, fragment_ids): (Pool, Arc<FragmentIds>),
-        ways: Vec<(Box<dyn Sink>, KernelNeighbours)>,
+        neighbours: impl Iterator<Item = KernelNeighbours>,
     ) -> Self {
         let clock = Clock::machine();
         let now_ns = clock.now_ns();
-        let gathered = || Vec::with_capacity(GATHER_MAX);
-        let ways = ways.into_iter();
-        let ways =
-            ways.map(|(sink, neighbours)| SendPath { sink, neighbours, gathered: gathered() });
+        let ways = neighbours.map(|neighbours| SendPath {
+            neighbours,
+            gathered: Vec::with_capacity(GATHERED_ROOM),
+            is_sending: false,
+        });
         Self {
             clock,
             now_ns,
@@ -107,25 +114,22 @@ impl Transmitter {
             composed: Vec::new(),
             dropped: Vec::new(),
             unresolved: Vec::new(),
+            clearings: Clearings::default(),
         }
     }
 
-    /// Sends complete packets, unchanged.
-    pub(super) fn send_as_is(
-        &mut self,
-        device: usize,
-        packets: &mut Vec<Packet>,
-    ) -> Result<(), SinkError> {
+    /// Gathers complete packets, unchanged.
+    pub(super) fn gather_as_is(&mut self, device: usize, packets: &mut Vec<Packet>) {
         self.ways[device].gathered.append(packets);
-        self.flush(device)
     }
 
     /// Gathers a payload as one datagram, in fragments if it may leave in them, or as several of
-    /// one segment size: all that it becomes, or nothing. The next [`flush`](Self::flush) sends it.
+    /// one segment size: all that it becomes, or nothing. The next [`flush`](TransmitQueue::flush)
+    /// sends it.
     ///
     /// # Errors
-    /// As [`SendForm::of`]; `WouldBlock` if not enough memory is free, `ENOBUFS` if there is not
-    /// enough.
+    /// As [`SendForm::of`]; `WouldBlock` if not enough memory is free, which a flush may change;
+    /// `ENOBUFS` if there is not enough.
     pub(super) fn gather(
         &mut self,
         device: usize,
@@ -225,8 +229,6 @@ impl Transmitter {
         if pool.frames_for(len_bytes) < count {
             return Err(Errno::NOBUFS.into()); // waiting would not help
         }
-        // Flushing frees memory for the next attempt.
-        let _ = self.flush_all();
         Err(io::ErrorKind::WouldBlock.into())
     }
 
@@ -244,9 +246,8 @@ impl Transmitter {
     }
 
     fn add_composed(&mut self, device: usize) {
-        let mut composed = std::mem::take(&mut self.composed);
-        composed.drain(..).for_each(|packet| self.add(device, packet));
-        self.composed = composed;
+        let Self { ways, composed, .. } = self;
+        ways[device].gathered.append(composed);
     }
 
     /// Gathers the answer to a datagram that came from link-layer address `back`. The packet's
@@ -294,12 +295,7 @@ impl Transmitter {
     }
 
     fn add(&mut self, device: usize, packet: Packet) {
-        let gathered = &mut self.ways[device].gathered;
-        gathered.push(packet);
-        if gathered.len() >= GATHER_MAX {
-            // Ignored: if the device is gone, the next caller's flush fails too.
-            let _ = self.flush(device);
-        }
+        self.ways[device].gathered.push(packet);
     }
 
     /// True if there is packet memory for a datagram of any length.
@@ -318,28 +314,6 @@ impl Transmitter {
     /// Returns the frame of a packet that is not sent.
     pub(super) fn put(&mut self, packet: Packet) {
         self.pool.put(packet.frame);
-    }
-
-    /// Sends the gathered datagrams of a device.
-    ///
-    /// # Errors
-    /// If the device is gone.
-    pub(super) fn flush(&mut self, device: usize) -> Result<(), SinkError> {
-        self.now_ns = self.clock.now_ns();
-        let Self { pool, ways, .. } = self;
-        let way = &mut ways[device];
-        let sent = if way.gathered.is_empty() { Ok(()) } else { way.sink.send(&mut way.gathered) };
-        way.gathered.drain(..).for_each(|packet| pool.put(packet.frame));
-        pool.flush();
-        sent
-    }
-
-    /// Sends the gathered datagrams of all devices.
-    ///
-    /// # Errors
-    /// If one of the devices is gone.
-    pub(super) fn flush_all(&mut self) -> Result<(), SinkError> {
-        (0..self.ways.len()).map(|device| self.flush(device)).fold(Ok(()), Result::and)
     }
 
     /// Length of the largest GSO payload: as many datagrams as fit in a frame, at most 64.

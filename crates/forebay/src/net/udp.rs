@@ -153,8 +153,7 @@ impl UdpSocket {
             }
             sent += 1;
         }
-        let flushed =
-            self.0.shared.transmitter_of(transmitter).flush_all().map_err(io::Error::other);
+        let flushed = self.0.shared.flush_all(transmitter).map_err(io::Error::other);
         match failed {
             Some(error) if sent == 0 => Err(error),
             _ => flushed.map(|()| sent),

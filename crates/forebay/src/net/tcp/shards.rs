@@ -20,6 +20,7 @@ use forebay_sys::clock::Clock;
 
 use super::super::neighbours::WayBack;
 use super::super::shared::NetState;
+use super::super::transmit::Clearings;
 use super::timers::TcpTimers;
 use super::wait::{StreamWatch, Watch};
 
@@ -57,13 +58,12 @@ pub(super) struct ShardSocket {
 /// Port that the kernel's programs cannot have, and that the kernel does not answer on.
 pub(super) type Reserved = Arc<OwnedFd>;
 
-/// Cause of work for a TCP.
-#[derive(Clone, Copy)]
-enum Cause {
-    /// A call, a timer or an error: what is to be sent leaves at once.
-    Call,
-    /// A segment, which came this way.
-    Segment(Option<WayBack>),
+/// Work that a TCP has done.
+struct Work<'a, R> {
+    shard: MutexGuard<'a, Shard>,
+    result: R,
+    /// Transmitter that is to be flushed, without the shard's lock.
+    gathered_by: Option<usize>,
 }
 
 /// Part of the connections.
@@ -79,8 +79,8 @@ struct Shard {
     orphans: Vec<(TcpSocket, Reserved)>,
     /// Number of sockets when `orphans` was last looked through.
     sockets: u32,
-    /// Transmitter that has segments of this shard, which are not sent yet.
-    unsent_by: Option<usize>,
+    /// Transmitter that gathered the last segments of this shard, and its mark of them.
+    gathered_by: Option<(usize, Clearings)>,
 }
 
 /// Waiters to be told when it is dropped: also if a later segment panics.
@@ -124,6 +124,11 @@ impl TcpShards {
     /// Sets the wakers of all CPUs, once the engine is built.
     pub(in crate::net) fn set_wakers(&self, wakers: Vec<Waker>) {
         self.timers.set_wakers(wakers);
+    }
+
+    /// Has a CPU look at its transmitter soon.
+    pub(in crate::net) fn look_soon(&self, cpu: usize) {
+        self.timers.wake_to_look(cpu, self.now_us());
     }
 
     /// Time of all connections, in µs.
@@ -227,7 +232,7 @@ impl Shard {
             ready: Vec::new(),
             orphans: Vec::new(),
             sockets: 0,
-            unsent_by: None,
+            gathered_by: None,
         }
     }
 
@@ -294,8 +299,8 @@ impl NetState {
         index: usize,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
-        let (shard, result) = self.work(index, act);
-        self.finish(index, shard, Vec::new());
+        let Work { shard, result, gathered_by } = self.work(index, act);
+        self.finish((index, shard), gathered_by, Vec::new());
         result
     }
 
@@ -305,9 +310,9 @@ impl NetState {
         ShardSocket { shard: index, socket }: ShardSocket,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
-        let (shard, result) = self.work(index, act);
+        let Work { shard, result, gathered_by } = self.work(index, act);
         let to_tell = shard.set_readiness(socket).cloned().into_iter().collect();
-        self.finish(index, shard, to_tell);
+        self.finish((index, shard), gathered_by, to_tell);
         result
     }
 
@@ -318,11 +323,11 @@ impl NetState {
         watch: &Watch,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> Result<TcpSocket, E>,
     ) -> Result<ShardSocket, E> {
-        let (mut shard, opened) = self.work(index, act);
+        let Work { mut shard, result: opened, gathered_by } = self.work(index, act);
         if let Ok(socket) = &opened {
             shard.watch(*socket, watch.clone());
         }
-        self.finish(index, shard, Vec::new());
+        self.finish((index, shard), gathered_by, Vec::new());
         self.end_if_over(watch);
         Ok(ShardSocket { shard: index, socket: opened? })
     }
@@ -356,12 +361,13 @@ impl NetState {
         reserved: Option<Reserved>,
     ) {
         // Ignored: the socket may have ended with the run.
-        let (mut shard, _) = self.work(index, |tcp, out| tcp.close(socket, out));
+        let work = self.work(index, |tcp, out| tcp.close(socket, out));
+        let Work { mut shard, gathered_by, .. } = work;
         shard.unwatch(socket);
         if let Some(reserved) = reserved.filter(|_| shard.tcp.readiness(socket).is_ok()) {
             shard.orphans.push((socket, reserved));
         }
-        self.finish(index, shard, Vec::new());
+        self.finish((index, shard), gathered_by, Vec::new());
     }
 
     /// Processes the segments of a batch, which arrived on a device with this identity, on a CPU with
@@ -378,18 +384,20 @@ impl NetState {
             let flow = self.tcp.hasher.flow_of(&packet);
             let index = flow.as_ref().map_or(0, |flow| self.tcp.shard_of_hashed(flow));
             let source = flow.as_ref().map(|flow| flow.flow().theirs.ip());
-            let cause = Cause::Segment(source.and_then(|source| WayBack::of(&packet, source)));
+            let back = source.and_then(|source| WayBack::of(&packet, source));
             let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
                 tcp.receive(packet, flow.as_ref(), device, out)
             };
-            let (shard, socket) = self.work_by(cpu, index, cause, receive);
-            if let Some(Watch::Stream(stream)) = socket.and_then(|socket| shard.watch_of(socket)) {
+            let Work { shard, result, gathered_by } = self.work_by(cpu, index, back, receive);
+            if let Some(Watch::Stream(stream)) = result.and_then(|socket| shard.watch_of(socket)) {
                 stream.set_hash(hash);
             }
             self.release(index, shard, &mut to_tell.0);
+            if let Some(other) = gathered_by.filter(|by| *by != cpu) {
+                self.send_gathered(other);
+            }
         }
-        // Ignored: a device that is gone ends its source.
-        let _ = self.transmitter_of(cpu).flush_all();
+        self.send_gathered(cpu);
     }
 
     /// Processes an ICMP error about a segment of ours.
@@ -408,56 +416,63 @@ impl NetState {
         }
     }
 
-    /// Lets the TCP of a shard do something, and sends what it answers.
+    /// Lets the TCP of a shard do something, and gathers what it answers.
     fn work<R>(
         &self,
         index: usize,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
-    ) -> (MutexGuard<'_, Shard>, R) {
-        self.work_by(self.transmitter_index(), index, Cause::Call, act)
+    ) -> Work<'_, R> {
+        self.work_by(self.transmitter_index(), index, None, act)
     }
 
-    /// Does the same by the transmitter with this index, which the caller flushes after a segment.
+    /// Does the same on the CPU with this index. The answer to a segment goes the way `back` that it came.
     fn work_by<R>(
         &self,
-        by: usize,
+        cpu: usize,
         index: usize,
-        cause: Cause,
+        back: Option<WayBack>,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
-    ) -> (MutexGuard<'_, Shard>, R) {
+    ) -> Work<'_, R> {
         let mut shard = self.tcp.shard(index);
-        if let Some(before) = shard.unsent_by.take_if(|before| *before != by) {
-            // What another transmitter has gathered leaves first. Ignored: as below.
-            let _ = self.transmitter_of(before).flush_all();
-        }
+        // Segments stay in order: they leave by one transmitter until it has sent those before.
+        let by = shard.gathered_by.map_or(cpu, |(by, mark)| {
+            if by == cpu || self.transmitter_of(by).has_sent(mark) { cpu } else { by }
+        });
         let mut transmitter = self.transmitter_of(by);
-        let Shard { tcp, packets, unsent_by, .. } = &mut *shard;
-        let (now_us, cpu) = (self.tcp.now_us(), self.cpus()[by]);
+        let Shard { tcp, packets, .. } = &mut *shard;
+        let (now_us, cpu) = (self.tcp.now_us(), self.cpus()[cpu]);
         let result = act(tcp, &mut TcpOut { now_us, cpu, pool: transmitter.pool(), packets });
+        let mut gathered_by = None;
         if !packets.is_empty() {
-            let back = match cause {
-                Cause::Segment(back) => back,
-                Cause::Call => None,
-            };
             transmitter.gather_segments(packets, back, self);
             if transmitter.has_unresolved() {
                 self.tcp.timers.wake_to_look(by, now_us);
             }
-            *unsent_by = Some(by);
-            if matches!(cause, Cause::Call) {
-                // Ignored: a device that is gone ends its source.
-                let _ = transmitter.flush_all();
-                *unsent_by = None;
-            }
+            shard.gathered_by = Some((by, transmitter.clearings()));
+            gathered_by = Some(by);
         }
         drop(transmitter);
-        (shard, result)
+        Work { shard, result, gathered_by }
     }
 
-    /// Sets the timer, releases the shard, and wakes who waits for what changed.
-    fn finish(&self, index: usize, shard: MutexGuard<'_, Shard>, mut to_tell: Vec<Watch>) {
+    /// Sets the timer, releases the shard, sends, and wakes who waits for what changed.
+    fn finish(
+        &self,
+        (index, shard): (usize, MutexGuard<'_, Shard>),
+        gathered_by: Option<usize>,
+        mut to_tell: Vec<Watch>,
+    ) {
         self.release(index, shard, &mut to_tell);
+        if let Some(by) = gathered_by {
+            self.send_gathered(by);
+        }
         to_tell.iter().for_each(Watch::tell);
+    }
+
+    /// Sends what a transmitter has gathered.
+    fn send_gathered(&self, by: usize) {
+        // Ignored: a device that is gone ends its source.
+        let _ = self.flush_all(by);
     }
 
     /// Sets the timer, and releases the shard. Adds those who wait for what changed.

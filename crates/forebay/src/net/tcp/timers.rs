@@ -110,6 +110,8 @@ impl TcpTicks {
             }
         }
         self.shared.transmitter_of(self.cpu).retry_unresolved(&self.shared);
+        // Ignored: a device that is gone ends its source.
+        let _ = self.shared.flush_all(self.cpu);
         if self.cpu == MEMORY_CPU && tcp.is_short_of_memory() {
             tcp.release_writes();
         }

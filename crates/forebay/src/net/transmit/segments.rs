@@ -35,8 +35,8 @@ impl Transmitter {
         &mut self.pool
     }
 
-    /// Gathers segments, which begin with their IP headers. The next [`flush`](Self::flush) sends
-    /// them. Those that answer a packet may go the way `back` that it came: a flood from everywhere
+    /// Gathers segments, which begin with their IP headers. The next [`flush`](super::TransmitQueue::flush)
+    /// sends them. Those that answer a packet may go the way `back` that it came: a flood from everywhere
     /// would ask the kernel for a route each.
     pub(in crate::net) fn gather_segments(
         &mut self,
@@ -136,7 +136,7 @@ impl Transmitter {
         }
     }
 
-    /// Looks for the next hops of segments that wait, and sends those that are resolved.
+    /// Looks for the next hops of segments that wait, and gathers those that are resolved.
     pub(in crate::net) fn retry_unresolved(&mut self, state: &NetState) {
         if self.unresolved.is_empty() {
             return;
@@ -149,7 +149,5 @@ impl Transmitter {
             let on = state.routes().identity(device);
             self.gather_segment(((device, &on), destination), packet, interval_ns * 2, state);
         }
-        // Ignored: a device that is gone ends its source.
-        let _ = self.flush_all();
     }
 }

@@ -2,7 +2,8 @@
 
 use std::mem::take;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 use forebay_buf::{Pool, Region};
@@ -46,38 +47,53 @@ impl Keeping {
 }
 
 struct Rig {
-    transmitter: Transmitter,
+    queue: TransmitQueue,
     sink: Keeping,
     on: Identity,
 }
 
 impl Rig {
     fn new(frames: u32, neighbours: KernelNeighbours) -> Self {
-        let share = vec![ChunkClass { chunk_bytes: 2048, chunks: frames }];
-        let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
-        let pool: Pool = carve(region, &[share]).unwrap().remove(0);
         let sink = Keeping::default();
-        let ids = Arc::new(FragmentIds::new([1; 16]));
-        let ways: Vec<(Box<dyn Sink>, _)> = vec![(Box::new(sink.clone()), neighbours)];
-        let prefix = Prefix { address: SENT.parse::<SocketAddr>().unwrap().ip(), bits: 24 };
-        let on = Identity {
-            mac: Some([2, 0, 0, 0, 0, 1]),
-            addresses: vec![prefix],
-            mtu: 1500,
-            ..Identity::default()
-        };
-        Self { transmitter: Transmitter::new((pool, ids), ways), sink, on }
+        let queue = queue_over(Box::new(sink.clone()), frames, neighbours);
+        Self { queue, sink, on: identity() }
     }
 
     fn gather(&mut self, len: usize, gso_size: u16) -> io::Result<Gathered> {
-        let between = Between { source: SENT.parse().unwrap(), destination: TO.parse().unwrap() };
-        let marks = SentMarks { gso_size, may_fragment: gso_size == 0, ..SentMarks::default() };
-        self.transmitter.gather(0, &self.on, between, (&vec![7; len], marks))
+        gather(&mut self.queue.transmitter(), &self.on, len, gso_size)
     }
 
     fn flush(&mut self) {
-        self.transmitter.flush(0).unwrap();
+        assert_eq!(self.queue.flush(0).unwrap(), Flushed::All);
     }
+}
+
+fn queue_over(sink: Box<dyn Sink>, frames: u32, neighbours: KernelNeighbours) -> TransmitQueue {
+    let share = vec![ChunkClass { chunk_bytes: 2048, chunks: frames }];
+    let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+    let pool: Pool = carve(region, &[share]).unwrap().remove(0);
+    TransmitQueue::new((pool, Arc::new(FragmentIds::new([1; 16]))), vec![(sink, neighbours)])
+}
+
+fn identity() -> Identity {
+    let prefix = Prefix { address: SENT.parse::<SocketAddr>().unwrap().ip(), bits: 24 };
+    Identity {
+        mac: Some([2, 0, 0, 0, 0, 1]),
+        addresses: vec![prefix],
+        mtu: 1500,
+        ..Identity::default()
+    }
+}
+
+fn gather(
+    transmitter: &mut Transmitter,
+    on: &Identity,
+    len: usize,
+    gso_size: u16,
+) -> io::Result<Gathered> {
+    let between = Between { source: SENT.parse().unwrap(), destination: TO.parse().unwrap() };
+    let marks = SentMarks { gso_size, may_fragment: gso_size == 0, ..SentMarks::default() };
+    transmitter.gather(0, on, between, (&vec![7; len], marks))
 }
 
 fn errno(result: io::Result<Gathered>) -> Option<Errno> {
@@ -101,7 +117,7 @@ fn udp_15_gso_without_memory_sends_nothing() {
     assert_eq!(errno(rig.gather(11_000, 1000)), Some(Errno::NOBUFS));
     assert_eq!(errno(rig.gather(16_000, 0)), Some(Errno::NOBUFS), "nor for fragments");
     rig.flush();
-    assert_eq!((rig.sink.payload_lens().len(), rig.transmitter.frames_away()), (0, 0));
+    assert_eq!((rig.sink.payload_lens().len(), rig.queue.transmitter().frames_away()), (0, 0));
 }
 
 #[test]
@@ -137,7 +153,7 @@ fn udp_14_send_to_unresolved_arrives_whole() {
         assert_eq!(released.len(), count);
         assert!(released.iter().all(|packet| packet.frame.data()[..6] == THEIRS));
         drop(released);
-        assert_eq!(rig.transmitter.frames_away(), 0);
+        assert_eq!(rig.queue.transmitter().frames_away(), 0);
     }
 }
 
@@ -157,11 +173,90 @@ fn tcp_13_answers_go_back_as_they_came() {
     let other_device = Identity { mac: Some(THEIRS), ..rig.on.clone() };
     assert!(!back.leads_to(theirs, &other_device));
 
-    rig.transmitter.gather_back((0, &rig.on), answer, back);
+    rig.queue.transmitter().gather_back((0, &rig.on), answer, back);
     rig.flush();
     let sent = rig.sink.take();
     let [_solicitation, sent] = &sent[..] else { panic!("{sent:?}") };
     assert_eq!(sent.frame.data()[..12], *[THEIRS, our_mac].as_flattened());
     let swapped = LinkAddresses { from: THEIRS, to: our_mac };
     assert_eq!(WayBack::of(sent, ours).unwrap().link_addresses, swapped);
+}
+
+/// Sink that records what it sends, and is told by a barrier when its first call begins and may end.
+#[derive(Default)]
+struct Recording {
+    lens: Arc<Mutex<Vec<usize>>>,
+    gate: Option<Arc<Barrier>>,
+    counters: Arc<SinkCounters>,
+}
+
+impl Sink for Recording {
+    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), SinkError> {
+        if let Some(gate) = self.gate.take() {
+            gate.wait();
+            gate.wait();
+        }
+        let lens = packets.iter().map(|packet| packet.view().payload().len());
+        self.lens.lock().unwrap().extend(lens);
+        Ok(())
+    }
+
+    fn counters(&self) -> &Arc<SinkCounters> {
+        &self.counters
+    }
+}
+
+#[test]
+fn tcp_36_sink_in_use_delays_nobody() {
+    let (gate, lens) = (Arc::new(Barrier::new(2)), Arc::<Mutex<Vec<usize>>>::default());
+    let sink = Recording {
+        lens: Arc::clone(&lens),
+        gate: Some(Arc::clone(&gate)),
+        counters: Arc::default(),
+    };
+    let queue = queue_over(Box::new(sink), 8, KernelNeighbours::None);
+    let on = identity();
+    let gather = |len| gather(&mut queue.transmitter(), &on, len, 0).unwrap();
+    gather(100);
+    let mark = queue.transmitter().clearings();
+    std::thread::scope(|scope| {
+        let user = scope.spawn(|| queue.flush(0).unwrap());
+        gate.wait();
+        // The sink is in use: its user sends this, too, and this thread goes on.
+        gather(200);
+        assert_eq!(queue.flush(0).unwrap(), Flushed::All);
+        assert!(lens.lock().unwrap().is_empty());
+        assert!(!queue.transmitter().has_sent(mark));
+        gate.wait();
+        assert_eq!(user.join().unwrap(), Flushed::All);
+    });
+    assert_eq!(*lens.lock().unwrap(), [100, 200]);
+    assert!(queue.transmitter().has_sent(mark));
+    assert_eq!(queue.transmitter().frames_away(), 0);
+}
+
+#[test]
+fn tcp_36_threads_send_as_gathered() {
+    const THREADS: usize = 4;
+    const EACH: usize = 300;
+    let sink = Recording::default();
+    let lens = Arc::clone(&sink.lens);
+    // Room for all: a flush that does not reach the end leaves its packets.
+    let queue = queue_over(Box::new(sink), 2048, KernelNeighbours::None);
+    let (on, next) = (identity(), AtomicUsize::new(1));
+    let send = || {
+        for _ in 0..EACH {
+            let mut transmitter = queue.transmitter();
+            let len = next.fetch_add(1, Ordering::Relaxed);
+            gather(&mut transmitter, &on, len, 0).unwrap();
+            drop(transmitter);
+            if queue.flush(0).unwrap() == Flushed::Part {
+                queue.flush(0).unwrap();
+            }
+        }
+    };
+    std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(send))));
+    queue.flush(0).unwrap();
+    assert!(lens.lock().unwrap().iter().copied().eq(1..=THREADS * EACH));
+    assert_eq!(queue.transmitter().frames_away(), 0);
 }

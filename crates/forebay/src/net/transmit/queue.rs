@@ -1,0 +1,153 @@
+//! Sending of what was gathered: one thread at a time, and without the lock of those who gather.
+//!
+//! A call to the kernel takes long, and wakes the receiver, which may take the caller's CPU. A thread that
+//! finds the sink in use therefore leaves its packets to the thread that uses it, as the kernel's queueing
+//! disciplines do (`__dev_xmit_skb`, `__qdisc_run`). Packets of a queue leave in the order in which they
+//! were gathered.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::{fmt, mem};
+
+use forebay_buf::Pool;
+use forebay_rx::Packet;
+use forebay_rx::sink::{Sink, SinkError};
+
+use super::super::neighbours::KernelNeighbours;
+use super::{FragmentIds, Transmitter};
+
+/// Batches that a call sends for others, at most.
+const BATCHES_MAX: usize = 16;
+
+/// Transmit queue of one CPU: what is gathered, and a sink for each device.
+pub(in crate::net) struct TransmitQueue {
+    transmitter: Mutex<Transmitter>,
+    outlets: Box<[Mutex<Outlet>]>,
+}
+
+/// Device that packets leave by.
+struct Outlet {
+    sink: Box<dyn Sink>,
+    /// Packets that are being sent; empty between calls.
+    batch: Vec<Packet>,
+}
+
+/// Number of times that a transmitter had nothing left to send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(in crate::net) struct Clearings(u64);
+
+/// Outcome of a flush.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::net) enum Flushed {
+    /// Everything is sent, or is being sent by another thread.
+    All,
+    /// Others gather as fast as this call sends: a later flush goes on.
+    Part,
+}
+
+impl TransmitQueue {
+    pub(in crate::net) fn new(
+        (pool, fragment_ids): (Pool, Arc<FragmentIds>),
+        ways: Vec<(Box<dyn Sink>, KernelNeighbours)>,
+    ) -> Self {
+        let (sinks, neighbours): (Vec<_>, Vec<_>) = ways.into_iter().unzip();
+        let outlet = |sink| Mutex::new(Outlet { sink, batch: Vec::new() });
+        let transmitter = Transmitter::new((pool, fragment_ids), neighbours.into_iter());
+        Self {
+            transmitter: Mutex::new(transmitter),
+            outlets: sinks.into_iter().map(outlet).collect(),
+        }
+    }
+
+    /// What is gathered. Not to be held across a system call.
+    pub(in crate::net) fn transmitter(&self) -> MutexGuard<'_, Transmitter> {
+        self.transmitter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends the gathered packets of a device, unless another thread does.
+    ///
+    /// # Errors
+    /// If the device is gone.
+    pub(in crate::net) fn flush(&self, device: usize) -> Result<Flushed, SinkError> {
+        let mut sent = Ok(());
+        for _ in 0..BATCHES_MAX {
+            // In this order: whoever gathers and then finds the sink in use is seen by its user here.
+            if !self.transmitter().has_gathered_or_settle(device) {
+                return sent.map(|()| Flushed::All);
+            }
+            let mut outlet = match self.outlets[device].try_lock() {
+                Ok(outlet) => outlet,
+                Err(TryLockError::Poisoned(outlet)) => outlet.into_inner(),
+                Err(TryLockError::WouldBlock) => return sent.map(|()| Flushed::All),
+            };
+            let Outlet { sink, batch } = &mut *outlet;
+            self.transmitter().take_gathered(device, batch);
+            if !batch.is_empty() {
+                sent = sent.and(sink.send(batch));
+            }
+            self.transmitter().put_sent(device, batch);
+        }
+        sent.map(|()| Flushed::Part)
+    }
+
+    /// Does the same for all devices.
+    ///
+    /// # Errors
+    /// If one of the devices is gone.
+    pub(in crate::net) fn flush_all(&self) -> Result<Flushed, SinkError> {
+        let worst = |all, part| if part == Flushed::Part { part } else { all };
+        (0..self.outlets.len()).map(|device| self.flush(device)).fold(
+            Ok(Flushed::All),
+            |all, of| {
+                let of = of?;
+                all.map(|all| worst(all, of))
+            },
+        )
+    }
+}
+
+impl Transmitter {
+    /// True if there are packets to be sent. If not, frames of other CPUs go home, which calls that sent
+    /// nothing have left here.
+    fn has_gathered_or_settle(&mut self, device: usize) -> bool {
+        let has_gathered = !self.ways[device].gathered.is_empty();
+        if !has_gathered {
+            self.pool.flush();
+        }
+        has_gathered
+    }
+
+    /// Takes the packets to be sent on a device.
+    fn take_gathered(&mut self, device: usize, batch: &mut Vec<Packet>) {
+        self.now_ns = self.clock.now_ns();
+        let way = &mut self.ways[device];
+        way.is_sending = true;
+        mem::swap(&mut way.gathered, batch);
+    }
+
+    /// Takes back the frames of packets that are sent.
+    fn put_sent(&mut self, device: usize, batch: &mut Vec<Packet>) {
+        let Self { pool, ways, clearings, .. } = self;
+        batch.drain(..).for_each(|packet| pool.put(packet.frame));
+        pool.flush();
+        ways[device].is_sending = false;
+        if ways.iter().all(|way| way.gathered.is_empty() && !way.is_sending) {
+            clearings.0 += 1;
+        }
+    }
+
+    /// Mark of what is gathered so far, for [`has_sent`](Self::has_sent).
+    pub(in crate::net) fn clearings(&self) -> Clearings {
+        self.clearings
+    }
+
+    /// True if everything is sent that had been gathered at this mark. May be false for a while longer.
+    pub(in crate::net) fn has_sent(&self, mark: Clearings) -> bool {
+        self.clearings != mark
+    }
+}
+
+impl fmt::Debug for TransmitQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TransmitQueue({:?})", self.transmitter())
+    }
+}
