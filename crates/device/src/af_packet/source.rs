@@ -25,7 +25,8 @@ use crate::{KernelCounts, rx_filter};
 /// Length of the largest frame: an IP packet of 64 KiB behind an Ethernet header with two tags.
 pub(super) const LARGEST_BYTES: u32 = 14 + 8 + 65_535;
 
-/// Interval between reads of the socket's error and statistics while the ring is empty and polled.
+/// Interval between reads of the socket's error and statistics while the ring is empty and polled,
+/// or frames have arrived since the last one.
 const LOOK_EVERY_NS: u64 = 1_000_000;
 
 /// The same interval while the link is down. A deleted interface goes down first, and its removal
@@ -241,12 +242,17 @@ impl PacketSource {
         let since_ns = now_ns.saturating_sub(self.looked_ns);
         // Frames of another queue may have woken the CPU.
         let interval_ns = if since_poll_ns < WOKEN_NS { LOOK_EVERY_NS } else { ASLEEP_LOOK_NS };
-        if self.is_stale || self.ending.is_some() || since_ns >= interval_ns {
+        let interval_ns = if self.is_stale { LOOK_EVERY_NS } else { interval_ns };
+        let is_urgent = self.ending.is_some() || self.is_stale && self.is_down;
+        if is_urgent || since_ns >= interval_ns {
             self.look(now_ns, burst)?;
         }
         match self.ending {
             Some(ending) => self.end(ending, now_ns, burst),
             None if self.is_down => Ok(Polled::IdleUntil { now_ns: now_ns + DOWN_LOOK_NS }),
+            None if self.is_stale => {
+                Ok(Polled::IdleUntil { now_ns: self.looked_ns + LOOK_EVERY_NS })
+            }
             None => Ok(Polled::Idle),
         }
     }
