@@ -226,6 +226,9 @@ fn open(config: &PreloadConfig) -> forebay::Result<Prepared> {
         Spin::Never => engine_config.spin_max_ns = 0,
         Spin::Always => engine_config.spin_max_ns = SPIN_ALWAYS_NS,
     }
+    // The kernel places the program's threads anew at each wake-up: to hand packets over to the CPU of the
+    // last call costs more than it saves.
+    engine_config.rps_sock_flow_entries = 0;
     let (net, engine) = Net::over(&engine_config, &NetConfig::default(), &mut devices)?;
     let claim = Claim::new().map_err(|source| forebay::Error::File {
         action: "create",
