@@ -58,7 +58,7 @@ impl TransmitQueue {
         }
     }
 
-    /// What is gathered. Not to be held across a system call.
+    /// Gathered packets and their way. Not to be held across a system call.
     pub(in crate::net) fn transmitter(&self) -> MutexGuard<'_, Transmitter> {
         self.transmitter.lock().unwrap_or_else(PoisonError::into_inner)
     }
