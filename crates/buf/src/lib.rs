@@ -28,6 +28,7 @@ pub mod wake; //         sleep state of a CPU, and wake-ups
 
 pub mod position; // a position in a ring: a counter that wraps
 pub mod sum; //      the checksum's sum of bytes, vectorized
+pub mod carryless; // a Toeplitz hash by multiplication
 mod free_batch; //   frames on their way to their owner, 32 at a time
 pub mod cache; //    cache lines: padding and prefetches
 pub mod sync; //     the standard library's atomics, or loom's

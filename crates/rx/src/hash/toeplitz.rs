@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use forebay_buf::carryless::KeyFactors;
+
 /// Key that Microsoft published with RSS; the default of most network cards.
 pub const STANDARD_KEY: [u8; 40] = [
     0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0,
@@ -48,12 +50,22 @@ impl fmt::Display for KeyTooShort {
 
 impl std::error::Error for KeyTooShort {}
 
-/// Toeplitz under one key: a table lookup for each byte of input.
+/// Toeplitz under one key: multiplied where the CPU can, else by a table lookup for each byte of input.
 #[derive(Clone)]
 pub struct Toeplitz {
-    /// Contribution of each value of each input byte to the hash.
-    tables: Box<[[u32; 256]]>,
+    input_bytes: usize,
+    weights: KeyWeights,
 }
+
+/// Key, prepared for one of two ways to the same hash.
+#[derive(Clone)]
+enum KeyWeights {
+    Products(KeyFactors),
+    /// Contribution of each value of each input byte to the hash.
+    Tables(Box<[ByteTable]>),
+}
+
+type ByteTable = [u32; 256];
 
 impl Toeplitz {
     /// Prepares `key` for inputs of up to `input_bytes` bytes.
@@ -65,15 +77,52 @@ impl Toeplitz {
         if need_bytes > have_bytes {
             return Err(KeyTooShort { need_bytes, have_bytes });
         }
-        let tables = key.windows(WINDOW_BYTES + 1).take(input_bytes).map(byte_table).collect();
-        Ok(Self { tables })
+        let weights = match KeyFactors::new(&key[..need_bytes], input_bytes) {
+            Some(factors) => KeyWeights::Products(factors),
+            None => KeyWeights::tables(key, input_bytes),
+        };
+        Ok(Self { input_bytes, weights })
     }
 
     /// Hashes a pair of addresses and optionally a pair of ports, in network byte order.
+    ///
+    /// # Panics
+    /// If they are longer than [`new`](Self::new) prepared for.
+    #[inline]
     #[must_use]
     pub fn hash_tuple(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> u32 {
-        let (address_tables, port_tables) = self.tables.split_at(addresses.len());
-        weigh(address_tables, addresses) ^ ports.map_or(0, |ports| weigh(port_tables, ports))
+        assert!(
+            addresses.len() + 4 * usize::from(ports.is_some()) <= self.input_bytes,
+            "a short key"
+        );
+        // Ports of 0 contribute nothing, like none.
+        let behind = ports.copied().unwrap_or_default();
+        let hash = match (&self.weights, addresses.as_chunks()) {
+            (KeyWeights::Products(factors), (&[pair], [])) => {
+                Some(factors.hash_tuple(&[pair], behind))
+            }
+            (KeyWeights::Products(factors), (&[a, b, c, d], [])) => {
+                Some(factors.hash_tuple(&[a, b, c, d], behind))
+            }
+            (KeyWeights::Tables(tables), (&[pair], [])) => weigh_tuple(tables, &pair, behind),
+            _ => None,
+        };
+        hash.unwrap_or_else(|| self.hash_parts(addresses, ports))
+    }
+
+    /// Does the same for inputs of any length.
+    fn hash_parts(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> u32 {
+        match &self.weights {
+            KeyWeights::Tables(tables) => {
+                let (address_tables, port_tables) = tables.split_at(addresses.len());
+                weigh(address_tables, addresses)
+                    ^ ports.map_or(0, |ports| weigh(port_tables, ports))
+            }
+            KeyWeights::Products(factors) => match ports {
+                None => factors.hash(addresses),
+                Some(ports) => factors.hash(&[addresses, ports].concat()),
+            },
+        }
     }
 
     /// Hashes any input.
@@ -81,23 +130,39 @@ impl Toeplitz {
     /// # Errors
     /// If the input is longer than [`new`](Self::new) prepared for.
     pub fn hash(&self, input: &[u8]) -> Result<u32, KeyTooShort> {
-        if input.len() > self.tables.len() {
+        if input.len() > self.input_bytes {
             return Err(KeyTooShort {
                 need_bytes: input.len() + WINDOW_BYTES,
-                have_bytes: self.tables.len() + WINDOW_BYTES,
+                have_bytes: self.input_bytes + WINDOW_BYTES,
             });
         }
-        Ok(weigh(&self.tables, input))
+        Ok(self.hash_parts(input, None))
     }
 }
 
-fn weigh(tables: &[[u32; 256]], input: &[u8]) -> u32 {
+impl KeyWeights {
+    fn tables(key: &[u8], input_bytes: usize) -> Self {
+        let windows = key.windows(WINDOW_BYTES + 1).take(input_bytes);
+        Self::Tables(windows.map(byte_table).collect())
+    }
+}
+
+/// Does the same as [`weigh`] for IPv4, without a loop; `None` if the key is too short for ports.
+fn weigh_tuple(tables: &[ByteTable], addresses: &[u8; 8], ports: [u8; 4]) -> Option<u32> {
+    let (address_tables, rest) = tables.split_first_chunk::<8>()?;
+    let port_tables = rest.first_chunk::<4>()?;
+    Some(weigh(address_tables, addresses) ^ weigh(port_tables, &ports))
+}
+
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "without a loop where the length is known")]
+fn weigh(tables: &[ByteTable], input: &[u8]) -> u32 {
     tables.iter().zip(input).fold(0, |hash, (table, &byte)| hash ^ table[usize::from(byte)])
 }
 
 /// Contribution of each value of the byte at the start of `window`: five bytes of key contain the
 /// 32-bit windows of all its eight bits.
-fn byte_table(window: &[u8]) -> [u32; 256] {
+fn byte_table(window: &[u8]) -> ByteTable {
     let mut bits = [0u32; 8];
     let key = window.iter().fold(0u64, |key, &byte| key << 8 | u64::from(byte));
     for (bit, weight) in bits.iter_mut().enumerate() {
@@ -113,7 +178,7 @@ fn byte_table(window: &[u8]) -> [u32; 256] {
 
 impl fmt::Debug for Toeplitz {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Toeplitz(inputs of up to {} bytes)", self.tables.len())
+        write!(f, "Toeplitz(inputs of up to {} bytes)", self.input_bytes)
     }
 }
 
@@ -133,6 +198,12 @@ mod tests {
             }
         }
         hash
+    }
+
+    /// As chosen for this CPU, and by tables.
+    fn both(key: &[u8], input_bytes: usize) -> [Toeplitz; 2] {
+        let chosen = Toeplitz::new(key, input_bytes).unwrap();
+        [chosen, Toeplitz { input_bytes, weights: KeyWeights::tables(key, input_bytes) }]
     }
 
     fn hash_v4(key: &[u8], source: ([u8; 4], u16), destination: ([u8; 4], u16)) -> [u32; 2] {
@@ -171,8 +242,32 @@ mod tests {
             input in proptest::collection::vec(any::<u8>(), 0..56),
         ) {
             let input = &input[..input.len().min(key.len() - WINDOW_BYTES)];
-            let toeplitz = Toeplitz::new(&key, input.len()).unwrap();
-            prop_assert_eq!(toeplitz.hash(input).unwrap(), slow_toeplitz(&key, input));
+            let hash = slow_toeplitz(&key, input);
+            for toeplitz in both(&key, input.len()) {
+                prop_assert_eq!(toeplitz.hash(input).unwrap(), hash);
+                let ports_at = input.len().saturating_sub(4);
+                if let (addresses, Some(ports)) = (&input[..ports_at], input.last_chunk::<4>()) {
+                    prop_assert_eq!(toeplitz.hash_tuple(addresses, Some(ports)), hash);
+                }
+                prop_assert_eq!(toeplitz.hash_tuple(input, None), hash);
+            }
+        }
+
+        /// Whatever way this CPU takes, the other one has the same hash.
+        #[test]
+        fn rps_5_both_ways_hash_tuples_alike(
+            key in proptest::collection::vec(any::<u8>(), 40..60),
+            v4: [u8; 8],
+            v6: [u8; 32],
+            ports: Option<[u8; 4]>,
+        ) {
+            for addresses in [v4.as_slice(), &v6] {
+                let input = [addresses, ports.as_ref().map_or(&[], |ports| ports)].concat();
+                for toeplitz in both(&key, TUPLE_BYTES) {
+                    let hash = toeplitz.hash_tuple(addresses, ports.as_ref());
+                    prop_assert_eq!(hash, slow_toeplitz(&key, &input));
+                }
+            }
         }
     }
 }
