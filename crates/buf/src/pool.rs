@@ -85,6 +85,7 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
     let pools = (0u16..).zip(shares).map(|(owner, share)| {
         let mut classes = share.clone();
         classes.sort_by_key(|class| class.chunk_bytes);
+        let first_home = next_home;
         let classes = classes.into_iter().map(|class| {
             let home = RemoteFreeList::new(
                 PoolId(next_home),
@@ -99,6 +100,7 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
         });
         Pool {
             owner,
+            first_home,
             classes: classes.collect(),
             return_bins: (0..homes).map(|_| None).collect(),
             open: Vec::with_capacity(homes),
@@ -118,6 +120,8 @@ pub fn carve(region: Region, shares: &[Vec<ChunkClass>]) -> Result<Vec<Pool>, Re
 /// [`flush`]: Self::flush
 pub struct Pool {
     owner: u16,
+    /// Id of the first class's home: homes are numbered in the order of owners, then of size classes.
+    first_home: u16,
     /// Free lists of this CPU's own frames, smallest chunks first.
     classes: Vec<SizeClass>,
     /// Batch being filled for each home of the region.
@@ -190,6 +194,7 @@ impl Pool {
         let homes = self.return_bins.len();
         Pool {
             owner: OWNS_NOTHING,
+            first_home: 0,
             classes: Vec::new(),
             return_bins: (0..homes).map(|_| None).collect(),
             open: Vec::with_capacity(homes),
@@ -213,24 +218,34 @@ impl Pool {
 
     fn put_followers(&mut self, frame: &mut Frame) {
         for mut follower in frame.take_followers() {
-            follower.release_frags(&mut self.homebound);
+            if follower.has_more() {
+                follower.release_frags(&mut self.homebound);
+            }
             self.put_alone(follower);
         }
     }
 
+    #[inline]
     fn put_alone(&mut self, frame: Frame) {
+        let home = frame.home();
+        if home.owner != self.owner || !Arc::ptr_eq(&home.region, &self.region) {
+            return self.put_foreign(frame);
+        }
+        let class = usize::from(home.id.0 - self.first_home);
+        let (_, chunk) = frame.into_parts();
+        self.classes[class].free.push(chunk);
+    }
+
+    /// Takes back a frame of another owner.
+    #[inline(never)] // keeps its registers out of the loop over a chain
+    fn put_foreign(&mut self, frame: Frame) {
         let home = frame.home();
         if !Arc::ptr_eq(&home.region, &self.region) {
             return drop(frame); // of a recycle ring or another engine: no bin is its home's
         }
-        let (id, is_own) = (home.id, home.owner == self.owner);
+        let id = home.id;
         let (home, chunk) = frame.into_parts();
-        if is_own {
-            let first = self.first_home();
-            self.classes[usize::from(id.0 - first)].free.push(chunk);
-        } else {
-            self.bin(id, home, chunk);
-        }
+        self.bin(id, home, chunk);
     }
 
     /// Returns every frame in a bin, and the pieces kept, to their owners. Called at the end of a
@@ -278,11 +293,6 @@ impl Pool {
                 bin.send();
             }
         }
-    }
-
-    /// Id of the first home: homes are numbered in the order of owners, then of size classes.
-    fn first_home(&self) -> u16 {
-        self.classes.first().map_or(0, |class| class.home().id.0)
     }
 }
 
