@@ -47,6 +47,15 @@ impl Sum {
         Self(words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum())
     }
 
+    /// Sum of the words of a header without IP's, of 14 bytes.
+    #[inline]
+    #[must_use]
+    pub(super) fn of_header(header: &[u8; 14]) -> Self {
+        let (words, rest) = header.as_chunks::<4>();
+        let rest = rest.first_chunk().map_or(0, |&rest| u16::from_ne_bytes(rest));
+        Self(Self::of_words(words).0 + u64::from(rest))
+    }
+
     /// Sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {

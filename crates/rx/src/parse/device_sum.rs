@@ -32,7 +32,10 @@ impl DeviceSum {
     #[must_use]
     #[inline]
     pub fn of_sum(sum: Sum, bytes: &[u8], link: Link) -> Option<Self> {
-        let left_out = Sum::of(bytes.get(..skipped(link))?);
+        let left_out = match link {
+            Link::Ethernet => Sum::of_header(bytes.first_chunk::<ETHERNET_BYTES>()?),
+            Link::Ip => Sum::default(),
+        };
         Self::new(sum.plus_word(!left_out.fold()).fold())
     }
 

@@ -195,8 +195,11 @@ pub fn parse_into(
     device_sum: Option<DeviceSum>,
     verify: Verify,
 ) {
-    if !fast_path::parse(headers, bytes, wire_len, device_sum, verify) {
-        parse_by_walk(headers, bytes, wire_len, device_sum, verify);
+    if !fast_path::find(headers, bytes, wire_len) {
+        return parse_by_walk(headers, bytes, wire_len, device_sum, verify);
+    }
+    if verify == Verify::Checksums || device_sum.is_some() {
+        fast_path::judge(headers, bytes, wire_len, device_sum, verify);
     }
 }
 
