@@ -20,6 +20,8 @@ const SECONDS: u32 = 2;
 pub(super) const ONE_CPU: &str = "one CPU";
 
 const RING: &[Quantity] = &[Quantity { name: "median", unit: "ns/object", better: Better::Less }];
+const POOL: &[Quantity] = &[Quantity { name: "median", unit: "ns/buffer", better: Better::Less }];
+const PARSE: &[Quantity] = &[Quantity { name: "median", unit: "ns/frame", better: Better::Less }];
 const HASH: &[Quantity] = &[Quantity { name: "median", unit: "ns/hash", better: Better::Less }];
 const MERGE: &[Quantity] = &[
     Quantity { name: "gro", unit: "ns/frame", better: Better::Less },
@@ -27,28 +29,42 @@ const MERGE: &[Quantity] = &[
     Quantity { name: "all", unit: "ns/frame", better: Better::Less },
 ];
 
-/// Stage, and the programs that have it: arguments of `forebay bench`, or a peer and its mode.
+/// Stage, and the programs that have it: arguments of `forebay bench`, each with a name, or a peer and its mode.
 struct Stage {
     group: &'static str,
     quantities: &'static [Quantity],
-    own: &'static str,
+    own: &'static [(&'static str, &'static str)],
     peers: &'static [(&'static str, Peer, &'static str)],
     /// Flows of a capture, and segments of one in a row.
     capture: Option<(u16, u16)>,
 }
 
-const STAGES: [Stage; 6] = [
+const STAGES: [Stage; 8] = [
     Stage {
         group: "ring from one CPU to another, 32 at once",
         quantities: RING,
-        own: "ring",
+        own: &[("forebay", "ring")],
         peers: &[("rte_ring", Peer::DpdkRing, "")],
+        capture: None,
+    },
+    Stage {
+        group: "buffer allocated on one CPU, freed on the other, 32 at once",
+        quantities: POOL,
+        own: &[("forebay", "pool")],
+        peers: &[("rte_mempool", Peer::DpdkPool, "")],
+        capture: None,
+    },
+    Stage {
+        group: "headers of a frame of 60 bytes",
+        quantities: PARSE,
+        own: &[("forebay", "parse")],
+        peers: &[("rte_net_get_ptype", Peer::DpdkParse, "")],
         capture: None,
     },
     Stage {
         group: "Toeplitz hash, IPv4",
         quantities: HASH,
-        own: "hash",
+        own: &[("forebay", "hash")],
         peers: &[
             ("rte_softrss_be", Peer::DpdkToeplitz, "soft4"),
             ("rte_thash_gfni", Peer::DpdkToeplitz, "gfni4"),
@@ -58,7 +74,7 @@ const STAGES: [Stage; 6] = [
     Stage {
         group: "Toeplitz hash, IPv6",
         quantities: HASH,
-        own: "hash --v6",
+        own: &[("forebay", "hash --v6")],
         peers: &[
             ("rte_softrss_be", Peer::DpdkToeplitz, "soft6"),
             ("rte_thash_gfni", Peer::DpdkToeplitz, "gfni6"),
@@ -74,7 +90,7 @@ const fn merged(group: &'static str, capture: (u16, u16)) -> Stage {
     Stage {
         group,
         quantities: MERGE,
-        own: "lro",
+        own: &[("forebay", "lro"), ("forebay, hash by the device", "lro --hash given")],
         peers: &[("rte_gro", Peer::DpdkGro, "")],
         capture: Some(capture),
     }
@@ -91,11 +107,13 @@ pub(super) fn subjects(setting: &CompareSetting) -> Vec<Subject<'_>> {
             };
             subjects.push(Subject::new(group, Author::Peer, name, quantities, measure));
         }
-        let measure = move || {
-            let file = capture.map(|flows| segments_file(setting, flows)).transpose()?;
-            bench(own, file, quantities)
-        };
-        subjects.push(Subject::new(group, Author::Forebay, "forebay", quantities, measure));
+        for &(name, args) in own {
+            let measure = move || {
+                let file = capture.map(|flows| segments_file(setting, flows)).transpose()?;
+                bench(args, file, quantities)
+            };
+            subjects.push(Subject::new(group, Author::Forebay, name, quantities, measure));
+        }
     }
     subjects
 }

@@ -25,6 +25,10 @@ pub(super) enum Peer {
     DpdkToeplitz,
     /// `rte_gro`.
     DpdkGro,
+    /// `rte_net_get_ptype`.
+    DpdkParse,
+    /// `rte_mempool`.
+    DpdkPool,
 }
 
 /// Files that are written for every compilation.
@@ -48,6 +52,8 @@ impl Peer {
             Self::DpdkRing => "dpdk_ring",
             Self::DpdkToeplitz => "dpdk_toeplitz",
             Self::DpdkGro => "dpdk_gro",
+            Self::DpdkParse => "dpdk_parse",
+            Self::DpdkPool => "dpdk_pool",
         }
     }
 
@@ -61,6 +67,8 @@ impl Peer {
             Self::DpdkRing => include_str!("../../bench/peers/dpdk/ring.c"),
             Self::DpdkToeplitz => include_str!("../../bench/peers/dpdk/toeplitz.c"),
             Self::DpdkGro => include_str!("../../bench/peers/dpdk/gro.c"),
+            Self::DpdkParse => include_str!("../../bench/peers/dpdk/parse.c"),
+            Self::DpdkPool => include_str!("../../bench/peers/dpdk/pool.c"),
         }
     }
 
@@ -69,7 +77,7 @@ impl Peer {
     }
 
     fn is_dpdk(self) -> bool {
-        matches!(self, Self::DpdkRing | Self::DpdkToeplitz | Self::DpdkGro)
+        self.name().starts_with("dpdk")
     }
 
     /// Packages (Debian's names) without which the peer cannot be compiled.

@@ -23,11 +23,13 @@ static inline void start_eal(const char *lcores)
 {
 	char main_lcore[16];
 	snprintf(main_lcore, sizeof main_lcore, "%d", options.cpus[0]);
-	char *args[16] = {"peer", "-l", (char *)lcores, "--main-lcore", main_lcore, "--no-pci", "--in-memory",
-			  "--no-telemetry", "--iova-mode=va", "--log-level=3"};
-	int count = 10;
+	char *args[16] = {"peer", "-l", (char *)lcores, "--main-lcore", main_lcore, "--no-pci", "--no-telemetry",
+			  "--iova-mode=va", "--log-level=3"};
+	int count = 9;
 	FILE *free_pages = popen("grep -c '^HugePages_Free: *0$' /proc/meminfo", "r");
-	if (free_pages && fgetc(free_pages) == '1') args[count++] = "--no-huge", args[count++] = "-m", args[count++] = "256";
+	if (free_pages && fgetc(free_pages) == '1')
+		args[count++] = "--no-huge", args[count++] = "-m", args[count++] = "256", args[count++] = "--no-shconf";
+	else args[count++] = "--in-memory"; // which excludes --no-huge
 	if (rte_eal_init(count, args) < 0) {
 		fprintf(stderr, "rte_eal_init: %s\n", rte_strerror(rte_errno));
 		_exit(1);
