@@ -120,7 +120,10 @@ pub(super) fn set_ipv4(header: &mut [u8], len: u32, id: Option<u16>) {
         [header[IPV4_ID], header[IPV4_ID + 1]] = id.to_be_bytes();
     }
     [header[10], header[11]] = [0; 2];
-    let sum = Sum::of(header).plus(Sum::of(options));
+    let mut sum = Sum::of_words(header.as_chunks().0);
+    if !options.is_empty() {
+        sum = sum.plus(Sum::of(options));
+    }
     [header[10], header[11]] = (!sum.fold()).to_be_bytes();
 }
 
@@ -134,7 +137,7 @@ pub(super) fn pseudo_sum(bytes: &[u8], headers: &Headers, payload_len: u32) -> S
     let Headers { transport_offset, payload_offset, protocol, .. } = *headers;
     let addresses = View::new(bytes, headers).address_bytes().unwrap_or_default();
     let len = usize::from(payload_offset - transport_offset) + payload_len as usize;
-    Sum::of(addresses).plus_word(protocol.into()).plus_len(len)
+    Sum::of_addresses(addresses).plus_word(protocol.into()).plus_len(len)
 }
 
 /// IPv4 id of a packet.

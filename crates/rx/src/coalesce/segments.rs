@@ -212,6 +212,7 @@ impl<'a> Iterator for Segments<'a> {
 
 /// Writes arrival number and timestamp over the end of a packet's headers, which are dead from now
 /// on, and makes the frame begin behind them.
+#[inline(always)]
 pub(super) fn tag(packet: &mut Packet) {
     let header_len = packet.headers.payload_offset;
     let arrival = packet.arrival.0.to_ne_bytes();
@@ -230,6 +231,7 @@ pub(super) fn tag(packet: &mut Packet) {
 
 /// Gives payload that was copied along with the headers back to the first piece, where its original
 /// is, so that the payload is mostly one stretch. Payload pulled from several pieces stays.
+#[cold]
 fn give_back_copied(frame: &mut Frame) {
     let copied = frame.len_bytes();
     let _ = frame.push_to_frags(copied);

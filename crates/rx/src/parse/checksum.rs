@@ -47,10 +47,21 @@ impl Sum {
         Self(words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum())
     }
 
-    /// Sum of the words of a header without IP's, of 14 bytes.
+    /// Sum of a pair of IP addresses: of 8 or 32 bytes, as they are nearly always.
     #[inline]
     #[must_use]
-    pub(super) fn of_header(header: &[u8; 14]) -> Self {
+    pub(crate) fn of_addresses(addresses: &[u8]) -> Self {
+        match addresses.as_chunks() {
+            (&[a, b], []) => Self::of_words(&[a, b]),
+            (&[a, b, c, d, e, f, g, h], []) => Self::of_words(&[a, b, c, d, e, f, g, h]),
+            _ => Self::of(addresses),
+        }
+    }
+
+    /// Sum of an Ethernet header without tags.
+    #[inline]
+    #[must_use]
+    pub(super) fn of_ethernet(header: &[u8; 14]) -> Self {
         let (words, rest) = header.as_chunks::<4>();
         let rest = rest.first_chunk().map_or(0, |&rest| u16::from_ne_bytes(rest));
         Self(Self::of_words(words).0 + u64::from(rest))

@@ -33,7 +33,7 @@ impl DeviceSum {
     #[inline]
     pub fn of_sum(sum: Sum, bytes: &[u8], link: Link) -> Option<Self> {
         let left_out = match link {
-            Link::Ethernet => Sum::of_header(bytes.first_chunk::<ETHERNET_BYTES>()?),
+            Link::Ethernet => Sum::of_ethernet(bytes.first_chunk::<ETHERNET_BYTES>()?),
             Link::Ip => Sum::default(),
         };
         Self::new(sum.plus_word(!left_out.fold()).fold())

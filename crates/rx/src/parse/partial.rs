@@ -109,7 +109,7 @@ pub(crate) fn holds_pseudo_sum(bytes: &[u8], headers: &Headers) -> bool {
     let Some(field) = bytes.get(at..).and_then(<[u8]>::first_chunk) else { return false };
     let Some(addresses) = View::new(bytes, headers).address_bytes() else { return false };
     let len = usize::from(payload_offset - transport_offset) + usize::from(payload_len);
-    let sum = Sum::of(addresses).plus_word(protocol.into()).plus_len(len).fold();
+    let sum = Sum::of_addresses(addresses).plus_word(protocol.into()).plus_len(len).fold();
     u16::from_be_bytes(*field) == sum
 }
 
