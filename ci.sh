@@ -27,7 +27,7 @@ usage: ./ci.sh VERB...
   loom   every interleaving of the models of memory, of the drain rule and of a socket's queue
   miri   the memory's tests, checked for undefined behaviour
   fuzz   every fuzz target for FUZZ_SECS seconds (20), one on each CPU at a time
-  counts instructions of the ten hottest functions, under crates/rx/benches/counts.limits (valgrind)
+  counts instructions of the hottest functions, under crates/rx/benches/counts.limits (valgrind)
   bench  every stage measured, one JSON line each, appended to a file in docs/src/benchmarks
   mutants  changes that no test of buf, rx and stack notices: in MUTATED (a glob of files; all,
          which takes a day), by hand. MUTANTS.md has what was found last
