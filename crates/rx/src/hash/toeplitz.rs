@@ -97,14 +97,15 @@ impl Toeplitz {
         );
         // Ports of 0 contribute nothing, like none.
         let behind = ports.copied().unwrap_or_default();
-        let hash = match (&self.weights, addresses.as_chunks()) {
-            (KeyWeights::Products(factors), (&[pair], [])) => {
-                Some(factors.hash_tuple(&[pair], behind))
+        // By reference: of a copy, the loads of a multiplication would wait for several stores each.
+        let hash = match (&self.weights, addresses.as_chunks::<8>()) {
+            (KeyWeights::Products(factors), ([pair], [])) => {
+                Some(factors.hash_tuple(std::array::from_ref(pair), behind))
             }
-            (KeyWeights::Products(factors), (&[a, b, c, d], [])) => {
-                Some(factors.hash_tuple(&[a, b, c, d], behind))
+            (KeyWeights::Products(factors), (pairs @ [_, _, _, _], [])) => {
+                pairs.first_chunk::<4>().map(|pairs| factors.hash_tuple(pairs, behind))
             }
-            (KeyWeights::Tables(tables), (&[pair], [])) => weigh_tuple(tables, &pair, behind),
+            (KeyWeights::Tables(tables), ([pair], [])) => weigh_tuple(tables, pair, behind),
             _ => None,
         };
         hash.unwrap_or_else(|| self.hash_parts(addresses, ports))
