@@ -36,7 +36,7 @@ struct Outlet {
 pub(in crate::net) struct Clearings(u64);
 
 /// Outcome of a flush.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(in crate::net) enum Flushed {
     /// Everything is sent, or is being sent by another thread.
     All,
@@ -94,14 +94,13 @@ impl TransmitQueue {
     /// # Errors
     /// If one of the devices is gone.
     pub(in crate::net) fn flush_all(&self) -> Result<Flushed, SinkError> {
-        let worst = |all, part| if part == Flushed::Part { part } else { all };
-        (0..self.outlets.len()).map(|device| self.flush(device)).fold(
-            Ok(Flushed::All),
-            |all, of| {
-                let of = of?;
-                all.map(|all| worst(all, of))
-            },
-        )
+        let mut all = Ok(Flushed::All);
+        // All devices have their turn, also after one that is gone.
+        for device in 0..self.outlets.len() {
+            let sent = self.flush(device);
+            all = all.and_then(|all| sent.map(|sent| all.max(sent)));
+        }
+        all
     }
 }
 
