@@ -55,6 +55,17 @@ pub(crate) fn all_of<T>(open: impl FnOnce() -> T) -> T {
     opened
 }
 
+/// Ends the protection of those that `close` closes.
+pub(crate) fn closed_by(close: impl FnOnce()) {
+    close();
+    for (number, kept) in (0..).zip(&IS_KEPT) {
+        let is_closed = |number| abi::with_number(number, |it| fcntl_getfd(it)).is_err();
+        if kept.load(Ordering::Relaxed) && is_closed(number) {
+            kept.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Numbers of all open descriptors, but for the one that the list was read by.
 fn open_numbers() -> BTreeSet<RawFd> {
     let mut numbers = numbers_in("/proc/self/fd");

@@ -18,5 +18,6 @@ mod tcp_options; // options of both
 mod origin; //      the process that a socket belongs to
 mod runtime; //     the engine of this process
 mod claim; //       the process that runs it, of several that were forked
+mod turns; //       the process that takes new connections, of several that run one
 mod kept; //        descriptors that the program must not close
 mod errno; //       errors as the kernel's numbers

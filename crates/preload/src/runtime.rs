@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use crate::claim::Claim;
 use crate::socket::Socket;
+use crate::turns::{Rings, take_turns};
 use crate::{abi, kept, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
@@ -62,6 +63,7 @@ struct Prepared {
     engine: NetEngine,
     interfaces: Vec<u32>,
     claim: Arc<Claim>,
+    rings: Rings,
 }
 
 /// Number of forks that lie between the process that loaded the library first and this one.
@@ -108,9 +110,29 @@ pub(crate) fn prepare() -> Result<(), Errno> {
         && is_inherited
         && RUNNING.get(forks()).is_some_and(|slot| slot.get().is_none())
     {
-        *prepared = Some(told(kept::all_of(|| open(config)))?);
+        *prepared = Some(told(kept::all_of(|| open(config, None)))?);
     }
     Ok(())
+}
+
+/// Prepares another engine for a child, if another process has run the one that was prepared. The child then takes
+/// new connections, and the other process serves those that it has.
+pub(crate) fn before_fork() {
+    static HAS_FAILED: AtomicBool = AtomicBool::new(false);
+    if is_in_parents_memory() || is_running() || HAS_FAILED.load(Ordering::Relaxed) {
+        return;
+    }
+    let Ok(mut prepared) = PREPARED.try_lock() else { return };
+    let Some(before) = prepared.as_ref().filter(|before| before.claim.was_run()) else { return };
+    let Some(config) = configured() else { return };
+    let claim = Arc::new(before.claim.next());
+    match told(kept::all_of(|| open(config, Some(claim)))) {
+        Ok(next) => {
+            // Nothing of the copy was ever used: its descriptors and its memory are all that it has.
+            kept::closed_by(|| drop(prepared.replace(next)));
+        }
+        Err(_) => HAS_FAILED.store(true, Ordering::Relaxed),
+    }
 }
 
 /// True if this process runs an engine.
@@ -140,6 +162,21 @@ pub(crate) fn running() -> Result<&'static Runtime, Errno> {
     running()
 }
 
+/// Does the same for a socket whose packets no other process may receive, too.
+///
+/// # Errors
+/// As [`running`]; `EBUSY` as long as another process receives.
+pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
+    let are_others = |claim: &Claim| claim.has_older() || claim.has_newer();
+    if !is_running() && prepared().as_ref().is_some_and(|prepared| are_others(&prepared.claim)) {
+        return Err(Errno::BUSY);
+    }
+    running().and_then(|runtime| match are_others(&runtime.claim) {
+        true => Err(Errno::BUSY),
+        false => Ok(runtime),
+    })
+}
+
 /// Calls `then` on another thread once the process that receives the packets has ended.
 pub(crate) fn when_free(then: fn()) -> Result<(), Errno> {
     static IS_WAITING: AtomicUsize = AtomicUsize::new(0);
@@ -150,8 +187,14 @@ pub(crate) fn when_free(then: fn()) -> Result<(), Errno> {
     let inherited = prepared().as_ref().map(|prepared| Arc::clone(&prepared.claim));
     let claim = inherited.ok_or(Errno::NODEV)?;
     let wait = move || {
-        claim.wait();
-        then();
+        if claim.wait() {
+            then();
+        }
+        IS_WAITING.store(0, Ordering::Relaxed);
+        if !is_running() {
+            // Another one that waits may have a listener.
+            claim.release();
+        }
     };
     abi::with_signals_blocked(|| told(spawn("forebay-claim", wait)))
 }
@@ -210,7 +253,7 @@ fn told<T>(result: forebay::Result<T>) -> Result<T, Errno> {
 }
 
 /// Opens the devices, and builds an engine over them.
-fn open(config: &PreloadConfig) -> forebay::Result<Prepared> {
+fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> forebay::Result<Prepared> {
     let open = |name: &String| {
         // Each frame is handed over at once: a request waits for its answer.
         let (take, packet_ring) = (config.take.clone(), PacketRing::Frames);
@@ -229,34 +272,45 @@ fn open(config: &PreloadConfig) -> forebay::Result<Prepared> {
     // The kernel places the program's threads anew at each wake-up: to hand packets over to the CPU of the
     // last call costs more than it saves.
     engine_config.rps_sock_flow_entries = 0;
-    let (net, engine) = Net::over(&engine_config, &NetConfig::default(), &mut devices)?;
-    let claim = Claim::new().map_err(|source| forebay::Error::File {
+    let not_made = |source| forebay::Error::File {
         action: "create",
         path: "the mark of the process that receives".into(),
         source,
-    })?;
-    Ok(Prepared { net, engine, interfaces, claim: Arc::new(claim) })
+    };
+    let claim = match claim {
+        Some(claim) => claim,
+        None => Arc::new(Claim::new().map_err(not_made)?),
+    };
+    let rings = Rings::of(&devices).map_err(not_made)?;
+    let succession = Some(Arc::clone(claim.place()));
+    let net_config = NetConfig { succession, ..NetConfig::default() };
+    let (net, engine) = Net::over(&engine_config, &net_config, &mut devices)?;
+    Ok(Prepared { net, engine, interfaces, claim, rings })
 }
 
 /// Runs the engine that was prepared, or another.
 fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runtime, Errno> {
-    let mut held = None;
     let ready = match prepared.take() {
         Some(first) if first.claim.take() => first,
-        Some(inherited) if inherited.claim.holder().is_some() => {
+        Some(inherited) if inherited.claim.holder().is_some() || inherited.claim.has_newer() => {
             *prepared = Some(inherited);
             return Err(Errno::BUSY);
         }
         inherited => {
-            // Another process has run the engine, and has ended. Nothing of the copy may be closed twice.
-            held = inherited.as_ref().map(|inherited| Arc::clone(&inherited.claim));
-            std::mem::forget(inherited);
-            let fresh = told(kept::all_of(|| open(config)))?;
+            // Another process has run the engine, and has ended.
+            let claim = inherited.as_ref().map(|inherited| Arc::clone(&inherited.claim));
+            kept::closed_by(|| drop(inherited));
+            let fresh = told(kept::all_of(|| open(config, claim.clone())));
+            if let (Err(_), Some(claim)) = (&fresh, claim) {
+                claim.release(); // one that waits may be permitted to open the devices
+            }
+            let fresh = fresh?;
             fresh.claim.take();
             fresh
         }
     };
-    let Prepared { net, engine, interfaces, claim } = ready;
+    let Prepared { net, engine, interfaces, claim, rings } = ready;
+    claim.place().receive(claim.has_older());
     let run = move || {
         if let Err(error) = engine.run() {
             eprintln!("forebay: the engine has ended: {error}");
@@ -269,7 +323,11 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
     let has_finished = Arc::<AtomicBool>::default();
     let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
     told(spawn("forebay-finish", move || await_end(&wakes, &says, &of)))?;
-    Ok(Runtime { net, interfaces, claim: held.unwrap_or(claim), finisher, has_finished })
+    if config.via == Via::AfPacket {
+        let (of, with) = (Arc::clone(&claim), net.clone());
+        told(spawn("forebay-turns", move || take_turns(&of, &rings, &with)))?;
+    }
+    Ok(Runtime { net, interfaces, claim, finisher, has_finished })
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> forebay::Result<()> {

@@ -17,7 +17,7 @@ use rustix::net::{RecvFlags, recv};
 use crate::control::{SendControl, shown};
 use crate::errno::errno;
 use crate::origin::Origin;
-use crate::runtime::{is_taken, running};
+use crate::runtime::{is_taken, running_alone};
 use crate::settings::{Settings, is_supported, lacking, timeout};
 use crate::socket::{Socket, wait_writable};
 use crate::{abi, kept, table};
@@ -87,7 +87,7 @@ impl Udp {
             return Ok(None); // the kernel has the right error
         }
         let v6_only = is_ipv6 && abi::is_on(descriptor, (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY));
-        let mut options = running()?.net.socket().v6_only(v6_only);
+        let mut options = running_alone()?.net.socket().v6_only(v6_only);
         if socket_reuseport(descriptor).unwrap_or(false) {
             options = options.reuse_port();
         }

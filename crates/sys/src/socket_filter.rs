@@ -3,6 +3,9 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+/// Instructions of a filter, at most (`BPF_MAXINSNS`).
+const INSTRUCTIONS_MAX: usize = 4096;
+
 /// One instruction (`struct sock_filter`, linux/filter.h).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,6 +18,32 @@ pub struct FilterInstruction {
     pub jf: u8,
     /// Immediate operand.
     pub k: u32,
+}
+
+/// Filter of a socket; empty without one.
+///
+/// # Errors
+/// The kernel's, if the descriptor is no socket.
+pub fn attached(socket: BorrowedFd<'_>) -> io::Result<Vec<FilterInstruction>> {
+    let none = FilterInstruction { code: 0, jt: 0, jf: 0, k: 0 };
+    let mut filter = vec![none; INSTRUCTIONS_MAX];
+    let mut count = libc::socklen_t::try_from(filter.len()).unwrap_or(0);
+    // SAFETY: the kernel writes at most `count` instructions of its layout, for which there is room, and
+    // their number (`sk_get_filter`).
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_GET_FILTER,
+            filter.as_mut_ptr().cast(),
+            &raw mut count,
+        )
+    };
+    if done != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    filter.truncate(usize::try_from(count).unwrap_or(0));
+    Ok(filter)
 }
 
 /// Attaches a filter to a socket in place of an earlier one. Packets already queued on the socket

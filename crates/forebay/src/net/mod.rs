@@ -83,7 +83,7 @@ use forebay_stack::socket::copy_cache::{self, CopyCache};
 use forebay_stack::socket::reclaim::{
     BufferReclaimer, ReclaimCounters, ReclaimPolicy, SharedPolicy,
 };
-use forebay_stack::tcp::TcpConfig;
+use forebay_stack::tcp::{Succession, TcpConfig};
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 use host::CpuHost;
@@ -117,6 +117,8 @@ pub struct NetConfig {
     pub copy_cache_bytes: Option<u64>,
     /// Settings of TCP. [`TcpConfig::gso_bytes`] is as large as the frames of senders allow.
     pub tcp: TcpConfig,
+    /// Place among other processes that listen on the same ports, if there are such.
+    pub succession: Option<Arc<Succession>>,
 }
 
 impl NetConfig {
@@ -148,6 +150,7 @@ impl Default for NetConfig {
             send_frames: 1024,
             copy_cache_bytes: None,
             tcp: Self::TCP,
+            succession: None,
         }
     }
 }
@@ -204,6 +207,7 @@ impl Net {
             seed: u64::from_ne_bytes(sys::random_key().first_chunk().copied().unwrap_or_default()),
             tcp: TcpConfig { gso_bytes: gso_bytes(devices), ..net.tcp },
             counters: counters.clone(),
+            succession: net.succession.clone(),
         }));
         let reclaim_counters = shared.reclaim_counters.iter().map(Arc::clone);
         let network = network_config(cpus.len());
@@ -293,6 +297,12 @@ impl Net {
     #[must_use]
     pub fn unfinished_connections(&self) -> usize {
         self.0.tcp.unfinished()
+    }
+
+    /// Number of TCP connections, handshakes and connections in TIME-WAIT.
+    #[must_use]
+    pub fn flow_count(&self) -> usize {
+        self.0.tcp.flow_count()
     }
 
     /// Counters of the network layer, by CPU.

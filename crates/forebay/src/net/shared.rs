@@ -16,7 +16,7 @@ use forebay_stack::socket::SocketId;
 use forebay_stack::socket::queue::{SocketQueueConfig, SocketQueueConsumer, WakeReader, open};
 use forebay_stack::socket::reclaim::{ReclaimCounters, SharedPolicy};
 use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
-use forebay_stack::tcp::TcpConfig;
+use forebay_stack::tcp::{Succession, TcpConfig};
 use forebay_sys as sys;
 use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;
@@ -199,6 +199,7 @@ pub(super) struct NetParts {
     pub(super) seed: u64,
     pub(super) tcp: TcpConfig,
     pub(super) counters: Vec<Arc<NetworkCounters>>,
+    pub(super) succession: Option<Arc<Succession>>,
 }
 
 /// A socket that has just been bound.
@@ -216,7 +217,7 @@ pub(super) struct BoundEntry {
 impl NetState {
     pub(super) fn new(parts: NetParts) -> Self {
         Self {
-            tcp: TcpShards::new(parts.tcp, parts.cpus.len()),
+            tcp: TcpShards::new(parts.tcp, parts.cpus.len(), parts.succession),
             reclaim_counters: parts.cpus.iter().map(|_| Arc::default()).collect(),
             directory: Arc::default(),
             cpus: parts.cpus.into(),

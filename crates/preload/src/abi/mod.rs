@@ -21,8 +21,8 @@ mod processes; //   _exit
 mod descriptors; // close, dup, fcntl, ioctl
 
 pub(crate) use system::{
-    copy_option, is_ipv6, is_on, is_plain, lock, lock_holder, lock_in_turn, number, option_differs,
-    option_value, replace, with_number, with_signals_blocked,
+    Span, copy_option, is_ipv6, is_on, is_plain, lock, lock_holder, lock_in_turn, number,
+    option_differs, option_value, replace, shared_words, unlock, with_number, with_signals_blocked,
 };
 
 use std::ffi::c_int;

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::atomic::AtomicU32;
 
 use forebay_device::rx_filter::FilterProtocol;
 use rustix::io::Errno;
@@ -108,37 +109,78 @@ pub(crate) fn with_number<T>(number: RawFd, act: impl FnOnce(BorrowedFd<'_>) -> 
     act(unsafe { BorrowedFd::borrow_raw(number) })
 }
 
-/// Locks a file for this process. False if another one has it locked.
-pub(crate) fn lock(file: BorrowedFd<'_>) -> bool {
-    let lock = whole_file(libc::F_WRLCK);
-    // SAFETY: the call reads the structure, which outlives it.
-    unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_SETLK, &raw const lock) == 0 }
+/// Bytes of a file that are locked together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Span {
+    pub(crate) first: u32,
+    /// `None`: to the end of the longest file.
+    pub(crate) len: Option<u32>,
 }
 
-/// Waits for other processes, and locks a file for this one.
-pub(crate) fn lock_in_turn(file: BorrowedFd<'_>) {
-    let lock = whole_file(libc::F_WRLCK);
-    // SAFETY: the call reads the structure, which outlives it. It runs with all signals blocked.
-    unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_SETLKW, &raw const lock) };
+/// Locks bytes of a file for this process. False if another one has some locked.
+pub(crate) fn lock(file: BorrowedFd<'_>, span: Span) -> bool {
+    lock_call(file, libc::F_SETLK, &mut span.lock(libc::F_WRLCK))
 }
 
-/// Process that has a file locked, other than this one.
-pub(crate) fn lock_holder(file: BorrowedFd<'_>) -> Option<i32> {
-    let mut lock = whole_file(libc::F_WRLCK);
+/// Waits for other processes, and locks bytes of a file for this one. False if that failed.
+pub(crate) fn lock_in_turn(file: BorrowedFd<'_>, span: Span) -> bool {
+    lock_call(file, libc::F_SETLKW, &mut span.lock(libc::F_WRLCK))
+}
+
+/// Ends the locks of this process on bytes of a file.
+pub(crate) fn unlock(file: BorrowedFd<'_>, span: Span) {
+    lock_call(file, libc::F_SETLK, &mut span.lock(libc::F_UNLCK));
+}
+
+/// Process that has bytes of a file locked, other than this one.
+pub(crate) fn lock_holder(file: BorrowedFd<'_>, span: Span) -> Option<i32> {
+    let mut lock = span.lock(libc::F_WRLCK);
+    let is_told = lock_call(file, libc::F_GETLK, &mut lock);
+    (is_told && i32::from(lock.l_type) != libc::F_UNLCK).then_some(lock.l_pid)
+}
+
+fn lock_call(file: BorrowedFd<'_>, command: c_int, lock: &mut libc::flock) -> bool {
     // SAFETY: the call reads and writes the structure, which outlives it.
-    let result =
-        unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), libc::F_GETLK, &raw mut lock) };
-    (result == 0 && i32::from(lock.l_type) != libc::F_UNLCK).then_some(lock.l_pid)
+    unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), command, &raw mut *lock) == 0 }
 }
 
-fn whole_file(kind: c_int) -> libc::flock {
-    libc::flock {
-        l_type: kind.try_into().unwrap_or_default(),
-        l_whence: 0,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
+impl Span {
+    fn lock(self, kind: c_int) -> libc::flock {
+        libc::flock {
+            l_type: kind.try_into().unwrap_or_default(),
+            l_whence: 0,
+            l_start: self.first.into(),
+            l_len: self.len.map_or(0, i64::from), // 0: to the end
+            l_pid: 0,
+        }
     }
+}
+
+/// Words at the beginning of a file, shared with all processes that have a copy of this mapping. They are never
+/// unmapped.
+pub(crate) fn shared_words<const N: usize>(
+    file: BorrowedFd<'_>,
+) -> std::io::Result<&'static [AtomicU32; N]> {
+    let bytes = size_of::<[AtomicU32; N]>();
+    rustix::fs::ftruncate(file, bytes as u64)?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    let place = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            protection,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if place == libc::MAP_FAILED {
+        return Err(std::io::Error::last_os_error());
+    }
+    // SAFETY: the mapping begins at a page, has room for the words, which are 0, and is never unmapped; the file
+    // is never made shorter. All processes only access the words as atomics.
+    Ok(unsafe { &*place.cast::<[AtomicU32; N]>() })
 }
 
 /// True for a socket of IPv6.
@@ -167,6 +209,11 @@ pub(crate) fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
     result
 }
 
+/// Runs in the parent before a fork.
+extern "C" fn before_fork() {
+    crate::runtime::before_fork();
+}
+
 /// Counts forks in children.
 extern "C" fn in_child() {
     crate::runtime::forked();
@@ -176,8 +223,8 @@ extern "C" fn in_child() {
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
     crate::runtime::loaded();
-    // SAFETY: the handler lives as long as the process, and only writes to atomics.
-    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    // SAFETY: the handlers live as long as the process. The child's only writes to atomics.
+    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
 }
 
 /// Runs when the process ends by `exit` or by the end of `main`.

@@ -38,6 +38,10 @@ impl<T: Copy> FlowTable<T> {
         self.hasher.hashed(flow)
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.entries.len() as usize
+    }
+
     fn bucket(&self, hash: u32) -> usize {
         hash as usize & (self.buckets.len() - 1)
     }

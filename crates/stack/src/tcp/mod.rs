@@ -26,6 +26,7 @@ mod flow_table; //  values by flow
 mod isn; //         secrets: sequence numbers, cookies, ports
 mod slots; //       numbered places
 mod timer_wheel; // deadlines
+mod succession; // processes that listen on the same ports
 mod seq; //         sequence numbers
 
 pub mod config; //   settings and socket options
@@ -48,3 +49,4 @@ pub use machine::{
     Found, ListenerQueues, Tcp, TcpDevice, TcpMemory, TcpOut, TcpSharing, TcpSocket,
 };
 pub use seq::Seq;
+pub use succession::Succession;

@@ -12,8 +12,8 @@ use forebay_rx::arrive::Waker;
 use forebay_rx::hash::FlowHash;
 use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::tcp::{
-    Flow, FlowHasher, Found, HashedFlow, State, Tcp, TcpConfig, TcpCounters, TcpDevice, TcpMemory,
-    TcpOut, TcpSocket,
+    Flow, FlowHasher, Found, HashedFlow, State, Succession, Tcp, TcpConfig, TcpCounters, TcpDevice,
+    TcpMemory, TcpOut, TcpSocket,
 };
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
@@ -94,7 +94,11 @@ impl Drop for ToTell {
 }
 
 impl TcpShards {
-    pub(in crate::net) fn new(config: TcpConfig, cpus: usize) -> Self {
+    pub(in crate::net) fn new(
+        config: TcpConfig,
+        cpus: usize,
+        succession: Option<Arc<Succession>>,
+    ) -> Self {
         let clock = Clock::machine();
         let count = cpus * SHARDS_PER_CPU;
         let share = u32::try_from(count).unwrap_or(u32::MAX).max(1);
@@ -106,8 +110,11 @@ impl TcpShards {
         // One secret: a sequence number or cookie does not depend on the number of shards.
         let (secret, memory) = (sys::random_key(), Arc::<TcpMemory>::default());
         let now_us = clock.now_ns() / 1000;
-        let tcps: Vec<Tcp> =
+        let mut tcps: Vec<Tcp> =
             (0..count).map(|_| Tcp::sharing(config, secret, now_us, Arc::clone(&memory))).collect();
+        if let Some(place) = succession {
+            tcps.iter_mut().for_each(|tcp| tcp.succeed(Arc::clone(&place)));
+        }
         Self {
             counters: tcps.iter().map(|tcp| Arc::clone(tcp.counters())).collect(),
             shards: tcps.into_iter().map(|tcp| Mutex::new(Shard::new(tcp))).collect(),
@@ -215,6 +222,11 @@ impl TcpShards {
             orphans.filter(|(socket, _)| is_unfinished(&shard, *socket)).count()
         };
         self.indices().map(of_shard).sum()
+    }
+
+    /// Number of connections, handshakes and connections in TIME-WAIT.
+    pub(in crate::net) fn flow_count(&self) -> usize {
+        self.indices().map(|index| self.shard(index).tcp.flow_count()).sum()
     }
 
     /// Counters of all shards.

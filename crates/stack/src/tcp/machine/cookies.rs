@@ -55,7 +55,7 @@ impl Tcp {
         let Some(request) = self.request_of_cookie(listener, flow, segment, mtu_bytes, out.now_us)
         else {
             out.pool.put(packet.frame);
-            return Answer::Reset;
+            return Answer::reset_if(self.is_alone());
         };
         if self.is_refusing(listener) {
             out.pool.put(packet.frame);

@@ -89,7 +89,7 @@ impl Tcp {
         let (options, generation) = (listener.options, *generation);
         let requests = listener.queues.requests.load(Ordering::Relaxed);
         let is_full = requests >= listener.backlog.min(self.config.max_syn_backlog).max(1);
-        if self.is_refusing(index) {
+        if !self.leads() || self.is_refusing(index) {
             return;
         }
         let wants_cookie = is_full && self.config.syncookies && sequence.is_none();
@@ -209,13 +209,18 @@ impl Tcp {
             Judgement::Ignore => {}
             Judgement::Reset => {
                 out.pool.put(packet.frame);
+                if !self.is_alone() {
+                    // The handshake was completed with another process.
+                    self.drop_request(at);
+                    return Answer::None;
+                }
                 return Answer::Reset;
             }
             Judgement::Abort => {
                 self.counters.attempt_fails.add(1);
                 self.drop_request(at);
                 out.pool.put(packet.frame);
-                return Answer::reset_if(!segment.has(Flags::RST));
+                return Answer::reset_if(!segment.has(Flags::RST) && self.is_alone());
             }
         }
         out.pool.put(packet.frame);
@@ -314,7 +319,7 @@ impl Tcp {
             // The listener was closed: the handshake came too late.
             self.drop_request(at);
             out.pool.put(packet.frame);
-            return Answer::Reset;
+            return Answer::reset_if(self.is_alone());
         };
         if request.timeouts < options.defer_retries && segment.end() == request.peer_sequence + 1 {
             if let Some(request) = self.requests.at_mut(at) {

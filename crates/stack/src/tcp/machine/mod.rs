@@ -29,6 +29,7 @@ use super::flow_table::FlowTable;
 use super::isn::Secret;
 use super::seq::Seq;
 use super::slots::Slots;
+use super::succession::Succession;
 use super::timer_wheel::TimerWheel;
 use super::wire::Segment;
 
@@ -128,6 +129,8 @@ pub struct Tcp {
     /// Memory of all queues, in bytes, and that of all TCPs together.
     memory_bytes: u64,
     memory: Arc<TcpMemory>,
+    /// Place among other processes that listen on the same ports.
+    succession: Option<Arc<Succession>>,
     /// Number of the next socket.
     generation: u32,
     /// Local ports tried so far.
@@ -235,12 +238,28 @@ impl Tcp {
             time_wait_timers: TimerWheel::new(now_us),
             memory_bytes: 0,
             memory,
+            succession: None,
             generation: 0,
             port_steps: 0,
             cookies_us: 0,
             ready: Vec::new(),
             fired: Vec::new(),
         }
+    }
+
+    /// Sets the place among other processes that listen on the same ports.
+    pub fn succeed(&mut self, place: Arc<Succession>) {
+        self.succession = Some(place);
+    }
+
+    /// True if this process takes new connections, as the newest of several.
+    fn leads(&self) -> bool {
+        self.succession.as_ref().is_none_or(|place| place.leads())
+    }
+
+    /// True if a segment of no connection here is not one of another process either.
+    fn is_alone(&self) -> bool {
+        self.succession.as_ref().is_none_or(|place| place.is_alone())
     }
 
     /// Counters, for any reader.
@@ -265,6 +284,12 @@ impl Tcp {
     #[must_use]
     pub fn request_count(&self) -> u32 {
         self.requests.len()
+    }
+
+    /// Connections, handshakes, and connections in TIME-WAIT.
+    #[must_use]
+    pub fn flow_count(&self) -> usize {
+        self.targets.len()
     }
 
     /// Sockets, connections without an owner counted.
