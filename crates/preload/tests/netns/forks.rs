@@ -1,6 +1,6 @@
 //! A process that listens and forks: the one that uses the listener first serves it.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Command;
 use std::thread;
@@ -55,28 +55,46 @@ pub(crate) fn child_serves() {
     });
 }
 
-/// Listens, and forks two children: the first serves, and ends when the second waits for its turn.
+/// Listens, and forks three children: the first serves, and ends when the others wait for their turn. The second
+/// closes its listener before that.
 const TURNS: &str = "
 import os, select, socket
 listener = socket.create_server(('10.9.0.1', 7))
-served, end = os.pipe(), os.pipe()
-if os.fork() == 0:
-    select.select([listener], [], [], 0)
-    os.write(served[1], b'x')
-    os.read(end[0], 1)
-    os._exit(0)
-os.read(served[0], 1)
-if os.fork() == 0:
+steps = [os.pipe() for _ in range(5)]
+done = lambda step: os.write(steps[step][1], b'x')
+after = lambda step: os.read(steps[step][0], 1)
+
+def waits():
     waits = select.epoll()
     waits.register(listener, select.EPOLLIN)
     print(waits.poll(0), flush=True)
-    os.write(end[1], b'x')
+    return waits
+
+if os.fork() == 0:
+    after(0)
+    select.select([listener], [], [], 0)
+    done(1)
+    after(3)
+    os._exit(0)
+if os.fork() == 0:
+    after(1)
+    waits()
+    listener.close()
+    done(2)
+    after(4)
+    os._exit(0)
+if os.fork() == 0:
+    after(2)
+    waits = waits()
+    done(3)
     print(len(waits.poll()), flush=True)
     connection, peer = listener.accept()
     print(connection.recv(100).decode(), flush=True)
     connection.sendall(b'answer')
+    done(4)
     os._exit(0)
-os.wait(), os.wait()
+done(0)
+os.wait(), os.wait(), os.wait()
 ";
 
 pub(crate) fn turns_are_taken() {
@@ -86,7 +104,7 @@ pub(crate) fn turns_are_taken() {
         let asked = scope.spawn(|| ask(&hosts));
         let (lines, errors) =
             hosts.lines_and_errors(Command::new("python3").args(["-c", TURNS]), Some(CONFIG));
-        assert_eq!(lines, ["[]", "1", "question"]);
+        assert_eq!(lines, ["[]", "[]", "1", "question"]);
         assert!(errors.contains("another process receives the connections"), "{errors}");
         assert_eq!(asked.join().unwrap(), "answer");
     });
@@ -143,4 +161,105 @@ pub(crate) fn second_is_told() {
     let nothing = libc::EAGAIN.to_string();
     assert_eq!(lines, [nothing.clone(), nothing], "nothing to accept for either");
     assert!(errors.contains("another process receives the connections"), "{errors}");
+}
+
+/// Listens, and forks a server on each word `fork` that one reads; others are `close`, after which a server accepts
+/// nothing more, and `end`. A server answers each line by its number.
+const SERVERS: &str = "
+import os, signal, socket, threading
+signal.alarm(60) # if the client has failed
+listener = socket.create_server(('10.9.0.1', 7))
+asked = os.pipe()
+
+def serve(number, connection):
+    for line in connection.makefile():
+        word = line.strip()
+        if word == 'fork':
+            os.write(asked[1], b'x')
+        if word == 'close':
+            closed.set()
+        connection.sendall(b'%d\\n' % number)
+        if word == 'end':
+            os._exit(0)
+    connection.close()
+
+def accept(number):
+    while not closed.is_set():
+        try:
+            connection, peer = listener.accept()
+        except TimeoutError:
+            continue
+        threading.Thread(target=serve, args=(number, connection)).start()
+    listener.close()
+
+children = 0
+while children < 3:
+    if os.fork() == 0:
+        signal.alarm(60)
+        closed = threading.Event()
+        listener.settimeout(0.05)
+        accept(children)
+        threading.Event().wait()
+    children += 1
+    os.read(asked[0], 1)
+for _ in range(children):
+    os.wait()
+";
+
+/// Connection to one of the servers.
+struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn new() -> io::Result<Self> {
+        TcpStream::connect(NEAR).map(|stream| Self(BufReader::new(stream)))
+    }
+
+    /// Says a word. Returns the server's number.
+    fn say(&mut self, word: &str) -> io::Result<String> {
+        writeln!(self.0.get_mut(), "{word}")?;
+        let mut number = String::new();
+        self.0.read_line(&mut number)?;
+        Ok(number.trim().to_owned())
+    }
+}
+
+/// Opens connections, all of which are served, until one is by this server; and some more.
+fn await_server(number: &str) {
+    while Client::new().unwrap().say("hello").unwrap() != number {}
+    for _ in 0..50 {
+        assert_eq!(Client::new().unwrap().say("hello").unwrap(), number);
+    }
+}
+
+fn talk_to_servers() {
+    let mut first = loop {
+        match Client::new() {
+            Ok(client) => break client,
+            Err(_) => thread::yield_now(), // it does not listen yet
+        }
+    };
+    assert_eq!(first.say("fork").unwrap(), "0");
+    await_server("1");
+    assert_eq!(first.say("hello").unwrap(), "0", "the older one has its connection");
+    assert_eq!(Client::new().unwrap().say("end").unwrap(), "1");
+    // What was not accepted has ended with it.
+    while Client::new().and_then(|mut client| client.say("hello")).is_err() {}
+    await_server("0");
+    assert_eq!(first.say("fork").unwrap(), "0", "again the newest");
+    await_server("2");
+    assert_eq!(first.say("close").unwrap(), "0");
+    await_server("2");
+    assert_eq!(first.say("fork").unwrap(), "0", "after it has closed its listener");
+    assert_eq!(first.say("end").unwrap(), "0");
+    await_server("2");
+    assert_eq!(Client::new().unwrap().say("end").unwrap(), "2");
+}
+
+pub(crate) fn newest_takes() {
+    let hosts = Hosts::new();
+    thread::scope(|scope| {
+        let talk = scope.spawn(|| hosts.far.run(talk_to_servers));
+        hosts.lines(Command::new("python3").args(["-c", SERVERS]), Some(CONFIG));
+        talk.join().unwrap();
+    });
 }

@@ -45,6 +45,7 @@ fn main() {
         ("exe_4_connection_waits_for_descriptors", limits::few_descriptors),
         ("exe_5_child_serves_its_parents_listener", forks::child_serves),
         ("exe_5_next_process_serves_in_turn", forks::turns_are_taken),
+        ("exe_5_newest_process_takes_connections", forks::newest_takes),
         ("exe_6_bytes_outlive_their_process", forks::bytes_outlive),
         ("exe_5_second_process_is_told_why", forks::second_is_told),
     ];
