@@ -27,7 +27,7 @@ use crate::runtime::{forks, is_running, is_taken, parents_engine, prepare, runni
 use crate::settings::{lacking, timeout};
 use crate::socket::Socket;
 use crate::stream::Stream;
-use crate::tcp_options::{INHERITED, Inherited, OptionName, TcpSetting};
+use crate::tcp_options::{Inherited, OptionName, TcpSetting};
 use crate::{abi, kept, table};
 
 /// Listeners that this process has, and those of them that no engine of this process serves.
@@ -161,6 +161,13 @@ impl Listener {
         }
     }
 
+    /// Closes this process's copy of the kernel's socket, which nothing here uses any more: the port is free once the
+    /// parent has closed its own.
+    pub(crate) fn close_copy(&self) {
+        kept::remove(self.kernel());
+        abi::close_forgotten(self.kernel());
+    }
+
     fn served_here(&self) -> Option<Arc<Served>> {
         self.served.load_full().filter(|served| served.forks == forks())
     }
@@ -206,7 +213,7 @@ impl Listener {
         })?;
         tcp.set_nonblocking(true);
         let served = Arc::new(Served { tcp, forks: forks() });
-        self.adopt(&served, INHERITED.into_iter());
+        self.adopt(&served, self.inherited.all().into_iter());
         if !is_placed {
             self.place(socket, served.readiness()?)?;
         }

@@ -8,8 +8,10 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use crate::abi;
 use crate::listener::Listener;
 use crate::stream::Stream;
+use crate::table;
 use crate::udp::Udp;
 
 /// Socket of ours, shared by the descriptors that were duplicated from each other.
@@ -62,23 +64,33 @@ impl Socket {
             Self::Stream(stream) => stream.is_of_parent(),
         };
         if is_of_parent {
+            if let (Self::Listener(listener), true) =
+                (&*self, table::numbers_of(&self).is_empty())
+            {
+                listener.close_copy();
+            }
             // Its locks may be held by threads that this process has not.
             std::mem::forget(self);
         }
     }
 }
 
-/// Waits until a descriptor is writable.
+/// Waits until a descriptor is writable. After a signal whose handler has `SA_RESTART` it waits on, if the call
+/// `may_restart` and has no time-out, as the kernel's.
 ///
 /// # Errors
 /// `EAGAIN` after the time-out; `EINTR`.
 pub(crate) fn wait_writable(
     readiness: BorrowedFd<'_>,
     timeout: Option<Duration>,
+    may_restart: bool,
 ) -> Result<(), Errno> {
     let timeout = timeout.and_then(|wait| Timespec::try_from(wait).ok());
-    match poll(&mut [PollFd::new(&readiness, PollFlags::OUT)], timeout.as_ref())? {
-        0 => Err(Errno::AGAIN),
-        _ => Ok(()),
+    loop {
+        match poll(&mut [PollFd::new(&readiness, PollFlags::OUT)], timeout.as_ref()) {
+            Err(Errno::INTR) if may_restart && timeout.is_none() && abi::do_handlers_restart() => {}
+            Ok(0) => return Err(Errno::AGAIN),
+            result => return result.map(drop),
+        }
     }
 }

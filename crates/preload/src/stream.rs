@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use forebay::net::TcpStream;
@@ -26,6 +26,10 @@ pub(crate) struct Stream {
     is_nonblocking: AtomicBool,
     /// The kernel's socket that stores the options, made when the program asks for one.
     store: OnceLock<OwnedFd>,
+    /// Error that came after a part of a call was done: of the next call. 0 for none.
+    left: AtomicI32,
+    /// What was set of `TCP_QUICKACK`, which has no effect.
+    quick_ack: AtomicBool,
     /// Options of the listener.
     inherited: Arc<Inherited>,
     /// Forks before it was made.
@@ -67,6 +71,8 @@ impl Stream {
             is_ipv6,
             is_nonblocking: AtomicBool::default(),
             store: OnceLock::new(),
+            left: AtomicI32::new(0),
+            quick_ack: AtomicBool::new(true),
             inherited,
             origin: Origin::here(),
         };
@@ -88,6 +94,19 @@ impl Stream {
         self.inherited.copy_to(made.as_fd());
         let made = kept::duplicate(&made)?;
         Ok(self.store.get_or_init(|| made).as_fd())
+    }
+
+    pub(crate) fn set_quick_ack(&self, is_on: bool) {
+        self.quick_ack.store(is_on, Ordering::Relaxed);
+    }
+
+    pub(crate) fn quick_ack(&self) -> bool {
+        self.quick_ack.load(Ordering::Relaxed)
+    }
+
+    /// Family of its addresses, as the program sees them.
+    pub(crate) fn family(&self) -> i32 {
+        if self.is_ipv6 { libc::AF_INET6 } else { libc::AF_INET }
     }
 
     pub(crate) fn set_nonblocking(&self, is_nonblocking: bool) {
@@ -144,6 +163,9 @@ impl Stream {
         self.check()?;
         // The readiness descriptor has told it.
         let _ = socket_error(self.readiness()?);
+        if let Some(error) = self.take_left() {
+            return Ok(Some(error));
+        }
         Ok(self.tcp.take_error().ok().flatten().map(|error| tcp_errno(&error)))
     }
 
@@ -178,9 +200,15 @@ impl Stream {
                 let waits = !mode.dont_wait && (done == 0 || mode.wait_all);
                 let len = match self.receive_some(room, mode, waits) {
                     Ok(len) => len,
-                    Err(_) if done > 0 => return Ok(done),
-                    Err(error) => return Err(error),
+                    Err(error) => return self.part(done, error),
                 };
+                if len == 0
+                    && done == 0
+                    && !room.is_empty()
+                    && let Some(error) = self.take_left()
+                {
+                    return self.part(0, error);
+                }
                 done += len;
                 let is_all = len < room.len() && !mode.wait_all;
                 if len == 0 || mode.peek || is_all {
@@ -219,7 +247,8 @@ impl Stream {
     /// Takes the urgent byte (`MSG_OOB`).
     pub(crate) fn receive_urgent(&self) -> Result<u8, Errno> {
         self.check()?;
-        self.tcp.read_urgent().map_err(|error| tcp_errno(&error))
+        let byte = self.tcp.read_urgent().map_err(|error| tcp_errno(&error));
+        byte.inspect_err(|error| self.forget_error(error))
     }
 
     fn attempt<T>(
@@ -236,10 +265,7 @@ impl Stream {
                         Err(error) => return Err(error),
                     }
                 }
-                result => {
-                    self.forget_error(result.as_ref().err());
-                    return result;
-                }
+                result => return result,
             }
         }
     }
@@ -251,9 +277,13 @@ impl Stream {
         mode: SendMode,
     ) -> Result<usize, Errno> {
         self.check()?;
+        if let Some(error) = self.take_left() {
+            return self.part(0, error);
+        }
         let mut pieces = pieces.filter(|piece| !piece.is_empty()).peekable();
         if pieces.peek().is_none() {
-            return self.send_some(&[], WriteFlags::default(), true);
+            let sent = self.send_some(&[], WriteFlags::default(), (true, 0));
+            return sent.or_else(|error| self.part(0, error));
         }
         let mut done = 0;
         while let Some(mut piece) = pieces.next() {
@@ -263,42 +293,65 @@ impl Stream {
                 more_follows: mode.more_follows || !is_last,
             };
             while !piece.is_empty() {
-                match self.send_some(piece, flags, mode.dont_wait) {
+                match self.send_some(piece, flags, (mode.dont_wait, done)) {
                     Ok(len) => (piece, done) = (piece.get(len..).unwrap_or_default(), done + len),
-                    Err(_) if done > 0 => return Ok(done),
-                    Err(error) => return Err(error),
+                    Err(error) => return self.part(done, error),
                 }
             }
         }
         Ok(done)
     }
 
-    fn send_some(&self, bytes: &[u8], flags: WriteFlags, dont_wait: bool) -> Result<usize, Errno> {
+    fn send_some(
+        &self,
+        bytes: &[u8],
+        flags: WriteFlags,
+        (dont_wait, done): (bool, usize),
+    ) -> Result<usize, Errno> {
         loop {
             match self.tcp.write_with(bytes, flags).map_err(|error| tcp_errno(&error)) {
                 Err(Errno::AGAIN) if !dont_wait && !self.is_nonblocking.load(Ordering::Relaxed) => {
-                    self.wait_writable()?;
+                    let readiness = self.readiness()?;
+                    let timeout = timeout(readiness, libc::SO_SNDTIMEO);
+                    wait_writable(readiness, timeout, done == 0)?;
                 }
-                result => {
-                    self.forget_error(result.as_ref().err());
-                    return result;
-                }
+                result => return result,
             }
         }
     }
 
+    /// Result of a call that met an error after it had done a part. The error is then that of the next call.
+    fn part(&self, done: usize, error: Errno) -> Result<usize, Errno> {
+        if done == 0 {
+            self.forget_error(&error);
+            return Err(error);
+        }
+        self.leave(error);
+        Ok(done)
+    }
+
+    /// Leaves an error to the next call. Those that come again by themselves are not left.
+    pub(crate) fn leave(&self, error: Errno) {
+        if !matches!(error, Errno::AGAIN | Errno::INTR | Errno::PIPE) {
+            self.left.store(error.raw_os_error(), Ordering::Relaxed);
+        }
+    }
+
+    fn take_left(&self) -> Option<Errno> {
+        if self.left.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let left = self.left.swap(0, Ordering::Relaxed);
+        (left != 0).then(|| Errno::from_raw_os_error(left))
+    }
+
     /// Ends the telling of an error that a call has returned: it is returned once.
-    fn forget_error(&self, error: Option<&Errno>) {
-        if !matches!(error, None | Some(&Errno::AGAIN))
+    fn forget_error(&self, error: &Errno) {
+        if !matches!(*error, Errno::AGAIN | Errno::INTR)
             && let Ok(readiness) = self.readiness()
         {
             let _ = socket_error(readiness);
         }
-    }
-
-    fn wait_writable(&self) -> Result<(), Errno> {
-        let readiness = self.readiness()?;
-        wait_writable(readiness, timeout(readiness, libc::SO_SNDTIMEO))
     }
 
     pub(crate) fn shutdown(&self, how: i32) -> Result<(), Errno> {

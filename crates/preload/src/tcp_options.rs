@@ -107,6 +107,19 @@ impl Inherited {
         }
     }
 
+    /// Those that connections of ours have. Of the two that are one to them, those that were set.
+    pub(crate) fn all(&self) -> Vec<OptionName> {
+        let set = self.options();
+        let is_class = |option: &OptionName| {
+            let (v4, v6) = (libc::IP_TOS, libc::IPV6_TCLASS);
+            matches!(*option, (libc::IPPROTO_IP, number) if number == v4)
+                || matches!(*option, (libc::IPPROTO_IPV6, number) if number == v6)
+        };
+        let mut options = INHERITED.to_vec();
+        options.retain(|option| !is_class(option) || set.contains(option));
+        options
+    }
+
     /// Gives them to a socket of the kernel.
     pub(crate) fn copy_to(&self, to: BorrowedFd<'_>) {
         self.options().iter().for_each(|option| abi::copy_option(self.kernel.as_fd(), to, *option));
@@ -248,7 +261,7 @@ impl TcpSetting {
                 options.congestion = Some(algorithm);
             }
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                options.tos |= u8::try_from(value).unwrap_or(0);
+                options.tos = u8::try_from(value).unwrap_or(0);
             }
             _ => {}
         }

@@ -11,7 +11,6 @@ use forebay_device::rx_filter::nothing;
 use forebay_sys::socket_filter::{FilterInstruction, attach, attached};
 
 use crate::claim::Claim;
-use crate::listener::are_some_unserved;
 use crate::socket::Socket;
 use crate::{kept, table};
 
@@ -21,8 +20,9 @@ const ATTACHED_LOOKS_MAX: u32 = 10_000;
 const ENDED_LOOK: Duration = Duration::from_millis(100);
 const OLDER_LOOK: Duration = Duration::from_secs(1);
 
-/// Time in which a process uses all its listeners, at most. Others take new connections, too, until then.
-const OVERLAP_LOOKS_MAX: u32 = 20;
+/// Time in which others take new connections, too: they may have the SYNs of those that came before the filter, and
+/// this process may not use all its listeners yet.
+const OVERLAP: Duration = Duration::from_millis(10);
 
 /// Sockets that the packets of an engine come from.
 pub(crate) struct Rings(Vec<OwnedFd>);
@@ -59,12 +59,7 @@ pub(crate) fn take_turns(claim: &Claim, rings: &Rings, net: &Net) {
         rings.filters()
     };
     let Some(filters) = (0..ATTACHED_LOOKS_MAX).find_map(|_| looks()) else { return };
-    for _ in 0..OVERLAP_LOOKS_MAX {
-        if !are_some_unserved() {
-            break;
-        }
-        thread::sleep(ATTACHED_LOOK);
-    }
+    thread::sleep(OVERLAP);
     if !claim.has_newer() {
         claim.lead();
     }

@@ -248,7 +248,7 @@ impl Udp {
 
     fn wait_writable(&self, settings: &Settings) -> Result<(), Errno> {
         let readiness = self.udp.descriptor().map_err(|error| errno(&error))?;
-        wait_writable(readiness, settings.write_timeout)
+        wait_writable(readiness, settings.write_timeout, true)
     }
 
     pub(crate) fn is_of_parent(&self) -> bool {

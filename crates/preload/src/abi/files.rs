@@ -1,18 +1,28 @@
 //! sendfile and splice.
 
 use std::ffi::{c_int, c_uint};
+use std::os::fd::AsRawFd;
 
 use libc::{loff_t, off_t, size_t, ssize_t};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
+use rustix::pipe::PipeFlags;
 
 use super::next::next;
-use super::{answer, answer_sent};
+use super::{answer, answer_sent, with_number};
 use crate::socket::Socket;
-use crate::stream::{SendMode, Stream};
+use crate::stream::{SendMode, Stream, StreamMode};
 use crate::table;
 
 /// Bytes that are copied from a file at a time.
 const CHUNK_BYTES: usize = 64 << 10;
+
+/// Flags that `splice` knows.
+const SPLICE_FLAGS: c_uint = libc::SPLICE_F_MOVE
+    | libc::SPLICE_F_NONBLOCK
+    | libc::SPLICE_F_MORE
+    | libc::SPLICE_F_GIFT;
 
 /// # Safety
 /// As `sendfile(2)`.
@@ -104,11 +114,127 @@ pub unsafe extern "C" fn splice(
     len: size_t,
     flags: c_uint,
 ) -> ssize_t {
-    if table::find(from).is_some() || table::find(to).is_some() {
-        // As of a file that cannot: programs then copy.
-        return answer(Err(Errno::INVAL));
+    let (source, sink) = (table::find(from), table::find(to));
+    if source.is_some() || sink.is_some() {
+        let offsets = [from_offset.is_null(), to_offset.is_null()];
+        let spliced = match (source.as_deref(), sink.as_deref()) {
+            (Some(Socket::Stream(stream)), None) => to_pipe(stream, to, offsets, (len, flags)),
+            (None, Some(Socket::Stream(stream))) => from_pipe(from, stream, offsets, (len, flags)),
+            _ => Err(Errno::INVAL),
+        };
+        return answer_sent(spliced, 0);
     }
     let next = next!(splice(c_int, *mut loff_t, c_int, *mut loff_t, size_t, c_uint) -> ssize_t);
     // SAFETY: the caller's promise.
     unsafe { next(from, from_offset, to, to_offset, len, flags) }
+}
+
+/// Checks a call between a pipe and a connection. `is_pipes_null` is true without an offset of the pipe.
+fn check_splice(
+    pipe: c_int,
+    (is_pipes_null, is_null): (bool, bool),
+    flags: c_uint,
+) -> Result<(), Errno> {
+    if flags & !SPLICE_FLAGS != 0 {
+        return Err(Errno::INVAL);
+    }
+    let is_pipe = with_number(pipe, |pipe| rustix::fs::fstat(pipe))?.st_mode & libc::S_IFMT;
+    if is_pipe != libc::S_IFIFO {
+        return Err(Errno::INVAL);
+    }
+    match (is_pipes_null, is_null) {
+        (true, true) => Ok(()),
+        (false, _) => Err(Errno::SPIPE),
+        (true, false) => Err(Errno::INVAL),
+    }
+}
+
+/// Events of a pipe, after those asked for, an error or the end of the other side have come.
+fn polled(pipe: c_int, asked: PollFlags, waits: bool) -> Result<PollFlags, Errno> {
+    let at_once = Timespec::default();
+    with_number(pipe, |pipe| {
+        let mut polled = [PollFd::new(&pipe, asked)];
+        poll(&mut polled, (!waits).then_some(&at_once))?;
+        Ok(polled[0].revents())
+    })
+}
+
+/// Moves bytes of a connection to a pipe: as many as there are, and as the pipe has room for.
+fn to_pipe(
+    stream: &Stream,
+    pipe: c_int,
+    [is_null, is_pipes_null]: [bool; 2],
+    (len, flags): (usize, c_uint),
+) -> Result<usize, Errno> {
+    check_splice(pipe, (is_pipes_null, is_null), flags)?;
+    let status = with_number(pipe, |pipe| rustix::fs::fcntl_getfl(pipe))?;
+    let waits = flags & libc::SPLICE_F_NONBLOCK == 0 && !status.contains(OFlags::NONBLOCK);
+    let mut moved = 0;
+    while moved < len {
+        let events = polled(pipe, PollFlags::OUT, waits && moved == 0)?;
+        if !events.intersects(PollFlags::OUT | PollFlags::ERR) {
+            return if moved > 0 { Ok(moved) } else { Err(Errno::AGAIN) };
+        }
+        // A pipe that is writable has room for so much, without which the write would wait.
+        let mut buffer = [0; libc::PIPE_BUF];
+        let room = &mut buffer[..libc::PIPE_BUF.min(len - moved)];
+        let peeks = StreamMode { peek: true, dont_wait: moved > 0, ..StreamMode::default() };
+        let peeked = match stream.receive(std::iter::once(&mut *room), peeks) {
+            Ok(0) => break,
+            Ok(peeked) => peeked,
+            Err(_) if moved > 0 => break,
+            Err(error) => return Err(error),
+        };
+        // SAFETY: `peeked` bytes of the buffer can be read.
+        let written = unsafe { libc::write(pipe, room.as_ptr().cast(), peeked) };
+        let Ok(written) = usize::try_from(written) else {
+            return if moved > 0 { Ok(moved) } else { Err(super::last_error()) };
+        };
+        let takes = StreamMode { discard: true, dont_wait: true, ..StreamMode::default() };
+        stream.receive(std::iter::once(&mut room[..written]), takes)?;
+        moved += written;
+    }
+    Ok(moved)
+}
+
+/// Moves bytes of a pipe to a connection, waiting for the first.
+fn from_pipe(
+    pipe: c_int,
+    stream: &Stream,
+    [is_pipes_null, is_null]: [bool; 2],
+    (len, flags): (usize, c_uint),
+) -> Result<usize, Errno> {
+    check_splice(pipe, (is_pipes_null, is_null), flags)?;
+    // What the connection does not take stays in the pipe.
+    let (copy, copy_in) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    let mut moved = 0;
+    while moved < len {
+        let waits = flags & libc::SPLICE_F_NONBLOCK == 0 && moved == 0;
+        let how = if waits { 0 } else { libc::SPLICE_F_NONBLOCK };
+        // SAFETY: the call touches no memory.
+        let teed = unsafe { libc::tee(pipe, copy_in.as_raw_fd(), len - moved, how) };
+        let Ok(teed) = usize::try_from(teed) else {
+            return if moved > 0 { Ok(moved) } else { Err(super::last_error()) };
+        };
+        if teed == 0 {
+            break;
+        }
+        let mut bytes = vec![0; teed];
+        let read = rustix::io::read(&copy, &mut bytes)?;
+        let bytes = bytes.get_mut(..read).unwrap_or_default();
+        let more_follows = flags & libc::SPLICE_F_MORE != 0;
+        let mode = SendMode { more_follows, ..SendMode::default() };
+        let sent = match stream.send(std::iter::once(&*bytes), mode) {
+            Ok(sent) => sent,
+            Err(_) if moved > 0 => break,
+            Err(error) => return Err(error),
+        };
+        // SAFETY: `sent` bytes of the buffer can be written. They are in the pipe.
+        unsafe { libc::read(pipe, bytes.as_mut_ptr().cast(), sent) };
+        moved += sent;
+        if sent < read {
+            break;
+        }
+    }
+    Ok(moved)
 }

@@ -41,6 +41,16 @@ pub unsafe extern "C" fn setsockopt(
         let is_on = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
         return answer_int(stream.set_flag((level, name), is_on).map(|()| 0));
     }
+    if let (Socket::Stream(stream), (libc::IPPROTO_TCP, libc::TCP_QUICKACK)) =
+        (&*socket, (level, name))
+        && !value.is_null()
+        && usize::try_from(len).is_ok_and(|len| len >= size_of::<c_int>())
+    {
+        // SAFETY: as above.
+        let is_on = unsafe { value.cast::<c_int>().read_unaligned() } & 1 != 0;
+        stream.set_quick_ack(is_on);
+        return 0;
+    }
     let store = match &*socket {
         Socket::Udp(udp) => udp.check_option(level, name).map(|()| udp.kernel().as_raw_fd()),
         _ if !is_supported((level, name)) => Err(Errno::NOPROTOOPT),
@@ -149,6 +159,11 @@ fn own_answer(stream: &Stream, level: c_int, name: c_int) -> Result<Option<Vec<u
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
             int(stream.take_error()?.map_or(0, rustix::io::Errno::raw_os_error))
         }
+        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => int(stream.quick_ack().into()),
+        (libc::SOL_SOCKET, libc::SO_TYPE) => int(libc::SOCK_STREAM),
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(libc::IPPROTO_TCP),
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(stream.family()),
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(0),
         (libc::SOL_SOCKET, libc::SO_SNDBUF) if !stream.has_set_buffer(SNDBUF_LOCK) => {
             info(|info| info.send_buffer_bytes)
         }

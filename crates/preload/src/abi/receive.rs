@@ -392,7 +392,12 @@ unsafe fn receive_each(
         match unsafe { receive_header(socket, &mut header.msg_hdr, flags) } {
             Ok(len) => header.msg_len = len.try_into().unwrap_or(c_uint::MAX),
             Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
+            Err(error) => {
+                if let Socket::Stream(stream) = socket {
+                    stream.leave(error);
+                }
+                break;
+            }
         }
         done += 1;
         if flags & libc::MSG_WAITFORONE != 0 {

@@ -196,6 +196,27 @@ pub(crate) fn replace(at: RawFd, by: BorrowedFd<'_>, is_cloexec: bool) -> Result
     if result < 0 { Err(last_error()) } else { Ok(()) }
 }
 
+/// Closes a descriptor whose owner is forgotten, not dropped.
+pub(crate) fn close_forgotten(descriptor: BorrowedFd<'_>) {
+    // SAFETY: the call touches no memory. Who calls it forgets the owner, so that it is closed once.
+    unsafe { libc::syscall(libc::SYS_close, descriptor.as_raw_fd()) };
+}
+
+/// True if the program's signal handlers, of which there is one, all have `SA_RESTART`.
+pub(crate) fn do_handlers_restart() -> bool {
+    let handler = |signal| {
+        let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+        // SAFETY: the call writes to the structure, unless the signal is reserved.
+        unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+        // SAFETY: zeroes are a value of it: the default handler.
+        let action = unsafe { action.assume_init() };
+        let is_handled = !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN);
+        is_handled.then_some(action.sa_flags & libc::SA_RESTART != 0)
+    };
+    let mut handlers = (1..=libc::SIGRTMAX()).filter_map(handler).peekable();
+    handlers.peek().is_some() && handlers.all(|restarts| restarts)
+}
+
 /// Runs `act` with all signals blocked, so that threads which it starts never run the program's handlers.
 pub(crate) fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
     let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());

@@ -2,7 +2,7 @@
 
 The peer, in another namespace, does what it is told over a connection of the kernel.
 """
-import array, errno, fcntl, os, select, signal, socket, struct, sys, termios, threading, time
+import array, ctypes, errno, fcntl, os, select, signal, socket, struct, sys, termios, threading, time
 
 NEAR, FAR, CONTROL = ("10.9.0.1", 7), ("10.9.0.2", 9), ("10.9.0.2", 10)
 WAIT_MS = 20_000
@@ -383,6 +383,28 @@ def resets(connection, tell):
     await_event(it, select.POLLERR)
     say("after bytes", it.recv, 10)
     it.close()
+    for call in (
+        lambda: it.recv(10, socket.MSG_WAITALL),
+        lambda: it.recvmsg_into([bytearray(3), bytearray(9)], 0, socket.MSG_WAITALL)[0],
+    ):
+        it = connection()
+        tell("send 5")
+        await_bytes(it, 5)
+        tell("reset")
+        await_event(it, select.POLLERR)
+        say("a part before the reset", call)
+        say("events", polled, it)
+        say("the reset", it.recv, 10)
+        say("then", it.recv, 10)
+        it.close()
+    it = connection()
+    late = threading.Timer(0.3, tell, ["reset"])
+    late.start()
+    say("sent in part", lambda: 0 < it.send(bytes(30_000_000)) < 30_000_000)
+    late.join()
+    say("SO_ERROR", it.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
+    say("send then", it.send, b"x")
+    it.close()
 
 
 def shutdowns(connection, tell):
@@ -451,7 +473,7 @@ def options(connection, tell):
         (tcp, "TCP_KEEPIDLE", 7), (tcp, "TCP_KEEPINTVL", 5), (tcp, "TCP_KEEPCNT", 3), (tcp, "TCP_KEEPIDLE", 0),
         (tcp, "TCP_KEEPCNT", 300), (tcp, "TCP_USER_TIMEOUT", 900), (tcp, "TCP_USER_TIMEOUT", -1),
         (tcp, "TCP_LINGER2", 9), (tcp, "TCP_QUICKACK", 1), (tcp, "TCP_DEFER_ACCEPT", 3),
-        (tcp, "TCP_NOTSENT_LOWAT", 16_384), (socket.IPPROTO_IP, "IP_TOS", 16), (socket.IPPROTO_IP, "IP_TTL", 9),
+        (tcp, "TCP_NOTSENT_LOWAT", 16_384), (tcp, "TCP_QUICKACK", 0), (socket.IPPROTO_IP, "IP_TOS", 16), (socket.IPPROTO_IP, "IP_TTL", 9),
         (socket.IPPROTO_IP, "IP_TTL", 999),
     ):
         say(f"{name} = {value}", it.setsockopt, where, getattr(socket, name), value)
@@ -486,8 +508,53 @@ def files(connection, tell):
         say("position", lambda: os.lseek(file.fileno(), 0, os.SEEK_CUR))
         say("arrived", tell, "read 10")
         say("sendfile beyond the end", os.sendfile, it.fileno(), file.fileno(), 1 << 40, 10)
+    splices(it, tell)
     it.close()
     tell("close")
+
+
+def splices(it, tell):
+    """Between a connection and a pipe, which has room for 16 pages."""
+    out, into = os.pipe()
+    number, dont_wait = it.fileno(), 2
+    say("nothing in the pipe", os.splice, out, number, 10, None, None, dont_wait)
+    os.write(into, b"a" * 20_000)
+    say("to connection", os.splice, out, number, 30_000)
+    say("arrived", tell, "read 20000")
+    os.write(into, b"b" * 10)
+    say("a part, and more follows", os.splice, out, number, 4, None, None, 4)
+    say("the rest", os.splice, out, number, 100)
+    say("arrived", tell, "read 10")
+    tell("send 9")
+    await_bytes(it, 9)
+    say("from connection", os.splice, number, into, 5)
+    say("from connection", os.splice, number, into, 5, None, None, dont_wait)
+    say("in the pipe", os.read, out, 100)
+    it.setblocking(False)
+    say("nothing there", os.splice, number, into, 5)
+    it.setblocking(True)
+    os.write(into, b"c" * 65_536)
+    tell("send 5")
+    await_bytes(it, 5)
+    say("no room", os.splice, number, into, 5, None, None, dont_wait)
+    say("it stays", it.recv, 10)
+    say("nothing asked for", os.splice, number, into, 0)
+    say("wrong flag", os.splice, number, into, 5, None, None, 64)
+    say("offset of the pipe", os.splice, number, into, 5, None, 0)
+    say("offset of the connection", os.splice, number, into, 5, 0)
+    say("to itself", os.splice, number, number, 5)
+    os.close(into)
+    say("all of it", os.splice, out, number, 100_000)
+    say("arrived", tell, "read 65536")
+    say("end of the pipe", os.splice, out, number, 5)
+    os.close(out)
+    out, into = os.pipe()
+    os.close(out)
+    tell("send 5")
+    await_bytes(it, 5)
+    say("no reader", os.splice, number, into, 5)
+    say("it stays", it.recv, 10)
+    os.close(into)
 
 
 def misuse(connection, tell):
@@ -514,8 +581,57 @@ def interrupted(connection, tell, signals):
     say("recv", it.recv, 2)
     late.join()
     print("signals", signals)
+    signals.clear()
+    calls_of_c(it, tell)
+    print("signals", signals)
     it.close()
     tell("close")
+
+
+def fill(it):
+    """Sends until there was no room for a while. Returns the number of bytes."""
+    sent, full = 0, time.monotonic() + 0.3
+    while time.monotonic() < full:
+        try:
+            sent += it.send(bytes(65_536), socket.MSG_DONTWAIT)
+            full = time.monotonic() + 0.3
+        except BlockingIOError:
+            time.sleep(0.01)
+    return sent
+
+
+def calls_of_c(it, tell):
+    """The same by the C library's functions, which Python does not call again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    room = ctypes.create_string_buffer(100_000)
+
+    def call(name, *arguments):
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        result = getattr(libc, name)(it.fileno(), *arguments)
+        return result if result >= 0 else ERRNO[ctypes.get_errno()]
+
+    def all_restart(restart):
+        for number in (signal.SIGALRM, signal.SIGPIPE, signal.SIGINT):
+            signal.siginterrupt(number, not restart)
+
+    for restart in (False, True):
+        all_restart(restart)
+        for micros in (0, 9_000_000):
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                it.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", micros // 1_000_000, 0))
+            late = threading.Timer(0.3, tell, ["send 2"])
+            late.start()
+            say(f"recv of C, {restart}, {micros}", call, "recv", room, 2, 0)
+            late.join()
+            say("left", it.recv, 2, socket.MSG_DONTWAIT)
+            sent = fill(it)
+            late = threading.Timer(0.3, tell, [f"read {sent}"])
+            late.start()
+            answer = say(f"send of C, {restart}, {micros}", call, "send", room, 1000, 0)
+            late.join()
+            if answer == 1000:
+                tell("read 1000")
+    all_restart(False)
 
 
 def again(listener, connection, tell):
