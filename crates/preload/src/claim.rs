@@ -120,12 +120,8 @@ impl Claim {
     pub(crate) fn await_successor(&self, at_most: Option<Duration>) {
         let timeout = at_most.and_then(|wait| futex::Timespec::try_from(wait).ok());
         // Ignored: it is looked at again.
-        let _ = futex::wait(
-            &self.words[LEADING],
-            futex::Flags::empty(),
-            self.number,
-            timeout.as_ref(),
-        );
+        let _ =
+            futex::wait(&self.words[LEADING], futex::Flags::empty(), self.number, timeout.as_ref());
     }
 
     /// Waits until all newer engines have ended, and then does something before another one may begin. False if

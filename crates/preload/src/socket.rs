@@ -64,8 +64,7 @@ impl Socket {
             Self::Stream(stream) => stream.is_of_parent(),
         };
         if is_of_parent {
-            if let (Self::Listener(listener), true) =
-                (&*self, table::numbers_of(&self).is_empty())
+            if let (Self::Listener(listener), true) = (&*self, table::numbers_of(&self).is_empty())
             {
                 listener.close_copy();
             }

@@ -275,3 +275,19 @@ pub(crate) fn congestion_name(algorithm: Algorithm) -> &'static str {
         Algorithm::Cubic => "cubic",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exe_4_service_type_is_replaced() {
+        let mut options = TcpOptions::default();
+        for option in [(libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)] {
+            for value in [0x10, 0x88, 0] {
+                TcpSetting { option, value }.apply(&mut options);
+                assert_eq!(i64::from(options.tos), value);
+            }
+        }
+    }
+}

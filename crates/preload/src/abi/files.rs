@@ -19,10 +19,8 @@ use crate::table;
 const CHUNK_BYTES: usize = 64 << 10;
 
 /// Flags that `splice` knows.
-const SPLICE_FLAGS: c_uint = libc::SPLICE_F_MOVE
-    | libc::SPLICE_F_NONBLOCK
-    | libc::SPLICE_F_MORE
-    | libc::SPLICE_F_GIFT;
+const SPLICE_FLAGS: c_uint =
+    libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
 
 /// # Safety
 /// As `sendfile(2)`.

@@ -166,14 +166,7 @@ pub(crate) fn shared_words<const N: usize>(
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping, at an address that the kernel chooses.
     let place = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            bytes,
-            protection,
-            libc::MAP_SHARED,
-            file.as_raw_fd(),
-            0,
-        )
+        libc::mmap(std::ptr::null_mut(), bytes, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
     };
     if place == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error());

@@ -467,6 +467,13 @@ def threads(connection, tell):
 def options(connection, tell):
     it = connection()
     level, tcp = socket.SOL_SOCKET, socket.IPPROTO_TCP
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for name in ("SO_TYPE", "SO_DOMAIN", "SO_PROTOCOL", "SO_ACCEPTCONN", "SO_ERROR", "SO_KEEPALIVE"):
+        say(name, it.getsockopt, level, getattr(socket, name))
+    for name in ("TCP_NODELAY", "TCP_QUICKACK", "TCP_CORK"):
+        say(name, it.setsockopt, tcp, getattr(socket, name), 1)
+    print("descriptors opened", len(os.listdir("/proc/self/fd")) - descriptors)
+    it.setsockopt(tcp, socket.TCP_CORK, 0)
     for where, name, value in (
         (level, "SO_KEEPALIVE", 0), (level, "SO_OOBINLINE", 1), (level, "SO_REUSEADDR", 1), (level, "SO_PRIORITY", 3),
         (level, "SO_RCVBUF", 30_000), (tcp, "TCP_NODELAY", 0), (tcp, "TCP_CORK", 1), (tcp, "TCP_CORK", 0),
