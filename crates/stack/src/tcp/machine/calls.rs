@@ -384,7 +384,10 @@ impl Tcp {
                 self.requests.at(at).is_some_and(|request| request.listener == (index, generation))
             })
             .collect();
-        requests.into_iter().for_each(|at| self.drop_request(at));
+        for at in requests {
+            self.reset_request(at, out);
+            self.drop_request(at);
+        }
     }
 
     /// Options of a socket.

@@ -22,6 +22,17 @@ impl Tcp {
         self.send(&outgoing, out);
     }
 
+    /// Tells the peer of a handshake that is given up. Only if other processes listen, too: their silence about
+    /// its segments would leave the peer without an answer.
+    pub(super) fn reset_request(&mut self, at: u32, out: &mut TcpOut<'_>) {
+        let Some(request) = self.requests.at(at).filter(|_| !self.is_alone()) else { return };
+        self.counters.out_rsts.add(1);
+        // Without ACK: a peer that has seen no SYN-ACK ignores it.
+        let flags = Flags::RST;
+        let outgoing = Outgoing { flags, ..Outgoing::empty(&request.flow, request.sequence + 1) };
+        self.send(&outgoing, out);
+    }
+
     pub(super) fn send(&self, outgoing: &Outgoing<'_>, out: &mut TcpOut<'_>) {
         match emit(outgoing, out.pool) {
             Some(packet) => {
