@@ -28,7 +28,7 @@ pub(crate) struct Stream {
     store: OnceLock<OwnedFd>,
     /// Error that came after a part of a call was done: of the next call. 0 for none.
     left: AtomicI32,
-    /// What was set of `TCP_QUICKACK`, which has no effect.
+    /// Value of `TCP_QUICKACK`, which has no effect.
     quick_ack: AtomicBool,
     /// Options of the listener.
     inherited: Arc<Inherited>,

@@ -107,7 +107,7 @@ impl Inherited {
         }
     }
 
-    /// Those that connections of ours have. Of the two that are one to them, those that were set.
+    /// Options that connections of ours have. Of the two that are one to them, only those that were set.
     pub(crate) fn all(&self) -> Vec<OptionName> {
         let set = self.options();
         let is_class = |option: &OptionName| {

@@ -28,7 +28,7 @@ const OVERLAP: Duration = Duration::from_millis(10);
 pub(crate) struct Rings(Vec<OwnedFd>);
 
 impl Rings {
-    /// Those of the devices.
+    /// Sockets of the devices.
     pub(crate) fn of(devices: &[Device]) -> io::Result<Self> {
         let sources = devices.iter().flat_map(|device| &device.sources);
         let sockets = sources.filter_map(|source| source.descriptor());
