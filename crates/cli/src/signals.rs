@@ -14,6 +14,10 @@ use crate::ticker::Ticker;
 /// Interval between two checks for a signal.
 const SIGNAL_PERIOD: Duration = Duration::from_millis(100);
 
+/// Time after the first signal in which others count as the same: `timeout` signals a program, and then
+/// its process group with the program in it.
+const ONE_SIGNAL: Duration = Duration::from_millis(500);
+
 /// Effect of SIGHUP, which a closed terminal or a request to reload sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Hangup {
@@ -23,27 +27,41 @@ pub(crate) enum Hangup {
     Acts,
 }
 
-/// Ends the run in order on the first signal, and the program on the second. Returns a flag that
+/// Ends the run in order on the first signal, and the program on a later one. Returns a flag that
 /// becomes true once a signal has asked the run to end.
 pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBool> {
-    let asked = Arc::new(AtomicBool::new(false));
     let ends = [SIGINT, SIGTERM, SIGHUP].into_iter();
-    for signal in ends.filter(|&signal| signal != SIGHUP || hangup == Hangup::Ends) {
-        // If a handler cannot be installed, the signal ends the program as by default.
-        let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&asked));
-        let _ = signal_hook::flag::register(signal, Arc::clone(&asked));
-    }
+    let ends = ends.filter(|&signal| signal != SIGHUP || hangup == Hangup::Ends);
     let interrupted = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&interrupted);
-    thread::spawn(move || {
-        while !asked.load(Ordering::Relaxed) {
-            thread::sleep(SIGNAL_PERIOD);
-        }
+    on_first_signal(ends, move || {
         info!("stopping; once more to end now");
         told.store(true, Ordering::Relaxed);
         stopper.stop();
     });
     interrupted
+}
+
+/// Calls `act` on the first of these signals. A later one ends the program, but not one that comes with the
+/// first.
+pub(crate) fn on_first_signal(
+    signals: impl Iterator<Item = i32>,
+    act: impl FnOnce() + Send + 'static,
+) {
+    let (asked, insisted) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+    for signal in signals {
+        // If a handler cannot be installed, the signal ends the program as by default.
+        let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&insisted));
+        let _ = signal_hook::flag::register(signal, Arc::clone(&asked));
+    }
+    thread::spawn(move || {
+        while !asked.load(Ordering::Relaxed) {
+            thread::sleep(SIGNAL_PERIOD);
+        }
+        act();
+        thread::sleep(ONE_SIGNAL);
+        insisted.store(true, Ordering::Relaxed);
+    });
 }
 
 /// Calls `act` on each SIGHUP for as long as the returned value lives. The signal no longer ends

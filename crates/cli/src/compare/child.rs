@@ -7,14 +7,20 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::IS_INTERRUPTED;
+
 /// Longest wait for a line: of several windows, each of a minute at most.
 const LINE_WAIT_MAX: Duration = Duration::from_secs(600);
+
+/// Interval between two looks for a signal.
+const LOOK_PERIOD: Duration = Duration::from_millis(100);
 
 /// Number of lines that a program may be ahead.
 const LINES_AHEAD_MAX: usize = 4;
@@ -56,12 +62,28 @@ impl StartedProgram {
 
     /// The next line. A program that ends or stays silent instead has failed.
     fn line(&mut self, wait_max: Duration) -> Result<String, String> {
-        match self.lines.recv_timeout(wait_max) {
-            Ok(Ok(line)) => Ok(line),
-            Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => Err(self.failure()),
-            Err(RecvTimeoutError::Timeout) => {
-                let told = self.failure();
-                Err(format!("it said nothing for {} s, and was ended: {told}", wait_max.as_secs()))
+        self.line_unless(&IS_INTERRUPTED, wait_max)
+    }
+
+    fn line_unless(
+        &mut self,
+        is_interrupted: &AtomicBool,
+        wait_max: Duration,
+    ) -> Result<String, String> {
+        let began = Instant::now();
+        loop {
+            let left = wait_max.saturating_sub(began.elapsed());
+            match self.lines.recv_timeout(left.min(LOOK_PERIOD)) {
+                Ok(Ok(line)) => return Ok(line),
+                Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => return Err(self.failure()),
+                Err(RecvTimeoutError::Timeout) if is_interrupted.load(Ordering::Relaxed) => {
+                    return Err("interrupted".to_owned());
+                }
+                Err(RecvTimeoutError::Timeout) if left > LOOK_PERIOD => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    let (told, waited_s) = (self.failure(), wait_max.as_secs());
+                    return Err(format!("it said nothing for {waited_s} s, and was ended: {told}"));
+                }
             }
         }
     }
@@ -139,5 +161,12 @@ mod tests {
         let mut stuck = StartedProgram::start(&mut shell("echo ready; exec cat")).unwrap();
         let reason = stuck.line(Duration::ZERO).unwrap_err();
         assert_eq!(reason, "it said nothing for 0 s, and was ended: it ended without a word");
+    }
+
+    #[test]
+    fn cmp_2_signal_ends_the_wait() {
+        let mut program = StartedProgram::start(&mut shell("echo ready; exec cat")).unwrap();
+        let waited = program.line_unless(&AtomicBool::new(true), LINE_WAIT_MAX);
+        assert_eq!(waited.unwrap_err(), "interrupted");
     }
 }

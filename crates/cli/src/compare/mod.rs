@@ -34,7 +34,6 @@ use std::fmt::Display;
 use std::fs;
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -49,6 +48,7 @@ use subject::Subject;
 use crate::bench::pair::{self, CpuPair};
 use crate::failure::Failure;
 use crate::output;
+use crate::signals::on_first_signal;
 
 #[derive(Debug, Args)]
 #[command(after_help = NOTES)]
@@ -96,6 +96,9 @@ pub(crate) struct CompareArgs {
 const NOTES: &str = "\
 All but cpu make network namespaces of their own, which takes root, ip and ethtool; traffic stays in
 them. While a turn with RFS lasts, net.core.rps_sock_flow_entries is set for the whole machine.";
+
+/// True once a signal has asked the comparison to end.
+static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// Kind of comparison, or all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
@@ -149,19 +152,12 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         // Before all measurements, which take minutes.
         written(path, fs::write(path, ""))?;
     }
-    let is_interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        // If a handler cannot be installed, the signal ends the program as by default.
-        let _ =
-            signal_hook::flag::register_conditional_default(signal, Arc::clone(&is_interrupted));
-        let _ = signal_hook::flag::register(signal, Arc::clone(&is_interrupted));
-    }
+    let ends = [SIGINT, SIGTERM, SIGHUP].into_iter();
+    on_first_signal(ends, || IS_INTERRUPTED.store(true, Ordering::Relaxed));
+    network::remove_left();
     let distance = &|| pair::distance(setting.cpus);
-    let rounds = turns::RoundPlan {
-        count: args.rounds.get(),
-        distance,
-        is_interrupted: Arc::clone(&is_interrupted),
-    };
+    let rounds =
+        turns::RoundPlan { count: args.rounds.get(), distance, is_interrupted: &IS_INTERRUPTED };
     let mut report = CompareReport::new(MachineFacts::read(), args.rounds.get(), setting.window);
     let is_only = kinds.len() == 1;
     for kind in kinds {
@@ -183,7 +179,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
         let taken = turns::take(&subjects, &rounds);
         report.add(&subjects, &taken);
     }
-    report.is_interrupted = is_interrupted.load(Ordering::Relaxed);
+    report.is_interrupted = IS_INTERRUPTED.load(Ordering::Relaxed);
     if let (Some(text), []) = (&args.only, report.comparisons.as_slice()) {
         let problem = format!("--only {text}: no program is called so");
         return Err(Failure::usage(problem, "give a part of a name that a report has"));

@@ -1,5 +1,6 @@
 //! Network namespaces, and veth pairs between them.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{self, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -42,6 +43,9 @@ pub(super) struct KernelSteering {
     pub(super) flows: u32,
 }
 
+/// Begins the names of all namespaces, before the id of the process that made them.
+const PREFIX: &str = "forebay-compare-";
+
 const SOCK_FLOW_ENTRIES: &str = "/proc/sys/net/core/rps_sock_flow_entries";
 
 impl Network {
@@ -49,7 +53,7 @@ impl Network {
     pub(super) fn new(namespaces: &[&'static str]) -> Result<Self, String> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let prefix = format!("forebay-compare-{}-{number}-", process::id());
+        let prefix = format!("{PREFIX}{}-{number}-", process::id());
         let mut network = Self { prefix, namespaces: Vec::new() };
         for namespace in namespaces {
             ip(&format!("netns add {}{namespace}", network.prefix))?;
@@ -159,6 +163,22 @@ impl Drop for Network {
     }
 }
 
+/// Removes the namespaces of comparisons that were killed.
+pub(super) fn remove_left() {
+    let Ok(names) = std::fs::read_dir("/run/netns") else { return };
+    for name in names.flatten().filter_map(|entry| entry.file_name().into_string().ok()) {
+        if maker(&name).is_some_and(|id| !Path::new("/proc").join(id.to_string()).exists()) {
+            // Ignored: another comparison may have removed it.
+            let _ = ip(&format!("netns del {name}"));
+        }
+    }
+}
+
+/// Process that made the namespace with this name; `None` if no comparison did.
+fn maker(name: &str) -> Option<u32> {
+    name.strip_prefix(PREFIX)?.split_once('-')?.0.parse().ok()
+}
+
 /// Restores the size of the kernel's socket-flow table when dropped.
 pub(super) struct RestoredRfs(Option<String>);
 
@@ -176,9 +196,23 @@ fn ip(args: &str) -> Result<(), String> {
 }
 
 fn succeed(command: &mut Command) -> Result<(), String> {
+    // A signal for the comparison does not leave its work half done.
+    command.process_group(0);
     let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
     Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cmp_2_namespaces_name_their_maker() {
+        assert_eq!(maker("forebay-compare-4711-0-sender"), Some(4711));
+        let others = ["forebay-compare-", "forebay-compare-x-0-sender", "forebay-4711-0", "4711-"];
+        assert!(others.iter().all(|name| maker(name).is_none()));
+    }
 }

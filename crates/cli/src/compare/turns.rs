@@ -1,6 +1,5 @@
 //! Rounds in which all subjects take turns, so that a change of the machine affects all alike.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::ProgressBar;
@@ -14,7 +13,7 @@ pub(super) struct RoundPlan<'a> {
     /// Measures the distance of the CPUs before and after each turn.
     pub(super) distance: &'a dyn Fn() -> CacheClass,
     /// True once a signal has asked to end.
-    pub(super) is_interrupted: Arc<AtomicBool>,
+    pub(super) is_interrupted: &'a AtomicBool,
 }
 
 /// Turns of one subject.
@@ -30,38 +29,36 @@ pub(super) struct Taken {
 pub(super) fn take(subjects: &[Subject<'_>], rounds: &RoundPlan<'_>) -> Vec<Taken> {
     let mut taken: Vec<_> = subjects.iter().map(|_| Taken::default()).collect();
     let bar = ProgressBar::new(u64::from(rounds.count) * subjects.len() as u64);
-    for round in 0..usize::from(rounds.count) {
+    'rounds: for round in 0..usize::from(rounds.count) {
         for turn in 0..subjects.len() {
             // Each round begins with another subject, so that none always follows the same one.
             let index = (round + turn) % subjects.len();
             bar.set_message(subjects[index].name.clone());
             if rounds.is_interrupted.load(Ordering::Relaxed) {
-                bar.finish_and_clear();
-                return interrupted(taken);
+                break 'rounds;
             }
-            take_one(&subjects[index], &mut taken[index], rounds.distance);
+            take_one(&subjects[index], &mut taken[index], rounds);
             bar.inc(1);
         }
     }
     bar.finish_and_clear();
-    taken
-}
-
-/// Turns of a comparison that a signal has ended.
-fn interrupted(mut taken: Vec<Taken>) -> Vec<Taken> {
-    for taken in taken.iter_mut().filter(|taken| taken.samples.is_empty()) {
-        taken.failed.get_or_insert_with(|| "interrupted before its first turn".to_owned());
+    if rounds.is_interrupted.load(Ordering::Relaxed) {
+        for taken in taken.iter_mut().filter(|taken| taken.samples.is_empty()) {
+            taken.failed.get_or_insert_with(|| "interrupted before its first turn".to_owned());
+        }
     }
     taken
 }
 
-fn take_one(subject: &Subject<'_>, taken: &mut Taken, distance: &dyn Fn() -> CacheClass) {
+fn take_one(subject: &Subject<'_>, taken: &mut Taken, rounds: &RoundPlan<'_>) {
     if taken.failed.is_some() {
         return;
     }
-    let before = distance();
+    let before = (rounds.distance)();
     match (subject.measure)() {
-        Ok(sample) => taken.samples.push((sample, before.until(distance()).name())),
+        Ok(sample) => taken.samples.push((sample, before.until((rounds.distance)()).name())),
+        // The signal has ended the turn.
+        Err(_) if rounds.is_interrupted.load(Ordering::Relaxed) => {}
         Err(reason) => taken.failed = Some(reason),
     }
 }
@@ -86,7 +83,7 @@ mod tests {
             Ok(TurnFigures::default().with("speed", 1.0))
         });
         let distance = &|| CacheClass::FarL3;
-        let rounds = RoundPlan { count: 3, distance, is_interrupted: Arc::default() };
+        let rounds = RoundPlan { count: 3, distance, is_interrupted: &AtomicBool::new(false) };
         let taken = take(&[fails, works], &rounds);
         assert_eq!((asked.get(), taken[0].samples.len(), taken[1].samples.len()), (1, 0, 3));
         assert_eq!(taken[0].failed.as_deref(), Some("it is not there"));
@@ -95,9 +92,25 @@ mod tests {
     #[test]
     fn cmp_2_interrupted_turns_have_a_reason() {
         let subject = Subject::new("g", Author::Peer, "p", SPEED, || Ok(TurnFigures::default()));
-        let is_interrupted = Arc::new(AtomicBool::new(true));
+        let is_interrupted = &AtomicBool::new(true);
         let rounds = RoundPlan { count: 3, distance: &|| CacheClass::FarL3, is_interrupted };
         let taken = take(&[subject], &rounds);
         assert_eq!(taken[0].failed.as_deref(), Some("interrupted before its first turn"));
+    }
+
+    #[test]
+    fn cmp_2_turn_that_signal_ends_keeps_others() {
+        let (is_interrupted, turns) = (&AtomicBool::new(false), Cell::new(0));
+        let subject = Subject::new("g", Author::Peer, "p", SPEED, || {
+            turns.set(turns.get() + 1);
+            if turns.get() < 3 {
+                return Ok(TurnFigures::default().with("speed", 1.0));
+            }
+            is_interrupted.store(true, Ordering::Relaxed);
+            Err("its programs were ended".to_owned())
+        });
+        let rounds = RoundPlan { count: 5, distance: &|| CacheClass::FarL3, is_interrupted };
+        let taken = take(&[subject], &rounds);
+        assert_eq!((turns.get(), taken[0].samples.len(), &taken[0].failed), (3, 2, &None));
     }
 }

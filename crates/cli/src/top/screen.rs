@@ -19,6 +19,7 @@ use super::state::{Action, Effect, ViewState};
 use super::tables::{TableKind, arranged};
 use super::view::{Palette, View};
 use crate::failure::Failure;
+use crate::signals::on_first_signal;
 
 /// Interval between two looks for answers and signals.
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
@@ -65,12 +66,11 @@ impl Screen {
     /// Shows the run until a key, a signal, or the end of the run.
     pub(super) fn show(mut self) -> Result<End, Failure> {
         let asked = Arc::new(AtomicBool::new(false));
-        for signal in [SIGTERM, SIGINT, SIGHUP] {
-            // If a handler cannot be installed, the signal ends the program as by default; so does a
-            // second signal, if the loop hangs.
-            let _ = signal_hook::flag::register_conditional_default(signal, Arc::clone(&asked));
-            let _ = signal_hook::flag::register(signal, Arc::clone(&asked));
-        }
+        let told = Arc::clone(&asked);
+        // A later signal ends the program, if the loop hangs.
+        on_first_signal([SIGTERM, SIGINT, SIGHUP].into_iter(), move || {
+            told.store(true, Ordering::Relaxed);
+        });
         let unusable = |error| Failure::Output { error };
         let mut terminal = RestoredTerminal(ratatui::try_init().map_err(unusable)?);
         self.run(&mut terminal.0, &asked).map_err(unusable)

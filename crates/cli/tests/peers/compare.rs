@@ -1,7 +1,10 @@
 //! `forebay compare`, with the peers that are installed here.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -15,6 +18,41 @@ const ONE: &str = "TCP, 1 connection";
 pub(crate) fn judge_rows() -> Judgement {
     judge_kind(&["receive"], &["UDP socket", "AF_PACKET", "AF_XDP"])?;
     judge_kind(&["tcp", "--only", ONE], &[ONE])
+}
+
+/// `timeout` signals a program, and then its process group: the comparison ends once, with a report and without
+/// what it made. What one that was killed has left goes too, but nothing of one that runs.
+pub(crate) fn judge_signalled() -> Judgement {
+    let mut killed = Command::new("true").spawn()?;
+    killed.wait()?;
+    let [killed, running] = [killed.id(), std::process::id()];
+    let names = [killed, running].map(|id| format!("forebay-compare-{id}-0-test"));
+    for name in &names {
+        Command::new("ip").args(["netns", "add", name]).status()?;
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    command.args(["compare", "tcp-loss", "--rounds", "9", "--json"]).process_group(0);
+    let mut comparison = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let id = comparison.id();
+    while nothing_is_left(id).is_ok() && comparison.try_wait()?.is_none() {
+        thread::sleep(Duration::from_millis(20));
+    }
+    for whom in [id.to_string(), format!("-{id}")] {
+        Command::new("kill").args(["-TERM", "--", &whom]).status()?;
+    }
+    let output = comparison.wait_with_output()?;
+    let of_running = nothing_is_left(running);
+    Command::new("ip").args(["netns", "del", &names[1]]).status()?;
+    let report: Value = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("no report ({error}): {}", told(&output)))?;
+    if !output.status.success() || report["is_interrupted"] != true {
+        return Err(format!("{:?}: {report}", output.status).into());
+    }
+    if of_running.is_ok() {
+        return Err("a namespace of a process that runs was removed".into());
+    }
+    nothing_is_left(id)?;
+    nothing_is_left(killed)
 }
 
 fn judge_kind(kind: &[&str], groups: &[&str]) -> Judgement {

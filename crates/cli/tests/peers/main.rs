@@ -84,6 +84,8 @@ fn main() {
     trials.push(judge(name, journal::missing(), journal::judge));
     let name = "cmp_2_rows_have_figures_or_reasons";
     trials.push(judge(name, live::missing(&[]), compare::judge_rows));
+    let name = "cmp_2_signalled_group_ends_once";
+    trials.push(judge(name, live::missing(&[]), compare::judge_signalled));
     for (tools, judges) in live::TRIALS {
         let missing = live::missing(tools);
         trials.extend(judges.iter().map(|(name, trial)| judge(name, missing.clone(), *trial)));

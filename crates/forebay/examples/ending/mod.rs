@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::thread;
+use std::time::Duration;
 
 use clap::Args;
 use forebay::net::counters::NetworkDrop;
@@ -57,14 +58,19 @@ impl From {
     }
 }
 
-/// Ends the run in order on the first Ctrl-C, and the program on the second.
+/// Time after the first signal in which others count as the same: `timeout` signals a program, and then
+/// its process group with the program in it.
+const ONE_SIGNAL: Duration = Duration::from_millis(500);
+
+/// Ends the run in order on the first Ctrl-C, and the program on a later one.
 pub(crate) fn stop_on_signals(stopper: Stopper) -> std::io::Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     thread::spawn(move || {
-        let mut signals = signals.forever();
-        signals.next();
+        signals.forever().next();
         stopper.stop();
-        if let Some(signal) = signals.next() {
+        thread::sleep(ONE_SIGNAL);
+        signals.pending().for_each(drop);
+        if let Some(signal) = signals.forever().next() {
             std::process::exit(128 + signal);
         }
     });
