@@ -14,7 +14,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::io::Errno;
 
 use super::interface::{InterfaceIndex, MacAddress};
-use super::netlink;
+use super::netlink::{self, NetlinkSocket};
 
 /// Addresses of an interface, with their prefix lengths.
 ///
@@ -43,34 +43,96 @@ pub fn addresses(of: InterfaceIndex) -> io::Result<Vec<(IpAddr, u8)>> {
     Ok(addresses)
 }
 
-/// Next hop of the kernel's route to a destination: the destination itself, or a gateway. `None` if
-/// it has no route there by this interface.
-///
-/// # Errors
-/// If the netlink request fails.
-pub fn next_hop(destination: IpAddr, by: InterfaceIndex) -> io::Result<Option<IpAddr>> {
-    let route = route_to(destination, Some(by))?;
-    Ok(route.map(|route| {
-        let gateway = route.attributes.iter().find_map(|attribute| match attribute {
-            RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => Some(IpAddr::V4(*gateway)),
-            RouteAttribute::Gateway(RouteAddress::Inet6(gateway)) => Some(IpAddr::V6(*gateway)),
+/// Questions to the kernel about next hops, over a socket that stays open. They concern the network
+/// namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct NextHops(NetlinkSocket);
+
+impl NextHops {
+    /// Opens the socket.
+    ///
+    /// # Errors
+    /// If the process has no descriptor or memory left.
+    pub fn open() -> io::Result<Self> {
+        NetlinkSocket::of_routes().map(Self)
+    }
+
+    /// Next hop of the kernel's route to a destination: the destination itself, or a gateway. `None`
+    /// if it has no route there by this interface.
+    ///
+    /// # Errors
+    /// If the netlink request fails.
+    pub fn next_hop(
+        &mut self,
+        destination: IpAddr,
+        by: InterfaceIndex,
+    ) -> io::Result<Option<IpAddr>> {
+        let route = route_to(&mut self.0, destination, Some(by))?;
+        Ok(route.map(|route| {
+            let gateway = route.attributes.iter().find_map(|attribute| match attribute {
+                RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => Some(IpAddr::V4(*gateway)),
+                RouteAttribute::Gateway(RouteAddress::Inet6(gateway)) => Some(IpAddr::V6(*gateway)),
+                _ => None,
+            });
+            gateway.unwrap_or(destination)
+        }))
+    }
+
+    /// Link-layer address of a neighbour, if the kernel has a valid entry.
+    ///
+    /// # Errors
+    /// If the netlink request fails.
+    pub fn lladdr_of(
+        &mut self,
+        neighbour: IpAddr,
+        on: InterfaceIndex,
+    ) -> io::Result<Option<MacAddress>> {
+        let request = message(neighbour, on);
+        let answers = match self.0.ask(RouteNetlinkMessage::GetNeighbour(request)) {
+            Ok(answers) => answers,
+            Err(error) if is(&error, &[Errno::NOENT]) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        Ok(answers.iter().find_map(|answer| match answer {
+            RouteNetlinkMessage::NewNeighbour(known) if is_usable(known.header.state) => {
+                known.attributes.iter().find_map(|attribute| match attribute {
+                    NeighbourAttribute::LinkLayerAddress(address) => {
+                        address.as_slice().try_into().ok().map(MacAddress)
+                    }
+                    _ => None,
+                })
+            }
             _ => None,
-        });
-        gateway.unwrap_or(destination)
-    }))
+        }))
+    }
+
+    /// Makes the kernel solicit a neighbour, as if it had a packet for it (`NTF_USE`).
+    ///
+    /// # Errors
+    /// If the kernel refuses: it requires `CAP_NET_ADMIN`.
+    pub fn solicit(&mut self, neighbour: IpAddr, on: InterfaceIndex) -> io::Result<()> {
+        let mut request = message(neighbour, on);
+        request.header.flags = NeighbourFlags::Use;
+        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
+        self.0.tell(RouteNetlinkMessage::NewNeighbour(request), flags)
+    }
 }
 
 /// True if the kernel has a route to a destination. By a given interface it takes any IPv4
-/// destination for a neighbour, so that [`next_hop`] does not tell.
+/// destination for a neighbour, so that [`NextHops::next_hop`] does not tell.
 ///
 /// # Errors
 /// If the netlink request fails, or the route forbids to send.
 pub fn has_route(destination: IpAddr) -> io::Result<bool> {
-    Ok(route_to(destination, None)?.is_some())
+    Ok(route_to(&mut NetlinkSocket::of_routes()?, destination, None)?.is_some())
 }
 
 /// The kernel's route to a destination, by any interface or a given one.
-fn route_to(destination: IpAddr, by: Option<InterfaceIndex>) -> io::Result<Option<RouteMessage>> {
+fn route_to(
+    socket: &mut NetlinkSocket,
+    destination: IpAddr,
+    by: Option<InterfaceIndex>,
+) -> io::Result<Option<RouteMessage>> {
     let mut request = RouteMessage::default();
     request.header.address_family = family(destination);
     request.header.destination_prefix_length = if destination.is_ipv4() { 32 } else { 128 };
@@ -79,7 +141,7 @@ fn route_to(destination: IpAddr, by: Option<InterfaceIndex>) -> io::Result<Optio
         IpAddr::V6(address) => RouteAddress::Inet6(address),
     })];
     request.attributes.extend(by.map(|by| RouteAttribute::Oif(by.0)));
-    let answers = match netlink::ask(RouteNetlinkMessage::GetRoute(request)) {
+    let answers = match socket.ask(RouteNetlinkMessage::GetRoute(request)) {
         Ok(answers) => answers,
         Err(error) if is(&error, &[Errno::NETUNREACH, Errno::HOSTUNREACH]) => return Ok(None),
         Err(error) => return Err(error),
@@ -88,41 +150,6 @@ fn route_to(destination: IpAddr, by: Option<InterfaceIndex>) -> io::Result<Optio
         RouteNetlinkMessage::NewRoute(route) => Some(route),
         _ => None,
     }))
-}
-
-/// Link-layer address of a neighbour, if the kernel has a valid entry.
-///
-/// # Errors
-/// If the netlink request fails.
-pub fn lladdr_of(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<Option<MacAddress>> {
-    let request = message(neighbour, on);
-    let answers = match netlink::ask(RouteNetlinkMessage::GetNeighbour(request)) {
-        Ok(answers) => answers,
-        Err(error) if is(&error, &[Errno::NOENT]) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    Ok(answers.iter().find_map(|answer| match answer {
-        RouteNetlinkMessage::NewNeighbour(known) if is_usable(known.header.state) => {
-            known.attributes.iter().find_map(|attribute| match attribute {
-                NeighbourAttribute::LinkLayerAddress(address) => {
-                    address.as_slice().try_into().ok().map(MacAddress)
-                }
-                _ => None,
-            })
-        }
-        _ => None,
-    }))
-}
-
-/// Makes the kernel solicit a neighbour, as if it had a packet for it (`NTF_USE`).
-///
-/// # Errors
-/// If the kernel refuses: it requires `CAP_NET_ADMIN`.
-pub fn solicit(neighbour: IpAddr, on: InterfaceIndex) -> io::Result<()> {
-    let mut request = message(neighbour, on);
-    request.header.flags = NeighbourFlags::Use;
-    let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
-    netlink::tell(RouteNetlinkMessage::NewNeighbour(request), flags)
 }
 
 fn message(neighbour: IpAddr, on: InterfaceIndex) -> NeighbourMessage {

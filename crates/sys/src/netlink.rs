@@ -1,13 +1,15 @@
-//! Requests to the kernel over netlink. They always concern the network namespace of the calling
-//! thread, which sysfs may not show.
+//! Requests to the kernel over netlink. They concern the network namespace of the thread that opens the
+//! socket, which sysfs may not show.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader,
     NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use netlink_packet_route::RouteNetlinkMessage;
+use rustix::io::retry_on_intr;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{self, AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -26,17 +28,7 @@ const DUMPS_MAX: usize = 8;
 /// # Errors
 /// The kernel's error: `ENODEV` for a link that does not exist.
 pub(super) fn ask(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
-    let mut answers = Vec::new();
-    exchange(ROUTE, request, NLM_F_REQUEST | NLM_F_ACK, &mut answers)?;
-    Ok(answers)
-}
-
-/// Requests a change.
-///
-/// # Errors
-/// The kernel's error.
-pub(super) fn tell(request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-    exchange(ROUTE, request, flags, &mut Vec::new()).map(|_| ())
+    NetlinkSocket::open(ROUTE)?.ask(request)
 }
 
 /// Requests all objects of a kind.
@@ -70,44 +62,97 @@ pub(super) fn exchange<M>(
 where
     M: NetlinkSerializable + NetlinkDeserializable,
 {
-    let socket =
-        net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
-    // Connected to the kernel, so messages of other senders are not received.
-    net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
+    NetlinkSocket::open(protocol)?.exchange(request, flags, answers)
+}
 
-    let mut header = NetlinkHeader::default();
-    header.flags = flags;
-    let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    net::send(&socket, &bytes, SendFlags::empty())?;
+/// Socket for one request after another. They concern the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub(super) struct NetlinkSocket {
+    socket: OwnedFd,
+    /// Number of the last request, which its answers repeat.
+    sequence: u32,
+    buffer: Vec<u8>,
+}
 
-    let mut whole = Whole::Yes;
-    let mut buffer = vec![0; ANSWER_BYTES];
-    loop {
-        let (_, received_bytes) = net::recv(&socket, &mut buffer[..], RecvFlags::TRUNC)?;
-        // Truncated: longer than any message that the kernel sends at once.
-        let mut rest = buffer.get(..received_bytes).ok_or(io::ErrorKind::FileTooLarge)?;
-        while !rest.is_empty() {
-            let message = NetlinkMessage::<M>::deserialize(rest);
-            let message = message.map_err(|error| {
-                io::Error::new(io::ErrorKind::InvalidData, format!("netlink: {error}"))
-            })?;
-            if message.header.flags & NLM_F_DUMP_INTR != 0 {
-                whole = Whole::Interrupted;
+impl NetlinkSocket {
+    pub(super) fn open(protocol: Option<Protocol>) -> io::Result<Self> {
+        let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
+        let socket = net::socket_with(family, SocketType::RAW, flags, protocol)?;
+        // Connected to the kernel, so messages of other senders are not received.
+        net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
+        Ok(Self { socket, sequence: 0, buffer: vec![0; ANSWER_BYTES] })
+    }
+
+    /// Opens a socket for requests of `NETLINK_ROUTE`.
+    pub(super) fn of_routes() -> io::Result<Self> {
+        Self::open(ROUTE)
+    }
+
+    /// Requests one object, and returns the kernel's answers.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(super) fn ask(
+        &mut self,
+        request: RouteNetlinkMessage,
+    ) -> io::Result<Vec<RouteNetlinkMessage>> {
+        let mut answers = Vec::new();
+        self.exchange(request, NLM_F_REQUEST | NLM_F_ACK, &mut answers)?;
+        Ok(answers)
+    }
+
+    /// Requests a change.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub(super) fn tell(&mut self, request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
+        self.exchange(request, flags, &mut Vec::new()).map(|_| ())
+    }
+
+    fn exchange<M>(&mut self, request: M, flags: u16, answers: &mut Vec<M>) -> io::Result<Whole>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable,
+    {
+        self.sequence = self.sequence.wrapping_add(1);
+        let mut header = NetlinkHeader::default();
+        (header.flags, header.sequence_number) = (flags, self.sequence);
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        retry_on_intr(|| net::send(&self.socket, &bytes, SendFlags::empty()))?;
+
+        let mut whole = Whole::Yes;
+        loop {
+            let received =
+                retry_on_intr(|| net::recv(&self.socket, &mut self.buffer[..], RecvFlags::TRUNC));
+            let (_, received_bytes) = received?;
+            // Truncated: longer than any message that the kernel sends at once.
+            let answer = self.buffer.get(..received_bytes);
+            let mut rest = answer.ok_or(io::ErrorKind::FileTooLarge)?;
+            while !rest.is_empty() {
+                let message = NetlinkMessage::<M>::deserialize(rest);
+                let message = message.map_err(|error| {
+                    io::Error::new(io::ErrorKind::InvalidData, format!("netlink: {error}"))
+                })?;
+                let length = usize::try_from(message.header.length).unwrap_or(rest.len());
+                rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+                if message.header.sequence_number != self.sequence {
+                    continue; // the rest of an earlier answer that could not be read
+                }
+                if message.header.flags & NLM_F_DUMP_INTR != 0 {
+                    whole = Whole::Interrupted;
+                }
+                match message.payload {
+                    NetlinkPayload::InnerMessage(answer) => answers.push(answer),
+                    NetlinkPayload::Done(_) => return Ok(whole),
+                    NetlinkPayload::Error(error) => match error.code {
+                        None => return Ok(whole), // an acknowledgement
+                        Some(_) => return Err(error.to_io()),
+                    },
+                    _ => {}
+                }
             }
-            match message.payload {
-                NetlinkPayload::InnerMessage(answer) => answers.push(answer),
-                NetlinkPayload::Done(_) => return Ok(whole),
-                NetlinkPayload::Error(error) => match error.code {
-                    None => return Ok(whole), // an acknowledgement
-                    Some(_) => return Err(error.to_io()),
-                },
-                _ => {}
-            }
-            let length = usize::try_from(message.header.length).unwrap_or(rest.len());
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
         }
     }
 }

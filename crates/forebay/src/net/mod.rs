@@ -422,7 +422,14 @@ fn ways_out(
             let neighbours = match (face.kernels, device.via) {
                 (Some(interface), _) => {
                     let learned = device.takes_all().then(|| Arc::clone(&face.learned));
-                    KernelNeighbours::of_kernel(interface, learned)
+                    KernelNeighbours::of_kernel(interface, learned).map_err(|source| {
+                        Error::Device {
+                            name: device.name.clone(),
+                            what: "ask for the routes there".to_owned(),
+                            source,
+                            help: "see that this process may use netlink sockets".to_owned(),
+                        }
+                    })?
                 }
                 (None, Via::Tun) => KernelNeighbours::None,
                 (None, Via::AfXdp | Via::AfPacket | Via::Tap | Via::VhostUser) => {

@@ -5,9 +5,9 @@
 //! addresses are learned by ARP and neighbour discovery. If all packets are taken from the kernel,
 //! its routes are used, but the neighbours are learned here, as the kernel cannot learn them.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, io};
 
 use forebay_buf::Pool;
 use forebay_rx::Packet;
@@ -16,7 +16,7 @@ use forebay_stack::network::Identity;
 use forebay_stack::network::compose::LinkAddresses;
 use forebay_stack::network::neighbours::{Neighbours as Learned, Resolved};
 use forebay_sys::interface::InterfaceIndex;
-use forebay_sys::neighbour;
+use forebay_sys::neighbour::NextHops;
 
 /// Lifetime of a cached answer of the kernel, in ns.
 const REMEMBER_NS: u64 = 1_000_000_000;
@@ -78,12 +78,16 @@ pub(super) enum Hop {
 
 impl KernelNeighbours {
     /// The kernel's neighbours on an interface, and `learned` if the kernel receives nothing there.
+    ///
+    /// # Errors
+    /// If the kernel cannot be asked: the process has no descriptor left.
     pub(super) fn of_kernel(
         interface: InterfaceIndex,
         learned: Option<Arc<Mutex<Learned>>>,
-    ) -> Self {
+    ) -> io::Result<Self> {
         let remembered = vec![None; REMEMBERED].into_boxed_slice();
-        Self::Kernels(KernelsNeighbours { interface, remembered, asked_ns: 0, learned })
+        let kernel = NextHops::open()?;
+        Ok(Self::Kernels(KernelsNeighbours { interface, kernel, remembered, asked_ns: 0, learned }))
     }
 
     /// Finds the next hop of a datagram that is not a reply. Solicitations to be sent go to `asks`.
@@ -231,6 +235,9 @@ fn group_lladdr(destination: IpAddr, on: &Identity) -> Option<[u8; 6]> {
 /// Cache of the kernel's neighbours of one interface.
 pub(super) struct KernelsNeighbours {
     interface: InterfaceIndex,
+    /// One socket for all queries, and for each engine CPU: it answers within the namespace of the engine's
+    /// maker, whichever thread sends.
+    kernel: NextHops,
     /// Indexed by a hash of the destination; a newer entry replaces an older one.
     remembered: Box<[Option<Remembered>]>,
     asked_ns: u64,
@@ -265,14 +272,14 @@ impl KernelsNeighbours {
     fn ask(&mut self, destination: IpAddr, now_ns: u64) -> AskedNeighbour {
         self.asked_ns = now_ns;
         // A failed query counts as no route.
-        let Ok(Some(hop)) = neighbour::next_hop(destination, self.interface) else {
+        let Ok(Some(hop)) = self.kernel.next_hop(destination, self.interface) else {
             return AskedNeighbour::Nothing;
         };
-        let Ok(Some(lladdr)) = neighbour::lladdr_of(hop, self.interface) else {
+        let Ok(Some(lladdr)) = self.kernel.lladdr_of(hop, self.interface) else {
             if self.learned.is_none() {
                 // Ignored without the privilege: the datagram sent through the kernel has the same
                 // effect.
-                let _ = neighbour::solicit(hop, self.interface);
+                let _ = self.kernel.solicit(hop, self.interface);
             }
             return AskedNeighbour::Neighbour(hop);
         };

@@ -3,7 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 use forebay_sys::Error;
-use forebay_sys::interface::{Interface, LinkState, MacAddress, TunInfo};
+use std::net::IpAddr;
+
+use forebay_sys::interface::{Interface, InterfaceIndex, LinkState, MacAddress, TunInfo};
+use forebay_sys::neighbour::NextHops;
 use forebay_testkit::namespaces::{ip, missing, trial_inside};
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
@@ -16,6 +19,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         trial("default_routes_found_in_any_table", default_routes),
         trial("counters_count_what_was_dropped", counters),
         trial("ops_3_link_status_follows_the_link", link_status),
+        trial("tcp_15_next_hops_follow_route_changes", next_hops),
     ];
     trials
 }
@@ -93,6 +97,42 @@ fn gone() {
         assert!(matches!(&refused, Error::DeviceGone { name } if name == "hoa"), "{refused}");
         assert!(refused.is_refusal());
     }
+}
+
+/// One socket answers all questions, each as routes and neighbours are then; and in the namespace that it was
+/// opened in.
+fn next_hops() {
+    ip("link add left type veth peer name right");
+    ip("addr add 10.9.0.1/24 dev left");
+    ip("addr add fd00::1/64 dev left nodad");
+    ip("link set left up");
+    ip("link set right up");
+    let on = Interface::named("left").unwrap().index;
+    let address = |text: &str| text.parse::<IpAddr>().unwrap();
+    let mut hops = NextHops::open().unwrap();
+    for (far, by, then_by) in
+        [("192.0.2.7", "10.9.0.2", "10.9.0.3"), ("2001:db8::7", "fd00::2", "fd00::3")]
+    {
+        ip(&format!("route add {far} via {by} dev left"));
+        assert_eq!(hops.next_hop(address(far), on).unwrap(), Some(address(by)));
+        assert_eq!(hops.lladdr_of(address(by), on).unwrap(), None);
+        for mac in [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]] {
+            let mac = MacAddress(mac);
+            ip(&format!("neigh replace {by} lladdr {mac} dev left nud permanent"));
+            assert_eq!(hops.lladdr_of(address(by), on).unwrap(), Some(mac));
+        }
+        ip(&format!("route change {far} via {then_by} dev left"));
+        assert_eq!(hops.next_hop(address(far), on).unwrap(), Some(address(then_by)));
+        let elsewhere = || {
+            forebay_testkit::namespaces::enter_new();
+            hops.next_hop(address(far), on).unwrap()
+        };
+        let told = std::thread::scope(|scope| scope.spawn(elsewhere).join().unwrap());
+        assert_eq!(told, Some(address(then_by)));
+    }
+    // A refusal is not taken for the answer to the next question.
+    assert!(hops.next_hop(address("192.0.2.7"), InterfaceIndex(u32::MAX)).is_err());
+    assert_eq!(hops.next_hop(address("192.0.2.7"), on).unwrap(), Some(address("10.9.0.3")));
 }
 
 fn not_there() {
