@@ -1,19 +1,23 @@
-//! Table of flows: a hash table with a key, so that nobody can aim at one bucket. It doubles when it
-//! is full, and its order is never visible.
+//! Table of flows: a hash table with a key, so that nobody can aim at one bucket. It grows by a bucket at
+//! a time (linear hashing), so that no insertion waits for the others, and its order is never visible.
 
 use super::flow::{Flow, FlowHasher, HashedFlow, PackedFlow};
 use super::slots::Slots;
 
 /// Buckets of an empty table.
 const BUCKETS_MIN: usize = 64;
+const MASK_MIN: u32 = 63;
 const NONE: u32 = u32::MAX;
 
 /// Values by flow. The number of flows is bounded by its user.
 #[derive(Debug)]
 pub(super) struct FlowTable<T> {
     hasher: FlowHasher,
-    /// First entry of each bucket, by the low bits of the hash's high half; a power of two.
+    /// First entry of each bucket, by the low bits of the hash's high half.
     buckets: Vec<u32>,
+    /// Mask of those bits: the smallest power of two that is not less than the number of buckets, less one.
+    /// A bucket that does not exist yet is part of the one without its highest bit.
+    mask: u32,
     entries: Slots<Entry<T>>,
 }
 
@@ -31,7 +35,7 @@ impl<T: Copy> FlowTable<T> {
     pub(super) const ENTRY_BYTES: usize = size_of::<Entry<T>>() + size_of::<u32>();
 
     pub(super) fn new(hasher: FlowHasher) -> Self {
-        Self { hasher, buckets: vec![NONE; BUCKETS_MIN], entries: Slots::default() }
+        Self { hasher, buckets: vec![NONE; BUCKETS_MIN], mask: MASK_MIN, entries: Slots::default() }
     }
 
     pub(super) fn hashed(&self, flow: &Flow) -> HashedFlow {
@@ -43,7 +47,8 @@ impl<T: Copy> FlowTable<T> {
     }
 
     fn bucket(&self, hash: u32) -> usize {
-        hash as usize & (self.buckets.len() - 1)
+        let index = (hash & self.mask) as usize;
+        if index < self.buckets.len() { index } else { (hash & (self.mask >> 1)) as usize }
     }
 
     pub(super) fn find(&self, flow: &Flow) -> Option<T> {
@@ -66,7 +71,7 @@ impl<T: Copy> FlowTable<T> {
     pub(super) fn insert(&mut self, flow: &Flow, value: T) {
         self.remove(flow);
         if self.entries.len() as usize >= self.buckets.len() {
-            self.double();
+            self.grow();
         }
         let (flow, hash) = (PackedFlow::of(flow), self.hashed(flow).high());
         let bucket = self.bucket(hash);
@@ -92,16 +97,21 @@ impl<T: Copy> FlowTable<T> {
         }
     }
 
-    fn double(&mut self) {
-        self.buckets = vec![NONE; self.buckets.len() * 2];
-        let indices: Vec<u32> = self.entries.indices().collect();
-        for index in indices {
-            let Some(hash) = self.entries.at(index).map(|entry| entry.hash) else { continue };
-            let bucket = self.bucket(hash);
-            let next = std::mem::replace(&mut self.buckets[bucket], index);
-            if let Some(entry) = self.entries.at_mut(index) {
-                entry.next = next;
-            }
+    /// Adds a bucket, and moves there what belongs there.
+    fn grow(&mut self) {
+        let Ok(new) = u32::try_from(self.buckets.len()) else { return };
+        if new > self.mask {
+            self.mask = self.mask << 1 | 1;
+        }
+        let old = (new & (self.mask >> 1)) as usize;
+        self.buckets.push(NONE);
+        let mut at = std::mem::replace(&mut self.buckets[old], NONE);
+        while let Some(entry) = self.entries.at_mut(at) {
+            let is_moved = entry.hash & self.mask == new;
+            let bucket = if is_moved { new as usize } else { old };
+            let next = std::mem::replace(&mut entry.next, self.buckets[bucket]);
+            self.buckets[bucket] = at;
+            at = next;
         }
     }
 }
@@ -139,5 +149,27 @@ mod tests {
             }
             prop_assert_eq!(table.entries.len() as usize, model.len());
         }
+    }
+
+    /// Insertions add a bucket at most, and no bucket becomes long.
+    #[test]
+    fn tcp_10_insertions_move_one_bucket() {
+        let mut table = FlowTable::new(FlowHasher::new([5; 16]));
+        for number in 0..20_000_u32 {
+            let theirs = std::net::SocketAddr::from((number.to_be_bytes(), 7));
+            let before = table.buckets.len();
+            table.insert(&Flow { ours: "192.0.2.1:80".parse().unwrap(), theirs }, number);
+            assert!(table.buckets.len() - before <= 1);
+        }
+        assert!(table.buckets.len() >= 20_000);
+        let mut longest = 0;
+        for &first in &table.buckets {
+            let (mut at, mut count) = (first, 0);
+            while let Some(entry) = table.entries.at(at) {
+                (at, count) = (entry.next, count + 1);
+            }
+            longest = longest.max(count);
+        }
+        assert!(longest < 16, "{longest} entries in one bucket");
     }
 }

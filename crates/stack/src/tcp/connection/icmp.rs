@@ -67,6 +67,7 @@ impl Connection {
         if facts.lost == 0 {
             return;
         }
+        self.sent.split_all(self.send.mss);
         // Not a sign of congestion: the window stays (`tcp_simple_retransmit`).
         self.enter_simple_recovery();
         self.resend_lost(cx);

@@ -46,30 +46,28 @@ impl Marks {
 }
 
 /// A segment and its neighbours in the list by time, which only segments that are not settled are in.
-/// The links of its ends have no meaning.
+/// Links are the numbers that segments begin with: these do not change with the places. The links of the
+/// list's ends have no meaning.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     sent: Sent,
-    earlier: Serial,
-    later: Serial,
+    earlier: Seq,
+    later: Seq,
 }
-
-/// Number of a segment, counted from the connection's first one modulo 2^32.
-type Serial = u32;
 
 /// List by time: its ends, and the last one that a delivered segment has overtaken. Flags take less room
 /// than options.
 #[derive(Clone, Copy, Debug, Default)]
 struct ByTime {
-    earliest: Serial,
-    latest: Serial,
-    last_overtaken: Serial,
+    earliest: Seq,
+    latest: Seq,
+    last_overtaken: Seq,
     has_some: bool,
     has_overtaken: bool,
 }
 
 impl ByTime {
-    fn overtaken(&self) -> Option<Serial> {
+    fn overtaken(&self) -> Option<Seq> {
         self.has_overtaken.then_some(self.last_overtaken)
     }
 }
@@ -78,8 +76,6 @@ impl ByTime {
 #[derive(Debug, Default)]
 pub(super) struct Scoreboard {
     segments: VecDeque<Place>,
-    /// Serial of the oldest one.
-    first_serial: Serial,
     by_time: ByTime,
     pub(super) sacked: u32,
     pub(super) lost: u32,
@@ -118,7 +114,7 @@ impl Scoreboard {
     }
 
     pub(super) fn push(&mut self, sent: Sent) {
-        self.segments.push_back(Place { sent, earlier: 0, later: 0 });
+        self.append(sent);
         self.count(sent.marks);
         self.link_if_open(self.segments.len() - 1);
     }
@@ -137,7 +133,6 @@ impl Scoreboard {
     pub(super) fn pop(&mut self) -> Option<Sent> {
         self.unlink(0);
         let sent = self.segments.pop_front()?.sent;
-        self.first_serial = self.first_serial.wrapping_add(1);
         self.uncount(sent.marks);
         if self.segments.is_empty() && self.segments.capacity() > 16 {
             // An idle connection keeps no memory.
@@ -159,7 +154,33 @@ impl Scoreboard {
         }
         self.segments.insert(index + 1, behind);
         self.count(behind.sent.marks);
+        self.link_rest(index);
+    }
+
+    /// Splits all segments that are to be sent again and are longer than `most` bytes, after the path has
+    /// become narrower: in one pass, where each split by itself would move the segments behind it.
+    pub(super) fn split_all(&mut self, most: u32) {
+        let before = std::mem::take(&mut self.segments);
+        for Place { mut sent, .. } in before {
+            loop {
+                let payload = (sent.end - sent.seq) - u32::from(sent.marks.is_fin);
+                let is_meant = sent.marks.awaits_resend() && !sent.marks.is_syn;
+                if payload <= most || !is_meant || most == 0 {
+                    break;
+                }
+                let at = sent.seq + most;
+                let marks = Marks { is_fin: false, push: false, ..sent.marks };
+                self.append(Sent { end: at, marks, ..sent });
+                self.count(marks);
+                sent = Sent { seq: at, marks: Marks { is_joined: false, ..sent.marks }, ..sent };
+            }
+            self.append(sent);
+        }
         self.list_anew();
+    }
+
+    fn append(&mut self, sent: Sent) {
+        self.segments.push_back(Place { sent, earlier: Seq(0), later: Seq(0) });
     }
 
     /// Merges the next segment into that at `index`, if both fit in `most` bytes: one a transmission,
@@ -177,6 +198,7 @@ impl Scoreboard {
         {
             return;
         }
+        self.unlink(index + 1);
         self.segments.remove(index + 1);
         self.uncount(next.marks);
         if let Some(Place { sent, .. }) = self.segments.get_mut(index) {
@@ -185,7 +207,6 @@ impl Scoreboard {
             sent.marks.push |= next.marks.push;
             sent.marks.ever_retransmitted |= next.marks.ever_retransmitted;
         }
-        self.list_anew();
     }
 
     /// Index of the first segment that ends behind `seq`.
@@ -224,10 +245,27 @@ impl Scoreboard {
 
     /// Trims the acknowledged part off the oldest segment.
     pub(super) fn trim(&mut self, una: Seq) {
-        if let Some(Place { sent, .. }) = self.segments.front_mut()
-            && sent.seq.is_before(una)
-        {
-            sent.seq = una;
+        let Some(&Place { sent, earlier, later }) = self.segments.front() else { return };
+        if !sent.seq.is_before(una) {
+            return;
+        }
+        self.segments[0].sent.seq = una;
+        if sent.marks.is_settled() {
+            return;
+        }
+        if sent.seq != self.by_time.earliest {
+            let before = self.place_of(earlier, 0);
+            self.segments[before].later = una;
+        }
+        if sent.seq != self.by_time.latest {
+            let behind = self.place_of(later, 1);
+            self.segments[behind].earlier = una;
+        }
+        let ByTime { earliest, latest, last_overtaken, .. } = &mut self.by_time;
+        for link in [earliest, latest, last_overtaken] {
+            if *link == sent.seq {
+                *link = una;
+            }
         }
     }
 
@@ -246,25 +284,26 @@ impl Scoreboard {
     pub(super) fn overtake(&mut self, mut is_overtaken: impl FnMut(&Sent) -> bool) {
         let list = self.by_time;
         let mut next = match list.overtaken() {
-            Some(last) => self.later_than(last),
-            None => list.has_some.then_some(list.earliest),
+            Some(last) => self.later_than(self.place_of(last, 0)),
+            None => list.has_some.then(|| self.place_of(list.earliest, 0)),
         };
-        while let Some(serial) = next
-            && self.at(self.index_by(serial)).is_some_and(&mut is_overtaken)
+        while let Some(index) = next
+            && let Some(sent) = self.at(index)
+            && is_overtaken(sent)
         {
-            (self.by_time.last_overtaken, self.by_time.has_overtaken) = (serial, true);
-            next = self.later_than(serial);
+            (self.by_time.last_overtaken, self.by_time.has_overtaken) = (sent.seq, true);
+            next = self.later_than(index);
         }
     }
 
     /// Index of the overtaken segment that was sent first.
     pub(super) fn first_overtaken(&self) -> Option<usize> {
-        self.by_time.overtaken().map(|_| self.index_by(self.by_time.earliest))
+        self.by_time.overtaken().map(|_| self.place_of(self.by_time.earliest, 0))
     }
 
     /// Overtaken segment that was sent last.
     pub(super) fn last_overtaken(&self) -> Option<&Sent> {
-        self.by_time.overtaken().and_then(|serial| self.at(self.index_by(serial)))
+        self.by_time.overtaken().and_then(|last| self.at(self.place_of(last, 0)))
     }
 
     /// Segments from `index` on that were one packet and are to be sent again, `most` of them at most.
@@ -303,64 +342,95 @@ impl Scoreboard {
 
 /// The list by time.
 impl Scoreboard {
-    fn index_by(&self, serial: Serial) -> usize {
-        serial.wrapping_sub(self.first_serial) as usize
+    /// Index of the segment that begins with `seq`. It is mostly at, or next to, `near`.
+    fn place_of(&self, seq: Seq, near: usize) -> usize {
+        let begins =
+            |&index: &usize| self.segments.get(index).is_some_and(|place| place.sent.seq == seq);
+        let around = [near, near.wrapping_sub(1), near + 1];
+        around.into_iter().find(begins).unwrap_or_else(|| {
+            self.segments.partition_point(|place| {
+                #[cfg(test)]
+                tests::LOOKS.set(tests::LOOKS.get() + 1);
+                place.sent.seq.is_before(seq)
+            })
+        })
     }
 
-    fn serial_of(&self, index: usize) -> Serial {
-        self.first_serial.wrapping_add(u32::try_from(index).unwrap_or(u32::MAX))
-    }
-
-    fn later_than(&self, serial: Serial) -> Option<Serial> {
-        let place = self.segments.get(self.index_by(serial))?;
-        (serial != self.by_time.latest).then_some(place.later)
+    fn later_than(&self, index: usize) -> Option<usize> {
+        let place = self.segments.get(index)?;
+        (place.sent.seq != self.by_time.latest).then(|| self.place_of(place.later, index))
     }
 
     /// Puts a segment that was just sent, and is not settled, at the end.
     fn link_if_open(&mut self, index: usize) {
-        let (serial, latest) = (self.serial_of(index), self.by_time.latest);
+        let latest = self.by_time.latest;
         let Some(place) = self.segments.get_mut(index) else { return };
         if place.sent.marks.is_settled() {
             return;
         }
         place.earlier = latest;
+        let seq = place.sent.seq;
         if self.by_time.has_some {
-            let before = self.index_by(latest);
-            self.segments[before].later = serial;
+            let before = self.place_of(latest, index);
+            self.segments[before].later = seq;
         } else {
-            self.by_time.earliest = serial;
+            self.by_time.earliest = seq;
         }
-        self.by_time.latest = serial;
+        self.by_time.latest = seq;
         self.by_time.has_some = true;
+    }
+
+    /// Puts the segment behind that at `index`, which was a part of it, behind it in the list too.
+    fn link_rest(&mut self, index: usize) {
+        let (Some(here), Some(rest)) = (self.segments.get(index), self.segments.get(index + 1))
+        else {
+            return;
+        };
+        if here.sent.marks.is_settled() {
+            return;
+        }
+        let (seq, rest, later) = (here.sent.seq, rest.sent.seq, here.later);
+        self.segments[index].later = rest;
+        self.segments[index + 1].earlier = seq;
+        self.segments[index + 1].later = later;
+        if self.by_time.latest == seq {
+            self.by_time.latest = rest;
+        } else {
+            let behind = self.place_of(later, index + 2);
+            self.segments[behind].earlier = rest;
+        }
+        if self.by_time.overtaken() == Some(seq) {
+            self.by_time.last_overtaken = rest;
+        }
     }
 
     /// Takes a segment out, if it is in.
     fn unlink(&mut self, index: usize) {
-        let serial = self.serial_of(index);
         let Some(&Place { sent, earlier, later }) = self.segments.get(index) else { return };
         if sent.marks.is_settled() {
             return;
         }
-        let (is_first, is_last) = (serial == self.by_time.earliest, serial == self.by_time.latest);
-        if self.by_time.overtaken() == Some(serial) {
+        let seq = sent.seq;
+        let (is_first, is_last) = (seq == self.by_time.earliest, seq == self.by_time.latest);
+        if self.by_time.overtaken() == Some(seq) {
             (self.by_time.last_overtaken, self.by_time.has_overtaken) = (earlier, !is_first);
         }
         if is_first {
             self.by_time.earliest = later;
         } else {
-            let before = self.index_by(earlier);
+            let before = self.place_of(earlier, index);
             self.segments[before].later = later;
         }
         if is_last {
             self.by_time.latest = earlier;
         } else {
-            let behind = self.index_by(later);
+            let behind = self.place_of(later, index);
             self.segments[behind].earlier = earlier;
         }
         self.by_time.has_some = !(is_first && is_last);
     }
 
-    /// Makes the list anew, after a rare change of many segments or of their serials.
+    /// Makes the list anew, after a rare change of many segments.
     fn list_anew(&mut self) {
         self.by_time = ByTime::default();
         let mut open: Vec<usize> = (0..self.segments.len()).collect();
@@ -371,6 +441,8 @@ impl Scoreboard {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -378,9 +450,15 @@ mod tests {
     /// Bytes of a segment.
     const MSS: u32 = 1000;
 
+    thread_local! {
+        /// Segments that were looked at to find one by its number.
+        pub(super) static LOOKS: Cell<u32> = const { Cell::new(0) };
+    }
+
+    /// Numbers wrap after twenty segments.
     fn sent(number: u32, sent_us: u64) -> Sent {
-        let (seq, end) = (Seq(number * MSS), Seq((number + 1) * MSS));
-        Sent { seq, end, sent_us, marks: Marks::default() }
+        let seq = Seq(0) - 20 * MSS + number * MSS;
+        Sent { seq, end: seq + MSS, sent_us, marks: Marks::default() }
     }
 
     fn mark_sacked(marks: &mut Marks) {
@@ -406,14 +484,14 @@ mod tests {
     /// The same by the list.
     fn listed(scoreboard: &Scoreboard) -> Vec<Seq> {
         let Some(overtaken) = scoreboard.by_time.overtaken() else { return Vec::new() };
-        let mut serial = scoreboard.by_time.earliest;
+        let mut index = scoreboard.place_of(scoreboard.by_time.earliest, 0);
         let mut found = Vec::new();
         loop {
-            found.extend(scoreboard.at(scoreboard.index_by(serial)).map(|sent| sent.seq));
-            if serial == overtaken {
+            found.extend(scoreboard.at(index).map(|sent| sent.seq));
+            if found.last() == Some(&overtaken) {
                 return found;
             }
-            serial = scoreboard.later_than(serial).unwrap();
+            index = scoreboard.later_than(index).unwrap();
         }
     }
 
@@ -422,7 +500,7 @@ mod tests {
         fn tcp_34_overtaken_listed_as_by_scan(
             steps in prop::collection::vec((0_u32..10, any::<prop::sample::Index>()), 1..200),
         ) {
-            let mut scoreboard = Scoreboard { first_serial: u32::MAX - 20, ..Scoreboard::default() };
+            let mut scoreboard = Scoreboard::default();
             let (mut number, mut delivered_us) = (0, 0);
             for (now_us, (what, which)) in (1..).zip(steps) {
                 let len = scoreboard.segments.len();
@@ -439,15 +517,21 @@ mod tests {
                         scoreboard.sent_again(index, now_us);
                         scoreboard.mark(index, |marks| marks.retransmitted |= marks.lost);
                     }
-                    8 => match which.index(4) {
+                    8 => match which.index(6) {
                         0 => scoreboard.mark_all(|sent| sent.marks.lost = false),
                         1 => scoreboard.truncate(len.saturating_sub(1)),
                         2 => scoreboard.merge_next(index, 2 * MSS),
-                        _ if len > 0 => {
-                            let at = *scoreboard.at(index).unwrap();
-                            scoreboard.split(index, at.seq + (at.end - at.seq) / 2);
+                        3 => scoreboard.split_all(2 * MSS / 3),
+                        4 if len > 0 => {
+                            let first = *scoreboard.first().unwrap();
+                            scoreboard.trim(first.seq + (first.end - first.seq) / 2);
                         }
-                        _ => {}
+                        _ => {
+                            let at = scoreboard.at(index).copied();
+                            if let Some(at) = at.filter(|at| at.end - at.seq > 1) {
+                                scoreboard.split(index, at.seq + (at.end - at.seq) / 2);
+                            }
+                        }
                     },
                     _ => {
                         let most = usize::try_from(now_us).unwrap();
@@ -490,6 +574,30 @@ mod tests {
             }
             assert!(looks <= window + acks, "{looks} looks at {window} segments in {acks} ACKs");
             assert_eq!(listed(&scoreboard).len(), window as usize / 10);
+        }
+    }
+
+    /// Segments that are split, merged and partly acknowledged in turn, each from another place: the list by
+    /// time is searched for their neighbours, and never made anew.
+    #[test]
+    fn tcp_34_splitting_and_merging_cost_little() {
+        for window in [1_000_u32, 16_000] {
+            let mut scoreboard = Scoreboard::default();
+            (0..window).for_each(|number| scoreboard.push(sent(number, number.into())));
+            for number in 0..window as usize {
+                scoreboard.sent_again(number * 7 % window as usize, number as u64);
+            }
+            LOOKS.set(0);
+            for number in 0..window as usize {
+                let index = number * 13 % window as usize;
+                let at = *scoreboard.at(index).unwrap();
+                scoreboard.split(index, at.seq + MSS / 2);
+                scoreboard.sent_again(index, u64::from(window) + number as u64);
+                scoreboard.merge_next(index, MSS);
+            }
+            let searches = 8 * window;
+            let (looks, most) = (LOOKS.get(), searches * (window.ilog2() + 2));
+            assert!(looks <= most, "{looks} looks for {window} segments");
         }
     }
 }
