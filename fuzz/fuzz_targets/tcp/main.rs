@@ -114,6 +114,7 @@ impl World {
             memory_bytes: MEMORY_BYTES,
             max_syn_backlog: 16,
             max_time_wait: 8,
+            max_orphans: 4,
             ..TcpConfig::default()
         };
         let faults = Faults { delay_us: 1000, merges: kind & 32 != 0, ..Faults::default() };

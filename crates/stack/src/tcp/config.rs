@@ -76,6 +76,9 @@ pub struct TcpConfig {
     pub max_sockets: u32,
     /// Connections in TIME-WAIT, at most (`tcp_max_tw_buckets`).
     pub max_time_wait: u32,
+    /// Connections that the application has closed and whose peer does not have everything, at most
+    /// (`tcp_max_orphans`): one more is reset.
+    pub max_orphans: u32,
     /// Memory of all buffers together, in bytes (`tcp_mem`).
     pub memory_bytes: u64,
     /// Payload of one packet sent, at most, in bytes: more than a segment if something behind cuts
@@ -110,6 +113,7 @@ impl TcpConfig {
         sack: true,
         max_sockets: 1 << 20,
         max_time_wait: 1 << 16,
+        max_orphans: 1 << 16,
         memory_bytes: 1 << 30,
         gso_bytes: 0,
         min_gso_segments: 2,

@@ -105,6 +105,7 @@ impl TcpShards {
         let config = TcpConfig {
             max_sockets: config.max_sockets.div_ceil(share),
             max_time_wait: config.max_time_wait.div_ceil(share),
+            max_orphans: config.max_orphans.div_ceil(share),
             ..config
         };
         // One secret: a sequence number or cookie does not depend on the number of shards.

@@ -136,7 +136,7 @@ impl Connection {
         // RFC 5961, section 5.2; and no byte before the first one was ever sent.
         let acked = u32::try_from(self.tally.bytes_acked).unwrap_or(u32::MAX);
         if segment.ack.is_before(prior_una - self.send.max_window.min(acked)) {
-            if self.state == State::Established {
+            if self.state != State::SynReceived {
                 self.challenge(cx);
             }
             return Acknowledged::Discard;

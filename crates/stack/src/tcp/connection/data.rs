@@ -32,10 +32,10 @@ impl Connection {
             State::SynReceived | State::Established => {}
             _ if self.shut.receive => {
                 let data_end = segment.end() - u32::from(segment.has(Flags::FIN));
-                if segment.payload_len > 0 && data_end.is_after(self.receive.next) {
-                    // Nobody will read this (RFC 2525, section 2.17).
+                if data_end.is_after(self.receive.next) {
+                    // Nobody will read this, or what the FIN follows (RFC 2525, section 2.17).
                     cx.counters.abort_on_data.add(1);
-                    self.finish(cx);
+                    self.reset(cx);
                     return Answer::Reset;
                 }
             }
@@ -190,8 +190,6 @@ impl Connection {
         self.receive.fin = Some(self.receive.next);
         self.delayed.schedule();
         self.shut.receive = true;
-        self.receive.queue.drop_pieces(cx.pool);
-        self.receive.sacks.clear();
         match self.state {
             State::SynReceived | State::Established => {
                 self.state = State::CloseWait;
@@ -207,6 +205,9 @@ impl Connection {
             }
             _ => {}
         }
+        // Behind the ACK, which tells what came twice.
+        self.receive.queue.drop_pieces(cx.pool);
+        self.receive.sacks.clear();
     }
 
     /// Bookkeeping of data in order (`tcp_event_data_recv`).

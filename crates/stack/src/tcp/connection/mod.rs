@@ -258,6 +258,11 @@ impl Connection {
         self.state == State::Closed && self.is_orphan
     }
 
+    /// True if nobody holds it any more.
+    pub(super) fn is_orphan(&self) -> bool {
+        self.is_orphan
+    }
+
     /// Memory that queues occupy.
     pub(super) fn memory_bytes(&self) -> u64 {
         self.send.queue.memory_bytes() + u64::from(self.receive.queue.truesize())

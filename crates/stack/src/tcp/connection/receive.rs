@@ -40,11 +40,15 @@ impl Connection {
             State::SynSent => return self.receive_in_syn_sent(segment, cx),
             _ => {}
         }
+        if ![Flags::ACK, Flags::RST, Flags::SYN].into_iter().any(|flag| segment.has(flag)) {
+            // RFC 9293, section 3.10.7.4, fifth: nothing without an ACK. As the kernel, before an answer
+            // to what is out of the window.
+            return Answer::None;
+        }
         if self.validate(segment, cx) == Verdict::Discard {
             return Answer::None;
         }
         if !segment.has(Flags::ACK) {
-            // RFC 9293, section 3.10.7.4, fifth: nothing without an ACK.
             return Answer::None;
         }
         self.receive.last_us = cx.now_us;
@@ -57,9 +61,9 @@ impl Connection {
         self.tally.bytes_acked += u64::from(self.send.una.bytes_since(una));
         match acknowledged {
             Acknowledged::Yes => {}
-            Acknowledged::Discard => return Answer::None,
-            Acknowledged::Unsent if self.state == State::SynReceived => return Answer::Reset,
-            Acknowledged::Unsent => return Answer::None,
+            Acknowledged::Discard | Acknowledged::Unsent => {
+                return Answer::reset_if(self.state == State::SynReceived);
+            }
         }
         if let Some(answer) = self.after_ack(segment, cx) {
             return answer;
@@ -122,8 +126,8 @@ impl Connection {
             return Some(Answer::Reset);
         };
         let new_end = segment.end() - u32::from(segment.has(Flags::FIN));
-        if segment.payload_len > 0 && new_end.is_after(self.receive.next) {
-            // `take_payload` resets the connection: nobody is there to read.
+        if new_end.is_after(self.receive.next) {
+            // `take_payload` resets the connection: nobody is there to read, now or behind a gap.
             return None;
         }
         if segment.has(Flags::FIN) {

@@ -279,7 +279,9 @@ impl Connection {
             && self.recovery.probes_out > 0
             && cx.now_us.saturating_sub(self.recovery.probing_since_us) >= user_us;
         let limit = if self.is_orphan { cx.config.orphan_retries } else { cx.config.retries2 };
-        if is_over || self.recovery.probes_out >= limit {
+        // Answers do not keep an orphan alive for ever: its peer may never open the window.
+        let is_stale = self.is_orphan && self.timeout_us() >= RTO_MAX_US;
+        if is_over || is_stale || self.recovery.probes_out >= limit {
             cx.counters.abort_on_timeout.add(1);
             return self.give_up(cx);
         }

@@ -172,8 +172,10 @@ impl Connection {
         if matches!(self.state, State::Closed | State::SynSent) {
             return;
         }
-        // A window that shrank below what was sent: the peer takes no number beyond it.
-        let seq = self.send.next.earlier(self.window_end().later(self.send.una));
+        // A window that shrank below what was sent: the peer takes no number beyond it. Our SYN was acknowledged
+        // if the peer's ACK made this connection, before its window is known.
+        let una = self.send.una.later(self.send.initial + 1);
+        let seq = self.send.next.earlier(self.window_end().later(una));
         self.transmit(seq, 0, Flags::ACK, 0, cx);
     }
 

@@ -119,9 +119,10 @@ impl Connection {
                 && self.receive.sacks.highest().is_some_and(|end| end == segment.seq)
     }
 
-    /// The SYN-ACK of a simultaneous open.
+    /// The SYN-ACK of a simultaneous open. A listener's connection gets none.
     fn is_crossed_syn_ack(&self, segment: &Segment) -> bool {
         self.state == State::SynReceived
+            && self.is_connecting
             && segment.has(Flags::ACK)
             && segment.seq + 1 == segment.end()
             && segment.seq + 1 == self.receive.next
@@ -129,7 +130,7 @@ impl Connection {
     }
 
     /// The peer reset the connection (`tcp_reset`).
-    fn reset(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn reset(&mut self, cx: &mut Context<'_>) {
         let error = match self.state {
             State::SynSent => TcpError::Refused,
             State::CloseWait => TcpError::BrokenPipe,

@@ -341,9 +341,7 @@ impl Tcp {
                 self.stop_listening(socket.index, out);
                 self.remove(socket.index, out);
             }
-            Kind::Connection(_) => {
-                self.with_connection(socket.index, out, |connection, cx| connection.close(cx));
-            }
+            Kind::Connection(_) => self.close_connection(socket.index, out),
         }
         Ok(())
     }
@@ -353,10 +351,7 @@ impl Tcp {
         let sockets: Vec<u32> = self.sockets.indices().collect();
         for index in sockets {
             self.stop_listening(index, out);
-            self.with_connection(index, out, |connection, cx| {
-                connection.abort(cx);
-                connection.close(cx);
-            });
+            self.abort_connection(index, out);
             self.remove(index, out);
         }
     }
@@ -372,10 +367,7 @@ impl Tcp {
         place.kind = Kind::Idle(Box::new(Idle { options, bound: Some(local), sharing }));
         self.listeners.remove(local, index);
         for connection in accepted {
-            self.with_connection(connection, out, |connection, cx| {
-                connection.abort(cx);
-                connection.close(cx);
-            });
+            self.abort_connection(connection, out);
         }
         let requests: Vec<_> = self
             .requests

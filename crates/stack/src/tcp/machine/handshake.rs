@@ -205,7 +205,9 @@ impl Tcp {
         match self.judge(&request, segment) {
             Judgement::Complete => return self.complete(at, &request, packet, segment, out),
             Judgement::Again => self.answer_again(at, &request, out),
-            Judgement::Outside => self.answer_outside(at, &request, segment, out),
+            Judgement::Outside | Judgement::Challenge => {
+                self.answer_outside(at, &request, segment, out);
+            }
             Judgement::Ignore => {}
             Judgement::Reset => {
                 out.pool.put(packet.frame);
@@ -242,6 +244,12 @@ impl Tcp {
             });
         if is_old || !is_in_window(request, segment) {
             return if rst { Judgement::Ignore } else { Judgement::Outside };
+        }
+        let start = request.peer_sequence + 1;
+        if rst && segment.seq != start {
+            // RFC 5961, section 3.2, as in later states.
+            let is_beyond = segment.end().is_after(start) || segment.seq.is_after(start);
+            return if is_beyond { Judgement::Challenge } else { Judgement::Ignore };
         }
         if rst || syn && segment.seq != request.peer_sequence {
             return Judgement::Abort;
@@ -454,6 +462,8 @@ enum Judgement {
     Again,
     /// Not in the window: answered by an ACK.
     Outside,
+    /// A reset in the window, but not the exact one: answered by an ACK.
+    Challenge,
     Ignore,
     /// An ACK of something else: answered by a reset; the request stays.
     Reset,

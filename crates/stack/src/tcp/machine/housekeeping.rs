@@ -96,6 +96,7 @@ impl Tcp {
         self.memory.replace(place.charged_bytes.into(), 0);
         if let Kind::Connection(connection) = &mut place.kind {
             connection.free(out.pool);
+            self.orphans -= u32::from(connection.is_orphan());
             let flow = connection.flow();
             if self.targets.find(&flow) == Some(Target::Connection(index)) {
                 self.targets.remove(&flow);

@@ -6,6 +6,7 @@ mod handshake; // SYNs and ACKs at a listener
 mod cookies; //   handshakes without memory
 mod reset; //     segments that belong to nothing
 mod time_wait; // connections that ended
+mod orphans; //   connections without an owner
 mod housekeeping; // timers, memory, readiness after each change
 
 use std::collections::VecDeque;
@@ -131,6 +132,8 @@ pub struct Tcp {
     memory: Arc<TcpMemory>,
     /// Place among other processes that listen on the same ports.
     succession: Option<Arc<Succession>>,
+    /// Connections without an owner.
+    orphans: u32,
     /// Number of the next socket.
     generation: u32,
     /// Local ports tried so far.
@@ -239,6 +242,7 @@ impl Tcp {
             memory_bytes: 0,
             memory,
             succession: None,
+            orphans: 0,
             generation: 0,
             port_steps: 0,
             cookies_us: 0,
@@ -290,6 +294,12 @@ impl Tcp {
     #[must_use]
     pub fn flow_count(&self) -> usize {
         self.targets.len()
+    }
+
+    /// Connections without an owner, those in TIME-WAIT and FIN-WAIT-2 not counted.
+    #[must_use]
+    pub fn orphan_count(&self) -> u32 {
+        self.orphans
     }
 
     /// Sockets, connections without an owner counted.

@@ -64,7 +64,7 @@ impl<'a> Outgoing<'a> {
 
 impl Answer {
     /// A reset if `is_due`.
-    pub(super) fn reset_if(is_due: bool) -> Self {
+    pub(in crate::tcp) fn reset_if(is_due: bool) -> Self {
         if is_due { Self::Reset } else { Self::None }
     }
 }

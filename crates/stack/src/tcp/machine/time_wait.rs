@@ -148,6 +148,10 @@ impl Tcp {
         let Some(entry) = self.time_waits.at(at) else { return };
         let sequence = entry.send_next + SEQUENCE_GAP;
         self.drop_time_wait(at);
+        if segment.has(Flags::FIN) {
+            // As at a listener.
+            return;
+        }
         self.begin_request(listener, flow, segment, (mtu_bytes, Some(sequence)), out);
     }
 
@@ -191,13 +195,13 @@ impl TimeWait {
     /// A segment in FIN-WAIT-2. The second value is true if the stay begins anew.
     fn process_awaiting(&mut self, segment: &Segment) -> (Outcome, bool) {
         if self.is_old(segment) || !self.is_in_window(segment) {
-            let answers = !segment.has(Flags::RST);
-            return (if answers { Outcome::Acknowledge } else { Outcome::Ignore }, false);
+            // As the kernel, a reset too.
+            return (Outcome::Acknowledge, false);
         }
         if segment.has(Flags::RST) {
             return (Outcome::End, false);
         }
-        if segment.has(Flags::SYN) {
+        if segment.has(Flags::SYN) && !segment.seq.is_before(self.receive_next) {
             return (Outcome::Reset, false);
         }
         if !segment.has(Flags::ACK)

@@ -1,0 +1,74 @@
+//! Peers that lie about windows, and what they cost.
+
+use forebay_stack::tcp::{Tcp, TcpConfig, TcpOut, TcpSocket};
+
+use super::pair::{Faults, Pair};
+
+/// Hosts with this limit of connections without an owner.
+fn pair(max_orphans: u32) -> Pair {
+    let small = TcpConfig { rmem: (4096, 4096), ..TcpConfig::default() };
+    let config = TcpConfig { max_orphans, ..TcpConfig::default() };
+    Pair::new(1, Faults { delay_us: 1_000, ..Faults::default() }, [small, config])
+}
+
+/// Connections from host 0, which reads nothing: host 1 has written more than it takes.
+fn stuffed(pair: &mut Pair, count: u32) -> Vec<(TcpSocket, TcpSocket)> {
+    let open = |_| {
+        let (client, server) = pair.open(80);
+        let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+            tcp.write(server, &[7; 30_000], Default::default(), out)
+        };
+        assert_eq!(pair.call(1, write), Ok(30_000));
+        (client, server)
+    };
+    let sockets = (0..count).map(open).collect();
+    run_until(pair, pair.now_us + 1_000_000);
+    sockets
+}
+
+fn run_until(pair: &mut Pair, until_us: u64) {
+    while pair.next_us().is_some_and(|next_us| next_us <= until_us) {
+        pair.step();
+    }
+    pair.now_us = until_us;
+}
+
+/// Windows that stay closed, by a thousand peers that answer each probe: what the application has closed
+/// ends all the same.
+#[test]
+fn tcp_35_closed_windows_end_orphans() {
+    let mut pair = pair(1 << 16);
+    let sockets = stuffed(&mut pair, 1_000);
+    for &(_, server) in &sockets {
+        pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
+    }
+    assert_eq!(pair.hosts[1].tcp.orphan_count(), 1_000);
+    let now_us = pair.now_us;
+    run_until(&mut pair, now_us + 600_000_000);
+    let tcp = &pair.hosts[1].tcp;
+    assert_eq!((tcp.orphan_count(), tcp.socket_count(), tcp.memory_bytes()), (0, 0, 0));
+    assert_eq!(tcp.counters().abort_on_timeout.get(), 1_000);
+    for (client, _) in sockets {
+        pair.call(0, |tcp, out| tcp.close(client, out)).unwrap();
+    }
+    pair.check_rest();
+}
+
+/// One more connection without an owner than there may be is reset.
+#[test]
+fn tcp_35_orphans_have_a_limit() {
+    let mut pair = pair(10);
+    let sockets = stuffed(&mut pair, 25);
+    for &(_, server) in &sockets {
+        pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
+        assert!(pair.hosts[1].tcp.orphan_count() <= 10);
+    }
+    let tcp = &pair.hosts[1].tcp;
+    assert_eq!((tcp.orphan_count(), tcp.socket_count()), (10, 10));
+    assert_eq!(tcp.counters().abort_on_memory.get(), 15);
+    for (client, _) in sockets {
+        pair.call(0, |tcp, out| tcp.close(client, out)).unwrap();
+    }
+    pair.check_rest();
+    assert_eq!(pair.hosts[1].tcp.orphan_count(), 0);
+}
