@@ -85,7 +85,7 @@ forebay-engine: buf rx sys device
 forebay-control: buf rx sys device engine
 forebay: buf rx sys device stack engine control
 forebay-tokio: forebay
-forebay-metrics: rx sys device engine control forebay
+forebay-metrics: rx sys device stack engine control forebay
 forebay-run: buf rx sys device engine control metrics
 forebay-quinn: sys forebay tokio
 forebay-preload: control device forebay stack sys

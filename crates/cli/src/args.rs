@@ -58,6 +58,9 @@ pub(crate) enum Command {
     /// Run our side of a comparison
     #[command(hide = true)]
     CompareOwn(crate::compare::own::OwnArgs),
+    /// Remove the control socket of a run that has ended
+    #[command(hide = true)]
+    RemoveSocket(crate::options::RemoveSocketArgs),
     /// Write man pages or completions
     #[cfg(feature = "generate")]
     #[command(hide = true)]
@@ -89,7 +92,8 @@ impl Command {
             Self::Doctor(args) => args.json,
             Self::Bench(args) => args.json,
             Self::Compare(args) => args.json,
-            Self::Exec(_) | Self::Top(_) | Self::Hash(_) | Self::CompareOwn(_) => false,
+            Self::Exec(_) | Self::Top(_) | Self::Hash(_) => false,
+            Self::CompareOwn(_) | Self::RemoveSocket(_) => false,
             #[cfg(feature = "generate")]
             Self::Generate(_) => false,
         }

@@ -65,6 +65,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Compare(args) => compare::run(args),
         Command::CompareOwn(args) => compare::own::run(args),
+        Command::RemoveSocket(args) => options::remover::run(args),
     };
     failure::exit(result, cli.command.prints_json())
 }

@@ -57,7 +57,8 @@ struct KeptText {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TextOf {
     Metrics(TextFormat),
-    State,
+    /// Counters; true with the peers of connections.
+    State(bool),
     Map,
 }
 
@@ -130,8 +131,10 @@ impl ServerDesk {
         };
         match api {
             Api::State => {
-                let make = || text(&page::state(&self.metrics));
-                let text = self.kept_or(TextOf::State, make);
+                // Peers are told to those who may search for their flows.
+                let shows_peers = self.may_search(headers).is_ok();
+                let make = || text(&page::state(&self.metrics, shows_peers));
+                let text = self.kept_or(TextOf::State(shows_peers), make);
                 response(StatusCode::OK, "application/json", text)
             }
             Api::Knobs => {

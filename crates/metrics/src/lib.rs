@@ -29,7 +29,8 @@ mod queues; //   families of rx queues and devices
 mod cpus; //     families of CPUs
 mod coalesce; // families of coalescing
 mod sinks; //    families of destinations
-mod sockets; //  families of sockets and of the network layer
+mod sockets; //  families of UDP sockets and of the network layer
+mod tcp; //      families of TCP sockets
 mod format; //   the text format that a client accepts
 mod host; //     names by which a browser may not reach the server
 mod page; //     the page, and its questions
@@ -41,3 +42,4 @@ pub use metrics::Metrics;
 pub use page::{PageToken, TOKEN_CHARS_MIN, TOKEN_HEADER};
 pub use server::{CONNECTIONS_MAX, MetricsServer, ServerAccess};
 pub use sockets::SOCKETS_LISTED_MAX;
+pub use tcp::{CONNECTIONS_LISTED_MAX, LISTENERS_LISTED_MAX};

@@ -16,7 +16,7 @@ use prometheus_client::registry::Registry;
 
 use crate::families::Families;
 use crate::format::TextFormat;
-use crate::{coalesce, cpus, queues, sinks, sockets};
+use crate::{coalesce, cpus, queues, sinks, sockets, tcp};
 
 /// First part of every metric's name.
 const PREFIX: &str = "forebay";
@@ -29,6 +29,8 @@ pub struct Metrics {
     pub(crate) sinks: Vec<(String, Vec<Arc<SinkCounters>>)>,
     pub(crate) net: Option<Net>,
     pub(crate) sockets: Option<SocketCounter>,
+    /// True of a text for a view.
+    shows_connections: bool,
 }
 
 /// Reader of the sockets: the number of each, its local address and its counters.
@@ -119,6 +121,15 @@ impl Metrics {
         self
     }
 
+    /// Text of all metrics now, in the OpenMetrics format, for a view such as `forebay top`: it also has the
+    /// TCP connections with the most bytes, at most [`CONNECTIONS_LISTED_MAX`](tcp::CONNECTIONS_LISTED_MAX).
+    /// Their names come and go, so that a database is better off without them.
+    #[must_use]
+    pub fn view_text(&self) -> String {
+        let of_view = Self { shows_connections: true, ..self.clone() };
+        of_view.text(TextFormat::OpenMetrics)
+    }
+
     /// Text of all metrics now, in the format that the client accepts.
     #[must_use]
     pub fn text(&self, format: TextFormat) -> String {
@@ -149,6 +160,10 @@ impl Collector for Metrics {
         sinks::encode(&self.sinks, &mut families)?;
         if let Some(net) = &self.net {
             sockets::encode_network(net, &mut families)?;
+            tcp::encode(net, &mut families)?;
+            if self.shows_connections {
+                tcp::encode_connections(net, &mut families)?;
+            }
         }
         let counts = self.sockets.as_ref();
         counts.map_or(Ok(()), |counts| sockets::encode_sockets(counts(), &mut families))

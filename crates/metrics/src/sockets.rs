@@ -1,4 +1,4 @@
-//! Families of sockets and of the network layer.
+//! Families of UDP sockets and of the network layer.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub(crate) fn encode_sockets(
     sockets: Vec<(usize, SocketAddr, SocketCounts)>,
     families: &mut Families<'_>,
 ) -> fmt::Result {
-    let bound = ("sockets", "Sockets bound now");
+    let bound = ("sockets", "UDP sockets bound now");
     families.gauges(bound, None, [([] as [Label<'_>; 0], gauge(sockets.len() as u64))])?;
     let sockets = listed(sockets);
     // The others' sum falls when one of them is closed, which no counter does.
@@ -75,9 +75,10 @@ pub(crate) fn encode_network(net: &Net, families: &mut Families<'_>) -> fmt::Res
         None,
         each.map(|(reason, count)| ([("reason", reason)], count)),
     )?;
-    let (snmp, snmp6) = (net.snmp(), net.snmp6());
-    let events = ("network_events", "Counters of /proc/net/snmp and snmp6, by their names there");
-    let each = snmp_counters(&snmp).chain(snmp6_counters(&snmp6));
+    let (snmp, netstat, snmp6) = (net.snmp(), net.netstat(), net.snmp6());
+    let events =
+        ("network_events", "Counters of /proc/net/snmp, netstat and snmp6, by their names there");
+    let each = snmp_counters(&snmp).chain(snmp_counters(&netstat)).chain(snmp6_counters(&snmp6));
     families.counters(
         events,
         None,

@@ -4,7 +4,7 @@ use std::path::{PathBuf, absolute};
 
 use clap::Args;
 use forebay_control::{BoundSocket, ConfigFile, Control, ControlSocket, Mount};
-use forebay_metrics::{Metrics, TextFormat};
+use forebay_metrics::Metrics;
 use forebay_sys::User;
 use tracing::warn;
 
@@ -64,7 +64,7 @@ impl ControlOptions {
         later: Option<User>,
     ) -> Result<Option<SocketPlace>, Failure> {
         Ok(match (&self.control, &self.name, name) {
-            (Some(at), ..) => Some(SocketPlace::bound(at)?),
+            (Some(at), ..) => Some(SocketPlace::bound(at, later)?),
             (None, Some(name), _) => Some(SocketPlace::named(name, later)?),
             (None, None, Some(name)) if !self.no_control => SocketPlace::by_default(name, later),
             _ => None,
@@ -86,8 +86,7 @@ impl ControlOptions {
         }
         let path = config.map(|config| absolute(config.path())).transpose().unwrap_or_default();
         let socket = socket.map(|socket| {
-            let text = move || counts.text(TextFormat::OpenMetrics);
-            socket.with_metrics(text).serve(control.clone(), path)
+            socket.with_metrics(move || counts.view_text()).serve(control.clone(), path)
         });
         let socket = socket.transpose()?;
         let mount = |directory: &PathBuf| Mount::new(control.clone(), directory);

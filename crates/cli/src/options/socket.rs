@@ -7,14 +7,16 @@ use forebay_control::{BoundSocket, places};
 use forebay_sys::{self as sys, Error, Result, User};
 use tracing::{info, warn};
 
+use super::remover::SocketRemover;
+
 /// Upper bound on runs with the same default name, which are told apart by a number.
 const SAME_NAME_MAX: u32 = 16;
 
 /// Place of a control socket. A path that was given is bound with the privileges that the run begins
 /// with; any other is in a directory where the run can bind and remove it without them.
 pub(crate) enum SocketPlace {
-    /// Bound at a path.
-    Bound(BoundSocket, PathBuf),
+    /// Bound at a path, and a process that may remove it, if this one will become another user.
+    Bound(BoundSocket, PathBuf, Option<SocketRemover>),
     /// To be bound at a path.
     Path(PathBuf),
     /// To be bound in a directory, under the default name, or with a number appended; `free` are
@@ -23,8 +25,12 @@ pub(crate) enum SocketPlace {
 }
 
 impl SocketPlace {
-    pub(crate) fn bound(path: &Path) -> Result<Self> {
-        Ok(Self::Bound(BoundSocket::bind(path)?, path.to_owned()))
+    pub(crate) fn bound(path: &Path, later: Option<User>) -> Result<Self> {
+        let socket = BoundSocket::bind(path)?;
+        let is_another = later.is_some_and(|later| later.uid != sys::user().uid);
+        // Without one, the run warns of the socket that stays.
+        let remover = is_another.then(|| SocketRemover::begin(path).ok()).flatten();
+        Ok(Self::Bound(socket, path.to_owned(), remover))
     }
 
     pub(crate) fn named(name: &str, later: Option<User>) -> Result<Self> {
@@ -46,11 +52,15 @@ impl SocketPlace {
     /// Binds the socket, once the run has the user that it goes on as.
     pub(crate) fn bind(self) -> Result<Option<BoundSocket>> {
         match self {
-            Self::Bound(socket, path) => {
-                if let Err(error) = sys::may_remove(&path) {
-                    let path = path.display();
-                    warn!(%error, "{path} stays when the run ends, as it may not remove it: {error}; \
-                                   leave --control out, or give a directory of its user");
+            Self::Bound(socket, path, remover) => {
+                match (sys::may_remove(&path), remover) {
+                    (Ok(()), remover) => remover.map_or((), SocketRemover::end),
+                    (Err(_), Some(remover)) => remover.keep(),
+                    (Err(error), None) => {
+                        let path = path.display();
+                        warn!(%error, "{path} stays when the run ends, as it may not remove it: \
+                                       {error}; leave --control out, or give a directory of its user");
+                    }
                 }
                 Ok(Some(socket))
             }

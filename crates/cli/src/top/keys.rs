@@ -11,7 +11,7 @@ const PAGE_ROWS: isize = 10;
 /// Keys for people, and their meanings.
 pub(super) const KEYS: [(&str, &str); 13] = [
     ("q, Ctrl-C", "end"),
-    ("Tab, 1 to 5", "choose CPUs, queues, flows, drops, sockets for the next keys"),
+    ("Tab, 1 to 6", "choose CPUs, queues, flows, drops, sockets or TCP for the next keys"),
     ("Enter", "show that table alone, or all of them"),
     ("arrows, j k, PgUp PgDn", "scroll"),
     ("s, S", "sort by the next column; back to the first order"),
@@ -60,6 +60,7 @@ fn command(code: KeyCode, state: &ViewState) -> Option<Action> {
         KeyCode::Char('3') => Action::Table(TableKind::Flows),
         KeyCode::Char('4') => Action::Table(TableKind::Drops),
         KeyCode::Char('5') => Action::Table(TableKind::Sockets),
+        KeyCode::Char('6') => Action::Table(TableKind::Tcp),
         KeyCode::Enter => Action::Zoom,
         KeyCode::Up | KeyCode::Char('k') => Action::Scroll(-1),
         KeyCode::Down | KeyCode::Char('j') => Action::Scroll(1),

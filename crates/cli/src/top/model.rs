@@ -19,6 +19,8 @@ pub(super) struct Model {
     /// Reasons with drops, those that drop now first.
     pub(super) drops: Vec<DropRow>,
     pub(super) sockets: Vec<SocketRow>,
+    /// TCP listeners, and the connections with the most bytes.
+    pub(super) tcp: Vec<TcpRow>,
 }
 
 /// Figures of the whole run; rates are per second.
@@ -91,7 +93,7 @@ pub(super) struct DropRow {
     pub(super) since_s: Option<f64>,
 }
 
-/// A socket.
+/// A UDP socket.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct SocketRow {
     pub(super) number: String,
@@ -102,6 +104,24 @@ pub(super) struct SocketRow {
     pub(super) buffer: f64,
     pub(super) errors: f64,
     pub(super) errors_total: f64,
+}
+
+/// A TCP listener or connection.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct TcpRow {
+    /// Address of a listener, or peer and address of a connection.
+    pub(super) name: String,
+    pub(super) state: String,
+    /// Bytes received per second.
+    pub(super) received: f64,
+    /// Bytes sent per second.
+    pub(super) sent: f64,
+    /// Segments sent again per second.
+    pub(super) resent: f64,
+    /// Bytes that are not read; of a listener, connections that are not accepted (`Recv-Q` of `ss`).
+    pub(super) unread: f64,
+    /// Bytes that are not acknowledged; of a listener, its backlog (`Send-Q` of `ss`).
+    pub(super) unacknowledged: f64,
 }
 
 /// Number of samples whose flows are summed.
@@ -195,6 +215,7 @@ impl Change<'_> {
             flows: Vec::new(),
             drops,
             sockets: self.sockets(),
+            tcp: self.tcp(),
         }
     }
 
@@ -376,6 +397,47 @@ impl Change<'_> {
             }
         };
         memory.map(row).collect()
+    }
+
+    /// Listeners, and then connections; the largest first.
+    fn tcp(&self) -> Vec<TcpRow> {
+        const LISTENER: &[&str] = &["socket", "local"];
+        let backlog = self.now.by("forebay_tcp_listener_backlog", LISTENER);
+        let waiting = self.now.by("forebay_tcp_listener_waiting_connections", LISTENER);
+        let listeners = waiting.into_iter().map(|(key, waiting)| TcpRow {
+            state: "LISTEN".to_owned(),
+            unread: waiting,
+            unacknowledged: backlog.get(&key).copied().unwrap_or(0.0),
+            name: key.into_iter().next_back().unwrap_or_default(),
+            ..TcpRow::default()
+        });
+        const ENDS: &[&str] = &["peer", "local"];
+        let [received, sent, resent] =
+            ["received_bytes", "sent_bytes", "segments_resent"].map(|of| {
+                self.rates(&format!("forebay_tcp_connection_{of}_total"), ENDS)
+            });
+        let [unread, unacknowledged] = ["unread", "unacknowledged"]
+            .map(|of| self.now.by(&format!("forebay_tcp_connection_{of}_bytes"), ENDS));
+        let states = self.now.by("forebay_tcp_connection_info", &["peer", "local", "state"]);
+        let connection = |key: &Key| {
+            let ends = &key[..key.len() - 1];
+            let of = |figures: &BTreeMap<Key, f64>| figures.get(ends).copied().unwrap_or(0.0);
+            TcpRow {
+                name: ends.join(" > "),
+                state: key.last().cloned().unwrap_or_default(),
+                received: of(&received),
+                sent: of(&sent),
+                resent: of(&resent),
+                unread: of(&unread),
+                unacknowledged: of(&unacknowledged),
+            }
+        };
+        let mut connections: Vec<_> = states.keys().map(connection).collect();
+        connections.sort_by(|one, other| {
+            let rate = |row: &TcpRow| row.received + row.sent;
+            rate(other).total_cmp(&rate(one))
+        });
+        listeners.chain(connections).collect()
     }
 }
 

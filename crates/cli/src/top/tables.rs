@@ -2,7 +2,7 @@
 
 use super::figures::{count, percent, short, time};
 use super::flows::FlowRow;
-use super::model::{CpuRow, DropRow, Model, QueueRow, SocketRow};
+use super::model::{CpuRow, DropRow, Model, QueueRow, SocketRow, TcpRow};
 
 /// Width of the bar of a CPU's busy time, in cells.
 const BAR_CELLS: usize = 6;
@@ -19,14 +19,16 @@ pub(super) enum TableKind {
     Flows,
     /// Drops by name.
     Drops,
-    /// Sockets.
+    /// UDP sockets.
     Sockets,
+    /// TCP listeners and connections.
+    Tcp,
 }
 
 impl TableKind {
     /// All kinds, in the order in which they are shown.
-    pub(super) const ALL: [Self; 5] =
-        [Self::Cpus, Self::Queues, Self::Flows, Self::Drops, Self::Sockets];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Cpus, Self::Queues, Self::Flows, Self::Drops, Self::Sockets, Self::Tcp];
 
     /// Position in [`ALL`](Self::ALL).
     pub(super) fn index(self) -> usize {
@@ -41,6 +43,7 @@ impl TableKind {
             Self::Flows => "flows",
             Self::Drops => "drops",
             Self::Sockets => "sockets",
+            Self::Tcp => "TCP sockets",
         }
     }
 
@@ -52,6 +55,7 @@ impl TableKind {
             Self::Flows => &FLOW_COLUMNS,
             Self::Drops => &DROP_COLUMNS,
             Self::Sockets => &SOCKET_COLUMNS,
+            Self::Tcp => &TCP_COLUMNS,
         }
     }
 
@@ -63,6 +67,7 @@ impl TableKind {
             Self::Flows => model.flows.iter().map(flow_cells).collect(),
             Self::Drops => model.drops.iter().map(drop_cells).collect(),
             Self::Sockets => model.sockets.iter().map(socket_cells).collect(),
+            Self::Tcp => model.tcp.iter().map(tcp_cells).collect(),
         }
     }
 }
@@ -137,6 +142,16 @@ const SOCKET_COLUMNS: [Column; 7] = [
     number("buffer", 8),
     number("drop/s", 7),
     number("drops", 8),
+];
+
+const TCP_COLUMNS: [Column; 7] = [
+    rest("TCP"),
+    text("state", 10),
+    number("in bit/s", 8),
+    number("out", 6),
+    number("lost/s", 6),
+    number("recv-q", 6),
+    number("send-q", 6),
 ];
 
 /// Cell of a table.
@@ -263,6 +278,18 @@ fn socket_cells(row: &SocketRow) -> Vec<Cell> {
         Cell::count(row.buffer),
         Cell::loss(row.errors),
         Cell::count(row.errors_total),
+    ]
+}
+
+fn tcp_cells(row: &TcpRow) -> Vec<Cell> {
+    vec![
+        Cell::text(&row.name),
+        Cell::text(&row.state),
+        Cell::rate(row.received * 8.0),
+        Cell::rate(row.sent * 8.0),
+        Cell::loss(row.resent),
+        Cell::count(row.unread),
+        Cell::count(row.unacknowledged),
     ]
 }
 

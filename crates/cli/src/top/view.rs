@@ -155,12 +155,16 @@ impl View<'_> {
         top
     }
 
-    /// Tables that are shown: one, or all; sockets only if there are any. Beside a followed flow,
+    /// Tables that are shown: one, or all; sockets only if there are some. Beside a followed flow,
     /// one if all have more lines than `room`.
     fn tables(&self, room: usize) -> Vec<ShownTable> {
         let Some(model) = self.model else { return Vec::new() };
         let focus = self.state.focus;
-        let has_rows = |kind| kind != TableKind::Sockets || !model.sockets.is_empty();
+        let has_rows = |kind| match kind {
+            TableKind::Sockets => !model.sockets.is_empty(),
+            TableKind::Tcp => !model.tcp.is_empty(),
+            _ => true,
+        };
         let is_shown =
             |kind: &TableKind| *kind == focus || !self.state.is_zoomed && has_rows(*kind);
         let rows = |kind: TableKind| {

@@ -45,7 +45,11 @@ fn judge_scrape() -> Judgement {
     while run.delivered()? == 0.0 {
         thread::yield_now();
     }
-    let text = run.get("/metrics")?;
+    promtool_accepts(&run.get("/metrics")?)
+}
+
+/// promtool finds no fault with a text.
+pub(crate) fn promtool_accepts(text: &str) -> Judgement {
     let mut promtool = Command::new("promtool");
     promtool.args(["check", "metrics"]).stdin(Stdio::piped());
     let mut promtool = promtool.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;

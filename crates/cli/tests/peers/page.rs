@@ -8,20 +8,25 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::thread;
 
+use etherparse::PacketBuilder;
 use forebay_control::ControlClient;
 use serde_json::Value;
 
 use crate::Judgement;
 use crate::browser::Browser;
+use crate::captures::write_pcap;
+use crate::frames::Frame;
+use crate::live::program::wait_until;
 use crate::metrics::MeasuredRun;
 
 /// Name and function of a judge.
 type PageJudge = (&'static str, fn() -> Judgement);
 
 /// All judges.
-pub(crate) const TRIALS: [PageJudge; 3] = [
+pub(crate) const TRIALS: [PageJudge; 4] = [
     ("pag_5_chromium_shows_run_and_flow", judge_page),
     ("pag_5_page_agrees_in_storm_and_drops", judge_storm),
+    ("pag_5_page_tells_of_elephant", judge_elephant),
     ("pag_3_other_site_changes_nothing", judge_other_site),
 ];
 
@@ -36,6 +41,11 @@ const EXPLANATION: &str = "document.getElementById('explanation').textContent";
 /// Pictures of the page, kept for people.
 const PICTURE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/page.png");
 const PICTURE_OF_STORM: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/page-storm.png");
+const PICTURE_OF_ELEPHANT: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/page-elephant.png");
+
+/// Port of the heavy flow, and those of light ones: together they have fewer packets.
+const HEAVY: u16 = 1000;
+const LIGHT: std::ops::Range<u16> = 1001..1017;
 
 /// Changes of the mask in the storm.
 const FLIPS: usize = 12;
@@ -104,6 +114,112 @@ fn shows_counters(browser: &mut Browser, run: &MeasuredRun) -> Judgement {
     Ok(())
 }
 
+/// A heavy flow fills its CPU: light ones leave it, by load, and later it moves itself, as its CPU is taken
+/// from the mask. The page tells of each what `explain` does.
+fn judge_elephant() -> Judgement {
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("s.sock").display().to_string();
+    let capture = directory.path().join("heavy.pcap");
+    write_pcap(&capture, &heavy_and_light());
+    let capture = capture.display().to_string();
+    let mut args = vec!["--cpus", "2", "--spread", "always", "--rate", "40k", "--work", "20000"];
+    args.extend(["--control", &socket, &capture]);
+    let run = run_with(directory.path(), &args)?;
+    let told = |flow: &str| -> Done<Vec<String>> {
+        let lines = ControlClient::connect(socket.as_ref())?.ask(&format!("explain {flow}"))?;
+        Ok(lines.iter().map(|line| line.trim().to_owned()).collect())
+    };
+    let cpu = |flow: &str| -> Done<u16> {
+        let lines = told(flow)?;
+        let on = lines.iter().find_map(|line| line.strip_prefix("now:   on CPU ")?.split(':').next());
+        Ok(on.ok_or_else(|| format!("{flow} is nowhere: {lines:?}"))?.parse()?)
+    };
+    let heavy = flow_of(HEAVY);
+    wait_until("packets have come", || Ok(LIGHT.map(flow_of).all(|flow| cpu(&flow).is_ok())))?;
+    let full = cpu(&heavy)?;
+    let mut beside = Vec::new();
+    for flow in LIGHT.map(flow_of) {
+        if cpu(&flow)? == full {
+            beside.push(flow);
+        }
+    }
+    if beside.is_empty() {
+        return Err("all light flows are elsewhere".into());
+    }
+    let mut browser = Browser::start()?;
+    browser.open(&format!("http://{}/", run.address))?;
+    browser.value("document.getElementById('follow').checked = true")?;
+    sets(&mut browser, "rps_balance", "load")?;
+    wait_until("a light flow has left by load", || {
+        Ok(beside.iter().any(|flow| told(flow).is_ok_and(|lines| has_left(&lines, full))))
+    })?;
+    for flow in &beside {
+        if has_left(&told(flow)?, full) {
+            agrees(&mut browser, flow, &told, "(balance)")?;
+        }
+    }
+    let other = 1 - full;
+    sets(&mut browser, "rps_balance", "off")?;
+    sets(&mut browser, "rx-0/rps_cpus", &(1 << other).to_string())?;
+    wait_until("the heavy flow has moved", || Ok(cpu(&heavy)? == other))?;
+    agrees(&mut browser, &heavy, &told, "(rps)")?;
+    browser.picture(Path::new(PICTURE_OF_ELEPHANT))?;
+    if browser.errors.is_empty() { Ok(()) } else { Err(browser.errors.join("\n").into()) }
+}
+
+/// True if an explanation has a move from this CPU by load.
+fn has_left(lines: &[String], from: u16) -> bool {
+    let left = format!(" s: CPU {from} to CPU ");
+    lines.iter().any(|line| line.contains(&left) && line.contains("(balance)"))
+}
+
+/// The page tells of a flow, which moved for this reason, the moves that `explain` tells, and draws each.
+fn agrees(
+    browser: &mut Browser,
+    flow: &str,
+    told: &impl Fn(&str) -> Done<Vec<String>>,
+    reason: &str,
+) -> Judgement {
+    search_for(browser, flow)?;
+    let mut last = String::new();
+    let shows_same = || -> Done<bool> {
+        // A flow may move on while it is asked for.
+        let expected = moves(&told(flow)?);
+        let shown = browser.value(EXPLANATION)?.as_str().unwrap_or_default().to_owned();
+        let drawn = browser.value("document.querySelectorAll('.story .move').length")?;
+        let lines: Vec<_> = shown.lines().map(|line| line.trim().to_owned()).collect();
+        last = format!("{drawn} are drawn of {shown}\nwhere {expected:#?}");
+        Ok(shown.starts_with(&format!("flow {flow}, "))
+            && moves(&lines) == expected
+            && drawn == expected.len()
+            && expected.iter().any(|line| line.contains(reason)))
+    };
+    wait_until("the page agrees", shows_same).map_err(|error| format!("{error:?}: {last}").into())
+}
+
+/// Moves of an explanation.
+fn moves(lines: &[String]) -> Vec<String> {
+    lines.iter().filter(|line| line.contains(" s: CPU ")).cloned().collect()
+}
+
+/// Name of the flow from this port.
+fn flow_of(port: u16) -> String {
+    format!("udp 10.9.0.2:{port} > 10.9.0.1:53")
+}
+
+/// Frames of a round: the heavy flow has 3 of 5.
+fn heavy_and_light() -> Vec<Frame> {
+    let frame = |port| {
+        let mut bytes = Vec::new();
+        let builder = PacketBuilder::ethernet2([2; 6], [4; 6]);
+        let builder = builder.ipv4([10, 9, 0, 2], [10, 9, 0, 1], 64).udp(port, 53);
+        builder.write(&mut bytes, &[7; 32]).unwrap();
+        Frame { wire_len: u32::try_from(bytes.len()).unwrap(), bytes }
+    };
+    let ports = LIGHT.step_by(2).flat_map(|port| [HEAVY, port, HEAVY, port + 1, HEAVY]);
+    ports.map(frame).collect()
+}
+
 /// A flow is followed while the mask flips, and as packets drop: the page has the words of `explain`.
 fn judge_storm() -> Judgement {
     let directory = tempfile::tempdir()?;
@@ -125,9 +241,6 @@ fn judge_storm() -> Judgement {
         let on = format!("on CPU {}: its last packet went there", mask - 1);
         browser.wait_for(&format!("{EXPLANATION}.includes('{on}')"))?;
     }
-    let moves = |lines: &[String]| -> Vec<String> {
-        lines.iter().filter(|line| line.contains(" s: CPU ")).cloned().collect()
-    };
     let expected = moves(&explained()?);
     let last = expected.last().ok_or("it has not moved")?.replace('\'', "");
     if expected.len() < FLIPS {
@@ -179,11 +292,15 @@ fn sets(browser: &mut Browser, knob: &str, value: &str) -> Judgement {
     Ok(())
 }
 
-/// Searches for the flow, with the token.
+/// Searches for the flow of the bundled capture, with the token.
 fn search(browser: &mut Browser) -> Judgement {
+    search_for(browser, FLOW)
+}
+
+fn search_for(browser: &mut Browser, flow: &str) -> Judgement {
     browser.value(&format!(
         "{{ document.getElementById('token').value = '{TOKEN}';
-            document.getElementById('flow').value = '{FLOW}';
+            document.getElementById('flow').value = '{flow}';
             document.getElementById('search').requestSubmit(); }}"
     ))?;
     Ok(())

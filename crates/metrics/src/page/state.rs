@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use forebay::net::Net;
 use forebay::net::counters::{NetworkDrop, SocketCounts};
 use forebay_engine::EngineState;
 use forebay_rx::counters::{DeliveryCounters, Histogram, IntakeCounters};
@@ -12,12 +13,13 @@ use forebay_rx::{CpuId, DropReason, RxQueue, SteerReason};
 use serde_json::{Value, json};
 
 use crate::metrics::Metrics;
+use crate::tcp::CONNECTIONS_LISTED_MAX;
 
 /// Upper bound of the sockets in a document.
 const SOCKETS_SHOWN_MAX: usize = 50;
 
-/// Document with the counters of all parts. Related numbers may be a moment apart.
-pub(crate) fn state(metrics: &Metrics) -> Value {
+/// Document with the counters of all parts, and with the peers of connections if `shows_peers`. Related numbers may be a moment apart.
+pub(crate) fn state(metrics: &Metrics, shows_peers: bool) -> Value {
     let mut drops = BTreeMap::new();
     let mut document = json!({ "version": env!("CARGO_PKG_VERSION") });
     if let Some(control) = &metrics.control {
@@ -38,9 +40,43 @@ pub(crate) fn state(metrics: &Metrics) -> Value {
         drops.insert("socket_receive_buffer".to_owned(), errors);
         document["sockets"] = sockets(counts);
     }
+    if let Some(net) = &metrics.net {
+        document["tcp"] = tcp(net, shows_peers);
+    }
     drops.retain(|_, count| *count > 0);
     document["drops"] = json!(drops);
     document
+}
+
+/// Numbers of TCP connections by state, listeners, and, with their peers, the connections with the most
+/// bytes.
+fn tcp(net: &Net, shows_peers: bool) -> Value {
+    let states = net.tcp_states().into_iter().filter(|(_, count)| *count > 0);
+    let listeners = net.tcp_listeners(SOCKETS_SHOWN_MAX).into_iter().map(|of| {
+        json!({
+            "local": of.local.to_string(),
+            "waiting": of.queues.waiting(),
+            "backlog": of.backlog,
+        })
+    });
+    let most = if shows_peers { CONNECTIONS_LISTED_MAX } else { 0 };
+    let connections = net.tcp_connections(most).into_iter().map(|(flow, of)| {
+        json!({
+            "local": flow.ours.to_string(),
+            "peer": flow.theirs.to_string(),
+            "state": of.state.name(),
+            "sent": of.tally.bytes_sent,
+            "received": of.tally.bytes_received,
+            "resent": of.resent.total(),
+            "unread": of.unread_bytes,
+            "unacknowledged": of.unsent_bytes.saturating_add(of.unacked_bytes),
+        })
+    });
+    json!({
+        "states": states.collect::<BTreeMap<_, _>>(),
+        "listeners": listeners.collect::<Vec<_>>(),
+        "connections": connections.collect::<Vec<_>>(),
+    })
 }
 
 /// Number of sockets, and those with the most datagrams.

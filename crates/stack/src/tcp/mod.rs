@@ -46,7 +46,8 @@ pub use counters::TcpCounters;
 pub use error::TcpError;
 pub use flow::{Flow, FlowHasher, HashedFlow};
 pub use machine::{
-    Found, ListenerQueues, Tcp, TcpDevice, TcpMemory, TcpOut, TcpSharing, TcpSocket,
+    Found, ListenerQueues, Listening, Tcp, TcpDevice, TcpLevels, TcpMemory, TcpOut, TcpSharing,
+    TcpSocket,
 };
 pub use seq::Seq;
 pub use succession::Succession;

@@ -28,6 +28,11 @@ impl<T> Slots<T> {
         self.len
     }
 
+    /// Upper bound of the indices.
+    pub(super) fn end(&self) -> u32 {
+        u32::try_from(self.slots.len()).unwrap_or(NONE)
+    }
+
     pub(super) fn insert(&mut self, value: T) -> u32 {
         self.len += 1;
         let index = self.free;

@@ -105,6 +105,38 @@ fn top_1_drops_have_place_reason_and_time() {
 }
 
 #[test]
+fn top_1_tcp_rows_are_listeners_then_fastest() {
+    let connection = |port: u16, state: &str, sent: u32| {
+        let ends = format!("local=\"10.0.0.1:80\",peer=\"10.0.0.2:{port}\"");
+        format!(
+            "forebay_tcp_connection_info{{{ends},state=\"{state}\"}} 1\n\
+             forebay_tcp_connection_sent_bytes_total{{{ends}}} {sent}\n\
+             forebay_tcp_connection_received_bytes_total{{{ends}}} 10\n\
+             forebay_tcp_connection_segments_resent_total{{{ends}}} 4\n\
+             forebay_tcp_connection_unread_bytes{{{ends}}} 5\n\
+             forebay_tcp_connection_unacknowledged_bytes{{{ends}}} 6\n"
+        )
+    };
+    let text = |sent: u32| {
+        let listener = "{socket=\"3\",local=\"10.0.0.1:80\"}";
+        format!(
+            "forebay_tcp_listener_waiting_connections{listener} 2\n\
+             forebay_tcp_listener_backlog{listener} 128\n{}{}",
+            connection(1, "CLOSE-WAIT", 100),
+            connection(2, "ESTAB", sent),
+        )
+    };
+    let model = model(&text(100), &text(500));
+    let [listener, fast, slow] = model.tcp.as_slice() else { panic!("{:?}", model.tcp) };
+    assert_eq!((&*listener.name, &*listener.state), ("10.0.0.1:80", "LISTEN"));
+    assert_eq!((listener.unread, listener.unacknowledged), (2.0, 128.0));
+    assert_eq!((&*fast.name, &*fast.state), ("10.0.0.2:2 > 10.0.0.1:80", "ESTAB"));
+    assert_eq!([fast.sent, fast.received, fast.resent], [200.0, 0.0, 0.0]);
+    assert_eq!((fast.unread, fast.unacknowledged), (5.0, 6.0));
+    assert_eq!((&*slow.state, slow.sent), ("CLOSE-WAIT", 0.0));
+}
+
+#[test]
 fn top_1_smaller_counters_begin_new_run() {
     let text = |count: u32| {
         format!("forebay_packets_received_total{{device=\"a\",queue=\"0\"}} {count}\n")

@@ -5,7 +5,7 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
 use super::super::flows::FlowRow;
-use super::super::model::{CpuRow, DropRow, QueueRow, SocketRow};
+use super::super::model::{CpuRow, DropRow, QueueRow, SocketRow, TcpRow};
 use super::super::state::Action;
 use super::*;
 
@@ -105,6 +105,7 @@ fn model() -> Model {
             drop("to tun:ft0", "not_sent", 0.0, None),
         ],
         sockets: vec![socket],
+        tcp: Vec::new(),
     }
 }
 
@@ -112,6 +113,39 @@ fn model() -> Model {
 fn top_2_all_tables_fit_80_columns() {
     let state = ViewState::default();
     assert_eq!(picture(Some(&model()), &state, (80, 24)), include_str!("overview.txt"));
+}
+
+#[test]
+fn top_2_tcp_sockets_fit_80_columns() {
+    let listener = TcpRow {
+        name: "0.0.0.0:80".to_owned(),
+        state: "LISTEN".to_owned(),
+        unread: 2.0,
+        unacknowledged: 128.0,
+        ..TcpRow::default()
+    };
+    let connection = TcpRow {
+        name: "192.168.100.200:65535 > 192.168.100.1:80".to_owned(),
+        state: "FIN-WAIT-1".to_owned(),
+        received: 125e6,
+        sent: 1234.0,
+        resent: 3.0,
+        unread: 1e6,
+        unacknowledged: 65_000.0,
+    };
+    let model = Model { tcp: vec![listener, connection], ..Model::default() };
+    let state =
+        ViewState { focus: TableKind::Tcp, is_zoomed: true, ..ViewState::default() };
+    let shown = picture(Some(&model), &state, (80, 24));
+    let expected = [
+        ">TCP                             state      in bit/s    out lost/s recv-q send-q",
+        "0.0.0.0:80                       LISTEN            0      0      0      2    128",
+        "192.168.100.200:65535 > 192.168. FIN-WAIT-1    1.00G   9872    3.0  1.00M  65.0k",
+    ];
+    let lines: Vec<_> = shown.lines().skip(3).take(3).collect();
+    assert_eq!(lines, expected, "{shown}");
+    let text = picture(Some(&self::model()), &ViewState::default(), (80, 24));
+    assert!(!text.contains("TCP"), "a run without TCP has no such table");
 }
 
 #[test]
@@ -145,7 +179,7 @@ fn top_2_few_lines_show_how_many_more() {
     let shown = picture(Some(&model), &state, (80, 24));
     assert!(shown.contains("\n  … 121 more CPUs\n"), "{shown}");
     assert!(shown.contains("flow_limit") && shown.contains("10.0.0.1:53"), "{shown}");
-    let zoomed = ViewState { is_zoomed: true, scrolled: [120, 0, 0, 0, 0], ..state };
+    let zoomed = ViewState { is_zoomed: true, scrolled: [120, 0, 0, 0, 0, 0], ..state };
     let shown = picture(Some(&model), &zoomed, (80, 24));
     assert!(shown.contains("\n 127   50 %") && !shown.contains("rx-0"), "{shown}");
 }

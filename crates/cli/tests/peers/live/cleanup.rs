@@ -18,12 +18,13 @@ use crate::live::program::{Run, command, wait_until};
 use crate::live::restarts::judge_silence;
 use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
 
-pub(crate) const TRIALS: [Judge; 6] = [
+pub(crate) const TRIALS: [Judge; 7] = [
     ("run_continues_without_privileges", || Way::ALL.into_iter().try_for_each(judge_user)),
     ("promise_8_a_hangup_reloads_the_config", judge_reload),
     ("promise_2_queued_packets_survive_signal", judge_drain),
     ("run_ends_on_time", judge_duration),
     ("a_run_listens_where_get_looks", judge_default_socket),
+    ("promise_12_given_socket_goes_with_run", judge_given_socket),
     ("promise_12_an_interface_is_promiscuous_while_asked", || {
         [Way::AfXdpNative, Way::AfXdpGeneric, Way::AfPacket]
             .into_iter()
@@ -81,6 +82,42 @@ fn judge_default_socket() -> Judgement {
         return Ok(());
     }
     Err(format!("{told:?}, and {left:?} are left").into())
+}
+
+/// A socket at a path that was given, in a directory where the run's later user may remove nothing, goes
+/// when the run ends or is killed. One that another run has bound there stays.
+fn judge_given_socket() -> Judgement {
+    let link = Link::new(Way::AfPacket)?;
+    let directory = tempfile::tempdir()?;
+    fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
+    let path = directory.path().join("c.sock");
+    let at = path.display().to_string();
+    let start = |user: &[&str]| {
+        let args = [&["run", DEVICE, "--via", "af_packet", "--control", &at], user].concat();
+        let mut program = command(&link.near);
+        let run = program.args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        wait_until("it listens", || {
+            let told = command(&link.near).args(["get", "dev_weight", "--control", &at]).output()?;
+            Ok(told.stdout == b"64\n")
+        })?;
+        Ok::<_, Failed>(run)
+    };
+    for signal in ["TERM", "KILL"] {
+        let mut run = start(&["--user", "nobody"])?;
+        named::run("kill", &["-s", signal, &run.id().to_string()])?;
+        run.wait()?;
+        wait_until("the socket is gone", || Ok(!path.exists()))?;
+    }
+    let mut replaced = start(&["--user", "nobody"])?;
+    fs::remove_file(&path)?;
+    let mut other = start(&[])?;
+    replaced.kill()?;
+    replaced.wait()?;
+    settle();
+    let stays = path.exists();
+    other.kill()?;
+    other.wait()?;
+    if stays { Ok(()) } else { Err("another run's socket is gone".into()) }
 }
 
 /// The kernel's promiscuity count: not raised before, after, or without the option.

@@ -2,7 +2,7 @@
 //! sockets, knotd. Everything runs in network namespaces.
 
 mod forwarding; //   ways in which a run takes packets, and the link
-mod program; //      a run of the program
+pub(crate) mod program; //      a run of the program
 mod sender; //       tcpreplay and its captures
 mod conservation; // every frame sent is accounted for
 mod restarts; //     nothing is left of a run
@@ -34,7 +34,7 @@ use crate::Judgement;
 type Judge = (&'static str, fn() -> Judgement);
 
 /// Judges, with the tools and files that each needs.
-pub(crate) const TRIALS: [(&[&str], &[Judge]); 17] = [
+pub(crate) const TRIALS: [(&[&str], &[Judge]); 18] = [
     (&["tcpreplay"], &conservation::TRIALS),
     (&["trafgen"], &conservation::OF_QUEUES),
     (&["tcpreplay", "bpftool"], &restarts::TRIALS),
@@ -51,6 +51,7 @@ pub(crate) const TRIALS: [(&[&str], &[Judge]); 17] = [
     (&["tmux"], &screen::TRIALS),
     (&["tmux"], &sockets::IN_TERMINAL),
     (&["chromium"], &sockets::IN_BROWSER),
+    (&["promtool"], &sockets::IN_METRICS),
     (&["prometheus"], &panels::TRIALS),
 ];
 

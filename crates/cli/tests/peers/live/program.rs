@@ -175,7 +175,7 @@ impl Shared {
 }
 
 /// Waits until `is_so` returns true. Fails after [`PATIENCE`].
-pub(super) fn wait_until(
+pub(crate) fn wait_until(
     what: &str,
     mut is_so: impl FnMut() -> Result<bool, Failed>,
 ) -> Result<(), Failed> {

@@ -18,6 +18,7 @@ use crate::Judgement;
 use crate::browser::Browser;
 use crate::live::Judge;
 use crate::live::program::wait_until;
+use crate::metrics::promtool_accepts;
 use crate::top::Screen;
 
 /// Judges that need tmux.
@@ -25,6 +26,9 @@ pub(crate) const IN_TERMINAL: [Judge; 1] = [("top_1_sockets_are_the_programs", j
 
 /// Judges that need Chromium.
 pub(crate) const IN_BROWSER: [Judge; 1] = [("pag_2_sockets_are_the_programs", judge_page)];
+
+/// Judges that need promtool.
+pub(crate) const IN_METRICS: [Judge; 1] = [("met_7_tcp_sockets_have_samples", judge_metrics)];
 
 /// Port whose datagrams are read, and one whose are not.
 const PORTS: [u16; 2] = [7007, 7008];
@@ -40,19 +44,20 @@ const BUFFER: u32 = 50_000;
 /// Bytes of the connection that nobody reads.
 const UNREAD: &[u8] = b"hello";
 
-/// A program with two UDP sockets and a TCP connection, on one end of a cable, and their peers at the
+/// A program with two UDP sockets, a TCP connection and one that it has not accepted, on one end of a cable, and their peers at the
 /// other. It serves metrics and the page at `server`, and listens for `top` at [`socket`](Self::socket).
 pub(crate) struct Program {
     net: Net,
     stopper: Stopper,
     engine: Option<JoinHandle<forebay::Result<Outcome<Stack>>>>,
+    metrics: Metrics,
     pub(crate) server: MetricsServer,
     _control: ControlSocket,
     directory: TempDir,
     _sockets: [UdpSocket; 2],
-    _tcp: (TcpListener, TcpStream, KernelStream),
-    /// Name of the connection's flow.
-    flow: String,
+    _tcp: (TcpListener, TcpStream, [KernelStream; 2]),
+    /// Peer of the accepted connection.
+    peer: SocketAddr,
 }
 
 impl Program {
@@ -78,10 +83,10 @@ impl Program {
         let directory = tempfile::tempdir()?;
         let of_top = metrics.clone();
         let socket = ControlSocket::bind(&directory.path().join("s.sock"))?
-            .with_metrics(move || of_top.text(TextFormat::OpenMetrics))
+            .with_metrics(move || of_top.view_text())
             .serve(control, None)?;
         let server =
-            MetricsServer::bind("127.0.0.1:0".parse()?, &ServerAccess::default(), metrics)?;
+            MetricsServer::bind("127.0.0.1:0".parse()?, &ServerAccess::default(), metrics.clone())?;
         let sockets = near.run(|| -> std::io::Result<_> {
             let [read, unread] = PORTS.map(|port| net.bind(("10.9.0.1", port)));
             Ok([read?, unread?])
@@ -92,22 +97,29 @@ impl Program {
         let (ours, peer) = listener.accept()?;
         (&kernels).write_all(UNREAD)?;
         ours.peek(&mut [0; UNREAD.len()])?;
+        let waiting = far.run(|| KernelStream::connect(("10.9.0.1", TCP_PORT)))?;
         send(&far, &net, &sockets[0])?;
         Ok(Self {
             net,
             stopper,
             engine: Some(engine),
+            metrics,
             server,
             _control: socket,
             directory,
             _sockets: sockets,
-            _tcp: (listener, ours, kernels),
-            flow: format!("tcp {peer} > 10.9.0.1:{TCP_PORT}"),
+            _tcp: (listener, ours, [kernels, waiting]),
+            peer,
         })
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
         self.directory.path().join("s.sock")
+    }
+
+    /// Name of the accepted connection's flow.
+    fn flow(&self) -> String {
+        format!("tcp {} > 10.9.0.1:{TCP_PORT}", self.peer)
     }
 
     /// Rows of the sockets: number, address, memory and buffer in bytes, and drops. Nothing comes
@@ -154,10 +166,47 @@ fn send(far: &Namespace, net: &Net, read: &UdpSocket) -> Judgement {
     Ok(())
 }
 
-/// The table has the program's UDP sockets with their numbers; the connection is followed.
+/// The metrics have the connections by state, and the listener. Only a view has connections.
+fn judge_metrics() -> Judgement {
+    let program = Program::start()?;
+    let text = program.metrics.text(TextFormat::OpenMetrics);
+    let socket = text.lines().find_map(|line| {
+        line.strip_prefix("forebay_tcp_listener_backlog{socket=\"")?.split_once('"')
+    });
+    let listener = format!("{{socket=\"{}\",local=\"10.9.0.1:80\"}}", socket.ok_or("no listener")?.0);
+    let in_both = [
+        "forebay_tcp_connections{state=\"ESTAB\"} 2.0".to_owned(),
+        "forebay_tcp_connections{state=\"TIME-WAIT\"} 0.0".to_owned(),
+        format!("forebay_tcp_listener_waiting_connections{listener} 1.0"),
+        format!("forebay_tcp_listener_backlog{listener} 128.0"),
+        format!("forebay_tcp_listener_handshakes{listener} 0.0"),
+        "forebay_network_events_total{name=\"TcpPassiveOpens\"} 2".to_owned(),
+        "forebay_network_events_total{name=\"TcpExtListenOverflows\"} 0".to_owned(),
+    ];
+    let ends = format!("{{local=\"10.9.0.1:80\",peer=\"{}\"}}", program.peer);
+    let in_view = [
+        format!("forebay_tcp_connection_received_bytes_total{ends} 5"),
+        format!("forebay_tcp_connection_sent_bytes_total{ends} 0"),
+        format!("forebay_tcp_connection_unread_bytes{ends} 5.0"),
+        format!("forebay_tcp_connection_info{},state=\"ESTAB\"}} 1", ends.trim_end_matches('}')),
+    ];
+    let view = program.metrics.view_text();
+    for (text, lines) in [(&text, &in_both[..]), (&view, &in_both[..]), (&view, &in_view[..])] {
+        if let Some(line) = lines.iter().find(|line| !text.lines().any(|other| other == **line)) {
+            return Err(format!("there is no {line} in\n{text}").into());
+        }
+    }
+    let memory = "forebay_tcp_memory_bytes ";
+    if text.contains("peer=") || text.contains(&format!("{memory}0")) || !text.contains(memory) {
+        return Err(format!("peers, or no memory, are in\n{text}").into());
+    }
+    promtool_accepts(&program.metrics.text(TextFormat::Prometheus))
+}
+
+/// The tables have the program's sockets with their numbers; the connection is followed.
 fn judge_top() -> Judgement {
     let program = Program::start()?;
-    let follow = format!("--no-color --follow '{}'", program.flow);
+    let follow = format!("--no-color --follow '{}'", program.flow());
     let screen = Screen::of(&program.socket(), &follow)?;
     let words = format!("{} bytes for the application to read them", UNREAD.len());
     let shown = screen.wait_for(&words)?;
@@ -175,7 +224,21 @@ fn judge_top() -> Judgement {
     })
     .map_err(|failed| format!("{}: {rows:?}\n{last}", failed.message().unwrap_or_default()))?;
     let others = last.lines().filter(|line| line.contains("10.9.0.1:")).count();
-    if others == rows.len() { Ok(()) } else { Err(format!("there are more:\n{last}").into()) }
+    if others != rows.len() {
+        return Err(format!("there are more:\n{last}").into());
+    }
+    screen.keys(&["6"])?;
+    // Rates, and then the queues as in ss: one of 129 waits to be accepted, and 5 bytes to be read.
+    let rest = ["0", "0", "0"];
+    let listener = [&["10.9.0.1:80", "LISTEN"][..], &rest, &["1", "128"]].concat();
+    let peer = program.peer.to_string();
+    let accepted = [&[&*peer, ">", "10.9.0.1:80", "ESTAB"][..], &rest, &["5", "0"]].concat();
+    wait_until("TCP is as the program's", || {
+        last = screen.text()?;
+        let has = |row: &[&str]| last.lines().any(|line| line.split_whitespace().eq(row.iter().copied()));
+        Ok(has(&listener) && has(&accepted) && last.matches(" ESTAB ").count() == 2)
+    })
+    .map_err(|failed| format!("{}:\n{last}", failed.message().unwrap_or_default()).into())
 }
 
 /// True if a line of the screen has these words: number and address, rate, memory, buffer, rate of
@@ -226,10 +289,25 @@ fn judge_page() -> Judgement {
             return Err(format!("{begin} {memory} {buffer} {dropped} is not in {shown}").into());
         }
     }
+    browser.wait_for("document.querySelectorAll('#tcp tbody tr').length === 3")?;
+    let tcp = "[...document.querySelectorAll('#tcp tbody tr')].map((row) =>
+        [...row.cells].map((cell) => cell.textContent).join(' ').trim()).join('; ')";
+    let peer = program.peer;
+    // The other one is behind it: it has no bytes.
+    let rows = format!(
+        "10.9.0.1:80  LISTEN     1 of 129; 10.9.0.1:80 {peer} ESTAB 0 0 5 0 5 0; 10.9.0.1:80 "
+    );
+    browser.wait_for(&format!("({tcp}).startsWith('{rows}')")).map_err(|error| {
+        format!("{error}: {:?} is not {rows}", browser.value(tcp))
+    })?;
+    let states = browser.value("document.getElementById('tcp-note').textContent")?;
+    if states != "2 ESTAB" {
+        return Err(format!("the states are {states}").into());
+    }
     let search = format!(
         "{{ document.getElementById('flow').value = '{}';
             document.getElementById('search').requestSubmit(); }}",
-        program.flow
+        program.flow()
     );
     browser.value(&search)?;
     let told = browser.wait_for("document.getElementById('explanation').textContent")?;

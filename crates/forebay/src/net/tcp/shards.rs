@@ -13,7 +13,7 @@ use forebay_rx::hash::FlowHash;
 use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::tcp::{
     Flow, FlowHasher, Found, HashedFlow, State, Succession, Tcp, TcpConfig, TcpCounters, TcpDevice,
-    TcpMemory, TcpOut, TcpSocket,
+    TcpLevels, TcpMemory, TcpOut, TcpSocket,
 };
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
@@ -46,6 +46,7 @@ pub(in crate::net) struct TcpShards {
     memory_bytes_max: u64,
     short_of_memory: Mutex<Vec<Weak<StreamWatch>>>,
     counters: Box<[Arc<TcpCounters>]>,
+    pub(super) levels: Box<[Arc<TcpLevels>]>,
 }
 
 /// Socket of a shard.
@@ -67,8 +68,8 @@ struct Work<'a, R> {
 }
 
 /// Part of the connections.
-struct Shard {
-    tcp: Tcp,
+pub(super) struct Shard {
+    pub(super) tcp: Tcp,
     /// Waiters of each socket that the application has, by [`TcpSocket::index`].
     watches: Vec<Option<(TcpSocket, Watch)>>,
     /// Segments to be sent; empty between calls.
@@ -118,6 +119,7 @@ impl TcpShards {
         }
         Self {
             counters: tcps.iter().map(|tcp| Arc::clone(tcp.counters())).collect(),
+            levels: tcps.iter().map(|tcp| Arc::clone(tcp.levels())).collect(),
             shards: tcps.into_iter().map(|tcp| Mutex::new(Shard::new(tcp))).collect(),
             hasher: FlowHasher::new(secret),
             clock,
@@ -190,7 +192,7 @@ impl TcpShards {
         watched.filter_map(|(socket, _)| shard.tcp.flow(*socket).ok()).take(most).collect()
     }
 
-    fn shard(&self, index: usize) -> MutexGuard<'_, Shard> {
+    pub(super) fn shard(&self, index: usize) -> MutexGuard<'_, Shard> {
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -228,6 +230,11 @@ impl TcpShards {
     /// Number of connections, handshakes and connections in TIME-WAIT.
     pub(in crate::net) fn flow_count(&self) -> usize {
         self.indices().map(|index| self.shard(index).tcp.flow_count()).sum()
+    }
+
+    /// Memory of all connections' buffers, in bytes.
+    pub(in crate::net) fn memory_bytes(&self) -> u64 {
+        self.memory.bytes()
     }
 
     /// Counters of all shards.

@@ -61,6 +61,7 @@ function show(state) {
   showQueues(state, before, rate);
   showDrops(state, before, rate);
   if (state.sockets) showSockets(state.sockets, before.sockets, rate);
+  if (state.tcp) showTcp(state.tcp, before.tcp, rate);
   if (isLater) showCharts(state, before, rate, seconds);
   last = state;
 }
@@ -179,6 +180,38 @@ function showSockets(sockets, before, rate) {
     Object.assign(made.dataset, { local: socket.local, datagrams: socket.datagrams, errors: socket.errors });
     return made;
   }));
+}
+
+// Listeners, and then the connections with the most bytes.
+function showTcp(tcp, before, rate) {
+  const states = Object.entries(tcp.states).map(([state, count]) => `${grouped(count)} ${state}`);
+  place("tcp-section").hidden = tcp.listeners.length === 0 && states.length === 0;
+  place("tcp-note").textContent = states.length > 0 ? states.join(", ") : "no connection";
+  const key = ({ local, peer }) => `${local} ${peer}`;
+  const earlier = new Map((before?.connections ?? []).map((of) => [key(of), of]));
+  const listeners = tcp.listeners.map(({ local, waiting, backlog }) => {
+    const waits = { number: `${grouped(waiting)} of ${grouped(backlog + 1)}` };
+    const made = row([local, "", "LISTEN", "", "", "", "", waits, ""]);
+    Object.assign(made.dataset, { local, state: "LISTEN" });
+    return made;
+  });
+  const connections = tcp.connections.map((of) => {
+    const then = earlier.get(key(of)) ?? of;
+    const made = row([
+      of.local,
+      of.peer,
+      of.state,
+      { number: scaled(8 * rate(of.received, then.received)) },
+      { number: scaled(8 * rate(of.sent, then.sent)) },
+      { number: grouped(of.received + of.sent) },
+      { number: grouped(of.resent) },
+      { number: grouped(of.unread) },
+      { number: grouped(of.unacknowledged) },
+    ]);
+    Object.assign(made.dataset, { peer: of.peer, state: of.state, received: of.received });
+    return made;
+  });
+  rows("tcp", [...listeners, ...connections]);
 }
 
 // A bar for each queue: its hash values from left to right, in the colors of their CPUs.

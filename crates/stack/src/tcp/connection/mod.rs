@@ -78,6 +78,21 @@ pub enum State {
     LastAck,
 }
 
+impl State {
+    /// All states, in their order.
+    pub(super) const ALL: [Self; 9] = [
+        Self::Closed,
+        Self::SynSent,
+        Self::SynReceived,
+        Self::Established,
+        Self::FinWait1,
+        Self::FinWait2,
+        Self::CloseWait,
+        Self::Closing,
+        Self::LastAck,
+    ];
+}
+
 /// Surroundings of a call to a connection: time, memory, the way out.
 pub(super) struct Context<'a> {
     pub(super) now_us: u64,

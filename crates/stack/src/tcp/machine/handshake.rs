@@ -110,6 +110,7 @@ impl Tcp {
         }
         self.send_syn_ack(&request, &options, self.stamp_of(&request, out.now_us), out);
         let at = self.requests.insert(request);
+        self.levels.set_requests(self.requests.len());
         self.targets.insert(flow, Target::Request(at));
         self.request_timers.arm(at, out.now_us + RTO_INITIAL_US, out.now_us);
     }
@@ -415,6 +416,7 @@ impl Tcp {
     pub(super) fn drop_request(&mut self, at: u32) {
         self.request_timers.cancel(at);
         let Some(request) = self.requests.remove(at) else { return };
+        self.levels.set_requests(self.requests.len());
         self.targets.remove(&request.flow);
         let (index, generation) = request.listener;
         if let Some(Place { generation: current, kind: Kind::Listener(listener), .. }) =

@@ -1,6 +1,6 @@
 //! Work after each change of a connection: timers, memory, readiness, its end.
 
-use super::super::connection::{Context, Readiness};
+use super::super::connection::{Context, Readiness, State};
 use super::{Kind, Place, Target, Tcp, TcpOut, TcpSocket};
 
 /// Timers that one call runs at most; the rest follow in the next.
@@ -55,7 +55,8 @@ impl Tcp {
     pub(super) fn insert(&mut self, kind: Kind) -> u32 {
         self.generation = self.generation.wrapping_add(1);
         let told = Readiness::default();
-        let place = Place { generation: self.generation, kind, told, charged_bytes: 0 };
+        let (generation, counted) = (self.generation, State::Closed);
+        let place = Place { generation, kind, told, counted, charged_bytes: 0 };
         self.sockets.insert(place)
     }
 
@@ -67,6 +68,8 @@ impl Tcp {
         let before_bytes = std::mem::replace(&mut place.charged_bytes, now_bytes);
         self.memory_bytes = self.memory_bytes + u64::from(now_bytes) - u64::from(before_bytes);
         self.memory.replace(before_bytes.into(), now_bytes.into());
+        let state = connection.state;
+        self.levels.change(std::mem::replace(&mut place.counted, state), state);
         let readiness = connection.readiness();
         if grew(&place.told, &readiness) {
             self.ready.push(TcpSocket { index, generation: place.generation });
@@ -94,6 +97,7 @@ impl Tcp {
         let Some(mut place) = self.sockets.remove(index) else { return };
         self.memory_bytes -= u64::from(place.charged_bytes);
         self.memory.replace(place.charged_bytes.into(), 0);
+        self.levels.change(place.counted, State::Closed);
         if let Kind::Connection(connection) = &mut place.kind {
             connection.free(out.pool);
             self.orphans -= u32::from(connection.is_orphan());

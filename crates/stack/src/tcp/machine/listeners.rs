@@ -89,6 +89,11 @@ impl Listeners {
         choose(group, flow.high(), is_here).map(|member| member.socket)
     }
 
+    /// Sockets of all listeners.
+    pub(super) fn sockets(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.values().flat_map(|group| group.members.iter().map(|member| member.socket))
+    }
+
     fn group(&self, address: SocketAddr) -> Option<&Group> {
         let any: IpAddr = match address {
             SocketAddr::V4(_) => [0_u8; 4].into(),

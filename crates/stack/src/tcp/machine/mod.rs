@@ -8,6 +8,8 @@ mod reset; //     segments that belong to nothing
 mod time_wait; // connections that ended
 mod orphans; //   connections without an owner
 mod housekeeping; // timers, memory, readiness after each change
+mod levels; //    numbers of connections by state
+mod observe; //   listeners and connections, for observers
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -19,11 +21,13 @@ use forebay_rx::cpu::CpuId;
 use forebay_rx::packet::Packet;
 
 use self::handshake::Request;
+pub use self::levels::TcpLevels;
 use self::listeners::Listeners;
 pub use self::listeners::TcpSharing;
+pub use self::observe::Listening;
 use self::time_wait::TimeWait;
 use super::config::{TcpConfig, TcpOptions};
-use super::connection::{Answer, Connection, Context, PathError, Readiness, TcpInfo};
+use super::connection::{Answer, Connection, Context, PathError, Readiness, State, TcpInfo};
 use super::counters::TcpCounters;
 use super::flow::{Flow, FlowHasher, HashedFlow};
 use super::flow_table::FlowTable;
@@ -118,6 +122,7 @@ pub struct Tcp {
     config: TcpConfig,
     secret: Secret,
     counters: Arc<TcpCounters>,
+    levels: Arc<TcpLevels>,
     sockets: Slots<Place>,
     /// Connections, requests and entries in TIME-WAIT, by their ends.
     targets: FlowTable<Target>,
@@ -160,6 +165,8 @@ struct Place {
     kind: Kind,
     /// Readiness that was told last.
     told: Readiness,
+    /// State that counts in [`Tcp::levels`]; [`State::Closed`] of a socket that is no connection.
+    counted: State,
     /// Memory that counts in [`Tcp::memory_bytes`].
     charged_bytes: u32,
 }
@@ -231,6 +238,7 @@ impl Tcp {
             config,
             secret: Secret(secret),
             counters: Arc::default(),
+            levels: Arc::default(),
             sockets: Slots::default(),
             targets: FlowTable::new(FlowHasher::new(secret)),
             listeners: Listeners::default(),

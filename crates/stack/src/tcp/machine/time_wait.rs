@@ -100,6 +100,7 @@ impl Tcp {
             return;
         }
         let at = self.time_waits.insert(TimeWait::new(flow, entry));
+        self.levels.set_time_waits(self.time_waits.len());
         self.targets.insert(flow, Target::TimeWait(at));
         self.time_wait_timers.arm(at, now_us + entry.stay_us, now_us);
     }
@@ -186,6 +187,7 @@ impl Tcp {
     pub(super) fn drop_time_wait(&mut self, at: u32) {
         self.time_wait_timers.cancel(at);
         if let Some(entry) = self.time_waits.remove(at) {
+            self.levels.set_time_waits(self.time_waits.len());
             self.targets.remove(&entry.flow());
         }
     }

@@ -17,6 +17,9 @@ const DEVICE: TcpDevice = TcpDevice { mtu_bytes: MTU, is_whole_host: true };
 /// Frames for segments.
 const CHUNKS: u32 = 8192;
 
+/// Sockets with which the numbers by state are checked after each call.
+const LEVELS_CHECKED_MAX: u32 = 16;
+
 /// A host of TCP.
 pub(super) struct Host {
     pub(super) tcp: Tcp,
@@ -61,6 +64,7 @@ impl Host {
         let mut packets = Vec::new();
         let mut out = TcpOut { now_us, cpu: self.cpu, pool: &mut self.pool, packets: &mut packets };
         let result = act(&mut self.tcp, &mut out);
+        self.check_levels();
         let mut segments = Vec::new();
         for packet in packets {
             match packet.gso_size() {
@@ -73,6 +77,24 @@ impl Host {
             self.pool.put(segment.frame);
         }
         result
+    }
+
+    /// Checks that the numbers by state are those of the connections.
+    fn check_levels(&self) {
+        if self.tcp.socket_count() > LEVELS_CHECKED_MAX {
+            return;
+        }
+        let mut expected = BTreeMap::from([
+            ("SYN-RECV", self.tcp.request_count()),
+            ("TIME-WAIT", self.tcp.time_wait_count()),
+        ]);
+        for (_, info) in self.tcp.connections(0..self.tcp.places()) {
+            *expected.entry(info.state.name()).or_default() += 1;
+        }
+        expected.remove("UNCONN");
+        expected.retain(|_, count| *count > 0);
+        let levels = self.tcp.levels().iter().filter(|(_, count)| *count > 0);
+        assert_eq!(levels.collect::<BTreeMap<_, _>>(), expected);
     }
 
     /// A packet in a frame of this host, parsed.

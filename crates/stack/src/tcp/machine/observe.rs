@@ -1,0 +1,77 @@
+//! Listeners and connections, for observers.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::connection::TcpInfo;
+use super::super::flow::Flow;
+use super::levels::TcpLevels;
+use super::{Kind, ListenerQueues, Place, Tcp, TcpSocket};
+
+/// A listener.
+#[derive(Clone, Debug)]
+pub struct Listening {
+    /// Its socket.
+    pub socket: TcpSocket,
+    /// Address that it listens at.
+    pub local: SocketAddr,
+    /// Connections that may wait to be accepted, less one.
+    pub backlog: u32,
+    /// Its queues.
+    pub queues: Arc<ListenerQueues>,
+}
+
+impl ListenerQueues {
+    /// Handshakes that are not complete.
+    #[must_use]
+    pub fn handshakes(&self) -> u32 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Connections that wait to be accepted.
+    #[must_use]
+    pub fn waiting(&self) -> u32 {
+        self.accepted.load(Ordering::Relaxed)
+    }
+}
+
+impl Tcp {
+    /// Numbers of connections by state, for any reader.
+    #[must_use]
+    pub fn levels(&self) -> &Arc<TcpLevels> {
+        &self.levels
+    }
+
+    /// Number of places that sockets have or had: an upper bound of [`TcpSocket::index`].
+    #[must_use]
+    pub fn places(&self) -> u32 {
+        self.sockets.end()
+    }
+
+    /// Connections whose sockets have these places.
+    pub fn connections(&self, places: Range<u32>) -> impl Iterator<Item = (Flow, TcpInfo)> + '_ {
+        let of_place = |at| match self.sockets.at(at)? {
+            Place { kind: Kind::Connection(connection), .. } => {
+                Some((connection.flow(), connection.info()))
+            }
+            _ => None,
+        };
+        places.filter_map(of_place)
+    }
+
+    /// Listeners, by address.
+    pub fn listening(&self) -> impl Iterator<Item = Listening> + '_ {
+        let of_socket = |index| match self.sockets.at(index)? {
+            Place { generation, kind: Kind::Listener(listener), .. } => Some(Listening {
+                socket: TcpSocket { index, generation: *generation },
+                local: listener.local,
+                backlog: listener.backlog,
+                queues: Arc::clone(&listener.queues),
+            }),
+            _ => None,
+        };
+        self.listeners.sockets().filter_map(of_socket)
+    }
+}
