@@ -275,10 +275,10 @@ mod tests {
 
     #[test]
     fn top_3_filter_acts_while_typed() {
-        let mut state = ViewState { scrolled: [1, 2, 3, 4, 5], ..ViewState::default() };
+        let mut state = ViewState { scrolled: [1, 2, 3, 4, 5, 6], ..ViewState::default() };
         state.apply(Action::Ask(PromptKind::Filter), 0, None);
         state.apply(Action::Type('r'), 0, None);
-        assert_eq!((state.filter.as_str(), state.scrolled), ("r", [0; 5]));
+        assert_eq!((state.filter.as_str(), state.scrolled), ("r", [0; 6]));
         state.apply(Action::Enter, 0, None);
         assert_eq!((state.filter.as_str(), &state.prompt), ("r", &None));
         state.apply(Action::Ask(PromptKind::Filter), 0, None);
@@ -300,9 +300,9 @@ mod tests {
         }
         assert_eq!(state.sortings[1].column, None, "back to the first order");
         state.apply(Action::Scroll(5), 3, None);
-        assert_eq!(state.scrolled, [0, 2, 0, 0, 0], "the last row stays in sight");
+        assert_eq!(state.scrolled, [0, 2, 0, 0, 0, 0], "the last row stays in sight");
         state.apply(Action::Scroll(-9), 3, None);
-        assert_eq!(state.scrolled, [0; 5]);
+        assert_eq!(state.scrolled, [0; 6]);
         state.apply(Action::PreviousTable, 0, None);
         state.apply(Action::PreviousTable, 0, None);
         assert_eq!(state.focus, TableKind::Sockets);

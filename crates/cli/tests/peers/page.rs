@@ -182,7 +182,7 @@ fn agrees(
 ) -> Judgement {
     search_for(browser, flow)?;
     let mut last = String::new();
-    let shows_same = || -> Done<bool> {
+    let shows_same = || -> Result<bool, libtest_mimic::Failed> {
         // A flow may move on while it is asked for.
         let expected = moves(&told(flow)?);
         let shown = browser.value(EXPLANATION)?.as_str().unwrap_or_default().to_owned();

@@ -70,9 +70,8 @@ impl TcpShards {
         // All shards have the same listeners.
         for listening in self.shard(0).tcp.listening() {
             // One that takes both families listens at two addresses; the second one is what was asked for.
-            let same = listed.iter_mut().find(|it| Arc::ptr_eq(&it.queues, &listening.queues));
-            match same {
-                Some(same) => *same = listening,
+            match listed.iter().position(|it| Arc::ptr_eq(&it.queues, &listening.queues)) {
+                Some(same) => listed[same] = listening,
                 None if listed.len() == most => break,
                 None => listed.push(listening),
             }
