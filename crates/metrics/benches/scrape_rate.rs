@@ -5,6 +5,9 @@
 //! machine within a second disturb it; the same quotient of the two windows without a scrape shows
 //! how much they do. Rates are packets per CPU time of the measured thread, and per second.
 //!
+//! With an interval of scrapes in seconds as its argument, windows with and without a scrape alternate
+//! instead, each as long as the interval: seven of each, whose medians are compared.
+//!
 //! The scraped CPUs are those of an engine that does not run, so that two CPUs are enough; the CPU
 //! that is measured is scraped, too.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
@@ -18,7 +21,7 @@ use std::time::{Duration, Instant};
 use forebay::net::counters::SocketCounts;
 use forebay::{Batch, Clock, Config, Control, CpuId, CpuList, Engine, Handler, SyntheticSource};
 use forebay_device::synthetic::SyntheticPlan;
-use forebay_metrics::{Metrics, MetricsServer, SOCKETS_LISTED_MAX, ServerAccess};
+use forebay_metrics::{Metrics, MetricsServer, SOCKETS_LISTED_MAX, ServerAccess, TextFormat};
 use forebay_sys::random::Random;
 use forebay_sys::thread_cpu_ns;
 
@@ -28,6 +31,12 @@ const CPUS: u16 = 128;
 const ROUNDS: usize = 160;
 
 const WINDOW: Duration = Duration::from_millis(320);
+
+/// Windows of each kind with an interval.
+const ALTERNATIONS: usize = 7;
+
+/// Texts whose CPU time is measured.
+const TEXTS: usize = 21;
 
 /// Batches between two looks at the clock of the measured thread.
 const BATCHES_A_LOOK: u32 = 64;
@@ -112,12 +121,12 @@ struct Rates {
     ran: Duration,
 }
 
-/// Rates of a window that begins with `act`.
-fn rates(looked: &Mutex<Look>, act: impl FnOnce()) -> Rates {
+/// Rates of a window of this length that begins with `act`.
+fn rates(looked: &Mutex<Look>, window: Duration, act: impl FnOnce()) -> Rates {
     let look = || *looked.lock().unwrap();
     let (began, before) = (Instant::now(), look());
     act();
-    thread::sleep(WINDOW.saturating_sub(began.elapsed()));
+    thread::sleep(window.saturating_sub(began.elapsed()));
     let (after, elapsed) = (look(), began.elapsed());
     let packets = decimal(after.packets - before.packets);
     let ran = Duration::from_nanos(after.cpu_ns - before.cpu_ns);
@@ -144,7 +153,7 @@ fn round(looked: &Mutex<Look>, random: &mut Random, mut act: impl FnMut()) -> Ro
     }
     let mut round = Round::default();
     for window in order {
-        round[window] = rates(looked, || {
+        round[window] = rates(looked, WINDOW, || {
             if window == WITH {
                 act();
             }
@@ -180,7 +189,41 @@ fn compared(rounds: &[Round], of: fn(&Rates) -> f64) -> String {
     )
 }
 
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_unstable_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// CPU time of a text, in ms.
+fn text_cpu_ms(metrics: &Metrics) -> f64 {
+    let text = |_| {
+        let before = thread_cpu_ns();
+        std::hint::black_box(metrics.text(TextFormat::OpenMetrics));
+        decimal(thread_cpu_ns() - before) / 1e6
+    };
+    median((0..TEXTS).map(text).collect())
+}
+
+/// Line of windows with and without a scrape in turn, each of this length.
+fn alternated(looked: &Mutex<Look>, interval: Duration, mut act: impl FnMut()) -> String {
+    let mut sides: [Vec<Rates>; 2] = Default::default();
+    for _ in 0..ALTERNATIONS {
+        sides[0].push(rates(looked, interval, &mut act));
+        sides[1].push(rates(looked, interval, || {}));
+    }
+    let compared = |of: fn(&Rates) -> f64| {
+        let [with, without] = sides.each_ref().map(|side| median(side.iter().map(of).collect()));
+        let change = (with / without - 1.0) * 100.0;
+        format!("{{\"with\":{with:.0},\"without\":{without:.0},\"change_percent\":{change:.2}}}")
+    };
+    let [cpu, clock] = [compared(|of| of.per_cpu_second), compared(|of| of.per_second)];
+    format!("\"windows\":{ALTERNATIONS},\"packets_per_cpu_second\":{cpu},\"pps\":{clock}")
+}
+
 fn main() {
+    // cargo adds an argument of its own.
+    let interval = std::env::args().skip(1).find_map(|word| word.parse().ok());
+    let interval = interval.map(Duration::from_secs);
     let unused = Arc::default();
     let idle = engine((0..CPUS).map(CpuId), 0, &unused);
     let sockets = || (0..SOCKETS_LISTED_MAX).map(socket).collect();
@@ -189,6 +232,7 @@ fn main() {
     let measured = engine([CpuId(0)], u64::MAX, &looked);
     let (state, stopper) = (measured.state(), measured.stopper());
     let own = Metrics::new().with_engine(Control::of(&measured));
+    let text_cpu_ms = text_cpu_ms(&many);
     let servers = [serve(many), serve(own)];
     let run = thread::spawn(|| measured.run().map(drop));
     while !state.has_started() || looked.lock().unwrap().packets == 0 {
@@ -201,6 +245,17 @@ fn main() {
     for _ in 0..3 {
         round(&looked, &mut random, &mut scrape_all);
     }
+    if let Some(interval) = interval {
+        let figures = alternated(&looked, interval, &mut scrape_all);
+        stopper.stop();
+        run.join().unwrap().unwrap();
+        println!(
+            "{{\"bench\":\"scrape_rate\",\"cpus\":{CPUS},\"sockets\":{SOCKETS_LISTED_MAX},\"bytes\":{bytes},\
+             \"interval_s\":{},\"text_cpu_ms\":{text_cpu_ms:.2},{figures}}}",
+            interval.as_secs(),
+        );
+        return;
+    }
     let rounds = (0..ROUNDS).map(|_| round(&looked, &mut random, &mut scrape_all));
     let rounds: Vec<_> =
         rounds.filter(|round| round.iter().all(|rates| rates.ran >= RAN_MIN)).collect();
@@ -209,7 +264,7 @@ fn main() {
     run.join().unwrap().unwrap();
     println!(
         "{{\"bench\":\"scrape_rate\",\"cpus\":{CPUS},\"sockets\":{SOCKETS_LISTED_MAX},\"bytes\":{bytes},\
-         \"rounds\":{},\"window_ms\":{},\"packets_per_cpu_second\":{},\"pps\":{}}}",
+         \"text_cpu_ms\":{text_cpu_ms:.2},\"rounds\":{},\"window_ms\":{},\"packets_per_cpu_second\":{},\"pps\":{}}}",
         rounds.len(),
         WINDOW.as_millis(),
         compared(&rounds, |rates| rates.per_cpu_second),

@@ -43,7 +43,7 @@ pub(crate) struct ServerDesk {
 pub(crate) struct Access {
     pub(crate) hosts: Vec<String>,
     pub(crate) token: Option<PageToken>,
-    /// True if only processes of this machine reach the server.
+    /// True if only processes of this machine reach the server, and no proxy is expected.
     pub(crate) is_local: bool,
 }
 
@@ -74,8 +74,14 @@ impl ServerDesk {
         Self { metrics, access, last: Mutex::default(), questions }
     }
 
-    /// Answers a request.
+    /// Answers a request. No answer is for other sites' pages.
     pub(crate) async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let mut answer = self.answer_to(request).await;
+        page::protect(answer.headers_mut());
+        answer
+    }
+
+    async fn answer_to(&self, request: Request<Incoming>) -> Answer {
         let headers = request.headers();
         if headers.get_all(HOST).iter().count() != 1 {
             return plain(StatusCode::BAD_REQUEST, "a request has one Host header\n");
@@ -93,9 +99,7 @@ impl ServerDesk {
             if !api.takes(method) {
                 return not_allowed(api.methods());
             }
-            let mut answer = self.answer_api(api, request).await;
-            page::protect(answer.headers_mut());
-            return answer;
+            return self.answer_api(api, request).await;
         }
         if ![Method::GET, Method::HEAD].contains(method) {
             return not_allowed("GET, HEAD");
@@ -111,9 +115,7 @@ impl ServerDesk {
             _ => match page::file(path) {
                 Some(file) => {
                     let text = Bytes::from_static(file.text.as_bytes());
-                    let mut answer = response(StatusCode::OK, file.content_type, text);
-                    page::protect(answer.headers_mut());
-                    answer
+                    response(StatusCode::OK, file.content_type, text)
                 }
                 None => plain(StatusCode::NOT_FOUND, "there are /, /metrics and /healthz\n"),
             },
@@ -178,7 +180,7 @@ impl ServerDesk {
         match &self.access.token {
             Some(token) if page::is_token_given(headers, token) => Ok(()),
             Some(_) => Err((StatusCode::FORBIDDEN, "a search for flows takes the token")),
-            None if self.access.is_local => Ok(()),
+            None if self.access.is_local && !page::is_forwarded(headers) => Ok(()),
             None => Err((
                 StatusCode::FORBIDDEN,
                 "flows are searched on this machine only, or with --page-token",

@@ -18,7 +18,11 @@ pub const CONNECTIONS_LISTED_MAX: usize = 50;
 pub(crate) fn encode(net: &Net, families: &mut Families<'_>) -> fmt::Result {
     let states = ("tcp_connections", "TCP connections by state, with the names of ss");
     let each = net.tcp_states();
-    families.gauges(states, None, each.iter().map(|(state, of)| ([("state", *state)], gauge(*of))))?;
+    families.gauges(
+        states,
+        None,
+        each.iter().map(|(state, of)| ([("state", *state)], gauge(*of))),
+    )?;
     let memory = ("tcp_memory", "Memory of the buffers of all TCP connections");
     let none: [Label<'_>; 0] = [];
     families.gauges(memory, Some(&Unit::Bytes), [(none, gauge(net.tcp_memory_bytes()))])?;
@@ -67,9 +71,8 @@ pub(crate) fn encode_connections(net: &Net, families: &mut Families<'_>) -> fmt:
         [local, peer, ("state", of.info.state.name())]
     });
     families.infos(about, facts)?;
-    let each = |count: fn(&TcpInfo) -> u64| {
-        largest.iter().map(move |of| (of.labels(), count(&of.info)))
-    };
+    let each =
+        |count: fn(&TcpInfo) -> u64| largest.iter().map(move |of| (of.labels(), count(&of.info)));
     let sent = ("tcp_connection_sent", "Bytes that the connection sent, retransmissions counted");
     families.counters(sent, Some(&Unit::Bytes), each(|of| of.tally.bytes_sent))?;
     let received = ("tcp_connection_received", "Bytes that the connection received in order");

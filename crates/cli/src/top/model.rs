@@ -412,10 +412,8 @@ impl Change<'_> {
             ..TcpRow::default()
         });
         const ENDS: &[&str] = &["peer", "local"];
-        let [received, sent, resent] =
-            ["received_bytes", "sent_bytes", "segments_resent"].map(|of| {
-                self.rates(&format!("forebay_tcp_connection_{of}_total"), ENDS)
-            });
+        let [received, sent, resent] = ["received_bytes", "sent_bytes", "segments_resent"]
+            .map(|of| self.rates(&format!("forebay_tcp_connection_{of}_total"), ENDS));
         let [unread, unacknowledged] = ["unread", "unacknowledged"]
             .map(|of| self.now.by(&format!("forebay_tcp_connection_{of}_bytes"), ENDS));
         let states = self.now.by("forebay_tcp_connection_info", &["peer", "local", "state"]);

@@ -131,7 +131,8 @@ fn judge_elephant() -> Judgement {
     };
     let cpu = |flow: &str| -> Done<u16> {
         let lines = told(flow)?;
-        let on = lines.iter().find_map(|line| line.strip_prefix("now:   on CPU ")?.split(':').next());
+        let on =
+            lines.iter().find_map(|line| line.strip_prefix("now:   on CPU ")?.split(':').next());
         Ok(on.ok_or_else(|| format!("{flow} is nowhere: {lines:?}"))?.parse()?)
     };
     let heavy = flow_of(HEAVY);

@@ -15,6 +15,15 @@ pub(crate) fn is_of_other_site(headers: &HeaderMap) -> bool {
     sites.any(|site| !["same-origin", "none"].iter().any(|own| site == own))
 }
 
+/// Headers by which a proxy tells that it forwards a request.
+const FORWARDED: [&str; 5] =
+    ["forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"];
+
+/// True if a proxy says that the request came from elsewhere.
+pub(crate) fn is_forwarded(headers: &HeaderMap) -> bool {
+    FORWARDED.into_iter().any(|name| headers.contains_key(name))
+}
+
 /// True if the request says that a page of this server made it. A form or script of another site
 /// cannot change the `Origin` header.
 pub(crate) fn is_same_origin(headers: &HeaderMap) -> bool {

@@ -10,7 +10,7 @@ use hyper::header::{CONTENT_SECURITY_POLICY, HeaderValue, REFERRER_POLICY, X_FRA
 use hyper::{HeaderMap, Method};
 
 pub(crate) use answer::{ApiAnswer, explain, knobs, map, set};
-pub(crate) use guard::{is_of_other_site, is_same_origin, is_token_given};
+pub(crate) use guard::{is_forwarded, is_of_other_site, is_same_origin, is_token_given};
 pub(crate) use state::state;
 pub use token::{PageToken, TOKEN_CHARS_MIN};
 

@@ -68,6 +68,18 @@ fn json_of(answer: &Answer) -> Value {
     serde_json::from_str(&answer.body).unwrap()
 }
 
+/// Also texts that are not the page's: another site's page in the same browser must not load them.
+#[test]
+fn pag_1_no_answer_is_for_other_sites() {
+    let served = Served::at("127.0.0.1:0", None);
+    for path in ["/metrics", "/healthz", "/nothing", "/api/set"] {
+        let answer = served.get(path, "");
+        for header in ["cross-origin-resource-policy: same-origin", "x-frame-options: deny"] {
+            assert!(answer.head.contains(header), "{path}: {header} is not in {}", answer.head);
+        }
+    }
+}
+
 #[test]
 fn pag_1_page_is_kept_from_others() {
     let served = Served::at("127.0.0.1:0", None);
@@ -276,12 +288,27 @@ fn pag_3_hashes_are_kept_from_others() {
         ("0.0.0.0:0", Some(TOKEN), "", 403),
         ("0.0.0.0:0", Some(TOKEN), with_token.as_str(), 200),
         ("127.0.0.1:0", None, "Sec-Fetch-Site: cross-site\r\n", 403),
+        // By a proxy on this machine.
+        ("127.0.0.1:0", None, "X-Forwarded-For: 192.0.2.7\r\n", 403),
+        ("127.0.0.1:0", None, "Forwarded: for=192.0.2.7\r\n", 403),
+        ("127.0.0.1:0", None, "Via: 1.1 proxy\r\n", 403),
+        ("127.0.0.1:0", Some(TOKEN), &*format!("{with_token}Via: 1.1 proxy\r\n"), 200),
     ] {
         let served = Served::at(address, token);
         let answer = served.get("/api/explain?flow=7", headers);
         assert_eq!(answer.status(), status, "{address} {token:?} {headers}");
         assert_eq!(status == 200, answer.body.contains("00000007"), "{}", answer.body);
     }
+}
+
+/// Who allows a name has clients elsewhere, whom a proxy on this machine serves.
+#[test]
+fn pag_3_allowed_name_takes_the_token() {
+    let metrics = Metrics::new().with_engine(Control::of(&engine(1, 1)));
+    let access = ServerAccess { hosts: vec!["metrics.example".to_owned()], page_token: None };
+    let server = MetricsServer::bind("127.0.0.1:0".parse().unwrap(), &access, metrics).unwrap();
+    let request = "GET /api/explain?flow=7 HTTP/1.1\r\nHost: metrics.example\r\n\r\n";
+    assert_eq!(ask(server.address(), request.as_bytes()).status(), 403);
 }
 
 #[test]

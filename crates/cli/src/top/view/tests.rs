@@ -134,8 +134,7 @@ fn top_2_tcp_sockets_fit_80_columns() {
         unacknowledged: 65_000.0,
     };
     let model = Model { tcp: vec![listener, connection], ..Model::default() };
-    let state =
-        ViewState { focus: TableKind::Tcp, is_zoomed: true, ..ViewState::default() };
+    let state = ViewState { focus: TableKind::Tcp, is_zoomed: true, ..ViewState::default() };
     let shown = picture(Some(&model), &state, (80, 24));
     let expected = [
         ">TCP                             state      in bit/s    out lost/s recv-q send-q",

@@ -97,7 +97,8 @@ fn judge_given_socket() -> Judgement {
         let mut program = command(&link.near);
         let run = program.args(args).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
         wait_until("it listens", || {
-            let told = command(&link.near).args(["get", "dev_weight", "--control", &at]).output()?;
+            let told =
+                command(&link.near).args(["get", "dev_weight", "--control", &at]).output()?;
             Ok(told.stdout == b"64\n")
         })?;
         Ok::<_, Failed>(run)

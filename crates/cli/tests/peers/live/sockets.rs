@@ -173,7 +173,8 @@ fn judge_metrics() -> Judgement {
     let socket = text.lines().find_map(|line| {
         line.strip_prefix("forebay_tcp_listener_backlog{socket=\"")?.split_once('"')
     });
-    let listener = format!("{{socket=\"{}\",local=\"10.9.0.1:80\"}}", socket.ok_or("no listener")?.0);
+    let listener =
+        format!("{{socket=\"{}\",local=\"10.9.0.1:80\"}}", socket.ok_or("no listener")?.0);
     let in_both = [
         "forebay_tcp_connections{state=\"ESTAB\"} 2.0".to_owned(),
         "forebay_tcp_connections{state=\"TIME-WAIT\"} 0.0".to_owned(),
@@ -235,7 +236,8 @@ fn judge_top() -> Judgement {
     let accepted = [&[&*peer, ">", "10.9.0.1:80", "ESTAB"][..], &rest, &["5", "0"]].concat();
     wait_until("TCP is as the program's", || {
         last = screen.text()?;
-        let has = |row: &[&str]| last.lines().any(|line| line.split_whitespace().eq(row.iter().copied()));
+        let has =
+            |row: &[&str]| last.lines().any(|line| line.split_whitespace().eq(row.iter().copied()));
         Ok(has(&listener) && has(&accepted) && last.matches(" ESTAB ").count() == 2)
     })
     .map_err(|failed| format!("{}:\n{last}", failed.message().unwrap_or_default()).into())
@@ -297,9 +299,9 @@ fn judge_page() -> Judgement {
     let rows = format!(
         "10.9.0.1:80  LISTEN     1 of 129; 10.9.0.1:80 {peer} ESTAB 0 0 5 0 5 0; 10.9.0.1:80 "
     );
-    browser.wait_for(&format!("({tcp}).startsWith('{rows}')")).map_err(|error| {
-        format!("{error}: {:?} is not {rows}", browser.value(tcp))
-    })?;
+    browser
+        .wait_for(&format!("({tcp}).startsWith('{rows}')"))
+        .map_err(|error| format!("{error}: {:?} is not {rows}", browser.value(tcp)))?;
     let states = browser.value("document.getElementById('tcp-note').textContent")?;
     if states != "2 ESTAB" {
         return Err(format!("the states are {states}").into());

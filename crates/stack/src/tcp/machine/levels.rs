@@ -17,10 +17,11 @@ impl TcpLevels {
     /// `SYN-RECV`, and connections without an owner in FIN-WAIT-2 are `TIME-WAIT`, as in the kernel.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u32)> + '_ {
         let handshakes = self.requests.load(Ordering::Relaxed);
-        let open = State::ALL.into_iter().filter(|state| *state != State::Closed).map(move |state| {
-            let count = self.by_state[state as usize].load(Ordering::Relaxed);
-            (state.name(), if state == State::SynReceived { count + handshakes } else { count })
-        });
+        let open =
+            State::ALL.into_iter().filter(|state| *state != State::Closed).map(move |state| {
+                let count = self.by_state[state as usize].load(Ordering::Relaxed);
+                (state.name(), if state == State::SynReceived { count + handshakes } else { count })
+            });
         open.chain(std::iter::once(("TIME-WAIT", self.time_waits.load(Ordering::Relaxed))))
     }
 
