@@ -301,7 +301,7 @@ fn pag_3_hashes_are_kept_from_others() {
     }
 }
 
-/// Who allows a name has clients elsewhere, whom a proxy on this machine serves.
+/// A server with an allowed name has clients elsewhere, whom a proxy on this machine serves.
 #[test]
 fn pag_3_allowed_name_takes_the_token() {
     let metrics = Metrics::new().with_engine(Control::of(&engine(1, 1)));

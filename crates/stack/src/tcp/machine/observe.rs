@@ -13,13 +13,13 @@ use super::{Kind, ListenerQueues, Place, Tcp, TcpSocket};
 /// A listener.
 #[derive(Clone, Debug)]
 pub struct Listening {
-    /// Its socket.
+    /// Socket that listens.
     pub socket: TcpSocket,
     /// Address that it listens at.
     pub local: SocketAddr,
     /// Connections that may wait to be accepted, less one.
     pub backlog: u32,
-    /// Its queues.
+    /// Queues of handshakes and connections.
     pub queues: Arc<ListenerQueues>,
 }
 
