@@ -402,6 +402,7 @@ impl Change<'_> {
     /// Listeners, and then connections; the largest first.
     fn tcp(&self) -> Vec<TcpRow> {
         const LISTENER: &[&str] = &["socket", "local"];
+        const ENDS: &[&str] = &["peer", "local"];
         let backlog = self.now.by("forebay_tcp_listener_backlog", LISTENER);
         let waiting = self.now.by("forebay_tcp_listener_waiting_connections", LISTENER);
         let listeners = waiting.into_iter().map(|(key, waiting)| TcpRow {
@@ -411,7 +412,6 @@ impl Change<'_> {
             name: key.into_iter().next_back().unwrap_or_default(),
             ..TcpRow::default()
         });
-        const ENDS: &[&str] = &["peer", "local"];
         let [received, sent, resent] = ["received_bytes", "sent_bytes", "segments_resent"]
             .map(|of| self.rates(&format!("forebay_tcp_connection_{of}_total"), ENDS));
         let [unread, unacknowledged] = ["unread", "unacknowledged"]
