@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(state.scrolled, [0; 6]);
         state.apply(Action::PreviousTable, 0, None);
         state.apply(Action::PreviousTable, 0, None);
-        assert_eq!(state.focus, TableKind::Sockets);
+        assert_eq!(state.focus, TableKind::Tcp);
         assert_eq!(state.apply(Action::Pause, 0, None), Some(Effect::Pause(true)));
         assert_eq!(state.apply(Action::Pause, 0, None), Some(Effect::Pause(false)));
     }
