@@ -45,11 +45,16 @@ impl Net {
     /// Memory of the buffers of all TCP connections, in bytes.
     #[must_use]
     pub fn tcp_memory_bytes(&self) -> u64 {
-        self.0.tcp.memory_bytes()
+        self.0.tcp.memory.bytes()
     }
 }
 
 impl TcpShards {
+    /// Number of connections, handshakes and connections in TIME-WAIT.
+    pub(in crate::net) fn flow_count(&self) -> usize {
+        self.indices().map(|index| self.shard(index).tcp.flow_count()).sum()
+    }
+
     /// Numbers of connections by state. No shard is locked.
     fn levels(&self) -> Vec<(&'static str, u64)> {
         let mut sums: Vec<(&'static str, u64)> = Vec::new();

@@ -42,7 +42,7 @@ pub(in crate::net) struct TcpShards {
     /// Local ports tried so far.
     port_steps: AtomicU32,
     /// Memory of all shards together, its limit, and the connections whose writes wait for some.
-    memory: Arc<TcpMemory>,
+    pub(super) memory: Arc<TcpMemory>,
     memory_bytes_max: u64,
     short_of_memory: Mutex<Vec<Weak<StreamWatch>>>,
     counters: Box<[Arc<TcpCounters>]>,
@@ -225,16 +225,6 @@ impl TcpShards {
             orphans.filter(|(socket, _)| is_unfinished(&shard, *socket)).count()
         };
         self.indices().map(of_shard).sum()
-    }
-
-    /// Number of connections, handshakes and connections in TIME-WAIT.
-    pub(in crate::net) fn flow_count(&self) -> usize {
-        self.indices().map(|index| self.shard(index).tcp.flow_count()).sum()
-    }
-
-    /// Memory of all connections' buffers, in bytes.
-    pub(in crate::net) fn memory_bytes(&self) -> u64 {
-        self.memory.bytes()
     }
 
     /// Counters of all shards.
