@@ -154,13 +154,15 @@ fn judge_elephant() -> Judgement {
     wait_until("a light flow has left by load", || {
         Ok(beside.iter().any(|flow| told(flow).is_ok_and(|lines| has_left(&lines, full))))
     })?;
+    // Moves that went on would not be the same twice. Without balance all return.
+    sets(&mut browser, "rps_balance", "off")?;
+    wait_until("the heavy flow is where the mask has it", || Ok(cpu(&heavy)? == full))?;
     for flow in &beside {
         if has_left(&told(flow)?, full) {
             agrees(&mut browser, flow, &told, "(balance)")?;
         }
     }
     let other = 1 - full;
-    sets(&mut browser, "rps_balance", "off")?;
     sets(&mut browser, "rx-0/rps_cpus", &(1 << other).to_string())?;
     wait_until("the heavy flow has moved", || Ok(cpu(&heavy)? == other))?;
     agrees(&mut browser, &heavy, &told, "(rps)")?;
