@@ -423,8 +423,6 @@ fn packet_of(
     metadata: Option<MetadataLayout>,
     timestamp_ns: u64,
 ) -> Packet {
-    // Another CPU or the device has written it: the lines of a burst arrive together.
-    frame.prefetch();
     let hash = metadata.and_then(|layout| device_hash(layout, &mut frame));
     let len_bytes = frame.len_bytes();
     let mut packet = Packet::received(frame, arrival, len_bytes, Link::Ethernet);
