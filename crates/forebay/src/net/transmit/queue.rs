@@ -71,9 +71,13 @@ impl TransmitQueue {
         let mut sent = Ok(());
         for _ in 0..BATCHES_MAX {
             // In this order: whoever gathers and then finds the sink in use is seen by its user here.
-            if !self.transmitter().has_gathered_or_settle(device) {
+            let mut transmitter = self.transmitter();
+            if transmitter.ways[device].gathered.is_empty() {
+                // Calls that sent nothing have left frames of other CPUs here.
+                transmitter.pool.flush();
                 return sent.map(|()| Flushed::All);
             }
+            drop(transmitter);
             let mut outlet = match self.outlets[device].try_lock() {
                 Ok(outlet) => outlet,
                 Err(TryLockError::Poisoned(outlet)) => outlet.into_inner(),
@@ -105,16 +109,6 @@ impl TransmitQueue {
 }
 
 impl Transmitter {
-    /// True if there are packets to be sent. If not, frames of other CPUs go home, which calls that sent
-    /// nothing have left here.
-    fn has_gathered_or_settle(&mut self, device: usize) -> bool {
-        let has_gathered = !self.ways[device].gathered.is_empty();
-        if !has_gathered {
-            self.pool.flush();
-        }
-        has_gathered
-    }
-
     /// Takes the packets to be sent on a device.
     fn take_gathered(&mut self, device: usize, batch: &mut Vec<Packet>) {
         self.now_ns = self.clock.now_ns();
