@@ -87,7 +87,7 @@ pub(crate) fn wait_writable(
     let timeout = timeout.and_then(|wait| Timespec::try_from(wait).ok());
     loop {
         match poll(&mut [PollFd::new(&readiness, PollFlags::OUT)], timeout.as_ref()) {
-            Err(Errno::INTR) if may_restart && timeout.is_none() && abi::do_handlers_restart() => {}
+            Err(Errno::INTR) if may_restart && timeout.is_none() && abi::handlers_restart() => {}
             Ok(0) => return Err(Errno::AGAIN),
             result => return result.map(drop),
         }

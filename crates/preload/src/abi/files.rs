@@ -136,8 +136,8 @@ fn check_splice(
     if flags & !SPLICE_FLAGS != 0 {
         return Err(Errno::INVAL);
     }
-    let is_pipe = with_number(pipe, |pipe| rustix::fs::fstat(pipe))?.st_mode & libc::S_IFMT;
-    if is_pipe != libc::S_IFIFO {
+    let file = with_number(pipe, |pipe| rustix::fs::fstat(pipe))?;
+    if file.st_mode & libc::S_IFMT != libc::S_IFIFO {
         return Err(Errno::INVAL);
     }
     match (is_pipes_null, is_null) {

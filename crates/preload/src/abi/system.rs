@@ -195,8 +195,8 @@ pub(crate) fn close_forgotten(descriptor: BorrowedFd<'_>) {
     unsafe { libc::syscall(libc::SYS_close, descriptor.as_raw_fd()) };
 }
 
-/// True if the program's signal handlers, of which there is one, all have `SA_RESTART`.
-pub(crate) fn do_handlers_restart() -> bool {
+/// True if the program has signal handlers, and all of them have `SA_RESTART`.
+pub(crate) fn handlers_restart() -> bool {
     let handler = |signal| {
         let mut action = MaybeUninit::<libc::sigaction>::zeroed();
         // SAFETY: the call writes to the structure, unless the signal is reserved.
