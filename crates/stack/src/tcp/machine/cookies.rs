@@ -6,7 +6,7 @@ use super::super::config::TcpOptions;
 use super::super::connection::{Agreed, Answer, ReceiveWindow, scale_for, stamp_ms};
 use super::super::flow::Flow;
 use super::super::isn::CookieOptions;
-use super::super::wire::Segment;
+use super::super::wire::{Flags, Segment};
 use super::handshake::Request;
 use super::{Tcp, TcpOut};
 
@@ -57,11 +57,35 @@ impl Tcp {
             out.pool.put(packet.frame);
             return Answer::reset_if(self.is_alone());
         };
+        self.accept_by_cookie(&request, packet, segment, out)
+    }
+
+    /// The handshake of an ACK that confirms a cookie, where a later SYN of its flow found room for a request
+    /// (`tcp_v4_cookie_check`, which the kernel also calls then).
+    pub(super) fn cookie_before(
+        &self,
+        request: &Request,
+        segment: &Segment,
+        now_us: u64,
+    ) -> Option<Request> {
+        let (listener, _) = request.listener;
+        self.options_of(request)?;
+        self.request_of_cookie(listener, &request.flow, segment, request.mtu_bytes, now_us)
+    }
+
+    pub(super) fn accept_by_cookie(
+        &mut self,
+        request: &Request,
+        packet: Packet,
+        segment: &Segment,
+        out: &mut TcpOut<'_>,
+    ) -> Answer {
+        let (listener, _) = request.listener;
         if self.is_refusing(listener) {
             out.pool.put(packet.frame);
             return Answer::None;
         }
-        self.accept_connection(listener, &request, packet, segment, out);
+        self.accept_connection(listener, request, packet, segment, out);
         Answer::None
     }
 
@@ -75,7 +99,7 @@ impl Tcp {
     ) -> Option<Request> {
         let is_recent =
             self.cookies_us != 0 && now_us.saturating_sub(self.cookies_us) < COOKIES_VALID_US;
-        if !is_recent {
+        if !is_recent || segment.has(Flags::SYN) {
             return None;
         }
         let (cookie, theirs) = (segment.ack - 1, segment.seq - 1);

@@ -211,6 +211,10 @@ impl Tcp {
             }
             Judgement::Ignore => {}
             Judgement::Reset => {
+                if let Some(by_cookie) = self.cookie_before(&request, segment, out.now_us) {
+                    self.drop_request(at);
+                    return self.accept_by_cookie(&by_cookie, packet, segment, out);
+                }
                 out.pool.put(packet.frame);
                 if !self.is_alone() {
                     // The handshake was completed with another process.

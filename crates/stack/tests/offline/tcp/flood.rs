@@ -2,6 +2,7 @@
 
 use forebay_stack::tcp::{TcpConfig, TcpError, TcpOut};
 
+use super::forged::{Forged, bytes_of};
 use super::pair::{Faults, MTU, Pair};
 
 /// A SYN from a made-up source.
@@ -75,6 +76,42 @@ fn tcp_13_flood_leaves_good_clients() {
     assert!(counters.syncookies_recv.get() >= 90, "{counters:?}");
     pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
     pair.check_rest();
+}
+
+/// A cookie is as good after a second SYN of its flow, which found room for a request.
+#[test]
+fn tcp_13_cookie_outlives_later_request() {
+    const SYN: u8 = 2;
+    const RST: u8 = 4;
+    const ACK: u8 = 16;
+    let config = TcpConfig { max_syn_backlog: 1, ..TcpConfig::default() };
+    let mut pair = Pair::new(1, Faults::default(), [config; 2]);
+    let there = pair.address(1, 80);
+    let listener = pair.hosts[1].tcp.socket().unwrap();
+    pair.hosts[1].tcp.bind(listener, there).unwrap();
+    pair.hosts[1].tcp.listen(listener, 16).unwrap();
+    // Returns the sequence number of the answer.
+    let say = |pair: &mut Pair, port: u16, flags, base| {
+        let forged =
+            Forged { seq: 0, ack: 0, flags, window: 100, urgent: 0, options: vec![], len: 0 };
+        let ends = (pair.address(0, port), there);
+        let bytes = bytes_of(&forged, pair, ends, base).unwrap();
+        let (now_us, mut sent) = (pair.now_us, Vec::new());
+        let packet = pair.hosts[1].packet(&bytes).unwrap();
+        pair.hosts[1].deliver(packet, now_us, &mut sent);
+        let sequence = |answer: &Vec<u8>| u32::from_be_bytes(answer[24..28].try_into().unwrap());
+        sent.first().map(sequence)
+    };
+    say(&mut pair, 1000, SYN, (100, 0));
+    let cookie = say(&mut pair, 2000, SYN, (500, 0)).unwrap();
+    assert_eq!(pair.hosts[1].tcp.request_count(), 1, "the second is answered by a cookie");
+    say(&mut pair, 1000, RST, (101, 0));
+    let sequence = say(&mut pair, 2000, SYN, (500, 0)).unwrap();
+    assert_eq!(pair.hosts[1].tcp.request_count(), 1);
+    assert_ne!(sequence, cookie);
+    assert_eq!(say(&mut pair, 2000, ACK, (501, cookie.wrapping_add(1))), None);
+    assert!(pair.hosts[1].tcp.accept(listener).is_ok());
+    assert_eq!(pair.hosts[1].tcp.request_count(), 0);
 }
 
 #[test]
