@@ -88,7 +88,7 @@ forebay-tokio: forebay
 forebay-metrics: rx sys device stack engine control forebay
 forebay-run: buf rx sys device engine control metrics
 forebay-quinn: sys forebay tokio
-forebay-preload: control device forebay stack sys
+forebay-preload: control device forebay metrics stack sys
 forebay-sim: buf rx sys device stack engine
 forebay-cli: buf rx sys device stack engine control metrics run forebay sim
 forebay-testkit: buf rx stack"

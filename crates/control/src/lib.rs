@@ -20,6 +20,7 @@ pub mod request; //     requests of the control socket
 mod clients; //         slots of its clients
 mod session; //         session of one client
 pub mod socket; //      its listening end
+mod shared_socket; //   the same, of processes that were forked
 pub mod client; //      its client end
 pub mod places; //      discovery of runs
 
@@ -30,5 +31,6 @@ pub use flow::FlowName;
 pub use handle::Control;
 #[cfg(feature = "mount")]
 pub use mount::Mount;
+pub use shared_socket::SharedControlSocket;
 pub use socket::{BoundSocket, ControlSocket};
 pub use tree::{EntryKind, TreeEntry};

@@ -1,6 +1,7 @@
 //! Configuration of the preloaded library, as `forebay exec` hands it to a program in its environment.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use forebay_device::Via;
@@ -20,6 +21,8 @@ pub struct PreloadConfig {
     pub take: RxFilter,
     /// Spinning of the engine's threads.
     pub spin: Spin,
+    /// Absolute path of the control socket, if there is to be one: UTF-8 without blanks.
+    pub control: Option<PathBuf>,
 }
 
 /// Spinning of the engine's threads while there is no work.
@@ -45,6 +48,7 @@ const BACKENDS: [Via; 3] = [Via::AfPacket, Via::AfXdp, Via::Tap];
 impl fmt::Display for PreloadConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "via={} take={} spin={}", self.via, self.take, self.spin)?;
+        self.control.iter().try_for_each(|path| write!(f, " control={}", path.display()))?;
         self.devices.iter().try_for_each(|device| write!(f, " dev={device}"))
     }
 }
@@ -54,6 +58,7 @@ impl FromStr for PreloadConfig {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut devices, mut via, mut take, mut spin) = (Vec::new(), None, None, Spin::Auto);
+        let mut control = None;
         for word in text.split_ascii_whitespace() {
             match word.split_once('=') {
                 Some(("via", name)) => {
@@ -64,13 +69,14 @@ impl FromStr for PreloadConfig {
                     take = Some(filter.map_err(|error| error.to_string())?);
                 }
                 Some(("spin", name)) => spin = name.parse()?,
+                Some(("control", path)) => control = Some(path.into()),
                 Some(("dev", name)) => devices.push(name.to_owned()),
                 _ => return Err(format!("{VARIABLE}: the word {word:?} is not known")),
             }
         }
         let via = via.ok_or(format!("{VARIABLE} names no backend (via=af_packet)"))?;
         let take = take.ok_or(format!("{VARIABLE} does not say what to take (take=udp:53)"))?;
-        Ok(Self { devices, via, take, spin })
+        Ok(Self { devices, via, take, spin, control })
     }
 }
 
@@ -100,6 +106,7 @@ mod tests {
             via,
             take: "udp:53,tcp:80".parse().unwrap(),
             spin,
+            control: (spin == Spin::Auto).then(|| "/run/a=b".into()),
         };
         for via in BACKENDS {
             for (spin, _) in Spin::ALL {

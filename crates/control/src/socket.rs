@@ -147,7 +147,11 @@ fn let_in(listener: &PrivateListener, desk: &Arc<Desk>, seats: &Arc<ClientSlots>
 }
 
 /// Gives a client a slot and a thread, or sends it the reason for refusing.
-fn seat(stream: UnixStream, desk: &Arc<Desk>, seats: &Arc<ClientSlots>) -> io::Result<()> {
+pub(super) fn seat(
+    stream: UnixStream,
+    desk: &Arc<Desk>,
+    seats: &Arc<ClientSlots>,
+) -> io::Result<()> {
     if let Err(refused) = check_peer(&stream)? {
         return turn_away(&stream, &refused);
     }
@@ -182,6 +186,6 @@ fn turn_away(mut stream: &UnixStream, refused: &Refused) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)
 }
 
-fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+pub(super) fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     thread::Builder::new().name("forebay-control".to_owned()).spawn(work)
 }

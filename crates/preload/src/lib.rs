@@ -11,7 +11,7 @@ mod table; //       sockets by descriptor
 mod socket; //      a socket, of any kind
 mod udp; //         a UDP socket: calls as methods
 mod settings; //    its options
-mod control; //     ancillary data, as bytes
+mod ancillary; //   ancillary data, as bytes
 mod listener; //    a listening TCP socket
 mod stream; //      a TCP connection
 mod tcp_options; // options of both
@@ -19,5 +19,6 @@ mod origin; //      the process that a socket belongs to
 mod runtime; //     the engine of this process
 mod claim; //       the process that runs it, of several that were forked
 mod turns; //       the process that takes new connections, of several that run one
+mod control; //     control socket of the program
 mod kept; //        descriptors that the program must not close
 mod errno; //       errors as the kernel's numbers

@@ -5,20 +5,21 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use std::{process, thread};
+use std::{io, process, thread};
 
 use forebay::net::{Net, NetConfig, NetEngine};
 use forebay::{Config, Device, DeviceConfig, Via};
 use forebay_control::preload_config::{PreloadConfig, Spin, VARIABLE};
 use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::FilterProtocol;
+use forebay_metrics::Metrics;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use crate::claim::Claim;
 use crate::socket::Socket;
 use crate::turns::{Rings, take_turns};
-use crate::{abi, kept, table};
+use crate::{abi, control, kept, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 const FORKS_MAX: usize = 8;
@@ -64,6 +65,8 @@ struct Prepared {
     interfaces: Vec<u32>,
     claim: Arc<Claim>,
     rings: Rings,
+    /// Devices, as clients of the control socket see them.
+    metrics: Metrics,
 }
 
 /// Number of forks that lie between the process that loaded the library first and this one.
@@ -205,6 +208,7 @@ pub(crate) fn finish() {
     if is_in_parents_memory() || !is_running() {
         return;
     }
+    control::remove();
     let Ok(runtime) = running() else { return };
     if rustix::io::write(&runtime.finisher, &1u64.to_ne_bytes()).is_err() {
         return;
@@ -282,10 +286,12 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> forebay::Result<Pr
         None => Arc::new(Claim::new().map_err(not_made)?),
     };
     let rings = Rings::of(&devices).map_err(not_made)?;
+    config.control.as_deref().map_or(Ok(()), control::bind)?;
+    let metrics = Metrics::new().with_devices(&devices);
     let succession = Some(Arc::clone(claim.place()));
     let net_config = NetConfig { succession, ..NetConfig::default() };
     let (net, engine) = Net::over(&engine_config, &net_config, &mut devices)?;
-    Ok(Prepared { net, engine, interfaces, claim, rings })
+    Ok(Prepared { net, engine, interfaces, claim, rings, metrics })
 }
 
 /// Runs the engine that was prepared, or another.
@@ -309,8 +315,9 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
             fresh
         }
     };
-    let Prepared { net, engine, interfaces, claim, rings } = ready;
+    let Prepared { net, engine, interfaces, claim, rings, metrics } = ready;
     claim.place().receive(claim.has_older());
+    told(threaded(control::serve(metrics, &engine, &net, &claim)))?;
     let run = move || {
         if let Err(error) = engine.run() {
             eprintln!("forebay: the engine has ended: {error}");
@@ -331,8 +338,11 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> forebay::Result<()> {
-    let spawned = thread::Builder::new().name(name.into()).spawn(run);
-    spawned.map(drop).map_err(|source| forebay::Error::File {
+    threaded(thread::Builder::new().name(name.into()).spawn(run).map(drop))
+}
+
+fn threaded(started: io::Result<()>) -> forebay::Result<()> {
+    started.map_err(|source| forebay::Error::File {
         action: "start a thread for",
         path: "the engine".into(),
         source,

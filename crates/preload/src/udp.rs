@@ -14,7 +14,7 @@ use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 use rustix::net::{RecvFlags, recv};
 
-use crate::control::{SendControl, shown};
+use crate::ancillary::{SendControl, shown};
 use crate::errno::errno;
 use crate::origin::Origin;
 use crate::runtime::{is_taken, running_alone};

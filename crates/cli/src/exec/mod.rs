@@ -5,7 +5,7 @@ mod program; // programs that cannot be preloaded
 use std::env;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf, absolute};
 use std::process::Command;
 
 use clap::Args;
@@ -13,6 +13,7 @@ use forebay_control::preload_config::{PreloadConfig, Spin, VARIABLE};
 use forebay_device::Via;
 use forebay_device::rx_filter::RxFilter;
 use forebay_sys::interface::Interface;
+use forebay_sys::private_listener::address_of;
 
 use crate::failure::Failure;
 
@@ -43,6 +44,11 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "auto|never|always", default_value_t)]
     spin: Spin,
 
+    /// Listen there for get, set, list, watch, explain and top, from when the program has opened a
+    /// socket of ours until it ends
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+
     /// Program, and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
@@ -71,12 +77,29 @@ fn config(args: &ExecArgs) -> Result<PreloadConfig, Failure> {
         args.devices.iter().try_for_each(|name| Interface::named(name).map(drop))?;
     }
     let (devices, via, spin) = (args.devices.clone(), args.via, args.spin);
-    let config = PreloadConfig { devices, via, take: args.take.clone(), spin };
+    let control = args.control.as_deref().map(control_path).transpose()?;
+    let config = PreloadConfig { devices, via, take: args.take.clone(), spin, control };
     // As the library will read it.
     config.to_string().parse().map_err(|_: String| {
         let problem = format!("a program's sockets cannot be had by --via {via}");
         usage(&problem, "use af_packet, af_xdp or tap")
     })
+}
+
+/// Path of the control socket, whatever folder the program goes to.
+fn control_path(path: &Path) -> Result<PathBuf, Failure> {
+    let refused = |why: &str| {
+        let problem = format!("the control socket cannot be at {}: {why}", path.display());
+        usage(&problem, "give another path")
+    };
+    let whole = absolute(path).map_err(|error| refused(&error.to_string()))?;
+    address_of(&whole, "the control socket")?;
+    // It is a word of an environment variable.
+    let is_word = |text: &str| !text.contains(|c: char| c.is_ascii_whitespace());
+    match whole.to_str().is_some_and(is_word) {
+        true => Ok(whole),
+        false => Err(refused("it has blanks, or is not UTF-8")),
+    }
 }
 
 /// Path of the library.

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::next::next;
 use super::vectors::{VECTORS_MAX, Vectors};
 use super::{address, answer, answer_int};
-use crate::control::ControlWriter;
+use crate::ancillary::ControlWriter;
 use crate::runtime::running;
 use crate::socket::Socket;
 use crate::stream::{Stream, StreamMode};

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use super::next::next;
 use super::vectors::{VECTORS_MAX, Vectors};
 use super::{address, answer_int, answer_sent};
-use crate::control::SendControl;
+use crate::ancillary::SendControl;
 use crate::runtime::running;
 use crate::socket::Socket;
 use crate::stream::SendMode;

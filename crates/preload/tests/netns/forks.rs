@@ -2,8 +2,11 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::Command;
 use std::thread;
+
+use forebay_control::ControlClient;
 
 use super::{Hosts, NEAR};
 
@@ -123,11 +126,15 @@ sys.exit(0) if sys.argv[1] == 'exit' else os._exit(0)
 pub(crate) fn bytes_outlive() {
     for way in ["exit", "_exit"] {
         let hosts = Hosts::new();
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("program.sock");
+        let config = format!("{CONFIG} control={}", socket.display());
         thread::scope(|scope| {
             let asked = scope.spawn(|| ask(&hosts));
-            hosts.lines(Command::new("python3").args(["-c", ENDS, way]), Some(CONFIG));
+            hosts.lines(Command::new("python3").args(["-c", ENDS, way]), Some(&config));
             assert_eq!(asked.join().unwrap().len(), 3_000_000, "{way}");
         });
+        assert!(!socket.exists(), "the socket is removed");
     }
 }
 
@@ -263,6 +270,51 @@ pub(crate) fn newest_takes() {
         hosts.lines(Command::new("python3").args(["-c", SERVERS]), Some(CONFIG));
         talk.join().unwrap();
     });
+}
+
+/// Talks to the servers, and asks and changes the one that takes new connections by the control socket.
+fn control_servers(socket: &Path) {
+    let ask = |request: &str| ControlClient::connect(socket).unwrap().ask(request).unwrap();
+    let mut first = loop {
+        match Client::new() {
+            Ok(client) => break client,
+            Err(_) => thread::yield_now(),
+        }
+    };
+    assert_eq!(first.say("hello").unwrap(), "0");
+    ask("set netdev_budget 77");
+    let metrics = ask("metrics");
+    for part in
+        ["forebay_tcp_connections{state=\"ESTAB\"} 1", "device=\"exa\"", "local=\"10.9.0.1:7\""]
+    {
+        assert!(metrics.iter().any(|line| line.contains(part)), "{part}: {metrics:#?}");
+    }
+    assert_eq!(first.say("fork").unwrap(), "0");
+    await_server("1");
+    assert_ne!(ask("get netdev_budget"), ["77"], "of the newer server");
+    assert_eq!(Client::new().unwrap().say("end").unwrap(), "1");
+    while Client::new().and_then(|mut client| client.say("hello")).is_err() {}
+    await_server("0");
+    assert_eq!(ask("get netdev_budget"), ["77"], "of the older server");
+    assert_eq!(first.say("fork").unwrap(), "0");
+    await_server("2");
+    assert_eq!(first.say("fork").unwrap(), "0");
+    assert_eq!(first.say("end").unwrap(), "0");
+    await_server("2");
+    assert_eq!(Client::new().unwrap().say("end").unwrap(), "2");
+}
+
+pub(crate) fn newest_is_controlled() {
+    let hosts = Hosts::new();
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("program.sock");
+    let config = format!("{CONFIG} control={}", socket.display());
+    thread::scope(|scope| {
+        let talk = scope.spawn(|| hosts.far.run(|| control_servers(&socket)));
+        hosts.lines(Command::new("python3").args(["-c", SERVERS]), Some(&config));
+        talk.join().unwrap();
+    });
+    assert!(ControlClient::connect(&socket).is_err(), "no process is left");
 }
 
 /// Listens, serves, and forks a child that closes its copy. Once the parent has ended, the child may have the port.

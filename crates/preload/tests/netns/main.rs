@@ -47,6 +47,7 @@ fn main() {
         ("exe_5_next_process_serves_in_turn", forks::turns_are_taken),
         ("exe_5_newest_process_takes_connections", forks::newest_takes),
         ("exe_5_closed_copy_leaves_port", forks::port_is_left),
+        ("exe_7_newest_process_is_controlled", forks::newest_is_controlled),
         ("exe_6_bytes_outlive_their_process", forks::bytes_outlive),
         ("exe_5_second_process_is_told_why", forks::second_is_told),
     ];

@@ -53,6 +53,12 @@ impl Succession {
         self.leading.load(Ordering::Relaxed) <= self.number
     }
 
+    /// True if this process was the last that took new connections.
+    #[must_use]
+    pub fn has_lead(&self) -> bool {
+        self.leading.load(Ordering::Relaxed) == self.number
+    }
+
     /// True if a segment of no connection here is not one of another process either.
     #[must_use]
     pub fn is_alone(&self) -> bool {
@@ -74,8 +80,10 @@ mod tests {
         assert_eq!(seen()[0], (true, true));
         new.receive(true);
         assert_eq!(seen(), [(true, false), (true, false)], "both, until one is told");
+        assert_eq!([&old, &new].map(Succession::has_lead), [true, false]);
         new.lead();
         assert_eq!(seen(), [(false, false), (true, false)]);
+        assert_eq!([&old, &new].map(Succession::has_lead), [false, true]);
         new.set_has_older(false);
         assert_eq!(seen()[1], (true, true));
         old.lead();
