@@ -292,7 +292,8 @@ loom() {
 
 miri() {
     has cargo "+$NIGHTLY" miri --version || { skip miri "$NIGHTLY has no miri"; return; }
-    MIRIFLAGS=-Zmiri-disable-isolation \
+    # A backtrace of an expected panic takes Miri seconds.
+    MIRIFLAGS=-Zmiri-disable-isolation RUST_BACKTRACE=0 \
         cargo "+$NIGHTLY" miri test -p forebay-buf --locked --target-dir target/miri
 }
 
@@ -433,21 +434,20 @@ pr() {
     cargo test --workspace --locked --lib --bins --test offline
 }
 
-# Miri keeps one CPU busy for minutes: it runs beside the checks that compile.
+# Miri and the models keep one CPU busy for minutes: they run beside the checks that compile.
 all() {
     fmt
-    local log=target/miri.log beside
+    local log=target/beside.log beside
     mkdir -p target
     set -m # a process group of its own, to be ended as one
-    miri >"$log" 2>&1 &
+    (miri; loom) >"$log" 2>&1 &
     beside=$!
     set +m
     trap "kill -- -$beside 2>/dev/null || true" EXIT
     lint
-    loom
-    wait "$beside" || { cat "$log" >&2; echo "miri: failed" >&2; return 1; }
-    cat "$log"
+    wait "$beside" || { cat "$log" >&2; echo "miri or loom: failed, as told above" >&2; return 1; }
     trap - EXIT
+    cat "$log"
     ! grep -q '^skipped: miri' "$log" || skipped+=(miri)
     fuzz
     counts

@@ -315,7 +315,7 @@ proptest! {
     #[test]
     fn promise_4_pieces_never_overlap_blocks_return(
         (blocks, double) in (1u32..5, any::<bool>()),
-        operations in proptest::collection::vec(operation(), 0..if cfg!(miri) { 24 } else { 300 }),
+        operations in proptest::collection::vec(operation(), 0..if cfg!(miri) { 12 } else { 300 }),
     ) {
         let block_bytes = if double { 2 * PAGE } else { PAGE };
         let region = Arc::new(Region::allocate_shared((block_bytes * blocks) as usize));
