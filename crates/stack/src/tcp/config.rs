@@ -62,6 +62,9 @@ pub struct TcpConfig {
     pub max_syn_backlog: u32,
     /// True to answer SYNs beyond that by cookies (`tcp_syncookies`).
     pub syncookies: bool,
+    /// Cookies for SYNs that came for the first time, at most, a second and CPU; 0 for no limit, as in the
+    /// kernel. Beyond it a SYN is answered once it comes again.
+    pub cookies_per_s: u32,
     /// True to accept ECN if the peer asks for it (`tcp_ecn` 2).
     pub accepts_ecn: bool,
     /// True to ask for ECN (`tcp_ecn` 1).
@@ -106,6 +109,7 @@ impl TcpConfig {
         wmem: (87_040, 4 << 20),
         max_syn_backlog: 4096,
         syncookies: true,
+        cookies_per_s: 0,
         accepts_ecn: true,
         asks_ecn: false,
         timestamps: true,

@@ -37,6 +37,7 @@ enum Purpose {
     Port,
     CookieBase,
     CookieCounter,
+    Syn,
 }
 
 /// Options that a SYN cookie carries in the timestamp (`cookie_init_timestamp`).
@@ -76,6 +77,11 @@ impl Secret {
     /// First local port to try towards a peer (RFC 6056, algorithm 3), as a number to be reduced.
     pub(super) fn port_offset(&self, flow: &Flow) -> u32 {
         low(self.hash(Purpose::Port, flow, 0))
+    }
+
+    /// Hash by which a SYN is recognized that comes again.
+    pub(super) fn syn_hash(&self, flow: &Flow, sequence: Seq) -> u64 {
+        self.hash(Purpose::Syn, flow, sequence.0)
     }
 
     /// Sequence number of a SYN-ACK that alone says what its connection is (`secure_tcp_syn_cookie`).

@@ -103,10 +103,12 @@ impl TcpShards {
         let clock = Clock::machine();
         let count = cpus * SHARDS_PER_CPU;
         let share = u32::try_from(count).unwrap_or(u32::MAX).max(1);
+        let of_cpu = u32::try_from(SHARDS_PER_CPU).unwrap_or(u32::MAX);
         let config = TcpConfig {
             max_sockets: config.max_sockets.div_ceil(share),
             max_time_wait: config.max_time_wait.div_ceil(share),
             max_orphans: config.max_orphans.div_ceil(share),
+            cookies_per_s: config.cookies_per_s.div_ceil(of_cpu),
             ..config
         };
         // One secret: a sequence number or cookie does not depend on the number of shards.

@@ -6,6 +6,7 @@ use super::super::config::TcpOptions;
 use super::super::connection::{Agreed, Answer, ReceiveWindow, scale_for, stamp_ms};
 use super::super::flow::Flow;
 use super::super::isn::CookieOptions;
+use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
 use super::handshake::Request;
 use super::{Tcp, TcpOut};
@@ -14,6 +15,13 @@ use super::{Tcp, TcpOut};
 const COOKIES_VALID_US: u64 = 2 * 60_000_000;
 
 impl Tcp {
+    /// True if a SYN is answered, be it the flood's.
+    pub(super) fn may_send_cookie(&mut self, flow: &Flow, sequence: Seq, now_us: u64) -> bool {
+        let limit_per_s = self.config.cookies_per_s;
+        limit_per_s == 0
+            || self.syn_filter.admits(self.secret.syn_hash(flow, sequence), limit_per_s, now_us)
+    }
+
     /// Answers a SYN by a cookie. Scale, SACK and ECN travel in the timestamp, if there is one.
     pub(super) fn send_cookie(
         &mut self,

@@ -93,7 +93,7 @@ impl Tcp {
             return;
         }
         let wants_cookie = is_full && self.config.syncookies && sequence.is_none();
-        if is_full && !wants_cookie {
+        if is_full && !(wants_cookie && self.may_send_cookie(flow, segment.seq, out.now_us)) {
             self.counters.req_q_full_drop.add(1);
             self.counters.listen_drops.add(1);
             return;

@@ -4,6 +4,7 @@ mod listeners; // listeners by address
 mod calls; //     the application's calls, by socket
 mod handshake; // SYNs and ACKs at a listener
 mod cookies; //   handshakes without memory
+mod syn_filter; // SYNs that are answered in a flood
 mod reset; //     segments that belong to nothing
 mod time_wait; // connections that ended
 mod orphans; //   connections without an owner
@@ -25,6 +26,7 @@ pub use self::levels::TcpLevels;
 use self::listeners::Listeners;
 pub use self::listeners::TcpSharing;
 pub use self::observe::Listening;
+use self::syn_filter::SynFilter;
 use self::time_wait::TimeWait;
 use super::config::{TcpConfig, TcpOptions};
 use super::connection::{Answer, Connection, Context, PathError, Readiness, State, TcpInfo};
@@ -145,6 +147,7 @@ pub struct Tcp {
     port_steps: u32,
     /// Time when a listener last overflowed into cookies, in µs; 0 for never.
     cookies_us: u64,
+    syn_filter: SynFilter,
     /// Sockets whose readiness grew.
     ready: Vec<TcpSocket>,
     fired: Vec<u32>,
@@ -254,6 +257,7 @@ impl Tcp {
             generation: 0,
             port_steps: 0,
             cookies_us: 0,
+            syn_filter: SynFilter::default(),
             ready: Vec::new(),
             fired: Vec::new(),
         }

@@ -78,6 +78,45 @@ fn tcp_13_flood_leaves_good_clients() {
     pair.check_rest();
 }
 
+/// Where a flood brings more SYNs than are answered, a client is served once it has sent its SYN again.
+#[test]
+fn tcp_13_repeated_syn_passes_flood() {
+    const LIMIT: u32 = 500;
+    const CLIENTS: u32 = 20;
+    let config = TcpConfig { max_syn_backlog: 64, cookies_per_s: LIMIT, ..TcpConfig::default() };
+    let mut pair = Pair::new(1, Faults { delay_us: 5_000, ..Faults::default() }, [config; 2]);
+    let there = pair.address(1, 80);
+    let listener = pair.hosts[1].tcp.socket().unwrap();
+    pair.hosts[1].tcp.bind(listener, there).unwrap();
+    pair.hosts[1].tcp.listen(listener, 1024).unwrap();
+    let mut from = 0;
+    for client in 0..CLIENTS {
+        let socket = pair.hosts[0].tcp.socket().unwrap();
+        let here = pair.address(0, 0);
+        let began_us = pair.now_us;
+        let begun = pair.call(0, |tcp, out| tcp.connect(socket, (here, there), MTU, out));
+        assert_eq!(begun, Err(TcpError::InProgress));
+        let served = (0..10_000).any(|_| {
+            for _ in 0..LIMIT {
+                from += 1;
+                let now_us = pair.now_us;
+                let host = &mut pair.hosts[1];
+                let packet = host.packet(&syn(from)).unwrap();
+                host.deliver(packet, now_us, &mut Vec::new());
+            }
+            pair.step();
+            pair.hosts[1].tcp.accept(listener).is_ok()
+        });
+        assert!(served && pair.now_us - began_us < 1_100_000, "client {client}");
+    }
+    let seconds = pair.now_us / 1_000_000 + 1;
+    let counters = pair.hosts[1].tcp.counters();
+    // The flood's, and what the filter took for clients that came again.
+    let answered = counters.syncookies_sent.get();
+    assert!(answered < u64::from(LIMIT) * seconds + u64::from(from) / 20, "{answered} of {from}");
+    assert!(counters.req_q_full_drop.get() > u64::from(from) / 2, "{counters:?}");
+}
+
 /// A cookie is as good after a second SYN of its flow, which found room for a request.
 #[test]
 fn tcp_13_cookie_outlives_later_request() {
