@@ -134,7 +134,7 @@ impl NetConfig {
     pub const TCP: TcpConfig = TcpConfig {
         rmem: (131_072, 6 << 20),
         memory_bytes: 64 << 20,
-        cookies_per_s: 50_000,
+        cookies_per_s: 20_000,
         pacing: true,
         ..TcpConfig::KERNELS
     };
