@@ -109,8 +109,8 @@ impl RoundTrip {
         u64::from(self.rto_us).saturating_mul(factor).min(RTO_MAX_US)
     }
 
-    /// Falls back to a time-out of three seconds: the SYN had to be retransmitted and gave no
-    /// sample (RFC 6298, section 5.7).
+    /// Falls back to a time-out of three seconds, without a sample when the handshake is over: the SYN or its
+    /// answer had to be sent again (RFC 6298, section 5.7).
     pub(super) fn set_fallback(&mut self) {
         if self.srtt_us == 0 {
             self.rto_us = 3 * INITIAL_US;

@@ -275,6 +275,15 @@ impl Connection {
         }
     }
 
+    /// Takes a round trip from the echo of a SYN-ACK, if there is none (`tcp_synack_rtt_meas`).
+    pub(super) fn sample_answer(&mut self, segment: &Segment, now_us: u64) {
+        if self.rtt.smoothed_us().is_none()
+            && let Some(sample_us) = self.echo_sample(segment, now_us)
+        {
+            self.rtt.add(sample_us, now_us, true);
+        }
+    }
+
     /// Round trip by the echo of our timestamp, in µs.
     pub(super) fn echo_sample(&self, segment: &Segment, now_us: u64) -> Option<u64> {
         let stamps = segment.options.timestamps.filter(|_| self.agreed.timestamps)?;

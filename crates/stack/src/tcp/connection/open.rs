@@ -1,8 +1,6 @@
 //! Handshakes: a client's SYN, a server's connection made of its request, simultaneous open.
 
-use super::super::config::{
-    DEFAULT_MSS, MIN_MSS, RTO_INITIAL_US, TIMEOUT_MIN_US, TcpConfig, TcpOptions,
-};
+use super::super::config::{DEFAULT_MSS, MIN_MSS, TIMEOUT_MIN_US, TcpConfig, TcpOptions};
 use super::super::congestion::Congestion;
 use super::super::error::TcpError;
 use super::super::flow::{Flow, PackedFlow};
@@ -50,6 +48,8 @@ pub(in crate::tcp) struct Accepted {
     pub(in crate::tcp) window: u32,
     /// Time when the SYN-ACK was sent, in µs; `None` if it was sent more than once.
     pub(in crate::tcp) sent_us: Option<u64>,
+    /// True if SYN-ACKs were lost, the first one among them.
+    pub(in crate::tcp) was_answer_lost: bool,
 }
 
 impl Connection {
@@ -169,6 +169,10 @@ impl Connection {
         if let Some(sent_us) = accepted.sent_us {
             connection.rtt.add(cx.now_us.saturating_sub(sent_us), cx.now_us, true);
         }
+        if accepted.was_answer_lost {
+            // RFC 5681, section 3.1, as for a client.
+            connection.congestion.set(1);
+        }
         connection.recovery.restart(connection.send.next);
         // The SYN.
         connection.tally.segs_in = 1;
@@ -234,7 +238,7 @@ impl Connection {
                 return if segment.has(Flags::RST) { Answer::None } else { Answer::Reset };
             }
             let is_stale = segment.options.timestamps.is_some_and(|stamps| {
-                let sent = self.recovery.first_stamp.wrapping_sub(1);
+                let sent = self.first_stamp().wrapping_sub(1);
                 let now = self.timestamp(cx.now_us);
                 stamps.echo != 0 && now.wrapping_sub(stamps.echo) > now.wrapping_sub(sent)
             });
@@ -274,16 +278,17 @@ impl Connection {
         let was_retransmitted = self.sent.first().is_some_and(|sent| sent.marks.ever_retransmitted);
         if let Some(sent) = self.sent.pop() {
             let sample = self.echo_sample(segment, cx.now_us);
-            match sample.or((!was_retransmitted).then(|| cx.now_us - sent.sent_us)) {
-                Some(sample_us) => self.rtt.add(sample_us, cx.now_us, true),
-                None => self.rtt.set_fallback(),
+            if let Some(sample_us) =
+                sample.or((!was_retransmitted).then(|| cx.now_us - sent.sent_us))
+            {
+                self.rtt.add(sample_us, cx.now_us, true);
             }
         }
         self.tally.bytes_acked += u64::from(segment.ack - self.send.una);
         self.send.una = segment.ack;
         self.sent.reno_dup_acks = 0;
-        if was_retransmitted && self.recovery.was_syn_lost(segment, self.agreed.timestamps) {
-            // RFC 5681, section 3.1: a lost SYN leaves one segment.
+        if self.recovery.syn_timeouts > 1 && self.was_first_syn_lost(segment) {
+            // RFC 5681, section 3.1: lost SYNs leave one segment; as in the kernel, more than one.
             self.congestion.set(1);
         }
         self.become_established(cx);
@@ -295,6 +300,17 @@ impl Connection {
         if has_data && self.receive.acked != self.receive.next {
             self.send_ack(cx);
         }
+    }
+
+    /// Timestamp of the first SYN.
+    fn first_stamp(&self) -> u32 {
+        self.timestamp(self.recovery.retransmit_stamp_us)
+    }
+
+    /// True if the peer did not answer the first SYN, as far as can be told (`tcp_try_undo_spurious_syn`).
+    fn was_first_syn_lost(&self, segment: &Segment) -> bool {
+        let stamps = segment.options.timestamps.filter(|_| self.agreed.timestamps);
+        stamps.is_none_or(|stamps| stamps.echo != self.first_stamp())
     }
 
     /// A SYN that crossed ours.
@@ -329,9 +345,7 @@ impl Connection {
         self.receive.buffer.begin(self.receive.next, (window, mss), cx.now_us);
         self.delayed.begin(self.receive.window, mss);
         self.arm_keepalive(cx.now_us);
-        if self.rtt.smoothed_us().is_none() && self.rtt.rto_us() < RTO_INITIAL_US {
-            self.rtt.set_fallback();
-        }
+        self.rtt.set_fallback();
     }
 }
 

@@ -93,6 +93,7 @@ impl Connection {
                 self.send.max_window = self.send.max_window.max(self.send.window);
                 self.send.window_seq = segment.seq;
                 self.set_mss();
+                self.sample_answer(segment, cx.now_us);
                 self.become_established(cx);
                 if self.shut.send {
                     // Closed before the handshake ended: the FIN goes out now.

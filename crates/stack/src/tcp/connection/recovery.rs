@@ -3,7 +3,7 @@
 
 use super::super::config::DUP_THRESHOLD;
 use super::super::seq::Seq;
-use super::super::wire::{SackBlocks, Segment};
+use super::super::wire::SackBlocks;
 use super::ack::AckFacts;
 use super::info::Cause;
 use super::rack::{LossProbe, Rack};
@@ -42,8 +42,6 @@ pub(super) struct Recovery {
     pub(super) probing_since_us: u64,
     /// Time of the first retransmission of the phase, in µs; 0 without one (`retrans_stamp`).
     pub(super) retransmit_stamp_us: u64,
-    /// Timestamp of the first SYN.
-    pub(super) first_stamp: u32,
     /// `snd_una` when the window was reduced, while that may be undone.
     pub(super) undo_marker: Option<Seq>,
     /// Retransmissions that may prove unnecessary; `None` before the first one.
@@ -98,7 +96,6 @@ impl Recovery {
             probes_out: 0,
             probing_since_us: 0,
             retransmit_stamp_us: 0,
-            first_stamp: 0,
             undo_marker: None,
             undo_retransmits: None,
             prior_ssthresh: 0,
@@ -139,14 +136,6 @@ impl Recovery {
     /// True if a tail loss probe may be sent.
     pub(super) fn allows_probe(&self) -> bool {
         matches!(self.phase, Phase::Open | Phase::Cwr)
-    }
-
-    /// True if the SYN itself was lost: the peer did not answer the first one.
-    pub(super) fn was_syn_lost(&self, segment: &Segment, has_stamps: bool) -> bool {
-        match segment.options.timestamps {
-            Some(stamps) if has_stamps => stamps.echo != self.first_stamp,
-            _ => true,
-        }
     }
 
     /// `tcp_init_undo`.

@@ -194,7 +194,6 @@ impl Connection {
         }
         if is_opening {
             self.recovery.syn_timeouts = self.recovery.syn_timeouts.saturating_add(1);
-            self.congestion.ssthresh = 2;
         } else {
             self.enter_loss(cx);
         }

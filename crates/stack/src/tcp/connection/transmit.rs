@@ -82,9 +82,6 @@ impl Connection {
             flags = flags.with(Flags::ECE).with(Flags::CWR);
         }
         let stamp = self.timestamp(cx.now_us);
-        if self.recovery.first_stamp == 0 {
-            self.recovery.first_stamp = stamp;
-        }
         let echo = if is_answer { self.receive.timestamp } else { 0 };
         // As the kernel: the SYN-ACK of a simultaneous open offers what the SYN did.
         let config = cx.config;

@@ -145,7 +145,7 @@ impl Tcp {
             answered_us: 0,
             timeouts: 0,
             // The round trip is not known.
-            was_sent_again: true,
+            resent: 1,
             is_acked: false,
         })
     }

@@ -36,8 +36,9 @@ pub(super) struct Request {
     pub(super) answered_us: u64,
     /// Times that the timer has sent the SYN-ACK again.
     pub(super) timeouts: u8,
-    /// True if the SYN-ACK was sent more than once: the round trip cannot be told.
-    pub(super) was_sent_again: bool,
+    /// Times that the SYN-ACK was sent again, by the timer or as an answer: without any, the round trip can
+    /// be told.
+    pub(super) resent: u8,
     /// True once the ACK came, if the listener waits for data (`TCP_DEFER_ACCEPT`).
     pub(super) is_acked: bool,
 }
@@ -150,7 +151,7 @@ impl Tcp {
             sent_us: now_us,
             answered_us: 0,
             timeouts: 0,
-            was_sent_again: false,
+            resent: 0,
             is_acked: false,
         }
     }
@@ -270,7 +271,7 @@ impl Tcp {
             self.send_syn_ack(request, &options, self.stamp_of(request, out.now_us), out);
             self.counters.retrans_segs.add(1);
             if let Some(request) = self.requests.at_mut(at) {
-                request.was_sent_again = true;
+                request.resent = request.resent.saturating_add(1);
                 let wait_us = request.timeout_us();
                 self.request_timers.arm(at, out.now_us + wait_us, out.now_us);
             }
@@ -351,6 +352,15 @@ impl Tcp {
         Answer::None
     }
 
+    /// True if the SYN-ACK went out more than twice, and the first one was lost (`tcp_try_undo_spurious_syn`).
+    fn was_answer_lost(&self, request: &Request, segment: &Segment) -> bool {
+        let first = self.stamp_of(request, request.sent_us);
+        let stamps = segment.options.timestamps.filter(|_| request.agreed.timestamps);
+        request.timeouts > 0
+            && request.resent > 1
+            && stamps.is_none_or(|stamps| stamps.echo != first)
+    }
+
     /// True if a listener takes no further connection now, which is counted.
     pub(super) fn is_refusing(&self, listener: u32) -> bool {
         let is_full = match self.sockets.at(listener) {
@@ -384,7 +394,8 @@ impl Tcp {
             agreed: request.agreed,
             timestamp: request.timestamp,
             window: request.window,
-            sent_us: (!request.was_sent_again).then_some(request.sent_us),
+            sent_us: (request.resent == 0).then_some(request.sent_us),
+            was_answer_lost: self.was_answer_lost(request, segment),
         };
         let begin = Begin {
             flow: request.flow,
@@ -452,7 +463,7 @@ impl Tcp {
         }
         if let Some(request) = self.requests.at_mut(at) {
             request.timeouts += 1;
-            request.was_sent_again = true;
+            request.resent = request.resent.saturating_add(1);
             let wait_us = request.timeout_us();
             self.request_timers.arm(at, out.now_us + wait_us, out.now_us);
         }
