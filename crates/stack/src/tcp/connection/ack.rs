@@ -90,7 +90,7 @@ impl Connection {
         self.recovery.probes_out = 0;
         if self.sent.is_empty() {
             self.send.una = segment.ack;
-            self.acknowledge_probe(cx.now_us);
+            self.finish_idle_ack(prior_una, &mut facts, cx);
             return Acknowledged::Yes;
         }
         self.clean(segment.ack, prior_highest, &mut facts, cx.now_us);
@@ -98,6 +98,17 @@ impl Connection {
         self.note_reordering(&facts);
         self.finish_ack(segment, prior_una, &mut facts, cx);
         Acknowledged::Yes
+    }
+
+    /// With nothing in flight, a duplicate that the peer tells of may still undo a reduction, and an ACK ends
+    /// the loss probe.
+    fn finish_idle_ack(&mut self, prior_una: Seq, facts: &mut AckFacts, cx: &mut Context<'_>) {
+        if facts.duplicate_sacked {
+            // Ignored: nothing could be sent again.
+            let _ = self.recover(prior_una, facts, cx);
+        }
+        self.acknowledge_probe(cx.now_us);
+        self.end_loss_probe(self.send.una, facts, cx);
     }
 
     /// Loss recovery and the window's growth, after the scoreboard is up to date.
