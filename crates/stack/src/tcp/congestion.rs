@@ -105,10 +105,20 @@ impl Congestion {
         ssthresh
     }
 
-    /// Forgets the epoch: after a time-out, and when the connection was idle.
-    pub(super) fn restart_epoch(&mut self) {
+    /// Forgets the maximum and the epoch, after a time-out (`bictcp_reset`).
+    pub(super) fn restart(&mut self) {
         if let Stage::Later(cubic) = &mut self.stage {
-            cubic.epoch_ms = None;
+            *cubic = Cubic::default();
+        }
+    }
+
+    /// Goes on after a pause, which does not count towards the epoch (`CA_EVENT_TX_START`).
+    pub(super) fn pause(&mut self, pause_us: u64, now_us: u64) {
+        if let Stage::Later(cubic) = &mut self.stage
+            && let Some(epoch_ms) = &mut cubic.epoch_ms
+        {
+            let age_ms = ms(now_us).wrapping_sub(*epoch_ms);
+            *epoch_ms = epoch_ms.wrapping_add(ms(pause_us).min(age_ms));
         }
     }
 
@@ -203,8 +213,9 @@ impl Cubic {
     fn friendly(&mut self, cwnd: u32, per_segment: u32) -> u32 {
         // 1 / alpha, of beta 0.7: (1 + beta) / (3 (1 - beta)).
         let delta = (scaled(cwnd, 8 * (1024 + CUBIC_BETA), 3 * (1024 - CUBIC_BETA)) >> 3).max(1);
-        let grown = self.acked / delta;
-        self.acked %= delta;
+        // As the kernel: one more than delta.
+        let grown = self.acked.saturating_sub(1) / delta;
+        self.acked -= grown * delta;
         self.reno = self.reno.saturating_add(grown);
         match self.reno.checked_sub(cwnd) {
             Some(ahead) if ahead > 0 => per_segment.min(cwnd / ahead),

@@ -54,7 +54,7 @@ impl Connection {
         if alone && !self.options.oob_inline { len.saturating_sub(1) } else { len }
     }
 
-    fn write_room(&self) -> u32 {
+    pub(super) fn write_room(&self) -> u32 {
         self.send.buffer_bytes.saturating_sub(self.send.queue.len_bytes())
     }
 

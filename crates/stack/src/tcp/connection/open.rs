@@ -337,6 +337,7 @@ impl Connection {
         self.state = State::Established;
         (self.recovery.retransmits, self.recovery.backoff) = (0, 0);
         self.recovery.restart(self.send.next);
+        self.recovery.stamp_window(cx.now_us);
         self.send.last_data_us = cx.now_us;
         self.receive.last_us = cx.now_us;
         self.timers.clear_retransmit();

@@ -8,7 +8,7 @@ use super::ack::AckFacts;
 use super::info::Cause;
 use super::rack::{LossProbe, Rack};
 use super::scoreboard::Sent;
-use super::{Connection, Context};
+use super::{Connection, Context, stamp_ms};
 
 /// Phases (`tcp_ca_state`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -73,6 +73,10 @@ pub(super) struct Recovery {
     pub(super) max_outstanding: u32,
     pub(super) use_round_end: Seq,
     pub(super) is_window_limited: bool,
+    /// Segments outstanding at most since the window was not fully used, and the time since, in ms modulo 2^32
+    /// (`snd_cwnd_used`, `snd_cwnd_stamp`).
+    pub(super) window_used: u32,
+    pub(super) window_stamp_ms: u32,
 }
 
 /// Segments to be sent after an ACK (`REXMIT_*`).
@@ -115,6 +119,8 @@ impl Recovery {
             max_outstanding: 0,
             use_round_end: start,
             is_window_limited: false,
+            window_used: 0,
+            window_stamp_ms: 0,
         }
     }
 
@@ -122,6 +128,11 @@ impl Recovery {
     pub(super) fn restart(&mut self, next: Seq) {
         (self.phase, self.high_seq, self.round_end) = (Phase::Open, next, next);
         (self.undo_marker, self.retransmit_stamp_us) = (None, 0);
+    }
+
+    /// The window was set, or is used: it counts as unused from now on only.
+    pub(super) fn stamp_window(&mut self, now_us: u64) {
+        self.window_stamp_ms = stamp_ms(now_us);
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -547,7 +558,8 @@ impl Connection {
             self.recovery.begin_undo(self.send.una, retransmitted);
         }
         self.congestion.set(self.sent.in_flight() + 1);
-        self.congestion.restart_epoch();
+        self.recovery.stamp_window(cx.now_us);
+        self.congestion.restart();
         self.recovery.phase = Phase::Loss;
         self.recovery.high_seq = self.send.next;
         self.recovery.is_frto = was_open || self.recovery.retransmits > 0;

@@ -87,15 +87,17 @@ impl Connection {
             self.reduce_window(facts.delivered, facts.lost, facts);
         } else if (facts.data_acked || facts.data_sacked && tolerates_reordering)
             && facts.delivered > 0
-            && self.is_window_limiting()
         {
-            let rtt_us = self.rtt.min_us().unwrap_or(0);
-            self.congestion.acknowledged(facts.delivered, now_us, rtt_us);
+            self.recovery.stamp_window(now_us);
+            if self.is_window_limiting() {
+                let rtt_us = self.rtt.min_us().unwrap_or(0);
+                self.congestion.acknowledged(facts.delivered, now_us, rtt_us);
+            }
         }
     }
 
     /// True if the window, and not the application, held back segments (`tcp_is_cwnd_limited`).
-    fn is_window_limiting(&self) -> bool {
+    pub(super) fn is_window_limiting(&self) -> bool {
         if self.recovery.is_window_limited {
             return true;
         }

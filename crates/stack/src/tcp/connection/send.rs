@@ -1,11 +1,11 @@
 //! Segments that may be sent now: by the peer's window, the congestion window and Nagle's rule
 //! (`tcp_write_xmit`).
 
-use super::super::config::{INITIAL_CWND, RTO_MIN_US};
+use super::super::config::{INITIAL_CWND, MS, RTO_MIN_US};
 use super::super::seq::Seq;
 use super::info::Cause;
 use super::scoreboard::{Marks, Sent};
-use super::{Connection, Context, State};
+use super::{Connection, Context, stamp_ms};
 
 /// Packets last this part of a second at the connection's rate (`sk_pacing_shift`).
 const PACING_SHIFT: u32 = 10;
@@ -75,7 +75,7 @@ impl Connection {
         let is_full = self.sent.in_flight() >= self.congestion.cwnd;
         let is_limited = halt == Halt::CongestionWindow || is_full;
         if sent > 0 || is_limited {
-            self.note_window_use(is_limited);
+            self.note_window_use(is_limited, cx.now_us);
         }
         // Nothing comes back that could open the window, end Nagle's wait or free a frame.
         let has_more = self.unsent_bytes() > 0 || self.has_unsent_fin();
@@ -87,7 +87,7 @@ impl Connection {
     }
 
     /// Notes how far the window is used: the strongest sign of each round trip (`tcp_cwnd_validate`).
-    fn note_window_use(&mut self, is_limited: bool) {
+    fn note_window_use(&mut self, is_limited: bool, now_us: u64) {
         let (outstanding, recovery) = (self.sent.len(), &mut self.recovery);
         let is_new_round = !self.send.una.is_before(recovery.use_round_end);
         let is_more = !recovery.is_window_limited && outstanding > recovery.max_outstanding;
@@ -96,6 +96,30 @@ impl Connection {
             recovery.max_outstanding = outstanding;
             recovery.use_round_end = self.send.next;
         }
+        if self.is_window_limiting() {
+            self.recovery.window_used = 0;
+            return self.recovery.stamp_window(now_us);
+        }
+        self.recovery.window_used = self.recovery.window_used.max(outstanding);
+        let since_ms = stamp_ms(now_us).wrapping_sub(self.recovery.window_stamp_ms);
+        if u64::from(since_ms) * MS >= self.rtt.rto_us() {
+            self.shrink_unused_window(now_us);
+        }
+    }
+
+    /// Shrinks a window that was not used for a time-out towards what was (RFC 2861, section 3;
+    /// `tcp_cwnd_application_limited`).
+    fn shrink_unused_window(&mut self, now_us: u64) {
+        // As the kernel: not for a writer that waits for memory.
+        if self.recovery.is_open() && !self.is_orphan && self.write_room() > 0 {
+            let used = self.recovery.window_used.max(INITIAL_CWND);
+            if used < self.congestion.cwnd {
+                self.congestion.ssthresh = self.current_ssthresh();
+                self.congestion.cwnd = u32::midpoint(self.congestion.cwnd, used);
+            }
+            self.recovery.window_used = 0;
+        }
+        self.recovery.stamp_window(now_us);
     }
 
     /// Sends the next packet: one segment, or several that the device cuts.
@@ -249,6 +273,10 @@ impl Connection {
         if push {
             self.send.pushed = data_end;
         }
+        if self.sent.in_flight() == 0 && next.len_bytes > 0 {
+            let pause_us = cx.now_us.saturating_sub(self.send.last_data_us);
+            self.congestion.pause(pause_us, cx.now_us);
+        }
         let was_empty = self.sent.is_empty();
         let first = self.sent.len() as usize;
         let mut at = seq;
@@ -354,6 +382,7 @@ impl Connection {
     fn note_sent_again(&mut self, index: usize, cause: Cause, cx: &Context<'_>) {
         self.sent.sent_again(index, cx.now_us);
         self.recovery.resent = self.recovery.resent.saturating_add(1);
+        self.send.last_data_us = cx.now_us;
         cx.counters.retrans_segs.add(1);
         self.resent.count(cause);
     }
@@ -419,16 +448,14 @@ impl Connection {
     pub(super) fn restart_after_idle(&mut self, now_us: u64) {
         let idle_us = now_us.saturating_sub(self.send.last_data_us);
         let rto_us = self.rtt.rto_us();
-        if !self.sent.is_empty() || idle_us <= rto_us || self.state != State::Established {
+        if !self.sent.is_empty() || idle_us <= rto_us {
             return;
         }
         let floor = INITIAL_CWND.min(self.congestion.cwnd);
         let halvings = u32::try_from(idle_us / rto_us).unwrap_or(31).min(31);
-        let cwnd = (self.congestion.cwnd >> halvings).max(floor);
-        if cwnd < self.congestion.cwnd {
-            self.congestion.ssthresh = self.congestion.ssthresh.max(self.congestion.cwnd / 4 * 3);
-            self.congestion.set(cwnd);
-            self.congestion.restart_epoch();
-        }
+        self.congestion.ssthresh = self.current_ssthresh();
+        self.congestion.cwnd = (self.congestion.cwnd >> halvings).max(floor);
+        self.recovery.window_used = 0;
+        self.recovery.stamp_window(now_us);
     }
 }
