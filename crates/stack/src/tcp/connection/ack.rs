@@ -313,10 +313,9 @@ impl Connection {
         let first_bytes = if unsent_bytes == 0 { 1 } else { unsent_bytes.min(self.send.mss) };
         let first_end = self.send.next + first_bytes;
         if first_end.is_after(self.window_end()) {
-            let wait_us = self.probe_interval_us();
-            self.timers.set_probe(now_us + wait_us);
+            self.arm_probe(now_us);
         } else {
-            self.recovery.backoff = 0;
+            (self.recovery.backoff, self.recovery.probing_since_us) = (0, 0);
             self.timers.clear_retransmit();
         }
     }

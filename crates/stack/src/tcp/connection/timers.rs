@@ -2,13 +2,13 @@
 
 use std::num::NonZeroU64;
 
-use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US};
+use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US, TIMEOUT_MIN_US};
 use super::super::error::TcpError;
 use super::info::Cause;
 use super::{Connection, Context, State};
 
 /// Time after which a peer whose window shrank is given up, in µs.
-const SHRUNK_MAX_US: u64 = RTO_MAX_US;
+const SHRUNK_MAX_US: u64 = 2 * RTO_MAX_US;
 
 /// Purpose of the timer that waits for the peer (`icsk_pending`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -186,7 +186,6 @@ impl Connection {
             return self.on_shrunk_window(cx);
         }
         if self.has_timed_out(cx) {
-            cx.counters.abort_on_timeout.add(1);
             return self.give_up(cx);
         }
         if self.recovery.retransmits == 0 {
@@ -210,13 +209,28 @@ impl Connection {
 
     /// The window shrank to nothing with data in flight: the head is tried on.
     fn on_shrunk_window(&mut self, cx: &mut Context<'_>) {
-        if cx.now_us.saturating_sub(self.receive.last_us) > SHRUNK_MAX_US {
+        if self.is_shrunk_too_long(cx.now_us) {
             return self.give_up(cx);
         }
         self.enter_loss(cx);
         self.retransmit(0, Cause::Timeout, cx);
         self.recovery.backoff = self.recovery.backoff.saturating_add(1);
-        self.timers.set_retransmit(cx.now_us + self.timeout_us());
+        let at_us = cx.now_us + self.clamp_to_user_timeout(self.timeout_us(), cx.now_us);
+        self.timers.set_retransmit(at_us);
+    }
+
+    /// `tcp_rtx_probe0_timed_out`: the peer is silent, or the user does not want its answers to count.
+    fn is_shrunk_too_long(&self, now_us: u64) -> bool {
+        let since_us = match self.recovery.retransmit_stamp_us {
+            0 => self.sent.first().map_or(now_us, |sent| sent.sent_us),
+            stamp_us => stamp_us,
+        };
+        let (tried_us, silent_us) =
+            (now_us.saturating_sub(since_us), now_us.saturating_sub(self.receive.last_us));
+        match self.options.user_timeout_us {
+            0 => tried_us > SHRUNK_MAX_US && silent_us > SHRUNK_MAX_US,
+            user_us => tried_us >= user_us,
+        }
     }
 
     /// `tcp_write_timeout`.
@@ -254,12 +268,13 @@ impl Connection {
 
     /// The peer does not answer (`tcp_write_err`).
     pub(super) fn give_up(&mut self, cx: &mut Context<'_>) {
+        cx.counters.abort_on_timeout.add(1);
         let error = self.soft_error.take().unwrap_or(TcpError::TimedOut);
         self.fail(error, cx);
     }
 
     /// Interval of window probes, with backoff, in µs (`tcp_probe0_when`).
-    pub(super) fn probe_interval_us(&self) -> u64 {
+    fn probe_interval_us(&self) -> u64 {
         self.rtt.backed_off_us(self.recovery.backoff).max(RTO_MIN_US)
     }
 
@@ -270,33 +285,39 @@ impl Connection {
             (self.recovery.probes_out, self.recovery.probing_since_us) = (0, 0);
             return;
         }
-        if self.recovery.probing_since_us == 0 || self.recovery.probes_out == 0 {
+        if self.recovery.probing_since_us == 0 {
             self.recovery.probing_since_us = cx.now_us;
         }
+        // From the first probe on, whatever the peer answers.
         let user_us = self.options.user_timeout_us;
-        let is_over = user_us > 0
-            && self.recovery.probes_out > 0
-            && cx.now_us.saturating_sub(self.recovery.probing_since_us) >= user_us;
+        let is_over =
+            user_us > 0 && cx.now_us.saturating_sub(self.recovery.probing_since_us) >= user_us;
         let limit = if self.is_orphan { cx.config.orphan_retries } else { cx.config.retries2 };
         // Answers do not keep an orphan alive for ever: its peer may never open the window.
         let is_stale = self.is_orphan && self.timeout_us() >= RTO_MAX_US;
         if is_over || is_stale || self.recovery.probes_out >= limit {
-            cx.counters.abort_on_timeout.add(1);
             return self.give_up(cx);
         }
         self.send_window_probe(cx);
         if !self.sent.is_empty() {
             (self.recovery.probes_out, self.recovery.backoff) = (0, 0);
+            self.recovery.probing_since_us = 0;
             return;
         }
         self.recovery.probes_out = self.recovery.probes_out.saturating_add(1);
         self.recovery.backoff = self.recovery.backoff.saturating_add(1).min(cx.config.retries2);
+        self.arm_probe(cx.now_us);
+    }
+
+    /// Arms the next probe, not later than the user's time-out (`tcp_clamp_probe0_to_user_timeout`).
+    pub(super) fn arm_probe(&mut self, now_us: u64) {
         let mut wait_us = self.probe_interval_us();
-        if user_us > 0 {
-            let left_us = (self.recovery.probing_since_us + user_us).saturating_sub(cx.now_us);
-            wait_us = wait_us.min(left_us.max(1));
+        let (since_us, user_us) = (self.recovery.probing_since_us, self.options.user_timeout_us);
+        if user_us > 0 && since_us > 0 {
+            let left_us = (since_us + user_us).saturating_sub(now_us);
+            wait_us = wait_us.min(left_us.max(TIMEOUT_MIN_US));
         }
-        self.timers.set_probe(cx.now_us + wait_us);
+        self.timers.set_probe(now_us + wait_us);
     }
 
     pub(super) fn arm_keepalive(&mut self, now_us: u64) {
@@ -337,7 +358,6 @@ impl Connection {
             probes_out >= self.options.keepalive_probes
         };
         if is_over {
-            cx.counters.abort_on_timeout.add(1);
             self.send_reset(cx);
             return self.give_up(cx);
         }
