@@ -87,7 +87,8 @@ impl Connection {
         if self.agreed.sack && !segment.options.sacks.is_empty() {
             self.take_sacks(segment, prior_una, &mut facts, cx);
         }
-        self.recovery.probes_out = 0;
+        // Something gets through: what a router said is over.
+        (self.soft_error, self.recovery.probes_out) = (None, 0);
         if self.sent.is_empty() {
             self.send.una = segment.ack;
             self.finish_idle_ack(prior_una, &mut facts, cx);
