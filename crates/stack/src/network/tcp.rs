@@ -15,8 +15,10 @@ use crate::tcp::{Flow, PathError, Seq, TcpError};
 pub(super) const TCP: u8 = 6;
 const HEADER_BYTES: usize = 20;
 const TIME_EXCEEDED: u8 = 11;
+const PARAMETER_PROBLEM: u8 = 12;
 const PACKET_TOO_BIG_V6: u8 = 2;
 const TIME_EXCEEDED_V6: u8 = 3;
+const PARAMETER_PROBLEM_V6: u8 = 4;
 const OFFSET_MASK: u16 = 0x1fff;
 
 /// A TCP header and payload, delimited by the IP header.
@@ -91,7 +93,7 @@ pub(super) fn quoted(message: &[u8], is_ipv6: bool) -> Option<TcpPathError> {
     Some(TcpPathError { flow, seq: Seq(u32::from_be_bytes([s0, s1, s2, s3])), error })
 }
 
-/// `icmp_err_convert`.
+/// `icmp_err_convert`, and what `tcp_v4_err` does.
 fn meaning(kind: u8, code: u8, [_, _, high, low]: [u8; 4]) -> Option<PathError> {
     let error = match (kind, code) {
         (DEST_UNREACH, 0 | 6 | 9 | 11) => TcpError::NetworkUnreachable,
@@ -101,23 +103,31 @@ fn meaning(kind: u8, code: u8, [_, _, high, low]: [u8; 4]) -> Option<PathError> 
             let mtu_bytes = u16::from_be_bytes([high, low]).into();
             return Some(PathError::TooBig { mtu_bytes });
         }
-        (DEST_UNREACH, _) | (TIME_EXCEEDED, _) => TcpError::HostUnreachable,
+        (DEST_UNREACH, 5) => TcpError::NoSourceRoute,
+        (DEST_UNREACH, 7) => TcpError::HostUnknown,
+        (DEST_UNREACH, 8) => TcpError::HostIsolated,
+        (DEST_UNREACH, ..=15) | (TIME_EXCEEDED, _) => TcpError::HostUnreachable,
+        (PARAMETER_PROBLEM, _) => TcpError::BadHeader,
         _ => return None,
     };
-    Some(PathError::Unreachable(error))
+    let is_of_route = kind == DEST_UNREACH && code <= 1;
+    let ends_handshake = is_of_route || kind != DEST_UNREACH;
+    Some(PathError::Unreachable { error, ends_handshake, is_of_route })
 }
 
-/// `icmpv6_err_convert`.
+/// `icmpv6_err_convert`, and what `tcp_v6_err` does.
 fn meaning_v6(kind: u8, code: u8, mtu: [u8; 4]) -> Option<PathError> {
-    let error = match (kind, code) {
+    let (error, ends_handshake) = match (kind, code) {
         (PACKET_TOO_BIG_V6, _) => {
             return Some(PathError::TooBig { mtu_bytes: u32::from_be_bytes(mtu) });
         }
-        (DEST_UNREACH_V6, 0) => TcpError::NetworkUnreachable,
-        (DEST_UNREACH_V6, 1 | 5 | 6) => TcpError::Prohibited,
-        (DEST_UNREACH_V6, 4) => TcpError::Refused,
-        (DEST_UNREACH_V6, _) | (TIME_EXCEEDED_V6, _) => TcpError::HostUnreachable,
+        (DEST_UNREACH_V6, 0) => (TcpError::NetworkUnreachable, false),
+        (DEST_UNREACH_V6, 1 | 5 | 6) => (TcpError::Prohibited, true),
+        (DEST_UNREACH_V6, 4) => (TcpError::Refused, true),
+        (DEST_UNREACH_V6, 2 | 3) | (TIME_EXCEEDED_V6, _) => (TcpError::HostUnreachable, false),
+        (DEST_UNREACH_V6 | PARAMETER_PROBLEM_V6, _) => (TcpError::BadHeader, true),
         _ => return None,
     };
-    Some(PathError::Unreachable(error))
+    let is_of_route = (kind, code) == (DEST_UNREACH_V6, 0);
+    Some(PathError::Unreachable { error, ends_handshake, is_of_route })
 }

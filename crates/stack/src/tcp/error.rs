@@ -29,6 +29,14 @@ pub enum TcpError {
     HostUnreachable,
     /// A router says that the network cannot be reached (`ENETUNREACH`).
     NetworkUnreachable,
+    /// A router does not know the host (`EHOSTDOWN`).
+    HostUnknown,
+    /// A router has isolated this host (`ENONET`).
+    HostIsolated,
+    /// A router refuses the route that the packet asks for (`EOPNOTSUPP`).
+    NoSourceRoute,
+    /// A router cannot read a header (`EPROTO`).
+    BadHeader,
     /// The host does not speak TCP (`ENOPROTOOPT`).
     NoProtocol,
     /// A firewall on the way does not permit it (`EACCES`).
@@ -60,6 +68,10 @@ impl fmt::Display for TcpError {
             Self::TimedOut => "the peer did not answer in time: check that it can be reached",
             Self::HostUnreachable => "a router cannot reach the peer's host: check the address",
             Self::NetworkUnreachable => "a router cannot reach the peer's network: check routes",
+            Self::HostUnknown => "a router does not know the peer's host: check the address",
+            Self::HostIsolated => "a router has isolated this host: ask its administrator",
+            Self::NoSourceRoute => "a router refuses the source route: send without one",
+            Self::BadHeader => "a router cannot read a header: check devices on the way",
             Self::NoProtocol => "the peer's host does not speak TCP: check the address",
             Self::Prohibited => "a firewall on the way does not permit it: ask its administrator",
             Self::AddressInUse => "another socket has this address and port: choose another port",
@@ -85,9 +97,10 @@ impl From<TcpError> for io::Error {
             TcpError::Aborted => Kind::ConnectionAborted,
             TcpError::BrokenPipe => Kind::BrokenPipe,
             TcpError::TimedOut => Kind::TimedOut,
-            TcpError::HostUnreachable => Kind::HostUnreachable,
-            TcpError::NetworkUnreachable => Kind::NetworkUnreachable,
-            TcpError::NoProtocol => Kind::Unsupported,
+            TcpError::HostUnreachable | TcpError::HostUnknown => Kind::HostUnreachable,
+            TcpError::NetworkUnreachable | TcpError::HostIsolated => Kind::NetworkUnreachable,
+            TcpError::NoProtocol | TcpError::NoSourceRoute => Kind::Unsupported,
+            TcpError::BadHeader => Kind::Other,
             TcpError::Prohibited => Kind::PermissionDenied,
             TcpError::AddressInUse => Kind::AddrInUse,
             TcpError::NoPort => Kind::AddrNotAvailable,

@@ -14,7 +14,14 @@ pub enum PathError {
         mtu_bytes: u32,
     },
     /// Host or network unreachable, or another error that may pass.
-    Unreachable(TcpError),
+    Unreachable {
+        /// Error that the application is told.
+        error: TcpError,
+        /// True if a handshake at a listener ends by it.
+        ends_handshake: bool,
+        /// True if a router has no route: segments were lost without congestion (RFC 6069).
+        is_of_route: bool,
+    },
 }
 
 /// Smallest path that a report can claim: less would be an attack (`ip_rt_min_pmtu`).
@@ -29,22 +36,41 @@ impl Connection {
         seq: Seq,
         cx: &mut Context<'_>,
     ) {
-        let is_outstanding = !seq.is_before(self.send.una) && seq.is_before(self.send.next);
+        let is_outstanding = !seq.is_before(self.send.una) && !seq.is_after(self.send.next);
         if self.state == State::Closed || !is_outstanding {
-            // RFC 5927, section 4.1: only errors about segments in flight are believed.
+            // RFC 5927, section 4.1: only errors about segments in flight are believed. As in the kernel,
+            // the next one counts as such.
             cx.counters.out_of_window_icmps.add(1);
             return;
         }
         match error {
             PathError::TooBig { mtu_bytes } => self.shrink_path(mtu_bytes, cx),
-            PathError::Unreachable(error) => {
+            PathError::Unreachable { error, is_of_route, .. } => {
                 if matches!(self.state, State::SynSent | State::SynReceived) {
                     self.fail(error, cx);
                 } else {
                     // It may pass: told only if the connection is given up (RFC 5461).
                     self.soft_error = Some(error);
+                    if is_of_route && seq == self.send.una {
+                        self.revert_timeout(cx);
+                    }
                 }
             }
+        }
+    }
+
+    /// Takes back a doubling of the time-out (RFC 6069; `tcp_ld_RTO_revert`).
+    fn revert_timeout(&mut self, cx: &mut Context<'_>) {
+        let Some(first) = self.sent.first() else { return };
+        if self.recovery.retransmits == 0 || self.recovery.backoff == 0 {
+            return;
+        }
+        self.recovery.backoff -= 1;
+        let at_us = first.sent_us + self.timeout_us();
+        if at_us > cx.now_us {
+            self.timers.set_retransmit(at_us);
+        } else {
+            self.on_retransmit_timer(cx);
         }
     }
 

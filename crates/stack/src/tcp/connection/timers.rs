@@ -177,7 +177,7 @@ impl Connection {
     }
 
     /// `tcp_retransmit_timer`.
-    fn on_retransmit_timer(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn on_retransmit_timer(&mut self, cx: &mut Context<'_>) {
         if self.sent.is_empty() {
             return;
         }

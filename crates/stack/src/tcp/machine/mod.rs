@@ -357,11 +357,25 @@ impl Tcp {
 
     /// Processes an ICMP error about a segment of ours that began at `seq`.
     pub fn receive_error(&mut self, flow: &Flow, seq: Seq, error: PathError, out: &mut TcpOut<'_>) {
-        let Some(Target::Connection(index)) = self.targets.find(flow) else {
+        match self.targets.find(flow) {
+            Some(Target::Connection(index)) => {
+                self.with_connection(index, out, |connection, cx| {
+                    connection.on_path_error(error, seq, cx);
+                });
+            }
+            Some(Target::Request(at)) => self.end_handshake(at, seq, error),
+            Some(Target::TimeWait(_)) | None => {}
+        }
+    }
+
+    /// An error about a SYN-ACK (`tcp_req_err`).
+    fn end_handshake(&mut self, at: u32, seq: Seq, error: PathError) {
+        if self.requests.at(at).is_some_and(|request| request.sequence != seq) {
             self.counters.out_of_window_icmps.add(1);
-            return;
-        };
-        self.with_connection(index, out, |connection, cx| connection.on_path_error(error, seq, cx));
+        } else if let PathError::Unreachable { ends_handshake: true, .. } = error {
+            self.drop_request(at);
+            self.counters.listen_drops.add(1);
+        }
     }
 
     fn receive_connected(
