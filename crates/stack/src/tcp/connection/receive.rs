@@ -170,7 +170,7 @@ impl Connection {
         Some(TimeWaitEntry {
             send_next: self.send.next,
             receive_next: self.receive.next,
-            window: self.receive.window,
+            window: self.usable_window(),
             window_scale: self.agreed.scales.map_or(0, |(_, ours)| ours),
             timestamp: self.agreed.timestamps.then_some(TimeWaitStamps {
                 offset: self.timestamp_offset,

@@ -285,7 +285,7 @@ impl Tcp {
         segment: &Segment,
         out: &mut TcpOut<'_>,
     ) {
-        let carries_data = segment.payload_len > 0 && !segment.has(Flags::SYN);
+        let carries_data = segment.len() > 0 && !segment.has(Flags::SYN);
         if !carries_data && !self.may_answer(at, out.now_us) {
             self.counters.ack_skipped_seq.add(1);
             return;

@@ -25,6 +25,7 @@ pub(super) struct TimeWait {
     answered_ms: u32,
     /// Window, as it was announced last.
     window: u16,
+    window_scale: u8,
     has_timestamps: bool,
     awaits_fin: bool,
     tos: u8,
@@ -43,6 +44,7 @@ impl TimeWait {
             timestamp_offset: entry.timestamp.map_or(0, |stamps| stamps.offset),
             answered_ms: 0,
             window: u16::try_from(window).unwrap_or(u16::MAX),
+            window_scale: entry.window_scale,
             has_timestamps: entry.timestamp.is_some(),
             awaits_fin: entry.awaits_fin,
             tos: entry.tos,
@@ -63,7 +65,8 @@ impl TimeWait {
     }
 
     fn is_in_window(&self, segment: &Segment) -> bool {
-        let end = self.receive_next + u32::from(self.window).max(1);
+        let window = u32::from(self.window) << self.window_scale;
+        let end = self.receive_next + window.max(1);
         segment.seq == self.receive_next
             || segment.end().is_after(self.receive_next) && segment.seq.is_before(end)
     }
@@ -123,7 +126,13 @@ impl Tcp {
         }
         match outcome {
             Outcome::Ignore => {}
-            Outcome::Acknowledge => self.acknowledge_in_time_wait(at, out),
+            Outcome::Acknowledge => {
+                // Segments with data or FIN are no part of a loop of ACKs (`tcp_oow_rate_limited`).
+                let is_limited = segment.len() == 0 || segment.has(Flags::SYN);
+                if !is_limited || self.may_acknowledge(at, out.now_us) {
+                    self.acknowledge_in_time_wait(at, out);
+                }
+            }
             Outcome::Reset => {
                 self.drop_time_wait(at);
                 return Answer::Reset;
@@ -156,17 +165,21 @@ impl Tcp {
         self.begin_request(listener, flow, segment, (mtu_bytes, Some(sequence)), out);
     }
 
-    /// Answers by an ACK, at most each half second.
-    fn acknowledge_in_time_wait(&mut self, at: u32, out: &mut TcpOut<'_>) {
+    /// True at most each half second.
+    fn may_acknowledge(&mut self, at: u32, now_us: u64) -> bool {
         let limit_ms = u32::try_from(self.config.invalid_ratelimit_us / 1000).unwrap_or(u32::MAX);
-        let Some(entry) = self.time_waits.at_mut(at) else { return };
-        let now_ms = stamp_ms(out.now_us).max(1);
+        let Some(entry) = self.time_waits.at_mut(at) else { return false };
+        let now_ms = stamp_ms(now_us).max(1);
         if entry.answered_ms != 0 && now_ms.wrapping_sub(entry.answered_ms) < limit_ms {
             self.counters.ack_skipped_seq.add(1);
-            return;
+            return false;
         }
         entry.answered_ms = now_ms;
-        let entry = *entry;
+        true
+    }
+
+    fn acknowledge_in_time_wait(&self, at: u32, out: &mut TcpOut<'_>) {
+        let Some(entry) = self.time_waits.at(at) else { return };
         let flow = entry.flow();
         let value = stamp_ms(out.now_us).wrapping_add(entry.timestamp_offset);
         let stamps = Timestamps { value, echo: entry.timestamp };
@@ -221,7 +234,6 @@ impl TimeWait {
         if let Some(stamps) = segment.options.timestamps {
             self.timestamp = stamps.value;
         }
-        self.answered_ms = 0;
         (Outcome::Acknowledge, true)
     }
 
