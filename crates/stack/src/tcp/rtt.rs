@@ -47,11 +47,22 @@ impl Default for RoundTrip {
 impl RoundTrip {
     /// Adds a sample. `is_new_round` once per round trip: the deviation may then shrink.
     pub(super) fn add(&mut self, sample_us: u64, now_us: u64, is_new_round: bool) {
+        self.note_smallest(sample_us, now_us);
+        self.estimate(sample_us, is_new_round);
+    }
+
+    /// Adds a sample that counts for the smallest round trip only (`tcp_update_rtt_min`).
+    pub(super) fn note_smallest(&mut self, sample_us: u64, now_us: u64) {
         let sample_us = narrowed(sample_us).clamp(1, SAMPLE_MAX_US);
         let now_s = narrowed(now_us / SECOND);
         if sample_us <= self.min_us || now_s.saturating_sub(self.min_since_s) > MIN_RTT_WINDOW_S {
             (self.min_us, self.min_since_s) = (sample_us, now_s);
         }
+    }
+
+    /// Adds a sample that does not count for the smallest round trip (`tcp_rtt_estimator`).
+    pub(super) fn estimate(&mut self, sample_us: u64, is_new_round: bool) {
+        let sample_us = narrowed(sample_us).clamp(1, SAMPLE_MAX_US);
         if self.srtt_us == 0 {
             self.srtt_us = sample_us;
             self.mdev_us = sample_us / 2;

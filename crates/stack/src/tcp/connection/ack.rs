@@ -47,6 +47,7 @@ pub(super) struct AckFacts {
     pub(super) last_sent_us: Option<u64>,
     /// The same of segments acknowledged selectively.
     pub(super) first_sacked_us: Option<u64>,
+    pub(super) last_sacked_us: Option<u64>,
     /// Lowest number delivered out of order.
     pub(super) reordered: Option<Seq>,
     /// Duplicate ACKs that the segment stands for.
@@ -95,7 +96,7 @@ impl Connection {
             return Acknowledged::Yes;
         }
         self.clean(segment.ack, prior_highest, &mut facts, cx.now_us);
-        self.sample_round_trip(segment, &mut facts, cx.now_us);
+        self.sample_round_trip(segment, prior_una, &mut facts, cx.now_us);
         self.note_reordering(&facts);
         self.finish_ack(segment, prior_una, &mut facts, cx);
         Acknowledged::Yes
@@ -265,10 +266,18 @@ impl Connection {
         facts.reordered = None;
     }
 
-    /// `tcp_ack_update_rtt`: Karn's rule, then timestamps.
-    fn sample_round_trip(&mut self, segment: &Segment, facts: &mut AckFacts, now_us: u64) {
+    /// `tcp_ack_update_rtt`: Karn's rule, then timestamps. The first segment that the ACK covers counts for the
+    /// time-out, the last one for the path: it waited least for its ACK.
+    fn sample_round_trip(
+        &mut self,
+        segment: &Segment,
+        prior_una: Seq,
+        facts: &mut AckFacts,
+        now_us: u64,
+    ) {
         let since = |sent_us: u64| now_us.saturating_sub(sent_us);
-        let by_ack = facts.first_sent_us.filter(|_| !facts.retransmitted_acked).map(since);
+        let is_once = !facts.retransmitted_acked;
+        let by_ack = facts.first_sent_us.filter(|_| is_once).map(since);
         let by_sack = facts.first_sacked_us.map(since);
         if !facts.data_acked && by_sack.is_some() {
             // The timer starts anew only if the head was sent before what was just acknowledged.
@@ -281,10 +290,23 @@ impl Connection {
             if is_new_round {
                 self.recovery.round_end = self.send.next;
             }
-            self.rtt.add(sample_us, now_us, is_new_round);
-            self.congestion.sample_round_trip(sample_us, is_new_round);
+            let last_us = facts.last_sacked_us.or(facts.last_sent_us.filter(|_| is_once));
+            let last_us = last_us.map_or(sample_us, since);
+            if !self.is_delayed(prior_una, facts) || Some(last_us) <= self.rtt.min_us() {
+                self.rtt.note_smallest(last_us, now_us);
+            }
+            self.rtt.estimate(sample_us, is_new_round);
+            self.congestion.sample_round_trip(last_us, is_new_round);
             self.recovery.backoff = 0;
         }
+    }
+
+    /// True if the peer may have delayed the ACK: it is of one small segment, beside which nothing was in
+    /// flight (`FLAG_ACK_MAYBE_DELAYED`).
+    fn is_delayed(&self, prior_una: Seq, facts: &AckFacts) -> bool {
+        let has_alert = facts.data_sacked || facts.duplicate_sacked || facts.ece;
+        let is_small = self.send.una - prior_una < self.send.mss;
+        facts.delivered == 1 && !has_alert && is_small && prior_una == self.send.burst
     }
 
     /// Takes a round trip from the echo of a SYN-ACK, if there is none (`tcp_synack_rtt_meas`).

@@ -119,6 +119,7 @@ impl Connection {
                 facts.original_acked = true;
             }
             facts.first_sacked_us.get_or_insert(sent.sent_us);
+            facts.last_sacked_us = Some(sent.sent_us);
         }
         self.sent.mark(index, |marks| {
             marks.sacked = true;
