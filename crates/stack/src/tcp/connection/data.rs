@@ -140,6 +140,7 @@ impl Connection {
             return piece.free(cx.pool);
         }
         cx.counters.ofo_queue.add(1);
+        self.measure_segment(segment);
         let truesize = piece.truesize();
         match self.receive.queue.add_piece(piece, cx.pool) {
             Queued::Kept { around, duplicate } => {
@@ -213,8 +214,7 @@ impl Connection {
     /// Bookkeeping of data in order (`tcp_event_data_recv`).
     fn note_data(&mut self, segment: &Segment, truesize: u32, cx: &Context<'_>) {
         self.note_window(cx.now_us);
-        let has_push = segment.has(Flags::PSH);
-        self.delayed.measure(segment.segment_len, has_push, self.announced_mss());
+        self.measure_segment(segment);
         self.delayed.note_data(cx.now_us, self.receive.window, self.rtt.rto_us());
         self.note_mark(segment);
         if segment.payload_len >= SMALL_BYTES {

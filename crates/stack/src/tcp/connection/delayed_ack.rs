@@ -2,6 +2,8 @@
 //! interactive modes (`__tcp_ack_snd_check`).
 
 use super::super::config::{DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, MAX_QUICKACKS, SECOND};
+use super::super::wire::options::TIMESTAMPS_BYTES;
+use super::super::wire::{Flags, Segment};
 use super::{Connection, Context};
 
 /// Smallest segment size that is assumed of a peer (`TCP_MIN_MSS`).
@@ -24,8 +26,9 @@ pub(super) struct DelayedAck {
     is_pingpong: bool,
     /// Time of the last data, in µs.
     last_us: u64,
-    /// Estimate of the peer's segment size (`rcv_mss`).
+    /// Estimate of the peer's segment size (`rcv_mss`), and the last one that was smaller (`last_seg_size`).
     segment_bytes: u32,
+    last_segment_bytes: u16,
 }
 
 impl DelayedAck {
@@ -84,15 +87,31 @@ impl DelayedAck {
         self.quick = self.quick.max(u8::try_from(acks).unwrap_or(MAX_QUICKACKS));
     }
 
-    /// Learns the peer's segment size (`tcp_measure_rcv_mss`).
-    pub(super) fn measure(&mut self, len: u32, has_push: bool, largest: u32) {
+    /// Learns the peer's segment size (`tcp_measure_rcv_mss`), which is `largest` at most. Options that each
+    /// segment has take `fixed` bytes.
+    fn measure(&mut self, segment: &Segment, largest: u32, fixed: u32) {
+        let len = segment.segment_len;
+        let last = std::mem::take(&mut self.last_segment_bytes);
         if len >= self.segment_bytes {
             self.segment_bytes = len.min(largest);
-            self.pushed |= has_push;
-        } else {
-            self.pushed_twice |= self.pushed;
-            self.pushed = true;
+            self.pushed |= segment.has(Flags::PSH);
+            return;
         }
+        // Without SACK blocks, which take from the payload.
+        let whole = (len + segment.options_len).saturating_sub(fixed);
+        let ends = [Flags::FIN, Flags::URG, Flags::SYN, Flags::PSH];
+        let is_end = ends.into_iter().any(|flag| segment.has(flag));
+        let least = if is_end { DEFAULT_MSS.into() } else { SEGMENT_MIN };
+        if len + segment.options_len >= least {
+            self.last_segment_bytes = u16::try_from(whole).unwrap_or(u16::MAX);
+            if u32::from(last) == whole {
+                // Two in a row: it sends smaller ones.
+                self.segment_bytes = whole;
+                return;
+            }
+        }
+        self.pushed_twice |= self.pushed;
+        self.pushed = true;
     }
 
     /// Adapts the delay to the distance of data (`tcp_event_data_recv`).
@@ -153,6 +172,12 @@ impl DelayedAck {
 }
 
 impl Connection {
+    /// Learns the peer's segment size.
+    pub(super) fn measure_segment(&mut self, segment: &Segment) {
+        let fixed = if self.agreed.timestamps { TIMESTAMPS_BYTES } else { 0 };
+        self.delayed.measure(segment, self.announced_mss(), fixed);
+    }
+
     /// Sends the scheduled ACK, or arms its timer.
     pub(super) fn acknowledge_if_due(&mut self, cx: &mut Context<'_>) {
         if !self.delayed.is_scheduled || matches!(self.state, super::State::Closed) {

@@ -46,6 +46,8 @@ pub(in crate::tcp) struct Segment {
     pub(in crate::tcp) urgent: u16,
     pub(in crate::tcp) payload_len: u32,
     pub(in crate::tcp) options: Options,
+    /// Length of the options, in bytes.
+    pub(in crate::tcp) options_len: u32,
     /// True if a router marked the packet (ECN).
     pub(in crate::tcp) is_marked: bool,
     /// Payload length of the largest of the segments that were merged; else that of this one.
@@ -76,6 +78,7 @@ impl Segment {
             urgent: u16::from_be_bytes([u0, u1]),
             payload_len,
             options: options::parse(options, flags.has(Flags::SYN)),
+            options_len: len_u32(options.len()),
             is_marked: tos(packet) & CE == CE,
             segment_len: if gso_size > 0 { gso_size.min(payload_len) } else { payload_len },
         })
