@@ -88,6 +88,7 @@ impl Connection {
         if self.agreed.sack && !segment.options.sacks.is_empty() {
             self.take_sacks(segment, prior_una, &mut facts, cx);
         }
+        self.note_reduction(segment);
         // Something gets through: what a router said is over.
         (self.soft_error, self.recovery.probes_out) = (None, 0);
         if self.sent.is_empty() {

@@ -10,6 +10,8 @@ use super::{Connection, Context, State};
 
 /// Payload below which a packet does not let the window grow.
 const SMALL_BYTES: u32 = 128;
+/// ACKs sent at once after a mark.
+const ECN_QUICKACKS: u8 = 2;
 
 impl Connection {
     pub(super) fn take_payload(
@@ -222,20 +224,31 @@ impl Connection {
         }
     }
 
+    /// The peer has reduced its window, as the echo of a mark asked for: also an ACK without data may say so
+    /// (`tcp_ecn_accept_cwr`).
+    pub(super) fn note_reduction(&mut self, segment: &Segment) {
+        if self.agreed.ecn && segment.has(Flags::CWR) {
+            self.receive.is_marked = false;
+            if segment.len() > 0 {
+                // Its window may be one segment.
+                self.delayed.hasten();
+            }
+        }
+    }
+
     /// ECN (RFC 3168, section 6.1.3): marks are echoed until the peer confirms.
     fn note_mark(&mut self, segment: &Segment) {
         if !self.agreed.ecn {
             return;
         }
-        if segment.has(Flags::CWR) {
-            self.receive.is_marked = false;
+        let is_new = segment.is_marked && !self.receive.is_marked;
+        // As the kernel: one that is not capable was sent again.
+        let was_sent_again = !segment.is_capable && self.receive.was_capable;
+        if is_new || was_sent_again {
+            self.delayed.enter_quick_for(ECN_QUICKACKS, self.receive.window);
         }
-        if segment.is_marked {
-            if !self.receive.is_marked {
-                self.delayed.enter_quick(self.receive.window);
-            }
-            self.receive.is_marked = true;
-        }
+        self.receive.is_marked |= segment.is_marked;
+        self.receive.was_capable |= segment.is_capable;
     }
 
     /// Notes where the urgent byte is (RFC 6093; `tcp_check_urg`).

@@ -57,6 +57,11 @@ impl DelayedAck {
         (self.is_scheduled, self.is_due) = (true, true);
     }
 
+    /// The next check sends an ACK at once, if one is scheduled.
+    pub(super) fn hasten(&mut self) {
+        self.is_due = true;
+    }
+
     pub(super) fn is_scheduled(&self) -> bool {
         self.is_scheduled
     }
@@ -71,7 +76,12 @@ impl DelayedAck {
     }
 
     pub(super) fn enter_quick(&mut self, window: u32) {
-        self.raise_quick(window);
+        self.enter_quick_for(MAX_QUICKACKS, window);
+    }
+
+    /// Acknowledges at once, at most so many times (`tcp_enter_quickack_mode`).
+    pub(super) fn enter_quick_for(&mut self, most: u8, window: u32) {
+        self.raise_quick(window, most);
         self.is_pingpong = false;
         self.set_delay(DELACK_MIN_US);
     }
@@ -81,10 +91,10 @@ impl DelayedAck {
         self.quick |= 1;
     }
 
-    fn raise_quick(&mut self, window: u32) {
+    fn raise_quick(&mut self, window: u32, most: u8) {
         let halves = window / (2 * self.segment_bytes.max(1));
-        let acks = if halves == 0 { 2 } else { halves.min(MAX_QUICKACKS.into()) };
-        self.quick = self.quick.max(u8::try_from(acks).unwrap_or(MAX_QUICKACKS));
+        let acks = if halves == 0 { 2 } else { halves }.min(most.into());
+        self.quick = self.quick.max(u8::try_from(acks).unwrap_or(most));
     }
 
     /// Learns the peer's segment size (`tcp_measure_rcv_mss`), which is `largest` at most. Options that each
@@ -118,7 +128,7 @@ impl DelayedAck {
     pub(super) fn note_data(&mut self, now_us: u64, window: u32, rto_us: u64) {
         self.is_scheduled = true;
         if self.delay_us == 0 {
-            self.raise_quick(window);
+            self.raise_quick(window, MAX_QUICKACKS);
             self.set_delay(DELACK_MIN_US);
         } else {
             let distance_us = now_us.saturating_sub(self.last_us);
@@ -128,7 +138,7 @@ impl DelayedAck {
                 self.set_delay((self.delay_us() / 2 + distance_us).min(rto_us));
             } else if distance_us > rto_us {
                 // Too long: the window may have shrunk at the sender.
-                self.raise_quick(window);
+                self.raise_quick(window, MAX_QUICKACKS);
             }
         }
         self.last_us = now_us;

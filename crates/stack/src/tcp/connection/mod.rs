@@ -182,6 +182,8 @@ pub(super) struct ReceiveState {
     pub(super) is_urgent_taken: bool,
     /// ECN: a mark was seen and its echo is not confirmed.
     pub(super) is_marked: bool,
+    /// ECN: data came in capable packets.
+    pub(super) was_capable: bool,
     /// Time of the last segment, in µs (`rcv_tstamp`).
     pub(super) last_us: u64,
 }

@@ -91,6 +91,7 @@ impl Connection {
             urgent: None,
             is_urgent_taken: false,
             is_marked: false,
+            was_capable: false,
             last_us: now_us,
         };
         Self {

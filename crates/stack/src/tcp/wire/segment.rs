@@ -48,7 +48,8 @@ pub(in crate::tcp) struct Segment {
     pub(in crate::tcp) options: Options,
     /// Length of the options, in bytes.
     pub(in crate::tcp) options_len: u32,
-    /// True if a router marked the packet (ECN).
+    /// True if the packet is capable of ECN, and if a router marked it.
+    pub(in crate::tcp) is_capable: bool,
     pub(in crate::tcp) is_marked: bool,
     /// Payload length of the largest of the segments that were merged; else that of this one.
     pub(in crate::tcp) segment_len: u32,
@@ -79,6 +80,7 @@ impl Segment {
             payload_len,
             options: options::parse(options, flags.has(Flags::SYN)),
             options_len: len_u32(options.len()),
+            is_capable: tos(packet) & CE != 0,
             is_marked: tos(packet) & CE == CE,
             segment_len: if gso_size > 0 { gso_size.min(payload_len) } else { payload_len },
         })
