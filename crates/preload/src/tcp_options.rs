@@ -247,7 +247,9 @@ impl TcpSetting {
             }
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => options.user_timeout_us = micros(1000),
             (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
-                options.fin_timeout_us = Some(micros(SECOND_US));
+                // 0 is the kernel's own, and less is none.
+                let wait_us = u32::try_from(micros(SECOND_US)).unwrap_or(u32::MAX);
+                options.fin_timeout_us = (value != 0).then_some(wait_us);
             }
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => options.syn_retries = u8::try_from(value).ok(),
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {

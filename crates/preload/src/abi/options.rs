@@ -176,7 +176,9 @@ fn own_answer(stream: &Stream, level: c_int, name: c_int) -> Result<Option<Vec<u
             name.resize(CONGESTION_NAME_BYTES, 0);
             name
         }),
-        (libc::IPPROTO_TCP, libc::TCP_INFO) => Some(tcp_info(stream.info().as_ref()).to_vec()),
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+            Some(tcp_info(stream.info().as_ref(), None).to_vec())
+        }
         _ => None,
     })
 }

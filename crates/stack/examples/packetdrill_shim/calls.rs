@@ -11,6 +11,7 @@ use forebay_stack::tcp::{self, Readiness, TcpError, TcpOptions, TcpSocket, Write
 
 use crate::errno::Errno;
 use crate::host::Host;
+use crate::kept::Kept;
 
 /// Real time that the clock stands still at most for a call that returns.
 const RETURN: Duration = Duration::from_secs(1);
@@ -49,20 +50,19 @@ pub(crate) struct State {
 }
 
 /// A descriptor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) socket: TcpSocket,
     pub(crate) is_nonblocking: bool,
     pub(crate) listens: bool,
     /// `SO_REUSEADDR`, which changes nothing here.
     pub(crate) reuses_address: bool,
-    /// `TCP_QUICKACK`, as it was set last.
-    pub(crate) acknowledges_at_once: bool,
     /// `SO_RCVTIMEO` and `SO_SNDTIMEO`, in µs.
     pub(crate) receive_timeout_us: Option<u64>,
     pub(crate) send_timeout_us: Option<u64>,
     /// Bytes that a read and a poll wait for (`SO_RCVLOWAT`).
     pub(crate) low_water_bytes: u32,
+    pub(crate) kept: Kept,
 }
 
 /// Flags of reads and writes.
@@ -134,9 +134,9 @@ impl Shim {
     pub(crate) fn accept(&self, fd: i32, new_fd: i32) -> Result<SocketAddr, Errno> {
         let (waits, timeout_us) = self.waiting(fd, false, |entry| entry.receive_timeout_us)?;
         self.wait(waits, timeout_us, |state| {
-            let socket = state.entry(fd)?.socket;
-            let (accepted, peer) = state.host.tcp.accept(socket)?;
-            state.sockets.insert(new_fd, Entry::of(accepted));
+            let listener = state.entry(fd)?.clone();
+            let (accepted, peer) = state.host.tcp.accept(listener.socket)?;
+            state.sockets.insert(new_fd, listener.inheriting(accepted));
             Ok(peer)
         })
     }
@@ -436,11 +436,16 @@ impl Entry {
             is_nonblocking: false,
             listens: false,
             reuses_address: false,
-            acknowledges_at_once: true,
             receive_timeout_us: None,
             send_timeout_us: None,
             low_water_bytes: 1,
+            kept: Kept::default(),
         }
+    }
+
+    /// Entry of a connection that a listener accepted.
+    fn inheriting(&self, socket: TcpSocket) -> Self {
+        Self { socket, is_nonblocking: false, listens: false, kept: self.kept.inherited(), ..*self }
     }
 }
 

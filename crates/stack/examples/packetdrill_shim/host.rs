@@ -79,6 +79,10 @@ impl Host {
         self.identity.addresses[0].address
     }
 
+    pub(crate) fn is_ipv6(&self) -> bool {
+        self.address().is_ipv6()
+    }
+
     pub(crate) fn mtu_bytes(&self) -> u32 {
         self.identity.mtu
     }

@@ -3,12 +3,15 @@
 use std::ops::RangeInclusive;
 
 use forebay_stack::tcp::Algorithm;
-use forebay_stack::tcp::kernel_form::{retransmissions_in, seconds_of, tcp_info};
+use forebay_stack::tcp::kernel_form::{listener_info, retransmissions_in, seconds_of, tcp_info};
 
 use crate::calls::Shim;
 use crate::errno::Errno;
+use crate::kept::BUFFER_MAX_BYTES;
 
 const SECOND_US: u64 = 1_000_000;
+/// Longest wait for a FIN (`TCP_FIN_TIMEOUT_MAX`).
+const FIN_TIMEOUT_MAX_SECONDS: u32 = 120;
 /// Values that the kernel takes: seconds of keep-alive, counts, segment sizes.
 const SECONDS: RangeInclusive<i32> = 1..=32_767;
 const COUNTS: RangeInclusive<i32> = 1..=127;
@@ -39,7 +42,9 @@ impl Shim {
                 Ok(0)
             }
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
-                self.lock().entry(fd)?.low_water_bytes = number?.cast_unsigned().max(1);
+                // A negative number is a large one.
+                let bytes = number?.cast_unsigned().min(i32::MAX.cast_unsigned()).max(1);
+                self.lock().entry(fd)?.low_water_bytes = bytes;
                 Ok(0)
             }
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
@@ -57,11 +62,11 @@ impl Shim {
             }
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
                 // Doubled, as the kernel does.
-                let bytes = (number?.cast_unsigned() * 2).max(2304);
+                let bytes = (number?.cast_unsigned().min(BUFFER_MAX_BYTES) * 2).max(2304);
                 self.set_options(fd, |options| options.rcvbuf = Some(bytes))
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
-                let bytes = (number?.cast_unsigned() * 2).max(4608);
+                let bytes = (number?.cast_unsigned().min(BUFFER_MAX_BYTES) * 2).max(4608);
                 self.set_options(fd, |options| options.sndbuf = Some(bytes))
             }
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => {
@@ -101,8 +106,9 @@ impl Shim {
             }
             (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
                 let linger = number?;
-                let wait_us = u64::try_from(linger).unwrap_or(0) * SECOND_US;
-                self.set_options(fd, |options| options.fin_timeout_us = Some(wait_us))
+                let seconds = u32::try_from(linger).unwrap_or(0).min(FIN_TIMEOUT_MAX_SECONDS);
+                let wait_us = (linger != 0).then_some(seconds * 1_000_000);
+                self.set_options(fd, |options| options.fin_timeout_us = wait_us)
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
                 let largest = match number? {
@@ -134,30 +140,46 @@ impl Shim {
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
                 let on = number? != 0;
                 let mut state = self.lock();
-                let entry = state.entry(fd)?;
-                entry.acknowledges_at_once = on;
-                let socket = entry.socket;
-                // Without a connection, the kernel takes the option too.
-                let _ = state.host.call(|tcp, out| tcp.set_quick_acks(socket, on, out));
+                let socket = state.entry(fd)?.socket;
+                state.host.call(|tcp, out| tcp.set_quick_acks(socket, on, out))?;
                 Ok(0)
+            }
+            (libc::IPPROTO_IPV6, _) if !self.lock().host.is_ipv6() => Err(Errno(libc::ENOPROTOOPT)),
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_CONNECT)
+                if self.is_connected(fd)? =>
+            {
+                Err(Errno(libc::EINVAL))
             }
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                 // One byte is enough, as in the kernel.
                 let tos = match value {
-                    &[tos] => tos,
-                    _ => u8::try_from(number?).map_err(|_| Errno(libc::EINVAL))?,
-                } & !3;
-                self.set_options(fd, |options| options.tos = tos)
+                    &[tos] => tos.into(),
+                    _ => number?,
+                };
+                let tos = match level {
+                    libc::IPPROTO_IPV6 if tos == -1 => 0,
+                    libc::IPPROTO_IPV6 => u8::try_from(tos).map_err(|_| Errno(libc::EINVAL))?,
+                    _ => tos.to_le_bytes()[0],
+                };
+                self.set_options(fd, |options| options.tos = tos & !3)
             }
-            // Of no effect here: addresses are reused, and there is one device.
-            _ => self.lock().entry(fd).map(|_| 0),
+            _ => {
+                self.lock().entry(fd)?.kept.set((level, name), number?)?;
+                Ok(0)
+            }
         }
+    }
+
+    fn is_connected(&self, fd: i32) -> Result<bool, Errno> {
+        let mut state = self.lock();
+        let socket = state.entry(fd)?.socket;
+        Ok(state.host.tcp.info(socket)?.is_some())
     }
 
     /// Value of an option as bytes.
     pub(crate) fn getsockopt(&self, fd: i32, (level, name): (i32, i32)) -> Result<Vec<u8>, Errno> {
         let mut state = self.lock();
-        let entry = *state.entry(fd)?;
+        let entry = state.entry(fd)?.clone();
         let socket = entry.socket;
         let options = state.host.tcp.options(socket)?;
         let int = |value: u64| Ok(i32::try_from(value).unwrap_or(i32::MAX).to_ne_bytes().to_vec());
@@ -178,11 +200,23 @@ impl Shim {
                 pair.extend(int(seconds)?);
                 Ok(pair)
             }
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => Ok(timeval(entry.receive_timeout_us)),
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => Ok(timeval(entry.send_timeout_us)),
+            (libc::IPPROTO_IPV6, _) if !state.host.is_ipv6() => Err(Errno(libc::EOPNOTSUPP)),
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                int(options.tos.into())
+            }
+            (libc::IPPROTO_IP, libc::IP_MTU) | (libc::IPPROTO_IPV6, libc::IPV6_MTU) => {
+                let info = state.host.tcp.info(socket)?.ok_or(Errno(libc::ENOTCONN))?;
+                int(info.path_mtu_bytes.into())
+            }
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(options.rcvbuf.unwrap_or(131_072).into()),
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(options.sndbuf.unwrap_or(16_384).into()),
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => int(options.nodelay.into()),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => int(options.cork.into()),
-            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => int(entry.acknowledges_at_once.into()),
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
+                int(state.host.tcp.has_quick_acks(socket)?.into())
+            }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => int(seconds_of(options.defer_retries)),
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => int(options.keepalive_idle_us / SECOND_US),
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
@@ -191,9 +225,10 @@ impl Shim {
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => int(options.keepalive_probes.into()),
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => int(options.user_timeout_us / 1000),
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => int(options.syn_retries.unwrap_or(6).into()),
-            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
-                int(options.fin_timeout_us.unwrap_or(60 * SECOND_US) / SECOND_US)
-            }
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => match options.fin_timeout_us {
+                Some(0) => Ok((-1_i32).to_ne_bytes().to_vec()),
+                wait_us => int(wait_us.map_or(60, |us| u64::from(us) / SECOND_US)),
+            },
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
                 int(options.window_clamp.unwrap_or(0).into())
             }
@@ -211,9 +246,13 @@ impl Shim {
             }
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
                 let info = state.host.tcp.info(socket)?;
-                info.map(|info| tcp_info(Some(&info)).to_vec()).ok_or(Errno(libc::EINVAL))
+                let listening = state.host.tcp.listening().find(|one| one.socket == socket);
+                Ok(match listening {
+                    Some(listening) => listener_info(&listening).to_vec(),
+                    None => tcp_info(info.as_ref(), Some(state.host.now_us)).to_vec(),
+                })
             }
-            _ => Err(Errno(libc::ENOPROTOOPT)),
+            _ => Ok(entry.kept.value((level, name))?.to_ne_bytes().to_vec()),
         }
     }
 }
@@ -230,4 +269,9 @@ fn timeout(value: &[u8]) -> Result<Option<u64>, Errno> {
     };
     let (Some(seconds), Some(us)) = (word(0), word(8)) else { return Err(Errno(libc::EINVAL)) };
     Ok(Some(seconds * SECOND_US + us).filter(|&us| us > 0))
+}
+
+fn timeval(timeout_us: Option<u64>) -> Vec<u8> {
+    let us = timeout_us.unwrap_or(0);
+    [us / SECOND_US, us % SECOND_US].iter().flat_map(|word| word.to_ne_bytes()).collect()
 }

@@ -172,8 +172,9 @@ pub struct TcpOptions {
     pub max_segment: Option<u16>,
     /// Largest receive window (`TCP_WINDOW_CLAMP`).
     pub window_clamp: Option<u32>,
-    /// Time that a closed connection waits for the peer's FIN, in µs (`TCP_LINGER2`).
-    pub fin_timeout_us: Option<u64>,
+    /// Time that a closed connection waits for the peer's FIN, in µs; 0 for not at all
+    /// (`TCP_LINGER2`, there -1).
+    pub fin_timeout_us: Option<u32>,
     /// Retransmissions of a SYN (`TCP_SYNCNT`).
     pub syn_retries: Option<u8>,
     /// SYN-ACKs that are sent again before a connection without data is accepted; 0 to accept at once
@@ -181,6 +182,8 @@ pub struct TcpOptions {
     pub defer_retries: u8,
     /// Congestion control; `None` for that of the settings (`TCP_CONGESTION`).
     pub congestion: Option<Algorithm>,
+    /// Acknowledges at once as a connection begins (`TCP_QUICKACK`).
+    pub quick_acks: bool,
     /// DSCP of packets sent, in the upper six bits (`IP_TOS`).
     pub tos: u8,
 }
@@ -205,6 +208,7 @@ impl Default for TcpOptions {
             syn_retries: None,
             defer_retries: 0,
             congestion: None,
+            quick_acks: true,
             tos: 0,
         }
     }

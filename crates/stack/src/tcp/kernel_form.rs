@@ -1,17 +1,34 @@
 //! Options in the form in which programs read and write them by the kernel's calls.
 
+use super::config::RTO_INITIAL_US;
 use super::connection::{Phase, State, TcpInfo};
+use super::machine::Listening;
 
 /// `TCP_CLOSE`, the state of what is not connected.
 const CLOSED: u8 = 7;
+/// `TCP_LISTEN`.
+const LISTENING: u8 = 10;
 
-/// `struct tcp_info` up to `tcpi_total_retrans`; of `None`, that of a socket without a connection.
+/// Bytes of `struct tcp_info`.
+const INFO_BYTES: usize = 280;
+/// Initial deviation of the round trip, in µs.
+const RTTVAR_INITIAL_US: u64 = 250_000;
+/// Segments of the initial window, and reordering that is tolerated at first.
+const INITIAL_WINDOW: u32 = 10;
+const INITIAL_REORDERING: u32 = 3;
+
+/// `struct tcp_info` of a connection; of `None`, that of a socket without one. Ages are those at
+/// `now_us`, and 0 without. What is not measured here is 0: rates of delivery and times of waiting.
 #[must_use]
-pub fn tcp_info(info: Option<&TcpInfo>) -> [u8; 104] {
-    let mut bytes = [0; 104];
+pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES] {
+    let mut form = Form::begin();
     let Some(info) = info else {
-        bytes[0] = CLOSED;
-        return bytes;
+        form.put(0, &[CLOSED, 0, 0, 0, 0, 0, 0, 1]);
+        let words = [(8, RTO_INITIAL_US), (16, 536), (72, RTTVAR_INITIAL_US)];
+        words.into_iter().for_each(|(at, word)| form.word(at, word));
+        form.word(76, i32::MAX.unsigned_abs().into());
+        form.word(148, u32::MAX.into());
+        return form.0;
     };
     let features = u8::from(info.timestamps)
         | u8::from(info.sack) << 1
@@ -20,46 +37,90 @@ pub fn tcp_info(info: Option<&TcpInfo>) -> [u8; 104] {
     let (theirs, ours) = info.window_scales.unwrap_or_default();
     let (state, phase, scales) =
         (number_of(info.state), phase_of(info.phase), theirs & 15 | ours << 4);
-    bytes[..8].copy_from_slice(&[
-        state,
-        phase,
-        info.retransmits,
-        0,
-        info.backoff,
-        features,
-        scales,
-        0,
-    ]);
-    let us = |time_us: u64| u32::try_from(time_us).unwrap_or(u32::MAX);
+    form.put(0, &[state, phase, info.retransmits, info.probes, info.backoff, features, scales]);
+    // tcpi_delivery_rate_app_limited
+    form.put(7, &[u8::from(info.unsent_bytes == 0)]);
+    let age_ms = |at_us: u64| now_us.map_or(0, |now_us| now_us.saturating_sub(at_us) / 1000);
+    let rttvar_us = if info.rtt_us == 0 { RTTVAR_INITIAL_US } else { info.rttvar_us };
+    let min_rtt_us = if info.minrtt_us == 0 { u32::MAX.into() } else { info.minrtt_us };
+    let tally = &info.tally;
     let words = [
-        us(info.rto_us),
-        40_000, // tcpi_ato
-        info.mss_bytes,
-        info.mss_bytes, // tcpi_rcv_mss
-        info.unacked,
-        info.sacked,
-        info.lost,
-        info.retransmitted,
-        0, // tcpi_fackets, and the ages of data and ACKs
-        0,
-        0,
-        0,
-        0,
-        0,                         // tcpi_pmtu
-        info.receive_window_bytes, // tcpi_rcv_ssthresh
-        us(info.rtt_us),
-        us(info.rttvar_us),
-        info.ssthresh.min(i32::MAX.unsigned_abs()),
-        info.cwnd,
-        info.mss_bytes, // tcpi_advmss
-        info.reordering,
-        0,                         // tcpi_rcv_rtt
-        info.receive_buffer_bytes, // tcpi_rcv_space
-        info.resent.total(),
+        (8, info.rto_us),
+        (12, info.ack_delay_us.into()),
+        (16, info.mss_bytes.into()),
+        (20, info.receive_mss_bytes.into()),
+        (24, info.unacked.into()),
+        (28, info.sacked.into()),
+        (32, info.lost.into()),
+        (36, info.retransmitted.into()),
+        (44, age_ms(info.data_sent_us)),
+        (52, age_ms(info.data_received_us)),
+        (56, age_ms(info.segment_received_us)),
+        (60, info.path_mtu_bytes.into()),
+        (64, info.receive_threshold_bytes.into()),
+        (68, info.rtt_us),
+        (72, rttvar_us),
+        (76, info.ssthresh.min(i32::MAX.unsigned_abs()).into()),
+        (80, info.cwnd.into()),
+        (84, info.announced_mss_bytes.into()),
+        (88, info.reordering.into()),
+        (92, info.receive_rtt_us),
+        (96, info.receive_space_bytes.into()),
+        (100, info.resent.total().into()),
+        (136, tally.segs_out.into()),
+        (140, tally.segs_in.into()),
+        (144, info.unsent_bytes.into()),
+        (148, min_rtt_us),
+        (152, tally.data_segs_in.into()),
+        (156, tally.data_segs_out.into()),
+        (192, tally.delivered.into()),
+        (216, tally.dsack_dups.into()),
+        (220, info.has_reordered.into()),
+        (224, tally.rcv_ooopack.into()),
+        (228, info.send_window_bytes.into()),
+        (232, info.announced_window_bytes.into()),
     ];
-    let (places, _) = bytes[8..].as_chunks_mut::<4>();
-    places.iter_mut().zip(words).for_each(|(place, word)| *place = word.to_ne_bytes());
-    bytes
+    words.into_iter().for_each(|(at, word)| form.word(at, word));
+    form.put(104, &info.pacing_rate.unwrap_or(u64::MAX).to_ne_bytes());
+    form.put(120, &tally.bytes_acked.to_ne_bytes());
+    form.put(128, &tally.bytes_received.to_ne_bytes());
+    form.put(200, &tally.bytes_sent.to_ne_bytes());
+    form.put(208, &tally.bytes_retrans.to_ne_bytes());
+    form.0
+}
+
+/// `struct tcp_info` of a listener: its queue of connections, and how many may wait there.
+#[must_use]
+pub fn listener_info(listening: &Listening) -> [u8; INFO_BYTES] {
+    let mut form = Form::begin();
+    form.put(0, &[LISTENING]);
+    form.word(24, listening.queues.waiting().into());
+    form.word(28, listening.backlog.into());
+    form.0
+}
+
+/// The structure as it is filled in.
+struct Form([u8; INFO_BYTES]);
+
+impl Form {
+    /// What all sockets tell: no limit of the rate, the window and reordering at first.
+    fn begin() -> Self {
+        let mut form = Self([0; INFO_BYTES]);
+        form.put(104, &[u8::MAX; 16]);
+        form.word(80, INITIAL_WINDOW.into());
+        form.word(88, INITIAL_REORDERING.into());
+        form
+    }
+
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        if let Some(place) = self.0.get_mut(at..at + bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+    }
+
+    fn word(&mut self, at: usize, value: u64) {
+        self.put(at, &u32::try_from(value).unwrap_or(u32::MAX).to_ne_bytes());
+    }
 }
 
 fn number_of(state: State) -> u8 {
@@ -114,8 +175,19 @@ mod tests {
 
     #[test]
     fn tcp_14_unconnected_socket_is_closed() {
-        let mut expected = [0; 104];
-        expected[0] = CLOSED;
-        assert_eq!(tcp_info(None), expected);
+        let told = tcp_info(None, None);
+        assert_eq!(told[0], CLOSED);
+        // tcpi_rto, tcpi_snd_cwnd
+        assert_eq!(told[8..12], 1_000_000_u32.to_ne_bytes());
+        assert_eq!(told[80..84], 10_u32.to_ne_bytes());
+    }
+
+    #[test]
+    fn tcp_14_info_has_the_kernels_places() {
+        let mut form = Form::begin();
+        form.word(228, 32_896);
+        let word = |at: usize| form.0[at..].first_chunk().map(|word| u32::from_ne_bytes(*word));
+        // tcpi_snd_cwnd, tcpi_reordering, tcpi_pacing_rate, tcpi_snd_wnd
+        assert_eq!([80, 88, 104, 228].map(word), [10, 3, u32::MAX, 32_896].map(Some));
     }
 }

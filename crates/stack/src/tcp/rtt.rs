@@ -106,7 +106,7 @@ impl RoundTrip {
 
     /// Mean deviation, in µs.
     pub(super) fn deviation_us(&self) -> u64 {
-        self.rttvar_us.into()
+        self.mdev_us.into()
     }
 
     /// Retransmission time-out without backoff, in µs.

@@ -123,10 +123,10 @@ impl Connection {
 
     /// Grows the send buffer with the congestion window, when the peer acknowledged bytes
     /// (`tcp_check_space`).
-    pub(super) fn check_room(&mut self) {
+    pub(super) fn check_room(&mut self, cx: &Context<'_>) {
         if self.options.sndbuf.is_none() {
             let wanted = u64::from(self.congestion.cwnd) * 2 * u64::from(self.send.mss);
-            let wanted = u32::try_from(wanted).unwrap_or(u32::MAX).min(self.send.largest_buffer);
+            let wanted = u32::try_from(wanted).unwrap_or(u32::MAX).min(cx.config.wmem.1);
             self.send.buffer_bytes = self.send.buffer_bytes.max(wanted);
         }
     }
@@ -348,6 +348,10 @@ impl Connection {
                 self.send_ack(cx);
             }
         }
+    }
+
+    pub(in crate::tcp) fn has_quick_acks(&self) -> bool {
+        !self.delayed.is_interactive()
     }
 
     /// Bytes that were written and not acknowledged (`SIOCOUTQ`).

@@ -143,6 +143,7 @@ impl Connection {
         }
         cx.counters.ofo_queue.add(1);
         self.measure_segment(segment);
+        self.tally.rcv_ooopack = self.tally.rcv_ooopack.saturating_add(1);
         let truesize = piece.truesize();
         match self.receive.queue.add_piece(piece, cx.pool) {
             Queued::Kept { around, duplicate } => {

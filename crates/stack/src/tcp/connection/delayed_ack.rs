@@ -32,13 +32,28 @@ pub(super) struct DelayedAck {
 }
 
 impl DelayedAck {
-    pub(super) fn begin(&mut self, window: u32, mss: u32) {
+    pub(super) fn new(is_quick: bool) -> Self {
+        Self { is_pingpong: !is_quick, ..Self::default() }
+    }
+
+    pub(super) fn begin(&mut self, window: u32, mss: u32, now_us: u64) {
+        self.last_us = now_us;
         let segment = mss.min(window / 2).min(DEFAULT_MSS.into());
         self.segment_bytes = segment.max(SEGMENT_MIN);
     }
 
     fn delay_us(&self) -> u64 {
         self.delay_us.into()
+    }
+
+    /// Delay, in µs; 0 before the first data.
+    pub(super) fn interval_us(&self) -> u32 {
+        self.delay_us
+    }
+
+    /// Time of the last data, in µs; that of the handshake before the first.
+    pub(super) fn last_us(&self) -> u64 {
+        self.last_us
     }
 
     fn set_delay(&mut self, delay_us: u64) {
@@ -68,6 +83,10 @@ impl DelayedAck {
 
     pub(super) fn enter_pingpong(&mut self) {
         self.is_pingpong = true;
+    }
+
+    pub(super) fn is_interactive(&self) -> bool {
+        self.is_pingpong
     }
 
     /// `TCP_QUICKACK`: acknowledges at once from now on, or not.

@@ -107,7 +107,7 @@ pub struct TcpInfo {
     pub phase: Phase,
     /// Smoothed round-trip time, in µs; 0 before the first sample.
     pub rtt_us: u64,
-    /// Deviation of the round-trip time, in µs.
+    /// Mean deviation of the round-trip time, in µs.
     pub rttvar_us: u64,
     /// Smallest round-trip time, in µs; 0 before the first sample.
     pub minrtt_us: u64,
@@ -123,6 +123,32 @@ pub struct TcpInfo {
     pub ssthresh: u32,
     /// Payload of a full segment.
     pub mss_bytes: u32,
+    /// Largest packet that the path takes (`pmtu`).
+    pub path_mtu_bytes: u32,
+    /// Probes of a closed window or of an idle peer without an answer.
+    pub probes: u8,
+    /// Delay of ACKs, in µs; 0 before the first data (`ato`).
+    pub ack_delay_us: u32,
+    /// Estimate of the peer's segment size (`rcv_mss`).
+    pub receive_mss_bytes: u32,
+    /// Segment size that our SYN announced (`advmss`).
+    pub announced_mss_bytes: u32,
+    /// Round trip that the receiver measured, in µs; 0 before the first sample (`rcv_rtt`).
+    pub receive_rtt_us: u64,
+    /// Bytes that the reader took in the best round trip (`rcv_space`).
+    pub receive_space_bytes: u32,
+    /// Window that is announced at most now (`rcv_ssthresh`).
+    pub receive_threshold_bytes: u32,
+    /// Window that the last ACK announced (`rcv_wnd`).
+    pub announced_window_bytes: u32,
+    /// Rate of sending, in bytes per second; `None` before the first round trip (`pacing_rate`).
+    pub pacing_rate: Option<u64>,
+    /// Time when payload was sent last, in µs of the calls' clock; that of the handshake before.
+    pub data_sent_us: u64,
+    /// Time when payload was received last, likewise.
+    pub data_received_us: u64,
+    /// Time when a segment was received last, likewise.
+    pub segment_received_us: u64,
     /// Segments in flight or lost (`unacked`).
     pub unacked: u32,
     /// Segments acknowledged selectively.
@@ -133,6 +159,8 @@ pub struct TcpInfo {
     pub retransmitted: u32,
     /// Reordering that is tolerated, in segments.
     pub reordering: u32,
+    /// True once reordering was seen (`reord_seen`).
+    pub has_reordered: bool,
     /// The peer's window.
     pub send_window_bytes: u32,
     /// Window that is announced.
@@ -183,11 +211,25 @@ impl Connection {
             cwnd: self.congestion.cwnd,
             ssthresh: self.congestion.ssthresh,
             mss_bytes: self.send.mss,
+            path_mtu_bytes: self.send.path_mtu,
+            probes: self.recovery.probes_out,
+            ack_delay_us: self.delayed.interval_us(),
+            receive_mss_bytes: self.delayed.segment_bytes(),
+            announced_mss_bytes: self.announced_mss(),
+            receive_rtt_us: self.receive.buffer.round_trip_us().unwrap_or(0),
+            receive_space_bytes: self.receive.buffer.space(),
+            receive_threshold_bytes: self.receive.buffer.threshold(),
+            announced_window_bytes: self.receive.window,
+            pacing_rate: self.pacing_rate(),
+            data_sent_us: self.send.last_data_us,
+            data_received_us: self.delayed.last_us(),
+            segment_received_us: self.receive.last_us,
             unacked: self.sent.len(),
             sacked: self.sent.sacked_out(),
             lost: self.sent.lost,
             retransmitted: self.sent.retransmitted,
             reordering: self.recovery.reordering,
+            has_reordered: self.recovery.saw_reordering,
             send_window_bytes: self.send.window,
             receive_window_bytes: self.usable_window(),
             resent: self.resent,

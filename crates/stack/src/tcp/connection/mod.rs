@@ -153,8 +153,6 @@ pub(super) struct SendState {
     pub(super) last_data_us: u64,
     /// Size of the send buffer.
     pub(super) buffer_bytes: u32,
-    /// Largest size of the send buffer.
-    pub(super) largest_buffer: u32,
 }
 
 /// Receiving side.

@@ -75,7 +75,6 @@ impl Connection {
             paced_ns: 0,
             last_data_us: now_us,
             buffer_bytes: options.sndbuf.unwrap_or(config.wmem.0),
-            largest_buffer: config.wmem.1,
         };
         let receive = ReceiveState {
             initial: Seq(0),
@@ -106,7 +105,7 @@ impl Connection {
             recovery: Recovery::new(sequence),
             congestion: Congestion::new(options.congestion.unwrap_or(config.congestion)),
             rtt: RoundTrip::default(),
-            delayed: DelayedAck::default(),
+            delayed: DelayedAck::new(options.quick_acks),
             timers: Timers::default(),
             shut: Shut::default(),
             error: None,
@@ -336,6 +335,8 @@ impl Connection {
     /// Transition to ESTABLISHED, of clients and of servers.
     pub(super) fn become_established(&mut self, cx: &mut Context<'_>) {
         self.state = State::Established;
+        // The SYN.
+        self.tally.delivered = 1;
         (self.recovery.retransmits, self.recovery.backoff) = (0, 0);
         self.recovery.restart(self.send.next);
         self.recovery.stamp_window(cx.now_us);
@@ -345,7 +346,7 @@ impl Connection {
         let mss = self.announced_mss().min(self.send.mss);
         let window = self.receive.window;
         self.receive.buffer.begin(self.receive.next, (window, mss), cx.now_us);
-        self.delayed.begin(self.receive.window, mss);
+        self.delayed.begin(self.receive.window, mss, cx.now_us);
         self.arm_keepalive(cx.now_us);
         self.rtt.set_fallback();
     }

@@ -77,7 +77,7 @@ impl Connection {
         }
         if self.state != State::Closed {
             self.send_queued(cx);
-            self.check_room();
+            self.check_room(cx);
             self.acknowledge_if_due(cx);
         }
         Answer::None
@@ -141,7 +141,7 @@ impl Connection {
 
     /// Time that a connection without an owner stays in FIN-WAIT-2; `None` for not at all.
     pub(super) fn fin_timeout_us(&self, cx: &Context<'_>) -> Option<u64> {
-        let wanted = self.options.fin_timeout_us.unwrap_or(cx.config.fin_timeout_us);
+        let wanted = self.options.fin_timeout_us.map_or(cx.config.fin_timeout_us, u64::from);
         // As the kernel: at least 3.5 time-outs, so that a retransmitted FIN is answered.
         let rto = self.rtt.rto_us();
         (wanted > 0).then(|| wanted.max((rto << 2) - (rto >> 1)))

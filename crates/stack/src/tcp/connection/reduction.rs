@@ -81,6 +81,7 @@ impl Connection {
 
     /// Adjusts the window after an ACK (`tcp_cong_control`).
     pub(super) fn control_window(&mut self, facts: &AckFacts, now_us: u64) {
+        self.tally.delivered = self.tally.delivered.wrapping_add(facts.delivered);
         // As `tcp_may_raise_cwnd`.
         let tolerates_reordering = self.recovery.reordering > DUP_THRESHOLD;
         if self.recovery.is_reducing() {

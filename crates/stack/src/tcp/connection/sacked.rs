@@ -65,6 +65,8 @@ impl Connection {
             // More duplicates than retransmissions are the network's.
             return false;
         }
+        let told = u16::try_from(duplicates).unwrap_or(u16::MAX);
+        self.tally.dsack_dups = self.tally.dsack_dups.saturating_add(told);
         // What came twice was delivered.
         facts.delivered += duplicates;
         if self.recovery.undo_marker.is_some_and(|marker| block.end.is_after(marker)) {

@@ -19,6 +19,12 @@ pub struct Tally {
     pub data_segs_out: u32,
     /// Segments with payload received.
     pub data_segs_in: u32,
+    /// Segments delivered to the peer, the SYN counted.
+    pub delivered: u32,
+    /// Segments that the peer says to have got twice (`dsack_dups`).
+    pub dsack_dups: u16,
+    /// Segments received behind a gap (`rcv_ooopack`).
+    pub rcv_ooopack: u16,
 }
 
 impl Tally {

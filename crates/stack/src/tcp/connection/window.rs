@@ -53,6 +53,21 @@ impl ReceiveWindow {
         self.bytes
     }
 
+    /// Bytes that the reader took in the best round trip.
+    pub(super) fn space(&self) -> u32 {
+        self.space
+    }
+
+    /// Window that is announced at most now.
+    pub(super) fn threshold(&self) -> u32 {
+        self.threshold
+    }
+
+    /// Round trip that the receiver measured, in µs.
+    pub(super) fn round_trip_us(&self) -> Option<u64> {
+        self.round_trip.us()
+    }
+
     /// Window for a memory of `bytes`: half of it, as packets occupy more than their payload.
     fn of_memory(bytes: u32) -> u32 {
         bytes / 2

@@ -416,17 +416,39 @@ impl Tcp {
         Ok(())
     }
 
-    /// Sends ACKs at once from now on, or lets them wait for data (`TCP_QUICKACK`).
+    /// Sends ACKs at once from now on, or lets them wait for data (`TCP_QUICKACK`). Without a
+    /// connection, it is how a later one begins.
     ///
     /// # Errors
-    /// [`TcpError::NotConnected`] without a connection.
+    /// [`TcpError::NoSocket`] if it is closed.
     pub fn set_quick_acks(
         &mut self,
         socket: TcpSocket,
         on: bool,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        self.call(socket, out, |connection, cx| connection.set_quick_acks(on, cx))
+        match &mut self.place(socket)?.kind {
+            Kind::Idle(idle) => idle.options.quick_acks = on,
+            Kind::Listener(listener) => listener.options.quick_acks = on,
+            Kind::Connection(_) => {
+                self.call(socket, out, |connection, cx| connection.set_quick_acks(on, cx))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// True if ACKs are sent at once now; false after a reply, too.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed.
+    pub fn has_quick_acks(&self, socket: TcpSocket) -> Result<bool, TcpError> {
+        let place = self.sockets.at(socket.index);
+        let place = place.filter(|place| place.generation == socket.generation);
+        let place = place.ok_or(TcpError::NoSocket)?;
+        Ok(match &place.kind {
+            Kind::Connection(connection) => connection.has_quick_acks(),
+            _ => place.options().quick_acks,
+        })
     }
 
     /// Takes the error that waits (`SO_ERROR`).
