@@ -244,10 +244,13 @@ impl Stream {
         })
     }
 
-    /// Takes the urgent byte (`MSG_OOB`).
-    pub(crate) fn receive_urgent(&self) -> Result<u8, Errno> {
+    /// Takes the urgent byte (`MSG_OOB`); `None` if the peer's data ended before it.
+    pub(crate) fn receive_urgent(&self) -> Result<Option<u8>, Errno> {
         self.check()?;
-        let byte = self.tcp.read_urgent().map_err(|error| tcp_errno(&error));
+        let byte = match self.tcp.read_urgent() {
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(None),
+            byte => byte.map(Some).map_err(|error| tcp_errno(&error)),
+        };
         byte.inspect_err(|error| self.forget_error(error))
     }
 

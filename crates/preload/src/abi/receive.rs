@@ -55,7 +55,7 @@ fn receive_bytes(stream: &Stream, vectors: Vectors<'_>, flags: c_int) -> Result<
         return Err(Errno::AGAIN);
     }
     if flags & libc::MSG_OOB != 0 {
-        let byte = stream.receive_urgent()?;
+        let Some(byte) = stream.receive_urgent()? else { return Ok(0) };
         let mut filler = vectors.filler();
         filler.put(&[byte]);
         return Ok(filler.lens().0);

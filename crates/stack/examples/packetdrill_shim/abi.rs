@@ -183,6 +183,7 @@ fn flags_of(flags: c_int) -> Flags {
         never_waits: flags & libc::MSG_DONTWAIT != 0,
         more_follows: flags & libc::MSG_MORE != 0,
         waits_for_all: flags & libc::MSG_WAITALL != 0,
+        wants_errors: flags & libc::MSG_ERRQUEUE != 0,
     }
 }
 
@@ -378,15 +379,19 @@ extern "C" fn fcntl(state: *mut c_void, fd: c_int, command: c_int, argument: c_l
 extern "C" fn ioctl(state: *mut c_void, fd: c_int, request: u64, argument: *mut c_int) -> c_int {
     const SIOCINQ: u64 = 0x541b;
     const SIOCOUTQ: u64 = 0x5411;
+    const SIOCATMARK: u64 = 0x8905;
+    const SIOCOUTQNSD: u64 = 0x894b;
     let mut state = shim(state).lock();
-    let queued = state
-        .entry(fd)
-        .map(|entry| entry.socket)
-        .and_then(|socket| state.host.tcp.queued_bytes(socket).map_err(Errno::from));
-    answer(queued.and_then(|(sent, received)| {
+    let queued = state.entry(fd).map(|entry| entry.socket).and_then(|socket| {
+        let tcp = &state.host.tcp;
+        Ok((tcp.queued_bytes(socket)?, tcp.is_at_urgent(socket)?, tcp.info(socket)?))
+    });
+    answer(queued.and_then(|((sent, received), is_at_urgent, info)| {
         let value = match request {
             SIOCINQ => received,
             SIOCOUTQ => sent,
+            SIOCATMARK => is_at_urgent.into(),
+            SIOCOUTQNSD => info.map_or(0, |info| info.unsent_bytes),
             _ => return Err(Errno(libc::ENOTTY)),
         };
         // SAFETY: these requests point to an int of the caller.

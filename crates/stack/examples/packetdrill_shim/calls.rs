@@ -73,6 +73,7 @@ pub(crate) struct Flags {
     pub(crate) never_waits: bool,
     pub(crate) more_follows: bool,
     pub(crate) waits_for_all: bool,
+    pub(crate) wants_errors: bool,
 }
 
 impl Flags {
@@ -166,15 +167,19 @@ impl Shim {
     pub(crate) fn read(&self, fd: i32, room: &mut [u8], flags: Flags) -> Result<usize, Errno> {
         let (waits, timeout_us) =
             self.waiting(fd, flags.never_waits, |entry| entry.receive_timeout_us)?;
+        if flags.wants_errors {
+            // Nothing is queued there: no error, no stamp of a time.
+            return Err(Errno::AGAIN);
+        }
         let mut low_water = self.lock().entry(fd)?.low_water_bytes as usize;
-        let mut filled = 0;
+        let (mut filled, mut peeked) = (0, 0);
         let result = self.wait(waits && !flags.is_urgent, timeout_us, |state| {
             let socket = state.entry(fd)?.socket;
             let room = &mut room[filled..];
             let read = state.host.call(|tcp, out| {
                 if flags.is_urgent {
-                    let byte = tcp.read_urgent(socket, out)?;
-                    Ok(room.first_mut().map_or(0, |place| {
+                    let byte = tcp.read_urgent(socket, flags.peeks, out)?;
+                    Ok(byte.zip(room.first_mut()).map_or(0, |(byte, place)| {
                         *place = byte;
                         1
                     }))
@@ -185,8 +190,14 @@ impl Shim {
                 }
             })?;
             let target = if flags.waits_for_all { room.len() } else { low_water.min(room.len()) };
-            if flags.peeks || read == 0 || read >= target {
+            let is_waited_for = flags.peeks && flags.waits_for_all && !flags.is_urgent;
+            let mut has_ended = || state.readiness(fd).is_ok_and(|ready| ready.peer_closed);
+            if flags.peeks && !is_waited_for || read == 0 || read >= target {
                 return Ok(read);
+            }
+            if is_waited_for {
+                peeked = read;
+                return if has_ended() { Ok(read) } else { Err(Errno::AGAIN) };
             }
             filled += read;
             low_water = low_water.saturating_sub(read);
@@ -194,7 +205,7 @@ impl Shim {
         });
         match result {
             Ok(read) => Ok(filled + read),
-            Err(_) if filled > 0 => Ok(filled),
+            Err(_) if filled + peeked > 0 => Ok(filled + peeked),
             Err(error) => Err(error),
         }
     }
@@ -418,8 +429,10 @@ impl State {
         let Entry { socket, low_water_bytes, listens, .. } = *self.entry(fd)?;
         let mut ready = self.host.tcp.readiness(socket)?;
         if !listens && ready.readable && !ready.peer_closed && !ready.failed {
-            let (_, received) = self.host.tcp.queued_bytes(socket)?;
-            ready.readable = received >= low_water_bytes;
+            let info = self.host.tcp.info(socket)?;
+            let received = info.map_or(0, |info| info.unread_bytes);
+            let is_urgent = self.host.tcp.is_at_urgent(socket)?;
+            ready.readable = received >= low_water_bytes.saturating_add(is_urgent.into());
         }
         Ok(ready)
     }

@@ -130,9 +130,11 @@ impl TcpStream {
     /// Takes the urgent byte (`MSG_OOB`).
     ///
     /// # Errors
-    /// `InvalidInput` without one; else as [`peek`](Self::peek).
+    /// `InvalidInput` without one, `UnexpectedEof` if the peer's data ended before it; else as
+    /// [`peek`](Self::peek).
     pub fn read_urgent(&self) -> io::Result<u8> {
-        self.0.reading(|tcp, socket, out| tcp.read_urgent(socket, out))
+        let byte = self.0.reading(|tcp, socket, out| tcp.read_urgent(socket, false, out))?;
+        byte.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
     /// Writes bytes with flags: others follow at once, or the last is urgent.

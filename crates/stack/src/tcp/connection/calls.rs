@@ -2,6 +2,7 @@
 
 use super::super::config::TcpOptions;
 use super::super::error::TcpError;
+use super::super::seq::Seq;
 use super::{Connection, Context, State};
 
 /// Readiness of a socket.
@@ -185,8 +186,9 @@ impl Connection {
         }
     }
 
-    /// Takes the urgent byte, once (`MSG_OOB`, `tcp_recv_urg`). The reader passes it later.
-    pub(in crate::tcp) fn read_urgent(&mut self) -> Result<u8, TcpError> {
+    /// Takes the urgent byte, once, or looks at it (`MSG_OOB`, `tcp_recv_urg`). The reader passes it
+    /// later. `None` if it will not come any more.
+    pub(in crate::tcp) fn read_urgent(&mut self, peeks: bool) -> Result<Option<u8>, TcpError> {
         let is_there = !self.options.oob_inline && !self.receive.is_urgent_taken;
         let Some(urgent) = self.receive.urgent.filter(|_| is_there) else {
             return Err(TcpError::Invalid);
@@ -194,10 +196,11 @@ impl Connection {
         let offset = urgent.bytes_since(self.read_seq()) as usize;
         let mut byte = [0];
         if self.receive.queue.peek(offset, &mut byte) == 0 {
-            return Err(TcpError::WouldBlock);
+            let has_ended = self.shut.receive || self.receive.fin.is_some();
+            return if has_ended { Ok(None) } else { Err(TcpError::WouldBlock) };
         }
-        self.receive.is_urgent_taken = true;
-        Ok(byte[0])
+        self.receive.is_urgent_taken |= !peeks;
+        Ok(Some(byte[0]))
     }
 
     fn nothing_to_read(&mut self, is_empty_room: bool) -> Result<usize, TcpError> {
@@ -307,20 +310,21 @@ impl Connection {
     /// Replaces the socket's options. Those of the handshake keep what was agreed.
     pub(in crate::tcp) fn set_options(&mut self, options: TcpOptions, cx: &mut Context<'_>) {
         let before = std::mem::replace(&mut self.options, options);
-        if options.keepalive != before.keepalive
-            || options.keepalive_idle_us != before.keepalive_idle_us
-        {
+        self.options.max_segment = before.max_segment;
+        if options.keepalive != before.keepalive {
             self.arm_keepalive(cx.now_us);
+        } else if options.keepalive_idle_us != before.keepalive_idle_us {
+            self.arm_keepalive(self.receive.last_us);
         }
         if let Some(bytes) = options.sndbuf {
             self.send.buffer_bytes = bytes;
         }
+        if let Some(bytes) = options.rcvbuf.filter(|_| options.rcvbuf != before.rcvbuf) {
+            self.receive.buffer.fix(bytes);
+        }
         if options.congestion != before.congestion {
             let algorithm = options.congestion.unwrap_or(cx.config.congestion);
             self.congestion.set_algorithm(algorithm);
-        }
-        if options.max_segment != before.max_segment && self.state != State::Closed {
-            self.set_mss();
         }
         if !before.nodelay && options.nodelay {
             self.push(cx);
@@ -354,8 +358,31 @@ impl Connection {
         !self.delayed.is_interactive()
     }
 
-    /// Bytes that were written and not acknowledged (`SIOCOUTQ`).
+    /// Bytes that were written and not acknowledged.
     pub(in crate::tcp) fn unacknowledged_bytes(&self) -> u32 {
         self.send.queue.len_bytes()
+    }
+
+    /// Sequence numbers that are not acknowledged, that of the FIN among them (`SIOCOUTQ`).
+    pub(in crate::tcp) fn unacknowledged(&self) -> u32 {
+        let awaits_fin = self.send.fin && self.state != State::Closed && !self.is_fin_acked();
+        self.unacknowledged_bytes() + u32::from(awaits_fin)
+    }
+
+    /// Bytes that were received and not read, up to an urgent one (`SIOCINQ`).
+    pub(in crate::tcp) fn received_bytes(&self) -> u32 {
+        let len = self.receive.queue.len_bytes();
+        let is_awaited = |urgent: &Seq| {
+            !urgent.is_before(self.read_seq()) && urgent.is_before(self.receive.next)
+        };
+        match self.receive.urgent.filter(|_| !self.options.oob_inline).filter(is_awaited) {
+            Some(urgent) => len.min(urgent - self.read_seq()),
+            None => len,
+        }
+    }
+
+    /// True if the next byte to read is the urgent one (`SIOCATMARK`).
+    pub(in crate::tcp) fn is_at_urgent(&self) -> bool {
+        self.receive.urgent == Some(self.read_seq())
     }
 }

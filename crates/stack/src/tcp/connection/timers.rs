@@ -320,9 +320,10 @@ impl Connection {
         self.timers.set_probe(now_us + wait_us);
     }
 
-    pub(super) fn arm_keepalive(&mut self, now_us: u64) {
+    /// Counts the idle time from a moment on.
+    pub(super) fn arm_keepalive(&mut self, from_us: u64) {
         self.timers.keepalive = match self.options.keepalive {
-            true => Deadline::at(now_us + self.options.keepalive_idle_us),
+            true => Deadline::at(from_us + self.options.keepalive_idle_us),
             false => Deadline::default(),
         };
     }

@@ -49,6 +49,11 @@ impl ReceiveWindow {
         }
     }
 
+    /// Gives the buffer a size that it keeps.
+    pub(super) fn fix(&mut self, bytes: u32) {
+        (self.bytes, self.largest) = (bytes, bytes);
+    }
+
     pub(super) fn bytes(&self) -> u32 {
         self.bytes
     }

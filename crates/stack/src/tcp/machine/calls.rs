@@ -272,12 +272,18 @@ impl Tcp {
         self.call(socket, out, |connection, cx| connection.consume(len_bytes, cx))
     }
 
-    /// Takes the urgent byte (`MSG_OOB`).
+    /// Takes the urgent byte, or looks at it and leaves it (`MSG_OOB`). `None` if the peer's data ended
+    /// without it.
     ///
     /// # Errors
     /// [`TcpError::Invalid`] without one, [`TcpError::WouldBlock`] if it has not come yet.
-    pub fn read_urgent(&mut self, socket: TcpSocket, out: &mut TcpOut<'_>) -> Result<u8, TcpError> {
-        self.call(socket, out, |connection, _| connection.read_urgent())?
+    pub fn read_urgent(
+        &mut self,
+        socket: TcpSocket,
+        peeks: bool,
+        out: &mut TcpOut<'_>,
+    ) -> Result<Option<u8>, TcpError> {
+        self.call(socket, out, |connection, _| connection.read_urgent(peeks))?
     }
 
     /// Queues bytes to be sent, and returns their number.
@@ -519,20 +525,39 @@ impl Tcp {
         }
     }
 
-    /// Bytes that were written and not acknowledged, and bytes received and not read (`SIOCOUTQ`,
-    /// `SIOCINQ`).
+    /// Sequence numbers that are not acknowledged, and bytes received and not read up to an urgent one
+    /// (`SIOCOUTQ`, `SIOCINQ`); none before a connection.
     ///
     /// # Errors
-    /// [`TcpError::NotConnected`] without a connection.
+    /// [`TcpError::Invalid`] of a listener, [`TcpError::NotConnected`] of a closed socket.
     pub fn queued_bytes(&self, socket: TcpSocket) -> Result<(u32, u32), TcpError> {
         match self.sockets.at(socket.index) {
             Some(Place { generation, kind: Kind::Connection(connection), .. })
                 if *generation == socket.generation =>
             {
-                Ok((connection.unacknowledged_bytes(), connection.readable_bytes()))
+                Ok((connection.unacknowledged(), connection.received_bytes()))
+            }
+            Some(Place { generation, kind, .. }) if *generation == socket.generation => {
+                match kind {
+                    Kind::Idle(_) => Ok((0, 0)),
+                    _ => Err(TcpError::Invalid),
+                }
             }
             _ => Err(TcpError::NotConnected),
         }
+    }
+
+    /// True if the next byte to read is the urgent one (`SIOCATMARK`).
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed.
+    pub fn is_at_urgent(&self, socket: TcpSocket) -> Result<bool, TcpError> {
+        let place = self.sockets.at(socket.index);
+        let place = place.filter(|place| place.generation == socket.generation);
+        Ok(match &place.ok_or(TcpError::NoSocket)?.kind {
+            Kind::Connection(connection) => connection.is_at_urgent(),
+            _ => false,
+        })
     }
 
     fn place(&mut self, socket: TcpSocket) -> Result<&mut Place, TcpError> {
