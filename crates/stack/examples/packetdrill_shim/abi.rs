@@ -276,6 +276,10 @@ extern "C" fn connect(
     address: *const c_void,
     len: socklen_t,
 ) -> c_int {
+    let family = bytes(address, len as usize).first_chunk();
+    if family.map(|family| i32::from(u16::from_ne_bytes(*family))) == Some(libc::AF_UNSPEC) {
+        return answer(shim(state).disconnect(fd));
+    }
     answer(address_of(address, len).and_then(|peer| shim(state).connect(fd, peer)))
 }
 

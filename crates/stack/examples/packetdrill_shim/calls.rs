@@ -164,6 +164,17 @@ impl Shim {
         }
     }
 
+    /// `connect` to `AF_UNSPEC`.
+    pub(crate) fn disconnect(&self, fd: i32) -> Result<i32, Errno> {
+        let mut state = self.lock();
+        let entry = state.entry(fd)?;
+        entry.listens = false;
+        let socket = entry.socket;
+        state.host.call(|tcp, out| tcp.disconnect(socket, out))?;
+        drop(self.let_others_run(state));
+        Ok(0)
+    }
+
     pub(crate) fn read(&self, fd: i32, room: &mut [u8], flags: Flags) -> Result<usize, Errno> {
         let (waits, timeout_us) =
             self.waiting(fd, flags.never_waits, |entry| entry.receive_timeout_us)?;

@@ -224,13 +224,8 @@ impl Connection {
         send: bool,
         cx: &mut Context<'_>,
     ) -> Result<(), TcpError> {
-        match self.state {
-            State::Closed => return Err(TcpError::NotConnected),
-            State::SynSent => {
-                self.finish(cx);
-                return Ok(());
-            }
-            _ => {}
+        if self.state == State::Closed {
+            return Err(TcpError::NotConnected);
         }
         self.shut.receive |= receive;
         if send && !self.shut.send {
@@ -270,7 +265,7 @@ impl Connection {
             }
             _ if self.options.linger_us == Some(0) => {
                 cx.counters.abort_on_linger.add(1);
-                self.abort(cx);
+                self.disconnect(cx);
             }
             _ => {
                 if !self.shut.send {
@@ -297,6 +292,27 @@ impl Connection {
             }
             Some(wait_us) => self.leave(true, wait_us, cx),
         }
+    }
+
+    /// Ends the connection at once (`tcp_disconnect`), and returns the error that the next call tells.
+    /// A peer that closed, and has all of ours or will soon, is not told.
+    pub(in crate::tcp) fn disconnect(&mut self, cx: &mut Context<'_>) -> Option<TcpError> {
+        let is_reset = match self.state {
+            State::Closed | State::SynSent => false,
+            State::Closing | State::LastAck => !self.is_fin_sent(),
+            _ => true,
+        };
+        if is_reset {
+            self.send_reset(cx);
+        }
+        let is_told = is_reset || self.state == State::SynSent;
+        self.error = None;
+        self.finish(cx);
+        is_told.then_some(TcpError::Reset)
+    }
+
+    fn is_fin_sent(&self) -> bool {
+        self.send.next.is_after(self.send.queue.end())
     }
 
     /// Resets the connection.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::config::TcpOptions;
-use super::super::connection::{Begin, Connection, Readiness, TcpInfo, WriteFlags};
+use super::super::connection::{Begin, Connection, Readiness, State, TcpInfo, WriteFlags};
 use super::super::error::TcpError;
 use super::super::flow::Flow;
 use super::super::seq::len_u32;
@@ -229,7 +229,7 @@ impl Tcp {
         room: &mut [u8],
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
-        self.call(socket, out, |connection, cx| connection.read(room, false, cx))?
+        self.call_reading(socket, out, |connection, cx| connection.read(room, false, cx))
     }
 
     /// Does the same, and leaves the bytes there.
@@ -242,7 +242,7 @@ impl Tcp {
         room: &mut [u8],
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
-        self.call(socket, out, |connection, cx| connection.read(room, true, cx))?
+        self.call_reading(socket, out, |connection, cx| connection.read(room, true, cx))
     }
 
     /// Bytes that were received, in the frame that they came in; empty if there are none. To be
@@ -304,7 +304,8 @@ impl Tcp {
             Kind::Connection(_) => {
                 self.call(socket, out, |connection, cx| connection.write(bytes, flags, cx))?
             }
-            _ => Err(TcpError::BrokenPipe),
+            Kind::Idle(_) => Err(self.take_error(socket)?.unwrap_or(TcpError::BrokenPipe)),
+            Kind::Listener(_) => Err(TcpError::BrokenPipe),
         }
     }
 
@@ -327,13 +328,35 @@ impl Tcp {
         send: bool,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        if matches!(self.place(socket)?.kind, Kind::Listener(_)) {
-            if receive {
-                self.stop_listening(socket.index, out);
+        match &self.place(socket)?.kind {
+            Kind::Listener(_) if receive => return self.disconnect(socket, out),
+            Kind::Listener(_) => return Ok(()),
+            Kind::Connection(connection) if connection.state == State::SynSent => {
+                return self.disconnect(socket, out);
             }
-            return Ok(());
+            _ => {}
         }
         self.call(socket, out, |connection, cx| connection.shutdown(receive, send, cx))?
+    }
+
+    /// Ends a connection at once, by a reset if it was open, or stops listening: the socket may connect
+    /// or listen anew (`connect` to `AF_UNSPEC`). The next call tells that it was reset.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn disconnect(&mut self, socket: TcpSocket, out: &mut TcpOut<'_>) -> Result<(), TcpError> {
+        match self.place(socket)?.kind {
+            Kind::Idle(_) => {}
+            Kind::Listener(_) => self.stop_listening(socket.index, out),
+            Kind::Connection(_) => {
+                let error = self.call(socket, out, |connection, cx| connection.disconnect(cx))?;
+                self.forget_attempt(socket.index, out);
+                if let Kind::Idle(idle) = &mut self.place(socket)?.kind {
+                    idle.error = error;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Closes a socket. A connection lives on until the peer has everything.
@@ -370,7 +393,8 @@ impl Tcp {
         let (local, accepted) = (listener.local, std::mem::take(&mut listener.accepted));
         listener.queues.accepted.fetch_sub(len_u32(accepted.len()), Ordering::Relaxed);
         let &mut Listener { options, sharing, .. } = &mut **listener;
-        place.kind = Kind::Idle(Box::new(Idle { options, bound: Some(local), sharing }));
+        place.kind =
+            Kind::Idle(Box::new(Idle { options, bound: Some(local), sharing, error: None }));
         self.listeners.remove(local, index);
         for connection in accepted {
             self.abort_connection(connection, out);
@@ -464,7 +488,8 @@ impl Tcp {
     pub fn take_error(&mut self, socket: TcpSocket) -> Result<Option<TcpError>, TcpError> {
         Ok(match &mut self.place(socket)?.kind {
             Kind::Connection(connection) => connection.take_error(),
-            _ => None,
+            Kind::Idle(idle) => idle.error.take(),
+            Kind::Listener(_) => None,
         })
     }
 
@@ -476,7 +501,12 @@ impl Tcp {
         let place = self.sockets.at(socket.index);
         let place = place.filter(|place| place.generation == socket.generation);
         Ok(match &place.ok_or(TcpError::NoSocket)?.kind {
-            Kind::Idle(_) => Readiness { hung_up: true, writable: true, ..Readiness::default() },
+            Kind::Idle(idle) => Readiness {
+                hung_up: true,
+                writable: true,
+                failed: idle.error.is_some(),
+                ..Readiness::default()
+            },
             Kind::Listener(listener) => {
                 Readiness { readable: !listener.accepted.is_empty(), ..Readiness::default() }
             }
@@ -563,6 +593,21 @@ impl Tcp {
     fn place(&mut self, socket: TcpSocket) -> Result<&mut Place, TcpError> {
         let place = self.sockets.at_mut(socket.index);
         place.filter(|place| place.generation == socket.generation).ok_or(TcpError::NoSocket)
+    }
+
+    /// Calls a connection to read. Without one, an error that waits is told first.
+    fn call_reading(
+        &mut self,
+        socket: TcpSocket,
+        out: &mut TcpOut<'_>,
+        act: impl FnOnce(&mut Connection, &mut super::Context<'_>) -> Result<usize, TcpError>,
+    ) -> Result<usize, TcpError> {
+        if matches!(self.place(socket)?.kind, Kind::Idle(_))
+            && let Some(error) = self.take_error(socket)?
+        {
+            return Err(error);
+        }
+        self.call(socket, out, act)?
     }
 
     /// Calls a connection.

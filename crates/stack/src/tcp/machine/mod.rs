@@ -31,6 +31,7 @@ use self::time_wait::TimeWait;
 use super::config::{TcpConfig, TcpOptions};
 use super::connection::{Answer, Connection, Context, PathError, Readiness, State, TcpInfo};
 use super::counters::TcpCounters;
+use super::error::TcpError;
 use super::flow::{Flow, FlowHasher, HashedFlow};
 use super::flow_table::FlowTable;
 use super::isn::Secret;
@@ -188,6 +189,8 @@ struct Idle {
     bound: Option<SocketAddr>,
     /// Sharing of the address, once it is bound.
     sharing: Option<TcpSharing>,
+    /// Error of the connection that was ended here, to be told by the next call.
+    error: Option<TcpError>,
 }
 
 /// A listening socket.
