@@ -182,7 +182,7 @@ pub struct TcpOptions {
     pub defer_retries: u8,
     /// Congestion control; `None` for that of the settings (`TCP_CONGESTION`).
     pub congestion: Option<Algorithm>,
-    /// Acknowledges at once as a connection begins (`TCP_QUICKACK`).
+    /// Acknowledges at once as a client begins (`TCP_QUICKACK`).
     pub quick_acks: bool,
     /// DSCP of packets sent, in the upper six bits (`IP_TOS`).
     pub tos: u8,

@@ -32,10 +32,6 @@ pub(super) struct DelayedAck {
 }
 
 impl DelayedAck {
-    pub(super) fn new(is_quick: bool) -> Self {
-        Self { is_pingpong: !is_quick, ..Self::default() }
-    }
-
     pub(super) fn begin(&mut self, window: u32, mss: u32, now_us: u64) {
         self.last_us = now_us;
         let segment = mss.min(window / 2).min(DEFAULT_MSS.into());

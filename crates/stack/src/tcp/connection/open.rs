@@ -1,6 +1,8 @@
 //! Handshakes: a client's SYN, a server's connection made of its request, simultaneous open.
 
-use super::super::config::{DEFAULT_MSS, MIN_MSS, TIMEOUT_MIN_US, TcpConfig, TcpOptions};
+use super::super::config::{
+    DEFAULT_MSS, DELACK_MAX_US, MIN_MSS, TIMEOUT_MIN_US, TcpConfig, TcpOptions,
+};
 use super::super::congestion::Congestion;
 use super::super::error::TcpError;
 use super::super::flow::{Flow, PackedFlow};
@@ -105,7 +107,7 @@ impl Connection {
             recovery: Recovery::new(sequence),
             congestion: Congestion::new(options.congestion.unwrap_or(config.congestion)),
             rtt: RoundTrip::default(),
-            delayed: DelayedAck::new(options.quick_acks),
+            delayed: DelayedAck::default(),
             timers: Timers::default(),
             shut: Shut::default(),
             error: None,
@@ -131,6 +133,7 @@ impl Connection {
         };
         connection.state = State::SynSent;
         connection.is_connecting = true;
+        connection.delayed.set_quick(begin.options.quick_acks);
         connection.receive.window =
             connection.receive.buffer.initial_window(connection.announced_mss());
         cx.counters.active_opens.add(1);
@@ -293,7 +296,12 @@ impl Connection {
         }
         self.become_established(cx);
         let has_data = self.send.queue.len_bytes() > 0 || self.send.fin;
-        if !has_data {
+        if !has_data && (self.options.defer_retries > 0 || self.delayed.is_interactive()) {
+            // Saves an ACK: data are announced.
+            self.delayed.schedule();
+            self.delayed.enter_quick(self.receive.window);
+            self.timers.set_delayed_ack(cx.now_us + DELACK_MAX_US);
+        } else if !has_data {
             self.send_ack(cx);
         }
         self.send_queued(cx);
