@@ -92,6 +92,10 @@ counters! {
     challenge_ack_skipped = "TCPACKSkippedChallenge",
     /// ACKs of invalid segments not sent because of the rate limit.
     ack_skipped_seq = "TCPACKSkippedSeq",
+    /// Segments with a signature (RFC 2385), for which there is no key.
+    md5_unexpected = "TCPMD5Unexpected",
+    /// Segments of a handshake that echo no timestamp of its SYN-ACKs.
+    tsecr_rejected = "TSEcrRejected",
     /// Time-outs of retransmission.
     timeouts = "TCPTimeouts",
     /// Losses repaired by selective acknowledgements.

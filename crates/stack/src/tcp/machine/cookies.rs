@@ -140,6 +140,7 @@ impl Tcp {
             agreed,
             timestamp: stamps.map_or(0, |stamps| stamps.value),
             timestamp_offset: offset,
+            stamps: (0, 0),
             window: ReceiveWindow::new(&options, &self.config).initial_window(mss),
             sent_us: now_us,
             answered_us: 0,

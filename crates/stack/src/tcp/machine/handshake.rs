@@ -30,6 +30,8 @@ pub(super) struct Request {
     pub(super) agreed: Agreed,
     pub(super) timestamp: u32,
     pub(super) timestamp_offset: u32,
+    /// Our timestamps in the first and in the last SYN-ACK.
+    pub(super) stamps: (u32, u32),
     pub(super) window: u32,
     /// Time of the last SYN-ACK and of the last answer to an invalid segment, in µs.
     pub(super) sent_us: u64,
@@ -109,7 +111,9 @@ impl Tcp {
         if let Some(Place { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(index) {
             listener.queues.requests.fetch_add(1, Ordering::Relaxed);
         }
-        self.send_syn_ack(&request, &options, self.stamp_of(&request, out.now_us), out);
+        let stamp = self.stamp_of(&request, out.now_us);
+        request.stamps = (stamp, stamp);
+        self.send_syn_ack(&request, &options, stamp, out);
         let at = self.requests.insert(request);
         self.levels.set_requests(self.requests.len());
         self.targets.insert(flow, Target::Request(at));
@@ -147,6 +151,7 @@ impl Tcp {
             agreed,
             timestamp: offers.timestamps.map_or(0, |stamps| stamps.value),
             timestamp_offset: self.secret.timestamp_offset(flow),
+            stamps: (0, 0),
             window: ReceiveWindow::new(options, config).initial_window(u32::from(mss)),
             sent_us: now_us,
             answered_us: 0,
@@ -238,17 +243,24 @@ impl Tcp {
     fn judge(&self, request: &Request, segment: &Segment) -> Judgement {
         let (syn, ack, rst) =
             (segment.has(Flags::SYN), segment.has(Flags::ACK), segment.has(Flags::RST));
-        if syn && !ack && !rst && segment.seq == request.peer_sequence {
+        let stamps = segment.options.timestamps.filter(|_| request.agreed.timestamps);
+        let is_old = stamps.is_some_and(|stamps| {
+            request.timestamp != 0 && request.timestamp.wrapping_sub(stamps.value).cast_signed() > 0
+        });
+        if syn && !ack && !rst && segment.seq == request.peer_sequence && !is_old {
             return Judgement::Again;
         }
         if ack && !rst && segment.ack != request.sequence + 1 {
             return Judgement::Reset;
         }
-        let is_old = request.agreed.timestamps
-            && segment.options.timestamps.is_some_and(|stamps| {
-                request.timestamp.wrapping_sub(stamps.value).cast_signed() > 0
-            });
-        if is_old || !is_in_window(request, segment) {
+        let is_foreign = stamps.is_some_and(|stamps| {
+            let (first, last) = request.stamps;
+            stamps.echo != 0 && stamps.echo.wrapping_sub(first) > last.wrapping_sub(first)
+        });
+        if is_foreign && !is_old {
+            self.counters.tsecr_rejected.add(1);
+        }
+        if is_old || is_foreign || !is_in_window(request, segment) {
             return if rst { Judgement::Ignore } else { Judgement::Outside };
         }
         let start = request.peer_sequence + 1;
@@ -268,9 +280,11 @@ impl Tcp {
         if self.may_answer(at, out.now_us)
             && let Some(options) = self.options_of(request)
         {
-            self.send_syn_ack(request, &options, self.stamp_of(request, out.now_us), out);
+            let stamp = self.stamp_of(request, out.now_us);
+            self.send_syn_ack(request, &options, stamp, out);
             self.counters.retrans_segs.add(1);
             if let Some(request) = self.requests.at_mut(at) {
+                request.stamps.1 = stamp;
                 request.resent = request.resent.saturating_add(1);
                 let wait_us = request.timeout_us();
                 self.request_timers.arm(at, out.now_us + wait_us, out.now_us);
@@ -448,7 +462,7 @@ impl Tcp {
         let options = self.options_of(&request);
         let timeouts = request.timeouts;
         let is_over = |options: &TcpOptions| {
-            timeouts >= self.config.synack_retries
+            timeouts >= options.syn_retries.unwrap_or(self.config.synack_retries)
                 && (!request.is_acked || timeouts >= options.defer_retries)
         };
         let Some(options) = options.filter(|options| !is_over(options)) else {
@@ -457,11 +471,16 @@ impl Tcp {
         };
         // The peer acknowledged, and is asked once more before the wait for data ends
         // (`syn_ack_recalc`).
-        if !request.is_acked || timeouts + 1 >= options.defer_retries {
-            self.send_syn_ack(&request, &options, self.stamp_of(&request, out.now_us), out);
+        let stamp = self.stamp_of(&request, out.now_us);
+        let is_sent = !request.is_acked || timeouts + 1 >= options.defer_retries;
+        if is_sent {
+            self.send_syn_ack(&request, &options, stamp, out);
             self.counters.retrans_segs.add(1);
         }
         if let Some(request) = self.requests.at_mut(at) {
+            if is_sent {
+                request.stamps.1 = stamp;
+            }
             request.timeouts += 1;
             request.resent = request.resent.saturating_add(1);
             let wait_us = request.timeout_us();
@@ -477,7 +496,7 @@ enum Judgement {
     Complete,
     /// The SYN once more.
     Again,
-    /// Not in the window: answered by an ACK.
+    /// Not in the window, or with stamps of another connection: answered by an ACK.
     Outside,
     /// A reset in the window, but not the exact one: answered by an ACK.
     Challenge,

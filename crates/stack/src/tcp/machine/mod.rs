@@ -340,7 +340,14 @@ impl Tcp {
             return None;
         };
         let mtu_bytes = device.mtu_bytes;
-        let answer = match self.targets.find_hashed(flow) {
+        let target = self.targets.find_hashed(flow);
+        if segment.options.is_signed && !matches!(target, Some(Target::TimeWait(_))) {
+            // As the kernel, even where a reset would follow: it could not be signed.
+            self.counters.md5_unexpected.add(1);
+            out.pool.put(packet.frame);
+            return None;
+        }
+        let answer = match target {
             Some(Target::Connection(index)) => {
                 let generation = self.sockets.at(index).map(|place| place.generation);
                 self.receive_connected(index, packet, &segment, out);

@@ -10,6 +10,7 @@ const WINDOW_SCALE: u8 = 3;
 const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
+const MD5: u8 = 19;
 /// Bytes that timestamps take in a header, with their padding.
 pub(in crate::tcp) const TIMESTAMPS_BYTES: u32 = 12;
 /// SACK blocks that fit in a header.
@@ -28,6 +29,8 @@ pub(in crate::tcp) struct Options {
     pub(in crate::tcp) sack_permitted: bool,
     pub(in crate::tcp) timestamps: Option<Timestamps>,
     pub(in crate::tcp) sacks: SackBlocks,
+    /// A signature (RFC 2385), for which there is no key here.
+    pub(in crate::tcp) is_signed: bool,
 }
 
 /// Timestamps (RFC 7323, section 3.2).
@@ -104,6 +107,7 @@ impl Options {
                     echo: u32::from_be_bytes([e0, e1, e2, e3]),
                 });
             }
+            (MD5, _) => self.is_signed = true,
             (SACK, blocks) if blocks.len().is_multiple_of(8) => {
                 for block in blocks.chunks_exact(8) {
                     if let &[s0, s1, s2, s3, e0, e1, e2, e3] = block {
