@@ -1,14 +1,16 @@
 //! The C interface of packetdrill (`packetdrill.h`): a table of functions, each with the state as its
 //! first argument.
 
+mod events; // poll, epoll, and what there is not
+
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::ptr::null;
 use std::slice;
 
-use libc::{iovec, msghdr, pollfd, size_t, sockaddr_in, sockaddr_in6, socklen_t, ssize_t, timeval};
+use libc::{iovec, msghdr, size_t, sockaddr_in, sockaddr_in6, socklen_t, ssize_t, timeval};
 
-use crate::calls::{Flags, Polled, Shim};
+use crate::calls::{Flags, Shim};
 use crate::errno::Errno;
 
 /// Entries of the table.
@@ -58,7 +60,7 @@ pub(crate) unsafe extern "C" fn packetdrill_interface_init(
         (20, shutdown as *const ()),
         (21, getsockopt as *const ()),
         (22, setsockopt as *const ()),
-        (23, poll as *const ()),
+        (23, events::poll as *const ()),
         (24, netdev_send as *const ()),
     ];
     for (at, function) in functions {
@@ -68,6 +70,11 @@ pub(crate) unsafe extern "C" fn packetdrill_interface_init(
     entries[25] = (netdev_receive as *const ()).cast();
     entries[26] = (usleep as *const ()).cast();
     entries[27] = (gettimeofday as *const ()).cast();
+    entries[28] = (events::epoll_create as *const ()).cast();
+    entries[29] = (events::epoll_ctl as *const ()).cast();
+    entries[30] = (events::epoll_wait as *const ()).cast();
+    entries[31] = (events::pipe as *const ()).cast();
+    entries[32] = (events::splice as *const ()).cast();
     // SAFETY: the caller's table has room for all entries.
     unsafe { table.write(Table(entries)) };
 }
@@ -446,20 +453,6 @@ extern "C" fn setsockopt(
     len: socklen_t,
 ) -> c_int {
     answer(shim(state).setsockopt(fd, (level, name), bytes(value, len as usize)))
-}
-
-extern "C" fn poll(state: *mut c_void, fds: *mut pollfd, count: u64, timeout_ms: c_int) -> c_int {
-    let count = usize::try_from(count).unwrap_or(0);
-    // SAFETY: the caller's array has that many entries.
-    let fds = unsafe { slice::from_raw_parts_mut(fds, count) };
-    let mut polled: Vec<Polled> =
-        fds.iter().map(|entry| Polled { fd: entry.fd, events: entry.events, revents: 0 }).collect();
-    let timeout_us = u64::try_from(timeout_ms).ok().map(|ms| ms * 1000);
-    let result = shim(state).poll(&mut polled, timeout_us);
-    for (entry, polled) in fds.iter_mut().zip(&polled) {
-        entry.revents = polled.revents;
-    }
-    answer(result)
 }
 
 extern "C" fn netdev_send(state: *mut c_void, start: *const c_void, len: size_t) -> c_int {

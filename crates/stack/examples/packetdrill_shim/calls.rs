@@ -7,11 +7,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{ThreadId, current};
 use std::time::Duration;
 
-use forebay_stack::tcp::{self, Readiness, TcpError, TcpOptions, TcpSocket, WriteFlags};
+use forebay_stack::tcp::{self, TcpError, TcpOptions, TcpSocket, WriteFlags};
 
 use crate::errno::Errno;
 use crate::host::Host;
 use crate::kept::Kept;
+use crate::polls::Epoll;
 
 /// Real time that the clock stands still at most for a call that returns.
 const RETURN: Duration = Duration::from_secs(1);
@@ -38,6 +39,7 @@ pub(crate) struct Shim {
 pub(crate) struct State {
     pub(crate) host: Host,
     sockets: BTreeMap<i32, Entry>,
+    pub(crate) epolls: BTreeMap<i32, Epoll>,
     /// Calls of the main thread so far.
     turns: u64,
     /// A call waits, until this time; it is to try again.
@@ -63,6 +65,8 @@ pub(crate) struct Entry {
     /// Bytes that a read and a poll wait for (`SO_RCVLOWAT`).
     pub(crate) low_water_bytes: u32,
     pub(crate) kept: Kept,
+    /// Writes that found too little room.
+    pub(crate) full_writes: u32,
 }
 
 /// Flags of reads and writes.
@@ -82,19 +86,12 @@ impl Flags {
     }
 }
 
-/// One descriptor of a poll.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Polled {
-    pub(crate) fd: i32,
-    pub(crate) events: i16,
-    pub(crate) revents: i16,
-}
-
 impl Shim {
     pub(crate) fn new(flags: &str) -> Self {
         let state = State {
             host: Host::new(flags),
             sockets: BTreeMap::new(),
+            epolls: BTreeMap::new(),
             turns: 0,
             waits_until_us: None,
             tries_again: false,
@@ -234,6 +231,9 @@ impl Shim {
             written += more;
             if written < bytes.len() { Err(Errno::AGAIN) } else { Ok(()) }
         });
+        if written < bytes.len() {
+            self.lock().entry(fd)?.full_writes += 1;
+        }
         match result {
             Err(error) if written == 0 => Err(error),
             _ => Ok(written),
@@ -250,9 +250,13 @@ impl Shim {
 
     pub(crate) fn close(&self, fd: i32) -> Result<i32, Errno> {
         let mut state = self.lock();
+        if state.epolls.remove(&fd).is_some() {
+            return Ok(0);
+        }
         let socket = state.entry(fd)?.socket;
         let linger_us = state.host.tcp.options(socket)?.linger_us.filter(|&us| us > 0);
         state.sockets.remove(&fd);
+        state.epolls.values_mut().for_each(|epoll| epoll.forget(fd));
         state.host.call(|tcp, out| tcp.close(socket, out))?;
         drop(self.let_others_run(state));
         let closed =
@@ -261,28 +265,6 @@ impl Shim {
                 _ => Ok(0),
             });
         match closed {
-            Err(Errno::AGAIN) => Ok(0),
-            other => other,
-        }
-    }
-
-    pub(crate) fn poll(
-        &self,
-        polled: &mut [Polled],
-        timeout_us: Option<u64>,
-    ) -> Result<i32, Errno> {
-        let result = self.wait(timeout_us != Some(0), timeout_us, |state| {
-            let mut count = 0;
-            for polled in polled.iter_mut() {
-                polled.revents = match state.readiness(polled.fd) {
-                    Ok(ready) => revents(&ready, polled.events),
-                    Err(_) => libc::POLLNVAL,
-                };
-                count += i32::from(polled.revents != 0);
-            }
-            if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
-        });
-        match result {
             Err(Errno::AGAIN) => Ok(0),
             other => other,
         }
@@ -369,7 +351,7 @@ impl Shim {
     }
 
     /// Tries a call until it does not say `EAGAIN`, or until its time is over.
-    fn wait<R>(
+    pub(crate) fn wait<R>(
         &self,
         waits: bool,
         timeout_us: Option<u64>,
@@ -435,19 +417,6 @@ impl State {
         went_on || until_us < end_us
     }
 
-    /// Readiness of a descriptor. Less than `SO_RCVLOWAT` is not readable, unless it is all.
-    fn readiness(&mut self, fd: i32) -> Result<Readiness, Errno> {
-        let Entry { socket, low_water_bytes, listens, .. } = *self.entry(fd)?;
-        let mut ready = self.host.tcp.readiness(socket)?;
-        if !listens && ready.readable && !ready.peer_closed && !ready.failed {
-            let info = self.host.tcp.info(socket)?;
-            let received = info.map_or(0, |info| info.unread_bytes);
-            let is_urgent = self.host.tcp.is_at_urgent(socket)?;
-            ready.readable = received >= low_water_bytes.saturating_add(is_urgent.into());
-        }
-        Ok(ready)
-    }
-
     pub(crate) fn entry(&mut self, fd: i32) -> Result<&mut Entry, Errno> {
         self.sockets.get_mut(&fd).ok_or(Errno(libc::EBADF))
     }
@@ -464,6 +433,7 @@ impl Entry {
             send_timeout_us: None,
             low_water_bytes: 1,
             kept: Kept::default(),
+            full_writes: 0,
         }
     }
 
@@ -489,18 +459,4 @@ fn is_awaited(quiet_looks: u32) -> bool {
 /// True as long as a close with `SO_LINGER` waits (`sk_stream_closing`).
 fn is_unacknowledged(state: tcp::State) -> bool {
     matches!(state, tcp::State::FinWait1 | tcp::State::Closing | tcp::State::LastAck)
-}
-
-/// Events of a poll, as the kernel tells them.
-fn revents(ready: &Readiness, events: i16) -> i16 {
-    let mut is = 0;
-    let mut note = |is_so: bool, event: i16| is |= if is_so { event } else { 0 };
-    note(ready.readable, libc::POLLIN | libc::POLLRDNORM);
-    note(ready.writable, libc::POLLOUT | libc::POLLWRNORM);
-    note(ready.peer_closed, libc::POLLRDHUP);
-    note(ready.urgent, libc::POLLPRI);
-    let always = libc::POLLERR | libc::POLLHUP;
-    note(ready.hung_up, libc::POLLHUP);
-    note(ready.failed, libc::POLLERR);
-    is & (events | always)
 }

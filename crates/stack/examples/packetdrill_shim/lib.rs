@@ -15,5 +15,6 @@ mod abi; //     the only unsafe code: pointers of C
 mod calls; //   socket calls, blocking and not
 mod errno; //   errors of TCP as the kernel's numbers
 mod host; //    a host with one device and a virtual clock
+mod polls; //   poll and epoll
 mod kept; //    options that change nothing
 mod options; // socket options and TCP_INFO
