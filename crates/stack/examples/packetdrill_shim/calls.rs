@@ -224,11 +224,21 @@ impl Shim {
             self.waiting(fd, flags.never_waits, |entry| entry.send_timeout_us)?;
         let mut written = 0;
         let result = self.wait(waits, timeout_us, |state| {
-            let socket = state.entry(fd)?.socket;
-            let more = state
-                .host
-                .call(|tcp, out| tcp.write(socket, &bytes[written..], flags.of_write(), out))?;
-            written += more;
+            let entry = state.entry(fd)?;
+            let (socket, limit) = (entry.socket, entry.kept.not_sent_bytes());
+            loop {
+                let rest = &bytes[written..];
+                let taken = state.room_not_sent(socket, limit)?.min(rest.len());
+                if taken == 0 && !rest.is_empty() {
+                    return Err(Errno::AGAIN);
+                }
+                let (rest, flags) = (&rest[..taken], flags.of_write());
+                let more = state.host.call(|tcp, out| tcp.write(socket, rest, flags, out))?;
+                written += more;
+                if limit.is_none() || more == 0 || written == bytes.len() {
+                    break;
+                }
+            }
             if written < bytes.len() { Err(Errno::AGAIN) } else { Ok(()) }
         });
         if written < bytes.len() {
@@ -408,6 +418,19 @@ impl Shim {
 }
 
 impl State {
+    /// Bytes that a write takes at once. Under a limit of bytes not sent, the last packet is filled, and
+    /// only then no other begun, as in the kernel.
+    fn room_not_sent(&self, socket: TcpSocket, limit: Option<u32>) -> Result<usize, Errno> {
+        let (Some(limit), Some(info)) = (limit, self.host.tcp.info(socket)?) else {
+            return Ok(usize::MAX);
+        };
+        let mss = info.mss_bytes.max(1);
+        let packet = (info.send_window_bytes / 2 / mss).max(1) * mss;
+        let begun = info.unsent_bytes % packet;
+        let is_full = begun == 0 && info.unsent_bytes >= limit;
+        Ok(if is_full { 0 } else { (packet - begun) as usize })
+    }
+
     /// Advances the clock to the next timer, at most to `end_us` and to the end of a call that waits.
     /// Returns false at `end_us`.
     fn step(&mut self, end_us: u64) -> bool {

@@ -1,4 +1,4 @@
-//! Socket options that are kept and told, and change nothing in scripts.
+//! Socket options that are kept and told. Most change nothing in scripts.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -91,6 +91,12 @@ impl Kept {
     pub(crate) fn value(&self, name: Name) -> Result<i32, Errno> {
         let (_, first) = values(name).ok_or(Errno(libc::ENOPROTOOPT))?;
         Ok(self.0.get(&name).copied().unwrap_or(first))
+    }
+
+    /// Bytes not sent from which on no more are taken (`TCP_NOTSENT_LOWAT`).
+    pub(crate) fn not_sent_bytes(&self) -> Option<u32> {
+        let limit = self.0.get(&(libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT))?;
+        Some(limit.cast_unsigned()).filter(|&limit| limit > 0)
     }
 
     /// Those that a connection inherits of its listener.

@@ -25,7 +25,11 @@ impl Shim {
         (level, name): (i32, i32),
         value: &[u8],
     ) -> Result<i32, Errno> {
-        let number = number(value);
+        let number = match value {
+            // One byte is enough for IP, as in the kernel.
+            &[byte, ..] if level == libc::IPPROTO_IP && value.len() < 4 => Ok(byte.into()),
+            _ => number(value),
+        };
         let within = |range: RangeInclusive<i32>| {
             number.and_then(|value| {
                 range.contains(&value).then_some(value.cast_unsigned()).ok_or(Errno(libc::EINVAL))
@@ -151,11 +155,7 @@ impl Shim {
                 Err(Errno(libc::EINVAL))
             }
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                // One byte is enough, as in the kernel.
-                let tos = match value {
-                    &[tos] => tos.into(),
-                    _ => number?,
-                };
+                let tos = number?;
                 let tos = match level {
                     libc::IPPROTO_IPV6 if tos == -1 => 0,
                     libc::IPPROTO_IPV6 => u8::try_from(tos).map_err(|_| Errno(libc::EINVAL))?,
