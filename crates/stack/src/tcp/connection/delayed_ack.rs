@@ -32,8 +32,7 @@ pub(super) struct DelayedAck {
 }
 
 impl DelayedAck {
-    pub(super) fn begin(&mut self, window: u32, mss: u32, now_us: u64) {
-        self.last_us = now_us;
+    pub(super) fn begin(&mut self, window: u32, mss: u32) {
         let segment = mss.min(window / 2).min(DEFAULT_MSS.into());
         self.segment_bytes = segment.max(SEGMENT_MIN);
     }
@@ -47,9 +46,9 @@ impl DelayedAck {
         self.delay_us
     }
 
-    /// Time of the last data, in µs; that of the handshake before the first.
-    pub(super) fn last_us(&self) -> u64 {
-        self.last_us
+    /// Time of the last data, in µs; `None` before the first.
+    pub(super) fn last_us(&self) -> Option<u64> {
+        (self.last_us > 0).then_some(self.last_us)
     }
 
     fn set_delay(&mut self, delay_us: u64) {

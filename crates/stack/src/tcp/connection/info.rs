@@ -145,7 +145,7 @@ pub struct TcpInfo {
     pub pacing_rate: Option<u64>,
     /// Time when payload was sent last, in µs of the calls' clock; that of the handshake before.
     pub data_sent_us: u64,
-    /// Time when payload was received last, likewise.
+    /// Time when payload was received last, likewise; before the first, that of what was sent.
     pub data_received_us: u64,
     /// Time when a segment was received last, likewise.
     pub segment_received_us: u64,
@@ -222,7 +222,7 @@ impl Connection {
             announced_window_bytes: self.receive.window,
             pacing_rate: self.pacing_rate(),
             data_sent_us: self.send.last_data_us,
-            data_received_us: self.delayed.last_us(),
+            data_received_us: self.delayed.last_us().unwrap_or(self.send.last_data_us),
             segment_received_us: self.receive.last_us,
             unacked: self.sent.len(),
             sacked: self.sent.sacked_out(),

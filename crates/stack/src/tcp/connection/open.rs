@@ -354,7 +354,7 @@ impl Connection {
         let mss = self.announced_mss().min(self.send.mss);
         let window = self.receive.window;
         self.receive.buffer.begin(self.receive.next, (window, mss), cx.now_us);
-        self.delayed.begin(self.receive.window, mss, cx.now_us);
+        self.delayed.begin(self.receive.window, mss);
         self.arm_keepalive(cx.now_us);
         self.rtt.set_fallback();
     }
