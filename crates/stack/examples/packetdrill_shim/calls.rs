@@ -23,6 +23,8 @@ const LOOK: Duration = Duration::from_millis(1);
 /// the main thread is known to wait, and if this cannot be known.
 const LOOKS_WAITING: u32 = 2;
 const LOOKS_UNKNOWN: u32 = 200;
+/// Lowest port of a listener that was not bound.
+const FIRST_PORT: u16 = 32_768;
 /// Virtual time that a receive waits for a packet at most, in µs.
 const RECEIVE_US: u64 = 2_000_000_000;
 
@@ -123,7 +125,16 @@ impl Shim {
     pub(crate) fn listen(&self, fd: i32, backlog: u32) -> Result<i32, Errno> {
         let mut state = self.lock();
         let socket = state.entry(fd)?.socket;
-        state.host.tcp.listen(socket, backlog)?;
+        let listening = state.host.tcp.listen(socket, backlog);
+        if listening == Err(TcpError::Invalid) {
+            // Not bound, unless this fails, too: at a port of its own.
+            let port = FIRST_PORT + u16::try_from(fd).unwrap_or(0);
+            let local = SocketAddr::new(state.host.address(), port);
+            state.host.tcp.bind(socket, local)?;
+            state.host.tcp.listen(socket, backlog)?;
+        } else {
+            listening?;
+        }
         state.entry(fd)?.listens = true;
         Ok(0)
     }

@@ -2,8 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use forebay_stack::tcp::Algorithm;
 use forebay_stack::tcp::kernel_form::{listener_info, retransmissions_in, seconds_of, tcp_info};
+use forebay_stack::tcp::{Algorithm, TcpConfig};
 
 use crate::calls::Shim;
 use crate::errno::Errno;
@@ -12,6 +12,12 @@ use crate::kept::BUFFER_MAX_BYTES;
 const SECOND_US: u64 = 1_000_000;
 /// Longest wait for a FIN (`TCP_FIN_TIMEOUT_MAX`).
 const FIN_TIMEOUT_MAX_SECONDS: u32 = 120;
+/// Smallest clamp of a window.
+const WINDOW_CLAMP_MIN_BYTES: u32 = 1152;
+/// Connections that may wait, at most (`somaxconn`).
+const BACKLOG_MAX: i32 = 4096;
+/// Priorities by the bits of throughput and delay in `IP_TOS` (`ip_tos2prio`).
+const PRIORITIES: [i32; 4] = [0, 2, 6, 4];
 /// Values that the kernel takes: seconds of keep-alive, counts, segment sizes.
 const SECONDS: RangeInclusive<i32> = 1..=32_767;
 const COUNTS: RangeInclusive<i32> = 1..=127;
@@ -47,8 +53,12 @@ impl Shim {
             }
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
                 // A negative number is a large one.
-                let bytes = number?.cast_unsigned().min(i32::MAX.cast_unsigned()).max(1);
-                self.lock().entry(fd)?.low_water_bytes = bytes;
+                let mut state = self.lock();
+                let socket = state.entry(fd)?.socket;
+                let rcvbuf = state.host.tcp.options(socket)?.rcvbuf;
+                let most = rcvbuf.unwrap_or(TcpConfig::KERNELS.rmem.1) / 2;
+                let bytes = number?.cast_unsigned().min(most).max(1);
+                state.entry(fd)?.low_water_bytes = bytes;
                 Ok(0)
             }
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
@@ -131,6 +141,7 @@ impl Shim {
             }
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 let algorithm = match value.trim_ascii_end() {
+                    b"" => return Err(Errno(libc::EINVAL)),
                     b"reno" | b"reno\0" => Algorithm::NewReno,
                     b"cubic" | b"cubic\0" => Algorithm::Cubic,
                     _ => return Err(Errno(libc::ENOENT)),
@@ -139,7 +150,11 @@ impl Shim {
             }
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
                 let clamp = number?.cast_unsigned();
-                self.set_options(fd, |options| options.window_clamp = Some(clamp))
+                if clamp == 0 && self.is_connected(fd)? {
+                    return Err(Errno(libc::EINVAL));
+                }
+                let clamp = (clamp > 0).then(|| clamp.max(WINDOW_CLAMP_MIN_BYTES));
+                self.set_options(fd, |options| options.window_clamp = clamp)
             }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
                 let on = number? != 0;
@@ -161,13 +176,27 @@ impl Shim {
                     libc::IPPROTO_IPV6 => u8::try_from(tos).map_err(|_| Errno(libc::EINVAL))?,
                     _ => tos.to_le_bytes()[0],
                 };
+                if level == libc::IPPROTO_IP {
+                    let priority = PRIORITIES[usize::from(tos >> 3 & 3)];
+                    let option = (libc::SOL_SOCKET, libc::SO_PRIORITY);
+                    self.lock().entry(fd)?.kept.set(option, priority)?;
+                }
                 self.set_options(fd, |options| options.tos = tos & !3)
             }
-            _ => {
-                self.lock().entry(fd)?.kept.set((level, name), number?)?;
-                Ok(0)
+            (libc::SOL_SOCKET, libc::SO_PASSCRED) => Err(Errno(libc::EOPNOTSUPP)),
+            (libc::SOL_SOCKET, libc::SO_BINDTODEVICE) => Ok(0),
+            (libc::IPPROTO_TCP, libc::TCP_TIMESTAMP) => Err(Errno(libc::EPERM)),
+            (libc::IPPROTO_IP, libc::IP_TTL) if number? == -1 => self.keep(fd, (level, name), 64),
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) => {
+                self.keep(fd, (level, name), number?.min(BACKLOG_MAX))
             }
+            _ => self.keep(fd, (level, name), number?),
         }
+    }
+
+    fn keep(&self, fd: i32, option: (i32, i32), value: i32) -> Result<i32, Errno> {
+        self.lock().entry(fd)?.kept.set(option, value)?;
+        Ok(0)
     }
 
     fn is_connected(&self, fd: i32) -> Result<bool, Errno> {
@@ -192,6 +221,9 @@ impl Shim {
             (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int(entry.reuses_address.into()),
             (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(entry.listens.into()),
             (libc::SOL_SOCKET, libc::SO_TYPE) => int(1),
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(6),
+            (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(if state.host.is_ipv6() { 10 } else { 2 }),
+            (libc::SOL_SOCKET, libc::SO_PASSCRED) => Err(Errno(libc::EOPNOTSUPP)),
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => int(entry.low_water_bytes.into()),
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => int(options.oob_inline.into()),
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
