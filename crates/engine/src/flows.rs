@@ -11,7 +11,7 @@ use forebay_sys as sys;
 
 /// Records the CPU that the application of each flow runs on. Cheap to clone and to call, from any
 /// thread. Nothing is recorded while `rps_sock_flow_entries` is 0.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Flows(pub(super) Arc<ArcSwapOption<SockFlowTable>>);
 
 impl Flows {

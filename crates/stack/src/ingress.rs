@@ -434,11 +434,12 @@ impl Handler for Stack {
             observations: &mut observations,
         };
         self.turn(batch.packets, &mut context);
+        // First: who answers in the batch that tells the time has answered in time.
+        self.learn(device, &mut context);
         if context.now_ns.saturating_sub(self.expired_ns) >= EXPIRE_NS {
             self.expired_ns = context.now_ns;
             self.expire(device, &mut context);
         }
-        self.learn(device, &mut context);
         if !answers.is_empty() {
             self.host.send(device, &mut answers);
         }

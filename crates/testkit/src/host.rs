@@ -1,5 +1,6 @@
-//! Host of a stack for tests: one device, a constant clock, sockets that are never closed.
+//! Host of a stack for tests: one device, a clock that stands, sockets that are never closed.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use forebay_rx::{Packet, RxQueue};
@@ -22,7 +23,7 @@ impl SentPackets {
     }
 }
 
-/// Host with one device, at time 1 ns.
+/// Host with one device, at time 1 ns unless that is changed.
 #[derive(Debug)]
 pub struct FixedHost {
     identity: Arc<Identity>,
@@ -34,6 +35,8 @@ pub struct FixedHost {
     pub policy: Arc<SharedPolicy>,
     /// Packets that the stack sent.
     pub sent: SentPackets,
+    /// Time, in ns.
+    pub now_ns: Arc<AtomicU64>,
 }
 
 impl FixedHost {
@@ -46,13 +49,14 @@ impl FixedHost {
             neighbours: Mutex::new(Neighbours::new([1; 16])),
             policy: Arc::default(),
             sent: SentPackets::default(),
+            now_ns: Arc::new(AtomicU64::new(1)),
         }
     }
 }
 
 impl Host for FixedHost {
     fn now_ns(&self) -> u64 {
-        1
+        self.now_ns.load(Ordering::Relaxed)
     }
 
     fn table(&mut self) -> &Arc<SocketTable> {

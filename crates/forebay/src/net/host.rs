@@ -31,8 +31,9 @@ pub(super) struct CpuHost {
 impl CpuHost {
     pub(super) fn new(index: usize, shared: Arc<NetState>) -> Self {
         let table = Cache::new(Arc::clone(&shared.table));
-        let ticks = TcpTicks::new(index, Arc::clone(&shared));
-        Self { index, shared, table, clock: Clock::machine(), ticks }
+        let (clock, ticks) =
+            (shared.tcp.clock().clone(), TcpTicks::new(index, Arc::clone(&shared)));
+        Self { index, shared, table, clock, ticks }
     }
 }
 

@@ -237,7 +237,10 @@ impl Net {
         let home = senders.first().map(forebay_buf::Pool::return_handle);
         let queues = senders.drain(..).zip(ways);
         let queues = queues
-            .map(|(pool, ways)| TransmitQueue::new((pool, Arc::clone(&shared.fragment_ids)), ways))
+            .map(|(pool, ways)| {
+                let (ids, clock) = (Arc::clone(&shared.fragment_ids), shared.tcp.clock().clone());
+                TransmitQueue::new((pool, ids, clock), ways)
+            })
             .collect();
         if let Some(home) = home {
             shared.complete(queues, engine.flows(), home);
@@ -498,5 +501,7 @@ impl fmt::Debug for NetEngine {
     }
 }
 
+#[cfg(test)]
+mod rig;
 #[cfg(test)]
 mod tests;

@@ -65,7 +65,7 @@ pub(super) enum Gathered {
 /// [transmit queue](TransmitQueue) that it belongs to sends them.
 pub(super) struct Transmitter {
     clock: Clock,
-    /// Time of the last flush, in ns.
+    /// Time when the first of the gathered packets came, in ns.
     now_ns: u64,
     /// Frames for datagrams to be sent. The pool also returns frames of other CPUs to their owners.
     pool: Pool,
@@ -94,10 +94,9 @@ struct SendPath {
 
 impl Transmitter {
     pub(super) fn new(
-        (pool, fragment_ids): (Pool, Arc<FragmentIds>),
+        (pool, fragment_ids, clock): (Pool, Arc<FragmentIds>, Clock),
         neighbours: impl Iterator<Item = KernelNeighbours>,
     ) -> Self {
-        let clock = Clock::machine();
         let now_ns = clock.now_ns();
         let ways = neighbours.map(|neighbours| SendPath {
             neighbours,
@@ -120,6 +119,7 @@ impl Transmitter {
 
     /// Gathers complete packets, unchanged.
     pub(super) fn gather_as_is(&mut self, device: usize, packets: &mut Vec<Packet>) {
+        self.look_at_clock(device);
         self.ways[device].gathered.append(packets);
     }
 
@@ -138,6 +138,7 @@ impl Transmitter {
         (payload, marks): (&[u8], SentMarks),
     ) -> io::Result<Gathered> {
         let form = SendForm::of(payload.len(), marks, between, on)?;
+        self.look_at_clock(device);
         let Self { now_ns, pool, ways, .. } = self;
         let SendPath { neighbours, gathered, .. } = &mut ways[device];
         let hop = neighbours.hop_to(between.destination.ip(), on, *now_ns, (pool, gathered));
@@ -160,6 +161,13 @@ impl Transmitter {
             Hop::Known(_) | Hop::Unknown => self.add_composed(device),
         }
         Ok(Gathered::Yes)
+    }
+
+    /// Notes the time, unless packets are gathered already: they leave soon after they came.
+    fn look_at_clock(&mut self, device: usize) {
+        if self.ways[device].gathered.is_empty() {
+            self.now_ns = self.clock.now_ns();
+        }
     }
 
     /// Composes a datagram, or datagrams of `gso_size` bytes, as many as fit in a frame as one GSO
@@ -266,6 +274,7 @@ impl Transmitter {
             self.pool.put(packet.frame);
             return Err(error);
         }
+        self.look_at_clock(device);
         let neighbours = &mut self.ways[device].neighbours;
         let link_addresses = neighbours.hop_back(between.destination.ip(), on, self.now_ns, back);
         let packet = self.compose(packet, link_addresses, (between, marks))?;

@@ -143,6 +143,11 @@ impl TcpShards {
         self.timers.wake_to_look(cpu, self.now_us());
     }
 
+    /// Clock of all connections, and of all next hops.
+    pub(in crate::net) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
     /// Time of all connections, in µs.
     pub(super) fn now_us(&self) -> u64 {
         self.clock.now_ns() / 1000

@@ -11,6 +11,7 @@ use std::{fmt, mem};
 use forebay_buf::Pool;
 use forebay_rx::Packet;
 use forebay_rx::sink::{Sink, SinkError};
+use forebay_sys::clock::Clock;
 
 use super::super::neighbours::KernelNeighbours;
 use super::{FragmentIds, Transmitter};
@@ -46,12 +47,12 @@ pub(in crate::net) enum Flushed {
 
 impl TransmitQueue {
     pub(in crate::net) fn new(
-        (pool, fragment_ids): (Pool, Arc<FragmentIds>),
+        parts: (Pool, Arc<FragmentIds>, Clock),
         ways: Vec<(Box<dyn Sink>, KernelNeighbours)>,
     ) -> Self {
         let (sinks, neighbours): (Vec<_>, Vec<_>) = ways.into_iter().unzip();
         let outlet = |sink| Mutex::new(Outlet { sink, batch: Vec::new() });
-        let transmitter = Transmitter::new((pool, fragment_ids), neighbours.into_iter());
+        let transmitter = Transmitter::new(parts, neighbours.into_iter());
         Self {
             transmitter: Mutex::new(transmitter),
             outlets: sinks.into_iter().map(outlet).collect(),
@@ -111,7 +112,6 @@ impl TransmitQueue {
 impl Transmitter {
     /// Takes the packets to be sent on a device.
     fn take_gathered(&mut self, device: usize, batch: &mut Vec<Packet>) {
-        self.now_ns = self.clock.now_ns();
         let way = &mut self.ways[device];
         way.is_sending = true;
         mem::swap(&mut way.gathered, batch);

@@ -44,6 +44,7 @@ impl Transmitter {
         back: Option<WayBack>,
         state: &NetState,
     ) {
+        self.now_ns = self.clock.now_ns();
         let routes = state.routes();
         for packet in packets.drain(..) {
             let (source, destination) = (packet.view().source(), packet.view().destination());
@@ -111,7 +112,7 @@ impl Transmitter {
                     state.unsent.count_discard(oldest.destination);
                     self.put(oldest.packet);
                 }
-                let look_ns = self.clock.now_ns() + interval_ns;
+                let look_ns = self.now_ns + interval_ns;
                 self.unresolved.push(Unresolved {
                     device,
                     destination,

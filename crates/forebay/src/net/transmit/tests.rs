@@ -1,12 +1,11 @@
 //! Sends of several packets: all of them leave, once, or none does.
 
 use std::mem::take;
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
+use std::thread;
+use std::time::Duration;
 
-use forebay_buf::pool::{ChunkClass, carve, region_bytes};
-use forebay_buf::{Pool, Region};
 use forebay_rx::Packet;
 use forebay_rx::sink::{Sink, SinkCounters, SinkError};
 use forebay_stack::network::neighbours::{NeighbourObservation, Neighbours, Replaces};
@@ -14,6 +13,7 @@ use forebay_stack::network::{Identity, Prefix};
 use rustix::io::Errno;
 
 use super::super::neighbours::WayBack;
+use super::super::rig::{Recording, pool};
 use super::*;
 
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -64,15 +64,17 @@ impl Rig {
     }
 
     fn flush(&mut self) {
-        assert_eq!(self.queue.flush(0).unwrap(), Flushed::All);
+        assert_eq!(flush(&self.queue), Flushed::All);
     }
 }
 
 fn queue_over(sink: Box<dyn Sink>, frames: u32, neighbours: KernelNeighbours) -> TransmitQueue {
-    let share = vec![ChunkClass { chunk_bytes: 2048, chunks: frames }];
-    let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
-    let pool: Pool = carve(region, &[share]).unwrap().remove(0);
-    TransmitQueue::new((pool, Arc::new(FragmentIds::new([1; 16]))), vec![(sink, neighbours)])
+    let ids = Arc::new(FragmentIds::new([1; 16]));
+    TransmitQueue::new((pool(frames), ids, Clock::machine()), vec![(sink, neighbours)])
+}
+
+fn flush(queue: &TransmitQueue) -> Flushed {
+    queue.flush(0).unwrap()
 }
 
 fn identity() -> Identity {
@@ -140,21 +142,44 @@ fn udp_14_send_to_unresolved_arrives_whole() {
         assert_eq!(rig.gather(len, gso_size).unwrap(), Gathered::Yes);
         rig.flush();
         assert_eq!(rig.sink.take().len(), 1, "the solicitation");
-        let address: IpAddr = TO.parse::<SocketAddr>().unwrap().ip();
-        let heard = NeighbourObservation {
-            address,
-            mac: Some(THEIRS),
-            is_welcome: false,
-            replaces: Replaces::WhenSettled,
-            is_confirmed: true,
-        };
         let mut released = Vec::new();
-        learned.lock().unwrap().hear(&heard, 1, &mut released);
+        learned.lock().unwrap().hear(&answer(), 1, &mut released);
         assert_eq!(released.len(), count);
         assert!(released.iter().all(|packet| packet.frame.data()[..6] == THEIRS));
         drop(released);
         assert_eq!(rig.queue.transmitter().frames_away(), 0);
     }
+}
+
+/// Answer of the neighbour.
+fn answer() -> NeighbourObservation {
+    NeighbourObservation {
+        address: TO.parse::<SocketAddr>().unwrap().ip(),
+        mac: Some(THEIRS),
+        is_welcome: false,
+        replaces: Replaces::WhenSettled,
+        is_confirmed: true,
+    }
+}
+
+/// However long nothing was sent before.
+#[test]
+fn udp_14_wait_begins_with_the_send() {
+    let learned = Arc::new(Mutex::new(Neighbours::new([3; 16])));
+    let mut rig = Rig::new(8, KernelNeighbours::Own(Arc::clone(&learned)));
+    let idle_since_ns = rig.queue.transmitter().clock.now_ns();
+    thread::sleep(Duration::from_millis(20));
+    assert_eq!(rig.gather(100, 0).unwrap(), Gathered::Yes);
+    rig.flush();
+    rig.sink.take();
+    let (mut asks, mut dropped, mut released) = (Vec::new(), Vec::new(), Vec::new());
+    let mut learned = learned.lock().unwrap();
+    // As long after the last send as an unanswered packet waits.
+    let now_ns = idle_since_ns + 3_010_000_000;
+    learned.tick(&rig.on, now_ns, (&mut pool(8), &mut asks), &mut dropped);
+    assert_eq!((asks.len(), dropped.len()), (1, 0), "asked again");
+    learned.hear(&answer(), now_ns, &mut released);
+    assert_eq!(released.len(), 1);
 }
 
 #[test]
@@ -182,30 +207,6 @@ fn tcp_13_answers_go_back_as_they_came() {
     assert_eq!(WayBack::of(sent, ours).unwrap().link_addresses, swapped);
 }
 
-/// Sink that records what it sends, and is told by a barrier when its first call begins and may end.
-#[derive(Default)]
-struct Recording {
-    lens: Arc<Mutex<Vec<usize>>>,
-    gate: Option<Arc<Barrier>>,
-    counters: Arc<SinkCounters>,
-}
-
-impl Sink for Recording {
-    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), SinkError> {
-        if let Some(gate) = self.gate.take() {
-            gate.wait();
-            gate.wait();
-        }
-        let lens = packets.iter().map(|packet| packet.view().payload().len());
-        self.lens.lock().unwrap().extend(lens);
-        Ok(())
-    }
-
-    fn counters(&self) -> &Arc<SinkCounters> {
-        &self.counters
-    }
-}
-
 #[test]
 fn tcp_36_sink_in_use_delays_nobody() {
     let (gate, lens) = (Arc::new(Barrier::new(2)), Arc::<Mutex<Vec<usize>>>::default());
@@ -219,12 +220,12 @@ fn tcp_36_sink_in_use_delays_nobody() {
     let gather = |len| gather(&mut queue.transmitter(), &on, len, 0).unwrap();
     gather(100);
     let mark = queue.transmitter().clearings();
-    std::thread::scope(|scope| {
-        let user = scope.spawn(|| queue.flush(0).unwrap());
+    thread::scope(|scope| {
+        let user = scope.spawn(|| flush(&queue));
         gate.wait();
         // The sink is in use: its user sends this, too, and this thread goes on.
         gather(200);
-        assert_eq!(queue.flush(0).unwrap(), Flushed::All);
+        assert_eq!(flush(&queue), Flushed::All);
         assert!(lens.lock().unwrap().is_empty());
         assert!(!queue.transmitter().has_sent(mark));
         gate.wait();
@@ -250,13 +251,13 @@ fn tcp_36_threads_send_as_gathered() {
             let len = next.fetch_add(1, Ordering::Relaxed);
             gather(&mut transmitter, &on, len, 0).unwrap();
             drop(transmitter);
-            if queue.flush(0).unwrap() == Flushed::Part {
-                queue.flush(0).unwrap();
+            if flush(&queue) == Flushed::Part {
+                flush(&queue);
             }
         }
     };
-    std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(send))));
-    queue.flush(0).unwrap();
+    thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(send))));
+    flush(&queue);
     assert!(lens.lock().unwrap().iter().copied().eq(1..=THREADS * EACH));
     assert_eq!(queue.transmitter().frames_away(), 0);
 }

@@ -1,0 +1,108 @@
+//! A host over the sinks of a test, without devices or an engine.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Barrier, Mutex};
+
+use arc_swap::ArcSwap;
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Region};
+use forebay_engine::Flows;
+use forebay_rx::sink::{Sink, SinkCounters, SinkError};
+use forebay_rx::{CpuId, Packet};
+use forebay_stack::network::{Identity, Prefix};
+use forebay_stack::socket::reclaim::SharedPolicy;
+use forebay_stack::tcp::TcpConfig;
+
+use super::neighbours::KernelNeighbours;
+use super::shared::{NetDevice, NetParts, NetState};
+use super::transmit::{Between, Gathered, SentMarks, TransmitQueue};
+
+/// Own address of each device: 10.9.0.1/24, 10.9.1.1/24 and so on.
+pub(super) fn own_address(device: usize) -> IpAddr {
+    IpAddr::from([10, 9, u8::try_from(device).unwrap(), 1])
+}
+
+/// Neighbour on each device.
+pub(super) fn neighbour(device: usize) -> SocketAddr {
+    SocketAddr::from(([10, 9, u8::try_from(device).unwrap(), 2], 4000))
+}
+
+/// A host with these transmit queues, one for each CPU: a sink for each device.
+pub(super) fn host(queues: Vec<Vec<Box<dyn Sink>>>, tcp: TcpConfig) -> Arc<NetState> {
+    let device = |device| {
+        let addresses = vec![Prefix { address: own_address(device), bits: 24 }];
+        NetDevice {
+            name: format!("test{device}"),
+            identity: ArcSwap::from_pointee(Identity {
+                addresses,
+                mtu: 1500,
+                ..Identity::default()
+            }),
+            kernels: None,
+            learned: Arc::default(),
+        }
+    };
+    let devices = queues[0].len();
+    let state = Arc::new(NetState::new(NetParts {
+        cpus: (0..queues.len()).map(|cpu| CpuId(u16::try_from(cpu).unwrap())).collect(),
+        devices: (0..devices).map(device).collect(),
+        queues: (0..devices).collect(),
+        policy: SharedPolicy::default(),
+        no_copy_cache: None,
+        rmem_default: 1 << 20,
+        rmem_max: 1 << 20,
+        seed: 1,
+        tcp,
+        counters: Vec::new(),
+        succession: None,
+    }));
+    let with_next_hops = |sinks: Vec<Box<dyn Sink>>| {
+        let ways = sinks.into_iter().map(|sink| (sink, KernelNeighbours::None)).collect();
+        let (ids, clock) = (Arc::clone(&state.fragment_ids), state.tcp.clock().clone());
+        TransmitQueue::new((pool(64), ids, clock), ways)
+    };
+    let queues = queues.into_iter().map(with_next_hops).collect();
+    state.complete(queues, Flows::default(), pool(1));
+    state
+}
+
+/// Gathers a datagram on a CPU, for the neighbour on a device.
+pub(super) fn gather_to(state: &NetState, (cpu, device): (usize, usize), len: usize) {
+    let source = SocketAddr::new(own_address(device), 53);
+    let between = Between { source, destination: neighbour(device) };
+    let on = state.routes().identity(device);
+    let payload = (&vec![7; len][..], SentMarks::default());
+    let gathered = state.transmitter_of(cpu).gather(device, &on, between, payload);
+    assert_eq!(gathered.unwrap(), Gathered::Yes);
+}
+
+/// Frames of 2 KiB.
+pub(super) fn pool(chunks: u32) -> Pool {
+    let share = vec![ChunkClass { chunk_bytes: 2048, chunks }];
+    let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+    carve(region, &[share]).unwrap().remove(0)
+}
+
+/// Sink that records what it sends, and is told by a barrier when its first call begins and may end.
+#[derive(Default)]
+pub(super) struct Recording {
+    pub(super) lens: Arc<Mutex<Vec<usize>>>,
+    pub(super) gate: Option<Arc<Barrier>>,
+    pub(super) counters: Arc<SinkCounters>,
+}
+
+impl Sink for Recording {
+    fn send(&mut self, packets: &mut Vec<Packet>) -> Result<(), SinkError> {
+        if let Some(gate) = self.gate.take() {
+            gate.wait();
+            gate.wait();
+        }
+        let lens = packets.iter().map(|packet| packet.view().payload().len());
+        self.lens.lock().unwrap().extend(lens);
+        Ok(())
+    }
+
+    fn counters(&self) -> &Arc<SinkCounters> {
+        &self.counters
+    }
+}
