@@ -352,7 +352,7 @@ impl NetState {
     /// # Errors
     /// If the device is gone.
     pub(super) fn flush(&self, index: usize, device: usize) -> Result<(), SinkError> {
-        self.late().transmit_queues[index].flush(device).map(|sent| self.go_on(index, sent))
+        self.go_on(index, self.late().transmit_queues[index].flush(device))
     }
 
     /// Sends what it has gathered for all devices.
@@ -360,14 +360,19 @@ impl NetState {
     /// # Errors
     /// If one of the devices is gone.
     pub(super) fn flush_all(&self, index: usize) -> Result<(), SinkError> {
-        self.late().transmit_queues[index].flush_all().map(|sent| self.go_on(index, sent))
+        self.go_on(index, self.late().transmit_queues[index].flush_all())
     }
 
     /// Has the CPU itself go on with a flush that did not reach its end.
-    fn go_on(&self, index: usize, sent: Flushed) {
+    fn go_on(
+        &self,
+        index: usize,
+        (sent, result): (Flushed, Result<(), SinkError>),
+    ) -> Result<(), SinkError> {
         if sent == Flushed::Part {
             self.tcp.look_soon(index);
         }
+        result
     }
 
     /// Routes to all destinations.

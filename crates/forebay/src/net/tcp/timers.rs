@@ -129,12 +129,91 @@ impl TcpTicks {
             due_us = due_us.min(self.planned_us);
         }
         let awaits_memory = self.cpu == MEMORY_CPU && tcp.is_short_of_memory();
-        if awaits_memory || self.shared.transmitter_of(self.cpu).has_unresolved() {
+        let transmitter = self.shared.transmitter_of(self.cpu);
+        // A CPU that is awake does not hear that a flush has left something.
+        if awaits_memory || transmitter.has_unresolved() || transmitter.has_gathered() {
             due_us = due_us.min(now_us + LOOK_NS / 1000);
         }
+        drop(transmitter);
         due_us = due_us.max(self.next_look_us);
         asleep_until_us.fetch_min(due_us, Ordering::SeqCst);
         self.planned_us = due_us;
         (due_us != NEVER).then(|| due_us.saturating_sub(now_us).saturating_mul(1000))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::{Mutex, Weak};
+
+    use forebay_rx::Packet;
+    use forebay_rx::sink::{Sink, SinkCounters, SinkError};
+
+    use super::super::super::NetConfig;
+    use super::super::super::rig::{Recording, gather_to, host};
+    use super::*;
+
+    #[test]
+    fn tcp_36_what_is_left_wakes_cpu() {
+        let sink = Recording::default();
+        let lens = Arc::clone(&sink.lens);
+        let state = host(vec![vec![Box::new(sink)]], NetConfig::TCP);
+        let mut ticks = TcpTicks::new(0, Arc::clone(&state));
+        assert_eq!(ticks.sleep_max_ns(), None);
+        gather_to(&state, (0, 0), 100);
+        let sleep_ns = ticks.sleep_max_ns();
+        assert!(sleep_ns.is_some_and(|ns| ns <= LOOK_NS), "{sleep_ns:?}");
+        ticks.tick(LOOK_NS);
+        assert_eq!(*lens.lock().unwrap(), [100]);
+    }
+
+    /// Sink of a device that is gone.
+    #[derive(Default)]
+    struct Gone(Arc<SinkCounters>);
+
+    impl Sink for Gone {
+        fn send(&mut self, _: &mut Vec<Packet>) -> Result<(), SinkError> {
+            Err("gone".into())
+        }
+
+        fn counters(&self) -> &Arc<SinkCounters> {
+            &self.0
+        }
+    }
+
+    /// Sink during each of whose calls another thread gathers for its device.
+    #[derive(Default)]
+    struct Refilled {
+        state: Arc<Mutex<Weak<NetState>>>,
+        counters: Arc<SinkCounters>,
+    }
+
+    impl Sink for Refilled {
+        fn send(&mut self, _: &mut Vec<Packet>) -> Result<(), SinkError> {
+            let state = self.state.lock().unwrap().upgrade();
+            gather_to(&state.unwrap(), (0, 1), 100);
+            Ok(())
+        }
+
+        fn counters(&self) -> &Arc<SinkCounters> {
+            &self.counters
+        }
+    }
+
+    #[test]
+    fn tcp_36_lost_device_hides_nothing_left() {
+        let (refilled, rings) = (Refilled::default(), Arc::new(AtomicUsize::new(0)));
+        let of_sink = Arc::clone(&refilled.state);
+        let state = host(vec![vec![Box::<Gone>::default(), Box::new(refilled)]], NetConfig::TCP);
+        *of_sink.lock().unwrap() = Arc::downgrade(&state);
+        let counted = Arc::clone(&rings);
+        let ring = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
+        state.tcp.set_wakers(vec![Arc::new(ring)]);
+        (0..2).for_each(|device| gather_to(&state, (0, device), 100));
+        assert!(state.flush_all(0).is_err());
+        assert_eq!(rings.load(Ordering::Relaxed), 1, "the CPU goes on with the other device");
     }
 }

@@ -64,11 +64,8 @@ impl TransmitQueue {
         self.transmitter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends the gathered packets of a device, unless another thread does.
-    ///
-    /// # Errors
-    /// If the device is gone.
-    pub(in crate::net) fn flush(&self, device: usize) -> Result<Flushed, SinkError> {
+    /// Sends the gathered packets of a device, unless another thread does. The device may be gone.
+    pub(in crate::net) fn flush(&self, device: usize) -> (Flushed, Result<(), SinkError>) {
         let mut sent = Ok(());
         for _ in 0..BATCHES_MAX {
             // In this order: whoever gathers and then finds the sink in use is seen by its user here.
@@ -76,13 +73,13 @@ impl TransmitQueue {
             if transmitter.ways[device].gathered.is_empty() {
                 // Calls that sent nothing have left frames of other CPUs here.
                 transmitter.pool.flush();
-                return sent.map(|()| Flushed::All);
+                return (Flushed::All, sent);
             }
             drop(transmitter);
             let mut outlet = match self.outlets[device].try_lock() {
                 Ok(outlet) => outlet,
                 Err(TryLockError::Poisoned(outlet)) => outlet.into_inner(),
-                Err(TryLockError::WouldBlock) => return sent.map(|()| Flushed::All),
+                Err(TryLockError::WouldBlock) => return (Flushed::All, sent),
             };
             let Outlet { sink, batch } = &mut *outlet;
             self.transmitter().take_gathered(device, batch);
@@ -91,25 +88,25 @@ impl TransmitQueue {
             }
             self.transmitter().put_sent(device, batch);
         }
-        sent.map(|()| Flushed::Part)
+        (Flushed::Part, sent)
     }
 
-    /// Does the same for all devices.
-    ///
-    /// # Errors
-    /// If one of the devices is gone.
-    pub(in crate::net) fn flush_all(&self) -> Result<Flushed, SinkError> {
-        let mut all = Ok(Flushed::All);
+    /// Does the same for all devices. One of them may be gone.
+    pub(in crate::net) fn flush_all(&self) -> (Flushed, Result<(), SinkError>) {
         // All devices have their turn, also after one that is gone.
-        for device in 0..self.outlets.len() {
-            let sent = self.flush(device);
-            all = all.and_then(|all| sent.map(|sent| all.max(sent)));
-        }
-        all
+        let of_each = (0..self.outlets.len()).map(|device| self.flush(device));
+        of_each.fold((Flushed::All, Ok(())), |(all, ok), (sent, result)| {
+            (all.max(sent), ok.and(result))
+        })
     }
 }
 
 impl Transmitter {
+    /// True if there are packets to be sent, which nobody may be sending.
+    pub(in crate::net) fn has_gathered(&self) -> bool {
+        self.ways.iter().any(|way| !way.gathered.is_empty())
+    }
+
     /// Takes the packets to be sent on a device.
     fn take_gathered(&mut self, device: usize, batch: &mut Vec<Packet>) {
         let way = &mut self.ways[device];

@@ -74,7 +74,9 @@ fn queue_over(sink: Box<dyn Sink>, frames: u32, neighbours: KernelNeighbours) ->
 }
 
 fn flush(queue: &TransmitQueue) -> Flushed {
-    queue.flush(0).unwrap()
+    let (sent, result) = queue.flush(0);
+    result.unwrap();
+    sent
 }
 
 fn identity() -> Identity {
