@@ -9,6 +9,7 @@ mod shards; //   the connections of the host
 mod timers; //   when a CPU must look after its shards
 mod explain; //  connections of a flow, for observers
 mod listed; //   listeners and connections, for observers
+mod short; //    writes that wait for memory
 mod wait; //     threads, CPUs and pollers that wait for a socket
 mod call; //     calls that wait
 mod listener; // the public listener

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, mem};
 
 use forebay_rx::Packet;
@@ -21,6 +21,7 @@ use forebay_sys::clock::Clock;
 use super::super::neighbours::WayBack;
 use super::super::shared::NetState;
 use super::super::transmit::Clearings;
+use super::short::ShortOfMemory;
 use super::timers::TcpTimers;
 use super::wait::{StreamWatch, Watch};
 
@@ -44,7 +45,7 @@ pub(in crate::net) struct TcpShards {
     /// Memory of all shards together, its limit, and the connections whose writes wait for some.
     pub(super) memory: Arc<TcpMemory>,
     memory_bytes_max: u64,
-    short_of_memory: Mutex<Vec<Weak<StreamWatch>>>,
+    short_of_memory: ShortOfMemory,
     counters: Box<[Arc<TcpCounters>]>,
     pub(super) levels: Box<[Arc<TcpLevels>]>,
 }
@@ -129,7 +130,7 @@ impl TcpShards {
             port_steps: AtomicU32::new(0),
             memory,
             memory_bytes_max: config.memory_bytes,
-            short_of_memory: Mutex::default(),
+            short_of_memory: ShortOfMemory::default(),
         }
     }
 
@@ -203,21 +204,15 @@ impl TcpShards {
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn short_of_memory(&self) -> MutexGuard<'_, Vec<Weak<StreamWatch>>> {
-        self.short_of_memory.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// True if writes wait for memory.
     pub(super) fn is_short_of_memory(&self) -> bool {
-        !self.short_of_memory().is_empty()
+        self.short_of_memory.is_any()
     }
 
-    /// Wakes the writes that wait for memory, if there is some.
-    pub(super) fn release_writes(&self) {
-        if self.memory.bytes() < self.memory_bytes_max {
-            let short = mem::take(&mut *self.short_of_memory());
-            short.iter().filter_map(Weak::upgrade).for_each(|watch| watch.wait.memory_is_back());
-        }
+    /// Wakes the writes that wait for memory, if there is some or they have waited for long.
+    pub(super) fn release_writes(&self, now_us: u64) {
+        let is_memory_back = self.memory.bytes() < self.memory_bytes_max;
+        self.short_of_memory.release(is_memory_back, now_us);
     }
 
     /// Number of closed connections whose peer does not have everything yet.
@@ -359,8 +354,9 @@ impl NetState {
     /// says that they free some. The first CPU looks for it.
     pub(super) fn await_memory(&self, watch: &Arc<StreamWatch>) {
         if watch.wait.lack_memory() {
-            self.tcp.short_of_memory().push(Arc::downgrade(watch));
-            self.tcp.timers.wake_to_look(MEMORY_CPU, self.tcp.now_us());
+            let now_us = self.tcp.now_us();
+            self.tcp.short_of_memory.add(watch, now_us);
+            self.tcp.timers.wake_to_look(MEMORY_CPU, now_us);
         }
     }
 

@@ -113,7 +113,7 @@ impl TcpTicks {
         // Ignored: a device that is gone ends its source.
         let _ = self.shared.flush_all(self.cpu);
         if self.cpu == MEMORY_CPU && tcp.is_short_of_memory() {
-            tcp.release_writes();
+            tcp.release_writes(now_us);
         }
     }
 

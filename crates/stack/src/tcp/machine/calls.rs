@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::config::TcpOptions;
-use super::super::connection::{Begin, Connection, Readiness, State, TcpInfo, WriteFlags};
+use super::super::connection::{
+    Begin, Connection, Context, Readiness, State, TcpInfo, WriteFlags,
+};
 use super::super::error::TcpError;
 use super::super::flow::Flow;
 use super::super::seq::len_u32;
@@ -17,6 +19,8 @@ use super::{
 
 /// Local ports that are given to connections (`ip_local_port_range`).
 const LOCAL_PORTS: RangeInclusive<u16> = 32_768..=60_999;
+/// Bytes that each connection may have to send whatever the memory of others (least of `tcp_wmem`).
+const SENT_BYTES_MIN: u32 = 4096;
 /// Connections that may wait to be accepted, at most (`somaxconn`).
 const BACKLOG_MAX: u32 = 4096;
 
@@ -286,7 +290,8 @@ impl Tcp {
         self.call(socket, out, |connection, _| connection.read_urgent(peeks))?
     }
 
-    /// Queues bytes to be sent, and returns their number.
+    /// Queues bytes to be sent, and returns their number. While all memory is in use, a connection has at
+    /// most 4,096 to send (`tcp_wmem`).
     ///
     /// # Errors
     /// [`TcpError::WouldBlock`] without room, else the error of the connection.
@@ -297,13 +302,15 @@ impl Tcp {
         flags: WriteFlags,
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
-        if self.memory.bytes() >= self.config.memory_bytes {
-            return Err(TcpError::WouldBlock);
-        }
+        let is_memory_full = self.memory.bytes() >= self.config.memory_bytes;
         match self.place(socket)?.kind {
-            Kind::Connection(_) => {
-                self.call(socket, out, |connection, cx| connection.write(bytes, flags, cx))?
-            }
+            Kind::Connection(_) => self.call(socket, out, |connection, cx| {
+                if is_memory_full {
+                    write_scarcely(connection, bytes, flags, cx)
+                } else {
+                    connection.write(bytes, flags, cx)
+                }
+            })?,
             Kind::Idle(_) => Err(self.take_error(socket)?.unwrap_or(TcpError::BrokenPipe)),
             Kind::Listener(_) => Err(TcpError::BrokenPipe),
         }
@@ -620,4 +627,19 @@ impl Tcp {
         self.place(socket)?;
         self.with_connection(socket.index, out, act).ok_or(TcpError::NotConnected)
     }
+}
+
+/// Queues as many bytes as a connection may have while there is no memory. An error or the end of the
+/// connection comes first: no memory would change that.
+fn write_scarcely(
+    connection: &mut Connection,
+    bytes: &[u8],
+    flags: WriteFlags,
+    cx: &mut Context<'_>,
+) -> Result<usize, TcpError> {
+    let room = SENT_BYTES_MIN.saturating_sub(connection.unacknowledged_bytes()) as usize;
+    let taken = bytes.get(..room).unwrap_or(bytes);
+    let is_urgent = flags.is_urgent && taken.len() == bytes.len();
+    let written = connection.write(taken, WriteFlags { is_urgent, ..flags }, cx)?;
+    if written == 0 && !bytes.is_empty() { Err(TcpError::WouldBlock) } else { Ok(written) }
 }

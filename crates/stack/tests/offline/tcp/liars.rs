@@ -1,6 +1,6 @@
 //! Peers that lie about windows, and what they cost.
 
-use forebay_stack::tcp::{Tcp, TcpConfig, TcpOut, TcpSocket};
+use forebay_stack::tcp::{Tcp, TcpConfig, TcpError, TcpOut, TcpSocket};
 
 use super::pair::{Faults, Pair};
 
@@ -71,4 +71,68 @@ fn tcp_35_orphans_have_a_limit() {
     }
     pair.check_rest();
     assert_eq!(pair.hosts[1].tcp.orphan_count(), 0);
+}
+
+/// Hosts of which the second has this much memory.
+fn pair_with_memory(memory_bytes: u64) -> Pair {
+    let small = TcpConfig { rmem: (4096, 4096), ..TcpConfig::default() };
+    let config = TcpConfig { memory_bytes, ..TcpConfig::default() };
+    Pair::new(1, Faults { delay_us: 1_000, ..Faults::default() }, [small, config])
+}
+
+fn write(pair: &mut Pair, socket: TcpSocket, bytes: &[u8]) -> Result<usize, TcpError> {
+    pair.call(1, |tcp, out| tcp.write(socket, bytes, Default::default(), out))
+}
+
+/// Errors and ends of connections are told while closed windows of others keep all memory in use.
+#[test]
+fn tcp_37_errors_are_told_without_memory() {
+    let mut pair = pair_with_memory(100_000);
+    let (_, server) = pair.open(80);
+    let sockets = stuffed(&mut pair, 4);
+    pair.call(0, Tcp::abort_all);
+    run_for(&mut pair, 10_000);
+    assert!(pair.hosts[1].tcp.memory_bytes() < 30_000, "what was reset keeps nothing");
+    // The next ones fill it, and are not reset.
+    let full = stuffed(&mut pair, 4);
+    assert_eq!(write(&mut pair, server, b"lost"), Err(TcpError::Reset));
+    assert_eq!(write(&mut pair, server, b"lost"), Err(TcpError::BrokenPipe));
+    let shut = full[0].1;
+    pair.call(1, |tcp, out| tcp.shutdown(shut, false, true, out)).unwrap();
+    assert_eq!(write(&mut pair, shut, b"late"), Err(TcpError::BrokenPipe));
+    assert_eq!(write(&mut pair, full[1].1, b"more"), Err(TcpError::WouldBlock));
+    assert_eq!(write(&mut pair, full[1].1, b""), Ok(0));
+    for server in sockets.into_iter().chain(full).map(|(_, server)| server).chain([server]) {
+        pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
+    }
+    pair.call(0, Tcp::abort_all);
+    pair.check_rest();
+}
+
+/// A connection whose peer takes what it gets may go on, however much memory others hold.
+#[test]
+fn tcp_37_full_memory_leaves_each_connection_some() {
+    let mut pair = pair_with_memory(100_000);
+    let (client, server) = pair.open(80);
+    stuffed(&mut pair, 4);
+    for _ in 0..10 {
+        assert_eq!(write(&mut pair, server, &[7; 1024]), Ok(1024));
+        run_for(&mut pair, 100_000);
+        let read = pair.call(0, |tcp, out| tcp.read(client, &mut [0; 2048], out));
+        assert_eq!(read, Ok(1024));
+        run_for(&mut pair, 100_000);
+    }
+    // As much as `tcp_wmem` has for the least of buffers.
+    assert_eq!(write(&mut pair, server, &[7; 3000]), Ok(3000));
+    assert_eq!(write(&mut pair, server, &[7; 3000]), Ok(1096));
+    assert_eq!(write(&mut pair, server, &[7; 3000]), Err(TcpError::WouldBlock));
+    for host in [0, 1] {
+        pair.call(host, Tcp::abort_all);
+    }
+    pair.check_rest();
+}
+
+fn run_for(pair: &mut Pair, time_us: u64) {
+    let until_us = pair.now_us + time_us;
+    run_until(pair, until_us);
 }
