@@ -18,6 +18,7 @@ use super::datagram::{Datagram, Datagrams, traffic_class_of, ttl_of};
 use super::message::{DeviceIndex, Received};
 use super::options::Options;
 use super::shared::{BoundEntry, NetState};
+use super::transmit::LastSent;
 use super::wake::Wake;
 
 /// One socket, shared by all handles to it.
@@ -34,6 +35,8 @@ pub(super) struct Inner {
     /// Created on first use.
     pub(super) descriptor: OnceLock<ReadinessTold>,
     pub(super) options: Options,
+    /// Keeps the datagrams of each flow in order.
+    pub(super) last_sent: LastSent,
     /// Multicast groups joined.
     pub(super) joined: Mutex<Vec<Membership>>,
     /// Reserves the port against other programs of the kernel, and sends datagrams whose next hop
@@ -69,6 +72,7 @@ impl Inner {
             reader: Mutex::new(SocketReader::new(outlet, home)),
             wake,
             options: Options::new(is_followed),
+            last_sent: LastSent::default(),
             joined: Mutex::default(),
             reserved,
         }

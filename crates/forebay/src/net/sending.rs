@@ -28,8 +28,8 @@ impl Inner {
         self.send_by(self.shared.transmitter_index(), of, Flush::Now)
     }
 
-    /// Sends a payload by the transmitter with this index. With [`Flush::Later`] the caller flushes
-    /// that transmitter.
+    /// Sends a payload by the transmitter with this index, or by the one that has earlier packets of the
+    /// flow. With [`Flush::Later`] the caller flushes the former.
     pub(super) fn send_by(
         &self,
         index: usize,
@@ -60,7 +60,8 @@ impl Inner {
             }
         }
         let (mut patience, mut has_flushed) = (self.patience(), false);
-        let mut transmitter = self.shared.transmitter_of(index);
+        let next = || self.last_sent.next(index, to, |index| self.shared.transmitter_of(index));
+        let (mut by, mut transmitter) = next();
         loop {
             match transmitter.gather(device, &identity, between, (of.payload, marks)) {
                 Ok(Gathered::Yes) => break,
@@ -71,18 +72,18 @@ impl Inner {
                 Err(full) if full.kind() == io::ErrorKind::WouldBlock => {
                     drop(transmitter);
                     // Ignored: if the device is gone, the flush below fails, too.
-                    let _ = self.shared.flush_all(index);
+                    let _ = self.shared.flush_all(by);
                     if mem::replace(&mut has_flushed, true) {
                         patience.wait()?;
                     }
-                    transmitter = self.shared.transmitter_of(index);
+                    (by, transmitter) = next();
                 }
                 Err(error) => return Err(error),
             }
         }
         drop(transmitter);
-        if flush == Flush::Now {
-            self.shared.flush(index, device).map_err(io::Error::other)?;
+        if flush == Flush::Now || by != index {
+            self.shared.flush(by, device).map_err(io::Error::other)?;
         }
         Ok(of.payload.len())
     }
@@ -209,7 +210,7 @@ impl Inner {
 
     pub(super) fn send_replies(&self, batch: &mut Datagrams) -> io::Result<usize> {
         let index = self.shared.transmitter_index();
-        let mut transmitter = self.shared.transmitter_of(index);
+        let (mut by, mut transmitter) = (index, self.shared.transmitter_of(index));
         let routes = self.shared.routes();
         let mut sent = 0;
         for datagram in batch.datagrams.extract_if(.., |datagram| datagram.answer.is_some()) {
@@ -231,6 +232,12 @@ impl Inner {
             {
                 between.source.set_ip(address);
             }
+            if !self.last_sent.stay(by, between.destination, &transmitter) {
+                drop(transmitter);
+                self.flush_other(by, index)?;
+                let transmitter_of = |index| self.shared.transmitter_of(index);
+                (by, transmitter) = self.last_sent.next(index, between.destination, transmitter_of);
+            }
             let packet = (packet, answer.back);
             let marks = self.marks(0, to);
             match transmitter.gather_answer(device, &identity, packet, (between, marks)) {
@@ -239,7 +246,66 @@ impl Inner {
             }
         }
         drop(transmitter);
+        self.flush_other(by, index)?;
         self.shared.flush_all(index).map_err(io::Error::other)?;
         Ok(sent)
+    }
+
+    /// Flushes a transmitter, unless it is the one that the caller flushes at its end.
+    fn flush_other(&self, by: usize, index: usize) -> io::Result<()> {
+        if by == index {
+            return Ok(());
+        }
+        self.shared.flush_all(by).map_err(io::Error::other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Barrier};
+    use std::thread;
+
+    use forebay_stack::socket::SocketId;
+    use forebay_stack::socket::table::Binding;
+
+    use super::super::NetConfig;
+    use super::super::rig::{Recording, host, neighbour, own_address};
+    use super::super::wake::Wake;
+    use super::*;
+
+    /// A thread that goes on to another CPU uses the transmitter there, once the other has sent what the
+    /// socket gave to it.
+    #[test]
+    fn udp_19_migration_keeps_order_of_datagrams() {
+        let gate = Arc::new(Barrier::new(2));
+        let [mut first, second] = [(), ()].map(|()| Recording::default());
+        first.gate = Some(Arc::clone(&gate));
+        let lens = Arc::clone(&first.lens);
+        let second = Recording { lens: Arc::clone(&lens), ..second };
+        let state = host(vec![vec![Box::new(first)], vec![Box::new(second)]], NetConfig::TCP);
+        let local = SocketAddr::new(own_address(0), 53);
+        let wake = Arc::<Wake>::default();
+        let binding = Binding::new(SocketId(0), local);
+        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
+        let socket = Inner::new(Arc::clone(&state), entry, wake, None);
+        let send_by = |index, len: usize| {
+            let payload = vec![7; len];
+            let datagram = Transmit::new(&payload, neighbour(0));
+            socket.send_by(index, &datagram, Flush::Now).unwrap()
+        };
+        thread::scope(|scope| {
+            let user = scope.spawn(|| send_by(0, 100));
+            gate.wait();
+            // The sink is in use: both calls return at once.
+            send_by(0, 200);
+            send_by(1, 300);
+            let early = std::mem::take(&mut *lens.lock().unwrap());
+            gate.wait();
+            user.join().unwrap();
+            assert!(early.is_empty(), "{early:?} overtook what the first CPU sends");
+        });
+        send_by(1, 400);
+        assert_eq!(*lens.lock().unwrap(), [100, 200, 300, 400]);
+        assert_eq!((0..2).map(|cpu| state.transmitter_of(cpu).frames_away()).max(), Some(0));
     }
 }

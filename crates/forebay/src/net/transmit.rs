@@ -1,5 +1,6 @@
 //! Transmit side of sockets: headers, next hop, device.
 
+mod last_sent;
 mod queue;
 mod segments;
 
@@ -20,6 +21,7 @@ use rustix::io::Errno;
 
 use super::fragment_ids::FragmentIds;
 use super::neighbours::{Hop, KernelNeighbours};
+pub(super) use last_sent::LastSent;
 pub(super) use queue::{Clearings, Flushed, TransmitQueue};
 
 /// Room for gathered packets that is made at first.

@@ -34,7 +34,7 @@ struct Outlet {
 
 /// Number of times that a transmitter had nothing left to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(in crate::net) struct Clearings(u64);
+pub(in crate::net) struct Clearings(pub(super) u64);
 
 /// Outcome of a flush.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -128,6 +128,11 @@ impl Transmitter {
     /// Mark of what is gathered so far, for [`has_sent`](Self::has_sent).
     pub(in crate::net) fn clearings(&self) -> Clearings {
         self.clearings
+    }
+
+    /// True if there was nothing left to send at some time since this mark. Never becomes false again.
+    pub(in crate::net) fn has_cleared(&self, mark: Clearings) -> bool {
+        self.clearings != mark
     }
 
     /// True if everything is sent that had been gathered at this mark. May be false for a while longer.
