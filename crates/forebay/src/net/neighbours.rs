@@ -180,6 +180,13 @@ impl KernelNeighbours {
         }
     }
 
+    /// Remembers a next hop, as if the kernel had told it.
+    #[cfg(test)]
+    pub(super) fn remember(&mut self, destination: IpAddr, lladdr: [u8; 6], now_ns: u64) {
+        let Self::Kernels(kernels) = self else { panic!("{self:?}") };
+        kernels.remember(destination, lladdr, now_ns);
+    }
+
     fn link_addresses(&self, to: [u8; 6], on: &Identity) -> Option<LinkAddresses> {
         match self {
             Self::None => None,

@@ -16,14 +16,16 @@ use super::Transmitter;
 const UNRESOLVED_MAX: usize = 64;
 /// First interval of looking for the next hop, in ns; each is twice the one before.
 const FIRST_LOOK_NS: u64 = 500_000;
-/// Interval after which a segment is dropped: TCP sends it again, if it is still wanted.
+/// Interval after which segments are dropped: TCP sends them again, if they are still wanted.
 const LAST_LOOK_NS: u64 = 256_000_000;
 
-/// Segment whose next hop is not resolved.
+/// Segments to one destination whose next hop is not resolved, in order.
 pub(super) struct Unresolved {
     device: usize,
     destination: IpAddr,
-    packet: Packet,
+    packets: Vec<Packet>,
+    /// Time of the last look, in ns.
+    looked_ns: u64,
     /// Time of the next look, in ns, and the interval before it.
     look_ns: u64,
     interval_ns: u64,
@@ -59,7 +61,7 @@ impl Transmitter {
                         Some(back) => self.gather_back((device, &on), packet, back),
                         None => {
                             let way = ((device, on.as_ref()), destination);
-                            self.gather_segment(way, packet, FIRST_LOOK_NS, state);
+                            self.gather_segment(way, packet, state);
                         }
                     }
                 }
@@ -83,16 +85,37 @@ impl Transmitter {
         self.add(device, packet);
     }
 
+    /// Gathers a segment, behind those that have waited for the same next hop.
     fn gather_segment(
         &mut self,
         ((device, on), destination): ((usize, &Identity), IpAddr),
-        mut packet: Packet,
-        interval_ns: u64,
+        packet: Packet,
         state: &NetState,
     ) {
+        let is_of = |of: &Unresolved| (of.device, of.destination) == (device, destination);
+        let waiting = self.unresolved.iter().position(is_of);
+        // The kernel is asked once for all segments of a call.
+        let is_unknown = waiting.is_some_and(|at| self.unresolved[at].looked_ns == self.now_ns);
+        let hop = if is_unknown { Hop::Unknown } else { self.hop_of((device, on), destination) };
+        if hop == Hop::Unknown {
+            return self.await_hop(device, destination, packet, state);
+        }
+        if let Some(at) = waiting {
+            let earlier = self.unresolved.remove(at).packets;
+            earlier.into_iter().for_each(|earlier| self.gather_by(hop, (device, on), earlier));
+        }
+        self.gather_by(hop, (device, on), packet);
+    }
+
+    fn hop_of(&mut self, (device, on): (usize, &Identity), destination: IpAddr) -> Hop {
         let way = &mut self.ways[device];
         let out = (&mut self.pool, &mut way.gathered);
-        match way.neighbours.hop_to(destination, on, self.now_ns, out) {
+        way.neighbours.hop_to(destination, on, self.now_ns, out)
+    }
+
+    /// Gathers a segment for a next hop, or lets it wait there.
+    fn gather_by(&mut self, hop: Hop, (device, on): (usize, &Identity), mut packet: Packet) {
+        match hop {
             Hop::Known(link_addresses) => {
                 emit_link(&mut packet, link_addresses);
                 self.add(device, packet);
@@ -102,26 +125,42 @@ impl Transmitter {
                 self.composed.push(packet);
                 self.hold(device, neighbour);
             }
-            Hop::Unknown if interval_ns >= LAST_LOOK_NS => {
-                state.unsent.count_discard(destination);
-                self.put(packet);
-            }
-            Hop::Unknown => {
-                if self.unresolved.len() >= UNRESOLVED_MAX {
-                    let oldest = self.unresolved.remove(0);
-                    state.unsent.count_discard(oldest.destination);
-                    self.put(oldest.packet);
-                }
-                let look_ns = self.now_ns + interval_ns;
-                self.unresolved.push(Unresolved {
-                    device,
-                    destination,
-                    packet,
-                    look_ns,
-                    interval_ns,
-                });
-            }
+            Hop::Unknown => self.put(packet),
         }
+    }
+
+    /// Lets a segment wait until the kernel has resolved its next hop.
+    fn await_hop(&mut self, device: usize, destination: IpAddr, packet: Packet, state: &NetState) {
+        let count: usize = self.unresolved.iter().map(|waiting| waiting.packets.len()).sum();
+        if count >= UNRESOLVED_MAX {
+            self.drop_oldest(state);
+        }
+        let is_of = |of: &&mut Unresolved| (of.device, of.destination) == (device, destination);
+        match self.unresolved.iter_mut().find(is_of) {
+            Some(waiting) => {
+                waiting.packets.push(packet);
+                waiting.looked_ns = self.now_ns;
+            }
+            None => self.unresolved.push(Unresolved {
+                device,
+                destination,
+                packets: vec![packet],
+                looked_ns: self.now_ns,
+                look_ns: self.now_ns + FIRST_LOOK_NS,
+                interval_ns: FIRST_LOOK_NS,
+            }),
+        }
+    }
+
+    /// Drops the first segment of the destination that has waited longest.
+    fn drop_oldest(&mut self, state: &NetState) {
+        let Some(oldest) = self.unresolved.first_mut() else { return };
+        let (destination, packet) = (oldest.destination, oldest.packets.remove(0));
+        if oldest.packets.is_empty() {
+            self.unresolved.remove(0);
+        }
+        state.unsent.count_discard(destination);
+        self.put(packet);
     }
 
     /// True if segments wait for their next hop.
@@ -131,9 +170,15 @@ impl Transmitter {
 
     /// Drops segments that wait for their next hop, as the run has ended.
     pub(in crate::net) fn drop_unresolved(&mut self, state: &NetState) {
-        for unresolved in std::mem::take(&mut self.unresolved) {
-            state.unsent.count_discard(unresolved.destination);
-            self.put(unresolved.packet);
+        for waiting in std::mem::take(&mut self.unresolved) {
+            self.drop_waiting(waiting, state);
+        }
+    }
+
+    fn drop_waiting(&mut self, waiting: Unresolved, state: &NetState) {
+        for packet in waiting.packets {
+            state.unsent.count_discard(waiting.destination);
+            self.put(packet);
         }
     }
 
@@ -143,12 +188,31 @@ impl Transmitter {
             return;
         }
         self.now_ns = self.clock.now_ns();
-        let now_ns = self.now_ns;
-        let is_due = |unresolved: &mut Unresolved| unresolved.look_ns <= now_ns;
-        let due: Vec<_> = self.unresolved.extract_if(.., is_due).collect();
-        for Unresolved { device, destination, packet, interval_ns, .. } in due {
+        let mut at = 0;
+        while let Some(&Unresolved { device, destination, look_ns, interval_ns, .. }) =
+            self.unresolved.get(at)
+        {
+            if look_ns > self.now_ns {
+                at += 1;
+                continue;
+            }
             let on = state.routes().identity(device);
-            self.gather_segment(((device, &on), destination), packet, interval_ns * 2, state);
+            match self.hop_of((device, &on), destination) {
+                Hop::Unknown if interval_ns < LAST_LOOK_NS => {
+                    let waiting = &mut self.unresolved[at];
+                    waiting.interval_ns *= 2;
+                    waiting.look_ns = self.now_ns + waiting.interval_ns;
+                    at += 1;
+                }
+                Hop::Unknown => {
+                    let waiting = self.unresolved.remove(at);
+                    self.drop_waiting(waiting, state);
+                }
+                hop => {
+                    let waiting = self.unresolved.remove(at).packets;
+                    waiting.into_iter().for_each(|it| self.gather_by(hop, (device, &on), it));
+                }
+            }
         }
     }
 }

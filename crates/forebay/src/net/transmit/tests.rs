@@ -10,10 +10,12 @@ use forebay_rx::Packet;
 use forebay_rx::sink::{Sink, SinkCounters, SinkError};
 use forebay_stack::network::neighbours::{NeighbourObservation, Neighbours, Replaces};
 use forebay_stack::network::{Identity, Prefix};
+use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;
 
+use super::super::NetConfig;
 use super::super::neighbours::WayBack;
-use super::super::rig::{Recording, pool};
+use super::super::rig::{Recording, host, pool};
 use super::*;
 
 const THEIRS: [u8; 6] = [2, 0, 0, 0, 0, 2];
@@ -182,6 +184,34 @@ fn udp_14_wait_begins_with_the_send() {
     assert_eq!((asks.len(), dropped.len()), (1, 0), "asked again");
     learned.hear(&answer(), now_ns, &mut released);
     assert_eq!(released.len(), 1);
+}
+
+/// Segments that wait for their next hop leave as soon as it is known, before later ones.
+#[test]
+fn tcp_15_waiting_segments_leave_in_order() {
+    let state = host(vec![vec![Box::<Recording>::default()]], NetConfig::TCP);
+    let mut plain = Rig::new(8, KernelNeighbours::None);
+    for len in 1..=4 {
+        assert_eq!(plain.gather(len, 0).unwrap(), Gathered::Yes);
+    }
+    plain.flush();
+    let mut packets = plain.sink.take();
+    let nobodys = InterfaceIndex(i32::MAX.unsigned_abs());
+    let mut rig = Rig::new(8, KernelNeighbours::of_kernel(nobodys, None).unwrap());
+    let gather = |count, packets: &mut Vec<Packet>| {
+        let mut first = packets.drain(..count).collect();
+        rig.queue.transmitter().gather_segments(&mut first, None, &state);
+    };
+    gather(2, &mut packets);
+    gather(1, &mut packets);
+    assert!(rig.queue.transmitter().has_unresolved());
+    let now_ns = rig.queue.transmitter().clock.now_ns();
+    let there = TO.parse::<SocketAddr>().unwrap().ip();
+    rig.queue.transmitter().ways[0].neighbours.remember(there, THEIRS, now_ns);
+    gather(1, &mut packets);
+    assert!(!rig.queue.transmitter().has_unresolved());
+    rig.flush();
+    assert_eq!(rig.sink.payload_lens(), [1, 2, 3, 4]);
 }
 
 #[test]
