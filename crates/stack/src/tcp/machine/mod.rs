@@ -418,10 +418,12 @@ impl Tcp {
     ) -> Answer {
         let Some(listener) = self.listeners.find(flow, out.cpu) else {
             out.pool.put(packet.frame);
-            if !device.is_whole_host {
+            // Another one answers, if it is nobody's: the kernel, or the process that has the connection.
+            let is_ours = device.is_whole_host && self.is_alone();
+            if !is_ours {
                 self.counters.not_ours.add(1);
             }
-            return Answer::reset_if(device.is_whole_host);
+            return Answer::reset_if(is_ours);
         };
         self.receive_at_listener(listener, flow.flow(), packet, segment, device.mtu_bytes, out)
     }

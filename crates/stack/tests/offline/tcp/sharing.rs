@@ -1,7 +1,10 @@
 //! Listeners that share an address.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
 use forebay_rx::cpu::CpuId;
-use forebay_stack::tcp::{TcpConfig, TcpError, TcpSharing, TcpSocket};
+use forebay_stack::tcp::{Succession, TcpConfig, TcpError, TcpSharing, TcpSocket};
 
 use super::pair::{Faults, MTU, Pair};
 
@@ -126,4 +129,28 @@ fn tcp_31_all_must_share() {
     let third = tcp.socket().unwrap();
     let sharing = Some(TcpSharing::default());
     assert_eq!(tcp.bind_sharing(third, there, sharing), Err(TcpError::AddressInUse));
+}
+
+/// A device that the process has for itself: nobody else answers for its closed ports, unless another
+/// process receives there, too.
+#[test]
+fn exe_5_other_processes_flows_get_no_reset() {
+    static WORDS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+    let mut pair = pair();
+    let place = Arc::new(Succession::new(0, &WORDS[0], &WORDS[1]));
+    place.receive(true);
+    pair.hosts[1].tcp.succeed(Arc::clone(&place));
+    let client = begin(&mut pair);
+    settle(&mut pair);
+    assert_eq!(pair.hosts[0].tcp.take_error(client), Ok(None));
+    assert_eq!(pair.hosts[1].tcp.counters().out_rsts.get(), 0);
+    assert!(pair.hosts[1].tcp.counters().not_ours.get() > 0);
+    place.set_has_older(false);
+    let error = std::iter::repeat_with(|| {
+        assert!(pair.step());
+        pair.hosts[0].tcp.take_error(client).unwrap()
+    });
+    assert_eq!(error.flatten().next(), Some(TcpError::Refused));
+    end(&mut pair, 0, [client]);
+    pair.check_rest();
 }
