@@ -17,8 +17,9 @@ pub(super) struct TimerWheel {
     timers: Vec<Timer>,
     /// Ticks up to which deadlines were fired.
     now: u64,
-    /// Number of armed timers.
+    /// Number of armed timers, and of those of each level.
     armed: u32,
+    counts: [u32; LEVELS],
     /// Tick before which no timer fires.
     earliest: u64,
 }
@@ -50,6 +51,7 @@ impl TimerWheel {
             timers: Vec::new(),
             now: now_us / TICK_US,
             armed: 0,
+            counts: [0; LEVELS],
             earliest: u64::MAX / TICK_US,
         }
     }
@@ -99,17 +101,32 @@ impl TimerWheel {
             return;
         }
         while self.now < until && fired.len() - first < limit {
-            self.now += 1;
-            self.cascade();
-            let slot = slot_of(0, self.now);
-            while self.heads[slot] != NONE {
-                let index = self.heads[slot];
-                self.unlink(index);
-                self.armed -= 1;
-                fired.push(index);
-            }
+            self.step(until, fired);
         }
         self.earliest = self.find_earliest();
+    }
+
+    /// Goes on to the next tick that has work, at most to `until`, and does that.
+    fn step(&mut self, until: u64, fired: &mut Vec<u32>) {
+        self.now = self.next_tick().min(until);
+        self.cascade();
+        let slot = slot_of(0, self.now);
+        while self.heads[slot] != NONE {
+            let index = self.heads[slot];
+            self.unlink(index);
+            self.armed -= 1;
+            fired.push(index);
+        }
+    }
+
+    /// Next tick at which timers may fire, or move to a finer level: that level's which is the finest
+    /// with timers.
+    fn next_tick(&self) -> u64 {
+        let finest = self.counts.iter().position(|&count| count > 0);
+        let Some(step) = finest.map(|level| span(level) / SLOTS as u64) else {
+            return u64::MAX / TICK_US;
+        };
+        (self.now / step + 1) * step
     }
 
     /// Time of the next tick at which a timer may fire, in µs; `None` without timers. Announced early
@@ -120,9 +137,12 @@ impl TimerWheel {
 
     /// Next tick at which a timer may fire.
     fn find_earliest(&self) -> u64 {
-        let mut tick = self.now + 1;
+        let mut tick = self.next_tick();
         // Until the first level wraps, only its slots matter; then timers come down from above.
-        while !tick.is_multiple_of(SLOTS as u64) && self.heads[slot_of(0, tick)] == NONE {
+        while self.counts[0] > 0
+            && !tick.is_multiple_of(SLOTS as u64)
+            && self.heads[slot_of(0, tick)] == NONE
+        {
             tick += 1;
         }
         tick
@@ -141,6 +161,7 @@ impl TimerWheel {
             while index != NONE {
                 let next = self.timers[index as usize].next;
                 self.timers[index as usize].slot = NONE;
+                self.counts[level] -= 1;
                 self.link(index);
                 index = next;
             }
@@ -162,6 +183,7 @@ impl TimerWheel {
         let timer = &mut self.timers[index as usize];
         (timer.previous, timer.next) = (NONE, next);
         timer.slot = u32::try_from(slot).unwrap_or(NONE);
+        self.counts[level] += 1;
     }
 
     fn unlink(&mut self, index: u32) {
@@ -175,6 +197,7 @@ impl TimerWheel {
             self.timers[next as usize].previous = previous;
         }
         self.timers[index as usize].slot = NONE;
+        self.counts[slot as usize / SLOTS] -= 1;
     }
 }
 
@@ -209,6 +232,26 @@ mod tests {
         assert_eq!(wheel.next_us(), Some(MONTH_US + 200_000));
     }
 
+    #[test]
+    fn tcp_4_far_timer_costs_few_steps() {
+        const HOUR_US: u64 = 3600 * 1_000_000;
+        let (mut wheel, mut fired, mut steps) = (TimerWheel::new(7_000), Vec::new(), 0);
+        wheel.arm(0, 2 * HOUR_US, 7_000);
+        while wheel.now < HOUR_US / TICK_US {
+            wheel.step(HOUR_US / TICK_US, &mut fired);
+            steps += 1;
+        }
+        assert!(fired.is_empty() && steps < 1000, "{steps} steps");
+        let mut wakes = 0;
+        wheel.earliest = wheel.find_earliest();
+        while let Some(next_us) = wheel.next_us() {
+            wheel.advance(next_us, usize::MAX, &mut fired);
+            wakes += 1;
+        }
+        assert_eq!((&fired[..], wheel.now), (&[0][..], 2 * HOUR_US / TICK_US));
+        assert!(wakes < 1000, "{wakes} wake-ups");
+    }
+
     proptest! {
         #[test]
         fn tcp_4_wheel_fires_like_a_sorted_map(
@@ -238,6 +281,7 @@ mod tests {
                 prop_assert_eq!(&fired, &due);
                 model.retain(|_, at| *at > now / TICK_US);
                 prop_assert_eq!(wheel.armed as usize, model.len());
+                prop_assert_eq!(wheel.counts.iter().sum::<u32>(), wheel.armed);
             }
         }
     }
