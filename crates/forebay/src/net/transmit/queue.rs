@@ -116,12 +116,11 @@ impl Transmitter {
 
     /// Takes back the frames of packets that are sent.
     fn put_sent(&mut self, device: usize, batch: &mut Vec<Packet>) {
-        let Self { pool, ways, clearings, .. } = self;
-        batch.drain(..).for_each(|packet| pool.put(packet.frame));
-        pool.flush();
-        ways[device].is_sending = false;
-        if ways.iter().all(|way| way.gathered.is_empty() && !way.is_sending) {
-            clearings.0 += 1;
+        batch.drain(..).for_each(|packet| self.pool.put(packet.frame));
+        self.pool.flush();
+        self.ways[device].is_sending = false;
+        if self.is_clear() {
+            self.clearings.0 += 1;
         }
     }
 
@@ -137,7 +136,12 @@ impl Transmitter {
 
     /// True if everything is sent that had been gathered at this mark. May be false for a while longer.
     pub(in crate::net) fn has_sent(&self, mark: Clearings) -> bool {
-        self.clearings != mark
+        self.clearings != mark || self.is_clear()
+    }
+
+    /// True if nothing is to be sent, and nothing is being sent.
+    fn is_clear(&self) -> bool {
+        self.ways.iter().all(|way| way.gathered.is_empty() && !way.is_sending)
     }
 }
 

@@ -186,6 +186,21 @@ fn udp_14_wait_begins_with_the_send() {
     assert_eq!(released.len(), 1);
 }
 
+/// Packets that wait for their neighbour are not for the sink.
+#[test]
+fn tcp_36_nothing_gathered_counts_as_sent() {
+    let learned = Arc::new(Mutex::new(Neighbours::new([3; 16])));
+    let mut rig = Rig::new(8, KernelNeighbours::Own(learned));
+    assert_eq!(rig.gather(100, 0).unwrap(), Gathered::Yes);
+    let mark = rig.queue.transmitter().clearings();
+    assert!(!rig.queue.transmitter().has_sent(mark), "the solicitation is not sent yet");
+    rig.flush();
+    assert!(rig.queue.transmitter().has_sent(mark));
+    let mark = rig.queue.transmitter().clearings();
+    assert_eq!(rig.gather(200, 0).unwrap(), Gathered::Yes);
+    assert!(rig.queue.transmitter().has_sent(mark), "no solicitation again so soon");
+}
+
 /// Segments that wait for their next hop leave as soon as it is known, before later ones.
 #[test]
 fn tcp_15_waiting_segments_leave_in_order() {
