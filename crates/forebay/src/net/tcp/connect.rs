@@ -15,7 +15,8 @@ use super::shards::{LOCAL_PORTS, ShardSocket};
 use super::stream::TcpStream;
 use super::wait::StreamWatch;
 
-/// Begins to open a connection, without waiting.
+/// Begins to open a connection, without waiting. The route is asked for, and the port reserved, in the
+/// namespace of the calling thread.
 pub(super) fn begin(shared: &Arc<NetState>, to: SocketAddr) -> io::Result<TcpStream> {
     let theirs = plain(to);
     check_destination(shared, theirs.ip())?;

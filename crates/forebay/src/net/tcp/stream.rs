@@ -50,7 +50,9 @@ struct Inner {
 }
 
 impl TcpStream {
-    /// Opens a connection to the first address that answers.
+    /// Opens a connection to the first address that answers. The calling thread must be in the network
+    /// namespace in which the engine was created: the kernel there is asked whether it has a route, and keeps
+    /// the port from its own programs.
     ///
     /// # Errors
     /// Of the last address: `ConnectionRefused`, `TimedOut`, `ENETUNREACH` without a route,
