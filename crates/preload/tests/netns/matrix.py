@@ -628,8 +628,10 @@ def calls_of_c(it, tell):
                 it.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", micros // 1_000_000, 0))
             late = threading.Timer(0.3, tell, ["send 2"])
             late.start()
-            say(f"recv of C, {restart}, {micros}", call, "recv", room, 2, 0)
+            answer = say(f"recv of C, {restart}, {micros}", call, "recv", room, 2, 0)
             late.join()
+            if answer != 2:
+                await_bytes(it, 2)
             say("left", it.recv, 2, socket.MSG_DONTWAIT)
             sent = fill(it)
             late = threading.Timer(0.3, tell, [f"read {sent}"])
