@@ -1,5 +1,6 @@
 //! Descriptors of the library that the program does not know, and must not close.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -16,6 +17,12 @@ const FROM: RawFd = 512;
 
 /// Numbers that can be protected.
 const NUMBERS_MAX: usize = 1 << 16;
+
+thread_local! {
+    /// True while the library closes descriptors of its own on this thread: it does so by the function that the
+    /// program calls.
+    static CLOSES_OWN: Cell<bool> = const { Cell::new(false) };
+}
 
 static IS_KEPT: [AtomicBool; NUMBERS_MAX] = [const { AtomicBool::new(false) }; NUMBERS_MAX];
 
@@ -39,14 +46,14 @@ pub(crate) fn add(descriptor: BorrowedFd<'_>) {
     }
 }
 
-/// Keeps all descriptors that `open` opens from the program. Not those of a program with several threads, which
+/// Keeps all descriptors that `open` opens, and does not close itself, from the program. Not those of a program with several threads, which
 /// may open descriptors at the same time: these would never be closed.
 pub(crate) fn all_of<T>(open: impl FnOnce() -> T) -> T {
     if numbers_in("/proc/self/task").len() != 1 {
-        return open();
+        return closed_by(open);
     }
     let before = open_numbers();
-    let opened = open();
+    let opened = closed_by(open);
     for number in open_numbers().difference(&before) {
         if let Some(kept) = at(*number) {
             kept.store(true, Ordering::Relaxed);
@@ -55,15 +62,12 @@ pub(crate) fn all_of<T>(open: impl FnOnce() -> T) -> T {
     opened
 }
 
-/// Ends the protection of those that `close` closes.
-pub(crate) fn closed_by(close: impl FnOnce()) {
-    close();
-    for (number, kept) in (0..).zip(&IS_KEPT) {
-        let is_closed = |number| abi::with_number(number, |it| fcntl_getfd(it)).is_err();
-        if kept.load(Ordering::Relaxed) && is_closed(number) {
-            kept.store(false, Ordering::Relaxed);
-        }
-    }
+/// Lets `close` close descriptors of the library, whose protection then ends.
+pub(crate) fn closed_by<T>(close: impl FnOnce() -> T) -> T {
+    let before = CLOSES_OWN.replace(true);
+    let closed = close();
+    CLOSES_OWN.set(before);
+    closed
 }
 
 /// Numbers of all open descriptors, but for the one that the list was read by.
@@ -86,8 +90,21 @@ pub(crate) fn remove(descriptor: BorrowedFd<'_>) {
     }
 }
 
+/// True for a descriptor that must not be closed, since the program does not know it. Ends the protection of one that
+/// the library closes.
+pub(crate) fn refuses_close(descriptor: RawFd) -> bool {
+    let Some(kept) = at(descriptor).filter(|kept| kept.load(Ordering::Relaxed)) else {
+        return false;
+    };
+    let is_own = CLOSES_OWN.get();
+    if is_own {
+        kept.store(false, Ordering::Relaxed);
+    }
+    !is_own
+}
+
 /// True for a descriptor that the program must not close.
-pub(crate) fn contains(descriptor: RawFd) -> bool {
+fn contains(descriptor: RawFd) -> bool {
     at(descriptor).is_some_and(|kept| kept.load(Ordering::Relaxed))
 }
 

@@ -115,12 +115,12 @@ impl Listener {
         tcp_reserve::refuse_packets(descriptor).map_err(|error| errno(&error))?;
         rustix::net::listen(descriptor, backlog)?;
         let is_nonblocking = fcntl_getfl(descriptor)?.contains(OFlags::NONBLOCK);
-        let kernel = kept::duplicate(descriptor)?;
-        kept::add(kernel.as_fd());
+        let inherited = Inherited::of(kept::duplicate(descriptor)?)?;
+        kept::add(inherited.kernel.as_fd());
         let v6_only =
             local.is_ipv6() && abi::is_on(descriptor, (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY));
         let listener = Self {
-            inherited: Arc::new(Inherited::of(kernel)?),
+            inherited: Arc::new(inherited),
             local,
             v6_only,
             // As the kernel: a negative number is the largest.

@@ -28,6 +28,9 @@ const FORKS_MAX: usize = 8;
 const FINISH_MAX: Duration = Duration::from_secs(10);
 const FINISH_LOOK: Duration = Duration::from_millis(1);
 
+/// Pause before the devices are opened once more for a child, if that has failed.
+const OPEN_PAUSE: Duration = Duration::from_secs(1);
+
 /// Never sleep: the value of `forebay_engine::SPIN_ALWAYS_NS`.
 const SPIN_ALWAYS_NS: u64 = u64::MAX;
 
@@ -67,6 +70,8 @@ struct Prepared {
     rings: Rings,
     /// Devices, as clients of the control socket see them.
     metrics: Metrics,
+    /// Time at which another engine could not be prepared.
+    failed: Option<Instant>,
 }
 
 /// Number of forks that lie between the process that loaded the library first and this one.
@@ -121,20 +126,25 @@ pub(crate) fn prepare() -> Result<(), Errno> {
 /// Prepares another engine for a child, if another process has run the one that was prepared. The child then takes
 /// new connections, and the other process serves those that it has.
 pub(crate) fn before_fork() {
-    static HAS_FAILED: AtomicBool = AtomicBool::new(false);
-    if is_in_parents_memory() || is_running() || HAS_FAILED.load(Ordering::Relaxed) {
+    if is_in_parents_memory() || is_running() {
         return;
     }
     let Ok(mut prepared) = PREPARED.try_lock() else { return };
-    let Some(before) = prepared.as_ref().filter(|before| before.claim.was_run()) else { return };
+    let Some(before) = prepared.as_mut().filter(|before| before.claim.was_run()) else { return };
+    if before.failed.is_some_and(|failed| failed.elapsed() < OPEN_PAUSE) {
+        return;
+    }
     let Some(config) = configured() else { return };
     let claim = Arc::new(before.claim.next());
-    match told(kept::all_of(|| open(config, Some(claim)))) {
+    match kept::all_of(|| open(config, Some(claim))) {
         Ok(next) => {
             // Nothing of the copy was ever used: its descriptors and its memory are all that it has.
             kept::closed_by(|| drop(prepared.replace(next)));
         }
-        Err(_) => HAS_FAILED.store(true, Ordering::Relaxed),
+        Err(error) if before.failed.replace(Instant::now()).is_none() => {
+            let _ = told::<()>(Err(error));
+        }
+        Err(_) => {}
     }
 }
 
@@ -291,7 +301,7 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> forebay::Result<Pr
     let succession = Some(Arc::clone(claim.place()));
     let net_config = NetConfig { succession, ..NetConfig::default() };
     let (net, engine) = Net::over(&engine_config, &net_config, &mut devices)?;
-    Ok(Prepared { net, engine, interfaces, claim, rings, metrics })
+    Ok(Prepared { net, engine, interfaces, claim, rings, metrics, failed: None })
 }
 
 /// Runs the engine that was prepared, or another.
@@ -315,7 +325,7 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
             fresh
         }
     };
-    let Prepared { net, engine, interfaces, claim, rings, metrics } = ready;
+    let Prepared { net, engine, interfaces, claim, rings, metrics, .. } = ready;
     claim.place().receive(claim.has_older());
     told(threaded(control::serve(metrics, &engine, &net, &claim)))?;
     let run = move || {

@@ -17,7 +17,7 @@ const SIOCOUTQNSD: c_ulong = 0x894b;
 /// As `close(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if kept::contains(fd) {
+    if kept::refuses_close(fd) {
         return answer_int(Err(Errno::BADF)); // no descriptor that the program has opened
     }
     let socket = table::remove(fd);

@@ -4,6 +4,7 @@
 mod forks; //  a process that listens, and children that serve
 mod limits; // a process with few descriptors
 mod matrix; // all calls, in all modes
+mod processes; // what processes keep, and what they learn of the ends of others
 
 use std::fs;
 use std::io;
@@ -43,6 +44,7 @@ fn main() {
         ("exe_4_calls_answer_over_af_packet", || matrix::same_answers("af_packet")),
         ("exe_4_calls_answer_over_af_xdp", || matrix::same_answers("af_xdp")),
         ("exe_4_connection_waits_for_descriptors", limits::few_descriptors),
+        ("exe_5_parent_closes_engines_of_children", processes::engines_are_closed),
         ("exe_5_child_serves_its_parents_listener", forks::child_serves),
         ("exe_5_next_process_serves_in_turn", forks::turns_are_taken),
         ("exe_5_newest_process_takes_connections", forks::newest_takes),
