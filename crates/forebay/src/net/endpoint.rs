@@ -205,6 +205,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        // First: a set of `epoll` would tell of its other end.
+        drop(self.descriptor.take());
         self.reader.get_mut().unwrap_or_else(PoisonError::into_inner).outlet.close();
         self.leave_all();
         self.shared.close(self.id);

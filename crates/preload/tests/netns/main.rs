@@ -3,6 +3,7 @@
 
 mod forks; //  a process that listens, and children that serve
 mod limits; // a process with few descriptors
+mod listeners; // listeners and their connections in one process
 mod matrix; // all calls, in all modes
 mod processes; // what processes keep, and what they learn of the ends of others
 
@@ -44,6 +45,7 @@ fn main() {
         ("exe_4_calls_answer_over_af_packet", || matrix::same_answers("af_packet")),
         ("exe_4_calls_answer_over_af_xdp", || matrix::same_answers("af_xdp")),
         ("exe_4_connection_waits_for_descriptors", limits::few_descriptors),
+        ("exe_4_closed_connection_has_no_events", listeners::no_events_once_closed),
         ("exe_5_parent_closes_engines_of_children", processes::engines_are_closed),
         ("exe_5_child_serves_its_parents_listener", forks::child_serves),
         ("exe_5_next_process_serves_in_turn", forks::turns_are_taken),

@@ -23,7 +23,7 @@ use super::super::shared::{NetDevice, NetState};
 use super::call::{CallOptions, timeout_ns, timeout_of, wait_for};
 use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
-use super::wait::{ListenerWatch, Seen, StreamWatch, Watch};
+use super::wait::{ListenerWatch, Polled, Seen, StreamWatch, Watch};
 
 /// Connections that may wait to be accepted, by default, as with `std`.
 const BACKLOG: u32 = 128;
@@ -56,6 +56,7 @@ struct Inner {
     /// Listening sockets in all shards.
     sockets: Vec<ShardSocket>,
     watch: Arc<ListenerWatch>,
+    polled: Polled,
     options: CallOptions,
     /// Keeps the port from the kernel, if the kernel has one of the devices, too.
     reserved: Option<Reserved>,
@@ -147,7 +148,8 @@ impl TcpListener {
         reserved: Option<Reserved>,
     ) -> Self {
         let (shared, options) = (Arc::clone(shared), CallOptions::default());
-        Self(Arc::new(Inner { shared, local, sockets, watch, options, reserved }))
+        let polled = Polled::default();
+        Self(Arc::new(Inner { shared, local, sockets, watch, polled, options, reserved }))
     }
 
     /// Changes the options that connections accepted from then on have. `change` is called once for each
@@ -278,7 +280,7 @@ impl TcpListener {
     /// # Errors
     /// If the process has no descriptors left.
     pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
-        self.0.watch.wait.descriptor()
+        self.0.polled.descriptor(&self.0.watch.wait)
     }
 }
 
@@ -360,6 +362,7 @@ fn close_all(shared: &NetState, sockets: &[ShardSocket]) {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.polled.close(&self.watch.wait);
         close_all(&self.shared, &self.sockets);
     }
 }

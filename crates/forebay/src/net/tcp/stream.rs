@@ -18,7 +18,7 @@ use super::super::unbound::try_each;
 use super::call::{CallOptions, timeout_ns, timeout_of, wait_for};
 use super::connect;
 use super::shards::{Reserved, ShardSocket};
-use super::wait::{StreamWatch, Watch};
+use super::wait::{Polled, StreamWatch, Watch};
 
 /// A TCP connection of a [`Net`].
 ///
@@ -44,6 +44,7 @@ struct Inner {
     /// True if the application sees IPv4 addresses as IPv6 ones.
     is_mapped: bool,
     watch: Arc<StreamWatch>,
+    polled: Polled,
     options: CallOptions,
     /// Keeps the port from the kernel, if the kernel has the device, too.
     reserved: Option<Reserved>,
@@ -85,8 +86,8 @@ impl TcpStream {
         let watch = Arc::new(watch);
         shared.watch(place, &Watch::Stream(Arc::clone(&watch)));
         watch.wait.tell();
-        let options = CallOptions::default();
-        Self(Arc::new(Inner { shared, place, flow, is_mapped, watch, options, reserved }))
+        let (options, polled) = (CallOptions::default(), Polled::default());
+        Self(Arc::new(Inner { shared, place, flow, is_mapped, watch, polled, options, reserved }))
     }
 
     /// Address of this end.
@@ -262,7 +263,7 @@ impl TcpStream {
     /// # Errors
     /// If the process has no descriptors left.
     pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
-        self.0.watch.wait.descriptor()
+        self.0.polled.descriptor(&self.0.watch.wait)
     }
 
     /// Reads on the thread of a CPU, whose turns go on until there is something to read.
@@ -397,6 +398,7 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        self.polled.close(&self.watch.wait);
         self.shared.close_socket(self.place, self.reserved.take());
     }
 }

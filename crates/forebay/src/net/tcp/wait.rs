@@ -146,9 +146,6 @@ impl Default for Untold {
 /// Wake-up of a socket's waiters.
 #[derive(Default)]
 pub(super) struct Wait {
-    /// Descriptor that is polled; created on first use. It is dropped before its teller, whose end would be told
-    /// as the connection's.
-    told: OnceLock<ReadinessTold>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -169,15 +166,46 @@ struct State {
     lacks_memory: bool,
     /// True once the run has ended: all calls return, so that pollers must make them.
     has_ended: bool,
-    teller: Option<Teller>,
+    pollers: Option<Pollers>,
     /// CPUs whose threads wait in their own turns.
     inline: Vec<(CpuId, Waker)>,
 }
 
+/// Those who poll the socket's descriptor.
+struct Pollers {
+    /// Dropped before the teller, whose end would be told as the connection's.
+    told: Arc<ReadinessTold>,
+    teller: Teller,
+}
+
+/// Descriptor of a socket's handles, which ends with the last of them: not with the engine's references to its
+/// waiters, since a set of `epoll` would tell of it until then.
+#[derive(Default)]
+pub(super) struct Polled(OnceLock<Arc<ReadinessTold>>);
+
+impl Polled {
+    /// Descriptor by which pollers learn that the socket is readable or writable.
+    pub(super) fn descriptor(&self, wait: &Wait) -> io::Result<BorrowedFd<'_>> {
+        if let Some(told) = self.0.get() {
+            return Ok(told.as_fd());
+        }
+        let told = wait.told()?;
+        Ok(self.0.get_or_init(|| told).as_fd())
+    }
+
+    /// Closes the descriptor: nothing is told from then on.
+    pub(super) fn close(&mut self, wait: &Wait) {
+        // Whoever tells has the state locked.
+        let pollers = wait.state().pollers.take();
+        drop(self.0.take());
+        drop(pollers);
+    }
+}
+
 impl Wait {
     fn told_by(teller: Teller, told: ReadinessTold) -> Self {
-        let state = State { teller: Some(teller), ..State::default() };
-        Self { state: state.into(), told: told.into(), ..Self::default() }
+        let pollers = Some(Pollers { told: Arc::new(told), teller });
+        Self { state: State { pollers, ..State::default() }.into(), ..Self::default() }
     }
 
     /// Sets what the socket is ready for. Returns true if the waiters are to be [told](Self::tell).
@@ -199,16 +227,14 @@ impl Wait {
             state.wakes += 1;
             state.untold = Untold::All;
         }
-        grew || !is_same && state.teller.is_some()
+        grew || !is_same && state.pollers.is_some()
     }
 
     /// Notes that a write found no memory. Returns true if that was not known.
     pub(super) fn lack_memory(&self) -> bool {
         let mut state = self.state();
         let is_new = !state.has_ended && !mem::replace(&mut state.lacks_memory, true);
-        if let Some(told) = self.told.get() {
-            state.tell_pollers(told);
-        }
+        state.tell_pollers();
         is_new
     }
 
@@ -236,9 +262,7 @@ impl Wait {
     /// Tells the waiters what was set.
     pub(super) fn tell(&self) {
         let mut state = self.state();
-        if let Some(told) = self.told.get() {
-            state.tell_pollers(told);
-        }
+        state.tell_pollers();
         let untold = mem::take(&mut state.untold);
         if untold != Untold::default() {
             state.inline.iter().for_each(|(_, wake)| wake());
@@ -299,17 +323,17 @@ impl Wait {
         }
     }
 
-    /// Descriptor by which pollers learn that the socket is readable or writable.
-    pub(super) fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
+    /// Descriptor that is polled, created on first use.
+    fn told(&self) -> io::Result<Arc<ReadinessTold>> {
         let mut state = self.state();
-        if self.told.get().is_none() {
-            let (teller, told) = readiness()?;
-            state.teller = Some(teller);
-            let told = self.told.get_or_init(|| told);
-            state.tell_pollers(told);
+        if let Some(pollers) = &state.pollers {
+            return Ok(Arc::clone(&pollers.told));
         }
-        drop(state);
-        Ok(self.told.get().unwrap_or_else(|| unreachable!("it was made")).as_fd())
+        let (teller, told) = readiness()?;
+        let told = Arc::new(told);
+        state.pollers = Some(Pollers { told: Arc::clone(&told), teller });
+        state.tell_pollers();
+        Ok(told)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -318,10 +342,10 @@ impl Wait {
 }
 
 impl State {
-    fn tell_pollers(&mut self, told: &ReadinessTold) {
+    fn tell_pollers(&mut self) {
         let fell_readable = mem::take(&mut self.fell_readable);
         let fell_writable = mem::take(&mut self.fell_writable);
-        let Some(teller) = &mut self.teller else { return };
+        let Some(Pollers { told, teller }) = &mut self.pollers else { return };
         // What fell and rose again before this call is an edge, for which `EPOLLET` waits.
         if fell_readable || !self.is_readable {
             teller.not_readable(told);
@@ -342,6 +366,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use rustix::event::Timespec;
     use rustix::event::epoll::{
         CreateFlags, Event, EventData, EventFlags, add, create, wait as events_of,
@@ -349,18 +375,40 @@ mod tests {
 
     use super::*;
 
+    /// Next event of a set, if there is one.
+    fn event(epoll: &OwnedFd) -> Option<EventFlags> {
+        let mut events = Vec::<Event>::with_capacity(1);
+        let at_once = Timespec::default();
+        events_of(epoll, rustix::buffer::spare_capacity(&mut events), Some(&at_once)).unwrap();
+        events.first().map(|event| event.flags)
+    }
+
+    #[test]
+    fn tcp_17_closed_descriptor_has_no_events() {
+        let made_before = readiness().unwrap();
+        for watch in [StreamWatch::default(), StreamWatch::told_by(made_before)] {
+            let (epoll, mut polled) = (create(CreateFlags::CLOEXEC).unwrap(), Polled::default());
+            let told = polled.descriptor(&watch.wait).unwrap();
+            let programs = told.try_clone_to_owned().unwrap();
+            add(&epoll, &programs, EventData::new_u64(0), EventFlags::IN).unwrap();
+            drop(programs);
+            polled.close(&watch.wait);
+            // The engine has the waiters until the end of a batch.
+            assert!(watch.wait.set((true, true), Ended::Failed));
+            watch.wait.tell();
+            assert_eq!(event(&epoll), None);
+            drop(watch);
+            assert_eq!(event(&epoll), None);
+        }
+    }
+
     #[test]
     fn tcp_17_readiness_risen_again_is_edge() {
-        let wait = Wait::default();
+        let (wait, polled) = (Wait::default(), Polled::default());
         let epoll = create(CreateFlags::CLOEXEC).unwrap();
         let edges = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
-        add(&epoll, wait.descriptor().unwrap(), EventData::new_u64(0), edges).unwrap();
-        let edge = || {
-            let mut events = Vec::<Event>::with_capacity(1);
-            let at_once = Timespec::default();
-            events_of(&epoll, rustix::buffer::spare_capacity(&mut events), Some(&at_once)).unwrap();
-            events.first().map(|event| event.flags)
-        };
+        add(&epoll, polled.descriptor(&wait).unwrap(), EventData::new_u64(0), edges).unwrap();
+        let edge = || event(&epoll);
         let (both, ended) = (EventFlags::IN | EventFlags::OUT, Ended::Nothing);
         assert!(wait.set((true, true), ended));
         wait.tell();
