@@ -17,15 +17,15 @@ use forebay_sys::readiness::{ReadinessTold, Teller, readiness};
 use forebay_sys::tcp_reserve;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd};
+use rustix::net::getsockname;
 use rustix::net::sockopt::{
     Timeout, set_socket_reuseport, set_socket_timeout, socket_reuseaddr, socket_reuseport,
 };
-use rustix::net::{RecvFlags, getsockname, recv};
 
 use crate::errno::errno;
 use crate::runtime::{forks, is_running, is_taken, parents_engine, prepare, running, when_free};
 use crate::settings::{lacking, timeout};
-use crate::socket::Socket;
+use crate::socket::{CallWait, Socket};
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, OptionName, TcpSetting};
 use crate::{abi, kept, table};
@@ -289,12 +289,13 @@ impl Listener {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL);
         }
+        let mut wait = CallWait::default();
         let served = loop {
             match self.serve(socket) {
                 Err(Errno::BUSY) if self.is_nonblocking.load(Ordering::Relaxed) => {
                     return Err(Errno::AGAIN);
                 }
-                Err(Errno::BUSY) => await_turn(socket)?,
+                Err(Errno::BUSY) => await_turn(socket, &mut wait)?,
                 served => break served?,
             }
         };
@@ -311,8 +312,7 @@ impl Listener {
             });
             match accepted.map_err(|error| errno(&error)) {
                 Err(Errno::AGAIN) if !self.is_nonblocking.load(Ordering::Relaxed) => {
-                    // As the kernel's sockets: interrupted, restarted, or ended by the time-out.
-                    recv(served.readiness()?, &mut [0; 1], RecvFlags::PEEK)?;
+                    wait.readable(served.readiness()?)?;
                 }
                 accepted => break accepted?,
             }
@@ -348,10 +348,9 @@ fn serve_all() {
 }
 
 /// Waits until a listener is served and has a connection.
-fn await_turn(socket: &Arc<Socket>) -> Result<(), Errno> {
+fn await_turn(socket: &Arc<Socket>, wait: &mut CallWait) -> Result<(), Errno> {
     let number = table::numbers_of(socket).first().copied().ok_or(Errno::BADF)?;
-    abi::with_number(number, |told| recv(told, &mut [0; 1], RecvFlags::PEEK))?;
-    Ok(())
+    abi::with_number(number, |told| wait.readable(told))
 }
 
 impl Served {

@@ -3,13 +3,15 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 
 use crate::abi;
 use crate::listener::Listener;
+use crate::settings::timeout;
 use crate::stream::Stream;
 use crate::table;
 use crate::udp::Udp;
@@ -74,22 +76,65 @@ impl Socket {
     }
 }
 
-/// Waits until a descriptor is writable. After a signal whose handler has `SA_RESTART` it waits on, if the call
-/// `may_restart` and has no time-out, as the kernel's.
-///
-/// # Errors
-/// `EAGAIN` after the time-out; `EINTR`.
-pub(crate) fn wait_writable(
-    readiness: BorrowedFd<'_>,
-    timeout: Option<Duration>,
-    may_restart: bool,
-) -> Result<(), Errno> {
-    let timeout = timeout.and_then(|wait| Timespec::try_from(wait).ok());
-    loop {
-        match poll(&mut [PollFd::new(&readiness, PollFlags::OUT)], timeout.as_ref()) {
-            Err(Errno::INTR) if may_restart && timeout.is_none() && abi::handlers_restart() => {}
-            Ok(0) => return Err(Errno::AGAIN),
-            result => return result.map(drop),
+/// Waits of one call. Its time-out is that of all of them together, as of the kernel's calls.
+#[derive(Default)]
+pub(crate) struct CallWait {
+    /// Time at which the first wait began.
+    began: Option<Instant>,
+}
+
+impl CallWait {
+    /// Waits until a descriptor is readable, as a call of the kernel's sockets: interrupted, restarted, or ended by
+    /// the descriptor's time-out.
+    ///
+    /// # Errors
+    /// `EAGAIN` after the time-out; `EINTR`.
+    pub(crate) fn readable(&mut self, readiness: BorrowedFd<'_>) -> Result<(), Errno> {
+        let timeout = self.began.and_then(|_| timeout(readiness, libc::SO_RCVTIMEO));
+        if timeout.is_some() {
+            // A call with a time-out is never restarted.
+            return self.polled(readiness, PollFlags::IN, timeout);
+        }
+        self.began.get_or_insert_with(Instant::now);
+        match recv(readiness, &mut [0; 1], RecvFlags::PEEK) {
+            Ok(_) | Err(Errno::CONNRESET) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits until a descriptor is writable. After a signal whose handler has `SA_RESTART` it waits on, if the call
+    /// `may_restart` and has no time-out, as the kernel's.
+    ///
+    /// # Errors
+    /// `EAGAIN` after the time-out; `EINTR`.
+    pub(crate) fn writable(
+        &mut self,
+        readiness: BorrowedFd<'_>,
+        timeout: Option<Duration>,
+        may_restart: bool,
+    ) -> Result<(), Errno> {
+        loop {
+            match self.polled(readiness, PollFlags::OUT, timeout) {
+                Err(Errno::INTR) if may_restart && timeout.is_none() && abi::handlers_restart() => {
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Polls a descriptor for the time that is left.
+    fn polled(
+        &mut self,
+        readiness: BorrowedFd<'_>,
+        asked: PollFlags,
+        timeout: Option<Duration>,
+    ) -> Result<(), Errno> {
+        let began = *self.began.get_or_insert_with(Instant::now);
+        let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut [PollFd::new(&readiness, asked)], left.as_ref())? {
+            0 => Err(Errno::AGAIN),
+            _ => Ok(()),
         }
     }
 }

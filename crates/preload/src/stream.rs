@@ -10,13 +10,12 @@ use forebay::net::TcpStream;
 use forebay_stack::tcp::{State, TcpInfo, WriteFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
-use rustix::net::{RecvFlags, recv};
 
 use crate::errno::tcp_errno;
 use crate::kept;
 use crate::origin::Origin;
 use crate::settings::timeout;
-use crate::socket::wait_writable;
+use crate::socket::CallWait;
 use crate::tcp_options::{Inherited, OptionName, TcpSetting, flag_of, is_buffer_set, new_socket};
 
 /// Connection, shared by the descriptors that were duplicated from each other.
@@ -192,13 +191,13 @@ impl Stream {
         mode: StreamMode,
     ) -> Result<usize, Errno> {
         self.check()?;
-        let mut done = 0;
+        let (mut done, mut wait) = (0, CallWait::default());
         let mut rooms = rooms.peekable();
         while let Some(mut room) = rooms.next() {
             // A call without room waits, too, unless there is room in a later buffer.
             while !room.is_empty() || done == 0 && rooms.peek().is_none() {
                 let waits = !mode.dont_wait && (done == 0 || mode.wait_all);
-                let len = match self.receive_some(room, mode, waits) {
+                let len = match self.receive_some(room, mode, waits.then_some(&mut wait)) {
                     Ok(len) => len,
                     Err(error) => return self.part(done, error),
                 };
@@ -220,12 +219,17 @@ impl Stream {
         Ok(done)
     }
 
-    fn receive_some(&self, room: &mut [u8], mode: StreamMode, waits: bool) -> Result<usize, Errno> {
+    fn receive_some(
+        &self,
+        room: &mut [u8],
+        mode: StreamMode,
+        wait: Option<&mut CallWait>,
+    ) -> Result<usize, Errno> {
         if room.is_empty() {
             // As the kernel: waits for a byte, and leaves it there.
-            return self.attempt(waits, |tcp| tcp.peek(&mut [0])).map(|_| 0);
+            return self.attempt(wait, |tcp| tcp.peek(&mut [0])).map(|_| 0);
         }
-        self.attempt(waits, |tcp| match mode {
+        self.attempt(wait, |tcp| match mode {
             StreamMode { peek: true, .. } => tcp.peek(room),
             StreamMode { discard: true, .. } => {
                 let want = room.len();
@@ -256,19 +260,15 @@ impl Stream {
 
     fn attempt<T>(
         &self,
-        waits: bool,
+        mut wait: Option<&mut CallWait>,
         mut attempt: impl FnMut(&mut &TcpStream) -> std::io::Result<T>,
     ) -> Result<T, Errno> {
         loop {
-            match attempt(&mut &self.tcp).map_err(|error| tcp_errno(&error)) {
-                Err(Errno::AGAIN) if waits && !self.is_nonblocking.load(Ordering::Relaxed) => {
-                    // As the kernel's sockets: interrupted, restarted, or ended by the time-out.
-                    match recv(self.readiness()?, &mut [0; 1], RecvFlags::PEEK) {
-                        Ok(_) | Err(Errno::CONNRESET) => {}
-                        Err(error) => return Err(error),
-                    }
+            match (attempt(&mut &self.tcp).map_err(|error| tcp_errno(&error)), &mut wait) {
+                (Err(Errno::AGAIN), Some(wait)) if !self.is_nonblocking.load(Ordering::Relaxed) => {
+                    wait.readable(self.readiness()?)?;
                 }
-                result => return result,
+                (result, _) => return result,
             }
         }
     }
@@ -285,10 +285,10 @@ impl Stream {
         }
         let mut pieces = pieces.filter(|piece| !piece.is_empty()).peekable();
         if pieces.peek().is_none() {
-            let sent = self.send_some(&[], WriteFlags::default(), (true, 0));
+            let sent = self.send_some(&[], WriteFlags::default(), None);
             return sent.or_else(|error| self.part(0, error));
         }
-        let mut done = 0;
+        let (mut done, mut wait) = (0, CallWait::default());
         while let Some(mut piece) = pieces.next() {
             let is_last = pieces.peek().is_none();
             let flags = WriteFlags {
@@ -296,7 +296,8 @@ impl Stream {
                 more_follows: mode.more_follows || !is_last,
             };
             while !piece.is_empty() {
-                match self.send_some(piece, flags, (mode.dont_wait, done)) {
+                let waits = (!mode.dont_wait).then_some((&mut wait, done));
+                match self.send_some(piece, flags, waits) {
                     Ok(len) => (piece, done) = (piece.get(len..).unwrap_or_default(), done + len),
                     Err(error) => return self.part(done, error),
                 }
@@ -305,20 +306,24 @@ impl Stream {
         Ok(done)
     }
 
+    /// Sends a part. With the call's waits goes the number of bytes that it has sent.
     fn send_some(
         &self,
         bytes: &[u8],
         flags: WriteFlags,
-        (dont_wait, done): (bool, usize),
+        mut waits: Option<(&mut CallWait, usize)>,
     ) -> Result<usize, Errno> {
         loop {
-            match self.tcp.write_with(bytes, flags).map_err(|error| tcp_errno(&error)) {
-                Err(Errno::AGAIN) if !dont_wait && !self.is_nonblocking.load(Ordering::Relaxed) => {
+            let sent = self.tcp.write_with(bytes, flags).map_err(|error| tcp_errno(&error));
+            match (sent, &mut waits) {
+                (Err(Errno::AGAIN), Some((wait, done)))
+                    if !self.is_nonblocking.load(Ordering::Relaxed) =>
+                {
                     let readiness = self.readiness()?;
                     let timeout = timeout(readiness, libc::SO_SNDTIMEO);
-                    wait_writable(readiness, timeout, done == 0)?;
+                    wait.writable(readiness, timeout, *done == 0)?;
                 }
-                result => return result,
+                (sent, _) => return sent,
             }
         }
     }

@@ -12,14 +12,13 @@ use forebay_device::rx_filter::FilterProtocol;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
-use rustix::net::{RecvFlags, recv};
 
 use crate::ancillary::{SendControl, shown};
 use crate::errno::errno;
 use crate::origin::Origin;
 use crate::runtime::{is_taken, running_alone};
 use crate::settings::{Settings, is_supported, lacking, timeout};
-use crate::socket::{Socket, wait_writable};
+use crate::socket::{CallWait, Socket};
 use crate::{abi, kept, table};
 
 /// Length of the longest payload of a datagram, or of several merged.
@@ -202,12 +201,11 @@ impl Udp {
         dont_wait: bool,
         mut attempt: impl FnMut() -> std::io::Result<T>,
     ) -> Result<T, Errno> {
+        let mut wait = CallWait::default();
         loop {
             match attempt().map_err(|error| errno(&error)) {
                 Err(Errno::AGAIN) if !dont_wait && !self.settings.load().is_nonblocking => {
-                    let readiness = self.udp.descriptor().map_err(|error| errno(&error))?;
-                    // As the kernel's sockets: interrupted, restarted, or ended by the time-out.
-                    recv(readiness, &mut [0; 1], RecvFlags::PEEK)?;
+                    wait.readable(self.readiness()?)?;
                 }
                 result => return result,
             }
@@ -236,19 +234,19 @@ impl Udp {
             gso_size: control.gso_size.unwrap_or(settings.gso_size),
             ..Transmit::new(payload, to)
         };
+        let mut wait = CallWait::default();
         loop {
             match self.udp.send_msg(&message).map_err(|error| errno(&error)) {
                 Err(Errno::AGAIN) if !dont_wait && !settings.is_nonblocking => {
-                    self.wait_writable(&settings)?;
+                    wait.writable(self.readiness()?, settings.write_timeout, true)?;
                 }
                 result => return result,
             }
         }
     }
 
-    fn wait_writable(&self, settings: &Settings) -> Result<(), Errno> {
-        let readiness = self.udp.descriptor().map_err(|error| errno(&error))?;
-        wait_writable(readiness, settings.write_timeout, true)
+    fn readiness(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.udp.descriptor().map_err(|error| errno(&error))
     }
 
     pub(crate) fn is_of_parent(&self) -> bool {

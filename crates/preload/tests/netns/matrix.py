@@ -39,12 +39,25 @@ def peer():
         elif word == "reset":
             tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             tcp.close()
+        elif word == "drip":
+            threading.Thread(target=again_and_again, args=(0.02, tcp.send, b"x")).start()
+        elif word == "sip":
+            threading.Thread(target=again_and_again, args=(0.01, tcp.recv, 65_536)).start()
         elif word == "close":
             tcp.close()
         elif word == "datagram":
             udp.sendto(b"d" * int(rest), NEAR)
         control.write(answer.encode() + b"\n")
         control.flush()
+
+
+def again_and_again(pause, call, argument):
+    """Makes a call after each pause, until the connection has ended."""
+    try:
+        while call(argument):
+            time.sleep(pause)
+    except OSError:
+        pass
 
 
 def main():
@@ -61,7 +74,7 @@ def main():
     datagrams(tell)
     listener = listening(tell)
     connection = lambda: accepted(listener, tell)
-    for part in (waits, reads, writes, ends, resets, shutdowns, duplicates, threads, options, files, misuse):
+    for part in (waits, reads, writes, ends, resets, slow_peers, shutdowns, duplicates, threads, options, files, misuse):
         print("#", part.__name__)
         part(connection, tell)
         print("signals", signals)
@@ -405,6 +418,22 @@ def resets(connection, tell):
     say("SO_ERROR", it.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
     say("send then", it.send, b"x")
     it.close()
+
+
+def slow_peers(connection, tell):
+    """A time-out is that of the whole call, although its wait goes on with each byte."""
+    for word, option, call in (
+        ("drip", socket.SO_RCVTIMEO, lambda it: len(it.recv(500, socket.MSG_WAITALL)) < 500),
+        ("sip", socket.SO_SNDTIMEO, lambda it: it.send(bytes(30_000_000)) < 30_000_000),
+    ):
+        it = connection()
+        it.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", 0, 300_000))
+        tell(word)
+        if word == "drip":
+            await_bytes(it, 1)
+        say(word, call, it)
+        it.close()
+        tell("close")
 
 
 def shutdowns(connection, tell):
