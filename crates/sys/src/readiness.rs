@@ -4,14 +4,18 @@
 //! The descriptor is one end of a pair of connected stream sockets. A byte written at the other end
 //! makes it readable, until the byte is read again. Unread bytes towards the other end that exceed
 //! its send buffer's threshold make it not writable. The other end is shut down for `EPOLLRDHUP` and
-//! `EPOLLHUP`, and closed with a byte unread for `EPOLLERR`; from there is no way back. Nobody but this
-//! module reads or writes either end.
+//! `EPOLLHUP`, and closed with a byte unread for `EPOLLERR`; from there is no way back. Others should neither
+//! read nor write either end; where they do, nothing here waits, and later news are told.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
+    socketpair,
+};
 
 /// More than a quarter of the smallest send buffer: with these bytes unread the socket is not
 /// writable.
@@ -59,34 +63,35 @@ pub fn readiness() -> io::Result<(Teller, ReadinessTold)> {
     Ok((Teller { descriptor, is_readable, is_writable, ended }, ReadinessTold(told)))
 }
 
-// No call below fails except by the state that was checked before: both ends are open and
-// non-blocking, and nobody else uses them.
+// No call below waits, whatever flag others have set on the descriptor. `AGAIN` says that they have read what was
+// there, or have written.
 impl Teller {
     /// Makes the other end readable.
     pub fn readable(&mut self) {
         if let (false, Some(descriptor)) = (self.is_readable, &self.descriptor) {
-            self.is_readable = rustix::io::write(descriptor, &[0]).is_ok();
+            self.is_readable = tell(descriptor, &[0]);
         }
     }
 
     /// Makes the other end not readable, unless the peer's side has ended.
     pub fn not_readable(&mut self, told: &ReadinessTold) {
         if self.is_readable && self.ended == Ended::Nothing {
-            self.is_readable = rustix::io::read(&told.0, &mut [0; 8]).is_err();
+            self.is_readable = !take(&told.0, &mut [0; 8]);
         }
     }
 
     /// Makes the other end writable.
     pub fn writable(&mut self) {
         if let (false, Some(descriptor)) = (self.is_writable, &self.descriptor) {
-            self.is_writable = rustix::io::read(descriptor, &mut [0; STOPPER.len()]).is_ok();
+            // Room for what others have written besides.
+            self.is_writable = take(descriptor, &mut [0; 2 * STOPPER.len()]);
         }
     }
 
     /// Makes the other end not writable, unless both sides have ended.
     pub fn not_writable(&mut self, told: &ReadinessTold) {
         if self.is_writable && self.ended < Ended::Both {
-            self.is_writable = rustix::io::write(&told.0, &STOPPER).is_err();
+            self.is_writable = !tell(&told.0, &STOPPER);
         }
     }
 
@@ -108,13 +113,27 @@ impl Teller {
             Ended::Failed => {
                 // After a shutdown no byte can be left unread: the error is then told as the end.
                 if before < Ended::Both {
-                    let _ = rustix::io::write(&told.0, &[0]);
+                    tell(&told.0, &[0]);
                 }
+                // A copy in a child keeps the end open, but not this.
+                let ended = shutdown(descriptor, Shutdown::Both);
                 self.descriptor = None;
-                Ok(())
+                ended
             }
         };
     }
+}
+
+/// Writes to an end. True if the other one has as many bytes unread as others permit.
+fn tell(descriptor: &OwnedFd, bytes: &[u8]) -> bool {
+    let sent = send(descriptor, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    sent.is_ok() || sent == Err(Errno::AGAIN)
+}
+
+/// Reads what is unread at an end. False if that failed.
+fn take(descriptor: &OwnedFd, room: &mut [u8]) -> bool {
+    let taken = recv(descriptor, room, RecvFlags::DONTWAIT);
+    taken.is_ok() || matches!(taken, Err(Errno::AGAIN))
 }
 
 impl AsFd for ReadinessTold {
@@ -159,6 +178,50 @@ mod tests {
                 assert_eq!(polled[0].revents(), expected, "{ended:?}, {is_writable}");
             }
         }
+    }
+
+    #[test]
+    fn error_is_told_in_spite_of_copies() {
+        let (mut teller, told) = readiness().unwrap();
+        let copy = teller.descriptor.as_ref().unwrap().try_clone().unwrap();
+        teller.end(Ended::Failed, &told);
+        let asked = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let events = || {
+            let mut polled = [PollFd::new(&told, asked)];
+            poll(&mut polled, Some(&Timespec::default())).unwrap();
+            polled[0].revents()
+        };
+        assert_eq!(events(), asked - PollFlags::ERR);
+        drop(copy);
+        assert_eq!(events(), asked);
+    }
+
+    #[test]
+    fn strays_neither_block_nor_silence() {
+        let (mut teller, told) = readiness().unwrap();
+        rustix::fs::fcntl_setfl(&told, rustix::fs::OFlags::empty()).unwrap();
+        let (says, said) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for _ in 0..10 {
+                teller.readable();
+                rustix::io::read(&told, &mut [0; 8]).unwrap();
+                teller.not_readable(&told);
+                teller.readable();
+                assert_eq!(seen(&told), (true, true));
+                teller.not_readable(&told);
+                assert_eq!(seen(&told), (false, true));
+                // As many bytes as there is room for.
+                while send(&told, &[0; 100], SendFlags::DONTWAIT).is_ok() {}
+                teller.not_writable(&told);
+                assert_eq!(seen(&told), (false, false));
+                teller.writable();
+                teller.not_writable(&told);
+                teller.writable();
+                assert_eq!(seen(&told), (false, true));
+            }
+            says.send(()).unwrap();
+        });
+        said.recv_timeout(std::time::Duration::from_secs(60)).expect("no call waits");
     }
 
     #[test]

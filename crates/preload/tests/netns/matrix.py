@@ -418,6 +418,16 @@ def resets(connection, tell):
     say("SO_ERROR", it.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
     say("send then", it.send, b"x")
     it.close()
+    it = connection()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        signal.pause()
+    tell("reset")
+    say("told in spite of a child", lambda: "RDHUP" in polled(it, select.POLLRDHUP, WAIT_MS))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    it.close()
 
 
 def slow_peers(connection, tell):
