@@ -9,19 +9,18 @@ use forebay_metrics::Metrics;
 
 use crate::claim::Claim;
 
-/// Socket of this process and of those that it was forked from.
-static SOCKET: OnceLock<SharedControlSocket> = OnceLock::new();
+/// Socket of this process and of those that it was forked from; `None` if it could not be bound.
+static SOCKET: OnceLock<Option<SharedControlSocket>> = OnceLock::new();
 
-/// Binds the socket, while the process may have privileges that it gives up later.
-///
-/// # Errors
-/// As [`SharedControlSocket::bind`].
-pub(crate) fn bind(path: &Path) -> forebay::Result<()> {
-    if SOCKET.get().is_none() {
-        // Ignored: another thread cannot have bound it, since the first would have been live.
-        let _ = SOCKET.set(SharedControlSocket::bind(path)?);
-    }
-    Ok(())
+/// Binds the socket, while the process may have privileges that it gives up later. The program goes on without it if
+/// that fails, which is told.
+pub(crate) fn bind(path: &Path) {
+    SOCKET.get_or_init(|| {
+        let bound = SharedControlSocket::bind(path);
+        bound
+            .inspect_err(|error| eprintln!("forebay: the program has no control socket: {error}"))
+            .ok()
+    });
 }
 
 /// Serves clients as long as the process lives.
@@ -34,7 +33,7 @@ pub(crate) fn serve(
     net: &Net,
     claim: &Arc<Claim>,
 ) -> std::io::Result<()> {
-    let Some(socket) = SOCKET.get() else { return Ok(()) };
+    let Some(Some(socket)) = SOCKET.get() else { return Ok(()) };
     let metrics = metrics.with_counted_engine(engine.control()).with_sockets(net.clone());
     let place = Arc::clone(claim.place());
     socket.serve(engine.control(), move || metrics.view_text(), move || place.has_lead())
@@ -43,7 +42,7 @@ pub(crate) fn serve(
 /// Removes the socket's file at the end of a process that serves it, if it is the one that bound it: others may
 /// have children that serve it.
 pub(crate) fn remove() {
-    if let Some(socket) = SOCKET.get() {
+    if let Some(Some(socket)) = SOCKET.get() {
         socket.remove();
     }
 }

@@ -296,7 +296,7 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> forebay::Result<Pr
         None => Arc::new(Claim::new().map_err(not_made)?),
     };
     let rings = Rings::of(&devices).map_err(not_made)?;
-    config.control.as_deref().map_or(Ok(()), control::bind)?;
+    config.control.as_deref().into_iter().for_each(control::bind);
     let metrics = Metrics::new().with_devices(&devices);
     let succession = Some(Arc::clone(claim.place()));
     let net_config = NetConfig { succession, ..NetConfig::default() };

@@ -47,6 +47,8 @@ fn main() {
         ("exe_4_connection_waits_for_descriptors", limits::few_descriptors),
         ("exe_4_closed_connection_has_no_events", listeners::no_events_once_closed),
         ("exe_5_parent_closes_engines_of_children", processes::engines_are_closed),
+        ("exe_7_dead_programs_socket_is_replaced", processes::socket_is_replaced),
+        ("exe_7_listener_needs_no_control", processes::without_control),
         ("exe_5_child_serves_its_parents_listener", forks::child_serves),
         ("exe_5_next_process_serves_in_turn", forks::turns_are_taken),
         ("exe_5_newest_process_takes_connections", forks::newest_takes),

@@ -49,3 +49,57 @@ pub(crate) fn engines_are_closed() {
     let lines = hosts.lines(Command::new("python3").args(["-c", COUNTS]), Some(CONFIG));
     assert_eq!(lines, ["[b'1', b'1', b'1', b'1'] 1", "True", "b'1' True"]);
 }
+
+/// Is killed while a child lives that serves nothing, and begins anew.
+const KILLED: &str = "
+import os, select, signal, socket
+def serve():
+    listener = socket.create_server(('10.9.0.1', 7))
+    select.select([listener], [], [], 0)
+    return listener
+
+children, child = os.pipe()
+first = os.fork()
+if first == 0:
+    listener = serve()
+    if os.fork() == 0:
+        signal.alarm(60)
+        listener.close()
+        os.write(child, b'%d' % os.getpid())
+    signal.pause()
+left = int(os.read(children, 20))
+os.kill(first, signal.SIGKILL)
+os.waitpid(first, 0)
+try:
+    serve()
+    os.stat('program.sock')
+    print('serves')
+finally:
+    os.kill(left, signal.SIGKILL)
+";
+
+pub(crate) fn socket_is_replaced() {
+    let hosts = Hosts::new();
+    let folder = tempfile::tempdir().unwrap();
+    let config = format!("{CONFIG} control={}", folder.path().join("program.sock").display());
+    let mut command = Command::new("python3");
+    command.args(["-c", KILLED]).current_dir(folder.path());
+    let (lines, errors) = hosts.lines_and_errors(&mut command, Some(&config));
+    assert_eq!((lines, errors), (vec!["serves".to_owned()], String::new()));
+}
+
+/// Serves in spite of a control socket that cannot be made.
+const UNCONTROLLED: &str = "
+import select, socket
+listener = socket.create_server(('10.9.0.1', 7))
+print(select.select([listener], [], [], 0))
+";
+
+pub(crate) fn without_control() {
+    let hosts = Hosts::new();
+    let config = format!("{CONFIG} control=/nowhere/program.sock");
+    let mut command = Command::new("python3");
+    let (lines, errors) = hosts.lines_and_errors(command.args(["-c", UNCONTROLLED]), Some(&config));
+    assert_eq!(lines, ["([], [], [])"]);
+    assert!(errors.contains("/nowhere/program.sock"), "{errors}");
+}
