@@ -92,6 +92,24 @@ pub unsafe extern "C" fn ppoll(
     unsafe { next(polled, count, timeout, signals) }
 }
 
+/// # Safety
+/// As `ppoll(2)`; glibc ends the program if the set is shorter than `count`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn __ppoll_chk(
+    polled: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    signals: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { serve_polled(polled, count) };
+    let next =
+        next!(__ppoll_chk(*mut pollfd, nfds_t, *const timespec, *const sigset_t, size_t) -> c_int);
+    // SAFETY: the caller's promise.
+    unsafe { next(polled, count, timeout, signals, room) }
+}
+
 /// Serves the listeners of a set.
 ///
 /// # Safety

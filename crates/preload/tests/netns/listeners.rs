@@ -4,7 +4,7 @@ use std::process::Command;
 use std::thread;
 
 use super::Hosts;
-use super::forks::CONFIG;
+use super::forks::{CONFIG, ask};
 
 /// Adds each connection to an epoll set by its number, closes it at once, and counts the events of connections.
 const CLOSES: &str = "
@@ -71,4 +71,37 @@ pub(crate) fn no_events_once_closed() {
         }
         assert_eq!(lines.join().unwrap(), ["True 0 []"]);
     });
+}
+
+/// Waits only by the functions that `poll` and `ppoll` are with `_FORTIFY_SOURCE`.
+const CHECKED: &str = "
+import ctypes, socket, struct, sys
+libc = ctypes.CDLL(None)
+listener = socket.create_server(('10.9.0.1', 7))
+polled = ctypes.create_string_buffer(struct.pack('ihh', listener.fileno(), 1, 0), 8)
+second = struct.pack('ll', 1, 0)
+for _ in range(20):
+    if sys.argv[1] == 'poll':
+        found = libc.__poll_chk(polled, ctypes.c_ulong(1), 1000, ctypes.c_ulong(8))
+    else:
+        found = libc.__ppoll_chk(polled, ctypes.c_ulong(1), second, None, ctypes.c_ulong(8))
+    if found == 1:
+        break
+print(found, flush=True)
+connection, peer = listener.accept()
+print(connection.recv(100).decode(), flush=True)
+connection.sendall(b'answer')
+";
+
+pub(crate) fn checked_poll() {
+    for way in ["poll", "ppoll"] {
+        let hosts = Hosts::new();
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| ask(&hosts));
+            let mut command = Command::new("python3");
+            let lines = hosts.lines(command.args(["-c", CHECKED, way]), Some(CONFIG));
+            assert_eq!(lines, ["1", "question"], "{way}");
+            assert_eq!(asked.join().unwrap(), "answer");
+        });
+    }
 }
