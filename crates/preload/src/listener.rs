@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use arc_swap::ArcSwapOption;
 use forebay::net::{TcpListener, TcpStream};
 use forebay_device::rx_filter::FilterProtocol;
-use forebay_sys::readiness::{ReadinessTold, Teller, readiness};
+use forebay_sys::readiness::{Ended, ReadinessTold, Teller, readiness};
 use forebay_sys::tcp_reserve;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd};
@@ -255,6 +255,13 @@ impl Listener {
         Ok(())
     }
 
+    /// Has calls that wait for the turn go on, which then find why nothing can be accepted.
+    fn end_turn(&self) {
+        if let Some((teller, told)) = &mut *self.turn() {
+            teller.end(Ended::Both, told);
+        }
+    }
+
     fn turn(&self) -> MutexGuard<'_, Option<(Teller, ReadinessTold)>> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -342,7 +349,10 @@ fn serve_all() {
         if let Some(socket) = table::find(number)
             && let Socket::Listener(listener) = &*socket
         {
-            let _ = listener.serve(&socket);
+            match listener.serve(&socket) {
+                Ok(_) | Err(Errno::BUSY) => {}
+                Err(_) => listener.end_turn(),
+            }
         }
     }
 }

@@ -50,6 +50,46 @@ pub(crate) fn engines_are_closed() {
     assert_eq!(lines, ["[b'1', b'1', b'1', b'1'] 1", "True", "b'1' True"]);
 }
 
+/// Forks two children: the second waits for the end of the first without the right to open the devices.
+const FAILS: &str = "
+import ctypes, errno, os, select, signal, socket
+signal.alarm(60)
+listener = socket.create_server(('10.9.0.1', 7))
+steps = [os.pipe() for _ in range(3)]
+done = lambda step: os.write(steps[step][1], b'x')
+after = lambda step: os.read(steps[step][0], 1)
+if os.fork() == 0:
+    signal.alarm(60)
+    after(0)
+    select.select([listener], [], [], 0)
+    done(1)
+    after(2)
+    os._exit(0)
+if os.fork() == 0:
+    signal.alarm(60)
+    after(1)
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert ctypes.CDLL(None).capset(header, none) == 0
+    waits = select.epoll()
+    waits.register(listener, select.EPOLLIN)
+    print(waits.poll(0), flush=True)
+    done(2)
+    print(len(waits.poll(20)), flush=True)
+    try:
+        listener.accept()
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+    os._exit(0)
+done(0)
+os.wait(), os.wait()
+";
+
+pub(crate) fn failed_turn() {
+    let hosts = Hosts::new();
+    let lines = hosts.lines(Command::new("python3").args(["-c", FAILS]), Some(CONFIG));
+    assert_eq!(lines, ["[]", "1", "ENODEV"]);
+}
+
 /// Is killed while a child lives that serves nothing, and begins anew.
 const KILLED: &str = "
 import os, select, signal, socket
