@@ -134,8 +134,11 @@ impl Listener {
         UNSERVED.fetch_add(1, Ordering::Relaxed);
         let socket = Arc::new(Socket::Listener(listener));
         table::insert(number, Arc::clone(&socket));
-        if let (true, Socket::Listener(listener)) = (is_running(), &*socket) {
-            listener.serve(&socket)?;
+        if let (true, Socket::Listener(listener)) = (is_running(), &*socket)
+            && let Err(error) = listener.serve(&socket)
+        {
+            table::remove(number).into_iter().for_each(Socket::let_go);
+            return Err(error);
         }
         Ok(Some(()))
     }

@@ -105,3 +105,25 @@ pub(crate) fn checked_poll() {
         });
     }
 }
+
+/// Lets a socket listen at an address that is none of the devices', twice, while the engine runs.
+const REFUSED: &str = "
+import errno, select, socket
+listener = socket.create_server(('10.9.0.1', 7))
+select.select([listener], [], [], 0)
+other = socket.socket()
+other.setsockopt(socket.IPPROTO_IP, 15, 1) # IP_FREEBIND
+other.bind(('10.9.0.99', 7))
+for _ in range(2):
+    try:
+        print(other.listen())
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+other.close()
+";
+
+pub(crate) fn refused_twice() {
+    let hosts = Hosts::new();
+    let lines = hosts.lines(Command::new("python3").args(["-c", REFUSED]), Some(CONFIG));
+    assert_eq!(lines, ["EADDRNOTAVAIL", "EADDRNOTAVAIL"]);
+}
