@@ -214,10 +214,18 @@ pub unsafe extern "C" fn readv(fd: c_int, vectors: *const iovec, count: c_int) -
         // SAFETY: the caller's promise.
         return unsafe { next(fd, vectors, count) };
     };
-    let Ok(count) = usize::try_from(count) else { return answer(Err(Errno::INVAL)) };
     // SAFETY: the caller's promise.
-    let vectors = unsafe { Vectors::new(vectors, count) };
+    let vectors = unsafe { Vectors::counted(vectors, count) };
     answer(vectors.and_then(|vectors| receive(&socket, vectors, 0, |_| ())))
+}
+
+/// Buffers of a header.
+///
+/// # Safety
+/// As for a header given to `recvmsg(2)`.
+unsafe fn vectors_of<'a>(header: &msghdr) -> Result<Vectors<'a>, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }
 }
 
 /// Fills a header and its buffers from a message. Returns the length for the caller.
@@ -231,8 +239,7 @@ unsafe fn fill(
     flags: c_int,
 ) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.
-    let vectors = unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }?;
-    let mut filler = vectors.filler();
+    let mut filler = unsafe { vectors_of(header) }?.filler();
     message.each_piece(|piece| filler.put(piece));
     let (copied, whole) = filler.lens();
     header.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
@@ -275,6 +282,9 @@ unsafe fn receive_header(
 ) -> Result<usize, Errno> {
     let stream = match socket {
         Socket::Udp(udp) => {
+            // First: a datagram that is taken is gone.
+            // SAFETY: the caller's promise.
+            unsafe { vectors_of(header) }?;
             let mut len = Ok(0);
             udp.receive(1, mode(flags)?, |_, message| {
                 // SAFETY: the caller's promise.
@@ -286,7 +296,7 @@ unsafe fn receive_header(
         Socket::Stream(stream) => stream,
     };
     // SAFETY: the caller's promise.
-    let vectors = unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }?;
+    let vectors = unsafe { vectors_of(header) }?;
     let len = receive_bytes(stream, vectors, flags)?;
     // A connection's peer is not named, and nothing goes with its bytes.
     header.msg_flags = flags & (libc::MSG_CMSG_CLOEXEC | libc::MSG_OOB);
@@ -355,7 +365,16 @@ fn receive_many(
     let mut mode = mode(flags)?;
     let mut done = 0;
     while let Some(rest) = headers.get_mut(done..).filter(|rest| !rest.is_empty()) {
-        let max = rest.len();
+        // SAFETY: the promise of recvmmsg's caller.
+        let checked = |header: &mmsghdr| unsafe { vectors_of(&header.msg_hdr) }.err();
+        // A datagram that is taken for a header whose buffers are refused would be lost.
+        let refused = rest.iter().enumerate().find_map(|(index, it)| Some((index, checked(it)?)));
+        let max = match refused {
+            Some((0, error)) if done == 0 => return Err(error),
+            Some((0, _)) => break,
+            Some((index, _)) => index,
+            None => rest.len(),
+        };
         let received = socket.receive(max, mode, |index, message| {
             let Some(header) = rest.get_mut(index) else { return };
             // SAFETY: the promise of recvmmsg's caller.

@@ -113,9 +113,8 @@ pub unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) 
         // SAFETY: the caller's promise.
         return unsafe { next(fd, vectors, count) };
     };
-    let Ok(count) = usize::try_from(count) else { return answer_sent(Err(Errno::INVAL), 0) };
     // SAFETY: the caller's promise.
-    let vectors = unsafe { Vectors::new(vectors, count) };
+    let vectors = unsafe { Vectors::counted(vectors, count) };
     answer_sent(vectors.and_then(|vectors| send_all(&socket, vectors, None, 0)), 0)
 }
 

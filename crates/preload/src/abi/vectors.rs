@@ -1,6 +1,7 @@
 //! Vectors of buffers (`struct iovec`).
 
 use std::borrow::Cow;
+use std::ffi::c_int;
 
 use libc::iovec;
 use rustix::io::Errno;
@@ -34,6 +35,18 @@ impl<'a> Vectors<'a> {
             // SAFETY: the caller's promise; not null.
             1..=VECTORS_MAX => Ok(Self(unsafe { std::slice::from_raw_parts(vectors, count) })),
             _ => Err(Errno::MSGSIZE),
+        }
+    }
+
+    /// The same for calls to which a message is a descriptor's bytes: other errors.
+    ///
+    /// # Safety
+    /// As [`Self::new`].
+    pub(super) unsafe fn counted(vectors: *const iovec, count: c_int) -> Result<Self, Errno> {
+        match usize::try_from(count) {
+            // SAFETY: the caller's promise.
+            Ok(count @ ..=VECTORS_MAX) => unsafe { Self::new(vectors, count) },
+            _ => Err(Errno::INVAL),
         }
     }
 
