@@ -13,13 +13,14 @@ use forebay_control::preload_config::{PreloadConfig, Spin, VARIABLE};
 use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_metrics::Metrics;
+use forebay_sys::signals::with_all_blocked;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use crate::claim::Claim;
 use crate::socket::Socket;
 use crate::turns::{Rings, take_turns};
-use crate::{abi, control, kept, table};
+use crate::{control, kept, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 const FORKS_MAX: usize = 8;
@@ -166,7 +167,7 @@ pub(crate) fn running() -> Result<&'static Runtime, Errno> {
     let mut prepared = prepared();
     if slot.get().is_none() {
         let config = configured().ok_or(Errno::NODEV)?;
-        match abi::with_signals_blocked(|| start(config, &mut prepared)) {
+        match with_all_blocked(|| start(config, &mut prepared)) {
             Err(Errno::BUSY) => return Err(Errno::BUSY),
             started => drop(slot.set(started)),
         }
@@ -209,7 +210,7 @@ pub(crate) fn when_free(then: fn()) -> Result<(), Errno> {
             claim.release();
         }
     };
-    abi::with_signals_blocked(|| told(spawn("forebay-claim", wait)))
+    with_all_blocked(|| told(spawn("forebay-claim", wait)))
 }
 
 /// Sends on what closed connections still have to send, before the process ends. Connections that are open are

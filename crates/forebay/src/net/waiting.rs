@@ -9,6 +9,7 @@ use std::{io, thread};
 use forebay_engine::is_cpu;
 use forebay_stack::socket::reader::SocketReader;
 use forebay_sys::readiness::readiness;
+use forebay_sys::signals::with_all_blocked;
 
 use super::endpoint::Inner;
 use super::shared::NetState;
@@ -208,7 +209,9 @@ impl Blocked {
         if !watched.has_watcher {
             let shared = Arc::downgrade(shared);
             let watcher = thread::Builder::new().name("forebay-send".into());
-            watched.has_watcher = watcher.spawn(move || while Self::watch(&shared) {}).is_ok();
+            let watch = move || while Self::watch(&shared) {};
+            // As the engine's threads: the program's handlers are for its own.
+            watched.has_watcher = with_all_blocked(|| watcher.spawn(watch)).is_ok();
         }
         if !watched.has_watcher {
             // Without a watcher, poll callers must retry: report the sockets as writable.

@@ -1,5 +1,6 @@
 //! Socket calls, compared with those of `std`.
 
+use std::fs::{self, DirEntry};
 use std::io::ErrorKind::{self, InvalidInput};
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
@@ -210,6 +211,8 @@ fn sends_wait() {
     assert_eq!(fill(), Some(ErrorKind::WouldBlock));
     let (out, now) = (PollFlags::OUT, Some(Duration::ZERO));
     assert_eq!(polled(&ours, out, now), PollFlags::empty());
+    let handled = [2, 14, 15].map(|signal| 1 << (signal - 1)); // SIGINT, SIGALRM, SIGTERM
+    assert!(handled.iter().all(|signal| signals_of_watcher() & signal != 0), "all are blocked");
     ours.set_nonblocking(false);
     ours.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
     assert_eq!(fill(), Some(ErrorKind::WouldBlock), "in time");
@@ -230,6 +233,23 @@ fn sends_wait() {
     is_over.store(true, Ordering::Relaxed);
     ticks.join().unwrap();
     running.end();
+}
+
+/// Signals that the thread has blocked which looks for free memory.
+fn signals_of_watcher() -> u64 {
+    let blocked = |task: DirEntry| {
+        let is_it = fs::read_to_string(task.path().join("comm")).ok()? == "forebay-send\n";
+        let status = fs::read_to_string(task.path().join("status")).ok().filter(|_| is_it)?;
+        let line = status.lines().find_map(|line| line.strip_prefix("SigBlk:"))?;
+        u64::from_str_radix(line.trim(), 16).ok()
+    };
+    loop {
+        let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+        if let Some(signals) = { tasks }.find_map(blocked) {
+            return signals;
+        }
+        thread::yield_now();
+    }
 }
 
 /// A refusal behaves as in `std` when the peer has no socket.
