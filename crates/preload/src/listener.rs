@@ -28,7 +28,7 @@ use crate::settings::{lacking, timeout};
 use crate::socket::{CallWait, Socket};
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, OptionName, TcpSetting};
-use crate::{abi, kept, table};
+use crate::{abi, fork_locks, kept, table};
 
 /// Listeners that this process has, and those of them that no engine of this process serves.
 static LISTENERS: AtomicUsize = AtomicUsize::new(0);
@@ -65,6 +65,12 @@ pub(crate) struct Served {
 /// True if a call that waits may wait for a listener that no engine serves yet.
 pub(crate) fn are_some_unserved() -> bool {
     UNSERVED.load(Ordering::Relaxed) > 0
+}
+
+/// Keeps the locks of this module until the process has forked.
+pub(crate) fn keep_locks() {
+    fork_locks::lock(&SERVING).into_iter().for_each(fork_locks::keep);
+    fork_locks::lock(&CLOSED).into_iter().for_each(fork_locks::keep);
 }
 
 /// Counts the listeners in a child, which has an engine for none.

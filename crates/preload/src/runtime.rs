@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use crate::claim::Claim;
 use crate::socket::Socket;
 use crate::turns::{Rings, take_turns};
-use crate::{control, kept, table};
+use crate::{control, fork_locks, kept, listener, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 const FORKS_MAX: usize = 8;
@@ -124,13 +124,24 @@ pub(crate) fn prepare() -> Result<(), Errno> {
     Ok(())
 }
 
-/// Prepares another engine for a child, if another process has run the one that was prepared. The child then takes
-/// new connections, and the other process serves those that it has.
+/// Prepares for a fork, which copies the engine that is prepared, and locks of this thread alone.
 pub(crate) fn before_fork() {
-    if is_in_parents_memory() || is_running() {
+    if is_in_parents_memory() {
         return;
     }
-    let Ok(mut prepared) = PREPARED.try_lock() else { return };
+    listener::keep_locks();
+    if let Some(mut prepared) = fork_locks::lock(&PREPARED) {
+        prepare_next(&mut prepared);
+        fork_locks::keep(prepared);
+    }
+}
+
+/// Prepares another engine for a child, if another process has run the one that was prepared. The child then takes
+/// new connections, and the other process serves those that it has.
+fn prepare_next(prepared: &mut Option<Prepared>) {
+    if is_running() {
+        return;
+    }
     let Some(before) = prepared.as_mut().filter(|before| before.claim.was_run()) else { return };
     if before.failed.is_some_and(|failed| failed.elapsed() < OPEN_PAUSE) {
         return;

@@ -219,13 +219,19 @@ extern "C" fn before_fork() {
 extern "C" fn in_child() {
     crate::runtime::forked();
     crate::listener::forked();
+    crate::fork_locks::release();
+}
+
+/// Runs in the parent after a fork.
+extern "C" fn in_parent() {
+    crate::fork_locks::release();
 }
 
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
     crate::runtime::loaded();
-    // SAFETY: the handlers live as long as the process. The child's only writes to atomics.
-    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
+    // SAFETY: the handlers live as long as the process. The child's write to atomics, and release locks that its one thread has.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
 }
 
 /// Runs when the process ends by `exit` or by the end of `main`.

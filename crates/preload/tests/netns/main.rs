@@ -49,6 +49,7 @@ fn main() {
         ("exe_4_checked_poll_serves_listener", listeners::checked_poll),
         ("exe_4_refused_listener_stays_refused", listeners::refused_twice),
         ("exe_5_parent_closes_engines_of_children", processes::engines_are_closed),
+        ("exe_5_child_finds_locks_free", processes::locks_are_free),
         ("exe_5_failed_turn_is_told", processes::failed_turn),
         ("exe_7_dead_programs_socket_is_replaced", processes::socket_is_replaced),
         ("exe_7_listener_needs_no_control", processes::without_control),

@@ -50,6 +50,51 @@ pub(crate) fn engines_are_closed() {
     assert_eq!(lines, ["[b'1', b'1', b'1', b'1'] 1", "True", "b'1' True"]);
 }
 
+/// Forks many times while a thread takes the locks of listeners. Each child asks for one: it is told that it has none.
+const LOCKS: &str = "
+import errno, os, select, signal, socket, threading
+listener = socket.create_server(('10.9.0.1', 7))
+listener.setblocking(False)
+select.select([listener], [], [], 0)
+
+def lock():
+    while not has_ended:
+        other = socket.socket()
+        other.setsockopt(socket.IPPROTO_IP, 15, 1) # IP_FREEBIND
+        try:
+            other.bind(('10.9.0.99', 7)) # not while a child has a copy of the last
+            other.listen()
+        except OSError:
+            other.close()
+
+def child():
+    signal.alarm(20)
+    try:
+        listener.accept()
+    except OSError as error:
+        os._exit(error.errno)
+
+has_ended = False
+locks = threading.Thread(target=lock)
+locks.start()
+ends = set()
+for _ in range(50):
+    pid = os.fork() or child()
+    end = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    ends.add(errno.errorcode.get(end, end))
+    if end < 0:
+        break
+print(ends)
+has_ended = True
+locks.join()
+";
+
+pub(crate) fn locks_are_free() {
+    let hosts = Hosts::new();
+    let lines = hosts.lines(Command::new("python3").args(["-c", LOCKS]), Some(CONFIG));
+    assert_eq!(lines, ["{'ENODEV'}"]);
+}
+
 /// Forks two children: the second waits for the end of the first without the right to open the devices.
 const FAILS: &str = "
 import ctypes, errno, os, select, signal, socket
