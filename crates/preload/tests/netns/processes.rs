@@ -5,6 +5,7 @@ use std::process::Command;
 use super::Hosts;
 use super::forks::CONFIG;
 
+/// Forks children that serve in turn, and counts its descriptors after each. One fork fails to open the devices, for
 /// want of descriptors: the next but one does not.
 const COUNTS: &str = "
 import os, resource, select, signal, socket, time
