@@ -6,7 +6,7 @@ import array, ctypes, errno, fcntl, os, select, signal, socket, struct, sys, ter
 
 NEAR, FAR, CONTROL = ("10.9.0.1", 7), ("10.9.0.2", 9), ("10.9.0.2", 10)
 WAIT_MS = 20_000
-FIONREAD, SIOCOUTQ = termios.FIONREAD, termios.TIOCOUTQ
+FIONREAD, SIOCOUTQ, SIOCOUTQNSD = termios.FIONREAD, termios.TIOCOUTQ, 0x894B
 ERRNO = errno.errorcode
 
 
@@ -637,9 +637,9 @@ def interrupted(connection, tell, signals):
 
 
 def fill(it):
-    """Sends until there was no room for a while. Returns the number of bytes."""
+    """Sends until there was no room for a while, and the peer has all that it takes. Returns the number of bytes."""
     sent, full = 0, time.monotonic() + 0.3
-    while time.monotonic() < full:
+    while time.monotonic() < full or number(it, SIOCOUTQ) != number(it, SIOCOUTQNSD):
         try:
             sent += it.send(bytes(65_536), socket.MSG_DONTWAIT)
             full = time.monotonic() + 0.3
