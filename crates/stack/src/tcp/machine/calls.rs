@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::config::TcpOptions;
-use super::super::connection::{
-    Begin, Connection, Context, Readiness, State, TcpInfo, WriteFlags,
-};
+use super::super::connection::{Begin, Connection, Context, Readiness, State, TcpInfo, WriteFlags};
 use super::super::error::TcpError;
 use super::super::flow::Flow;
 use super::super::seq::len_u32;

@@ -78,7 +78,7 @@ fn tcp_13_flood_leaves_good_clients() {
     pair.check_rest();
 }
 
-/// Where a flood brings more SYNs than are answered, a client is served once it has sent its SYN again.
+/// A client beside a flood of more SYNs than are answered, served once it has sent its SYN again.
 #[test]
 fn tcp_13_repeated_syn_passes_flood() {
     const LIMIT: u32 = 500;
