@@ -21,11 +21,11 @@ enum Values {
     Switch,
     /// Any number.
     Any,
-    /// Those of a range only.
+    /// Numbers of a range only.
     Within(RangeInclusive<i32>),
     /// One is not kept.
     Fixed,
-    /// It cannot be set.
+    /// None: the option cannot be set.
     Constant,
 }
 
@@ -99,7 +99,7 @@ impl Kept {
         Some(limit.cast_unsigned()).filter(|&limit| limit > 0)
     }
 
-    /// Those that a connection inherits of its listener.
+    /// Values that a connection inherits of its listener.
     pub(crate) fn inherited(&self) -> Self {
         let mut inherited = self.clone();
         inherited.0.retain(|name, _| {

@@ -30,7 +30,7 @@ struct Watched {
     is_spent: bool,
 }
 
-/// What a change is told by: events, bytes received so far, and writes that found no room.
+/// Signs of a change: events, bytes received so far, and writes that found no room.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Seen {
     events: u32,

@@ -103,7 +103,7 @@ pub fn listener_info(listening: &Listening) -> [u8; INFO_BYTES] {
 struct Form([u8; INFO_BYTES]);
 
 impl Form {
-    /// What all sockets tell: no limit of the rate, the window and reordering at first.
+    /// Begins with values of all sockets: no limit of the rate, the window and reordering at first.
     fn begin() -> Self {
         let mut form = Self([0; INFO_BYTES]);
         form.put(104, &[u8::MAX; 16]);

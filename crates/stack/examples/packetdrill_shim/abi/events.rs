@@ -63,7 +63,9 @@ pub(super) extern "C" fn epoll_wait(
         for (at, &(bits, data)) in told.iter().enumerate() {
             let event = epoll_event { events: bits, u64: data };
             // SAFETY: the caller's array has `count` entries, and no more are told.
-            unsafe { events.add(at).write_unaligned(event) };
+            let place = unsafe { events.add(at) };
+            // SAFETY: as above; entries are packed.
+            unsafe { place.write_unaligned(event) };
         }
         i32::try_from(told.len()).unwrap_or(i32::MAX)
     }))

@@ -30,7 +30,7 @@ pub(super) struct Request {
     pub(super) agreed: Agreed,
     pub(super) timestamp: u32,
     pub(super) timestamp_offset: u32,
-    /// Our timestamps in the first and in the last SYN-ACK.
+    /// Timestamps of ours in the first and in the last SYN-ACK.
     pub(super) stamps: (u32, u32),
     pub(super) window: u32,
     /// Time of the last SYN-ACK and of the last answer to an invalid segment, in µs.

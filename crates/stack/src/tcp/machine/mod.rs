@@ -110,6 +110,7 @@ pub struct TcpOut<'a> {
 
 /// State of a flow, for observers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one at a time, for an observer")]
 pub enum Found {
     /// A connection.
     Connection(TcpInfo),
