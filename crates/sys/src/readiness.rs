@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn error_is_told_in_spite_of_copies() {
+    fn error_is_told_despite_copies() {
         let (mut teller, told) = readiness().unwrap();
         let copy = teller.descriptor.as_ref().unwrap().try_clone().unwrap();
         teller.end(Ended::Failed, &told);

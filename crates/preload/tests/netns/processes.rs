@@ -1,4 +1,4 @@
-//! What processes keep for others, and what they learn of the ends of others.
+//! Descriptors that processes keep for others, and news of the ends of others.
 
 use std::process::Command;
 

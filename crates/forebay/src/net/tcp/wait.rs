@@ -171,7 +171,7 @@ struct State {
     inline: Vec<(CpuId, Waker)>,
 }
 
-/// Those who poll the socket's descriptor.
+/// Pollers of the socket's descriptor.
 struct Pollers {
     /// Dropped before the teller, whose end would be told as the connection's.
     told: Arc<ReadinessTold>,
