@@ -388,7 +388,7 @@ deb() {
     printf 'forebay (%s-1) unstable; urgency=medium\n\n  * %s\n\n -- %s  %s\n' "$version" \
         "Changes are in /usr/share/doc/forebay/changelog.gz." \
         "The Forebay authors <forebay@example.org>" "$(git log -1 --format=%cD)" >"$package/changelog.Debian"
-    cargo deb --locked --package forebay-cli --profile "$profile" --output "$package/forebay.deb"
+    cargo deb --locked --package forebay-cli --profile "$profile" --strip --output "$package/forebay.deb"
     if has lintian --version; then
         # Of packages in Debian itself.
         lintian --fail-on error,warning --suppress-tags initial-upload-closes-no-bugs "$package/forebay.deb"
