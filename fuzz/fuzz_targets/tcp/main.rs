@@ -151,7 +151,7 @@ impl World {
                 });
             }
             Event::ReadUrgent => {
-                let _ = pair.call(1, |tcp, out| tcp.read_urgent(server, out));
+                let _ = pair.call(1, |tcp, out| tcp.read_urgent(server, false, out));
             }
             Event::Accept => {
                 if let Ok((socket, _)) = pair.hosts[1].tcp.accept(*listener) {
