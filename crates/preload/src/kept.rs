@@ -46,8 +46,8 @@ pub(crate) fn add(descriptor: BorrowedFd<'_>) {
     }
 }
 
-/// Keeps all descriptors that `open` opens, and does not close itself, from the program. Not those of a program with several threads, which
-/// may open descriptors at the same time: these would never be closed.
+/// Keeps all descriptors that `open` opens, and does not close itself, from the program. Not those of a
+/// program with several threads, which may open descriptors at the same time: these would never be closed.
 pub(crate) fn all_of<T>(open: impl FnOnce() -> T) -> T {
     if numbers_in("/proc/self/task").len() != 1 {
         return closed_by(open);
