@@ -168,19 +168,15 @@ fn write_cargo(path: &Path, block: &Block) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the examples in the profile of the tests.
+/// Examples that blocks name.
+const EXAMPLES: [&str; 2] = ["dns", "sink"];
+
+/// Builds the examples in the profile of the tests, and with the features that the whole workspace selects: with
+/// those of one crate alone, cargo would compile all below it once more.
 fn build_examples() -> Result<(), String> {
     let mut command = Command::new(env!("CARGO"));
-    command.args([
-        "build",
-        "--quiet",
-        "--locked",
-        "--profile",
-        "test",
-        "-p",
-        "forebay",
-        "--examples",
-    ]);
+    command.args(["build", "--quiet", "--locked", "--profile", "test", "--workspace"]);
+    command.args(EXAMPLES.iter().flat_map(|name| ["--example", name]));
     let output = command.current_dir(repository()).output().map_err(|error| error.to_string())?;
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     if output.status.success() { Ok(()) } else { Err(told) }
