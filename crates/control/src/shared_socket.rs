@@ -1,6 +1,5 @@
 //! Control socket that several processes have, since they were forked: one at a time accepts clients.
 
-use std::fs;
 use std::path::Path;
 use std::process;
 use std::sync::Arc;
@@ -10,17 +9,11 @@ use std::time::Duration;
 use forebay_sys::error::{Error, Result};
 use forebay_sys::private_listener::PrivateListener;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::listen;
-use rustix::process::{Pid, test_kill_process};
 
 use super::clients::ClientSlots;
 use super::handle::Control;
 use super::session::Desk;
 use super::socket::{seat, spawn};
-
-/// Connections that may wait to be accepted.
-const BACKLOG: i32 = 64;
 
 /// Time between two looks at which process has the turn.
 const TURN_LOOK: Duration = Duration::from_millis(100);
@@ -40,14 +33,7 @@ impl SharedControlSocket {
     /// # Errors
     /// If a live run listens there, a file of another kind is there, or the system refuses.
     pub fn bind(path: &Path) -> Result<Self> {
-        let bind = || PrivateListener::bind(path, "the control socket");
-        let listener = match bind() {
-            Err(Error::InUse { process: Some(process), .. }) if has_ended(process) => {
-                fs::remove_file(path).map_err(Error::file("remove", path))?;
-                bind()?
-            }
-            bound => bound?,
-        };
+        let listener = PrivateListener::bind(path, "the control socket")?;
         // A process that was late finds that another one has accepted the client.
         listener.socket().set_nonblocking(true).map_err(Error::file("create", path))?;
         Ok(Self { listener: Arc::new(listener), owner: process::id() })
@@ -78,18 +64,6 @@ impl SharedControlSocket {
     }
 }
 
-/// True if no process has this number.
-fn has_ended(process: i32) -> bool {
-    let process = Pid::from_raw(process);
-    process.is_some_and(|process| test_kill_process(process) == Err(Errno::SRCH))
-}
-
-/// Makes the calling process the socket's owner, by which [`SharedControlSocket::bind`] finds whether it is in use.
-fn own(listener: &PrivateListener) {
-    // Ignored: it listens already.
-    let _ = listen(listener.socket(), BACKLOG);
-}
-
 fn accept_in_turn(listener: &PrivateListener, desk: &Arc<Desk>, has_turn: impl Fn() -> bool) {
     let seats = Arc::<ClientSlots>::default();
     let look = Timespec::try_from(TURN_LOOK).ok();
@@ -97,7 +71,7 @@ fn accept_in_turn(listener: &PrivateListener, desk: &Arc<Desk>, has_turn: impl F
     loop {
         let is_its = has_turn();
         if is_its && !had_turn {
-            own(listener);
+            listener.own();
         }
         had_turn = is_its;
         let mut polled = [PollFd::new(listener.socket(), PollFlags::IN)];

@@ -9,10 +9,12 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, fchmod, flock};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
+use rustix::process::{Pid, test_kill_process};
 
 use crate::error::{Error, Result};
 
@@ -30,7 +32,7 @@ pub struct PrivateListener {
 
 impl PrivateListener {
     /// Listens at `path`. The file is accessible to this user only from its creation on. A socket
-    /// left by a dead process is replaced. `what` names the socket in errors.
+    /// left by a dead process is replaced, even if children of it that were forked still have it. `what` names the socket in errors.
     ///
     /// # Errors
     /// If a live process listens there, a file of another kind is there, or the system refuses.
@@ -43,6 +45,13 @@ impl PrivateListener {
     /// Listening socket.
     pub fn socket(&self) -> &UnixListener {
         &self.listener
+    }
+
+    /// Makes the calling process the socket's owner, in place of the one that bound it before a fork: a socket whose
+    /// owner has ended is replaced.
+    pub fn own(&self) {
+        // Ignored: it listens already.
+        let _ = listen(&self.listener, BACKLOG);
     }
 
     /// Removes the socket's file, if it is still ours. To be called when no client should connect
@@ -90,7 +99,7 @@ fn listen_at(path: &Path, what: &'static str) -> Result<UnixListener> {
         listen(&socket, BACKLOG)?;
         Ok(socket)
     };
-    let socket = bound().map_err(|errno: rustix::io::Errno| refused()(errno.into()))?;
+    let socket = bound().map_err(|errno: Errno| refused()(errno.into()))?;
     Ok(socket.into())
 }
 
@@ -99,7 +108,7 @@ fn listen_at(path: &Path, what: &'static str) -> Result<UnixListener> {
 fn lock(directory: &File) -> io::Result<()> {
     for _ in 0..LOCK_TRIES {
         match flock(directory, FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
+            Err(Errno::WOULDBLOCK) => thread::sleep(LOCK_PAUSE),
             locked => return Ok(locked?),
         }
     }
@@ -123,16 +132,18 @@ fn remove_stale(path: &Path, what: &'static str, address: &SocketAddrUnix) -> Re
     // Non-blocking: a live run may be too busy to accept.
     let probe = stream_socket(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
     let probe = probe.map_err(|errno| Error::file("create", path)(errno.into()))?;
-    match connect(&probe, address) {
-        Err(rustix::io::Errno::CONNREFUSED) => {
-            fs::remove_file(path).map_err(Error::file("remove", path))
-        }
-        connected => {
-            let owner = connected.ok().and_then(|()| socket_peercred(&probe).ok());
-            let process = owner.map(|owner| owner.pid.as_raw_nonzero().get());
-            Err(Error::InUse { what, path: path.to_owned(), process })
-        }
+    let connected = connect(&probe, address);
+    let owner = connected.ok().and_then(|()| socket_peercred(&probe).ok()).map(|owner| owner.pid);
+    if connected == Err(Errno::CONNREFUSED) || owner.is_some_and(has_ended) {
+        return fs::remove_file(path).map_err(Error::file("remove", path));
     }
+    let process = owner.map(|owner| owner.as_raw_nonzero().get());
+    Err(Error::InUse { what, path: path.to_owned(), process })
+}
+
+/// True if no process has this number.
+fn has_ended(process: Pid) -> bool {
+    test_kill_process(process) == Err(Errno::SRCH)
 }
 
 fn stream_socket(flags: SocketFlags) -> rustix::io::Result<rustix::fd::OwnedFd> {
