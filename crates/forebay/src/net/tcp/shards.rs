@@ -66,8 +66,8 @@ struct Work<'a, R> {
     result: R,
     /// Transmitter whose memory was used.
     by: usize,
-    /// True if it is to be flushed, without the shard's lock.
-    has_gathered: bool,
+    /// The same if it is to be flushed, without the shard's lock.
+    gathered_by: Option<usize>,
 }
 
 /// Part of the connections.
@@ -313,8 +313,8 @@ impl NetState {
         index: usize,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
-        let Work { shard, result, by, has_gathered } = self.work(index, act);
-        self.finish((index, shard), has_gathered.then_some(by), Vec::new());
+        let Work { shard, result, gathered_by, .. } = self.work(index, act);
+        self.finish((index, shard), gathered_by, Vec::new());
         result
     }
 
@@ -324,9 +324,9 @@ impl NetState {
         ShardSocket { shard: index, socket }: ShardSocket,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
-        let Work { shard, result, by, has_gathered } = self.work(index, act);
+        let Work { shard, result, gathered_by, .. } = self.work(index, act);
         let to_tell = shard.set_readiness(socket).cloned().into_iter().collect();
-        self.finish((index, shard), has_gathered.then_some(by), to_tell);
+        self.finish((index, shard), gathered_by, to_tell);
         result
     }
 
@@ -337,11 +337,11 @@ impl NetState {
         watch: &Watch,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> Result<TcpSocket, E>,
     ) -> Result<ShardSocket, E> {
-        let Work { mut shard, result: opened, by, has_gathered } = self.work(index, act);
+        let Work { mut shard, result: opened, gathered_by, .. } = self.work(index, act);
         if let Ok(socket) = &opened {
             shard.watch(*socket, watch.clone());
         }
-        self.finish((index, shard), has_gathered.then_some(by), Vec::new());
+        self.finish((index, shard), gathered_by, Vec::new());
         self.end_if_over(watch);
         Ok(ShardSocket { shard: index, socket: opened? })
     }
@@ -377,12 +377,12 @@ impl NetState {
     ) {
         // Ignored: the socket may have ended with the run.
         let work = self.work(index, |tcp, out| tcp.close(socket, out));
-        let Work { mut shard, by, has_gathered, .. } = work;
+        let Work { mut shard, gathered_by, .. } = work;
         shard.unwatch(socket);
         if let Some(reserved) = reserved.filter(|_| shard.tcp.readiness(socket).is_ok()) {
             shard.orphans.push((socket, reserved));
         }
-        self.finish((index, shard), has_gathered.then_some(by), Vec::new());
+        self.finish((index, shard), gathered_by, Vec::new());
     }
 
     /// Processes the segments of a batch, which arrived on a device with this identity, on a CPU with
@@ -458,16 +458,17 @@ impl NetState {
         let Shard { tcp, packets, .. } = &mut *shard;
         let (now_us, cpu) = (self.tcp.now_us(), self.cpus()[cpu]);
         let result = act(tcp, &mut TcpOut { now_us, cpu, pool: transmitter.pool(), packets });
-        let has_gathered = !packets.is_empty();
-        if has_gathered {
+        let mut gathered_by = None;
+        if !packets.is_empty() {
             transmitter.gather_segments(packets, back, self);
             if transmitter.has_unresolved() {
                 self.tcp.timers.wake_to_look(by, now_us);
             }
             shard.gathered_by = Some((by, transmitter.clearings()));
+            gathered_by = Some(by);
         }
         drop(transmitter);
-        Work { shard, result, by, has_gathered }
+        Work { shard, result, by, gathered_by }
     }
 
     /// Sets the timer, releases the shard, sends, and wakes who waits for what changed.
