@@ -55,8 +55,10 @@ impl LastSent {
             };
             let transmitter = transmitter_of(by);
             let now = packed(by, transmitter.clearings());
-            // Whoever finds this mark waits for the lock, and so sees what is gathered.
-            if last.compare_exchange(before, now, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            // Whoever finds this mark waits for the lock, and so sees what is gathered. Nobody changes it as long
+            // as the transmitter is locked.
+            let (success, failure) = (Ordering::AcqRel, Ordering::Relaxed);
+            if before == now || last.compare_exchange(before, now, success, failure).is_ok() {
                 return (by, transmitter);
             }
         }
