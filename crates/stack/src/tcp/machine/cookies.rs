@@ -15,11 +15,10 @@ use super::{Tcp, TcpOut};
 const COOKIES_VALID_US: u64 = 2 * 60_000_000;
 
 impl Tcp {
-    /// True if a SYN is answered, be it the flood's.
+    /// True if a SYN at a full listener is answered.
     pub(super) fn may_send_cookie(&mut self, flow: &Flow, sequence: Seq, now_us: u64) -> bool {
-        let limit_per_s = self.config.cookies_per_s;
-        limit_per_s == 0
-            || self.syn_filter.admits(self.secret.syn_hash(flow, sequence), limit_per_s, now_us)
+        let hash = self.secret.syn_hash(flow, sequence);
+        self.syn_filter.admits(hash, self.config.cookies_per_s, now_us)
     }
 
     /// Answers a SYN by a cookie. Scale, SACK and ECN travel in the timestamp, if there is one.
