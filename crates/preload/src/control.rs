@@ -36,7 +36,7 @@ pub(crate) fn serve(
     let Some(Some(socket)) = SOCKET.get() else { return Ok(()) };
     let metrics = metrics.with_counted_engine(engine.control()).with_sockets(net.clone());
     let place = Arc::clone(claim.place());
-    socket.serve(engine.control(), move || metrics.view_text(), move || place.has_lead())
+    socket.serve(engine.control(), move || metrics.view_text(), move || place.was_last_to_lead())
 }
 
 /// Removes the socket's file at the end of a process that serves it, if it is the one that bound it: others may

@@ -55,7 +55,7 @@ impl Succession {
 
     /// True if this process was the last that took new connections.
     #[must_use]
-    pub fn has_lead(&self) -> bool {
+    pub fn was_last_to_lead(&self) -> bool {
         self.leading.load(Ordering::Relaxed) == self.number
     }
 
@@ -80,10 +80,10 @@ mod tests {
         assert_eq!(seen()[0], (true, true));
         new.receive(true);
         assert_eq!(seen(), [(true, false), (true, false)], "both, until one is told");
-        assert_eq!([&old, &new].map(Succession::has_lead), [true, false]);
+        assert_eq!([&old, &new].map(Succession::was_last_to_lead), [true, false]);
         new.lead();
         assert_eq!(seen(), [(false, false), (true, false)]);
-        assert_eq!([&old, &new].map(Succession::has_lead), [false, true]);
+        assert_eq!([&old, &new].map(Succession::was_last_to_lead), [false, true]);
         new.set_has_older(false);
         assert_eq!(seen()[1], (true, true));
         old.lead();
