@@ -13,6 +13,10 @@ listener = socket.create_server(('10.9.0.1', 7))
 answers, answered = os.pipe()
 children = []
 
+def names():
+    others = set(os.listdir('/proc/self/task')) - {str(os.getpid())}
+    return [open('/proc/self/task/%s/comm' % task).read() for task in others]
+
 def fork():
     child = os.fork()
     if child:
@@ -20,9 +24,9 @@ def fork():
         return os.read(answers, 1)
     signal.alarm(60)
     select.select([listener], [], [], 0)
-    tasks = ['/proc/self/task/%s/comm' % task for task in os.listdir('/proc/self/task')]
-    serves = 'forebay-engine\\n' in [open(task).read() for task in tasks]
-    os.write(answered, b'1' if serves else b'0')
+    while not all(name.startswith('forebay') for name in names()):
+        pass # a thread gives itself its name
+    os.write(answered, b'1' if 'forebay-engine\\n' in names() else b'0')
     signal.pause()
 
 count = lambda: len(os.listdir('/proc/self/fd'))
