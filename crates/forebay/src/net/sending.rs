@@ -74,7 +74,7 @@ impl Inner {
                     // Ignored: if the device is gone, the flush below fails, too.
                     let _ = self.shared.flush_all(by);
                     if mem::replace(&mut has_flushed, true) {
-                        patience.wait()?;
+                        patience.wait(by)?;
                     }
                     (by, transmitter) = next();
                 }

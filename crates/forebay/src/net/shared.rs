@@ -337,9 +337,9 @@ impl NetState {
         index.unwrap_or(cpu.index() % self.cpus.len())
     }
 
-    /// True if some CPU has packet memory for a datagram of any length.
-    pub(super) fn has_send_room(&self) -> bool {
-        (0..self.cpus.len()).any(|index| self.transmitter_of(index).has_room())
+    /// For each CPU, true if it has packet memory for a datagram of any length.
+    pub(super) fn send_room(&self) -> Vec<bool> {
+        (0..self.cpus.len()).map(|index| self.transmitter_of(index).has_room()).collect()
     }
 
     /// Transmitter of a CPU, by its index. Not to be held across a system call.

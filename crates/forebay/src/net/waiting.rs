@@ -133,11 +133,11 @@ pub(super) struct Patience<'a> {
 }
 
 impl Patience<'_> {
-    /// Waits for a while, if permitted.
+    /// Waits for a while, if permitted, for memory of the CPU with this index.
     ///
     /// # Errors
     /// `WouldBlock`; `BrokenPipe` once the engine has ended, as no more memory will be returned.
-    pub(super) fn wait(&mut self) -> io::Result<()> {
+    pub(super) fn wait(&mut self, by: usize) -> io::Result<()> {
         let Inner { shared, wake, options, descriptor, .. } = self.of;
         if shared.has_ended() {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -146,7 +146,7 @@ impl Patience<'_> {
         if options.is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
             if let Some(descriptor) = descriptor.get() {
                 wake.not_writable(descriptor);
-                shared.blocked.add(wake, shared);
+                shared.blocked.add((wake, by), shared);
             }
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -195,16 +195,17 @@ pub(super) struct Blocked(Mutex<Watched>);
 
 #[derive(Default)]
 struct Watched {
-    sockets: Vec<Weak<Wake>>,
+    /// Each socket with the index of the CPU whose memory its send found full.
+    sockets: Vec<(Weak<Wake>, usize)>,
     has_watcher: bool,
 }
 
 impl Blocked {
-    fn add(&self, socket: &Arc<Wake>, shared: &Arc<NetState>) {
+    fn add(&self, (socket, by): (&Arc<Wake>, usize), shared: &Arc<NetState>) {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let this = Arc::downgrade(socket);
-        if !watched.sockets.iter().any(|other| other.ptr_eq(&this)) {
-            watched.sockets.push(this);
+        if !watched.sockets.iter().any(|(other, on)| other.ptr_eq(&this) && *on == by) {
+            watched.sockets.push((this, by));
         }
         if !watched.has_watcher {
             let shared = Arc::downgrade(shared);
@@ -215,7 +216,7 @@ impl Blocked {
         }
         if !watched.has_watcher {
             // Without a watcher, poll callers must retry: report the sockets as writable.
-            watched.release();
+            watched.release(|_| true);
         }
     }
 
@@ -223,21 +224,60 @@ impl Blocked {
     fn watch(shared: &Weak<NetState>) -> bool {
         thread::sleep(PAUSE_MAX);
         let Some(shared) = shared.upgrade() else { return false };
-        let has_room = shared.has_ended() || shared.has_send_room();
+        let room = shared.send_room();
+        let has_ended = shared.has_ended();
         let mut watched = shared.blocked.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if has_room {
-            watched.release();
-            watched.has_watcher = false;
-        }
-        !has_room
+        watched.release(|by| has_ended || room[by]);
+        watched.has_watcher = !watched.sockets.is_empty();
+        watched.has_watcher
     }
 }
 
 impl Watched {
-    fn release(&mut self) {
-        self.sockets
-            .drain(..)
-            .filter_map(|socket| socket.upgrade())
-            .for_each(|wake| wake.writable());
+    /// Makes the sockets writable whose CPU has room, and forgets them and those that are closed.
+    fn release(&mut self, has_room: impl Fn(usize) -> bool) {
+        self.sockets.retain(|(socket, by)| {
+            let Some(wake) = socket.upgrade() else { return false };
+            let is_over = has_room(*by);
+            if is_over {
+                wake.writable();
+            }
+            !is_over
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use forebay_stack::socket::SocketId;
+    use forebay_stack::socket::table::Binding;
+
+    use super::super::NetConfig;
+    use super::super::rig::{Recording, host, own_address};
+    use super::*;
+
+    /// A socket is writable again once the CPU has memory whose send found none, whatever others have.
+    #[test]
+    fn udp_20_writable_once_senders_cpu_has_memory() {
+        let queue = || vec![Box::new(Recording::default()) as _];
+        let state = host(vec![queue(), queue()], NetConfig::TCP);
+        let wake = Arc::<Wake>::default();
+        let binding = Binding::new(SocketId(0), SocketAddr::new(own_address(0), 53));
+        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
+        let socket = Inner::new(Arc::clone(&state), entry, wake, None);
+        socket.options.is_nonblocking.store(true, Ordering::Relaxed);
+        socket.descriptor().unwrap();
+        let mut held = Vec::new();
+        let mut transmitter = state.transmitter_of(0);
+        held.extend(std::iter::from_fn(|| transmitter.pool().allocate(1)));
+        drop(transmitter);
+        assert_eq!(state.send_room(), [false, true]);
+        assert_eq!(socket.patience().wait(0).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let watch = || Blocked::watch(&Arc::downgrade(&state));
+        assert!((0..5).all(|_| watch()), "the other CPU's memory is of no use");
+        held.into_iter().for_each(|frame| state.transmitter_of(0).pool().put(frame));
+        assert!(!watch());
     }
 }
