@@ -17,7 +17,10 @@ pub const MOVES_MAX: usize = 1024;
 /// Number of remembered pairs of a flow and a reason to drop; a power of two.
 const DROPS: usize = 256;
 
-const _: () = assert!(DROPS.is_power_of_two(), "the lower bits of a hash select the entry");
+/// Number of pairs among which a new one replaces that which was dropped longest ago.
+const WAYS: usize = 8;
+
+const _: () = assert!((DROPS / WAYS).is_power_of_two(), "the lower bits of a hash select a set");
 
 /// Maximum number of flows whose slots are watched at once.
 pub const WATCHES_MAX: usize = 16;
@@ -74,7 +77,7 @@ pub struct Drops {
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
     moves: VecDeque<Move>,
-    /// By the lower bits of the flow's hash and the reason; allocated at the first drop.
+    /// Sets by the lower bits of the flow's hash and the reason; allocated at the first drop.
     drops: Vec<Option<Drops>>,
 }
 
@@ -98,9 +101,15 @@ impl Journal {
         if self.drops.is_empty() {
             self.drops.resize(DROPS, None);
         }
-        let place = (drops.flow.0 as usize + drops.reason.index() * 37) % DROPS;
-        let entry = &mut self.drops[place];
+        let first = (drops.flow.0 as usize + drops.reason.index() * 37) * WAYS % DROPS;
+        let set = &mut self.drops[first..first + WAYS];
         let is_same = |known: &Drops| known.flow == drops.flow && known.reason == drops.reason;
+        let place =
+            set.iter().position(|entry| entry.as_ref().is_some_and(is_same)).or_else(|| {
+                // An empty entry is the oldest.
+                (0..WAYS).min_by_key(|&way| set[way].map(|known| known.last_ns))
+            });
+        let entry = &mut set[place.unwrap_or(0)];
         let known = entry.filter(is_same).map_or(0, |known| known.frames);
         *entry = Some(Drops { frames: known + drops.frames, ..drops });
     }
@@ -158,7 +167,13 @@ mod tests {
         journal.dropped(Drops { reason: DropReason::HoldFull, ..drops(5, 7) });
         let known: Vec<_> =
             journal.drops_of(FlowHash(5)).map(|drops| (drops.reason, drops.frames)).collect();
-        assert_eq!(known, [(DropReason::HoldFull, 7), (DropReason::BacklogFull, 5)]);
+        assert_eq!(known, [(DropReason::BacklogFull, 5), (DropReason::HoldFull, 7)]);
+        // Flows of one set, each dropped once, make nothing forgotten that is dropped again and again.
+        for (flow, now) in (1..1000).zip(10..) {
+            journal.dropped(drops(5 + flow * DROPS as u32, now));
+            journal.dropped(drops(5, now));
+        }
+        assert!(journal.drops_of(FlowHash(5)).any(|drops| drops.frames > 100_000));
         (0..10_000).for_each(|flow| journal.dropped(drops(flow, 1)));
         assert_eq!(journal.drops.len(), DROPS);
     }
