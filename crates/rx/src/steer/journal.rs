@@ -169,8 +169,8 @@ mod tests {
             journal.drops_of(FlowHash(5)).map(|drops| (drops.reason, drops.frames)).collect();
         assert_eq!(known, [(DropReason::BacklogFull, 5), (DropReason::HoldFull, 7)]);
         // Flows of one set, each dropped once, make nothing forgotten that is dropped again and again.
-        for (flow, now) in (1..1000).zip(10..) {
-            journal.dropped(drops(5 + flow * DROPS as u32, now));
+        for (flow, now) in (5..).step_by(DROPS).skip(1).take(1000).zip(10..) {
+            journal.dropped(drops(flow, now));
             journal.dropped(drops(5, now));
         }
         assert!(journal.drops_of(FlowHash(5)).any(|drops| drops.frames > 100_000));
