@@ -8,7 +8,7 @@ use super::super::flow::Flow;
 use super::super::isn::CookieOptions;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
-use super::handshake::Request;
+use super::handshake::{Request, announced_mss};
 use super::{Tcp, TcpOut};
 
 /// Time after an overflow during which cookies are believed (`TCP_SYNCOOKIE_VALID`), in µs.
@@ -128,7 +128,7 @@ impl Tcp {
                 scales: said.window_scale.map(|theirs| (theirs, ours)),
             }
         });
-        let mss = mtu_bytes.saturating_sub(flow.header_bytes());
+        let mss = u32::from(announced_mss(flow, &options, mtu_bytes));
         Some(Request {
             flow: *flow,
             listener: (listener, 0),

@@ -519,7 +519,8 @@ fn is_in_window(request: &Request, segment: &Segment) -> bool {
     seq == start || seq_end.is_after(start) && seq.is_before(end) || seq == end && seq == seq_end
 }
 
-fn announced_mss(flow: &Flow, options: &TcpOptions, mtu_bytes: u32) -> u16 {
+/// Largest segment that this end announces.
+pub(super) fn announced_mss(flow: &Flow, options: &TcpOptions, mtu_bytes: u32) -> u16 {
     let mss = mtu_bytes.saturating_sub(flow.header_bytes());
     let mss = mss.min(options.max_segment.map_or(u32::MAX, u32::from));
     u16::try_from(mss).unwrap_or(u16::MAX)
