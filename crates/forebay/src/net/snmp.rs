@@ -178,6 +178,13 @@ mod tests {
         for ours in names(&snmp(&[], &[], &Unsent::default())) {
             assert!(theirs.contains(&ours), "{ours} is not in {v4}");
         }
+        let kernels = std::fs::read_to_string("/proc/net/netstat").unwrap();
+        let theirs = names(&kernels);
+        for ours in names(&netstat(&[])) {
+            let is_new = ["TcpExtBeyondWindow", "TcpExtTSEcrRejected"].contains(&ours.as_str()); // Linux 6.16
+            let is_known = theirs.contains(&ours) || ours.starts_with("TcpExtForebay") || is_new;
+            assert!(is_known, "{ours} is not in /proc/net/netstat");
+        }
         let Ok(kernels) = std::fs::read_to_string(v6) else { return };
         let theirs: Vec<_> =
             kernels.lines().filter_map(|line| line.split_whitespace().next()).collect();

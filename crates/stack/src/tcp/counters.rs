@@ -4,7 +4,7 @@ use crate::counter::StackCounter;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
-        /// Counters written by one CPU, and read by any thread.
+        /// Counters of one [`Tcp`](super::Tcp), written by whoever has it locked, and read by any thread.
         #[derive(Debug, Default)]
         pub struct TcpCounters {
             $($(#[$doc])* pub $field: StackCounter,)*
@@ -75,7 +75,7 @@ counters! {
     /// Pieces behind a gap dropped for lack of memory.
     ofo_pruned = "OfoPruned",
     /// Segments beyond the receive window.
-    beyond_window = "TCPBeyondWindow",
+    beyond_window = "BeyondWindow",
     /// Segments dropped since the receive window was zero.
     zero_window_drop = "TCPZeroWindowDrop",
     /// Windows of zero announced.
@@ -137,7 +137,7 @@ counters! {
     /// Connections aborted for lack of memory.
     abort_on_memory = "TCPAbortOnMemory",
     /// Segments not sent for lack of a frame.
-    no_frame = "TCPNoFrame",
+    no_frame = "ForebayNoFrame",
     /// ICMP errors of a segment that is not outstanding.
     out_of_window_icmps = "OutOfWindowIcmps",
 }
