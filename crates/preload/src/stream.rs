@@ -31,7 +31,7 @@ pub(crate) struct Stream {
     quick_ack: AtomicBool,
     /// Options of the listener.
     inherited: Arc<Inherited>,
-    /// Forks before it was made.
+    /// Process that the socket belongs to.
     origin: Origin,
 }
 

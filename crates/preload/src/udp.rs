@@ -31,7 +31,7 @@ pub(crate) struct Udp {
     udp: UdpSocket,
     is_ipv6: bool,
     settings: ArcSwap<Settings>,
-    /// Forks before the socket was bound.
+    /// Process that the socket belongs to.
     origin: Origin,
 }
 

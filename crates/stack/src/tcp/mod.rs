@@ -1,4 +1,5 @@
-//! TCP of one CPU: connections, listeners and their timers, without I/O, clock or randomness.
+//! TCP: connections, listeners and their timers, without I/O, clock or randomness. A [`Tcp`] is one shard of a
+//! host.
 //!
 //! ```text
 //!  segment ─► machine ─┬─► connection ─► receive queue ─► reader

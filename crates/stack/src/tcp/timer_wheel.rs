@@ -8,7 +8,7 @@ const LEVELS: usize = 4;
 const TICK_US: u64 = 1_000;
 const NONE: u32 = u32::MAX;
 
-/// Deadlines of the sockets of one CPU, by the index of the socket.
+/// Deadlines of one [`Tcp`](super::Tcp), by the index of a socket, a handshake or an entry in TIME-WAIT.
 #[derive(Debug)]
 pub(super) struct TimerWheel {
     /// First timer of each slot, by level.

@@ -187,7 +187,7 @@ pub struct TcpInfo {
     pub receive_buffer_bytes: u32,
     /// Size of the send buffer.
     pub send_buffer_bytes: u32,
-    /// Features: timestamps, SACK, ECN, window scaling.
+    /// Timestamps are in use.
     pub timestamps: bool,
     /// SACK is in use.
     pub sack: bool,

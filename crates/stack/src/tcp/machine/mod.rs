@@ -1,4 +1,4 @@
-//! The TCP of one CPU: finds the connection of a segment, and lets it process it.
+//! One shard of a host's TCP: finds the connection of a segment, which then processes it.
 
 mod listeners; // listeners by address
 mod calls; //     the application's calls, by socket
@@ -120,7 +120,7 @@ pub enum Found {
     TimeWait,
 }
 
-/// The TCP of one CPU.
+/// One shard of a host's TCP.
 #[derive(Debug)]
 pub struct Tcp {
     config: TcpConfig,
