@@ -16,7 +16,9 @@ use crate::kept;
 use crate::origin::Origin;
 use crate::settings::timeout;
 use crate::socket::CallWait;
-use crate::tcp_options::{Inherited, OptionName, TcpSetting, flag_of, is_buffer_set, new_socket};
+use crate::tcp_options::{
+    Inherited, OptionName, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket,
+};
 
 /// Connection, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Stream {
@@ -27,8 +29,6 @@ pub(crate) struct Stream {
     store: OnceLock<OwnedFd>,
     /// Error that came after a part of a call was done: of the next call. 0 for none.
     left: AtomicI32,
-    /// Value of `TCP_QUICKACK`, which has no effect.
-    quick_ack: AtomicBool,
     /// Options of the listener.
     inherited: Arc<Inherited>,
     /// Process that the socket belongs to.
@@ -71,7 +71,6 @@ impl Stream {
             is_nonblocking: AtomicBool::default(),
             store: OnceLock::new(),
             left: AtomicI32::new(0),
-            quick_ack: AtomicBool::new(true),
             inherited,
             origin: Origin::here(),
         };
@@ -93,14 +92,6 @@ impl Stream {
         self.inherited.copy_to(made.as_fd());
         let made = kept::duplicate(&made)?;
         Ok(self.store.get_or_init(|| made).as_fd())
-    }
-
-    pub(crate) fn set_quick_ack(&self, is_on: bool) {
-        self.quick_ack.store(is_on, Ordering::Relaxed);
-    }
-
-    pub(crate) fn quick_ack(&self) -> bool {
-        self.quick_ack.load(Ordering::Relaxed)
     }
 
     /// Family of its addresses, as the program sees them.
@@ -129,8 +120,9 @@ impl Stream {
         self.store.get().is_some_and(|store| is_buffer_set(store.as_fd(), bit))
     }
 
+    /// State of the connection; `None` in a child, in which its locks may be held by threads that it has not.
     pub(crate) fn info(&self) -> Option<TcpInfo> {
-        self.tcp.info()
+        if self.is_of_parent() { None } else { self.tcp.info() }
     }
 
     /// Adopts an option that the program has set on the kernel's socket.
@@ -143,8 +135,19 @@ impl Stream {
         Ok(())
     }
 
-    /// Sets an option that the connection itself stores.
-    pub(crate) fn set_flag(&self, option: OptionName, is_on: bool) -> Result<(), Errno> {
+    /// Sets an option that the connection itself stores, or that only a connection refuses; `None` for another one.
+    pub(crate) fn set_own(&self, option: OptionName, value: i32) -> Option<Result<(), Errno>> {
+        let is_on = value != 0;
+        match option {
+            _ if is_flag(option) => Some(self.set_flag(option, is_on)),
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => Some(self.set_quick_acks(is_on)),
+            // The kernel's socket would take it, since it is not connected.
+            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) if value == 0 => Some(Err(Errno::INVAL)),
+            _ => None,
+        }
+    }
+
+    fn set_flag(&self, option: OptionName, is_on: bool) -> Result<(), Errno> {
         self.check()?;
         let setting = TcpSetting::flag(option, is_on);
         // Ignored: as above.
@@ -152,9 +155,24 @@ impl Stream {
         Ok(())
     }
 
-    /// Such an option; `None` if it is another one.
-    pub(crate) fn flag(&self, option: OptionName) -> Option<bool> {
-        flag_of(option, &self.tcp.options().ok()?)
+    fn set_quick_acks(&self, is_on: bool) -> Result<(), Errno> {
+        self.check()?;
+        // Ignored: as above.
+        let _ = self.tcp.set_quick_acks(is_on);
+        Ok(())
+    }
+
+    /// Option that the connection itself stores; `None` if it is another one.
+    pub(crate) fn own_flag(&self, option: OptionName) -> Result<Option<bool>, Errno> {
+        let is_quick_ack = option == (libc::IPPROTO_TCP, libc::TCP_QUICKACK);
+        if !is_quick_ack && !is_flag(option) {
+            return Ok(None);
+        }
+        self.check()?;
+        if is_quick_ack {
+            return Ok(self.tcp.has_quick_acks().ok());
+        }
+        Ok(self.tcp.options().ok().and_then(|options| flag_of(option, &options)))
     }
 
     /// Takes the error that waits (`SO_ERROR`).
@@ -168,20 +186,30 @@ impl Stream {
         Ok(self.tcp.take_error().ok().flatten().map(|error| tcp_errno(&error)))
     }
 
-    /// Number of bytes that can be read.
+    /// Number of bytes that can be read, up to an urgent one (`SIOCINQ`).
     pub(crate) fn unread_len(&self) -> Result<usize, Errno> {
         self.check()?;
-        Ok(self.info().map_or(0, |info| info.unread_bytes as usize))
+        Ok(self.tcp.queued_bytes().map_or(0, |(_, unread)| unread as usize))
     }
 
-    /// Number of bytes that the peer does not have (`SIOCOUTQ`), and of those the number not sent (`SIOCOUTQNSD`).
-    pub(crate) fn unsent_len(&self) -> Result<(usize, usize), Errno> {
+    /// Number of bytes that the peer has not acknowledged, the FIN among them (`SIOCOUTQ`).
+    pub(crate) fn unacknowledged_len(&self) -> Result<usize, Errno> {
         self.check()?;
-        let of = |info: TcpInfo| {
-            let unsent = info.unsent_bytes as usize;
-            (info.unacked_bytes as usize + unsent, unsent)
-        };
-        Ok(self.info().map_or((0, 0), of))
+        Ok(self.tcp.queued_bytes().map_or(0, |(unacknowledged, _)| unacknowledged as usize))
+    }
+
+    /// Number of those that were not sent (`SIOCOUTQNSD`).
+    pub(crate) fn unsent_len(&self) -> Result<usize, Errno> {
+        let unacknowledged = self.unacknowledged_len()?;
+        let info = self.info().filter(|info| info.unsent_bytes > 0);
+        // A FIN follows all that is not sent.
+        Ok(info.map_or(0, |info| unacknowledged.saturating_sub(info.unacked_bytes as usize)))
+    }
+
+    /// True if the next byte to read is the urgent one (`SIOCATMARK`).
+    pub(crate) fn is_at_urgent(&self) -> Result<bool, Errno> {
+        self.check()?;
+        Ok(self.tcp.is_at_urgent().unwrap_or(false))
     }
 
     /// Receives into buffers, waiting for the first byte if the socket and the call permit.

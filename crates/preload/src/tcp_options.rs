@@ -26,7 +26,7 @@ pub(crate) const RCVBUF_LOCK: i32 = 2;
 const MSS_DEFAULT: i32 = 536;
 
 /// Options that connections inherit from their listener, and that sockets of ours have.
-pub(crate) const INHERITED: [OptionName; 18] = [
+pub(crate) const INHERITED: [OptionName; 19] = [
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
     (libc::SOL_SOCKET, libc::SO_LINGER),
     (libc::SOL_SOCKET, libc::SO_OOBINLINE),
@@ -42,6 +42,7 @@ pub(crate) const INHERITED: [OptionName; 18] = [
     (libc::IPPROTO_TCP, libc::TCP_SYNCNT),
     (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
     (libc::IPPROTO_TCP, libc::TCP_MAXSEG),
+    (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
     (libc::IPPROTO_TCP, libc::TCP_CONGESTION),
     (libc::IPPROTO_IP, libc::IP_TOS),
     (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
@@ -53,7 +54,7 @@ const TIMEOUTS: [OptionName; 2] =
 
 /// Options that `setsockopt` takes besides: those kept elsewhere, and those without effect on a socket that
 /// listens or is connected.
-const TAKEN: [OptionName; 27] = [
+const TAKEN: [OptionName; 26] = [
     (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
     (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
     (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
@@ -67,10 +68,10 @@ const TAKEN: [OptionName; 27] = [
     (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
     (libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL),
     (libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET),
+    // Of a listener it is without effect; connections have it themselves.
     (libc::IPPROTO_TCP, libc::TCP_QUICKACK),
     (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
     (libc::IPPROTO_TCP, libc::TCP_FASTOPEN),
-    (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
     (libc::IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS),
     (libc::IPPROTO_IP, libc::IP_TTL),
     (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
@@ -257,6 +258,9 @@ impl TcpSetting {
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
                 options.max_segment = u16::try_from(value).ok();
+            }
+            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
+                options.window_clamp = u32::try_from(value).ok().filter(|bytes| *bytes > 0);
             }
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 let algorithm = if is_on { Algorithm::NewReno } else { Algorithm::Cubic };

@@ -12,6 +12,8 @@ use crate::{kept, table};
 
 /// Request for the number of bytes that are not sent yet (linux/sockios.h).
 const SIOCOUTQNSD: c_ulong = 0x894b;
+/// Request for whether the next byte to read is the urgent one (linux/sockios.h).
+const SIOCATMARK: c_ulong = 0x8905;
 
 /// # Safety
 /// As `close(2)`.
@@ -170,10 +172,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int
     };
     let len = match (request, &*socket) {
         (libc::FIONREAD, socket) => Some(socket.readable_len()),
-        (libc::TIOCOUTQ, Socket::Stream(stream)) => Some(stream.unsent_len().map(|(all, _)| all)),
-        (SIOCOUTQNSD, Socket::Stream(stream)) => {
-            Some(stream.unsent_len().map(|(_, unsent)| unsent))
-        }
+        (libc::TIOCOUTQ, Socket::Stream(stream)) => Some(stream.unacknowledged_len()),
+        (SIOCOUTQNSD, Socket::Stream(stream)) => Some(stream.unsent_len()),
+        (SIOCATMARK, Socket::Stream(stream)) => Some(stream.is_at_urgent().map(usize::from)),
+        (libc::TIOCOUTQ | SIOCOUTQNSD, Socket::Listener(_)) => Some(Err(Errno::INVAL)),
+        (SIOCATMARK, Socket::Listener(_)) => Some(Ok(0)),
         _ => None,
     };
     if let Some(len) = len {

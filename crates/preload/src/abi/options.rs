@@ -13,7 +13,7 @@ use super::next::next;
 use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::table;
-use crate::tcp_options::{RCVBUF_LOCK, SNDBUF_LOCK, congestion_name, is_flag, is_supported};
+use crate::tcp_options::{RCVBUF_LOCK, SNDBUF_LOCK, congestion_name, is_supported};
 
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME_BYTES: usize = 16;
@@ -33,23 +33,12 @@ pub unsafe extern "C" fn setsockopt(
         // SAFETY: the caller's promise.
         return unsafe { next(fd, level, name, value, len) };
     };
-    if let (Socket::Stream(stream), true) = (&*socket, is_flag((level, name)))
-        && !value.is_null()
-        && usize::try_from(len).is_ok_and(|len| len >= size_of::<c_int>())
+    if let Socket::Stream(stream) = &*socket
+        // SAFETY: the caller's promise.
+        && let Some(number) = unsafe { int_argument(value, len) }
+        && let Some(set) = stream.set_own((level, name), number)
     {
-        // SAFETY: the caller's promise: `len` bytes can be read, and an int has no more.
-        let is_on = unsafe { value.cast::<c_int>().read_unaligned() } != 0;
-        return answer_int(stream.set_flag((level, name), is_on).map(|()| 0));
-    }
-    if let (Socket::Stream(stream), (libc::IPPROTO_TCP, libc::TCP_QUICKACK)) =
-        (&*socket, (level, name))
-        && !value.is_null()
-        && usize::try_from(len).is_ok_and(|len| len >= size_of::<c_int>())
-    {
-        // SAFETY: as above.
-        let is_on = unsafe { value.cast::<c_int>().read_unaligned() } & 1 != 0;
-        stream.set_quick_ack(is_on);
-        return 0;
+        return answer_int(set.map(|()| 0));
     }
     let store = match &*socket {
         Socket::Udp(udp) => udp.check_option(level, name).map(|()| udp.kernel().as_raw_fd()),
@@ -120,6 +109,18 @@ pub unsafe extern "C" fn getsockopt(
     }
 }
 
+/// Value of an option of type `int`; `None` of fewer bytes.
+///
+/// # Safety
+/// `value` is null, or `len` bytes at it can be read.
+unsafe fn int_argument(value: *const c_void, len: socklen_t) -> Option<c_int> {
+    if value.is_null() || usize::try_from(len).is_ok_and(|len| len < size_of::<c_int>()) {
+        return None;
+    }
+    // SAFETY: the caller's promise: `len` bytes can be read, and an int has no more.
+    Some(unsafe { value.cast::<c_int>().read_unaligned() })
+}
+
 /// True for the name of a congestion control that connections of ours lack.
 ///
 /// # Safety
@@ -152,14 +153,13 @@ fn own_answer(stream: &Stream, level: c_int, name: c_int) -> Result<Option<Vec<u
         let value = stream.info().map(|info| of(&info));
         value.and_then(|value| int(i32::try_from(value).unwrap_or(i32::MAX)))
     };
+    if let Some(is_on) = stream.own_flag((level, name))? {
+        return Ok(int(is_on.into()));
+    }
     Ok(match (level, name) {
-        _ if is_flag((level, name)) => {
-            stream.flag((level, name)).and_then(|is_on| int(is_on.into()))
-        }
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
             int(stream.take_error()?.map_or(0, rustix::io::Errno::raw_os_error))
         }
-        (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => int(stream.quick_ack().into()),
         (libc::SOL_SOCKET, libc::SO_TYPE) => int(libc::SOCK_STREAM),
         (libc::SOL_SOCKET, libc::SO_PROTOCOL) => int(libc::IPPROTO_TCP),
         (libc::SOL_SOCKET, libc::SO_DOMAIN) => int(stream.family()),

@@ -6,7 +6,7 @@ import array, ctypes, errno, fcntl, os, select, signal, socket, struct, sys, ter
 
 NEAR, FAR, CONTROL = ("10.9.0.1", 7), ("10.9.0.2", 9), ("10.9.0.2", 10)
 WAIT_MS = 20_000
-FIONREAD, SIOCOUTQ, SIOCOUTQNSD = termios.FIONREAD, termios.TIOCOUTQ, 0x894B
+FIONREAD, SIOCOUTQ, SIOCOUTQNSD, SIOCATMARK = termios.FIONREAD, termios.TIOCOUTQ, 0x894B, 0x8905
 ERRNO = errno.errorcode
 
 
@@ -74,7 +74,8 @@ def main():
     datagrams(tell)
     listener = listening(tell)
     connection = lambda: accepted(listener, tell)
-    for part in (waits, reads, writes, ends, resets, slow_peers, shutdowns, duplicates, threads, options, files, misuse):
+    for part in (waits, reads, writes, ends, resets, slow_peers, shutdowns, queues, duplicates, threads,
+                 options, quick_acks, files, misuse):
         print("#", part.__name__)
         part(connection, tell)
         print("signals", signals)
@@ -150,6 +151,8 @@ def listening(tell):
     say("events", polled, listener)
     for name in ("SO_ACCEPTCONN", "SO_TYPE", "SO_DOMAIN", "SO_PROTOCOL", "SO_ERROR", "SO_REUSEADDR"):
         say(name, listener.getsockopt, socket.SOL_SOCKET, getattr(socket, name))
+    for name in ("FIONREAD", "SIOCOUTQ", "SIOCOUTQNSD", "SIOCATMARK"):
+        say(name, number, listener, globals()[name])
     listener.setblocking(False)
     say("accept nothing", listener.accept)
     listener.setblocking(True)
@@ -465,6 +468,56 @@ def shutdowns(connection, tell):
     tell("close")
 
 
+def queues(connection, tell):
+    """Bytes in the queues: received ones up to an urgent one, and sent ones with the FIN."""
+    it = connection()
+    for inline in (0, 1):
+        it.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, inline)
+        for part in ("send 3", "urgent", "send 2"):
+            tell(part)
+        say("received", until, lambda: info(it, "Q", BYTES_RECEIVED) == 6 + 6 * inline)
+        for _ in range(3):
+            say("waiting, at the urgent byte", lambda: (number(it, FIONREAD), number(it, SIOCATMARK)))
+            say("read", it.recv, 10, socket.MSG_DONTWAIT)
+        say("urgent", it.recv, 1, socket.MSG_OOB)
+    fill(it)
+    before = [number(it, of) for of in (SIOCOUTQ, SIOCOUTQNSD)]
+    print("nothing in flight:", before[0] == before[1])
+    say("end", it.shutdown, socket.SHUT_WR)
+    print("by the end:", [number(it, of) - len for of, len in zip((SIOCOUTQ, SIOCOUTQNSD), before)])
+    it.close()
+    tell("close")
+
+
+# Places in struct tcp_info.
+BYTES_RECEIVED, RECEIVE_WINDOW = 128, 232
+
+
+def info(it, kind, at):
+    return struct.unpack_from(kind, it.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 240), at)[0]
+
+
+def quick_acks(connection, tell):
+    it = connection()
+    is_quick = lambda: it.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK)
+
+    def replied():
+        tell("send 5")
+        await_bytes(it, 5)
+        it.recv(5)
+        return it.send(b"reply")
+
+    say("at first", is_quick)
+    # The reply comes soon enough at last, on a busy machine, too.
+    say("after a reply", until, lambda: replied() and not is_quick())
+    for value in (1, 0, 3):
+        say(f"set to {value}", it.setsockopt, socket.IPPROTO_TCP, socket.TCP_QUICKACK, value)
+        say("then", is_quick)
+    say("short", it.setsockopt, socket.IPPROTO_TCP, socket.TCP_QUICKACK, b"x")
+    it.close()
+    tell("close")
+
+
 def duplicates(connection, tell):
     it = connection()
     second = it.dup()
@@ -524,7 +577,8 @@ def options(connection, tell):
         (tcp, "TCP_KEEPCNT", 300), (tcp, "TCP_USER_TIMEOUT", 900), (tcp, "TCP_USER_TIMEOUT", -1),
         (tcp, "TCP_LINGER2", 9), (tcp, "TCP_QUICKACK", 1), (tcp, "TCP_DEFER_ACCEPT", 3),
         (tcp, "TCP_NOTSENT_LOWAT", 16_384), (tcp, "TCP_QUICKACK", 0), (socket.IPPROTO_IP, "IP_TOS", 16), (socket.IPPROTO_IP, "IP_TTL", 9),
-        (socket.IPPROTO_IP, "IP_TTL", 999),
+        (socket.IPPROTO_IP, "IP_TTL", 999), (tcp, "TCP_WINDOW_CLAMP", 100), (tcp, "TCP_WINDOW_CLAMP", 20_000),
+        (tcp, "TCP_WINDOW_CLAMP", 0),
     ):
         say(f"{name} = {value}", it.setsockopt, where, getattr(socket, name), value)
         say(name, it.getsockopt, where, getattr(socket, name))
@@ -696,13 +750,17 @@ def again(listener, connection, tell):
     other.close()
     other = socket.socket()
     other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    other.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, 20_000)
     say("bind", other.bind, NEAR)
     say("listen", other.listen)
+    say("no clamp", other.setsockopt, socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, 0)
     say("send", it.send, b"abc")
     say("arrived", tell, "read 3")
     it.close()
     tell("close")
     it = accepted(other, tell)
+    say("clamp", it.getsockopt, socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP)
+    say("window", lambda: info(it, "I", RECEIVE_WINDOW) <= 20_000)
     say("send", it.send, b"abc")
     say("arrived", tell, "read 3")
 

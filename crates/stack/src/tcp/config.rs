@@ -170,7 +170,7 @@ pub struct TcpOptions {
     pub sndbuf: Option<u32>,
     /// Largest segment (`TCP_MAXSEG`).
     pub max_segment: Option<u16>,
-    /// Largest receive window (`TCP_WINDOW_CLAMP`).
+    /// Largest receive window of a connection that begins later (`TCP_WINDOW_CLAMP`).
     pub window_clamp: Option<u32>,
     /// Time that a closed connection waits for the peer's FIN, in µs; 0 for not at all
     /// (`TCP_LINGER2`, there -1).
@@ -182,7 +182,8 @@ pub struct TcpOptions {
     pub defer_retries: u8,
     /// Congestion control; `None` for that of the settings (`TCP_CONGESTION`).
     pub congestion: Option<Algorithm>,
-    /// Acknowledges at once as a client begins (`TCP_QUICKACK`).
+    /// Acknowledges at once as a client begins (`TCP_QUICKACK`); of an open connection see
+    /// [`Tcp::set_quick_acks`](super::Tcp::set_quick_acks).
     pub quick_acks: bool,
     /// DSCP of packets sent, in the upper six bits (`IP_TOS`).
     pub tos: u8,

@@ -1,6 +1,6 @@
 //! Options in the form in which programs read and write them by the kernel's calls.
 
-use super::config::RTO_INITIAL_US;
+use super::config::{DEFAULT_MSS, DUP_THRESHOLD, INITIAL_CWND, RTO_INITIAL_US};
 use super::connection::{Phase, State, TcpInfo};
 use super::machine::Listening;
 
@@ -13,9 +13,6 @@ const LISTENING: u8 = 10;
 const INFO_BYTES: usize = 280;
 /// Initial deviation of the round trip, in µs.
 const RTTVAR_INITIAL_US: u64 = 250_000;
-/// Segments of the initial window, and reordering that is tolerated at first.
-const INITIAL_WINDOW: u32 = 10;
-const INITIAL_REORDERING: u32 = 3;
 
 /// `struct tcp_info` of a connection; of `None`, that of a socket without one. Ages are those at
 /// `now_us`, and 0 without. What is not measured here is 0: rates of delivery and times of waiting.
@@ -24,7 +21,7 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
     let mut form = Form::begin();
     let Some(info) = info else {
         form.put(0, &[CLOSED, 0, 0, 0, 0, 0, 0, 1]);
-        let words = [(8, RTO_INITIAL_US), (16, 536), (72, RTTVAR_INITIAL_US)];
+        let words = [(8, RTO_INITIAL_US), (16, DEFAULT_MSS.into()), (72, RTTVAR_INITIAL_US)];
         words.into_iter().for_each(|(at, word)| form.word(at, word));
         form.word(76, i32::MAX.unsigned_abs().into());
         form.word(148, u32::MAX.into());
@@ -107,8 +104,8 @@ impl Form {
     fn begin() -> Self {
         let mut form = Self([0; INFO_BYTES]);
         form.put(104, &[u8::MAX; 16]);
-        form.word(80, INITIAL_WINDOW.into());
-        form.word(88, INITIAL_REORDERING.into());
+        form.word(80, INITIAL_CWND.into());
+        form.word(88, DUP_THRESHOLD.into());
         form
     }
 
@@ -163,6 +160,10 @@ pub fn seconds_of(retransmissions: u8) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
+
+    use super::super::Algorithm;
+    use super::super::connection::{Limit, Resent, Tally};
     use super::*;
 
     #[test]
@@ -182,12 +183,167 @@ mod tests {
         assert_eq!(told[80..84], 10_u32.to_ne_bytes());
     }
 
+    /// Fields of `struct tcp_info` behind those of `libc::tcp_info`, in their order, and their bytes (linux/tcp.h).
+    const LATER_FIELDS: [(&str, usize); 23] = [
+        ("pacing_rate", 8),
+        ("max_pacing_rate", 8),
+        ("bytes_acked", 8),
+        ("bytes_received", 8),
+        ("segs_out", 4),
+        ("segs_in", 4),
+        ("notsent_bytes", 4),
+        ("min_rtt", 4),
+        ("data_segs_in", 4),
+        ("data_segs_out", 4),
+        ("delivery_rate", 8),
+        ("busy_time", 8),
+        ("rwnd_limited", 8),
+        ("sndbuf_limited", 8),
+        ("delivered", 4),
+        ("delivered_ce", 4),
+        ("bytes_sent", 8),
+        ("bytes_retrans", 8),
+        ("dsack_dups", 4),
+        ("reord_seen", 4),
+        ("rcv_ooopack", 4),
+        ("snd_wnd", 4),
+        ("rcv_wnd", 4), // since Linux 6.2
+    ];
+
+    /// A connection all of whose numbers differ.
+    fn example() -> TcpInfo {
+        TcpInfo {
+            state: State::CloseWait,
+            phase: Phase::Recovery,
+            rtt_us: 101,
+            rttvar_us: 102,
+            minrtt_us: 103,
+            rto_us: 104,
+            backoff: 21,
+            retransmits: 22,
+            cwnd: 105,
+            ssthresh: 106,
+            mss_bytes: 107,
+            path_mtu_bytes: 108,
+            probes: 23,
+            ack_delay_us: 109,
+            receive_mss_bytes: 110,
+            announced_mss_bytes: 111,
+            receive_rtt_us: 112,
+            receive_space_bytes: 113,
+            receive_threshold_bytes: 114,
+            announced_window_bytes: 115,
+            pacing_rate: Some(116 << 32),
+            data_sent_us: 1_000,
+            data_received_us: 2_000,
+            segment_received_us: 3_000,
+            unacked: 117,
+            sacked: 118,
+            lost: 119,
+            retransmitted: 120,
+            reordering: 121,
+            has_reordered: true,
+            send_window_bytes: 122,
+            receive_window_bytes: 123,
+            resent: Resent { by_timeout: 1000, in_slow_start: 200, fast: 30, as_probe: 4 },
+            tally: Tally {
+                bytes_sent: 124 << 32,
+                bytes_retrans: 125 << 32,
+                bytes_acked: 126 << 32,
+                bytes_received: 127 << 32,
+                segs_out: 128,
+                segs_in: 129,
+                data_segs_out: 130,
+                data_segs_in: 131,
+                delivered: 132,
+                dsack_dups: 133,
+                rcv_ooopack: 134,
+            },
+            congestion: Algorithm::Cubic,
+            unacked_bytes: 135,
+            unsent_bytes: 136,
+            limit: Limit::Turn,
+            unread_bytes: 137,
+            receive_memory_bytes: 138,
+            has_gap: false,
+            receive_buffer_bytes: 139,
+            send_buffer_bytes: 140,
+            timestamps: true,
+            sack: false,
+            ecn: true,
+            window_scales: Some((3, 9)),
+        }
+    }
+
     #[test]
     fn tcp_14_info_has_the_kernels_places() {
-        let mut form = Form::begin();
-        form.word(228, 32_896);
-        let word = |at: usize| form.0[at..].first_chunk().map(|word| u32::from_ne_bytes(*word));
-        // tcpi_snd_cwnd, tcpi_reordering, tcpi_pacing_rate, tcpi_snd_wnd
-        assert_eq!([80, 88, 104, 228].map(word), [10, 3, u32::MAX, 32_896].map(Some));
+        macro_rules! early {
+            ($($field:ident: $bytes:literal = $value:literal,)*) => {
+                [$((offset_of!(libc::tcp_info, $field), $bytes, $value),)*]
+            };
+        }
+        let early = early! {
+            tcpi_state: 1 = 8,
+            tcpi_ca_state: 1 = 3,
+            tcpi_retransmits: 1 = 22,
+            tcpi_probes: 1 = 23,
+            tcpi_backoff: 1 = 21,
+            tcpi_options: 1 = 0b1101,
+            tcpi_snd_rcv_wscale: 1 = 0x93,
+            tcpi_rto: 4 = 104,
+            tcpi_ato: 4 = 109,
+            tcpi_snd_mss: 4 = 107,
+            tcpi_rcv_mss: 4 = 110,
+            tcpi_unacked: 4 = 117,
+            tcpi_sacked: 4 = 118,
+            tcpi_lost: 4 = 119,
+            tcpi_retrans: 4 = 120,
+            tcpi_last_data_sent: 4 = 9,
+            tcpi_last_data_recv: 4 = 8,
+            tcpi_last_ack_recv: 4 = 7,
+            tcpi_pmtu: 4 = 108,
+            tcpi_rcv_ssthresh: 4 = 114,
+            tcpi_rtt: 4 = 101,
+            tcpi_rttvar: 4 = 102,
+            tcpi_snd_ssthresh: 4 = 106,
+            tcpi_snd_cwnd: 4 = 105,
+            tcpi_advmss: 4 = 111,
+            tcpi_reordering: 4 = 121,
+            tcpi_rcv_rtt: 4 = 112,
+            tcpi_rcv_space: 4 = 113,
+            tcpi_total_retrans: 4 = 1234,
+        };
+        let later = [
+            ("pacing_rate", 116 << 32),
+            ("max_pacing_rate", u64::MAX),
+            ("bytes_acked", 126 << 32),
+            ("bytes_received", 127 << 32),
+            ("segs_out", 128),
+            ("segs_in", 129),
+            ("notsent_bytes", 136),
+            ("min_rtt", 103),
+            ("data_segs_in", 131),
+            ("data_segs_out", 130),
+            ("delivered", 132),
+            ("bytes_sent", 124 << 32),
+            ("bytes_retrans", 125 << 32),
+            ("dsack_dups", 133),
+            ("reord_seen", 1),
+            ("rcv_ooopack", 134),
+            ("snd_wnd", 122),
+            ("rcv_wnd", 115),
+        ];
+        let mut at = size_of::<libc::tcp_info>();
+        let later = LATER_FIELDS.into_iter().filter_map(|(name, bytes)| {
+            let begin = std::mem::replace(&mut at, at + bytes);
+            let (_, value) = later.iter().find(|(field, _)| *field == name)?;
+            Some((begin, bytes, *value))
+        });
+        let mut expected = [0; INFO_BYTES];
+        for (at, bytes, value) in early.into_iter().chain(later) {
+            let value: u64 = value;
+            expected[at..at + bytes].copy_from_slice(&value.to_le_bytes()[..bytes]);
+        }
+        assert_eq!(tcp_info(Some(&example()), Some(10_000)), expected);
     }
 }

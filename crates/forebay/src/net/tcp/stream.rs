@@ -213,6 +213,39 @@ impl TcpStream {
         self.0.call(|tcp, _| tcp.info(self.0.place.socket)).ok().flatten()
     }
 
+    /// Number of bytes that the peer has not acknowledged, the FIN among them (`SIOCOUTQ`), and number of
+    /// those that were received and not read, up to an urgent one (`SIOCINQ`).
+    ///
+    /// # Errors
+    /// If the connection has ended.
+    pub fn queued_bytes(&self) -> io::Result<(u32, u32)> {
+        Ok(self.0.call(|tcp, _| tcp.queued_bytes(self.0.place.socket))?)
+    }
+
+    /// True if the next byte to read is the urgent one (`SIOCATMARK`).
+    ///
+    /// # Errors
+    /// If the connection has ended.
+    pub fn is_at_urgent(&self) -> io::Result<bool> {
+        Ok(self.0.call(|tcp, _| tcp.is_at_urgent(self.0.place.socket))?)
+    }
+
+    /// Sends ACKs at once from now on, or lets them wait for data (`TCP_QUICKACK`).
+    ///
+    /// # Errors
+    /// If the connection has ended.
+    pub fn set_quick_acks(&self, quick: bool) -> io::Result<()> {
+        Ok(self.0.call(|tcp, out| tcp.set_quick_acks(self.0.place.socket, quick, out))?)
+    }
+
+    /// True if ACKs are sent at once now; false after a reply, too.
+    ///
+    /// # Errors
+    /// If the connection has ended.
+    pub fn has_quick_acks(&self) -> io::Result<bool> {
+        Ok(self.0.call(|tcp, _| tcp.has_quick_acks(self.0.place.socket))?)
+    }
+
     /// Takes the error that waits (`SO_ERROR`).
     ///
     /// # Errors
