@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use forebay_device::Via;
 use forebay_device::rx_filter::RxFilter;
+use forebay_engine::SPIN_ALWAYS_NS;
 
 /// Environment variable of the configuration.
 pub const VARIABLE: &str = "FOREBAY_EXEC";
@@ -40,6 +41,16 @@ pub enum Spin {
 impl Spin {
     const ALL: [(Self, &str); 3] =
         [(Self::Auto, "auto"), (Self::Never, "never"), (Self::Always, "always")];
+
+    /// Longest time of spinning, in ns; `auto_ns` if it is not set.
+    #[must_use]
+    pub fn max_ns(self, auto_ns: u64) -> u64 {
+        match self {
+            Self::Auto => auto_ns,
+            Self::Never => 0,
+            Self::Always => SPIN_ALWAYS_NS,
+        }
+    }
 }
 
 /// Backends that a program's sockets can be on.

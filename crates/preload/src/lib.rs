@@ -17,6 +17,7 @@ mod stream; //      a TCP connection
 mod tcp_options; // options of both
 mod origin; //      the process that a socket belongs to
 mod runtime; //     the engine of this process
+mod start_error; // reasons why it has none
 mod fork_locks; //  locks that a fork must not copy
 mod claim; //       the process that runs it, of several that were forked
 mod turns; //       the process that takes new connections, of several that run one

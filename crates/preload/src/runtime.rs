@@ -5,11 +5,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use std::{io, process, thread};
+use std::{process, thread};
 
 use forebay::net::{Net, NetConfig, NetEngine};
 use forebay::{Config, Device, DeviceConfig, Via};
-use forebay_control::preload_config::{PreloadConfig, Spin, VARIABLE};
+use forebay_control::preload_config::{PreloadConfig, VARIABLE};
 use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_metrics::Metrics;
@@ -19,6 +19,7 @@ use rustix::io::Errno;
 
 use crate::claim::Claim;
 use crate::socket::Socket;
+use crate::start_error::StartError;
 use crate::turns::{Rings, take_turns};
 use crate::{control, fork_locks, kept, listener, table};
 
@@ -31,9 +32,6 @@ const FINISH_LOOK: Duration = Duration::from_millis(1);
 
 /// Pause before the devices are opened once more for a child, if that has failed.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
-
-/// Never sleep: the value of `forebay_engine::SPIN_ALWAYS_NS`.
-const SPIN_ALWAYS_NS: u64 = u64::MAX;
 
 /// Engines of this process and of its ancestors, by number of forks. A child has none of the threads of its
 /// parent's engine, and must not wait for locks that they hold: it starts one of its own.
@@ -271,7 +269,7 @@ fn prepared() -> std::sync::MutexGuard<'static, Option<Prepared>> {
     PREPARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn told<T>(result: forebay::Result<T>) -> Result<T, Errno> {
+fn told<T>(result: Result<T, StartError>) -> Result<T, Errno> {
     result.map_err(|error| {
         eprintln!("forebay: the program's sockets cannot be opened: {error}");
         Errno::NODEV
@@ -279,7 +277,7 @@ fn told<T>(result: forebay::Result<T>) -> Result<T, Errno> {
 }
 
 /// Opens the devices, and builds an engine over them.
-fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> forebay::Result<Prepared> {
+fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> Result<Prepared, StartError> {
     let open = |name: &String| {
         // Each frame is handed over at once: a request waits for its answer.
         let (take, packet_ring) = (config.take.clone(), PacketRing::Frames);
@@ -290,23 +288,18 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> forebay::Result<Pr
     let interfaces =
         devices.iter().map(|device| index(device).map_or(0, |index| index.0)).collect();
     let mut engine_config = Config::live();
-    match config.spin {
-        Spin::Auto => {}
-        Spin::Never => engine_config.spin_max_ns = 0,
-        Spin::Always => engine_config.spin_max_ns = SPIN_ALWAYS_NS,
-    }
+    engine_config.spin_max_ns = config.spin.max_ns(engine_config.spin_max_ns);
     // The kernel places the program's threads anew at each wake-up: to hand packets over to the CPU of the
     // last call costs more than it saves.
     engine_config.rps_sock_flow_entries = 0;
-    let not_made = |source| forebay::Error::File {
-        action: "create",
-        path: "the mark of the process that receives".into(),
-        source,
-    };
     let claim = match claim {
         Some(claim) => claim,
-        None => Arc::new(Claim::new().map_err(not_made)?),
+        None => {
+            let not_made = StartError::descriptor("create the memory file of the processes");
+            Arc::new(Claim::new().map_err(not_made)?)
+        }
     };
+    let not_made = StartError::descriptor("duplicate the devices' sockets");
     let rings = Rings::of(&devices).map_err(not_made)?;
     config.control.as_deref().into_iter().for_each(control::bind);
     let metrics = Metrics::new().with_devices(&devices);
@@ -339,7 +332,7 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
     };
     let Prepared { net, engine, interfaces, claim, rings, metrics, .. } = ready;
     claim.place().receive(claim.has_older());
-    told(threaded(control::serve(metrics, &engine, &net, &claim)))?;
+    told(control::serve(metrics, &engine, &net, &claim).map_err(StartError::thread))?;
     let run = move || {
         if let Err(error) = engine.run() {
             eprintln!("forebay: the engine has ended: {error}");
@@ -359,14 +352,6 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
     Ok(Runtime { net, interfaces, claim, finisher, has_finished })
 }
 
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> forebay::Result<()> {
-    threaded(thread::Builder::new().name(name.into()).spawn(run).map(drop))
-}
-
-fn threaded(started: io::Result<()>) -> forebay::Result<()> {
-    started.map_err(|source| forebay::Error::File {
-        action: "start a thread for",
-        path: "the engine".into(),
-        source,
-    })
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StartError> {
+    thread::Builder::new().name(name.into()).spawn(run).map(drop).map_err(StartError::thread)
 }
