@@ -4,16 +4,17 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// Number that the kernel would report for an error of a UDP socket.
-pub(crate) fn errno(error: &io::Error) -> Errno {
+/// Number that the kernel would report for an error of a UDP socket or of a listener, which have no stream that
+/// could be broken.
+pub(crate) fn unconnected_errno(error: &io::Error) -> Errno {
     match error.kind() {
         io::ErrorKind::BrokenPipe if error.raw_os_error().is_none() => Errno::NETDOWN, // the engine has ended
         _ => number(error),
     }
 }
 
-/// Number that the kernel would report for an error of a TCP socket.
-pub(crate) fn tcp_errno(error: &io::Error) -> Errno {
+/// Number that the kernel would report for an error of a TCP connection.
+pub(crate) fn stream_errno(error: &io::Error) -> Errno {
     match error.kind() {
         io::ErrorKind::BrokenPipe => Errno::PIPE,
         _ => number(error),

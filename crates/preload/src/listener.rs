@@ -22,10 +22,11 @@ use rustix::net::sockopt::{
     Timeout, set_socket_reuseport, set_socket_timeout, socket_reuseaddr, socket_reuseport,
 };
 
-use crate::errno::errno;
-use crate::runtime::{forks, is_running, is_taken, parents_engine, prepare, running, when_free};
+use crate::errno::unconnected_errno;
+use crate::origin::Origin;
+use crate::runtime::{is_running, is_taken, parents_engine, prepare, running, when_free};
 use crate::settings::{lacking, timeout};
-use crate::socket::{CallWait, Socket};
+use crate::socket::{CallWait, Socket, Takeover};
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, OptionName, TcpSetting};
 use crate::{abi, fork_locks, kept, table};
@@ -51,15 +52,15 @@ pub(crate) struct Listener {
     served: ArcSwapOption<Served>,
     /// Descriptor that the program polls while another process receives the packets.
     turn: Mutex<Option<(Teller, ReadinessTold)>>,
-    /// Forks before it was made.
-    forks: usize,
+    /// Process that made it.
+    origin: Origin,
 }
 
 /// Listener of an engine.
 pub(crate) struct Served {
     tcp: TcpListener,
-    /// Forks before the engine's process.
-    forks: usize,
+    /// Process of the engine.
+    origin: Origin,
 }
 
 /// True if a call that waits may wait for a listener that no engine serves yet.
@@ -99,26 +100,25 @@ pub(crate) fn share_with_closed(descriptor: BorrowedFd<'_>, local: SocketAddr) -
 }
 
 impl Listener {
-    /// Takes over the kernel's socket at a descriptor that the program lets listen. `None` if it stays the
-    /// kernel's.
+    /// Takes over the kernel's socket at a descriptor that the program lets listen.
     ///
     /// # Errors
     /// As `listen(2)`; `ENODEV` if a device cannot be opened.
-    pub(crate) fn listen(descriptor: BorrowedFd<'_>, backlog: i32) -> Result<Option<()>, Errno> {
+    pub(crate) fn listen(descriptor: BorrowedFd<'_>, backlog: i32) -> Result<Takeover, Errno> {
         let number = abi::number(descriptor);
         if !table::has_slot(number) || !abi::is_plain(descriptor, FilterProtocol::Tcp) {
-            return Ok(None);
+            return Ok(Takeover::Kernels);
         }
         let local = getsockname(descriptor)?;
-        let Ok(local) = SocketAddr::try_from(local) else { return Ok(None) };
+        let Ok(local) = SocketAddr::try_from(local) else { return Ok(Takeover::Kernels) };
         if !is_taken(FilterProtocol::Tcp, local) {
-            return Ok(None);
+            return Ok(Takeover::Kernels);
         }
         prepare()?;
         for option in lacking(descriptor) {
             eprintln!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
-        tcp_reserve::refuse_packets(descriptor).map_err(|error| errno(&error))?;
+        tcp_reserve::refuse_packets(descriptor).map_err(|error| unconnected_errno(&error))?;
         rustix::net::listen(descriptor, backlog)?;
         let is_nonblocking = fcntl_getfl(descriptor)?.contains(OFlags::NONBLOCK);
         let inherited = Inherited::of(kept::duplicate(descriptor)?)?;
@@ -134,7 +134,7 @@ impl Listener {
             is_nonblocking: is_nonblocking.into(),
             served: ArcSwapOption::empty(),
             turn: Mutex::default(),
-            forks: forks(),
+            origin: Origin::here(),
         };
         LISTENERS.fetch_add(1, Ordering::Relaxed);
         UNSERVED.fetch_add(1, Ordering::Relaxed);
@@ -146,7 +146,7 @@ impl Listener {
             table::remove(number).into_iter().for_each(Socket::let_go);
             return Err(error);
         }
-        Ok(Some(()))
+        Ok(Takeover::Ours)
     }
 
     /// The kernel's socket.
@@ -165,8 +165,8 @@ impl Listener {
     /// True of a copy whose locks threads of the parent may have held.
     pub(crate) fn is_of_parent(&self) -> bool {
         match &*self.served.load() {
-            Some(served) => served.forks != forks(),
-            None => self.forks != forks(),
+            Some(served) => served.origin.is_parent(),
+            None => self.origin.is_parent(),
         }
     }
 
@@ -178,7 +178,7 @@ impl Listener {
     }
 
     fn served_here(&self) -> Option<Arc<Served>> {
-        self.served.load_full().filter(|served| served.forks == forks())
+        self.served.load_full().filter(|served| !served.origin.is_parent())
     }
 
     /// Has the engine of this process serve the listener. `socket` is the listener as the table has it.
@@ -218,10 +218,10 @@ impl Listener {
         let tcp = options.listen_reserved(self.local, self.backlog, reserved, told_by);
         let tcp = tcp.map_err(|error| {
             eprintln!("forebay: cannot listen on {}: {error}", self.local);
-            errno(&error)
+            unconnected_errno(&error)
         })?;
         tcp.set_nonblocking(true);
-        let served = Arc::new(Served { tcp, forks: forks() });
+        let served = Arc::new(Served { tcp, origin: Origin::here() });
         self.adopt(&served, self.inherited.all().into_iter());
         if !is_placed {
             self.place(socket, served.readiness()?)?;
@@ -242,7 +242,7 @@ impl Listener {
                 self.local,
                 process::id()
             );
-            let (teller, told) = readiness().map_err(|error| errno(&error))?;
+            let (teller, told) = readiness().map_err(|error| unconnected_errno(&error))?;
             self.place(socket, told.as_fd())?;
             *turn = Some((teller, told));
         }
@@ -326,7 +326,7 @@ impl Listener {
                 place = Some(number);
                 readiness()
             });
-            match accepted.map_err(|error| errno(&error)) {
+            match accepted.map_err(|error| unconnected_errno(&error)) {
                 Err(Errno::AGAIN) if !self.is_nonblocking.load(Ordering::Relaxed) => {
                     wait.readable(served.readiness()?)?;
                 }
@@ -374,7 +374,7 @@ fn await_turn(socket: &Arc<Socket>, wait: &mut CallWait) -> Result<(), Errno> {
 
 impl Served {
     fn readiness(&self) -> Result<BorrowedFd<'_>, Errno> {
-        self.tcp.descriptor().map_err(|error| errno(&error))
+        self.tcp.descriptor().map_err(|error| unconnected_errno(&error))
     }
 }
 

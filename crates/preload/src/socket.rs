@@ -23,6 +23,16 @@ pub(crate) enum Socket {
     Stream(Stream),
 }
 
+/// Outcome of a call by which the library may take over a socket of the kernel.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Takeover {
+    /// The socket is one of ours.
+    Ours,
+    /// The socket stays the kernel's.
+    Kernels,
+}
+
 impl Socket {
     /// The kernel's socket, which stores the options.
     pub(crate) fn kernel(&self) -> Result<BorrowedFd<'_>, Errno> {

@@ -11,7 +11,7 @@ use forebay_stack::tcp::{State, TcpInfo, WriteFlags};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 
-use crate::errno::tcp_errno;
+use crate::errno::stream_errno;
 use crate::kept;
 use crate::origin::Origin;
 use crate::settings::timeout;
@@ -80,7 +80,7 @@ impl Stream {
 
     /// Descriptor that is polled.
     pub(crate) fn readiness(&self) -> Result<BorrowedFd<'_>, Errno> {
-        self.tcp.descriptor().map_err(|error| tcp_errno(&error))
+        self.tcp.descriptor().map_err(|error| stream_errno(&error))
     }
 
     /// The kernel's socket, never connected, which stores the options.
@@ -183,7 +183,7 @@ impl Stream {
         if let Some(error) = self.take_left() {
             return Ok(Some(error));
         }
-        Ok(self.tcp.take_error().ok().flatten().map(|error| tcp_errno(&error)))
+        Ok(self.tcp.take_error().ok().flatten().map(|error| stream_errno(&error)))
     }
 
     /// Number of bytes that can be read, up to an urgent one (`SIOCINQ`).
@@ -281,7 +281,7 @@ impl Stream {
         self.check()?;
         let byte = match self.tcp.read_urgent() {
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(None),
-            byte => byte.map(Some).map_err(|error| tcp_errno(&error)),
+            byte => byte.map(Some).map_err(|error| stream_errno(&error)),
         };
         byte.inspect_err(|error| self.forget_error(error))
     }
@@ -292,7 +292,7 @@ impl Stream {
         mut attempt: impl FnMut(&mut &TcpStream) -> std::io::Result<T>,
     ) -> Result<T, Errno> {
         loop {
-            match (attempt(&mut &self.tcp).map_err(|error| tcp_errno(&error)), &mut wait) {
+            match (attempt(&mut &self.tcp).map_err(|error| stream_errno(&error)), &mut wait) {
                 (Err(Errno::AGAIN), Some(wait)) if !self.is_nonblocking.load(Ordering::Relaxed) => {
                     wait.readable(self.readiness()?)?;
                 }
@@ -342,7 +342,7 @@ impl Stream {
         mut waits: Option<(&mut CallWait, usize)>,
     ) -> Result<usize, Errno> {
         loop {
-            let sent = self.tcp.write_with(bytes, flags).map_err(|error| tcp_errno(&error));
+            let sent = self.tcp.write_with(bytes, flags).map_err(|error| stream_errno(&error));
             match (sent, &mut waits) {
                 (Err(Errno::AGAIN), Some((wait, done)))
                     if !self.is_nonblocking.load(Ordering::Relaxed) =>
@@ -398,7 +398,7 @@ impl Stream {
             libc::SHUT_RDWR => Shutdown::Both,
             _ => return Err(Errno::INVAL),
         };
-        self.tcp.shutdown(how).map_err(|error| tcp_errno(&error))
+        self.tcp.shutdown(how).map_err(|error| stream_errno(&error))
     }
 
     pub(crate) fn is_of_parent(&self) -> bool {

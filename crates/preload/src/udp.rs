@@ -14,11 +14,11 @@ use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 
 use crate::ancillary::{SendControl, shown};
-use crate::errno::errno;
+use crate::errno::unconnected_errno;
 use crate::origin::Origin;
 use crate::runtime::{is_taken, running_alone};
 use crate::settings::{Settings, is_supported, lacking, timeout};
-use crate::socket::{CallWait, Socket};
+use crate::socket::{CallWait, Socket, Takeover};
 use crate::{abi, kept, table};
 
 /// Length of the longest payload of a datagram, or of several merged.
@@ -69,34 +69,34 @@ pub(crate) struct ReceiveMode {
 }
 
 impl Udp {
-    /// Takes over the kernel's socket at a descriptor that the program binds. `None` if it stays the kernel's.
+    /// Takes over the kernel's socket at a descriptor that the program binds.
     ///
     /// # Errors
     /// As `bind(2)`; `ENODEV` if the engine cannot be started.
-    pub(crate) fn bind(descriptor: BorrowedFd<'_>, local: SocketAddr) -> Result<Option<()>, Errno> {
+    pub(crate) fn bind(descriptor: BorrowedFd<'_>, local: SocketAddr) -> Result<Takeover, Errno> {
         let number = abi::number(descriptor);
         if !is_taken(FilterProtocol::Udp, local)
             || !table::has_slot(number)
             || !abi::is_plain(descriptor, FilterProtocol::Udp)
         {
-            return Ok(None);
+            return Ok(Takeover::Kernels);
         }
         let is_ipv6 = abi::is_ipv6(descriptor);
         if is_ipv6 != local.is_ipv6() {
-            return Ok(None); // the kernel has the right error
+            return Ok(Takeover::Kernels); // the kernel has the right error
         }
         let v6_only = is_ipv6 && abi::is_on(descriptor, (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY));
         let mut options = running_alone()?.net.socket().v6_only(v6_only);
         if socket_reuseport(descriptor).unwrap_or(false) {
             options = options.reuse_port();
         }
-        let udp = options.bind(local).map_err(|error| errno(&error))?;
+        let udp = options.bind(local).map_err(|error| unconnected_errno(&error))?;
         udp.set_nonblocking(true);
         for option in lacking(descriptor) {
             eprintln!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
         let kernel = kept::duplicate(descriptor)?;
-        let readiness = udp.descriptor().map_err(|error| errno(&error))?;
+        let readiness = udp.descriptor().map_err(|error| unconnected_errno(&error))?;
         // Calls that wait do so in the kernel, which knows how signals interrupt them.
         fcntl_setfl(readiness, OFlags::empty())?;
         let is_cloexec = fcntl_getfd(descriptor)?.contains(FdFlags::CLOEXEC);
@@ -105,7 +105,7 @@ impl Udp {
         let socket = Self { kernel, udp, is_ipv6, settings, origin: Origin::here() };
         socket.adopt_settings();
         table::insert(number, Arc::new(Socket::Udp(socket)));
-        Ok(Some(()))
+        Ok(Takeover::Ours)
     }
 
     /// The kernel's socket, for calls that it answers for us.
@@ -142,7 +142,7 @@ impl Udp {
 
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
         self.check()?;
-        self.udp.connect(shown(to, self.is_ipv6)).map_err(|error| errno(&error))
+        self.udp.connect(shown(to, self.is_ipv6)).map_err(|error| unconnected_errno(&error))
     }
 
     pub(crate) fn local(&self) -> SocketAddr {
@@ -203,7 +203,7 @@ impl Udp {
     ) -> Result<T, Errno> {
         let mut wait = CallWait::default();
         loop {
-            match attempt().map_err(|error| errno(&error)) {
+            match attempt().map_err(|error| unconnected_errno(&error)) {
                 Err(Errno::AGAIN) if !dont_wait && !self.settings.load().is_nonblocking => {
                     wait.readable(self.readiness()?)?;
                 }
@@ -236,7 +236,7 @@ impl Udp {
         };
         let mut wait = CallWait::default();
         loop {
-            match self.udp.send_msg(&message).map_err(|error| errno(&error)) {
+            match self.udp.send_msg(&message).map_err(|error| unconnected_errno(&error)) {
                 Err(Errno::AGAIN) if !dont_wait && !settings.is_nonblocking => {
                     wait.writable(self.readiness()?, settings.write_timeout, true)?;
                 }
@@ -246,7 +246,7 @@ impl Udp {
     }
 
     fn readiness(&self) -> Result<BorrowedFd<'_>, Errno> {
-        self.udp.descriptor().map_err(|error| errno(&error))
+        self.udp.descriptor().map_err(|error| unconnected_errno(&error))
     }
 
     pub(crate) fn is_of_parent(&self) -> bool {

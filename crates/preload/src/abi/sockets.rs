@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::next::next;
 use super::{address, answer_int, last_error};
 use crate::listener::{Listener, share_with_closed};
-use crate::socket::Socket;
+use crate::socket::{Socket, Takeover};
 use crate::table;
 use crate::udp::Udp;
 
@@ -31,8 +31,8 @@ pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) ->
         // SAFETY: not negative; it is only used for this call, by which the program says that it is open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
         match Udp::bind(descriptor, local) {
-            Ok(Some(())) => return 0,
-            Ok(None) => {}
+            Ok(Takeover::Ours) => return 0,
+            Ok(Takeover::Kernels) => {}
             Err(error) => return answer_int(Err(error)),
         }
     }
@@ -116,8 +116,8 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         // SAFETY: not negative; it is only used for this call, by which the program says that it is open.
         let descriptor = unsafe { BorrowedFd::borrow_raw(fd) };
         match Listener::listen(descriptor, backlog) {
-            Ok(Some(())) => return 0,
-            Ok(None) => {}
+            Ok(Takeover::Ours) => return 0,
+            Ok(Takeover::Kernels) => {}
             Err(error) => return answer_int(Err(error)),
         }
     }
