@@ -10,7 +10,7 @@ use forebay_rx::packet::Shape;
 use forebay_rx::parse::Network;
 use forebay_stack::network::compose::LinkAddresses;
 
-use super::endpoint::Inner;
+use super::endpoint::Endpoint;
 use super::message::DeviceIndex;
 use super::neighbours::link_back;
 use super::transmit::Between;
@@ -229,7 +229,7 @@ fn joined(packet: &Packet) -> Box<[u8]> {
 pub struct Datagrams {
     pub(super) datagrams: Vec<Datagram>,
     /// Socket that the datagrams were read from.
-    pub(super) of: Option<Arc<Inner>>,
+    pub(super) of: Option<Arc<Endpoint>>,
     /// `truesize` of the datagrams already answered.
     pub(super) gone_bytes: u32,
 }

@@ -22,7 +22,7 @@ use super::transmit::LastSent;
 use super::wake::Wake;
 
 /// One socket, shared by all handles to it.
-pub(super) struct Inner {
+pub(super) struct Endpoint {
     pub(super) shared: Arc<NetState>,
     pub(super) id: SocketId,
     /// Address that the socket was bound to.
@@ -52,7 +52,7 @@ struct Peer {
     remote: SocketAddr,
 }
 
-impl Inner {
+impl Endpoint {
     /// Creates the endpoint of a bound socket.
     pub(super) fn new(
         shared: Arc<NetState>,
@@ -203,7 +203,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for Endpoint {
     fn drop(&mut self) {
         // First: a set of `epoll` would tell of its other end.
         drop(self.descriptor.take());
@@ -214,7 +214,7 @@ impl Drop for Inner {
     }
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.id, self.local())
     }

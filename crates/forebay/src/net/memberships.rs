@@ -16,7 +16,7 @@ use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;
 use rustix::net::sockopt;
 
-use super::endpoint::Inner;
+use super::endpoint::Endpoint;
 use super::message::DeviceIndex;
 use super::shared::NetState;
 
@@ -27,7 +27,7 @@ const MEMBERSHIPS_MAX: usize = 20;
 #[derive(Debug, Default)]
 pub(super) struct Groups(Mutex<BTreeMap<Membership, usize>>);
 
-impl Inner {
+impl Endpoint {
     /// Joins a group on one device, or on all devices.
     pub(super) fn join(&self, group: IpAddr, device: Option<DeviceIndex>) -> io::Result<()> {
         let group = self.group(group)?;

@@ -89,7 +89,7 @@ use forebay_sys::error::{Error, Result};
 use host::CpuHost;
 pub use identities::Addresses;
 use message::DeviceIndex;
-use neighbours::KernelNeighbours;
+use neighbours::DeviceNeighbours;
 use shared::{NetDevice, NetParts, NetState};
 pub use tcp::{TcpListener, TcpStream};
 use transmit::TransmitQueue;
@@ -418,7 +418,7 @@ impl NetEngine {
 fn ways_out(
     devices: &[Device],
     faces: &[NetDevice],
-) -> Result<Vec<(Box<dyn forebay_rx::sink::Sink>, KernelNeighbours)>> {
+) -> Result<Vec<(Box<dyn forebay_rx::sink::Sink>, DeviceNeighbours)>> {
     devices
         .iter()
         .zip(faces)
@@ -426,7 +426,7 @@ fn ways_out(
             let neighbours = match (face.kernels, device.via) {
                 (Some(interface), _) => {
                     let learned = device.takes_all().then(|| Arc::clone(&face.learned));
-                    KernelNeighbours::of_kernel(interface, learned).map_err(|source| {
+                    DeviceNeighbours::of_kernel(interface, learned).map_err(|source| {
                         Error::Device {
                             name: device.name.clone(),
                             what: "ask for the routes there".to_owned(),
@@ -435,9 +435,9 @@ fn ways_out(
                         }
                     })?
                 }
-                (None, Via::Tun) => KernelNeighbours::None,
+                (None, Via::Tun) => DeviceNeighbours::NoLink,
                 (None, Via::AfXdp | Via::AfPacket | Via::Tap | Via::VhostUser) => {
-                    KernelNeighbours::Own(Arc::clone(&face.learned))
+                    DeviceNeighbours::Own(Arc::clone(&face.learned))
                 }
             };
             Ok((device.sink()?, neighbours))

@@ -29,11 +29,11 @@ const ASK_NS: u64 = 1_000_000;
 const REMEMBERED: usize = 256;
 
 /// Next hops on one device, as known to one CPU.
-pub(super) enum KernelNeighbours {
+pub(super) enum DeviceNeighbours {
     /// Device without a link layer.
-    None,
+    NoLink,
     /// The kernel's neighbours.
-    Kernels(KernelsNeighbours),
+    Kernel(KernelCache),
     /// Table of this process, shared by all CPUs; locked for one look-up per datagram.
     Own(Arc<Mutex<Learned>>),
 }
@@ -76,7 +76,7 @@ pub(super) enum Hop {
     Unknown,
 }
 
-impl KernelNeighbours {
+impl DeviceNeighbours {
     /// The kernel's neighbours on an interface, and `learned` if the kernel receives nothing there.
     ///
     /// # Errors
@@ -87,7 +87,7 @@ impl KernelNeighbours {
     ) -> io::Result<Self> {
         let remembered = vec![None; REMEMBERED].into_boxed_slice();
         let kernel = NextHops::open()?;
-        Ok(Self::Kernels(KernelsNeighbours { interface, kernel, remembered, asked_ns: 0, learned }))
+        Ok(Self::Kernel(KernelCache { interface, kernel, remembered, asked_ns: 0, learned }))
     }
 
     /// Finds the next hop of a datagram that is not a reply. Solicitations to be sent go to `asks`.
@@ -102,18 +102,18 @@ impl KernelNeighbours {
             return Hop::Known(self.link_addresses(group, on));
         }
         match self {
-            Self::None => Hop::Known(None),
-            Self::Kernels(kernels) => {
-                if let Some(lladdr) = kernels.recall(destination, now_ns) {
+            Self::NoLink => Hop::Known(None),
+            Self::Kernel(cache) => {
+                if let Some(lladdr) = cache.recall(destination, now_ns) {
                     return Hop::Known(link_addresses(lladdr, on));
                 }
-                match kernels.ask(destination, now_ns) {
+                match cache.ask(destination, now_ns) {
                     AskedNeighbour::Lladdr(lladdr) => Hop::Known(link_addresses(lladdr, on)),
                     AskedNeighbour::Neighbour(neighbour) => {
-                        let Some(learned) = &kernels.learned else { return Hop::Unknown };
+                        let Some(learned) = &cache.learned else { return Hop::Unknown };
                         let hop = resolve(learned, neighbour, on, now_ns, (pool, asks));
                         if let Hop::Known(Some(link_addresses)) = hop {
-                            kernels.remember(destination, link_addresses.to, now_ns);
+                            cache.remember(destination, link_addresses.to, now_ns);
                         }
                         hop
                     }
@@ -135,11 +135,11 @@ impl KernelNeighbours {
     ) {
         match self {
             Self::Own(learned)
-            | Self::Kernels(KernelsNeighbours { learned: Some(learned), .. }) => {
+            | Self::Kernel(KernelCache { learned: Some(learned), .. }) => {
                 let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
                 learned.hold(neighbour, packets, now_ns, dropped);
             }
-            Self::None | Self::Kernels(_) => dropped.append(packets),
+            Self::NoLink | Self::Kernel(_) => dropped.append(packets),
         }
     }
 
@@ -151,10 +151,10 @@ impl KernelNeighbours {
         now_ns: u64,
         back: Option<LinkAddresses>,
     ) -> Option<LinkAddresses> {
-        let Self::Kernels(kernels) = self else { return back };
-        let known = kernels.recall(destination, now_ns).or_else(|| {
-            let may_ask = now_ns.saturating_sub(kernels.asked_ns) >= ASK_NS;
-            match may_ask.then(|| kernels.ask(destination, now_ns)) {
+        let Self::Kernel(cache) = self else { return back };
+        let known = cache.recall(destination, now_ns).or_else(|| {
+            let may_ask = now_ns.saturating_sub(cache.asked_ns) >= ASK_NS;
+            match may_ask.then(|| cache.ask(destination, now_ns)) {
                 Some(AskedNeighbour::Lladdr(lladdr)) => Some(lladdr),
                 _ => None,
             }
@@ -162,7 +162,7 @@ impl KernelNeighbours {
         known.and_then(|lladdr| link_addresses(lladdr, on)).or(back)
     }
 
-    /// Finds the same for a segment. Neighbours that are learned here are solicited meanwhile, for segments that
+    /// Finds the link-layer addresses for a segment that answers a packet. Neighbours that are learned here are solicited meanwhile, for segments that
     /// answer nothing.
     pub(super) fn hop_of_answer(
         &mut self,
@@ -172,8 +172,8 @@ impl KernelNeighbours {
         out: (&mut Pool, &mut Vec<Packet>),
     ) -> Option<LinkAddresses> {
         match self {
-            Self::Kernels(_) => self.hop_back(source, on, now_ns, Some(link_addresses)),
-            Self::None | Self::Own(_) => match self.hop_to(source, on, now_ns, out) {
+            Self::Kernel(_) => self.hop_back(source, on, now_ns, Some(link_addresses)),
+            Self::NoLink | Self::Own(_) => match self.hop_to(source, on, now_ns, out) {
                 Hop::Known(link_addresses) => link_addresses,
                 Hop::Sought(_) | Hop::Unknown => Some(link_addresses),
             },
@@ -183,14 +183,14 @@ impl KernelNeighbours {
     /// Remembers a next hop, as if the kernel had told it.
     #[cfg(test)]
     pub(super) fn remember(&mut self, destination: IpAddr, lladdr: [u8; 6], now_ns: u64) {
-        let Self::Kernels(kernels) = self else { panic!("{self:?}") };
-        kernels.remember(destination, lladdr, now_ns);
+        let Self::Kernel(cache) = self else { panic!("{self:?}") };
+        cache.remember(destination, lladdr, now_ns);
     }
 
     fn link_addresses(&self, to: [u8; 6], on: &Identity) -> Option<LinkAddresses> {
         match self {
-            Self::None => None,
-            Self::Kernels(_) | Self::Own(_) => link_addresses(to, on),
+            Self::NoLink => None,
+            Self::Kernel(_) | Self::Own(_) => link_addresses(to, on),
         }
     }
 }
@@ -240,7 +240,7 @@ fn group_lladdr(destination: IpAddr, on: &Identity) -> Option<[u8; 6]> {
 }
 
 /// Cache of the kernel's neighbours of one interface.
-pub(super) struct KernelsNeighbours {
+pub(super) struct KernelCache {
     interface: InterfaceIndex,
     /// One socket for all queries, and for each engine CPU: it answers within the namespace of the engine's
     /// maker, whichever thread sends.
@@ -268,7 +268,7 @@ struct Remembered {
     until_ns: u64,
 }
 
-impl KernelsNeighbours {
+impl KernelCache {
     fn recall(&self, destination: IpAddr, now_ns: u64) -> Option<[u8; 6]> {
         let remembered = self.remembered[place(destination)].as_ref()?;
         let is_good = remembered.destination == destination && now_ns < remembered.until_ns;
@@ -315,11 +315,11 @@ fn place(destination: IpAddr) -> usize {
     usize::from(high.wrapping_mul(31) ^ low) % REMEMBERED
 }
 
-impl fmt::Debug for KernelNeighbours {
+impl fmt::Debug for DeviceNeighbours {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::None => "Neighbours(none)",
-            Self::Kernels(_) => "Neighbours(the kernel's)",
+            Self::NoLink => "Neighbours(none)",
+            Self::Kernel(_) => "Neighbours(the kernel's)",
             Self::Own(_) => "Neighbours(our own)",
         })
     }

@@ -13,7 +13,7 @@ use forebay_stack::network::{Identity, Prefix};
 use forebay_stack::socket::reclaim::SharedPolicy;
 use forebay_stack::tcp::TcpConfig;
 
-use super::neighbours::KernelNeighbours;
+use super::neighbours::DeviceNeighbours;
 use super::shared::{NetDevice, NetParts, NetState};
 use super::transmit::{Between, Gathered, SentMarks, TransmitQueue};
 
@@ -57,7 +57,7 @@ pub(super) fn host(queues: Vec<Vec<Box<dyn Sink>>>, tcp: TcpConfig) -> Arc<NetSt
         succession: None,
     }));
     let with_next_hops = |sinks: Vec<Box<dyn Sink>>| {
-        let ways = sinks.into_iter().map(|sink| (sink, KernelNeighbours::None)).collect();
+        let ways = sinks.into_iter().map(|sink| (sink, DeviceNeighbours::NoLink)).collect();
         let (ids, clock) = (Arc::clone(&state.fragment_ids), state.tcp.clock().clone());
         TransmitQueue::new((pool(64), ids, clock), ways)
     };

@@ -10,7 +10,7 @@ use forebay_sys::udp_send::{self, SendControl};
 use rustix::io::Errno;
 
 use super::datagram::{Datagram, Datagrams};
-use super::endpoint::{Inner, plain};
+use super::endpoint::{Endpoint, plain};
 use super::message::Transmit;
 use super::shared::Routes;
 use super::transmit::{Between, Gathered, SendForm, SentMarks};
@@ -22,7 +22,7 @@ pub(super) enum Flush {
     Later,
 }
 
-impl Inner {
+impl Endpoint {
     /// Sends a payload as one datagram, or as several of one segment size, at once.
     pub(super) fn send(&self, of: &Transmit<'_>) -> io::Result<usize> {
         self.send_by(self.shared.transmitter_index(), of, Flush::Now)
@@ -287,7 +287,7 @@ mod tests {
         let wake = Arc::<Wake>::default();
         let binding = Binding::new(SocketId(0), local);
         let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
-        let socket = Inner::new(Arc::clone(&state), entry, wake, None);
+        let socket = Endpoint::new(Arc::clone(&state), entry, wake, None);
         let send_by = |index, len: usize| {
             let payload = vec![7; len];
             let datagram = Transmit::new(&payload, neighbour(0));

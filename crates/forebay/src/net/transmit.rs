@@ -20,7 +20,7 @@ use forebay_sys::clock::Clock;
 use rustix::io::Errno;
 
 use super::fragment_ids::FragmentIds;
-use super::neighbours::{Hop, KernelNeighbours};
+use super::neighbours::{Hop, DeviceNeighbours};
 pub(super) use last_sent::LastSent;
 pub(super) use queue::{Clearings, Flushed, TransmitQueue};
 
@@ -88,7 +88,7 @@ pub(super) struct Transmitter {
 
 /// Next hops on a device, and packets to be sent there.
 struct SendPath {
-    neighbours: KernelNeighbours,
+    neighbours: DeviceNeighbours,
     gathered: Vec<Packet>,
     /// True while the queue sends packets that it has taken.
     is_sending: bool,
@@ -97,7 +97,7 @@ struct SendPath {
 impl Transmitter {
     pub(super) fn new(
         (pool, fragment_ids, clock): (Pool, Arc<FragmentIds>, Clock),
-        neighbours: impl Iterator<Item = KernelNeighbours>,
+        neighbours: impl Iterator<Item = DeviceNeighbours>,
     ) -> Self {
         let now_ns = clock.now_ns();
         let ways = neighbours.map(|neighbours| SendPath {

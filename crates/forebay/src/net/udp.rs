@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::set_ip_multicast_ttl;
 
 use super::datagram::Datagrams;
-use super::endpoint::Inner;
+use super::endpoint::Endpoint;
 use super::message::{DeviceIndex, Received, Transmit};
 use super::sending::Flush;
 use super::unbound::try_each;
@@ -25,7 +25,7 @@ use super::unbound::try_each;
 ///
 /// Any number of threads may send and receive. Each datagram is received by one of them.
 #[derive(Clone)]
-pub struct UdpSocket(pub(super) Arc<Inner>);
+pub struct UdpSocket(pub(super) Arc<Endpoint>);
 
 /// Counters of a socket.
 #[derive(Clone, PartialEq, Eq, Debug)]

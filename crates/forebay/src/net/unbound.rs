@@ -12,7 +12,7 @@ use forebay_stack::socket::table::{Binding, Reuse};
 use forebay_sys as sys;
 use forebay_sys::readiness::{ReadinessTold, Teller};
 
-use super::endpoint::{self, Inner};
+use super::endpoint::{self, Endpoint};
 use super::tcp::ListenOptions;
 use super::wake::Wake;
 use super::{Net, TcpListener, UdpSocket};
@@ -120,7 +120,7 @@ impl SocketOptions {
         let binding = Binding { reuse, cpu, select, is_v6_only, ..unbound };
         let rcvbuf = rcvbuf.unwrap_or(shared.rmem_default);
         let bound = shared.bind(binding, rcvbuf, Arc::<Wake>::clone(&wake))?;
-        Ok(UdpSocket(Arc::new(Inner::new(shared, bound, wake, reserved))))
+        Ok(UdpSocket(Arc::new(Endpoint::new(shared, bound, wake, reserved))))
     }
 
     /// Listens for TCP connections on the first address that is free, with room for `backlog` of them

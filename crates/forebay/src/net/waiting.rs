@@ -11,7 +11,7 @@ use forebay_stack::socket::reader::SocketReader;
 use forebay_sys::readiness::readiness;
 use forebay_sys::signals::with_all_blocked;
 
-use super::endpoint::Inner;
+use super::endpoint::Endpoint;
 use super::shared::NetState;
 use super::wake::Wake;
 
@@ -19,7 +19,7 @@ use super::wake::Wake;
 const PAUSE: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
-impl Inner {
+impl Endpoint {
     /// Calls `attempt` until it finds something, at most for the socket's read time-out.
     pub(super) fn wait_for<T>(
         &self,
@@ -127,7 +127,7 @@ impl Inner {
 
 /// A send call's wait for packet memory.
 pub(super) struct Patience<'a> {
-    of: &'a Inner,
+    of: &'a Endpoint,
     deadline: Deadline,
     pause: Duration,
 }
@@ -138,7 +138,7 @@ impl Patience<'_> {
     /// # Errors
     /// `WouldBlock`; `BrokenPipe` once the engine has ended, as no more memory will be returned.
     pub(super) fn wait(&mut self, by: usize) -> io::Result<()> {
-        let Inner { shared, wake, options, descriptor, .. } = self.of;
+        let Endpoint { shared, wake, options, descriptor, .. } = self.of;
         if shared.has_ended() {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
@@ -266,7 +266,7 @@ mod tests {
         let wake = Arc::<Wake>::default();
         let binding = Binding::new(SocketId(0), SocketAddr::new(own_address(0), 53));
         let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
-        let socket = Inner::new(Arc::clone(&state), entry, wake, None);
+        let socket = Endpoint::new(Arc::clone(&state), entry, wake, None);
         socket.options.is_nonblocking.store(true, Ordering::Relaxed);
         socket.descriptor().unwrap();
         let mut held = Vec::new();

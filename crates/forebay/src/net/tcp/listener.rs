@@ -31,7 +31,7 @@ const BACKLOG: u32 = 128;
 ///
 /// Handles are cheap to clone; listening ends with the last one.
 #[derive(Clone)]
-pub struct TcpListener(Arc<Inner>);
+pub struct TcpListener(Arc<ListenerState>);
 
 /// Options of a listener.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,7 @@ pub(in crate::net) struct ListenOptions {
 type Reserve<'a> = dyn FnMut() -> io::Result<StreamWatch> + 'a;
 
 /// A listener, shared by its handles.
-struct Inner {
+struct ListenerState {
     shared: Arc<NetState>,
     local: SocketAddr,
     /// Listening sockets in all shards.
@@ -149,7 +149,7 @@ impl TcpListener {
     ) -> Self {
         let (shared, options) = (Arc::clone(shared), CallOptions::default());
         let polled = Polled::default();
-        Self(Arc::new(Inner { shared, local, sockets, watch, polled, options, reserved }))
+        Self(Arc::new(ListenerState { shared, local, sockets, watch, polled, options, reserved }))
     }
 
     /// Changes the options that connections accepted from then on have. `change` is called once for each
@@ -193,7 +193,7 @@ impl TcpListener {
     }
 
     fn accept_when(&self, reserve: &mut Reserve<'_>) -> io::Result<(TcpStream, SocketAddr)> {
-        let Inner { shared, watch, options, .. } = &*self.0;
+        let ListenerState { shared, watch, options, .. } = &*self.0;
         wait_for((shared, &watch.wait), (options, &options.read_timeout_ns), || {
             self.try_accept(reserve)
         })
@@ -224,7 +224,7 @@ impl TcpListener {
         &self,
         reserve: &mut Reserve<'_>,
     ) -> io::Result<Result<(TcpStream, SocketAddr), Seen>> {
-        let Inner { shared, local, watch, reserved, .. } = &*self.0;
+        let ListenerState { shared, local, watch, reserved, .. } = &*self.0;
         loop {
             if let Some(seen) = watch.seen_if_empty() {
                 return Ok(Err(seen));
@@ -360,7 +360,7 @@ fn close_all(shared: &NetState, sockets: &[ShardSocket]) {
     }
 }
 
-impl Drop for Inner {
+impl Drop for ListenerState {
     fn drop(&mut self) {
         self.polled.close(&self.watch.wait);
         close_all(&self.shared, &self.sockets);

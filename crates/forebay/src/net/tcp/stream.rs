@@ -26,7 +26,7 @@ use super::wait::{Polled, StreamWatch, Watch};
 /// read and write. Each read and write records the CPU that it runs on, and the connection's packets
 /// are steered there (RFS).
 #[derive(Clone)]
-pub struct TcpStream(Arc<Inner>);
+pub struct TcpStream(Arc<StreamState>);
 
 /// Kind of a call that waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ enum CallKind {
 }
 
 /// A connection, shared by its handles.
-struct Inner {
+struct StreamState {
     shared: Arc<NetState>,
     place: ShardSocket,
     flow: Flow,
@@ -87,7 +87,7 @@ impl TcpStream {
         shared.watch(place, &Watch::Stream(Arc::clone(&watch)));
         watch.wait.tell();
         let (options, polled) = (CallOptions::default(), Polled::default());
-        Self(Arc::new(Inner { shared, place, flow, is_mapped, watch, polled, options, reserved }))
+        Self(Arc::new(StreamState { shared, place, flow, is_mapped, watch, polled, options, reserved }))
     }
 
     /// Address of this end.
@@ -308,7 +308,7 @@ impl TcpStream {
         cpu: &mut CpuThread<H>,
         room: &mut [u8],
     ) -> io::Result<usize> {
-        self.0.on_cpu(cpu, |inner| inner.reading(|tcp, socket, out| tcp.read(socket, room, out)))
+        self.0.on_cpu(cpu, |stream| stream.reading(|tcp, socket, out| tcp.read(socket, room, out)))
     }
 
     /// Writes all bytes on the thread of a CPU, whose turns go on until there is room.
@@ -321,14 +321,14 @@ impl TcpStream {
         mut bytes: &[u8],
     ) -> io::Result<()> {
         while !bytes.is_empty() {
-            let written = self.0.on_cpu(cpu, |inner| inner.write(bytes, WriteFlags::default()))?;
+            let written = self.0.on_cpu(cpu, |stream| stream.write(bytes, WriteFlags::default()))?;
             bytes = &bytes[written..];
         }
         Ok(())
     }
 }
 
-impl Inner {
+impl StreamState {
     fn call<R>(&self, act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R) -> R {
         self.shared.call_socket(self.place, act)
     }
@@ -429,7 +429,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for StreamState {
     fn drop(&mut self) {
         self.polled.close(&self.watch.wait);
         self.shared.close_socket(self.place, self.reserved.take());

@@ -13,7 +13,7 @@ use forebay_rx::Packet;
 use forebay_rx::sink::{Sink, SinkError};
 use forebay_sys::clock::Clock;
 
-use super::super::neighbours::KernelNeighbours;
+use super::super::neighbours::DeviceNeighbours;
 use super::{FragmentIds, Transmitter};
 
 /// Batches that a call sends for others, at most.
@@ -48,7 +48,7 @@ pub(in crate::net) enum Flushed {
 impl TransmitQueue {
     pub(in crate::net) fn new(
         parts: (Pool, Arc<FragmentIds>, Clock),
-        ways: Vec<(Box<dyn Sink>, KernelNeighbours)>,
+        ways: Vec<(Box<dyn Sink>, DeviceNeighbours)>,
     ) -> Self {
         let (sinks, neighbours): (Vec<_>, Vec<_>) = ways.into_iter().unzip();
         let outlet = |sink| Mutex::new(Outlet { sink, batch: Vec::new() });

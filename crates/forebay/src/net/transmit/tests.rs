@@ -55,7 +55,7 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(frames: u32, neighbours: KernelNeighbours) -> Self {
+    fn new(frames: u32, neighbours: DeviceNeighbours) -> Self {
         let sink = Keeping::default();
         let queue = queue_over(Box::new(sink.clone()), frames, neighbours);
         Self { queue, sink, on: identity() }
@@ -70,7 +70,7 @@ impl Rig {
     }
 }
 
-fn queue_over(sink: Box<dyn Sink>, frames: u32, neighbours: KernelNeighbours) -> TransmitQueue {
+fn queue_over(sink: Box<dyn Sink>, frames: u32, neighbours: DeviceNeighbours) -> TransmitQueue {
     let ids = Arc::new(FragmentIds::new([1; 16]));
     TransmitQueue::new((pool(frames), ids, Clock::machine()), vec![(sink, neighbours)])
 }
@@ -108,7 +108,7 @@ fn errno(result: io::Result<Gathered>) -> Option<Errno> {
 
 #[test]
 fn udp_15_gso_without_memory_sends_nothing() {
-    let mut rig = Rig::new(10, KernelNeighbours::None);
+    let mut rig = Rig::new(10, DeviceNeighbours::NoLink);
     assert_eq!(rig.gather(5500, 1000).unwrap(), Gathered::Yes);
     rig.flush();
     // Six frames are at the device: four are free, for six more datagrams.
@@ -128,7 +128,7 @@ fn udp_15_gso_without_memory_sends_nothing() {
 
 #[test]
 fn udp_15_gso_fits_in_one_datagram() {
-    let mut rig = Rig::new(128, KernelNeighbours::None);
+    let mut rig = Rig::new(128, DeviceNeighbours::NoLink);
     assert_eq!(rig.gather(65_507, 1000).unwrap(), Gathered::Yes);
     assert_eq!(errno(rig.gather(65_508, 1000)), Some(Errno::MSGSIZE));
     assert_eq!(errno(rig.gather(4000, 1473)), Some(Errno::MSGSIZE));
@@ -142,7 +142,7 @@ fn udp_14_send_to_unresolved_arrives_whole() {
     // A datagram in seven fragments, and one payload of nine datagrams.
     for (len, gso_size, count) in [(10_000, 0, 7), (8500, 1000, 9)] {
         *learned.lock().unwrap() = Neighbours::new([3; 16]);
-        let mut rig = Rig::new(64, KernelNeighbours::Own(Arc::clone(&learned)));
+        let mut rig = Rig::new(64, DeviceNeighbours::Own(Arc::clone(&learned)));
         assert_eq!(rig.gather(len, gso_size).unwrap(), Gathered::Yes);
         rig.flush();
         assert_eq!(rig.sink.take().len(), 1, "the solicitation");
@@ -170,7 +170,7 @@ fn answer() -> NeighbourObservation {
 #[test]
 fn udp_14_wait_begins_with_the_send() {
     let learned = Arc::new(Mutex::new(Neighbours::new([3; 16])));
-    let mut rig = Rig::new(8, KernelNeighbours::Own(Arc::clone(&learned)));
+    let mut rig = Rig::new(8, DeviceNeighbours::Own(Arc::clone(&learned)));
     let idle_since_ns = rig.queue.transmitter().clock.now_ns();
     thread::sleep(Duration::from_millis(20));
     assert_eq!(rig.gather(100, 0).unwrap(), Gathered::Yes);
@@ -190,7 +190,7 @@ fn udp_14_wait_begins_with_the_send() {
 #[test]
 fn tcp_36_nothing_gathered_counts_as_sent() {
     let learned = Arc::new(Mutex::new(Neighbours::new([3; 16])));
-    let mut rig = Rig::new(8, KernelNeighbours::Own(learned));
+    let mut rig = Rig::new(8, DeviceNeighbours::Own(learned));
     assert_eq!(rig.gather(100, 0).unwrap(), Gathered::Yes);
     let mark = rig.queue.transmitter().clearings();
     assert!(!rig.queue.transmitter().has_sent(mark), "the solicitation is not sent yet");
@@ -205,14 +205,14 @@ fn tcp_36_nothing_gathered_counts_as_sent() {
 #[test]
 fn tcp_15_waiting_segments_leave_in_order() {
     let state = host(vec![vec![Box::<Recording>::default()]], NetConfig::TCP);
-    let mut plain = Rig::new(8, KernelNeighbours::None);
+    let mut plain = Rig::new(8, DeviceNeighbours::NoLink);
     for len in 1..=4 {
         assert_eq!(plain.gather(len, 0).unwrap(), Gathered::Yes);
     }
     plain.flush();
     let mut packets = plain.sink.take();
     let nobodys = InterfaceIndex(i32::MAX.unsigned_abs());
-    let mut rig = Rig::new(8, KernelNeighbours::of_kernel(nobodys, None).unwrap());
+    let mut rig = Rig::new(8, DeviceNeighbours::of_kernel(nobodys, None).unwrap());
     let gather = |count, packets: &mut Vec<Packet>| {
         let mut first = packets.drain(..count).collect();
         rig.queue.transmitter().gather_segments(&mut first, None, &state);
@@ -231,13 +231,13 @@ fn tcp_15_waiting_segments_leave_in_order() {
 
 #[test]
 fn tcp_13_answers_go_back_as_they_came() {
-    let mut plain = Rig::new(8, KernelNeighbours::None);
+    let mut plain = Rig::new(8, DeviceNeighbours::NoLink);
     assert_eq!(plain.gather(100, 0).unwrap(), Gathered::Yes);
     plain.flush();
     let answer = plain.sink.take().remove(0);
     let [ours, theirs] = [SENT, TO].map(|address| address.parse::<SocketAddr>().unwrap().ip());
     let mut rig =
-        Rig::new(8, KernelNeighbours::Own(Arc::new(Mutex::new(Neighbours::new([3; 16])))));
+        Rig::new(8, DeviceNeighbours::Own(Arc::new(Mutex::new(Neighbours::new([3; 16])))));
     let our_mac = rig.on.mac.unwrap();
     let link_addresses = LinkAddresses { from: our_mac, to: THEIRS };
     let back = WayBack { source: theirs, link_addresses };
@@ -262,7 +262,7 @@ fn tcp_36_sink_in_use_delays_nobody() {
         gate: Some(Arc::clone(&gate)),
         counters: Arc::default(),
     };
-    let queue = queue_over(Box::new(sink), 8, KernelNeighbours::None);
+    let queue = queue_over(Box::new(sink), 8, DeviceNeighbours::NoLink);
     let on = identity();
     let gather = |len| gather(&mut queue.transmitter(), &on, len, 0).unwrap();
     gather(100);
@@ -290,7 +290,7 @@ fn tcp_36_threads_send_as_gathered() {
     let sink = Recording::default();
     let lens = Arc::clone(&sink.lens);
     // Room for all: a flush that does not reach the end leaves its packets.
-    let queue = queue_over(Box::new(sink), 2048, KernelNeighbours::None);
+    let queue = queue_over(Box::new(sink), 2048, DeviceNeighbours::NoLink);
     let (on, next) = (identity(), AtomicUsize::new(1));
     let send = || {
         for _ in 0..EACH {
