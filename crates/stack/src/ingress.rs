@@ -25,7 +25,7 @@ use crate::socket::table::{FoundSocket, LookupKey, SocketTable};
 /// Interval between two expiry checks of fragments and neighbours, in ns.
 const EXPIRE_NS: u64 = 100_000_000;
 
-/// Upper bound on inlets checked per turn after sockets were closed.
+/// Upper bound on producers checked per turn after sockets were closed.
 const SWEPT_A_TURN: usize = 64;
 
 /// The stack of one CPU.
@@ -38,10 +38,10 @@ pub struct Stack {
     table: Arc<SocketTable>,
     host: Box<dyn Host>,
     /// Inlets to the sockets that this CPU has delivered packets to, by [`SocketId::index`].
-    inlets: Vec<Option<SocketQueueProducer>>,
+    producers: Vec<Option<SocketQueueProducer>>,
     /// Value of [`Host::sockets_closed`] at this CPU's last check.
     closed: u64,
-    /// Number of leading `inlets` still to be checked for closed sockets.
+    /// Number of leading `producers` still to be checked for closed sockets.
     unswept: usize,
     reclaimer: BufferReclaimer,
     /// Consecutive datagrams for one socket; empty between turns.
@@ -105,7 +105,7 @@ impl Stack {
             table: Arc::clone(host.table()),
             expired_ns: host.now_ns(),
             host,
-            inlets: Vec::new(),
+            producers: Vec::new(),
             closed: 0,
             unswept: 0,
             reclaimer,
@@ -123,10 +123,10 @@ impl Stack {
         }
     }
 
-    /// Number of this CPU's copy-cache buffers and small frames in use. Drops the inlets of closed
+    /// Number of this CPU's copy-cache buffers and small frames in use. Drops the producers of closed
     /// sockets first.
     pub fn frames_away(&mut self) -> usize {
-        self.unswept = self.inlets.len();
+        self.unswept = self.producers.len();
         self.sweep(usize::MAX);
         self.reclaimer.frames_away()
     }
@@ -149,24 +149,24 @@ impl Stack {
         }
     }
 
-    /// Drops inlets of sockets closed since the last check, at most [`SWEPT_A_TURN`] per turn.
+    /// Drops producers of sockets closed since the last check, at most [`SWEPT_A_TURN`] per turn.
     fn drop_closed(&mut self) {
         let closed = self.host.sockets_closed();
         if closed != self.closed {
-            (self.closed, self.unswept) = (closed, self.inlets.len());
+            (self.closed, self.unswept) = (closed, self.producers.len());
         }
         if self.unswept > 0 {
             self.sweep(SWEPT_A_TURN);
         }
     }
 
-    /// Checks up to `count` inlets, from the last one down.
+    /// Checks up to `count` producers, from the last one down.
     fn sweep(&mut self, count: usize) {
         for _ in 0..count.min(self.unswept) {
             self.unswept -= 1;
-            self.inlets[self.unswept].take_if(|inlet| inlet.hub().is_closed());
-            if self.unswept + 1 == self.inlets.len() && self.inlets[self.unswept].is_none() {
-                self.inlets.pop();
+            self.producers[self.unswept].take_if(|producer| producer.queue().is_closed());
+            if self.unswept + 1 == self.producers.len() && self.producers[self.unswept].is_none() {
+                self.producers.pop();
             }
         }
     }
@@ -205,8 +205,8 @@ impl Stack {
             self.host.receive_segments(context.identity, &mut self.segments);
         }
         for socket in self.sleepers.drain(..) {
-            if let Some(Some(inlet)) = self.inlets.get(socket.index()) {
-                inlet.hub().wake_reader();
+            if let Some(Some(producer)) = self.producers.get(socket.index()) {
+                producer.queue().wake_reader();
             }
         }
     }
@@ -271,10 +271,10 @@ impl Stack {
             }
             NetworkVerdict::Refused(packet, ErrorRefusal { ours, theirs }) => {
                 if let FoundSocket::One(socket) = self.table.find_connected(ours, theirs)
-                    && let Some(hub) = self.host.socket(socket)
-                    && hub.refuse() == Enqueue::WakeReader
+                    && let Some(queue) = self.host.socket(socket)
+                    && queue.refuse() == Enqueue::WakeReader
                 {
-                    hub.wake_reader();
+                    queue.wake_reader();
                 }
                 context.pool.put(packet.frame);
             }
@@ -366,8 +366,8 @@ impl Stack {
     /// True if the socket's reader accepts GSO packets of several datagrams, or if the socket is
     /// closed.
     fn takes_merged(&mut self, socket: SocketId) -> bool {
-        let inlet = inlet_of(&mut self.inlets, &*self.host, socket, self.place);
-        inlet.is_none_or(|inlet| inlet.takes_merged())
+        let producer = producer_of(&mut self.producers, &*self.host, socket, self.place);
+        producer.is_none_or(|producer| producer.takes_merged())
     }
 
     /// Puts the run into the queue of its socket.
@@ -376,11 +376,11 @@ impl Stack {
             return;
         }
         let before = Families::of(&self.run);
-        let Self { inlets, host, reclaimer, run, refused, .. } = self;
-        let inlet = inlet_of(inlets, &**host, self.run_for, self.place);
-        let put = inlet.map_or(Enqueue::Closed, |inlet| {
-            reclaimer.reclaim(context.policy, inlet.account(), run, context.pool);
-            inlet.put(run, refused)
+        let Self { producers, host, reclaimer, run, refused, .. } = self;
+        let producer = producer_of(producers, &**host, self.run_for, self.place);
+        let put = producer.map_or(Enqueue::Closed, |producer| {
+            reclaimer.reclaim(context.policy, producer.account(), run, context.pool);
+            producer.put(run, refused)
         });
         if put == Enqueue::WakeReader {
             self.sleepers.push(self.run_for);
@@ -455,24 +455,24 @@ impl Handler for Stack {
     }
 }
 
-/// A CPU's inlet to a socket, opened on first use; `None` if the socket is closed.
-fn inlet_of<'a>(
-    inlets: &'a mut Vec<Option<SocketQueueProducer>>,
+/// A CPU's producer to a socket, opened on first use; `None` if the socket is closed.
+fn producer_of<'a>(
+    producers: &'a mut Vec<Option<SocketQueueProducer>>,
     host: &dyn Host,
     socket: SocketId,
     place: usize,
 ) -> Option<&'a mut SocketQueueProducer> {
     let index = socket.index();
     let is_there =
-        |inlet: &Option<SocketQueueProducer>| inlet.as_ref().is_some_and(|of| of.id() == socket);
-    if !inlets.get(index).is_some_and(is_there) {
-        let inlet = host.socket(socket)?.inlet(place)?;
-        if inlets.len() <= index {
-            inlets.resize_with(index + 1, || None);
+        |producer: &Option<SocketQueueProducer>| producer.as_ref().is_some_and(|of| of.id() == socket);
+    if !producers.get(index).is_some_and(is_there) {
+        let producer = host.socket(socket)?.producer(place)?;
+        if producers.len() <= index {
+            producers.resize_with(index + 1, || None);
         }
-        inlets[index] = Some(inlet);
+        producers[index] = Some(producer);
     }
-    inlets[index].as_mut()
+    producers[index].as_mut()
 }
 
 /// Number of datagrams per IP version.

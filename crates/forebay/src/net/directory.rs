@@ -11,30 +11,30 @@ use forebay_stack::socket::queue::SocketQueue;
 use super::shared::SOCKETS_MAX;
 
 /// Number of sockets in a block of the directory; a block is allocated as a whole.
-const SHELF: usize = 256;
+const BLOCK_SOCKETS: usize = 256;
 
 /// Entry of a socket, locked for a look-up, once per CPU that delivers packets to the socket.
 type SocketPlace = Mutex<Option<Arc<SocketQueue>>>;
 
 /// Sockets bound now.
 pub(super) struct Directory {
-    shelves: Box<[OnceLock<Box<[SocketPlace]>>]>,
+    blocks: Box<[OnceLock<Box<[SocketPlace]>>]>,
     closed: AtomicU64,
 }
 
 impl Directory {
     /// Enters a socket, in place of a closed one.
-    pub(super) fn enter(&self, hub: Arc<SocketQueue>) {
-        let index = hub.id().index();
-        let shelf = || (0..SHELF).map(|_| Mutex::default()).collect();
-        let shelf = self.shelves[index / SHELF].get_or_init(shelf);
-        *lock(&shelf[index % SHELF]) = Some(hub);
+    pub(super) fn enter(&self, queue: Arc<SocketQueue>) {
+        let index = queue.id().index();
+        let block = || (0..BLOCK_SOCKETS).map(|_| Mutex::default()).collect();
+        let block = self.blocks[index / BLOCK_SOCKETS].get_or_init(block);
+        *lock(&block[index % BLOCK_SOCKETS]) = Some(queue);
     }
 
-    /// Removes a closed socket. Each CPU drops its inlet at its next check.
+    /// Removes a closed socket. Each CPU drops its producer at its next check.
     pub(super) fn remove(&self, socket: SocketId) {
         if let Some(place) = self.place(socket) {
-            lock(place).take_if(|hub| hub.id() == socket);
+            lock(place).take_if(|queue| queue.id() == socket);
         }
         // Release: pairs with the Acquire in `closed`. A CPU that sees the new count sees the
         // socket closed.
@@ -43,7 +43,7 @@ impl Directory {
 
     /// Queue of a socket; `None` once the socket is closed.
     pub(super) fn find(&self, socket: SocketId) -> Option<Arc<SocketQueue>> {
-        lock(self.place(socket)?).as_ref().filter(|hub| hub.id() == socket).cloned()
+        lock(self.place(socket)?).as_ref().filter(|queue| queue.id() == socket).cloned()
     }
 
     /// Number of sockets closed so far.
@@ -52,14 +52,14 @@ impl Directory {
     }
 
     /// Queues of all sockets.
-    pub(super) fn hubs(&self) -> impl Iterator<Item = Arc<SocketQueue>> {
-        let places = self.shelves.iter().filter_map(OnceLock::get).flatten();
+    pub(super) fn queues(&self) -> impl Iterator<Item = Arc<SocketQueue>> {
+        let places = self.blocks.iter().filter_map(OnceLock::get).flatten();
         places.filter_map(|place| lock(place).clone())
     }
 
     fn place(&self, socket: SocketId) -> Option<&SocketPlace> {
         let index = socket.index();
-        self.shelves.get(index / SHELF)?.get()?.get(index % SHELF)
+        self.blocks.get(index / BLOCK_SOCKETS)?.get()?.get(index % BLOCK_SOCKETS)
     }
 }
 
@@ -69,8 +69,8 @@ fn lock(place: &SocketPlace) -> MutexGuard<'_, Option<Arc<SocketQueue>>> {
 
 impl Default for Directory {
     fn default() -> Self {
-        let shelves = (0..SOCKETS_MAX.div_ceil(SHELF)).map(|_| OnceLock::new()).collect();
-        Self { shelves, closed: AtomicU64::new(0) }
+        let blocks = (0..SOCKETS_MAX.div_ceil(BLOCK_SOCKETS)).map(|_| OnceLock::new()).collect();
+        Self { blocks, closed: AtomicU64::new(0) }
     }
 }
 

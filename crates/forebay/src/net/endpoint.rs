@@ -29,7 +29,7 @@ pub(super) struct Endpoint {
     bound: SocketAddr,
     peer: Mutex<Option<Peer>>,
     is_connected: AtomicBool,
-    pub(super) hub: Arc<SocketQueue>,
+    pub(super) queue: Arc<SocketQueue>,
     pub(super) reader: Mutex<SocketReader>,
     pub(super) wake: Arc<Wake>,
     /// Created on first use.
@@ -60,16 +60,16 @@ impl Endpoint {
         wake: Arc<Wake>,
         reserved: Option<std::net::UdpSocket>,
     ) -> Self {
-        let BoundEntry { id, local, outlet, home, is_followed } = bound;
+        let BoundEntry { id, local, consumer, home, is_followed } = bound;
         Self {
             shared,
             id,
             bound: local,
             peer: Mutex::default(),
             is_connected: AtomicBool::new(false),
-            hub: Arc::clone(outlet.hub()),
+            queue: Arc::clone(consumer.queue()),
             descriptor: OnceLock::new(),
-            reader: Mutex::new(SocketReader::new(outlet, home)),
+            reader: Mutex::new(SocketReader::new(consumer, home)),
             wake,
             options: Options::new(is_followed),
             last_sent: LastSent::default(),
@@ -207,7 +207,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         // First: a set of `epoll` would tell of its other end.
         drop(self.descriptor.take());
-        self.reader.get_mut().unwrap_or_else(PoisonError::into_inner).outlet.close();
+        self.reader.get_mut().unwrap_or_else(PoisonError::into_inner).consumer.close();
         self.leave_all();
         self.shared.close(self.id);
         self.wake.close();

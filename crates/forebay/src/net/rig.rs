@@ -57,9 +57,9 @@ pub(super) fn host(queues: Vec<Vec<Box<dyn Sink>>>, tcp: TcpConfig) -> Arc<NetSt
         succession: None,
     }));
     let with_next_hops = |sinks: Vec<Box<dyn Sink>>| {
-        let ways = sinks.into_iter().map(|sink| (sink, DeviceNeighbours::NoLink)).collect();
+        let paths = sinks.into_iter().map(|sink| (sink, DeviceNeighbours::NoLink)).collect();
         let (ids, clock) = (Arc::clone(&state.fragment_ids), state.tcp.clock().clone());
-        TransmitQueue::new((pool(64), ids, clock), ways)
+        TransmitQueue::new((pool(64), ids, clock), paths)
     };
     let queues = queues.into_iter().map(with_next_hops).collect();
     state.complete(queues, Flows::default(), pool(1));

@@ -38,7 +38,7 @@ impl Endpoint {
     ) -> io::Result<usize> {
         let to = plain(of.destination);
         self.check(of, to)?;
-        if self.hub.take_refusal() {
+        if self.queue.take_refusal() {
             self.tell_if_readable(&mut self.reader());
             return Err(io::ErrorKind::ConnectionRefused.into());
         }

@@ -206,7 +206,7 @@ pub(super) struct NetParts {
 pub(super) struct BoundEntry {
     pub(super) id: SocketId,
     pub(super) local: SocketAddr,
-    pub(super) outlet: SocketQueueConsumer,
+    pub(super) consumer: SocketQueueConsumer,
     pub(super) home: Pool,
     /// True if flows are steered to the CPU that reads them (RFS). False if each CPU reads the
     /// datagrams delivered on it: recording those reads would pin flows to their present CPU, and
@@ -284,13 +284,13 @@ impl NetState {
         binding.id = sockets.free_id()?;
         let (id, local, cpus) = (binding.id, binding.local, self.cpus.len());
         let is_followed = binding.reuse != Reuse::ThisCpu;
-        let (hub, outlet) = open(SocketQueueConfig { id, rcvbuf, slots: SLOTS, cpus }, reader);
+        let (queue, consumer) = open(SocketQueueConfig { id, rcvbuf, slots: SLOTS, cpus }, reader);
         // A socket must be in the directory before the table names it.
-        self.directory.enter(hub);
+        self.directory.enter(queue);
         sockets.bindings.insert(binding);
         self.publish(&sockets);
         let home = self.late().home.lock().unwrap_or_else(PoisonError::into_inner).return_handle();
-        Ok(BoundEntry { id, local, outlet, home, is_followed })
+        Ok(BoundEntry { id, local, consumer, home, is_followed })
     }
 
     /// Changes a socket's binding. The socket counts as the last one bound from now on: among
@@ -315,8 +315,8 @@ impl NetState {
         let bound: Vec<_> =
             self.sockets().bindings.iter().map(|binding| (binding.id, binding.local)).collect();
         let counted = bound.into_iter().filter_map(|(id, local)| {
-            let hub = self.directory.find(id)?;
-            Some((id.index(), local, SocketCounts::of(hub.account())))
+            let queue = self.directory.find(id)?;
+            Some((id.index(), local, SocketCounts::of(queue.account())))
         });
         counted.collect()
     }
@@ -394,7 +394,7 @@ impl NetState {
     /// wait for a neighbour.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
-        self.directory.hubs().for_each(|hub| hub.end());
+        self.directory.queues().for_each(|queue| queue.end());
         self.end_tcp();
         let mut dropped = Vec::new();
         self.devices.iter().for_each(|device| device.learned().close(&mut dropped));

@@ -155,7 +155,7 @@ impl Rig {
         config.fragments.ipv4.max_dist = 0;
         config.fragments.ipv6.high_thresh = FRAGMENTS_BYTES;
         let network = NetworkLayer::new(config, Arc::clone(&counters));
-        let (mut bindings, mut readers, mut hubs) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut bindings, mut readers, mut queues) = (Vec::new(), Vec::new(), Vec::new());
         for id in 0..SOCKETS {
             // The second socket receives the group only.
             let ip = if id == 0 { IpAddr::from([0; 16]) } else { IpAddr::from(GROUP) };
@@ -163,9 +163,9 @@ impl Rig {
             let id = SocketId(id.into());
             bindings.push(Binding { groups, ..Binding::new(id, (ip, PORT).into()) });
             let config = SocketQueueConfig { id, rcvbuf, slots: 64, cpus: 1 };
-            let (hub, outlet) = open(config, Arc::new(Awake));
-            hubs.push(hub);
-            readers.push(SocketReader::new(outlet, pool.return_handle()));
+            let (queue, consumer) = open(config, Arc::new(Awake));
+            queues.push(queue);
+            readers.push(SocketReader::new(consumer, pool.return_handle()));
         }
         for (reader, gro) in readers.iter_mut().zip(gro) {
             reader.set_takes_merged(gro);
@@ -177,7 +177,7 @@ impl Rig {
             mtu: 1500,
             ..Identity::default()
         };
-        let host = FixedHost::new(identity, bindings, hubs);
+        let host = FixedHost::new(identity, bindings, queues);
         let (policy, answers) = (Arc::clone(&host.policy), host.sent.clone());
         let stack = Stack::new((CpuId(0), 0), network, relief, Box::new(host));
         let (sent, next, expected, got) = (HashMap::new(), 0, [0; 2], [0; 2]);
@@ -356,7 +356,7 @@ impl Rig {
     fn end(mut self, policy: ReclaimPolicy) {
         for socket in 0..self.readers.len() {
             self.read(socket, Call::Receive, policy);
-            let account = self.readers[socket].outlet.account();
+            let account = self.readers[socket].consumer.account();
             assert_eq!(account.rmem(), 0, "nothing is charged any more");
             assert_eq!(self.got[socket], account.queued());
         }

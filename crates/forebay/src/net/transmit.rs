@@ -73,7 +73,7 @@ pub(super) struct Transmitter {
     pool: Pool,
     fragment_ids: Arc<FragmentIds>,
     /// Send paths, by device.
-    ways: Vec<SendPath>,
+    paths: Vec<SendPath>,
     /// Frames reserved for one send; empty between sends.
     frames: Vec<Frame>,
     /// Packets of one send; empty between sends.
@@ -100,7 +100,7 @@ impl Transmitter {
         neighbours: impl Iterator<Item = DeviceNeighbours>,
     ) -> Self {
         let now_ns = clock.now_ns();
-        let ways = neighbours.map(|neighbours| SendPath {
+        let paths = neighbours.map(|neighbours| SendPath {
             neighbours,
             gathered: Vec::with_capacity(GATHERED_ROOM),
             is_sending: false,
@@ -110,7 +110,7 @@ impl Transmitter {
             now_ns,
             pool,
             fragment_ids,
-            ways: ways.collect(),
+            paths: paths.collect(),
             frames: Vec::new(),
             composed: Vec::new(),
             dropped: Vec::new(),
@@ -122,7 +122,7 @@ impl Transmitter {
     /// Gathers complete packets, unchanged.
     pub(super) fn gather_as_is(&mut self, device: usize, packets: &mut Vec<Packet>) {
         self.look_at_clock(device);
-        self.ways[device].gathered.append(packets);
+        self.paths[device].gathered.append(packets);
     }
 
     /// Gathers a payload as one datagram, in fragments if it may leave in them, or as several of
@@ -141,8 +141,8 @@ impl Transmitter {
     ) -> io::Result<Gathered> {
         let form = SendForm::of(payload.len(), marks, between, on)?;
         self.look_at_clock(device);
-        let Self { now_ns, pool, ways, .. } = self;
-        let SendPath { neighbours, gathered, .. } = &mut ways[device];
+        let Self { now_ns, pool, paths, .. } = self;
+        let SendPath { neighbours, gathered, .. } = &mut paths[device];
         let hop = neighbours.hop_to(between.destination.ip(), on, *now_ns, (pool, gathered));
         let link_addresses = match hop {
             Hop::Known(link_addresses) => link_addresses,
@@ -167,7 +167,7 @@ impl Transmitter {
 
     /// Notes the time, unless packets are gathered already: they leave soon after they came.
     fn look_at_clock(&mut self, device: usize) {
-        if self.ways[device].gathered.is_empty() {
+        if self.paths[device].gathered.is_empty() {
             self.now_ns = self.clock.now_ns();
         }
     }
@@ -250,14 +250,14 @@ impl Transmitter {
 
     /// Queues the composed packets, as one send, until their neighbour is resolved.
     fn hold(&mut self, device: usize, neighbour: IpAddr) {
-        let Self { ways, composed, dropped, now_ns, pool, .. } = self;
-        ways[device].neighbours.hold(neighbour, composed, *now_ns, dropped);
+        let Self { paths, composed, dropped, now_ns, pool, .. } = self;
+        paths[device].neighbours.hold(neighbour, composed, *now_ns, dropped);
         dropped.drain(..).for_each(|packet| pool.put(packet.frame));
     }
 
     fn add_composed(&mut self, device: usize) {
-        let Self { ways, composed, .. } = self;
-        ways[device].gathered.append(composed);
+        let Self { paths, composed, .. } = self;
+        paths[device].gathered.append(composed);
     }
 
     /// Gathers the answer to a datagram that came from link-layer address `back`. The packet's
@@ -277,7 +277,7 @@ impl Transmitter {
             return Err(error);
         }
         self.look_at_clock(device);
-        let neighbours = &mut self.ways[device].neighbours;
+        let neighbours = &mut self.paths[device].neighbours;
         let link_addresses = neighbours.hop_back(between.destination.ip(), on, self.now_ns, back);
         let packet = self.compose(packet, link_addresses, (between, marks))?;
         self.add(device, packet);
@@ -306,7 +306,7 @@ impl Transmitter {
     }
 
     fn add(&mut self, device: usize, packet: Packet) {
-        self.ways[device].gathered.push(packet);
+        self.paths[device].gathered.push(packet);
     }
 
     /// True if there is packet memory for a datagram of any length.
@@ -395,7 +395,7 @@ fn too_long() -> io::Error {
 
 impl fmt::Debug for Transmitter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Transmitter({:?}, {} devices)", self.pool, self.ways.len())
+        write!(f, "Transmitter({:?}, {} devices)", self.pool, self.paths.len())
     }
 }
 

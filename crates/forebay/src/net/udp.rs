@@ -309,7 +309,7 @@ impl UdpSocket {
 
     /// Sets the receive buffer, in bytes, at most `rmem_max` (`SO_RCVBUF`).
     pub fn set_recv_buffer_size(&self, bytes: u32) {
-        self.0.reader().outlet.account().set_rcvbuf(bytes.min(self.0.shared.rmem_max));
+        self.0.reader().consumer.account().set_rcvbuf(bytes.min(self.0.shared.rmem_max));
     }
 
     /// Sets whether datagrams above the MTU leave as fragments, instead of being refused with
@@ -383,7 +383,7 @@ impl UdpSocket {
     /// Counters of the socket.
     #[must_use]
     pub fn counts(&self) -> SocketCounts {
-        SocketCounts::of(self.0.reader().outlet.account())
+        SocketCounts::of(self.0.reader().consumer.account())
     }
 }
 

@@ -53,7 +53,7 @@ impl Endpoint {
         attempt: impl FnOnce(&mut SocketReader) -> Option<T>,
     ) -> io::Result<Option<T>> {
         let mut reader = self.reader();
-        let is_refused = self.hub.take_refusal();
+        let is_refused = self.queue.take_refusal();
         let found = if is_refused { None } else { attempt(&mut reader) };
         if found.is_some() || is_refused {
             self.tell_if_readable(&mut reader);
@@ -81,9 +81,9 @@ impl Endpoint {
     /// Announces that a reader goes to sleep. If something is available instead, the other sleepers
     /// are woken. Returns true if the reader may sleep.
     fn arm(&self, reader: &mut SocketReader, is_asleep: bool) -> bool {
-        let is_armed = reader.outlet.arm();
+        let is_armed = reader.consumer.arm();
         if !is_armed && self.wake.has_others(is_asleep) {
-            self.hub.wake_reader();
+            self.queue.wake_reader();
         }
         is_armed
     }
@@ -92,14 +92,14 @@ impl Endpoint {
     /// the next CPU that delivers makes it readable.
     pub(super) fn tell_if_readable(&self, reader: &mut SocketReader) {
         let Some(descriptor) = self.descriptor.get() else { return };
-        let due = reader.outlet.due();
-        if reader.has_ready() || self.hub.has_news(due) {
+        let due = reader.consumer.due();
+        if reader.has_ready() || self.queue.has_news(due) {
             return self.wake.readable();
         }
         self.wake.not_readable(due, descriptor);
         // A CPU may have ended the run or put a packet in just before.
-        if !reader.outlet.arm() || self.hub.has_news(due) {
-            self.hub.wake_reader();
+        if !reader.consumer.arm() || self.queue.has_news(due) {
+            self.queue.wake_reader();
         }
     }
 

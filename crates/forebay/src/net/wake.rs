@@ -118,13 +118,13 @@ impl Wake {
 }
 
 impl WakeReader for Wake {
-    fn wake(&self, hub: &SocketQueue) {
+    fn wake(&self, queue: &SocketQueue) {
         self.inline.load().iter().flat_map(|inline| inline.iter()).for_each(|(_, wake)| wake());
         let mut state = self.state();
         state.wakes.0 += 1;
         let WakeState { teller, due, .. } = &mut *state;
         // Another reader may already have read the packet of this wake-up.
-        if let Some(teller) = teller.as_mut().filter(|_| hub.has_news(*due)) {
+        if let Some(teller) = teller.as_mut().filter(|_| queue.has_news(*due)) {
             teller.readable();
         }
         drop(state);

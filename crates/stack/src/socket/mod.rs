@@ -1,7 +1,7 @@
 //! Socket: UDP socket lookup, and the queue from any CPU to the socket's single reader.
 //!
 //! ```text
-//!  datagram ─► table: which socket ─► inlet (one per CPU) ─►║ rings ║─► outlet ─► the reader
+//!  datagram ─► table: which socket ─► producer (one per CPU) ─►║ rings ║─► consumer ─► the reader
 //!                                      └ charged to its account        └ by ticket: in order over all CPUs
 //! ```
 //!

@@ -38,10 +38,10 @@ pub struct SocketQueueConfig {
 /// Wakes a socket's reader, and any other waiters.
 pub trait WakeReader: Send + Sync {
     /// Called by any CPU when a packet or a notification has arrived.
-    fn wake(&self, hub: &SocketQueue);
+    fn wake(&self, queue: &SocketQueue);
 }
 
-/// Creates a queue: the hub that CPUs open their inlets from, and the reader's end.
+/// Creates a queue: what CPUs open their producers from, and the reader's end.
 #[must_use]
 pub fn open(
     config: SocketQueueConfig,
@@ -50,11 +50,11 @@ pub fn open(
     starting_at(config, 0, reader)
 }
 
-/// Creates a queue with one inlet per CPU, in CPU order, whose reader does not need to be woken.
+/// Creates a queue with one producer per CPU, in CPU order, whose reader does not need to be woken.
 #[must_use]
 pub fn queue(config: SocketQueueConfig) -> (Vec<SocketQueueProducer>, SocketQueueConsumer) {
-    let (hub, outlet) = open(config, Arc::new(Awake));
-    ((0..config.cpus).filter_map(|cpu| hub.inlet(cpu)).collect(), outlet)
+    let (queue, consumer) = open(config, Arc::new(Awake));
+    ((0..config.cpus).filter_map(|cpu| queue.producer(cpu)).collect(), consumer)
 }
 
 /// A reader that does not sleep, or that the caller wakes.
@@ -70,7 +70,7 @@ fn starting_at(
     ticket: u32,
     reader: Arc<dyn WakeReader>,
 ) -> (Arc<SocketQueue>, SocketQueueConsumer) {
-    let hub = Arc::new(SocketQueue {
+    let queue = Arc::new(SocketQueue {
         id: config.id,
         slots: config.slots.clamp(1, SLOTS_MAX).next_power_of_two(),
         account: Account::new(config.rcvbuf, config.cpus),
@@ -84,8 +84,8 @@ fn starting_at(
         takes_merged: AtomicBool::new(false),
     });
     let lanes = Lanes::new(ticket, Vec::new());
-    let outlet = SocketQueueConsumer { hub: Arc::clone(&hub), lanes, in_hand_bytes: 0 };
-    (hub, outlet)
+    let consumer = SocketQueueConsumer { queue: Arc::clone(&queue), lanes, in_hand_bytes: 0 };
+    (queue, consumer)
 }
 
 /// Lanes that the reader has not adopted yet; `None` once the reader is gone.
@@ -138,13 +138,13 @@ impl SocketQueue {
     /// Creates the end that the CPU with index `cpu` puts packets into; to be called once per CPU.
     /// `None` if the reader is gone.
     #[must_use]
-    pub fn inlet(self: &Arc<Self>, cpu: usize) -> Option<SocketQueueProducer> {
+    pub fn producer(self: &Arc<Self>, cpu: usize) -> Option<SocketQueueProducer> {
         debug_assert!(cpu < self.account.lanes().len(), "no account for CPU index {cpu}");
         let (feeder, lane) = lane(self.slots);
         self.joining.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.push(lane);
         // Release: pairs with the Acquire in `SocketQueueConsumer::meet`.
         self.joined.fetch_add(1, Ordering::Release);
-        Some(SocketQueueProducer { cpu, hub: Arc::clone(self), feeder })
+        Some(SocketQueueProducer { cpu, queue: Arc::clone(self), feeder })
     }
 
     /// True if a packet or a notification is available to a reader whose next ticket is `due`.
@@ -214,7 +214,7 @@ pub enum Enqueue {
     /// The reader sleeps, and the caller has to [wake](SocketQueue::wake_reader) it.
     WakeReader,
     /// The socket has no reader any more. The packets still belong to the caller, which should drop
-    /// this inlet: packets left in its lane are then returned to their pools.
+    /// this producer: packets left in its lane are then returned to their pools.
     Closed,
 }
 
@@ -222,7 +222,7 @@ pub enum Enqueue {
 #[derive(Debug)]
 pub struct SocketQueueProducer {
     cpu: usize,
-    hub: Arc<SocketQueue>,
+    queue: Arc<SocketQueue>,
     feeder: LaneProducer,
 }
 
@@ -230,24 +230,24 @@ impl SocketQueueProducer {
     /// The socket.
     #[must_use]
     pub fn id(&self) -> SocketId {
-        self.hub.id
+        self.queue.id
     }
 
     /// The state shared by all ends.
     #[must_use]
-    pub fn hub(&self) -> &Arc<SocketQueue> {
-        &self.hub
+    pub fn queue(&self) -> &Arc<SocketQueue> {
+        &self.queue
     }
 
     /// Puts `packets` in, oldest first. Packets that exceed the socket's limit are moved to the end
     /// of `dropped`, and counted. `packets` is empty afterwards, unless the socket is closed.
     pub fn put(&mut self, packets: &mut Vec<Packet>, dropped: &mut Vec<Packet>) -> Enqueue {
-        if self.hub.is_closed() {
+        if self.queue.is_closed() {
             return Enqueue::Closed;
         }
         let (slots, refused_before) = (self.room_for(packets.len()), dropped.len());
         let all = packets.len() + refused_before;
-        self.hub.account.charge(packets, slots, dropped);
+        self.queue.account.charge(packets, slots, dropped);
         debug_assert_eq!(packets.len() + dropped.len(), all, "a packet is charged or dropped");
         let counters = self.counters();
         if dropped.len() > refused_before {
@@ -262,20 +262,20 @@ impl SocketQueueProducer {
 
     /// Publishes packets for which the ring has room.
     fn send(&mut self, packets: &mut Vec<Packet>) -> Enqueue {
-        let drawn = self.hub.tickets.draw(packets);
+        let drawn = self.queue.tickets.draw(packets);
         // Pairs with the fence in `SocketQueueConsumer::arm`: either the reader sees these tickets
         // as drawn and does not sleep, or `has_to_wake` below sees that the reader sleeps.
         fence(Ordering::SeqCst);
         self.feeder.send(drawn, packets);
         debug_assert!(packets.is_empty(), "packets left after all were published");
-        if self.hub.has_to_wake() { Enqueue::WakeReader } else { Enqueue::Done }
+        if self.queue.has_to_wake() { Enqueue::WakeReader } else { Enqueue::Done }
     }
 
     /// Number of packets that the ring has room for. The ring grows for `count` packets if allowed.
     fn room_for(&mut self, count: usize) -> usize {
         let room = self.feeder.room_for(count);
         // More slots would not help: the socket's limit refuses the packets.
-        if room >= count || self.hub.account.is_full() {
+        if room >= count || self.queue.account.is_full() {
             return room;
         }
         self.feeder.grow_for(count, SLOTS_MAX)
@@ -284,13 +284,13 @@ impl SocketQueueProducer {
     /// The socket's account.
     #[must_use]
     pub fn account(&self) -> &Account {
-        &self.hub.account
+        &self.queue.account
     }
 
     /// Counters of the socket for this CPU.
     #[must_use]
     pub fn counters(&self) -> &LaneCounters {
-        self.hub.account.lane(self.cpu)
+        self.queue.account.lane(self.cpu)
     }
 
     /// True if the reader accepts several datagrams in one packet. If not, the reader splits merged
@@ -298,7 +298,7 @@ impl SocketQueueProducer {
     /// they are put in.
     #[must_use]
     pub fn takes_merged(&self) -> bool {
-        self.hub.takes_merged.load(Ordering::Relaxed)
+        self.queue.takes_merged.load(Ordering::Relaxed)
     }
 }
 
@@ -310,7 +310,7 @@ fn datagrams(packets: &[Packet]) -> u64 {
 /// The end of a queue that the socket's reader takes packets out of. Drop closes the socket.
 #[derive(Debug)]
 pub struct SocketQueueConsumer {
-    hub: Arc<SocketQueue>,
+    queue: Arc<SocketQueue>,
     lanes: Lanes,
     /// `truesize` of packets taken out and still charged.
     in_hand_bytes: u32,
@@ -320,13 +320,13 @@ impl SocketQueueConsumer {
     /// The socket.
     #[must_use]
     pub fn id(&self) -> SocketId {
-        self.hub.id
+        self.queue.id
     }
 
     /// The state shared by all ends.
     #[must_use]
-    pub fn hub(&self) -> &Arc<SocketQueue> {
-        &self.hub
+    pub fn queue(&self) -> &Arc<SocketQueue> {
+        &self.queue
     }
 
     /// Moves up to `max` packets to the end of `out`, in the order in which they were put in, and
@@ -335,7 +335,7 @@ impl SocketQueueConsumer {
         let before = out.len();
         loop {
             let taken = out.len() - before;
-            self.lanes.take(&self.hub.tickets, max - taken, out);
+            self.lanes.take(&self.queue.tickets, max - taken, out);
             // The next packet may be in a lane that has just joined.
             if out.len() - before == max || !self.has_some() || !self.meet() {
                 break;
@@ -357,12 +357,12 @@ impl SocketQueueConsumer {
 
     /// Adopts lanes that have joined. Returns true if there were any.
     fn meet(&mut self) -> bool {
-        // Acquire: pairs with the Release in `SocketQueue::inlet`.
-        if self.hub.joined.load(Ordering::Acquire) as usize == self.lanes.count() {
+        // Acquire: pairs with the Release in `SocketQueue::producer`.
+        if self.queue.joined.load(Ordering::Acquire) as usize == self.lanes.count() {
             return false;
         }
         let joining =
-            self.hub.joining.lock().unwrap_or_else(PoisonError::into_inner).replace(vec![]);
+            self.queue.joining.lock().unwrap_or_else(PoisonError::into_inner).replace(vec![]);
         let mut has_met = false;
         for lane in joining.into_iter().flatten() {
             self.lanes.join(lane);
@@ -375,7 +375,7 @@ impl SocketQueueConsumer {
     /// visible yet; [`take`](Self::take) then returns 0.
     #[must_use]
     pub fn has_some(&self) -> bool {
-        self.lanes.has_some(&self.hub.tickets)
+        self.lanes.has_some(&self.queue.tickets)
     }
 
     /// Ticket of the next packet: all packets with earlier tickets have been taken.
@@ -390,11 +390,11 @@ impl SocketQueueConsumer {
     /// notification](SocketQueue::take_refusal).
     #[must_use]
     pub fn arm(&mut self) -> bool {
-        let is_waiting = &self.hub.is_waiting.0;
+        let is_waiting = &self.queue.is_waiting.0;
         is_waiting.store(true, Ordering::Relaxed);
         // Pairs with the fence in `SocketQueueProducer::send`.
         fence(Ordering::SeqCst);
-        let has_news = self.has_some() || self.hub.told.load(Ordering::Relaxed) & REFUSED != 0;
+        let has_news = self.has_some() || self.queue.told.load(Ordering::Relaxed) & REFUSED != 0;
         if has_news {
             self.disarm();
         }
@@ -403,12 +403,12 @@ impl SocketQueueConsumer {
 
     /// Announces that the reader is awake without having been woken.
     pub fn disarm(&mut self) {
-        self.hub.is_waiting.0.store(false, Ordering::Relaxed);
+        self.queue.is_waiting.0.store(false, Ordering::Relaxed);
     }
 
     /// Sets whether the reader accepts packets of several datagrams, from now on.
     pub fn set_takes_merged(&mut self, takes_merged: bool) {
-        self.hub.takes_merged.store(takes_merged, Ordering::Relaxed);
+        self.queue.takes_merged.store(takes_merged, Ordering::Relaxed);
     }
 
     /// `truesize` of all packets taken out and still charged.
@@ -422,30 +422,30 @@ impl SocketQueueConsumer {
     /// uncharged.
     pub fn uncharge(&mut self, bytes: u32) {
         debug_assert!(
-            self.in_hand_bytes <= self.hub.account.rmem(),
+            self.in_hand_bytes <= self.queue.account.rmem(),
             "{} bytes in hand, {} charged",
             self.in_hand_bytes,
-            self.hub.account.rmem()
+            self.queue.account.rmem()
         );
         let bytes = bytes.min(self.in_hand_bytes);
         self.in_hand_bytes -= bytes;
-        self.hub.account.relieve(bytes);
+        self.queue.account.relieve(bytes);
     }
 
     /// The socket's account.
     #[must_use]
     pub fn account(&self) -> &Account {
-        &self.hub.account
+        &self.queue.account
     }
 }
 
 impl SocketQueueConsumer {
     /// Closes the socket: no reader takes packets any more.
     pub fn close(&mut self) {
-        // A CPU may be putting packets in right now; dropping its inlet returns them.
-        self.hub.is_closed.store(true, Ordering::Relaxed);
-        // From here on `inlet` returns `None`.
-        let joining = self.hub.joining.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // A CPU may be putting packets in right now; dropping its producer returns them.
+        self.queue.is_closed.store(true, Ordering::Relaxed);
+        // From here on `producer` returns `None`.
+        let joining = self.queue.joining.lock().unwrap_or_else(PoisonError::into_inner).take();
         joining.into_iter().flatten().for_each(|lane| self.lanes.join(lane));
         self.lanes.clear();
     }

@@ -17,7 +17,7 @@ const TAKE_MAX: usize = 64;
 #[derive(Debug)]
 pub struct SocketReader {
     /// The queue that the reader takes from.
-    pub outlet: SocketQueueConsumer,
+    pub consumer: SocketQueueConsumer,
     way_back: FrameReturn,
     /// Packets taken out of the queue, but not read yet.
     ready: VecDeque<Packet>,
@@ -30,11 +30,11 @@ pub struct SocketReader {
 }
 
 impl SocketReader {
-    /// Creates the reader of `outlet`. Frames are returned through `home`.
+    /// Creates the reader of `consumer`. Frames are returned through `home`.
     #[must_use]
-    pub fn new(outlet: SocketQueueConsumer, home: Pool) -> Self {
+    pub fn new(consumer: SocketQueueConsumer, home: Pool) -> Self {
         Self {
-            outlet,
+            consumer,
             way_back: FrameReturn::new(home),
             ready: VecDeque::new(),
             scratch: Vec::new(),
@@ -52,7 +52,7 @@ impl SocketReader {
     /// Sets whether a merged packet is read as one, from now on.
     pub fn set_takes_merged(&mut self, takes_merged: bool) {
         self.takes_merged = takes_merged;
-        self.outlet.set_takes_merged(takes_merged);
+        self.consumer.set_takes_merged(takes_merged);
     }
 
     /// The next packet, which stays unread.
@@ -80,7 +80,7 @@ impl SocketReader {
         if !self.ready.is_empty() {
             return;
         }
-        if self.outlet.take(max, &mut self.scratch) == 0 {
+        if self.consumer.take(max, &mut self.scratch) == 0 {
             return self.flush_returns();
         }
         if self.takes_merged || self.scratch.iter().all(|packet| !packet.is_merged()) {
@@ -97,23 +97,23 @@ impl SocketReader {
     pub fn give_back(&mut self, packet: Packet, policy: ReclaimPolicy) {
         self.done.push(packet);
         if self.ready.is_empty() || self.done.len() >= FREE_BATCH_FRAMES {
-            self.way_back.give_back(&mut self.done, &mut self.outlet, policy);
+            self.way_back.give_back(&mut self.done, &mut self.consumer, policy);
         }
     }
 
     /// Returns many packets that were read.
     pub fn give_back_all(&mut self, packets: impl Iterator<Item = Packet>, policy: ReclaimPolicy) {
         self.done.extend(packets);
-        self.way_back.give_back(&mut self.done, &mut self.outlet, policy);
+        self.way_back.give_back(&mut self.done, &mut self.consumer, policy);
     }
 
     /// Uncharges `bytes`, the `truesize` of packets that were returned by other means.
     pub fn let_go(&mut self, bytes: u32) {
-        self.outlet.uncharge(bytes);
+        self.consumer.uncharge(bytes);
     }
 
     /// Sends returned frames back now: no later call would, as the reader may be about to sleep.
     fn flush_returns(&mut self) {
-        self.way_back.flush(&mut self.outlet);
+        self.way_back.flush(&mut self.consumer);
     }
 }

@@ -260,33 +260,33 @@ impl FrameReturn {
         Self { pool, frames: 0, bytes: 0 }
     }
 
-    /// Returns packets that were taken out of `outlet` and read. `packets` is empty afterwards.
+    /// Returns packets that were taken out of `consumer` and read. `packets` is empty afterwards.
     pub fn give_back(
         &mut self,
         packets: &mut Vec<Packet>,
-        outlet: &mut SocketQueueConsumer,
+        consumer: &mut SocketQueueConsumer,
         policy: ReclaimPolicy,
     ) {
-        let most_bytes = outlet.account().rcvbuf() / 4;
+        let most_bytes = consumer.account().rcvbuf() / 4;
         for packet in packets.drain(..) {
             self.frames += 1;
             self.bytes = self.bytes.saturating_add(size(&packet));
             give_back(packet.frame, &mut self.pool, policy);
             if self.frames >= FREE_BATCH_FRAMES || self.bytes >= most_bytes {
-                self.flush(outlet);
+                self.flush(consumer);
             }
         }
-        if !outlet.has_some() {
-            self.flush(outlet);
+        if !consumer.has_some() {
+            self.flush(consumer);
         }
     }
 
     /// Sends the unsent batch, and uncharges the socket. To be called when packets are kept, before
     /// the reader does something else for long.
-    pub fn flush(&mut self, outlet: &mut SocketQueueConsumer) {
+    pub fn flush(&mut self, consumer: &mut SocketQueueConsumer) {
         if self.frames > 0 {
             self.pool.flush();
-            outlet.uncharge(self.bytes);
+            consumer.uncharge(self.bytes);
             (self.frames, self.bytes) = (0, 0);
         }
     }
@@ -306,8 +306,8 @@ mod tests {
 
     fn socket(id: u64, rcvbuf: u32) -> (SocketQueueProducer, SocketQueueConsumer) {
         let config = SocketQueueConfig { id: SocketId(id), rcvbuf, slots: 64, cpus: 1 };
-        let (mut inlets, outlet) = queue(config);
-        (inlets.remove(0), outlet)
+        let (mut producers, consumer) = queue(config);
+        (producers.remove(0), consumer)
     }
 
     /// One CPU: its memory, and its reclaimer.
@@ -329,21 +329,21 @@ mod tests {
         /// Puts one datagram in. Returns true if the socket accepted it.
         fn put(
             &mut self,
-            inlet: &mut SocketQueueProducer,
+            producer: &mut SocketQueueProducer,
             policy: ReclaimPolicy,
             mark: u64,
         ) -> bool {
             let mut run = vec![datagram(&mut self.pool, Layout::V4, &mark.to_be_bytes())];
-            self.relief.reclaim(policy, inlet.account(), &mut run, &mut self.pool);
-            assert_eq!(inlet.put(&mut run, &mut self.dropped), Enqueue::Done);
+            self.relief.reclaim(policy, producer.account(), &mut run, &mut self.pool);
+            assert_eq!(producer.put(&mut run, &mut self.dropped), Enqueue::Done);
             let is_taken = self.dropped.is_empty();
             self.dropped.drain(..).for_each(|packet| self.pool.put(packet.frame));
             is_taken
         }
 
-        fn put_many(&mut self, inlet: &mut SocketQueueProducer, policy: ReclaimPolicy, count: u64) {
+        fn put_many(&mut self, producer: &mut SocketQueueProducer, policy: ReclaimPolicy, count: u64) {
             for mark in 0..count {
-                self.put(inlet, policy, mark);
+                self.put(producer, policy, mark);
             }
         }
 
@@ -386,18 +386,18 @@ mod tests {
     fn udp_1_no_pressure_no_copy() {
         for policy in [ReclaimPolicy::CopyCache, ReclaimPolicy::Condense] {
             let mut cpu = Cpu::new(64, 8);
-            let (mut inlet, mut outlet) = socket(0, 16 * 2048);
+            let (mut producer, mut consumer) = socket(0, 16 * 2048);
             for mark in 0..9 {
-                assert!(cpu.put(&mut inlet, policy, mark));
+                assert!(cpu.put(&mut producer, policy, mark));
             }
             // Eight frames are half of the limit, and the ninth was put in at that point, without
             // pressure.
-            assert_eq!(inlet.account().rmem(), 9 * 2048);
-            assert!(cpu.put(&mut inlet, policy, 9));
+            assert_eq!(producer.account().rmem(), 9 * 2048);
+            assert!(cpu.put(&mut producer, policy, 9));
             let copied = cpu.cached() + cpu.relief.counters.condensed.get();
             assert_eq!(copied, 1, "{policy}");
             let mut taken = Vec::new();
-            assert_eq!(outlet.take(64, &mut taken), 10);
+            assert_eq!(consumer.take(64, &mut taken), 10);
             assert_eq!(marks(&taken), Vec::from_iter(0..10));
         }
     }
@@ -405,17 +405,17 @@ mod tests {
     #[test]
     fn udp_1_copying_starts_at_pressure() {
         let mut cpu = Cpu::new(64, 64);
-        let (mut inlet, _outlet) = socket(0, 16 * 2048);
+        let (mut producer, _consumer) = socket(0, 16 * 2048);
         let mut run: Vec<_> =
             (0..40).map(|_| datagram(&mut cpu.pool, Layout::V4, b"question")).collect();
-        cpu.relief.reclaim(ReclaimPolicy::CopyCache, inlet.account(), &mut run, &mut cpu.pool);
+        cpu.relief.reclaim(ReclaimPolicy::CopyCache, producer.account(), &mut run, &mut cpu.pool);
         // Nine frames of 2048 bytes, then 14 copies of 1024 bytes: 32 KiB. The others will be
         // dropped.
         assert_eq!((cpu.cached(), cpu.buffers_away()), (14, 14));
         let sizes: Vec<_> = run.iter().map(size).collect();
         assert_eq!(sizes, [vec![2048; 9], vec![1024; 14], vec![2048; 17]].concat());
-        assert_eq!(inlet.put(&mut run, &mut cpu.dropped), Enqueue::Done);
-        assert_eq!((cpu.dropped.len(), inlet.account().rmem()), (17, 16 * 2048));
+        assert_eq!(producer.put(&mut run, &mut cpu.dropped), Enqueue::Done);
+        assert_eq!((cpu.dropped.len(), producer.account().rmem()), (17, 16 * 2048));
     }
 
     /// The queue length oscillates around the threshold. With every policy, and while the policy
@@ -423,7 +423,7 @@ mod tests {
     #[test]
     fn udp_1_pressure_flip_keeps_order_and_bytes() {
         let mut cpu = Cpu::new(64, 8);
-        let (mut inlet, mut outlet) = socket(0, 16 * 2048);
+        let (mut producer, mut consumer) = socket(0, 16 * 2048);
         let mut way_back = FrameReturn::new(cpu.pool.return_handle());
         let (mut taken, mut queued) = (Vec::new(), VecDeque::new());
         let (mut is_reading, mut policies) = (false, ReclaimPolicy::ALL.into_iter().cycle());
@@ -432,41 +432,41 @@ mod tests {
             if mark % 1000 == 0 {
                 policy = policies.next().unwrap();
             }
-            if cpu.put(&mut inlet, policy, mark) {
+            if cpu.put(&mut producer, policy, mark) {
                 queued.push_back(mark);
             } else {
                 is_reading = true;
             }
             if is_reading {
-                outlet.take(2, &mut taken);
+                consumer.take(2, &mut taken);
                 assert!(queued.drain(..taken.len()).eq(marks(&taken)));
-                way_back.give_back(&mut taken, &mut outlet, policy);
-                is_reading = inlet.account().rmem() > 12 * 1024;
+                way_back.give_back(&mut taken, &mut consumer, policy);
+                is_reading = producer.account().rmem() > 12 * 1024;
             }
         }
         let ReclaimCounters { cached, condensed, .. } = &*cpu.relief.counters;
         assert!(cached.get() > 1000 && condensed.get() > 1000, "{:?}", cpu.relief.counters);
-        outlet.take(64, &mut taken);
-        way_back.give_back(&mut taken, &mut outlet, ReclaimPolicy::Owner);
-        assert_eq!(outlet.account().rmem(), 0);
+        consumer.take(64, &mut taken);
+        way_back.give_back(&mut taken, &mut consumer, ReclaimPolicy::Owner);
+        assert_eq!(consumer.account().rmem(), 0);
         assert!(cpu.is_whole());
     }
 
     #[test]
     fn udp_4_peek_clone_keeps_buffer() {
         let mut cpu = Cpu::new(64, 3);
-        let (mut inlet, mut outlet) = socket(0, 8192);
+        let (mut producer, mut consumer) = socket(0, 8192);
         for mark in 0..5 {
-            cpu.put(&mut inlet, ReclaimPolicy::CopyCache, mark);
+            cpu.put(&mut producer, ReclaimPolicy::CopyCache, mark);
         }
         assert_eq!(cpu.cached(), 2, "the last two");
         let mut taken = Vec::new();
-        outlet.take(4, &mut taken);
+        consumer.take(4, &mut taken);
         let mut other = socket(1, 8192);
         for mark in 100..200 {
             cpu.put(&mut other.0, ReclaimPolicy::CopyCache, mark);
             // Peeked at repeatedly, taken and kept: the bytes do not change.
-            if let Some(packet) = outlet.peek() {
+            if let Some(packet) = consumer.peek() {
                 assert_eq!(marks(std::slice::from_ref(packet)), [4]);
             }
             assert_eq!(marks(&taken), [0, 1, 2, 3]);
@@ -492,9 +492,9 @@ mod tests {
         assert_eq!((cpu.cached(), cpu.buffers_away()), (8, 8), "no more than there are");
         assert!(cpu.relief.counters.busy.get() > 0, "the others went the usual way");
         let mut copies = Vec::new();
-        for ((_, outlet), expected) in sockets.iter_mut().zip(&taken_by) {
+        for ((_, consumer), expected) in sockets.iter_mut().zip(&taken_by) {
             let mut taken = Vec::new();
-            outlet.take(64, &mut taken);
+            consumer.take(64, &mut taken);
             assert_eq!(&marks(&taken), expected);
             copies.push(taken.iter().filter(|packet| size(packet) == CopyCache::TRUESIZE).count());
         }
@@ -507,11 +507,11 @@ mod tests {
     fn udp_2_socket_close_brings_all_buffers_back() {
         for policy in ReclaimPolicy::ALL {
             let mut cpu = Cpu::new(64, 64);
-            let (mut inlet, mut outlet) = socket(0, 32 * 1024);
-            cpu.put_many(&mut inlet, policy, 64);
+            let (mut producer, mut consumer) = socket(0, 32 * 1024);
+            cpu.put_many(&mut producer, policy, 64);
             let mut in_hand = Vec::new();
-            outlet.take(3, &mut in_hand);
-            drop(outlet);
+            consumer.take(3, &mut in_hand);
+            drop(consumer);
             assert_eq!(cpu.away(), 3, "{policy}");
             FrameReturn::new(cpu.pool.return_handle()).give_back(
                 &mut in_hand,
@@ -531,35 +531,35 @@ mod tests {
         for (policy, rcvbuf) in ReclaimPolicy::ALL.iter().flat_map(|p| sizes.map(|size| (*p, size)))
         {
             let mut cpu = Cpu::new(64, 64);
-            let (mut inlet, mut outlet) = socket(0, rcvbuf);
+            let (mut producer, mut consumer) = socket(0, rcvbuf);
             let mut way_back = FrameReturn::new(cpu.pool.return_handle());
             let mut taken = Vec::new();
-            cpu.put_many(&mut inlet, policy, 40);
+            cpu.put_many(&mut producer, policy, 40);
             for left in (0..40).rev() {
-                outlet.take(1, &mut taken);
-                way_back.give_back(&mut taken, &mut outlet, policy);
-                let (away, rmem) = (cpu.away(), outlet.account().rmem() as usize);
+                consumer.take(1, &mut taken);
+                way_back.give_back(&mut taken, &mut consumer, policy);
+                let (away, rmem) = (cpu.away(), consumer.account().rmem() as usize);
                 assert!(away <= left + FREE_BATCH_FRAMES, "{policy}: {away} with {left} queued");
                 assert!(
                     (away * 512..=(left + FREE_BATCH_FRAMES) * 2048).contains(&rmem),
                     "{policy}"
                 );
             }
-            assert!(cpu.is_whole() && outlet.account().rmem() == 0, "{policy}");
+            assert!(cpu.is_whole() && consumer.account().rmem() == 0, "{policy}");
         }
     }
 
     #[test]
     fn udp_1_small_sockets_regain_room_early() {
         let mut cpu = Cpu::new(64, 64);
-        let (mut inlet, mut outlet) = socket(0, 8 * 2048);
+        let (mut producer, mut consumer) = socket(0, 8 * 2048);
         let mut way_back = FrameReturn::new(cpu.pool.return_handle());
         let mut taken = Vec::new();
-        (0..8).for_each(|mark| assert!(cpu.put(&mut inlet, ReclaimPolicy::Owner, mark)));
+        (0..8).for_each(|mark| assert!(cpu.put(&mut producer, ReclaimPolicy::Owner, mark)));
         for (reads, rmem) in [(1, 8), (2, 6), (3, 6), (4, 4)] {
-            outlet.take(1, &mut taken);
-            way_back.give_back(&mut taken, &mut outlet, ReclaimPolicy::Owner);
-            assert_eq!(outlet.account().rmem(), rmem * 2048, "after {reads}");
+            consumer.take(1, &mut taken);
+            way_back.give_back(&mut taken, &mut consumer, ReclaimPolicy::Owner);
+            assert_eq!(consumer.account().rmem(), rmem * 2048, "after {reads}");
         }
     }
 
@@ -568,11 +568,11 @@ mod tests {
     fn udp_1_pressure_begins_above_half_of_rcvbuf() {
         for policy in [ReclaimPolicy::CopyCache, ReclaimPolicy::Condense] {
             let mut cpu = Cpu::new(64, 64);
-            let (mut inlet, outlet) = socket(0, 8 * 2048);
+            let (mut producer, consumer) = socket(0, 8 * 2048);
             let moved = |cpu: &Cpu| cpu.cached() + cpu.relief.counters.condensed.get();
-            cpu.put_many(&mut inlet, policy, 5);
-            assert_eq!((outlet.account().rmem(), moved(&cpu)), (5 * 2048, 0), "{policy}");
-            cpu.put_many(&mut inlet, policy, 1);
+            cpu.put_many(&mut producer, policy, 5);
+            assert_eq!((consumer.account().rmem(), moved(&cpu)), (5 * 2048, 0), "{policy}");
+            cpu.put_many(&mut producer, policy, 1);
             assert_eq!(moved(&cpu), 1, "{policy}");
         }
     }
@@ -583,21 +583,21 @@ mod tests {
     fn udp_r3_flood_recovery_leaves_no_state() {
         for policy in ReclaimPolicy::ALL {
             let mut cpu = Cpu::new(512, 768);
-            let (mut inlet, mut outlet) = socket(0, 212_992);
+            let (mut producer, mut consumer) = socket(0, 212_992);
             let mut way_back = FrameReturn::new(cpu.pool.return_handle());
             let mut taken = Vec::new();
-            let flood = (0..2000).filter(|mark| cpu.put(&mut inlet, policy, *mark)).count();
+            let flood = (0..2000).filter(|mark| cpu.put(&mut producer, policy, *mark)).count();
             assert!((104..2000).contains(&flood), "{policy}: {flood}");
-            while outlet.take(64, &mut taken) > 0 {
-                way_back.give_back(&mut taken, &mut outlet, policy);
+            while consumer.take(64, &mut taken) > 0 {
+                way_back.give_back(&mut taken, &mut consumer, policy);
             }
-            assert!(cpu.is_whole() && inlet.account().rmem() == 0);
+            assert!(cpu.is_whole() && producer.account().rmem() == 0);
             let copied = cpu.cached() + cpu.relief.counters.condensed.get();
             for mark in 0..1000 {
-                assert!(cpu.put(&mut inlet, policy, mark));
-                outlet.take(1, &mut taken);
+                assert!(cpu.put(&mut producer, policy, mark));
+                consumer.take(1, &mut taken);
                 assert_eq!(marks(&taken), [mark]);
-                way_back.give_back(&mut taken, &mut outlet, policy);
+                way_back.give_back(&mut taken, &mut consumer, policy);
             }
             assert_eq!(cpu.cached() + cpu.relief.counters.condensed.get(), copied);
             assert!(cpu.is_whole());
@@ -641,19 +641,19 @@ mod tests {
             let mut taken = Vec::new();
             for (policy, which, puts, takes) in steps {
                 let policy = ReclaimPolicy::ALL[policy];
-                let (inlet, outlet) = &mut sockets[which];
+                let (producer, consumer) = &mut sockets[which];
                 for mark in 0..puts as u64 {
-                    let _ = cpu.put(inlet, policy, mark);
-                    prop_assert!(inlet.account().rmem() <= rcvbuf.max(2048));
+                    let _ = cpu.put(producer, policy, mark);
+                    prop_assert!(producer.account().rmem() <= rcvbuf.max(2048));
                 }
-                outlet.take(takes, &mut taken);
-                ways[which].give_back(&mut taken, outlet, policy);
+                consumer.take(takes, &mut taken);
+                ways[which].give_back(&mut taken, consumer, policy);
             }
-            for ((_, outlet), way_back) in sockets.iter_mut().zip(&mut ways) {
-                while outlet.take(64, &mut taken) > 0 {
-                    way_back.give_back(&mut taken, outlet, ReclaimPolicy::Owner);
+            for ((_, consumer), way_back) in sockets.iter_mut().zip(&mut ways) {
+                while consumer.take(64, &mut taken) > 0 {
+                    way_back.give_back(&mut taken, consumer, ReclaimPolicy::Owner);
                 }
-                prop_assert_eq!(outlet.account().rmem(), 0);
+                prop_assert_eq!(consumer.account().rmem(), 0);
             }
             prop_assert!(cpu.is_whole());
         }

@@ -42,7 +42,7 @@ enum Lies {
 /// A host with one socket, and the queue that it receives from.
 struct Host {
     stack: Stack,
-    outlet: SocketQueueConsumer,
+    consumer: SocketQueueConsumer,
     counters: Arc<NetworkCounters>,
     heads: Pool,
     shared: PageFragCache,
@@ -66,7 +66,7 @@ impl Host {
         let counters = Arc::<NetworkCounters>::default();
         let network = NetworkLayer::new(NetworkConfig::default(), Arc::clone(&counters));
         let id = SocketId(0);
-        let (hub, outlet) =
+        let (queue, consumer) =
             open(SocketQueueConfig { id, rcvbuf: 1 << 20, slots: 64, cpus: 1 }, Arc::new(Awake));
         let relief = BufferReclaimer::new(None, None, Arc::default());
         let local = (ADDRESSES[1], port).into();
@@ -78,14 +78,14 @@ impl Host {
             mtu: 9000,
             is_whole_host: true,
         };
-        let host = FixedHost::new(identity, vec![Binding::new(id, local)], vec![hub]);
+        let host = FixedHost::new(identity, vec![Binding::new(id, local)], vec![queue]);
         let sent = host.sent.clone();
         let stack = Stack::new((CpuId(0), 0), network, relief, Box::new(host));
         let region = Arc::new(Region::allocate_shared(1 << 20));
         let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
         Self {
             stack,
-            outlet,
+            consumer,
             counters,
             heads: pools([class(HEAD_CHUNK_BYTES, 64), class(4096, 64)]),
             shared: PageFragCache::new(&region, 0, 1 << 16, 16),
@@ -143,7 +143,7 @@ impl Host {
     /// Packets that the socket received, as lists of datagrams; and the answers.
     fn seen(&mut self) -> (Vec<Vec<Vec<u8>>>, Vec<Vec<u8>>) {
         let mut taken = Vec::new();
-        self.outlet.take(64, &mut taken);
+        self.consumer.take(64, &mut taken);
         let answers = self.sent.take();
         assert!(taken.iter().chain(&answers).all(|packet| !packet.is_nonlinear()));
         let datagrams =
@@ -269,7 +269,7 @@ fn lro_t5_sockets_get_original_tunnel_datagrams() {
     for lies in [Lies::InOneFrame, Lies::InPieces { head_len: 42 }] {
         for takes_merged in [false, true] {
             let mut host = Host::bound(VXLAN_PORT, 16);
-            host.outlet.set_takes_merged(takes_merged);
+            host.consumer.set_takes_merged(takes_merged);
             assert_eq!(host.receive(&frames, lies), [3], "they are merged on the way");
             let expected: Vec<_> = payloads.iter().map(|it| vec![it.clone()]).collect();
             assert_eq!(host.seen().0, expected, "{lies:?}");

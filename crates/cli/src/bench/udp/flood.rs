@@ -118,16 +118,16 @@ impl Flood {
         let small = pools.split_off(producers.into());
         let slots = u32::try_from(READ_MAX).unwrap_or(u32::MAX);
         let config = SocketQueueConfig { id: SocketId(0), rcvbuf, slots, cpus: producers.into() };
-        let (inlets, outlet) = queue(config);
+        let (producers, consumer) = queue(config);
         let way_back = FrameReturn::new(pools[0].return_handle());
         let producers =
-            (0..).zip(pools).zip(small).zip(inlets).map(|(((slot, pool), small), inlet)| {
+            (0..).zip(pools).zip(small).zip(producers).map(|(((slot, pool), small), producer)| {
                 let cache = Region::allocate(CopyCache::region_bytes(BUFFERS_MAX));
                 let counters = Arc::<ReclaimCounters>::default();
                 FloodProducer {
                     cpu: others.iter().copied().cycle().nth(slot.into()),
                     pool,
-                    inlet,
+                    producer,
                     relief: BufferReclaimer::new(
                         Some(CopyCache::new(cache, slot)),
                         Some(small),
@@ -137,14 +137,14 @@ impl Flood {
                     next: 0,
                 }
             });
-        let reader = FloodReader { cpu: reader_cpu, outlet, way_back, seen: 0 };
+        let reader = FloodReader { cpu: reader_cpu, consumer, way_back, seen: 0 };
         Ok(Self { producers: producers.collect(), reader })
     }
 
     /// Runs one repeat.
     pub(super) fn repeat(&mut self, load: FloodLoad, samples: &[Sample]) -> FloodOutcome {
         let bulk = self.producers.first().map_or(1, |producer| producer.bulk);
-        let dropped_before = self.reader.outlet.account().dropped();
+        let dropped_before = self.reader.consumer.account().dropped();
         let run = FloodRun {
             load,
             burst_every: load.offered_pps.map(|pps| {
@@ -175,7 +175,7 @@ impl Flood {
         self.reader.empty();
         let sent_count = sent.iter().map(|side| side.count).sum::<usize>();
         let sent_cpu_ns = sent.iter().map(|side| side.cpu_ns).sum::<f64>();
-        let dropped = self.reader.outlet.account().dropped() - dropped_before;
+        let dropped = self.reader.consumer.account().dropped() - dropped_before;
         FloodOutcome {
             kpps: as_f64(read.count) * 1e6 / read.wall_ns,
             offered_kpps: sent.iter().map(|side| as_f64(side.count) * 1e6 / side.wall_ns).sum(),
@@ -264,7 +264,7 @@ impl Began {
 struct FloodProducer {
     cpu: Option<CpuId>,
     pool: Pool,
-    inlet: SocketQueueProducer,
+    producer: SocketQueueProducer,
     relief: BufferReclaimer,
     bulk: usize,
     next: usize,
@@ -287,11 +287,11 @@ impl FloodProducer {
             self.pool.collect();
             self.receive(run.samples, &mut packets);
             sent += packets.len();
-            let Self { pool, inlet, relief, .. } = self;
-            relief.reclaim(run.load.policy, inlet.account(), &mut packets, pool);
+            let Self { pool, producer, relief, .. } = self;
+            relief.reclaim(run.load.policy, producer.account(), &mut packets, pool);
             // The reader neither sleeps nor closes the socket, so the result needs no action.
             let (Enqueue::Done | Enqueue::WakeReader | Enqueue::Closed) =
-                inlet.put(&mut packets, &mut dropped);
+                producer.put(&mut packets, &mut dropped);
             dropped.drain(..).for_each(|packet: Packet| pool.put(packet.frame));
         }
         began.side(sent, 0)
@@ -315,7 +315,7 @@ impl FloodProducer {
 /// The application's thread.
 struct FloodReader {
     cpu: CpuId,
-    outlet: SocketQueueConsumer,
+    consumer: SocketQueueConsumer,
     way_back: FrameReturn,
     seen: u64,
 }
@@ -328,7 +328,7 @@ impl FloodReader {
         let began = Began::now();
         let (mut count, mut idle_ns, mut idle_since) = (0, 0, None);
         while !run.is_over() {
-            if self.outlet.take(READ_MAX, &mut taken) == 0 {
+            if self.consumer.take(READ_MAX, &mut taken) == 0 {
                 idle_since.get_or_insert_with(sys::thread_cpu_ns);
                 std::hint::spin_loop();
                 continue;
@@ -343,7 +343,7 @@ impl FloodReader {
                 self.seen ^= word.map_or(0, u64::from_ne_bytes);
                 self.seen = run.load.work.work(self.seen);
             }
-            self.way_back.give_back(&mut taken, &mut self.outlet, run.load.policy);
+            self.way_back.give_back(&mut taken, &mut self.consumer, run.load.policy);
         }
         black_box(self.seen);
         idle_ns += idle_since.map_or(0, |since| sys::thread_cpu_ns() - since);
@@ -353,8 +353,8 @@ impl FloodReader {
     /// Reads the remaining packets.
     fn empty(&mut self) {
         let mut taken = Vec::new();
-        while self.outlet.take(READ_MAX, &mut taken) > 0 {
-            self.way_back.give_back(&mut taken, &mut self.outlet, ReclaimPolicy::Owner);
+        while self.consumer.take(READ_MAX, &mut taken) > 0 {
+            self.way_back.give_back(&mut taken, &mut self.consumer, ReclaimPolicy::Owner);
         }
     }
 }

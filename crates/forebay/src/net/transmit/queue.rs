@@ -22,11 +22,11 @@ const BATCHES_MAX: usize = 16;
 /// Transmit queue of one CPU: what is gathered, and a sink for each device.
 pub(in crate::net) struct TransmitQueue {
     transmitter: Mutex<Transmitter>,
-    outlets: Box<[Mutex<Outlet>]>,
+    sinks: Box<[Mutex<DeviceSink>]>,
 }
 
 /// Device that packets leave by.
-struct Outlet {
+struct DeviceSink {
     sink: Box<dyn Sink>,
     /// Packets that are being sent; empty between calls.
     batch: Vec<Packet>,
@@ -48,18 +48,18 @@ pub(in crate::net) enum Flushed {
 impl TransmitQueue {
     pub(in crate::net) fn new(
         parts: (Pool, Arc<FragmentIds>, Clock),
-        ways: Vec<(Box<dyn Sink>, DeviceNeighbours)>,
+        paths: Vec<(Box<dyn Sink>, DeviceNeighbours)>,
     ) -> Self {
-        let (sinks, neighbours): (Vec<_>, Vec<_>) = ways.into_iter().unzip();
-        let outlet = |sink| Mutex::new(Outlet { sink, batch: Vec::new() });
+        let (sinks, neighbours): (Vec<_>, Vec<_>) = paths.into_iter().unzip();
+        let device_sink = |sink| Mutex::new(DeviceSink { sink, batch: Vec::new() });
         let transmitter = Transmitter::new(parts, neighbours.into_iter());
         Self {
             transmitter: Mutex::new(transmitter),
-            outlets: sinks.into_iter().map(outlet).collect(),
+            sinks: sinks.into_iter().map(device_sink).collect(),
         }
     }
 
-    /// Gathered packets and their way. Not to be held across a system call.
+    /// Gathered packets and their path. Not to be held across a system call.
     pub(in crate::net) fn transmitter(&self) -> MutexGuard<'_, Transmitter> {
         self.transmitter.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -70,18 +70,18 @@ impl TransmitQueue {
         for _ in 0..BATCHES_MAX {
             // In this order: whoever gathers and then finds the sink in use is seen by its user here.
             let mut transmitter = self.transmitter();
-            if transmitter.ways[device].gathered.is_empty() {
+            if transmitter.paths[device].gathered.is_empty() {
                 // Calls that sent nothing have left frames of other CPUs here.
                 transmitter.pool.flush();
                 return (Flushed::All, sent);
             }
             drop(transmitter);
-            let mut outlet = match self.outlets[device].try_lock() {
-                Ok(outlet) => outlet,
-                Err(TryLockError::Poisoned(outlet)) => outlet.into_inner(),
+            let mut device_sink = match self.sinks[device].try_lock() {
+                Ok(device_sink) => device_sink,
+                Err(TryLockError::Poisoned(device_sink)) => device_sink.into_inner(),
                 Err(TryLockError::WouldBlock) => return (Flushed::All, sent),
             };
-            let Outlet { sink, batch } = &mut *outlet;
+            let DeviceSink { sink, batch } = &mut *device_sink;
             self.transmitter().take_gathered(device, batch);
             if !batch.is_empty() {
                 sent = sent.and(sink.send(batch));
@@ -94,7 +94,7 @@ impl TransmitQueue {
     /// Does the same for all devices. One of them may be gone.
     pub(in crate::net) fn flush_all(&self) -> (Flushed, Result<(), SinkError>) {
         // All devices have their turn, also after one that is gone.
-        let of_each = (0..self.outlets.len()).map(|device| self.flush(device));
+        let of_each = (0..self.sinks.len()).map(|device| self.flush(device));
         of_each.fold((Flushed::All, Ok(())), |(all, ok), (sent, result)| {
             (all.max(sent), ok.and(result))
         })
@@ -104,21 +104,21 @@ impl TransmitQueue {
 impl Transmitter {
     /// True if there are packets to be sent, which nobody may be sending.
     pub(in crate::net) fn has_gathered(&self) -> bool {
-        self.ways.iter().any(|way| !way.gathered.is_empty())
+        self.paths.iter().any(|path| !path.gathered.is_empty())
     }
 
     /// Takes the packets to be sent on a device.
     fn take_gathered(&mut self, device: usize, batch: &mut Vec<Packet>) {
-        let way = &mut self.ways[device];
-        way.is_sending = true;
-        mem::swap(&mut way.gathered, batch);
+        let path = &mut self.paths[device];
+        path.is_sending = true;
+        mem::swap(&mut path.gathered, batch);
     }
 
     /// Takes back the frames of packets that are sent.
     fn put_sent(&mut self, device: usize, batch: &mut Vec<Packet>) {
         batch.drain(..).for_each(|packet| self.pool.put(packet.frame));
         self.pool.flush();
-        self.ways[device].is_sending = false;
+        self.paths[device].is_sending = false;
         if self.is_clear() {
             self.clearings.0 += 1;
         }
@@ -141,7 +141,7 @@ impl Transmitter {
 
     /// True if nothing is to be sent, and nothing is being sent.
     fn is_clear(&self) -> bool {
-        self.ways.iter().all(|way| way.gathered.is_empty() && !way.is_sending)
+        self.paths.iter().all(|path| path.gathered.is_empty() && !path.is_sending)
     }
 }
 

@@ -60,8 +60,8 @@ impl Transmitter {
                     match back.filter(|back| back.leads_to(destination, &on)) {
                         Some(back) => self.gather_back((device, &on), packet, back),
                         None => {
-                            let way = ((device, on.as_ref()), destination);
-                            self.gather_segment(way, packet, state);
+                            let path = ((device, on.as_ref()), destination);
+                            self.gather_segment(path, packet, state);
                         }
                     }
                 }
@@ -79,9 +79,9 @@ impl Transmitter {
         mut packet: Packet,
         back: WayBack,
     ) {
-        let way = &mut self.ways[device];
-        let out = (&mut self.pool, &mut way.gathered);
-        emit_link(&mut packet, way.neighbours.hop_of_answer(on, self.now_ns, back, out));
+        let path = &mut self.paths[device];
+        let out = (&mut self.pool, &mut path.gathered);
+        emit_link(&mut packet, path.neighbours.hop_of_answer(on, self.now_ns, back, out));
         self.add(device, packet);
     }
 
@@ -108,9 +108,9 @@ impl Transmitter {
     }
 
     fn hop_of(&mut self, (device, on): (usize, &Identity), destination: IpAddr) -> Hop {
-        let way = &mut self.ways[device];
-        let out = (&mut self.pool, &mut way.gathered);
-        way.neighbours.hop_to(destination, on, self.now_ns, out)
+        let path = &mut self.paths[device];
+        let out = (&mut self.pool, &mut path.gathered);
+        path.neighbours.hop_to(destination, on, self.now_ns, out)
     }
 
     /// Gathers a segment for a next hop, or lets it wait there.

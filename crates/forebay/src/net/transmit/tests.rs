@@ -222,7 +222,7 @@ fn tcp_15_waiting_segments_leave_in_order() {
     assert!(rig.queue.transmitter().has_unresolved());
     let now_ns = rig.queue.transmitter().clock.now_ns();
     let there = TO.parse::<SocketAddr>().unwrap().ip();
-    rig.queue.transmitter().ways[0].neighbours.remember(there, THEIRS, now_ns);
+    rig.queue.transmitter().paths[0].neighbours.remember(there, THEIRS, now_ns);
     gather(1, &mut packets);
     assert!(!rig.queue.transmitter().has_unresolved());
     rig.flush();

@@ -14,16 +14,16 @@ const CHUNK_BYTES: u32 = 512;
 const START: u32 = u32::MAX;
 
 fn rig(rcvbuf: u32, cpus: usize) -> (Vec<SocketQueueProducer>, SocketQueueConsumer, Vec<Pool>) {
-    let (outlet, pools) = without_inlets(rcvbuf, cpus);
-    ((0..cpus).map(|cpu| outlet.hub().inlet(cpu).unwrap()).collect(), outlet, pools)
+    let (consumer, pools) = without_producers(rcvbuf, cpus);
+    ((0..cpus).map(|cpu| consumer.queue().producer(cpu).unwrap()).collect(), consumer, pools)
 }
 
-fn without_inlets(rcvbuf: u32, cpus: usize) -> (SocketQueueConsumer, Vec<Pool>) {
+fn without_producers(rcvbuf: u32, cpus: usize) -> (SocketQueueConsumer, Vec<Pool>) {
     let shares = vec![vec![ChunkClass { chunk_bytes: CHUNK_BYTES, chunks: 2 }]; cpus];
     let pools = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();
     let config = SocketQueueConfig { id: SocketId(0), rcvbuf, slots: 2, cpus };
-    let (_, outlet) = starting_at(config, START, Arc::new(Awake));
-    (outlet, pools)
+    let (_, consumer) = starting_at(config, START, Arc::new(Awake));
+    (consumer, pools)
 }
 
 fn packet(pool: &mut Pool, mark: u8) -> Packet {
@@ -32,9 +32,9 @@ fn packet(pool: &mut Pool, mark: u8) -> Packet {
     Packet::received(frame, Arrival(0), 1, Link::Ethernet)
 }
 
-fn put(inlet: &mut SocketQueueProducer, pool: &mut Pool, mark: u8) -> Enqueue {
+fn put(producer: &mut SocketQueueProducer, pool: &mut Pool, mark: u8) -> Enqueue {
     let mut dropped = Vec::new();
-    let put = inlet.put(&mut vec![packet(pool, mark)], &mut dropped);
+    let put = producer.put(&mut vec![packet(pool, mark)], &mut dropped);
     assert!(dropped.is_empty());
     put
 }
@@ -50,11 +50,11 @@ fn model_within(preemptions: usize, check: impl Fn() + Send + Sync + 'static) {
 }
 
 /// Takes so many packets, and sleeps whenever possible.
-fn take_asleep(outlet: &mut SocketQueueConsumer, packets: usize) {
+fn take_asleep(consumer: &mut SocketQueueConsumer, packets: usize) {
     let mut taken = Vec::new();
     while taken.len() < packets {
-        if outlet.take(packets, &mut taken) == 0 {
-            if outlet.arm() {
+        if consumer.take(packets, &mut taken) == 0 {
+            if consumer.arm() {
                 thread::park();
             } else {
                 thread::yield_now();
@@ -68,22 +68,22 @@ fn take_asleep(outlet: &mut SocketQueueConsumer, packets: usize) {
 #[test]
 fn sleeping_reader_woken_for_every_packet() {
     model(|| {
-        let (inlets, mut outlet, pools) = rig(u32::MAX, 2);
+        let (producers, mut consumer, pools) = rig(u32::MAX, 2);
         let reader = thread::current();
-        let producers: Vec<_> = inlets
+        let producers: Vec<_> = producers
             .into_iter()
             .zip(pools)
-            .map(|(mut inlet, mut pool)| {
+            .map(|(mut producer, mut pool)| {
                 let reader = reader.clone();
                 thread::spawn(move || {
-                    if put(&mut inlet, &mut pool, 0) == Enqueue::WakeReader {
+                    if put(&mut producer, &mut pool, 0) == Enqueue::WakeReader {
                         reader.unpark();
                     }
-                    (inlet, pool)
+                    (producer, pool)
                 })
             })
             .collect();
-        take_asleep(&mut outlet, 2);
+        take_asleep(&mut consumer, 2);
         producers.into_iter().for_each(|producer| drop(producer.join().unwrap()));
     });
 }
@@ -93,23 +93,23 @@ fn sleeping_reader_woken_for_every_packet() {
 #[test]
 fn late_lane_is_met_reader_woken() {
     model_within(2, || {
-        let (mut outlet, pools) = without_inlets(u32::MAX, 2);
+        let (mut consumer, pools) = without_producers(u32::MAX, 2);
         let reader = thread::current();
         let producers: Vec<_> = pools
             .into_iter()
             .enumerate()
             .map(|(cpu, mut pool)| {
-                let (hub, reader) = (Arc::clone(outlet.hub()), reader.clone());
+                let (queue, reader) = (Arc::clone(consumer.queue()), reader.clone());
                 thread::spawn(move || {
-                    let mut inlet = hub.inlet(cpu).unwrap();
-                    if put(&mut inlet, &mut pool, 0) == Enqueue::WakeReader {
+                    let mut producer = queue.producer(cpu).unwrap();
+                    if put(&mut producer, &mut pool, 0) == Enqueue::WakeReader {
                         reader.unpark();
                     }
-                    (inlet, pool)
+                    (producer, pool)
                 })
             })
             .collect();
-        take_asleep(&mut outlet, 2);
+        take_asleep(&mut consumer, 2);
         producers.into_iter().for_each(|producer| drop(producer.join().unwrap()));
     });
 }
@@ -119,16 +119,16 @@ fn late_lane_is_met_reader_woken() {
 #[test]
 fn lane_joining_closed_socket_leaves_nothing() {
     model(|| {
-        let (outlet, mut pools) = without_inlets(u32::MAX, 1);
-        let (hub, mut pool) = (Arc::clone(outlet.hub()), pools.pop().unwrap());
+        let (consumer, mut pools) = without_producers(u32::MAX, 1);
+        let (queue, mut pool) = (Arc::clone(consumer.queue()), pools.pop().unwrap());
         let cpu = thread::spawn(move || {
-            if let Some(mut inlet) = hub.inlet(0) {
+            if let Some(mut producer) = queue.producer(0) {
                 let mut packets = vec![packet(&mut pool, 0)];
-                let _ = inlet.put(&mut packets, &mut Vec::new());
+                let _ = producer.put(&mut packets, &mut Vec::new());
             }
             pool
         });
-        drop(outlet);
+        drop(consumer);
         let mut pool = cpu.join().unwrap();
         assert_eq!(pool.in_use(), 0);
     });
@@ -138,16 +138,16 @@ fn lane_joining_closed_socket_leaves_nothing() {
 #[test]
 fn sleeping_reader_woken_for_refusal() {
     model(|| {
-        let (mut outlet, _) = without_inlets(u32::MAX, 1);
+        let (mut consumer, _) = without_producers(u32::MAX, 1);
         let reader = thread::current();
-        let hub = Arc::clone(outlet.hub());
+        let queue = Arc::clone(consumer.queue());
         let cpu = thread::spawn(move || {
-            if hub.refuse() == Enqueue::WakeReader {
+            if queue.refuse() == Enqueue::WakeReader {
                 reader.unpark();
             }
         });
-        while !outlet.hub().take_refusal() {
-            if outlet.arm() {
+        while !consumer.queue().take_refusal() {
+            if consumer.arm() {
                 thread::park();
             }
         }
@@ -160,8 +160,8 @@ fn sleeping_reader_woken_for_refusal() {
 #[test]
 fn moved_flow_is_read_in_order() {
     model(|| {
-        let (mut inlets, mut outlet, mut pools) = rig(u32::MAX, 2);
-        let (mut second, mut first) = (inlets.pop().unwrap(), inlets.pop().unwrap());
+        let (mut producers, mut consumer, mut pools) = rig(u32::MAX, 2);
+        let (mut second, mut first) = (producers.pop().unwrap(), producers.pop().unwrap());
         let (mut second_pool, mut first_pool) = (pools.pop().unwrap(), pools.pop().unwrap());
         let moved = Arc::new(LoomU32::new(0));
         let has_moved = Arc::clone(&moved);
@@ -178,9 +178,9 @@ fn moved_flow_is_read_in_order() {
             (second, second_pool)
         });
         let mut taken = Vec::new();
-        outlet.take(2, &mut taken);
+        consumer.take(2, &mut taken);
         let ended = (old.join().unwrap(), new.join().unwrap());
-        outlet.take(2, &mut taken);
+        consumer.take(2, &mut taken);
         assert!(taken.iter().map(|packet| packet.frame.data()[0]).eq([0, 1]));
         drop(ended);
     });
@@ -190,28 +190,28 @@ fn moved_flow_is_read_in_order() {
 #[test]
 fn promise_3_account_never_exceeds_limit() {
     model(|| {
-        let (inlets, mut outlet, pools) = rig(CHUNK_BYTES, 2);
-        let producers: Vec<_> = inlets
+        let (producers, mut consumer, pools) = rig(CHUNK_BYTES, 2);
+        let producers: Vec<_> = producers
             .into_iter()
             .zip(pools)
-            .map(|(mut inlet, mut pool)| {
+            .map(|(mut producer, mut pool)| {
                 thread::spawn(move || {
                     let mut dropped = Vec::new();
-                    let _ = inlet.put(&mut vec![packet(&mut pool, 0)], &mut dropped);
-                    let rmem = inlet.account().rmem();
+                    let _ = producer.put(&mut vec![packet(&mut pool, 0)], &mut dropped);
+                    let rmem = producer.account().rmem();
                     assert!(rmem <= CHUNK_BYTES, "{rmem} bytes are held");
-                    (inlet, pool, dropped.len())
+                    (producer, pool, dropped.len())
                 })
             })
             .collect();
         let mut taken = Vec::new();
-        outlet.take(2, &mut taken);
-        outlet.uncharge(outlet.in_hand_bytes());
+        consumer.take(2, &mut taken);
+        consumer.uncharge(consumer.in_hand_bytes());
         let ended: Vec<_> =
             producers.into_iter().map(|producer| producer.join().unwrap()).collect();
         let dropped: usize = ended.iter().map(|(_, _, dropped)| dropped).sum();
-        outlet.take(2, &mut taken);
+        consumer.take(2, &mut taken);
         assert_eq!(taken.len() + dropped, 2);
-        assert_eq!(outlet.account().rmem(), outlet.in_hand_bytes());
+        assert_eq!(consumer.account().rmem(), consumer.in_hand_bytes());
     });
 }

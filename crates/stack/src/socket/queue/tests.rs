@@ -134,10 +134,10 @@ impl Twin {
 /// The queue, its reference model, and the memory of its packets.
 struct Rig {
     pools: Vec<Pool>,
-    hub: Arc<SocketQueue>,
+    queue: Arc<SocketQueue>,
     /// Inlets, created when their CPUs have a packet to put in.
-    inlets: [Option<SocketQueueProducer>; CPUS],
-    outlet: SocketQueueConsumer,
+    producers: [Option<SocketQueueProducer>; CPUS],
+    consumer: SocketQueueConsumer,
     twin: Twin,
     next: u32,
     dropped: Vec<Packet>,
@@ -146,7 +146,7 @@ struct Rig {
 
 impl Rig {
     fn step(&mut self, step: Step) {
-        let Self { hub, inlets, outlet, twin, dropped, taken, .. } = self;
+        let Self { queue, producers, consumer, twin, dropped, taken, .. } = self;
         match step {
             Step::Put(cpu, charges) => {
                 let numbered: Vec<_> = (self.next..).zip(charges).collect();
@@ -154,8 +154,8 @@ impl Rig {
                 let pool = &mut self.pools[cpu];
                 let mut packets =
                     numbered.iter().map(|&(mark, charge)| packet(pool, mark, charge)).collect();
-                let inlet = inlets[cpu].get_or_insert_with(|| hub.inlet(cpu).unwrap());
-                let result = inlet.put(&mut packets, dropped);
+                let producer = producers[cpu].get_or_insert_with(|| queue.producer(cpu).unwrap());
+                let result = producer.put(&mut packets, dropped);
                 assert!(packets.is_empty());
                 let expected = twin.put(&numbered);
                 assert!(dropped.drain(..).map(|packet| mark(&packet)).eq(expected.iter().copied()));
@@ -164,30 +164,30 @@ impl Rig {
                 twin.is_armed &= !wakes;
             }
             Step::Take(max) => {
-                let count = outlet.take(max, taken);
+                let count = consumer.take(max, taken);
                 assert_eq!(count, taken.len());
                 assert!(taken.drain(..).map(|packet| mark(&packet)).eq(twin.take(max)));
             }
             Step::Peek => {
                 let front = twin.waiting.front().map(|(mark, _)| *mark);
-                assert_eq!(outlet.peek().map(mark), front);
+                assert_eq!(consumer.peek().map(mark), front);
             }
             Step::Uncharge(part) => {
                 let bytes = u32::try_from(u64::from(twin.in_hand) * u64::from(part) / 255).unwrap();
-                outlet.uncharge(bytes);
+                consumer.uncharge(bytes);
                 twin.in_hand -= bytes;
                 twin.rmem -= bytes;
             }
             Step::SetRcvbuf(bytes) => {
-                outlet.account().set_rcvbuf(bytes);
+                consumer.account().set_rcvbuf(bytes);
                 twin.rcvbuf = bytes;
             }
             Step::Arm => {
                 twin.is_armed = twin.waiting.is_empty();
-                assert_eq!(outlet.arm(), twin.is_armed);
+                assert_eq!(consumer.arm(), twin.is_armed);
             }
             Step::Disarm => {
-                outlet.disarm();
+                consumer.disarm();
                 twin.is_armed = false;
             }
         }
@@ -195,10 +195,10 @@ impl Rig {
     }
 
     fn check(&self) {
-        let Self { outlet, twin, .. } = self;
-        let account = outlet.account();
-        assert_eq!(outlet.has_some(), !twin.waiting.is_empty());
-        assert_eq!((account.rmem(), outlet.in_hand_bytes()), (twin.rmem, twin.in_hand));
+        let Self { consumer, twin, .. } = self;
+        let account = consumer.account();
+        assert_eq!(consumer.has_some(), !twin.waiting.is_empty());
+        assert_eq!((account.rmem(), consumer.in_hand_bytes()), (twin.rmem, twin.in_hand));
         assert_eq!((account.queued(), account.dropped()), (twin.queued, twin.dropped));
     }
 }
@@ -215,27 +215,27 @@ proptest! {
     ) {
         let rcvbuf = 20_000;
         let config = SocketQueueConfig { id: ID, rcvbuf, slots, cpus: CPUS };
-        let (hub, outlet) = starting_at(config, start, Arc::new(Awake));
+        let (queue, consumer) = starting_at(config, start, Arc::new(Awake));
         let mut rig = Rig {
             pools: pools(CPUS, 1500),
-            inlets: [const { None }; CPUS],
-            hub,
-            outlet,
+            producers: [const { None }; CPUS],
+            queue,
+            consumer,
             twin: Twin { rcvbuf, ..Twin::default() },
             next: 0,
             dropped: Vec::new(),
             taken: Vec::new(),
         };
         steps.into_iter().for_each(|step| rig.step(step));
-        // The reader is dropped, with any packets queued; then the CPUs' inlets.
-        let Rig { mut pools, inlets, outlet, hub, .. } = rig;
-        drop(outlet);
-        for inlet in inlets.into_iter().flatten() {
-            let (mut inlet, mut late) = (inlet, vec![packet(&mut pools[0], 0, Charge::Small)]);
-            prop_assert_eq!(inlet.put(&mut late, &mut Vec::new()), Enqueue::Closed);
+        // The reader is dropped, with any packets queued; then the CPUs' producers.
+        let Rig { mut pools, producers, consumer, queue, .. } = rig;
+        drop(consumer);
+        for producer in producers.into_iter().flatten() {
+            let (mut producer, mut late) = (producer, vec![packet(&mut pools[0], 0, Charge::Small)]);
+            prop_assert_eq!(producer.put(&mut late, &mut Vec::new()), Enqueue::Closed);
             prop_assert_eq!(late.len(), 1);
         }
-        prop_assert!(hub.inlet(0).is_none());
+        prop_assert!(queue.producer(0).is_none());
         prop_assert!(pools.iter_mut().all(|pool| pool.in_use() == 0));
     }
 }
@@ -248,18 +248,18 @@ proptest! {
 #[expect(clippy::disallowed_methods, reason = "the threads of CPUs and of a reader")]
 fn promise_2_and_3_several_cpus_sleeping_reader_lose_nothing() {
     const RUNS: u32 = 3000;
-    let (inlets, mut outlet) =
+    let (producers, mut consumer) =
         queue(SocketQueueConfig { id: ID, rcvbuf: 40 * SMALL_BYTES, slots: 2, cpus: CPUS });
     let mut pools = pools(CPUS, 256);
     let mut way_home = pools.pop().unwrap();
     let (reader, ended) = (thread::current(), Arc::new(AtomicU64::new(0)));
-    let producers: Vec<_> = inlets
+    let producers: Vec<_> = producers
         .into_iter()
         .zip(pools)
-        .map(|(inlet, pool)| {
+        .map(|(producer, pool)| {
             let (reader, ended) = (reader.clone(), Arc::clone(&ended));
             thread::spawn(move || {
-                let result = produce(inlet, pool, RUNS, &reader);
+                let result = produce(producer, pool, RUNS, &reader);
                 ended.fetch_add(1, Ordering::Release);
                 // The reader may sleep here, and checks if any producer is left.
                 reader.unpark();
@@ -270,16 +270,16 @@ fn promise_2_and_3_several_cpus_sleeping_reader_lose_nothing() {
 
     let mut last = [None; CPUS];
     let (mut taken, mut count) = (Vec::new(), 0u64);
-    while ended.load(Ordering::Acquire) < CPUS as u64 || outlet.has_some() {
+    while ended.load(Ordering::Acquire) < CPUS as u64 || consumer.has_some() {
         let max = 1 + (count % 70) as usize;
-        if outlet.take(max, &mut taken) == 0 {
-            if outlet.arm() {
+        if consumer.take(max, &mut taken) == 0 {
+            if consumer.arm() {
                 thread::park();
             }
             continue;
         }
-        let bytes = outlet.in_hand_bytes();
-        assert!(outlet.account().rmem() <= outlet.account().rcvbuf(), "promise 3");
+        let bytes = consumer.in_hand_bytes();
+        assert!(consumer.account().rmem() <= consumer.account().rcvbuf(), "promise 3");
         for packet in taken.drain(..) {
             let (cpu, number) = ((mark(&packet) >> 24) as usize, mark(&packet) & 0x00ff_ffff);
             assert!(last[cpu] < Some(number), "promise 1: {number} behind {:?}", last[cpu]);
@@ -288,16 +288,16 @@ fn promise_2_and_3_several_cpus_sleeping_reader_lose_nothing() {
             count += 1;
         }
         way_home.flush();
-        outlet.uncharge(bytes);
+        consumer.uncharge(bytes);
     }
     let producers: Vec<_> =
         producers.into_iter().map(|producer| producer.join().unwrap()).collect();
     let sent: u64 = producers.iter().map(|(_, _, sent)| sent).sum();
-    let account = outlet.account();
+    let account = consumer.account();
     assert_eq!((account.queued(), account.rmem()), (count, 0));
     assert_eq!(account.queued() + account.dropped(), sent, "promise 2");
-    for (inlet, mut pool, _) in producers {
-        drop(inlet);
+    for (producer, mut pool, _) in producers {
+        drop(producer);
         assert_eq!(pool.in_use(), 0);
     }
 }
@@ -305,19 +305,19 @@ fn promise_2_and_3_several_cpus_sleeping_reader_lose_nothing() {
 /// Puts in runs of varying length.
 #[expect(clippy::disallowed_methods, reason = "the thread of a CPU")]
 fn produce(
-    mut inlet: SocketQueueProducer,
+    mut producer: SocketQueueProducer,
     mut pool: Pool,
     runs: u32,
     reader: &thread::Thread,
 ) -> (SocketQueueProducer, Pool, u64) {
-    let cpu = u32::try_from(inlet.cpu).unwrap() << 24;
+    let cpu = u32::try_from(producer.cpu).unwrap() << 24;
     let (mut packets, mut dropped, mut number) = (Vec::new(), Vec::new(), 0);
     for run in 0..runs {
         for _ in 0..1 + run * 7 % 64 {
             packets.push(packet(&mut pool, cpu | number, Charge::Small));
             number += 1;
         }
-        if inlet.put(&mut packets, &mut dropped) == Enqueue::WakeReader {
+        if producer.put(&mut packets, &mut dropped) == Enqueue::WakeReader {
             reader.unpark();
         }
         dropped.drain(..).for_each(|packet| pool.put(packet.frame));
@@ -325,19 +325,19 @@ fn produce(
             thread::yield_now();
         }
     }
-    (inlet, pool, number.into())
+    (producer, pool, number.into())
 }
 
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the threads of CPUs")]
 fn promise_1_moving_flow_is_read_in_order() {
     const PACKETS: u64 = 4000;
-    let (inlets, mut outlet) =
+    let (producers, mut consumer) =
         queue(SocketQueueConfig { id: ID, rcvbuf: u32::MAX, slots: 16, cpus: CPUS });
     let turn = Arc::new(AtomicU64::new(0));
     let producers: Vec<_> = (0u64..)
-        .zip(inlets.into_iter().zip(pools(CPUS, 4000)))
-        .map(|(cpu, (mut inlet, mut pool))| {
+        .zip(producers.into_iter().zip(pools(CPUS, 4000)))
+        .map(|(cpu, (mut producer, mut pool))| {
             let turn = Arc::clone(&turn);
             thread::spawn(move || {
                 for number in (0..PACKETS).filter(|number| number / 3 % CPUS as u64 == cpu) {
@@ -347,7 +347,7 @@ fn promise_1_moving_flow_is_read_in_order() {
                     }
                     let mark = u32::try_from(number).unwrap();
                     let mut one = vec![packet(&mut pool, mark, Charge::Small)];
-                    assert_eq!(inlet.put(&mut one, &mut Vec::new()), Enqueue::Done);
+                    assert_eq!(producer.put(&mut one, &mut Vec::new()), Enqueue::Done);
                     turn.store(number + 1, Ordering::Release);
                 }
             })
@@ -355,7 +355,7 @@ fn promise_1_moving_flow_is_read_in_order() {
         .collect();
     let mut taken = Vec::new();
     while taken.len() < usize::try_from(PACKETS).unwrap() {
-        if outlet.take(5, &mut taken) == 0 {
+        if consumer.take(5, &mut taken) == 0 {
             thread::yield_now();
         }
     }
