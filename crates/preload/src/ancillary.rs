@@ -1,6 +1,6 @@
 //! Ancillary data (cmsg) as bytes: of a datagram received, and of one to send.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use forebay::net::Datagram;
 use forebay::net::message::DeviceIndex;
@@ -169,16 +169,6 @@ fn octet_or_default(value: i32) -> Result<Option<u8>, Errno> {
 
 fn specified(ip: IpAddr) -> Option<IpAddr> {
     (!ip.is_unspecified()).then_some(ip)
-}
-
-/// Address in the family of the socket that it is shown by.
-pub(crate) fn shown(address: SocketAddr, is_ipv6: bool) -> SocketAddr {
-    match address {
-        SocketAddr::V4(v4) if is_ipv6 => {
-            SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
-        }
-        _ => address,
-    }
 }
 
 #[cfg(test)]

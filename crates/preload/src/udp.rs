@@ -9,11 +9,12 @@ use arc_swap::ArcSwap;
 use forebay::net::message::Transmit;
 use forebay::net::{Datagram, Datagrams, UdpSocket};
 use forebay_device::rx_filter::FilterProtocol;
+use forebay_stack::socket::shown;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 
-use crate::ancillary::{SendControl, shown};
+use crate::ancillary::SendControl;
 use crate::errno::unconnected_errno;
 use crate::origin::Origin;
 use crate::runtime::{is_taken, running_alone};

@@ -7,7 +7,7 @@ use std::{fmt, io};
 
 use forebay_rx::Packet;
 use forebay_rx::hash::FlowHash;
-use forebay_stack::socket::SocketId;
+use forebay_stack::socket::{SocketId, shown};
 use forebay_stack::socket::queue::SocketQueue;
 use forebay_stack::socket::reader::SocketReader;
 use forebay_stack::socket::table::Membership;
@@ -160,15 +160,9 @@ impl Endpoint {
         }
     }
 
-    /// Address in the socket's family: an IPv6 socket shows IPv4 addresses as mapped (RFC 3493,
-    /// section 3.7).
+    /// Address in the socket's family.
     pub(super) fn shown(&self, address: SocketAddr) -> SocketAddr {
-        match (self.bound, address) {
-            (SocketAddr::V6(_), SocketAddr::V4(v4)) => {
-                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
-            }
-            _ => address,
-        }
+        shown(address, self.bound.is_ipv6())
     }
 
     pub(super) fn take_batch(

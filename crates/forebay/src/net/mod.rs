@@ -71,10 +71,12 @@ use std::{fmt, io};
 
 use counters::SocketCounts;
 pub use datagram::{Datagram, Datagrams};
+use forebay_buf::Pool;
 use forebay_control::Control;
 use forebay_device::{Device, Via};
 use forebay_engine::{Config, CpuThread, DeviceQueues, Engine, Outcome, Stopper};
 use forebay_rx::CpuId;
+use forebay_rx::sink::Sink;
 pub use forebay_stack::Stack;
 use forebay_stack::network::neighbours::NeighbourDrops;
 use forebay_stack::network::reassembly::Fragments;
@@ -182,8 +184,9 @@ impl Net {
         devices: &mut [Device],
     ) -> Result<(Self, NetEngine)> {
         let cpus = config.cpus.cpus().to_vec();
-        let faces = identities::of_devices(devices, &net.addresses)?;
-        let ways = cpus.iter().map(|_| ways_out(devices, &faces)).collect::<Result<Vec<_>>>()?;
+        let net_devices = identities::of_devices(devices, &net.addresses)?;
+        let paths = cpus.iter().map(|_| send_paths(devices, &net_devices));
+        let paths = paths.collect::<Result<Vec<_>>>()?;
         let config = Config {
             devices: DeviceQueues::of(devices),
             kept_frames: net.kept_frames,
@@ -192,7 +195,6 @@ impl Net {
             small_frames: net.send_frames.next_multiple_of(8),
             ..config.clone()
         };
-        let counters: Vec<Arc<NetworkCounters>> = cpus.iter().map(|_| Arc::default()).collect();
         let (caches, no_copy_cache) = match copy_caches(net, cpus.len()) {
             Ok(caches) => (caches.into_iter().map(Some).collect(), None),
             Err(why) => (cpus.iter().map(|_| None).collect::<Vec<_>>(), Some(why)),
@@ -200,49 +202,27 @@ impl Net {
         let shared = Arc::new(NetState::new(NetParts {
             cpus: cpus.clone(),
             queues: identities::device_by_queue(devices),
-            devices: faces,
+            devices: net_devices,
             policy: SharedPolicy::default(),
             no_copy_cache,
             rmem_default: net.rmem_default,
             rmem_max: net.rmem_max,
             seed: u64::from_ne_bytes(sys::random_key().first_chunk().copied().unwrap_or_default()),
             tcp: TcpConfig { gso_bytes: gso_bytes(devices), ..net.tcp },
-            counters: counters.clone(),
+            counters: cpus.iter().map(|_| Arc::default()).collect(),
             succession: net.succession.clone(),
         }));
-        let reclaim_counters = shared.reclaim_counters.iter().map(Arc::clone);
-        let network = network_config(cpus.len());
-        // Shared by all CPUs: flows may move to another CPU while their fragments wait.
-        let fragments = Arc::new(Fragments::shared(network.fragments, cpus.len()));
-        let mut stacks =
-            cpus.iter().zip(counters).zip(caches).zip(reclaim_counters).enumerate().map(
-                |(index, (((&cpu, counters), cache), reclaim_counters))| {
-                    let mut network =
-                        NetworkLayer::sharing(Arc::clone(&fragments), network, counters);
-                    network.take_tcp();
-                    let reclaimer = BufferReclaimer::new(cache, None, reclaim_counters);
-                    let host = Box::new(CpuHost::new(index, Arc::clone(&shared)));
-                    Stack::new((cpu, index), network, reclaimer, host)
-                },
-            );
+        let mut stacks = stacks(&shared, caches).into_iter();
         let mut engine = Engine::over(&config, devices, |_| {
             stacks.next().unwrap_or_else(|| unreachable!("as many as CPUs"))
         })?;
-        drop(stacks);
         for (stack, small) in engine.take_small().into_iter().enumerate() {
             engine.handler_mut(stack).set_small(small);
         }
         shared.tcp.set_wakers(engine.wakers());
-        let mut senders = engine.take_senders();
-        let home = senders.first().map(forebay_buf::Pool::return_handle);
-        let queues = senders.drain(..).zip(ways);
-        let queues = queues
-            .map(|(pool, ways)| {
-                let (ids, clock) = (Arc::clone(&shared.fragment_ids), shared.tcp.clock().clone());
-                TransmitQueue::new((pool, ids, clock), ways)
-            })
-            .collect();
-        if let Some(home) = home {
+        let senders = engine.take_senders();
+        if let Some(home) = senders.first().map(Pool::return_handle) {
+            let queues = transmit_queues(&shared, senders, paths);
             shared.complete(queues, engine.flows(), home);
         }
         let this = Self(Arc::clone(&shared));
@@ -414,18 +394,50 @@ impl NetEngine {
     }
 }
 
+/// Stack of each CPU, in their order, with its copy cache if it has one.
+fn stacks(shared: &Arc<NetState>, caches: Vec<Option<CopyCache>>) -> Vec<Stack> {
+    let cpus = shared.cpus();
+    let config = network_config(cpus.len());
+    // Shared by all CPUs: flows may move to another CPU while their fragments wait.
+    let fragments = Arc::new(Fragments::shared(config.fragments, cpus.len()));
+    let counters = shared.counters.iter().zip(&shared.reclaim_counters);
+    let parts = cpus.iter().zip(caches).zip(counters).enumerate();
+    parts
+        .map(|(index, ((&cpu, cache), (counters, reclaim_counters)))| {
+            let (fragments, counters) = (Arc::clone(&fragments), Arc::clone(counters));
+            let mut network = NetworkLayer::sharing(fragments, config, counters);
+            network.take_tcp();
+            let reclaimer = BufferReclaimer::new(cache, None, Arc::clone(reclaim_counters));
+            let host = Box::new(CpuHost::new(index, Arc::clone(shared)));
+            Stack::new((cpu, index), network, reclaimer, host)
+        })
+        .collect()
+}
+
+/// Transmit queue of each CPU, from its frames and its paths to the devices.
+fn transmit_queues(
+    shared: &NetState,
+    pools: Vec<Pool>,
+    paths: Vec<SendPaths>,
+) -> Vec<TransmitQueue> {
+    let queue = |(pool, paths)| {
+        let (ids, clock) = (Arc::clone(&shared.fragment_ids), shared.tcp.clock().clone());
+        TransmitQueue::new((pool, ids, clock), paths)
+    };
+    pools.into_iter().zip(paths).map(queue).collect()
+}
+
 /// Sinks of all devices for one CPU, each with the next hops on its device.
-fn ways_out(
-    devices: &[Device],
-    faces: &[NetDevice],
-) -> Result<Vec<(Box<dyn forebay_rx::sink::Sink>, DeviceNeighbours)>> {
+type SendPaths = Vec<(Box<dyn Sink>, DeviceNeighbours)>;
+
+fn send_paths(devices: &[Device], net_devices: &[NetDevice]) -> Result<SendPaths> {
     devices
         .iter()
-        .zip(faces)
-        .map(|(device, face)| {
-            let neighbours = match (face.kernels, device.via) {
+        .zip(net_devices)
+        .map(|(device, net_device)| {
+            let neighbours = match (net_device.kernels, device.via) {
                 (Some(interface), _) => {
-                    let learned = device.takes_all().then(|| Arc::clone(&face.learned));
+                    let learned = device.takes_all().then(|| Arc::clone(&net_device.learned));
                     DeviceNeighbours::of_kernel(interface, learned).map_err(|source| {
                         Error::Device {
                             name: device.name.clone(),
@@ -437,7 +449,7 @@ fn ways_out(
                 }
                 (None, Via::Tun) => DeviceNeighbours::NoLink,
                 (None, Via::AfXdp | Via::AfPacket | Via::Tap | Via::VhostUser) => {
-                    DeviceNeighbours::Own(Arc::clone(&face.learned))
+                    DeviceNeighbours::Own(Arc::clone(&net_device.learned))
                 }
             };
             Ok((device.sink()?, neighbours))

@@ -25,11 +25,24 @@ pub mod copy_cache; // copies of small datagrams for slow readers, in recycled b
 mod testutil;
 
 use std::fmt;
+use std::net::SocketAddr;
 
 /// Unique id of a socket: the slot index in the low 32 bits, the generation (number of sockets that
 /// used the slot before) in the high 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SocketId(pub u64);
+
+/// Address in the family of the socket that shows it: an IPv6 socket shows IPv4 addresses as mapped (RFC 3493,
+/// section 3.7).
+#[must_use]
+pub fn shown(address: SocketAddr, is_ipv6: bool) -> SocketAddr {
+    match address {
+        SocketAddr::V4(v4) if is_ipv6 => {
+            SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
+        }
+        _ => address,
+    }
+}
 
 impl SocketId {
     /// Id of the socket that uses a slot after `generation` other sockets.

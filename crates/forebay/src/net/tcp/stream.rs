@@ -1,7 +1,7 @@
 //! TCP connections with the calls of `std::net::TcpStream`, and reads in place.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +10,7 @@ use std::{fmt, iter};
 
 use forebay_engine::CpuThread;
 use forebay_rx::Handler;
+use forebay_stack::socket::shown;
 use forebay_stack::tcp::{Flow, Tcp, TcpError, TcpInfo, TcpOptions, TcpOut, TcpSocket, WriteFlags};
 
 use super::super::Net;
@@ -420,12 +421,8 @@ impl StreamState {
 
     /// Address as the application sees it.
     fn shown(&self, address: SocketAddr) -> SocketAddr {
-        match address.ip() {
-            IpAddr::V4(ip) if self.is_mapped => {
-                SocketAddr::new(ip.to_ipv6_mapped().into(), address.port())
-            }
-            _ => self.shared.routes().scoped(address, self.flow.ours.ip()),
-        }
+        let scoped = self.shared.routes().scoped(address, self.flow.ours.ip());
+        shown(scoped, self.is_mapped)
     }
 }
 
