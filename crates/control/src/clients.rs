@@ -39,7 +39,7 @@ struct ClientPlace {
 #[derive(Debug)]
 pub(super) struct ClientSlot {
     client: u64,
-    seats: Arc<ClientSlots>,
+    slots: Arc<ClientSlots>,
 }
 
 /// Mark of a client that watches, removed on drop.
@@ -59,19 +59,19 @@ impl ClientSlots {
             let Some(index) = silent.min_by_key(|&index| taken.places[index].heard) else {
                 return Ok(None);
             };
-            taken.places.swap_remove(index).send_away();
+            taken.places.swap_remove(index).disconnect();
         }
         let client = taken.next;
         taken.next += 1;
         taken.places.push(ClientPlace { client, stream, heard: Instant::now(), watches: false });
-        Ok(Some(ClientSlot { client, seats: Arc::clone(self) }))
+        Ok(Some(ClientSlot { client, slots: Arc::clone(self) }))
     }
 
     /// Disconnects all clients, and admits no more.
     pub(super) fn close(&self) {
         let mut taken = self.taken();
         taken.is_closed = true;
-        taken.places.drain(..).for_each(|place| place.send_away());
+        taken.places.drain(..).for_each(|place| place.disconnect());
     }
 
     fn taken(&self) -> MutexGuard<'_, TakenSlot> {
@@ -87,7 +87,7 @@ impl ClientSlot {
 
     /// Marks the client as watching, unless [`WATCHES_MAX`] clients watch already.
     pub(super) fn watch(&self) -> Option<Watching<'_>> {
-        let mut taken = self.seats.taken();
+        let mut taken = self.slots.taken();
         let watches = taken.places.iter().filter(|place| place.watches).count();
         let mut places = taken.places.iter_mut();
         let place = places.find(|place| place.client == self.client)?;
@@ -98,7 +98,7 @@ impl ClientSlot {
     }
 
     fn change(&self, change: impl FnOnce(&mut ClientPlace)) {
-        let mut taken = self.seats.taken();
+        let mut taken = self.slots.taken();
         if let Some(place) = taken.places.iter_mut().find(|place| place.client == self.client) {
             change(place);
         }
@@ -106,7 +106,7 @@ impl ClientSlot {
 }
 
 impl ClientPlace {
-    fn send_away(self) {
+    fn disconnect(self) {
         // The client's thread finds the end of the stream. An error means that the client has gone.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
@@ -114,7 +114,7 @@ impl ClientPlace {
 
 impl Drop for ClientSlot {
     fn drop(&mut self) {
-        self.seats.taken().places.retain(|place| place.client != self.client);
+        self.slots.taken().places.retain(|place| place.client != self.client);
     }
 }
 
@@ -131,38 +131,38 @@ mod tests {
     use super::*;
 
     /// A client's end of a connection, and its slot.
-    fn come(seats: &Arc<ClientSlots>) -> (UnixStream, Option<ClientSlot>) {
+    fn come(slots: &Arc<ClientSlots>) -> (UnixStream, Option<ClientSlot>) {
         let (client, server) = UnixStream::pair().unwrap();
-        let seat = seats.take(&server).unwrap();
-        (client, seat)
+        let slot = slots.take(&server).unwrap();
+        (client, slot)
     }
 
     #[test]
     fn promise_3_longest_silent_client_makes_room() {
-        let seats = Arc::new(ClientSlots::default());
-        let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| come(&seats)).collect();
+        let slots = Arc::new(ClientSlots::default());
+        let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| come(&slots)).collect();
         clients[0].1.as_ref().unwrap().heard();
-        let (_newcomer, seat) = come(&seats);
-        assert!(seat.is_some());
+        let (_newcomer, slot) = come(&slots);
+        assert!(slot.is_some());
         assert_eq!(clients[1].0.read(&mut [0]).unwrap(), 0, "the second was silent longest");
         clients[0].0.set_nonblocking(true).unwrap();
         assert!(clients[0].0.read(&mut [0]).is_err(), "the first is still there");
         drop(clients);
-        assert_eq!(seats.taken().places.len(), 1);
-        seats.close();
-        assert!(come(&seats).1.is_none());
+        assert_eq!(slots.taken().places.len(), 1);
+        slots.close();
+        assert!(come(&slots).1.is_none());
     }
 
     #[test]
     fn promise_3_watchers_leave_place_for_others() {
-        let seats = Arc::new(ClientSlots::default());
-        let clients: Vec<_> = (0..CLIENTS_MAX).map(|_| come(&seats).1.unwrap()).collect();
+        let slots = Arc::new(ClientSlots::default());
+        let clients: Vec<_> = (0..CLIENTS_MAX).map(|_| come(&slots).1.unwrap()).collect();
         let watching: Vec<_> = clients.iter().filter_map(ClientSlot::watch).collect();
         assert_eq!(watching.len(), WATCHES_MAX);
         for _ in 0..2 * CLIENTS_MAX {
-            assert!(come(&seats).1.is_some());
+            assert!(come(&slots).1.is_some());
         }
-        let watches = seats.taken().places.iter().filter(|place| place.watches).count();
+        let watches = slots.taken().places.iter().filter(|place| place.watches).count();
         assert_eq!(watches, WATCHES_MAX);
         drop(watching);
         assert!(clients[0].watch().is_some());

@@ -27,30 +27,30 @@ const WATCH_PERIOD: Duration = Duration::from_millis(20);
 pub(super) type MetricsText = Box<dyn Fn() -> String + Send + Sync>;
 
 /// State that answers are made from.
-pub(super) struct Desk {
+pub(super) struct SessionContext {
     pub(super) control: Control,
     /// Path of the config file that the run was started with.
     pub(super) config: Option<PathBuf>,
     pub(super) metrics: Option<MetricsText>,
 }
 
-impl fmt::Debug for Desk {
+impl fmt::Debug for SessionContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Desk").field(&self.control).finish()
+        f.debug_tuple("SessionContext").field(&self.control).finish()
     }
 }
 
 /// A client and its requests.
 #[derive(Debug)]
 pub(super) struct ControlSession<'a> {
-    desk: &'a Desk,
-    seat: ClientSlot,
+    context: &'a SessionContext,
+    slot: ClientSlot,
     lines: Lines,
 }
 
 impl<'a> ControlSession<'a> {
-    pub(super) fn new(desk: &'a Desk, seat: ClientSlot, stream: UnixStream) -> Self {
-        Self { desk, seat, lines: Lines { stream, read: Vec::new(), has_ended: false } }
+    pub(super) fn new(context: &'a SessionContext, slot: ClientSlot, stream: UnixStream) -> Self {
+        Self { context, slot, lines: Lines { stream, read: Vec::new(), has_ended: false } }
     }
 
     /// Answers one line after another until the client disconnects, or is disconnected.
@@ -61,11 +61,11 @@ impl<'a> ControlSession<'a> {
         self.lines.stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
         loop {
             while !self.lines.wait(None)? {}
-            self.seat.heard();
+            self.slot.heard();
             let answered = match self.lines.take() {
                 HeardLine::Line(line) => match Request::parse(&line) {
                     Ok(Request::Watch(knob)) => self.watch(knob.as_deref())?,
-                    Ok(request) => self.desk.answer(&request),
+                    Ok(request) => self.context.answer(&request),
                     Err(refused) => Err(refused),
                 },
                 HeardLine::Noise => Err(invalid("a request is text in UTF-8".to_owned())),
@@ -77,31 +77,31 @@ impl<'a> ControlSession<'a> {
                 HeardLine::Gone => return Ok(()),
             };
             self.lines.send(answered)?;
-            self.seat.heard();
+            self.slot.heard();
         }
     }
 
     /// Sends the values of the knobs, and every new value, until a line comes or the client
     /// disconnects.
     fn watch(&mut self, knob: Option<&str>) -> io::Result<SessionAnswer> {
-        let paths = match self.desk.watched(knob) {
+        let paths = match self.context.watched(knob) {
             Ok(paths) => paths,
             Err(refused) => return Ok(Err(refused)),
         };
-        let Some(_watching) = self.seat.watch() else {
+        let Some(_watching) = self.slot.watch() else {
             let why = "as many clients watch as may; end one of them, then try again";
             return Ok(Err(Refused::new(Errno::Busy, why)));
         };
-        let names = Names::in_run(&self.desk.control);
+        let names = Names::in_run(&self.context.control);
         let mut known = vec![None; paths.len()];
         let mut settings = None;
         loop {
             let mut text = String::new();
             // Comparing all settings once costs much less than reading each knob.
-            let now = knob.is_none().then(|| self.desk.control.settings());
+            let now = knob.is_none().then(|| self.context.control.settings());
             if now.is_none() || now != settings {
                 for (path, known) in paths.iter().zip(&mut known) {
-                    let value = self.desk.value(path).ok();
+                    let value = self.context.value(path).ok();
                     if let Some(value) = &value
                         && known.as_ref() != Some(value)
                     {
@@ -122,7 +122,7 @@ impl<'a> ControlSession<'a> {
 /// Lines before `ok`, or the refusal in its place.
 type SessionAnswer = Result<Vec<String>, Refused>;
 
-impl Desk {
+impl SessionContext {
     fn answer(&self, request: &Request) -> SessionAnswer {
         match request {
             Request::Get(knob) => self.get(knob),

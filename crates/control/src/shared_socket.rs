@@ -12,8 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::clients::ClientSlots;
 use super::handle::Control;
-use super::session::Desk;
-use super::socket::{seat, spawn};
+use super::session::SessionContext;
+use super::socket::{serve_client, spawn};
 
 /// Time between two looks at which process has the turn.
 const TURN_LOOK: Duration = Duration::from_millis(100);
@@ -50,9 +50,9 @@ impl SharedControlSocket {
         metrics: impl Fn() -> String + Send + Sync + 'static,
         has_turn: impl Fn() -> bool + Send + 'static,
     ) -> std::io::Result<()> {
-        let desk = Desk { control, config: None, metrics: Some(Box::new(metrics)) };
+        let context = SessionContext { control, config: None, metrics: Some(Box::new(metrics)) };
         let listener = Arc::clone(&self.listener);
-        spawn(move || accept_in_turn(&listener, &Arc::new(desk), has_turn)).map(drop)
+        spawn(move || accept_in_turn(&listener, &Arc::new(context), has_turn)).map(drop)
     }
 
     /// Removes the socket's file, if this is the process that bound it. Does not allocate: signal handlers may
@@ -64,8 +64,8 @@ impl SharedControlSocket {
     }
 }
 
-fn accept_in_turn(listener: &PrivateListener, desk: &Arc<Desk>, has_turn: impl Fn() -> bool) {
-    let seats = Arc::<ClientSlots>::default();
+fn accept_in_turn(listener: &PrivateListener, context: &Arc<SessionContext>, has_turn: impl Fn() -> bool) {
+    let slots = Arc::<ClientSlots>::default();
     let look = Timespec::try_from(TURN_LOOK).ok();
     let mut had_turn = false;
     loop {
@@ -79,7 +79,7 @@ fn accept_in_turn(listener: &PrivateListener, desk: &Arc<Desk>, has_turn: impl F
         let accepted = is_ready.then(|| listener.socket().accept());
         match accepted {
             // An error concerns this client's connection only.
-            Some(Ok((stream, _))) => drop(seat(stream, desk, &seats)),
+            Some(Ok((stream, _))) => drop(serve_client(stream, context, &slots)),
             None if has_turn() => {} // the time is over
             _ => thread::sleep(TURN_LOOK),
         }

@@ -23,7 +23,7 @@ use rustix::process::geteuid;
 
 use super::clients::ClientSlots;
 use super::handle::Control;
-use super::session::{ControlSession, Desk, MetricsText};
+use super::session::{ControlSession, SessionContext, MetricsText};
 
 /// Pause after a client could not be accepted, for want of descriptors or threads.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);
@@ -32,8 +32,8 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct ControlSocket {
     listener: Arc<PrivateListener>,
-    seats: Arc<ClientSlots>,
-    door: Option<JoinHandle<()>>,
+    slots: Arc<ClientSlots>,
+    accept_thread: Option<JoinHandle<()>>,
 }
 
 impl ControlSocket {
@@ -88,15 +88,15 @@ impl BoundSocket {
     pub fn serve(mut self, control: Control, config: Option<PathBuf>) -> Result<ControlSocket> {
         let bound = self.listener.take().expect("a socket is served once, as serving takes it");
         let listener = Arc::new(bound);
-        let seats = Arc::new(ClientSlots::default());
+        let slots = Arc::new(ClientSlots::default());
         let mut socket = ControlSocket {
             listener: Arc::clone(&listener),
-            seats: Arc::clone(&seats),
-            door: None,
+            slots: Arc::clone(&slots),
+            accept_thread: None,
         };
-        let desk = Arc::new(Desk { control, config, metrics: self.metrics.take() });
-        let door = spawn(move || let_in(&listener, &desk, &seats));
-        socket.door = Some(door.map_err(Error::file("create", &self.path))?);
+        let context = Arc::new(SessionContext { control, config, metrics: self.metrics.take() });
+        let accept_thread = spawn(move || accept(&listener, &context, &slots));
+        socket.accept_thread = Some(accept_thread.map_err(Error::file("create", &self.path))?);
         Ok(socket)
     }
 }
@@ -118,19 +118,19 @@ impl Drop for BoundSocket {
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         self.listener.remove();
-        self.seats.close();
+        self.slots.close();
         // Makes a waiting `accept` return an error.
         let closed = rustix::net::shutdown(self.listener.socket(), rustix::net::Shutdown::Both);
-        if let Some(door) = self.door.take()
+        if let Some(accept_thread) = self.accept_thread.take()
             && closed.is_ok()
         {
-            let _ = door.join();
+            let _ = accept_thread.join();
         }
     }
 }
 
 /// Accepts clients until the socket is shut down.
-fn let_in(listener: &PrivateListener, desk: &Arc<Desk>, seats: &Arc<ClientSlots>) {
+fn accept(listener: &PrivateListener, context: &Arc<SessionContext>, slots: &Arc<ClientSlots>) {
     loop {
         let stream = match listener.socket().accept() {
             Ok((stream, _)) => stream,
@@ -142,27 +142,27 @@ fn let_in(listener: &PrivateListener, desk: &Arc<Desk>, seats: &Arc<ClientSlots>
             }
         };
         // An error concerns this client's connection only.
-        let _ = seat(stream, desk, seats);
+        let _ = serve_client(stream, context, slots);
     }
 }
 
 /// Gives a client a slot and a thread, or sends it the reason for refusing.
-pub(super) fn seat(
+pub(super) fn serve_client(
     stream: UnixStream,
-    desk: &Arc<Desk>,
-    seats: &Arc<ClientSlots>,
+    context: &Arc<SessionContext>,
+    slots: &Arc<ClientSlots>,
 ) -> io::Result<()> {
     if let Err(refused) = check_peer(&stream)? {
-        return turn_away(&stream, &refused);
+        return refuse(&stream, &refused);
     }
-    let Some(seat) = seats.take(&stream)? else {
+    let Some(slot) = slots.take(&stream)? else {
         let why = "as many clients are connected as may be; end one of them, then try again";
-        return turn_away(&stream, &Refused::new(Errno::Busy, why));
+        return refuse(&stream, &Refused::new(Errno::Busy, why));
     };
-    let desk = Arc::clone(desk);
+    let context = Arc::clone(context);
     spawn(move || {
         // An error means that the client has gone within an answer.
-        let _ = ControlSession::new(&desk, seat, stream).serve();
+        let _ = ControlSession::new(&context, slot, stream).serve();
     })?;
     Ok(())
 }
@@ -180,7 +180,7 @@ fn check_peer(stream: &UnixStream) -> io::Result<Result<(), Refused>> {
 }
 
 /// Sends a refusal without waiting: the socket buffer of a new client holds a line.
-fn turn_away(mut stream: &UnixStream, refused: &Refused) -> io::Result<()> {
+fn refuse(mut stream: &UnixStream, refused: &Refused) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.write_all(format!("error {refused}\n").as_bytes())?;
     stream.shutdown(Shutdown::Write)
