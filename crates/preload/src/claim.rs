@@ -14,7 +14,7 @@ use rustix::io::{pread, pwrite};
 use rustix::thread::futex;
 
 use crate::abi::Span;
-use crate::{abi, kept};
+use crate::{abi, protected};
 
 /// Words that all processes share.
 const RECEIVING: usize = 0;
@@ -42,8 +42,8 @@ impl Claim {
     /// Claim to the first engine.
     pub(crate) fn new() -> io::Result<Self> {
         let file = memfd_create("forebay-claim", MemfdFlags::CLOEXEC)?;
-        let file = kept::duplicate(&file)?;
-        kept::add(file.as_fd());
+        let file = protected::duplicate(&file)?;
+        protected::protect(file.as_fd());
         let words = abi::shared_words(file.as_fd())?;
         Ok(Self::of(Arc::new(file), words, 0))
     }

@@ -22,5 +22,5 @@ mod fork_locks; //  locks that a fork must not copy
 mod claim; //       the process that runs it, of several that were forked
 mod turns; //       the process that takes new connections, of several that run one
 mod control; //     control socket of the program
-mod kept; //        descriptors that the program must not close
+mod protected; //   descriptors that the program must not close
 mod errno; //       errors as the kernel's numbers

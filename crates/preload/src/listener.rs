@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use arc_swap::ArcSwapOption;
 use forebay::net::{TcpListener, TcpStream};
 use forebay_device::rx_filter::FilterProtocol;
-use forebay_sys::readiness::{Ended, ReadinessTold, Teller, readiness};
+use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter, readiness};
 use forebay_sys::tcp_reserve;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd};
@@ -29,7 +29,7 @@ use crate::settings::{lacking, timeout};
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, OptionName, TcpSetting};
-use crate::{abi, fork_locks, kept, table};
+use crate::{abi, fork_locks, protected, table};
 
 /// Listeners that this process has, and those of them that no engine of this process serves.
 static LISTENERS: AtomicUsize = AtomicUsize::new(0);
@@ -51,7 +51,7 @@ pub(crate) struct Listener {
     is_nonblocking: AtomicBool,
     served: ArcSwapOption<Served>,
     /// Descriptor that the program polls while another process receives the packets.
-    turn: Mutex<Option<(Teller, ReadinessTold)>>,
+    turn: Mutex<Option<(ReadinessSetter, ReadinessDescriptor)>>,
     /// Process that made it.
     origin: Origin,
 }
@@ -121,8 +121,8 @@ impl Listener {
         tcp_reserve::refuse_packets(descriptor).map_err(|error| unconnected_errno(&error))?;
         rustix::net::listen(descriptor, backlog)?;
         let is_nonblocking = fcntl_getfl(descriptor)?.contains(OFlags::NONBLOCK);
-        let inherited = Inherited::of(kept::duplicate(descriptor)?)?;
-        kept::add(inherited.kernel.as_fd());
+        let inherited = Inherited::of(protected::duplicate(descriptor)?)?;
+        protected::protect(inherited.kernel.as_fd());
         let v6_only =
             local.is_ipv6() && abi::is_on(descriptor, (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY));
         let listener = Self {
@@ -173,7 +173,7 @@ impl Listener {
     /// Closes this process's copy of the kernel's socket, which nothing here uses any more: the port is free once the
     /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
-        kept::remove(self.kernel());
+        protected::unprotect(self.kernel());
         abi::close_forgotten(self.kernel());
     }
 
@@ -213,9 +213,9 @@ impl Listener {
         if socket_reuseport(&self.inherited.kernel).unwrap_or(false) {
             options = options.reuse_port();
         }
-        let (reserved, told_by) = (Arc::clone(&self.inherited.kernel), self.turn().take());
-        let is_placed = told_by.is_some();
-        let tcp = options.listen_reserved(self.local, self.backlog, reserved, told_by);
+        let (reserved, readiness) = (Arc::clone(&self.inherited.kernel), self.turn().take());
+        let is_placed = readiness.is_some();
+        let tcp = options.listen_reserved(self.local, self.backlog, reserved, readiness);
         let tcp = tcp.map_err(|error| {
             eprintln!("forebay: cannot listen on {}: {error}", self.local);
             unconnected_errno(&error)
@@ -242,9 +242,9 @@ impl Listener {
                 self.local,
                 process::id()
             );
-            let (teller, told) = readiness().map_err(|error| unconnected_errno(&error))?;
-            self.place(socket, told.as_fd())?;
-            *turn = Some((teller, told));
+            let (setter, descriptor) = readiness().map_err(|error| unconnected_errno(&error))?;
+            self.place(socket, descriptor.as_fd())?;
+            *turn = Some((setter, descriptor));
         }
         drop(turn);
         when_free(serve_all)
@@ -266,12 +266,12 @@ impl Listener {
 
     /// Has calls that wait for the turn go on, which then find why nothing can be accepted.
     fn end_turn(&self) {
-        if let Some((teller, told)) = &mut *self.turn() {
-            teller.end(Ended::Both, told);
+        if let Some((setter, descriptor)) = &mut *self.turn() {
+            setter.end(Ended::Both, descriptor);
         }
     }
 
-    fn turn(&self) -> MutexGuard<'_, Option<(Teller, ReadinessTold)>> {
+    fn turn(&self) -> MutexGuard<'_, Option<(ReadinessSetter, ReadinessDescriptor)>> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -369,7 +369,7 @@ fn serve_all() {
 /// Waits until a listener is served and has a connection.
 fn await_turn(socket: &Arc<Socket>, wait: &mut CallWait) -> Result<(), Errno> {
     let number = table::numbers_of(socket).first().copied().ok_or(Errno::BADF)?;
-    abi::with_number(number, |told| wait.readable(told))
+    abi::with_number(number, |descriptor| wait.readable(descriptor))
 }
 
 impl Served {
@@ -380,7 +380,7 @@ impl Served {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        kept::remove(self.inherited.kernel.as_fd());
+        protected::unprotect(self.inherited.kernel.as_fd());
         let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
         closed.retain(|(_, socket)| socket.strong_count() > 0);
         closed.push((self.local.port(), Arc::downgrade(&self.inherited.kernel)));
@@ -390,9 +390,9 @@ impl Drop for Listener {
         if self.served_here().is_none() && turn.is_none() {
             UNSERVED.fetch_sub(1, Ordering::Relaxed);
         }
-        if let Some((teller, told)) = turn {
-            drop(told); // first: who polls it would see the teller's end
-            drop(teller);
+        if let Some((setter, descriptor)) = turn {
+            drop(descriptor); // first: who polls it would see the setter's end
+            drop(setter);
         }
     }
 }

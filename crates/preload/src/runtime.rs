@@ -21,7 +21,7 @@ use crate::claim::Claim;
 use crate::socket::Socket;
 use crate::start_error::StartError;
 use crate::turns::{Rings, take_turns};
-use crate::{control, fork_locks, kept, listener, table};
+use crate::{control, fork_locks, protected, listener, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 const FORKS_MAX: usize = 8;
@@ -117,7 +117,7 @@ pub(crate) fn prepare() -> Result<(), Errno> {
         && is_inherited
         && RUNNING.get(forks()).is_some_and(|slot| slot.get().is_none())
     {
-        *prepared = Some(told(kept::all_of(|| open(config, None)))?);
+        *prepared = Some(told(protected::protect_opened_by(|| open(config, None)))?);
     }
     Ok(())
 }
@@ -146,10 +146,10 @@ fn prepare_next(prepared: &mut Option<Prepared>) {
     }
     let Some(config) = configured() else { return };
     let claim = Arc::new(before.claim.next());
-    match kept::all_of(|| open(config, Some(claim))) {
+    match protected::protect_opened_by(|| open(config, Some(claim))) {
         Ok(next) => {
             // Nothing of the copy was ever used: its descriptors and its memory are all that it has.
-            kept::closed_by(|| drop(prepared.replace(next)));
+            protected::closing_own(|| drop(prepared.replace(next)));
         }
         Err(error) if before.failed.replace(Instant::now()).is_none() => {
             let _ = told::<()>(Err(error));
@@ -320,8 +320,8 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
         inherited => {
             // Another process has run the engine, and has ended.
             let claim = inherited.as_ref().map(|inherited| Arc::clone(&inherited.claim));
-            kept::closed_by(|| drop(inherited));
-            let fresh = told(kept::all_of(|| open(config, claim.clone())));
+            protected::closing_own(|| drop(inherited));
+            let fresh = told(protected::protect_opened_by(|| open(config, claim.clone())));
             if let (Err(_), Some(claim)) = (&fresh, claim) {
                 claim.release(); // one that waits may be permitted to open the devices
             }
@@ -340,8 +340,8 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
     };
     told(spawn("forebay-engine", run))?;
     let made = eventfd(0, EventfdFlags::CLOEXEC)?;
-    let finisher = Arc::new(kept::duplicate(&made)?);
-    kept::add(finisher.as_fd());
+    let finisher = Arc::new(protected::duplicate(&made)?);
+    protected::protect(finisher.as_fd());
     let has_finished = Arc::<AtomicBool>::default();
     let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
     told(spawn("forebay-finish", move || await_end(&wakes, &says, &of)))?;

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 
 use crate::errno::stream_errno;
-use crate::kept;
+use crate::protected;
 use crate::origin::Origin;
 use crate::settings::timeout;
 use crate::socket::CallWait;
@@ -90,7 +90,7 @@ impl Stream {
         }
         let made = new_socket(self.is_ipv6)?;
         self.inherited.copy_to(made.as_fd());
-        let made = kept::duplicate(&made)?;
+        let made = protected::duplicate(&made)?;
         Ok(self.store.get_or_init(|| made).as_fd())
     }
 

@@ -12,12 +12,16 @@ use forebay_sys::socket_filter::{FilterInstruction, attach, attached};
 
 use crate::claim::Claim;
 use crate::socket::Socket;
-use crate::{kept, table};
+use crate::{protected, table};
 
-/// Time between looks for what is not told: that a filter is attached, and that connections have ended.
+/// Time between two checks of whether the devices' filters are attached, and the number of checks: 10 s.
 const ATTACHED_LOOK: Duration = Duration::from_millis(1);
 const ATTACHED_LOOKS_MAX: u32 = 10_000;
+
+/// Time between two checks of whether the last connection has ended.
 const ENDED_LOOK: Duration = Duration::from_millis(100);
+
+/// Time between two checks of whether the older processes have ended.
 const OLDER_LOOK: Duration = Duration::from_secs(1);
 
 /// Time in which others take new connections, too: they may have the SYNs of those that came before the filter, and
@@ -32,8 +36,8 @@ impl Rings {
     pub(crate) fn of(devices: &[Device]) -> io::Result<Self> {
         let sources = devices.iter().flat_map(|device| &device.sources);
         let sockets = sources.filter_map(|source| source.descriptor());
-        let rings = sockets.map(kept::duplicate).collect::<Result<Vec<_>, _>>()?;
-        rings.iter().for_each(|ring| kept::add(ring.as_fd()));
+        let rings = sockets.map(protected::duplicate).collect::<Result<Vec<_>, _>>()?;
+        rings.iter().for_each(|ring| protected::protect(ring.as_fd()));
         Ok(Self(rings))
     }
 
@@ -65,7 +69,7 @@ pub(crate) fn take_turns(claim: &Claim, rings: &Rings, net: &Net) {
     }
     loop {
         await_successor(claim);
-        rest(claim, rings, net);
+        stop_receiving_when_idle(claim, rings, net);
         let resume = || {
             rings.attach(filters.iter().map(Vec::as_slice));
             claim.lead();
@@ -87,8 +91,8 @@ fn await_successor(claim: &Claim) {
     }
 }
 
-/// Receives nothing any more once all connections have ended, unless newer processes end before.
-fn rest(claim: &Claim, rings: &Rings, net: &Net) {
+/// Stops receiving once all connections have ended, unless the newer processes end before.
+fn stop_receiving_when_idle(claim: &Claim, rings: &Rings, net: &Net) {
     let has_udp = || {
         let sockets = table::within(0, u32::MAX).filter_map(table::find);
         sockets.into_iter().any(|socket| matches!(&*socket, Socket::Udp(_)))

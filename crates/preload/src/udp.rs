@@ -20,7 +20,7 @@ use crate::origin::Origin;
 use crate::runtime::{is_taken, running_alone};
 use crate::settings::{Settings, is_supported, lacking, timeout};
 use crate::socket::{CallWait, Socket, Takeover};
-use crate::{abi, kept, table};
+use crate::{abi, protected, table};
 
 /// Length of the longest payload of a datagram, or of several merged.
 const PAYLOAD_BYTES_MAX: usize = 1 << 16;
@@ -96,7 +96,7 @@ impl Udp {
         for option in lacking(descriptor) {
             eprintln!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
-        let kernel = kept::duplicate(descriptor)?;
+        let kernel = protected::duplicate(descriptor)?;
         let readiness = udp.descriptor().map_err(|error| unconnected_errno(&error))?;
         // Calls that wait do so in the kernel, which knows how signals interrupt them.
         fcntl_setfl(readiness, OFlags::empty())?;

@@ -23,13 +23,13 @@ const STOPPER: [u8; 2048] = [0; 2048];
 
 /// End of the pair that is polled.
 #[derive(Debug)]
-pub struct ReadinessTold(OwnedFd);
+pub struct ReadinessDescriptor(OwnedFd);
 
 /// End of the pair that sets readability and writability.
 #[derive(Debug)]
-pub struct Teller {
+pub struct ReadinessSetter {
     /// `None` once an error was told.
-    descriptor: Option<OwnedFd>,
+    socket: Option<OwnedFd>,
     is_readable: bool,
     is_writable: bool,
     ended: Ended,
@@ -53,50 +53,50 @@ pub enum Ended {
 ///
 /// # Errors
 /// If the process has no descriptors left.
-pub fn readiness() -> io::Result<(Teller, ReadinessTold)> {
+pub fn readiness() -> io::Result<(ReadinessSetter, ReadinessDescriptor)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (descriptor, told) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let (socket, descriptor) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // The kernel raises 0 to its minimum.
-    set_socket_send_buffer_size(&told, 0)?;
-    let descriptor = Some(descriptor);
+    set_socket_send_buffer_size(&descriptor, 0)?;
+    let socket = Some(socket);
     let (is_readable, is_writable, ended) = (false, true, Ended::default());
-    Ok((Teller { descriptor, is_readable, is_writable, ended }, ReadinessTold(told)))
+    Ok((ReadinessSetter { socket, is_readable, is_writable, ended }, ReadinessDescriptor(descriptor)))
 }
 
 // No call below waits, whatever flag others have set on the descriptor. `AGAIN` says that they have read what was
 // there, or have written.
-impl Teller {
+impl ReadinessSetter {
     /// Makes the other end readable.
     pub fn readable(&mut self) {
-        if let (false, Some(descriptor)) = (self.is_readable, &self.descriptor) {
-            self.is_readable = tell(descriptor, &[0]);
+        if let (false, Some(socket)) = (self.is_readable, &self.socket) {
+            self.is_readable = write_some(socket, &[0]);
         }
     }
 
     /// Makes the other end not readable, unless the peer's side has ended.
-    pub fn not_readable(&mut self, told: &ReadinessTold) {
+    pub fn not_readable(&mut self, descriptor: &ReadinessDescriptor) {
         if self.is_readable && self.ended == Ended::Nothing {
-            self.is_readable = !take(&told.0, &mut [0; 8]);
+            self.is_readable = !read_all(&descriptor.0, &mut [0; 8]);
         }
     }
 
     /// Makes the other end writable.
     pub fn writable(&mut self) {
-        if let (false, Some(descriptor)) = (self.is_writable, &self.descriptor) {
+        if let (false, Some(socket)) = (self.is_writable, &self.socket) {
             // Room for what others have written besides.
-            self.is_writable = take(descriptor, &mut [0; 2 * STOPPER.len()]);
+            self.is_writable = read_all(socket, &mut [0; 2 * STOPPER.len()]);
         }
     }
 
     /// Makes the other end not writable, unless both sides have ended.
-    pub fn not_writable(&mut self, told: &ReadinessTold) {
+    pub fn not_writable(&mut self, descriptor: &ReadinessDescriptor) {
         if self.is_writable && self.ended < Ended::Both {
-            self.is_writable = !tell(&told.0, &STOPPER);
+            self.is_writable = !write_some(&descriptor.0, &STOPPER);
         }
     }
 
     /// Tells that sides have ended. Does nothing if that was told before.
-    pub fn end(&mut self, ended: Ended, told: &ReadinessTold) {
+    pub fn end(&mut self, ended: Ended, descriptor: &ReadinessDescriptor) {
         if ended <= self.ended {
             return;
         }
@@ -105,19 +105,19 @@ impl Teller {
         if ended >= Ended::Both {
             self.writable();
         }
-        let Some(descriptor) = &self.descriptor else { return };
+        let Some(socket) = &self.socket else { return };
         let _ = match ended {
             Ended::Nothing => Ok(()),
-            Ended::Peer => shutdown(descriptor, Shutdown::Write),
-            Ended::Both => shutdown(descriptor, Shutdown::Both),
+            Ended::Peer => shutdown(socket, Shutdown::Write),
+            Ended::Both => shutdown(socket, Shutdown::Both),
             Ended::Failed => {
                 // After a shutdown no byte can be left unread: the error is then told as the end.
                 if before < Ended::Both {
-                    tell(&told.0, &[0]);
+                    write_some(&descriptor.0, &[0]);
                 }
                 // A copy in a child keeps the end open, but not this.
-                let ended = shutdown(descriptor, Shutdown::Both);
-                self.descriptor = None;
+                let ended = shutdown(socket, Shutdown::Both);
+                self.socket = None;
                 ended
             }
         };
@@ -125,18 +125,18 @@ impl Teller {
 }
 
 /// Writes to an end. True if the other one has as many bytes unread as others permit.
-fn tell(descriptor: &OwnedFd, bytes: &[u8]) -> bool {
-    let sent = send(descriptor, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+fn write_some(socket: &OwnedFd, bytes: &[u8]) -> bool {
+    let sent = send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     sent.is_ok() || sent == Err(Errno::AGAIN)
 }
 
 /// Reads what is unread at an end. False if that failed.
-fn take(descriptor: &OwnedFd, room: &mut [u8]) -> bool {
-    let taken = recv(descriptor, room, RecvFlags::DONTWAIT);
+fn read_all(socket: &OwnedFd, room: &mut [u8]) -> bool {
+    let taken = recv(socket, room, RecvFlags::DONTWAIT);
     taken.is_ok() || matches!(taken, Err(Errno::AGAIN))
 }
 
-impl AsFd for ReadinessTold {
+impl AsFd for ReadinessDescriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -148,8 +148,8 @@ mod tests {
 
     use super::*;
 
-    fn seen(told: &ReadinessTold) -> (bool, bool) {
-        let mut polled = [PollFd::new(told, PollFlags::IN | PollFlags::OUT)];
+    fn seen(descriptor: &ReadinessDescriptor) -> (bool, bool) {
+        let mut polled = [PollFd::new(descriptor, PollFlags::IN | PollFlags::OUT)];
         poll(&mut polled, Some(&Timespec::default())).unwrap();
         let seen = polled[0].revents();
         (seen.contains(PollFlags::IN), seen.contains(PollFlags::OUT))
@@ -164,16 +164,16 @@ mod tests {
             let cases =
                 [(Ended::Peer, peer), (Ended::Both, all - PollFlags::ERR), (Ended::Failed, all)];
             for (ended, mut expected) in cases {
-                let (mut teller, told) = readiness().unwrap();
+                let (mut setter, descriptor) = readiness().unwrap();
                 if !is_writable {
-                    teller.not_writable(&told);
+                    setter.not_writable(&descriptor);
                 } else if ended == Ended::Peer {
                     expected |= PollFlags::OUT;
                 }
-                teller.end(ended, &told);
-                teller.not_readable(&told);
-                teller.readable();
-                let mut polled = [PollFd::new(&told, all)];
+                setter.end(ended, &descriptor);
+                setter.not_readable(&descriptor);
+                setter.readable();
+                let mut polled = [PollFd::new(&descriptor, all)];
                 poll(&mut polled, Some(&Timespec::default())).unwrap();
                 assert_eq!(polled[0].revents(), expected, "{ended:?}, {is_writable}");
             }
@@ -182,12 +182,12 @@ mod tests {
 
     #[test]
     fn error_is_told_despite_copies() {
-        let (mut teller, told) = readiness().unwrap();
-        let copy = teller.descriptor.as_ref().unwrap().try_clone().unwrap();
-        teller.end(Ended::Failed, &told);
+        let (mut setter, descriptor) = readiness().unwrap();
+        let copy = setter.socket.as_ref().unwrap().try_clone().unwrap();
+        setter.end(Ended::Failed, &descriptor);
         let asked = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         let events = || {
-            let mut polled = [PollFd::new(&told, asked)];
+            let mut polled = [PollFd::new(&descriptor, asked)];
             poll(&mut polled, Some(&Timespec::default())).unwrap();
             polled[0].revents()
         };
@@ -198,26 +198,26 @@ mod tests {
 
     #[test]
     fn strays_neither_block_nor_silence() {
-        let (mut teller, told) = readiness().unwrap();
-        rustix::fs::fcntl_setfl(&told, rustix::fs::OFlags::empty()).unwrap();
+        let (mut setter, descriptor) = readiness().unwrap();
+        rustix::fs::fcntl_setfl(&descriptor, rustix::fs::OFlags::empty()).unwrap();
         let (says, said) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             for _ in 0..10 {
-                teller.readable();
-                rustix::io::read(&told, &mut [0; 8]).unwrap();
-                teller.not_readable(&told);
-                teller.readable();
-                assert_eq!(seen(&told), (true, true));
-                teller.not_readable(&told);
-                assert_eq!(seen(&told), (false, true));
+                setter.readable();
+                rustix::io::read(&descriptor, &mut [0; 8]).unwrap();
+                setter.not_readable(&descriptor);
+                setter.readable();
+                assert_eq!(seen(&descriptor), (true, true));
+                setter.not_readable(&descriptor);
+                assert_eq!(seen(&descriptor), (false, true));
                 // As many bytes as there is room for.
-                while send(&told, &[0; 100], SendFlags::DONTWAIT).is_ok() {}
-                teller.not_writable(&told);
-                assert_eq!(seen(&told), (false, false));
-                teller.writable();
-                teller.not_writable(&told);
-                teller.writable();
-                assert_eq!(seen(&told), (false, true));
+                while send(&descriptor, &[0; 100], SendFlags::DONTWAIT).is_ok() {}
+                setter.not_writable(&descriptor);
+                assert_eq!(seen(&descriptor), (false, false));
+                setter.writable();
+                setter.not_writable(&descriptor);
+                setter.writable();
+                assert_eq!(seen(&descriptor), (false, true));
             }
             says.send(()).unwrap();
         });
@@ -226,24 +226,24 @@ mod tests {
 
     #[test]
     fn readable_and_writable_are_separate() {
-        let (mut teller, told) = readiness().unwrap();
-        assert_eq!(seen(&told), (false, true));
+        let (mut setter, descriptor) = readiness().unwrap();
+        assert_eq!(seen(&descriptor), (false, true));
         for _ in 0..1000 {
             for _ in 0..2 {
-                teller.not_writable(&told);
-                assert_eq!(seen(&told), (false, false));
+                setter.not_writable(&descriptor);
+                assert_eq!(seen(&descriptor), (false, false));
             }
             for _ in 0..2 {
-                teller.readable();
-                assert_eq!(seen(&told), (true, false));
+                setter.readable();
+                assert_eq!(seen(&descriptor), (true, false));
             }
             for _ in 0..2 {
-                teller.writable();
-                assert_eq!(seen(&told), (true, true));
+                setter.writable();
+                assert_eq!(seen(&descriptor), (true, true));
             }
             for _ in 0..2 {
-                teller.not_readable(&told);
-                assert_eq!(seen(&told), (false, true));
+                setter.not_readable(&descriptor);
+                assert_eq!(seen(&descriptor), (false, true));
             }
         }
     }

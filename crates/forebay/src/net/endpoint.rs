@@ -11,7 +11,7 @@ use forebay_stack::socket::{SocketId, shown};
 use forebay_stack::socket::queue::SocketQueue;
 use forebay_stack::socket::reader::SocketReader;
 use forebay_stack::socket::table::Membership;
-use forebay_sys::readiness::ReadinessTold;
+use forebay_sys::readiness::ReadinessDescriptor;
 use rustix::io::Errno;
 
 use super::datagram::{Datagram, Datagrams, traffic_class_of, ttl_of};
@@ -33,7 +33,7 @@ pub(super) struct Endpoint {
     pub(super) reader: Mutex<SocketReader>,
     pub(super) wake: Arc<Wake>,
     /// Created on first use.
-    pub(super) descriptor: OnceLock<ReadinessTold>,
+    pub(super) descriptor: OnceLock<ReadinessDescriptor>,
     pub(super) options: Options,
     /// Keeps the datagrams of each flow in order.
     pub(super) last_sent: LastSent,

@@ -10,7 +10,7 @@ use forebay_stack::socket::SocketId;
 use forebay_stack::socket::connection_id::{ConnectionIds, EndpointIndex, SelectById};
 use forebay_stack::socket::table::{Binding, Reuse};
 use forebay_sys as sys;
-use forebay_sys::readiness::{ReadinessTold, Teller};
+use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter};
 
 use super::endpoint::{self, Endpoint};
 use super::tcp::ListenOptions;
@@ -142,7 +142,7 @@ impl SocketOptions {
     }
 
     /// Does the same on an address that the caller keeps from the kernel: `reserved` is a socket of the kernel
-    /// that listens there, and drops every packet. The listener's descriptor is that of `told_by`, if it is given.
+    /// that listens there, and drops every packet. The listener's descriptor is that of `readiness`, if it is given.
     ///
     /// # Errors
     /// As [`listen`](Self::listen), of this address.
@@ -151,11 +151,11 @@ impl SocketOptions {
         local: SocketAddr,
         backlog: u32,
         reserved: Arc<OwnedFd>,
-        told_by: Option<(Teller, ReadinessTold)>,
+        readiness: Option<(ReadinessSetter, ReadinessDescriptor)>,
     ) -> io::Result<TcpListener> {
         let Self { net, reuse, cpu, is_v6_only, rcvbuf, .. } = self;
         let how = ListenOptions { reuse, cpu, is_v6_only, is_reserved: false, rcvbuf, backlog };
-        TcpListener::listen_reserved(&net.0, local, &how, (reserved, told_by))
+        TcpListener::listen_reserved(&net.0, local, &how, (reserved, readiness))
     }
 }
 

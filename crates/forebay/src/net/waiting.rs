@@ -110,9 +110,9 @@ impl Endpoint {
         }
         let mut reader = self.reader();
         if self.descriptor.get().is_none() {
-            let (teller, told) = readiness()?;
-            self.wake.set_teller(teller);
-            let _ = self.descriptor.set(told); // never set before: the reader is locked
+            let (setter, descriptor) = readiness()?;
+            self.wake.set_setter(setter);
+            let _ = self.descriptor.set(descriptor); // never set before: the reader is locked
             self.tell_if_readable(&mut reader);
         }
         drop(reader);

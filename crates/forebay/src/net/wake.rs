@@ -13,7 +13,7 @@ use arc_swap::ArcSwapOption;
 use forebay_rx::CpuId;
 use forebay_rx::arrive::Waker;
 use forebay_stack::socket::queue::{SocketQueue, WakeReader};
-use forebay_sys::readiness::{ReadinessTold, Teller};
+use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter};
 
 /// Waiters for a socket.
 #[derive(Default)]
@@ -22,8 +22,8 @@ pub(super) struct Wake {
     changed: Condvar,
     /// Number of readers that sleep, or are about to.
     sleepers: AtomicU32,
-    /// True if `teller` is set.
-    has_teller: AtomicBool,
+    /// True if `setter` is set.
+    has_setter: AtomicBool,
     /// CPUs whose threads read in their own turns, each with its waker.
     inline: ArcSwapOption<Vec<(CpuId, Waker)>>,
 }
@@ -33,7 +33,7 @@ struct WakeState {
     /// Number of times readers were woken.
     wakes: Wakes,
     /// Writing side of the socket's descriptor; created when the descriptor is first requested.
-    teller: Option<Teller>,
+    setter: Option<ReadinessSetter>,
     /// All packets before this ticket had been read at the last call of `not_readable`.
     due: u32,
 }
@@ -59,7 +59,7 @@ impl Wake {
     /// true if that reader is counted as a sleeper.
     pub(super) fn has_others(&self, is_asleep: bool) -> bool {
         self.sleepers.load(Ordering::Relaxed) > is_asleep.into()
-            || self.has_teller.load(Ordering::Relaxed)
+            || self.has_setter.load(Ordering::Relaxed)
             || self.inline.load().as_ref().is_some_and(|inline| inline.len() > 1)
     }
 
@@ -79,37 +79,37 @@ impl Wake {
     }
 
     /// Sets the writing side of the socket's descriptor.
-    pub(super) fn set_teller(&self, teller: Teller) {
-        self.state().teller = Some(teller);
-        self.has_teller.store(true, Ordering::Relaxed);
+    pub(super) fn set_setter(&self, setter: ReadinessSetter) {
+        self.state().setter = Some(setter);
+        self.has_setter.store(true, Ordering::Relaxed);
     }
 
     /// Makes the descriptor readable.
     pub(super) fn readable(&self) {
-        self.state().teller.iter_mut().for_each(Teller::readable);
+        self.state().setter.iter_mut().for_each(ReadinessSetter::readable);
     }
 
     /// Makes the descriptor unreadable: all packets before the ticket `due` have been read.
-    pub(super) fn not_readable(&self, due: u32, told: &ReadinessTold) {
+    pub(super) fn not_readable(&self, due: u32, descriptor: &ReadinessDescriptor) {
         let mut state = self.state();
         state.due = due;
-        state.teller.iter_mut().for_each(|teller| teller.not_readable(told));
+        state.setter.iter_mut().for_each(|setter| setter.not_readable(descriptor));
     }
 
     /// Makes the descriptor writable.
     pub(super) fn writable(&self) {
-        self.state().teller.iter_mut().for_each(Teller::writable);
+        self.state().setter.iter_mut().for_each(ReadinessSetter::writable);
     }
 
     /// Makes the descriptor unwritable: a send would block.
-    pub(super) fn not_writable(&self, told: &ReadinessTold) {
-        self.state().teller.iter_mut().for_each(|teller| teller.not_writable(told));
+    pub(super) fn not_writable(&self, descriptor: &ReadinessDescriptor) {
+        self.state().setter.iter_mut().for_each(|setter| setter.not_writable(descriptor));
     }
 
     /// Releases the socket's system resources, although wakers may still hold a reference to it.
     pub(super) fn close(&self) {
         self.inline.store(None);
-        self.state().teller = None;
+        self.state().setter = None;
     }
 
     fn state(&self) -> MutexGuard<'_, WakeState> {
@@ -122,10 +122,10 @@ impl WakeReader for Wake {
         self.inline.load().iter().flat_map(|inline| inline.iter()).for_each(|(_, wake)| wake());
         let mut state = self.state();
         state.wakes.0 += 1;
-        let WakeState { teller, due, .. } = &mut *state;
+        let WakeState { setter, due, .. } = &mut *state;
         // Another reader may already have read the packet of this wake-up.
-        if let Some(teller) = teller.as_mut().filter(|_| queue.has_news(*due)) {
-            teller.readable();
+        if let Some(setter) = setter.as_mut().filter(|_| queue.has_news(*due)) {
+            setter.readable();
         }
         drop(state);
         self.changed.notify_all();

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use super::next::next;
 use super::{answer_int, last_error};
 use crate::socket::Socket;
-use crate::{kept, table};
+use crate::{protected, table};
 
 /// Request for the number of bytes that are not sent yet (linux/sockios.h).
 const SIOCOUTQNSD: c_ulong = 0x894b;
@@ -19,7 +19,7 @@ const SIOCATMARK: c_ulong = 0x8905;
 /// As `close(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if kept::refuses_close(fd) {
+    if protected::refuses_close(fd) {
         return answer_int(Err(Errno::BADF)); // no descriptor that the program has opened
     }
     let socket = table::remove(fd);
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
         return unsafe { next(first, last, flags) };
     }
     let sockets: Vec<_> = table::within(first, last).filter_map(table::remove).collect();
-    let parts = kept::ranges_around(first, last);
+    let parts = protected::unprotected_ranges(first, last);
     // SAFETY: the caller's promise, for a part.
     let closes = |&(first, last): &_| unsafe { next(first, last, flags) } == 0;
     let error = (!parts.iter().all(closes)).then(last_error);

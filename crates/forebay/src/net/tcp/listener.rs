@@ -14,7 +14,7 @@ use forebay_stack::tcp::{
     ListenerQueues, Tcp, TcpError, TcpOptions, TcpOut, TcpSharing, TcpSocket,
 };
 use forebay_sys as sys;
-use forebay_sys::readiness::{ReadinessTold, Teller};
+use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter};
 use rustix::io::Errno;
 
 use super::super::Net;
@@ -122,19 +122,19 @@ impl TcpListener {
     }
 
     /// Listens on an address that the caller keeps from the kernel. The listener's descriptor is that of
-    /// `told_by`, if it is given.
+    /// `readiness`, if it is given.
     pub(in crate::net) fn listen_reserved(
         shared: &Arc<NetState>,
         local: SocketAddr,
         how: &ListenOptions,
-        (reserved, told_by): (Reserved, Option<(Teller, ReadinessTold)>),
+        (reserved, readiness): (Reserved, Option<(ReadinessSetter, ReadinessDescriptor)>),
     ) -> io::Result<Self> {
         let ip = plain(local).ip();
         if !ip.is_unspecified() && !shared.is_receivable(ip) {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
-        let told_by = told_by.map(|(teller, told)| ListenerWatch::told_by(teller, told));
-        match listen_everywhere(shared, local, how, told_by.unwrap_or_default()) {
+        let watch = readiness.map(|(setter, descriptor)| ListenerWatch::with_readiness(setter, descriptor));
+        match listen_everywhere(shared, local, how, watch.unwrap_or_default()) {
             Ok(listening) => Ok(Self::of(shared, local, listening, Some(reserved))),
             Err(TcpError::AddressInUse) => Err(Errno::ADDRINUSE.into()),
             Err(error) => Err(error.into()),
@@ -187,9 +187,9 @@ impl TcpListener {
     /// As [`accept`](Self::accept), and those of `reserve`.
     pub fn accept_reserving(
         &self,
-        mut reserve: impl FnMut() -> io::Result<(Teller, ReadinessTold)>,
+        mut reserve: impl FnMut() -> io::Result<(ReadinessSetter, ReadinessDescriptor)>,
     ) -> io::Result<(TcpStream, SocketAddr)> {
-        self.accept_when(&mut || reserve().map(StreamWatch::told_by))
+        self.accept_when(&mut || reserve().map(StreamWatch::with_readiness))
     }
 
     fn accept_when(&self, reserve: &mut Reserve<'_>) -> io::Result<(TcpStream, SocketAddr)> {

@@ -11,7 +11,7 @@ use forebay_rx::CpuId;
 use forebay_rx::arrive::Waker;
 use forebay_rx::hash::FlowHash;
 use forebay_stack::tcp::Readiness;
-use forebay_sys::readiness::{Ended, ReadinessTold, Teller, readiness};
+use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter, readiness};
 
 use super::shards::ShardSocket;
 
@@ -77,8 +77,8 @@ impl Watch {
 
 impl StreamWatch {
     /// Waiters that poll a descriptor which was made for them.
-    pub(super) fn told_by((teller, told): (Teller, ReadinessTold)) -> Self {
-        Self { wait: Wait::told_by(teller, told), ..Self::default() }
+    pub(super) fn with_readiness((setter, descriptor): (ReadinessSetter, ReadinessDescriptor)) -> Self {
+        Self { wait: Wait::with_readiness(setter, descriptor), ..Self::default() }
     }
 
     pub(super) fn set_hash(&self, hash: FlowHash) {
@@ -93,8 +93,8 @@ impl StreamWatch {
 
 impl ListenerWatch {
     /// Waiters that already poll a descriptor.
-    pub(super) fn told_by(teller: Teller, told: ReadinessTold) -> Self {
-        Self { wait: Wait::told_by(teller, told), ..Self::default() }
+    pub(super) fn with_readiness(setter: ReadinessSetter, descriptor: ReadinessDescriptor) -> Self {
+        Self { wait: Wait::with_readiness(setter, descriptor), ..Self::default() }
     }
 
     /// Adds a connection. The waiters are to be told.
@@ -173,24 +173,24 @@ struct State {
 
 /// Pollers of the socket's descriptor.
 struct Pollers {
-    /// Dropped before the teller, whose end would be told as the connection's.
-    told: Arc<ReadinessTold>,
-    teller: Teller,
+    /// Dropped before the setter, whose end would be told as the connection's.
+    descriptor: Arc<ReadinessDescriptor>,
+    setter: ReadinessSetter,
 }
 
 /// Descriptor of a socket's handles, which ends with the last of them: not with the engine's references to its
 /// waiters, since a set of `epoll` would tell of it until then.
 #[derive(Default)]
-pub(super) struct Polled(OnceLock<Arc<ReadinessTold>>);
+pub(super) struct Polled(OnceLock<Arc<ReadinessDescriptor>>);
 
 impl Polled {
     /// Descriptor by which pollers learn that the socket is readable or writable.
     pub(super) fn descriptor(&self, wait: &Wait) -> io::Result<BorrowedFd<'_>> {
-        if let Some(told) = self.0.get() {
-            return Ok(told.as_fd());
+        if let Some(descriptor) = self.0.get() {
+            return Ok(descriptor.as_fd());
         }
-        let told = wait.told()?;
-        Ok(self.0.get_or_init(|| told).as_fd())
+        let descriptor = wait.descriptor()?;
+        Ok(self.0.get_or_init(|| descriptor).as_fd())
     }
 
     /// Closes the descriptor: nothing is told from then on.
@@ -203,8 +203,8 @@ impl Polled {
 }
 
 impl Wait {
-    fn told_by(teller: Teller, told: ReadinessTold) -> Self {
-        let pollers = Some(Pollers { told: Arc::new(told), teller });
+    fn with_readiness(setter: ReadinessSetter, descriptor: ReadinessDescriptor) -> Self {
+        let pollers = Some(Pollers { descriptor: Arc::new(descriptor), setter });
         Self { state: State { pollers, ..State::default() }.into(), ..Self::default() }
     }
 
@@ -324,16 +324,16 @@ impl Wait {
     }
 
     /// Descriptor that is polled, created on first use.
-    fn told(&self) -> io::Result<Arc<ReadinessTold>> {
+    fn descriptor(&self) -> io::Result<Arc<ReadinessDescriptor>> {
         let mut state = self.state();
         if let Some(pollers) = &state.pollers {
-            return Ok(Arc::clone(&pollers.told));
+            return Ok(Arc::clone(&pollers.descriptor));
         }
-        let (teller, told) = readiness()?;
-        let told = Arc::new(told);
-        state.pollers = Some(Pollers { told: Arc::clone(&told), teller });
+        let (setter, descriptor) = readiness()?;
+        let descriptor = Arc::new(descriptor);
+        state.pollers = Some(Pollers { descriptor: Arc::clone(&descriptor), setter });
         state.tell_pollers();
-        Ok(told)
+        Ok(descriptor)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -345,22 +345,22 @@ impl State {
     fn tell_pollers(&mut self) {
         let fell_readable = mem::take(&mut self.fell_readable);
         let fell_writable = mem::take(&mut self.fell_writable);
-        let Some(Pollers { told, teller }) = &mut self.pollers else { return };
+        let Some(Pollers { descriptor, setter }) = &mut self.pollers else { return };
         // What fell and rose again before this call is an edge, for which `EPOLLET` waits.
         if fell_readable || !self.is_readable {
-            teller.not_readable(told);
+            setter.not_readable(descriptor);
         }
         if self.is_readable {
-            teller.readable();
+            setter.readable();
         }
         let is_writable = self.is_writable && (!self.lacks_memory || self.has_ended);
         if fell_writable || !is_writable {
-            teller.not_writable(told);
+            setter.not_writable(descriptor);
         }
         if is_writable {
-            teller.writable();
+            setter.writable();
         }
-        teller.end(self.ended, told);
+        setter.end(self.ended, descriptor);
     }
 }
 
@@ -386,10 +386,10 @@ mod tests {
     #[test]
     fn tcp_17_closed_descriptor_has_no_events() {
         let made_before = readiness().unwrap();
-        for watch in [StreamWatch::default(), StreamWatch::told_by(made_before)] {
+        for watch in [StreamWatch::default(), StreamWatch::with_readiness(made_before)] {
             let (epoll, mut polled) = (create(CreateFlags::CLOEXEC).unwrap(), Polled::default());
-            let told = polled.descriptor(&watch.wait).unwrap();
-            let programs = told.try_clone_to_owned().unwrap();
+            let descriptor = polled.descriptor(&watch.wait).unwrap();
+            let programs = descriptor.try_clone_to_owned().unwrap();
             add(&epoll, &programs, EventData::new_u64(0), EventFlags::IN).unwrap();
             drop(programs);
             polled.close(&watch.wait);

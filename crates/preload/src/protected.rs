@@ -24,7 +24,7 @@ thread_local! {
     static CLOSES_OWN: Cell<bool> = const { Cell::new(false) };
 }
 
-static IS_KEPT: [AtomicBool; NUMBERS_MAX] = [const { AtomicBool::new(false) }; NUMBERS_MAX];
+static IS_PROTECTED: [AtomicBool; NUMBERS_MAX] = [const { AtomicBool::new(false) }; NUMBERS_MAX];
 
 /// Duplicates a descriptor for the library, at a high number if the program may have such.
 ///
@@ -39,31 +39,31 @@ pub(crate) fn duplicate(descriptor: impl AsFd) -> Result<OwnedFd, Errno> {
     })
 }
 
-/// Keeps a descriptor from the program.
-pub(crate) fn add(descriptor: BorrowedFd<'_>) {
-    if let Some(kept) = at(descriptor.as_raw_fd()) {
-        kept.store(true, Ordering::Relaxed);
+/// Protects a descriptor from the program.
+pub(crate) fn protect(descriptor: BorrowedFd<'_>) {
+    if let Some(mark) = at(descriptor.as_raw_fd()) {
+        mark.store(true, Ordering::Relaxed);
     }
 }
 
-/// Keeps all descriptors that `open` opens, and does not close itself, from the program. Not those of a
+/// Protects all descriptors that `open` opens, and does not close itself, from the program. Not those of a
 /// program with several threads, which may open descriptors at the same time: these would never be closed.
-pub(crate) fn all_of<T>(open: impl FnOnce() -> T) -> T {
+pub(crate) fn protect_opened_by<T>(open: impl FnOnce() -> T) -> T {
     if numbers_in("/proc/self/task").len() != 1 {
-        return closed_by(open);
+        return closing_own(open);
     }
     let before = open_numbers();
-    let opened = closed_by(open);
+    let opened = closing_own(open);
     for number in open_numbers().difference(&before) {
-        if let Some(kept) = at(*number) {
-            kept.store(true, Ordering::Relaxed);
+        if let Some(mark) = at(*number) {
+            mark.store(true, Ordering::Relaxed);
         }
     }
     opened
 }
 
 /// Lets `close` close descriptors of the library, whose protection then ends.
-pub(crate) fn closed_by<T>(close: impl FnOnce() -> T) -> T {
+pub(crate) fn closing_own<T>(close: impl FnOnce() -> T) -> T {
     let before = CLOSES_OWN.replace(true);
     let closed = close();
     CLOSES_OWN.set(before);
@@ -84,37 +84,37 @@ fn numbers_in(folder: &str) -> BTreeSet<RawFd> {
 }
 
 /// Ends the protection of a descriptor that is about to be closed.
-pub(crate) fn remove(descriptor: BorrowedFd<'_>) {
-    if let Some(kept) = at(descriptor.as_raw_fd()) {
-        kept.store(false, Ordering::Relaxed);
+pub(crate) fn unprotect(descriptor: BorrowedFd<'_>) {
+    if let Some(mark) = at(descriptor.as_raw_fd()) {
+        mark.store(false, Ordering::Relaxed);
     }
 }
 
 /// True for a descriptor that must not be closed, since the program does not know it. Ends the protection of one that
 /// the library closes.
 pub(crate) fn refuses_close(descriptor: RawFd) -> bool {
-    let Some(kept) = at(descriptor).filter(|kept| kept.load(Ordering::Relaxed)) else {
+    let Some(mark) = at(descriptor).filter(|mark| mark.load(Ordering::Relaxed)) else {
         return false;
     };
     let is_own = CLOSES_OWN.get();
     if is_own {
-        kept.store(false, Ordering::Relaxed);
+        mark.store(false, Ordering::Relaxed);
     }
     !is_own
 }
 
 /// True for a descriptor that the program must not close.
-fn contains(descriptor: RawFd) -> bool {
-    at(descriptor).is_some_and(|kept| kept.load(Ordering::Relaxed))
+fn is_protected(descriptor: RawFd) -> bool {
+    at(descriptor).is_some_and(|mark| mark.load(Ordering::Relaxed))
 }
 
-/// Parts of a range of numbers that have none of these.
-pub(crate) fn ranges_around(first: u32, last: u32) -> Vec<(u32, u32)> {
+/// Parts of a range of numbers that have no protected one.
+pub(crate) fn unprotected_ranges(first: u32, last: u32) -> Vec<(u32, u32)> {
     let mut ranges = Vec::new();
     let mut begin = first;
     let end = last.min(u32::try_from(NUMBERS_MAX).unwrap_or(u32::MAX));
     for number in first..=end {
-        if RawFd::try_from(number).is_ok_and(contains) {
+        if RawFd::try_from(number).is_ok_and(is_protected) {
             if begin < number {
                 ranges.push((begin, number - 1));
             }
@@ -128,5 +128,5 @@ pub(crate) fn ranges_around(first: u32, last: u32) -> Vec<(u32, u32)> {
 }
 
 fn at(descriptor: RawFd) -> Option<&'static AtomicBool> {
-    IS_KEPT.get(usize::try_from(descriptor).ok()?)
+    IS_PROTECTED.get(usize::try_from(descriptor).ok()?)
 }
