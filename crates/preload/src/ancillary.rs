@@ -6,7 +6,7 @@ use forebay::net::Datagram;
 use forebay::net::message::DeviceIndex;
 use rustix::io::Errno;
 
-use crate::settings::Settings;
+use crate::udp_options::Settings;
 
 /// Bytes of the header of a control message (`struct cmsghdr` on 64 bits), and its alignment.
 const HEADER_BYTES: usize = 16;

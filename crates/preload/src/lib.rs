@@ -8,9 +8,10 @@
 #[expect(unsafe_code, reason = "the C interface: unsafe island 3")]
 mod abi; //         exported C functions, structures of C
 mod table; //       sockets by descriptor
+mod option; //      names of socket options
 mod socket; //      a socket, of any kind
 mod udp; //         a UDP socket: calls as methods
-mod settings; //    its options
+mod udp_options; // its options
 mod ancillary; //   ancillary data, as bytes
 mod listener; //    a listening TCP socket
 mod stream; //      a TCP connection

@@ -25,10 +25,11 @@ use rustix::net::sockopt::{
 use crate::errno::unconnected_errno;
 use crate::origin::Origin;
 use crate::runtime::{is_running, is_taken, parents_engine, prepare, running, when_free};
-use crate::settings::{lacking, timeout};
+use crate::option::SocketOption;
+use crate::udp_options::{lacking, timeout};
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::stream::Stream;
-use crate::tcp_options::{Inherited, OptionName, TcpSetting};
+use crate::tcp_options::{Inherited, TcpSetting};
 use crate::{abi, fork_locks, protected, table};
 
 /// Listeners that this process has, and those of them that no engine of this process serves.
@@ -124,7 +125,7 @@ impl Listener {
         let inherited = Inherited::of(protected::duplicate(descriptor)?)?;
         protected::protect(inherited.kernel.as_fd());
         let v6_only =
-            local.is_ipv6() && abi::is_on(descriptor, (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY));
+            local.is_ipv6() && abi::is_on(descriptor, SocketOption::of_ipv6(libc::IPV6_V6ONLY));
         let listener = Self {
             inherited: Arc::new(inherited),
             local,
@@ -276,14 +277,14 @@ impl Listener {
     }
 
     /// Adopts an option that the program has set on the kernel's socket.
-    pub(crate) fn adopt_option(&self, option: OptionName) {
+    pub(crate) fn adopt_option(&self, option: SocketOption) {
         self.inherited.add(option);
         if let Some(served) = self.served_here() {
             self.adopt(&served, std::iter::once(option));
         }
     }
 
-    fn adopt(&self, served: &Served, options: impl Iterator<Item = OptionName>) {
+    fn adopt(&self, served: &Served, options: impl Iterator<Item = SocketOption>) {
         let settings: Vec<_> =
             options.filter_map(|option| TcpSetting::of(option, self.kernel())).collect();
         served.tcp.set_option(|options| settings.iter().for_each(|setting| setting.apply(options)));

@@ -11,7 +11,7 @@ use rustix::net::{RecvFlags, recv};
 
 use crate::abi;
 use crate::listener::Listener;
-use crate::settings::timeout;
+use crate::udp_options::timeout;
 use crate::stream::Stream;
 use crate::table;
 use crate::udp::Udp;

@@ -14,10 +14,11 @@ use rustix::net::sockopt::socket_error;
 use crate::errno::stream_errno;
 use crate::protected;
 use crate::origin::Origin;
-use crate::settings::timeout;
+use crate::option::SocketOption;
+use crate::udp_options::timeout;
 use crate::socket::CallWait;
 use crate::tcp_options::{
-    Inherited, OptionName, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket,
+    Inherited, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket,
 };
 
 /// Connection, shared by the descriptors that were duplicated from each other.
@@ -126,7 +127,7 @@ impl Stream {
     }
 
     /// Adopts an option that the program has set on the kernel's socket.
-    pub(crate) fn adopt_option(&self, option: OptionName) -> Result<(), Errno> {
+    pub(crate) fn adopt_option(&self, option: SocketOption) -> Result<(), Errno> {
         self.check()?;
         if let Some(setting) = TcpSetting::of(option, self.kernel()?) {
             // Ignored: as in the kernel, a connection that has ended keeps the value.
@@ -136,9 +137,9 @@ impl Stream {
     }
 
     /// Sets an option that the connection itself stores, or that only a connection refuses; `None` for another one.
-    pub(crate) fn set_own(&self, option: OptionName, value: i32) -> Option<Result<(), Errno>> {
+    pub(crate) fn set_own(&self, option: SocketOption, value: i32) -> Option<Result<(), Errno>> {
         let is_on = value != 0;
-        match option {
+        match (option.level, option.name) {
             _ if is_flag(option) => Some(self.set_flag(option, is_on)),
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => Some(self.set_quick_acks(is_on)),
             // The kernel's socket would take it, since it is not connected.
@@ -147,7 +148,7 @@ impl Stream {
         }
     }
 
-    fn set_flag(&self, option: OptionName, is_on: bool) -> Result<(), Errno> {
+    fn set_flag(&self, option: SocketOption, is_on: bool) -> Result<(), Errno> {
         self.check()?;
         let setting = TcpSetting::flag(option, is_on);
         // Ignored: as above.
@@ -163,8 +164,8 @@ impl Stream {
     }
 
     /// Option that the connection itself stores; `None` if it is another one.
-    pub(crate) fn own_flag(&self, option: OptionName) -> Result<Option<bool>, Errno> {
-        let is_quick_ack = option == (libc::IPPROTO_TCP, libc::TCP_QUICKACK);
+    pub(crate) fn own_flag(&self, option: SocketOption) -> Result<Option<bool>, Errno> {
+        let is_quick_ack = option == SocketOption::of_tcp(libc::TCP_QUICKACK);
         if !is_quick_ack && !is_flag(option) {
             return Ok(None);
         }

@@ -11,9 +11,7 @@ use rustix::net::sockopt::{socket_linger, tcp_congestion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 
 use crate::abi;
-
-/// Level and number of an option.
-pub(crate) type OptionName = (i32, i32);
+use crate::option::SocketOption;
 
 const SECOND_US: u64 = 1_000_000;
 
@@ -26,68 +24,72 @@ pub(crate) const RCVBUF_LOCK: i32 = 2;
 const MSS_DEFAULT: i32 = 536;
 
 /// Options that connections inherit from their listener, and that sockets of ours have.
-pub(crate) const INHERITED: [OptionName; 19] = [
-    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
-    (libc::SOL_SOCKET, libc::SO_LINGER),
-    (libc::SOL_SOCKET, libc::SO_OOBINLINE),
-    (libc::SOL_SOCKET, libc::SO_RCVBUF),
-    (libc::SOL_SOCKET, libc::SO_SNDBUF),
-    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
-    (libc::IPPROTO_TCP, libc::TCP_CORK),
-    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
-    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
-    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
-    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
-    (libc::IPPROTO_TCP, libc::TCP_LINGER2),
-    (libc::IPPROTO_TCP, libc::TCP_SYNCNT),
-    (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
-    (libc::IPPROTO_TCP, libc::TCP_MAXSEG),
-    (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP),
-    (libc::IPPROTO_TCP, libc::TCP_CONGESTION),
-    (libc::IPPROTO_IP, libc::IP_TOS),
-    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+pub(crate) const INHERITED: [SocketOption; 19] = [
+    SocketOption::of_socket(libc::SO_KEEPALIVE),
+    SocketOption::of_socket(libc::SO_LINGER),
+    SocketOption::of_socket(libc::SO_OOBINLINE),
+    SocketOption::of_socket(libc::SO_RCVBUF),
+    SocketOption::of_socket(libc::SO_SNDBUF),
+    SocketOption::of_tcp(libc::TCP_NODELAY),
+    SocketOption::of_tcp(libc::TCP_CORK),
+    SocketOption::of_tcp(libc::TCP_KEEPIDLE),
+    SocketOption::of_tcp(libc::TCP_KEEPINTVL),
+    SocketOption::of_tcp(libc::TCP_KEEPCNT),
+    SocketOption::of_tcp(libc::TCP_USER_TIMEOUT),
+    SocketOption::of_tcp(libc::TCP_LINGER2),
+    SocketOption::of_tcp(libc::TCP_SYNCNT),
+    SocketOption::of_tcp(libc::TCP_DEFER_ACCEPT),
+    SocketOption::of_tcp(libc::TCP_MAXSEG),
+    SocketOption::of_tcp(libc::TCP_WINDOW_CLAMP),
+    SocketOption::of_tcp(libc::TCP_CONGESTION),
+    SocketOption::of_ipv4(libc::IP_TOS),
+    SocketOption::of_ipv6(libc::IPV6_TCLASS),
 ];
 
+/// Options of the traffic class, by family.
+const TRAFFIC_CLASSES: [SocketOption; 2] =
+    [SocketOption::of_ipv4(libc::IP_TOS), SocketOption::of_ipv6(libc::IPV6_TCLASS)];
+
 /// Time-outs, which connections inherit, too.
-const TIMEOUTS: [OptionName; 2] =
-    [(libc::SOL_SOCKET, libc::SO_RCVTIMEO), (libc::SOL_SOCKET, libc::SO_SNDTIMEO)];
+pub(crate) const TIMEOUTS: [SocketOption; 2] =
+    [SocketOption::of_socket(libc::SO_RCVTIMEO), SocketOption::of_socket(libc::SO_SNDTIMEO)];
 
 /// Options that `setsockopt` takes besides: those kept elsewhere, and those without effect on a socket that
 /// listens or is connected.
-const TAKEN: [OptionName; 26] = [
-    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
-    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
-    (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
-    (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE),
-    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
-    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
-    (libc::SOL_SOCKET, libc::SO_BROADCAST),
-    (libc::SOL_SOCKET, libc::SO_DONTROUTE),
-    (libc::SOL_SOCKET, libc::SO_PRIORITY),
-    (libc::SOL_SOCKET, libc::SO_INCOMING_CPU),
-    (libc::SOL_SOCKET, libc::SO_BUSY_POLL),
-    (libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL),
-    (libc::SOL_SOCKET, libc::SO_BUSY_POLL_BUDGET),
+const TAKEN: [SocketOption; 26] = [
+    SocketOption::of_socket(libc::SO_RCVTIMEO),
+    SocketOption::of_socket(libc::SO_SNDTIMEO),
+    SocketOption::of_socket(libc::SO_RCVBUFFORCE),
+    SocketOption::of_socket(libc::SO_SNDBUFFORCE),
+    SocketOption::of_socket(libc::SO_REUSEADDR),
+    SocketOption::of_socket(libc::SO_REUSEPORT),
+    SocketOption::of_socket(libc::SO_BROADCAST),
+    SocketOption::of_socket(libc::SO_DONTROUTE),
+    SocketOption::of_socket(libc::SO_PRIORITY),
+    SocketOption::of_socket(libc::SO_INCOMING_CPU),
+    SocketOption::of_socket(libc::SO_BUSY_POLL),
+    SocketOption::of_socket(libc::SO_PREFER_BUSY_POLL),
+    SocketOption::of_socket(libc::SO_BUSY_POLL_BUDGET),
     // Of a listener it is without effect; connections have it themselves.
-    (libc::IPPROTO_TCP, libc::TCP_QUICKACK),
-    (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
-    (libc::IPPROTO_TCP, libc::TCP_FASTOPEN),
-    (libc::IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS),
-    (libc::IPPROTO_IP, libc::IP_TTL),
-    (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
-    (libc::IPPROTO_IP, libc::IP_FREEBIND),
-    (libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT),
-    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
-    (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
-    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
-    (libc::IPPROTO_IPV6, libc::IPV6_FREEBIND),
-    (libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO),
+    SocketOption::of_tcp(libc::TCP_QUICKACK),
+    SocketOption::of_tcp(libc::TCP_NOTSENT_LOWAT),
+    SocketOption::of_tcp(libc::TCP_FASTOPEN),
+    SocketOption::of_tcp(libc::TCP_THIN_LINEAR_TIMEOUTS),
+    SocketOption::of_ipv4(libc::IP_TTL),
+    SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
+    SocketOption::of_ipv4(libc::IP_FREEBIND),
+    SocketOption::of_ipv4(libc::IP_BIND_ADDRESS_NO_PORT),
+    SocketOption::of_ipv6(libc::IPV6_UNICAST_HOPS),
+    SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
+    SocketOption::of_ipv6(libc::IPV6_V6ONLY),
+    SocketOption::of_ipv6(libc::IPV6_FREEBIND),
+    SocketOption::of_ipv6(libc::IPV6_RECVPKTINFO),
 ];
 
 /// Options that the program has set on a listener, of those that its connections inherit.
 pub(crate) struct Inherited {
     pub(crate) kernel: Arc<OwnedFd>,
-    options: Mutex<Vec<OptionName>>,
+    options: Mutex<Vec<SocketOption>>,
 }
 
 impl Inherited {
@@ -100,7 +102,7 @@ impl Inherited {
         Ok(Self { kernel: Arc::new(kernel), options: Mutex::new(options) })
     }
 
-    pub(crate) fn add(&self, option: OptionName) {
+    pub(crate) fn add(&self, option: SocketOption) {
         let mut options = self.options();
         if (INHERITED.contains(&option) || TIMEOUTS.contains(&option)) && !options.contains(&option)
         {
@@ -108,16 +110,12 @@ impl Inherited {
         }
     }
 
-    /// Options that connections of ours have. Of the two that are one to them, only those that were set.
-    pub(crate) fn all(&self) -> Vec<OptionName> {
+    /// Options that connections of ours have. `IP_TOS` and `IPV6_TCLASS`, which a connection has as one option, are left
+    /// out unless the program has set them.
+    pub(crate) fn all(&self) -> Vec<SocketOption> {
         let set = self.options();
-        let is_class = |option: &OptionName| {
-            let (v4, v6) = (libc::IP_TOS, libc::IPV6_TCLASS);
-            matches!(*option, (libc::IPPROTO_IP, number) if number == v4)
-                || matches!(*option, (libc::IPPROTO_IPV6, number) if number == v6)
-        };
         let mut options = INHERITED.to_vec();
-        options.retain(|option| !is_class(option) || set.contains(option));
+        options.retain(|option| !TRAFFIC_CLASSES.contains(option) || set.contains(option));
         options
     }
 
@@ -133,7 +131,7 @@ impl Inherited {
         timeouts.for_each(|option| abi::copy_option(self.kernel.as_fd(), to, *option));
     }
 
-    fn options(&self) -> MutexGuard<'_, Vec<OptionName>> {
+    fn options(&self) -> MutexGuard<'_, Vec<SocketOption>> {
         self.options.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -145,20 +143,20 @@ pub(crate) fn new_socket(is_ipv6: bool) -> Result<OwnedFd, Errno> {
 }
 
 /// Options of a connection that any int is a valid value of: no socket of the kernel is made for them.
-const FLAGS: [OptionName; 3] = [
-    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
-    (libc::IPPROTO_TCP, libc::TCP_CORK),
-    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+const FLAGS: [SocketOption; 3] = [
+    SocketOption::of_tcp(libc::TCP_NODELAY),
+    SocketOption::of_tcp(libc::TCP_CORK),
+    SocketOption::of_socket(libc::SO_KEEPALIVE),
 ];
 
 /// True for an option that the connection itself stores.
-pub(crate) fn is_flag(option: OptionName) -> bool {
+pub(crate) fn is_flag(option: SocketOption) -> bool {
     FLAGS.contains(&option)
 }
 
 /// Value of such an option.
-pub(crate) fn flag_of(option: OptionName, options: &TcpOptions) -> Option<bool> {
-    match option {
+pub(crate) fn flag_of(option: SocketOption, options: &TcpOptions) -> Option<bool> {
+    match (option.level, option.name) {
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Some(options.nodelay),
         (libc::IPPROTO_TCP, libc::TCP_CORK) => Some(options.cork),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => Some(options.keepalive),
@@ -167,39 +165,38 @@ pub(crate) fn flag_of(option: OptionName, options: &TcpOptions) -> Option<bool> 
 }
 
 /// True if `setsockopt` of this option on a TCP socket of ours is not refused.
-pub(crate) fn is_supported(option: OptionName) -> bool {
+pub(crate) fn is_accepted(option: SocketOption) -> bool {
     INHERITED.contains(&option) || TAKEN.contains(&option)
 }
 
 /// True if the program has set the size of a buffer of the kernel's socket.
 pub(crate) fn is_buffer_set(kernel: BorrowedFd<'_>, bit: i32) -> bool {
-    let set = abi::option_value(kernel, (libc::SOL_SOCKET, SO_BUF_LOCK));
+    let set = abi::option_value(kernel, SocketOption::of_socket(SO_BUF_LOCK));
     set.is_ok_and(|set| set & bit != 0)
 }
 
 /// Value of an option, for a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TcpSetting {
-    option: OptionName,
+    option: SocketOption,
     value: i64,
 }
 
 impl TcpSetting {
     /// A [flag](is_flag).
-    pub(crate) fn flag(option: OptionName, is_on: bool) -> Self {
+    pub(crate) fn flag(option: SocketOption, is_on: bool) -> Self {
         Self { option, value: is_on.into() }
     }
 
     /// Reads an option of the kernel's socket. `None` if the connection's need not be changed.
-    pub(crate) fn of((level, number): OptionName, kernel: BorrowedFd<'_>) -> Option<Self> {
-        let number = match (level, number) {
-            (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE) => libc::SO_RCVBUF,
-            (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE) => libc::SO_SNDBUF,
-            _ => number,
+    pub(crate) fn of(option: SocketOption, kernel: BorrowedFd<'_>) -> Option<Self> {
+        let option = match (option.level, option.name) {
+            (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE) => SocketOption::of_socket(libc::SO_RCVBUF),
+            (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE) => SocketOption::of_socket(libc::SO_SNDBUF),
+            _ => option,
         };
-        let option = (level, number);
         let value = || abi::option_value(kernel, option).ok().map(i64::from);
-        let value = match option {
+        let value = match (option.level, option.name) {
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 let linger = socket_linger(kernel).ok()?;
                 linger.map_or(-1, |linger| i64::try_from(linger.as_secs()).unwrap_or(i64::MAX))
@@ -224,10 +221,10 @@ impl TcpSetting {
 
     /// Changes the option of a connection.
     pub(crate) fn apply(&self, options: &mut TcpOptions) {
-        let Self { option: (level, number), value } = *self;
+        let Self { option, value } = *self;
         let micros = |unit_us: u64| u64::try_from(value).unwrap_or(0).saturating_mul(unit_us);
         let is_on = value != 0;
-        match (level, number) {
+        match (option.level, option.name) {
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keepalive = is_on,
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 options.linger_us = (value >= 0).then(|| micros(SECOND_US));
@@ -289,7 +286,7 @@ mod tests {
     #[test]
     fn exe_4_service_type_is_replaced() {
         let mut options = TcpOptions::default();
-        for option in [(libc::IPPROTO_IP, libc::IP_TOS), (libc::IPPROTO_IPV6, libc::IPV6_TCLASS)] {
+        for option in TRAFFIC_CLASSES {
             for value in [0x10, 0x88, 0] {
                 TcpSetting { option, value }.apply(&mut options);
                 assert_eq!(i64::from(options.tos), value);

@@ -16,9 +16,10 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 
 use crate::ancillary::SendControl;
 use crate::errno::unconnected_errno;
+use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::runtime::{is_taken, running_alone};
-use crate::settings::{Settings, is_supported, lacking, timeout};
+use crate::udp_options::{Settings, has_effect, lacking, timeout};
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::{abi, protected, table};
 
@@ -86,7 +87,7 @@ impl Udp {
         if is_ipv6 != local.is_ipv6() {
             return Ok(Takeover::Kernels); // the kernel has the right error
         }
-        let v6_only = is_ipv6 && abi::is_on(descriptor, (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY));
+        let v6_only = is_ipv6 && abi::is_on(descriptor, SocketOption::of_ipv6(libc::IPV6_V6ONLY));
         let mut options = running_alone()?.net.socket().v6_only(v6_only);
         if socket_reuseport(descriptor).unwrap_or(false) {
             options = options.reuse_port();
@@ -122,9 +123,9 @@ impl Udp {
     ///
     /// # Errors
     /// `ENOPROTOOPT` if it would have no effect.
-    pub(crate) fn check_option(&self, level: i32, number: i32) -> Result<(), Errno> {
+    pub(crate) fn check_option(&self, option: SocketOption) -> Result<(), Errno> {
         self.check()?;
-        if is_supported(level, number) { Ok(()) } else { Err(Errno::NOPROTOOPT) }
+        if has_effect(option) { Ok(()) } else { Err(Errno::NOPROTOOPT) }
     }
 
     /// Reads the options of the kernel's socket again, after a change.
@@ -134,7 +135,7 @@ impl Udp {
             let wait = timeout(self.kernel(), libc::SO_RCVTIMEO);
             let _ = set_socket_timeout(readiness, Timeout::Recv, wait); // as valid as it was there
         }
-        if let Ok(bytes) = abi::option_value(self.kernel(), (libc::SOL_SOCKET, libc::SO_RCVBUF)) {
+        if let Ok(bytes) = abi::option_value(self.kernel(), SocketOption::of_socket(libc::SO_RCVBUF)) {
             // A small datagram takes three times as much memory as in the kernel.
             self.udp
                 .set_recv_buffer_size(u32::try_from(bytes).unwrap_or_default().saturating_mul(3));

@@ -17,7 +17,7 @@ mod receive; //     recv, recvmsg, read
 mod send; //        send, sendmsg, write
 mod files; //       sendfile, splice
 mod waits; //       epoll_ctl, poll, select
-mod processes; //   _exit
+mod processes; //   _exit, forks
 mod descriptors; // close, dup, fcntl, ioctl
 
 pub(crate) use system::{

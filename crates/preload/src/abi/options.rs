@@ -10,10 +10,11 @@ use rustix::io::Errno;
 
 use super::answer_int;
 use super::next::next;
+use crate::option::SocketOption;
 use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::table;
-use crate::tcp_options::{RCVBUF_LOCK, SNDBUF_LOCK, congestion_name, is_supported};
+use crate::tcp_options::{RCVBUF_LOCK, SNDBUF_LOCK, TIMEOUTS, congestion_name, is_accepted};
 
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME_BYTES: usize = 16;
@@ -33,19 +34,20 @@ pub unsafe extern "C" fn setsockopt(
         // SAFETY: the caller's promise.
         return unsafe { next(fd, level, name, value, len) };
     };
+    let option = SocketOption { level, name };
     if let Socket::Stream(stream) = &*socket
         // SAFETY: the caller's promise.
         && let Some(number) = unsafe { int_argument(value, len) }
-        && let Some(set) = stream.set_own((level, name), number)
+        && let Some(set) = stream.set_own(option, number)
     {
         return answer_int(set.map(|()| 0));
     }
     let store = match &*socket {
-        Socket::Udp(udp) => udp.check_option(level, name).map(|()| udp.kernel().as_raw_fd()),
-        _ if !is_supported((level, name)) => Err(Errno::NOPROTOOPT),
+        Socket::Udp(udp) => udp.check_option(option).map(|()| udp.kernel().as_raw_fd()),
+        _ if !is_accepted(option) => Err(Errno::NOPROTOOPT),
         Socket::Listener(listener) => Ok(listener.kernel().as_raw_fd()),
         // Calls wait on this descriptor.
-        Socket::Stream(_) if is_timeout(level, name) => Ok(fd),
+        Socket::Stream(_) if is_timeout(option) => Ok(fd),
         Socket::Stream(stream) => stream.kernel().map(|kernel| kernel.as_raw_fd()),
     };
     let store = match store {
@@ -53,7 +55,7 @@ pub unsafe extern "C" fn setsockopt(
         Err(error) => return answer_int(Err(error)),
     };
     // SAFETY: the caller's promise.
-    let is_unknown = unsafe { names_unknown_congestion((level, name), value, len) };
+    let is_unknown = unsafe { names_unknown_congestion(option, value, len) };
     if is_unknown && !matches!(&*socket, Socket::Udp(_)) {
         return answer_int(Err(Errno::NOENT)); // as of a module that is not there
     }
@@ -64,10 +66,10 @@ pub unsafe extern "C" fn setsockopt(
     }
     match &*socket {
         Socket::Udp(udp) => udp.adopt_settings(),
-        Socket::Listener(listener) => listener.adopt_option((level, name)),
-        Socket::Stream(_) if is_timeout(level, name) => {}
+        Socket::Listener(listener) => listener.adopt_option(option),
+        Socket::Stream(_) if is_timeout(option) => {}
         Socket::Stream(stream) => {
-            if let Err(error) = stream.adopt_option((level, name)) {
+            if let Err(error) = stream.adopt_option(option) {
                 return answer_int(Err(error));
             }
         }
@@ -87,11 +89,12 @@ pub unsafe extern "C" fn getsockopt(
 ) -> c_int {
     let next = next!(getsockopt(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int);
     let socket = table::find(fd);
+    let option = SocketOption { level, name };
     let store = match socket.as_deref() {
         None => Ok(fd),
         Some(Socket::Stream(stream)) => {
-            match own_answer(stream, level, name) {
-                Ok(None) if is_timeout(level, name) => Ok(fd),
+            match own_answer(stream, option) {
+                Ok(None) if is_timeout(option) => Ok(fd),
                 Ok(None) => stream.kernel().map(|kernel| kernel.as_raw_fd()),
                 Ok(Some(bytes)) => {
                     // SAFETY: the caller's promise.
@@ -126,11 +129,11 @@ unsafe fn int_argument(value: *const c_void, len: socklen_t) -> Option<c_int> {
 /// # Safety
 /// `len` bytes at `value` can be read.
 unsafe fn names_unknown_congestion(
-    option: (c_int, c_int),
+    option: SocketOption,
     value: *const c_void,
     len: socklen_t,
 ) -> bool {
-    if option != (libc::IPPROTO_TCP, libc::TCP_CONGESTION) || value.is_null() {
+    if option != SocketOption::of_tcp(libc::TCP_CONGESTION) || value.is_null() {
         return false;
     }
     let len = usize::try_from(len).unwrap_or(0).min(CONGESTION_NAME_BYTES);
@@ -142,21 +145,21 @@ unsafe fn names_unknown_congestion(
         .any(|known| congestion_name(*known).as_bytes() == name)
 }
 
-fn is_timeout(level: c_int, name: c_int) -> bool {
-    level == libc::SOL_SOCKET && matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO)
+fn is_timeout(option: SocketOption) -> bool {
+    TIMEOUTS.contains(&option)
 }
 
 /// Value of an option that the connection itself knows.
-fn own_answer(stream: &Stream, level: c_int, name: c_int) -> Result<Option<Vec<u8>>, Errno> {
+fn own_answer(stream: &Stream, option: SocketOption) -> Result<Option<Vec<u8>>, Errno> {
     let int = |value: i32| Some(value.to_ne_bytes().to_vec());
     let info = |of: fn(&forebay_stack::tcp::TcpInfo) -> u32| {
         let value = stream.info().map(|info| of(&info));
         value.and_then(|value| int(i32::try_from(value).unwrap_or(i32::MAX)))
     };
-    if let Some(is_on) = stream.own_flag((level, name))? {
+    if let Some(is_on) = stream.own_flag(option)? {
         return Ok(int(is_on.into()));
     }
-    Ok(match (level, name) {
+    Ok(match (option.level, option.name) {
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
             int(stream.take_error()?.map_or(0, rustix::io::Errno::raw_os_error))
         }

@@ -1,4 +1,4 @@
-//! Calls that end the process.
+//! Begin, forks and end of the process.
 
 use std::ffi::c_int;
 
@@ -23,3 +23,43 @@ pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
     // SAFETY: the caller's promise; both are one function.
     unsafe { _exit(status) }
 }
+
+/// Runs in the parent before a fork.
+extern "C" fn before_fork() {
+    crate::runtime::before_fork();
+}
+
+/// Counts forks in children.
+extern "C" fn in_child() {
+    crate::runtime::forked();
+    crate::listener::forked();
+    crate::fork_locks::release();
+}
+
+/// Runs in the parent after a fork.
+extern "C" fn in_parent() {
+    crate::fork_locks::release();
+}
+
+/// Runs when the library is loaded.
+extern "C" fn loaded() {
+    crate::runtime::loaded();
+    // SAFETY: the handlers live as long as the process. The child's write to atomics, and release locks that its one thread has.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+}
+
+/// Runs when the process ends by `exit` or by the end of `main`.
+extern "C" fn ended() {
+    crate::runtime::finish();
+}
+
+// SAFETY: the section is the list of functions that `exit` calls, without arguments.
+#[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
+#[used]
+static ENDED: extern "C" fn() = ended;
+
+// SAFETY: the section is the list of functions that the loader calls, without arguments, after those of the
+// libraries that this one needs.
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+#[used]
+static LOADED: extern "C" fn() = loaded;

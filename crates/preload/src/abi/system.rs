@@ -9,6 +9,7 @@ use forebay_device::rx_filter::FilterProtocol;
 use rustix::io::Errno;
 
 use super::last_error;
+use crate::option::SocketOption;
 
 /// Longest value of an option that is copied: the name of an algorithm (`TCP_CA_NAME_MAX`), `struct linger`.
 const VALUE_BYTES_MAX: usize = 16;
@@ -19,7 +20,7 @@ pub(crate) fn number(descriptor: BorrowedFd<'_>) -> RawFd {
 }
 
 /// Value of an option whose type is `int`, or shorter.
-pub(crate) fn option_value(socket: BorrowedFd<'_>, option: (i32, i32)) -> Result<i32, Errno> {
+pub(crate) fn option_value(socket: BorrowedFd<'_>, option: SocketOption) -> Result<i32, Errno> {
     let mut value = [0; 4];
     read_option(socket, option, &mut value)?;
     Ok(i32::from_ne_bytes(value))
@@ -28,7 +29,7 @@ pub(crate) fn option_value(socket: BorrowedFd<'_>, option: (i32, i32)) -> Result
 /// Reads an option as far as it fits. Returns its length.
 fn read_option(
     socket: BorrowedFd<'_>,
-    option: (i32, i32),
+    option: SocketOption,
     value: &mut [u8],
 ) -> Result<usize, Errno> {
     let mut len = libc::socklen_t::try_from(value.len()).unwrap_or(0);
@@ -37,8 +38,8 @@ fn read_option(
         libc::syscall(
             libc::SYS_getsockopt,
             socket.as_raw_fd(),
-            option.0,
-            option.1,
+            option.level,
+            option.name,
             value.as_mut_ptr(),
             &raw mut len,
         )
@@ -47,14 +48,14 @@ fn read_option(
 }
 
 /// True if an option is not 0.
-pub(crate) fn is_on(socket: BorrowedFd<'_>, option: (i32, i32)) -> bool {
+pub(crate) fn is_on(socket: BorrowedFd<'_>, option: SocketOption) -> bool {
     option_value(socket, option).is_ok_and(|value| value != 0)
 }
 
 /// True for a socket of this protocol over IP that is bound to no interface.
 pub(crate) fn is_plain(socket: BorrowedFd<'_>, protocol: FilterProtocol) -> bool {
     let has = |number, expected: &[i32]| {
-        option_value(socket, (libc::SOL_SOCKET, number))
+        option_value(socket, SocketOption::of_socket(number))
             .is_ok_and(|value| expected.contains(&value))
     };
     let (kind, number) = match protocol {
@@ -68,7 +69,7 @@ pub(crate) fn is_plain(socket: BorrowedFd<'_>, protocol: FilterProtocol) -> bool
 }
 
 /// Value of an option of any type.
-fn option_bytes(socket: BorrowedFd<'_>, option: (i32, i32)) -> Option<Vec<u8>> {
+fn option_bytes(socket: BorrowedFd<'_>, option: SocketOption) -> Option<Vec<u8>> {
     let mut value = vec![0; VALUE_BYTES_MAX];
     let len = read_option(socket, option, &mut value).ok()?;
     value.truncate(len);
@@ -79,13 +80,13 @@ fn option_bytes(socket: BorrowedFd<'_>, option: (i32, i32)) -> Option<Vec<u8>> {
 pub(crate) fn option_differs(
     one: BorrowedFd<'_>,
     other: BorrowedFd<'_>,
-    option: (i32, i32),
+    option: SocketOption,
 ) -> bool {
     option_bytes(one, option) != option_bytes(other, option)
 }
 
 /// Gives a socket the value that an option of another one has.
-pub(crate) fn copy_option(from: BorrowedFd<'_>, to: BorrowedFd<'_>, option: (i32, i32)) {
+pub(crate) fn copy_option(from: BorrowedFd<'_>, to: BorrowedFd<'_>, option: SocketOption) {
     let Some(value) = option_bytes(from, option) else { return };
     let len = libc::socklen_t::try_from(value.len()).unwrap_or(0);
     // SAFETY: the call reads `len` bytes of `value`, which has as many.
@@ -93,8 +94,8 @@ pub(crate) fn copy_option(from: BorrowedFd<'_>, to: BorrowedFd<'_>, option: (i32
         libc::syscall(
             libc::SYS_setsockopt,
             to.as_raw_fd(),
-            option.0,
-            option.1,
+            option.level,
+            option.name,
             value.as_ptr(),
             len,
         );
@@ -178,7 +179,7 @@ pub(crate) fn shared_words<const N: usize>(
 
 /// True for a socket of IPv6.
 pub(crate) fn is_ipv6(socket: BorrowedFd<'_>) -> bool {
-    option_value(socket, (libc::SOL_SOCKET, libc::SO_DOMAIN)) == Ok(libc::AF_INET6)
+    option_value(socket, SocketOption::of_socket(libc::SO_DOMAIN)) == Ok(libc::AF_INET6)
 }
 
 /// Puts another file at a descriptor of the program (`dup3`).
@@ -209,43 +210,3 @@ pub(crate) fn handlers_restart() -> bool {
     let mut handlers = (1..=libc::SIGRTMAX()).filter_map(handler).peekable();
     handlers.peek().is_some() && handlers.all(|restarts| restarts)
 }
-
-/// Runs in the parent before a fork.
-extern "C" fn before_fork() {
-    crate::runtime::before_fork();
-}
-
-/// Counts forks in children.
-extern "C" fn in_child() {
-    crate::runtime::forked();
-    crate::listener::forked();
-    crate::fork_locks::release();
-}
-
-/// Runs in the parent after a fork.
-extern "C" fn in_parent() {
-    crate::fork_locks::release();
-}
-
-/// Runs when the library is loaded.
-extern "C" fn loaded() {
-    crate::runtime::loaded();
-    // SAFETY: the handlers live as long as the process. The child's write to atomics, and release locks that its one thread has.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-}
-
-/// Runs when the process ends by `exit` or by the end of `main`.
-extern "C" fn ended() {
-    crate::runtime::finish();
-}
-
-// SAFETY: the section is the list of functions that `exit` calls, without arguments.
-#[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
-#[used]
-static ENDED: extern "C" fn() = ended;
-
-// SAFETY: the section is the list of functions that the loader calls, without arguments, after those of the
-// libraries that this one needs.
-#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
-#[used]
-static LOADED: extern "C" fn() = loaded;

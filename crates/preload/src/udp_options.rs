@@ -1,0 +1,136 @@
+//! Options of a UDP socket. The kernel's socket stays their store: each change is made there first, so that what it
+//! refuses is refused, and all are read again from there.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use forebay::net::UdpSocket;
+use rustix::fs::{OFlags, fcntl_getfl};
+
+use crate::abi;
+use crate::option::SocketOption;
+
+/// Options of `setsockopt` that hold for sockets of ours, or that change nothing of theirs.
+const SUPPORTED: [SocketOption; 35] = [
+    SocketOption::of_socket(libc::SO_RCVTIMEO),
+    SocketOption::of_socket(libc::SO_SNDTIMEO),
+    SocketOption::of_socket(libc::SO_RCVBUF),
+    SocketOption::of_socket(libc::SO_RCVBUFFORCE),
+    // What is sent waits in the device's queue alone.
+    SocketOption::of_socket(libc::SO_SNDBUF),
+    SocketOption::of_socket(libc::SO_SNDBUFFORCE),
+    // No effect after bind, as in the kernel.
+    SocketOption::of_socket(libc::SO_REUSEADDR),
+    SocketOption::of_socket(libc::SO_REUSEPORT),
+    SocketOption::of_socket(libc::SO_INCOMING_CPU),
+    SocketOption::of_socket(libc::SO_BUSY_POLL),
+    SocketOption::of_socket(libc::SO_PREFER_BUSY_POLL),
+    SocketOption::of_socket(libc::SO_BUSY_POLL_BUDGET),
+    SocketOption::of_socket(libc::SO_PRIORITY),
+    SocketOption::of_socket(libc::SO_KEEPALIVE),
+    SocketOption::of_socket(libc::SO_LINGER),
+    SocketOption::of_socket(libc::SO_DONTROUTE),
+    SocketOption::of_socket(libc::SO_BROADCAST),
+    SocketOption::of_udp(libc::UDP_GRO),
+    SocketOption::of_udp(libc::UDP_SEGMENT),
+    SocketOption::of_ipv4(libc::IP_PKTINFO),
+    SocketOption::of_ipv4(libc::IP_RECVTTL),
+    SocketOption::of_ipv4(libc::IP_RECVTOS),
+    SocketOption::of_ipv4(libc::IP_TTL),
+    SocketOption::of_ipv4(libc::IP_TOS),
+    SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
+    SocketOption::of_ipv4(libc::IP_FREEBIND),
+    SocketOption::of_ipv4(libc::IP_BIND_ADDRESS_NO_PORT),
+    SocketOption::of_ipv6(libc::IPV6_RECVPKTINFO),
+    SocketOption::of_ipv6(libc::IPV6_RECVHOPLIMIT),
+    SocketOption::of_ipv6(libc::IPV6_RECVTCLASS),
+    SocketOption::of_ipv6(libc::IPV6_UNICAST_HOPS),
+    SocketOption::of_ipv6(libc::IPV6_TCLASS),
+    SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
+    SocketOption::of_ipv6(libc::IPV6_V6ONLY),
+    SocketOption::of_ipv6(libc::IPV6_FREEBIND),
+];
+
+/// True if `setsockopt` of this option on a UDP socket of ours has the effect that it has on one of the kernel's.
+pub(crate) fn has_effect(option: SocketOption) -> bool {
+    SUPPORTED.contains(&option)
+}
+
+/// Values of a socket's options.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) is_nonblocking: bool,
+    pub(crate) gro: bool,
+    pub(crate) gso_size: u16,
+    pub(crate) v4_pktinfo: bool,
+    pub(crate) v4_ttl: bool,
+    pub(crate) v4_tos: bool,
+    pub(crate) v6_pktinfo: bool,
+    pub(crate) v6_hop_limit: bool,
+    pub(crate) v6_traffic_class: bool,
+    pub(crate) write_timeout: Option<Duration>,
+}
+
+impl Settings {
+    /// Reads the options of the kernel's socket, and sets those that the library keeps.
+    pub(crate) fn adopt(kernel: BorrowedFd<'_>, udp: &UdpSocket, is_ipv6: bool) -> Self {
+        let value = |option| abi::option_value(kernel, option).unwrap_or_default();
+        let is_on = |option| value(option) != 0;
+        let v6 = |number| is_ipv6 && is_on(SocketOption::of_ipv6(number));
+        let [ttl, class, discover] = if is_ipv6 {
+            [libc::IPV6_UNICAST_HOPS, libc::IPV6_TCLASS, libc::IPV6_MTU_DISCOVER]
+                .map(SocketOption::of_ipv6)
+        } else {
+            [libc::IP_TTL, libc::IP_TOS, libc::IP_MTU_DISCOVER].map(SocketOption::of_ipv4)
+        };
+        if let Ok(ttl) = u8::try_from(value(ttl)) {
+            let _ = udp.set_ttl(ttl); // 0 only of IPv6, where it is valid
+        }
+        udp.set_traffic_class(u8::try_from(value(class)).unwrap_or_default());
+        // Of both families the same numbers.
+        let discover = value(discover);
+        udp.set_fragment(discover != libc::IP_PMTUDISC_DO && discover != libc::IP_PMTUDISC_PROBE);
+        let gro = is_on(SocketOption::of_udp(libc::UDP_GRO));
+        udp.set_gro(gro);
+        let flags = fcntl_getfl(kernel).unwrap_or(OFlags::empty());
+        Self {
+            is_nonblocking: flags.contains(OFlags::NONBLOCK),
+            gro,
+            gso_size: u16::try_from(value(SocketOption::of_udp(libc::UDP_SEGMENT))).unwrap_or_default(),
+            v4_pktinfo: is_on(SocketOption::of_ipv4(libc::IP_PKTINFO)),
+            v4_ttl: is_on(SocketOption::of_ipv4(libc::IP_RECVTTL)),
+            v4_tos: is_on(SocketOption::of_ipv4(libc::IP_RECVTOS)),
+            v6_pktinfo: v6(libc::IPV6_RECVPKTINFO),
+            v6_hop_limit: v6(libc::IPV6_RECVHOPLIMIT),
+            v6_traffic_class: v6(libc::IPV6_RECVTCLASS),
+            write_timeout: timeout(kernel, libc::SO_SNDTIMEO),
+        }
+    }
+}
+
+/// Time-out that the program set.
+pub(crate) fn timeout(kernel: BorrowedFd<'_>, number: i32) -> Option<Duration> {
+    use rustix::net::sockopt::{Timeout, socket_timeout};
+    let which = if number == libc::SO_RCVTIMEO { Timeout::Recv } else { Timeout::Send };
+    socket_timeout(kernel.as_fd(), which).ok().flatten()
+}
+
+/// Options that sockets of ours lack, and their names, for those set before the socket was bound.
+const LACKING: [(SocketOption, &str); 10] = [
+    (SocketOption::of_socket(libc::SO_TIMESTAMP), "SO_TIMESTAMP"),
+    (SocketOption::of_socket(libc::SO_TIMESTAMPNS), "SO_TIMESTAMPNS"),
+    (SocketOption::of_socket(libc::SO_RXQ_OVFL), "SO_RXQ_OVFL"),
+    (SocketOption::of_socket(libc::SO_MARK), "SO_MARK"),
+    (SocketOption::of_ipv4(libc::IP_RECVERR), "IP_RECVERR"),
+    (SocketOption::of_ipv4(libc::IP_TRANSPARENT), "IP_TRANSPARENT"),
+    (SocketOption::of_ipv4(libc::IP_RECVORIGDSTADDR), "IP_RECVORIGDSTADDR"),
+    (SocketOption::of_ipv4(libc::IP_RECVOPTS), "IP_RECVOPTS"),
+    (SocketOption::of_ipv6(libc::IPV6_RECVERR), "IPV6_RECVERR"),
+    (SocketOption::of_ipv6(libc::IPV6_RECVRTHDR), "IPV6_RECVRTHDR"),
+];
+
+/// Names of the options that are set on the kernel's socket, and that ours will not have.
+pub(crate) fn lacking(kernel: BorrowedFd<'_>) -> impl Iterator<Item = &'static str> {
+    let is_on = move |option| abi::option_value(kernel, option).is_ok_and(|value| value != 0);
+    LACKING.iter().filter(move |(option, _)| is_on(*option)).map(|(_, name)| *name)
+}
