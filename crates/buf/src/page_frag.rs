@@ -74,7 +74,7 @@ impl PageFragCache {
         };
         let part = offset_bytes..offset_bytes.saturating_add(bytes as usize);
         let Some(claim) = Region::claim(region, part.clone()) else {
-            panic!("{part:?} is no part of a shared region that nothing else uses: {region:?}")
+            panic!("{part:?} is not a part of a shared region that nothing else uses: {region:?}")
         };
         let home = FragHome::new(claim, block_bytes, blocks);
         let free = (0..blocks).rev().collect(); // low addresses first

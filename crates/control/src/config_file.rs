@@ -312,7 +312,7 @@ fn saved_run(path: &Path) -> Result<Option<toml::Value>> {
     let file = text.parse::<toml::Table>().map_err(|error| Error::Config {
         path: path.to_owned(),
         line: line_of(&text, error.span().map_or(0, |span| span.start)),
-        problem: format!("it is no config file, and would be lost: {}", error.message()),
+        problem: format!("it is not a config file, and would be lost: {}", error.message()),
     })?;
     Ok(file.get("run").cloned())
 }

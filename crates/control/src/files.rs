@@ -219,7 +219,7 @@ fn truth(text: &str) -> Result<bool, Refused> {
 fn at_path(errno: Errno, path: &str) -> Refused {
     let why = match errno {
         Errno::IsDir => format!("{path} is a directory"),
-        Errno::NotDir => format!("a part of {path} is no directory"),
+        Errno::NotDir => format!("a part of {path} is not a directory"),
         _ => format!("there is no {path}"),
     };
     Refused::new(errno, why)

@@ -116,7 +116,7 @@ fn parse(text: &str) -> Result<FlowName, String> {
     if let [word] = words[..]
         && let Some(hash) = parse_hash(word)
     {
-        return if hash == 0 { Err("0 is no flow's hash".to_owned()) } else { Ok(named(hash)) };
+        return if hash == 0 { Err("0 is not a flow's hash".to_owned()) } else { Ok(named(hash)) };
     }
     let mut seen = FlowWords::default();
     for word in words {
@@ -240,7 +240,7 @@ mod tests {
     fn nameless_flow_is_refused() {
         for (text, why) in [
             ("", "it has 0 addresses"),
-            ("0", "0 is no flow's hash"),
+            ("0", "0 is not a flow's hash"),
             ("123456789", "\"123456789\" is neither"),
             ("10.0.0.1", "it has 1 addresses"),
             ("10.0.0.1 10.0.0.2 10.0.0.3", "it has 3 addresses"),

@@ -114,7 +114,7 @@ impl Request {
             ("config", _) => Err(form("config")),
             ("metrics", []) => Ok(Self::Metrics),
             ("metrics", _) => Err(form("metrics")),
-            _ => Err(invalid(format!("{word:?} is no request; there are {WORDS}"))),
+            _ => Err(invalid(format!("{word:?} is not a request; there are {WORDS}"))),
         }
     }
 
@@ -150,13 +150,13 @@ fn split(text: &str) -> (&str, &str) {
 fn parse_hash(text: &str) -> Result<FlowHash, Refused> {
     match text.parse() {
         Ok(FlowName::Hash(hash)) => Ok(hash),
-        _ => Err(invalid(format!("{text:?} is no flow's hash; give one such as 0badcafe"))),
+        _ => Err(invalid(format!("{text:?} is not a flow's hash; give one such as 0badcafe"))),
     }
 }
 
 fn parse_cpu(text: &str) -> Result<CpuId, Refused> {
     let number = text.parse().map(CpuId);
-    number.map_err(|_| invalid(format!("{text:?} is no CPU; give its number")))
+    number.map_err(|_| invalid(format!("{text:?} is not a CPU; give its number")))
 }
 
 fn form(form: &str) -> Refused {
@@ -221,14 +221,14 @@ mod tests {
             ("watch a b", "watch [KNOB]"),
             ("explain", "it has 0 addresses"),
             ("explain --json", "it has 0 addresses"),
-            ("explain 0", "0 is no flow's hash"),
+            ("explain 0", "0 is not a flow's hash"),
             ("rfs_desired 0badcafe", "rfs_desired FLOWHASH CPU"),
             ("rfs_desired 0 1", "no flow's hash"),
             ("rfs_desired 10.0.0.1 1", "no flow's hash"),
-            ("rfs_desired 0badcafe x", "\"x\" is no CPU"),
+            ("rfs_desired 0badcafe x", "\"x\" is not a CPU"),
             ("pause", "pause CPU"),
-            ("pause 65536", "\"65536\" is no CPU"),
-            ("kill -1", "\"-1\" is no CPU"),
+            ("pause 65536", "\"65536\" is not a CPU"),
+            ("kill -1", "\"-1\" is not a CPU"),
             ("metrics all", "the form metrics"),
         ] {
             let refused = Request::parse(line).unwrap_err();

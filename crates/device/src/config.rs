@@ -66,7 +66,7 @@ impl FromStr for Via {
         let via = Self::ALL.into_iter().find(|via| via.name() == text);
         via.ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
-            format!("{text:?} is no way to open a device: give one of {names}")
+            format!("{text:?} is not a way to open a device: give one of {names}")
         })
     }
 }

@@ -238,8 +238,7 @@ impl Listener {
         let mut turn = self.turn();
         if turn.is_none() {
             eprintln!(
-                "forebay: another process receives the connections to {}: process {} gets those that come after its \
-                 end",
+                "forebay: another process serves {}: process {} will serve it when that one has ended",
                 self.local,
                 process::id()
             );

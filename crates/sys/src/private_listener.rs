@@ -126,7 +126,7 @@ fn remove_stale(path: &Path, what: &'static str, address: &SocketAddrUnix) -> Re
         return Err(Error::Setting {
             what,
             value: path.display().to_string(),
-            why: "there is a file that is no socket; give another path".to_owned(),
+            why: "there is a file that is not a socket; give another path".to_owned(),
         });
     }
     // Non-blocking: a live run may be too busy to accept.

@@ -107,7 +107,7 @@ mod tests {
     fn impossible_device_options_are_refused() {
         for (line, part) in [
             ("--queue-size 100", "queue-size cannot be \"100\": it is a power of two"),
-            ("--rx-buffers huge", "\"huge\" is no size of receive buffers"),
+            ("--rx-buffers huge", "\"huge\" is not a size of receive buffers"),
             ("--rx-buffers page --rx-buffer-max 9216", "--rx-buffer-max with --rx-buffers page"),
         ] {
             let refused = options(line).unwrap_err();

@@ -93,7 +93,7 @@ impl FromStr for RxBufferSizing {
             "mtu" => Ok(Self::Mtu),
             "page" => Ok(Self::Page),
             bytes => bytes.parse().map(Self::Fixed).map_err(|_| {
-                format!("{text:?} is no size of receive buffers: give auto, mtu, page or bytes")
+                format!("{text:?} is not a size of receive buffers: give auto, mtu, page or bytes")
             }),
         }
     }

@@ -85,7 +85,7 @@ fn first_connection(path: &Path, address: &SocketAddrUnix) -> Result<Option<Unix
             return Err(Error::Setting {
                 what: WHAT,
                 value: path.display().to_string(),
-                why: "there is a file that is no socket".to_owned(),
+                why: "there is a file that is not a socket".to_owned(),
             });
         }
         Ok(_) => {}

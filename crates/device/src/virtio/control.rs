@@ -190,7 +190,7 @@ impl PostedCommand<'_> {
             let id = self.ring.take(used.id);
             let waiting = self.waiting.iter_mut().find(|waiting| Some(waiting.id) == id);
             let Some(waiting) = waiting else {
-                return Err(format!("it answered {}, which is no command that it has", used.id));
+                return Err(format!("it answered {}, which is not a command that it has", used.id));
             };
             // The device writes `ack`, one byte (struct virtio_net_ctrl).
             if used.len_bytes != 1 {

@@ -45,7 +45,7 @@ impl Memory {
     /// Converts an address of the front end to a guest-physical one.
     pub(crate) fn guest_of_user(&self, user: u64) -> u64 {
         let part = self.0.iter().find(|part| user.wrapping_sub(part.user) < part.len_bytes);
-        let part = part.unwrap_or_else(|| panic!("{user:#x} is no address of the front end"));
+        let part = part.unwrap_or_else(|| panic!("{user:#x} is not an address of the front end"));
         part.guest + (user - part.user)
     }
 

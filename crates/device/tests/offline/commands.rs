@@ -28,10 +28,10 @@ pub(crate) const TESTS: &[Test] = &[
         judge(Control::Silent, &Told { queues, device_hash, pairs: 2 });
     }),
     ("promise_5_command_answered_by_another_id", || {
-        lie(Control::Id(7), In::Both, "it answered 7, which is no command");
+        lie(Control::Id(7), In::Both, "it answered 7, which is not a command");
     }),
     ("promise_5_command_answered_with_excessive_id", || {
-        lie(Control::Id(0xffff), In::Both, "it answered 65535, which is no command");
+        lie(Control::Id(0xffff), In::Both, "it answered 65535, which is not a command");
     }),
     ("promise_5_command_answered_by_no_byte", || {
         lie(Control::Len(0), In::Both, "it answered with 0 bytes, not with one");

@@ -37,7 +37,7 @@ impl Addresses {
     /// # Errors
     /// The reason, if the text is not an address or the prefix is too long.
     pub fn parse_prefix(text: &str) -> Result<(IpAddr, u8), String> {
-        let wrong = || format!("{text:?} is no address: give one as 10.0.0.2/24 or fd00::2/64");
+        let wrong = || format!("{text:?} is not an address: give one as 10.0.0.2/24 or fd00::2/64");
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => (address, Some(bits)),
             None => (text, None),

@@ -387,7 +387,7 @@ fn socket_private_dead_one_replaced() {
     fs::write(desk.path("s.sock"), "of another").unwrap();
     let run = desk.run("replay --cpus 1 --control s.sock");
     assert_eq!(run.code, Some(2), "{}", run.told);
-    assert!(run.told.contains("there is a file that is no socket"), "{}", run.told);
+    assert!(run.told.contains("there is a file that is not a socket"), "{}", run.told);
     drop(live);
     assert_eq!(desk.read("s.sock"), "of another");
     let run = desk.run("replay --cpus 1 --control none/s.sock");

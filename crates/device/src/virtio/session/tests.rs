@@ -484,8 +484,8 @@ fn impossible_socket_path_fails_at_once() {
     let error = |place: &Place, role| place.start(role, 1).unwrap_err();
     let place = Place::new();
     File::create(place.path()).unwrap();
-    assert!(error(&place, Role::Connect).to_string().contains("is no socket"));
-    assert!(error(&place, Role::Listen).to_string().contains("is no socket"));
+    assert!(error(&place, Role::Connect).to_string().contains("is not a socket"));
+    assert!(error(&place, Role::Listen).to_string().contains("is not a socket"));
 
     let place = Place::new();
     let _somebody = place.listen();
