@@ -185,7 +185,7 @@ pub(crate) fn running() -> Result<&'static Runtime, Errno> {
     running()
 }
 
-/// Does the same for a socket whose packets no other process may receive, too.
+/// Engine of this process, for a socket whose packets no other process may receive.
 ///
 /// # Errors
 /// As [`running`]; `EBUSY` as long as another process receives.
@@ -222,8 +222,8 @@ pub(crate) fn when_free(then: fn()) -> Result<(), Errno> {
     with_all_blocked(|| told(spawn("forebay-claim", wait)))
 }
 
-/// Sends on what closed connections still have to send, before the process ends. Connections that are open are
-/// closed, as the kernel does. May be called by a signal handler: another thread does it, and is waited for.
+/// Closes the connections that are open, as the kernel does when the process ends, and waits until peers have what was
+/// written. Signal handlers may call it: another thread does the work.
 pub(crate) fn finish() {
     if is_in_parents_memory() || !is_running() {
         return;

@@ -53,7 +53,7 @@ pub enum Offload {
     Tcp,
     /// Checksums, TCP segmentation, and UDP segmentation (Linux 6.2).
     TcpAndUdp,
-    /// The same, and segmentation inside UDP tunnels (Linux 6.17).
+    /// Checksums, TCP and UDP segmentation, and segmentation inside UDP tunnels (Linux 6.17).
     UdpTunnels,
 }
 

@@ -136,7 +136,7 @@ impl Endpoint {
         (len, source)
     }
 
-    /// The same, with all that its headers say.
+    /// Copies as much as fits, and returns what the headers say, too. Records that the flow is read on this CPU.
     pub(super) fn read_message(&self, packet: &Packet, buffer: &mut [u8]) -> Received {
         if self.options.is_followed.load(Ordering::Relaxed) {
             self.read_here(std::iter::once(packet.hash));

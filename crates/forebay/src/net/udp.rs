@@ -32,7 +32,7 @@ pub struct UdpSocket(pub(super) Arc<Endpoint>);
 pub struct SocketCounts {
     /// Total number of datagrams queued since the socket was bound, read or not.
     pub queued: u64,
-    /// The same by CPU, in the order of the engine's CPUs.
+    /// Number of datagrams queued by each CPU, in the order of the engine's CPUs.
     pub by_cpu: Vec<u64>,
     /// Datagrams dropped because the receive buffer was full: `RcvbufErrors`.
     pub rcvbuf_errors: u64,

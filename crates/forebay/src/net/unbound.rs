@@ -141,7 +141,7 @@ impl SocketOptions {
         try_each(local, |local| TcpListener::listen(&net.0, local, &how))
     }
 
-    /// Does the same on an address that the caller keeps from the kernel: `reserved` is a socket of the kernel
+    /// Listens on an address that the caller keeps from the kernel: `reserved` is a socket of the kernel
     /// that listens there, and drops every packet. The listener's descriptor is that of `readiness`, if it is given.
     ///
     /// # Errors

@@ -77,7 +77,7 @@ pub(super) unsafe fn write(address: SocketAddr, to: *mut sockaddr, room: socklen
     socklen_t::try_from(bytes.len()).unwrap_or(0)
 }
 
-/// The same with the room, and then the length, in memory of the program.
+/// Writes an address to the program, whose memory has the room for it, and then its length.
 ///
 /// # Safety
 /// As [`write()`] with `*len` bytes; `len` is valid if `to` is not null.

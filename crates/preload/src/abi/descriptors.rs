@@ -104,7 +104,7 @@ pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     replaced(fd, new)
 }
 
-/// The same where `new` may have been a socket of ours before.
+/// Enters a duplicate, whose number may have been that of a socket of ours before.
 fn replaced(old: c_int, new: c_int) -> c_int {
     if new >= 0 && new != old {
         table::remove(new).into_iter().for_each(Socket::let_go);

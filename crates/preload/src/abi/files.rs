@@ -87,7 +87,7 @@ fn send_from(stream: &Stream, from: c_int, offset: &mut off_t, len: usize) -> Re
     Ok(sent)
 }
 
-/// Does the same from the file's position.
+/// Sends a part of a file from its position on, and advances that by what was sent.
 fn send_from_position(stream: &Stream, from: c_int, len: usize) -> Result<usize, Errno> {
     // SAFETY: the call touches no memory.
     let mut offset = unsafe { libc::lseek(from, 0, libc::SEEK_CUR) };

@@ -44,7 +44,7 @@ fn answer(result: Result<usize, Errno>) -> isize {
     }
 }
 
-/// The same for calls that send on a connection: `EPIPE` comes with SIGPIPE, unless the flags say no.
+/// Result of a call that sends on a connection, as C has it: `EPIPE` comes with SIGPIPE, unless the flags forbid it.
 fn answer_sent(result: Result<usize, Errno>, flags: c_int) -> isize {
     if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
         // SAFETY: the call touches no memory of ours; the program's handler is its own.
@@ -58,7 +58,7 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// The same for calls that return an `int`.
+/// Result of a call that returns an `int`, as C has it, with `errno` set.
 fn answer_int(result: Result<usize, Errno>) -> c_int {
     c_int::try_from(answer(result)).unwrap_or(c_int::MAX)
 }

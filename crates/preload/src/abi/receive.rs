@@ -394,7 +394,7 @@ fn receive_many(
     Ok(done)
 }
 
-/// Does the same on a connection, one header after the other.
+/// Receives into many headers from a connection, one header after the other.
 ///
 /// # Safety
 /// As for headers given to `recvmmsg(2)`.

@@ -38,7 +38,7 @@ impl<'a> Vectors<'a> {
         }
     }
 
-    /// The same for calls to which a message is a descriptor's bytes: other errors.
+    /// Buffers of `readv` and `writev`, which refuse a wrong number of them by other errors than `recvmsg`.
     ///
     /// # Safety
     /// As [`Self::new`].

@@ -239,8 +239,7 @@ fn await_server(number: &str) {
     }
 }
 
-/// Does the same after the end of another server, which still accepts until then. What it serves or has not accepted
-/// ends with it.
+/// Opens connections until this server has taken over from another one, whose connections end with it.
 fn await_successor(number: &str) {
     let hello = || Client::new().and_then(|mut client| client.say("hello"));
     while !hello().is_ok_and(|by| by == number) {}

@@ -175,7 +175,7 @@ impl Hosts {
         self.lines_and_errors(command, config).0
     }
 
-    /// Does the same, and returns its standard error, too.
+    /// Runs a program, and returns the lines that it prints, and its standard error.
     fn lines_and_errors(
         &self,
         command: &mut Command,

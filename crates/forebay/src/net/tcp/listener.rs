@@ -74,7 +74,7 @@ impl TcpListener {
         Self::bind_with_backlog(net, local, BACKLOG)
     }
 
-    /// Does the same with room for `backlog` connections, at most 4096.
+    /// Listens on the first address that is free, with room for `backlog` connections, at most 4096.
     ///
     /// # Errors
     /// As [`bind`](Self::bind).
@@ -180,8 +180,8 @@ impl TcpListener {
         self.accept_when(&mut || Ok(StreamWatch::default()))
     }
 
-    /// Does the same for a connection whose descriptor `reserve` makes. It is called once a connection waits, which
-    /// goes on waiting if `reserve` fails.
+    /// Takes a connection, whose descriptor `reserve` makes. That is called once a connection waits, which goes on
+    /// waiting if `reserve` fails.
     ///
     /// # Errors
     /// As [`accept`](Self::accept), and those of `reserve`.

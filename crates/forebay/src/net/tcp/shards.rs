@@ -66,7 +66,7 @@ struct Work<'a, R> {
     result: R,
     /// Transmitter whose memory was used.
     by: usize,
-    /// The same if it is to be flushed, without the shard's lock.
+    /// That transmitter, if it is to be flushed without the shard's lock.
     gathered_by: Option<usize>,
 }
 
@@ -318,7 +318,7 @@ impl NetState {
         result
     }
 
-    /// Does the same for a call on a socket, whose readiness it may lessen.
+    /// Calls the TCP of a socket, which may be less ready afterwards.
     pub(super) fn call_socket<R>(
         &self,
         ShardSocket { shard: index, socket }: ShardSocket,
@@ -330,7 +330,7 @@ impl NetState {
         result
     }
 
-    /// Does the same for a call that opens a socket. Its waiters get all news.
+    /// Calls the TCP of a shard to open a socket, whose waiters get all news.
     pub(super) fn open_socket<E>(
         &self,
         index: usize,
@@ -441,7 +441,8 @@ impl NetState {
         self.work_by(self.transmitter_index(), index, None, act)
     }
 
-    /// Does the same on the CPU with this index. The answer to a segment goes the way `back` that it came.
+    /// Lets the TCP of a shard do something on the CPU with the index `cpu`. The answer to a segment goes the way `back`
+    /// that it came.
     fn work_by<R>(
         &self,
         cpu: usize,

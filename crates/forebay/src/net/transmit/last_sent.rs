@@ -21,8 +21,8 @@ const INDEX_BITS: u32 = 16;
 pub(in crate::net) struct LastSent([AtomicU64; GROUPS]);
 
 impl LastSent {
-    /// Notes that a transmitter, which the caller has locked, takes the next packets to a destination. False
-    /// if another one had the last ones: it may have to take these, too.
+    /// Records that a transmitter, which the caller has locked, takes the next packets to a destination. Returns
+    /// false if another transmitter may still have earlier ones.
     pub(in crate::net) fn stay(
         &self,
         by: usize,

@@ -91,7 +91,7 @@ impl TransmitQueue {
         (Flushed::Part, sent)
     }
 
-    /// Does the same for all devices. One of them may be gone.
+    /// Sends the gathered packets of all devices. One of them may be gone.
     pub(in crate::net) fn flush_all(&self) -> (Flushed, Result<(), SinkError>) {
         // All devices have their turn, also after one that is gone.
         let of_each = (0..self.sinks.len()).map(|device| self.flush(device));

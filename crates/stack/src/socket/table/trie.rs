@@ -49,7 +49,7 @@ impl<V: Clone> Trie<V> {
         }
     }
 
-    /// The same map with a key's value replaced, or removed if `None`.
+    /// Copy of the map with a key's value replaced, or removed if `None`.
     pub(super) fn with(&self, key: u32, value: Option<V>) -> Self {
         Self { root: self.root.with(0, key, value) }
     }
