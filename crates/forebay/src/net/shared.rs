@@ -126,7 +126,8 @@ impl Routes<'_> {
         by_default
     }
 
-    /// Finds the same for a destination as a program names it: with a scope if it is link-local.
+    /// Finds the device and the source address for a destination as a program names it: with a scope if it is
+    /// link-local.
     pub(super) fn find_named(&self, to: SocketAddr) -> Option<(usize, Option<IpAddr>)> {
         match to {
             SocketAddr::V6(v6) if v6.scope_id() != 0 && v6.ip().is_unicast_link_local() => {
