@@ -64,7 +64,11 @@ impl SharedControlSocket {
     }
 }
 
-fn accept_in_turn(listener: &PrivateListener, context: &Arc<SessionContext>, has_turn: impl Fn() -> bool) {
+fn accept_in_turn(
+    listener: &PrivateListener,
+    context: &Arc<SessionContext>,
+    has_turn: impl Fn() -> bool,
+) {
     let slots = Arc::<ClientSlots>::default();
     let look = Timespec::try_from(TURN_LOOK).ok();
     let mut had_turn = false;

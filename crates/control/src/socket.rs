@@ -23,7 +23,7 @@ use rustix::process::geteuid;
 
 use super::clients::ClientSlots;
 use super::handle::Control;
-use super::session::{ControlSession, SessionContext, MetricsText};
+use super::session::{ControlSession, MetricsText, SessionContext};
 
 /// Pause after a client could not be accepted, for want of descriptors or threads.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);

@@ -23,13 +23,13 @@ use rustix::net::sockopt::{
 };
 
 use crate::errno::unconnected_errno;
+use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::runtime::{is_running, is_taken, parents_engine, prepare, running, when_free};
-use crate::option::SocketOption;
-use crate::udp_options::{lacking, timeout};
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, TcpSetting};
+use crate::udp_options::{lacking, timeout};
 use crate::{abi, fork_locks, protected, table};
 
 /// Listeners that this process has, and those of them that no engine of this process serves.

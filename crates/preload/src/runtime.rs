@@ -21,7 +21,7 @@ use crate::claim::Claim;
 use crate::socket::Socket;
 use crate::start_error::StartError;
 use crate::turns::{Rings, take_turns};
-use crate::{control, fork_locks, protected, listener, table};
+use crate::{control, fork_locks, listener, protected, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 const FORKS_MAX: usize = 8;

@@ -11,10 +11,10 @@ use rustix::net::{RecvFlags, recv};
 
 use crate::abi;
 use crate::listener::Listener;
-use crate::udp_options::timeout;
 use crate::stream::Stream;
 use crate::table;
 use crate::udp::Udp;
+use crate::udp_options::timeout;
 
 /// Socket of ours, shared by the descriptors that were duplicated from each other.
 pub(crate) enum Socket {

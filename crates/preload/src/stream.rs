@@ -12,14 +12,12 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 
 use crate::errno::stream_errno;
-use crate::protected;
-use crate::origin::Origin;
 use crate::option::SocketOption;
-use crate::udp_options::timeout;
+use crate::origin::Origin;
+use crate::protected;
 use crate::socket::CallWait;
-use crate::tcp_options::{
-    Inherited, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket,
-};
+use crate::tcp_options::{Inherited, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket};
+use crate::udp_options::timeout;
 
 /// Connection, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Stream {

@@ -19,8 +19,8 @@ use crate::errno::unconnected_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::runtime::{is_taken, running_alone};
-use crate::udp_options::{Settings, has_effect, lacking, timeout};
 use crate::socket::{CallWait, Socket, Takeover};
+use crate::udp_options::{Settings, has_effect, lacking, timeout};
 use crate::{abi, protected, table};
 
 /// Length of the longest payload of a datagram, or of several merged.
@@ -135,7 +135,9 @@ impl Udp {
             let wait = timeout(self.kernel(), libc::SO_RCVTIMEO);
             let _ = set_socket_timeout(readiness, Timeout::Recv, wait); // as valid as it was there
         }
-        if let Ok(bytes) = abi::option_value(self.kernel(), SocketOption::of_socket(libc::SO_RCVBUF)) {
+        if let Ok(bytes) =
+            abi::option_value(self.kernel(), SocketOption::of_socket(libc::SO_RCVBUF))
+        {
             // A small datagram takes three times as much memory as in the kernel.
             self.udp
                 .set_recv_buffer_size(u32::try_from(bytes).unwrap_or_default().saturating_mul(3));

@@ -96,7 +96,8 @@ impl Settings {
         Self {
             is_nonblocking: flags.contains(OFlags::NONBLOCK),
             gro,
-            gso_size: u16::try_from(value(SocketOption::of_udp(libc::UDP_SEGMENT))).unwrap_or_default(),
+            gso_size: u16::try_from(value(SocketOption::of_udp(libc::UDP_SEGMENT)))
+                .unwrap_or_default(),
             v4_pktinfo: is_on(SocketOption::of_ipv4(libc::IP_PKTINFO)),
             v4_ttl: is_on(SocketOption::of_ipv4(libc::IP_RECVTTL)),
             v4_tos: is_on(SocketOption::of_ipv4(libc::IP_RECVTOS)),

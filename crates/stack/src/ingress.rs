@@ -463,8 +463,9 @@ fn producer_of<'a>(
     place: usize,
 ) -> Option<&'a mut SocketQueueProducer> {
     let index = socket.index();
-    let is_there =
-        |producer: &Option<SocketQueueProducer>| producer.as_ref().is_some_and(|of| of.id() == socket);
+    let is_there = |producer: &Option<SocketQueueProducer>| {
+        producer.as_ref().is_some_and(|of| of.id() == socket)
+    };
     if !producers.get(index).is_some_and(is_there) {
         let producer = host.socket(socket)?.producer(place)?;
         if producers.len() <= index {

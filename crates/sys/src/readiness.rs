@@ -60,7 +60,10 @@ pub fn readiness() -> io::Result<(ReadinessSetter, ReadinessDescriptor)> {
     set_socket_send_buffer_size(&descriptor, 0)?;
     let socket = Some(socket);
     let (is_readable, is_writable, ended) = (false, true, Ended::default());
-    Ok((ReadinessSetter { socket, is_readable, is_writable, ended }, ReadinessDescriptor(descriptor)))
+    Ok((
+        ReadinessSetter { socket, is_readable, is_writable, ended },
+        ReadinessDescriptor(descriptor),
+    ))
 }
 
 // No call below waits, whatever flag others have set on the descriptor. `AGAIN` says that they have read what was

@@ -7,10 +7,10 @@ use std::{fmt, io};
 
 use forebay_rx::Packet;
 use forebay_rx::hash::FlowHash;
-use forebay_stack::socket::{SocketId, shown};
 use forebay_stack::socket::queue::SocketQueue;
 use forebay_stack::socket::reader::SocketReader;
 use forebay_stack::socket::table::Membership;
+use forebay_stack::socket::{SocketId, shown};
 use forebay_sys::readiness::ReadinessDescriptor;
 use rustix::io::Errno;
 

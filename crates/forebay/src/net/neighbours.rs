@@ -134,8 +134,7 @@ impl DeviceNeighbours {
         dropped: &mut Vec<Packet>,
     ) {
         match self {
-            Self::Own(learned)
-            | Self::Kernel(KernelCache { learned: Some(learned), .. }) => {
+            Self::Own(learned) | Self::Kernel(KernelCache { learned: Some(learned), .. }) => {
                 let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
                 learned.hold(neighbour, packets, now_ns, dropped);
             }

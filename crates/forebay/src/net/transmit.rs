@@ -20,7 +20,7 @@ use forebay_sys::clock::Clock;
 use rustix::io::Errno;
 
 use super::fragment_ids::FragmentIds;
-use super::neighbours::{Hop, DeviceNeighbours};
+use super::neighbours::{DeviceNeighbours, Hop};
 pub(super) use last_sent::LastSent;
 pub(super) use queue::{Clearings, Flushed, TransmitQueue};
 

@@ -341,7 +341,12 @@ mod tests {
             is_taken
         }
 
-        fn put_many(&mut self, producer: &mut SocketQueueProducer, policy: ReclaimPolicy, count: u64) {
+        fn put_many(
+            &mut self,
+            producer: &mut SocketQueueProducer,
+            policy: ReclaimPolicy,
+            count: u64,
+        ) {
             for mark in 0..count {
                 self.put(producer, policy, mark);
             }

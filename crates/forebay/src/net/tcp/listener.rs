@@ -133,7 +133,8 @@ impl TcpListener {
         if !ip.is_unspecified() && !shared.is_receivable(ip) {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
-        let watch = readiness.map(|(setter, descriptor)| ListenerWatch::with_readiness(setter, descriptor));
+        let watch =
+            readiness.map(|(setter, descriptor)| ListenerWatch::with_readiness(setter, descriptor));
         match listen_everywhere(shared, local, how, watch.unwrap_or_default()) {
             Ok(listening) => Ok(Self::of(shared, local, listening, Some(reserved))),
             Err(TcpError::AddressInUse) => Err(Errno::ADDRINUSE.into()),

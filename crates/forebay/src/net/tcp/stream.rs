@@ -88,7 +88,16 @@ impl TcpStream {
         shared.watch(place, &Watch::Stream(Arc::clone(&watch)));
         watch.wait.tell();
         let (options, polled) = (CallOptions::default(), Polled::default());
-        Self(Arc::new(StreamState { shared, place, flow, is_mapped, watch, polled, options, reserved }))
+        Self(Arc::new(StreamState {
+            shared,
+            place,
+            flow,
+            is_mapped,
+            watch,
+            polled,
+            options,
+            reserved,
+        }))
     }
 
     /// Address of this end.
@@ -322,7 +331,8 @@ impl TcpStream {
         mut bytes: &[u8],
     ) -> io::Result<()> {
         while !bytes.is_empty() {
-            let written = self.0.on_cpu(cpu, |stream| stream.write(bytes, WriteFlags::default()))?;
+            let written =
+                self.0.on_cpu(cpu, |stream| stream.write(bytes, WriteFlags::default()))?;
             bytes = &bytes[written..];
         }
         Ok(())

@@ -77,7 +77,9 @@ impl Watch {
 
 impl StreamWatch {
     /// Waiters that poll a descriptor which was made for them.
-    pub(super) fn with_readiness((setter, descriptor): (ReadinessSetter, ReadinessDescriptor)) -> Self {
+    pub(super) fn with_readiness(
+        (setter, descriptor): (ReadinessSetter, ReadinessDescriptor),
+    ) -> Self {
         Self { wait: Wait::with_readiness(setter, descriptor), ..Self::default() }
     }
 
