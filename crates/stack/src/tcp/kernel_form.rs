@@ -183,7 +183,8 @@ mod tests {
         assert_eq!(told[80..84], 10_u32.to_ne_bytes());
     }
 
-    /// Fields of `struct tcp_info` behind those of `libc::tcp_info`, in their order, and their bytes (linux/tcp.h).
+    /// Fields of `struct tcp_info` behind `tcpi_total_retrans`, which not every `libc` has, in their order, and their
+    /// bytes (linux/tcp.h).
     const LATER_FIELDS: [(&str, usize); 23] = [
         ("pacing_rate", 8),
         ("max_pacing_rate", 8),
@@ -333,9 +334,10 @@ mod tests {
             ("snd_wnd", 122),
             ("rcv_wnd", 115),
         ];
-        let mut at = size_of::<libc::tcp_info>();
+        let mut at = offset_of!(libc::tcp_info, tcpi_total_retrans) + 4;
         let later = LATER_FIELDS.into_iter().filter_map(|(name, bytes)| {
-            let begin = std::mem::replace(&mut at, at + bytes);
+            let begin = at;
+            at += bytes;
             let (_, value) = later.iter().find(|(field, _)| *field == name)?;
             Some((begin, bytes, *value))
         });
