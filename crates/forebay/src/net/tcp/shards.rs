@@ -66,7 +66,7 @@ struct Work<'a, R> {
     result: R,
     /// Transmitter whose memory was used.
     by: usize,
-    /// That transmitter, if it is to be flushed without the shard's lock.
+    /// Transmitter to be flushed, if any, without the shard's lock.
     gathered_by: Option<usize>,
 }
 
