@@ -85,6 +85,16 @@ impl SackReport {
         self.blocks().iter().map(|block| block.end).reduce(Seq::later)
     }
 
+    /// Bytes that the blocks of the next segment take, at most `limit`, in its options.
+    pub(super) fn option_bytes(&self, limit: usize) -> u32 {
+        let Some(ranges) = &self.0 else { return 0 };
+        let duplicate = usize::from(ranges.duplicate.is_some());
+        match u32::from(count_u8((usize::from(ranges.count) + duplicate).min(limit))) {
+            0 => 0,
+            blocks => 4 + 8 * blocks,
+        }
+    }
+
     /// Blocks of the next segment, at most `limit`.
     pub(super) fn take(&mut self, limit: usize) -> SackBlocks {
         let mut blocks = SackBlocks::default();

@@ -192,13 +192,15 @@ impl Connection {
     fn send_loss_probe(&mut self, cx: &mut Context<'_>) -> bool {
         let (had, count) = (self.send.next, self.sent.len());
         let Some(last) = count.checked_sub(1) else { return false };
-        let first_end = had + self.unsent_bytes().min(self.send.mss);
+        let first_end = had + self.unsent_bytes().min(self.segment_room());
         let is_new = self.unsent_bytes() > 0 && !first_end.is_after(self.window_end());
         let was_sent = if is_new {
             self.send_probe_segment(cx);
             self.send.next != had
         } else {
-            self.send_again(last as usize, Cause::Probe, cx)
+            let (last, room) = (last as usize, self.segment_room());
+            self.sent.narrow(self.sent.packet_of(last), room);
+            self.send_again(last, Cause::Probe, cx)
         };
         if was_sent {
             let high_seq = self.send.next;

@@ -4,6 +4,7 @@
 //! (`tsorted_sent_queue`), so that losses are found without a look at the others.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 
 use super::super::seq::Seq;
 
@@ -177,6 +178,49 @@ impl Scoreboard {
             self.append(sent);
         }
         self.list_anew();
+    }
+
+    /// Moves the borders of segments that were one packet so that each has `most` bytes at most. The rest
+    /// becomes a further one.
+    pub(super) fn narrow(&mut self, places: RangeInclusive<usize>, most: u32) {
+        let (first, last) = (*places.start(), *places.end());
+        let Some(&head) = self.at(first) else { return };
+        if head.end - head.seq <= most || first == last {
+            return;
+        }
+        let is_listed = places.clone().any(|index| !self.segments[index].sent.marks.is_settled());
+        let mut border = head.seq;
+        for index in first..last {
+            border = border + most;
+            self.segments[index].sent.end = border;
+            self.segments[index + 1].sent.seq = border;
+        }
+        let tail = self.segments[last].sent;
+        if tail.end - tail.seq - u32::from(tail.marks.is_fin) > most {
+            let marks = Marks { is_fin: false, push: false, ..tail.marks };
+            self.segments[last].sent = Sent { end: border + most, marks, ..tail };
+            let marks = Marks { is_joined: true, ..tail.marks };
+            let rest = Sent { seq: border + most, marks, ..tail };
+            self.segments.insert(last + 1, Place { sent: rest, earlier: Seq(0), later: Seq(0) });
+            self.count(marks);
+        }
+        if is_listed {
+            self.list_anew();
+        }
+    }
+
+    /// Segments that were one packet with that at `index`, as far as their marks agree.
+    pub(super) fn packet_of(&self, index: usize) -> RangeInclusive<usize> {
+        let is_same = |before: usize| {
+            let (before, here) = (self.at(before), self.at(before + 1));
+            before.zip(here).is_some_and(|(before, here)| {
+                let [before, here] = [before, here].map(|sent| sent.marks);
+                here.is_joined && before.awaits_resend() == here.awaits_resend() && before.sacked == here.sacked
+            })
+        };
+        let first = (0..index).rev().find(|&before| !is_same(before)).map_or(0, |before| before + 1);
+        let last = (index..self.segments.len()).find(|&before| !is_same(before)).unwrap_or(index);
+        first..=last
     }
 
     fn append(&mut self, sent: Sent) {
@@ -517,7 +561,11 @@ mod tests {
                         scoreboard.sent_again(index, now_us);
                         scoreboard.mark(index, |marks| marks.retransmitted |= marks.lost);
                     }
-                    8 => match which.index(6) {
+                    8 => match which.index(7) {
+                        5 if len > 0 => {
+                            scoreboard.mark(index, |marks| marks.is_joined = true);
+                            scoreboard.narrow(scoreboard.packet_of(index), 2 * MSS / 3);
+                        }
                         0 => scoreboard.mark_all(|sent| sent.marks.lost = false),
                         1 => scoreboard.truncate(len.saturating_sub(1)),
                         2 => scoreboard.merge_next(index, 2 * MSS),

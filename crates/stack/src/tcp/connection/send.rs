@@ -33,6 +33,8 @@ struct NextSegment {
     len_bytes: u32,
     is_last: bool,
     has_fin: bool,
+    /// Payload of a full segment.
+    room: u32,
     /// PSH is set whatever follows.
     is_pushed: bool,
 }
@@ -61,9 +63,9 @@ impl Connection {
         if !self.can_send() || self.unsent_bytes() == 0 && !self.has_unsent_fin() {
             return;
         }
-        let (mut sent, before) = (0, self.sent.len());
+        let (mut sent, before, room) = (0, self.sent.len(), self.segment_room());
         let halt = loop {
-            match self.send_next(full_only, cx) {
+            match self.send_next(full_only, room, cx) {
                 Ok(()) => sent += 1,
                 Err(halt) => break halt,
             }
@@ -122,32 +124,32 @@ impl Connection {
         self.recovery.stamp_window(now_us);
     }
 
-    /// Sends the next packet: one segment, or several that the device cuts.
-    fn send_next(&mut self, full_only: bool, cx: &mut Context<'_>) -> Result<(), Halt> {
+    /// Sends the next packet: one segment of `room` bytes at most, or several that the device cuts.
+    fn send_next(&mut self, full_only: bool, room: u32, cx: &mut Context<'_>) -> Result<(), Halt> {
         let most = self.burst_segments(cx);
-        let next = self.next_segment(most.max(1)).ok_or(Halt::Empty)?;
+        let next = self.next_segment(most.max(1), room).ok_or(Halt::Empty)?;
         // The last FIN is not held back by a window that data fill.
-        if most == 0 && !(next.has_fin && next.len_bytes <= self.send.mss) {
+        if most == 0 && !(next.has_fin && next.len_bytes <= room) {
             return Err(Halt::CongestionWindow);
         }
         if self.waits_for_pace(cx) {
             return Err(Halt::Pacing);
         }
-        if let Some(halt) = self.wait_for_next_ack(cx) {
+        if let Some(halt) = self.wait_for_next_ack(room, cx) {
             return Err(halt);
         }
-        let first_end = self.send.next + next.len_bytes.min(self.send.mss);
-        let fin = u32::from(next.has_fin && next.len_bytes <= self.send.mss);
+        let first_end = self.send.next + next.len_bytes.min(room);
+        let fin = u32::from(next.has_fin && next.len_bytes <= room);
         if (first_end + fin).is_after(self.window_end()) {
             return Err(Halt::PeerWindow);
         }
         let next = self.within_window(next, full_only);
         // Not in small frames when large ones run out: the next ACK sends on.
-        if !self.sent.is_empty() && !cx.has_free_frame(next.len_bytes, self.send.mss) {
+        if !self.sent.is_empty() && !cx.has_free_frame(next.len_bytes, room) {
             return Err(Halt::NoFrame);
         }
         if next.is_last && self.is_held_by_nagle(&next, full_only) {
-            let whole = next.len_bytes / self.send.mss * self.send.mss;
+            let whole = next.len_bytes / room * room;
             if whole == 0 {
                 return Err(Halt::Nagle);
             }
@@ -159,11 +161,11 @@ impl Connection {
 
     /// Reason to wait for the next ACK, which comes soon and will let a larger packet out
     /// (`tcp_tso_should_defer`).
-    fn wait_for_next_ack(&self, cx: &Context<'_>) -> Option<Halt> {
+    fn wait_for_next_ack(&self, room: u32, cx: &Context<'_>) -> Option<Halt> {
         let unsent = self.unsent_bytes();
         let (first, srtt_us) = (self.sent.first()?, self.rtt.smoothed_us()?);
         let since_us = cx.now_us.saturating_sub(self.send.last_data_us);
-        if unsent <= self.send.mss || self.recovery.is_recovering() || since_us > SOON_US {
+        if unsent <= room || self.recovery.is_recovering() || since_us > SOON_US {
             return None;
         }
         let left = self.congestion.cwnd.saturating_sub(self.sent.in_flight());
@@ -216,16 +218,17 @@ impl Connection {
         u32::try_from(bytes / mss).unwrap_or(u32::MAX).max(cx.config.min_gso_segments)
     }
 
-    /// Unsent bytes, at most `most` segments.
-    fn next_segment(&self, most: u32) -> Option<NextSegment> {
+    /// Unsent bytes, at most `most` segments of `room` bytes.
+    fn next_segment(&self, most: u32, room: u32) -> Option<NextSegment> {
         let unsent = self.unsent_bytes();
-        let len_bytes = unsent.min(self.send.mss.saturating_mul(most));
+        let len_bytes = unsent.min(room.saturating_mul(most));
         let is_last = len_bytes == unsent;
         let has_fin = is_last && self.has_unsent_fin();
         (len_bytes > 0 || has_fin).then_some(NextSegment {
             len_bytes,
             is_last,
             has_fin,
+            room,
             is_pushed: false,
         })
     }
@@ -233,18 +236,18 @@ impl Connection {
     /// Shortens a packet of several segments to the peer's window (`tcp_mss_split_point`).
     fn within_window(&self, next: NextSegment, full_only: bool) -> NextSegment {
         let left = self.window_end().bytes_since(self.send.next);
-        if next.len_bytes + u32::from(next.has_fin) <= left || next.len_bytes <= self.send.mss {
+        if next.len_bytes + u32::from(next.has_fin) <= left || next.len_bytes <= next.room {
             return next;
         }
         let len_bytes = next.len_bytes.min(left);
-        let partial = len_bytes % self.send.mss;
+        let partial = len_bytes % next.room;
         let is_held = partial > 0 && self.holds_small(full_only);
         let len_bytes = if is_held { len_bytes - partial } else { len_bytes };
         NextSegment { len_bytes, is_last: false, has_fin: false, ..next }
     }
 
     fn is_held_by_nagle(&self, next: &NextSegment, full_only: bool) -> bool {
-        let is_full = next.len_bytes.is_multiple_of(self.send.mss);
+        let is_full = next.len_bytes.is_multiple_of(next.room);
         !next.has_fin && !is_full && !self.is_urgent_unsent() && self.holds_small(full_only)
     }
 
@@ -281,7 +284,7 @@ impl Connection {
         let first = self.sent.len() as usize;
         let mut at = seq;
         loop {
-            let piece_end = data_end.earlier(at + self.send.mss);
+            let piece_end = data_end.earlier(at + next.room);
             let is_last = piece_end == data_end;
             let marks = Marks {
                 is_fin: next.has_fin && is_last,
@@ -305,7 +308,7 @@ impl Connection {
             end = self.sent.at(first + left - 1).map_or(seq, |last| last.end);
         }
         self.send.next = end;
-        if left == count && !next.len_bytes.is_multiple_of(self.send.mss) {
+        if left == count && !next.len_bytes.is_multiple_of(next.room) {
             self.send.small_end = end;
         }
         if next.len_bytes > 0 {
@@ -325,7 +328,7 @@ impl Connection {
 
     /// Tail loss probe with new data, whatever the congestion window says.
     pub(super) fn send_probe_segment(&mut self, cx: &mut Context<'_>) {
-        if let Some(next) = self.next_segment(1) {
+        if let Some(next) = self.next_segment(1, self.segment_room()) {
             // Ignored: without a frame, the next probe tries again.
             let _ = self.send_new(&next, cx);
         }
@@ -349,8 +352,11 @@ impl Connection {
         cause: Cause,
         cx: &mut Context<'_>,
     ) -> u32 {
-        let most = most.min(self.largest_burst(cx));
-        let count = self.sent.cut_packet(index, most as usize);
+        let packet = index..=*self.sent.packet_of(index).end();
+        let most = most.min(self.largest_burst(cx)) as usize;
+        let most = most.min(packet.clone().count());
+        self.sent.narrow(packet, self.segment_room());
+        let count = self.sent.cut_packet(index, most);
         let last = index + count - 1;
         let is_within = self.sent.at(last).is_some_and(|sent| {
             let fin = u32::from(sent.marks.is_fin);
@@ -396,8 +402,8 @@ impl Connection {
             return false;
         }
         // Part of a segment if the window shrank into it.
-        let left = window_end.bytes_since(sent.seq);
-        let most = if left > 0 { self.send.mss.min(left) } else { self.send.mss };
+        let (left, room) = (window_end.bytes_since(sent.seq), self.segment_room());
+        let most = if left > 0 { room.min(left) } else { room };
         let payload =
             (sent.end - sent.seq) - u32::from(sent.marks.is_fin) - u32::from(sent.marks.is_syn);
         if payload > most {
@@ -420,7 +426,7 @@ impl Connection {
     /// (`tcp_write_wakeup`).
     pub(super) fn send_window_probe(&mut self, cx: &mut Context<'_>) {
         let window_left = self.window_end().bytes_since(self.send.next);
-        if let Some(next) = self.next_segment(1)
+        if let Some(next) = self.next_segment(1, self.segment_room())
             && window_left > 0
         {
             let len_bytes = next.len_bytes.min(window_left);
@@ -434,6 +440,7 @@ impl Connection {
                         is_last: is_whole && next.is_last,
                         has_fin,
                         is_pushed: true,
+                        ..next
                     },
                     cx,
                 );

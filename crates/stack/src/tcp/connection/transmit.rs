@@ -13,6 +13,8 @@ const HEADERS_BYTES: u32 = 14 + 40 + 60;
 /// SACK blocks beside timestamps, and without.
 const BLOCKS_WITH_STAMPS: usize = 3;
 const BLOCKS_ALONE: usize = 4;
+/// Payload that options always leave room for.
+const SMALLEST_PAYLOAD_BYTES: u32 = 8;
 
 impl Connection {
     /// Sends the segments from `first` on, which are new, as one packet; each by itself if no frame is
@@ -41,7 +43,8 @@ impl Connection {
         }
         let (flags, ecn) = self.flags_of(&tail, len_bytes);
         // As the kernel: the receiver's GRO need not wait for more.
-        self.transmit(head.seq, len_bytes, flags.with(Flags::PSH), ecn, cx)
+        let flags = flags.with(Flags::PSH);
+        self.transmit(head.seq, (len_bytes, head.end - head.seq), flags, ecn, cx)
     }
 
     /// Sends a segment of the scoreboard. Returns false if no frame was free.
@@ -52,7 +55,7 @@ impl Connection {
         }
         let len_bytes = sent.end - sent.seq - u32::from(sent.marks.is_fin);
         let (flags, ecn) = self.flags_of(&sent, len_bytes);
-        self.transmit(sent.seq, len_bytes, flags, ecn, cx)
+        self.transmit(sent.seq, (len_bytes, len_bytes), flags, ecn, cx)
     }
 
     /// Flags of a segment, and its ECN field.
@@ -112,10 +115,23 @@ impl Connection {
         was_sent
     }
 
+    /// Payload of a full segment that is sent now: SACK blocks take some of its room (RFC 6691, section 2;
+    /// `tcp_current_mss`).
+    pub(super) fn segment_room(&self) -> u32 {
+        let blocks_bytes = self.receive.sacks.option_bytes(self.most_blocks());
+        self.send.mss.saturating_sub(blocks_bytes).max(SMALLEST_PAYLOAD_BYTES)
+    }
+
+    /// SACK blocks that a segment has at most.
+    fn most_blocks(&self) -> usize {
+        if self.agreed.timestamps { BLOCKS_WITH_STAMPS } else { BLOCKS_ALONE }
+    }
+
+    /// Sends a packet of `len_bytes`, in segments of `size_bytes` each.
     fn transmit(
         &mut self,
         seq: Seq,
-        len_bytes: u32,
+        (len_bytes, size_bytes): (u32, u32),
         mut flags: Flags,
         ecn: u8,
         cx: &mut Context<'_>,
@@ -128,8 +144,11 @@ impl Connection {
             .agreed
             .timestamps
             .then(|| Timestamps { value: self.timestamp(cx.now_us), echo: self.receive.timestamp });
-        let blocks = if timestamps.is_some() { BLOCKS_WITH_STAMPS } else { BLOCKS_ALONE };
-        let sacks = self.receive.sacks.take(blocks);
+        debug_assert!(
+            len_bytes.min(size_bytes) <= self.segment_room(),
+            "TCP-14: a segment with its options fits in a packet of the path"
+        );
+        let sacks = self.receive.sacks.take(self.most_blocks());
         let urgent = self.urgent_pointer(seq);
         if urgent > 0 {
             flags = flags.with(Flags::URG);
@@ -144,11 +163,11 @@ impl Connection {
             options: Options { timestamps, sacks, ..Options::default() },
             tos: self.options.tos | ecn,
             payload: self.send.queue.range(seq, len_bytes),
-            segment_bytes: if len_bytes > self.send.mss { self.send.mss } else { 0 },
+            segment_bytes: if len_bytes > size_bytes { size_bytes } else { 0 },
         };
         let was_sent = cx.send(&outgoing);
         if was_sent {
-            self.tally.count_sent(len_bytes, self.send.mss);
+            self.tally.count_sent(len_bytes, size_bytes);
         }
         self.delayed.sent();
         self.timers.clear_delayed_ack();
@@ -173,19 +192,19 @@ impl Connection {
         // if the peer's ACK made this connection, before its window is known.
         let una = self.send.una.later(self.send.initial + 1);
         let seq = self.send.next.earlier(self.window_end().later(una));
-        self.transmit(seq, 0, Flags::ACK, 0, cx);
+        self.transmit(seq, (0, 0), Flags::ACK, 0, cx);
     }
 
     /// Sends an ACK with a number that was used before, which the peer must answer.
     pub(super) fn send_empty(&mut self, seq: Seq, cx: &mut Context<'_>) {
-        self.transmit(seq, 0, Flags::ACK, 0, cx);
+        self.transmit(seq, (0, 0), Flags::ACK, 0, cx);
     }
 
     /// Sends a reset (`tcp_send_active_reset`).
     pub(super) fn send_reset(&mut self, cx: &mut Context<'_>) {
         cx.counters.out_rsts.add(1);
         let seq = self.send.next.earlier(self.window_end().later(self.send.una));
-        self.transmit(seq, 0, Flags::RST.with(Flags::ACK), 0, cx);
+        self.transmit(seq, (0, 0), Flags::RST.with(Flags::ACK), 0, cx);
     }
 }
 
