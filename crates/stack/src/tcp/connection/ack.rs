@@ -32,6 +32,8 @@ pub(super) struct AckFacts {
     pub(super) data_sacked: bool,
     /// A block told of a duplicate (`FLAG_DSACKING_ACK`).
     pub(super) duplicate_sacked: bool,
+    /// That was the loss probe (`FLAG_DSACK_TLP`).
+    pub(super) probe_duplicated: bool,
     /// The peer saw a mark of congestion (`FLAG_ECE`).
     pub(super) ece: bool,
     /// The retransmission timer starts anew (`FLAG_SET_XMIT_TIMER`).
@@ -98,7 +100,7 @@ impl Connection {
         }
         self.clean(segment.ack, prior_highest, &mut facts, cx.now_us);
         self.sample_round_trip(segment, prior_una, &mut facts, cx.now_us);
-        self.note_reordering(&facts);
+        self.note_reordering(facts.reordered.take());
         self.finish_ack(segment, prior_una, &mut facts, cx);
         Acknowledged::Yes
     }
@@ -107,6 +109,7 @@ impl Connection {
     /// the loss probe.
     fn finish_idle_ack(&mut self, prior_una: Seq, facts: &mut AckFacts, cx: &mut Context<'_>) {
         if facts.duplicate_sacked {
+            self.tally.delivered = self.tally.delivered.wrapping_add(facts.delivered);
             // Ignored: nothing could be sent again.
             let _ = self.recover(prior_una, facts, cx);
         }
@@ -158,11 +161,9 @@ impl Connection {
         if self.agreed.sack && !segment.options.sacks.is_empty() {
             let mut facts = AckFacts::default();
             self.take_sacks(segment, prior_una, &mut facts, cx);
-            if facts.data_sacked || facts.duplicate_sacked {
-                self.note_reordering(&facts);
-                let resend = self.recover(prior_una, &mut facts, cx);
-                self.resend(resend, cx);
-            }
+            self.tally.delivered = self.tally.delivered.wrapping_add(facts.delivered);
+            let resend = self.recover(prior_una, &mut facts, cx);
+            self.resend(resend, cx);
         }
         Acknowledged::Yes
     }
@@ -193,7 +194,8 @@ impl Connection {
         let send = &mut self.send;
         send.window_seq = segment.seq;
         if window == send.window {
-            return false;
+            // As the kernel: the first ACK behind data of the peer is no duplicate (RFC 5681, section 2).
+            return true;
         }
         send.window = window;
         if window > send.max_window {
@@ -257,14 +259,20 @@ impl Connection {
         }
     }
 
-    /// Without SACK, an ACK that advances also covers what duplicates stood for.
+    /// Without SACK, an ACK that advances also covers what duplicates stood for (`tcp_remove_reno_sacks`).
     fn clean_reno(&mut self, facts: &mut AckFacts) {
-        if self.sent.reno_dup_acks > 0 {
-            let others = facts.delivered.saturating_sub(1);
-            self.sent.reno_dup_acks = self.sent.reno_dup_acks.saturating_sub(others);
-            self.sent.reno_dup_acks = self.sent.reno_dup_acks.min(self.sent.len());
-        }
         facts.reordered = None;
+        let (acked, told) = (facts.delivered, self.sent.reno_dup_acks);
+        if acked == 0 {
+            return;
+        }
+        facts.delivered = acked.saturating_sub(told).max(1);
+        self.sent.reno_dup_acks = told.saturating_sub(acked - 1);
+        self.note_plain_reordering(acked);
+        if facts.retransmitted_acked {
+            // Nobody can tell what arrived of what was sent once.
+            facts.original_acked = false;
+        }
     }
 
     /// `tcp_ack_update_rtt`: Karn's rule, then timestamps. The first segment that the ACK covers counts for the

@@ -67,12 +67,12 @@ impl Connection {
             }
             return self.queue_behind_gap(packet, segment, cx);
         }
+        if segment.seq.is_before(next) {
+            self.report_duplicate(segment.seq, next, cx);
+        }
         if window == 0 && segment.payload_len > 0 {
             cx.counters.zero_window_drop.add(1);
             return self.refuse_payload();
-        }
-        if segment.seq.is_before(next) {
-            self.report_duplicate(segment.seq, next, cx);
         }
         self.queue_in_order(packet, segment, cx);
     }

@@ -215,7 +215,7 @@ impl Connection {
         if ack.is_before(probe.high_seq) {
             return;
         }
-        if !probe.was_sent_before || facts.duplicate_sacked {
+        if !probe.was_sent_before || facts.probe_duplicated {
             self.recovery.loss_probe = None;
         } else if ack.is_after(probe.high_seq) {
             // The probe repaired a loss that nobody else saw: it counts as congestion.

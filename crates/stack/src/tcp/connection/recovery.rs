@@ -7,6 +7,7 @@ use super::super::wire::SackBlocks;
 use super::ack::AckFacts;
 use super::info::Cause;
 use super::rack::{LossProbe, Rack};
+use super::sacked::MAX_REORDERING;
 use super::scoreboard::Sent;
 use super::{Connection, Context, stamp_ms};
 
@@ -56,8 +57,6 @@ pub(super) struct Recovery {
     pub(super) rack: Rack,
     pub(super) reordering: u32,
     pub(super) saw_reordering: bool,
-    /// Retransmissions of which the peer did not say that they were unnecessary.
-    pub(super) resent: u16,
     pub(super) highest_sacked: Option<Seq>,
     /// Blocks of the last ACK that had some, while segments are in flight.
     pub(super) known_blocks: Option<Box<SackBlocks>>,
@@ -109,7 +108,6 @@ impl Recovery {
             rack: Rack::default(),
             reordering: DUP_THRESHOLD,
             saw_reordering: false,
-            resent: 0,
             highest_sacked: None,
             known_blocks: None,
             resend_from: None,
@@ -180,15 +178,14 @@ impl Connection {
         if facts.ece {
             self.recovery.prior_ssthresh = 0;
         }
-        if self.is_reneging(facts, cx) {
+        if self.sent.is_empty() {
+            self.sent.reno_dup_acks = 0;
+        }
+        if self.is_reneging(facts, cx) || self.leave_finished_phase(facts, cx) {
             return Resend::Nothing;
         }
-        self.leave_finished_phase(facts, cx);
         match self.recovery.phase {
-            Phase::Recovery => {
-                self.continue_recovery(prior_una, facts, cx);
-                Resend::Lost
-            }
+            Phase::Recovery => self.continue_recovery(prior_una, facts, cx),
             Phase::Loss => {
                 let resend = self.continue_loss(facts, cx);
                 self.find_losses(facts, cx);
@@ -216,7 +213,7 @@ impl Connection {
         }
         self.find_losses(facts, cx);
         if self.sent.lost == 0 {
-            self.keep_open(facts);
+            self.try_to_open(facts);
             return Resend::Nothing;
         }
         self.enter_recovery(facts.ece, cx);
@@ -226,23 +223,24 @@ impl Connection {
 
     /// The peer threw away what it had acknowledged selectively: everything is sent again, soon
     /// (`tcp_check_sack_reneging`).
-    fn is_reneging(&mut self, facts: &AckFacts, cx: &Context<'_>) -> bool {
+    fn is_reneging(&mut self, facts: &mut AckFacts, cx: &Context<'_>) -> bool {
         let head_sacked = self.sent.first().is_some_and(|sent| sent.marks.sacked);
         if !head_sacked || !facts.una_advanced {
             return false;
         }
         let wait_us = (self.rtt.smoothed_us().unwrap_or(0) / 2).max(10_000);
         self.timers.set_retransmit(cx.now_us + wait_us);
+        facts.sets_timer = false;
         true
     }
 
-    /// Ends a phase whose end was acknowledged.
-    fn leave_finished_phase(&mut self, facts: &AckFacts, cx: &mut Context<'_>) {
+    /// Ends a phase whose end was acknowledged. Returns true if the ACK says nothing else.
+    fn leave_finished_phase(&mut self, facts: &AckFacts, cx: &mut Context<'_>) -> bool {
         if self.recovery.phase == Phase::Open || self.send.una.is_before(self.recovery.high_seq) {
             if self.recovery.phase == Phase::Open {
                 self.recovery.retransmit_stamp_us = 0;
             }
-            return;
+            return false;
         }
         match self.recovery.phase {
             Phase::Cwr if self.send.una != self.recovery.high_seq => {
@@ -254,13 +252,14 @@ impl Connection {
                     self.sent.reno_dup_acks = 0;
                 }
                 if self.undo_recovery(facts, cx) {
-                    return;
+                    return true;
                 }
                 // It may still be undone: the D-SACK of the last retransmission comes later.
                 self.end_reduction();
             }
             _ => {}
         }
+        false
     }
 
     /// Ends recovery, and restores the window if nothing was lost. Returns true if the phase stays
@@ -272,14 +271,28 @@ impl Connection {
         } else {
             self.recovery.rack.note_recovery();
         }
-        if !self.agreed.sack && self.send.una == self.recovery.high_seq {
-            // RFC 6582, section 4: without SACK, duplicates of the recovery itself would be taken
-            // for a new loss.
+        if self.holds_phase() {
             return true;
         }
         self.recovery.phase = Phase::Open;
-        self.recovery.retransmit_stamp_us = 0;
         false
+    }
+
+    /// RFC 6582, section 4: without SACK, duplicates of the recovery itself would be taken for a new loss
+    /// until something behind it is acknowledged (`tcp_is_non_sack_preventing_reopen`).
+    fn holds_phase(&mut self) -> bool {
+        let holds = !self.agreed.sack && self.send.una == self.recovery.high_seq;
+        if holds {
+            self.forget_retransmission();
+        }
+        holds
+    }
+
+    /// Forgets when the first retransmission was, if none is outstanding (`tcp_retrans_stamp_cleanup`).
+    fn forget_retransmission(&mut self) {
+        if !self.has_retransmitted() {
+            self.recovery.retransmit_stamp_us = 0;
+        }
     }
 
     fn may_undo(&self, facts: &AckFacts) -> bool {
@@ -320,32 +333,38 @@ impl Connection {
         is_undone
     }
 
-    fn continue_recovery(&mut self, prior_una: Seq, facts: &mut AckFacts, cx: &mut Context<'_>) {
-        if !self.send.una.is_after(prior_una) {
+    fn continue_recovery(
+        &mut self,
+        prior_una: Seq,
+        facts: &mut AckFacts,
+        cx: &mut Context<'_>,
+    ) -> Resend {
+        if !facts.una_advanced {
             if !self.agreed.sack {
                 self.count_dup_acks(facts);
             }
         } else if self.recovery.undo_marker.is_some() && self.is_ack_of_first(facts) {
             // The hole was filled by what was late, not by what was sent again.
-            facts.note_reordered(prior_una);
-            self.note_reordering(facts);
+            self.note_reordering(Some(prior_una));
             if self.sent.retransmitted > 0 {
-                return;
+                // New segments instead: more of what was sent may only be late.
+                return Resend::Nothing;
             }
+            self.forget_retransmission();
             self.undo_reduction(true);
-            self.keep_open(facts);
-        } else if !self.agreed.sack {
-            // A partial ACK names the next hole (RFC 6582, section 3.2).
-            self.sent.reno_dup_acks = 0;
-            self.mark_lost(0, facts);
+            self.keep_open();
         }
         if self.undo_by_duplicates(cx) {
-            self.keep_open(facts);
+            self.try_to_open(facts);
         }
         self.find_losses(facts, cx);
-        if self.recovery.phase != Phase::Recovery && self.sent.lost > 0 {
+        if self.recovery.phase != Phase::Recovery {
+            if self.sent.lost == 0 {
+                return Resend::Nothing;
+            }
             self.enter_recovery(facts.ece, cx);
         }
+        Resend::Lost
     }
 
     /// `tcp_process_loss`, with F-RTO (RFC 5682).
@@ -397,10 +416,9 @@ impl Connection {
             cx.counters.spurious_rtos.add(1);
         }
         self.recovery.retransmits = 0;
-        if by_frto || self.agreed.sack {
+        if !self.holds_phase() && (by_frto || self.agreed.sack) {
             self.recovery.phase = Phase::Open;
             self.recovery.is_frto = false;
-            self.recovery.retransmit_stamp_us = 0;
         }
         true
     }
@@ -410,11 +428,22 @@ impl Connection {
         if facts.duplicates == 0 {
             return;
         }
-        let most = self.sent.len().saturating_sub(1).max(1);
         let before = self.sent.reno_dup_acks;
-        self.sent.reno_dup_acks = (before + facts.duplicates).min(most);
+        self.sent.reno_dup_acks += facts.duplicates;
+        self.note_plain_reordering(0);
         let delivered = self.sent.reno_dup_acks.saturating_sub(before);
         facts.delivered += delivered;
+    }
+
+    /// Duplicates stand for no more segments than can have arrived. More of them mean that segments overtake
+    /// each other (`tcp_check_reno_reordering`).
+    pub(super) fn note_plain_reordering(&mut self, acked: u32) {
+        let most = self.sent.len() - self.sent.lost.max(1).min(self.sent.len());
+        if self.sent.reno_dup_acks > most {
+            self.sent.reno_dup_acks = most;
+            self.recovery.reordering = (self.sent.len() + acked).min(MAX_REORDERING);
+            self.recovery.saw_reordering = true;
+        }
     }
 
     /// `tcp_identify_packet_loss`.
@@ -429,9 +458,15 @@ impl Connection {
                 cx.counters.lost_retransmit.add(u64::from(before - self.sent.retransmitted));
                 facts.retransmission_lost = true;
             }
-        } else if !self.recovery.is_recovering()
-            && self.sent.reno_dup_acks >= self.recovery.reordering
-        {
+            return;
+        }
+        // A partial ACK names the next hole (RFC 6582, section 3.2; `tcp_newreno_mark_lost`).
+        let is_hole = match self.recovery.phase {
+            Phase::Loss => false,
+            Phase::Recovery => facts.una_advanced,
+            _ => self.sent.reno_dup_acks >= self.recovery.reordering,
+        };
+        if is_hole && self.sent.first().is_some_and(|head| !head.marks.lost) {
             self.mark_lost(0, facts);
         }
     }
@@ -443,25 +478,29 @@ impl Connection {
     }
 
     /// `tcp_try_to_open`.
-    fn keep_open(&mut self, facts: &AckFacts) {
-        if !self.has_retransmitted() {
-            self.recovery.retransmit_stamp_us = 0;
-        }
+    fn try_to_open(&mut self, facts: &AckFacts) {
+        self.forget_retransmission();
         if facts.ece {
             self.enter_cwr();
         }
         if self.recovery.phase != Phase::Cwr {
-            let is_disordered =
-                self.sent.sacked_out() > 0 || self.sent.lost > 0 || self.has_retransmitted();
-            let phase = if is_disordered { Phase::Disorder } else { Phase::Open };
-            if self.recovery.phase != phase {
-                self.recovery.phase = phase;
-                self.recovery.high_seq = self.send.next;
-            }
+            self.keep_open();
+        }
+    }
+
+    /// `tcp_try_keep_open`.
+    pub(super) fn keep_open(&mut self) {
+        let is_disordered =
+            self.sent.sacked_out() > 0 || self.sent.lost > 0 || self.has_retransmitted();
+        let phase = if is_disordered { Phase::Disorder } else { Phase::Open };
+        if self.recovery.phase != phase {
+            self.recovery.phase = phase;
+            self.recovery.high_seq = self.send.next;
         }
     }
 
     pub(super) fn enter_recovery(&mut self, by_mark: bool, cx: &mut Context<'_>) {
+        self.forget_retransmission();
         let counter =
             if self.agreed.sack { &cx.counters.sack_recovery } else { &cx.counters.reno_recovery };
         counter.add(1);

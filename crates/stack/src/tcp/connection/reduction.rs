@@ -22,7 +22,7 @@ impl Connection {
         self.begin_reduction();
         self.recovery.phase = Phase::Cwr;
         self.end_reduction();
-        self.recovery.phase = Phase::Open;
+        self.keep_open();
     }
 
     /// `tcp_init_cwnd_reduction`.

@@ -1,12 +1,15 @@
 //! Selective acknowledgements received (`tcp_sacktag_write_queue`).
 
 use super::super::seq::Seq;
-use super::super::wire::{SackBlock, Segment};
+use super::super::wire::{SackBlock, SackBlocks, Segment};
 use super::ack::AckFacts;
+use super::rack::LossProbe;
+use super::recovery::Phase;
 use super::{Connection, Context};
 
 impl Connection {
-    /// Marks the segments that blocks acknowledge. Blocks that lie are ignored.
+    /// Marks the segments that blocks acknowledge, those of the lowest block first. Blocks that lie are
+    /// ignored.
     pub(super) fn take_sacks(
         &mut self,
         segment: &Segment,
@@ -16,34 +19,44 @@ impl Connection {
     ) {
         let blocks = segment.options.sacks;
         let mut blocks = blocks.as_slice();
+        let mut duplicate = None;
         if let Some((first, rest)) = blocks.split_first()
             && is_duplicate(first, rest, segment.ack)
         {
             cx.counters.dsack_recv.add(1);
             if self.take_duplicate_sack(first, prior_una, facts) {
                 facts.duplicate_sacked = true;
-                blocks = rest;
+                (duplicate, blocks) = (Some(first), rest);
             }
         }
+        if self.sent.is_empty() {
+            return;
+        }
+        let una = prior_una.later(segment.ack);
+        let mut valid = SackBlocks::default();
+        for block in blocks.iter().filter(|block| self.is_valid(block, una)) {
+            valid.push(*block);
+        }
+        valid.sort();
         let place = self.recovery.known_blocks.get_or_insert_default();
-        let known = std::mem::take(&mut **place);
-        for block in blocks {
-            if !self.is_valid(block) {
-                continue;
-            }
-            if let Some(blocks) = &mut self.recovery.known_blocks {
-                blocks.push(*block);
-            }
+        let known = std::mem::replace(&mut **place, valid);
+        for block in valid.as_slice() {
             self.mark_block(block, new_part(block, known.as_slice()), facts, cx.now_us);
+        }
+        if let Some(block) = duplicate {
+            self.take_back_retransmissions(block, una, facts);
+        }
+        if self.recovery.phase != Phase::Loss || self.recovery.undo_marker.is_some() {
+            self.note_reordering(facts.reordered.take());
         }
     }
 
-    /// `tcp_is_sackblock_valid`: within what is in flight.
-    fn is_valid(&self, block: &SackBlock) -> bool {
+    /// `tcp_is_sackblock_valid`: within what is in flight. One that begins with the first number of that is
+    /// the peer's contradiction.
+    fn is_valid(&self, block: &SackBlock, una: Seq) -> bool {
         block.end.is_after(block.start)
             && !block.end.is_after(self.send.next)
-            && block.end.is_after(self.send.una)
-            && !block.start.is_before(self.send.una)
+            && block.start.is_after(una)
     }
 
     /// Counts retransmissions that the peer calls unnecessary (`tcp_dsack_seen`). Returns false if that is
@@ -59,14 +72,15 @@ impl Connection {
             return false;
         }
         let duplicates = len_bytes.div_ceil(self.send.mss);
-        let left = u32::from(self.recovery.resent).checked_sub(duplicates);
-        self.recovery.resent = left.and_then(|left| u16::try_from(left).ok()).unwrap_or(0);
-        if left.is_none() {
+        // A probe overtakes nothing.
+        let is_probe = |probe: LossProbe| probe.high_seq == block.end;
+        facts.probe_duplicated = duplicates == 1 && self.recovery.loss_probe.is_some_and(is_probe);
+        let told = u16::try_from(duplicates).unwrap_or(u16::MAX);
+        self.tally.dsack_dups = self.tally.dsack_dups.saturating_add(told);
+        if u32::from(self.tally.dsack_dups) > self.resent.total() {
             // More duplicates than retransmissions are the network's.
             return false;
         }
-        let told = u16::try_from(duplicates).unwrap_or(u16::MAX);
-        self.tally.dsack_dups = self.tally.dsack_dups.saturating_add(told);
         // What came twice was delivered.
         facts.delivered += duplicates;
         if self.recovery.undo_marker.is_some_and(|marker| block.end.is_after(marker)) {
@@ -76,12 +90,30 @@ impl Connection {
             *left = left.map(|left| left.saturating_sub(segments));
         }
         let recovery = &mut self.recovery;
-        // A probe overtakes nothing.
-        let is_probe = recovery.loss_probe.is_some_and(|probe| probe.high_seq == block.end);
-        if duplicates > 1 || !is_probe {
+        if recovery.saw_reordering && !facts.probe_duplicated {
             recovery.rack.note_duplicate(self.send.una, self.send.next);
         }
         true
+    }
+
+    /// Retransmissions of segments that came twice are no longer in flight, and what was acknowledged
+    /// selectively before was overtaken (`tcp_sacktag_one`).
+    fn take_back_retransmissions(&mut self, block: &SackBlock, una: Seq, facts: &mut AckFacts) {
+        if block.end.is_after(una) && !block.start.is_after(una) {
+            return;
+        }
+        let mut index = self.sent.index_of(block.start);
+        while let Some(&sent) = self.sent.at(index)
+            && !sent.end.is_after(block.end)
+        {
+            if sent.marks.ever_retransmitted && sent.marks.sacked && !facts.data_sacked {
+                facts.note_reordered(sent.seq);
+            }
+            if sent.marks.retransmitted && !sent.marks.lost {
+                self.sent.mark(index, |marks| marks.retransmitted = false);
+            }
+            index += 1;
+        }
     }
 
     /// Outstanding segments within a block that were sent again.
@@ -137,10 +169,10 @@ impl Connection {
     }
 
     /// Learns how far segments overtake each other (`tcp_check_sack_reordering`).
-    pub(super) fn note_reordering(&mut self, facts: &AckFacts) {
-        let (Some(lowest), Some(highest)) = (facts.reordered, self.recovery.highest_sacked) else {
-            return;
-        };
+    pub(super) fn note_reordering(&mut self, lowest: Option<Seq>) {
+        let Some(lowest) = lowest else { return };
+        let highest = self.recovery.highest_sacked.filter(|_| self.sent.sacked > 0);
+        let highest = highest.unwrap_or(self.send.una);
         if !lowest.is_before(highest) {
             return;
         }
@@ -151,7 +183,7 @@ impl Connection {
 }
 
 /// Reordering that is tolerated, at most (`tcp_max_reordering`), in segments.
-const MAX_REORDERING: u32 = 300;
+pub(super) const MAX_REORDERING: u32 = 300;
 
 /// D-SACK: a first block below the ACK, or inside of the second (RFC 2883, section 4).
 fn is_duplicate(first: &SackBlock, rest: &[SackBlock], ack: Seq) -> bool {

@@ -248,7 +248,7 @@ impl Connection {
 
     fn is_held_by_nagle(&self, next: &NextSegment, full_only: bool) -> bool {
         let is_full = next.len_bytes.is_multiple_of(next.room);
-        !next.has_fin && !is_full && !self.is_urgent_unsent() && self.holds_small(full_only)
+        !next.has_fin && !is_full && self.send.urgent.is_none() && self.holds_small(full_only)
     }
 
     /// Nagle's rule in Minshall's form: a small segment waits while another one is in flight.
@@ -258,10 +258,6 @@ impl Connection {
                 && !self.sent.is_empty()
                 && self.send.small_end.is_after(self.send.una)
                 && !self.send.small_end.is_after(self.send.next)
-    }
-
-    fn is_urgent_unsent(&self) -> bool {
-        self.send.urgent.is_some_and(|urgent| urgent.is_after(self.send.next))
     }
 
     /// Sends segments that were never sent, as one packet. Those without a frame stay unsent.
@@ -387,7 +383,6 @@ impl Connection {
 
     fn note_sent_again(&mut self, index: usize, cause: Cause, cx: &Context<'_>) {
         self.sent.sent_again(index, cx.now_us);
-        self.recovery.resent = self.recovery.resent.saturating_add(1);
         self.send.last_data_us = cx.now_us;
         cx.counters.retrans_segs.add(1);
         self.resent.count(cause);

@@ -176,9 +176,12 @@ impl Connection {
 
     fn urgent_pointer(&self, seq: Seq) -> u16 {
         match self.send.urgent {
-            Some(urgent) if seq.is_before(urgent) => {
-                u16::try_from(urgent - seq).unwrap_or(u16::MAX)
-            }
+            Some(urgent) if seq.is_before(urgent) => match u16::try_from(urgent - seq) {
+                Ok(pointer) => pointer,
+                // Too far: what follows will tell, if it is not sent already.
+                Err(_) if (seq + u32::from(u16::MAX)).is_after(self.send.next) => u16::MAX,
+                Err(_) => 0,
+            },
             _ => 0,
         }
     }

@@ -1,5 +1,7 @@
 //! Options of a header (RFC 9293, section 3.2; RFC 7323; RFC 2018).
 
+use std::cmp::Ordering;
+
 use super::super::config::MAX_WINDOW_SCALE;
 use super::super::seq::Seq;
 
@@ -69,6 +71,16 @@ impl SackBlocks {
 
     pub(in crate::tcp) fn is_empty(&self) -> bool {
         self.count == 0
+    }
+
+    /// Puts blocks that begin earlier first.
+    pub(in crate::tcp) fn sort(&mut self) {
+        let blocks = self.blocks.get_mut(..usize::from(self.count)).unwrap_or_default();
+        blocks.sort_by(|one, other| match (one.start, other.start) {
+            (one, other) if one == other => Ordering::Equal,
+            (one, other) if one.is_before(other) => Ordering::Less,
+            _ => Ordering::Greater,
+        });
     }
 }
 
