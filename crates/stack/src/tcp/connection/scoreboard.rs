@@ -215,10 +215,13 @@ impl Scoreboard {
             let (before, here) = (self.at(before), self.at(before + 1));
             before.zip(here).is_some_and(|(before, here)| {
                 let [before, here] = [before, here].map(|sent| sent.marks);
-                here.is_joined && before.awaits_resend() == here.awaits_resend() && before.sacked == here.sacked
+                here.is_joined
+                    && before.awaits_resend() == here.awaits_resend()
+                    && before.sacked == here.sacked
             })
         };
-        let first = (0..index).rev().find(|&before| !is_same(before)).map_or(0, |before| before + 1);
+        let first =
+            (0..index).rev().find(|&before| !is_same(before)).map_or(0, |before| before + 1);
         let last = (index..self.segments.len()).find(|&before| !is_same(before)).unwrap_or(index);
         first..=last
     }

@@ -88,7 +88,9 @@ impl Connection {
         if segment.end().is_before(self.receive.acked) {
             return false;
         }
-        if segment.end().is_after(window_end) {
+        // A FIN may follow the last byte of the window.
+        let data_end = segment.end() - u32::from(segment.has(Flags::FIN));
+        if data_end.is_after(window_end) {
             if segment.seq.is_after(window_end) {
                 return false;
             }
