@@ -32,7 +32,7 @@ pub(super) struct AckFacts {
     pub(super) data_sacked: bool,
     /// A block told of a duplicate (`FLAG_DSACKING_ACK`).
     pub(super) duplicate_sacked: bool,
-    /// That was the loss probe (`FLAG_DSACK_TLP`).
+    /// The loss probe was such a duplicate (`FLAG_DSACK_TLP`).
     pub(super) probe_duplicated: bool,
     /// The peer saw a mark of congestion (`FLAG_ECE`).
     pub(super) ece: bool,

@@ -191,7 +191,7 @@ impl Scoreboard {
         let is_listed = places.clone().any(|index| !self.segments[index].sent.marks.is_settled());
         let mut border = head.seq;
         for index in first..last {
-            border = border + most;
+            border += most;
             self.segments[index].sent.end = border;
             self.segments[index + 1].sent.seq = border;
         }
