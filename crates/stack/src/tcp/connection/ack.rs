@@ -255,23 +255,7 @@ impl Connection {
             self.send.urgent = None;
         }
         if !self.agreed.sack {
-            self.clean_reno(facts);
-        }
-    }
-
-    /// Without SACK, an ACK that advances also covers what duplicates stood for (`tcp_remove_reno_sacks`).
-    fn clean_reno(&mut self, facts: &mut AckFacts) {
-        facts.reordered = None;
-        let (acked, told) = (facts.delivered, self.sent.reno_dup_acks);
-        if acked == 0 {
-            return;
-        }
-        facts.delivered = acked.saturating_sub(told).max(1);
-        self.sent.reno_dup_acks = told.saturating_sub(acked - 1);
-        self.note_plain_reordering(acked);
-        if facts.retransmitted_acked {
-            // Nobody can tell what arrived of what was sent once.
-            facts.original_acked = false;
+            self.uncount_dup_acks(facts);
         }
     }
 

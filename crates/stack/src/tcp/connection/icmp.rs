@@ -94,6 +94,7 @@ impl Connection {
             return;
         }
         self.sent.split_all(self.send.mss);
+        self.limit_dup_acks();
         // Not a sign of congestion: the window stays (`tcp_simple_retransmit`).
         self.enter_simple_recovery();
         self.resend_lost(cx);

@@ -13,6 +13,7 @@ mod validate; //    PAWS, sequence numbers, RST and SYN in a window
 mod ack; //         acknowledgement, round trip, window of the peer
 mod scoreboard; //  segments that were sent: acknowledged, lost, sent again
 mod sacked; //      selective acknowledgements received
+mod plain; //       duplicate acknowledgements instead of those
 mod rack; //        losses found by time (RFC 8985)
 mod recovery; //    phases of loss recovery
 mod reduction; //   the congestion window: reduced, grown, restored

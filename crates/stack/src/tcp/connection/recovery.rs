@@ -7,7 +7,6 @@ use super::super::wire::SackBlocks;
 use super::ack::AckFacts;
 use super::info::Cause;
 use super::rack::{LossProbe, Rack};
-use super::sacked::MAX_REORDERING;
 use super::scoreboard::Sent;
 use super::{Connection, Context, stamp_ms};
 
@@ -421,29 +420,6 @@ impl Connection {
             self.recovery.is_frto = false;
         }
         true
-    }
-
-    /// Duplicate ACKs stand for segments that arrived, without SACK.
-    fn count_dup_acks(&mut self, facts: &mut AckFacts) {
-        if facts.duplicates == 0 {
-            return;
-        }
-        let before = self.sent.reno_dup_acks;
-        self.sent.reno_dup_acks += facts.duplicates;
-        self.note_plain_reordering(0);
-        let delivered = self.sent.reno_dup_acks.saturating_sub(before);
-        facts.delivered += delivered;
-    }
-
-    /// Duplicates stand for no more segments than can have arrived. More of them mean that segments overtake
-    /// each other (`tcp_check_reno_reordering`).
-    pub(super) fn note_plain_reordering(&mut self, acked: u32) {
-        let most = self.sent.len() - self.sent.lost.max(1).min(self.sent.len());
-        if self.sent.reno_dup_acks > most {
-            self.sent.reno_dup_acks = most;
-            self.recovery.reordering = (self.sent.len() + acked).min(MAX_REORDERING);
-            self.recovery.saw_reordering = true;
-        }
     }
 
     /// `tcp_identify_packet_loss`.
