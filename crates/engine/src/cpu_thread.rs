@@ -130,6 +130,7 @@ impl<H: Handler> CpuThread<H> {
             return activity;
         }
         let now_ns = self.shared.clock.now_ns();
+        self.worker.end_delivery(now_ns);
         self.shared.turn_ended(self.worker.index, now_ns);
         if let Activity::Worked(_) = activity {
             self.shared.add_busy(self.worker.index, now_ns - self.turn_ns);

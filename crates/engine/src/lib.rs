@@ -23,6 +23,7 @@ pub(crate) mod mailbox;
 mod measured;
 mod memory;
 mod outcome;
+mod policies;
 mod question;
 mod queue;
 mod reclaim;
@@ -44,7 +45,7 @@ use forebay_device::Device;
 use forebay_rx::arrive::{Attachment, Numbering, Waker};
 use forebay_rx::backlog::BacklogRing;
 use forebay_rx::intake::IntakeConfig;
-use forebay_rx::steer::{BalancePolicy, RPS_FLOW_CNT, SteerConfig};
+use forebay_rx::steer::{RPS_FLOW_CNT, SteerConfig};
 use forebay_rx::{CpuId, Delivery, Handler, Intake, RxQueue, Source};
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::MAX_CPUS;
@@ -55,6 +56,7 @@ pub use limits::{BURST_MAX, DEFER_MAX, Limits};
 use mailbox::Mailbox;
 pub use measured::Measured;
 pub use outcome::{CpuOutcome, Outcome};
+use policies::Policies;
 pub use question::{
     BURST_REQUESTS_MAX, Explained, HASH_RANGES, Question, QueueRanges, SampledBurst, SampledPacket,
 };
@@ -334,7 +336,8 @@ fn open_worker<H: Handler>(
         changes: shared.follower(),
         coalesce: config.coalesce,
         mailboxes: Arc::clone(mailboxes),
-        times_delivery: config.balance.policy != BalancePolicy::Off,
+        policies: Policies { balance: config.balance.policy, spread: config.spread },
+        delivering_since_ns: None,
         limits: config.limits,
         successor: None,
         budget: config.limits.budget(0),

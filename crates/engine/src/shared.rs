@@ -41,9 +41,11 @@ pub struct EngineState {
     busy_ns: Box<[AtomicU64]>,
     /// End of a recent turn of each CPU, on the clock; written by that CPU.
     turned_ns: Box<[AtomicU64]>,
-    /// Part of `busy_ns` spent in delivery, measured while the load is balanced; written by that
+    /// Part of `busy_ns` spent in delivery, while a policy [needs it](super::policies::Policies); written by that
     /// CPU only.
     delivering_ns: Box<[AtomicU64]>,
+    /// Number of frames that each CPU has polled; written by that CPU only.
+    polled: Box<[AtomicU64]>,
     /// Loads that the queues plan, where they are balanced.
     balance_board: Arc<BalanceBoard>,
     /// Number of turns that ran out of budget (`time_squeeze`); written by that CPU only.
@@ -120,6 +122,7 @@ impl EngineState {
             busy_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             turned_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             delivering_ns: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            polled: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             balance_board: Arc::new(BalanceBoard::new(queues, config.cpu_count())),
             squeezed: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             polling: (0..queues).map(|queue| Poller::new(config.polls(queue).0)).collect(),
@@ -232,6 +235,11 @@ impl EngineState {
         delivering.store(delivering.load(Ordering::Relaxed) + ns, Ordering::Relaxed);
     }
 
+    pub(super) fn add_polled(&self, index: usize, frames: usize) {
+        let polled = &self.polled[index];
+        polled.store(polled.load(Ordering::Relaxed) + frames as u64, Ordering::Relaxed);
+    }
+
     /// Replaces the contents of `loads` with the loads of all CPUs, by [`CpuId::index`].
     pub(super) fn cpu_loads(&self, loads: &mut Vec<CpuLoad>) {
         loads.clear();
@@ -243,6 +251,7 @@ impl EngineState {
                 busy_ns: self.busy_ns(place),
                 delivering_ns: self.delivering_ns[place].load(Ordering::Relaxed),
                 packets: delivery.taken.get(),
+                frames: self.polled[place].load(Ordering::Relaxed),
             });
         }
     }

@@ -171,7 +171,9 @@ impl<H: Handler> Stepper<H> {
         self.in_hand = taken > 0;
         self.in_hand.then(|| {
             let cost_ns = varied(random, costs.delivery_ns * taken + costs.work_ns * packets);
-            self.worker.shared.add_delivering(self.worker.index, cost_ns);
+            if self.worker.policies.need_delivery_time() {
+                self.worker.shared.add_delivering(self.worker.index, cost_ns);
+            }
             cost_ns
         })
     }

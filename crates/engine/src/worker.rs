@@ -4,16 +4,16 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use forebay_buf::Pool;
-use forebay_rx::steer::BalancePolicy;
 use forebay_rx::{CpuId, Delivery, Handler};
 use forebay_sys::cpu_list::CpuList;
 
 use super::changes::{Follower, LogEntry};
 use super::limits::{Budget, DEFER_MAX, Limits};
 use super::mailbox::Mailbox;
+use super::policies::Policies;
 use super::queue::{Activity, Queue};
 use super::shared::EngineState;
-use crate::knobs::{BalanceChange, Change, Coalesce};
+use crate::knobs::{Change, Coalesce};
 use crate::trace::IntakeTrace;
 
 /// Queues handed to each CPU, by the CPU's index.
@@ -36,8 +36,10 @@ pub(super) struct Worker<H> {
     pub(super) coalesce: Coalesce,
     /// Queues being handed over to each CPU.
     pub(super) mailboxes: Mailboxes,
-    /// True if the time of delivery is measured, for the balance.
-    pub(super) times_delivery: bool,
+    /// Policies that may need the time of delivery.
+    pub(super) policies: Policies,
+    /// Begin of the delivery in the current turn, until its end is known.
+    pub(super) delivering_since_ns: Option<u64>,
     /// Budgets of a turn.
     pub(super) limits: Limits,
     /// CPU that takes over the queues when this one does not run.
@@ -90,13 +92,25 @@ impl<H: Handler> Worker<H> {
             self.backlogs_first = false;
             let delivered = self.delivery_turn();
             self.now_ns = self.shared.clock.now_ns();
+            self.end_delivery(self.now_ns);
             (self.intake_turn(), delivered)
         } else {
             let activity = self.intake_turn();
+            // Otherwise the time is recent.
+            if self.policies.need_delivery_time() && matches!(activity, Activity::Worked(_)) {
+                self.now_ns = self.shared.clock.now_ns();
+            }
             (activity, self.delivery_turn())
         };
         self.end_turn();
         if delivered > 0 { activity.and(Activity::Worked(delivered)) } else { activity }
+    }
+
+    /// Records the time of the delivery that has ended now, if it is needed.
+    pub(super) fn end_delivery(&mut self, now_ns: u64) {
+        if let Some(since_ns) = self.delivering_since_ns.take() {
+            self.shared.add_delivering(self.index, now_ns.saturating_sub(since_ns));
+        }
     }
 
     /// Applies changes and sets the budget of this turn.
@@ -138,6 +152,7 @@ impl<H: Handler> Worker<H> {
             self.now_ns = queue.now_ns().max(self.now_ns);
             if let Activity::Worked(frames) = turned {
                 self.budget.spend(frames);
+                self.shared.add_polled(self.index, frames);
                 self.budget.squeeze_if(granted < wanted && frames == granted);
             }
             activity = activity.and(turned);
@@ -169,14 +184,9 @@ impl<H: Handler> Worker<H> {
             return self.take_last_batch(granted);
         }
         self.life = ThreadState::Handling;
-        let began_ns = self.times_delivery.then(|| self.shared.clock.now_ns());
         let delivered = self.deliver(granted);
-        if delivered > 0
-            && let Some(began_ns) = began_ns
-        {
-            let ended_ns = self.shared.clock.now_ns();
-            self.shared.add_delivering(self.index, ended_ns - began_ns);
-        }
+        let is_timed = delivered > 0 && self.policies.need_delivery_time();
+        self.delivering_since_ns = is_timed.then_some(self.now_ns);
         self.life = ThreadState::Alive;
         self.budget.spend(delivered);
         let is_short = delivered == granted && granted < self.limits.packets();
@@ -254,8 +264,8 @@ impl<H: Handler> Worker<H> {
                     }
                 }
                 Change::Kill(cpu) if *cpu == self.cpu => self.life = ThreadState::Terminating,
-                Change::Balance(BalanceChange::Policy(policy)) => {
-                    self.times_delivery = *policy != BalancePolicy::Off;
+                Change::Balance(_) | Change::Spread(_) => {
+                    self.policies = self.policies.after(change);
                 }
                 Change::Cpus(cpus) => self.successor = takeover_cpu(self.cpu, cpus, &self.shared),
                 _ => self.limits = self.limits.after(change),

@@ -139,6 +139,7 @@ impl Intake {
         noted: bool,
     ) -> BacklogRing {
         let lane = self.backlogs.connect(cpu, capacity, start, noted);
+        self.steering.connect(cpu, start);
         self.steering.set_running(RpsMap::new(self.backlogs.cpus()));
         lane
     }
@@ -199,7 +200,8 @@ impl Intake {
     /// Decides by the loads of all CPUs, by [`CpuId::index`], how many of them get packets, and which hash ranges go to
     /// which of them.
     pub fn follow_load(&mut self, now_ns: u64, loads: &[CpuLoad]) {
-        if self.steering.resize(now_ns, loads, &mut self.backlogs) {
+        let with_frames = (loads, self.counters.frames.get());
+        if self.steering.resize(now_ns, with_frames, &mut self.backlogs) {
             self.backlogs.watch();
             self.counters.resized.add(1);
         }

@@ -163,20 +163,25 @@ impl DesiredCpus {
         self.spread.is_due(now_ns) || self.balance.is_due(now_ns)
     }
 
-    /// Decides how many CPUs the load needs, from the loads of all, by [`CpuId::index`]. Returns true if desired CPUs have
-    /// changed.
+    /// Decides how many CPUs the load needs, from the loads of all, by [`CpuId::index`], and the frames that the queue has
+    /// taken in. Returns true if desired CPUs have changed.
     pub(super) fn resize(
         &mut self,
         now_ns: u64,
-        loads: &[CpuLoad],
+        (loads, frames): (&[CpuLoad], u64),
         ends: impl Iterator<Item = (CpuId, [Position; 2])>,
     ) -> bool {
         if !self.spread.is_due(now_ns) {
             return false;
         }
-        let past_ns = self.meter.end_window(now_ns, loads, ends, self.polling_cpu);
+        let past_ns = self.meter.end_window(now_ns, loads, ends, (self.polling_cpu, frames));
         let load = self.meter.load(past_ns, &self.map, &self.active);
         self.spread.end_window(now_ns, load) && self.choose()
+    }
+
+    /// Notes where the backlog of a CPU begins.
+    pub(super) fn connect(&mut self, cpu: CpuId, start: Position) {
+        self.meter.connect(cpu, start);
     }
 
     /// Replaces the configuration of the spread.

@@ -535,6 +535,11 @@ impl Steering {
         self.desired_cpus.set_asked(rps_map);
     }
 
+    /// Notes where the backlog of a new CPU begins.
+    pub fn connect(&mut self, cpu: CpuId, start: Position) {
+        self.desired_cpus.connect(cpu, start);
+    }
+
     /// Sets the running CPUs: the others get no new flows (RPS-9), and their flows leave.
     pub fn set_running(&mut self, running: RpsMap) {
         self.desired_cpus.set_running(running);
@@ -599,8 +604,14 @@ impl Steering {
         self.desired_cpus.active_cpus()
     }
 
-    /// Decides how many CPUs the load needs. Returns true if desired CPUs have changed.
-    pub fn resize(&mut self, now_ns: u64, loads: &[CpuLoad], backlogs: &mut Backlogs) -> bool {
+    /// Decides how many CPUs the load needs, from the loads of all CPUs and the frames that the queue has taken in. Returns
+    /// true if desired CPUs have changed.
+    pub fn resize(
+        &mut self,
+        now_ns: u64,
+        loads: (&[CpuLoad], u64),
+        backlogs: &mut Backlogs,
+    ) -> bool {
         self.desired_cpus.resize(now_ns, loads, backlogs.ends())
     }
 

@@ -90,6 +90,7 @@ impl<M: SimMachine> World<M> {
             // As in the engine, a poll in vain is no work. It takes time that the CPU has to spare.
             if frames + handled > 0 {
                 self.loads[cpu.index()].busy_ns += ns;
+                self.loads[cpu.index()].frames += frames;
             }
         }
         polled

@@ -14,6 +14,8 @@ pub struct CpuLoad {
     pub delivering_ns: u64,
     /// Number of packets taken from backlogs.
     pub packets: u64,
+    /// Number of frames taken from the queues that the CPU polls.
+    pub frames: u64,
 }
 
 /// Part of a new measurement in the work besides delivery: one in this many. A CPU without time left polls less than its

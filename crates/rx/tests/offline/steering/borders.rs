@@ -42,6 +42,8 @@ fn rps_s1_border_slot_stays_in_partial_set() {
     let mut world = World::new(settings);
     let mut loads = vec![CpuLoad::default(); CPUS.into()];
     world.intake.follow_load(SPREAD_WINDOW_NS, &loads);
+    world.arrive(&[Flow { id: 9, hash: 9 }]);
+    loads[POLLING.index()].frames = 1;
     loads[POLLING.index()].busy_ns = GATHER_AFTER_NS;
     world.intake.follow_load(SPREAD_WINDOW_NS + GATHER_AFTER_NS, &loads);
     assert_eq!(world.intake.active_cpus(), 3, "of four");

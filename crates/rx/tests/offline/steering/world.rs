@@ -202,10 +202,12 @@ impl World {
         let loads = self.deliveries.iter().zip([9, 7, 5, 3, 2, 1, 1, 1]);
         let loads = loads.map(|(delivery, factor)| {
             let packets = delivery.counters().taken.get();
-            CpuLoad { busy_ns: packets * factor, delivering_ns: packets * factor, packets }
+            let ns = packets * factor;
+            CpuLoad { busy_ns: ns, delivering_ns: ns, packets, ..CpuLoad::default() }
         });
         let mut loads: Vec<_> = loads.collect();
         loads[POLLING.index()].busy_ns += self.busy_ns;
+        loads[POLLING.index()].frames = self.intake.counters().frames.get();
         if self.intake.is_load_due(self.now_ns) {
             self.intake.follow_load(self.now_ns, &loads);
         }
