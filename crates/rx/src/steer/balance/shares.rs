@@ -169,7 +169,8 @@ impl Shares {
     /// Next move that gives a flow a CPU of its own. If the heaviest group of the busiest CPU fills a
     /// CPU by itself, it moves to a CPU with less work that cannot be moved. If that CPU still has too
     /// many other groups, one of them leaves first, so that no move makes the busiest CPU busier.
-    /// Groups of other queues leave afterwards: those queues see the CPU become the busiest.
+    /// Load of other queues counts as work that cannot be moved. If they had to leave afterwards, heavy groups of two
+    /// queues would chase each other from CPU to CPU.
     pub(super) fn exile(&self, groups: &Groups, gap: &Gap, now_ns: u64) -> Option<(usize, Gap)> {
         let (group, weight) = groups.heaviest_of(gap.busiest, now_ns)?;
         let weight_ns = weight.work_ns(gap.cost_ns);
@@ -177,13 +178,12 @@ impl Shares {
         let open = || (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| share.is_open);
         let calm = open().filter(|(_, share)| share.other_ns + weight_ns / 16 < from.other_ns);
         let (to, share) = calm.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
-        let others_ns = share.load_ns.saturating_sub(share.other_ns.saturating_add(share.own_ns));
-        let movable_ns = groups.movable_ns(to, share.cost_ns(), now_ns).saturating_add(others_ns);
+        let movable_ns = groups.movable_ns(to, share.cost_ns(), now_ns);
         let left_ns = share.load_ns.saturating_sub(movable_ns);
         if weight_ns <= from.load_ns / 2 || left_ns + weight_ns >= from.load_ns {
             return None;
         }
-        if others_ns > 0 || share.load_ns + weight_ns < from.load_ns {
+        if share.load_ns + weight_ns < from.load_ns {
             return Some((group, Gap { least_busy: to, ..*gap }));
         }
         let others = open().filter(|(cpu, _)| *cpu != to && *cpu != gap.busiest);
