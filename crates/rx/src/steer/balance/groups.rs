@@ -47,6 +47,9 @@ pub(in super::super) struct Groups {
     homes: Box<[u16]>,
     /// CPU that the group is assigned to instead, or [`NO_CPU`].
     assigned: Box<[u16]>,
+    /// True if a boundary of the RPS map is inside the group. At its home, such a group is assigned to it: otherwise, the
+    /// map would send a part of its flows elsewhere.
+    straddles: Box<[bool]>,
     /// Time of the last move, in ms, or 0.
     moved_ms: Box<[u64]>,
     /// Packets that are not steered by their group, by [`CpuId::index`]: weights, and counts since the window began.
@@ -84,6 +87,7 @@ impl Groups {
             averaged: vec![0; count].into(),
             homes: vec![NO_CPU; count].into(),
             assigned: vec![NO_CPU; count].into(),
+            straddles: vec![false; count].into(),
             moved_ms: vec![0; count].into(),
             fixed: Vec::new(),
             surpluses: Vec::new(),
@@ -101,20 +105,27 @@ impl Groups {
 
     /// Takes groups away from CPUs that are not in the map. Groups that this moves rest.
     pub(super) fn set_map(&mut self, map: &RpsMap, now_ns: u64) {
-        let half = 1 << (self.shift - 1);
-        for (index, (home, assigned)) in
-            (0_u32..).zip(self.homes.iter_mut().zip(&mut self.assigned))
-        {
-            let cpu = map.select(FlowHash((index << self.shift) | half));
-            let before = assigned_or_home(*assigned, *home);
-            *home = cpu.map_or(NO_CPU, |cpu| cpu.0);
-            if !map.contains(CpuId(*assigned)) {
-                *assigned = NO_CPU;
-            }
-            if assigned_or_home(*assigned, *home) != before && now_ns > 0 {
-                self.moved_ms[index as usize] = (now_ns / NS_PER_MS).max(1);
+        let (shift, half, last) = (self.shift, 1 << (self.shift - 1), (1 << self.shift) - 1);
+        for (index, group) in (0..self.homes.len()).zip(0_u32..) {
+            let first = group << shift;
+            let [first, middle, last] =
+                [first, first | half, first | last].map(|hash| map.select(FlowHash(hash)));
+            let (before, was_home) = (self.cpu_at(index), self.homes[index]);
+            self.homes[index] = middle.map_or(NO_CPU, |cpu| cpu.0);
+            self.straddles[index] = first != last;
+            let assigned = self.assigned[index];
+            let stays = assigned != was_home && map.contains(CpuId(assigned));
+            self.assign_to(index, if stays { assigned } else { self.homes[index] });
+            if self.cpu_at(index) != before && now_ns > 0 {
+                self.moved_ms[index] = ms_after(now_ns);
             }
         }
+    }
+
+    /// Sets the CPU of a group.
+    fn assign_to(&mut self, group: usize, cpu: u16) {
+        let is_by_map = self.homes[group] == cpu && !self.straddles[group];
+        self.assigned[group] = if is_by_map { NO_CPU } else { cpu };
     }
 
     #[inline]
@@ -145,7 +156,10 @@ impl Groups {
 
     /// CPU of a group, assigned or by the map.
     fn cpu_at(&self, group: usize) -> u16 {
-        assigned_or_home(self.assigned[group], self.homes[group])
+        match self.assigned[group] {
+            NO_CPU => self.homes[group],
+            assigned => assigned,
+        }
     }
 
     /// CPU and weight of each group.
@@ -290,15 +304,11 @@ impl Groups {
     /// Assigns a group, and returns its weight in ns of work a second.
     pub(super) fn assign(&mut self, group: usize, to: CpuId, cost_ns: u64, now_ns: u64) -> u64 {
         debug_assert_ne!(self.cpu_at(group), to.0, "a group moves to another CPU");
-        self.assigned[group] = if self.homes[group] == to.0 { NO_CPU } else { to.0 };
-        self.moved_ms[group] = (now_ns / NS_PER_MS).max(1);
+        self.assign_to(group, to.0);
+        self.moved_ms[group] = ms_after(now_ns);
         self.by_cpu.assigned.push(group);
         self.weights[group].work_ns(cost_ns)
     }
-}
-
-fn assigned_or_home(assigned: u16, home: u16) -> u16 {
-    if assigned == NO_CPU { home } else { assigned }
 }
 
 /// Packets a second, smoothed, in 256ths.
@@ -334,5 +344,10 @@ const SURPLUS_PARTS: i64 = 16;
 
 /// Units of weights per packet a second.
 const WEIGHT_PARTS: u64 = 256;
+
+/// Time in ms, for [`Groups::moved_ms`].
+fn ms_after(now_ns: u64) -> u64 {
+    (now_ns / NS_PER_MS).max(1)
+}
 
 const NS_PER_MS: u64 = 1_000_000;

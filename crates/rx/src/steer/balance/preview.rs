@@ -52,14 +52,14 @@ impl BalancePreview {
         let board = Arc::new(BalanceBoard::new(queues.len(), cpus));
         let config =
             BalanceConfig { policy: BalancePolicy::Load, moves_per_second: u32::MAX, ..config };
-        let balances = queues.iter().enumerate().map(|(number, queue)| {
-            let mut balance = Balance::default();
+        let off: Vec<_> = queues.iter().map(|_| Balance::default()).collect();
+        let before = packets(queues, &off, cpus);
+        let balances = queues.iter().zip(off).enumerate().map(|(number, (queue, mut balance))| {
             balance.set_config(config, TABLE_SHIFT, &queue.map);
             balance.set_board(Arc::clone(&board), number);
             balance
         });
         let mut balances: Vec<_> = balances.collect();
-        let before = packets(queues, &balances, cpus);
         let moves = balance_all(queues, &mut balances, &before);
         Self { after: packets(queues, &balances, cpus), before, moves }
     }
