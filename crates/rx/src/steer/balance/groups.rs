@@ -345,9 +345,9 @@ const SURPLUS_PARTS: i64 = 16;
 /// Units of weights per packet a second.
 const WEIGHT_PARTS: u64 = 256;
 
-/// Time in ms, for [`Groups::moved_ms`].
+/// Time in ms, rounded up, so that a group never rests for less than it should.
 fn ms_after(now_ns: u64) -> u64 {
-    (now_ns / NS_PER_MS).max(1)
+    now_ns.div_ceil(NS_PER_MS).max(1)
 }
 
 const NS_PER_MS: u64 = 1_000_000;
