@@ -37,8 +37,11 @@ pub const REST_NS: u64 = 1_000_000_000;
 /// Load of the busiest CPU, in ns of work a second, below which nothing is balanced.
 pub const BALANCE_LOAD_MIN_NS: u64 = 250_000_000;
 
-/// Number of windows for which unused moves are saved.
+/// Number of windows for which unused moves are saved, if they are no longer than [`SAVED_NS_MAX`].
 const SAVED_WINDOWS: u64 = 2;
+
+/// Longest time for which unused moves are saved.
+const SAVED_NS_MAX: u64 = NS_PER_S;
 
 /// Time until another attempt if another queue is planning.
 const RETRY_NS: u64 = 100_000;
@@ -217,7 +220,8 @@ impl Balance {
         self.shares.measure(loads, past_ns);
         claim.forget_stale(now_ns, stale_ns);
         self.shares.load(groups, map, |cpu| claim.others_ns(queue, cpu));
-        claim.save_up(now_ns, self.config.moves_per_second, self.window_ns() * SAVED_WINDOWS);
+        let saved_max_ns = (self.window_ns() * SAVED_WINDOWS).min(SAVED_NS_MAX);
+        claim.save_up(now_ns, self.config.moves_per_second, saved_max_ns);
         let before_percent = self.shares.imbalance_percent();
         let moves = self.move_groups(&claim, now_ns);
         claim.note(queue, self.shares.own_ns(), now_ns);
