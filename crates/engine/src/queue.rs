@@ -202,6 +202,7 @@ impl Queue {
                 return Activity::Ended;
             }
         }
+        self.burst.asked = burst as usize;
         let ask = PollRequest { now_ns, max: burst as usize, may_wait: waits, is_last };
         let activity = match source.poll(ask, &mut self.pool, &mut self.burst) {
             Ok(Polled::Ready) if self.burst.is_empty() => {

@@ -10,6 +10,7 @@ use forebay_buf::frame::BEFORE_PACKET_BYTES;
 
 use crate::cpu::RxQueue;
 use crate::drop_reason::DropReason;
+use crate::intake::DEV_WEIGHT;
 use crate::packet::{Arrival, Packet};
 
 /// Source of frames: a capture file, a generator, or a device queue.
@@ -165,7 +166,7 @@ pub enum Polled {
 }
 
 /// Frames from a source, oldest first.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Burst {
     /// Packets received, not parsed yet.
     pub packets: Vec<Packet>,
@@ -175,6 +176,21 @@ pub struct Burst {
     pub kernel_dropped: u64,
     /// State of the source behind the burst; set by the poller.
     pub behind: PollStatus,
+    /// Maximum number of frames that was asked for; set by the poller.
+    pub asked: usize,
+}
+
+impl Default for Burst {
+    /// An empty burst, of [`DEV_WEIGHT`] frames asked for.
+    fn default() -> Self {
+        Self {
+            packets: Vec::new(),
+            refused: Vec::new(),
+            kernel_dropped: 0,
+            behind: PollStatus::default(),
+            asked: DEV_WEIGHT,
+        }
+    }
 }
 
 /// State of the source behind a burst; held segments wait only if more is pending.
@@ -200,6 +216,12 @@ impl Burst {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// True if there are as many as were asked for.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        !self.is_empty() && self.len() >= self.asked
     }
 }
 

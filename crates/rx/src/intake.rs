@@ -173,8 +173,8 @@ impl Intake {
         show: impl FnOnce(&[Packet]),
     ) -> impl Iterator<Item = CpuId> {
         self.now_ns = now_ns;
+        let full_burst = burst.is_full();
         self.refuse(burst);
-        let full_burst = burst.packets.len() >= DEV_WEIGHT;
         self.parse(&mut burst.packets, pool);
         self.hash(&mut burst.packets);
         self.coalesce(burst, now_ns);
