@@ -150,7 +150,8 @@ fn hashes_of(file: &Path, hasher: &Hasher) -> Result<Vec<FlowHash>, Failure> {
         }
         if let Some(link) = record.link {
             let headers = parse::parse(record.bytes, record.wire_len, link, Verify::Nothing);
-            let hash = hasher.hash(&View::new(record.bytes, &headers));
+            let view = View::new(record.bytes, &headers);
+            let hash = hasher.hash_of(&view, record.wire_len, FlowHash::NONE);
             hashes.extend(hash.is_some().then_some(hash));
         }
         reader.advance();

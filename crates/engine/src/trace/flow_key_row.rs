@@ -11,7 +11,7 @@ pub(super) const HEADER: &str = "frame,rule,layers,src,dst,proto,sport,dport,id,
 /// Row of a frame, for which the headers are walked to the flow key.
 pub(super) fn row(packet: &Packet, frame: u64, seen: &Seen<'_>, hasher: &Hasher) -> String {
     let view = seen.view();
-    let key = FlowKey::of(&view, hasher.rules());
+    let key = FlowKey::of(&view, packet.wire_len, hasher.rules());
     let innermost = key.innermost();
     let (source_port, destination_port) = innermost.ports().unzip();
     let fields = [
@@ -24,7 +24,7 @@ pub(super) fn row(packet: &Packet, frame: u64, seen: &Seen<'_>, hasher: &Hasher)
         field(source_port),
         field(destination_port),
         key.id.map(|id| hex::encode(id.as_bytes())).unwrap_or_default(),
-        format!("{:08x}", hasher.hash_of(&view, packet.hash).0),
+        format!("{:08x}", hasher.hash_of(&view, packet.wire_len, packet.hash).0),
     ];
     fields.join(",") + "\n"
 }

@@ -43,7 +43,7 @@ impl<'a> Seen<'a> {
 pub(super) fn row(packet: &Packet, frame: u64, seen: &Seen<'_>, hasher: &Hasher) -> String {
     let (bytes, headers, view) = (&*seen.bytes, seen.headers, seen.view());
     let link = link_layer(bytes, headers.link);
-    let hash = hasher.hash_of(&view, packet.hash);
+    let hash = hasher.hash_of(&view, packet.wire_len, packet.hash);
     let (source_port, destination_port) = view.ports().unzip();
     let vlans: Vec<_> = link.vlans().iter().map(u16::to_string).collect();
     let fields = [

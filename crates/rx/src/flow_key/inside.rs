@@ -2,6 +2,7 @@
 
 use super::layers::{Layer, Layers};
 use super::level::Level;
+use super::rest::Rest;
 use super::rules::{FlowKeyRules, KeyDepth};
 use super::{KeyRule, WALKED_BYTES_MAX};
 use crate::parse::checksum::Sum;
@@ -15,6 +16,9 @@ const GTPU_EXTENSIONS_MAX: usize = 8;
 
 /// Least length of Ethernet's payload: shorter packets are padded.
 const ETHERNET_PAYLOAD_LEAST: usize = 46;
+
+/// Length of Ethernet's trailer, the frame check sequence, which some captures contain.
+const ETHERNET_TRAILER_BYTES: usize = 4;
 
 const UDP_HEADER_BYTES: usize = 8;
 
@@ -86,8 +90,8 @@ enum Next {
     Geneve,
 }
 
-/// Next header, and the bytes that begin with it.
-type At<'a> = (Next, &'a [u8]);
+/// Next header, and the rest that begins with it.
+type At<'a> = (Next, Rest<'a>);
 
 /// Goes one step inward. `None` if the rules stop at this header, or nothing readable follows.
 pub(super) fn step<'a>(
@@ -96,34 +100,33 @@ pub(super) fn step<'a>(
     layers: &mut Layers,
 ) -> Option<Step<'a>> {
     if level.headers.network == Network::Other {
-        let link = link_layer(level.bytes, level.headers.link);
+        let link = link_layer(level.rest.bytes, level.headers.link);
         let next = Next::of_ethertype(link.ethertype?, rules.depth)?;
-        let end = level.bytes.len().min(WALKED_BYTES_MAX);
-        let bytes = level.bytes.get(link.network_offset.into()..end)?;
-        return follow((next, bytes), rules.depth, layers).map(Step::Inner);
+        let rest = level.rest.seen(WALKED_BYTES_MAX).behind(link.network_offset.into())?;
+        return follow((next, rest), rules.depth, layers).map(Step::Inner);
     }
-    let (protocol, bytes) = (level.headers.protocol, level.payload()?);
+    let (protocol, rest) = (level.headers.protocol, level.payload()?);
     if protocol == UDP {
-        return udp(bytes, rules, layers);
+        return udp(rest, rules, layers);
     }
     let at = match (rules.depth, protocol) {
         (KeyDepth::Outer, _) => return None,
         (_, IPIP) => {
             layers.push(Layer::Ipip)?;
-            (Next::Ip(Network::Ipv4), bytes)
+            (Next::Ip(Network::Ipv4), rest)
         }
         (_, IPV6) => {
             layers.push(Layer::SixInFour)?;
-            (Next::Ip(Network::Ipv6), bytes)
+            (Next::Ip(Network::Ipv6), rest)
         }
-        (_, GRE) => (Next::Gre, bytes),
-        (_, ESP) => return number(bytes, Layer::Esp, NumberOf::Esp, layers),
-        (_, L2TP) => return number(bytes, Layer::L2tpv3, NumberOf::L2tpv3, layers),
+        (_, GRE) => (Next::Gre, rest),
+        (_, ESP) => return number(rest.bytes, Layer::Esp, NumberOf::Esp, layers),
+        (_, L2TP) => return number(rest.bytes, Layer::L2tpv3, NumberOf::L2tpv3, layers),
         (_, ICMP | ICMPV6) => {
-            let at = quoted(bytes, level.headers.network, protocol)?;
+            let at = quoted(rest, level.headers.network, protocol)?;
             return follow(at, rules.depth, layers).map(Step::Quoted);
         }
-        (KeyDepth::Inner, MPLS_IN_IP) => (Next::Mpls, bytes),
+        (KeyDepth::Inner, MPLS_IN_IP) => (Next::Mpls, rest),
         _ => return None,
     };
     follow(at, rules.depth, layers).map(Step::Inner)
@@ -133,27 +136,27 @@ pub(super) fn step<'a>(
 /// those two are followed by one that does, so the number of layers bounds the walk.
 fn follow<'a>(mut at: At<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<Level<'a>> {
     loop {
-        let (next, bytes) = at;
+        let (next, rest) = at;
         at = match next {
-            Next::Ip(network) => return ip(bytes, network),
+            Next::Ip(network) => return ip(rest, network),
             Next::Ethernet => {
-                let link = link_layer(bytes, Link::Ethernet);
+                let link = link_layer(rest.bytes, Link::Ethernet);
                 match link.ethertype? {
-                    ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => return Level::inner(bytes, Link::Ethernet),
+                    ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => return Level::inner(rest, Link::Ethernet),
                     other => {
-                        let behind = bytes.get(link.network_offset.into()..)?;
+                        let behind = rest.behind(link.network_offset.into())?;
                         (Next::of_ethertype(other, depth)?, behind)
                     }
                 }
             }
-            Next::Gre => gre(bytes, depth, layers)?,
-            Next::Ppp => ppp(bytes, depth)?,
-            Next::Pppoe => pppoe(bytes, layers)?,
-            Next::Mpls => mpls(bytes, layers)?,
-            Next::Nsh => nsh(bytes, layers)?,
-            Next::Vxlan => vxlan(bytes, layers)?,
-            Next::VxlanGpe => vxlan_gpe(bytes, layers)?,
-            Next::Geneve => geneve(bytes, depth, layers)?,
+            Next::Gre => gre(rest, depth, layers)?,
+            Next::Ppp => ppp(rest, depth)?,
+            Next::Pppoe => pppoe(rest, layers)?,
+            Next::Mpls => mpls(rest, layers)?,
+            Next::Nsh => nsh(rest, layers)?,
+            Next::Vxlan => vxlan(rest, layers)?,
+            Next::VxlanGpe => vxlan_gpe(rest, layers)?,
+            Next::Geneve => geneve(rest, depth, layers)?,
         };
     }
 }
@@ -193,14 +196,14 @@ impl Next {
 }
 
 /// Level of an IP header, if it has the announced version.
-fn ip(bytes: &[u8], network: Network) -> Option<Level<'_>> {
-    let level = Level::inner(bytes, Link::Ip)?;
+fn ip(rest: Rest<'_>, network: Network) -> Option<Level<'_>> {
+    let level = Level::inner(rest, Link::Ip)?;
     (level.headers.network == network).then_some(level)
 }
 
 /// Packet quoted by an ICMP error, behind the error's eight bytes (RFC 792, RFC 4443).
-fn quoted(bytes: &[u8], network: Network, protocol: u8) -> Option<At<'_>> {
-    let (&[kind, ..], quoted) = bytes.split_first_chunk::<8>()?;
+fn quoted(rest: Rest<'_>, network: Network, protocol: u8) -> Option<At<'_>> {
+    let (&[kind, ..], quoted) = rest.split::<8>()?;
     match (network, protocol, kind) {
         // Unreachable, source quench, redirect, time exceeded, parameter problem.
         (Network::Ipv4, ICMP, 3 | 4 | 5 | 11 | 12) | (Network::Ipv6, ICMPV6, 1..=4) => {
@@ -210,27 +213,27 @@ fn quoted(bytes: &[u8], network: Network, protocol: u8) -> Option<At<'_>> {
     }
 }
 
-fn udp<'a>(bytes: &'a [u8], rules: &FlowKeyRules, layers: &mut Layers) -> Option<Step<'a>> {
-    let &[_, _, port_high, port_low, len_high, len_low, _, _] = bytes.first_chunk()?;
+fn udp<'a>(rest: Rest<'a>, rules: &FlowKeyRules, layers: &mut Layers) -> Option<Step<'a>> {
+    let &[_, _, port_high, port_low, len_high, len_low, _, _] = rest.bytes.first_chunk()?;
     let port = u16::from_be_bytes([port_high, port_low]);
-    let end = match u16::from_be_bytes([len_high, len_low]) {
-        0 => bytes.len(), // a jumbogram (RFC 2675, section 4)
-        len => bytes.len().min(len.into()),
-    };
     // Bytes behind the datagram are not its payload, though within the IP packet (RFC 9868).
-    let payload = bytes.get(UDP_HEADER_BYTES..end)?;
+    let datagram = match u16::from_be_bytes([len_high, len_low]) {
+        0 => rest, // a jumbogram (RFC 2675, section 4)
+        len => rest.first(len.into()),
+    };
+    let payload = datagram.behind(UDP_HEADER_BYTES)?;
     if let Some(quic) = rules.quic.filter(|quic| quic.has_port(port)) {
         layers.push(Layer::Quic)?;
-        return quic_id(payload, quic.id_len_bytes()).map(Step::Connection);
+        return quic_id(payload.bytes, quic.id_len_bytes()).map(Step::Connection);
     }
     if rules.depth != KeyDepth::Inner {
         return None;
     }
     let next = match port {
         PORT_GTPU => return gtpu(payload, rules.depth, layers),
-        PORT_ESP if payload.starts_with(&[0; 4]) => return None, // IKE (RFC 3948)
-        PORT_ESP => return number(payload, Layer::Esp, NumberOf::Esp, layers),
-        PORT_L2TP => return l2tpv3(payload, layers),
+        PORT_ESP if payload.bytes.starts_with(&[0; 4]) => return None, // IKE (RFC 3948)
+        PORT_ESP => return number(payload.bytes, Layer::Esp, NumberOf::Esp, layers),
+        PORT_L2TP => return l2tpv3(payload.bytes, layers),
         PORT_VXLAN | PORT_VXLAN_LINUX => Next::Vxlan,
         PORT_VXLAN_GPE => Next::VxlanGpe,
         PORT_GENEVE => Next::Geneve,
@@ -288,13 +291,13 @@ fn l2tpv3<'a>(payload: &'a [u8], layers: &mut Layers) -> Option<Step<'a>> {
     number(session, Layer::L2tpv3, NumberOf::L2tpv3, layers)
 }
 
-fn gre<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<At<'a>> {
+fn gre<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At<'a>> {
     const CHECKSUM: u8 = 0x80;
     const ROUTING: u8 = 0x40;
     const KEY: u8 = 0x20;
     const SEQUENCE: u8 = 0x10;
     const ACKNOWLEDGMENT: u8 = 0x80;
-    let &[flags, version, high, low] = bytes.first_chunk()?;
+    let &[flags, version, high, low] = rest.bytes.first_chunk()?;
     let protocol = u16::from_be_bytes([high, low]);
     let four = |is_there: bool| if is_there { 4 } else { 0 };
     let sequence = four(flags & SEQUENCE != 0);
@@ -312,15 +315,15 @@ fn gre<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<At<'
         }
         _ => return None,
     };
-    Some((next, bytes.get(len..)?))
+    Some((next, rest.behind(len)?))
 }
 
 /// PPP (RFC 1661), with or without the address and control fields, the protocol in one byte or two.
-fn ppp(bytes: &[u8], depth: KeyDepth) -> Option<At<'_>> {
-    let bytes = bytes.strip_prefix(&[0xff, 0x03]).unwrap_or(bytes);
-    let (protocol, behind) = match bytes {
-        [short, behind @ ..] if short & 1 == 1 => (u16::from(*short), behind),
-        [high, low, behind @ ..] => (u16::from_be_bytes([*high, *low]), behind),
+fn ppp(rest: Rest<'_>, depth: KeyDepth) -> Option<At<'_>> {
+    let rest = if rest.bytes.starts_with(&[0xff, 0x03]) { rest.behind(2)? } else { rest };
+    let (protocol, behind) = match rest.bytes {
+        [short, ..] if short & 1 == 1 => (u16::from(*short), rest.behind(1)?),
+        [high, low, ..] => (u16::from_be_bytes([*high, *low]), rest.behind(2)?),
         _ => return None,
     };
     let next = match (protocol, depth) {
@@ -332,25 +335,25 @@ fn ppp(bytes: &[u8], depth: KeyDepth) -> Option<At<'_>> {
     Some((next, behind))
 }
 
-fn pppoe<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
-    let (&[version, code, _, _, high, low], behind) = bytes.split_first_chunk::<6>()?;
+fn pppoe<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
+    let (&[version, code, _, _, high, low], behind) = rest.split()?;
     // RFC 2516, section 4: version 1, type 1, and code 0 for session data.
     if (version, code) != (0x11, 0) {
         return None;
     }
     layers.push(Layer::Pppoe)?;
     let len = usize::from(u16::from_be_bytes([high, low]));
-    Some((Next::Ppp, behind.get(..len).unwrap_or(behind)))
+    Some((Next::Ppp, behind.first(len)))
 }
 
 /// Stack of labels. Its payload is recognized by the first bits (RFC 4928): IP, or the control word
 /// of a pseudowire (RFC 4385), of which those of Ethernet are followed.
-fn mpls<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
+fn mpls<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
     const BOTTOM: u8 = 1;
     layers.push(Layer::Mpls)?;
-    let mut behind = bytes;
+    let mut behind = rest;
     for _ in 0..MPLS_LABELS_MAX {
-        let (&[_, _, bits, _], rest) = behind.split_first_chunk::<4>()?;
+        let (&[_, _, bits, _], rest) = behind.split()?;
         behind = rest;
         if bits & BOTTOM != 0 {
             return unannounced(behind).or_else(|| pseudowire(behind));
@@ -361,59 +364,63 @@ fn mpls<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
 
 /// Ethernet frame behind a pseudowire's control word, which has four zero bits, flags and a number
 /// (RFC 4448, section 4.6).
-fn pseudowire(bytes: &[u8]) -> Option<At<'_>> {
-    let (&[first, ..], frame) = bytes.split_first_chunk::<4>()?;
+fn pseudowire(rest: Rest<'_>) -> Option<At<'_>> {
+    let (&[first, ..], frame) = rest.split::<4>()?;
     (first >> 4 == 0 && holds_ethernet(frame)).then_some((Next::Ethernet, frame))
 }
 
 /// Header at the beginning of bytes that no field describes: an Ethernet frame with an IP packet, or
 /// an IP packet. The first four bits alone prove nothing, since a MAC address may begin with them
 /// (RFC 4928, RFC 8469): each packet of a flow would then have a key of its own.
-fn unannounced(bytes: &[u8]) -> Option<At<'_>> {
-    if holds_ethernet(bytes) {
-        Some((Next::Ethernet, bytes))
-    } else if is_ipv4(bytes) {
-        Some((Next::Ip(Network::Ipv4), bytes))
-    } else if is_ipv6(bytes) {
-        Some((Next::Ip(Network::Ipv6), bytes))
+fn unannounced(rest: Rest<'_>) -> Option<At<'_>> {
+    if holds_ethernet(rest) {
+        Some((Next::Ethernet, rest))
+    } else if is_ipv4(rest) {
+        Some((Next::Ip(Network::Ipv4), rest))
+    } else if is_ipv6(rest) {
+        Some((Next::Ip(Network::Ipv6), rest))
     } else {
         None
     }
 }
 
-/// True if the bytes begin with a consistent IPv4 header: its checksum is right, or the packet ends
-/// where they end.
-fn is_ipv4(bytes: &[u8]) -> bool {
-    let Some(&[first, _, high, low]) = bytes.first_chunk() else { return false };
+/// True if the rest begins with a consistent IPv4 header: its checksum is right, or the packet ends
+/// where the rest does. The sender's device may compute the checksum after a capture.
+fn is_ipv4(rest: Rest<'_>) -> bool {
+    let Some(&[first, _, high, low]) = rest.bytes.first_chunk() else { return false };
     let header_len = usize::from(first & 0x0f) * 4;
     let total_len = usize::from(u16::from_be_bytes([high, low]));
-    let Some(header) = bytes.get(..header_len) else { return false };
+    let Some(header) = rest.bytes.get(..header_len) else { return false };
     first >> 4 == 4
         && header_len >= 20
         && total_len >= header_len
-        && (total_len == bytes.len() || Sum::of(header).fold() == u16::MAX)
+        && (ends_at(rest, total_len) || Sum::of(header).fold() == u16::MAX)
 }
 
-/// True if the bytes begin with a consistent IPv6 header: a hop limit, a source that may send, and a
-/// length that fits. Bytes behind the packet can only be a frame's padding; bytes that are missing
-/// were not captured, or are beyond the walk.
-fn is_ipv6(bytes: &[u8]) -> bool {
-    let Some(&[first, _, _, _, high, low, _, hop_limit, source, ..]) = bytes.first_chunk::<40>()
+/// True if the rest begins with a consistent IPv6 header: a hop limit, a source that may send, and a
+/// packet that ends where the rest does.
+fn is_ipv6(rest: Rest<'_>) -> bool {
+    let Some(&[first, _, _, _, high, low, _, hop_limit, source, ..]) =
+        rest.bytes.first_chunk::<40>()
     else {
         return false;
     };
     let end = 40 + usize::from(u16::from_be_bytes([high, low]));
-    let is_padded = bytes.len() > end;
-    first >> 4 == 6
-        && hop_limit > 0
-        && source != IPV6_MULTICAST
-        && (!is_padded || bytes.len() <= ETHERNET_PAYLOAD_LEAST)
+    first >> 4 == 6 && hop_limit > 0 && source != IPV6_MULTICAST && ends_at(rest, end)
 }
 
-/// True if the bytes are an Ethernet frame with an IP packet.
-fn holds_ethernet(bytes: &[u8]) -> bool {
-    let link = link_layer(bytes, Link::Ethernet);
-    let behind = bytes.get(link.network_offset.into()..).unwrap_or_default();
+/// True if a packet of this length is all of the rest, except for a frame's padding and its trailer. This holds for all
+/// packets of a flow or for none, whatever their size, and however much of them was captured.
+fn ends_at(rest: Rest<'_>, len: usize) -> bool {
+    let trailing =
+        |rest_len: usize| rest_len == len || (len..=ETHERNET_PAYLOAD_LEAST).contains(&rest_len);
+    trailing(rest.len()) || rest.len().checked_sub(ETHERNET_TRAILER_BYTES).is_some_and(trailing)
+}
+
+/// True if the rest is an Ethernet frame with an IP packet.
+fn holds_ethernet(rest: Rest<'_>) -> bool {
+    let link = link_layer(rest.bytes, Link::Ethernet);
+    let Some(behind) = rest.behind(link.network_offset.into()) else { return false };
     match link.ethertype {
         Some(ETHERTYPE_IPV4) => is_ipv4(behind),
         Some(ETHERTYPE_IPV6) => is_ipv6(behind),
@@ -421,21 +428,21 @@ fn holds_ethernet(bytes: &[u8]) -> bool {
     }
 }
 
-fn nsh<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
+fn nsh<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
     const BASE_BYTES: usize = 8;
-    let &[version, words, _, protocol] = bytes.first_chunk()?;
+    let &[version, words, _, protocol] = rest.bytes.first_chunk()?;
     let len = usize::from(words & 0x3f) * 4;
     // RFC 8300, section 2.2: version 0; the length includes the base header.
     if version >> 6 != 0 || len < BASE_BYTES {
         return None;
     }
     layers.push(Layer::Nsh)?;
-    Some((Next::of_protocol(protocol)?, bytes.get(len..)?))
+    Some((Next::of_protocol(protocol)?, rest.behind(len)?))
 }
 
-fn vxlan<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
+fn vxlan<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
     const HAS_VNI: u8 = 0x08;
-    let (&[flags, ..], behind) = bytes.split_first_chunk::<8>()?;
+    let (&[flags, ..], behind) = rest.split::<8>()?;
     // RFC 7348, section 5: the I flag marks a valid header.
     if flags & HAS_VNI == 0 {
         return None;
@@ -444,10 +451,10 @@ fn vxlan<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
     Some((Next::Ethernet, behind))
 }
 
-fn vxlan_gpe<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
+fn vxlan_gpe<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
     const HAS_PROTOCOL: u8 = 0x04;
     const IS_OAM: u8 = 0x01;
-    let (&[flags, _, _, protocol, ..], behind) = bytes.split_first_chunk::<8>()?;
+    let (&[flags, _, _, protocol, ..], behind) = rest.split::<8>()?;
     layers.push(Layer::VxlanGpe)?;
     let next = match flags & (HAS_PROTOCOL | IS_OAM) {
         0 => Next::Ethernet,
@@ -457,24 +464,24 @@ fn vxlan_gpe<'a>(bytes: &'a [u8], layers: &mut Layers) -> Option<At<'a>> {
     Some((next, behind))
 }
 
-fn geneve<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<At<'a>> {
+fn geneve<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At<'a>> {
     const BASE_BYTES: usize = 8;
-    let &[words, _, high, low] = bytes.first_chunk()?;
+    let &[words, _, high, low] = rest.bytes.first_chunk()?;
     // RFC 8926, section 3.4: version 0, others are dropped.
     if words >> 6 != 0 {
         return None;
     }
     layers.push(Layer::Geneve)?;
     let next = Next::of_tunnelled(u16::from_be_bytes([high, low]), depth)?;
-    Some((next, bytes.get(BASE_BYTES + usize::from(words & 0x3f) * 4..)?))
+    Some((next, rest.behind(BASE_BYTES + usize::from(words & 0x3f) * 4)?))
 }
 
 /// GTP-U. A message without an IP packet is identified by its tunnel endpoint ID, if that is not 0.
-fn gtpu<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<Step<'a>> {
+fn gtpu<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<Step<'a>> {
     const VERSION_AND_TYPE: u8 = 0xf0;
     const VERSION_1_GTP: u8 = 0x30;
     const G_PDU: u8 = 255;
-    let (&[flags, kind, high, low, ref endpoint @ ..], behind) = bytes.split_first_chunk::<8>()?;
+    let (&[flags, kind, high, low, ref endpoint @ ..], behind) = rest.split::<8>()?;
     // TS 29.281, section 5.1: version 1, and protocol type GTP rather than GTP'.
     if flags & VERSION_AND_TYPE != VERSION_1_GTP {
         return None;
@@ -482,7 +489,7 @@ fn gtpu<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<Ste
     layers.push(Layer::Gtpu)?;
     let endpoint = u32::from_be_bytes(*endpoint);
     let len = usize::from(u16::from_be_bytes([high, low]));
-    let behind = behind.get(..len).unwrap_or(behind);
+    let behind = behind.first(len);
     let at = match gtpu_payload(flags, behind) {
         Some(payload) if kind == G_PDU => unannounced(payload),
         _ => None,
@@ -493,13 +500,13 @@ fn gtpu<'a>(bytes: &'a [u8], depth: KeyDepth, layers: &mut Layers) -> Option<Ste
 }
 
 /// Payload behind GTP-U's optional fields and its extension headers.
-fn gtpu_payload(flags: u8, bytes: &[u8]) -> Option<&[u8]> {
+fn gtpu_payload(flags: u8, rest: Rest<'_>) -> Option<Rest<'_>> {
     const OPTIONAL_FIELDS: u8 = 0x07;
     const HAS_EXTENSION: u8 = 0x04;
     if flags & OPTIONAL_FIELDS == 0 {
-        return Some(bytes);
+        return Some(rest);
     }
-    let (&[.., mut kind], mut behind) = bytes.split_first_chunk::<4>()?;
+    let (&[.., mut kind], mut behind) = rest.split::<4>()?;
     if flags & HAS_EXTENSION == 0 {
         return Some(behind);
     }
@@ -507,9 +514,9 @@ fn gtpu_payload(flags: u8, bytes: &[u8]) -> Option<&[u8]> {
         if kind == 0 {
             return Some(behind);
         }
-        let len = usize::from(*behind.first()?) * 4;
-        let (extension, rest) = behind.split_at_checked(len)?;
-        (kind, behind) = (*extension.last()?, rest);
+        let len = usize::from(*behind.bytes.first()?) * 4;
+        let extension = behind.bytes.get(..len)?;
+        (kind, behind) = (*extension.last()?, behind.behind(len)?);
     }
-    None
+    (kind == 0).then_some(behind)
 }

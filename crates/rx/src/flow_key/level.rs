@@ -2,27 +2,28 @@
 
 use super::WALKED_BYTES_MAX;
 use super::layers::{Layer, Layers};
+use super::rest::Rest;
 use crate::parse::extension::{AUTHENTICATION, ExtensionWalk, HOP_BY_HOP};
 use crate::parse::{Headers, Link, MAX_EXTENSION_HEADERS, Network, Transport, Verify, View, parse};
 
 /// IP header, with the link header before it and all bytes behind it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Level<'a> {
-    pub(super) bytes: &'a [u8],
+    pub(super) rest: Rest<'a>,
     pub(super) headers: Headers,
 }
 
 impl<'a> Level<'a> {
-    /// Level that begins with these bytes, if they hold the addresses of an IP header.
-    pub(super) fn inner(bytes: &'a [u8], link: Link) -> Option<Self> {
-        let wire_len = u32::try_from(bytes.len()).ok()?;
-        let level = Self { bytes, headers: parse(bytes, wire_len, link, Verify::Nothing) };
+    /// Level that begins here, if it holds the addresses of an IP header.
+    pub(super) fn inner(rest: Rest<'a>, link: Link) -> Option<Self> {
+        let wire_len = u32::try_from(rest.bytes.len()).ok()?;
+        let level = Self { rest, headers: parse(rest.bytes, wire_len, link, Verify::Nothing) };
         level.view().address_bytes()?;
         Some(level)
     }
 
     pub(super) fn view(&self) -> View<'_> {
-        View::new(self.bytes, &self.headers)
+        View::new(self.rest.bytes, &self.headers)
     }
 
     /// Adds the IP header and the transport's header to the layers.
@@ -43,7 +44,7 @@ impl<'a> Level<'a> {
 
     /// Payload of the IP packet as far as the walk goes, from the header of [its
     /// protocol](Headers::protocol) on, without the frame's padding; `None` for a fragment.
-    pub(super) fn payload(&self) -> Option<&'a [u8]> {
+    pub(super) fn payload(&self) -> Option<Rest<'a>> {
         let view = self.view();
         if view.is_fragment() {
             return None;
@@ -53,19 +54,19 @@ impl<'a> Level<'a> {
             // Only a jumbogram's IPv6 header has no length, and its first extension says so (RFC
             // 2675, section 2).
             usize::MAX if self.headers.network == Network::Ipv6 && !self.has_hop_by_hop() => start,
-            end => end.min(self.bytes.len()).min(WALKED_BYTES_MAX),
+            end => end,
         };
-        self.bytes.get(start..end)
+        self.rest.first(end).seen(WALKED_BYTES_MAX).behind(start)
     }
 
     fn has_hop_by_hop(&self) -> bool {
         let start = usize::from(self.headers.network_offset);
-        self.bytes.get(start + 6) == Some(&HOP_BY_HOP)
+        self.rest.bytes.get(start + 6) == Some(&HOP_BY_HOP)
     }
 
     fn payload_offset(&self) -> Option<usize> {
         let start = usize::from(self.headers.network_offset);
-        let header = self.bytes.get(start..)?;
+        let header = self.rest.bytes.get(start..)?;
         let mut walk = match self.headers.network {
             Network::Other => return None,
             Network::Ipv4 => {
@@ -82,7 +83,7 @@ impl<'a> Level<'a> {
             if !walk.is_extension() || is_ipv4 && walk.kind != AUTHENTICATION {
                 break;
             }
-            walk.take(self.bytes)?;
+            walk.take(self.rest.bytes)?;
         }
         (walk.kind == self.headers.protocol).then_some(walk.at)
     }

@@ -34,11 +34,13 @@
 mod inside; //   walk from one IP header to the next
 mod layers; //   headers passed by the walk
 mod level; //    one IP header and its payload
+mod rest; //     bytes from some header on
 mod rules; //    depth of the walk, ports of QUIC
 
 use inside::{NumberOf, Step};
 pub use layers::{LAYERS_MAX, Layer, Layers};
 use level::Level;
+use rest::Rest;
 pub use rules::{
     FlowKeyRules, KeyDepth, NoFlowKey, QUIC_ID_BYTES_MAX, QUIC_PORT_RANGES_MAX, QuicRule,
 };
@@ -128,10 +130,12 @@ impl KeyId<'_> {
 }
 
 impl<'a> FlowKey<'a> {
-    /// Walks to the key of a parsed packet.
+    /// Walks to the key of a parsed packet of this length on the wire, in bytes; the view may have fewer.
     #[must_use]
-    pub fn of(view: &View<'a>, rules: &FlowKeyRules) -> Self {
-        let outermost = Level { bytes: view.bytes(), headers: *view.headers() };
+    pub fn of(view: &View<'a>, wire_len: u32, rules: &FlowKeyRules) -> Self {
+        let missing = (wire_len as usize).saturating_sub(view.bytes().len());
+        let rest = Rest { bytes: view.bytes(), missing };
+        let outermost = Level { rest, headers: *view.headers() };
         let mut key = Self {
             rule: KeyRule::None,
             layers: Layers::default(),

@@ -143,23 +143,25 @@ impl Hasher {
         if packet.hash.is_some() { packet.hash } else { self.hash_outermost(&packet.view()) }
     }
 
-    /// Hash of a parsed packet.
+    /// Hash of a parsed packet of which the view has all bytes.
     #[must_use]
     pub fn hash(&self, view: &View<'_>) -> FlowHash {
-        if self.looks_inside[view.headers().transport as usize] {
-            return self.hash_key(&FlowKey::of(view, &self.rules));
-        }
-        self.hash_outermost(view)
+        let wire_len = u32::try_from(view.bytes().len()).unwrap_or(u32::MAX);
+        self.hash_of(view, wire_len, FlowHash::NONE)
     }
 
-    /// Hash of a parsed packet with this hash from its device, if any. A device looks at the
-    /// outermost header only, so a key from inner headers takes precedence.
+    /// Hash of a parsed packet of this length on the wire, with this hash from its device, if any. A
+    /// device looks at the outermost header only, so a key from inner headers takes precedence.
     #[must_use]
-    pub fn hash_of(&self, view: &View<'_>, device_hash: FlowHash) -> FlowHash {
-        let is_told_by_device = device_hash.is_some()
-            && (!self.looks_inside[view.headers().transport as usize]
-                || FlowKey::of(view, &self.rules).is_outermost());
-        if is_told_by_device { device_hash } else { self.hash(view) }
+    pub fn hash_of(&self, view: &View<'_>, wire_len: u32, device_hash: FlowHash) -> FlowHash {
+        if self.looks_inside[view.headers().transport as usize] {
+            let key = FlowKey::of(view, wire_len, &self.rules);
+            if device_hash.is_some() && key.is_outermost() {
+                return device_hash;
+            }
+            return self.hash_key(&key);
+        }
+        if device_hash.is_some() { device_hash } else { self.hash_outermost(view) }
     }
 
     fn hash_outermost(&self, view: &View<'_>) -> FlowHash {
@@ -170,7 +172,7 @@ impl Hasher {
     #[cold]
     fn hash_inside(&self, packet: &Packet) -> FlowHash {
         if !packet.is_nonlinear() {
-            return self.hash_of(&packet.view(), packet.hash);
+            return self.hash_of(&packet.view(), packet.wire_len, packet.hash);
         }
         let mut bytes = [0; WALKED_BYTES_MAX];
         let mut len = 0;
@@ -181,7 +183,7 @@ impl Hasher {
             len += taken;
         }
         let view = View::new(&bytes[..len], &packet.headers);
-        let key = FlowKey::of(&view, &self.rules);
+        let key = FlowKey::of(&view, packet.wire_len, &self.rules);
         if !key.is_outermost() {
             return self.hash_key(&key);
         }

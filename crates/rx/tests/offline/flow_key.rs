@@ -241,7 +241,7 @@ fn flk_8_device_hash_counts_for_the_outermost() {
         let wire_len = u32::try_from(frame.len()).unwrap();
         let headers = parse(&frame, wire_len, Link::Ethernet, Verify::Nothing);
         let hasher = Hasher::keyed(&[3; 16], false).with_rules(rules.parse().unwrap());
-        let hash = hasher.hash_of(&View::new(&frame, &headers), of_device);
+        let hash = hasher.hash_of(&View::new(&frame, &headers), wire_len, of_device);
         assert_eq!(hash == of_device, is_devices, "{rules} {packet:02x?}");
     }
 }
@@ -269,6 +269,74 @@ fn flk_8_surplus_bytes_are_no_payload() {
         datagram[4..6].copy_from_slice(&u16::to_be_bytes(len));
         let told = Told::of(&ethernet(0x0800, &ipv4([1; 4], [2; 4], 17, &datagram)), "inner");
         assert_eq!(told.rule, rule, "{len}");
+    }
+}
+
+/// Frame around a packet.
+type Around<'a> = &'a dyn Fn(&[u8]) -> Vec<u8>;
+
+/// One inner flow has one key, whatever the packet's size, what is behind it in the frame, and how much was captured.
+#[test]
+fn flk_2_inner_flow_tells_at_any_size() {
+    let labels = [0, 2, 1, 64];
+    let bridged =
+        |packet: &[u8]| ethernet(if packet[0] >> 4 == 4 { 0x0800 } else { 0x86dd }, packet);
+    let over_gtpu = |packet: &[u8]| {
+        let len = u16::try_from(packet.len()).unwrap().to_be_bytes();
+        let gtpu = [&[0x30, 255][..], &len, &[0, 0, 0, 7], packet].concat();
+        ethernet(0x0800, &ipv4([1; 4], [2; 4], 17, &udp([2152, 2152], &gtpu)))
+    };
+    let tunnels: [(&str, Around<'_>); 6] = [
+        ("mpls", &|packet| ethernet(0x8847, &[&labels[..], packet].concat())),
+        ("mpls over ip", &|packet| {
+            ethernet(0x0800, &ipv4([1; 4], [2; 4], 137, &[&labels[..], packet].concat()))
+        }),
+        ("pseudowire", &|packet| {
+            ethernet(0x8847, &[&labels[..], &[0; 4], &bridged(packet)].concat())
+        }),
+        ("bridged", &|packet| ethernet(0x8847, &[&labels[..], &bridged(packet)].concat())),
+        ("gtpu", &over_gtpu),
+        ("bridged gtpu", &|packet| over_gtpu(&bridged(packet))),
+    ];
+    let inner: [fn(usize) -> Vec<u8>; 2] = [
+        |len| ipv4(FROM.octets(), TO.octets(), 17, &udp(PORTS, &vec![7; len])),
+        |len| ipv6(17, &udp(PORTS, &vec![7; len])),
+    ];
+    for (name, tunnel) in tunnels {
+        for inner in inner {
+            let expected = Told::of(&bridged(&inner(0)), "outer").hash;
+            for len in [0, 1, 4, 10, 18, 40, 400, 430, 470, 490, 1_400, 8_000] {
+                let mut frame = tunnel(&inner(len));
+                frame.resize(frame.len().max(60), 0);
+                for trailer in [0, 4] {
+                    let wire_len = frame.len() + trailer;
+                    frame.resize(wire_len, 0xfc);
+                    for captured in [128, 500, 600, wire_len].map(|captured| captured.min(wire_len))
+                    {
+                        let told = Told::of_captured(&frame[..captured], wire_len, "inner");
+                        let what = format!("{name}, {len} bytes, {captured} of {wire_len}");
+                        assert_eq!((told.rule, told.hash), (KeyRule::Inner, expected), "{what}");
+                    }
+                    frame.truncate(wire_len - trailer);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn flk_4_extensions_of_gtpu_are_counted() {
+    let inner = inner_packet(PORTS);
+    for count in 0..=9 {
+        let mut extensions = vec![0, 0, 0, if count == 0 { 0 } else { 0x85 }];
+        for left in (0..count).rev() {
+            extensions.extend([1, 0, 0, if left == 0 { 0 } else { 0x85 }]);
+        }
+        let len = u16::try_from(extensions.len() + inner.len()).unwrap().to_be_bytes();
+        let gtpu = [&[0x34, 255][..], &len, &[0, 0, 0, 7], &extensions, &inner].concat();
+        let frame = ethernet(0x0800, &ipv4([1; 4], [2; 4], 17, &udp([2152, 2152], &gtpu)));
+        let expected = if count <= 8 { KeyRule::Inner } else { KeyRule::Gtpu };
+        assert_eq!(Told::of(&frame, "inner").rule, expected, "{count}");
     }
 }
 
@@ -331,13 +399,18 @@ struct Told {
 
 impl Told {
     fn of(frame: &[u8], rules: &str) -> Self {
-        let wire_len = u32::try_from(frame.len()).unwrap();
+        Self::of_captured(frame, frame.len(), rules)
+    }
+
+    /// The same over the first bytes of a frame.
+    fn of_captured(frame: &[u8], wire_len: usize, rules: &str) -> Self {
+        let wire_len = u32::try_from(wire_len).unwrap();
         let headers: Headers = parse(frame, wire_len, Link::Ethernet, Verify::Nothing);
         let view = View::new(frame, &headers);
         let rules: FlowKeyRules = rules.parse().unwrap();
-        let key = FlowKey::of(&view, &rules);
+        let key = FlowKey::of(&view, wire_len, &rules);
         let hasher = Hasher::keyed(&[3; 16], false).with_rules(rules);
-        let hash = hasher.hash(&view);
+        let hash = hasher.hash_of(&view, wire_len, FlowHash::NONE);
         assert_eq!(hash, hasher.hash_key(&key), "the short way is the same: {frame:02x?}");
         let inner = key.innermost();
         let tuple = inner.ports().and_then(|(from, to)| {
