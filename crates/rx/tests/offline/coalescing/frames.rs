@@ -40,6 +40,8 @@ pub(crate) struct Segment {
     pub(crate) flow_label: u32,
     pub(crate) extensions: Ipv6Extensions,
     pub(crate) is_udp: bool,
+    /// UDP without a checksum, whose words add up as if 0 were the right one.
+    pub(crate) is_unsummed: bool,
     pub(crate) port: u16,
     pub(crate) sequence: u32,
     pub(crate) acknowledgement: u32,
@@ -65,6 +67,7 @@ pub(crate) fn tcp() -> Segment {
         flow_label: 0x12345,
         extensions: Ipv6Extensions::default(),
         is_udp: false,
+        is_unsummed: false,
         port: 1000,
         sequence: u32::MAX - 50,
         acknowledgement: 9,
@@ -136,6 +139,11 @@ impl Segment {
             step.tcp_header(self.tcp_header()).write(&mut bytes, &self.payload)
         };
         written.unwrap();
+        if self.is_udp && self.is_unsummed && self.payload.len() > 1 {
+            let at = bytes.len() - self.payload.len() - 2;
+            let sum = folded(words(&bytes[at..at + 4]));
+            bytes[at..at + 4].copy_from_slice(&u32::from(sum).to_be_bytes());
+        }
         Wire::new(bytes, self.link)
     }
 

@@ -32,6 +32,7 @@ pub(crate) enum Fate {
     Sized(usize),
     Ttl(u8),
     Id(u16),
+    Unsummed,
     Padded(Vec<u8>),
     Fragmented(bool),
     /// Overwritten bytes, with recomputed checksums if true.
@@ -75,6 +76,7 @@ fn fate() -> impl Strategy<Value = Fate> {
         3 => (0usize..250).prop_map(Fate::Sized),
         1 => any::<u8>().prop_map(Fate::Ttl),
         1 => any::<u16>().prop_map(Fate::Id),
+        2 => Just(Fate::Unsummed),
         4 => vec(any::<u8>(), 1..10).prop_map(Fate::Padded),
         2 => any::<bool>().prop_map(Fate::Fragmented),
         6 => (edits, any::<bool>()).prop_map(|(edits, right)| Fate::Rewritten(edits, right)),
@@ -140,6 +142,7 @@ impl Traffic {
             Fate::Sized(len) => segment = segment.sized(len),
             Fate::Ttl(ttl) => segment.ttl = ttl,
             Fate::Id(id) => segment.id = id,
+            Fate::Unsummed => segment.is_unsummed = true,
             Fate::Late(ns) => self.timestamp_ns += ns,
             _ => {}
         }

@@ -158,6 +158,12 @@ fn by_itself() -> Vec<Case> {
             &tunnelled(outside(Kind::Ip), udp()),
             write(at + 46, &[0; 2]),
         ),
+        changed(
+            "UDP without a checksum inside, though all words add up",
+            R::NoChecksum,
+            &tunnelled(outside(Kind::Ip), udp()),
+            |it| it.inner.is_unsummed = true,
+        ),
         edited("snapped", R::Snapped, &vxlan, |it| it.snapped(70)),
     ]
 }
