@@ -52,11 +52,26 @@ pub(super) struct ResegmentPlan {
 /// Headers that the second segment was received with, which are still in front of its payload, and
 /// its length on the wire. `None` if the packet was copied.
 pub(super) fn second_header(packet: &Packet) -> Option<(&[u8], u32)> {
-    let header_len = packet.headers.payload_offset;
     let frame = packet.frame.followers().next()?;
-    let dead = frame.headroom();
-    let header = dead.get(dead.len().checked_sub(header_len.into())?..)?;
-    Some((header, u32::from(header_len) + frame.total_len_bytes()))
+    let wire_len = u32::from(packet.headers.payload_offset) + frame.total_len_bytes();
+    Some((header_of(packet, 0)?, wire_len))
+}
+
+/// Headers that a further segment was received with, counted from 0.
+fn header_of(packet: &Packet, number: usize) -> Option<&[u8]> {
+    let dead = packet.frame.followers().nth(number)?.headroom();
+    dead.get(dead.len().checked_sub(packet.headers.payload_offset.into())?..)
+}
+
+/// Difference of each IP ID from the one before, 0 or 1, by that of the packet and by those that the second and the third
+/// segment arrived with. A handler may have written another ID into the packet. Of two segments it is then unknown if the
+/// IDs rose, and each gets the ID that was written. Segments of a copy have rising ones, as from the kernel.
+pub(super) fn id_step(own: Option<u16>, others: [Option<u16>; 2]) -> u16 {
+    u16::from(match (own, others) {
+        (_, [Some(second), Some(third)]) => second != third,
+        (Some(own), [Some(second), None]) => second == own.wrapping_add(1),
+        _ => true,
+    })
 }
 
 impl ResegmentPlan {
@@ -64,13 +79,13 @@ impl ResegmentPlan {
     pub(super) fn of(packet: &Packet, size: NonZeroU16) -> Self {
         let is_tunnel = packet.headers.transport == Transport::Tunnel;
         let bytes = packet.frame.data();
-        let second = second_header(packet).map(|(header, _)| header);
+        let others = [second_header(packet).map(|(header, _)| header), header_of(packet, 1)];
         let tunnel = if is_tunnel { Tunnel::of_merged(packet) } else { None };
         let headers = tunnel.map_or(packet.headers, |(_, inner)| inner);
         let view = View::new(bytes, &headers);
         let first_id = ipv4_id(bytes, &headers);
-        let second_id = second.and_then(|header| ipv4_id(header, &headers));
-        let tunnel = tunnel.map(|(tunnel, _)| (tunnel, OuterIds::of(&tunnel, bytes, second)));
+        let other_ids = others.map(|header| ipv4_id(header?, &headers));
+        let tunnel = tunnel.map(|(tunnel, _)| (tunnel, OuterIds::of(&tunnel, bytes, others)));
         Self {
             headers,
             gso_size: size.into(),
@@ -78,7 +93,7 @@ impl ResegmentPlan {
             sequence: view.tcp_sequence().unwrap_or(0),
             flags: view.tcp_flags().map_or(0, |flags| flags.to_be_bytes()[1]),
             first_id,
-            id_step: u16::from(second_id != first_id),
+            id_step: id_step(first_id, other_ids),
             tunnel,
         }
     }

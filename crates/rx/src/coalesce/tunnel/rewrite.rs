@@ -5,6 +5,7 @@ use super::layers::{Layer, LayerKind, PPPOE_BEFORE_LEN};
 use super::open::addresses_sum;
 use super::{Tunnel, UDP};
 use crate::coalesce::header::{len_field, pseudo_sum, set_ipv4};
+use crate::coalesce::resegment::id_step;
 use crate::coalesce::wire::IPV4_BYTES;
 use crate::parse::checksum::Sum;
 use crate::parse::{Headers, Network};
@@ -21,11 +22,10 @@ pub(in crate::coalesce) struct OuterIds {
 }
 
 impl OuterIds {
-    /// Derives the IDs from the headers of the first and the second segment.
-    pub(in crate::coalesce) fn of(tunnel: &Tunnel, first: &[u8], second: Option<&[u8]>) -> Self {
-        let id = |bytes| tunnel.id(bytes);
-        let (first, second) = (id(first), second.and_then(id));
-        Self { first, step: u16::from(second != first) }
+    /// Derives the IDs from the packet's headers, and from those that the second and the third segment arrived with.
+    pub(in crate::coalesce) fn of(tunnel: &Tunnel, own: &[u8], others: [Option<&[u8]>; 2]) -> Self {
+        let first = tunnel.id(own);
+        Self { first, step: id_step(first, others.map(|header| tunnel.id(header?))) }
     }
 
     /// IP ID of a segment, counted from 0.

@@ -6,7 +6,7 @@ use forebay_rx::parse::{Link, Network, Transport, Verify, parse};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use crate::coalescing::frames::{IP, Segment, Wire, tcp, udp};
+use crate::coalescing::frames::{IP, Segment, Wire, folded, tcp, udp, words};
 use crate::coalescing::rig::{Frame, Rig, taken_apart};
 use crate::coalescing::tunnel_frames::{Kind, Outside, Tunnelled, outside, tunnelled};
 
@@ -148,6 +148,38 @@ fn lro_t7_edited_outer_ports_reach_segments() {
                 let found: Vec<_> = segments.iter().map(|it| it.frame.data().to_vec()).collect();
                 assert_eq!(found, expected, "{name} to {port}");
             }
+        }
+    }
+}
+
+/// An IP ID that a handler writes is the first segment's. The others have it, too, if the IDs were constant, or go on from it.
+#[test]
+fn lro_t7_edited_ids_reach_segments() {
+    const WRITTEN: u16 = 9;
+    let set = |bytes: &mut [u8], id: u16| {
+        bytes[IP + 4..IP + 6].copy_from_slice(&id.to_be_bytes());
+        let sum = words(&[&bytes[IP..IP + 10], &bytes[IP + 12..IP + 20]].concat());
+        bytes[IP + 10..IP + 12].copy_from_slice(&(!folded(sum)).to_be_bytes());
+    };
+    let plain = tunnelled(outside(Kind::Ip), tcp()).with(|it| it.outside.clear());
+    for tunnel in [plain, tunnelled(outside(Kind::Ip), tcp())] {
+        for (count, step) in [(2, 0), (3, 0), (5, 0), (3, 1), (5, 1)] {
+            let mut wires = tunnel.run(count);
+            if step == 0 {
+                wires.iter_mut().for_each(|wire| set(&mut wire.bytes, 4_000));
+            }
+            let mut rig = Rig::gro();
+            let hashed: Vec<_> = wires.iter().map(|wire| wire.clone().hashed(5)).collect();
+            let mut out = rig.poll(&hashed);
+            assert_eq!(out.len(), 1);
+            set(out[0].frame.data_mut(), WRITTEN);
+            let expected = (0..).zip(wires).map(|(number, mut wire)| {
+                set(&mut wire.bytes, WRITTEN + number * step);
+                wire.bytes
+            });
+            let expected: Vec<_> = expected.collect();
+            let found: Vec<_> = taken_apart(out).into_iter().map(|frame| frame.bytes).collect();
+            assert_eq!(found, expected, "{count} segments, ids rise by {step}");
         }
     }
 }
