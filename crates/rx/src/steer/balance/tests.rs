@@ -17,48 +17,84 @@ struct Source {
     packets: u32,
 }
 
-/// CPUs of unlimited capacity, and one queue polled by CPU 0.
+/// CPUs of unlimited capacity, and queues polled by CPU 0.
 struct Bench {
-    balance: Balance,
+    /// By queue.
+    balances: Vec<Balance>,
     map: RpsMap,
     loads: Vec<CpuLoad>,
     now_ns: u64,
+    window_ns: u64,
+    /// Factor of all rates and of polling.
+    load: u64,
+    /// In each window, for all queues together.
     polling_ns: u64,
 }
 
 impl Bench {
     fn new(cpus: u16, polling_ns: u64) -> Self {
+        Self::of_queues(1, cpus, polling_ns)
+    }
+
+    fn of_queues(queues: usize, cpus: u16, polling_ns: u64) -> Self {
         let map = RpsMap::new((0..cpus).map(CpuId));
-        let mut balance = Balance::default();
-        let config = BalanceConfig { policy: BalancePolicy::Load, ..BalanceConfig::default() };
-        balance.set_config(config, SHIFT, &map);
+        let board = Arc::new(BalanceBoard::new(queues, cpus.into()));
+        let balances = (0..queues).map(|queue| {
+            let mut balance = Balance::default();
+            let config = BalanceConfig { policy: BalancePolicy::Load, ..BalanceConfig::default() };
+            balance.set_config(config, SHIFT, &map);
+            balance.set_board(Arc::clone(&board), queue);
+            balance
+        });
+        let balances = balances.collect();
         let loads = vec![CpuLoad::default(); cpus.into()];
-        Self { balance, map, loads, now_ns: 5, polling_ns }
+        Self { balances, map, loads, now_ns: 5, window_ns: WINDOW_NS, load: 1, polling_ns }
     }
 
     fn cpu_of(&self, source: Source) -> CpuId {
+        self.cpu_in(0, source)
+    }
+
+    /// CPU of a flow of this queue.
+    fn cpu_in(&self, queue: usize, source: Source) -> CpuId {
         let hash = FlowHash(source.hash);
-        self.balance.cpu_of(hash).or_else(|| self.map.select(hash)).unwrap()
+        self.balances[queue].cpu_of(hash).or_else(|| self.map.select(hash)).unwrap()
     }
 
     /// Loads of a window under the current assignment, and the round after it.
     fn window(&mut self, sources: &[Source]) -> (Vec<u64>, Option<BalanceRound>) {
+        let (work, mut rounds) = self.window_of(&[sources]);
+        (work, rounds.remove(0))
+    }
+
+    /// The same with sources by queue, and a round of each.
+    fn window_of(&mut self, queues: &[&[Source]]) -> (Vec<u64>, Vec<Option<BalanceRound>>) {
         let mut work = vec![0; self.loads.len()];
-        for &source in sources {
-            let cpu = self.cpu_of(source).index();
-            (0..source.packets).for_each(|_| self.balance.weigh(FlowHash(source.hash)));
-            self.loads[cpu].packets += u64::from(source.packets);
-            work[cpu] += u64::from(source.packets) * COST_NS;
+        for (queue, sources) in queues.iter().enumerate() {
+            for &source in *sources {
+                let cpu = self.cpu_in(queue, source).index();
+                let hash = FlowHash(source.hash);
+                let groups = self.balances[queue].groups.as_mut().unwrap();
+                let packets = u64::from(source.packets) * self.load;
+                groups.weigh(hash, u32::try_from(packets).unwrap());
+                self.loads[cpu].packets += packets;
+                work[cpu] += packets * COST_NS;
+            }
         }
         for (load, work_ns) in self.loads.iter_mut().zip(&work) {
             load.delivering_ns += work_ns;
             load.busy_ns += work_ns;
         }
-        self.loads[0].busy_ns += self.polling_ns;
-        work[0] += self.polling_ns;
-        self.now_ns += WINDOW_NS;
-        assert!(self.balance.is_due(self.now_ns));
-        (work, self.balance.round(self.now_ns, &self.loads, &self.map))
+        let polling_ns = self.polling_ns * self.load;
+        self.loads[0].busy_ns += polling_ns;
+        work[0] += polling_ns;
+        self.now_ns += self.window_ns;
+        let rounds = self.balances.iter_mut().map(|balance| {
+            assert!(balance.is_due(self.now_ns));
+            balance.round(self.now_ns, &self.loads, &self.map)
+        });
+        let rounds = rounds.collect();
+        (work, rounds)
     }
 }
 
@@ -132,7 +168,7 @@ fn rps_b3_idle_cpus_are_not_balanced() {
 #[test]
 fn rps_b4_moves_are_limited_by_rate() {
     let mut bench = Bench::new(8, 0);
-    bench.balance.config.moves_per_second = 100;
+    bench.balances[0].config.moves_per_second = 100;
     let sources: Vec<_> =
         (0..4_000).map(|index| Source { hash: index << 16 | 1, packets: 100 }).collect();
     let moves = (0..50).map(|_| bench.window(&sources).1.map_or(0, |round| round.moves));
@@ -143,7 +179,7 @@ fn rps_b4_moves_are_limited_by_rate() {
 #[test]
 fn rps_b4_rate_of_zero_moves_nothing() {
     let mut bench = Bench::new(8, 0);
-    bench.balance.config.moves_per_second = 0;
+    bench.balances[0].config.moves_per_second = 0;
     let sources = zipf(500, 9_000);
     let moves: u32 = (0..50).map(|_| bench.window(&sources).1.map_or(0, |round| round.moves)).sum();
     assert_eq!(moves, 0);
@@ -198,14 +234,14 @@ fn rps_b1_long_windows_share_the_board() {
 fn rps_b1_claimed_board_is_tried_later() {
     let mut bench = Bench::new(4, 0);
     let board = Arc::new(BalanceBoard::new(2, 4));
-    bench.balance.set_board(Arc::clone(&board), 0);
+    bench.balances[0].set_board(Arc::clone(&board), 0);
     bench.window(&zipf(10, 100));
     let now_ns = bench.now_ns + WINDOW_NS;
     let claim = board.claim().unwrap();
-    assert_eq!(bench.balance.round(now_ns, &bench.loads, &bench.map), None);
+    assert_eq!(bench.balances[0].round(now_ns, &bench.loads, &bench.map), None);
     drop(claim);
-    assert!(!bench.balance.is_due(now_ns) && bench.balance.is_due(now_ns + RETRY_NS));
-    assert!(bench.balance.round(now_ns + RETRY_NS, &bench.loads, &bench.map).is_some());
+    assert!(!bench.balances[0].is_due(now_ns) && bench.balances[0].is_due(now_ns + RETRY_NS));
+    assert!(bench.balances[0].round(now_ns + RETRY_NS, &bench.loads, &bench.map).is_some());
 }
 
 #[test]
@@ -215,21 +251,111 @@ fn rps_b5_groups_leave_withdrawn_cpus() {
     for _ in 0..50 {
         bench.window(&sources);
     }
-    assert!(sources.iter().any(|source| bench.balance.cpu_of(FlowHash(source.hash)).is_some()));
+    assert!(sources.iter().any(|source| bench.balances[0].cpu_of(FlowHash(source.hash)).is_some()));
     bench.map = RpsMap::new([0, 2].map(CpuId));
-    bench.balance.set_map(&bench.map);
+    bench.balances[0].set_map(&bench.map);
     for _ in 0..50 {
         assert!(sources.iter().all(|source| bench.map.contains(bench.cpu_of(*source))));
         bench.window(&sources);
     }
-    bench.balance.set_config(BalanceConfig::default(), SHIFT, &bench.map);
-    assert!(sources.iter().all(|source| bench.balance.cpu_of(FlowHash(source.hash)).is_none()));
-    assert!(!bench.balance.is_due(u64::MAX));
+    bench.balances[0].set_config(BalanceConfig::default(), SHIFT, &bench.map);
+    assert!(sources.iter().all(|source| bench.balances[0].cpu_of(FlowHash(source.hash)).is_none()));
+    assert!(!bench.balances[0].is_due(u64::MAX));
 }
 
 fn sources() -> impl Strategy<Value = Vec<Source>> {
-    let source = (1_u32.., 0_u32..14).prop_map(|(hash, log)| Source { hash, packets: 1 << log });
-    vec(source, 1..200)
+    let source = |logs: std::ops::Range<u32>| {
+        (1_u32.., logs).prop_map(|(hash, log)| Source { hash, packets: 1 << log })
+    };
+    // Many flows, or few heavy ones.
+    prop_oneof![vec(source(0..14), 1..200), vec(source(10..15), 1..4)]
+}
+
+/// Each of two elephants is better off beside the other than alone with all polling, but not both.
+#[test]
+fn rps_b2_elephants_of_two_queues_do_not_chase() {
+    let mut bench = Bench::of_queues(2, 2, WINDOW_NS / 5);
+    let elephant = |hash, percent: u64| {
+        let packets = u32::try_from(WINDOW_NS * percent / 100 / COST_NS).unwrap();
+        [Source { hash, packets }]
+    };
+    let (small, large) = (elephant(1, 50), elephant(1 << 31 | 1, 60));
+    let mut moves = 0;
+    for _ in 0..500 {
+        let (work, rounds) = bench.window_of(&[&small, &large]);
+        assert!(work.iter().all(|work_ns| *work_ns <= WINDOW_NS), "{work:?}");
+        moves += rounds.iter().flatten().map(|round| round.moves).sum::<u32>();
+    }
+    assert_eq!(moves, 0);
+}
+
+/// Flows on both sides of a boundary of the map that is inside their group go where the group counts.
+#[test]
+fn rps_b1_group_across_a_border_is_one() {
+    let border = u32::try_from((1_u64 << 32) / 3).unwrap();
+    let sides = [border - 1, border + 1].map(|hash| Source { hash, packets: 10_000 });
+    assert_eq!(sides[0].hash >> SHIFT, sides[1].hash >> SHIFT);
+    let mut bench = Bench::new(3, 0);
+    assert_ne!(bench.map.select(FlowHash(border - 1)), bench.map.select(FlowHash(border + 1)));
+    let together = |bench: &Bench| {
+        let [one, other] = sides.map(|side| bench.cpu_of(side));
+        assert_eq!(one, other);
+        one
+    };
+    let home = together(&bench);
+    for _ in 0..50 {
+        bench.window(&sides);
+        together(&bench);
+    }
+    let group = usize::try_from(border >> SHIFT).unwrap();
+    let groups = bench.balances[0].groups.as_mut().unwrap();
+    let other = CpuId((home.0 + 1) % 3);
+    for cpu in [other, home] {
+        groups.begin_round();
+        groups.assign(group, cpu, COST_NS, 1);
+        let [one, other] = sides.map(|side| groups.cpu_of(FlowHash(side.hash)));
+        assert_eq!((one, other), (Some(cpu), Some(cpu)));
+    }
+    // The boundaries of another map are elsewhere, and the group is at its home by that map.
+    groups.set_map(&RpsMap::new([0, 1].map(CpuId)), 0);
+    assert_eq!(groups.cpu_of(FlowHash(border)), None);
+}
+
+/// Not even a part of a millisecond less.
+#[test]
+fn rps_b4_group_rests_for_a_second() {
+    let mut groups = Groups::new(SHIFT, &RpsMap::new([0, 1].map(CpuId)));
+    for moved_ns in [5, 999_999, 1_000_000, 1_000_001, 1_999_999] {
+        groups.begin_round();
+        let to = CpuId(1 - groups.each().next().unwrap().0);
+        groups.assign(0, to, COST_NS, moved_ns);
+        groups.weigh(FlowHash(1), 1_000);
+        groups.end_window(WINDOW_NS);
+        let rests = |now_ns| groups.heaviest_of(to, now_ns).is_none();
+        assert!(rests(moved_ns) && rests(moved_ns + REST_NS - 1), "{moved_ns}");
+        assert!(!rests(moved_ns + REST_NS + 1_000_000), "{moved_ns}");
+    }
+}
+
+/// However long the windows are, no more moves than the rate allows.
+#[test]
+fn rps_b4_long_windows_keep_the_rate() {
+    let sources: Vec<_> =
+        (0..4_000).map(|index| Source { hash: index << 16 | 1, packets: 10_000 }).collect();
+    for window_ns in [500_000_000, NS_PER_S, 4 * NS_PER_S, 10 * NS_PER_S] {
+        let mut bench = Bench::new(8, 0);
+        bench.window_ns = window_ns;
+        let config = &mut bench.balances[0].config;
+        config.window_us = u32::try_from(window_ns / 1_000).unwrap();
+        config.moves_per_second = 5;
+        let mut moves = 0;
+        for _ in 0..20 {
+            let moved = bench.window(&sources).1.map_or(0, |round| round.moves);
+            assert!(moved <= 5, "{moved} after {window_ns} ns");
+            moves += moved;
+        }
+        assert!(moves > 0);
+    }
 }
 
 proptest! {
@@ -237,23 +363,27 @@ proptest! {
     #[test]
     fn rps_b4_groups_rest_and_rounds_help(
         cpus in 1_u16..9,
-        phases in vec((sources(), 1_usize..20), 1..6),
+        phases in vec((vec(sources(), 3), 1_usize..20), 1..6),
+        queues in 1_usize..4,
         polling_ns in 0..WINDOW_NS,
+        window_ns in WINDOW_NS..19 * WINDOW_NS,
     ) {
-        let mut bench = Bench::new(cpus, polling_ns);
-        let mut moved_at: BTreeMap<u32, (CpuId, u64)> = BTreeMap::new();
+        let mut bench = Bench::of_queues(queues, cpus, polling_ns);
+        (bench.window_ns, bench.load) = (window_ns, window_ns / WINDOW_NS);
+        let mut moved_at: BTreeMap<(usize, u32), (CpuId, u64)> = BTreeMap::new();
         for (sources, windows) in phases {
+            let sources: Vec<_> = sources.iter().take(queues).map(Vec::as_slice).collect();
             for _ in 0..windows {
-                let (_, round) = bench.window(&sources);
-                if let Some(round) = round {
+                let (_, rounds) = bench.window_of(&sources);
+                for round in rounds.into_iter().flatten() {
                     prop_assert!(round.after_percent <= round.before_percent, "{:?}", round);
                 }
-                for group in 0..4096_u32 {
-                    let at = bench.cpu_of(Source { hash: group << SHIFT | 1 << 19, packets: 0 });
-                    let now_ns = bench.now_ns;
-                    let (was_at, since_ns) = moved_at.entry(group).or_insert((at, 0));
+                for (queue, group) in (0..queues).flat_map(|queue| (0..4096).map(move |it| (queue, it))) {
+                    let middle = Source { hash: group << SHIFT | 1 << 19, packets: 0 };
+                    let (at, now_ns) = (bench.cpu_in(queue, middle), bench.now_ns);
+                    let (was_at, since_ns) = moved_at.entry((queue, group)).or_insert((at, 0));
                     if *was_at != at {
-                        let rested = *since_ns == 0 || now_ns - *since_ns >= REST_NS - 1_000_000;
+                        let rested = *since_ns == 0 || now_ns - *since_ns >= REST_NS;
                         prop_assert!(rested, "group {} moved twice", group);
                         (*was_at, *since_ns) = (at, now_ns);
                     }

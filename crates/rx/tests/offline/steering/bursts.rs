@@ -37,6 +37,31 @@ fn rps_c2_full_burst_is_dev_weight() {
     }
 }
 
+/// Whatever `dev_weight` is.
+#[test]
+fn rps_c2_full_burst_is_all_that_was_asked_for() {
+    for (asked, len, spreads) in [(32, 32, true), (32, 31, false), (256, 255, false), (1, 1, true)]
+    {
+        let mut world = World::new(Settings {
+            spread: SpreadPolicy::WhenBusy,
+            netdev_max_backlog: 300,
+            ..Settings::default()
+        });
+        world.now_ns += SPREAD_WINDOW_NS;
+        world.idle_turn();
+        for _ in 0..=FULL_BURSTS_TO_SPREAD {
+            let packets = (0..len).map(|_| world.packet_of(FLOWS[3])).collect();
+            world.turn(Burst { packets, asked, ..Burst::default() });
+            world.deliver(POLLING.0, len);
+            world.deliver(3, len);
+        }
+        let elsewhere = world.deliveries[3].counters().frames.get();
+        assert_eq!(elsewhere > 0, spreads, "{len} of {asked}");
+        world.settle();
+        world.check();
+    }
+}
+
 #[test]
 fn promise_2_wrong_checksums_are_counted_each() {
     let mut good = Vec::new();

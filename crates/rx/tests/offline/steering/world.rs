@@ -157,13 +157,14 @@ impl World {
 
     /// Runs a turn with a burst of one packet for each of these flows, with the device's hash.
     pub(crate) fn arrive(&mut self, flows: &[Flow]) -> Vec<CpuId> {
-        let packets = flows.iter().map(|&flow| {
-            let mut packet = self.packet(&flow.id.to_be_bytes());
-            packet.hash = self.hash_of(flow);
-            packet
-        });
-        let packets = packets.collect();
+        let packets = flows.iter().map(|&flow| self.packet_of(flow)).collect();
         self.turn(Burst { packets, ..Burst::default() })
+    }
+
+    /// Creates a packet of a flow, with the device's hash, not yet in a burst.
+    pub(crate) fn packet_of(&mut self, flow: Flow) -> Packet {
+        let packet = self.packet(&flow.id.to_be_bytes());
+        Packet { hash: self.hash_of(flow), ..packet }
     }
 
     /// Creates a packet of these bytes, not yet in a burst.
