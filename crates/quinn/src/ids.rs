@@ -7,7 +7,8 @@ use quinn_proto::{ConnectionId, ConnectionIdGenerator, InvalidCid};
 
 /// Generator of one endpoint's connection IDs.
 ///
-/// IDs do not repeat, and only holders of the group's key can tell which endpoint issued one.
+/// All bytes of an ID but four are random. Of IDs with 8 bytes, two of 65,536 are likely to be alike; quinn's endpoint asks for
+/// another instead of one that a live connection has. Only holders of the group's key can tell which endpoint issued an ID.
 #[derive(Clone, Debug)]
 pub struct EndpointIds {
     ids: Arc<ConnectionIds>,
