@@ -219,12 +219,14 @@ impl Balance {
         groups.end_window(past_ns);
         self.shares.measure(loads, past_ns);
         claim.forget_stale(now_ns, stale_ns);
-        self.shares.load(groups, map, |cpu| claim.others_ns(queue, cpu));
+        self.shares.load(groups, map, |cpu| claim.others(queue, cpu));
         let saved_max_ns = (self.window_ns() * SAVED_WINDOWS).min(SAVED_NS_MAX);
         claim.save_up(now_ns, self.config.moves_per_second, saved_max_ns);
         let before_percent = self.shares.imbalance_percent();
         let moves = self.move_groups(&claim, now_ns);
-        claim.note(queue, self.shares.own_ns(), now_ns);
+        if let Some(groups) = &self.groups {
+            claim.note(queue, self.shares.own(groups, now_ns), now_ns);
+        }
         let after_percent =
             if moves > 0 { self.shares.imbalance_percent() } else { before_percent };
         (map.cpus().len() > 1).then_some(BalanceRound { moves, before_percent, after_percent })

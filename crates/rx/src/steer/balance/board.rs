@@ -14,8 +14,8 @@ pub(super) const STALE_NS_MIN: u64 = 200_000_000;
 #[derive(Debug)]
 pub struct BalanceBoard {
     is_claimed: AtomicBool,
-    /// Sums of all notes, in ns of work a second, by [`CpuId::index`](crate::CpuId::index).
-    sums: Box<[AtomicU64]>,
+    /// Sums of all notes, by [`CpuId::index`](crate::CpuId::index).
+    sums: Box<[PlannedAtomic]>,
     /// Notes, by queue.
     notes: Box<[QueueNote]>,
     /// Moves that are allowed now, in billionths.
@@ -28,16 +28,57 @@ pub struct BalanceBoard {
 #[derive(Debug)]
 struct QueueNote {
     /// Loads, by [`CpuId::index`](crate::CpuId::index).
-    loads: Box<[AtomicU64]>,
+    loads: Box<[PlannedAtomic]>,
     /// Time of the note, or 0 if there is none.
     noted_ns: AtomicU64,
+}
+
+/// Load that is planned for a CPU, in ns of work a second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Planned {
+    pub(super) all_ns: u64,
+    /// Part that leaves the CPU if it becomes the busiest one: light groups that do not rest.
+    pub(super) light_ns: u64,
+}
+
+#[derive(Debug, Default)]
+struct PlannedAtomic {
+    all_ns: AtomicU64,
+    light_ns: AtomicU64,
+}
+
+impl PlannedAtomic {
+    fn load(&self) -> Planned {
+        Planned { all_ns: load(&self.all_ns), light_ns: load(&self.light_ns) }
+    }
+
+    fn store(&self, planned: Planned) {
+        self.all_ns.store(planned.all_ns, Ordering::Relaxed);
+        self.light_ns.store(planned.light_ns, Ordering::Relaxed);
+    }
+}
+
+impl Planned {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            all_ns: self.all_ns.saturating_add(other.all_ns),
+            light_ns: self.light_ns.saturating_add(other.light_ns),
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            all_ns: self.all_ns.saturating_sub(other.all_ns),
+            light_ns: self.light_ns.saturating_sub(other.light_ns),
+        }
+    }
 }
 
 impl BalanceBoard {
     /// Creates an empty board; `cpus` is the highest CPU id plus one.
     #[must_use]
     pub fn new(queues: usize, cpus: usize) -> Self {
-        let zeros = || (0..cpus).map(|_| AtomicU64::new(0)).collect();
+        let zeros = || (0..cpus).map(|_| PlannedAtomic::default()).collect();
         let note = |_| QueueNote { loads: zeros(), noted_ns: AtomicU64::new(0) };
         Self {
             is_claimed: AtomicBool::new(false),
@@ -62,19 +103,21 @@ pub(super) struct BoardClaim<'a>(&'a BalanceBoard);
 
 impl BoardClaim<'_> {
     /// Load that other queues plan for a CPU.
-    pub(super) fn others_ns(&self, queue: usize, cpu: usize) -> u64 {
-        let own = self.0.notes.get(queue).and_then(|note| note.loads.get(cpu)).map_or(0, load);
-        self.0.sums.get(cpu).map_or(0, load).saturating_sub(own)
+    pub(super) fn others(&self, queue: usize, cpu: usize) -> Planned {
+        let planned =
+            |at: Option<&PlannedAtomic>| at.map_or(Planned::default(), PlannedAtomic::load);
+        let own = self.0.notes.get(queue).and_then(|note| note.loads.get(cpu));
+        planned(self.0.sums.get(cpu)).minus(planned(own))
     }
 
     /// Replaces the note of a queue; `loads` by CPU.
-    pub(super) fn note(&self, queue: usize, loads: impl Iterator<Item = u64>, now_ns: u64) {
+    pub(super) fn note(&self, queue: usize, loads: impl Iterator<Item = Planned>, now_ns: u64) {
         let Some(note) = self.0.notes.get(queue) else { return };
         note.noted_ns.store(now_ns.max(1), Ordering::Relaxed);
-        for ((own, sum), load_ns) in note.loads.iter().zip(&self.0.sums).zip(loads) {
-            let others_ns = load(sum).saturating_sub(load(own));
-            own.store(load_ns, Ordering::Relaxed);
-            sum.store(others_ns.saturating_add(load_ns), Ordering::Relaxed);
+        for ((own, sum), planned) in note.loads.iter().zip(&self.0.sums).zip(loads) {
+            let others = sum.load().minus(own.load());
+            own.store(planned);
+            sum.store(others.plus(planned));
         }
     }
 
@@ -83,7 +126,7 @@ impl BoardClaim<'_> {
         for (queue, note) in self.0.notes.iter().enumerate() {
             let noted_ns = load(&note.noted_ns);
             if noted_ns > 0 && now_ns.saturating_sub(noted_ns) > stale_ns {
-                self.note(queue, std::iter::repeat(0), now_ns);
+                self.note(queue, std::iter::repeat(Planned::default()), now_ns);
                 note.noted_ns.store(0, Ordering::Relaxed);
             }
         }

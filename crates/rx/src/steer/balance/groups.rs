@@ -167,6 +167,12 @@ impl Groups {
         (0..self.weights.len()).map(|group| (self.cpu_at(group), self.weights[group]))
     }
 
+    /// CPU and weight of each group that does not rest.
+    pub(super) fn each_that_may_move(&self, now_ns: u64) -> impl Iterator<Item = (u16, Weight)> {
+        let groups = (0..self.weights.len()).filter(move |group| !self.rests(*group, now_ns));
+        groups.map(|group| (self.cpu_at(group), self.weights[group]))
+    }
+
     /// Takes the packets of a window of this length into the weights. Each weight is the mean of more and more windows, so that
     /// chance has less and less part in it; after a change, the mean begins with the last few.
     pub(super) fn end_window(&mut self, past_ns: u64) {

@@ -2,6 +2,7 @@
 
 use super::super::rps::RpsMap;
 use super::NS_PER_S;
+use super::board::Planned;
 use super::groups::Groups;
 use crate::cpu::CpuId;
 
@@ -17,6 +18,9 @@ pub struct CpuLoad {
     /// Number of frames taken from the queues that the CPU polls.
     pub frames: u64,
 }
+
+/// Maximum work of a light group, in ns a second: an eighth of a CPU.
+const LIGHT_NS_MAX: u64 = NS_PER_S / 8;
 
 /// Part of a new measurement in the work besides delivery: one in this many. A CPU without time left polls less than its
 /// queues need, and what they need shows only once it has time again.
@@ -53,6 +57,8 @@ struct Share {
     own_ns: u64,
     /// All work, in ns a second.
     load_ns: u64,
+    /// Part of it that other queues will move if this becomes the busiest CPU.
+    others_light_ns: u64,
     /// True if the map has the CPU, and groups may still leave it.
     is_open: bool,
     is_mapped: bool,
@@ -69,6 +75,8 @@ pub(super) struct Gap {
     pub(super) aim_ns: u64,
     /// Time that the busiest CPU takes for a packet, in ns.
     pub(super) cost_ns: u64,
+    /// Work of other queues that must leave the least busy CPU afterwards, in ns a second.
+    pub(super) leaving_ns: u64,
 }
 
 /// Binary places of [`Share::cost`].
@@ -110,8 +118,13 @@ impl Shares {
         }
     }
 
-    /// Computes the expected loads. `others_ns` gives the load that other queues plan for a CPU.
-    pub(super) fn load(&mut self, groups: &Groups, map: &RpsMap, others_ns: impl Fn(usize) -> u64) {
+    /// Computes the expected loads. `others` gives the load that other queues plan for a CPU.
+    pub(super) fn load(
+        &mut self,
+        groups: &Groups,
+        map: &RpsMap,
+        others: impl Fn(usize) -> Planned,
+    ) {
         for (index, share) in (0..).zip(&mut self.cpus) {
             share.own_ns = groups.fixed(CpuId(index)).work_ns(share.cost_ns());
             share.is_mapped = map.contains(CpuId(index));
@@ -123,14 +136,27 @@ impl Shares {
             }
         }
         for (index, share) in self.cpus.iter_mut().enumerate() {
+            let others = others(index);
+            share.others_light_ns = others.light_ns;
             share.load_ns =
-                share.other_ns.saturating_add(others_ns(index)).saturating_add(share.own_ns);
+                share.other_ns.saturating_add(others.all_ns).saturating_add(share.own_ns);
         }
     }
 
     /// Load of this queue on each CPU, in order.
-    pub(super) fn own_ns(&self) -> impl Iterator<Item = u64> {
-        self.cpus.iter().map(|share| share.own_ns)
+    pub(super) fn own(&self, groups: &Groups, now_ns: u64) -> impl Iterator<Item = Planned> {
+        let cost_ns = |cpu: u16| self.cpus.get(usize::from(cpu)).map_or(0, |share| share.cost_ns());
+        let mut light = vec![0_u64; self.cpus.len()];
+        for (cpu, weight) in groups.each_that_may_move(now_ns) {
+            let work_ns = weight.work_ns(cost_ns(cpu));
+            if let Some(light_ns) =
+                light.get_mut(usize::from(cpu)).filter(|_| work_ns <= LIGHT_NS_MAX)
+            {
+                *light_ns += work_ns;
+            }
+        }
+        let own = self.cpus.iter().zip(light);
+        own.map(|(share, light_ns)| Planned { all_ns: share.own_ns, light_ns })
     }
 
     fn mapped(&self) -> impl Iterator<Item = &Share> {
@@ -163,14 +189,14 @@ impl Shares {
         // The excess over the mean, but no more than makes the two equal.
         let aim_ns = most.load_ns.saturating_sub(mean_ns).min(gap_ns / 2);
         let cost_ns = most.cost_ns();
-        is_beyond.then_some(Gap { busiest, least_busy, gap_ns, aim_ns, cost_ns })
+        is_beyond.then_some(Gap { busiest, least_busy, gap_ns, aim_ns, cost_ns, leaving_ns: 0 })
     }
 
     /// Next move that gives a flow a CPU of its own. If the heaviest group of the busiest CPU fills a
     /// CPU by itself, it moves to a CPU with less work that cannot be moved. If that CPU still has too
     /// many other groups, one of them leaves first, so that no move makes the busiest CPU busier.
-    /// Load of other queues counts as work that cannot be moved. If they had to leave afterwards, heavy groups of two
-    /// queues would chase each other from CPU to CPU.
+    /// Light groups of other queues leave afterwards: those queues see the CPU become the busiest. All other load of
+    /// theirs counts as work that cannot be moved: heavy groups of two queues would chase each other from CPU to CPU.
     pub(super) fn exile(&self, groups: &Groups, gap: &Gap, now_ns: u64) -> Option<(usize, Gap)> {
         let (group, weight) = groups.heaviest_of(gap.busiest, now_ns)?;
         let weight_ns = weight.work_ns(gap.cost_ns);
@@ -179,18 +205,20 @@ impl Shares {
         let calm = open().filter(|(_, share)| share.other_ns + weight_ns / 16 < from.other_ns);
         let (to, share) = calm.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
         let movable_ns = groups.movable_ns(to, share.cost_ns(), now_ns);
-        let left_ns = share.load_ns.saturating_sub(movable_ns);
+        let without_others_ns = share.load_ns.saturating_sub(share.others_light_ns);
+        let left_ns = without_others_ns.saturating_sub(movable_ns);
         if weight_ns <= from.load_ns / 2 || left_ns + weight_ns >= from.load_ns {
             return None;
         }
-        if share.load_ns + weight_ns < from.load_ns {
-            return Some((group, Gap { least_busy: to, ..*gap }));
+        if without_others_ns + weight_ns < from.load_ns {
+            let leaving_ns = (share.load_ns + weight_ns).saturating_sub(from.load_ns);
+            return Some((group, Gap { least_busy: to, leaving_ns, ..*gap }));
         }
         let others = open().filter(|(cpu, _)| *cpu != to && *cpu != gap.busiest);
         let (least_busy, least) = others.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
         let gap_ns = from.load_ns.saturating_sub(least.load_ns);
         let cost_ns = share.cost_ns();
-        let gap = Gap { busiest: to, least_busy, gap_ns, aim_ns: gap_ns, cost_ns };
+        let gap = Gap { busiest: to, least_busy, gap_ns, aim_ns: gap_ns, cost_ns, leaving_ns: 0 };
         groups.best_of(&gap, now_ns).map(|group| (group, gap))
     }
 
@@ -199,13 +227,15 @@ impl Shares {
         self.cpus[cpu.index()].is_open = false;
     }
 
-    /// Accounts for the move of this much work, in ns a second, across the gap.
+    /// Accounts for the move of this much work, in ns a second, across the gap. What leaves for it is expected where the most
+    /// room is then.
     pub(super) fn shift(&mut self, gap: &Gap, weight_ns: u64) {
         let from = &mut self.cpus[gap.busiest.index()];
-        from.load_ns = from.load_ns.saturating_sub(weight_ns);
+        from.load_ns = from.load_ns.saturating_sub(weight_ns) + gap.leaving_ns;
         from.own_ns = from.own_ns.saturating_sub(weight_ns);
         let to = &mut self.cpus[gap.least_busy.index()];
-        to.load_ns += weight_ns;
+        to.load_ns = (to.load_ns + weight_ns).saturating_sub(gap.leaving_ns);
+        to.others_light_ns = to.others_light_ns.saturating_sub(gap.leaving_ns);
         to.own_ns += weight_ns;
     }
 }
