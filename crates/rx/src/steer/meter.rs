@@ -167,7 +167,7 @@ mod tests {
     proptest! {
         /// The parts of all queues are the busy time of all CPUs, whichever CPU polls which queue.
         #[test]
-        fn rps_s1_parts_of_all_queues_are_the_load(
+        fn rps_s1_parts_of_queues_are_load(
             // By queue: its polling CPU, and its packets for each of two CPUs.
             queues in vec((0_u16..2, [0_u32..5_000, 0_u32..5_000]), 1..5),
             costs in [1_u64..2_000, 1_u64..2_000],

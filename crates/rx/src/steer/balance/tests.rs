@@ -273,7 +273,7 @@ fn sources() -> impl Strategy<Value = Vec<Source>> {
 
 /// Each of two elephants is better off beside the other than alone with all polling, but not both.
 #[test]
-fn rps_b2_elephants_of_two_queues_do_not_chase() {
+fn rps_b2_two_elephants_do_not_chase() {
     let mut bench = Bench::of_queues(2, 2, WINDOW_NS / 5);
     let elephant = |hash, percent: u64| {
         let packets = u32::try_from(WINDOW_NS * percent / 100 / COST_NS).unwrap();

@@ -39,7 +39,7 @@ fn rps_c2_full_burst_is_dev_weight() {
 
 /// Whatever `dev_weight` is.
 #[test]
-fn rps_c2_full_burst_is_all_that_was_asked_for() {
+fn rps_c2_full_burst_fills_the_request() {
     for (asked, len, spreads) in [(32, 32, true), (32, 31, false), (256, 255, false), (1, 1, true)]
     {
         let mut world = World::new(Settings {
