@@ -1,7 +1,7 @@
 //! Files that a run may overwrite: those of earlier runs, and never its own inputs.
 
 use std::ffi::OsStr;
-use std::fs::{self, Metadata};
+use std::fs::{self, File, Metadata, TryLockError};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,13 @@ pub(crate) struct Outputs<'a> {
     pub(crate) plots: &'a [PathBuf],
 }
 
+/// Directories that no other run writes to while this lives.
+#[derive(Debug, Default)]
+pub(crate) struct DirectoryLocks {
+    /// Each directory once, with a lock of its own.
+    locked: Vec<((u64, u64), File)>,
+}
+
 /// A file that this run may overwrite or remove.
 struct Output<'a> {
     what: &'static str,
@@ -30,6 +37,21 @@ struct Output<'a> {
 }
 
 impl Outputs<'_> {
+    /// Creates the directories, and keeps other runs from them. Nothing in them changes.
+    ///
+    /// # Errors
+    /// If another run writes to one of them, or one cannot be created or opened.
+    pub(crate) fn lock(&self) -> Result<DirectoryLocks> {
+        let mut locks = DirectoryLocks::default();
+        for (_, directory) in &self.captures {
+            locks.add("the directory of captures", directory)?;
+        }
+        if let Some(TracePlan { directory, .. }) = self.trace {
+            locks.add("the directory of the trace", directory)?;
+        }
+        Ok(locks)
+    }
+
     /// Removes an earlier run's files from these directories, so that all files there are of one
     /// run afterwards. `inputs` are the files that this run reads.
     ///
@@ -79,6 +101,29 @@ impl Outputs<'_> {
             is_stale: false,
         }));
         Ok(outputs)
+    }
+}
+
+impl DirectoryLocks {
+    fn add(&mut self, what: &'static str, path: &Path) -> Result<()> {
+        fs::create_dir_all(path).map_err(Error::file("create", path))?;
+        let directory = File::open(path).map_err(Error::file("open", path))?;
+        let metadata = directory.metadata().map_err(Error::file("open", path))?;
+        let own = (metadata.dev(), metadata.ino());
+        if self.locked.iter().any(|(locked, _)| *locked == own) {
+            // A second lock of this run would wait for its first.
+            return Ok(());
+        }
+        match directory.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                Err(Error::InUse { what, path: path.to_owned(), process: None })
+            }
+            // Some file systems of networks do not lock directories.
+            Ok(()) | Err(TryLockError::Error(_)) => {
+                self.locked.push((own, directory));
+                Ok(())
+            }
+        }
     }
 }
 
@@ -147,6 +192,25 @@ mod tests {
         ] {
             assert!(!is_written(Path::new(name)), "{name}");
         }
+    }
+
+    #[test]
+    fn ops_4_directory_has_one_writer() {
+        let parent = tempfile::tempdir().unwrap();
+        let [one, other] = ["one", "other"].map(|name| parent.path().join(name));
+        let same = parent.path().join("other/../one");
+        let plan = TracePlan { directory: one.clone(), parse: true };
+        let captures = vec![("to", one.as_path()), ("to", other.as_path()), ("to", &same)];
+        let outputs = Outputs { captures, trace: Some(&plan), plots: &[] };
+        let locks = outputs.lock().unwrap();
+        let second = Outputs { captures: vec![("to", &same)], ..Outputs::default() };
+        let error = second.lock().unwrap_err();
+        let told = format!("the directory of captures {} is in use", same.display());
+        assert_eq!(error.to_string(), told);
+        let traced = Outputs { trace: Some(&plan), ..Outputs::default() };
+        assert!(matches!(traced.lock(), Err(Error::InUse { .. })));
+        drop(locks);
+        second.lock().unwrap();
     }
 
     #[test]

@@ -28,7 +28,7 @@ use observer::{Observer, VIRTUAL_PERIOD_NS};
 pub use report::ReplayReport;
 
 use crate::order_check::OrderCheck;
-use crate::outputs::Outputs;
+use crate::outputs::{DirectoryLocks, Outputs};
 
 /// Input of the replay.
 #[derive(Clone, Debug)]
@@ -86,6 +86,7 @@ pub struct Replay {
     progress: Arc<Progress>,
     trace: Option<Arc<Trace>>,
     failure: FirstFailure,
+    _locks: DirectoryLocks,
 }
 
 impl Replay {
@@ -107,19 +108,17 @@ impl Replay {
             trace: plan.trace.as_ref(),
             plots: &plan.plots,
         };
+        let locks = outputs.lock()?;
         outputs.clear(inputs(&plan))?;
         let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let flows = plan.explain.iter().map(|flow| flow.hash(&plan.engine.hasher));
         plan.engine.explain = flows.collect();
-        if let Some(directory) = &plan.write_pcap {
-            std::fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
-        }
         let ledger = Arc::new(OrderCheck::new(plan.queues.get()));
         let failure = FirstFailure::default();
         let engine = Engine::build(&plan.engine, sources, clock.clone(), |cpu| {
             ReplayHandler::new(cpu, &plan, &clock, &ledger, trace.as_ref(), &failure)
         })?;
-        Ok(Self { engine, plan, ledger, progress, trace, failure })
+        Ok(Self { engine, plan, ledger, progress, trace, failure, _locks: locks })
     }
 
     /// Progress of the run.

@@ -25,7 +25,7 @@ pub(crate) struct RotateOptions {
     #[arg(long, value_name = "SECS")]
     pub(crate) rotate_seconds: Option<NonZeroU64>,
 
-    /// Keep the newest N captures of each CPU, and delete older ones of this run [default: all]
+    /// Keep the newest N captures of each CPU, and delete older ones [default: all]
     #[arg(long, value_name = "N")]
     pub(crate) rotate_keep: Option<NonZeroU16>,
 }

@@ -221,6 +221,35 @@ mod tests {
         }
     }
 
+    /// A service that restarts often loses no file but the oldest.
+    #[test]
+    fn ops_4_later_run_counts_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let others = ["cpu0-ip.000009.pcap", "cpu01.000009.pcap", "cpu0.x.pcap", "cpu0.pcap"];
+        for name in others {
+            fs::write(directory.path().join(name), "").unwrap();
+        }
+        let kept = NonZeroU16::new(3);
+        let rotation = Rotation { len_bytes: NonZeroU64::new(2_500), period_ns: None, kept };
+        let names = || {
+            let files = files(directory.path()).into_iter().map(|(name, _)| name);
+            files.filter(|name| !others.contains(&name.as_str())).collect::<Vec<_>>()
+        };
+        write(directory.path(), rotation, &[(700, 1); 6]);
+        assert_eq!(names(), ["cpu0.000000.pcap", "cpu0.000001.pcap"]);
+        write(directory.path(), rotation, &[(700, 1); 6]);
+        assert_eq!(names(), ["cpu0.000001.pcap", "cpu0.000002.pcap", "cpu0.000003.pcap"]);
+        // Fewer are kept from now on.
+        let fewer = Rotation { kept: NonZeroU16::new(1), ..rotation };
+        write(directory.path(), fewer, &[(700, 1); 1]);
+        assert_eq!(names(), ["cpu0.000004.pcap"]);
+        // Numbers are numbers, whatever their length is.
+        fs::write(directory.path().join("cpu0.1000000.pcap"), "").unwrap();
+        write(directory.path(), rotation, &[(700, 1); 1]);
+        assert_eq!(names(), ["cpu0.000004.pcap", "cpu0.1000000.pcap", "cpu0.1000001.pcap"]);
+        assert_eq!(files(directory.path()).len(), 3 + others.len());
+    }
+
     #[test]
     fn ops_4_capture_without_limits_is_one_file() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,6 +1,8 @@
 //! Rotation of a capture: a new file by size or time, and the oldest ones deleted.
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::fs;
 use std::io::ErrorKind;
 use std::num::{NonZeroU16, NonZeroU64};
 use std::path::{Path, PathBuf};
@@ -44,20 +46,64 @@ pub(super) struct FileSpan {
     pub(super) began_ns: u64,
 }
 
-/// Names of a capture's files, in order. Those to be deleted are kept in mind.
+/// Names of a capture's files, in order, after those of earlier runs. Those to be deleted are kept in
+/// mind.
 #[derive(Debug)]
 pub(super) struct FileNames {
     stem: PathBuf,
     rotation: Rotation,
     next: u64,
-    /// Files that exist, the oldest first: at most as many as are kept; none if all are.
+    /// Files that exist, the oldest first: at most as many as are kept once there is a name; none if
+    /// all are kept.
     existing: VecDeque<PathBuf>,
+    /// Failure to read the directory, told with the first name.
+    unread: Option<Error>,
 }
 
 impl FileNames {
     /// Names that begin with `stem`.
     pub(super) fn new(stem: &Path, rotation: Rotation) -> Self {
-        Self { stem: stem.to_owned(), rotation, next: 0, existing: VecDeque::new() }
+        let mut names = Self {
+            stem: stem.to_owned(),
+            rotation,
+            next: 0,
+            existing: VecDeque::new(),
+            unread: None,
+        };
+        if rotation.is_on() {
+            names.unread = names.find_existing().err();
+        }
+        names
+    }
+
+    fn find_existing(&mut self) -> Result<()> {
+        let directory = self.stem.parent().unwrap_or(Path::new("."));
+        let entries = match fs::read_dir(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(Error::file("read", directory))?,
+        };
+        let mut numbered = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(Error::file("read", directory))?.path();
+            numbered.extend(self.number_of(&path).map(|number| (number, path)));
+        }
+        numbered.sort_unstable();
+        self.next = numbered.last().map_or(0, |(newest, _)| newest + 1);
+        if self.rotation.kept.is_some() {
+            self.existing.extend(numbered.into_iter().map(|(_, path)| path));
+        }
+        Ok(())
+    }
+
+    /// Number of a file of this capture; `None` for all other files, and for numbers that nothing
+    /// could follow.
+    fn number_of(&self, path: &Path) -> Option<u64> {
+        let stem = self.stem.file_name()?.to_str()?;
+        let name = path.file_name().and_then(OsStr::to_str)?;
+        let digits = name.strip_prefix(stem)?.strip_prefix('.')?.strip_suffix(".pcap")?;
+        let is_number = digits.bytes().all(|digit| digit.is_ascii_digit());
+        let number = is_number.then(|| digits.parse().ok())??;
+        (number < u64::MAX).then_some(number)
     }
 
     pub(super) fn rotation(&self) -> Rotation {
@@ -68,8 +114,9 @@ impl FileNames {
     /// are kept.
     ///
     /// # Errors
-    /// If a file cannot be deleted.
+    /// If a file cannot be deleted, or the names that are there could not be read.
     pub(super) fn next(&mut self) -> Result<PathBuf> {
+        self.unread.take().map_or(Ok(()), Err)?;
         let mut name = self.stem.as_os_str().to_owned();
         if self.rotation.is_on() {
             name.push(format!(".{:0NUMBER_DIGITS$}", self.next));
@@ -88,7 +135,7 @@ impl FileNames {
 
 /// Deletes a file, which may be gone already.
 fn delete(path: &Path) -> Result<()> {
-    match std::fs::remove_file(path) {
+    match fs::remove_file(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         deleted => deleted.map_err(Error::file("remove", path)),
     }

@@ -21,7 +21,7 @@ use forebay_metrics::Metrics;
 use forebay_rx::Source;
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
-use forebay_sys::error::{Error, Result};
+use forebay_sys::error::Result;
 use handler::RunHandler;
 use report::DeviceWatch;
 pub use report::{DeviceReport, InterfaceReport, QueueReport, RunReport, SentReport, StoppedBy};
@@ -29,7 +29,7 @@ pub use to::To;
 pub use watch::{CpuSnapshot, Snapshot, Watch};
 
 use crate::order_check::{FlowOrder, OrderCheck};
-use crate::outputs::Outputs;
+use crate::outputs::{DirectoryLocks, Outputs};
 
 /// Configuration of a run.
 #[derive(Clone, Debug)]
@@ -88,13 +88,18 @@ pub struct Run {
     trace: Option<Arc<Trace>>,
     ending: Ending,
     duration: Option<Duration>,
+    /// Destinations whose earlier captures are deleted when the run begins.
+    cleared: Vec<To>,
+    locks: DirectoryLocks,
 }
 
 impl Run {
-    /// Opens everything that the configuration names.
+    /// Opens everything that the configuration names. Captures of earlier runs stay until
+    /// [`run`](Self::run) begins.
     ///
     /// # Errors
-    /// If a device cannot be opened or used, a file cannot be created, or there is no memory.
+    /// If a device cannot be opened or used, a file cannot be created, another run writes to the
+    /// same directory, or there is no memory.
     pub fn open(plan: RunConfig) -> Result<Self> {
         DeviceConfig::check_named_once(&plan.devices)?;
         let devices = plan.devices.iter().map(Device::open).collect::<Result<Vec<_>>>()?;
@@ -111,8 +116,10 @@ impl Run {
         let cpus = plan.engine.cpus.cpus();
         let captures = CaptureOptions { resegments: plan.resegment, rotation: plan.rotation };
         let options = DestinationOptions { captures, whole_tunnels: plan.whole_tunnels };
+        let outputs = Outputs { trace: plan.trace.as_ref(), ..captures_of(&plan.to) };
+        let locks = outputs.lock()?;
         let (destinations, ways) = Destinations::open(&plan.to, &devices, cpus, options)?;
-        clear_outputs(&plan)?;
+        Outputs { captures: Vec::new(), ..outputs }.clear(std::iter::empty())?;
         let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let ending = Ending::default();
         let watched = devices.iter().map(DeviceWatch::new).collect();
@@ -130,7 +137,21 @@ impl Run {
         })?;
         let duration = plan.duration;
         let devices = watched;
-        Ok(Self { engine, devices, destinations, metrics, links, ledgers, trace, ending, duration })
+        // Captures that rotate go on after those that are there.
+        let cleared = if plan.rotation.is_on() { Vec::new() } else { plan.to };
+        Ok(Self {
+            engine,
+            devices,
+            destinations,
+            metrics,
+            links,
+            ledgers,
+            trace,
+            ending,
+            duration,
+            cleared,
+            locks,
+        })
     }
 
     /// Handle that changes the run while it lasts.
@@ -175,10 +196,12 @@ impl Run {
     }
 
     /// Runs until it is stopped, its time is over, every source is exhausted, or a device fails.
+    /// Captures of earlier runs are deleted first, unless the run's own rotate.
     ///
     /// # Errors
-    /// If a thread fails. Errors of a device, or of a file that is written, are part of the report.
+    /// If an earlier capture cannot be deleted, or a thread fails. Errors of a device, or of a file that is written, are part of the report.
     pub fn run(self) -> Result<RunReport> {
+        captures_of(&self.cleared).clear(std::iter::empty())?;
         let Self { engine, devices, destinations, ledgers, trace, ending, duration, .. } = self;
         let stopper = engine.stopper();
         let guard = ending.guard(stopper.clone(), duration)?;
@@ -219,16 +242,11 @@ fn take_sources(devices: &mut [Device], ending: &Ending) -> Vec<Box<dyn Source>>
     watched.collect()
 }
 
-/// Clears and creates the directories that the run writes to.
-fn clear_outputs(plan: &RunConfig) -> Result<()> {
-    let directories = plan.to.iter().filter_map(|to| match to {
+/// Directories that the run writes captures to.
+fn captures_of(to: &[To]) -> Outputs<'_> {
+    let directories = to.iter().filter_map(|to| match to {
         To::Pcap(directory) => Some(("to", directory.as_path())),
         To::Count | To::Tun(_) | To::Dev(_) => None,
     });
-    let outputs =
-        Outputs { captures: directories.collect(), trace: plan.trace.as_ref(), plots: &[] };
-    outputs.clear(std::iter::empty())?;
-    outputs.captures.iter().try_for_each(|(_, directory)| {
-        std::fs::create_dir_all(directory).map_err(Error::file("create", *directory))
-    })
+    Outputs { captures: directories.collect(), ..Outputs::default() }
 }

@@ -2,13 +2,15 @@
 //! their packets.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
-use std::path::Path;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use forebay_buf::Pool;
+use forebay_device::pcap::Rotation;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_device::{Device, Rate, Via};
 use forebay_engine::Config;
@@ -17,6 +19,7 @@ use forebay_run::run::{Run, RunConfig, RunReport, StoppedBy, To};
 use forebay_rx::arrive::{Burst, PollRequest, Polled, SourceError};
 use forebay_rx::steer::SpreadPolicy;
 use forebay_rx::{CpuId, Source};
+use forebay_sys::Error;
 use forebay_sys::cpu_list::CpuList;
 
 /// Source of synthetic packets.
@@ -193,7 +196,7 @@ fn promise_2_full_disk_of_one_device_reported() {
         std::fs::create_dir(directory.path().join(format!("cpu{cpu}.pcap"))).unwrap();
     }
     let refused = plan_to(vec![To::Pcap(directory.path().to_owned())]);
-    let run = Run::with_devices(refused, devices());
+    let run = Run::with_devices(refused, devices()).unwrap().run();
     assert!(run.is_err(), "a directory in the way cannot be removed");
 
     let unwritable = plan_to(vec![To::Pcap("/proc/self/fd".into())]);
@@ -201,6 +204,58 @@ fn promise_2_full_disk_of_one_device_reported() {
     let report = kept(run.run().unwrap());
     assert_eq!((report.sent[0].packets, report.sent[0].dropped["not_written"]), (0, 1000));
     assert!(report.error.unwrap().starts_with("cannot create /proc/self/fd/cpu"));
+}
+
+/// Names of the files of a directory that begin with `cpu`, and `old` of those with that content.
+fn captures(directory: &Path) -> (usize, Vec<String>) {
+    let files = std::fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
+    let is_old = |path: &&PathBuf| std::fs::read(path).unwrap() == b"old";
+    let files: Vec<_> = files.collect();
+    let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
+    let mut old: Vec<_> = files.iter().filter(is_old).map(name).collect();
+    old.sort();
+    (files.len(), old)
+}
+
+#[test]
+fn ops_4_failed_start_deletes_no_capture() {
+    let directory = tempfile::tempdir().unwrap();
+    let names = ["cpu0.pcap", "cpu1-ip.pcap", "cpu7.000003.pcap"];
+    let names = names.map(str::to_owned);
+    for name in &names {
+        std::fs::write(directory.path().join(name), "old").unwrap();
+    }
+    let plan = || {
+        let to = vec![To::Pcap(directory.path().to_owned())];
+        RunConfig { to, ..plan() }
+    };
+    // What comes between opening and running may fail, as the control socket.
+    let opened = Run::with_devices(plan(), vec![device("a0", vec![frames(1000)])]).unwrap();
+    assert_eq!(captures(directory.path()), (3, names.to_vec()));
+    let second = Run::with_devices(plan(), vec![device("b0", vec![frames(1000)])]);
+    let error = second.err().unwrap();
+    assert!(matches!(error, Error::InUse { .. }), "{error}");
+    assert!(error.help().contains("another path"), "{}", error.help());
+    assert_eq!(captures(directory.path()), (3, names.to_vec()));
+    kept(opened.run().unwrap());
+    assert_eq!(captures(directory.path()).1, Vec::<String>::new());
+    report(plan(), vec![device("c0", vec![frames(1000)])]);
+}
+
+#[test]
+fn ops_4_restart_keeps_rotated_captures() {
+    let directory = tempfile::tempdir().unwrap();
+    let names = ["cpu0.000003.pcap", "cpu0.pcap", "cpu1.000011.pcap"].map(str::to_owned);
+    for name in &names {
+        std::fs::write(directory.path().join(name), "old").unwrap();
+    }
+    let rotation = Rotation { len_bytes: NonZeroU64::new(1 << 20), ..Rotation::default() };
+    let to = vec![To::Pcap(directory.path().to_owned())];
+    report(RunConfig { to, rotation, ..plan() }, vec![device("a0", vec![frames(1000)])]);
+    assert_eq!(captures(directory.path()).1, names);
+    for name in ["cpu0.000004.pcap", "cpu1.000012.pcap"] {
+        assert!(directory.path().join(name).exists(), "{name}");
+    }
 }
 
 fn records_bytes(directory: &Path) -> u64 {
