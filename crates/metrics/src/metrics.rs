@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 
 use crate::families::Families;
 use crate::format::TextFormat;
+use crate::sockets::ListedSockets;
 use crate::{coalesce, cpus, queues, sinks, sockets, tcp};
 
 /// First part of every metric's name.
@@ -33,8 +34,11 @@ pub struct Metrics {
     shows_connections: bool,
 }
 
-/// Reader of the sockets: the number of each, its local address and its counters.
-type SocketCounter = Arc<dyn Fn() -> Vec<(usize, SocketAddr, SocketCounts)> + Send + Sync>;
+/// Number of a socket, its local address and its counters.
+pub(crate) type CountedSocket = (usize, SocketAddr, SocketCounts);
+
+/// Reader of the sockets, one after another.
+type SocketCounter = Arc<dyn Fn(&mut dyn FnMut(CountedSocket)) + Send + Sync>;
 
 /// Device with the counters of its queues.
 #[derive(Clone)]
@@ -98,7 +102,8 @@ impl Metrics {
     #[must_use]
     pub fn with_sockets(self, net: Net) -> Self {
         let counted = net.clone();
-        Self { net: Some(net), ..self }.with_socket_counts(move || counted.sockets())
+        let sockets: SocketCounter = Arc::new(move |each| counted.socket_totals().for_each(each));
+        Self { net: Some(net), sockets: Some(sockets), ..self }
     }
 
     /// Adds sockets: `counts` returns the number of each, its local address and its counters, and is
@@ -108,7 +113,8 @@ impl Metrics {
         self,
         counts: impl Fn() -> Vec<(usize, SocketAddr, SocketCounts)> + Send + Sync + 'static,
     ) -> Self {
-        Self { sockets: Some(Arc::new(counts)), ..self }
+        let sockets: SocketCounter = Arc::new(move |each| counts().into_iter().for_each(each));
+        Self { sockets: Some(sockets), ..self }
     }
 
     /// Lets the engine measure times; the age of packets only if devices stamp them.
@@ -165,8 +171,10 @@ impl Collector for Metrics {
                 tcp::encode_connections(net, &mut families)?;
             }
         }
-        let counts = self.sockets.as_ref();
-        counts.map_or(Ok(()), |counts| sockets::encode_sockets(counts(), &mut families))
+        let Some(counts) = &self.sockets else { return Ok(()) };
+        let mut listed = ListedSockets::default();
+        counts(&mut |socket| listed.add(socket));
+        listed.encode(&mut families)
     }
 }
 

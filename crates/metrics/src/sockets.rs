@@ -1,13 +1,13 @@
 //! Families of UDP sockets and of the network layer.
 
 use std::fmt;
-use std::net::SocketAddr;
 
 use forebay::net::Net;
 use forebay::net::counters::{NetworkDrop, SocketCounts};
 use prometheus_client::registry::Unit;
 
 use crate::families::{Families, Label, gauge};
+use crate::metrics::CountedSocket;
 
 /// Upper bound of the sockets that have samples of their own, in the order of their slots. The memory
 /// of all others is summed, as `other`.
@@ -16,7 +16,17 @@ pub const SOCKETS_LISTED_MAX: usize = 10_000;
 /// Label of the sockets without samples of their own.
 const OTHER: &str = "other";
 
-/// Socket with samples of its own, or the sum of several.
+/// Sockets with samples of their own, and the sum of the others.
+#[derive(Default)]
+pub(crate) struct ListedSockets {
+    bound: u64,
+    named: Vec<NamedSocket>,
+    /// Packet memory of the others, and its limit. Their counters are left out: the sum falls when
+    /// one of them is closed, which no counter does.
+    others: Option<(u32, u32)>,
+}
+
+/// Socket with samples of its own.
 struct NamedSocket {
     number: String,
     local: String,
@@ -29,30 +39,43 @@ impl NamedSocket {
     }
 }
 
-/// Adds the families of these sockets, which have numbers and local addresses.
-pub(crate) fn encode_sockets(
-    sockets: Vec<(usize, SocketAddr, SocketCounts)>,
-    families: &mut Families<'_>,
-) -> fmt::Result {
-    let bound = ("sockets", "UDP sockets bound now");
-    families.gauges(bound, None, [([] as [Label<'_>; 0], gauge(sockets.len() as u64))])?;
-    let sockets = listed(sockets);
-    // The others' sum falls when one of them is closed, which no counter does.
-    let each = |count: fn(&SocketCounts) -> u64| {
-        let own = sockets.iter().filter(|socket| socket.number != OTHER);
-        own.map(move |socket| (socket.labels(), count(&socket.counts)))
-    };
-    let queued = ("socket_datagrams", "Datagrams queued to the socket, read or not");
-    families.counters(queued, None, each(|of| of.queued))?;
-    let errors = ("socket_receive_buffer_errors", "Datagrams dropped for lack of receive buffer");
-    families.counters(errors, None, each(|of| of.rcvbuf_errors))?;
-    let gauges = |count: fn(&SocketCounts) -> u32| {
-        sockets.iter().map(move |socket| (socket.labels(), f64::from(count(&socket.counts))))
-    };
-    let memory = ("socket_memory", "Packet memory charged to the socket");
-    families.gauges(memory, Some(&Unit::Bytes), gauges(|of| of.rmem))?;
-    let buffer = ("socket_receive_buffer", "Upper limit of that memory (SO_RCVBUF)");
-    families.gauges(buffer, Some(&Unit::Bytes), gauges(|of| of.rcvbuf))
+impl ListedSockets {
+    /// Adds a socket, behind all others.
+    pub(crate) fn add(&mut self, (number, local, counts): CountedSocket) {
+        self.bound += 1;
+        if self.named.len() < SOCKETS_LISTED_MAX {
+            let (number, local) = (number.to_string(), local.to_string());
+            self.named.push(NamedSocket { number, local, counts });
+        } else {
+            let (rmem, rcvbuf) = self.others.unwrap_or_default();
+            let sum = (rmem.saturating_add(counts.rmem), rcvbuf.saturating_add(counts.rcvbuf));
+            self.others = Some(sum);
+        }
+    }
+
+    /// Adds the families of the sockets.
+    pub(crate) fn encode(&self, families: &mut Families<'_>) -> fmt::Result {
+        let bound = ("sockets", "UDP sockets bound now");
+        families.gauges(bound, None, [([] as [Label<'_>; 0], gauge(self.bound))])?;
+        let each = |count: fn(&SocketCounts) -> u64| {
+            self.named.iter().map(move |socket| (socket.labels(), count(&socket.counts)))
+        };
+        let queued = ("socket_datagrams", "Datagrams queued to the socket, read or not");
+        families.counters(queued, None, each(|of| of.queued))?;
+        let errors =
+            ("socket_receive_buffer_errors", "Datagrams dropped for lack of receive buffer");
+        families.counters(errors, None, each(|of| of.rcvbuf_errors))?;
+        let gauges = |count: fn(&SocketCounts) -> u32, others: Option<u32>| {
+            let own = self.named.iter().map(move |of| (of.labels(), f64::from(count(&of.counts))));
+            let others = others.map(|sum| ([("socket", OTHER), ("local", OTHER)], f64::from(sum)));
+            own.chain(others)
+        };
+        let (rmem, rcvbuf) = self.others.unzip();
+        let memory = ("socket_memory", "Packet memory charged to the socket");
+        families.gauges(memory, Some(&Unit::Bytes), gauges(|of| of.rmem, rmem))?;
+        let buffer = ("socket_receive_buffer", "Upper limit of that memory (SO_RCVBUF)");
+        families.gauges(buffer, Some(&Unit::Bytes), gauges(|of| of.rcvbuf, rcvbuf))
+    }
 }
 
 /// Adds the drops of the network layer by reason, and its counters by the kernel's names.
@@ -86,25 +109,6 @@ pub(crate) fn encode_network(net: &Net, families: &mut Families<'_>) -> fmt::Res
     )
 }
 
-/// Sockets with samples of their own, and the sum of the others.
-fn listed(mut sockets: Vec<(usize, SocketAddr, SocketCounts)>) -> Vec<NamedSocket> {
-    let others = sockets.split_off(sockets.len().min(SOCKETS_LISTED_MAX));
-    let named = sockets.into_iter().map(|(number, local, counts)| NamedSocket {
-        number: number.to_string(),
-        local: local.to_string(),
-        counts,
-    });
-    let sum = others.into_iter().map(|(_, _, counts)| counts).reduce(|sum, more| SocketCounts {
-        queued: sum.queued + more.queued,
-        by_cpu: Vec::new(),
-        rcvbuf_errors: sum.rcvbuf_errors + more.rcvbuf_errors,
-        rmem: sum.rmem.saturating_add(more.rmem),
-        rcvbuf: sum.rcvbuf.saturating_add(more.rcvbuf),
-    });
-    let (number, local) = (OTHER.to_owned(), OTHER.to_owned());
-    named.chain(sum.map(|counts| NamedSocket { number, local, counts })).collect()
-}
-
 /// Counters in pairs of lines: the names after a protocol, and the values after the same.
 fn snmp_counters(text: &str) -> impl Iterator<Item = (String, u64)> {
     let lines: Vec<_> = text.lines().filter_map(|line| line.split_once(": ")).collect();
@@ -127,25 +131,30 @@ fn snmp6_counters(text: &str) -> impl Iterator<Item = (String, u64)> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
-    fn socket(number: usize, queued: u64) -> (usize, SocketAddr, SocketCounts) {
-        let (by_cpu, rcvbuf_errors, rmem, rcvbuf) = (Vec::new(), 1, u32::MAX, 2);
-        let counts = SocketCounts { queued, by_cpu, rcvbuf_errors, rmem, rcvbuf };
-        (number, SocketAddr::from(([10, 0, 0, 1], 53)), counts)
+    fn listed(sockets: usize) -> ListedSockets {
+        let mut listed = ListedSockets::default();
+        for number in 0..sockets {
+            let (queued, by_cpu, rcvbuf_errors, rmem, rcvbuf) = (5, Vec::new(), 1, u32::MAX, 2);
+            let counts = SocketCounts { queued, by_cpu, rcvbuf_errors, rmem, rcvbuf };
+            listed.add((number, SocketAddr::from(([10, 0, 0, 1], 53)), counts));
+        }
+        listed
     }
 
     #[test]
     fn met_4_excess_sockets_are_summed() {
-        let few = listed((0..SOCKETS_LISTED_MAX).map(|number| socket(number, 1)).collect());
-        assert_eq!(few.len(), SOCKETS_LISTED_MAX);
-        let many = listed((0..SOCKETS_LISTED_MAX + 3).map(|number| socket(number, 5)).collect());
-        assert_eq!(many.len(), SOCKETS_LISTED_MAX + 1);
-        let [.., last, other] = many.as_slice() else { panic!("too few") };
+        let few = listed(SOCKETS_LISTED_MAX);
+        assert_eq!((few.named.len(), few.others), (SOCKETS_LISTED_MAX, None));
+        let many = listed(SOCKETS_LISTED_MAX + 3);
+        assert_eq!(many.named.len(), SOCKETS_LISTED_MAX);
+        assert_eq!(many.bound, SOCKETS_LISTED_MAX as u64 + 3);
+        let last = many.named.last().unwrap();
         assert_eq!(last.labels(), [("socket", "9999"), ("local", "10.0.0.1:53")]);
-        assert_eq!(other.labels(), [("socket", OTHER), ("local", OTHER)]);
-        assert_eq!((other.counts.queued, other.counts.rcvbuf_errors), (15, 3));
-        assert_eq!((other.counts.rmem, other.counts.rcvbuf), (u32::MAX, 6));
+        assert_eq!(many.others, Some((u32::MAX, 6)));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use forebay_rx::{CpuId, RxQueue};
 use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, NetworkCounters, Prefix};
 use forebay_stack::socket::SocketId;
+use forebay_stack::socket::account::Account;
 use forebay_stack::socket::queue::{SocketQueueConfig, SocketQueueConsumer, WakeReader, open};
 use forebay_stack::socket::reclaim::{ReclaimCounters, SharedPolicy};
 use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
@@ -311,15 +312,17 @@ impl NetState {
         sockets.give_back(id);
     }
 
-    /// Number, local address and counters of each socket.
-    pub(super) fn counts_of_sockets(&self) -> Vec<(usize, SocketAddr, SocketCounts)> {
+    /// Number, local address and counters of each socket, in the order of their slots.
+    pub(super) fn counts_of_sockets(
+        &self,
+        of: fn(&Account) -> SocketCounts,
+    ) -> impl Iterator<Item = (usize, SocketAddr, SocketCounts)> {
         let bound: Vec<_> =
             self.sockets().bindings.iter().map(|binding| (binding.id, binding.local)).collect();
-        let counted = bound.into_iter().filter_map(|(id, local)| {
+        bound.into_iter().filter_map(move |(id, local)| {
             let queue = self.directory.find(id)?;
-            Some((id.index(), local, SocketCounts::of(queue.account())))
-        });
-        counted.collect()
+            Some((id.index(), local, of(queue.account())))
+        })
     }
 
     fn publish(&self, sockets: &BoundSockets) {

@@ -52,6 +52,17 @@ impl SocketCounts {
             rcvbuf: account.rcvbuf(),
         }
     }
+
+    /// Counters without those by CPU, whose lanes are read once.
+    pub(super) fn totals_of(account: &Account) -> Self {
+        let (mut queued, mut rcvbuf_errors) = (0, 0);
+        for lane in account.lanes().flatten() {
+            queued += lane.queued.get();
+            rcvbuf_errors += lane.dropped.get();
+        }
+        let (rmem, rcvbuf) = (account.rmem(), account.rcvbuf());
+        Self { queued, by_cpu: Vec::new(), rcvbuf_errors, rmem, rcvbuf }
+    }
 }
 
 impl UdpSocket {

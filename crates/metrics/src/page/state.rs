@@ -2,17 +2,16 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 
 use forebay::net::Net;
-use forebay::net::counters::{NetworkDrop, SocketCounts};
+use forebay::net::counters::NetworkDrop;
 use forebay_engine::EngineState;
 use forebay_rx::counters::{DeliveryCounters, Histogram, IntakeCounters};
 use forebay_rx::sink::SendDrop;
 use forebay_rx::{CpuId, DropReason, RxQueue, SteerReason};
 use serde_json::{Value, json};
 
-use crate::metrics::Metrics;
+use crate::metrics::{CountedSocket, Metrics};
 use crate::tcp::CONNECTIONS_LISTED_MAX;
 
 /// Upper bound of the sockets in a document.
@@ -35,10 +34,10 @@ pub(crate) fn state(metrics: &Metrics, shows_peers: bool) -> Value {
     document["devices"] = devices.collect();
     add_other_drops(metrics, &mut drops);
     if let Some(counts) = &metrics.sockets {
-        let counts = counts();
-        let errors = counts.iter().map(|(.., counts)| counts.rcvbuf_errors).sum();
-        drops.insert("socket_receive_buffer".to_owned(), errors);
-        document["sockets"] = sockets(counts);
+        let mut busiest = BusiestSockets::default();
+        counts(&mut |socket| busiest.add(socket));
+        drops.insert("socket_receive_buffer".to_owned(), busiest.errors);
+        document["sockets"] = busiest.shown();
     }
     if let Some(net) = &metrics.net {
         document["tcp"] = tcp(net, shows_peers);
@@ -80,21 +79,44 @@ fn tcp(net: &Net, shows_peers: bool) -> Value {
 }
 
 /// Number of sockets, and those with the most datagrams.
-fn sockets(mut counts: Vec<(usize, SocketAddr, SocketCounts)>) -> Value {
-    let bound = counts.len();
-    counts.sort_by_key(|(number, _, counts)| (Reverse(counts.queued), *number));
-    counts.truncate(SOCKETS_SHOWN_MAX);
-    let shown = counts.iter().map(|(number, local, counts)| {
-        json!({
-            "socket": number,
-            "local": local.to_string(),
-            "datagrams": counts.queued,
-            "memory": counts.rmem,
-            "buffer": counts.rcvbuf,
-            "errors": counts.rcvbuf_errors,
-        })
-    });
-    json!({ "bound": bound, "shown": shown.collect::<Vec<_>>() })
+#[derive(Default)]
+struct BusiestSockets {
+    bound: u64,
+    errors: u64,
+    /// Those that may be shown.
+    most: Vec<CountedSocket>,
+}
+
+impl BusiestSockets {
+    fn add(&mut self, socket: CountedSocket) {
+        self.bound += 1;
+        self.errors += socket.2.rcvbuf_errors;
+        self.most.push(socket);
+        // As many again wait to be sorted, so that each socket costs little.
+        if self.most.len() == 2 * SOCKETS_SHOWN_MAX {
+            self.sort();
+        }
+    }
+
+    fn sort(&mut self) {
+        self.most.sort_by_key(|(number, _, counts)| (Reverse(counts.queued), *number));
+        self.most.truncate(SOCKETS_SHOWN_MAX);
+    }
+
+    fn shown(mut self) -> Value {
+        self.sort();
+        let shown = self.most.iter().map(|(number, local, counts)| {
+            json!({
+                "socket": number,
+                "local": local.to_string(),
+                "datagrams": counts.queued,
+                "memory": counts.rmem,
+                "buffer": counts.rcvbuf,
+                "errors": counts.rcvbuf_errors,
+            })
+        });
+        json!({ "bound": self.bound, "shown": shown.collect::<Vec<_>>() })
+    }
 }
 
 fn cpus(shared: &EngineState) -> Vec<Value> {
