@@ -1,6 +1,6 @@
 //! Answers to requests.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -36,7 +36,8 @@ pub(crate) struct ServerDesk {
     access: Access,
     /// Last texts, by what they are of.
     last: Mutex<Vec<KeptText>>,
-    questions: Semaphore,
+    /// Places of the questions that are being answered, even if nobody waits for the answer any more.
+    questions: Arc<Semaphore>,
 }
 
 /// Names that clients use, and what they may do.
@@ -70,7 +71,7 @@ impl TextOf {
 
 impl ServerDesk {
     pub(crate) fn new(metrics: Metrics, access: Access) -> Self {
-        let questions = Semaphore::new(QUESTIONS_MAX);
+        let questions = Arc::new(Semaphore::new(QUESTIONS_MAX));
         Self { metrics, access, last: Mutex::default(), questions }
     }
 
@@ -209,8 +210,14 @@ impl ServerDesk {
 
     /// Answer that takes time: queues are asked, or files read.
     async fn ask(&self, ask: impl FnOnce() -> ApiAnswer + Send + 'static) -> Answer {
-        let Ok(_place) = self.questions.try_acquire() else {
+        let Ok(place) = Arc::clone(&self.questions).try_acquire_owned() else {
             return error(StatusCode::SERVICE_UNAVAILABLE, "other questions are being answered");
+        };
+        // The question goes on if the connection ends, and keeps its place until then.
+        let ask = move || {
+            let answer = ask();
+            drop(place);
+            answer
         };
         match spawn_blocking(ask).await {
             Ok((status, document)) => response(status, "application/json", text(&document)),
@@ -283,4 +290,46 @@ fn response(status: StatusCode, content_type: &'static str, text: Bytes) -> Answ
     let nosniff = HeaderValue::from_static("nosniff");
     headers.insert(hyper::header::X_CONTENT_TYPE_OPTIONS, nosniff);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn desk() -> ServerDesk {
+        let access = Access { hosts: Vec::new(), token: None, is_local: true };
+        ServerDesk::new(Metrics::new(), access)
+    }
+
+    /// Connections that are ended early do not let in more questions than there are places.
+    #[test]
+    fn pag_6_ended_connections_keep_places() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let desk = Arc::new(desk());
+            let mut releases = Vec::new();
+            for _ in 0..QUESTIONS_MAX {
+                let (release, waits) = mpsc::channel::<()>();
+                releases.push(release);
+                let question = move || {
+                    // An error ends the wait as well.
+                    let _ = waits.recv();
+                    (StatusCode::OK, json!({}))
+                };
+                let asked = Arc::clone(&desk);
+                let connection = tokio::spawn(async move { asked.ask(question).await });
+                tokio::task::yield_now().await;
+                connection.abort();
+                assert!(connection.await.unwrap_err().is_cancelled());
+            }
+            let ask = || desk.ask(|| (StatusCode::OK, json!({})));
+            assert_eq!(ask().await.status(), StatusCode::SERVICE_UNAVAILABLE);
+            drop(releases);
+            while ask().await.status() != StatusCode::OK {
+                tokio::task::yield_now().await;
+            }
+        });
+    }
 }
