@@ -39,7 +39,10 @@ impl Control {
     /// # Errors
     /// `ENOENT`, `EISDIR` or `ENOTDIR` for the path; `EACCES` for a file that can only be written.
     pub fn read(&self, path: &str) -> Result<String, Errno> {
-        let file = self.tree().file(path)?;
+        self.read_file(self.tree().file(path)?)
+    }
+
+    pub(super) fn read_file(&self, file: File) -> Result<String, Errno> {
         let settings = self.settings();
         let list = |cpus: &CpuList| format!("{cpus}\n");
         Ok(match file {

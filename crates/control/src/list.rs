@@ -10,7 +10,6 @@ use forebay_rx::steer::{BalanceConfig, SpreadConfig};
 use forebay_sys::topology::{SYSFS, Topology};
 
 use super::handle::Control;
-use super::names;
 use super::tree::File;
 
 /// A knob, as in the answer to `list`.
@@ -31,12 +30,13 @@ pub struct ListedKnob {
 pub fn list(control: &Control) -> Vec<ListedKnob> {
     let value = |text: String| text.trim_end().to_owned();
     let tree = control.tree();
-    let listed = names::listed(control).into_iter().map(|path| {
+    let mut defaults = Defaults { control, rps_cpus: None };
+    let listed = tree.files().filter(|(_, file)| file.is_listed()).map(|(path, file)| {
         let name = path.rsplit_once('/').map_or(path.as_str(), |(_, name)| name);
         ListedKnob {
-            value: control.read(&path).map(value).unwrap_or_default(),
-            default: default(control, name).unwrap_or_default(),
-            meaning: tree.file(&path).map_or("", meaning).to_owned(),
+            value: control.read_file(file).map(value).unwrap_or_default(),
+            default: defaults.of(name).unwrap_or_default(),
+            meaning: meaning(file).to_owned(),
             path,
         }
     });
@@ -61,14 +61,32 @@ impl fmt::Display for ListedKnob {
     }
 }
 
-fn default(control: &Control, name: &str) -> Option<String> {
-    let cpus = control.state().cpus();
-    Some(match name {
-        "rps_cpus" => {
-            let queues = control.settings().queues.len();
+/// Default values of knobs.
+struct Defaults<'a> {
+    control: &'a Control,
+    /// That of every queue's `rps_cpus`, once it is known: it takes reading the machine's topology.
+    rps_cpus: Option<String>,
+}
+
+impl Defaults<'_> {
+    fn of(&mut self, name: &str) -> Option<String> {
+        let control = self.control;
+        if name != "rps_cpus" {
+            return fixed_default(control, name);
+        }
+        let near = || {
+            let (cpus, queues) = (control.state().cpus(), control.settings().queues.len());
             let near = Topology::read(Path::new(SYSFS), cpus).near_polling(queues, cpus);
             near.to_mask(control.machine().cpus)
-        }
+        };
+        Some(self.rps_cpus.get_or_insert_with(near).clone())
+    }
+}
+
+/// Default value of a knob that takes no look at the machine.
+fn fixed_default(control: &Control, name: &str) -> Option<String> {
+    let cpus = control.state().cpus();
+    Some(match name {
         "cpus" => cpus.to_string(),
         "online" => "1".to_owned(),
         "coalesce" => "off".to_owned(),

@@ -6,23 +6,14 @@ use forebay_sys::errno::Errno;
 use forebay_sys::refused::Refused;
 
 use super::handle::Control;
-use super::tree::File;
 
 /// Paths of all files that can be written.
 pub(super) fn knobs(control: &Control) -> Vec<String> {
-    paths(control, |file| file.mode() & 0o200 != 0)
-}
-
-/// Paths of all files in the list of knobs.
-pub(super) fn listed(control: &Control) -> Vec<String> {
-    paths(control, File::is_listed)
-}
-
-fn paths(control: &Control, of: impl Fn(File) -> bool) -> Vec<String> {
     let tree = control.tree();
-    let files = tree.files().filter(|(_, file)| of(*file));
+    let files = tree.files().filter(|(_, file)| file.mode() & 0o200 != 0);
     files.map(|(path, _)| path).collect()
 }
+
 
 /// Paths that a name fits.
 ///

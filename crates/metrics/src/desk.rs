@@ -22,8 +22,9 @@ pub(crate) const QUESTIONS_MAX: usize = 2;
 /// Age up to which a text is sent again, so that many requests cost little.
 const TEXT_AGE: Duration = Duration::from_millis(100);
 
-/// Age up to which the map of hash ranges is sent again: making it takes a moment of every queue.
-const MAP_AGE: Duration = Duration::from_millis(500);
+/// Age up to which the map of hash ranges is sent again, and the list of knobs: making the former takes
+/// a moment of every queue, the latter files of the machine.
+const ANSWER_AGE: Duration = Duration::from_millis(500);
 
 type Answer = Response<Full<Bytes>>;
 
@@ -61,11 +62,15 @@ enum TextOf {
     /// Counters; true with the peers of connections.
     State(bool),
     Map,
+    Knobs,
 }
 
 impl TextOf {
     fn age_max(self) -> Duration {
-        if self == Self::Map { MAP_AGE } else { TEXT_AGE }
+        match self {
+            Self::Metrics(_) | Self::State(_) => TEXT_AGE,
+            Self::Map | Self::Knobs => ANSWER_AGE,
+        }
     }
 }
 
@@ -142,15 +147,9 @@ impl ServerDesk {
             }
             Api::Knobs => {
                 let may_set = self.access.token.is_some();
-                self.ask(move || page::knobs(&control, may_set)).await
+                self.kept_or_ask(TextOf::Knobs, move || page::knobs(&control, may_set)).await
             }
-            Api::Map => match self.kept(TextOf::Map) {
-                Some(text) => response(StatusCode::OK, "application/json", text),
-                None => {
-                    let answer = self.ask(move || page::map(&control)).await;
-                    self.keep_body(TextOf::Map, answer).await
-                }
-            },
+            Api::Map => self.kept_or_ask(TextOf::Map, move || page::map(&control)).await,
             Api::Explain => {
                 if let Err((status, why)) = self.may_search(headers) {
                     return error(status, why);
@@ -165,7 +164,10 @@ impl ServerDesk {
                 match Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await {
                     Ok(body) => {
                         let body = body.to_bytes();
-                        self.ask(move || page::set(&control, &body)).await
+                        let answer = self.ask(move || page::set(&control, &body)).await;
+                        // Who has changed a knob sees its value.
+                        self.forget(TextOf::Knobs);
+                        answer
                     }
                     Err(_) => {
                         error(StatusCode::PAYLOAD_TOO_LARGE, "the body is too long, or broken off")
@@ -225,6 +227,21 @@ impl ServerDesk {
         }
     }
 
+    /// Last answer if it is recent, or a new one that takes time.
+    async fn kept_or_ask(
+        &self,
+        of: TextOf,
+        ask: impl FnOnce() -> ApiAnswer + Send + 'static,
+    ) -> Answer {
+        match self.kept(of) {
+            Some(text) => response(StatusCode::OK, "application/json", text),
+            None => {
+                let answer = self.ask(ask).await;
+                self.keep_body(of, answer).await
+            }
+        }
+    }
+
     /// Last text, or a new one.
     fn kept_or(&self, of: TextOf, make: impl FnOnce() -> Bytes) -> Bytes {
         let text = self.kept(of).unwrap_or_else(make);
@@ -237,6 +254,11 @@ impl ServerDesk {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.retain(|kept| kept.made.elapsed() < kept.of.age_max());
         last.iter().find(|kept| kept.of == of).map(|kept| kept.text.clone())
+    }
+
+    fn forget(&self, of: TextOf) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.retain(|kept| kept.of != of);
     }
 
     /// Keeps a text, unless a recent one is kept.

@@ -251,7 +251,14 @@ fn pag_3_only_token_and_page_set() {
         assert!(json_of(&answer)["error"].is_string(), "{body}");
         assert_eq!(served.mask(), "1", "{body}");
     }
+    let listed = || {
+        let knobs = json_of(&served.get("/api/knobs", ""));
+        let mut knobs = knobs["knobs"].as_array().unwrap().clone().into_iter();
+        knobs.find(|knob| knob["name"] == "rx-0/rps_cpus").unwrap()["value"].clone()
+    };
+    assert_eq!(listed(), "1");
     let done = served.set(&right, change);
+    assert_eq!(listed(), "2", "a list is kept for a while, but not beyond a change here");
     assert_eq!((done.status(), done.body.as_str()), (200, r#"{"lines":["now rx-0/rps_cpus 2"]}"#));
     assert_eq!(served.mask(), "2");
 }
