@@ -1,10 +1,11 @@
 //! Answers to requests.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body as _, Bytes, Incoming};
 use hyper::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
@@ -80,14 +81,21 @@ impl ServerDesk {
         Self { metrics, access, last: Mutex::default(), questions }
     }
 
-    /// Answers a request. No answer is for other sites' pages.
-    pub(crate) async fn answer(&self, request: Request<Incoming>) -> Answer {
-        let mut answer = self.answer_to(request).await;
+    /// Answers a request, and sets `is_whole` once all of it is there. No answer is for other sites'
+    /// pages.
+    pub(crate) async fn answer(
+        &self,
+        request: Request<Incoming>,
+        is_whole: &AtomicBool,
+    ) -> Answer {
+        is_whole.store(request.body().is_end_stream(), Ordering::Relaxed);
+        let mut answer = self.answer_to(request, is_whole).await;
+        is_whole.store(true, Ordering::Relaxed);
         page::protect(answer.headers_mut());
         answer
     }
 
-    async fn answer_to(&self, request: Request<Incoming>) -> Answer {
+    async fn answer_to(&self, request: Request<Incoming>, is_whole: &AtomicBool) -> Answer {
         let headers = request.headers();
         if headers.get_all(HOST).iter().count() != 1 {
             return plain(StatusCode::BAD_REQUEST, "a request has one Host header\n");
@@ -105,7 +113,7 @@ impl ServerDesk {
             if !api.takes(method) {
                 return not_allowed(api.methods());
             }
-            return self.answer_api(api, request).await;
+            return self.answer_api(api, request, is_whole).await;
         }
         if ![Method::GET, Method::HEAD].contains(method) {
             return not_allowed("GET, HEAD");
@@ -129,7 +137,12 @@ impl ServerDesk {
     }
 
     /// Answers a question of the page, or makes a change.
-    async fn answer_api(&self, api: Api, request: Request<Incoming>) -> Answer {
+    async fn answer_api(
+        &self,
+        api: Api,
+        request: Request<Incoming>,
+        is_whole: &AtomicBool,
+    ) -> Answer {
         let headers = request.headers();
         if page::is_of_other_site(headers) {
             return error(StatusCode::FORBIDDEN, "another site's page made this request");
@@ -163,6 +176,7 @@ impl ServerDesk {
                 }
                 match Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await {
                     Ok(body) => {
+                        is_whole.store(true, Ordering::Relaxed);
                         let body = body.to_bytes();
                         let answer = self.ask(move || page::set(&control, &body)).await;
                         // Who has changed a knob sees its value.

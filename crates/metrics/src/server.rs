@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -23,7 +24,8 @@ use crate::desk::{Access, QUESTIONS_MAX, ServerDesk};
 use crate::metrics::Metrics;
 use crate::page::PageToken;
 
-/// Upper bound of connections at once; one more ends the oldest.
+/// Upper bound of connections at once; one more ends the oldest of those that have not asked for
+/// anything yet, or is closed.
 pub const CONNECTIONS_MAX: usize = 16;
 
 /// Upper bound of a request's line and headers, in bytes.
@@ -110,30 +112,45 @@ impl Drop for MetricsServer {
 /// Accepts connections, each on a task of its own. Ends only if the listener cannot be used.
 async fn accept(listener: TcpListener, desk: Arc<ServerDesk>) -> io::Result<Infallible> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let mut connections: VecDeque<AbortHandle> = VecDeque::with_capacity(CONNECTIONS_MAX);
+    let mut connections: VecDeque<Connection> = VecDeque::with_capacity(CONNECTIONS_MAX);
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        connections.retain(|connection| !connection.is_finished());
-        if connections.len() >= CONNECTIONS_MAX
-            && let Some(oldest) = connections.pop_front()
-        {
-            oldest.abort();
+        connections.retain(|connection| !connection.task.is_finished());
+        if connections.len() < CONNECTIONS_MAX || end_silent(&mut connections) {
+            let has_asked = Arc::default();
+            let serve = serve(stream, Arc::clone(&desk), Arc::clone(&has_asked));
+            let task = tokio::spawn(tokio::time::timeout(CONNECTION_TIME, serve)).abort_handle();
+            connections.push_back(Connection { task, has_asked });
         }
-        let serve = tokio::time::timeout(CONNECTION_TIME, serve(stream, Arc::clone(&desk)));
-        connections.push_back(tokio::spawn(serve).abort_handle());
         // A request that is there already is answered before the next connection can end this one.
         tokio::task::yield_now().await;
     }
 }
 
+/// A connection that is served.
+struct Connection {
+    task: AbortHandle,
+    /// True once its request is there as a whole.
+    has_asked: Arc<AtomicBool>,
+}
+
+/// Ends the oldest connection whose request is not there yet. Returns false if there is none: answers
+/// are never cut, not even for a client that takes its time.
+fn end_silent(connections: &mut VecDeque<Connection>) -> bool {
+    let is_silent = |of: &Connection| !of.has_asked.load(Ordering::Relaxed);
+    let silent = connections.iter().position(is_silent);
+    let ended = silent.and_then(|index| connections.remove(index));
+    ended.inspect(|connection| connection.task.abort()).is_some()
+}
+
 /// Answers the one request of a connection.
-async fn serve(stream: TcpStream, desk: Arc<ServerDesk>) {
+async fn serve(stream: TcpStream, desk: Arc<ServerDesk>, has_asked: Arc<AtomicBool>) {
     let answer = move |request: Request<Incoming>| {
-        let desk = Arc::clone(&desk);
-        async move { Ok::<_, Infallible>(desk.answer(request).await) }
+        let (desk, has_asked) = (Arc::clone(&desk), Arc::clone(&has_asked));
+        async move { Ok::<_, Infallible>(desk.answer(request, &has_asked).await) }
     };
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

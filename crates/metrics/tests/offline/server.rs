@@ -1,10 +1,13 @@
 //! Answers to clients.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 
-use forebay_metrics::{CONNECTIONS_MAX, Metrics, MetricsServer, ServerAccess};
+use forebay::net::counters::SocketCounts;
+use forebay_metrics::{
+    CONNECTIONS_MAX, Metrics, MetricsServer, SOCKETS_LISTED_MAX, ServerAccess,
+};
 
-use crate::client::{ask, get, send};
+use crate::client::{Answer, ask, get, send};
 
 fn server() -> MetricsServer {
     let (address, hosts) = ("127.0.0.1:0".parse().unwrap(), vec!["metrics.example".to_owned()]);
@@ -124,6 +127,41 @@ fn met_3_hostile_clients_end_no_service() {
     }
     drop((slow, many));
     assert!(is_served(), "after all are gone");
+}
+
+/// A scrape that takes its time is read to its end, however many others come.
+#[test]
+fn met_3_newcomers_cut_no_answer() {
+    let sockets = || {
+        let socket = |number: usize| {
+            let (queued, by_cpu, rcvbuf_errors, rmem, rcvbuf) = (u64::MAX, Vec::new(), 1, 2, 3);
+            let counts = SocketCounts { queued, by_cpu, rcvbuf_errors, rmem, rcvbuf };
+            (number, SocketAddr::from(([u16::MAX; 8], 65_535)), counts)
+        };
+        (0..SOCKETS_LISTED_MAX).map(socket).collect()
+    };
+    let metrics = Metrics::new().with_socket_counts(sockets);
+    let address = "127.0.0.1:0".parse().unwrap();
+    let server = MetricsServer::bind(address, &ServerAccess::default(), metrics).unwrap();
+    let address = server.address();
+    let scrape = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    let begun = |count: usize| -> Vec<_> {
+        let begun = (0..count).map(|_| send(address, scrape.as_bytes()));
+        begun.inspect(|stream| assert_eq!(stream.peek(&mut [0]).unwrap(), 1)).collect()
+    };
+    for scrapes in [1, CONNECTIONS_MAX] {
+        let begun = begun(scrapes);
+        let many: Vec<_> = (0..3 * CONNECTIONS_MAX).map(|_| send(address, b"GET /met")).collect();
+        // Closed at once, if all places have answers that are being written.
+        let _ = get(address, "/healthz", "");
+        for stream in begun {
+            let answer = Answer::read(stream);
+            assert_eq!(answer.status(), 200);
+            assert!(answer.body.ends_with("# EOF\n"), "{} bytes", answer.body.len());
+        }
+        drop(many);
+        assert_eq!(get(address, "/healthz", "").status(), 200, "after {scrapes}");
+    }
 }
 
 #[test]
