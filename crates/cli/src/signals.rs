@@ -35,15 +35,15 @@ pub(crate) fn stop_on_signals(stopper: Stopper, hangup: Hangup) -> Arc<AtomicBoo
     let interrupted = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&interrupted);
     on_first_signal(ends, move || {
-        info!("stopping; once more to end now");
         told.store(true, Ordering::Relaxed);
         stopper.stop();
+        info!("stopping; once more to end now");
     });
     interrupted
 }
 
 /// Calls `act` on the first of these signals. A later one ends the program, but not one that comes with the
-/// first.
+/// first. `act` may wait, as for somebody who reads messages.
 pub(crate) fn on_first_signal(
     signals: impl Iterator<Item = i32>,
     act: impl FnOnce() + Send + 'static,
@@ -58,9 +58,13 @@ pub(crate) fn on_first_signal(
         while !asked.load(Ordering::Relaxed) {
             thread::sleep(SIGNAL_PERIOD);
         }
+        let insists = thread::spawn(move || {
+            thread::sleep(ONE_SIGNAL);
+            insisted.store(true, Ordering::Relaxed);
+        });
         act();
-        thread::sleep(ONE_SIGNAL);
-        insisted.store(true, Ordering::Relaxed);
+        // Ignored: the thread does not panic.
+        let _ = insists.join();
     });
 }
 

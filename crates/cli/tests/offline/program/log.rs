@@ -1,7 +1,7 @@
 //! Messages of the program: forms, levels, and the limit of repeated ones.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,6 +68,29 @@ fn ops_1_unwritable_stderr_ends_nothing() {
     }
 }
 
+/// Nobody reads standard error, and its pipe is full.
+#[test]
+fn ops_1_unread_stderr_delays_no_end() {
+    let desk = Desk::new();
+    let (_unread, mut full) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&full, true).unwrap();
+    while full.write(&[b'x']).is_ok() {}
+    rustix::io::ioctl_fionbio(&full, false).unwrap();
+    let args = "replay --json --cpus 1 --rate 1000 --loops 1000 --write-pcap out";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let command = command.args(args.split(' ')).current_dir(&desk.0);
+    let mut run = Repeating(command.stdout(Stdio::piped()).stderr(full).spawn().unwrap());
+    while !desk.path("out/cpu0.pcap").exists() && run.0.try_wait().unwrap().is_none() {
+        thread::yield_now();
+    }
+    let id = run.0.id().to_string();
+    assert!(Command::new("kill").args(["-s", "TERM", &id]).status().unwrap().success());
+    let mut report = String::new();
+    BufReader::new(run.0.stdout.take().unwrap()).read_line(&mut report).unwrap();
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["interrupted"], true);
+}
+
 #[test]
 fn ops_1_unreachable_journal_is_told() {
     let run = Desk::new().run("replay --cpus 1 --log journald");
@@ -79,7 +102,7 @@ fn ops_1_unreachable_journal_is_told() {
     assert!(run.told.contains("the journal cannot be reached"), "{}", run.told);
 }
 
-/// A run whose config file is invalid, so that each SIGHUP has it say the same.
+/// A run that is ended with the test.
 struct Repeating(Child);
 
 impl Drop for Repeating {
