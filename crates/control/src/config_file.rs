@@ -55,7 +55,8 @@ pub struct Reloaded {
     pub notes: Vec<String>,
     /// Refusals.
     pub errors: Vec<Error>,
-    /// File without what was refused: compared with it, the next reading tries that again.
+    /// File with what was in force before in place of what was refused: compared with it, the next
+    /// reading tries that again.
     pub in_force: ConfigFile,
 }
 
@@ -67,6 +68,16 @@ impl Reloaded {
     fn refuse(&mut self, entry: &ConfigEntry, error: Error) {
         self.errors.push(error);
         self.in_force.entries.retain(|it| !it.is_same(entry));
+    }
+
+    /// Keeps an entry that was in force before, and still is.
+    fn keep(&mut self, entry: &ConfigEntry) {
+        let entries = &mut self.in_force.entries;
+        if !entries.iter().any(|it| it.is_same(entry)) {
+            entries.push(entry.clone());
+            // As in a file: special names last.
+            entries.sort_by_key(|it| levels(&it.name));
+        }
     }
 }
 
@@ -156,10 +167,19 @@ impl ConfigFile {
         let mut reloaded = Reloaded::of(self.clone());
         let (was, wanted) = (before.by_path(control, except), self.by_path(control, except));
         for (path, entry) in was.iter().filter(|(path, _)| !wanted.contains_key(*path)) {
-            if !reset(control, path, &old) {
-                let name = &entry.name;
-                reloaded.notes.push(format!("{name}: no longer in the file, and left as it is"));
-            }
+            let default = old.iter().find(|it| it.path == *path).map(|it| it.default.as_str());
+            let default = default.filter(|default| !default.is_empty());
+            let reset = default.map(|default| control.echo(path, default));
+            let why = match reset {
+                Some(Ok(_)) => continue,
+                Some(Err(Refused { why, .. })) => {
+                    reloaded.keep(entry);
+                    format!(": its default is refused ({why})")
+                }
+                None => String::new(),
+            };
+            let name = &entry.name;
+            reloaded.notes.push(format!("{name}: no longer in the file, and left as it is{why}"));
         }
         for entry in self.entries_but(except) {
             let is_new = |path: &String| {
@@ -168,7 +188,15 @@ impl ConfigFile {
             };
             match self.set(control, &names, entry, is_new) {
                 Ok(told) => reloaded.notes.extend(told),
-                Err(error) => reloaded.refuse(entry, error),
+                Err(error) => {
+                    reloaded.refuse(entry, error);
+                    let refused = wanted.iter().filter(|(path, it)| it.is_same(entry) && is_new(path));
+                    for (path, _) in refused {
+                        // Other queues may have taken the value.
+                        restore(control, path, &old);
+                        was.get(path).into_iter().for_each(|former| reloaded.keep(former));
+                    }
+                }
             }
         }
         reloaded.notes.dedup();
@@ -229,10 +257,14 @@ impl ConfigFile {
     }
 }
 
-/// Sets a knob to its default. Returns false if it has none, or refuses it.
-fn reset(control: &Control, path: &str, knobs: &[ListedKnob]) -> bool {
-    let default = knobs.iter().find(|knob| knob.path == path).map(|knob| &knob.default);
-    default.is_some_and(|default| !default.is_empty() && control.echo(path, default).is_ok())
+/// Sets a knob to the value that it had, if it has another one now.
+fn restore(control: &Control, path: &str, knobs: &[ListedKnob]) {
+    let Some(before) = knobs.iter().find(|knob| knob.path == path) else { return };
+    let now = control.read(path).unwrap_or_default();
+    if now.trim_end() != before.value {
+        // Ignored: what the knob had before, it took.
+        let _ = control.echo(path, &before.value);
+    }
 }
 
 /// Adds the values of a table, each with its offset in the text. `above` is the prefix for the

@@ -212,6 +212,49 @@ fn saved_devices_start_next_run() {
     assert_ne!(knobs_of(&next), knobs_of(&control()));
 }
 
+/// A file that is read again, with a refused value between two others.
+#[test]
+fn svc_4_refused_value_leaves_former_in_force() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("f.toml");
+    let read = |knobs: &str| {
+        std::fs::write(&path, format!("[knobs]\n{knobs}")).unwrap();
+        ConfigFile::read(&path).unwrap()
+    };
+    let control = control();
+    let value = |knob: &str| control.knob(knob).unwrap().trim_end().to_owned();
+    let first = read("netdev_budget = 400\nnetdev_max_backlog = 500\nrx-1.rps_cpus = \"1\"\n");
+    first.apply(&control, &[]).unwrap();
+    let second = "netdev_budget = \"x\"\nnetdev_max_backlog = \"y\"\nrps_cpus = \"z\"\n";
+    let reloaded = read(second).apply_changes(&first, &control, &[]);
+    assert_eq!(reloaded.errors.len(), 3, "{:?}", reloaded.errors);
+    assert_eq!((value("netdev_budget"), value("netdev_max_backlog")), ("400".into(), "500".into()));
+    assert_eq!(masks(&control.settings()), ["3", "1", "3"]);
+    // One is mended as it was, the others are taken out.
+    let third = read("netdev_max_backlog = 500\n");
+    let reloaded = third.apply_changes(&reloaded.in_force, &control, &[]);
+    assert!(reloaded.errors.is_empty(), "{:?}", reloaded.errors);
+    assert_eq!((value("netdev_budget"), value("netdev_max_backlog")), ("300".into(), "500".into()));
+    assert_eq!(masks(&control.settings()), ["3", "3", "3"]);
+    assert_eq!(reloaded.in_force, third);
+}
+
+/// The second CPU is the last that runs, and refuses.
+#[test]
+fn svc_4_value_refused_by_one_is_of_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("f.toml");
+    let read = |knobs: &str| {
+        std::fs::write(&path, format!("[knobs]\n{knobs}")).unwrap();
+        ConfigFile::read(&path).unwrap()
+    };
+    let control = control();
+    let reloaded = read("online = 0\n").apply_changes(&read(""), &control, &[]);
+    assert_eq!(reloaded.errors.len(), 1, "{:?}", reloaded.errors);
+    assert_eq!(control.settings().cpus.to_string(), "0-1");
+    assert_eq!((reloaded.in_force, reloaded.changed), (read(""), Vec::<String>::new()));
+}
+
 #[test]
 fn queues_equal_sources() {
     let refused = |devices, sources| engine(devices, sources).err().unwrap().to_string();
