@@ -62,15 +62,11 @@ pub(crate) enum CoalesceAtArg {
 impl CoalesceOptions {
     /// Settings for the engine: `gro` mode if only other options of coalescing are given.
     pub(crate) fn coalesce(&self) -> Coalesce {
-        let is_asked = self.coalesce_at.is_some()
-            || self.gro_flush_timeout.is_some()
-            || self.descriptors.is_some()
-            || self.mtu.is_some();
         let mode = match self.coalesce {
             Some(CoalesceArg::Gro) => Some(CoalesceMode::Gro),
             Some(CoalesceArg::Lro) => Some(CoalesceMode::Lro),
             Some(CoalesceArg::Off) => None,
-            None => is_asked.then_some(CoalesceMode::default()),
+            None => self.is_asked().then_some(CoalesceMode::default()),
         };
         let default = CoalesceConfig::default();
         Coalesce {
@@ -92,15 +88,23 @@ impl CoalesceOptions {
         }
     }
 
+    /// True if an option is given that is about what is merged.
+    fn is_asked(&self) -> bool {
+        self.coalesce_at.is_some()
+            || self.gro_flush_timeout.is_some()
+            || self.descriptors.is_some()
+            || self.mtu.is_some()
+    }
+
     /// Warning about the fields that `--resegment` cannot restore, if any.
     pub(crate) fn lost(&self) -> Option<&'static str> {
         (self.coalesce == Some(CoalesceArg::Lro)).then_some(LOST_IN_LRO)
     }
 
-    /// Knobs that these options set, each with true if its option is given.
+    /// Knobs that these options set, each with true if its option, or one that implies it, is given.
     pub(crate) fn given(&self) -> [(&'static str, bool); 5] {
         [
-            ("coalesce", self.coalesce.is_some()),
+            ("coalesce", self.coalesce.is_some() || self.is_asked()),
             ("coalesce_at", self.coalesce_at.is_some()),
             ("gro_flush_timeout", self.gro_flush_timeout.is_some()),
             ("lro_descriptors", self.descriptors.is_some()),

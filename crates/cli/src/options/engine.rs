@@ -27,9 +27,9 @@ pub(crate) struct EngineOptions {
     #[command(flatten)]
     pub(crate) hash: HashOptions,
 
-    /// When packets leave the CPU that polls
-    #[arg(long, value_enum, default_value_t)]
-    pub(crate) spread: SpreadArg,
+    /// When packets leave the CPU that polls [default: busy]
+    #[arg(long, value_enum)]
+    pub(crate) spread: Option<SpreadArg>,
 
     #[command(flatten)]
     pub(crate) coalesce: CoalesceOptions,
@@ -54,10 +54,9 @@ pub(crate) struct EngineOptions {
 }
 
 /// Condition on which packets leave the polling CPU.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum SpreadArg {
     /// When it is busy
-    #[default]
     Busy,
     /// Always, as in the kernel
     Always,
@@ -100,8 +99,8 @@ impl EngineOptions {
         config.rps_flow_cnt = self.rps_flow_cnt.unwrap_or(RPS_FLOW_CNT);
         config.verify = if self.no_checksums { Verify::Nothing } else { Verify::Checksums };
         config.spread = match self.spread {
-            SpreadArg::Busy => SpreadPolicy::WhenBusy,
-            SpreadArg::Always => SpreadPolicy::Always,
+            Some(SpreadArg::Busy) | None => SpreadPolicy::WhenBusy,
+            Some(SpreadArg::Always) => SpreadPolicy::Always,
         };
         if let Some(packets) = self.move_after {
             config.move_after = MoveAfter { packets, ..MoveAfter::default() };
@@ -123,9 +122,16 @@ impl EngineOptions {
         let options = [
             ("rps_cpus", self.cpus.rps.is_some()),
             ("rps_flow_cnt", self.rps_flow_cnt.is_some()),
+            ("rps_spread", self.spread.is_some()),
             ("hash_key", self.hash.hash_key.is_some()),
+            ("flow_key", self.hash.flow_key.is_some()),
         ];
         let options = options.into_iter().chain(self.coalesce.given());
-        options.filter_map(|(knob, is_given)| is_given.then_some(knob)).collect()
+        let options = options.filter_map(|(knob, is_given)| is_given.then_some(knob));
+        // What is set for one queue or CPU leaves the others to the file, and is set after it.
+        let is_whole = |change: &&Change| {
+            !matches!(change, Change::Online(..)) && change.what() == change.knob()
+        };
+        options.chain(self.set.iter().filter(is_whole).map(Change::knob)).collect()
     }
 }

@@ -20,8 +20,9 @@ pub(crate) struct HashOptions {
 
     /// Key of a flow: auto looks behind the headers that the kernel does, inner behind all
     /// tunnels, outer behind none; with ,quic:PORTS:LEN (or that alone) QUIC goes by connection ID
-    #[arg(long, value_name = "RULES", default_value_t)]
-    pub(crate) flow_key: FlowKeyRules,
+    /// [default: auto]
+    #[arg(long, value_name = "RULES")]
+    pub(crate) flow_key: Option<FlowKeyRules>,
 }
 
 /// Hash function of flows.
@@ -53,7 +54,7 @@ pub(crate) fn check_queues(queues: usize) -> Result<(), Failure> {
 impl HashOptions {
     /// The hasher. `drawn` draws the key of the keyed hash if none is given.
     pub(crate) fn hasher(&self, drawn: impl FnOnce() -> [u8; 16]) -> Result<Hasher, Failure> {
-        self.function(drawn).map(|hasher| hasher.with_rules(self.flow_key))
+        self.function(drawn).map(|hasher| hasher.with_rules(self.flow_key.unwrap_or_default()))
     }
 
     fn function(&self, drawn: impl FnOnce() -> [u8; 16]) -> Result<Hasher, Failure> {

@@ -187,6 +187,22 @@ mod tests {
         assert_eq!(args(file, "--json").unwrap().queues.get(), 2);
     }
 
+    /// Knobs of the file are not set where these say otherwise.
+    #[test]
+    fn svc_1_typed_options_override_knobs() {
+        let given = |typed: &str| {
+            let file = "[run]\ndevices = [\"a\"]\n[knobs]\nflow_key = \"inner\"\n";
+            args(file, typed).unwrap().engine.given()
+        };
+        assert!(given("").is_empty());
+        assert_eq!(given("--flow-key outer"), ["flow_key"]);
+        assert_eq!(given("--spread busy"), ["rps_spread"]);
+        assert_eq!(given("--descriptors 9"), ["coalesce", "lro_descriptors"]);
+        assert_eq!(given("--rps 1 --mtu 1500"), ["rps_cpus", "coalesce", "mtu"]);
+        assert_eq!(given("--set dev_weight=9 --set rps_cpus=1"), ["dev_weight", "rps_cpus"]);
+        assert!(given("--set rx-0/rps_cpus=1 --set online=1:0").is_empty());
+    }
+
     #[test]
     fn svc_1_bad_options_name_file_and_line() {
         for (file, part) in [
