@@ -18,18 +18,21 @@ const RUN: &str = "run";
 const DEVICES: &str = "devices";
 /// Options that a file cannot have: the file itself.
 const NOT_IN_FILE: &str = "config";
+/// Option that ends the run's privileges.
+const USER: &str = "user";
 
 /// Parses a command line; one of a run is completed by its config file. Ends the program as clap
 /// does if the command line is invalid, or asks for help.
 pub(crate) fn parse(typed: &[OsString]) -> Result<Cli, Failure> {
-    let matches = Cli::command().get_matches_from(typed);
-    let file = matches.subcommand_matches(RUN).and_then(|run| {
-        let path = run.get_one::<std::path::PathBuf>(NOT_IN_FILE)?;
-        Some((run, path))
+    // What is typed may need options that only the file has.
+    let parts = Cli::command().ignore_errors(true).try_get_matches_from(typed);
+    let file = parts.iter().find_map(|parts| {
+        let run = parts.subcommand_matches(RUN)?;
+        Some((run, run.get_one::<std::path::PathBuf>(NOT_IN_FILE)?))
     });
     let matches = match file {
         Some((run, path)) => with_file(&ConfigFile::read(path)?, run, typed)?,
-        None => matches,
+        None => Cli::command().get_matches_from(typed),
     };
     Ok(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
 }
@@ -44,6 +47,11 @@ fn with_file(
     line.extend(words(file, run)?.into_iter().map(OsString::from));
     line.extend(typed.iter().skip(2).cloned());
     Cli::command().try_get_matches_from(line).map_err(|error| {
+        match Cli::command().try_get_matches_from(typed) {
+            // The file has no part in it.
+            Err(typed) if typed.kind() == error.kind() => typed.exit(),
+            Ok(_) | Err(_) => {}
+        }
         let text = error.render().to_string();
         let first = text.lines().next().unwrap_or_default();
         let problem = format!(
@@ -55,10 +63,11 @@ fn with_file(
     })
 }
 
-/// Words of the file's options, but for those that are typed.
+/// Words of the file's options, but for those that are typed, or exclude one that is.
 fn words(file: &ConfigFile, run: &ArgMatches) -> Result<Vec<String>, Failure> {
     let command = Cli::command();
     let Some(command) = command.find_subcommand(RUN) else { return Ok(Vec::new()) };
+    let typed: Vec<_> = command.get_arguments().filter(|arg| is_typed(run, arg)).collect();
     let mut words = Vec::new();
     for option in file.run_options() {
         let wrong = |problem: String| -> Failure {
@@ -67,12 +76,26 @@ fn words(file: &ConfigFile, run: &ArgMatches) -> Result<Vec<String>, Failure> {
         let Some(arg) = argument(command, &option.name) else {
             return Err(wrong(unknown(&option.name)));
         };
-        let source = run.value_source(arg.get_id().as_str());
-        if source != Some(ValueSource::CommandLine) {
-            words.extend(words_of(option, arg).map_err(wrong)?);
+        let words_of_it = words_of(option, arg).map_err(wrong)?;
+        let yields = |it: &&Arg| it.get_id() == arg.get_id() || is_ousted(command, arg, it);
+        if !typed.iter().any(yields) {
+            words.extend(words_of_it);
         }
     }
     Ok(words)
+}
+
+fn is_typed(run: &ArgMatches, arg: &Arg) -> bool {
+    run.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
+}
+
+/// True if an option of the file yields to a typed one that excludes it. `user` does not: nobody is to
+/// keep privileges unawares.
+fn is_ousted(command: &Command, of_file: &Arg, typed: &Arg) -> bool {
+    let names = |of: &Arg, it: &Arg| {
+        command.get_arg_conflicts_with(of).iter().any(|arg| arg.get_id() == it.get_id())
+    };
+    of_file.get_long() != Some(USER) && (names(of_file, typed) || names(typed, of_file))
 }
 
 fn argument<'a>(run: &'a Command, name: &str) -> Option<&'a Arg> {
@@ -185,6 +208,31 @@ mod tests {
         assert_eq!((both.devices.len(), both.devices[0].name.as_str()), (1, "eth7"));
         assert_eq!((both.queues.get(), both.to.len()), (4, 1));
         assert_eq!(args(file, "--json").unwrap().queues.get(), 2);
+    }
+
+    /// What is typed is judged together with the file.
+    #[test]
+    fn svc_1_typed_options_need_those_of_file() {
+        let file = "[run]\ndevices = [\"a\"]\nmetrics = \"9464\"\ntrace = \"d\"\n";
+        let both = args(file, "--metrics-host m.example --trace-parse").unwrap();
+        assert_eq!(both.metrics.metrics_host, ["m.example"]);
+        assert!(both.trace.trace_parse);
+        let refused = args("[run]\ndevices = [\"a\"]\nmetrics-host = [\"m\"]\n", "").unwrap_err();
+        assert!(refused.contains("f.toml and the command line: the following required"), "{refused}");
+    }
+
+    #[test]
+    fn svc_1_typed_options_oust_those_they_exclude() {
+        let control = "[run]\ndevices = [\"a\"]\ncontrol = \"/run/c.sock\"\n";
+        let without = args(control, "--no-control").unwrap().control;
+        assert!(without.no_control && without.control.is_none());
+        let named = args(control, "--name n").unwrap().control;
+        assert_eq!((named.name.as_deref(), named.control), (Some("n"), None));
+        let silent = "[run]\ndevices = [\"a\"]\nno-control = true\n";
+        let heard = args(silent, "--control c.sock").unwrap().control;
+        assert!(!heard.no_control && heard.control.is_some());
+        let refused = args("[run]\ndevices = [\"a\"]\nuser = \"nobody\"\n", "--mount /m").unwrap_err();
+        assert!(refused.contains("cannot be used with"), "{refused}");
     }
 
     /// Knobs of the file are not set where these say otherwise.
