@@ -47,7 +47,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let socket = place.map(SocketPlace::bind).transpose()?.flatten();
     let counted = (&replay.control(), replay.counts());
     let faces = args.control.open(counted, config.as_ref(), &args.engine.given(), socket)?;
-    let metrics = args.metrics.serve(|| replay.metrics())?;
+    let metrics = args.metrics.serve(&args.metrics.access()?, || replay.metrics())?;
     let teller = FailureMessages::begin(replay.failures());
     let bar = Bar::show(replay.progress(), args);
     let report = replay.run();

@@ -28,15 +28,20 @@ pub(crate) struct MetricsOptions {
 }
 
 impl MetricsOptions {
+    /// Reads the token, if there is one. To be called with the privileges that the run begins with.
+    pub(crate) fn access(&self) -> Result<ServerAccess, Failure> {
+        let page_token = self.page_token.as_deref().map(PageToken::read).transpose()?;
+        Ok(ServerAccess { hosts: self.metrics_host.clone(), page_token })
+    }
+
     /// Starts the server, if one was asked for. Dropping it ends the server.
     pub(crate) fn serve(
         &self,
+        access: &ServerAccess,
         metrics: impl FnOnce() -> Metrics,
     ) -> Result<Option<MetricsServer>, Failure> {
         let Some(address) = self.metrics else { return Ok(None) };
-        let page_token = self.page_token.as_deref().map(PageToken::read).transpose()?;
-        let access = ServerAccess { hosts: self.metrics_host.clone(), page_token };
-        let server = MetricsServer::bind(address, &access, metrics())?;
+        let server = MetricsServer::bind(address, access, metrics())?;
         let address = server.address();
         info!(%address, "metrics at http://{address}/metrics, a page at http://{address}/");
         Ok(Some(server))

@@ -39,6 +39,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let plan = plan(args)?;
     let cpus = plan.engine.cpus.clone();
     let config = args.control.read()?;
+    let access = args.metrics.access()?;
     devices::check_interfaces(args, &plan.devices)?;
     let run = Run::open(plan)?;
     let name = places::name_of(args.devices.iter().map(|device| device.name.as_str()));
@@ -48,6 +49,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
         // Before threads are created: each thread would have to drop its privileges itself.
         privilege::drop_to(user)?;
         check_outputs(args, user)?;
+        check_reload(config.as_ref(), user);
     }
     let socket = place.map(SocketPlace::bind).transpose()?.flatten();
     let suppressed = SuppressedReports::begin();
@@ -56,7 +58,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<(), Failure> {
     let given = args.engine.given();
     let counted = (&run.control(), run.counts());
     let faces = args.control.open(counted, config.as_ref(), &given, socket)?;
-    let metrics = args.metrics.serve(|| run.metrics())?;
+    let metrics = args.metrics.serve(&access, || run.metrics())?;
     let reloader = config.map(|config| reload_on_hangup(config, run.control(), given));
     let links = links::watch(args, run.links());
     let teller = FailureMessages::begin(run.watch().failures().to_vec());
@@ -81,6 +83,19 @@ fn check_outputs(args: &RunArgs, user: &str) -> Result<(), Failure> {
             Failure::usage(problem, format!("make it theirs: chown {user} {directory}"))
         })
     })
+}
+
+/// Tells at once, rather than at the first SIGHUP, if the user cannot read the config file again.
+fn check_reload(config: Option<&ConfigFile>, user: &str) {
+    let Some(path) = config.map(ConfigFile::path) else { return };
+    if let Err(error) = std::fs::File::open(path) {
+        let path = path.display();
+        warn!(
+            file = %path,
+            "{user} cannot read {path}: {error}; SIGHUP will change nothing. Let them read it: \
+             chgrp THEIRS {path}; chmod 640 {path}"
+        );
+    }
 }
 
 fn plan(args: &RunArgs) -> Result<RunConfig, Failure> {

@@ -18,13 +18,14 @@ use crate::live::program::{Run, command, wait_until};
 use crate::live::restarts::judge_silence;
 use crate::live::sender::{Capture, Pace, judge_sum, play, settle};
 
-pub(crate) const TRIALS: [Judge; 7] = [
+pub(crate) const TRIALS: [Judge; 8] = [
     ("run_continues_without_privileges", || Way::ALL.into_iter().try_for_each(judge_user)),
     ("promise_8_a_hangup_reloads_the_config", judge_reload),
     ("promise_2_queued_packets_survive_signal", judge_drain),
     ("run_ends_on_time", judge_duration),
     ("a_run_listens_where_get_looks", judge_default_socket),
     ("promise_12_given_socket_goes_with_run", judge_given_socket),
+    ("svc_4_user_without_file_is_told", judge_private_files),
     ("promise_12_an_interface_is_promiscuous_while_asked", || {
         [Way::AfXdpNative, Way::AfXdpGeneric, Way::AfPacket]
             .into_iter()
@@ -119,6 +120,33 @@ fn judge_given_socket() -> Judgement {
     other.kill()?;
     other.wait()?;
     if stays { Ok(()) } else { Err("another run's socket is gone".into()) }
+}
+
+/// Files that only root may read: the token is read before the run becomes another user, and of the
+/// config file it is told that no reload will read it.
+fn judge_private_files() -> Judgement {
+    let link = Link::new(Way::AfPacket)?;
+    let directory = tempfile::tempdir()?;
+    fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
+    let [config, token, told] = ["f.toml", "token", "told"].map(|it| directory.path().join(it));
+    let of_run = format!("[run]\npage-token = \"{}\"\n", token.display());
+    for (path, text) in [(&config, of_run.as_str()), (&token, "0123456789abcdef0123456789")] {
+        fs::write(path, text)?;
+        fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    }
+    let mut program = command(&link.near);
+    program.args(["run", DEVICE, "--via", "af_packet", "--no-control", "--user", "nobody"]);
+    program.args(["--metrics", "0", "--config"]).arg(&config);
+    let mut run = program.stdout(Stdio::null()).stderr(fs::File::create(&told)?).spawn()?;
+    let listens = wait_until("the metrics are served", || {
+        Ok(fs::read_to_string(&told)?.contains("metrics at http://"))
+    });
+    run.kill()?;
+    run.wait()?;
+    let text = fs::read_to_string(&told)?;
+    listens.map_err(|_| Failed::from(text.as_str()))?;
+    let warning = format!("nobody cannot read {}: Permission denied", config.display());
+    if text.contains(&warning) { Ok(()) } else { Err(text.into()) }
 }
 
 /// The kernel's promiscuity count: not raised before, after, or without the option.
