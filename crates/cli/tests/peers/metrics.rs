@@ -16,9 +16,10 @@ use crate::Judgement;
 type MetricsJudge = (&'static str, fn() -> Judgement, &'static str);
 
 /// All judges.
-pub(crate) const TRIALS: [MetricsJudge; 4] = [
+pub(crate) const TRIALS: [MetricsJudge; 5] = [
     ("met_1_promtool_accepts_a_scrape", judge_scrape, "promtool"),
     ("met_6_promtool_accepts_the_rules", judge_rules, "promtool"),
+    ("met_6_ended_run_is_alerted", judge_alerts, "promtool"),
     ("met_6_prometheus_scrapes_a_run", judge_prometheus, "prometheus"),
     ("ops_5_federation_keeps_instances", judge_federation, "prometheus"),
 ];
@@ -59,6 +60,23 @@ pub(crate) fn promtool_accepts(text: &str) -> Judgement {
 
 fn judge_rules() -> Judgement {
     succeeded(&Command::new("promtool").args(["check", "rules", RULES]).output()?)
+}
+
+/// A run that ends after five minutes is told of two minutes later, and one that goes on is not.
+fn judge_alerts() -> Judgement {
+    let directory = tempfile::tempdir()?;
+    let test = format!(
+        "rule_files: [{RULES:?}]\nevaluation_interval: 1m\ntests:\n  - interval: 1m\n    input_series:\n\
+         \x20     - {{series: 'up{{job=\"forebay\", instance=\"a\"}}', values: '1x4 0x20'}}\n\
+         \x20     - {{series: 'up{{job=\"forebay\", instance=\"b\"}}', values: '1x30'}}\n\
+         \x20   promql_expr_test:\n\
+         \x20     - expr: count by (alertname, instance) (ALERTS{{alertstate=\"firing\"}})\n\
+         \x20       eval_time: 7m\n        exp_samples:\n\
+         \x20         - {{labels: '{{alertname=\"ForebayRunDown\", instance=\"a\"}}', value: 1}}\n"
+    );
+    let file = directory.path().join("alerts.yml");
+    fs::write(&file, test)?;
+    succeeded(&Command::new("promtool").args(["test", "rules"]).arg(file).output()?)
 }
 
 /// Prometheus scrapes a run twice, and evaluates the alert rules on what it got.
