@@ -138,20 +138,23 @@ const DROPS: [(&str, &[&str], &str, &str); 8] = [
     ("forebay_packets_kernel_dropped_total", &["", "device", "queue"], "", KERNEL),
     ("forebay_kernel_drops_total", &["name", "device", "queue"], "", ""),
     ("forebay_packets_unsent_total", &["reason", "to"], "to", ""),
-    ("forebay_network_drops_total", &["reason"], "network", ""),
+    (NETWORK_DROPS, &["reason"], "network", ""),
     ("forebay_neighbour_drops_total", &["reason"], "neighbours", ""),
-    ("forebay_socket_receive_buffer_errors_total", &["", "local"], "socket", "rcvbuf_errors"),
+    (SOCKET_DROPS, &["", "local"], "socket", "rcvbuf_errors"),
 ];
 
-/// Metrics of drops that [`Totals`] sums: no frame is counted twice in them.
-const DROPS_SUMMED: [&str; 7] = [
+/// Drops of sockets. They are among those of the network layer, where the run has one.
+const SOCKET_DROPS: &str = "forebay_socket_receive_buffer_errors_total";
+const NETWORK_DROPS: &str = "forebay_network_drops_total";
+
+/// Metrics of drops that [`Totals`] sums, besides [`SOCKET_DROPS`]: no frame is counted twice in them.
+const DROPS_SUMMED: [&str; 6] = [
     "forebay_packets_dropped_total",
     "forebay_packets_lost_total",
     "forebay_packets_kernel_dropped_total",
     "forebay_packets_unsent_total",
-    "forebay_network_drops_total",
+    NETWORK_DROPS,
     "forebay_neighbour_drops_total",
-    "forebay_socket_receive_buffer_errors_total",
 ];
 
 /// Last sample and model, from which the next model is made.
@@ -259,13 +262,15 @@ impl Change<'_> {
         let sent = "forebay_packets_sent_total";
         let merged_packets = self.rate("forebay_coalesce_packets_total");
         let segments = self.rate("forebay_coalesce_segments_total");
+        let of_sockets = (!self.now.has(NETWORK_DROPS)).then_some(SOCKET_DROPS);
+        let dropped: Vec<_> = DROPS_SUMMED.into_iter().chain(of_sockets).collect();
         Totals {
             received: self.rate("forebay_packets_received_total"),
             received_bytes: self.rate("forebay_received_bytes_total"),
             delivered: self.rate("forebay_packets_delivered_total"),
             sent: self.now.has(sent).then(|| self.rate(sent)),
-            dropped: DROPS_SUMMED.iter().map(|name| self.rate(name)).sum(),
-            dropped_total: DROPS_SUMMED.iter().map(|name| self.now.sum(name)).sum(),
+            dropped: dropped.iter().map(|name| self.rate(name)).sum(),
+            dropped_total: dropped.iter().map(|name| self.now.sum(name)).sum(),
             backlog: self.now.sum("forebay_backlog_packets"),
             moves: self.rate("forebay_flow_moves_total"),
             holds: self.rate("forebay_flow_holds_total"),
@@ -380,9 +385,8 @@ impl Change<'_> {
         const SOCKET: &[&str] = &["socket", "local"];
         let queued = self.rates("forebay_socket_datagrams_total", SOCKET);
         let buffer = self.now.by("forebay_socket_receive_buffer_bytes", SOCKET);
-        let errors_name = "forebay_socket_receive_buffer_errors_total";
-        let errors = self.rates(errors_name, SOCKET);
-        let errors_total = self.now.by(errors_name, SOCKET);
+        let errors = self.rates(SOCKET_DROPS, SOCKET);
+        let errors_total = self.now.by(SOCKET_DROPS, SOCKET);
         let memory = self.now.by("forebay_socket_memory_bytes", SOCKET).into_iter();
         let row = |(key, memory): (Key, f64)| {
             let of = |figures: &BTreeMap<Key, f64>| figures.get(&key).copied().unwrap_or(0.0);

@@ -36,7 +36,10 @@ pub(crate) fn state(metrics: &Metrics, shows_peers: bool) -> Value {
     if let Some(counts) = &metrics.sockets {
         let mut busiest = BusiestSockets::default();
         counts(&mut |socket| busiest.add(socket));
-        drops.insert("socket_receive_buffer".to_owned(), busiest.errors);
+        if metrics.net.is_none() {
+            // Drops of the network layer have them, too, and those of closed sockets.
+            drops.insert("socket_receive_buffer".to_owned(), busiest.errors);
+        }
         document["sockets"] = busiest.shown();
     }
     if let Some(net) = &metrics.net {

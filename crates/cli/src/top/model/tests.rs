@@ -97,11 +97,26 @@ fn top_1_drops_have_place_reason_and_time() {
         ("socket 10.0.0.1:53 rcvbuf_errors", 0.0, 1.0),
     ];
     assert_eq!(rows(&model), expected.map(|(name, rate, total)| (name.to_owned(), rate, total)));
-    assert_eq!((model.totals.dropped, model.totals.dropped_total), (10.0, 41.0));
+    assert_eq!((model.totals.dropped, model.totals.dropped_total), (10.0, 40.0));
     assert_eq!([model.drops[0].since_s, model.drops[1].since_s], [Some(0.0), None]);
     let model = history.model(sample(later(5), &text(30, 3))).unwrap();
     assert_eq!([model.drops[0].per_s, model.totals.dropped], [0.0, 0.0]);
     assert_eq!(model.drops[0].since_s, Some(3.0));
+}
+
+/// A datagram that a socket refuses is one drop, and the socket's counter goes with the socket.
+#[test]
+fn top_1_socket_drops_count_once() {
+    let network = |count: u32| format!("forebay_network_drops_total{{reason=\"socket_rcvbuff\"}} {count}\n");
+    let socket = |count: u32| {
+        let labels = "{socket=\"0\",local=\"10.0.0.1:53\"}";
+        format!("forebay_socket_receive_buffer_errors_total{labels} {count}\n")
+    };
+    let both = |count: u32| network(count) + &socket(count);
+    let sums = |model: Model| (model.totals.dropped, model.totals.dropped_total);
+    assert_eq!(sums(model(&both(10), &both(30))), (10.0, 30.0));
+    assert_eq!(sums(model(&both(10), &network(30))), (10.0, 30.0), "closed");
+    assert_eq!(sums(model(&socket(10), &socket(30))), (10.0, 30.0), "sockets of another network");
 }
 
 #[test]

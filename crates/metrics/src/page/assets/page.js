@@ -53,7 +53,8 @@ function show(state) {
   const isLater = last !== null && state.at_ns > last.at_ns && state.cpus.length === last.cpus.length;
   const before = isLater ? last : state;
   const seconds = (state.at_ns - before.at_ns) / 1e9;
-  const rate = (now, then) => (seconds > 0 ? (now - then) / seconds : 0);
+  // A sum of counters falls when one of them goes.
+  const rate = (now, then) => (seconds > 0 ? Math.max(0, now - then) / seconds : 0);
   place("status").className = "";
   place("status").textContent = `version ${state.version}, running for ${duration(state.at_ns)}`;
   place("devices").textContent = state.devices.map(({ name, via }) => `${name} (${via})`).join(", ");
