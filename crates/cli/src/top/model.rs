@@ -328,12 +328,12 @@ impl Change<'_> {
         let mut keys: Vec<_> = received.keys().collect();
         keys.sort_by_key(|key| queue_order(key));
         let is_one_device = keys.iter().all(|key| key.first() == keys[0].first());
-        let row = |(place, key): (usize, &Key)| {
+        let row = |key: &Key| {
             let of = |figures: &BTreeMap<Key, f64>| figures.get(key).copied().unwrap_or(0.0);
+            let name = queue_name(key, is_one_device);
             QueueRow {
-                name: queue_name(key, is_one_device),
                 polling_cpu: of(&polling),
-                mask: self.now.masks.get(place).cloned().unwrap_or_default(),
+                mask: self.now.masks.of(&name).unwrap_or_default().to_owned(),
                 active_cpus: of(&active),
                 received: of(&received),
                 received_bytes: of(&bytes),
@@ -342,9 +342,10 @@ impl Change<'_> {
                 holds: of(&holds),
                 stayed: of(&stayed),
                 hold_s: held.get(key).copied(),
+                name,
             }
         };
-        keys.into_iter().enumerate().map(row).collect()
+        keys.into_iter().map(row).collect()
     }
 
     /// All reasons with drops, those with the most per second first.

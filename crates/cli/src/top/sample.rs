@@ -14,10 +14,31 @@ pub(super) struct Sample {
     /// Time of the answer.
     pub(super) at: Instant,
     families: HashMap<String, Vec<Series>>,
-    /// Mask `rps_cpus` of each queue, in the order of the queues.
-    pub(super) masks: Vec<String>,
+    pub(super) masks: Masks,
     /// Flows with the most packets in a sample of bursts.
     pub(super) flows: Vec<TopFlow>,
+}
+
+/// Masks `rps_cpus`, by the names of their queues.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Masks(BTreeMap<String, String>);
+
+impl Masks {
+    /// Reads the answer to `get rps_cpus`: the mask of the only queue, or for each a line with the
+    /// knob's name in front.
+    pub(super) fn read<S: AsRef<str>>(lines: &[S]) -> Self {
+        let line = |line: &S| {
+            let (knob, mask) = line.as_ref().rsplit_once(' ').unwrap_or(("", line.as_ref()));
+            let queue = knob.rsplit_once('/').map_or("", |(queue, _)| queue);
+            (queue.to_owned(), mask.to_owned())
+        };
+        Self(lines.iter().map(line).collect())
+    }
+
+    /// Mask of a queue, by its name as `explain` gives it.
+    pub(super) fn of(&self, queue: &str) -> Option<&str> {
+        self.0.get(queue).or_else(|| self.0.get("")).map(String::as_str)
+    }
 }
 
 /// Value of a metric for one set of labels.
@@ -29,7 +50,7 @@ struct Series {
 
 impl Sample {
     /// Reads a text in the OpenMetrics format. Comments and malformed lines are ignored.
-    pub(super) fn read<S: AsRef<str>>(at: Instant, lines: &[S], masks: Vec<String>) -> Self {
+    pub(super) fn read<S: AsRef<str>>(at: Instant, lines: &[S], masks: Masks) -> Self {
         let mut families: HashMap<String, Vec<Series>> = HashMap::new();
         for line in lines.iter().map(AsRef::as_ref) {
             if let Some((name, series)) = read_line(line) {
@@ -121,7 +142,16 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Sample {
-        Sample::read(Instant::now(), &text.lines().collect::<Vec<_>>(), Vec::new())
+        Sample::read(Instant::now(), &text.lines().collect::<Vec<_>>(), Masks::default())
+    }
+
+    #[test]
+    fn top_1_masks_have_names_of_queues() {
+        let one = Masks::read(&["00000003"]);
+        assert_eq!((one.of("rx-0"), one.of("eth1/rx-0")), (Some("00000003"), Some("00000003")));
+        let several = Masks::read(&["eth2/rx-0/rps_cpus 1,00000003", "eth10/rx-0/rps_cpus 2"]);
+        assert_eq!(several.of("eth2/rx-0"), Some("1,00000003"));
+        assert_eq!((several.of("eth10/rx-0"), several.of("rx-0")), (Some("2"), None));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_control::{ControlClient, FlowName};
 use forebay_sys::Error;
 
-use super::sample::Sample;
+use super::sample::{Masks, Sample};
 use crate::failure::Failure;
 
 /// Interval between two looks for requests while there are no samples to take.
@@ -101,10 +101,7 @@ impl Link {
 
     /// Metrics of the run.
     pub(super) fn sample(&mut self) -> Result<Sample, NoAnswer> {
-        let masks = self.ask("get rps_cpus")?;
-        // The name before it, if there are several.
-        let mask = |line: &String| line.rsplit(' ').next().unwrap_or_default().to_owned();
-        let masks = masks.iter().map(mask).collect();
+        let masks = Masks::read(&self.ask("get rps_cpus")?);
         let lines = self.ask("metrics")?;
         let mut sample = Sample::read(Instant::now(), &lines, masks);
         // None while the run is too busy to answer.

@@ -1,9 +1,20 @@
 //! Rates of made-up samples.
 
+use super::super::sample::Masks;
 use super::*;
 
+/// Answer to `get rps_cpus` of all runs here, in the order of the queues of each.
+const MASKS: [&str; 6] = [
+    "rx-0/rps_cpus 3",
+    "rx-9/rps_cpus 5",
+    "rx-10/rps_cpus 2",
+    "eth2/rx-0/rps_cpus 3",
+    "eth2/rx-1/rps_cpus 1",
+    "eth10/rx-0/rps_cpus 2",
+];
+
 fn sample(at: Instant, text: &str) -> Sample {
-    Sample::read(at, &text.lines().collect::<Vec<_>>(), vec!["3".to_owned(), "2".to_owned()])
+    Sample::read(at, &text.lines().collect::<Vec<_>>(), Masks::read(&MASKS))
 }
 
 fn model(before: &str, now: &str) -> Model {
@@ -59,8 +70,9 @@ fn top_1_queues_are_named_as_explain_does() {
         let model = model(&text, &text);
         model.queues.into_iter().map(|row| format!("{} {}", row.name, row.mask)).collect::<Vec<_>>()
     };
-    assert_eq!(of(&[("eth1", 10), ("eth1", 9)]), ["rx-9 3", "rx-10 2"]);
-    assert_eq!(of(&[("eth2", 0), ("eth1", 0)]), ["eth1/rx-0 3", "eth2/rx-0 2"]);
+    assert_eq!(of(&[("eth1", 10), ("eth1", 9)]), ["rx-9 5", "rx-10 2"]);
+    let several = [("eth2", 0), ("eth2", 1), ("eth10", 0)];
+    assert_eq!(of(&several), ["eth10/rx-0 2", "eth2/rx-0 3", "eth2/rx-1 1"]);
 }
 
 #[test]
