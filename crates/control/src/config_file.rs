@@ -190,7 +190,8 @@ impl ConfigFile {
                 Ok(told) => reloaded.notes.extend(told),
                 Err(error) => {
                     reloaded.refuse(entry, error);
-                    let refused = wanted.iter().filter(|(path, it)| it.is_same(entry) && is_new(path));
+                    let refused =
+                        wanted.iter().filter(|(path, it)| it.is_same(entry) && is_new(path));
                     for (path, _) in refused {
                         // Other queues may have taken the value.
                         restore(control, path, &old);

@@ -14,7 +14,6 @@ pub(super) fn knobs(control: &Control) -> Vec<String> {
     files.map(|(path, _)| path).collect()
 }
 
-
 /// Paths that a name fits.
 ///
 /// # Errors

@@ -46,7 +46,8 @@ impl Datagrams {
         ip[..10].copy_from_slice(&[0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17]);
         ip[12..16].copy_from_slice(&[192, 168, 100, 1]);
         ip[16..20].copy_from_slice(&OWN.octets());
-        let words = ip.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+        let words =
+            ip.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
         let sum: u32 = words.sum();
         let sum = u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
         ip[10..12].copy_from_slice(&(!sum).to_be_bytes());

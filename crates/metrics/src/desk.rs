@@ -83,11 +83,7 @@ impl ServerDesk {
 
     /// Answers a request, and sets `is_whole` once all of it is there. No answer is for other sites'
     /// pages.
-    pub(crate) async fn answer(
-        &self,
-        request: Request<Incoming>,
-        is_whole: &AtomicBool,
-    ) -> Answer {
+    pub(crate) async fn answer(&self, request: Request<Incoming>, is_whole: &AtomicBool) -> Answer {
         is_whole.store(request.body().is_end_stream(), Ordering::Relaxed);
         let mut answer = self.answer_to(request, is_whole).await;
         is_whole.store(true, Ordering::Relaxed);

@@ -218,7 +218,10 @@ mod tests {
         assert_eq!(both.metrics.metrics_host, ["m.example"]);
         assert!(both.trace.trace_parse);
         let refused = args("[run]\ndevices = [\"a\"]\nmetrics-host = [\"m\"]\n", "").unwrap_err();
-        assert!(refused.contains("f.toml and the command line: the following required"), "{refused}");
+        assert!(
+            refused.contains("f.toml and the command line: the following required"),
+            "{refused}"
+        );
     }
 
     #[test]
@@ -231,7 +234,8 @@ mod tests {
         let silent = "[run]\ndevices = [\"a\"]\nno-control = true\n";
         let heard = args(silent, "--control c.sock").unwrap().control;
         assert!(!heard.no_control && heard.control.is_some());
-        let refused = args("[run]\ndevices = [\"a\"]\nuser = \"nobody\"\n", "--mount /m").unwrap_err();
+        let refused =
+            args("[run]\ndevices = [\"a\"]\nuser = \"nobody\"\n", "--mount /m").unwrap_err();
         assert!(refused.contains("cannot be used with"), "{refused}");
     }
 

@@ -3,9 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 
 use forebay::net::counters::SocketCounts;
-use forebay_metrics::{
-    CONNECTIONS_MAX, Metrics, MetricsServer, SOCKETS_LISTED_MAX, ServerAccess,
-};
+use forebay_metrics::{CONNECTIONS_MAX, Metrics, MetricsServer, SOCKETS_LISTED_MAX, ServerAccess};
 
 use crate::client::{Answer, ask, get, send};
 

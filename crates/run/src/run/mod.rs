@@ -90,7 +90,7 @@ pub struct Run {
     duration: Option<Duration>,
     /// Destinations whose earlier captures are deleted when the run begins.
     cleared: Vec<To>,
-    locks: DirectoryLocks,
+    _locks: DirectoryLocks,
 }
 
 impl Run {
@@ -150,7 +150,7 @@ impl Run {
             ending,
             duration,
             cleared,
-            locks,
+            _locks: locks,
         })
     }
 

@@ -119,7 +119,8 @@ fn top_1_drops_have_place_reason_and_time() {
 /// A datagram that a socket refuses is one drop, and the socket's counter goes with the socket.
 #[test]
 fn top_1_socket_drops_count_once() {
-    let network = |count: u32| format!("forebay_network_drops_total{{reason=\"socket_rcvbuff\"}} {count}\n");
+    let network =
+        |count: u32| format!("forebay_network_drops_total{{reason=\"socket_rcvbuff\"}} {count}\n");
     let socket = |count: u32| {
         let labels = "{socket=\"0\",local=\"10.0.0.1:53\"}";
         format!("forebay_socket_receive_buffer_errors_total{labels} {count}\n")

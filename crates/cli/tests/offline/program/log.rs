@@ -74,7 +74,7 @@ fn ops_1_unread_stderr_delays_no_end() {
     let desk = Desk::new();
     let (_unread, mut full) = std::io::pipe().unwrap();
     rustix::io::ioctl_fionbio(&full, true).unwrap();
-    while full.write(&[b'x']).is_ok() {}
+    while full.write(b"x").is_ok() {}
     rustix::io::ioctl_fionbio(&full, false).unwrap();
     let args = "replay --json --cpus 1 --rate 1000 --loops 1000 --write-pcap out";
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
