@@ -142,7 +142,8 @@ fn met_3_newcomers_cut_no_answer() {
     let address = "127.0.0.1:0".parse().unwrap();
     let server = MetricsServer::bind(address, &ServerAccess::default(), metrics).unwrap();
     let address = server.address();
-    let scrape = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    let accept = "Accept: application/openmetrics-text\r\n";
+    let scrape = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\n{accept}\r\n");
     let begun = |count: usize| -> Vec<_> {
         let begun = (0..count).map(|_| send(address, scrape.as_bytes()));
         begun.inspect(|stream| assert_eq!(stream.peek(&mut [0]).unwrap(), 1)).collect()
