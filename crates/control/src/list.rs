@@ -64,7 +64,7 @@ impl fmt::Display for ListedKnob {
 /// Default values of knobs.
 struct Defaults<'a> {
     control: &'a Control,
-    /// That of every queue's `rps_cpus`, once it is known: it takes reading the machine's topology.
+    /// Default `rps_cpus` of every queue, once it is known: it takes reading the machine's topology.
     rps_cpus: Option<String>,
 }
 

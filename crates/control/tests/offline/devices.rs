@@ -243,7 +243,7 @@ fn svc_4_refused_value_leaves_former_in_force() {
 
 /// The second CPU is the last that runs, and refuses.
 #[test]
-fn svc_4_value_refused_by_one_is_of_none() {
+fn svc_4_value_refused_once_is_undone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("f.toml");
     let read = |knobs: &str| {

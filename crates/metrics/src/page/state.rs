@@ -86,7 +86,7 @@ fn tcp(net: &Net, shows_peers: bool) -> Value {
 struct BusiestSockets {
     bound: u64,
     errors: u64,
-    /// Those that may be shown.
+    /// Sockets that may be shown.
     most: Vec<CountedSocket>,
 }
 
