@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::LazyLock;
 
 use forebay_rx::flow_key::{FlowKey, FlowKeyRules, KeyRule, LAYERS_MAX};
-use forebay_rx::hash::Hasher;
 use forebay_rx::hash::toeplitz::{STANDARD_KEY, SYMMETRIC_KEY};
+use forebay_rx::hash::{FlowHash, Hasher};
 use forebay_rx::parse::{
     Checksum, DeviceSum, Headers, Link, Network, Verify, View, link_layer, parse, parse_by_walk,
     parse_into,
@@ -49,7 +49,7 @@ fuzz_target!(|input: &[u8]| {
     offsets_lie_within(frame, wire_len, &headers);
     fields_lie_within(frame, &headers);
     both_directions_hash_alike(frame, wire_len, &headers);
-    walk_to_the_key_ends(frame, &headers);
+    walk_to_the_key_ends(frame, wire_len, &headers);
 });
 
 /// Slow twin of the fast path, with and without a device's sum.
@@ -65,17 +65,17 @@ fn fast_path_agrees_with_walk(frame: &[u8], wire_len: u32, link: Link) {
 }
 
 /// The walk through nested tunnels ends, however hostile, and the key hashes like the packet.
-fn walk_to_the_key_ends(frame: &[u8], headers: &Headers) {
+fn walk_to_the_key_ends(frame: &[u8], wire_len: u32, headers: &Headers) {
     for rules in &*RULES {
         let view = View::new(frame, headers);
-        let key = FlowKey::of(&view, rules);
+        let key = FlowKey::of(&view, wire_len, rules);
         assert!(key.layers.as_slice().len() <= LAYERS_MAX);
         let hasher = Hasher::keyed(&[7; 16], false).with_rules(*rules);
-        let hash = hasher.hash(&view);
+        let hash = hasher.hash_of(&view, wire_len, FlowHash::NONE);
         assert_eq!(hash, hasher.hash_key(&key));
         assert_eq!(hash.is_some(), key.rule != KeyRule::None);
         if key.is_outermost() {
-            assert_eq!(hash, HASHERS.plain[0].hash(&view));
+            assert_eq!(hash, HASHERS.plain[0].hash_of(&view, wire_len, FlowHash::NONE));
         }
     }
 }
