@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
+use std::path::Path;
 use std::sync::{Arc, mpsc};
 
 use forebay_control::list::{ListedKnob, list};
@@ -212,15 +213,18 @@ fn saved_devices_start_next_run() {
     assert_ne!(knobs_of(&next), knobs_of(&control()));
 }
 
+/// Config file of a directory, with these knobs.
+fn knobs_file(directory: &Path, knobs: &str) -> ConfigFile {
+    let path = directory.join("f.toml");
+    std::fs::write(&path, format!("[knobs]\n{knobs}")).unwrap();
+    ConfigFile::read(&path).unwrap()
+}
+
 /// A file that is read again, with a refused value between two others.
 #[test]
 fn svc_4_refused_value_leaves_former_in_force() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("f.toml");
-    let read = |knobs: &str| {
-        std::fs::write(&path, format!("[knobs]\n{knobs}")).unwrap();
-        ConfigFile::read(&path).unwrap()
-    };
+    let read = |knobs: &str| knobs_file(directory.path(), knobs);
     let control = control();
     let value = |knob: &str| control.knob(knob).unwrap().trim_end().to_owned();
     let first = read("netdev_budget = 400\nnetdev_max_backlog = 500\nrx-1.rps_cpus = \"1\"\n");
@@ -245,11 +249,7 @@ fn svc_4_refused_value_leaves_former_in_force() {
 #[test]
 fn svc_4_value_refused_once_is_undone() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("f.toml");
-    let read = |knobs: &str| {
-        std::fs::write(&path, format!("[knobs]\n{knobs}")).unwrap();
-        ConfigFile::read(&path).unwrap()
-    };
+    let read = |knobs: &str| knobs_file(directory.path(), knobs);
     let control = control();
     let reloaded = read("online = 0\n").apply_changes(&read(""), &control, &[]);
     assert_eq!(reloaded.errors.len(), 1, "{:?}", reloaded.errors);
