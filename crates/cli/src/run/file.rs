@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(args(file, "--json").unwrap().queues.get(), 2);
     }
 
-    /// What is typed is judged together with the file.
+    /// Typed options may need options that the file has.
     #[test]
     fn svc_1_typed_options_need_those_of_file() {
         let file = "[run]\ndevices = [\"a\"]\nmetrics = \"9464\"\ntrace = \"d\"\n";

@@ -276,7 +276,7 @@ impl Net {
         self.0.counts_of_sockets(SocketCounts::of).collect()
     }
 
-    /// The same one at a time, in the order of their numbers and without the counters by CPU
+    /// Counters of each socket, one socket at a time, in the order of their numbers and without the counters by CPU
     /// ([`by_cpu`](SocketCounts::by_cpu) is empty): many sockets take little memory.
     pub fn socket_totals(&self) -> impl Iterator<Item = (usize, SocketAddr, SocketCounts)> {
         self.0.counts_of_sockets(SocketCounts::totals_of)

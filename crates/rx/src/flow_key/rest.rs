@@ -31,7 +31,7 @@ impl<'a> Rest<'a> {
         Self { bytes, missing: self.missing.min(len - bytes.len().min(len)) }
     }
 
-    /// The same, of which at most `len` bytes are there.
+    /// Rest of which at most `len` bytes are there: those beyond count as missing.
     pub(super) fn seen(self, len: usize) -> Self {
         let bytes = self.bytes.get(..len).unwrap_or(self.bytes);
         Self { bytes, missing: self.len() - bytes.len() }

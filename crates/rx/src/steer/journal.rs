@@ -17,7 +17,7 @@ pub const MOVES_MAX: usize = 1024;
 /// Number of remembered pairs of a flow and a reason to drop; a power of two.
 const DROPS: usize = 256;
 
-/// Number of pairs among which a new one replaces that which was dropped longest ago.
+/// Number of pairs in a set. A new pair replaces the one whose last drop is the oldest.
 const WAYS: usize = 8;
 
 const _: () = assert!((DROPS / WAYS).is_power_of_two(), "the lower bits of a hash select a set");
@@ -168,7 +168,7 @@ mod tests {
         let known: Vec<_> =
             journal.drops_of(FlowHash(5)).map(|drops| (drops.reason, drops.frames)).collect();
         assert_eq!(known, [(DropReason::BacklogFull, 5), (DropReason::HoldFull, 7)]);
-        // Flows of one set, each dropped once, make nothing forgotten that is dropped again and again.
+        // A flow that drops again and again is remembered, however many flows of its set drop once.
         for (flow, now) in (5..).step_by(DROPS).skip(1).take(1000).zip(10..) {
             journal.dropped(drops(flow, now));
             journal.dropped(drops(5, now));
