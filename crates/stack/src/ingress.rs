@@ -33,11 +33,11 @@ const SWEPT_A_TURN: usize = 64;
 pub struct Stack {
     cpu: CpuId,
     /// Index of the CPU among all producers of socket queues.
-    place: usize,
+    producer_index: usize,
     network: NetworkLayer,
     table: Arc<SocketTable>,
     host: Box<dyn Host>,
-    /// Inlets to the sockets that this CPU has delivered packets to, by [`SocketId::index`].
+    /// Producers to the queues of the sockets that this CPU has delivered packets to, by [`SocketId::index`].
     producers: Vec<Option<SocketQueueProducer>>,
     /// Value of [`Host::sockets_closed`] at this CPU's last check.
     closed: u64,
@@ -93,14 +93,14 @@ impl Stack {
     /// Creates the stack of a CPU with the given producer index.
     #[must_use]
     pub fn new(
-        (cpu, place): (CpuId, usize),
+        (cpu, producer_index): (CpuId, usize),
         network: NetworkLayer,
         reclaimer: BufferReclaimer,
         mut host: Box<dyn Host>,
     ) -> Self {
         Self {
             cpu,
-            place,
+            producer_index,
             network,
             table: Arc::clone(host.table()),
             expired_ns: host.now_ns(),
@@ -366,7 +366,7 @@ impl Stack {
     /// True if the socket's reader accepts GSO packets of several datagrams, or if the socket is
     /// closed.
     fn takes_merged(&mut self, socket: SocketId) -> bool {
-        let producer = producer_of(&mut self.producers, &*self.host, socket, self.place);
+        let producer = producer_of(&mut self.producers, &*self.host, socket, self.producer_index);
         producer.is_none_or(|producer| producer.takes_merged())
     }
 
@@ -377,7 +377,7 @@ impl Stack {
         }
         let before = Families::of(&self.run);
         let Self { producers, host, reclaimer, run, refused, .. } = self;
-        let producer = producer_of(producers, &**host, self.run_for, self.place);
+        let producer = producer_of(producers, &**host, self.run_for, self.producer_index);
         let put = producer.map_or(Enqueue::Closed, |producer| {
             reclaimer.reclaim(context.policy, producer.account(), run, context.pool);
             producer.put(run, refused)
@@ -460,14 +460,14 @@ fn producer_of<'a>(
     producers: &'a mut Vec<Option<SocketQueueProducer>>,
     host: &dyn Host,
     socket: SocketId,
-    place: usize,
+    producer_index: usize,
 ) -> Option<&'a mut SocketQueueProducer> {
     let index = socket.index();
     let is_there = |producer: &Option<SocketQueueProducer>| {
         producer.as_ref().is_some_and(|of| of.id() == socket)
     };
     if !producers.get(index).is_some_and(is_there) {
-        let producer = host.socket(socket)?.producer(place)?;
+        let producer = host.socket(socket)?.producer(producer_index)?;
         if producers.len() <= index {
             producers.resize_with(index + 1, || None);
         }

@@ -12,10 +12,10 @@ mod forged; // segments that a stranger makes up
 #[allow(dead_code, reason = "the laws of the tests need more")]
 mod pair; //   two hosts with a path between them
 
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 
 use arbitrary::{Arbitrary, Unstructured};
-use forebay_stack::tcp::{TcpConfig, TcpSocket, WriteFlags};
+use forebay_stack::tcp::{ReadMode, TcpConfig, TcpSocket, WriteFlags};
 use libfuzzer_sys::fuzz_target;
 
 use self::forged::{Forged, bytes_of};
@@ -151,7 +151,7 @@ impl World {
                 });
             }
             Event::ReadUrgent => {
-                let _ = pair.call(1, |tcp, out| tcp.read_urgent(server, false, out));
+                let _ = pair.call(1, |tcp, out| tcp.read_urgent(server, ReadMode::Take, out));
             }
             Event::Accept => {
                 if let Ok((socket, _)) = pair.hosts[1].tcp.accept(*listener) {
@@ -159,7 +159,13 @@ impl World {
                 }
             }
             Event::Shutdown { receive, send } => {
-                let _ = pair.call(1, |tcp, out| tcp.shutdown(server, receive, send, out));
+                let how = match (receive, send) {
+                    (true, true) => Shutdown::Both,
+                    (true, false) => Shutdown::Read,
+                    (false, true) => Shutdown::Write,
+                    (false, false) => return,
+                };
+                let _ = pair.call(1, |tcp, out| tcp.shutdown(server, how, out));
             }
             Event::Options { bits, value } => self.change_options(bits, value),
             Event::Step => {

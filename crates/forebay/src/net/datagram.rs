@@ -7,7 +7,6 @@ use std::sync::Arc;
 use forebay_rx::Packet;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Shape;
-use forebay_rx::parse::Network;
 use forebay_stack::network::compose::LinkAddresses;
 
 use super::endpoint::Endpoint;
@@ -194,25 +193,12 @@ impl fmt::Debug for Datagram {
     }
 }
 
-/// Bytes of a packet from its IP header on.
-fn ip_bytes(packet: &Packet) -> &[u8] {
-    packet.frame.data().get(usize::from(packet.headers.network_offset)..).unwrap_or_default()
-}
-
 pub(super) fn traffic_class_of(packet: &Packet) -> u8 {
-    match (packet.headers.network, ip_bytes(packet)) {
-        (Network::Ipv4, &[_, class, ..]) => class,
-        (Network::Ipv6, &[high, low, ..]) => high << 4 | low >> 4,
-        _ => 0,
-    }
+    packet.view().traffic_class().unwrap_or(0)
 }
 
 pub(super) fn ttl_of(packet: &Packet) -> u8 {
-    match (packet.headers.network, ip_bytes(packet)) {
-        (Network::Ipv4, &[_, _, _, _, _, _, _, _, ttl, ..])
-        | (Network::Ipv6, &[_, _, _, _, _, _, _, ttl, ..]) => ttl,
-        _ => 0,
-    }
+    packet.view().ttl().unwrap_or(0)
 }
 
 /// Payload of a datagram in several frames.

@@ -15,13 +15,12 @@ use forebay_stack::socket::reclaim::ReclaimPolicy;
 use forebay_stack::socket::table::SocketTable;
 use forebay_sys::clock::Clock;
 
-use super::shared::NetState;
+use super::shared::{CpuIndex, NetState};
 use super::tcp::TcpTicks;
 
 /// Host of the stack of one CPU.
 pub(super) struct CpuHost {
-    /// The CPU's index among the engine's CPUs.
-    index: usize,
+    index: CpuIndex,
     shared: Arc<NetState>,
     table: Cache<Arc<ArcSwap<SocketTable>>, Arc<SocketTable>>,
     clock: Clock,
@@ -29,7 +28,7 @@ pub(super) struct CpuHost {
 }
 
 impl CpuHost {
-    pub(super) fn new(index: usize, shared: Arc<NetState>) -> Self {
+    pub(super) fn new(index: CpuIndex, shared: Arc<NetState>) -> Self {
         let table = Cache::new(Arc::clone(&shared.table));
         let (clock, ticks) =
             (shared.tcp.clock().clone(), TcpTicks::new(index, Arc::clone(&shared)));
@@ -95,6 +94,6 @@ impl Host for CpuHost {
 
 impl fmt::Debug for CpuHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CpuHost({})", self.index)
+        write!(f, "CpuHost({})", self.index.0)
     }
 }

@@ -92,7 +92,7 @@ use host::CpuHost;
 pub use identities::Addresses;
 use message::DeviceIndex;
 use neighbours::DeviceNeighbours;
-use shared::{NetDevice, NetParts, NetState};
+use shared::{CpuIndex, NetDevice, NetParts, NetState};
 pub use tcp::{TcpListener, TcpStream};
 use transmit::TransmitQueue;
 pub use udp::UdpSocket;
@@ -411,10 +411,10 @@ fn stacks(shared: &Arc<NetState>, caches: Vec<Option<CopyCache>>) -> Vec<Stack> 
     parts
         .map(|(index, ((&cpu, cache), (counters, reclaim_counters)))| {
             let (fragments, counters) = (Arc::clone(&fragments), Arc::clone(counters));
-            let mut network = NetworkLayer::sharing(fragments, config, counters);
+            let mut network = NetworkLayer::with_fragments(fragments, config, counters);
             network.take_tcp();
             let reclaimer = BufferReclaimer::new(cache, None, Arc::clone(reclaim_counters));
-            let host = Box::new(CpuHost::new(index, Arc::clone(shared)));
+            let host = Box::new(CpuHost::new(CpuIndex(index), Arc::clone(shared)));
             Stack::new((cpu, index), network, reclaimer, host)
         })
         .collect()

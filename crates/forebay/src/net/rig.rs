@@ -14,7 +14,7 @@ use forebay_stack::socket::reclaim::SharedPolicy;
 use forebay_stack::tcp::TcpConfig;
 
 use super::neighbours::DeviceNeighbours;
-use super::shared::{NetDevice, NetParts, NetState};
+use super::shared::{CpuIndex, NetDevice, NetParts, NetState};
 use super::transmit::{Between, Gathered, SentMarks, TransmitQueue};
 
 /// Own address of each device: 10.9.0.1/24, 10.9.1.1/24 and so on.
@@ -72,7 +72,7 @@ pub(super) fn gather_to(state: &NetState, (cpu, device): (usize, usize), len: us
     let between = Between { source, destination: neighbour(device) };
     let on = state.routes().identity(device);
     let payload = (&vec![7; len][..], SentMarks::default());
-    let gathered = state.transmitter_of(cpu).gather(device, &on, between, payload);
+    let gathered = state.transmitter_of(CpuIndex(cpu)).gather(device, &on, between, payload);
     assert_eq!(gathered.unwrap(), Gathered::Yes);
 }
 

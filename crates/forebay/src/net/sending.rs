@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::datagram::{Datagram, Datagrams};
 use super::endpoint::{Endpoint, plain};
 use super::message::Transmit;
-use super::shared::Routes;
+use super::shared::{CpuIndex, Routes};
 use super::transmit::{Between, Gathered, SendForm, SentMarks};
 
 /// Time of the device's doorbell: with this datagram, or later for a batch.
@@ -28,11 +28,11 @@ impl Endpoint {
         self.send_by(self.shared.transmitter_index(), of, Flush::Now)
     }
 
-    /// Sends a payload by the transmitter with this index, or by the one that has earlier packets of the
+    /// Sends a payload by the transmitter of a CPU, or by the one that has earlier packets of the
     /// flow. With [`Flush::Later`] the caller flushes the former.
     pub(super) fn send_by(
         &self,
-        index: usize,
+        index: CpuIndex,
         of: &Transmit<'_>,
         flush: Flush,
     ) -> io::Result<usize> {
@@ -252,7 +252,7 @@ impl Endpoint {
     }
 
     /// Flushes a transmitter, unless it is the one that the caller flushes at its end.
-    fn flush_other(&self, by: usize, index: usize) -> io::Result<()> {
+    fn flush_other(&self, by: CpuIndex, index: CpuIndex) -> io::Result<()> {
         if by == index {
             return Ok(());
         }
@@ -294,18 +294,18 @@ mod tests {
             socket.send_by(index, &datagram, Flush::Now).unwrap()
         };
         thread::scope(|scope| {
-            let user = scope.spawn(|| send_by(0, 100));
+            let user = scope.spawn(|| send_by(CpuIndex(0), 100));
             gate.wait();
             // The sink is in use: both calls return at once.
-            send_by(0, 200);
-            send_by(1, 300);
+            send_by(CpuIndex(0), 200);
+            send_by(CpuIndex(1), 300);
             let early = std::mem::take(&mut *lens.lock().unwrap());
             gate.wait();
             user.join().unwrap();
             assert!(early.is_empty(), "{early:?} overtook what the first CPU sends");
         });
-        send_by(1, 400);
+        send_by(CpuIndex(1), 400);
         assert_eq!(*lens.lock().unwrap(), [100, 200, 300, 400]);
-        assert_eq!((0..2).map(|cpu| state.transmitter_of(cpu).frames_away()).max(), Some(0));
+        assert_eq!(state.send_frames_away(), 0);
     }
 }

@@ -12,6 +12,7 @@ use forebay_rx::sink::SinkError;
 use forebay_rx::{CpuId, RxQueue};
 use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, NetworkCounters, Prefix};
+use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::account::Account;
 use forebay_stack::socket::queue::{SocketQueueConfig, SocketQueueConsumer, WakeReader, open};
@@ -33,6 +34,10 @@ use super::waiting::Blocked;
 
 /// Maximum number of sockets.
 pub(super) const SOCKETS_MAX: usize = 1 << 17;
+
+/// Index of a CPU among those of the engine, and of its transmitter and packet memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct CpuIndex(pub(super) usize);
 
 /// Initial size of each CPU's ring to a socket.
 const SLOTS: u32 = 32;
@@ -335,19 +340,24 @@ impl NetState {
 
     /// Index of the transmitter of the calling thread's CPU; of another CPU if the engine does not
     /// run on that one. A call that sends keeps to one, even if its thread migrates meanwhile.
-    pub(super) fn transmitter_index(&self) -> usize {
+    pub(super) fn transmitter_index(&self) -> CpuIndex {
         let cpu = sys::current_cpu();
         let index = self.cpus.iter().position(|&own| own == cpu);
-        index.unwrap_or(cpu.index() % self.cpus.len())
+        CpuIndex(index.unwrap_or(cpu.index() % self.cpus.len()))
+    }
+
+    /// Indices of all CPUs.
+    pub(super) fn cpu_indices(&self) -> impl Iterator<Item = CpuIndex> + use<> {
+        (0..self.cpus.len()).map(CpuIndex)
     }
 
     /// For each CPU, true if it has packet memory for a datagram of any length.
     pub(super) fn send_room(&self) -> Vec<bool> {
-        (0..self.cpus.len()).map(|index| self.transmitter_of(index).has_room()).collect()
+        self.cpu_indices().map(|index| self.transmitter_of(index).has_room()).collect()
     }
 
-    /// Transmitter of a CPU, by its index. Not to be held across a system call.
-    pub(super) fn transmitter_of(&self, index: usize) -> MutexGuard<'_, Transmitter> {
+    /// Transmitter of a CPU. Not to be held across a system call.
+    pub(super) fn transmitter_of(&self, CpuIndex(index): CpuIndex) -> MutexGuard<'_, Transmitter> {
         self.late().transmit_queues[index].transmitter()
     }
 
@@ -355,22 +365,22 @@ impl NetState {
     ///
     /// # Errors
     /// If the device is gone.
-    pub(super) fn flush(&self, index: usize, device: usize) -> Result<(), SinkError> {
-        self.go_on(index, self.late().transmit_queues[index].flush(device))
+    pub(super) fn flush(&self, index: CpuIndex, device: usize) -> Result<(), SinkError> {
+        self.go_on(index, self.late().transmit_queues[index.0].flush(device))
     }
 
     /// Sends what it has gathered for all devices.
     ///
     /// # Errors
     /// If one of the devices is gone.
-    pub(super) fn flush_all(&self, index: usize) -> Result<(), SinkError> {
-        self.go_on(index, self.late().transmit_queues[index].flush_all())
+    pub(super) fn flush_all(&self, index: CpuIndex) -> Result<(), SinkError> {
+        self.go_on(index, self.late().transmit_queues[index.0].flush_all())
     }
 
     /// Has the CPU itself go on with a flush that did not reach its end.
     fn go_on(
         &self,
-        index: usize,
+        index: CpuIndex,
         (sent, result): (Flushed, Result<(), SinkError>),
     ) -> Result<(), SinkError> {
         if sent == Flushed::Part {
@@ -386,7 +396,7 @@ impl NetState {
 
     /// Number of transmit frames in use.
     pub(super) fn send_frames_away(&self) -> usize {
-        (0..self.cpus.len()).map(|index| self.transmitter_of(index).frames_away()).sum()
+        self.cpu_indices().map(|index| self.transmitter_of(index).frames_away()).sum()
     }
 
     pub(super) fn is_receivable(&self, address: IpAddr) -> bool {
@@ -403,7 +413,7 @@ impl NetState {
         let mut dropped = Vec::new();
         self.devices.iter().for_each(|device| device.learned().close(&mut dropped));
         drop(dropped);
-        for index in 0..self.cpus.len() {
+        for index in self.cpu_indices() {
             self.transmitter_of(index).drop_unresolved(self);
             // Ignored: a device that is gone has already failed the sender's call.
             let _ = self.flush_all(index);
@@ -444,12 +454,12 @@ impl BoundSockets {
         self.free.extend(u32::try_from(id.index()));
     }
 
-    /// Chooses an ephemeral port (`ip_local_port_range`).
+    /// Chooses a port for a socket that has none.
     fn choose_port(&mut self, binding: &mut Binding) -> io::Result<()> {
-        const PORTS: std::ops::Range<u16> = 32_768..61_000;
-        for _ in PORTS {
-            self.next_port =
-                if PORTS.contains(&self.next_port) { self.next_port } else { PORTS.start };
+        for _ in LOCAL_PORTS {
+            if !LOCAL_PORTS.contains(&self.next_port) {
+                self.next_port = *LOCAL_PORTS.start();
+            }
             binding.local.set_port(self.next_port);
             self.next_port += 1;
             if self.bindings.conflict(binding).is_none() {

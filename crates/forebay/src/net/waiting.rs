@@ -12,7 +12,7 @@ use forebay_sys::readiness::readiness;
 use forebay_sys::signals::with_all_blocked;
 
 use super::endpoint::Endpoint;
-use super::shared::NetState;
+use super::shared::{CpuIndex, NetState};
 use super::wake::Wake;
 
 /// First and longest pause between two checks for free packet memory: no event announces it.
@@ -133,11 +133,11 @@ pub(super) struct Patience<'a> {
 }
 
 impl Patience<'_> {
-    /// Waits for a while, if permitted, for memory of the CPU with this index.
+    /// Waits for a while, if permitted, for memory of a CPU.
     ///
     /// # Errors
     /// `WouldBlock`; `BrokenPipe` once the engine has ended, as no more memory will be returned.
-    pub(super) fn wait(&mut self, by: usize) -> io::Result<()> {
+    pub(super) fn wait(&mut self, by: CpuIndex) -> io::Result<()> {
         let Endpoint { shared, wake, options, descriptor, .. } = self.of;
         if shared.has_ended() {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -195,13 +195,13 @@ pub(super) struct Blocked(Mutex<Watched>);
 
 #[derive(Default)]
 struct Watched {
-    /// Each socket with the index of the CPU whose memory its send found full.
-    sockets: Vec<(Weak<Wake>, usize)>,
+    /// Each socket with the CPU whose memory its send found full.
+    sockets: Vec<(Weak<Wake>, CpuIndex)>,
     has_watcher: bool,
 }
 
 impl Blocked {
-    fn add(&self, (socket, by): (&Arc<Wake>, usize), shared: &Arc<NetState>) {
+    fn add(&self, (socket, by): (&Arc<Wake>, CpuIndex), shared: &Arc<NetState>) {
         let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let this = Arc::downgrade(socket);
         if !watched.sockets.iter().any(|(other, on)| other.ptr_eq(&this) && *on == by) {
@@ -227,7 +227,7 @@ impl Blocked {
         let room = shared.send_room();
         let has_ended = shared.has_ended();
         let mut watched = shared.blocked.0.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.release(|by| has_ended || room[by]);
+        watched.release(|by| has_ended || room[by.0]);
         watched.has_watcher = !watched.sockets.is_empty();
         watched.has_watcher
     }
@@ -235,7 +235,7 @@ impl Blocked {
 
 impl Watched {
     /// Makes the sockets writable whose CPU has room, and forgets them and those that are closed.
-    fn release(&mut self, has_room: impl Fn(usize) -> bool) {
+    fn release(&mut self, has_room: impl Fn(CpuIndex) -> bool) {
         self.sockets.retain(|(socket, by)| {
             let Some(wake) = socket.upgrade() else { return false };
             let is_over = has_room(*by);
@@ -270,14 +270,17 @@ mod tests {
         socket.options.is_nonblocking.store(true, Ordering::Relaxed);
         socket.descriptor().unwrap();
         let mut held = Vec::new();
-        let mut transmitter = state.transmitter_of(0);
+        let mut transmitter = state.transmitter_of(CpuIndex(0));
         held.extend(std::iter::from_fn(|| transmitter.pool().allocate(1)));
         drop(transmitter);
         assert_eq!(state.send_room(), [false, true]);
-        assert_eq!(socket.patience().wait(0).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(
+            socket.patience().wait(CpuIndex(0)).unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
         let watch = || Blocked::watch(&Arc::downgrade(&state));
         assert!((0..5).all(|_| watch()), "the other CPU's memory is of no use");
-        held.into_iter().for_each(|frame| state.transmitter_of(0).pool().put(frame));
+        held.into_iter().for_each(|frame| state.transmitter_of(CpuIndex(0)).pool().put(frame));
         assert!(!watch());
     }
 }

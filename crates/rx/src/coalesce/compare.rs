@@ -227,7 +227,7 @@ pub(super) fn difference(
         MergeRefusal::LinkHeader
     } else if a.ttl() != b.ttl() {
         MergeRefusal::Ttl
-    } else if traffic_class(first) != traffic_class(next) {
+    } else if a.traffic_class() != b.traffic_class() {
         MergeRefusal::Tos
     } else if network_rest(first) != network_rest(next) {
         MergeRefusal::IpHeader
@@ -252,13 +252,6 @@ fn tcp_difference(first: &Packet, next: &Packet, mode: CoalesceMode) -> MergeRef
     } else {
         MergeRefusal::OtherOptions
     }
-}
-
-/// Type of service of IPv4, or traffic class of IPv6.
-fn traffic_class(packet: &Packet) -> Option<u8> {
-    let Headers { network, network_offset, .. } = packet.headers;
-    let &[first, second] = packet.frame.data().get(network_offset.into()..)?.first_chunk()?;
-    Some(if network == Network::Ipv4 { second } else { first << 4 | second >> 4 })
 }
 
 /// Further fields of the network header that must agree: don't-fragment; flow label and extension

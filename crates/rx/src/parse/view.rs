@@ -103,6 +103,17 @@ impl<'a> View<'a> {
         Some(if self.address_bytes().is_some() { self.headers.protocol } else { first })
     }
 
+    /// Type of service of IPv4, or traffic class of IPv6.
+    #[must_use]
+    pub fn traffic_class(&self) -> Option<u8> {
+        let [first, second] = self.network_field(0)?;
+        match self.headers.network {
+            Network::Other => None,
+            Network::Ipv4 => Some(second),
+            Network::Ipv6 => Some(first << 4 | second >> 4),
+        }
+    }
+
     /// Time to live, or hop limit.
     #[must_use]
     pub fn ttl(&self) -> Option<u8> {

@@ -35,7 +35,7 @@ impl SimReassembly {
         let fragments = Arc::new(Fragments::shared(FragmentsConfig::default(), cpus.into()));
         let network = |pool| {
             let config = NetworkConfig::default();
-            (NetworkLayer::sharing(Arc::clone(&fragments), config, Arc::default()), pool)
+            (NetworkLayer::with_fragments(Arc::clone(&fragments), config, Arc::default()), pool)
         };
         let address = Prefix { address: IpAddr::from(ADDRESS), bits: 8 };
         Self {

@@ -4,7 +4,7 @@
 mod events; // poll, epoll, and what there is not
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::ptr::null;
 use std::slice;
 
@@ -426,11 +426,13 @@ extern "C" fn close(state: *mut c_void, fd: c_int) -> c_int {
 }
 
 extern "C" fn shutdown(state: *mut c_void, fd: c_int, how: c_int) -> c_int {
-    if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
-        return answer(Err(Errno(libc::EINVAL)));
-    }
-    let (receive, send) = (how != libc::SHUT_WR, how != libc::SHUT_RD);
-    answer(shim(state).shutdown(fd, receive, send))
+    let how = match how {
+        libc::SHUT_RD => Shutdown::Read,
+        libc::SHUT_WR => Shutdown::Write,
+        libc::SHUT_RDWR => Shutdown::Both,
+        _ => return answer(Err(Errno(libc::EINVAL))),
+    };
+    answer(shim(state).shutdown(fd, how))
 }
 
 extern "C" fn getsockopt(

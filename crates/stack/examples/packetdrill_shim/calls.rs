@@ -2,12 +2,13 @@
 //! packetdrill's main thread turns the clock meanwhile.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{ThreadId, current};
 use std::time::Duration;
 
-use forebay_stack::tcp::{self, TcpError, TcpOptions, TcpSocket, WriteFlags};
+use forebay_stack::socket::LOCAL_PORTS;
+use forebay_stack::tcp::{self, ReadMode, TcpError, TcpOptions, TcpSocket, WriteFlags};
 
 use crate::errno::Errno;
 use crate::host::Host;
@@ -23,8 +24,6 @@ const LOOK: Duration = Duration::from_millis(1);
 /// the main thread is known to wait, and if this cannot be known.
 const LOOKS_WAITING: u32 = 2;
 const LOOKS_UNKNOWN: u32 = 200;
-/// Lowest port of a listener that was not bound.
-const FIRST_PORT: u16 = 32_768;
 /// Virtual time that a receive waits for a packet at most, in µs.
 const RECEIVE_US: u64 = 2_000_000_000;
 
@@ -128,7 +127,7 @@ impl Shim {
         let listening = state.host.tcp.listen(socket, backlog);
         if listening == Err(TcpError::Invalid) {
             // Not bound, unless this fails, too: at a port of its own.
-            let port = FIRST_PORT + u16::try_from(fd).unwrap_or(0);
+            let port = LOCAL_PORTS.start() + u16::try_from(fd).unwrap_or(0);
             let local = SocketAddr::new(state.host.address(), port);
             state.host.tcp.bind(socket, local)?;
             state.host.tcp.listen(socket, backlog)?;
@@ -197,7 +196,8 @@ impl Shim {
             let room = &mut room[filled..];
             let read = state.host.call(|tcp, out| {
                 if flags.is_urgent {
-                    let byte = tcp.read_urgent(socket, flags.peeks, out)?;
+                    let mode = if flags.peeks { ReadMode::Peek } else { ReadMode::Take };
+                    let byte = tcp.read_urgent(socket, mode, out)?;
                     Ok(byte.zip(room.first_mut()).map_or(0, |(byte, place)| {
                         *place = byte;
                         1
@@ -261,10 +261,10 @@ impl Shim {
         }
     }
 
-    pub(crate) fn shutdown(&self, fd: i32, receive: bool, send: bool) -> Result<i32, Errno> {
+    pub(crate) fn shutdown(&self, fd: i32, how: Shutdown) -> Result<i32, Errno> {
         let mut state = self.lock();
         let socket = state.entry(fd)?.socket;
-        state.host.call(|tcp, out| tcp.shutdown(socket, receive, send, out))?;
+        state.host.call(|tcp, out| tcp.shutdown(socket, how, out))?;
         drop(self.let_others_run(state));
         Ok(0)
     }

@@ -26,7 +26,7 @@ mod extensions; //   IPv6 extension headers and their options
 mod internet; //     from the network header to the transport header, through reassembly
 mod transport; //    delivery and answers
 mod udp; //          lengths and checksums
-mod tcp; //         the same of TCP, and segments quoted by ICMP errors
+mod tcp; //          lengths and checksums, and segments quoted by ICMP errors
 mod icmp; //         echo, and received errors
 mod icmp_error; //   port unreachable
 mod rate_limit; //   rate limits of ICMP errors
@@ -126,12 +126,12 @@ impl NetworkLayer {
     #[must_use]
     pub fn new(config: NetworkConfig, counters: Arc<NetworkCounters>) -> Self {
         let fragments = Arc::new(Fragments::new(config.fragments));
-        Self::sharing(fragments, config, counters)
+        Self::with_fragments(fragments, config, counters)
     }
 
     /// Creates one of several network layers that share `fragments`, since flows move between CPUs.
     #[must_use]
-    pub fn sharing(
+    pub fn with_fragments(
         fragments: Arc<Fragments>,
         config: NetworkConfig,
         counters: Arc<NetworkCounters>,

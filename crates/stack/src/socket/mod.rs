@@ -26,6 +26,10 @@ mod testutil;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+
+/// Ports that the host chooses itself, for UDP and TCP (`ip_local_port_range`).
+pub const LOCAL_PORTS: RangeInclusive<u16> = 32_768..=60_999;
 
 /// Unique id of a socket: the slot index in the low 32 bits, the generation (number of sockets that
 /// used the slot before) in the high 32 bits.

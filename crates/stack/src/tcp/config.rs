@@ -5,6 +5,12 @@ pub(super) const MS: u64 = 1_000;
 /// Microseconds of a second.
 pub(super) const SECOND: u64 = 1_000_000;
 
+/// A time in 32 bits; the longest if it does not fit.
+#[expect(clippy::cast_possible_truncation, reason = "compared before")]
+pub(super) const fn us_u32(us: u64) -> u32 {
+    if us > u32::MAX as u64 { u32::MAX } else { us as u32 }
+}
+
 /// Lowest retransmission time-out (`TCP_RTO_MIN`), in µs.
 pub(super) const RTO_MIN_US: u64 = 200 * MS;
 /// Highest retransmission time-out (`TCP_RTO_MAX`), in µs.
@@ -25,7 +31,7 @@ pub(super) const INITIAL_CWND: u32 = 10;
 pub(super) const DUP_THRESHOLD: u32 = 3;
 /// Segment size assumed of a peer that announces none over IPv4 (RFC 9293, MUST-15).
 pub(super) const DEFAULT_MSS: u16 = 536;
-/// The same over IPv6, as in the kernel: a packet of 1280 bytes.
+/// Segment size assumed of such a peer over IPv6, as in the kernel: that of a packet of 1280 bytes.
 pub(super) const DEFAULT_MSS_V6: u16 = 1220;
 /// Smallest segment size that a peer can impose (`TCP_MIN_SND_MSS`).
 pub(super) const MIN_MSS: u32 = 48;
@@ -47,7 +53,8 @@ pub struct TcpConfig {
     pub synack_retries: u8,
     /// Retransmissions after which a connection is given up (`tcp_retries2`).
     pub retries2: u8,
-    /// The same for a connection that the application has closed (`tcp_orphan_retries`).
+    /// Retransmissions after which a connection that the application has closed is given up
+    /// (`tcp_orphan_retries`).
     pub orphan_retries: u8,
     /// Time that a closed connection waits for the peer's FIN, in µs (`tcp_fin_timeout`).
     pub fin_timeout_us: u64,

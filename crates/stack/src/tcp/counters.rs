@@ -72,7 +72,7 @@ counters! {
     rcv_q_drop = "TCPRcvQDrop",
     /// Receive queues copied together for lack of memory.
     rcv_collapsed = "TCPRcvCollapsed",
-    /// Pieces behind a gap dropped for lack of memory.
+    /// Payloads behind a gap dropped for lack of memory.
     ofo_pruned = "OfoPruned",
     /// Segments beyond the receive window.
     beyond_window = "BeyondWindow",

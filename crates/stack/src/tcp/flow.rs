@@ -117,7 +117,7 @@ impl HashedFlow {
     }
 }
 
-/// The same in the fewest bytes, for tables.
+/// Ends of a connection in the fewest bytes, for tables.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct PackedFlow {
     /// Addresses of both ends; those of IPv4 in the first four bytes.

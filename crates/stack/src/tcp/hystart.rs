@@ -4,11 +4,11 @@
 //! Acknowledged segments count without the limit L: as with a paced sender, no burst is longer than a
 //! packet of about a millisecond at the connection's rate.
 
-use super::config::MS;
+use super::config::{MS, us_u32};
 
 /// Growth of the round trip that counts: an eighth, within limits, in µs.
-const RTT_THRESHOLD_MIN_US: u32 = 4 * narrowed(MS);
-const RTT_THRESHOLD_MAX_US: u32 = 16 * narrowed(MS);
+const RTT_THRESHOLD_MIN_US: u32 = 4 * us_u32(MS);
+const RTT_THRESHOLD_MAX_US: u32 = 16 * us_u32(MS);
 const MIN_RTT_DIVISOR: u32 = 8;
 /// Samples of a round before it is judged.
 const SAMPLES: u8 = 8;
@@ -63,7 +63,7 @@ impl HyStart {
                 }
             }
         }
-        self.current_min_us = self.current_min_us.min(narrowed(rtt_us));
+        self.current_min_us = self.current_min_us.min(us_u32(rtt_us));
         self.samples = self.samples.saturating_add(1);
         if self.samples >= SAMPLES {
             self.judge();
@@ -95,12 +95,6 @@ impl HyStart {
         self.credit = u8::try_from(credit % GROWTH_DIVISOR).unwrap_or(0);
         credit / GROWTH_DIVISOR
     }
-}
-
-/// A time in fewer bits; the longest if it does not fit.
-#[expect(clippy::cast_possible_truncation, reason = "compared before")]
-const fn narrowed(us: u64) -> u32 {
-    if us > u32::MAX as u64 { u32::MAX } else { us as u32 }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Options in the form in which programs read and write them by the kernel's calls.
 
 use super::config::{DEFAULT_MSS, DUP_THRESHOLD, INITIAL_CWND, RTO_INITIAL_US};
-use super::connection::{Phase, State, TcpInfo};
+use super::connection::{Phase, State, TcpInfo, WindowScales};
 use super::machine::Listening;
 
 /// `TCP_CLOSE`, the state of what is not connected.
@@ -31,9 +31,9 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
         | u8::from(info.sack) << 1
         | u8::from(info.window_scales.is_some()) << 2
         | u8::from(info.ecn) << 3;
-    let (theirs, ours) = info.window_scales.unwrap_or_default();
+    let WindowScales { send, receive } = info.window_scales.unwrap_or_default();
     let (state, phase, scales) =
-        (number_of(info.state), phase_of(info.phase), theirs & 15 | ours << 4);
+        (number_of(info.state), phase_of(info.phase), send & 15 | receive << 4);
     form.put(0, &[state, phase, info.retransmits, info.probes, info.backoff, features, scales]);
     // tcpi_delivery_rate_app_limited
     form.put(7, &[u8::from(info.unsent_bytes == 0)]);
@@ -272,7 +272,7 @@ mod tests {
             timestamps: true,
             sack: false,
             ecn: true,
-            window_scales: Some((3, 9)),
+            window_scales: Some(WindowScales { send: 3, receive: 9 }),
         }
     }
 

@@ -15,7 +15,7 @@ mod machine; //    the spine: from a packet to its connection, and out again
 mod connection; // one connection: its state, and the stages that change it
 mod wire; //       headers and options
 
-mod receive_queue; // received bytes in their frames, and pieces behind gaps
+mod receive_queue; // received bytes in their frames, and payloads behind gaps
 mod send_queue; //    written bytes until they are acknowledged
 mod sack; //          selective acknowledgements to be sent
 mod congestion; //    congestion window: NewReno, CUBIC
@@ -23,9 +23,10 @@ mod hystart; //       end of the first slow start
 mod rtt; //           round-trip time, time-out
 
 mod flow; //        the two ends of a connection
-mod flow_table; //  values by flow
+mod connection_table; // connections, handshakes and TIME-WAIT, by flow
 mod isn; //         secrets: sequence numbers, cookies, ports
-mod slots; //       numbered places
+mod invalid_limit; // answers to segments out of the window
+mod slots; //       values by index
 mod timer_wheel; // deadlines
 mod succession; // processes that listen on the same ports
 mod seq; //         sequence numbers
@@ -35,19 +36,20 @@ pub mod counters; // named as the kernel's
 pub mod error; //    named as the kernel's
 pub mod kernel_form; // what the kernel's calls read and write
 
-/// Memory of a connection without data, in bytes: its state, its places in the tables and in the
+/// Memory of a connection without data, in bytes: its state, its entries in the tables and in the
 /// timer wheel.
 pub const CONNECTION_BYTES: usize = machine::CONNECTION_BYTES;
 
 pub use config::{Algorithm, TcpConfig, TcpOptions};
 pub use connection::{
-    Limit, PathError, Phase, Readiness, Resent, State, Tally, TcpInfo, WriteFlags,
+    Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally, TcpInfo, WindowScales,
+    WriteFlags,
 };
 pub use counters::TcpCounters;
 pub use error::TcpError;
 pub use flow::{Flow, FlowHasher, HashedFlow};
 pub use machine::{
-    Found, ListenerQueues, Listening, Tcp, TcpDevice, TcpLevels, TcpMemory, TcpOut, TcpSharing,
+    Found, ListenerQueues, Listening, ReusePort, Tcp, TcpDevice, TcpLevels, TcpMemory, TcpOut,
     TcpSocket,
 };
 pub use seq::Seq;

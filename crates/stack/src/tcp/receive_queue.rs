@@ -1,5 +1,5 @@
-//! Received bytes, in the frames that they came in: those in order for the reader, and pieces
-//! behind a gap.
+//! Received bytes, in the frames that they came in: those in order for the reader, and payloads
+//! that wait behind a gap.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,36 +9,36 @@ use forebay_rx::packet::Packet;
 
 use super::seq::{Seq, len_u32};
 
-/// Pieces behind gaps, at most; more are dropped, and sent again by the peer. The memory of the
+/// Payloads behind gaps, at most; more are dropped, and sent again by the peer. The memory of the
 /// largest buffer ends before, unless segments are small.
-const MAX_PIECES: usize = 16_384;
+const OUT_OF_ORDER_MAX: usize = 16_384;
 /// Bytes of a copy that takes the place of several frames.
 const COPY_BYTES: usize = 16 << 10;
 
 /// Payload of one packet, perhaps merged: a chain of frames.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct Payload {
     pub(super) start: Seq,
     /// First sequence number behind the payload; FIN not counted.
     pub(super) end: Seq,
     pub(super) is_fin: bool,
-    /// Begin of the run of pieces without a gap that this one ends, and end of the run that it begins.
+    /// Begin of the run of payloads without a gap that this one ends, and end of the run that it begins.
     run_start: Seq,
     run_end: Seq,
     /// First frame of the chain.
     frame: Frame,
-    /// Place of the payload in the first frame.
-    place: Range<usize>,
+    /// Bytes of the payload in the first frame.
+    range: Range<usize>,
     /// Payload of each following frame but the last: bytes behind it are padding.
     size: usize,
 }
 
-impl Piece {
+impl Payload {
     /// Payload of a packet whose segment begins at `start`.
     pub(super) fn of(packet: Packet, start: Seq, len_bytes: u32, is_fin: bool) -> Self {
         let offset = usize::from(packet.headers.payload_offset);
         let first = packet.view().payload().len();
-        let place = offset..offset + first;
+        let range = offset..offset + first;
         let size = match packet.gso_size() {
             0 => usize::MAX,
             size => size.into(),
@@ -46,15 +46,15 @@ impl Piece {
         let end = start + len_bytes;
         let (run_start, run_end) = (start, end + u32::from(is_fin));
         let frame = packet.frame;
-        Self { start, end, is_fin, run_start, run_end, frame, place, size }
+        Self { start, end, is_fin, run_start, run_end, frame, range, size }
     }
 
-    /// First sequence number behind the piece.
+    /// First sequence number behind the payload and its FIN.
     pub(super) fn end_with_fin(&self) -> Seq {
         self.end + u32::from(self.is_fin)
     }
 
-    /// Memory that the piece occupies.
+    /// Memory that the payload occupies.
     pub(super) fn truesize(&self) -> u32 {
         self.frame.truesize()
     }
@@ -69,8 +69,8 @@ impl Piece {
 #[derive(Debug)]
 struct Chunk {
     bytes: Bytes,
-    /// Place of the unread bytes.
-    place: Range<usize>,
+    /// Bytes that the reader has not read.
+    range: Range<usize>,
     truesize: u32,
 }
 
@@ -86,7 +86,7 @@ impl Chunk {
             Bytes::Frame(frame) => frame.data(),
             Bytes::Copied(bytes) => bytes,
         };
-        bytes.get(self.place.clone()).unwrap_or_default()
+        bytes.get(self.range.clone()).unwrap_or_default()
     }
 
     fn free(self, pool: &mut Pool) {
@@ -96,16 +96,16 @@ impl Chunk {
     }
 }
 
-/// Outcome of adding a piece behind a gap.
+/// Outcome of adding a payload behind a gap.
 #[must_use]
 #[derive(Debug)]
 pub(super) enum Queued {
     /// Kept. The range of bytes that are there around it, and one that came twice.
     Kept { around: (Seq, Seq), duplicate: Option<(Seq, Seq)> },
     /// Nothing new.
-    Duplicate(Piece),
-    /// No room for more pieces.
-    Full(Piece),
+    Duplicate(Payload),
+    /// No room for more payloads.
+    Full(Payload),
 }
 
 /// Outcome of a gap that was filled.
@@ -115,7 +115,7 @@ pub(super) struct Filled {
     pub(super) next: Seq,
     /// True if that is behind a FIN.
     pub(super) is_fin: bool,
-    /// Bytes of the pieces that the segment that filled the gap had, too.
+    /// Bytes of the payloads that the segment that filled the gap had, too.
     pub(super) duplicate: Option<(Seq, Seq)>,
 }
 
@@ -133,11 +133,11 @@ impl Filled {
 #[derive(Debug, Default)]
 pub(super) struct ReceiveQueue {
     chunks: VecDeque<Chunk>,
-    /// Pieces behind a gap, by their start; each ends behind the one before.
-    pieces: VecDeque<Piece>,
+    /// Payloads behind a gap, by their start (`out_of_order_queue`); each ends behind the one before.
+    out_of_order: VecDeque<Payload>,
     /// Unread bytes in order.
     len_bytes: u32,
-    /// Memory of chunks and pieces.
+    /// Memory of chunks and payloads.
     truesize: u32,
 }
 
@@ -152,61 +152,61 @@ impl ReceiveQueue {
     }
 
     pub(super) fn has_gap(&self) -> bool {
-        !self.pieces.is_empty()
+        !self.out_of_order.is_empty()
     }
 
-    /// Appends a piece that begins at or before `next`, and returns the sequence number behind its
-    /// payload. Bytes before `next` are skipped.
-    pub(super) fn append(&mut self, mut piece: Piece, next: Seq, pool: &mut Pool) -> Seq {
-        let mut skip = next.bytes_since(piece.start) as usize;
-        let followers = piece.frame.take_followers();
-        let mut left = ((piece.end - piece.start) as usize).saturating_sub(piece.place.len());
-        let first = std::iter::once((piece.frame, piece.place));
+    /// Appends a payload that begins at or before `next`, and returns the sequence number behind
+    /// it. Bytes before `next` are skipped.
+    pub(super) fn append(&mut self, mut payload: Payload, next: Seq, pool: &mut Pool) -> Seq {
+        let mut skip = next.bytes_since(payload.start) as usize;
+        let followers = payload.frame.take_followers();
+        let mut left = ((payload.end - payload.start) as usize).saturating_sub(payload.range.len());
+        let first = std::iter::once((payload.frame, payload.range));
         let rest = followers.map(|frame| {
-            let len = frame.data().len().min(piece.size).min(left);
+            let len = frame.data().len().min(payload.size).min(left);
             left -= len;
             (frame, 0..len)
         });
-        for (frame, place) in first.chain(rest) {
-            let skipped = skip.min(place.len());
+        for (frame, range) in first.chain(rest) {
+            let skipped = skip.min(range.len());
             skip -= skipped;
-            let place = place.start + skipped..place.end;
-            if place.is_empty() {
+            let range = range.start + skipped..range.end;
+            if range.is_empty() {
                 pool.put(frame);
                 continue;
             }
             let truesize = frame.truesize();
-            self.len_bytes += len_u32(place.len());
+            self.len_bytes += len_u32(range.len());
             self.truesize += truesize;
-            self.chunks.push_back(Chunk { bytes: Bytes::Frame(frame), place, truesize });
+            self.chunks.push_back(Chunk { bytes: Bytes::Frame(frame), range, truesize });
         }
-        piece.end.later(next)
+        payload.end.later(next)
     }
 
-    /// Adds a piece that begins behind `next`, as `tcp_data_queue_ofo` does: of bytes that came
-    /// twice, those of the piece with the earlier start count, and those of the later piece if both
+    /// Adds a payload that begins behind `next`, as `tcp_data_queue_ofo` does: of bytes that came
+    /// twice, those of the payload with the earlier start count, and those of the later payload if both
     /// start together.
-    pub(super) fn add_piece(&mut self, piece: Piece, pool: &mut Pool) -> Queued {
-        let (start, end) = (piece.start, piece.end_with_fin());
-        // First piece that begins at or behind this one.
-        let at = self.pieces.partition_point(|other| other.start.is_before(start));
+    pub(super) fn insert_out_of_order(&mut self, payload: Payload, pool: &mut Pool) -> Queued {
+        let (start, end) = (payload.start, payload.end_with_fin());
+        // First payload that begins at or behind this one.
+        let at = self.out_of_order.partition_point(|other| other.start.is_before(start));
         let mut duplicate = None;
-        if let Some(before) = at.checked_sub(1).and_then(|at| self.pieces.get(at)) {
+        if let Some(before) = at.checked_sub(1).and_then(|at| self.out_of_order.get(at)) {
             let before_end = before.end_with_fin();
             if !end.is_after(before_end) {
-                return Queued::Duplicate(piece);
+                return Queued::Duplicate(payload);
             }
             if start.is_before(before_end) {
                 duplicate = Some((start, before_end));
             }
         }
-        if let Some(same) = self.pieces.get(at)
+        if let Some(same) = self.out_of_order.get(at)
             && same.start == start
             && !end.is_after(same.end_with_fin())
         {
-            return Queued::Duplicate(piece);
+            return Queued::Duplicate(payload);
         }
-        while let Some(covered) = self.pieces.get(at) {
+        while let Some(covered) = self.out_of_order.get(at) {
             if !end.is_after(covered.start) {
                 break;
             }
@@ -216,114 +216,114 @@ impl ReceiveQueue {
             if end.is_before(covered_end) {
                 break;
             }
-            self.remove_piece(at, pool);
+            self.remove_out_of_order(at, pool);
         }
-        if self.pieces.len() >= MAX_PIECES {
-            return Queued::Full(piece);
+        if self.out_of_order.len() >= OUT_OF_ORDER_MAX {
+            return Queued::Full(payload);
         }
-        self.truesize += piece.truesize();
-        self.pieces.insert(at, piece);
+        self.truesize += payload.truesize();
+        self.out_of_order.insert(at, payload);
         let around =
             if duplicate.is_none() { self.join_run(at, (start, end)) } else { self.walk_run(at) };
         self.mark_run(around);
         Queued::Kept { around, duplicate }
     }
 
-    /// Run of a piece that fills a gap without overlap: its neighbours know how far theirs reach.
+    /// Run of a payload that fills a gap without overlap: its neighbours know how far theirs reach.
     fn join_run(&self, at: usize, (start, end): (Seq, Seq)) -> (Seq, Seq) {
-        let before = at.checked_sub(1).and_then(|at| self.pieces.get(at));
-        let after = self.pieces.get(at + 1);
+        let before = at.checked_sub(1).and_then(|at| self.out_of_order.get(at));
+        let after = self.out_of_order.get(at + 1);
         let first = before.filter(|before| before.end_with_fin() == start);
         let last = after.filter(|after| after.start == end);
         (first.map_or(start, |before| before.run_start), last.map_or(end, |after| after.run_end))
     }
 
-    /// Run of a piece, found piece by piece.
+    /// Run of a payload, found one by one.
     fn walk_run(&self, at: usize) -> (Seq, Seq) {
         let (mut first, mut last) = (at, at);
-        while let Some(next) = self.pieces.get(last + 1)
-            && !next.start.is_after(self.pieces[last].end_with_fin())
+        while let Some(next) = self.out_of_order.get(last + 1)
+            && !next.start.is_after(self.out_of_order[last].end_with_fin())
         {
             last += 1;
         }
-        while let Some(before) = first.checked_sub(1).and_then(|at| self.pieces.get(at))
-            && !self.pieces[first].start.is_after(before.end_with_fin())
+        while let Some(before) = first.checked_sub(1).and_then(|at| self.out_of_order.get(at))
+            && !self.out_of_order[first].start.is_after(before.end_with_fin())
         {
             first -= 1;
         }
-        (self.pieces[first].start, self.pieces[last].end_with_fin())
+        (self.out_of_order[first].start, self.out_of_order[last].end_with_fin())
     }
 
-    /// Tells the first and the last piece of a run how far it reaches.
+    /// Tells the first and the last payload of a run how far it reaches.
     fn mark_run(&mut self, (start, end): (Seq, Seq)) {
-        let first = self.pieces.partition_point(|piece| piece.start.is_before(start));
-        if let Some(piece) = self.pieces.get_mut(first) {
-            piece.run_end = end;
+        let first = self.out_of_order.partition_point(|payload| payload.start.is_before(start));
+        if let Some(payload) = self.out_of_order.get_mut(first) {
+            payload.run_end = end;
         }
-        let behind = self.pieces.partition_point(|piece| piece.start.is_before(end));
-        if let Some(piece) = behind.checked_sub(1).and_then(|at| self.pieces.get_mut(at)) {
-            piece.run_start = start;
+        let behind = self.out_of_order.partition_point(|payload| payload.start.is_before(end));
+        if let Some(payload) = behind.checked_sub(1).and_then(|at| self.out_of_order.get_mut(at)) {
+            payload.run_start = start;
         }
     }
 
-    /// Appends the pieces that the gap before them no longer separates from `next`.
-    pub(super) fn append_pieces(&mut self, next: Seq, pool: &mut Pool) -> Filled {
+    /// Appends the payloads that the gap before them no longer separates from `next`.
+    pub(super) fn append_contiguous(&mut self, next: Seq, pool: &mut Pool) -> Filled {
         let mut filled = Filled { next, is_fin: false, duplicate: None };
-        while let Some(piece) = self.pieces.front() {
-            if piece.start.is_after(filled.next) {
+        while let Some(payload) = self.out_of_order.front() {
+            if payload.start.is_after(filled.next) {
                 break;
             }
-            let Some(piece) = self.pieces.pop_front() else { break };
-            self.truesize -= piece.truesize();
-            if piece.start.is_before(next) {
-                filled.note_duplicate((piece.start, piece.end_with_fin().earlier(next)));
+            let Some(payload) = self.out_of_order.pop_front() else { break };
+            self.truesize -= payload.truesize();
+            if payload.start.is_before(next) {
+                filled.note_duplicate((payload.start, payload.end_with_fin().earlier(next)));
             }
-            if !piece.end_with_fin().is_after(filled.next) {
-                piece.free(pool);
+            if !payload.end_with_fin().is_after(filled.next) {
+                payload.free(pool);
                 continue;
             }
-            filled.is_fin = piece.is_fin;
-            filled.next = self.append(piece, filled.next, pool);
+            filled.is_fin = payload.is_fin;
+            filled.next = self.append(payload, filled.next, pool);
             if filled.is_fin {
-                self.drop_pieces(pool);
+                self.drop_out_of_order(pool);
                 filled.next += 1;
                 return filled;
             }
         }
-        if self.pieces.is_empty() && self.pieces.capacity() > 16 {
-            self.pieces = VecDeque::new();
+        if self.out_of_order.is_empty() && self.out_of_order.capacity() > 16 {
+            self.out_of_order = VecDeque::new();
         }
         filled
     }
 
-    /// Drops all pieces behind gaps. Returns their number.
-    pub(super) fn drop_pieces(&mut self, pool: &mut Pool) -> usize {
-        let count = self.pieces.len();
-        while !self.pieces.is_empty() {
-            self.remove_piece(self.pieces.len() - 1, pool);
+    /// Drops all payloads behind gaps. Returns their number.
+    pub(super) fn drop_out_of_order(&mut self, pool: &mut Pool) -> usize {
+        let count = self.out_of_order.len();
+        while !self.out_of_order.is_empty() {
+            self.remove_out_of_order(self.out_of_order.len() - 1, pool);
         }
         count
     }
 
-    /// Drops the pieces that are furthest ahead until the memory is at most `limit`. Returns their
+    /// Drops the payloads that are furthest ahead until the memory is at most `limit`. Returns their
     /// number (`tcp_prune_ofo_queue`).
     pub(super) fn prune(&mut self, limit: u32, pool: &mut Pool) -> usize {
-        let before = self.pieces.len();
-        while self.truesize > limit && !self.pieces.is_empty() {
-            self.remove_piece(self.pieces.len() - 1, pool);
+        let before = self.out_of_order.len();
+        while self.truesize > limit && !self.out_of_order.is_empty() {
+            self.remove_out_of_order(self.out_of_order.len() - 1, pool);
         }
-        let pruned = before - self.pieces.len();
-        if let Some(last) = self.pieces.len().checked_sub(1).filter(|_| pruned > 0) {
+        let pruned = before - self.out_of_order.len();
+        if let Some(last) = self.out_of_order.len().checked_sub(1).filter(|_| pruned > 0) {
             let run = self.walk_run(last);
             self.mark_run(run);
         }
         pruned
     }
 
-    fn remove_piece(&mut self, at: usize, pool: &mut Pool) {
-        if let Some(piece) = self.pieces.remove(at) {
-            self.truesize -= piece.truesize();
-            piece.free(pool);
+    fn remove_out_of_order(&mut self, at: usize, pool: &mut Pool) {
+        if let Some(payload) = self.out_of_order.remove(at) {
+            self.truesize -= payload.truesize();
+            payload.free(pool);
         }
     }
 
@@ -332,7 +332,7 @@ impl ReceiveQueue {
     pub(super) fn collapse(&mut self, pool: &mut Pool) {
         let mut packed: VecDeque<Chunk> = VecDeque::new();
         for chunk in std::mem::take(&mut self.chunks) {
-            let len = chunk.place.len();
+            let len = chunk.range.len();
             if chunk.truesize as usize <= len + len / 2 {
                 packed.push_back(chunk);
                 continue;
@@ -344,13 +344,13 @@ impl ReceiveQueue {
             if packed.back().is_none_or(|last| room(last) < len) {
                 packed.push_back(Chunk {
                     bytes: Bytes::Copied(Vec::with_capacity(COPY_BYTES.max(len))),
-                    place: 0..0,
+                    range: 0..0,
                     truesize: 0,
                 });
             }
-            if let Some(Chunk { bytes: Bytes::Copied(bytes), place, .. }) = packed.back_mut() {
+            if let Some(Chunk { bytes: Bytes::Copied(bytes), range, .. }) = packed.back_mut() {
                 bytes.extend_from_slice(chunk.unread());
-                place.end = bytes.len();
+                range.end = bytes.len();
             }
             chunk.free(pool);
         }
@@ -362,7 +362,7 @@ impl ReceiveQueue {
         }
         self.chunks = packed;
         let chunks = self.chunks.iter().map(|chunk| chunk.truesize);
-        self.truesize = chunks.chain(self.pieces.iter().map(Piece::truesize)).sum();
+        self.truesize = chunks.chain(self.out_of_order.iter().map(Payload::truesize)).sum();
     }
 
     /// First stretch of unread bytes; empty if there are none.
@@ -376,7 +376,7 @@ impl ReceiveQueue {
         for chunk in &self.chunks {
             let bytes = chunk.unread();
             let bytes = bytes.get(skip.min(bytes.len())..).unwrap_or_default();
-            skip -= skip.min(chunk.place.len());
+            skip -= skip.min(chunk.range.len());
             let len = bytes.len().min(room.len() - copied);
             room[copied..copied + len].copy_from_slice(&bytes[..len]);
             copied += len;
@@ -390,11 +390,11 @@ impl ReceiveQueue {
     /// Removes `len` unread bytes, or all.
     pub(super) fn consume(&mut self, mut len: usize, pool: &mut Pool) {
         while let Some(chunk) = self.chunks.front_mut() {
-            let here = len.min(chunk.place.len());
-            chunk.place.start += here;
+            let here = len.min(chunk.range.len());
+            chunk.range.start += here;
             len -= here;
             self.len_bytes -= len_u32(here);
-            if !chunk.place.is_empty() {
+            if !chunk.range.is_empty() {
                 return;
             }
             if let Some(chunk) = self.chunks.pop_front() {
@@ -410,7 +410,7 @@ impl ReceiveQueue {
 
     /// Returns all frames.
     pub(super) fn clear(&mut self, pool: &mut Pool) {
-        self.drop_pieces(pool);
+        self.drop_out_of_order(pool);
         self.consume(usize::MAX, pool);
     }
 }
@@ -425,11 +425,11 @@ mod tests {
 
     use super::*;
 
-    fn piece(pool: &mut Pool, at: u32, len: u32) -> Piece {
+    fn payload(pool: &mut Pool, at: u32, len: u32) -> Payload {
         let frame = pool.allocate(len).unwrap();
         let (start, end) = (Seq(at), Seq(at + len));
-        let (place, size) = (0..len as usize, usize::MAX);
-        Piece { start, end, is_fin: false, run_start: start, run_end: end, frame, place, size }
+        let (range, size) = (0..len as usize, usize::MAX);
+        Payload { start, end, is_fin: false, run_start: start, run_end: end, frame, range, size }
     }
 
     proptest! {
@@ -444,12 +444,13 @@ mod tests {
             for (at, len, rare) in steps {
                 if rare == 0 {
                     queue.prune(queue.truesize / 2, &mut pool);
-                    let kept = queue.pieces.iter().flat_map(|piece| piece.start.0..piece.end.0);
+                    let waiting = queue.out_of_order.iter();
+                    let kept = waiting.flat_map(|payload| payload.start.0..payload.end.0);
                     bytes = kept.collect();
                 }
                 let is_new = (at..at + len).any(|byte| !bytes.contains(&byte));
                 bytes.extend(at..at + len);
-                match queue.add_piece(piece(&mut pool, at, len), &mut pool) {
+                match queue.insert_out_of_order(payload(&mut pool, at, len), &mut pool) {
                     Queued::Kept { around: (start, end), .. } => {
                         let mut run = at..at + len;
                         while bytes.contains(&run.start.wrapping_sub(1)) {
@@ -460,14 +461,14 @@ mod tests {
                         }
                         prop_assert_eq!(start.0..end.0, run);
                     }
-                    Queued::Duplicate(piece) => {
+                    Queued::Duplicate(payload) => {
                         prop_assert!(!is_new);
-                        piece.free(&mut pool);
+                        payload.free(&mut pool);
                     }
                     Queued::Full(_) => prop_assert!(false, "there is room"),
                 }
             }
-            queue.drop_pieces(&mut pool);
+            queue.drop_out_of_order(&mut pool);
             prop_assert_eq!(queue.truesize, 0);
         }
     }

@@ -1,6 +1,6 @@
 //! Round-trip time and retransmission time-out (RFC 6298), as `tcp_rtt_estimator` computes them.
 
-use super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, SECOND};
+use super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, SECOND, us_u32};
 
 /// Window of the smallest round trip (`tcp_min_rtt_wlen`), in s.
 const MIN_RTT_WINDOW_S: u32 = 300;
@@ -8,9 +8,9 @@ const MIN_RTT_WINDOW_S: u32 = 300;
 /// Longest sample that counts, in µs: sums of eight fit.
 const SAMPLE_MAX_US: u32 = 500_000_000;
 /// Limits of the time-out, in µs.
-const MIN_US: u32 = narrowed(RTO_MIN_US);
-const MAX_US: u32 = narrowed(RTO_MAX_US);
-const INITIAL_US: u32 = narrowed(RTO_INITIAL_US);
+const MIN_US: u32 = us_u32(RTO_MIN_US);
+const MAX_US: u32 = us_u32(RTO_MAX_US);
+const INITIAL_US: u32 = us_u32(RTO_INITIAL_US);
 
 /// Estimate of a connection's round-trip time.
 #[derive(Clone, Copy, Debug)]
@@ -53,8 +53,8 @@ impl RoundTrip {
 
     /// Adds a sample that counts for the smallest round trip only (`tcp_update_rtt_min`).
     pub(super) fn note_smallest(&mut self, sample_us: u64, now_us: u64) {
-        let sample_us = narrowed(sample_us).clamp(1, SAMPLE_MAX_US);
-        let now_s = narrowed(now_us / SECOND);
+        let sample_us = us_u32(sample_us).clamp(1, SAMPLE_MAX_US);
+        let now_s = u32::try_from(now_us / SECOND).unwrap_or(u32::MAX);
         if sample_us <= self.min_us || now_s.saturating_sub(self.min_since_s) > MIN_RTT_WINDOW_S {
             (self.min_us, self.min_since_s) = (sample_us, now_s);
         }
@@ -62,7 +62,7 @@ impl RoundTrip {
 
     /// Adds a sample that does not count for the smallest round trip (`tcp_rtt_estimator`).
     pub(super) fn estimate(&mut self, sample_us: u64, is_new_round: bool) {
-        let sample_us = narrowed(sample_us).clamp(1, SAMPLE_MAX_US);
+        let sample_us = us_u32(sample_us).clamp(1, SAMPLE_MAX_US);
         if self.srtt_us == 0 {
             self.srtt_us = sample_us;
             self.mdev_us = sample_us / 2;
@@ -127,12 +127,6 @@ impl RoundTrip {
             self.rto_us = 3 * INITIAL_US;
         }
     }
-}
-
-/// A time in fewer bits; the longest if it does not fit.
-#[expect(clippy::cast_possible_truncation, reason = "compared before")]
-const fn narrowed(us: u64) -> u32 {
-    if us > u32::MAX as u64 { u32::MAX } else { us as u32 }
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ impl SackReport {
         self.release();
     }
 
-    /// Forgets all blocks: the pieces were dropped (`tcp_sack_reset`).
+    /// Forgets all blocks: the payloads were dropped (`tcp_sack_reset`).
     pub(super) fn clear(&mut self) {
         self.0 = None;
     }

@@ -35,7 +35,7 @@ impl SendQueue {
         self.bytes.extend(bytes);
     }
 
-    /// Bytes of a range, in up to two pieces. A range that the queue does not hold gives fewer.
+    /// Bytes of a range, in up to two parts. A range that the queue does not hold gives fewer.
     pub(super) fn range(&self, start: Seq, len_bytes: u32) -> [&[u8]; 2] {
         let (first, second) = self.bytes.as_slices();
         let skip = start.bytes_since(self.start) as usize;

@@ -1,4 +1,4 @@
-//! Numbered places for values that come and go, reused in constant time.
+//! Numbered slots for values that come and go, reused in constant time.
 
 /// Values by index. An index is valid until its value is removed.
 #[derive(Debug)]

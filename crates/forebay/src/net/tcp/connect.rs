@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::{io, iter};
 
+use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::tcp::{Flow, Tcp, TcpError, TcpOut, TcpSocket};
 use forebay_sys as sys;
 use forebay_sys::neighbour;
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 
 use super::super::endpoint::plain;
 use super::super::shared::NetState;
-use super::shards::{LOCAL_PORTS, ShardSocket};
+use super::shards::ShardSocket;
 use super::stream::TcpStream;
 use super::wait::StreamWatch;
 

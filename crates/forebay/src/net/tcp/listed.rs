@@ -7,7 +7,7 @@ use std::sync::Arc;
 use forebay_stack::tcp::{Flow, Listening, TcpInfo};
 
 use super::super::Net;
-use super::shards::TcpShards;
+use super::shards::{ShardIndex, TcpShards};
 
 /// Sockets of a shard that are looked at while it is locked, so that a segment waits for a few
 /// microseconds at most.
@@ -17,7 +17,7 @@ const SOCKETS_A_LOOK: u32 = 32;
 const LOOKED_AT_MAX: u32 = 100_000;
 
 /// Connection with its bytes, by which a heap orders it.
-struct Sized {
+struct ByBytes {
     bytes: u64,
     of: (Flow, TcpInfo),
 }
@@ -73,7 +73,7 @@ impl TcpShards {
     fn listening(&self, most: usize) -> Vec<Listening> {
         let mut listed: Vec<Listening> = Vec::new();
         // All shards have the same listeners.
-        for listening in self.shard(0).tcp.listening() {
+        for listening in self.shard(ShardIndex(0)).tcp.listening() {
             // One that takes both families listens at two addresses; the second one is what was asked for.
             match listed.iter().position(|it| Arc::ptr_eq(&it.queues, &listening.queues)) {
                 Some(same) => listed[same] = listening,
@@ -96,14 +96,14 @@ impl TcpShards {
             let mut first = 0;
             loop {
                 let shard = self.shard(index);
-                let end = shard.tcp.places().min(LOOKED_AT_MAX / shards);
+                let end = shard.tcp.slots().min(LOOKED_AT_MAX / shards);
                 if first >= end {
                     break;
                 }
                 let next = end.min(first + SOCKETS_A_LOOK);
                 for (flow, info) in shard.tcp.connections(first..next) {
                     let bytes = info.tally.bytes_sent + info.tally.bytes_received;
-                    largest.push(Reverse(Sized { bytes, of: (flow, info) }));
+                    largest.push(Reverse(ByBytes { bytes, of: (flow, info) }));
                     if largest.len() > most {
                         largest.pop();
                     }
@@ -112,25 +112,25 @@ impl TcpShards {
             }
         }
         let largest = largest.into_sorted_vec().into_iter();
-        largest.map(|Reverse(Sized { of, .. })| of).collect()
+        largest.map(|Reverse(ByBytes { of, .. })| of).collect()
     }
 }
 
-impl PartialEq for Sized {
+impl PartialEq for ByBytes {
     fn eq(&self, other: &Self) -> bool {
         self.bytes == other.bytes
     }
 }
 
-impl Eq for Sized {}
+impl Eq for ByBytes {}
 
-impl PartialOrd for Sized {
+impl PartialOrd for ByBytes {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Sized {
+impl Ord for ByBytes {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.bytes.cmp(&other.bytes)
     }

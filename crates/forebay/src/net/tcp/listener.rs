@@ -10,9 +10,7 @@ use std::{fmt, io};
 use forebay_engine::CpuThread;
 use forebay_rx::{CpuId, Handler};
 use forebay_stack::socket::table::Reuse;
-use forebay_stack::tcp::{
-    ListenerQueues, Tcp, TcpError, TcpOptions, TcpOut, TcpSharing, TcpSocket,
-};
+use forebay_stack::tcp::{ListenerQueues, ReusePort, Tcp, TcpError, TcpOptions, TcpOut, TcpSocket};
 use forebay_sys as sys;
 use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter};
 use rustix::io::Errno;
@@ -315,7 +313,7 @@ fn listen_everywhere(
     let any_v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), local.port());
     let mut sockets = Vec::new();
     for address in std::iter::once(plain(local)).chain(both.then_some(any_v4)) {
-        let sharing = (how.reuse != Reuse::None).then_some(TcpSharing {
+        let reuse_port = (how.reuse != Reuse::None).then_some(ReusePort {
             cpu: how.cpu.filter(|_| how.reuse == Reuse::ThisCpu),
             is_mapped: local.is_ipv6() && address.is_ipv4(),
         });
@@ -324,7 +322,7 @@ fn listen_everywhere(
             let watch = Watch::Listener(Arc::clone(&watch));
             let listen = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
                 let socket = tcp.socket()?;
-                let listens = listen((tcp, out), socket, (address, sharing), how, queues);
+                let listens = listen((tcp, out), socket, (address, reuse_port), how, queues);
                 if listens.is_err() {
                     tcp.close(socket, out)?;
                 }
@@ -345,14 +343,14 @@ fn listen_everywhere(
 fn listen(
     (tcp, out): (&mut Tcp, &mut TcpOut<'_>),
     socket: TcpSocket,
-    (address, sharing): (SocketAddr, Option<TcpSharing>),
+    (address, reuse_port): (SocketAddr, Option<ReusePort>),
     how: &ListenOptions,
     queues: Arc<ListenerQueues>,
 ) -> Result<(), TcpError> {
-    tcp.bind_sharing(socket, address, sharing)?;
+    tcp.bind_reuse_port(socket, address, reuse_port)?;
     let options = TcpOptions { rcvbuf: how.rcvbuf, ..tcp.options(socket)? };
     tcp.set_options(socket, options, out)?;
-    tcp.listen_sharing(socket, how.backlog, queues)
+    tcp.listen_with_queues(socket, how.backlog, queues)
 }
 
 fn close_all(shared: &NetState, sockets: &[ShardSocket]) {

@@ -1,7 +1,6 @@
 //! The connections of a host, in shards.
 
 use std::net::SocketAddr;
-use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,6 +10,7 @@ use forebay_rx::Packet;
 use forebay_rx::arrive::Waker;
 use forebay_rx::hash::FlowHash;
 use forebay_stack::network::{Identity, TcpPathError};
+use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::tcp::{
     Flow, FlowHasher, Found, HashedFlow, State, Succession, Tcp, TcpConfig, TcpCounters, TcpDevice,
     TcpLevels, TcpMemory, TcpOut, TcpSocket,
@@ -19,7 +19,7 @@ use forebay_sys as sys;
 use forebay_sys::clock::Clock;
 
 use super::super::neighbours::WayBack;
-use super::super::shared::NetState;
+use super::super::shared::{CpuIndex, NetState};
 use super::super::transmit::Clearings;
 use super::short::ShortOfMemory;
 use super::timers::TcpTimers;
@@ -28,11 +28,8 @@ use super::wait::{StreamWatch, Watch};
 /// Shards for each CPU. Two CPUs wait for each other only if they work on one shard at a time.
 const SHARDS_PER_CPU: usize = 32;
 
-/// Ports that a host chooses itself (`ip_local_port_range`).
-pub(super) const LOCAL_PORTS: RangeInclusive<u16> = 32_768..=60_999;
-
-/// CPU that looks for memory, by its index.
-pub(super) const MEMORY_CPU: usize = 0;
+/// CPU that looks for memory.
+pub(super) const MEMORY_CPU: CpuIndex = CpuIndex(0);
 
 /// Connections, listeners and their timers.
 pub(in crate::net) struct TcpShards {
@@ -50,10 +47,14 @@ pub(in crate::net) struct TcpShards {
     pub(super) levels: Box<[Arc<TcpLevels>]>,
 }
 
+/// Index of a shard among all of a host.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct ShardIndex(pub(super) usize);
+
 /// Socket of a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ShardSocket {
-    pub(super) shard: usize,
+    pub(super) shard: ShardIndex,
     pub(super) socket: TcpSocket,
 }
 
@@ -65,9 +66,9 @@ struct Work<'a, R> {
     shard: MutexGuard<'a, Shard>,
     result: R,
     /// Transmitter whose memory was used.
-    by: usize,
+    by: CpuIndex,
     /// Transmitter to be flushed, if any, without the shard's lock.
-    gathered_by: Option<usize>,
+    gathered_by: Option<CpuIndex>,
 }
 
 /// Part of the connections.
@@ -84,7 +85,7 @@ pub(super) struct Shard {
     /// Number of sockets when `orphans` was last looked through.
     sockets: u32,
     /// Transmitter that gathered the last segments of this shard, and its mark of them.
-    gathered_by: Option<(usize, Clearings)>,
+    gathered_by: Option<(CpuIndex, Clearings)>,
 }
 
 /// Waiters to be told when it is dropped: also if a later segment panics.
@@ -117,8 +118,9 @@ impl TcpShards {
         // One secret: a sequence number or cookie does not depend on the number of shards.
         let (secret, memory) = (sys::random_key(), Arc::<TcpMemory>::default());
         let now_us = clock.now_ns() / 1000;
-        let mut tcps: Vec<Tcp> =
-            (0..count).map(|_| Tcp::sharing(config, secret, now_us, Arc::clone(&memory))).collect();
+        let mut tcps: Vec<Tcp> = (0..count)
+            .map(|_| Tcp::with_memory(config, secret, now_us, Arc::clone(&memory)))
+            .collect();
         if let Some(place) = succession {
             tcps.iter_mut().for_each(|tcp| tcp.succeed(Arc::clone(&place)));
         }
@@ -142,7 +144,7 @@ impl TcpShards {
     }
 
     /// Has a CPU look at its transmitter soon.
-    pub(in crate::net) fn look_soon(&self, cpu: usize) {
+    pub(in crate::net) fn look_soon(&self, cpu: CpuIndex) {
         self.timers.wake_to_look(cpu, self.now_us());
     }
 
@@ -157,19 +159,19 @@ impl TcpShards {
     }
 
     /// Indices of all shards.
-    pub(super) fn indices(&self) -> std::ops::Range<usize> {
-        0..self.shards.len()
+    pub(super) fn indices(&self) -> impl ExactSizeIterator<Item = ShardIndex> + use<> {
+        (0..self.shards.len()).map(ShardIndex)
     }
 
     /// Shard of a connection.
-    pub(super) fn shard_of(&self, flow: &Flow) -> usize {
+    pub(super) fn shard_of(&self, flow: &Flow) -> ShardIndex {
         self.shard_of_hashed(&self.hasher.hashed(flow))
     }
 
-    fn shard_of_hashed(&self, flow: &HashedFlow) -> usize {
+    fn shard_of_hashed(&self, flow: &HashedFlow) -> ShardIndex {
         let count = self.shards.len() as u64;
         // The remainder of a small number.
-        usize::try_from(flow.hash() % count).unwrap_or(0)
+        ShardIndex(usize::try_from(flow.hash() % count).unwrap_or(0))
     }
 
     /// Local ports, in an order that depends on the address that they are for (RFC 6056).
@@ -186,7 +188,7 @@ impl TcpShards {
     /// True if a listener has this address, or all.
     pub(super) fn is_listened(&self, address: SocketAddr) -> bool {
         // All shards have the same listeners.
-        self.shard(0).tcp.is_listened(address)
+        self.shard(ShardIndex(0)).tcp.is_listened(address)
     }
 
     /// State of a flow in the TCP of its shard.
@@ -195,14 +197,14 @@ impl TcpShards {
     }
 
     /// Flows of the connections of a shard whose last segment had this hash, at most `most`.
-    pub(super) fn flows_of(&self, shard: usize, hash: FlowHash, most: usize) -> Vec<Flow> {
+    pub(super) fn flows_of(&self, shard: ShardIndex, hash: FlowHash, most: usize) -> Vec<Flow> {
         let shard = self.shard(shard);
         let is_of = |watch: &Watch| matches!(watch, Watch::Stream(it) if it.hash() == Some(hash));
         let watched = shard.watches.iter().flatten().filter(|(_, watch)| is_of(watch));
         watched.filter_map(|(socket, _)| shard.tcp.flow(*socket).ok()).take(most).collect()
     }
 
-    pub(super) fn shard(&self, index: usize) -> MutexGuard<'_, Shard> {
+    pub(super) fn shard(&self, ShardIndex(index): ShardIndex) -> MutexGuard<'_, Shard> {
         self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -291,7 +293,7 @@ impl Shard {
     }
 
     /// Sets the readiness of the sockets where it grew. Adds their waiters to those to be told.
-    fn set_ready(&mut self, shard: usize, to_tell: &mut Vec<Watch>) {
+    fn set_ready(&mut self, shard: ShardIndex, to_tell: &mut Vec<Watch>) {
         let mut ready = mem::take(&mut self.ready);
         self.tcp.take_ready(&mut ready);
         for socket in ready.drain(..) {
@@ -310,7 +312,7 @@ impl NetState {
     /// Calls the TCP of a shard. What it answers leaves at once, and who waits for it is woken.
     pub(super) fn call_tcp<R>(
         &self,
-        index: usize,
+        index: ShardIndex,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> R {
         let Work { shard, result, gathered_by, .. } = self.work(index, act);
@@ -333,7 +335,7 @@ impl NetState {
     /// Calls the TCP of a shard to open a socket, whose waiters get all news.
     pub(super) fn open_socket<E>(
         &self,
-        index: usize,
+        index: ShardIndex,
         watch: &Watch,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> Result<TcpSocket, E>,
     ) -> Result<ShardSocket, E> {
@@ -385,11 +387,10 @@ impl NetState {
         self.finish((index, shard), gathered_by, Vec::new());
     }
 
-    /// Processes the segments of a batch, which arrived on a device with this identity, on a CPU with
-    /// this index.
+    /// Processes the segments of a batch, which arrived on a device with this identity, on a CPU.
     pub(in crate::net) fn receive_segments(
         &self,
-        (on, cpu): (&Identity, usize),
+        (on, cpu): (&Identity, CpuIndex),
         segments: &mut Vec<Packet>,
     ) {
         let device = TcpDevice { mtu_bytes: on.mtu, is_whole_host: on.is_whole_host };
@@ -397,7 +398,7 @@ impl NetState {
         for packet in segments.drain(..) {
             let hash = packet.hash;
             let flow = self.tcp.hasher.flow_of(&packet);
-            let index = flow.as_ref().map_or(0, |flow| self.tcp.shard_of_hashed(flow));
+            let index = flow.as_ref().map_or(ShardIndex(0), |flow| self.tcp.shard_of_hashed(flow));
             let source = flow.as_ref().map(|flow| flow.flow().theirs.ip());
             let back = source.and_then(|source| WayBack::of(&packet, source));
             let receive = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
@@ -435,18 +436,18 @@ impl NetState {
     /// Lets the TCP of a shard do something, and gathers what it answers.
     fn work<R>(
         &self,
-        index: usize,
+        index: ShardIndex,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> Work<'_, R> {
         self.work_by(self.transmitter_index(), index, None, act)
     }
 
-    /// Lets the TCP of a shard do something on the CPU with the index `cpu`. The answer to a segment goes the way `back`
+    /// Lets the TCP of a shard do something on a CPU. The answer to a segment goes the way `back`
     /// that it came.
     fn work_by<R>(
         &self,
-        cpu: usize,
-        index: usize,
+        cpu: CpuIndex,
+        index: ShardIndex,
         back: Option<WayBack>,
         act: impl FnOnce(&mut Tcp, &mut TcpOut<'_>) -> R,
     ) -> Work<'_, R> {
@@ -457,7 +458,7 @@ impl NetState {
         });
         let mut transmitter = self.transmitter_of(by);
         let Shard { tcp, packets, .. } = &mut *shard;
-        let (now_us, cpu) = (self.tcp.now_us(), self.cpus()[cpu]);
+        let (now_us, cpu) = (self.tcp.now_us(), self.cpus()[cpu.0]);
         let result = act(tcp, &mut TcpOut { now_us, cpu, pool: transmitter.pool(), packets });
         let mut gathered_by = None;
         if !packets.is_empty() {
@@ -475,8 +476,8 @@ impl NetState {
     /// Sets the timer, releases the shard, sends, and wakes who waits for what changed.
     fn finish(
         &self,
-        (index, shard): (usize, MutexGuard<'_, Shard>),
-        gathered_by: Option<usize>,
+        (index, shard): (ShardIndex, MutexGuard<'_, Shard>),
+        gathered_by: Option<CpuIndex>,
         mut to_tell: Vec<Watch>,
     ) {
         self.release(index, shard, &mut to_tell);
@@ -487,13 +488,18 @@ impl NetState {
     }
 
     /// Sends what a transmitter has gathered.
-    fn send_gathered(&self, by: usize) {
+    fn send_gathered(&self, by: CpuIndex) {
         // Ignored: a device that is gone ends its source.
         let _ = self.flush_all(by);
     }
 
     /// Sets the timer, and releases the shard. Adds those who wait for what changed.
-    fn release(&self, index: usize, mut shard: MutexGuard<'_, Shard>, to_tell: &mut Vec<Watch>) {
+    fn release(
+        &self,
+        index: ShardIndex,
+        mut shard: MutexGuard<'_, Shard>,
+        to_tell: &mut Vec<Watch>,
+    ) {
         shard.set_ready(index, to_tell);
         shard.release_ports();
         self.tcp.timers.set(index, shard.tcp.next_timer_us());

@@ -11,7 +11,9 @@ use std::{fmt, iter};
 use forebay_engine::CpuThread;
 use forebay_rx::Handler;
 use forebay_stack::socket::shown;
-use forebay_stack::tcp::{Flow, Tcp, TcpError, TcpInfo, TcpOptions, TcpOut, TcpSocket, WriteFlags};
+use forebay_stack::tcp::{
+    Flow, ReadMode, Tcp, TcpError, TcpInfo, TcpOptions, TcpOut, TcpSocket, WriteFlags,
+};
 
 use super::super::Net;
 use super::super::shared::NetState;
@@ -146,7 +148,8 @@ impl TcpStream {
     /// `InvalidInput` without one, `UnexpectedEof` if the peer's data ended before it; else as
     /// [`peek`](Self::peek).
     pub fn read_urgent(&self) -> io::Result<u8> {
-        let byte = self.0.reading(|tcp, socket, out| tcp.read_urgent(socket, false, out))?;
+        let byte =
+            self.0.reading(|tcp, socket, out| tcp.read_urgent(socket, ReadMode::Take, out))?;
         byte.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
@@ -163,10 +166,8 @@ impl TcpStream {
     /// # Errors
     /// `NotConnected` if the connection has ended.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        let receive = how != Shutdown::Write;
-        let send = how != Shutdown::Read;
         let socket = self.0.place.socket;
-        Ok(self.0.call(|tcp, out| tcp.shutdown(socket, receive, send, out))?)
+        Ok(self.0.call(|tcp, out| tcp.shutdown(socket, how, out))?)
     }
 
     /// Sends small segments at once, or not (`TCP_NODELAY`).

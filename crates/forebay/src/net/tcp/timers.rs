@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 
 use forebay_rx::arrive::Waker;
 
-use super::super::shared::NetState;
-use super::shards::MEMORY_CPU;
+use super::super::shared::{CpuIndex, NetState};
+use super::shards::{MEMORY_CPU, ShardIndex};
 
 /// Interval between two looks of a CPU at its shards, in ns: the tick of the timers.
 const LOOK_NS: u64 = 1_000_000;
@@ -41,27 +41,27 @@ impl TcpTimers {
     }
 
     /// Shards that a CPU looks after.
-    fn shards_of(&self, cpu: usize) -> std::ops::Range<usize> {
-        cpu * self.shards_per_cpu..(cpu + 1) * self.shards_per_cpu
+    fn shards_of(&self, CpuIndex(cpu): CpuIndex) -> impl Iterator<Item = ShardIndex> + use<> {
+        (cpu * self.shards_per_cpu..(cpu + 1) * self.shards_per_cpu).map(ShardIndex)
     }
 
     /// Records the next timer of a shard. A CPU that would sleep longer is woken.
-    pub(super) fn set(&self, shard: usize, due_us: Option<u64>) {
+    pub(super) fn set(&self, ShardIndex(shard): ShardIndex, due_us: Option<u64>) {
         let due_us = due_us.unwrap_or(NEVER);
         if self.due_us[shard].load(Ordering::Relaxed) == due_us {
             return;
         }
         self.due_us[shard].store(due_us, Ordering::SeqCst);
-        self.wake_before(shard / self.shards_per_cpu, due_us);
+        self.wake_before(CpuIndex(shard / self.shards_per_cpu), due_us);
     }
 
     /// Wakes a CPU for its next look, as segments wait there for their next hop, or writes for memory.
-    pub(super) fn wake_to_look(&self, cpu: usize, now_us: u64) {
+    pub(super) fn wake_to_look(&self, cpu: CpuIndex, now_us: u64) {
         self.wake_before(cpu, now_us + LOOK_NS / 1000);
     }
 
     /// Wakes a CPU that would sleep longer.
-    fn wake_before(&self, cpu: usize, due_us: u64) {
+    fn wake_before(&self, CpuIndex(cpu): CpuIndex, due_us: u64) {
         let asleep_until_us = &self.asleep_until_us[cpu];
         if due_us < asleep_until_us.load(Ordering::SeqCst)
             && due_us < asleep_until_us.fetch_min(due_us, Ordering::SeqCst)
@@ -71,15 +71,15 @@ impl TcpTimers {
         }
     }
 
-    fn earliest_us(&self, cpu: usize) -> u64 {
-        let due_us = self.shards_of(cpu).map(|shard| self.due_us[shard].load(Ordering::SeqCst));
+    fn earliest_us(&self, cpu: CpuIndex) -> u64 {
+        let due_us = self.shards_of(cpu).map(|shard| self.due_us[shard.0].load(Ordering::SeqCst));
         due_us.min().unwrap_or(NEVER)
     }
 }
 
 /// One CPU's part in the timers.
 pub(in crate::net) struct TcpTicks {
-    cpu: usize,
+    cpu: CpuIndex,
     shared: Arc<NetState>,
     /// Time of the last look, in ns of the engine.
     looked_ns: u64,
@@ -91,7 +91,7 @@ pub(in crate::net) struct TcpTicks {
 }
 
 impl TcpTicks {
-    pub(in crate::net) fn new(cpu: usize, shared: Arc<NetState>) -> Self {
+    pub(in crate::net) fn new(cpu: CpuIndex, shared: Arc<NetState>) -> Self {
         Self { cpu, shared, looked_ns: 0, next_look_us: 0, planned_us: 0 }
     }
 
@@ -105,7 +105,7 @@ impl TcpTicks {
         let now_us = tcp.now_us();
         self.next_look_us = now_us + LOOK_NS / 1000;
         for shard in tcp.timers.shards_of(self.cpu) {
-            if tcp.timers.due_us[shard].load(Ordering::Relaxed) <= now_us {
+            if tcp.timers.due_us[shard.0].load(Ordering::Relaxed) <= now_us {
                 self.shared.call_tcp(shard, |tcp, out| tcp.advance(out));
             }
         }
@@ -120,7 +120,7 @@ impl TcpTicks {
     /// Time that the CPU may sleep, in ns. Called when it can be woken already.
     pub(in crate::net) fn sleep_max_ns(&mut self) -> Option<u64> {
         let tcp = &self.shared.tcp;
-        let asleep_until_us = &tcp.timers.asleep_until_us[self.cpu];
+        let asleep_until_us = &tcp.timers.asleep_until_us[self.cpu.0];
         // First: a timer that is set from here on is seen below, or wakes the CPU.
         asleep_until_us.store(NEVER, Ordering::SeqCst);
         let now_us = tcp.now_us();
@@ -159,7 +159,7 @@ mod tests {
         let sink = Recording::default();
         let lens = Arc::clone(&sink.lens);
         let state = host(vec![vec![Box::new(sink)]], NetConfig::TCP);
-        let mut ticks = TcpTicks::new(0, Arc::clone(&state));
+        let mut ticks = TcpTicks::new(CpuIndex(0), Arc::clone(&state));
         assert_eq!(ticks.sleep_max_ns(), None);
         gather_to(&state, (0, 0), 100);
         let sleep_ns = ticks.sleep_max_ns();
@@ -213,7 +213,7 @@ mod tests {
         };
         state.tcp.set_wakers(vec![Arc::new(ring)]);
         (0..2).for_each(|device| gather_to(&state, (0, device), 100));
-        assert!(state.flush_all(0).is_err());
+        assert!(state.flush_all(CpuIndex(0)).is_err());
         assert_eq!(rings.load(Ordering::Relaxed), 1, "the CPU goes on with the other device");
     }
 }

@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::super::shared::CpuIndex;
 use super::{Clearings, Transmitter};
 
 /// Groups of flows, by their destinations. Threads that send to different ones seldom share a group.
@@ -25,7 +26,7 @@ impl LastSent {
     /// false if another transmitter may still have earlier ones.
     pub(in crate::net) fn stay(
         &self,
-        by: usize,
+        by: CpuIndex,
         destination: SocketAddr,
         transmitter: &Transmitter,
     ) -> bool {
@@ -37,15 +38,15 @@ impl LastSent {
         before == now || is_own && last.compare_exchange(before, now, success, failure).is_ok()
     }
 
-    /// Locks the transmitter for the next packets to a destination: the one with index `wanted`, or the
+    /// Locks the transmitter for the next packets to a destination: that of the CPU `wanted`, or the
     /// last one until it has sent what it had. Returns its index, too. What is gathered before it is
     /// unlocked stays in order.
     pub(in crate::net) fn next<'a>(
         &self,
-        wanted: usize,
+        wanted: CpuIndex,
         destination: SocketAddr,
-        transmitter_of: impl Fn(usize) -> MutexGuard<'a, Transmitter>,
-    ) -> (usize, MutexGuard<'a, Transmitter>) {
+        transmitter_of: impl Fn(CpuIndex) -> MutexGuard<'a, Transmitter>,
+    ) -> (CpuIndex, MutexGuard<'a, Transmitter>) {
         let last = &self.0[group_of(destination)];
         loop {
             let before = last.load(Ordering::Acquire);
@@ -66,14 +67,14 @@ impl LastSent {
 }
 
 /// Index and mark in one word. 0 stands for none: the index is stored as one more.
-fn packed(by: usize, Clearings(mark): Clearings) -> u64 {
+fn packed(CpuIndex(by): CpuIndex, Clearings(mark): Clearings) -> u64 {
     let by = by as u64 + 1;
     mark << INDEX_BITS | by & ((1 << INDEX_BITS) - 1)
 }
 
-fn unpacked(word: u64) -> Option<(usize, Clearings)> {
+fn unpacked(word: u64) -> Option<(CpuIndex, Clearings)> {
     let by = usize::try_from(word & ((1 << INDEX_BITS) - 1)).ok()?.checked_sub(1)?;
-    Some((by, Clearings(word >> INDEX_BITS)))
+    Some((CpuIndex(by), Clearings(word >> INDEX_BITS)))
 }
 
 fn group_of(destination: SocketAddr) -> usize {

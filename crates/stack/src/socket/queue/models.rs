@@ -88,8 +88,8 @@ fn sleeping_reader_woken_for_every_packet() {
     });
 }
 
-/// As above, with lanes that join when their CPUs have a packet to put in. Two CPUs, one packet
-/// each.
+/// A reader that sleeps whenever possible, and lanes that join when their CPUs have a packet to put in. Two
+/// CPUs, one packet each.
 #[test]
 fn late_lane_is_met_reader_woken() {
     model_within(2, || {

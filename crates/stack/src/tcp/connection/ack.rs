@@ -47,7 +47,7 @@ pub(super) struct AckFacts {
     /// Times of the first and of the last delivered segment that was sent once, in µs.
     pub(super) first_sent_us: Option<u64>,
     pub(super) last_sent_us: Option<u64>,
-    /// The same of segments acknowledged selectively.
+    /// Times of the first and of the last segment acknowledged selectively that was sent once, in µs.
     pub(super) first_sacked_us: Option<u64>,
     pub(super) last_sacked_us: Option<u64>,
     /// Lowest number delivered out of order.
@@ -169,10 +169,7 @@ impl Connection {
     }
 
     pub(super) fn scaled_window(&self, segment: &Segment) -> u32 {
-        let scale = match self.agreed.scales {
-            Some((theirs, _)) if !segment.has(Flags::SYN) => theirs,
-            _ => 0,
-        };
+        let scale = if segment.has(Flags::SYN) { 0 } else { self.agreed.send_scale() };
         u32::from(segment.window) << scale
     }
 

@@ -1,9 +1,11 @@
 //! The application's calls.
 
-use super::super::config::TcpOptions;
+use std::net::Shutdown;
+
+use super::super::config::{TIME_WAIT_US, TcpOptions};
 use super::super::error::TcpError;
 use super::super::seq::Seq;
-use super::{Connection, Context, State};
+use super::{Connection, Context, State, Substate};
 
 /// Readiness of a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -29,6 +31,15 @@ pub struct WriteFlags {
     pub is_urgent: bool,
     /// More follows at once: a segment that is not full waits for it (`MSG_MORE`).
     pub more_follows: bool,
+}
+
+/// Fate of the bytes that a read returns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadMode {
+    /// Removed from the queue.
+    Take,
+    /// Left there for the next read (`MSG_PEEK`).
+    Peek,
 }
 
 impl Connection {
@@ -124,7 +135,7 @@ impl Connection {
 
     /// Grows the send buffer with the congestion window, when the peer acknowledged bytes
     /// (`tcp_check_space`).
-    pub(super) fn check_room(&mut self, cx: &Context<'_>) {
+    pub(super) fn grow_send_buffer(&mut self, cx: &Context<'_>) {
         if self.options.sndbuf.is_none() {
             let wanted = u64::from(self.congestion.cwnd) * 2 * u64::from(self.send.mss);
             let wanted = u32::try_from(wanted).unwrap_or(u32::MAX).min(cx.config.wmem.1);
@@ -148,7 +159,7 @@ impl Connection {
     pub(in crate::tcp) fn read(
         &mut self,
         room: &mut [u8],
-        peeks: bool,
+        mode: ReadMode,
         cx: &mut Context<'_>,
     ) -> Result<usize, TcpError> {
         self.skip_urgent(cx);
@@ -162,7 +173,7 @@ impl Connection {
         if copied == 0 {
             return self.nothing_to_read(room.is_empty());
         }
-        if !peeks {
+        if mode == ReadMode::Take {
             self.consume(copied, cx);
         }
         Ok(copied)
@@ -186,9 +197,9 @@ impl Connection {
         }
     }
 
-    /// Takes the urgent byte, once, or looks at it (`MSG_OOB`, `tcp_recv_urg`). The reader passes it
+    /// Reads the urgent byte, which can be taken once (`MSG_OOB`, `tcp_recv_urg`). The reader passes it
     /// later. `None` if it will not come any more.
-    pub(in crate::tcp) fn read_urgent(&mut self, peeks: bool) -> Result<Option<u8>, TcpError> {
+    pub(in crate::tcp) fn read_urgent(&mut self, mode: ReadMode) -> Result<Option<u8>, TcpError> {
         let is_there = !self.options.oob_inline && !self.receive.is_urgent_taken;
         let Some(urgent) = self.receive.urgent.filter(|_| is_there) else {
             return Err(TcpError::Invalid);
@@ -199,7 +210,7 @@ impl Connection {
             let has_ended = self.shut.receive || self.receive.fin.is_some();
             return if has_ended { Ok(None) } else { Err(TcpError::WouldBlock) };
         }
-        self.receive.is_urgent_taken |= !peeks;
+        self.receive.is_urgent_taken |= mode == ReadMode::Take;
         Ok(Some(byte[0]))
     }
 
@@ -220,15 +231,14 @@ impl Connection {
     /// Closes directions (`shutdown`).
     pub(in crate::tcp) fn shutdown(
         &mut self,
-        receive: bool,
-        send: bool,
+        how: Shutdown,
         cx: &mut Context<'_>,
     ) -> Result<(), TcpError> {
         if self.state == State::Closed {
             return Err(TcpError::NotConnected);
         }
-        self.shut.receive |= receive;
-        if send && !self.shut.send {
+        self.shut.receive |= how != Shutdown::Write;
+        if how != Shutdown::Read && !self.shut.send {
             self.shut.send = true;
             self.close_sending(cx);
         }
@@ -287,10 +297,10 @@ impl Connection {
                 cx.counters.abort_on_linger.add(1);
                 self.abort(cx);
             }
-            Some(wait_us) if wait_us > super::super::config::TIME_WAIT_US => {
-                self.set_end(cx.now_us + wait_us - super::super::config::TIME_WAIT_US);
+            Some(wait_us) if wait_us > TIME_WAIT_US => {
+                self.set_end(cx.now_us + wait_us - TIME_WAIT_US);
             }
-            Some(wait_us) => self.leave(true, wait_us, cx),
+            Some(wait_us) => self.hand_over(Substate::FinWait2, wait_us, cx),
         }
     }
 

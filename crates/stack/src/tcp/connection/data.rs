@@ -2,7 +2,7 @@
 
 use forebay_rx::packet::Packet;
 
-use super::super::receive_queue::{Piece, Queued};
+use super::super::receive_queue::{Payload, Queued};
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
 use super::open::Answer;
@@ -91,16 +91,16 @@ impl Connection {
     ) {
         let Some(packet) = packet.take() else { return };
         let is_fin = segment.has(Flags::FIN);
-        let piece = Piece::of(packet, segment.seq, segment.payload_len, is_fin);
-        let truesize = piece.truesize();
+        let payload = Payload::of(packet, segment.seq, segment.payload_len, is_fin);
+        let truesize = payload.truesize();
         if segment.payload_len > 0 && !self.make_room(truesize, cx) {
             cx.counters.rcv_q_drop.add(1);
-            piece.free(cx.pool);
+            payload.free(cx.pool);
             self.delayed.schedule_now();
             return;
         }
         let had_gap = self.receive.queue.has_gap();
-        self.receive.next = self.receive.queue.append(piece, self.receive.next, cx.pool);
+        self.receive.next = self.receive.queue.append(payload, self.receive.next, cx.pool);
         if segment.payload_len > 0 {
             self.note_data(segment, truesize, cx);
         }
@@ -110,7 +110,7 @@ impl Connection {
             return;
         }
         if had_gap {
-            let filled = self.receive.queue.append_pieces(self.receive.next, cx.pool);
+            let filled = self.receive.queue.append_contiguous(self.receive.next, cx.pool);
             self.receive.next = filled.next;
             if let Some((start, end)) = filled.duplicate {
                 self.report_duplicate(start, end, cx);
@@ -134,18 +134,19 @@ impl Connection {
         cx: &mut Context<'_>,
     ) {
         let Some(packet) = packet.take() else { return };
-        let piece = Piece::of(packet, segment.seq, segment.payload_len, segment.has(Flags::FIN));
+        let payload =
+            Payload::of(packet, segment.seq, segment.payload_len, segment.has(Flags::FIN));
         self.note_mark(segment);
         self.delayed.schedule();
-        if !self.make_room(piece.truesize(), cx) {
+        if !self.make_room(payload.truesize(), cx) {
             cx.counters.ofo_drop.add(1);
-            return piece.free(cx.pool);
+            return payload.free(cx.pool);
         }
         cx.counters.ofo_queue.add(1);
         self.measure_segment(segment);
         self.tally.rcv_ooopack = self.tally.rcv_ooopack.saturating_add(1);
-        let truesize = piece.truesize();
-        match self.receive.queue.add_piece(piece, cx.pool) {
+        let truesize = payload.truesize();
+        match self.receive.queue.insert_out_of_order(payload, cx.pool) {
             Queued::Kept { around, duplicate } => {
                 if self.agreed.sack {
                     self.receive.sacks.note(around);
@@ -155,14 +156,14 @@ impl Connection {
                     self.grow_window(segment.payload_len, truesize, cx);
                 }
             }
-            Queued::Duplicate(piece) => {
+            Queued::Duplicate(payload) => {
                 self.receive.sacks.note_again((segment.seq, segment.end()));
                 self.report_duplicate(segment.seq, segment.end(), cx);
-                piece.free(cx.pool);
+                payload.free(cx.pool);
             }
-            Queued::Full(piece) => {
+            Queued::Full(payload) => {
                 cx.counters.ofo_drop.add(1);
-                piece.free(cx.pool);
+                payload.free(cx.pool);
             }
         }
     }
@@ -210,7 +211,7 @@ impl Connection {
             _ => {}
         }
         // Behind the ACK, which tells what came twice.
-        self.receive.queue.drop_pieces(cx.pool);
+        self.receive.queue.drop_out_of_order(cx.pool);
         self.receive.sacks.clear();
     }
 

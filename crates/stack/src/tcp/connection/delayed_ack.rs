@@ -1,7 +1,9 @@
 //! Acknowledgements at once or later (RFC 1122, section 4.2.3.2), with the kernel's quick and
 //! interactive modes (`__tcp_ack_snd_check`).
 
-use super::super::config::{DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, MAX_QUICKACKS, SECOND};
+use super::super::config::{
+    DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, MAX_QUICKACKS, SECOND, us_u32,
+};
 use super::super::wire::options::TIMESTAMPS_BYTES;
 use super::super::wire::{Flags, Segment};
 use super::{Connection, Context};
@@ -52,7 +54,7 @@ impl DelayedAck {
     }
 
     fn set_delay(&mut self, delay_us: u64) {
-        self.delay_us = u32::try_from(delay_us).unwrap_or(u32::MAX);
+        self.delay_us = us_u32(delay_us);
     }
 
     pub(super) fn segment_bytes(&self) -> u32 {

@@ -5,7 +5,7 @@ use std::fmt;
 use super::super::config::Algorithm;
 use super::recovery::Phase;
 use super::tally::Tally;
-use super::{Connection, State};
+use super::{Connection, State, WindowScales};
 
 /// Cause of a retransmission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -193,8 +193,8 @@ pub struct TcpInfo {
     pub sack: bool,
     /// ECN is in use.
     pub ecn: bool,
-    /// Shift of the peer's windows, and of ours.
-    pub window_scales: Option<(u8, u8)>,
+    /// Shifts of the windows; `None` without scaling.
+    pub window_scales: Option<WindowScales>,
 }
 
 impl Connection {
@@ -306,8 +306,8 @@ impl TcpInfo {
             },
             true,
         );
-        if let Some((theirs, ours)) = self.window_scales {
-            words.add("wscale", format!("{theirs},{ours}"));
+        if let Some(WindowScales { send, receive }) = self.window_scales {
+            words.add("wscale", format!("{send},{receive}"));
         }
         words.add("rto", milliseconds(self.rto_us));
         words.count("backoff", self.backoff.into());

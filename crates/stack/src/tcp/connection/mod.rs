@@ -16,7 +16,8 @@ mod sacked; //      selective acknowledgements received
 mod plain; //       duplicate acknowledgements instead of those
 mod rack; //        losses found by time (RFC 8985)
 mod recovery; //    phases of loss recovery
-mod reduction; //   the congestion window: reduced, grown, restored
+mod reduction; //   the congestion window: reduced, grown
+mod undo; //        reductions that proved unnecessary
 mod data; //        payload, FIN, urgent bytes
 mod window; //      receive window and buffer
 mod receive_rtt; // the round trip, for that
@@ -33,7 +34,7 @@ mod info; //        state for observers
 use forebay_buf::Pool;
 use forebay_rx::packet::Packet;
 
-pub use calls::{Readiness, WriteFlags};
+pub use calls::{ReadMode, Readiness, WriteFlags};
 pub use icmp::PathError;
 pub use info::{Limit, Resent, TcpInfo};
 pub(super) use open::{Accepted, Answer, Begin};
@@ -50,6 +51,7 @@ use super::congestion::Congestion;
 use super::counters::TcpCounters;
 use super::error::TcpError;
 use super::flow::{Flow, PackedFlow};
+use super::invalid_limit::InvalidLimit;
 use super::receive_queue::ReceiveQueue;
 use super::rtt::RoundTrip;
 use super::sack::SackReport;
@@ -112,8 +114,29 @@ pub(super) struct Agreed {
     pub(super) timestamps: bool,
     pub(super) sack: bool,
     pub(super) ecn: bool,
-    /// Shift of the windows that we receive and that we send; `None` without scaling.
-    pub(super) scales: Option<(u8, u8)>,
+    /// `None` without window scaling.
+    pub(super) scales: Option<WindowScales>,
+}
+
+/// Shifts of the windows that both sides announce (RFC 7323, section 2).
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct WindowScales {
+    /// Shift of the peer's windows, which limit what is sent (`snd_wscale`).
+    pub send: u8,
+    /// Shift of our windows, which limit what is received (`rcv_wscale`).
+    pub receive: u8,
+}
+
+impl Agreed {
+    /// Shift of the windows that the peer announces.
+    fn send_scale(self) -> u8 {
+        self.scales.map_or(0, |scales| scales.send)
+    }
+
+    /// Shift of the windows that this end announces.
+    pub(super) fn receive_scale(self) -> u8 {
+        self.scales.map_or(0, |scales| scales.receive)
+    }
 }
 
 /// Sending side.
@@ -219,8 +242,7 @@ pub(super) struct Connection {
     is_connecting: bool,
     /// True once no application holds the connection (`SOCK_DEAD`).
     is_orphan: bool,
-    /// Time of the last answer to an invalid segment, in µs (`last_oow_ack_time`); 0 for never.
-    invalid_answered_us: u64,
+    invalid_limit: InvalidLimit,
     /// True if the window was reduced: CWR goes out with the next new data (ECN).
     cwr_is_due: bool,
     resent: Resent,
@@ -238,8 +260,7 @@ pub(super) struct TimeWaitEntry {
     pub(super) window_scale: u8,
     pub(super) timestamp: Option<TimeWaitStamps>,
     pub(super) tos: u8,
-    /// True if the peer's FIN has not come (FIN-WAIT-2).
-    pub(super) awaits_fin: bool,
+    pub(super) substate: Substate,
     /// Time that it stays, in µs.
     pub(super) stay_us: u64,
 }
@@ -247,8 +268,16 @@ pub(super) struct TimeWaitEntry {
 /// Order to go on in the table of TIME-WAIT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Leaving {
-    awaits_fin: bool,
+    substate: Substate,
     stay_us: u32,
+}
+
+/// State of a connection in the table of TIME-WAIT (`tw_substate`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Substate {
+    /// Without an owner: the peer's FIN has not come.
+    FinWait2,
+    TimeWait,
 }
 
 /// Timestamps that a connection in TIME-WAIT goes on with.
@@ -294,7 +323,7 @@ impl Connection {
         self.timers.clear();
         self.sent.clear();
         self.send.queue.acknowledge(self.send.queue.end());
-        self.receive.queue.drop_pieces(cx.pool);
+        self.receive.queue.drop_out_of_order(cx.pool);
         if self.is_orphan {
             self.receive.queue.clear(cx.pool);
         }

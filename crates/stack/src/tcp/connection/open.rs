@@ -6,6 +6,7 @@ use super::super::config::{
 use super::super::congestion::Congestion;
 use super::super::error::TcpError;
 use super::super::flow::{Flow, PackedFlow};
+use super::super::invalid_limit::InvalidLimit;
 use super::super::receive_queue::ReceiveQueue;
 use super::super::rtt::RoundTrip;
 use super::super::sack::SackReport;
@@ -19,7 +20,7 @@ use super::tally::Tally;
 use super::window::{ReceiveWindow, scale_for};
 use super::{
     Agreed, Connection, Context, DelayedAck, ReceiveState, Recovery, Scoreboard, SendState, Shut,
-    State, Timers,
+    State, Timers, WindowScales,
 };
 
 /// Size of a packet to which a tiny window cannot push the segments, and of a header.
@@ -114,7 +115,7 @@ impl Connection {
             soft_error: None,
             is_connecting: false,
             is_orphan: false,
-            invalid_answered_us: 0,
+            invalid_limit: InvalidLimit::default(),
             cwr_is_due: false,
             resent: Resent::default(),
             tally: Tally::default(),
@@ -129,7 +130,10 @@ impl Connection {
             timestamps: cx.config.timestamps,
             sack: cx.config.sack,
             ecn: cx.config.asks_ecn,
-            scales: cx.config.window_scaling.then(|| (0, scale_for(&begin.options, cx.config))),
+            scales: cx
+                .config
+                .window_scaling
+                .then(|| WindowScales { send: 0, receive: scale_for(&begin.options, cx.config) }),
         };
         connection.state = State::SynSent;
         connection.is_connecting = true;
@@ -215,7 +219,9 @@ impl Connection {
         self.agreed.timestamps = ours.timestamps && options.timestamps.is_some();
         self.agreed.sack = ours.sack && options.sack_permitted;
         self.agreed.scales = match (ours.scales, options.window_scale) {
-            (Some((_, scale)), Some(theirs)) => Some((theirs, scale)),
+            (Some(WindowScales { receive, .. }), Some(send)) => {
+                Some(WindowScales { send, receive })
+            }
             _ => None,
         };
         if let Some(stamps) = options.timestamps {
@@ -367,4 +373,11 @@ pub(in crate::tcp) enum Answer {
     None,
     /// A reset of the segment received (`tcp_v4_send_reset`).
     Reset,
+}
+
+impl Answer {
+    /// A reset if `is_due`.
+    pub(in crate::tcp) fn reset_if(is_due: bool) -> Self {
+        if is_due { Self::Reset } else { Self::None }
+    }
 }

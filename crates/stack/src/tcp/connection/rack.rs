@@ -1,6 +1,6 @@
 //! RACK: losses found by the times of transmission (RFC 8985), and tail loss probes.
 
-use super::super::config::{DUP_THRESHOLD, RTO_INITIAL_US, RTO_MIN_US, TIMEOUT_MIN_US};
+use super::super::config::{DUP_THRESHOLD, RTO_INITIAL_US, RTO_MIN_US, TIMEOUT_MIN_US, us_u32};
 use super::super::seq::Seq;
 use super::ack::AckFacts;
 use super::info::Cause;
@@ -73,7 +73,7 @@ impl Connection {
             return;
         }
         let rack = &mut self.recovery.rack;
-        rack.rtt_us = u32::try_from(rtt_us).unwrap_or(u32::MAX);
+        rack.rtt_us = us_u32(rtt_us);
         rack.advanced = true;
         if is_later((sent.sent_us, sent.end), (rack.sent_us, rack.end)) {
             (rack.sent_us, rack.end) = (sent.sent_us, sent.end);

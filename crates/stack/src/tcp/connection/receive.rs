@@ -2,12 +2,12 @@
 
 use forebay_rx::packet::Packet;
 
+use super::super::config::{TIME_WAIT_US, us_u32};
 use super::super::wire::{Flags, Segment};
 use super::ack::Acknowledged;
 use super::open::Answer;
-use super::validate::Verdict;
-use super::{Connection, Context, Leaving, State, TimeWaitEntry, TimeWaitStamps};
-use crate::tcp::config::TIME_WAIT_US;
+use super::validate::Validation;
+use super::{Connection, Context, Leaving, State, Substate, TimeWaitEntry, TimeWaitStamps};
 
 impl Connection {
     /// Processes a segment. Frames go to the receive queue, or back to their pool.
@@ -45,7 +45,7 @@ impl Connection {
             // to what is out of the window.
             return Answer::None;
         }
-        if self.validate(segment, cx) == Verdict::Discard {
+        if self.validate(segment, cx) == Validation::Discard {
             return Answer::None;
         }
         if !segment.has(Flags::ACK) {
@@ -77,7 +77,7 @@ impl Connection {
         }
         if self.state != State::Closed {
             self.send_queued(cx);
-            self.check_room(cx);
+            self.grow_send_buffer(cx);
             self.acknowledge_if_due(cx);
         }
         Answer::None
@@ -88,8 +88,7 @@ impl Connection {
         let is_fin_acked = self.is_fin_acked();
         match self.state {
             State::SynReceived => {
-                let scale = self.agreed.scales.map_or(0, |(theirs, _)| theirs);
-                self.send.window = u32::from(segment.window) << scale;
+                self.send.window = u32::from(segment.window) << self.agreed.send_scale();
                 self.send.max_window = self.send.max_window.max(self.send.window);
                 self.send.window_seq = segment.seq;
                 self.set_mss();
@@ -135,7 +134,7 @@ impl Connection {
             // The FIN is processed below, and leads to TIME-WAIT.
             return None;
         }
-        self.leave(true, stay_us, cx);
+        self.hand_over(Substate::FinWait2, stay_us, cx);
         Some(Answer::None)
     }
 
@@ -153,32 +152,32 @@ impl Connection {
 
     /// Goes to TIME-WAIT.
     pub(super) fn enter_time_wait(&mut self, cx: &mut Context<'_>) {
-        self.leave(false, TIME_WAIT_US, cx);
+        self.hand_over(Substate::TimeWait, TIME_WAIT_US, cx);
     }
 
-    /// Leaves the rest to an entry in the table of TIME-WAIT.
-    pub(super) fn leave(&mut self, awaits_fin: bool, stay_us: u64, cx: &mut Context<'_>) {
-        let stay_us = u32::try_from(stay_us).unwrap_or(u32::MAX);
-        self.leaving = Some(Leaving { awaits_fin, stay_us });
+    /// Hands the rest over to an entry in the table of TIME-WAIT (`tcp_time_wait`).
+    pub(super) fn hand_over(&mut self, substate: Substate, stay_us: u64, cx: &mut Context<'_>) {
+        let stay_us = us_u32(stay_us);
+        self.leaving = Some(Leaving { substate, stay_us });
         cx.counters.time_waits.add(1);
         self.finish(cx);
     }
 
     /// Takes the order to go on in the table of TIME-WAIT.
     pub(in crate::tcp) fn take_time_wait(&mut self) -> Option<TimeWaitEntry> {
-        let Leaving { awaits_fin, stay_us } = self.leaving.take()?;
+        let Leaving { substate, stay_us } = self.leaving.take()?;
         Some(TimeWaitEntry {
             send_next: self.send.next,
             receive_next: self.receive.next,
             window: self.usable_window(),
-            window_scale: self.agreed.scales.map_or(0, |(_, ours)| ours),
+            window_scale: self.agreed.receive_scale(),
             timestamp: self.agreed.timestamps.then_some(TimeWaitStamps {
                 offset: self.timestamp_offset,
                 recent: self.receive.timestamp,
                 recent_us: self.receive.timestamp_us,
             }),
             tos: self.options.tos,
-            awaits_fin,
+            substate,
             stay_us: stay_us.into(),
         })
     }

@@ -1,5 +1,6 @@
 //! Round trip as a receiver sees it, who sends no data that would be acknowledged (`rcv_rtt_est`).
 
+use super::super::config::us_u32;
 use super::super::seq::Seq;
 
 /// Weight of a sample in the average: an eighth.
@@ -45,7 +46,7 @@ impl ReceiveRoundTrip {
     }
 
     fn add(&mut self, rtt_us: u64, may_grow: bool) {
-        let rtt_us = u32::try_from(rtt_us).unwrap_or(u32::MAX);
+        let rtt_us = us_u32(rtt_us);
         let sample = rtt_us.saturating_mul(WEIGHT);
         if rtt_us == 0 {
             return;

@@ -63,7 +63,7 @@ pub(super) struct Recovery {
     pub(super) resend_from: Option<Seq>,
     pub(super) loss_probe: Option<LossProbe>,
     /// True while a time-out may prove spurious (F-RTO).
-    is_frto: bool,
+    pub(super) is_frto: bool,
     /// `snd_nxt` at the last new round trip of the estimate.
     pub(super) round_end: Seq,
     /// Segments outstanding at most in the round trip that ends with this number, and if the window
@@ -180,7 +180,7 @@ impl Connection {
         if self.sent.is_empty() {
             self.sent.reno_dup_acks = 0;
         }
-        if self.is_reneging(facts, cx) || self.leave_finished_phase(facts, cx) {
+        if self.check_reneging(facts, cx) || self.leave_finished_phase(facts, cx) {
             return Resend::Nothing;
         }
         match self.recovery.phase {
@@ -220,9 +220,9 @@ impl Connection {
         Resend::Lost
     }
 
-    /// The peer threw away what it had acknowledged selectively: everything is sent again, soon
-    /// (`tcp_check_sack_reneging`).
-    fn is_reneging(&mut self, facts: &mut AckFacts, cx: &Context<'_>) -> bool {
+    /// Has everything sent again, soon, if the peer threw away what it had acknowledged selectively
+    /// (`tcp_check_sack_reneging`). Returns true if so.
+    fn check_reneging(&mut self, facts: &mut AckFacts, cx: &Context<'_>) -> bool {
         let head_sacked = self.sent.first().is_some_and(|sent| sent.marks.sacked);
         if !head_sacked || !facts.una_advanced {
             return false;
@@ -261,25 +261,9 @@ impl Connection {
         false
     }
 
-    /// Ends recovery, and restores the window if nothing was lost. Returns true if the phase stays
-    /// for now.
-    fn undo_recovery(&mut self, facts: &AckFacts, cx: &mut Context<'_>) -> bool {
-        if self.may_undo(facts) {
-            self.undo_reduction(false);
-            cx.counters.full_undo.add(1);
-        } else {
-            self.recovery.rack.note_recovery();
-        }
-        if self.holds_phase() {
-            return true;
-        }
-        self.recovery.phase = Phase::Open;
-        false
-    }
-
     /// RFC 6582, section 4: without SACK, duplicates of the recovery itself would be taken for a new loss
     /// until something behind it is acknowledged (`tcp_is_non_sack_preventing_reopen`).
-    fn holds_phase(&mut self) -> bool {
+    pub(super) fn holds_phase(&mut self) -> bool {
         let holds = !self.agreed.sack && self.send.una == self.recovery.high_seq;
         if holds {
             self.forget_retransmission();
@@ -292,44 +276,6 @@ impl Connection {
         if !self.has_retransmitted() {
             self.recovery.retransmit_stamp_us = 0;
         }
-    }
-
-    fn may_undo(&self, facts: &AckFacts) -> bool {
-        let recovery = &self.recovery;
-        recovery.undo_marker.is_some()
-            && (recovery.undo_retransmits == Some(0) || self.is_ack_of_first(facts))
-    }
-
-    /// Eifel: the ACK echoes a timestamp older than the first retransmission (`tcp_packet_delayed`).
-    fn is_ack_of_first(&self, facts: &AckFacts) -> bool {
-        facts.una_advanced
-            && self.recovery.retransmit_stamp_us > 0
-            && self.is_echo_before(self.recovery.retransmit_stamp_us, facts)
-    }
-
-    /// True if the ACK is of an earlier transmission of the segment (`tcp_skb_spurious_retrans`).
-    pub(super) fn is_echo_of_earlier(&self, sent: &Sent, facts: &AckFacts) -> bool {
-        sent.marks.ever_retransmitted && self.is_echo_before(sent.sent_us, facts)
-    }
-
-    /// True if the ACK echoes a timestamp older than that of a time (`tcp_tsopt_ecr_before`).
-    fn is_echo_before(&self, time_us: u64, facts: &AckFacts) -> bool {
-        let stamp = self.timestamp(time_us);
-        facts.echo.is_some_and(|echo| echo.wrapping_sub(stamp).cast_signed() < 0)
-    }
-
-    /// D-SACK: every retransmission was unnecessary (`tcp_try_undo_dsack`).
-    fn undo_by_duplicates(&mut self, cx: &Context<'_>) -> bool {
-        let is_undone =
-            self.recovery.undo_marker.is_some() && self.recovery.undo_retransmits == Some(0);
-        if is_undone {
-            self.undo_reduction(false);
-            // Nothing was lost: segments overtook each other. Else three of them would count as a loss
-            // again, before any is seen to be late.
-            self.recovery.saw_reordering = true;
-            cx.counters.dsack_undo.add(1);
-        }
-        is_undone
     }
 
     fn continue_recovery(
@@ -402,24 +348,6 @@ impl Connection {
             }
         }
         Resend::Lost
-    }
-
-    /// The time-out was spurious (`tcp_try_undo_loss`).
-    fn undo_loss(&mut self, facts: &AckFacts, by_frto: bool, cx: &Context<'_>) -> bool {
-        if !by_frto && !self.may_undo(facts) {
-            return false;
-        }
-        self.undo_reduction(true);
-        cx.counters.full_undo.add(1);
-        if by_frto {
-            cx.counters.spurious_rtos.add(1);
-        }
-        self.recovery.retransmits = 0;
-        if !self.holds_phase() && (by_frto || self.agreed.sack) {
-            self.recovery.phase = Phase::Open;
-            self.recovery.is_frto = false;
-        }
-        true
     }
 
     /// `tcp_identify_packet_loss`.

@@ -1,4 +1,4 @@
-//! Reduction of the congestion window after a loss or a mark, its growth otherwise, and undo
+//! Reduction of the congestion window after a loss or a mark, and its growth otherwise
 //! (`tcp_cong_control`; RFC 6937).
 
 use super::super::config::DUP_THRESHOLD;
@@ -103,23 +103,5 @@ impl Connection {
             return true;
         }
         self.congestion.is_slow_start() && self.congestion.cwnd < 2 * self.recovery.max_outstanding
-    }
-
-    /// Restores the window as it was before the reduction (`tcp_undo_cwnd_reduction`).
-    pub(super) fn undo_reduction(&mut self, unmarks_lost: bool) {
-        if unmarks_lost {
-            self.sent.mark_all(|sent| sent.marks.lost = false);
-            self.recovery.resend_from = None;
-        }
-        if self.recovery.prior_ssthresh > 0 {
-            let before = self.recovery.prior_cwnd;
-            self.congestion.set(self.congestion.cwnd.max(before));
-            if self.recovery.prior_ssthresh > self.congestion.ssthresh {
-                self.congestion.ssthresh = self.recovery.prior_ssthresh;
-                self.cwr_is_due = false;
-            }
-        }
-        self.recovery.undo_marker = None;
-        self.recovery.rack.look_again();
     }
 }

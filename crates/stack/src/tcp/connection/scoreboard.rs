@@ -47,10 +47,10 @@ impl Marks {
 }
 
 /// A segment and its neighbours in the list by time, which only segments that are not settled are in.
-/// Links are the numbers that segments begin with: these do not change with the places. The links of the
+/// Links are the numbers that segments begin with: these stay when indices change. The links of the
 /// list's ends have no meaning.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct Node {
     sent: Sent,
     earlier: Seq,
     later: Seq,
@@ -76,7 +76,7 @@ impl ByTime {
 /// Segments in flight, and their numbers by mark.
 #[derive(Debug, Default)]
 pub(super) struct Scoreboard {
-    segments: VecDeque<Place>,
+    segments: VecDeque<Node>,
     by_time: ByTime,
     pub(super) sacked: u32,
     pub(super) lost: u32,
@@ -111,7 +111,7 @@ impl Scoreboard {
     }
 
     pub(super) fn at(&self, index: usize) -> Option<&Sent> {
-        self.segments.get(index).map(|place| &place.sent)
+        self.segments.get(index).map(|node| &node.sent)
     }
 
     pub(super) fn push(&mut self, sent: Sent) {
@@ -124,8 +124,8 @@ impl Scoreboard {
     pub(super) fn truncate(&mut self, len: usize) {
         while self.segments.len() > len {
             self.unlink(self.segments.len() - 1);
-            if let Some(place) = self.segments.pop_back() {
-                self.uncount(place.sent.marks);
+            if let Some(node) = self.segments.pop_back() {
+                self.uncount(node.sent.marks);
             }
         }
     }
@@ -144,8 +144,8 @@ impl Scoreboard {
 
     /// Splits the segment at `index`, so that its first part ends at `at`.
     pub(super) fn split(&mut self, index: usize, at: Seq) {
-        let Some(&place) = self.segments.get(index) else { return };
-        let mut behind = Place { sent: Sent { seq: at, ..place.sent }, ..place };
+        let Some(&node) = self.segments.get(index) else { return };
+        let mut behind = Node { sent: Sent { seq: at, ..node.sent }, ..node };
         let marks = &mut behind.sent.marks;
         (marks.is_syn, marks.is_joined) = (false, false);
         if let Some(here) = self.segments.get_mut(index) {
@@ -162,7 +162,7 @@ impl Scoreboard {
     /// become narrower: in one pass, where each split by itself would move the segments behind it.
     pub(super) fn split_all(&mut self, most: u32) {
         let before = std::mem::take(&mut self.segments);
-        for Place { mut sent, .. } in before {
+        for Node { mut sent, .. } in before {
             loop {
                 let payload = (sent.end - sent.seq) - u32::from(sent.marks.is_fin);
                 let is_meant = sent.marks.awaits_resend() && !sent.marks.is_syn;
@@ -182,13 +182,13 @@ impl Scoreboard {
 
     /// Moves the borders of segments that were one packet so that each has `most` bytes at most. The rest
     /// becomes a further one.
-    pub(super) fn narrow(&mut self, places: RangeInclusive<usize>, most: u32) {
-        let (first, last) = (*places.start(), *places.end());
+    pub(super) fn narrow(&mut self, indices: RangeInclusive<usize>, most: u32) {
+        let (first, last) = (*indices.start(), *indices.end());
         let Some(&head) = self.at(first) else { return };
         if head.end - head.seq <= most || first == last {
             return;
         }
-        let is_listed = places.clone().any(|index| !self.segments[index].sent.marks.is_settled());
+        let is_listed = indices.clone().any(|index| !self.segments[index].sent.marks.is_settled());
         let mut border = head.seq;
         for index in first..last {
             border += most;
@@ -201,7 +201,7 @@ impl Scoreboard {
             self.segments[last].sent = Sent { end: border + most, marks, ..tail };
             let marks = Marks { is_joined: true, ..tail.marks };
             let rest = Sent { seq: border + most, marks, ..tail };
-            self.segments.insert(last + 1, Place { sent: rest, earlier: Seq(0), later: Seq(0) });
+            self.segments.insert(last + 1, Node { sent: rest, earlier: Seq(0), later: Seq(0) });
             self.count(marks);
         }
         if is_listed {
@@ -227,7 +227,7 @@ impl Scoreboard {
     }
 
     fn append(&mut self, sent: Sent) {
-        self.segments.push_back(Place { sent, earlier: Seq(0), later: Seq(0) });
+        self.segments.push_back(Node { sent, earlier: Seq(0), later: Seq(0) });
     }
 
     /// Merges the next segment into that at `index`, if both fit in `most` bytes: one a transmission,
@@ -248,7 +248,7 @@ impl Scoreboard {
         self.unlink(index + 1);
         self.segments.remove(index + 1);
         self.uncount(next.marks);
-        if let Some(Place { sent, .. }) = self.segments.get_mut(index) {
+        if let Some(Node { sent, .. }) = self.segments.get_mut(index) {
             sent.end = next.end;
             sent.marks.is_fin = next.marks.is_fin;
             sent.marks.push |= next.marks.push;
@@ -258,20 +258,20 @@ impl Scoreboard {
 
     /// Index of the first segment that ends behind `seq`.
     pub(super) fn index_of(&self, seq: Seq) -> usize {
-        self.segments.partition_point(|place| !place.sent.end.is_after(seq))
+        self.segments.partition_point(|node| !node.sent.end.is_after(seq))
     }
 
     /// Changes the marks of a segment, and the numbers with them.
     pub(super) fn mark(&mut self, index: usize, change: impl FnOnce(&mut Marks)) {
-        let Some(Place { sent, .. }) = self.segments.get_mut(index) else { return };
+        let Some(Node { sent, .. }) = self.segments.get_mut(index) else { return };
         let before = sent.marks;
         let mut after = before;
         change(&mut after);
         if before.is_settled() != after.is_settled() {
             self.unlink(index);
         }
-        if let Some(place) = self.segments.get_mut(index) {
-            place.sent.marks = after;
+        if let Some(node) = self.segments.get_mut(index) {
+            node.sent.marks = after;
         }
         self.uncount(before);
         self.count(after);
@@ -282,7 +282,7 @@ impl Scoreboard {
 
     /// Changes the marks of all segments.
     pub(super) fn mark_all(&mut self, mut change: impl FnMut(&mut Sent)) {
-        self.segments.iter_mut().for_each(|place| change(&mut place.sent));
+        self.segments.iter_mut().for_each(|node| change(&mut node.sent));
         (self.sacked, self.lost, self.retransmitted, self.awaiting_resend) = (0, 0, 0, 0);
         for index in 0..self.segments.len() {
             self.count(self.segments[index].sent.marks);
@@ -292,7 +292,7 @@ impl Scoreboard {
 
     /// Trims the acknowledged part off the oldest segment.
     pub(super) fn trim(&mut self, una: Seq) {
-        let Some(&Place { sent, earlier, later }) = self.segments.front() else { return };
+        let Some(&Node { sent, earlier, later }) = self.segments.front() else { return };
         if !sent.seq.is_before(una) {
             return;
         }
@@ -301,11 +301,11 @@ impl Scoreboard {
             return;
         }
         if sent.seq != self.by_time.earliest {
-            let before = self.place_of(earlier, 0);
+            let before = self.index_at(earlier, 0);
             self.segments[before].later = una;
         }
         if sent.seq != self.by_time.latest {
-            let behind = self.place_of(later, 1);
+            let behind = self.index_at(later, 1);
             self.segments[behind].earlier = una;
         }
         let ByTime { earliest, latest, last_overtaken, .. } = &mut self.by_time;
@@ -319,7 +319,7 @@ impl Scoreboard {
     /// Notes a further transmission of a segment.
     pub(super) fn sent_again(&mut self, index: usize, now_us: u64) {
         self.unlink(index);
-        if let Some(Place { sent, .. }) = self.segments.get_mut(index) {
+        if let Some(Node { sent, .. }) = self.segments.get_mut(index) {
             sent.sent_us = now_us;
             sent.marks.ever_retransmitted = true;
         }
@@ -331,8 +331,8 @@ impl Scoreboard {
     pub(super) fn overtake(&mut self, mut is_overtaken: impl FnMut(&Sent) -> bool) {
         let list = self.by_time;
         let mut next = match list.overtaken() {
-            Some(last) => self.later_than(self.place_of(last, 0)),
-            None => list.has_some.then(|| self.place_of(list.earliest, 0)),
+            Some(last) => self.later_than(self.index_at(last, 0)),
+            None => list.has_some.then(|| self.index_at(list.earliest, 0)),
         };
         while let Some(index) = next
             && let Some(sent) = self.at(index)
@@ -345,19 +345,19 @@ impl Scoreboard {
 
     /// Index of the overtaken segment that was sent first.
     pub(super) fn first_overtaken(&self) -> Option<usize> {
-        self.by_time.overtaken().map(|_| self.place_of(self.by_time.earliest, 0))
+        self.by_time.overtaken().map(|_| self.index_at(self.by_time.earliest, 0))
     }
 
     /// Overtaken segment that was sent last.
     pub(super) fn last_overtaken(&self) -> Option<&Sent> {
-        self.by_time.overtaken().and_then(|last| self.at(self.place_of(last, 0)))
+        self.by_time.overtaken().and_then(|last| self.at(self.index_at(last, 0)))
     }
 
     /// Segments from `index` on that were one packet and are to be sent again, `most` of them at most.
     /// The rest of the packet is one of its own from now on (`tcp_fragment`).
     pub(super) fn cut_packet(&mut self, index: usize, most: usize) -> usize {
-        let is_same = |place: &&Place| {
-            let marks = place.sent.marks;
+        let is_same = |node: &&Node| {
+            let marks = node.sent.marks;
             marks.is_joined && marks.awaits_resend()
         };
         let behind = self.segments.range((index + 1).min(self.segments.len())..);
@@ -390,35 +390,35 @@ impl Scoreboard {
 /// The list by time.
 impl Scoreboard {
     /// Index of the segment that begins with `seq`. It is mostly at, or next to, `near`.
-    fn place_of(&self, seq: Seq, near: usize) -> usize {
+    fn index_at(&self, seq: Seq, near: usize) -> usize {
         let begins =
-            |&index: &usize| self.segments.get(index).is_some_and(|place| place.sent.seq == seq);
+            |&index: &usize| self.segments.get(index).is_some_and(|node| node.sent.seq == seq);
         let around = [near, near.wrapping_sub(1), near + 1];
         around.into_iter().find(begins).unwrap_or_else(|| {
-            self.segments.partition_point(|place| {
+            self.segments.partition_point(|node| {
                 #[cfg(test)]
                 tests::LOOKS.set(tests::LOOKS.get() + 1);
-                place.sent.seq.is_before(seq)
+                node.sent.seq.is_before(seq)
             })
         })
     }
 
     fn later_than(&self, index: usize) -> Option<usize> {
-        let place = self.segments.get(index)?;
-        (place.sent.seq != self.by_time.latest).then(|| self.place_of(place.later, index))
+        let node = self.segments.get(index)?;
+        (node.sent.seq != self.by_time.latest).then(|| self.index_at(node.later, index))
     }
 
     /// Puts a segment that was just sent, and is not settled, at the end.
     fn link_if_open(&mut self, index: usize) {
         let latest = self.by_time.latest;
-        let Some(place) = self.segments.get_mut(index) else { return };
-        if place.sent.marks.is_settled() {
+        let Some(node) = self.segments.get_mut(index) else { return };
+        if node.sent.marks.is_settled() {
             return;
         }
-        place.earlier = latest;
-        let seq = place.sent.seq;
+        node.earlier = latest;
+        let seq = node.sent.seq;
         if self.by_time.has_some {
-            let before = self.place_of(latest, index);
+            let before = self.index_at(latest, index);
             self.segments[before].later = seq;
         } else {
             self.by_time.earliest = seq;
@@ -443,7 +443,7 @@ impl Scoreboard {
         if self.by_time.latest == seq {
             self.by_time.latest = rest;
         } else {
-            let behind = self.place_of(later, index + 2);
+            let behind = self.index_at(later, index + 2);
             self.segments[behind].earlier = rest;
         }
         if self.by_time.overtaken() == Some(seq) {
@@ -453,7 +453,7 @@ impl Scoreboard {
 
     /// Takes a segment out, if it is in.
     fn unlink(&mut self, index: usize) {
-        let Some(&Place { sent, earlier, later }) = self.segments.get(index) else { return };
+        let Some(&Node { sent, earlier, later }) = self.segments.get(index) else { return };
         if sent.marks.is_settled() {
             return;
         }
@@ -465,13 +465,13 @@ impl Scoreboard {
         if is_first {
             self.by_time.earliest = later;
         } else {
-            let before = self.place_of(earlier, index);
+            let before = self.index_at(earlier, index);
             self.segments[before].later = later;
         }
         if is_last {
             self.by_time.latest = earlier;
         } else {
-            let behind = self.place_of(later, index);
+            let behind = self.index_at(later, index);
             self.segments[behind].earlier = earlier;
         }
         self.by_time.has_some = !(is_first && is_last);
@@ -528,10 +528,10 @@ mod tests {
         found.iter().map(|sent| sent.seq).collect()
     }
 
-    /// The same by the list.
+    /// Segments up to the last overtaken one, as the list by time has them.
     fn listed(scoreboard: &Scoreboard) -> Vec<Seq> {
         let Some(overtaken) = scoreboard.by_time.overtaken() else { return Vec::new() };
-        let mut index = scoreboard.place_of(scoreboard.by_time.earliest, 0);
+        let mut index = scoreboard.index_at(scoreboard.by_time.earliest, 0);
         let mut found = Vec::new();
         loop {
             found.extend(scoreboard.at(index).map(|sent| sent.seq));

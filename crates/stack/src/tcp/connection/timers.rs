@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US, TIMEOUT_MIN_US};
 use super::super::error::TcpError;
 use super::info::Cause;
-use super::{Connection, Context, State};
+use super::{Connection, Context, State, Substate};
 
 /// Time after which a peer whose window shrank is given up, in µs.
 const SHRUNK_MAX_US: u64 = 2 * RTO_MAX_US;
@@ -336,7 +336,7 @@ impl Connection {
     /// `tcp_keepalive_timer`.
     fn on_keepalive_timer(&mut self, cx: &mut Context<'_>) {
         if self.state == State::FinWait2 && self.is_orphan {
-            return self.leave(true, TIME_WAIT_US, cx);
+            return self.hand_over(Substate::FinWait2, TIME_WAIT_US, cx);
         }
         if !self.options.keepalive || matches!(self.state, State::Closed | State::SynSent) {
             return;

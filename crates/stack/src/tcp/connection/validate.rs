@@ -7,27 +7,27 @@ use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
 use super::{Connection, Context, State};
 
-/// Outcome of a stage.
+/// Outcome of the checks.
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Verdict {
+pub(super) enum Validation {
     Continue,
     Discard,
 }
 
 impl Connection {
-    pub(super) fn validate(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Verdict {
+    pub(super) fn validate(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Validation {
         if self.is_old_by_timestamp(segment, cx.now_us) && !segment.has(Flags::RST) {
             if segment.has(Flags::SYN) {
                 return self.challenge_syn(cx);
             }
             if is_pure_ack(segment) && segment.seq.is_before(self.receive.next) {
                 // An ACK that was overtaken tells nothing.
-                return Verdict::Discard;
+                return Validation::Discard;
             }
             cx.counters.paws_estab.add(1);
             self.answer_invalid(segment, cx);
-            return Verdict::Discard;
+            return Validation::Discard;
         }
         if !self.is_acceptable(segment, cx) {
             if segment.has(Flags::RST) {
@@ -40,7 +40,7 @@ impl Connection {
             } else {
                 self.answer_invalid(segment, cx);
             }
-            return Verdict::Discard;
+            return Validation::Discard;
         }
         if segment.has(Flags::RST) {
             if self.is_reset_exact(segment) {
@@ -48,12 +48,12 @@ impl Connection {
             } else {
                 self.challenge(cx);
             }
-            return Verdict::Discard;
+            return Validation::Discard;
         }
         if segment.has(Flags::SYN) && !self.is_crossed_syn_ack(segment) {
             return self.challenge_syn(cx);
         }
-        Verdict::Continue
+        Validation::Continue
     }
 
     /// PAWS: the timestamp is older than the last one (`tcp_paws_discard`).
@@ -144,10 +144,10 @@ impl Connection {
         self.fail(error, cx);
     }
 
-    fn challenge_syn(&mut self, cx: &mut Context<'_>) -> Verdict {
+    fn challenge_syn(&mut self, cx: &mut Context<'_>) -> Validation {
         cx.counters.syn_challenge.add(1);
         self.challenge(cx);
-        Verdict::Discard
+        Validation::Discard
     }
 
     /// Challenge ACK (RFC 5961). Each connection has a limit of its own, so that none tells about
@@ -163,9 +163,7 @@ impl Connection {
 
     /// ACK of a segment outside of the window, with a D-SACK of what came twice (`tcp_send_dupack`).
     fn answer_invalid(&mut self, segment: &Segment, cx: &mut Context<'_>) {
-        let carries_data = segment.payload_len > 0 || segment.has(Flags::FIN);
-        if !carries_data && !self.may_answer_invalid(cx) {
-            // Pure ACKs of two sides that disagree would answer each other for ever.
+        if !segment.carries_data() && !self.may_answer_invalid(cx) {
             cx.counters.ack_skipped_seq.add(1);
             return;
         }
@@ -181,12 +179,7 @@ impl Connection {
     }
 
     fn may_answer_invalid(&mut self, cx: &Context<'_>) -> bool {
-        let since = cx.now_us.saturating_sub(self.invalid_answered_us);
-        if self.invalid_answered_us != 0 && since < cx.config.invalid_ratelimit_us {
-            return false;
-        }
-        self.invalid_answered_us = cx.now_us.max(1);
-        true
+        self.invalid_limit.admits(cx.now_us, cx.config.invalid_ratelimit_us)
     }
 
     /// Reports bytes that were received before (D-SACK, RFC 2883).

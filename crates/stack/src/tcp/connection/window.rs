@@ -5,7 +5,7 @@ use super::super::config::{MAX_WINDOW_SCALE, MS, TcpConfig, TcpOptions};
 use super::super::seq::Seq;
 use super::super::wire::Segment;
 use super::receive_rtt::ReceiveRoundTrip;
-use super::{Connection, Context};
+use super::{Connection, Context, WindowScales};
 
 /// Receive buffer of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -179,7 +179,7 @@ impl Connection {
     /// Window to announce, not below what was announced before; also notes it as announced.
     pub(super) fn select_window(&mut self, cx: &Context<'_>) -> u32 {
         let current = self.usable_window();
-        let scale = self.agreed.scales.map_or(0, |(_, ours)| ours);
+        let scale = self.agreed.receive_scale();
         let step = 1_u32 << scale;
         let mut window = self.free_window();
         debug_assert!(
@@ -207,9 +207,8 @@ impl Connection {
         let mut free = ReceiveWindow::of_memory(free).min(full);
         let segment = self.delayed.segment_bytes().min(full);
         if free < full / 2 {
-            if let Some((_, scale)) = self.agreed.scales {
-                free = free >> scale << scale;
-            }
+            let scale = self.agreed.receive_scale();
+            free = free >> scale << scale;
             if free < full >> 4 || free < segment {
                 return 0;
             }
@@ -218,7 +217,7 @@ impl Connection {
         free = free.min(buffer.threshold);
         match self.agreed.scales {
             // Rounded up, or a window of full size would never be announced.
-            Some((_, scale)) => free.div_ceil(1 << scale) << scale,
+            Some(WindowScales { receive, .. }) => free.div_ceil(1 << receive) << receive,
             None => {
                 let window = self.receive.window;
                 if segment > 0 && (window + segment <= free || window > free) {

@@ -1,22 +1,23 @@
 //! Calls of the application, by socket.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
-use std::ops::RangeInclusive;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::super::config::TcpOptions;
-use super::super::connection::{Begin, Connection, Context, Readiness, State, TcpInfo, WriteFlags};
+use super::super::connection::{
+    Begin, Connection, Context, ReadMode, Readiness, State, TcpInfo, WriteFlags,
+};
 use super::super::error::TcpError;
 use super::super::flow::Flow;
 use super::super::seq::len_u32;
 use super::{
-    Found, Idle, Kind, Listener, ListenerQueues, Place, Target, Tcp, TcpOut, TcpSharing, TcpSocket,
+    Found, Idle, Kind, Listener, ListenerQueues, ReusePort, SocketEntry, Target, Tcp, TcpOut,
+    TcpSocket,
 };
+use crate::socket::LOCAL_PORTS;
 
-/// Local ports that are given to connections (`ip_local_port_range`).
-const LOCAL_PORTS: RangeInclusive<u16> = 32_768..=60_999;
 /// Bytes that each connection may have to send whatever the memory of others (least of `tcp_wmem`).
 const SENT_BYTES_MIN: u32 = 4096;
 /// Connections that may wait to be accepted, at most (`somaxconn`).
@@ -41,26 +42,26 @@ impl Tcp {
     /// [`TcpError::Invalid`] if it is bound already, [`TcpError::AddressInUse`] if another socket
     /// listens there.
     pub fn bind(&mut self, socket: TcpSocket, local: SocketAddr) -> Result<(), TcpError> {
-        self.bind_sharing(socket, local, None)
+        self.bind_reuse_port(socket, local, None)
     }
 
     /// Binds a socket to a local address that others may share, too (`SO_REUSEPORT`).
     ///
     /// # Errors
-    /// As [`Self::bind`]; [`TcpError::AddressInUse`] if another socket listens there without sharing.
-    pub fn bind_sharing(
+    /// As [`Self::bind`]; [`TcpError::AddressInUse`] if another socket listens there and does not share it.
+    pub fn bind_reuse_port(
         &mut self,
         socket: TcpSocket,
         local: SocketAddr,
-        sharing: Option<TcpSharing>,
+        reuse_port: Option<ReusePort>,
     ) -> Result<(), TcpError> {
-        let is_in_use = local.port() != 0 && self.listeners.has_conflict(local, sharing);
-        match &mut self.place(socket)?.kind {
+        let is_in_use = local.port() != 0 && self.listeners.has_conflict(local, reuse_port);
+        match &mut self.entry_mut(socket)?.kind {
             Kind::Idle(idle) if idle.bound.is_none() => {
                 if is_in_use {
                     return Err(TcpError::AddressInUse);
                 }
-                (idle.bound, idle.sharing) = (Some(local), sharing);
+                (idle.bound, idle.reuse_port) = (Some(local), reuse_port);
             }
             _ => return Err(TcpError::Invalid),
         }
@@ -80,38 +81,39 @@ impl Tcp {
     /// [`TcpError::Invalid`] of a connected or unbound socket, [`TcpError::AddressInUse`] if another
     /// one listens there.
     pub fn listen(&mut self, socket: TcpSocket, backlog: u32) -> Result<(), TcpError> {
-        self.listen_sharing(socket, backlog, Arc::default())
+        self.listen_with_queues(socket, backlog, Arc::default())
     }
 
-    /// Does the same for a listener that listens in other TCPs, too: its queues are bounded together.
+    /// Lets a bound socket listen, as one of several in as many TCPs: `queues`, which they share, are bounded
+    /// together.
     ///
     /// # Errors
     /// As [`Self::listen`].
-    pub fn listen_sharing(
+    pub fn listen_with_queues(
         &mut self,
         socket: TcpSocket,
         backlog: u32,
         queues: Arc<ListenerQueues>,
     ) -> Result<(), TcpError> {
         let backlog = backlog.min(BACKLOG_MAX);
-        let (local, options, sharing) = match &mut self.place(socket)?.kind {
+        let (local, options, reuse_port) = match &mut self.entry_mut(socket)?.kind {
             Kind::Listener(listener) => {
                 listener.backlog = backlog;
                 return Ok(());
             }
             Kind::Idle(idle) => match idle.bound {
-                Some(local) if local.port() != 0 => (local, idle.options, idle.sharing),
+                Some(local) if local.port() != 0 => (local, idle.options, idle.reuse_port),
                 _ => return Err(TcpError::Invalid),
             },
             Kind::Connection(_) => return Err(TcpError::Invalid),
         };
-        if self.listeners.has_conflict(local, sharing) {
+        if self.listeners.has_conflict(local, reuse_port) {
             return Err(TcpError::AddressInUse);
         }
-        self.listeners.insert(local, socket.index, sharing);
+        self.listeners.insert(local, socket.index, reuse_port);
         let accepted = VecDeque::new();
-        let listener = Listener { options, local, sharing, backlog, accepted, queues };
-        self.place(socket)?.kind = Kind::Listener(Box::new(listener));
+        let listener = Listener { options, local, reuse_port, backlog, accepted, queues };
+        self.entry_mut(socket)?.kind = Kind::Listener(Box::new(listener));
         Ok(())
     }
 
@@ -120,15 +122,15 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::WouldBlock`] if none waits, [`TcpError::Invalid`] if the socket does not listen.
     pub fn accept(&mut self, socket: TcpSocket) -> Result<(TcpSocket, SocketAddr), TcpError> {
-        let Kind::Listener(listener) = &mut self.place(socket)?.kind else {
+        let Kind::Listener(listener) = &mut self.entry_mut(socket)?.kind else {
             return Err(TcpError::Invalid);
         };
         let index = listener.accepted.pop_front().ok_or(TcpError::WouldBlock)?;
         listener.queues.accepted.fetch_sub(1, Ordering::Relaxed);
         let is_empty = listener.accepted.is_empty();
-        self.place(socket)?.told.readable = !is_empty;
+        self.entry_mut(socket)?.told.readable = !is_empty;
         match self.sockets.at(index) {
-            Some(Place { generation, kind: Kind::Connection(connection), .. }) => {
+            Some(SocketEntry { generation, kind: Kind::Connection(connection), .. }) => {
                 Ok((TcpSocket { index, generation: *generation }, connection.flow().theirs))
             }
             _ => Err(TcpError::WouldBlock),
@@ -148,7 +150,7 @@ impl Tcp {
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        let (options, bound) = match &mut self.place(socket)?.kind {
+        let (options, bound) = match &mut self.entry_mut(socket)?.kind {
             Kind::Idle(idle) => (idle.options, idle.bound),
             Kind::Listener(_) => return Err(TcpError::IsConnected),
             Kind::Connection(connection) => {
@@ -179,7 +181,7 @@ impl Tcp {
             let mut cx = self.context(is_memory_tight, out);
             Connection::connect(&begin, &mut cx)
         };
-        self.place(socket)?.kind = Kind::Connection(Box::new(connection));
+        self.entry_mut(socket)?.kind = Kind::Connection(Box::new(connection));
         self.targets.insert(&flow, Target::Connection(socket.index));
         self.follow(socket.index, out);
         Err(TcpError::InProgress)
@@ -187,12 +189,12 @@ impl Tcp {
 
     /// After the failure was told, the socket may connect anew.
     fn forget_attempt(&mut self, index: u32, out: &mut TcpOut<'_>) {
-        let Some(place) = self.sockets.at_mut(index) else { return };
-        let Kind::Connection(connection) = &mut place.kind else { return };
+        let Some(entry) = self.sockets.at_mut(index) else { return };
+        let Kind::Connection(connection) = &mut entry.kind else { return };
         connection.free(out.pool);
         let idle = Idle { options: connection.options, ..Idle::default() };
-        place.kind = Kind::Idle(Box::new(idle));
-        let charged_bytes = std::mem::take(&mut place.charged_bytes).into();
+        entry.kind = Kind::Idle(Box::new(idle));
+        let charged_bytes = std::mem::take(&mut entry.charged_bytes).into();
         self.memory_bytes -= charged_bytes;
         self.memory.replace(charged_bytes, 0);
     }
@@ -208,7 +210,7 @@ impl Tcp {
                 Some(_) => Err(TcpError::AddressInUse),
             };
         }
-        let count = u32::from(*LOCAL_PORTS.end() - *LOCAL_PORTS.start()) + 1;
+        let count = u32::from(LOCAL_PORTS.end() - LOCAL_PORTS.start()) + 1;
         let offset = self.secret.port_offset(&flow(0));
         for _ in 0..count {
             let step = offset.wrapping_add(self.port_steps) % count;
@@ -231,10 +233,10 @@ impl Tcp {
         room: &mut [u8],
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
-        self.call_reading(socket, out, |connection, cx| connection.read(room, false, cx))
+        self.call_reading(socket, out, |connection, cx| connection.read(room, ReadMode::Take, cx))
     }
 
-    /// Does the same, and leaves the bytes there.
+    /// Copies received bytes into `room`, and leaves them in the queue (`MSG_PEEK`).
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -244,21 +246,14 @@ impl Tcp {
         room: &mut [u8],
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
-        self.call_reading(socket, out, |connection, cx| connection.read(room, true, cx))
+        self.call_reading(socket, out, |connection, cx| connection.read(room, ReadMode::Peek, cx))
     }
 
     /// Bytes that were received, in the frame that they came in; empty if there are none. To be
     /// followed by [`Self::consume`].
     #[must_use]
     pub fn fill(&self, socket: TcpSocket) -> &[u8] {
-        match self.sockets.at(socket.index) {
-            Some(Place { generation, kind: Kind::Connection(connection), .. })
-                if *generation == socket.generation =>
-            {
-                connection.fill()
-            }
-            _ => &[],
-        }
+        self.connection(socket).map_or(&[], Connection::fill)
     }
 
     /// Removes received bytes.
@@ -274,18 +269,17 @@ impl Tcp {
         self.call(socket, out, |connection, cx| connection.consume(len_bytes, cx))
     }
 
-    /// Takes the urgent byte, or looks at it and leaves it (`MSG_OOB`). `None` if the peer's data ended
-    /// without it.
+    /// Reads the urgent byte (`MSG_OOB`). `None` if the peer's data ended without it.
     ///
     /// # Errors
     /// [`TcpError::Invalid`] without one, [`TcpError::WouldBlock`] if it has not come yet.
     pub fn read_urgent(
         &mut self,
         socket: TcpSocket,
-        peeks: bool,
+        mode: ReadMode,
         out: &mut TcpOut<'_>,
     ) -> Result<Option<u8>, TcpError> {
-        self.call(socket, out, |connection, _| connection.read_urgent(peeks))?
+        self.call(socket, out, |connection, _| connection.read_urgent(mode))?
     }
 
     /// Queues bytes to be sent, and returns their number. While all memory is in use, a connection has at
@@ -301,7 +295,7 @@ impl Tcp {
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
         let is_memory_full = self.memory.bytes() >= self.config.memory_bytes;
-        match self.place(socket)?.kind {
+        match self.entry_mut(socket)?.kind {
             Kind::Connection(_) => self.call(socket, out, |connection, cx| {
                 if is_memory_full {
                     write_scarcely(connection, bytes, flags, cx)
@@ -329,19 +323,18 @@ impl Tcp {
     pub fn shutdown(
         &mut self,
         socket: TcpSocket,
-        receive: bool,
-        send: bool,
+        how: Shutdown,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        match &self.place(socket)?.kind {
-            Kind::Listener(_) if receive => return self.disconnect(socket, out),
+        match &self.entry(socket)?.kind {
+            Kind::Listener(_) if how != Shutdown::Write => return self.disconnect(socket, out),
             Kind::Listener(_) => return Ok(()),
             Kind::Connection(connection) if connection.state == State::SynSent => {
                 return self.disconnect(socket, out);
             }
             _ => {}
         }
-        self.call(socket, out, |connection, cx| connection.shutdown(receive, send, cx))?
+        self.call(socket, out, |connection, cx| connection.shutdown(how, cx))?
     }
 
     /// Ends a connection at once, by a reset if it was open, or stops listening: the socket may connect
@@ -350,13 +343,13 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NoSocket`] if it is closed.
     pub fn disconnect(&mut self, socket: TcpSocket, out: &mut TcpOut<'_>) -> Result<(), TcpError> {
-        match self.place(socket)?.kind {
+        match self.entry_mut(socket)?.kind {
             Kind::Idle(_) => {}
             Kind::Listener(_) => self.stop_listening(socket.index, out),
             Kind::Connection(_) => {
                 let error = self.call(socket, out, |connection, cx| connection.disconnect(cx))?;
                 self.forget_attempt(socket.index, out);
-                if let Kind::Idle(idle) = &mut self.place(socket)?.kind {
+                if let Kind::Idle(idle) = &mut self.entry_mut(socket)?.kind {
                     idle.error = error;
                 }
             }
@@ -369,7 +362,7 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NoSocket`] if it was closed before.
     pub fn close(&mut self, socket: TcpSocket, out: &mut TcpOut<'_>) -> Result<(), TcpError> {
-        match self.place(socket)?.kind {
+        match self.entry_mut(socket)?.kind {
             Kind::Idle(_) => self.remove(socket.index, out),
             Kind::Listener(_) => {
                 self.stop_listening(socket.index, out);
@@ -392,14 +385,14 @@ impl Tcp {
 
     /// Resets the connections that nobody accepted, and forgets handshakes.
     fn stop_listening(&mut self, index: u32, out: &mut TcpOut<'_>) {
-        let Some(place) = self.sockets.at_mut(index) else { return };
-        let generation = place.generation;
-        let Kind::Listener(listener) = &mut place.kind else { return };
-        let (local, accepted) = (listener.local, std::mem::take(&mut listener.accepted));
-        listener.queues.accepted.fetch_sub(len_u32(accepted.len()), Ordering::Relaxed);
-        let &mut Listener { options, sharing, .. } = &mut **listener;
-        place.kind =
-            Kind::Idle(Box::new(Idle { options, bound: Some(local), sharing, error: None }));
+        let Some(entry) = self.sockets.at_mut(index) else { return };
+        let listener = TcpSocket { index, generation: entry.generation };
+        let Kind::Listener(listening) = &mut entry.kind else { return };
+        let (local, accepted) = (listening.local, std::mem::take(&mut listening.accepted));
+        listening.queues.accepted.fetch_sub(len_u32(accepted.len()), Ordering::Relaxed);
+        let &mut Listener { options, reuse_port, .. } = &mut **listening;
+        entry.kind =
+            Kind::Idle(Box::new(Idle { options, bound: Some(local), reuse_port, error: None }));
         self.listeners.remove(local, index);
         for connection in accepted {
             self.abort_connection(connection, out);
@@ -407,9 +400,7 @@ impl Tcp {
         let requests: Vec<_> = self
             .requests
             .indices()
-            .filter(|&at| {
-                self.requests.at(at).is_some_and(|request| request.listener == (index, generation))
-            })
+            .filter(|&at| self.requests.at(at).is_some_and(|request| request.listener == listener))
             .collect();
         for at in requests {
             self.reset_request(at, out);
@@ -422,11 +413,7 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NoSocket`] if it is closed.
     pub fn options(&self, socket: TcpSocket) -> Result<TcpOptions, TcpError> {
-        let place = self.sockets.at(socket.index);
-        place
-            .filter(|place| place.generation == socket.generation)
-            .map(|place| *place.options())
-            .ok_or(TcpError::NoSocket)
+        self.entry(socket).map(|entry| *entry.options())
     }
 
     /// Replaces the options of a socket. Connections inherit those of their listener.
@@ -439,7 +426,7 @@ impl Tcp {
         options: TcpOptions,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        match &mut self.place(socket)?.kind {
+        match &mut self.entry_mut(socket)?.kind {
             Kind::Idle(idle) => idle.options = options,
             Kind::Listener(listener) => listener.options = options,
             Kind::Connection(_) => {
@@ -462,7 +449,7 @@ impl Tcp {
         on: bool,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        match &mut self.place(socket)?.kind {
+        match &mut self.entry_mut(socket)?.kind {
             Kind::Idle(idle) => idle.options.quick_acks = on,
             Kind::Listener(listener) => listener.options.quick_acks = on,
             Kind::Connection(_) => {
@@ -477,12 +464,10 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NoSocket`] if the socket is closed.
     pub fn has_quick_acks(&self, socket: TcpSocket) -> Result<bool, TcpError> {
-        let place = self.sockets.at(socket.index);
-        let place = place.filter(|place| place.generation == socket.generation);
-        let place = place.ok_or(TcpError::NoSocket)?;
-        Ok(match &place.kind {
+        let entry = self.entry(socket)?;
+        Ok(match &entry.kind {
             Kind::Connection(connection) => connection.has_quick_acks(),
-            _ => place.options().quick_acks,
+            _ => entry.options().quick_acks,
         })
     }
 
@@ -491,7 +476,7 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NoSocket`] if the socket is closed.
     pub fn take_error(&mut self, socket: TcpSocket) -> Result<Option<TcpError>, TcpError> {
-        Ok(match &mut self.place(socket)?.kind {
+        Ok(match &mut self.entry_mut(socket)?.kind {
             Kind::Connection(connection) => connection.take_error(),
             Kind::Idle(idle) => idle.error.take(),
             Kind::Listener(_) => None,
@@ -503,9 +488,7 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NoSocket`] if it is closed.
     pub fn readiness(&self, socket: TcpSocket) -> Result<Readiness, TcpError> {
-        let place = self.sockets.at(socket.index);
-        let place = place.filter(|place| place.generation == socket.generation);
-        Ok(match &place.ok_or(TcpError::NoSocket)?.kind {
+        Ok(match &self.entry(socket)?.kind {
             Kind::Idle(idle) => Readiness {
                 hung_up: true,
                 writable: true,
@@ -524,9 +507,7 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NoSocket`] if it is closed.
     pub fn info(&self, socket: TcpSocket) -> Result<Option<TcpInfo>, TcpError> {
-        let place = self.sockets.at(socket.index);
-        let place = place.filter(|place| place.generation == socket.generation);
-        Ok(match &place.ok_or(TcpError::NoSocket)?.kind {
+        Ok(match &self.entry(socket)?.kind {
             Kind::Connection(connection) => Some(connection.info()),
             _ => None,
         })
@@ -550,14 +531,7 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NotConnected`] without a connection.
     pub fn flow(&self, socket: TcpSocket) -> Result<Flow, TcpError> {
-        match self.sockets.at(socket.index) {
-            Some(Place { generation, kind: Kind::Connection(connection), .. })
-                if *generation == socket.generation =>
-            {
-                Ok(connection.flow())
-            }
-            _ => Err(TcpError::NotConnected),
-        }
+        self.connection(socket).map(Connection::flow).ok_or(TcpError::NotConnected)
     }
 
     /// Sequence numbers that are not acknowledged, and bytes received and not read up to an urgent one
@@ -566,19 +540,12 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::Invalid`] of a listener, [`TcpError::NotConnected`] of a closed socket.
     pub fn queued_bytes(&self, socket: TcpSocket) -> Result<(u32, u32), TcpError> {
-        match self.sockets.at(socket.index) {
-            Some(Place { generation, kind: Kind::Connection(connection), .. })
-                if *generation == socket.generation =>
-            {
+        match &self.entry(socket).map_err(|_| TcpError::NotConnected)?.kind {
+            Kind::Connection(connection) => {
                 Ok((connection.unacknowledged(), connection.received_bytes()))
             }
-            Some(Place { generation, kind, .. }) if *generation == socket.generation => {
-                match kind {
-                    Kind::Idle(_) => Ok((0, 0)),
-                    _ => Err(TcpError::Invalid),
-                }
-            }
-            _ => Err(TcpError::NotConnected),
+            Kind::Idle(_) => Ok((0, 0)),
+            Kind::Listener(_) => Err(TcpError::Invalid),
         }
     }
 
@@ -587,17 +554,17 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::NoSocket`] if the socket is closed.
     pub fn is_at_urgent(&self, socket: TcpSocket) -> Result<bool, TcpError> {
-        let place = self.sockets.at(socket.index);
-        let place = place.filter(|place| place.generation == socket.generation);
-        Ok(match &place.ok_or(TcpError::NoSocket)?.kind {
+        Ok(match &self.entry(socket)?.kind {
             Kind::Connection(connection) => connection.is_at_urgent(),
             _ => false,
         })
     }
 
-    fn place(&mut self, socket: TcpSocket) -> Result<&mut Place, TcpError> {
-        let place = self.sockets.at_mut(socket.index);
-        place.filter(|place| place.generation == socket.generation).ok_or(TcpError::NoSocket)
+    fn connection(&self, socket: TcpSocket) -> Option<&Connection> {
+        match &self.entry(socket).ok()?.kind {
+            Kind::Connection(connection) => Some(connection),
+            Kind::Idle(_) | Kind::Listener(_) => None,
+        }
     }
 
     /// Calls a connection to read. Without one, an error that waits is told first.
@@ -607,7 +574,7 @@ impl Tcp {
         out: &mut TcpOut<'_>,
         act: impl FnOnce(&mut Connection, &mut super::Context<'_>) -> Result<usize, TcpError>,
     ) -> Result<usize, TcpError> {
-        if matches!(self.place(socket)?.kind, Kind::Idle(_))
+        if matches!(self.entry_mut(socket)?.kind, Kind::Idle(_))
             && let Some(error) = self.take_error(socket)?
         {
             return Err(error);
@@ -622,7 +589,7 @@ impl Tcp {
         out: &mut TcpOut<'_>,
         act: impl FnOnce(&mut Connection, &mut super::Context<'_>) -> R,
     ) -> Result<R, TcpError> {
-        self.place(socket)?;
+        self.entry_mut(socket)?;
         self.with_connection(socket.index, out, act).ok_or(TcpError::NotConnected)
     }
 }

@@ -3,13 +3,14 @@
 use forebay_rx::packet::Packet;
 
 use super::super::config::TcpOptions;
-use super::super::connection::{Agreed, Answer, ReceiveWindow, scale_for, stamp_ms};
+use super::super::connection::{Agreed, Answer, ReceiveWindow, WindowScales, scale_for, stamp_ms};
 use super::super::flow::Flow;
+use super::super::invalid_limit::InvalidLimit;
 use super::super::isn::CookieOptions;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
 use super::handshake::{Request, announced_mss};
-use super::{Tcp, TcpOut};
+use super::{Tcp, TcpOut, TcpSocket};
 
 /// Time after an overflow during which cookies are believed (`TCP_SYNCOOKIE_VALID`), in µs.
 const COOKIES_VALID_US: u64 = 2 * 60_000_000;
@@ -35,7 +36,7 @@ impl Tcp {
         let mut stamp = self.stamp_of(&request, out.now_us);
         if agreed.timestamps {
             let said = CookieOptions {
-                window_scale: agreed.scales.map(|(theirs, _)| theirs),
+                window_scale: agreed.scales.map(|scales| scales.send),
                 sack: agreed.sack,
                 ecn: agreed.ecn,
             };
@@ -75,7 +76,7 @@ impl Tcp {
         segment: &Segment,
         now_us: u64,
     ) -> Option<Request> {
-        let (listener, _) = request.listener;
+        let listener = request.listener.index;
         self.options_of(request)?;
         self.request_of_cookie(listener, &request.flow, segment, request.mtu_bytes, now_us)
     }
@@ -87,8 +88,8 @@ impl Tcp {
         segment: &Segment,
         out: &mut TcpOut<'_>,
     ) -> Answer {
-        let (listener, _) = request.listener;
-        if self.is_refusing(listener) {
+        let listener = request.listener.index;
+        if self.refuse_if_full(listener) {
             out.pool.put(packet.frame);
             return Answer::None;
         }
@@ -115,23 +116,24 @@ impl Tcp {
             return None;
         };
         self.counters.syncookies_recv.add(1);
-        let options = *self.sockets.at(listener)?.options();
+        let entry = self.sockets.at(listener)?;
+        let options = *entry.options();
         let offset = self.secret.timestamp_offset(flow);
         let stamps = segment.options.timestamps.filter(|_| self.config.timestamps);
         let agreed = stamps.map_or_else(Agreed::default, |stamps| {
             let said = CookieOptions::of_timestamp(stamps.echo.wrapping_sub(offset));
-            let ours = scale_for(&options, &self.config);
+            let receive = scale_for(&options, &self.config);
             Agreed {
                 timestamps: true,
                 sack: said.sack,
                 ecn: said.ecn,
-                scales: said.window_scale.map(|theirs| (theirs, ours)),
+                scales: said.window_scale.map(|send| WindowScales { send, receive }),
             }
         });
         let mss = u32::from(announced_mss(flow, &options, mtu_bytes));
         Some(Request {
             flow: *flow,
-            listener: (listener, 0),
+            listener: TcpSocket { index: listener, generation: entry.generation },
             sequence: cookie,
             peer_sequence: theirs,
             peer_mss,
@@ -142,7 +144,7 @@ impl Tcp {
             stamps: (0, 0),
             window: ReceiveWindow::new(&options, &self.config).initial_window(mss),
             sent_us: now_us,
-            answered_us: 0,
+            invalid_limit: InvalidLimit::default(),
             timeouts: 0,
             // The round trip is not known.
             resent: 1,

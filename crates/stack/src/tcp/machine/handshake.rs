@@ -7,12 +7,13 @@ use forebay_rx::packet::Packet;
 
 use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, TcpOptions};
 use super::super::connection::{
-    Accepted, Agreed, Answer, Begin, Connection, ReceiveWindow, scale_for, stamp_ms,
+    Accepted, Agreed, Answer, Begin, Connection, ReceiveWindow, WindowScales, scale_for, stamp_ms,
 };
 use super::super::flow::Flow;
+use super::super::invalid_limit::InvalidLimit;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
-use super::{Kind, Listener, Place, Target, Tcp, TcpOut};
+use super::{Kind, Listener, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
 
 /// Doublings of the time-out of a SYN-ACK, at most.
 const MAX_DOUBLINGS: u8 = 7;
@@ -21,8 +22,7 @@ const MAX_DOUBLINGS: u8 = 7;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) flow: Flow,
-    /// Listener, and its generation.
-    pub(super) listener: (u32, u32),
+    pub(super) listener: TcpSocket,
     pub(super) sequence: Seq,
     pub(super) peer_sequence: Seq,
     pub(super) peer_mss: u16,
@@ -33,9 +33,9 @@ pub(super) struct Request {
     /// Timestamps of ours in the first and in the last SYN-ACK.
     pub(super) stamps: (u32, u32),
     pub(super) window: u32,
-    /// Time of the last SYN-ACK and of the last answer to an invalid segment, in µs.
+    /// Time of the last SYN-ACK, in µs.
     pub(super) sent_us: u64,
-    pub(super) answered_us: u64,
+    pub(super) invalid_limit: InvalidLimit,
     /// Times that the timer has sent the SYN-ACK again.
     pub(super) timeouts: u8,
     /// Times that the SYN-ACK was sent again, by the timer or as an answer: without any, the round trip can
@@ -85,14 +85,15 @@ impl Tcp {
         (mtu_bytes, sequence): (u32, Option<Seq>),
         out: &mut TcpOut<'_>,
     ) {
-        let Some(Place { kind: Kind::Listener(listener), generation, .. }) = self.sockets.at(index)
+        let Some(SocketEntry { kind: Kind::Listener(listener), generation, .. }) =
+            self.sockets.at(index)
         else {
             return;
         };
-        let (options, generation) = (listener.options, *generation);
+        let (options, socket) = (listener.options, TcpSocket { index, generation: *generation });
         let requests = listener.queues.requests.load(Ordering::Relaxed);
         let is_full = requests >= listener.backlog.min(self.config.max_syn_backlog).max(1);
-        if !self.leads() || self.is_refusing(index) {
+        if !self.leads() || self.refuse_if_full(index) {
             return;
         }
         let wants_cookie = is_full && self.config.syncookies && sequence.is_none();
@@ -101,14 +102,14 @@ impl Tcp {
             self.counters.listen_drops.add(1);
             return;
         }
-        let mut request = self.request_of(flow, segment, &options, mtu_bytes, out.now_us);
-        request.listener = (index, generation);
+        let mut request = self.request_of(socket, flow, segment, &options, mtu_bytes, out.now_us);
         request.sequence =
             sequence.unwrap_or_else(|| self.secret.initial_sequence(flow, out.now_us));
         if wants_cookie {
             return self.send_cookie(&request, &options, out);
         }
-        if let Some(Place { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(index) {
+        if let Some(SocketEntry { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(index)
+        {
             listener.queues.requests.fetch_add(1, Ordering::Relaxed);
         }
         let stamp = self.stamp_of(&request, out.now_us);
@@ -123,6 +124,7 @@ impl Tcp {
     /// The facts that a SYN tells, and our answers to its offers.
     fn request_of(
         &self,
+        listener: TcpSocket,
         flow: &Flow,
         segment: &Segment,
         options: &TcpOptions,
@@ -138,12 +140,12 @@ impl Tcp {
             scales: offers
                 .window_scale
                 .filter(|_| config.window_scaling)
-                .map(|theirs| (theirs, scale_for(options, config))),
+                .map(|send| WindowScales { send, receive: scale_for(options, config) }),
         };
         let mss = announced_mss(flow, options, mtu_bytes);
         Request {
             flow: *flow,
-            listener: (0, 0),
+            listener,
             sequence: Seq(0),
             peer_sequence: segment.seq,
             peer_mss: offers.mss.unwrap_or_else(|| flow.default_mss()),
@@ -154,7 +156,7 @@ impl Tcp {
             stamps: (0, 0),
             window: ReceiveWindow::new(options, config).initial_window(u32::from(mss)),
             sent_us: now_us,
-            answered_us: 0,
+            invalid_limit: InvalidLimit::default(),
             timeouts: 0,
             resent: 0,
             is_acked: false,
@@ -179,7 +181,7 @@ impl Tcp {
         }
         let offers = Options {
             mss: Some(announced_mss(&request.flow, options, request.mtu_bytes)),
-            window_scale: agreed.scales.map(|(_, ours)| ours),
+            window_scale: agreed.scales.map(|scales| scales.receive),
             sack_permitted: agreed.sack,
             timestamps: agreed
                 .timestamps
@@ -299,12 +301,11 @@ impl Tcp {
         segment: &Segment,
         out: &mut TcpOut<'_>,
     ) {
-        let carries_data = segment.len() > 0 && !segment.has(Flags::SYN);
-        if !carries_data && !self.may_answer(at, out.now_us) {
+        if !segment.carries_data() && !self.may_answer(at, out.now_us) {
             self.counters.ack_skipped_seq.add(1);
             return;
         }
-        let scale = request.agreed.scales.map_or(0, |(_, ours)| ours);
+        let scale = request.agreed.receive_scale();
         let stamp = self.stamp_of(request, out.now_us);
         let outgoing = Outgoing {
             ack: request.peer_sequence + 1,
@@ -323,14 +324,8 @@ impl Tcp {
     }
 
     fn may_answer(&mut self, at: u32, now_us: u64) -> bool {
-        let limit_us = self.config.invalid_ratelimit_us;
         let Some(request) = self.requests.at_mut(at) else { return false };
-        let since_us = now_us.saturating_sub(request.answered_us);
-        let may = request.answered_us == 0 || since_us >= limit_us;
-        if may {
-            request.answered_us = now_us.max(1);
-        }
-        may
+        request.invalid_limit.admits(now_us, self.config.invalid_ratelimit_us)
     }
 
     /// The ACK: the request becomes a connection, if the accept queue has room.
@@ -342,7 +337,7 @@ impl Tcp {
         segment: &Segment,
         out: &mut TcpOut<'_>,
     ) -> Answer {
-        let (listener, _) = request.listener;
+        let listener = request.listener.index;
         let Some(options) = self.options_of(request) else {
             // The listener was closed: the handshake came too late.
             self.drop_request(at);
@@ -356,7 +351,7 @@ impl Tcp {
             out.pool.put(packet.frame);
             return Answer::None;
         }
-        if self.is_refusing(listener) {
+        if self.refuse_if_full(listener) {
             // As the kernel without `tcp_abort_on_overflow`: the peer sends its ACK again.
             out.pool.put(packet.frame);
             return Answer::None;
@@ -375,10 +370,11 @@ impl Tcp {
             && stamps.is_none_or(|stamps| stamps.echo != first)
     }
 
-    /// True if a listener takes no further connection now, which is counted.
-    pub(super) fn is_refusing(&self, listener: u32) -> bool {
+    /// Refuses a further connection of a listener, and counts that, if its accept queue is full or there are
+    /// too many sockets. Returns true if so.
+    pub(super) fn refuse_if_full(&self, listener: u32) -> bool {
         let is_full = match self.sockets.at(listener) {
-            Some(Place { kind: Kind::Listener(listener), .. }) => listener.is_overflowing(),
+            Some(SocketEntry { kind: Kind::Listener(listener), .. }) => listener.is_overflowing(),
             _ => true,
         };
         if is_full || self.sockets.len() >= self.config.max_sockets {
@@ -398,7 +394,7 @@ impl Tcp {
         segment: &Segment,
         out: &mut TcpOut<'_>,
     ) {
-        let Some(options) = self.sockets.at(listener).map(|place| *place.options()) else {
+        let Some(options) = self.sockets.at(listener).map(|entry| *entry.options()) else {
             out.pool.put(packet.frame);
             return;
         };
@@ -426,7 +422,9 @@ impl Tcp {
         };
         let index = self.insert(Kind::Connection(Box::new(connection)));
         self.targets.insert(&request.flow, Target::Connection(index));
-        if let Some(Place { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(listener) {
+        if let Some(SocketEntry { kind: Kind::Listener(listener), .. }) =
+            self.sockets.at_mut(listener)
+        {
             listener.accepted.push_back(index);
             listener.queues.accepted.fetch_add(1, Ordering::Relaxed);
         }
@@ -435,11 +433,7 @@ impl Tcp {
     }
 
     pub(super) fn options_of(&self, request: &Request) -> Option<TcpOptions> {
-        let (index, generation) = request.listener;
-        self.sockets
-            .at(index)
-            .filter(|place| place.generation == generation)
-            .map(|place| *place.options())
+        self.entry(request.listener).ok().map(|entry| *entry.options())
     }
 
     pub(super) fn drop_request(&mut self, at: u32) {
@@ -447,10 +441,8 @@ impl Tcp {
         let Some(request) = self.requests.remove(at) else { return };
         self.levels.set_requests(self.requests.len());
         self.targets.remove(&request.flow);
-        let (index, generation) = request.listener;
-        if let Some(Place { generation: current, kind: Kind::Listener(listener), .. }) =
-            self.sockets.at_mut(index)
-            && *current == generation
+        if let Ok(SocketEntry { kind: Kind::Listener(listener), .. }) =
+            self.entry_mut(request.listener)
         {
             listener.queues.requests.fetch_sub(1, Ordering::Relaxed);
         }

@@ -1,7 +1,7 @@
 //! Work after each change of a connection: timers, memory, readiness, its end.
 
 use super::super::connection::{Context, Readiness, State};
-use super::{Kind, Place, Target, Tcp, TcpOut, TcpSocket};
+use super::{Kind, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
 
 /// Timers that one call runs at most; the rest follow in the next.
 const TIMERS_A_TURN: usize = 256;
@@ -56,25 +56,25 @@ impl Tcp {
         self.generation = self.generation.wrapping_add(1);
         let told = Readiness::default();
         let (generation, counted) = (self.generation, State::Closed);
-        let place = Place { generation, kind, told, counted, charged_bytes: 0 };
-        self.sockets.insert(place)
+        let entry = SocketEntry { generation, kind, told, counted, charged_bytes: 0 };
+        self.sockets.insert(entry)
     }
 
     /// Follows a change of a connection.
     pub(super) fn follow(&mut self, index: u32, out: &mut TcpOut<'_>) {
-        let Some(place) = self.sockets.at_mut(index) else { return };
-        let Kind::Connection(connection) = &mut place.kind else { return };
+        let Some(entry) = self.sockets.at_mut(index) else { return };
+        let Kind::Connection(connection) = &mut entry.kind else { return };
         let now_bytes = u32::try_from(connection.memory_bytes()).unwrap_or(u32::MAX);
-        let before_bytes = std::mem::replace(&mut place.charged_bytes, now_bytes);
+        let before_bytes = std::mem::replace(&mut entry.charged_bytes, now_bytes);
         self.memory_bytes = self.memory_bytes + u64::from(now_bytes) - u64::from(before_bytes);
         self.memory.replace(before_bytes.into(), now_bytes.into());
         let state = connection.state;
-        self.levels.change(std::mem::replace(&mut place.counted, state), state);
+        self.levels.change(std::mem::replace(&mut entry.counted, state), state);
         let readiness = connection.readiness();
-        if grew(&place.told, &readiness) {
-            self.ready.push(TcpSocket { index, generation: place.generation });
+        if grew(&entry.told, &readiness) {
+            self.ready.push(TcpSocket { index, generation: entry.generation });
         }
-        place.told = readiness;
+        entry.told = readiness;
         match connection.next_timer_us() {
             Some(at_us) => self.socket_timers.arm(index, at_us, out.now_us),
             None => self.socket_timers.cancel(index),
@@ -94,11 +94,11 @@ impl Tcp {
     /// Forgets a socket.
     pub(super) fn remove(&mut self, index: u32, out: &mut TcpOut<'_>) {
         self.socket_timers.cancel(index);
-        let Some(mut place) = self.sockets.remove(index) else { return };
-        self.memory_bytes -= u64::from(place.charged_bytes);
-        self.memory.replace(place.charged_bytes.into(), 0);
-        self.levels.change(place.counted, State::Closed);
-        if let Kind::Connection(connection) = &mut place.kind {
+        let Some(mut entry) = self.sockets.remove(index) else { return };
+        self.memory_bytes -= u64::from(entry.charged_bytes);
+        self.memory.replace(entry.charged_bytes.into(), 0);
+        self.levels.change(entry.counted, State::Closed);
+        if let Kind::Connection(connection) = &mut entry.kind {
             connection.free(out.pool);
             self.orphans -= u32::from(connection.is_orphan());
             let flow = connection.flow();
@@ -110,9 +110,9 @@ impl Tcp {
 
     /// A listener has a connection to accept.
     pub(super) fn tell_listener(&mut self, index: u32) {
-        if let Some(place) = self.sockets.at_mut(index) {
-            place.told.readable = true;
-            self.ready.push(TcpSocket { index, generation: place.generation });
+        if let Some(entry) = self.sockets.at_mut(index) {
+            entry.told.readable = true;
+            self.ready.push(TcpSocket { index, generation: entry.generation });
         }
     }
 }

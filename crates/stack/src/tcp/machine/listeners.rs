@@ -10,7 +10,7 @@ use crate::socket::reuseport::choose;
 
 /// Sharing of an address and port with other listeners that share it, too (`SO_REUSEPORT`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct TcpSharing {
+pub struct ReusePort {
     /// CPU whose connections the listener is preferred for (`SO_INCOMING_CPU`).
     pub cpu: Option<CpuId>,
     /// True of an IPv6 socket at an IPv4 address: it gets no connection if an IPv4 socket listens.
@@ -33,15 +33,15 @@ struct Group {
 #[derive(Clone, Copy, Debug)]
 struct Member {
     socket: u32,
-    sharing: Option<TcpSharing>,
+    reuse_port: Option<ReusePort>,
 }
 
 impl Listeners {
     /// Adds a listener, for which there must be [no conflict](Self::has_conflict).
-    pub(super) fn insert(&mut self, at: SocketAddr, socket: u32, sharing: Option<TcpSharing>) {
+    pub(super) fn insert(&mut self, at: SocketAddr, socket: u32, reuse_port: Option<ReusePort>) {
         let Group { members, own } = self.0.entry(at).or_default();
-        let member = Member { socket, sharing };
-        if sharing.is_some_and(|sharing| sharing.is_mapped) {
+        let member = Member { socket, reuse_port };
+        if reuse_port.is_some_and(|reuse_port| reuse_port.is_mapped) {
             members.push(member);
         } else {
             members.insert(*own, member);
@@ -65,14 +65,15 @@ impl Listeners {
 
     /// True if another listener keeps a socket from this address: one there, at all addresses of the
     /// family, or at any of them if the address means all; unless both share (`inet_csk_bind_conflict`).
-    pub(super) fn has_conflict(&self, at: SocketAddr, sharing: Option<TcpSharing>) -> bool {
+    pub(super) fn has_conflict(&self, at: SocketAddr, reuse_port: Option<ReusePort>) -> bool {
         let mut beside = self.0.iter().filter(|(other, _)| {
             let is_alike = other.port() == at.port() && other.is_ipv4() == at.is_ipv4();
             let is_any = other.ip().is_unspecified() || at.ip().is_unspecified();
             is_alike && (is_any || other.ip() == at.ip())
         });
-        let is_shared = |group: &Group| group.members.iter().all(|other| other.sharing.is_some());
-        beside.any(|(_, group)| sharing.is_none() || !is_shared(group))
+        let is_shared =
+            |group: &Group| group.members.iter().all(|other| other.reuse_port.is_some());
+        beside.any(|(_, group)| reuse_port.is_none() || !is_shared(group))
     }
 
     /// True if a listener gets connections to this address.
@@ -85,7 +86,7 @@ impl Listeners {
     pub(super) fn find(&self, flow: &HashedFlow, cpu: CpuId) -> Option<u32> {
         let Group { members, own } = self.group(flow.flow().ours)?;
         let group = if *own > 0 { &members[..*own] } else { members };
-        let is_here = |member: &Member| member.sharing.is_some_and(|it| it.cpu == Some(cpu));
+        let is_here = |member: &Member| member.reuse_port.is_some_and(|it| it.cpu == Some(cpu));
         choose(group, flow.high(), is_here).map(|member| member.socket)
     }
 
@@ -119,12 +120,12 @@ mod tests {
     struct Socket {
         number: u32,
         at: SocketAddr,
-        sharing: Option<TcpSharing>,
+        reuse_port: Option<ReusePort>,
     }
 
     impl Socket {
         fn is_of_group(&self, other: &Self) -> bool {
-            let kind = |of: &Self| of.sharing.map(|sharing| sharing.is_mapped);
+            let kind = |of: &Self| of.reuse_port.map(|reuse_port| reuse_port.is_mapped);
             self.at == other.at && kind(self) == kind(other)
         }
     }
@@ -135,7 +136,7 @@ mod tests {
             let (one, other) = (old.at.ip(), new.at.ip());
             let overlaps = one == other || one.is_unspecified() || other.is_unspecified();
             let is_alike = old.at.port() == new.at.port() && one.is_ipv4() == other.is_ipv4();
-            is_alike && overlaps && !(old.sharing.is_some() && new.sharing.is_some())
+            is_alike && overlaps && !(old.reuse_port.is_some() && new.reuse_port.is_some())
         })
     }
 
@@ -146,7 +147,7 @@ mod tests {
         let any = SocketAddr::new(any.parse().unwrap(), to.port());
         for (at, is_mapped) in [(to, false), (to, true), (any, false), (any, true)] {
             let is_it = |socket: &Socket| {
-                let mapped = socket.sharing.is_some_and(|sharing| sharing.is_mapped);
+                let mapped = socket.reuse_port.is_some_and(|reuse_port| reuse_port.is_mapped);
                 socket.at == at && mapped == is_mapped
             };
             let Some(group) = groups.iter().find(|group| group.iter().any(is_it)) else { continue };
@@ -154,7 +155,7 @@ mod tests {
                 usize::try_from((u64::from(flow.high()) * group.len() as u64) >> 32).unwrap();
             for step in 0..group.len() {
                 let socket = &group[(start + step) % group.len()];
-                if socket.sharing.is_some_and(|sharing| sharing.cpu == Some(cpu)) {
+                if socket.reuse_port.is_some_and(|reuse_port| reuse_port.cpu == Some(cpu)) {
                     return Some(socket.number);
                 }
             }
@@ -179,17 +180,17 @@ mod tests {
                 if opens || all.is_empty() {
                     number += 1;
                     let at: SocketAddr = LOCALS[local].parse().unwrap();
-                    let sharing = (cpu > 0 || may_map).then(|| TcpSharing {
+                    let reuse_port = (cpu > 0 || may_map).then(|| ReusePort {
                         cpu: (cpu > 1).then_some(CpuId(cpu)),
                         is_mapped: may_map && at.is_ipv4(),
                     });
-                    let new = Socket { number, at, sharing };
+                    let new = Socket { number, at, reuse_port };
                     let is_refused = has_conflict(&all, &new);
-                    prop_assert_eq!(listeners.has_conflict(at, sharing), is_refused);
+                    prop_assert_eq!(listeners.has_conflict(at, reuse_port), is_refused);
                     if is_refused {
                         continue;
                     }
-                    listeners.insert(at, number, sharing);
+                    listeners.insert(at, number, reuse_port);
                     match groups.iter_mut().find(|group| group[0].is_of_group(&new)) {
                         Some(group) => group.push(new),
                         None => groups.push(vec![new]),

@@ -24,24 +24,24 @@ use forebay_rx::packet::Packet;
 use self::handshake::Request;
 pub use self::levels::TcpLevels;
 use self::listeners::Listeners;
-pub use self::listeners::TcpSharing;
+pub use self::listeners::ReusePort;
 pub use self::observe::Listening;
 use self::syn_filter::SynFilter;
 use self::time_wait::TimeWait;
 use super::config::{TcpConfig, TcpOptions};
 use super::connection::{Answer, Connection, Context, PathError, Readiness, State, TcpInfo};
+use super::connection_table::ConnectionTable;
 use super::counters::TcpCounters;
 use super::error::TcpError;
 use super::flow::{Flow, FlowHasher, HashedFlow};
-use super::flow_table::FlowTable;
 use super::isn::Secret;
 use super::seq::Seq;
 use super::slots::Slots;
 use super::succession::Succession;
 use super::timer_wheel::TimerWheel;
-use super::wire::Segment;
+use super::wire::{Outgoing, Segment, emit};
 
-/// Handle of a socket. A handle of a closed socket is refused, even if its place is used again.
+/// Handle of a socket. A handle of a closed socket is refused, even if its slot is used again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TcpSocket {
     index: u32,
@@ -49,7 +49,7 @@ pub struct TcpSocket {
 }
 
 impl TcpSocket {
-    /// Place of the socket among those of its [`Tcp`]. Places of closed sockets are used again.
+    /// Slot of the socket among those of its [`Tcp`]. Slots of closed sockets are used again.
     #[must_use]
     pub fn index(self) -> usize {
         self.index as usize
@@ -127,9 +127,9 @@ pub struct Tcp {
     secret: Secret,
     counters: Arc<TcpCounters>,
     levels: Arc<TcpLevels>,
-    sockets: Slots<Place>,
+    sockets: Slots<SocketEntry>,
     /// Connections, requests and entries in TIME-WAIT, by their ends.
-    targets: FlowTable<Target>,
+    targets: ConnectionTable<Target>,
     listeners: Listeners,
     requests: Slots<Request>,
     time_waits: Slots<TimeWait>,
@@ -157,15 +157,15 @@ pub struct Tcp {
 
 /// Memory of a connection without data.
 pub(super) const CONNECTION_BYTES: usize = size_of::<Connection>()
-    + size_of::<Place>()
-    + FlowTable::<Target>::ENTRY_BYTES
+    + size_of::<SocketEntry>()
+    + ConnectionTable::<Target>::ENTRY_BYTES
     + TimerWheel::TIMER_BYTES;
 
 const _: () = assert!(CONNECTION_BYTES <= 1024, "TCP-12: an idle connection takes a KiB");
 
-/// A socket.
+/// A socket in its slot.
 #[derive(Debug)]
-struct Place {
+struct SocketEntry {
     generation: u32,
     kind: Kind,
     /// Readiness that was told last.
@@ -189,7 +189,7 @@ struct Idle {
     options: TcpOptions,
     bound: Option<SocketAddr>,
     /// Sharing of the address, once it is bound.
-    sharing: Option<TcpSharing>,
+    reuse_port: Option<ReusePort>,
     /// Error of the connection that was ended here, to be told by the next call.
     error: Option<TcpError>,
 }
@@ -200,14 +200,14 @@ struct Listener {
     /// Options that its connections inherit.
     options: TcpOptions,
     local: SocketAddr,
-    sharing: Option<TcpSharing>,
+    reuse_port: Option<ReusePort>,
     /// Connections that wait to be accepted, at most one more than this.
     backlog: u32,
     accepted: VecDeque<u32>,
     queues: Arc<ListenerQueues>,
 }
 
-impl Place {
+impl SocketEntry {
     fn options(&self) -> &TcpOptions {
         match &self.kind {
             Kind::Idle(idle) => &idle.options,
@@ -230,12 +230,12 @@ impl Tcp {
     /// come from it.
     #[must_use]
     pub fn new(config: TcpConfig, secret: [u8; 16], now_us: u64) -> Self {
-        Self::sharing(config, secret, now_us, Arc::default())
+        Self::with_memory(config, secret, now_us, Arc::default())
     }
 
     /// Creates one of several TCPs with a common limit of memory, [`TcpConfig::memory_bytes`].
     #[must_use]
-    pub fn sharing(
+    pub fn with_memory(
         config: TcpConfig,
         secret: [u8; 16],
         now_us: u64,
@@ -247,7 +247,7 @@ impl Tcp {
             counters: Arc::default(),
             levels: Arc::default(),
             sockets: Slots::default(),
-            targets: FlowTable::new(FlowHasher::new(secret)),
+            targets: ConnectionTable::new(FlowHasher::new(secret)),
             listeners: Listeners::default(),
             requests: Slots::default(),
             time_waits: Slots::default(),
@@ -350,7 +350,7 @@ impl Tcp {
         }
         let answer = match target {
             Some(Target::Connection(index)) => {
-                let generation = self.sockets.at(index).map(|place| place.generation);
+                let generation = self.sockets.at(index).map(|entry| entry.generation);
                 self.receive_connected(index, packet, &segment, out);
                 return generation.map(|generation| TcpSocket { index, generation });
             }
@@ -429,6 +429,17 @@ impl Tcp {
         self.receive_at_listener(listener, flow.flow(), packet, segment, device.mtu_bytes, out)
     }
 
+    /// Entry of a socket that is not closed.
+    fn entry(&self, socket: TcpSocket) -> Result<&SocketEntry, TcpError> {
+        let entry = self.sockets.at(socket.index);
+        entry.filter(|entry| entry.generation == socket.generation).ok_or(TcpError::NoSocket)
+    }
+
+    fn entry_mut(&mut self, socket: TcpSocket) -> Result<&mut SocketEntry, TcpError> {
+        let entry = self.sockets.at_mut(socket.index);
+        entry.filter(|entry| entry.generation == socket.generation).ok_or(TcpError::NoSocket)
+    }
+
     /// Lets a connection do something, and then follows what changed.
     fn with_connection<R>(
         &mut self,
@@ -437,7 +448,8 @@ impl Tcp {
         act: impl FnOnce(&mut Connection, &mut Context<'_>) -> R,
     ) -> Option<R> {
         let is_memory_tight = self.is_memory_tight();
-        let Some(Place { kind: Kind::Connection(connection), .. }) = self.sockets.at_mut(index)
+        let Some(SocketEntry { kind: Kind::Connection(connection), .. }) =
+            self.sockets.at_mut(index)
         else {
             return None;
         };
@@ -452,5 +464,15 @@ impl Tcp {
         let result = act(connection, &mut cx);
         self.follow(index, out);
         Some(result)
+    }
+
+    pub(super) fn send(&self, outgoing: &Outgoing<'_>, out: &mut TcpOut<'_>) {
+        match emit(outgoing, out.pool) {
+            Some(packet) => {
+                self.counters.out_segs.add(1);
+                out.packets.push(packet);
+            }
+            None => self.counters.no_frame.add(1),
+        }
     }
 }

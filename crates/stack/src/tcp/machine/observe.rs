@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::super::connection::TcpInfo;
 use super::super::flow::Flow;
 use super::levels::TcpLevels;
-use super::{Kind, ListenerQueues, Place, Tcp, TcpSocket};
+use super::{Kind, ListenerQueues, SocketEntry, Tcp, TcpSocket};
 
 /// A listener.
 #[derive(Clone, Debug)]
@@ -44,27 +44,27 @@ impl Tcp {
         &self.levels
     }
 
-    /// Number of places that sockets have or had: an upper bound of [`TcpSocket::index`].
+    /// Number of slots that sockets have or had: an upper bound of [`TcpSocket::index`].
     #[must_use]
-    pub fn places(&self) -> u32 {
+    pub fn slots(&self) -> u32 {
         self.sockets.end()
     }
 
-    /// Connections whose sockets have these places.
-    pub fn connections(&self, places: Range<u32>) -> impl Iterator<Item = (Flow, TcpInfo)> + '_ {
-        let of_place = |at| match self.sockets.at(at)? {
-            Place { kind: Kind::Connection(connection), .. } => {
+    /// Connections whose sockets have these slots.
+    pub fn connections(&self, slots: Range<u32>) -> impl Iterator<Item = (Flow, TcpInfo)> + '_ {
+        let of_slot = |at| match self.sockets.at(at)? {
+            SocketEntry { kind: Kind::Connection(connection), .. } => {
                 Some((connection.flow(), connection.info()))
             }
             _ => None,
         };
-        places.filter_map(of_place)
+        slots.filter_map(of_slot)
     }
 
     /// Listeners, by address.
     pub fn listening(&self) -> impl Iterator<Item = Listening> + '_ {
         let of_socket = |index| match self.sockets.at(index)? {
-            Place { generation, kind: Kind::Listener(listener), .. } => Some(Listening {
+            SocketEntry { generation, kind: Kind::Listener(listener), .. } => Some(Listening {
                 socket: TcpSocket { index, generation: *generation },
                 local: listener.local,
                 backlog: listener.backlog,

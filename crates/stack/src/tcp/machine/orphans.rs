@@ -36,7 +36,7 @@ impl Tcp {
         out: &mut TcpOut<'_>,
         act: impl FnOnce(&mut Connection, &mut Context<'_>),
     ) {
-        if let Some(Kind::Connection(connection)) = self.sockets.at(index).map(|place| &place.kind)
+        if let Some(Kind::Connection(connection)) = self.sockets.at(index).map(|entry| &entry.kind)
         {
             self.orphans += u32::from(!connection.is_orphan());
             self.with_connection(index, out, act);

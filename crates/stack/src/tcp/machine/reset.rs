@@ -1,9 +1,8 @@
 //! Resets of segments that belong to no connection (RFC 9293, section 3.10.7.1).
 
-use super::super::connection::Answer;
 use super::super::flow::Flow;
 use super::super::seq::Seq;
-use super::super::wire::{Flags, Options, Outgoing, Segment, emit};
+use super::super::wire::{Flags, Outgoing, Segment};
 use super::{Tcp, TcpOut};
 
 impl Tcp {
@@ -31,40 +30,5 @@ impl Tcp {
         let flags = Flags::RST;
         let outgoing = Outgoing { flags, ..Outgoing::empty(&request.flow, request.sequence + 1) };
         self.send(&outgoing, out);
-    }
-
-    pub(super) fn send(&self, outgoing: &Outgoing<'_>, out: &mut TcpOut<'_>) {
-        match emit(outgoing, out.pool) {
-            Some(packet) => {
-                self.counters.out_segs.add(1);
-                out.packets.push(packet);
-            }
-            None => self.counters.no_frame.add(1),
-        }
-    }
-}
-
-impl<'a> Outgoing<'a> {
-    /// A segment without flags, options and payload.
-    pub(super) fn empty(flow: &'a Flow, seq: Seq) -> Self {
-        Self {
-            flow,
-            seq,
-            ack: Seq(0),
-            flags: Flags::default(),
-            window: 0,
-            urgent: 0,
-            options: Options::default(),
-            tos: 0,
-            payload: [&[], &[]],
-            segment_bytes: 0,
-        }
-    }
-}
-
-impl Answer {
-    /// A reset if `is_due`.
-    pub(in crate::tcp) fn reset_if(is_due: bool) -> Self {
-        if is_due { Self::Reset } else { Self::None }
     }
 }

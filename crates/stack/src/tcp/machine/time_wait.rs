@@ -4,7 +4,7 @@
 use forebay_rx::packet::Packet;
 
 use super::super::config::TIME_WAIT_US;
-use super::super::connection::{Answer, TimeWaitEntry, stamp_ms};
+use super::super::connection::{Answer, Substate, TimeWaitEntry, stamp_ms};
 use super::super::flow::{Flow, PackedFlow};
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
@@ -27,7 +27,7 @@ pub(super) struct TimeWait {
     window: u16,
     window_scale: u8,
     has_timestamps: bool,
-    awaits_fin: bool,
+    substate: Substate,
     tos: u8,
 }
 
@@ -46,7 +46,7 @@ impl TimeWait {
             window: u16::try_from(window).unwrap_or(u16::MAX),
             window_scale: entry.window_scale,
             has_timestamps: entry.timestamp.is_some(),
-            awaits_fin: entry.awaits_fin,
+            substate: entry.substate,
             tos: entry.tos,
         }
     }
@@ -119,17 +119,17 @@ impl Tcp {
         out.pool.put(packet.frame);
         let Some(entry) = self.time_waits.at_mut(at) else { return Answer::None };
         let flow = entry.flow();
-        let (outcome, stays) =
-            if entry.awaits_fin { entry.process_awaiting(segment) } else { entry.process(segment) };
+        let (outcome, stays) = match entry.substate {
+            Substate::FinWait2 => entry.process_in_fin_wait_2(segment),
+            Substate::TimeWait => entry.process(segment),
+        };
         if stays {
             self.time_wait_timers.arm(at, out.now_us + TIME_WAIT_US, out.now_us);
         }
         match outcome {
             Outcome::Ignore => {}
             Outcome::Acknowledge => {
-                // Segments with data or FIN are no part of a loop of ACKs (`tcp_oow_rate_limited`).
-                let is_limited = segment.len() == 0 || segment.has(Flags::SYN);
-                if !is_limited || self.may_acknowledge(at, out.now_us) {
+                if segment.carries_data() || self.may_acknowledge(at, out.now_us) {
                     self.acknowledge_in_time_wait(at, out);
                 }
             }
@@ -165,7 +165,7 @@ impl Tcp {
         self.begin_request(listener, flow, segment, (mtu_bytes, Some(sequence)), out);
     }
 
-    /// True at most each half second.
+    /// True once in an interval: [`InvalidLimit`](super::super::invalid_limit::InvalidLimit) in fewer bits.
     fn may_acknowledge(&mut self, at: u32, now_us: u64) -> bool {
         let limit_ms = u32::try_from(self.config.invalid_ratelimit_us / 1000).unwrap_or(u32::MAX);
         let Some(entry) = self.time_waits.at_mut(at) else { return false };
@@ -208,7 +208,7 @@ impl Tcp {
 
 impl TimeWait {
     /// A segment in FIN-WAIT-2. The second value is true if the stay begins anew.
-    fn process_awaiting(&mut self, segment: &Segment) -> (Outcome, bool) {
+    fn process_in_fin_wait_2(&mut self, segment: &Segment) -> (Outcome, bool) {
         if self.is_old(segment) || !self.is_in_window(segment) {
             // As the kernel, a reset too.
             return (Outcome::Acknowledge, false);
@@ -229,7 +229,7 @@ impl TimeWait {
             // Data for nobody.
             return (Outcome::Reset, false);
         }
-        self.awaits_fin = false;
+        self.substate = Substate::TimeWait;
         self.receive_next = segment.end();
         if let Some(stamps) = segment.options.timestamps {
             self.timestamp = stamps.value;

@@ -9,7 +9,7 @@ use super::options::Options;
 use super::segment::{Flags, HEADER_BYTES};
 use crate::network::compose::{DEFAULT_TTL, TcpHeaders, emit_tcp};
 
-/// Fields of a segment to be sent, and its payload in up to two pieces.
+/// Fields of a segment to be sent, and its payload in up to two parts.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::tcp) struct Outgoing<'a> {
     pub(in crate::tcp) flow: &'a Flow,
@@ -67,7 +67,23 @@ pub(in crate::tcp) fn emit(outgoing: &Outgoing<'_>, pool: &mut Pool) -> Option<P
     }
 }
 
-impl Outgoing<'_> {
+impl<'a> Outgoing<'a> {
+    /// A segment without flags, options and payload.
+    pub(in crate::tcp) fn empty(flow: &'a Flow, seq: Seq) -> Self {
+        Self {
+            flow,
+            seq,
+            ack: Seq(0),
+            flags: Flags::default(),
+            window: 0,
+            urgent: 0,
+            options: Options::default(),
+            tos: 0,
+            payload: [&[], &[]],
+            segment_bytes: 0,
+        }
+    }
+
     fn fields(&self, header_len: usize) -> [u8; HEADER_BYTES] {
         let [p0, p1] = self.flow.ours.port().to_be_bytes();
         let [q0, q1] = self.flow.theirs.port().to_be_bytes();

@@ -71,6 +71,7 @@ impl Segment {
         let payload_len = len_u32(len.checked_sub(before)?);
         let flags = Flags(flags);
         let gso_size = u32::from(packet.gso_size());
+        let tos = packet.view().traffic_class().unwrap_or(0);
         Some(Self {
             seq: Seq(u32::from_be_bytes([s0, s1, s2, s3])),
             ack: Seq(u32::from_be_bytes([a0, a1, a2, a3])),
@@ -80,8 +81,8 @@ impl Segment {
             payload_len,
             options: options::parse(options, flags.has(Flags::SYN)),
             options_len: len_u32(options.len()),
-            is_capable: tos(packet) & CE != 0,
-            is_marked: tos(packet) & CE == CE,
+            is_capable: tos & CE != 0,
+            is_marked: tos & CE == CE,
             segment_len: if gso_size > 0 { gso_size.min(payload_len) } else { payload_len },
         })
     }
@@ -95,20 +96,14 @@ impl Segment {
         self.payload_len + u32::from(self.has(Flags::SYN)) + u32::from(self.has(Flags::FIN))
     }
 
+    /// True of data or a FIN without a SYN: such a segment is no part of a loop of ACKs, and its answer has no
+    /// limit (`tcp_oow_rate_limited`).
+    pub(in crate::tcp) fn carries_data(&self) -> bool {
+        self.len() > 0 && !self.has(Flags::SYN)
+    }
+
     /// First sequence number behind the segment.
     pub(in crate::tcp) fn end(&self) -> Seq {
         self.seq + self.len()
-    }
-}
-
-/// Type of service, or traffic class.
-fn tos(packet: &Packet) -> u8 {
-    use forebay_rx::parse::Network;
-    let offset = usize::from(packet.headers.network_offset);
-    let header = packet.frame.data().get(offset..).unwrap_or_default();
-    match (packet.headers.network, header) {
-        (Network::Ipv4, &[_, tos, ..]) => tos,
-        (Network::Ipv6, &[first, second, ..]) => first << 4 | second >> 4,
-        _ => 0,
     }
 }

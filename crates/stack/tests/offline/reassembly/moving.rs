@@ -30,7 +30,7 @@ impl Cpu {
         let identity = Identity { addresses, mtu: 1500, ..Identity::default() };
         let cpu = |pool| {
             let (config, counters) = (NetworkConfig::default(), Arc::<NetworkCounters>::default());
-            let network = NetworkLayer::sharing(Arc::clone(&fragments), config, counters);
+            let network = NetworkLayer::with_fragments(Arc::clone(&fragments), config, counters);
             Self { pool, network, identity: identity.clone() }
         };
         pools.into_iter().map(cpu).collect()
@@ -97,7 +97,7 @@ proptest! {
     }
 }
 
-/// As above, with concurrent threads.
+/// With concurrent threads that receive the fragments, all datagrams are completed.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the threads of CPUs")]
 fn promise_2_fragments_meet_whatever_threads_have_them() {

@@ -1,5 +1,7 @@
 //! Peers that lie about windows, and what they cost.
 
+use std::net::Shutdown;
+
 use forebay_stack::tcp::{Tcp, TcpConfig, TcpError, TcpOut, TcpSocket};
 
 use super::pair::{Faults, Pair};
@@ -98,7 +100,7 @@ fn tcp_37_errors_are_told_without_memory() {
     assert_eq!(write(&mut pair, server, b"lost"), Err(TcpError::Reset));
     assert_eq!(write(&mut pair, server, b"lost"), Err(TcpError::BrokenPipe));
     let shut = full[0].1;
-    pair.call(1, |tcp, out| tcp.shutdown(shut, false, true, out)).unwrap();
+    pair.call(1, |tcp, out| tcp.shutdown(shut, Shutdown::Write, out)).unwrap();
     assert_eq!(write(&mut pair, shut, b"late"), Err(TcpError::BrokenPipe));
     assert_eq!(write(&mut pair, full[1].1, b"more"), Err(TcpError::WouldBlock));
     assert_eq!(write(&mut pair, full[1].1, b""), Ok(0));

@@ -13,6 +13,6 @@ mod forged; // segments that a stranger makes up
 mod hostile; // segments of a stranger
 mod pair; //   the hosts and the path
 mod liars; //  peers that lie, and what they cost
-mod sharing; // listeners that share an address
+mod reuseport; // listeners that share an address
 mod streams; // laws: every byte arrives once, in order
 mod twin; //   the same with smoltcp as the peer

@@ -88,7 +88,7 @@ impl Host {
             ("SYN-RECV", self.tcp.request_count()),
             ("TIME-WAIT", self.tcp.time_wait_count()),
         ]);
-        for (_, info) in self.tcp.connections(0..self.tcp.places()) {
+        for (_, info) in self.tcp.connections(0..self.tcp.slots()) {
             *expected.entry(info.state.name()).or_default() += 1;
         }
         expected.remove("UNCONN");

@@ -1,5 +1,7 @@
 //! Laws of streams: every byte arrives once and in order, and both ends come to an end.
 
+use std::net::Shutdown;
+
 use forebay_stack::tcp::{Algorithm, Tcp, TcpConfig, TcpError, TcpOptions, TcpOut, TcpSocket};
 use proptest::prelude::*;
 
@@ -34,7 +36,7 @@ impl Direction {
         }
         let (host, socket) = self.from;
         if self.sent == self.len {
-            pair.call(host, |tcp, out| tcp.shutdown(socket, false, true, out)).unwrap();
+            pair.call(host, |tcp, out| tcp.shutdown(socket, Shutdown::Write, out)).unwrap();
             self.sent += 1;
             return;
         }

@@ -2,7 +2,7 @@
 //! arrives once and in order, and both ends come to an end.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 
 use forebay_stack::tcp::{Tcp, TcpConfig, TcpError, TcpSocket};
 use proptest::prelude::*;
@@ -231,7 +231,7 @@ impl Twins {
         let bytes = self.next_bytes(progress, len);
         if self.random(3) > 0 && !progress.has_closed {
             let result = self.host.call(now_us, &mut sent, |tcp, out| match bytes.is_empty() {
-                true => tcp.shutdown(socket, false, true, out).map(|()| 0),
+                true => tcp.shutdown(socket, Shutdown::Write, out).map(|()| 0),
                 false => tcp.write(socket, &bytes, Default::default(), out),
             });
             match result {

@@ -1,4 +1,4 @@
-//! Table of flows: a hash table with a key, so that nobody can aim at one bucket. It grows by a bucket at
+//! Table of connections by their ends: a hash table with a key, so that nobody can aim at one bucket. It grows by a bucket at
 //! a time (linear hashing), so that no insertion waits for the others, and its order is never visible.
 
 use super::flow::{Flow, FlowHasher, HashedFlow, PackedFlow};
@@ -9,9 +9,9 @@ const BUCKETS_MIN: usize = 64;
 const MASK_MIN: u32 = 63;
 const NONE: u32 = u32::MAX;
 
-/// Values by flow. The number of flows is bounded by its user.
+/// Values by flow (`tcp_hashinfo`). The number of flows is bounded by its user.
 #[derive(Debug)]
-pub(super) struct FlowTable<T> {
+pub(super) struct ConnectionTable<T> {
     hasher: FlowHasher,
     /// First entry of each bucket, by the low bits of the hash's high half.
     buckets: Vec<u32>,
@@ -30,7 +30,7 @@ struct Entry<T> {
     next: u32,
 }
 
-impl<T: Copy> FlowTable<T> {
+impl<T: Copy> ConnectionTable<T> {
     /// Memory of one flow, its bucket included.
     pub(super) const ENTRY_BYTES: usize = size_of::<Entry<T>>() + size_of::<u32>();
 
@@ -126,14 +126,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tcp_10_flow_table_agrees_with_a_map(
+        fn tcp_10_connection_table_agrees_with_map(
             steps in prop::collection::vec((0_u16..300, any::<bool>(), any::<u32>()), 0..800),
         ) {
             let flow = |port| Flow {
                 ours: "192.0.2.1:80".parse().unwrap(),
                 theirs: std::net::SocketAddr::new("192.0.2.2".parse().unwrap(), port),
             };
-            let (mut table, mut model) = (FlowTable::new(FlowHasher::new([3; 16])), BTreeMap::new());
+            let (mut table, mut model) = (ConnectionTable::new(FlowHasher::new([3; 16])), BTreeMap::new());
             for (port, inserts, value) in steps {
                 if inserts {
                     table.insert(&flow(port), value);
@@ -154,7 +154,7 @@ mod tests {
     /// Insertions add a bucket at most, and no bucket becomes long.
     #[test]
     fn tcp_10_insertions_move_one_bucket() {
-        let mut table = FlowTable::new(FlowHasher::new([5; 16]));
+        let mut table = ConnectionTable::new(FlowHasher::new([5; 16]));
         for number in 0..20_000_u32 {
             let theirs = std::net::SocketAddr::from((number.to_be_bytes(), 7));
             let before = table.buckets.len();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use forebay_rx::cpu::CpuId;
-use forebay_stack::tcp::{Succession, TcpConfig, TcpError, TcpSharing, TcpSocket};
+use forebay_stack::tcp::{ReusePort, Succession, TcpConfig, TcpError, TcpSocket};
 
 use super::pair::{Faults, MTU, Pair};
 
@@ -18,8 +18,8 @@ fn listen(pair: &mut Pair, cpu: Option<CpuId>) -> TcpSocket {
     let there = pair.address(1, 80);
     let tcp = &mut pair.hosts[1].tcp;
     let socket = tcp.socket().unwrap();
-    let sharing = TcpSharing { cpu, ..TcpSharing::default() };
-    tcp.bind_sharing(socket, there, Some(sharing)).unwrap();
+    let reuse_port = ReusePort { cpu, ..ReusePort::default() };
+    tcp.bind_reuse_port(socket, there, Some(reuse_port)).unwrap();
     tcp.listen(socket, 1024).unwrap();
     socket
 }
@@ -127,8 +127,8 @@ fn tcp_31_all_must_share() {
     tcp.bind(other, there).unwrap();
     tcp.listen(other, 1).unwrap();
     let third = tcp.socket().unwrap();
-    let sharing = Some(TcpSharing::default());
-    assert_eq!(tcp.bind_sharing(third, there, sharing), Err(TcpError::AddressInUse));
+    let reuse_port = Some(ReusePort::default());
+    assert_eq!(tcp.bind_reuse_port(third, there, reuse_port), Err(TcpError::AddressInUse));
 }
 
 /// A device that the process has for itself: nobody else answers for its closed ports, unless another
