@@ -8,24 +8,23 @@
 //! With an interval of scrapes in seconds as its argument, windows with and without a scrape alternate
 //! instead, each as long as the interval: seven of each, whose medians are compared.
 //!
-//! The scraped CPUs are those of an engine that does not run, so that two CPUs are enough; the CPU
+//! The scraped CPUs and sockets are those of [`sockets`], which has ended, so that two CPUs are enough; the CPU
 //! that is measured is scraped, too.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+mod sockets;
+
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay::net::counters::SocketCounts;
 use forebay::{Batch, Clock, Config, Control, CpuId, CpuList, Engine, Handler, SyntheticSource};
 use forebay_device::synthetic::SyntheticPlan;
-use forebay_metrics::{Metrics, MetricsServer, SOCKETS_LISTED_MAX, ServerAccess, TextFormat};
+use forebay_metrics::{Metrics, MetricsServer, ServerAccess, TextFormat};
 use forebay_sys::random::Random;
 use forebay_sys::thread_cpu_ns;
-
-const CPUS: u16 = 128;
 
 /// Rounds of three windows: with those before the first, less than 170 s in all.
 const ROUNDS: usize = 160;
@@ -78,24 +77,12 @@ impl Handler for Counting {
     }
 }
 
-fn engine(
-    cpus: impl IntoIterator<Item = CpuId>,
-    frames: u64,
-    looked: &Arc<Mutex<Look>>,
-) -> Engine<Counting> {
-    let config = Config { cpus: CpuList::new(cpus), ..Config::live() };
+fn engine(frames: u64, looked: &Arc<Mutex<Look>>) -> Engine<Counting> {
+    let config = Config { cpus: CpuList::new([CpuId(0)]), ..Config::live() };
     let plan = SyntheticPlan { frames, ..SyntheticPlan::default() };
     let sources = vec![Box::new(SyntheticSource::new(plan, None)) as _];
     let handler = |_| Counting { looked: Arc::clone(looked), ..Counting::default() };
     Engine::build(&config, sources, Clock::machine(), handler).unwrap()
-}
-
-/// A socket that datagrams have come to.
-fn socket(number: usize) -> (usize, SocketAddr, SocketCounts) {
-    let port = 1024 + u16::try_from(number).unwrap();
-    let (queued, rcvbuf_errors, rmem, rcvbuf) = (123_456_789, 1234, 65_536, 638_976);
-    let counts = SocketCounts { queued, by_cpu: Vec::new(), rcvbuf_errors, rmem, rcvbuf };
-    (number, SocketAddr::from(([192, 168, 100, 100], port)), counts)
 }
 
 fn serve(metrics: Metrics) -> MetricsServer {
@@ -162,6 +149,26 @@ fn round(looked: &Mutex<Look>, random: &mut Random, mut act: impl FnMut()) -> Ro
     round
 }
 
+/// Line of rounds whose windows are in an order of their own.
+fn in_rounds(looked: &Mutex<Look>, mut act: impl FnMut()) -> String {
+    let mut random = Random::new(SEED);
+    // The first texts and the first packets are slow.
+    for _ in 0..3 {
+        round(looked, &mut random, &mut act);
+    }
+    let rounds = (0..ROUNDS).map(|_| round(looked, &mut random, &mut act));
+    let rounds: Vec<_> =
+        rounds.filter(|round| round.iter().all(|rates| rates.ran >= RAN_MIN)).collect();
+    assert!(rounds.len() > ROUNDS / 2, "others have the CPU: only {} rounds count", rounds.len());
+    format!(
+        "\"rounds\":{},\"window_ms\":{},\"packets_per_cpu_second\":{},\"pps\":{}",
+        rounds.len(),
+        WINDOW.as_millis(),
+        compared(&rounds, |rates| rates.per_cpu_second),
+        compared(&rounds, |rates| rates.per_second),
+    )
+}
+
 /// Median change from the first window without a scrape to window `to`, in percent, and the interval
 /// that the median is in with a probability of 95 %: by ranks, whatever the distribution is.
 fn change(rounds: &[Round], to: usize, of: fn(&Rates) -> f64) -> String {
@@ -206,6 +213,10 @@ fn text_cpu_ms(metrics: &Metrics) -> f64 {
 
 /// Line of windows with and without a scrape in turn, each of this length.
 fn alternated(looked: &Mutex<Look>, interval: Duration, mut act: impl FnMut()) -> String {
+    // The first texts and the first packets are slow.
+    for _ in 0..3 {
+        rates(looked, WINDOW, &mut act);
+    }
     let mut sides: [Vec<Rates>; 2] = Default::default();
     for _ in 0..ALTERNATIONS {
         sides[0].push(rates(looked, interval, &mut act));
@@ -217,19 +228,18 @@ fn alternated(looked: &Mutex<Look>, interval: Duration, mut act: impl FnMut()) -
         format!("{{\"with\":{with:.0},\"without\":{without:.0},\"change_percent\":{change:.2}}}")
     };
     let [cpu, clock] = [compared(|of| of.per_cpu_second), compared(|of| of.per_second)];
-    format!("\"windows\":{ALTERNATIONS},\"packets_per_cpu_second\":{cpu},\"pps\":{clock}")
+    let seconds = interval.as_secs();
+    format!(
+        "\"interval_s\":{seconds},\"windows\":{ALTERNATIONS},\"packets_per_cpu_second\":{cpu},\"pps\":{clock}"
+    )
 }
 
 fn main() {
     // cargo adds an argument of its own.
     let interval = std::env::args().skip(1).find_map(|word| word.parse().ok());
-    let interval = interval.map(Duration::from_secs);
-    let unused = Arc::default();
-    let idle = engine((0..CPUS).map(CpuId), 0, &unused);
-    let sockets = || (0..SOCKETS_LISTED_MAX).map(socket).collect();
-    let many = Metrics::new().with_engine(Control::of(&idle)).with_socket_counts(sockets);
+    let (kept, many) = sockets::deliver();
     let looked = Arc::default();
-    let measured = engine([CpuId(0)], u64::MAX, &looked);
+    let measured = engine(u64::MAX, &looked);
     let (state, stopper) = (measured.state(), measured.stopper());
     let own = Metrics::new().with_engine(Control::of(&measured));
     let text_cpu_ms = text_cpu_ms(&many);
@@ -240,34 +250,15 @@ fn main() {
     }
     let mut bytes: usize = 0;
     let mut scrape_all = || bytes = servers.iter().map(scrape).sum();
-    let mut random = Random::new(SEED);
-    // The first texts and the first packets are slow.
-    for _ in 0..3 {
-        round(&looked, &mut random, &mut scrape_all);
-    }
-    if let Some(interval) = interval {
-        let figures = alternated(&looked, interval, &mut scrape_all);
-        stopper.stop();
-        run.join().unwrap().unwrap();
-        println!(
-            "{{\"bench\":\"scrape_rate\",\"cpus\":{CPUS},\"sockets\":{SOCKETS_LISTED_MAX},\"bytes\":{bytes},\
-             \"interval_s\":{},\"text_cpu_ms\":{text_cpu_ms:.2},{figures}}}",
-            interval.as_secs(),
-        );
-        return;
-    }
-    let rounds = (0..ROUNDS).map(|_| round(&looked, &mut random, &mut scrape_all));
-    let rounds: Vec<_> =
-        rounds.filter(|round| round.iter().all(|rates| rates.ran >= RAN_MIN)).collect();
-    assert!(rounds.len() > ROUNDS / 2, "others have the CPU: only {} rounds count", rounds.len());
+    let figures = match interval {
+        Some(seconds) => alternated(&looked, Duration::from_secs(seconds), &mut scrape_all),
+        None => in_rounds(&looked, &mut scrape_all),
+    };
     stopper.stop();
     run.join().unwrap().unwrap();
     println!(
-        "{{\"bench\":\"scrape_rate\",\"cpus\":{CPUS},\"sockets\":{SOCKETS_LISTED_MAX},\"bytes\":{bytes},\
-         \"text_cpu_ms\":{text_cpu_ms:.2},\"rounds\":{},\"window_ms\":{},\"packets_per_cpu_second\":{},\"pps\":{}}}",
-        rounds.len(),
-        WINDOW.as_millis(),
-        compared(&rounds, |rates| rates.per_cpu_second),
-        compared(&rounds, |rates| rates.per_second),
+        "{{\"bench\":\"scrape_rate\",\"cpus\":{},\"sockets\":{},\"bytes\":{bytes},\"text_cpu_ms\":{text_cpu_ms:.2},{figures}}}",
+        sockets::CPUS,
+        kept.len(),
     );
 }
