@@ -1,6 +1,6 @@
 //! Waking a CPU: one wake-up per target and burst, and none for a CPU that is awake.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
@@ -101,6 +101,16 @@ impl Bell {
         match at_most {
             Some(at_most) => thread::park_timeout(at_most),
             None => thread::park(),
+        }
+    }
+
+    /// Sleeps as [`wait`](Self::wait) does, for descriptors of a worker that another thread may turn meanwhile, for at
+    /// most `at_most_ns`.
+    pub(super) fn wait_for(&self, at_most_ns: Option<u64>, descriptors: &[RawFd]) {
+        let at_most = at_most_ns.map(Duration::from_nanos);
+        match self.event() {
+            Some(event) => event.wait_for(descriptors, at_most),
+            None => thread::sleep(at_most.unwrap_or(UNWAKEABLE_SLEEP).min(UNWAKEABLE_SLEEP)),
         }
     }
 

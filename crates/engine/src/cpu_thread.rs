@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use forebay_rx::{CpuId, Handler};
 use forebay_sys as sys;
 
 use super::bell::SleepOn;
+use super::busy_poll::Loan;
 use super::idle::{Deferral, Idle};
 use super::queue::Activity;
 use super::shared::EngineState;
@@ -27,7 +29,9 @@ const BLOCKED_SLEEP_NS: u64 = 50_000;
 ///
 /// The CPU delivers nothing while its thread does something else.
 pub struct CpuThread<H: Handler> {
-    pub(super) worker: Worker<H>,
+    worker: OwnWorker<H>,
+    /// Place where the worker is lent while the CPU sleeps, if it is.
+    loan: Option<Arc<Loan<H>>>,
     shared: Arc<EngineState>,
     idle: Idle,
     deferral: Deferral,
@@ -36,6 +40,9 @@ pub struct CpuThread<H: Handler> {
     /// True once no packet can arrive any more, or this thread must end.
     is_over: bool,
 }
+
+/// Worker of the CPU, which is elsewhere only while the CPU sleeps.
+struct OwnWorker<H>(Option<Box<Worker<H>>>);
 
 thread_local! {
     static IS_CPU: Cell<bool> = const { Cell::new(false) };
@@ -47,12 +54,32 @@ pub fn is_cpu() -> bool {
     IS_CPU.get()
 }
 
+/// Runs `act` on a thread that turns a CPU for as long as that takes.
+pub(super) fn acting_as_cpu<R>(act: impl FnOnce() -> R) -> R {
+    let was_cpu = IS_CPU.replace(true);
+    let result = act();
+    IS_CPU.set(was_cpu);
+    result
+}
+
 impl<H: Handler> CpuThread<H> {
-    pub(super) fn new(worker: Worker<H>) -> Self {
+    pub(super) fn new(worker: Box<Worker<H>>, loan: Option<Arc<Loan<H>>>) -> Self {
         let shared = Arc::clone(&worker.shared);
         let idle = Idle::new(shared.spin_max_ns);
-        let deferral = Deferral::default();
-        Self { worker, shared, idle, deferral, turn_ns: 0, is_over: false }
+        Self {
+            worker: OwnWorker(Some(worker)),
+            loan,
+            shared,
+            idle,
+            deferral: Deferral::default(),
+            turn_ns: 0,
+            is_over: false,
+        }
+    }
+
+    /// Worker of a thread that ends.
+    pub(super) fn into_worker(self) -> Box<Worker<H>> {
+        self.worker.0.unwrap_or_else(|| unreachable!("{LENT}"))
     }
 
     /// Makes the calling thread the thread of this CPU, and waits until all CPUs are ready.
@@ -123,23 +150,18 @@ impl<H: Handler> CpuThread<H> {
             self.is_over = true;
             return Activity::Ended;
         }
-        let activity = self.worker.turn(self.turn_ns);
+        let began_ns = self.turn_ns;
+        let (activity, now_ns) = self.worker.timed_turn(began_ns);
+        self.turn_ns = now_ns;
         // Fault injection: the thread ends with its dequeued batch, and the supervisor replaces it.
         if self.worker.life == ThreadState::Terminated {
             self.is_over = true;
-            return activity;
-        }
-        let now_ns = self.shared.clock.now_ns();
-        self.worker.end_delivery(now_ns);
-        self.shared.turn_ended(self.worker.index, now_ns);
-        if let Activity::Worked(_) = activity {
-            self.shared.add_busy(self.worker.index, now_ns - self.turn_ns);
-            self.idle.worked(self.turn_ns);
+        } else if let Activity::Worked(_) = activity {
+            self.idle.worked(began_ns);
             self.deferral.worked();
         } else {
             self.is_over = self.worker.has_ended();
         }
-        self.turn_ns = now_ns;
         activity
     }
 
@@ -147,7 +169,8 @@ impl<H: Handler> CpuThread<H> {
     fn pause(&mut self, activity: Activity, is_ready: &mut impl FnMut() -> bool) {
         let now_ns = self.turn_ns;
         self.idle.look(now_ns, sys::preemptions);
-        if self.idle.should_sleep(now_ns, activity == Activity::Blocked) {
+        let is_in_use = self.loan.as_ref().is_some_and(|loan| loan.is_in_use(now_ns));
+        if self.idle.should_sleep(now_ns, activity == Activity::Blocked) || is_in_use {
             self.sleep(activity, is_ready);
         } else {
             std::hint::spin_loop();
@@ -168,16 +191,49 @@ impl<H: Handler> CpuThread<H> {
             _ => None,
         };
         let on_descriptors = is_polling && deferred.is_none();
-        let bell = self.shared.bell(self.worker.index);
+        let shared = Arc::clone(&self.shared);
+        let bell = shared.bell(self.worker.index);
         bell.prepare_to_wait(if on_descriptors { SleepOn::Descriptors } else { SleepOn::Bell });
         let due = until_ns.map(|due_ns| due_ns.saturating_sub(self.turn_ns));
         let limits = due.into_iter().chain(deferred).chain(self.worker.handler.sleep_max_ns());
-        let at_most = limits.min().map(Duration::from_nanos);
+        let at_most_ns = limits.min();
         if !self.worker.has_pending_work() && !is_ready() {
-            let descriptors = if on_descriptors { self.worker.descriptors() } else { Vec::new() };
-            bell.wait(at_most, &descriptors);
+            match &self.loan {
+                Some(loan) if on_descriptors => {
+                    let until_ns = at_most_ns.map(|ns| self.turn_ns.saturating_add(ns));
+                    self.worker.lend(|worker| loan.sleep(worker, until_ns));
+                }
+                _ => {
+                    let descriptors =
+                        if on_descriptors { self.worker.descriptors() } else { Vec::new() };
+                    bell.wait(at_most_ns.map(Duration::from_nanos), &descriptors);
+                }
+            }
         }
         bell.finish_wait();
+    }
+}
+
+/// Reason why a worker is in its place.
+const LENT: &str = "the worker is lent only within a sleep";
+
+impl<H> OwnWorker<H> {
+    fn lend(&mut self, lend: impl FnOnce(Box<Worker<H>>) -> Box<Worker<H>>) {
+        self.0 = self.0.take().map(lend);
+    }
+}
+
+impl<H> Deref for OwnWorker<H> {
+    type Target = Worker<H>;
+
+    fn deref(&self) -> &Worker<H> {
+        self.0.as_ref().unwrap_or_else(|| unreachable!("{LENT}"))
+    }
+}
+
+impl<H> DerefMut for OwnWorker<H> {
+    fn deref_mut(&mut self) -> &mut Worker<H> {
+        self.0.as_mut().unwrap_or_else(|| unreachable!("{LENT}"))
     }
 }
 

@@ -10,6 +10,7 @@ pub mod trace; //  plain files from which external tools can judge a run
 pub mod timeline; // counters at several times of a run, for pictures
 
 mod bell;
+mod busy_poll;
 mod changes;
 mod config;
 mod cpu_thread;
@@ -35,6 +36,8 @@ mod worker;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use busy_poll::BusyPoll;
+use busy_poll::{Borrowers, Loan, Loans};
 pub use changes::{CHANGES_MAX, QUESTIONS_MAX};
 pub use config::{Config, SPARE_FRAMES, WhenFull};
 pub use cpu_thread::{CpuThread, is_cpu};
@@ -71,6 +74,7 @@ use worker::{Mailboxes, ThreadRestarts, ThreadState, Worker};
 /// An engine, ready to run.
 pub struct Engine<H> {
     workers: Vec<Worker<H>>,
+    loans: Option<Loans<H>>,
     senders: Vec<Pool>,
     small: Vec<Pool>,
     shared: Arc<EngineState>,
@@ -132,7 +136,7 @@ impl<H: Handler + 'static> Engine<H> {
             queues: counters.into_iter().map(|(_, counters)| counters).collect(),
             cpus: workers.iter().map(|worker| Arc::clone(worker.delivery.counters())).collect(),
         });
-        Ok(Self { workers, senders: pools.senders, small: pools.small, shared })
+        Ok(Self { workers, loans: None, senders: pools.senders, small: pools.small, shared })
     }
 
     /// Builds an engine over open devices, as [`build`](Self::build) does, on the machine's clock.
@@ -181,6 +185,14 @@ impl<H: Handler + 'static> Engine<H> {
         (0..self.workers.len()).map(waker).collect()
     }
 
+    /// Turns by threads of the application, which from now on may turn CPUs that sleep.
+    pub fn busy_poll(&mut self) -> Arc<dyn BusyPoll> {
+        let loan = |index| Arc::new(Loan::new(Arc::clone(&self.shared), index));
+        let loans: Loans<H> = (0..self.workers.len()).map(loan).collect();
+        self.loans = Some(Arc::clone(&loans));
+        Arc::new(Borrowers(loans))
+    }
+
     /// State shared with handles, such as the one that changes the engine while it runs.
     #[must_use]
     pub fn state(&self) -> Arc<EngineState> {
@@ -220,7 +232,7 @@ impl<H: Handler + 'static> Engine<H> {
         self,
         application: impl Fn(&mut CpuThread<H>) + Send + Sync + 'static,
     ) -> Result<Outcome<H>> {
-        threads::run(self.workers, &self.shared, Arc::new(application))
+        threads::run(self.workers, self.loans, &self.shared, Arc::new(application))
     }
 
     /// Runs on the calling thread, in virtual time, in an order that `seed` determines.

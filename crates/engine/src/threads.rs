@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use forebay_rx::{CpuId, Handler};
 use forebay_sys::error::{Error, Result};
 
+use super::busy_poll::Loans;
 use super::cpu_thread::CpuThread;
 use super::outcome::Outcome;
 use super::shared::EngineState;
@@ -27,12 +28,13 @@ pub(super) type Application<H> = Arc<dyn Fn(&mut CpuThread<H>) + Send + Sync>;
 /// end.
 pub(super) fn run<H: Handler + 'static>(
     workers: Vec<Worker<H>>,
+    loans: Option<Loans<H>>,
     shared: &Arc<EngineState>,
     application: Application<H>,
 ) -> Result<Outcome<H>> {
-    let mut crew = WorkerThreads::new(application);
+    let mut crew = WorkerThreads::new(application, loans);
     for worker in workers {
-        if !crew.start(worker, shared) {
+        if !crew.start(Box::new(worker), shared) {
             break;
         }
     }
@@ -44,6 +46,7 @@ pub(super) fn run<H: Handler + 'static>(
 /// Worker threads, and the receiver of their ends.
 struct WorkerThreads<H: Handler> {
     application: Application<H>,
+    loans: Option<Loans<H>>,
     threads: Vec<JoinHandle<()>>,
     /// Number of CPUs whose thread has not ended for good.
     running: usize,
@@ -64,19 +67,20 @@ enum ThreadEnd<H> {
 }
 
 impl<H: Handler + 'static> WorkerThreads<H> {
-    fn new(application: Application<H>) -> Self {
+    fn new(application: Application<H>, loans: Option<Loans<H>>) -> Self {
         let (tells, told) = mpsc::channel();
-        Self { application, threads: Vec::new(), running: 0, tells, told, failed: None }
+        Self { application, loans, threads: Vec::new(), running: 0, tells, told, failed: None }
     }
 
     /// Starts a CPU's thread. Returns false if that failed; the run then ends.
-    fn start(&mut self, worker: Worker<H>, shared: &EngineState) -> bool {
+    fn start(&mut self, worker: Box<Worker<H>>, shared: &EngineState) -> bool {
         let (cpu, tells) = (worker.cpu, self.tells.clone());
         let application = Arc::clone(&self.application);
+        let loan = self.loans.as_ref().map(|loans| Arc::clone(&loans[worker.index]));
         let name = format!("forebay-cpu{cpu}");
         let spawned = thread::Builder::new().name(name).spawn(move || {
             // The receiver is gone only if the run is over.
-            let _ = tells.send(live(worker, &application));
+            let _ = tells.send(live(CpuThread::new(worker, loan), &application));
         });
         match spawned {
             Ok(thread) => {
@@ -102,7 +106,7 @@ impl<H: Handler + 'static> WorkerThreads<H> {
                 ThreadEnd::Done(worker) => ended.push(*worker),
                 // An aborted run replaces no threads.
                 ThreadEnd::Died(worker, _) if shared.is_aborted() => ended.push(*worker),
-                ThreadEnd::Died(worker, panic) => self.replace(*worker, panic, shared),
+                ThreadEnd::Died(worker, panic) => self.replace(worker, panic, shared),
                 ThreadEnd::Failed(cpu, message) => self.fail(cpu, message, shared),
             }
             self.threads.retain(|thread| !thread.is_finished());
@@ -114,7 +118,7 @@ impl<H: Handler + 'static> WorkerThreads<H> {
         self.failed.map_or(Ok(ended), Err)
     }
 
-    fn replace(&mut self, mut worker: Worker<H>, panic: Option<String>, shared: &EngineState) {
+    fn replace(&mut self, mut worker: Box<Worker<H>>, panic: Option<String>, shared: &EngineState) {
         worker.recover(panic);
         if worker.restarts.in_a_row >= PANICS_IN_A_ROW {
             let message = worker.restarts.last_panic.take().unwrap_or_default();
@@ -134,20 +138,19 @@ impl<H: Handler + 'static> WorkerThreads<H> {
 /// panic aborts, as in releases of the `forebay` program, it ends the process. A panic outside the
 /// handler is fatal: a source or an intake stopped within a burst cannot continue, and an
 /// application is not restarted after its own panic.
-fn live<H: Handler>(worker: Worker<H>, application: &Application<H>) -> ThreadEnd<H> {
-    let mut thread = CpuThread::new(worker);
+fn live<H: Handler>(mut thread: CpuThread<H>, application: &Application<H>) -> ThreadEnd<H> {
     let lived = panic::catch_unwind(AssertUnwindSafe(|| {
         thread.begin();
         application(&mut thread);
         // Packets that the application left are delivered all the same.
         thread.turn_to_the_end();
     }));
-    let worker = thread.worker;
+    let worker = thread.into_worker();
     match lived {
-        Ok(()) if worker.life == ThreadState::Terminated => ThreadEnd::Died(Box::new(worker), None),
-        Ok(()) => ThreadEnd::Done(Box::new(worker)),
+        Ok(()) if worker.life == ThreadState::Terminated => ThreadEnd::Died(worker, None),
+        Ok(()) => ThreadEnd::Done(worker),
         Err(payload) if worker.life == ThreadState::Handling => {
-            ThreadEnd::Died(Box::new(worker), Some(words(&*payload)))
+            ThreadEnd::Died(worker, Some(words(&*payload)))
         }
         Err(payload) => {
             // Nothing drains this CPU's backlogs any more, so the other threads end at once.

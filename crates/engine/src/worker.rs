@@ -106,6 +106,21 @@ impl<H: Handler> Worker<H> {
         if delivered > 0 { activity.and(Activity::Worked(delivered)) } else { activity }
     }
 
+    /// Runs a turn that begins at `began_ns`, records its times, and returns the time at its end.
+    pub(super) fn timed_turn(&mut self, began_ns: u64) -> (Activity, u64) {
+        let activity = self.turn(began_ns);
+        if self.life == ThreadState::Terminated {
+            return (activity, began_ns);
+        }
+        let now_ns = self.shared.clock.now_ns();
+        self.end_delivery(now_ns);
+        self.shared.turn_ended(self.index, now_ns);
+        if let Activity::Worked(_) = activity {
+            self.shared.add_busy(self.index, now_ns - began_ns);
+        }
+        (activity, now_ns)
+    }
+
     /// Records the time of the delivery that has ended now, if it is needed.
     pub(super) fn end_delivery(&mut self, now_ns: u64) {
         if let Some(since_ns) = self.delivering_since_ns.take() {

@@ -1,5 +1,6 @@
 //! Engine of this process: prepared when the first socket is taken, and run by the process that uses one first.
 
+use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use std::{process, thread};
 
 use forebay::net::{Net, NetConfig, NetEngine};
-use forebay::{Config, Device, DeviceConfig, Via};
+use forebay::{Config, CpuList, Device, DeviceConfig, Via};
 use forebay_control::preload_config::{PreloadConfig, VARIABLE};
 use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::FilterProtocol;
@@ -200,6 +201,20 @@ pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
     })
 }
 
+/// Waits for descriptors by `wait`, which returns the number of those that are ready. Before that, this thread receives
+/// what has arrived, instead of waking one of the engine's: sockets that something has come to are then ready.
+pub(crate) fn receive_and_wait(wait: impl FnOnce() -> c_int) -> c_int {
+    let running =
+        RUNNING.get(forks()).and_then(OnceLock::get).and_then(|started| started.as_ref().ok());
+    let Some(runtime) = running.filter(|_| !is_in_parents_memory()) else { return wait() };
+    runtime.net.before_wait();
+    let ready = wait();
+    if ready > 0 {
+        runtime.net.after_wait();
+    }
+    ready
+}
+
 /// Calls `then` on another thread once the process that receives the packets has ended.
 pub(crate) fn when_free(then: fn()) -> Result<(), Errno> {
     static IS_WAITING: AtomicUsize = AtomicUsize::new(0);
@@ -292,6 +307,10 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> Result<Prepared, S
     // The kernel places the program's threads anew at each wake-up: to hand packets over to the CPU of the
     // last call costs more than it saves.
     engine_config.rps_sock_flow_entries = 0;
+    // So it does beyond half of the CPUs: the program needs the others.
+    let cpus = engine_config.cpus.cpus();
+    let half = cpus.iter().copied().take(cpus.len().div_ceil(2));
+    engine_config.rps_cpus = Some(CpuList::new(half));
     let claim = match claim {
         Some(claim) => claim,
         None => {
@@ -330,7 +349,8 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
             fresh
         }
     };
-    let Prepared { net, engine, interfaces, claim, rings, metrics, .. } = ready;
+    let Prepared { net, mut engine, interfaces, claim, rings, metrics, .. } = ready;
+    engine.enable_busy_poll();
     claim.place().receive(claim.has_older());
     told(control::serve(metrics, &engine, &net, &claim).map_err(StartError::thread))?;
     let run = move || {

@@ -295,6 +295,19 @@ impl Net {
         self.0.tcp.flow_count()
     }
 
+    /// Receives packets on the calling thread, if [enabled](NetEngine::enable_busy_poll), from queues whose CPUs sleep;
+    /// returns true if it found any. To be called before waiting for descriptors of sockets.
+    #[expect(clippy::must_use_candidate, reason = "called for what it receives")]
+    pub fn before_wait(&self) -> bool {
+        self.0.before_wait()
+    }
+
+    /// Records that such a wait has ended with descriptors that are ready: packets wake no other thread until this one
+    /// waits again, for 0.2 ms at most.
+    pub fn after_wait(&self) {
+        self.0.after_wait();
+    }
+
     /// Counters of the network layer, by CPU.
     #[must_use]
     pub fn counters(&self) -> &[Arc<NetworkCounters>] {
@@ -370,6 +383,13 @@ impl NetEngine {
     #[must_use]
     pub fn stopper(&self) -> Stopper {
         self.engine.stopper()
+    }
+
+    /// Lets threads that are about to wait for sockets receive packets first, as with the kernel's busy polling: calls that
+    /// block do, and others by [`Net::before_wait`]. Threads that wait for their packets while another one works may get them up to
+    /// 0.2 ms later.
+    pub fn enable_busy_poll(&mut self) {
+        self.shared.set_busy_poll(self.engine.busy_poll());
     }
 
     /// Runs on the engine's own threads until every source is exhausted. Readers then get the

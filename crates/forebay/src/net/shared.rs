@@ -7,7 +7,7 @@ use std::{fmt, io};
 
 use arc_swap::{ArcSwap, Guard};
 use forebay_buf::Pool;
-use forebay_engine::Flows;
+use forebay_engine::{BusyPoll, Flows};
 use forebay_rx::sink::SinkError;
 use forebay_rx::{CpuId, RxQueue};
 use forebay_stack::network::neighbours::Neighbours as Learned;
@@ -71,6 +71,8 @@ pub(super) struct NetState {
     /// Device index by rx queue.
     queues: Box<[usize]>,
     late: OnceLock<Late>,
+    /// Turns by threads that are about to wait, if they are enabled.
+    busy_poll: OnceLock<Arc<dyn BusyPoll>>,
     pub(super) blocked: Blocked,
     pub(super) groups: Groups,
     /// Number of the next datagram that leaves in fragments.
@@ -233,6 +235,7 @@ impl NetState {
             devices: parts.devices.into(),
             queues: parts.queues.into(),
             late: OnceLock::new(),
+            busy_poll: OnceLock::new(),
             blocked: Blocked::default(),
             groups: Groups::default(),
             fragment_ids: Arc::new(FragmentIds::new(sys::random_key())),
@@ -418,6 +421,21 @@ impl NetState {
             // Ignored: a device that is gone has already failed the sender's call.
             let _ = self.flush_all(index);
         }
+    }
+
+    /// Lets threads that are about to wait turn CPUs.
+    pub(super) fn set_busy_poll(&self, busy_poll: Arc<dyn BusyPoll>) {
+        let _ = self.busy_poll.set(busy_poll); // one that is set stays: it turns the same CPUs
+    }
+
+    /// See [`BusyPoll::before_wait`]; false if it is not enabled.
+    pub(super) fn before_wait(&self) -> bool {
+        self.busy_poll.get().is_some_and(|busy_poll| busy_poll.before_wait())
+    }
+
+    /// See [`BusyPoll::after_wait`].
+    pub(super) fn after_wait(&self) {
+        self.busy_poll.get().into_iter().for_each(|busy_poll| busy_poll.after_wait());
     }
 
     pub(super) fn has_ended(&self) -> bool {

@@ -30,6 +30,11 @@ impl Endpoint {
             if let Some(found) = self.try_once(&mut attempt)? {
                 return Ok(found);
             }
+            let may_wait = !self.options.is_nonblocking.load(Ordering::Relaxed);
+            if may_wait && self.shared.before_wait() {
+                deadline.left()?;
+                continue;
+            }
             // The order matters: a sleeper registered before `end` is woken by it.
             let sleeper = self.wake.sleeper();
             let has_ended = self.shared.has_ended();
@@ -40,10 +45,11 @@ impl Endpoint {
             if has_ended {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
-            if self.options.is_nonblocking.load(Ordering::Relaxed) {
+            if !may_wait {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             sleeper.sleep(deadline.left()?);
+            self.shared.after_wait();
         }
     }
 

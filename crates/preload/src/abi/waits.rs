@@ -1,5 +1,5 @@
 //! Calls that wait for several descriptors. They wait in the kernel; here, a listener that no engine serves yet
-//! gets one first.
+//! gets one first, and the calling thread receives what has arrived.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,6 +7,7 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, time
 
 use super::next::next;
 use crate::listener::are_some_unserved;
+use crate::runtime::receive_and_wait;
 use crate::socket::Socket;
 use crate::table;
 
@@ -36,6 +37,52 @@ pub unsafe extern "C" fn epoll_ctl(
     unsafe { next(epoll, operation, fd, event) }
 }
 
+/// # Safety
+/// As `epoll_wait(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn epoll_wait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    events_max: c_int,
+    timeout: c_int,
+) -> c_int {
+    let next = next!(epoll_wait(c_int, *mut epoll_event, c_int, c_int) -> c_int);
+    // SAFETY: the caller's promise.
+    receive_and_wait(|| unsafe { next(epoll, events, events_max, timeout) })
+}
+
+/// # Safety
+/// As `epoll_pwait(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn epoll_pwait(
+    epoll: c_int,
+    events: *mut epoll_event,
+    events_max: c_int,
+    timeout: c_int,
+    signals: *const sigset_t,
+) -> c_int {
+    let next = next!(epoll_pwait(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int);
+    // SAFETY: the caller's promise.
+    receive_and_wait(|| unsafe { next(epoll, events, events_max, timeout, signals) })
+}
+
+/// # Safety
+/// As `epoll_pwait2(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn epoll_pwait2(
+    epoll: c_int,
+    events: *mut epoll_event,
+    events_max: c_int,
+    timeout: *const timespec,
+    signals: *const sigset_t,
+) -> c_int {
+    let next = next!(
+        epoll_pwait2(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int
+    );
+    // SAFETY: the caller's promise.
+    receive_and_wait(|| unsafe { next(epoll, events, events_max, timeout, signals) })
+}
+
 /// Serves the listeners of a set.
 ///
 /// # Safety
@@ -57,7 +104,7 @@ pub unsafe extern "C" fn poll(polled: *mut pollfd, count: nfds_t, timeout: c_int
     unsafe { serve_polled(polled, count) };
     let next = next!(poll(*mut pollfd, nfds_t, c_int) -> c_int);
     // SAFETY: the caller's promise.
-    unsafe { next(polled, count, timeout) }
+    receive_and_wait(|| unsafe { next(polled, count, timeout) })
 }
 
 /// # Safety
@@ -73,7 +120,7 @@ pub unsafe extern "C" fn __poll_chk(
     unsafe { serve_polled(polled, count) };
     let next = next!(__poll_chk(*mut pollfd, nfds_t, c_int, size_t) -> c_int);
     // SAFETY: the caller's promise.
-    unsafe { next(polled, count, timeout, room) }
+    receive_and_wait(|| unsafe { next(polled, count, timeout, room) })
 }
 
 /// # Safety
@@ -89,7 +136,7 @@ pub unsafe extern "C" fn ppoll(
     unsafe { serve_polled(polled, count) };
     let next = next!(ppoll(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int);
     // SAFETY: the caller's promise.
-    unsafe { next(polled, count, timeout, signals) }
+    receive_and_wait(|| unsafe { next(polled, count, timeout, signals) })
 }
 
 /// # Safety
@@ -107,7 +154,7 @@ pub unsafe extern "C" fn __ppoll_chk(
     let next =
         next!(__ppoll_chk(*mut pollfd, nfds_t, *const timespec, *const sigset_t, size_t) -> c_int);
     // SAFETY: the caller's promise.
-    unsafe { next(polled, count, timeout, signals, room) }
+    receive_and_wait(|| unsafe { next(polled, count, timeout, signals, room) })
 }
 
 /// Serves the listeners of a set.
@@ -145,7 +192,7 @@ pub unsafe extern "C" fn select(
     unsafe { serve_selected(count, readable) };
     let next = next!(select(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int);
     // SAFETY: the caller's promise.
-    unsafe { next(count, readable, writable, exceptional, timeout) }
+    receive_and_wait(|| unsafe { next(count, readable, writable, exceptional, timeout) })
 }
 
 /// # Safety
@@ -172,5 +219,5 @@ pub unsafe extern "C" fn pselect(
         ) -> c_int
     );
     // SAFETY: the caller's promise.
-    unsafe { next(count, readable, writable, exceptional, timeout, signals) }
+    receive_and_wait(|| unsafe { next(count, readable, writable, exceptional, timeout, signals) })
 }

@@ -41,7 +41,11 @@ pub(super) fn wait_for<T>(
         if options.is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        wait.sleep(seen, deadline.left()?);
+        let left = deadline.left()?;
+        if !shared.before_wait() {
+            wait.sleep(seen, left);
+            shared.after_wait();
+        }
     }
 }
 

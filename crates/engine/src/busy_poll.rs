@@ -1,0 +1,423 @@
+//! Turns of a sleeping CPU by threads of the application, as the kernel's busy polling (`napi_busy_loop` in
+//! net/core/dev.c).
+//!
+//! A CPU that sleeps lends its worker. A thread of the application that is about to wait for its sockets borrows the
+//! worker and turns it: packets are received and delivered without waking another thread. Nor do packets wake the CPU's
+//! own thread from the end of such a wait to the next, as with `irq_suspend_timeout`. A borrower that then finds none
+//! lets them wake it again before it waits itself.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use forebay_rx::Handler;
+
+use super::cpu_thread::{acting_as_cpu, is_cpu};
+use super::queue::Activity;
+use super::shared::EngineState;
+use super::worker::{ThreadState, Worker};
+
+/// Time from the end of a wait in which arriving packets do not wake the CPU's thread: the application is expected to
+/// wait again before.
+const SUSPEND_NS: u64 = 200_000;
+
+/// Time after a borrower's turn that found packets in which the CPU's thread does not spin.
+const IN_USE_NS: u64 = 10_000_000;
+
+/// Turns of one borrower: a CPU with more work is woken.
+const TURNS_MAX: u32 = 4;
+
+/// Turns by threads of the application that wait for packets.
+pub trait BusyPoll: Send + Sync {
+    /// Turns the CPUs that poll queues and sleep, on a thread that is about to wait; returns true if that found
+    /// packets.
+    fn before_wait(&self) -> bool;
+
+    /// Records that a wait of this thread has ended with something to do: for 0.2 ms, unless the thread waits again
+    /// before, packets that arrive do not wake CPUs.
+    fn after_wait(&self);
+}
+
+/// Worker of one CPU, which others may turn while the CPU sleeps.
+pub(super) struct Loan<H> {
+    shared: Arc<EngineState>,
+    /// Index of the CPU in the engine.
+    index: usize,
+    lent: Mutex<Option<Lent<H>>>,
+    /// True once the worker was lent: its CPU polls a queue.
+    was_lent: AtomicBool,
+    /// Time up to which arriving packets do not wake the CPU's thread; 0 if they do.
+    suspended_until_ns: AtomicU64,
+    /// True while the CPU sleeps until that time, whatever arrives.
+    is_deaf: AtomicBool,
+    /// Time of the last turn of a borrower that found packets.
+    used_ns: AtomicU64,
+}
+
+/// Loans of all CPUs, by their indices.
+pub(super) type Loans<H> = Arc<[Arc<Loan<H>>]>;
+
+/// The loans of an engine, for threads of the application.
+pub(super) struct Borrowers<H>(pub(super) Loans<H>);
+
+impl<H: Handler> BusyPoll for Borrowers<H> {
+    fn before_wait(&self) -> bool {
+        // A CPU's own thread turns its own.
+        !is_cpu() && self.0.iter().fold(false, |has_found, loan| loan.turn() | has_found)
+    }
+
+    fn after_wait(&self) {
+        self.0.iter().for_each(|loan| loan.suspend(loan.shared.clock.now_ns()));
+    }
+}
+
+/// Worker of a CPU that sleeps.
+struct Lent<H> {
+    worker: Box<Worker<H>>,
+    /// Time at which the CPU wakes by itself.
+    until_ns: Option<u64>,
+}
+
+impl<H: Handler> Loan<H> {
+    pub(super) fn new(shared: Arc<EngineState>, index: usize) -> Self {
+        Self {
+            shared,
+            index,
+            lent: Mutex::new(None),
+            was_lent: AtomicBool::new(false),
+            suspended_until_ns: AtomicU64::new(0),
+            is_deaf: AtomicBool::new(false),
+            used_ns: AtomicU64::new(0),
+        }
+    }
+
+    /// Lends the worker, sleeps until the CPU has something to do, at most until `until_ns`, and takes the worker back.
+    /// The CPU has announced that it sleeps on descriptors.
+    pub(super) fn sleep(&self, worker: Box<Worker<H>>, until_ns: Option<u64>) -> Box<Worker<H>> {
+        let numbers = worker.descriptors().iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>();
+        *self.lent() = Some(Lent { worker, until_ns });
+        self.was_lent.store(true, Ordering::Relaxed);
+        self.wait(until_ns, &numbers);
+        let lent = self.lent().take();
+        lent.unwrap_or_else(|| unreachable!("borrowers leave it in its place")).worker
+    }
+
+    /// Sleeps until the bell rings, a descriptor is readable while packets are to wake the CPU, or the time is over.
+    fn wait(&self, until_ns: Option<u64>, numbers: &[RawFd]) {
+        let (bell, clock) = (self.shared.bell(self.index), &self.shared.clock);
+        let mut now_ns = clock.now_ns();
+        loop {
+            self.is_deaf.store(true, Ordering::Relaxed);
+            // SeqCst: either a borrower that lets packets wake the CPU sees that it is deaf, or this sees that they may.
+            fence(Ordering::SeqCst);
+            let suspended = Some(self.suspended_until_ns()).filter(|&until_ns| until_ns > now_ns);
+            self.is_deaf.store(suspended.is_some(), Ordering::Relaxed);
+            let readable = if suspended.is_some() { &[] } else { numbers };
+            let wake_ns = until_ns.into_iter().chain(suspended).min();
+            bell.wait_for(wake_ns.map(|wake_ns| wake_ns.saturating_sub(now_ns)), readable);
+            self.is_deaf.store(false, Ordering::Relaxed);
+            now_ns = clock.now_ns();
+            let is_over = until_ns.is_some_and(|until_ns| until_ns <= now_ns);
+            if is_over || !bell.is_asleep() || self.suspended_until_ns() <= now_ns {
+                return;
+            }
+        }
+    }
+
+    /// Records that a thread of the application ends a wait at `now_ns`, and is expected to wait again.
+    fn suspend(&self, now_ns: u64) {
+        if !self.was_lent.load(Ordering::Relaxed) {
+            return;
+        }
+        self.suspended_until_ns.store(now_ns.saturating_add(SUSPEND_NS), Ordering::Relaxed);
+    }
+
+    /// True if a borrower has found packets a short time ago.
+    pub(super) fn is_in_use(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.used_ns.load(Ordering::Relaxed)) < IN_USE_NS
+    }
+
+    /// Turns the CPU on the calling thread if it sleeps; returns true if that found packets.
+    fn turn(&self) -> bool {
+        if !self.was_lent.load(Ordering::Relaxed) {
+            return false;
+        }
+        let mut lent = match self.lent.try_lock() {
+            Ok(lent) => Some(lent),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            // Another thread turns it, or its own takes it back.
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let turned = match lent.as_deref_mut() {
+            Some(Some(lent)) => acting_as_cpu(|| self.turn_lent(lent)),
+            _ => Turned::default(),
+        };
+        drop(lent);
+        let must_hear = !turned.has_found && self.resume();
+        if must_hear || turned.must_wake {
+            self.shared.bell(self.index).ring();
+        }
+        turned.has_found
+    }
+
+    fn turn_lent(&self, Lent { worker, until_ns }: &mut Lent<H>) -> Turned {
+        let mut now_ns = self.shared.clock.now_ns();
+        let (mut has_found, mut activity) = (false, Activity::Worked(0));
+        for _ in 0..TURNS_MAX {
+            (activity, now_ns) = worker.timed_turn(now_ns);
+            if worker.life == ThreadState::Terminated || !matches!(activity, Activity::Worked(_)) {
+                break;
+            }
+            has_found = true;
+        }
+        if has_found {
+            self.used_ns.store(now_ns, Ordering::Relaxed);
+            self.suspend(now_ns);
+        }
+        Turned { has_found, must_wake: must_wake(worker, activity, *until_ns, now_ns) }
+    }
+
+    /// Lets packets wake the CPU's thread; returns true if it must be woken for that.
+    fn resume(&self) -> bool {
+        self.suspended_until_ns.store(0, Ordering::Relaxed);
+        fence(Ordering::SeqCst); // pairs with that in `wait`
+        self.is_deaf.load(Ordering::Relaxed)
+    }
+
+    fn suspended_until_ns(&self) -> u64 {
+        self.suspended_until_ns.load(Ordering::Relaxed)
+    }
+
+    fn lent(&self) -> MutexGuard<'_, Option<Lent<H>>> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Result of a borrower's turns.
+#[derive(Clone, Copy, Default)]
+struct Turned {
+    has_found: bool,
+    /// True if the CPU's own thread has something to do.
+    must_wake: bool,
+}
+
+/// True if the CPU has to do something before the time at which it wakes by itself, other than to receive packets that
+/// arrive from now on.
+fn must_wake<H: Handler>(
+    worker: &mut Worker<H>,
+    activity: Activity,
+    until_ns: Option<u64>,
+    now_ns: u64,
+) -> bool {
+    let Activity::IdleUntil(due_ns) = activity else { return true };
+    let timer_ns = worker.handler.sleep_max_ns().map(|timer_ns| now_ns.saturating_add(timer_ns));
+    let due_ns = due_ns.into_iter().chain(timer_ns).min();
+    let is_earlier = due_ns.is_some_and(|due_ns| until_ns.is_none_or(|until_ns| due_ns < until_ns));
+    is_earlier || worker.has_pending_work()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+    use std::thread::{self, JoinHandle, ThreadId};
+
+    use forebay_buf::Pool;
+    use forebay_rx::arrive::{Burst, PollRequest, Polled, SourceError};
+    use forebay_rx::delivery::Batch;
+    use forebay_rx::packet::Arrival;
+    use forebay_rx::parse::Link;
+    use forebay_rx::{CpuId, Packet, Source};
+    use forebay_sys::Event;
+    use forebay_sys::clock::Clock;
+    use forebay_sys::cpu_list::CpuList;
+
+    use super::*;
+    use crate::{Config, Engine, Stopper};
+
+    /// Frames that a test puts into a source.
+    #[derive(Default)]
+    struct Fed {
+        frames: AtomicU64,
+        /// Number of frames handled, and the threads that did.
+        handled: Mutex<(u64, Vec<ThreadId>)>,
+    }
+
+    /// Source with a descriptor, which only the test makes readable.
+    struct FedSource {
+        fed: Arc<Fed>,
+        event: Arc<Event>,
+        taken: u64,
+    }
+
+    impl Source for FedSource {
+        fn poll(
+            &mut self,
+            ask: PollRequest,
+            pool: &mut Pool,
+            burst: &mut Burst,
+        ) -> Result<Polled, SourceError> {
+            self.event.clear();
+            while self.taken < self.fed.frames.load(Ordering::Acquire) && burst.len() < ask.max {
+                let Some(mut frame) = pool.allocate(60) else { break };
+                frame.set_len(60);
+                frame.data_mut()[..8].copy_from_slice(&self.taken.to_be_bytes());
+                let arrival = Arrival::of_frame(self.taken);
+                burst.packets.push(Packet::received(frame, arrival, 60, Link::Ethernet));
+                self.taken += 1;
+            }
+            Ok(match burst.is_empty() {
+                true if ask.is_last => Polled::Exhausted,
+                true => Polled::Idle,
+                false => Polled::Ready,
+            })
+        }
+
+        fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.event.descriptor())
+        }
+    }
+
+    /// Handler that checks the order of the frames.
+    struct Ordered(Arc<Fed>);
+
+    impl Handler for Ordered {
+        fn handle(&mut self, batch: &mut Batch<'_>) {
+            let mut handled = self.0.handled.lock().unwrap();
+            for packet in batch.packets.iter() {
+                assert_eq!(packet.frame.data()[..8], handled.0.to_be_bytes(), "out of order");
+                handled.0 += 1;
+            }
+            handled.1.push(thread::current().id());
+        }
+    }
+
+    /// A running engine of one CPU, whose worker is lent.
+    struct Rig {
+        fed: Arc<Fed>,
+        event: Arc<Event>,
+        state: Arc<EngineState>,
+        busy_poll: Arc<dyn BusyPoll>,
+        stopper: Stopper,
+        run: JoinHandle<()>,
+    }
+
+    impl Rig {
+        fn start() -> Self {
+            let (fed, event) = (Arc::<Fed>::default(), Arc::new(Event::new().unwrap()));
+            let source = FedSource { fed: Arc::clone(&fed), event: Arc::clone(&event), taken: 0 };
+            let config =
+                Config { cpus: CpuList::new([CpuId(0)]), spin_max_ns: 0, ..Config::live() };
+            let handler = |_| Ordered(Arc::clone(&fed));
+            let sources: Vec<Box<dyn Source>> = vec![Box::new(source)];
+            let mut engine = Engine::build(&config, sources, Clock::machine(), handler).unwrap();
+            let busy_poll = engine.busy_poll();
+            let (state, stopper) = (engine.state(), engine.stopper());
+            let run = thread::spawn(move || drop(engine.run().unwrap()));
+            Self { fed, event, state, busy_poll, stopper, run }
+        }
+
+        /// Waits until the CPU's thread sleeps, or is about to.
+        fn until_asleep(&self) {
+            while !self.state.has_started() || !self.state.bell(0).is_asleep() {
+                thread::yield_now();
+            }
+        }
+
+        fn put(&self, frames: u64) {
+            self.fed.frames.fetch_add(frames, Ordering::Release);
+        }
+
+        fn handled(&self) -> u64 {
+            self.fed.handled.lock().unwrap().0
+        }
+
+        fn until_handled(&self, frames: u64) {
+            while self.handled() < frames {
+                thread::yield_now();
+            }
+        }
+
+        /// Puts frames in without a signal, and turns the CPU until they are handled.
+        fn handle_here(&self, frames: u64) {
+            let before = self.handled();
+            self.put(frames);
+            while self.handled() < before + frames {
+                self.busy_poll.before_wait();
+                thread::yield_now();
+            }
+        }
+
+        fn end(self) {
+            self.stopper.stop();
+            self.run.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn exe_9_waiting_thread_receives_for_itself() {
+        let rig = Rig::start();
+        for round in 1..=100 {
+            rig.until_asleep();
+            rig.handle_here(3);
+            assert_eq!(rig.handled(), round * 3);
+        }
+        // Nothing has woken the CPU's thread for the first.
+        assert_eq!(rig.fed.handled.lock().unwrap().1[0], thread::current().id());
+        rig.end();
+    }
+
+    #[test]
+    fn exe_9_packets_wake_the_cpu_after_the_last_borrower() {
+        let rig = Rig::start();
+        for round in 0..200_u64 {
+            rig.until_asleep();
+            // Arriving packets then do not wake the CPU, until a turn finds none.
+            (0..round % 4).for_each(|_| rig.handle_here(1));
+            if round % 3 == 0 {
+                rig.busy_poll.after_wait();
+            }
+            if round % 2 == 0 {
+                rig.busy_poll.before_wait();
+            }
+            let before = rig.handled();
+            rig.put(1);
+            rig.event.signal();
+            // By the CPU's own thread, since this one turns it no more.
+            rig.until_handled(before + 1);
+        }
+        rig.end();
+    }
+
+    #[test]
+    fn exe_9_borrowers_and_the_cpu_keep_the_order() {
+        let rig = Rig::start();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let borrower = || {
+            let (busy_poll, is_over) = (Arc::clone(&rig.busy_poll), Arc::clone(&is_over));
+            thread::spawn(move || {
+                while !is_over.load(Ordering::Relaxed) {
+                    if busy_poll.before_wait() {
+                        busy_poll.after_wait();
+                    }
+                    thread::yield_now();
+                }
+            })
+        };
+        let borrowers = [borrower(), borrower()];
+        let frames = 20_000;
+        for frame in 0..frames {
+            rig.put(1);
+            if frame % 3 == 0 {
+                rig.event.signal();
+            }
+            if frame % 64 == 0 {
+                thread::yield_now();
+            }
+        }
+        rig.event.signal();
+        rig.until_handled(frames);
+        is_over.store(true, Ordering::Relaxed);
+        borrowers.into_iter().for_each(|borrower| borrower.join().unwrap());
+        rig.end();
+    }
+}
