@@ -127,7 +127,7 @@ face() {
 
 # Doc comments open with a noun phrase or a verb. Those of the programs' options are help texts.
 openings() {
-    local word='(What|Where|Whether|How|Who|Whom|Whose|Why|Which|It|They|This|These|That|Those|We|You|I|Its|Their|Our)'
+    local word='(What|Where|Whether|How|Who|Whom|Whose|Why|Which|It|They|This|These|That|Those|We|You|I|Its|Their|Our|(The|Does the) same|Same|As above)'
     if git ls-files 'crates/*.rs' 'fuzz/fuzz_targets/*.rs' | grep -vE '^crates/(cli/src|forebay/examples)/' |
         xargs awk -v word="^ *//[/!] $word[ .,:]" '
             FNR == 1 { inside = 0 }

@@ -51,7 +51,7 @@ struct QueueAdvice {
     polling_cpu: u16,
     /// All CPUs of the mask, best first.
     order: Vec<u16>,
-    /// The same CPUs in groups, with the reason for their order.
+    /// CPUs of `order` in groups, with the reason for their order.
     groups: Vec<CpuGroup>,
     rps_cpus: AdvisedMask,
     /// Mask without the polling CPU, if another CPU exists.

@@ -68,7 +68,7 @@ enum RulesArg {
     Ranges,
     /// Those of Linux 6.18, in a model
     Kernel,
-    /// The same with the rule of RSS++, which balances by load and keeps no order
+    /// The model of Linux with the rule of RSS++, which balances by load and keeps no order
     #[value(name = "rss++")]
     RssPlusPlus,
     /// The path's and the kernel's, side by side

@@ -13,8 +13,8 @@ pub enum Measured {
     Nothing = 0,
     /// Waits in backlogs, and the time of the handler.
     Times = 1,
-    /// The same, and the age of packets when the handler gets them: for devices that stamp packets
-    /// with the time of day.
+    /// Waits, the time of the handler, and the age of packets when the handler gets them: for devices
+    /// that stamp packets with the time of day.
     TimesAndLatency = 2,
 }
 

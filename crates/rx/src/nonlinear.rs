@@ -79,7 +79,7 @@ impl<'a> PieceReader<'a> {
         self.read_with(to, <[u8]>::copy_from_slice)
     }
 
-    /// Does the same, with `copy` for each stretch.
+    /// Fills `to` with the next bytes, by a `copy` of each stretch; `None` if there are fewer.
     pub(crate) fn read_with(
         &mut self,
         mut to: &mut [u8],

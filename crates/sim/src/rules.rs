@@ -17,7 +17,7 @@ pub enum Rules {
     Ranges,
     /// Rules of Linux 6.18, in a small model.
     Kernel,
-    /// The same with the rule of RSS++, which balances by load and keeps no order.
+    /// The model of Linux with the rule of RSS++, which balances by load and keeps no order.
     #[serde(rename = "rss++")]
     RssPlusPlus,
 }

@@ -113,7 +113,7 @@ impl TcpSteering {
         }
     }
 
-    /// The same as arguments of our server, whose mask has all its CPUs by default.
+    /// Arguments of our server, whose mask has all its CPUs by default.
     fn own(self) -> Vec<String> {
         let flows = match self {
             Self::Off | Self::Rps => 0,

@@ -33,13 +33,13 @@ impl Finding {
         Self { severity, about, found: found.into(), commands: Vec::new(), gain: String::new() }
     }
 
-    /// The same with one more command.
+    /// Adds a command.
     pub(super) fn command(mut self, command: impl Into<String>) -> Self {
         self.commands.push(command.into());
         self
     }
 
-    /// The same with the gain to be expected.
+    /// Sets the gain to be expected.
     pub(super) fn gain(mut self, gain: impl Into<String>) -> Self {
         self.gain = gain.into();
         self

@@ -31,11 +31,11 @@ pub(crate) enum HashKind {
     /// SipHash under a secret key: no stranger can aim at one CPU
     #[default]
     Keyed,
-    /// The same, both directions of a flow alike
+    /// SipHash under a secret key, both directions of a flow alike
     KeyedSymmetric,
     /// As network cards do it
     Toeplitz,
-    /// The same, under the key 6d5a…, both directions of a flow alike
+    /// As network cards do it under the key 6d5a…, both directions of a flow alike
     ToeplitzSymmetric,
     /// As the live device has hashed a packet, where it has; else keyed
     Device,

@@ -29,7 +29,7 @@ pub(super) const LARGEST_BYTES: u32 = 14 + 8 + 65_535;
 /// or frames have arrived since the last one.
 const LOOK_EVERY_NS: u64 = 1_000_000;
 
-/// The same interval while the link is down. A deleted interface goes down first, and its removal
+/// Interval between these reads while the link is down. A deleted interface goes down first, and its removal
 /// does not wake a socket that has already reported that.
 const DOWN_LOOK_NS: u64 = 100_000_000;
 

@@ -3,10 +3,10 @@
 /// Interval of looks at a queue that is never empty.
 const LOOK_NS: u64 = 10_000_000;
 
-/// The same interval of a queue that has just run empty.
+/// Interval of looks at a queue that has just run empty.
 const IDLE_LOOK_NS: u64 = 1_000_000;
 
-/// The same interval of a queue that sleeps: `poll(2)` on an AF_XDP socket reports no error
+/// Interval of looks at a queue that sleeps: `poll(2)` on an AF_XDP socket reports no error
 /// (`xsk_poll`).
 pub(super) const ASLEEP_LOOK_NS: u64 = 200_000_000;
 

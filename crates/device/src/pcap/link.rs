@@ -231,7 +231,7 @@ mod tests {
         assert_eq!(LinkType::NULL.begin(&[2, 0, 0], 60), Begin::Unread, "cut off");
     }
 
-    /// The same packet under each of the two cooked headers.
+    /// Empty packet under each of the two cooked headers.
     fn cooked(device: u16, packet_type: u8, protocol: u16) -> [Vec<u8>; 2] {
         let ([d0, d1], [p0, p1]) = (device.to_be_bytes(), protocol.to_be_bytes());
         let address = [2, 3, 4, 5, 6, 7, 0, 0];

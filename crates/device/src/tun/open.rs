@@ -50,7 +50,7 @@ pub(super) struct OpenTun {
 enum MergedTunnels {
     /// As their segments.
     Segmented,
-    /// The same, because the kernel cannot segment them.
+    /// As their segments, because the kernel cannot segment them.
     Unsupported,
     /// Whole. The header before every packet is then [`TUNNEL_HEADER_BYTES`] long.
     Whole,

@@ -14,7 +14,7 @@ pub(crate) fn datagram(number: u32, len: usize) -> Vec<u8> {
     of_flow(number, port, len)
 }
 
-/// Same datagram in the flow from `port`.
+/// Valid UDP datagram of `len` bytes in all, at least 46, in the flow from `port`.
 pub(crate) fn of_flow(number: u32, port: u16, len: usize) -> Vec<u8> {
     let mut frame = Vec::new();
     PacketBuilder::ethernet2(FROM, TO)

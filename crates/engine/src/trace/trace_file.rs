@@ -125,7 +125,7 @@ fn count(rows: &[u8]) -> u64 {
     rows.iter().filter(|byte| **byte == b'\n').count() as u64
 }
 
-/// The same error once more: one is reported now, the other at the end.
+/// Copy of an error: one is reported now, the other at the end.
 fn copy_of(error: &io::Error) -> io::Error {
     error.raw_os_error().map_or_else(|| error.kind().into(), io::Error::from_raw_os_error)
 }

@@ -64,7 +64,7 @@ fn serve(
     Ok(())
 }
 
-/// The same over the kernel's sockets, to compare with.
+/// Serves files over the kernel's sockets, to compare with.
 fn serve_by_kernel(local: SocketAddr, root: &str, certificate: &str) -> Result<(), Box<dyn Error>> {
     let (config, der) = tls::server()?;
     let threads = serve::by_kernel(local, root.as_ref(), &config)?;

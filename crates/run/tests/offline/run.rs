@@ -115,7 +115,7 @@ fn promise_2_queue_counts_add_up() {
     assert!(report.sent.is_empty() && report.error.is_none());
 }
 
-/// The same flows arrive by both queues, at different speeds.
+/// With flows that arrive by two queues at different speeds, each queue has an order of its own.
 #[test]
 fn promise_1_order_check_is_per_queue() {
     let two = || vec![device("a0", vec![frames(20_000), frames(20_000)])];

@@ -109,7 +109,7 @@ impl HeaderMask {
         }
     }
 
-    /// Does the same for short frames or long headers.
+    /// True if the headers of short frames, or long headers, agree under the mask.
     #[cold]
     fn short_agrees(&self, a: &[u8], b: &[u8]) -> bool {
         let end = usize::from(self.layout.payload_offset);

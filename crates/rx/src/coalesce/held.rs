@@ -195,7 +195,8 @@ impl HeldPacket {
         }
     }
 
-    /// The same, with which it goes on. A plain packet, whose headers agree, is in no tunnel.
+    /// Goes on with the ids outside by a [next](Self::next_outside) packet; false if it is in another tunnel. A
+    /// plain packet, whose headers agree, is in none.
     #[inline(always)]
     pub(super) fn goes_on_outside(&mut self, packet: &Packet, other: Option<&Tunnel>) -> bool {
         let Some(other) = other else { return true };

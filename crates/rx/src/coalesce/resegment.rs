@@ -131,7 +131,7 @@ impl ResegmentPlan {
         packet
     }
 
-    /// Does the same as [`rewrite`](Self::rewrite) for a segment whose payload sum is not known.
+    /// [Rewrites](Self::rewrite) a segment whose payload sum is not known.
     fn rewrite_looking(&self, number: u32, packet: &mut Packet) {
         let start = usize::from(self.headers.payload_offset);
         let (_, len) = self.place(number);

@@ -55,7 +55,7 @@ impl Keyed {
         }
     }
 
-    /// Does the same byte by byte, and for both directions alike.
+    /// Hashes byte by byte, and both directions alike if that is asked for.
     fn hash_bytes(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> u32 {
         let ports = ports.map_or([].as_slice(), |ports| ports.as_slice());
         let mut input = [0; LONGEST_INPUT_BYTES];

@@ -93,7 +93,7 @@ impl Hasher {
         Ok(Self::new(HashKind::Toeplitz(Toeplitz::new(key, toeplitz::TUPLE_BYTES)?)))
     }
 
-    /// Same hash function under another key.
+    /// Copy of this hash function under another key.
     ///
     /// # Errors
     /// If the key's length does not fit the hash: 16 bytes for the keyed one, at least
@@ -110,7 +110,7 @@ impl Hasher {
         Ok(rekeyed.with_rules(self.rules))
     }
 
-    /// Same hash function for flows identified by these rules; the initial rules are
+    /// Copy of this hash function for flows identified by these rules; the initial rules are
     /// [`FlowKeyRules::OUTER`].
     #[must_use]
     pub fn with_rules(&self, rules: FlowKeyRules) -> Self {

@@ -111,7 +111,7 @@ impl Toeplitz {
         hash.unwrap_or_else(|| self.hash_parts(addresses, ports))
     }
 
-    /// Does the same for inputs of any length.
+    /// Hashes addresses and ports of any length.
     fn hash_parts(&self, addresses: &[u8], ports: Option<&[u8; 4]>) -> u32 {
         match &self.weights {
             KeyWeights::Tables(tables) => {
@@ -148,7 +148,7 @@ impl KeyWeights {
     }
 }
 
-/// Does the same as [`weigh`] for IPv4, without a loop; `None` if the key is too short for ports.
+/// [Weighs](weigh) the input of IPv4 without a loop; `None` if the key is too short for ports.
 fn weigh_tuple(tables: &[ByteTable], addresses: &[u8; 8], ports: [u8; 4]) -> Option<u32> {
     let (address_tables, rest) = tables.split_first_chunk::<8>()?;
     let port_tables = rest.first_chunk::<4>()?;

@@ -28,7 +28,7 @@ impl DeviceSum {
         Self::of_sum(Sum::of(bytes), bytes, link)
     }
 
-    /// Same for a frame that was summed as a whole while it was copied.
+    /// Sum that a device computes over a frame that was summed as a whole while it was copied.
     #[must_use]
     #[inline]
     pub fn of_sum(sum: Sum, bytes: &[u8], link: Link) -> Option<Self> {

@@ -184,9 +184,9 @@ pub fn parse(bytes: &[u8], wire_len: u32, link: Link, verify: Verify) -> Headers
     headers
 }
 
-/// Does the same into `headers`, which so far contain only the link and perhaps the device's
-/// verdict on the checksum. With the device's sum, a checksum is judged from that, even if others
-/// are not verified.
+/// Walks over the headers of a frame, and completes `headers`, which so far contain only the link and
+/// perhaps the device's verdict on the checksum. With the device's sum, a checksum is judged from
+/// that, even if others are not verified.
 #[inline]
 pub fn parse_into(
     headers: &mut Headers,
@@ -203,7 +203,7 @@ pub fn parse_into(
     }
 }
 
-/// Does the same by the general walk alone: the slow twin of the fast path.
+/// Completes `headers` by the general walk alone: the slow twin of [`parse_into`] with its fast path.
 #[inline(never)]
 pub fn parse_by_walk(
     headers: &mut Headers,
@@ -216,7 +216,7 @@ pub fn parse_by_walk(
     let _ = walk_noting(&seen, verify, headers);
 }
 
-/// Does the same for a packet. Afterwards the headers of a [nonlinear](Packet::is_nonlinear) packet
+/// Walks over the headers of a packet. Afterwards those of a [nonlinear](Packet::is_nonlinear) packet
 /// are in its own frame; if they are too long for that, the packet is copied into one frame of
 /// `pool`.
 ///

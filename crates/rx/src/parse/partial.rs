@@ -35,7 +35,7 @@ pub fn complete_checksum(
     complete_with(bytes, csum_start, csum_offset, rest).map(drop)
 }
 
-/// Does the same for a frame that may have pieces, with the field in the frame itself. If the
+/// Completes the checksum of a frame that may have pieces, with the field in the frame itself. If the
 /// device's sum is known, only headers are read. Returns the sum that a device would compute now.
 pub(crate) fn complete_knowing(
     device_sum: Option<DeviceSum>,

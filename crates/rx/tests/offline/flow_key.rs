@@ -402,7 +402,7 @@ impl Told {
         Self::of_captured(frame, frame.len(), rules)
     }
 
-    /// The same over the first bytes of a frame.
+    /// Result of the walk over the first bytes of a frame.
     fn of_captured(frame: &[u8], wire_len: usize, rules: &str) -> Self {
         let wire_len = u32::try_from(wire_len).unwrap();
         let headers: Headers = parse(frame, wire_len, Link::Ethernet, Verify::Nothing);

@@ -71,7 +71,7 @@ impl Hosts {
         hosts
     }
 
-    /// The same with an engine that does not run yet.
+    /// Two hosts of which ours has an engine that does not run yet.
     fn idle(via: Via, config: &NetConfig) -> Self {
         let (near, far) = (Namespace::new(), Namespace::new());
         Cable { near: (&near, "tka"), far: (&far, "tkb") }.lay();

@@ -39,7 +39,7 @@ pub(crate) enum Outer {
 
 /// Tunnels that the kernel merges without a device for them.
 pub(crate) const WITHOUT_DEVICE: [Around; 2] = [Around::Ipv4(Outer::IdRises), Around::Ipv6];
-/// The same, with fields outside that matter.
+/// Tunnels without a device whose fields outside matter.
 pub(crate) const OUTSIDE: [Around; 6] = [
     Around::Ipv4(Outer::IdStays),
     Around::Ipv4(Outer::IdStaysUnfragmented),

@@ -113,7 +113,7 @@ impl Splitter {
         Self { heads, shared: PageFragCache::new(&shared, 0, 1 << 20, BLOCKS) }
     }
 
-    /// Same packet, with all but its first bytes in buffers of an odd length.
+    /// Moves all but the first bytes of a packet into buffers of an odd length.
     fn split(&mut self, packet: Packet) -> Packet {
         const HEAD_LEN: usize = 116;
         const BUFFER_LEN: usize = 1535;

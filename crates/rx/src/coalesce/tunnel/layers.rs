@@ -52,7 +52,7 @@ impl Layers {
         Some(())
     }
 
-    /// The same layers, those of UDP with or without a checksum as in `bytes`.
+    /// Marks the layers of UDP as with or without a checksum, as in `bytes`.
     pub(super) fn with_checksums_of(mut self, bytes: &[u8]) -> Self {
         for layer in &mut self.layers {
             if matches!(layer.kind, LayerKind::Udp | LayerKind::UdpSummed) {

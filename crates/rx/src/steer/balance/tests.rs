@@ -67,7 +67,7 @@ impl Bench {
         (work, rounds.remove(0))
     }
 
-    /// The same with sources by queue, and a round of each.
+    /// Loads of a window with sources by queue, and the round of each queue after it.
     fn window_of(&mut self, queues: &[&[Source]]) -> (Vec<u64>, Vec<Option<BalanceRound>>) {
         let mut work = vec![0; self.loads.len()];
         for (queue, sources) in queues.iter().enumerate() {

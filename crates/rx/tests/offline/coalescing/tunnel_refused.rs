@@ -30,7 +30,7 @@ fn changed(
     Case { name, refusal, wires: [tunnel.wire(), tunnel.nth(1).with(change).wire()] }
 }
 
-/// The same, changed on the wire.
+/// Two of which the second one is changed on the wire.
 fn edited(
     name: &'static str,
     refusal: MergeRefusal,

@@ -57,7 +57,7 @@ pub(crate) fn kinds() -> Vec<(&'static str, Tunnelled)> {
     ]
 }
 
-/// The same around all that can be merged.
+/// Tunnels of each kind around each packet that can be merged.
 pub(crate) fn everything() -> Vec<(String, Tunnelled)> {
     let timed = tcp().with(|it| it.options = crate::coalescing::frames::timestamps(1, 2));
     let inner = [

@@ -95,7 +95,7 @@ impl Rig {
         out.remove(0)
     }
 
-    /// Same packet in one frame (GSO).
+    /// Merges frames to a packet in one frame (GSO).
     pub(super) fn whole(&mut self, frames: &[Vec<u8>]) -> Packet {
         let mut first = frames[0].clone();
         let is_cwr = says_cwr(&first);
@@ -113,7 +113,7 @@ impl Rig {
         whole
     }
 
-    /// Same packet with all but its first bytes in receive buffers.
+    /// Moves all but the first bytes of a packet into receive buffers.
     pub(super) fn in_pieces(&mut self, packet: Packet) -> Packet {
         let (head, rest) = packet.frame.data().split_at(100);
         let mut frame = self.pool.allocate(len(head) + FRAG_TABLE_BYTES).unwrap();
