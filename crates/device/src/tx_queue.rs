@@ -50,19 +50,19 @@ impl TxQueue {
     }
 
     fn starting_at(ticket: u32) -> (Self, TxQueueConsumer) {
-        let hub = Arc::new(TxQueueShared {
+        let shared = Arc::new(TxQueueShared {
             tickets: Sequencer::starting_at(ticket),
             wake: OnceLock::new(),
             joined: Mutex::new(Vec::new()),
             joins: AtomicUsize::new(0),
             is_gone: AtomicBool::new(false),
         });
-        let departures = TxQueueConsumer {
-            hub: Arc::clone(&hub),
+        let consumer = TxQueueConsumer {
+            shared: Arc::clone(&shared),
             lanes: Lanes::new(ticket, Vec::new()),
             counters: Vec::new(),
         };
-        (Self(hub), departures)
+        (Self(shared), consumer)
     }
 
     /// Adds a lane for one more CPU, whose packets are counted in `counters`.
@@ -71,30 +71,30 @@ impl TxQueue {
     }
 
     fn join_with(&self, capacity: u32, counters: Arc<SinkCounters>) -> TxQueueProducer {
-        let (feeder, lane) = lane(capacity);
+        let (producer, consumer) = lane(capacity);
         let mut joined = self.0.joined();
-        joined.push((lane, counters));
+        joined.push((consumer, counters));
         self.0.joins.fetch_add(1, Ordering::Release);
-        TxQueueProducer { hub: Arc::clone(&self.0), feeder }
+        TxQueueProducer { shared: Arc::clone(&self.0), lane: producer }
     }
 }
 
 /// Sending end of a lane.
 pub(crate) struct TxQueueProducer {
-    hub: Arc<TxQueueShared>,
-    feeder: LaneProducer,
+    shared: Arc<TxQueueShared>,
+    lane: LaneProducer,
 }
 
 impl TxQueueProducer {
     /// Takes the oldest of `packets`, as many as there is room for, and returns their number. The
     /// rest stays in `packets`.
     pub(crate) fn put(&mut self, packets: &mut Vec<Packet>) -> usize {
-        let room = self.feeder.room_for(packets.len());
+        let room = self.lane.room_for(packets.len());
         let rest = packets.split_off(room.min(packets.len()));
         let count = packets.len();
         if count > 0 {
-            let drawn = self.hub.tickets.draw(packets);
-            self.feeder.send(drawn, packets);
+            let tickets = self.shared.tickets.draw(packets);
+            self.lane.send(tickets, packets);
         }
         *packets = rest;
         count
@@ -102,14 +102,14 @@ impl TxQueueProducer {
 
     /// Wakes the CPU that drives the queue.
     pub(crate) fn wake(&self) {
-        if let Some(wake) = self.hub.wake.get() {
+        if let Some(wake) = self.shared.wake.get() {
             wake();
         }
     }
 
     /// True if no CPU drives the queue any more.
     pub(crate) fn is_gone(&self) -> bool {
-        self.hub.is_gone.load(Ordering::Relaxed)
+        self.shared.is_gone.load(Ordering::Relaxed)
     }
 }
 
@@ -119,7 +119,7 @@ pub(crate) struct LaneId(pub(crate) u16);
 
 /// Receiving end of all lanes of a queue, for the driving CPU.
 pub(crate) struct TxQueueConsumer {
-    hub: Arc<TxQueueShared>,
+    shared: Arc<TxQueueShared>,
     lanes: Lanes,
     /// Counters of the senders, by lane.
     counters: Vec<Arc<SinkCounters>>,
@@ -129,12 +129,12 @@ impl TxQueueConsumer {
     /// Sets the waker of the driving CPU. Only the first call has an effect.
     pub(crate) fn wake_by(&self, wake: Waker) {
         // A second waker would be the same CPU's.
-        let _ = self.hub.wake.set(wake);
+        let _ = self.shared.wake.set(wake);
     }
 
     /// Returns the next packet in ticket order, if it has arrived, and its lane.
     pub(crate) fn next(&mut self) -> Option<(LaneId, Packet)> {
-        if self.hub.joins.load(Ordering::Acquire) != self.counters.len() {
+        if self.shared.joins.load(Ordering::Acquire) != self.counters.len() {
             self.take_over();
         }
         let (lane, packet) = self.lanes.take_one()?;
@@ -143,7 +143,7 @@ impl TxQueueConsumer {
 
     /// Takes over lanes that have joined.
     fn take_over(&mut self) {
-        for (lane, counters) in self.hub.joined().drain(..) {
+        for (lane, counters) in self.shared.joined().drain(..) {
             self.lanes.join(lane);
             self.counters.push(counters);
         }
@@ -151,12 +151,12 @@ impl TxQueueConsumer {
 
     /// True if packets were handed in that have not left.
     pub(crate) fn has_some(&self) -> bool {
-        self.lanes.has_some(&self.hub.tickets)
+        self.lanes.has_some(&self.shared.tickets)
     }
 
     /// True if any CPU can send.
     pub(crate) fn has_lanes(&self) -> bool {
-        self.hub.joins.load(Ordering::Relaxed) > 0
+        self.shared.joins.load(Ordering::Relaxed) > 0
     }
 
     /// Returns the counters of a lane's sender.
@@ -167,7 +167,7 @@ impl TxQueueConsumer {
 
 impl Drop for TxQueueConsumer {
     fn drop(&mut self) {
-        self.hub.is_gone.store(true, Ordering::Relaxed);
+        self.shared.is_gone.store(true, Ordering::Relaxed);
         self.take_over();
         for (count, counters) in self.lanes.clear().into_iter().zip(&self.counters) {
             counters.add_dropped(SendDrop::Down, count);
@@ -214,29 +214,29 @@ mod tests {
             steps in proptest::collection::vec((0usize..3, 0u32..9, 0usize..9), 1..80),
         ) {
             let mut memory = pool(1000);
-            let (egress, mut departures) = TxQueue::starting_at(start);
+            let (tx_queue, mut consumer) = TxQueue::starting_at(start);
             let counters = Arc::<SinkCounters>::default();
-            let mut ways: Vec<_> =
-                (0..3).map(|_| egress.join_with(capacity, Arc::clone(&counters))).collect();
+            let mut producers: Vec<_> =
+                (0..3).map(|_| tx_queue.join_with(capacity, Arc::clone(&counters))).collect();
             let mut expected = VecDeque::new();
             let mut next = 0;
             for (cpu, count, take) in steps {
                 let mut packets: Vec<_> =
                     (next..next + count).map(|number| packet(&mut memory, number)).collect();
-                let taken = ways[cpu].put(&mut packets);
+                let taken = producers[cpu].put(&mut packets);
                 prop_assert_eq!(taken + packets.len(), count as usize);
                 expected.extend((next..).take(taken).map(|number| (cpu, number)));
                 next += count;
                 for _ in 0..take {
-                    let left = departures.next();
+                    let left = consumer.next();
                     let left = left.map(|(lane, packet)| (usize::from(lane.0), mark(&packet)));
                     prop_assert_eq!(left, expected.pop_front());
                 }
-                prop_assert_eq!(departures.has_some(), !expected.is_empty());
+                prop_assert_eq!(consumer.has_some(), !expected.is_empty());
             }
-            drop(departures);
+            drop(consumer);
             prop_assert_eq!(counters.dropped(SendDrop::Down), expected.len() as u64);
-            prop_assert!(ways[0].is_gone());
+            prop_assert!(producers[0].is_gone());
             prop_assert_eq!(memory.in_use(), 0);
         }
     }
@@ -245,7 +245,7 @@ mod tests {
     fn promise_1_moving_flow_leaves_in_order() {
         const PACKETS: u32 = 4000;
         let mut memory = pool(4096);
-        let (egress, mut departures) = TxQueue::new();
+        let (tx_queue, mut consumer) = TxQueue::new();
         let turn = Arc::new(AtomicU32::new(0));
         let packets: Vec<_> = (0..PACKETS).map(|number| packet(&mut memory, number)).collect();
         let mut shares = [Vec::new(), Vec::new()];
@@ -255,7 +255,7 @@ mod tests {
         let senders: Vec<_> = shares
             .into_iter()
             .map(|share| {
-                let (mut way, turn) = (egress.join(Arc::default()), Arc::clone(&turn));
+                let (mut producer, turn) = (tx_queue.join(Arc::default()), Arc::clone(&turn));
                 thread::spawn(move || {
                     for packet in share {
                         // The flow moves to this CPU when the packet's number is next.
@@ -264,7 +264,7 @@ mod tests {
                         }
                         let next = mark(&packet) + 1;
                         let mut one = vec![packet];
-                        while way.put(&mut one) == 0 {
+                        while producer.put(&mut one) == 0 {
                             thread::yield_now();
                         }
                         turn.store(next, Ordering::Release);
@@ -274,7 +274,7 @@ mod tests {
             .collect();
         for expected in 0..PACKETS {
             let left = loop {
-                match departures.next() {
+                match consumer.next() {
                     Some((_, packet)) => break packet,
                     None => thread::yield_now(),
                 }

@@ -28,7 +28,7 @@ pub(super) fn largest_frame_bytes(mtu: u32) -> u32 {
 pub struct XdpDevice {
     interface: String,
     /// Tx queues that the device can send on.
-    egress: Vec<TxQueue>,
+    tx_queues: Vec<TxQueue>,
     facts: Facts,
 }
 
@@ -77,9 +77,9 @@ impl XdpDevice {
         };
         let facts =
             Facts::of(attached.iter().flat_map(|attached| attached.facts().iter().cloned()));
-        let (mut sources, mut egress) = (Vec::new(), Vec::new());
+        let (mut sources, mut tx_queues) = (Vec::new(), Vec::new());
         for queue in 0..config.queues {
-            let (way_in, departures) = TxQueue::new();
+            let (tx_queue, consumer) = TxQueue::new();
             let queue_config = XdpQueueConfig {
                 interface: interface.clone(),
                 queue: queue.into(),
@@ -88,18 +88,18 @@ impl XdpDevice {
                 busy_poll: config.xdp.busy_poll,
                 is_scattered,
             };
-            sources.push(XdpSource::new(queue_config, departures, facts.clone()));
+            sources.push(XdpSource::new(queue_config, consumer, facts.clone()));
             if queue < interface.tx_queues {
-                egress.push(way_in);
+                tx_queues.push(tx_queue);
             }
         }
-        Ok((Self { interface: interface.name.clone(), egress, facts }, sources))
+        Ok((Self { interface: interface.name.clone(), tx_queues, facts }, sources))
     }
 
     /// Returns a sink for one more CPU.
     #[must_use]
     pub fn sink(&self) -> TxQueueSink {
-        TxQueueSink::new(self.interface.clone(), &self.egress)
+        TxQueueSink::new(self.interface.clone(), &self.tx_queues)
     }
 
     /// Returns facts about the device. The copy mode is known once its queues are attached to an

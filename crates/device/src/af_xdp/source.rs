@@ -117,7 +117,7 @@ pub struct XdpSource {
 impl XdpSource {
     pub(super) fn new(
         XdpQueueConfig { interface, queue, attached, copying, busy_poll, is_scattered }: XdpQueueConfig,
-        departures: TxQueueConsumer,
+        consumer: TxQueueConsumer,
         facts: Facts,
     ) -> Self {
         let receives = attached.is_some();
@@ -145,7 +145,7 @@ impl XdpSource {
             config,
             metadata: attached.as_ref().and_then(|attached| attached.metadata()),
             attached,
-            transmit: XdpTransmit::new(departures, tx_entries.unwrap_or(0), interface.mtu),
+            transmit: XdpTransmit::new(consumer, tx_entries.unwrap_or(0), interface.mtu),
             name: interface.name,
             socket: None,
             numbering: None,
@@ -343,7 +343,7 @@ impl Source for XdpSource {
         self.config.chunk_bytes = chunk_bytes;
         self.room_bytes = self.config.chunk_bytes - BEFORE_PACKET_BYTES;
         self.transmit.set_chunks(self.config.chunk_bytes, self.config.is_scattered);
-        self.transmit.departures().wake_by(at.wake);
+        self.transmit.consumer().wake_by(at.wake);
         let memory_bytes = u64::try_from(at.pool.region().len_bytes()).unwrap_or(u64::MAX);
         let mut socket = Socket::open(&self.config, at.pool)
             .map_err(|refused| self.refused(refused, memory_bytes))?;

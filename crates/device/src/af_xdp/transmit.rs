@@ -85,10 +85,10 @@ struct TxPart {
 
 impl XdpTransmit {
     /// Transmit state for a tx ring of `entries`; 0 if the queue cannot send.
-    pub(super) fn new(departures: TxQueueConsumer, entries: u32, mtu: u32) -> Self {
+    pub(super) fn new(consumer: TxQueueConsumer, entries: u32, mtu: u32) -> Self {
         let empty = TxSlot { lane: LaneId(0), len_bytes: 0, ends: DescriptorEnds::Piece };
         Self {
-            outgoing: Outgoing::new(departures),
+            outgoing: Outgoing::new(consumer),
             slots: vec![empty; entries as usize].into(),
             counted: 0,
             end: 0,
@@ -99,8 +99,8 @@ impl XdpTransmit {
     }
 
     /// Lanes that packets come from.
-    pub(super) fn departures(&self) -> &TxQueueConsumer {
-        self.outgoing.departures()
+    pub(super) fn consumer(&self) -> &TxQueueConsumer {
+        self.outgoing.consumer()
     }
 
     /// Sets the chunk size, and whether a frame may be sent in several chunks.
@@ -116,7 +116,7 @@ impl XdpTransmit {
 
     /// True if any CPU has a lane to this queue.
     pub(super) fn is_used(&self) -> bool {
-        self.departures().has_lanes()
+        self.consumer().has_lanes()
     }
 
     /// True if there are packets to send, and the link is up.

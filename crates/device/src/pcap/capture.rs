@@ -85,7 +85,7 @@ impl Capture {
 
     /// Opens a capture that can be read only once, for reads that do not block. Its format is
     /// detected with its first bytes. `None` for captures that can be read at any time.
-    pub(super) fn open_inlet(&self) -> Result<Option<(CaptureReader, CaptureInlet)>> {
+    pub(super) fn open_pipe(&self) -> Result<Option<(CaptureReader, PipeControl)>> {
         let file = match self {
             Self::File(path) if is_read_once(path) => open(path)?,
             Self::Stdin => stdin()?,
@@ -93,9 +93,9 @@ impl Capture {
         };
         let descriptor = file.as_fd().try_clone_to_owned();
         let descriptor = descriptor.map_err(Error::file("read", self.name()))?;
-        let inlet = CaptureInlet { descriptor, waits: Arc::new(AtomicBool::new(true)) };
-        let pipe = Pipe { file, waits: Arc::clone(&inlet.waits) };
-        Ok(Some((CaptureReader::begun_later(self.name(), Box::new(pipe)), inlet)))
+        let control = PipeControl { descriptor, waits: Arc::new(AtomicBool::new(true)) };
+        let pipe = Pipe { file, waits: Arc::clone(&control.waits) };
+        Ok(Some((CaptureReader::begun_later(self.name(), Box::new(pipe)), control)))
     }
 
     /// Checks that the capture can be replayed: it is a capture, and no damage that ends the
@@ -170,13 +170,13 @@ fn stdin() -> Result<File> {
     descriptor.map(File::from).map_err(Error::file("read", "standard input"))
 }
 
-/// Descriptor to sleep on while a capture has no data.
-pub(super) struct CaptureInlet {
+/// Control of a capture whose reads may block: a descriptor to sleep on, and the choice to wait.
+pub(super) struct PipeControl {
     descriptor: OwnedFd,
     waits: Arc<AtomicBool>,
 }
 
-impl CaptureInlet {
+impl PipeControl {
     /// Makes reads without data fail with `WouldBlock` from now on.
     pub(super) fn never_wait(&self) {
         self.waits.store(false, Ordering::Relaxed);

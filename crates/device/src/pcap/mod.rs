@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 pub use capture::Capture;
-use capture::CaptureInlet;
+use capture::PipeControl;
 pub use delivered::{CaptureOptions, DeliveredCapture};
 use forebay_buf::Pool;
 use forebay_rx::arrive::{Burst, PollRequest, Polled, RefusedFrame, SourceError};
@@ -56,8 +56,8 @@ pub struct PcapSource {
     /// Index of the next capture, counted over all loops.
     next_capture: u64,
     reader: Option<CaptureReader>,
-    /// Descriptor of the capture being read, if its reads may block.
-    inlet: Option<CaptureInlet>,
+    /// Control of the capture being read, if its reads may block.
+    pipe: Option<PipeControl>,
     /// True if a poll returns instead of blocking while a capture has no data.
     never_waits: bool,
     /// Number of the next frame.
@@ -97,7 +97,7 @@ impl PcapSource {
             verify,
             next_capture: 0,
             reader: None,
-            inlet: None,
+            pipe: None,
             never_waits: false,
             number: 0,
             progress: Arc::new(progress),
@@ -118,7 +118,7 @@ impl PcapSource {
     #[must_use]
     pub fn never_waiting(mut self) -> Self {
         self.never_waits = true;
-        self.inlet.iter().for_each(CaptureInlet::never_wait);
+        self.pipe.iter().for_each(PipeControl::never_wait);
         self
     }
 
@@ -131,7 +131,7 @@ impl PcapSource {
     /// Opens the next capture; none after the last loop.
     fn open_next(&mut self) -> Result<()> {
         self.report();
-        self.inlet = None;
+        self.pipe = None;
         if let Some(done) = self.reader.take() {
             self.bytes_before += done.offset();
             self.damaged_before += done.damage().records;
@@ -146,12 +146,12 @@ impl PcapSource {
         self.next_capture += 1;
         self.pace.begin_pass();
         let capture = &self.plan.captures[index];
-        self.reader = Some(match capture.open_inlet()? {
-            Some((reader, inlet)) => {
+        self.reader = Some(match capture.open_pipe()? {
+            Some((reader, pipe)) => {
                 if self.never_waits {
-                    inlet.never_wait();
+                    pipe.never_wait();
                 }
-                self.inlet = Some(inlet);
+                self.pipe = Some(pipe);
                 reader
             }
             None => capture.open()?,
@@ -241,7 +241,7 @@ impl Source for PcapSource {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.inlet.as_ref().map(CaptureInlet::descriptor)
+        self.pipe.as_ref().map(PipeControl::descriptor)
     }
 }
 

@@ -17,7 +17,7 @@ const TAGGED: [[u8; 2]; 2] = [[0x81, 0x00], [0x88, 0xa8]];
 
 /// Packets of all CPUs, in order, on their way into a device's ring.
 pub(crate) struct Outgoing {
-    departures: TxQueueConsumer,
+    consumer: TxQueueConsumer,
     /// Packets that have left their lane and have not entered the device's ring; oldest first. At
     /// most the segments of one packet.
     waiting: VecDeque<OutgoingSegment>,
@@ -42,18 +42,18 @@ pub(crate) enum OutgoingShape {
 }
 
 impl Outgoing {
-    pub(crate) fn new(departures: TxQueueConsumer) -> Self {
-        Self { departures, waiting: VecDeque::new(), cut: Vec::new() }
+    pub(crate) fn new(consumer: TxQueueConsumer) -> Self {
+        Self { consumer, waiting: VecDeque::new(), cut: Vec::new() }
     }
 
     /// Lanes that packets come from.
-    pub(crate) fn departures(&self) -> &TxQueueConsumer {
-        &self.departures
+    pub(crate) fn consumer(&self) -> &TxQueueConsumer {
+        &self.consumer
     }
 
     /// True if there are packets to send.
     pub(crate) fn has_some(&self) -> bool {
-        !self.waiting.is_empty() || self.departures.has_some()
+        !self.waiting.is_empty() || self.consumer.has_some()
     }
 
     /// Returns the next unit. `shape` returns how a packet is taken, or why it is refused. Refused
@@ -67,7 +67,7 @@ impl Outgoing {
             if let Some(segment) = self.waiting.pop_front() {
                 return Some(segment);
             }
-            let (lane, packet) = self.departures.next()?;
+            let (lane, packet) = self.consumer.next()?;
             match shape(&packet) {
                 Ok(OutgoingShape::Whole) => {
                     return Some(OutgoingSegment { lane, packet, is_last: true });
@@ -90,7 +90,7 @@ impl Outgoing {
             let next =
                 waiting.map(|OutgoingSegment { lane, packet, is_last }| (lane, packet, is_last));
             let next =
-                next.or_else(|| self.departures.next().map(|(lane, packet)| (lane, packet, true)));
+                next.or_else(|| self.consumer.next().map(|(lane, packet)| (lane, packet, true)));
             let Some((lane, packet, is_last)) = next else { return count };
             pool.put(packet.frame);
             self.count(lane, Sent::default(), reason, is_last.into());
@@ -133,7 +133,7 @@ impl Outgoing {
 
     /// Counts sent and dropped packets of a lane.
     pub(crate) fn count(&self, lane: LaneId, sent: Sent, reason: SendDrop, dropped: u64) {
-        if let Some(counters) = self.departures.counters(lane) {
+        if let Some(counters) = self.consumer.counters(lane) {
             counters.add_sent(sent);
             counters.add_dropped(reason, dropped);
         }

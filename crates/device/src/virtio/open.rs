@@ -27,7 +27,7 @@ pub struct VirtioDevice {
     /// Path of the socket.
     name: String,
     /// Tx queues, by queue pair, as the next two fields.
-    egress: Vec<TxQueue>,
+    tx_queues: Vec<TxQueue>,
     counts: Vec<Arc<KernelCounts>>,
     rx_buffers: Vec<Arc<RxBuffers>>,
     facts: Facts,
@@ -67,20 +67,20 @@ impl VirtioDevice {
         let mut device = Self {
             link: Arc::new(link),
             name: config.name.clone(),
-            egress: Vec::new(),
+            tx_queues: Vec::new(),
             counts: Vec::new(),
             rx_buffers: Vec::new(),
             facts,
         };
         let sources = (0..).zip(ports).zip(rings).map(|((pair, port), [rx, tx])| {
-            let (egress, departures) = TxQueue::new();
+            let (tx_queue, consumer) = TxQueue::new();
             let (counts, shown) = (KernelCounts::new(&COUNTS), Arc::<RxBuffers>::default());
             let cache = plan.cache(&memory, pair);
             let buffers = Buffers::new(Sizing::of(options), cache, rx.size(), Arc::clone(&shown));
             let receiver =
                 VirtioReceiver::new(rx, buffers, config.device_hash, Arc::clone(&counts));
-            let transmit = VirtioTransmit::new(departures, tx, plan.slots(&memory, pair));
-            device.egress.push(egress);
+            let transmit = VirtioTransmit::new(consumer, tx, plan.slots(&memory, pair));
+            device.tx_queues.push(tx_queue);
             device.counts.push(counts);
             device.rx_buffers.push(shown);
             VirtioSource::new(Arc::clone(&device.link), port, receiver, transmit)
@@ -91,7 +91,7 @@ impl VirtioDevice {
 
     /// Returns a sink for one more CPU.
     pub(crate) fn sink(&self) -> TxQueueSink {
-        TxQueueSink::new(self.name.clone(), &self.egress)
+        TxQueueSink::new(self.name.clone(), &self.tx_queues)
     }
 
     /// Returns the driver's counters, by queue.

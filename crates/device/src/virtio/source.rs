@@ -164,7 +164,7 @@ impl Source for VirtioSource {
 
     fn attach(&mut self, at: Attachment<'_>) -> Result<(), SourceError> {
         self.receiver.number_by(at.numbering);
-        self.transmit.departures().wake_by(Arc::clone(&at.wake));
+        self.transmit.consumer().wake_by(Arc::clone(&at.wake));
         self.port.wake_by(at.wake);
         Ok(())
     }

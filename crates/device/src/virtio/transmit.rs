@@ -100,15 +100,11 @@ impl VirtioTransmit {
     ///
     /// # Panics
     /// If the memory has fewer slots than the ring has descriptors.
-    pub(super) fn new(
-        departures: TxQueueConsumer,
-        place: RingPlace,
-        memory: PageFragCache,
-    ) -> Self {
+    pub(super) fn new(consumer: TxQueueConsumer, place: RingPlace, memory: PageFragCache) -> Self {
         let size = place.size();
         let slots_max = CHAIN_SLOTS_MAX.min(size.into());
         Self {
-            outgoing: Outgoing::new(departures),
+            outgoing: Outgoing::new(consumer),
             place,
             ring: None,
             is_shut: false,
@@ -127,8 +123,8 @@ impl VirtioTransmit {
     }
 
     /// Returns the lanes that packets come from.
-    pub(super) fn departures(&self) -> &TxQueueConsumer {
-        self.outgoing.departures()
+    pub(super) fn consumer(&self) -> &TxQueueConsumer {
+        self.outgoing.consumer()
     }
 
     /// Ends the previous session, and begins the given one. `None` only once the device does not

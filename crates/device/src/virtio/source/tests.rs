@@ -50,9 +50,9 @@ impl Rig {
         let (cache, of_buffers) = (plan.cache(&memory, 0), Arc::clone(&shown));
         let buffers = Buffers::new(Sizing::of(&options), cache, QUEUE_SIZE, of_buffers);
         let receiver = VirtioReceiver::new(rx, buffers, false, KernelCounts::new(&COUNTS));
-        let (egress, departures) = TxQueue::new();
-        let sink = TxQueueSink::new("twin".to_owned(), &[egress]);
-        let transmit = VirtioTransmit::new(departures, tx, plan.slots(&memory, 0));
+        let (tx_queue, consumer) = TxQueue::new();
+        let sink = TxQueueSink::new("twin".to_owned(), &[tx_queue]);
+        let transmit = VirtioTransmit::new(consumer, tx, plan.slots(&memory, 0));
         let (board, mut ports) = Switchboard::new(1, Signaller::new().unwrap()).unwrap();
         let link = Arc::new(VhostSession::without_thread(&board));
         let mut source = VirtioSource::new(link, ports.remove(0), receiver, transmit);

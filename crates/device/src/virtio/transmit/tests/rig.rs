@@ -41,9 +41,9 @@ impl Rig {
         let plan = MemoryPlan::of(&VirtioOptions { queue_size, ..VirtioOptions::default() });
         let memory = SharedMemory::new(plan.len_bytes(1)).unwrap();
         let [_, place] = plan.rings(&memory, 0);
-        let (egress, departures) = TxQueue::new();
-        let transmit = VirtioTransmit::new(departures, place, plan.slots(&memory, 0));
-        let queues = [egress];
+        let (tx_queue, consumer) = TxQueue::new();
+        let transmit = VirtioTransmit::new(consumer, place, plan.slots(&memory, 0));
+        let queues = [tx_queue];
         let sinks = (0..2).map(|_| TxQueueSink::new("twin".to_owned(), &queues)).collect();
         let class = |chunk_bytes, chunks| ChunkClass { chunk_bytes, chunks };
         let shares = [vec![class(2048, 3000), class(1 << 14, 64), class(1 << 17, 8)]];
