@@ -34,7 +34,7 @@ mod tcp; //      families of TCP sockets
 mod format; //   the text format that a client accepts
 mod host; //     names by which a browser may not reach the server
 mod page; //     the page, and its questions
-mod desk; //     answers to requests
+mod responder; // answers to requests
 mod server; //   the HTTP server
 
 pub use format::TextFormat;

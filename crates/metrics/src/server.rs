@@ -20,9 +20,9 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use crate::desk::{Access, QUESTIONS_MAX, ServerDesk};
 use crate::metrics::Metrics;
 use crate::page::PageToken;
+use crate::responder::{Access, QUESTIONS_MAX, Responder};
 
 /// Upper bound of connections at once; one more ends the oldest of those that have not asked for
 /// anything yet, or is closed.
@@ -80,9 +80,9 @@ impl MetricsServer {
         // Who allows a name has clients elsewhere, whom a proxy serves.
         let is_local = address.ip().is_loopback() && hosts.is_empty();
         let access = Access { hosts: hosts.clone(), token: page_token.clone(), is_local };
-        let desk = Arc::new(ServerDesk::new(metrics, access));
+        let responder = Arc::new(Responder::new(metrics, access));
         let serve = move || {
-            runtime.spawn(accept(listener, desk));
+            runtime.spawn(accept(listener, responder));
             runtime.block_on(ended.notified());
             // All connections end with the runtime; a question that queues no longer answer goes on
             // for at most a second.
@@ -110,7 +110,7 @@ impl Drop for MetricsServer {
 }
 
 /// Accepts connections, each on a task of its own. Ends only if the listener cannot be used.
-async fn accept(listener: TcpListener, desk: Arc<ServerDesk>) -> io::Result<Infallible> {
+async fn accept(listener: TcpListener, responder: Arc<Responder>) -> io::Result<Infallible> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let mut connections: VecDeque<Connection> = VecDeque::with_capacity(CONNECTIONS_MAX);
     loop {
@@ -121,7 +121,7 @@ async fn accept(listener: TcpListener, desk: Arc<ServerDesk>) -> io::Result<Infa
         connections.retain(|connection| !connection.task.is_finished());
         if connections.len() < CONNECTIONS_MAX || end_silent(&mut connections) {
             let has_asked = Arc::default();
-            let serve = serve(stream, Arc::clone(&desk), Arc::clone(&has_asked));
+            let serve = serve(stream, Arc::clone(&responder), Arc::clone(&has_asked));
             let task = tokio::spawn(tokio::time::timeout(CONNECTION_TIME, serve)).abort_handle();
             connections.push_back(Connection { task, has_asked });
         }
@@ -147,10 +147,10 @@ fn end_silent(connections: &mut VecDeque<Connection>) -> bool {
 }
 
 /// Answers the one request of a connection.
-async fn serve(stream: TcpStream, desk: Arc<ServerDesk>, has_asked: Arc<AtomicBool>) {
+async fn serve(stream: TcpStream, responder: Arc<Responder>, has_asked: Arc<AtomicBool>) {
     let answer = move |request: Request<Incoming>| {
-        let (desk, has_asked) = (Arc::clone(&desk), Arc::clone(&has_asked));
-        async move { Ok::<_, Infallible>(desk.answer(request, &has_asked).await) }
+        let (responder, has_asked) = (Arc::clone(&responder), Arc::clone(&has_asked));
+        async move { Ok::<_, Infallible>(responder.answer(request, &has_asked).await) }
     };
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -33,12 +33,12 @@ type Answer = Response<Full<Bytes>>;
 type Refusal = (StatusCode, &'static str);
 
 /// Answers requests.
-pub(crate) struct ServerDesk {
+pub(crate) struct Responder {
     metrics: Metrics,
     access: Access,
     /// Last texts, by what they are of.
     last: Mutex<Vec<KeptText>>,
-    /// Places of the questions that are being answered, even if nobody waits for the answer any more.
+    /// Permits of the questions that are being answered, even if nobody waits for the answer any more.
     questions: Arc<Semaphore>,
 }
 
@@ -75,7 +75,7 @@ impl TextOf {
     }
 }
 
-impl ServerDesk {
+impl Responder {
     pub(crate) fn new(metrics: Metrics, access: Access) -> Self {
         let questions = Arc::new(Semaphore::new(QUESTIONS_MAX));
         Self { metrics, access, last: Mutex::default(), questions }
@@ -215,20 +215,20 @@ impl ServerDesk {
             return Err((StatusCode::FORBIDDEN, "the token is missing or wrong"));
         }
         if text_of(headers, CONTENT_TYPE) != Some("application/json") {
-            return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body is no JSON"));
+            return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, "the body must be JSON"));
         }
         Ok(())
     }
 
     /// Answer that takes time: queues are asked, or files read.
     async fn ask(&self, ask: impl FnOnce() -> ApiAnswer + Send + 'static) -> Answer {
-        let Ok(place) = Arc::clone(&self.questions).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&self.questions).try_acquire_owned() else {
             return error(StatusCode::SERVICE_UNAVAILABLE, "other questions are being answered");
         };
-        // The question goes on if the connection ends, and keeps its place until then.
+        // The question goes on if the connection ends, and keeps its permit until then.
         let ask = move || {
             let answer = ask();
-            drop(place);
+            drop(permit);
             answer
         };
         match spawn_blocking(ask).await {
@@ -330,17 +330,17 @@ mod tests {
 
     use super::*;
 
-    fn desk() -> ServerDesk {
+    fn responder() -> Responder {
         let access = Access { hosts: Vec::new(), token: None, is_local: true };
-        ServerDesk::new(Metrics::new(), access)
+        Responder::new(Metrics::new(), access)
     }
 
-    /// Connections that are ended early do not let in more questions than there are places.
+    /// Connections that are ended early do not let in more questions than there are permits.
     #[test]
     fn pag_6_ended_connections_keep_places() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let desk = Arc::new(desk());
+            let responder = Arc::new(responder());
             let mut releases = Vec::new();
             for _ in 0..QUESTIONS_MAX {
                 let (release, waits) = mpsc::channel::<()>();
@@ -350,13 +350,13 @@ mod tests {
                     let _ = waits.recv();
                     (StatusCode::OK, json!({}))
                 };
-                let asked = Arc::clone(&desk);
+                let asked = Arc::clone(&responder);
                 let connection = tokio::spawn(async move { asked.ask(question).await });
                 tokio::task::yield_now().await;
                 connection.abort();
                 assert!(connection.await.unwrap_err().is_cancelled());
             }
-            let ask = || desk.ask(|| (StatusCode::OK, json!({})));
+            let ask = || responder.ask(|| (StatusCode::OK, json!({})));
             assert_eq!(ask().await.status(), StatusCode::SERVICE_UNAVAILABLE);
             drop(releases);
             while ask().await.status() != StatusCode::OK {
