@@ -183,7 +183,7 @@ struct SideBySide<'a> {
     peers: BTreeMap<String, &'a Summary>,
 }
 
-/// Progress bar of completed runs; hidden if standard error is no terminal.
+/// Progress bar of completed runs; hidden if standard error is not a terminal.
 fn progress(args: &SimArgs, rules: u64) -> ProgressBar {
     let runs = seeds(args).count() as u64 * rules;
     if args.json || !std::io::stderr().is_terminal() {

@@ -107,7 +107,7 @@ impl LroBench {
         let burst = args.burst.unwrap_or(BURST) as usize;
         if samples.len() < burst {
             let (file, count) = (file.display(), samples.len());
-            let problem = format!("{file}: {count} packets are no burst of {burst}");
+            let problem = format!("{file}: {count} packets, fewer than a burst of {burst}");
             return Err(Failure::usage(problem, "give a smaller --burst, or a longer capture"));
         }
         let hasher = hasher(args)?;

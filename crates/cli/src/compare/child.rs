@@ -91,7 +91,7 @@ impl StartedProgram {
     /// Result of the program.
     pub(super) fn result(&mut self) -> Result<Value, String> {
         let line = self.line(LINE_WAIT_MAX)?;
-        serde_json::from_str(&line).map_err(|error| format!("{line:?} is no result: {error}"))
+        serde_json::from_str(&line).map_err(|error| format!("{line:?} is not a result: {error}"))
     }
 
     /// CPU time of all threads so far, in nanoseconds.

@@ -61,11 +61,11 @@ pub(crate) struct TopArgs {
 /// Shows a run until a key, a signal, or its end.
 pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
     if !args.once && !io::stdout().is_terminal() {
-        let problem = "standard output is no terminal";
+        let problem = "standard output is not a terminal";
         return Err(Failure::usage(problem, "give --once to print one view"));
     }
     if !args.once && !io::stdin().is_terminal() {
-        let problem = "standard input, where keys come from, is no terminal";
+        let problem = "standard input, where keys come from, is not a terminal";
         return Err(Failure::usage(problem, "give --once to print one view"));
     }
     let mut link = Link::open(&args.run.path()?)?;

@@ -68,8 +68,8 @@ impl ConnectionIds {
         self.id_bytes
     }
 
-    /// Encodes an ID of an endpoint. The nonce must be unique; only as many leading bytes of it are
-    /// used as fit into the ID.
+    /// Encodes an ID of an endpoint. Two IDs of the endpoint differ only if their nonces do; only as
+    /// many leading bytes of a nonce are used as fit into the ID.
     #[must_use]
     pub fn issue(&self, place: EndpointIndex, nonce: [u8; 16]) -> ConnectionId {
         let (nonce, _) = nonce.split_at(self.id_bytes - SEALED_BYTES);
