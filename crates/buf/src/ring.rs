@@ -13,7 +13,7 @@
 //! first one; the consumer follows once it has processed everything in the first. Both ends see one
 //! ring.
 
-mod grow;
+mod grow; // a second ring that goes on where the first one ends
 
 use std::collections::VecDeque;
 use std::fmt;

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::options::cpus::cpus_of;
 use crate::output;
 
-mod load;
+mod load; // the load of a capture on the advised masks
 
 use load::LoadAdvice;
 

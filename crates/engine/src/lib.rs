@@ -9,29 +9,31 @@ pub mod knobs; //  settings that can be changed, and the answer to a write
 pub mod trace; //  plain files from which external tools can judge a run
 pub mod timeline; // counters at several times of a run, for pictures
 
-mod bell;
-mod busy_poll;
-mod changes;
-mod config;
-mod cpu_thread;
-mod devices;
-mod flows;
-mod idle;
-mod limits;
-mod threads;
-pub mod log;
-pub(crate) mod mailbox;
-mod measured;
-mod memory;
-mod outcome;
-mod policies;
-mod question;
-mod queue;
-mod reclaim;
-mod settings;
-mod shared;
-mod stepped;
-mod worker;
+mod config; //     configuration of an engine
+mod devices; //    numbers of the devices' queues
+mod memory; //     packet memory: its size, the sizes of its chunks
+
+mod threads; //    a thread for each CPU
+mod stepped; //    one seeded scheduler in place of the threads
+mod cpu_thread; // one CPU's loop: turns, spinning, sleep
+mod worker; //     one CPU's turn: its queues, its delivery, its handler
+mod queue; //      one rx queue: source, memory, intake, changes
+mod idle; //       time to spin before a sleep
+mod busy_poll; //  turns of a sleeping CPU by threads of the application
+mod bell; //       wake-ups of CPUs
+pub(crate) mod mailbox; // queues handed over to a CPU
+mod limits; //     budgets of a turn
+mod policies; //   balance and spread, by the load of the CPUs
+mod measured; //   times that are measured on request
+mod flows; //      recorder of the CPUs that applications run on
+
+mod changes; //    live changes: checked, prepared, numbered
+pub mod log; //    the changes in one order for all threads
+mod settings; //   settings of all knobs, in force or not
+mod question; //   questions to the queues, between their turns
+mod reclaim; //    replaced tables, freed on a thread of its own
+mod shared; //     state that the threads share
+mod outcome; //    outcome of a run
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! One rx queue: its source, its packet memory, its intake, and the changes to be applied.
 
-mod apply;
-mod sampled;
+mod apply; //   effect of a change on a queue
+mod sampled; // flows of a burst, for an observer
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Replay: a capture, or synthetic traffic, through the whole path, with every packet checked.
 
-mod handler;
-mod observer;
-mod report;
+mod handler; //  work on each packet, check of its order, files
+mod observer; // thread that records the timeline
+mod report; //   numbers of a replay
 
 use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! Intake: the first spine. Runs on the CPU that polls a queue, and owns the stages that bring a
 //! frame from the source to a backlog.
 
-mod changes;
+mod changes; // live changes of an intake
 
 use std::sync::Arc;
 

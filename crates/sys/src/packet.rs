@@ -1,9 +1,9 @@
 //! Packet sockets: the options that live devices need, and the receive rings shared with the kernel
 //! (packet(7), Documentation/networking/packet_mmap.rst).
 
-mod block_ring;
-mod frame_ring;
-mod mapped_ring;
+mod block_ring; //  blocks of many frames (`TPACKET_V3`)
+mod frame_ring; //  slots of one frame each (`TPACKET_V2`)
+mod mapped_ring; // memory of either
 
 use std::ffi::c_void;
 use std::io;

@@ -4,20 +4,21 @@
 //! of many short repeats. A disturbed repeat on one core is dropped; a repeat across two cores is
 //! classified by the distance of the cores at that time.
 
-mod checksum;
-pub(crate) mod figures;
-mod hash;
-mod input;
-mod knob;
-mod lro;
-pub(crate) mod pair;
-mod parse;
-mod pool;
-mod ring;
-mod solo;
-mod steer;
-mod udp;
-mod virtio;
+mod checksum; // the Internet checksum
+mod parse; //    the walk over the headers
+mod hash; //     from a parsed packet to its flow hash
+mod lro; //      coalescing on one CPU
+mod steer; //    a packet's whole way across two CPUs
+mod ring; //     words from one CPU to another
+mod pool; //     a frame allocated on one CPU, freed on another
+mod udp; //      a flood of small datagrams to one socket
+mod virtio; //   the receive side of a vhost-user device
+mod knob; //     cost per turn of knobs that can change
+
+mod input; //    packets to measure with
+mod solo; //     repeats on one core
+pub(crate) mod pair; // repeats across two cores
+pub(crate) mod figures; // output
 
 use std::path::PathBuf;
 use std::thread;

@@ -7,7 +7,7 @@
 //! Policies are compared within a round, in which each policy is measured once; figures are medians
 //! over the rounds. The *knee* of a policy is its throughput with unlimited offered load.
 
-mod flood;
+mod flood; // the producers and the reader
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -4,8 +4,8 @@
 //! `bench_virtio`. Busy time is the time of polls that returned packets, with the return of their
 //! frames.
 
-mod driver;
-mod peer;
+mod driver; // one queue, polled by the calling thread
+mod peer; //   words shared with the peer
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,10 +1,10 @@
 //! `forebay run`: from the command line to a plan, and from a report to its output.
 
-mod args;
-mod devices;
-mod file;
-mod links;
-mod status;
+mod args; //    options of the command
+mod file; //    options in its config file
+mod devices; // from the options to devices
+mod links; //   messages about the links of interfaces
+mod status; //  status line, on a terminal
 
 use std::sync::atomic::Ordering;
 

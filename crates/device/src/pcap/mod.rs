@@ -1,15 +1,15 @@
 //! Captures as a source: pcap and pcapng files, one after another, once or many times.
 
-mod block;
-mod capture;
-mod delivered;
-mod interface;
-mod link;
-mod reader;
-mod rotation;
-mod tally;
-mod window;
-mod writer;
+mod capture; //   captures in files, pipes, standard input and memory
+mod window; //    a bounded window on a stream of bytes
+mod reader; //    records of pcap, packet blocks of pcapng
+mod block; //     blocks of pcapng
+mod interface; // link types and clocks
+mod link; //      the header before a packet
+mod tally; //     counts of records
+mod delivered; // packets of one CPU, written to a file
+mod writer; //    writer of pcap files
+mod rotation; //  a new file by size or time
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;

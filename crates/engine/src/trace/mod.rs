@@ -4,11 +4,11 @@
 //! `lro.jsonl` (if packets are coalesced) and `counters.json`, in one directory. Tracing may cost
 //! speed: rows are written under locks.
 
-mod flow_key_row;
-mod flow_names;
-mod lro_row;
-mod parse_row;
-mod trace_file;
+mod parse_row; //    rows of `parse.csv`: parsed fields
+mod flow_key_row; // rows of `flowkey.csv`: flow keys
+mod lro_row; //      lines of `lro.jsonl`: packets that left coalescing
+mod flow_names; //   names of flows and their packets
+mod trace_file; //   one file, written a few rows at a time
 
 use std::collections::HashSet;
 use std::fmt::Write as _;

@@ -1,8 +1,8 @@
 //! Transmit side of sockets: headers, next hop, device.
 
-mod last_sent;
-mod queue;
-mod segments;
+mod queue; //     sending of what was gathered, by one thread at a time
+mod segments; //  segments of TCP, which may wait for their next hop
+mod last_sent; // order of a flow while its senders change CPUs
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

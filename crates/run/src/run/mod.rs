@@ -1,11 +1,11 @@
 //! Run: live devices through the path, and on to the destinations of packets.
 
-mod destination;
-mod ending;
-mod handler;
-mod report;
-mod to;
-mod watch;
+mod to; //          destinations of packets, as on the command line
+mod destination; // open destinations
+mod handler; //     check of the order, and hand-over to destinations
+mod ending; //      end of a run by itself
+mod watch; //       state of a run while it lasts
+mod report; //      numbers of a run
 
 use std::sync::Arc;
 use std::time::Duration;

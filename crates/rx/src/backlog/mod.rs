@@ -3,8 +3,8 @@
 //! One ring per (rx queue, CPU), with the kernel's `netdev_max_backlog` and flow limit. The drain
 //! rule of steering reads the rings' counters to observe the progress of a CPU.
 
-mod flow_limit;
-mod stamps;
+mod flow_limit; // the kernel's flow limit (`skb_flow_limit`)
+mod stamps; //     times at which packets were queued
 
 pub use flow_limit::{FLOW_LIMIT_HISTORY, FlowLimit};
 use forebay_buf::Position;

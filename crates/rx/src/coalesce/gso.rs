@@ -1,7 +1,7 @@
 //! `virtio_net_hdr` of a merged packet, by which a device, or the kernel behind a TUN, segments it.
 
-mod carry;
-mod tunnel;
+mod carry; //  the header that the kernel or a device puts before a frame
+mod tunnel; // that of a packet merged inside VXLAN or GENEVE
 
 pub use carry::{GSO_SEGMENTS_MAX, InvalidVnetHeader};
 pub use tunnel::{VIRTIO_NET_HDR_TUNNEL_BYTES, VirtioNetHdrTunnel, describe_tunnel};

@@ -15,22 +15,22 @@
 //! The engine chooses the place of the stage: before steering, where only merged packets cross to
 //! other CPUs, or behind it, where every CPU merges its own packets.
 
-mod between;
-mod candidate;
-mod compare;
-mod cut;
-pub mod gso;
-mod header;
-mod held;
-mod links;
-mod lro;
-pub(crate) mod refusal;
-mod resegment;
-mod segments;
-mod sums;
-mod table;
-mod tunnel;
-mod wire;
+mod candidate; // can a packet be merged at all?
+mod table; //     held packets by flow hash
+mod held; //      held packets, and conditions for a further segment
+mod compare; //   headers of two segments
+mod lro; //       fields that may advance in `lro` mode
+mod between; //   held packets by addresses, for fragments
+mod links; //     doubly linked lists of slots
+mod tunnel; //    segments inside tunnels
+mod sums; //      checksum of a merged packet
+mod wire; //      header sizes and TCP flags
+pub(crate) mod refusal; // reasons not to merge, and to flush
+mod segments; //  segments of a merged packet
+mod resegment; // the frames that a packet was merged of
+mod header; //    headers of a segment, rewritten in place
+mod cut; //       segmentation of GSO packets in software
+pub mod gso; //   segmentation by a device, or by the kernel behind a TUN
 
 use std::sync::Arc;
 

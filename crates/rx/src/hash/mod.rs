@@ -4,9 +4,9 @@
 //! addresses only, so that all fragments of a datagram go to the same CPU. A packet without
 //! addresses has no hash and is not steered (RPS-4, RPS-5).
 
-mod indirection;
-mod keyed;
-pub mod toeplitz;
+mod keyed; //        SipHash under a secret key
+pub mod toeplitz; // the hash of network cards
+mod indirection; //  the rx queue that a device selects by hash
 
 use std::fmt;
 

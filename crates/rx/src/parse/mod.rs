@@ -8,17 +8,17 @@
 // Bytes from outside are accessed by patterns and checked slices only.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
-pub mod checksum;
-mod device_sum;
-mod ethernet;
-pub mod extension;
-mod fast_path;
-mod ipv4;
-mod ipv6;
-pub(crate) mod pull;
-pub(crate) mod partial;
-mod transport;
-mod view;
+mod fast_path; //     headers of nearly every packet, without a loop
+mod ethernet; //      Ethernet II, 802.3 with SNAP, VLAN tags
+mod ipv4; //          IPv4
+mod ipv6; //          IPv6 and its extension headers
+pub mod extension; // one walk over extension headers, for all users
+mod transport; //     TCP, UDP, the start of ICMP
+mod view; //          fields of a parsed packet
+pub mod checksum; //  the Internet checksum
+mod device_sum; //    a sum that a device computed
+pub(crate) mod partial; // checksums that a device was to complete
+pub(crate) mod pull; // nonlinear packets: headers in the frame itself
 
 use std::ops::Range;
 

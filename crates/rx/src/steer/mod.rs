@@ -21,7 +21,7 @@
 //! The flow table can be replaced. A *fence* then stands for the positions that the new slots do
 //! not know.
 
-mod ids;
+mod ids; //         ids of slots, holds and fences
 mod config; //      limits and conditions of a queue
 mod sock_flow; //   CPUs of applications (RFS)
 mod rps; //         CPUs of the map (RPS)

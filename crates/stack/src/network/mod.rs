@@ -10,7 +10,7 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::panic))]
 
 #[expect(clippy::indexing_slicing, reason = "it writes headers into room that it made")]
-pub mod compose;
+pub mod compose; // headers of packets to be sent
 #[expect(
     clippy::indexing_slicing,
     reason = "headers are written into space that was made for them"
@@ -20,7 +20,7 @@ mod link; //         link-layer addressing
 mod slots; //        a hash table whose items are linked into lists
 mod wire; //         received and claimed length of a packet
 mod ipv4; //         header, addresses, routes
-mod ipv4_options;
+mod ipv4_options; // options of an IPv4 header
 mod ipv6; //         header, addresses
 mod extensions; //   IPv6 extension headers and their options
 mod internet; //     from the network header to the transport header, through reassembly
@@ -31,13 +31,13 @@ mod icmp; //         echo, and received errors
 mod icmp_error; //   port unreachable
 mod rate_limit; //   rate limits of ICMP errors
 
-pub mod arp;
-pub mod counters;
-pub mod drop;
-pub mod identity;
-pub mod ndisc;
-pub mod neighbours;
-pub mod reassembly;
+pub mod reassembly; // datagrams from fragments
+pub mod identity; //   addresses of this host on a device
+pub mod neighbours; // the hosts of a link, and their MAC addresses
+pub mod arp; //        messages about them over IPv4
+pub mod ndisc; //      messages about them over IPv6
+pub mod drop; //       reasons for a drop
+pub mod counters; //   counters of /proc/net/snmp
 
 use std::net::IpAddr;
 use std::sync::Arc;

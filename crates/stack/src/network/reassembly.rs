@@ -11,11 +11,11 @@
 //! reach the same CPU; but the flow may move to another CPU in between. Waiting fragments are
 //! therefore per host: all CPUs share them, in [`shards`].
 
-mod fragment;
-mod held;
-mod join;
-mod pieces;
-mod shards;
+mod shards; //   incomplete datagrams of one IP version, for all CPUs
+mod held; //     one shard of them, in bounded memory
+mod fragment; // a fragment's position in its datagram
+mod pieces; //   pieces of one datagram, by the kernel's rules
+mod join; //     from a complete datagram to one packet
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -5,8 +5,8 @@
 //! frames lent to the kernel are put into its rings, and every address in its answers is looked up
 //! among those, so no memory has two holders.
 
-mod bind;
-mod ring;
+mod bind; // setup of a socket, up to its binding to a queue
+mod ring; // rings shared with the kernel
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -17,10 +17,10 @@
 //! [`Transport::Tunnel`], so that no code mistakes it for plain TCP; only
 //! [`resegment()`](super::resegment()) splits it.
 
-mod layers;
-mod open;
-mod rewrite;
-mod walk;
+mod walk; //    from the first header to the innermost IP header
+mod open; //    detection, and checksums that nobody verified
+mod layers; //  outer headers, and the fields that may differ
+mod rewrite; // lengths, IP IDs and checksums of a merged packet
 
 use layers::LayerKind;
 pub(super) use layers::{Layers, TUNNEL_HEADER_BYTES_MAX};
