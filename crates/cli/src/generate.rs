@@ -55,11 +55,11 @@ mod tests {
 
     #[test]
     fn ins_1_every_command_has_a_page() {
-        let desk = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         for kind in [GeneratedKind::Man, GeneratedKind::Completions] {
-            run(&GenerateArgs { kind, directory: desk.path().join("new") }).unwrap();
+            run(&GenerateArgs { kind, directory: dir.path().join("new") }).unwrap();
         }
-        let read = |name: &str| fs::read_to_string(desk.path().join("new").join(name)).unwrap();
+        let read = |name: &str| fs::read_to_string(dir.path().join("new").join(name)).unwrap();
         for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
             let page = read(&format!("forebay-{}.1", command.get_name()));
             assert!(page.starts_with(".ie") && page.contains(".SH SYNOPSIS"), "{page:.80}");

@@ -465,8 +465,8 @@ mod tests {
 
     #[test]
     fn svc_1_saving_keeps_run_table() {
-        let desk = tempfile::tempdir().unwrap();
-        let path = desk.path().join("f.toml");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f.toml");
         fs::write(&path, "[run]\ndevices = [\"eth1\"]\n[knobs]\nmtu = 70\n").unwrap();
         save(&path, &[]).unwrap();
         let file = ConfigFile::read(&path).unwrap();

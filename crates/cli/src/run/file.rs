@@ -168,8 +168,8 @@ mod tests {
 
     /// Arguments of a run, by a config file and a command line.
     fn args(file: &str, typed: &str) -> Result<RunArgs, String> {
-        let desk = tempfile::tempdir().unwrap();
-        let path = desk.path().join("f.toml");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f.toml");
         fs::write(&path, file).unwrap();
         let path = path.to_str().unwrap();
         let typed =

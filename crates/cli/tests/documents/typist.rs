@@ -84,9 +84,9 @@ fn needs_mount(block: &Block) -> bool {
 pub(crate) fn run(block: &Block, steps: &[Step]) -> Result<Vec<Said>, String> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let desk = tempfile::tempdir().unwrap();
-    let path = |name: &str| desk.path().join(name);
-    fs::set_permissions(desk.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     for name in ["here", "said", "bin", "run"] {
         fs::create_dir(path(name)).unwrap();
     }

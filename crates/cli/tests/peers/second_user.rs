@@ -25,16 +25,16 @@ pub(crate) fn missing() -> Option<String> {
 }
 
 pub(crate) fn judge() -> Judgement {
-    let desk = Desk::new()?;
-    let mut run = desk.start(Command::new(&desk.program))?;
-    let judged = desk.judge_as_owner();
+    let dir = WorkDir::new()?;
+    let mut run = dir.start(Command::new(&dir.program))?;
+    let judged = dir.judge_as_owner();
     run.kill()?;
     run.wait()?;
     judged?;
     // Root may control the runs of other users.
-    fs::remove_file(desk.socket())?;
-    let mut run = desk.start(as_other(&desk.program))?;
-    let output = desk.ask(Command::new(&desk.program), "set mtu=1400")?;
+    fs::remove_file(dir.socket())?;
+    let mut run = dir.start(as_other(&dir.program))?;
+    let output = dir.ask(Command::new(&dir.program), "set mtu=1400")?;
     let judged = expect(&output, Some(0), "now mtu 1400");
     run.kill()?;
     run.wait()?;
@@ -42,12 +42,12 @@ pub(crate) fn judge() -> Judgement {
 }
 
 /// A directory that every user may enter, with the program in it.
-struct Desk {
+struct WorkDir {
     directory: tempfile::TempDir,
     program: PathBuf,
 }
 
-impl Desk {
+impl WorkDir {
     fn new() -> Result<Self, std::io::Error> {
         let directory = tempfile::tempdir()?;
         let program = directory.path().join("forebay");

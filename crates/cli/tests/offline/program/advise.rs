@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::{Desk, MS_V4_0};
+use super::{MS_V4_0, WorkDir};
 
 /// Four cores of two threads (n and n + 4); two cores share a last-level cache. Bitmaps have room
 /// for 40 CPUs.
-fn machine() -> Desk {
-    let desk = Desk::new();
+fn machine() -> WorkDir {
+    let dir = WorkDir::new();
     let write = |file: String, text: &str| {
-        let path = desk.path("sys/devices/system/cpu").join(file);
+        let path = dir.path("sys/devices/system/cpu").join(file);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, format!("{text}\n")).unwrap();
     };
@@ -23,13 +23,13 @@ fn machine() -> Desk {
             write(format!("cpu{cpu}/cache/index0/{file}"), text);
         }
     }
-    desk
+    dir
 }
 
 #[test]
 fn rps_c1_advised_masks_have_reasons() {
-    let desk = machine();
-    let run = desk.run("advise --sysfs sys --polling 0,6 --json");
+    let dir = machine();
+    let run = dir.run("advise --sysfs sys --polling 0,6 --json");
     assert_eq!((run.code, run.told.as_str()), (Some(0), ""));
     let advice: Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!(advice["cpus"], "0-7");
@@ -51,7 +51,7 @@ fn rps_c1_advised_masks_have_reasons() {
         assert_eq!(advice["rps_flow_cnt"]["value"], 16_384);
     }
 
-    let run = desk.run("advise --sysfs sys");
+    let run = dir.run("advise --sysfs sys");
     assert_eq!((run.code, run.told.as_str()), (Some(0), ""));
     for part in [
         "rx-0, polled by CPU 0",
@@ -68,19 +68,19 @@ fn rps_c1_advised_masks_have_reasons() {
 
 #[test]
 fn advice_needs_cpus_that_there_are() {
-    let desk = machine();
+    let dir = machine();
     for (args, problem) in [
         ("--sysfs sys --polling 8", "--polling 8: not among the CPUs that packets can go to"),
         ("--sysfs sys --polling x", "--polling x: "),
         ("--sysfs none", "none/devices/system/cpu/online does not say which CPUs are online"),
     ] {
-        let run = desk.run(&format!("advise {args}"));
+        let run = dir.run(&format!("advise {args}"));
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}");
         assert!(run.told.contains(problem), "{args}: {}", run.told);
     }
     // The real machine has at least one usable CPU.
-    assert_eq!(desk.run("advise").code, Some(0));
-    let run = desk.run("advise --sysfs sys --cpus 0,12");
+    assert_eq!(dir.run("advise").code, Some(0));
+    let run = dir.run("advise --sysfs sys --cpus 0,12");
     assert!(run.told.contains("CPUs 12 are not among those that there are (0-7)"), "{}", run.told);
 }
 
@@ -88,7 +88,7 @@ fn advice_needs_cpus_that_there_are() {
 /// of two CPUs (0x51ccc178, 0x5c2b394a, 0x10e828a2), the last to the second (0xc626b0ea).
 #[test]
 fn rps_b6_capture_decides_if_balancing_helps() {
-    let desk = machine();
+    let dir = machine();
     let low = [
         MS_V4_0,
         ([24, 19, 198, 95], 12898, [12, 22, 207, 184], 38024),
@@ -96,12 +96,12 @@ fn rps_b6_capture_decides_if_balancing_helps() {
     ];
     let high = ([199, 92, 111, 2], 14230, [65, 69, 140, 83], 4739);
     let flows = [(low[0], 300), (low[1], 200), (low[2], 100), (high, 40)];
-    desk.write_udp("skewed.pcap", flows.iter().flat_map(|(flow, frames)| vec![flow; *frames]));
-    desk.write_udp("even.pcap", [low[0], high].iter().flat_map(|flow| vec![flow; 100]));
-    desk.write_one_flow("elephant.pcap", 100);
+    dir.write_udp("skewed.pcap", flows.iter().flat_map(|(flow, frames)| vec![flow; *frames]));
+    dir.write_udp("even.pcap", [low[0], high].iter().flat_map(|flow| vec![flow; 100]));
+    dir.write_one_flow("elephant.pcap", 100);
     let advise = "advise --sysfs sys --cpus 0,4 --hash toeplitz";
     let load = |file| {
-        let run = desk.run(&format!("{advise} --json {file}"));
+        let run = dir.run(&format!("{advise} --json {file}"));
         assert_eq!((run.code, run.told.as_str()), (Some(0), ""));
         serde_json::from_str::<Value>(&run.stdout).unwrap()["load"].clone()
     };
@@ -119,7 +119,7 @@ fn rps_b6_capture_decides_if_balancing_helps() {
         assert_eq!(balance["value"], "off", "{file}");
         assert!(balance["why"].as_str().unwrap().contains(why), "{balance}");
     }
-    let run = desk.run(&format!("{advise} skewed.pcap"));
+    let run = dir.run(&format!("{advise} skewed.pcap"));
     let why = "the busiest CPU gets 106 % of the mean instead of 187 %, after 1 move";
     assert!(
         run.stdout.contains("640 packets of 4 flows") && run.stdout.contains(why),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::Desk;
+use super::WorkDir;
 
 /// `VHOST_USER_GET_FEATURES`, `GET_VRING_BASE`, and the flags of an answer: version 1, a reply.
 const GET_FEATURES: u32 = 1;
@@ -72,10 +72,10 @@ struct Run {
 }
 
 impl Run {
-    fn start(desk: &Desk) -> Self {
+    fn start(dir: &WorkDir) -> Self {
         let args = "run vhost-user:v.sock --listen --cpus 1 --no-control --metrics 0 --log json";
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        command.args(args.split(' ')).current_dir(&desk.0).stdout(Stdio::null());
+        command.args(args.split(' ')).current_dir(&dir.0).stdout(Stdio::null());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let messages = lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap());
@@ -104,8 +104,8 @@ fn metrics(address: &str) -> String {
 
 #[test]
 fn ops_3_lost_back_end_is_told() {
-    let desk = Desk::new();
-    let mut run = Run::start(&desk);
+    let dir = WorkDir::new();
+    let mut run = Run::start(&dir);
     let address = run.next_with("address")["address"].as_str().unwrap().to_owned();
     for losses in 0..2 {
         let shows = |up: u8, losses: u32| {
@@ -121,7 +121,7 @@ fn ops_3_lost_back_end_is_told() {
             }
         };
         shows(0, losses);
-        let back_end = BackEnd::connect(&desk.0.path().join("v.sock"));
+        let back_end = BackEnd::connect(&dir.0.path().join("v.sock"));
         let told = run.next_with("link");
         assert_eq!((&told["level"], &told["link"]), (&"INFO".into(), &"running".into()));
         shows(1, losses);

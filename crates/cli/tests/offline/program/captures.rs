@@ -24,33 +24,33 @@ fn packet(interface: u32, bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Writes a pcapng capture of these blocks.
-fn write_pcapng(desk: &Desk, name: &str, blocks: &[Vec<u8>]) {
+fn write_pcapng(dir: &WorkDir, name: &str, blocks: &[Vec<u8>]) {
     let section = [&0x1a2b_3c4d_u32.to_le_bytes()[..], &[1, 0, 0, 0], &[0xff; 8]].concat();
     let file = [block(0x0a0d_0d0a, &section), blocks.concat()].concat();
-    fs::write(desk.path(name), file).unwrap();
+    fs::write(dir.path(name), file).unwrap();
 }
 
 #[test]
 fn promise_2_unread_records_by_link_type() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     let beacon = packet(1, b"a beacon");
     let interfaces = [interface(1), interface(105)].concat();
-    write_pcapng(&desk, "m.pcapng", &[interfaces, packet(0, &[0; 60]), beacon.clone(), beacon]);
-    let report = desk.report("m.pcapng --loops 2 --cpus 1");
+    write_pcapng(&dir, "m.pcapng", &[interfaces, packet(0, &[0; 60]), beacon.clone(), beacon]);
+    let report = dir.report("m.pcapng --loops 2 --cpus 1");
     assert_eq!([&report["delivered"], &report["dropped"]["link_type"]], [2, 4]);
     assert_eq!(report["unread_link_types"]["105 (IEEE802_11)"], 4);
-    let told = desk.run("replay m.pcapng --cpus 1").told;
+    let told = dir.run("replay m.pcapng --cpus 1").told;
     assert!(told.contains("2 records dropped as link_type: of link type 105"), "{told}");
 }
 
 #[test]
 fn capture_with_nothing_readable_is_refused() {
-    let desk = Desk::new();
-    desk.write_one_flow("good.pcap", 3);
+    let dir = WorkDir::new();
+    dir.write_one_flow("good.pcap", 3);
     let beacons = [interface(105), packet(0, b"a beacon"), packet(0, b"another")];
-    write_pcapng(&desk, "w.pcapng", &beacons);
+    write_pcapng(&dir, "w.pcapng", &beacons);
     for files in ["w.pcapng", "good.pcap w.pcapng"] {
-        let run = desk.run(&format!("replay {files} --cpus 1 --write-pcap out"));
+        let run = dir.run(&format!("replay {files} --cpus 1 --write-pcap out"));
         assert_eq!(run.code, Some(2), "{files}: {}", run.told);
         for part in [
             "w.pcapng: none of its records can be read (2 of link type 105 (IEEE802_11))",
@@ -58,31 +58,31 @@ fn capture_with_nothing_readable_is_refused() {
         ] {
             assert!(run.told.contains(part), "{files}: {part:?} is not in {:?}", run.told);
         }
-        assert!(!desk.path("out").exists(), "no packet was replayed");
+        assert!(!dir.path("out").exists(), "no packet was replayed");
     }
 }
 
 #[test]
 fn captures_are_checked_before_replay() {
-    let desk = Desk::new();
-    desk.write_one_flow("good.pcap", 3);
-    fs::write(desk.path("text.pcap"), "this is no capture, as anybody sees").unwrap();
+    let dir = WorkDir::new();
+    dir.write_one_flow("good.pcap", 3);
+    fs::write(dir.path("text.pcap"), "this is no capture, as anybody sees").unwrap();
     for (second, problem) in [
         ("none.pcap", "cannot open none.pcap"),
         ("text.pcap", "text.pcap: not a capture file"),
         (".", "cannot read ."),
     ] {
-        let run = desk.run(&format!("replay good.pcap {second} --cpus 1 --write-pcap out"));
+        let run = dir.run(&format!("replay good.pcap {second} --cpus 1 --write-pcap out"));
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{second}: {}", run.told);
         assert!(run.told.contains(problem), "{second}: {}", run.told);
-        assert!(!desk.path("out").exists(), "no packet was replayed");
+        assert!(!dir.path("out").exists(), "no packet was replayed");
     }
 }
 
 /// Starts a replay whose standard input is a pipe.
-fn start(desk: &Desk, args: &str) -> Child {
+fn start(dir: &WorkDir, args: &str) -> Child {
     let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
-    let run = run.current_dir(&desk.0).args(args.split(' ')).stdin(Stdio::piped());
+    let run = run.current_dir(&dir.0).args(args.split(' ')).stdin(Stdio::piped());
     run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
@@ -91,24 +91,23 @@ fn finish(run: Child) -> Run {
     Run::of(&run.wait_with_output().unwrap())
 }
 
-fn gzip(desk: &Desk, name: &str) {
-    let packed = std::process::Command::new("gzip").arg(desk.path(name)).status();
+fn gzip(dir: &WorkDir, name: &str) {
+    let packed = std::process::Command::new("gzip").arg(dir.path(name)).status();
     assert!(packed.unwrap().success());
 }
 
 #[test]
 fn captures_from_stdin_and_packed() {
-    let desk = Desk::new();
-    desk.write_one_flow("f.pcap", 7);
-    let plain = fs::read(desk.path("f.pcap")).unwrap();
-    gzip(&desk, "f.pcap");
-    fs::rename(desk.path("f.pcap.gz"), desk.path("f.packed")).unwrap();
-    let packed = fs::read(desk.path("f.packed")).unwrap();
-    assert_eq!(desk.report("f.packed --cpus 1 --queues 2 --loops 2")["delivered"], 14);
+    let dir = WorkDir::new();
+    dir.write_one_flow("f.pcap", 7);
+    let plain = fs::read(dir.path("f.pcap")).unwrap();
+    gzip(&dir, "f.pcap");
+    fs::rename(dir.path("f.pcap.gz"), dir.path("f.packed")).unwrap();
+    let packed = fs::read(dir.path("f.packed")).unwrap();
+    assert_eq!(dir.report("f.packed --cpus 1 --queues 2 --loops 2")["delivered"], 14);
     for mode in ["", " --deterministic"] {
         for input in [&plain, &packed] {
-            let mut run =
-                start(&desk, &format!("replay f.packed - f.packed --cpus 1 --json{mode}"));
+            let mut run = start(&dir, &format!("replay f.packed - f.packed --cpus 1 --json{mode}"));
             // Write in small pieces, so that a read may end anywhere.
             let mut pipe = run.stdin.take().unwrap();
             input.chunks(7).for_each(|piece| pipe.write_all(piece).unwrap());
@@ -123,10 +122,10 @@ fn captures_from_stdin_and_packed() {
 
 #[test]
 fn stdin_capture_checked_when_reached() {
-    let desk = Desk::new();
-    desk.write_one_flow("f.pcap", 7);
+    let dir = WorkDir::new();
+    dir.write_one_flow("f.pcap", 7);
     for (args, delivered) in [("-", None), ("f.pcap -", Some(7))] {
-        let mut run = start(&desk, &format!("replay {args} --cpus 1"));
+        let mut run = start(&dir, &format!("replay {args} --cpus 1"));
         run.stdin.take().unwrap().write_all(b"this is no capture, as anybody sees").unwrap();
         let run = finish(run);
         assert_eq!(run.code, Some(2), "{args}: {}", run.told);
@@ -138,7 +137,7 @@ fn stdin_capture_checked_when_reached() {
         ("replay - --loops 2", "standard input can be read only once"),
         ("replay - --queues 2", "standard input can be read only once"),
     ] {
-        let run = desk.run(args);
+        let run = dir.run(args);
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}");
         assert!(run.told.contains(problem), "{args}: {}", run.told);
     }
@@ -146,14 +145,14 @@ fn stdin_capture_checked_when_reached() {
 
 #[test]
 fn promise_3_run_ends_despite_silent_input() {
-    let desk = Desk::new();
-    desk.write_one_flow("f.pcap", 3);
-    let mut run = start(&desk, "replay --json --cpus 1 --write-pcap out -");
+    let dir = WorkDir::new();
+    dir.write_one_flow("f.pcap", 3);
+    let mut run = start(&dir, "replay --json --cpus 1 --write-pcap out -");
     let mut input = run.stdin.take().unwrap();
-    input.write_all(&fs::read(desk.path("f.pcap")).unwrap()).unwrap();
+    input.write_all(&fs::read(dir.path("f.pcap")).unwrap()).unwrap();
     // The file is created with the first packet: received packets are delivered even if no more
     // arrive.
-    while !desk.path("out/cpu0.pcap").exists() && run.try_wait().unwrap().is_none() {
+    while !dir.path("out/cpu0.pcap").exists() && run.try_wait().unwrap().is_none() {
         std::thread::yield_now();
     }
     let killed = std::process::Command::new("kill").args(["-TERM", &run.id().to_string()]).status();
@@ -170,9 +169,9 @@ fn promise_3_run_ends_despite_silent_input() {
 
 #[test]
 fn errors_are_json_on_request() {
-    let desk = Desk::new();
-    desk.write_one_flow("f.pcap", 1);
-    fs::write(desk.path("none.pcap"), "not one").unwrap();
+    let dir = WorkDir::new();
+    dir.write_one_flow("f.pcap", 1);
+    fs::write(dir.path("none.pcap"), "not one").unwrap();
     for (args, part) in [
         ("replay f.pcap none.pcap --json", "none.pcap: "),
         ("replay f.pcap --loops 2 --queues 2000 --json", "--queues 2000: "),
@@ -181,7 +180,7 @@ fn errors_are_json_on_request() {
         ("explain --json --control none nonsense", "nonsense"),
         ("bench parse none.pcap --json", "none.pcap: "),
     ] {
-        let run = desk.run(args);
+        let run = dir.run(args);
         let document: Value = serde_json::from_str(&run.stdout).unwrap();
         assert_ne!(run.code, Some(0), "{args}");
         assert!(document["error"].as_str().unwrap().contains(part), "{args}: {document}");
@@ -189,7 +188,7 @@ fn errors_are_json_on_request() {
         assert!(run.told.contains(document["error"].as_str().unwrap().split(' ').next().unwrap()));
     }
     // A run that produces a report prints the report as its document.
-    let mut run = start(&desk, "replay f.pcap - --json --cpus 1");
+    let mut run = start(&dir, "replay f.pcap - --json --cpus 1");
     run.stdin.take().unwrap().write_all(b"this is no capture, as anybody sees").unwrap();
     let run = finish(run);
     let document: Value = serde_json::from_str(&run.stdout).unwrap();
@@ -198,20 +197,20 @@ fn errors_are_json_on_request() {
 
 #[test]
 fn one_is_not_many() {
-    let desk = Desk::new();
-    desk.write_one_flow("one.pcap", 1);
-    let run = desk.run("replay one.pcap");
+    let dir = WorkDir::new();
+    dir.write_one_flow("one.pcap", 1);
+    let run = dir.run("replay one.pcap");
     assert!(run.stdout.starts_with("1 packet in ("), "{}", run.stdout);
     assert!(run.stdout.contains("\n1 flow, the largest"), "{}", run.stdout);
 }
 
 #[test]
 fn lro_losses_are_reported() {
-    let desk = Desk::new();
-    desk.write_one_flow("one.pcap", 1);
+    let dir = WorkDir::new();
+    dir.write_one_flow("one.pcap", 1);
     for (mode, is_said) in [("lro", true), ("gro", false)] {
         let run =
-            desk.run(&format!("replay one.pcap --coalesce {mode} --write-pcap out --resegment"));
+            dir.run(&format!("replay one.pcap --coalesce {mode} --write-pcap out --resegment"));
         assert_eq!(
             run.told.contains("come back with the newest acknowledgement"),
             is_said,
@@ -224,30 +223,30 @@ fn lro_losses_are_reported() {
 /// once polling is permitted.
 #[test]
 fn promise_3_deferred_polls_delay_no_change() {
-    let desk = Desk::new();
-    desk.write_one_flow("f.pcap", 4);
-    let capture = fs::read(desk.path("f.pcap")).unwrap();
+    let dir = WorkDir::new();
+    dir.write_one_flow("f.pcap", 4);
+    let capture = fs::read(dir.path("f.pcap")).unwrap();
     let half = 24 + (capture.len() - 24) / 2;
     for is_asked in [true, false] {
-        let _ = fs::remove_dir_all(desk.path("out"));
+        let _ = fs::remove_dir_all(dir.path("out"));
         let mut run = start(
-            &desk,
+            &dir,
             "replay --json --cpus 1 --write-pcap out --control s.sock \
              --at 0:gro_flush_timeout=3600000000000 --at 0:napi_defer_hard_irqs=9 -",
         );
         let mut input = run.stdin.take().unwrap();
         input.write_all(&capture[..half]).unwrap();
-        while !desk.path("out/cpu0.pcap").exists() && run.try_wait().unwrap().is_none() {
+        while !dir.path("out/cpu0.pcap").exists() && run.try_wait().unwrap().is_none() {
             std::thread::yield_now();
         }
         if is_asked {
             let pid = run.id().to_string();
             assert!(std::process::Command::new("kill").arg(pid).status().unwrap().success());
         } else {
-            let told = desk.run("get napi_defer_hard_irqs --control s.sock");
+            let told = dir.run("get napi_defer_hard_irqs --control s.sock");
             assert_eq!((told.code, told.stdout.as_str()), (Some(0), "9\n"), "{}", told.told);
             input.write_all(&capture[half..]).unwrap();
-            let told = desk.run("set napi_defer_hard_irqs=0 --control s.sock");
+            let told = dir.run("set napi_defer_hard_irqs=0 --control s.sock");
             assert_eq!(told.code, Some(0), "{}", told.told);
             drop(input);
         }

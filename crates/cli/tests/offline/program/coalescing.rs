@@ -7,7 +7,7 @@ const ROWS: &str = "--synthetic flows=4,frames=2000,size=100,run=10 --cpus 2 --d
 
 #[test]
 fn nothing_merges_without_configuration() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (args, is_merged) in [
         ("--seed 1", false),
         ("--coalesce off", false),
@@ -22,7 +22,7 @@ fn nothing_merges_without_configuration() {
         ("--set coalesce=gro", true),
         ("--coalesce lro --at 0:coalesce=gro", true),
     ] {
-        let lro = &desk.report(&format!("{ROWS} {args}"))["lro"];
+        let lro = &dir.report(&format!("{ROWS} {args}"))["lro"];
         assert_eq!(lro["segments_in"], 2000, "{args}");
         let packets = number(&lro["packets_out"]);
         assert!(packets == 2000 || is_merged && packets <= 700, "{args}: {packets}");
@@ -32,8 +32,8 @@ fn nothing_merges_without_configuration() {
 
 #[test]
 fn merges_and_refusals_are_reported() {
-    let desk = Desk::new();
-    let report = desk.report(&format!("{ROWS} --coalesce gro"));
+    let dir = WorkDir::new();
+    let report = dir.report(&format!("{ROWS} --coalesce gro"));
     let lro = &report["lro"];
     let packets = number(&lro["packets_out"]);
     // 42 bytes of headers before each packet's payload.
@@ -51,7 +51,7 @@ fn merges_and_refusals_are_reported() {
 
 #[test]
 fn lro_8_mode_decides_what_merges() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     let mut frames = Vec::new();
     for nth in 0..20u32 {
         let mut frame = Vec::new();
@@ -63,14 +63,14 @@ fn lro_8_mode_decides_what_merges() {
             .unwrap();
         frames.push(frame);
     }
-    let mut writer = PcapWriter::new(File::create(desk.path("acks.pcap")).unwrap()).unwrap();
+    let mut writer = PcapWriter::new(File::create(dir.path("acks.pcap")).unwrap()).unwrap();
     for frame in &frames {
         let len = u32::try_from(frame.len()).unwrap();
         writer.write_packet(&PcapPacket::new(std::time::Duration::ZERO, len, frame)).unwrap();
     }
     drop(writer);
     let lro = |mode: &str| {
-        desk.report(&format!("acks.pcap --cpus 1 --deterministic --coalesce {mode}"))["lro"].take()
+        dir.report(&format!("acks.pcap --cpus 1 --deterministic --coalesce {mode}"))["lro"].take()
     };
     let [gro, lro] = ["gro", "lro"].map(lro);
     assert_eq!([&gro["packets_out"], &gro["refused"]["acknowledgement"]], [20, 19], "{gro}");
@@ -79,7 +79,7 @@ fn lro_8_mode_decides_what_merges() {
 
 #[test]
 fn impossible_values_refused_by_name() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (args, part) in [
         ("--coalesce on", "[possible values: gro, lro, off]"),
         ("--coalesce-at socket", "[possible values: arrive, deliver]"),
@@ -100,7 +100,7 @@ fn impossible_values_refused_by_name() {
             "coalesce, coalesce_at, lro_descriptors, gro_flush_timeout, napi_defer_hard_irqs, mtu",
         ),
     ] {
-        let run = desk.run(&format!("replay {args}"));
+        let run = dir.run(&format!("replay {args}"));
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);
         assert!(run.told.contains(part), "{args}: {part:?} is not in {:?}", run.told);
     }
@@ -108,7 +108,7 @@ fn impossible_values_refused_by_name() {
 
 #[test]
 fn changes_apply_at_their_frames() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     let changes = [
         "500:coalesce=off",
         "1000:coalesce=gro",
@@ -118,12 +118,12 @@ fn changes_apply_at_their_frames() {
         "1500:gro_flush_timeout=1000",
     ];
     let scripted = changes.map(|change| format!(" --at {change}")).concat();
-    desk.report(&format!("{ROWS} --coalesce gro{scripted} --trace t"));
-    let columns = ["what", "value"].map(|name| desk.column("t/config.csv", name));
+    dir.report(&format!("{ROWS} --coalesce gro{scripted} --trace t"));
+    let columns = ["what", "value"].map(|name| dir.column("t/config.csv", name));
     let told = columns[0].iter().zip(&columns[1]).skip(1);
     let told: Vec<_> = told.map(|(what, value)| format!("{what}={value}")).collect();
     assert_eq!(told, changes.map(|change| change.split_once(':').unwrap().1));
-    let lines = desk.read("t/lro.jsonl");
+    let lines = dir.read("t/lro.jsonl");
     let packets = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let frames = |packet: Value| packet["in"].as_array().unwrap().iter().map(number).collect();
     let (merged, single): (Vec<Vec<_>>, Vec<_>) =
@@ -134,13 +134,13 @@ fn changes_apply_at_their_frames() {
 
 #[test]
 fn promise_6_captures_hold_packets_or_frames() {
-    let desk = Desk::new();
-    desk.write_one_flow("in.pcap", 200);
+    let dir = WorkDir::new();
+    dir.write_one_flow("in.pcap", 200);
     let fixed = "in.pcap --cpus 1 --deterministic --coalesce gro --write-pcap";
-    let report = desk.report(&format!("{fixed} whole"));
+    let report = dir.report(&format!("{fixed} whole"));
     let packets = number(&report["lro"]["packets_out"]);
     assert!(packets < 20, "{packets}");
-    assert_eq!(frames_of(&desk.path("whole/cpu0.pcap")).len() as u64, packets);
-    desk.report(&format!("{fixed} cut --resegment"));
-    assert!(frames_of(&desk.path("cut/cpu0.pcap")) == frames_of(&desk.path("in.pcap")));
+    assert_eq!(frames_of(&dir.path("whole/cpu0.pcap")).len() as u64, packets);
+    dir.report(&format!("{fixed} cut --resegment"));
+    assert!(frames_of(&dir.path("cut/cpu0.pcap")) == frames_of(&dir.path("in.pcap")));
 }

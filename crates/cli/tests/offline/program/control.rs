@@ -8,27 +8,27 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use super::{Desk, Run, number};
+use super::{Run, WorkDir, number};
 
 /// The first flow of the bundled capture.
 const FLOW: &str = "10.9.0.2:39796,10.9.0.1:53";
 
 /// A replay that runs until told to end.
 pub(super) struct Live<'a> {
-    desk: &'a Desk,
+    dir: &'a WorkDir,
     child: Child,
 }
 
 impl<'a> Live<'a> {
     /// Starts a replay that listens at `s.sock`.
-    pub(super) fn start(desk: &'a Desk, args: &str) -> Self {
+    pub(super) fn start(dir: &'a WorkDir, args: &str) -> Self {
         let fixed = "replay --json --rate 5k --loops 1000000 --control s.sock";
         let args = format!("{fixed} {args}");
         let mut run = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        let run = run.current_dir(&desk.0).args(args.trim_end().split(' '));
+        let run = run.current_dir(&dir.0).args(args.trim_end().split(' '));
         let child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut live = Self { desk, child };
-        while UnixStream::connect(desk.path("s.sock")).is_err() {
+        let mut live = Self { dir, child };
+        while UnixStream::connect(dir.path("s.sock")).is_err() {
             assert!(live.child.try_wait().unwrap().is_none(), "{args}: has ended");
             std::thread::yield_now();
         }
@@ -37,7 +37,7 @@ impl<'a> Live<'a> {
 
     /// Runs a command that queries the replay.
     fn run(&self, args: &str) -> Run {
-        self.desk.run(&format!("{args} --control s.sock"))
+        self.dir.run(&format!("{args} --control s.sock"))
     }
 
     /// Standard output of a command, which must succeed.
@@ -60,7 +60,7 @@ impl<'a> Live<'a> {
 
     /// Sends bytes on a new connection.
     fn say(&self, bytes: &[u8]) -> UnixStream {
-        let mut stream = UnixStream::connect(self.desk.path("s.sock")).unwrap();
+        let mut stream = UnixStream::connect(self.dir.path("s.sock")).unwrap();
         // Ignored: the run may close the connection before the end.
         let _ = stream.write_all(bytes);
         stream
@@ -92,7 +92,7 @@ impl<'a> Live<'a> {
         assert_eq!(accounted, number(&report["packets_in"]), "promise 2");
         assert_eq!([&report["reordered"], &report["queued"], &report["frames_away"]], [0, 0, 0]);
         assert!(number(&report["packets_in"]) > 0);
-        assert!(!self.desk.path("s.sock").exists(), "removed at the end");
+        assert!(!self.dir.path("s.sock").exists(), "removed at the end");
         report
     }
 }
@@ -106,8 +106,8 @@ impl Drop for Live<'_> {
 
 #[test]
 fn knobs_are_read_set_and_listed() {
-    let desk = Desk::new();
-    let live = Live::start(&desk, "--cpus 1 --queues 2");
+    let dir = WorkDir::new();
+    let live = Live::start(&dir, "--cpus 1 --queues 2");
     assert_eq!(live.told("get netdev_max_backlog"), "1000\n");
     assert_eq!(live.told("get rps_flow_cnt"), "rx-0/rps_flow_cnt 4096\nrx-1/rps_flow_cnt 4096\n");
     assert_eq!(
@@ -151,8 +151,8 @@ fn knobs_are_read_set_and_listed() {
 
 #[test]
 fn rps_8_refusals_have_errno_and_exit_code() {
-    let desk = Desk::new();
-    let live = Live::start(&desk, "--cpus 1");
+    let dir = WorkDir::new();
+    let live = Live::start(&dir, "--cpus 1");
     for (args, errno) in [
         ("set netdev_max_backlog=-1", "EINVAL"),
         ("set rps_cpus=x", "EINVAL"),
@@ -198,15 +198,15 @@ fn rps_8_refusals_have_errno_and_exit_code() {
         assert!(run.told.contains(problem), "{args}: {}", run.told);
     }
     live.end();
-    let run = desk.run("get mtu --control s.sock");
+    let run = dir.run("get mtu --control s.sock");
     assert_eq!(run.code, Some(3));
     assert!(run.told.contains("no run answers at s.sock"), "{}", run.told);
 }
 
 #[test]
 fn socket_lines_have_an_end() {
-    let desk = Desk::new();
-    let live = Live::start(&desk, "--cpus 1");
+    let dir = WorkDir::new();
+    let live = Live::start(&dir, "--cpus 1");
     let mtu = "now mtu 9000\nin effect: once coalesce is gro or lro\nok\n9000\nok\n";
     assert_eq!(live.answer("set mtu 9000\nget mtu\n"), mtu);
     // CPUs that exist on the machine but are not used by the run are named.
@@ -234,10 +234,10 @@ fn socket_lines_have_an_end() {
 
 #[test]
 fn watch_reports_changes_until_end() {
-    let desk = Desk::new();
-    let live = Live::start(&desk, "--cpus 1");
+    let dir = WorkDir::new();
+    let live = Live::start(&dir, "--cpus 1");
     let mut watch = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    let watch = watch.current_dir(&desk.0).args(["watch", "--control", "s.sock", "--json"]);
+    let watch = watch.current_dir(&dir.0).args(["watch", "--control", "s.sock", "--json"]);
     let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
     let mut next = |name: &str| loop {
@@ -259,8 +259,8 @@ fn watch_reports_changes_until_end() {
 
 #[test]
 fn rfs_6_explained_flow_follows_application() {
-    let desk = Desk::new();
-    let live = Live::start(&desk, &format!("--cpus 2 --rps 1 --spread always --explain {FLOW}"));
+    let dir = WorkDir::new();
+    let live = Live::start(&dir, &format!("--cpus 2 --rps 1 --spread always --explain {FLOW}"));
     let state = || live.document(&format!("explain {FLOW}"))["queues"][0].clone();
     while state()["cpu"] != 0 {}
     let hash = live.document(&format!("explain {FLOW}"))["hash"].as_str().unwrap().to_owned();
@@ -289,9 +289,9 @@ fn rfs_6_explained_flow_follows_application() {
 
 #[test]
 fn saved_state_starts_next_run() {
-    let desk = Desk::new();
-    fs::write(desk.path("c.toml"), "[knobs]\nmtu = 9000\nrps_cpus = \"1\"\n").unwrap();
-    let live = Live::start(&desk, "--cpus 1 --queues 2 --config c.toml");
+    let dir = WorkDir::new();
+    fs::write(dir.path("c.toml"), "[knobs]\nmtu = 9000\nrps_cpus = \"1\"\n").unwrap();
+    let live = Live::start(&dir, "--cpus 1 --queues 2 --config c.toml");
     assert_eq!(live.told("get mtu"), "9000\n");
     live.told("set rx-1/rps_flow_cnt=64 netdev_max_backlog=300 coalesce=lro --save");
     let values = |live: &Live| {
@@ -301,16 +301,16 @@ fn saved_state_starts_next_run() {
     };
     let saved = values(&live);
     live.told("set --save other.toml");
-    assert_eq!(desk.read("other.toml"), desk.read("c.toml"));
+    assert_eq!(dir.read("other.toml"), dir.read("c.toml"));
     live.end();
 
-    let live = Live::start(&desk, "--cpus 1 --queues 2 --config c.toml");
+    let live = Live::start(&dir, "--cpus 1 --queues 2 --config c.toml");
     assert_eq!(values(&live), saved);
     let run = live.run("set --save=missing/c.toml");
     assert_eq!(run.code, Some(2), "{}", run.told);
     live.end();
     let live = Live::start(
-        &desk,
+        &dir,
         "--cpus 1 --queues 2 --config c.toml --mtu 1400 --set netdev_max_backlog=50",
     );
     assert_eq!(live.told("get mtu"), "1400\n");
@@ -321,7 +321,7 @@ fn saved_state_starts_next_run() {
 
 #[test]
 fn config_error_names_its_line() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (text, problem) in [
         ("[knobs]\nmtu = 1\n", "c.toml:2: mtu cannot be \"1\""),
         ("\n[knobs]\nrps_cpu = 1\n", "c.toml:3: rps_cpu cannot be \"1\": there is no knob"),
@@ -329,20 +329,20 @@ fn config_error_names_its_line() {
         ("[knobs]\nmtu\n", "c.toml:2: "),
         ("[other]\n", "c.toml:1: there are only the tables [run] and [knobs]"),
     ] {
-        fs::write(desk.path("c.toml"), text).unwrap();
-        let run = desk.run("replay --cpus 1 --config c.toml");
+        fs::write(dir.path("c.toml"), text).unwrap();
+        let run = dir.run("replay --cpus 1 --config c.toml");
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{text}");
         assert!(run.told.contains(problem), "{text}: {}", run.told);
     }
-    let run = desk.run("replay --cpus 1 --config none.toml");
+    let run = dir.run("replay --cpus 1 --config none.toml");
     assert_eq!(run.code, Some(2));
     assert!(run.told.contains("cannot read none.toml"), "{}", run.told);
 }
 
 #[test]
 fn promise_5_hostile_clients_stop_nobody() {
-    let desk = Desk::new();
-    let live = Live::start(&desk, "--cpus 2 --rps 3");
+    let dir = WorkDir::new();
+    let live = Live::start(&dir, "--cpus 2 --rps 3");
     let mut clients = Vec::new();
     for bytes in
         [&b"\0\xff\xfe garbage\n\n\n"[..], b"set mtu 14", b"list\nlist\n", &[b'x'; 100_000]]
@@ -371,35 +371,35 @@ fn promise_5_hostile_clients_stop_nobody() {
 
 #[test]
 fn socket_private_dead_one_replaced() {
-    let desk = Desk::new();
-    let mut live = Live::start(&desk, "--cpus 1");
-    let mode = |name| fs::metadata(desk.path(name)).unwrap().permissions().mode() & 0o777;
+    let dir = WorkDir::new();
+    let mut live = Live::start(&dir, "--cpus 1");
+    let mode = |name| fs::metadata(dir.path(name)).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode("s.sock"), 0o600);
-    let run = desk.run("replay --cpus 1 --control s.sock");
+    let run = dir.run("replay --cpus 1 --control s.sock");
     assert_eq!(run.code, Some(3), "{}", run.told);
     let in_use = format!("s.sock is in use by process {}", live.child.id());
     assert!(run.told.contains(&in_use) && run.told.contains("another path"), "{}", run.told);
     live.child.kill().unwrap();
     live.child.wait().unwrap();
-    assert!(desk.path("s.sock").exists(), "it had no time to remove it");
-    let live = Live::start(&desk, "--cpus 1");
-    fs::rename(desk.path("s.sock"), desk.path("kept")).unwrap();
-    fs::write(desk.path("s.sock"), "of another").unwrap();
-    let run = desk.run("replay --cpus 1 --control s.sock");
+    assert!(dir.path("s.sock").exists(), "it had no time to remove it");
+    let live = Live::start(&dir, "--cpus 1");
+    fs::rename(dir.path("s.sock"), dir.path("kept")).unwrap();
+    fs::write(dir.path("s.sock"), "of another").unwrap();
+    let run = dir.run("replay --cpus 1 --control s.sock");
     assert_eq!(run.code, Some(2), "{}", run.told);
     assert!(run.told.contains("there is a file that is not a socket"), "{}", run.told);
     drop(live);
-    assert_eq!(desk.read("s.sock"), "of another");
-    let run = desk.run("replay --cpus 1 --control none/s.sock");
+    assert_eq!(dir.read("s.sock"), "of another");
+    let run = dir.run("replay --cpus 1 --control none/s.sock");
     assert_eq!(run.code, Some(2), "{}", run.told);
-    let run = desk.run(&format!("replay --cpus 1 --control {}", "x".repeat(108)));
+    let run = dir.run(&format!("replay --cpus 1 --control {}", "x".repeat(108)));
     assert!(run.told.contains("has 1 to 107 bytes"), "{}", run.told);
 
     let mut open = Command::new("sh");
     let script = "umask 0; exec \"$0\" replay --json --rate 1k --loops 1000 --control open.sock";
-    let open = open.current_dir(&desk.0).args(["-c", script, env!("CARGO_BIN_EXE_forebay")]);
+    let open = open.current_dir(&dir.0).args(["-c", script, env!("CARGO_BIN_EXE_forebay")]);
     let mut open = open.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    while !desk.path("open.sock").exists() && open.try_wait().unwrap().is_none() {}
+    while !dir.path("open.sock").exists() && open.try_wait().unwrap().is_none() {}
     assert_eq!(mode("open.sock"), 0o600, "from the first moment, whatever the umask");
     open.kill().unwrap();
     open.wait().unwrap();
@@ -407,10 +407,10 @@ fn socket_private_dead_one_replaced() {
 
 #[test]
 fn replay_reports_flow_cpus_with_reasons() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     let fixed = "--deterministic --cpus 2 --spread always --rps 1 --at 100:rps_cpus=2";
     let args = format!("{fixed} --explain {FLOW} --explain 0badcafe");
-    let report = desk.report(&args);
+    let report = dir.report(&args);
     let [told, other] = &report["explain"].as_array().unwrap()[..] else { panic!("{report}") };
     let queue = &told["queues"][0];
     assert_eq!([&queue["cpu"], &queue["wish"]["cpu"], &queue["watched_since_ns"]], [1, 1, 0]);
@@ -419,13 +419,13 @@ fn replay_reports_flow_cpus_with_reasons() {
     assert_eq!([&moved["from"], &moved["to"]], [0, 1]);
     assert!(queue["sharers"].as_array().unwrap().contains(&told["hash"]), "{queue}");
     assert_eq!((&other["flow"], &other["hash"]), (&"0badcafe".into(), &"0badcafe".into()));
-    let run = desk.run(&format!("replay {args}"));
+    let run = dir.run(&format!("replay {args}"));
     for words in
         ["every frame accounted for\n\nflow 10.9.0.2:39796 > 10.9.0.1:53, hash", "now:   on CPU 1"]
     {
         assert!(run.stdout.contains(words), "{words}: {}", run.stdout);
     }
-    let run = desk.run("replay --explain nonsense");
+    let run = dir.run("replay --explain nonsense");
     assert_eq!(run.code, Some(2));
     assert!(run.told.contains("is neither an address nor a port"), "{}", run.told);
 }

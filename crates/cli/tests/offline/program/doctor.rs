@@ -2,12 +2,12 @@
 
 use serde_json::Value;
 
-use super::Desk;
+use super::WorkDir;
 
 #[test]
 fn doc_3_exit_code_is_the_worst_severity() {
-    let desk = Desk::new();
-    let run = desk.run("doctor lo --json");
+    let dir = WorkDir::new();
+    let run = dir.run("doctor lo --json");
     let document: Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!((run.stdout.lines().count(), run.told.as_str()), (1, ""));
     let findings = document["findings"].as_array().unwrap();
@@ -20,12 +20,12 @@ fn doc_3_exit_code_is_the_worst_severity() {
         assert!(is_told("about") && is_told("found"), "{finding}");
     }
 
-    let people = desk.run("doctor lo");
+    let people = dir.run("doctor lo");
     assert_eq!(people.code, Some(code));
     for part in ["privileges", "device", "lo", "to change"] {
         assert!(people.stdout.contains(part), "{part}: {}", people.stdout);
     }
-    let run = desk.run("doctor no-such0 --json");
+    let run = dir.run("doctor no-such0 --json");
     assert_eq!(run.code, Some(3), "{}", run.told);
     assert!(run.stdout.contains("there is no interface"), "{}", run.stdout);
 }

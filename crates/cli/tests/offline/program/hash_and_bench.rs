@@ -4,11 +4,11 @@ use super::*;
 
 #[test]
 fn rps_5_hashes_are_network_cards() {
-    let desk = Desk::new();
-    desk.write_udp("pair.pcap", [&MS_V4_0, &MS_V4_0_BACK]);
+    let dir = WorkDir::new();
+    dir.write_udp("pair.pcap", [&MS_V4_0, &MS_V4_0_BACK]);
     let hashes = |args: &str| {
-        desk.report(&format!("pair.pcap --deterministic --cpus 1 --trace t {args}"));
-        desk.column("t/deliver.csv", "hash")
+        dir.report(&format!("pair.pcap --deterministic --cpus 1 --trace t {args}"));
+        dir.column("t/deliver.csv", "hash")
     };
     assert_eq!(hashes("--hash toeplitz")[0], "51ccc178");
     for (kind, is_symmetric) in [
@@ -40,9 +40,9 @@ pub(crate) const VECTORS: &str = r#"{
 
 #[test]
 fn rps_5_published_vectors_are_hashed() {
-    let desk = Desk::new();
-    fs::write(desk.path("v.json"), VECTORS).unwrap();
-    let run = desk.run("hash --vectors v.json");
+    let dir = WorkDir::new();
+    fs::write(dir.path("v.json"), VECTORS).unwrap();
+    let run = dir.run("hash --vectors v.json");
     assert_eq!((run.code, run.told.as_str()), (Some(0), ""));
     assert_eq!(
         run.stdout.lines().collect::<Vec<_>>(),
@@ -60,7 +60,7 @@ fn rps_5_published_vectors_are_hashed() {
 
 #[test]
 fn unhashable_vectors_refused_by_id() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (from, to, part) in [
         ("\"keys\"", "keys", "v.json: key must be a string at line 2"),
         ("\"keys\"", "\"key\"", "v.json: missing field `keys`"),
@@ -76,24 +76,24 @@ fn unhashable_vectors_refused_by_id() {
         ("1766, \"key\": \"ms40\"", "1766, \"key\": \"short\"", "vector v4:"),
         ("420995bb", "420995b", "vector raw: data: Odd number of digits"),
     ] {
-        fs::write(desk.path("v.json"), VECTORS.replacen(from, to, 1)).unwrap();
-        let run = desk.run("hash --vectors v.json");
+        fs::write(dir.path("v.json"), VECTORS.replacen(from, to, 1)).unwrap();
+        let run = dir.run("hash --vectors v.json");
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{to}: {}", run.told);
         assert!(run.told.contains(part), "{to}: {part:?} is not in {:?}", run.told);
     }
-    let run = desk.run("hash --vectors none.json");
+    let run = dir.run("hash --vectors none.json");
     assert_eq!(run.code, Some(2));
     assert!(run.told.contains("cannot read none.json"), "{}", run.told);
 }
 
 #[test]
 fn comparison_refuses_unknown_names_and_places() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (args, problem) in [
         ("--only no-such-program", "--only no-such-program: no program is called so"),
         ("--svg none/all.svg", "--svg none/all.svg: No such file or directory"),
     ] {
-        let run = desk.run(&format!("compare cpu {args}"));
+        let run = dir.run(&format!("compare cpu {args}"));
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}");
         assert!(run.told.contains(problem), "{args}: {}", run.told);
     }
@@ -101,7 +101,7 @@ fn comparison_refuses_unknown_names_and_places() {
 
 #[test]
 fn benchmark_prints_one_line() {
-    let run = Desk::new().run("bench checksum --reps 3 --secs 1");
+    let run = WorkDir::new().run("bench checksum --reps 3 --secs 1");
     assert_eq!(run.code, Some(0), "{}", run.told);
     assert_eq!(run.stdout.lines().count(), 1);
     let figures: Value = serde_json::from_str(&run.stdout).unwrap();
@@ -113,7 +113,7 @@ fn benchmark_prints_one_line() {
 
 #[test]
 fn steering_benchmark_packets_can_be_steered() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     let arp = [[0xff; 12].as_slice(), &[8, 6], &[0; 46]].concat();
     let mut jumbo = Vec::new();
     PacketBuilder::ethernet2([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2])
@@ -122,19 +122,19 @@ fn steering_benchmark_packets_can_be_steered() {
         .write(&mut jumbo, &[0; 8000])
         .unwrap();
     for (name, frames) in [("arp.pcap", vec![&arp]), ("mixed.pcap", vec![&arp, &jumbo])] {
-        let mut writer = PcapWriter::new(File::create(desk.path(name)).unwrap()).unwrap();
+        let mut writer = PcapWriter::new(File::create(dir.path(name)).unwrap()).unwrap();
         for frame in frames {
             let len = u32::try_from(frame.len()).unwrap();
             writer.write_packet(&PcapPacket::new(std::time::Duration::ZERO, len, frame)).unwrap();
         }
     }
-    let run = desk.run("bench steer arp.pcap --reps 1");
+    let run = dir.run("bench steer arp.pcap --reps 1");
     assert_eq!(run.code, Some(2));
     if run.told.contains("needs two CPUs") {
         return;
     }
     assert!(run.told.contains("no packet with a flow hash"), "{}", run.told);
-    let run = desk.run("bench steer mixed.pcap --reps 1");
+    let run = dir.run("bench steer mixed.pcap --reps 1");
     assert_eq!(run.code, Some(0), "{}", run.told);
     let figures: Value = serde_json::from_str(&run.stdout).unwrap();
     assert!(figures["median"].as_f64().unwrap() > 0.0, "{figures}");
@@ -143,7 +143,7 @@ fn steering_benchmark_packets_can_be_steered() {
 
 #[test]
 fn socket_benchmark_rotates_policies_without_leaks() {
-    let run = Desk::new().run("bench udp --reps 1 --secs 1 --producers 2 --work-ns 20");
+    let run = WorkDir::new().run("bench udp --reps 1 --secs 1 --producers 2 --work-ns 20");
     if run.told.contains("needs two CPUs") {
         return;
     }

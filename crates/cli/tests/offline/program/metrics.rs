@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 
-use super::Desk;
+use super::WorkDir;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -62,14 +62,14 @@ fn met_1_replay_is_scraped_while_running() {
 fn met_3_unusable_metrics_address_is_refused() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap();
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (args, code, part) in [
         ("--metrics localhost:9464", 2, "it is PORT, or ADDR:PORT"),
         ("--metrics-host name", 2, "--metrics <ADDR>"),
         ("--metrics 0 --deterministic", 2, "cannot be used with"),
         (&format!("--metrics {taken}"), 3, "cannot listen for metrics at 127.0.0.1:"),
     ] {
-        let run = desk.run(&format!("replay --cpus 1 {args}"));
+        let run = dir.run(&format!("replay --cpus 1 {args}"));
         assert_eq!(run.code, Some(code), "{args}: {}", run.told);
         assert!(run.told.contains(part), "{args}: {part:?} is not in {:?}", run.told);
     }
@@ -77,14 +77,14 @@ fn met_3_unusable_metrics_address_is_refused() {
 
 #[test]
 fn pag_4_unusable_token_is_refused() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (name, text, mode) in [
         ("open", "0123456789abcdef\n", 0o644),
         ("short", "0123\n", 0o600),
         ("right", "0123456789abcdef\n", 0o600),
     ] {
-        fs::write(desk.path(name), text).unwrap();
-        fs::set_permissions(desk.path(name), fs::Permissions::from_mode(mode)).unwrap();
+        fs::write(dir.path(name), text).unwrap();
+        fs::set_permissions(dir.path(name), fs::Permissions::from_mode(mode)).unwrap();
     }
     for (args, part) in [
         ("--page-token right", "--metrics <ADDR>"),
@@ -92,11 +92,11 @@ fn pag_4_unusable_token_is_refused() {
         ("--metrics 0 --page-token open", "others may read it; chmod 600 open"),
         ("--metrics 0 --page-token short", "its first line is not 16 to 256"),
     ] {
-        let run = desk.run(&format!("replay --cpus 1 {args}"));
+        let run = dir.run(&format!("replay --cpus 1 {args}"));
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);
         assert!(run.told.contains(part), "{args}: {part:?} is not in {:?}", run.told);
     }
-    let run = desk.run("replay --cpus 1 --metrics 0 --page-token right");
+    let run = dir.run("replay --cpus 1 --metrics 0 --page-token right");
     assert_eq!(run.code, Some(0), "{}", run.told);
     assert!(run.told.contains("/metrics, a page at http://127.0.0.1:"), "{}", run.told);
     assert!(!run.told.contains("0123456789abcdef"), "the token is not printed");

@@ -34,7 +34,7 @@ const BUNDLED_FRAMES: u64 = 32_000;
 const BUNDLED_FLOWS: u64 = 64;
 
 /// A directory to run the program in. Names are short, so that a message fits on one line.
-struct Desk(TempDir);
+struct WorkDir(TempDir);
 
 /// Outcome of a run.
 struct Run {
@@ -56,7 +56,7 @@ impl Run {
     }
 }
 
-impl Desk {
+impl WorkDir {
     fn new() -> Self {
         Self(TempDir::new().unwrap())
     }
@@ -156,7 +156,7 @@ fn frames_of(capture: &Path) -> Vec<Vec<u8>> {
 
 #[test]
 fn bundled_capture_report_is_exact() {
-    let report = Desk::new().report("--cpus 2 --rps 1,00000003");
+    let report = WorkDir::new().report("--cpus 2 --rps 1,00000003");
     for field in ["packets_in", "delivered"] {
         assert_eq!(report[field], BUNDLED_FRAMES, "{field}");
     }
@@ -184,18 +184,18 @@ fn bundled_capture_report_is_exact() {
 
 #[test]
 fn json_alone_on_stdout() {
-    let desk = Desk::new();
-    let run = desk.run("replay --json --cpus 1 --rps 3");
+    let dir = WorkDir::new();
+    let run = dir.run("replay --json --cpus 1 --rps 3");
     assert_eq!(run.code, Some(0));
     assert!(run.stdout.ends_with("}\n") && run.stdout.lines().count() == 1, "{}", run.stdout);
     assert!(run.told.contains("--rps: CPUs 1 are not among --cpus (0) and are ignored"));
-    let run = desk.run("replay --json --cpus 1 --set flow_limit_cpu_bitmap=2");
+    let run = dir.run("replay --json --cpus 1 --set flow_limit_cpu_bitmap=2");
     assert!(run.told.contains("flow_limit_cpu_bitmap: CPUs 1 are not among"), "{}", run.told);
 }
 
 #[test]
 fn people_get_table_and_verdict() {
-    let run = Desk::new().run("replay --cpus 1");
+    let run = WorkDir::new().run("replay --cpus 1");
     assert_eq!((run.code, run.told.as_str()), (Some(0), ""));
     for part in ["32,000 packets in", "CPU", "backlog max", "64 flows"] {
         assert!(run.stdout.contains(part), "{part}: {}", run.stdout);
@@ -205,14 +205,14 @@ fn people_get_table_and_verdict() {
 
 #[test]
 fn unusable_input_names_place_and_remedy() {
-    let desk = Desk::new();
-    desk.write_one_flow("huge.pcap", 1);
-    let mut huge = fs::read(desk.path("huge.pcap")).unwrap();
+    let dir = WorkDir::new();
+    dir.write_one_flow("huge.pcap", 1);
+    let mut huge = fs::read(dir.path("huge.pcap")).unwrap();
     huge[32..36].copy_from_slice(&(2u32 << 30).to_ne_bytes());
-    fs::write(desk.path("huge.pcap"), huge).unwrap();
-    fs::write(desk.path("empty.pcap"), "").unwrap();
-    fs::write(desk.path("text.pcap"), "hello, this is not a capture at all\n").unwrap();
-    fs::create_dir(desk.path("dir.pcap")).unwrap();
+    fs::write(dir.path("huge.pcap"), huge).unwrap();
+    fs::write(dir.path("empty.pcap"), "").unwrap();
+    fs::write(dir.path("text.pcap"), "hello, this is not a capture at all\n").unwrap();
+    fs::create_dir(dir.path("dir.pcap")).unwrap();
     for (file, problem, remedy) in [
         ("none.pcap", "cannot open none.pcap", "check that the path is right"),
         ("empty.pcap", "empty.pcap: the file is empty at offset 0", "give a pcap or pcapng file"),
@@ -225,7 +225,7 @@ fn unusable_input_names_place_and_remedy() {
         ("huge.pcap", "huge.pcap: a record claims 2147483648 bytes", "cut it before that offset"),
         ("huge.pcap", "at offset 24", "repair it"),
     ] {
-        let run = desk.run(&format!("replay --cpus 1 {file}"));
+        let run = dir.run(&format!("replay --cpus 1 {file}"));
         assert_eq!(run.code, Some(2), "{file}: {}", run.told);
         for part in [problem, remedy] {
             assert!(run.told.contains(part), "{file}: {part:?} is not in {:?}", run.told);
@@ -235,13 +235,13 @@ fn unusable_input_names_place_and_remedy() {
 
 #[test]
 fn promise_2_data_before_damage_is_delivered() {
-    let desk = Desk::new();
-    desk.write_one_flow("broken.pcap", 3);
-    let mut bytes = fs::read(desk.path("broken.pcap")).unwrap();
+    let dir = WorkDir::new();
+    dir.write_one_flow("broken.pcap", 3);
+    let mut bytes = fs::read(dir.path("broken.pcap")).unwrap();
     let offset = bytes.len();
     bytes.extend([0xff; 16]);
-    fs::write(desk.path("broken.pcap"), bytes).unwrap();
-    let run = desk.run("replay --json --cpus 1 broken.pcap");
+    fs::write(dir.path("broken.pcap"), bytes).unwrap();
+    let run = dir.run("replay --json --cpus 1 broken.pcap");
     assert_eq!(run.code, Some(2));
     assert!(run.told.contains(&format!("at offset {offset}")), "{}", run.told);
     let report: Value = serde_json::from_str(&run.stdout).unwrap();
@@ -251,7 +251,7 @@ fn promise_2_data_before_damage_is_delivered() {
 
 #[test]
 fn bad_options_are_refused_by_name() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (args, part) in [
         ("replay --rate 0", "a rate is a number above 0, max or capture"),
         ("replay --queues 0", "--queues <N>"),
@@ -285,7 +285,7 @@ fn bad_options_are_refused_by_name() {
         ("hash", "--vectors <FILE>"),
         ("bench speed", "[possible values: parse, checksum"),
     ] {
-        let run = desk.run(args);
+        let run = dir.run(args);
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);
         assert!(run.told.contains(part), "{args}: {part:?} is not in {:?}", run.told);
     }
@@ -293,11 +293,11 @@ fn bad_options_are_refused_by_name() {
 
 #[test]
 fn promise_9_a_seed_determines_a_whole_run() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     let delivered = |name: &str, seed: u64| {
         let fixed = "--deterministic --cpus 4 --work 500 --synthetic frames=5000";
-        desk.report(&format!("{fixed} --seed {seed} --trace {name}"));
-        desk.read(&format!("{name}/deliver.csv"))
+        dir.report(&format!("{fixed} --seed {seed} --trace {name}"));
+        dir.read(&format!("{name}/deliver.csv"))
     };
     let first = delivered("a", 7);
     assert_eq!(first.lines().count(), 5001);
@@ -307,22 +307,22 @@ fn promise_9_a_seed_determines_a_whole_run() {
 
 #[test]
 fn promise_2_written_captures_hold_every_frame_once() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     let flows = (0..3000u16).map(|frame| ([10, 0, 0, 1], 1000 + frame % 40, [10, 0, 0, 2], 53));
     let flows: Vec<_> = flows.collect();
-    desk.write_udp("in.pcap", &flows);
+    dir.write_udp("in.pcap", &flows);
     let fixed = "in.pcap --cpus 2 --spread always --rps 3 --write-pcap";
     for (name, mode) in [("stepped", "--deterministic"), ("live", "--when-full wait")] {
-        let report = desk.report(&format!("{fixed} {name} {mode}"));
+        let report = dir.report(&format!("{fixed} {name} {mode}"));
         let mut written = Vec::new();
         for cpu in report["per_cpu"].as_array().unwrap() {
-            let frames = frames_of(&desk.path(&format!("{name}/cpu{}.pcap", cpu["cpu"])));
+            let frames = frames_of(&dir.path(&format!("{name}/cpu{}.pcap", cpu["cpu"])));
             assert_eq!(frames.len() as u64, number(&cpu["packets"]), "{name}");
             assert!(!frames.is_empty(), "{name}: flows are spread");
             written.extend(frames);
         }
         written.sort_unstable();
-        let mut sent = frames_of(&desk.path("in.pcap"));
+        let mut sent = frames_of(&dir.path("in.pcap"));
         sent.sort_unstable();
         assert!(written == sent, "{name}: every frame, byte for byte, once");
     }
@@ -330,18 +330,18 @@ fn promise_2_written_captures_hold_every_frame_once() {
 
 #[test]
 fn rps_11_scripted_mask_applies_at_frame() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     // Slow enough that no packet is queued when the mask changes.
     let fixed = "--deterministic --cpus 2 --spread always --rps 1 --rate 1000 --trace t";
-    desk.report(&format!("{fixed} --synthetic frames=300 --at 100:rps_cpus=2"));
-    let config = desk.read("t/config.csv");
+    dir.report(&format!("{fixed} --synthetic frames=300 --at 100:rps_cpus=2"));
+    let config = dir.read("t/config.csv");
     let [header, first, change] = config.lines().collect::<Vec<_>>()[..] else {
         panic!("{config}")
     };
     assert_eq!([header, first], ["t_ns,epoch,what,value", "0,0,rps_cpus,1"]);
     assert!(change.ends_with(",1,rps_cpus,2"), "{change}");
-    let rows = desk.column("t/deliver.csv", "frame").into_iter();
-    for (frame, cpu) in rows.zip(desk.column("t/deliver.csv", "cpu")) {
+    let rows = dir.column("t/deliver.csv", "frame").into_iter();
+    for (frame, cpu) in rows.zip(dir.column("t/deliver.csv", "cpu")) {
         let frame: u64 = frame.parse().unwrap();
         assert_eq!(cpu, if frame < 100 { "0" } else { "1" }, "frame {frame}");
     }
@@ -349,7 +349,7 @@ fn rps_11_scripted_mask_applies_at_frame() {
 
 #[test]
 fn impossible_script_change_is_reported() {
-    let run = Desk::new()
+    let run = WorkDir::new()
         .run("replay --json --deterministic --cpus 2 --at 100:online=0:0 --at 200:online=1:0");
     assert_eq!(run.code, Some(2), "{}", run.told);
     assert!(run.told.contains("the last one stays"), "{}", run.told);
@@ -359,8 +359,8 @@ fn impossible_script_change_is_reported() {
 
 #[test]
 fn options_change_only_what_named() {
-    let desk = Desk::new();
-    desk.write_one_flow("f.pcap", 100);
+    let dir = WorkDir::new();
+    dir.write_one_flow("f.pcap", 100);
     // IPv6, UDP and Ethernet headers around 100 bytes.
     const SYNTHETIC_BYTES: u64 = 1000 * (14 + 40 + 8 + 100);
     for (args, field, value) in [
@@ -377,7 +377,7 @@ fn options_change_only_what_named() {
         ("--rps 0 --spread always --work 10", "delivered", BUNDLED_FRAMES),
     ] {
         for mode in ["", " --deterministic"] {
-            let report = desk.report(&format!("{args} --cpus 2{mode}"));
+            let report = dir.report(&format!("{args} --cpus 2{mode}"));
             assert_eq!(report[field], value, "{args}{mode}: {field}");
         }
     }
@@ -385,9 +385,9 @@ fn options_change_only_what_named() {
 
 #[test]
 fn rps_9_empty_mask_disables_rps() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (mask, share) in [("0", [BUNDLED_FRAMES, 0]), ("2", [0, BUNDLED_FRAMES])] {
-        let report = desk.report(&format!("--deterministic --cpus 2 --spread always --rps {mask}"));
+        let report = dir.report(&format!("--deterministic --cpus 2 --spread always --rps {mask}"));
         let packets = [0, 1].map(|cpu: usize| number(&report["per_cpu"][cpu]["packets"]));
         assert_eq!(packets, share, "--rps {mask}");
     }
@@ -395,13 +395,13 @@ fn rps_9_empty_mask_disables_rps() {
 
 #[test]
 fn trace_shows_queues_and_start_counters() {
-    let desk = Desk::new();
-    desk.report(
+    let dir = WorkDir::new();
+    dir.report(
         "--deterministic --cpus 2 --spread always --queues 3 --start-counters 4294966296 --trace t",
     );
-    let queues: BTreeSet<_> = desk.column("t/deliver.csv", "rxq").into_iter().collect();
+    let queues: BTreeSet<_> = dir.column("t/deliver.csv", "rxq").into_iter().collect();
     assert_eq!(queues, ["0", "1", "2"].map(str::to_owned).into());
-    let positions = desk.column("t/deliver.csv", "qpos");
+    let positions = dir.column("t/deliver.csv", "qpos");
     let positions: BTreeSet<u32> = positions.iter().map(|tail| tail.parse().unwrap()).collect();
     assert!(positions.contains(&4_294_966_297) && positions.contains(&0), "counters wrap");
     assert!(!positions.contains(&4_294_966_296) && !positions.contains(&1_000_000_000));
@@ -409,91 +409,91 @@ fn trace_shows_queues_and_start_counters() {
 
 #[test]
 fn output_never_goes_over_input() {
-    let desk = Desk::new();
-    fs::create_dir(desk.path("out")).unwrap();
-    desk.write_one_flow("out/cpu7.pcap", 3);
-    fs::write(desk.path("out/cpu0.pcap"), "kept").unwrap();
-    std::os::unix::fs::symlink("cpu7.pcap", desk.path("out/deliver.csv")).unwrap();
-    std::os::unix::fs::symlink("out/cpu7.pcap", desk.path("link.pcap")).unwrap();
+    let dir = WorkDir::new();
+    fs::create_dir(dir.path("out")).unwrap();
+    dir.write_one_flow("out/cpu7.pcap", 3);
+    fs::write(dir.path("out/cpu0.pcap"), "kept").unwrap();
+    std::os::unix::fs::symlink("cpu7.pcap", dir.path("out/deliver.csv")).unwrap();
+    std::os::unix::fs::symlink("out/cpu7.pcap", dir.path("link.pcap")).unwrap();
     for args in ["link.pcap --write-pcap out", "out/cpu7.pcap --trace out"] {
-        let run = desk.run(&format!("replay --cpus 1 {args}"));
+        let run = dir.run(&format!("replay --cpus 1 {args}"));
         assert_eq!(run.code, Some(2), "{args}");
         assert!(run.told.contains("is to be replayed and would be lost"), "{}", run.told);
-        assert_eq!(frames_of(&desk.path("out/cpu7.pcap")).len(), 3);
-        assert_eq!(desk.read("out/cpu0.pcap"), "kept");
+        assert_eq!(frames_of(&dir.path("out/cpu7.pcap")).len(), 3);
+        assert_eq!(dir.read("out/cpu0.pcap"), "kept");
     }
 }
 
 #[test]
 fn output_directory_is_of_one_run() {
-    let desk = Desk::new();
-    fs::create_dir(desk.path("out")).unwrap();
+    let dir = WorkDir::new();
+    fs::create_dir(dir.path("out")).unwrap();
     for name in ["cpu9.pcap", "cpu0-ip.pcap", "cpu9.txt", "parse.csv", "counters.json"] {
-        fs::write(desk.path("out").join(name), "stale").unwrap();
+        fs::write(dir.path("out").join(name), "stale").unwrap();
     }
-    desk.report("--cpus 1 --write-pcap out --trace out");
-    let files = fs::read_dir(desk.path("out")).unwrap();
+    dir.report("--cpus 1 --write-pcap out --trace out");
+    let files = fs::read_dir(dir.path("out")).unwrap();
     let files: BTreeSet<_> =
         files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
     let expected =
         ["config.csv", "counters.json", "cpu0.pcap", "cpu9.txt", "deliver.csv", "drop.csv"];
     assert_eq!(files, expected.map(str::to_owned).into());
-    assert!(desk.read("out/counters.json").starts_with('{'));
+    assert!(dir.read("out/counters.json").starts_with('{'));
 }
 
 #[test]
 fn unwritable_output_still_reports() {
-    let desk = Desk::new();
-    fs::write(desk.path("v.json"), hash_and_bench::VECTORS).unwrap();
+    let dir = WorkDir::new();
+    fs::write(dir.path("v.json"), hash_and_bench::VECTORS).unwrap();
     for args in [
         "replay --cpus 1",
         "replay --json --cpus 1",
         "hash --vectors v.json",
         "bench hash --reps 1",
     ] {
-        let run = desk.run_out_of_room(args);
+        let run = dir.run_out_of_room(args);
         assert_eq!(run.code, Some(3), "{args}: {}", run.told);
         assert!(run.told.contains("cannot write to standard output"), "{args}: {}", run.told);
     }
-    fs::create_dir(desk.path("t")).unwrap();
-    std::os::unix::fs::symlink("/dev/full", desk.path("t/drop.csv")).unwrap();
-    let run = desk.run("replay --json --cpus 1 --trace t");
+    fs::create_dir(dir.path("t")).unwrap();
+    std::os::unix::fs::symlink("/dev/full", dir.path("t/drop.csv")).unwrap();
+    let run = dir.run("replay --json --cpus 1 --trace t");
     assert_eq!(run.code, Some(3), "{}", run.told);
     assert!(run.told.contains("see that there is room"), "{}", run.told);
     let report: Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!(report["delivered"], BUNDLED_FRAMES);
     assert!(report["error"].as_str().unwrap().starts_with("cannot write t/drop.csv"));
-    assert!(desk.read("t/counters.json").contains("32000"));
+    assert!(dir.read("t/counters.json").contains("32000"));
 }
 
 #[test]
 fn rps_9_trace_shows_effective_mask() {
-    let desk = Desk::new();
-    desk.report("--deterministic --cpus 0,2 --rps 7 --at 100:rps_cpus=6 --trace t");
-    assert_eq!(desk.column("t/config.csv", "value"), ["5", "4"]);
+    let dir = WorkDir::new();
+    dir.report("--deterministic --cpus 0,2 --rps 7 --at 100:rps_cpus=6 --trace t");
+    assert_eq!(dir.column("t/config.csv", "value"), ["5", "4"]);
 }
 
 #[test]
 fn every_run_tells_its_seed() {
-    let desk = Desk::new();
-    let seed = |args: &str| number(&desk.report(&format!("--cpus 1 {args}"))["seed"]);
+    let dir = WorkDir::new();
+    let seed = |args: &str| number(&dir.report(&format!("--cpus 1 {args}"))["seed"]);
     assert_eq!(seed("--seed 7"), 7);
     assert_eq!(seed("--deterministic"), 1);
     assert_eq!(seed("--synthetic frames=10"), 1);
     assert_ne!(seed("--queues 1"), seed("--queues 1"), "drawn");
-    assert_eq!(desk.report("--cpus 1")["interrupted"], false);
+    assert_eq!(dir.report("--cpus 1")["interrupted"], false);
 }
 
 #[test]
 fn signal_ends_run_in_order() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     let args = "replay --json --cpus 1 --rate 1000 --loops 1000 --write-pcap out";
     let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_forebay"));
-    let run = run.current_dir(&desk.0).args(args.split(' '));
+    let run = run.current_dir(&dir.0).args(args.split(' '));
     let run = run.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let mut run = run.spawn().unwrap();
     // The file is created with the first packet, when signal handlers are installed.
-    while !desk.path("out/cpu0.pcap").exists() && run.try_wait().unwrap().is_none() {
+    while !dir.path("out/cpu0.pcap").exists() && run.try_wait().unwrap().is_none() {
         std::thread::yield_now();
     }
     let killed = std::process::Command::new("kill").args(["-TERM", &run.id().to_string()]).status();

@@ -5,14 +5,14 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::program::Desk;
+use crate::program::WorkDir;
 
 /// User id of `nobody`.
 const OTHER: u32 = 65534;
 
 #[test]
 fn without_a_device_it_explains_itself() {
-    let run = Desk::new().run("run");
+    let run = WorkDir::new().run("run");
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
     for part in ["Usage: forebay run [OPTIONS] [DEV]...", "--take <LIST>", "Examples:", "SIGHUP"] {
         assert!(run.told.contains(part), "{part}: {}", run.told);
@@ -21,9 +21,9 @@ fn without_a_device_it_explains_itself() {
 
 #[test]
 fn missing_device_error_lists_others() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for args in ["run no-such0", "run lo af_packet:no-such0 --yes"] {
-        let run = desk.run(args);
+        let run = dir.run(args);
         assert_eq!((run.code, run.stdout.as_str()), (Some(3), ""), "{args}: {}", run.told);
         let problem = "there is no interface \"no-such0\" in this network namespace";
         let is_told = run.told.contains(problem) && run.told.contains("there are: ");
@@ -33,7 +33,7 @@ fn missing_device_error_lists_others() {
 
 #[test]
 fn impossible_run_options_are_usage() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (args, part) in [
         ("run tun:t0 --take udp:53", "--take with tun: what is sent there is all taken"),
         ("run t0 --via tap --promiscuous", "--promiscuous with tap: there are no other stations"),
@@ -75,7 +75,7 @@ fn impossible_run_options_are_usage() {
         ("run lo --mount none", "there is no such directory"),
         ("replay --hash device", "no live device has hashed these packets"),
     ] {
-        let run = desk.run(args);
+        let run = dir.run(args);
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);
         assert!(run.told.contains(part), "{args}: {part:?} is not in {:?}", run.told);
     }
@@ -83,7 +83,7 @@ fn impossible_run_options_are_usage() {
 
 #[test]
 fn missing_permission_named_with_remedy() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (args, problem, remedy) in [
         (
             "run lo --via af_packet --yes",
@@ -96,7 +96,7 @@ fn missing_permission_named_with_remedy() {
             "setcap cap_net_raw,cap_net_admin,cap_",
         ),
     ] {
-        let run = desk.run_as_other(args);
+        let run = dir.run_as_other(args);
         assert_eq!((run.code, run.stdout.as_str()), (Some(3), ""), "{args}: {}", run.told);
         for part in [problem, remedy, "or run as root"] {
             assert!(run.told.contains(part), "{args}: {part:?} is not in {:?}", run.told);
@@ -104,7 +104,7 @@ fn missing_permission_named_with_remedy() {
     }
 }
 
-impl Desk {
+impl WorkDir {
     /// Runs the program as a user without privileges: as another one, if this one is root.
     fn run_as_other(&self, args: &str) -> crate::program::Run {
         let program = self.path("forebay");

@@ -7,30 +7,30 @@ use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Desk, Run};
+use super::{Run, WorkDir};
 
 /// Time after which a run counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A service: a run, and the socket that its notices come to.
 struct Service<'a> {
-    desk: &'a Desk,
+    dir: &'a WorkDir,
     child: Child,
     notices: UnixDatagram,
 }
 
 impl<'a> Service<'a> {
     /// Starts a run of `f.toml`, with these knobs in it, and waits until it is ready.
-    fn start(desk: &'a Desk, knobs: &str) -> Self {
-        write(desk, knobs);
-        let path = desk.path("notify");
+    fn start(dir: &'a WorkDir, knobs: &str) -> Self {
+        write(dir, knobs);
+        let path = dir.path("notify");
         let notices = UnixDatagram::bind(&path).unwrap();
         notices.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-        command.args(["run", "--config", "f.toml"]).current_dir(&desk.0);
+        command.args(["run", "--config", "f.toml"]).current_dir(&dir.0);
         command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "2000000");
         command.env_remove("WATCHDOG_PID").stdout(Stdio::piped()).stderr(Stdio::piped());
-        let service = Self { desk, child: command.spawn().unwrap(), notices };
+        let service = Self { dir, child: command.spawn().unwrap(), notices };
         assert_eq!(service.notice(), "READY=1");
         service
     }
@@ -55,7 +55,7 @@ impl<'a> Service<'a> {
 
     /// Value of a knob.
     fn reads(&self, knob: &str) -> String {
-        let run = self.desk.run(&format!("get {knob} --control s.sock"));
+        let run = self.dir.run(&format!("get {knob} --control s.sock"));
         assert_eq!(run.code, Some(0), "{}", run.told);
         run.stdout.trim_end().to_owned()
     }
@@ -77,16 +77,16 @@ impl Drop for Service<'_> {
 }
 
 /// Writes the config file, with these knobs.
-fn write(desk: &Desk, knobs: &str) {
+fn write(dir: &WorkDir, knobs: &str) {
     let run = "[run]\ndevices = [\"vhost-user:v.sock\"]\nlisten = true\ncpus = 1\n\
                control = \"s.sock\"\n";
-    fs::write(desk.path("f.toml"), format!("{run}[knobs]\n{knobs}")).unwrap();
+    fs::write(dir.path("f.toml"), format!("{run}[knobs]\n{knobs}")).unwrap();
 }
 
 #[test]
 fn svc_2_run_notifies_service_manager() {
-    let desk = Desk::new();
-    let service = Service::start(&desk, "dev_weight = 32\n");
+    let dir = WorkDir::new();
+    let service = Service::start(&dir, "dev_weight = 32\n");
     assert_eq!(service.reads("dev_weight"), "32");
     for _ in 0..5 {
         assert_eq!(service.notice(), "WATCHDOG=1");
@@ -98,10 +98,10 @@ fn svc_2_run_notifies_service_manager() {
 
 #[test]
 fn svc_4_hangup_applies_only_what_changed() {
-    let desk = Desk::new();
-    let service = Service::start(&desk, "netdev_max_backlog = 500\ndev_weight = 32\n");
-    assert_eq!(desk.run("set dev_weight=40 netdev_budget=200 --control s.sock").code, Some(0));
-    write(&desk, "dev_weight = 32\nnetdev_budget_usecs = 9000\nnetdev_budget = 400\n");
+    let dir = WorkDir::new();
+    let service = Service::start(&dir, "netdev_max_backlog = 500\ndev_weight = 32\n");
+    assert_eq!(dir.run("set dev_weight=40 netdev_budget=200 --control s.sock").code, Some(0));
+    write(&dir, "dev_weight = 32\nnetdev_budget_usecs = 9000\nnetdev_budget = 400\n");
     service.signal("HUP");
     let began = Instant::now();
     while service.reads("netdev_budget_usecs") != "9000" {
@@ -120,8 +120,8 @@ fn svc_4_hangup_applies_only_what_changed() {
 
 #[test]
 fn svc_4_refusal_repeats_no_accepted_knobs() {
-    let desk = Desk::new();
-    let service = Service::start(&desk, "");
+    let dir = WorkDir::new();
+    let service = Service::start(&dir, "");
     let awaited = |knob: &str, value: &str| {
         let began = Instant::now();
         while service.reads(knob) != value {
@@ -129,11 +129,11 @@ fn svc_4_refusal_repeats_no_accepted_knobs() {
         }
     };
     let file = "netdev_max_backlog = \"none\"\nnetdev_budget = 400\n";
-    write(&desk, file);
+    write(&dir, file);
     service.signal("HUP");
     awaited("netdev_budget", "400");
-    assert_eq!(desk.run("set netdev_budget=200 --control s.sock").code, Some(0));
-    write(&desk, &format!("{file}dev_weight = 33\n"));
+    assert_eq!(dir.run("set netdev_budget=200 --control s.sock").code, Some(0));
+    write(&dir, &format!("{file}dev_weight = 33\n"));
     service.signal("HUP");
     awaited("dev_weight", "33");
     assert_eq!(service.reads("netdev_budget"), "200", "as it was set");
@@ -144,17 +144,17 @@ fn svc_4_refusal_repeats_no_accepted_knobs() {
 
 #[test]
 fn svc_1_file_without_devices_is_usage() {
-    let desk = Desk::new();
-    fs::write(desk.path("f.toml"), "[knobs]\n").unwrap();
-    fs::write(desk.path("g.toml"), "[run]\ndevices = [\"lo\"]\nspeed = 1\n").unwrap();
+    let dir = WorkDir::new();
+    fs::write(dir.path("f.toml"), "[knobs]\n").unwrap();
+    fs::write(dir.path("g.toml"), "[run]\ndevices = [\"lo\"]\nspeed = 1\n").unwrap();
     for (args, part) in [
         ("run --config f.toml", "f.toml names no devices"),
         ("run --config g.toml", "g.toml:3: `forebay run` has no option speed"),
     ] {
-        let run = desk.run(args);
+        let run = dir.run(args);
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{}", run.told);
         assert!(run.told.contains(part), "{part}: {}", run.told);
     }
-    let run = desk.run("run --config g.toml --json");
+    let run = dir.run("run --config g.toml --json");
     assert!(run.stdout.starts_with("{\"error\":\"g.toml:3:"), "{}", run.stdout);
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::Desk;
+use super::WorkDir;
 
 const SCENARIOS: [&str; 19] = [
     "rps-stable",
@@ -29,23 +29,23 @@ const SCENARIOS: [&str; 19] = [
 ];
 
 fn json(args: &str) -> Value {
-    let run = Desk::new().run(args);
+    let run = WorkDir::new().run(args);
     assert_eq!((run.code, run.told.as_str()), (Some(0), ""), "{args}");
     serde_json::from_str(&run.stdout).unwrap()
 }
 
 #[test]
 fn scenarios_listed_unknown_is_usage() {
-    let desk = Desk::new();
-    let listed = desk.run("sim");
+    let dir = WorkDir::new();
+    let listed = dir.run("sim");
     let names = listed.stdout.lines().filter_map(|line| line.split(' ').next());
     assert_eq!(names.collect::<Vec<_>>(), SCENARIOS);
     let listed = json("sim --json");
     assert!(listed.as_array().unwrap().iter().map(|it| &it["scenario"]).eq(SCENARIOS));
     for args in ["sim nothing", "sim elephant --seeds 0", "sim elephant --trace dir"] {
-        assert_eq!(desk.run(args).code, Some(2), "{args}");
+        assert_eq!(dir.run(args).code, Some(2), "{args}");
     }
-    let both = desk.run("sim elephant --rules kernel --seed 1 --trace dir");
+    let both = dir.run("sim elephant --rules kernel --seed 1 --trace dir");
     assert_eq!(both.code, Some(2));
     assert!(both.told.contains("leave out --rules"), "{}", both.told);
 }
@@ -66,7 +66,7 @@ fn kernel_rule_violations_are_comparison() {
     let again = format!("sim mask-change --seed {seed} --packets 3000 --json --rules kernel");
     assert_eq!(json(&again)["first_violation"], kernel["first_violation"]);
 
-    let run = Desk::new().run("sim mask-change --seeds 2 --packets 3000");
+    let run = WorkDir::new().run("sim mask-change --seeds 2 --packets 3000");
     let rows: Vec<Vec<_>> =
         run.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(rows[1][..3], ["mask-change", "forebay", "2"]);
@@ -75,11 +75,11 @@ fn kernel_rule_violations_are_comparison() {
 
 #[test]
 fn promise_1_simulated_trace_can_be_judged() {
-    let desk = Desk::new();
-    let run = desk.run("sim cpu-crash --seed 5 --packets 2000 --rules forebay --json --trace dir");
+    let dir = WorkDir::new();
+    let run = dir.run("sim cpu-crash --seed 5 --packets 2000 --rules forebay --json --trace dir");
     let summary: Value = serde_json::from_str(&run.stdout).unwrap();
     let [orders, flows, sequences] = ["order", "flow", "seq"].map(|column| {
-        let column = desk.column("dir/deliver.csv", column).into_iter();
+        let column = dir.column("dir/deliver.csv", column).into_iter();
         column.map(|number| number.parse::<u64>().unwrap()).collect::<Vec<_>>()
     });
     // Each CPU writes rows of its own; the order numbers span all CPUs.
@@ -92,11 +92,11 @@ fn promise_1_simulated_trace_can_be_judged() {
         assert!(before < Some(sequence), "{sequence} of flow {flow} after {before:?}");
     }
     assert_eq!(summary["delivered"], flows.len());
-    assert_eq!(summary["dropped"], desk.column("dir/drop.csv", "frame").len());
-    let sent = desk.read("dir/sent.csv");
+    assert_eq!(summary["dropped"], dir.column("dir/drop.csv", "frame").len());
+    let sent = dir.read("dir/sent.csv");
     let sent = sent.lines().map(|line| line.split(',').nth(1).unwrap().parse::<u64>().unwrap());
     assert!(sent.sum::<u64>() <= summary["packets"].as_u64().unwrap());
-    let what: BTreeSet<_> = desk.column("dir/config.csv", "what").into_iter().collect();
+    let what: BTreeSet<_> = dir.column("dir/config.csv", "what").into_iter().collect();
     assert!(what.len() > 1, "{what:?}");
     // A trace does not change the result.
     let plain = json("sim cpu-crash --seed 5 --packets 2000 --rules forebay --json");

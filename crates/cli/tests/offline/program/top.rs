@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::WorkDir;
 use super::control::Live;
 
 /// The first flow of the bundled capture.
@@ -29,9 +29,9 @@ fn dropped(live: &Live<'_>) -> u64 {
 
 #[test]
 fn top_1_view_agrees_with_the_run() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     let args = "--cpus 1 --queues 2 --when-full drop --work 1000 --set netdev_max_backlog=1";
-    let live = Live::start(&desk, args);
+    let live = Live::start(&dir, args);
     while dropped(&live) == 0 {
         std::thread::yield_now();
     }
@@ -67,8 +67,8 @@ fn top_1_view_agrees_with_the_run() {
 
 #[test]
 fn top_4_flows_are_those_explained() {
-    let desk = Desk::new();
-    let live = Live::start(&desk, "--cpus 1");
+    let dir = WorkDir::new();
+    let live = Live::start(&dir, "--cpus 1");
     let flows = loop {
         // Packets may be late.
         let answer = live.answer("flows\n");
@@ -99,8 +99,8 @@ fn top_4_flows_are_those_explained() {
 
 #[test]
 fn top_1_answer_has_all_metrics() {
-    let desk = Desk::new();
-    let live = Live::start(&desk, "--cpus 1");
+    let dir = WorkDir::new();
+    let live = Live::start(&dir, "--cpus 1");
     let answer = live.answer("metrics\nmetrics all\n");
     let (metrics, refusal) = answer.split_once("# EOF\nok\n").unwrap();
     for name in ["forebay_packets_received_total{", "forebay_cpu_busy_seconds_total{"] {
@@ -119,14 +119,14 @@ fn top_1_answer_has_all_metrics() {
 
 #[test]
 fn top_5_unusable_call_is_refused() {
-    let desk = Desk::new();
+    let dir = WorkDir::new();
     for (args, code, part) in [
         ("top --control s.sock", 2, "give --once to print one view"),
         ("top --once --control s.sock", 3, "no run answers at s.sock"),
         ("top --once --interval 0", 2, "it is from 0.1 to 3600"),
         ("top --once --follow 10.0.0.1", 2, "it has 1 addresses"),
     ] {
-        let run = desk.run(args);
+        let run = dir.run(args);
         assert_eq!((run.code, run.stdout.as_str()), (Some(code), ""), "{args}: {}", run.told);
         assert!(run.told.contains(part), "{args}: {part:?} is not in {:?}", run.told);
     }
@@ -134,11 +134,11 @@ fn top_5_unusable_call_is_refused() {
 
 #[test]
 fn top_5_end_during_view_is_told() {
-    let desk = Desk::new();
-    let live = Live::start(&desk, "--cpus 1");
+    let dir = WorkDir::new();
+    let live = Live::start(&dir, "--cpus 1");
     let mut top = Command::new(env!("CARGO_BIN_EXE_forebay"));
     let args = "top --once --interval 3 --control s.sock";
-    let top = top.current_dir(&desk.0).args(args.split(' ')).stdout(Stdio::piped());
+    let top = top.current_dir(&dir.0).args(args.split(' ')).stdout(Stdio::piped());
     let top = top.stderr(Stdio::piped()).spawn().unwrap();
     live.end();
     let output = top.wait_with_output().unwrap();
