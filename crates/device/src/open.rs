@@ -128,6 +128,12 @@ impl Device {
         })
     }
 
+    /// Device of these sources, which says nothing else about itself yet.
+    fn with<S: Source + 'static>(config: &DeviceConfig, sources: Vec<S>) -> Self {
+        let boxed = |source: S| -> Box<dyn Source> { Box::new(source) };
+        Self::of_sources(&config.name, config.via, sources.into_iter().map(boxed).collect())
+    }
+
     #[cfg(feature = "af-xdp")]
     fn open_af_xdp(config: &DeviceConfig) -> Result<Self> {
         let interface = Interface::named(&config.name)?;
@@ -135,14 +141,11 @@ impl Device {
         let (device, sources) = XdpDevice::open(&interface, config, Opened::Both)?;
         let counts = sources.iter().map(|source| Arc::clone(source.counts())).collect();
         Ok(Self {
-            name: config.name.clone(),
-            via: config.via,
-            sources: sources.into_iter().map(boxed).collect(),
             counts,
-            rx_buffers: Vec::new(),
             facts: device.facts().clone(),
             way_out: Some(WayOut::Xdp(device)),
             takes_all: config.take == RxFilter::All,
+            ..Self::with(config, sources)
         })
     }
 
@@ -159,16 +162,7 @@ impl Device {
         };
         let sources = af_packet::open(&interface, &options)?;
         let counts = sources.iter().map(|source| Arc::clone(source.counts())).collect();
-        Ok(Self {
-            name: config.name.clone(),
-            via: config.via,
-            sources: sources.into_iter().map(boxed).collect(),
-            counts,
-            rx_buffers: Vec::new(),
-            facts: Facts::default(),
-            way_out: Some(WayOut::Packet(interface)),
-            takes_all: false,
-        })
+        Ok(Self { counts, way_out: Some(WayOut::Packet(interface)), ..Self::with(config, sources) })
     }
 
     #[cfg(feature = "tun")]
@@ -179,15 +173,12 @@ impl Device {
             }
             TunKind::Tap | TunKind::Tun => TunDevice::open(&config.name, kind, config.queues)?,
         };
+        let sources = device.sources(config.verify);
         Ok(Self {
-            name: config.name.clone(),
-            via: config.via,
-            sources: device.sources(config.verify).into_iter().map(boxed).collect(),
             counts: device.counts(),
-            rx_buffers: Vec::new(),
             facts: Facts::of(device.facts()),
             way_out: Some(WayOut::Tun(device)),
-            takes_all: false,
+            ..Self::with(config, sources)
         })
     }
 
@@ -195,14 +186,11 @@ impl Device {
     fn open_vhost_user(config: &DeviceConfig) -> Result<Self> {
         let (device, sources) = VirtioDevice::open(config)?;
         Ok(Self {
-            name: config.name.clone(),
-            via: config.via,
-            sources: sources.into_iter().map(boxed).collect(),
             counts: device.counts(),
             rx_buffers: device.rx_buffers(),
             facts: device.facts().clone(),
             way_out: Some(WayOut::Virtio(device)),
-            takes_all: false,
+            ..Self::with(config, sources)
         })
     }
 }
@@ -221,10 +209,6 @@ fn not_built_in(via: Via) -> forebay_sys::Error {
         value: via.name().to_owned(),
         why: format!("this program was built without the feature `{feature}` of forebay"),
     }
-}
-
-fn boxed<'a>(source: impl Source + 'a) -> Box<dyn Source + 'a> {
-    Box::new(source)
 }
 
 impl fmt::Debug for Device {
