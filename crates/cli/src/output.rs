@@ -8,7 +8,7 @@ use crate::failure::Failure;
 /// True once anything was printed.
 static HAS_PRINTED: AtomicBool = AtomicBool::new(false);
 
-/// Prints a whole text. A closed pipe is no error: the reader has read enough.
+/// Prints a whole text. A closed pipe is not an error: the reader has read enough.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     match write(text) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::Output { error }),

@@ -137,7 +137,7 @@ fn named(hash: u32) -> FlowName {
 }
 
 impl FlowWords {
-    /// Reads a word that is no endpoint: a separate port, or a protocol.
+    /// Reads a word that is not an endpoint: a separate port, or a protocol.
     fn read(&mut self, word: &str) -> Result<(), String> {
         if let Ok(port) = word.parse() {
             let bare = self.endpoints.iter_mut().find(|(_, port)| port.is_none());

@@ -261,7 +261,7 @@ enum HeardLine {
     Noise,
     /// More bytes than a line may have.
     TooLong,
-    /// End of the input; an unfinished line is no request.
+    /// End of the input; an unfinished line is not a request.
     Gone,
 }
 

@@ -91,7 +91,7 @@ impl Device {
         self.name == name || opened_so == Some(&self.name)
     }
 
-    /// Looks up the device's interface; `None` if the device is no interface.
+    /// Looks up the device's interface; `None` if the device is not an interface.
     pub fn interface(&self) -> Option<Result<Interface>> {
         self.via.is_interface().then(|| Interface::named(&self.name))
     }

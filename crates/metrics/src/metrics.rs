@@ -84,7 +84,7 @@ impl Metrics {
     /// called before an engine takes the sources of the devices, or after that.
     #[must_use]
     pub fn with_devices(mut self, devices: &[Device]) -> Self {
-        // As the engine names them: a device that is no interface has a path.
+        // As the engine names them: a device that is not an interface has a path.
         let named = DeviceQueues::of(devices).into_iter().zip(devices);
         let named = named.map(|(DeviceQueues { name, .. }, device)| (name, device));
         self.devices.extend(named.map(|(name, device)| MeasuredDevice::of(name, device)));

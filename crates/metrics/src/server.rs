@@ -161,6 +161,6 @@ async fn serve(stream: TcpStream, responder: Arc<Responder>, has_asked: Arc<Atom
         // A client may end its side once it has asked.
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service_fn(answer));
-    // Ignored: a client that goes, or sends no HTTP, is no matter of the run.
+    // Ignored: a client that goes, or sends no HTTP, does not concern the run.
     let _ = connection.await;
 }

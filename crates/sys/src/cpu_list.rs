@@ -71,7 +71,7 @@ impl CpuList {
     /// Parses a list: numbers and ranges, separated by commas.
     ///
     /// # Errors
-    /// If the text is no list.
+    /// If the text is not a list.
     pub fn parse_list(text: &str) -> Result<Self, MaskError> {
         read_list(text, MAX_CPUS)
     }

@@ -17,7 +17,7 @@ pub enum Errno {
     Access,
     /// In use.
     Busy,
-    /// A part of the path is no directory.
+    /// A part of the path is not a directory.
     NotDir,
     /// A directory instead of a file.
     IsDir,

@@ -48,7 +48,7 @@ pub fn dointvec(written: &[u8]) -> Result<(Option<i32>, usize), Errno> {
     let (number, rest) = unsigned(digits).ok_or(Errno::Inval)?;
     let len = start.len() - rest.len();
     let ends = text.get(len).is_none_or(|next| matches!(next, b' ' | b'\t' | b'\n'));
-    // As `proc_get_long`: the number fills the buffer, or the byte behind it is no separator.
+    // As `proc_get_long`: the number fills the buffer, or the byte behind it is not a separator.
     if len == SYSCTL_NUMBER_CHARS || !ends {
         return Err(Errno::Inval);
     }

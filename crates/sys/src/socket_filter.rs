@@ -23,7 +23,7 @@ pub struct FilterInstruction {
 /// Filter of a socket; empty without one.
 ///
 /// # Errors
-/// The kernel's, if the descriptor is no socket.
+/// The kernel's, if the descriptor is not a socket.
 pub fn attached(socket: BorrowedFd<'_>) -> io::Result<Vec<FilterInstruction>> {
     let none = FilterInstruction { code: 0, jt: 0, jf: 0, k: 0 };
     let mut filter = vec![none; INSTRUCTIONS_MAX];

@@ -40,7 +40,7 @@ pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<
 /// Has a socket drop every packet: if it listens, it reserves its port.
 ///
 /// # Errors
-/// The kernel's, if the descriptor is no socket.
+/// The kernel's, if the descriptor is not a socket.
 pub fn refuse_packets(socket: BorrowedFd<'_>) -> io::Result<()> {
     socket_filter::attach(socket, &[REFUSE])
 }
@@ -48,7 +48,7 @@ pub fn refuse_packets(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// Port of a reservation.
 ///
 /// # Errors
-/// The kernel's, if the descriptor is no socket.
+/// The kernel's, if the descriptor is not a socket.
 pub fn port_of(reserved: &OwnedFd) -> io::Result<u16> {
     let address = SocketAddr::try_from(getsockname(reserved)?)?;
     Ok(address.port())

@@ -193,7 +193,7 @@ impl AsyncWrite for TcpStream {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // As tokio's: closing what has ended already is no error.
+        // As tokio's: closing what has ended already is not an error.
         Poll::Ready(match self.inner().shutdown(Shutdown::Write) {
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
             result => result,

@@ -20,7 +20,7 @@ const ALL_MAX: usize = 200;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Limit of the messages of a process; a filter of events. Off until a run begins: the answers of
-/// other commands are no repetitions.
+/// other commands are not repetitions.
 #[derive(Debug, Default)]
 pub(super) struct MessageLimit {
     is_on: AtomicBool,

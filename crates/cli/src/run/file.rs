@@ -14,7 +14,7 @@ use crate::failure::Failure;
 
 /// Name of the command whose options a file can have.
 const RUN: &str = "run";
-/// Name in the file of the devices, which are no option.
+/// Name in the file of the devices, which are not an option.
 const DEVICES: &str = "devices";
 /// Options that a file cannot have: the file itself.
 const NOT_IN_FILE: &str = "config";

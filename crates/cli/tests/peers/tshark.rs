@@ -151,7 +151,7 @@ fn compare(seed: u64, frames: &[Frame], ours: &[Vec<String>], theirs: &[Row]) ->
     Err(format!("seed {seed}: {count} differences\n{}", differences.join("\n")).into())
 }
 
-/// True for differences that are no mistake of ours.
+/// True for differences that are not a mistake of ours.
 fn is_permitted(theirs: &Row, name: &str, ours: &str, they_say: &str) -> bool {
     let is_snapped = theirs.number("frame.cap_len") < theirs.number("frame.len");
     match (name, ours, they_say) {

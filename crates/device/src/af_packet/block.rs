@@ -63,7 +63,7 @@ impl BlockCursor {
         let descriptor = block.first_chunk::<DESCRIPTOR_BYTES>().ok_or(InvalidBlock::Offset)?;
         let left = u32_at(descriptor, NUM_PKTS_AT);
         let at = u32_at(descriptor, OFFSET_TO_FIRST_PKT_AT) as usize;
-        // The descriptor is no frame.
+        // The descriptor is not a frame.
         if left > 0 && at < DESCRIPTOR_BYTES {
             return Err(InvalidBlock::Offset);
         }

@@ -72,7 +72,7 @@ impl Capture {
     /// Opens the capture from its start.
     ///
     /// # Errors
-    /// If it cannot be read or is no capture.
+    /// If it cannot be read or is not a capture.
     pub fn open(&self) -> Result<CaptureReader> {
         let reader: Box<dyn Read + Send> = match self {
             Self::File(path) => Box::new(open(path)?),

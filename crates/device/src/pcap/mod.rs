@@ -83,7 +83,7 @@ impl PcapSource {
     /// selects whether frames are summed while they are copied.
     ///
     /// # Errors
-    /// If the first capture cannot be read or is no capture.
+    /// If the first capture cannot be read or is not a capture.
     pub fn open(plan: ReplayPlan, share: Option<QueueShare>, verify: Verify) -> Result<Self> {
         let total = plan.captures.iter().map(Capture::len_bytes).sum::<Option<u64>>();
         let progress = Progress {

@@ -94,7 +94,7 @@ impl CaptureReader {
     /// Opens a capture; `name` is for messages.
     ///
     /// # Errors
-    /// If it is no capture, or its link type cannot be read.
+    /// If it is not a capture, or its link type cannot be read.
     pub fn new(name: String, reader: Box<dyn Read + Send>) -> Result<Self> {
         Self::begin(name, Window::new(reader))
     }

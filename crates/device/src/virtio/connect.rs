@@ -30,8 +30,8 @@ impl Endpoint {
     /// Opens the endpoint. Returns a connection too if a back end is listening already.
     ///
     /// # Errors
-    /// If no back end can ever connect: the path is no socket, or may not be used. A missing
-    /// listener is no error.
+    /// If no back end can ever connect: the path is not a socket, or may not be used. A missing
+    /// listener is not an error.
     pub(super) fn open(path: &Path, role: Role) -> Result<(Self, Option<UnixStream>)> {
         match role {
             Role::Connect => {

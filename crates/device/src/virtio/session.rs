@@ -77,7 +77,7 @@ impl VhostSession {
     ///
     /// # Errors
     /// If there can never be a back end at that path, or the system refuses a resource. A missing
-    /// back end is no error.
+    /// back end is not an error.
     pub(super) fn start(config: VhostSessionConfig<'_>) -> Result<(Self, Vec<Port>)> {
         let VhostSessionConfig { path, role, requested, memory, queues, control, facts } = config;
         if !(1..=QUEUE_PAIRS_MAX).contains(&queues.len()) {

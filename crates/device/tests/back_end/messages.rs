@@ -89,7 +89,7 @@ pub(crate) enum Oddity {
     Descriptors(usize),
 }
 
-/// Answers a request. A front end that has gone is no error.
+/// Answers a request. A front end that has gone is not an error.
 pub(crate) fn reply(stream: &UnixStream, request: FrontendReq, payload: &[u8]) {
     let size = u32::try_from(payload.len()).unwrap();
     send(stream, [request.into(), VERSION | IS_REPLY, size], payload, &[]);

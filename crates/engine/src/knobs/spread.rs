@@ -54,7 +54,7 @@ impl SpreadChange {
         }
     }
 
-    /// The setting of a knob in a configuration; `None` if it is no knob of the spread.
+    /// The setting of a knob in a configuration; `None` if it is not a knob of the spread.
     #[must_use]
     pub fn current(knob: &str, config: SpreadConfig) -> Option<Self> {
         let all = [
@@ -77,7 +77,7 @@ impl SpreadChange {
         }
     }
 
-    /// Reads a knob's value; `None` if it is no knob of the spread.
+    /// Reads a knob's value; `None` if it is not a knob of the spread.
     ///
     /// # Errors
     /// When the value cannot be.

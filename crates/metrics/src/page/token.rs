@@ -26,7 +26,7 @@ impl PageToken {
     /// Reads the token from the first line of a file that only its owner may read.
     ///
     /// # Errors
-    /// If the file cannot be read, others may read it, or its first line is no token.
+    /// If the file cannot be read, others may read it, or its first line is not a token.
     pub fn read(path: &Path) -> Result<Self> {
         let refused = |why: String| Error::Setting {
             what: "page-token",

@@ -66,7 +66,7 @@ fn met_3_foreign_host_gets_no_metrics() {
     assert_eq!(of("Host: localhost\r\nHost: evil.example\r\n"), 400);
 }
 
-/// The target's own host is no way around the header, nor the header around it.
+/// The target's own host is not a way around the header, nor the header around it.
 #[test]
 fn met_3_absolute_target_is_checked_too() {
     let server = server();

@@ -149,7 +149,7 @@ async fn accept(
         connections.fetch_add(1, Ordering::Relaxed);
         let root = Arc::clone(&root);
         tokio::spawn(async move {
-            // A client that is gone is no affair of the others.
+            // A client that is gone does not concern the others.
             let _ = serve(incoming, &root).await;
         });
     }

@@ -132,7 +132,7 @@ pub(super) struct DeviceWatch {
     queues: usize,
     /// Counters of each queue, if the kernel or a driver counts there.
     counts: Vec<Arc<KernelCounts>>,
-    /// Interface and its counters before the run; `None` if the device is no interface.
+    /// Interface and its counters before the run; `None` if the device is not an interface.
     interface: Option<(Interface, InterfaceCounters)>,
 }
 

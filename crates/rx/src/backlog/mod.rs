@@ -144,7 +144,7 @@ impl Backlogs {
     /// from `start`; returns its consuming end. With `noted`, every packet has its [`Note`].
     ///
     /// # Panics
-    /// If `cpu` is not below the `cpus` of [`new`](Self::new), or `capacity` is no power of two.
+    /// If `cpu` is not below the `cpus` of [`new`](Self::new), or `capacity` is not a power of two.
     #[must_use]
     pub fn connect(
         &mut self,

@@ -22,7 +22,7 @@ const ETHERNET_TRAILER_BYTES: usize = 4;
 
 const UDP_HEADER_BYTES: usize = 8;
 
-/// First byte of multicast addresses, which are no sources.
+/// First byte of multicast addresses, which are not sources.
 const IPV6_MULTICAST: u8 = 0xff;
 
 const ETHERTYPE_BRIDGED: u16 = 0x6558;

@@ -258,7 +258,7 @@ fn flk_8_padding_is_no_inner_header() {
 
 #[test]
 fn flk_8_surplus_bytes_are_no_payload() {
-    // An IPv6 packet that says that it is empty, and is no jumbogram.
+    // An IPv6 packet that says that it is empty, and is not a jumbogram.
     let mut empty = ethernet(0x86dd, &ipv6(4, &inner_packet(PORTS)));
     empty[14 + 4..14 + 6].fill(0);
     assert_eq!(Told::of(&empty, "inner").rule, KeyRule::Addresses);

@@ -159,7 +159,7 @@ impl<M: SimMachine> World<M> {
     fn take_out(&mut self, lasts_ns: Span) {
         let candidates = self.online.without_all(self.unnoticed);
         if self.online.len() < 2 || candidates.len() == 0 {
-            // The last CPU stays online, and a CPU that was taken offline is no candidate.
+            // The last CPU stays online, and a CPU that was taken offline is not a candidate.
             return;
         }
         let cpu = candidates.pick(&mut self.chance);

@@ -293,7 +293,7 @@ fn number(value: &[u8]) -> Result<i32, Errno> {
     value.first_chunk().map(|bytes| i32::from_ne_bytes(*bytes)).ok_or(Errno(libc::EINVAL))
 }
 
-/// A `struct timeval`; `None` of zero, which is no limit.
+/// A `struct timeval`; `None` of zero, which is not a limit.
 fn timeout(value: &[u8]) -> Result<Option<u64>, Errno> {
     let word = |at: usize| -> Option<u64> {
         let bytes = value.get(at..)?.first_chunk()?;

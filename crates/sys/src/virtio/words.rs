@@ -12,7 +12,7 @@ use super::memory::address;
 ///
 /// # Safety
 /// Made of atomics only, without padding: any bytes are a value of the type, and writes of the
-/// other side at any time are no data race.
+/// other side at any time are not a data race.
 pub(super) unsafe trait Shared {}
 
 // SAFETY: an atomic.

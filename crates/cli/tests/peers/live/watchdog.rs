@@ -127,7 +127,7 @@ pub(super) fn send(link: &Link, port: u16, goes_on: impl Fn() -> bool + Send) ->
         let socket = UdpSocket::bind(("10.7.0.1", port))?;
         while goes_on() {
             for _ in 0..64 {
-                // Ignored: a full queue of the device is no failure.
+                // Ignored: a full queue of the device is not a failure.
                 let _ = socket.send_to(&[7; 18], "10.7.0.2:9");
             }
         }

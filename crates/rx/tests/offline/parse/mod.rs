@@ -121,7 +121,7 @@ fn ipv4_headers() {
         }),
         ("snapped header", udp4().snapped(IP + 19), Headers { protocol: 0, ..stopped }),
         ("authentication", authenticated.clone().resummed(), later_by(12, UDP4)),
-        // Padding is no authentication header, either.
+        // Padding is not an authentication header, either.
         (
             "authentication beyond the packet",
             {
@@ -130,7 +130,7 @@ fn ipv4_headers() {
             },
             flawed(Flaw::Extension, network_only(Headers { protocol: 51, ..UDP4 })),
         ),
-        // Bytes behind the IP header of a later fragment are no authentication header.
+        // Bytes behind the IP header of a later fragment are not an authentication header.
         ("the last fragment of it", authenticated.edit(IP + 6, &[0, 1]).resummed(), {
             Headers { protocol: 51, ..later }
         }),

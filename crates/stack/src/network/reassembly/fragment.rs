@@ -113,7 +113,7 @@ fn ipv6(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
     // header.
     let end = at + IPV6_BYTES + usize::from(u16::from_be_bytes([header[4], header[5]]));
     let data_at = found.at + FRAGMENT_HEADER_BYTES;
-    // An atomic fragment is no fragment: parsing found another fragment header behind it.
+    // An atomic fragment is not a fragment: parsing found another fragment header behind it.
     if place & (OFFSET_MASK | MORE_FRAGMENTS) == 0 || end < data_at {
         return Err(NetworkDrop::Ipv6BadExthdr);
     }
@@ -126,7 +126,7 @@ fn ipv6(bytes: &[u8], at: usize) -> Result<FragmentPart, NetworkDrop> {
     }
     let end = start + len_bytes(end - data_at);
     if end > IPV6_PAYLOAD_MAX_BYTES || (!is_last && !end.is_multiple_of(8)) {
-        // RFC 8200, section 4.5: too long a datagram, or a length that is no multiple of 8.
+        // RFC 8200, section 4.5: too long a datagram, or a length that is not a multiple of 8.
         return Err(NetworkDrop::FragInvalid);
     }
     let mut addresses = [0; 32];

@@ -191,7 +191,7 @@ impl Connection {
         let send = &mut self.send;
         send.window_seq = segment.seq;
         if window == send.window {
-            // As the kernel: the first ACK behind data of the peer is no duplicate (RFC 5681, section 2).
+            // As the kernel: the first ACK behind data of the peer is not a duplicate (RFC 5681, section 2).
             return true;
         }
         send.window = window;

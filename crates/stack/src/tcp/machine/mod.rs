@@ -170,7 +170,7 @@ struct SocketEntry {
     kind: Kind,
     /// Readiness that was told last.
     told: Readiness,
-    /// State that counts in [`Tcp::levels`]; [`State::Closed`] of a socket that is no connection.
+    /// State that counts in [`Tcp::levels`]; [`State::Closed`] of a socket that is not a connection.
     counted: State,
     /// Memory that counts in [`Tcp::memory_bytes`].
     charged_bytes: u32,

@@ -96,7 +96,7 @@ impl Segment {
         self.payload_len + u32::from(self.has(Flags::SYN)) + u32::from(self.has(Flags::FIN))
     }
 
-    /// True of data or a FIN without a SYN: such a segment is no part of a loop of ACKs, and its answer has no
+    /// True of data or a FIN without a SYN: such a segment is not part of a loop of ACKs, and its answer has no
     /// limit (`tcp_oow_rate_limited`).
     pub(in crate::tcp) fn carries_data(&self) -> bool {
         self.len() > 0 && !self.has(Flags::SYN)
