@@ -20,6 +20,10 @@
 //! loses one, so that every neighbour can get a slot. The packets of one send, such as all
 //! fragments of a datagram, have one slot, and wait or are dropped together.
 
+mod entry; //   a neighbour, and its class
+mod classes; // entries by class, each with a limit
+mod waiting; // packets that wait for their neighbours
+
 use std::net::IpAddr;
 
 use forebay_buf::Pool;
@@ -27,8 +31,10 @@ use forebay_rx::packet::Packet;
 use forebay_rx::parse::Link;
 use siphasher::sip::SipHasher13;
 
+use self::classes::{BY_CLASS, NeighbourClasses};
+use self::entry::{Neighbour, NeighbourClass, RETRANS_NS};
+use super::Identity;
 use super::slots::{SlotList, SlotPlace, SourceSlots};
-use super::{Identity, arp, ndisc};
 
 /// Upper bound on neighbour entries (`gc_thresh3`).
 pub const NEIGHBOURS_MAX: usize = 1024;
@@ -45,25 +51,15 @@ pub const WAITING_IN_ALL_MAX: usize = 256;
 /// 64 KiB in fragments of 1500 bytes.
 pub const WAITING_MORE_MAX: usize = 256;
 
-/// Upper bound on unresolved neighbours: each has a slot for one send.
-const SOUGHT_MAX: usize = WAITING_IN_ALL_MAX;
-
-/// Upper bound on neighbours only observed, and on those used that have not answered yet.
-const DOUBTED_MAX: usize = 128;
-
 const SECOND_NS: u64 = 1_000_000_000;
 /// `base_reachable_time`; the kernel varies the value by half.
 const REACHABLE_NS: u64 = 30 * SECOND_NS;
 /// `delay_first_probe_time`.
 const DELAY_NS: u64 = 5 * SECOND_NS;
-/// `retrans_time`.
-const RETRANS_NS: u64 = SECOND_NS;
 /// `ucast_solicit`, and `mcast_solicit`.
 const SOLICIT_MAX: u8 = 3;
 /// `locktime`: of several answers in quick succession, the first one counts.
 const LOCK_NS: u64 = SECOND_NS;
-/// `gc_staletime`: lifetime of an unused entry.
-const STALE_NS: u64 = 60 * SECOND_NS;
 
 /// An observation of a neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -115,28 +111,6 @@ pub enum Resolved {
     Wait,
 }
 
-/// Class of an entry, by the knowledge about it: entries are evicted within their class.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum NeighbourClass {
-    /// Without a MAC address.
-    Sought,
-    /// Observed only, never used.
-    Heard,
-    /// Used, but never answered us.
-    Tried,
-    /// Used, and answered a solicitation.
-    Proven,
-}
-
-/// The entries of a class.
-#[derive(Debug)]
-struct ClassMembers {
-    list: SlotList,
-    count: usize,
-    /// Upper bound on `count`.
-    most: usize,
-}
-
 /// Datagrams dropped while waiting for a neighbour, by the kernel's drop reasons.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct NeighbourDrops {
@@ -148,29 +122,14 @@ pub struct NeighbourDrops {
     pub neigh_dead: u64,
 }
 
-/// Entries by class. With the other classes full, 512 proven entries still fit.
-#[derive(Debug)]
-struct NeighbourClasses {
-    sought: ClassMembers,
-    heard: ClassMembers,
-    tried: ClassMembers,
-    proven: ClassMembers,
-}
-
-/// List index for the entries of a class: unresolved ones in order of creation, others in order of
-/// the last use or observation.
-const BY_CLASS: usize = 0;
-/// List index for entries with the same number of waiting packets.
-const BY_WAITING: usize = 1;
-
 /// The neighbours on one device.
 #[derive(Debug)]
 pub struct Neighbours {
     hasher: SipHasher13,
     slots: SourceSlots<Neighbour, 2>,
     classes: NeighbourClasses,
-    /// Entries with waiting sends: `crowds[n]` lists those with `n + 1`.
-    crowds: [SlotList; WAITING_MAX],
+    /// Entries with waiting sends: `by_waiting[n]` lists those with `n + 1`.
+    by_waiting: [SlotList; WAITING_MAX],
     /// Number of waiting sends.
     waiting: usize,
     /// Number of their packets beyond the first of each.
@@ -179,31 +138,6 @@ pub struct Neighbours {
     given_up: Vec<Packet>,
     drops: NeighbourDrops,
     is_closed: bool,
-}
-
-#[derive(Debug)]
-struct Neighbour {
-    address: IpAddr,
-    mac: Option<[u8; 6]>,
-    is_used: bool,
-    /// True if the neighbour has answered since it was last unknown.
-    has_answered: bool,
-    class: NeighbourClass,
-    /// End of the reachable state.
-    reachable_until_ns: u64,
-    /// Time of the last change of `mac`.
-    updated_ns: u64,
-    /// Time of the last use or observation.
-    touched_ns: u64,
-    /// Solicitations since the last confirmation; `ask_at_ns` is the earliest time of the next one.
-    asked: u8,
-    ask_at_ns: u64,
-    /// Packets waiting for the neighbour; `waiting_since_ns` is the time when the first one was
-    /// queued.
-    waiting: Vec<Packet>,
-    /// Number of packets of each waiting send, oldest first.
-    counts: Vec<usize>,
-    waiting_since_ns: u64,
 }
 
 impl Default for Neighbours {
@@ -220,7 +154,7 @@ impl Neighbours {
             hasher: SipHasher13::new_with_key(&seed),
             slots: SourceSlots::new(NEIGHBOURS_MAX),
             classes: NeighbourClasses::default(),
-            crowds: [SlotList::default(); WAITING_MAX],
+            by_waiting: [SlotList::default(); WAITING_MAX],
             waiting: 0,
             waiting_more: 0,
             given_up: Vec::new(),
@@ -299,19 +233,19 @@ impl Neighbours {
             self.displace_oldest(place, dropped);
         }
         let count = self.slots[place].counts.len();
-        let crowd = if count >= WAITING_MAX {
+        let fullest = if count >= WAITING_MAX {
             Some(place)
         } else if self.waiting >= WAITING_IN_ALL_MAX {
             // If nothing waits for this neighbour, several sends wait for another: there are no
             // more unresolved neighbours than waiting slots.
-            self.crowds.iter().skip(count).rev().find_map(SlotList::first).or(Some(place))
+            self.by_waiting.iter().skip(count).rev().find_map(SlotList::first).or(Some(place))
         } else {
             None
         };
-        if let Some(crowd) = crowd {
-            self.displace_oldest(crowd, dropped);
+        if let Some(fullest) = fullest {
+            self.displace_oldest(fullest, dropped);
         }
-        self.leave_crowd(place);
+        self.unlink_waiting(place);
         let neighbour = &mut self.slots[place];
         if neighbour.waiting.is_empty() {
             neighbour.waiting_since_ns = now_ns;
@@ -320,7 +254,7 @@ impl Neighbours {
         neighbour.waiting.append(packets);
         self.waiting += 1;
         self.waiting_more += more;
-        self.join_crowd(place);
+        self.link_waiting(place);
     }
 
     /// Updates the table from an observation. Packets that waited for the neighbour go to
@@ -419,7 +353,7 @@ impl Neighbours {
     pub fn close(&mut self, dropped: &mut Vec<Packet>) {
         self.is_closed = true;
         dropped.append(&mut self.given_up);
-        while let Some(place) = self.crowds.iter().find_map(SlotList::first) {
+        while let Some(place) = self.by_waiting.iter().find_map(SlotList::first) {
             let mut waiting = self.take_waiting(place);
             self.drops.neigh_dead += datagrams(&waiting);
             dropped.append(&mut waiting);
@@ -485,55 +419,6 @@ impl Neighbours {
         place
     }
 
-    /// Evicts the first entry of a class if it is full.
-    fn make_room(&mut self, class: NeighbourClass) {
-        let members = self.classes.members(class);
-        if members.count >= members.most
-            && let Some(first) = members.list.first()
-        {
-            self.remove(first);
-        }
-    }
-
-    fn join(&mut self, class: NeighbourClass, place: SlotPlace) {
-        let members = self.classes.members(class);
-        self.slots.push_last(BY_CLASS, &mut members.list, place);
-        members.count += 1;
-        self.slots[place].class = class;
-    }
-
-    fn leave(&mut self, place: SlotPlace) {
-        let members = self.classes.members(self.slots[place].class);
-        self.slots.unlink(BY_CLASS, &mut members.list, place);
-        members.count -= 1;
-    }
-
-    /// Records a use or an observation.
-    fn touch(&mut self, place: SlotPlace, is_use: bool, now_ns: u64) {
-        let neighbour = &mut self.slots[place];
-        if neighbour.is_used && !is_use {
-            return; // an observation must not change the LRU order, which is that of use
-        }
-        (neighbour.is_used, neighbour.touched_ns) = (is_use, now_ns);
-        self.classify(place);
-        let class = self.slots[place].class;
-        if class != NeighbourClass::Sought {
-            self.leave(place);
-            self.join(class, place);
-        }
-    }
-
-    /// Moves an entry to the class of its state.
-    fn classify(&mut self, place: SlotPlace) {
-        let (from, to) = (self.slots[place].class, self.slots[place].class_now());
-        if from == to {
-            return;
-        }
-        self.make_room(to);
-        self.leave(place);
-        self.join(to, place);
-    }
-
     /// Removes an entry, and drops the packets that wait for it.
     fn remove(&mut self, place: SlotPlace) {
         let mut waiting = self.take_waiting(place);
@@ -542,50 +427,6 @@ impl Neighbours {
         self.leave(place);
         // The entry has no waiting packets, and is in no list any more.
         drop(self.slots.remove(place));
-    }
-
-    /// Takes all packets that wait for a neighbour.
-    fn take_waiting(&mut self, place: SlotPlace) -> Vec<Packet> {
-        self.leave_crowd(place);
-        let neighbour = &mut self.slots[place];
-        let waiting = std::mem::take(&mut neighbour.waiting);
-        self.waiting -= neighbour.counts.len();
-        self.waiting_more -= waiting.len() - neighbour.counts.len();
-        neighbour.counts.clear();
-        waiting
-    }
-
-    /// Drops the send that has waited longest for a neighbour, if any, to make room.
-    fn displace_oldest(&mut self, place: SlotPlace, dropped: &mut Vec<Packet>) {
-        if self.slots[place].counts.is_empty() {
-            return;
-        }
-        self.leave_crowd(place);
-        let neighbour = &mut self.slots[place];
-        let count = neighbour.counts.remove(0);
-        for packet in neighbour.waiting.drain(..count) {
-            self.drops.neigh_queuefull += u64::from(packet.wire_count());
-            dropped.push(packet);
-        }
-        self.waiting -= 1;
-        self.waiting_more -= count - 1;
-        self.join_crowd(place);
-    }
-
-    /// Unlinks an entry before its number of waiting sends changes. `join_crowd` links it
-    /// afterwards.
-    fn leave_crowd(&mut self, place: SlotPlace) {
-        let more = self.slots[place].counts.len().checked_sub(1);
-        if let Some(crowd) = more.and_then(|more| self.crowds.get_mut(more)) {
-            self.slots.unlink(BY_WAITING, crowd, place);
-        }
-    }
-
-    fn join_crowd(&mut self, place: SlotPlace) {
-        let more = self.slots[place].counts.len().checked_sub(1);
-        if let Some(crowd) = more.and_then(|more| self.crowds.get_mut(more)) {
-            self.slots.push_last(BY_WAITING, crowd, place);
-        }
     }
 
     fn hash(&self, address: IpAddr) -> u64 {
@@ -599,75 +440,4 @@ impl Neighbours {
 /// Number of datagrams in these packets.
 fn datagrams(packets: &[Packet]) -> u64 {
     packets.iter().map(|packet| u64::from(packet.wire_count())).sum()
-}
-
-impl Default for NeighbourClasses {
-    fn default() -> Self {
-        let none = |most| ClassMembers { list: SlotList::default(), count: 0, most };
-        Self {
-            sought: none(SOUGHT_MAX),
-            heard: none(DOUBTED_MAX),
-            tried: none(DOUBTED_MAX),
-            proven: none(NEIGHBOURS_MAX),
-        }
-    }
-}
-
-impl NeighbourClasses {
-    fn members(&mut self, class: NeighbourClass) -> &mut ClassMembers {
-        match class {
-            NeighbourClass::Sought => &mut self.sought,
-            NeighbourClass::Heard => &mut self.heard,
-            NeighbourClass::Tried => &mut self.tried,
-            NeighbourClass::Proven => &mut self.proven,
-        }
-    }
-}
-
-impl Neighbour {
-    fn class_now(&self) -> NeighbourClass {
-        match (self.mac, self.is_used, self.has_answered) {
-            (None, ..) => NeighbourClass::Sought,
-            (Some(_), false, _) => NeighbourClass::Heard,
-            (Some(_), true, false) => NeighbourClass::Tried,
-            (Some(_), true, true) => NeighbourClass::Proven,
-        }
-    }
-
-    /// Number of packets of its waiting sends beyond the first of each.
-    fn more(&self) -> usize {
-        self.waiting.len() - self.counts.len()
-    }
-
-    /// True if the entry was neither used nor observed for `gc_staletime`.
-    fn is_old(&self, now_ns: u64) -> bool {
-        now_ns.saturating_sub(self.touched_ns) >= STALE_NS
-    }
-
-    /// Makes the entry stale: the neighbour is probed after the next use.
-    fn doubt(&mut self, now_ns: u64) {
-        self.reachable_until_ns = now_ns;
-        (self.asked, self.ask_at_ns) = (0, 0);
-    }
-
-    /// Builds a solicitation, or a unicast probe if `lladdr` is given. `None` within `retrans_time`
-    /// of the last one, or if none can be built.
-    fn ask(
-        &mut self,
-        lladdr: Option<[u8; 6]>,
-        on: &Identity,
-        now_ns: u64,
-        pool: &mut Pool,
-    ) -> Option<Packet> {
-        if now_ns < self.ask_at_ns {
-            return None;
-        }
-        let packet = match self.address {
-            IpAddr::V4(address) => arp::request(address, lladdr, on, pool),
-            IpAddr::V6(address) => ndisc::solicitation(address, lladdr, on, pool),
-        }?;
-        self.asked = self.asked.saturating_add(1);
-        self.ask_at_ns = now_ns.saturating_add(RETRANS_NS);
-        Some(packet)
-    }
 }
