@@ -254,8 +254,8 @@ mod avx512 {
         let (vectors, tail) = rest.as_chunks::<VECTOR_BYTES>();
         let (pairs, single) = vectors.as_chunks::<2>();
 
-        let mut one = Lanes::of(load_part(head));
-        let mut two = Lanes::of(load_part(tail));
+        let mut one = PairSums::of(load_part(head));
+        let mut two = PairSums::of(load_part(tail));
         for [first, second] in pairs {
             one.add(load(first));
             two.add(load(second));
@@ -271,8 +271,8 @@ mod avx512 {
         let (from, from_tail) = from.as_chunks::<VECTOR_BYTES>();
         let (to, to_tail) = to.as_chunks_mut::<VECTOR_BYTES>();
         to_tail.copy_from_slice(from_tail);
-        let mut one = Lanes::of(load_part(from_tail));
-        let mut two = Lanes::of(_mm512_setzero_si512());
+        let mut one = PairSums::of(load_part(from_tail));
+        let mut two = PairSums::of(_mm512_setzero_si512());
         let (from_pairs, from_single) = from.as_chunks::<2>();
         let (to_pairs, to_single) = to.as_chunks_mut::<2>();
         for (to, from) in to_pairs.iter_mut().zip(from_pairs) {
@@ -292,12 +292,12 @@ mod avx512 {
 
     /// Sums of pairs of 32-bit words, as in [`super::avx2`].
     #[derive(Clone, Copy)]
-    struct Lanes {
+    struct PairSums {
         pairs: __m512i,
         uppers: __m512i,
     }
 
-    impl Lanes {
+    impl PairSums {
         #[target_feature(enable = "avx512f")]
         fn of(pairs: __m512i) -> Self {
             Self { pairs, uppers: _mm512_srli_epi64::<32>(pairs) }

@@ -3,7 +3,7 @@
 
 use super::CoalesceMode;
 use super::refusal::MergeRefusal;
-use super::tunnel::{Layers, TUNNEL_HEADER_BYTES_MAX};
+use super::tunnel::{OuterLayers, TUNNEL_HEADER_BYTES_MAX};
 use super::wire::{FIN, IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, PSH, TCP_BYTES, UDP_BYTES};
 use crate::packet::Packet;
 use crate::parse::checksum::{self, Sum};
@@ -35,19 +35,19 @@ struct HeaderLayout {
     transport_offset: u16,
     payload_offset: u16,
     mode: CoalesceMode,
-    tunnel: Layers,
+    tunnel: OuterLayers,
 }
 
 impl Default for HeaderMask {
     fn default() -> Self {
-        let (headers, tunnel) = (Headers::default(), Layers::default());
+        let (headers, tunnel) = (Headers::default(), OuterLayers::default());
         Self::new(HeaderLayout::of(&headers, tunnel, CoalesceMode::Gro))
     }
 }
 
 impl HeaderMask {
     /// Makes the mask fit a first segment.
-    pub(super) fn fit(&mut self, first: &Packet, tunnel: Layers, mode: CoalesceMode) {
+    pub(super) fn fit(&mut self, first: &Packet, tunnel: OuterLayers, mode: CoalesceMode) {
         let layout = HeaderLayout::of(&first.headers, tunnel, mode);
         if layout != self.layout {
             *self = Self::new(layout);
@@ -135,7 +135,7 @@ impl HeaderMask {
 }
 
 impl HeaderLayout {
-    fn of(headers: &Headers, tunnel: Layers, mode: CoalesceMode) -> Self {
+    fn of(headers: &Headers, tunnel: OuterLayers, mode: CoalesceMode) -> Self {
         let Headers { network, network_offset, transport, .. } = *headers;
         let Headers { transport_offset, payload_offset, .. } = *headers;
         Self { network, network_offset, transport, transport_offset, payload_offset, mode, tunnel }

@@ -8,7 +8,7 @@ use super::lro::Newest;
 use super::refusal::{FlushReason, MergeRefusal};
 use super::segments::tag;
 use super::sums::SegmentSums;
-use super::tunnel::{self, Layers, Tunnel};
+use super::tunnel::{self, OuterLayers, Tunnel};
 use super::wire::{FIN, PSH};
 use crate::hash::FlowHash;
 use crate::packet::Packet;
@@ -120,8 +120,8 @@ impl HeldPacket {
     }
 
     /// Layers outside its headers.
-    pub(super) fn layers(&self) -> Layers {
-        self.tunnel.map_or(Layers::default(), |(tunnel, _)| tunnel.layers)
+    pub(super) fn layers(&self) -> OuterLayers {
+        self.tunnel.map_or(OuterLayers::default(), |(tunnel, _)| tunnel.layers)
     }
 
     /// Addresses of the outermost IP header.
@@ -155,7 +155,7 @@ impl HeldPacket {
         packet: &Packet,
         mask: &HeaderMask,
         rules: MergeRules,
-    ) -> Option<Next> {
+    ) -> Option<NextSegment> {
         let headers = &packet.headers;
         let payload_len = u32::from(headers.payload_len);
         let is_whole = headers.flaw.is_none()
@@ -178,7 +178,7 @@ impl HeldPacket {
             _ => ends_with_ip(packet).is_ok(),
         };
         let fits = payload_len <= self.room && !self.is_gap(packet);
-        (is_next && fits).then_some(Next { payload_len, own, ids })
+        (is_next && fits).then_some(NextSegment { payload_len, own, ids })
     }
 
     /// Progress of the ids outside with a packet in a tunnel, which is the [next](Self::next) segment by the
@@ -218,7 +218,7 @@ impl HeldPacket {
         mask: &HeaderMask,
         rules: MergeRules,
     ) -> MergeRefusal {
-        let layers = tunnel.map_or(Layers::default(), |tunnel| tunnel.layers);
+        let layers = tunnel.map_or(OuterLayers::default(), |tunnel| tunnel.layers);
         if let Some(refusal) = self.difference_outside(packet, &layers) {
             return refusal;
         }
@@ -247,9 +247,9 @@ impl HeldPacket {
     }
 
     /// The first difference outside the headers that a packet is merged by.
-    fn difference_outside(&self, packet: &Packet, layers: &Layers) -> Option<MergeRefusal> {
+    fn difference_outside(&self, packet: &Packet, layers: &OuterLayers) -> Option<MergeRefusal> {
         let own = self.layers();
-        if own == Layers::default() && *layers == own {
+        if own == OuterLayers::default() && *layers == own {
             return None;
         }
         tunnel::difference((&self.packet, &own), (packet, layers))
@@ -260,10 +260,10 @@ impl HeldPacket {
     pub(super) fn add(
         &mut self,
         mut packet: Packet,
-        next: Next,
+        next: NextSegment,
         rules: MergeRules,
     ) -> Option<FlushReason> {
-        let Next { payload_len, own, ids } = next;
+        let NextSegment { payload_len, own, ids } = next;
         debug_assert!(self.flags == 0, "nothing is added behind PSH or FIN");
         debug_assert!(payload_len <= self.first_len(), "a segment longer than the first");
         debug_assert!(
@@ -390,7 +390,7 @@ impl Ids {
 
 /// Contribution of a further segment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Next {
+pub(super) struct NextSegment {
     payload_len: u32,
     own: Own,
     ids: Ids,

@@ -77,7 +77,7 @@ pub(super) enum NumberOf {
 
 /// Header that comes next.
 #[derive(Clone, Copy)]
-enum Next {
+enum NextHeader {
     Ethernet,
     Ip(Network),
     Gre,
@@ -90,8 +90,8 @@ enum Next {
     Geneve,
 }
 
-/// Next header, and the rest that begins with it.
-type At<'a> = (Next, Rest<'a>);
+/// NextHeader header, and the rest that begins with it.
+type At<'a> = (NextHeader, Rest<'a>);
 
 /// Goes one step inward. `None` if the rules stop at this header, or nothing readable follows.
 pub(super) fn step<'a>(
@@ -101,7 +101,7 @@ pub(super) fn step<'a>(
 ) -> Option<Step<'a>> {
     if level.headers.network == Network::Other {
         let link = link_layer(level.rest.bytes, level.headers.link);
-        let next = Next::of_ethertype(link.ethertype?, rules.depth)?;
+        let next = NextHeader::of_ethertype(link.ethertype?, rules.depth)?;
         let rest = level.rest.seen(WALKED_BYTES_MAX).behind(link.network_offset.into())?;
         return follow((next, rest), rules.depth, layers).map(Step::Inner);
     }
@@ -113,20 +113,20 @@ pub(super) fn step<'a>(
         (KeyDepth::Outer, _) => return None,
         (_, IPIP) => {
             layers.push(Layer::Ipip)?;
-            (Next::Ip(Network::Ipv4), rest)
+            (NextHeader::Ip(Network::Ipv4), rest)
         }
         (_, IPV6) => {
             layers.push(Layer::SixInFour)?;
-            (Next::Ip(Network::Ipv6), rest)
+            (NextHeader::Ip(Network::Ipv6), rest)
         }
-        (_, GRE) => (Next::Gre, rest),
+        (_, GRE) => (NextHeader::Gre, rest),
         (_, ESP) => return number(rest.bytes, Layer::Esp, NumberOf::Esp, layers),
         (_, L2TP) => return number(rest.bytes, Layer::L2tpv3, NumberOf::L2tpv3, layers),
         (_, ICMP | ICMPV6) => {
             let at = quoted(rest, level.headers.network, protocol)?;
             return follow(at, rules.depth, layers).map(Step::Quoted);
         }
-        (KeyDepth::Inner, MPLS_IN_IP) => (Next::Mpls, rest),
+        (KeyDepth::Inner, MPLS_IN_IP) => (NextHeader::Mpls, rest),
         _ => return None,
     };
     follow(at, rules.depth, layers).map(Step::Inner)
@@ -138,30 +138,30 @@ fn follow<'a>(mut at: At<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<Le
     loop {
         let (next, rest) = at;
         at = match next {
-            Next::Ip(network) => return ip(rest, network),
-            Next::Ethernet => {
+            NextHeader::Ip(network) => return ip(rest, network),
+            NextHeader::Ethernet => {
                 let link = link_layer(rest.bytes, Link::Ethernet);
                 match link.ethertype? {
                     ETHERTYPE_IPV4 | ETHERTYPE_IPV6 => return Level::inner(rest, Link::Ethernet),
                     other => {
                         let behind = rest.behind(link.network_offset.into())?;
-                        (Next::of_ethertype(other, depth)?, behind)
+                        (NextHeader::of_ethertype(other, depth)?, behind)
                     }
                 }
             }
-            Next::Gre => gre(rest, depth, layers)?,
-            Next::Ppp => ppp(rest, depth)?,
-            Next::Pppoe => pppoe(rest, layers)?,
-            Next::Mpls => mpls(rest, layers)?,
-            Next::Nsh => nsh(rest, layers)?,
-            Next::Vxlan => vxlan(rest, layers)?,
-            Next::VxlanGpe => vxlan_gpe(rest, layers)?,
-            Next::Geneve => geneve(rest, depth, layers)?,
+            NextHeader::Gre => gre(rest, depth, layers)?,
+            NextHeader::Ppp => ppp(rest, depth)?,
+            NextHeader::Pppoe => pppoe(rest, layers)?,
+            NextHeader::Mpls => mpls(rest, layers)?,
+            NextHeader::Nsh => nsh(rest, layers)?,
+            NextHeader::Vxlan => vxlan(rest, layers)?,
+            NextHeader::VxlanGpe => vxlan_gpe(rest, layers)?,
+            NextHeader::Geneve => geneve(rest, depth, layers)?,
         };
     }
 }
 
-impl Next {
+impl NextHeader {
     fn of_ethertype(ethertype: u16, depth: KeyDepth) -> Option<Self> {
         Some(match (depth, ethertype) {
             (KeyDepth::Outer, _) => return None,
@@ -207,7 +207,7 @@ fn quoted(rest: Rest<'_>, network: Network, protocol: u8) -> Option<At<'_>> {
     match (network, protocol, kind) {
         // Unreachable, source quench, redirect, time exceeded, parameter problem.
         (Network::Ipv4, ICMP, 3 | 4 | 5 | 11 | 12) | (Network::Ipv6, ICMPV6, 1..=4) => {
-            Some((Next::Ip(network), quoted))
+            Some((NextHeader::Ip(network), quoted))
         }
         _ => None,
     }
@@ -234,10 +234,10 @@ fn udp<'a>(rest: Rest<'a>, rules: &FlowKeyRules, layers: &mut Layers) -> Option<
         PORT_ESP if payload.bytes.starts_with(&[0; 4]) => return None, // IKE (RFC 3948)
         PORT_ESP => return number(payload.bytes, Layer::Esp, NumberOf::Esp, layers),
         PORT_L2TP => return l2tpv3(payload.bytes, layers),
-        PORT_VXLAN | PORT_VXLAN_LINUX => Next::Vxlan,
-        PORT_VXLAN_GPE => Next::VxlanGpe,
-        PORT_GENEVE => Next::Geneve,
-        PORT_MPLS => Next::Mpls,
+        PORT_VXLAN | PORT_VXLAN_LINUX => NextHeader::Vxlan,
+        PORT_VXLAN_GPE => NextHeader::VxlanGpe,
+        PORT_GENEVE => NextHeader::Geneve,
+        PORT_MPLS => NextHeader::Mpls,
         _ => return None,
     };
     follow((next, payload), rules.depth, layers).map(Step::Inner)
@@ -307,11 +307,11 @@ fn gre<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At<'a
             let is_nvgre = is_nvgre && protocol == ETHERTYPE_BRIDGED;
             layers.push(if is_nvgre { Layer::Nvgre } else { Layer::Gre })?;
             let len = 4 + four(flags & CHECKSUM != 0) + four(flags & KEY != 0) + sequence;
-            (Next::of_tunnelled(protocol, depth)?, len)
+            (NextHeader::of_tunnelled(protocol, depth)?, len)
         }
         1 if flags & KEY != 0 && protocol == ETHERTYPE_PPP => {
             layers.push(Layer::Gre)?;
-            (Next::Ppp, 8 + sequence + four(version & ACKNOWLEDGMENT != 0))
+            (NextHeader::Ppp, 8 + sequence + four(version & ACKNOWLEDGMENT != 0))
         }
         _ => return None,
     };
@@ -327,9 +327,9 @@ fn ppp(rest: Rest<'_>, depth: KeyDepth) -> Option<At<'_>> {
         _ => return None,
     };
     let next = match (protocol, depth) {
-        (0x0021, _) => Next::Ip(Network::Ipv4),
-        (0x0057, _) => Next::Ip(Network::Ipv6),
-        (0x0281 | 0x0283, KeyDepth::Inner) => Next::Mpls,
+        (0x0021, _) => NextHeader::Ip(Network::Ipv4),
+        (0x0057, _) => NextHeader::Ip(Network::Ipv6),
+        (0x0281 | 0x0283, KeyDepth::Inner) => NextHeader::Mpls,
         _ => return None,
     };
     Some((next, behind))
@@ -343,7 +343,7 @@ fn pppoe<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
     }
     layers.push(Layer::Pppoe)?;
     let len = usize::from(u16::from_be_bytes([high, low]));
-    Some((Next::Ppp, behind.first(len)))
+    Some((NextHeader::Ppp, behind.first(len)))
 }
 
 /// Stack of labels. Its payload is recognized by the first bits (RFC 4928): IP, or the control word
@@ -366,7 +366,7 @@ fn mpls<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
 /// (RFC 4448, section 4.6).
 fn pseudowire(rest: Rest<'_>) -> Option<At<'_>> {
     let (&[first, ..], frame) = rest.split::<4>()?;
-    (first >> 4 == 0 && holds_ethernet(frame)).then_some((Next::Ethernet, frame))
+    (first >> 4 == 0 && holds_ethernet(frame)).then_some((NextHeader::Ethernet, frame))
 }
 
 /// Header at the beginning of bytes that no field describes: an Ethernet frame with an IP packet, or
@@ -374,11 +374,11 @@ fn pseudowire(rest: Rest<'_>) -> Option<At<'_>> {
 /// (RFC 4928, RFC 8469): each packet of a flow would then have a key of its own.
 fn unannounced(rest: Rest<'_>) -> Option<At<'_>> {
     if holds_ethernet(rest) {
-        Some((Next::Ethernet, rest))
+        Some((NextHeader::Ethernet, rest))
     } else if is_ipv4(rest) {
-        Some((Next::Ip(Network::Ipv4), rest))
+        Some((NextHeader::Ip(Network::Ipv4), rest))
     } else if is_ipv6(rest) {
-        Some((Next::Ip(Network::Ipv6), rest))
+        Some((NextHeader::Ip(Network::Ipv6), rest))
     } else {
         None
     }
@@ -437,7 +437,7 @@ fn nsh<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
         return None;
     }
     layers.push(Layer::Nsh)?;
-    Some((Next::of_protocol(protocol)?, rest.behind(len)?))
+    Some((NextHeader::of_protocol(protocol)?, rest.behind(len)?))
 }
 
 fn vxlan<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
@@ -448,7 +448,7 @@ fn vxlan<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
         return None;
     }
     layers.push(Layer::Vxlan)?;
-    Some((Next::Ethernet, behind))
+    Some((NextHeader::Ethernet, behind))
 }
 
 fn vxlan_gpe<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
@@ -457,8 +457,8 @@ fn vxlan_gpe<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
     let (&[flags, _, _, protocol, ..], behind) = rest.split::<8>()?;
     layers.push(Layer::VxlanGpe)?;
     let next = match flags & (HAS_PROTOCOL | IS_OAM) {
-        0 => Next::Ethernet,
-        HAS_PROTOCOL => Next::of_protocol(protocol)?,
+        0 => NextHeader::Ethernet,
+        HAS_PROTOCOL => NextHeader::of_protocol(protocol)?,
         _ => return None,
     };
     Some((next, behind))
@@ -472,7 +472,7 @@ fn geneve<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At
         return None;
     }
     layers.push(Layer::Geneve)?;
-    let next = Next::of_tunnelled(u16::from_be_bytes([high, low]), depth)?;
+    let next = NextHeader::of_tunnelled(u16::from_be_bytes([high, low]), depth)?;
     Some((next, rest.behind(BASE_BYTES + usize::from(words & 0x3f) * 4)?))
 }
 

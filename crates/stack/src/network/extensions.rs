@@ -54,7 +54,7 @@ pub(super) fn walk(
                 let Some(header) = walk.take(packet) else {
                     return wrong(NetworkDrop::Ipv6BadExthdr);
                 };
-                if let Err(reason) = options(packet, offset, header, Options::Destination) {
+                if let Err(reason) = options(packet, offset, header, OptionsHeader::Destination) {
                     return wrong(reason);
                 }
             }
@@ -92,13 +92,13 @@ pub(super) fn hop_by_hop(packet: &[u8], ipv6: &Ipv6) -> Result<(u8, usize), Netw
     let bytes = packet.get(..ipv6.total_len).unwrap_or_default();
     let mut walk = ExtensionWalk { kind: HOP_BY_HOP, at: FIXED_BYTES };
     let header = walk.take(bytes).ok_or(NetworkDrop::IpInhdr)?;
-    options(packet, FIXED_BYTES, header, Options::HopByHop { ipv6 })?;
+    options(packet, FIXED_BYTES, header, OptionsHeader::HopByHop { ipv6 })?;
     Ok((walk.kind, walk.at))
 }
 
 /// The header that the options belong to.
 #[derive(Clone, Copy)]
-enum Options<'a> {
+enum OptionsHeader<'a> {
     HopByHop { ipv6: &'a Ipv6 },
     Destination,
 }
@@ -108,7 +108,7 @@ fn options(
     packet: &[u8],
     offset: usize,
     header: &[u8],
-    whose: Options<'_>,
+    whose: OptionsHeader<'_>,
 ) -> Result<(), NetworkDrop> {
     const PAD_1: u8 = 0;
     const PAD_N: u8 = 1;
@@ -137,8 +137,10 @@ fn options(
                     return Err(NetworkDrop::IpInhdr);
                 }
                 match whose {
-                    Options::HopByHop { ipv6 } => hop_by_hop_option(packet, at, option, ipv6)?,
-                    Options::Destination => unknown_option(option)?,
+                    OptionsHeader::HopByHop { ipv6 } => {
+                        hop_by_hop_option(packet, at, option, ipv6)?;
+                    }
+                    OptionsHeader::Destination => unknown_option(option)?,
                 }
                 padding = 0;
             }

@@ -205,9 +205,9 @@ pub enum FoundSocket {
 #[derive(Clone, Debug)]
 pub struct SocketTable {
     /// Unconnected sockets, by port, then by address.
-    listeners: Trie<Few<Listener>>,
+    unconnected: Trie<Few<UnconnectedSockets>>,
     /// Connected sockets by the hash of their tuples, the last one bound first.
-    connected: Trie<Few<Connection>>,
+    connected: Trie<Few<ConnectedSocket>>,
     /// Number of connected sockets with a local address.
     bound: usize,
     /// Number of connected sockets without a local address.
@@ -246,7 +246,7 @@ impl<T: Clone> Few<T> {
 
 /// Unconnected sockets at one address and port.
 #[derive(Clone, Debug)]
-struct Listener {
+struct UnconnectedSockets {
     /// One of the sockets' [`addresses`](Binding::addresses).
     address: IpAddr,
     members: Members,
@@ -256,7 +256,7 @@ struct Listener {
 enum Members {
     One(SocketId),
     /// Members of a group, in the order in which they were bound.
-    Group(Arc<[Member]>),
+    Group(Arc<[GroupMember]>),
     /// Members for most CPUs, and exceptions for the CPUs listed.
     ByCpu(Arc<Members>, Arc<[(CpuId, Members)]>),
     /// Members by the place that connection IDs say, and those for datagrams without such an ID.
@@ -264,7 +264,7 @@ enum Members {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Member {
+struct GroupMember {
     id: SocketId,
     /// CPU whose datagrams the member is preferred for.
     cpu: Option<CpuId>,
@@ -272,7 +272,7 @@ struct Member {
 
 /// A connected socket.
 #[derive(Clone, Copy, Debug)]
-struct Connection {
+struct ConnectedSocket {
     tuple: SocketTuple,
     bound_as: BoundAs,
     id: SocketId,
@@ -290,12 +290,12 @@ impl SocketTable {
 
     fn empty(seed: u64) -> Self {
         let key = SipHasher13::new_with_keys(seed, seed.rotate_left(32) ^ u64::MAX);
-        let (listeners, connected, all) = (Trie::default(), Trie::default(), Trie::default());
-        Self { listeners, connected, bound: 0, unbound: 0, all, key }
+        let (unconnected, connected, all) = (Trie::default(), Trie::default(), Trie::default());
+        Self { unconnected, connected, bound: 0, unbound: 0, all, key }
     }
 
     /// Adds a connected socket, or removes it.
-    fn connect(&mut self, one: Connection, is_there: bool) {
+    fn connect(&mut self, one: ConnectedSocket, is_there: bool) {
         let hash = folded(one.tuple.hash(&self.key));
         let mut alike =
             self.connected.get(hash).map_or_else(Vec::new, |all| all.as_slice().to_vec());
@@ -315,8 +315,8 @@ impl SocketTable {
     /// are.
     #[must_use]
     pub fn id_bytes_at(&self, port: u16) -> usize {
-        let listeners = self.listeners.get(port.into()).map_or(&[][..], Few::as_slice);
-        listeners.iter().map(|listener| listener.members.id_bytes()).max().unwrap_or(0)
+        let unconnected = self.unconnected.get(port.into()).map_or(&[][..], Few::as_slice);
+        unconnected.iter().map(|sockets| sockets.members.id_bytes()).max().unwrap_or(0)
     }
 
     /// Finds the socket for a unicast datagram, whatever its payload.
@@ -328,16 +328,16 @@ impl SocketTable {
     /// [selected](Binding::select) by it.
     pub fn find_holding<'a>(&self, of: &LookupKey, payload: impl Fn() -> &'a [u8]) -> FoundSocket {
         let to = of.destination.ip();
-        let listeners = self.listeners.get(of.destination.port().into());
-        let listeners = listeners.map_or(&[][..], Few::as_slice);
+        let unconnected = self.unconnected.get(of.destination.port().into());
+        let unconnected = unconnected.map_or(&[][..], Few::as_slice);
         for (address, connected) in [(to, self.bound), (unspecified(to), self.unbound)] {
             if connected > 0
                 && let Some(id) = self.connection(&SocketTuple::of(address, of))
             {
                 return FoundSocket::One(id);
             }
-            if let Ok(at) = listeners.binary_search_by_key(&address, |listener| listener.address) {
-                return FoundSocket::One(self.choose(&listeners[at].members, of, &payload));
+            if let Ok(at) = unconnected.binary_search_by_key(&address, |sockets| sockets.address) {
+                return FoundSocket::One(self.choose(&unconnected[at].members, of, &payload));
             }
         }
         FoundSocket::None
@@ -413,7 +413,7 @@ impl Members {
     }
 }
 
-impl Member {
+impl GroupMember {
     fn of(binding: &Binding) -> Self {
         Self { id: binding.id, cpu: binding.wants_cpu() }
     }

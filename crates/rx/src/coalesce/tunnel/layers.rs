@@ -7,7 +7,7 @@ use crate::coalesce::wire::IPV6_BYTES;
 use crate::parse::{Headers, Network};
 
 /// Maximum number of recorded outer layers: PPPoE, an IP header, UDP or GRE, and PPPoE again.
-pub(in crate::coalesce) const LAYERS_MAX: usize = 4;
+pub(in crate::coalesce) const OUTER_LAYERS_MAX: usize = 4;
 
 /// Maximum length of all headers of a tunnelled packet, inner ones included.
 pub(in crate::coalesce) const TUNNEL_HEADER_BYTES_MAX: usize = 256;
@@ -31,7 +31,7 @@ pub(super) enum LayerKind {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Layer {
+pub(super) struct OuterLayer {
     pub(super) kind: LayerKind,
     /// Offset in the frame.
     pub(super) offset: u8,
@@ -39,15 +39,15 @@ pub(super) struct Layer {
 
 /// Outer layers of a packet, outermost first; empty if the packet is not tunnelled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(in crate::coalesce) struct Layers {
-    layers: [Layer; LAYERS_MAX],
+pub(in crate::coalesce) struct OuterLayers {
+    layers: [OuterLayer; OUTER_LAYERS_MAX],
     count: u8,
 }
 
-impl Layers {
-    /// Appends the next inner layer; `None` if [`LAYERS_MAX`] are recorded already.
+impl OuterLayers {
+    /// Appends the next inner layer; `None` if [`OUTER_LAYERS_MAX`] are recorded already.
     pub(super) fn push(&mut self, kind: LayerKind, offset: u8) -> Option<()> {
-        *self.layers.get_mut(usize::from(self.count))? = Layer { kind, offset };
+        *self.layers.get_mut(usize::from(self.count))? = OuterLayer { kind, offset };
         self.count += 1;
         Some(())
     }
@@ -65,7 +65,7 @@ impl Layers {
         self
     }
 
-    pub(super) fn as_slice(&self) -> &[Layer] {
+    pub(super) fn as_slice(&self) -> &[OuterLayer] {
         self.layers.get(..self.count.into()).unwrap_or_default()
     }
 
@@ -114,14 +114,14 @@ pub(super) const PPPOE_BEFORE_LEN: u8 = 6;
 
 /// Implements [`difference`](super::difference()); `inner` are the first packet's inner headers.
 pub(super) fn difference(
-    (a, layers): (&[u8], &Layers),
-    (b, next_layers): (&[u8], &Layers),
+    (a, layers): (&[u8], &OuterLayers),
+    (b, next_layers): (&[u8], &OuterLayers),
     inner: &Headers,
 ) -> Option<MergeRefusal> {
     if layers != next_layers {
         return Some(MergeRefusal::OtherTunnel);
     }
-    let header = |bytes: &[u8], layer: &Layer| -> Option<[u8; IPV6_BYTES]> {
+    let header = |bytes: &[u8], layer: &OuterLayer| -> Option<[u8; IPV6_BYTES]> {
         bytes.get(layer.offset.into()..)?.first_chunk().copied()
     };
     for layer in layers.as_slice() {

@@ -8,7 +8,7 @@
 //! | PPPoE | session ID and protocol equal; outermost, or inside the tunnel |
 //!
 //! As in the kernel (`encap_mark` in `include/net/gro.h`), at most one tunnel is looked into, with
-//! PPPoE and VLAN tags outside and inside: at most [`LAYERS_MAX`](layers::LAYERS_MAX) headers with
+//! PPPoE and VLAN tags outside and inside: at most [`OUTER_LAYERS_MAX`](layers::OUTER_LAYERS_MAX) headers with
 //! fields that may differ between segments. A packet with a second tunnel inside is refused, with a
 //! reason of its own. Every length field must extend exactly to the end of the frame.
 //!
@@ -23,7 +23,7 @@ mod layers; //  outer headers, and the fields that may differ
 mod rewrite; // lengths, IP IDs and checksums of a merged packet
 
 use layers::LayerKind;
-pub(super) use layers::{Layers, TUNNEL_HEADER_BYTES_MAX};
+pub(super) use layers::{OuterLayers, TUNNEL_HEADER_BYTES_MAX};
 pub(super) use open::{Opened, open};
 pub(super) use rewrite::OuterIds;
 use walk::{walk, walk_merged};
@@ -43,7 +43,7 @@ const ETHERNET_BYTES: u8 = 14;
 pub(super) struct Tunnel {
     /// Headers as parsed, starting at the outermost IP header.
     pub(super) outer: Headers,
-    pub(super) layers: Layers,
+    pub(super) layers: OuterLayers,
 }
 
 /// True if a packet may be a tunnel. Plain TCP cannot be, and costs one comparison.
@@ -173,8 +173,8 @@ impl Tunnel {
 /// Reason for the first difference between the outer headers of two packets, if any.
 #[cold]
 pub(super) fn difference(
-    (first, layers): (&Packet, &Layers),
-    (next, next_layers): (&Packet, &Layers),
+    (first, layers): (&Packet, &OuterLayers),
+    (next, next_layers): (&Packet, &OuterLayers),
 ) -> Option<MergeRefusal> {
     layers::difference(
         (first.frame.data(), layers),

@@ -3,7 +3,7 @@
 
 use forebay_buf::Frame;
 
-use super::layers::{LayerKind, Layers};
+use super::layers::{LayerKind, OuterLayers};
 use super::walk::walk;
 use super::{Tunnel, UDP, addresses_at};
 use crate::coalesce::refusal::MergeRefusal;
@@ -51,7 +51,7 @@ pub(in crate::coalesce) fn open(packet: &mut Packet) -> Opened {
 
 /// Walks the headers of a packet. Headers that continue in frags of a nonlinear packet are first
 /// pulled into the head, if there is room.
-fn walk_pulling(packet: &mut Packet) -> Result<Option<(Layers, Headers)>, MergeRefusal> {
+fn walk_pulling(packet: &mut Packet) -> Result<Option<(OuterLayers, Headers)>, MergeRefusal> {
     let Packet { frame, wire_len, headers, .. } = packet;
     let walked = walk(frame.data(), *wire_len, headers);
     if frame.frag_count() == 0 || are_held(frame, &walked) {
@@ -63,7 +63,7 @@ fn walk_pulling(packet: &mut Packet) -> Result<Option<(Layers, Headers)>, MergeR
 }
 
 /// True if all headers are in the linear part of the frame.
-fn are_held(frame: &Frame, walked: &Result<Option<(Layers, Headers)>, MergeRefusal>) -> bool {
+fn are_held(frame: &Frame, walked: &Result<Option<(OuterLayers, Headers)>, MergeRefusal>) -> bool {
     match walked {
         Ok(Some((_, inner))) => (1..=frame.data().len()).contains(&inner.payload_offset.into()),
         walked => *walked != Err(MergeRefusal::Snapped),

@@ -1,7 +1,7 @@
 //! Rewrites lengths, IP IDs and checksums of outer headers: in a merged packet, and in each segment
 //! when it is split again.
 
-use super::layers::{Layer, LayerKind, PPPOE_BEFORE_LEN};
+use super::layers::{LayerKind, OuterLayer, PPPOE_BEFORE_LEN};
 use super::open::addresses_sum;
 use super::{Tunnel, UDP};
 use crate::coalesce::header::{len_field, pseudo_sum, set_ipv4};
@@ -50,7 +50,7 @@ impl Tunnel {
         inner: &Headers,
     ) -> bool {
         let layers = self.layers.as_slice();
-        let is_summed = |layer: &Layer| layer.kind == LayerKind::UdpSummed;
+        let is_summed = |layer: &OuterLayer| layer.kind == LayerKind::UdpSummed;
         let Some(index) = layers.iter().position(is_summed) else { return false };
         let end = u32::from(inner.payload_offset) + u32::from(inner.payload_len);
         let at = layers.get(index).map_or(0, |layer| layer.offset);
@@ -123,7 +123,7 @@ fn inner_sum(bytes: &[u8], at: usize, inner: &Headers, payload_len: u32) -> Sum 
 }
 
 /// Pseudo-header sum for a UDP header that follows these layers.
-fn pseudo_sum_outside(bytes: &[u8], layers: Option<&[Layer]>, len: u32) -> Sum {
+fn pseudo_sum_outside(bytes: &[u8], layers: Option<&[OuterLayer]>, len: u32) -> Sum {
     let network = layers.unwrap_or_default().iter().rev().find_map(|layer| match layer.kind {
         LayerKind::Ipv4 => Some((Network::Ipv4, layer.offset)),
         LayerKind::Ipv6 => Some((Network::Ipv6, layer.offset)),

@@ -1,6 +1,6 @@
 //! Walks from a frame's first header to the innermost IP header, by which the packet is merged.
 
-use super::layers::{LayerKind, Layers, PPPOE_BEFORE_LEN};
+use super::layers::{LayerKind, OuterLayers, PPPOE_BEFORE_LEN};
 use crate::coalesce::candidate::{ipv4, ipv6};
 use crate::coalesce::refusal::MergeRefusal;
 use crate::coalesce::wire::{IPV4_BYTES, IPV6_BYTES, ODD_CHECKSUM, UDP_BYTES};
@@ -45,7 +45,7 @@ pub(super) fn is_tunnel(port: u16) -> bool {
 
 /// Header that comes next.
 #[derive(Clone, Copy)]
-enum Next {
+enum NextHeader {
     Ethernet,
     Pppoe,
     Ip(Network),
@@ -62,7 +62,7 @@ struct Walk<'a> {
     end: usize,
     /// Offset of the next header.
     at: usize,
-    layers: Layers,
+    layers: OuterLayers,
     /// True inside a tunnel other than PPPoE (the kernel's `encap_mark`).
     is_inside: bool,
     /// End of all headers, if known. A UDP header that ends there is the innermost one.
@@ -78,9 +78,9 @@ pub(super) fn walk(
     bytes: &[u8],
     wire_len: u32,
     outer: &Headers,
-) -> Result<Option<(Layers, Headers)>, MergeRefusal> {
+) -> Result<Option<(OuterLayers, Headers)>, MergeRefusal> {
     let link = link_layer(bytes, outer.link);
-    let Some(next) = link.ethertype.and_then(Next::of_ethertype) else { return Ok(None) };
+    let Some(next) = link.ethertype.and_then(NextHeader::of_ethertype) else { return Ok(None) };
     let mut walk = Walk::new(bytes, wire_len, link.network_offset.into());
     let link_header = bytes.get(..walk.at).unwrap_or_default();
     walk.step_inside(next, link_header)?;
@@ -95,9 +95,9 @@ pub(super) fn walk_merged(
     (bytes, wire_len): (&[u8], u32),
     outer: &Headers,
     (second, second_len): (&[u8], u32),
-) -> Option<(Layers, Headers)> {
+) -> Option<(OuterLayers, Headers)> {
     let link = link_layer(second, outer.link);
-    let next = link.ethertype.and_then(Next::of_ethertype)?;
+    let next = link.ethertype.and_then(NextHeader::of_ethertype)?;
     let at = usize::from(link.network_offset);
     let mut walk = Walk { headers_end: Some(second.len()), ..Walk::new(second, second_len, at) };
     walk.step_inside(next, second.get(..at)?).ok()?;
@@ -116,7 +116,7 @@ pub(super) fn behind_pppoe(bytes: &[u8], outer: &Headers) -> Option<Headers> {
     walk.innermost(outer.link).ok()
 }
 
-impl Next {
+impl NextHeader {
     fn of_ethertype(ethertype: u16) -> Option<Self> {
         Some(match ethertype {
             ETHERTYPE_IPV4 => Self::Ip(Network::Ipv4),
@@ -147,22 +147,22 @@ impl Next {
 impl<'a> Walk<'a> {
     fn new(bytes: &'a [u8], wire_len: u32, at: usize) -> Self {
         let end = (wire_len as usize).max(bytes.len());
-        Self { bytes, end, at, layers: Layers::default(), is_inside: false, headers_end: None }
+        Self { bytes, end, at, layers: OuterLayers::default(), is_inside: false, headers_end: None }
     }
 
     /// Walks to the innermost IP header. Terminates: each tunnel type except PPPoE is entered at
     /// most once, and PPPoE is always followed by IP.
-    fn step_inside(&mut self, first: Next, link_header: &[u8]) -> Result<(), MergeRefusal> {
+    fn step_inside(&mut self, first: NextHeader, link_header: &[u8]) -> Result<(), MergeRefusal> {
         let mut next = Some(first);
         while let Some(header) = next {
             next = match header {
-                Next::Ethernet => Some(self.ethernet()?),
-                Next::Pppoe => Some(self.pppoe()?),
-                Next::Gre => Some(self.gre()?),
-                Next::Vxlan => Some(self.vxlan()?),
-                Next::VxlanGpe => Some(self.vxlan_gpe()?),
-                Next::Geneve => Some(self.geneve()?),
-                Next::Ip(network) => self.ip(network)?,
+                NextHeader::Ethernet => Some(self.ethernet()?),
+                NextHeader::Pppoe => Some(self.pppoe()?),
+                NextHeader::Gre => Some(self.gre()?),
+                NextHeader::Vxlan => Some(self.vxlan()?),
+                NextHeader::VxlanGpe => Some(self.vxlan_gpe()?),
+                NextHeader::Geneve => Some(self.geneve()?),
+                NextHeader::Ip(network) => self.ip(network)?,
             };
         }
         if !self.layers.is_empty() && !is_plain(link_header) {
@@ -211,17 +211,17 @@ impl<'a> Walk<'a> {
     }
 
     /// Steps over an IP header that carries a tunnel; `None` at the innermost one.
-    fn ip(&mut self, network: Network) -> Result<Option<Next>, MergeRefusal> {
+    fn ip(&mut self, network: Network) -> Result<Option<NextHeader>, MergeRefusal> {
         let told = if network == Network::Ipv4 { self.ipv4() } else { self.ipv6() };
         let (protocol, len, end) = match told {
             Err(_) if self.layers.is_empty() => return Ok(None), // not a tunnel; flaw is recorded
             told => told?,
         };
         let next = match protocol {
-            IPIP => Some(Next::Ip(Network::Ipv4)),
-            IPV6 => Some(Next::Ip(Network::Ipv6)),
-            GRE => Some(Next::Gre),
-            UDP => self.port_behind(len).and_then(Next::of_port),
+            IPIP => Some(NextHeader::Ip(Network::Ipv4)),
+            IPV6 => Some(NextHeader::Ip(Network::Ipv6)),
+            GRE => Some(NextHeader::Gre),
+            UDP => self.port_behind(len).and_then(NextHeader::of_port),
             _ => None,
         };
         let is_outer = next.is_some();
@@ -303,14 +303,14 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    fn gre(&mut self) -> Result<Next, MergeRefusal> {
+    fn gre(&mut self) -> Result<NextHeader, MergeRefusal> {
         const CHECKSUM: u8 = 0x80;
         const KEY: u8 = 0x20;
         let &[flags, version, high, low] = self.header()?;
         if flags & !(CHECKSUM | KEY) != 0 || version != 0 {
             return Err(MergeRefusal::TunnelKind);
         }
-        let next = Next::of_tunnelled(u16::from_be_bytes([high, low]))?;
+        let next = NextHeader::of_tunnelled(u16::from_be_bytes([high, low]))?;
         let mut len = 4;
         if flags & CHECKSUM != 0 {
             let &[.., high, low] = self.header::<6>()?;
@@ -324,28 +324,28 @@ impl<'a> Walk<'a> {
         Ok(next)
     }
 
-    fn vxlan(&mut self) -> Result<Next, MergeRefusal> {
+    fn vxlan(&mut self) -> Result<NextHeader, MergeRefusal> {
         const HAS_VNI: u8 = 0x08;
         let &[flags, ..] = self.header::<8>()?;
         self.at += 8;
-        if flags & HAS_VNI == 0 { Err(MergeRefusal::TunnelKind) } else { Ok(Next::Ethernet) }
+        if flags & HAS_VNI == 0 { Err(MergeRefusal::TunnelKind) } else { Ok(NextHeader::Ethernet) }
     }
 
-    fn vxlan_gpe(&mut self) -> Result<Next, MergeRefusal> {
+    fn vxlan_gpe(&mut self) -> Result<NextHeader, MergeRefusal> {
         const HAS_PROTOCOL: u8 = 0x04;
         const IS_OAM: u8 = 0x01;
         let &[flags, _, _, protocol, ..] = self.header::<8>()?;
         self.at += 8;
         match (flags & (HAS_PROTOCOL | IS_OAM), protocol) {
-            (0, _) | (HAS_PROTOCOL, 3) => Ok(Next::Ethernet),
-            (HAS_PROTOCOL, 1) => Ok(Next::Ip(Network::Ipv4)),
-            (HAS_PROTOCOL, 2) => Ok(Next::Ip(Network::Ipv6)),
+            (0, _) | (HAS_PROTOCOL, 3) => Ok(NextHeader::Ethernet),
+            (HAS_PROTOCOL, 1) => Ok(NextHeader::Ip(Network::Ipv4)),
+            (HAS_PROTOCOL, 2) => Ok(NextHeader::Ip(Network::Ipv6)),
             (HAS_PROTOCOL, _) => Err(MergeRefusal::Protocol),
             _ => Err(MergeRefusal::TunnelKind),
         }
     }
 
-    fn geneve(&mut self) -> Result<Next, MergeRefusal> {
+    fn geneve(&mut self) -> Result<NextHeader, MergeRefusal> {
         const BASE_BYTES: usize = 8;
         const IS_CONTROL: u8 = 0x80;
         let &[words, flags, high, low, ..] = self.header::<BASE_BYTES>()?;
@@ -353,16 +353,16 @@ impl<'a> Walk<'a> {
             return Err(MergeRefusal::TunnelKind);
         }
         self.at += BASE_BYTES + usize::from(words & 0x3f) * 4;
-        Next::of_tunnelled(u16::from_be_bytes([high, low]))
+        NextHeader::of_tunnelled(u16::from_be_bytes([high, low]))
     }
 
-    fn ethernet(&mut self) -> Result<Next, MergeRefusal> {
+    fn ethernet(&mut self) -> Result<NextHeader, MergeRefusal> {
         let bytes = self.bytes.get(self.at..).ok_or(MergeRefusal::Snapped)?;
         let link = link_layer(bytes, Link::Ethernet);
         let len = usize::from(link.network_offset);
         let header = bytes.get(..len).unwrap_or_default();
         let is_snapped = bytes.len() < LINK_BYTES_MAX && self.bytes.len() < self.end;
-        let Some(next) = link.ethertype.and_then(Next::of_ethertype) else {
+        let Some(next) = link.ethertype.and_then(NextHeader::of_ethertype) else {
             return Err(if is_snapped { MergeRefusal::Snapped } else { MergeRefusal::Protocol });
         };
         if !is_plain(header) {
@@ -372,14 +372,14 @@ impl<'a> Walk<'a> {
         Ok(next)
     }
 
-    fn pppoe(&mut self) -> Result<Next, MergeRefusal> {
+    fn pppoe(&mut self) -> Result<NextHeader, MergeRefusal> {
         let &[version, code, _, _, high, low, protocol @ ..] = self.header::<8>()?;
         if [version, code] != PPPOE_SESSION {
             return Err(MergeRefusal::TunnelKind);
         }
         let next = match u16::from_be_bytes(protocol) {
-            PPP_IPV4 => Next::Ip(Network::Ipv4),
-            PPP_IPV6 => Next::Ip(Network::Ipv6),
+            PPP_IPV4 => NextHeader::Ip(Network::Ipv4),
+            PPP_IPV6 => NextHeader::Ip(Network::Ipv6),
             _ => return Err(MergeRefusal::Protocol),
         };
         self.ends(

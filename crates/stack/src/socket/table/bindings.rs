@@ -9,7 +9,8 @@ use std::sync::Arc;
 use forebay_rx::cpu::CpuId;
 
 use super::{
-    Binding, Connection, Few, Listener, Member, Members, ReuseportGroup, SocketTable, unspecified,
+    Binding, ConnectedSocket, Few, GroupMember, Members, ReuseportGroup, SocketTable,
+    UnconnectedSockets, unspecified,
 };
 use crate::socket::SocketId;
 use crate::socket::connection_id::SelectById;
@@ -160,19 +161,19 @@ impl Bindings {
         let of_port = of_port.with(id.slot(), now.cloned());
         table.all = table.all.with(port, (!of_port.is_empty()).then_some(of_port));
         if of.binding.remote.is_none() || of.binding.is_shared() {
-            let old = table.listeners.get(port).map_or(&[][..], Few::as_slice);
-            let mut listeners = old.to_vec();
+            let old = table.unconnected.get(port).map_or(&[][..], Few::as_slice);
+            let mut unconnected = old.to_vec();
             for address in of.binding.addresses() {
                 let members = self.spots.get(&(local.port(), address)).and_then(Spot::members);
-                let new = members.map(|members| Listener { address, members });
-                let at = listeners.partition_point(|other| other.address < address);
-                let is_there = listeners.get(at).is_some_and(|other| other.address == address);
-                listeners.splice(at..at + usize::from(is_there), new);
+                let new = members.map(|members| UnconnectedSockets { address, members });
+                let at = unconnected.partition_point(|other| other.address < address);
+                let is_there = unconnected.get(at).is_some_and(|other| other.address == address);
+                unconnected.splice(at..at + usize::from(is_there), new);
             }
-            table.listeners = table.listeners.with(port, Few::of(listeners));
+            table.unconnected = table.unconnected.with(port, Few::of(unconnected));
         }
         for tuple in of.binding.tuples() {
-            self.table.connect(Connection { tuple, bound_as: of.bound_as, id }, now.is_some());
+            self.table.connect(ConnectedSocket { tuple, bound_as: of.bound_as, id }, now.is_some());
         }
     }
 }
@@ -248,7 +249,8 @@ impl Spot {
         let of_group = |placed: &&Arc<Placed>| placed.binding.group() == Some(group);
         let mut all: Vec<_> = self.open.values().filter(of_group).collect();
         all.sort_by_key(|placed| placed.bound_as);
-        let usual = Members::Group(all.iter().map(|placed| Member::of(&placed.binding)).collect());
+        let usual =
+            Members::Group(all.iter().map(|placed| GroupMember::of(&placed.binding)).collect());
         let Some(SelectById { ids, .. }) = &first.binding.select else { return usual };
         let mut by_place = Vec::new();
         for placed in all {
