@@ -177,7 +177,7 @@ pub enum Error {
         help: String,
     },
     /// The process lacks a privilege.
-    #[error("{what} takes {missing}, which this process does not have")]
+    #[error("{what} needs {missing}, which this process does not have")]
     Privilege {
         /// Attempt, as in `AF_XDP on veth0`.
         what: String,
@@ -244,7 +244,7 @@ impl Error {
                 help.clone()
             }
             Self::Mount { .. } => {
-                "it takes /dev/fuse (modprobe fuse), and root or the program fusermount3; see that \
+                "this needs /dev/fuse (modprobe fuse), and root or the program fusermount3; see that \
                  they are there, or go without"
                     .to_owned()
             }
@@ -252,7 +252,7 @@ impl Error {
             Self::Memory { .. } => {
                 "free some memory, or ask for fewer CPUs or queues or a smaller backlog".to_owned()
             }
-            Self::Config { .. } => "mend that line, or take it out".to_owned(),
+            Self::Config { .. } => "correct that line, or remove it".to_owned(),
             Self::InUse { .. } => "end that process, or give another path".to_owned(),
             Self::Listen { .. } => {
                 "give an address of this machine, with a port that is free".to_owned()

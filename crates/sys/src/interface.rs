@@ -414,7 +414,7 @@ fn is_gone(error: &io::Error) -> bool {
 fn refused(name: &str, what: &str, source: io::Error) -> Error {
     let help = match source.kind() {
         io::ErrorKind::PermissionDenied => {
-            "it takes CAP_NET_ADMIN in the network namespace of the interface; run as root, or \
+            "this needs CAP_NET_ADMIN in the network namespace of the interface; run as root, or \
              have root do it"
         }
         _ => "see that the network namespace is the right one and `ip link` works in it",

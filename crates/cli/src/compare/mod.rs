@@ -94,7 +94,7 @@ pub(crate) struct CompareArgs {
 }
 
 const NOTES: &str = "\
-All but cpu make network namespaces of their own, which takes root, ip and ethtool; traffic stays in
+All but cpu make network namespaces of their own, which needs root, ip and ethtool; traffic stays in
 them. While a turn with RFS lasts, net.core.rps_sock_flow_entries is set for the whole machine.";
 
 /// True once a signal has asked the comparison to end.
@@ -197,7 +197,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
 fn setting(args: &CompareArgs) -> Result<CompareSetting, Failure> {
     let needs_root = args.what != CompareKind::Cpu;
     if needs_root && !sys::user().is_root() {
-        let problem = "compare makes network namespaces, which takes root";
+        let problem = "compare makes network namespaces, which needs root";
         return Err(Failure::usage(problem, "run it as root, or compare cpu"));
     }
     for tool in ["ip", "ethtool"].into_iter().filter(|_| needs_root) {

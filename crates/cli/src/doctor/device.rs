@@ -59,7 +59,7 @@ fn link(device: &DeviceFacts) -> Option<Finding> {
 fn tun(device: &DeviceFacts) -> Option<Finding> {
     let MissingPrivilege { capabilities, help } = device.tun.as_ref()?;
     let name = &device.interface.name;
-    let found = format!("{name} takes {capabilities}, which this process does not have: {help}");
+    let found = format!("{name} needs {capabilities}, which this process does not have: {help}");
     let finding = Finding::new(Stops, "privileges", found);
     let mode = if device.interface.tun.is_some_and(|tun| tun.is_tap) { "tap" } else { "tun" };
     let made = format!("{name} mode {mode}");

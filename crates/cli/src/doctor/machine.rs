@@ -55,7 +55,7 @@ pub(super) fn judge_masks(
 
 fn privileges(machine: &MachineFacts) -> Option<Finding> {
     let MissingPrivilege { capabilities, help } = machine.af_xdp.as_ref()?;
-    let found = format!("AF_XDP takes {capabilities}, which this process does not have: {help}");
+    let found = format!("AF_XDP needs {capabilities}, which this process does not have: {help}");
     let finding = Finding::new(Stops, "privileges", found);
     let gain = "a run drops all of them once its devices are open (--user)";
     Some(match &machine.af_packet {

@@ -136,7 +136,7 @@ fn doc_2_machine_findings_have_commands() {
             |it| (it.af_xdp, it.af_packet) = (missing("CAP_BPF"), missing("CAP_NET_RAW")),
             Stops,
             "privileges",
-            ["AF_XDP takes CAP_BPF", "--user"],
+            ["AF_XDP needs CAP_BPF", "--user"],
         ),
         (
             |it| (it.ipc_lock, it.memlock_bytes) = (missing("CAP_IPC_LOCK"), 8 << 20),
@@ -328,7 +328,7 @@ fn doc_2_tap_needs_no_xdp_privileges() {
     machine.af_xdp = missing("CAP_BPF");
     assert_eq!(examined(&machine, Some(&device)).exit_code(), 0);
     device.tun = missing("CAP_NET_ADMIN");
-    let parts = ["eth0 takes CAP_NET_ADMIN", "ip tuntap add eth0"];
+    let parts = ["eth0 needs CAP_NET_ADMIN", "ip tuntap add eth0"];
     expect(&examined(&machine, Some(&device)), Severity::Stops, "privileges", parts);
 }
 
@@ -345,7 +345,7 @@ fn doc_3_worst_finding_first_and_unseen_told() {
     let text = examined.render();
     for part in [
         "CPUs        0-1\n",
-        "stops  privileges: AF_XDP takes CAP_BPF",
+        "stops  privileges: AF_XDP needs CAP_BPF",
         "       $ echo madvise > /sys/kernel/mm/transparent_hugepage/enabled\n       gain: ",
         "\nnot seen\n  /proc/irq/30: Permission denied\n",
         "\n2 things to change\n",

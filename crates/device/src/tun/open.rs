@@ -298,7 +298,7 @@ impl LinkBefore {
 fn open_file(name: &str) -> Result<TunQueue> {
     TunQueue::open().map_err(|errno| {
         let help = match errno {
-            Errno::ACCESS | Errno::PERM => "it takes read and write permission on that file",
+            Errno::ACCESS | Errno::PERM => "this needs read and write permission on that file",
             _ => "load the module (modprobe tun); a container must be given that file",
         };
         let what = "open /dev/net/tun".to_owned();

@@ -158,7 +158,7 @@ impl VhostSession {
 fn no_signals(path: &Path, source: io::Error) -> Error {
     let help = match source.raw_os_error() {
         Some(libc::EAGAIN) => "raise fs.aio-max-nr with sysctl: fs.aio-nr has come up to it",
-        _ => "it takes a kernel with CONFIG_AIO, and leave to call io_setup (seccomp)",
+        _ => "this needs a kernel with CONFIG_AIO, and permission to call io_setup (seccomp)",
     };
     Error::Device {
         name: path.display().to_string(),

@@ -58,20 +58,24 @@ pub enum InvalidInput {
 /// Writes that Forebay refuses with `EINVAL` and the kernel accepts. The only other difference is
 /// that masks can be given as lists.
 pub const REFUSED_INVALID_INPUT: [KnobRefusal; 7] = [
-    refusal(Knob::NetdevMaxBacklog, InvalidInput::Negative, "no backlog holds less than nothing"),
-    refusal(Knob::NetdevBudget, InvalidInput::Negative, "no turn takes less than nothing"),
+    refusal(
+        Knob::NetdevMaxBacklog,
+        InvalidInput::Negative,
+        "a backlog cannot hold fewer than 0 packets",
+    ),
+    refusal(Knob::NetdevBudget, InvalidInput::Negative, "a turn cannot take fewer than 0 packets"),
     refusal(
         Knob::FlowLimitTableLen,
         InvalidInput::Negative,
-        "-2147483648 passes for a power of two, and no table has that length",
+        "-2147483648 would count as a power of two, and no table has that length",
     ),
-    refusal(Knob::Mtu, InvalidInput::Truncated, "4294968796 passes for 1500"),
+    refusal(Knob::Mtu, InvalidInput::Truncated, "4294968796 would count as 1500"),
     refusal(Knob::RpsCpus, InvalidInput::Junk, JUNK),
     refusal(Knob::RpsDefaultMask, InvalidInput::Junk, JUNK),
     refusal(Knob::FlowLimitCpuBitmap, InvalidInput::Junk, JUNK),
 ];
 
-const JUNK: &str = "x00000003 passes for 3: eight digits hide what is in front of them";
+const JUNK: &str = "x00000003 would count as 3: a character before eight digits is not read";
 
 const fn refusal(knob: Knob, nonsense: InvalidInput, why: &'static str) -> KnobRefusal {
     KnobRefusal { knob, nonsense, why }

@@ -91,7 +91,7 @@ fn missing_is_named() {
     assert_eq!(missing, "CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF, CAP_PERFMON");
     let unfiltered = refused(for_af_xdp("veth0", false)).1;
     assert_eq!(unfiltered, "CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF");
-    assert_eq!(said, format!("AF_XDP on veth0 takes {missing}, which this process does not have"));
+    assert_eq!(said, format!("AF_XDP on veth0 needs {missing}, which this process does not have"));
     let capabilities = "cap_net_raw,cap_net_admin,cap_bpf,cap_perfmon";
     let grant = format!("sudo setcap {capabilities}+ep {}", program.display());
     assert!(help.starts_with(&format!("grant it with `{grant}`, or run as root; ")), "{help}");

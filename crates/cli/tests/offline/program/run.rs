@@ -87,12 +87,12 @@ fn missing_permission_named_with_remedy() {
     for (args, problem, remedy) in [
         (
             "run lo --via af_packet --yes",
-            "AF_PACKET on lo takes CAP_NET_RAW, which this process does not have",
+            "AF_PACKET on lo needs CAP_NET_RAW, which this process does not have",
             "setcap cap_net_raw+ep",
         ),
         (
             "run lo --yes",
-            "AF_XDP on lo takes CAP_NET_RAW, CAP_NET_ADMIN, CAP_",
+            "AF_XDP on lo needs CAP_NET_RAW, CAP_NET_ADMIN, CAP_",
             "setcap cap_net_raw,cap_net_admin,cap_",
         ),
     ] {

@@ -50,7 +50,7 @@ pub(crate) fn missing() -> Option<String> {
     }
     let refused = Wire::new().err()?;
     let reason = refused.message().unwrap_or_default().to_owned();
-    Some(format!("it takes root, network namespaces and veth: {reason}"))
+    Some(format!("this needs root, network namespaces and veth: {reason}"))
 }
 
 /// The namespaces and the veth pair between them, deleted on drop.

@@ -27,12 +27,12 @@ pub(crate) fn missing() -> Option<String> {
     }
     for (knob, path) in net_core() {
         if let Err(error) = OpenOptions::new().write(true).open(path) {
-            return Some(format!("it takes root on the machine itself: {knob}: {error}"));
+            return Some(format!("this needs root on the machine itself: {knob}: {error}"));
         }
     }
     let refused = Kernel::new().err()?;
     let reason = refused.message().unwrap_or_default().to_owned();
-    Some(format!("it takes root, network namespaces and veth: {reason}"))
+    Some(format!("this needs root, network namespaces and veth: {reason}"))
 }
 
 /// Takes the lock on the machine's files, so that one judge at a time writes them.

@@ -58,7 +58,7 @@ pub(crate) const TRIALS: [(&[&str], &[Judge]); 18] = [
 /// Reason why judges that need these `tools` cannot run.
 pub(crate) fn missing(tools: &[&str]) -> Option<String> {
     if !sys::user().is_root() {
-        return Some("it takes root".to_owned());
+        return Some("this needs root".to_owned());
     }
     if sys::allowed_cpus().len() < 2 {
         return Some("it takes two CPUs".to_owned());

@@ -41,7 +41,7 @@ pub(crate) fn missing() -> Option<String> {
         return Some(format!("/dev/fuse cannot be opened: {error}"));
     }
     if !sys::user().is_root() {
-        return Some("it takes root".to_owned());
+        return Some("this needs root".to_owned());
     }
     let is_there = |tool: &str| {
         let looked =
