@@ -181,7 +181,7 @@ pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     }
     report.is_interrupted = IS_INTERRUPTED.load(Ordering::Relaxed);
     if let (Some(text), []) = (&args.only, report.comparisons.as_slice()) {
-        let problem = format!("--only {text}: no program is called so");
+        let problem = format!("--only {text}: no program has that name");
         return Err(Failure::usage(problem, "give a part of a name that a report has"));
     }
     if let Some(path) = &args.svg {

@@ -90,7 +90,7 @@ fn unhashable_vectors_refused_by_id() {
 fn comparison_refuses_unknown_names_and_places() {
     let dir = WorkDir::new();
     for (args, problem) in [
-        ("--only no-such-program", "--only no-such-program: no program is called so"),
+        ("--only no-such-program", "--only no-such-program: no program has that name"),
         ("--svg none/all.svg", "--svg none/all.svg: No such file or directory"),
     ] {
         let run = dir.run(&format!("compare cpu {args}"));
