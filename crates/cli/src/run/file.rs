@@ -59,7 +59,7 @@ fn with_file(
             file.path().display(),
             first.strip_prefix("error: ").unwrap_or(first)
         );
-        Failure::usage(problem, "mend the table [run] of that file, or the command line")
+        Failure::usage(problem, "correct the table [run] of that file, or the command line")
     })
 }
 
