@@ -36,22 +36,31 @@ impl Shim {
             &[byte, ..] if level == libc::IPPROTO_IP && value.len() < 4 => Ok(byte.into()),
             _ => number(value),
         };
-        let within = |range: RangeInclusive<i32>| {
-            number.and_then(|value| {
-                range.contains(&value).then_some(value.cast_unsigned()).ok_or(Errno(libc::EINVAL))
-            })
-        };
-        let seconds = || within(SECONDS).map(|value| u64::from(value) * SECOND_US);
-        match (level, name) {
-            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => {
+        match level {
+            libc::SOL_SOCKET => self.set_socket_option(fd, name, value, number),
+            libc::IPPROTO_TCP => self.set_tcp_option(fd, name, value, number),
+            libc::IPPROTO_IP | libc::IPPROTO_IPV6 => self.set_ip_option(fd, (level, name), number),
+            _ => self.keep(fd, (level, name), number?),
+        }
+    }
+
+    fn set_socket_option(
+        &self,
+        fd: i32,
+        name: i32,
+        value: &[u8],
+        number: Result<i32, Errno>,
+    ) -> Result<i32, Errno> {
+        match name {
+            libc::SO_RCVTIMEO => {
                 self.lock().entry(fd)?.receive_timeout_us = timeout(value)?;
                 Ok(0)
             }
-            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => {
+            libc::SO_SNDTIMEO => {
                 self.lock().entry(fd)?.send_timeout_us = timeout(value)?;
                 Ok(0)
             }
-            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
+            libc::SO_RCVLOWAT => {
                 // A negative number is a large one.
                 let mut state = self.lock();
                 let socket = state.entry(fd)?.socket;
@@ -61,29 +70,47 @@ impl Shim {
                 state.entry(fd)?.low_water_bytes = bytes;
                 Ok(0)
             }
-            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+            libc::SO_LINGER => {
                 let (on, linger) = (number?, self::number(value.get(4..).unwrap_or_default())?);
                 let linger_us = u64::from(linger.cast_unsigned()) * SECOND_US;
                 self.set_options(fd, |options| options.linger_us = (on != 0).then_some(linger_us))
             }
-            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => {
+            libc::SO_KEEPALIVE => {
                 let on = number? != 0;
                 self.set_options(fd, |options| options.keepalive = on)
             }
-            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => {
+            libc::SO_OOBINLINE => {
                 let on = number? != 0;
                 self.set_options(fd, |options| options.oob_inline = on)
             }
-            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+            libc::SO_RCVBUF => {
                 // Doubled, as the kernel does.
                 let bytes = (number?.cast_unsigned().min(BUFFER_MAX_BYTES) * 2).max(2304);
                 self.set_options(fd, |options| options.rcvbuf = Some(bytes))
             }
-            (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+            libc::SO_SNDBUF => {
                 let bytes = (number?.cast_unsigned().min(BUFFER_MAX_BYTES) * 2).max(4608);
                 self.set_options(fd, |options| options.sndbuf = Some(bytes))
             }
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => {
+            libc::SO_REUSEADDR => {
+                self.lock().entry(fd)?.reuses_address = number? != 0;
+                Ok(0)
+            }
+            libc::SO_PASSCRED => Err(Errno(libc::EOPNOTSUPP)),
+            libc::SO_BINDTODEVICE => Ok(0),
+            _ => self.keep(fd, (libc::SOL_SOCKET, name), number?),
+        }
+    }
+
+    fn set_tcp_option(
+        &self,
+        fd: i32,
+        name: i32,
+        value: &[u8],
+        number: Result<i32, Errno>,
+    ) -> Result<i32, Errno> {
+        match name {
+            libc::TCP_NODELAY => {
                 let on = number? != 0;
                 self.set_options(fd, |options| options.nodelay = on)?;
                 if on {
@@ -94,52 +121,18 @@ impl Shim {
                 }
                 Ok(0)
             }
-            (libc::IPPROTO_TCP, libc::TCP_CORK) => {
+            libc::TCP_CORK => {
                 let on = number? != 0;
                 self.set_options(fd, |options| options.cork = on)
             }
-            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
-                let idle_us = seconds()?;
-                self.set_options(fd, |options| options.keepalive_idle_us = idle_us)
-            }
-            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
-                let interval_us = seconds()?;
-                self.set_options(fd, |options| options.keepalive_interval_us = interval_us)
-            }
-            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
-                let probes = u8::try_from(within(COUNTS)?).unwrap_or(u8::MAX);
-                self.set_options(fd, |options| options.keepalive_probes = probes)
-            }
-            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
-                let timeout_us = u64::from(within(0..=i32::MAX)?) * 1000;
-                self.set_options(fd, |options| options.user_timeout_us = timeout_us)
-            }
-            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
-                let retries = u8::try_from(within(COUNTS)?).unwrap_or(u8::MAX);
-                self.set_options(fd, |options| options.syn_retries = Some(retries))
-            }
-            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
-                let linger = number?;
-                let seconds = u32::try_from(linger).unwrap_or(0).min(FIN_TIMEOUT_MAX_SECONDS);
-                let wait_us = (linger != 0).then_some(seconds * 1_000_000);
-                self.set_options(fd, |options| options.fin_timeout_us = wait_us)
-            }
-            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
+            libc::TCP_MAXSEG => {
                 let largest = match number? {
                     0 => None,
-                    _ => u16::try_from(within(SEGMENTS)?).ok(),
+                    _ => u16::try_from(within(number, SEGMENTS)?).ok(),
                 };
                 self.set_options(fd, |options| options.max_segment = largest)
             }
-            (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
-                let retries = retransmissions_in(number?.max(0).cast_unsigned());
-                self.set_options(fd, |options| options.defer_retries = retries)
-            }
-            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => {
-                self.lock().entry(fd)?.reuses_address = number? != 0;
-                Ok(0)
-            }
-            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+            libc::TCP_CONGESTION => {
                 let algorithm = match value.trim_ascii_end() {
                     b"" => return Err(Errno(libc::EINVAL)),
                     b"reno" | b"reno\0" => Algorithm::NewReno,
@@ -148,7 +141,7 @@ impl Shim {
                 };
                 self.set_options(fd, |options| options.congestion = Some(algorithm))
             }
-            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
+            libc::TCP_WINDOW_CLAMP => {
                 let clamp = number?.cast_unsigned();
                 if clamp == 0 && self.is_connected(fd)? {
                     return Err(Errno(libc::EINVAL));
@@ -156,19 +149,70 @@ impl Shim {
                 let clamp = (clamp > 0).then(|| clamp.max(WINDOW_CLAMP_MIN_BYTES));
                 self.set_options(fd, |options| options.window_clamp = clamp)
             }
-            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
+            libc::TCP_QUICKACK => {
                 let on = number? != 0;
                 let mut state = self.lock();
                 let socket = state.entry(fd)?.socket;
                 state.host.call(|tcp, out| tcp.set_quick_acks(socket, on, out))?;
                 Ok(0)
             }
-            (libc::IPPROTO_IPV6, _) if !self.lock().host.is_ipv6() => Err(Errno(libc::ENOPROTOOPT)),
-            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_CONNECT)
-                if self.is_connected(fd)? =>
-            {
+            libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_CONNECT if self.is_connected(fd)? => {
                 Err(Errno(libc::EINVAL))
             }
+            libc::TCP_TIMESTAMP => Err(Errno(libc::EPERM)),
+            libc::TCP_FASTOPEN => {
+                self.keep(fd, (libc::IPPROTO_TCP, name), number?.min(BACKLOG_MAX))
+            }
+            _ => self.set_tcp_time(fd, name, number),
+        }
+    }
+
+    /// Sets an option of TCP about times and retransmissions.
+    fn set_tcp_time(&self, fd: i32, name: i32, number: Result<i32, Errno>) -> Result<i32, Errno> {
+        let seconds = || within(number, SECONDS).map(|value| u64::from(value) * SECOND_US);
+        match name {
+            libc::TCP_KEEPIDLE => {
+                let idle_us = seconds()?;
+                self.set_options(fd, |options| options.keepalive_idle_us = idle_us)
+            }
+            libc::TCP_KEEPINTVL => {
+                let interval_us = seconds()?;
+                self.set_options(fd, |options| options.keepalive_interval_us = interval_us)
+            }
+            libc::TCP_KEEPCNT => {
+                let probes = u8::try_from(within(number, COUNTS)?).unwrap_or(u8::MAX);
+                self.set_options(fd, |options| options.keepalive_probes = probes)
+            }
+            libc::TCP_USER_TIMEOUT => {
+                let timeout_us = u64::from(within(number, 0..=i32::MAX)?) * 1000;
+                self.set_options(fd, |options| options.user_timeout_us = timeout_us)
+            }
+            libc::TCP_SYNCNT => {
+                let retries = u8::try_from(within(number, COUNTS)?).unwrap_or(u8::MAX);
+                self.set_options(fd, |options| options.syn_retries = Some(retries))
+            }
+            libc::TCP_LINGER2 => {
+                let linger = number?;
+                let seconds = u32::try_from(linger).unwrap_or(0).min(FIN_TIMEOUT_MAX_SECONDS);
+                let wait_us = (linger != 0).then_some(seconds * 1_000_000);
+                self.set_options(fd, |options| options.fin_timeout_us = wait_us)
+            }
+            libc::TCP_DEFER_ACCEPT => {
+                let retries = retransmissions_in(number?.max(0).cast_unsigned());
+                self.set_options(fd, |options| options.defer_retries = retries)
+            }
+            _ => self.keep(fd, (libc::IPPROTO_TCP, name), number?),
+        }
+    }
+
+    fn set_ip_option(
+        &self,
+        fd: i32,
+        (level, name): (i32, i32),
+        number: Result<i32, Errno>,
+    ) -> Result<i32, Errno> {
+        match (level, name) {
+            (libc::IPPROTO_IPV6, _) if !self.lock().host.is_ipv6() => Err(Errno(libc::ENOPROTOOPT)),
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                 let tos = number?;
                 let tos = match level {
@@ -183,13 +227,7 @@ impl Shim {
                 }
                 self.set_options(fd, |options| options.tos = tos & !3)
             }
-            (libc::SOL_SOCKET, libc::SO_PASSCRED) => Err(Errno(libc::EOPNOTSUPP)),
-            (libc::SOL_SOCKET, libc::SO_BINDTODEVICE) => Ok(0),
-            (libc::IPPROTO_TCP, libc::TCP_TIMESTAMP) => Err(Errno(libc::EPERM)),
             (libc::IPPROTO_IP, libc::IP_TTL) if number? == -1 => self.keep(fd, (level, name), 64),
-            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) => {
-                self.keep(fd, (level, name), number?.min(BACKLOG_MAX))
-            }
             _ => self.keep(fd, (level, name), number?),
         }
     }
@@ -287,6 +325,12 @@ impl Shim {
             _ => Ok(entry.kept.value((level, name))?.to_ne_bytes().to_vec()),
         }
     }
+}
+
+/// Value of an option that must be in a range.
+fn within(number: Result<i32, Errno>, range: RangeInclusive<i32>) -> Result<u32, Errno> {
+    let value = number?;
+    range.contains(&value).then_some(value.cast_unsigned()).ok_or(Errno(libc::EINVAL))
 }
 
 fn number(value: &[u8]) -> Result<i32, Errno> {
