@@ -13,10 +13,10 @@ use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
 use forebay_rx::steer::SpreadPolicy;
 
-pub const CPUS: u16 = 128;
+pub(crate) const CPUS: u16 = 128;
 
 /// Flows to each socket: they are hashed to about half of the CPUs.
-pub const FLOWS: u64 = 96;
+pub(crate) const FLOWS: u64 = 96;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const OWN: Ipv4Addr = Ipv4Addr::new(192, 168, 100, 100);
@@ -85,7 +85,7 @@ impl Source for Datagrams {
 /// # Panics
 ///
 /// If the sockets cannot be set up.
-pub fn deliver() -> (Vec<UdpSocket>, Metrics) {
+pub(crate) fn deliver() -> (Vec<UdpSocket>, Metrics) {
     let cpus = CpuList::new((0..CPUS).map(CpuId));
     let config = Config {
         rps_cpus: Some(cpus.clone()),
