@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn exe_9_packets_wake_the_cpu_after_the_last_borrower() {
+    fn exe_9_packets_wake_cpu_after_last_borrower() {
         let rig = Rig::start();
         for round in 0..200_u64 {
             rig.until_asleep();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn exe_9_borrowers_and_the_cpu_keep_the_order() {
+    fn exe_9_borrowers_and_cpu_keep_order() {
         let rig = Rig::start();
         let is_over = Arc::new(AtomicBool::new(false));
         let borrower = || {
