@@ -51,6 +51,7 @@ pub(crate) struct SendMode {
     pub(crate) dont_wait: bool,
     pub(crate) more_follows: bool,
     pub(crate) is_urgent: bool,
+    pub(crate) ends_record: bool,
 }
 
 impl Stream {
@@ -321,6 +322,7 @@ impl Stream {
             let flags = WriteFlags {
                 is_urgent: mode.is_urgent && is_last,
                 more_follows: mode.more_follows || !is_last,
+                ends_record: mode.ends_record && is_last,
             };
             while !piece.is_empty() {
                 let waits = (!mode.dont_wait).then_some((&mut wait, done));

@@ -43,6 +43,7 @@ fn send_all(
             let mode = SendMode {
                 dont_wait: is(libc::MSG_DONTWAIT),
                 more_follows: is(libc::MSG_MORE),
+                ends_record: is(libc::MSG_EOR),
                 is_urgent: is(libc::MSG_OOB),
             };
             stream.send(vectors.pieces(), mode)

@@ -189,6 +189,7 @@ fn flags_of(flags: c_int) -> Flags {
         is_urgent: flags & libc::MSG_OOB != 0,
         never_waits: flags & libc::MSG_DONTWAIT != 0,
         more_follows: flags & libc::MSG_MORE != 0,
+        ends_record: flags & libc::MSG_EOR != 0,
         waits_for_all: flags & libc::MSG_WAITALL != 0,
         wants_errors: flags & libc::MSG_ERRQUEUE != 0,
     }

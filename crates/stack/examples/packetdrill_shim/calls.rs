@@ -77,13 +77,18 @@ pub(crate) struct Flags {
     pub(crate) is_urgent: bool,
     pub(crate) never_waits: bool,
     pub(crate) more_follows: bool,
+    pub(crate) ends_record: bool,
     pub(crate) waits_for_all: bool,
     pub(crate) wants_errors: bool,
 }
 
 impl Flags {
     fn of_write(self) -> WriteFlags {
-        WriteFlags { is_urgent: self.is_urgent, more_follows: self.more_follows }
+        WriteFlags {
+            is_urgent: self.is_urgent,
+            more_follows: self.more_follows,
+            ends_record: self.ends_record,
+        }
     }
 }
 

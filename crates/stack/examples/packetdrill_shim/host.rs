@@ -18,6 +18,28 @@ const SECRET: [u8; 16] = *b"a constant seed!";
 /// Virtual time at the start, in µs: a date, as scripts expect one.
 const START_US: u64 = 1_700_000_000_000_000;
 
+/// Sizes and numbers of frames: the memory that the kernel takes for a packet of a TUN, headers and its
+/// `sk_buff` included.
+const CHUNKS: [(u32, u32); 14] = [
+    (832, 4096),
+    (1280, 4096),
+    (2304, 8192),
+    (4352, 1024),
+    (8448, 256),
+    (12_544, 256),
+    (16_640, 128),
+    (20_736, 128),
+    (24_832, 128),
+    (33_024, 64),
+    (41_216, 64),
+    (49_408, 64),
+    (61_696, 64),
+    (68 << 10, 64),
+];
+/// Bytes that the kernel has in the memory of a packet beside its data.
+const BESIDE_DATA_BYTES: u32 = 384;
+const SK_BUFF_BYTES: u32 = 256;
+
 /// Host of a script.
 #[derive(Debug)]
 pub(crate) struct Host {
@@ -51,10 +73,10 @@ impl Host {
         } else {
             (IpAddr::from([192, 168, 0, 1]), 16, 1500)
         };
-        let share = vec![
-            ChunkClass { chunk_bytes: 2048, chunks: 8192 },
-            ChunkClass { chunk_bytes: 68 << 10, chunks: 64 },
-        ];
+        let share: Vec<ChunkClass> = CHUNKS
+            .iter()
+            .map(|&(chunk_bytes, chunks)| ChunkClass { chunk_bytes, chunks })
+            .collect();
         let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
         let pool = carve(region, &[share]).ok().and_then(|mut pools| pools.pop());
         let mut network = NetworkLayer::new(NetworkConfig::default(), Default::default());
@@ -105,7 +127,7 @@ impl Host {
     /// Receives a packet.
     pub(crate) fn deliver(&mut self, bytes: &[u8]) {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let Some(mut frame) = self.pool.allocate(len) else { return };
+        let Some(mut frame) = self.frame_for(len) else { return };
         frame.copy_from(bytes);
         let mut packet = Packet::received(frame, Arrival(0), len, Link::Ip);
         if parse_packet(&mut packet, Verify::Checksums, &mut self.pool).is_err() {
@@ -131,6 +153,14 @@ impl Host {
             | NetworkVerdict::Dropped(packet, _) => self.pool.put(packet.frame),
             NetworkVerdict::Kept => {}
         }
+    }
+
+    /// Frame that occupies as much memory as a packet of the kernel: its allocator rounds up.
+    fn frame_for(&mut self, len: u32) -> Option<Frame> {
+        let before_bytes = CHUNKS.last()?.0 - self.pool.largest_frame_bytes();
+        let needed = len + BESIDE_DATA_BYTES + SK_BUFF_BYTES;
+        let chunk = CHUNKS.iter().map(|&(chunk, _)| chunk).find(|&chunk| chunk >= needed);
+        self.pool.allocate(chunk.map_or(len, |chunk| (chunk - before_bytes).max(len)))
     }
 
     /// Next packet sent, and its time.

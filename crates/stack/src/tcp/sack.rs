@@ -6,6 +6,8 @@ use super::wire::{SackBlock, SackBlocks};
 
 /// Blocks that a connection reports.
 const BLOCKS: usize = 4;
+/// Blocks that an ACK that waits may gather.
+const BLOCKS_EXPECTED: usize = 2;
 
 /// Ranges that were received out of order, by the time of their last change. Without any, they take
 /// no memory.
@@ -59,6 +61,15 @@ impl SackReport {
             Some(block) => block,
             None => SackBlock { start, end },
         });
+    }
+
+    /// True if a range would come in front of two blocks at least that were told last: an ACK that waits
+    /// could not tell of all (`TCP_SACK_BLOCKS_EXPECTED`).
+    pub(super) fn pushes_out(&self, (start, end): (Seq, Seq)) -> bool {
+        let is_joined =
+            |block: &SackBlock| !start.is_after(block.end) && !block.start.is_after(end);
+        let blocks = self.blocks();
+        blocks.iter().position(is_joined).unwrap_or(blocks.len()) >= BLOCKS_EXPECTED
     }
 
     /// Forgets blocks before `next`, which is acknowledged cumulatively.

@@ -7,18 +7,54 @@ use super::seq::{Seq, len_u32};
 /// Send queue of a connection. It keeps a copy of the bytes: they may have to be sent again.
 #[derive(Debug)]
 pub(super) struct SendQueue {
-    bytes: VecDeque<u8>,
+    /// `None` while there are no bytes: an idle connection keeps no memory.
+    held: Option<Box<Held>>,
     /// Sequence number of the first byte.
     start: Seq,
 }
 
+/// Bytes, and the packets that they were written into (`sk_write_queue`).
+#[derive(Debug, Default)]
+struct Held {
+    bytes: VecDeque<u8>,
+    /// Packets that no more is written into and that were not sent whole.
+    filled: VecDeque<Filled>,
+    /// Marks of the packet that the next byte goes into.
+    last: PacketMarks,
+}
+
+/// A packet that no more is written into.
+#[derive(Clone, Copy, Debug)]
+struct Filled {
+    end: Seq,
+    marks: PacketMarks,
+}
+
+/// Marks of a packet of the queue.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct PacketMarks {
+    /// Its end carries PSH.
+    pub(super) is_pushed: bool,
+    /// A record ends here: what follows is not merged with it (`MSG_EOR`).
+    pub(super) ends_record: bool,
+}
+
+/// Packet that the next byte to be sent is in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct QueuedPacket {
+    pub(super) end: Seq,
+    pub(super) marks: PacketMarks,
+    /// True of the last one, into which more may be written.
+    pub(super) is_last: bool,
+}
+
 impl SendQueue {
     pub(super) fn new(start: Seq) -> Self {
-        Self { bytes: VecDeque::new(), start }
+        Self { held: None, start }
     }
 
     pub(super) fn len_bytes(&self) -> u32 {
-        len_u32(self.bytes.len())
+        self.held.as_ref().map_or(0, |held| len_u32(held.bytes.len()))
     }
 
     /// Sequence number behind the last byte (`write_seq`).
@@ -28,16 +64,95 @@ impl SendQueue {
 
     /// Memory that the queue occupies.
     pub(super) fn memory_bytes(&self) -> u64 {
-        self.bytes.capacity() as u64
+        self.held.as_ref().map_or(0, |held| held.bytes.capacity() as u64)
     }
 
+    /// Appends to the last packet.
     pub(super) fn write(&mut self, bytes: &[u8]) {
-        self.bytes.extend(bytes);
+        if !bytes.is_empty() {
+            self.held.get_or_insert_default().bytes.extend(bytes);
+        }
+    }
+
+    /// Room of the last packet, whose size is `goal` bytes at most, when all before `next` was sent; begins
+    /// another one if that is full. A write begins in it.
+    pub(super) fn begin_packet(&mut self, next: Seq, goal: u32, is_first: bool) -> u32 {
+        let end = self.end();
+        let held = self.held.get_or_insert_default();
+        if !next.is_before(end) {
+            held.filled.clear();
+            held.last = PacketMarks::default();
+            return goal;
+        }
+        let begin = held.filled.back().map_or(next, |filled| filled.end.later(next));
+        let room = goal.saturating_sub(end - begin);
+        if room == 0 || held.last.ends_record {
+            held.filled.push_back(Filled { end, marks: std::mem::take(&mut held.last) });
+            return goal;
+        }
+        if is_first {
+            held.last.is_pushed = false;
+        }
+        room
+    }
+
+    /// Marks of the last packet.
+    pub(super) fn last_marks(&mut self) -> &mut PacketMarks {
+        &mut self.held.get_or_insert_default().last
+    }
+
+    /// Packet that `next` is in, which was not sent.
+    pub(super) fn packet_at(&self, next: Seq) -> QueuedPacket {
+        let end = self.end();
+        let Some(held) = &self.held else {
+            return QueuedPacket { end, marks: PacketMarks::default(), is_last: true };
+        };
+        match held.filled.iter().find(|filled| filled.end.is_after(next)) {
+            Some(&Filled { end, marks }) => QueuedPacket { end, marks, is_last: false },
+            None => QueuedPacket { end, marks: held.last, is_last: true },
+        }
+    }
+
+    /// Moves bytes of the following packet into the one that `next` is in, so that it has `len_bytes`, unless a
+    /// record ends between them (`tcp_grow_skb`).
+    pub(super) fn grow_packet(&mut self, next: Seq, len_bytes: u32) {
+        self.forget_packets(next);
+        let end = self.end();
+        let Some(held) = &mut self.held else { return };
+        let Some(&first) = held.filled.front() else { return };
+        let missing = len_bytes.saturating_sub(first.end - next);
+        if missing == 0 || first.marks.ends_record {
+            return;
+        }
+        let (second_end, second) =
+            held.filled.get(1).map_or((end, held.last), |second| (second.end, second.marks));
+        if missing < second_end - first.end {
+            held.filled[0].end += missing;
+            return;
+        }
+        let marks = PacketMarks {
+            is_pushed: first.marks.is_pushed || second.is_pushed,
+            ends_record: second.ends_record,
+        };
+        held.filled.pop_front();
+        match held.filled.front_mut() {
+            Some(joined) => joined.marks = marks,
+            None => held.last = marks,
+        }
+    }
+
+    /// Forgets packets that were sent whole.
+    pub(super) fn forget_packets(&mut self, next: Seq) {
+        let Some(held) = &mut self.held else { return };
+        while held.filled.front().is_some_and(|filled| !filled.end.is_after(next)) {
+            held.filled.pop_front();
+        }
     }
 
     /// Bytes of a range, in up to two parts. A range that the queue does not hold gives fewer.
     pub(super) fn range(&self, start: Seq, len_bytes: u32) -> [&[u8]; 2] {
-        let (first, second) = self.bytes.as_slices();
+        let (first, second) =
+            self.held.as_ref().map_or((&[][..], &[][..]), |held| held.bytes.as_slices());
         let skip = start.bytes_since(self.start) as usize;
         let end = skip + len_bytes as usize;
         let part = |bytes: &'_ [u8], offset: usize| -> Option<(usize, usize)> {
@@ -52,13 +167,11 @@ impl SendQueue {
 
     /// Forgets bytes before `end`: they were acknowledged.
     pub(super) fn acknowledge(&mut self, end: Seq) {
-        let len = (end.bytes_since(self.start) as usize).min(self.bytes.len());
-        self.bytes.drain(..len);
+        let Some(held) = &mut self.held else { return };
+        let len = (end.bytes_since(self.start) as usize).min(held.bytes.len());
+        held.bytes.drain(..len);
         self.start += len_u32(len);
-        // An idle connection keeps no memory.
-        if self.bytes.is_empty() && self.bytes.capacity() > 0 {
-            self.bytes = VecDeque::new();
-        }
+        self.held.take_if(|held| held.bytes.is_empty());
     }
 }
 

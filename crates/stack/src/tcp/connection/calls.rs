@@ -31,6 +31,8 @@ pub struct WriteFlags {
     pub is_urgent: bool,
     /// More follows at once: a segment that is not full waits for it (`MSG_MORE`).
     pub more_follows: bool,
+    /// A record ends here: later bytes are not merged with these into a packet (`MSG_EOR`).
+    pub ends_record: bool,
 }
 
 /// Fate of the bytes that a read returns.
@@ -119,18 +121,64 @@ impl Connection {
         }
         self.restart_after_idle(cx.now_us);
         let len = bytes.len().min(room);
-        self.send.queue.write(&bytes[..len]);
+        let is_whole = len == bytes.len();
+        self.fill_packets(&bytes[..len], flags.ends_record && is_whole, flags.is_urgent, cx);
         let end = self.send.queue.end();
-        if flags.is_urgent && len == bytes.len() {
+        if self.unsent_bytes() > 0 && (!flags.more_follows || self.is_push_forced()) {
+            self.mark_push();
+        }
+        if flags.is_urgent && is_whole {
             self.send.urgent = Some(end);
         }
         if flags.more_follows {
             self.send_full(cx);
         } else {
-            self.send.written = end;
             self.send_queued(cx);
         }
         Ok(len)
+    }
+
+    /// Writes bytes into packets, and sends those that are full (`tcp_sendmsg_locked`).
+    fn fill_packets(
+        &mut self,
+        bytes: &[u8],
+        ends_record: bool,
+        is_urgent: bool,
+        cx: &mut Context<'_>,
+    ) {
+        let goal = if is_urgent { self.segment_room() } else { self.packet_goal(cx) };
+        let (mut left, mut is_first) = (bytes, true);
+        while !left.is_empty() {
+            let room = self.send.queue.begin_packet(self.send.next, goal, is_first) as usize;
+            let (now, later) = left.split_at(room.min(left.len()));
+            self.send.queue.write(now);
+            (left, is_first) = (later, false);
+            let is_full = now.len() == room;
+            if left.is_empty() || !is_full || is_urgent {
+                continue;
+            }
+            if self.is_push_forced() {
+                self.mark_push();
+                self.push(cx);
+            } else if self.send.queue.packet_at(self.send.next).is_last {
+                self.push_one(cx);
+            }
+        }
+        if ends_record {
+            self.send.queue.last_marks().ends_record = true;
+        }
+    }
+
+    /// True if more than half of the peer's largest window was written since the last PSH (`forced_push`): a
+    /// reader is woken twice per window at least.
+    fn is_push_forced(&self) -> bool {
+        self.send.queue.end().is_after(self.send.pushed + self.send.max_window / 2)
+    }
+
+    /// Has the last packet end with PSH (`tcp_mark_push`).
+    fn mark_push(&mut self) {
+        self.send.pushed = self.send.queue.end();
+        self.send.queue.last_marks().is_pushed = true;
     }
 
     /// Grows the send buffer with the congestion window, when the peer acknowledged bytes
@@ -347,6 +395,12 @@ impl Connection {
         }
         if let Some(bytes) = options.rcvbuf.filter(|_| options.rcvbuf != before.rcvbuf) {
             self.receive.buffer.fix(bytes);
+        }
+        if let Some(clamp) =
+            options.window_clamp.filter(|_| options.window_clamp != before.window_clamp)
+        {
+            self.receive.buffer.set_clamp(clamp);
+            self.receive.buffer.lift(self.receive.window);
         }
         if options.congestion != before.congestion {
             let algorithm = options.congestion.unwrap_or(cx.config.congestion);

@@ -93,11 +93,13 @@ impl Connection {
         let is_fin = segment.has(Flags::FIN);
         let payload = Payload::of(packet, segment.seq, segment.payload_len, is_fin);
         let truesize = payload.truesize();
-        if segment.payload_len > 0 && !self.make_room(truesize, cx) {
-            cx.counters.rcv_q_drop.add(1);
-            payload.free(cx.pool);
-            self.delayed.schedule_now();
-            return;
+        if !self.make_room(segment.payload_len, cx) {
+            self.delayed.schedule_without_memory();
+            if segment.payload_len > 0 && self.receive.queue.len_bytes() > 0 {
+                cx.counters.rcv_q_drop.add(1);
+                return payload.free(cx.pool);
+            }
+            // One packet is taken always, or nothing would ever be read.
         }
         let had_gap = self.receive.queue.has_gap();
         self.receive.next = self.receive.queue.append(payload, self.receive.next, cx.pool);
@@ -138,17 +140,20 @@ impl Connection {
             Payload::of(packet, segment.seq, segment.payload_len, segment.has(Flags::FIN));
         self.note_mark(segment);
         self.delayed.schedule();
-        if !self.make_room(payload.truesize(), cx) {
+        if !self.make_room(segment.payload_len, cx) {
             cx.counters.ofo_drop.add(1);
             return payload.free(cx.pool);
         }
         cx.counters.ofo_queue.add(1);
-        self.measure_segment(segment);
-        self.tally.rcv_ooopack = self.tally.rcv_ooopack.saturating_add(1);
         let truesize = payload.truesize();
+        self.measure_segment(segment, truesize);
+        self.tally.rcv_ooopack = self.tally.rcv_ooopack.saturating_add(1);
         match self.receive.queue.insert_out_of_order(payload, cx.pool) {
             Queued::Kept { around, duplicate } => {
                 if self.agreed.sack {
+                    if self.receive.sacks.pushes_out(around) {
+                        self.flush_compressed(cx);
+                    }
                     self.receive.sacks.note(around);
                     if let Some((start, end)) = duplicate {
                         self.report_duplicate(start, end, cx);
@@ -157,7 +162,9 @@ impl Connection {
                 }
             }
             Queued::Duplicate(payload) => {
-                self.receive.sacks.note_again((segment.seq, segment.end()));
+                if self.agreed.sack {
+                    self.receive.sacks.note_again((segment.seq, segment.end()));
+                }
                 self.report_duplicate(segment.seq, segment.end(), cx);
                 payload.free(cx.pool);
             }
@@ -168,26 +175,29 @@ impl Connection {
         }
     }
 
-    /// Makes room for `truesize` more bytes (`tcp_try_rmem_schedule`). Returns false without.
-    fn make_room(&mut self, truesize: u32, cx: &mut Context<'_>) -> bool {
+    /// Makes room for `len` bytes of payload (`tcp_try_rmem_schedule`). Returns false without.
+    fn make_room(&mut self, len: u32, cx: &mut Context<'_>) -> bool {
         let limit = self.receive.buffer.bytes();
+        // As the kernel: a packet that the window allowed is taken, however much memory it has
+        // (`tcp_can_ingest`).
+        let most = limit.saturating_sub(len);
         let queue = &mut self.receive.queue;
-        if queue.truesize() <= limit.saturating_sub(truesize) {
+        if queue.truesize() <= most {
             return true;
         }
+        self.delayed.leave_quick();
         if queue.len_bytes() > 0 {
             cx.counters.rcv_collapsed.add(1);
             queue.collapse(cx.pool);
         }
-        let pruned = queue.prune(limit, cx.pool);
+        let pruned = queue.prune(most, cx.pool);
         if pruned > 0 {
             cx.counters.ofo_pruned.add(pruned as u64);
             // Blocks that were reported are not kept: the peer sends them again (RFC 2018,
             // section 8).
             self.receive.sacks.clear();
         }
-        // As the kernel: a queue within its limit takes one more packet.
-        queue.truesize() <= limit
+        queue.truesize() <= most
     }
 
     /// The peer's FIN, in order (`tcp_fin`).
@@ -218,7 +228,7 @@ impl Connection {
     /// Bookkeeping of data in order (`tcp_event_data_recv`).
     fn note_data(&mut self, segment: &Segment, truesize: u32, cx: &Context<'_>) {
         self.note_window(cx.now_us);
-        self.measure_segment(segment);
+        self.measure_segment(segment, truesize);
         self.delayed.note_data(cx.now_us, self.receive.window, self.rtt.rto_us());
         self.note_mark(segment);
         if segment.payload_len >= SMALL_BYTES {

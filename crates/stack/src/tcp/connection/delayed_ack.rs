@@ -4,6 +4,7 @@
 use super::super::config::{
     DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, MAX_QUICKACKS, SECOND, us_u32,
 };
+use super::super::seq::Seq;
 use super::super::wire::options::TIMESTAMPS_BYTES;
 use super::super::wire::{Flags, Segment};
 use super::{Connection, Context};
@@ -11,12 +12,20 @@ use super::{Connection, Context};
 /// Smallest segment size that is assumed of a peer (`TCP_MIN_MSS`).
 const SEGMENT_MIN: u32 = 88;
 
+/// Duplicate ACKs of a gap that are sent at once (`TCP_FASTRETRANS_THRESH`).
+const DUPLICATES_AT_ONCE: u8 = 3;
+/// ACKs that one stands for, at most (`tcp_comp_sack_nr`), and the time that it waits (`tcp_comp_sack_delay_ns`).
+const COMPRESSED_MAX: u8 = 44;
+const COMPRESSED_MAX_US: u64 = 1_000;
+
 /// State of delayed acknowledgements (`icsk_ack`).
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct DelayedAck {
     is_scheduled: bool,
     /// The next check sends it at once.
     is_due: bool,
+    /// The buffer had no room: the next one tells a window of 0 (`ICSK_ACK_NOMEM`).
+    lacks_memory: bool,
     /// A small segment came, and a second one.
     pushed: bool,
     pushed_twice: bool,
@@ -31,6 +40,11 @@ pub(super) struct DelayedAck {
     /// Estimate of the peer's segment size (`rcv_mss`), and the last one that was smaller (`last_seg_size`).
     segment_bytes: u32,
     last_segment_bytes: u16,
+    /// Gap of which ACKs were sent at once, and their number (`dup_ack_counter`).
+    duplicates_of: Seq,
+    duplicates: u8,
+    /// ACKs that the next one stands for (`compressed_ack`).
+    compressed: u8,
 }
 
 impl DelayedAck {
@@ -67,6 +81,21 @@ impl DelayedAck {
 
     pub(super) fn schedule_now(&mut self) {
         (self.is_scheduled, self.is_due) = (true, true);
+    }
+
+    /// Schedules an ACK that tells a window of 0, at once.
+    pub(super) fn schedule_without_memory(&mut self) {
+        self.schedule_now();
+        self.lacks_memory = true;
+    }
+
+    pub(super) fn lacks_memory(&self) -> bool {
+        self.lacks_memory
+    }
+
+    /// Acknowledges no longer at once.
+    pub(super) fn leave_quick(&mut self) {
+        self.quick = 0;
     }
 
     /// The next check sends an ACK at once, if one is scheduled.
@@ -115,13 +144,15 @@ impl DelayedAck {
 
     /// Learns the peer's segment size (`tcp_measure_rcv_mss`), which is `largest` at most. Options that each
     /// segment has take `fixed` bytes.
-    fn measure(&mut self, segment: &Segment, largest: u32, fixed: u32) {
+    /// Returns true if it is another one than before.
+    fn measure(&mut self, segment: &Segment, largest: u32, fixed: u32) -> bool {
         let len = segment.segment_len;
         let last = std::mem::take(&mut self.last_segment_bytes);
         if len >= self.segment_bytes {
+            let is_other = len != self.segment_bytes;
             self.segment_bytes = len.min(largest);
             self.pushed |= segment.has(Flags::PSH);
-            return;
+            return is_other;
         }
         // Without SACK blocks, which take from the payload.
         let whole = (len + segment.options_len).saturating_sub(fixed);
@@ -133,11 +164,12 @@ impl DelayedAck {
             if u32::from(last) == whole {
                 // Two in a row: it sends smaller ones.
                 self.segment_bytes = whole;
-                return;
+                return false;
             }
         }
         self.pushed_twice |= self.pushed;
         self.pushed = true;
+        false
     }
 
     /// Adapts the delay to the distance of data (`tcp_event_data_recv`).
@@ -192,16 +224,19 @@ impl DelayedAck {
                 self.set_delay(DELACK_MIN_US);
             }
         }
-        (self.is_scheduled, self.is_due) = (false, false);
+        (self.is_scheduled, self.is_due, self.lacks_memory) = (false, false, false);
+        self.compressed = 0;
         (self.pushed, self.pushed_twice) = (false, false);
     }
 }
 
 impl Connection {
-    /// Learns the peer's segment size.
-    pub(super) fn measure_segment(&mut self, segment: &Segment) {
+    /// Learns the peer's segment size, and what of its memory a packet fills.
+    pub(super) fn measure_segment(&mut self, segment: &Segment, truesize: u32) {
         let fixed = if self.agreed.timestamps { TIMESTAMPS_BYTES } else { 0 };
-        self.delayed.measure(segment, self.announced_mss(), fixed);
+        if self.delayed.measure(segment, self.announced_mss(), fixed) {
+            self.receive.buffer.note_ratio(segment.payload_len, truesize);
+        }
     }
 
     /// Sends the scheduled ACK, or arms its timer.
@@ -212,14 +247,47 @@ impl Connection {
         let unacked = self.receive.next.bytes_since(self.receive.acked);
         let is_second =
             unacked > self.delayed.segment_bytes && self.free_window() >= self.receive.window;
-        let is_now = is_second
-            || self.delayed.is_due
-            || self.delayed.is_quick()
-            || self.receive.queue.has_gap();
-        if is_now {
+        if is_second || self.delayed.is_due || self.delayed.is_quick() {
             return self.send_ack(cx);
         }
+        if self.receive.queue.has_gap() {
+            return self.acknowledge_gap(cx);
+        }
         self.delay_ack(cx);
+    }
+
+    /// Acknowledges a segment behind a gap: at once, but from the fourth on several together, within a
+    /// part of the round trip.
+    fn acknowledge_gap(&mut self, cx: &mut Context<'_>) {
+        let next = self.receive.next;
+        let delayed = &mut self.delayed;
+        if !self.agreed.sack || delayed.compressed >= COMPRESSED_MAX {
+            return self.send_ack(cx);
+        }
+        if delayed.duplicates_of != next {
+            (delayed.duplicates_of, delayed.duplicates) = (next, 0);
+        }
+        if delayed.duplicates < DUPLICATES_AT_ONCE {
+            delayed.duplicates += 1;
+            return self.send_ack(cx);
+        }
+        delayed.compressed += 1;
+        if delayed.compressed > 1 {
+            return;
+        }
+        let by_receiver_us = self.receive.buffer.round_trip_us().unwrap_or(0);
+        let rtt_us = match self.rtt.smoothed_us() {
+            Some(srtt_us) if srtt_us > 0 => by_receiver_us.min(srtt_us),
+            _ => by_receiver_us,
+        };
+        self.timers.set_delayed_ack(cx.now_us + (rtt_us / 20).min(COMPRESSED_MAX_US));
+    }
+
+    /// Sends the ACK that stands for several, before there are more blocks than it has room for.
+    pub(super) fn flush_compressed(&mut self, cx: &mut Context<'_>) {
+        if self.delayed.compressed > 0 {
+            self.send_ack(cx);
+        }
     }
 
     /// `tcp_send_delayed_ack`.
@@ -250,6 +318,9 @@ impl Connection {
     pub(super) fn on_delayed_ack_timer(&mut self, cx: &mut Context<'_>) {
         if !self.delayed.is_scheduled {
             return;
+        }
+        if self.delayed.compressed > 0 {
+            return self.send_ack(cx);
         }
         if self.delayed.is_pingpong {
             self.delayed.is_pingpong = false;

@@ -163,8 +163,6 @@ pub(super) struct SendState {
     pub(super) fin: bool,
     /// End of the last segment shorter than `mss` (Minshall's variant of Nagle's rule).
     pub(super) small_end: Seq,
-    /// End of the last write that more does not follow: its segment carries PSH.
-    pub(super) written: Seq,
     /// Sequence number up to which PSH was set (`pushed_seq`).
     pub(super) pushed: Seq,
     /// Sequence number behind an urgent byte.

@@ -71,7 +71,6 @@ impl Connection {
             queue: SendQueue::new(sequence + 1),
             fin: false,
             small_end: sequence,
-            written: sequence,
             pushed: sequence,
             urgent: None,
             burst: sequence,
@@ -140,6 +139,7 @@ impl Connection {
         connection.delayed.set_quick(begin.options.quick_acks);
         connection.receive.window =
             connection.receive.buffer.initial_window(connection.announced_mss());
+        connection.receive.buffer.lift(connection.receive.window);
         cx.counters.active_opens.add(1);
         connection.send_syn(cx);
         connection
@@ -171,6 +171,7 @@ impl Connection {
         receive.next = accepted.peer_sequence + 1;
         receive.acked = receive.next;
         receive.window = accepted.window;
+        receive.buffer.lift(accepted.window);
         (receive.timestamp, receive.timestamp_us) = (accepted.timestamp, cx.now_us);
         connection.send.window_seq = connection.receive.initial;
         if let Some(sent_us) = accepted.sent_us {
@@ -357,9 +358,10 @@ impl Connection {
         self.send.last_data_us = cx.now_us;
         self.receive.last_us = cx.now_us;
         self.timers.clear_retransmit();
-        let mss = self.announced_mss().min(self.send.mss);
-        let window = self.receive.window;
-        self.receive.buffer.begin(self.receive.next, (window, mss), cx.now_us);
+        let announced = self.announced_mss();
+        let mss = announced.min(self.send.mss);
+        let sizes = (self.receive.window, mss, announced);
+        self.receive.buffer.begin(self.receive.next, sizes, cx.now_us);
         self.delayed.begin(self.receive.window, mss);
         self.arm_keepalive(cx.now_us);
         self.rtt.set_fallback();

@@ -35,7 +35,7 @@ struct NextSegment {
     has_fin: bool,
     /// Payload of a full segment.
     room: u32,
-    /// PSH is set whatever follows.
+    /// PSH is set at its end.
     is_pushed: bool,
 }
 
@@ -60,12 +60,20 @@ impl Connection {
     }
 
     fn send_by_rule(&mut self, full_only: bool, cx: &mut Context<'_>) {
+        self.send_packets(full_only, u32::MAX, cx);
+    }
+
+    /// Sends packets, `most` of them at most (`tcp_write_xmit`).
+    fn send_packets(&mut self, full_only: bool, most: u32, cx: &mut Context<'_>) {
         if !self.can_send() || self.unsent_bytes() == 0 && !self.has_unsent_fin() {
             return;
         }
         let (mut sent, before, room) = (0, self.sent.len(), self.segment_room());
         let halt = loop {
-            match self.send_next(full_only, room, cx) {
+            if sent == most {
+                break Halt::Empty;
+            }
+            match self.send_next(full_only, most == 1, room, cx) {
                 Ok(()) => sent += 1,
                 Err(halt) => break halt,
             }
@@ -86,6 +94,11 @@ impl Connection {
             let wait_us = self.rtt.rto_us().max(RTO_MIN_US);
             self.timers.set_probe(cx.now_us + wait_us);
         }
+    }
+
+    /// Sends one packet, as full as it is (`tcp_push_one`): more is being written behind it.
+    pub(super) fn push_one(&mut self, cx: &mut Context<'_>) {
+        self.send_packets(false, 1, cx);
     }
 
     /// Notes how far the window is used: the strongest sign of each round trip (`tcp_cwnd_validate`).
@@ -125,8 +138,17 @@ impl Connection {
     }
 
     /// Sends the next packet: one segment of `room` bytes at most, or several that the device cuts.
-    fn send_next(&mut self, full_only: bool, room: u32, cx: &mut Context<'_>) -> Result<(), Halt> {
+    fn send_next(
+        &mut self,
+        full_only: bool,
+        is_alone: bool,
+        room: u32,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Halt> {
         let most = self.burst_segments(cx);
+        if most > 0 && !self.waits_for_pace(cx) {
+            self.send.queue.grow_packet(self.send.next, room.saturating_mul(most));
+        }
         let next = self.next_segment(most.max(1), room).ok_or(Halt::Empty)?;
         // The last FIN is not held back by a window that data fill.
         if most == 0 && !(next.has_fin && next.len_bytes <= room) {
@@ -135,7 +157,7 @@ impl Connection {
         if self.waits_for_pace(cx) {
             return Err(Halt::Pacing);
         }
-        if let Some(halt) = self.wait_for_next_ack(room, cx) {
+        if let Some(halt) = self.wait_for_next_ack(room, cx).filter(|_| !is_alone) {
             return Err(halt);
         }
         let first_end = self.send.next + next.len_bytes.min(room);
@@ -153,7 +175,7 @@ impl Connection {
             if whole == 0 {
                 return Err(Halt::Nagle);
             }
-            let next = NextSegment { len_bytes: whole, is_last: false, ..next };
+            let next = NextSegment { len_bytes: whole, is_last: false, is_pushed: false, ..next };
             return self.send_new(&next, cx);
         }
         self.send_new(&next, cx)
@@ -162,7 +184,8 @@ impl Connection {
     /// Reason to wait for the next ACK, which comes soon and will let a larger packet out
     /// (`tcp_tso_should_defer`).
     fn wait_for_next_ack(&self, room: u32, cx: &Context<'_>) -> Option<Halt> {
-        let unsent = self.unsent_bytes();
+        let packet = self.send.queue.packet_at(self.send.next);
+        let unsent = packet.end.bytes_since(self.send.next);
         let (first, srtt_us) = (self.sent.first()?, self.rtt.smoothed_us()?);
         let since_us = cx.now_us.saturating_sub(self.send.last_data_us);
         if unsent <= room || self.recovery.is_recovering() || since_us > SOON_US {
@@ -173,7 +196,10 @@ impl Connection {
         let by_peer = self.window_end().bytes_since(self.send.next);
         let limit = by_congestion.min(by_peer);
         let whole = self.congestion.cwnd.saturating_mul(self.send.mss).min(self.send.window);
-        if limit >= self.largest_burst(cx).saturating_mul(self.send.mss) || limit >= whole / 3 {
+        if limit >= self.largest_burst(cx).saturating_mul(self.send.mss)
+            || !packet.is_last && limit >= unsent
+            || limit >= whole / 3
+        {
             return None;
         }
         let ack_us = (first.sent_us + srtt_us).saturating_sub(cx.now_us);
@@ -183,7 +209,10 @@ impl Connection {
         match limit <= unsent {
             true if by_congestion < by_peer => Some(Halt::CongestionWindow),
             true => Some(Halt::PeerWindow),
-            false => (!self.has_unsent_fin()).then_some(Halt::MoreToCome),
+            false => {
+                let is_end = packet.marks.ends_record || self.has_unsent_fin();
+                (!is_end).then_some(Halt::MoreToCome)
+            }
         }
     }
 
@@ -218,18 +247,25 @@ impl Connection {
         u32::try_from(bytes / mss).unwrap_or(u32::MAX).max(cx.config.min_gso_segments)
     }
 
-    /// Unsent bytes, at most `most` segments of `room` bytes.
+    /// Payload of the packets that are written, at most (`tcp_xmit_size_goal`).
+    pub(super) fn packet_goal(&self, cx: &Context<'_>) -> u32 {
+        let room = self.segment_room();
+        (cx.config.gso_bytes.min(self.half_window()) / room * room).max(room)
+    }
+
+    /// Unsent bytes of one packet, at most `most` segments of `room` bytes.
     fn next_segment(&self, most: u32, room: u32) -> Option<NextSegment> {
-        let unsent = self.unsent_bytes();
+        let packet = self.send.queue.packet_at(self.send.next);
+        let unsent = packet.end.bytes_since(self.send.next);
         let len_bytes = unsent.min(room.saturating_mul(most));
-        let is_last = len_bytes == unsent;
-        let has_fin = is_last && self.has_unsent_fin();
+        let is_end = len_bytes == unsent;
+        let has_fin = is_end && packet.is_last && self.has_unsent_fin();
         (len_bytes > 0 || has_fin).then_some(NextSegment {
             len_bytes,
-            is_last,
+            is_last: is_end && packet.is_last,
             has_fin,
             room,
-            is_pushed: false,
+            is_pushed: is_end && packet.marks.is_pushed,
         })
     }
 
@@ -243,7 +279,7 @@ impl Connection {
         let partial = len_bytes % next.room;
         let is_held = partial > 0 && self.holds_small(full_only);
         let len_bytes = if is_held { len_bytes - partial } else { len_bytes };
-        NextSegment { len_bytes, is_last: false, has_fin: false, ..next }
+        NextSegment { len_bytes, is_last: false, has_fin: false, is_pushed: false, ..next }
     }
 
     fn is_held_by_nagle(&self, next: &NextSegment, full_only: bool) -> bool {
@@ -265,13 +301,7 @@ impl Connection {
         let seq = self.send.next;
         let data_end = seq + next.len_bytes;
         let mut end = data_end + u32::from(next.has_fin);
-        // A reader behind a large window is woken twice per window at least.
-        let is_half = data_end.is_after(self.send.pushed + self.send.max_window / 2);
-        let is_end = next.is_last && data_end == self.send.written;
-        let push = next.len_bytes > 0 && (is_end || is_half || next.is_pushed);
-        if push {
-            self.send.pushed = data_end;
-        }
+        let push = next.len_bytes > 0 && next.is_pushed;
         if self.sent.in_flight() == 0 && next.len_bytes > 0 {
             let pause_us = cx.now_us.saturating_sub(self.send.last_data_us);
             self.congestion.pause(pause_us, cx.now_us);
@@ -304,6 +334,7 @@ impl Connection {
             end = self.sent.at(first + left - 1).map_or(seq, |last| last.end);
         }
         self.send.next = end;
+        self.send.queue.forget_packets(end);
         if left == count && !next.len_bytes.is_multiple_of(next.room) {
             self.send.small_end = end;
         }
@@ -324,7 +355,9 @@ impl Connection {
 
     /// Tail loss probe with new data, whatever the congestion window says.
     pub(super) fn send_probe_segment(&mut self, cx: &mut Context<'_>) {
-        if let Some(next) = self.next_segment(1, self.segment_room()) {
+        let room = self.segment_room();
+        self.send.queue.grow_packet(self.send.next, room);
+        if let Some(next) = self.next_segment(1, room) {
             // Ignored: without a frame, the next probe tries again.
             let _ = self.send_new(&next, cx);
         }

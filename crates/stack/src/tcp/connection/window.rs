@@ -5,7 +5,7 @@ use super::super::config::{MAX_WINDOW_SCALE, MS, TcpConfig, TcpOptions};
 use super::super::seq::Seq;
 use super::super::wire::Segment;
 use super::receive_rtt::ReceiveRoundTrip;
-use super::{Connection, Context, WindowScales};
+use super::{Connection, Context};
 
 /// Receive buffer of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -14,8 +14,10 @@ pub(in crate::tcp) struct ReceiveWindow {
     bytes: u32,
     /// Largest size that it grows to; the size itself if an option fixed that.
     largest: u32,
-    /// Largest window (`TCP_WINDOW_CLAMP`).
+    /// Largest window (`window_clamp`).
     clamp: u32,
+    /// Payload that fits in 256 bytes of memory, by the packets that came (`scaling_ratio`).
+    ratio: u8,
     /// Window that is announced at most now; it grows with what comes (`rcv_ssthresh`).
     threshold: u32,
     /// Measurement of what the reader takes in a round trip.
@@ -26,13 +28,35 @@ pub(in crate::tcp) struct ReceiveWindow {
     round_trip: ReceiveRoundTrip,
 }
 
+/// Payload assumed in 256 bytes of memory, before packets came.
+const FIRST_RATIO: u8 = 128;
+
+/// Smallest window that an option may set as the largest (`SOCK_MIN_RCVBUF / 2`).
+const CLAMP_MIN_BYTES: u32 = 1152;
+
 /// Shift of the windows that we announce: enough for the largest buffer, or for the window of one
 /// that does not grow (`tcp_select_initial_window`).
 pub(in crate::tcp) fn scale_for(options: &TcpOptions, config: &TcpConfig) -> u8 {
-    let largest = options.rcvbuf.map_or(config.rmem.1, ReceiveWindow::of_memory);
+    let largest = options.rcvbuf.map_or(config.rmem.1, |bytes| payload_of(bytes, FIRST_RATIO));
     let largest = largest.min(options.window_clamp.unwrap_or(u32::MAX)).max(1);
     let bits = u8::try_from(largest.ilog2()).unwrap_or(0);
     bits.saturating_sub(15).min(MAX_WINDOW_SCALE)
+}
+
+/// Payload that fits in a memory of `bytes`.
+fn payload_of(bytes: u32, ratio: u8) -> u32 {
+    u32::try_from((u64::from(bytes) * u64::from(ratio)) >> 8).unwrap_or(u32::MAX)
+}
+
+/// Sizes by which a window grows.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// Largest segment that we announced.
+    mss: u32,
+    /// Segments that the peer sends.
+    segment: u32,
+    /// Memory that a buffer grows to at most (`tcp_rmem`).
+    largest_memory: u32,
 }
 
 impl ReceiveWindow {
@@ -41,6 +65,7 @@ impl ReceiveWindow {
             bytes: options.rcvbuf.unwrap_or(config.rmem.0),
             largest: options.rcvbuf.unwrap_or(config.rmem.1),
             clamp: options.window_clamp.unwrap_or(u32::MAX),
+            ratio: FIRST_RATIO,
             threshold: 0,
             measured_from: Seq(0),
             measured_us: 0,
@@ -73,31 +98,64 @@ impl ReceiveWindow {
         self.round_trip.us()
     }
 
-    /// Window for a memory of `bytes`: half of it, as packets occupy more than their payload.
-    fn of_memory(bytes: u32) -> u32 {
-        bytes / 2
+    /// Window for a memory of `bytes`: packets occupy more than their payload (`tcp_win_from_space`).
+    fn of_memory(&self, bytes: u32) -> u32 {
+        payload_of(bytes, self.ratio)
+    }
+
+    /// Learns how much of its memory a packet fills with payload (`tcp_measure_rcv_mss`).
+    pub(super) fn note_ratio(&mut self, len: u32, truesize: u32) {
+        let ratio = (u64::from(len) << 8) / u64::from(truesize.max(1));
+        let ratio = u8::try_from(ratio).unwrap_or(u8::MAX).max(1);
+        if ratio != self.ratio {
+            self.ratio = ratio;
+            self.set_clamp(self.of_memory(self.bytes));
+        }
+    }
+
+    /// Sets the largest window (`tcp_set_window_clamp`).
+    pub(super) fn set_clamp(&mut self, clamp: u32) {
+        self.clamp = clamp.max(CLAMP_MIN_BYTES);
+        self.threshold = self.threshold.min(self.clamp);
+    }
+
+    /// Lifts the window to what is announced already, as far as the largest allows.
+    pub(super) fn lift(&mut self, announced: u32) {
+        self.threshold = self.threshold.max(announced.min(self.clamp));
     }
 
     /// Window to begin with, in whole segments. A SYN tells 65,535 bytes of it at most.
     pub(in crate::tcp) fn initial_window(&self, mss: u32) -> u32 {
-        let window = Self::of_memory(self.bytes).min(self.clamp);
+        let window = self.of_memory(self.bytes).min(self.clamp);
         if window > mss { window / mss * mss } else { window }
     }
 
     /// Begins with the window that the handshake announced.
-    pub(super) fn begin(&mut self, next: Seq, (window, mss): (u32, u32), now_us: u64) {
+    pub(super) fn begin(
+        &mut self,
+        next: Seq,
+        (window, mss, announced_mss): (u32, u32, u32),
+        now_us: u64,
+    ) {
         (self.measured_from, self.measured_us) = (next, now_us);
-        self.threshold = window;
         self.space = 10 * mss;
+        // As `tcp_init_buffer_space`: room for one segment is kept.
+        let full = self.of_memory(self.bytes);
+        self.clamp = self.clamp.min(full);
+        if self.clamp > 2 * announced_mss && self.clamp + announced_mss > full {
+            self.clamp = full.saturating_sub(announced_mss).max(2 * announced_mss);
+        }
+        self.threshold = window.min(self.clamp);
     }
 
     /// Grows the window after a packet, as far as the buffer has room for packets of this kind
     /// (`tcp_grow_window`). Returns true if it grew.
-    fn grow(&mut self, (len, truesize): (u32, u32), free: u32, (mss, segment): (u32, u32)) -> bool {
+    fn grow(&mut self, (len, truesize): (u32, u32), free: u32, sizes: Sizes) -> bool {
+        let Sizes { mss, segment, largest_memory } = sizes;
         let room = free.min(self.clamp).saturating_sub(self.threshold);
-        let grown = if Self::of_memory(truesize) <= len {
+        let grown = if self.of_memory(truesize) <= len {
             2 * mss
-        } else if self.fits(len, truesize) {
+        } else if self.fits(len, truesize, largest_memory) {
             2 * segment
         } else {
             0
@@ -111,9 +169,9 @@ impl ReceiveWindow {
 
     /// True if packets of this kind fill a buffer of the largest size with enough payload for the
     /// present window (`__tcp_grow_window`).
-    fn fits(&self, len: u32, truesize: u32) -> bool {
-        let mut truesize = Self::of_memory(truesize) >> 1;
-        let mut window = Self::of_memory(self.largest) >> 1;
+    fn fits(&self, len: u32, truesize: u32, largest_memory: u32) -> bool {
+        let mut truesize = self.of_memory(truesize) >> 1;
+        let mut window = self.of_memory(largest_memory) >> 1;
         while truesize > len && window > 0 {
             (truesize, window) = (truesize >> 1, window >> 1);
         }
@@ -133,9 +191,12 @@ impl ReceiveWindow {
                 let grown = u64::from(taken) * 2 + 16 * u64::from(mss);
                 let slow_start =
                     grown * u64::from(taken - self.space) / u64::from(self.space.max(1));
-                let memory = (grown + 2 * slow_start) * 2;
+                let memory = ((grown + 2 * slow_start) << 8) / u64::from(self.ratio.max(1));
                 let memory = u32::try_from(memory).unwrap_or(u32::MAX).min(self.largest);
-                self.bytes = self.bytes.max(memory);
+                if memory > self.bytes {
+                    self.bytes = memory;
+                    self.clamp = self.of_memory(memory);
+                }
             }
             self.space = taken;
         }
@@ -168,9 +229,14 @@ impl Connection {
         if cx.is_memory_tight {
             return;
         }
-        let sizes = (self.announced_mss(), self.delayed.segment_bytes());
+        let sizes = Sizes {
+            mss: self.announced_mss(),
+            segment: self.delayed.segment_bytes(),
+            largest_memory: cx.config.rmem.1,
+        };
         let queued = self.receive.queue.truesize();
-        let free = ReceiveWindow::of_memory(self.receive.buffer.bytes.saturating_sub(queued));
+        let buffer = &self.receive.buffer;
+        let free = buffer.of_memory(buffer.bytes.saturating_sub(queued));
         if self.receive.buffer.grow((len, truesize), free, sizes) {
             self.delayed.raise_quick_by_growth();
         }
@@ -178,8 +244,12 @@ impl Connection {
 
     /// Window to announce, not below what was announced before; also notes it as announced.
     pub(super) fn select_window(&mut self, cx: &Context<'_>) -> u32 {
-        let current = self.usable_window();
         let scale = self.agreed.receive_scale();
+        if self.delayed.lacks_memory() {
+            (self.receive.window, self.receive.acked) = (0, self.receive.next);
+            return 0;
+        }
+        let current = self.usable_window();
         let step = 1_u32 << scale;
         let mut window = self.free_window();
         debug_assert!(
@@ -199,33 +269,36 @@ impl Connection {
         window >> scale
     }
 
-    /// Window by the free part of the buffer, without silly sizes (RFC 9293, section 3.8.6.2.2).
-    pub(super) fn free_window(&self) -> u32 {
+    /// Window by the free part of the buffer, without silly sizes (RFC 9293, section 3.8.6.2.2;
+    /// `__tcp_select_window`).
+    pub(super) fn free_window(&mut self) -> u32 {
         let buffer = &self.receive.buffer;
-        let full = ReceiveWindow::of_memory(buffer.bytes).min(buffer.clamp);
-        let free = buffer.bytes.saturating_sub(self.receive.queue.truesize());
-        let mut free = ReceiveWindow::of_memory(free).min(full);
+        let allowed = buffer.of_memory(buffer.bytes);
+        let full = allowed.min(buffer.clamp);
+        let mut free = buffer.of_memory(buffer.bytes.saturating_sub(self.receive.queue.truesize()));
         let segment = self.delayed.segment_bytes().min(full);
+        let scale = self.agreed.receive_scale();
         if free < full / 2 {
-            let scale = self.agreed.receive_scale();
+            // The peer shall slow down: nothing is acknowledged early.
+            self.delayed.leave_quick();
             free = free >> scale << scale;
-            if free < full >> 4 || free < segment {
+            if free < allowed >> 4 || free < segment {
                 return 0;
             }
         }
         // Behind the check: a window that may grow yet is small, but not silly.
         free = free.min(buffer.threshold);
-        match self.agreed.scales {
+        if scale > 0 {
             // Rounded up, or a window of full size would never be announced.
-            Some(WindowScales { receive, .. }) => free.div_ceil(1 << receive) << receive,
-            None => {
-                let window = self.receive.window;
-                if segment > 0 && (window + segment <= free || window > free) {
-                    free / segment * segment
-                } else {
-                    window
-                }
-            }
+            return free.div_ceil(1 << scale) << scale;
+        }
+        let window = self.receive.window;
+        if window + segment <= free || window > free {
+            free / segment.max(1) * segment.max(1)
+        } else if segment == full && free > window + full / 2 {
+            free
+        } else {
+            window
         }
     }
 
