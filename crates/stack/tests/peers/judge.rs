@@ -1,6 +1,8 @@
 //! packetdrill, run on one script.
 
 use std::env;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,6 +10,10 @@ use crate::scripts::Script;
 
 /// Names the program, if it is not in `PATH`.
 const VARIABLE: &str = "FOREBAY_PACKETDRILL";
+/// Time after which a script counts as hanging, in s: far more than the longest takes.
+const HANGS_AFTER_S: u32 = 900;
+/// Exit status of `timeout` when the time is over.
+const TIMED_OUT: i32 = 124;
 /// Runs of a script by the kernel, whose time is that of a busy machine: packets and wake-ups come late.
 const RUNS: usize = 10;
 
@@ -43,6 +49,24 @@ pub(crate) fn shim_missing() -> Option<String> {
     let shim = shim()?;
     let reason = format!("{} was not built: build the crate's examples", shim.display());
     (!shim.exists()).then_some(reason)
+}
+
+/// Source that the shared object of our TCP is older than, if any: its scripts would judge another TCP than
+/// the one that is here.
+///
+/// # Errors
+/// If the source or the object cannot be looked at.
+pub(crate) fn newer_than_shim() -> io::Result<Option<PathBuf>> {
+    let Some(shim) = shim() else { return Ok(None) };
+    let Ok(listed) = fs::read_to_string(shim.with_extension("d")) else { return Ok(None) };
+    let built = fs::metadata(&shim)?.modified()?;
+    let sources = listed.split_once(": ").map_or("", |(_, sources)| sources.trim_end());
+    for source in sources.split(' ').map(PathBuf::from).filter(|source| source.exists()) {
+        if fs::metadata(&source)?.modified()? > built {
+            return Ok(Some(source));
+        }
+    }
+    Ok(None)
 }
 
 /// Reason why no network namespace can be made here.
@@ -89,6 +113,9 @@ impl Judge {
             if output.status.success() {
                 return Ok(());
             }
+            if output.status.code() == Some(TIMED_OUT) {
+                return Err(format!("hangs: it was ended after {HANGS_AFTER_S} s"));
+            }
             told = String::from_utf8_lossy(&output.stderr).into_owned();
             if subject == Subject::Ours {
                 break;
@@ -98,15 +125,12 @@ impl Judge {
     }
 
     fn command(&self, script: &Script, subject: Subject, family: Family) -> Command {
-        let mut command = match subject {
-            Subject::Ours => Command::new(&self.program),
-            Subject::Kernel => {
-                let mut command = Command::new("unshare");
-                command.args(["--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"]);
-                command.arg(&self.program);
-                command
-            }
-        };
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", &HANGS_AFTER_S.to_string()]);
+        if subject == Subject::Kernel {
+            command.args(["unshare", "--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"]);
+        }
+        command.arg(&self.program);
         command.arg("--tolerance_usecs=30000").args(family.arguments());
         if subject == Subject::Ours {
             command.arg(format!("--so_filename={}", self.shim.display()));

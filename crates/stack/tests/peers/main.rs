@@ -50,6 +50,12 @@ fn kernel_missing() -> Option<String> {
 /// Runs all scripts over both families, and tells all failures.
 fn judge_all(subject: Subject) -> Result<(), Failed> {
     let judge = Judge::new().ok_or("packetdrill is missing")?;
+    if subject == Subject::Ours
+        && let Some(source) = judge::newer_than_shim()?
+    {
+        let source = source.display();
+        return Err(format!("{source} is newer than the shim: build the crate's examples").into());
+    }
     let scripts = scripts::all(&PathBuf::from(env!("CARGO_MANIFEST_DIR")))?;
     if scripts.len() < scripts::LEAST {
         return Err(format!("{} scripts were found only", scripts.len()).into());

@@ -162,7 +162,11 @@ impl Connection {
                 self.push(cx);
             } else if self.send.queue.packet_at(self.send.next).is_last {
                 self.push_one(cx);
+            } else {
+                continue;
             }
+            // The kernel looks at the clock for each: what is sent later is later.
+            cx.now_us += 1;
         }
         if ends_record {
             self.send.queue.last_marks().ends_record = true;

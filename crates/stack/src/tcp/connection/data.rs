@@ -93,7 +93,7 @@ impl Connection {
         let is_fin = segment.has(Flags::FIN);
         let payload = Payload::of(packet, segment.seq, segment.payload_len, is_fin);
         let truesize = payload.truesize();
-        if !self.make_room(segment.payload_len, cx) {
+        if !self.make_room(cx) {
             self.delayed.schedule_without_memory();
             if segment.payload_len > 0 && self.receive.queue.len_bytes() > 0 {
                 cx.counters.rcv_q_drop.add(1);
@@ -140,7 +140,7 @@ impl Connection {
             Payload::of(packet, segment.seq, segment.payload_len, segment.has(Flags::FIN));
         self.note_mark(segment);
         self.delayed.schedule();
-        if !self.make_room(segment.payload_len, cx) {
+        if !self.make_room(cx) {
             cx.counters.ofo_drop.add(1);
             return payload.free(cx.pool);
         }
@@ -175,14 +175,12 @@ impl Connection {
         }
     }
 
-    /// Makes room for `len` bytes of payload (`tcp_try_rmem_schedule`). Returns false without.
-    fn make_room(&mut self, len: u32, cx: &mut Context<'_>) -> bool {
+    /// Makes room for a packet (`tcp_try_rmem_schedule`). Returns false without.
+    fn make_room(&mut self, cx: &mut Context<'_>) -> bool {
         let limit = self.receive.buffer.bytes();
-        // As the kernel: a packet that the window allowed is taken, however much memory it has
-        // (`tcp_can_ingest`).
-        let most = limit.saturating_sub(len);
         let queue = &mut self.receive.queue;
-        if queue.truesize() <= most {
+        // As the kernel: a queue within its limit takes one more packet (`tcp_can_ingest`).
+        if queue.truesize() <= limit {
             return true;
         }
         self.delayed.leave_quick();
@@ -190,14 +188,14 @@ impl Connection {
             cx.counters.rcv_collapsed.add(1);
             queue.collapse(cx.pool);
         }
-        let pruned = queue.prune(most, cx.pool);
+        let pruned = queue.prune(limit, cx.pool);
         if pruned > 0 {
             cx.counters.ofo_pruned.add(pruned as u64);
             // Blocks that were reported are not kept: the peer sends them again (RFC 2018,
             // section 8).
             self.receive.sacks.clear();
         }
-        queue.truesize() <= most
+        queue.truesize() <= limit
     }
 
     /// The peer's FIN, in order (`tcp_fin`).

@@ -271,16 +271,19 @@ impl Connection {
             delayed.duplicates += 1;
             return self.send_ack(cx);
         }
-        delayed.compressed += 1;
-        if delayed.compressed > 1 {
-            return;
-        }
         let by_receiver_us = self.receive.buffer.round_trip_us().unwrap_or(0);
         let rtt_us = match self.rtt.smoothed_us() {
             Some(srtt_us) if srtt_us > 0 => by_receiver_us.min(srtt_us),
             _ => by_receiver_us,
         };
-        self.timers.set_delayed_ack(cx.now_us + (rtt_us / 20).min(COMPRESSED_MAX_US));
+        let wait_us = (rtt_us / 20).min(COMPRESSED_MAX_US);
+        if wait_us == 0 {
+            return self.send_ack(cx);
+        }
+        self.delayed.compressed += 1;
+        if self.delayed.compressed == 1 {
+            self.timers.set_delayed_ack(cx.now_us + wait_us);
+        }
     }
 
     /// Sends the ACK that stands for several, before there are more blocks than it has room for.

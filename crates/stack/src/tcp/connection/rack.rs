@@ -192,8 +192,10 @@ impl Connection {
     fn send_loss_probe(&mut self, cx: &mut Context<'_>) -> bool {
         let (had, count) = (self.send.next, self.sent.len());
         let Some(last) = count.checked_sub(1) else { return false };
-        let first_end = had + self.unsent_bytes().min(self.segment_room());
-        let is_new = self.unsent_bytes() > 0 && !first_end.is_after(self.window_end());
+        let (unsent, room) = (self.unsent_bytes(), self.segment_room());
+        let fin = u32::from(self.has_unsent_fin() && unsent <= room);
+        let first_end = had + unsent.min(room) + fin;
+        let is_new = first_end != had && !first_end.is_after(self.window_end());
         let was_sent = if is_new {
             self.send_probe_segment(cx);
             self.send.next != had

@@ -146,17 +146,15 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Result<(), Halt> {
         let most = self.burst_segments(cx);
-        if most > 0 && !self.waits_for_pace(cx) {
-            self.send.queue.grow_packet(self.send.next, room.saturating_mul(most));
-        }
-        let next = self.next_segment(most.max(1), room).ok_or(Halt::Empty)?;
-        // The last FIN is not held back by a window that data fill.
-        if most == 0 && !(next.has_fin && next.len_bytes <= room) {
+        let next = self.next_segment(1, room).ok_or(Halt::Empty)?;
+        if most == 0 {
             return Err(Halt::CongestionWindow);
         }
         if self.waits_for_pace(cx) {
             return Err(Halt::Pacing);
         }
+        self.send.queue.grow_packet(self.send.next, room.saturating_mul(most));
+        let next = self.next_segment(most, room).unwrap_or(next);
         if let Some(halt) = self.wait_for_next_ack(room, cx).filter(|_| !is_alone) {
             return Err(halt);
         }
