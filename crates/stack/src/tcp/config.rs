@@ -177,7 +177,7 @@ pub struct TcpOptions {
     pub sndbuf: Option<u32>,
     /// Largest segment (`TCP_MAXSEG`).
     pub max_segment: Option<u16>,
-    /// Largest receive window of a connection that begins later (`TCP_WINDOW_CLAMP`).
+    /// Largest receive window, until other packets come than before (`TCP_WINDOW_CLAMP`).
     pub window_clamp: Option<u32>,
     /// Time that a closed connection waits for the peer's FIN, in µs; 0 for not at all
     /// (`TCP_LINGER2`, there -1).

@@ -403,8 +403,7 @@ impl Connection {
         if let Some(clamp) =
             options.window_clamp.filter(|_| options.window_clamp != before.window_clamp)
         {
-            self.receive.buffer.set_clamp(clamp);
-            self.receive.buffer.lift(self.receive.window);
+            self.receive.buffer.set_clamp(clamp, self.receive.window);
         }
         if options.congestion != before.congestion {
             let algorithm = options.congestion.unwrap_or(cx.config.congestion);

@@ -235,7 +235,8 @@ impl Connection {
     pub(super) fn measure_segment(&mut self, segment: &Segment, truesize: u32) {
         let fixed = if self.agreed.timestamps { TIMESTAMPS_BYTES } else { 0 };
         if self.delayed.measure(segment, self.announced_mss(), fixed) {
-            self.receive.buffer.note_ratio(segment.payload_len, truesize);
+            let announced = self.receive.window;
+            self.receive.buffer.note_ratio(segment.payload_len, truesize, announced);
         }
     }
 

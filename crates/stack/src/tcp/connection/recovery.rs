@@ -444,6 +444,11 @@ impl Connection {
         while self.sent.awaiting_resend > 0
             && let Some(&sent) = self.sent.at(index)
         {
+            if self.sent.retransmitted >= self.sent.lost {
+                // After an undo: what was sent again needlessly counts for what is lost now.
+                self.recovery.resend_from = Some(sent.seq);
+                return;
+            }
             let mut count = 0;
             if sent.marks.lost && !sent.marks.retransmitted && !sent.marks.sacked {
                 let room = self.congestion.cwnd.saturating_sub(self.sent.in_flight());

@@ -104,19 +104,23 @@ impl ReceiveWindow {
     }
 
     /// Learns how much of its memory a packet fills with payload (`tcp_measure_rcv_mss`).
-    pub(super) fn note_ratio(&mut self, len: u32, truesize: u32) {
+    pub(super) fn note_ratio(&mut self, len: u32, truesize: u32, announced: u32) {
         let ratio = (u64::from(len) << 8) / u64::from(truesize.max(1));
         let ratio = u8::try_from(ratio).unwrap_or(u8::MAX).max(1);
         if ratio != self.ratio {
             self.ratio = ratio;
-            self.set_clamp(self.of_memory(self.bytes));
+            self.set_clamp(self.of_memory(self.bytes), announced);
         }
     }
 
-    /// Sets the largest window (`tcp_set_window_clamp`).
-    pub(super) fn set_clamp(&mut self, clamp: u32) {
-        self.clamp = clamp.max(CLAMP_MIN_BYTES);
-        self.threshold = self.threshold.min(self.clamp);
+    /// Sets the largest window (`tcp_set_window_clamp`). A larger one takes what is announced already.
+    pub(super) fn set_clamp(&mut self, clamp: u32, announced: u32) {
+        let before = std::mem::replace(&mut self.clamp, clamp.max(CLAMP_MIN_BYTES));
+        if self.clamp < before {
+            self.threshold = self.threshold.min(self.clamp);
+        } else if self.clamp > before {
+            self.lift(announced);
+        }
     }
 
     /// Lifts the window to what is announced already, as far as the largest allows.
