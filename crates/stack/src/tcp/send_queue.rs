@@ -33,9 +33,9 @@ struct Filled {
 /// Marks of a packet of the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct PacketMarks {
-    /// Its end carries PSH.
+    /// PSH at its end.
     pub(super) is_pushed: bool,
-    /// A record ends here: what follows is not merged with it (`MSG_EOR`).
+    /// End of a record: what follows is not merged with it (`MSG_EOR`).
     pub(super) ends_record: bool,
 }
 
@@ -65,6 +65,11 @@ impl SendQueue {
     /// Memory that the queue occupies.
     pub(super) fn memory_bytes(&self) -> u64 {
         self.held.as_ref().map_or(0, |held| held.bytes.capacity() as u64)
+    }
+
+    /// Takes memory for bytes to be written, no more than they need.
+    pub(super) fn reserve(&mut self, len: usize) {
+        self.held.get_or_insert_default().bytes.reserve(len);
     }
 
     /// Appends to the last packet.

@@ -147,6 +147,7 @@ impl Connection {
         cx: &mut Context<'_>,
     ) {
         let goal = if is_urgent { self.segment_room() } else { self.packet_goal(cx) };
+        self.send.queue.reserve(bytes.len());
         let (mut left, mut is_first) = (bytes, true);
         while !left.is_empty() {
             let room = self.send.queue.begin_packet(self.send.next, goal, is_first) as usize;

@@ -77,7 +77,8 @@ fn tcp_35_orphans_have_a_limit() {
 
 /// Hosts of which the second has this much memory.
 fn pair_with_memory(memory_bytes: u64) -> Pair {
-    let small = TcpConfig { rmem: (4096, 4096), ..TcpConfig::default() };
+    // Room for two segments: with less, the peer would wait for half of a window, as the kernel does.
+    let small = TcpConfig { rmem: (8192, 8192), ..TcpConfig::default() };
     let config = TcpConfig { memory_bytes, ..TcpConfig::default() };
     Pair::new(1, Faults { delay_us: 1_000, ..Faults::default() }, [small, config])
 }
