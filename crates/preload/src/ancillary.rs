@@ -1,16 +1,52 @@
 //! Ancillary data (cmsg) as bytes: of a datagram received, and of one to send.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::{Duration, SystemTime};
 
 use forebay::net::Datagram;
-use forebay::net::message::DeviceIndex;
+use forebay::net::message::{DeviceIndex, Received};
 use rustix::io::Errno;
 
-use crate::udp_options::Settings;
+use crate::abi::encode;
+use crate::udp_options::{ArrivalTime, Settings, TimeUnit};
 
 /// Bytes of the header of a control message (`struct cmsghdr` on 64 bits), and its alignment.
 const HEADER_BYTES: usize = 16;
 const ALIGNMENT: usize = 8;
+
+/// Description of a datagram that was received.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct About {
+    pub(crate) source: SocketAddr,
+    destination: SocketAddr,
+    pub(crate) device: DeviceIndex,
+    traffic_class: u8,
+    ttl: u8,
+    gso_size: u16,
+    timestamp_ns: u64,
+}
+
+impl From<&Datagram> for About {
+    fn from(of: &Datagram) -> Self {
+        Self {
+            source: of.source(),
+            destination: of.destination(),
+            device: of.device(),
+            traffic_class: of.traffic_class(),
+            ttl: of.ttl(),
+            gso_size: of.gso_size(),
+            timestamp_ns: of.timestamp_ns(),
+        }
+    }
+}
+
+impl From<&Received> for About {
+    fn from(of: &Received) -> Self {
+        let Received { source, destination, device, traffic_class, ttl, .. } = *of;
+        let Received { gso_size, timestamp_ns, .. } = *of;
+        Self { source, destination, device, traffic_class, ttl, gso_size, timestamp_ns }
+    }
+}
 
 /// Control messages for a buffer of limited length, cut as `put_cmsg` of the kernel cuts them.
 #[derive(Debug)]
@@ -47,13 +83,54 @@ impl ControlWriter {
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
     }
 
-    /// Writes the messages that the program asked for, in the kernel's order (`udp_recvmsg`).
-    pub(crate) fn put_datagram(&mut self, of: &Datagram, asked: &Settings, interface: u32) {
-        if asked.gro && of.gso_size() > 0 {
-            self.put((libc::SOL_UDP, libc::UDP_GRO), &i32::from(of.gso_size()).to_ne_bytes());
+    /// Writes the messages that the program asked for, in the kernel's order (`udp_recvmsg`). `dropped` is the number
+    /// of datagrams that the socket had no room for, if the program asked for it.
+    pub(crate) fn put_datagram(
+        &mut self,
+        of: &About,
+        asked: &Settings,
+        (interface, dropped): (u32, u32),
+    ) {
+        self.put_times(of, &asked.arrival_time);
+        if dropped > 0 {
+            self.put((libc::SOL_SOCKET, libc::SO_RXQ_OVFL), &dropped.to_ne_bytes());
         }
-        let destination = of.destination().ip();
-        let ttl = i32::from(of.ttl()).to_ne_bytes();
+        if asked.gro && of.gso_size > 0 {
+            self.put((libc::SOL_UDP, libc::UDP_GRO), &i32::from(of.gso_size).to_ne_bytes());
+        }
+        self.put_addresses(of, asked, interface);
+    }
+
+    /// Writes times of arrival (`sock_recv_timestamp`).
+    fn put_times(&mut self, of: &About, asked: &ArrivalTime) {
+        if asked.unit.is_none() && asked.structured.is_none() {
+            return;
+        }
+        let arrived = Duration::from_nanos(match of.timestamp_ns {
+            0 => now_ns(),
+            ns => ns,
+        });
+        let seconds = i64::try_from(arrived.as_secs()).unwrap_or(i64::MAX).to_ne_bytes();
+        let nanos = i64::from(arrived.subsec_nanos()).to_ne_bytes();
+        if let Some((kind, unit)) = asked.unit {
+            let part = match unit {
+                TimeUnit::Micros => i64::from(arrived.subsec_micros()).to_ne_bytes(),
+                TimeUnit::Nanos => nanos,
+            };
+            self.put((libc::SOL_SOCKET, kind), &[seconds, part].concat());
+        }
+        if let Some(kind) = asked.structured {
+            // The second and the third are of hardware.
+            let none = [0; 8];
+            let times = [seconds, nanos, none, none, none, none].concat();
+            self.put((libc::SOL_SOCKET, kind), &times);
+        }
+    }
+
+    fn put_addresses(&mut self, of: &About, asked: &Settings, interface: u32) {
+        let destination = of.destination.ip();
+        let port = of.destination.port();
+        let ttl = i32::from(of.ttl).to_ne_bytes();
         let plain = destination.to_canonical();
         if asked.v6_pktinfo {
             let ip = match destination {
@@ -73,7 +150,11 @@ impl ControlWriter {
                     self.put((libc::IPPROTO_IP, libc::IP_TTL), &ttl);
                 }
                 if asked.v4_tos {
-                    self.put((libc::IPPROTO_IP, libc::IP_TOS), &[of.traffic_class()]);
+                    self.put((libc::IPPROTO_IP, libc::IP_TOS), &[of.traffic_class]);
+                }
+                if asked.v4_destination {
+                    let address = encode(SocketAddr::new(plain, port));
+                    self.put((libc::IPPROTO_IP, libc::IP_ORIGDSTADDR), &address);
                 }
             }
             IpAddr::V6(_) => {
@@ -81,12 +162,30 @@ impl ControlWriter {
                     self.put((libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT), &ttl);
                 }
                 if asked.v6_traffic_class {
-                    let class = i32::from(of.traffic_class()).to_ne_bytes();
+                    let class = i32::from(of.traffic_class).to_ne_bytes();
                     self.put((libc::IPPROTO_IPV6, libc::IPV6_TCLASS), &class);
+                }
+                if asked.v6_destination {
+                    let address = encode(scoped(SocketAddr::new(plain, port), interface));
+                    self.put((libc::IPPROTO_IPV6, libc::IPV6_ORIGDSTADDR), &address);
                 }
             }
         }
     }
+}
+
+/// Address with the interface that it came in on, if it is link-local (`ipv6_iface_scope_id`).
+pub(crate) fn scoped(address: SocketAddr, interface: u32) -> SocketAddr {
+    let SocketAddr::V6(mut v6) = address else { return address };
+    if v6.ip().is_unicast_link_local() {
+        v6.set_scope_id(interface);
+    }
+    v6.into()
+}
+
+fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Control data of a datagram to send.
@@ -100,26 +199,43 @@ pub(crate) struct SendControl {
 }
 
 impl SendControl {
-    /// Reads control messages. `interfaces` has the interface of each device.
+    /// Reads control messages of a socket that is of IPv6 or not, for a destination that is of IPv4 or not.
+    /// `interfaces` has the interface of each device.
     ///
     /// # Errors
-    /// `EINVAL` if they are malformed, or have a type that is not supported; `ENODEV` for an interface that is
-    /// not one of the devices.
-    pub(crate) fn read(mut bytes: &[u8], interfaces: &[u32]) -> Result<Self, Errno> {
+    /// `EINVAL` if they are malformed, or have a type that the kernel has not; `EOPNOTSUPP` for one that only the kernel
+    /// has; `ENODEV` for an interface that is not one of the devices.
+    pub(crate) fn read(
+        bytes: &[u8],
+        families: (bool, bool),
+        interfaces: &[u32],
+    ) -> Result<Self, Errno> {
         let mut control = Self::default();
-        // As `CMSG_NXTHDR`: what is too short for another header ends the list.
-        while let Some((header, _)) = bytes.split_first_chunk::<HEADER_BYTES>() {
-            let len = word(header, 0).map(usize::from_ne_bytes)?;
-            let level = word(header, 8).map(i32::from_ne_bytes)?;
-            let kind = word(header, 12).map(i32::from_ne_bytes)?;
-            let data = bytes.get(HEADER_BYTES..len).ok_or(Errno::INVAL)?;
-            control.add((level, kind), data, interfaces)?;
-            bytes = bytes.get(len.next_multiple_of(ALIGNMENT)..).unwrap_or_default();
+        // As in the kernel, first those of UDP, and then those of its family.
+        for of_udp in [true, false] {
+            let mut bytes = bytes;
+            // As `CMSG_NXTHDR`: what is too short for another header ends the list.
+            while let Some((header, _)) = bytes.split_first_chunk::<HEADER_BYTES>() {
+                let len = word(header, 0).map(usize::from_ne_bytes)?;
+                let level = word(header, 8).map(i32::from_ne_bytes)?;
+                let kind = word(header, 12).map(i32::from_ne_bytes)?;
+                let data = bytes.get(HEADER_BYTES..len).ok_or(Errno::INVAL)?;
+                if (level == libc::SOL_UDP) == of_udp {
+                    control.add((level, kind), data, families, interfaces)?;
+                }
+                bytes = bytes.get(len.next_multiple_of(ALIGNMENT)..).unwrap_or_default();
+            }
         }
         Ok(control)
     }
 
-    fn add(&mut self, kind: (i32, i32), data: &[u8], interfaces: &[u32]) -> Result<(), Errno> {
+    fn add(
+        &mut self,
+        kind: (i32, i32),
+        data: &[u8],
+        (of_ipv6, to_v4): (bool, bool),
+        interfaces: &[u32],
+    ) -> Result<(), Errno> {
         let device = |index: u32| match index {
             0 => Ok(None),
             _ => {
@@ -129,27 +245,46 @@ impl SendControl {
             }
         };
         match kind {
-            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+            (libc::SOL_UDP, libc::UDP_SEGMENT) if data.len() == 2 => {
+                self.gso_size = Some(word(data, 0).map(u16::from_ne_bytes)?);
+            }
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS | libc::SCM_CREDENTIALS) => {} // of other sockets
+            (libc::SOL_SOCKET, libc::SO_TIMESTAMPING | libc::SO_MARK | libc::SO_PRIORITY) => {
+                return Err(Errno::OPNOTSUPP);
+            }
+            (libc::SOL_UDP | libc::SOL_SOCKET, _) => return Err(Errno::INVAL),
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) if to_v4 && data.len() == 12 => {
                 self.device = device(word(data, 0).map(u32::from_ne_bytes)?)?;
                 self.source = specified(Ipv4Addr::from(word::<4>(data, 4)?).into());
             }
-            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                self.source = specified(Ipv6Addr::from(word::<16>(data, 0)?).into());
-                self.device = device(word(data, 16).map(u32::from_ne_bytes)?)?;
+            (libc::IPPROTO_IP, libc::IP_TTL) if to_v4 => {
+                self.ttl = Some(octet(data)?).filter(|ttl| *ttl > 0);
+                self.ttl.ok_or(Errno::INVAL)?;
             }
-            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
-                self.ttl = octet_or_default(word(data, 0).map(i32::from_ne_bytes)?)?;
+            (libc::IPPROTO_IP, libc::IP_TOS) if to_v4 => {
+                self.traffic_class = Some(match data {
+                    [class] => *class,
+                    data => octet(data)?,
+                });
             }
-            (libc::IPPROTO_IP, libc::IP_TOS) if data.len() == 1 => {
-                self.traffic_class = data.first().copied();
+            (libc::IPPROTO_IP, _) if to_v4 => return Err(Errno::INVAL),
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if of_ipv6 => {
+                let (ip, index) = (word::<16>(data, 0)?, word(data, 16).map(u32::from_ne_bytes)?);
+                let ip = Ipv6Addr::from(ip);
+                if to_v4 && (data.len() != 20 || ip.to_ipv4_mapped().is_none()) {
+                    return Err(Errno::INVAL);
+                }
+                self.source = specified(ip.to_canonical());
+                self.device = device(index)?;
             }
-            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                self.traffic_class = octet_or_default(word(data, 0).map(i32::from_ne_bytes)?)?;
+            (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if !to_v4 => {
+                self.ttl = octet_or_default(data)?;
             }
-            (libc::SOL_UDP, libc::UDP_SEGMENT) => {
-                self.gso_size = Some(word(data, 0).map(u16::from_ne_bytes)?);
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if !to_v4 => {
+                self.traffic_class = octet_or_default(data)?;
             }
-            _ => return Err(Errno::INVAL),
+            (libc::IPPROTO_IPV6, _) if !to_v4 => return Err(Errno::INVAL),
+            _ => {} // of another family
         }
         Ok(())
     }
@@ -159,12 +294,15 @@ fn word<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], Errno> {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().ok_or(Errno::INVAL)
 }
 
-/// -1 stands for the socket's value.
-fn octet_or_default(value: i32) -> Result<Option<u8>, Errno> {
-    if value == -1 {
-        return Ok(None);
-    }
-    u8::try_from(value).map(Some).map_err(|_| Errno::INVAL)
+/// Value of an octet, as an int alone.
+fn octet(data: &[u8]) -> Result<u8, Errno> {
+    let value = <[u8; 4]>::try_from(data).map(i32::from_ne_bytes).map_err(|_| Errno::INVAL)?;
+    u8::try_from(value).map_err(|_| Errno::INVAL)
+}
+
+/// Value of an octet. -1 stands for the socket's value.
+fn octet_or_default(data: &[u8]) -> Result<Option<u8>, Errno> {
+    if data == (-1i32).to_ne_bytes() { Ok(None) } else { octet(data).map(Some) }
 }
 
 fn specified(ip: IpAddr) -> Option<IpAddr> {
@@ -189,6 +327,7 @@ mod tests {
 
     #[test]
     fn exe_3_control_messages_are_read() {
+        const V4: (bool, bool) = (false, true);
         let mut writer = ControlWriter::new(200);
         writer.put((libc::IPPROTO_IP, libc::IP_TOS), &[3]);
         writer.put((libc::IPPROTO_IP, libc::IP_TTL), &9i32.to_ne_bytes());
@@ -196,7 +335,7 @@ mod tests {
         writer.put((libc::IPPROTO_IP, libc::IP_PKTINFO), &info);
         writer.put((libc::SOL_UDP, libc::UDP_SEGMENT), &100u16.to_ne_bytes());
         let (bytes, _) = writer.finish();
-        let read = SendControl::read(&bytes, &[4, 5]).unwrap();
+        let read = SendControl::read(&bytes, V4, &[4, 5]).unwrap();
         let expected = SendControl {
             source: Some(Ipv4Addr::new(10, 0, 0, 1).into()),
             device: Some(DeviceIndex(1)),
@@ -205,14 +344,17 @@ mod tests {
             gso_size: Some(100),
         };
         assert_eq!(read, expected);
-        assert_eq!(SendControl::read(&bytes, &[4]), Err(Errno::NODEV));
+        assert_eq!(SendControl::read(&bytes, V4, &[4]), Err(Errno::NODEV));
         for cut in 17..bytes.len() {
-            let _ = SendControl::read(&bytes[..cut], &[4, 5]); // no panic
+            let _ = SendControl::read(&bytes[..cut], V4, &[4, 5]); // no panic
         }
+        assert_eq!(SendControl::read(&bytes, (true, false), &[4, 5]).unwrap(), {
+            SendControl { gso_size: Some(100), ..SendControl::default() }
+        });
         let mut long = bytes.clone();
         long[0] = 255;
-        assert_eq!(SendControl::read(&long, &[4, 5]), Err(Errno::INVAL));
+        assert_eq!(SendControl::read(&long, V4, &[4, 5]), Err(Errno::INVAL));
         long[..8].fill(255);
-        assert_eq!(SendControl::read(&long, &[4, 5]), Err(Errno::INVAL));
+        assert_eq!(SendControl::read(&long, V4, &[4, 5]), Err(Errno::INVAL));
     }
 }

@@ -51,6 +51,8 @@ pub(crate) struct Listener {
     backlog: u32,
     is_nonblocking: AtomicBool,
     served: ArcSwapOption<Served>,
+    /// True once the program has ended the listening, which `listen` begins anew.
+    has_ended: AtomicBool,
     /// Descriptor that the program polls while another process receives the packets.
     turn: Mutex<Option<(ReadinessSetter, ReadinessDescriptor)>>,
     /// Process that made it.
@@ -134,6 +136,7 @@ impl Listener {
             backlog: u32::try_from(backlog).unwrap_or(u32::MAX),
             is_nonblocking: is_nonblocking.into(),
             served: ArcSwapOption::empty(),
+            has_ended: AtomicBool::default(),
             turn: Mutex::default(),
             origin: Origin::here(),
         };
@@ -178,6 +181,46 @@ impl Listener {
         abi::close_forgotten(self.kernel());
     }
 
+    /// True once [`shutdown`](Self::shutdown) has ended the listening.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// Ends the listening: connections that were not accepted are reset, and calls that wait return. `socket` is the
+    /// listener as the table has it.
+    ///
+    /// # Errors
+    /// `ENOTCONN` if it had ended.
+    pub(crate) fn shutdown(&self, socket: &Arc<Socket>) -> Result<(), Errno> {
+        let _serving = SERVING.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return Err(Errno::NOTCONN);
+        }
+        if let Some(served) = self.served_here() {
+            served.tcp.tell_ended();
+            self.served.store(None);
+            UNSERVED.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        let mut turn = self.turn();
+        if turn.is_none() {
+            let (setter, descriptor) = readiness().map_err(|error| unconnected_errno(&error))?;
+            self.place(socket, descriptor.as_fd())?;
+            *turn = Some((setter, descriptor));
+        }
+        drop(turn);
+        self.end_turn();
+        Ok(())
+    }
+
+    /// Puts the kernel's socket back at a descriptor of a listener that has ended.
+    pub(crate) fn give_back(&self, number: RawFd) -> Result<(), Errno> {
+        let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
+        abi::replace(number, self.kernel(), flags.contains(FdFlags::CLOEXEC))?;
+        table::remove(number).into_iter().for_each(Socket::let_go);
+        Ok(())
+    }
+
     fn served_here(&self) -> Option<Arc<Served>> {
         self.served.load_full().filter(|served| !served.origin.is_parent())
     }
@@ -193,6 +236,9 @@ impl Listener {
         let _serving = SERVING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(served) = self.served_here() {
             return Ok(served);
+        }
+        if self.has_ended() {
+            return Err(Errno::INVAL);
         }
         if let Some(by) = parents_engine() {
             eprintln!(
@@ -327,6 +373,7 @@ impl Listener {
                 readiness()
             });
             match accepted.map_err(|error| unconnected_errno(&error)) {
+                Err(Errno::AGAIN) if self.has_ended() => return Err(Errno::INVAL),
                 Err(Errno::AGAIN) if !self.is_nonblocking.load(Ordering::Relaxed) => {
                     wait.readable(served.readiness()?)?;
                 }

@@ -104,7 +104,7 @@ pub(crate) fn refuses_close(descriptor: RawFd) -> bool {
 }
 
 /// True for a descriptor that the program must not close.
-fn is_protected(descriptor: RawFd) -> bool {
+pub(crate) fn is_protected(descriptor: RawFd) -> bool {
     at(descriptor).is_some_and(|mark| mark.load(Ordering::Relaxed))
 }
 

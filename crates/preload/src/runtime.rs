@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use std::{process, thread};
 
+use forebay::net::message::DeviceIndex;
 use forebay::net::{Net, NetConfig, NetEngine};
 use forebay::{Config, CpuList, Device, DeviceConfig, Via};
 use forebay_control::preload_config::{PreloadConfig, VARIABLE};
@@ -186,6 +187,12 @@ pub(crate) fn running() -> Result<&'static Runtime, Errno> {
     running()
 }
 
+/// Index of a device's interface; 0 if it is gone.
+pub(crate) fn interface_of(device: DeviceIndex) -> u32 {
+    let interfaces = running().map_or(&[][..], |runtime| &runtime.interfaces);
+    interfaces.get(usize::from(device.0)).copied().unwrap_or(0)
+}
+
 /// Engine of this process, for a socket whose packets no other process may receive.
 ///
 /// # Errors
@@ -270,6 +277,11 @@ pub(crate) fn parents_engine() -> Option<i32> {
     let ancestors = RUNNING.get(..forks()).unwrap_or_default();
     let engines = ancestors.iter().filter_map(|slot| slot.get()?.as_ref().ok());
     engines.filter_map(|runtime| runtime.claim.holder()).next()
+}
+
+/// True if the devices are interfaces of the kernel, whose routes hold for them.
+pub(crate) fn has_kernels_routes() -> bool {
+    configured().is_some_and(|config| matches!(config.via, Via::AfPacket | Via::AfXdp))
 }
 
 fn configured() -> Option<&'static PreloadConfig> {

@@ -1,6 +1,7 @@
 //! Options of TCP sockets. The kernel's socket stays their store: each change is made there first, so that what
 //! it refuses is refused, and is then made to the connection.
 
+use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,7 +25,7 @@ pub(crate) const RCVBUF_LOCK: i32 = 2;
 const MSS_DEFAULT: i32 = 536;
 
 /// Options that connections inherit from their listener, and that sockets of ours have.
-pub(crate) const INHERITED: [SocketOption; 19] = [
+pub(crate) const INHERITED: [SocketOption; 22] = [
     SocketOption::of_socket(libc::SO_KEEPALIVE),
     SocketOption::of_socket(libc::SO_LINGER),
     SocketOption::of_socket(libc::SO_OOBINLINE),
@@ -42,21 +43,37 @@ pub(crate) const INHERITED: [SocketOption; 19] = [
     SocketOption::of_tcp(libc::TCP_MAXSEG),
     SocketOption::of_tcp(libc::TCP_WINDOW_CLAMP),
     SocketOption::of_tcp(libc::TCP_CONGESTION),
+    SocketOption::of_tcp(libc::TCP_NOTSENT_LOWAT),
+    SocketOption::of_ipv4(libc::IP_TTL),
+    SocketOption::of_ipv6(libc::IPV6_UNICAST_HOPS),
     SocketOption::of_ipv4(libc::IP_TOS),
     SocketOption::of_ipv6(libc::IPV6_TCLASS),
 ];
 
-/// Options of the traffic class, by family.
-const TRAFFIC_CLASSES: [SocketOption; 2] =
-    [SocketOption::of_ipv4(libc::IP_TOS), SocketOption::of_ipv6(libc::IPV6_TCLASS)];
+/// Options that a connection has as one, for both families.
+const BY_FAMILY: [SocketOption; 4] = [
+    SocketOption::of_ipv4(libc::IP_TOS),
+    SocketOption::of_ipv6(libc::IPV6_TCLASS),
+    SocketOption::of_ipv4(libc::IP_TTL),
+    SocketOption::of_ipv6(libc::IPV6_UNICAST_HOPS),
+];
 
 /// Time-outs, which connections inherit, too.
 pub(crate) const TIMEOUTS: [SocketOption; 2] =
     [SocketOption::of_socket(libc::SO_RCVTIMEO), SocketOption::of_socket(libc::SO_SNDTIMEO)];
 
+/// Options that connections inherit for `getsockopt` alone.
+const SHOWN: [SocketOption; 5] = [
+    SocketOption::of_socket(libc::SO_REUSEADDR),
+    SocketOption::of_socket(libc::SO_REUSEPORT),
+    SocketOption::of_socket(libc::SO_BROADCAST),
+    SocketOption::of_socket(libc::SO_DONTROUTE),
+    SocketOption::of_socket(libc::SO_PRIORITY),
+];
+
 /// Options that `setsockopt` takes besides: those kept elsewhere, and those without effect on a socket that
 /// listens or is connected.
-const TAKEN: [SocketOption; 26] = [
+const TAKEN: [SocketOption; 23] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
     SocketOption::of_socket(libc::SO_SNDTIMEO),
     SocketOption::of_socket(libc::SO_RCVBUFFORCE),
@@ -72,14 +89,11 @@ const TAKEN: [SocketOption; 26] = [
     SocketOption::of_socket(libc::SO_BUSY_POLL_BUDGET),
     // Of a listener it is without effect; connections have it themselves.
     SocketOption::of_tcp(libc::TCP_QUICKACK),
-    SocketOption::of_tcp(libc::TCP_NOTSENT_LOWAT),
     SocketOption::of_tcp(libc::TCP_FASTOPEN),
     SocketOption::of_tcp(libc::TCP_THIN_LINEAR_TIMEOUTS),
-    SocketOption::of_ipv4(libc::IP_TTL),
     SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
     SocketOption::of_ipv4(libc::IP_FREEBIND),
     SocketOption::of_ipv4(libc::IP_BIND_ADDRESS_NO_PORT),
-    SocketOption::of_ipv6(libc::IPV6_UNICAST_HOPS),
     SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
     SocketOption::of_ipv6(libc::IPV6_V6ONLY),
     SocketOption::of_ipv6(libc::IPV6_FREEBIND),
@@ -97,25 +111,25 @@ impl Inherited {
     pub(crate) fn of(kernel: OwnedFd) -> Result<Self, Errno> {
         let new = new_socket(abi::is_ipv6(kernel.as_fd()))?;
         let mut options = INHERITED.to_vec();
-        options.extend(TIMEOUTS);
+        options.extend(TIMEOUTS.iter().chain(&SHOWN));
         options.retain(|option| abi::option_differs(kernel.as_fd(), new.as_fd(), *option));
         Ok(Self { kernel: Arc::new(kernel), options: Mutex::new(options) })
     }
 
     pub(crate) fn add(&self, option: SocketOption) {
         let mut options = self.options();
-        if (INHERITED.contains(&option) || TIMEOUTS.contains(&option)) && !options.contains(&option)
-        {
+        let mut kept = INHERITED.iter().chain(&TIMEOUTS).chain(&SHOWN);
+        if kept.any(|it| *it == option) && !options.contains(&option) {
             options.push(option);
         }
     }
 
-    /// Options that connections of ours have. `IP_TOS` and `IPV6_TCLASS`, which a connection has as one option, are left
-    /// out unless the program has set them.
+    /// Options that connections of ours have. Those that a connection has as one for both families, such as `IP_TOS` and
+    /// `IPV6_TCLASS`, are left out unless the program has set them.
     pub(crate) fn all(&self) -> Vec<SocketOption> {
         let set = self.options();
         let mut options = INHERITED.to_vec();
-        options.retain(|option| !TRAFFIC_CLASSES.contains(option) || set.contains(option));
+        options.retain(|option| !BY_FAMILY.contains(option) || set.contains(option));
         options
     }
 
@@ -257,7 +271,7 @@ impl TcpSetting {
                 options.max_segment = u16::try_from(value).ok();
             }
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
-                options.window_clamp = u32::try_from(value).ok().filter(|bytes| *bytes > 0);
+                options.window_clamp = u32::try_from(value).ok().and_then(NonZeroU32::new);
             }
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 let algorithm = if is_on { Algorithm::NewReno } else { Algorithm::Cubic };
@@ -265,6 +279,13 @@ impl TcpSetting {
             }
             (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                 options.tos = u8::try_from(value).unwrap_or(0);
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
+                options.ttl = u8::try_from(value).unwrap_or(options.ttl);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT) => {
+                // 0 is the kernel's own, which is none; more than an int is, too.
+                options.unsent_limit = u32::try_from(value).ok().and_then(NonZeroU32::new);
             }
             _ => {}
         }
@@ -286,7 +307,8 @@ mod tests {
     #[test]
     fn exe_4_service_type_is_replaced() {
         let mut options = TcpOptions::default();
-        for option in TRAFFIC_CLASSES {
+        for option in &BY_FAMILY[..2] {
+            let option = *option;
             for value in [0x10, 0x88, 0] {
                 TcpSetting { option, value }.apply(&mut options);
                 assert_eq!(i64::from(options.tos), value);

@@ -1,26 +1,30 @@
 //! A UDP socket of the program that the library has taken over.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use forebay::net::message::Transmit;
+use forebay::net::message::{Received, Transmit};
 use forebay::net::{Datagram, Datagrams, UdpSocket};
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::socket::shown;
+use forebay_sys::readiness::Ended;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 
-use crate::ancillary::SendControl;
+use crate::ancillary::{About, SendControl, scoped};
+use crate::corked::{Corked, Envelope};
 use crate::errno::unconnected_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
-use crate::runtime::{is_taken, running_alone};
+use crate::runtime::{has_kernels_routes, interface_of, is_taken, running_alone};
 use crate::socket::{CallWait, Socket, Takeover};
-use crate::udp_options::{Settings, has_effect, lacking, timeout};
+use crate::udp_options::{RECVERR, Settings, has_effect, lacking, timeout};
 use crate::{abi, protected, table};
 
 /// Length of the longest payload of a datagram, or of several merged.
@@ -33,6 +37,12 @@ pub(crate) struct Udp {
     udp: UdpSocket,
     is_ipv6: bool,
     settings: ArcSwap<Settings>,
+    /// Sides that `shutdown` has ended: [`RECEIVING`] and [`SENDING`].
+    ended: AtomicU8,
+    /// True if the peer's refusal came after a part of a call was done: it is the next call's.
+    is_refused: AtomicBool,
+    /// Datagram that is sent once it is whole (`MSG_MORE`, `UDP_CORK`).
+    corked: Corked,
     /// Process that the socket belongs to.
     origin: Origin,
 }
@@ -41,16 +51,30 @@ pub(crate) struct Udp {
 pub(crate) enum Message<'a> {
     /// A datagram in place.
     Taken(&'a Datagram),
-    /// Copy of a datagram that stays in the queue: without ancillary data.
-    Peeked(&'a [u8], SocketAddr),
+    /// Copy of a datagram that stays in the queue, and its description.
+    Peeked(&'a [u8], &'a Received),
 }
 
 impl Message<'_> {
-    pub(crate) fn source(&self) -> SocketAddr {
+    pub(crate) fn about(&self) -> About {
+        match self {
+            Self::Taken(datagram) => About::from(*datagram),
+            Self::Peeked(_, received) => About::from(*received),
+        }
+    }
+
+    fn source(&self) -> SocketAddr {
         match self {
             Self::Taken(datagram) => datagram.source(),
-            Self::Peeked(_, source) => *source,
+            Self::Peeked(_, received) => received.source,
         }
+    }
+
+    fn interface(&self) -> u32 {
+        interface_of(match self {
+            Self::Taken(datagram) => datagram.device(),
+            Self::Peeked(_, received) => received.device,
+        })
     }
 
     /// Passes on the payload piece by piece: of a merged datagram, all segments.
@@ -69,6 +93,36 @@ pub(crate) struct ReceiveMode {
     pub(crate) dont_wait: bool,
     pub(crate) peek: bool,
 }
+
+/// Form of a call that sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct DatagramMode {
+    pub(crate) dont_wait: bool,
+    /// More bytes of the datagram follow (`MSG_MORE`).
+    pub(crate) more_follows: bool,
+    /// Out of band, which UDP does not know (`MSG_OOB`).
+    pub(crate) is_urgent: bool,
+}
+
+/// Message that the program sends. Each part may be refused.
+pub(crate) trait OutgoingDatagram<'a> {
+    fn len_bytes(&self) -> usize;
+
+    /// Destination, for a socket of this family; `None` for the peer.
+    fn destination(&self, is_ipv6: bool) -> Result<Option<SocketAddr>, Errno>;
+
+    /// Control data for a destination, of a socket of IPv6 or not, of IPv4 or not.
+    fn control(&self, families: (bool, bool)) -> Result<SendControl, Errno>;
+
+    fn payload(&self) -> Result<Cow<'a, [u8]>, Errno>;
+}
+
+/// Largest length that fits in the field of a header.
+const LENGTH_FIELD_MAX: usize = 0xffff;
+
+/// Sides of a socket.
+const RECEIVING: u8 = 1;
+const SENDING: u8 = 2;
 
 impl Udp {
     /// Takes over the kernel's socket at a descriptor that the program binds.
@@ -103,8 +157,16 @@ impl Udp {
         fcntl_setfl(readiness, OFlags::empty())?;
         let is_cloexec = fcntl_getfd(descriptor)?.contains(FdFlags::CLOEXEC);
         abi::replace(number, readiness, is_cloexec)?;
-        let settings = ArcSwap::default();
-        let socket = Self { kernel, udp, is_ipv6, settings, origin: Origin::here() };
+        let socket = Self {
+            kernel,
+            udp,
+            is_ipv6,
+            settings: ArcSwap::default(),
+            ended: AtomicU8::new(0),
+            is_refused: AtomicBool::new(false),
+            corked: Corked::default(),
+            origin: Origin::here(),
+        };
         socket.adopt_settings();
         table::insert(number, Arc::new(Socket::Udp(socket)));
         Ok(Takeover::Ours)
@@ -125,11 +187,19 @@ impl Udp {
     /// `ENOPROTOOPT` if it would have no effect.
     pub(crate) fn check_option(&self, option: SocketOption) -> Result<(), Errno> {
         self.check()?;
+        if option == SocketOption::of_ipv6(libc::IPV6_V6ONLY) {
+            return Err(Errno::INVAL); // bound already, as the kernel's socket that would answer is not
+        }
         if has_effect(option) { Ok(()) } else { Err(Errno::NOPROTOOPT) }
     }
 
     /// Reads the options of the kernel's socket again, after a change.
     pub(crate) fn adopt_settings(&self) {
+        if let Some(reserved) = self.udp.reserved() {
+            let differ = |option: &&_| abi::option_differs(self.kernel(), reserved, **option);
+            let changed = RECVERR.iter().filter(differ);
+            changed.for_each(|option| abi::copy_option(self.kernel(), reserved, *option));
+        }
         self.settings.store(Arc::new(Settings::adopt(self.kernel(), &self.udp, self.is_ipv6)));
         if let Ok(readiness) = self.udp.descriptor() {
             let wait = timeout(self.kernel(), libc::SO_RCVTIMEO);
@@ -146,7 +216,85 @@ impl Udp {
 
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
         self.check()?;
+        if has_kernels_routes() {
+            // Finds out if a route leads there.
+            rustix::net::connect(&self.kernel, &to)?;
+            let _ = rustix::net::connect_unspec(&self.kernel); // gives the port back
+        }
         self.udp.connect(shown(to, self.is_ipv6)).map_err(|error| unconnected_errno(&error))
+    }
+
+    pub(crate) fn disconnect(&self) -> Result<(), Errno> {
+        self.check()?;
+        self.udp.disconnect();
+        Ok(())
+    }
+
+    /// Ends sides of the socket (`shutdown`). As in the kernel, those of one that is not connected end, too.
+    ///
+    /// # Errors
+    /// `ENOTCONN` if it is not connected.
+    pub(crate) fn shutdown(&self, how: i32) -> Result<(), Errno> {
+        self.check()?;
+        let sides = match how {
+            libc::SHUT_RD => RECEIVING,
+            libc::SHUT_WR => SENDING,
+            libc::SHUT_RDWR => RECEIVING | SENDING,
+            _ => return Err(Errno::INVAL),
+        };
+        let ended = self.ended.fetch_or(sides, Ordering::AcqRel) | sides;
+        let told = match ended {
+            SENDING => Ended::Nothing,
+            RECEIVING => Ended::Peer,
+            _ => Ended::Both,
+        };
+        self.udp.tell_ended(told).map_err(|error| unconnected_errno(&error))?;
+        self.peer().map(drop)
+    }
+
+    fn has_ended(&self, side: u8) -> bool {
+        self.ended.load(Ordering::Acquire) & side != 0
+    }
+
+    /// Takes the error that waits (`SO_ERROR`).
+    pub(crate) fn take_error(&self) -> Result<Option<Errno>, Errno> {
+        self.check()?;
+        if self.take_left() {
+            return Ok(Some(Errno::CONNREFUSED));
+        }
+        Ok(self.udp.take_error().map(|error| unconnected_errno(&error)))
+    }
+
+    /// Leaves an error to the next call.
+    pub(crate) fn leave(&self, error: Errno) {
+        if error == Errno::CONNREFUSED {
+            self.is_refused.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn take_left(&self) -> bool {
+        self.is_refused.load(Ordering::Relaxed) && self.is_refused.swap(false, Ordering::Relaxed)
+    }
+
+    /// Socket of the kernel whose error queue has the ICMP errors of this one.
+    pub(crate) fn error_queue(&self) -> Result<BorrowedFd<'_>, Errno> {
+        self.check()?;
+        self.udp.reserved().ok_or(Errno::AGAIN)
+    }
+
+    /// Sender of a message, in the socket's family.
+    pub(crate) fn source_of(&self, message: &Message<'_>) -> SocketAddr {
+        shown(scoped(message.source(), message.interface()), self.is_ipv6)
+    }
+
+    /// Interface that a message came in on, and the number of datagrams that the socket had no room for if the
+    /// program asked for it.
+    pub(crate) fn arrival_of(&self, message: &Message<'_>) -> (u32, u32) {
+        let dropped = match self.settings.load().counts_dropped {
+            true => self.udp.counts().rcvbuf_errors,
+            false => 0,
+        };
+        (message.interface(), u32::try_from(dropped).unwrap_or(u32::MAX))
     }
 
     pub(crate) fn local(&self) -> SocketAddr {
@@ -158,7 +306,7 @@ impl Udp {
     }
 
     /// Receives at most `max` datagrams, waiting for the first if the socket and the call permit. The index of
-    /// each is passed on with it.
+    /// each is passed on with it. 0 if `shutdown` has ended the waiting.
     pub(crate) fn receive(
         &self,
         max: usize,
@@ -167,7 +315,8 @@ impl Udp {
     ) -> Result<usize, Errno> {
         self.check()?;
         if mode.peek {
-            return self.peek(mode, |message| each(0, message)).map(|()| 1);
+            let peeked = self.peek(mode, |message| each(0, message))?;
+            return Ok(peeked.map_or(0, |()| 1));
         }
         let mut batch = Datagrams::new();
         self.attempt(mode.dont_wait, || self.udp.recv_batch(&mut batch, max))?;
@@ -177,14 +326,20 @@ impl Udp {
         Ok(batch.len())
     }
 
-    fn peek(&self, mode: ReceiveMode, each: impl FnOnce(&Message<'_>)) -> Result<(), Errno> {
+    fn peek(
+        &self,
+        mode: ReceiveMode,
+        each: impl FnOnce(&Message<'_>),
+    ) -> Result<Option<()>, Errno> {
         thread_local! {
             static PEEKED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
         let mut buffer = PEEKED.try_with(RefCell::take).unwrap_or_default();
         buffer.resize(PAYLOAD_BYTES_MAX, 0);
-        let peeked = self.attempt(mode.dont_wait, || self.udp.peek_from(&mut buffer));
-        let result = peeked.map(|(len, source)| each(&Message::Peeked(&buffer[..len], source)));
+        let peeked = self.attempt(mode.dont_wait, || self.udp.peek_msg(&mut buffer));
+        let result = peeked.map(|received| {
+            received.map(|received| each(&Message::Peeked(&buffer[..received.len], &received)))
+        });
         let _ = PEEKED.try_with(|kept| kept.replace(buffer)); // a thread that ends has none
         result
     }
@@ -195,41 +350,95 @@ impl Udp {
         let mut len = 0;
         let mode = ReceiveMode { dont_wait: true, peek: true };
         match self.peek(mode, |message| message.each_piece(|piece| len += piece.len())) {
-            Ok(()) | Err(Errno::AGAIN) => Ok(len),
+            Ok(_) | Err(Errno::AGAIN) => Ok(len),
             Err(error) => Err(error),
         }
     }
 
+    /// Attempts until there is something. `None` if `shutdown` has ended the waiting.
     fn attempt<T>(
         &self,
         dont_wait: bool,
         mut attempt: impl FnMut() -> std::io::Result<T>,
-    ) -> Result<T, Errno> {
+    ) -> Result<Option<T>, Errno> {
+        if self.take_left() {
+            return Err(Errno::CONNREFUSED);
+        }
         let mut wait = CallWait::default();
         loop {
             match attempt().map_err(|error| unconnected_errno(&error)) {
                 Err(Errno::AGAIN) if !dont_wait && !self.settings.load().is_nonblocking => {
+                    if self.has_ended(RECEIVING) {
+                        return Ok(None);
+                    }
                     wait.readable(self.readiness()?)?;
                 }
-                result => return result,
+                result => return result.map(Some),
             }
         }
     }
 
-    /// Sends a datagram.
-    pub(crate) fn send(
+    /// Sends a datagram, or a part of one. Of an outgoing message the parts are looked at in the kernel's order.
+    pub(crate) fn send<'a>(
         &self,
-        payload: &[u8],
-        to: Option<SocketAddr>,
-        control: SendControl,
-        dont_wait: bool,
+        outgoing: impl OutgoingDatagram<'a>,
+        mode: DatagramMode,
     ) -> Result<usize, Errno> {
         self.check()?;
-        let settings = self.settings.load();
-        let to = match to {
-            Some(to) => shown(to, self.is_ipv6),
-            None => self.udp.peer_addr().ok_or(Errno::DESTADDRREQ)?,
+        let len = outgoing.len_bytes();
+        if !self.is_ipv6 && len > LENGTH_FIELD_MAX {
+            return Err(Errno::MSGSIZE);
+        }
+        if mode.is_urgent {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let envelope = || {
+            let to = match outgoing.destination(self.is_ipv6)? {
+                Some(to) if to.port() == 0 => return Err(Errno::INVAL),
+                Some(to) => shown(to, self.is_ipv6),
+                None => self.udp.peer_addr().ok_or(Errno::DESTADDRREQ)?,
+            };
+            let is_v4 = to.ip().to_canonical().is_ipv4();
+            if is_v4 && len > LENGTH_FIELD_MAX {
+                return Err(Errno::MSGSIZE);
+            }
+            Ok((to, outgoing.control((self.is_ipv6, is_v4))?))
         };
+        let is_part = mode.more_follows || self.settings.load().is_corked;
+        if !is_part && self.corked.is_empty() {
+            let envelope = envelope()?;
+            self.check_sending()?;
+            return self.send_whole(&outgoing.payload()?, envelope, mode.dont_wait);
+        }
+        if let Err(error) = self.check_sending() {
+            self.corked.clear();
+            return Err(error);
+        }
+        let payload = outgoing.payload();
+        if let Some((payload, envelope)) = self.corked.add(payload, is_part, envelope)? {
+            self.send_whole(&payload, envelope, mode.dont_wait)?;
+        }
+        Ok(len)
+    }
+
+    fn check_sending(&self) -> Result<(), Errno> {
+        if self.has_ended(SENDING) { Err(Errno::PIPE) } else { Ok(()) }
+    }
+
+    /// Sends the datagram that was not whole, if there is one, as it is.
+    pub(crate) fn uncork(&self) {
+        if let Some((payload, envelope)) = self.corked.take() {
+            let _ = self.send_whole(&payload, envelope, true); // as in the kernel, an error is lost
+        }
+    }
+
+    fn send_whole(
+        &self,
+        payload: &[u8],
+        (to, control): Envelope,
+        dont_wait: bool,
+    ) -> Result<usize, Errno> {
+        let settings = self.settings.load();
         let message = Transmit {
             source: control.source,
             device: control.device,

@@ -10,8 +10,20 @@ use rustix::fs::{OFlags, fcntl_getfl};
 use crate::abi;
 use crate::option::SocketOption;
 
+/// Options with times of 64 bits on all machines (asm-generic/socket.h).
+const SO_TIMESTAMP_NEW: i32 = 63;
+const SO_TIMESTAMPNS_NEW: i32 = 64;
+const SO_TIMESTAMPING_NEW: i32 = 65;
+
+/// Option by which datagrams are sent together (linux/udp.h).
+pub(crate) const UDP_CORK: i32 = 1;
+
+/// Options that have the kernel put ICMP errors into the error queue of a socket, by family.
+pub(crate) const RECVERR: [SocketOption; 2] =
+    [SocketOption::of_ipv4(libc::IP_RECVERR), SocketOption::of_ipv6(libc::IPV6_RECVERR)];
+
 /// Options of `setsockopt` that hold for sockets of ours, or that change nothing of theirs.
-const SUPPORTED: [SocketOption; 35] = [
+const SUPPORTED: [SocketOption; 47] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
     SocketOption::of_socket(libc::SO_SNDTIMEO),
     SocketOption::of_socket(libc::SO_RCVBUF),
@@ -31,11 +43,21 @@ const SUPPORTED: [SocketOption; 35] = [
     SocketOption::of_socket(libc::SO_LINGER),
     SocketOption::of_socket(libc::SO_DONTROUTE),
     SocketOption::of_socket(libc::SO_BROADCAST),
+    SocketOption::of_socket(libc::SO_TIMESTAMP),
+    SocketOption::of_socket(libc::SO_TIMESTAMPNS),
+    SocketOption::of_socket(libc::SO_TIMESTAMPING),
+    SocketOption::of_socket(SO_TIMESTAMP_NEW),
+    SocketOption::of_socket(SO_TIMESTAMPNS_NEW),
+    SocketOption::of_socket(SO_TIMESTAMPING_NEW),
+    SocketOption::of_socket(libc::SO_RXQ_OVFL),
+    SocketOption::of_udp(UDP_CORK),
     SocketOption::of_udp(libc::UDP_GRO),
     SocketOption::of_udp(libc::UDP_SEGMENT),
     SocketOption::of_ipv4(libc::IP_PKTINFO),
     SocketOption::of_ipv4(libc::IP_RECVTTL),
     SocketOption::of_ipv4(libc::IP_RECVTOS),
+    SocketOption::of_ipv4(libc::IP_RECVORIGDSTADDR),
+    SocketOption::of_ipv4(libc::IP_RECVERR),
     SocketOption::of_ipv4(libc::IP_TTL),
     SocketOption::of_ipv4(libc::IP_TOS),
     SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
@@ -44,6 +66,8 @@ const SUPPORTED: [SocketOption; 35] = [
     SocketOption::of_ipv6(libc::IPV6_RECVPKTINFO),
     SocketOption::of_ipv6(libc::IPV6_RECVHOPLIMIT),
     SocketOption::of_ipv6(libc::IPV6_RECVTCLASS),
+    SocketOption::of_ipv6(libc::IPV6_RECVORIGDSTADDR),
+    SocketOption::of_ipv6(libc::IPV6_RECVERR),
     SocketOption::of_ipv6(libc::IPV6_UNICAST_HOPS),
     SocketOption::of_ipv6(libc::IPV6_TCLASS),
     SocketOption::of_ipv6(libc::IPV6_MTU_DISCOVER),
@@ -54,6 +78,42 @@ const SUPPORTED: [SocketOption; 35] = [
 /// True if `setsockopt` of this option on a UDP socket of ours has the effect that it has on one of the kernel's.
 pub(crate) fn has_effect(option: SocketOption) -> bool {
     SUPPORTED.contains(&option)
+}
+
+/// Forms in which the time of a datagram's arrival is told: the kinds of the control messages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct ArrivalTime {
+    /// `SO_TIMESTAMP` or `SO_TIMESTAMPNS`.
+    pub(crate) unit: Option<(i32, TimeUnit)>,
+    /// `SO_TIMESTAMPING` with the times of software.
+    pub(crate) structured: Option<i32>,
+}
+
+/// Unit of the time's second part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TimeUnit {
+    Micros,
+    Nanos,
+}
+
+impl ArrivalTime {
+    fn adopt(value: impl Fn(SocketOption) -> i32) -> Self {
+        let is_on = |kind| value(SocketOption::of_socket(kind)) != 0;
+        let units = [
+            (SO_TIMESTAMPNS_NEW, TimeUnit::Nanos),
+            (libc::SO_TIMESTAMPNS, TimeUnit::Nanos),
+            (SO_TIMESTAMP_NEW, TimeUnit::Micros),
+            (libc::SO_TIMESTAMP, TimeUnit::Micros),
+        ];
+        let unit = units.into_iter().find(|(kind, _)| is_on(*kind));
+        // The older option answers for the newer, too, but not the other way round.
+        let kind = if is_on(SO_TIMESTAMPING_NEW) { SO_TIMESTAMPING_NEW } else { libc::SO_TIMESTAMPING };
+        let flags = u32::try_from(value(SocketOption::of_socket(kind))).unwrap_or_default();
+        let has = |flag| flags & flag != 0;
+        let is_told = has(libc::SOF_TIMESTAMPING_SOFTWARE)
+            && (has(libc::SOF_TIMESTAMPING_RX_SOFTWARE) || unit.is_some());
+        Self { unit, structured: is_told.then_some(kind) }
+    }
 }
 
 /// Values of a socket's options.
@@ -68,6 +128,11 @@ pub(crate) struct Settings {
     pub(crate) v6_pktinfo: bool,
     pub(crate) v6_hop_limit: bool,
     pub(crate) v6_traffic_class: bool,
+    pub(crate) v4_destination: bool,
+    pub(crate) v6_destination: bool,
+    pub(crate) arrival_time: ArrivalTime,
+    pub(crate) counts_dropped: bool,
+    pub(crate) is_corked: bool,
     pub(crate) write_timeout: Option<Duration>,
 }
 
@@ -90,6 +155,7 @@ impl Settings {
         // Of both families the same numbers.
         let discover = value(discover);
         udp.set_fragment(discover != libc::IP_PMTUDISC_DO && discover != libc::IP_PMTUDISC_PROBE);
+        udp.set_broadcast(is_on(SocketOption::of_socket(libc::SO_BROADCAST)));
         let gro = is_on(SocketOption::of_udp(libc::UDP_GRO));
         udp.set_gro(gro);
         let flags = fcntl_getfl(kernel).unwrap_or(OFlags::empty());
@@ -104,8 +170,23 @@ impl Settings {
             v6_pktinfo: v6(libc::IPV6_RECVPKTINFO),
             v6_hop_limit: v6(libc::IPV6_RECVHOPLIMIT),
             v6_traffic_class: v6(libc::IPV6_RECVTCLASS),
+            v4_destination: is_on(SocketOption::of_ipv4(libc::IP_RECVORIGDSTADDR)),
+            v6_destination: v6(libc::IPV6_RECVORIGDSTADDR),
+            arrival_time: ArrivalTime::adopt(value),
+            counts_dropped: is_on(SocketOption::of_socket(libc::SO_RXQ_OVFL)),
+            is_corked: is_on(SocketOption::of_udp(UDP_CORK)),
             write_timeout: timeout(kernel, libc::SO_SNDTIMEO),
         }
+    }
+}
+
+impl Settings {
+    /// True if a datagram comes with control messages.
+    pub(crate) fn tells_any(&self) -> bool {
+        let of_v4 = self.v4_pktinfo || self.v4_ttl || self.v4_tos || self.v4_destination;
+        let of_v6 = self.v6_pktinfo || self.v6_hop_limit || self.v6_traffic_class;
+        let is_timed = self.arrival_time != ArrivalTime::default();
+        of_v4 || of_v6 || self.v6_destination || self.gro || is_timed || self.counts_dropped
     }
 }
 
@@ -117,16 +198,10 @@ pub(crate) fn timeout(kernel: BorrowedFd<'_>, number: i32) -> Option<Duration> {
 }
 
 /// Options that sockets of ours lack, and their names, for those set before the socket was bound.
-const LACKING: [(SocketOption, &str); 10] = [
-    (SocketOption::of_socket(libc::SO_TIMESTAMP), "SO_TIMESTAMP"),
-    (SocketOption::of_socket(libc::SO_TIMESTAMPNS), "SO_TIMESTAMPNS"),
-    (SocketOption::of_socket(libc::SO_RXQ_OVFL), "SO_RXQ_OVFL"),
+const LACKING: [(SocketOption, &str); 4] = [
     (SocketOption::of_socket(libc::SO_MARK), "SO_MARK"),
-    (SocketOption::of_ipv4(libc::IP_RECVERR), "IP_RECVERR"),
     (SocketOption::of_ipv4(libc::IP_TRANSPARENT), "IP_TRANSPARENT"),
-    (SocketOption::of_ipv4(libc::IP_RECVORIGDSTADDR), "IP_RECVORIGDSTADDR"),
     (SocketOption::of_ipv4(libc::IP_RECVOPTS), "IP_RECVOPTS"),
-    (SocketOption::of_ipv6(libc::IPV6_RECVERR), "IPV6_RECVERR"),
     (SocketOption::of_ipv6(libc::IPV6_RECVRTHDR), "IPV6_RECVRTHDR"),
 ];
 

@@ -109,7 +109,9 @@ impl Endpoint {
             return Err(Errno::AFNOSUPPORT.into());
         }
         let remote = plain(to);
-        let (_, own) = self.shared.routes().find(remote.ip()).ok_or(Errno::NETUNREACH)?;
+        let routes = self.shared.routes();
+        let (device, own) = routes.find(remote.ip()).ok_or(Errno::NETUNREACH)?;
+        self.check_broadcast(remote, &routes.identity(device))?;
         let mut local = self.local();
         // As in the kernel, connecting gives the socket an address.
         if plain(local).ip().is_unspecified()
@@ -124,6 +126,17 @@ impl Endpoint {
             (binding.local, binding.remote) = (plain(local), Some(remote));
         });
         Ok(())
+    }
+
+    pub(super) fn disconnect(&self) {
+        let mut peer = self.peer();
+        if peer.take().is_none() {
+            return;
+        }
+        self.is_connected.store(false, Ordering::Release);
+        self.shared.rebind(self.id, |binding| {
+            (binding.local, binding.remote) = (plain(self.bound), None);
+        });
     }
 
     fn read_here(&self, flows: impl Iterator<Item = FlowHash>) {

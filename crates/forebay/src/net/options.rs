@@ -25,6 +25,8 @@ pub(super) struct Options {
     pub(super) tos: AtomicU8,
     /// True if datagrams larger than the MTU are sent as fragments.
     pub(super) may_fragment: AtomicBool,
+    /// True if datagrams to broadcast addresses are sent.
+    pub(super) may_broadcast: AtomicBool,
     pub(super) multicast_ttl: AtomicU8,
     pub(super) multicast_loop: AtomicBool,
     multicast_device: AtomicU16,
@@ -40,6 +42,7 @@ impl Options {
             ttl: AtomicU8::new(SentMarks::default().ttl),
             tos: AtomicU8::new(0),
             may_fragment: AtomicBool::new(false),
+            may_broadcast: AtomicBool::new(true),
             multicast_ttl: AtomicU8::new(MULTICAST_TTL),
             multicast_loop: AtomicBool::new(false),
             multicast_device: AtomicU16::new(BY_ROUTE),

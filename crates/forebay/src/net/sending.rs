@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::{io, mem};
 
+use forebay_stack::network::Identity;
 use forebay_stack::network::compose::DEFAULT_TTL;
 use forebay_sys::udp_send::{self, SendControl};
 use rustix::io::Errno;
@@ -38,8 +39,7 @@ impl Endpoint {
     ) -> io::Result<usize> {
         let to = plain(of.destination);
         self.check(of, to)?;
-        if self.queue.take_refusal() {
-            self.tell_if_readable(&mut self.reader());
+        if self.take_refusal() {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let routes = self.shared.routes();
@@ -48,6 +48,7 @@ impl Endpoint {
         let marks = self.marks_of(of, to.ip());
         let identity = routes.identity(device);
         // Loopback copies to programs on the kernel's stack can only come from the kernel.
+        self.check_broadcast(to, &identity)?;
         let has_kernel = self.reserved.is_some() && self.shared.devices[device].kernels.is_some();
         let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
         if to.ip().is_multicast() {
@@ -86,6 +87,18 @@ impl Endpoint {
             self.shared.flush(by, device).map_err(io::Error::other)?;
         }
         Ok(of.payload.len())
+    }
+
+    /// Refuses a broadcast address, unless the socket may send to it.
+    pub(super) fn check_broadcast(&self, to: SocketAddr, on: &Identity) -> io::Result<()> {
+        match to.ip() {
+            IpAddr::V4(to)
+                if on.is_broadcast(to) && !self.options.may_broadcast.load(Ordering::Relaxed) =>
+            {
+                Err(Errno::ACCESS.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Rejects arguments that the kernel rejects before its route lookup.

@@ -2,7 +2,6 @@
 //! place, and a reader that runs on its CPU's own thread.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -86,6 +85,12 @@ impl UdpSocket {
     /// route.
     pub fn connect(&self, to: impl ToSocketAddrs) -> io::Result<()> {
         try_each(to, |to| self.0.connect(to))
+    }
+
+    /// Ends the connection to a peer: datagrams from everywhere are received again, at the address that the socket was
+    /// bound to (`connect` to `AF_UNSPEC`).
+    pub fn disconnect(&self) {
+        self.0.disconnect();
     }
 
     /// Sends a datagram to the connected peer.
@@ -212,6 +217,20 @@ impl UdpSocket {
         self.0.wait_for(|reader| reader.peek().map(|packet| self.0.read(packet, buffer)))
     }
 
+    /// Reads the next datagram without taking it, with all that its headers say.
+    ///
+    /// # Errors
+    /// As [`recv_from`](Self::recv_from).
+    pub fn peek_msg(&self, buffer: &mut [u8]) -> io::Result<Received> {
+        self.0.wait_for(|reader| reader.peek().map(|packet| self.0.read_message(packet, buffer)))
+    }
+
+    /// Takes the error that waits: `ECONNREFUSED` after an ICMP port unreachable from the connected peer (`SO_ERROR`).
+    #[must_use]
+    pub fn take_error(&self) -> Option<io::Error> {
+        self.0.take_refusal().then(|| io::ErrorKind::ConnectionRefused.into())
+    }
+
     /// Receives between 1 and `max` datagrams in place, without copying. The previous datagrams of
     /// `batch` are returned first.
     ///
@@ -330,6 +349,12 @@ impl UdpSocket {
         self.0.options.may_fragment.store(may_fragment, Ordering::Relaxed);
     }
 
+    /// Sets whether datagrams may be sent to broadcast addresses; if not, they are refused with `EACCES`
+    /// (`SO_BROADCAST`). Default: true, unlike the kernel's.
+    pub fn set_broadcast(&self, may_broadcast: bool) {
+        self.0.options.may_broadcast.store(may_broadcast, Ordering::Relaxed);
+    }
+
     /// Joins a multicast group on all devices. On a device that the kernel has too, the kernel also
     /// joins the group, sends membership reports and answers queries (IGMP, MLD); on other devices
     /// nobody does.
@@ -395,36 +420,6 @@ impl UdpSocket {
     #[must_use]
     pub fn counts(&self) -> SocketCounts {
         SocketCounts::of(self.0.reader().consumer.account())
-    }
-}
-
-impl UdpSocket {
-    /// Descriptor of [`AsFd`], or the reason why there is none.
-    ///
-    /// # Errors
-    /// If the process has no descriptors left.
-    pub fn descriptor(&self) -> io::Result<BorrowedFd<'_>> {
-        self.0.descriptor()
-    }
-}
-
-impl AsFd for UdpSocket {
-    /// Descriptor for `poll(2)`, `epoll` and tokio's `AsyncFd`: readable while a datagram is
-    /// queued, writable unless a send would block. Created by the first call. Other operations on
-    /// the descriptor have no meaning.
-    ///
-    /// # Panics
-    /// If the process has no descriptors left; [`descriptor`](Self::descriptor) returns an error
-    /// instead.
-    #[expect(clippy::expect_used, reason = "the trait has no errors")]
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor().expect("no descriptors are left for a socket")
-    }
-}
-
-impl AsRawFd for UdpSocket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.as_fd().as_raw_fd()
     }
 }
 

@@ -119,7 +119,9 @@ impl SocketOptions {
         let unbound = Binding::new(SocketId(0), endpoint::plain(local));
         let binding = Binding { reuse, cpu, select, is_v6_only, ..unbound };
         let rcvbuf = rcvbuf.unwrap_or(shared.rmem_default);
-        let bound = shared.bind(binding, rcvbuf, Arc::<Wake>::clone(&wake))?;
+        let mut bound = shared.bind(binding, rcvbuf, Arc::<Wake>::clone(&wake))?;
+        // As the program names it: an IPv6 socket keeps its family at an IPv4 address.
+        bound.local = SocketAddr::new(local.ip(), bound.local.port());
         Ok(UdpSocket(Arc::new(Endpoint::new(shared, bound, wake, reserved))))
     }
 

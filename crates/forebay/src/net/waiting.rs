@@ -8,7 +8,7 @@ use std::{io, thread};
 
 use forebay_engine::is_cpu;
 use forebay_stack::socket::reader::SocketReader;
-use forebay_sys::readiness::readiness;
+use forebay_sys::readiness::{Ended, readiness};
 use forebay_sys::signals::with_all_blocked;
 
 use super::endpoint::Endpoint;
@@ -67,6 +67,15 @@ impl Endpoint {
         if is_refused { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(found) }
     }
 
+    /// Takes the peer's refusal. True if there was one.
+    pub(super) fn take_refusal(&self) -> bool {
+        let is_refused = self.queue.take_refusal();
+        if is_refused {
+            self.tell_if_readable(&mut self.reader());
+        }
+        is_refused
+    }
+
     /// Takes what is available, without waiting.
     pub(super) fn try_take<T>(&self, take: impl FnOnce(&mut SocketReader) -> T) -> T {
         let mut reader = self.reader();
@@ -123,6 +132,15 @@ impl Endpoint {
         }
         drop(reader);
         Ok(self.descriptor.get().unwrap_or_else(|| unreachable!("it was made")).as_fd())
+    }
+
+    /// Tells pollers of the descriptor for ever that sides of the socket have ended.
+    pub(super) fn tell_ended(&self, ended: Ended) -> io::Result<()> {
+        self.descriptor()?;
+        if let Some(descriptor) = self.descriptor.get() {
+            self.wake.end(ended, descriptor);
+        }
+        Ok(())
     }
 
     /// Creates the wait for packet memory of one send call.

@@ -13,7 +13,7 @@ use arc_swap::ArcSwapOption;
 use forebay_rx::CpuId;
 use forebay_rx::arrive::Waker;
 use forebay_stack::socket::queue::{SocketQueue, WakeReader};
-use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter};
+use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter};
 
 /// Waiters for a socket.
 #[derive(Default)]
@@ -104,6 +104,11 @@ impl Wake {
     /// Makes the descriptor unwritable: a send would block.
     pub(super) fn not_writable(&self, descriptor: &ReadinessDescriptor) {
         self.state().setter.iter_mut().for_each(|setter| setter.not_writable(descriptor));
+    }
+
+    /// Tells at the descriptor that sides of the socket have ended.
+    pub(super) fn end(&self, ended: Ended, descriptor: &ReadinessDescriptor) {
+        self.state().setter.iter_mut().for_each(|setter| setter.end(ended, descriptor));
     }
 
     /// Releases the socket's system resources, although wakers may still hold a reference to it.

@@ -5,6 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 
+use super::is_nowhere;
+
 /// Bytes of `sockaddr_in`, and the fewest and most of `sockaddr_in6`.
 const V4_BYTES: usize = 16;
 const V6_BYTES_MIN: usize = 24;
@@ -15,13 +17,73 @@ const V6_BYTES: usize = 28;
 /// # Safety
 /// `address` is null, or `len` bytes there can be read.
 pub(super) unsafe fn read(address: *const sockaddr, len: socklen_t) -> Result<SocketAddr, Errno> {
-    if address.is_null() {
-        return Err(Errno::FAULT);
-    }
-    let len = usize::try_from(len).unwrap_or(0).min(V6_BYTES);
+    let len = checked(address, len)?;
     // SAFETY: the caller's promise, for as many bytes or fewer.
     let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) };
     decode(bytes)
+}
+
+/// Checks an address that a call is given, and does not look at.
+///
+/// # Errors
+/// As `move_addr_to_kernel`.
+pub(super) fn check(address: *const sockaddr, len: socklen_t) -> Result<(), Errno> {
+    if len == 0 { Ok(()) } else { checked(address, len).map(drop) }
+}
+
+/// Number of bytes of an address that are of interest.
+///
+/// # Errors
+/// As `move_addr_to_kernel`.
+fn checked(address: *const sockaddr, len: socklen_t) -> Result<usize, Errno> {
+    match usize::try_from(len).unwrap_or(usize::MAX) {
+        0 => Err(Errno::INVAL),
+        // Before the address is looked at.
+        len if len > size_of::<libc::sockaddr_storage>() => Err(Errno::INVAL),
+        _ if is_nowhere(address) => Err(Errno::FAULT),
+        len => Ok(len.min(V6_BYTES)),
+    }
+}
+
+/// Reads the address that a datagram is sent to. `None` if it is the peer's, of a socket of IPv6 alone.
+///
+/// # Errors
+/// As `udp_sendmsg` and `udpv6_sendmsg`.
+///
+/// # Safety
+/// As [`read()`].
+pub(super) unsafe fn read_destination(
+    address: *const sockaddr,
+    len: socklen_t,
+    is_ipv6: bool,
+) -> Result<Option<SocketAddr>, Errno> {
+    let len = checked(address, len)?;
+    // SAFETY: the caller's promise, for as many bytes or fewer.
+    let mut bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) }.to_vec();
+    let family = bytes.first_chunk().map(|family| i32::from(u16::from_ne_bytes(*family)));
+    match family.ok_or(Errno::INVAL)? {
+        libc::AF_UNSPEC if is_ipv6 => return Ok(None),
+        libc::AF_INET | libc::AF_INET6 if is_ipv6 => {}
+        _ if is_ipv6 || bytes.len() < V4_BYTES => return Err(Errno::INVAL),
+        // A family is not asked for.
+        libc::AF_UNSPEC => bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes()),
+        libc::AF_INET => {}
+        _ => return Err(Errno::AFNOSUPPORT),
+    }
+    decode(&bytes).map(Some)
+}
+
+/// True for an address without a family, which ends a connection (`AF_UNSPEC`).
+///
+/// # Safety
+/// As [`read()`].
+pub(super) unsafe fn is_without_family(address: *const sockaddr, len: socklen_t) -> bool {
+    if !matches!(checked(address, len), Ok(2..)) {
+        return false;
+    }
+    // SAFETY: the caller's promise, for the first two bytes.
+    let family = unsafe { address.cast::<u16>().read_unaligned() };
+    i32::from(family) == libc::AF_UNSPEC
 }
 
 fn decode(bytes: &[u8]) -> Result<SocketAddr, Errno> {
@@ -44,7 +106,8 @@ fn decode(bytes: &[u8]) -> Result<SocketAddr, Errno> {
     }
 }
 
-fn encode(address: SocketAddr) -> Vec<u8> {
+/// Bytes of an address.
+pub(crate) fn encode(address: SocketAddr) -> Vec<u8> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let mut bytes = Vec::with_capacity(V6_BYTES);
     bytes.extend_from_slice(&u16::try_from(family).unwrap_or_default().to_ne_bytes());
@@ -65,32 +128,48 @@ fn encode(address: SocketAddr) -> Vec<u8> {
 
 /// Writes as much of an address as there is room for, and returns its whole length.
 ///
+/// # Errors
+/// As `move_addr_to_user`: `EINVAL` for room that is negative, `EFAULT` without memory.
+///
 /// # Safety
 /// `to` is null, or `room` bytes there can be written.
-pub(super) unsafe fn write(address: SocketAddr, to: *mut sockaddr, room: socklen_t) -> socklen_t {
+pub(super) unsafe fn write(
+    address: SocketAddr,
+    to: *mut sockaddr,
+    room: socklen_t,
+) -> Result<socklen_t, Errno> {
+    let room = i32::try_from(room).map_err(|_| Errno::INVAL)?;
     let bytes = encode(address);
     let count = bytes.len().min(usize::try_from(room).unwrap_or(0));
-    if !to.is_null() {
+    if count > 0 {
+        if is_nowhere(to) {
+            return Err(Errno::FAULT);
+        }
         // SAFETY: `count` bytes can be read from the vector, and written by the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.cast(), count) };
     }
-    socklen_t::try_from(bytes.len()).unwrap_or(0)
+    Ok(socklen_t::try_from(bytes.len()).unwrap_or(0))
 }
 
 /// Writes an address to the program, whose memory has the room for it, and then its length.
 ///
 /// # Safety
-/// As [`write()`] with `*len` bytes; `len` is valid if `to` is not null.
-pub(super) unsafe fn write_counted(address: SocketAddr, to: *mut sockaddr, len: *mut socklen_t) {
-    if to.is_null() || len.is_null() {
-        return;
+/// As [`write()`] with `*len` bytes; `len` is valid if it is not null.
+pub(super) unsafe fn write_counted(
+    address: SocketAddr,
+    to: *mut sockaddr,
+    len: *mut socklen_t,
+) -> Result<(), Errno> {
+    if is_nowhere(len) {
+        return Err(Errno::FAULT);
     }
     // SAFETY: the caller's promise.
     let room = unsafe { len.read() };
     // SAFETY: the caller's promise.
-    let whole = unsafe { write(address, to, room) };
+    let whole = unsafe { write(address, to, room) }?;
     // SAFETY: the caller's promise.
     unsafe { len.write(whole) };
+    Ok(())
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use rustix::io::Errno;
 
 use super::next::next;
-use super::{answer_int, last_error};
+use super::{answer_int, is_nowhere, last_error};
 use crate::socket::Socket;
 use crate::{protected, table};
 
@@ -88,6 +88,9 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 /// As `dup2(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+    if fd != to && protected::is_protected(to) {
+        return answer_int(Err(Errno::BUSY)); // the program would close it
+    }
     let next = next!(dup2(c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
     let new = unsafe { next(fd, to) };
@@ -98,6 +101,9 @@ pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
 /// As `dup3(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    if protected::is_protected(to) {
+        return answer_int(Err(Errno::BUSY)); // as above
+    }
     let next = next!(dup3(c_int, c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
     let new = unsafe { next(fd, to, flags) };
@@ -145,6 +151,16 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
     }
 }
 
+/// # Safety
+/// As `sockatmark(3)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
+    let mut is_at_mark = 0;
+    // SAFETY: the argument is the address of an int.
+    let result = unsafe { ioctl(fd, SIOCATMARK, &raw mut is_at_mark) };
+    if result == 0 { is_at_mark } else { result }
+}
+
 fn set_nonblocking(socket: &Socket, is_nonblocking: bool) {
     match socket {
         Socket::Udp(udp) => udp.adopt_settings(),
@@ -181,6 +197,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int
     };
     if let Some(len) = len {
         let len = len.map(|len| c_int::try_from(len).unwrap_or(c_int::MAX));
+        let len = if is_nowhere(argument) { len.and(Err(Errno::FAULT)) } else { len };
         return answer_int(len.map(|len| {
             // SAFETY: the argument of these requests is the address of an int.
             unsafe { argument.write(len) };

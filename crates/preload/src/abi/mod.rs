@@ -1,8 +1,8 @@
 //! C interface: exported functions by subject, and what they share. Each converts its arguments, calls a method
 //! of a [`Socket`](crate::socket::Socket) of ours or the next definition of the function, and sets `errno`.
 //!
-//! A pointer from the program is trusted as the C library trusts it: where the kernel reports `EFAULT` for one
-//! that is not valid, the program ends by SIGSEGV.
+//! A pointer from the program is trusted as the C library trusts it, unless it points to where no program has
+//! memory: for others that are not valid, where the kernel reports `EFAULT`, the program ends by SIGSEGV.
 
 #![expect(unreachable_pub, reason = "exported by name to C, not by path to Rust")]
 #![cfg_attr(test, expect(dead_code, reason = "tests of this crate use the C library's functions"))]
@@ -13,13 +13,15 @@ mod address; //     struct sockaddr
 mod vectors; //     struct iovec
 mod sockets; //     bind, connect, listen, accept, getsockname
 mod options; //     getsockopt, setsockopt
-mod receive; //     recv, recvmsg, read
+mod receive; //     recv, read
+mod messages; //    recvmsg, recvmmsg
 mod send; //        send, sendmsg, write
 mod files; //       sendfile, splice
 mod waits; //       epoll_ctl, poll, select
 mod processes; //   _exit, forks
 mod descriptors; // close, dup, fcntl, ioctl
 
+pub(crate) use address::encode;
 pub(crate) use system::{
     Span, close_forgotten, copy_option, handlers_restart, is_ipv6, is_on, is_plain, lock,
     lock_holder, lock_in_turn, number, option_differs, option_value, replace, shared_words, unlock,
@@ -29,6 +31,21 @@ pub(crate) use system::{
 use std::ffi::c_int;
 
 use rustix::io::Errno;
+
+/// Addresses that a program can have memory at: the first page is left out by default (`vm.mmap_min_addr`), and
+/// `TASK_SIZE` is at most so high.
+const LOWEST_ADDRESS: usize = 1 << 12;
+const HIGHEST_ADDRESS: usize = 1 << 56;
+
+/// True for an address that no program has memory at, such as null.
+fn is_nowhere<T>(address: *const T) -> bool {
+    !(LOWEST_ADDRESS..HIGHEST_ADDRESS).contains(&address.addr())
+}
+
+/// True for an address that is none of a program's: calls refuse it at once (`access_ok`).
+fn is_kernels<T>(address: *const T) -> bool {
+    address.addr() >= HIGHEST_ADDRESS
+}
 
 /// Result of a call that returns a length or 0 as C has it, with `errno` set.
 fn answer(result: Result<usize, Errno>) -> isize {

@@ -8,13 +8,14 @@ use forebay_stack::tcp::kernel_form::tcp_info;
 use libc::socklen_t;
 use rustix::io::Errno;
 
-use super::answer_int;
+use super::{answer_int, is_nowhere};
 use super::next::next;
 use crate::option::SocketOption;
 use crate::socket::Socket;
 use crate::stream::Stream;
 use crate::table;
 use crate::tcp_options::{RCVBUF_LOCK, SNDBUF_LOCK, TIMEOUTS, congestion_name, is_accepted};
+use crate::udp_options::UDP_CORK;
 
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME_BYTES: usize = 16;
@@ -65,7 +66,12 @@ pub unsafe extern "C" fn setsockopt(
         return result;
     }
     match &*socket {
-        Socket::Udp(udp) => udp.adopt_settings(),
+        Socket::Udp(udp) => {
+            udp.adopt_settings();
+            if option == SocketOption::of_udp(UDP_CORK) && !udp.settings().is_corked {
+                udp.uncork();
+            }
+        }
         Socket::Listener(listener) => listener.adopt_option(option),
         Socket::Stream(_) if is_timeout(option) => {}
         Socket::Stream(stream) => {
@@ -103,6 +109,12 @@ pub unsafe extern "C" fn getsockopt(
                 Err(error) => Err(error),
             }
         }
+        Some(Socket::Udp(udp)) if option == SocketOption::of_socket(libc::SO_ERROR) => {
+            let error = udp.take_error().map(|error| error.map_or(0, Errno::raw_os_error));
+            // SAFETY: the caller's promise.
+            let told = error.and_then(|error| unsafe { put(&error.to_ne_bytes(), value, len) });
+            return answer_int(told.map(|()| 0));
+        }
         Some(socket) => socket.kernel().map(|kernel| kernel.as_raw_fd()),
     };
     match store {
@@ -117,7 +129,7 @@ pub unsafe extern "C" fn getsockopt(
 /// # Safety
 /// `value` is null, or `len` bytes at it can be read.
 unsafe fn int_argument(value: *const c_void, len: socklen_t) -> Option<c_int> {
-    if value.is_null() || usize::try_from(len).is_ok_and(|len| len < size_of::<c_int>()) {
+    if is_nowhere(value) || usize::try_from(len).is_ok_and(|len| len < size_of::<c_int>()) {
         return None;
     }
     // SAFETY: the caller's promise: `len` bytes can be read, and an int has no more.
@@ -133,7 +145,7 @@ unsafe fn names_unknown_congestion(
     value: *const c_void,
     len: socklen_t,
 ) -> bool {
-    if option != SocketOption::of_tcp(libc::TCP_CONGESTION) || value.is_null() {
+    if option != SocketOption::of_tcp(libc::TCP_CONGESTION) || is_nowhere(value) {
         return false;
     }
     let len = usize::try_from(len).unwrap_or(0).min(CONGESTION_NAME_BYTES);
@@ -191,7 +203,7 @@ fn own_answer(stream: &Stream, option: SocketOption) -> Result<Option<Vec<u8>>, 
 /// # Safety
 /// `len` is null or valid, and `*len` bytes at `value` can be written.
 unsafe fn put(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
-    if value.is_null() || len.is_null() {
+    if is_nowhere(len) {
         return Err(Errno::FAULT);
     }
     // SAFETY: the caller's promise.
@@ -199,6 +211,9 @@ unsafe fn put(bytes: &[u8], value: *mut c_void, len: *mut socklen_t) -> Result<(
     // As the kernel, which takes it for an int.
     let room = i32::try_from(room).map_err(|_| Errno::INVAL)?;
     let count = bytes.len().min(usize::try_from(room).unwrap_or(0));
+    if count > 0 && is_nowhere(value) {
+        return Err(Errno::FAULT);
+    }
     // SAFETY: `count` bytes can be read from the slice, and written by the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), count) };
     // SAFETY: the caller's promise.

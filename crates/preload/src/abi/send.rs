@@ -1,41 +1,78 @@
 //! Calls that send.
 
+use std::borrow::Cow;
 use std::ffi::{c_int, c_uint, c_void};
+use std::net::SocketAddr;
 
-use libc::{iovec, mmsghdr, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
 use super::next::next;
 use super::vectors::{VECTORS_MAX, Vectors};
-use super::{address, answer_int, answer_sent};
+use super::{address, answer_int, answer_sent, is_nowhere};
 use crate::ancillary::SendControl;
 use crate::runtime::running;
 use crate::socket::Socket;
 use crate::stream::SendMode;
 use crate::table;
-use crate::udp::Udp;
+use crate::udp::{DatagramMode, OutgoingDatagram, Udp};
 
-/// True if a call with these flags does not wait.
-///
-/// # Errors
-/// `EOPNOTSUPP` for data out of band, as of UDP, and for datagrams in pieces (`MSG_MORE`).
-fn dont_wait(flags: c_int) -> Result<bool, Errno> {
-    if flags & (libc::MSG_OOB | libc::MSG_MORE) != 0 {
-        return Err(Errno::OPNOTSUPP);
+/// Mode of a call with these flags, on a UDP socket.
+fn datagram_mode(flags: c_int) -> DatagramMode {
+    let is = |flag| flags & flag != 0;
+    DatagramMode {
+        dont_wait: is(libc::MSG_DONTWAIT),
+        more_follows: is(libc::MSG_MORE),
+        is_urgent: is(libc::MSG_OOB),
     }
-    Ok(flags & libc::MSG_DONTWAIT != 0)
+}
+
+/// Message of the program, for a UDP socket.
+struct Message<'a> {
+    vectors: Vectors<'a>,
+    /// Address and its length, if the program names one.
+    name: Option<(*const sockaddr, socklen_t)>,
+    control: Option<(*const u8, usize)>,
+}
+
+impl<'a> OutgoingDatagram<'a> for Message<'a> {
+    fn len_bytes(&self) -> usize {
+        self.vectors.len_bytes()
+    }
+
+    fn destination(&self, is_ipv6: bool) -> Result<Option<SocketAddr>, Errno> {
+        let Some((name, len)) = self.name else { return Ok(None) };
+        // SAFETY: the promise of the call's caller.
+        unsafe { address::read_destination(name, len, is_ipv6) }
+    }
+
+    fn control(&self, families: (bool, bool)) -> Result<SendControl, Errno> {
+        let Some((control, len)) = self.control else { return Ok(SendControl::default()) };
+        // SAFETY: the promise of the call's caller; the memory may be the program's.
+        let bytes = unsafe { std::slice::from_raw_parts(control, len) };
+        SendControl::read(bytes, families, &running()?.interfaces)
+    }
+
+    fn payload(&self) -> Result<Cow<'a, [u8]>, Errno> {
+        self.vectors.gather()
+    }
+}
+
+/// Flags of a call, by which an error of a UDP socket comes without a signal.
+fn with_signal(socket: &Socket, flags: c_int) -> c_int {
+    if matches!(socket, Socket::Udp(_)) { flags | libc::MSG_NOSIGNAL } else { flags }
 }
 
 /// Sends buffers: as a datagram, or as bytes of a connection.
 fn send_all(
     socket: &Socket,
     vectors: Vectors<'_>,
-    to: Option<std::net::SocketAddr>,
+    name: Option<(*const sockaddr, socklen_t)>,
     flags: c_int,
 ) -> Result<usize, Errno> {
     match socket {
         Socket::Udp(udp) => {
-            udp.send(&vectors.gather(), to, SendControl::default(), dont_wait(flags)?)
+            udp.send(Message { vectors, name, control: None }, datagram_mode(flags))
         }
         Socket::Listener(_) => Err(Errno::PIPE),
         Socket::Stream(stream) => {
@@ -46,9 +83,14 @@ fn send_all(
                 ends_record: is(libc::MSG_EOR),
                 is_urgent: is(libc::MSG_OOB),
             };
-            stream.send(vectors.pieces(), mode)
+            stream.send(vectors.accessible()?.pieces(), mode)
         }
     }
+}
+
+/// Sends buffers of `writev`, which does nothing without a byte.
+fn write_all(socket: &Socket, vectors: Vectors<'_>, flags: c_int) -> Result<usize, Errno> {
+    if vectors.len_bytes() == 0 { Ok(0) } else { send_all(socket, vectors, None, flags) }
 }
 
 /// # Safety
@@ -71,12 +113,18 @@ pub unsafe extern "C" fn sendto(
     };
     let vector = iovec { iov_base: buffer.cast_mut(), iov_len: len };
     // SAFETY: the caller's promise.
-    let vectors = unsafe { Vectors::one(&vector) };
-    // The address is of no concern to a connection.
-    let is_named = !to.is_null() && matches!(&*socket, Socket::Udp(_));
-    // SAFETY: the caller's promise.
-    let to = is_named.then(|| unsafe { address::read(to, to_len) }).transpose();
-    answer_sent(to.and_then(|to| send_all(&socket, vectors, to, flags)), flags)
+    let vectors = match unsafe { Vectors::one(&vector) } {
+        Ok(vectors) => vectors,
+        Err(error) => return answer_sent(Err(error), libc::MSG_NOSIGNAL),
+    };
+    let name = (!to.is_null()).then_some((to, to_len));
+    if let Some((to, to_len)) = name
+        && let Err(error) = address::check(to, to_len)
+    {
+        return answer_sent(Err(error), libc::MSG_NOSIGNAL);
+    }
+    let signal = with_signal(&socket, flags);
+    answer_sent(send_all(&socket, vectors, name, flags), signal)
 }
 
 /// # Safety
@@ -116,7 +164,44 @@ pub unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) 
     };
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::counted(vectors, count) };
-    answer_sent(vectors.and_then(|vectors| send_all(&socket, vectors, None, 0)), 0)
+    let signal = with_signal(&socket, 0);
+    answer_sent(vectors.and_then(|vectors| write_all(&socket, vectors, 0)), signal)
+}
+
+/// # Safety
+/// As `pwritev2(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn pwritev2(
+    fd: c_int,
+    vectors: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    let Some(socket) = table::find(fd).filter(|_| offset == -1) else {
+        let next = next!(pwritev2(c_int, *const iovec, c_int, off_t, c_int) -> ssize_t);
+        // SAFETY: the caller's promise. An offset is refused for the descriptor of a socket of ours, too.
+        return unsafe { next(fd, vectors, count, offset, flags) };
+    };
+    let flags = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
+    // SAFETY: the caller's promise.
+    let vectors = unsafe { Vectors::counted(vectors, count) };
+    let signal = with_signal(&socket, flags);
+    answer_sent(vectors.and_then(|vectors| write_all(&socket, vectors, flags)), signal)
+}
+
+/// # Safety
+/// As `pwritev2(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn pwritev64v2(
+    fd: c_int,
+    vectors: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promise; on 64 bits both are one function.
+    unsafe { pwritev2(fd, vectors, count, offset, flags) }
 }
 
 /// Sends the message of a header.
@@ -141,21 +226,18 @@ unsafe fn send_datagram(
     vectors: Vectors<'_>,
     flags: c_int,
 ) -> Result<usize, Errno> {
-    let to = if header.msg_name.is_null() {
-        None
-    } else {
-        // SAFETY: the caller's promise.
-        Some(unsafe { address::read(header.msg_name.cast(), header.msg_namelen) }?)
-    };
-    let control = if header.msg_control.is_null() || header.msg_controllen == 0 {
-        SendControl::default()
-    } else {
-        let control = header.msg_control.cast::<u8>();
-        // SAFETY: the caller's promise; not null.
-        let bytes = unsafe { std::slice::from_raw_parts(control, header.msg_controllen) };
-        SendControl::read(bytes, &running()?.interfaces)?
-    };
-    socket.send(&vectors.gather(), to, control, dont_wait(flags)?)
+    let is_named = !header.msg_name.is_null() && header.msg_namelen > 0;
+    let name = is_named.then_some((header.msg_name.cast_const().cast(), header.msg_namelen));
+    if let Some((name, len)) = name {
+        // A name that is too long is cut.
+        address::check(name, len.min(size_of::<libc::sockaddr_storage>() as socklen_t))?;
+    }
+    let control = (header.msg_controllen > 0)
+        .then_some((header.msg_control.cast_const().cast(), header.msg_controllen));
+    if control.is_some_and(|(control, _)| is_nowhere::<u8>(control)) {
+        return Err(Errno::FAULT);
+    }
+    socket.send(Message { vectors, name, control }, datagram_mode(flags))
 }
 
 /// # Safety
@@ -168,11 +250,12 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int)
         return unsafe { next(fd, header, flags) };
     };
     // SAFETY: the caller's promise.
-    let Some(header) = (unsafe { header.as_ref() }) else {
+    let valid = if is_nowhere(header) { None } else { unsafe { header.as_ref() } };
+    let Some(header) = valid else {
         return answer_sent(Err(Errno::FAULT), flags);
     };
     // SAFETY: the caller's promise.
-    answer_sent(unsafe { send_header(&socket, header, flags) }, flags)
+    answer_sent(unsafe { send_header(&socket, header, flags) }, with_signal(&socket, flags))
 }
 
 /// # Safety
@@ -192,6 +275,9 @@ pub unsafe extern "C" fn sendmmsg(
     let count = usize::try_from(count).unwrap_or(0).min(VECTORS_MAX);
     if count == 0 {
         return 0;
+    }
+    if is_nowhere(headers) {
+        return answer_int(Err(Errno::FAULT));
     }
     // SAFETY: the caller's promise.
     let headers = unsafe { std::slice::from_raw_parts_mut(headers, count) };

@@ -62,10 +62,18 @@ pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t)
         // SAFETY: the caller's promise.
         return unsafe { next(fd, to, len) };
     };
-    let Socket::Udp(udp) = &*socket else { return answer_int(Err(Errno::ISCONN)) };
     // SAFETY: the caller's promise.
-    let to = unsafe { address::read(to, len) };
-    answer_int(to.and_then(|to| udp.connect(to)).map(|()| 0))
+    let (name, is_none) = unsafe { (address::read(to, len), address::is_without_family(to, len)) };
+    answer_int(match (&*socket, name) {
+        (_, Err(Errno::FAULT)) => Err(Errno::FAULT),
+        (Socket::Udp(udp), _) if is_none => udp.disconnect().map(|()| 0),
+        (Socket::Udp(udp), name) => name.and_then(|to| udp.connect(to)).map(|()| 0),
+        (Socket::Listener(listener), _) if is_none => {
+            let _ = listener.shutdown(&socket); // one that has ended stays so
+            Ok(0)
+        }
+        (Socket::Listener(_) | Socket::Stream(_), _) => Err(Errno::ISCONN),
+    })
 }
 
 /// # Safety
@@ -78,8 +86,7 @@ pub unsafe extern "C" fn getsockname(fd: c_int, to: *mut sockaddr, len: *mut soc
         return unsafe { next(fd, to, len) };
     };
     // SAFETY: the caller's promise.
-    unsafe { address::write_counted(socket.local(), to, len) };
-    0
+    answer_int(unsafe { address::write_counted(socket.local(), to, len) }.map(|()| 0))
 }
 
 /// # Safety
@@ -91,14 +98,9 @@ pub unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, len: *mut soc
         // SAFETY: the caller's promise.
         return unsafe { next(fd, to, len) };
     };
-    match socket.peer() {
-        Ok(peer) => {
-            // SAFETY: the caller's promise.
-            unsafe { address::write_counted(peer, to, len) };
-            0
-        }
-        Err(error) => answer_int(Err(error)),
-    }
+    // SAFETY: the caller's promise.
+    let named = socket.peer().and_then(|peer| unsafe { address::write_counted(peer, to, len) });
+    answer_int(named.map(|()| 0))
 }
 
 /// # Safety
@@ -108,6 +110,11 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     match table::find(fd).as_deref() {
         Some(Socket::Udp(_)) => return answer_int(Err(Errno::OPNOTSUPP)),
         Some(Socket::Stream(_)) => return answer_int(Err(Errno::INVAL)),
+        Some(Socket::Listener(listener)) if listener.has_ended() => {
+            if let Err(error) = listener.give_back(fd) {
+                return answer_int(Err(error));
+            }
+        }
         // A change of the backlog, which stays what it was.
         Some(Socket::Listener(_)) => return 0,
         None => {}
@@ -130,15 +137,21 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
 /// As `shutdown(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    match table::find(fd).as_deref() {
-        Some(Socket::Udp(udp)) => return answer_int(udp.peer().and(Err(Errno::OPNOTSUPP))),
-        Some(Socket::Listener(_)) => return answer_int(Err(Errno::OPNOTSUPP)),
-        Some(Socket::Stream(stream)) => return answer_int(stream.shutdown(how).map(|()| 0)),
-        None => {}
-    }
-    let next = next!(shutdown(c_int, c_int) -> c_int);
-    // SAFETY: the caller's promise.
-    unsafe { next(fd, how) }
+    let Some(socket) = table::find(fd) else {
+        let next = next!(shutdown(c_int, c_int) -> c_int);
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, how) };
+    };
+    let ended = match &*socket {
+        Socket::Udp(udp) => udp.shutdown(how),
+        Socket::Stream(stream) => stream.shutdown(how),
+        Socket::Listener(listener) => match how {
+            libc::SHUT_WR => Ok(()),
+            libc::SHUT_RD | libc::SHUT_RDWR => listener.shutdown(&socket),
+            _ => Err(Errno::INVAL),
+        },
+    };
+    answer_int(ended.map(|()| 0))
 }
 
 /// # Safety
@@ -175,9 +188,19 @@ pub unsafe extern "C" fn accept4(
     };
     match accepted {
         Ok((number, peer)) => {
+            if from.is_null() {
+                return number;
+            }
             // SAFETY: the caller's promise.
-            unsafe { address::write_counted(peer, from, len) };
-            number
+            match unsafe { address::write_counted(peer, from, len) } {
+                Ok(()) => number,
+                Err(error) => {
+                    // As in the kernel, the connection is lost.
+                    // SAFETY: the descriptor was just made, and nobody else knows it.
+                    unsafe { super::descriptors::close(number) };
+                    answer_int(Err(error))
+                }
+            }
         }
         Err(error) => answer_int(Err(error)),
     }

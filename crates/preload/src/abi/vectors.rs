@@ -6,6 +6,8 @@ use std::ffi::c_int;
 use libc::iovec;
 use rustix::io::Errno;
 
+use super::{is_kernels, is_nowhere};
+
 /// Most buffers, or messages, of one call (`UIO_MAXIOV`).
 pub(super) const VECTORS_MAX: usize = 1024;
 
@@ -22,6 +24,8 @@ pub(super) struct Filler<'a> {
     len: usize,
     /// Bytes of the pieces in all, filled or not.
     whole: usize,
+    /// True if a buffer could not be accessed.
+    has_failed: bool,
 }
 
 impl<'a> Vectors<'a> {
@@ -31,11 +35,18 @@ impl<'a> Vectors<'a> {
     pub(super) unsafe fn new(vectors: *const iovec, count: usize) -> Result<Self, Errno> {
         match count {
             0 => Ok(Self(&[])),
-            1..=VECTORS_MAX if vectors.is_null() => Err(Errno::FAULT),
+            1..=VECTORS_MAX if is_nowhere(vectors) => Err(Errno::FAULT),
             // SAFETY: the caller's promise; not null.
-            1..=VECTORS_MAX => Ok(Self(unsafe { std::slice::from_raw_parts(vectors, count) })),
+            1..=VECTORS_MAX => Self(unsafe { std::slice::from_raw_parts(vectors, count) }).checked(),
             _ => Err(Errno::MSGSIZE),
         }
+    }
+
+    /// # Errors
+    /// `EFAULT` if a buffer has an address that is none of a program's.
+    fn checked(self) -> Result<Self, Errno> {
+        let is_refused = self.0.iter().any(|vector| is_kernels(vector.iov_base));
+        if is_refused { Err(Errno::FAULT) } else { Ok(self) }
     }
 
     /// Buffers of `readv` and `writev`, which refuse a wrong number of them by other errors than `recvmsg`.
@@ -54,23 +65,44 @@ impl<'a> Vectors<'a> {
     ///
     /// # Safety
     /// As [`Self::new`].
-    pub(super) unsafe fn one(vector: &'a iovec) -> Self {
-        Self(std::slice::from_ref(vector))
+    pub(super) unsafe fn one(vector: &'a iovec) -> Result<Self, Errno> {
+        Self(std::slice::from_ref(vector)).checked()
+    }
+
+    /// Buffers before the first one that cannot be accessed; an error if there are none.
+    ///
+    /// # Errors
+    /// `EFAULT`.
+    pub(super) fn accessible(self) -> Result<Self, Errno> {
+        let Some(wrong) = self.0.iter().position(is_inaccessible) else { return Ok(self) };
+        let before = Self(&self.0[..wrong]);
+        if before.0.iter().all(|vector| vector.iov_len == 0) { Err(Errno::FAULT) } else { Ok(before) }
+    }
+
+    /// Length of all buffers.
+    pub(super) fn len_bytes(self) -> usize {
+        self.0.iter().fold(0, |len, vector| len.saturating_add(vector.iov_len))
     }
 
     /// Bytes of all buffers, copied if there are several.
-    pub(super) fn gather(self) -> Cow<'a, [u8]> {
-        match self.0 {
+    ///
+    /// # Errors
+    /// `EFAULT` if one cannot be accessed.
+    pub(super) fn gather(self) -> Result<Cow<'a, [u8]>, Errno> {
+        if self.0.iter().any(is_inaccessible) {
+            return Err(Errno::FAULT);
+        }
+        Ok(match self.0 {
             [] => Cow::Borrowed(&[]),
             [_] => Cow::Borrowed(self.pieces().next().unwrap_or_default()),
             _ => Cow::Owned(self.pieces().flatten().copied().collect()),
-        }
+        })
     }
 
     /// Buffers, to be written to. To be called once.
     pub(super) fn rooms(self) -> impl Iterator<Item = &'a mut [u8]> {
         self.0.iter().map(|vector| -> &'a mut [u8] {
-            if vector.iov_base.is_null() || vector.iov_len == 0 {
+            if is_nowhere(vector.iov_base) || vector.iov_len == 0 {
                 return &mut [];
             }
             // SAFETY: the promise to `new`; not null. The program uses the buffer for nothing else during the call.
@@ -81,7 +113,7 @@ impl<'a> Vectors<'a> {
     /// Bytes of each buffer.
     pub(super) fn pieces(self) -> impl Iterator<Item = &'a [u8]> {
         self.0.iter().map(|vector| -> &'a [u8] {
-            if vector.iov_base.is_null() || vector.iov_len == 0 {
+            if is_nowhere(vector.iov_base) || vector.iov_len == 0 {
                 return &[];
             }
             // SAFETY: the promise to `new`; not null.
@@ -90,7 +122,7 @@ impl<'a> Vectors<'a> {
     }
 
     pub(super) fn filler(self) -> Filler<'a> {
-        Filler { rest: self.0, filled: 0, len: 0, whole: 0 }
+        Filler { rest: self.0, filled: 0, len: 0, whole: 0, has_failed: false }
     }
 }
 
@@ -101,6 +133,10 @@ impl Filler<'_> {
         while let ([first, rest @ ..], false) = (self.rest, piece.is_empty()) {
             let count = piece.len().min(first.iov_len - self.filled);
             let Some((now, later)) = piece.split_at_checked(count) else { return };
+            if count > 0 && is_nowhere(first.iov_base) {
+                self.has_failed = true;
+                return;
+            }
             let to = first.iov_base.cast::<u8>().wrapping_add(self.filled);
             // SAFETY: the promise to `Vectors::new`: `filled + count` is at most the buffer's length. The piece
             // lies in packet memory, of which the program has no pointer.
@@ -113,9 +149,16 @@ impl Filler<'_> {
     }
 
     /// Bytes in the buffers, and bytes that there were.
-    pub(super) fn lens(&self) -> (usize, usize) {
-        (self.len, self.whole)
+    ///
+    /// # Errors
+    /// `EFAULT` if a buffer could not be accessed.
+    pub(super) fn lens(&self) -> Result<(usize, usize), Errno> {
+        if self.has_failed { Err(Errno::FAULT) } else { Ok((self.len, self.whole)) }
     }
+}
+
+fn is_inaccessible(vector: &iovec) -> bool {
+    vector.iov_len > 0 && is_nowhere(vector.iov_base)
 }
 
 #[cfg(test)]
@@ -135,9 +178,34 @@ mod tests {
         let mut filler = vectors.filler();
         filler.put(b"ab");
         filler.put(b"cdefgh");
-        assert_eq!(filler.lens(), (7, 8));
-        assert_eq!(&*vectors.gather(), b"abcdefg");
+        assert_eq!(filler.lens(), Ok((7, 8)));
+        assert_eq!(vectors.gather().as_deref(), Ok(&b"abcdefg"[..]));
         // SAFETY: nothing is read from the null pointer.
         assert!(unsafe { Vectors::new(std::ptr::null(), 1) }.is_err());
+    }
+
+    #[test]
+    fn exe_2_vectors_without_memory_fault() {
+        let mut room = [0u8; 3];
+        let vectors = [
+            iovec { iov_base: std::ptr::null_mut(), iov_len: 0 },
+            iovec { iov_base: room.as_mut_ptr().cast(), iov_len: 3 },
+            iovec { iov_base: std::ptr::null_mut(), iov_len: 5 },
+        ];
+        // SAFETY: the vectors describe the array above, and no memory.
+        let all = unsafe { Vectors::new(vectors.as_ptr(), 3) }.unwrap();
+        let mut filler = all.filler();
+        filler.put(b"abc");
+        assert_eq!(filler.lens(), Ok((3, 3)));
+        filler.put(b"d");
+        assert_eq!(filler.lens(), Err(Errno::FAULT));
+        assert_eq!(all.gather(), Err(Errno::FAULT));
+        assert_eq!(all.accessible().unwrap().pieces().map(<[u8]>::len).sum::<usize>(), 3);
+        // SAFETY: as above.
+        let last = unsafe { Vectors::one(&vectors[2]) }.unwrap();
+        assert_eq!(last.accessible().err(), Some(Errno::FAULT));
+        let kernels = iovec { iov_base: std::ptr::without_provenance_mut(usize::MAX), iov_len: 1 };
+        // SAFETY: as above.
+        assert_eq!(unsafe { Vectors::one(&kernels) }.err(), Some(Errno::FAULT));
     }
 }

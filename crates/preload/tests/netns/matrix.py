@@ -47,6 +47,9 @@ def peer():
             tcp.close()
         elif word == "datagram":
             udp.sendto(b"d" * int(rest), NEAR)
+        elif word == "hear":
+            udp.settimeout(20)
+            answer = repr(udp.recv(70_000)[:20])
         control.write(answer.encode() + b"\n")
         control.flush()
 
@@ -758,11 +761,23 @@ def again(listener, connection, tell):
     say("arrived", tell, "read 3")
     it.close()
     tell("close")
+    say("shut for writing", other.shutdown, socket.SHUT_WR)
     it = accepted(other, tell)
     say("clamp", it.getsockopt, socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP)
     say("window", lambda: info(it, "I", RECEIVE_WINDOW) <= 20_000)
     say("send", it.send, b"abc")
     say("arrived", tell, "read 3")
+    late = threading.Timer(0.1, other.shutdown, [socket.SHUT_RD])
+    late.start()
+    say("accept until the end", lambda: os_accept(other))
+    late.join()
+    say("accept", lambda: os_accept(other))
+    say("hung up", lambda: "HUP" in polled(other).split("|"))
+    say("listen", other.listen)
+    say("events", polled, other)
+    tell("close")
+    say("accepted", lambda: accepted(other, tell).getsockname())
+    say("send", it.send, b"abc")
 
 
 def datagrams(tell):
@@ -826,6 +841,128 @@ def datagrams(tell):
     for reader in readers:
         reader.join()
     print("read by threads:", got)
+    it.close()
+    ancillary_data(tell)
+    parts(tell)
+    peers(tell)
+
+
+def bound_datagrams():
+    it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    it.bind(NEAR)
+    return it
+
+
+SO_RXQ_OVFL, SO_TIMESTAMPS = 40, (29, 35, 37, 63, 64, 65)
+IP_ORIGDSTADDR, UDP_CORK = 20, 1
+
+
+def ancillary_data(tell):
+    """Control messages of a datagram that stays, and of the same that is taken."""
+    print("# ancillary_data")
+    it = bound_datagrams()
+
+    def received(what, room=400):
+        tell("datagram 3")
+        await_event(it, select.POLLIN)
+        for flags in (socket.MSG_PEEK, 0):
+            data, messages, flags, source = it.recvmsg(2, room, flags)
+            # Times are none of the answers.
+            shown = [(*kind, len(value) if kind[1] in SO_TIMESTAMPS else value.hex()) for *kind, value in messages]
+            print(f"{what}: {data} {shown} {flags} {source}")
+
+    for option in SO_TIMESTAMPS:
+        say(f"option {option}", it.setsockopt, socket.SOL_SOCKET, option, 0x18 if option in (37, 65) else 1)
+        say(f"option {option}", it.getsockopt, socket.SOL_SOCKET, option)
+        received(f"times by {option}")
+    for room in (0, 16, 20, 36, 40):
+        received(f"times, {room} bytes", room)
+    for option in SO_TIMESTAMPS:
+        it.setsockopt(socket.SOL_SOCKET, option, 0)
+    received("no times")
+    say("overflow", it.setsockopt, socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
+    received("no overflow")
+    for option in (socket.IP_RECVTOS, 12, 8, IP_ORIGDSTADDR):
+        say(f"option {option}", it.setsockopt, socket.IPPROTO_IP, option, 1)
+    interface = socket.if_nametoindex("exa").to_bytes(4, "little")
+    tell("datagram 3")
+    await_event(it, select.POLLIN)
+    for flags in (socket.MSG_PEEK, 0):
+        messages = it.recvmsg(2, 400, flags)[1]
+        say("addresses", lambda: [(*kind, value.replace(interface, b"index!")) for *kind, value in messages])
+    say("errors", it.setsockopt, socket.IPPROTO_IP, 11, 1)
+    say("error queue", it.recvmsg, 10, 100, socket.MSG_ERRQUEUE)
+    it.close()
+
+
+def parts(tell):
+    """Datagrams of several calls."""
+    print("# parts")
+    it, more = bound_datagrams(), socket.MSG_MORE
+    say("first", it.sendto, b"ab", more, FAR)
+    say("second", it.send, b"cd", more)
+    say("last, elsewhere", it.sendto, b"e", ("10.9.0.2", 99))
+    say("heard", tell, "hear")
+    say("nobody", it.send, b"x", more)
+    say("cork", it.setsockopt, socket.IPPROTO_UDP, UDP_CORK, 1)
+    for part in (b"1", b"", b"2"):
+        say("part", it.sendto, part, FAR)
+    say("uncork", it.setsockopt, socket.IPPROTO_UDP, UDP_CORK, 0)
+    say("heard", tell, "hear")
+    say("long", it.sendto, bytes(60_000), more, FAR)
+    say("too long", it.sendto, bytes(6_000), more, FAR)
+    say("whole", it.sendto, b"whole", FAR)
+    say("heard", tell, "hear")
+    it.close()
+
+
+def peers(tell):
+    """Peers that come, go and refuse, and ends."""
+    print("# peers")
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name, *arguments):
+        result = getattr(libc, name)(*arguments)
+        return result if result >= 0 else ERRNO[ctypes.get_errno()]
+
+    it = bound_datagrams()
+    say("connect", it.connect, ("10.9.0.2", 99))
+    say("refused", it.send, b"x")
+    await_event(it, select.POLLIN)
+    say("SO_ERROR", it.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
+    say("SO_ERROR", it.getsockopt, socket.SOL_SOCKET, socket.SO_ERROR)
+    say("refused", it.send, b"x")
+    await_event(it, select.POLLIN)
+    say("recv", it.recv, 10)
+    say("recv", it.recv, 10, socket.MSG_DONTWAIT)
+    say("disconnect", call, "connect", it.fileno(), bytes(16), 16)
+    say("names", lambda: (it.getsockname(), say("peer", it.getpeername)))
+    tell("datagram 4")
+    await_event(it, select.POLLIN)
+    say("from anybody", it.recvfrom, 10)
+    say("shut, wrong", it.shutdown, 3)
+    say("shut, unconnected", it.shutdown, socket.SHUT_WR)
+    say("send", it.sendto, b"x", FAR)
+    say("events", polled, it)
+    it.close()
+    it = bound_datagrams()
+    it.connect(FAR)
+    late = threading.Timer(0.1, it.shutdown, [socket.SHUT_RD])
+    late.start()
+    say("recv until the end", it.recvfrom, 10)
+    late.join()
+    say("recvmsg", it.recvmsg, 10, 100)
+    say("without waiting", it.recv, 10, socket.MSG_DONTWAIT)
+    say("events", polled, it)
+    tell("datagram 4")
+    say("after the end", lambda: (time.sleep(0.1), it.recvfrom(10)))
+    say("shut", it.shutdown, socket.SHUT_RDWR)
+    say("send", it.send, b"x")
+    say("events", polled, it)
+    say("null", call, "recv", it.fileno(), None, 10, socket.MSG_DONTWAIT)
+    for name in ("send", "recv"):
+        kernels = ctypes.c_void_p(2**64 - 4096)
+        say(f"{name}, the kernel's memory", call, name, it.fileno(), kernels, 10, socket.MSG_DONTWAIT)
     it.close()
 
 

@@ -146,7 +146,8 @@ impl Shim {
                 if clamp == 0 && self.is_connected(fd)? {
                     return Err(Errno(libc::EINVAL));
                 }
-                let clamp = (clamp > 0).then(|| clamp.max(WINDOW_CLAMP_MIN_BYTES));
+                let least = clamp.max(WINDOW_CLAMP_MIN_BYTES);
+                let clamp = std::num::NonZeroU32::new(least).filter(|_| clamp > 0);
                 self.set_options(fd, |options| options.window_clamp = clamp)
             }
             libc::TCP_QUICKACK => {
@@ -300,7 +301,7 @@ impl Shim {
                 wait_us => int(wait_us.map_or(60, |us| u64::from(us) / SECOND_US)),
             },
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
-                int(options.window_clamp.unwrap_or(0).into())
+                int(options.window_clamp.map_or(0, std::num::NonZeroU32::get).into())
             }
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 let name: &[u8] = match options.congestion.unwrap_or_default() {

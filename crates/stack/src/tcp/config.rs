@@ -1,5 +1,9 @@
 //! Settings: the kernel's sysctls and socket options, with its defaults.
 
+use std::num::NonZeroU32;
+
+use crate::network::compose::DEFAULT_TTL;
+
 /// Microseconds of a millisecond.
 pub(super) const MS: u64 = 1_000;
 /// Microseconds of a second.
@@ -178,7 +182,7 @@ pub struct TcpOptions {
     /// Largest segment (`TCP_MAXSEG`).
     pub max_segment: Option<u16>,
     /// Largest receive window, until other packets come than before (`TCP_WINDOW_CLAMP`).
-    pub window_clamp: Option<u32>,
+    pub window_clamp: Option<NonZeroU32>,
     /// Time that a closed connection waits for the peer's FIN, in µs; 0 for not at all
     /// (`TCP_LINGER2`, there -1).
     pub fin_timeout_us: Option<u32>,
@@ -194,6 +198,11 @@ pub struct TcpOptions {
     pub quick_acks: bool,
     /// DSCP of packets sent, in the upper six bits (`IP_TOS`).
     pub tos: u8,
+    /// Time to live, or hop limit, of packets sent (`IP_TTL`, `IPV6_UNICAST_HOPS`).
+    pub ttl: u8,
+    /// Bytes that were not sent from which on no more are taken, and half of which leave the connection writable;
+    /// `None` for no limit but that of the send buffer (`TCP_NOTSENT_LOWAT`).
+    pub unsent_limit: Option<NonZeroU32>,
 }
 
 impl Default for TcpOptions {
@@ -218,6 +227,8 @@ impl Default for TcpOptions {
             congestion: None,
             quick_acks: true,
             tos: 0,
+            ttl: DEFAULT_TTL,
+            unsent_limit: None,
         }
     }
 }

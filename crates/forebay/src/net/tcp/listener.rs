@@ -12,7 +12,7 @@ use forebay_rx::{CpuId, Handler};
 use forebay_stack::socket::table::Reuse;
 use forebay_stack::tcp::{ListenerQueues, ReusePort, Tcp, TcpError, TcpOptions, TcpOut, TcpSocket};
 use forebay_sys as sys;
-use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter};
+use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter};
 use rustix::io::Errno;
 
 use super::super::Net;
@@ -272,6 +272,15 @@ impl TcpListener {
     #[must_use]
     pub fn accept_timeout(&self) -> Option<Duration> {
         timeout_of(&self.0.options.read_timeout_ns)
+    }
+
+    /// Tells pollers of the [descriptor](Self::descriptor) for ever that the listener has ended, before its last handle is
+    /// dropped (`shutdown`).
+    pub fn tell_ended(&self) {
+        let wait = &self.0.watch.wait;
+        if wait.set((true, true), Ended::Both) {
+            wait.tell();
+        }
     }
 
     /// Descriptor to poll: readable while a connection waits.

@@ -1,6 +1,7 @@
 //! The application's calls.
 
 use std::net::Shutdown;
+use std::num::NonZeroU32;
 
 use super::super::config::{TIME_WAIT_US, TcpOptions};
 use super::super::error::TcpError;
@@ -23,6 +24,9 @@ pub struct Readiness {
     /// An urgent byte waits (`EPOLLPRI`).
     pub urgent: bool,
 }
+
+/// Payload of segments that go out together, at most.
+const GSO_BYTES: u32 = 1 << 16;
 
 /// Flags of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -49,7 +53,9 @@ impl Connection {
     pub(in crate::tcp) fn readiness(&self) -> Readiness {
         let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
         let both = self.shut.receive && self.shut.send;
-        let has_room = self.write_room() > self.send.buffer_bytes / 3;
+        let few_unsent = |limit: NonZeroU32| self.unsent_bytes().saturating_mul(2) < limit.get();
+        let has_room = self.write_room() > self.send.buffer_bytes / 3
+            && self.options.unsent_limit.is_none_or(few_unsent);
         Readiness {
             readable: self.readable_bytes() > 0 || self.shut.receive || self.error.is_some(),
             writable: !is_opening && has_room || self.shut.send || self.error.is_some(),
@@ -70,6 +76,17 @@ impl Connection {
 
     pub(super) fn write_room(&self) -> u32 {
         self.send.buffer_bytes.saturating_sub(self.send.queue.len_bytes())
+    }
+
+    /// Bytes that a write may add to those that were not sent: of the segments that go out together, all.
+    fn unsent_room(&self) -> u32 {
+        match self.options.unsent_limit {
+            None => u32::MAX,
+            Some(limit) => match limit.get().saturating_sub(self.unsent_bytes()) {
+                0 => 0,
+                left => left.max(GSO_BYTES),
+            },
+        }
     }
 
     /// Takes the error that waits, or else that of the path (`SO_ERROR`).
@@ -115,7 +132,7 @@ impl Connection {
         if bytes.is_empty() {
             return Ok(0);
         }
-        let room = self.write_room() as usize;
+        let room = self.write_room().min(self.unsent_room()) as usize;
         if room == 0 {
             return Err(TcpError::WouldBlock);
         }

@@ -106,6 +106,7 @@ impl Connection {
             urgent: 0,
             options,
             tos: self.options.tos,
+            ttl: self.options.ttl,
             payload: [&[], &[]],
             segment_bytes: 0,
         };
@@ -163,6 +164,7 @@ impl Connection {
             urgent,
             options: Options { timestamps, sacks, ..Options::default() },
             tos: self.options.tos | ecn,
+            ttl: self.options.ttl,
             payload: self.send.queue.range(seq, len_bytes),
             segment_bytes: if len_bytes > size_bytes { size_bytes } else { 0 },
         };

@@ -1,6 +1,8 @@
 //! Receive window: from the free part of a buffer that grows with what the reader takes
 //! (`__tcp_select_window`, `tcp_rcv_space_adjust`).
 
+use std::num::NonZeroU32;
+
 use super::super::config::{MAX_WINDOW_SCALE, MS, TcpConfig, TcpOptions};
 use super::super::seq::Seq;
 use super::super::wire::Segment;
@@ -38,7 +40,7 @@ const CLAMP_MIN_BYTES: u32 = 1152;
 /// that does not grow (`tcp_select_initial_window`).
 pub(in crate::tcp) fn scale_for(options: &TcpOptions, config: &TcpConfig) -> u8 {
     let largest = options.rcvbuf.map_or(config.rmem.1, |bytes| payload_of(bytes, FIRST_RATIO));
-    let largest = largest.min(options.window_clamp.unwrap_or(u32::MAX)).max(1);
+    let largest = largest.min(options.window_clamp.map_or(u32::MAX, NonZeroU32::get)).max(1);
     let bits = u8::try_from(largest.ilog2()).unwrap_or(0);
     bits.saturating_sub(15).min(MAX_WINDOW_SCALE)
 }
@@ -64,7 +66,7 @@ impl ReceiveWindow {
         Self {
             bytes: options.rcvbuf.unwrap_or(config.rmem.0),
             largest: options.rcvbuf.unwrap_or(config.rmem.1),
-            clamp: options.window_clamp.unwrap_or(u32::MAX),
+            clamp: options.window_clamp.map_or(u32::MAX, NonZeroU32::get),
             ratio: FIRST_RATIO,
             threshold: 0,
             measured_from: Seq(0),

@@ -194,6 +194,7 @@ impl Tcp {
             window: u16::try_from(request.window).unwrap_or(u16::MAX),
             options: offers,
             tos: options.tos,
+            ttl: options.ttl,
             ..Outgoing::empty(&request.flow, request.sequence)
         };
         self.send(&outgoing, out);

@@ -22,6 +22,8 @@ pub(in crate::tcp) struct Outgoing<'a> {
     pub(in crate::tcp) options: Options,
     /// DSCP and ECN bits.
     pub(in crate::tcp) tos: u8,
+    /// Time to live, or hop limit.
+    pub(in crate::tcp) ttl: u8,
     pub(in crate::tcp) payload: [&'a [u8]; 2],
     /// Payload of each segment but the last, if the packet has several; else 0 (GSO).
     pub(in crate::tcp) segment_bytes: u32,
@@ -47,7 +49,7 @@ pub(in crate::tcp) fn emit(outgoing: &Outgoing<'_>, pool: &mut Pool) -> Option<P
     let headers = TcpHeaders {
         source: outgoing.flow.ours,
         destination: outgoing.flow.theirs,
-        ttl: DEFAULT_TTL,
+        ttl: outgoing.ttl,
         tos: outgoing.tos,
         header_len: u8::try_from(header_len).unwrap_or(u8::MAX),
         is_gso: outgoing.segment_bytes > 0,
@@ -79,6 +81,7 @@ impl<'a> Outgoing<'a> {
             urgent: 0,
             options: Options::default(),
             tos: 0,
+            ttl: DEFAULT_TTL,
             payload: [&[], &[]],
             segment_bytes: 0,
         }

@@ -1,6 +1,10 @@
 //! State of a connection for observers: reasons why bytes wait, numbers of bytes and segments.
 
-use forebay_stack::tcp::{Limit, Tally, TcpConfig, TcpError, TcpInfo, TcpSocket, WriteFlags};
+use std::num::NonZeroU32;
+
+use forebay_stack::tcp::{
+    Limit, Tally, TcpConfig, TcpError, TcpInfo, TcpOptions, TcpSocket, WriteFlags,
+};
 
 use super::pair::{Faults, MTU, Pair};
 
@@ -134,4 +138,43 @@ fn tcp_30_tally_counts_what_is_resent() {
         assert!(client.bytes_retrans > 0, "seed {seed}: {client:?}");
         assert!(client.data_segs_out > server.data_segs_in, "seed {seed}: {client:?} {server:?}");
     }
+}
+
+#[test]
+fn tcp_17_unsent_limit_holds_bytes_back() {
+    const LIMIT: u32 = 3000;
+    let mut pair = pair(8192);
+    let (client, server) = pair.open(80);
+    let options = pair.hosts[0].tcp.options(client).unwrap();
+    let limited = TcpOptions { unsent_limit: NonZeroU32::new(LIMIT), ttl: 9, ..options };
+    pair.call(0, |tcp, out| tcp.set_options(client, limited, out)).unwrap();
+    let mut room = vec![0; 1 << 20];
+    let (mut read, mut held_back) = (0, 0);
+    while read < 1 << 20 {
+        // As in the kernel, a write is cut where packets are, not at the limit.
+        while write(&mut pair, client, 4000) > 0 {
+            assert!(info(&pair, 0, client).unsent_bytes < LIMIT + (1 << 16));
+        }
+        let told = info(&pair, 0, client);
+        let free = told.send_buffer_bytes - told.unacked_bytes - told.unsent_bytes;
+        held_back += u32::from(told.unsent_bytes >= LIMIT && free > 10_000);
+        read += pair.call(1, |tcp, out| tcp.read(server, &mut room, out)).unwrap_or(0);
+        assert!(pair.step(), "nothing happens any more");
+    }
+    assert!(held_back > 5, "the send buffer had room {held_back} times");
+}
+
+#[test]
+fn tcp_17_time_to_live_is_the_options() {
+    let mut pair = pair(8192);
+    let (client, _) = pair.open(80);
+    let options = TcpOptions { ttl: 9, ..pair.hosts[0].tcp.options(client).unwrap() };
+    let (now_us, mut sent) = (pair.now_us, Vec::new());
+    let write = |tcp: &mut forebay_stack::tcp::Tcp, out: &mut forebay_stack::tcp::TcpOut<'_>| {
+        tcp.set_options(client, options, out).unwrap();
+        tcp.write(client, &[7; 100], WriteFlags::default(), out).unwrap();
+    };
+    pair.hosts[0].call(now_us, &mut sent, write);
+    let ttls: Vec<_> = sent.iter().map(|packet| packet[8]).collect();
+    assert_eq!(ttls, [9]);
 }

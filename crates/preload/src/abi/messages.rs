@@ -1,0 +1,288 @@
+//! Calls that receive into headers (`struct msghdr`).
+
+use std::ffi::{c_int, c_uint};
+use std::time::{Duration, Instant};
+
+use libc::{mmsghdr, msghdr, ssize_t, timespec};
+use rustix::io::Errno;
+
+use super::next::next;
+use super::receive::{error_queue, mode, receive_bytes, returned};
+use super::vectors::Vectors;
+use super::{address, answer, answer_int, is_nowhere};
+use crate::ancillary::ControlWriter;
+use crate::socket::Socket;
+use crate::table;
+use crate::udp::{Message, Udp};
+
+/// Buffers of a header.
+///
+/// # Safety
+/// As for a header given to `recvmsg(2)`.
+unsafe fn vectors_of<'a>(header: &msghdr) -> Result<Vectors<'a>, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }
+}
+
+/// Fills a header and its buffers from a message. Returns the length for the caller.
+///
+/// # Safety
+/// As for a header given to `recvmsg(2)`.
+unsafe fn fill(
+    header: &mut msghdr,
+    socket: &Udp,
+    message: &Message<'_>,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    let mut filler = unsafe { vectors_of(header) }?.filler();
+    message.each_piece(|piece| filler.put(piece));
+    let (copied, whole) = filler.lens()?;
+    header.msg_flags = flags & libc::MSG_CMSG_CLOEXEC;
+    if copied < whole {
+        header.msg_flags |= libc::MSG_TRUNC;
+    }
+    if !header.msg_name.is_null() {
+        let (name, room) = (header.msg_name.cast(), header.msg_namelen);
+        // SAFETY: the caller's promise.
+        header.msg_namelen = unsafe { address::write(socket.source_of(message), name, room) }?;
+    }
+    let room = if is_nowhere(header.msg_control) { 0 } else { header.msg_controllen };
+    let mut writer = ControlWriter::new(room);
+    let settings = socket.settings();
+    if settings.tells_any() {
+        writer.put_datagram(&message.about(), &settings, socket.arrival_of(message));
+    }
+    let (control, is_truncated) = writer.finish();
+    if is_truncated {
+        header.msg_flags |= libc::MSG_CTRUNC;
+    }
+    if !control.is_empty() {
+        let to = header.msg_control.cast();
+        // SAFETY: the writer has written no more than `room` bytes, which the program has there.
+        unsafe { std::ptr::copy_nonoverlapping(control.as_ptr(), to, control.len()) };
+    }
+    header.msg_controllen = control.len();
+    Ok(returned((copied, whole), flags))
+}
+
+/// Receives into the buffers of a header.
+///
+/// # Safety
+/// As for a header given to `recvmsg(2)`.
+unsafe fn receive_header(
+    socket: &Socket,
+    header: &mut msghdr,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    let stream = match socket {
+        Socket::Udp(udp) => {
+            // First: a datagram that is taken is gone.
+            // SAFETY: the caller's promise.
+            unsafe { vectors_of(header) }?;
+            let mut len = Ok(0);
+            let received = udp.receive(1, mode(flags), |_, message| {
+                // SAFETY: the caller's promise.
+                len = unsafe { fill(header, udp, message, flags) };
+            })?;
+            if received == 0 {
+                set_nameless(header, flags & libc::MSG_CMSG_CLOEXEC);
+            }
+            return len;
+        }
+        Socket::Listener(_) => return Err(Errno::NOTCONN),
+        Socket::Stream(stream) => stream,
+    };
+    // SAFETY: the caller's promise.
+    let vectors = unsafe { vectors_of(header) }?;
+    let len = receive_bytes(stream, vectors, flags)?;
+    // A connection's peer is not named, and nothing goes with its bytes.
+    set_nameless(header, flags & (libc::MSG_CMSG_CLOEXEC | libc::MSG_OOB));
+    Ok(len)
+}
+
+/// Fills a header of what has no sender, and comes without control messages.
+fn set_nameless(header: &mut msghdr, flags: c_int) {
+    if !header.msg_name.is_null() {
+        header.msg_namelen = 0;
+    }
+    (header.msg_controllen, header.msg_flags) = (0, flags);
+}
+
+/// # Safety
+/// As `recvmsg(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -> ssize_t {
+    let Some(socket) = table::find(fd) else {
+        let next = next!(recvmsg(c_int, *mut msghdr, c_int) -> ssize_t);
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, header, flags) };
+    };
+    if let Some(queue) = error_queue(&socket, flags) {
+        let next = next!(recvmsg(c_int, *mut msghdr, c_int) -> ssize_t);
+        // SAFETY: the caller's promise, for another socket of the kernel.
+        return queue.map_or_else(|error| answer(Err(error)), |it| unsafe { next(it, header, flags) });
+    }
+    // SAFETY: the caller's promise: valid, and used by nobody else.
+    let valid = if is_nowhere(header) { None } else { unsafe { header.as_mut() } };
+    let Some(header) = valid else { return answer(Err(Errno::FAULT)) };
+    // SAFETY: the caller's promise.
+    answer(unsafe { receive_header(&socket, header, flags) })
+}
+
+/// # Safety
+/// As `recvmmsg(2)`.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    headers: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    let Some(socket) = table::find(fd) else {
+        let next = next!(recvmmsg(c_int, *mut mmsghdr, c_uint, c_int, *mut timespec) -> c_int);
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd, headers, count, flags, timeout) };
+    };
+    let mut limit = match (timeout.is_null(), is_nowhere(timeout)) {
+        (true, _) => None,
+        (false, true) => return answer_int(Err(Errno::FAULT)),
+        // SAFETY: the caller's promise.
+        (false, false) => match Limit::of(unsafe { &mut *timeout }) {
+            Ok(limit) => Some(limit),
+            Err(error) => return answer_int(Err(error)),
+        },
+    };
+    let count = usize::try_from(count).unwrap_or(0);
+    if count == 0 {
+        return 0;
+    }
+    if is_nowhere(headers) {
+        return answer_int(Err(Errno::FAULT));
+    }
+    // SAFETY: the caller's promise.
+    let headers = unsafe { std::slice::from_raw_parts_mut(headers, count) };
+    if let Some(queue) = error_queue(&socket, flags) {
+        let next = next!(recvmmsg(c_int, *mut mmsghdr, c_uint, c_int, *mut timespec) -> c_int);
+        let told = |queue| {
+            // SAFETY: the caller's promise.
+            unsafe { next(queue, headers.as_mut_ptr(), count as c_uint, flags, timeout) }
+        };
+        return queue.map_or_else(|error| answer_int(Err(error)), told);
+    }
+    let received = match &*socket {
+        Socket::Udp(udp) => receive_many(udp, headers, flags, limit.as_mut()),
+        // SAFETY: the caller's promise.
+        socket => unsafe { receive_each(socket, headers, flags, limit.as_mut()) },
+    };
+    answer_int(received)
+}
+
+/// Time that a call may take for many messages. As in the kernel, it is looked at after each batch alone.
+struct Limit<'a> {
+    time: Duration,
+    began: Instant,
+    /// Time that is left, for the program.
+    left: &'a mut timespec,
+}
+
+impl<'a> Limit<'a> {
+    /// # Errors
+    /// `EINVAL` for a time that is none.
+    fn of(left: &'a mut timespec) -> Result<Self, Errno> {
+        let seconds = u64::try_from(left.tv_sec).map_err(|_| Errno::INVAL)?;
+        let nanos = u32::try_from(left.tv_nsec).map_err(|_| Errno::INVAL)?;
+        if nanos >= 1_000_000_000 {
+            return Err(Errno::INVAL);
+        }
+        Ok(Self { time: Duration::new(seconds, nanos), began: Instant::now(), left })
+    }
+
+    /// Writes the time that is left. True if there is none.
+    fn is_over(&mut self) -> bool {
+        let left = self.time.saturating_sub(self.began.elapsed());
+        self.left.tv_sec = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
+        self.left.tv_nsec = left.subsec_nanos().into();
+        left.is_zero()
+    }
+}
+
+/// Receives into the headers in turn: one batch with `MSG_WAITFORONE` or of a socket that does not wait, else
+/// until all are filled. The limit is looked at after each batch, as by the kernel.
+fn receive_many(
+    socket: &Udp,
+    headers: &mut [mmsghdr],
+    flags: c_int,
+    mut limit: Option<&mut Limit<'_>>,
+) -> Result<usize, Errno> {
+    let mut mode = mode(flags);
+    let mut done = 0;
+    while let Some(rest) = headers.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        // SAFETY: the promise of recvmmsg's caller.
+        let checked = |header: &mmsghdr| unsafe { vectors_of(&header.msg_hdr) }.err();
+        // A datagram that is taken for a header whose buffers are refused would be lost.
+        let refused = rest.iter().enumerate().find_map(|(index, it)| Some((index, checked(it)?)));
+        let max = match refused {
+            Some((0, error)) if done == 0 => return Err(error),
+            Some((0, _)) => break,
+            Some((index, _)) => index,
+            // The time is looked at after each.
+            None if limit.is_some() => 1,
+            None => rest.len(),
+        };
+        let received = socket.receive(max, mode, |index, message| {
+            let Some(header) = rest.get_mut(index) else { return };
+            // SAFETY: the promise of recvmmsg's caller.
+            let len = unsafe { fill(&mut header.msg_hdr, socket, message, flags) };
+            header.msg_len = len.ok().and_then(|len| len.try_into().ok()).unwrap_or(0);
+        });
+        match received {
+            Ok(count) => done += count,
+            Err(error) if done == 0 => return Err(error),
+            Err(error) => {
+                socket.leave(error);
+                break;
+            }
+        }
+        mode.dont_wait |= flags & libc::MSG_WAITFORONE != 0;
+        if limit.as_mut().is_some_and(|limit| limit.is_over()) {
+            break;
+        }
+    }
+    Ok(done)
+}
+
+/// Receives into many headers from a connection, one header after the other.
+///
+/// # Safety
+/// As for headers given to `recvmmsg(2)`.
+unsafe fn receive_each(
+    socket: &Socket,
+    headers: &mut [mmsghdr],
+    mut flags: c_int,
+    mut limit: Option<&mut Limit<'_>>,
+) -> Result<usize, Errno> {
+    let mut done = 0;
+    for header in headers {
+        // SAFETY: the caller's promise.
+        match unsafe { receive_header(socket, &mut header.msg_hdr, flags) } {
+            Ok(len) => header.msg_len = len.try_into().unwrap_or(c_uint::MAX),
+            Err(error) if done == 0 => return Err(error),
+            Err(error) => {
+                if let Socket::Stream(stream) = socket {
+                    stream.leave(error);
+                }
+                break;
+            }
+        }
+        done += 1;
+        if flags & libc::MSG_WAITFORONE != 0 {
+            flags |= libc::MSG_DONTWAIT;
+        }
+        if limit.as_mut().is_some_and(|limit| limit.is_over()) {
+            break;
+        }
+    }
+    Ok(done)
+}

@@ -1,0 +1,104 @@
+//! Datagram of which the program sends one part after the other (`MSG_MORE`, `UDP_CORK`).
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::io::Errno;
+
+use crate::ancillary::SendControl;
+
+/// Longest payload of a datagram.
+const PAYLOAD_BYTES_MAX: usize = 65_507;
+
+/// Destination and control data, which are those of the first part.
+pub(crate) type Envelope = (SocketAddr, SendControl);
+
+/// Parts of a datagram that is not whole yet.
+#[derive(Default)]
+pub(crate) struct Corked {
+    /// True if there are some: without them, a call that sends takes no lock.
+    has_some: AtomicBool,
+    parts: Mutex<Option<(Vec<u8>, Envelope)>>,
+}
+
+impl Corked {
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.has_some.load(Ordering::Acquire)
+    }
+
+    /// Adds a part. `envelope` is called for the first one. Returns the datagram if no part follows.
+    ///
+    /// # Errors
+    /// Those of `envelope` and of the part; `EMSGSIZE` if the datagram is too long. All parts are then dropped.
+    pub(crate) fn add(
+        &self,
+        part: Result<Cow<'_, [u8]>, Errno>,
+        more_follow: bool,
+        envelope: impl FnOnce() -> Result<Envelope, Errno>,
+    ) -> Result<Option<(Vec<u8>, Envelope)>, Errno> {
+        let mut parts = self.parts();
+        let (mut payload, envelope) = match parts.take() {
+            Some(before) => before,
+            None => (Vec::new(), envelope()?),
+        };
+        self.has_some.store(false, Ordering::Release);
+        let part = part?;
+        if payload.len() + part.len() > PAYLOAD_BYTES_MAX {
+            return Err(Errno::MSGSIZE);
+        }
+        payload.extend_from_slice(&part);
+        if !more_follow {
+            return Ok(Some((payload, envelope)));
+        }
+        *parts = Some((payload, envelope));
+        self.has_some.store(true, Ordering::Release);
+        Ok(None)
+    }
+
+    /// Takes the parts, of a datagram that ends here.
+    pub(crate) fn take(&self) -> Option<(Vec<u8>, Envelope)> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut parts = self.parts();
+        self.has_some.store(false, Ordering::Release);
+        parts.take()
+    }
+
+    /// Drops all parts.
+    pub(crate) fn clear(&self) {
+        drop(self.take());
+    }
+
+    fn parts(&self) -> MutexGuard<'_, Option<(Vec<u8>, Envelope)>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exe_3_parts_make_one_datagram() {
+        let corked = Corked::default();
+        const TO: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
+        let add = |part: &'static [u8], more, envelope: fn() -> Result<Envelope, Errno>| {
+            corked.add(Ok(Cow::Borrowed(part)), more, envelope)
+        };
+        let first = || Ok((TO, SendControl::default()));
+        let later = || panic!("the destination is that of the first part");
+        assert_eq!(add(b"ab", true, first), Ok(None));
+        assert!(!corked.is_empty());
+        assert_eq!(add(b"", true, later), Ok(None));
+        let whole = Some((b"abc".to_vec(), (TO, SendControl::default())));
+        assert_eq!(add(b"c", false, later), Ok(whole));
+        assert!(corked.is_empty() && corked.take().is_none());
+        assert_eq!(add(b"", true, || Err(Errno::DESTADDRREQ)), Err(Errno::DESTADDRREQ));
+        assert_eq!(add(&[0; PAYLOAD_BYTES_MAX], true, first), Ok(None));
+        assert_eq!(add(b"x", false, later), Err(Errno::MSGSIZE));
+        assert!(corked.is_empty());
+    }
+}
