@@ -229,6 +229,24 @@ impl SendControl {
         Ok(control)
     }
 
+    /// Checks control messages of a connection, for which they have no effect (`sock_cmsg_send`).
+    ///
+    /// # Errors
+    /// `EINVAL` if they are malformed, or are of no socket.
+    pub(crate) fn check_stream(mut bytes: &[u8]) -> Result<(), Errno> {
+        while let Some((header, _)) = bytes.split_first_chunk::<HEADER_BYTES>() {
+            let len = word(header, 0).map(usize::from_ne_bytes)?;
+            let level = word(header, 8).map(i32::from_ne_bytes)?;
+            let data = bytes.get(HEADER_BYTES..len).ok_or(Errno::INVAL)?;
+            if level == libc::SOL_SOCKET {
+                let kind = word(header, 12).map(i32::from_ne_bytes)?;
+                Self::default().add((level, kind), data, (false, false), &[])?;
+            }
+            bytes = bytes.get(len.next_multiple_of(ALIGNMENT)..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
     fn add(
         &mut self,
         kind: (i32, i32),

@@ -26,7 +26,7 @@ use crate::turns::{Rings, take_turns};
 use crate::{control, fork_locks, listener, protected, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
-const FORKS_MAX: usize = 8;
+pub(crate) const FORKS_MAX: usize = 8;
 
 /// Time that the end of a process waits for peers, at most.
 const FINISH_MAX: Duration = Duration::from_secs(10);
@@ -277,11 +277,6 @@ pub(crate) fn parents_engine() -> Option<i32> {
     let ancestors = RUNNING.get(..forks()).unwrap_or_default();
     let engines = ancestors.iter().filter_map(|slot| slot.get()?.as_ref().ok());
     engines.filter_map(|runtime| runtime.claim.holder()).next()
-}
-
-/// True if the devices are interfaces of the kernel, whose routes hold for them.
-pub(crate) fn has_kernels_routes() -> bool {
-    configured().is_some_and(|config| matches!(config.via, Via::AfPacket | Via::AfXdp))
 }
 
 fn configured() -> Option<&'static PreloadConfig> {

@@ -254,8 +254,12 @@ impl Stream {
         wait: Option<&mut CallWait>,
     ) -> Result<usize, Errno> {
         if room.is_empty() {
-            // As the kernel: waits for a byte, and leaves it there.
-            return self.attempt(wait, |tcp| tcp.peek(&mut [0])).map(|_| 0);
+            // As the kernel: waits for a byte, and leaves it there. The end of the time-out is no error.
+            let waits = wait.is_some() && !self.is_nonblocking.load(Ordering::Relaxed);
+            return match self.attempt(wait, |tcp| tcp.peek(&mut [0])) {
+                Err(Errno::AGAIN) if waits => Ok(0),
+                peeked => peeked.map(|_| 0),
+            };
         }
         self.attempt(wait, |tcp| match mode {
             StreamMode { peek: true, .. } => tcp.peek(room),

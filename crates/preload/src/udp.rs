@@ -22,9 +22,10 @@ use crate::corked::{Corked, Envelope};
 use crate::errno::unconnected_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
-use crate::runtime::{has_kernels_routes, interface_of, is_taken, running_alone};
+use crate::runtime::{interface_of, is_taken, running_alone};
 use crate::socket::{CallWait, Socket, Takeover};
-use crate::udp_options::{RECVERR, Settings, has_effect, lacking, timeout};
+use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, lacking, timeout};
+use crate::path_errors::{self, PathError};
 use crate::{abi, protected, table};
 
 /// Length of the longest payload of a datagram, or of several merged.
@@ -41,6 +42,8 @@ pub(crate) struct Udp {
     ended: AtomicU8,
     /// True if the peer's refusal came after a part of a call was done: it is the next call's.
     is_refused: AtomicBool,
+    /// Error of the path that waits.
+    path_error: Arc<PathError>,
     /// Datagram that is sent once it is whole (`MSG_MORE`, `UDP_CORK`).
     corked: Corked,
     /// Process that the socket belongs to.
@@ -164,6 +167,7 @@ impl Udp {
             settings: ArcSwap::default(),
             ended: AtomicU8::new(0),
             is_refused: AtomicBool::new(false),
+            path_error: Arc::default(),
             corked: Corked::default(),
             origin: Origin::here(),
         };
@@ -187,7 +191,7 @@ impl Udp {
     /// `ENOPROTOOPT` if it would have no effect.
     pub(crate) fn check_option(&self, option: SocketOption) -> Result<(), Errno> {
         self.check()?;
-        if option == SocketOption::of_ipv6(libc::IPV6_V6ONLY) {
+        if self.is_ipv6 && option == SocketOption::of_ipv6(libc::IPV6_V6ONLY) {
             return Err(Errno::INVAL); // bound already, as the kernel's socket that would answer is not
         }
         if has_effect(option) { Ok(()) } else { Err(Errno::NOPROTOOPT) }
@@ -197,8 +201,12 @@ impl Udp {
     pub(crate) fn adopt_settings(&self) {
         if let Some(reserved) = self.udp.reserved() {
             let differ = |option: &&_| abi::option_differs(self.kernel(), reserved, **option);
-            let changed = RECVERR.iter().filter(differ);
-            changed.for_each(|option| abi::copy_option(self.kernel(), reserved, *option));
+            for option in OF_RESERVED.iter().filter(differ) {
+                abi::copy_option(self.kernel(), reserved, *option);
+                if RECVERR.contains(option) {
+                    self.watch_errors(reserved);
+                }
+            }
         }
         self.settings.store(Arc::new(Settings::adopt(self.kernel(), &self.udp, self.is_ipv6)));
         if let Ok(readiness) = self.udp.descriptor() {
@@ -216,18 +224,35 @@ impl Udp {
 
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<(), Errno> {
         self.check()?;
-        if has_kernels_routes() {
-            // Finds out if a route leads there.
-            rustix::net::connect(&self.kernel, &to)?;
-            let _ = rustix::net::connect_unspec(&self.kernel); // gives the port back
+        if let Some(reserved) = self.udp.reserved() {
+            // Finds out if a route leads there, and is told of errors.
+            rustix::net::connect(reserved, &to)?;
+            self.watch_errors(reserved);
         }
         self.udp.connect(shown(to, self.is_ipv6)).map_err(|error| unconnected_errno(&error))
     }
 
     pub(crate) fn disconnect(&self) -> Result<(), Errno> {
         self.check()?;
+        if let Some(reserved) = self.udp.reserved() {
+            let _ = rustix::net::connect_unspec(reserved); // does not fail
+        }
         self.udp.disconnect();
         Ok(())
+    }
+
+    /// Has errors told that the kernel learns of. Without that, calls succeed as if none came.
+    fn watch_errors(&self, reserved: BorrowedFd<'_>) {
+        if let Err(error) = path_errors::watch(reserved, self.udp.queue(), &self.path_error) {
+            eprintln!("forebay: errors of the path are not told: {error}");
+        }
+    }
+
+    fn errno(&self, error: &std::io::Error) -> Errno {
+        match unconnected_errno(error) {
+            Errno::CONNREFUSED => self.path_error.take(),
+            error => error,
+        }
     }
 
     /// Ends sides of the socket (`shutdown`). As in the kernel, those of one that is not connected end, too.
@@ -262,7 +287,7 @@ impl Udp {
         if self.take_left() {
             return Ok(Some(Errno::CONNREFUSED));
         }
-        Ok(self.udp.take_error().map(|error| unconnected_errno(&error)))
+        Ok(self.udp.take_error().map(|error| self.errno(&error)))
     }
 
     /// Leaves an error to the next call.
@@ -366,7 +391,7 @@ impl Udp {
         }
         let mut wait = CallWait::default();
         loop {
-            match attempt().map_err(|error| unconnected_errno(&error)) {
+            match attempt().map_err(|error| self.errno(&error)) {
                 Err(Errno::AGAIN) if !dont_wait && !self.settings.load().is_nonblocking => {
                     if self.has_ended(RECEIVING) {
                         return Ok(None);
@@ -389,7 +414,7 @@ impl Udp {
         if !self.is_ipv6 && len > LENGTH_FIELD_MAX {
             return Err(Errno::MSGSIZE);
         }
-        if mode.is_urgent {
+        if !self.is_ipv6 && mode.is_urgent {
             return Err(Errno::OPNOTSUPP);
         }
         let envelope = || {
@@ -401,6 +426,9 @@ impl Udp {
             let is_v4 = to.ip().to_canonical().is_ipv4();
             if is_v4 && len > LENGTH_FIELD_MAX {
                 return Err(Errno::MSGSIZE);
+            }
+            if is_v4 && mode.is_urgent {
+                return Err(Errno::OPNOTSUPP);
             }
             Ok((to, outgoing.control((self.is_ipv6, is_v4))?))
         };
@@ -439,17 +467,20 @@ impl Udp {
         dont_wait: bool,
     ) -> Result<usize, Errno> {
         let settings = self.settings.load();
+        let is_mapped = self.is_ipv6 && to.ip().to_canonical().is_ipv4();
+        let of_v4 = settings.v4_marks.filter(|_| is_mapped);
         let message = Transmit {
             source: control.source,
             device: control.device,
-            traffic_class: control.traffic_class,
-            ttl: control.ttl,
+            // Options of an IPv6 socket for IPv4 are others than for IPv6.
+            traffic_class: control.traffic_class.or(of_v4.map(|(class, _)| class)),
+            ttl: control.ttl.or(of_v4.map(|(_, ttl)| ttl)),
             gso_size: control.gso_size.unwrap_or(settings.gso_size),
             ..Transmit::new(payload, to)
         };
         let mut wait = CallWait::default();
         loop {
-            match self.udp.send_msg(&message).map_err(|error| unconnected_errno(&error)) {
+            match self.udp.send_msg(&message).map_err(|error| self.errno(&error)) {
                 Err(Errno::AGAIN) if !dont_wait && !settings.is_nonblocking => {
                     wait.writable(self.readiness()?, settings.write_timeout, true)?;
                 }
@@ -470,5 +501,13 @@ impl Udp {
     /// `EBADF` in a child of the process that bound the socket.
     fn check(&self) -> Result<(), Errno> {
         self.origin.check("a socket was bound", "stay in the foreground or bind in the child")
+    }
+}
+
+impl Drop for Udp {
+    fn drop(&mut self) {
+        if let Some(reserved) = self.udp.reserved() {
+            path_errors::unwatch(reserved);
+        }
     }
 }

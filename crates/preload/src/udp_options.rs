@@ -22,6 +22,10 @@ pub(crate) const UDP_CORK: i32 = 1;
 pub(crate) const RECVERR: [SocketOption; 2] =
     [SocketOption::of_ipv4(libc::IP_RECVERR), SocketOption::of_ipv6(libc::IPV6_RECVERR)];
 
+/// Options that the kernel's socket at the same port has, too.
+pub(crate) const OF_RESERVED: [SocketOption; 3] =
+    [RECVERR[0], RECVERR[1], SocketOption::of_socket(libc::SO_BROADCAST)];
+
 /// Options of `setsockopt` that hold for sockets of ours, or that change nothing of theirs.
 const SUPPORTED: [SocketOption; 47] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
@@ -130,6 +134,8 @@ pub(crate) struct Settings {
     pub(crate) v6_traffic_class: bool,
     pub(crate) v4_destination: bool,
     pub(crate) v6_destination: bool,
+    /// TOS and TTL of datagrams that an IPv6 socket sends over IPv4.
+    pub(crate) v4_marks: Option<(u8, u8)>,
     pub(crate) arrival_time: ArrivalTime,
     pub(crate) counts_dropped: bool,
     pub(crate) is_corked: bool,
@@ -172,6 +178,10 @@ impl Settings {
             v6_traffic_class: v6(libc::IPV6_RECVTCLASS),
             v4_destination: is_on(SocketOption::of_ipv4(libc::IP_RECVORIGDSTADDR)),
             v6_destination: v6(libc::IPV6_RECVORIGDSTADDR),
+            v4_marks: is_ipv6.then(|| {
+                let octet = |name| u8::try_from(value(SocketOption::of_ipv4(name))).unwrap_or(0);
+                (octet(libc::IP_TOS), octet(libc::IP_TTL).max(1))
+            }),
             arrival_time: ArrivalTime::adopt(value),
             counts_dropped: is_on(SocketOption::of_socket(libc::SO_RXQ_OVFL)),
             is_corked: is_on(SocketOption::of_udp(UDP_CORK)),

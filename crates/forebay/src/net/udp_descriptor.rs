@@ -2,7 +2,9 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 
+use forebay_stack::socket::queue::SocketQueue;
 use forebay_sys::readiness::Ended;
 
 use super::udp::UdpSocket;
@@ -24,8 +26,14 @@ impl UdpSocket {
         self.0.tell_ended(ended)
     }
 
-    /// Socket of the kernel that reserves the port, if there is one. The kernel puts ICMP errors for it into its error
-    /// queue (`IP_RECVERR`).
+    /// Queue of received datagrams, by which whoever learns of a [refusal](SocketQueue::refuse) tells the socket.
+    #[must_use]
+    pub fn queue(&self) -> &Arc<SocketQueue> {
+        &self.0.queue
+    }
+
+    /// Socket of the kernel that reserves the port, if there is one. The kernel tells it of ICMP errors, which do not
+    /// come to a port that is taken.
     #[must_use]
     pub fn reserved(&self) -> Option<BorrowedFd<'_>> {
         self.0.reserved.as_ref().map(AsFd::as_fd)

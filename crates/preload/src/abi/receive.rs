@@ -72,15 +72,28 @@ pub(super) fn receive_bytes(stream: &Stream, vectors: Vectors<'_>, flags: c_int)
         wait_all: is(libc::MSG_WAITALL),
         discard: is(libc::MSG_TRUNC),
     };
-    match vectors.accessible() {
-        Ok(vectors) => stream.receive(vectors.rooms(), mode),
-        Err(_) if mode.discard && !mode.peek => {
-            let mut unwritten = vec![0; vectors.len_bytes().min(DISCARDED_BYTES_MAX)];
-            stream.receive(std::iter::once(&mut *unwritten), mode)
-        }
-        // As the kernel: waits for a byte, and leaves it there.
-        Err(error) => stream.receive(std::iter::once(&mut [][..]), mode).and(Err(error)),
+    if vectors.len_bytes() == 0 {
+        return stream.receive(std::iter::once(&mut [][..]), mode);
     }
+    let is_taken = !mode.discard || !mode.peek;
+    if vectors.all_accessible() && is_taken {
+        return stream.receive(vectors.rooms(), mode);
+    }
+    if mode.discard {
+        // Nothing is written, not even what is only looked at.
+        let mut unwritten = vec![0; vectors.len_bytes().min(DISCARDED_BYTES_MAX)];
+        return stream.receive(std::iter::once(&mut *unwritten), mode);
+    }
+    // As the kernel: waits for a byte, and leaves it there if the bytes are more than fit before.
+    let peeks = StreamMode { peek: true, wait_all: false, ..mode };
+    if stream.receive(std::iter::once(&mut [0][..]), peeks)? == 0 {
+        return Ok(0);
+    }
+    let before = vectors.accessible()?;
+    if stream.unread_len()? > before.len_bytes() {
+        return Err(Errno::FAULT);
+    }
+    stream.receive(before.rooms(), mode)
 }
 
 fn receive_datagram(

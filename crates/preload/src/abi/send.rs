@@ -17,6 +17,9 @@ use crate::stream::SendMode;
 use crate::table;
 use crate::udp::{DatagramMode, OutgoingDatagram, Udp};
 
+/// Bytes of the longest address (`struct sockaddr_storage`).
+const NAME_BYTES_MAX: socklen_t = 128;
+
 /// Mode of a call with these flags, on a UDP socket.
 fn datagram_mode(flags: c_int) -> DatagramMode {
     let is = |flag| flags & flag != 0;
@@ -211,9 +214,25 @@ pub unsafe extern "C" fn pwritev64v2(
 unsafe fn send_header(socket: &Socket, header: &msghdr, flags: c_int) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }?;
-    let Socket::Udp(udp) = socket else { return send_all(socket, vectors, None, flags) };
+    let Socket::Udp(udp) = socket else {
+        if let Some((control, len)) = control_of(header)? {
+            // SAFETY: the caller's promise; the memory may be the program's.
+            SendControl::check_stream(unsafe { std::slice::from_raw_parts(control, len) })?;
+        }
+        return send_all(socket, vectors, None, flags);
+    };
     // SAFETY: the caller's promise.
     unsafe { send_datagram(udp, header, vectors, flags) }
+}
+
+/// Control messages of a header, and their length, if there are some.
+fn control_of(header: &msghdr) -> Result<Option<(*const u8, usize)>, Errno> {
+    let control = header.msg_control.cast_const().cast();
+    match header.msg_controllen {
+        0 => Ok(None),
+        _ if is_nowhere(control) => Err(Errno::FAULT),
+        len => Ok(Some((control, len))),
+    }
 }
 
 /// Sends the datagram of a header.
@@ -228,15 +247,12 @@ unsafe fn send_datagram(
 ) -> Result<usize, Errno> {
     let is_named = !header.msg_name.is_null() && header.msg_namelen > 0;
     let name = is_named.then_some((header.msg_name.cast_const().cast(), header.msg_namelen));
+    // A name that is too long is cut.
+    let name = name.map(|(name, len)| (name, len.min(NAME_BYTES_MAX)));
     if let Some((name, len)) = name {
-        // A name that is too long is cut.
-        address::check(name, len.min(size_of::<libc::sockaddr_storage>() as socklen_t))?;
+        address::check(name, len)?;
     }
-    let control = (header.msg_controllen > 0)
-        .then_some((header.msg_control.cast_const().cast(), header.msg_controllen));
-    if control.is_some_and(|(control, _)| is_nowhere::<u8>(control)) {
-        return Err(Errno::FAULT);
-    }
+    let control = control_of(header)?;
     socket.send(Message { vectors, name, control }, datagram_mode(flags))
 }
 

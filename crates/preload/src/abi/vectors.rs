@@ -69,6 +69,10 @@ impl<'a> Vectors<'a> {
         Self(std::slice::from_ref(vector)).checked()
     }
 
+    pub(super) fn all_accessible(self) -> bool {
+        !self.0.iter().any(is_inaccessible)
+    }
+
     /// Buffers before the first one that cannot be accessed; an error if there are none.
     ///
     /// # Errors
@@ -89,7 +93,7 @@ impl<'a> Vectors<'a> {
     /// # Errors
     /// `EFAULT` if one cannot be accessed.
     pub(super) fn gather(self) -> Result<Cow<'a, [u8]>, Errno> {
-        if self.0.iter().any(is_inaccessible) {
+        if !self.all_accessible() {
             return Err(Errno::FAULT);
         }
         Ok(match self.0 {

@@ -1,0 +1,114 @@
+//! ICMP errors of UDP sockets. They come to the kernel, not to the engine, which takes the packets to its ports alone: the
+//! kernel's socket at the same port is told, and a thread passes on what it is told.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+
+use forebay_stack::socket::queue::{Enqueue, SocketQueue};
+use forebay_sys::signals::with_all_blocked;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_error;
+
+use crate::abi;
+use crate::protected;
+use crate::runtime::{FORKS_MAX, forks};
+
+/// Watches of this process and of its ancestors, by number of forks: a child has none of the threads.
+static WATCHES: [OnceLock<Result<Watch, Errno>>; FORKS_MAX] =
+    [const { OnceLock::new() }; FORKS_MAX];
+
+/// Sockets of the kernel that are watched.
+struct Watch {
+    epoll: OwnedFd,
+    sockets: Mutex<HashMap<RawFd, (Arc<SocketQueue>, Arc<PathError>)>>,
+}
+
+/// Error that waits for a call.
+#[derive(Default)]
+pub(crate) struct PathError(AtomicI32);
+
+impl PathError {
+    /// Takes the error; that of a refusal if no other was told.
+    pub(crate) fn take(&self) -> Errno {
+        match self.0.swap(0, Ordering::AcqRel) {
+            0 => Errno::CONNREFUSED,
+            number => Errno::from_raw_os_error(number),
+        }
+    }
+}
+
+/// Watches the kernel's socket at the port of one of ours, from now on.
+///
+/// # Errors
+/// If the process has no descriptors left, or no threads.
+pub(crate) fn watch(
+    kernels: BorrowedFd<'_>,
+    queue: &Arc<SocketQueue>,
+    error: &Arc<PathError>,
+) -> Result<(), Errno> {
+    let slot = WATCHES.get(forks()).ok_or(Errno::NODEV)?;
+    let watch = slot.get_or_init(Watch::begin).as_ref().map_err(|error| *error)?;
+    let told = (Arc::clone(queue), Arc::clone(error));
+    watch.sockets().insert(abi::number(kernels), told);
+    let number = u64::try_from(kernels.as_raw_fd()).unwrap_or_default();
+    let data = epoll::EventData::new_u64(number);
+    // Errors are always told; once, since the queue of errors may keep them.
+    match epoll::add(&watch.epoll, kernels, data, epoll::EventFlags::ET) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Ends the watch of the kernel's socket, which is about to be closed.
+pub(crate) fn unwatch(kernels: BorrowedFd<'_>) {
+    if let Some(Ok(watch)) = WATCHES.get(forks()).and_then(OnceLock::get) {
+        watch.sockets().remove(&abi::number(kernels));
+    }
+}
+
+impl Watch {
+    fn begin() -> Result<Self, Errno> {
+        let epoll = protected::duplicate(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
+        protected::protect(epoll.as_fd());
+        let this = forks();
+        let run = move || loop {
+            if let Some(Ok(watch)) = WATCHES.get(this).and_then(OnceLock::get) {
+                watch.pass_on();
+            } else {
+                thread::yield_now(); // until it is entered
+            }
+        };
+        let thread = thread::Builder::new().name("forebay-errors".into());
+        with_all_blocked(|| thread.spawn(run)).map_err(|_| Errno::AGAIN)?;
+        Ok(Self { epoll, sockets: Mutex::default() })
+    }
+
+    /// Waits for errors, and passes them on.
+    fn pass_on(&self) {
+        let mut events = Vec::with_capacity(16);
+        if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None).is_err() {
+            return;
+        }
+        for event in events {
+            let sockets = self.sockets();
+            let number = RawFd::try_from(event.data.u64()).unwrap_or(-1);
+            let Some((queue, error)) = sockets.get(&number) else { continue };
+            // Closed with the table unlocked alone.
+            let told = abi::with_number(number, |kernels| socket_error(kernels));
+            if let Ok(Err(errno)) = told {
+                error.0.store(errno.raw_os_error(), Ordering::Release);
+                if queue.refuse() == Enqueue::WakeReader {
+                    queue.wake_reader();
+                }
+            }
+        }
+    }
+
+    fn sockets(&self) -> MutexGuard<'_, HashMap<RawFd, (Arc<SocketQueue>, Arc<PathError>)>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
