@@ -37,6 +37,7 @@ pub(crate) struct Udp {
     kernel: OwnedFd,
     udp: UdpSocket,
     is_ipv6: bool,
+    v6_only: bool,
     settings: ArcSwap<Settings>,
     /// Sides that `shutdown` has ended: [`RECEIVING`] and [`SENDING`].
     ended: AtomicU8,
@@ -164,6 +165,7 @@ impl Udp {
             kernel,
             udp,
             is_ipv6,
+            v6_only,
             settings: ArcSwap::default(),
             ended: AtomicU8::new(0),
             is_refused: AtomicBool::new(false),
@@ -419,16 +421,21 @@ impl Udp {
         }
         let envelope = || {
             let to = match outgoing.destination(self.is_ipv6)? {
-                Some(to) if to.port() == 0 => return Err(Errno::INVAL),
                 Some(to) => shown(to, self.is_ipv6),
                 None => self.udp.peer_addr().ok_or(Errno::DESTADDRREQ)?,
             };
             let is_v4 = to.ip().to_canonical().is_ipv4();
+            if is_v4 && self.v6_only {
+                return Err(Errno::NETUNREACH);
+            }
             if is_v4 && len > LENGTH_FIELD_MAX {
                 return Err(Errno::MSGSIZE);
             }
             if is_v4 && mode.is_urgent {
                 return Err(Errno::OPNOTSUPP);
+            }
+            if to.port() == 0 {
+                return Err(Errno::INVAL);
             }
             Ok((to, outgoing.control((self.is_ipv6, is_v4))?))
         };
