@@ -84,7 +84,8 @@ mod tests {
     #[test]
     fn exe_3_parts_make_one_datagram() {
         let corked = Corked::default();
-        const TO: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
+        const TO: SocketAddr =
+            SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
         let add = |part: &'static [u8], more, envelope: fn() -> Result<Envelope, Errno>| {
             corked.add(Ok(Cow::Borrowed(part)), more, envelope)
         };

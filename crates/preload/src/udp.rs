@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use arc_swap::ArcSwap;
 use forebay::net::message::{Received, Transmit};
@@ -22,10 +22,10 @@ use crate::corked::{Corked, Envelope};
 use crate::errno::unconnected_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
+use crate::path_errors::{self, PathError};
 use crate::runtime::{interface_of, is_taken, running_alone};
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, lacking, timeout};
-use crate::path_errors::{self, PathError};
 use crate::{abi, protected, table};
 
 /// Length of the longest payload of a datagram, or of several merged.

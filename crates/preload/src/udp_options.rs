@@ -111,7 +111,8 @@ impl ArrivalTime {
         ];
         let unit = units.into_iter().find(|(kind, _)| is_on(*kind));
         // The older option answers for the newer, too, but not the other way round.
-        let kind = if is_on(SO_TIMESTAMPING_NEW) { SO_TIMESTAMPING_NEW } else { libc::SO_TIMESTAMPING };
+        let kind =
+            if is_on(SO_TIMESTAMPING_NEW) { SO_TIMESTAMPING_NEW } else { libc::SO_TIMESTAMPING };
         let flags = u32::try_from(value(SocketOption::of_socket(kind))).unwrap_or_default();
         let has = |flag| flags & flag != 0;
         let is_told = has(libc::SOF_TIMESTAMPING_SOFTWARE)

@@ -121,7 +121,8 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -
     if let Some(queue) = error_queue(&socket, flags) {
         let next = next!(recvmsg(c_int, *mut msghdr, c_int) -> ssize_t);
         // SAFETY: the caller's promise, for another socket of the kernel.
-        return queue.map_or_else(|error| answer(Err(error)), |it| unsafe { next(it, header, flags) });
+        return queue
+            .map_or_else(|error| answer(Err(error)), |it| unsafe { next(it, header, flags) });
     }
     // SAFETY: the caller's promise: valid, and used by nobody else.
     let valid = if is_nowhere(header) { None } else { unsafe { header.as_mut() } };

@@ -8,8 +8,8 @@ use forebay_stack::tcp::kernel_form::tcp_info;
 use libc::socklen_t;
 use rustix::io::Errno;
 
-use super::{answer_int, is_nowhere};
 use super::next::next;
+use super::{answer_int, is_nowhere};
 use crate::option::SocketOption;
 use crate::socket::Socket;
 use crate::stream::Stream;

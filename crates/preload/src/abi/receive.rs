@@ -19,18 +19,13 @@ const DISCARDED_BYTES_MAX: usize = 1 << 20;
 
 /// Mode of a call with these flags.
 pub(super) fn mode(flags: c_int) -> ReceiveMode {
-    ReceiveMode {
-        dont_wait: flags & libc::MSG_DONTWAIT != 0,
-        peek: flags & libc::MSG_PEEK != 0,
-    }
+    ReceiveMode { dont_wait: flags & libc::MSG_DONTWAIT != 0, peek: flags & libc::MSG_PEEK != 0 }
 }
 
 /// Number of the socket whose error queue a call reads; `None` if it reads none.
 pub(super) fn error_queue(socket: &Socket, flags: c_int) -> Option<Result<c_int, Errno>> {
     match socket {
-        Socket::Udp(udp) if flags & libc::MSG_ERRQUEUE != 0 => {
-            Some(udp.error_queue().map(number))
-        }
+        Socket::Udp(udp) if flags & libc::MSG_ERRQUEUE != 0 => Some(udp.error_queue().map(number)),
         _ => None,
     }
 }
@@ -55,7 +50,11 @@ fn receive(
 }
 
 /// Receives bytes of a connection.
-pub(super) fn receive_bytes(stream: &Stream, vectors: Vectors<'_>, flags: c_int) -> Result<usize, Errno> {
+pub(super) fn receive_bytes(
+    stream: &Stream,
+    vectors: Vectors<'_>,
+    flags: c_int,
+) -> Result<usize, Errno> {
     if flags & libc::MSG_ERRQUEUE != 0 {
         return Err(Errno::AGAIN);
     }

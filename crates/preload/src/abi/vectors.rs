@@ -37,7 +37,9 @@ impl<'a> Vectors<'a> {
             0 => Ok(Self(&[])),
             1..=VECTORS_MAX if is_nowhere(vectors) => Err(Errno::FAULT),
             // SAFETY: the caller's promise; not null.
-            1..=VECTORS_MAX => Self(unsafe { std::slice::from_raw_parts(vectors, count) }).checked(),
+            1..=VECTORS_MAX => {
+                Self(unsafe { std::slice::from_raw_parts(vectors, count) }).checked()
+            }
             _ => Err(Errno::MSGSIZE),
         }
     }
@@ -80,7 +82,11 @@ impl<'a> Vectors<'a> {
     pub(super) fn accessible(self) -> Result<Self, Errno> {
         let Some(wrong) = self.0.iter().position(is_inaccessible) else { return Ok(self) };
         let before = Self(&self.0[..wrong]);
-        if before.0.iter().all(|vector| vector.iov_len == 0) { Err(Errno::FAULT) } else { Ok(before) }
+        if before.0.iter().all(|vector| vector.iov_len == 0) {
+            Err(Errno::FAULT)
+        } else {
+            Ok(before)
+        }
     }
 
     /// Length of all buffers.
