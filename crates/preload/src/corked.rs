@@ -83,14 +83,16 @@ mod tests {
 
     #[test]
     fn exe_3_parts_make_one_datagram() {
-        let corked = Corked::default();
         const TO: SocketAddr =
             SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9);
+        let corked = Corked::default();
         let add = |part: &'static [u8], more, envelope: fn() -> Result<Envelope, Errno>| {
             corked.add(Ok(Cow::Borrowed(part)), more, envelope)
         };
         let first = || Ok((TO, SendControl::default()));
-        let later = || panic!("the destination is that of the first part");
+        let later = || -> Result<Envelope, Errno> {
+            unreachable!("the destination is that of the first part")
+        };
         assert_eq!(add(b"ab", true, first), Ok(None));
         assert!(!corked.is_empty());
         assert_eq!(add(b"", true, later), Ok(None));

@@ -63,9 +63,8 @@ pub(crate) const TIMEOUTS: [SocketOption; 2] =
     [SocketOption::of_socket(libc::SO_RCVTIMEO), SocketOption::of_socket(libc::SO_SNDTIMEO)];
 
 /// Options that connections inherit for `getsockopt` alone.
-const SHOWN: [SocketOption; 5] = [
+const SHOWN: [SocketOption; 4] = [
     SocketOption::of_socket(libc::SO_REUSEADDR),
-    SocketOption::of_socket(libc::SO_REUSEPORT),
     SocketOption::of_socket(libc::SO_BROADCAST),
     SocketOption::of_socket(libc::SO_DONTROUTE),
     SocketOption::of_socket(libc::SO_PRIORITY),

@@ -66,7 +66,10 @@ pub(super) unsafe fn read_destination(
         libc::AF_INET | libc::AF_INET6 if is_ipv6 => {}
         _ if is_ipv6 || bytes.len() < V4_BYTES => return Err(Errno::INVAL),
         // A family is not asked for.
-        libc::AF_UNSPEC => bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes()),
+        libc::AF_UNSPEC => {
+            let v4 = u16::try_from(libc::AF_INET).unwrap_or_default();
+            bytes[..2].copy_from_slice(&v4.to_ne_bytes());
+        }
         libc::AF_INET => {}
         _ => return Err(Errno::AFNOSUPPORT),
     }

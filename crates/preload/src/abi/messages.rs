@@ -155,6 +155,7 @@ pub unsafe extern "C" fn recvmmsg(
             Err(error) => return answer_int(Err(error)),
         },
     };
+    let length = count;
     let count = usize::try_from(count).unwrap_or(0);
     if count == 0 {
         return 0;
@@ -168,7 +169,7 @@ pub unsafe extern "C" fn recvmmsg(
         let next = next!(recvmmsg(c_int, *mut mmsghdr, c_uint, c_int, *mut timespec) -> c_int);
         let told = |queue| {
             // SAFETY: the caller's promise.
-            unsafe { next(queue, headers.as_mut_ptr(), count as c_uint, flags, timeout) }
+            unsafe { next(queue, headers.as_mut_ptr(), length, flags, timeout) }
         };
         return queue.map_or_else(|error| answer_int(Err(error)), told);
     }
@@ -264,6 +265,11 @@ unsafe fn receive_each(
     mut flags: c_int,
     mut limit: Option<&mut Limit<'_>>,
 ) -> Result<usize, Errno> {
+    if let Socket::Stream(stream) = socket
+        && let Some(error) = stream.take_error()?
+    {
+        return Err(error); // before what can be read
+    }
     let mut done = 0;
     for header in headers {
         // SAFETY: the caller's promise.

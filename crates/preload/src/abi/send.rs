@@ -86,7 +86,10 @@ fn send_all(
                 ends_record: is(libc::MSG_EOR),
                 is_urgent: is(libc::MSG_OOB),
             };
-            stream.send(vectors.accessible()?.pieces(), mode)
+            if !vectors.all_accessible() {
+                return Err(Errno::FAULT);
+            }
+            stream.send(vectors.pieces(), mode)
         }
     }
 }

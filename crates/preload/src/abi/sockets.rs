@@ -63,7 +63,9 @@ pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t)
         return unsafe { next(fd, to, len) };
     };
     // SAFETY: the caller's promise.
-    let (name, is_none) = unsafe { (address::read(to, len), address::is_without_family(to, len)) };
+    let name = unsafe { address::read(to, len) };
+    // SAFETY: the caller's promise.
+    let is_none = unsafe { address::is_without_family(to, len) };
     answer_int(match (&*socket, name) {
         (_, Err(Errno::FAULT)) => Err(Errno::FAULT),
         (Socket::Udp(udp), _) if is_none => udp.disconnect().map(|()| 0),
