@@ -17,9 +17,7 @@ const ALIGNMENT: usize = 8;
 /// Description of a datagram that was received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct About {
-    pub(crate) source: SocketAddr,
     destination: SocketAddr,
-    pub(crate) device: DeviceIndex,
     traffic_class: u8,
     ttl: u8,
     gso_size: u16,
@@ -29,9 +27,7 @@ pub(crate) struct About {
 impl From<&Datagram> for About {
     fn from(of: &Datagram) -> Self {
         Self {
-            source: of.source(),
             destination: of.destination(),
-            device: of.device(),
             traffic_class: of.traffic_class(),
             ttl: of.ttl(),
             gso_size: of.gso_size(),
@@ -42,9 +38,8 @@ impl From<&Datagram> for About {
 
 impl From<&Received> for About {
     fn from(of: &Received) -> Self {
-        let Received { source, destination, device, traffic_class, ttl, .. } = *of;
-        let Received { gso_size, timestamp_ns, .. } = *of;
-        Self { source, destination, device, traffic_class, ttl, gso_size, timestamp_ns }
+        let Received { destination, traffic_class, ttl, gso_size, timestamp_ns, .. } = *of;
+        Self { destination, traffic_class, ttl, gso_size, timestamp_ns }
     }
 }
 

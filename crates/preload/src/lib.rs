@@ -12,6 +12,7 @@ mod option; //      names of socket options
 mod socket; //      a socket, of any kind
 mod udp; //         a UDP socket: calls as methods
 mod udp_options; // its options
+mod datagram; //    a datagram of its calls
 mod path_errors; //  its ICMP errors
 mod corked; //      a datagram that is sent in parts
 mod ancillary; //   ancillary data, as bytes

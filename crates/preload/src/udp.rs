@@ -1,6 +1,5 @@
 //! A UDP socket of the program that the library has taken over.
 
-use std::borrow::Cow;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use arc_swap::ArcSwap;
-use forebay::net::message::{Received, Transmit};
-use forebay::net::{Datagram, Datagrams, UdpSocket};
+use forebay::net::message::Transmit;
+use forebay::net::{Datagrams, UdpSocket};
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::socket::shown;
 use forebay_sys::readiness::Ended;
@@ -17,13 +16,14 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
 
-use crate::ancillary::{About, SendControl, scoped};
+use crate::ancillary::scoped;
 use crate::corked::{Corked, Envelope};
+use crate::datagram::{DatagramMode, Message, OutgoingDatagram, ReceiveMode};
 use crate::errno::unconnected_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::path_errors::{self, PathError};
-use crate::runtime::{interface_of, is_taken, running_alone};
+use crate::runtime::{is_taken, running_alone};
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, lacking, timeout};
 use crate::{abi, protected, table};
@@ -49,76 +49,6 @@ pub(crate) struct Udp {
     corked: Corked,
     /// Process that the socket belongs to.
     origin: Origin,
-}
-
-/// One datagram read.
-pub(crate) enum Message<'a> {
-    /// A datagram in place.
-    Taken(&'a Datagram),
-    /// Copy of a datagram that stays in the queue, and its description.
-    Peeked(&'a [u8], &'a Received),
-}
-
-impl Message<'_> {
-    pub(crate) fn about(&self) -> About {
-        match self {
-            Self::Taken(datagram) => About::from(*datagram),
-            Self::Peeked(_, received) => About::from(*received),
-        }
-    }
-
-    fn source(&self) -> SocketAddr {
-        match self {
-            Self::Taken(datagram) => datagram.source(),
-            Self::Peeked(_, received) => received.source,
-        }
-    }
-
-    fn interface(&self) -> u32 {
-        interface_of(match self {
-            Self::Taken(datagram) => datagram.device(),
-            Self::Peeked(_, received) => received.device,
-        })
-    }
-
-    /// Passes on the payload piece by piece: of a merged datagram, all segments.
-    pub(crate) fn each_piece(&self, mut each: impl FnMut(&[u8])) {
-        match self {
-            Self::Taken(datagram) if datagram.gso_size() > 0 => datagram.segments().for_each(each),
-            Self::Taken(datagram) => each(datagram.payload()),
-            Self::Peeked(payload, _) => each(payload),
-        }
-    }
-}
-
-/// Form of a call that receives.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct ReceiveMode {
-    pub(crate) dont_wait: bool,
-    pub(crate) peek: bool,
-}
-
-/// Form of a call that sends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct DatagramMode {
-    pub(crate) dont_wait: bool,
-    /// More bytes of the datagram follow (`MSG_MORE`).
-    pub(crate) more_follows: bool,
-    /// Out of band, which UDP does not know (`MSG_OOB`).
-    pub(crate) is_urgent: bool,
-}
-
-/// Message that the program sends. Each part may be refused.
-pub(crate) trait OutgoingDatagram<'a> {
-    fn len_bytes(&self) -> usize;
-
-    /// Destination, for a socket of this family; `None` for the peer.
-    fn destination(&self, is_ipv6: bool) -> Result<Option<SocketAddr>, Errno>;
-
-    /// Control data for a destination, of a socket of IPv6 or not, of IPv4 or not.
-    fn control(&self, families: (bool, bool)) -> Result<SendControl, Errno>;
-
-    fn payload(&self) -> Result<Cow<'a, [u8]>, Errno>;
 }
 
 /// Largest length that fits in the field of a header.

@@ -11,9 +11,10 @@ use super::receive::{error_queue, mode, receive_bytes, returned};
 use super::vectors::Vectors;
 use super::{address, answer, answer_int, is_nowhere};
 use crate::ancillary::ControlWriter;
+use crate::datagram::Message;
 use crate::socket::Socket;
 use crate::table;
-use crate::udp::{Message, Udp};
+use crate::udp::Udp;
 
 /// Buffers of a header.
 ///

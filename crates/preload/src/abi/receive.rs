@@ -9,10 +9,11 @@ use rustix::io::Errno;
 use super::next::next;
 use super::vectors::Vectors;
 use super::{address, answer, is_nowhere, number};
+use crate::datagram::ReceiveMode;
 use crate::socket::Socket;
 use crate::stream::{Stream, StreamMode};
 use crate::table;
-use crate::udp::{ReceiveMode, Udp};
+use crate::udp::Udp;
 
 /// Bytes that one call discards without a buffer, at most (`MSG_TRUNC`).
 const DISCARDED_BYTES_MAX: usize = 1 << 20;

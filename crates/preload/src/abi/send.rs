@@ -11,11 +11,12 @@ use super::next::next;
 use super::vectors::{VECTORS_MAX, Vectors};
 use super::{address, answer_int, answer_sent, is_nowhere};
 use crate::ancillary::SendControl;
+use crate::datagram::{DatagramMode, OutgoingDatagram};
 use crate::runtime::running;
 use crate::socket::Socket;
 use crate::stream::SendMode;
 use crate::table;
-use crate::udp::{DatagramMode, OutgoingDatagram, Udp};
+use crate::udp::Udp;
 
 /// Bytes of the longest address (`struct sockaddr_storage`).
 const NAME_BYTES_MAX: socklen_t = 128;

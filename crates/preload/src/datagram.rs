@@ -1,0 +1,82 @@
+//! Datagrams of calls: one that was received, and one to be sent.
+
+use std::borrow::Cow;
+use std::net::SocketAddr;
+
+use forebay::net::Datagram;
+use forebay::net::message::Received;
+use rustix::io::Errno;
+
+use crate::ancillary::{About, SendControl};
+use crate::runtime::interface_of;
+
+/// One datagram read.
+pub(crate) enum Message<'a> {
+    /// A datagram in place.
+    Taken(&'a Datagram),
+    /// Copy of a datagram that stays in the queue, and its description.
+    Peeked(&'a [u8], &'a Received),
+}
+
+impl Message<'_> {
+    pub(crate) fn about(&self) -> About {
+        match self {
+            Self::Taken(datagram) => About::from(*datagram),
+            Self::Peeked(_, received) => About::from(*received),
+        }
+    }
+
+    pub(crate) fn source(&self) -> SocketAddr {
+        match self {
+            Self::Taken(datagram) => datagram.source(),
+            Self::Peeked(_, received) => received.source,
+        }
+    }
+
+    /// Interface that it came in on.
+    pub(crate) fn interface(&self) -> u32 {
+        interface_of(match self {
+            Self::Taken(datagram) => datagram.device(),
+            Self::Peeked(_, received) => received.device,
+        })
+    }
+
+    /// Passes on the payload piece by piece: of a merged datagram, all segments.
+    pub(crate) fn each_piece(&self, mut each: impl FnMut(&[u8])) {
+        match self {
+            Self::Taken(datagram) if datagram.gso_size() > 0 => datagram.segments().for_each(each),
+            Self::Taken(datagram) => each(datagram.payload()),
+            Self::Peeked(payload, _) => each(payload),
+        }
+    }
+}
+
+/// Form of a call that receives.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct ReceiveMode {
+    pub(crate) dont_wait: bool,
+    pub(crate) peek: bool,
+}
+
+/// Form of a call that sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct DatagramMode {
+    pub(crate) dont_wait: bool,
+    /// More bytes of the datagram follow (`MSG_MORE`).
+    pub(crate) more_follows: bool,
+    /// Out of band, which UDP does not know (`MSG_OOB`).
+    pub(crate) is_urgent: bool,
+}
+
+/// Message that the program sends. Each part may be refused.
+pub(crate) trait OutgoingDatagram<'a> {
+    fn len_bytes(&self) -> usize;
+
+    /// Destination, for a socket of this family; `None` for the peer.
+    fn destination(&self, is_ipv6: bool) -> Result<Option<SocketAddr>, Errno>;
+
+    /// Control data for a destination, of a socket of IPv6 or not, of IPv4 or not.
+    fn control(&self, families: (bool, bool)) -> Result<SendControl, Errno>;
+
+    fn payload(&self) -> Result<Cow<'a, [u8]>, Errno>;
+}
