@@ -421,7 +421,7 @@ impl Connection {
         if let Some(clamp) =
             options.window_clamp.filter(|_| options.window_clamp != before.window_clamp)
         {
-            self.receive.buffer.set_clamp(clamp, self.receive.window);
+            self.receive.buffer.set_clamp(clamp.get(), self.receive.window);
         }
         if options.congestion != before.congestion {
             let algorithm = options.congestion.unwrap_or(cx.config.congestion);
