@@ -130,7 +130,7 @@ fn draw(random: &mut Random) -> Frame {
     for _ in 0..random.below(DEPTH_MAX + 1) {
         inner = tunnel(random, &inner);
     }
-    let bytes = match random.below(8) {
+    let mut bytes = match random.below(8) {
         0 => {
             let labels = [&[0, 1, 0, 64, 0, 2, 1, 64][..], &inner.bytes].concat();
             [&[2; 12][..], &[0x88, 0x47], &labels].concat()
@@ -146,6 +146,9 @@ fn draw(random: &mut Random) -> Frame {
         }
         _ => inner.ethernet(),
     };
+    if random.below(8) == 0 {
+        bytes.extend([0xfc; 4]); // a frame check sequence that was captured
+    }
     Frame { wire_len: u32::try_from(bytes.len()).unwrap(), bytes }
 }
 
@@ -154,7 +157,7 @@ fn tunnel(random: &mut Random, inner: &Inner) -> Inner {
     let bridged = inner.ethernet();
     let udp_from = 40_000 + number(random, 9_000);
     let over = |port, parts: &[&[u8]]| (17, udp([udp_from, port], &parts.concat()));
-    let (protocol, payload) = match random.below(9) {
+    let (protocol, payload) = match random.below(14) {
         0 => (if *is_v6 { 41 } else { 4 }, bytes.clone()),
         1 => (47, [&[0, 0][..], &inner.ethertype(), bytes].concat()),
         2 => (47, [&[0x30, 0][..], &inner.ethertype(), &[9; 8], bytes].concat()),
@@ -172,6 +175,26 @@ fn tunnel(random: &mut Random, inner: &Inner) -> Inner {
             let next = if *is_v6 { 2 } else { 1 };
             over(4790, &[&[0x0c, 0, 0, next, 0, 0, 7, 0], bytes])
         }
+        8 => (
+            47,
+            [&[0x10, 0, 0x88, 0xbe, 0, 0, 0, 1, 0x10, 5, 0, 1, 0, 0, 0, 0][..], &bridged].concat(),
+        ),
+        9 => {
+            let head = [&[0x10, 0, 0x22, 0xeb, 0, 0, 0, 1, 0x20, 5, 0, 1][..], &[0; 8]];
+            (47, [&head.concat(), &bridged[..]].concat())
+        }
+        10 => {
+            let ppp = inner.ppp();
+            let head = [&[0x48, 2], &len(ppp.len() + 14), &[0, 1, 0, 2, 0, 3, 0, 4, 0xff, 3][..]];
+            (17, udp([1701, 1701], &[&head.concat(), &ppp[..]].concat()))
+        }
+        11 => (97, [&[0x30, 0][..], &bridged].concat()),
+        12 => {
+            // A session container, and a number of the message.
+            let extension = [0, 9, 0, 0x85, 1, 0x10, 5, 0];
+            let rest = len(bytes.len() + extension.len());
+            over(2152, &[&[0x36, 255], &rest, &[0, 0, 0, 7], &extension, bytes])
+        }
         _ => over(2152, &[&[0x30, 255], &len(bytes.len()), &[0, 0, 0, 7], bytes]),
     };
     ip(random, protocol, &payload)
@@ -187,6 +210,9 @@ fn ip(random: &mut Random, protocol: u8, payload: &[u8]) -> Inner {
             Inner { is_v6: false, bytes }
         }
         _ => {
+            let options = [&[protocol, 0, 1, 4, 0, 0, 0, 0][..], payload].concat();
+            let (protocol, payload) =
+                if random.below(4) == 0 { (60, options.as_slice()) } else { (protocol, payload) };
             let [high, low] = len(payload.len());
             let address = |last| [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, last];
             let fixed = [0x60, 0, 0, 0, high, low, protocol, 64];

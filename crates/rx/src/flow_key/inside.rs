@@ -1,26 +1,22 @@
 //! Walk from one IP header to the next inner one, through the headers of tunnels.
 
+use super::WALKED_BYTES_MAX;
 use super::layers::{Layer, Layers};
 use super::level::Level;
+use super::over_udp::{geneve, udp, vxlan, vxlan_gpe};
 use super::rest::Rest;
 use super::rules::{FlowKeyRules, KeyDepth};
-use super::{KeyRule, WALKED_BYTES_MAX};
 use crate::parse::checksum::Sum;
 use crate::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, Network, link_layer};
 
 /// Maximum number of labels of an MPLS stack that are walked over.
 const MPLS_LABELS_MAX: usize = 16;
 
-/// Maximum number of extension headers of GTP-U that are walked over.
-const GTPU_EXTENSIONS_MAX: usize = 8;
-
 /// Least length of Ethernet's payload: shorter packets are padded.
 const ETHERNET_PAYLOAD_LEAST: usize = 46;
 
 /// Length of Ethernet's trailer, the frame check sequence, which some captures contain.
 const ETHERNET_TRAILER_BYTES: usize = 4;
-
-const UDP_HEADER_BYTES: usize = 8;
 
 /// First byte of multicast addresses, which are not sources.
 const IPV6_MULTICAST: u8 = 0xff;
@@ -31,26 +27,23 @@ const ETHERTYPE_MPLS: u16 = 0x8847;
 const ETHERTYPE_MPLS_MULTICAST: u16 = 0x8848;
 const ETHERTYPE_NSH: u16 = 0x894f;
 const ETHERTYPE_PPP: u16 = 0x880b;
+/// ERSPAN without a header of its own (type I), or with one of eight bytes (type II).
+const ETHERTYPE_ERSPAN: u16 = 0x88be;
+/// ERSPAN with a header of twelve bytes (type III).
+const ETHERTYPE_ERSPAN_III: u16 = 0x22eb;
 
 const IPIP: u8 = 4;
 const IPV6: u8 = 41;
 const GRE: u8 = 47;
 const ESP: u8 = 50;
+const ETHERIP: u8 = 97;
 const L2TP: u8 = 115;
 const MPLS_IN_IP: u8 = 137;
+/// Ethernet frame, as in segment routing (RFC 8986, section 10.1).
+const ETHERNET: u8 = 143;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 const UDP: u8 = 17;
-
-const PORT_GTPU: u16 = 2152;
-const PORT_ESP: u16 = 4500;
-const PORT_L2TP: u16 = 1701;
-const PORT_VXLAN: u16 = 4789;
-const PORT_VXLAN_GPE: u16 = 4790;
-/// VXLAN port of Linux, from before IANA assigned one.
-const PORT_VXLAN_LINUX: u16 = 8472;
-const PORT_GENEVE: u16 = 6081;
-const PORT_MPLS: u16 = 6635;
 
 /// Contents behind an IP header.
 pub(super) enum Step<'a> {
@@ -77,7 +70,7 @@ pub(super) enum NumberOf {
 
 /// Header that comes next.
 #[derive(Clone, Copy)]
-enum NextHeader {
+pub(super) enum NextHeader {
     Ethernet,
     Ip(Network),
     Gre,
@@ -90,8 +83,8 @@ enum NextHeader {
     Geneve,
 }
 
-/// NextHeader header, and the rest that begins with it.
-type At<'a> = (NextHeader, Rest<'a>);
+/// Next header, and the rest that begins with it.
+pub(super) type At<'a> = (NextHeader, Rest<'a>);
 
 /// Goes one step inward. `None` if the rules stop at this header, or nothing readable follows.
 pub(super) fn step<'a>(
@@ -127,6 +120,8 @@ pub(super) fn step<'a>(
             return follow(at, rules.depth, layers).map(Step::Quoted);
         }
         (KeyDepth::Inner, MPLS_IN_IP) => (NextHeader::Mpls, rest),
+        (KeyDepth::Inner, ETHERNET) => (NextHeader::Ethernet, rest),
+        (KeyDepth::Inner, ETHERIP) => (NextHeader::Ethernet, etherip(rest)?),
         _ => return None,
     };
     follow(at, rules.depth, layers).map(Step::Inner)
@@ -134,7 +129,11 @@ pub(super) fn step<'a>(
 
 /// Follows headers to the next IP header. Every header except Ethernet and PPP adds a layer, and
 /// those two are followed by one that does, so the number of layers bounds the walk.
-fn follow<'a>(mut at: At<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<Level<'a>> {
+pub(super) fn follow<'a>(
+    mut at: At<'a>,
+    depth: KeyDepth,
+    layers: &mut Layers,
+) -> Option<Level<'a>> {
     loop {
         let (next, rest) = at;
         at = match next {
@@ -175,7 +174,7 @@ impl NextHeader {
     }
 
     /// Header announced by an EtherType in a tunnel, where there is one for Ethernet, too.
-    fn of_tunnelled(ethertype: u16, depth: KeyDepth) -> Option<Self> {
+    pub(super) fn of_tunnelled(ethertype: u16, depth: KeyDepth) -> Option<Self> {
         match ethertype {
             ETHERTYPE_BRIDGED => Some(Self::Ethernet),
             other => Self::of_ethertype(other, depth),
@@ -183,7 +182,7 @@ impl NextHeader {
     }
 
     /// Header announced by the "next protocol" of VXLAN-GPE or of a network service header.
-    fn of_protocol(protocol: u8) -> Option<Self> {
+    pub(super) fn of_protocol(protocol: u8) -> Option<Self> {
         Some(match protocol {
             1 => Self::Ip(Network::Ipv4),
             2 => Self::Ip(Network::Ipv6),
@@ -213,62 +212,9 @@ fn quoted(rest: Rest<'_>, network: Network, protocol: u8) -> Option<At<'_>> {
     }
 }
 
-fn udp<'a>(rest: Rest<'a>, rules: &FlowKeyRules, layers: &mut Layers) -> Option<Step<'a>> {
-    let &[_, _, port_high, port_low, len_high, len_low, _, _] = rest.bytes.first_chunk()?;
-    let port = u16::from_be_bytes([port_high, port_low]);
-    // Bytes behind the datagram are not its payload, though within the IP packet (RFC 9868).
-    let datagram = match u16::from_be_bytes([len_high, len_low]) {
-        0 => rest, // a jumbogram (RFC 2675, section 4)
-        len => rest.first(len.into()),
-    };
-    let payload = datagram.behind(UDP_HEADER_BYTES)?;
-    if let Some(quic) = rules.quic.filter(|quic| quic.has_port(port)) {
-        layers.push(Layer::Quic)?;
-        return quic_id(payload.bytes, quic.id_len_bytes()).map(Step::Connection);
-    }
-    if rules.depth != KeyDepth::Inner {
-        return None;
-    }
-    let next = match port {
-        PORT_GTPU => return gtpu(payload, rules.depth, layers),
-        PORT_ESP if payload.bytes.starts_with(&[0; 4]) => return None, // IKE (RFC 3948)
-        PORT_ESP => return number(payload.bytes, Layer::Esp, NumberOf::Esp, layers),
-        PORT_L2TP => return l2tpv3(payload.bytes, layers),
-        PORT_VXLAN | PORT_VXLAN_LINUX => NextHeader::Vxlan,
-        PORT_VXLAN_GPE => NextHeader::VxlanGpe,
-        PORT_GENEVE => NextHeader::Geneve,
-        PORT_MPLS => NextHeader::Mpls,
-        _ => return None,
-    };
-    follow((next, payload), rules.depth, layers).map(Step::Inner)
-}
-
-/// Rule for UDP packets to this port where the walk goes into every tunnel.
-pub(super) fn rule_of_udp_port(port: u16) -> Option<KeyRule> {
-    Some(match port {
-        PORT_ESP => KeyRule::Esp,
-        PORT_L2TP => KeyRule::L2tpv3,
-        PORT_GTPU | PORT_VXLAN | PORT_VXLAN_LINUX | PORT_VXLAN_GPE | PORT_GENEVE | PORT_MPLS => {
-            KeyRule::Inner
-        }
-        _ => return None,
-    })
-}
-
-/// Connection ID chosen by the server, from a short header; a long header may still have the
-/// client's choice. The fixed bit is not checked, because it may be greased (RFC 9287).
-fn quic_id(payload: &[u8], len_bytes: usize) -> Option<&[u8]> {
-    const LONG_HEADER: u8 = 0x80;
-    let (first, rest) = payload.split_first()?;
-    if first & LONG_HEADER != 0 {
-        return None;
-    }
-    rest.get(..len_bytes)
-}
-
 /// Number at the start of a header. 0 means none: an L2TPv3 control message, which has its
 /// connection ID elsewhere, or a reserved SPI.
-fn number<'a>(
+pub(super) fn number<'a>(
     bytes: &'a [u8],
     layer: Layer,
     of: NumberOf,
@@ -279,16 +225,10 @@ fn number<'a>(
     (number != 0).then_some(Step::Number(of, number))
 }
 
-/// Data message of L2TPv3 over UDP (RFC 3931, section 4.1.2): flags and version, then the session.
-fn l2tpv3<'a>(payload: &'a [u8], layers: &mut Layers) -> Option<Step<'a>> {
-    const IS_CONTROL: u8 = 0x80;
-    const VERSION: u8 = 0x0f;
-    let (&[flags, version, _, _], session) = payload.split_first_chunk::<4>()?;
-    // Version 2 has another header; control messages name a connection, not a session.
-    if flags & IS_CONTROL != 0 || version & VERSION != 3 {
-        return None;
-    }
-    number(session, Layer::L2tpv3, NumberOf::L2tpv3, layers)
+/// Frame in Ethernet over IP (RFC 3378), behind a version and reserved bits.
+fn etherip(rest: Rest<'_>) -> Option<Rest<'_>> {
+    let (&[version, _], frame) = rest.split()?;
+    (version >> 4 == 3).then_some(frame)
 }
 
 fn gre<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At<'a>> {
@@ -307,7 +247,16 @@ fn gre<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At<'a
             let is_nvgre = is_nvgre && protocol == ETHERTYPE_BRIDGED;
             layers.push(if is_nvgre { Layer::Nvgre } else { Layer::Gre })?;
             let len = 4 + four(flags & CHECKSUM != 0) + four(flags & KEY != 0) + sequence;
-            (NextHeader::of_tunnelled(protocol, depth)?, len)
+            let erspan = match (depth, protocol) {
+                (KeyDepth::Inner, ETHERTYPE_ERSPAN) if sequence == 0 => Some(0),
+                (KeyDepth::Inner, ETHERTYPE_ERSPAN) => Some(8),
+                (KeyDepth::Inner, ETHERTYPE_ERSPAN_III) => Some(erspan_iii(rest.behind(len)?)?),
+                _ => None,
+            };
+            match erspan {
+                Some(header) => (NextHeader::Ethernet, len + header),
+                None => (NextHeader::of_tunnelled(protocol, depth)?, len),
+            }
         }
         1 if flags & KEY != 0 && protocol == ETHERTYPE_PPP => {
             layers.push(Layer::Gre)?;
@@ -316,6 +265,14 @@ fn gre<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At<'a
         _ => return None,
     };
     Some((next, rest.behind(len)?))
+}
+
+/// Length of the header of ERSPAN type III, with the platform's part if there is one
+/// (draft-foschiano-erspan, section 4.3).
+fn erspan_iii(rest: Rest<'_>) -> Option<usize> {
+    const HAS_PLATFORM: u8 = 1;
+    let &[.., flags] = rest.bytes.first_chunk::<12>()?;
+    Some(if flags & HAS_PLATFORM == 0 { 12 } else { 20 })
 }
 
 /// PPP (RFC 1661), with or without the address and control fields, the protocol in one byte or two.
@@ -372,7 +329,7 @@ fn pseudowire(rest: Rest<'_>) -> Option<At<'_>> {
 /// Header at the beginning of bytes that no field describes: an Ethernet frame with an IP packet, or
 /// an IP packet. The first four bits alone prove nothing, since a MAC address may begin with them
 /// (RFC 4928, RFC 8469): each packet of a flow would then have a key of its own.
-fn unannounced(rest: Rest<'_>) -> Option<At<'_>> {
+pub(super) fn unannounced(rest: Rest<'_>) -> Option<At<'_>> {
     if holds_ethernet(rest) {
         Some((NextHeader::Ethernet, rest))
     } else if is_ipv4(rest) {
@@ -438,85 +395,4 @@ fn nsh<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
     }
     layers.push(Layer::Nsh)?;
     Some((NextHeader::of_protocol(protocol)?, rest.behind(len)?))
-}
-
-fn vxlan<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
-    const HAS_VNI: u8 = 0x08;
-    let (&[flags, ..], behind) = rest.split::<8>()?;
-    // RFC 7348, section 5: the I flag marks a valid header.
-    if flags & HAS_VNI == 0 {
-        return None;
-    }
-    layers.push(Layer::Vxlan)?;
-    Some((NextHeader::Ethernet, behind))
-}
-
-fn vxlan_gpe<'a>(rest: Rest<'a>, layers: &mut Layers) -> Option<At<'a>> {
-    const HAS_PROTOCOL: u8 = 0x04;
-    const IS_OAM: u8 = 0x01;
-    let (&[flags, _, _, protocol, ..], behind) = rest.split::<8>()?;
-    layers.push(Layer::VxlanGpe)?;
-    let next = match flags & (HAS_PROTOCOL | IS_OAM) {
-        0 => NextHeader::Ethernet,
-        HAS_PROTOCOL => NextHeader::of_protocol(protocol)?,
-        _ => return None,
-    };
-    Some((next, behind))
-}
-
-fn geneve<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At<'a>> {
-    const BASE_BYTES: usize = 8;
-    let &[words, _, high, low] = rest.bytes.first_chunk()?;
-    // RFC 8926, section 3.4: version 0, others are dropped.
-    if words >> 6 != 0 {
-        return None;
-    }
-    layers.push(Layer::Geneve)?;
-    let next = NextHeader::of_tunnelled(u16::from_be_bytes([high, low]), depth)?;
-    Some((next, rest.behind(BASE_BYTES + usize::from(words & 0x3f) * 4)?))
-}
-
-/// GTP-U. A message without an IP packet is identified by its tunnel endpoint ID, if that is not 0.
-fn gtpu<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<Step<'a>> {
-    const VERSION_AND_TYPE: u8 = 0xf0;
-    const VERSION_1_GTP: u8 = 0x30;
-    const G_PDU: u8 = 255;
-    let (&[flags, kind, high, low, ref endpoint @ ..], behind) = rest.split::<8>()?;
-    // TS 29.281, section 5.1: version 1, and protocol type GTP rather than GTP'.
-    if flags & VERSION_AND_TYPE != VERSION_1_GTP {
-        return None;
-    }
-    layers.push(Layer::Gtpu)?;
-    let endpoint = u32::from_be_bytes(*endpoint);
-    let len = usize::from(u16::from_be_bytes([high, low]));
-    let behind = behind.first(len);
-    let at = match gtpu_payload(flags, behind) {
-        Some(payload) if kind == G_PDU => unannounced(payload),
-        _ => None,
-    };
-    let level = at.and_then(|at| follow(at, depth, layers));
-    let number = (endpoint != 0).then_some(Step::Number(NumberOf::Gtpu, endpoint));
-    level.map(Step::Inner).or(number)
-}
-
-/// Payload behind GTP-U's optional fields and its extension headers.
-fn gtpu_payload(flags: u8, rest: Rest<'_>) -> Option<Rest<'_>> {
-    const OPTIONAL_FIELDS: u8 = 0x07;
-    const HAS_EXTENSION: u8 = 0x04;
-    if flags & OPTIONAL_FIELDS == 0 {
-        return Some(rest);
-    }
-    let (&[.., mut kind], mut behind) = rest.split::<4>()?;
-    if flags & HAS_EXTENSION == 0 {
-        return Some(behind);
-    }
-    for _ in 0..GTPU_EXTENSIONS_MAX {
-        if kind == 0 {
-            return Some(behind);
-        }
-        let len = usize::from(*behind.bytes.first()?) * 4;
-        let extension = behind.bytes.get(..len)?;
-        (kind, behind) = (*extension.last()?, behind.behind(len)?);
-    }
-    (kind == 0).then_some(behind)
 }

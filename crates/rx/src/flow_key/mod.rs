@@ -19,6 +19,9 @@
 //! | VXLAN, VXLAN-GPE, GENEVE, MPLS over UDP | no: the source port tells inner flows apart | yes |
 //! | GTP-U, ESP and L2TPv3 over UDP | no: nor does the kernel, and it costs every UDP packet a look | yes |
 //! | MPLS, NSH, MPLS over IP | no: nor does the kernel | yes |
+//! | L2TPv2 (data messages) | no, as GTP-U | yes |
+//! | ERSPAN, Ethernet over IP (EtherIP, protocol 143 of segment routing) | no: nor does the kernel | yes |
+//! | Teredo, LISP, FOU, GUE, WCCP, TRILL, MAC in MAC, MACsec, IPComp, WireGuard | no | no: a port that anyone may use, a rare header, or an encrypted one |
 //!
 //! Datagrams that arrive as one packet (UDP GSO) have the key of the first. They share the outer flow,
 //! so this matters only for `inner` at the ports of VXLAN, VXLAN-GPE, GENEVE, MPLS, GTP-U, ESP and
@@ -34,6 +37,7 @@
 mod inside; //   walk from one IP header to the next
 mod layers; //   headers passed by the walk
 mod level; //    one IP header and its payload
+mod over_udp; // tunnels over UDP, and QUIC
 mod rest; //     bytes from some header on
 mod rules; //    depth of the walk, ports of QUIC
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::KeyRule;
-use super::inside;
+use super::over_udp;
 use crate::parse::Transport;
 
 /// Maximum number of ports and port ranges in a QUIC rule.
@@ -55,7 +55,7 @@ impl FlowKeyRules {
         if self.quic.is_some_and(|quic| quic.has_port(port)) {
             Some(KeyRule::Quic)
         } else if self.depth == KeyDepth::Inner {
-            inside::rule_of_udp_port(port)
+            over_udp::rule_of_udp_port(port)
         } else {
             None
         }

@@ -447,6 +447,13 @@ fn tunnels(inner: &[u8]) -> Vec<(&'static str, Vec<u8>, String)> {
     let pppoe = [&[0x11, 0, 0, 9][..], &pppoe_len, &ppp].concat();
     let gtp_len = u16::try_from(inner.len()).unwrap().to_be_bytes();
     let long_len = u16::try_from(inner.len() + 8).unwrap().to_be_bytes();
+    let l2tp_len = u16::try_from(ppp.len() + 16).unwrap().to_be_bytes();
+    let l2tp = [&[0x4a, 2][..], &l2tp_len, &[0, 1, 0, 2, 0, 3, 0, 4, 0, 2, 9, 9]].concat();
+    let erspan_ii = [&[0x10, 0, 0x88, 0xbe, 0, 0, 0, 1, 0x10, 5, 0, 1, 0, 0, 0, 0][..], &bridged];
+    let erspan_iii =
+        [&[0x10, 0, 0x22, 0xeb, 0, 0, 0, 1, 0x20, 5, 0, 1][..], &[0; 7], &[0], &bridged];
+    let platform =
+        [&[0x10, 0, 0x22, 0xeb, 0, 0, 0, 1, 0x20, 5, 0, 1][..], &[0; 7], &[1; 9], &bridged];
     let nested = gre(&[0, 0, 0x86, 0xdd], &ipv6(4, &ipv4([3; 4], [4; 4], 4, inner)));
     let tunnels = [
         ("ipip", over_ip(4, inner), "ipv4.ipip"),
@@ -483,6 +490,14 @@ fn tunnels(inner: &[u8]) -> Vec<(&'static str, Vec<u8>, String)> {
         ("mpls over udp", over_udp(6635, &[], &labels), "ipv4.udp.mpls"),
         ("pseudowire", ethernet(0x8847, &pseudowire), "mpls"),
         ("nsh", ethernet(0x894f, &nsh), "nsh"),
+        ("l2tpv2", over_udp(1701, &[0, 2, 0, 1, 0, 2, 0xff, 3], &ppp), "ipv4.udp.l2tpv2"),
+        ("l2tpv2 all", over_udp(1701, &l2tp, &ppp), "ipv4.udp.l2tpv2"),
+        ("erspan", gre(&[0, 0, 0x88, 0xbe], &bridged), "ipv4.gre"),
+        ("erspan ii", gre(&[], &erspan_ii.concat()), "ipv4.gre"),
+        ("erspan iii", gre(&[], &erspan_iii.concat()), "ipv4.gre"),
+        ("erspan platform", gre(&[], &platform.concat()), "ipv4.gre"),
+        ("etherip", over_ip(97, &[&[0x30, 0][..], &bridged].concat()), "ipv4"),
+        ("ethernet over ip", over_ip(143, &bridged), "ipv4"),
         ("nested", nested, "ipv4.gre.ipv6.ipip.ipv4.ipip"),
     ];
     let with_inner = |(name, frame, layers)| (name, frame, format!("{layers}.ipv4.udp"));
