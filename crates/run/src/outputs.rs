@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use forebay_engine::trace::{self, COUNTERS_FILE, FLOW_KEY_FILE, LRO_FILE, PARSE_FILE, TracePlan};
+use forebay_engine::trace::{self, TracePlan};
 use forebay_sys::error::{Error, Result};
 
 /// Directories that a run writes to.
@@ -32,8 +32,6 @@ struct Output<'a> {
     what: &'static str,
     directory: &'a Path,
     path: PathBuf,
-    /// True if an earlier run's file would otherwise stay.
-    is_stale: bool,
 }
 
 impl Outputs<'_> {
@@ -52,17 +50,14 @@ impl Outputs<'_> {
         Ok(locks)
     }
 
-    /// Removes an earlier run's files from these directories, so that all files there are of one
-    /// run afterwards. `inputs` are the files that this run reads.
+    /// Refuses to overwrite the files that this run reads. Nothing is touched.
     ///
     /// # Errors
-    /// If a file to be overwritten is an input, before any is touched; if a directory cannot be
-    /// read, or a file cannot be removed.
-    pub(crate) fn clear<'p>(&self, inputs: impl Iterator<Item = &'p Path>) -> Result<()> {
-        let outputs = self.files()?;
+    /// If a file to be overwritten is one of `inputs`, or a directory cannot be read.
+    pub(crate) fn spare<'p>(&self, inputs: impl Iterator<Item = &'p Path>) -> Result<()> {
         let inputs: Vec<_> = inputs.filter_map(identity).collect();
-        for Output { what, directory, path, .. } in &outputs {
-            if identity(path).is_some_and(|file| inputs.contains(&file)) {
+        for Output { what, directory, path } in self.files()? {
+            if identity(&path).is_some_and(|file| inputs.contains(&file)) {
                 return Err(Error::Setting {
                     what,
                     value: directory.display().to_string(),
@@ -70,35 +65,42 @@ impl Outputs<'_> {
                 });
             }
         }
-        outputs.iter().filter(|output| output.is_stale).try_for_each(|output| remove(&output.path))
+        Ok(())
     }
 
-    fn files(&self) -> Result<Vec<Output<'_>>> {
+    /// Removes the captures of an earlier run, so that all files there are of one run afterwards. To
+    /// be called when nothing can keep the run from starting any more. A trace [clears its own
+    /// files](trace::Trace::begin).
+    ///
+    /// # Errors
+    /// If a directory cannot be read, or a file cannot be removed.
+    pub(crate) fn clear_captures(&self) -> Result<()> {
+        self.capture_files()?.iter().try_for_each(|output| remove(&output.path))
+    }
+
+    fn capture_files(&self) -> Result<Vec<Output<'_>>> {
         let mut outputs = Vec::new();
         for &(what, directory) in &self.captures {
             let written = entries(directory)?.into_iter().filter(|path| is_written(path));
             // Each capture is created with its first packet, if there is one.
-            let output = |path| Output { what, directory, path, is_stale: true };
-            outputs.extend(written.map(output));
+            outputs.extend(written.map(|path| Output { what, directory, path }));
         }
-        if let Some(TracePlan { directory, parse }) = self.trace {
+        Ok(outputs)
+    }
+
+    fn files(&self) -> Result<Vec<Output<'_>>> {
+        let mut outputs = self.capture_files()?;
+        if let Some(TracePlan { directory, .. }) = self.trace {
             outputs.extend(trace::FILES.iter().map(|&name| Output {
                 what: "trace",
                 directory,
                 path: directory.join(name),
-                is_stale: match name {
-                    // Written at the end, and where packets are coalesced.
-                    COUNTERS_FILE | LRO_FILE => true,
-                    PARSE_FILE | FLOW_KEY_FILE => !parse,
-                    _ => false,
-                },
             }));
         }
         outputs.extend(self.plots.iter().map(|path| Output {
             what: "plot",
             directory: path.parent().unwrap_or(path),
             path: path.clone(),
-            is_stale: false,
         }));
         Ok(outputs)
     }
@@ -214,23 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn earlier_traces_are_removed() {
+    fn inputs_are_never_overwritten() {
         let directory = tempfile::tempdir().unwrap();
-        let path = |name: &str| directory.path().join(name);
-        let plan = |parse| TracePlan { directory: directory.path().to_owned(), parse };
-        for (parse, left) in [(true, [true, true, false, false]), (false, [false; 4])] {
-            let names = [PARSE_FILE, FLOW_KEY_FILE, LRO_FILE, COUNTERS_FILE];
-            names.iter().for_each(|name| fs::write(path(name), "old").unwrap());
-            let plan = plan(parse);
-            let outputs = Outputs { captures: Vec::new(), trace: Some(&plan), plots: &[] };
-            outputs.clear(std::iter::empty()).unwrap();
-            assert_eq!(names.map(|name| path(name).exists()), left);
-        }
+        let plan = TracePlan { directory: directory.path().to_owned(), parse: true };
         for name in trace::FILES {
-            fs::write(path(name), "a capture").unwrap();
-            let (plan, input) = (plan(true), path(name));
+            let input = directory.path().join(name);
+            fs::write(&input, "a capture").unwrap();
             let outputs = Outputs { captures: Vec::new(), trace: Some(&plan), plots: &[] };
-            assert!(outputs.clear([input.as_path()].into_iter()).is_err(), "{name}");
+            assert!(outputs.spare([input.as_path()].into_iter()).is_err(), "{name}");
             assert!(input.exists());
         }
     }

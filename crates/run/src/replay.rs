@@ -90,7 +90,8 @@ pub struct Replay {
 }
 
 impl Replay {
-    /// Opens everything that the configuration names.
+    /// Opens everything that the configuration names. Files of earlier runs stay until
+    /// [`run`](Self::run) begins.
     ///
     /// # Errors
     /// If a capture cannot be replayed, a file cannot be created or would overwrite a capture, or
@@ -102,14 +103,9 @@ impl Replay {
         };
         check_inputs_can_be_read_again(&plan)?;
         let (sources, progress) = open_sources(&plan)?;
-        let captures = plan.write_pcap.iter().map(|directory| ("write_pcap", directory.as_path()));
-        let outputs = Outputs {
-            captures: captures.collect(),
-            trace: plan.trace.as_ref(),
-            plots: &plan.plots,
-        };
+        let outputs = outputs_of(&plan);
         let locks = outputs.lock()?;
-        outputs.clear(inputs(&plan))?;
+        outputs.spare(inputs(&plan))?;
         let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let flows = plan.explain.iter().map(|flow| flow.hash(&plan.engine.hasher));
         plan.engine.explain = flows.collect();
@@ -159,12 +155,14 @@ impl Replay {
         Metrics::new().with_counted_engine(self.control())
     }
 
-    /// Runs to the end.
+    /// Runs to the end. Captures and the trace of an earlier run are deleted first.
     ///
     /// # Errors
-    /// If a thread fails. Errors of the input, or of a file that is written, are part of the
+    /// If an earlier file cannot be deleted, or a thread fails. Errors of the input, or of a file that is written, are part of the
     /// report.
     pub fn run(self) -> Result<ReplayReport> {
+        outputs_of(&self.plan).clear_captures()?;
+        self.trace.iter().try_for_each(|trace| trace.begin())?;
         let cpu_ns = sys::process_cpu_ns();
         let (mut outcome, timeline) = if self.plan.plots.is_empty() {
             (run_engine(self.engine, &self.plan, |_| ())?, None)
@@ -265,6 +263,12 @@ fn check_inputs_can_be_read_again(plan: &ReplayConfig) -> Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// Files that the replay writes.
+fn outputs_of(plan: &ReplayConfig) -> Outputs<'_> {
+    let captures = plan.write_pcap.iter().map(|directory| ("write_pcap", directory.as_path()));
+    Outputs { captures: captures.collect(), trace: plan.trace.as_ref(), plots: &plan.plots }
 }
 
 /// Files that are replayed.

@@ -32,7 +32,8 @@ pub(crate) struct Recording {
 impl Recording {
     /// Creates the directory and opens its files.
     pub(crate) fn create(directory: &Path, cpus: usize) -> forebay_sys::Result<Self> {
-        let trace = Trace::create(directory, false, false)?;
+        let trace = Trace::open(directory, false, false)?;
+        trace.begin()?;
         let deliver = (0..cpus).map(|_| DeliverTrace::new(Arc::clone(&trace))).collect();
         // Nothing is hashed for a trace without parse.csv.
         let hasher = Arc::new(Hasher::keyed(&[0; KEYED_KEY_BYTES], false));

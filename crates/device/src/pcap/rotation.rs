@@ -56,24 +56,16 @@ pub(super) struct FileNames {
     /// Files that exist, the oldest first: at most as many as are kept once there is a name; none if
     /// all are kept.
     existing: VecDeque<PathBuf>,
-    /// Failure to read the directory, told with the first name.
-    unread: Option<Error>,
+    /// True once the files that were there have been found.
+    has_looked: bool,
 }
 
 impl FileNames {
     /// Names that begin with `stem`.
     pub(super) fn new(stem: &Path, rotation: Rotation) -> Self {
-        let mut names = Self {
-            stem: stem.to_owned(),
-            rotation,
-            next: 0,
-            existing: VecDeque::new(),
-            unread: None,
-        };
-        if rotation.is_on() {
-            names.unread = names.find_existing().err();
-        }
-        names
+        // The files that are there may still be deleted before the first name is asked for.
+        let has_looked = !rotation.is_on();
+        Self { stem: stem.to_owned(), rotation, next: 0, existing: VecDeque::new(), has_looked }
     }
 
     fn find_existing(&mut self) -> Result<()> {
@@ -116,7 +108,10 @@ impl FileNames {
     /// # Errors
     /// If a file cannot be deleted, or the names that are there could not be read.
     pub(super) fn next(&mut self) -> Result<PathBuf> {
-        self.unread.take().map_or(Ok(()), Err)?;
+        if !self.has_looked {
+            self.find_existing()?;
+            self.has_looked = true;
+        }
         let mut name = self.stem.as_os_str().to_owned();
         if self.rotation.is_on() {
             name.push(format!(".{:0NUMBER_DIGITS$}", self.next));

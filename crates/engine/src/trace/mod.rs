@@ -9,10 +9,11 @@ mod flow_key_row; // rows of `flowkey.csv`: flow keys
 mod lro_row; //      lines of `lro.jsonl`: packets that left coalescing
 mod flow_names; //   names of flows and their packets
 mod trace_file; //   one file, written a few rows at a time
+mod written_frames; // frames that have a row
 
-use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +30,7 @@ use forebay_rx::{Packet, RxQueue};
 use forebay_sys::error::{Error, Result};
 use forebay_sys::failure::FirstFailure;
 use trace_file::TraceFile;
+use written_frames::WrittenFrames;
 
 use crate::Config;
 
@@ -36,13 +38,13 @@ const DELIVER_FILE: &str = "deliver.csv";
 const DROP_FILE: &str = "drop.csv";
 const CONFIG_FILE: &str = "config.csv";
 /// Name of the file with a row of parsed fields for each frame.
-pub const PARSE_FILE: &str = "parse.csv";
+const PARSE_FILE: &str = "parse.csv";
 /// Name of the file with a row for each frame's flow key.
-pub const FLOW_KEY_FILE: &str = "flowkey.csv";
+const FLOW_KEY_FILE: &str = "flowkey.csv";
 /// Name of the file with a row for each packet that left coalescing.
-pub const LRO_FILE: &str = "lro.jsonl";
+const LRO_FILE: &str = "lro.jsonl";
 /// Name of the file with the counters at the end of the run.
-pub const COUNTERS_FILE: &str = "counters.json";
+const COUNTERS_FILE: &str = "counters.json";
 
 /// Every file that a trace may have.
 pub const FILES: [&str; 7] =
@@ -66,13 +68,14 @@ pub struct TracePlan {
 }
 
 impl TracePlan {
-    /// Creates the trace of an engine that is about to be built, and has the engine write it.
+    /// Opens the trace of an engine that is about to be built, and has the engine write it. Files of
+    /// an earlier run stay as they are until the trace [begins](Trace::begin).
     ///
     /// # Errors
-    /// If its files cannot be created.
+    /// If its files cannot be opened or created.
     pub fn open(&self, engine: &mut Config) -> Result<Arc<Trace>> {
         let lro = engine.coalesces(|coalesce| coalesce.is_on);
-        let trace = Trace::create(&self.directory, self.parse, lro)?;
+        let trace = Trace::open(&self.directory, self.parse, lro)?;
         engine.trace = Some(Arc::clone(&trace));
         if !engine.coalesces(|coalesce| coalesce.on_delivery().is_some()) {
             // A trace shows when each packet was processed, so the backlog's head must follow each
@@ -99,23 +102,24 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Creates the directory and its files; `parse` adds `parse.csv` and `flowkey.csv`, and `lro`
-    /// adds `lro.jsonl`.
+    /// Opens the directory and its files, or creates them; `parse` adds `parse.csv` and
+    /// `flowkey.csv`, and `lro` adds `lro.jsonl`. What they have stays until the trace
+    /// [begins](Self::begin).
     ///
     /// # Errors
-    /// If they cannot be created.
-    pub fn create(directory: &Path, parse: bool, lro: bool) -> Result<Arc<Self>> {
+    /// If they cannot be opened or created.
+    pub fn open(directory: &Path, parse: bool, lro: bool) -> Result<Arc<Self>> {
         fs::create_dir_all(directory).map_err(Error::file("create", directory))?;
         let failure = FirstFailure::default();
         let file = |name: &'static str, header: &str| {
-            TraceFile::create(directory.join(name), header, &failure)
+            TraceFile::open(directory.join(name), header, &failure)
         };
         Ok(Arc::new(Self {
             directory: directory.to_owned(),
             deliver: file(DELIVER_FILE, DELIVER_HEADER)?,
             drop: file(DROP_FILE, DROP_HEADER)?,
             config: file(CONFIG_FILE, CONFIG_HEADER)?,
-            parse: if parse { Some(ParseFiles::create(file)?) } else { None },
+            parse: if parse { Some(ParseFiles::open(file)?) } else { None },
             lro: if lro { Some(Lro::new(file(LRO_FILE, "")?)) } else { None },
             names: Mutex::default(),
             order: AtomicU64::new(0),
@@ -123,13 +127,29 @@ impl Trace {
         }))
     }
 
+    /// Removes the rows of an earlier run, and its files that this trace does not have. To be called
+    /// when nothing can keep the run from starting any more.
+    ///
+    /// # Errors
+    /// If a file cannot be truncated or removed.
+    pub fn begin(&self) -> Result<()> {
+        self.files().try_for_each(TraceFile::begin)?;
+        let paths = FILES.map(|name| self.directory.join(name));
+        let stale = paths.iter().filter(|path| self.files().all(|file| file.path() != *path));
+        stale.map(|path| (path, fs::remove_file(path))).try_for_each(
+            |(path, removed)| match removed {
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+                removed => removed.map_err(Error::file("remove", path)),
+            },
+        )
+    }
+
     /// Writes a row for a packet of these frames that left coalescing, or was dropped before;
     /// frames that have a row already are left out.
     fn left(&self, frames: &[u64], row: impl FnOnce(&[u64]) -> String) {
         let Some(lro) = &self.lro else { return };
         let mut written = locked(&lro.written);
-        let frames: Vec<_> =
-            frames.iter().copied().filter(|frame| written.insert(*frame)).collect();
+        let frames: Vec<_> = frames.iter().copied().filter(|frame| written.add(*frame)).collect();
         if !frames.is_empty() {
             lro.file.write(&row(&frames));
         }
@@ -186,7 +206,7 @@ struct ParseFiles {
 }
 
 impl ParseFiles {
-    fn create(file: impl Fn(&'static str, &str) -> Result<TraceFile>) -> Result<Self> {
+    fn open(file: impl Fn(&'static str, &str) -> Result<TraceFile>) -> Result<Self> {
         Ok(Self {
             parse: file(PARSE_FILE, parse_row::HEADER)?,
             flow_key: file(FLOW_KEY_FILE, flow_key_row::HEADER)?,
@@ -199,7 +219,7 @@ impl ParseFiles {
 #[derive(Debug)]
 struct Lro {
     file: TraceFile,
-    written: Mutex<HashSet<u64>>,
+    written: Mutex<WrittenFrames>,
 }
 
 impl Lro {

@@ -1,6 +1,6 @@
 //! One file of a trace, written a few rows at a time.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -34,16 +34,39 @@ struct Rows<W> {
 }
 
 impl TraceFile {
-    /// Creates a file with a header. Its first failure is stored in `told` at once.
+    /// Opens or creates a file, which is to have this header. What it has stays until the trace
+    /// [begins](Self::begin). Its first failure is stored in `told` at once.
     ///
     /// # Errors
-    /// If it cannot be created.
-    pub(super) fn create(path: PathBuf, header: &str, told: &FirstFailure) -> Result<Self> {
-        let file = File::create(&path).map_err(Error::file("create", &path))?;
+    /// If it cannot be opened or created.
+    pub(super) fn open(path: PathBuf, header: &str, told: &FirstFailure) -> Result<Self> {
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false);
+        let file = options.open(&path).map_err(Error::file("create", &path))?;
         let file =
             Self { path, state: Mutex::new(Rows::of(file)), told: FirstFailure::clone(told) };
         file.write(header);
         Ok(file)
+    }
+
+    /// Path of the file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the rows of an earlier run.
+    ///
+    /// # Errors
+    /// If it cannot be truncated.
+    pub(super) fn begin(&self) -> Result<()> {
+        let state = locked(&self.state);
+        debug_assert_eq!(state.whole_bytes, 0, "rows are written once the trace has begun");
+        let truncate = |metadata: Metadata| {
+            // Pipes and devices have no length.
+            if metadata.is_file() { state.file.set_len(0) } else { Ok(()) }
+        };
+        let truncated = state.file.metadata().and_then(truncate);
+        truncated.map_err(Error::file("truncate", &self.path))
     }
 
     /// Adds rows, each with its line feed.

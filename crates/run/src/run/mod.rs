@@ -94,7 +94,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Opens everything that the configuration names. Captures of earlier runs stay until
+    /// Opens everything that the configuration names. Captures and traces of earlier runs stay until
     /// [`run`](Self::run) begins.
     ///
     /// # Errors
@@ -119,7 +119,6 @@ impl Run {
         let outputs = Outputs { trace: plan.trace.as_ref(), ..captures_of(&plan.to) };
         let locks = outputs.lock()?;
         let (destinations, ways) = Destinations::open(&plan.to, &devices, cpus, options)?;
-        Outputs { captures: Vec::new(), ..outputs }.clear(std::iter::empty())?;
         let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let ending = Ending::default();
         let watched = devices.iter().map(DeviceWatch::new).collect();
@@ -196,12 +195,13 @@ impl Run {
     }
 
     /// Runs until it is stopped, its time is over, every source is exhausted, or a device fails.
-    /// Captures of earlier runs are deleted first, unless the run's own rotate.
+    /// The trace of an earlier run is deleted first, and its captures, unless the run's own rotate.
     ///
     /// # Errors
-    /// If an earlier capture cannot be deleted, or a thread fails. Errors of a device, or of a file that is written, are part of the report.
+    /// If an earlier file cannot be deleted, or a thread fails. Errors of a device, or of a file that is written, are part of the report.
     pub fn run(self) -> Result<RunReport> {
-        captures_of(&self.cleared).clear(std::iter::empty())?;
+        captures_of(&self.cleared).clear_captures()?;
+        self.trace.iter().try_for_each(|trace| trace.begin())?;
         let Self { engine, devices, destinations, ledgers, trace, ending, duration, .. } = self;
         let stopper = engine.stopper();
         let guard = ending.guard(stopper.clone(), duration)?;

@@ -14,7 +14,7 @@ use forebay_device::pcap::Rotation;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_device::{Device, Rate, Via};
 use forebay_engine::Config;
-use forebay_engine::trace::TracePlan;
+use forebay_engine::trace::{self, TracePlan};
 use forebay_run::run::{Run, RunConfig, RunReport, StoppedBy, To};
 use forebay_rx::arrive::{Burst, PollRequest, Polled, SourceError};
 use forebay_rx::steer::SpreadPolicy;
@@ -225,9 +225,15 @@ fn ops_4_failed_start_deletes_no_capture() {
     for name in &names {
         std::fs::write(directory.path().join(name), "old").unwrap();
     }
+    let traced = tempfile::tempdir().unwrap();
+    let path = |name: &str| traced.path().join(name);
+    trace::FILES.iter().for_each(|name| std::fs::write(path(name), "old").unwrap());
+    let is_old = |name: &&str| std::fs::read_to_string(path(name)).unwrap_or_default() == "old";
+    let old = || trace::FILES.iter().copied().filter(is_old).count();
     let plan = || {
         let to = vec![To::Pcap(directory.path().to_owned())];
-        RunConfig { to, ..plan() }
+        let trace = Some(TracePlan { directory: traced.path().to_owned(), parse: false });
+        RunConfig { to, trace, ..plan() }
     };
     // What comes between opening and running may fail, as the control socket.
     let opened = Run::with_devices(plan(), vec![device("a0", vec![frames(1000)])]).unwrap();
@@ -237,8 +243,10 @@ fn ops_4_failed_start_deletes_no_capture() {
     assert!(matches!(error, Error::InUse { .. }), "{error}");
     assert!(error.help().contains("another path"), "{}", error.help());
     assert_eq!(captures(directory.path()), (3, names.to_vec()));
+    assert_eq!(old(), trace::FILES.len());
     kept(opened.run().unwrap());
     assert_eq!(captures(directory.path()).1, Vec::<String>::new());
+    assert_eq!(old(), 0);
     report(plan(), vec![device("c0", vec![frames(1000)])]);
 }
 

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use forebay_device::Rate;
 use forebay_device::synthetic::SyntheticPlan;
-use forebay_run::replay::{ReplayReport, TracePlan};
+use forebay_engine::trace;
+use forebay_run::replay::{Replay, ReplayReport, TracePlan};
 
 use crate::replays::{directory, drop_when_full, run, script, stepped};
 
@@ -73,6 +74,31 @@ fn traced(name: &str) -> (PathBuf, ReplayReport) {
     assert!(report.path.delivered > 0 && report.path.dropped_in_all() > 0, "{report:?}");
     assert!(report.path.steer.moves > 0, "{report:?}");
     (directory, report)
+}
+
+#[test]
+fn ops_4_failed_replay_keeps_earlier_files() {
+    let directory = directory("kept");
+    let captures = directory.join("captures");
+    fs::create_dir(&captures).unwrap();
+    let names = trace::FILES.iter().copied().chain(["captures/cpu9.pcap"]);
+    let paths: Vec<_> = names.map(|name| directory.join(name)).collect();
+    paths.iter().for_each(|path| fs::write(path, "old").unwrap());
+    let of_earlier = |path: &&PathBuf| fs::read_to_string(path).unwrap_or_default() == "old";
+    for parse in [true, false] {
+        let traffic = SyntheticPlan { frames: 100, ..SyntheticPlan::default() };
+        let mut plan = stepped(2, traffic, 1);
+        plan.write_pcap = Some(captures.clone());
+        plan.trace = Some(TracePlan { directory: directory.clone(), parse });
+        // What comes between opening and running may fail, as the control socket.
+        let opened = Replay::open(plan).unwrap();
+        assert_eq!(paths.iter().filter(of_earlier).count(), paths.len(), "{parse}");
+        opened.run().unwrap();
+        let left: Vec<_> = paths.iter().filter(|path| path.exists()).collect();
+        assert_eq!(left.iter().copied().filter(of_earlier).count(), 0, "{left:?}");
+        assert_eq!(left.len(), if parse { 6 } else { 4 }, "{left:?}");
+        paths.iter().for_each(|path| fs::write(path, "old").unwrap());
+    }
 }
 
 const DELIVER: &str = "order,flow,seq,rxq,frame,hash,epoch,cpu,qpos,head_old,because,t_enq,t_deq";
