@@ -254,6 +254,9 @@ impl Explanation {
             None => "",
             Some(KeyRule::Quic) => "; QUIC's short headers go by connection ID instead",
             Some(KeyRule::Inner) => "; packets in the tunnel go by their inner header instead",
+            Some(KeyRule::L2tpv3) => {
+                "; packets in L2TPv2 go by their inner header, in L2TPv3 by session"
+            }
             Some(_) => "; packets in the tunnel go by its number instead",
         };
         format!("{rule} (flow_key={}){except}", self.flow_key)
