@@ -175,18 +175,18 @@ fn tunnel(random: &mut Random, inner: &Inner) -> Inner {
             let next = if *is_v6 { 2 } else { 1 };
             over(4790, &[&[0x0c, 0, 0, next, 0, 0, 7, 0], bytes])
         }
-        8 => (
-            47,
-            [&[0x10, 0, 0x88, 0xbe, 0, 0, 0, 1, 0x10, 5, 0, 1, 0, 0, 0, 0][..], &bridged].concat(),
-        ),
+        8 => {
+            let erspan = [0x10, 0, 0x88, 0xbe, 0, 0, 0, 1, 0x10, 5, 0, 1, 0, 0, 0, 0];
+            (47, [&erspan[..], &bridged].concat())
+        }
         9 => {
-            let head = [&[0x10, 0, 0x22, 0xeb, 0, 0, 0, 1, 0x20, 5, 0, 1][..], &[0; 8]];
-            (47, [&head.concat(), &bridged[..]].concat())
+            let erspan = [0x10, 0, 0x22, 0xeb, 0, 0, 0, 1, 0x20, 5, 0, 1];
+            (47, [&erspan[..], &[0; 8], &bridged].concat())
         }
         10 => {
-            let ppp = inner.ppp();
-            let head = [&[0x48, 2], &len(ppp.len() + 14), &[0, 1, 0, 2, 0, 3, 0, 4, 0xff, 3][..]];
-            (17, udp([1701, 1701], &[&head.concat(), &ppp[..]].concat()))
+            let (ppp, numbers) = (inner.ppp(), [0, 1, 0, 2, 0, 3, 0, 4]);
+            let head = [&[0x48, 2][..], &len(ppp.len() + 14), &numbers, &[0xff, 3]].concat();
+            (17, udp([1701, 1701], &[head, ppp].concat()))
         }
         11 => (97, [&[0x30, 0][..], &bridged].concat()),
         12 => {
