@@ -106,7 +106,7 @@ const DROP: &str = "rxq,frame,reason,flow,seq";
 
 #[test]
 fn promise_2_every_frame_is_in_one_file() {
-    let (directory, report) = traced("accounts");
+    let (directory, report) = traced("one-file");
     let deliver = Table::read(&directory.join("deliver.csv"), DELIVER);
     let drops = Table::read(&directory.join("drop.csv"), DROP);
     assert_eq!(deliver.rows.len() as u64, report.path.delivered);
@@ -184,7 +184,7 @@ fn move_names_the_head_allowing_it() {
 
 #[test]
 fn changes_are_traced_in_force() {
-    let (directory, _) = traced("changes");
+    let (directory, _) = traced("changes-in-force");
     let config = Table::read(&directory.join("config.csv"), "t_ns,epoch,what,value");
     let expected = [
         ["0", "rps_cpus", "7"],
