@@ -24,8 +24,11 @@ static WATCHES: [OnceLock<Result<Watch, Errno>>; FORKS_MAX] =
 /// Sockets of the kernel that are watched.
 struct Watch {
     epoll: OwnedFd,
-    sockets: Mutex<HashMap<RawFd, (Arc<SocketQueue>, Arc<PathError>)>>,
+    sockets: Mutex<Watched>,
 }
+
+/// Sockets of ours, by the descriptors of the kernel's sockets at their ports.
+type Watched = HashMap<RawFd, (Arc<SocketQueue>, Arc<PathError>)>;
 
 /// Error that waits for a call.
 #[derive(Default)]
@@ -108,7 +111,7 @@ impl Watch {
         }
     }
 
-    fn sockets(&self) -> MutexGuard<'_, HashMap<RawFd, (Arc<SocketQueue>, Arc<PathError>)>> {
+    fn sockets(&self) -> MutexGuard<'_, Watched> {
         self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

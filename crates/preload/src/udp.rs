@@ -338,7 +338,7 @@ impl Udp {
     /// Sends a datagram, or a part of one. Of an outgoing message the parts are looked at in the kernel's order.
     pub(crate) fn send<'a>(
         &self,
-        outgoing: impl OutgoingDatagram<'a>,
+        outgoing: &impl OutgoingDatagram<'a>,
         mode: DatagramMode,
     ) -> Result<usize, Errno> {
         self.check()?;

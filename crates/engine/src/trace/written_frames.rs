@@ -10,7 +10,7 @@ const FRAMES_MAX: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct WrittenFrames {
     frames: HashSet<u64>,
-    /// The same, in the order in which they were added.
+    /// Their numbers in the order in which they were added.
     order: VecDeque<u64>,
 }
 

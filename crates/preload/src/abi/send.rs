@@ -76,7 +76,7 @@ fn send_all(
 ) -> Result<usize, Errno> {
     match socket {
         Socket::Udp(udp) => {
-            udp.send(Message { vectors, name, control: None }, datagram_mode(flags))
+            udp.send(&Message { vectors, name, control: None }, datagram_mode(flags))
         }
         Socket::Listener(_) => Err(Errno::PIPE),
         Socket::Stream(stream) => {
@@ -257,7 +257,7 @@ unsafe fn send_datagram(
         address::check(name, len)?;
     }
     let control = control_of(header)?;
-    socket.send(Message { vectors, name, control }, datagram_mode(flags))
+    socket.send(&Message { vectors, name, control }, datagram_mode(flags))
 }
 
 /// # Safety

@@ -36,9 +36,10 @@ impl<'a> Vectors<'a> {
         match count {
             0 => Ok(Self(&[])),
             1..=VECTORS_MAX if is_nowhere(vectors) => Err(Errno::FAULT),
-            // SAFETY: the caller's promise; not null.
             1..=VECTORS_MAX => {
-                Self(unsafe { std::slice::from_raw_parts(vectors, count) }).checked()
+                // SAFETY: the caller's promise; not null.
+                let vectors = unsafe { std::slice::from_raw_parts(vectors, count) };
+                Self(vectors).checked()
             }
             _ => Err(Errno::MSGSIZE),
         }
