@@ -13,6 +13,7 @@ mod forged; // segments that a stranger makes up
 mod pair; //   two hosts with a path between them
 
 use std::net::{Shutdown, SocketAddr};
+use std::num::NonZeroU32;
 
 use arbitrary::{Arbitrary, Unstructured};
 use forebay_stack::tcp::{ReadMode, TcpConfig, TcpSocket, WriteFlags};
@@ -45,6 +46,7 @@ enum Event {
         len: u16,
         is_urgent: bool,
         more_follows: bool,
+        ends_record: bool,
     },
     Read {
         len: u16,
@@ -138,9 +140,9 @@ impl World {
             Event::Segment { to_listener, port, ref segment } => {
                 self.inject(to_listener, port, segment);
             }
-            Event::Write { len, is_urgent, more_follows } => {
+            Event::Write { len, is_urgent, more_follows, ends_record } => {
                 let bytes = vec![1; len.into()];
-                let flags = WriteFlags { is_urgent, more_follows };
+                let flags = WriteFlags { is_urgent, more_follows, ends_record };
                 let _ = pair.call(1, |tcp, out| tcp.write(server, &bytes, flags, out));
             }
             Event::Read { len, peeks } => {
@@ -213,7 +215,7 @@ impl World {
         options.keepalive_idle_us = 1_000_000;
         options.user_timeout_us = if bits & 16 == 0 { 0 } else { u64::from(value) * 1000 };
         options.max_segment = (bits & 32 != 0).then_some(value.clamp(88, 32_767));
-        options.window_clamp = (bits & 64 != 0).then_some(value.max(1).into());
+        options.window_clamp = NonZeroU32::new(value.into()).filter(|_| bits & 64 != 0);
         options.sndbuf = (bits & 128 != 0).then_some(value.max(4608).into());
         let _ = pair.call(1, |tcp, out| tcp.set_options(server, options, out));
         let _ = pair.call(1, |tcp, out| tcp.set_quick_acks(server, bits & 1 == 0, out));
