@@ -10,7 +10,7 @@ const FRAMES_MAX: usize = 1 << 20;
 #[derive(Debug, Default)]
 pub(super) struct WrittenFrames {
     frames: HashSet<u64>,
-    /// Their numbers in the order in which they were added.
+    /// Numbers of the frames, in the order in which they were added.
     order: VecDeque<u64>,
 }
 
