@@ -67,7 +67,9 @@ impl<H: Handler> BusyPoll for Borrowers<H> {
     }
 
     fn after_wait(&self) {
-        self.0.iter().for_each(|loan| loan.suspend(loan.shared.clock.now_ns()));
+        if !is_cpu() {
+            self.0.iter().for_each(|loan| loan.suspend());
+        }
     }
 }
 
@@ -117,19 +119,23 @@ impl<H: Handler> Loan<H> {
             bell.wait_for(wake_ns.map(|wake_ns| wake_ns.saturating_sub(now_ns)), readable);
             self.is_deaf.store(false, Ordering::Relaxed);
             now_ns = clock.now_ns();
-            let is_over = until_ns.is_some_and(|until_ns| until_ns <= now_ns);
+            let is_over = wake_ns.is_some_and(|wake_ns| wake_ns <= now_ns);
             if is_over || !bell.is_asleep() || self.suspended_until_ns() <= now_ns {
                 return;
             }
         }
     }
 
-    /// Records that a thread of the application ends a wait at `now_ns`, and is expected to wait again.
-    fn suspend(&self, now_ns: u64) {
+    /// Records that a thread of the application ends a wait, and is expected to wait again.
+    fn suspend(&self) {
         if !self.was_lent.load(Ordering::Relaxed) {
             return;
         }
-        self.suspended_until_ns.store(now_ns.saturating_add(SUSPEND_NS), Ordering::Relaxed);
+        let now_ns = self.shared.clock.now_ns();
+        // Others that end a wait do not make it longer: only a turn receives what came meanwhile.
+        if self.suspended_until_ns() <= now_ns {
+            self.suspended_until_ns.store(now_ns.saturating_add(SUSPEND_NS), Ordering::Relaxed);
+        }
     }
 
     /// True if a borrower has found packets a short time ago.
@@ -143,21 +149,25 @@ impl<H: Handler> Loan<H> {
             return false;
         }
         let mut lent = match self.lent.try_lock() {
-            Ok(lent) => Some(lent),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Ok(lent) => lent,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // Another thread turns it, or its own takes it back.
-            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::WouldBlock) => return false,
         };
-        let turned = match lent.as_deref_mut() {
-            Some(Some(lent)) => acting_as_cpu(|| self.turn_lent(lent)),
+        let turned = match lent.as_mut() {
+            Some(lent) if self.may_turn(lent) => acting_as_cpu(|| self.turn_lent(lent)),
             _ => Turned::default(),
         };
         drop(lent);
-        let must_hear = !turned.has_found && self.resume();
-        if must_hear || turned.must_wake {
+        if self.resume() || turned.must_wake {
             self.shared.bell(self.index).ring();
         }
         turned.has_found
+    }
+
+    /// False if the CPU's own thread was woken, which takes the worker back, or must end.
+    fn may_turn(&self, lent: &Lent<H>) -> bool {
+        self.shared.bell(self.index).is_asleep() && lent.worker.life != ThreadState::Terminated
     }
 
     fn turn_lent(&self, Lent { worker, until_ns }: &mut Lent<H>) -> Turned {
@@ -172,7 +182,6 @@ impl<H: Handler> Loan<H> {
         }
         if has_found {
             self.used_ns.store(now_ns, Ordering::Relaxed);
-            self.suspend(now_ns);
         }
         Turned { has_found, must_wake: must_wake(worker, activity, *until_ns, now_ns) }
     }
@@ -396,9 +405,8 @@ mod tests {
             let (busy_poll, is_over) = (Arc::clone(&rig.busy_poll), Arc::clone(&is_over));
             thread::spawn(move || {
                 while !is_over.load(Ordering::Relaxed) {
-                    if busy_poll.before_wait() {
-                        busy_poll.after_wait();
-                    }
+                    busy_poll.before_wait();
+                    busy_poll.after_wait();
                     thread::yield_now();
                 }
             })

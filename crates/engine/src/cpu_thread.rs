@@ -150,6 +150,11 @@ impl<H: Handler> CpuThread<H> {
             self.is_over = true;
             return Activity::Ended;
         }
+        // A borrower's turn dequeued the batch that is lost with the thread.
+        if self.worker.life == ThreadState::Terminated {
+            self.is_over = true;
+            return Activity::Ended;
+        }
         let began_ns = self.turn_ns;
         let (activity, now_ns) = self.worker.timed_turn(began_ns);
         self.turn_ns = now_ns;

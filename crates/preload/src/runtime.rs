@@ -211,9 +211,8 @@ pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
 /// Waits for descriptors by `wait`, which returns the number of those that are ready. Before that, this thread receives
 /// what has arrived, instead of waking one of the engine's: sockets that something has come to are then ready.
 pub(crate) fn receive_and_wait(wait: impl FnOnce() -> c_int) -> c_int {
-    let running =
-        RUNNING.get(forks()).and_then(OnceLock::get).and_then(|started| started.as_ref().ok());
-    let Some(runtime) = running.filter(|_| !is_in_parents_memory()) else { return wait() };
+    let running = RUNNING.get(forks()).and_then(OnceLock::get);
+    let Some(Ok(runtime)) = running else { return wait() };
     runtime.net.before_wait();
     let ready = wait();
     if ready > 0 {

@@ -1,8 +1,8 @@
 //! Eventfd that wakes a thread sleeping on descriptors.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
-use std::{io, ptr};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -46,18 +46,10 @@ impl Event {
     /// Waits as [`wait`](Self::wait) does, for descriptors that another thread may close meanwhile: the wait may then
     /// end early, or for other files with their numbers.
     pub fn wait_for(&self, descriptors: &[RawFd], at_most: Option<Duration>) {
-        let polled = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let own = self.0.as_raw_fd();
-        let mut polled: Vec<_> = descriptors.iter().copied().chain([own]).map(polled).collect();
-        let timeout = at_most.and_then(timespec);
-        let timeout = timeout.as_ref().map_or(ptr::null(), ptr::from_ref);
-        let count = polled.len() as libc::nfds_t;
-        // SAFETY: the array has `count` entries, and the time-out, if there is one, lives until the call returns. A number
-        // that is not open is answered by POLLNVAL.
-        let _ = unsafe { libc::ppoll(polled.as_mut_ptr(), count, timeout, ptr::null()) };
-        if polled.last().is_some_and(|event| event.revents & libc::POLLIN != 0) {
-            self.clear();
-        }
+        // SAFETY: a borrowed descriptor is only polled, and poll(2) answers a number that is not open by POLLNVAL. Each is
+        // that of a file, not -1.
+        let borrow = |&fd: &RawFd| unsafe { BorrowedFd::borrow_raw(fd) };
+        self.wait(&descriptors.iter().map(borrow).collect::<Vec<_>>(), at_most);
     }
 
     /// Resets the event to not signalled.
@@ -70,11 +62,4 @@ impl Event {
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         std::os::fd::AsFd::as_fd(&self.0)
     }
-}
-
-/// Time-out of the C library; `None` if it is too long for the system.
-fn timespec(at_most: Duration) -> Option<libc::timespec> {
-    let tv_sec = at_most.as_secs().try_into().ok()?;
-    let tv_nsec = at_most.subsec_nanos().into();
-    Some(libc::timespec { tv_sec, tv_nsec })
 }

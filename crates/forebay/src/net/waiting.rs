@@ -26,13 +26,17 @@ impl Endpoint {
         mut attempt: impl FnMut(&mut SocketReader) -> Option<T>,
     ) -> io::Result<T> {
         let mut deadline = Deadline::of(&self.options.read_timeout_ns);
+        let mut has_waited = false;
         loop {
             if let Some(found) = self.try_once(&mut attempt)? {
+                if has_waited {
+                    self.shared.after_wait();
+                }
                 return Ok(found);
             }
             let may_wait = !self.options.is_nonblocking.load(Ordering::Relaxed);
+            has_waited = may_wait;
             if may_wait && self.shared.before_wait() {
-                deadline.left()?;
                 continue;
             }
             // The order matters: a sleeper registered before `end` is woken by it.
@@ -49,7 +53,6 @@ impl Endpoint {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
             sleeper.sleep(deadline.left()?);
-            self.shared.after_wait();
         }
     }
 

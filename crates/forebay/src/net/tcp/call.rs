@@ -28,9 +28,15 @@ pub(super) fn wait_for<T>(
     mut attempt: impl FnMut() -> io::Result<Result<T, Seen>>,
 ) -> io::Result<T> {
     let mut deadline = Deadline::of(timeout_ns);
+    let mut has_waited = false;
     loop {
         let seen = match attempt()? {
-            Ok(done) => return Ok(done),
+            Ok(done) => {
+                if has_waited {
+                    shared.after_wait();
+                }
+                return Ok(done);
+            }
             Err(seen) => seen,
         };
         // After the attempt counted the wake-ups: an end that is not seen here wakes the sleeper.
@@ -41,10 +47,9 @@ pub(super) fn wait_for<T>(
         if options.is_nonblocking.load(Ordering::Relaxed) || is_cpu() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let left = deadline.left()?;
+        has_waited = true;
         if !shared.before_wait() {
-            wait.sleep(seen, left);
-            shared.after_wait();
+            wait.sleep(seen, deadline.left()?);
         }
     }
 }
