@@ -28,6 +28,9 @@ pub struct Readiness {
 /// Payload of segments that go out together, at most.
 const GSO_BYTES: u32 = 1 << 16;
 
+/// Time in µs by which the clock of a write may be ahead of that of the next call.
+const WRITE_SKEW_MAX_US: u64 = 8;
+
 /// Flags of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct WriteFlags {
@@ -165,6 +168,7 @@ impl Connection {
     ) {
         let goal = if is_urgent { self.segment_room() } else { self.packet_goal(cx) };
         self.send.queue.reserve(bytes.len());
+        let began_us = cx.now_us;
         let (mut left, mut is_first) = (bytes, true);
         while !left.is_empty() {
             let room = self.send.queue.begin_packet(self.send.next, goal, is_first) as usize;
@@ -183,8 +187,11 @@ impl Connection {
             } else {
                 continue;
             }
-            // The kernel looks at the clock for each: what is sent later is later.
-            cx.now_us += 1;
+            // The kernel looks at the clock for each: what is sent later is later. The clock of later calls must not
+            // be behind by a time that counts in a round trip.
+            if cx.now_us < began_us + WRITE_SKEW_MAX_US {
+                cx.now_us += 1;
+            }
         }
         if ends_record {
             self.send.queue.last_marks().ends_record = true;

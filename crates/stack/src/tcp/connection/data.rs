@@ -153,6 +153,7 @@ impl Connection {
                 if self.agreed.sack {
                     if self.receive.sacks.pushes_out(around) {
                         self.flush_compressed(cx);
+                        self.delayed.schedule(); // the ACK that was sent does not tell of this one
                     }
                     self.receive.sacks.note(around);
                     if let Some((start, end)) = duplicate {

@@ -112,6 +112,8 @@ impl ReceiveWindow {
         if ratio != self.ratio {
             self.ratio = ratio;
             self.set_clamp(self.of_memory(self.bytes), announced);
+            // A reader cannot take more: the buffer would never grow.
+            self.space = self.space.min(self.clamp);
         }
     }
 
@@ -144,7 +146,6 @@ impl ReceiveWindow {
         now_us: u64,
     ) {
         (self.measured_from, self.measured_us) = (next, now_us);
-        self.space = 10 * mss;
         // As `tcp_init_buffer_space`: room for one segment is kept.
         let full = self.of_memory(self.bytes);
         self.clamp = self.clamp.min(full);
@@ -152,6 +153,7 @@ impl ReceiveWindow {
             self.clamp = full.saturating_sub(announced_mss).max(2 * announced_mss);
         }
         self.threshold = window.min(self.clamp);
+        self.space = (10 * mss).min(window).min(self.threshold);
     }
 
     /// Grows the window after a packet, as far as the buffer has room for packets of this kind
