@@ -358,7 +358,7 @@ impl Udp {
             if is_v4 && self.v6_only {
                 return Err(Errno::NETUNREACH);
             }
-            if is_v4 && len > LENGTH_FIELD_MAX {
+            if len > LENGTH_FIELD_MAX {
                 return Err(Errno::MSGSIZE);
             }
             if is_v4 && mode.is_urgent {
@@ -379,7 +379,10 @@ impl Udp {
             self.corked.clear();
             return Err(error);
         }
-        let payload = outgoing.payload();
+        let payload = match len {
+            ..=LENGTH_FIELD_MAX => outgoing.payload(),
+            _ => Err(Errno::MSGSIZE),
+        };
         if let Some((payload, envelope)) = self.corked.add(payload, is_part, envelope)? {
             self.send_whole(&payload, envelope, mode.dont_wait)?;
         }

@@ -241,6 +241,13 @@ fn receive_many(
             header.msg_len = len.ok().and_then(|len| len.try_into().ok()).unwrap_or(0);
         });
         match received {
+            // The end, which each call finds as an empty message.
+            Ok(0) => {
+                if let Some(header) = rest.first_mut() {
+                    (header.msg_len, header.msg_hdr.msg_namelen) = (0, 0);
+                }
+                done += 1;
+            }
             Ok(count) => done += count,
             Err(error) if done == 0 => return Err(error),
             Err(error) => {

@@ -234,6 +234,7 @@ fn control_of(header: &msghdr) -> Result<Option<(*const u8, usize)>, Errno> {
     let control = header.msg_control.cast_const().cast();
     match header.msg_controllen {
         0 => Ok(None),
+        len if i32::try_from(len).is_err() => Err(Errno::NOBUFS),
         _ if is_nowhere(control) => Err(Errno::FAULT),
         len => Ok(Some((control, len))),
     }

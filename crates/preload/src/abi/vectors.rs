@@ -11,6 +11,9 @@ use super::{is_kernels, is_nowhere};
 /// Most buffers, or messages, of one call (`UIO_MAXIOV`).
 pub(super) const VECTORS_MAX: usize = 1024;
 
+/// Bytes of one call at most, of which the rest is left (`MAX_RW_COUNT`).
+const BYTES_MAX: usize = 0x7fff_f000;
+
 /// Buffers of the program.
 #[derive(Clone, Copy)]
 pub(super) struct Vectors<'a>(&'a [iovec]);
@@ -39,6 +42,9 @@ impl<'a> Vectors<'a> {
             1..=VECTORS_MAX => {
                 // SAFETY: the caller's promise; not null.
                 let vectors = unsafe { std::slice::from_raw_parts(vectors, count) };
+                if vectors.iter().any(|vector| isize::try_from(vector.iov_len).is_err()) {
+                    return Err(Errno::INVAL);
+                }
                 Self(vectors).checked()
             }
             _ => Err(Errno::MSGSIZE),
@@ -117,7 +123,7 @@ impl<'a> Vectors<'a> {
                 return &mut [];
             }
             // SAFETY: the promise to `new`; not null. The program uses the buffer for nothing else during the call.
-            unsafe { std::slice::from_raw_parts_mut(vector.iov_base.cast(), vector.iov_len) }
+            unsafe { std::slice::from_raw_parts_mut(vector.iov_base.cast(), len_bytes(vector)) }
         })
     }
 
@@ -128,13 +134,18 @@ impl<'a> Vectors<'a> {
                 return &[];
             }
             // SAFETY: the promise to `new`; not null.
-            unsafe { std::slice::from_raw_parts(vector.iov_base.cast(), vector.iov_len) }
+            unsafe { std::slice::from_raw_parts(vector.iov_base.cast(), len_bytes(vector)) }
         })
     }
 
     pub(super) fn filler(self) -> Filler<'a> {
         Filler { rest: self.0, filled: 0, len: 0, whole: 0, has_failed: false }
     }
+}
+
+/// Length of a buffer, as far as one call uses it.
+fn len_bytes(vector: &iovec) -> usize {
+    vector.iov_len.min(BYTES_MAX)
 }
 
 impl Filler<'_> {
