@@ -707,6 +707,30 @@ def fill(it):
     return sent
 
 
+def send_without_room(it, tell, call, room):
+    """Sends 1,000 bytes while there is no room; after 0.3 s the peer reads all that was sent before. A peer that takes more
+    late, when it is probed, makes room before that: then once more."""
+    sent = 0
+    while True:
+        sent += fill(it)
+        has_asked = threading.Event()
+
+        def ask():
+            has_asked.set()
+            tell(f"read {sent}")
+
+        late = threading.Timer(0.3, ask)
+        late.start()
+        answer = call("send", room, 1000, 0)
+        had_room = answer == 1000 and not has_asked.is_set()
+        if had_room:
+            late.cancel()
+        late.join()
+        if not had_room or has_asked.is_set():
+            return answer
+        sent += 1000
+
+
 def calls_of_c(it, tell):
     """The same by the C library's functions, which Python does not call again."""
     libc = ctypes.CDLL(None, use_errno=True)
@@ -733,11 +757,7 @@ def calls_of_c(it, tell):
             if answer != 2:
                 await_bytes(it, 2)
             say("left", it.recv, 2, socket.MSG_DONTWAIT)
-            sent = fill(it)
-            late = threading.Timer(0.3, tell, [f"read {sent}"])
-            late.start()
-            answer = say(f"send of C, {restart}, {micros}", call, "send", room, 1000, 0)
-            late.join()
+            answer = say(f"send of C, {restart}, {micros}", send_without_room, it, tell, call, room)
             if answer == 1000:
                 tell("read 1000")
     all_restart(False)
