@@ -3,11 +3,11 @@
 //!
 //! A CPU that sleeps lends its worker. A thread of the application that is about to wait for its sockets borrows the
 //! worker and turns it: packets are received and delivered without waking another thread. Nor do packets wake the CPU's
-//! own thread from the end of such a wait to the next, as with `irq_suspend_timeout`. A borrower that then finds none
-//! lets them wake it again before it waits itself.
+//! own thread from the end of such a wait to the next, as with `irq_suspend_timeout`, unless other threads wait. A
+//! borrower that then finds none lets them wake it again before it waits itself.
 
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use forebay_rx::Handler;
@@ -19,7 +19,7 @@ use super::worker::{ThreadState, Worker};
 
 /// Time from the end of a wait in which arriving packets do not wake the CPU's thread: the application is expected to
 /// wait again before.
-const SUSPEND_NS: u64 = 200_000;
+const SUSPEND_NS: u64 = 1_000_000;
 
 /// Time after a borrower's turn that found packets in which the CPU's thread does not spin.
 const IN_USE_NS: u64 = 10_000_000;
@@ -29,13 +29,16 @@ const TURNS_MAX: u32 = 4;
 
 /// Turns by threads of the application that wait for packets.
 pub trait BusyPoll: Send + Sync {
-    /// Turns the CPUs that poll queues and sleep, on a thread that is about to wait; returns true if that found
-    /// packets.
+    /// Counts the calling thread as one that waits, and turns the CPUs that poll queues and sleep; returns true if that
+    /// found packets.
     fn before_wait(&self) -> bool;
 
-    /// Records that a wait of this thread has ended with something to do: for 0.2 ms, unless the thread waits again
-    /// before, packets that arrive do not wake CPUs.
+    /// Counts it no more.
     fn after_wait(&self);
+
+    /// Records that a wait has ended with something to do: for 1 ms, unless a thread begins to wait before,
+    /// packets that arrive do not wake CPUs. No effect if other threads wait, for which they may be.
+    fn suspend(&self);
 }
 
 /// Worker of one CPU, which others may turn while the CPU sleeps.
@@ -58,17 +61,27 @@ pub(super) struct Loan<H> {
 pub(super) type Loans<H> = Arc<[Arc<Loan<H>>]>;
 
 /// The loans of an engine, for threads of the application.
-pub(super) struct Borrowers<H>(pub(super) Loans<H>);
+pub(super) struct Borrowers<H> {
+    pub(super) loans: Loans<H>,
+    /// Number of threads that wait, or are about to.
+    pub(super) waiting: AtomicU32,
+}
 
 impl<H: Handler> BusyPoll for Borrowers<H> {
     fn before_wait(&self) -> bool {
+        // First: a thread that ends its wait then leaves the CPUs awake for this one.
+        self.waiting.fetch_add(1, Ordering::SeqCst);
         // A CPU's own thread turns its own.
-        !is_cpu() && self.0.iter().fold(false, |has_found, loan| loan.turn() | has_found)
+        !is_cpu() && self.loans.iter().fold(false, |has_found, loan| loan.turn() | has_found)
     }
 
     fn after_wait(&self) {
-        if !is_cpu() {
-            self.0.iter().for_each(|loan| loan.suspend());
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn suspend(&self) {
+        if !is_cpu() && self.waiting.load(Ordering::SeqCst) == 0 {
+            self.loans.iter().for_each(|loan| loan.suspend());
         }
     }
 }
@@ -352,6 +365,7 @@ mod tests {
             self.put(frames);
             while self.handled() < before + frames {
                 self.busy_poll.before_wait();
+                self.busy_poll.after_wait();
                 thread::yield_now();
             }
         }
@@ -383,10 +397,11 @@ mod tests {
             // Arriving packets then do not wake the CPU, until a turn finds none.
             (0..round % 4).for_each(|_| rig.handle_here(1));
             if round % 3 == 0 {
-                rig.busy_poll.after_wait();
+                rig.busy_poll.suspend();
             }
             if round % 2 == 0 {
                 rig.busy_poll.before_wait();
+                rig.busy_poll.after_wait();
             }
             let before = rig.handled();
             rig.put(1);
@@ -407,6 +422,7 @@ mod tests {
                 while !is_over.load(Ordering::Relaxed) {
                     busy_poll.before_wait();
                     busy_poll.after_wait();
+                    busy_poll.suspend();
                     thread::yield_now();
                 }
             })

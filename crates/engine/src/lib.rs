@@ -37,6 +37,7 @@ mod outcome; //    outcome of a run
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 pub use busy_poll::BusyPoll;
 use busy_poll::{Borrowers, Loan, Loans};
@@ -192,7 +193,7 @@ impl<H: Handler + 'static> Engine<H> {
         let loan = |index| Arc::new(Loan::new(Arc::clone(&self.shared), index));
         let loans: Loans<H> = (0..self.workers.len()).map(loan).collect();
         self.loans = Some(Arc::clone(&loans));
-        Arc::new(Borrowers(loans))
+        Arc::new(Borrowers { loans, waiting: AtomicU32::new(0) })
     }
 
     /// State shared with handles, such as the one that changes the engine while it runs.

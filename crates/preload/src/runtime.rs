@@ -215,9 +215,7 @@ pub(crate) fn receive_and_wait(wait: impl FnOnce() -> c_int) -> c_int {
     let Some(Ok(runtime)) = running else { return wait() };
     runtime.net.before_wait();
     let ready = wait();
-    if ready > 0 {
-        runtime.net.after_wait();
-    }
+    runtime.net.after_wait(ready > 0);
     ready
 }
 

@@ -297,16 +297,19 @@ impl Net {
     }
 
     /// Receives packets on the calling thread, if [enabled](NetEngine::enable_busy_poll), from queues whose CPUs sleep;
-    /// returns true if it found any. To be called before waiting for descriptors of sockets.
+    /// returns true if it found any. To be called before waiting for descriptors of sockets, and
+    /// [`after_wait`](Self::after_wait) afterwards.
     #[expect(clippy::must_use_candidate, reason = "called for what it receives")]
     pub fn before_wait(&self) -> bool {
         self.0.before_wait()
     }
 
-    /// Records that such a wait has ended with descriptors that are ready: packets wake no other thread until this one
-    /// waits again, for 0.2 ms at most.
-    pub fn after_wait(&self) {
+    /// Ends such a wait. If descriptors are ready, packets wake no thread until one waits again, for 1 ms at most.
+    pub fn after_wait(&self, are_ready: bool) {
         self.0.after_wait();
+        if are_ready {
+            self.0.suspend_wakeups();
+        }
     }
 
     /// Counters of the network layer, by CPU.
@@ -387,8 +390,8 @@ impl NetEngine {
     }
 
     /// Lets threads that are about to wait for sockets receive packets first, as with the kernel's busy polling: calls that
-    /// block do, and others by [`Net::before_wait`]. Threads that wait for their packets while another one works may get them up to
-    /// 0.2 ms later.
+    /// block do, and others by [`Net::before_wait`]. A thread that works for long delays what no other waits for
+    /// by up to 1 ms, such as acknowledgements.
     pub fn enable_busy_poll(&mut self) {
         self.shared.set_busy_poll(self.engine.busy_poll());
     }

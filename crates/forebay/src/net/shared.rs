@@ -88,6 +88,19 @@ pub(super) struct NetState {
     pub(super) reclaim_counters: Box<[Arc<ReclaimCounters>]>,
 }
 
+/// Wait of a call.
+pub(super) struct CallWait<'a> {
+    /// True if packets have come before it: another attempt may find what it waits for.
+    pub(super) has_found: bool,
+    shared: &'a NetState,
+}
+
+impl Drop for CallWait<'_> {
+    fn drop(&mut self) {
+        self.shared.after_wait();
+    }
+}
+
 /// Parts that exist once the engine is built, before any packet.
 pub(super) struct Late {
     /// Transmit queues, in the order of the engine's CPUs.
@@ -436,6 +449,16 @@ impl NetState {
     /// See [`BusyPoll::after_wait`].
     pub(super) fn after_wait(&self) {
         self.busy_poll.get().into_iter().for_each(|busy_poll| busy_poll.after_wait());
+    }
+
+    /// Begins the wait of a call, which lasts as long as the value.
+    pub(super) fn begin_wait(&self) -> CallWait<'_> {
+        CallWait { has_found: self.before_wait(), shared: self }
+    }
+
+    /// See [`BusyPoll::suspend`].
+    pub(super) fn suspend_wakeups(&self) {
+        self.busy_poll.get().into_iter().for_each(|busy_poll| busy_poll.suspend());
     }
 
     pub(super) fn has_ended(&self) -> bool {

@@ -30,13 +30,14 @@ impl Endpoint {
         loop {
             if let Some(found) = self.try_once(&mut attempt)? {
                 if has_waited {
-                    self.shared.after_wait();
+                    self.shared.suspend_wakeups();
                 }
                 return Ok(found);
             }
             let may_wait = !self.options.is_nonblocking.load(Ordering::Relaxed);
             has_waited = may_wait;
-            if may_wait && self.shared.before_wait() {
+            let waiting = may_wait.then(|| self.shared.begin_wait());
+            if waiting.as_ref().is_some_and(|waiting| waiting.has_found) {
                 continue;
             }
             // The order matters: a sleeper registered before `end` is woken by it.

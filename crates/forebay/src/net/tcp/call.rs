@@ -33,7 +33,7 @@ pub(super) fn wait_for<T>(
         let seen = match attempt()? {
             Ok(done) => {
                 if has_waited {
-                    shared.after_wait();
+                    shared.suspend_wakeups();
                 }
                 return Ok(done);
             }
@@ -48,7 +48,8 @@ pub(super) fn wait_for<T>(
             return Err(io::ErrorKind::WouldBlock.into());
         }
         has_waited = true;
-        if !shared.before_wait() {
+        let waiting = shared.begin_wait();
+        if !waiting.has_found {
             wait.sleep(seen, deadline.left()?);
         }
     }
