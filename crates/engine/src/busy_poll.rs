@@ -2,9 +2,9 @@
 //! net/core/dev.c).
 //!
 //! A CPU that sleeps lends its worker. A thread of the application that is about to wait for its sockets borrows the
-//! worker and turns it: packets are received and delivered without waking another thread. Nor do packets wake the CPU's
-//! own thread from the end of such a wait to the next, as with `irq_suspend_timeout`, unless other threads wait. A
-//! borrower that then finds none lets them wake it again before it waits itself.
+//! worker and turns it: packets are received and delivered without waking another thread. From the end of such a wait on
+//! packets wake the CPU's own thread once at most, as with `irq_suspend_timeout`: it then sleeps on without the
+//! descriptors, unless other threads wait. A borrower that finds none lets packets wake it again before it waits itself.
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -27,13 +27,21 @@ const IN_USE_NS: u64 = 10_000_000;
 /// Turns of one borrower: a CPU with more work is woken.
 const TURNS_MAX: u32 = 4;
 
+/// Time by which the CPU may be late for a timer, as the kernel's threads are (`timer_slack_ns`). Times until the same
+/// timer that were taken from two reads of the clock differ by less.
+const TIMER_SLACK_NS: u64 = 50_000;
+
 /// Turns by threads of the application that wait for packets.
 pub trait BusyPoll: Send + Sync {
-    /// Counts the calling thread as one that waits, and turns the CPUs that poll queues and sleep; returns true if that
-    /// found packets.
+    /// Counts the calling thread as one that waits, and turns the CPUs that poll queues and sleep. Returns true if that
+    /// found packets: the thread then may have something to do, and calls [`resume`](Self::resume) if it sleeps all the
+    /// same.
     fn before_wait(&self) -> bool;
 
-    /// Counts it no more.
+    /// Lets packets that arrive wake CPUs.
+    fn resume(&self);
+
+    /// Ends the wait that [`before_wait`](Self::before_wait) began.
     fn after_wait(&self);
 
     /// Records that a wait has ended with something to do: for 1 ms, unless a thread begins to wait before,
@@ -51,8 +59,8 @@ pub(super) struct Loan<H> {
     was_lent: AtomicBool,
     /// Time up to which arriving packets do not wake the CPU's thread; 0 if they do.
     suspended_until_ns: AtomicU64,
-    /// True while the CPU sleeps until that time, whatever arrives.
-    is_deaf: AtomicBool,
+    /// True while the CPU's thread sleeps until that time, without the queues' descriptors.
+    sleeps_suspended: AtomicBool,
     /// Time of the last turn of a borrower that found packets.
     used_ns: AtomicU64,
 }
@@ -62,17 +70,28 @@ pub(super) type Loans<H> = Arc<[Arc<Loan<H>>]>;
 
 /// The loans of an engine, for threads of the application.
 pub(super) struct Borrowers<H> {
-    pub(super) loans: Loans<H>,
+    loans: Loans<H>,
     /// Number of threads that wait, or are about to.
-    pub(super) waiting: AtomicU32,
+    waiting: AtomicU32,
+}
+
+impl<H> Borrowers<H> {
+    pub(super) fn new(loans: Loans<H>) -> Self {
+        Self { loans, waiting: AtomicU32::new(0) }
+    }
 }
 
 impl<H: Handler> BusyPoll for Borrowers<H> {
     fn before_wait(&self) -> bool {
         // First: a thread that ends its wait then leaves the CPUs awake for this one.
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let is_alone = self.waiting.fetch_add(1, Ordering::SeqCst) == 0;
         // A CPU's own thread turns its own.
-        !is_cpu() && self.loans.iter().fold(false, |has_found, loan| loan.turn() | has_found)
+        !is_cpu()
+            && self.loans.iter().fold(false, |has_found, loan| loan.turn(is_alone) | has_found)
+    }
+
+    fn resume(&self) {
+        self.loans.iter().for_each(|loan| loan.resume());
     }
 
     fn after_wait(&self) {
@@ -80,8 +99,14 @@ impl<H: Handler> BusyPoll for Borrowers<H> {
     }
 
     fn suspend(&self) {
-        if !is_cpu() && self.waiting.load(Ordering::SeqCst) == 0 {
-            self.loans.iter().for_each(|loan| loan.suspend());
+        if is_cpu() || self.waiting.load(Ordering::SeqCst) > 0 {
+            return;
+        }
+        self.loans.iter().for_each(|loan| loan.suspend());
+        fence(Ordering::SeqCst); // pairs with the count in `before_wait`
+        // A thread that begins to wait just now may have turned the CPUs before.
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.resume();
         }
     }
 }
@@ -101,7 +126,7 @@ impl<H: Handler> Loan<H> {
             lent: Mutex::new(None),
             was_lent: AtomicBool::new(false),
             suspended_until_ns: AtomicU64::new(0),
-            is_deaf: AtomicBool::new(false),
+            sleeps_suspended: AtomicBool::new(false),
             used_ns: AtomicU64::new(0),
         }
     }
@@ -117,20 +142,27 @@ impl<H: Handler> Loan<H> {
         lent.unwrap_or_else(|| unreachable!("borrowers leave it in its place")).worker
     }
 
+    /// True once after a borrower's turn has panicked.
+    pub(super) fn take_panic(&self) -> bool {
+        let has_panicked = self.lent.is_poisoned();
+        self.lent.clear_poison();
+        has_panicked
+    }
+
     /// Sleeps until the bell rings, a descriptor is readable while packets are to wake the CPU, or the time is over.
     fn wait(&self, until_ns: Option<u64>, numbers: &[RawFd]) {
         let (bell, clock) = (self.shared.bell(self.index), &self.shared.clock);
         let mut now_ns = clock.now_ns();
         loop {
-            self.is_deaf.store(true, Ordering::Relaxed);
-            // SeqCst: either a borrower that lets packets wake the CPU sees that it is deaf, or this sees that they may.
+            self.sleeps_suspended.store(true, Ordering::Relaxed);
+            // SeqCst: either a borrower that lets packets wake the CPU sees that it sleeps so, or this sees that they may.
             fence(Ordering::SeqCst);
             let suspended = Some(self.suspended_until_ns()).filter(|&until_ns| until_ns > now_ns);
-            self.is_deaf.store(suspended.is_some(), Ordering::Relaxed);
+            self.sleeps_suspended.store(suspended.is_some(), Ordering::Relaxed);
             let readable = if suspended.is_some() { &[] } else { numbers };
             let wake_ns = until_ns.into_iter().chain(suspended).min();
             bell.wait_for(wake_ns.map(|wake_ns| wake_ns.saturating_sub(now_ns)), readable);
-            self.is_deaf.store(false, Ordering::Relaxed);
+            self.sleeps_suspended.store(false, Ordering::Relaxed);
             now_ns = clock.now_ns();
             let is_over = wake_ns.is_some_and(|wake_ns| wake_ns <= now_ns);
             if is_over || !bell.is_asleep() || self.suspended_until_ns() <= now_ns {
@@ -151,31 +183,49 @@ impl<H: Handler> Loan<H> {
         }
     }
 
+    /// Lets a suspension begin anew, after a turn that has received what came meanwhile.
+    fn prolong(&self) {
+        if self.suspended_until_ns() > 0 {
+            let used_ns = self.used_ns.load(Ordering::Relaxed);
+            self.suspended_until_ns.store(used_ns + SUSPEND_NS, Ordering::Relaxed);
+        }
+    }
+
     /// True if a borrower has found packets a short time ago.
     pub(super) fn is_in_use(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.used_ns.load(Ordering::Relaxed)) < IN_USE_NS
     }
 
-    /// Turns the CPU on the calling thread if it sleeps; returns true if that found packets.
-    fn turn(&self) -> bool {
+    /// Turns the CPU on the calling thread if it sleeps; returns true if that found packets. Those that arrive from now
+    /// on wake the CPU, unless there were some and no other thread waits.
+    fn turn(&self, is_alone: bool) -> bool {
         if !self.was_lent.load(Ordering::Relaxed) {
             return false;
         }
-        let mut lent = match self.lent.try_lock() {
-            Ok(lent) => lent,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // Another thread turns it, or its own takes it back.
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        let turned = match lent.as_mut() {
-            Some(lent) if self.may_turn(lent) => acting_as_cpu(|| self.turn_lent(lent)),
-            _ => Turned::default(),
-        };
-        drop(lent);
-        if self.resume() || turned.must_wake {
+        let turned = self.try_turn();
+        if turned.has_found && is_alone {
+            self.prolong();
+        } else {
+            self.resume();
+        }
+        if turned.must_wake {
             self.shared.bell(self.index).ring();
         }
         turned.has_found
+    }
+
+    fn try_turn(&self) -> Turned {
+        let mut lent = match self.lent.try_lock() {
+            Ok(lent) => lent,
+            // The CPU's own thread takes back a worker whose turn has panicked.
+            Err(TryLockError::Poisoned(_)) => return Turned { has_found: false, must_wake: true },
+            // Another thread turns it, or its own takes it back.
+            Err(TryLockError::WouldBlock) => return Turned::default(),
+        };
+        match lent.as_mut() {
+            Some(lent) if self.may_turn(lent) => acting_as_cpu(|| self.turn_lent(lent)),
+            _ => Turned::default(),
+        }
     }
 
     /// False if the CPU's own thread was woken, which takes the worker back, or must end.
@@ -199,11 +249,13 @@ impl<H: Handler> Loan<H> {
         Turned { has_found, must_wake: must_wake(worker, activity, *until_ns, now_ns) }
     }
 
-    /// Lets packets wake the CPU's thread; returns true if it must be woken for that.
-    fn resume(&self) -> bool {
+    /// Lets packets wake the CPU's thread, which is woken if it sleeps whatever arrives.
+    fn resume(&self) {
         self.suspended_until_ns.store(0, Ordering::Relaxed);
         fence(Ordering::SeqCst); // pairs with that in `wait`
-        self.is_deaf.load(Ordering::Relaxed)
+        if self.sleeps_suspended.load(Ordering::Relaxed) {
+            self.shared.bell(self.index).ring();
+        }
     }
 
     fn suspended_until_ns(&self) -> u64 {
@@ -234,7 +286,9 @@ fn must_wake<H: Handler>(
     let Activity::IdleUntil(due_ns) = activity else { return true };
     let timer_ns = worker.handler.sleep_max_ns().map(|timer_ns| now_ns.saturating_add(timer_ns));
     let due_ns = due_ns.into_iter().chain(timer_ns).min();
-    let is_earlier = due_ns.is_some_and(|due_ns| until_ns.is_none_or(|until_ns| due_ns < until_ns));
+    let late_ns = due_ns.map(|due_ns| due_ns.saturating_add(TIMER_SLACK_NS));
+    let is_earlier =
+        late_ns.is_some_and(|late_ns| until_ns.is_none_or(|until_ns| late_ns < until_ns));
     is_earlier || worker.has_pending_work()
 }
 
@@ -262,6 +316,8 @@ mod tests {
         frames: AtomicU64,
         /// Number of frames handled, and the threads that did.
         handled: Mutex<(u64, Vec<ThreadId>)>,
+        /// True while a handler is to panic.
+        panics: AtomicBool,
     }
 
     /// Source with a descriptor, which only the test makes readable.
@@ -304,6 +360,7 @@ mod tests {
 
     impl Handler for Ordered {
         fn handle(&mut self, batch: &mut Batch<'_>) {
+            assert!(!self.0.panics.swap(false, Ordering::Relaxed), "as the test asks");
             let mut handled = self.0.handled.lock().unwrap();
             for packet in batch.packets.iter() {
                 assert_eq!(packet.frame.data()[..8], handled.0.to_be_bytes(), "out of order");
@@ -320,7 +377,7 @@ mod tests {
         state: Arc<EngineState>,
         busy_poll: Arc<dyn BusyPoll>,
         stopper: Stopper,
-        run: JoinHandle<()>,
+        run: JoinHandle<u64>,
     }
 
     impl Rig {
@@ -334,7 +391,7 @@ mod tests {
             let mut engine = Engine::build(&config, sources, Clock::machine(), handler).unwrap();
             let busy_poll = engine.busy_poll();
             let (state, stopper) = (engine.state(), engine.stopper());
-            let run = thread::spawn(move || drop(engine.run().unwrap()));
+            let run = thread::spawn(move || engine.run().unwrap().cpus[0].replaced);
             Self { fed, event, state, busy_poll, stopper, run }
         }
 
@@ -370,9 +427,10 @@ mod tests {
             }
         }
 
-        fn end(self) {
+        /// Ends the run, and returns how often the CPU got a new thread.
+        fn end(self) -> u64 {
             self.stopper.stop();
-            self.run.join().unwrap();
+            self.run.join().unwrap()
         }
     }
 
@@ -394,13 +452,14 @@ mod tests {
         let rig = Rig::start();
         for round in 0..200_u64 {
             rig.until_asleep();
-            // Arriving packets then do not wake the CPU, until a turn finds none.
+            // Arriving packets then do not wake the CPU, until a turn finds none or a thread sleeps.
             (0..round % 4).for_each(|_| rig.handle_here(1));
             if round % 3 == 0 {
                 rig.busy_poll.suspend();
             }
             if round % 2 == 0 {
                 rig.busy_poll.before_wait();
+                rig.busy_poll.resume();
                 rig.busy_poll.after_wait();
             }
             let before = rig.handled();
@@ -410,6 +469,29 @@ mod tests {
             rig.until_handled(before + 1);
         }
         rig.end();
+    }
+
+    #[test]
+    fn exe_9_panic_of_borrower_is_the_handlers() {
+        let rig = Rig::start();
+        rig.until_asleep();
+        rig.fed.panics.store(true, Ordering::Relaxed);
+        rig.put(1);
+        let panicking = std::panic::AssertUnwindSafe(|| {
+            while rig.fed.panics.load(Ordering::Relaxed) {
+                rig.busy_poll.before_wait();
+                thread::yield_now();
+            }
+        });
+        std::panic::catch_unwind(panicking).unwrap_err();
+        assert!(!is_cpu());
+        // The frame is lost with the batch; the CPU goes on by a new thread.
+        rig.busy_poll.before_wait();
+        rig.fed.handled.lock().unwrap().0 = 1;
+        rig.put(1);
+        rig.event.signal();
+        rig.until_handled(2);
+        assert_eq!(rig.end(), 1);
     }
 
     #[test]

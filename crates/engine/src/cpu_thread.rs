@@ -54,12 +54,16 @@ pub fn is_cpu() -> bool {
     IS_CPU.get()
 }
 
-/// Runs `act` on a thread that turns a CPU for as long as that takes.
+/// Runs `act` on a thread that turns a CPU for as long as that takes, or until it panics.
 pub(super) fn acting_as_cpu<R>(act: impl FnOnce() -> R) -> R {
-    let was_cpu = IS_CPU.replace(true);
-    let result = act();
-    IS_CPU.set(was_cpu);
-    result
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IS_CPU.set(self.0);
+        }
+    }
+    let _restore = Restore(IS_CPU.replace(true));
+    act()
 }
 
 impl<H: Handler> CpuThread<H> {
@@ -196,8 +200,7 @@ impl<H: Handler> CpuThread<H> {
             _ => None,
         };
         let on_descriptors = is_polling && deferred.is_none();
-        let shared = Arc::clone(&self.shared);
-        let bell = shared.bell(self.worker.index);
+        let bell = self.shared.bell(self.worker.index);
         bell.prepare_to_wait(if on_descriptors { SleepOn::Descriptors } else { SleepOn::Bell });
         let due = until_ns.map(|due_ns| due_ns.saturating_sub(self.turn_ns));
         let limits = due.into_iter().chain(deferred).chain(self.worker.handler.sleep_max_ns());
@@ -207,6 +210,8 @@ impl<H: Handler> CpuThread<H> {
                 Some(loan) if on_descriptors => {
                     let until_ns = at_most_ns.map(|ns| self.turn_ns.saturating_add(ns));
                     self.worker.lend(|worker| loan.sleep(worker, until_ns));
+                    // The supervisor decides, as on a panic of this thread.
+                    assert!(!loan.take_panic(), "a turn panicked on a thread of the application");
                 }
                 _ => {
                     let descriptors =

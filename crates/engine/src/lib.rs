@@ -37,7 +37,6 @@ mod outcome; //    outcome of a run
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 pub use busy_poll::BusyPoll;
 use busy_poll::{Borrowers, Loan, Loans};
@@ -190,10 +189,10 @@ impl<H: Handler + 'static> Engine<H> {
 
     /// Turns by threads of the application, which from now on may turn CPUs that sleep.
     pub fn busy_poll(&mut self) -> Arc<dyn BusyPoll> {
-        let loan = |index| Arc::new(Loan::new(Arc::clone(&self.shared), index));
-        let loans: Loans<H> = (0..self.workers.len()).map(loan).collect();
-        self.loans = Some(Arc::clone(&loans));
-        Arc::new(Borrowers { loans, waiting: AtomicU32::new(0) })
+        let (shared, cpus) = (&self.shared, 0..self.workers.len());
+        let loan = |index| Arc::new(Loan::new(Arc::clone(shared), index));
+        let loans = self.loans.get_or_insert_with(|| cpus.map(loan).collect());
+        Arc::new(Borrowers::new(Arc::clone(loans)))
     }
 
     /// State shared with handles, such as the one that changes the engine while it runs.

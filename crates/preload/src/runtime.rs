@@ -208,15 +208,17 @@ pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
     })
 }
 
-/// Waits for descriptors by `wait`, which returns the number of those that are ready. Before that, this thread receives
-/// what has arrived, instead of waking one of the engine's: sockets that something has come to are then ready.
-pub(crate) fn receive_and_wait(wait: impl FnOnce() -> c_int) -> c_int {
-    let running = RUNNING.get(forks()).and_then(OnceLock::get);
-    let Some(Ok(runtime)) = running else { return wait() };
-    runtime.net.before_wait();
-    let ready = wait();
-    runtime.net.after_wait(ready > 0);
-    ready
+/// Waits for descriptors by `sleep`, which returns the number of those that are ready, and looks for them by `look`. Before
+/// that, this thread receives what has arrived, instead of waking one of the engine's: sockets that something has come
+/// to are then ready.
+pub(crate) fn receive_and_wait(
+    look: impl FnOnce() -> c_int,
+    sleep: impl FnOnce() -> c_int,
+) -> c_int {
+    match RUNNING.get(forks()).and_then(OnceLock::get) {
+        Some(Ok(runtime)) => runtime.net.wait(look, sleep),
+        _ => sleep(),
+    }
 }
 
 /// Calls `then` on another thread once the process that receives the packets has ended.

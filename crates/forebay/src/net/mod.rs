@@ -296,20 +296,24 @@ impl Net {
         self.0.tcp.flow_count()
     }
 
-    /// Receives packets on the calling thread, if [enabled](NetEngine::enable_busy_poll), from queues whose CPUs sleep;
-    /// returns true if it found any. To be called before waiting for descriptors of sockets, and
-    /// [`after_wait`](Self::after_wait) afterwards.
-    #[expect(clippy::must_use_candidate, reason = "called for what it receives")]
-    pub fn before_wait(&self) -> bool {
-        self.0.before_wait()
-    }
-
-    /// Ends such a wait. If descriptors are ready, packets wake no thread until one waits again, for 1 ms at most.
-    pub fn after_wait(&self, are_ready: bool) {
+    /// Waits for descriptors of sockets by `sleep`, which returns the number of those that are ready. If
+    /// [enabled](NetEngine::enable_busy_poll), the calling thread receives packets before, from queues whose CPUs sleep. If
+    /// there were some, `look` is called first, which does not wait. From the end of a wait on, packets wake no thread until
+    /// one waits again, for 1 ms at most.
+    pub fn wait(&self, look: impl FnOnce() -> i32, sleep: impl FnOnce() -> i32) -> i32 {
+        let ready = if self.0.before_wait() { look() } else { 0 };
+        let ready = match ready {
+            0 => {
+                self.0.resume_wakeups();
+                sleep()
+            }
+            ready => ready,
+        };
         self.0.after_wait();
-        if are_ready {
+        if ready > 0 {
             self.0.suspend_wakeups();
         }
+        ready
     }
 
     /// Counters of the network layer, by CPU.
@@ -390,7 +394,7 @@ impl NetEngine {
     }
 
     /// Lets threads that are about to wait for sockets receive packets first, as with the kernel's busy polling: calls that
-    /// block do, and others by [`Net::before_wait`]. A thread that works for long delays what no other waits for
+    /// block do, and others by [`Net::wait`]. A thread that works for long delays what no other waits for
     /// by up to 1 ms, such as acknowledgements.
     pub fn enable_busy_poll(&mut self) {
         self.shared.set_busy_poll(self.engine.busy_poll());

@@ -446,6 +446,11 @@ impl NetState {
         self.busy_poll.get().is_some_and(|busy_poll| busy_poll.before_wait())
     }
 
+    /// See [`BusyPoll::resume`].
+    pub(super) fn resume_wakeups(&self) {
+        self.busy_poll.get().into_iter().for_each(|busy_poll| busy_poll.resume());
+    }
+
     /// See [`BusyPoll::after_wait`].
     pub(super) fn after_wait(&self) {
         self.busy_poll.get().into_iter().for_each(|busy_poll| busy_poll.after_wait());

@@ -11,6 +11,9 @@ use crate::runtime::receive_and_wait;
 use crate::socket::Socket;
 use crate::table;
 
+/// Time-out of a call that looks and does not wait.
+const NO_TIME: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
+
 /// Serves the listener at a descriptor. What fails was told, and is answered by `accept`.
 fn serve(fd: c_int) {
     if let Some(socket) = table::find(fd)
@@ -48,7 +51,8 @@ pub unsafe extern "C" fn epoll_wait(
 ) -> c_int {
     let next = next!(epoll_wait(c_int, *mut epoll_event, c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
-    receive_and_wait(|| unsafe { next(epoll, events, events_max, timeout) })
+    let wait = |timeout| unsafe { next(epoll, events, events_max, timeout) };
+    receive_and_wait(|| wait(0), || wait(timeout))
 }
 
 /// # Safety
@@ -63,7 +67,8 @@ pub unsafe extern "C" fn epoll_pwait(
 ) -> c_int {
     let next = next!(epoll_pwait(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int);
     // SAFETY: the caller's promise.
-    receive_and_wait(|| unsafe { next(epoll, events, events_max, timeout, signals) })
+    let wait = |timeout| unsafe { next(epoll, events, events_max, timeout, signals) };
+    receive_and_wait(|| wait(0), || wait(timeout))
 }
 
 /// # Safety
@@ -80,7 +85,8 @@ pub unsafe extern "C" fn epoll_pwait2(
         epoll_pwait2(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int
     );
     // SAFETY: the caller's promise.
-    receive_and_wait(|| unsafe { next(epoll, events, events_max, timeout, signals) })
+    let wait = |timeout| unsafe { next(epoll, events, events_max, timeout, signals) };
+    receive_and_wait(|| wait(&NO_TIME), || wait(timeout))
 }
 
 /// Serves the listeners of a set.
@@ -104,7 +110,8 @@ pub unsafe extern "C" fn poll(polled: *mut pollfd, count: nfds_t, timeout: c_int
     unsafe { serve_polled(polled, count) };
     let next = next!(poll(*mut pollfd, nfds_t, c_int) -> c_int);
     // SAFETY: the caller's promise.
-    receive_and_wait(|| unsafe { next(polled, count, timeout) })
+    let wait = |timeout| unsafe { next(polled, count, timeout) };
+    receive_and_wait(|| wait(0), || wait(timeout))
 }
 
 /// # Safety
@@ -120,7 +127,8 @@ pub unsafe extern "C" fn __poll_chk(
     unsafe { serve_polled(polled, count) };
     let next = next!(__poll_chk(*mut pollfd, nfds_t, c_int, size_t) -> c_int);
     // SAFETY: the caller's promise.
-    receive_and_wait(|| unsafe { next(polled, count, timeout, room) })
+    let wait = |timeout| unsafe { next(polled, count, timeout, room) };
+    receive_and_wait(|| wait(0), || wait(timeout))
 }
 
 /// # Safety
@@ -136,7 +144,8 @@ pub unsafe extern "C" fn ppoll(
     unsafe { serve_polled(polled, count) };
     let next = next!(ppoll(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int);
     // SAFETY: the caller's promise.
-    receive_and_wait(|| unsafe { next(polled, count, timeout, signals) })
+    let wait = |timeout| unsafe { next(polled, count, timeout, signals) };
+    receive_and_wait(|| wait(&NO_TIME), || wait(timeout))
 }
 
 /// # Safety
@@ -154,7 +163,8 @@ pub unsafe extern "C" fn __ppoll_chk(
     let next =
         next!(__ppoll_chk(*mut pollfd, nfds_t, *const timespec, *const sigset_t, size_t) -> c_int);
     // SAFETY: the caller's promise.
-    receive_and_wait(|| unsafe { next(polled, count, timeout, signals, room) })
+    let wait = |timeout| unsafe { next(polled, count, timeout, signals, room) };
+    receive_and_wait(|| wait(&NO_TIME), || wait(timeout))
 }
 
 /// Serves the listeners of a set.
@@ -192,7 +202,8 @@ pub unsafe extern "C" fn select(
     unsafe { serve_selected(count, readable) };
     let next = next!(select(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int);
     // SAFETY: the caller's promise.
-    receive_and_wait(|| unsafe { next(count, readable, writable, exceptional, timeout) })
+    let wait = || unsafe { next(count, readable, writable, exceptional, timeout) };
+    receive_and_wait(|| 0, wait) // a look would empty the sets
 }
 
 /// # Safety
@@ -219,5 +230,6 @@ pub unsafe extern "C" fn pselect(
         ) -> c_int
     );
     // SAFETY: the caller's promise.
-    receive_and_wait(|| unsafe { next(count, readable, writable, exceptional, timeout, signals) })
+    let wait = || unsafe { next(count, readable, writable, exceptional, timeout, signals) };
+    receive_and_wait(|| 0, wait) // a look would empty the sets
 }
