@@ -31,7 +31,7 @@ impl Corked {
     /// Adds a part. `envelope` is called for the first one. Returns the datagram if no part follows.
     ///
     /// # Errors
-    /// Those of `envelope` and of the part; `EMSGSIZE` if the datagram is too long. All parts are then dropped.
+    /// Errors of `envelope` and of the part; `EMSGSIZE` if the datagram is too long. All parts are then dropped.
     pub(crate) fn add(
         &self,
         part: Result<Cow<'_, [u8]>, Errno>,

@@ -79,10 +79,10 @@ impl Watch {
         protected::protect(epoll.as_fd());
         let this = forks();
         let run = move || loop {
-            if let Some(Ok(watch)) = WATCHES.get(this).and_then(OnceLock::get) {
-                watch.pass_on();
-            } else {
-                thread::yield_now(); // until it is entered
+            match WATCHES.get(this).and_then(OnceLock::get) {
+                Some(Ok(watch)) if watch.pass_on().is_err() => return,
+                Some(_) => {}
+                None => thread::yield_now(), // until it is entered
             }
         };
         let thread = thread::Builder::new().name("forebay-errors".into());
@@ -91,10 +91,15 @@ impl Watch {
     }
 
     /// Waits for errors, and passes them on.
-    fn pass_on(&self) {
+    ///
+    /// # Errors
+    /// If the program has closed the descriptor by a system call of its own.
+    fn pass_on(&self) -> Result<(), Errno> {
         let mut events = Vec::with_capacity(16);
-        if epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None).is_err() {
-            return;
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(()),
+            Err(error) => return Err(error),
         }
         for event in events {
             let sockets = self.sockets();
@@ -109,6 +114,7 @@ impl Watch {
                 }
             }
         }
+        Ok(())
     }
 
     fn sockets(&self) -> MutexGuard<'_, Watched> {

@@ -248,7 +248,7 @@ impl Udp {
     /// program asked for it.
     pub(crate) fn arrival_of(&self, message: &Message<'_>) -> (u32, u32) {
         let dropped = match self.settings.load().counts_dropped {
-            true => self.udp.counts().rcvbuf_errors,
+            true => self.udp.queue().account().dropped(),
             false => 0,
         };
         (message.interface(), u32::try_from(dropped).unwrap_or(u32::MAX))

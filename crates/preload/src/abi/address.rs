@@ -59,21 +59,16 @@ pub(super) unsafe fn read_destination(
 ) -> Result<Option<SocketAddr>, Errno> {
     let len = checked(address, len)?;
     // SAFETY: the caller's promise, for as many bytes or fewer.
-    let mut bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) }.to_vec();
-    let family = bytes.first_chunk().map(|family| i32::from(u16::from_ne_bytes(*family)));
-    match family.ok_or(Errno::INVAL)? {
-        libc::AF_UNSPEC if is_ipv6 => return Ok(None),
-        libc::AF_INET | libc::AF_INET6 if is_ipv6 => {}
-        _ if is_ipv6 || bytes.len() < V4_BYTES => return Err(Errno::INVAL),
+    let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) };
+    let family = family_of(bytes).ok_or(Errno::INVAL)?;
+    match family {
+        libc::AF_UNSPEC if is_ipv6 => Ok(None),
+        libc::AF_INET | libc::AF_INET6 if is_ipv6 => decode_as(family, bytes).map(Some),
+        _ if is_ipv6 || bytes.len() < V4_BYTES => Err(Errno::INVAL),
         // A family is not asked for.
-        libc::AF_UNSPEC => {
-            let v4 = u16::try_from(libc::AF_INET).unwrap_or_default();
-            bytes[..2].copy_from_slice(&v4.to_ne_bytes());
-        }
-        libc::AF_INET => {}
-        _ => return Err(Errno::AFNOSUPPORT),
+        libc::AF_UNSPEC | libc::AF_INET => decode_as(libc::AF_INET, bytes).map(Some),
+        _ => Err(Errno::AFNOSUPPORT),
     }
-    decode(&bytes).map(Some)
 }
 
 /// True for an address without a family, which ends a connection (`AF_UNSPEC`).
@@ -90,9 +85,17 @@ pub(super) unsafe fn is_without_family(address: *const sockaddr, len: socklen_t)
 }
 
 fn decode(bytes: &[u8]) -> Result<SocketAddr, Errno> {
-    let family = bytes.first_chunk().map(|family| i32::from(u16::from_ne_bytes(*family)));
+    decode_as(family_of(bytes).ok_or(Errno::INVAL)?, bytes)
+}
+
+fn family_of(bytes: &[u8]) -> Option<i32> {
+    bytes.first_chunk().map(|family| i32::from(u16::from_ne_bytes(*family)))
+}
+
+/// Reads an address as one of this family.
+fn decode_as(family: i32, bytes: &[u8]) -> Result<SocketAddr, Errno> {
     let port = bytes.get(2..4).and_then(<[u8]>::first_chunk).map(|port| u16::from_be_bytes(*port));
-    let (Some(family), Some(port)) = (family, port) else { return Err(Errno::INVAL) };
+    let port = port.ok_or(Errno::INVAL)?;
     let word = |at: usize| bytes.get(at..at + 4).and_then(<[u8]>::first_chunk::<4>).copied();
     match family {
         libc::AF_INET if bytes.len() >= V4_BYTES => {

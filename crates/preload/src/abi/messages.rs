@@ -225,14 +225,15 @@ fn receive_many(
         // SAFETY: the promise of recvmmsg's caller.
         let checked = |header: &mmsghdr| unsafe { vectors_of(&header.msg_hdr) }.err();
         // A datagram that is taken for a header whose buffers are refused would be lost.
-        let refused = rest.iter().enumerate().find_map(|(index, it)| Some((index, checked(it)?)));
+        // The time is looked at after each.
+        let asked = if limit.is_some() { 1 } else { rest.len() };
+        let mut next = rest.iter().take(asked).enumerate();
+        let refused = next.find_map(|(index, it)| Some((index, checked(it)?)));
         let max = match refused {
             Some((0, error)) if done == 0 => return Err(error),
             Some((0, _)) => break,
             Some((index, _)) => index,
-            // The time is looked at after each.
-            None if limit.is_some() => 1,
-            None => rest.len(),
+            None => asked,
         };
         let received = socket.receive(max, mode, |index, message| {
             let Some(header) = rest.get_mut(index) else { return };
