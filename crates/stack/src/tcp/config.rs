@@ -31,7 +31,7 @@ pub(super) const DELACK_MAX_US: u64 = 200 * MS;
 pub(super) const TIME_WAIT_US: u64 = 60 * SECOND;
 /// Initial congestion window, in segments (RFC 6928).
 pub(super) const INITIAL_CWND: u32 = 10;
-/// Duplicate ACKs that mean a loss (RFC 5681).
+/// Duplicate ACKs that mean a loss (RFC 5681; `TCP_FASTRETRANS_THRESH`).
 pub(super) const DUP_THRESHOLD: u32 = 3;
 /// Segment size assumed of a peer that announces none over IPv4 (RFC 9293, MUST-15).
 pub(super) const DEFAULT_MSS: u16 = 536;
@@ -181,7 +181,7 @@ pub struct TcpOptions {
     pub sndbuf: Option<u32>,
     /// Largest segment (`TCP_MAXSEG`).
     pub max_segment: Option<u16>,
-    /// Largest receive window, until other packets come than before (`TCP_WINDOW_CLAMP`).
+    /// Largest receive window; recomputed when the ratio of payload to truesize changes (`TCP_WINDOW_CLAMP`).
     pub window_clamp: Option<NonZeroU32>,
     /// Time that a closed connection waits for the peer's FIN, in µs; 0 for not at all
     /// (`TCP_LINGER2`, there -1).
@@ -200,8 +200,8 @@ pub struct TcpOptions {
     pub tos: u8,
     /// Time to live, or hop limit, of packets sent (`IP_TTL`, `IPV6_UNICAST_HOPS`).
     pub ttl: u8,
-    /// Bytes that were not sent from which on no more are taken, and half of which leave the connection writable;
-    /// `None` for no limit but that of the send buffer (`TCP_NOTSENT_LOWAT`).
+    /// Unsent bytes at which writes block; the socket is writable again below half of that. `None`: only the send
+    /// buffer limits (`TCP_NOTSENT_LOWAT`).
     pub unsent_limit: Option<NonZeroU32>,
 }
 

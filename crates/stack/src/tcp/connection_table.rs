@@ -1,5 +1,5 @@
-//! Table of connections by their ends: a hash table with a key, so that nobody can aim at one bucket. It grows by a bucket at
-//! a time (linear hashing), so that no insertion waits for the others, and its order is never visible.
+//! Table of connections by their ends: a hash table with a key, so that nobody can aim at one bucket. It grows by a
+//! bucket at a time (linear hashing), so that no insertion waits for the others, and its order is never visible.
 
 use super::flow::{Flow, FlowHasher, HashedFlow, PackedFlow};
 use super::slots::Slots;

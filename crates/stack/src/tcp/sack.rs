@@ -63,8 +63,8 @@ impl SackReport {
         });
     }
 
-    /// True if a range would come in front of two blocks at least that were told last: an ACK that waits
-    /// could not tell of all (`TCP_SACK_BLOCKS_EXPECTED`).
+    /// True if a range would be placed in front of at least `TCP_SACK_BLOCKS_EXPECTED` blocks: a compressed ACK
+    /// might not have room for all.
     pub(super) fn pushes_out(&self, (start, end): (Seq, Seq)) -> bool {
         let is_joined =
             |block: &SackBlock| !start.is_after(block.end) && !block.start.is_after(end);

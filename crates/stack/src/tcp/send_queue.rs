@@ -17,7 +17,8 @@ pub(super) struct SendQueue {
 #[derive(Debug, Default)]
 struct Held {
     bytes: VecDeque<u8>,
-    /// Packets that no more is written into and that were not sent whole.
+    /// Packets that no more is written into and that were not sent whole: each ends behind `snd_nxt`, as
+    /// [`SendQueue::forget_packets`] is called wherever that moves over bytes of the queue.
     filled: VecDeque<Filled>,
     /// Marks of the packet that the next byte goes into.
     last: PacketMarks,
@@ -67,7 +68,7 @@ impl SendQueue {
         self.held.as_ref().map_or(0, |held| held.bytes.capacity() as u64)
     }
 
-    /// Takes memory for bytes to be written, no more than they need.
+    /// Reserves memory for a whole write at once, instead of growing packet by packet.
     pub(super) fn reserve(&mut self, len: usize) {
         self.held.get_or_insert_default().bytes.reserve(len);
     }
@@ -80,7 +81,8 @@ impl SendQueue {
     }
 
     /// Room of the last packet, whose size is `goal` bytes at most, when all before `next` was sent; begins
-    /// another one if that is full. A write begins in it.
+    /// another one if that is full. `is_first`: a new write appends to the packet, which takes its PSH back
+    /// (`tcp_sendmsg_locked`).
     pub(super) fn begin_packet(&mut self, next: Seq, goal: u32, is_first: bool) -> u32 {
         let end = self.end();
         let held = self.held.get_or_insert_default();
@@ -121,7 +123,6 @@ impl SendQueue {
     /// Moves bytes of the following packet into the one that `next` is in, so that it has `len_bytes`, unless a
     /// record ends between them (`tcp_grow_skb`).
     pub(super) fn grow_packet(&mut self, next: Seq, len_bytes: u32) {
-        self.forget_packets(next);
         let end = self.end();
         let Some(held) = &mut self.held else { return };
         let Some(&first) = held.filled.front() else { return };

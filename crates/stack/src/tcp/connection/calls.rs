@@ -175,8 +175,7 @@ impl Connection {
             let (now, later) = left.split_at(room.min(left.len()));
             self.send.queue.write(now);
             (left, is_first) = (later, false);
-            let is_full = now.len() == room;
-            if left.is_empty() || !is_full || is_urgent {
+            if left.is_empty() || is_urgent {
                 continue;
             }
             if self.is_push_forced() {
@@ -187,8 +186,8 @@ impl Connection {
             } else {
                 continue;
             }
-            // The kernel looks at the clock for each: what is sent later is later. The clock of later calls must not
-            // be behind by a time that counts in a round trip.
+            // As in the kernel, each packet has a later time than the one before, by which RACK orders them; never so
+            // far ahead that it distorts a round trip.
             if cx.now_us < began_us + WRITE_SKEW_MAX_US {
                 cx.now_us += 1;
             }

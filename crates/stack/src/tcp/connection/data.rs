@@ -99,7 +99,7 @@ impl Connection {
                 cx.counters.rcv_q_drop.add(1);
                 return payload.free(cx.pool);
             }
-            // One packet is taken always, or nothing would ever be read.
+            // An empty queue always takes one packet, or the reader would never get any.
         }
         let had_gap = self.receive.queue.has_gap();
         self.receive.next = self.receive.queue.append(payload, self.receive.next, cx.pool);
@@ -151,10 +151,7 @@ impl Connection {
         match self.receive.queue.insert_out_of_order(payload, cx.pool) {
             Queued::Kept { around, duplicate } => {
                 if self.agreed.sack {
-                    if self.receive.sacks.pushes_out(around) {
-                        self.flush_compressed(cx);
-                        self.delayed.schedule(); // the ACK that was sent does not tell of this one
-                    }
+                    self.flush_compressed(around, cx);
                     self.receive.sacks.note(around);
                     if let Some((start, end)) = duplicate {
                         self.report_duplicate(start, end, cx);

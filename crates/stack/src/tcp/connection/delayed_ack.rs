@@ -2,7 +2,7 @@
 //! interactive modes (`__tcp_ack_snd_check`).
 
 use super::super::config::{
-    DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, MAX_QUICKACKS, SECOND, us_u32,
+    DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, DUP_THRESHOLD, MAX_QUICKACKS, SECOND, us_u32,
 };
 use super::super::seq::Seq;
 use super::super::wire::options::TIMESTAMPS_BYTES;
@@ -12,11 +12,11 @@ use super::{Connection, Context};
 /// Smallest segment size that is assumed of a peer (`TCP_MIN_MSS`).
 const SEGMENT_MIN: u32 = 88;
 
-/// Duplicate ACKs of a gap that are sent at once (`TCP_FASTRETRANS_THRESH`).
-const DUPLICATES_AT_ONCE: u8 = 3;
 /// ACKs that one stands for, at most (`tcp_comp_sack_nr`), and the time that it waits (`tcp_comp_sack_delay_ns`).
 const COMPRESSED_MAX: u8 = 44;
 const COMPRESSED_MAX_US: u64 = 1_000;
+/// Part of the round trip that such an ACK waits, at most: 5 %.
+const COMPRESSED_RTT_PART: u64 = 20;
 
 /// State of delayed acknowledgements (`icsk_ack`).
 #[derive(Clone, Copy, Default, Debug)]
@@ -142,17 +142,16 @@ impl DelayedAck {
         self.quick = self.quick.max(u8::try_from(acks).unwrap_or(most));
     }
 
-    /// Learns the peer's segment size (`tcp_measure_rcv_mss`), which is `largest` at most. Options that each
-    /// segment has take `fixed` bytes.
-    /// Returns true if it is another one than before.
+    /// Learns the peer's segment size (`tcp_measure_rcv_mss`), at most `largest`; options of each segment take
+    /// `fixed` bytes. Returns true if the segment is larger than the estimate was.
     fn measure(&mut self, segment: &Segment, largest: u32, fixed: u32) -> bool {
         let len = segment.segment_len;
         let last = std::mem::take(&mut self.last_segment_bytes);
         if len >= self.segment_bytes {
-            let is_other = len != self.segment_bytes;
+            let is_larger = len > self.segment_bytes;
             self.segment_bytes = len.min(largest);
             self.pushed |= segment.has(Flags::PSH);
-            return is_other;
+            return is_larger;
         }
         // Without SACK blocks, which take from the payload.
         let whole = (len + segment.options_len).saturating_sub(fixed);
@@ -268,16 +267,14 @@ impl Connection {
         if delayed.duplicates_of != next {
             (delayed.duplicates_of, delayed.duplicates) = (next, 0);
         }
-        if delayed.duplicates < DUPLICATES_AT_ONCE {
+        if u32::from(delayed.duplicates) < DUP_THRESHOLD {
             delayed.duplicates += 1;
             return self.send_ack(cx);
         }
         let by_receiver_us = self.receive.buffer.round_trip_us().unwrap_or(0);
-        let rtt_us = match self.rtt.smoothed_us() {
-            Some(srtt_us) if srtt_us > 0 => by_receiver_us.min(srtt_us),
-            _ => by_receiver_us,
-        };
-        let wait_us = (rtt_us / 20).min(COMPRESSED_MAX_US);
+        let smoothed_us = self.rtt.smoothed_us();
+        let rtt_us = smoothed_us.map_or(by_receiver_us, |srtt_us| srtt_us.min(by_receiver_us));
+        let wait_us = (rtt_us / COMPRESSED_RTT_PART).min(COMPRESSED_MAX_US);
         if wait_us == 0 {
             return self.send_ack(cx);
         }
@@ -287,10 +284,12 @@ impl Connection {
         }
     }
 
-    /// Sends the ACK that stands for several, before there are more blocks than it has room for.
-    pub(super) fn flush_compressed(&mut self, cx: &mut Context<'_>) {
-        if self.delayed.compressed > 0 {
+    /// Sends the ACK that stands for several, if `around`, the block of the segment that just came, might leave it
+    /// no room for theirs (`tcp_sack_compress_send_ack`).
+    pub(super) fn flush_compressed(&mut self, around: (Seq, Seq), cx: &mut Context<'_>) {
+        if self.delayed.compressed > 0 && self.receive.sacks.pushes_out(around) {
             self.send_ack(cx);
+            self.delayed.schedule(); // for the segment that just came
         }
     }
 

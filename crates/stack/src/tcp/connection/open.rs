@@ -139,7 +139,7 @@ impl Connection {
         connection.delayed.set_quick(begin.options.quick_acks);
         connection.receive.window =
             connection.receive.buffer.initial_window(connection.announced_mss());
-        connection.receive.buffer.lift(connection.receive.window);
+        connection.receive.buffer.raise_threshold(connection.receive.window);
         cx.counters.active_opens.add(1);
         connection.send_syn(cx);
         connection
@@ -171,7 +171,7 @@ impl Connection {
         receive.next = accepted.peer_sequence + 1;
         receive.acked = receive.next;
         receive.window = accepted.window;
-        receive.buffer.lift(accepted.window);
+        receive.buffer.raise_threshold(accepted.window);
         (receive.timestamp, receive.timestamp_us) = (accepted.timestamp, cx.now_us);
         connection.send.window_seq = connection.receive.initial;
         if let Some(sent_us) = accepted.sent_us {

@@ -445,7 +445,8 @@ impl Connection {
             && let Some(&sent) = self.sent.at(index)
         {
             if self.sent.retransmitted >= self.sent.lost {
-                // After an undo: what was sent again needlessly counts for what is lost now.
+                // `retrans_out >= lost_out`: after an undo, unnecessary retransmissions in flight count against
+                // new losses.
                 self.recovery.resend_from = Some(sent.seq);
                 return;
             }

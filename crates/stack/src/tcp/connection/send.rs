@@ -49,6 +49,11 @@ impl Connection {
         self.send.fin && !self.send.next.is_after(self.send.queue.end())
     }
 
+    /// True if bytes or a FIN were never sent.
+    fn has_unsent(&self) -> bool {
+        self.unsent_bytes() > 0 || self.has_unsent_fin()
+    }
+
     /// Sends what may be sent.
     pub(super) fn send_queued(&mut self, cx: &mut Context<'_>) {
         self.send_by_rule(self.options.cork, cx);
@@ -60,36 +65,35 @@ impl Connection {
     }
 
     fn send_by_rule(&mut self, full_only: bool, cx: &mut Context<'_>) {
-        self.send_packets(full_only, u32::MAX, cx);
+        self.send_packets(full_only, false, cx);
     }
 
-    /// Sends packets, `most` of them at most (`tcp_write_xmit`).
-    fn send_packets(&mut self, full_only: bool, most: u32, cx: &mut Context<'_>) {
-        if !self.can_send() || self.unsent_bytes() == 0 && !self.has_unsent_fin() {
+    /// Sends packets; by `push_one` a single one, which does not wait for the next ACK (`tcp_write_xmit`).
+    fn send_packets(&mut self, full_only: bool, push_one: bool, cx: &mut Context<'_>) {
+        if !self.can_send() || !self.has_unsent() {
             return;
         }
-        let (mut sent, before, room) = (0, self.sent.len(), self.segment_room());
+        let (mut has_sent, before, room) = (false, self.sent.len(), self.segment_room());
         let halt = loop {
-            if sent == most {
+            if let Err(halt) = self.send_next(full_only, push_one, room, cx) {
+                break halt;
+            }
+            has_sent = true;
+            if push_one {
                 break Halt::Empty;
             }
-            match self.send_next(full_only, most == 1, room, cx) {
-                Ok(()) => sent += 1,
-                Err(halt) => break halt,
-            }
         };
-        if sent > 0 {
+        if has_sent {
             self.recovery.note_sent(self.sent.len() - before);
             self.schedule_loss_probe(cx.now_us, false);
         }
         let is_full = self.sent.in_flight() >= self.congestion.cwnd;
         let is_limited = halt == Halt::CongestionWindow || is_full;
-        if sent > 0 || is_limited {
+        if has_sent || is_limited {
             self.note_window_use(is_limited, cx.now_us);
         }
         // Nothing comes back that could open the window, end Nagle's wait or free a frame.
-        let has_more = self.unsent_bytes() > 0 || self.has_unsent_fin();
-        let is_waiting = halt != Halt::Pacing && has_more || halt == Halt::NoFrame;
+        let is_waiting = halt != Halt::Pacing && self.has_unsent() || halt == Halt::NoFrame;
         if self.sent.is_empty() && is_waiting && self.timers.is_retransmit_idle() {
             let wait_us = self.rtt.rto_us().max(RTO_MIN_US);
             self.timers.set_probe(cx.now_us + wait_us);
@@ -98,7 +102,7 @@ impl Connection {
 
     /// Sends one packet, as full as it is (`tcp_push_one`): more is being written behind it.
     pub(super) fn push_one(&mut self, cx: &mut Context<'_>) {
-        self.send_packets(false, 1, cx);
+        self.send_packets(false, true, cx);
     }
 
     /// Notes how far the window is used: the strongest sign of each round trip (`tcp_cwnd_validate`).
@@ -141,12 +145,14 @@ impl Connection {
     fn send_next(
         &mut self,
         full_only: bool,
-        is_alone: bool,
+        push_one: bool,
         room: u32,
         cx: &mut Context<'_>,
     ) -> Result<(), Halt> {
+        if !self.has_unsent() {
+            return Err(Halt::Empty);
+        }
         let most = self.burst_segments(cx);
-        let next = self.next_segment(1, room).ok_or(Halt::Empty)?;
         if most == 0 {
             return Err(Halt::CongestionWindow);
         }
@@ -154,8 +160,8 @@ impl Connection {
             return Err(Halt::Pacing);
         }
         self.send.queue.grow_packet(self.send.next, room.saturating_mul(most));
-        let next = self.next_segment(most, room).unwrap_or(next);
-        if let Some(halt) = self.wait_for_next_ack(room, cx).filter(|_| !is_alone) {
+        let next = self.next_segment(most, room).ok_or(Halt::Empty)?;
+        if !push_one && let Some(halt) = self.wait_for_next_ack(room, cx) {
             return Err(halt);
         }
         let first_end = self.send.next + next.len_bytes.min(room);

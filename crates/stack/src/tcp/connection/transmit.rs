@@ -67,7 +67,7 @@ impl Connection {
         if sent.marks.push {
             flags = flags.with(Flags::PSH);
         }
-        // RFC 3168, section 6.1.5: what is sent again is not capable, and tells nothing.
+        // RFC 3168, section 6.1.5: a retransmission is not ECN-capable, and carries no CWR.
         let is_new = !sent.seq.is_before(self.send.next) && len_bytes > 0;
         if is_new && self.agreed.ecn && std::mem::take(&mut self.cwr_is_due) {
             flags = flags.with(Flags::CWR);

@@ -66,7 +66,7 @@ impl ReceiveWindow {
         Self {
             bytes: options.rcvbuf.unwrap_or(config.rmem.0),
             largest: options.rcvbuf.unwrap_or(config.rmem.1),
-            clamp: options.window_clamp.map_or(u32::MAX, NonZeroU32::get),
+            clamp: options.window_clamp.map_or(u32::MAX, |clamp| clamp.get().max(CLAMP_MIN_BYTES)),
             ratio: FIRST_RATIO,
             threshold: 0,
             measured_from: Seq(0),
@@ -123,12 +123,12 @@ impl ReceiveWindow {
         if self.clamp < before {
             self.threshold = self.threshold.min(self.clamp);
         } else if self.clamp > before {
-            self.lift(announced);
+            self.raise_threshold(announced);
         }
     }
 
-    /// Lifts the window to what is announced already, as far as the largest allows.
-    pub(super) fn lift(&mut self, announced: u32) {
+    /// Raises `rcv_ssthresh` to the announced window, within the clamp.
+    pub(super) fn raise_threshold(&mut self, announced: u32) {
         self.threshold = self.threshold.max(announced.min(self.clamp));
     }
 
@@ -278,7 +278,7 @@ impl Connection {
     }
 
     /// Window by the free part of the buffer, without silly sizes (RFC 9293, section 3.8.6.2.2;
-    /// `__tcp_select_window`).
+    /// `__tcp_select_window`). Leaves quick ACK mode if less than half is free.
     pub(super) fn free_window(&mut self) -> u32 {
         let buffer = &self.receive.buffer;
         let allowed = buffer.of_memory(buffer.bytes);
@@ -287,7 +287,7 @@ impl Connection {
         let segment = self.delayed.segment_bytes().min(full);
         let scale = self.agreed.receive_scale();
         if free < full / 2 {
-            // The peer shall slow down: nothing is acknowledged early.
+            // Memory runs low: leave quick ACK mode (`__tcp_select_window`).
             self.delayed.leave_quick();
             free = free >> scale << scale;
             if free < allowed >> 4 || free < segment {

@@ -146,7 +146,7 @@ fn tcp_17_unsent_limit_holds_bytes_back() {
     let mut pair = pair(8192);
     let (client, server) = pair.open(80);
     let options = pair.hosts[0].tcp.options(client).unwrap();
-    let limited = TcpOptions { unsent_limit: NonZeroU32::new(LIMIT), ttl: 9, ..options };
+    let limited = TcpOptions { unsent_limit: NonZeroU32::new(LIMIT), ..options };
     pair.call(0, |tcp, out| tcp.set_options(client, limited, out)).unwrap();
     let mut room = vec![0; 1 << 20];
     let (mut read, mut held_back) = (0, 0);
@@ -165,7 +165,7 @@ fn tcp_17_unsent_limit_holds_bytes_back() {
 }
 
 #[test]
-fn tcp_17_time_to_live_is_the_options() {
+fn tcp_17_packets_carry_the_ttl_option() {
     let mut pair = pair(8192);
     let (client, _) = pair.open(80);
     let options = TcpOptions { ttl: 9, ..pair.hosts[0].tcp.options(client).unwrap() };
