@@ -89,7 +89,7 @@ impl<'a> ControlSession<'a> {
             Err(refused) => return Ok(Err(refused)),
         };
         let Some(_watching) = self.slot.watch() else {
-            let why = "the limit of clients that watch is reached; end one of them, then try again";
+            let why = "too many clients are watching; end one of them, then try again";
             return Ok(Err(Refused::new(Errno::Busy, why)));
         };
         let names = Names::in_run(&self.context.control);

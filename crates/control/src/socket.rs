@@ -156,7 +156,7 @@ pub(super) fn serve_client(
         return refuse(&stream, &refused);
     }
     let Some(slot) = slots.take(&stream)? else {
-        let why = "the limit of clients is reached; end one of them, then try again";
+        let why = "too many clients are connected; end one of them, then try again";
         return refuse(&stream, &Refused::new(Errno::Busy, why));
     };
     let context = Arc::clone(context);

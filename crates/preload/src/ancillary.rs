@@ -161,7 +161,7 @@ impl ControlWriter {
                     self.put((libc::IPPROTO_IPV6, libc::IPV6_TCLASS), &class);
                 }
                 if asked.v6_destination {
-                    let address = encode(scoped(SocketAddr::new(plain, port), interface));
+                    let address = encode(scoped(SocketAddr::new(plain, port), || interface));
                     self.put((libc::IPPROTO_IPV6, libc::IPV6_ORIGDSTADDR), &address);
                 }
             }
@@ -170,10 +170,10 @@ impl ControlWriter {
 }
 
 /// Address with the interface that it came in on, if it is link-local (`ipv6_iface_scope_id`).
-pub(crate) fn scoped(address: SocketAddr, interface: u32) -> SocketAddr {
+pub(crate) fn scoped(address: SocketAddr, interface: impl FnOnce() -> u32) -> SocketAddr {
     let SocketAddr::V6(mut v6) = address else { return address };
     if v6.ip().is_unicast_link_local() {
-        v6.set_scope_id(interface);
+        v6.set_scope_id(interface());
     }
     v6.into()
 }

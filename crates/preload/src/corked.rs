@@ -5,12 +5,10 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use forebay::net::message::Transmit;
 use rustix::io::Errno;
 
 use crate::ancillary::SendControl;
-
-/// Longest payload of a datagram.
-const PAYLOAD_BYTES_MAX: usize = 65_507;
 
 /// Destination and control data, which are those of the first part.
 pub(crate) type Envelope = (SocketAddr, SendControl);
@@ -18,12 +16,22 @@ pub(crate) type Envelope = (SocketAddr, SendControl);
 /// Parts of a datagram that is not whole yet.
 #[derive(Default)]
 pub(crate) struct Corked {
+    /// True while all calls send parts (`UDP_CORK`).
+    is_on: AtomicBool,
     /// True if there are some: without them, a call that sends takes no lock.
     has_some: AtomicBool,
     parts: Mutex<Option<(Vec<u8>, Envelope)>>,
 }
 
 impl Corked {
+    pub(crate) fn set_on(&self, is_on: bool) {
+        self.is_on.store(is_on, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         !self.has_some.load(Ordering::Acquire)
     }
@@ -35,7 +43,7 @@ impl Corked {
     pub(crate) fn add(
         &self,
         part: Result<Cow<'_, [u8]>, Errno>,
-        more_follow: bool,
+        more_follows: bool,
         envelope: impl FnOnce() -> Result<Envelope, Errno>,
     ) -> Result<Option<(Vec<u8>, Envelope)>, Errno> {
         let mut parts = self.parts();
@@ -45,11 +53,11 @@ impl Corked {
         };
         self.has_some.store(false, Ordering::Release);
         let part = part?;
-        if payload.len() + part.len() > PAYLOAD_BYTES_MAX {
+        if payload.len() + part.len() > Transmit::payload_bytes_max(envelope.0) {
             return Err(Errno::MSGSIZE);
         }
         payload.extend_from_slice(&part);
-        if !more_follow {
+        if !more_follows {
             return Ok(Some((payload, envelope)));
         }
         *parts = Some((payload, envelope));
@@ -100,7 +108,7 @@ mod tests {
         assert_eq!(add(b"c", false, later), Ok(whole));
         assert!(corked.is_empty() && corked.take().is_none());
         assert_eq!(add(b"", true, || Err(Errno::DESTADDRREQ)), Err(Errno::DESTADDRREQ));
-        assert_eq!(add(&[0; PAYLOAD_BYTES_MAX], true, first), Ok(None));
+        assert_eq!(add(&[0; 65_507], true, first), Ok(None));
         assert_eq!(add(b"x", false, later), Err(Errno::MSGSIZE));
         assert!(corked.is_empty());
     }

@@ -202,13 +202,7 @@ impl Listener {
             UNSERVED.fetch_add(1, Ordering::Relaxed);
             return Ok(());
         }
-        let mut turn = self.turn();
-        if turn.is_none() {
-            let (setter, descriptor) = readiness().map_err(|error| unconnected_errno(&error))?;
-            self.place(socket, descriptor.as_fd())?;
-            *turn = Some((setter, descriptor));
-        }
-        drop(turn);
+        self.place_turn(socket)?;
         self.end_turn();
         Ok(())
     }
@@ -281,19 +275,26 @@ impl Listener {
     /// Has the listener served when the process that receives the packets has ended. Until then its descriptor is
     /// never readable.
     fn wait_in_turn(&self, socket: &Arc<Socket>) -> Result<(), Errno> {
-        let mut turn = self.turn();
-        if turn.is_none() {
+        if self.place_turn(socket)? {
             eprintln!(
                 "forebay: another process serves {}: process {} will serve it when that one has ended",
                 self.local,
                 process::id()
             );
-            let (setter, descriptor) = readiness().map_err(|error| unconnected_errno(&error))?;
-            self.place(socket, descriptor.as_fd())?;
-            *turn = Some((setter, descriptor));
         }
-        drop(turn);
         when_free(serve_all)
+    }
+
+    /// Puts a descriptor that is never readable at the listener's numbers; false if it was there.
+    fn place_turn(&self, socket: &Arc<Socket>) -> Result<bool, Errno> {
+        let mut turn = self.turn();
+        if turn.is_some() {
+            return Ok(false);
+        }
+        let (setter, descriptor) = readiness().map_err(|error| unconnected_errno(&error))?;
+        self.place(socket, descriptor.as_fd())?;
+        *turn = Some((setter, descriptor));
+        Ok(true)
     }
 
     /// Puts a readiness descriptor at the listener's numbers.

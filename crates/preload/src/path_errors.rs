@@ -18,7 +18,7 @@ use crate::protected;
 use crate::runtime::{FORKS_MAX, forks};
 
 /// Watches of this process and of its ancestors, by number of forks: a child has none of the threads.
-static WATCHES: [OnceLock<Result<Watch, Errno>>; FORKS_MAX] =
+static WATCHES: [OnceLock<Result<Arc<Watch>, Errno>>; FORKS_MAX] =
     [const { OnceLock::new() }; FORKS_MAX];
 
 /// Sockets of the kernel that are watched.
@@ -35,6 +35,14 @@ type Watched = HashMap<RawFd, (Arc<SocketQueue>, Arc<PathError>)>;
 pub(crate) struct PathError(AtomicI32);
 
 impl PathError {
+    /// Tells an error to the next call on the socket with this queue.
+    pub(crate) fn tell(&self, error: Errno, queue: &SocketQueue) {
+        self.0.store(error.raw_os_error(), Ordering::Release);
+        if queue.refuse() == Enqueue::WakeReader {
+            queue.wake_reader();
+        }
+    }
+
     /// Takes the error; that of a refusal if no other was told.
     pub(crate) fn take(&self) -> Errno {
         match self.0.swap(0, Ordering::AcqRel) {
@@ -74,20 +82,15 @@ pub(crate) fn unwatch(kernels: BorrowedFd<'_>) {
 }
 
 impl Watch {
-    fn begin() -> Result<Self, Errno> {
+    fn begin() -> Result<Arc<Self>, Errno> {
         let epoll = protected::duplicate(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
         protected::protect(epoll.as_fd());
-        let this = forks();
-        let run = move || loop {
-            match WATCHES.get(this).and_then(OnceLock::get) {
-                Some(Ok(watch)) if watch.pass_on().is_err() => return,
-                Some(_) => {}
-                None => thread::yield_now(), // until it is entered
-            }
-        };
+        let watch = Arc::new(Self { epoll, sockets: Mutex::default() });
+        let own = Arc::clone(&watch);
+        let run = move || while own.pass_on().is_ok() {};
         let thread = thread::Builder::new().name("forebay-errors".into());
         with_all_blocked(|| thread.spawn(run)).map_err(|_| Errno::AGAIN)?;
-        Ok(Self { epoll, sockets: Mutex::default() })
+        Ok(watch)
     }
 
     /// Waits for errors, and passes them on.
@@ -105,13 +108,10 @@ impl Watch {
             let sockets = self.sockets();
             let number = RawFd::try_from(event.data.u64()).unwrap_or(-1);
             let Some((queue, error)) = sockets.get(&number) else { continue };
-            // Closed with the table unlocked alone.
+            // Open: `unwatch` removes it under this lock before it is closed.
             let told = abi::with_number(number, |kernels| socket_error(kernels));
             if let Ok(Err(errno)) = told {
-                error.0.store(errno.raw_os_error(), Ordering::Release);
-                if queue.refuse() == Enqueue::WakeReader {
-                    queue.wake_reader();
-                }
+                error.tell(errno, queue);
             }
         }
         Ok(())

@@ -254,7 +254,7 @@ impl Stream {
         wait: Option<&mut CallWait>,
     ) -> Result<usize, Errno> {
         if room.is_empty() {
-            // As the kernel: waits for a byte, and leaves it there. The end of the time-out is no error.
+            // As the kernel: waits for a byte, and leaves it there. The end of the time-out is not an error.
             let waits = wait.is_some() && !self.is_nonblocking.load(Ordering::Relaxed);
             return match self.attempt(wait, |tcp| tcp.peek(&mut [0])) {
                 Err(Errno::AGAIN) if waits => Ok(0),

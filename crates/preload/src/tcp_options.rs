@@ -283,7 +283,7 @@ impl TcpSetting {
                 options.ttl = u8::try_from(value).unwrap_or(options.ttl);
             }
             (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT) => {
-                // 0 is the kernel's own, which is none; more than an int is, too.
+                // 0 stands for the sysctl's value, which is no limit. So does one above `i32::MAX`.
                 options.unsent_limit = u32::try_from(value).ok().and_then(NonZeroU32::new);
             }
             _ => {}

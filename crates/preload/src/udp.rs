@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use arc_swap::ArcSwap;
 use forebay::net::message::Transmit;
@@ -25,7 +25,7 @@ use crate::origin::Origin;
 use crate::path_errors::{self, PathError};
 use crate::runtime::{is_taken, running_alone};
 use crate::socket::{CallWait, Socket, Takeover};
-use crate::udp_options::{OF_RESERVED, RECVERR, Settings, has_effect, lacking, timeout};
+use crate::udp_options::{OF_RESERVED, RECVERR, Settings, UDP_CORK, has_effect, lacking, timeout};
 use crate::{abi, protected, table};
 
 /// Length of the longest payload of a datagram, or of several merged.
@@ -41,8 +41,6 @@ pub(crate) struct Udp {
     settings: ArcSwap<Settings>,
     /// Sides that `shutdown` has ended: [`RECEIVING`] and [`SENDING`].
     ended: AtomicU8,
-    /// True if the peer's refusal came after a part of a call was done: it is the next call's.
-    is_refused: AtomicBool,
     /// Error of the path that waits.
     path_error: Arc<PathError>,
     /// Datagram that is sent once it is whole (`MSG_MORE`, `UDP_CORK`).
@@ -98,12 +96,12 @@ impl Udp {
             v6_only,
             settings: ArcSwap::default(),
             ended: AtomicU8::new(0),
-            is_refused: AtomicBool::new(false),
             path_error: Arc::default(),
             corked: Corked::default(),
             origin: Origin::here(),
         };
         socket.adopt_settings();
+        socket.adopt_cork();
         table::insert(number, Arc::new(Socket::Udp(socket)));
         Ok(Takeover::Ours)
     }
@@ -216,21 +214,14 @@ impl Udp {
     /// Takes the error that waits (`SO_ERROR`).
     pub(crate) fn take_error(&self) -> Result<Option<Errno>, Errno> {
         self.check()?;
-        if self.take_left() {
-            return Ok(Some(Errno::CONNREFUSED));
-        }
         Ok(self.udp.take_error().map(|error| self.errno(&error)))
     }
 
     /// Leaves an error to the next call.
     pub(crate) fn leave(&self, error: Errno) {
-        if error == Errno::CONNREFUSED {
-            self.is_refused.store(true, Ordering::Relaxed);
+        if !matches!(error, Errno::AGAIN | Errno::INTR) {
+            self.path_error.tell(error, self.udp.queue());
         }
-    }
-
-    fn take_left(&self) -> bool {
-        self.is_refused.load(Ordering::Relaxed) && self.is_refused.swap(false, Ordering::Relaxed)
     }
 
     /// Socket of the kernel whose error queue has the ICMP errors of this one.
@@ -241,7 +232,7 @@ impl Udp {
 
     /// Sender of a message, in the socket's family.
     pub(crate) fn source_of(&self, message: &Message<'_>) -> SocketAddr {
-        shown(scoped(message.source(), message.interface()), self.is_ipv6)
+        shown(scoped(message.source(), || message.interface()), self.is_ipv6)
     }
 
     /// Interface that a message came in on, and the number of datagrams that the socket had no room for if the
@@ -318,9 +309,6 @@ impl Udp {
         dont_wait: bool,
         mut attempt: impl FnMut() -> std::io::Result<T>,
     ) -> Result<Option<T>, Errno> {
-        if self.take_left() {
-            return Err(Errno::CONNREFUSED);
-        }
         let mut wait = CallWait::default();
         loop {
             match attempt().map_err(|error| self.errno(&error)) {
@@ -369,7 +357,7 @@ impl Udp {
             }
             Ok((to, outgoing.control((self.is_ipv6, is_v4))?))
         };
-        let is_part = mode.more_follows || self.settings.load().is_corked;
+        let is_part = mode.more_follows || self.corked.is_on();
         if !is_part && self.corked.is_empty() {
             let envelope = envelope()?;
             self.check_sending()?;
@@ -393,8 +381,13 @@ impl Udp {
         if self.has_ended(SENDING) { Err(Errno::PIPE) } else { Ok(()) }
     }
 
-    /// Sends the datagram that was not whole, if there is one, as it is.
-    pub(crate) fn uncork(&self) {
+    /// Reads `UDP_CORK` again. Without it the datagram that was not whole, if there is one, is sent as it is.
+    pub(crate) fn adopt_cork(&self) {
+        let is_on = abi::is_on(self.kernel(), SocketOption::of_udp(UDP_CORK));
+        self.corked.set_on(is_on);
+        if is_on {
+            return;
+        }
         if let Some((payload, envelope)) = self.corked.take() {
             let _ = self.send_whole(&payload, envelope, true); // as in the kernel, an error is lost
         }

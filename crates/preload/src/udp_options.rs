@@ -139,7 +139,6 @@ pub(crate) struct Settings {
     pub(crate) v4_marks: Option<(u8, u8)>,
     pub(crate) arrival_time: ArrivalTime,
     pub(crate) counts_dropped: bool,
-    pub(crate) is_corked: bool,
     pub(crate) write_timeout: Option<Duration>,
 }
 
@@ -185,7 +184,6 @@ impl Settings {
             }),
             arrival_time: ArrivalTime::adopt(value),
             counts_dropped: is_on(SocketOption::of_socket(libc::SO_RXQ_OVFL)),
-            is_corked: is_on(SocketOption::of_udp(UDP_CORK)),
             write_timeout: timeout(kernel, libc::SO_SNDTIMEO),
         }
     }

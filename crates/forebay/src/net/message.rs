@@ -31,6 +31,14 @@ impl<'a> Transmit<'a> {
     /// Maximum number of datagrams in one payload (`UDP_MAX_SEGMENTS`).
     pub const SEGMENTS_MAX: usize = 128;
 
+    /// Longest payload of one send to a destination, also if it leaves in several datagrams (`ip_append_data`), in
+    /// bytes.
+    #[must_use]
+    pub fn payload_bytes_max(destination: SocketAddr) -> usize {
+        let is_v4 = destination.ip().to_canonical().is_ipv4();
+        65_535 - 8 - if is_v4 { 20 } else { 0 }
+    }
+
     /// Datagram without control data.
     #[must_use]
     pub fn new(payload: &'a [u8], destination: SocketAddr) -> Self {

@@ -47,8 +47,8 @@ impl Endpoint {
         let between = Between { source, destination: to };
         let marks = self.marks_of(of, to.ip());
         let identity = routes.identity(device);
-        // Loopback copies to programs on the kernel's stack can only come from the kernel.
         self.check_broadcast(to, &identity)?;
+        // Loopback copies to programs on the kernel's stack can only come from the kernel.
         let has_kernel = self.reserved.is_some() && self.shared.devices[device].kernels.is_some();
         let is_looped = || self.options.multicast_loop.load(Ordering::Relaxed);
         if to.ip().is_multicast() {
@@ -93,7 +93,7 @@ impl Endpoint {
     pub(super) fn check_broadcast(&self, to: SocketAddr, on: &Identity) -> io::Result<()> {
         match to.ip() {
             IpAddr::V4(to)
-                if on.is_broadcast(to) && !self.options.may_broadcast.load(Ordering::Relaxed) =>
+                if !self.options.may_broadcast.load(Ordering::Relaxed) && on.is_broadcast(to) =>
             {
                 Err(Errno::ACCESS.into())
             }

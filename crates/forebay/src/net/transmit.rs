@@ -20,16 +20,13 @@ use forebay_sys::clock::Clock;
 use rustix::io::Errno;
 
 use super::fragment_ids::FragmentIds;
+use super::message::Transmit;
 use super::neighbours::{DeviceNeighbours, Hop};
 pub(super) use last_sent::LastSent;
 pub(super) use queue::{Clearings, Flushed, TransmitQueue};
 
 /// Room for gathered packets that is made at first.
 const GATHERED_ROOM: usize = 64;
-
-/// Longest payload of one send: a datagram's, also if it is cut into several (`ip_append_data`).
-const PAYLOAD_BYTES_MAX_V4: usize = 65_535 - 20 - 8;
-const PAYLOAD_BYTES_MAX_V6: usize = 65_535 - 8;
 
 /// Header fields of a datagram to be sent, addresses excluded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -359,8 +356,7 @@ impl SendForm {
         between: Between,
         on: &Identity,
     ) -> io::Result<Self> {
-        let is_v4 = between.destination.is_ipv4();
-        if payload_len > if is_v4 { PAYLOAD_BYTES_MAX_V4 } else { PAYLOAD_BYTES_MAX_V6 } {
+        if payload_len > Transmit::payload_bytes_max(between.destination) {
             return Err(too_long());
         }
         let gso_len = usize::from(marks.gso_size);

@@ -120,8 +120,9 @@ impl SocketOptions {
         let binding = Binding { reuse, cpu, select, is_v6_only, ..unbound };
         let rcvbuf = rcvbuf.unwrap_or(shared.rmem_default);
         let mut bound = shared.bind(binding, rcvbuf, Arc::<Wake>::clone(&wake))?;
-        // As the program names it: an IPv6 socket keeps its family at an IPv4 address.
-        bound.local = SocketAddr::new(local.ip(), bound.local.port());
+        // As the program names it: an IPv6 socket keeps its family at an IPv4 address, and a scope.
+        local.set_port(bound.local.port());
+        bound.local = local;
         Ok(UdpSocket(Arc::new(Endpoint::new(shared, bound, wake, reserved))))
     }
 

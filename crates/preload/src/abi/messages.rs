@@ -192,7 +192,7 @@ struct Limit<'a> {
 
 impl<'a> Limit<'a> {
     /// # Errors
-    /// `EINVAL` for a time that is none.
+    /// `EINVAL` for an invalid time.
     fn of(left: &'a mut timespec) -> Result<Self, Errno> {
         let seconds = u64::try_from(left.tv_sec).map_err(|_| Errno::INVAL)?;
         let nanos = u32::try_from(left.tv_nsec).map_err(|_| Errno::INVAL)?;

@@ -66,12 +66,8 @@ pub unsafe extern "C" fn setsockopt(
         return result;
     }
     match &*socket {
-        Socket::Udp(udp) => {
-            udp.adopt_settings();
-            if option == SocketOption::of_udp(UDP_CORK) && !udp.settings().is_corked {
-                udp.uncork();
-            }
-        }
+        Socket::Udp(udp) if option == SocketOption::of_udp(UDP_CORK) => udp.adopt_cork(),
+        Socket::Udp(udp) => udp.adopt_settings(),
         Socket::Listener(listener) => listener.adopt_option(option),
         Socket::Stream(_) if is_timeout(option) => {}
         Socket::Stream(stream) => {

@@ -62,8 +62,8 @@ impl<'a> OutgoingDatagram<'a> for Message<'a> {
     }
 }
 
-/// Flags of a call, by which an error of a UDP socket comes without a signal.
-fn with_signal(socket: &Socket, flags: c_int) -> c_int {
+/// Flags that decide on SIGPIPE: `EPIPE` of a UDP socket never raises it.
+fn signal_flags(socket: &Socket, flags: c_int) -> c_int {
     if matches!(socket, Socket::Udp(_)) { flags | libc::MSG_NOSIGNAL } else { flags }
 }
 
@@ -130,7 +130,7 @@ pub unsafe extern "C" fn sendto(
     {
         return answer_sent(Err(error), libc::MSG_NOSIGNAL);
     }
-    let signal = with_signal(&socket, flags);
+    let signal = signal_flags(&socket, flags);
     answer_sent(send_all(&socket, vectors, name, flags), signal)
 }
 
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) 
     };
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::counted(vectors, count) };
-    let signal = with_signal(&socket, 0);
+    let signal = signal_flags(&socket, 0);
     answer_sent(vectors.and_then(|vectors| write_all(&socket, vectors, 0)), signal)
 }
 
@@ -193,7 +193,7 @@ pub unsafe extern "C" fn pwritev2(
     let flags = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::counted(vectors, count) };
-    let signal = with_signal(&socket, flags);
+    let signal = signal_flags(&socket, flags);
     answer_sent(vectors.and_then(|vectors| write_all(&socket, vectors, flags)), signal)
 }
 
@@ -276,7 +276,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, header: *const msghdr, flags: c_int)
         return answer_sent(Err(Errno::FAULT), flags);
     };
     // SAFETY: the caller's promise.
-    answer_sent(unsafe { send_header(&socket, header, flags) }, with_signal(&socket, flags))
+    answer_sent(unsafe { send_header(&socket, header, flags) }, signal_flags(&socket, flags))
 }
 
 /// # Safety
