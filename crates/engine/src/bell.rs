@@ -92,10 +92,7 @@ impl Bell {
     /// Sleeps until the bell rings, a descriptor is readable, or for `at_most`.
     pub(super) fn wait(&self, at_most: Option<Duration>, descriptors: &[BorrowedFd<'_>]) {
         if !descriptors.is_empty() {
-            match self.event() {
-                Some(event) => event.wait(descriptors, at_most),
-                None => thread::sleep(at_most.unwrap_or(UNWAKEABLE_SLEEP).min(UNWAKEABLE_SLEEP)),
-            }
+            self.on_event(at_most, |event| event.wait(descriptors, at_most));
             return;
         }
         match at_most {
@@ -104,12 +101,16 @@ impl Bell {
         }
     }
 
-    /// Sleeps as [`wait`](Self::wait) does, for descriptors of a worker that another thread may turn meanwhile, for at
-    /// most `at_most_ns`.
-    pub(super) fn wait_for(&self, at_most_ns: Option<u64>, descriptors: &[RawFd]) {
-        let at_most = at_most_ns.map(Duration::from_nanos);
+    /// Sleeps as [`wait`](Self::wait) does on descriptors, even if there are none, which are given by their numbers:
+    /// another thread may turn their worker meanwhile.
+    pub(super) fn wait_by_number(&self, at_most: Option<Duration>, descriptors: &[RawFd]) {
+        self.on_event(at_most, |event| event.wait_by_number(descriptors, at_most));
+    }
+
+    /// Waits for the event, or for a short time if it could not be created.
+    fn on_event(&self, at_most: Option<Duration>, wait: impl FnOnce(&Event)) {
         match self.event() {
-            Some(event) => event.wait_for(descriptors, at_most),
+            Some(event) => wait(event),
             None => thread::sleep(at_most.unwrap_or(UNWAKEABLE_SLEEP).min(UNWAKEABLE_SLEEP)),
         }
     }

@@ -9,6 +9,7 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
 
 use forebay_rx::Handler;
 
@@ -161,7 +162,8 @@ impl<H: Handler> Loan<H> {
             self.sleeps_suspended.store(suspended.is_some(), Ordering::Relaxed);
             let readable = if suspended.is_some() { &[] } else { numbers };
             let wake_ns = until_ns.into_iter().chain(suspended).min();
-            bell.wait_for(wake_ns.map(|wake_ns| wake_ns.saturating_sub(now_ns)), readable);
+            let at_most_ns = wake_ns.map(|wake_ns| wake_ns.saturating_sub(now_ns));
+            bell.wait_by_number(at_most_ns.map(Duration::from_nanos), readable);
             self.sleeps_suspended.store(false, Ordering::Relaxed);
             now_ns = clock.now_ns();
             let is_over = wake_ns.is_some_and(|wake_ns| wake_ns <= now_ns);

@@ -376,7 +376,7 @@ impl Changes {
         rows
     }
 
-    /// Value of a change as in force. An empty mask is not a limit: packets go to the CPU that polls
+    /// Value of a change as in force. An empty mask sets no limit: packets go to the CPU that polls
     /// the queue, or to one where an application runs.
     fn value_of(&self, change: &Change) -> String {
         match change {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_engine::trace::{self, TracePlan};
 use forebay_sys::error::{Error, Result};
+use forebay_sys::remove_file;
 
 /// Directories that a run writes to.
 #[derive(Clone, Debug, Default)]
@@ -50,11 +51,11 @@ impl Outputs<'_> {
         Ok(locks)
     }
 
-    /// Refuses to overwrite the files that this run reads. Nothing is touched.
+    /// Fails if one of `inputs`, which this run reads, would be overwritten. Touches nothing.
     ///
     /// # Errors
     /// If a file to be overwritten is one of `inputs`, or a directory cannot be read.
-    pub(crate) fn spare<'p>(&self, inputs: impl Iterator<Item = &'p Path>) -> Result<()> {
+    pub(crate) fn refuse_inputs<'p>(&self, inputs: impl Iterator<Item = &'p Path>) -> Result<()> {
         let inputs: Vec<_> = inputs.filter_map(identity).collect();
         for Output { what, directory, path } in self.files()? {
             if identity(&path).is_some_and(|file| inputs.contains(&file)) {
@@ -75,7 +76,7 @@ impl Outputs<'_> {
     /// # Errors
     /// If a directory cannot be read, or a file cannot be removed.
     pub(crate) fn clear_captures(&self) -> Result<()> {
-        self.capture_files()?.iter().try_for_each(|output| remove(&output.path))
+        self.capture_files()?.iter().try_for_each(|output| remove_file(&output.path))
     }
 
     fn capture_files(&self) -> Result<Vec<Output<'_>>> {
@@ -159,13 +160,6 @@ fn identity(path: impl AsRef<Path>) -> Option<(u64, u64)> {
     path.as_ref().metadata().ok().map(identity)
 }
 
-fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        removed => removed.map_err(Error::file("remove", path)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,7 +217,7 @@ mod tests {
             let input = directory.path().join(name);
             fs::write(&input, "a capture").unwrap();
             let outputs = Outputs { captures: Vec::new(), trace: Some(&plan), plots: &[] };
-            assert!(outputs.spare([input.as_path()].into_iter()).is_err(), "{name}");
+            assert!(outputs.refuse_inputs([input.as_path()].into_iter()).is_err(), "{name}");
             assert!(input.exists());
         }
     }

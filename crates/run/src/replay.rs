@@ -105,7 +105,7 @@ impl Replay {
         let (sources, progress) = open_sources(&plan)?;
         let outputs = outputs_of(&plan);
         let locks = outputs.lock()?;
-        outputs.spare(inputs(&plan))?;
+        outputs.refuse_inputs(inputs(&plan))?;
         let trace = plan.trace.as_ref().map(|trace| trace.open(&mut plan.engine)).transpose()?;
         let flows = plan.explain.iter().map(|flow| flow.hash(&plan.engine.hasher));
         plan.engine.explain = flows.collect();

@@ -204,7 +204,7 @@ impl PathMachine {
     }
 
     fn effective_mask(&self) -> String {
-        // An empty map is not a limit.
+        // An empty mask sets no limit.
         let map = self.rps_cpus.and(self.running);
         if map.len() > 0 { map.mask() } else { CpuSet::range(0, crate::cpu_set::CPUS_MAX).mask() }
     }
@@ -379,7 +379,7 @@ impl SimMachine for PathMachine {
 impl PathMachine {
     /// Checks that no packet is refused because others are held while there is room behind its
     /// predecessors. A flow that has used its share of the hold, or is behind a fence, may have to
-    /// wait; and a CPU outside the map is not room for a flow that is not there.
+    /// wait; and a CPU outside the map has no room for a flow that is not there.
     fn check_room(&self, dropped: &Dropped, queue: RxQueue, laws: &mut Laws) {
         let Dropped { reason: DropReason::HoldFull, packet: Some(packet), arrival } = dropped
         else {

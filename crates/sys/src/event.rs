@@ -43,9 +43,9 @@ impl Event {
         }
     }
 
-    /// Waits as [`wait`](Self::wait) does, for descriptors that another thread may close meanwhile: the wait may then
-    /// end early, or for other files with their numbers.
-    pub fn wait_for(&self, descriptors: &[RawFd], at_most: Option<Duration>) {
+    /// Waits as [`wait`](Self::wait) does, for descriptors by their numbers, which another thread may close meanwhile:
+    /// the wait may then end early, or for other files with these numbers.
+    pub fn wait_by_number(&self, descriptors: &[RawFd], at_most: Option<Duration>) {
         // SAFETY: a borrowed descriptor is only polled, and poll(2) answers a number that is not open by POLLNVAL. Each is
         // that of a file, not -1.
         let borrow = |&fd: &RawFd| unsafe { BorrowedFd::borrow_raw(fd) };

@@ -71,6 +71,17 @@ pub fn udp_mem_low_pages() -> Option<u64> {
     text.split_whitespace().next()?.parse().ok()
 }
 
+/// Removes a file. One that is not there is fine.
+///
+/// # Errors
+/// If it is there and cannot be removed.
+pub fn remove_file(path: &Path) -> Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(Error::file("remove", path)),
+    }
+}
+
 /// Detaches the mount at a directory even if it is in use (`MNT_DETACH`): the file system is
 /// released once nothing uses it any more.
 ///

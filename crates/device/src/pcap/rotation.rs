@@ -8,6 +8,7 @@ use std::num::{NonZeroU16, NonZeroU64};
 use std::path::{Path, PathBuf};
 
 use forebay_sys::error::{Error, Result};
+use forebay_sys::remove_file;
 
 /// Number of digits of a file's number. Larger numbers have more.
 const NUMBER_DIGITS: usize = 6;
@@ -119,19 +120,11 @@ impl FileNames {
         name.push(".pcap");
         if let Some(kept) = self.rotation.kept {
             while self.existing.len() >= usize::from(kept.get()) {
-                self.existing.pop_front().map_or(Ok(()), |oldest| delete(&oldest))?;
+                self.existing.pop_front().map_or(Ok(()), |oldest| remove_file(&oldest))?;
             }
             self.existing.push_back(PathBuf::from(&name));
         }
         self.next += 1;
         Ok(name.into())
-    }
-}
-
-/// Deletes a file, which may be gone already.
-fn delete(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        deleted => deleted.map_err(Error::file("remove", path)),
     }
 }

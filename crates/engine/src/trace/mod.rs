@@ -13,7 +13,6 @@ mod written_frames; // frames that have a row
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,6 +28,7 @@ use forebay_rx::parse::Verify;
 use forebay_rx::{Packet, RxQueue};
 use forebay_sys::error::{Error, Result};
 use forebay_sys::failure::FirstFailure;
+use forebay_sys::remove_file;
 use trace_file::TraceFile;
 use written_frames::WrittenFrames;
 
@@ -135,13 +135,8 @@ impl Trace {
     pub fn begin(&self) -> Result<()> {
         self.files().try_for_each(TraceFile::begin)?;
         let paths = FILES.map(|name| self.directory.join(name));
-        let stale = paths.iter().filter(|path| self.files().all(|file| file.path() != *path));
-        stale.map(|path| (path, fs::remove_file(path))).try_for_each(
-            |(path, removed)| match removed {
-                Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-                removed => removed.map_err(Error::file("remove", path)),
-            },
-        )
+        let mut stale = paths.iter().filter(|path| self.files().all(|file| file.path() != *path));
+        stale.try_for_each(|path| remove_file(path))
     }
 
     /// Writes a row for a packet of these frames that left coalescing, or was dropped before;

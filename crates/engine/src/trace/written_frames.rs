@@ -2,8 +2,9 @@
 
 use std::collections::{HashSet, VecDeque};
 
-/// Number of frames that are remembered: more than are in packet memory, whatever its size. Without a
-/// limit, a long run would need memory for each frame that it ever saw.
+/// Number of frames that are remembered: those of 2 GiB of packet memory in chunks of 2 KiB. With more in
+/// flight, a frame may get a second row. Without a limit, a long run would need memory for each frame that
+/// it ever saw.
 const FRAMES_MAX: usize = 1 << 20;
 
 /// Frames that a row was written for, the latest [`FRAMES_MAX`].

@@ -11,6 +11,7 @@ use forebay_metrics::{Metrics, SOCKETS_LISTED_MAX};
 use forebay_rx::arrive::{Burst, PollRequest, Polled, SourceError};
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Link;
+use forebay_rx::parse::checksum::Sum;
 use forebay_rx::steer::SpreadPolicy;
 
 pub(crate) const CPUS: u16 = 128;
@@ -41,11 +42,8 @@ impl Datagrams {
         ip[..10].copy_from_slice(&[0x45, 0, 0, 28, 0, 0, 0x40, 0, 64, 17]);
         ip[12..16].copy_from_slice(&[192, 168, 100, 1]);
         ip[16..20].copy_from_slice(&OWN.octets());
-        let words =
-            ip.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-        let sum: u32 = words.sum();
-        let sum = u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
-        ip[10..12].copy_from_slice(&(!sum).to_be_bytes());
+        let checksum = !Sum::of(ip).fold();
+        ip[10..12].copy_from_slice(&checksum.to_be_bytes());
         let source = FIRST_PORT + u16::try_from(flow).unwrap();
         let port = FIRST_PORT + u16::try_from(socket).unwrap();
         frame[34..36].copy_from_slice(&source.to_be_bytes());

@@ -190,7 +190,7 @@ pub(super) fn own_fields(first: &Packet, next: &Packet, mask: &HeaderMask) -> Op
     } else {
         let header = transport.first_chunk::<UDP_BYTES>()?;
         let checksum = u16::from_be_bytes([header[6], header[7]]);
-        // 0 is not a checksum, even if the sum happens to be right, and could not be restored.
+        // 0 means no checksum, even if the sum happens to be 0, and could not be restored.
         (checksum != 0).then_some(Own { id_ahead, sequence: 0, checksum, flags: 0 })
     }
 }

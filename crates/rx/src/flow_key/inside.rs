@@ -237,6 +237,7 @@ fn gre<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At<'a
     const KEY: u8 = 0x20;
     const SEQUENCE: u8 = 0x10;
     const ACKNOWLEDGMENT: u8 = 0x80;
+    const ERSPAN_II_BYTES: usize = 8;
     let &[flags, version, high, low] = rest.bytes.first_chunk()?;
     let protocol = u16::from_be_bytes([high, low]);
     let four = |is_there: bool| if is_there { 4 } else { 0 };
@@ -247,16 +248,17 @@ fn gre<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<At<'a
             let is_nvgre = is_nvgre && protocol == ETHERTYPE_BRIDGED;
             layers.push(if is_nvgre { Layer::Nvgre } else { Layer::Gre })?;
             let len = 4 + four(flags & CHECKSUM != 0) + four(flags & KEY != 0) + sequence;
-            let erspan = match (depth, protocol) {
-                (KeyDepth::Inner, ETHERTYPE_ERSPAN) if sequence == 0 => Some(0),
-                (KeyDepth::Inner, ETHERTYPE_ERSPAN) => Some(8),
-                (KeyDepth::Inner, ETHERTYPE_ERSPAN_III) => Some(erspan_iii(rest.behind(len)?)?),
-                _ => None,
+            let (next, header) = match (depth, protocol) {
+                // Type II has a sequence number and a header of its own, type I has neither.
+                (KeyDepth::Inner, ETHERTYPE_ERSPAN) => {
+                    (NextHeader::Ethernet, if sequence == 0 { 0 } else { ERSPAN_II_BYTES })
+                }
+                (KeyDepth::Inner, ETHERTYPE_ERSPAN_III) => {
+                    (NextHeader::Ethernet, erspan_iii(rest.behind(len)?)?)
+                }
+                _ => (NextHeader::of_tunnelled(protocol, depth)?, 0),
             };
-            match erspan {
-                Some(header) => (NextHeader::Ethernet, len + header),
-                None => (NextHeader::of_tunnelled(protocol, depth)?, len),
-            }
+            (next, len + header)
         }
         1 if flags & KEY != 0 && protocol == ETHERTYPE_PPP => {
             layers.push(Layer::Gre)?;

@@ -17,15 +17,14 @@
 //! |---|---|---|
 //! | IPv4 and IPv6 in either, GRE, NVGRE, PPTP, PPPoE, errors of ICMP | yes | yes |
 //! | VXLAN, VXLAN-GPE, GENEVE, MPLS over UDP | no: the source port tells inner flows apart | yes |
-//! | GTP-U, ESP and L2TPv3 over UDP | no: nor does the kernel, and it costs every UDP packet a look | yes |
+//! | GTP-U, ESP and L2TP (data messages of versions 2 and 3) over UDP | no: nor does the kernel, and it costs every UDP packet a look | yes |
 //! | MPLS, NSH, MPLS over IP | no: nor does the kernel | yes |
-//! | L2TPv2 (data messages) | no, as GTP-U | yes |
 //! | ERSPAN, Ethernet over IP (EtherIP, protocol 143 of segment routing) | no: nor does the kernel | yes |
 //! | Teredo, LISP, FOU, GUE, WCCP, TRILL, MAC in MAC, MACsec, IPComp, WireGuard | no | no: a port that anyone may use, a rare header, or an encrypted one |
 //!
 //! Datagrams that arrive as one packet (UDP GSO) have the key of the first. They share the outer flow,
 //! so this matters only for `inner` at the ports of VXLAN, VXLAN-GPE, GENEVE, MPLS, GTP-U, ESP and
-//! L2TPv3, and only if the sender gives several inner flows one source port. Cutting such packets
+//! L2TP, and only if the sender gives several inner flows one source port. Cutting such packets
 //! before they are keyed would cost a frame and a copy per datagram.
 //!
 //! The [table of differences] says in which fields `auto` differs from the kernel's dissector

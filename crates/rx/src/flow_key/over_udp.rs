@@ -84,8 +84,10 @@ fn l2tp<'a>(rest: Rest<'a>, depth: KeyDepth, layers: &mut Layers) -> Option<Step
     const IS_CONTROL: u8 = 0x80;
     const VERSION: u8 = 0x0f;
     let &[flags, version, ..] = rest.bytes.first_chunk::<4>()?;
+    if flags & IS_CONTROL != 0 {
+        return None;
+    }
     match version & VERSION {
-        _ if flags & IS_CONTROL != 0 => None,
         2 => follow(l2tpv2(flags, rest, layers)?, depth, layers).map(Step::Inner),
         // The session comes behind the flags, the version and two reserved bytes (RFC 3931, section
         // 4.1.2).

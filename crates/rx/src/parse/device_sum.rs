@@ -16,7 +16,7 @@ const ETHERNET_BYTES: usize = 14;
 pub struct DeviceSum(NonZeroU16);
 
 impl DeviceSum {
-    /// Sum of a device, by its value in network byte order; `None` for 0, which is not a sum.
+    /// Sum of a device, by its value in network byte order; `None` for 0, which means that there is none.
     #[must_use]
     pub fn new(sum: u16) -> Option<Self> {
         NonZeroU16::new(sum).map(Self)

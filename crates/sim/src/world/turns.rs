@@ -87,7 +87,8 @@ impl<M: SimMachine> World<M> {
             let (frames, handled) = (frames as u64, handled as u64);
             let base_ns = frames.max(1) * INTAKE_NS + handled * SERVICE_NS;
             let ns = self.spend(cpu, base_ns * self.scenario.costs.factor);
-            // As in the engine, a poll in vain is not work. It takes time that the CPU has to spare.
+            // As in the engine, a poll that finds nothing does not count as work. It takes time that the
+            // CPU has to spare.
             if frames + handled > 0 {
                 self.loads[cpu.index()].busy_ns += ns;
                 self.loads[cpu.index()].frames += frames;

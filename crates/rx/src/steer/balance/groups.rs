@@ -22,7 +22,7 @@ const AVERAGED_SHIFTED: u8 = 8;
 /// Variance of the number of packets in a window, in parts of their expected number: flows come in runs.
 const VARIANCE: u64 = 3;
 
-/// Square of the number of standard deviations that are not chance.
+/// Square of the number of standard deviations beyond which a difference is not chance.
 const CHANCE_SQUARED: u64 = 16;
 
 /// Packets added to those expected in a window, because small numbers deviate by more.
