@@ -1,6 +1,7 @@
 //! Families of UDP sockets and of the network layer.
 
-use std::fmt;
+use std::fmt::{self, Display, Write};
+use std::ops::Range;
 
 use forebay::net::Net;
 use forebay::net::counters::{NetworkDrop, SocketCounts};
@@ -21,6 +22,8 @@ const OTHER: &str = "other";
 pub(crate) struct ListedSockets {
     bound: u64,
     named: Vec<NamedSocket>,
+    /// Labels of the named ones.
+    labels: String,
     /// Packet memory of the others, and its limit. Their counters are left out: the sum falls when
     /// one of them is closed, which no counter does.
     others: Option<(u32, u32)>,
@@ -28,15 +31,10 @@ pub(crate) struct ListedSockets {
 
 /// Socket with samples of its own.
 struct NamedSocket {
-    number: String,
-    local: String,
+    /// Places of its number and its local address among the labels.
+    number: Range<usize>,
+    local: Range<usize>,
     counts: SocketCounts,
-}
-
-impl NamedSocket {
-    fn labels(&self) -> [Label<'_>; 2] {
-        [("socket", &self.number), ("local", &self.local)]
-    }
 }
 
 impl ListedSockets {
@@ -44,7 +42,7 @@ impl ListedSockets {
     pub(crate) fn add(&mut self, (number, local, counts): CountedSocket) {
         self.bound += 1;
         if self.named.len() < SOCKETS_LISTED_MAX {
-            let (number, local) = (number.to_string(), local.to_string());
+            let (number, local) = (self.label(number), self.label(local));
             self.named.push(NamedSocket { number, local, counts });
         } else {
             let (rmem, rcvbuf) = self.others.unwrap_or_default();
@@ -53,12 +51,24 @@ impl ListedSockets {
         }
     }
 
+    fn label(&mut self, value: impl Display) -> Range<usize> {
+        let start = self.labels.len();
+        // Writing to a string does not fail.
+        let _ = write!(self.labels, "{value}");
+        start..self.labels.len()
+    }
+
+    fn labels_of(&self, of: &NamedSocket) -> [Label<'_>; 2] {
+        let text = |of: &Range<usize>| &self.labels[of.clone()];
+        [("socket", text(&of.number)), ("local", text(&of.local))]
+    }
+
     /// Adds the families of the sockets.
     pub(crate) fn encode(&self, families: &mut Families<'_>) -> fmt::Result {
         let bound = ("sockets", "UDP sockets bound now");
         families.gauges(bound, None, [([] as [Label<'_>; 0], gauge(self.bound))])?;
         let each = |count: fn(&SocketCounts) -> u64| {
-            self.named.iter().map(move |socket| (socket.labels(), count(&socket.counts)))
+            self.named.iter().map(move |of| (self.labels_of(of), count(&of.counts)))
         };
         let queued = ("socket_datagrams", "Datagrams queued to the socket, read or not");
         families.counters(queued, None, each(|of| of.queued))?;
@@ -66,7 +76,8 @@ impl ListedSockets {
             ("socket_receive_buffer_errors", "Datagrams dropped for lack of receive buffer");
         families.counters(errors, None, each(|of| of.rcvbuf_errors))?;
         let gauges = |count: fn(&SocketCounts) -> u32, others: Option<u32>| {
-            let own = self.named.iter().map(move |of| (of.labels(), f64::from(count(&of.counts))));
+            let own =
+                self.named.iter().map(move |of| (self.labels_of(of), f64::from(count(&of.counts))));
             let others = others.map(|sum| ([("socket", OTHER), ("local", OTHER)], f64::from(sum)));
             own.chain(others)
         };
@@ -153,7 +164,7 @@ mod tests {
         assert_eq!(many.named.len(), SOCKETS_LISTED_MAX);
         assert_eq!(many.bound, SOCKETS_LISTED_MAX as u64 + 3);
         let last = many.named.last().unwrap();
-        assert_eq!(last.labels(), [("socket", "9999"), ("local", "10.0.0.1:53")]);
+        assert_eq!(many.labels_of(last), [("socket", "9999"), ("local", "10.0.0.1:53")]);
         assert_eq!(many.others, Some((u32::MAX, 6)));
     }
 

@@ -24,4 +24,9 @@ impl StackCounter {
     pub(crate) fn add(&self, count: u64) {
         self.0.store(self.get().wrapping_add(count), Ordering::Relaxed);
     }
+
+    /// Starts again from zero, for another subject. Only the writer calls this.
+    pub(crate) fn reset(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
 }

@@ -274,13 +274,14 @@ impl Net {
     /// are bound and closed before or after the list is copied.
     #[must_use]
     pub fn sockets(&self) -> Vec<(usize, SocketAddr, SocketCounts)> {
-        self.0.counts_of_sockets(SocketCounts::of).collect()
+        self.0.counts_of_sockets()
     }
 
-    /// Counters of each socket, one socket at a time, in the order of their numbers and without the counters by CPU
-    /// ([`by_cpu`](SocketCounts::by_cpu) is empty): many sockets take little memory.
+    /// Counters of each socket, in the order of their numbers and without the counters by CPU
+    /// ([`by_cpu`](SocketCounts::by_cpu) is empty). Those of 256 sockets are read at a time: many sockets take little
+    /// memory.
     pub fn socket_totals(&self) -> impl Iterator<Item = (usize, SocketAddr, SocketCounts)> {
-        self.0.counts_of_sockets(SocketCounts::totals_of)
+        self.0.sums_of_sockets()
     }
 
     /// Number of TCP connections that were closed and whose peer does not have everything yet: their data are

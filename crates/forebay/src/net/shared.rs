@@ -15,7 +15,10 @@ use forebay_stack::network::{Identity, NetworkCounters, Prefix};
 use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::account::Account;
-use forebay_stack::socket::queue::{SocketQueueConfig, SocketQueueConsumer, WakeReader, open};
+use forebay_stack::socket::counters::CounterTable;
+use forebay_stack::socket::queue::{
+    SocketQueue, SocketQueueConfig, SocketQueueConsumer, WakeReader, open,
+};
 use forebay_stack::socket::reclaim::{ReclaimCounters, SharedPolicy};
 use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
 use forebay_stack::tcp::{Succession, TcpConfig};
@@ -38,6 +41,9 @@ pub(super) const SOCKETS_MAX: usize = 1 << 17;
 /// Index of a CPU among those of the engine, and of its transmitter and packet memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct CpuIndex(pub(super) usize);
+
+/// Sockets whose counters are read together.
+const SOCKETS_AT_A_TIME: usize = 256;
 
 /// Initial size of each CPU's ring to a socket.
 const SLOTS: u32 = 32;
@@ -66,6 +72,7 @@ pub(super) struct NetState {
     pub(super) directory: Arc<Directory>,
     pub(super) table: Arc<ArcSwap<SocketTable>>,
     sockets: Mutex<BoundSockets>,
+    socket_counters: Arc<CounterTable>,
     pub(super) tcp: TcpShards,
     pub(super) devices: Box<[NetDevice]>,
     /// Device index by rx queue.
@@ -118,6 +125,21 @@ struct BoundSockets {
     /// Free slots.
     free: Vec<u32>,
     next_port: u16,
+}
+
+/// Queue of a bound socket.
+struct BoundQueue {
+    local: SocketAddr,
+    queue: Arc<SocketQueue>,
+}
+
+impl BoundQueue {
+    /// The socket's number, address and these counters. `None` if it was closed before they were read to the end:
+    /// those of its slot may be another socket's.
+    fn with(self, counts: SocketCounts) -> Option<(usize, SocketAddr, SocketCounts)> {
+        let Self { local, queue } = self;
+        (!queue.is_closed()).then(|| (queue.id().index(), local, counts))
+    }
 }
 
 /// Addresses on each device, which select the device for a destination.
@@ -240,6 +262,7 @@ impl NetState {
     pub(super) fn new(parts: NetParts) -> Self {
         Self {
             tcp: TcpShards::new(parts.tcp, parts.cpus.len(), parts.succession),
+            socket_counters: Arc::new(CounterTable::new(parts.cpus.len(), SOCKETS_MAX)),
             reclaim_counters: parts.cpus.iter().map(|_| Arc::default()).collect(),
             directory: Arc::default(),
             cpus: parts.cpus.into(),
@@ -305,9 +328,10 @@ impl NetState {
             return Err(Errno::ADDRINUSE.into());
         }
         binding.id = sockets.free_id()?;
-        let (id, local, cpus) = (binding.id, binding.local, self.cpus.len());
+        let (id, local) = (binding.id, binding.local);
         let is_followed = binding.reuse != Reuse::ThisCpu;
-        let (queue, consumer) = open(SocketQueueConfig { id, rcvbuf, slots: SLOTS, cpus }, reader);
+        let config = SocketQueueConfig { id, rcvbuf, slots: SLOTS };
+        let (queue, consumer) = open(config, &self.socket_counters, reader);
         // A socket must be in the directory before the table names it.
         self.directory.enter(queue);
         sockets.bindings.insert(binding);
@@ -333,17 +357,42 @@ impl NetState {
         sockets.give_back(id);
     }
 
-    /// Number, local address and counters of each socket, in the order of their slots.
-    pub(super) fn counts_of_sockets(
+    /// Sockets bound now, with all their counters.
+    pub(super) fn counts_of_sockets(&self) -> Vec<(usize, SocketAddr, SocketCounts)> {
+        let counted = |bound: BoundQueue| {
+            let counts = SocketCounts::of(bound.queue.account());
+            bound.with(counts)
+        };
+        self.bound().filter_map(counted).collect()
+    }
+
+    /// Sockets bound now, with the sums of their counters.
+    pub(super) fn sums_of_sockets(
         &self,
-        of: fn(&Account) -> SocketCounts,
     ) -> impl Iterator<Item = (usize, SocketAddr, SocketCounts)> {
+        let mut bound = self.bound();
+        std::iter::from_fn(move || {
+            let some: Vec<_> = bound.by_ref().take(SOCKETS_AT_A_TIME).collect();
+            let accounts: Vec<_> = some.iter().map(|bound| bound.queue.account()).collect();
+            let sums = Account::sums(&accounts);
+            let is_end = sums.is_empty();
+            let counted = |(bound, sums): (BoundQueue, _)| {
+                let counts = SocketCounts::without_cpus(bound.queue.account(), sums);
+                bound.with(counts)
+            };
+            let counted: Vec<_> = some.into_iter().zip(sums).filter_map(counted).collect();
+            (!is_end).then_some(counted)
+        })
+        .flatten()
+    }
+
+    /// Queues of the sockets bound now, in the order of their numbers. Sockets are bound and closed meanwhile.
+    fn bound(&self) -> impl Iterator<Item = BoundQueue> {
         let bound: Vec<_> =
             self.sockets().bindings.iter().map(|binding| (binding.id, binding.local)).collect();
-        bound.into_iter().filter_map(move |(id, local)| {
-            let queue = self.directory.find(id)?;
-            Some((id.index(), local, of(queue.account())))
-        })
+        bound
+            .into_iter()
+            .filter_map(|(id, local)| Some(BoundQueue { local, queue: self.directory.find(id)? }))
     }
 
     fn publish(&self, sockets: &BoundSockets) {

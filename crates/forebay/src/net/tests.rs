@@ -21,6 +21,7 @@ use forebay_stack::network::{
 };
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::copy_cache::CopyCache;
+use forebay_stack::socket::counters::CounterTable;
 use forebay_stack::socket::queue::{Awake, SocketQueueConfig, open};
 use forebay_stack::socket::reader::SocketReader;
 use forebay_stack::socket::reclaim::{BufferReclaimer, ReclaimPolicy, SharedPolicy};
@@ -155,6 +156,7 @@ impl Rig {
         config.fragments.ipv4.max_dist = 0;
         config.fragments.ipv6.high_thresh = FRAGMENTS_BYTES;
         let network = NetworkLayer::new(config, Arc::clone(&counters));
+        let table = Arc::new(CounterTable::new(1, SOCKETS.into()));
         let (mut bindings, mut readers, mut queues) = (Vec::new(), Vec::new(), Vec::new());
         for id in 0..SOCKETS {
             // The second socket receives the group only.
@@ -162,8 +164,8 @@ impl Rig {
             let groups = vec![Membership { group: IpAddr::from(GROUP), device: 0 }];
             let id = SocketId(id.into());
             bindings.push(Binding { groups, ..Binding::new(id, (ip, PORT).into()) });
-            let config = SocketQueueConfig { id, rcvbuf, slots: 64, cpus: 1 };
-            let (queue, consumer) = open(config, Arc::new(Awake));
+            let config = SocketQueueConfig { id, rcvbuf, slots: 64 };
+            let (queue, consumer) = open(config, &table, Arc::new(Awake));
             queues.push(queue);
             readers.push(SocketReader::new(consumer, pool.return_handle()));
         }

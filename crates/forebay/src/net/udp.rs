@@ -9,7 +9,7 @@ use std::{fmt, io};
 
 use forebay_engine::CpuThread;
 use forebay_rx::Handler;
-use forebay_stack::socket::account::Account;
+use forebay_stack::socket::account::{Account, CounterSums};
 use forebay_stack::socket::reader::SocketReader;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_ip_multicast_ttl;
@@ -52,14 +52,10 @@ impl SocketCounts {
         }
     }
 
-    /// Counters without those by CPU, whose lanes are read once.
-    pub(super) fn totals_of(account: &Account) -> Self {
-        let (mut queued, mut rcvbuf_errors) = (0, 0);
-        for lane in account.lanes().flatten() {
-            queued += lane.queued.get();
-            rcvbuf_errors += lane.dropped.get();
-        }
+    /// Counters without those by CPU.
+    pub(super) fn without_cpus(account: &Account, sums: CounterSums) -> Self {
         let (rmem, rcvbuf) = (account.rmem(), account.rcvbuf());
+        let CounterSums { queued, dropped: rcvbuf_errors } = sums;
         Self { queued, by_cpu: Vec::new(), rcvbuf_errors, rmem, rcvbuf }
     }
 }

@@ -5,13 +5,15 @@
 //! (`__udp_enqueue_schedule_skb`): a packet that would raise the sum above `rcvbuf` is dropped,
 //! unless the socket holds nothing.
 
-use std::sync::OnceLock;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use forebay_buf::cache::OwnLine;
 use forebay_buf::sync::{AtomicU32, Ordering};
 use forebay_rx::packet::Packet;
 
-use crate::counter::StackCounter;
+use super::SocketId;
+use super::counters::{CounterTable, LaneCounters};
 
 /// One socket's account. Every CPU charges packets, the reader uncharges them, any thread may read.
 #[derive(Debug)]
@@ -20,27 +22,31 @@ pub struct Account {
     rmem: OwnLine<AtomicU32>,
     /// Limit on the bytes charged: the kernel's `sk_rcvbuf`. Written only when configured.
     rcvbuf: OwnLine<AtomicU32>,
-    /// Counters by CPU; a CPU's first packet creates its own.
-    lanes: Box<[OnceLock<Box<OwnLine<LaneCounters>>>]>,
+    /// CPUs that count, in bits: those that have put in a packet.
+    counting: Box<[AtomicU64]>,
+    id: SocketId,
+    counters: Arc<CounterTable>,
 }
 
-/// One CPU's counters of one socket, in datagrams as on the wire: each segment of a merged or GSO
-/// packet counts.
-#[derive(Debug, Default)]
-pub struct LaneCounters {
-    /// Datagrams queued.
-    pub queued: StackCounter,
-    /// Datagrams that the socket had no room for: the kernel's `RcvbufErrors`.
-    pub dropped: StackCounter,
+/// Sums of a socket's [counters](LaneCounters) over all CPUs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CounterSums {
+    /// Datagrams queued, read or not.
+    pub queued: u64,
+    /// Datagrams that the socket had no room for.
+    pub dropped: u64,
 }
 
 impl Account {
-    /// Creates an empty account of a socket that `cpus` CPUs put packets into.
-    pub(super) fn new(rcvbuf: u32, cpus: usize) -> Self {
+    /// Creates the empty account of a socket, which the CPUs of `counters` charge packets to.
+    pub(super) fn new(id: SocketId, rcvbuf: u32, counters: Arc<CounterTable>) -> Self {
+        let words = counters.cpus().div_ceil(CPUS_OF_A_WORD);
         Self {
             rmem: OwnLine(AtomicU32::new(0)),
             rcvbuf: OwnLine(AtomicU32::new(rcvbuf)),
-            lanes: (0..cpus).map(|_| OnceLock::new()).collect(),
+            counting: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            id,
+            counters,
         }
     }
 
@@ -69,11 +75,27 @@ impl Account {
 
     /// Counters of each CPU; `None` for CPUs that have put in no packet.
     pub fn lanes(&self) -> impl ExactSizeIterator<Item = Option<&LaneCounters>> {
-        self.lanes.iter().map(|lane| lane.get().map(|lane| &lane.0))
+        (0..self.counters.cpus()).map(|cpu| self.is_counting(cpu).then(|| self.lane(cpu)))
     }
 
+    /// Counters of a CPU that has [joined](Self::join).
     pub(super) fn lane(&self, cpu: usize) -> &LaneCounters {
-        &self.lanes[cpu].get_or_init(Box::default).0
+        self.counters.at(cpu, self.id)
+    }
+
+    /// Lets a CPU count: called by itself, before its first packet.
+    pub(super) fn join(&self, cpu: usize) {
+        if !self.is_counting(cpu) {
+            self.lane(cpu).begin();
+            let (word, bit) = bit_of(cpu);
+            // Release: pairs with the Acquire in `is_counting`. No reader sees counters of the slot's last socket.
+            self.counting[word].fetch_or(bit, Ordering::Release);
+        }
+    }
+
+    fn is_counting(&self, cpu: usize) -> bool {
+        let (word, bit) = bit_of(cpu);
+        self.counting[word].load(Ordering::Acquire) & bit != 0
     }
 
     /// Total number of datagrams queued, read or not.
@@ -86,6 +108,32 @@ impl Account {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.lanes().flatten().map(|lane| lane.dropped.get()).sum()
+    }
+
+    /// Sums of the counters of some sockets of one host, over all CPUs. It goes CPU by CPU: through memory in order,
+    /// if the slots of the sockets follow each other.
+    #[must_use]
+    pub fn sums(accounts: &[&Self]) -> Vec<CounterSums> {
+        let mut sums = vec![CounterSums::default(); accounts.len()];
+        let words = accounts.iter().map(|account| account.counting.len()).max().unwrap_or(0);
+        for word in 0..words {
+            let counting = |account: &&Self| account.counting[word].load(Ordering::Acquire);
+            let counting: Vec<_> = accounts.iter().map(counting).collect();
+            let mut left = counting.iter().fold(0, |all, bits| all | bits);
+            while left != 0 {
+                let bit = left.trailing_zeros() as usize;
+                left &= left - 1;
+                let cpu = word * CPUS_OF_A_WORD + bit;
+                for ((account, sums), bits) in accounts.iter().zip(&mut sums).zip(&counting) {
+                    // A factor, for a branch would go either way.
+                    let counts = bits >> bit & 1;
+                    let lane = account.lane(cpu);
+                    sums.queued += counts * lane.queued.get();
+                    sums.dropped += counts * lane.dropped.get();
+                }
+            }
+        }
+        sums
     }
 
     /// Charges the packets that are within the limit, at most `slots` of them, and moves the others
@@ -143,6 +191,13 @@ impl Account {
     }
 }
 
+const CPUS_OF_A_WORD: usize = u64::BITS as usize;
+
+/// Word and bit of a CPU.
+fn bit_of(cpu: usize) -> (usize, u64) {
+    (cpu / CPUS_OF_A_WORD, 1 << (cpu % CPUS_OF_A_WORD))
+}
+
 /// True if a socket is under pressure, that is, its reader is too slow: `rmem > rcvbuf / 2`
 /// (UDP-1).
 pub(super) fn is_under_pressure(rmem: u32, rcvbuf: u32) -> bool {
@@ -180,4 +235,51 @@ impl Rule {
 fn sum_within(rmem: u32, bytes: u64, rcvbuf: u32) -> Option<u32> {
     let sum = u32::try_from(u64::from(rmem) + bytes).ok()?;
     (sum <= rcvbuf).then_some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const CPUS: usize = 130;
+    const SLOTS: u32 = 300;
+
+    /// A packet's socket, CPU and datagrams; or the end of the socket, whose slot another one gets.
+    type Event = (u32, usize, Option<u64>);
+
+    proptest! {
+        #[test]
+        fn sockets_of_a_slot_count_apart(
+            events in prop::collection::vec((0..SLOTS, 0..CPUS, prop::option::of(1..9_u64)), 0..200),
+        ) {
+            let table = Arc::new(CounterTable::new(CPUS, SLOTS as usize));
+            let open = |slot, age| Account::new(SocketId::new(slot, age), 1, Arc::clone(&table));
+            let mut accounts: Vec<_> = (0..SLOTS).map(|slot| open(slot, 0)).collect();
+            let mut counted = vec![[0; CPUS]; SLOTS as usize];
+            for (slot, cpu, datagrams) in events as Vec<Event> {
+                let (account, counted) = (&mut accounts[slot as usize], &mut counted[slot as usize]);
+                if let Some(datagrams) = datagrams {
+                    account.join(cpu);
+                    account.lane(cpu).queued.add(datagrams);
+                    account.lane(cpu).dropped.add(1);
+                    counted[cpu] += datagrams;
+                } else {
+                    *account = open(slot, account.id.generation() + 1);
+                    *counted = [0; CPUS];
+                }
+            }
+            let all: Vec<_> = accounts.iter().collect();
+            let sums = Account::sums(&all);
+            for ((account, counted), sums) in accounts.iter().zip(&counted).zip(sums) {
+                let lanes = account.lanes().map(|lane| lane.map_or(0, |lane| lane.queued.get()));
+                prop_assert!(lanes.eq(counted.iter().copied()));
+                let expected =
+                    CounterSums { queued: account.queued(), dropped: account.dropped() };
+                prop_assert_eq!(sums, expected);
+                prop_assert_eq!(sums.queued, counted.iter().sum::<u64>());
+            }
+        }
+    }
 }

@@ -17,6 +17,7 @@ pub(crate) mod reuseport; // choice among sockets that share an address
 pub mod connection_id; // member of a group, by the QUIC connection ID
 pub mod queue; //      many CPUs to one reader, in order; locked only while a CPU joins
 pub mod reader; //     the reader's end: packets taken out, and the return of their frames
+pub mod counters; //   datagrams by socket and CPU
 pub mod account; //    bytes charged to a socket, and the kernel's `rcvbuf` rule
 pub mod reclaim; //    buffer policies for the memory of queued datagrams
 pub mod copy_cache; // copies of small datagrams for slow readers, in recycled buffers

@@ -16,7 +16,8 @@ use forebay_rx::ordered_queue::{LaneConsumer, LaneProducer, Lanes, Sequencer, la
 use forebay_rx::packet::Packet;
 
 use super::SocketId;
-use super::account::{Account, LaneCounters, size};
+use super::account::{Account, size};
+use super::counters::{CounterTable, LaneCounters};
 
 /// Upper bound on packets queued between one CPU and one reader, independent of `rcvbuf`.
 pub const SLOTS_MAX: u32 = 1 << 16;
@@ -31,8 +32,6 @@ pub struct SocketQueueConfig {
     /// Initial capacity of each ring, in packets: rounded up to a power of two, at most
     /// [`SLOTS_MAX`]. A full ring grows while the socket is below `rcvbuf`.
     pub slots: u32,
-    /// Number of CPUs that put packets in.
-    pub cpus: usize,
 }
 
 /// Wakes a socket's reader, and any other waiters.
@@ -41,20 +40,26 @@ pub trait WakeReader: Send + Sync {
     fn wake(&self, queue: &SocketQueue);
 }
 
-/// Creates a queue: what CPUs open their producers from, and the reader's end.
+/// Creates a queue, which the CPUs of `counters` put packets into: what they open their producers from, and the
+/// reader's end.
 #[must_use]
 pub fn open(
     config: SocketQueueConfig,
+    counters: &Arc<CounterTable>,
     reader: Arc<dyn WakeReader>,
 ) -> (Arc<SocketQueue>, SocketQueueConsumer) {
-    starting_at(config, 0, reader)
+    starting_at(config, 0, counters, reader)
 }
 
-/// Creates a queue with one producer per CPU, in CPU order, whose reader does not need to be woken.
+/// Creates a queue of a socket alone with one producer per CPU, in CPU order, whose reader does not need to be woken.
 #[must_use]
-pub fn queue(config: SocketQueueConfig) -> (Vec<SocketQueueProducer>, SocketQueueConsumer) {
-    let (queue, consumer) = open(config, Arc::new(Awake));
-    ((0..config.cpus).filter_map(|cpu| queue.producer(cpu)).collect(), consumer)
+pub fn queue(
+    config: SocketQueueConfig,
+    cpus: usize,
+) -> (Vec<SocketQueueProducer>, SocketQueueConsumer) {
+    let counters = Arc::new(CounterTable::new(cpus, config.id.index() + 1));
+    let (queue, consumer) = open(config, &counters, Arc::new(Awake));
+    ((0..cpus).filter_map(|cpu| queue.producer(cpu)).collect(), consumer)
 }
 
 /// A reader that does not sleep, or that the caller wakes.
@@ -68,12 +73,13 @@ impl WakeReader for Awake {
 fn starting_at(
     config: SocketQueueConfig,
     ticket: u32,
+    counters: &Arc<CounterTable>,
     reader: Arc<dyn WakeReader>,
 ) -> (Arc<SocketQueue>, SocketQueueConsumer) {
     let queue = Arc::new(SocketQueue {
         id: config.id,
         slots: config.slots.clamp(1, SLOTS_MAX).next_power_of_two(),
-        account: Account::new(config.rcvbuf, config.cpus),
+        account: Account::new(config.id, config.rcvbuf, Arc::clone(counters)),
         tickets: Sequencer::starting_at(ticket),
         is_waiting: OwnLine(AtomicBool::new(false)),
         is_closed: AtomicBool::new(false),
@@ -141,6 +147,7 @@ impl SocketQueue {
     pub fn producer(self: &Arc<Self>, cpu: usize) -> Option<SocketQueueProducer> {
         debug_assert!(cpu < self.account.lanes().len(), "no account for CPU index {cpu}");
         let (feeder, lane) = lane(self.slots);
+        self.account.join(cpu);
         self.joining.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.push(lane);
         // Release: pairs with the Acquire in `SocketQueueConsumer::meet`.
         self.joined.fetch_add(1, Ordering::Release);

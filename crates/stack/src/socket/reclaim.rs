@@ -305,8 +305,8 @@ mod tests {
     use crate::socket::testutil::{Layout, datagram, pools_of};
 
     fn socket(id: u64, rcvbuf: u32) -> (SocketQueueProducer, SocketQueueConsumer) {
-        let config = SocketQueueConfig { id: SocketId(id), rcvbuf, slots: 64, cpus: 1 };
-        let (mut producers, consumer) = queue(config);
+        let config = SocketQueueConfig { id: SocketId(id), rcvbuf, slots: 64 };
+        let (mut producers, consumer) = queue(config, 1);
         (producers.remove(0), consumer)
     }
 

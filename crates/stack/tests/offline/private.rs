@@ -22,6 +22,7 @@ use forebay_stack::network::{
     Identity, NetworkConfig, NetworkCounters, NetworkDrop, NetworkLayer, Prefix,
 };
 use forebay_stack::socket::SocketId;
+use forebay_stack::socket::counters::CounterTable;
 use forebay_stack::socket::queue::{Awake, SocketQueueConfig, SocketQueueConsumer, open};
 use forebay_stack::socket::reclaim::BufferReclaimer;
 use forebay_stack::socket::table::Binding;
@@ -66,8 +67,9 @@ impl Host {
         let counters = Arc::<NetworkCounters>::default();
         let network = NetworkLayer::new(NetworkConfig::default(), Arc::clone(&counters));
         let id = SocketId(0);
+        let table = Arc::new(CounterTable::new(1, 1));
         let (queue, consumer) =
-            open(SocketQueueConfig { id, rcvbuf: 1 << 20, slots: 64, cpus: 1 }, Arc::new(Awake));
+            open(SocketQueueConfig { id, rcvbuf: 1 << 20, slots: 64 }, &table, Arc::new(Awake));
         let relief = BufferReclaimer::new(None, None, Arc::default());
         let local = (ADDRESSES[1], port).into();
         let prefix = Prefix { address: ADDRESSES[1].into(), bits: 24 };

@@ -117,8 +117,8 @@ impl Flood {
             .map_err(|error| Failure::usage(error.to_string(), "this is a bug: report it"))?;
         let small = pools.split_off(producers.into());
         let slots = u32::try_from(READ_MAX).unwrap_or(u32::MAX);
-        let config = SocketQueueConfig { id: SocketId(0), rcvbuf, slots, cpus: producers.into() };
-        let (producers, consumer) = queue(config);
+        let config = SocketQueueConfig { id: SocketId(0), rcvbuf, slots };
+        let (producers, consumer) = queue(config, producers.into());
         let way_back = FrameReturn::new(pools[0].return_handle());
         let producers =
             (0..).zip(pools).zip(small).zip(producers).map(|(((slot, pool), small), producer)| {

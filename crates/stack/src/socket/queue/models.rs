@@ -21,8 +21,9 @@ fn rig(rcvbuf: u32, cpus: usize) -> (Vec<SocketQueueProducer>, SocketQueueConsum
 fn without_producers(rcvbuf: u32, cpus: usize) -> (SocketQueueConsumer, Vec<Pool>) {
     let shares = vec![vec![ChunkClass { chunk_bytes: CHUNK_BYTES, chunks: 2 }]; cpus];
     let pools = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap();
-    let config = SocketQueueConfig { id: SocketId(0), rcvbuf, slots: 2, cpus };
-    let (_, consumer) = starting_at(config, START, Arc::new(Awake));
+    let config = SocketQueueConfig { id: SocketId(0), rcvbuf, slots: 2 };
+    let (_, consumer) =
+        starting_at(config, START, &Arc::new(CounterTable::new(cpus, 1)), Arc::new(Awake));
     (consumer, pools)
 }
 

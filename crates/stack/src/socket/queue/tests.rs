@@ -214,8 +214,8 @@ proptest! {
         steps in proptest::collection::vec(step(), 1..60),
     ) {
         let rcvbuf = 20_000;
-        let config = SocketQueueConfig { id: ID, rcvbuf, slots, cpus: CPUS };
-        let (queue, consumer) = starting_at(config, start, Arc::new(Awake));
+        let config = SocketQueueConfig { id: ID, rcvbuf, slots };
+        let (queue, consumer) = starting_at(config, start, &Arc::new(CounterTable::new(CPUS, ID.index() + 1)), Arc::new(Awake));
         let mut rig = Rig {
             pools: pools(CPUS, 1500),
             producers: [const { None }; CPUS],
@@ -249,7 +249,7 @@ proptest! {
 fn promise_2_and_3_several_cpus_sleeping_reader_lose_nothing() {
     const RUNS: u32 = 3000;
     let (producers, mut consumer) =
-        queue(SocketQueueConfig { id: ID, rcvbuf: 40 * SMALL_BYTES, slots: 2, cpus: CPUS });
+        queue(SocketQueueConfig { id: ID, rcvbuf: 40 * SMALL_BYTES, slots: 2 }, CPUS);
     let mut pools = pools(CPUS, 256);
     let mut way_home = pools.pop().unwrap();
     let (reader, ended) = (thread::current(), Arc::new(AtomicU64::new(0)));
@@ -333,7 +333,7 @@ fn produce(
 fn promise_1_moving_flow_is_read_in_order() {
     const PACKETS: u64 = 4000;
     let (producers, mut consumer) =
-        queue(SocketQueueConfig { id: ID, rcvbuf: u32::MAX, slots: 16, cpus: CPUS });
+        queue(SocketQueueConfig { id: ID, rcvbuf: u32::MAX, slots: 16 }, CPUS);
     let turn = Arc::new(AtomicU64::new(0));
     let producers: Vec<_> = (0u64..)
         .zip(producers.into_iter().zip(pools(CPUS, 4000)))
