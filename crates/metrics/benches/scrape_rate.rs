@@ -12,17 +12,16 @@
 //! that is measured is scraped, too.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+mod server;
 mod sockets;
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay::{Batch, Clock, Config, Control, CpuId, CpuList, Engine, Handler, SyntheticSource};
 use forebay_device::synthetic::SyntheticPlan;
-use forebay_metrics::{Metrics, MetricsServer, ServerAccess, TextFormat};
+use forebay_metrics::{Metrics, TextFormat};
 use forebay_sys::random::Random;
 use forebay_sys::thread_cpu_ns;
 
@@ -83,20 +82,6 @@ fn engine(frames: u64, looked: &Arc<Mutex<Look>>) -> Engine<Counting> {
     let sources = vec![Box::new(SyntheticSource::new(plan, None)) as _];
     let handler = |_| Counting { looked: Arc::clone(looked), ..Counting::default() };
     Engine::build(&config, sources, Clock::machine(), handler).unwrap()
-}
-
-fn serve(metrics: Metrics) -> MetricsServer {
-    MetricsServer::bind("127.0.0.1:0".parse().unwrap(), &ServerAccess::default(), metrics).unwrap()
-}
-
-/// Scrapes a server, and returns the length of the text.
-fn scrape(server: &MetricsServer) -> usize {
-    let address = server.address();
-    let mut stream = TcpStream::connect(address).unwrap();
-    write!(stream, "GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n").unwrap();
-    let mut text = Vec::new();
-    stream.read_to_end(&mut text).unwrap();
-    text.len()
 }
 
 /// Packets per second of a window, and per second that the thread ran. Others on the machine take from
@@ -243,13 +228,14 @@ fn main() {
     let (state, stopper) = (measured.state(), measured.stopper());
     let own = Metrics::new().with_engine(Control::of(&measured));
     let text_cpu_ms = text_cpu_ms(&many);
-    let servers = [serve(many), serve(own)];
+    let servers = [server::serve(many), server::serve(own)];
     let run = thread::spawn(|| measured.run().map(drop));
     while !state.has_started() || looked.lock().unwrap().packets == 0 {
         thread::yield_now();
     }
-    let mut bytes: usize = 0;
-    let mut scrape_all = || bytes = servers.iter().map(scrape).sum();
+    let (mut bytes, mut answer): (usize, _) = (0, Vec::new());
+    let mut scrape_all =
+        || bytes = servers.iter().map(|server| server::scrape(server, &mut answer)).sum();
     let figures = match interval {
         Some(seconds) => alternated(&looked, Duration::from_secs(seconds), &mut scrape_all),
         None => in_rounds(&looked, &mut scrape_all),

@@ -110,27 +110,33 @@ impl Account {
         self.lanes().flatten().map(|lane| lane.dropped.get()).sum()
     }
 
-    /// Sums of the counters of some sockets of one host, over all CPUs. It goes CPU by CPU: through memory in order,
-    /// if the slots of the sockets follow each other.
+    /// Sums of the counters of some sockets of one host, over all CPUs. They are read CPU by CPU: through memory in
+    /// order, if the slots of the sockets follow each other.
     #[must_use]
     pub fn sums(accounts: &[&Self]) -> Vec<CounterSums> {
+        let neighbours = accounts.chunk_by(|one, next| one.id.block() == next.id.block());
+        neighbours.flat_map(Self::sums_of_block).collect()
+    }
+
+    /// Sums of sockets whose counters are in the same block of each CPU.
+    fn sums_of_block(accounts: &[&Self]) -> Vec<CounterSums> {
         let mut sums = vec![CounterSums::default(); accounts.len()];
-        let words = accounts.iter().map(|account| account.counting.len()).max().unwrap_or(0);
-        for word in 0..words {
-            let counting = |account: &&Self| account.counting[word].load(Ordering::Acquire);
-            let counting: Vec<_> = accounts.iter().map(counting).collect();
-            let mut left = counting.iter().fold(0, |all, bits| all | bits);
-            while left != 0 {
-                let bit = left.trailing_zeros() as usize;
-                left &= left - 1;
-                let cpu = word * CPUS_OF_A_WORD + bit;
-                for ((account, sums), bits) in accounts.iter().zip(&mut sums).zip(&counting) {
-                    // A factor, for a branch would go either way.
-                    let counts = bits >> bit & 1;
-                    let lane = account.lane(cpu);
-                    sums.queued += counts * lane.queued.get();
-                    sums.dropped += counts * lane.dropped.get();
-                }
+        let Some(Self { id, counters, .. }) = accounts.first() else { return sums };
+        let mut counting = Vec::new();
+        for cpu in 0..counters.cpus() {
+            let (word, bit) = bit_of(cpu);
+            if bit == 1 {
+                let bits = |account: &&Self| account.counting[word].load(Ordering::Acquire);
+                counting = accounts.iter().map(bits).collect();
+            }
+            counters.prefetch(cpu + 1, *id);
+            let Some(block) = counters.block(cpu, *id) else { continue };
+            for ((account, sums), bits) in accounts.iter().zip(&mut sums).zip(&counting) {
+                let lane = &block[account.id.place()];
+                // A factor: a branch would go either way.
+                let counts = u64::from(bits & bit != 0);
+                sums.queued += counts * lane.queued.get();
+                sums.dropped += counts * lane.dropped.get();
             }
         }
         sums

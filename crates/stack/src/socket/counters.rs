@@ -4,7 +4,7 @@
 
 use std::sync::OnceLock;
 
-use forebay_buf::cache::OwnLine;
+use forebay_buf::cache::{OwnLine, prefetch_value};
 
 use super::SocketId;
 use crate::counter::StackCounter;
@@ -34,6 +34,9 @@ type Block = OwnLine<[LaneCounters; BLOCK_SOCKETS]>;
 /// Sockets of a block: it takes a page.
 const BLOCK_SOCKETS: usize = 256;
 
+/// Counters of a cache line.
+const LINE_COUNTERS: usize = 64 / size_of::<LaneCounters>();
+
 impl CounterTable {
     /// Creates the table of a host whose `cpus` CPUs put packets into at most `sockets` sockets.
     #[must_use]
@@ -50,9 +53,31 @@ impl CounterTable {
     /// Counters of a socket on a CPU. Sockets of one slot have them in turn: only the CPU itself writes them, and it
     /// [begins](LaneCounters::begin) anew with the first packet for another socket.
     pub(super) fn at(&self, cpu: usize, id: SocketId) -> &LaneCounters {
-        let (block, place) = (id.index() / BLOCK_SOCKETS, id.index() % BLOCK_SOCKETS);
         let empty = || Box::new(OwnLine(std::array::from_fn(|_| LaneCounters::default())));
-        &self.cpus[cpu][block].get_or_init(empty).0[place]
+        &self.cpus[cpu][id.block()].get_or_init(empty).0[id.place()]
+    }
+
+    /// Counters on a CPU of a socket and of all others in its block; `None` if the CPU has put a packet into none.
+    pub(super) fn block(&self, cpu: usize, id: SocketId) -> Option<&[LaneCounters; BLOCK_SOCKETS]> {
+        Some(&self.cpus.get(cpu)?[id.block()].get()?.0)
+    }
+
+    /// Prefetches that block.
+    pub(super) fn prefetch(&self, cpu: usize, id: SocketId) {
+        let block = self.block(cpu, id).into_iter().flatten();
+        block.step_by(LINE_COUNTERS).for_each(prefetch_value);
+    }
+}
+
+impl SocketId {
+    /// Block of each CPU that has the socket's counters.
+    pub(super) fn block(self) -> usize {
+        self.index() / BLOCK_SOCKETS
+    }
+
+    /// Place of the counters in a block.
+    pub(super) fn place(self) -> usize {
+        self.index() % BLOCK_SOCKETS
     }
 }
 
