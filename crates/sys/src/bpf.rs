@@ -95,7 +95,7 @@ impl XskMap {
     /// Directs packets of `queue` to this AF_XDP socket.
     ///
     /// # Errors
-    /// The kernel's error: the queue is beyond the map, or the descriptor is no AF_XDP socket.
+    /// The kernel's error: the queue is beyond the map, or the descriptor is not an AF_XDP socket.
     pub fn insert(&self, queue: u32, socket: BorrowedFd<'_>) -> Result<(), VerifierRefusal> {
         let value = number_of(socket);
         let mut attributes = MapElement {

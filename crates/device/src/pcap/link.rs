@@ -138,7 +138,7 @@ struct Cooked {
 const PACKET_BROADCAST: u16 = 1;
 
 /// Frame relay, 802.11 with a radiotap header, and Netlink: devices whose protocol field is unused,
-/// or is no `EtherType`.
+/// or is not an `EtherType`.
 const DEVICES_WITHOUT_ETHERTYPE: [u16; 3] = [770, 803, 824];
 
 const IPV4: u16 = 0x0800;

@@ -153,7 +153,7 @@ impl Drop for Outgoing {
 /// longer.
 ///
 /// # Errors
-/// [`SendDrop::LinkHeader`], if the packet is no Ethernet frame.
+/// [`SendDrop::LinkHeader`], if the packet is not an Ethernet frame.
 pub(crate) fn longest_frame_bytes(packet: &Packet, mtu: u32) -> Result<u32, SendDrop> {
     match packet.frame.data().get(12..14).and_then(<[u8]>::first_chunk) {
         Some(&[a, b]) if packet.headers.link == Link::Ethernet => {

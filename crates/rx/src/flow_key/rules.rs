@@ -114,7 +114,7 @@ impl fmt::Display for QuicRule {
     }
 }
 
-/// Error of a text that is no [`FlowKeyRules`].
+/// Error of a text that does not name [`FlowKeyRules`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoFlowKey;
 
