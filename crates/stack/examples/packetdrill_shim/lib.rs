@@ -5,12 +5,14 @@
 //!  script ─► abi (C functions) ─► calls (sockets by descriptor) ─► host (network layer, TCP, clock)
 //! ```
 
+#![deny(unsafe_code)]
 #![allow(
     clippy::disallowed_types,
     clippy::disallowed_methods,
     reason = "calls that wait are those of the script's threads, not of the path"
 )]
 
+#[expect(unsafe_code, reason = "the C interface of packetdrill")]
 mod abi; //     the only unsafe code: pointers of C
 mod calls; //   socket calls, blocking and not
 mod errno; //   errors of TCP as the kernel's numbers
