@@ -1,7 +1,7 @@
 //! Cache lines: padding and prefetches.
 
 /// Bytes in a cache line.
-pub(crate) const LINE_BYTES: usize = 64;
+pub const LINE_BYTES: usize = 64;
 
 /// Value on cache lines of its own: two, because the adjacent-line prefetcher loads pairs.
 #[derive(Debug, Default)]

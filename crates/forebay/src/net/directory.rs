@@ -6,12 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use forebay_stack::socket::SocketId;
+use forebay_stack::socket::counters::BLOCK_SOCKETS;
 use forebay_stack::socket::queue::SocketQueue;
 
 use super::shared::SOCKETS_MAX;
-
-/// Number of sockets in a block of the directory; a block is allocated as a whole.
-const BLOCK_SOCKETS: usize = 256;
 
 /// Entry of a socket, locked for a look-up, once per CPU that delivers packets to the socket.
 type SocketPlace = Mutex<Option<Arc<SocketQueue>>>;

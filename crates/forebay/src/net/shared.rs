@@ -15,7 +15,7 @@ use forebay_stack::network::{Identity, NetworkCounters, Prefix};
 use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::account::Account;
-use forebay_stack::socket::counters::CounterTable;
+use forebay_stack::socket::counters::{BLOCK_SOCKETS, CounterTable};
 use forebay_stack::socket::queue::{
     SocketQueue, SocketQueueConfig, SocketQueueConsumer, WakeReader, open,
 };
@@ -41,9 +41,6 @@ pub(super) const SOCKETS_MAX: usize = 1 << 17;
 /// Index of a CPU among those of the engine, and of its transmitter and packet memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct CpuIndex(pub(super) usize);
-
-/// Sockets whose counters are read together.
-const SOCKETS_AT_A_TIME: usize = 256;
 
 /// Initial size of each CPU's ring to a socket.
 const SLOTS: u32 = 32;
@@ -140,6 +137,16 @@ impl BoundQueue {
         let Self { local, queue } = self;
         (!queue.is_closed()).then(|| (queue.id().index(), local, counts))
     }
+}
+
+/// Sums of the counters of sockets, read together.
+fn sums_of(sockets: Vec<BoundQueue>) -> impl Iterator<Item = (usize, SocketAddr, SocketCounts)> {
+    let accounts: Vec<_> = sockets.iter().map(|bound| bound.queue.account()).collect();
+    let sums = Account::sums(&accounts);
+    sockets.into_iter().zip(sums).filter_map(|(bound, sums)| {
+        let counts = SocketCounts::without_cpus(bound.queue.account(), sums);
+        bound.with(counts)
+    })
 }
 
 /// Addresses on each device, which select the device for a destination.
@@ -372,16 +379,8 @@ impl NetState {
     ) -> impl Iterator<Item = (usize, SocketAddr, SocketCounts)> {
         let mut bound = self.bound();
         std::iter::from_fn(move || {
-            let some: Vec<_> = bound.by_ref().take(SOCKETS_AT_A_TIME).collect();
-            let accounts: Vec<_> = some.iter().map(|bound| bound.queue.account()).collect();
-            let sums = Account::sums(&accounts);
-            let is_end = sums.is_empty();
-            let counted = |(bound, sums): (BoundQueue, _)| {
-                let counts = SocketCounts::without_cpus(bound.queue.account(), sums);
-                bound.with(counts)
-            };
-            let counted: Vec<_> = some.into_iter().zip(sums).filter_map(counted).collect();
-            (!is_end).then_some(counted)
+            let next: Vec<_> = bound.by_ref().take(BLOCK_SOCKETS).collect();
+            (!next.is_empty()).then(|| sums_of(next))
         })
         .flatten()
     }

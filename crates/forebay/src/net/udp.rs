@@ -10,6 +10,7 @@ use std::{fmt, io};
 use forebay_engine::CpuThread;
 use forebay_rx::Handler;
 use forebay_stack::socket::account::{Account, CounterSums};
+use forebay_stack::socket::counters::LaneCounters;
 use forebay_stack::socket::reader::SocketReader;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_ip_multicast_ttl;
@@ -43,13 +44,10 @@ pub struct SocketCounts {
 
 impl SocketCounts {
     pub(super) fn of(account: &Account) -> Self {
-        Self {
-            queued: account.queued(),
-            by_cpu: account.lanes().map(|lane| lane.map_or(0, |lane| lane.queued.get())).collect(),
-            rcvbuf_errors: account.dropped(),
-            rmem: account.rmem(),
-            rcvbuf: account.rcvbuf(),
-        }
+        let queued = |lane: Option<&LaneCounters>| lane.map_or(0, |lane| lane.queued.get());
+        let by_cpu: Vec<_> = account.lanes().map(queued).collect();
+        let sums = CounterSums { queued: by_cpu.iter().sum(), dropped: account.dropped() };
+        Self { by_cpu, ..Self::without_cpus(account, sums) }
     }
 
     /// Counters without those by CPU.

@@ -13,7 +13,7 @@ use forebay_buf::sync::{AtomicU32, Ordering};
 use forebay_rx::packet::Packet;
 
 use super::SocketId;
-use super::counters::{CounterTable, LaneCounters};
+use super::counters::{CounterTable, LaneCounters, OwnCounters};
 
 /// One socket's account. Every CPU charges packets, the reader uncharges them, any thread may read.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Account {
     rmem: OwnLine<AtomicU32>,
     /// Limit on the bytes charged: the kernel's `sk_rcvbuf`. Written only when configured.
     rcvbuf: OwnLine<AtomicU32>,
-    /// CPUs that count, in bits: those that have put in a packet.
+    /// Bit for each CPU that has put in a packet.
     counting: Box<[AtomicU64]>,
     id: SocketId,
     counters: Arc<CounterTable>,
@@ -75,22 +75,20 @@ impl Account {
 
     /// Counters of each CPU; `None` for CPUs that have put in no packet.
     pub fn lanes(&self) -> impl ExactSizeIterator<Item = Option<&LaneCounters>> {
-        (0..self.counters.cpus()).map(|cpu| self.is_counting(cpu).then(|| self.lane(cpu)))
+        let lane = |cpu| Some(&self.counters.block(cpu, self.id)?[self.id.place()]);
+        (0..self.counters.cpus()).map(move |cpu| lane(cpu).filter(|_| self.is_counting(cpu)))
     }
 
-    /// Counters of a CPU that has [joined](Self::join).
-    pub(super) fn lane(&self, cpu: usize) -> &LaneCounters {
-        self.counters.at(cpu, self.id)
-    }
-
-    /// Lets a CPU count: called by itself, before its first packet.
-    pub(super) fn join(&self, cpu: usize) {
+    /// Counters of a CPU, which calls this before its first packet.
+    pub(super) fn join(&self, cpu: usize) -> OwnCounters {
+        let own = self.counters.own(cpu, self.id);
         if !self.is_counting(cpu) {
-            self.lane(cpu).begin();
+            own.reset();
             let (word, bit) = bit_of(cpu);
             // Release: pairs with the Acquire in `is_counting`. No reader sees counters of the slot's last socket.
             self.counting[word].fetch_or(bit, Ordering::Release);
         }
+        own
     }
 
     fn is_counting(&self, cpu: usize) -> bool {
@@ -133,7 +131,7 @@ impl Account {
             let Some(block) = counters.block(cpu, *id) else { continue };
             for ((account, sums), bits) in accounts.iter().zip(&mut sums).zip(&counting) {
                 let lane = &block[account.id.place()];
-                // A factor: a branch would go either way.
+                // Multiplied, because a branch could not be predicted.
                 let counts = u64::from(bits & bit != 0);
                 sums.queued += counts * lane.queued.get();
                 sums.dropped += counts * lane.dropped.get();
@@ -267,9 +265,9 @@ mod tests {
             for (slot, cpu, datagrams) in events as Vec<Event> {
                 let (account, counted) = (&mut accounts[slot as usize], &mut counted[slot as usize]);
                 if let Some(datagrams) = datagrams {
-                    account.join(cpu);
-                    account.lane(cpu).queued.add(datagrams);
-                    account.lane(cpu).dropped.add(1);
+                    let own = account.join(cpu);
+                    own.queued.add(datagrams);
+                    own.dropped.add(1);
                     counted[cpu] += datagrams;
                 } else {
                     *account = open(slot, account.id.generation() + 1);

@@ -1,10 +1,10 @@
-//! Counters of sockets by CPU: in each CPU's part those of all sockets are side by side, by slot.
-//!
-//! Reading the counters of many sockets goes through memory in order, and no CPU writes a line of another.
+//! Counters of sockets by CPU. Each CPU has its own memory for them, in which those of all sockets are in the order of
+//! their slots: many are read in the order of memory, and no CPU writes a cache line of another.
 
-use std::sync::OnceLock;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
-use forebay_buf::cache::{OwnLine, prefetch_value};
+use forebay_buf::cache::{LINE_BYTES, OwnLine, prefetch_value};
 
 use super::SocketId;
 use crate::counter::StackCounter;
@@ -26,16 +26,31 @@ pub struct CounterTable {
 }
 
 /// One CPU's blocks. The first packet for a socket of a block creates it.
-type CpuCounters = Box<[OnceLock<Box<Block>>]>;
+type CpuCounters = Box<[OnceLock<Arc<Block>>]>;
 
 /// Counters of sockets whose slots follow each other.
 type Block = OwnLine<[LaneCounters; BLOCK_SOCKETS]>;
 
-/// Sockets of a block: it takes a page.
-const BLOCK_SOCKETS: usize = 256;
+/// Number of sockets in a block, which takes a page.
+pub const BLOCK_SOCKETS: usize = 256;
 
-/// Counters of a cache line.
-const LINE_COUNTERS: usize = 64 / size_of::<LaneCounters>();
+/// Number of counters in a cache line.
+const LINE_COUNTERS: usize = LINE_BYTES / size_of::<LaneCounters>();
+
+/// Counters of a socket that a CPU writes.
+#[derive(Debug)]
+pub(super) struct OwnCounters {
+    block: Arc<Block>,
+    place: usize,
+}
+
+impl Deref for OwnCounters {
+    type Target = LaneCounters;
+
+    fn deref(&self) -> &LaneCounters {
+        &self.block.0[self.place]
+    }
+}
 
 impl CounterTable {
     /// Creates the table of a host whose `cpus` CPUs put packets into at most `sockets` sockets.
@@ -50,11 +65,12 @@ impl CounterTable {
         self.cpus.len()
     }
 
-    /// Counters of a socket on a CPU. Sockets of one slot have them in turn: only the CPU itself writes them, and it
-    /// [begins](LaneCounters::begin) anew with the first packet for another socket.
-    pub(super) fn at(&self, cpu: usize, id: SocketId) -> &LaneCounters {
-        let empty = || Box::new(OwnLine(std::array::from_fn(|_| LaneCounters::default())));
-        &self.cpus[cpu][id.block()].get_or_init(empty).0[id.place()]
+    /// Counters of a socket for the CPU that writes them. The next socket of the slot gets the same ones: its first
+    /// packet on the CPU [resets](LaneCounters::reset) them.
+    pub(super) fn own(&self, cpu: usize, id: SocketId) -> OwnCounters {
+        let empty = || Arc::new(OwnLine(std::array::from_fn(|_| LaneCounters::default())));
+        let block = Arc::clone(self.cpus[cpu][id.block()].get_or_init(empty));
+        OwnCounters { block, place: id.place() }
     }
 
     /// Counters on a CPU of a socket and of all others in its block; `None` if the CPU has put a packet into none.
@@ -82,8 +98,8 @@ impl SocketId {
 }
 
 impl LaneCounters {
-    /// Begins at zero, for the socket that has the slot now.
-    pub(super) fn begin(&self) {
+    /// Sets them to zero, for the socket that has the slot now.
+    pub(super) fn reset(&self) {
         self.queued.reset();
         self.dropped.reset();
     }
@@ -95,16 +111,18 @@ mod tests {
 
     #[test]
     fn slots_have_counters_of_their_own() {
-        let (cpus, sockets) = (3_u32, 600);
-        let table = CounterTable::new(3, 600);
-        let each = || (0..cpus).flat_map(|cpu| (0..sockets).map(move |slot| (cpu, slot)));
-        let at = |(cpu, slot)| table.at(cpu as usize, SocketId::new(slot, 0));
+        const CPUS: u32 = 3;
+        const SOCKETS: u32 = 600;
+        let table = CounterTable::new(CPUS as usize, SOCKETS as usize);
+        let each = || (0..CPUS).flat_map(|cpu| (0..SOCKETS).map(move |slot| (cpu, slot)));
+        let own = |(cpu, slot)| table.own(cpu as usize, SocketId::new(slot, 0));
         for (cpu, slot) in each() {
-            at((cpu, slot)).queued.add(u64::from(cpu * sockets + slot));
-            at((cpu, slot)).dropped.add(1);
+            let own = own((cpu, slot));
+            own.queued.add(u64::from(cpu * SOCKETS + slot));
+            own.dropped.add(1);
         }
         for (number, place) in each().enumerate() {
-            assert_eq!((at(place).queued.get(), at(place).dropped.get()), (number as u64, 1));
+            assert_eq!((own(place).queued.get(), own(place).dropped.get()), (number as u64, 1));
         }
     }
 }

@@ -17,7 +17,7 @@ use forebay_rx::packet::Packet;
 
 use super::SocketId;
 use super::account::{Account, size};
-use super::counters::{CounterTable, LaneCounters};
+use super::counters::{CounterTable, LaneCounters, OwnCounters};
 
 /// Upper bound on packets queued between one CPU and one reader, independent of `rcvbuf`.
 pub const SLOTS_MAX: u32 = 1 << 16;
@@ -147,11 +147,11 @@ impl SocketQueue {
     pub fn producer(self: &Arc<Self>, cpu: usize) -> Option<SocketQueueProducer> {
         debug_assert!(cpu < self.account.lanes().len(), "no account for CPU index {cpu}");
         let (feeder, lane) = lane(self.slots);
-        self.account.join(cpu);
+        let counters = self.account.join(cpu);
         self.joining.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.push(lane);
         // Release: pairs with the Acquire in `SocketQueueConsumer::meet`.
         self.joined.fetch_add(1, Ordering::Release);
-        Some(SocketQueueProducer { cpu, queue: Arc::clone(self), feeder })
+        Some(SocketQueueProducer { counters, queue: Arc::clone(self), feeder })
     }
 
     /// True if a packet or a notification is available to a reader whose next ticket is `due`.
@@ -228,7 +228,7 @@ pub enum Enqueue {
 /// The end of a queue that one CPU puts packets into.
 #[derive(Debug)]
 pub struct SocketQueueProducer {
-    cpu: usize,
+    counters: OwnCounters,
     queue: Arc<SocketQueue>,
     feeder: LaneProducer,
 }
@@ -297,7 +297,7 @@ impl SocketQueueProducer {
     /// Counters of the socket for this CPU.
     #[must_use]
     pub fn counters(&self) -> &LaneCounters {
-        self.queue.account.lane(self.cpu)
+        &self.counters
     }
 
     /// True if the reader accepts several datagrams in one packet. If not, the reader splits merged

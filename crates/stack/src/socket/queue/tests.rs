@@ -215,7 +215,8 @@ proptest! {
     ) {
         let rcvbuf = 20_000;
         let config = SocketQueueConfig { id: ID, rcvbuf, slots };
-        let (queue, consumer) = starting_at(config, start, &Arc::new(CounterTable::new(CPUS, ID.index() + 1)), Arc::new(Awake));
+        let counters = Arc::new(CounterTable::new(CPUS, ID.index() + 1));
+        let (queue, consumer) = starting_at(config, start, &counters, Arc::new(Awake));
         let mut rig = Rig {
             pools: pools(CPUS, 1500),
             producers: [const { None }; CPUS],
@@ -253,13 +254,13 @@ fn promise_2_and_3_several_cpus_sleeping_reader_lose_nothing() {
     let mut pools = pools(CPUS, 256);
     let mut way_home = pools.pop().unwrap();
     let (reader, ended) = (thread::current(), Arc::new(AtomicU64::new(0)));
-    let producers: Vec<_> = producers
-        .into_iter()
+    let producers: Vec<_> = (0..)
+        .zip(producers)
         .zip(pools)
-        .map(|(producer, pool)| {
+        .map(|((cpu, producer), pool)| {
             let (reader, ended) = (reader.clone(), Arc::clone(&ended));
             thread::spawn(move || {
-                let result = produce(producer, pool, RUNS, &reader);
+                let result = produce((cpu, producer), pool, RUNS, &reader);
                 ended.fetch_add(1, Ordering::Release);
                 // The reader may sleep here, and checks if any producer is left.
                 reader.unpark();
@@ -305,12 +306,12 @@ fn promise_2_and_3_several_cpus_sleeping_reader_lose_nothing() {
 /// Puts in runs of varying length.
 #[expect(clippy::disallowed_methods, reason = "the thread of a CPU")]
 fn produce(
-    mut producer: SocketQueueProducer,
+    (cpu, mut producer): (u32, SocketQueueProducer),
     mut pool: Pool,
     runs: u32,
     reader: &thread::Thread,
 ) -> (SocketQueueProducer, Pool, u64) {
-    let cpu = u32::try_from(producer.cpu).unwrap() << 24;
+    let cpu = cpu << 24;
     let (mut packets, mut dropped, mut number) = (Vec::new(), Vec::new(), 0);
     for run in 0..runs {
         for _ in 0..1 + run * 7 % 64 {
