@@ -1,32 +1,38 @@
-//! Right of one process to run an engine that several have a copy of, since they were forked; and the order of
-//! such engines, of which the newest takes new connections.
+//! Right of one process to run an engine that several have a copy of, since they were forked; the order of such
+//! engines, and the slots of the processes that run one.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use forebay_stack::tcp::Succession;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{pread, pwrite};
 use rustix::thread::futex;
 
 use crate::abi::Span;
+use crate::mailbox::Mailbox;
+use crate::shares::{SLOTS, SharedTable, Shares};
 use crate::{abi, protected};
 
 /// Words that all processes share.
-const RECEIVING: usize = 0;
-const LEADING: usize = 1;
-const LAST: usize = 2;
-const WORDS: usize = 3;
+const CHANGES: usize = 0;
+const LAST: usize = 1;
+const FORKS: usize = 2;
+const COPIES: usize = 3;
+const WORDS: usize = 4;
 
 /// Pause before a number is locked again.
 const RETRY: Duration = Duration::from_millis(1);
 
 /// Place in the file of the bytes that say which engines were run.
 const RUN_AT: u64 = 4096;
+
+/// Place of the locks, in the file of the table, of processes that have a copy of an engine. Those of slots are
+/// at the beginning.
+const COPIES_AT: u32 = 1 << 20;
 
 /// An engine's number, in a file that all copies of all engines share. The process that has the byte of this
 /// number locked is the one that runs the engine, or has run it: another byte says that the state of the
@@ -35,33 +41,96 @@ pub(crate) struct Claim {
     file: Arc<OwnedFd>,
     words: &'static [AtomicU32; WORDS],
     number: u32,
-    place: Arc<Succession>,
+    /// File of the table.
+    slots: Arc<OwnedFd>,
+    shares: Arc<Shares>,
+    mailbox: Arc<Mailbox>,
+    /// Taken while slots are cleared: the locks of files exclude processes, not threads. A child has an engine, and so a
+    /// claim, of its own.
+    evicting: Mutex<()>,
 }
 
 impl Claim {
     /// Claim to the first engine.
     pub(crate) fn new() -> io::Result<Self> {
-        let file = memfd_create("forebay-claim", MemfdFlags::CLOEXEC)?;
-        let file = protected::duplicate(&file)?;
-        protected::protect(file.as_fd());
+        let (file, slots) = (memory_file("forebay-claim")?, memory_file("forebay-shares")?);
         let words = abi::shared_words(file.as_fd())?;
-        Ok(Self::of(Arc::new(file), words, 0))
+        let shares = Arc::new(Shares::new(SharedTable::new(slots.as_fd())?));
+        let (slots, mailbox) = (Arc::new(slots), Arc::new(Mailbox::new()?));
+        let (file, evicting) = (Arc::new(file), Mutex::default());
+        Ok(Self { file, words, number: 0, slots, shares, mailbox, evicting })
     }
 
-    /// Claim to another engine, which takes new connections in place of all before it.
+    /// Claim to another engine, for another process.
     pub(crate) fn next(&self) -> Self {
         let number = self.words[LAST].fetch_add(1, Ordering::SeqCst) + 1;
-        Self::of(Arc::clone(&self.file), self.words, number)
+        let (file, slots) = (Arc::clone(&self.file), Arc::clone(&self.slots));
+        let (shares, mailbox) = (Arc::new(self.shares.next()), Arc::clone(&self.mailbox));
+        let evicting = Mutex::default();
+        Self { file, words: self.words, number, slots, shares, mailbox, evicting }
     }
 
-    fn of(file: Arc<OwnedFd>, words: &'static [AtomicU32; WORDS], number: u32) -> Self {
-        let place = Arc::new(Succession::new(number, &words[RECEIVING], &words[LEADING]));
-        Self { file, words, number, place }
+    /// Place of the engine's process in the table of all.
+    pub(crate) fn shares(&self) -> &Arc<Shares> {
+        &self.shares
     }
 
-    /// Place of the engine among those of other processes.
-    pub(crate) fn place(&self) -> &Arc<Succession> {
-        &self.place
+    /// Connections that processes pass on.
+    pub(crate) fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
+    /// Takes a slot of the table for this process, until it ends. False if all are taken.
+    pub(crate) fn enter(&self) -> bool {
+        let slot = (0..SLOTS).find(|slot| abi::lock(self.slots.as_fd(), slot_span(*slot)));
+        let Some(slot) = slot else { return false };
+        self.shares.enter(slot);
+        // The others look for its end from now on.
+        self.tell_change();
+        true
+    }
+
+    /// True if this process may take a slot, besides the one that it may have.
+    pub(crate) fn has_free_slot(&self) -> bool {
+        let is_free = |slot: &usize| {
+            self.shares.own() != Some(*slot)
+                && abi::lock_holder(self.slots.as_fd(), slot_span(*slot)).is_none()
+        };
+        (0..SLOTS).any(|slot| is_free(&slot))
+    }
+
+    /// Removes the processes from the table that have ended. True if there were such.
+    pub(crate) fn evict_dead(&self) -> bool {
+        let _evicting = self.evicting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut is_changed = false;
+        for slot in self.shares.others() {
+            // Locked while it is cleared: nobody takes the slot.
+            if abi::lock(self.slots.as_fd(), slot_span(slot)) {
+                is_changed |= self.shares.evict(slot);
+                abi::unlock(self.slots.as_fd(), slot_span(slot));
+            }
+        }
+        is_changed
+    }
+
+    /// Announces a fork, whose child gets a copy of the engine.
+    pub(crate) fn before_copy(&self) {
+        self.words[FORKS].fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Notes in a child that it has a copy of the engine, until it ends or runs another program.
+    pub(crate) fn note_copy(&self) {
+        abi::lock_shared(self.slots.as_fd(), self.copies());
+        self.words[COPIES].fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// True if another process may run the engine, or has.
+    pub(crate) fn may_be_others(&self) -> bool {
+        let have_all_noted =
+            self.words[FORKS].load(Ordering::SeqCst) == self.words[COPIES].load(Ordering::SeqCst);
+        !have_all_noted
+            || self.was_run()
+            || abi::lock_holder(self.slots.as_fd(), self.copies()).is_some()
     }
 
     /// Claims the engine for this process. False if a process has or had it.
@@ -82,10 +151,16 @@ impl Claim {
         pread(&self.file, &mut was_run, RUN_AT + u64::from(self.number)).is_ok() && was_run != [0]
     }
 
-    /// Waits until no other process has the engine, or a newer one, and claims it.
+    /// Waits until no other process has the engine, and claims it. False if that failed.
     pub(crate) fn wait(&self) -> bool {
-        let has_turn = abi::lock_in_turn(self.file.as_fd(), self.own());
-        has_turn && self.await_newer(|| ())
+        abi::lock_in_turn(self.file.as_fd(), self.own())
+    }
+
+    /// Waits until all newer engines have ended. False if that failed.
+    pub(crate) fn await_newer(&self) -> bool {
+        let have_ended = abi::lock_in_turn(self.file.as_fd(), self.newer());
+        abi::unlock(self.file.as_fd(), self.newer());
+        have_ended
     }
 
     /// Ends the claim.
@@ -109,30 +184,23 @@ impl Claim {
         self.number > 0 && abi::lock_holder(self.file.as_fd(), older).is_some()
     }
 
-    /// Takes new connections from now on.
-    pub(crate) fn lead(&self) {
-        self.place.lead();
-        // Ignored: nobody waits.
-        let _ = futex::wake(&self.words[LEADING], futex::Flags::empty(), u32::MAX);
+    /// Number of changes to the table so far.
+    pub(crate) fn changes(&self) -> u32 {
+        self.words[CHANGES].load(Ordering::SeqCst)
     }
 
-    /// Waits until another process takes new connections, at most for a time.
-    pub(crate) fn await_successor(&self, at_most: Option<Duration>) {
+    /// Tells all processes that the table has changed.
+    pub(crate) fn tell_change(&self) {
+        self.words[CHANGES].fetch_add(1, Ordering::SeqCst);
+        // Ignored: nobody waits.
+        let _ = futex::wake(&self.words[CHANGES], futex::Flags::empty(), u32::MAX);
+    }
+
+    /// Waits for a change after the first ones, at most for a time.
+    pub(crate) fn await_change(&self, seen: u32, at_most: Option<Duration>) {
         let timeout = at_most.and_then(|wait| futex::Timespec::try_from(wait).ok());
         // Ignored: it is looked at again.
-        let _ =
-            futex::wait(&self.words[LEADING], futex::Flags::empty(), self.number, timeout.as_ref());
-    }
-
-    /// Waits until all newer engines have ended, and then does something before another one may begin. False if
-    /// that failed.
-    pub(crate) fn await_newer(&self, then: impl FnOnce()) -> bool {
-        let have_ended = abi::lock_in_turn(self.file.as_fd(), self.newer());
-        if have_ended {
-            then();
-            abi::unlock(self.file.as_fd(), self.newer());
-        }
-        have_ended
+        let _ = futex::wait(&self.words[CHANGES], futex::Flags::empty(), seen, timeout.as_ref());
     }
 
     fn own(&self) -> Span {
@@ -141,5 +209,94 @@ impl Claim {
 
     fn newer(&self) -> Span {
         Span { first: self.number + 1, len: None }
+    }
+
+    fn copies(&self) -> Span {
+        Span { first: COPIES_AT + self.number, len: Some(1) }
+    }
+}
+
+fn slot_span(slot: usize) -> Span {
+    Span { first: u32::try_from(slot).unwrap_or(0), len: Some(1) }
+}
+
+/// Makes a file in memory, which the program does not know.
+fn memory_file(name: &str) -> io::Result<OwnedFd> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC)?;
+    let file = protected::duplicate(&file)?;
+    protected::protect(file.as_fd());
+    Ok(file)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::os::fd::AsRawFd;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// Another process, which has the lock of a slot until it is dropped.
+    pub(crate) struct Other(Child);
+
+    impl Other {
+        /// `None` if it does not get the lock.
+        pub(crate) fn new(claim: &Claim, slot: usize) -> Option<Self> {
+            let lock = "
+import fcntl, os, sys
+file = open(sys.argv[1], 'r+b', buffering=0)
+try:
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(sys.argv[2]))
+    print('locked', flush=True)
+except OSError:
+    print('refused', flush=True)
+sys.stdin.read()
+";
+            let own = std::process::id();
+            let file = format!("/proc/{own}/fd/{}", claim.slots.as_raw_fd());
+            let mut command = Command::new("python3");
+            command.args(["-c", lock, &file, &slot.to_string()]);
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut this = Self(command.spawn().unwrap());
+            let mut word = String::new();
+            BufReader::new(this.0.stdout.take().unwrap()).read_line(&mut word).unwrap();
+            (word == "locked\n").then_some(this)
+        }
+    }
+
+    impl Drop for Other {
+        fn drop(&mut self) {
+            drop(self.0.stdin.take());
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn exe_8_own_slot_is_kept() {
+        let claim = Claim::new().unwrap();
+        assert!(claim.has_free_slot() && Other::new(&claim, 0).is_some(), "not taken by a look");
+        let changes = claim.changes();
+        assert!(claim.enter());
+        assert_ne!(claim.changes(), changes, "others are told");
+        assert!(claim.has_free_slot() && !claim.evict_dead());
+        assert!(Other::new(&claim, 0).is_none(), "a look leaves the slot to its process");
+    }
+
+    #[test]
+    fn exe_8_slot_is_cleared_once() {
+        let claim = Claim::new().unwrap();
+        assert!(claim.enter());
+        let ended = claim.next();
+        ended.shares.enter(1);
+        let changes = thread::scope(|scope| {
+            let threads = [(); 2].map(|()| scope.spawn(|| claim.evict_dead()));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        assert_eq!(changes.into_iter().filter(|is_changed| *is_changed).count(), 1);
+        ended.shares.enter(1);
+        let live = Other::new(&claim, 1).unwrap();
+        assert!(!claim.evict_dead(), "it lives");
+        drop(live);
+        assert!(claim.evict_dead());
     }
 }

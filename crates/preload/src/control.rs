@@ -1,4 +1,4 @@
-//! Control socket of the program. Of several processes the one that takes new connections serves it.
+//! Control socket of the program. Of several processes the newest serves it.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -35,8 +35,8 @@ pub(crate) fn serve(
 ) -> std::io::Result<()> {
     let Some(Some(socket)) = SOCKET.get() else { return Ok(()) };
     let metrics = metrics.with_counted_engine(engine.control()).with_sockets(net.clone());
-    let place = Arc::clone(claim.place());
-    socket.serve(engine.control(), move || metrics.view_text(), move || place.was_last_to_lead())
+    let claim = Arc::clone(claim);
+    socket.serve(engine.control(), move || metrics.view_text(), move || !claim.has_newer())
 }
 
 /// Removes the socket's file at the end of a process that serves it, if it is the one that bound it: others may

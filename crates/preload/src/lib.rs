@@ -24,7 +24,10 @@ mod runtime; //     the engine of this process
 mod start_error; // reasons why it has none
 mod fork_locks; //  locks that a fork must not copy
 mod claim; //       the process that runs it, of several that were forked
-mod turns; //       the process that takes new connections, of several that run one
+mod shares; //      the new connections of each process, of several that run one
+mod mailbox; //     connections that one of these passes on to another
+mod passing; //     listeners that are closed, and connections that come from them
+mod turns; //       changes of these, and filters that let them pass
 mod control; //     control socket of the program
 mod protected; //   descriptors that the program must not close
 mod errno; //       errors as the kernel's numbers

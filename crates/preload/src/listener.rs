@@ -4,7 +4,7 @@
 //! kernel's answers to all calls about names and options. Connections are accepted by the engine of the
 //! process that uses the listener first after `listen`, which may be a child of the one that called it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -29,8 +29,9 @@ use crate::runtime::{is_running, is_taken, parents_engine, prepare, running, whe
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, TcpSetting};
+use crate::turns::Turns;
 use crate::udp_options::{lacking, timeout};
-use crate::{abi, fork_locks, protected, table};
+use crate::{abi, fork_locks, passing, protected, table};
 
 /// Listeners that this process has, and those of them that no engine of this process serves.
 static LISTENERS: AtomicUsize = AtomicUsize::new(0);
@@ -61,9 +62,10 @@ pub(crate) struct Listener {
 
 /// Listener of an engine.
 pub(crate) struct Served {
-    tcp: TcpListener,
+    pub(crate) tcp: TcpListener,
     /// Process of the engine.
     origin: Origin,
+    pub(crate) turns: Option<Arc<Turns>>,
 }
 
 /// True if a call that waits may wait for a listener that no engine serves yet.
@@ -75,6 +77,7 @@ pub(crate) fn are_some_unserved() -> bool {
 pub(crate) fn keep_locks() {
     fork_locks::lock(&SERVING).into_iter().for_each(fork_locks::keep);
     fork_locks::lock(&CLOSED).into_iter().for_each(fork_locks::keep);
+    passing::keep_locks();
 }
 
 /// Counts the listeners in a child, which has an engine for none.
@@ -85,11 +88,12 @@ pub(crate) fn forked() {
 /// Lets a socket be bound to a port that connections of a closed listener still have, as the kernel permits
 /// with `SO_REUSEADDR`. False if that is not why `bind` has failed.
 pub(crate) fn share_with_closed(descriptor: BorrowedFd<'_>, local: SocketAddr) -> bool {
-    if !is_taken(FilterProtocol::Tcp, local)
-        || !abi::is_plain(descriptor, FilterProtocol::Tcp)
-        || !socket_reuseaddr(descriptor).unwrap_or(false)
-    {
+    if !is_taken(FilterProtocol::Tcp, local) || !abi::is_plain(descriptor, FilterProtocol::Tcp) {
         return false;
+    }
+    let has_stopped = passing::stop_leaving(local);
+    if !socket_reuseaddr(descriptor).unwrap_or(false) {
+        return has_stopped;
     }
     let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
     closed.retain(|(_, socket)| socket.strong_count() > 0);
@@ -99,7 +103,7 @@ pub(crate) fn share_with_closed(descriptor: BorrowedFd<'_>, local: SocketAddr) -
     for socket in sockets {
         is_shared |= set_socket_reuseport(&socket, true).is_ok();
     }
-    is_shared && set_socket_reuseport(descriptor, true).is_ok()
+    is_shared && set_socket_reuseport(descriptor, true).is_ok() || has_stopped
 }
 
 impl Listener {
@@ -186,7 +190,7 @@ impl Listener {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Ends the listening: connections that were not accepted are reset, and calls that wait return. `socket` is the
+    /// Ends the listening: connections that were not accepted are reset, or go on in another process, and calls that wait return. `socket` is the
     /// listener as the table has it.
     ///
     /// # Errors
@@ -198,8 +202,9 @@ impl Listener {
         }
         if let Some(served) = self.served_here() {
             served.tcp.tell_ended();
-            self.served.store(None);
+            drop(self.served.swap(None));
             UNSERVED.fetch_add(1, Ordering::Relaxed);
+            passing::leave(served, self.addresses().collect());
             return Ok(());
         }
         self.place_turn(socket)?;
@@ -215,7 +220,16 @@ impl Listener {
         Ok(())
     }
 
-    fn served_here(&self) -> Option<Arc<Served>> {
+    /// Addresses as the engine has them: a socket of IPv6 may take IPv4, too.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = SocketAddr> + use<> {
+        let (ip, port) = (self.local.ip(), self.local.port());
+        let has_both = ip.is_ipv6() && ip.is_unspecified() && !self.v6_only;
+        let any: IpAddr = Ipv4Addr::UNSPECIFIED.into();
+        let ips = std::iter::once(ip.to_canonical()).chain(has_both.then_some(any));
+        ips.map(move |ip| SocketAddr::new(ip, port))
+    }
+
+    pub(crate) fn served_here(&self) -> Option<Arc<Served>> {
         self.served.load_full().filter(|served| !served.origin.is_parent())
     }
 
@@ -254,6 +268,7 @@ impl Listener {
         if socket_reuseport(&self.inherited.kernel).unwrap_or(false) {
             options = options.reuse_port();
         }
+        self.addresses().for_each(|address| _ = passing::stop_leaving(address));
         let (reserved, readiness) = (Arc::clone(&self.inherited.kernel), self.turn().take());
         let is_placed = readiness.is_some();
         let tcp = options.listen_reserved(self.local, self.backlog, reserved, readiness);
@@ -262,10 +277,14 @@ impl Listener {
             unconnected_errno(&error)
         })?;
         tcp.set_nonblocking(true);
-        let served = Arc::new(Served { tcp, origin: Origin::here() });
+        let turns = runtime.turns.clone();
+        let served = Arc::new(Served { tcp, origin: Origin::here(), turns });
         self.adopt(&served, self.inherited.all().into_iter());
         if !is_placed {
             self.place(socket, served.readiness()?)?;
+        }
+        if let Some(turns) = &served.turns {
+            self.addresses().for_each(|address| turns.join(address));
         }
         // The parent's copy stays as it is: see `is_of_parent`.
         std::mem::forget(self.served.swap(Some(Arc::clone(&served))));
@@ -434,8 +453,12 @@ impl Drop for Listener {
         closed.push((self.local.port(), Arc::downgrade(&self.inherited.kernel)));
         drop(closed);
         LISTENERS.fetch_sub(1, Ordering::Relaxed);
+        if let Some(served) = self.served_here() {
+            drop(self.served.swap(None));
+            return passing::leave(served, self.addresses().collect());
+        }
         let turn = self.turn().take();
-        if self.served_here().is_none() && turn.is_none() {
+        if turn.is_none() {
             UNSERVED.fetch_sub(1, Ordering::Relaxed);
         }
         if let Some((setter, descriptor)) = turn {

@@ -20,10 +20,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use crate::claim::Claim;
+use crate::shares::SLOTS;
 use crate::socket::Socket;
 use crate::start_error::StartError;
-use crate::turns::{Rings, take_turns};
-use crate::{control, fork_locks, listener, protected, table};
+use crate::turns::{Rings, Turns};
+use crate::{control, fork_locks, listener, passing, protected, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 pub(crate) const FORKS_MAX: usize = 8;
@@ -31,6 +32,9 @@ pub(crate) const FORKS_MAX: usize = 8;
 /// Time that the end of a process waits for peers, at most.
 const FINISH_MAX: Duration = Duration::from_secs(10);
 const FINISH_LOOK: Duration = Duration::from_millis(1);
+
+/// Pause between two looks for the end of one of too many processes.
+const SLOT_LOOK: Duration = Duration::from_secs(1);
 
 /// Pause before the devices are opened once more for a child, if that has failed.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
@@ -58,8 +62,10 @@ pub(crate) struct Runtime {
     /// Right to receive the taken packets, held until the process ends.
     claim: Arc<Claim>,
     /// Wakes the thread that finishes connections when the process ends.
-    finisher: Arc<OwnedFd>,
+    pub(crate) finisher: Arc<OwnedFd>,
     has_finished: Arc<AtomicBool>,
+    /// Part in the new connections, if other processes may receive, too.
+    pub(crate) turns: Option<Arc<Turns>>,
 }
 
 /// Engine that can be run, once, by one of the processes that have a copy.
@@ -124,6 +130,13 @@ pub(crate) fn prepare() -> Result<(), Errno> {
     Ok(())
 }
 
+/// Notes in a child that it has a copy of the engine that is prepared.
+pub(crate) fn note_copy() {
+    if let Some(prepared) = &*prepared() {
+        prepared.claim.note_copy();
+    }
+}
+
 /// Prepares for a fork, which copies the engine that is prepared, and locks of this thread alone.
 pub(crate) fn before_fork() {
     if is_in_parents_memory() {
@@ -132,17 +145,19 @@ pub(crate) fn before_fork() {
     listener::keep_locks();
     if let Some(mut prepared) = fork_locks::lock(&PREPARED) {
         prepare_next(&mut prepared);
+        prepared.iter().for_each(|prepared| prepared.claim.before_copy());
         fork_locks::keep(prepared);
     }
 }
 
-/// Prepares another engine for a child, if another process has run the one that was prepared. The child then takes
-/// new connections, and the other process serves those that it has.
+/// Prepares another engine for a child, if an earlier child has the one that was prepared: both may receive.
 fn prepare_next(prepared: &mut Option<Prepared>) {
     if is_running() {
         return;
     }
-    let Some(before) = prepared.as_mut().filter(|before| before.claim.was_run()) else { return };
+    let Some(before) = prepared.as_mut().filter(|before| before.claim.may_be_others()) else {
+        return;
+    };
     if before.failed.is_some_and(|failed| failed.elapsed() < OPEN_PAUSE) {
         return;
     }
@@ -163,6 +178,11 @@ fn prepare_next(prepared: &mut Option<Prepared>) {
 /// True if this process runs an engine.
 pub(crate) fn is_running() -> bool {
     RUNNING.get(forks()).and_then(OnceLock::get).is_some_and(Result::is_ok)
+}
+
+/// True once this process has an engine, or can have none.
+fn has_started() -> bool {
+    RUNNING.get(forks()).is_none_or(|slot| slot.get().is_some())
 }
 
 /// Engine of this process, which is run from the first call on.
@@ -232,7 +252,7 @@ pub(crate) fn when_free(then: fn()) -> Result<(), Errno> {
     let claim = inherited.ok_or(Errno::NODEV)?;
     let wait = move || {
         if claim.wait() {
-            then();
+            try_when_free(&claim, then);
         }
         IS_WAITING.store(0, Ordering::Relaxed);
         if !is_running() {
@@ -241,6 +261,26 @@ pub(crate) fn when_free(then: fn()) -> Result<(), Errno> {
         }
     };
     with_all_blocked(|| told(spawn("forebay-claim", wait)))
+}
+
+/// Calls `then`, which starts an engine, once there is a slot for this process, and again while others were first.
+fn try_when_free(claim: &Claim, then: fn()) {
+    let await_slot = || {
+        while !claim.has_free_slot() {
+            thread::sleep(SLOT_LOOK);
+        }
+        then();
+        has_started()
+    };
+    while !await_slot() {
+        if claim.has_free_slot() {
+            // It cannot open the devices while others live, which have newer engines.
+            if claim.await_newer() {
+                await_slot();
+            }
+            return;
+        }
+    }
 }
 
 /// Closes the connections that are open, as the kernel does when the process ends, and waits until peers have what was
@@ -265,7 +305,7 @@ fn await_end(finisher: &OwnedFd, has_finished: &AtomicBool, net: &Net) {
     let mut count = [0; 8];
     while rustix::io::read(finisher, &mut count) == Err(Errno::INTR) {}
     table::within(0, u32::MAX).filter_map(table::remove).for_each(Socket::let_go);
-    while net.unfinished_connections() > 0 {
+    while passing::are_some_leaving() || net.unfinished_connections() > 0 {
         thread::sleep(FINISH_LOOK);
     }
     has_finished.store(true, Ordering::Release);
@@ -328,19 +368,22 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> Result<Prepared, S
     let rings = Rings::of(&devices).map_err(not_made)?;
     config.control.as_deref().into_iter().for_each(control::bind);
     let metrics = Metrics::new().with_devices(&devices);
-    let succession = Some(Arc::clone(claim.place()));
-    let net_config = NetConfig { succession, ..NetConfig::default() };
+    // Another process cannot open a device of another kind.
+    let division = (config.via == Via::AfPacket).then(|| claim.shares().clone() as _);
+    let net_config = NetConfig { division, ..NetConfig::default() };
     let (net, engine) = Net::over(&engine_config, &net_config, &mut devices)?;
     Ok(Prepared { net, engine, interfaces, claim, rings, metrics, failed: None })
 }
 
 /// Runs the engine that was prepared, or another.
 fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runtime, Errno> {
+    if prepared.as_ref().is_some_and(|inherited| !inherited.claim.has_free_slot()) {
+        return Err(Errno::BUSY);
+    }
     let ready = match prepared.take() {
         Some(first) if first.claim.take() => first,
         Some(inherited) if inherited.claim.holder().is_some() || inherited.claim.has_newer() => {
-            *prepared = Some(inherited);
-            return Err(Errno::BUSY);
+            return start_beside(config, prepared, inherited);
         }
         inherited => {
             // Another process has run the engine, and has ended.
@@ -355,9 +398,53 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
             fresh
         }
     };
+    run(config, ready)
+}
+
+/// Runs an engine beside those of other processes, one of which runs the one that was inherited.
+///
+/// # Errors
+/// `EBUSY` if this process cannot open the devices.
+fn start_beside(
+    config: &PreloadConfig,
+    prepared: &mut Option<Prepared>,
+    mut inherited: Prepared,
+) -> Result<Runtime, Errno> {
+    let claim = Arc::new(inherited.claim.next());
+    match protected::protect_opened_by(|| open(config, Some(claim))) {
+        Ok(fresh) => {
+            // This process may have waited for it. Others may run it.
+            inherited.claim.release();
+            protected::closing_own(|| drop(inherited));
+            fresh.claim.take();
+            run(config, fresh)
+        }
+        Err(error) => {
+            let failed = inherited.failed.replace(Instant::now());
+            if failed.is_none() {
+                eprintln!(
+                    "forebay: process {} cannot open the devices beside another process of the program: {error}",
+                    process::id()
+                );
+            }
+            *prepared = Some(inherited);
+            Err(Errno::BUSY)
+        }
+    }
+}
+
+/// Runs an engine in this process.
+fn run(config: &PreloadConfig, ready: Prepared) -> Result<Runtime, Errno> {
     let Prepared { net, mut engine, interfaces, claim, rings, metrics, .. } = ready;
     engine.enable_busy_poll();
-    claim.place().receive(claim.has_older());
+    if !claim.enter() {
+        eprintln!(
+            "forebay: process {} cannot receive, as {SLOTS} others of the program do: start fewer workers, or start it \
+             again when one has ended",
+            process::id()
+        );
+        return Err(Errno::NODEV);
+    }
     told(control::serve(metrics, &engine, &net, &claim).map_err(StartError::thread))?;
     let run = move || {
         if let Err(error) = engine.run() {
@@ -371,11 +458,13 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
     let has_finished = Arc::<AtomicBool>::default();
     let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
     told(spawn("forebay-finish", move || await_end(&wakes, &says, &of)))?;
+    let mut turns = None;
     if config.via == Via::AfPacket {
-        let (of, with) = (Arc::clone(&claim), net.clone());
-        told(spawn("forebay-turns", move || take_turns(&of, &rings, &with)))?;
+        let these = Arc::new(Turns::new(Arc::clone(&claim), rings));
+        turns = Some(Arc::clone(&these));
+        told(spawn("forebay-turns", move || these.follow()))?;
     }
-    Ok(Runtime { net, interfaces, claim, finisher, has_finished })
+    Ok(Runtime { net, interfaces, claim, finisher, has_finished, turns })
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StartError> {

@@ -21,9 +21,15 @@ pub fn filter(take: &RxFilter, link: Link) -> Vec<FilterInstruction> {
     ipv6(&mut filter);
     filter.place(FilterLabel::Segment);
     ports(&mut filter, destinations);
+    filter.place(FilterLabel::Pass);
+    filter.push(NONE);
+    // Never run: the kernel takes what is behind an instruction for what follows it (`check_load_and_stores`), and would find
+    // memory words unset here.
+    filter.jump(FilterLabel::End);
+    // The last but one: `FlowShare::narrow` replaces it.
     filter.place(FilterLabel::Ours);
     filter.push(WHOLE);
-    filter.place(FilterLabel::Pass);
+    filter.place(FilterLabel::End);
     filter.push(NONE);
     filter.finish()
 }
@@ -50,10 +56,11 @@ enum FilterLabel {
     Ports(u8),
     Ours,
     Pass,
+    End,
 }
 
 /// Filter being written. Register A is the accumulator, X the read position in the packet, memory
-/// word [`PROTOCOL`] the transport protocol.
+/// word [`PROTOCOL`] the transport protocol, [`SOURCE`] and those behind it the source address.
 #[derive(Default)]
 struct FilterAssembler {
     instructions: Vec<FilterInstruction>,
@@ -71,33 +78,40 @@ enum FilterBranch {
 
 // linux/bpf_common.h
 const LOAD_BYTE_AT_X: u16 = 0x50;
-const LOAD_HALF_AT_X: u16 = 0x48;
+pub(super) const LOAD_HALF_AT_X: u16 = 0x48;
 const LOAD_BYTE: u16 = 0x30;
 const LOAD_HALF: u16 = 0x28;
 const LOAD_WORD: u16 = 0x20;
-const LOAD_MEMORY: u16 = 0x60;
-const STORE_MEMORY: u16 = 0x02;
+pub(super) const LOAD_WORD_AT_X: u16 = 0x40;
+pub(super) const LOAD_MEMORY: u16 = 0x60;
+pub(super) const STORE_MEMORY: u16 = 0x02;
+pub(super) const LOAD_IMMEDIATE: u16 = 0x00;
 const SET_X: u16 = 0x01;
-const A_TO_X: u16 = 0x07;
+pub(super) const A_TO_X: u16 = 0x07;
 const X_TO_A: u16 = 0x87;
 const ADD: u16 = 0x04;
-const ADD_X: u16 = 0x0c;
-const AND: u16 = 0x54;
+pub(super) const ADD_X: u16 = 0x0c;
+pub(super) const AND: u16 = 0x54;
 const SHIFT_LEFT: u16 = 0x64;
-const SHIFT_RIGHT: u16 = 0x74;
-const JUMP: u16 = 0x05;
-const IF_EQUAL: u16 = 0x15;
+pub(super) const SHIFT_RIGHT: u16 = 0x74;
+pub(super) const JUMP: u16 = 0x05;
+pub(super) const IF_EQUAL: u16 = 0x15;
 const IF_ABOVE: u16 = 0x25;
-const IF_NOT_BELOW: u16 = 0x35;
-const IF_ANY_BIT: u16 = 0x45;
+pub(super) const IF_NOT_BELOW: u16 = 0x35;
+pub(super) const IF_ANY_BIT: u16 = 0x45;
 const RETURN: u16 = 0x06;
 
 /// `SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT`, linux/filter.h: 1 if a tag was stripped from the packet.
 const TAG_IS_BESIDE: u32 = 0xffff_f000 + 48;
 /// Memory word that holds the transport protocol.
-const PROTOCOL: u32 = 0;
-const WHOLE: FilterInstruction = FilterInstruction { code: RETURN, jt: 0, jf: 0, k: u32::MAX };
-const NONE: FilterInstruction = FilterInstruction { code: RETURN, jt: 0, jf: 0, k: 0 };
+pub(super) const PROTOCOL: u32 = 0;
+/// First of the memory words that hold the source address; that of IPv4 is in the last one.
+pub(super) const SOURCE: u32 = 1;
+/// Number of these words.
+pub(super) const SOURCE_WORDS: u32 = 4;
+pub(super) const WHOLE: FilterInstruction =
+    FilterInstruction { code: RETURN, jt: 0, jf: 0, k: u32::MAX };
+pub(super) const NONE: FilterInstruction = FilterInstruction { code: RETURN, jt: 0, jf: 0, k: 0 };
 
 /// Sets X to the offset of the network header.
 fn link_header(filter: &mut FilterAssembler, link: Link) {
@@ -137,6 +151,12 @@ fn ipv4(filter: &mut FilterAssembler) {
     filter.run(LOAD_HALF_AT_X, 6);
     // Later fragments have no ports, so no fragment is taken.
     filter.jump_if(IF_ANY_BIT, wire::IPV4_FRAGMENT.into(), FilterLabel::Pass);
+    filter.run(LOAD_WORD_AT_X, 12);
+    filter.run(STORE_MEMORY, SOURCE + SOURCE_WORDS - 1);
+    filter.run(LOAD_IMMEDIATE, 0);
+    for word in 0..SOURCE_WORDS - 1 {
+        filter.run(STORE_MEMORY, SOURCE + word);
+    }
     filter.run(LOAD_BYTE_AT_X, 9);
     filter.run(STORE_MEMORY, PROTOCOL);
     filter.run(LOAD_BYTE_AT_X, 0);
@@ -152,6 +172,10 @@ fn ipv6(filter: &mut FilterAssembler) {
     filter.run(LOAD_BYTE_AT_X, 0); // version and traffic class
     filter.run(SHIFT_RIGHT, 4);
     filter.jump_unless(IF_EQUAL, 6, FilterLabel::Pass);
+    for word in 0..SOURCE_WORDS {
+        filter.run(LOAD_WORD_AT_X, 8 + 4 * word);
+        filter.run(STORE_MEMORY, SOURCE + word);
+    }
     filter.run(LOAD_BYTE_AT_X, 6);
     filter.run(STORE_MEMORY, PROTOCOL);
     filter.run(X_TO_A, 0);

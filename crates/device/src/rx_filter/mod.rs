@@ -1,6 +1,7 @@
 //! Filter of the packets that are taken from an interface; the kernel keeps the rest.
 
 mod filter; // the same filter as classic BPF
+mod share; //  a part of the flows
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -10,6 +11,7 @@ pub use filter::{filter, nothing};
 use forebay_rx::parse::extension::ExtensionWalk;
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link, MAX_VLAN_TAGS};
 use forebay_sys::error::{Error, Result};
+pub use share::{BUCKETS, FlowShare};
 
 /// Maximum number of port ranges in a list, limited by the jump distance of classic BPF.
 pub const MAX_RANGES: usize = 64;

@@ -86,7 +86,7 @@ use forebay_stack::socket::copy_cache::{self, CopyCache};
 use forebay_stack::socket::reclaim::{
     BufferReclaimer, ReclaimCounters, ReclaimPolicy, SharedPolicy,
 };
-use forebay_stack::tcp::{Succession, TcpConfig};
+use forebay_stack::tcp::{Division, TcpConfig};
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
 use host::CpuHost;
@@ -121,7 +121,7 @@ pub struct NetConfig {
     /// Settings of TCP. [`TcpConfig::gso_bytes`] is as large as the frames of senders allow.
     pub tcp: TcpConfig,
     /// Place among other processes that listen on the same ports, if there are such.
-    pub succession: Option<Arc<Succession>>,
+    pub division: Option<Arc<dyn Division>>,
 }
 
 impl NetConfig {
@@ -154,7 +154,7 @@ impl Default for NetConfig {
             send_frames: 1024,
             copy_cache_bytes: None,
             tcp: Self::TCP,
-            succession: None,
+            division: None,
         }
     }
 }
@@ -211,7 +211,7 @@ impl Net {
             seed: u64::from_ne_bytes(sys::random_key().first_chunk().copied().unwrap_or_default()),
             tcp: TcpConfig { gso_bytes: gso_bytes(devices), ..net.tcp },
             counters: cpus.iter().map(|_| Arc::default()).collect(),
-            succession: net.succession.clone(),
+            division: net.division.clone(),
         }));
         let mut stacks = stacks(&shared, caches).into_iter();
         let mut engine = Engine::over(&config, devices, |_| {

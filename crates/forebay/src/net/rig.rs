@@ -54,7 +54,7 @@ pub(super) fn host(queues: Vec<Vec<Box<dyn Sink>>>, tcp: TcpConfig) -> Arc<NetSt
         seed: 1,
         tcp,
         counters: Vec::new(),
-        succession: None,
+        division: None,
     }));
     let with_next_hops = |sinks: Vec<Box<dyn Sink>>| {
         let paths = sinks.into_iter().map(|sink| (sink, DeviceNeighbours::NoLink)).collect();

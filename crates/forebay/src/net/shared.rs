@@ -21,7 +21,7 @@ use forebay_stack::socket::queue::{
 };
 use forebay_stack::socket::reclaim::{ReclaimCounters, SharedPolicy};
 use forebay_stack::socket::table::{Binding, Bindings, Reuse, SocketTable};
-use forebay_stack::tcp::{Succession, TcpConfig};
+use forebay_stack::tcp::{Division, TcpConfig};
 use forebay_sys as sys;
 use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;
@@ -250,7 +250,7 @@ pub(super) struct NetParts {
     pub(super) seed: u64,
     pub(super) tcp: TcpConfig,
     pub(super) counters: Vec<Arc<NetworkCounters>>,
-    pub(super) succession: Option<Arc<Succession>>,
+    pub(super) division: Option<Arc<dyn Division>>,
 }
 
 /// A socket that has just been bound.
@@ -268,7 +268,7 @@ pub(super) struct BoundEntry {
 impl NetState {
     pub(super) fn new(parts: NetParts) -> Self {
         Self {
-            tcp: TcpShards::new(parts.tcp, parts.cpus.len(), parts.succession),
+            tcp: TcpShards::new(parts.tcp, parts.cpus.len(), parts.division),
             socket_counters: Arc::new(CounterTable::new(parts.cpus.len(), SOCKETS_MAX)),
             reclaim_counters: parts.cpus.iter().map(|_| Arc::default()).collect(),
             directory: Arc::default(),

@@ -33,7 +33,11 @@ extern "C" fn before_fork() {
 extern "C" fn in_child() {
     crate::runtime::forked();
     crate::listener::forked();
-    crate::fork_locks::release();
+    // A lock that the parent could not take may be locked here for good. Then the child does not note its copy of the
+    // engine: a copy that was announced counts as used, and of one that was not, who claims the engine first runs it.
+    if crate::fork_locks::release() {
+        crate::runtime::note_copy();
+    }
 }
 
 /// Runs in the parent after a fork.
@@ -44,7 +48,8 @@ extern "C" fn in_parent() {
 /// Runs when the library is loaded.
 extern "C" fn loaded() {
     crate::runtime::loaded();
-    // SAFETY: the handlers live as long as the process. The child's write to atomics, and release locks that its one thread has.
+    // SAFETY: the handlers live as long as the process. The child's write to atomics, and release locks that its one thread
+    // has; if these are all, it takes one of them once more, and locks a file unless another process has. None waits.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
 }
 

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use forebay_device::rx_filter::FilterProtocol;
 use rustix::io::Errno;
@@ -118,6 +118,11 @@ pub(crate) struct Span {
     pub(crate) len: Option<u32>,
 }
 
+/// Locks bytes of a file for this process, together with others. False if another one has some locked for itself.
+pub(crate) fn lock_shared(file: BorrowedFd<'_>, span: Span) -> bool {
+    lock_call(file, libc::F_SETLK, &mut span.lock(libc::F_RDLCK))
+}
+
 /// Locks bytes of a file for this process. False if another one has some locked.
 pub(crate) fn lock(file: BorrowedFd<'_>, span: Span) -> bool {
     lock_call(file, libc::F_SETLK, &mut span.lock(libc::F_WRLCK))
@@ -159,10 +164,10 @@ impl Span {
 
 /// Words at the beginning of a file, shared with all processes that have a copy of this mapping. They are never
 /// unmapped.
-pub(crate) fn shared_words<const N: usize>(
+pub(crate) fn shared_words<T: SharedWord, const N: usize>(
     file: BorrowedFd<'_>,
-) -> std::io::Result<&'static [AtomicU32; N]> {
-    let bytes = size_of::<[AtomicU32; N]>();
+) -> std::io::Result<&'static [T; N]> {
+    let bytes = size_of::<[T; N]>();
     rustix::fs::ftruncate(file, bytes as u64)?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a new mapping, at an address that the kernel chooses.
@@ -174,8 +179,19 @@ pub(crate) fn shared_words<const N: usize>(
     }
     // SAFETY: the mapping begins at a page, has room for the words, which are 0, and is never unmapped; the file
     // is never made shorter. All processes only access the words as atomics.
-    Ok(unsafe { &*place.cast::<[AtomicU32; N]>() })
+    Ok(unsafe { &*place.cast::<[T; N]>() })
 }
+
+/// Word that processes may share.
+///
+/// # Safety
+/// All bits 0 are a value, the alignment is at most a page, and the word is an atomic.
+pub(crate) unsafe trait SharedWord {}
+
+// SAFETY: an atomic, aligned to its size, of which all bits are values.
+unsafe impl SharedWord for AtomicU32 {}
+// SAFETY: as above.
+unsafe impl SharedWord for AtomicU64 {}
 
 /// True for a socket of IPv6.
 pub(crate) fn is_ipv6(socket: BorrowedFd<'_>) -> bool {

@@ -1,12 +1,9 @@
 //! A process that listens and forks: the one that uses the listener first serves it.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
 use std::process::Command;
 use std::thread;
-
-use forebay_control::ControlClient;
 
 use super::{Hosts, NEAR};
 
@@ -58,10 +55,18 @@ pub(crate) fn child_serves() {
     });
 }
 
-/// Listens, and forks three children: the first serves, and ends when the others wait for their turn. The second
-/// closes its listener before that.
+/// Forbids a thread of root to open devices.
+pub(crate) const FORBIDS: &str = "
+import ctypes
+def forbid():
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert ctypes.CDLL(None).capset(header, none) == 0
+";
+
+/// Listens, and forks three children: the first serves, and ends when the others wait for their turn, as they have too
+/// few descriptors to open the devices before. The second closes its listener before that.
 const TURNS: &str = "
-import os, select, socket
+import os, resource, select, socket
 listener = socket.create_server(('10.9.0.1', 7))
 steps = [os.pipe() for _ in range(5)]
 done = lambda step: os.write(steps[step][1], b'x')
@@ -79,6 +84,8 @@ if os.fork() == 0:
     done(1)
     after(3)
     os._exit(0)
+few, most = 24, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
 if os.fork() == 0:
     after(1)
     waits()
@@ -89,6 +96,7 @@ if os.fork() == 0:
 if os.fork() == 0:
     after(2)
     waits = waits()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     done(3)
     print(len(waits.poll()), flush=True)
     connection, peer = listener.accept()
@@ -138,7 +146,7 @@ pub(crate) fn bytes_outlive() {
     }
 }
 
-/// Listens, forks, and lets the parent serve first: the child learns why it cannot.
+/// Listens, forks, and lets the parent serve first: the child, which may not open the devices, learns why it cannot.
 const BOTH: &str = "
 import os, socket
 listener = socket.create_server(('10.9.0.1', 7))
@@ -146,6 +154,7 @@ listener.setblocking(False)
 begin, done = os.pipe(), os.pipe()
 if os.fork() == 0:
     os.read(begin[0], 1)
+    forbid()
     try:
         listener.accept()
     except OSError as error:
@@ -163,162 +172,12 @@ os.wait()
 
 pub(crate) fn second_is_told() {
     let hosts = Hosts::new();
+    let mut program = Command::new("python3");
     let (lines, errors) =
-        hosts.lines_and_errors(Command::new("python3").args(["-c", BOTH]), Some(CONFIG));
+        hosts.lines_and_errors(program.args(["-c", &(FORBIDS.to_owned() + BOTH)]), Some(CONFIG));
     let nothing = libc::EAGAIN.to_string();
     assert_eq!(lines, [nothing.clone(), nothing], "nothing to accept for either");
     assert!(errors.contains("another process serves"), "{errors}");
-}
-
-/// Listens, and forks a server on each word `fork` that one reads; others are `close`, after which a server accepts
-/// nothing more, and `end`. A server answers each line by its number.
-const SERVERS: &str = "
-import os, signal, socket, threading
-signal.alarm(60) # if the client has failed
-listener = socket.create_server(('10.9.0.1', 7))
-asked = os.pipe()
-
-def serve(number, connection):
-    for line in connection.makefile():
-        word = line.strip()
-        if word == 'fork':
-            os.write(asked[1], b'x')
-        if word == 'close':
-            closed.set()
-        connection.sendall(b'%d\\n' % number)
-        if word == 'end':
-            os._exit(0)
-    connection.close()
-
-def accept(number):
-    while not closed.is_set():
-        try:
-            connection, peer = listener.accept()
-        except TimeoutError:
-            continue
-        threading.Thread(target=serve, args=(number, connection)).start()
-    listener.close()
-
-children = 0
-while children < 3:
-    if os.fork() == 0:
-        signal.alarm(60)
-        closed = threading.Event()
-        listener.settimeout(0.05)
-        accept(children)
-        threading.Event().wait()
-    children += 1
-    os.read(asked[0], 1)
-for _ in range(children):
-    os.wait()
-";
-
-/// Connection to one of the servers.
-struct Client(BufReader<TcpStream>);
-
-impl Client {
-    fn new() -> io::Result<Self> {
-        TcpStream::connect(NEAR).map(|stream| Self(BufReader::new(stream)))
-    }
-
-    /// Says a word. Returns the server's number.
-    fn say(&mut self, word: &str) -> io::Result<String> {
-        writeln!(self.0.get_mut(), "{word}")?;
-        let mut number = String::new();
-        self.0.read_line(&mut number)?;
-        Ok(number.trim().to_owned())
-    }
-}
-
-/// Opens connections, all of which are served, until many in a row are by this server. In between two may serve.
-fn await_server(number: &str) {
-    let mut in_a_row = 0;
-    while in_a_row < 50 {
-        let is_its = Client::new().unwrap().say("hello").unwrap() == number;
-        in_a_row = if is_its { in_a_row + 1 } else { 0 };
-    }
-}
-
-/// Opens connections until this server has taken over from another one, whose connections end with it.
-fn await_successor(number: &str) {
-    let hello = || Client::new().and_then(|mut client| client.say("hello"));
-    while !hello().is_ok_and(|by| by == number) {}
-    await_server(number);
-}
-
-fn talk_to_servers() {
-    let mut first = loop {
-        match Client::new() {
-            Ok(client) => break client,
-            Err(_) => thread::yield_now(), // it does not listen yet
-        }
-    };
-    assert_eq!(first.say("fork").unwrap(), "0");
-    await_server("1");
-    assert_eq!(first.say("hello").unwrap(), "0", "the older one has its connection");
-    assert_eq!(Client::new().unwrap().say("end").unwrap(), "1");
-    await_successor("0");
-    assert_eq!(first.say("fork").unwrap(), "0", "again the newest");
-    await_server("2");
-    assert_eq!(first.say("close").unwrap(), "0");
-    await_server("2");
-    assert_eq!(first.say("fork").unwrap(), "0", "after it has closed its listener");
-    assert_eq!(first.say("end").unwrap(), "0");
-    await_server("2");
-    assert_eq!(Client::new().unwrap().say("end").unwrap(), "2");
-}
-
-pub(crate) fn newest_takes() {
-    let hosts = Hosts::new();
-    thread::scope(|scope| {
-        let talk = scope.spawn(|| hosts.far.run(talk_to_servers));
-        hosts.lines(Command::new("python3").args(["-c", SERVERS]), Some(CONFIG));
-        talk.join().unwrap();
-    });
-}
-
-/// Talks to the servers, and asks and changes the one that takes new connections by the control socket.
-fn control_servers(socket: &Path) {
-    let ask = |request: &str| ControlClient::connect(socket).unwrap().ask(request).unwrap();
-    let mut first = loop {
-        match Client::new() {
-            Ok(client) => break client,
-            Err(_) => thread::yield_now(),
-        }
-    };
-    assert_eq!(first.say("hello").unwrap(), "0");
-    ask("set netdev_budget 77");
-    let metrics = ask("metrics");
-    for part in
-        ["forebay_tcp_connections{state=\"ESTAB\"} 1", "device=\"exa\"", "local=\"10.9.0.1:7\""]
-    {
-        assert!(metrics.iter().any(|line| line.contains(part)), "{part}: {metrics:#?}");
-    }
-    assert_eq!(first.say("fork").unwrap(), "0");
-    await_server("1");
-    assert_ne!(ask("get netdev_budget"), ["77"], "of the newer server");
-    assert_eq!(Client::new().unwrap().say("end").unwrap(), "1");
-    await_successor("0");
-    assert_eq!(ask("get netdev_budget"), ["77"], "of the older server");
-    assert_eq!(first.say("fork").unwrap(), "0");
-    await_server("2");
-    assert_eq!(first.say("fork").unwrap(), "0");
-    assert_eq!(first.say("end").unwrap(), "0");
-    await_server("2");
-    assert_eq!(Client::new().unwrap().say("end").unwrap(), "2");
-}
-
-pub(crate) fn newest_is_controlled() {
-    let hosts = Hosts::new();
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("program.sock");
-    let config = format!("{CONFIG} control={}", socket.display());
-    thread::scope(|scope| {
-        let talk = scope.spawn(|| hosts.far.run(|| control_servers(&socket)));
-        hosts.lines(Command::new("python3").args(["-c", SERVERS]), Some(&config));
-        talk.join().unwrap();
-    });
-    assert!(ControlClient::connect(&socket).is_err(), "no process is left");
 }
 
 /// Listens, serves, and forks a child that closes its copy. Once the parent has ended, the child may have the port.

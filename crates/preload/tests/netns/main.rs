@@ -5,6 +5,7 @@ mod forks; //  a process that listens, and children that serve
 mod limits; // a process with few descriptors
 mod listeners; // listeners and their connections in one process
 mod matrix; // all calls, in all modes
+mod workers; // several processes with one listener
 mod processes; // what processes keep, and what they learn of the ends of others
 
 use std::fs;
@@ -55,9 +56,13 @@ fn main() {
         ("exe_7_listener_needs_no_control", processes::without_control),
         ("exe_5_child_serves_its_parents_listener", forks::child_serves),
         ("exe_5_next_process_serves_in_turn", forks::turns_are_taken),
-        ("exe_5_newest_process_takes_connections", forks::newest_takes),
+        ("exe_8_processes_divide_connections", workers::connections_are_divided),
+        ("exe_8_killed_process_is_replaced", workers::killed_is_replaced),
+        ("exe_8_unaccepted_connections_are_passed_on", workers::unaccepted_are_passed_on),
+        ("exe_8_connections_without_room_are_reset", workers::refused_are_reset),
+        ("exe_8_listener_is_reopened_while_others_serve", workers::listener_is_reopened),
         ("exe_5_closed_copy_leaves_port", forks::port_is_left),
-        ("exe_7_newest_process_is_controlled", forks::newest_is_controlled),
+        ("exe_7_newest_process_is_controlled", workers::newest_is_controlled),
         ("exe_6_bytes_outlive_their_process", forks::bytes_outlive),
         ("exe_5_second_process_is_told_why", forks::second_is_told),
     ];

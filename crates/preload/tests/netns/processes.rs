@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use super::Hosts;
-use super::forks::CONFIG;
+use super::forks::{CONFIG, FORBIDS};
 
 /// Forks children that serve in turn, and counts its descriptors after each. One fork fails to open the devices, for
 /// want of descriptors: the next but one does not.
@@ -115,6 +115,7 @@ if os.fork() == 0:
     done(1)
     after(2)
     os._exit(0)
+forbid()
 if os.fork() == 0:
     signal.alarm(60)
     after(1)
@@ -136,7 +137,8 @@ os.wait(), os.wait()
 
 pub(crate) fn failed_turn() {
     let hosts = Hosts::new();
-    let lines = hosts.lines(Command::new("python3").args(["-c", FAILS]), Some(CONFIG));
+    let lines = hosts
+        .lines(Command::new("python3").args(["-c", &(FORBIDS.to_owned() + FAILS)]), Some(CONFIG));
     assert_eq!(lines, ["[]", "1", "ENODEV"]);
 }
 

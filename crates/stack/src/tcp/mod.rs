@@ -28,7 +28,8 @@ mod isn; //         secrets: sequence numbers, cookies, ports
 mod invalid_limit; // answers to segments out of the window
 mod slots; //       values by index
 mod timer_wheel; // deadlines
-mod succession; // processes that listen on the same ports
+mod passed; //    connections on their way to another process
+mod division; //  processes that listen on the same ports
 mod seq; //         sequence numbers
 
 pub mod config; //   settings and socket options
@@ -46,11 +47,12 @@ pub use connection::{
     WriteFlags,
 };
 pub use counters::TcpCounters;
+pub use division::Division;
 pub use error::TcpError;
 pub use flow::{Flow, FlowHasher, HashedFlow};
 pub use machine::{
     Found, ListenerQueues, Listening, ReusePort, Tcp, TcpDevice, TcpLevels, TcpMemory, TcpOut,
     TcpSocket,
 };
+pub use passed::PassedConnection;
 pub use seq::Seq;
-pub use succession::Succession;

@@ -10,7 +10,9 @@ use std::{fmt, io};
 use forebay_engine::CpuThread;
 use forebay_rx::{CpuId, Handler};
 use forebay_stack::socket::table::Reuse;
-use forebay_stack::tcp::{ListenerQueues, ReusePort, Tcp, TcpError, TcpOptions, TcpOut, TcpSocket};
+use forebay_stack::tcp::{
+    ListenerQueues, PassedConnection, ReusePort, Tcp, TcpError, TcpOptions, TcpOut, TcpSocket,
+};
 use forebay_sys as sys;
 use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter};
 use rustix::io::Errno;
@@ -217,6 +219,29 @@ impl TcpListener {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
         }
+    }
+
+    /// Takes the first connection that waits, for a listener of another process.
+    #[must_use]
+    pub fn pass_on(&self) -> Option<PassedConnection> {
+        let ListenerState { shared, watch, .. } = &*self.0;
+        std::iter::from_fn(|| watch.pop().ok()).find_map(|ShardSocket { shard, socket }| {
+            shared.call_tcp(shard, |tcp, out| tcp.pass_on(socket, out)).ok().flatten()
+        })
+    }
+
+    /// Adds a connection that a listener of another process has passed on. False if there is no room.
+    #[must_use]
+    pub fn adopt(&self, passed: &PassedConnection) -> bool {
+        let shard = self.0.shared.tcp.shard_of(passed.flow());
+        let is_ipv4 = passed.flow().ours.is_ipv4();
+        let mut sockets = self.0.sockets.iter().filter(|socket| socket.shard == shard);
+        // The second one listens at IPv4 addresses.
+        let (first, second) = (sockets.next(), sockets.next());
+        let listening = second.filter(|_| is_ipv4).or(first);
+        listening.is_some_and(|&ShardSocket { shard, socket }| {
+            self.0.shared.call_tcp(shard, |tcp, out| tcp.adopt(socket, passed, out))
+        })
     }
 
     fn try_accept(

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 use std::{fmt, mem};
 
 use forebay_rx::Packet;
@@ -12,7 +13,7 @@ use forebay_rx::hash::FlowHash;
 use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::tcp::{
-    Flow, FlowHasher, Found, HashedFlow, State, Succession, Tcp, TcpConfig, TcpCounters, TcpDevice,
+    Division, Flow, FlowHasher, Found, HashedFlow, State, Tcp, TcpConfig, TcpCounters, TcpDevice,
     TcpLevels, TcpMemory, TcpOut, TcpSocket,
 };
 use forebay_sys as sys;
@@ -98,13 +99,17 @@ impl Drop for ToTell {
     }
 }
 
+/// Time 0 of this process, and of all that are forked from it later: those that go on with its connections have the same
+/// timestamps.
+static ORIGIN: OnceLock<Instant> = OnceLock::new();
+
 impl TcpShards {
     pub(in crate::net) fn new(
         config: TcpConfig,
         cpus: usize,
-        succession: Option<Arc<Succession>>,
+        division: Option<Arc<dyn Division>>,
     ) -> Self {
-        let clock = Clock::machine();
+        let clock = Clock::Machine { origin: *ORIGIN.get_or_init(Instant::now) };
         let count = cpus * SHARDS_PER_CPU;
         let share = u32::try_from(count).unwrap_or(u32::MAX).max(1);
         let of_cpu = u32::try_from(SHARDS_PER_CPU).unwrap_or(u32::MAX);
@@ -116,13 +121,14 @@ impl TcpShards {
             ..config
         };
         // One secret: a sequence number or cookie does not depend on the number of shards.
-        let (secret, memory) = (sys::random_key(), Arc::<TcpMemory>::default());
+        let secret = division.as_ref().map_or_else(sys::random_key, |division| division.secret());
+        let memory = Arc::<TcpMemory>::default();
         let now_us = clock.now_ns() / 1000;
         let mut tcps: Vec<Tcp> = (0..count)
             .map(|_| Tcp::with_memory(config, secret, now_us, Arc::clone(&memory)))
             .collect();
-        if let Some(place) = succession {
-            tcps.iter_mut().for_each(|tcp| tcp.succeed(Arc::clone(&place)));
+        if let Some(place) = division {
+            tcps.iter_mut().for_each(|tcp| tcp.divide(Arc::clone(&place)));
         }
         Self {
             counters: tcps.iter().map(|tcp| Arc::clone(tcp.counters())).collect(),

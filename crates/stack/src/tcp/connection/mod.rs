@@ -30,6 +30,7 @@ mod icmp; //        errors from the path
 mod calls; //       the application's calls
 mod tally; //       numbers of bytes and segments
 mod info; //        state for observers
+mod passing; //     what another process goes on with
 
 use forebay_buf::Pool;
 use forebay_rx::packet::Packet;

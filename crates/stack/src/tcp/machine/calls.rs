@@ -403,7 +403,7 @@ impl Tcp {
             .filter(|&at| self.requests.at(at).is_some_and(|request| request.listener == listener))
             .collect();
         for at in requests {
-            self.reset_request(at, out);
+            self.reset_request(at, local, out);
             self.drop_request(at);
         }
     }

@@ -30,6 +30,9 @@ impl Tcp {
         out: &mut TcpOut<'_>,
     ) {
         self.cookies_us = out.now_us.max(1);
+        if let Some(division) = &self.division {
+            division.note_cookie(self.cookies_us);
+        }
         self.counters.syncookies_sent.add(1);
         let agreed = request.agreed;
         let mut request = *request;
@@ -60,10 +63,14 @@ impl Tcp {
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) -> Answer {
+        if !self.takes(listener, flow) {
+            out.pool.put(packet.frame);
+            return Answer::None;
+        }
         let Some(request) = self.request_of_cookie(listener, flow, segment, mtu_bytes, out.now_us)
         else {
             out.pool.put(packet.frame);
-            return Answer::reset_if(self.is_alone());
+            return Answer::reset_if(self.answers(listener, flow));
         };
         self.accept_by_cookie(&request, packet, segment, out)
     }
@@ -89,7 +96,7 @@ impl Tcp {
         out: &mut TcpOut<'_>,
     ) -> Answer {
         let listener = request.listener.index;
-        if self.refuse_if_full(listener) {
+        if self.refuse_if_full(listener) || !self.claim(&request.flow, request.peer_sequence) {
             out.pool.put(packet.frame);
             return Answer::None;
         }
@@ -105,8 +112,10 @@ impl Tcp {
         mtu_bytes: u32,
         now_us: u64,
     ) -> Option<Request> {
-        let is_recent =
-            self.cookies_us != 0 && now_us.saturating_sub(self.cookies_us) < COOKIES_VALID_US;
+        // Another process may have sent the cookie.
+        let by_others_us = self.division.as_ref().map_or(0, |division| division.cookie_us());
+        let cookies_us = self.cookies_us.max(by_others_us);
+        let is_recent = cookies_us != 0 && now_us.saturating_sub(cookies_us) < COOKIES_VALID_US;
         if !is_recent || segment.has(Flags::SYN) {
             return None;
         }
@@ -149,6 +158,7 @@ impl Tcp {
             // The round trip is not known.
             resent: 1,
             is_acked: false,
+            is_sole: false,
         })
     }
 }

@@ -43,6 +43,8 @@ pub(super) struct Request {
     pub(super) resent: u8,
     /// True once the ACK came, if the listener waits for data (`TCP_DEFER_ACCEPT`).
     pub(super) is_acked: bool,
+    /// False if another process may have answered the SYN, too, for which the table of claims may have had no room.
+    pub(super) is_sole: bool,
 }
 
 impl Request {
@@ -93,10 +95,11 @@ impl Tcp {
         let (options, socket) = (listener.options, TcpSocket { index, generation: *generation });
         let requests = listener.queues.requests.load(Ordering::Relaxed);
         let is_full = requests >= listener.backlog.min(self.config.max_syn_backlog).max(1);
-        if !self.leads() || self.refuse_if_full(index) {
+        if !self.takes(index, flow) || self.refuse_if_full(index) {
             return;
         }
-        let wants_cookie = is_full && self.config.syncookies && sequence.is_none();
+        let is_owner = || self.answers(index, flow);
+        let wants_cookie = is_full && self.config.syncookies && sequence.is_none() && is_owner();
         if is_full && !(wants_cookie && self.may_send_cookie(flow, segment.seq, out.now_us)) {
             self.counters.req_q_full_drop.add(1);
             self.counters.listen_drops.add(1);
@@ -107,6 +110,11 @@ impl Tcp {
             sequence.unwrap_or_else(|| self.secret.initial_sequence(flow, out.now_us));
         if wants_cookie {
             return self.send_cookie(&request, &options, out);
+        }
+        // Before the claim, as nobody answers for a flow that is claimed.
+        request.is_sole = self.answers(index, flow);
+        if !self.claim(flow, segment.seq) {
+            return;
         }
         if let Some(SocketEntry { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(index)
         {
@@ -160,6 +168,7 @@ impl Tcp {
             timeouts: 0,
             resent: 0,
             is_acked: false,
+            is_sole: false,
         }
     }
 
@@ -225,18 +234,17 @@ impl Tcp {
                     return self.accept_by_cookie(&by_cookie, packet, segment, out);
                 }
                 out.pool.put(packet.frame);
-                if !self.is_alone() {
+                if !request.is_sole {
                     // The handshake was completed with another process.
                     self.drop_request(at);
-                    return Answer::None;
                 }
-                return Answer::Reset;
+                return Answer::reset_if(request.is_sole);
             }
             Judgement::Abort => {
                 self.counters.attempt_fails.add(1);
                 self.drop_request(at);
                 out.pool.put(packet.frame);
-                return Answer::reset_if(!segment.has(Flags::RST) && self.is_alone());
+                return Answer::reset_if(!segment.has(Flags::RST) && request.is_sole);
             }
         }
         out.pool.put(packet.frame);
@@ -343,7 +351,7 @@ impl Tcp {
             // The listener was closed: the handshake came too late.
             self.drop_request(at);
             out.pool.put(packet.frame);
-            return Answer::reset_if(self.is_alone());
+            return Answer::Reset;
         };
         if request.timeouts < options.defer_retries && segment.end() == request.peer_sequence + 1 {
             if let Some(request) = self.requests.at_mut(at) {
@@ -357,7 +365,7 @@ impl Tcp {
             out.pool.put(packet.frame);
             return Answer::None;
         }
-        self.drop_request(at);
+        self.take_request(at);
         self.accept_connection(listener, request, packet, segment, out);
         Answer::None
     }
@@ -396,6 +404,7 @@ impl Tcp {
         out: &mut TcpOut<'_>,
     ) {
         let Some(options) = self.sockets.at(listener).map(|entry| *entry.options()) else {
+            self.forget_flow(&request.flow);
             out.pool.put(packet.frame);
             return;
         };
@@ -437,9 +446,17 @@ impl Tcp {
         self.entry(request.listener).ok().map(|entry| *entry.options())
     }
 
+    /// Forgets a handshake, and its flow.
     pub(super) fn drop_request(&mut self, at: u32) {
+        if let Some(request) = self.take_request(at) {
+            self.forget_flow(&request.flow);
+        }
+    }
+
+    /// Takes a handshake, whose flow stays this process's, but for what is behind it.
+    fn take_request(&mut self, at: u32) -> Option<Request> {
         self.request_timers.cancel(at);
-        let Some(request) = self.requests.remove(at) else { return };
+        let request = self.requests.remove(at)?;
         self.levels.set_requests(self.requests.len());
         self.targets.remove(&request.flow);
         if let Ok(SocketEntry { kind: Kind::Listener(listener), .. }) =
@@ -447,6 +464,7 @@ impl Tcp {
         {
             listener.queues.requests.fetch_sub(1, Ordering::Relaxed);
         }
+        Some(request)
     }
 
     /// The ACK did not come in time (`reqsk_timer_handler`).

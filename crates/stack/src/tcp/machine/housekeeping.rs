@@ -84,7 +84,7 @@ impl Tcp {
         if let Some(entry) = connection.take_time_wait() {
             self.keep_time_wait(&flow, &entry, out.now_us);
         } else if is_closed && self.targets.find(&flow) == Some(Target::Connection(index)) {
-            self.targets.remove(&flow);
+            self.forget_flow(&flow);
         }
         if is_done {
             self.remove(index, out);
@@ -103,7 +103,7 @@ impl Tcp {
             self.orphans -= u32::from(connection.is_orphan());
             let flow = connection.flow();
             if self.targets.find(&flow) == Some(Target::Connection(index)) {
-                self.targets.remove(&flow);
+                self.forget_flow(&flow);
             }
         }
     }

@@ -5,6 +5,7 @@ mod calls; //     the application's calls, by socket
 mod handshake; // SYNs and ACKs at a listener
 mod cookies; //   handshakes without memory
 mod syn_filter; // SYNs that are answered in a flood
+mod passing; //   connections that go on in another process
 mod reset; //     segments that belong to nothing
 mod time_wait; // connections that ended
 mod orphans; //   connections without an owner
@@ -32,12 +33,12 @@ use super::config::{TcpConfig, TcpOptions};
 use super::connection::{Answer, Connection, Context, PathError, Readiness, State, TcpInfo};
 use super::connection_table::ConnectionTable;
 use super::counters::TcpCounters;
+use super::division::Division;
 use super::error::TcpError;
 use super::flow::{Flow, FlowHasher, HashedFlow};
 use super::isn::Secret;
 use super::seq::Seq;
 use super::slots::Slots;
-use super::succession::Succession;
 use super::timer_wheel::TimerWheel;
 use super::wire::{Outgoing, Segment, emit};
 
@@ -140,7 +141,7 @@ pub struct Tcp {
     memory_bytes: u64,
     memory: Arc<TcpMemory>,
     /// Place among other processes that listen on the same ports.
-    succession: Option<Arc<Succession>>,
+    division: Option<Arc<dyn Division>>,
     /// Connections without an owner.
     orphans: u32,
     /// Number of the next socket.
@@ -256,7 +257,7 @@ impl Tcp {
             time_wait_timers: TimerWheel::new(now_us),
             memory_bytes: 0,
             memory,
-            succession: None,
+            division: None,
             orphans: 0,
             generation: 0,
             port_steps: 0,
@@ -268,18 +269,41 @@ impl Tcp {
     }
 
     /// Sets the place among other processes that listen on the same ports.
-    pub fn succeed(&mut self, place: Arc<Succession>) {
-        self.succession = Some(place);
+    pub fn divide(&mut self, place: Arc<dyn Division>) {
+        self.division = Some(place);
     }
 
-    /// True if this process takes new connections, as the newest of several.
-    fn leads(&self) -> bool {
-        self.succession.as_ref().is_none_or(|place| place.leads())
+    /// True if this process takes new connections of a flow to a listener.
+    fn takes(&self, listener: u32, flow: &Flow) -> bool {
+        let Some(division) = &self.division else { return true };
+        self.address_of(listener).is_some_and(|local| division.takes(local, flow))
     }
 
-    /// True if a segment of no connection here is not one of another process either.
-    fn is_alone(&self) -> bool {
-        self.succession.as_ref().is_none_or(|place| place.is_alone())
+    /// True if this process answers for a listener about a flow that is nobody's.
+    fn answers(&self, listener: u32, flow: &Flow) -> bool {
+        let Some(division) = &self.division else { return true };
+        self.address_of(listener).is_some_and(|local| division.answers(local, flow))
+    }
+
+    /// Address of a listener.
+    fn address_of(&self, listener: u32) -> Option<SocketAddr> {
+        match &self.sockets.at(listener)?.kind {
+            Kind::Listener(listener) => Some(listener.local),
+            _ => None,
+        }
+    }
+
+    /// Claims a flow of a listener for this process. False if another one has it.
+    fn claim(&self, flow: &Flow, syn: Seq) -> bool {
+        self.division.as_ref().is_none_or(|division| division.claim(flow, syn.0))
+    }
+
+    /// Forgets a flow, which any process may have from now on.
+    fn forget_flow(&mut self, flow: &Flow) {
+        self.targets.remove(flow);
+        if let Some(division) = &self.division {
+            division.release(flow);
+        }
     }
 
     /// Counters, for any reader.
@@ -419,8 +443,8 @@ impl Tcp {
     ) -> Answer {
         let Some(listener) = self.listeners.find(flow, out.cpu) else {
             out.pool.put(packet.frame);
-            // Another one answers, if it is nobody's: the kernel, or the process that has the connection.
-            let is_ours = device.is_whole_host && self.is_alone();
+            // Another one answers, if it is nobody's: the kernel, or a process that listens.
+            let is_ours = device.is_whole_host && self.division.is_none();
             if !is_ours {
                 self.counters.not_ours.add(1);
             }

@@ -1,5 +1,7 @@
 //! Resets of segments that belong to no connection (RFC 9293, section 3.10.7.1).
 
+use std::net::SocketAddr;
+
 use super::super::flow::Flow;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Outgoing, Segment};
@@ -21,10 +23,11 @@ impl Tcp {
         self.send(&outgoing, out);
     }
 
-    /// Tells the peer of a handshake that is given up. Only if other processes listen, too: their silence about
-    /// its segments would leave the peer without an answer.
-    pub(super) fn reset_request(&mut self, at: u32, out: &mut TcpOut<'_>) {
-        let Some(request) = self.requests.at(at).filter(|_| !self.is_alone()) else { return };
+    /// Tells the peer of a handshake that is given up with the listener of an address. Only if other processes listen
+    /// there, too: their silence about its segments would leave the peer without an answer.
+    pub(super) fn reset_request(&mut self, at: u32, local: SocketAddr, out: &mut TcpOut<'_>) {
+        let has_others = self.division.as_ref().is_some_and(|division| division.has_others(local));
+        let Some(request) = self.requests.at(at).filter(|_| has_others) else { return };
         self.counters.out_rsts.add(1);
         // Without ACK: a peer that has seen no SYN-ACK ignores it.
         let flags = Flags::RST;

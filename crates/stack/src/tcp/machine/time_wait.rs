@@ -99,13 +99,16 @@ impl Tcp {
     pub(super) fn keep_time_wait(&mut self, flow: &Flow, entry: &TimeWaitEntry, now_us: u64) {
         if self.time_waits.len() >= self.config.max_time_wait {
             self.counters.time_wait_overflow.add(1);
-            self.targets.remove(flow);
+            self.forget_flow(flow);
             return;
         }
         let at = self.time_waits.insert(TimeWait::new(flow, entry));
         self.levels.set_time_waits(self.time_waits.len());
         self.targets.insert(flow, Target::TimeWait(at));
         self.time_wait_timers.arm(at, now_us + entry.stay_us, now_us);
+        if let Some(division) = &self.division {
+            division.mark_ended(flow);
+        }
     }
 
     pub(super) fn receive_in_time_wait(
@@ -126,6 +129,11 @@ impl Tcp {
         if stays {
             self.time_wait_timers.arm(at, out.now_us + TIME_WAIT_US, out.now_us);
         }
+        let is_over = matches!(outcome, Outcome::Reset | Outcome::Reopen);
+        if is_over && self.is_others_to_open(&flow, segment, out) {
+            self.drop_time_wait(at);
+            return Answer::None;
+        }
         match outcome {
             Outcome::Ignore => {}
             Outcome::Acknowledge => {
@@ -141,6 +149,15 @@ impl Tcp {
             Outcome::Reopen => self.reopen(at, &flow, segment, mtu_bytes, out),
         }
         Answer::None
+    }
+
+    /// True of a SYN that another process answers, as the flow has ended here.
+    fn is_others_to_open(&self, flow: &Flow, segment: &Segment, out: &TcpOut<'_>) -> bool {
+        if self.division.is_none() || !segment.has(Flags::SYN) || segment.has(Flags::ACK) {
+            return false;
+        }
+        let listener = self.listeners.find(&self.targets.hashed(flow), out.cpu);
+        !listener.is_some_and(|listener| self.takes(listener, flow))
     }
 
     fn reopen(
@@ -201,7 +218,7 @@ impl Tcp {
         self.time_wait_timers.cancel(at);
         if let Some(entry) = self.time_waits.remove(at) {
             self.levels.set_time_waits(self.time_waits.len());
-            self.targets.remove(&entry.flow());
+            self.forget_flow(&entry.flow());
         }
     }
 }

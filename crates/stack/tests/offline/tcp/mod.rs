@@ -14,5 +14,6 @@ mod hostile; // segments of a stranger
 mod pair; //   the hosts and the path
 mod liars; //  peers that lie, and what they cost
 mod reuseport; // listeners that share an address
+mod division; // listeners beside another process's
 mod streams; // laws: every byte arrives once, in order
 mod twin; //   the same with smoltcp as the peer

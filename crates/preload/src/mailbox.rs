@@ -1,0 +1,65 @@
+//! Queue, shared by all processes of a program, of connections that one passes on to another.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use forebay_stack::tcp::PassedConnection;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
+
+use crate::protected;
+
+/// Longest message.
+const MESSAGE_BYTES_MAX: usize = 1 << 17;
+
+/// A pair of sockets: each message is received by one process.
+pub(crate) struct Mailbox {
+    near: OwnedFd,
+    far: OwnedFd,
+}
+
+impl Mailbox {
+    /// Mailbox of this process, and of all that it forks.
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let [near, far] = [near, far].map(protected::duplicate);
+        let (near, far) = (near?, far?);
+        protected::protect(near.as_fd());
+        protected::protect(far.as_fd());
+        Ok(Self { near, far })
+    }
+
+    /// Leaves a connection for another process, and the number of attempts so far to go on with it. False if there is no
+    /// room.
+    pub(crate) fn leave(&self, passed: &PassedConnection, attempts: u16) -> bool {
+        let message = [&attempts.to_ne_bytes()[..], &passed.to_bytes()].concat();
+        send(&self.near, &message, SendFlags::NOSIGNAL).is_ok()
+    }
+
+    /// Takes a connection, and the number of attempts to go on with it.
+    pub(crate) fn take(&self) -> Option<(PassedConnection, u16)> {
+        let mut message = vec![0; MESSAGE_BYTES_MAX];
+        let (len, _) = recv(&self.far, &mut message[..], RecvFlags::empty()).ok()?;
+        let (attempts, passed) = message.get(..len)?.split_first_chunk()?;
+        Some((PassedConnection::of_bytes(passed)?, u16::from_ne_bytes(*attempts)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exe_8_full_mailbox_refuses_connections() {
+        let mailbox = Mailbox::new().unwrap();
+        let passed = PassedConnection::of_bytes(&[0; 100]).unwrap();
+        let count = (0..10_000).take_while(|attempts| mailbox.leave(&passed, *attempts)).count();
+        assert!((1..10_000).contains(&count), "{count}");
+        for attempts in 0..count {
+            assert_eq!(mailbox.take(), Some((passed.clone(), u16::try_from(attempts).unwrap())));
+        }
+        assert!(mailbox.take().is_none() && mailbox.leave(&passed, 0));
+    }
+}

@@ -1,0 +1,142 @@
+//! Listeners of this process that are closed while others serve their addresses, and the connections that come from such.
+
+use std::net::{IpAddr, SocketAddr};
+use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use forebay::net::TcpListener;
+use forebay_device::rx_filter::FilterProtocol;
+use forebay_stack::tcp::PassedConnection;
+use forebay_sys::signals::with_all_blocked;
+
+use crate::listener::Served;
+use crate::runtime::{Runtime, forks, is_running, is_taken, running};
+use crate::socket::Socket;
+use crate::{fork_locks, table};
+
+/// Longest wait for the end of a closed listener, and pause between two looks.
+const STOP_MAX: Duration = Duration::from_secs(1);
+const STOP_LOOK: Duration = Duration::from_millis(1);
+
+/// Closed listeners that live on.
+static LEAVING: Mutex<Vec<Arc<Leaving>>> = Mutex::new(Vec::new());
+
+/// A closed listener whose connections other processes are to take over.
+struct Leaving {
+    addresses: Vec<SocketAddr>,
+    /// True once this process listens anew.
+    is_stopped: AtomicBool,
+    /// Number of forks of its process: in a child it does not live.
+    forks: usize,
+}
+
+/// Keeps the lock of this module until the process has forked.
+pub(crate) fn keep_locks() {
+    fork_locks::lock(&LEAVING).into_iter().for_each(fork_locks::keep);
+}
+
+/// Lets other processes take over the connections that a closed listener would get. Until they have, it lives on.
+pub(crate) fn leave(served: Arc<Served>, addresses: Vec<SocketAddr>) {
+    let Some(turns) = served.turns.clone() else { return };
+    let addresses: Vec<_> = addresses.into_iter().filter(|address| turns.close(*address)).collect();
+    if !addresses.iter().any(|address| turns.has_others(*address)) {
+        return addresses.into_iter().for_each(|address| turns.abandon(address));
+    }
+    let leaving = Leaving { addresses, is_stopped: AtomicBool::default(), forks: forks() };
+    let leaving = Arc::new(leaving);
+    all_leaving().push(Arc::clone(&leaving));
+    let (this, part) = (Arc::clone(&leaving), Arc::clone(&turns));
+    let leave = move || {
+        let is_stopped = || this.is_stopped.load(Ordering::SeqCst);
+        let pass_on = || served.tcp.pass_on();
+        this.addresses.iter().for_each(|address| part.leave(*address, &is_stopped, &pass_on));
+        drop(served);
+        end_leaving(&this);
+    };
+    let name = "forebay-leave";
+    if let Err(error) = with_all_blocked(|| thread::Builder::new().name(name.into()).spawn(leave)) {
+        eprintln!(
+            "forebay: process {} resets the connections that it has not accepted at {:?}, which it has closed, as it \
+             cannot start a thread that passes them on: {error}; check the limits on threads and memory (ulimit -u, \
+             ulimit -v)",
+            process::id(),
+            leaving.addresses
+        );
+        leaving.addresses.iter().for_each(|address| turns.abandon(*address));
+        end_leaving(&leaving);
+    }
+}
+
+/// Ends closed listeners that this process still has at an address, before it listens there anew. True if there were some.
+pub(crate) fn stop_leaving(address: SocketAddr) -> bool {
+    let is_same = |other: &SocketAddr| {
+        let [ours, others] = [address, *other].map(|address| address.ip());
+        let is_any = ours.is_unspecified() || others.is_unspecified();
+        other.port() == address.port()
+            && ours.is_ipv4() == others.is_ipv4()
+            && (ours == others || is_any)
+    };
+    let is_its = |it: &&Arc<Leaving>| it.forks == forks() && it.addresses.iter().any(is_same);
+    let stop = || {
+        let stops = |it: &Arc<Leaving>| it.is_stopped.store(true, Ordering::SeqCst);
+        all_leaving().iter().filter(is_its).map(stops).count() > 0
+    };
+    let (began, are_some) = (Instant::now(), stop());
+    while stop() && began.elapsed() < STOP_MAX {
+        thread::sleep(STOP_LOOK);
+    }
+    are_some
+}
+
+/// True while closed listeners live on.
+pub(crate) fn are_some_leaving() -> bool {
+    all_leaving().iter().any(|leaving| leaving.forks == forks())
+}
+
+/// Adds a connection that another process has passed on to a listener of its address. False without such a listener, or
+/// without room.
+pub(crate) fn adopt(passed: &PassedConnection) -> bool {
+    let ours = passed.flow().ours;
+    let is_adopted = |socket: Arc<Socket>| {
+        let Socket::Listener(listener) = &*socket else { return false };
+        let is_its = |address: SocketAddr| {
+            address.port() == ours.port()
+                && (address.ip() == ours.ip()
+                    || address.ip().is_unspecified() && address.is_ipv4() == ours.is_ipv4())
+        };
+        listener.addresses().any(is_its)
+            && listener.served_here().is_some_and(|served| served.tcp.adopt(passed))
+    };
+    table::within(0, u32::MAX).filter_map(table::find).any(is_adopted)
+}
+
+/// Resets a connection that no process goes on with.
+pub(crate) fn reset(passed: &PassedConnection) {
+    if !is_running() {
+        return;
+    }
+    let Ok(runtime) = running() else { return };
+    // As every listener that is closed, this one resets what nobody has accepted.
+    let closed = listener_of_none(runtime, passed.flow().ours.ip());
+    // False if it is another process's by now.
+    let _ = closed.is_some_and(|listener| listener.adopt(passed));
+}
+
+/// Listener at a port whose packets never come here.
+fn listener_of_none(runtime: &Runtime, ip: IpAddr) -> Option<TcpListener> {
+    let addresses = (1..=u16::MAX).map(|port| SocketAddr::new(ip, port));
+    let address = addresses.rev().find(|it| !is_taken(FilterProtocol::Tcp, *it))?;
+    let options = runtime.net.socket().reuse_port();
+    options.listen_reserved(address, 1, Arc::clone(&runtime.finisher), None).ok()
+}
+
+fn end_leaving(ended: &Arc<Leaving>) {
+    all_leaving().retain(|leaving| !Arc::ptr_eq(leaving, ended));
+}
+
+fn all_leaving() -> MutexGuard<'static, Vec<Arc<Leaving>>> {
+    LEAVING.lock().unwrap_or_else(PoisonError::into_inner)
+}

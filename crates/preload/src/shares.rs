@@ -1,0 +1,947 @@
+//! Table in memory that all processes of a program share: which of them takes which new connections, and which has
+//! which flow. Nothing in it is locked, so that a process may be killed at any time.
+//!
+//! Flows fall into buckets by a hash, which the filters of the devices' sockets know, too. For each listener's address
+//! each bucket has an owner, which takes its new connections. A process that is to become the owner does so itself: for
+//! a while it takes them together with the owner before it, as a SYN lies in the rings of both and each of
+//! them may be late, and then alone. Whoever claims a flow first has it until its end, so that it is answered once.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+
+use forebay_device::rx_filter::{BUCKETS, FlowShare};
+use forebay_stack::tcp::{Division, Flow, FlowHasher};
+
+use crate::abi;
+
+/// Processes that may receive at the same time.
+pub(crate) const SLOTS: usize = 64;
+
+/// Addresses of listeners that can be divided. Processes with a listener at another take its connections as they come:
+/// whoever claims one first.
+const ROWS: usize = 256;
+/// Words of an address: its hash, a bit of each process that serves it, the owner of each bucket.
+const ROW_WORDS: usize = 2 + BUCKETS;
+
+/// Sets of flows by their hash, and flows of a set. Each flow may be in one of two sets.
+const SETS: usize = 1 << 15;
+const SET_WORDS: usize = 8;
+
+// Words of the table.
+const KEY: usize = 0;
+const SECRET: usize = 1;
+const OCCUPIED: usize = 3;
+const COOKIE: usize = 4;
+/// Processes with a listener at an address without a row.
+const ROWLESS: usize = 5;
+const INCARNATIONS: usize = 6;
+const UNCLAIMED: usize = INCARNATIONS + SLOTS;
+const FIRST_ROW: usize = UNCLAIMED + SLOTS;
+const FIRST_SET: usize = (FIRST_ROW + ROWS * ROW_WORDS).next_multiple_of(SET_WORDS);
+const WORDS: usize = FIRST_SET + SETS * SET_WORDS;
+
+// Parts of a flow's word: the process, its incarnation, marks, a hash of the peer's first sequence number, and the end of
+// the flow's hash.
+const SLOT_BITS: u32 = SLOTS.trailing_zeros();
+const TAG_BITS: u32 = 13;
+const TAG_MASK: u64 = (1 << TAG_BITS) - 1;
+const ENDED: u64 = 1 << TAG_BITS;
+const PASSED: u64 = ENDED << 1;
+const SYN_SHIFT: u32 = TAG_BITS + 2;
+const SYN_MASK: u64 = 0xff << SYN_SHIFT;
+const PRINT_SHIFT: u32 = SYN_SHIFT + 8;
+
+/// Number of a process's slot while it has none.
+const NO_SLOT: u32 = u32::MAX;
+
+/// The memory.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedTable(&'static [AtomicU64; WORDS]);
+
+/// Owner of a bucket: the process that takes its new connections, and the one before that still takes them, too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Owner {
+    current: Option<usize>,
+    before: Option<usize>,
+}
+
+/// Place of one process in the table.
+pub(crate) struct Shares {
+    table: SharedTable,
+    hasher: FlowHasher,
+    slot: AtomicU32,
+    /// Flows of this process in each bucket.
+    held: [AtomicU32; BUCKETS],
+    /// Buckets that this process has owned alone for so long that no segment from before is in its rings.
+    settled: AtomicU64,
+    /// Addresses without a row that this process serves.
+    rowless: AtomicUsize,
+}
+
+/// Result of a claim to a flow.
+enum Claimed {
+    New,
+    /// Claimed by this process earlier.
+    Before,
+    /// The table has no room: the flow is taken as one that nobody else has.
+    WithoutRoom,
+    ByAnother,
+}
+
+/// Bucket of an address that has a new owner, and still the one before.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Handover {
+    row: usize,
+    bucket: usize,
+}
+
+impl SharedTable {
+    /// Maps the table into this process, and into all that it forks.
+    pub(crate) fn new(file: BorrowedFd<'_>) -> std::io::Result<Self> {
+        let this = Self(abi::shared_words(file)?);
+        let random = forebay_sys::random_key();
+        let words = random.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes));
+        for (place, word) in this.0[SECRET..].iter().zip(words) {
+            place.store(word, SeqCst);
+        }
+        let key = forebay_sys::random_key().first_chunk().map_or(0, |key| u32::from_ne_bytes(*key));
+        this.0[KEY].store(key.into(), SeqCst);
+        Ok(this)
+    }
+
+    fn secret(self) -> [u8; 16] {
+        let halves = [SECRET, SECRET + 1].map(|word| self.0[word].load(SeqCst).to_ne_bytes());
+        let mut secret = [0; 16];
+        secret[..8].copy_from_slice(&halves[0]);
+        secret[8..].copy_from_slice(&halves[1]);
+        secret
+    }
+
+    fn members(self, row: usize) -> &'static AtomicU64 {
+        &self.0[FIRST_ROW + row * ROW_WORDS + 1]
+    }
+
+    fn owner(self, row: usize, bucket: usize) -> &'static AtomicU64 {
+        &self.0[FIRST_ROW + row * ROW_WORDS + 2 + bucket]
+    }
+
+    fn key_of(self, row: usize) -> &'static AtomicU64 {
+        &self.0[FIRST_ROW + row * ROW_WORDS]
+    }
+
+    /// Row of an address, and whether it is free: nobody has listened there so far.
+    fn row(self, key: u64) -> Option<(usize, bool)> {
+        let first = usize::try_from(key % ROWS as u64).unwrap_or(0);
+        let rows = (0..ROWS).map(|step| (first + step) % ROWS);
+        rows.map(|row| (row, self.key_of(row).load(SeqCst)))
+            .find(|(_, found)| *found == key || *found == 0)
+            .map(|(row, found)| (row, found == 0))
+    }
+
+    /// Words that a flow may have, by its hash.
+    fn places(self, hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
+        let set = |hash: u64| usize::try_from(hash % SETS as u64).unwrap_or(0);
+        let sets = [set(hash), set(hash.rotate_right(32))];
+        sets.into_iter().flat_map(move |set| &self.0[FIRST_SET + set * SET_WORDS..][..SET_WORDS])
+    }
+
+    /// True if the process that wrote this tag has not ended, as far as is known.
+    fn is_live(self, tag: u64) -> bool {
+        let slot = usize::try_from(tag % SLOTS as u64).unwrap_or(0);
+        let is_occupied = self.0[OCCUPIED].load(SeqCst) & 1 << slot != 0;
+        is_occupied && self.tag(slot) == tag
+    }
+
+    /// Mark of the process that has a slot: of the next one in the slot it is another.
+    fn tag(self, slot: usize) -> u64 {
+        let incarnation = self.0[INCARNATIONS + slot].load(SeqCst);
+        (incarnation << SLOT_BITS | slot as u64) & TAG_MASK
+    }
+
+    /// Removes what a process has left behind that has ended.
+    fn clear(self, slot: usize) {
+        let tag = self.tag(slot);
+        self.0[UNCLAIMED + slot].store(0, SeqCst);
+        self.0[ROWLESS].fetch_and(!(1 << slot), SeqCst);
+        for row in (0..ROWS).filter(|row| self.key_of(*row).load(SeqCst) != 0) {
+            self.members(row).fetch_and(!(1 << slot), SeqCst);
+            for bucket in 0..BUCKETS {
+                let without = |word| Some(Owner::of(word).without(slot).word());
+                // Always Ok.
+                let _ = self.owner(row, bucket).fetch_update(SeqCst, SeqCst, without);
+            }
+        }
+        for place in &self.0[FIRST_SET..] {
+            let word = place.load(SeqCst);
+            if word != 0 && word & TAG_MASK == tag {
+                // Ignored: another process has it by now.
+                let _ = place.compare_exchange(word, 0, SeqCst, SeqCst);
+            }
+        }
+    }
+}
+
+impl Owner {
+    fn of(word: u64) -> Self {
+        let slot = |part: u64| usize::try_from(part & 0xff).ok()?.checked_sub(1);
+        Self { current: slot(word), before: slot(word >> 8) }
+    }
+
+    fn word(self) -> u64 {
+        let part = |slot: Option<usize>| slot.map_or(0, |slot| slot as u64 + 1);
+        part(self.current) | part(self.before) << 8
+    }
+
+    fn without(self, slot: usize) -> Self {
+        let before = self.before.filter(|before| *before != slot);
+        match self.current {
+            Some(current) if current == slot => Self { current: before, before: None },
+            current => Self { current, before },
+        }
+    }
+
+    fn has(self, slot: usize) -> bool {
+        self.current == Some(slot) || self.before == Some(slot)
+    }
+}
+
+impl Shares {
+    pub(crate) fn new(table: SharedTable) -> Self {
+        Self {
+            table,
+            hasher: FlowHasher::new(table.secret()),
+            slot: AtomicU32::new(NO_SLOT),
+            held: [const { AtomicU32::new(0) }; BUCKETS],
+            settled: AtomicU64::new(0),
+            rowless: AtomicUsize::new(0),
+        }
+    }
+
+    /// Place of another process.
+    pub(crate) fn next(&self) -> Self {
+        Self::new(self.table)
+    }
+
+    /// Key of the hash by which flows fall into buckets.
+    pub(crate) fn key(&self) -> u32 {
+        u32::try_from(self.table.0[KEY].load(SeqCst)).unwrap_or(0)
+    }
+
+    /// Takes a slot, which this process has [locked](crate::claim::Claim). Nobody else has it.
+    pub(crate) fn enter(&self, slot: usize) {
+        if self.table.0[INCARNATIONS + slot].load(SeqCst) > 0 {
+            self.table.clear(slot);
+        }
+        self.table.0[INCARNATIONS + slot].fetch_add(1, SeqCst);
+        self.table.0[OCCUPIED].fetch_or(1 << slot, SeqCst);
+        self.slot.store(u32::try_from(slot).unwrap_or(NO_SLOT), SeqCst);
+    }
+
+    /// Slots of other processes, which may have ended.
+    pub(crate) fn others(&self) -> impl Iterator<Item = usize> {
+        let (occupied, own) = (self.table.0[OCCUPIED].load(SeqCst), self.own());
+        (0..SLOTS).filter(move |slot| occupied & 1 << slot != 0 && own != Some(*slot))
+    }
+
+    /// Removes a process that has ended, and whose slot this process has locked. False if another one has done so.
+    pub(crate) fn evict(&self, slot: usize) -> bool {
+        if self.table.0[OCCUPIED].load(SeqCst) & 1 << slot == 0 {
+            return false;
+        }
+        self.table.clear(slot);
+        self.table.0[OCCUPIED].fetch_and(!(1 << slot), SeqCst);
+        true
+    }
+
+    /// Serves an address, which it does not so far.
+    pub(crate) fn join(&self, listener: SocketAddr) {
+        let (Some(own), key) = (self.own(), self.key_of(listener)) else { return };
+        while let Some((row, is_free)) = self.table.row(key) {
+            let place = self.table.key_of(row);
+            if !is_free || place.compare_exchange(0, key, SeqCst, SeqCst).is_ok() {
+                self.table.members(row).fetch_or(1 << own, SeqCst);
+                return;
+            }
+        }
+        // The table is full.
+        self.rowless.fetch_add(1, SeqCst);
+        self.table.0[ROWLESS].fetch_or(1 << own, SeqCst);
+    }
+
+    /// Serves an address no longer. Its new connections are still taken until others do.
+    pub(crate) fn leave(&self, listener: SocketAddr) {
+        let Some(own) = self.own() else { return };
+        if let Some(row) = self.row_of(listener) {
+            self.table.members(row).fetch_and(!(1 << own), SeqCst);
+        } else if self.rowless.fetch_sub(1, SeqCst) == 1 {
+            self.table.0[ROWLESS].fetch_and(!(1 << own), SeqCst);
+        }
+    }
+
+    /// True if another process serves an address.
+    pub(crate) fn has_other_members(&self, listener: SocketAddr) -> bool {
+        let own = self.own().map_or(0, |own| 1 << own);
+        let members = |row| self.table.members(row).load(SeqCst);
+        self.row_of(listener).is_some_and(|row| members(row) & !own != 0)
+    }
+
+    /// True if some process serves an address.
+    pub(crate) fn are_some_served(&self) -> bool {
+        let is_served = |row| self.table.members(row).load(SeqCst) != 0;
+        self.table.0[ROWLESS].load(SeqCst) != 0 || self.rows().any(is_served)
+    }
+
+    /// True if this process takes new connections to an address.
+    pub(crate) fn owns_some(&self, listener: SocketAddr) -> bool {
+        let (Some(own), Some(row)) = (self.own(), self.row_of(listener)) else { return false };
+        (0..BUCKETS).any(|bucket| self.owner(row, bucket).has(own))
+    }
+
+    /// Gives up all buckets of an address at once: no process took them over in time.
+    pub(crate) fn abandon(&self, listener: SocketAddr) {
+        let (Some(own), Some(row)) = (self.own(), self.row_of(listener)) else { return };
+        for bucket in 0..BUCKETS {
+            let without = |word| Some(Owner::of(word).without(own).word());
+            // Always Ok.
+            let _ = self.table.owner(row, bucket).fetch_update(SeqCst, SeqCst, without);
+        }
+    }
+
+    /// Buckets whose segments this process needs: where it takes new connections or is to, and where it has some.
+    pub(crate) fn needed(&self) -> u64 {
+        let Some(own) = self.own() else { return 0 };
+        if self.is_rowless() {
+            return u64::MAX;
+        }
+        let mut needed = 0;
+        for row in self.rows() {
+            let members = self.table.members(row).load(SeqCst);
+            for bucket in 0..BUCKETS {
+                let is_own = self.owner(row, bucket).has(own) || heir(members, bucket) == Some(own);
+                needed |= u64::from(is_own) << bucket;
+            }
+        }
+        needed | self.busy()
+    }
+
+    /// True if this process serves an address without a row, which is not divided.
+    fn is_rowless(&self) -> bool {
+        self.rowless.load(SeqCst) > 0
+    }
+
+    /// Buckets where this process has flows.
+    fn busy(&self) -> u64 {
+        let bits = self.held.iter().enumerate();
+        bits.fold(0, |busy, (bucket, held)| busy | u64::from(held.load(SeqCst) > 0) << bucket)
+    }
+
+    /// Tells the other processes where this one has flows no longer for which the table had no room.
+    pub(crate) fn tell_unclaimed(&self) {
+        if let Some(own) = self.own() {
+            self.tell_unclaimed_of(own, self.busy());
+        }
+    }
+
+    /// Clears the marks of buckets that were not busy.
+    fn tell_unclaimed_of(&self, own: usize, busy: u64) {
+        let cleared = self.table.0[UNCLAIMED + own].fetch_and(busy, SeqCst) & !busy;
+        // Another thread may have claimed a flow there since.
+        self.table.0[UNCLAIMED + own].fetch_or(cleared & self.busy(), SeqCst);
+    }
+
+    /// Buckets that this process owns alone at each address where it owns them.
+    pub(crate) fn owned_alone(&self) -> u64 {
+        let Some(own) = self.own() else { return 0 };
+        let alone = Owner { current: Some(own), before: None };
+        let is_owned = |bucket: usize| {
+            let mut owners =
+                self.rows().map(|row| self.owner(row, bucket)).filter(|it| it.has(own));
+            let first = owners.next();
+            first.map_or(self.is_rowless(), |first| first == alone) && owners.all(|it| it == alone)
+        };
+        (0..BUCKETS).fold(0, |owned, bucket| owned | u64::from(is_owned(bucket)) << bucket)
+    }
+
+    /// Sets the buckets where this process answers the segments of no connection.
+    pub(crate) fn set_settled(&self, buckets: u64) {
+        self.settled.store(buckets, SeqCst);
+    }
+
+    /// Bit of a flow's bucket.
+    pub(crate) fn bucket_bit(&self, flow: &Flow) -> u64 {
+        1 << self.bucket_of(flow)
+    }
+
+    /// Becomes the owner of all buckets that it is to own and that nobody has.
+    pub(crate) fn take_free(&self) {
+        self.take(|owner, own| {
+            (owner == Owner::default()).then_some(Owner { current: Some(own), before: None })
+        });
+    }
+
+    /// Becomes the owner of all buckets that it is to own, together with the owners before. Returns all that are
+    /// shared so.
+    pub(crate) fn take_shared(&self) -> Vec<Handover> {
+        self.take(|owner, own| {
+            // One handover at a time.
+            let is_due = owner.current != Some(own) && owner.before.is_none();
+            is_due.then_some(Owner { current: Some(own), before: owner.current })
+        });
+        let Some(own) = self.own() else { return Vec::new() };
+        let all =
+            self.rows().flat_map(|row| (0..BUCKETS).map(move |bucket| Handover { row, bucket }));
+        let is_shared = |handover: &Handover| {
+            let owner = self.owner(handover.row, handover.bucket);
+            owner.current == Some(own) && owner.before.is_some()
+        };
+        all.filter(is_shared).collect()
+    }
+
+    /// Ends a handover: this process is the only owner.
+    pub(crate) fn complete(&self, handover: Handover) {
+        let Some(own) = self.own() else { return };
+        let place = self.table.owner(handover.row, handover.bucket);
+        let alone = |word| {
+            let owner = Owner::of(word);
+            let is_shared = owner.current == Some(own) && owner.before.is_some();
+            is_shared.then_some(Owner { before: None, ..owner }.word())
+        };
+        // Ignored: it is no longer one.
+        let _ = place.fetch_update(SeqCst, SeqCst, alone);
+    }
+
+    /// Changes the owner of each bucket that this process is to own, as `change` says.
+    fn take(&self, change: impl Fn(Owner, usize) -> Option<Owner>) {
+        let Some(own) = self.own() else { return };
+        for row in self.rows() {
+            let members = self.table.members(row).load(SeqCst);
+            for bucket in (0..BUCKETS).filter(|bucket| heir(members, *bucket) == Some(own)) {
+                let place = self.table.owner(row, bucket);
+                let changed = |word| change(Owner::of(word), own).map(Owner::word);
+                // Ignored: there is nothing to change.
+                let _ = place.fetch_update(SeqCst, SeqCst, changed);
+            }
+        }
+    }
+
+    /// Slot of this process.
+    pub(crate) fn own(&self) -> Option<usize> {
+        let slot = self.slot.load(SeqCst);
+        (slot != NO_SLOT).then_some(slot as usize)
+    }
+
+    fn rows(&self) -> impl Iterator<Item = usize> {
+        let table = self.table;
+        (0..ROWS).filter(move |row| table.key_of(*row).load(SeqCst) != 0)
+    }
+
+    fn owner(&self, row: usize, bucket: usize) -> Owner {
+        Owner::of(self.table.owner(row, bucket).load(SeqCst))
+    }
+
+    fn key_of(&self, listener: SocketAddr) -> u64 {
+        self.hasher.hashed(&Flow { ours: listener, theirs: listener }).hash().max(1)
+    }
+
+    fn row_of(&self, listener: SocketAddr) -> Option<usize> {
+        let found = self.table.row(self.key_of(listener));
+        found.filter(|(_, is_free)| !is_free).map(|(row, _)| row)
+    }
+
+    fn bucket_of(&self, flow: &Flow) -> usize {
+        FlowShare::bucket(self.key(), flow.theirs, flow.ours.port())
+    }
+
+    /// Owner of the new connections of a flow. `None` of an address without a row: whoever claims a flow first.
+    fn owner_of(&self, listener: SocketAddr, flow: &Flow) -> Option<Owner> {
+        self.row_of(listener).map(|row| self.owner(row, self.bucket_of(flow)))
+    }
+
+    /// Hash of a flow, and what its word has of it.
+    fn print_of(&self, flow: &Flow) -> (u64, u64) {
+        let hash = self.hasher.hashed(flow).hash();
+        (hash, (hash >> PRINT_SHIFT).max(1))
+    }
+
+    fn claim_if(&self, flow: &Flow, syn: u32, may_replace: impl Fn(u64, u64) -> bool) -> bool {
+        let Some(own) = self.own() else { return false };
+        let claimed = self.try_claim((flow, syn), own, may_replace);
+        if let Claimed::New | Claimed::WithoutRoom = claimed {
+            self.held[self.bucket_of(flow)].fetch_add(1, SeqCst);
+        }
+        if let Claimed::WithoutRoom = claimed {
+            self.table.0[UNCLAIMED + own].fetch_or(self.bucket_bit(flow), SeqCst);
+        }
+        !matches!(claimed, Claimed::ByAnother)
+    }
+
+    /// Marks the word of a flow of this process.
+    fn mark(&self, flow: &Flow, own: usize, mark: u64) {
+        let (hash, print) = self.print_of(flow);
+        for place in self.table.places(hash) {
+            let word = place.load(SeqCst);
+            if self.is_own(word, print, own) {
+                // Ignored: another process has it by now.
+                let _ = place.compare_exchange(word, word | mark, SeqCst, SeqCst);
+            }
+        }
+    }
+
+    /// Counts a flow no longer.
+    fn forget(&self, flow: &Flow) {
+        let held = &self.held[self.bucket_of(flow)];
+        // Err of a flow that was never claimed.
+        let _ = held.fetch_update(SeqCst, SeqCst, |held| held.checked_sub(1));
+    }
+
+    /// Word of a flow that has begun with this sequence number.
+    fn word_of(&self, print: u64, syn: u32, own: usize) -> u64 {
+        let mixed = syn.wrapping_mul(0x9e37_79b1) >> 24;
+        print << PRINT_SHIFT | u64::from(mixed) << SYN_SHIFT | self.table.tag(own)
+    }
+
+    /// True if a word is that of a flow of this process.
+    fn is_own(&self, word: u64, print: u64, own: usize) -> bool {
+        word >> PRINT_SHIFT == print && word & TAG_MASK == self.table.tag(own)
+    }
+
+    /// Claims a flow, if `may_replace` its word.
+    fn try_claim(
+        &self,
+        (flow, syn): (&Flow, u32),
+        own: usize,
+        may_replace: impl Fn(u64, u64) -> bool,
+    ) -> Claimed {
+        let (hash, print) = self.print_of(flow);
+        let word = self.word_of(print, syn, own);
+        loop {
+            let found =
+                self.table.places(hash).find(|place| place.load(SeqCst) >> PRINT_SHIFT == print);
+            let (place, expected) = match found {
+                Some(place) => (place, place.load(SeqCst)),
+                None => match self.table.places(hash).find(|place| place.load(SeqCst) == 0) {
+                    Some(place) => (place, 0),
+                    None => return Claimed::WithoutRoom,
+                },
+            };
+            if self.is_own(expected, print, own) && expected & (ENDED | PASSED) == 0 {
+                return Claimed::Before;
+            }
+            if expected != 0 && expected >> PRINT_SHIFT != print {
+                continue; // it has just changed
+            }
+            let is_live = expected != 0 && self.table.is_live(expected & TAG_MASK);
+            if is_live && !may_replace(expected, word) {
+                return Claimed::ByAnother;
+            }
+            if place.compare_exchange(expected, word, SeqCst, SeqCst).is_err() {
+                continue;
+            }
+            let is_rival = |rival: &&AtomicU64| {
+                !std::ptr::eq(*rival, place) && rival.load(SeqCst) >> PRINT_SHIFT == print
+            };
+            if self.table.places(hash).any(|rival| is_rival(&rival)) {
+                // Claimed at two places at the same time: who sees that gives way.
+                let _ = place.compare_exchange(word, 0, SeqCst, SeqCst);
+                return Claimed::ByAnother;
+            }
+            return Claimed::New;
+        }
+    }
+}
+
+impl Division for Shares {
+    fn secret(&self) -> [u8; 16] {
+        self.table.secret()
+    }
+
+    fn takes(&self, listener: SocketAddr, flow: &Flow) -> bool {
+        let is_owner = |own| self.owner_of(listener, flow).is_none_or(|owner| owner.has(own));
+        self.own().is_some_and(is_owner)
+    }
+
+    fn answers(&self, listener: SocketAddr, flow: &Flow) -> bool {
+        let Some(own) = self.own() else { return false };
+        let bit = self.bucket_bit(flow);
+        let has_unclaimed = |slot: usize| self.table.0[UNCLAIMED + slot].load(SeqCst) & bit != 0;
+        if self.settled.load(SeqCst) & bit == 0 || self.others().any(has_unclaimed) {
+            return false; // another process may have had the flow until now
+        }
+        let (hash, print) = self.print_of(flow);
+        let mut words = self.table.places(hash).map(|place| place.load(SeqCst));
+        let alone = Owner { current: Some(own), before: None };
+        let is_owner = match self.owner_of(listener, flow) {
+            Some(owner) => owner == alone,
+            None => heir(self.table.0[ROWLESS].load(SeqCst), 0) == Some(own),
+        };
+        is_owner
+            && !words
+                .any(|word| word >> PRINT_SHIFT == print && self.table.is_live(word & TAG_MASK))
+    }
+
+    fn has_others(&self, listener: SocketAddr) -> bool {
+        let own = self.own().map_or(0, |own| 1 << own);
+        match self.row_of(listener) {
+            None => self.table.0[ROWLESS].load(SeqCst) & !own != 0,
+            Some(row) => {
+                let is_others = |slot| self.own() != Some(slot);
+                let has_owner = |bucket| {
+                    let Owner { current, before } = self.owner(row, bucket);
+                    current.is_some_and(is_others) || before.is_some_and(is_others)
+                };
+                self.has_other_members(listener) || (0..BUCKETS).any(has_owner)
+            }
+        }
+    }
+
+    fn claim(&self, flow: &Flow, syn: u32) -> bool {
+        self.claim_if(flow, syn, |before, now| {
+            // A copy of the SYN that the ended connection began with may be late.
+            let is_another = before & SYN_MASK != now & SYN_MASK;
+            before & ENDED != 0 && is_another
+        })
+    }
+
+    fn adopt(&self, flow: &Flow, syn: u32) -> bool {
+        self.claim_if(flow, syn, |before, _| before & PASSED != 0)
+    }
+
+    fn note_cookie(&self, now_us: u64) {
+        self.table.0[COOKIE].store(now_us, SeqCst);
+    }
+
+    fn cookie_us(&self) -> u64 {
+        self.table.0[COOKIE].load(SeqCst)
+    }
+
+    fn mark_ended(&self, flow: &Flow) {
+        let Some(own) = self.own() else { return };
+        self.mark(flow, own, ENDED);
+    }
+
+    fn pass_on(&self, flow: &Flow) {
+        let Some(own) = self.own() else { return };
+        self.mark(flow, own, PASSED);
+        self.forget(flow);
+    }
+
+    fn release(&self, flow: &Flow) {
+        let Some(own) = self.own() else { return };
+        let (hash, print) = self.print_of(flow);
+        for place in self.table.places(hash) {
+            let found = place.load(SeqCst);
+            if self.is_own(found, print, own) {
+                // Ignored: another process has it by now.
+                let _ = place.compare_exchange(found, 0, SeqCst, SeqCst);
+            }
+        }
+        self.forget(flow);
+    }
+}
+
+impl fmt::Debug for Shares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shares({:?})", self.own())
+    }
+}
+
+/// Member that is to own a bucket: each one as many as the others, but for one.
+fn heir(members: u64, bucket: usize) -> Option<usize> {
+    let count = members.count_ones() as usize;
+    let mut slots = (0..SLOTS).filter(|slot| members & 1 << slot != 0);
+    slots.nth(bucket.checked_rem(count)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::sync::Barrier;
+    use std::thread;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    use super::*;
+
+    const LISTENER: &str = "192.0.2.1:80";
+    const SYN: u32 = 7;
+
+    fn table() -> SharedTable {
+        let file = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        SharedTable::new(file.as_fd()).unwrap()
+    }
+
+    fn process(table: SharedTable, slot: usize) -> Shares {
+        let shares = Shares::new(table);
+        shares.enter(slot);
+        shares.set_settled(u64::MAX);
+        shares
+    }
+
+    fn flow(port: u16) -> Flow {
+        let theirs = SocketAddr::new([192, 0, 2, 9].into(), port);
+        Flow { ours: LISTENER.parse().unwrap(), theirs }
+    }
+
+    fn takes(shares: &Shares, flow: &Flow) -> bool {
+        shares.takes(flow.ours, flow)
+    }
+
+    fn answers(shares: &Shares, flow: &Flow) -> bool {
+        shares.answers(flow.ours, flow)
+    }
+
+    /// Step of a process, in the model of one SYN that comes while the owner of its bucket changes from process 0 to 1.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum Step {
+        /// Check of a process whether it takes the SYN.
+        Look(usize),
+        /// Claim of the flow, if so.
+        Claim(usize),
+        TakeShared,
+        Complete,
+    }
+
+    const STEPS: [Step; 6] = [
+        Step::Look(0),
+        Step::Claim(0),
+        Step::Look(1),
+        Step::Claim(1),
+        Step::TakeShared,
+        Step::Complete,
+    ];
+
+    /// All orders of the steps in which each process looks before it claims, and none is later by a whole handover.
+    fn orders() -> Vec<Vec<Step>> {
+        let mut orders = vec![Vec::new()];
+        for _ in STEPS {
+            orders = orders
+                .iter()
+                .flat_map(|order: &Vec<Step>| {
+                    let left = STEPS.into_iter().filter(|step| !order.contains(step));
+                    left.map(|step| [&order[..], &[step]].concat())
+                })
+                .collect();
+        }
+        let at = |order: &[Step], step| order.iter().position(|other| *other == step).unwrap();
+        orders.retain(|order| {
+            let [look_0, claim_0, look_1, claim_1, shared, alone] =
+                STEPS.map(|step| at(order, step));
+            let is_late = look_0.min(look_1) < shared && look_0.max(look_1) > alone;
+            look_0 < claim_0 && look_1 < claim_1 && shared < alone && !is_late
+        });
+        orders
+    }
+
+    /// Runs the steps with two new processes. Returns these, and which of them answer the SYN.
+    fn run(
+        table: SharedTable,
+        order: &[Step],
+        flow: &Flow,
+        leaves: bool,
+    ) -> ([Shares; 2], [bool; 2]) {
+        let of = [0, 1].map(|slot| process(table, slot));
+        of[0].join(flow.ours);
+        of[0].take_free();
+        of[1].join(flow.ours);
+        if leaves {
+            of[0].leave(flow.ours);
+        }
+        let (mut looked, mut answered) = ([false; 2], [false; 2]);
+        for step in order {
+            match *step {
+                Step::Look(process) => looked[process] = takes(&of[process], flow),
+                Step::Claim(process) => {
+                    answered[process] = looked[process] && of[process].claim(flow, SYN);
+                }
+                Step::TakeShared => drop(of[1].take_shared()),
+                Step::Complete => of[1].take_shared().into_iter().for_each(|it| of[1].complete(it)),
+            }
+        }
+        (of, answered)
+    }
+
+    #[test]
+    fn exe_8_syn_is_answered_once() {
+        let (table, orders) = (table(), orders());
+        assert!(orders.len() > 40, "{}", orders.len());
+        for leaves in [false, true] {
+            // Of a bucket that the second process is to own.
+            let heir_of = |flow: &Flow| Shares::new(table).bucket_of(flow) % 2;
+            assert!((1..100).any(|port| heir_of(&flow(port)) == 1));
+            for order in &orders {
+                for port in 1..5 {
+                    let flow = flow(port);
+                    let (of, answered) = run(table, order, &flow, leaves);
+                    let is_handed = leaves || of[0].bucket_of(&flow) % 2 == 1;
+                    let count = answered.iter().filter(|answered| **answered).count();
+                    assert_eq!(count, 1, "{order:?} {is_handed}");
+                    let (holder, other) = if answered[0] { (0, 1) } else { (1, 0) };
+                    // The SYN again, and any other segment: the holder's alone.
+                    assert!(
+                        !(takes(&of[other], &flow) && of[other].claim(&flow, SYN)),
+                        "{order:?}"
+                    );
+                    assert!(!answers(&of[0], &flow) && !answers(&of[1], &flow));
+                    of[other].evict(holder);
+                    of[other].join(flow.ours);
+                    of[other].take_free();
+                    assert!(answers(&of[other], &flow), "killed: {order:?}");
+                    assert!(takes(&of[other], &flow) && of[other].claim(&flow, SYN));
+                    of[holder].evict(other);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn exe_8_flow_is_claimed_once() {
+        let table = table();
+        let of = [0, 1].map(|slot| process(table, slot));
+        let start = Barrier::new(2);
+        let claim = |shares: &Shares| {
+            start.wait();
+            let claims: Vec<bool> =
+                (1..20_000).map(|port| shares.claim(&flow(port), SYN)).collect();
+            claims
+        };
+        let claims = thread::scope(|scope| {
+            let threads = [&of[0], &of[1]].map(|shares| scope.spawn(|| claim(shares)));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let both = claims[0].iter().zip(&claims[1]).filter(|(one, other)| **one && **other);
+        assert_eq!(both.count(), 0);
+        let neither = claims[0].iter().zip(&claims[1]).filter(|(one, other)| !**one && !**other);
+        assert!(neither.count() < 10, "both give way in a race of two places only");
+    }
+
+    #[test]
+    fn exe_8_ended_flow_is_the_next_owners() {
+        let table = table();
+        let of = [0, 1].map(|slot| process(table, slot));
+        let flow = flow(1);
+        assert!(of[0].claim(&flow, SYN) && of[0].claim(&flow, SYN) && !of[1].claim(&flow, SYN));
+        assert_eq!(of[0].needed(), of[0].bucket_bit(&flow), "it has a connection");
+        of[0].mark_ended(&flow);
+        assert!(!of[1].claim(&flow, SYN), "a late copy of the SYN");
+        assert!(of[1].claim(&flow, SYN + 1) && !of[0].claim(&flow, SYN));
+        of[0].release(&flow);
+        assert!(!of[0].claim(&flow, SYN), "it was another's by then");
+        assert_eq!(of.each_ref().map(Shares::needed), [0, of[1].bucket_bit(&flow)]);
+        of[1].pass_on(&flow);
+        assert!(!of[0].claim(&flow, SYN), "nobody's SYN");
+        assert!(of[0].adopt(&flow, SYN + 1) && !of[1].adopt(&flow, SYN + 1));
+        of[0].release(&flow);
+        assert!(of[1].claim(&flow, SYN));
+    }
+
+    #[test]
+    fn exe_8_buckets_are_divided_evenly() {
+        let table = table();
+        let of = [0, 1, 2].map(|slot| process(table, slot));
+        let listener: SocketAddr = LISTENER.parse().unwrap();
+        let count =
+            |shares: &Shares| (1..10_000).filter(|port| answers(shares, &flow(*port))).count();
+        for (members, expected) in [(1, 9999), (2, 5000), (3, 3333)] {
+            of[members - 1].join(listener);
+            for shares in of.iter().chain(&of).chain(&of) {
+                shares.take_free();
+                shares.take_shared().into_iter().for_each(|handover| shares.complete(handover));
+            }
+            let counts = of.each_ref().map(count);
+            assert_eq!(counts.iter().sum::<usize>(), 9999);
+            let is_even = |count: &usize| count.abs_diff(expected) < expected / 10;
+            assert!(counts[..members].iter().all(is_even), "{counts:?}");
+        }
+        assert!(of[0].has_other_members(listener));
+        of[2].evict(0);
+        of[2].evict(1);
+        of[2].take_free();
+        assert!(!of[2].has_other_members(listener));
+        assert_eq!(count(&of[2]), 9999);
+        assert_eq!(of[2].needed(), u64::MAX);
+    }
+
+    #[test]
+    fn exe_8_killed_processes_flows_are_answered() {
+        let table = table();
+        let of = [0, 1, 2].map(|slot| process(table, slot));
+        let alike =
+            |one: &u16, other: &u16| of[0].bucket_of(&flow(*one)) == of[0].bucket_of(&flow(*other));
+        let other = (2..).find(|other| alike(&1, other)).unwrap();
+        assert!(of[0].claim(&flow(1), SYN) && of[1].claim(&flow(other), SYN));
+        of[2].join(LISTENER.parse().unwrap());
+        of[2].take_free();
+        assert!(!answers(&of[2], &flow(1)) && !answers(&of[2], &flow(other)));
+        of[2].evict(0);
+        assert!(answers(&of[2], &flow(1)), "another process has connections in the bucket");
+        assert!(!answers(&of[2], &flow(other)), "it is one of them");
+    }
+
+    #[test]
+    fn exe_8_flows_without_room_are_left_alone() {
+        let table = table();
+        let of = [0, 1].map(|slot| process(table, slot));
+        let flows = (0..5).flat_map(|host| {
+            (1..=60_000)
+                .map(move |port| Flow { theirs: ([198, 51, 100, host], port).into(), ..flow(1) })
+        });
+        let flows: Vec<_> = flows.collect();
+        assert!(flows.iter().all(|flow| of[0].claim(flow, SYN)));
+        of[1].join(LISTENER.parse().unwrap());
+        of[1].take_free();
+        of[0].tell_unclaimed();
+        assert!(!flows.iter().any(|flow| answers(&of[1], flow)), "some have no words");
+        flows.iter().for_each(|flow| of[0].release(flow));
+        of[0].tell_unclaimed();
+        assert!(flows.iter().all(|flow| answers(&of[1], flow)));
+    }
+
+    #[test]
+    fn exe_8_full_table_leaves_connections_to_one() {
+        let table = table();
+        let of = [0, 1, 2].map(|slot| process(table, slot));
+        for port in 1..=u16::try_from(ROWS).unwrap() {
+            of[0].join(SocketAddr::new([192, 0, 2, 1].into(), port));
+        }
+        of[0].take_free();
+        let [last, other] = [9999, 9998].map(|port| ([192, 0, 2, 1], port).into());
+        of[1].join(last);
+        of[2].join(last);
+        of[1].take_free();
+        assert_eq!(of.each_ref().map(Shares::needed), [u64::MAX; 3], "the filters let it pass");
+        assert_eq!(of.each_ref().map(Shares::owned_alone), [u64::MAX; 3], "and it settles");
+        let count = |shares: &Shares, syn: u32| {
+            let flow = |port: u16| Flow { ours: last, ..flow(port) };
+            (1..100)
+                .filter(|port| takes(shares, &flow(*port)) && shares.claim(&flow(*port), syn))
+                .count()
+        };
+        assert_eq!([&of[1], &of[2]].map(|shares| count(shares, SYN)), [99, 0], "claimed once");
+        let stray = Flow { ours: last, ..flow(1000) };
+        assert_eq!(of.each_ref().map(|shares| answers(shares, &stray)), [false, true, false]);
+        of[2].evict(1);
+        assert_eq!(count(&of[2], SYN + 1), 99, "of a process that has ended");
+        assert!(answers(&of[2], &stray));
+        of[2].join(other);
+        of[2].leave(last);
+        assert!(of[2].needed() == u64::MAX && of[2].are_some_served());
+        of[2].leave(other);
+        of[0].evict(2);
+        assert!(of[2].needed() != u64::MAX, "{:x}", of[2].needed());
+    }
+
+    #[test]
+    fn exe_8_flow_without_room_stays_told() {
+        let of = process(table(), 0);
+        let word = &of.table.0[UNCLAIMED];
+        let bit = of.bucket_bit(&flow(1));
+        of.held[of.bucket_of(&flow(1))].store(1, SeqCst);
+        word.store(u64::MAX, SeqCst);
+        // Another thread has claimed it since these were looked at.
+        of.tell_unclaimed_of(0, 0);
+        assert_eq!(word.load(SeqCst), bit);
+    }
+}

@@ -1,0 +1,207 @@
+//! Flows that a process claims among several.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use forebay_stack::tcp::{TcpConfig, TcpSocket};
+
+use super::forged::{Forged, bytes_of};
+use super::pair::{Faults, Pair};
+use super::reuseport::{Beside, accepted, begin, end, listen, pair, settle};
+
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+
+/// Says something to port 80 of host 1. Returns sequence number and flags of the answer.
+fn say(pair: &mut Pair, port: u16, flags: u8, numbers: (u32, u32)) -> Option<(u32, u8)> {
+    let forged = Forged { seq: 0, ack: 0, flags, window: 100, urgent: 0, options: vec![], len: 0 };
+    let ends = (pair.address(0, port), pair.address(1, 80));
+    let bytes = bytes_of(&forged, pair, ends, numbers).unwrap();
+    let (now_us, mut sent) = (pair.now_us, Vec::new());
+    let packet = pair.hosts[1].packet(&bytes).unwrap();
+    pair.hosts[1].deliver(packet, now_us, &mut sent);
+    let answer = sent.first()?;
+    Some((u32::from_be_bytes(answer[24..28].try_into().unwrap()), answer[33]))
+}
+
+/// Host 1 beside another process, which takes and answers all that comes.
+fn owner(pair: &mut Pair) -> Arc<Beside> {
+    let beside = Beside::host(pair);
+    beside.takes.store(true, Relaxed);
+    beside.answers.store(true, Relaxed);
+    beside
+}
+
+fn flows(pair: &Pair) -> usize {
+    pair.hosts[1].tcp.flow_count()
+}
+
+#[test]
+fn exe_8_cookie_without_room_leaves_no_claim() {
+    let config = TcpConfig { max_syn_backlog: 1, ..TcpConfig::default() };
+    let mut pair = Pair::new(1, Faults::default(), [config; 2]);
+    let beside = owner(&mut pair);
+    let there = pair.address(1, 80);
+    let listener = pair.hosts[1].tcp.socket().unwrap();
+    pair.hosts[1].tcp.bind(listener, there).unwrap();
+    pair.hosts[1].tcp.listen(listener, 1).unwrap();
+    say(&mut pair, 1000, SYN, (100, 0));
+    let (cookie, _) = say(&mut pair, 2000, SYN, (500, 0)).unwrap();
+    say(&mut pair, 1000, RST, (101, 0));
+    say(&mut pair, 2000, SYN, (500, 0)).unwrap();
+    assert_eq!((flows(&pair), beside.claims()), (1, 1), "the second has a request");
+    // Two connections fill the accept queue.
+    for port in [3000, 3001] {
+        let (sequence, _) = say(&mut pair, port, SYN, (100, 0)).unwrap();
+        say(&mut pair, port, ACK, (101, sequence.wrapping_add(1)));
+    }
+    assert_eq!((flows(&pair), beside.claims()), (3, 3));
+    assert_eq!(say(&mut pair, 2000, ACK, (501, cookie.wrapping_add(1))), None);
+    assert_eq!((flows(&pair), beside.claims()), (2, 2), "the request has ended");
+}
+
+/// Law: the flows that a process has claimed are those that it has.
+#[test]
+fn exe_8_claims_are_the_flows() {
+    let mut cookies = 0;
+    for seed in 1..13 {
+        let faults = Faults { loss: 10, repeat: 10, reorder: 30, delay_us: 20_000, merges: false };
+        let config = TcpConfig {
+            max_syn_backlog: 2,
+            max_time_wait: 3,
+            max_sockets: 8,
+            ..TcpConfig::default()
+        };
+        let mut pair = Pair::new(seed, faults, [TcpConfig::default(), config]);
+        let beside = owner(&mut pair);
+        let mut listener = listen(&mut pair, None);
+        let (mut clients, mut servers) = (Vec::new(), Vec::<TcpSocket>::new());
+        for _ in 0..600 {
+            match pair.random(12) {
+                0..3 => clients.push(begin(&mut pair)),
+                3 if !clients.is_empty() => {
+                    let client = clients.swap_remove(0);
+                    let _ = pair.call(0, |tcp, out| tcp.close(client, out));
+                }
+                4 if !servers.is_empty() => end(&mut pair, 1, [servers.swap_remove(0)]),
+                5 => servers.extend(accepted(&mut pair, listener)),
+                6 => {
+                    let passed = pair.call(1, |tcp, out| tcp.pass_on(listener, out));
+                    if let Ok(Some(passed)) = passed {
+                        pair.call(1, |tcp, out| tcp.adopt(listener, &passed, out));
+                    }
+                }
+                7 if pair.random(10) == 0 => {
+                    end(&mut pair, 1, [listener]);
+                    listener = listen(&mut pair, None);
+                }
+                8 => {
+                    let numbers = [(); 2].map(|()| u32::try_from(pair.random(1 << 32)).unwrap());
+                    let port = 1000 + u16::try_from(pair.random(3)).unwrap();
+                    let flags = [SYN, ACK, RST, SYN | FIN, SYN | ACK];
+                    let flags = flags[usize::try_from(pair.random(5)).unwrap()];
+                    say(&mut pair, port, flags, numbers.into());
+                }
+                9 => beside.takes.store(pair.random(4) > 0, Relaxed),
+                10 => beside.answers.store(pair.random(2) > 0, Relaxed),
+                _ => {}
+            }
+            assert_eq!(beside.claims(), flows(&pair), "seed {seed}");
+            pair.step();
+            assert_eq!(beside.claims(), flows(&pair), "seed {seed}");
+        }
+        cookies += pair.hosts[1].tcp.counters().syncookies_recv.get();
+    }
+    assert!(cookies > 0, "some connections come by cookies");
+}
+
+#[test]
+fn exe_8_refused_adoption_leaves_no_claim() {
+    let mut pair = pair();
+    let beside = owner(&mut pair);
+    let listener = listen(&mut pair, None);
+    begin(&mut pair);
+    settle(&mut pair);
+    let passed = pair.call(1, |tcp, out| tcp.pass_on(listener, out)).unwrap().unwrap();
+    let frames: Vec<_> = std::iter::from_fn(|| pair.hosts[1].pool.allocate(100)).collect();
+    assert!(!pair.call(1, |tcp, out| tcp.adopt(listener, &passed, out)), "there is no frame");
+    assert_eq!((flows(&pair), beside.claims()), (0, 0));
+    frames.into_iter().for_each(|frame| pair.hosts[1].pool.put(frame));
+    assert!(pair.call(1, |tcp, out| tcp.adopt(listener, &passed, out)));
+}
+
+/// While a bucket passes from one process to another, both may answer a SYN if the table has no room for a claim. The
+/// one whose answer was not the first is silent about the other's connection.
+#[test]
+fn exe_8_second_answer_resets_nothing() {
+    for is_sole in [false, true] {
+        let mut pair = pair();
+        let beside = owner(&mut pair);
+        listen(&mut pair, None);
+        beside.answers.store(is_sole, Relaxed);
+        let answered = |pair: &mut Pair, flags, numbers| {
+            let (sequence, _) = say(pair, 1000, SYN, (500, 0)).unwrap();
+            // The bucket has settled since.
+            beside.answers.store(true, Relaxed);
+            let answer = say(pair, 1000, flags, numbers);
+            beside.answers.store(is_sole, Relaxed);
+            (sequence, answer.map(|(_, flags)| flags & RST))
+        };
+        let (sequence, flags) = answered(&mut pair, ACK, (501, 7));
+        assert_ne!(sequence.wrapping_add(1), 7);
+        assert_eq!(flags, is_sole.then_some(RST));
+        assert_eq!(beside.claims(), usize::from(is_sole), "it is another's connection");
+        say(&mut pair, 1000, RST, (501, 0));
+        let (_, flags) = answered(&mut pair, SYN, (510, 0));
+        assert_eq!(flags, is_sole.then_some(RST), "the next connection's SYN");
+        assert_eq!(beside.claims(), 0);
+    }
+}
+
+/// A SYN that does not open an ended connection anew does not end its TIME-WAIT in favour of another process.
+#[test]
+fn exe_8_blind_syn_keeps_time_wait() {
+    let mut pair = pair();
+    let beside = owner(&mut pair);
+    let listener = listen(&mut pair, None);
+    let (ours, _) = say(&mut pair, 1000, SYN, (500, 0)).unwrap();
+    let ours = ours.wrapping_add(1);
+    say(&mut pair, 1000, ACK, (501, ours));
+    let servers = accepted(&mut pair, listener);
+    end(&mut pair, 1, servers);
+    beside.takes.store(false, Relaxed);
+    for ended in [false, true] {
+        let expected = if ended {
+            say(&mut pair, 1000, FIN | ACK, (501, ours.wrapping_add(1)));
+            502
+        } else {
+            say(&mut pair, 1000, ACK, (501, ours.wrapping_add(1)));
+            501
+        };
+        assert_eq!(pair.hosts[1].tcp.time_wait_count(), 1);
+        pair.now_us += 1_000_000;
+        let answer = say(&mut pair, 1000, SYN, (expected - 100, 0));
+        assert_eq!(answer, Some((ours.wrapping_add(1), ACK)), "an old SYN, {ended}");
+        assert_eq!((pair.hosts[1].tcp.time_wait_count(), beside.claims()), (1, 1));
+    }
+    assert_eq!(say(&mut pair, 1000, SYN, (10_000, 0)), None, "another process answers it");
+    assert_eq!((pair.hosts[1].tcp.time_wait_count(), beside.claims()), (0, 0));
+}
+
+/// Handshakes that a closed listener forgets are reset only where other processes would be silent about them.
+#[test]
+fn exe_8_lone_listener_closes_silently() {
+    for has_others in [false, true] {
+        let mut pair = pair();
+        let beside = owner(&mut pair);
+        beside.has_others.store(has_others, Relaxed);
+        let listener = listen(&mut pair, None);
+        say(&mut pair, 1000, SYN, (500, 0)).unwrap();
+        end(&mut pair, 1, [listener]);
+        let resets = pair.hosts[1].tcp.counters().out_rsts.get();
+        assert_eq!(resets, u64::from(has_others));
+        assert_eq!(beside.claims(), 0);
+    }
+}
