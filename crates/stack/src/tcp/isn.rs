@@ -84,15 +84,17 @@ impl Secret {
         self.hash(Purpose::Syn, flow, sequence.0)
     }
 
-    /// Sequence number of a SYN-ACK that alone says what its connection is (`secure_tcp_syn_cookie`).
+    /// Sequence number of a SYN-ACK that alone says what its connection is. As `secure_tcp_syn_cookie`, but the peer's number
+    /// is hashed instead of added: a later segment of the connection, whose numbers have both advanced, is not taken for its
+    /// first one.
     pub(super) fn cookie(&self, flow: &Flow, theirs: Seq, mss: u16, now_us: u64) -> Seq {
         let table = &COOKIE_MSS[usize::from(flow.is_ipv6())];
         let index = table.iter().rposition(|&entry| entry <= mss).unwrap_or(0);
         let counter = counter(now_us);
         let second = low(self.hash(Purpose::CookieCounter, flow, counter));
-        let base = low(self.hash(Purpose::CookieBase, flow, 0));
+        let base = low(self.hash(Purpose::CookieBase, flow, theirs.0));
         let data = second.wrapping_add(low(index as u64)) & ((1 << COOKIE_BITS) - 1);
-        Seq(base.wrapping_add(theirs.0).wrapping_add(counter << COOKIE_BITS).wrapping_add(data))
+        Seq(base.wrapping_add(counter << COOKIE_BITS).wrapping_add(data))
     }
 
     /// Segment size that a valid cookie names; `None` of an old or forged one.
@@ -103,8 +105,8 @@ impl Secret {
         theirs: Seq,
         now_us: u64,
     ) -> Option<u16> {
-        let base = low(self.hash(Purpose::CookieBase, flow, 0));
-        let left = cookie.0.wrapping_sub(base).wrapping_sub(theirs.0);
+        let base = low(self.hash(Purpose::CookieBase, flow, theirs.0));
+        let left = cookie.0.wrapping_sub(base);
         let now = counter(now_us);
         let age = now.wrapping_sub(left >> COOKIE_BITS) & (u32::MAX >> COOKIE_BITS);
         if age >= COOKIE_PERIODS {
@@ -188,6 +190,17 @@ mod tests {
         let forged = (1..100_000_u32)
             .filter(|&off| secret.check_cookie(&flow(9), cookie + off * 43, Seq(5), 0).is_some());
         assert!(forged.count() <= 4, "one of 2^22 guesses may pass");
+    }
+
+    #[test]
+    fn tcp_3_later_segments_confirm_no_cookie() {
+        let secret = Secret([7; 16]);
+        let cookie = secret.cookie(&flow(9), Seq(5), 1460, 0);
+        let later = (0..20).flat_map(|sent| (1..20).map(move |received| (sent, received)));
+        for (sent, received) in later {
+            let said = secret.check_cookie(&flow(9), cookie + sent, Seq(5 + received), 0);
+            assert_eq!(said, None, "{sent} bytes of ours, {received} of the peer's");
+        }
     }
 
     #[test]
