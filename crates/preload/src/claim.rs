@@ -20,9 +20,12 @@ use crate::{abi, protected};
 /// Words that all processes share.
 const CHANGES: usize = 0;
 const LAST: usize = 1;
+/// Forks at which a child gets a copy of an engine, and children that have noted theirs, by the end of the engine's number:
+/// children of engines that are older by so many have long noted it.
 const FORKS: usize = 2;
-const COPIES: usize = 3;
-const WORDS: usize = 4;
+const COPIES: usize = FORKS + COUNTED;
+const WORDS: usize = COPIES + COUNTED;
+const COUNTED: usize = 64;
 
 /// Pause before a number is locked again.
 const RETRY: Duration = Duration::from_millis(1);
@@ -64,6 +67,9 @@ impl Claim {
     /// Claim to another engine, for another process.
     pub(crate) fn next(&self) -> Self {
         let number = self.words[LAST].fetch_add(1, Ordering::SeqCst) + 1;
+        for kind in [FORKS, COPIES] {
+            self.words[kind + counted(number)].store(0, Ordering::SeqCst);
+        }
         let (file, slots) = (Arc::clone(&self.file), Arc::clone(&self.slots));
         let (shares, mailbox) = (Arc::new(self.shares.next()), Arc::clone(&self.mailbox));
         let evicting = Mutex::default();
@@ -80,14 +86,21 @@ impl Claim {
         &self.mailbox
     }
 
-    /// Takes a slot of the table for this process, until it ends. False if all are taken.
-    pub(crate) fn enter(&self) -> bool {
-        let slot = (0..SLOTS).find(|slot| abi::lock(self.slots.as_fd(), slot_span(*slot)));
-        let Some(slot) = slot else { return false };
+    /// Reserves a slot of the table for this process, until it ends. `None` if all are taken.
+    pub(crate) fn reserve(&self) -> Option<usize> {
+        (0..SLOTS).find(|slot| abi::lock(self.slots.as_fd(), slot_span(*slot)))
+    }
+
+    /// Lets other processes have the slot that this one has reserved.
+    pub(crate) fn unreserve(&self, slot: usize) {
+        abi::unlock(self.slots.as_fd(), slot_span(slot));
+    }
+
+    /// Enters the table at the slot that this process has reserved.
+    pub(crate) fn enter(&self, slot: usize) {
         self.shares.enter(slot);
         // The others look for its end from now on.
         self.tell_change();
-        true
     }
 
     /// True if this process may take a slot, besides the one that it may have.
@@ -115,20 +128,20 @@ impl Claim {
 
     /// Announces a fork, whose child gets a copy of the engine.
     pub(crate) fn before_copy(&self) {
-        self.words[FORKS].fetch_add(1, Ordering::SeqCst);
+        self.words[FORKS + counted(self.number)].fetch_add(1, Ordering::SeqCst);
     }
 
     /// Notes in a child that it has a copy of the engine, until it ends or runs another program.
     pub(crate) fn note_copy(&self) {
         abi::lock_shared(self.slots.as_fd(), self.copies());
-        self.words[COPIES].fetch_add(1, Ordering::SeqCst);
+        self.words[COPIES + counted(self.number)].fetch_add(1, Ordering::SeqCst);
     }
 
     /// True if another process may run the engine, or has.
     pub(crate) fn may_be_others(&self) -> bool {
-        let have_all_noted =
-            self.words[FORKS].load(Ordering::SeqCst) == self.words[COPIES].load(Ordering::SeqCst);
-        !have_all_noted
+        let [forks, copies] = [FORKS, COPIES]
+            .map(|kind| self.words[kind + counted(self.number)].load(Ordering::SeqCst));
+        forks != copies
             || self.was_run()
             || abi::lock_holder(self.slots.as_fd(), self.copies()).is_some()
     }
@@ -216,6 +229,10 @@ impl Claim {
     }
 }
 
+fn counted(number: u32) -> usize {
+    number as usize % COUNTED
+}
+
 fn slot_span(slot: usize) -> Span {
     Span { first: u32::try_from(slot).unwrap_or(0), len: Some(1) }
 }
@@ -276,16 +293,39 @@ sys.stdin.read()
         let claim = Claim::new().unwrap();
         assert!(claim.has_free_slot() && Other::new(&claim, 0).is_some(), "not taken by a look");
         let changes = claim.changes();
-        assert!(claim.enter());
+        assert_eq!(claim.reserve(), Some(0));
+        claim.enter(0);
         assert_ne!(claim.changes(), changes, "others are told");
         assert!(claim.has_free_slot() && !claim.evict_dead());
         assert!(Other::new(&claim, 0).is_none(), "a look leaves the slot to its process");
     }
 
     #[test]
+    fn exe_8_reserved_slot_is_no_others() {
+        let claim = Claim::new().unwrap();
+        let slot = claim.reserve().unwrap();
+        assert!(Other::new(&claim, slot).is_none());
+        claim.unreserve(slot);
+        assert!(Other::new(&claim, slot).is_some());
+    }
+
+    #[test]
+    fn exe_8_failed_fork_opens_one_engine() {
+        let claim = Claim::new().unwrap();
+        assert!(!claim.may_be_others());
+        claim.before_copy();
+        assert!(claim.may_be_others(), "no child has noted its copy");
+        let next = claim.next();
+        assert!(!next.may_be_others(), "one engine more is enough");
+        next.before_copy();
+        next.note_copy();
+        assert!(!next.may_be_others(), "this process has all copies");
+    }
+
+    #[test]
     fn exe_8_slot_is_cleared_once() {
         let claim = Claim::new().unwrap();
-        assert!(claim.enter());
+        claim.enter(claim.reserve().unwrap());
         let ended = claim.next();
         ended.shares.enter(1);
         let changes = thread::scope(|scope| {

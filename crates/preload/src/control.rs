@@ -17,9 +17,7 @@ static SOCKET: OnceLock<Option<SharedControlSocket>> = OnceLock::new();
 pub(crate) fn bind(path: &Path) {
     SOCKET.get_or_init(|| {
         let bound = SharedControlSocket::bind(path);
-        bound
-            .inspect_err(|error| eprintln!("forebay: the program has no control socket: {error}"))
-            .ok()
+        bound.inspect_err(|error| tell!("forebay: the program has no control socket: {error}")).ok()
     });
 }
 

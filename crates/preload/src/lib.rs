@@ -5,6 +5,15 @@
 //! in the `table` goes to the next definition of the function, in general the C library's.
 #![deny(unsafe_code)]
 
+/// Writes a line to standard error, which may be a pipe that nobody reads: there `eprintln!` panics.
+macro_rules! tell {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        // Ignored: nobody is there to be told.
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 #[expect(unsafe_code, reason = "the C interface: unsafe island 3")]
 mod abi; //         exported C functions, structures of C
 mod table; //       sockets by descriptor
@@ -27,7 +36,7 @@ mod claim; //       the process that runs it, of several that were forked
 mod shares; //      the new connections of each process, of several that run one
 mod mailbox; //     connections that one of these passes on to another
 mod passing; //     listeners that are closed, and connections that come from them
-mod turns; //       changes of these, and filters that let them pass
+mod membership; //  changes of these, and filters that let them pass
 mod control; //     control socket of the program
 mod protected; //   descriptors that the program must not close
 mod errno; //       errors as the kernel's numbers

@@ -23,13 +23,13 @@ use rustix::net::sockopt::{
 };
 
 use crate::errno::unconnected_errno;
+use crate::membership::Membership;
 use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::runtime::{is_running, is_taken, parents_engine, prepare, running, when_free};
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, TcpSetting};
-use crate::turns::Turns;
 use crate::udp_options::{lacking, timeout};
 use crate::{abi, fork_locks, passing, protected, table};
 
@@ -65,7 +65,7 @@ pub(crate) struct Served {
     pub(crate) tcp: TcpListener,
     /// Process of the engine.
     origin: Origin,
-    pub(crate) turns: Option<Arc<Turns>>,
+    pub(crate) membership: Option<Arc<Membership>>,
 }
 
 /// True if a call that waits may wait for a listener that no engine serves yet.
@@ -123,7 +123,7 @@ impl Listener {
         }
         prepare()?;
         for option in lacking(descriptor) {
-            eprintln!("forebay: {option}, set for the socket of {local}, has no effect on it");
+            tell!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
         tcp_reserve::refuse_packets(descriptor).map_err(|error| unconnected_errno(&error))?;
         rustix::net::listen(descriptor, backlog)?;
@@ -190,8 +190,8 @@ impl Listener {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Ends the listening: connections that were not accepted are reset, or go on in another process, and calls that wait return. `socket` is the
-    /// listener as the table has it.
+    /// Ends the listening: connections that were not accepted are reset, or go on in another process, and calls that wait
+    /// return. `socket` is the listener as the table has it.
     ///
     /// # Errors
     /// `ENOTCONN` if it had ended.
@@ -241,6 +241,8 @@ impl Listener {
         if let Some(served) = self.served_here() {
             return Ok(served);
         }
+        // Before the lock, which a thread that forks does not wait for so long.
+        self.addresses().for_each(|address| _ = passing::stop_leaving(address));
         let _serving = SERVING.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(served) = self.served_here() {
             return Ok(served);
@@ -249,7 +251,7 @@ impl Listener {
             return Err(Errno::INVAL);
         }
         if let Some(by) = parents_engine() {
-            eprintln!(
+            tell!(
                 "forebay: process {by} accepts the connections to {}, and its child {} cannot: let the program fork \
                  before it waits for connections",
                 self.local,
@@ -268,23 +270,22 @@ impl Listener {
         if socket_reuseport(&self.inherited.kernel).unwrap_or(false) {
             options = options.reuse_port();
         }
-        self.addresses().for_each(|address| _ = passing::stop_leaving(address));
         let (reserved, readiness) = (Arc::clone(&self.inherited.kernel), self.turn().take());
         let is_placed = readiness.is_some();
         let tcp = options.listen_reserved(self.local, self.backlog, reserved, readiness);
         let tcp = tcp.map_err(|error| {
-            eprintln!("forebay: cannot listen on {}: {error}", self.local);
+            tell!("forebay: cannot listen on {}: {error}", self.local);
             unconnected_errno(&error)
         })?;
         tcp.set_nonblocking(true);
-        let turns = runtime.turns.clone();
-        let served = Arc::new(Served { tcp, origin: Origin::here(), turns });
+        let membership = runtime.membership.clone();
+        let served = Arc::new(Served { tcp, origin: Origin::here(), membership });
         self.adopt(&served, self.inherited.all().into_iter());
         if !is_placed {
             self.place(socket, served.readiness()?)?;
         }
-        if let Some(turns) = &served.turns {
-            self.addresses().for_each(|address| turns.join(address));
+        if let Some(membership) = &served.membership {
+            self.addresses().for_each(|address| membership.join(address));
         }
         // The parent's copy stays as it is: see `is_of_parent`.
         std::mem::forget(self.served.swap(Some(Arc::clone(&served))));
@@ -295,7 +296,7 @@ impl Listener {
     /// never readable.
     fn wait_in_turn(&self, socket: &Arc<Socket>) -> Result<(), Errno> {
         if self.place_turn(socket)? {
-            eprintln!(
+            tell!(
                 "forebay: another process serves {}: process {} will serve it when that one has ended",
                 self.local,
                 process::id()

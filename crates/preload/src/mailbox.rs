@@ -54,7 +54,9 @@ mod tests {
     #[test]
     fn exe_8_full_mailbox_refuses_connections() {
         let mailbox = Mailbox::new().unwrap();
-        let passed = PassedConnection::of_bytes(&[0; 100]).unwrap();
+        let mut said = [0; 100];
+        said[46] = 8; // the path's MTU
+        let passed = PassedConnection::of_bytes(&said).unwrap();
         let count = (0..10_000).take_while(|attempts| mailbox.leave(&passed, *attempts)).count();
         assert!((1..10_000).contains(&count), "{count}");
         for attempts in 0..count {

@@ -1,6 +1,6 @@
 //! Listeners of this process that are closed while others serve their addresses, and the connections that come from such.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,6 +13,7 @@ use forebay_stack::tcp::PassedConnection;
 use forebay_sys::signals::with_all_blocked;
 
 use crate::listener::Served;
+use crate::membership::Closed;
 use crate::runtime::{Runtime, forks, is_running, is_taken, running};
 use crate::socket::Socket;
 use crate::{fork_locks, table};
@@ -33,6 +34,26 @@ struct Leaving {
     forks: usize,
 }
 
+/// A closed listener with its engine's.
+struct ClosedListener<'a> {
+    leaving: &'a Leaving,
+    tcp: &'a TcpListener,
+}
+
+impl Closed for ClosedListener<'_> {
+    fn is_stopped(&self) -> bool {
+        self.leaving.is_stopped.load(Ordering::SeqCst)
+    }
+
+    fn handshake_count(&self) -> u32 {
+        self.tcp.handshake_count()
+    }
+
+    fn pass_on(&self) -> Option<PassedConnection> {
+        self.tcp.pass_on()
+    }
+}
+
 /// Keeps the lock of this module until the process has forked.
 pub(crate) fn keep_locks() {
     fork_locks::lock(&LEAVING).into_iter().for_each(fork_locks::keep);
@@ -40,32 +61,32 @@ pub(crate) fn keep_locks() {
 
 /// Lets other processes take over the connections that a closed listener would get. Until they have, it lives on.
 pub(crate) fn leave(served: Arc<Served>, addresses: Vec<SocketAddr>) {
-    let Some(turns) = served.turns.clone() else { return };
-    let addresses: Vec<_> = addresses.into_iter().filter(|address| turns.close(*address)).collect();
-    if !addresses.iter().any(|address| turns.has_others(*address)) {
-        return addresses.into_iter().for_each(|address| turns.abandon(address));
+    let Some(membership) = served.membership.clone() else { return };
+    let addresses: Vec<_> =
+        addresses.into_iter().filter(|address| membership.close(*address)).collect();
+    if !addresses.iter().any(|address| membership.has_others(*address)) {
+        return addresses.into_iter().for_each(|address| membership.abandon(address));
     }
     let leaving = Leaving { addresses, is_stopped: AtomicBool::default(), forks: forks() };
     let leaving = Arc::new(leaving);
     all_leaving().push(Arc::clone(&leaving));
-    let (this, part) = (Arc::clone(&leaving), Arc::clone(&turns));
+    let (this, part) = (Arc::clone(&leaving), Arc::clone(&membership));
     let leave = move || {
-        let is_stopped = || this.is_stopped.load(Ordering::SeqCst);
-        let pass_on = || served.tcp.pass_on();
-        this.addresses.iter().for_each(|address| part.leave(*address, &is_stopped, &pass_on));
+        let closed = ClosedListener { leaving: &this, tcp: &served.tcp };
+        this.addresses.iter().for_each(|address| part.leave(*address, &closed));
         drop(served);
         end_leaving(&this);
     };
     let name = "forebay-leave";
     if let Err(error) = with_all_blocked(|| thread::Builder::new().name(name.into()).spawn(leave)) {
-        eprintln!(
+        tell!(
             "forebay: process {} resets the connections that it has not accepted at {:?}, which it has closed, as it \
              cannot start a thread that passes them on: {error}; check the limits on threads and memory (ulimit -u, \
              ulimit -v)",
             process::id(),
             leaving.addresses
         );
-        leaving.addresses.iter().for_each(|address| turns.abandon(*address));
+        leaving.addresses.iter().for_each(|address| membership.abandon(*address));
         end_leaving(&leaving);
     }
 }
@@ -100,29 +121,33 @@ pub(crate) fn are_some_leaving() -> bool {
 /// without room.
 pub(crate) fn adopt(passed: &PassedConnection) -> bool {
     let ours = passed.flow().ours;
+    let any = match ours {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Those at this very address first, as of a SYN.
+    [ours.ip(), any].into_iter().any(|ip| adopt_at(SocketAddr::new(ip, ours.port()), passed))
+}
+
+/// Adds a connection to a listener whose address this is.
+fn adopt_at(address: SocketAddr, passed: &PassedConnection) -> bool {
     let is_adopted = |socket: Arc<Socket>| {
         let Socket::Listener(listener) = &*socket else { return false };
-        let is_its = |address: SocketAddr| {
-            address.port() == ours.port()
-                && (address.ip() == ours.ip()
-                    || address.ip().is_unspecified() && address.is_ipv4() == ours.is_ipv4())
-        };
-        listener.addresses().any(is_its)
+        listener.addresses().any(|its| its == address)
             && listener.served_here().is_some_and(|served| served.tcp.adopt(passed))
     };
     table::within(0, u32::MAX).filter_map(table::find).any(is_adopted)
 }
 
-/// Resets a connection that no process goes on with.
-pub(crate) fn reset(passed: &PassedConnection) {
+/// Resets a connection that no process goes on with. False if that is not possible.
+pub(crate) fn reset(passed: &PassedConnection) -> bool {
     if !is_running() {
-        return;
+        return false;
     }
-    let Ok(runtime) = running() else { return };
+    let Ok(runtime) = running() else { return false };
     // As every listener that is closed, this one resets what nobody has accepted.
     let closed = listener_of_none(runtime, passed.flow().ours.ip());
-    // False if it is another process's by now.
-    let _ = closed.is_some_and(|listener| listener.adopt(passed));
+    closed.is_some_and(|listener| listener.adopt(passed))
 }
 
 /// Listener at a port whose packets never come here.

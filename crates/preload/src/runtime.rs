@@ -20,10 +20,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use crate::claim::Claim;
-use crate::shares::SLOTS;
+use crate::membership::{Membership, Rings};
 use crate::socket::Socket;
 use crate::start_error::StartError;
-use crate::turns::{Rings, Turns};
 use crate::{control, fork_locks, listener, passing, protected, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
@@ -65,7 +64,7 @@ pub(crate) struct Runtime {
     pub(crate) finisher: Arc<OwnedFd>,
     has_finished: Arc<AtomicBool>,
     /// Part in the new connections, if other processes may receive, too.
-    pub(crate) turns: Option<Arc<Turns>>,
+    pub(crate) membership: Option<Arc<Membership>>,
 }
 
 /// Engine that can be run, once, by one of the processes that have a copy.
@@ -272,14 +271,9 @@ fn try_when_free(claim: &Claim, then: fn()) {
         then();
         has_started()
     };
-    while !await_slot() {
-        if claim.has_free_slot() {
-            // It cannot open the devices while others live, which have newer engines.
-            if claim.await_newer() {
-                await_slot();
-            }
-            return;
-        }
+    // It may be that it cannot open the devices while others live, which have newer engines.
+    while !await_slot() && (!claim.has_free_slot() || claim.await_newer()) {
+        thread::sleep(SLOT_LOOK);
     }
 }
 
@@ -321,7 +315,7 @@ pub(crate) fn parents_engine() -> Option<i32> {
 fn configured() -> Option<&'static PreloadConfig> {
     let read = || {
         let text = std::env::var(VARIABLE).ok()?;
-        text.parse().map_err(|error| eprintln!("forebay: {error}")).ok()
+        text.parse().map_err(|error| tell!("forebay: {error}")).ok()
     };
     CONFIG.get_or_init(read).as_ref()
 }
@@ -332,7 +326,7 @@ fn prepared() -> std::sync::MutexGuard<'static, Option<Prepared>> {
 
 fn told<T>(result: Result<T, StartError>) -> Result<T, Errno> {
     result.map_err(|error| {
-        eprintln!("forebay: the program's sockets cannot be opened: {error}");
+        tell!("forebay: the program's sockets cannot be opened: {error}");
         Errno::NODEV
     })
 }
@@ -377,13 +371,22 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> Result<Prepared, S
 
 /// Runs the engine that was prepared, or another.
 fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runtime, Errno> {
-    if prepared.as_ref().is_some_and(|inherited| !inherited.claim.has_free_slot()) {
-        return Err(Errno::BUSY);
+    let claim = prepared.as_ref().map(|inherited| Arc::clone(&inherited.claim));
+    // First: another process may wait for the same slot.
+    let slot = claim.as_ref().map(|claim| claim.reserve().ok_or(Errno::BUSY)).transpose()?;
+    let started = ready(config, prepared).and_then(|ready| run(config, ready, slot));
+    if let (Err(_), Some(claim), Some(slot)) = (&started, claim, slot) {
+        claim.unreserve(slot);
     }
-    let ready = match prepared.take() {
-        Some(first) if first.claim.take() => first,
+    started
+}
+
+/// Engine that this process may run.
+fn ready(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Prepared, Errno> {
+    match prepared.take() {
+        Some(first) if first.claim.take() => Ok(first),
         Some(inherited) if inherited.claim.holder().is_some() || inherited.claim.has_newer() => {
-            return start_beside(config, prepared, inherited);
+            ready_beside(config, prepared, inherited)
         }
         inherited => {
             // Another process has run the engine, and has ended.
@@ -395,21 +398,20 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
             }
             let fresh = fresh?;
             fresh.claim.take();
-            fresh
+            Ok(fresh)
         }
-    };
-    run(config, ready)
+    }
 }
 
-/// Runs an engine beside those of other processes, one of which runs the one that was inherited.
+/// Engine beside those of other processes, one of which runs the one that was inherited.
 ///
 /// # Errors
 /// `EBUSY` if this process cannot open the devices.
-fn start_beside(
+fn ready_beside(
     config: &PreloadConfig,
     prepared: &mut Option<Prepared>,
     mut inherited: Prepared,
-) -> Result<Runtime, Errno> {
+) -> Result<Prepared, Errno> {
     let claim = Arc::new(inherited.claim.next());
     match protected::protect_opened_by(|| open(config, Some(claim))) {
         Ok(fresh) => {
@@ -417,12 +419,12 @@ fn start_beside(
             inherited.claim.release();
             protected::closing_own(|| drop(inherited));
             fresh.claim.take();
-            run(config, fresh)
+            Ok(fresh)
         }
         Err(error) => {
             let failed = inherited.failed.replace(Instant::now());
             if failed.is_none() {
-                eprintln!(
+                tell!(
                     "forebay: process {} cannot open the devices beside another process of the program: {error}",
                     process::id()
                 );
@@ -434,21 +436,16 @@ fn start_beside(
 }
 
 /// Runs an engine in this process.
-fn run(config: &PreloadConfig, ready: Prepared) -> Result<Runtime, Errno> {
+fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Result<Runtime, Errno> {
     let Prepared { net, mut engine, interfaces, claim, rings, metrics, .. } = ready;
     engine.enable_busy_poll();
-    if !claim.enter() {
-        eprintln!(
-            "forebay: process {} cannot receive, as {SLOTS} others of the program do: start fewer workers, or start it \
-             again when one has ended",
-            process::id()
-        );
-        return Err(Errno::NODEV);
-    }
+    // The table of the first process of a program is empty.
+    let slot = reserved.or_else(|| claim.reserve()).ok_or(Errno::NODEV)?;
+    claim.enter(slot);
     told(control::serve(metrics, &engine, &net, &claim).map_err(StartError::thread))?;
     let run = move || {
         if let Err(error) = engine.run() {
-            eprintln!("forebay: the engine has ended: {error}");
+            tell!("forebay: the engine has ended: {error}");
         }
     };
     told(spawn("forebay-engine", run))?;
@@ -458,13 +455,13 @@ fn run(config: &PreloadConfig, ready: Prepared) -> Result<Runtime, Errno> {
     let has_finished = Arc::<AtomicBool>::default();
     let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
     told(spawn("forebay-finish", move || await_end(&wakes, &says, &of)))?;
-    let mut turns = None;
+    let mut membership = None;
     if config.via == Via::AfPacket {
-        let these = Arc::new(Turns::new(Arc::clone(&claim), rings));
-        turns = Some(Arc::clone(&these));
-        told(spawn("forebay-turns", move || these.follow()))?;
+        let these = Arc::new(Membership::new(Arc::clone(&claim), rings));
+        membership = Some(Arc::clone(&these));
+        told(spawn("forebay-members", move || these.follow()))?;
     }
-    Ok(Runtime { net, interfaces, claim, finisher, has_finished, turns })
+    Ok(Runtime { net, interfaces, claim, finisher, has_finished, membership })
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StartError> {

@@ -81,7 +81,7 @@ impl Udp {
         let udp = options.bind(local).map_err(|error| unconnected_errno(&error))?;
         udp.set_nonblocking(true);
         for option in lacking(descriptor) {
-            eprintln!("forebay: {option}, set for the socket of {local}, has no effect on it");
+            tell!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
         let kernel = protected::duplicate(descriptor)?;
         let readiness = udp.descriptor().map_err(|error| unconnected_errno(&error))?;
@@ -174,7 +174,7 @@ impl Udp {
     /// Has errors told that the kernel learns of. Without that, calls succeed as if none came.
     fn watch_errors(&self, reserved: BorrowedFd<'_>) {
         if let Err(error) = path_errors::watch(reserved, self.udp.queue(), &self.path_error) {
-            eprintln!("forebay: errors of the path are not told: {error}");
+            tell!("forebay: errors of the path are not told: {error}");
         }
     }
 

@@ -215,7 +215,7 @@ pub unsafe extern "C" fn __recv_chk(
 
 fn check_room(len: size_t, room: size_t) {
     if len > room {
-        eprintln!("*** buffer overflow detected ***: terminated");
+        tell!("*** buffer overflow detected ***: terminated");
         std::process::abort();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use super::config::MAX_WINDOW_SCALE;
 use super::connection::{Agreed, WindowScales};
 use super::flow::Flow;
 use super::seq::Seq;
@@ -29,10 +30,13 @@ pub struct PassedConnection {
     pub(super) payload: Vec<u8>,
 }
 
+/// Bound of a path's MTU, beyond that of all devices.
+const MTU_BYTES_MAX: u32 = 1 << 17;
+
 /// Length of a passed connection without its payload, as bytes.
 const HEAD_BYTES: usize = 2 * 18 + 26;
 
-/// Both shifts of windows that are not scaled. Shifts are 14 at most.
+/// Both shifts of windows that are not scaled.
 const NO_SCALE: u8 = u8::MAX;
 
 impl PassedConnection {
@@ -40,6 +44,12 @@ impl PassedConnection {
     #[must_use]
     pub fn flow(&self) -> &Flow {
         &self.flow
+    }
+
+    /// Number of the peer's SYN.
+    #[must_use]
+    pub fn syn(&self) -> u32 {
+        self.peer_sequence.0
     }
 
     /// The connection as bytes, for another process of the same build.
@@ -88,7 +98,7 @@ impl PassedConnection {
         let has = |bit: u8| flags & 1 << bit != 0;
         let [send, receive] = [scales & 0xf, scales >> 4];
         let scales = (scales != NO_SCALE).then_some(WindowScales { send, receive });
-        Some(Self {
+        let passed = Self {
             flow: Flow { ours: end(0)?, theirs: end(18)? },
             sequence: Seq(word(36)?),
             peer_sequence: Seq(word(40)?),
@@ -100,7 +110,17 @@ impl PassedConnection {
             agreed: Agreed { timestamps: has(0), sack: has(1), ecn: has(2), scales },
             has_fin: has(3),
             payload: payload.to_vec(),
-        })
+        };
+        passed.is_possible().then_some(passed)
+    }
+
+    fn is_possible(&self) -> bool {
+        let Flow { ours, theirs } = self.flow;
+        let scales = self.agreed.scales.map_or([0; 2], |it| [it.send, it.receive]);
+        ours.is_ipv4() == theirs.is_ipv4()
+            && (self.flow.header_bytes() + 1..=MTU_BYTES_MAX).contains(&self.mtu_bytes)
+            && scales.iter().all(|scale| *scale <= MAX_WINDOW_SCALE)
+            && self.payload.len() <= PASSED_BYTES_MAX
     }
 }
 

@@ -56,6 +56,7 @@ struct ListenerState {
     /// Listening sockets in all shards.
     sockets: Vec<ShardSocket>,
     watch: Arc<ListenerWatch>,
+    queues: Arc<ListenerQueues>,
     polled: Polled,
     options: CallOptions,
     /// Keeps the port from the kernel, if the kernel has one of the devices, too.
@@ -145,12 +146,21 @@ impl TcpListener {
     fn of(
         shared: &Arc<NetState>,
         local: SocketAddr,
-        (sockets, watch): (Vec<ShardSocket>, Arc<ListenerWatch>),
+        (sockets, watch, queues): Listening,
         reserved: Option<Reserved>,
     ) -> Self {
         let (shared, options) = (Arc::clone(shared), CallOptions::default());
         let polled = Polled::default();
-        Self(Arc::new(ListenerState { shared, local, sockets, watch, polled, options, reserved }))
+        Self(Arc::new(ListenerState {
+            shared,
+            local,
+            sockets,
+            watch,
+            queues,
+            polled,
+            options,
+            reserved,
+        }))
     }
 
     /// Changes the options that connections accepted from then on have. `change` is called once for each
@@ -219,6 +229,12 @@ impl TcpListener {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
         }
+    }
+
+    /// Number of handshakes whose ACK has not come.
+    #[must_use]
+    pub fn handshake_count(&self) -> u32 {
+        self.0.queues.handshakes()
     }
 
     /// Takes the first connection that waits, for a listener of another process.
@@ -335,13 +351,16 @@ fn reserve(
     sys::tcp_reserve::reserve(local, how.reuse != Reuse::None, how.is_v6_only).map(Some)
 }
 
+/// Sockets of a listener in all shards, with what they share.
+type Listening = (Vec<ShardSocket>, Arc<ListenerWatch>, Arc<ListenerQueues>);
+
 /// Listens on an address in all shards, or in none.
 fn listen_everywhere(
     shared: &NetState,
     local: SocketAddr,
     how: &ListenOptions,
     watch: ListenerWatch,
-) -> Result<(Vec<ShardSocket>, Arc<ListenerWatch>), TcpError> {
+) -> Result<Listening, TcpError> {
     let (queues, watch) = (Arc::<ListenerQueues>::default(), Arc::new(watch));
     let both = local.ip().is_unspecified() && local.is_ipv6() && !how.is_v6_only;
     let any_v4 = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), local.port());
@@ -371,7 +390,7 @@ fn listen_everywhere(
             }
         }
     }
-    Ok((sockets, watch))
+    Ok((sockets, watch, queues))
 }
 
 fn listen(

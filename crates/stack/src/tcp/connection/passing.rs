@@ -30,4 +30,10 @@ impl Connection {
             payload,
         })
     }
+
+    /// True if all that was received before has been received again.
+    pub(in crate::tcp) fn has_received(&self, passed: &PassedConnection) -> bool {
+        let len = u32::try_from(passed.payload.len()).unwrap_or(u32::MAX);
+        self.receive.next == passed.peer_sequence + 1 + len + u32::from(passed.has_fin)
+    }
 }

@@ -3,13 +3,12 @@
 use forebay_rx::packet::Packet;
 
 use super::super::config::TcpOptions;
-use super::super::connection::{Agreed, Answer, ReceiveWindow, WindowScales, scale_for, stamp_ms};
+use super::super::connection::{Agreed, Answer, WindowScales, scale_for, stamp_ms};
 use super::super::flow::Flow;
-use super::super::invalid_limit::InvalidLimit;
 use super::super::isn::CookieOptions;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
-use super::handshake::{Request, announced_mss};
+use super::handshake::Request;
 use super::{Tcp, TcpOut, TcpSocket};
 
 /// Time after an overflow during which cookies are believed (`TCP_SYNCOOKIE_VALID`), in µs.
@@ -139,26 +138,18 @@ impl Tcp {
                 scales: said.window_scale.map(|send| WindowScales { send, receive }),
             }
         });
-        let mss = u32::from(announced_mss(flow, &options, mtu_bytes));
+        let socket = TcpSocket { index: listener, generation: entry.generation };
+        let new = Request::new(flow, socket, (&options, &self.config), (mtu_bytes, now_us));
         Some(Request {
-            flow: *flow,
-            listener: TcpSocket { index: listener, generation: entry.generation },
             sequence: cookie,
             peer_sequence: theirs,
             peer_mss,
-            mtu_bytes,
             agreed,
             timestamp: stamps.map_or(0, |stamps| stamps.value),
             timestamp_offset: offset,
-            stamps: (0, 0),
-            window: ReceiveWindow::new(&options, &self.config).initial_window(mss),
-            sent_us: now_us,
-            invalid_limit: InvalidLimit::default(),
-            timeouts: 0,
             // The round trip is not known.
             resent: 1,
-            is_acked: false,
-            is_sole: false,
+            ..new
         })
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use forebay_rx::packet::Packet;
 
-use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, TcpOptions};
+use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, TcpConfig, TcpOptions};
 use super::super::connection::{
     Accepted, Agreed, Answer, Begin, Connection, ReceiveWindow, WindowScales, scale_for, stamp_ms,
 };
@@ -48,6 +48,35 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// A handshake of which nothing was sent yet.
+    pub(super) fn new(
+        flow: &Flow,
+        listener: TcpSocket,
+        (options, config): (&TcpOptions, &TcpConfig),
+        (mtu_bytes, now_us): (u32, u64),
+    ) -> Self {
+        let mss = announced_mss(flow, options, mtu_bytes);
+        Self {
+            flow: *flow,
+            listener,
+            sequence: Seq(0),
+            peer_sequence: Seq(0),
+            peer_mss: flow.default_mss(),
+            mtu_bytes,
+            agreed: Agreed::default(),
+            timestamp: 0,
+            timestamp_offset: 0,
+            stamps: (0, 0),
+            window: ReceiveWindow::new(options, config).initial_window(u32::from(mss)),
+            sent_us: now_us,
+            invalid_limit: InvalidLimit::default(),
+            timeouts: 0,
+            resent: 0,
+            is_acked: false,
+            is_sole: false,
+        }
+    }
+
     /// Time until the SYN-ACK is sent again (`tcp_reqsk_timeout`).
     fn timeout_us(&self) -> u64 {
         (RTO_INITIAL_US << self.timeouts.min(MAX_DOUBLINGS)).min(RTO_MAX_US)
@@ -150,25 +179,14 @@ impl Tcp {
                 .filter(|_| config.window_scaling)
                 .map(|send| WindowScales { send, receive: scale_for(options, config) }),
         };
-        let mss = announced_mss(flow, options, mtu_bytes);
+        let new = Request::new(flow, listener, (options, config), (mtu_bytes, now_us));
         Request {
-            flow: *flow,
-            listener,
-            sequence: Seq(0),
             peer_sequence: segment.seq,
-            peer_mss: offers.mss.unwrap_or_else(|| flow.default_mss()),
-            mtu_bytes,
+            peer_mss: offers.mss.unwrap_or(new.peer_mss),
             agreed,
             timestamp: offers.timestamps.map_or(0, |stamps| stamps.value),
             timestamp_offset: self.secret.timestamp_offset(flow),
-            stamps: (0, 0),
-            window: ReceiveWindow::new(options, config).initial_window(u32::from(mss)),
-            sent_us: now_us,
-            invalid_limit: InvalidLimit::default(),
-            timeouts: 0,
-            resent: 0,
-            is_acked: false,
-            is_sole: false,
+            ..new
         }
     }
 
@@ -234,7 +252,7 @@ impl Tcp {
                     return self.accept_by_cookie(&by_cookie, packet, segment, out);
                 }
                 out.pool.put(packet.frame);
-                if !request.is_sole {
+                if !request.is_sole && is_in_window(&request, segment) {
                     // The handshake was completed with another process.
                     self.drop_request(at);
                 }

@@ -1,15 +1,15 @@
 //! Connections that nobody has accepted, passed on to a listener of another process.
 
-use super::super::connection::{ReceiveWindow, stamp_ms};
+use forebay_rx::packet::Packet;
+
 use super::super::flow::Flow;
-use super::super::invalid_limit::InvalidLimit;
 use super::super::passed::PassedConnection;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps, emit};
-use super::handshake::{Request, announced_mss};
+use super::handshake::Request;
 use super::{Kind, SocketEntry, Target, Tcp, TcpError, TcpOut, TcpSocket};
 
 /// Payload of each segment by which the received bytes are received again.
-const PIECE_BYTES: usize = 1024;
+const PIECE_BYTES: usize = 1448;
 
 impl Tcp {
     /// Takes the first connection that waits at a listener, for another process, without a word to the peer.
@@ -39,8 +39,8 @@ impl Tcp {
         Ok(Some(passed))
     }
 
-    /// Adds a connection of another process to those that wait at a listener. False if the listener has no room, or a
-    /// third process has it.
+    /// Adds a connection of another process to those that wait at a listener. False if the listener has no room, there are not
+    /// enough frames, or a third process has it. One that does not fit in the receive buffer is reset.
     pub fn adopt(
         &mut self,
         listener: TcpSocket,
@@ -49,47 +49,52 @@ impl Tcp {
     ) -> bool {
         let (listener, flow) = (listener.index, passed.flow);
         let is_known = self.targets.find(&flow).is_some();
-        let claim = || {
-            let division = self.division.as_ref();
-            division.is_none_or(|division| division.adopt(&flow, passed.peer_sequence.0))
-        };
         let Some(request) = self.request_of_passed(listener, passed, out) else { return false };
-        if is_known || self.refuse_if_full(listener) || !claim() {
+        if is_known || self.refuse_if_full(listener) {
             return false;
         }
-        let is_accepted = self.accept_passed(listener, passed, &request, out);
-        if !is_accepted {
-            self.forget_flow(&flow);
+        let Some(segments) = passed.segments(out) else { return false };
+        let division = self.division.as_ref();
+        if division.is_some_and(|division| !division.adopt(&flow, passed.peer_sequence.0)) {
+            segments.into_iter().for_each(|(packet, _)| out.pool.put(packet.frame));
+            return false;
         }
-        is_accepted
+        self.accept_passed(listener, &request, segments, out);
+        self.reset_if_cut(passed, out);
+        true
     }
 
-    /// Creates a connection of another process, and hands it what was received. False without a frame.
+    /// Creates a connection of another process, and hands it what was received.
     fn accept_passed(
         &mut self,
         listener: u32,
-        passed: &PassedConnection,
         request: &Request,
+        segments: Vec<(Packet, Segment)>,
         out: &mut TcpOut<'_>,
-    ) -> bool {
+    ) {
         let mut is_accepted = false;
-        let count = passed.payload.chunks(PIECE_BYTES).len().max(1);
-        for piece in 0..count {
-            let Some(packet) = passed.segment(piece, count, out) else { return is_accepted };
-            let Some(segment) = Segment::of(&packet) else {
-                out.pool.put(packet.frame);
-                return is_accepted;
-            };
+        for (packet, segment) in segments {
             if !is_accepted {
                 self.accept_connection(listener, request, packet, &segment, out);
                 is_accepted = true;
-            } else if let Some(Target::Connection(index)) = self.targets.find(&passed.flow) {
+            } else if let Some(Target::Connection(index)) = self.targets.find(&request.flow) {
                 self.receive_connected(index, packet, &segment, out);
             } else {
                 out.pool.put(packet.frame);
             }
         }
-        is_accepted
+    }
+
+    /// Resets a connection that lacks bytes which its peer will not send again, as they were acknowledged.
+    fn reset_if_cut(&mut self, passed: &PassedConnection, out: &mut TcpOut<'_>) {
+        let Some(Target::Connection(index)) = self.targets.find(&passed.flow) else { return };
+        let Some(SocketEntry { kind: Kind::Connection(connection), .. }) = self.sockets.at(index)
+        else {
+            return;
+        };
+        if !connection.has_received(passed) {
+            self.with_connection(index, out, |connection, cx| connection.abort(cx));
+        }
     }
 
     fn request_of_passed(
@@ -99,44 +104,55 @@ impl Tcp {
         out: &TcpOut<'_>,
     ) -> Option<Request> {
         let entry = self.sockets.at(listener)?;
-        let options = *entry.options();
-        let flow = passed.flow;
-        let mss = u32::from(announced_mss(&flow, &options, passed.mtu_bytes));
+        let socket = TcpSocket { index: listener, generation: entry.generation };
+        let told = (passed.mtu_bytes, out.now_us);
+        let new = Request::new(&passed.flow, socket, (entry.options(), &self.config), told);
+        // The peer has been told as much, and one more for its FIN.
+        let received = u32::try_from(passed.payload.len() + 1).unwrap_or(u32::MAX);
         Some(Request {
-            flow,
-            listener: TcpSocket { index: listener, generation: entry.generation },
             sequence: passed.sequence,
             peer_sequence: passed.peer_sequence,
             peer_mss: passed.peer_mss,
-            mtu_bytes: passed.mtu_bytes,
             agreed: passed.agreed,
             timestamp: passed.timestamp,
             timestamp_offset: passed.timestamp_offset,
-            stamps: (0, 0),
-            window: ReceiveWindow::new(&options, &self.config).initial_window(mss),
-            sent_us: out.now_us,
-            invalid_limit: InvalidLimit::default(),
-            timeouts: 0,
+            window: new.window.max(received),
             // The round trip is not known.
             resent: 1,
-            is_acked: false,
-            is_sole: false,
+            ..new
         })
     }
 }
 
 impl PassedConnection {
-    /// A segment as the peer may have sent it, with a part of what was received.
-    fn segment(&self, piece: usize, count: usize, out: &mut TcpOut<'_>) -> Option<super::Packet> {
+    /// Segments as the peer may have sent them, with what was received. `None` without enough frames.
+    fn segments(&self, out: &mut TcpOut<'_>) -> Option<Vec<(Packet, Segment)>> {
+        let count = self.payload.chunks(PIECE_BYTES).len().max(1);
+        let mut segments = Vec::with_capacity(count);
+        for piece in 0..count {
+            let packet = self.packet(piece, piece + 1 == count, out);
+            let segment = packet.as_ref().and_then(Segment::of);
+            let Some(segment) = packet.into_iter().zip(segment).next() else {
+                segments
+                    .into_iter()
+                    .for_each(|(packet, _): (Packet, _)| out.pool.put(packet.frame));
+                return None;
+            };
+            segments.push(segment);
+        }
+        Some(segments)
+    }
+
+    fn packet(&self, piece: usize, is_last: bool, out: &mut TcpOut<'_>) -> Option<Packet> {
         let at = piece * PIECE_BYTES;
         let payload = self.payload.get(at..)?;
         let payload = payload.get(..PIECE_BYTES).unwrap_or(payload);
         let mut flags = Flags::ACK;
-        if self.has_fin && piece + 1 == count {
+        if self.has_fin && is_last {
             flags = flags.with(Flags::FIN);
         }
-        let echo = stamp_ms(out.now_us).wrapping_add(self.timestamp_offset);
-        let stamps = Timestamps { value: self.timestamp, echo };
+        // No time of ours: nothing was asked that it could be the answer to.
+        let stamps = Timestamps { value: self.timestamp, echo: 0 };
         let back = Flow { ours: self.flow.theirs, theirs: self.flow.ours };
         let outgoing = Outgoing {
             ack: self.sequence + 1,

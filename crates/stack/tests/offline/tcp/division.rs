@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_stack::tcp::{TcpConfig, TcpSocket};
+use forebay_stack::tcp::{
+    PassedConnection, Tcp, TcpConfig, TcpError, TcpOptions, TcpOut, TcpSocket, WriteFlags,
+};
 
 use super::forged::{Forged, bytes_of};
 use super::pair::{Faults, Pair};
@@ -130,6 +132,97 @@ fn exe_8_refused_adoption_leaves_no_claim() {
     assert_eq!((flows(&pair), beside.claims()), (0, 0));
     frames.into_iter().for_each(|frame| pair.hosts[1].pool.put(frame));
     assert!(pair.call(1, |tcp, out| tcp.adopt(listener, &passed, out)));
+}
+
+/// Connection of which so much was received that it does not fit in a small receive buffer, passed on.
+fn passed_with_bytes(pair: &mut Pair, listener: TcpSocket) -> (TcpSocket, PassedConnection) {
+    let client = begin(pair);
+    settle(pair);
+    let bytes: Vec<u8> = (0..60_000_u32).map(|at| at.to_be_bytes()[3]).collect();
+    let mut written = 0;
+    while written < bytes.len() {
+        let rest = &bytes[written..];
+        let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+            tcp.write(client, rest, WriteFlags::default(), out)
+        };
+        written += pair.call(0, write).unwrap_or(0);
+        settle(pair);
+    }
+    settle(pair);
+    let passed = pair.call(1, |tcp, out| tcp.pass_on(listener, out)).unwrap().unwrap();
+    assert_eq!(passed.to_bytes().len(), 62 + bytes.len());
+    (client, passed)
+}
+
+/// Connection whose received bytes are all there for the next process, or that is reset.
+#[test]
+fn exe_8_adopted_connection_has_all_bytes() {
+    let mut pair = pair();
+    let beside = owner(&mut pair);
+    let listener = listen(&mut pair, None);
+    let (_, passed) = passed_with_bytes(&mut pair, listener);
+    let mut frames: Vec<_> = std::iter::from_fn(|| pair.hosts[1].pool.allocate(1500)).collect();
+    let few = frames.split_off(frames.len() - 20);
+    few.into_iter().for_each(|frame| pair.hosts[1].pool.put(frame));
+    assert!(!pair.call(1, |tcp, out| tcp.adopt(listener, &passed, out)), "too few frames");
+    assert_eq!((flows(&pair), beside.claims()), (0, 0));
+    frames.extend(std::iter::from_fn(|| pair.hosts[1].pool.allocate(1500)));
+    frames.into_iter().for_each(|frame| pair.hosts[1].pool.put(frame));
+    assert!(pair.call(1, |tcp, out| tcp.adopt(listener, &passed, out)));
+    let servers = accepted(&mut pair, listener);
+    let mut read = vec![0; 100_000];
+    let len = pair.call(1, |tcp, out| tcp.read(servers[0], &mut read, out)).unwrap();
+    assert_eq!(&read[..len], &passed.to_bytes()[62..]);
+    let info = pair.hosts[1].tcp.info(servers[0]).unwrap().unwrap();
+    assert_eq!(info.rtt_us, 0, "nothing was asked that could be answered");
+
+    let (client, passed) = passed_with_bytes(&mut pair, listener);
+    let options = TcpOptions { rcvbuf: Some(4096), ..TcpOptions::default() };
+    pair.call(1, |tcp, out| tcp.set_options(listener, options, out)).unwrap();
+    assert!(pair.call(1, |tcp, out| tcp.adopt(listener, &passed, out)));
+    settle(&mut pair);
+    let told = pair.call(0, |tcp, out| tcp.read(client, &mut read, out));
+    assert_eq!(told, Err(TcpError::Reset), "it does not fit");
+}
+
+/// An ACK out of the window says nothing of another process.
+#[test]
+fn exe_8_blind_ack_keeps_handshake() {
+    let mut pair = pair();
+    let beside = owner(&mut pair);
+    let listener = listen(&mut pair, None);
+    beside.answers.store(false, Relaxed);
+    let (sequence, _) = say(&mut pair, 1000, SYN, (500, 0)).unwrap();
+    assert_eq!(say(&mut pair, 1000, ACK, (1 << 30, 7)), None);
+    say(&mut pair, 1000, ACK, (501, sequence.wrapping_add(1)));
+    assert_eq!(accepted(&mut pair, listener).len(), 1);
+}
+
+/// Law: whatever another process says, a connection is adopted or not, and the host goes on.
+#[test]
+fn exe_8_hostile_passed_bytes_are_survived() {
+    for seed in 1..40 {
+        let mut pair = Pair::new(seed, Faults::default(), [TcpConfig::default(); 2]);
+        let listener = listen(&mut pair, None);
+        begin(&mut pair);
+        settle(&mut pair);
+        let passed = pair.call(1, |tcp, out| tcp.pass_on(listener, out)).unwrap().unwrap();
+        let mut bytes = passed.to_bytes();
+        bytes.extend([7; 3000]);
+        for _ in 0..=pair.random(8) {
+            // In the numbers and options, seldom in the addresses.
+            let at = if pair.random(8) == 0 { pair.random(62) } else { 36 + pair.random(26) };
+            let byte = [0, 1, 0x0f, 0xf0, 0xff][usize::try_from(pair.random(5)).unwrap()];
+            bytes[usize::try_from(at).unwrap()] = byte;
+        }
+        if let Some(hostile) = PassedConnection::of_bytes(&bytes) {
+            pair.call(1, |tcp, out| tcp.adopt(listener, &hostile, out));
+        }
+        settle(&mut pair);
+        let begun = begin(&mut pair);
+        settle(&mut pair);
+        assert!(pair.hosts[0].tcp.info(begun).unwrap().is_some(), "seed {seed}");
+    }
 }
 
 /// While a bucket passes from one process to another, both may answer a SYN if the table has no room for a claim. The

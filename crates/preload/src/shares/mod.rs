@@ -6,67 +6,30 @@
 //! a while it takes them together with the owner before it, as a SYN lies in the rings of both and each of
 //! them may be late, and then alone. Whoever claims a flow first has it until its end, so that it is answered once.
 
+mod table; //  words of the memory
+mod owner; //  process that takes a bucket's new connections
+mod claims; // whose each flow is
+
 use std::fmt;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
 use forebay_device::rx_filter::{BUCKETS, FlowShare};
 use forebay_stack::tcp::{Division, Flow, FlowHasher};
 
-use crate::abi;
+use self::owner::{Owner, heir};
+pub(crate) use self::table::SharedTable;
+use self::table::{
+    COOKIE, ENDED, INCARNATIONS, KEY, OCCUPIED, PASSED, PRINT_SHIFT, ROWLESS, ROWS, SYN_MASK,
+    UNCLAIMED,
+};
 
 /// Processes that may receive at the same time.
 pub(crate) const SLOTS: usize = 64;
 
-/// Addresses of listeners that can be divided. Processes with a listener at another take its connections as they come:
-/// whoever claims one first.
-const ROWS: usize = 256;
-/// Words of an address: its hash, a bit of each process that serves it, the owner of each bucket.
-const ROW_WORDS: usize = 2 + BUCKETS;
-
-/// Sets of flows by their hash, and flows of a set. Each flow may be in one of two sets.
-const SETS: usize = 1 << 15;
-const SET_WORDS: usize = 8;
-
-// Words of the table.
-const KEY: usize = 0;
-const SECRET: usize = 1;
-const OCCUPIED: usize = 3;
-const COOKIE: usize = 4;
-/// Processes with a listener at an address without a row.
-const ROWLESS: usize = 5;
-const INCARNATIONS: usize = 6;
-const UNCLAIMED: usize = INCARNATIONS + SLOTS;
-const FIRST_ROW: usize = UNCLAIMED + SLOTS;
-const FIRST_SET: usize = (FIRST_ROW + ROWS * ROW_WORDS).next_multiple_of(SET_WORDS);
-const WORDS: usize = FIRST_SET + SETS * SET_WORDS;
-
-// Parts of a flow's word: the process, its incarnation, marks, a hash of the peer's first sequence number, and the end of
-// the flow's hash.
-const SLOT_BITS: u32 = SLOTS.trailing_zeros();
-const TAG_BITS: u32 = 13;
-const TAG_MASK: u64 = (1 << TAG_BITS) - 1;
-const ENDED: u64 = 1 << TAG_BITS;
-const PASSED: u64 = ENDED << 1;
-const SYN_SHIFT: u32 = TAG_BITS + 2;
-const SYN_MASK: u64 = 0xff << SYN_SHIFT;
-const PRINT_SHIFT: u32 = SYN_SHIFT + 8;
-
 /// Number of a process's slot while it has none.
 const NO_SLOT: u32 = u32::MAX;
-
-/// The memory.
-#[derive(Clone, Copy)]
-pub(crate) struct SharedTable(&'static [AtomicU64; WORDS]);
-
-/// Owner of a bucket: the process that takes its new connections, and the one before that still takes them, too.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Owner {
-    current: Option<usize>,
-    before: Option<usize>,
-}
 
 /// Place of one process in the table.
 pub(crate) struct Shares {
@@ -81,131 +44,11 @@ pub(crate) struct Shares {
     rowless: AtomicUsize,
 }
 
-/// Result of a claim to a flow.
-enum Claimed {
-    New,
-    /// Claimed by this process earlier.
-    Before,
-    /// The table has no room: the flow is taken as one that nobody else has.
-    WithoutRoom,
-    ByAnother,
-}
-
 /// Bucket of an address that has a new owner, and still the one before.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Handover {
     row: usize,
     bucket: usize,
-}
-
-impl SharedTable {
-    /// Maps the table into this process, and into all that it forks.
-    pub(crate) fn new(file: BorrowedFd<'_>) -> std::io::Result<Self> {
-        let this = Self(abi::shared_words(file)?);
-        let random = forebay_sys::random_key();
-        let words = random.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes));
-        for (place, word) in this.0[SECRET..].iter().zip(words) {
-            place.store(word, SeqCst);
-        }
-        let key = forebay_sys::random_key().first_chunk().map_or(0, |key| u32::from_ne_bytes(*key));
-        this.0[KEY].store(key.into(), SeqCst);
-        Ok(this)
-    }
-
-    fn secret(self) -> [u8; 16] {
-        let halves = [SECRET, SECRET + 1].map(|word| self.0[word].load(SeqCst).to_ne_bytes());
-        let mut secret = [0; 16];
-        secret[..8].copy_from_slice(&halves[0]);
-        secret[8..].copy_from_slice(&halves[1]);
-        secret
-    }
-
-    fn members(self, row: usize) -> &'static AtomicU64 {
-        &self.0[FIRST_ROW + row * ROW_WORDS + 1]
-    }
-
-    fn owner(self, row: usize, bucket: usize) -> &'static AtomicU64 {
-        &self.0[FIRST_ROW + row * ROW_WORDS + 2 + bucket]
-    }
-
-    fn key_of(self, row: usize) -> &'static AtomicU64 {
-        &self.0[FIRST_ROW + row * ROW_WORDS]
-    }
-
-    /// Row of an address, and whether it is free: nobody has listened there so far.
-    fn row(self, key: u64) -> Option<(usize, bool)> {
-        let first = usize::try_from(key % ROWS as u64).unwrap_or(0);
-        let rows = (0..ROWS).map(|step| (first + step) % ROWS);
-        rows.map(|row| (row, self.key_of(row).load(SeqCst)))
-            .find(|(_, found)| *found == key || *found == 0)
-            .map(|(row, found)| (row, found == 0))
-    }
-
-    /// Words that a flow may have, by its hash.
-    fn places(self, hash: u64) -> impl Iterator<Item = &'static AtomicU64> {
-        let set = |hash: u64| usize::try_from(hash % SETS as u64).unwrap_or(0);
-        let sets = [set(hash), set(hash.rotate_right(32))];
-        sets.into_iter().flat_map(move |set| &self.0[FIRST_SET + set * SET_WORDS..][..SET_WORDS])
-    }
-
-    /// True if the process that wrote this tag has not ended, as far as is known.
-    fn is_live(self, tag: u64) -> bool {
-        let slot = usize::try_from(tag % SLOTS as u64).unwrap_or(0);
-        let is_occupied = self.0[OCCUPIED].load(SeqCst) & 1 << slot != 0;
-        is_occupied && self.tag(slot) == tag
-    }
-
-    /// Mark of the process that has a slot: of the next one in the slot it is another.
-    fn tag(self, slot: usize) -> u64 {
-        let incarnation = self.0[INCARNATIONS + slot].load(SeqCst);
-        (incarnation << SLOT_BITS | slot as u64) & TAG_MASK
-    }
-
-    /// Removes what a process has left behind that has ended.
-    fn clear(self, slot: usize) {
-        let tag = self.tag(slot);
-        self.0[UNCLAIMED + slot].store(0, SeqCst);
-        self.0[ROWLESS].fetch_and(!(1 << slot), SeqCst);
-        for row in (0..ROWS).filter(|row| self.key_of(*row).load(SeqCst) != 0) {
-            self.members(row).fetch_and(!(1 << slot), SeqCst);
-            for bucket in 0..BUCKETS {
-                let without = |word| Some(Owner::of(word).without(slot).word());
-                // Always Ok.
-                let _ = self.owner(row, bucket).fetch_update(SeqCst, SeqCst, without);
-            }
-        }
-        for place in &self.0[FIRST_SET..] {
-            let word = place.load(SeqCst);
-            if word != 0 && word & TAG_MASK == tag {
-                // Ignored: another process has it by now.
-                let _ = place.compare_exchange(word, 0, SeqCst, SeqCst);
-            }
-        }
-    }
-}
-
-impl Owner {
-    fn of(word: u64) -> Self {
-        let slot = |part: u64| usize::try_from(part & 0xff).ok()?.checked_sub(1);
-        Self { current: slot(word), before: slot(word >> 8) }
-    }
-
-    fn word(self) -> u64 {
-        let part = |slot: Option<usize>| slot.map_or(0, |slot| slot as u64 + 1);
-        part(self.current) | part(self.before) << 8
-    }
-
-    fn without(self, slot: usize) -> Self {
-        let before = self.before.filter(|before| *before != slot);
-        match self.current {
-            Some(current) if current == slot => Self { current: before, before: None },
-            current => Self { current, before },
-        }
-    }
-
-    fn has(self, slot: usize) -> bool {
-        self.current == Some(slot) || self.before == Some(slot)
-    }
 }
 
 impl Shares {
@@ -284,8 +127,9 @@ impl Shares {
     /// True if another process serves an address.
     pub(crate) fn has_other_members(&self, listener: SocketAddr) -> bool {
         let own = self.own().map_or(0, |own| 1 << own);
-        let members = |row| self.table.members(row).load(SeqCst);
-        self.row_of(listener).is_some_and(|row| members(row) & !own != 0)
+        let rowless = &self.table.0[ROWLESS];
+        let members = self.row_of(listener).map_or(rowless, |row| self.table.members(row));
+        members.load(SeqCst) & !own != 0
     }
 
     /// True if some process serves an address.
@@ -302,11 +146,8 @@ impl Shares {
 
     /// Gives up all buckets of an address at once: no process took them over in time.
     pub(crate) fn abandon(&self, listener: SocketAddr) {
-        let (Some(own), Some(row)) = (self.own(), self.row_of(listener)) else { return };
-        for bucket in 0..BUCKETS {
-            let without = |word| Some(Owner::of(word).without(own).word());
-            // Always Ok.
-            let _ = self.table.owner(row, bucket).fetch_update(SeqCst, SeqCst, without);
+        if let (Some(own), Some(row)) = (self.own(), self.row_of(listener)) {
+            self.table.give_up(row, own);
         }
     }
 
@@ -457,99 +298,16 @@ impl Shares {
 
     /// Owner of the new connections of a flow. `None` of an address without a row: whoever claims a flow first.
     fn owner_of(&self, listener: SocketAddr, flow: &Flow) -> Option<Owner> {
+        if listener.ip().is_unspecified() && self.is_served(flow.ours) {
+            // By a listener at this very address, which comes before those at all addresses.
+            return Some(Owner::default());
+        }
         self.row_of(listener).map(|row| self.owner(row, self.bucket_of(flow)))
     }
 
-    /// Hash of a flow, and what its word has of it.
-    fn print_of(&self, flow: &Flow) -> (u64, u64) {
-        let hash = self.hasher.hashed(flow).hash();
-        (hash, (hash >> PRINT_SHIFT).max(1))
-    }
-
-    fn claim_if(&self, flow: &Flow, syn: u32, may_replace: impl Fn(u64, u64) -> bool) -> bool {
-        let Some(own) = self.own() else { return false };
-        let claimed = self.try_claim((flow, syn), own, may_replace);
-        if let Claimed::New | Claimed::WithoutRoom = claimed {
-            self.held[self.bucket_of(flow)].fetch_add(1, SeqCst);
-        }
-        if let Claimed::WithoutRoom = claimed {
-            self.table.0[UNCLAIMED + own].fetch_or(self.bucket_bit(flow), SeqCst);
-        }
-        !matches!(claimed, Claimed::ByAnother)
-    }
-
-    /// Marks the word of a flow of this process.
-    fn mark(&self, flow: &Flow, own: usize, mark: u64) {
-        let (hash, print) = self.print_of(flow);
-        for place in self.table.places(hash) {
-            let word = place.load(SeqCst);
-            if self.is_own(word, print, own) {
-                // Ignored: another process has it by now.
-                let _ = place.compare_exchange(word, word | mark, SeqCst, SeqCst);
-            }
-        }
-    }
-
-    /// Counts a flow no longer.
-    fn forget(&self, flow: &Flow) {
-        let held = &self.held[self.bucket_of(flow)];
-        // Err of a flow that was never claimed.
-        let _ = held.fetch_update(SeqCst, SeqCst, |held| held.checked_sub(1));
-    }
-
-    /// Word of a flow that has begun with this sequence number.
-    fn word_of(&self, print: u64, syn: u32, own: usize) -> u64 {
-        let mixed = syn.wrapping_mul(0x9e37_79b1) >> 24;
-        print << PRINT_SHIFT | u64::from(mixed) << SYN_SHIFT | self.table.tag(own)
-    }
-
-    /// True if a word is that of a flow of this process.
-    fn is_own(&self, word: u64, print: u64, own: usize) -> bool {
-        word >> PRINT_SHIFT == print && word & TAG_MASK == self.table.tag(own)
-    }
-
-    /// Claims a flow, if `may_replace` its word.
-    fn try_claim(
-        &self,
-        (flow, syn): (&Flow, u32),
-        own: usize,
-        may_replace: impl Fn(u64, u64) -> bool,
-    ) -> Claimed {
-        let (hash, print) = self.print_of(flow);
-        let word = self.word_of(print, syn, own);
-        loop {
-            let found =
-                self.table.places(hash).find(|place| place.load(SeqCst) >> PRINT_SHIFT == print);
-            let (place, expected) = match found {
-                Some(place) => (place, place.load(SeqCst)),
-                None => match self.table.places(hash).find(|place| place.load(SeqCst) == 0) {
-                    Some(place) => (place, 0),
-                    None => return Claimed::WithoutRoom,
-                },
-            };
-            if self.is_own(expected, print, own) && expected & (ENDED | PASSED) == 0 {
-                return Claimed::Before;
-            }
-            if expected != 0 && expected >> PRINT_SHIFT != print {
-                continue; // it has just changed
-            }
-            let is_live = expected != 0 && self.table.is_live(expected & TAG_MASK);
-            if is_live && !may_replace(expected, word) {
-                return Claimed::ByAnother;
-            }
-            if place.compare_exchange(expected, word, SeqCst, SeqCst).is_err() {
-                continue;
-            }
-            let is_rival = |rival: &&AtomicU64| {
-                !std::ptr::eq(*rival, place) && rival.load(SeqCst) >> PRINT_SHIFT == print
-            };
-            if self.table.places(hash).any(|rival| is_rival(&rival)) {
-                // Claimed at two places at the same time: who sees that gives way.
-                let _ = place.compare_exchange(word, 0, SeqCst, SeqCst);
-                return Claimed::ByAnother;
-            }
-            return Claimed::New;
-        }
+    /// True if some process has a listener at an address that has a row.
+    fn is_served(&self, address: SocketAddr) -> bool {
+        self.row_of(address).is_some_and(|row| self.table.members(row).load(SeqCst) != 0)
     }
 }
 
@@ -577,15 +335,12 @@ impl Division for Shares {
             Some(owner) => owner == alone,
             None => heir(self.table.0[ROWLESS].load(SeqCst), 0) == Some(own),
         };
-        is_owner
-            && !words
-                .any(|word| word >> PRINT_SHIFT == print && self.table.is_live(word & TAG_MASK))
+        is_owner && !words.any(|word| word >> PRINT_SHIFT == print && self.table.is_live(word))
     }
 
     fn has_others(&self, listener: SocketAddr) -> bool {
-        let own = self.own().map_or(0, |own| 1 << own);
         match self.row_of(listener) {
-            None => self.table.0[ROWLESS].load(SeqCst) & !own != 0,
+            None => self.has_other_members(listener),
             Some(row) => {
                 let is_others = |slot| self.own() != Some(slot);
                 let has_owner = |bucket| {
@@ -631,14 +386,18 @@ impl Division for Shares {
     fn release(&self, flow: &Flow) {
         let Some(own) = self.own() else { return };
         let (hash, print) = self.print_of(flow);
+        let mut was_passed = false;
         for place in self.table.places(hash) {
             let found = place.load(SeqCst);
-            if self.is_own(found, print, own) {
-                // Ignored: another process has it by now.
-                let _ = place.compare_exchange(found, 0, SeqCst, SeqCst);
+            if self.is_own(found, print, own)
+                && place.compare_exchange(found, 0, SeqCst, SeqCst).is_ok()
+            {
+                was_passed |= found & PASSED != 0;
             }
         }
-        self.forget(flow);
+        if !was_passed {
+            self.forget(flow);
+        }
     }
 }
 
@@ -646,13 +405,6 @@ impl fmt::Debug for Shares {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Shares({:?})", self.own())
     }
-}
-
-/// Member that is to own a bucket: each one as many as the others, but for one.
-fn heir(members: u64, bucket: usize) -> Option<usize> {
-    let count = members.count_ones() as usize;
-    let mut slots = (0..SLOTS).filter(|slot| members & 1 << slot != 0);
-    slots.nth(bucket.checked_rem(count)?)
 }
 
 #[cfg(test)]
@@ -881,6 +633,42 @@ mod tests {
     }
 
     #[test]
+    fn exe_8_passed_flow_outlives_its_process() {
+        let table = table();
+        let of = [0, 1, 2].map(|slot| process(table, slot));
+        of[2].join(LISTENER.parse().unwrap());
+        of[2].take_free();
+        assert!(of[0].claim(&flow(1), SYN));
+        of[0].pass_on(&flow(1));
+        of[2].evict(0);
+        assert!(!answers(&of[2], &flow(1)), "it is on its way");
+        assert!(of[1].adopt(&flow(1), SYN));
+        of[1].pass_on(&flow(1));
+        assert_eq!(of[1].needed(), 0);
+        of[1].release(&flow(1));
+        assert!(answers(&of[2], &flow(1)), "nobody went on with it");
+    }
+
+    #[test]
+    fn exe_8_listener_at_address_comes_first() {
+        let table = table();
+        let of = [0, 1].map(|slot| process(table, slot));
+        let any: SocketAddr = "0.0.0.0:80".parse().unwrap();
+        of[0].join(any);
+        of[0].take_free();
+        assert!(of[0].takes(any, &flow(1)) && of[0].answers(any, &flow(1)));
+        of[1].join(LISTENER.parse().unwrap());
+        of[1].take_free();
+        let elsewhere = Flow { ours: "192.0.2.2:80".parse().unwrap(), ..flow(1) };
+        for (flow, is_first) in [(flow(1), false), (elsewhere, true)] {
+            assert_eq!((of[0].takes(any, &flow), of[0].answers(any, &flow)), (is_first, is_first));
+        }
+        assert!(takes(&of[1], &flow(1)) && answers(&of[1], &flow(1)));
+        of[1].leave(LISTENER.parse().unwrap());
+        assert!(of[0].takes(any, &flow(1)), "the other is closed");
+    }
+
+    #[test]
     fn exe_8_flows_without_room_are_left_alone() {
         let table = table();
         let of = [0, 1].map(|slot| process(table, slot));
@@ -909,7 +697,9 @@ mod tests {
         of[0].take_free();
         let [last, other] = [9999, 9998].map(|port| ([192, 0, 2, 1], port).into());
         of[1].join(last);
+        assert!(!of[1].has_other_members(last));
         of[2].join(last);
+        assert!(of[1].has_other_members(last) && of[2].has_other_members(last));
         of[1].take_free();
         assert_eq!(of.each_ref().map(Shares::needed), [u64::MAX; 3], "the filters let it pass");
         assert_eq!(of.each_ref().map(Shares::owned_alone), [u64::MAX; 3], "and it settles");

@@ -7,20 +7,20 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use std::{process, thread};
+use std::{mem, process, thread};
 
 use forebay::Device;
 use forebay_device::rx_filter::{BUCKETS, FlowShare, nothing};
-use forebay_stack::tcp::PassedConnection;
+use forebay_stack::tcp::{Division, PassedConnection};
 use forebay_sys::socket_filter::{FilterInstruction, attach, attached};
 
 use crate::claim::Claim;
 use crate::shares::Handover;
 use crate::{passing, protected};
 
-/// Time between two checks of whether the devices' filters are attached, and the number of checks: 10 s.
+/// Time between two checks of whether the devices' filters are attached, and the time after which their absence is told.
 const ATTACHED_LOOK: Duration = Duration::from_millis(1);
-const ATTACHED_LOOKS_MAX: u32 = 10_000;
+const ATTACHED_MAX: Duration = Duration::from_secs(10);
 
 /// Time in which two processes take the new connections of a bucket, and the longest time by which one of them may be
 /// later than the other to process the same packet.
@@ -39,6 +39,9 @@ const LEAVE_LOOK: Duration = Duration::from_millis(2);
 /// Looks of each process at a connection that none can go on with, 100 ms apart, before that is reset.
 const ATTEMPTS_MAX: usize = 8;
 
+/// Connections that a process keeps for its next look, as it cannot go on with them.
+const REFUSED_MAX: usize = 64;
+
 /// Longest wait for handshakes that have begun at a closed listener.
 const HANDSHAKES_MAX: Duration = Duration::from_secs(1);
 
@@ -46,10 +49,22 @@ const HANDSHAKES_MAX: Duration = Duration::from_secs(1);
 pub(crate) struct Rings(Vec<OwnedFd>);
 
 /// Part of this process in the new connections.
-pub(crate) struct Turns {
+pub(crate) struct Membership {
     claim: Arc<Claim>,
     rings: Rings,
     state: Mutex<State>,
+}
+
+/// A closed listener whose connections others take over.
+pub(crate) trait Closed {
+    /// True once this process listens at its address anew.
+    fn is_stopped(&self) -> bool;
+
+    /// Handshakes whose ACK may still come.
+    fn handshake_count(&self) -> u32;
+
+    /// Connection for another process.
+    fn pass_on(&self) -> Option<PassedConnection>;
 }
 
 struct State {
@@ -57,6 +72,7 @@ struct State {
     filters: Option<Vec<Vec<FilterInstruction>>>,
     /// Buckets that the filters leave out now.
     left_out: u64,
+    is_failure_told: bool,
     /// Handovers to this process, since when.
     handovers: HashMap<Handover, Instant>,
     /// Time since when each bucket is owned alone, unless there never were other processes.
@@ -64,6 +80,8 @@ struct State {
     have_been_others: bool,
     /// Listeners of this process at each address.
     served: HashMap<SocketAddr, usize>,
+    /// Connections that others have passed on, which this process claims and cannot go on with, and the attempts so far.
+    refused: Vec<(PassedConnection, u16)>,
 }
 
 impl Rings {
@@ -84,33 +102,24 @@ impl Rings {
     }
 }
 
-impl Turns {
+impl Membership {
     pub(crate) fn new(claim: Arc<Claim>, rings: Rings) -> Self {
         let state = State {
             filters: None,
             left_out: 0,
+            is_failure_told: false,
             handovers: HashMap::new(),
             alone_since: [None; BUCKETS],
             have_been_others: false,
             served: HashMap::new(),
+            refused: Vec::new(),
         };
         Self { claim, rings, state: Mutex::new(state) }
     }
 
     /// Follows the table as long as the process lives.
     pub(crate) fn follow(&self) {
-        let looks = || {
-            thread::sleep(ATTACHED_LOOK);
-            self.rings.filters()
-        };
-        let Some(filters) = (0..ATTACHED_LOOKS_MAX).find_map(|_| looks()) else {
-            return eprintln!(
-                "forebay: process {} takes no part in what other processes of the program receive, as its engine \
-                 attached no filters for 10 s: start it again, with less load on the machine",
-                process::id()
-            );
-        };
-        self.state().filters = Some(filters);
+        self.state().filters = Some(self.await_filters());
         loop {
             let seen = self.claim.changes();
             self.settle();
@@ -118,6 +127,25 @@ impl Turns {
             // Once there were others, what they have left is looked at until the end.
             let looks = self.state().have_been_others;
             self.claim.await_change(seen, looks.then_some(OTHERS_LOOK));
+        }
+    }
+
+    /// Waits until the engine has attached the filters.
+    fn await_filters(&self) -> Vec<Vec<FilterInstruction>> {
+        let (began, mut is_told) = (Instant::now(), false);
+        loop {
+            thread::sleep(ATTACHED_LOOK);
+            if let Some(filters) = self.rings.filters() {
+                return filters;
+            }
+            if !is_told && began.elapsed() > ATTACHED_MAX {
+                is_told = true;
+                tell!(
+                    "forebay: process {} takes no new connections yet, as its engine has attached no filters for 10 s: \
+                     check what else runs on the machine",
+                    process::id()
+                );
+            }
         }
     }
 
@@ -170,32 +198,28 @@ impl Turns {
     }
 
     /// Lets other processes take over the new connections of an address, if there are such, and the handshakes that
-    /// have begun, until `is_stopped`. Meanwhile `pass_on` is called, which returns a connection for them.
-    pub(crate) fn leave(
-        &self,
-        listener: SocketAddr,
-        is_stopped: &dyn Fn() -> bool,
-        pass_on: &dyn Fn() -> Option<PassedConnection>,
-    ) {
+    /// have begun.
+    pub(crate) fn leave(&self, listener: SocketAddr, closed: &dyn Closed) {
         let shares = self.claim.shares();
         self.claim.tell_change();
         let began = Instant::now();
         let (mut left, mut without_room) = (None, None);
         while self.has_others(listener) && !self.state().served.contains_key(&listener) {
             // First: what has come before is passed on, too.
-            let is_last = is_stopped();
-            without_room = self.pass_all(without_room, pass_on);
+            let is_last = closed.is_stopped();
+            without_room = self.pass_all(without_room, closed);
             if began.elapsed() > LEAVE_MAX {
                 self.abandon(listener);
             }
             let is_over = !shares.owns_some(listener)
-                && left.get_or_insert_with(Instant::now).elapsed() > HANDSHAKES_MAX;
+                && (without_room.is_none() && closed.handshake_count() == 0
+                    || left.get_or_insert_with(Instant::now).elapsed() > HANDSHAKES_MAX);
             if is_over || is_last {
                 break;
             }
             thread::sleep(LEAVE_LOOK);
         }
-        without_room.iter().for_each(passing::reset);
+        without_room.iter().for_each(|passed| self.reset(passed));
         self.abandon(listener);
     }
 
@@ -203,10 +227,10 @@ impl Turns {
     fn pass_all(
         &self,
         first: Option<PassedConnection>,
-        pass_on: &dyn Fn() -> Option<PassedConnection>,
+        closed: &dyn Closed,
     ) -> Option<PassedConnection> {
         let mut is_some = false;
-        let mut passed = first.into_iter().chain(std::iter::from_fn(pass_on));
+        let mut passed = first.into_iter().chain(std::iter::from_fn(|| closed.pass_on()));
         let without_room = passed.find(|passed| {
             let is_left = self.claim.mailbox().leave(passed, 0);
             is_some |= is_left;
@@ -221,25 +245,48 @@ impl Turns {
     /// Goes on with connections that others have passed on.
     fn adopt_passed(&self) {
         let (mailbox, shares) = (self.claim.mailbox(), self.claim.shares());
+        self.leave_refused();
         // Without any process that serves an address each one may find that.
         let is_its = || !self.state().served.is_empty() || !shares.are_some_served();
-        let mut refused = Vec::new();
+        let has_room = || self.state().refused.len() < REFUSED_MAX;
+        let last = ATTEMPTS_MAX * (1 + shares.others().count());
         while is_its()
+            && has_room()
             && let Some((passed, attempts)) = mailbox.take()
         {
+            // Before: if this process is killed, others answer for the connection. False of one that is a third process's.
+            if !shares.adopt(passed.flow(), passed.syn()) {
+                continue;
+            }
             let bucket = shares.bucket_bit(passed.flow());
             self.let_needed_pass(&mut self.state(), shares.needed() | bucket);
-            if !passing::adopt(&passed) {
-                refused.push((passed, attempts));
+            if passing::adopt(&passed) {
+                continue;
+            }
+            if usize::from(attempts) >= last {
+                self.reset(&passed);
+            } else {
+                self.state().refused.push((passed, attempts + 1));
             }
         }
-        let processes = 1 + shares.others().count();
-        for (passed, attempts) in refused {
-            let is_last = usize::from(attempts) >= ATTEMPTS_MAX * processes;
-            // Another process serves the address, or has room, and is told at its next look.
-            if is_last || !mailbox.leave(&passed, attempts + 1) {
-                passing::reset(&passed);
-            }
+        self.leave_refused();
+    }
+
+    /// Leaves connections that this process cannot go on with to another one, which serves the address, or has room, and is
+    /// told at its next look.
+    fn leave_refused(&self) {
+        let (mailbox, shares) = (self.claim.mailbox(), self.claim.shares());
+        self.state().refused.retain(|(passed, attempts)| {
+            shares.pass_on(passed.flow());
+            !mailbox.leave(passed, *attempts) && shares.adopt(passed.flow(), passed.syn())
+        });
+    }
+
+    /// Resets a connection that no process goes on with.
+    fn reset(&self, passed: &PassedConnection) {
+        if !passing::reset(passed) {
+            // From now on its peer's segments are those of no connection.
+            self.claim.shares().release(passed.flow());
         }
     }
 
@@ -265,10 +312,11 @@ impl Turns {
         state.handovers = handovers;
         self.settle_alone(&mut state, now);
         shares.tell_unclaimed();
-        let has_others = shares.others().next().is_some();
         let needed = shares.needed();
-        if has_others && needed != !state.left_out {
+        if shares.others().next().is_some() && needed != !state.left_out {
             self.let_pass(&mut state, needed);
+            // A flow may have been claimed since.
+            self.let_needed_pass(&mut state, shares.needed());
         }
     }
 
@@ -302,17 +350,25 @@ impl Turns {
         let rings = || self.rings.0.iter().zip(filters);
         let attached =
             rings().try_for_each(|(ring, filter)| attach(ring.as_fd(), &share.narrow(filter)));
-        if let Err(error) = &attached {
-            eprintln!(
+        let Err(error) = attached else {
+            state.left_out = !buckets;
+            return;
+        };
+        if !mem::replace(&mut state.is_failure_told, true) {
+            tell!(
                 "forebay: process {} receives the packets of other processes of the program, too, as its filters cannot \
                  be changed: {error}; it loses time, but no connections: raise net.core.optmem_max",
                 process::id()
             );
-            // As they were: one of them may leave out what this process needs.
-            let _ = rings().try_for_each(|(ring, filter)| attach(ring.as_fd(), filter));
-            state.filters = None;
         }
-        state.left_out = if attached.is_ok() { !buckets } else { 0 };
+        // As they were: one of them may leave out what this process needs.
+        let whole = rings().map(|(ring, filter)| attach(ring.as_fd(), filter).is_ok());
+        if whole.fold(true, |all, is_attached| all && is_attached) {
+            (state.filters, state.left_out) = (None, 0);
+        } else {
+            // Tried again at each look.
+            state.left_out = u64::MAX;
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -331,108 +387,149 @@ mod tests {
         "192.0.2.1:80".parse().unwrap()
     }
 
-    fn turns() -> (Arc<Claim>, Turns) {
+    fn membership() -> (Arc<Claim>, Membership) {
         let claim = Arc::new(Claim::new().unwrap());
-        assert!(claim.enter());
-        let turns = Turns::new(Arc::clone(&claim), Rings(Vec::new()));
-        turns.join(listener());
-        (claim, turns)
+        claim.enter(claim.reserve().unwrap());
+        let membership = Membership::new(Arc::clone(&claim), Rings(Vec::new()));
+        membership.join(listener());
+        (claim, membership)
     }
 
     /// Connection that is passed on, with so many bytes.
     fn passed(bytes: usize) -> PassedConnection {
-        PassedConnection::of_bytes(&vec![0; 62 + bytes]).unwrap()
+        let mut said = vec![0; 62 + bytes];
+        said[46] = 8; // the path's MTU
+        PassedConnection::of_bytes(&said).unwrap()
+    }
+
+    /// Closed listener with connections of so many bytes. All that is passed on is taken at each look.
+    struct Waiting<'a> {
+        claim: &'a Claim,
+        count: Cell<usize>,
+        bytes: usize,
+        taken: Cell<usize>,
+    }
+
+    impl Waiting<'_> {
+        fn take(&self) {
+            let taken = std::iter::from_fn(|| self.claim.mailbox().take()).count();
+            self.taken.set(self.taken.get() + taken);
+        }
+    }
+
+    impl Closed for Waiting<'_> {
+        fn is_stopped(&self) -> bool {
+            self.take();
+            false
+        }
+
+        fn handshake_count(&self) -> u32 {
+            0
+        }
+
+        fn pass_on(&self) -> Option<PassedConnection> {
+            let left = self.count.get().checked_sub(1)?;
+            self.count.set(left);
+            Some(passed(self.bytes))
+        }
     }
 
     #[test]
     fn exe_8_passed_connections_await_room() {
         for (count, bytes) in [(400, 0), (12, 64 << 10)] {
-            let (claim, turns) = turns();
+            let (claim, membership) = membership();
             let next = claim.next();
             let _lives = Other::new(&claim, 1).unwrap();
             next.shares().enter(1);
             next.shares().join(listener());
-            assert!(turns.close(listener()) && turns.has_others(listener()));
-            let (waiting, taken) = (Cell::new(count), Cell::new(0));
-            let pass_on = || {
-                let count = waiting.get();
-                waiting.set(i32::max(count - 1, 0));
-                (count > 0).then(|| passed(bytes))
-            };
-            // Called at each look.
-            let is_stopped = || {
-                let takes = std::iter::from_fn(|| claim.mailbox().take());
-                taken.set(taken.get() + takes.count());
-                waiting.get() == 0
-            };
-            turns.leave(listener(), &is_stopped, &pass_on);
-            taken.set(taken.get() + std::iter::from_fn(|| claim.mailbox().take()).count());
-            assert_eq!(taken.get(), usize::try_from(count).unwrap());
+            assert!(membership.close(listener()) && membership.has_others(listener()));
+            let (count_left, taken) = (Cell::new(count), Cell::new(0));
+            let waiting = Waiting { claim: &claim, count: count_left, bytes, taken };
+            // The other one takes the buckets over.
+            claim.shares().abandon(listener());
+            membership.leave(listener(), &waiting);
+            waiting.take();
+            assert_eq!(waiting.taken.get(), count);
         }
     }
 
     #[test]
+    fn exe_8_refused_connections_await_room() {
+        let (claim, membership) = membership();
+        let fills = (0..10_000).take_while(|_| claim.mailbox().leave(&passed(0), 0)).count();
+        membership.state().refused = vec![(passed(1), 3), (passed(2), 4)];
+        membership.leave_refused();
+        assert_eq!(membership.state().refused.len(), 2, "kept");
+        let take = || claim.mailbox().take().map(|(_, attempts)| attempts);
+        assert!(std::iter::from_fn(take).take(fills / 2).all(|attempts| attempts == 0));
+        membership.leave_refused();
+        assert!(membership.state().refused.is_empty());
+        let left: Vec<_> = std::iter::from_fn(take).filter(|attempts| *attempts > 0).collect();
+        assert_eq!(left, [3, 4]);
+    }
+
+    #[test]
     fn exe_8_refused_connection_ends() {
-        let (claim, turns) = turns();
+        let (claim, membership) = membership();
         assert!(claim.mailbox().leave(&passed(0), 0) && claim.mailbox().leave(&passed(1), 0));
         for _ in 0..ATTEMPTS_MAX {
-            turns.adopt_passed();
+            membership.adopt_passed();
         }
         let left = std::iter::from_fn(|| claim.mailbox().take()).map(|(_, attempts)| attempts);
         let left: Vec<_> = left.map(usize::from).collect();
         assert_eq!(left, [ATTEMPTS_MAX; 2], "neither delays the other");
         let attempts = u16::try_from(ATTEMPTS_MAX).unwrap();
         assert!(claim.mailbox().leave(&passed(0), attempts));
-        assert!(turns.close(listener()));
-        turns.adopt_passed();
+        assert!(membership.close(listener()));
+        membership.adopt_passed();
         assert!(claim.mailbox().take().is_none(), "nobody serves any address");
     }
 
     #[test]
     fn exe_8_abandoned_buckets_are_told() {
-        let (claim, turns) = turns();
-        assert!(turns.close(listener()));
+        let (claim, membership) = membership();
+        assert!(membership.close(listener()));
         let changes = claim.changes();
-        turns.abandon(listener());
+        membership.abandon(listener());
         assert_eq!(claim.changes(), changes, "it is alone");
-        turns.join(listener());
+        membership.join(listener());
         claim.next().shares().enter(1);
-        assert!(turns.close(listener()));
+        assert!(membership.close(listener()));
         let changes = claim.changes();
-        turns.abandon(listener());
-        turns.abandon(listener());
+        membership.abandon(listener());
+        membership.abandon(listener());
         assert_eq!(claim.changes(), changes + 1);
     }
 
     #[test]
     fn exe_8_filters_pass_what_is_joined() {
-        let (claim, turns) = turns();
-        let mut state = turns.state();
+        let (claim, membership) = membership();
+        let mut state = membership.state();
         state.filters = Some(Vec::new());
-        turns.let_pass(&mut state, 0);
+        membership.let_pass(&mut state, 0);
         assert_eq!(state.left_out, u64::MAX);
         drop(state);
-        turns.join("192.0.2.1:81".parse().unwrap());
-        assert_eq!((turns.state().left_out, claim.shares().needed()), (0, u64::MAX));
+        membership.join("192.0.2.1:81".parse().unwrap());
+        assert_eq!((membership.state().left_out, claim.shares().needed()), (0, u64::MAX));
     }
 
     #[test]
     fn exe_8_reopened_listener_keeps_its_part() {
         let claim = Arc::new(Claim::new().unwrap());
-        assert!(claim.enter());
-        let turns = Turns::new(Arc::clone(&claim), Rings(Vec::new()));
+        claim.enter(claim.reserve().unwrap());
+        let membership = Membership::new(Arc::clone(&claim), Rings(Vec::new()));
         let listener: SocketAddr = "192.0.2.1:80".parse().unwrap();
-        turns.join(listener);
+        membership.join(listener);
         assert!(claim.shares().owns_some(listener));
-        assert!(turns.close(listener), "the last one");
-        turns.join(listener);
+        assert!(membership.close(listener), "the last one");
+        membership.join(listener);
         // A thread that still had the closed one lets go of it.
-        turns.abandon(listener);
+        membership.abandon(listener);
         assert!(claim.shares().owns_some(listener), "of the new one");
-        turns.join(listener);
-        assert!(!turns.close(listener), "one is left");
-        assert!(turns.close(listener));
-        turns.abandon(listener);
+        membership.join(listener);
+        assert!(!membership.close(listener), "one is left");
+        assert!(membership.close(listener));
+        membership.abandon(listener);
         assert!(!claim.shares().owns_some(listener));
     }
 }
