@@ -362,8 +362,8 @@ impl Membership {
             );
         }
         // As they were: one of them may leave out what this process needs.
-        let whole = rings().map(|(ring, filter)| attach(ring.as_fd(), filter).is_ok());
-        if whole.fold(true, |all, is_attached| all && is_attached) {
+        let narrow = rings().filter(|(ring, filter)| attach(ring.as_fd(), filter).is_err());
+        if narrow.count() == 0 {
             (state.filters, state.left_out) = (None, 0);
         } else {
             // Tried again at each look.
