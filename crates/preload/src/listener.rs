@@ -26,7 +26,9 @@ use crate::errno::unconnected_errno;
 use crate::membership::Membership;
 use crate::option::SocketOption;
 use crate::origin::Origin;
-use crate::runtime::{is_running, is_taken, parents_engine, prepare, running, when_free};
+use crate::runtime::{
+    StillWaits, is_running, is_taken, parents_engine, prepare, running, when_free,
+};
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, TcpSetting};
@@ -421,17 +423,20 @@ impl Listener {
 }
 
 /// Serves all listeners, since their turn has come. What fails is told, and answered by `accept`.
-fn serve_all() {
+fn serve_all() -> StillWaits {
+    let mut still_waits = StillWaits(false);
     for number in table::within(0, u32::MAX) {
         if let Some(socket) = table::find(number)
             && let Socket::Listener(listener) = &*socket
         {
             match listener.serve(&socket) {
-                Ok(_) | Err(Errno::BUSY) => {}
+                Ok(_) => {}
+                Err(Errno::BUSY) => still_waits = StillWaits(true),
                 Err(_) => listener.end_turn(),
             }
         }
     }
+    still_waits
 }
 
 /// Waits until a listener is served and has a connection.

@@ -179,11 +179,6 @@ pub(crate) fn is_running() -> bool {
     RUNNING.get(forks()).and_then(OnceLock::get).is_some_and(Result::is_ok)
 }
 
-/// True once this process has an engine, or can have none.
-fn has_started() -> bool {
-    RUNNING.get(forks()).is_none_or(|slot| slot.get().is_some())
-}
-
 /// Engine of this process, which is run from the first call on.
 ///
 /// # Errors
@@ -240,8 +235,12 @@ pub(crate) fn receive_and_wait(
     }
 }
 
+/// True if something waits for an engine of this process.
+#[derive(PartialEq, Eq)]
+pub(crate) struct StillWaits(pub(crate) bool);
+
 /// Calls `then` on another thread once the process that receives the packets has ended.
-pub(crate) fn when_free(then: fn()) -> Result<(), Errno> {
+pub(crate) fn when_free(then: fn() -> StillWaits) -> Result<(), Errno> {
     static IS_WAITING: AtomicUsize = AtomicUsize::new(0);
     let this = forks() + 1;
     if IS_WAITING.swap(this, Ordering::Relaxed) == this {
@@ -263,16 +262,18 @@ pub(crate) fn when_free(then: fn()) -> Result<(), Errno> {
 }
 
 /// Calls `then`, which starts an engine, once there is a slot for this process, and again while others were first.
-fn try_when_free(claim: &Claim, then: fn()) {
+fn try_when_free(claim: &Claim, then: fn() -> StillWaits) {
     let await_slot = || {
         while !claim.has_free_slot() {
             thread::sleep(SLOT_LOOK);
         }
-        then();
-        has_started()
+        then()
     };
-    // It may be that it cannot open the devices while others live, which have newer engines.
-    while !await_slot() && (!claim.has_free_slot() || claim.await_newer()) {
+    while await_slot() == StillWaits(true) {
+        // It may be that it cannot open the devices while others live, which have newer engines.
+        if claim.has_free_slot() && !claim.await_newer() {
+            return;
+        }
         thread::sleep(SLOT_LOOK);
     }
 }
