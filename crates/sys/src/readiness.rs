@@ -118,10 +118,10 @@ impl ReadinessSetter {
                 if before < Ended::Both {
                     write_some(&descriptor.0, &[0]);
                 }
-                // A copy in a child keeps the end open, but not this.
-                let ended = shutdown(socket, Shutdown::Both);
+                // Before the shutdown: who waits is woken by the end and the error at the same time.
                 self.socket = None;
-                ended
+                // A copy in a child keeps the end open, but not this.
+                shutdown(&descriptor.0, Shutdown::Both)
             }
         };
     }
@@ -180,6 +180,23 @@ mod tests {
                 poll(&mut polled, Some(&Timespec::default())).unwrap();
                 assert_eq!(polled[0].revents(), expected, "{ended:?}, {is_writable}");
             }
+        }
+    }
+
+    #[test]
+    fn waiter_sees_end_and_error_together() {
+        for _ in 0..200 {
+            let (mut setter, descriptor) = readiness().unwrap();
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| {
+                    let mut polled = [PollFd::new(&descriptor, PollFlags::empty())];
+                    poll(&mut polled, None).unwrap();
+                    polled[0].revents()
+                });
+                std::thread::yield_now();
+                setter.end(Ended::Failed, &descriptor);
+                assert_eq!(waits.join().unwrap(), PollFlags::HUP | PollFlags::ERR);
+            });
         }
     }
 
