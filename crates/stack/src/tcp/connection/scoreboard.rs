@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
+use super::super::send_queue::PacketMarks;
 use super::super::seq::Seq;
 
 /// A segment that was sent.
@@ -29,10 +30,50 @@ pub(super) struct Marks {
     pub(super) ever_retransmitted: bool,
     pub(super) is_syn: bool,
     pub(super) is_fin: bool,
-    /// PSH was set.
-    pub(super) push: bool,
+    pub(super) ending: Ending,
     /// Was sent in one packet with the segment before.
     pub(super) is_joined: bool,
+}
+
+/// End of a segment, by the end of the packet that it was written into: PSH is set there, or a record ends
+/// (`MSG_EOR`). In one byte.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) enum Ending {
+    #[default]
+    Plain,
+    Pushed,
+    Record,
+    PushedRecord,
+}
+
+impl Ending {
+    pub(super) fn of(marks: PacketMarks) -> Self {
+        match (marks.is_pushed, marks.ends_record) {
+            (false, false) => Self::Plain,
+            (true, false) => Self::Pushed,
+            (false, true) => Self::Record,
+            (true, true) => Self::PushedRecord,
+        }
+    }
+
+    pub(super) fn is_pushed(self) -> bool {
+        matches!(self, Self::Pushed | Self::PushedRecord)
+    }
+
+    /// This ending with PSH.
+    pub(super) fn pushed(self) -> Self {
+        Self::Pushed.followed_by(self)
+    }
+
+    fn ends_record(self) -> bool {
+        matches!(self, Self::Record | Self::PushedRecord)
+    }
+
+    /// Ending of a segment with this one behind it.
+    fn followed_by(self, next: Self) -> Self {
+        let is_pushed = self.is_pushed() || next.is_pushed();
+        Self::of(PacketMarks { is_pushed, ends_record: next.ends_record() })
+    }
 }
 
 impl Marks {
@@ -83,6 +124,8 @@ pub(super) struct Scoreboard {
     pub(super) retransmitted: u32,
     /// Lost segments that are not sent again yet.
     pub(super) awaiting_resend: u32,
+    /// Segments that begin a packet.
+    heads: u32,
     /// Segments that duplicate ACKs stand for, without SACK.
     pub(super) reno_dup_acks: u32,
 }
@@ -94,6 +137,11 @@ impl Scoreboard {
 
     pub(super) fn is_empty(&self) -> bool {
         self.segments.is_empty()
+    }
+
+    /// Packets that the segments were sent in. The first one's beginning may be acknowledged.
+    pub(super) fn packets(&self) -> u32 {
+        self.heads + u32::from(self.first().is_some_and(|first| first.marks.is_joined))
     }
 
     /// Segments that left the network, acknowledged selectively or by duplicate ACKs.
@@ -151,7 +199,7 @@ impl Scoreboard {
         if let Some(here) = self.segments.get_mut(index) {
             here.sent.end = at;
             here.sent.marks.is_fin = false;
-            here.sent.marks.push = false;
+            here.sent.marks.ending = Ending::Plain;
         }
         self.segments.insert(index + 1, behind);
         self.count(behind.sent.marks);
@@ -170,13 +218,13 @@ impl Scoreboard {
                     break;
                 }
                 let at = sent.seq + most;
-                let marks = Marks { is_fin: false, push: false, ..sent.marks };
+                let marks = Marks { is_fin: false, ending: Ending::Plain, ..sent.marks };
                 self.append(Sent { end: at, marks, ..sent });
-                self.count(marks);
                 sent = Sent { seq: at, marks: Marks { is_joined: false, ..sent.marks }, ..sent };
             }
             self.append(sent);
         }
+        self.count_anew();
         self.list_anew();
     }
 
@@ -197,7 +245,7 @@ impl Scoreboard {
         }
         let tail = self.segments[last].sent;
         if tail.end - tail.seq - u32::from(tail.marks.is_fin) > most {
-            let marks = Marks { is_fin: false, push: false, ..tail.marks };
+            let marks = Marks { is_fin: false, ending: Ending::Plain, ..tail.marks };
             self.segments[last].sent = Sent { end: border + most, marks, ..tail };
             let marks = Marks { is_joined: true, ..tail.marks };
             let rest = Sent { seq: border + most, marks, ..tail };
@@ -240,6 +288,7 @@ impl Scoreboard {
         if is_held
             || here.marks.is_syn
             || here.marks.is_fin
+            || here.marks.ending.ends_record()
             || next.marks.sacked
             || len_bytes > most
         {
@@ -251,7 +300,7 @@ impl Scoreboard {
         if let Some(Node { sent, .. }) = self.segments.get_mut(index) {
             sent.end = next.end;
             sent.marks.is_fin = next.marks.is_fin;
-            sent.marks.push |= next.marks.push;
+            sent.marks.ending = sent.marks.ending.followed_by(next.marks.ending);
             sent.marks.ever_retransmitted |= next.marks.ever_retransmitted;
         }
     }
@@ -283,10 +332,7 @@ impl Scoreboard {
     /// Changes the marks of all segments.
     pub(super) fn mark_all(&mut self, mut change: impl FnMut(&mut Sent)) {
         self.segments.iter_mut().for_each(|node| change(&mut node.sent));
-        (self.sacked, self.lost, self.retransmitted, self.awaiting_resend) = (0, 0, 0, 0);
-        for index in 0..self.segments.len() {
-            self.count(self.segments[index].sent.marks);
-        }
+        self.count_anew();
         self.list_anew();
     }
 
@@ -372,11 +418,20 @@ impl Scoreboard {
         *self = Self::default();
     }
 
+    fn count_anew(&mut self) {
+        (self.sacked, self.lost, self.retransmitted, self.awaiting_resend) = (0, 0, 0, 0);
+        self.heads = 0;
+        for index in 0..self.segments.len() {
+            self.count(self.segments[index].sent.marks);
+        }
+    }
+
     fn count(&mut self, marks: Marks) {
         self.sacked += u32::from(marks.sacked);
         self.lost += u32::from(marks.lost);
         self.retransmitted += u32::from(marks.retransmitted);
         self.awaiting_resend += u32::from(marks.awaits_resend());
+        self.heads += u32::from(!marks.is_joined);
     }
 
     fn uncount(&mut self, marks: Marks) {
@@ -384,6 +439,7 @@ impl Scoreboard {
         self.lost -= u32::from(marks.lost);
         self.retransmitted -= u32::from(marks.retransmitted);
         self.awaiting_resend -= u32::from(marks.awaits_resend());
+        self.heads -= u32::from(!marks.is_joined);
     }
 }
 
@@ -602,6 +658,9 @@ mod tests {
                     .filter(|&index| scoreboard.at(index).unwrap().marks.awaits_resend())
                     .count();
                 prop_assert_eq!(scoreboard.awaiting_resend as usize, waiting);
+                let is_head = |node: &&Node| !node.sent.marks.is_joined;
+                let heads = scoreboard.segments.iter().filter(is_head).count();
+                prop_assert_eq!(scoreboard.heads as usize, heads);
             }
         }
     }
