@@ -106,6 +106,18 @@ impl SackReport {
         }
     }
 
+    /// Range that came twice, which the next segment tells.
+    pub(super) fn duplicate(&self) -> Option<SackBlock> {
+        self.0.as_ref().and_then(|ranges| ranges.duplicate)
+    }
+
+    /// Notes again a range that was taken for a segment that did not leave.
+    pub(super) fn put_back(&mut self, duplicate: Option<SackBlock>) {
+        if duplicate.is_some() {
+            self.0.get_or_insert_default().duplicate = duplicate;
+        }
+    }
+
     /// Blocks of the next segment, at most `limit`.
     pub(super) fn take(&mut self, limit: usize) -> SackBlocks {
         let mut blocks = SackBlocks::default();

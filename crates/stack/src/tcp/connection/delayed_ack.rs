@@ -2,7 +2,8 @@
 //! interactive modes (`__tcp_ack_snd_check`).
 
 use super::super::config::{
-    DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, DUP_THRESHOLD, MAX_QUICKACKS, SECOND, us_u32,
+    DEFAULT_MSS, DELACK_MAX_US, DELACK_MIN_US, DUP_THRESHOLD, MAX_QUICKACKS, RTO_MAX_US, SECOND,
+    us_u32,
 };
 use super::super::seq::Seq;
 use super::super::wire::options::TIMESTAMPS_BYTES;
@@ -45,6 +46,8 @@ pub(super) struct DelayedAck {
     duplicates: u8,
     /// ACKs that the next one stands for (`compressed_ack`).
     compressed: u8,
+    /// Times that there was no frame for it (`icsk_ack.retry`).
+    retries: u8,
 }
 
 impl DelayedAck {
@@ -81,6 +84,17 @@ impl DelayedAck {
 
     pub(super) fn schedule_now(&mut self) {
         (self.is_scheduled, self.is_due) = (true, true);
+    }
+
+    /// Schedules an ACK for which there was no frame, and returns the time until the next attempt, in µs.
+    pub(super) fn schedule_again(&mut self) -> u64 {
+        let wait_us = DELACK_MAX_US << self.retries;
+        if wait_us < RTO_MAX_US {
+            self.retries += 1;
+        }
+        self.is_scheduled = true;
+        self.set_delay(DELACK_MIN_US);
+        wait_us
     }
 
     /// Schedules an ACK that tells a window of 0, at once.
@@ -224,7 +238,7 @@ impl DelayedAck {
             }
         }
         (self.is_scheduled, self.is_due, self.lacks_memory) = (false, false, false);
-        self.compressed = 0;
+        (self.compressed, self.retries) = (0, 0);
         (self.pushed, self.pushed_twice) = (false, false);
     }
 }

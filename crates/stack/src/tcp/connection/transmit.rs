@@ -64,7 +64,7 @@ impl Connection {
         if sent.marks.is_fin {
             flags = flags.with(Flags::FIN);
         }
-        if sent.marks.push {
+        if sent.marks.ending.is_pushed() {
             flags = flags.with(Flags::PSH);
         }
         // RFC 3168, section 6.1.5: a retransmission is not ECN-capable, and carries no CWR.
@@ -138,6 +138,8 @@ impl Connection {
         ecn: u8,
         cx: &mut Context<'_>,
     ) -> bool {
+        let before = (self.receive.window, self.receive.acked);
+        let duplicate = self.receive.sacks.duplicate();
         let window = self.select_window(cx);
         if self.receive.is_marked {
             flags = flags.with(Flags::ECE);
@@ -168,13 +170,17 @@ impl Connection {
             payload: self.send.queue.range(seq, len_bytes),
             segment_bytes: if len_bytes > size_bytes { size_bytes } else { 0 },
         };
-        let was_sent = cx.send(&outgoing);
-        if was_sent {
-            self.tally.count_sent(len_bytes, size_bytes);
+        if !cx.send(&outgoing) {
+            // Nothing was told: neither a window, nor what came, twice perhaps, nor a smaller window of ours.
+            (self.receive.window, self.receive.acked) = before;
+            self.receive.sacks.put_back(duplicate);
+            self.cwr_is_due |= flags.has(Flags::CWR);
+            return false;
         }
+        self.tally.count_sent(len_bytes, size_bytes);
         self.delayed.sent();
         self.timers.clear_delayed_ack();
-        was_sent
+        true
     }
 
     fn urgent_pointer(&self, seq: Seq) -> u16 {
@@ -189,7 +195,7 @@ impl Connection {
         }
     }
 
-    /// Sends an ACK without data.
+    /// Sends an ACK without data; without a frame, a timer tries again (`__tcp_send_ack`).
     pub(super) fn send_ack(&mut self, cx: &mut Context<'_>) {
         if matches!(self.state, State::Closed | State::SynSent) {
             return;
@@ -198,7 +204,11 @@ impl Connection {
         // if the peer's ACK made this connection, before its window is known.
         let una = self.send.una.later(self.send.initial + 1);
         let seq = self.send.next.earlier(self.window_end().later(una));
-        self.transmit(seq, (0, 0), Flags::ACK, 0, cx);
+        if !self.transmit(seq, (0, 0), Flags::ACK, 0, cx) {
+            cx.counters.no_frame.add(1);
+            let wait_us = self.delayed.schedule_again();
+            self.timers.set_delayed_ack(cx.now_us + wait_us);
+        }
     }
 
     /// Sends an ACK with a number that was used before, which the peer must answer.
