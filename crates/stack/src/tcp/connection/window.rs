@@ -268,13 +268,18 @@ impl Connection {
             // RFC 9293, section 3.8.6.2.1: a window never shrinks.
             window = current.div_ceil(step) * step;
         }
-        window = window.min(u32::from(u16::MAX) << scale);
+        window = window.min(self.largest_window());
         if window >> scale == 0 && self.receive.window > 0 {
             cx.counters.to_zero_window.add(1);
         }
         self.receive.window = window;
         self.receive.acked = self.receive.next;
         window >> scale
+    }
+
+    /// Largest window that a header can tell.
+    fn largest_window(&self) -> u32 {
+        u32::from(u16::MAX) << self.agreed.receive_scale()
     }
 
     /// Window by the free part of the buffer, without silly sizes (RFC 9293, section 3.8.6.2.2;
@@ -329,7 +334,7 @@ impl Connection {
             if u64::from(current) * 2
                 <= u64::from(self.receive.buffer.clamp.min(self.receive.buffer.bytes))
             {
-                let window = self.free_window();
+                let window = self.free_window().min(self.largest_window());
                 if window > 0 && window >= 2 * current {
                     self.send_ack(cx);
                 }
