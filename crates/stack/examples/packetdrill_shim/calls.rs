@@ -114,7 +114,11 @@ impl Shim {
     /// Registers the descriptor of a new socket.
     pub(crate) fn socket(&self, fd: i32) -> Result<i32, Errno> {
         let mut state = self.lock();
+        state.host.follow_sysctls();
         let socket = state.host.tcp.socket()?;
+        let mut options = state.host.sysctls.options(state.host.tcp.options(socket)?);
+        options.unsent_limit = state.host.sysctls.unsent_limit();
+        state.host.call(|tcp, out| tcp.set_options(socket, options, out))?;
         state.sockets.insert(fd, Entry::of(socket));
         Ok(fd)
     }
@@ -156,6 +160,7 @@ impl Shim {
 
     pub(crate) fn connect(&self, fd: i32, peer: SocketAddr) -> Result<i32, Errno> {
         let (waits, timeout_us) = self.waiting(fd, false, |entry| entry.send_timeout_us)?;
+        self.lock().host.follow_sysctls();
         let mut has_begun = false;
         let result = self.wait(waits, timeout_us, |state| {
             let socket = state.entry(fd)?.socket;
@@ -234,27 +239,19 @@ impl Shim {
         }
     }
 
-    /// Writes all bytes, or as many as there is room for without waiting.
+    /// Writes all bytes, or as many as there is room for without waiting. Once it waits, it goes on when a poll
+    /// would tell so.
     pub(crate) fn write(&self, fd: i32, bytes: &[u8], flags: Flags) -> Result<usize, Errno> {
         let (waits, timeout_us) =
             self.waiting(fd, flags.never_waits, |entry| entry.send_timeout_us)?;
-        let mut written = 0;
+        let (mut written, mut is_waiting) = (0, false);
         let result = self.wait(waits, timeout_us, |state| {
-            let entry = state.entry(fd)?;
-            let (socket, limit) = (entry.socket, entry.kept.not_sent_bytes());
-            loop {
-                let rest = &bytes[written..];
-                let taken = state.room_not_sent(socket, limit)?.min(rest.len());
-                if taken == 0 && !rest.is_empty() {
-                    return Err(Errno::AGAIN);
-                }
-                let (rest, flags) = (&rest[..taken], flags.of_write());
-                let more = state.host.call(|tcp, out| tcp.write(socket, rest, flags, out))?;
-                written += more;
-                if limit.is_none() || more == 0 || written == bytes.len() {
-                    break;
-                }
+            let socket = state.entry(fd)?.socket;
+            if std::mem::replace(&mut is_waiting, true) && !state.readiness(fd)?.writable {
+                return Err(Errno::AGAIN);
             }
+            let (rest, flags) = (&bytes[written..], flags.of_write());
+            written += state.host.call(|tcp, out| tcp.write(socket, rest, flags, out))?;
             if written < bytes.len() { Err(Errno::AGAIN) } else { Ok(()) }
         });
         if written < bytes.len() {
@@ -434,19 +431,6 @@ impl Shim {
 }
 
 impl State {
-    /// Bytes that a write takes at once. Under a limit of bytes not sent, the last packet is filled, and
-    /// only then no other begun, as in the kernel.
-    fn room_not_sent(&self, socket: TcpSocket, limit: Option<u32>) -> Result<usize, Errno> {
-        let (Some(limit), Some(info)) = (limit, self.host.tcp.info(socket)?) else {
-            return Ok(usize::MAX);
-        };
-        let mss = info.mss_bytes.max(1);
-        let packet = (info.send_window_bytes / 2 / mss).max(1) * mss;
-        let begun = info.unsent_bytes % packet;
-        let is_full = begun == 0 && info.unsent_bytes >= limit;
-        Ok(if is_full { 0 } else { (packet - begun) as usize })
-    }
-
     /// Advances the clock to the next timer, at most to `end_us` and to the end of a call that waits.
     /// Returns false at `end_us`.
     fn step(&mut self, end_us: u64) -> bool {

@@ -13,6 +13,8 @@ use forebay_stack::network::{
 };
 use forebay_stack::tcp::{FlowHasher, Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket};
 
+use crate::sysctls::Sysctls;
+
 /// Secret of sequence numbers, the same in each run.
 const SECRET: [u8; 16] = *b"a constant seed!";
 /// Virtual time at the start, in µs: a date, as scripts expect one.
@@ -44,6 +46,9 @@ const SK_BUFF_BYTES: u32 = 256;
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) tcp: Tcp,
+    /// Settings without those that the script changes.
+    config: TcpConfig,
+    pub(crate) sysctls: Sysctls,
     hasher: FlowHasher,
     network: NetworkLayer,
     identity: Identity,
@@ -83,6 +88,8 @@ impl Host {
         network.take_tcp();
         Self {
             tcp: Tcp::new(config, SECRET, START_US),
+            config,
+            sysctls: Sysctls::new(),
             hasher: FlowHasher::new(SECRET),
             network,
             identity: Identity {
@@ -94,6 +101,13 @@ impl Host {
             pool: pool.unwrap_or_else(|| panic!("the region is as large as its pool")),
             sent: VecDeque::new(),
             now_us: START_US,
+        }
+    }
+
+    /// Follows what the script has changed of the settings.
+    pub(crate) fn follow_sysctls(&mut self) {
+        if self.sysctls.read_again() {
+            self.tcp.configure(self.sysctls.config(self.config));
         }
     }
 
@@ -126,6 +140,7 @@ impl Host {
 
     /// Receives a packet.
     pub(crate) fn deliver(&mut self, bytes: &[u8]) {
+        self.follow_sysctls();
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let Some(mut frame) = self.frame_for(len) else { return };
         frame.copy_from(bytes);

@@ -93,12 +93,6 @@ impl Kept {
         Ok(self.0.get(&name).copied().unwrap_or(first))
     }
 
-    /// Bytes not sent from which on no more are taken (`TCP_NOTSENT_LOWAT`).
-    pub(crate) fn not_sent_bytes(&self) -> Option<u32> {
-        let limit = self.0.get(&(libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT))?;
-        Some(limit.cast_unsigned()).filter(|&limit| limit > 0)
-    }
-
     /// Values that a connection inherits of its listener.
     pub(crate) fn inherited(&self) -> Self {
         let mut inherited = self.clone();

@@ -19,4 +19,5 @@ mod errno; //   errors of TCP as the kernel's numbers
 mod host; //    a host with one device and a virtual clock
 mod polls; //   poll and epoll
 mod kept; //    options that change nothing
+mod sysctls; // sysctls that a script changes
 mod options; // socket options and TCP_INFO

@@ -160,6 +160,13 @@ impl Shim {
             libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_CONNECT if self.is_connected(fd)? => {
                 Err(Errno(libc::EINVAL))
             }
+            libc::TCP_NOTSENT_LOWAT => {
+                let bytes = number?;
+                let of_host = self.lock().host.sysctls.unsent_limit();
+                let limit = std::num::NonZeroU32::new(bytes.cast_unsigned()).or(of_host);
+                self.keep(fd, (libc::IPPROTO_TCP, name), bytes)?;
+                self.set_options(fd, |options| options.unsent_limit = limit)
+            }
             libc::TCP_TIMESTAMP => Err(Errno(libc::EPERM)),
             libc::TCP_FASTOPEN => {
                 self.keep(fd, (libc::IPPROTO_TCP, name), number?.min(BACKLOG_MAX))
@@ -282,7 +289,11 @@ impl Shim {
                 int(info.path_mtu_bytes.into())
             }
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(options.rcvbuf.unwrap_or(131_072).into()),
-            (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(options.sndbuf.unwrap_or(16_384).into()),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+                let info = state.host.tcp.info(socket)?;
+                let bytes = info.map(|info| info.send_buffer_bytes).or(options.sndbuf);
+                int(bytes.unwrap_or(16_384).into())
+            }
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => int(options.nodelay.into()),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => int(options.cork.into()),
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {

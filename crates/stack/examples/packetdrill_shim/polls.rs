@@ -162,18 +162,12 @@ impl State {
     pub(crate) fn readiness(&mut self, fd: i32) -> Result<Readiness, Errno> {
         let entry = self.entry(fd)?;
         let &mut Entry { socket, low_water_bytes, listens, .. } = entry;
-        let limit = entry.kept.not_sent_bytes();
         let mut ready = self.host.tcp.readiness(socket)?;
         if !listens && ready.readable && !ready.peer_closed && !ready.failed {
             let info = self.host.tcp.info(socket)?;
             let received = info.map_or(0, |info| info.unread_bytes);
             let is_urgent = self.host.tcp.is_at_urgent(socket)?;
             ready.readable = received >= low_water_bytes.saturating_add(is_urgent.into());
-        }
-        if let (Some(limit), Some(info)) = (limit, self.host.tcp.info(socket)?)
-            && !ready.failed
-        {
-            ready.writable &= u64::from(info.unsent_bytes) * 2 < u64::from(limit);
         }
         Ok(ready)
     }

@@ -268,6 +268,11 @@ impl Tcp {
         }
     }
 
+    /// Replaces the settings. Sockets keep what they began with.
+    pub fn configure(&mut self, config: TcpConfig) {
+        self.config = config;
+    }
+
     /// Sets the place among other processes that listen on the same ports.
     pub fn divide(&mut self, place: Arc<dyn Division>) {
         self.division = Some(place);

@@ -1,0 +1,130 @@
+//! Sysctls that a script changes: a change of the namespace's own is one of our host's settings.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::num::NonZeroU32;
+
+use forebay_stack::tcp::{Algorithm, TcpConfig, TcpOptions};
+
+const FOLDER: &str = "/proc/sys/net/ipv4";
+const SECOND_US: u64 = 1_000_000;
+
+/// Names that mean something here.
+const NAMES: [&str; 23] = [
+    "tcp_congestion_control",
+    "tcp_ecn",
+    "tcp_fin_timeout",
+    "tcp_invalid_ratelimit",
+    "tcp_keepalive_intvl",
+    "tcp_keepalive_probes",
+    "tcp_keepalive_time",
+    "tcp_max_syn_backlog",
+    "tcp_max_tw_buckets",
+    "tcp_min_tso_segs",
+    "tcp_notsent_lowat",
+    "tcp_orphan_retries",
+    "tcp_retries2",
+    "tcp_rmem",
+    "tcp_sack",
+    "tcp_slow_start_after_idle",
+    "tcp_syn_linear_timeouts",
+    "tcp_syn_retries",
+    "tcp_synack_retries",
+    "tcp_syncookies",
+    "tcp_timestamps",
+    "tcp_window_scaling",
+    "tcp_wmem",
+];
+
+/// Values when the host was created, and those that a script has set since.
+#[derive(Debug)]
+pub(crate) struct Sysctls {
+    first: BTreeMap<&'static str, String>,
+    changed: BTreeMap<&'static str, String>,
+}
+
+impl Sysctls {
+    pub(crate) fn new() -> Self {
+        Self { first: read(), changed: BTreeMap::new() }
+    }
+
+    /// Reads the values again. Returns true if one is another.
+    pub(crate) fn read_again(&mut self) -> bool {
+        let mut now = read();
+        now.retain(|name, value| self.first.get(name) != Some(value));
+        let is_new = now != self.changed;
+        self.changed = now;
+        is_new
+    }
+
+    /// Settings with the changes.
+    pub(crate) fn config(&self, mut config: TcpConfig) -> TcpConfig {
+        for (&name, value) in &self.changed {
+            let words: Vec<u64> =
+                value.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+            let first = words.first().copied().unwrap_or(0);
+            let last = u32::try_from(words.last().copied().unwrap_or(0)).unwrap_or(u32::MAX);
+            let middle = u32::try_from(words.get(1).copied().unwrap_or(0)).unwrap_or(u32::MAX);
+            let (on, byte) = (first != 0, u8::try_from(first).unwrap_or(u8::MAX));
+            let number = u32::try_from(first).unwrap_or(u32::MAX);
+            match name {
+                "tcp_congestion_control" => match value.as_str() {
+                    "reno" => config.congestion = Algorithm::NewReno,
+                    "cubic" => config.congestion = Algorithm::Cubic,
+                    _ => {}
+                },
+                "tcp_ecn" => (config.asks_ecn, config.accepts_ecn) = (first == 1, on),
+                "tcp_fin_timeout" => config.fin_timeout_us = first * SECOND_US,
+                "tcp_invalid_ratelimit" => config.invalid_ratelimit_us = first * 1000,
+                "tcp_max_syn_backlog" => config.max_syn_backlog = number,
+                "tcp_max_tw_buckets" => config.max_time_wait = number,
+                "tcp_min_tso_segs" => config.min_gso_segments = number,
+                // 0 stands for the kernel's own number.
+                "tcp_orphan_retries" if on => config.orphan_retries = byte,
+                "tcp_retries2" => config.retries2 = byte,
+                "tcp_rmem" => config.rmem = (middle, last),
+                "tcp_sack" => config.sack = on,
+                "tcp_slow_start_after_idle" => config.restarts_after_idle = on,
+                "tcp_syn_linear_timeouts" => config.syn_linear_timeouts = byte,
+                "tcp_syn_retries" => config.syn_retries = byte,
+                "tcp_synack_retries" => config.synack_retries = byte,
+                "tcp_syncookies" => config.syncookies = on,
+                "tcp_timestamps" => config.timestamps = on,
+                "tcp_window_scaling" => config.window_scaling = on,
+                "tcp_wmem" => config.wmem = (middle, last),
+                _ => {}
+            }
+        }
+        config
+    }
+
+    /// Options that sockets begin with.
+    pub(crate) fn options(&self, mut options: TcpOptions) -> TcpOptions {
+        let number = |name: &str| self.changed.get(name)?.parse::<u32>().ok();
+        let seconds_us = |name: &str| number(name).map(|seconds| u64::from(seconds) * SECOND_US);
+        if let Some(idle_us) = seconds_us("tcp_keepalive_time") {
+            options.keepalive_idle_us = idle_us;
+        }
+        if let Some(interval_us) = seconds_us("tcp_keepalive_intvl") {
+            options.keepalive_interval_us = interval_us;
+        }
+        if let Some(probes) = number("tcp_keepalive_probes") {
+            options.keepalive_probes = u8::try_from(probes).unwrap_or(u8::MAX);
+        }
+        options
+    }
+
+    /// Bytes not sent from which on no more are taken, of sockets without an option of their own.
+    pub(crate) fn unsent_limit(&self) -> Option<NonZeroU32> {
+        self.changed.get("tcp_notsent_lowat")?.parse().ok()
+    }
+}
+
+/// Values as they are now; none where there is no such file.
+fn read() -> BTreeMap<&'static str, String> {
+    let value = |name: &'static str| {
+        let value = fs::read_to_string(format!("{FOLDER}/{name}")).ok()?;
+        Some((name, value.trim().to_owned()))
+    };
+    NAMES.into_iter().filter_map(value).collect()
+}
