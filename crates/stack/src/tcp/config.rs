@@ -67,7 +67,7 @@ pub struct TcpConfig {
     pub invalid_ratelimit_us: u64,
     /// Initial and largest receive buffer, in bytes of memory (`tcp_rmem`).
     pub rmem: (u32, u32),
-    /// Initial and largest send buffer, in bytes (`tcp_wmem`).
+    /// Initial and largest send buffer, in bytes of memory (`tcp_wmem`). It has room for two congestion windows.
     pub wmem: (u32, u32),
     /// Connections of which no ACK was received yet, at most (`tcp_max_syn_backlog`).
     pub max_syn_backlog: u32,
@@ -102,6 +102,9 @@ pub struct TcpConfig {
     pub min_gso_segments: u32,
     /// True to spread segments over the round trip (`sk_pacing_status`), as the kernel does behind `fq`.
     pub pacing: bool,
+    /// True to shrink a congestion window after a pause, and one that is not used
+    /// (`tcp_slow_start_after_idle`).
+    pub restarts_after_idle: bool,
     /// Congestion control of new connections (`tcp_congestion_control`).
     pub congestion: Algorithm,
 }
@@ -117,7 +120,7 @@ impl TcpConfig {
         fin_timeout_us: 60 * SECOND,
         invalid_ratelimit_us: SECOND / 2,
         rmem: (131_072, 32 << 20),
-        wmem: (87_040, 4 << 20),
+        wmem: (16_384, 4 << 20),
         max_syn_backlog: 4096,
         syncookies: true,
         cookies_per_s: 0,
@@ -133,6 +136,7 @@ impl TcpConfig {
         gso_bytes: 0,
         min_gso_segments: 2,
         pacing: false,
+        restarts_after_idle: true,
         congestion: Algorithm::Cubic,
     };
 }
@@ -177,7 +181,7 @@ pub struct TcpOptions {
     pub oob_inline: bool,
     /// Receive buffer, in bytes of memory; `None` for one that grows (`SO_RCVBUF`).
     pub rcvbuf: Option<u32>,
-    /// Send buffer, in bytes; `None` for one that grows (`SO_SNDBUF`).
+    /// Send buffer, in bytes of memory; `None` for one that grows (`SO_SNDBUF`).
     pub sndbuf: Option<u32>,
     /// Largest segment (`TCP_MAXSEG`).
     pub max_segment: Option<u16>,

@@ -15,7 +15,7 @@ const INFO_BYTES: usize = 280;
 const RTTVAR_INITIAL_US: u64 = 250_000;
 
 /// `struct tcp_info` of a connection; of `None`, that of a socket without one. Ages are those at
-/// `now_us`, and 0 without. What is not measured here is 0: rates of delivery and times of waiting.
+/// `now_us`, and 0 without. What is not measured here is 0: rates of delivery.
 #[must_use]
 pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES] {
     let mut form = Form::begin();
@@ -81,6 +81,12 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
     form.put(104, &info.pacing_rate.unwrap_or(u64::MAX).to_ne_bytes());
     form.put(120, &tally.bytes_acked.to_ne_bytes());
     form.put(128, &tally.bytes_received.to_ne_bytes());
+    let now_us = now_us.unwrap_or(0);
+    if now_us > 0 {
+        form.put(168, &info.busy.total_us(now_us).to_ne_bytes());
+        form.put(176, &info.busy.by_peer_window_us(now_us).to_ne_bytes());
+        form.put(184, &info.busy.by_send_buffer_us(now_us).to_ne_bytes());
+    }
     form.put(200, &tally.bytes_sent.to_ne_bytes());
     form.put(208, &tally.bytes_retrans.to_ne_bytes());
     form.0
@@ -163,7 +169,7 @@ mod tests {
     use std::mem::offset_of;
 
     use super::super::Algorithm;
-    use super::super::connection::{Limit, Resent, Tally};
+    use super::super::connection::{BusyTime, Limit, Resent, Tally};
     use super::*;
 
     #[test]
@@ -260,6 +266,7 @@ mod tests {
                 dsack_dups: 133,
                 rcv_ooopack: 134,
             },
+            busy: BusyTime::default(),
             congestion: Algorithm::Cubic,
             unacked_bytes: 135,
             unsent_bytes: 136,

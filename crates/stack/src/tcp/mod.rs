@@ -43,8 +43,8 @@ pub const CONNECTION_BYTES: usize = machine::CONNECTION_BYTES;
 
 pub use config::{Algorithm, TcpConfig, TcpOptions};
 pub use connection::{
-    Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally, TcpInfo, WindowScales,
-    WriteFlags,
+    BusyTime, Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally, TcpInfo,
+    WindowScales, WriteFlags,
 };
 pub use counters::TcpCounters;
 pub use division::Division;

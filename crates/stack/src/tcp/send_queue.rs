@@ -80,6 +80,21 @@ impl SendQueue {
         }
     }
 
+    /// Packets of bytes that were not sent, when all before `next` was sent.
+    pub(super) fn unsent_packets(&self, next: Seq) -> u32 {
+        let (Some(held), end) = (&self.held, self.end()) else { return 0 };
+        let begin = held.filled.back().map_or(next, |filled| filled.end.later(next));
+        len_u32(held.filled.len()) + u32::from(begin.is_before(end))
+    }
+
+    /// True if the next byte begins another packet: there is none of which nothing was sent, it is full, or a
+    /// record ends there.
+    pub(super) fn is_last_full(&self, next: Seq, goal: u32) -> bool {
+        let (Some(held), end) = (&self.held, self.end()) else { return true };
+        let begin = held.filled.back().map_or(next, |filled| filled.end.later(next));
+        !next.is_before(end) || end - begin >= goal || held.last.ends_record
+    }
+
     /// Room of the last packet, whose size is `goal` bytes at most, when all before `next` was sent; begins
     /// another one if that is full. `is_first`: a new write appends to the packet, which takes its PSH back
     /// (`tcp_sendmsg_locked`).

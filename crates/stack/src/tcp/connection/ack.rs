@@ -2,6 +2,7 @@
 
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
+use super::busy_time::Sending;
 use super::{Connection, Context, State};
 
 /// Outcome of an ACK.
@@ -85,7 +86,7 @@ impl Connection {
         if facts.una_advanced {
             self.recovery.retransmits = 0;
         }
-        facts.is_not_duplicate |= self.update_window(segment, cx.now_us);
+        facts.is_not_duplicate |= self.update_window(segment, cx);
         let prior_highest = self.recovery.highest_sacked.filter(|_| self.sent.sacked > 0);
         if self.agreed.sack && !segment.options.sacks.is_empty() {
             self.take_sacks(segment, prior_una, &mut facts, cx);
@@ -183,7 +184,7 @@ impl Connection {
 
     /// Takes the peer's window, unless a later segment told it (RFC 9293, section 3.10.7.4).
     /// Returns true if this was an update.
-    fn update_window(&mut self, segment: &Segment, now_us: u64) -> bool {
+    fn update_window(&mut self, segment: &Segment, cx: &Context<'_>) -> bool {
         if !self.may_update_window(segment) {
             return false;
         }
@@ -200,7 +201,7 @@ impl Connection {
             self.set_mss();
         }
         if self.unsent_bytes() > 0 {
-            self.restart_after_idle(now_us);
+            self.restart_after_idle(cx);
         }
         true
     }
@@ -242,6 +243,7 @@ impl Connection {
         self.sent.trim(ack);
         if self.sent.is_empty() {
             self.recovery.known_blocks = None;
+            self.end_sending(Sending::Busy, now_us);
         }
         if !facts.una_advanced {
             return;

@@ -1,11 +1,11 @@
 //! The application's calls.
 
 use std::net::Shutdown;
-use std::num::NonZeroU32;
 
 use super::super::config::{TIME_WAIT_US, TcpOptions};
 use super::super::error::TcpError;
 use super::super::seq::Seq;
+use super::busy_time::Sending;
 use super::{Connection, Context, State, Substate};
 
 /// Readiness of a socket.
@@ -25,23 +25,6 @@ pub struct Readiness {
     pub urgent: bool,
 }
 
-/// Payload of segments that go out together, at most.
-const GSO_BYTES: u32 = 1 << 16;
-
-/// Time in µs by which the clock of a write may be ahead of that of the next call.
-const WRITE_SKEW_MAX_US: u64 = 8;
-
-/// Flags of a write.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct WriteFlags {
-    /// The last byte is urgent (`MSG_OOB`).
-    pub is_urgent: bool,
-    /// More follows at once: a segment that is not full waits for it (`MSG_MORE`).
-    pub more_follows: bool,
-    /// A record ends here: later bytes are not merged with these into a packet (`MSG_EOR`).
-    pub ends_record: bool,
-}
-
 /// Fate of the bytes that a read returns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReadMode {
@@ -56,9 +39,7 @@ impl Connection {
     pub(in crate::tcp) fn readiness(&self) -> Readiness {
         let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
         let both = self.shut.receive && self.shut.send;
-        let few_unsent = |limit: NonZeroU32| self.unsent_bytes().saturating_mul(2) < limit.get();
-        let has_room = self.write_room() > self.send.buffer_bytes / 3
-            && self.options.unsent_limit.is_none_or(few_unsent);
+        let has_room = self.is_writable();
         Readiness {
             readable: self.readable_bytes() > 0 || self.shut.receive || self.error.is_some(),
             writable: !is_opening && has_room || self.shut.send || self.error.is_some(),
@@ -75,21 +56,6 @@ impl Connection {
         let len = self.receive.queue.len_bytes();
         let alone = self.receive.urgent == Some(self.read_seq());
         if alone && !self.options.oob_inline { len.saturating_sub(1) } else { len }
-    }
-
-    pub(super) fn write_room(&self) -> u32 {
-        self.send.buffer_bytes.saturating_sub(self.send.queue.len_bytes())
-    }
-
-    /// Bytes that a write may add to those that were not sent: of the segments that go out together, all.
-    fn unsent_room(&self) -> u32 {
-        match self.options.unsent_limit {
-            None => u32::MAX,
-            Some(limit) => match limit.get().saturating_sub(self.unsent_bytes()) {
-                0 => 0,
-                left => left.max(GSO_BYTES),
-            },
-        }
     }
 
     /// Takes the error that waits, or else that of the path (`SO_ERROR`).
@@ -113,110 +79,6 @@ impl Connection {
     /// True of a connection that was never open.
     pub(in crate::tcp) fn has_failed_to_open(&self) -> bool {
         self.is_connecting && self.state == State::Closed
-    }
-
-    /// Queues bytes to be sent, and returns their number.
-    pub(in crate::tcp) fn write(
-        &mut self,
-        bytes: &[u8],
-        flags: WriteFlags,
-        cx: &mut Context<'_>,
-    ) -> Result<usize, TcpError> {
-        if let Some(error) = self.error.take() {
-            return Err(error);
-        }
-        match self.state {
-            State::SynSent | State::SynReceived if !self.shut.send => {
-                return Err(TcpError::WouldBlock);
-            }
-            State::Established | State::CloseWait if !self.shut.send => {}
-            _ => return Err(TcpError::BrokenPipe),
-        }
-        if bytes.is_empty() {
-            return Ok(0);
-        }
-        let room = self.write_room().min(self.unsent_room()) as usize;
-        if room == 0 {
-            return Err(TcpError::WouldBlock);
-        }
-        self.restart_after_idle(cx.now_us);
-        let len = bytes.len().min(room);
-        let is_whole = len == bytes.len();
-        self.fill_packets(&bytes[..len], flags.ends_record && is_whole, flags.is_urgent, cx);
-        let end = self.send.queue.end();
-        if self.unsent_bytes() > 0 && (!flags.more_follows || self.is_push_forced()) {
-            self.mark_push();
-        }
-        if flags.is_urgent && is_whole {
-            self.send.urgent = Some(end);
-        }
-        if flags.more_follows {
-            self.send_full(cx);
-        } else {
-            self.send_queued(cx);
-        }
-        Ok(len)
-    }
-
-    /// Writes bytes into packets, and sends those that are full (`tcp_sendmsg_locked`).
-    fn fill_packets(
-        &mut self,
-        bytes: &[u8],
-        ends_record: bool,
-        is_urgent: bool,
-        cx: &mut Context<'_>,
-    ) {
-        let goal = if is_urgent { self.segment_room() } else { self.packet_goal(cx) };
-        self.send.queue.reserve(bytes.len());
-        let began_us = cx.now_us;
-        let (mut left, mut is_first) = (bytes, true);
-        while !left.is_empty() {
-            let room = self.send.queue.begin_packet(self.send.next, goal, is_first) as usize;
-            let (now, later) = left.split_at(room.min(left.len()));
-            self.send.queue.write(now);
-            (left, is_first) = (later, false);
-            if left.is_empty() || is_urgent {
-                continue;
-            }
-            if self.is_push_forced() {
-                self.mark_push();
-                self.push(cx);
-            } else if self.send.queue.packet_at(self.send.next).is_last {
-                self.push_one(cx);
-            } else {
-                continue;
-            }
-            // As in the kernel, each packet has a later time than the one before, by which RACK orders them; never so
-            // far ahead that it distorts a round trip.
-            if cx.now_us < began_us + WRITE_SKEW_MAX_US {
-                cx.now_us += 1;
-            }
-        }
-        if ends_record {
-            self.send.queue.last_marks().ends_record = true;
-        }
-    }
-
-    /// True if more than half of the peer's largest window was written since the last PSH (`forced_push`): a
-    /// reader is woken twice per window at least.
-    fn is_push_forced(&self) -> bool {
-        self.send.queue.end().is_after(self.send.pushed + self.send.max_window / 2)
-    }
-
-    /// Has the last packet end with PSH (`tcp_mark_push`).
-    fn mark_push(&mut self) {
-        self.send.pushed = self.send.queue.end();
-        self.send.queue.last_marks().is_pushed = true;
-    }
-
-    /// Grows the send buffer with the congestion window, when the peer acknowledged bytes
-    /// (`tcp_check_space`).
-    pub(super) fn grow_send_buffer(&mut self, cx: &Context<'_>) {
-        if self.options.sndbuf.is_none() {
-            let wanted = u64::from(self.congestion.cwnd) * 2 * u64::from(self.send.mss);
-            let wanted = u32::try_from(wanted).unwrap_or(u32::MAX).min(cx.config.wmem.1);
-            self.send.buffer_bytes = self.send.buffer_bytes.max(wanted);
-        }
     }
 
     /// Bytes to read, in the frame that they came in; empty if there are none in order.
@@ -283,7 +145,7 @@ impl Connection {
         let offset = urgent.bytes_since(self.read_seq()) as usize;
         let mut byte = [0];
         if self.receive.queue.peek(offset, &mut byte) == 0 {
-            let has_ended = self.shut.receive || self.receive.fin.is_some();
+            let has_ended = self.shut.receive || self.receive.has_fin;
             return if has_ended { Ok(None) } else { Err(TcpError::WouldBlock) };
         }
         self.receive.is_urgent_taken |= mode == ReadMode::Take;
@@ -291,7 +153,7 @@ impl Connection {
     }
 
     fn nothing_to_read(&mut self, is_empty_room: bool) -> Result<usize, TcpError> {
-        if is_empty_room || self.receive.fin.is_some() {
+        if is_empty_room || self.receive.has_fin {
             return Ok(0);
         }
         if let Some(error) = self.error.take() {
@@ -330,6 +192,9 @@ impl Connection {
             State::SynReceived => State::SynReceived,
             _ => return,
         };
+        if self.unsent_bytes() == 0 {
+            self.begin_sending(Sending::Busy, cx.now_us);
+        }
         self.send.fin = true;
         self.options.cork = false;
         self.send_queued(cx);
@@ -420,6 +285,7 @@ impl Connection {
         }
         if let Some(bytes) = options.sndbuf {
             self.send.buffer_bytes = bytes;
+            self.send.is_full &= !self.is_writable();
         }
         if let Some(bytes) = options.rcvbuf.filter(|_| options.rcvbuf != before.rcvbuf) {
             self.receive.buffer.fix(bytes);

@@ -198,7 +198,7 @@ impl Connection {
 
     /// The peer's FIN, in order (`tcp_fin`).
     fn take_fin(&mut self, cx: &mut Context<'_>) {
-        self.receive.fin = Some(self.receive.next);
+        self.receive.has_fin = true;
         self.delayed.schedule();
         self.shut.receive = true;
         match self.state {
@@ -276,7 +276,7 @@ impl Connection {
 
     /// Sequence number of the next byte to be read (`copied_seq`).
     pub(super) fn read_seq(&self) -> Seq {
-        let fin = u32::from(self.receive.fin.is_some());
+        let fin = u32::from(self.receive.has_fin);
         self.receive.next - fin - self.receive.queue.len_bytes()
     }
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::super::config::Algorithm;
+use super::busy_time::BusyTime;
 use super::recovery::Phase;
 use super::tally::Tally;
 use super::{Connection, State, WindowScales};
@@ -169,6 +170,8 @@ pub struct TcpInfo {
     pub resent: Resent,
     /// Bytes and segments sent and received.
     pub tally: Tally,
+    /// Times for which bytes waited to be acknowledged (`busy`).
+    pub busy: BusyTime,
     /// Congestion control.
     pub congestion: Algorithm,
     /// Bytes sent and not acknowledged.
@@ -234,6 +237,7 @@ impl Connection {
             receive_window_bytes: self.usable_window(),
             resent: self.resent,
             tally: self.tally,
+            busy: self.busy,
             congestion: self.congestion.algorithm(),
             unacked_bytes: self.unacknowledged_bytes().saturating_sub(self.unsent_bytes()),
             unsent_bytes: self.unsent_bytes(),

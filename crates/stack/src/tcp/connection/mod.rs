@@ -22,6 +22,7 @@ mod data; //        payload, FIN, urgent bytes
 mod window; //      receive window and buffer
 mod receive_rtt; // the round trip, for that
 mod delayed_ack; // acknowledgements at once or later
+mod write; //       bytes into packets
 mod send; //        what may be sent now
 mod pacing; //      when it may be sent, by the rate
 mod transmit; //    one segment, with its options
@@ -29,19 +30,22 @@ mod timers; //      time-outs: retransmission, probes, delayed ACK, keep-alive
 mod icmp; //        errors from the path
 mod calls; //       the application's calls
 mod tally; //       numbers of bytes and segments
+mod busy_time; //   times of waiting
 mod info; //        state for observers
 mod passing; //     what another process goes on with
 
 use forebay_buf::Pool;
 use forebay_rx::packet::Packet;
 
-pub use calls::{ReadMode, Readiness, WriteFlags};
+pub use busy_time::BusyTime;
+pub use calls::{ReadMode, Readiness};
 pub use icmp::PathError;
 pub use info::{Limit, Resent, TcpInfo};
 pub(super) use open::{Accepted, Answer, Begin};
 pub use recovery::Phase;
 pub use tally::Tally;
 pub(super) use window::{ReceiveWindow, scale_for};
+pub use write::WriteFlags;
 
 use self::delayed_ack::DelayedAck;
 use self::recovery::Recovery;
@@ -174,8 +178,10 @@ pub(super) struct SendState {
     pub(super) paced_ns: u64,
     /// Time of the last segment with payload, in µs (`lsndtime`).
     pub(super) last_data_us: u64,
-    /// Size of the send buffer.
+    /// Memory of packets that are not acknowledged, at most (`sk_sndbuf`).
     pub(super) buffer_bytes: u32,
+    /// True if a write found too little memory (`SOCK_NOSPACE`).
+    pub(super) is_full: bool,
 }
 
 /// Receiving side.
@@ -194,8 +200,8 @@ pub(super) struct ReceiveState {
     /// The peer's timestamp to echo, and the time when it came (`ts_recent`).
     pub(super) timestamp: u32,
     pub(super) timestamp_us: u64,
-    /// Sequence number behind the peer's FIN.
-    pub(super) fin: Option<Seq>,
+    /// The peer's FIN came, in order: the number before `next` is its.
+    pub(super) has_fin: bool,
     /// Sequence number of an urgent byte that the reader has not passed (RFC 6093), at the kernel's
     /// place: the one before the pointer.
     pub(super) urgent: Option<Seq>,
@@ -246,6 +252,7 @@ pub(super) struct Connection {
     cwr_is_due: bool,
     resent: Resent,
     tally: Tally,
+    busy: BusyTime,
     /// Set when the rest is left to the table of TIME-WAIT.
     leaving: Option<Leaving>,
 }

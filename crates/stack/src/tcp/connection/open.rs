@@ -14,6 +14,7 @@ use super::super::send_queue::SendQueue;
 use super::super::seq::Seq;
 use super::super::wire::options::TIMESTAMPS_BYTES;
 use super::super::wire::{Flags, Options, Segment};
+use super::busy_time::BusyTime;
 use super::info::Resent;
 use super::scoreboard::Marks;
 use super::tally::Tally;
@@ -77,6 +78,7 @@ impl Connection {
             paced_ns: 0,
             last_data_us: now_us,
             buffer_bytes: options.sndbuf.unwrap_or(config.wmem.0),
+            is_full: false,
         };
         let receive = ReceiveState {
             initial: Seq(0),
@@ -88,7 +90,7 @@ impl Connection {
             buffer: ReceiveWindow::new(&options, config),
             timestamp: 0,
             timestamp_us: 0,
-            fin: None,
+            has_fin: false,
             urgent: None,
             is_urgent_taken: false,
             is_marked: false,
@@ -118,6 +120,7 @@ impl Connection {
             cwr_is_due: false,
             resent: Resent::default(),
             tally: Tally::default(),
+            busy: BusyTime::default(),
             leaving: None,
         }
     }
@@ -362,6 +365,7 @@ impl Connection {
         let mss = announced.min(self.send.mss);
         let sizes = (self.receive.window, mss, announced);
         self.receive.buffer.begin(self.receive.next, sizes, cx.now_us);
+        self.expand_send_buffer(cx);
         self.delayed.begin(self.receive.window, mss);
         self.arm_keepalive(cx.now_us);
         self.rtt.set_fallback();

@@ -77,7 +77,7 @@ impl Connection {
         }
         if self.state != State::Closed {
             self.send_queued(cx);
-            self.grow_send_buffer(cx);
+            self.check_send_buffer(cx);
             self.acknowledge_if_due(cx);
         }
         Answer::None

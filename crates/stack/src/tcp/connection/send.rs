@@ -3,8 +3,9 @@
 
 use super::super::config::{INITIAL_CWND, MS, RTO_MIN_US};
 use super::super::seq::Seq;
+use super::busy_time::Sending;
 use super::info::Cause;
-use super::scoreboard::{Marks, Sent};
+use super::scoreboard::{Ending, Marks, Sent};
 use super::{Connection, Context, stamp_ms};
 
 /// Packets last this part of a second at the connection's rate (`sk_pacing_shift`).
@@ -35,8 +36,8 @@ struct NextSegment {
     has_fin: bool,
     /// Payload of a full segment.
     room: u32,
-    /// PSH is set at its end.
-    is_pushed: bool,
+    /// Marks of its end.
+    ending: Ending,
 }
 
 impl Connection {
@@ -50,7 +51,7 @@ impl Connection {
     }
 
     /// True if bytes or a FIN were never sent.
-    fn has_unsent(&self) -> bool {
+    pub(super) fn has_unsent(&self) -> bool {
         self.unsent_bytes() > 0 || self.has_unsent_fin()
     }
 
@@ -87,10 +88,15 @@ impl Connection {
             self.recovery.note_sent(self.sent.len() - before);
             self.schedule_loss_probe(cx.now_us, false);
         }
+        if halt == Halt::PeerWindow {
+            self.begin_sending(Sending::PeerWindow, cx.now_us);
+        } else {
+            self.end_sending(Sending::PeerWindow, cx.now_us);
+        }
         let is_full = self.sent.in_flight() >= self.congestion.cwnd;
         let is_limited = halt == Halt::CongestionWindow || is_full;
         if has_sent || is_limited {
-            self.note_window_use(is_limited, cx.now_us);
+            self.note_window_use(is_limited, cx);
         }
         // Nothing comes back that could open the window, end Nagle's wait or free a frame.
         let is_waiting = halt != Halt::Pacing && self.has_unsent() || halt == Halt::NoFrame;
@@ -106,7 +112,8 @@ impl Connection {
     }
 
     /// Notes how far the window is used: the strongest sign of each round trip (`tcp_cwnd_validate`).
-    fn note_window_use(&mut self, is_limited: bool, now_us: u64) {
+    fn note_window_use(&mut self, is_limited: bool, cx: &Context<'_>) {
+        let now_us = cx.now_us;
         let (outstanding, recovery) = (self.sent.len(), &mut self.recovery);
         let is_new_round = !self.send.una.is_before(recovery.use_round_end);
         let is_more = !recovery.is_window_limited && outstanding > recovery.max_outstanding;
@@ -121,7 +128,8 @@ impl Connection {
         }
         self.recovery.window_used = self.recovery.window_used.max(outstanding);
         let since_ms = stamp_ms(now_us).wrapping_sub(self.recovery.window_stamp_ms);
-        if u64::from(since_ms) * MS >= self.rtt.rto_us() {
+        self.note_small_buffer(now_us);
+        if cx.config.restarts_after_idle && u64::from(since_ms) * MS >= self.rtt.rto_us() {
             self.shrink_unused_window(now_us);
         }
     }
@@ -130,7 +138,7 @@ impl Connection {
     /// `tcp_cwnd_application_limited`).
     fn shrink_unused_window(&mut self, now_us: u64) {
         // As the kernel: not for a writer that waits for memory.
-        if self.recovery.is_open() && !self.is_orphan && self.write_room() > 0 {
+        if self.recovery.is_open() && !self.is_orphan && !self.send.is_full {
             let used = self.recovery.window_used.max(INITIAL_CWND);
             if used < self.congestion.cwnd {
                 self.congestion.ssthresh = self.current_ssthresh();
@@ -179,7 +187,8 @@ impl Connection {
             if whole == 0 {
                 return Err(Halt::Nagle);
             }
-            let next = NextSegment { len_bytes: whole, is_last: false, is_pushed: false, ..next };
+            let next =
+                NextSegment { len_bytes: whole, is_last: false, ending: Ending::Plain, ..next };
             return self.send_new(&next, cx);
         }
         self.send_new(&next, cx)
@@ -269,7 +278,7 @@ impl Connection {
             is_last: is_end && packet.is_last,
             has_fin,
             room,
-            is_pushed: is_end && packet.marks.is_pushed,
+            ending: if is_end { Ending::of(packet.marks) } else { Ending::Plain },
         })
     }
 
@@ -283,7 +292,7 @@ impl Connection {
         let partial = len_bytes % next.room;
         let is_held = partial > 0 && self.holds_small(full_only);
         let len_bytes = if is_held { len_bytes - partial } else { len_bytes };
-        NextSegment { len_bytes, is_last: false, has_fin: false, is_pushed: false, ..next }
+        NextSegment { len_bytes, is_last: false, has_fin: false, ending: Ending::Plain, ..next }
     }
 
     fn is_held_by_nagle(&self, next: &NextSegment, full_only: bool) -> bool {
@@ -305,7 +314,6 @@ impl Connection {
         let seq = self.send.next;
         let data_end = seq + next.len_bytes;
         let mut end = data_end + u32::from(next.has_fin);
-        let push = next.len_bytes > 0 && next.is_pushed;
         if self.sent.in_flight() == 0 && next.len_bytes > 0 {
             let pause_us = cx.now_us.saturating_sub(self.send.last_data_us);
             self.congestion.pause(pause_us, cx.now_us);
@@ -318,7 +326,7 @@ impl Connection {
             let is_last = piece_end == data_end;
             let marks = Marks {
                 is_fin: next.has_fin && is_last,
-                push: push && is_last,
+                ending: if is_last && next.len_bytes > 0 { next.ending } else { Ending::Plain },
                 is_joined: at != seq,
                 ..Marks::default()
             };
@@ -471,7 +479,7 @@ impl Connection {
                         len_bytes,
                         is_last: is_whole && next.is_last,
                         has_fin,
-                        is_pushed: true,
+                        ending: if is_whole { next.ending.pushed() } else { Ending::Pushed },
                         ..next
                     },
                     cx,
@@ -484,10 +492,10 @@ impl Connection {
     }
 
     /// Shrinks an unproven window after a pause (RFC 5681, section 4.1; `tcp_cwnd_restart`).
-    pub(super) fn restart_after_idle(&mut self, now_us: u64) {
-        let idle_us = now_us.saturating_sub(self.send.last_data_us);
+    pub(super) fn restart_after_idle(&mut self, cx: &Context<'_>) {
+        let idle_us = cx.now_us.saturating_sub(self.send.last_data_us);
         let rto_us = self.rtt.rto_us();
-        if !self.sent.is_empty() || idle_us <= rto_us {
+        if !cx.config.restarts_after_idle || !self.sent.is_empty() || idle_us <= rto_us {
             return;
         }
         let floor = INITIAL_CWND.min(self.congestion.cwnd);
@@ -495,6 +503,6 @@ impl Connection {
         self.congestion.ssthresh = self.current_ssthresh();
         self.congestion.cwnd = (self.congestion.cwnd >> halvings).max(floor);
         self.recovery.window_used = 0;
-        self.recovery.stamp_window(now_us);
+        self.recovery.stamp_window(cx.now_us);
     }
 }

@@ -18,9 +18,9 @@ fn stuffed(pair: &mut Pair, count: u32) -> Vec<(TcpSocket, TcpSocket)> {
     let open = |_| {
         let (client, server) = pair.open(80);
         let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
-            tcp.write(server, &[7; 30_000], Default::default(), out)
+            tcp.write(server, &[7; 20_000], Default::default(), out)
         };
-        assert_eq!(pair.call(1, write), Ok(30_000));
+        assert_eq!(pair.call(1, write), Ok(20_000));
         (client, server)
     };
     let sockets = (0..count).map(open).collect();
@@ -90,12 +90,12 @@ fn write(pair: &mut Pair, socket: TcpSocket, bytes: &[u8]) -> Result<usize, TcpE
 /// Errors and ends of connections are told while closed windows of others keep all memory in use.
 #[test]
 fn tcp_37_errors_are_told_without_memory() {
-    let mut pair = pair_with_memory(100_000);
+    let mut pair = pair_with_memory(75_000);
     let (_, server) = pair.open(80);
     let sockets = stuffed(&mut pair, 4);
     pair.call(0, Tcp::abort_all);
     run_for(&mut pair, 10_000);
-    assert!(pair.hosts[1].tcp.memory_bytes() < 30_000, "what was reset keeps nothing");
+    assert!(pair.hosts[1].tcp.memory_bytes() < 20_000, "what was reset keeps nothing");
     // The next ones fill it, and are not reset.
     let full = stuffed(&mut pair, 4);
     assert_eq!(write(&mut pair, server, b"lost"), Err(TcpError::Reset));
@@ -115,7 +115,7 @@ fn tcp_37_errors_are_told_without_memory() {
 /// A connection whose peer takes what it gets may go on, however much memory others hold.
 #[test]
 fn tcp_37_full_memory_leaves_each_connection_some() {
-    let mut pair = pair_with_memory(100_000);
+    let mut pair = pair_with_memory(75_000);
     let (client, server) = pair.open(80);
     stuffed(&mut pair, 4);
     for _ in 0..10 {

@@ -178,3 +178,53 @@ fn tcp_17_packets_carry_the_ttl_option() {
     let ttls: Vec<_> = sent.iter().map(|packet| packet[8]).collect();
     assert_eq!(ttls, [9]);
 }
+
+/// A path of 10 ms each way: bytes are under way for 20 ms; a window that is closed and a buffer that is small
+/// have times of their own.
+#[test]
+fn tcp_30_times_of_waiting_are_told() {
+    let mut pair = pair(8192);
+    let (client, server) = pair.open(80);
+    let busy = |pair: &Pair| {
+        let (busy, now_us) = (info(pair, 0, client).busy, pair.now_us);
+        (busy.total_us(now_us), busy.by_peer_window_us(now_us), busy.by_send_buffer_us(now_us))
+    };
+    assert_eq!(busy(&pair), (0, 0, 0));
+    write(&mut pair, client, 1000);
+    while info(&pair, 0, client).unacked > 0 {
+        assert!(pair.step());
+    }
+    let (total_us, by_window_us, by_buffer_us) = busy(&pair);
+    assert_eq!((total_us, by_window_us, by_buffer_us), (20_000, 0, 0));
+    // A stream that fills its window, and then one whose buffer holds less than that.
+    let options = pair.hosts[0].tcp.options(client).unwrap();
+    let stream = |pair: &mut Pair, sndbuf: u32| {
+        let options = TcpOptions { sndbuf: Some(sndbuf), ..options };
+        pair.call(0, |tcp, out| tcp.set_options(client, options, out)).unwrap();
+        let until_us = pair.now_us + 200_000;
+        while pair.now_us < until_us {
+            write(pair, client, 60_000);
+            assert!(pair.step());
+            pair.call(1, |tcp, out| tcp.read(server, &mut [0; 65_536], out)).ok();
+        }
+        busy(pair).2
+    };
+    let before_us = stream(&mut pair, 1 << 20);
+    let by_buffer_us = stream(&mut pair, 32_768) - before_us;
+    assert!((50_000..=201_000).contains(&by_buffer_us), "{by_buffer_us}");
+    // Nobody reads any more.
+    pair.call(0, |tcp, out| {
+        tcp.set_options(client, TcpOptions { sndbuf: Some(1 << 20), ..options }, out)
+    })
+    .unwrap();
+    while info(&pair, 0, client).limit != Limit::PeerWindow {
+        write(&mut pair, client, 60_000);
+        assert!(pair.step());
+    }
+    let (before_us, began_us) = (busy(&pair).1, pair.now_us);
+    while pair.now_us < began_us + 1_000_000 {
+        assert!(pair.step());
+    }
+    let spent_us = busy(&pair).1 - before_us;
+    assert!(spent_us.abs_diff(pair.now_us - began_us) <= 1_000, "{spent_us}");
+}
