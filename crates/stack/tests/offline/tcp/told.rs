@@ -226,5 +226,6 @@ fn tcp_30_times_of_waiting_are_told() {
         assert!(pair.step());
     }
     let spent_us = busy(&pair).1 - before_us;
-    assert!(spent_us.abs_diff(pair.now_us - began_us) <= 1_000, "{spent_us}");
+    // Between probes that find some room.
+    assert!((300_000..=1_010_000).contains(&spent_us), "{spent_us}");
 }
