@@ -5,8 +5,15 @@ use super::hystart::{HyStart, SlowStart};
 
 /// CUBIC's share that a window keeps after a loss, in 1/1024 (`beta`).
 const CUBIC_BETA: u64 = 717;
-/// CUBIC's constant C, in 1/1000 (RFC 9438, section 4.1: 0.4).
-const CUBIC_C_PER_MILLE: u64 = 400;
+/// CUBIC's constant C, in 1/1024 (RFC 9438, section 4.1: 0.4; `cube_rtt_scale`).
+const CUBIC_C: u64 = 410;
+/// Units of time of the curve in a second (`BICTCP_HZ`), as a shift; those of its cube and of C.
+const UNIT_SHIFT: u32 = 10;
+const CURVE_SHIFT: u32 = 10 + 3 * UNIT_SHIFT;
+/// Eight times 1 / alpha of Reno with CUBIC's reduction: (1 + beta) / (3 (1 - beta)) (`beta_scale`).
+const RENO_SCALE: u32 = 15;
+/// Time in ms within which the curve is not looked at again while the window stays.
+const UPDATE_MS: u32 = 31;
 /// Smallest slow start threshold, in segments.
 const SSTHRESH_MIN: u32 = 2;
 
@@ -33,16 +40,21 @@ enum Stage {
 struct Cubic {
     /// Window before the last reduction (W_max).
     last_max: u32,
-    /// Begin of the epoch, in ms modulo 2^32; `None` without one.
-    epoch_ms: Option<u32>,
+    /// Begin of the epoch, in ms modulo 2^32; 0 without one.
+    epoch_ms: u32,
     /// Window at the origin of the curve.
     origin: u32,
-    /// Time from the epoch's begin to the origin (K), in ms.
-    origin_ms: u32,
+    /// Time from the epoch's begin to the origin (K), in 1/1024 s.
+    origin_units: u32,
     /// Segments acknowledged in the epoch.
     acked: u32,
     /// Window that Reno would have (W_est).
     reno: u32,
+    /// Window and time in ms when the curve was last looked at, and what that told: acknowledged segments after
+    /// which the window grows by one (`cnt`).
+    last_cwnd: u32,
+    last_ms: u32,
+    per_segment: u32,
 }
 
 impl Congestion {
@@ -91,7 +103,7 @@ impl Congestion {
         let ssthresh = match self.algorithm {
             Algorithm::NewReno => (self.cwnd / 2).max(SSTHRESH_MIN),
             Algorithm::Cubic => {
-                cubic.epoch_ms = None;
+                cubic.epoch_ms = 0;
                 // Fast convergence: a flow that did not reach its last maximum makes room.
                 cubic.last_max = if self.cwnd < cubic.last_max {
                     scaled(self.cwnd, 1024 + CUBIC_BETA, 2048)
@@ -115,10 +127,10 @@ impl Congestion {
     /// Goes on after a pause, which does not count towards the epoch (`CA_EVENT_TX_START`).
     pub(super) fn pause(&mut self, pause_us: u64, now_us: u64) {
         if let Stage::Later(cubic) = &mut self.stage
-            && let Some(epoch_ms) = &mut cubic.epoch_ms
+            && cubic.epoch_ms != 0
         {
-            let age_ms = ms(now_us).wrapping_sub(*epoch_ms);
-            *epoch_ms = epoch_ms.wrapping_add(ms(pause_us).min(age_ms));
+            let age_ms = ms(now_us).wrapping_sub(cubic.epoch_ms);
+            cubic.epoch_ms = cubic.epoch_ms.wrapping_add(ms(pause_us).min(age_ms)).max(1);
         }
     }
 
@@ -172,18 +184,30 @@ impl Cubic {
     /// Acknowledged segments after which the window grows by one (`bictcp_update`).
     fn acks_per_segment(&mut self, cwnd: u32, acked: u32, now_us: u64, rtt_us: u64) -> u32 {
         self.acked = self.acked.saturating_add(acked);
-        let now_ms = ms(now_us);
-        let epoch_ms = match self.epoch_ms {
-            Some(epoch_ms) => epoch_ms,
-            None => self.begin_epoch(cwnd, acked, now_ms),
-        };
+        let now_ms = ms(now_us).max(1);
+        let since_ms = now_ms.wrapping_sub(self.last_ms);
+        if self.last_cwnd == cwnd && since_ms <= UPDATE_MS {
+            return self.per_segment;
+        }
+        if self.epoch_ms == 0 || since_ms > 0 {
+            (self.last_cwnd, self.last_ms) = (cwnd, now_ms);
+            if self.epoch_ms == 0 {
+                self.begin_epoch(cwnd, acked, now_ms);
+            }
+            self.per_segment = self.by_curve(cwnd, now_ms, rtt_us);
+        }
+        self.per_segment = self.friendly(cwnd, self.per_segment).max(2);
+        self.per_segment
+    }
+
+    fn by_curve(&self, cwnd: u32, now_ms: u32, rtt_us: u64) -> u32 {
         // The window is compared with the curve one round trip ahead.
-        let at_ms = u64::from(now_ms.wrapping_sub(epoch_ms)) + rtt_us / 1000;
-        let origin_ms = u64::from(self.origin_ms);
-        let distance_ms = at_ms.abs_diff(origin_ms).min(100_000);
-        let offset = CUBIC_C_PER_MILLE * distance_ms.pow(3) / 1_000_000_000_000;
+        let at_ms = u64::from(now_ms.wrapping_sub(self.epoch_ms)) + rtt_us.div_ceil(MS);
+        let at = (at_ms << UNIT_SHIFT) / 1000;
+        let distance = at.abs_diff(self.origin_units.into()).min(1 << 17);
+        let offset = (CUBIC_C * distance.pow(3)) >> CURVE_SHIFT;
         let offset = u32::try_from(offset).unwrap_or(u32::MAX);
-        let target = if at_ms < origin_ms {
+        let target = if at < self.origin_units.into() {
             self.origin.saturating_sub(offset)
         } else {
             self.origin.saturating_add(offset)
@@ -192,27 +216,25 @@ impl Cubic {
             Some(missing) if missing > 0 => cwnd / missing,
             _ => cwnd.saturating_mul(100),
         };
-        self.friendly(cwnd, if self.last_max == 0 { curve.min(20) } else { curve }).max(2)
+        if self.last_max == 0 { curve.min(20) } else { curve }
     }
 
-    fn begin_epoch(&mut self, cwnd: u32, acked: u32, now_ms: u32) -> u32 {
-        (self.epoch_ms, self.acked, self.reno) = (Some(now_ms), acked, cwnd);
+    fn begin_epoch(&mut self, cwnd: u32, acked: u32, now_ms: u32) {
+        (self.epoch_ms, self.acked, self.reno) = (now_ms, acked, cwnd);
         if self.last_max <= cwnd {
-            (self.origin, self.origin_ms) = (cwnd, 0);
+            (self.origin, self.origin_units) = (cwnd, 0);
         } else {
-            // K = cbrt(W_max (1 - beta) / C), in ms.
+            // K = cbrt(W_max (1 - beta) / C).
             let missing = u64::from(self.last_max - cwnd);
-            let origin_ms = cube_root(missing * 1_000_000_000 * 1000 / CUBIC_C_PER_MILLE);
-            self.origin_ms = u32::try_from(origin_ms).unwrap_or(u32::MAX);
+            let units = cube_root(missing.saturating_mul((1 << CURVE_SHIFT) / CUBIC_C));
+            self.origin_units = u32::try_from(units).unwrap_or(u32::MAX);
             self.origin = self.last_max;
         }
-        now_ms
     }
 
     /// At least as fast as Reno with the same reduction (RFC 9438, section 4.3).
     fn friendly(&mut self, cwnd: u32, per_segment: u32) -> u32 {
-        // 1 / alpha, of beta 0.7: (1 + beta) / (3 (1 - beta)).
-        let delta = (scaled(cwnd, 8 * (1024 + CUBIC_BETA), 3 * (1024 - CUBIC_BETA)) >> 3).max(1);
+        let delta = (cwnd.saturating_mul(RENO_SCALE) >> 3).max(1);
         // As the kernel: one more than delta.
         let grown = self.acked.saturating_sub(1) / delta;
         self.acked -= grown * delta;

@@ -330,7 +330,7 @@ impl Connection {
         if first_end.is_after(self.window_end()) {
             self.arm_probe(now_us);
         } else {
-            (self.recovery.backoff, self.recovery.probing_since_us) = (0, 0);
+            (self.recovery.backoff, self.recovery.probing_since_ms) = (0, 0);
             self.timers.clear_retransmit();
         }
     }

@@ -38,8 +38,8 @@ pub(super) struct Recovery {
     pub(super) syn_timeouts: u8,
     /// Zero window or keep-alive probes that were not answered.
     pub(super) probes_out: u8,
-    /// Time when probing began, in µs; 0 if it did not.
-    pub(super) probing_since_us: u64,
+    /// Time when probing began, in ms modulo 2^32; 0 if it did not.
+    pub(super) probing_since_ms: u32,
     /// Time of the first retransmission of the phase, in µs; 0 without one (`retrans_stamp`).
     pub(super) retransmit_stamp_us: u64,
     /// `snd_una` when the window was reduced, while that may be undone.
@@ -96,7 +96,7 @@ impl Recovery {
             backoff: 0,
             syn_timeouts: 0,
             probes_out: 0,
-            probing_since_us: 0,
+            probing_since_ms: 0,
             retransmit_stamp_us: 0,
             undo_marker: None,
             undo_retransmits: None,

@@ -2,10 +2,12 @@
 
 use std::num::NonZeroU64;
 
-use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US, TIMEOUT_MIN_US};
+use super::super::config::{
+    MS, RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US, TIMEOUT_MIN_US,
+};
 use super::super::error::TcpError;
 use super::info::Cause;
-use super::{Connection, Context, State, Substate};
+use super::{Connection, Context, State, Substate, stamp_ms};
 
 /// Time after which a peer whose window shrank is given up, in µs.
 const SHRUNK_MAX_US: u64 = 2 * RTO_MAX_US;
@@ -282,16 +284,15 @@ impl Connection {
     fn on_probe_timer(&mut self, cx: &mut Context<'_>) {
         let has_data = self.unsent_bytes() > 0 || self.has_unsent_fin();
         if !self.sent.is_empty() || !has_data {
-            (self.recovery.probes_out, self.recovery.probing_since_us) = (0, 0);
+            (self.recovery.probes_out, self.recovery.probing_since_ms) = (0, 0);
             return;
         }
-        if self.recovery.probing_since_us == 0 {
-            self.recovery.probing_since_us = cx.now_us;
+        if self.recovery.probing_since_ms == 0 {
+            self.recovery.probing_since_ms = stamp_ms(cx.now_us).max(1);
         }
         // From the first probe on, whatever the peer answers.
         let user_us = self.options.user_timeout_us;
-        let is_over =
-            user_us > 0 && cx.now_us.saturating_sub(self.recovery.probing_since_us) >= user_us;
+        let is_over = user_us > 0 && self.probing_us(cx.now_us) >= user_us;
         let limit = if self.is_orphan { cx.config.orphan_retries } else { cx.config.retries2 };
         // Answers do not keep an orphan alive for ever: its peer may never open the window.
         let is_stale = self.is_orphan && self.timeout_us() >= RTO_MAX_US;
@@ -301,7 +302,7 @@ impl Connection {
         self.send_window_probe(cx);
         if !self.sent.is_empty() {
             (self.recovery.probes_out, self.recovery.backoff) = (0, 0);
-            self.recovery.probing_since_us = 0;
+            self.recovery.probing_since_ms = 0;
             return;
         }
         self.recovery.probes_out = self.recovery.probes_out.saturating_add(1);
@@ -309,12 +310,17 @@ impl Connection {
         self.arm_probe(cx.now_us);
     }
 
+    /// Time since probing began, in µs, as exact as the kernel tells it.
+    fn probing_us(&self, now_us: u64) -> u64 {
+        u64::from(stamp_ms(now_us).wrapping_sub(self.recovery.probing_since_ms)) * MS
+    }
+
     /// Arms the next probe, not later than the user's time-out (`tcp_clamp_probe0_to_user_timeout`).
     pub(super) fn arm_probe(&mut self, now_us: u64) {
         let mut wait_us = self.probe_interval_us();
-        let (since_us, user_us) = (self.recovery.probing_since_us, self.options.user_timeout_us);
-        if user_us > 0 && since_us > 0 {
-            let left_us = (since_us + user_us).saturating_sub(now_us);
+        let user_us = self.options.user_timeout_us;
+        if user_us > 0 && self.recovery.probing_since_ms > 0 {
+            let left_us = user_us.saturating_sub(self.probing_us(now_us));
             wait_us = wait_us.min(left_us.max(TIMEOUT_MIN_US));
         }
         self.timers.set_probe(now_us + wait_us);
