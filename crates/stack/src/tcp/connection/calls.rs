@@ -46,15 +46,14 @@ impl Connection {
             peer_closed: self.shut.receive,
             hung_up: both || self.state == State::Closed,
             failed: self.error.is_some(),
-            urgent: !self.receive.is_urgent_taken
-                && self.receive.urgent.is_some_and(|urgent| urgent.is_before(self.receive.next)),
+            urgent: self.has_urgent_byte(),
         }
     }
 
     /// Bytes that a read can return now.
     pub(in crate::tcp) fn readable_bytes(&self) -> u32 {
         let len = self.receive.queue.len_bytes();
-        let alone = self.receive.urgent == Some(self.read_seq());
+        let alone = self.is_at_urgent();
         if alone && !self.options.oob_inline { len.saturating_sub(1) } else { len }
     }
 
@@ -84,7 +83,7 @@ impl Connection {
     /// Bytes to read, in the frame that they came in; empty if there are none in order.
     pub(in crate::tcp) fn fill(&self) -> &[u8] {
         let bytes = self.receive.queue.first();
-        match self.receive.urgent {
+        match self.urgent_seq() {
             Some(urgent) if !self.options.oob_inline => {
                 let before = urgent.bytes_since(self.read_seq()) as usize;
                 bytes.get(..before.min(bytes.len())).unwrap_or_default()
@@ -101,7 +100,7 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Result<usize, TcpError> {
         self.skip_urgent(cx);
-        let before_urgent = match self.receive.urgent {
+        let before_urgent = match self.urgent_seq() {
             // A byte that stays in the stream is read with those behind it.
             Some(urgent) if urgent.is_after(self.read_seq()) => (urgent - self.read_seq()) as usize,
             _ => usize::MAX,
@@ -120,36 +119,10 @@ impl Connection {
     /// Removes bytes that were read in place.
     pub(in crate::tcp) fn consume(&mut self, len: usize, cx: &mut Context<'_>) {
         self.receive.queue.consume(len, cx.pool);
-        if self.receive.urgent.is_some_and(|urgent| urgent.is_before(self.read_seq())) {
+        if self.urgent_seq().is_some_and(|urgent| urgent.is_before(self.read_seq())) {
             self.receive.urgent = None;
         }
         self.after_read(len, cx);
-    }
-
-    /// Removes an urgent byte that is next, unless it belongs to the stream (RFC 6093).
-    pub(super) fn skip_urgent(&mut self, cx: &mut Context<'_>) {
-        let is_next = self.receive.urgent == Some(self.read_seq());
-        if is_next && !self.options.oob_inline && self.receive.queue.len_bytes() > 0 {
-            self.receive.queue.consume(1, cx.pool);
-            self.receive.urgent = None;
-        }
-    }
-
-    /// Reads the urgent byte, which can be taken once (`MSG_OOB`, `tcp_recv_urg`). The reader passes it
-    /// later. `None` if it will not come any more.
-    pub(in crate::tcp) fn read_urgent(&mut self, mode: ReadMode) -> Result<Option<u8>, TcpError> {
-        let is_there = !self.options.oob_inline && !self.receive.is_urgent_taken;
-        let Some(urgent) = self.receive.urgent.filter(|_| is_there) else {
-            return Err(TcpError::Invalid);
-        };
-        let offset = urgent.bytes_since(self.read_seq()) as usize;
-        let mut byte = [0];
-        if self.receive.queue.peek(offset, &mut byte) == 0 {
-            let has_ended = self.shut.receive || self.receive.has_fin;
-            return if has_ended { Ok(None) } else { Err(TcpError::WouldBlock) };
-        }
-        self.receive.is_urgent_taken |= mode == ReadMode::Take;
-        Ok(Some(byte[0]))
     }
 
     fn nothing_to_read(&mut self, is_empty_room: bool) -> Result<usize, TcpError> {
@@ -348,14 +321,9 @@ impl Connection {
         let is_awaited = |urgent: &Seq| {
             !urgent.is_before(self.read_seq()) && urgent.is_before(self.receive.next)
         };
-        match self.receive.urgent.filter(|_| !self.options.oob_inline).filter(is_awaited) {
+        match self.urgent_seq().filter(|_| !self.options.oob_inline).filter(is_awaited) {
             Some(urgent) => len.min(urgent - self.read_seq()),
             None => len,
         }
-    }
-
-    /// True if the next byte to read is the urgent one (`SIOCATMARK`).
-    pub(in crate::tcp) fn is_at_urgent(&self) -> bool {
-        self.receive.urgent == Some(self.read_seq())
     }
 }

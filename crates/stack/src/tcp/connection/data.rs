@@ -1,4 +1,4 @@
-//! Payload: into the receive queue, in order or behind a gap; FIN; urgent bytes (`tcp_data_queue`).
+//! Payload: into the receive queue, in order or behind a gap; FIN (`tcp_data_queue`).
 
 use forebay_rx::packet::Packet;
 
@@ -257,21 +257,6 @@ impl Connection {
         }
         self.receive.is_marked |= segment.is_marked;
         self.receive.was_capable |= segment.is_capable;
-    }
-
-    /// Notes where the urgent byte is (RFC 6093; `tcp_check_urg`).
-    pub(super) fn note_urgent(&mut self, segment: &Segment, cx: &mut Context<'_>) {
-        if !segment.has(Flags::URG) {
-            return;
-        }
-        // The kernel's reading: the pointer is behind the urgent byte.
-        let at = segment.seq + u32::from(segment.urgent).saturating_sub(1);
-        let is_old = at.is_before(self.read_seq()) || at.is_before(self.receive.next);
-        let is_known = self.receive.urgent.is_some_and(|urgent| !at.is_after(urgent));
-        if !is_old && !is_known {
-            self.skip_urgent(cx);
-            (self.receive.urgent, self.receive.is_urgent_taken) = (Some(at), false);
-        }
     }
 
     /// Sequence number of the next byte to be read (`copied_seq`).

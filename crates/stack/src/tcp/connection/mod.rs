@@ -18,7 +18,8 @@ mod rack; //        losses found by time (RFC 8985)
 mod recovery; //    phases of loss recovery
 mod reduction; //   the congestion window: reduced, grown
 mod undo; //        reductions that proved unnecessary
-mod data; //        payload, FIN, urgent bytes
+mod data; //        payload, FIN
+mod urgent; //      urgent bytes
 mod window; //      receive window and buffer
 mod receive_rtt; // the round trip, for that
 mod delayed_ack; // acknowledgements at once or later
@@ -51,6 +52,7 @@ use self::delayed_ack::DelayedAck;
 use self::recovery::Recovery;
 use self::scoreboard::Scoreboard;
 use self::timers::Timers;
+use self::urgent::Urgent;
 use super::config::{TcpConfig, TcpOptions};
 use super::congestion::Congestion;
 use super::counters::TcpCounters;
@@ -202,11 +204,8 @@ pub(super) struct ReceiveState {
     pub(super) timestamp_us: u64,
     /// The peer's FIN came, in order: the number before `next` is its.
     pub(super) has_fin: bool,
-    /// Sequence number of an urgent byte that the reader has not passed (RFC 6093), at the kernel's
-    /// place: the one before the pointer.
-    pub(super) urgent: Option<Seq>,
-    /// True once that byte was taken out of band.
-    pub(super) is_urgent_taken: bool,
+    /// Urgent byte that the reader has not passed.
+    pub(super) urgent: Option<Urgent>,
     /// ECN: a mark was seen and its echo is not confirmed.
     pub(super) is_marked: bool,
     /// ECN: data came in capable packets.

@@ -92,7 +92,6 @@ impl Connection {
             timestamp_us: 0,
             has_fin: false,
             urgent: None,
-            is_urgent_taken: false,
             is_marked: false,
             was_capable: false,
             last_us: now_us,

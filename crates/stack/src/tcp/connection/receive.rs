@@ -68,7 +68,7 @@ impl Connection {
         if let Some(answer) = self.after_ack(segment, cx) {
             return answer;
         }
-        self.note_urgent(segment, cx);
+        self.note_urgent(packet.as_ref(), segment, cx);
         let next = self.receive.next;
         let answer = self.take_payload(packet, segment, cx);
         self.tally.bytes_received += u64::from(self.receive.next - next);

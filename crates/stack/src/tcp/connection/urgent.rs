@@ -1,0 +1,103 @@
+//! Urgent byte of the peer (RFC 6093), at the kernel's place: the one before the pointer (`tcp_urg`).
+
+use forebay_rx::packet::Packet;
+
+use super::super::error::TcpError;
+use super::super::seq::Seq;
+use super::super::wire::{Flags, Segment};
+use super::{Connection, Context, ReadMode};
+
+/// An urgent byte whose place is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::tcp) struct Urgent {
+    at: Seq,
+    byte: UrgentByte,
+}
+
+/// Fate of an urgent byte (`urg_data`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum UrgentByte {
+    Awaited,
+    /// It came, in order or behind a gap.
+    Here(u8),
+    /// It was taken out of band.
+    Taken,
+}
+
+impl Connection {
+    /// Notes where the urgent byte is, and the byte itself if the segment has it.
+    pub(super) fn note_urgent(
+        &mut self,
+        packet: Option<&Packet>,
+        segment: &Segment,
+        cx: &mut Context<'_>,
+    ) {
+        if segment.has(Flags::URG) {
+            self.note_urgent_place(segment, cx);
+        }
+        if let Some(Urgent { at, byte }) = &mut self.receive.urgent
+            && *byte == UrgentByte::Awaited
+            && let Some(packet) = packet
+            && let Some(&here) = packet.view().payload().get((*at - segment.seq) as usize)
+        {
+            *byte = UrgentByte::Here(here);
+        }
+    }
+
+    /// `tcp_check_urg`.
+    fn note_urgent_place(&mut self, segment: &Segment, cx: &mut Context<'_>) {
+        // The kernel's reading: the pointer is behind the urgent byte.
+        let at = segment.seq + u32::from(segment.urgent).saturating_sub(1);
+        let is_old = at.is_before(self.read_seq()) || at.is_before(self.receive.next);
+        let is_known = self.urgent_seq().is_some_and(|urgent| !at.is_after(urgent));
+        if !is_old && !is_known {
+            self.skip_urgent(cx);
+            self.receive.urgent = Some(Urgent { at, byte: UrgentByte::Awaited });
+        }
+    }
+
+    /// Removes an urgent byte that is next, unless it belongs to the stream (RFC 6093).
+    pub(super) fn skip_urgent(&mut self, cx: &mut Context<'_>) {
+        if self.is_at_urgent() && !self.options.oob_inline && self.receive.queue.len_bytes() > 0 {
+            self.receive.queue.consume(1, cx.pool);
+            self.receive.urgent = None;
+        }
+    }
+
+    /// True if an urgent byte can be taken (`EPOLLPRI`).
+    pub(super) fn has_urgent_byte(&self) -> bool {
+        self.receive.urgent.is_some_and(|urgent| matches!(urgent.byte, UrgentByte::Here(_)))
+    }
+
+    /// Reads the urgent byte, which can be taken once (`MSG_OOB`, `tcp_recv_urg`). The reader passes it
+    /// later. `None` if it will not come any more.
+    pub(in crate::tcp) fn read_urgent(&mut self, mode: ReadMode) -> Result<Option<u8>, TcpError> {
+        let has_ended = self.shut.receive || self.receive.has_fin;
+        let Some(Urgent { byte, .. }) =
+            self.receive.urgent.as_mut().filter(|_| !self.options.oob_inline)
+        else {
+            return Err(TcpError::Invalid);
+        };
+        match *byte {
+            UrgentByte::Taken => Err(TcpError::Invalid),
+            UrgentByte::Here(here) => {
+                if mode == ReadMode::Take {
+                    *byte = UrgentByte::Taken;
+                }
+                Ok(Some(here))
+            }
+            UrgentByte::Awaited if has_ended => Ok(None),
+            UrgentByte::Awaited => Err(TcpError::WouldBlock),
+        }
+    }
+
+    /// Sequence number of an urgent byte that the reader has not passed.
+    pub(super) fn urgent_seq(&self) -> Option<Seq> {
+        self.receive.urgent.map(|urgent| urgent.at)
+    }
+
+    /// True if the next byte to read is the urgent one (`SIOCATMARK`).
+    pub(in crate::tcp) fn is_at_urgent(&self) -> bool {
+        self.urgent_seq() == Some(self.read_seq())
+    }
+}
