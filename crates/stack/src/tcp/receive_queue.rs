@@ -305,12 +305,19 @@ impl ReceiveQueue {
         count
     }
 
-    /// Drops the payloads that are furthest ahead until the memory is at most `limit`. Returns their
-    /// number (`tcp_prune_ofo_queue`).
-    pub(super) fn prune(&mut self, limit: u32, pool: &mut Pool) -> usize {
+    /// Drops the payloads that are furthest ahead, but none before `seq`, until the memory is at most `limit`: an
+    /// eighth of that at a time. Returns their number (`tcp_prune_ofo_queue`).
+    pub(super) fn prune(&mut self, seq: Seq, limit: u32, pool: &mut Pool) -> usize {
         let before = self.out_of_order.len();
-        while self.truesize > limit && !self.out_of_order.is_empty() {
+        let mut goal = self.truesize.saturating_sub(limit / 8);
+        while let Some(last) = self.out_of_order.back()
+            && !last.start.is_before(seq)
+            && (self.truesize > limit || self.truesize > goal)
+        {
             self.remove_out_of_order(self.out_of_order.len() - 1, pool);
+            if self.truesize <= goal && self.truesize > limit {
+                goal = self.truesize.saturating_sub(limit / 8);
+            }
         }
         let pruned = before - self.out_of_order.len();
         if let Some(last) = self.out_of_order.len().checked_sub(1).filter(|_| pruned > 0) {
@@ -327,11 +334,15 @@ impl ReceiveQueue {
         }
     }
 
-    /// Copies the unread bytes together, so that they occupy little more memory than they are long
-    /// (`tcp_collapse`).
-    pub(super) fn collapse(&mut self, pool: &mut Pool) {
+    /// Copies unread bytes together, so that they occupy little more memory than they are long: those from the
+    /// first packet on that `is_bloated`, of the bytes of its payload and of its memory (`tcp_collapse`).
+    pub(super) fn collapse(&mut self, is_bloated: impl Fn(u32, u32) -> bool, pool: &mut Pool) {
+        let is_first = |chunk: &Chunk| is_bloated(len_u32(chunk.range.len()), chunk.truesize);
+        let Some(first) = self.chunks.iter().position(is_first) else { return };
+        let bloated = self.chunks.split_off(first);
+        let kept = std::mem::take(&mut self.chunks);
         let mut packed: VecDeque<Chunk> = VecDeque::new();
-        for chunk in std::mem::take(&mut self.chunks) {
+        for chunk in bloated {
             let len = chunk.range.len();
             if chunk.truesize as usize <= len + len / 2 {
                 packed.push_back(chunk);
@@ -360,7 +371,8 @@ impl ReceiveQueue {
                 chunk.truesize = len_u32(bytes.capacity());
             }
         }
-        self.chunks = packed;
+        self.chunks = kept;
+        self.chunks.extend(packed);
         let chunks = self.chunks.iter().map(|chunk| chunk.truesize);
         self.truesize = chunks.chain(self.out_of_order.iter().map(Payload::truesize)).sum();
     }
@@ -443,7 +455,7 @@ mod tests {
             let (mut queue, mut bytes) = (ReceiveQueue::default(), BTreeSet::new());
             for (at, len, rare) in steps {
                 if rare == 0 {
-                    queue.prune(queue.truesize / 2, &mut pool);
+                    queue.prune(Seq(0), queue.truesize / 2, &mut pool);
                     let waiting = queue.out_of_order.iter();
                     let kept = waiting.flat_map(|payload| payload.start.0..payload.end.0);
                     bytes = kept.collect();

@@ -10,6 +10,8 @@ use super::{Connection, Context, State};
 
 /// Payload below which a packet does not let the window grow.
 const SMALL_BYTES: u32 = 128;
+/// Memory that a connection is charged for at once.
+const PAGE_BYTES: u32 = 4096;
 /// ACKs sent at once after a mark.
 const ECN_QUICKACKS: u8 = 2;
 
@@ -93,7 +95,7 @@ impl Connection {
         let is_fin = segment.has(Flags::FIN);
         let payload = Payload::of(packet, segment.seq, segment.payload_len, is_fin);
         let truesize = payload.truesize();
-        if !self.make_room(cx) {
+        if !self.is_charged(segment, truesize) && !self.make_room(segment.seq, cx) {
             self.delayed.schedule_without_memory();
             if segment.payload_len > 0 && self.receive.queue.len_bytes() > 0 {
                 cx.counters.rcv_q_drop.add(1);
@@ -139,11 +141,12 @@ impl Connection {
         let payload =
             Payload::of(packet, segment.seq, segment.payload_len, segment.has(Flags::FIN));
         self.note_mark(segment);
-        self.delayed.schedule();
-        if !self.make_room(cx) {
+        if !self.make_room(segment.seq, cx) {
+            // As the kernel, without an ACK: the peer sends it again after what is missing.
             cx.counters.ofo_drop.add(1);
             return payload.free(cx.pool);
         }
+        self.delayed.schedule();
         cx.counters.ofo_queue.add(1);
         let truesize = payload.truesize();
         self.measure_segment(segment, truesize);
@@ -173,20 +176,35 @@ impl Connection {
         }
     }
 
-    /// Makes room for a packet (`tcp_try_rmem_schedule`). Returns false without.
-    fn make_room(&mut self, cx: &mut Context<'_>) -> bool {
-        let limit = self.receive.buffer.bytes();
-        let queue = &mut self.receive.queue;
+    /// True of a segment without surprises that fits in the page of memory that the connection is charged for
+    /// already: it is taken whatever the queue has (`tcp_rcv_established`, `sk_forward_alloc`).
+    fn is_charged(&self, segment: &Segment, truesize: u32) -> bool {
+        let is_predicted = segment.flags.with(Flags::PSH) == Flags::ACK.with(Flags::PSH)
+            && segment.seq == self.receive.next
+            && self.receive.window > 0
+            && self.receive.urgent.is_none()
+            && !self.receive.queue.has_gap();
+        let used = self.receive.queue.truesize().saturating_add(self.queued_memory());
+        is_predicted && truesize <= used.next_multiple_of(PAGE_BYTES) - used
+    }
+
+    /// Makes room for a packet that begins at `seq` (`tcp_try_rmem_schedule`). Returns false without.
+    fn make_room(&mut self, seq: Seq, cx: &mut Context<'_>) -> bool {
         // As the kernel: a queue within its limit takes one more packet (`tcp_can_ingest`).
+        if self.receive.queue.truesize() <= self.receive.buffer.bytes() {
+            return true;
+        }
+        self.clamp_buffer(cx);
+        let (queue, buffer) = (&mut self.receive.queue, &self.receive.buffer);
+        let limit = buffer.bytes();
         if queue.truesize() <= limit {
             return true;
         }
-        self.delayed.leave_quick();
         if queue.len_bytes() > 0 {
             cx.counters.rcv_collapsed.add(1);
-            queue.collapse(cx.pool);
+            queue.collapse(|len, truesize| buffer.of_memory(truesize) > len, cx.pool);
         }
-        let pruned = queue.prune(limit, cx.pool);
+        let pruned = queue.prune(seq, limit, cx.pool);
         if pruned > 0 {
             cx.counters.ofo_pruned.add(pruned as u64);
             // Blocks that were reported are not kept: the peer sends them again (RFC 2018,

@@ -101,7 +101,7 @@ impl ReceiveWindow {
     }
 
     /// Window for a memory of `bytes`: packets occupy more than their payload (`tcp_win_from_space`).
-    fn of_memory(&self, bytes: u32) -> u32 {
+    pub(super) fn of_memory(&self, bytes: u32) -> u32 {
         payload_of(bytes, self.ratio)
     }
 
@@ -186,6 +186,17 @@ impl ReceiveWindow {
         self.threshold <= window
     }
 
+    /// Grows the buffer to the memory of what is queued, unless its size is fixed; beyond that the window is
+    /// `smallest` from now on.
+    fn admit(&mut self, queued: u32, is_fixed: bool, smallest: u32) {
+        if !is_fixed {
+            self.bytes = self.bytes.max(queued.min(self.largest));
+        }
+        if queued > self.bytes {
+            self.threshold = self.clamp.min(smallest);
+        }
+    }
+
     /// Grows the buffer if the reader took more in this round trip than in any before.
     fn adjust(&mut self, read: Seq, mss: u32, now_us: u64, may_grow: bool) {
         let elapsed_us = now_us.saturating_sub(self.measured_us);
@@ -248,6 +259,15 @@ impl Connection {
         if self.receive.buffer.grow((len, truesize), free, sizes) {
             self.delayed.raise_quick_by_growth();
         }
+    }
+
+    /// Packets occupy more memory than the buffer has: it grows, or else its window shrinks
+    /// (`tcp_clamp_window`).
+    pub(super) fn clamp_buffer(&mut self, cx: &Context<'_>) {
+        self.delayed.leave_quick();
+        let (queued, smallest) = (self.receive.queue.truesize(), 2 * self.announced_mss());
+        let is_fixed = self.options.rcvbuf.is_some() || cx.is_memory_tight;
+        self.receive.buffer.admit(queued, is_fixed, smallest);
     }
 
     /// Window to announce, not below what was announced before; also notes it as announced.
