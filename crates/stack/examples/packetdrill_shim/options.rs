@@ -68,6 +68,8 @@ impl Shim {
                 let most = rcvbuf.unwrap_or(TcpConfig::KERNELS.rmem.1) / 2;
                 let bytes = number?.cast_unsigned().min(most).max(1);
                 state.entry(fd)?.low_water_bytes = bytes;
+                // Without a connection there is no buffer.
+                let _ = state.host.call(|tcp, out| tcp.hold(socket, bytes, out));
                 Ok(0)
             }
             libc::SO_LINGER => {
@@ -288,7 +290,11 @@ impl Shim {
                 let info = state.host.tcp.info(socket)?.ok_or(Errno(libc::ENOTCONN))?;
                 int(info.path_mtu_bytes.into())
             }
-            (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(options.rcvbuf.unwrap_or(131_072).into()),
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+                let info = state.host.tcp.info(socket)?;
+                let bytes = info.map(|info| info.receive_buffer_bytes).or(options.rcvbuf);
+                int(bytes.unwrap_or(131_072).into())
+            }
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                 let info = state.host.tcp.info(socket)?;
                 let bytes = info.map(|info| info.send_buffer_bytes).or(options.sndbuf);

@@ -288,6 +288,13 @@ impl Connection {
         self.options = before;
     }
 
+    /// Lets a reader wait for so many bytes (`SO_RCVLOWAT`).
+    pub(in crate::tcp) fn hold(&mut self, len: u32, cx: &Context<'_>) {
+        if self.options.rcvbuf.is_none() {
+            self.receive.buffer.hold(len.min(cx.config.rmem.1 / 2));
+        }
+    }
+
     /// `TCP_QUICKACK`.
     pub(in crate::tcp) fn set_quick_acks(&mut self, on: bool, cx: &mut Context<'_>) {
         self.delayed.set_quick(on);

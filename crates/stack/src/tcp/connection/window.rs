@@ -81,6 +81,15 @@ impl ReceiveWindow {
         (self.bytes, self.largest) = (bytes, bytes);
     }
 
+    /// Grows a buffer of no fixed size so that it holds `len` bytes of payload (`tcp_set_rcvlowat`).
+    pub(super) fn hold(&mut self, len: u32) {
+        let memory = (u64::from(len) << 8) / u64::from(self.ratio.max(1));
+        let memory = u32::try_from(memory).unwrap_or(u32::MAX);
+        if memory > self.bytes {
+            (self.bytes, self.clamp) = (memory, self.clamp.max(len));
+        }
+    }
+
     pub(super) fn bytes(&self) -> u32 {
         self.bytes
     }
