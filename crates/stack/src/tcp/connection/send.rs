@@ -243,8 +243,7 @@ impl Connection {
             // Each segment has an urgent pointer of its own.
             return 1;
         }
-        let largest = cx.config.gso_bytes.min(self.half_window());
-        (largest / self.send.mss.max(1)).min(self.by_rate(cx)).max(1)
+        (cx.config.gso_bytes / self.send.mss.max(1)).min(self.by_rate(cx)).max(1)
     }
 
     /// Segments of about a millisecond at the rate of the connection, two at least.
