@@ -1,6 +1,6 @@
 //! Congestion window: slow start, and avoidance of `NewReno` (RFC 5681) and CUBIC (RFC 9438).
 
-use super::config::{Algorithm, INITIAL_CWND, MS};
+use super::config::{Algorithm, INITIAL_CWND, MS, us_u32};
 use super::hystart::{HyStart, SlowStart};
 
 /// CUBIC's share that a window keeps after a loss, in 1/1024 (`beta`).
@@ -55,7 +55,15 @@ struct Cubic {
     last_cwnd: u32,
     last_ms: u32,
     per_segment: u32,
+    /// Smallest round trip since a time-out, in µs (`delay_min`); [`NO_SAMPLE`] before the first, 0 without a
+    /// time-out.
+    delay_us: u32,
 }
+
+/// No sample since a time-out.
+const NO_SAMPLE: u32 = u32::MAX;
+/// Age of an epoch, in ms, before its round trips count.
+const SETTLED_MS: u32 = 1_000;
 
 impl Congestion {
     pub(super) fn new(algorithm: Algorithm) -> Self {
@@ -80,12 +88,15 @@ impl Congestion {
     }
 
     /// Takes a sample of the round trip, which may end the first slow start.
-    pub(super) fn sample_round_trip(&mut self, rtt_us: u64, is_new_round: bool) {
-        if self.is_slow_start()
-            && let Stage::FirstSlowStart(hystart) = &mut self.stage
-            && hystart.sample(rtt_us, is_new_round) == SlowStart::IsOver
-        {
-            self.ssthresh = self.cwnd;
+    pub(super) fn sample_round_trip(&mut self, rtt_us: u64, is_new_round: bool, now_us: u64) {
+        let is_slow_start = self.is_slow_start();
+        match &mut self.stage {
+            Stage::FirstSlowStart(hystart) => {
+                if is_slow_start && hystart.sample(rtt_us, is_new_round) == SlowStart::IsOver {
+                    self.ssthresh = self.cwnd;
+                }
+            }
+            Stage::Later(cubic) => cubic.sample(rtt_us, ms(now_us)),
         }
     }
 
@@ -120,7 +131,7 @@ impl Congestion {
     /// Forgets the maximum and the epoch, after a time-out (`bictcp_reset`).
     pub(super) fn restart(&mut self) {
         if let Stage::Later(cubic) = &mut self.stage {
-            *cubic = Cubic::default();
+            *cubic = Cubic { delay_us: NO_SAMPLE, ..Cubic::default() };
         }
     }
 
@@ -181,6 +192,14 @@ impl Congestion {
 }
 
 impl Cubic {
+    /// Takes a sample of the round trip (`cubictcp_acked`).
+    fn sample(&mut self, rtt_us: u64, now_ms: u32) {
+        let is_settled = self.epoch_ms == 0 || now_ms.wrapping_sub(self.epoch_ms) >= SETTLED_MS;
+        if self.delay_us > 0 && is_settled {
+            self.delay_us = self.delay_us.min(us_u32(rtt_us).max(1));
+        }
+    }
+
     /// Acknowledged segments after which the window grows by one (`bictcp_update`).
     fn acks_per_segment(&mut self, cwnd: u32, acked: u32, now_us: u64, rtt_us: u64) -> u32 {
         self.acked = self.acked.saturating_add(acked);
@@ -194,7 +213,12 @@ impl Cubic {
             if self.epoch_ms == 0 {
                 self.begin_epoch(cwnd, acked, now_ms);
             }
-            self.per_segment = self.by_curve(cwnd, now_ms, rtt_us);
+            let delay_us = match self.delay_us {
+                0 => rtt_us,
+                NO_SAMPLE => 0,
+                delay_us => delay_us.into(),
+            };
+            self.per_segment = self.by_curve(cwnd, now_ms, delay_us);
         }
         self.per_segment = self.friendly(cwnd, self.per_segment).max(2);
         self.per_segment

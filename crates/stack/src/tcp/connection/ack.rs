@@ -288,7 +288,7 @@ impl Connection {
                 self.rtt.note_smallest(last_us, now_us);
             }
             self.rtt.estimate(sample_us, is_new_round);
-            self.congestion.sample_round_trip(last_us, is_new_round);
+            self.congestion.sample_round_trip(last_us, is_new_round, now_us);
             self.recovery.backoff = 0;
         }
     }

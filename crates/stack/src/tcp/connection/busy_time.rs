@@ -4,6 +4,8 @@ use super::{Connection, State, stamp_ms};
 
 /// Microseconds of a millisecond.
 const MS: u64 = 1_000;
+/// Bits of a word that tell the state.
+const STATE_BITS: u32 = 3;
 /// Reasons that have a time of their own.
 const REASONS: usize = 3;
 
@@ -22,9 +24,9 @@ pub(super) enum Sending {
 /// Times for which a connection had bytes that were not acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct BusyTime {
-    now: Sending,
-    /// Time since that state, in ms modulo 2^32.
-    since_ms: u32,
+    /// State in the lowest two bits, and the time since then above, in ms modulo 2^30: an idle connection has no
+    /// word to spare.
+    since: u32,
     /// Time in all states but the first, in ms.
     spent_ms: [u32; REASONS],
 }
@@ -51,25 +53,38 @@ impl BusyTime {
 
     fn of(&self, state: Sending, now_us: u64) -> u64 {
         let spent_ms = (state as usize).checked_sub(1).map_or(0, |place| self.spent_ms[place]);
-        let running_ms =
-            if state == self.now { stamp_ms(now_us).wrapping_sub(self.since_ms) } else { 0 };
+        let running_ms = if state == self.state() { self.running_ms(now_us) } else { 0 };
         (u64::from(spent_ms) + u64::from(running_ms)) * MS
     }
 
+    fn state(&self) -> Sending {
+        match self.since & STATE_BITS {
+            0 => Sending::Nothing,
+            1 => Sending::Busy,
+            2 => Sending::PeerWindow,
+            _ => Sending::SendBuffer,
+        }
+    }
+
+    /// Time in the present state, in ms.
+    fn running_ms(&self, now_us: u64) -> u32 {
+        let now = stamp_ms(now_us) << STATE_BITS.count_ones();
+        now.wrapping_sub(self.since & !STATE_BITS) >> STATE_BITS.count_ones()
+    }
+
     fn set(&mut self, state: Sending, now_us: u64) {
-        let now_ms = stamp_ms(now_us);
-        if let Some(place) = (self.now as usize).checked_sub(1) {
-            let running_ms = now_ms.wrapping_sub(self.since_ms);
+        if let Some(place) = (self.state() as usize).checked_sub(1) {
+            let running_ms = self.running_ms(now_us);
             self.spent_ms[place] = self.spent_ms[place].saturating_add(running_ms);
         }
-        (self.now, self.since_ms) = (state, now_ms);
+        self.since = stamp_ms(now_us) << STATE_BITS.count_ones() | state as u32;
     }
 }
 
 impl Connection {
     /// Begins to count the time for a state, unless a later one is counted.
     pub(super) fn begin_sending(&mut self, state: Sending, now_us: u64) {
-        if state > self.busy.now {
+        if state > self.busy.state() {
             self.busy.set(state, now_us);
         }
     }
@@ -78,7 +93,7 @@ impl Connection {
     pub(super) fn end_sending(&mut self, state: Sending, now_us: u64) {
         if self.sent.is_empty() && !self.has_unsent() {
             self.busy.set(Sending::Nothing, now_us);
-        } else if state == self.busy.now {
+        } else if state == self.busy.state() {
             self.busy.set(Sending::Busy, now_us);
         }
     }
