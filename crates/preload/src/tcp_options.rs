@@ -1,7 +1,7 @@
 //! Options of TCP sockets. The kernel's socket stays their store: each change is made there first, so that what
 //! it refuses is refused, and is then made to the connection.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU8, NonZeroU32};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -262,7 +262,9 @@ impl TcpSetting {
                 let wait_us = u32::try_from(micros(SECOND_US)).unwrap_or(u32::MAX);
                 options.fin_timeout_us = (value != 0).then_some(wait_us);
             }
-            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => options.syn_retries = u8::try_from(value).ok(),
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
+                options.syn_retries = u8::try_from(value).ok().and_then(NonZeroU8::new);
+            }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
                 options.defer_retries = retransmissions_in(u32::try_from(value).unwrap_or(0));
             }

@@ -199,7 +199,8 @@ impl Shim {
             }
             libc::TCP_SYNCNT => {
                 let retries = u8::try_from(within(number, COUNTS)?).unwrap_or(u8::MAX);
-                self.set_options(fd, |options| options.syn_retries = Some(retries))
+                let retries = std::num::NonZeroU8::new(retries);
+                self.set_options(fd, |options| options.syn_retries = retries)
             }
             libc::TCP_LINGER2 => {
                 let linger = number?;
@@ -236,6 +237,13 @@ impl Shim {
                     self.lock().entry(fd)?.kept.set(option, priority)?;
                 }
                 self.set_options(fd, |options| options.tos = tos & !3)
+            }
+            (libc::IPPROTO_IP, libc::IP_RECVERR) | (libc::IPPROTO_IPV6, libc::IPV6_RECVERR) => {
+                let on = number? != 0;
+                if (level == libc::IPPROTO_IPV6) == self.lock().host.is_ipv6() {
+                    self.set_options(fd, |options| options.tells_path_errors = on)?;
+                }
+                self.keep(fd, (level, name), on.into())
             }
             (libc::IPPROTO_IP, libc::IP_TTL) if number? == -1 => self.keep(fd, (level, name), 64),
             _ => self.keep(fd, (level, name), number?),
@@ -312,7 +320,9 @@ impl Shim {
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => int(options.keepalive_probes.into()),
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => int(options.user_timeout_us / 1000),
-            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => int(options.syn_retries.unwrap_or(6).into()),
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
+                int(options.syn_retries.map_or(6, std::num::NonZeroU8::get).into())
+            }
             (libc::IPPROTO_TCP, libc::TCP_LINGER2) => match options.fin_timeout_us {
                 Some(0) => Ok((-1_i32).to_ne_bytes().to_vec()),
                 wait_us => int(wait_us.map_or(60, |us| u64::from(us) / SECOND_US)),

@@ -163,7 +163,7 @@ impl State {
         let entry = self.entry(fd)?;
         let &mut Entry { socket, low_water_bytes, listens, .. } = entry;
         let mut ready = self.host.tcp.readiness(socket)?;
-        if !listens && ready.readable && !ready.peer_closed && !ready.failed {
+        if !listens && ready.readable && !ready.peer_closed {
             let info = self.host.tcp.info(socket)?;
             let received = info.map_or(0, |info| info.unread_bytes);
             let is_urgent = self.host.tcp.is_at_urgent(socket)?;

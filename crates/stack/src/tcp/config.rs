@@ -1,6 +1,6 @@
 //! Settings: the kernel's sysctls and socket options, with its defaults.
 
-use std::num::NonZeroU32;
+use std::num::{NonZeroU8, NonZeroU32};
 
 use crate::network::compose::DEFAULT_TTL;
 
@@ -191,7 +191,7 @@ pub struct TcpOptions {
     /// (`TCP_LINGER2`, there -1).
     pub fin_timeout_us: Option<u32>,
     /// Retransmissions of a SYN (`TCP_SYNCNT`).
-    pub syn_retries: Option<u8>,
+    pub syn_retries: Option<NonZeroU8>,
     /// SYN-ACKs that are sent again before a connection without data is accepted; 0 to accept at once
     /// (`TCP_DEFER_ACCEPT`).
     pub defer_retries: u8,
@@ -204,6 +204,9 @@ pub struct TcpOptions {
     pub tos: u8,
     /// Time to live, or hop limit, of packets sent (`IP_TTL`, `IPV6_UNICAST_HOPS`).
     pub ttl: u8,
+    /// Tells errors of the path of an open connection at once, and not only if it is given up (`IP_RECVERR`,
+    /// `IPV6_RECVERR`).
+    pub tells_path_errors: bool,
     /// Unsent bytes at which writes block; the socket is writable again below half of that. `None`: only the send
     /// buffer limits (`TCP_NOTSENT_LOWAT`).
     pub unsent_limit: Option<NonZeroU32>,
@@ -232,6 +235,7 @@ impl Default for TcpOptions {
             quick_acks: true,
             tos: 0,
             ttl: DEFAULT_TTL,
+            tells_path_errors: false,
             unsent_limit: None,
         }
     }

@@ -49,8 +49,12 @@ impl Connection {
                 if matches!(self.state, State::SynSent | State::SynReceived) {
                     self.fail(error, cx);
                 } else {
-                    // It may pass: told only if the connection is given up (RFC 5461).
-                    self.soft_error = Some(error);
+                    if self.options.tells_path_errors {
+                        self.error = Some(error);
+                    } else {
+                        // It may pass: told only if the connection is given up (RFC 5461).
+                        self.soft_error = Some(error);
+                    }
                     if is_of_route && seq == self.send.una {
                         self.revert_timeout(cx);
                     }

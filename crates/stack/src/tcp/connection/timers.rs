@@ -1,6 +1,6 @@
 //! Time-outs of a connection (`tcp_timer.c`).
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU8, NonZeroU64};
 
 use super::super::config::{
     MS, RTO_INITIAL_US, RTO_MAX_US, RTO_MIN_US, TIME_WAIT_US, TIMEOUT_MIN_US,
@@ -240,7 +240,7 @@ impl Connection {
         let retransmits = self.recovery.retransmits;
         let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
         let (limit, base_us) = if is_opening {
-            (self.options.syn_retries.unwrap_or(cx.config.syn_retries), RTO_INITIAL_US)
+            (self.options.syn_retries.map_or(cx.config.syn_retries, NonZeroU8::get), RTO_INITIAL_US)
         } else if self.is_orphan {
             (cx.config.orphan_retries, RTO_MIN_US)
         } else {

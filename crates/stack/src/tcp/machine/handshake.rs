@@ -1,6 +1,7 @@
 //! Handshakes at a listener: requests without buffers, until their ACK comes
 //! (`tcp_conn_request`, `tcp_check_req`).
 
+use std::num::NonZeroU8;
 use std::sync::atomic::Ordering;
 
 use forebay_rx::packet::Packet;
@@ -491,7 +492,7 @@ impl Tcp {
         let options = self.options_of(&request);
         let timeouts = request.timeouts;
         let is_over = |options: &TcpOptions| {
-            timeouts >= options.syn_retries.unwrap_or(self.config.synack_retries)
+            timeouts >= options.syn_retries.map_or(self.config.synack_retries, NonZeroU8::get)
                 && (!request.is_acked || timeouts >= options.defer_retries)
         };
         let Some(options) = options.filter(|options| !is_over(options)) else {
