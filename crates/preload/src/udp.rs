@@ -14,7 +14,7 @@ use forebay_stack::socket::shown;
 use forebay_sys::readiness::Ended;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
-use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_reuseport};
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_error, socket_reuseport};
 
 use crate::ancillary::scoped;
 use crate::corked::{Corked, Envelope};
@@ -228,6 +228,18 @@ impl Udp {
     pub(crate) fn error_queue(&self) -> Result<BorrowedFd<'_>, Errno> {
         self.check()?;
         self.udp.reserved().ok_or(Errno::AGAIN)
+    }
+
+    /// After the queue of errors was read: the error that waits is that of the next ICMP error, if there is one
+    /// (`sock_dequeue_err_skb`).
+    pub(crate) fn follow_error_queue(&self) {
+        let Some(kernels) = self.udp.reserved() else { return };
+        match socket_error(kernels) {
+            Ok(Err(error)) => self.path_error.tell(error, self.udp.queue()),
+            // Ignored: what was told is of the error that was read.
+            Ok(Ok(())) => drop(self.take_error()),
+            Err(_) => {}
+        }
     }
 
     /// Sender of a message, in the socket's family.

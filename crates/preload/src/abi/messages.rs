@@ -7,7 +7,7 @@ use libc::{mmsghdr, msghdr, ssize_t, timespec};
 use rustix::io::Errno;
 
 use super::next::next;
-use super::receive::{error_queue, mode, receive_bytes, returned};
+use super::receive::{error_queue, followed, mode, receive_bytes, returned};
 use super::vectors::Vectors;
 use super::{address, answer, answer_int, is_nowhere};
 use crate::ancillary::ControlWriter;
@@ -121,9 +121,11 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, header: *mut msghdr, flags: c_int) -
     };
     if let Some(queue) = error_queue(&socket, flags) {
         let next = next!(recvmsg(c_int, *mut msghdr, c_int) -> ssize_t);
-        // SAFETY: the caller's promise, for another socket of the kernel.
-        return queue
-            .map_or_else(|error| answer(Err(error)), |it| unsafe { next(it, header, flags) });
+        let told = |queue| {
+            // SAFETY: the caller's promise, for another socket of the kernel.
+            followed(&socket, unsafe { next(queue, header, flags) })
+        };
+        return queue.map_or_else(|error| answer(Err(error)), told);
     }
     // SAFETY: the caller's promise: valid, and used by nobody else.
     let valid = if is_nowhere(header) { None } else { unsafe { header.as_mut() } };
@@ -170,7 +172,7 @@ pub unsafe extern "C" fn recvmmsg(
         let next = next!(recvmmsg(c_int, *mut mmsghdr, c_uint, c_int, *mut timespec) -> c_int);
         let told = |queue| {
             // SAFETY: the caller's promise.
-            unsafe { next(queue, headers.as_mut_ptr(), length, flags, timeout) }
+            followed(&socket, unsafe { next(queue, headers.as_mut_ptr(), length, flags, timeout) })
         };
         return queue.map_or_else(|error| answer_int(Err(error)), told);
     }

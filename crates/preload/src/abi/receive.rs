@@ -31,6 +31,16 @@ pub(super) fn error_queue(socket: &Socket, flags: c_int) -> Option<Result<c_int,
     }
 }
 
+/// Result of a call that read the error queue of a socket.
+pub(super) fn followed<T: Default + PartialOrd>(socket: &Socket, read: T) -> T {
+    if let Socket::Udp(udp) = socket
+        && read >= T::default()
+    {
+        udp.follow_error_queue();
+    }
+    read
+}
+
 /// Length that a call returns: with `MSG_TRUNC` that of the datagram.
 pub(super) fn returned((copied, whole): (usize, usize), flags: c_int) -> usize {
     if flags & libc::MSG_TRUNC != 0 { whole } else { copied }
@@ -140,8 +150,10 @@ pub unsafe extern "C" fn recvfrom(
         let next = next!(
             recvfrom(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t
         );
-        // SAFETY: the caller's promise, for another socket of the kernel.
-        let told = |queue| unsafe { next(queue, buffer, len, flags, from, from_len) };
+        let told = |queue| {
+            // SAFETY: the caller's promise, for another socket of the kernel.
+            followed(&socket, unsafe { next(queue, buffer, len, flags, from, from_len) })
+        };
         return queue.map_or_else(|error| answer(Err(error)), told);
     }
     let vector = iovec { iov_base: buffer, iov_len: len };
