@@ -913,8 +913,8 @@ def ancillary_data(tell):
     say("errors", it.setsockopt, socket.IPPROTO_IP, 11, 1)
     say("error queue", it.recvmsg, 10, 100, socket.MSG_ERRQUEUE)
     # What the queue of errors told is told once.
-    say("to nobody", it.sendto, b"lost", ("10.9.0.2", 9))
-    await_event(it, select.POLLERR)
+    say("to nobody", it.sendto, b"lost", ("10.9.0.2", 99))
+    await_event(it, select.POLLIN)
     for _ in range(2):
         say("error queue", lambda: it.recvmsg(10, 0, socket.MSG_ERRQUEUE)[0])
     say("nothing more", it.recv, 10, socket.MSG_DONTWAIT)
