@@ -12,8 +12,9 @@ const UNIT_SHIFT: u32 = 10;
 const CURVE_SHIFT: u32 = 10 + 3 * UNIT_SHIFT;
 /// Eight times 1 / alpha of Reno with CUBIC's reduction: (1 + beta) / (3 (1 - beta)) (`beta_scale`).
 const RENO_SCALE: u32 = 15;
-/// Time in ms within which the curve is not looked at again while the window stays.
-const UPDATE_MS: u32 = 31;
+/// Time in µs within which the curve is not looked at again while the window stays, and round trips.
+const UPDATE_US: u64 = 31 * MS;
+const UPDATE_ROUNDS: u64 = 3;
 /// Smallest slow start threshold, in segments.
 const SSTHRESH_MIN: u32 = 2;
 
@@ -205,7 +206,9 @@ impl Cubic {
         self.acked = self.acked.saturating_add(acked);
         let now_ms = ms(now_us).max(1);
         let since_ms = now_ms.wrapping_sub(self.last_ms);
-        if self.last_cwnd == cwnd && since_ms <= UPDATE_MS {
+        // Unlike the kernel, as often on a short path as its round trips ask for: it would not be filled.
+        let update_us = (UPDATE_ROUNDS * rtt_us).min(UPDATE_US);
+        if self.last_cwnd == cwnd && u64::from(since_ms) * MS <= update_us {
             return self.per_segment;
         }
         if self.epoch_ms == 0 || since_ms > 0 {
