@@ -14,7 +14,7 @@ const CURVE_SHIFT: u32 = 10 + 3 * UNIT_SHIFT;
 const RENO_SCALE: u32 = 15;
 /// Time in µs within which the curve is not looked at again while the window stays, and round trips.
 const UPDATE_US: u64 = 31 * MS;
-const UPDATE_ROUNDS: u64 = 3;
+const UPDATE_ROUNDS: u64 = 8;
 /// Smallest slow start threshold, in segments.
 const SSTHRESH_MIN: u32 = 2;
 
@@ -351,6 +351,24 @@ mod tests {
         congestion.set(congestion.ssthresh);
         let windows = rounds(&mut congestion, 1_000_000, 20);
         assert!(windows[19] >= 7 + 20 * 3 / 10, "alpha is about 0.53: {windows:?}");
+    }
+
+    /// Acknowledges 18 segments in 18 ms, and another one 40 ms after the first. Returns the windows then.
+    fn burst(rtt_us: u64) -> [u32; 2] {
+        let mut congestion = Congestion::new(Algorithm::Cubic);
+        congestion.ssthresh = congestion.reduced();
+        congestion.restart();
+        congestion.set(congestion.ssthresh);
+        (0..18).for_each(|ack| congestion.acknowledged(1, 1_000_000 + ack * MS, rtt_us));
+        let before = congestion.cwnd;
+        congestion.acknowledged(1, 1_040_000, rtt_us);
+        [before, congestion.cwnd]
+    }
+
+    #[test]
+    fn tcp_7_cubic_grows_as_seldom_as_kernels() {
+        assert_eq!(burst(40_000), [7, 8], "32 looks at the curve a second");
+        assert_eq!(burst(500), [8, 8], "more on a near path");
     }
 
     #[test]

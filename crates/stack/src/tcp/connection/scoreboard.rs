@@ -60,7 +60,7 @@ impl Ending {
         matches!(self, Self::Pushed | Self::PushedRecord)
     }
 
-    /// This ending with PSH.
+    /// Adds PSH.
     pub(super) fn pushed(self) -> Self {
         Self::Pushed.followed_by(self)
     }

@@ -18,9 +18,9 @@ pub(in crate::tcp) struct Urgent {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum UrgentByte {
     Awaited,
-    /// It came, in order or behind a gap.
+    /// Received, in order or behind a gap.
     Here(u8),
-    /// It was taken out of band.
+    /// Read out of band.
     Taken,
 }
 
