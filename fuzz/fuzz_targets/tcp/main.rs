@@ -16,7 +16,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::num::NonZeroU32;
 
 use arbitrary::{Arbitrary, Unstructured};
-use forebay_stack::tcp::{ReadMode, TcpConfig, TcpSocket, WriteFlags};
+use forebay_stack::tcp::{MtuProbing, ReadMode, TcpConfig, TcpSocket, WriteFlags};
 use libfuzzer_sys::fuzz_target;
 
 use self::forged::{Forged, bytes_of};
@@ -113,6 +113,7 @@ impl World {
             window_scaling: kind & 4 == 0,
             asks_ecn: kind & 8 != 0,
             gso_bytes: if kind & 16 == 0 { 0 } else { 60_000 },
+            mtu_probing: if kind & 64 == 0 { MtuProbing::Off } else { MtuProbing::Always },
             memory_bytes: MEMORY_BYTES,
             max_syn_backlog: 16,
             max_time_wait: 8,

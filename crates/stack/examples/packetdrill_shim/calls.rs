@@ -154,6 +154,7 @@ impl Shim {
             let listener = state.entry(fd)?.clone();
             let (accepted, peer) = state.host.tcp.accept(listener.socket)?;
             state.sockets.insert(new_fd, listener.inheriting(accepted));
+            state.host.change_route(accepted);
             Ok(peer)
         })
     }

@@ -5,13 +5,14 @@ use std::net::IpAddr;
 
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
 use forebay_buf::{Frame, Region};
+use forebay_rx::coalesce::cut;
 use forebay_rx::cpu::CpuId;
 use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_stack::network::{
     Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix, TcpPathError,
 };
-use forebay_stack::tcp::{FlowHasher, Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket};
+use forebay_stack::tcp::{FlowHasher, MtuProbing, Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket};
 
 use crate::sysctls::Sysctls;
 
@@ -56,21 +57,27 @@ pub(crate) struct Host {
     /// Packets sent, and the times when they were.
     sent: VecDeque<(Vec<u8>, u64)>,
     pub(crate) now_us: u64,
+    /// MTU that the route gets at the next `accept`.
+    pub(crate) later_mtu: Option<u32>,
+    /// Packets are cut into segments before they reach the device.
+    cuts: bool,
 }
 
 impl Host {
-    /// Creates the host with the addresses that packetdrill is told to use. The flags are `v4` or
-    /// `v6`, and then perhaps sysctls: `tcp_rmem` (the largest), `tcp_min_tso_segs`, `tcp_ecn`.
+    /// Creates the host with the addresses that packetdrill is told to use. The flags are `v4` or `v6`, and then
+    /// perhaps sysctls, by name: `tcp_rmem` (the largest), `tcp_min_tso_segs`, `tcp_ecn`, those of probing; and of the
+    /// device, `gso` (0 if it cuts no packets), `mtu`, and `later_mtu`, which it has from the next `accept` on.
     pub(crate) fn new(flags: &str) -> Self {
         let is_ipv6 = flags.contains("v6");
         let mut config = TcpConfig::default();
         let value = |name: &str| {
-            let value = flags.split_whitespace().find_map(|flag| flag.strip_prefix(name))?;
-            value.strip_prefix('=')?.parse().ok()
+            let mut flags = flags.split_whitespace();
+            flags.find_map(|flag| flag.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
         };
         config.rmem.1 = value("tcp_rmem").unwrap_or(config.rmem.1);
         config.min_gso_segments = value("tcp_min_tso_segs").unwrap_or(config.min_gso_segments);
         config.asks_ecn = value("tcp_ecn") == Some(1);
+        probing(&mut config, value);
         // As the kernel on a TUN: scripts see a packet before it is cut.
         config.gso_bytes = 65_536 - 320;
         let (address, bits, mtu) = if is_ipv6 {
@@ -78,6 +85,7 @@ impl Host {
         } else {
             (IpAddr::from([192, 168, 0, 1]), 16, 1500)
         };
+        let mtu = value("mtu").unwrap_or(mtu);
         let share: Vec<ChunkClass> = CHUNKS
             .iter()
             .map(|&(chunk_bytes, chunks)| ChunkClass { chunk_bytes, chunks })
@@ -101,6 +109,17 @@ impl Host {
             pool: pool.unwrap_or_else(|| panic!("the region is as large as its pool")),
             sent: VecDeque::new(),
             now_us: START_US,
+            later_mtu: value("later_mtu"),
+            cuts: value("gso") == Some(0),
+        }
+    }
+
+    /// Gives the route of a connection that was accepted its later MTU, if it has one.
+    pub(crate) fn change_route(&mut self, socket: TcpSocket) {
+        if let Some(mtu) = self.later_mtu.take() {
+            self.identity.mtu = mtu;
+            // It is a connection, as it was just accepted.
+            let _ = self.call(|tcp, out| tcp.set_route_mtu(socket, mtu, out));
         }
     }
 
@@ -129,7 +148,17 @@ impl Host {
         let (now_us, cpu) = (self.now_us, CpuId(0));
         let mut out = TcpOut { now_us, cpu, pool: &mut self.pool, packets: &mut packets };
         let result = act(&mut self.tcp, &mut out);
-        packets.into_iter().for_each(|packet| self.transmit(packet.frame));
+        for packet in packets {
+            let mut segments = Vec::new();
+            match packet.gso_size() {
+                size if size > 0 && self.cuts => {
+                    // Without frames, the packet is lost.
+                    let _ = cut(packet, &mut self.pool, &mut segments);
+                }
+                _ => segments.push(packet),
+            }
+            segments.into_iter().for_each(|segment| self.transmit(segment.frame));
+        }
         result
     }
 
@@ -205,4 +234,21 @@ impl Host {
         self.tcp.take_ready(&mut ready);
         !ready.is_empty()
     }
+}
+
+/// Takes the settings of path MTU probing.
+fn probing(config: &mut TcpConfig, value: impl Fn(&str) -> Option<u32>) {
+    config.mtu_probing = match value("tcp_mtu_probing") {
+        None | Some(0) => MtuProbing::Off,
+        Some(1) => MtuProbing::AfterBlackHole,
+        Some(_) => MtuProbing::Always,
+    };
+    config.base_mss = value("tcp_base_mss").unwrap_or(config.base_mss);
+    config.min_snd_mss = value("tcp_min_snd_mss").unwrap_or(config.min_snd_mss);
+    config.mtu_probe_floor = value("tcp_mtu_probe_floor").unwrap_or(config.mtu_probe_floor);
+    config.probe_threshold = value("tcp_probe_threshold").unwrap_or(config.probe_threshold);
+    let interval_us = value("tcp_probe_interval").map(|seconds| u64::from(seconds) * 1_000_000);
+    config.probe_interval_us = interval_us.unwrap_or(config.probe_interval_us);
+    let retries1 = value("tcp_retries1").and_then(|count| u8::try_from(count).ok());
+    config.retries1 = retries1.unwrap_or(config.retries1);
 }

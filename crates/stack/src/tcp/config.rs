@@ -37,7 +37,7 @@ pub(super) const DUP_THRESHOLD: u32 = 3;
 pub(super) const DEFAULT_MSS: u16 = 536;
 /// Segment size assumed of such a peer over IPv6, as in the kernel: that of a packet of 1280 bytes.
 pub(super) const DEFAULT_MSS_V6: u16 = 1220;
-/// Smallest segment size that a peer can impose (`TCP_MIN_SND_MSS`).
+/// Smallest segment size that a peer or a path can impose (`TCP_MIN_SND_MSS`).
 pub(super) const MIN_MSS: u32 = 48;
 /// Largest shift of a window (RFC 7323, section 2.3).
 pub(super) const MAX_WINDOW_SCALE: u8 = 14;
@@ -55,6 +55,8 @@ pub struct TcpConfig {
     pub syn_linear_timeouts: u8,
     /// Retransmissions of a SYN-ACK (`tcp_synack_retries`).
     pub synack_retries: u8,
+    /// Retransmissions after which a path counts as a black hole for large packets (`tcp_retries1`).
+    pub retries1: u8,
     /// Retransmissions after which a connection is given up (`tcp_retries2`).
     pub retries2: u8,
     /// Retransmissions after which a connection that the application has closed is given up
@@ -107,6 +109,19 @@ pub struct TcpConfig {
     pub restarts_after_idle: bool,
     /// Congestion control of new connections (`tcp_congestion_control`).
     pub congestion: Algorithm,
+    /// Search for the largest packet of a path by probes (`tcp_mtu_probing`, RFC 4821).
+    pub mtu_probing: MtuProbing,
+    /// Payload of the segments that a search begins with, in bytes (`tcp_base_mss`).
+    pub base_mss: u32,
+    /// Smallest segment that a peer or a path can impose, its options counted, in bytes (`tcp_min_snd_mss`).
+    pub min_snd_mss: u32,
+    /// Smallest payload of a segment after time-outs that a search takes for a black hole, in bytes
+    /// (`tcp_mtu_probe_floor`).
+    pub mtu_probe_floor: u32,
+    /// Uncertainty of a path's MTU with which a search ends, in bytes (`tcp_probe_threshold`).
+    pub probe_threshold: u32,
+    /// Time after which a search begins anew, in µs (`tcp_probe_interval`).
+    pub probe_interval_us: u64,
 }
 
 impl TcpConfig {
@@ -115,6 +130,7 @@ impl TcpConfig {
         syn_retries: 6,
         syn_linear_timeouts: 4,
         synack_retries: 5,
+        retries1: 3,
         retries2: 15,
         orphan_retries: 8,
         fin_timeout_us: 60 * SECOND,
@@ -138,6 +154,12 @@ impl TcpConfig {
         pacing: false,
         restarts_after_idle: true,
         congestion: Algorithm::Cubic,
+        mtu_probing: MtuProbing::Off,
+        base_mss: 1024,
+        min_snd_mss: MIN_MSS,
+        mtu_probe_floor: 48,
+        probe_threshold: 8,
+        probe_interval_us: 600 * SECOND,
     };
 }
 
@@ -155,6 +177,18 @@ pub enum Algorithm {
     /// RFC 9438.
     #[default]
     Cubic,
+}
+
+/// Search for the largest packet that a path takes (RFC 4821), of each connection by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MtuProbing {
+    /// Never (`tcp_mtu_probing` 0): errors of routers alone tell of smaller links (RFC 1191, RFC 8201).
+    #[default]
+    Off,
+    /// Once segments time out as if something dropped large packets without an error (`tcp_mtu_probing` 1).
+    AfterBlackHole,
+    /// From the beginning (`tcp_mtu_probing` 2).
+    Always,
 }
 
 /// Options of a socket. Names in parentheses are the kernel's.

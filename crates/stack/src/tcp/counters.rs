@@ -124,6 +124,10 @@ counters! {
     dsack_old_sent = "TCPDSACKOldSent",
     /// D-SACKs sent for bytes behind a gap.
     dsack_ofo_sent = "TCPDSACKOfoSent",
+    /// Probes of the path's MTU that arrived.
+    mtup_success = "TCPMTUPSuccess",
+    /// Probes of the path's MTU that were too large.
+    mtup_fail = "TCPMTUPFail",
     /// D-SACKs received.
     dsack_recv = "TCPDSACKRecv",
     /// Connections reset by a close with unread data.

@@ -232,6 +232,7 @@ mod tests {
             ssthresh: 106,
             mss_bytes: 107,
             path_mtu_bytes: 108,
+            mtu_search: None,
             probes: 23,
             ack_delay_us: 109,
             receive_mss_bytes: 110,

@@ -41,7 +41,7 @@ pub mod kernel_form; // what the kernel's calls read and write
 /// timer wheel.
 pub const CONNECTION_BYTES: usize = machine::CONNECTION_BYTES;
 
-pub use config::{Algorithm, TcpConfig, TcpOptions};
+pub use config::{Algorithm, MtuProbing, TcpConfig, TcpOptions};
 pub use connection::{
     BusyTime, Limit, PathError, Phase, ReadMode, Readiness, Resent, State, Tally, TcpInfo,
     WindowScales, WriteFlags,

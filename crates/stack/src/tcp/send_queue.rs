@@ -162,6 +162,25 @@ impl SendQueue {
         }
     }
 
+    /// Moves bytes of following packets into the one that `next` is in, until that has `len_bytes`. Returns false,
+    /// and moves none, if a record ends before (`tcp_can_coalesce_send_queue_head`).
+    pub(super) fn gather_packet(&mut self, next: Seq, len_bytes: u32) -> bool {
+        let end = next + len_bytes;
+        let held = self.held.as_ref();
+        let mut filled = held.into_iter().flat_map(|held| &held.filled);
+        if filled.any(|packet| packet.marks.ends_record && packet.end.is_before(end)) {
+            return false;
+        }
+        while self.packet_at(next).end.is_before(end) {
+            let before = self.packet_at(next).end;
+            self.grow_packet(next, len_bytes);
+            if self.packet_at(next).end == before {
+                return false;
+            }
+        }
+        true
+    }
+
     /// Forgets packets that were sent whole.
     pub(super) fn forget_packets(&mut self, next: Seq) {
         let Some(held) = &mut self.held else { return };

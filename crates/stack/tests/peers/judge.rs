@@ -10,6 +10,11 @@ use crate::scripts::Script;
 
 /// Names the program, if it is not in `PATH`.
 const VARIABLE: &str = "FOREBAY_PACKETDRILL";
+/// Runs a command in a new network namespace with these settings.
+const IN_NAMESPACE: &str = "ip link set lo up
+for sysctl in $1; do echo ${sysctl#*=} > /proc/sys/net/ipv4/${sysctl%%=*} || exit; done
+shift
+exec \"$@\"";
 /// Time after which a script counts as hanging, in s: far more than the longest takes.
 const HANGS_AFTER_S: u32 = 900;
 /// Exit status of `timeout` when the time is over.
@@ -128,13 +133,13 @@ impl Judge {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", &HANGS_AFTER_S.to_string()]);
         if subject == Subject::Kernel {
-            command.args(["unshare", "--net", "sh", "-c", "ip link set lo up; exec \"$@\"", "sh"]);
+            command.args(["unshare", "--net", "sh", "-c", IN_NAMESPACE, "sh", script.sysctls()]);
         }
         command.arg(&self.program);
         command.arg("--tolerance_usecs=30000").args(family.arguments());
         if subject == Subject::Ours {
             command.arg(format!("--so_filename={}", self.shim.display()));
-            command.arg(format!("--so_flags={}", family.flag()));
+            command.arg(format!("--so_flags={} {}", family.flag(), script.sysctls()));
         }
         command.arg(script.path());
         command

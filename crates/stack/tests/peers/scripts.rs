@@ -1,4 +1,5 @@
-//! Scripts of the folder `packetdrill`. A name that ends in `-ipv4` or `-ipv6` is of that family only.
+//! Scripts of the folder `packetdrill`. A name that ends in `-ipv4` or `-ipv6` is of that family only. A first line
+//! `// Sysctls: NAME=VALUE …` has settings of TCP that differ from the kernel's own.
 
 use std::fs;
 use std::io;
@@ -9,15 +10,25 @@ use crate::judge::Family;
 /// Scripts that there are at least.
 pub(crate) const LEAST: usize = 640;
 
+/// Mark of the line with settings.
+const SYSCTLS: &str = "// Sysctls: ";
+
 /// A script.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     path: PathBuf,
+    /// Names and values, with blanks between.
+    sysctls: String,
 }
 
 impl Script {
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Settings of TCP, each as `NAME=VALUE`, with blanks between.
+    pub(crate) fn sysctls(&self) -> &str {
+        &self.sysctls
     }
 
     pub(crate) fn name(&self) -> String {
@@ -39,7 +50,10 @@ pub(crate) fn all(crate_folder: &Path) -> io::Result<Vec<Script>> {
     let mut scripts = Vec::new();
     for folder in fs::read_dir(crate_folder.join("tests/peers/packetdrill"))? {
         for file in fs::read_dir(folder?.path())? {
-            scripts.push(Script { path: file?.path() });
+            let path = file?.path();
+            let first = fs::read_to_string(&path)?.lines().next().unwrap_or_default().to_owned();
+            let sysctls = first.strip_prefix(SYSCTLS).unwrap_or_default().to_owned();
+            scripts.push(Script { path, sysctls });
         }
     }
     scripts.sort_by(|one, other| one.path.cmp(&other.path));

@@ -99,7 +99,7 @@ impl Connection {
             self.finish_idle_ack(prior_una, &mut facts, cx);
             return Acknowledged::Yes;
         }
-        self.clean(segment.ack, prior_highest, &mut facts, cx.now_us);
+        self.clean(segment.ack, prior_highest, &mut facts, cx);
         self.sample_round_trip(segment, prior_una, &mut facts, cx.now_us);
         self.note_reordering(facts.reordered.take());
         self.finish_ack(segment, prior_una, &mut facts, cx);
@@ -198,7 +198,7 @@ impl Connection {
         send.window = window;
         if window > send.max_window {
             send.max_window = window;
-            self.set_mss();
+            self.set_mss(cx.config);
         }
         if self.unsent_bytes() > 0 {
             self.restart_after_idle(cx);
@@ -208,7 +208,13 @@ impl Connection {
 
     /// Removes what was acknowledged (`tcp_clean_rtx_queue`). `prior_highest` is the end of what was
     /// acknowledged selectively before.
-    fn clean(&mut self, ack: Seq, prior_highest: Option<Seq>, facts: &mut AckFacts, now_us: u64) {
+    fn clean(
+        &mut self,
+        ack: Seq,
+        prior_highest: Option<Seq>,
+        facts: &mut AckFacts,
+        cx: &Context<'_>,
+    ) {
         while let Some(first) = self.sent.first() {
             if first.end.is_after(ack) {
                 break;
@@ -232,7 +238,7 @@ impl Connection {
             if !sent.marks.sacked {
                 facts.delivered += 1;
                 if !self.is_echo_of_earlier(&sent, facts) {
-                    self.advance_rack(&sent, now_us);
+                    self.advance_rack(&sent, cx.now_us);
                 }
             }
             if !sent.marks.is_syn {
@@ -250,6 +256,9 @@ impl Connection {
         }
         self.send.una = ack;
         self.send.queue.acknowledge(ack);
+        if self.send.search.is_some() {
+            self.acknowledge_mtu_probe(ack, cx);
+        }
         if self.send.urgent.is_some_and(|urgent| !urgent.is_after(ack)) {
             self.send.urgent = None;
         }

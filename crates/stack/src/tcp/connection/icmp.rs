@@ -86,7 +86,13 @@ impl Connection {
             return;
         }
         self.send.path_mtu = mtu_bytes;
-        self.set_mss();
+        self.bound_mtu_search(mtu_bytes);
+        self.set_mss(cx.config);
+        self.resend_in_smaller(cx);
+    }
+
+    /// Sends segments that are longer than they may be now again, in smaller ones (`tcp_simple_retransmit`).
+    pub(super) fn resend_in_smaller(&mut self, cx: &mut Context<'_>) {
         let mut facts = super::ack::AckFacts::default();
         for index in 0..self.sent.len() as usize {
             let Some(&sent) = self.sent.at(index) else { break };
@@ -94,12 +100,12 @@ impl Connection {
                 self.mark_lost(index, &mut facts);
             }
         }
-        if facts.lost == 0 {
+        if self.sent.lost == 0 {
             return;
         }
         self.sent.split_all(self.send.mss);
         self.limit_dup_acks();
-        // Not a sign of congestion: the window stays (`tcp_simple_retransmit`).
+        // Not a sign of congestion: the window stays.
         self.enter_simple_recovery();
         self.resend_lost(cx);
     }

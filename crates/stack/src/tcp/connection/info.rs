@@ -126,6 +126,9 @@ pub struct TcpInfo {
     pub mss_bytes: u32,
     /// Largest packet that the path takes (`pmtu`).
     pub path_mtu_bytes: u32,
+    /// Packets between which the search for the path's MTU is, in bytes: the largest that arrives, and the largest
+    /// that may; `None` without a search.
+    pub mtu_search: Option<(u32, u32)>,
     /// Probes of a closed window or of an idle peer without an answer.
     pub probes: u8,
     /// Delay of ACKs, in µs; 0 before the first data (`ato`).
@@ -215,6 +218,7 @@ impl Connection {
             ssthresh: self.congestion.ssthresh,
             mss_bytes: self.send.mss,
             path_mtu_bytes: self.send.path_mtu,
+            mtu_search: self.send.search.as_ref().map(|search| (search.low, search.high)),
             probes: self.recovery.probes_out,
             ack_delay_us: self.delayed.interval_us(),
             receive_mss_bytes: self.delayed.segment_bytes(),
@@ -320,6 +324,10 @@ impl TcpInfo {
             words.add("rtt", format!("{rtt}/{rttvar}"));
         }
         words.add("mss", self.mss_bytes.to_string());
+        words.add("pmtu", self.path_mtu_bytes.to_string());
+        if let Some((low, high)) = self.mtu_search {
+            words.add("mtu_search", format!("{low},{high}"));
+        }
         words.add("cwnd", self.cwnd.to_string());
         if self.ssthresh != u32::MAX {
             words.add("ssthresh", self.ssthresh.to_string());

@@ -29,6 +29,7 @@ mod pacing; //      when it may be sent, by the rate
 mod transmit; //    one segment, with its options
 mod timers; //      time-outs: retransmission, probes, delayed ACK, keep-alive
 mod icmp; //        errors from the path
+mod mtu_search; //  the largest packet of the path, by probes
 mod calls; //       the application's calls
 mod tally; //       numbers of bytes and segments
 mod busy_time; //   times of waiting
@@ -49,6 +50,7 @@ pub(super) use window::{ReceiveWindow, scale_for};
 pub use write::WriteFlags;
 
 use self::delayed_ack::DelayedAck;
+use self::mtu_search::MtuSearch;
 use self::recovery::Recovery;
 use self::scoreboard::Scoreboard;
 use self::timers::Timers;
@@ -165,6 +167,8 @@ pub(super) struct SendState {
     pub(super) peer_mss: u32,
     /// Largest packet that the path takes.
     pub(super) path_mtu: u32,
+    /// Search for a path's MTU; `None` as long as it is not meant.
+    search: Option<Box<MtuSearch>>,
     pub(super) queue: SendQueue,
     /// True once the application has closed its side: a FIN follows the queue.
     pub(super) fin: bool,

@@ -12,7 +12,6 @@ use super::super::rtt::RoundTrip;
 use super::super::sack::SackReport;
 use super::super::send_queue::SendQueue;
 use super::super::seq::Seq;
-use super::super::wire::options::TIMESTAMPS_BYTES;
 use super::super::wire::{Flags, Options, Segment};
 use super::busy_time::BusyTime;
 use super::info::Resent;
@@ -69,6 +68,7 @@ impl Connection {
             mss: u32::from(DEFAULT_MSS),
             peer_mss: u32::from(DEFAULT_MSS),
             path_mtu: begin.mtu_bytes,
+            search: None,
             queue: SendQueue::new(sequence + 1),
             fin: false,
             small_end: sequence,
@@ -136,6 +136,8 @@ impl Connection {
                 .window_scaling
                 .then(|| WindowScales { send: 0, receive: scale_for(&begin.options, cx.config) }),
         };
+        // As the kernel: what is offered counts for the first segments, even if the peer does not agree.
+        connection.begin_mtu_search(cx);
         connection.state = State::SynSent;
         connection.is_connecting = true;
         connection.delayed.set_quick(begin.options.quick_acks);
@@ -187,7 +189,7 @@ impl Connection {
         // The SYN.
         connection.tally.segs_in = 1;
         cx.counters.passive_opens.add(1);
-        connection.set_mss();
+        connection.set_mss(cx.config);
         connection
     }
 
@@ -198,13 +200,11 @@ impl Connection {
     }
 
     /// Sets the segment size by the path, the peer and the options that each segment has.
-    pub(super) fn set_mss(&mut self) {
-        let options = if self.agreed.timestamps { TIMESTAMPS_BYTES } else { 0 };
-        let limit = self.announced_mss().min(self.send.peer_mss);
-        let mss = limit.max(MIN_MSS).saturating_sub(options).max(8);
+    pub(super) fn set_mss(&mut self, config: &TcpConfig) {
         // Half of a small window, so that the peer need not close it (`tcp_bound_to_half_wnd`).
-        let largest = self.half_window().max(SMALLEST_PACKET_BYTES - TCP_HEADER_BYTES - options);
-        self.send.mss = mss.min(largest);
+        let smallest = SMALLEST_PACKET_BYTES - TCP_HEADER_BYTES - self.option_bytes();
+        let largest = self.half_window().max(smallest);
+        self.send.mss = self.payload_in_path(config).min(largest);
     }
 
     /// Half of the largest window that the peer announced; all of a tiny one.
@@ -232,7 +232,7 @@ impl Connection {
         }
         self.send.peer_mss =
             u32::from(options.mss.unwrap_or_else(|| self.flow().default_mss())).max(MIN_MSS);
-        self.set_mss();
+        self.set_mss(cx.config);
     }
 
     /// A segment in SYN-SENT (RFC 9293, section 3.10.7.3; `tcp_rcv_synsent_state_process`).
@@ -286,7 +286,8 @@ impl Connection {
         self.send.window = u32::from(segment.window);
         self.send.max_window = self.send.window;
         self.send.window_seq = segment.seq;
-        self.set_mss();
+        self.set_mss(cx.config);
+        self.begin_mtu_search(cx);
         let was_retransmitted = self.sent.first().is_some_and(|sent| sent.marks.ever_retransmitted);
         if let Some(sent) = self.sent.pop() {
             let sample = self.echo_sample(segment, cx.now_us);

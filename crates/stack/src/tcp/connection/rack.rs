@@ -142,7 +142,7 @@ impl Connection {
         let mut facts = AckFacts::default();
         let prior_in_flight = self.sent.in_flight();
         self.detect_losses(cx.now_us, &mut facts);
-        if prior_in_flight != self.sent.in_flight() {
+        if prior_in_flight != self.sent.in_flight() && !self.has_mtu_probe_failed(cx) {
             if self.phase() != Phase::Recovery {
                 self.enter_recovery(false, cx);
                 self.reduce_window(1, facts.lost, &facts);

@@ -91,9 +91,11 @@ impl Connection {
                 self.send.window = u32::from(segment.window) << self.agreed.send_scale();
                 self.send.max_window = self.send.max_window.max(self.send.window);
                 self.send.window_seq = segment.seq;
-                self.set_mss();
+                self.set_mss(cx.config);
                 self.sample_answer(segment, cx.now_us);
                 self.become_established(cx);
+                // As the kernel: until the peer's window grows, segments are as long as the path promises.
+                self.begin_mtu_search(cx);
                 if self.shut.send {
                     // Closed before the handshake ended: the FIN goes out now.
                     self.state = State::FinWait1;

@@ -215,6 +215,9 @@ impl Connection {
             self.try_to_open(facts);
             return Resend::Nothing;
         }
+        if self.has_mtu_probe_failed(cx) {
+            return Resend::Nothing;
+        }
         self.enter_recovery(facts.ece, cx);
         cx.counters.fast_retrans.add(1);
         Resend::Lost

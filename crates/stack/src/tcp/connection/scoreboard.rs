@@ -207,25 +207,47 @@ impl Scoreboard {
     }
 
     /// Splits all segments that are to be sent again and are longer than `most` bytes, after the path has
-    /// become narrower: in one pass, where each split by itself would move the segments behind it.
+    /// become narrower: in one pass, where each split by itself would move the segments behind it. Those that were
+    /// one packet stay one, all as long as each other but for its end.
     pub(super) fn split_all(&mut self, most: u32) {
+        if most == 0 {
+            return;
+        }
         let before = std::mem::take(&mut self.segments);
+        let mut is_cut = false;
         for Node { mut sent, .. } in before {
-            loop {
-                let payload = (sent.end - sent.seq) - u32::from(sent.marks.is_fin);
-                let is_meant = sent.marks.awaits_resend() && !sent.marks.is_syn;
-                if payload <= most || !is_meant || most == 0 {
-                    break;
-                }
+            let is_meant = sent.marks.awaits_resend() && !sent.marks.is_syn;
+            is_cut &= is_meant && sent.marks.is_joined;
+            if is_cut {
+                sent = self.joined_to_rest(sent, most);
+            }
+            while is_meant && sent.end - sent.seq - u32::from(sent.marks.is_fin) > most {
                 let at = sent.seq + most;
                 let marks = Marks { is_fin: false, ending: Ending::Plain, ..sent.marks };
                 self.append(Sent { end: at, marks, ..sent });
-                sent = Sent { seq: at, marks: Marks { is_joined: false, ..sent.marks }, ..sent };
+                sent = Sent { seq: at, marks: Marks { is_joined: true, ..sent.marks }, ..sent };
+                is_cut = true;
             }
             self.append(sent);
         }
         self.count_anew();
         self.list_anew();
+    }
+
+    /// A segment with the one before, the rest of another one of its packet, if that has less than `most` bytes.
+    fn joined_to_rest(&mut self, sent: Sent, most: u32) -> Sent {
+        match self.segments.back() {
+            Some(&Node { sent: rest, .. }) if rest.end - rest.seq < most => {
+                self.segments.pop_back();
+                let ever_retransmitted =
+                    rest.marks.ever_retransmitted || sent.marks.ever_retransmitted;
+                let is_joined = rest.marks.is_joined;
+                let ending = rest.marks.ending.followed_by(sent.marks.ending);
+                let marks = Marks { ever_retransmitted, is_joined, ending, ..sent.marks };
+                Sent { seq: rest.seq, marks, ..sent }
+            }
+            _ => sent,
+        }
     }
 
     /// Moves the borders of segments that were one packet so that each has `most` bytes at most. The rest

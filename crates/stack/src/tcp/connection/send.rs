@@ -5,6 +5,7 @@ use super::super::config::{INITIAL_CWND, MS, RTO_MIN_US};
 use super::super::seq::Seq;
 use super::busy_time::Sending;
 use super::info::Cause;
+use super::mtu_search::Probing;
 use super::scoreboard::{Ending, Marks, Sent};
 use super::{Connection, Context, stamp_ms};
 
@@ -75,6 +76,13 @@ impl Connection {
             return;
         }
         let (mut has_sent, before, room) = (false, self.sent.len(), self.segment_room());
+        if self.send.search.is_some() && !push_one {
+            match self.send_mtu_probe(cx) {
+                Probing::Sent => has_sent = true,
+                Probing::Waits => return,
+                Probing::NotNow => {}
+            }
+        }
         let halt = loop {
             if let Err(halt) = self.send_next(full_only, push_one, room, cx) {
                 break halt;
@@ -360,6 +368,12 @@ impl Connection {
         if left == count { Ok(()) } else { Err(Halt::NoFrame) }
     }
 
+    /// Sends a single new segment of this length, which may be longer than others. Returns false without a frame.
+    pub(super) fn send_longer(&mut self, len_bytes: u32, cx: &mut Context<'_>) -> bool {
+        let next = self.next_segment(1, len_bytes);
+        next.is_some_and(|next| self.send_new(&next, cx).is_ok())
+    }
+
     pub(super) fn record_sent(&mut self, seq: Seq, end: Seq, marks: Marks, cx: &Context<'_>) {
         self.sent.push(Sent { seq, end, sent_us: cx.now_us, marks });
     }
@@ -427,6 +441,7 @@ impl Connection {
 
     fn note_sent_again(&mut self, index: usize, cause: Cause, cx: &Context<'_>) {
         self.sent.sent_again(index, cx.now_us);
+        self.forget_mtu_probe();
         self.send.last_data_us = cx.now_us;
         cx.counters.retrans_segs.add(1);
         self.resent.count(cause);

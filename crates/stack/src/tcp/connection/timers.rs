@@ -196,7 +196,11 @@ impl Connection {
         if is_opening {
             self.recovery.syn_timeouts = self.recovery.syn_timeouts.saturating_add(1);
         } else {
+            let is_narrower = self.suspect_black_hole(cx);
             self.enter_loss(cx);
+            if is_narrower {
+                self.sent.split_all(self.segment_room());
+            }
         }
         self.recovery.retransmits = self.recovery.retransmits.saturating_add(1);
         self.retransmit(0, Cause::Timeout, cx);
@@ -376,7 +380,7 @@ impl Connection {
 }
 
 /// Time that a number of retransmissions takes from a time-out on (`tcp_model_timeout`), in µs.
-fn retransmission_time_us(retransmissions: u8, base_us: u64) -> u64 {
+pub(super) fn retransmission_time_us(retransmissions: u8, base_us: u64) -> u64 {
     let doublings = (RTO_MAX_US / base_us).ilog2();
     let count = u32::from(retransmissions);
     if count <= doublings {

@@ -149,7 +149,7 @@ impl Connection {
             .timestamps
             .then(|| Timestamps { value: self.timestamp(cx.now_us), echo: self.receive.timestamp });
         debug_assert!(
-            len_bytes.min(size_bytes) <= self.segment_room(),
+            len_bytes.min(size_bytes) <= self.segment_room() || self.is_mtu_probe(seq),
             "TCP-14: a segment with its options fits in a packet of the path"
         );
         let sacks = self.receive.sacks.take(self.most_blocks());

@@ -438,6 +438,28 @@ impl Tcp {
         Ok(())
     }
 
+    /// Tells a connection that its route has another MTU. A smaller one acts at once, and so does a larger one
+    /// unless the path is probed: probes then show what arrives.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed, [`TcpError::NotConnected`] if it is not of a connection.
+    pub fn set_route_mtu(
+        &mut self,
+        socket: TcpSocket,
+        mtu_bytes: u32,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        match self.entry_mut(socket)?.kind {
+            Kind::Connection(_) => {
+                self.with_connection(socket.index, out, |connection, cx| {
+                    connection.change_route(mtu_bytes, cx);
+                });
+                Ok(())
+            }
+            _ => Err(TcpError::NotConnected),
+        }
+    }
+
     /// Sends ACKs at once from now on, or lets them wait for data (`TCP_QUICKACK`). Without a
     /// connection, it is how a later one begins.
     ///

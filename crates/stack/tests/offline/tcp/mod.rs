@@ -12,6 +12,7 @@ mod frames; // hosts without free frames
 mod told; //   what a connection tells of itself
 mod forged; // segments that a stranger makes up
 mod hostile; // segments of a stranger
+mod mtu; //    paths that drop large packets
 mod pair; //   the hosts and the path
 mod liars; //  peers that lie, and what they cost
 mod reuseport; // listeners that share an address

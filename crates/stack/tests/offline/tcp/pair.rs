@@ -17,6 +17,9 @@ const DEVICE: TcpDevice = TcpDevice { mtu_bytes: MTU, is_whole_host: true };
 /// Frames for segments.
 const CHUNKS: u32 = 8192;
 
+/// Time after which a path takes packets of another size.
+const LARGEST_TURN_US: u64 = 5_000_000;
+
 /// Sockets with which the numbers by state are checked after each call.
 const LEVELS_CHECKED_MAX: u32 = 16;
 
@@ -130,13 +133,16 @@ pub(super) struct Faults {
     pub(super) delay_us: u64,
     /// Segments that arrive together are merged.
     pub(super) merges: bool,
+    /// Largest packets that the path takes, in bytes, in turn for a while each; 0 for all. Larger ones are dropped
+    /// without an error.
+    pub(super) largest_bytes: [u32; 2],
 }
 
 /// Two hosts with a path between them.
 pub(super) struct Pair {
     pub(super) hosts: [Host; 2],
     pub(super) now_us: u64,
-    faults: Faults,
+    pub(super) faults: Faults,
     random: u64,
     /// Packets under way, by arrival and number: to which host, and their bytes.
     path: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
@@ -197,7 +203,7 @@ impl Pair {
         for bytes in sent {
             let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
             self.last[from] = (number(24), number(28));
-            if self.random(100) < self.faults.loss.into() {
+            if self.random(100) < self.faults.loss.into() || self.is_too_large(bytes.len()) {
                 continue;
             }
             let copies = 1 + u64::from(self.random(100) < self.faults.repeat.into());
@@ -209,6 +215,13 @@ impl Pair {
                 self.path.insert((at_us, self.count), (1 - from, bytes.clone()));
             }
         }
+    }
+
+    /// True if the path drops packets of this length now.
+    fn is_too_large(&self, len_bytes: usize) -> bool {
+        let turn = (self.now_us / LARGEST_TURN_US % 2) as usize;
+        let largest_bytes = self.faults.largest_bytes[turn];
+        largest_bytes > 0 && len_bytes > largest_bytes as usize
     }
 
     /// Time of the next event.

@@ -2,7 +2,9 @@
 
 use std::net::Shutdown;
 
-use forebay_stack::tcp::{Algorithm, Tcp, TcpConfig, TcpError, TcpOptions, TcpOut, TcpSocket};
+use forebay_stack::tcp::{
+    Algorithm, MtuProbing, Tcp, TcpConfig, TcpError, TcpOptions, TcpOut, TcpSocket,
+};
 use proptest::prelude::*;
 
 use super::pair::{Faults, Pair};
@@ -71,7 +73,13 @@ impl Direction {
 }
 
 /// Sends streams both ways over a path with these faults, and checks all laws.
-fn run(seed: u64, faults: Faults, configs: [TcpConfig; 2], lens: [usize; 2], options: TcpOptions) {
+pub(super) fn run(
+    seed: u64,
+    faults: Faults,
+    configs: [TcpConfig; 2],
+    lens: [usize; 2],
+    options: TcpOptions,
+) {
     let mut pair = Pair::new(seed, faults, configs);
     let (client, server) = pair.open(80);
     for (host, socket) in [(0, client), (1, server)] {
@@ -139,20 +147,21 @@ prop_compose! {
     fn faults()(
         loss in 0_u32..15, repeat in 0_u32..10, reorder in 0_u32..30, delay_us in 0_u64..60_000, merges: bool,
     ) -> Faults {
-        Faults { loss, repeat, reorder, delay_us, merges }
+        Faults { loss, repeat, reorder, delay_us, merges, ..Faults::default() }
     }
 }
 
 prop_compose! {
-    fn config()(
+    pub(super) fn config()(
         timestamps: bool, window_scaling: bool, sack: bool, ecn: bool, is_reno: bool,
-        rmem in 4_000_u32..300_000, gso: bool,
+        rmem in 4_000_u32..300_000, gso: bool, is_probed: bool,
     ) -> TcpConfig {
         TcpConfig {
             timestamps, window_scaling, sack,
             asks_ecn: ecn,
             rmem: (rmem, rmem * 4),
             gso_bytes: if gso { 60_000 } else { 0 },
+            mtu_probing: if is_probed { MtuProbing::Always } else { MtuProbing::Off },
             congestion: if is_reno { Algorithm::NewReno } else { Algorithm::Cubic },
             ..TcpConfig::default()
         }

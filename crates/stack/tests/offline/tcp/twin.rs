@@ -329,7 +329,7 @@ prop_compose! {
     fn faults()(
         loss in 0_u32..12, repeat in 0_u32..10, reorder in 0_u32..30, delay_us in 0_u64..60_000,
     ) -> Faults {
-        Faults { loss, repeat, reorder, delay_us, merges: false }
+        Faults { loss, repeat, reorder, delay_us, ..Faults::default() }
     }
 }
 

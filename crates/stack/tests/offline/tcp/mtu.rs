@@ -1,0 +1,151 @@
+//! Paths that drop large packets without an error, and the search for what they take (RFC 4821).
+
+use forebay_stack::tcp::{MtuProbing, TcpConfig, TcpError, TcpInfo, TcpOptions, TcpSocket};
+use proptest::prelude::*;
+
+use super::pair::{Faults, MTU, Pair};
+use super::streams::{config, run};
+
+const SECOND_US: u64 = 1_000_000;
+
+/// Packets of a search that begins, with timestamps.
+const FIRST_BYTES: u32 = 1024 + 12 + 40;
+
+/// Two hosts with a path of 10 ms that takes packets up to this size, and a connection.
+fn opened(largest_bytes: u32, config: TcpConfig) -> (Pair, TcpSocket, TcpSocket) {
+    let faults =
+        Faults { delay_us: 10_000, largest_bytes: [largest_bytes; 2], ..Faults::default() };
+    let mut pair = Pair::new(1, faults, [config; 2]);
+    let (client, server) = pair.open(80);
+    (pair, client, server)
+}
+
+fn probing(mtu_probing: MtuProbing) -> TcpConfig {
+    TcpConfig { mtu_probing, ..TcpConfig::default() }
+}
+
+/// Sends bytes from host 0, and returns the number of those that host 1 has read before the time is over.
+fn carry(pair: &mut Pair, (from, to): (TcpSocket, TcpSocket), len: usize, within_us: u64) -> usize {
+    let (bytes, end_us) = (vec![7; 40_000], pair.now_us + within_us);
+    let (mut written, mut read, mut room) = (0, 0, vec![0; 40_000]);
+    while read < len && pair.now_us < end_us {
+        let next = &bytes[..bytes.len().min(len - written)];
+        match pair.call(0, |tcp, out| tcp.write(from, next, Default::default(), out)) {
+            Ok(more) => written += more,
+            Err(TcpError::WouldBlock) => {}
+            Err(_) => break,
+        }
+        read += pair.call(1, |tcp, out| tcp.read(to, &mut room, out)).unwrap_or(0);
+        if !pair.step() {
+            break;
+        }
+    }
+    read
+}
+
+fn info(pair: &Pair, socket: TcpSocket) -> TcpInfo {
+    pair.hosts[0].tcp.info(socket).unwrap().unwrap()
+}
+
+/// Whatever a path takes is found within the threshold, without a time-out and without a smaller window.
+#[test]
+fn tcp_48_search_finds_what_a_path_takes() {
+    for (sack, gso_bytes) in [(true, 0), (true, 60_000), (false, 0)] {
+        for largest in [FIRST_BYTES, 1100, 1280, 1399, 1400, 1492, MTU] {
+            let config = TcpConfig { sack, gso_bytes, ..probing(MtuProbing::Always) };
+            let (mut pair, client, server) = opened(largest, config);
+            let len = 3_000_000;
+            assert_eq!(carry(&mut pair, (client, server), len, 600 * SECOND_US), len);
+            let told = info(&pair, client);
+            let (low, high) = told.mtu_search.unwrap();
+            assert!(low <= largest && largest <= high && high - low < 8, "{largest}: {told:?}");
+            assert_eq!(told.mss_bytes, low - 52, "{largest}: {told:?}");
+            let counters = pair.hosts[0].tcp.counters();
+            let losses = counters.sack_recovery.get() + counters.reno_recovery.get();
+            assert_eq!((counters.timeouts.get(), losses), (0, 0), "{largest}: {told:?}");
+            let (failed, resent) = (counters.mtup_fail.get(), counters.retrans_segs.get());
+            assert!(resent <= 2 * failed, "{largest}: {resent} for {failed} probes");
+            assert!((largest < MTU) == (failed > 0) || largest > 1492, "{largest}: {failed}");
+        }
+    }
+}
+
+/// Without probes nothing arrives, and with them all does, however little the path takes.
+#[test]
+fn tcp_48_black_holes_let_data_pass() {
+    for largest in [100, 300, 552, 800, 1200, 1490] {
+        let (mut pair, client, server) = opened(largest, probing(MtuProbing::Off));
+        assert_eq!(carry(&mut pair, (client, server), 100_000, 2000 * SECOND_US), 0, "{largest}");
+        let (mut pair, client, server) = opened(largest, probing(MtuProbing::AfterBlackHole));
+        assert_eq!(info(&pair, client).mtu_search, None);
+        let len = 100_000;
+        let read = carry(&mut pair, (client, server), len, 600 * SECOND_US);
+        assert_eq!(read, len, "{largest}: {:?}", info(&pair, client));
+    }
+}
+
+/// A path that takes larger packets later is used so after a while.
+#[test]
+fn tcp_48_search_begins_anew_after_a_while() {
+    let (mut pair, client, server) = opened(1200, probing(MtuProbing::Always));
+    let len = 3_000_000;
+    assert_eq!(carry(&mut pair, (client, server), len, 60 * SECOND_US), len);
+    assert!(info(&pair, client).mss_bytes <= 1200 - 52);
+    pair.faults.largest_bytes = [0; 2];
+    assert_eq!(carry(&mut pair, (client, server), len, 60 * SECOND_US), len);
+    assert!(info(&pair, client).mss_bytes <= 1200 - 52, "not before the interval is over");
+    pair.now_us += 600 * SECOND_US;
+    assert_eq!(carry(&mut pair, (client, server), len, 60 * SECOND_US), len);
+    assert!(info(&pair, client).mss_bytes > MTU - 52 - 8, "{:?}", info(&pair, client));
+}
+
+/// Segments are never longer than the device takes, nor than the peer or the user wants.
+#[test]
+fn tcp_48_search_has_bounds() {
+    let config = TcpConfig { base_mss: 400, ..probing(MtuProbing::Always) };
+    let (mut pair, ..) = opened(0, config);
+    let there = pair.address(1, 81);
+    let listener = pair.hosts[1].tcp.socket().unwrap();
+    pair.hosts[1].tcp.bind(listener, there).unwrap();
+    pair.hosts[1].tcp.listen(listener, 16).unwrap();
+    let client = pair.hosts[0].tcp.socket().unwrap();
+    let options = TcpOptions { max_segment: Some(900), ..TcpOptions::default() };
+    pair.call(0, |tcp, out| tcp.set_options(client, options, out)).unwrap();
+    let here = pair.address(0, 0);
+    let begun = pair.call(0, |tcp, out| tcp.connect(client, (here, there), MTU, out));
+    assert_eq!(begun, Err(TcpError::InProgress));
+    let server = loop {
+        match pair.hosts[1].tcp.accept(listener) {
+            Ok((server, _)) => break server,
+            Err(_) => assert!(pair.step()),
+        }
+    };
+    assert_eq!(carry(&mut pair, (client, server), 1_000_000, 60 * SECOND_US), 1_000_000);
+    let told = info(&pair, client);
+    assert!(told.mss_bytes > 888 - 8 && told.mss_bytes <= 888, "{told:?}");
+    let route = pair.call(0, |tcp, out| tcp.set_route_mtu(client, 700, out));
+    assert_eq!((route, info(&pair, client).mss_bytes), (Ok(()), 648));
+    assert_eq!(carry(&mut pair, (client, server), 1_000_000, 60 * SECOND_US), 1_000_000);
+    assert_eq!(info(&pair, client).mss_bytes, 648);
+    pair.call(0, |tcp, out| tcp.set_route_mtu(client, MTU, out)).unwrap();
+    assert_eq!(info(&pair, client).mss_bytes, 648, "a probe shows first that more arrives");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tcp_48_streams_survive_any_mtu(
+        seed: u64, first in config(), second in config(), lens in [0_usize..150_000, 0_usize..150_000],
+        loss in 0_u32..4, reorder in 0_u32..10, delay_us in 0_u64..30_000, merges: bool,
+        largest in [100_u32..1600, 100_u32..1600], is_found_late: [bool; 2],
+    ) {
+        let configs = [first, second].into_iter().zip(is_found_late).map(|(config, is_late)| {
+            let mode = if is_late { MtuProbing::AfterBlackHole } else { MtuProbing::Always };
+            TcpConfig { mtu_probing: mode, ..config }
+        });
+        let configs: Vec<_> = configs.collect();
+        let faults = Faults { loss, reorder, delay_us, merges, largest_bytes: largest, ..Faults::default() };
+        run(seed, faults, [configs[0], configs[1]], lens, TcpOptions::default());
+    }
+}
