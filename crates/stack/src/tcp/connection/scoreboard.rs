@@ -687,6 +687,31 @@ mod tests {
         }
     }
 
+    /// Segments of packets that are to be sent again in smaller ones.
+    #[test]
+    fn tcp_48_narrower_packets_stay_even() {
+        let mut scoreboard = Scoreboard::default();
+        (0..6).for_each(|number| scoreboard.push(sent(number, number.into())));
+        // A packet of three, one that arrived, one of two of which the second waits, too.
+        for (index, is_joined) in [false, true, true, false, false, true].into_iter().enumerate() {
+            scoreboard.mark(index, |marks| (marks.is_joined, marks.lost) = (is_joined, index != 3));
+        }
+        scoreboard.mark(3, mark_sacked);
+        scoreboard.split_all(MSS * 2 / 3);
+        let told = |node: &Node| (node.sent.end - node.sent.seq, node.sent.marks.is_joined);
+        let even = MSS * 2 / 3;
+        let told: Vec<_> = scoreboard.segments.iter().map(told).collect();
+        let first =
+            [(even, false), (even, true), (even, true), (even, true), (3 * MSS - 4 * even, true)];
+        assert_eq!(told[..5], first);
+        assert_eq!(told[5], (MSS, false));
+        assert_eq!(
+            told[6..],
+            [(even, false), (even, true), (even, true), (2 * MSS - 3 * even, true)]
+        );
+        assert_eq!((scoreboard.lost, scoreboard.awaiting_resend, scoreboard.sacked), (9, 9, 1));
+    }
+
     /// A window with a hole in every tenth place, of which each ACK acknowledges one segment: each
     /// segment is looked at once, and one more for each ACK.
     #[test]

@@ -13,6 +13,8 @@ use super::{Connection, Context, stamp_ms};
 const PACING_SHIFT: u32 = 10;
 /// Time within which a further ACK is worth waiting for, in µs.
 const SOON_US: u64 = 1_000;
+/// Payload of the packets that are written while the path is probed, at least.
+const PROBED_PACKET_BYTES: u32 = 60_000;
 /// Steps of the round trip, in µs, by which packets to nearby peers halve (`tcp_tso_rtt_log`).
 const RTT_SHIFT: u32 = 9;
 
@@ -270,7 +272,13 @@ impl Connection {
     /// Payload of the packets that are written, at most (`tcp_xmit_size_goal`).
     pub(super) fn packet_goal(&self, cx: &Context<'_>) -> u32 {
         let room = self.segment_room();
-        (cx.config.gso_bytes.min(self.half_window()) / room * room).max(room)
+        let largest = match self.send.search {
+            // More than a segment is queued at once, as in the kernel without a device that cuts: a probe takes
+            // more than a segment.
+            Some(_) => cx.config.gso_bytes.max(PROBED_PACKET_BYTES),
+            None => cx.config.gso_bytes,
+        };
+        (largest.min(self.half_window()) / room * room).max(room)
     }
 
     /// Unsent bytes of one packet, at most `most` segments of `room` bytes.

@@ -8,20 +8,29 @@ use super::streams::{config, run};
 
 const SECOND_US: u64 = 1_000_000;
 
+/// Bytes in which a search ends.
+const LEN: usize = 3_000_000;
+
 /// Packets of a search that begins, with timestamps.
 const FIRST_BYTES: u32 = 1024 + 12 + 40;
 
 /// Two hosts with a path of 10 ms that takes packets up to this size, and a connection.
 fn opened(largest_bytes: u32, config: TcpConfig) -> (Pair, TcpSocket, TcpSocket) {
-    let faults =
-        Faults { delay_us: 10_000, largest_bytes: [largest_bytes; 2], ..Faults::default() };
+    let faults = Faults {
+        delay_us: 10_000,
+        largest_bytes: [largest_bytes; 2],
+        // RACK orders packets by time.
+        apart_us: 50,
+        ..Faults::default()
+    };
     let mut pair = Pair::new(1, faults, [config; 2]);
     let (client, server) = pair.open(80);
     (pair, client, server)
 }
 
 fn probing(mtu_probing: MtuProbing) -> TcpConfig {
-    TcpConfig { mtu_probing, ..TcpConfig::default() }
+    // Little is in flight: there are many round trips.
+    TcpConfig { mtu_probing, wmem: (87_040, 200_000), ..TcpConfig::default() }
 }
 
 /// Sends bytes from host 0, and returns the number of those that host 1 has read before the time is over.
@@ -30,6 +39,9 @@ fn carry(pair: &mut Pair, (from, to): (TcpSocket, TcpSocket), len: usize, within
     let (mut written, mut read, mut room) = (0, 0, vec![0; 40_000]);
     while read < len && pair.now_us < end_us {
         let next = &bytes[..bytes.len().min(len - written)];
+        // As a writer that waits for `EPOLLOUT` does: its writes are larger than a few segments.
+        let is_writable = pair.hosts[0].tcp.readiness(from).is_ok_and(|now| now.writable);
+        let next = if is_writable { next } else { &[] };
         match pair.call(0, |tcp, out| tcp.write(from, next, Default::default(), out)) {
             Ok(more) => written += more,
             Err(TcpError::WouldBlock) => {}
@@ -54,8 +66,7 @@ fn tcp_48_search_finds_what_a_path_takes() {
         for largest in [FIRST_BYTES, 1100, 1280, 1399, 1400, 1492, MTU] {
             let config = TcpConfig { sack, gso_bytes, ..probing(MtuProbing::Always) };
             let (mut pair, client, server) = opened(largest, config);
-            let len = 3_000_000;
-            assert_eq!(carry(&mut pair, (client, server), len, 600 * SECOND_US), len);
+            assert_eq!(carry(&mut pair, (client, server), LEN, 600 * SECOND_US), LEN);
             let told = info(&pair, client);
             let (low, high) = told.mtu_search.unwrap();
             assert!(low <= largest && largest <= high && high - low < 8, "{largest}: {told:?}");
@@ -88,15 +99,39 @@ fn tcp_48_black_holes_let_data_pass() {
 #[test]
 fn tcp_48_search_begins_anew_after_a_while() {
     let (mut pair, client, server) = opened(1200, probing(MtuProbing::Always));
-    let len = 3_000_000;
-    assert_eq!(carry(&mut pair, (client, server), len, 60 * SECOND_US), len);
+
+    assert_eq!(carry(&mut pair, (client, server), LEN, 60 * SECOND_US), LEN);
     assert!(info(&pair, client).mss_bytes <= 1200 - 52);
     pair.faults.largest_bytes = [0; 2];
-    assert_eq!(carry(&mut pair, (client, server), len, 60 * SECOND_US), len);
+    assert_eq!(carry(&mut pair, (client, server), LEN, 60 * SECOND_US), LEN);
     assert!(info(&pair, client).mss_bytes <= 1200 - 52, "not before the interval is over");
+    while info(&pair, client).unacked > 0 {
+        assert!(pair.step());
+    }
     pair.now_us += 600 * SECOND_US;
-    assert_eq!(carry(&mut pair, (client, server), len, 60 * SECOND_US), len);
+    assert_eq!(carry(&mut pair, (client, server), LEN, 60 * SECOND_US), LEN);
     assert!(info(&pair, client).mss_bytes > MTU - 52 - 8, "{:?}", info(&pair, client));
+}
+
+/// A path that reorders shows a loss by time only: that of a probe is still no sign of congestion.
+#[test]
+fn tcp_48_late_loss_keeps_window() {
+    let (mut pair, client, server) = opened(1200, probing(MtuProbing::Always));
+    pair.call(0, |tcp, out| tcp.set_route_mtu(client, 600, out)).unwrap();
+    pair.faults.reorder = 10;
+    carry(&mut pair, (client, server), LEN / 10, 60 * SECOND_US);
+    pair.faults.reorder = 0;
+    let counters = std::sync::Arc::clone(pair.hosts[0].tcp.counters());
+    let losses = || counters.sack_recovery.get() + counters.timeouts.get();
+    let before = losses();
+    assert!(info(&pair, client).has_reordered && counters.mtup_fail.get() == 0);
+    pair.call(0, |tcp, out| tcp.set_route_mtu(client, MTU, out)).unwrap();
+    // A few segments behind each probe, and then nothing until all arrived.
+    for _ in 0..300 {
+        carry(&mut pair, (client, server), 12_000, 60 * SECOND_US);
+    }
+    assert!(counters.mtup_fail.get() > 2, "{:?}", info(&pair, client));
+    assert_eq!(losses(), before, "{:?}", info(&pair, client));
 }
 
 /// Segments are never longer than the device takes, nor than the peer or the user wants.
@@ -120,12 +155,12 @@ fn tcp_48_search_has_bounds() {
             Err(_) => assert!(pair.step()),
         }
     };
-    assert_eq!(carry(&mut pair, (client, server), 1_000_000, 60 * SECOND_US), 1_000_000);
+    assert_eq!(carry(&mut pair, (client, server), LEN, 60 * SECOND_US), LEN);
     let told = info(&pair, client);
     assert!(told.mss_bytes > 888 - 8 && told.mss_bytes <= 888, "{told:?}");
     let route = pair.call(0, |tcp, out| tcp.set_route_mtu(client, 700, out));
     assert_eq!((route, info(&pair, client).mss_bytes), (Ok(()), 648));
-    assert_eq!(carry(&mut pair, (client, server), 1_000_000, 60 * SECOND_US), 1_000_000);
+    assert_eq!(carry(&mut pair, (client, server), LEN, 60 * SECOND_US), LEN);
     assert_eq!(info(&pair, client).mss_bytes, 648);
     pair.call(0, |tcp, out| tcp.set_route_mtu(client, MTU, out)).unwrap();
     assert_eq!(info(&pair, client).mss_bytes, 648, "a probe shows first that more arrives");

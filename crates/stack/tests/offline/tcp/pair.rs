@@ -136,6 +136,8 @@ pub(super) struct Faults {
     /// Largest packets that the path takes, in bytes, in turn for a while each; 0 for all. Larger ones are dropped
     /// without an error.
     pub(super) largest_bytes: [u32; 2],
+    /// Time between two packets of a direction, at least; 0 for any.
+    pub(super) apart_us: u64,
 }
 
 /// Two hosts with a path between them.
@@ -147,6 +149,8 @@ pub(super) struct Pair {
     /// Packets under way, by arrival and number: to which host, and their bytes.
     path: BTreeMap<(u64, u64), (usize, Vec<u8>)>,
     count: u64,
+    /// Time when the last packet of each host arrives, if they are apart.
+    arrives_us: [u64; 2],
     /// Sequence and acknowledgement number of the last segment that each host sent.
     pub(super) last: [(u32, u32); 2],
 }
@@ -171,6 +175,7 @@ impl Pair {
             random: seed | 1,
             path: BTreeMap::new(),
             count: 0,
+            arrives_us: [0; 2],
             last: [(0, 0); 2],
         }
     }
@@ -210,7 +215,11 @@ impl Pair {
             for _ in 0..copies {
                 let late = self.random(100) < self.faults.reorder.into();
                 let extra_us = if late { self.random(self.faults.delay_us * 2 + 1000) } else { 0 };
-                let at_us = self.now_us + self.faults.delay_us + extra_us;
+                let mut at_us = self.now_us + self.faults.delay_us + extra_us;
+                if self.faults.apart_us > 0 {
+                    at_us = at_us.max(self.arrives_us[from] + self.faults.apart_us);
+                    self.arrives_us[from] = at_us;
+                }
                 self.count += 1;
                 self.path.insert((at_us, self.count), (1 - from, bytes.clone()));
             }
