@@ -29,6 +29,8 @@ pub(super) struct MtuSearch {
     since_us: u64,
 }
 
+const _: () = assert!(size_of::<MtuSearch>() <= 40, "TCP-12: a search takes 40 bytes");
+
 /// A probe that is under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Probe {

@@ -118,17 +118,20 @@ fn tcp_48_search_begins_anew_after_a_while() {
 fn tcp_48_late_loss_keeps_window() {
     let (mut pair, client, server) = opened(1200, probing(MtuProbing::Always));
     pair.call(0, |tcp, out| tcp.set_route_mtu(client, 600, out)).unwrap();
-    pair.faults.reorder = 10;
-    carry(&mut pair, (client, server), LEN / 10, 60 * SECOND_US);
-    pair.faults.reorder = 0;
+    (pair.faults.reorder, pair.faults.apart_us) = (10, 0);
+    // Segments overtake few others.
+    for _ in 0..40 {
+        carry(&mut pair, (client, server), 6_000, 60 * SECOND_US);
+    }
+    (pair.faults.reorder, pair.faults.apart_us) = (0, 50);
     let counters = std::sync::Arc::clone(pair.hosts[0].tcp.counters());
     let losses = || counters.sack_recovery.get() + counters.timeouts.get();
     let before = losses();
     assert!(info(&pair, client).has_reordered && counters.mtup_fail.get() == 0);
     pair.call(0, |tcp, out| tcp.set_route_mtu(client, MTU, out)).unwrap();
     // A few segments behind each probe, and then nothing until all arrived.
-    for _ in 0..300 {
-        carry(&mut pair, (client, server), 12_000, 60 * SECOND_US);
+    for _ in 0..100 {
+        carry(&mut pair, (client, server), 36_000, 60 * SECOND_US);
     }
     assert!(counters.mtup_fail.get() > 2, "{:?}", info(&pair, client));
     assert_eq!(losses(), before, "{:?}", info(&pair, client));
