@@ -1,6 +1,6 @@
 //! Paths that drop large packets without an error, and the search for what they take (RFC 4821).
 
-use forebay_stack::tcp::{MtuProbing, TcpConfig, TcpError, TcpInfo, TcpOptions, TcpSocket};
+use forebay_stack::tcp::{MtuProbing, Phase, TcpConfig, TcpError, TcpInfo, TcpOptions, TcpSocket};
 use proptest::prelude::*;
 
 use super::pair::{Faults, MTU, Pair};
@@ -99,7 +99,6 @@ fn tcp_48_black_holes_let_data_pass() {
 #[test]
 fn tcp_48_search_begins_anew_after_a_while() {
     let (mut pair, client, server) = opened(1200, probing(MtuProbing::Always));
-
     assert_eq!(carry(&mut pair, (client, server), LEN, 60 * SECOND_US), LEN);
     assert!(info(&pair, client).mss_bytes <= 1200 - 52);
     pair.faults.largest_bytes = [0; 2];
@@ -111,6 +110,46 @@ fn tcp_48_search_begins_anew_after_a_while() {
     pair.now_us += 600 * SECOND_US;
     assert_eq!(carry(&mut pair, (client, server), LEN, 60 * SECOND_US), LEN);
     assert!(info(&pair, client).mss_bytes > MTU - 52 - 8, "{:?}", info(&pair, client));
+}
+
+/// When a probe arrives, as many bytes as before may be in flight, in fewer segments.
+#[test]
+fn tcp_48_arrival_keeps_windows_bytes() {
+    let (mut pair, client, server) = opened(0, probing(MtuProbing::Always));
+    let (mut before, mut rises) = (info(&pair, client), 0);
+    for _ in 0..2000 {
+        // One event at a time.
+        carry(&mut pair, (client, server), 40_000, 1);
+        let after = info(&pair, client);
+        if after.mss_bytes > before.mss_bytes {
+            let [had, has] = [before, after].map(|told| told.cwnd * (told.mss_bytes + 52));
+            // What one ACK adds.
+            let grown = 3 * (after.mss_bytes + 52);
+            assert!(had - has.min(had) < after.mss_bytes + 52, "{before:?} {after:?}");
+            assert!(has <= had + grown, "{before:?} {after:?}");
+            rises += 1;
+        }
+        before = after;
+    }
+    assert!(rises > 3, "{before:?}");
+}
+
+/// A probe takes the places of two segments; when it is lost, the window is as before.
+#[test]
+fn tcp_48_loss_gives_place_back() {
+    let (mut pair, client, server) = opened(1200, probing(MtuProbing::Always));
+    let counters = std::sync::Arc::clone(pair.hosts[0].tcp.counters());
+    let (mut before, mut failed) = (info(&pair, client), 0);
+    for _ in 0..2000 {
+        carry(&mut pair, (client, server), 40_000, 1);
+        let after = info(&pair, client);
+        if counters.mtup_fail.get() > failed {
+            failed = counters.mtup_fail.get();
+            assert_eq!((after.cwnd, after.phase), (before.cwnd + 1, Phase::Loss), "{after:?}");
+        }
+        before = after;
+    }
+    assert!(failed > 2 && counters.timeouts.get() == 0, "{before:?}");
 }
 
 /// A path that reorders shows a loss by time only: that of a probe is still no sign of congestion.
