@@ -69,7 +69,14 @@ fn exe_8_cookie_without_room_leaves_no_claim() {
 fn exe_8_claims_are_the_flows() {
     let mut cookies = 0;
     for seed in 1..13 {
-        let faults = Faults { loss: 10, repeat: 10, reorder: 30, delay_us: 20_000, merges: false };
+        let faults = Faults {
+            loss: 10,
+            repeat: 10,
+            reorder: 30,
+            delay_us: 20_000,
+            merges: false,
+            ..Faults::default()
+        };
         let config = TcpConfig {
             max_syn_backlog: 2,
             max_time_wait: 3,
