@@ -239,9 +239,7 @@ impl TcpSetting {
         let is_on = value != 0;
         match (option.level, option.name) {
             (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => options.keepalive = is_on,
-            (libc::SOL_SOCKET, libc::SO_LINGER) => {
-                options.linger_us = (value >= 0).then(|| micros(SECOND_US));
-            }
+            (libc::SOL_SOCKET, libc::SO_LINGER) => options.linger_s = u32::try_from(value).ok(),
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => options.oob_inline = is_on,
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => options.rcvbuf = u32::try_from(value).ok(),
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => options.sndbuf = u32::try_from(value).ok(),

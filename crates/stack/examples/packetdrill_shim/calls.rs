@@ -13,6 +13,7 @@ use forebay_stack::tcp::{self, ReadMode, TcpError, TcpOptions, TcpSocket, WriteF
 use crate::errno::Errno;
 use crate::host::Host;
 use crate::kept::Kept;
+use crate::options::SECOND_US;
 use crate::polls::Epoll;
 
 /// Real time that the clock stands still at most for a call that returns.
@@ -278,7 +279,8 @@ impl Shim {
             return Ok(0);
         }
         let socket = state.entry(fd)?.socket;
-        let linger_us = state.host.tcp.options(socket)?.linger_us.filter(|&us| us > 0);
+        let linger_s = state.host.tcp.options(socket)?.linger_s.filter(|&seconds| seconds > 0);
+        let linger_us = linger_s.map(|seconds| u64::from(seconds) * SECOND_US);
         state.sockets.remove(&fd);
         state.epolls.values_mut().for_each(|epoll| epoll.forget(fd));
         state.host.call(|tcp, out| tcp.close(socket, out))?;

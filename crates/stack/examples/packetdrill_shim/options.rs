@@ -9,7 +9,7 @@ use crate::calls::Shim;
 use crate::errno::Errno;
 use crate::kept::BUFFER_MAX_BYTES;
 
-const SECOND_US: u64 = 1_000_000;
+pub(crate) const SECOND_US: u64 = 1_000_000;
 /// Longest wait for a FIN (`TCP_FIN_TIMEOUT_MAX`).
 const FIN_TIMEOUT_MAX_SECONDS: u32 = 120;
 /// Smallest clamp of a window.
@@ -74,8 +74,8 @@ impl Shim {
             }
             libc::SO_LINGER => {
                 let (on, linger) = (number?, self::number(value.get(4..).unwrap_or_default())?);
-                let linger_us = u64::from(linger.cast_unsigned()) * SECOND_US;
-                self.set_options(fd, |options| options.linger_us = (on != 0).then_some(linger_us))
+                let linger_s = (on != 0).then_some(linger.cast_unsigned());
+                self.set_options(fd, |options| options.linger_s = linger_s)
             }
             libc::SO_KEEPALIVE => {
                 let on = number? != 0;
@@ -283,9 +283,8 @@ impl Shim {
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => int(entry.low_water_bytes.into()),
             (libc::SOL_SOCKET, libc::SO_OOBINLINE) => int(options.oob_inline.into()),
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
-                let seconds = options.linger_us.unwrap_or(0) / SECOND_US;
-                let mut pair = int(options.linger_us.is_some().into())?;
-                pair.extend(int(seconds)?);
+                let mut pair = int(options.linger_s.is_some().into())?;
+                pair.extend(int(options.linger_s.unwrap_or(0).into())?);
                 Ok(pair)
             }
             (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => Ok(timeval(entry.receive_timeout_us)),

@@ -6,8 +6,9 @@ use std::num::NonZeroU32;
 
 use forebay_stack::tcp::{Algorithm, TcpConfig, TcpOptions};
 
+use crate::options::SECOND_US;
+
 const FOLDER: &str = "/proc/sys/net/ipv4";
-const SECOND_US: u64 = 1_000_000;
 
 /// Names that mean something here.
 const NAMES: [&str; 23] = [

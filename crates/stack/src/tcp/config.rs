@@ -209,8 +209,8 @@ pub struct TcpOptions {
     /// Time that data may stay unacknowledged, in µs; 0 for the number of retransmissions
     /// (`TCP_USER_TIMEOUT`, RFC 5482).
     pub user_timeout_us: u64,
-    /// Time that a close waits for data to be acknowledged, in µs; 0 resets (`SO_LINGER`).
-    pub linger_us: Option<u64>,
+    /// Time that a close waits for data to be acknowledged, in s; 0 resets (`SO_LINGER`).
+    pub linger_s: Option<u32>,
     /// Leaves urgent bytes in the stream (`SO_OOBINLINE`), as RFC 6093 recommends.
     pub oob_inline: bool,
     /// Receive buffer, in bytes of memory; `None` for one that grows (`SO_RCVBUF`).
@@ -256,7 +256,7 @@ impl Default for TcpOptions {
             keepalive_interval_us: 75 * SECOND,
             keepalive_probes: 9,
             user_timeout_us: 0,
-            linger_us: None,
+            linger_s: None,
             oob_inline: false,
             rcvbuf: None,
             sndbuf: None,

@@ -192,8 +192,10 @@ impl TcpStream {
     /// # Errors
     /// As [`set_nodelay`](Self::set_nodelay).
     pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
-        let micros = |linger: Duration| u64::try_from(linger.as_micros()).unwrap_or(u64::MAX);
-        self.set_option(|options| options.linger_us = linger.map(micros))
+        // Less than a second is not zero.
+        let seconds = |linger: Duration| linger.as_nanos().div_ceil(1_000_000_000);
+        let seconds = |linger| u32::try_from(seconds(linger)).unwrap_or(u32::MAX);
+        self.set_option(|options| options.linger_s = linger.map(seconds))
     }
 
     /// Changes any options of the connection. `change` runs with a part of the host locked, so it must

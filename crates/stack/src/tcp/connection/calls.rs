@@ -187,7 +187,7 @@ impl Connection {
                 cx.counters.abort_on_close.add(1);
                 self.abort(cx);
             }
-            _ if self.options.linger_us == Some(0) => {
+            _ if self.options.linger_s == Some(0) => {
                 cx.counters.abort_on_linger.add(1);
                 self.disconnect(cx);
             }
