@@ -107,6 +107,16 @@ fn await_servers(numbers: &[&str]) {
     while (0..50).map(|_| hello()).collect::<BTreeSet<_>>() != expected {}
 }
 
+/// Runs a program, and `talk` as its clients.
+fn run(program: &[&str], config: &str, talk: impl FnOnce() + Send) {
+    let hosts = Hosts::new();
+    thread::scope(|scope| {
+        let talk = scope.spawn(|| hosts.far.run(talk));
+        hosts.lines(Command::new("python3").arg("-c").args(program), Some(config));
+        talk.join().unwrap();
+    });
+}
+
 fn talk_to_servers() {
     let mut first = Client::first();
     assert_eq!(first.say("fork").unwrap(), "0");
@@ -125,12 +135,7 @@ fn talk_to_servers() {
 }
 
 pub(crate) fn connections_are_divided() {
-    let hosts = Hosts::new();
-    thread::scope(|scope| {
-        let talk = scope.spawn(|| hosts.far.run(talk_to_servers));
-        hosts.lines(Command::new("python3").args(["-c", SERVERS]), Some(CONFIG));
-        talk.join().unwrap();
-    });
+    run(&[SERVERS], CONFIG, talk_to_servers);
 }
 
 /// Talks to the servers, of which one is killed.
@@ -152,12 +157,7 @@ fn talk_after_kill() {
 }
 
 pub(crate) fn killed_is_replaced() {
-    let hosts = Hosts::new();
-    thread::scope(|scope| {
-        let talk = scope.spawn(|| hosts.far.run(talk_after_kill));
-        hosts.lines(Command::new("python3").args(["-c", SERVERS]), Some(CONFIG));
-        talk.join().unwrap();
-    });
+    run(&[SERVERS], CONFIG, talk_after_kill);
 }
 
 /// Talks to the servers, and asks and changes the newest by the control socket.
@@ -213,15 +213,10 @@ fn await_part(received: &dyn Fn() -> u64) {
 }
 
 pub(crate) fn newest_is_controlled() {
-    let hosts = Hosts::new();
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("program.sock");
     let config = format!("{CONFIG} control={}", socket.display());
-    thread::scope(|scope| {
-        let talk = scope.spawn(|| hosts.far.run(|| control_servers(&socket)));
-        hosts.lines(Command::new("python3").args(["-c", SERVERS]), Some(&config));
-        talk.join().unwrap();
-    });
+    run(&[SERVERS], &config, || control_servers(&socket));
     assert!(ControlClient::connect(&socket).is_err(), "no process is left");
 }
 
@@ -343,12 +338,7 @@ fn await_resets() {
 
 /// Runs the program with these listeners, and `talk` as its clients.
 fn run_passes(listeners: &str, talk: impl FnOnce() + Send) {
-    let hosts = Hosts::new();
-    thread::scope(|scope| {
-        let talk = scope.spawn(|| hosts.far.run(talk));
-        hosts.lines(Command::new("python3").args(["-c", PASSES, listeners]), Some(CONFIG));
-        talk.join().unwrap();
-    });
+    run(&[PASSES, listeners], CONFIG, talk);
 }
 
 pub(crate) fn unaccepted_are_passed_on() {
