@@ -69,7 +69,7 @@ impl Shim {
                 let bytes = number?.cast_unsigned().min(most).max(1);
                 state.entry(fd)?.low_water_bytes = bytes;
                 // Without a connection there is no buffer.
-                let _ = state.host.call(|tcp, out| tcp.hold(socket, bytes, out));
+                let _ = state.host.call(|tcp, out| tcp.fit_low_water(socket, bytes, out));
                 Ok(0)
             }
             libc::SO_LINGER => {

@@ -24,6 +24,13 @@ struct Held {
     last: PacketMarks,
 }
 
+impl Held {
+    /// Begin of the packet that is written into, when all before `next` was sent.
+    fn last_begin(&self, next: Seq) -> Seq {
+        self.filled.back().map_or(next, |filled| filled.end.later(next))
+    }
+}
+
 /// A packet that no more is written into.
 #[derive(Clone, Copy, Debug)]
 struct Filled {
@@ -83,7 +90,7 @@ impl SendQueue {
     /// Packets of bytes that were not sent, when all before `next` was sent.
     pub(super) fn unsent_packets(&self, next: Seq) -> u32 {
         let (Some(held), end) = (&self.held, self.end()) else { return 0 };
-        let begin = held.filled.back().map_or(next, |filled| filled.end.later(next));
+        let begin = held.last_begin(next);
         len_u32(held.filled.len()) + u32::from(begin.is_before(end))
     }
 
@@ -91,7 +98,7 @@ impl SendQueue {
     /// record ends there.
     pub(super) fn is_last_full(&self, next: Seq, goal: u32) -> bool {
         let (Some(held), end) = (&self.held, self.end()) else { return true };
-        let begin = held.filled.back().map_or(next, |filled| filled.end.later(next));
+        let begin = held.last_begin(next);
         !next.is_before(end) || end - begin >= goal || held.last.ends_record
     }
 
@@ -106,7 +113,7 @@ impl SendQueue {
             held.last = PacketMarks::default();
             return goal;
         }
-        let begin = held.filled.back().map_or(next, |filled| filled.end.later(next));
+        let begin = held.last_begin(next);
         let room = goal.saturating_sub(end - begin);
         if room == 0 || held.last.ends_record {
             held.filled.push_back(Filled { end, marks: std::mem::take(&mut held.last) });
@@ -167,8 +174,9 @@ impl SendQueue {
     pub(super) fn gather_packet(&mut self, next: Seq, len_bytes: u32) -> bool {
         let end = next + len_bytes;
         let held = self.held.as_ref();
-        let mut filled = held.into_iter().flat_map(|held| &held.filled);
-        if filled.any(|packet| packet.marks.ends_record && packet.end.is_before(end)) {
+        let filled = held.into_iter().flat_map(|held| &held.filled);
+        let mut within = filled.take_while(|packet| packet.end.is_before(end));
+        if within.any(|packet| packet.marks.ends_record) {
             return false;
         }
         while self.packet_at(next).end.is_before(end) {

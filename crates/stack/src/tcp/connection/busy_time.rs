@@ -1,11 +1,12 @@
 //! Times for which bytes waited to be acknowledged, by what held back more (`tcp_chrono_start`).
 
-use super::{Connection, State, stamp_ms};
+use super::{Connection, State, ms_since, stamp_ms};
 
 /// Microseconds of a millisecond.
 const MS: u64 = 1_000;
-/// Bits of a word that tell the state.
-const STATE_BITS: u32 = 3;
+/// Lowest bits of a word, which tell the state.
+const STATE_BITS: u32 = 2;
+const STATE_MASK: u32 = (1 << STATE_BITS) - 1;
 /// Reasons that have a time of their own.
 const REASONS: usize = 3;
 
@@ -58,7 +59,7 @@ impl BusyTime {
     }
 
     fn state(&self) -> Sending {
-        match self.since & STATE_BITS {
+        match self.since & STATE_MASK {
             0 => Sending::Nothing,
             1 => Sending::Busy,
             2 => Sending::PeerWindow,
@@ -68,8 +69,9 @@ impl BusyTime {
 
     /// Time in the present state, in ms.
     fn running_ms(&self, now_us: u64) -> u32 {
-        let now = stamp_ms(now_us) << STATE_BITS.count_ones();
-        now.wrapping_sub(self.since & !STATE_BITS) >> STATE_BITS.count_ones()
+        // The stamp has lost its highest bits.
+        let stamp_ms = stamp_ms(now_us) & !(u32::MAX >> STATE_BITS) | self.since >> STATE_BITS;
+        ms_since(stamp_ms, now_us) & (u32::MAX >> STATE_BITS)
     }
 
     fn set(&mut self, state: Sending, now_us: u64) {
@@ -77,7 +79,7 @@ impl BusyTime {
             let running_ms = self.running_ms(now_us);
             self.spent_ms[place] = self.spent_ms[place].saturating_add(running_ms);
         }
-        self.since = stamp_ms(now_us) << STATE_BITS.count_ones() | state as u32;
+        self.since = stamp_ms(now_us) << STATE_BITS | state as u32;
     }
 }
 
@@ -104,5 +106,23 @@ impl Connection {
         if is_open && self.send.is_full && !self.has_unsent() {
             self.begin_sending(Sending::SendBuffer, now_us);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tcp_30_write_ahead_takes_no_time() {
+        let mut busy = BusyTime::default();
+        // A write's clock is ahead of that of the ACK behind it.
+        for [begin_us, end_us] in [[5_000_003, 4_999_999], [6_000_000, 9_000_000]] {
+            busy.set(Sending::PeerWindow, begin_us);
+            busy.set(Sending::Nothing, end_us);
+        }
+        assert_eq!(busy.by_peer_window_us(10_000_000), 3_000_000);
+        busy.set(Sending::Busy, ((1 << 30) - 5) * MS);
+        assert_eq!(busy.total_us(((1 << 30) + 5) * MS), 3_010_000, "the stamp's bits have wrapped");
     }
 }

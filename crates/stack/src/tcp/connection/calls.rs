@@ -289,9 +289,9 @@ impl Connection {
     }
 
     /// Lets a reader wait for so many bytes (`SO_RCVLOWAT`).
-    pub(in crate::tcp) fn hold(&mut self, len: u32, cx: &Context<'_>) {
+    pub(in crate::tcp) fn fit_low_water(&mut self, len: u32, cx: &Context<'_>) {
         if self.options.rcvbuf.is_none() {
-            self.receive.buffer.hold(len.min(cx.config.rmem.1 / 2));
+            self.receive.buffer.fit_low_water(len.min(cx.config.rmem.1 / 2));
         }
     }
 

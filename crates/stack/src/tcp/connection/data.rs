@@ -95,7 +95,10 @@ impl Connection {
         let is_fin = segment.has(Flags::FIN);
         let payload = Payload::of(packet, segment.seq, segment.payload_len, is_fin);
         let truesize = payload.truesize();
-        if !self.is_charged(segment, truesize) && !self.make_room(segment.seq, cx) {
+        let has_room = self.has_room()
+            || self.is_charged(segment, truesize)
+            || self.make_room(segment.seq, cx);
+        if !has_room {
             self.delayed.schedule_without_memory();
             if segment.payload_len > 0 && self.receive.queue.len_bytes() > 0 {
                 cx.counters.rcv_q_drop.add(1);
@@ -188,21 +191,28 @@ impl Connection {
         is_predicted && truesize <= used.next_multiple_of(PAGE_BYTES) - used
     }
 
+    /// True if the queue takes a packet, as it is within its limit (`tcp_can_ingest`).
+    fn has_room(&self) -> bool {
+        self.receive.queue.truesize() <= self.receive.buffer.bytes()
+    }
+
     /// Makes room for a packet that begins at `seq` (`tcp_try_rmem_schedule`). Returns false without.
     fn make_room(&mut self, seq: Seq, cx: &mut Context<'_>) -> bool {
-        // As the kernel: a queue within its limit takes one more packet (`tcp_can_ingest`).
-        if self.receive.queue.truesize() <= self.receive.buffer.bytes() {
+        if self.has_room() {
             return true;
         }
         self.clamp_buffer(cx);
-        let (queue, buffer) = (&mut self.receive.queue, &self.receive.buffer);
-        let limit = buffer.bytes();
-        if queue.truesize() <= limit {
+        if self.has_room() {
             return true;
         }
+        let (queue, buffer) = (&mut self.receive.queue, &self.receive.buffer);
+        let limit = buffer.bytes();
         if queue.len_bytes() > 0 {
             cx.counters.rcv_collapsed.add(1);
             queue.collapse(|len, truesize| buffer.of_memory(truesize) > len, cx.pool);
+        }
+        if queue.truesize() <= limit {
+            return true;
         }
         let pruned = queue.prune(seq, limit, cx.pool);
         if pruned > 0 {

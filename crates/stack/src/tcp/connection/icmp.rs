@@ -96,7 +96,7 @@ impl Connection {
         let mut facts = super::ack::AckFacts::default();
         for index in 0..self.sent.len() as usize {
             let Some(&sent) = self.sent.at(index) else { break };
-            if sent.end - sent.seq > self.send.mss {
+            if sent.payload_bytes() > self.send.mss {
                 self.mark_lost(index, &mut facts);
             }
         }

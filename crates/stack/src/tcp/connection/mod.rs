@@ -371,6 +371,14 @@ impl Connection {
     }
 }
 
+/// Time since a stamp of the same clock, in ms. 0 of one that is the next: the clock of a write is a little ahead.
+pub(super) fn ms_since(stamp_ms: u32, now_us: u64) -> u32 {
+    match self::stamp_ms(now_us).wrapping_sub(stamp_ms) {
+        u32::MAX => 0,
+        since_ms => since_ms,
+    }
+}
+
 /// Timestamp clock: 1 ms (RFC 7323, section 5.4), modulo 2^32.
 pub(super) fn stamp_ms(now_us: u64) -> u32 {
     u32::try_from((now_us / 1000) & u64::from(u32::MAX)).unwrap_or(0)

@@ -133,9 +133,9 @@ impl Connection {
         if in_flight + PROBE_AND_NEXT > self.congestion.cwnd {
             return if in_flight == 0 { Probing::NotNow } else { Probing::Waits };
         }
-        if !self.send.queue.gather_packet(self.send.next, len_bytes)
-            || self.waits_for_pace(cx)
+        if self.waits_for_pace(cx)
             || !cx.has_free_frame(len_bytes, len_bytes)
+            || !self.send.queue.gather_packet(self.send.next, len_bytes)
         {
             return Probing::NotNow;
         }

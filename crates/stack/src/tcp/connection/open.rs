@@ -365,7 +365,9 @@ impl Connection {
         let mss = announced.min(self.send.mss);
         let sizes = (self.receive.window, mss, announced);
         self.receive.buffer.begin(self.receive.next, sizes, cx.now_us);
-        self.expand_send_buffer(cx);
+        if self.options.sndbuf.is_none() {
+            self.expand_send_buffer(cx);
+        }
         self.delayed.begin(self.receive.window, mss);
         self.arm_keepalive(cx.now_us);
         self.rtt.set_fallback();

@@ -19,6 +19,13 @@ pub(super) struct Sent {
     pub(super) marks: Marks,
 }
 
+impl Sent {
+    /// Length without a FIN. A SYN counts as a byte.
+    pub(super) fn payload_bytes(&self) -> u32 {
+        self.end - self.seq - u32::from(self.marks.is_fin)
+    }
+}
+
 /// Facts about a segment that was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Marks {
@@ -221,7 +228,7 @@ impl Scoreboard {
             if is_cut {
                 sent = self.joined_to_rest(sent, most);
             }
-            while is_meant && sent.end - sent.seq - u32::from(sent.marks.is_fin) > most {
+            while is_meant && sent.payload_bytes() > most {
                 let at = sent.seq + most;
                 let marks = Marks { is_fin: false, ending: Ending::Plain, ..sent.marks };
                 self.append(Sent { end: at, marks, ..sent });
@@ -266,7 +273,7 @@ impl Scoreboard {
             self.segments[index + 1].sent.seq = border;
         }
         let tail = self.segments[last].sent;
-        if tail.end - tail.seq - u32::from(tail.marks.is_fin) > most {
+        if tail.payload_bytes() > most {
             let marks = Marks { is_fin: false, ending: Ending::Plain, ..tail.marks };
             self.segments[last].sent = Sent { end: border + most, marks, ..tail };
             let marks = Marks { is_joined: true, ..tail.marks };

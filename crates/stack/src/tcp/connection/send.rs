@@ -7,7 +7,7 @@ use super::busy_time::Sending;
 use super::info::Cause;
 use super::mtu_search::Probing;
 use super::scoreboard::{Ending, Marks, Sent};
-use super::{Connection, Context, stamp_ms};
+use super::{Connection, Context, ms_since};
 
 /// Packets last this part of a second at the connection's rate (`sk_pacing_shift`).
 const PACING_SHIFT: u32 = 10;
@@ -137,7 +137,7 @@ impl Connection {
             return self.recovery.stamp_window(now_us);
         }
         self.recovery.window_used = self.recovery.window_used.max(outstanding);
-        let since_ms = stamp_ms(now_us).wrapping_sub(self.recovery.window_stamp_ms);
+        let since_ms = ms_since(self.recovery.window_stamp_ms, now_us);
         self.note_small_buffer(now_us);
         if cx.config.restarts_after_idle && u64::from(since_ms) * MS >= self.rtt.rto_us() {
             self.shrink_unused_window(now_us);
@@ -466,8 +466,7 @@ impl Connection {
         // Part of a segment if the window shrank into it.
         let (left, room) = (window_end.bytes_since(sent.seq), self.segment_room());
         let most = if left > 0 { room.min(left) } else { room };
-        let payload =
-            (sent.end - sent.seq) - u32::from(sent.marks.is_fin) - u32::from(sent.marks.is_syn);
+        let payload = sent.payload_bytes() - u32::from(sent.marks.is_syn);
         if payload > most {
             self.sent.split(index, sent.seq + most);
         } else if payload < most {

@@ -7,7 +7,7 @@ use super::super::config::{
 };
 use super::super::error::TcpError;
 use super::info::Cause;
-use super::{Connection, Context, State, Substate, stamp_ms};
+use super::{Connection, Context, State, Substate, ms_since, stamp_ms};
 
 /// Time after which a peer whose window shrank is given up, in µs.
 const SHRUNK_MAX_US: u64 = 2 * RTO_MAX_US;
@@ -316,7 +316,7 @@ impl Connection {
 
     /// Time since probing began, in µs, as exact as the kernel tells it.
     fn probing_us(&self, now_us: u64) -> u64 {
-        u64::from(stamp_ms(now_us).wrapping_sub(self.recovery.probing_since_ms)) * MS
+        u64::from(ms_since(self.recovery.probing_since_ms, now_us)) * MS
     }
 
     /// Arms the next probe, not later than the user's time-out (`tcp_clamp_probe0_to_user_timeout`).

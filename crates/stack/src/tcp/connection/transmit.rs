@@ -53,7 +53,7 @@ impl Connection {
         if sent.marks.is_syn {
             return self.transmit_syn(cx);
         }
-        let len_bytes = sent.end - sent.seq - u32::from(sent.marks.is_fin);
+        let len_bytes = sent.payload_bytes();
         let (flags, ecn) = self.flags_of(&sent, len_bytes);
         self.transmit(sent.seq, (len_bytes, len_bytes), flags, ecn, cx)
     }

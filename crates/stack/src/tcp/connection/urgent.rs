@@ -66,28 +66,38 @@ impl Connection {
 
     /// True if an urgent byte can be taken (`EPOLLPRI`).
     pub(super) fn has_urgent_byte(&self) -> bool {
-        self.receive.urgent.is_some_and(|urgent| matches!(urgent.byte, UrgentByte::Here(_)))
+        self.receive.urgent.is_some_and(|urgent| self.received_urgent(urgent).is_some())
+    }
+
+    /// Urgent byte that can be taken. That of a merged packet is in the queue if it is not in the first frame.
+    fn received_urgent(&self, urgent: Urgent) -> Option<u8> {
+        match urgent.byte {
+            UrgentByte::Here(here) => Some(here),
+            UrgentByte::Awaited if urgent.at.is_before(self.receive.next) => {
+                let (offset, mut byte) = (urgent.at.bytes_since(self.read_seq()), [0]);
+                (self.receive.queue.peek(offset as usize, &mut byte) == 1).then_some(byte[0])
+            }
+            UrgentByte::Awaited | UrgentByte::Taken => None,
+        }
     }
 
     /// Reads the urgent byte, which can be taken once (`MSG_OOB`, `tcp_recv_urg`). The reader passes it
     /// later. `None` if it will not come any more.
     pub(in crate::tcp) fn read_urgent(&mut self, mode: ReadMode) -> Result<Option<u8>, TcpError> {
         let has_ended = self.shut.receive || self.receive.has_fin;
-        let Some(Urgent { byte, .. }) =
-            self.receive.urgent.as_mut().filter(|_| !self.options.oob_inline)
-        else {
+        let Some(urgent) = self.receive.urgent.filter(|_| !self.options.oob_inline) else {
             return Err(TcpError::Invalid);
         };
-        match *byte {
-            UrgentByte::Taken => Err(TcpError::Invalid),
-            UrgentByte::Here(here) => {
+        match self.received_urgent(urgent) {
+            Some(byte) => {
                 if mode == ReadMode::Take {
-                    *byte = UrgentByte::Taken;
+                    self.receive.urgent = Some(Urgent { byte: UrgentByte::Taken, ..urgent });
                 }
-                Ok(Some(here))
+                Ok(Some(byte))
             }
-            UrgentByte::Awaited if has_ended => Ok(None),
-            UrgentByte::Awaited => Err(TcpError::WouldBlock),
+            None if urgent.byte == UrgentByte::Taken => Err(TcpError::Invalid),
+            None if has_ended => Ok(None),
+            None => Err(TcpError::WouldBlock),
         }
     }
 

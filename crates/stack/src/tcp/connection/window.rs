@@ -82,7 +82,7 @@ impl ReceiveWindow {
     }
 
     /// Grows a buffer of no fixed size so that it holds `len` bytes of payload (`tcp_set_rcvlowat`).
-    pub(super) fn hold(&mut self, len: u32) {
+    pub(super) fn fit_low_water(&mut self, len: u32) {
         let memory = (u64::from(len) << 8) / u64::from(self.ratio.max(1));
         let memory = u32::try_from(memory).unwrap_or(u32::MAX);
         if memory > self.bytes {
@@ -274,7 +274,9 @@ impl Connection {
     /// (`tcp_clamp_window`).
     pub(super) fn clamp_buffer(&mut self, cx: &Context<'_>) {
         self.delayed.leave_quick();
-        let (queued, smallest) = (self.receive.queue.truesize(), 2 * self.announced_mss());
+        // The peer's segments may be longer than those of a path that has become narrower for ours.
+        let segment = self.announced_mss().max(self.delayed.segment_bytes());
+        let (queued, smallest) = (self.receive.queue.truesize(), 2 * segment);
         let is_fixed = self.options.rcvbuf.is_some() || cx.is_memory_tight;
         self.receive.buffer.admit(queued, is_fixed, smallest);
     }

@@ -42,6 +42,13 @@ impl Connection {
             && self.options.unsent_limit.is_none_or(is_few)
     }
 
+    /// Bytes that a write in packets of `goal` bytes may add, unless it is sent meanwhile.
+    fn write_room(&self, goal: u32) -> u32 {
+        let free = self.send.buffer_bytes.saturating_sub(self.queued_memory());
+        let few = |limit: NonZeroU32| limit.get().saturating_sub(self.unsent_bytes());
+        free.min(self.options.unsent_limit.map_or(u32::MAX, few)).saturating_add(goal)
+    }
+
     /// True if a poll tells that bytes can be written: a third of the buffer is free
     /// (`sk_stream_is_writeable`).
     pub(super) fn is_writable(&self) -> bool {
@@ -100,13 +107,15 @@ impl Connection {
     /// Writes bytes into packets, and sends those that are full. Returns the number of bytes.
     fn fill_packets(&mut self, bytes: &[u8], flags: WriteFlags, cx: &mut Context<'_>) -> usize {
         let goal = if flags.is_urgent { self.segment_room() } else { self.packet_goal(cx) };
-        self.send.queue.reserve(bytes.len().min(self.send.buffer_bytes as usize));
         let began_us = cx.now_us;
         let (mut left, mut is_first) = (bytes, true);
         while !left.is_empty() {
             let is_last_full = self.send.queue.is_last_full(self.send.next, goal);
             if is_last_full && !self.has_write_memory() {
                 break;
+            }
+            if is_first {
+                self.send.queue.reserve(bytes.len().min(self.write_room(goal) as usize));
             }
             if self.unsent_bytes() == 0 {
                 self.begin_sending(Sending::Busy, cx.now_us);
@@ -156,7 +165,8 @@ impl Connection {
         if !self.send.is_full && self.is_writable() {
             return;
         }
-        if !cx.is_memory_tight && self.sent.in_flight() < self.congestion.cwnd {
+        let may_grow = self.options.sndbuf.is_none() && !cx.is_memory_tight;
+        if may_grow && self.sent.in_flight() < self.congestion.cwnd {
             self.expand_send_buffer(cx);
             self.recovery.stamp_window(cx.now_us);
         }
@@ -168,9 +178,6 @@ impl Connection {
 
     /// Enlarges the send buffer to what the congestion window needs, twice (`tcp_sndbuf_expand`).
     pub(super) fn expand_send_buffer(&mut self, cx: &Context<'_>) {
-        if self.options.sndbuf.is_some() {
-            return;
-        }
         let mss = self.send.mss.max(self.send.peer_mss);
         let data_bytes = (mss + HEADERS_BYTES + SHARED_INFO_BYTES).next_power_of_two();
         let segments = self.congestion.cwnd.max(INITIAL_CWND).max(self.recovery.reordering + 1);

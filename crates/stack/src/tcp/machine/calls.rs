@@ -449,15 +449,7 @@ impl Tcp {
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        match self.entry_mut(socket)?.kind {
-            Kind::Connection(_) => {
-                self.with_connection(socket.index, out, |connection, cx| {
-                    connection.change_route(mtu_bytes, cx);
-                });
-                Ok(())
-            }
-            _ => Err(TcpError::NotConnected),
-        }
+        self.call(socket, out, |connection, cx| connection.change_route(mtu_bytes, cx))
     }
 
     /// Sends ACKs at once from now on, or lets them wait for data (`TCP_QUICKACK`). Without a
@@ -485,13 +477,13 @@ impl Tcp {
     ///
     /// # Errors
     /// [`TcpError::NotConnected`] of a socket without a connection.
-    pub fn hold(
+    pub fn fit_low_water(
         &mut self,
         socket: TcpSocket,
         len_bytes: u32,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        self.call(socket, out, |connection, cx| connection.hold(len_bytes, cx))
+        self.call(socket, out, |connection, cx| connection.fit_low_water(len_bytes, cx))
     }
 
     /// True if ACKs are sent at once now; false after a reply, too.

@@ -268,7 +268,7 @@ impl Tcp {
         }
     }
 
-    /// Replaces the settings. Sockets keep what they began with.
+    /// Replaces the settings. Sockets keep what they began with, but for the offers of a SYN that is sent again.
     pub fn configure(&mut self, config: TcpConfig) {
         self.config = config;
     }

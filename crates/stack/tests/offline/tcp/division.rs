@@ -7,7 +7,7 @@ use forebay_stack::tcp::{
     PassedConnection, Tcp, TcpConfig, TcpError, TcpOptions, TcpOut, TcpSocket, WriteFlags,
 };
 
-use super::forged::{Forged, bytes_of};
+use super::forged::{self, Forged};
 use super::pair::{Faults, Pair};
 use super::reuseport::{Beside, accepted, begin, end, listen, pair, settle};
 
@@ -18,14 +18,7 @@ const ACK: u8 = 16;
 
 /// Says something to port 80 of host 1. Returns sequence number and flags of the answer.
 fn say(pair: &mut Pair, port: u16, flags: u8, numbers: (u32, u32)) -> Option<(u32, u8)> {
-    let forged = Forged { seq: 0, ack: 0, flags, window: 100, urgent: 0, options: vec![], len: 0 };
-    let ends = (pair.address(0, port), pair.address(1, 80));
-    let bytes = bytes_of(&forged, pair, ends, numbers).unwrap();
-    let (now_us, mut sent) = (pair.now_us, Vec::new());
-    let packet = pair.hosts[1].packet(&bytes).unwrap();
-    pair.hosts[1].deliver(packet, now_us, &mut sent);
-    let answer = sent.first()?;
-    Some((u32::from_be_bytes(answer[24..28].try_into().unwrap()), answer[33]))
+    forged::say(pair, port, &Forged::plain(flags, 0), numbers)
 }
 
 /// Host 1 beside another process, which takes and answers all that comes.

@@ -18,6 +18,29 @@ pub(crate) struct Forged {
     pub(crate) len: usize,
 }
 
+impl Forged {
+    /// Segment with these flags and so much payload.
+    pub(crate) fn plain(flags: u8, len: usize) -> Self {
+        Self { seq: 0, ack: 0, flags, window: 100, urgent: 0, options: vec![], len }
+    }
+}
+
+/// Delivers a segment to port 80 of host 1. Returns sequence number and flags of the answer.
+pub(crate) fn say(
+    pair: &mut Pair,
+    port: u16,
+    forged: &Forged,
+    numbers: (u32, u32),
+) -> Option<(u32, u8)> {
+    let ends = (pair.address(0, port), pair.address(1, 80));
+    let bytes = bytes_of(forged, pair, ends, numbers).unwrap();
+    let (now_us, mut sent) = (pair.now_us, Vec::new());
+    let packet = pair.hosts[1].packet(&bytes).unwrap();
+    pair.hosts[1].deliver(packet, now_us, &mut sent);
+    let answer = sent.first()?;
+    Some((u32::from_be_bytes(answer[24..28].try_into().unwrap()), answer[33]))
+}
+
 /// The segment as an IP packet, if a frame is free. `base` are numbers that the receiver expects.
 pub(crate) fn bytes_of(
     forged: &Forged,

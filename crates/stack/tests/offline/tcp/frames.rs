@@ -1,9 +1,11 @@
-//! Hosts without free frames for a while.
+//! Hosts without free frames, or with full buffers, for a while.
 
 use forebay_buf::Frame;
-use forebay_stack::tcp::{TcpConfig, TcpInfo, TcpSocket, WriteFlags};
+use forebay_stack::tcp::{TcpConfig, TcpInfo, TcpOptions, TcpSocket, WriteFlags};
 
+use super::forged::{Forged, say};
 use super::pair::{Faults, Pair};
+use super::reuseport::{accepted, listen};
 
 const DELAY_US: u64 = 10_000;
 
@@ -74,4 +76,57 @@ fn tcp_6_window_without_frame_is_not_told() {
     let (_, server, frames, window) = without_ack(&mut pair);
     assert_eq!(info(&pair, 1, server).receive_window_bytes, window - 1000);
     frames.into_iter().for_each(|frame| pair.hosts[1].pool.put(frame));
+}
+
+const SYN: u8 = 2;
+const ACK: u8 = 16;
+
+/// Connection from port 1000 with a receive buffer of this size, whose peer's first byte has number 1, and the number of
+/// ours.
+fn with_buffer(pair: &mut Pair, rcvbuf: u32) -> (TcpSocket, u32) {
+    let listener = listen(pair, None);
+    let options = TcpOptions { rcvbuf: Some(rcvbuf), ..TcpOptions::default() };
+    pair.call(1, |tcp, out| tcp.set_options(listener, options, out)).unwrap();
+    let (ours, _) = say(pair, 1000, &Forged::plain(SYN, 0), (0, 0)).unwrap();
+    say(pair, 1000, &Forged::plain(ACK, 0), (1, ours + 1));
+    (accepted(pair, listener)[0], ours + 1)
+}
+
+#[test]
+fn tcp_6_collapse_spares_what_waits() {
+    let mut pair = pair();
+    let (_, ours) = with_buffer(&mut pair, 20_000);
+    let counters = pair.hosts[1].tcp.counters().clone();
+    say(&mut pair, 1000, &Forged::plain(ACK, 500), (5001, ours));
+    // Each occupies a frame.
+    for number in (0..100).map(|segment| 1 + segment * 200) {
+        say(&mut pair, 1000, &Forged::plain(ACK, 200), (number, ours));
+        if counters.rcv_collapsed.get() > 0 {
+            break;
+        }
+    }
+    assert_eq!((counters.rcv_collapsed.get(), counters.ofo_pruned.get()), (1, 0));
+}
+
+#[test]
+fn tcp_6_read_buffer_opens_its_window() {
+    let mut pair = pair();
+    let (server, ours) = with_buffer(&mut pair, 12_000);
+    let mut next = 1;
+    let mut fill = |pair: &mut Pair, len: u32, count: u32| {
+        for _ in 0..count {
+            let segment = Forged::plain(ACK, usize::try_from(len).unwrap());
+            say(pair, 1000, &segment, (next, ours));
+            next += len;
+        }
+        let mut room = vec![0; 100_000];
+        pair.call(1, |tcp, out| tcp.read(server, &mut room, out)).unwrap()
+    };
+    assert_eq!(fill(&mut pair, 1448, 2), 2 * 1448);
+    pair.call(1, |tcp, out| tcp.set_route_mtu(server, 552, out)).unwrap();
+    // Each occupies a frame: the last one finds a full buffer.
+    assert_eq!(fill(&mut pair, 80, 7), 7 * 80);
+    assert_eq!(pair.hosts[1].tcp.counters().rcv_collapsed.get(), 1);
+    let told = info(&pair, 1, server);
+    assert!(told.receive_threshold_bytes >= 1448, "room for a segment of the peer's: {told:?}");
 }
