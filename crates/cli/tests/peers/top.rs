@@ -34,6 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Interval between two looks at a screen.
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
+/// Time after which the terminal has drawn all that the program wrote.
+const DRAWING: Duration = Duration::from_secs(1);
+
 /// Tool that is missing, if it is.
 pub(crate) fn missing() -> Option<String> {
     let found = Command::new("tmux").arg("-V").output();
@@ -48,30 +51,28 @@ fn judge_flow() -> Judgement {
     screen.wait_for("on CPU 0: its last packet went there")?;
     screen.keys(&["=", "rps_cpus=2", "Enter"])?;
     screen.wait_for("now rx-0/rps_cpus 2")?;
-    let shown = screen.wait_for("now:   on CPU 1: its last packet went there")?;
+    screen.wait_for("now:   on CPU 1: its last packet went there")?;
     let explained = run.ask(&format!("explain {FLOW}"))?;
     let moved = explained.iter().find(|line| line.contains(": CPU 0 to CPU 1"));
     let moved = moved.ok_or_else(|| format!("no move: {explained:?}"))?;
     let begin: String = moved.chars().take(60).collect();
-    if !shown.contains(&begin)
-        || !shown.contains("moves: the latest of 1") && !shown.contains("moves: 1 remembered")
-    {
-        return Err(format!("{begin:?} is not on the screen:\n{shown}").into());
-    }
+    screen.wait_until(&begin, |text| {
+        text.contains(&begin)
+            && (text.contains("moves: the latest of 1") || text.contains("moves: 1 remembered"))
+    })?;
     screen.keys(&["=", "netdev_max_backlog=x", "Enter"])?;
     screen.wait_for("netdev_max_backlog cannot be \"x\"")?;
     screen.keys(&["Escape", "Escape", "F", "=", "netdev_max_backlog=1", "Enter"])?;
-    let shown = screen.wait_for("backlog_full")?;
-    if shown.contains("following") {
-        return Err(format!("it still follows the flow:\n{shown}").into());
-    }
+    screen.wait_until("drops instead of the flow", |text| {
+        text.contains("backlog_full") && !text.contains("following")
+    })?;
     screen.keys(&["/", "flow_limit", "Enter"])?;
-    screen.wait_for("rows with \"flow_limit\" only")?;
-    if screen.text()?.contains("backlog_full") {
-        return Err(format!("rows are not filtered:\n{}", screen.text()?).into());
-    }
+    screen.wait_until("rows with flow_limit only", |text| {
+        text.contains("rows with \"flow_limit\" only") && !text.contains("backlog_full")
+    })?;
     screen.keys(&["p"])?;
     screen.wait_for("[paused]")?;
+    thread::sleep(DRAWING);
     let stopped = screen.text()?;
     thread::sleep(Duration::from_millis(500));
     if screen.text()? != stopped {
@@ -102,14 +103,16 @@ fn judge_ends() -> Judgement {
             _ => run.child.kill()?,
         }
         let code = screen.code()?;
-        let state = screen.tmux(&["display", "-p", "#{alternate_on} #{cursor_flag}"])?;
-        let text = screen.text()?;
         let settings = [screen.read("before")?, screen.read("after")?];
-        if code.trim() != "0" || state.trim() != "0 1" || settings[0] != settings[1] {
-            return Err(format!("{end}: {code} {state} {settings:?}\n{text}").into());
+        if code.trim() != "0" || settings[0] != settings[1] {
+            return Err(format!("{end}: {code} {settings:?}\n{}", screen.text()?).into());
         }
-        if !text.contains("as it was") || !text.contains(shown) || text.contains(">CPU") {
-            return Err(format!("{end}: {shown:?} is not on the screen:\n{text}").into());
+        screen.wait_until(&format!("{shown:?} after {end}"), |text| {
+            text.contains("as it was") && text.contains(shown) && !text.contains(">CPU")
+        })?;
+        let state = screen.tmux(&["display", "-p", "#{alternate_on} #{cursor_flag}"])?;
+        if state.trim() != "0 1" {
+            return Err(format!("{end}: {state}\n{}", screen.text()?).into());
         }
     }
     Ok(())
@@ -233,12 +236,18 @@ impl Screen {
         self.tmux(&["capture-pane", "-p"])
     }
 
-    /// Text of the screen as soon as it contains `part`.
-    pub(crate) fn wait_for(&self, part: &str) -> Result<String, Box<dyn std::error::Error>> {
+    /// Waits until the screen contains `part`. A look may come while the terminal draws, so a
+    /// second part is waited for, too.
+    pub(crate) fn wait_for(&self, part: &str) -> Judgement {
+        self.wait_until(part, |text| text.contains(part))
+    }
+
+    /// Waits until `is_shown` is true for the screen's text.
+    pub(crate) fn wait_until(&self, what: &str, is_shown: impl Fn(&str) -> bool) -> Judgement {
         let mut last = String::new();
-        let found = wait_until(part, || {
+        let found = wait_until(what, || {
             last = self.text()?;
-            Ok(last.contains(part).then(|| last.clone()))
+            Ok(is_shown(&last).then_some(()))
         });
         found.map_err(|error| format!("{error}; the screen is\n{last}").into())
     }
