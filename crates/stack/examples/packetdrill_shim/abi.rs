@@ -216,12 +216,42 @@ fn write_all(
     parts: &[(*mut c_void, usize)],
     flags: Flags,
 ) -> ssize_t {
+    write_to(state, fd, parts, flags, None)
+}
+
+/// Writes, and opens the connection to a peer if one is given.
+fn write_to(
+    state: *mut c_void,
+    fd: c_int,
+    parts: &[(*mut c_void, usize)],
+    flags: Flags,
+    peer: Option<SocketAddr>,
+) -> ssize_t {
     if is_bad(parts) {
         return answer_len(Err(Errno(libc::EFAULT)));
     }
     let whole: Vec<u8> =
         parts.iter().flat_map(|&(start, len)| bytes(start, len).to_vec()).collect();
-    answer_len(shim(state).write(fd, &whole, flags))
+    answer_len(match peer {
+        Some(peer) => shim(state).write_opening(fd, &whole, flags, peer),
+        None => shim(state).write(fd, &whole, flags),
+    })
+}
+
+/// Peer to whom a write opens a connection (`MSG_FASTOPEN`), if it does.
+fn opening_peer(
+    flags: c_int,
+    address: *const c_void,
+    len: socklen_t,
+) -> Result<Option<SocketAddr>, Errno> {
+    if flags & libc::MSG_FASTOPEN == 0 || address.is_null() {
+        return Ok(None);
+    }
+    let family = bytes(address, len as usize).first_chunk();
+    if family.map(|family| i32::from(u16::from_ne_bytes(*family))) == Some(libc::AF_UNSPEC) {
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
+    address_of(address, len).map(Some)
 }
 
 fn read_into(
@@ -366,10 +396,13 @@ extern "C" fn sendto(
     start: *mut c_void,
     len: size_t,
     flags: c_int,
-    _address: *const c_void,
-    _address_len: socklen_t,
+    address: *const c_void,
+    address_len: socklen_t,
 ) -> ssize_t {
-    write_all(state, fd, &[(start, len)], flags_of(flags))
+    match opening_peer(flags, address, address_len) {
+        Ok(peer) => write_to(state, fd, &[(start, len)], flags_of(flags), peer),
+        Err(error) => answer_len(Err(error)),
+    }
 }
 
 extern "C" fn sendmsg(
@@ -380,7 +413,13 @@ extern "C" fn sendmsg(
 ) -> ssize_t {
     // SAFETY: the caller's message.
     let message = unsafe { &*message };
-    write_all(state, fd, &buffers(message.msg_iov, message.msg_iovlen), flags_of(flags))
+    match opening_peer(flags, message.msg_name, message.msg_namelen) {
+        Ok(peer) => {
+            let parts = buffers(message.msg_iov, message.msg_iovlen);
+            write_to(state, fd, &parts, flags_of(flags), peer)
+        }
+        Err(error) => answer_len(Err(error)),
+    }
 }
 
 extern "C" fn fcntl(state: *mut c_void, fd: c_int, command: c_int, argument: c_long) -> c_int {

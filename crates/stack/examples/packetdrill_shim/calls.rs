@@ -241,11 +241,69 @@ impl Shim {
         }
     }
 
+    /// Writes all bytes, or as many as there is room for without waiting, and opens the connection if there is none
+    /// (`MSG_FASTOPEN`).
+    pub(crate) fn write_opening(
+        &self,
+        fd: i32,
+        bytes: &[u8],
+        flags: Flags,
+        peer: SocketAddr,
+    ) -> Result<usize, Errno> {
+        let (waits, timeout_us) =
+            self.waiting(fd, flags.never_waits, |entry| entry.send_timeout_us)?;
+        self.lock().host.follow_sysctls();
+        let ends = |state: &State| (SocketAddr::new(state.host.address(), 0), peer);
+        let first = self.wait(false, None, |state| {
+            let socket = state.entry(fd)?.socket;
+            let (ends, mtu_bytes) = (ends(state), state.host.mtu_bytes());
+            let begin = state.host.call(|tcp, out| {
+                tcp.connect_with_data(socket, ends, mtu_bytes, (bytes, waits), out)
+            });
+            Ok(begin?)
+        });
+        let is_opening = |error: &Errno| error.0 == libc::EINPROGRESS || error.0 == libc::EALREADY;
+        let written = match first {
+            Err(error) if waits && is_opening(&error) => 0,
+            other => other?,
+        };
+        if !waits {
+            return Ok(written);
+        }
+        let opened = self.wait(true, timeout_us, |state| {
+            let socket = state.entry(fd)?.socket;
+            let (ends, mtu_bytes) = (ends(state), state.host.mtu_bytes());
+            match state.host.call(|tcp, out| tcp.connect(socket, ends, mtu_bytes, out)) {
+                Err(TcpError::InProgress | TcpError::Already) => Err(Errno::AGAIN),
+                Ok(()) | Err(TcpError::IsConnected) => Ok(()),
+                Err(error) => Err(error.into()),
+            }
+        });
+        match opened {
+            Err(Errno::AGAIN) if written > 0 => return Ok(written),
+            Err(Errno::AGAIN) => return Err(Errno(libc::EINPROGRESS)),
+            other => other?,
+        }
+        match bytes.get(written..).filter(|rest| !rest.is_empty()) {
+            Some(rest) => Ok(written + self.write(fd, rest, flags)?),
+            None => Ok(written),
+        }
+    }
+
     /// Writes all bytes, or as many as there is room for without waiting. Once it waits, it goes on when a poll
     /// would tell so.
     pub(crate) fn write(&self, fd: i32, bytes: &[u8], flags: Flags) -> Result<usize, Errno> {
         let (waits, timeout_us) =
             self.waiting(fd, flags.never_waits, |entry| entry.send_timeout_us)?;
+        let peer = {
+            let mut state = self.lock();
+            let socket = state.entry(fd)?.socket;
+            let waits_for_data = state.host.tcp.waits_for_data(socket)?;
+            state.host.tcp.flow(socket).ok().filter(|_| waits_for_data).map(|flow| flow.theirs)
+        };
+        if let Some(peer) = peer {
+            return self.write_opening(fd, bytes, flags, peer);
+        }
         let (mut written, mut is_waiting) = (0, false);
         let result = self.wait(waits, timeout_us, |state| {
             let socket = state.entry(fd)?.socket;

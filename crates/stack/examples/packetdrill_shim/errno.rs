@@ -35,6 +35,7 @@ impl From<TcpError> for Errno {
             TcpError::NoPort => libc::EADDRNOTAVAIL,
             TcpError::NoBuffers => libc::ENOBUFS,
             TcpError::Invalid => libc::EINVAL,
+            TcpError::Unsupported => libc::EOPNOTSUPP,
             TcpError::NoSocket => libc::EBADF,
         })
     }

@@ -12,9 +12,11 @@ use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_stack::network::{
     Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix, TcpPathError,
 };
-use forebay_stack::tcp::{FlowHasher, MtuProbing, Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket};
+use forebay_stack::tcp::{
+    FastOpen, FlowHasher, MtuProbing, Tcp, TcpConfig, TcpDevice, TcpOut, TcpSocket,
+};
 
-use crate::sysctls::Sysctls;
+use crate::sysctls::{Sysctls, fast_open_keys};
 
 /// Secret of sequence numbers, the same in each run.
 const SECRET: [u8; 16] = *b"a constant seed!";
@@ -65,7 +67,7 @@ pub(crate) struct Host {
 
 impl Host {
     /// Creates the host with the addresses that packetdrill is told to use. The flags are `v4` or `v6`, and then
-    /// perhaps sysctls, by name: `tcp_rmem` (the largest), `tcp_min_tso_segs`, `tcp_ecn`, those of probing; and of the
+    /// perhaps sysctls, by name: `tcp_rmem` (the largest), `tcp_min_tso_segs`, `tcp_ecn`, those of probing and of Fast Open; and of the
     /// device, `gso` (0 if it cuts no packets), `mtu`, and `later_mtu`, which it has from the next `accept` on.
     pub(crate) fn new(flags: &str) -> Self {
         let is_ipv6 = flags.contains("v6");
@@ -78,6 +80,8 @@ impl Host {
         config.min_gso_segments = value("tcp_min_tso_segs").unwrap_or(config.min_gso_segments);
         config.asks_ecn = value("tcp_ecn") == Some(1);
         probing(&mut config, value);
+        config.fast_open = value("tcp_fastopen").map_or(config.fast_open, FastOpen);
+        let keys = flags.split_whitespace().find_map(|flag| flag.strip_prefix("tcp_fastopen_key="));
         // As the kernel on a TUN: scripts see a packet before it is cut.
         config.gso_bytes = 65_536 - 320;
         let (address, bits, mtu) = if is_ipv6 {
@@ -94,8 +98,12 @@ impl Host {
         let pool = carve(region, &[share]).ok().and_then(|mut pools| pools.pop());
         let mut network = NetworkLayer::new(NetworkConfig::default(), Default::default());
         network.take_tcp();
+        let mut tcp = Tcp::new(config, SECRET, START_US);
+        if let Some(keys) = keys.and_then(fast_open_keys) {
+            tcp.set_fast_open_keys(keys);
+        }
         Self {
-            tcp: Tcp::new(config, SECRET, START_US),
+            tcp,
             config,
             sysctls: Sysctls::new(),
             hasher: FlowHasher::new(SECRET),
@@ -127,6 +135,9 @@ impl Host {
     pub(crate) fn follow_sysctls(&mut self) {
         if self.sysctls.read_again() {
             self.tcp.configure(self.sysctls.config(self.config));
+            if let Some(keys) = self.sysctls.fast_open_keys() {
+                self.tcp.set_fast_open_keys(keys);
+            }
         }
     }
 

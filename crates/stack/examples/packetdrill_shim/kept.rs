@@ -59,11 +59,7 @@ fn values((level, name): Name) -> Option<(Values, i32)> {
         },
         libc::IPPROTO_TCP => match name {
             libc::TCP_NOTSENT_LOWAT => (Values::Any, 0),
-            libc::TCP_FASTOPEN => (Values::Within(0..=i32::MAX), 0),
-            libc::TCP_FASTOPEN_CONNECT
-            | libc::TCP_FASTOPEN_NO_COOKIE
-            | libc::TCP_INQ
-            | libc::TCP_THIN_LINEAR_TIMEOUTS => (Values::Within(0..=1), 0),
+            libc::TCP_INQ | libc::TCP_THIN_LINEAR_TIMEOUTS => (Values::Within(0..=1), 0),
             TCP_TX_DELAY => (Values::Within(0..=i32::MAX), 0),
             libc::TCP_THIN_DUPACK => (Values::Fixed, 0),
             _ => return None,
@@ -96,10 +92,7 @@ impl Kept {
     /// Values that a connection inherits of its listener.
     pub(crate) fn inherited(&self) -> Self {
         let mut inherited = self.clone();
-        inherited.0.retain(|name, _| {
-            *name != (libc::SOL_SOCKET, libc::SO_PRIORITY)
-                && *name != (libc::IPPROTO_TCP, libc::TCP_FASTOPEN)
-        });
+        inherited.0.retain(|name, _| *name != (libc::SOL_SOCKET, libc::SO_PRIORITY));
         inherited
     }
 }

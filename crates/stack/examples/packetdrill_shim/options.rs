@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 
 use forebay_stack::tcp::kernel_form::{listener_info, retransmissions_in, seconds_of, tcp_info};
-use forebay_stack::tcp::{Algorithm, TcpConfig};
+use forebay_stack::tcp::{Algorithm, FastOpenKeys, FastOpenOptions, TcpConfig};
 
 use crate::calls::Shim;
 use crate::errno::Errno;
@@ -14,8 +14,6 @@ pub(crate) const SECOND_US: u64 = 1_000_000;
 const FIN_TIMEOUT_MAX_SECONDS: u32 = 120;
 /// Smallest clamp of a window.
 const WINDOW_CLAMP_MIN_BYTES: u32 = 1152;
-/// Connections that may wait, at most (`somaxconn`).
-const BACKLOG_MAX: i32 = 4096;
 /// Priorities by the bits of throughput and delay in `IP_TOS` (`ip_tos2prio`).
 const PRIORITIES: [i32; 4] = [0, 2, 6, 4];
 /// Values that the kernel takes: seconds of keep-alive, counts, segment sizes.
@@ -171,10 +169,42 @@ impl Shim {
             }
             libc::TCP_TIMESTAMP => Err(Errno(libc::EPERM)),
             libc::TCP_FASTOPEN => {
-                self.keep(fd, (libc::IPPROTO_TCP, name), number?.min(BACKLOG_MAX))
+                let queue = within(number, 0..=i32::MAX)?;
+                self.set_fast_open(fd, |options| options.queue = queue)
+            }
+            libc::TCP_FASTOPEN_NO_COOKIE => {
+                let on = within(number, 0..=1)? != 0;
+                self.set_fast_open(fd, |options| options.no_cookie = on)
+            }
+            libc::TCP_FASTOPEN_CONNECT => {
+                let on = within(number, 0..=1)? != 0;
+                self.set_fast_open(fd, |options| options.waits_for_data = on)
+            }
+            libc::TCP_FASTOPEN_KEY => {
+                let keys = match value.as_chunks::<16>() {
+                    ([primary], []) => FastOpenKeys { primary: *primary, backup: None },
+                    ([primary, backup], []) => {
+                        FastOpenKeys { primary: *primary, backup: Some(*backup) }
+                    }
+                    _ => return Err(Errno(libc::EINVAL)),
+                };
+                self.set_fast_open(fd, |options| options.keys = Some(keys))
             }
             _ => self.set_tcp_time(fd, name, number),
         }
+    }
+
+    fn set_fast_open(
+        &self,
+        fd: i32,
+        change: impl FnOnce(&mut FastOpenOptions),
+    ) -> Result<i32, Errno> {
+        let mut state = self.lock();
+        let socket = state.entry(fd)?.socket;
+        let mut options = state.host.tcp.fast_open(socket)?;
+        change(&mut options);
+        state.host.tcp.set_fast_open(socket, options)?;
+        Ok(0)
     }
 
     /// Sets an option of TCP about times and retransmissions.
@@ -340,6 +370,19 @@ impl Shim {
                 let info = state.host.tcp.info(socket)?;
                 let before = options.max_segment.map_or(536, u32::from);
                 int(info.map_or(before, |info| info.mss_bytes).into())
+            }
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) => {
+                int(state.host.tcp.fast_open(socket)?.queue.into())
+            }
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_NO_COOKIE) => {
+                int(state.host.tcp.fast_open(socket)?.no_cookie.into())
+            }
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT) => {
+                int(state.host.tcp.fast_open(socket)?.waits_for_data.into())
+            }
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN_KEY) => {
+                let FastOpenKeys { primary, backup } = state.host.tcp.fast_open_keys(socket)?;
+                Ok([primary.as_slice(), backup.as_ref().map_or(&[], <[u8; 16]>::as_slice)].concat())
             }
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
                 let info = state.host.tcp.info(socket)?;

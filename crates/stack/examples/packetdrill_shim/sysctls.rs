@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroU32;
 
-use forebay_stack::tcp::{Algorithm, TcpConfig, TcpOptions};
+use forebay_stack::tcp::{Algorithm, FastOpen, FastOpenKeys, TcpConfig, TcpOptions};
 
 use crate::options::SECOND_US;
 
 const FOLDER: &str = "/proc/sys/net/ipv4";
 
 /// Names that mean something here.
-const NAMES: [&str; 23] = [
+const NAMES: [&str; 25] = [
     "tcp_congestion_control",
     "tcp_ecn",
+    "tcp_fastopen",
+    "tcp_fastopen_key",
     "tcp_fin_timeout",
     "tcp_invalid_ratelimit",
     "tcp_keepalive_intvl",
@@ -75,6 +77,7 @@ impl Sysctls {
                     _ => {}
                 },
                 "tcp_ecn" => (config.asks_ecn, config.accepts_ecn) = (first == 1, on),
+                "tcp_fastopen" => config.fast_open = FastOpen(number),
                 "tcp_fin_timeout" => config.fin_timeout_us = first * SECOND_US,
                 "tcp_invalid_ratelimit" => config.invalid_ratelimit_us = first * 1000,
                 "tcp_max_syn_backlog" => config.max_syn_backlog = number,
@@ -99,6 +102,11 @@ impl Sysctls {
         config
     }
 
+    /// Keys of Fast Open cookies, if a script has set them.
+    pub(crate) fn fast_open_keys(&self) -> Option<FastOpenKeys> {
+        fast_open_keys(self.changed.get("tcp_fastopen_key")?)
+    }
+
     /// Options that sockets begin with.
     pub(crate) fn options(&self, mut options: TcpOptions) -> TcpOptions {
         let number = |name: &str| self.changed.get(name)?.parse::<u32>().ok();
@@ -119,6 +127,25 @@ impl Sysctls {
     pub(crate) fn unsent_limit(&self) -> Option<NonZeroU32> {
         self.changed.get("tcp_notsent_lowat")?.parse().ok()
     }
+}
+
+/// Keys as the kernel writes them: words in hexadecimal digits, and a comma before the second key.
+pub(crate) fn fast_open_keys(text: &str) -> Option<FastOpenKeys> {
+    let key = |text: &str| {
+        let mut key = [0; 16];
+        let mut words = text.split('-');
+        for place in key.chunks_exact_mut(4) {
+            place.copy_from_slice(&u32::from_str_radix(words.next()?, 16).ok()?.to_le_bytes());
+        }
+        words.next().is_none().then_some(key)
+    };
+    let mut keys = text.split(',');
+    let primary = key(keys.next()?)?;
+    let backup = match keys.next() {
+        Some(text) => Some(key(text)?),
+        None => None,
+    };
+    Some(FastOpenKeys { primary, backup })
 }
 
 /// Values as they are now; none where there is no such file.

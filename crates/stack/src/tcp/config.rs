@@ -2,6 +2,7 @@
 
 use std::num::{NonZeroU8, NonZeroU32};
 
+use super::fast_open::FastOpen;
 use crate::network::compose::DEFAULT_TTL;
 
 /// Microseconds of a millisecond.
@@ -88,6 +89,11 @@ pub struct TcpConfig {
     pub window_scaling: bool,
     /// Selective acknowledgements (`tcp_sack`).
     pub sack: bool,
+    /// Sides of Fast Open that are on (`tcp_fastopen`, RFC 7413): as in the kernel, that of clients.
+    pub fast_open: FastOpen,
+    /// Time for which no client of the host sends data in its SYN after a path has swallowed such SYNs, in µs: twice as
+    /// long each time, and 0 for not at all, as in the kernel (`tcp_fastopen_blackhole_timeout_sec`).
+    pub fast_open_blackhole_timeout_us: u64,
     /// Connections, listeners and sockets together, at most.
     pub max_sockets: u32,
     /// Connections in TIME-WAIT, at most (`tcp_max_tw_buckets`).
@@ -145,6 +151,8 @@ impl TcpConfig {
         timestamps: true,
         window_scaling: true,
         sack: true,
+        fast_open: FastOpen::CLIENT,
+        fast_open_blackhole_timeout_us: 0,
         max_sockets: 1 << 20,
         max_time_wait: 1 << 16,
         max_orphans: 1 << 16,

@@ -48,6 +48,22 @@ counters! {
     syncookies_recv = "SyncookiesRecv",
     /// Invalid SYN cookies received.
     syncookies_failed = "SyncookiesFailed",
+    /// Connections whose data in the SYN the server took.
+    fast_open_active = "TCPFastOpenActive",
+    /// Connections whose data in the SYN were sent again.
+    fast_open_active_fail = "TCPFastOpenActiveFail",
+    /// Times that Fast Open paused, as a path swallowed SYNs with data.
+    fast_open_blackhole = "TCPFastOpenBlackhole",
+    /// SYNs with data accepted by their cookie.
+    fast_open_passive = "TCPFastOpenPassive",
+    /// SYNs with a Fast Open cookie that is not valid.
+    fast_open_passive_fail = "TCPFastOpenPassiveFail",
+    /// SYNs with data accepted by a cookie of the older key.
+    fast_open_passive_alt_key = "TCPFastOpenPassiveAltKey",
+    /// SYNs with data or a cookie, of which a listener had too many.
+    fast_open_listen_overflow = "TCPFastOpenListenOverflow",
+    /// SYNs that asked for a Fast Open cookie.
+    fast_open_cookie_reqd = "TCPFastOpenCookieReqd",
     /// SYNs that a full queue dropped.
     req_q_full_drop = "TCPReqQFullDrop",
     /// Handshakes and SYNs that a full accept queue dropped.

@@ -49,6 +49,8 @@ pub enum TcpError {
     NoBuffers,
     /// The call does not fit the socket's state (`EINVAL`).
     Invalid,
+    /// The settings do not allow this call (`EOPNOTSUPP`).
+    Unsupported,
     /// The socket does not exist (any more) (`EBADF`).
     NoSocket,
 }
@@ -78,6 +80,7 @@ impl fmt::Display for TcpError {
             Self::NoPort => "all local ports towards this peer are in use: close connections",
             Self::NoBuffers => "the limit of sockets or memory is reached: raise it or close some",
             Self::Invalid => "the socket's state does not allow this call",
+            Self::Unsupported => "the settings do not allow this call: switch Fast Open on",
             Self::NoSocket => "the socket is closed",
         })
     }
@@ -99,7 +102,9 @@ impl From<TcpError> for io::Error {
             TcpError::TimedOut => Kind::TimedOut,
             TcpError::HostUnreachable | TcpError::HostUnknown => Kind::HostUnreachable,
             TcpError::NetworkUnreachable | TcpError::HostIsolated => Kind::NetworkUnreachable,
-            TcpError::NoProtocol | TcpError::NoSourceRoute => Kind::Unsupported,
+            TcpError::NoProtocol | TcpError::NoSourceRoute | TcpError::Unsupported => {
+                Kind::Unsupported
+            }
             TcpError::BadHeader => Kind::Other,
             TcpError::Prohibited => Kind::PermissionDenied,
             TcpError::AddressInUse => Kind::AddrInUse,

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use siphasher::sip::SipHasher24;
 
+use super::fast_open::FastOpenKeys;
 use super::flow::Flow;
 use super::seq::Seq;
 
@@ -38,6 +39,7 @@ enum Purpose {
     CookieBase,
     CookieCounter,
     Syn,
+    FastOpen,
 }
 
 /// Options that a SYN cookie carries in the timestamp (`cookie_init_timestamp`).
@@ -82,6 +84,19 @@ impl Secret {
     /// Hash by which a SYN is recognized that comes again.
     pub(super) fn syn_hash(&self, flow: &Flow, sequence: Seq) -> u64 {
         self.hash(Purpose::Syn, flow, sequence.0)
+    }
+
+    /// Key of Fast Open cookies.
+    pub(super) fn fast_open_keys(&self) -> FastOpenKeys {
+        let half = |part: u8| {
+            let mut hasher = SipHasher24::new_with_key(&self.0);
+            hasher.write(&[Purpose::FastOpen as u8, part]);
+            hasher.finish().to_le_bytes()
+        };
+        let mut primary = [0; 16];
+        primary[..8].copy_from_slice(&half(0));
+        primary[8..].copy_from_slice(&half(1));
+        FastOpenKeys { primary, backup: None }
     }
 
     /// Sequence number of a SYN-ACK that alone says what its connection is. As `secure_tcp_syn_cookie`, but the peer's number

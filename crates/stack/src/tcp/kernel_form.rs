@@ -30,7 +30,8 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
     let features = u8::from(info.timestamps)
         | u8::from(info.sack) << 1
         | u8::from(info.window_scales.is_some()) << 2
-        | u8::from(info.ecn) << 3;
+        | u8::from(info.ecn) << 3
+        | u8::from(info.syn_data) << 5;
     let WindowScales { send, receive } = info.window_scales.unwrap_or_default();
     let (state, phase, scales) =
         (number_of(info.state), phase_of(info.phase), send & 15 | receive << 4);
@@ -280,6 +281,7 @@ mod tests {
             timestamps: true,
             sack: false,
             ecn: true,
+            syn_data: false,
             window_scales: Some(WindowScales { send: 3, receive: 9 }),
         }
     }

@@ -25,6 +25,7 @@ mod rtt; //           round-trip time, time-out
 mod flow; //        the two ends of a connection
 mod connection_table; // connections, handshakes and TIME-WAIT, by flow
 mod isn; //         secrets: sequence numbers, cookies, ports
+mod fast_open; //   data in a SYN: cookies, settings
 mod invalid_limit; // answers to segments out of the window
 mod slots; //       values by index
 mod timer_wheel; // deadlines
@@ -49,6 +50,7 @@ pub use connection::{
 pub use counters::TcpCounters;
 pub use division::Division;
 pub use error::TcpError;
+pub use fast_open::{FastOpen, FastOpenCache, FastOpenKeys, FastOpenOptions};
 pub use flow::{Flow, FlowHasher, HashedFlow};
 pub use machine::{
     Found, ListenerQueues, Listening, ReusePort, Tcp, TcpDevice, TcpLevels, TcpMemory, TcpOut,

@@ -154,7 +154,7 @@ impl Family {
         }
     }
 
-    /// Addresses; those of the shim, too.
+    /// Addresses; those of the shim, too. Fast Open cookies of them by two keys.
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::V4 => &[
@@ -163,6 +163,8 @@ impl Family {
                 "--remote_ip=192.0.2.1",
                 "--gateway_ip=192.168.0.254",
                 "--netmask_ip=255.255.0.0",
+                "-DCOOKIE=3021b9d889017eeb",
+                "-DNEW_COOKIE=7fd1764838d8d00d",
             ],
             Self::V6 => &[
                 "--ip_version=ipv6",
@@ -170,6 +172,8 @@ impl Family {
                 "--local_ip=fd3d:0a0b:17d6::1",
                 "--gateway_ip=fd3d:0a0b:17d6:8888::1",
                 "--remote_ip=fd3d:fa7b:d17d::1",
+                "-DCOOKIE=c1d1e9742a47a9bc",
+                "-DNEW_COOKIE=e3aa039e48122544",
             ],
         }
     }

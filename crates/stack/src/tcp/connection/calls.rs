@@ -6,6 +6,7 @@ use super::super::config::{TIME_WAIT_US, TcpOptions};
 use super::super::error::TcpError;
 use super::super::seq::Seq;
 use super::busy_time::Sending;
+use super::fast_open::Opening;
 use super::{Connection, Context, State, Substate};
 
 /// Readiness of a socket.
@@ -37,7 +38,9 @@ pub enum ReadMode {
 impl Connection {
     /// Readiness, as `tcp_poll` tells it.
     pub(in crate::tcp) fn readiness(&self) -> Readiness {
-        let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
+        // Of Fast Open, data may be written before the handshake, or begin it.
+        let is_opening = matches!(self.state, State::SynSent | State::SynReceived)
+            && !self.opening.has(Opening::AWAITS_ACK.with(Opening::WAITS_FOR_DATA));
         let both = self.shut.receive && self.shut.send;
         let has_room = self.is_writable();
         Readiness {
@@ -65,11 +68,12 @@ impl Connection {
     /// Answer to a second `connect`: the outcome of the first, once.
     pub(in crate::tcp) fn connect_again(&mut self) -> Result<(), TcpError> {
         match self.state {
-            _ if !self.is_connecting => Err(TcpError::IsConnected),
+            _ if !self.opening.has(Opening::CONNECTING) => Err(TcpError::IsConnected),
+            State::SynSent if self.waits_for_data() => Err(TcpError::IsConnected),
             State::SynSent | State::SynReceived => Err(TcpError::Already),
             State::Closed => Err(self.error.take().unwrap_or(TcpError::Aborted)),
             _ => {
-                self.is_connecting = false;
+                self.opening.forget(Opening::CONNECTING);
                 Ok(())
             }
         }
@@ -77,7 +81,7 @@ impl Connection {
 
     /// True of a connection that was never open.
     pub(in crate::tcp) fn has_failed_to_open(&self) -> bool {
-        self.is_connecting && self.state == State::Closed
+        self.opening.has(Opening::CONNECTING) && self.state == State::Closed
     }
 
     /// Bytes to read, in the frame that they came in; empty if there are none in order.
@@ -157,11 +161,13 @@ impl Connection {
     }
 
     /// Queues the FIN (`tcp_close_state`, `tcp_send_fin`).
-    fn close_sending(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn close_sending(&mut self, cx: &mut Context<'_>) {
         self.state = match self.state {
             State::Established => State::FinWait1,
             State::CloseWait => State::LastAck,
+            State::SynReceived if self.awaits_ack() && self.is_orphan => State::FinWait1,
             // The FIN follows when the handshake is over.
+            State::SynReceived if self.awaits_ack() => return,
             State::SynReceived => State::SynReceived,
             _ => return,
         };

@@ -3,6 +3,7 @@
 use super::super::config::MIN_MSS;
 use super::super::error::TcpError;
 use super::super::seq::Seq;
+use super::fast_open::Opening;
 use super::{Connection, Context, State};
 
 /// Meaning of an ICMP error.
@@ -36,7 +37,8 @@ impl Connection {
         seq: Seq,
         cx: &mut Context<'_>,
     ) {
-        let is_outstanding = !seq.is_before(self.send.una) && !seq.is_after(self.send.next);
+        let is_outstanding =
+            !seq.is_before(self.first_outstanding()) && !seq.is_after(self.send.next);
         if self.state == State::Closed || !is_outstanding {
             // RFC 5927, section 4.1: only errors about segments in flight are believed. As in the kernel,
             // the next one counts as such.
@@ -46,7 +48,8 @@ impl Connection {
         match error {
             PathError::TooBig { mtu_bytes } => self.shrink_path(mtu_bytes, cx),
             PathError::Unreachable { error, is_of_route, .. } => {
-                if matches!(self.state, State::SynSent | State::SynReceived) {
+                let is_opening = matches!(self.state, State::SynSent | State::SynReceived);
+                if is_opening && !(self.awaits_ack() && self.opening.has(Opening::ACCEPTED)) {
                     self.fail(error, cx);
                 } else {
                     if self.options.tells_path_errors {
@@ -55,7 +58,7 @@ impl Connection {
                         // It may pass: told only if the connection is given up (RFC 5461).
                         self.soft_error = Some(error);
                     }
-                    if is_of_route && seq == self.send.una {
+                    if is_of_route && seq == self.send.una && !self.awaits_ack() {
                         self.revert_timeout(cx);
                     }
                 }
@@ -93,6 +96,10 @@ impl Connection {
 
     /// Sends segments that are longer than they may be now again, in smaller ones (`tcp_simple_retransmit`).
     pub(super) fn resend_in_smaller(&mut self, cx: &mut Context<'_>) {
+        if self.state == State::SynSent && self.has_syn_data() {
+            // The SYN with its data was too large.
+            return self.resend_syn_data(cx);
+        }
         let mut facts = super::ack::AckFacts::default();
         for index in 0..self.sent.len() as usize {
             let Some(&sent) = self.sent.at(index) else { break };

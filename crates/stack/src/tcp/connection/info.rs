@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::super::config::Algorithm;
 use super::busy_time::BusyTime;
+use super::fast_open::Opening;
 use super::recovery::Phase;
 use super::tally::Tally;
 use super::{Connection, State, WindowScales};
@@ -199,6 +200,8 @@ pub struct TcpInfo {
     pub sack: bool,
     /// ECN is in use.
     pub ecn: bool,
+    /// The SYN carried data that were taken (RFC 7413).
+    pub syn_data: bool,
     /// Shifts of the windows; `None` without scaling.
     pub window_scales: Option<WindowScales>,
 }
@@ -254,6 +257,7 @@ impl Connection {
             timestamps: self.agreed.timestamps,
             sack: self.agreed.sack,
             ecn: self.agreed.ecn,
+            syn_data: self.opening.has(Opening::DATA_TAKEN),
             window_scales: self.agreed.scales,
         }
     }
@@ -307,6 +311,7 @@ impl TcpInfo {
         words.flag("ts", self.timestamps);
         words.flag("sack", self.sack);
         words.flag("ecn", self.ecn);
+        words.flag("fastopen", self.syn_data);
         words.flag(
             match self.congestion {
                 Algorithm::Cubic => "cubic",

@@ -8,6 +8,7 @@
 //! ```
 
 mod open; //        handshakes, as client and as server
+mod fast_open; //   data in a SYN
 mod receive; //     the spine: a segment's way through the stages
 mod validate; //    PAWS, sequence numbers, RST and SYN in a window
 mod ack; //         acknowledgement, round trip, window of the peer
@@ -41,6 +42,7 @@ use forebay_rx::packet::Packet;
 
 pub use busy_time::BusyTime;
 pub use calls::{ReadMode, Readiness};
+pub(super) use fast_open::FastConnect;
 pub use icmp::PathError;
 pub use info::{Limit, Resent, TcpInfo};
 pub(super) use open::{Accepted, Answer, Begin};
@@ -50,6 +52,7 @@ pub(super) use window::{ReceiveWindow, scale_for};
 pub use write::WriteFlags;
 
 use self::delayed_ack::DelayedAck;
+use self::fast_open::Opening;
 use self::mtu_search::MtuSearch;
 use self::recovery::Recovery;
 use self::scoreboard::Scoreboard;
@@ -59,6 +62,7 @@ use super::config::{TcpConfig, TcpOptions};
 use super::congestion::Congestion;
 use super::counters::TcpCounters;
 use super::error::TcpError;
+use super::fast_open::FastOpenCache;
 use super::flow::{Flow, PackedFlow};
 use super::invalid_limit::InvalidLimit;
 use super::receive_queue::ReceiveQueue;
@@ -113,6 +117,7 @@ pub(super) struct Context<'a> {
     pub(super) out: &'a mut Vec<Packet>,
     pub(super) config: &'a TcpConfig,
     pub(super) counters: &'a TcpCounters,
+    pub(super) fast_open: &'a FastOpenCache,
     /// True if all connections together use nearly all memory that they may.
     pub(super) is_memory_tight: bool,
 }
@@ -246,8 +251,7 @@ pub(super) struct Connection {
     error: Option<TcpError>,
     /// Error of the path that is not fatal (`sk_err_soft`).
     soft_error: Option<TcpError>,
-    /// True until a second `connect` has told the outcome (`SS_CONNECTING`).
-    is_connecting: bool,
+    opening: Opening,
     /// True once no application holds the connection (`SOCK_DEAD`).
     is_orphan: bool,
     invalid_limit: InvalidLimit,
@@ -328,6 +332,7 @@ impl Connection {
             cx.counters.attempt_fails.add(1);
         }
         self.state = State::Closed;
+        self.opening.forget(Opening::AWAITS_ACK);
         self.shut = Shut { receive: true, send: true };
         self.timers.clear();
         self.sent.clear();
@@ -362,7 +367,7 @@ impl Connection {
                 | State::FinWait1
                 | State::Closing
                 | State::LastAck
-        )
+        ) || self.state == State::SynReceived && self.awaits_ack()
     }
 
     /// Current value of our timestamps, in ms.

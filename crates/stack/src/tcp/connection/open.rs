@@ -1,5 +1,7 @@
 //! Handshakes: a client's SYN, a server's connection made of its request, simultaneous open.
 
+use forebay_rx::packet::Packet;
+
 use super::super::config::{
     DEFAULT_MSS, DELACK_MAX_US, MIN_MSS, TIMEOUT_MIN_US, TcpConfig, TcpOptions,
 };
@@ -14,6 +16,7 @@ use super::super::send_queue::SendQueue;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Segment};
 use super::busy_time::BusyTime;
+use super::fast_open::{FastConnect, Opening};
 use super::info::Resent;
 use super::scoreboard::Marks;
 use super::tally::Tally;
@@ -113,7 +116,7 @@ impl Connection {
             shut: Shut::default(),
             error: None,
             soft_error: None,
-            is_connecting: false,
+            opening: Opening::default(),
             is_orphan: false,
             invalid_limit: InvalidLimit::default(),
             cwr_is_due: false,
@@ -124,7 +127,7 @@ impl Connection {
         }
     }
 
-    /// Opens a connection: sends the SYN.
+    /// Opens a connection, whose SYN is sent by [`Self::send_syn`].
     pub(in crate::tcp) fn connect(begin: &Begin, cx: &mut Context<'_>) -> Self {
         let mut connection = Self::new(begin, cx.config);
         connection.agreed = Agreed {
@@ -139,24 +142,32 @@ impl Connection {
         // As the kernel: what is offered counts for the first segments, even if the peer does not agree.
         connection.begin_mtu_search(cx);
         connection.state = State::SynSent;
-        connection.is_connecting = true;
+        connection.opening.note(Opening::CONNECTING);
         connection.delayed.set_quick(begin.options.quick_acks);
         connection.receive.window =
             connection.receive.buffer.initial_window(connection.announced_mss());
         connection.receive.buffer.raise_threshold(connection.receive.window);
-        cx.counters.active_opens.add(1);
-        connection.send_syn(cx);
+        connection.opening.note(Opening::WAITS_FOR_DATA);
         connection
     }
 
-    fn send_syn(&mut self, cx: &mut Context<'_>) {
+    /// Sends the SYN, perhaps with data. Returns the number of bytes.
+    pub(in crate::tcp) fn send_syn(
+        &mut self,
+        fast: &FastConnect<'_>,
+        cx: &mut Context<'_>,
+    ) -> usize {
+        cx.counters.active_opens.add(1);
+        self.opening.forget(Opening::WAITS_FOR_DATA);
         let end = self.send.initial + 1;
         (self.send.next, self.send.pushed) = (end, end);
         self.recovery.retransmit_stamp_us = cx.now_us;
         let marks = Marks { is_syn: true, ..Marks::default() };
         self.record_sent(self.send.initial, end, marks, cx);
-        self.transmit_sent(0, cx);
+        let len_bytes = self.put_into_syn(fast, cx);
+        self.transmit_syn((fast.option.as_ref(), len_bytes), cx);
         self.timers.set_retransmit(cx.now_us + self.rtt.rto_us());
+        len_bytes as usize
     }
 
     /// Connection of a handshake that the listener completed; the ACK itself is still to be
@@ -238,6 +249,7 @@ impl Connection {
     /// A segment in SYN-SENT (RFC 9293, section 3.10.7.3; `tcp_rcv_synsent_state_process`).
     pub(super) fn receive_in_syn_sent(
         &mut self,
+        packet: &mut Option<Packet>,
         segment: &Segment,
         cx: &mut Context<'_>,
     ) -> Answer {
@@ -264,7 +276,7 @@ impl Connection {
             if !segment.has(Flags::SYN) {
                 return Answer::None;
             }
-            self.open_as_client(segment, cx);
+            self.open_as_client(packet, segment, cx);
             return Answer::None;
         }
         if segment.has(Flags::RST) {
@@ -278,7 +290,12 @@ impl Connection {
     }
 
     /// A SYN-ACK: the connection is open.
-    fn open_as_client(&mut self, segment: &Segment, cx: &mut Context<'_>) {
+    fn open_as_client(
+        &mut self,
+        packet: &mut Option<Packet>,
+        segment: &Segment,
+        cx: &mut Context<'_>,
+    ) {
         self.agree(&segment.options, cx);
         // ECN: the peer accepts by ECE alone (RFC 3168, section 6.1.1).
         self.agreed.ecn &= segment.has(Flags::ECE) && !segment.has(Flags::CWR);
@@ -299,14 +316,20 @@ impl Connection {
         }
         self.tally.bytes_acked += u64::from(segment.ack - self.send.una);
         self.send.una = segment.ack;
+        self.acknowledge_syn_data(segment.ack, cx.now_us);
         self.sent.reno_dup_acks = 0;
         if self.recovery.syn_timeouts > 1 && self.was_first_syn_lost(segment) {
             // RFC 5681, section 3.1: lost SYNs leave one segment; as in the kernel, more than one.
             self.congestion.set(1);
         }
         self.become_established(cx);
+        let is_fast = self.opening.has(Opening::OFFERED) || self.has_syn_data();
+        if is_fast && self.end_fast_connect(packet, segment, cx) {
+            return self.send_queued(cx);
+        }
         let has_data = self.send.queue.len_bytes() > 0 || self.send.fin;
-        if !has_data && (self.options.defer_retries > 0 || self.delayed.is_interactive()) {
+        let awaits_more = self.options.defer_retries > 0 || self.opening.has(Opening::WRITER_WAITS);
+        if !has_data && (awaits_more || self.delayed.is_interactive()) {
             // Saves an ACK: data are announced.
             self.delayed.schedule();
             self.delayed.enter_quick(self.receive.window);
@@ -356,11 +379,16 @@ impl Connection {
         // The SYN.
         self.tally.delivered = 1;
         (self.recovery.retransmits, self.recovery.backoff) = (0, 0);
+        self.receive.last_us = cx.now_us;
+        self.begin_transfer(cx);
+        self.rearm_retransmit(cx.now_us);
+    }
+
+    /// Prepares for data (`tcp_init_transfer`).
+    pub(super) fn begin_transfer(&mut self, cx: &mut Context<'_>) {
         self.recovery.restart(self.send.next);
         self.recovery.stamp_window(cx.now_us);
         self.send.last_data_us = cx.now_us;
-        self.receive.last_us = cx.now_us;
-        self.timers.clear_retransmit();
         let announced = self.announced_mss();
         let mss = announced.min(self.send.mss);
         let sizes = (self.receive.window, mss, announced);

@@ -160,6 +160,9 @@ impl Connection {
         if self.sent.is_empty() || !self.agreed.sack || !self.recovery.allows_probe() {
             return false;
         }
+        if self.awaits_ack() {
+            return false;
+        }
         let mut wait_us = match self.rtt.smoothed_us() {
             Some(srtt_us) if self.sent.len() == 1 => 2 * srtt_us + RTO_MIN_US,
             Some(srtt_us) => 2 * srtt_us + TIMEOUT_MIN_US,

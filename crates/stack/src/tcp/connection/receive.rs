@@ -37,7 +37,12 @@ impl Connection {
             State::Closed => {
                 return if segment.has(Flags::RST) { Answer::None } else { Answer::Reset };
             }
-            State::SynSent => return self.receive_in_syn_sent(segment, cx),
+            State::SynSent => return self.receive_in_syn_sent(packet, segment, cx),
+            State::SynReceived | State::FinWait1 if self.awaits_ack() => {
+                if let Some(answer) = self.check_opening(segment, cx) {
+                    return answer;
+                }
+            }
             _ => {}
         }
         if ![Flags::ACK, Flags::RST, Flags::SYN].into_iter().any(|flag| segment.has(flag)) {
@@ -51,7 +56,7 @@ impl Connection {
         if !segment.has(Flags::ACK) {
             return Answer::None;
         }
-        self.receive.last_us = cx.now_us;
+        let heard_us = std::mem::replace(&mut self.receive.last_us, cx.now_us);
         let una = match self.state {
             // The SYN-ACK was the listener's.
             State::SynReceived => self.send.initial + 1,
@@ -65,7 +70,7 @@ impl Connection {
                 return Answer::reset_if(self.state == State::SynReceived);
             }
         }
-        if let Some(answer) = self.after_ack(segment, cx) {
+        if let Some(answer) = self.after_ack(segment, heard_us, cx) {
             return answer;
         }
         self.note_urgent(packet.as_ref(), segment, cx);
@@ -84,7 +89,16 @@ impl Connection {
     }
 
     /// Transitions that an acknowledgement of SYN or FIN makes. An answer ends the segment's way.
-    fn after_ack(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Option<Answer> {
+    fn after_ack(
+        &mut self,
+        segment: &Segment,
+        heard_us: u64,
+        cx: &mut Context<'_>,
+    ) -> Option<Answer> {
+        if self.awaits_ack() {
+            self.end_fast_opening(segment, heard_us, cx);
+        }
+        // A FIN may be acknowledged with the SYN-ACK.
         let is_fin_acked = self.is_fin_acked();
         match self.state {
             State::SynReceived => {

@@ -162,6 +162,10 @@ impl Connection {
 
     /// Arms the retransmission timer for what is in flight (`tcp_rearm_rto`).
     pub(super) fn rearm_retransmit(&mut self, now_us: u64) {
+        if self.awaits_ack() {
+            // The timer is that of the SYN-ACK.
+            return;
+        }
         let Some(first) = self.sent.first() else { return self.timers.clear_retransmit() };
         let mut at_us = now_us + self.timeout_us();
         if matches!(self.timers.peer, Some((Waiting::Reorder | Waiting::LossProbe, _))) {
@@ -172,7 +176,7 @@ impl Connection {
 
     /// After an ACK that moved something (`tcp_set_xmit_timer`).
     pub(super) fn set_transmit_timer(&mut self, now_us: u64) {
-        if !self.schedule_loss_probe(now_us, true) {
+        if !self.schedule_loss_probe(now_us, true) && !self.awaits_ack() {
             self.timers.clear_retransmit();
             self.rearm_retransmit(now_us);
         }
@@ -180,6 +184,9 @@ impl Connection {
 
     /// `tcp_retransmit_timer`.
     pub(super) fn on_retransmit_timer(&mut self, cx: &mut Context<'_>) {
+        if self.awaits_ack() {
+            return self.on_answer_timer(cx);
+        }
         if self.sent.is_empty() {
             return;
         }
@@ -187,7 +194,9 @@ impl Connection {
         if self.send.window == 0 && !self.is_orphan && !is_opening {
             return self.on_shrunk_window(cx);
         }
-        if self.has_timed_out(cx) {
+        let is_over = self.has_timed_out(cx);
+        self.detect_black_hole(is_over, cx);
+        if is_over {
             return self.give_up(cx);
         }
         if self.recovery.retransmits == 0 {

@@ -1,5 +1,6 @@
 //! One segment: its header, options and window (`__tcp_transmit_skb`).
 
+use super::super::fast_open::CookieOption;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Timestamps, emit};
 use super::scoreboard::Sent;
@@ -51,7 +52,7 @@ impl Connection {
     pub(super) fn transmit_sent(&mut self, index: usize, cx: &mut Context<'_>) -> bool {
         let Some(&sent) = self.sent.at(index) else { return false };
         if sent.marks.is_syn {
-            return self.transmit_syn(cx);
+            return self.transmit_syn((None, 0), cx);
         }
         let len_bytes = sent.payload_bytes();
         let (flags, ecn) = self.flags_of(&sent, len_bytes);
@@ -75,8 +76,12 @@ impl Connection {
         (flags, if is_new && self.agreed.ecn { ECT_0 } else { 0 })
     }
 
-    /// SYN or SYN-ACK.
-    fn transmit_syn(&mut self, cx: &mut Context<'_>) -> bool {
+    /// SYN or SYN-ACK. The first SYN may have data, and an option of Fast Open.
+    pub(super) fn transmit_syn(
+        &mut self,
+        (fast_open, len_bytes): (Option<&CookieOption>, u32),
+        cx: &mut Context<'_>,
+    ) -> bool {
         let is_answer = self.state != State::SynSent;
         let (mut flags, ack) = (Flags::SYN, if is_answer { self.receive.next } else { Seq(0) });
         if is_answer {
@@ -105,14 +110,15 @@ impl Connection {
             window,
             urgent: 0,
             options,
+            fast_open,
             tos: self.options.tos,
             ttl: self.options.ttl,
-            payload: [&[], &[]],
+            payload: self.send.queue.range(self.send.initial + 1, len_bytes),
             segment_bytes: 0,
         };
         let was_sent = cx.send(&outgoing);
         if was_sent {
-            self.tally.count_sent(0, self.send.mss);
+            self.tally.count_sent(len_bytes, len_bytes.max(self.send.mss));
         }
         was_sent
     }
@@ -165,6 +171,7 @@ impl Connection {
             window: u16::try_from(window).unwrap_or(u16::MAX),
             urgent,
             options: Options { timestamps, sacks, ..Options::default() },
+            fast_open: None,
             tos: self.options.tos | ecn,
             ttl: self.options.ttl,
             payload: self.send.queue.range(seq, len_bytes),

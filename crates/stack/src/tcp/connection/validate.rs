@@ -5,6 +5,7 @@ use super::super::config::PAWS_IDLE_US;
 use super::super::error::TcpError;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
+use super::fast_open::Opening;
 use super::{Connection, Context, State};
 
 /// Outcome of the checks.
@@ -124,7 +125,7 @@ impl Connection {
     /// The SYN-ACK of a simultaneous open. A listener's connection gets none.
     fn is_crossed_syn_ack(&self, segment: &Segment) -> bool {
         self.state == State::SynReceived
-            && self.is_connecting
+            && self.opening.has(Opening::CONNECTING)
             && segment.has(Flags::ACK)
             && segment.seq + 1 == segment.end()
             && segment.seq + 1 == self.receive.next
@@ -178,7 +179,7 @@ impl Connection {
         self.send_ack(cx);
     }
 
-    fn may_answer_invalid(&mut self, cx: &Context<'_>) -> bool {
+    pub(super) fn may_answer_invalid(&mut self, cx: &Context<'_>) -> bool {
         self.invalid_limit.admits(cx.now_us, cx.config.invalid_ratelimit_us)
     }
 

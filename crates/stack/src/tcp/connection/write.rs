@@ -70,10 +70,11 @@ impl Connection {
             return Err(error);
         }
         match self.state {
+            State::Established | State::CloseWait if !self.shut.send => {}
+            State::SynReceived if self.awaits_ack() && !self.shut.send => {}
             State::SynSent | State::SynReceived if !self.shut.send => {
                 return Err(TcpError::WouldBlock);
             }
-            State::Established | State::CloseWait if !self.shut.send => {}
             _ => return Err(TcpError::BrokenPipe),
         }
         if bytes.is_empty() {

@@ -10,6 +10,7 @@ use super::super::connection::{
     Begin, Connection, Context, ReadMode, Readiness, State, TcpInfo, WriteFlags,
 };
 use super::super::error::TcpError;
+use super::super::fast_open::{FastOpen, FastOpenOptions};
 use super::super::flow::Flow;
 use super::super::seq::len_u32;
 use super::{
@@ -96,13 +97,15 @@ impl Tcp {
         queues: Arc<ListenerQueues>,
     ) -> Result<(), TcpError> {
         let backlog = backlog.min(BACKLOG_MAX);
-        let (local, options, reuse_port) = match &mut self.entry_mut(socket)?.kind {
+        let (local, options, mut fast_open, reuse_port) = match &mut self.entry_mut(socket)?.kind {
             Kind::Listener(listener) => {
                 listener.backlog = backlog;
                 return Ok(());
             }
             Kind::Idle(idle) => match idle.bound {
-                Some(local) if local.port() != 0 => (local, idle.options, idle.reuse_port),
+                Some(local) if local.port() != 0 => {
+                    (local, idle.options, idle.fast_open, idle.reuse_port)
+                }
                 _ => return Err(TcpError::Invalid),
             },
             Kind::Connection(_) => return Err(TcpError::Invalid),
@@ -111,8 +114,14 @@ impl Tcp {
             return Err(TcpError::AddressInUse);
         }
         self.listeners.insert(local, socket.index, reuse_port);
-        let accepted = VecDeque::new();
-        let listener = Listener { options, local, reuse_port, backlog, accepted, queues };
+        if fast_open.queue == 0
+            && self.config.fast_open.has(FastOpen::SERVER.with(FastOpen::ALL_LISTENERS))
+        {
+            fast_open.queue = backlog;
+        }
+        let (accepted, resets) = (VecDeque::new(), VecDeque::new());
+        let listener =
+            Listener { options, fast_open, resets, local, reuse_port, backlog, accepted, queues };
         self.entry_mut(socket)?.kind = Kind::Listener(Box::new(listener));
         Ok(())
     }
@@ -129,8 +138,9 @@ impl Tcp {
         listener.queues.accepted.fetch_sub(1, Ordering::Relaxed);
         let is_empty = listener.accepted.is_empty();
         self.entry_mut(socket)?.told.readable = !is_empty;
-        match self.sockets.at(index) {
+        match self.sockets.at_mut(index) {
             Some(SocketEntry { generation, kind: Kind::Connection(connection), .. }) => {
+                connection.note_accepted();
                 Ok((TcpSocket { index, generation: *generation }, connection.flow().theirs))
             }
             _ => Err(TcpError::WouldBlock),
@@ -150,17 +160,42 @@ impl Tcp {
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) -> Result<(), TcpError> {
-        let (options, bound) = match &mut self.entry_mut(socket)?.kind {
-            Kind::Idle(idle) => (idle.options, idle.bound),
+        match &self.entry(socket)?.kind {
+            Kind::Idle(_) => {}
             Kind::Listener(_) => return Err(TcpError::IsConnected),
-            Kind::Connection(connection) => {
-                let told = connection.connect_again();
-                let has_failed = connection.has_failed_to_open();
-                if has_failed {
-                    self.forget_attempt(socket.index, out);
-                }
-                return told;
-            }
+            Kind::Connection(_) => return self.tell_outcome(socket, out),
+        }
+        let fast_open = self.open(socket, (local, peer), mtu_bytes, out)?;
+        self.begin(socket, fast_open, out)
+    }
+
+    /// Tells the outcome of the first `connect`.
+    pub(super) fn tell_outcome(
+        &mut self,
+        socket: TcpSocket,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        let Kind::Connection(connection) = &mut self.entry_mut(socket)?.kind else {
+            return Err(TcpError::NotConnected);
+        };
+        let told = connection.connect_again();
+        if connection.has_failed_to_open() {
+            self.forget_attempt(socket.index, out);
+        }
+        told
+    }
+
+    /// Makes a socket a connection, whose SYN is not sent. Returns the socket's Fast Open.
+    pub(super) fn open(
+        &mut self,
+        socket: TcpSocket,
+        (local, peer): (SocketAddr, SocketAddr),
+        mtu_bytes: u32,
+        out: &mut TcpOut<'_>,
+    ) -> Result<FastOpenOptions, TcpError> {
+        let (options, bound, fast_open) = match &self.entry(socket)?.kind {
+            Kind::Idle(idle) => (idle.options, idle.bound, idle.fast_open),
+            _ => return Err(TcpError::IsConnected),
         };
         let local = match bound {
             Some(bound) if bound.ip().is_unspecified() => SocketAddr::new(local.ip(), bound.port()),
@@ -183,8 +218,7 @@ impl Tcp {
         };
         self.entry_mut(socket)?.kind = Kind::Connection(Box::new(connection));
         self.targets.insert(&flow, Target::Connection(socket.index));
-        self.follow(socket.index, out);
-        Err(TcpError::InProgress)
+        Ok(fast_open)
     }
 
     /// After the failure was told, the socket may connect anew.
@@ -295,7 +329,10 @@ impl Tcp {
         out: &mut TcpOut<'_>,
     ) -> Result<usize, TcpError> {
         let is_memory_full = self.memory.bytes() >= self.config.memory_bytes;
-        match self.entry_mut(socket)?.kind {
+        match &self.entry(socket)?.kind {
+            Kind::Connection(connection) if connection.waits_for_data() => {
+                self.send_syn(socket, (bytes, false), out)
+            }
             Kind::Connection(_) => self.call(socket, out, |connection, cx| {
                 if is_memory_full {
                     write_scarcely(connection, bytes, flags, cx)
@@ -390,9 +427,11 @@ impl Tcp {
         let Kind::Listener(listening) = &mut entry.kind else { return };
         let (local, accepted) = (listening.local, std::mem::take(&mut listening.accepted));
         listening.queues.accepted.fetch_sub(len_u32(accepted.len()), Ordering::Relaxed);
-        let &mut Listener { options, reuse_port, .. } = &mut **listening;
-        entry.kind =
-            Kind::Idle(Box::new(Idle { options, bound: Some(local), reuse_port, error: None }));
+        let resets = len_u32(listening.resets.len());
+        listening.queues.at_once.fetch_sub(resets, Ordering::Relaxed);
+        let &mut Listener { options, fast_open, reuse_port, .. } = &mut **listening;
+        let idle = Idle { options, fast_open, bound: Some(local), reuse_port, error: None };
+        entry.kind = Kind::Idle(Box::new(idle));
         self.listeners.remove(local, index);
         for connection in accepted {
             self.abort_connection(connection, out);

@@ -49,7 +49,7 @@ impl Tcp {
         }
         let (flow, theirs) = (request.flow, request.peer_sequence);
         request.sequence = self.secret.cookie(&flow, theirs, request.peer_mss, out.now_us);
-        self.send_syn_ack(&request, options, stamp, out);
+        self.send_syn_ack(&request, options, (stamp, None), out);
     }
 
     /// An ACK at a listener that no request awaits: of a cookie, or of nothing.

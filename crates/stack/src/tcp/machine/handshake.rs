@@ -10,10 +10,12 @@ use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, TcpConfig, TcpOptions};
 use super::super::connection::{
     Accepted, Agreed, Answer, Begin, Connection, ReceiveWindow, WindowScales, scale_for, stamp_ms,
 };
+use super::super::fast_open::CookieOption;
 use super::super::flow::Flow;
 use super::super::invalid_limit::InvalidLimit;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
+use super::fast_open::FastOpening;
 use super::{Kind, Listener, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
 
 /// Doublings of the time-out of a SYN-ACK, at most.
@@ -101,19 +103,22 @@ impl Tcp {
         if segment.has(Flags::ACK) {
             return self.receive_cookie(listener, flow, packet, segment, mtu_bytes, out);
         }
-        out.pool.put(packet.frame);
+        let mut packet = Some(packet);
         if segment.has(Flags::SYN) && !segment.has(Flags::FIN) {
-            self.begin_request(listener, flow, segment, (mtu_bytes, None), out);
+            self.begin_request(listener, flow, (&mut packet, segment), (mtu_bytes, None), out);
+        }
+        if let Some(packet) = packet {
+            out.pool.put(packet.frame);
         }
         Answer::None
     }
 
-    /// A SYN. `sequence` continues that of a connection in TIME-WAIT.
+    /// A SYN. `sequence` continues that of a connection in TIME-WAIT. The packet is taken if its data are.
     pub(super) fn begin_request(
         &mut self,
         index: u32,
         flow: &Flow,
-        segment: &Segment,
+        (packet, segment): (&mut Option<Packet>, &Segment),
         (mtu_bytes, sequence): (u32, Option<Seq>),
         out: &mut TcpOut<'_>,
     ) {
@@ -146,13 +151,23 @@ impl Tcp {
         if !self.claim(flow, segment.seq) {
             return;
         }
+        let cookie =
+            match self.judge_fast_open(index, &request, packet.as_ref(), segment, out.now_us) {
+                FastOpening::Handshake(cookie) => cookie,
+                FastOpening::AtOnce(cookie) => {
+                    if let Some(packet) = packet.take() {
+                        self.open_at_once(&request, (packet, segment), cookie.as_ref(), out);
+                    }
+                    return;
+                }
+            };
         if let Some(SocketEntry { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(index)
         {
             listener.queues.requests.fetch_add(1, Ordering::Relaxed);
         }
         let stamp = self.stamp_of(&request, out.now_us);
         request.stamps = (stamp, stamp);
-        self.send_syn_ack(&request, &options, stamp, out);
+        self.send_syn_ack(&request, &options, (stamp, cookie.as_ref()), out);
         let at = self.requests.insert(request);
         self.levels.set_requests(self.requests.len());
         self.targets.insert(flow, Target::Request(at));
@@ -199,7 +214,7 @@ impl Tcp {
         &self,
         request: &Request,
         options: &TcpOptions,
-        stamp: u32,
+        (stamp, cookie): (u32, Option<&CookieOption>),
         out: &mut TcpOut<'_>,
     ) {
         let agreed = request.agreed;
@@ -221,6 +236,7 @@ impl Tcp {
             flags,
             window: u16::try_from(request.window).unwrap_or(u16::MAX),
             options: offers,
+            fast_open: cookie,
             tos: options.tos,
             ttl: options.ttl,
             ..Outgoing::empty(&request.flow, request.sequence)
@@ -311,7 +327,7 @@ impl Tcp {
             && let Some(options) = self.options_of(request)
         {
             let stamp = self.stamp_of(request, out.now_us);
-            self.send_syn_ack(request, &options, stamp, out);
+            self.send_syn_ack(request, &options, (stamp, None), out);
             self.counters.retrans_segs.add(1);
             if let Some(request) = self.requests.at_mut(at) {
                 request.stamps.1 = stamp;
@@ -504,7 +520,7 @@ impl Tcp {
         let stamp = self.stamp_of(&request, out.now_us);
         let is_sent = !request.is_acked || timeouts + 1 >= options.defer_retries;
         if is_sent {
-            self.send_syn_ack(&request, &options, stamp, out);
+            self.send_syn_ack(&request, &options, (stamp, None), out);
             self.counters.retrans_segs.add(1);
         }
         if let Some(request) = self.requests.at_mut(at) {

@@ -48,6 +48,7 @@ impl Tcp {
             out: out.packets,
             config: &self.config,
             counters: &self.counters,
+            fast_open: &self.fast_open_cache,
             is_memory_tight,
         }
     }
@@ -69,7 +70,11 @@ impl Tcp {
         self.memory_bytes = self.memory_bytes + u64::from(now_bytes) - u64::from(before_bytes);
         self.memory.replace(before_bytes.into(), now_bytes.into());
         let state = connection.state;
-        self.levels.change(std::mem::replace(&mut entry.counted, state), state);
+        let before = std::mem::replace(&mut entry.counted, state);
+        self.levels.change(before, state);
+        let is_opened = matches!(before, State::SynReceived | State::FinWait1)
+            && !self.at_once.is_empty()
+            && !connection.awaits_ack();
         let readiness = connection.readiness();
         if grew(&entry.told, &readiness) {
             self.ready.push(TcpSocket { index, generation: entry.generation });
@@ -80,8 +85,12 @@ impl Tcp {
             None => self.socket_timers.cancel(index),
         }
         let (flow, is_closed) = (connection.flow(), connection.is_closed());
-        let is_done = connection.is_done();
-        if let Some(entry) = connection.take_time_wait() {
+        let (is_done, time_wait) = (connection.is_done(), connection.take_time_wait());
+        if is_opened {
+            let was_reset = connection.was_reset_at_once();
+            self.end_at_once(index, was_reset, out.now_us);
+        }
+        if let Some(entry) = time_wait {
             self.keep_time_wait(&flow, &entry, out.now_us);
         } else if is_closed && self.targets.find(&flow) == Some(Target::Connection(index)) {
             self.forget_flow(&flow);
@@ -94,6 +103,7 @@ impl Tcp {
     /// Forgets a socket.
     pub(super) fn remove(&mut self, index: u32, out: &mut TcpOut<'_>) {
         self.socket_timers.cancel(index);
+        self.end_at_once(index, false, 0);
         let Some(mut entry) = self.sockets.remove(index) else { return };
         self.memory_bytes -= u64::from(entry.charged_bytes);
         self.memory.replace(entry.charged_bytes.into(), 0);

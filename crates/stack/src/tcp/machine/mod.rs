@@ -4,6 +4,7 @@ mod listeners; // listeners by address
 mod calls; //     the application's calls, by socket
 mod handshake; // SYNs and ACKs at a listener
 mod cookies; //   handshakes without memory
+mod fast_open; // connections that begin with their SYN
 mod syn_filter; // SYNs that are answered in a flood
 mod passing; //   connections that go on in another process
 mod reset; //     segments that belong to nothing
@@ -13,7 +14,7 @@ mod housekeeping; // timers, memory, readiness after each change
 mod levels; //    numbers of connections by state
 mod observe; //   listeners and connections, for observers
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -22,6 +23,7 @@ use forebay_buf::Pool;
 use forebay_rx::cpu::CpuId;
 use forebay_rx::packet::Packet;
 
+use self::fast_open::AtOnce;
 use self::handshake::Request;
 pub use self::levels::TcpLevels;
 use self::listeners::Listeners;
@@ -35,6 +37,7 @@ use super::connection_table::ConnectionTable;
 use super::counters::TcpCounters;
 use super::division::Division;
 use super::error::TcpError;
+use super::fast_open::{FastOpenCache, FastOpenKeys, FastOpenOptions};
 use super::flow::{Flow, FlowHasher, HashedFlow};
 use super::isn::Secret;
 use super::seq::Seq;
@@ -94,6 +97,9 @@ pub struct ListenerQueues {
     requests: AtomicU32,
     /// Connections that wait to be accepted.
     accepted: AtomicU32,
+    /// Connections that began with their SYN and whose handshake is not over, and those of them that were reset not
+    /// long ago.
+    at_once: AtomicU32,
 }
 
 /// Surroundings of a call: the time, the CPU, memory, and the way out.
@@ -133,6 +139,11 @@ pub struct Tcp {
     targets: ConnectionTable<Target>,
     listeners: Listeners,
     requests: Slots<Request>,
+    /// Keys of Fast Open cookies, and those that servers gave this host.
+    fast_open_keys: FastOpenKeys,
+    fast_open_cache: Arc<FastOpenCache>,
+    /// Connections that began with their SYN and whose handshake is not over, by socket.
+    at_once: BTreeMap<u32, AtOnce>,
     time_waits: Slots<TimeWait>,
     socket_timers: TimerWheel,
     request_timers: TimerWheel,
@@ -188,6 +199,7 @@ enum Kind {
 #[derive(Debug, Default)]
 struct Idle {
     options: TcpOptions,
+    fast_open: FastOpenOptions,
     bound: Option<SocketAddr>,
     /// Sharing of the address, once it is bound.
     reuse_port: Option<ReusePort>,
@@ -200,6 +212,9 @@ struct Idle {
 struct Listener {
     /// Options that its connections inherit.
     options: TcpOptions,
+    fast_open: FastOpenOptions,
+    /// Times until which connections count that began with their SYN and were reset, in µs: the earliest first.
+    resets: VecDeque<u64>,
     local: SocketAddr,
     reuse_port: Option<ReusePort>,
     /// Connections that wait to be accepted, at most one more than this.
@@ -251,6 +266,9 @@ impl Tcp {
             targets: ConnectionTable::new(FlowHasher::new(secret)),
             listeners: Listeners::default(),
             requests: Slots::default(),
+            fast_open_keys: Secret(secret).fast_open_keys(),
+            fast_open_cache: Arc::new(FastOpenCache::new(secret)),
+            at_once: BTreeMap::new(),
             time_waits: Slots::default(),
             socket_timers: TimerWheel::new(now_us),
             request_timers: TimerWheel::new(now_us),
@@ -488,6 +506,7 @@ impl Tcp {
             out: out.packets,
             config: &self.config,
             counters: &self.counters,
+            fast_open: &self.fast_open_cache,
             is_memory_tight,
         };
         let result = act(connection, &mut cx);

@@ -119,7 +119,21 @@ impl Tcp {
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) -> Answer {
-        out.pool.put(packet.frame);
+        let mut packet = Some(packet);
+        let answer = self.process_in_time_wait(at, (&mut packet, segment), mtu_bytes, out);
+        if let Some(packet) = packet {
+            out.pool.put(packet.frame);
+        }
+        answer
+    }
+
+    fn process_in_time_wait(
+        &mut self,
+        at: u32,
+        (packet, segment): (&mut Option<Packet>, &Segment),
+        mtu_bytes: u32,
+        out: &mut TcpOut<'_>,
+    ) -> Answer {
         let Some(entry) = self.time_waits.at_mut(at) else { return Answer::None };
         let flow = entry.flow();
         let (outcome, stays) = match entry.substate {
@@ -146,7 +160,9 @@ impl Tcp {
                 return Answer::Reset;
             }
             Outcome::End => self.drop_time_wait(at),
-            Outcome::Reopen => self.reopen(at, &flow, segment, mtu_bytes, out),
+            Outcome::Reopen => {
+                self.reopen(at, &flow, (packet, segment), mtu_bytes, out);
+            }
         }
         Answer::None
     }
@@ -164,7 +180,7 @@ impl Tcp {
         &mut self,
         at: u32,
         flow: &Flow,
-        segment: &Segment,
+        (packet, segment): (&mut Option<Packet>, &Segment),
         mtu_bytes: u32,
         out: &mut TcpOut<'_>,
     ) {
@@ -179,7 +195,7 @@ impl Tcp {
             // As at a listener.
             return;
         }
-        self.begin_request(listener, flow, segment, (mtu_bytes, Some(sequence)), out);
+        self.begin_request(listener, flow, (packet, segment), (mtu_bytes, Some(sequence)), out);
     }
 
     /// True once in an interval: [`InvalidLimit`](super::super::invalid_limit::InvalidLimit) in fewer bits.

@@ -3,6 +3,7 @@
 use forebay_buf::Pool;
 use forebay_rx::packet::{Arrival, Packet};
 
+use super::super::fast_open::CookieOption;
 use super::super::flow::Flow;
 use super::super::seq::{Seq, len_u32};
 use super::options::Options;
@@ -20,6 +21,8 @@ pub(in crate::tcp) struct Outgoing<'a> {
     pub(in crate::tcp) window: u16,
     pub(in crate::tcp) urgent: u16,
     pub(in crate::tcp) options: Options,
+    /// Fast Open option, of a SYN or a SYN-ACK.
+    pub(in crate::tcp) fast_open: Option<&'a CookieOption>,
     /// DSCP and ECN bits.
     pub(in crate::tcp) tos: u8,
     /// Time to live, or hop limit.
@@ -31,7 +34,10 @@ pub(in crate::tcp) struct Outgoing<'a> {
 
 /// Builds the packet, beginning with its IP header; `None` if no frame is free.
 pub(in crate::tcp) fn emit(outgoing: &Outgoing<'_>, pool: &mut Pool) -> Option<Packet> {
-    let options = outgoing.options.write();
+    let mut options = outgoing.options.write();
+    if let Some(option) = outgoing.fast_open {
+        options.put_fast_open(option);
+    }
     let [first, second] = outgoing.payload;
     let header_len = HEADER_BYTES + options.as_slice().len();
     let len = header_len + first.len() + second.len();
@@ -80,6 +86,7 @@ impl<'a> Outgoing<'a> {
             window: 0,
             urgent: 0,
             options: Options::default(),
+            fast_open: None,
             tos: 0,
             ttl: DEFAULT_TTL,
             payload: [&[], &[]],

@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use super::super::config::MAX_WINDOW_SCALE;
+use super::super::fast_open::{Cookie, CookieOption};
 use super::super::seq::Seq;
 
 const END: u8 = 0;
@@ -13,6 +14,10 @@ const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
 const MD5: u8 = 19;
+const FAST_OPEN: u8 = 34;
+/// Kind of options on trial, and the number of Fast Open among them (RFC 6994).
+const EXPERIMENT: u8 = 254;
+const FAST_OPEN_EXPERIMENT: [u8; 2] = [0xf9, 0x89];
 /// Bytes that timestamps take in a header, with their padding.
 pub(in crate::tcp) const TIMESTAMPS_BYTES: u32 = 12;
 /// SACK blocks that fit in a header.
@@ -85,8 +90,33 @@ impl SackBlocks {
 }
 
 /// Reads options up to the first malformed one, as `tcp_parse_options` does.
-pub(super) fn parse(mut bytes: &[u8], is_syn: bool) -> Options {
+pub(super) fn parse(bytes: &[u8], is_syn: bool) -> Options {
     let mut options = Options::default();
+    walk(bytes, |kind, value| options.note(kind, value, is_syn));
+    options
+}
+
+/// Reads the Fast Open option of a SYN or SYN-ACK (`tcp_parse_fastopen_option`).
+pub(super) fn parse_fast_open(bytes: &[u8]) -> Option<CookieOption> {
+    let mut found = None;
+    walk(bytes, |kind, value| {
+        let (value, is_experimental) = match (kind, value) {
+            (FAST_OPEN, value) => (value, false),
+            (EXPERIMENT, [m0, m1, value @ ..]) if [*m0, *m1] == FAST_OPEN_EXPERIMENT => {
+                (value, true)
+            }
+            _ => return,
+        };
+        if value.len().is_multiple_of(2) {
+            found = Cookie::of(value).map(|cookie| CookieOption { cookie, is_experimental });
+        }
+    });
+    found
+}
+
+/// Calls for each option up to the first malformed one, with its kind and value.
+#[inline]
+fn walk(mut bytes: &[u8], mut note: impl FnMut(u8, &[u8])) {
     while let Some((&kind, rest)) = bytes.split_first() {
         match kind {
             END => break,
@@ -95,12 +125,11 @@ pub(super) fn parse(mut bytes: &[u8], is_syn: bool) -> Options {
                 let Some(len) = rest.first().map(|&len| usize::from(len)) else { break };
                 let Some((option, behind)) = bytes.split_at_checked(len) else { break };
                 let Some(value) = option.get(2..) else { break };
-                options.note(kind, value, is_syn);
+                note(kind, value);
                 bytes = behind;
             }
         }
     }
-    options
 }
 
 impl Options {
@@ -184,6 +213,26 @@ impl Default for OptionBytes {
 }
 
 impl OptionBytes {
+    /// Appends a Fast Open option if there is room, padded to a word (`tcp_options_write`).
+    pub(super) fn put_fast_open(&mut self, option: &CookieOption) {
+        let value = option.cookie.as_slice();
+        let head: &[u8] = match option.is_experimental {
+            true => &[EXPERIMENT, 0, FAST_OPEN_EXPERIMENT[0], FAST_OPEN_EXPERIMENT[1]],
+            false => &[FAST_OPEN, 0],
+        };
+        let len = head.len() + value.len();
+        let start = usize::from(self.len);
+        if start + len.next_multiple_of(4) > MAX_BYTES {
+            return;
+        }
+        self.put(head);
+        self.put(value);
+        self.put([NOP; 2].get(..len.next_multiple_of(4) - len).unwrap_or_default());
+        if let (Some(place), Ok(len)) = (self.bytes.get_mut(start + 1), u8::try_from(len)) {
+            *place = len;
+        }
+    }
+
     pub(super) fn as_slice(&self) -> &[u8] {
         self.bytes.get(..usize::from(self.len)).unwrap_or_default()
     }
@@ -234,6 +283,27 @@ mod tests {
         fn tcp_5_any_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..41), is_syn: bool) {
             let options = parse(&bytes, is_syn);
             prop_assert!(options.window_scale.is_none_or(|scale| scale <= MAX_WINDOW_SCALE));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn tcp_49_option_is_read_as_written(
+            cookie in prop::collection::vec(any::<u8>(), 0..17), is_experimental: bool,
+        ) {
+            let Some(cookie) = Cookie::of(&cookie) else { return Ok(()) };
+            let option = CookieOption { cookie, is_experimental };
+            let mut bytes = Options { mss: Some(1460), ..Options::default() }.write();
+            bytes.put_fast_open(&option);
+            prop_assert!(bytes.as_slice().len().is_multiple_of(4));
+            prop_assert_eq!(parse_fast_open(bytes.as_slice()), Some(option));
+            prop_assert_eq!(parse(bytes.as_slice(), true).mss, Some(1460));
+        }
+
+        #[test]
+        fn tcp_49_any_option_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..41)) {
+            let option = parse_fast_open(&bytes);
+            prop_assert!(option.is_none_or(|option| option.cookie.as_slice().len() <= 16));
         }
     }
 

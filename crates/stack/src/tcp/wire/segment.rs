@@ -2,6 +2,7 @@
 
 use forebay_rx::packet::Packet;
 
+use super::super::fast_open::CookieOption;
 use super::super::seq::{Seq, len_u32};
 use super::options::{self, Options};
 
@@ -85,6 +86,13 @@ impl Segment {
             is_marked: tos & CE == CE,
             segment_len: if gso_size > 0 { gso_size.min(payload_len) } else { payload_len },
         })
+    }
+
+    /// Fast Open option of the header, which only a SYN has.
+    pub(in crate::tcp) fn fast_open_of(packet: &Packet) -> Option<CookieOption> {
+        let header = packet.frame.data().get(usize::from(packet.headers.transport_offset)..)?;
+        let header_len = usize::from(header.get(12)? >> 4) * 4;
+        options::parse_fast_open(header.get(HEADER_BYTES..header_len)?)
     }
 
     pub(in crate::tcp) fn has(&self, flags: Flags) -> bool {

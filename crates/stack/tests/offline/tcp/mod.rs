@@ -9,6 +9,7 @@ mod course; //        bulk streams through such paths
 mod goodput; //       laws: how much of it arrives
 mod flood; //  SYN floods and memory
 mod frames; // hosts without free frames
+mod fast_open; // data in a SYN
 mod told; //   what a connection tells of itself
 mod forged; // segments that a stranger makes up
 mod hostile; // segments of a stranger

@@ -1,0 +1,331 @@
+//! Connections that begin with their SYN: which ones, and how many of a listener (`tcp_try_fastopen`).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use forebay_rx::packet::Packet;
+
+use super::super::connection::{Accepted, Begin, Connection, FastConnect, WriteFlags};
+use super::super::error::TcpError;
+use super::super::fast_open::{
+    CookieMatch, CookieOption, FastOpen, FastOpenCache, FastOpenKeys, FastOpenOptions, Refused,
+    Server,
+};
+use super::super::flow::Flow;
+use super::super::wire::Segment;
+use super::handshake::Request;
+use super::{Kind, Listener, ListenerQueues, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
+
+/// Time for which a connection that was reset counts in its listener's queue, in µs.
+const RESET_COUNTS_US: u64 = 60_000_000;
+/// Largest queue (`somaxconn`).
+const QUEUE_MAX: u32 = 4096;
+
+/// A connection that began with its SYN, until the SYN-ACK is acknowledged.
+#[derive(Clone, Debug)]
+pub(super) struct AtOnce {
+    listener: TcpSocket,
+    queues: Arc<ListenerQueues>,
+}
+
+/// Beginning of a connection, and the option of the SYN-ACK.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum FastOpening {
+    Handshake(Option<CookieOption>),
+    AtOnce(Option<CookieOption>),
+}
+
+impl Tcp {
+    /// Sets the keys of Fast Open cookies. By default, there is one, by the secret.
+    pub fn set_fast_open_keys(&mut self, keys: FastOpenKeys) {
+        self.fast_open_keys = keys;
+    }
+
+    /// Sets Fast Open of a socket. Its queue is that of a listener, bounded by 4,096.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed, [`TcpError::Invalid`] of a connection, [`TcpError::Unsupported`] if its SYN
+    /// shall wait for data and clients have no Fast Open.
+    pub fn set_fast_open(
+        &mut self,
+        socket: TcpSocket,
+        options: FastOpenOptions,
+    ) -> Result<(), TcpError> {
+        if options.waits_for_data && !self.config.fast_open.has(FastOpen::CLIENT) {
+            return Err(TcpError::Unsupported);
+        }
+        let options = FastOpenOptions { queue: options.queue.min(QUEUE_MAX), ..options };
+        match &mut self.entry_mut(socket)?.kind {
+            Kind::Idle(idle) => idle.fast_open = options,
+            Kind::Listener(listener) => listener.fast_open = options,
+            Kind::Connection(_) => return Err(TcpError::Invalid),
+        }
+        Ok(())
+    }
+
+    /// Fast Open of a socket; that of a connection is over.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn fast_open(&self, socket: TcpSocket) -> Result<FastOpenOptions, TcpError> {
+        Ok(match &self.entry(socket)?.kind {
+            Kind::Idle(idle) => idle.fast_open,
+            Kind::Listener(listener) => listener.fast_open,
+            Kind::Connection(_) => FastOpenOptions::default(),
+        })
+    }
+
+    /// Keys of a socket's cookies.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn fast_open_keys(&self, socket: TcpSocket) -> Result<FastOpenKeys, TcpError> {
+        Ok(self.fast_open(socket)?.keys.unwrap_or(self.fast_open_keys))
+    }
+
+    /// Shares the cookies of servers with other TCPs.
+    pub fn share_fast_open(&mut self, cache: Arc<FastOpenCache>) {
+        self.fast_open_cache = cache;
+    }
+
+    /// Opens a connection as [`Self::connect`], with data in the SYN if the server's cookie is known; else the SYN asks
+    /// for one (`MSG_FASTOPEN`). Returns the number of bytes that left with the SYN. `waits` tells that the caller waits to
+    /// write the rest. Once the connection is open, this is a write.
+    ///
+    /// # Errors
+    /// [`TcpError::InProgress`] if the SYN has no data, [`TcpError::Already`] as long as the connection is being opened,
+    /// [`TcpError::IsConnected`] of a second call after that, [`TcpError::Unsupported`] if clients have no Fast Open.
+    pub fn connect_with_data(
+        &mut self,
+        socket: TcpSocket,
+        ends: (SocketAddr, SocketAddr),
+        mtu_bytes: u32,
+        (bytes, waits): (&[u8], bool),
+        out: &mut TcpOut<'_>,
+    ) -> Result<usize, TcpError> {
+        if !self.config.fast_open.has(FastOpen::CLIENT) {
+            return Err(TcpError::Unsupported);
+        }
+        match &self.entry(socket)?.kind {
+            Kind::Idle(_) => {
+                let fast_open = self.open(socket, ends, mtu_bytes, out)?;
+                self.await_data(socket, fast_open);
+            }
+            Kind::Listener(_) => return Err(TcpError::IsConnected),
+            Kind::Connection(connection) if connection.waits_for_data() => {}
+            Kind::Connection(_) => {
+                self.tell_outcome(socket, out)?;
+                return self.write(socket, bytes, WriteFlags::default(), out);
+            }
+        }
+        self.send_syn(socket, (bytes, waits), out)
+    }
+
+    /// True of a connection whose SYN is sent with the first data.
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if it is closed.
+    pub fn waits_for_data(&self, socket: TcpSocket) -> Result<bool, TcpError> {
+        let entry = self.entry(socket)?;
+        Ok(matches!(&entry.kind, Kind::Connection(connection) if connection.waits_for_data()))
+    }
+
+    /// Sends the SYN of a new connection, or lets it wait for data.
+    pub(super) fn begin(
+        &mut self,
+        socket: TcpSocket,
+        fast_open: FastOpenOptions,
+        out: &mut TcpOut<'_>,
+    ) -> Result<(), TcpError> {
+        let has_fast_open = fast_open.waits_for_data && self.config.fast_open.has(FastOpen::CLIENT);
+        let fast = match self.flow(socket) {
+            Ok(flow) if has_fast_open => self.offer(&flow, fast_open.no_cookie, out.now_us),
+            _ => FastConnect::default(),
+        };
+        if fast.takes_data {
+            self.await_data(socket, fast_open);
+            self.follow(socket.index, out);
+            return Ok(());
+        }
+        self.with_connection(socket.index, out, |connection, cx| connection.send_syn(&fast, cx));
+        Err(TcpError::InProgress)
+    }
+
+    fn await_data(&mut self, socket: TcpSocket, fast_open: FastOpenOptions) {
+        if let Ok(SocketEntry { kind: Kind::Connection(connection), .. }) = self.entry_mut(socket) {
+            connection.await_data(fast_open.no_cookie);
+        }
+    }
+
+    /// Sends the SYN of a connection, with as many bytes as fit. Returns their number.
+    pub(super) fn send_syn(
+        &mut self,
+        socket: TcpSocket,
+        (bytes, waits): (&[u8], bool),
+        out: &mut TcpOut<'_>,
+    ) -> Result<usize, TcpError> {
+        let SocketEntry { kind: Kind::Connection(connection), .. } = self.entry(socket)? else {
+            return Err(TcpError::NotConnected);
+        };
+        let offer = self.offer(&connection.flow(), connection.needs_no_cookie(), out.now_us);
+        let fast = FastConnect { bytes, waits, ..offer };
+        let sent = self
+            .with_connection(socket.index, out, |connection, cx| connection.send_syn(&fast, cx))
+            .unwrap_or(0);
+        if sent > 0 { Ok(sent) } else { Err(TcpError::InProgress) }
+    }
+
+    /// Fast Open of a SYN to the server of a flow (`tcp_fastopen_cookie_check`).
+    fn offer(&self, flow: &Flow, no_cookie: bool, now_us: u64) -> FastConnect<'static> {
+        let (cache, config) = (&self.fast_open_cache, &self.config);
+        let Server { mss, cookie, refused, .. } = cache.find(flow).unwrap_or_default();
+        let fast = FastConnect { mss, ..FastConnect::default() };
+        if cache.pauses(config.fast_open_blackhole_timeout_us, now_us) {
+            return fast;
+        }
+        if no_cookie || config.fast_open.has(FastOpen::CLIENT_NO_COOKIE) {
+            return FastConnect { takes_data: true, ..fast };
+        }
+        let is_experimental = refused == Refused::Standard;
+        let request = CookieOption { is_experimental, ..CookieOption::STANDARD_REQUEST };
+        FastConnect { takes_data: cookie.is_some(), option: cookie.or(Some(request)), ..fast }
+    }
+
+    /// Decides if a connection begins with its SYN.
+    pub(super) fn judge_fast_open(
+        &mut self,
+        listener: u32,
+        request: &Request,
+        packet: Option<&Packet>,
+        segment: &Segment,
+        now_us: u64,
+    ) -> FastOpening {
+        let allowed = self.config.fast_open;
+        let none = FastOpening::Handshake(None);
+        if !allowed.has(FastOpen::SERVER) {
+            return none;
+        }
+        let offer = packet.and_then(Segment::fast_open_of);
+        if offer.is_some_and(|offer| offer.cookie.is_request()) {
+            self.counters.fast_open_cookie_reqd.add(1);
+        }
+        let is_asked = segment.payload_len > 0 || offer.is_some();
+        let Some(options) = is_asked.then(|| self.room_at_once(listener, now_us)).flatten() else {
+            return none;
+        };
+        if options.no_cookie || allowed.has(FastOpen::SERVER_NO_COOKIE) {
+            self.counters.fast_open_passive.add(1);
+            return FastOpening::AtOnce(None);
+        }
+        let Some(CookieOption { cookie, is_experimental }) = offer else { return none };
+        let keys = options.keys.unwrap_or(self.fast_open_keys);
+        let (client, server) = (request.flow.theirs.ip(), request.flow.ours.ip());
+        let valid = CookieOption { cookie: keys.cookie(client, server), is_experimental };
+        if cookie.is_request() {
+            return FastOpening::Handshake(Some(valid));
+        }
+        self.judge_cookie(keys.check(&cookie, client, server), valid)
+    }
+
+    fn judge_cookie(&self, found: CookieMatch, valid: CookieOption) -> FastOpening {
+        match found {
+            CookieMatch::Primary => {
+                self.counters.fast_open_passive.add(1);
+                FastOpening::AtOnce(None)
+            }
+            CookieMatch::Backup => {
+                self.counters.fast_open_passive_alt_key.add(1);
+                self.counters.fast_open_passive.add(1);
+                FastOpening::AtOnce(Some(valid))
+            }
+            CookieMatch::Neither => {
+                self.counters.fast_open_passive_fail.add(1);
+                FastOpening::Handshake(Some(valid))
+            }
+        }
+    }
+
+    /// Options of a listener that has room for another connection that begins with its SYN
+    /// (`tcp_fastopen_queue_check`).
+    fn room_at_once(&mut self, index: u32, now_us: u64) -> Option<FastOpenOptions> {
+        let Some(SocketEntry { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(index)
+        else {
+            return None;
+        };
+        let Listener { fast_open, resets, queues, .. } = &mut **listener;
+        if fast_open.queue == 0 {
+            return None;
+        }
+        while resets.front().is_some_and(|&until_us| until_us <= now_us) {
+            resets.pop_front();
+            queues.at_once.fetch_sub(1, Ordering::Relaxed);
+        }
+        if queues.at_once.load(Ordering::Relaxed) >= fast_open.queue {
+            self.counters.fast_open_listen_overflow.add(1);
+            return None;
+        }
+        Some(*fast_open)
+    }
+
+    /// Creates the connection of a SYN, to be accepted at once.
+    pub(super) fn open_at_once(
+        &mut self,
+        request: &Request,
+        (packet, segment): (Packet, &Segment),
+        cookie: Option<&CookieOption>,
+        out: &mut TcpOut<'_>,
+    ) {
+        let listener = request.listener;
+        let Some(options) = self.options_of(request) else {
+            out.pool.put(packet.frame);
+            return self.forget_flow(&request.flow);
+        };
+        let accepted = Accepted {
+            peer_sequence: request.peer_sequence,
+            peer_mss: request.peer_mss,
+            agreed: request.agreed,
+            timestamp: request.timestamp,
+            window: request.window,
+            sent_us: None,
+            was_answer_lost: false,
+        };
+        let begin = Begin {
+            flow: request.flow,
+            options,
+            sequence: request.sequence,
+            timestamp_offset: request.timestamp_offset,
+            mtu_bytes: request.mtu_bytes,
+            now_us: out.now_us,
+        };
+        let connection = {
+            let is_memory_tight = self.is_memory_tight();
+            let mut cx = self.context(is_memory_tight, out);
+            Connection::accept_at_once(&begin, &accepted, (packet, segment), cookie, &mut cx)
+        };
+        let index = self.insert(Kind::Connection(Box::new(connection)));
+        self.targets.insert(&request.flow, Target::Connection(index));
+        if let Ok(SocketEntry { kind: Kind::Listener(waiting), .. }) = self.entry_mut(listener) {
+            waiting.accepted.push_back(index);
+            waiting.queues.accepted.fetch_add(1, Ordering::Relaxed);
+            waiting.queues.at_once.fetch_add(1, Ordering::Relaxed);
+            let queues = Arc::clone(&waiting.queues);
+            self.at_once.insert(index, AtOnce { listener, queues });
+        }
+        self.follow(index, out);
+        self.tell_listener(listener.index);
+    }
+
+    /// A connection that began with its SYN is open, or over (`reqsk_fastopen_remove`). One that was reset after the
+    /// application had it counts on for a while: its SYN may have come from another address, whose host resets what it does
+    /// not know.
+    pub(super) fn end_at_once(&mut self, index: u32, was_reset: bool, now_us: u64) {
+        let Some(AtOnce { listener, queues }) = self.at_once.remove(&index) else { return };
+        if was_reset
+            && let Ok(SocketEntry { kind: Kind::Listener(listener), .. }) = self.entry_mut(listener)
+        {
+            return listener.resets.push_back(now_us + RESET_COUNTS_US);
+        }
+        queues.at_once.fetch_sub(1, Ordering::Relaxed);
+    }
+}

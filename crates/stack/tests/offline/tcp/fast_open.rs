@@ -1,0 +1,405 @@
+//! Data in a SYN (RFC 7413): two hosts, and strangers who have a cookie.
+
+use forebay_stack::tcp::{
+    FastOpen, FastOpenOptions, State, Tcp, TcpConfig, TcpError, TcpOut, TcpSocket, WriteFlags,
+};
+
+use super::forged::{Forged, bytes_of};
+use super::pair::{Faults, MTU, Pair};
+
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+const DELAY_US: u64 = 10_000;
+
+const BOTH: TcpConfig =
+    TcpConfig { fast_open: FastOpen::CLIENT.with(FastOpen::SERVER), ..TcpConfig::KERNELS };
+
+/// A listener of host 1 at port 80, with a queue of connections that begin with their SYN.
+fn listen(pair: &mut Pair, queue: u32) -> TcpSocket {
+    let there = pair.address(1, 80);
+    let tcp = &mut pair.hosts[1].tcp;
+    let listener = tcp.socket().unwrap();
+    tcp.bind(listener, there).unwrap();
+    tcp.set_fast_open(listener, FastOpenOptions { queue, ..Default::default() }).unwrap();
+    tcp.listen(listener, 4096).unwrap();
+    listener
+}
+
+/// Begins to open a connection from host 0, with these bytes. Returns the number of those that left.
+fn begin(pair: &mut Pair, bytes: &[u8]) -> (TcpSocket, Result<usize, TcpError>) {
+    let ends = (pair.address(0, 0), pair.address(1, 80));
+    let client = pair.hosts[0].tcp.socket().unwrap();
+    let open = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+        tcp.connect_with_data(client, ends, MTU, (bytes, false), out)
+    };
+    (client, pair.call(0, open))
+}
+
+fn accept(pair: &mut Pair, listener: TcpSocket) -> TcpSocket {
+    for _ in 0..10_000 {
+        if let Ok((server, _)) = pair.hosts[1].tcp.accept(listener) {
+            return server;
+        }
+        assert!(pair.step(), "a connection that is being opened has a timer");
+    }
+    panic!("no connection came");
+}
+
+/// Opens a connection that asks for a cookie, and closes it.
+fn learn(pair: &mut Pair, listener: TcpSocket) {
+    let (client, sent) = begin(pair, b"early");
+    assert_eq!(sent, Err(TcpError::InProgress), "no cookie, no data");
+    let server = accept(pair, listener);
+    for (host, socket) in [(0, client), (1, server)] {
+        pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+    }
+}
+
+fn state(pair: &Pair, host: usize, socket: TcpSocket) -> State {
+    pair.hosts[host].tcp.info(socket).unwrap().unwrap().state
+}
+
+#[test]
+fn tcp_49_data_arrive_with_the_syn() {
+    let faults = Faults { delay_us: DELAY_US, ..Faults::default() };
+    let mut pair = Pair::new(1, faults, [BOTH; 2]);
+    let listener = listen(&mut pair, 16);
+    learn(&mut pair, listener);
+    let (client, sent) = begin(&mut pair, b"question");
+    assert_eq!(sent, Ok(8));
+    let began_us = pair.now_us;
+    let server = accept(&mut pair, listener);
+    assert_eq!(pair.now_us, began_us + DELAY_US);
+    let info = pair.hosts[1].tcp.info(server).unwrap().unwrap();
+    assert_eq!((info.state, info.syn_data), (State::SynReceived, true));
+    let mut room = [0; 20];
+    assert_eq!(pair.call(1, |tcp, out| tcp.read(server, &mut room, out)), Ok(8));
+    assert_eq!(&room[..8], b"question");
+    let answer = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+        tcp.write(server, b"answer", WriteFlags::default(), out)
+    };
+    assert_eq!(pair.call(1, answer), Ok(6));
+    while pair.call(0, |tcp, out| tcp.read(client, &mut room, out)) != Ok(6) {
+        assert!(pair.step());
+    }
+    assert_eq!(pair.now_us, began_us + 2 * DELAY_US, "one round trip");
+    assert_eq!(&room[..6], b"answer");
+    let info = pair.hosts[0].tcp.info(client).unwrap().unwrap();
+    assert!(info.syn_data, "all of them were taken");
+    assert_eq!(info.tally.delivered, 1, "SYN and data are one segment");
+    for (host, socket) in [(0, client), (1, server), (1, listener)] {
+        pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+    }
+    let counters = [0, 1].map(|host| pair.hosts[host].tcp.counters().clone());
+    assert_eq!(counters[0].fast_open_active.get(), 1);
+    assert_eq!(counters[1].fast_open_cookie_reqd.get(), 1);
+    assert_eq!(counters[1].fast_open_passive.get(), 1);
+    pair.check_rest();
+}
+
+/// Every byte arrives once and in order, whatever the path does to the SYN and its answer.
+#[test]
+fn tcp_49_streams_survive_bad_paths() {
+    let bytes: Vec<u8> = (0..5000_u32).map(|at| (at % 251).to_le_bytes()[0]).collect();
+    let mut early = 0;
+    for seed in 1..60 {
+        let faults =
+            Faults { loss: 15, repeat: 10, reorder: 20, delay_us: DELAY_US, ..Faults::default() };
+        let mut pair = Pair::new(seed, faults, [BOTH; 2]);
+        let listener = listen(&mut pair, 16);
+        learn(&mut pair, listener);
+        let (client, sent) = begin(&mut pair, &bytes);
+        let mut written = sent.unwrap_or(0);
+        early += written;
+        let server = accept(&mut pair, listener);
+        let (mut received, mut room) = (Vec::<u8>::new(), [0; 2000]);
+        while received.len() < bytes.len() {
+            let rest = &bytes[written..];
+            let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+                tcp.write(client, rest, WriteFlags::default(), out)
+            };
+            if !rest.is_empty()
+                && let Ok(len) = pair.call(0, write)
+            {
+                written += len;
+            }
+            match pair.call(1, |tcp, out| tcp.read(server, &mut room, out)) {
+                Ok(len) => received.extend(&room[..len]),
+                Err(error) => assert_eq!(error, TcpError::WouldBlock),
+            }
+            assert!(pair.step(), "seed {seed}");
+        }
+        assert_eq!(received, bytes, "seed {seed}");
+        for (host, socket) in [(0, client), (1, server), (1, listener)] {
+            pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+        }
+        pair.check_rest();
+    }
+    assert!(early > 0, "some cookie was learned");
+}
+
+/// Delivers a segment of a stranger to host 1. Returns the answer.
+fn say(
+    pair: &mut Pair,
+    port: u16,
+    (flags, len, cookie): (u8, usize, &[u8]),
+    numbers: (u32, u32),
+) -> Option<Vec<u8>> {
+    let mut options = Vec::new();
+    if flags == SYN {
+        options = vec![34, 2 + u8::try_from(cookie.len()).unwrap()];
+        options.extend(cookie);
+    }
+    let forged = Forged { options, ..Forged::plain(flags, len) };
+    let ends = (pair.address(0, port), pair.address(1, 80));
+    let bytes = bytes_of(&forged, pair, ends, numbers).unwrap();
+    let (now_us, mut sent) = (pair.now_us, Vec::new());
+    let packet = pair.hosts[1].packet(&bytes).unwrap();
+    pair.hosts[1].deliver(packet, now_us, &mut sent);
+    sent.into_iter().next()
+}
+
+/// Cookie that host 1 gives.
+fn cookie(pair: &mut Pair) -> Vec<u8> {
+    let answer = say(pair, 999, (SYN, 0, &[]), (0, 0)).unwrap();
+    let at = answer.windows(2).rposition(|pair| pair == [34, 10]).unwrap();
+    say(pair, 999, (RST, 0, &[]), (1, 0));
+    answer[at + 2..at + 10].to_vec()
+}
+
+/// Number that an answer acknowledges.
+fn acked(answer: &[u8]) -> u32 {
+    u32::from_be_bytes(answer[28..32].try_into().unwrap())
+}
+
+#[test]
+fn tcp_49_queue_bounds_a_flood() {
+    const QUEUE: u32 = 8;
+    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
+    let listener = listen(&mut pair, QUEUE);
+    let cookie = cookie(&mut pair);
+    for port in 1000..2000 {
+        let answer = say(&mut pair, port, (SYN, 500, &cookie), (0, 0)).unwrap();
+        let expected = if port < 1000 + 8 { 501 } else { 1 };
+        assert_eq!(acked(&answer), expected, "port {port}");
+    }
+    let tcp = &pair.hosts[1].tcp;
+    assert_eq!(tcp.socket_count(), 1 + QUEUE);
+    assert_eq!(tcp.request_count(), 1000 - QUEUE);
+    let counters = tcp.counters().clone();
+    assert_eq!(counters.fast_open_passive.get(), u64::from(QUEUE));
+    assert_eq!(counters.fast_open_listen_overflow.get(), 1000 - u64::from(QUEUE));
+    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
+    pair.check_rest();
+}
+
+#[test]
+fn tcp_49_resets_count_for_a_minute() {
+    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
+    let listener = listen(&mut pair, 2);
+    let cookie = cookie(&mut pair);
+    // The first two were accepted and then reset, the others fall back.
+    for port in 1000..1010 {
+        let answer = say(&mut pair, port, (SYN, 500, &cookie), (0, 0)).unwrap();
+        let is_taken = acked(&answer) == 501;
+        assert_eq!(is_taken, port < 1002, "port {port}");
+        if is_taken {
+            let (server, _) = pair.hosts[1].tcp.accept(listener).unwrap();
+            say(&mut pair, port, (RST, 0, &[]), (501, 0));
+            pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
+        } else {
+            say(&mut pair, port, (RST, 0, &[]), (1, 0));
+        }
+    }
+    pair.now_us += 59_999_999;
+    let answer = say(&mut pair, 1020, (SYN, 500, &cookie), (0, 0)).unwrap();
+    assert_eq!(acked(&answer), 1);
+    pair.now_us += 1;
+    let answer = say(&mut pair, 1021, (SYN, 500, &cookie), (0, 0)).unwrap();
+    assert_eq!(acked(&answer), 501);
+    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
+    pair.check_rest();
+}
+
+#[test]
+fn tcp_49_forged_cookies_bring_no_data() {
+    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
+    let listener = listen(&mut pair, 4096);
+    let valid = cookie(&mut pair);
+    for port in 1000..3000_u16 {
+        let mut forged = valid.clone();
+        forged[usize::from(port) % 8] ^= 1 << (port / 8 % 8);
+        let answer = say(&mut pair, port, (SYN, 500, &forged), (0, 0)).unwrap();
+        assert_eq!(acked(&answer), 1);
+        assert!(answer.ends_with(&valid) || answer.windows(8).any(|part| part == valid));
+        say(&mut pair, port, (RST, 0, &[]), (1, 0));
+    }
+    let counters = pair.hosts[1].tcp.counters().clone();
+    assert_eq!(counters.fast_open_passive_fail.get(), 2000);
+    assert_eq!(counters.fast_open_passive.get(), 0);
+    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
+    pair.check_rest();
+}
+
+/// Connections whose handshake never ends are given up, accepted or not, and leave nothing.
+#[test]
+fn tcp_49_silent_peers_leave_nothing() {
+    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
+    let listener = listen(&mut pair, 16);
+    let cookie = cookie(&mut pair);
+    for port in 1000..1016 {
+        say(&mut pair, port, (SYN, 100, &cookie), (0, 0)).unwrap();
+    }
+    let accepted: Vec<TcpSocket> = (0..8).map(|_| accept(&mut pair, listener)).collect();
+    for &server in &accepted[..4] {
+        pair.call(1, |tcp, out| tcp.read(server, &mut [0; 100], out)).unwrap();
+        pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
+    }
+    while pair.step() {}
+    for &server in &accepted[4..] {
+        assert_eq!(state(&pair, 1, server), State::Closed);
+        pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
+    }
+    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
+    pair.check_rest();
+}
+
+#[test]
+fn tcp_49_cookie_and_ack_may_be_anything() {
+    let mut pair = Pair::new(7, Faults::default(), [BOTH; 2]);
+    let listener = listen(&mut pair, 64);
+    let cookie = cookie(&mut pair);
+    for port in 1000..3000_u16 {
+        say(&mut pair, port, (SYN, pair_len(port), &cookie), (0, 0));
+        for _ in 0..6 {
+            let flags = u8::try_from(pair.random(256)).unwrap() & !SYN;
+            let seq = u32::try_from(pair.random(700)).unwrap();
+            let ack = u32::try_from(pair.random(u64::from(u32::MAX))).unwrap();
+            say(&mut pair, port, (flags, 20, &[]), (seq, ack));
+        }
+        if let Ok((server, _)) = pair.hosts[1].tcp.accept(listener) {
+            pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
+        }
+    }
+    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
+    pair.check_rest();
+}
+
+fn pair_len(port: u16) -> usize {
+    usize::from(port) % 3 * 100
+}
+
+/// An ACK completes the handshake of a stranger with a cookie, whose connection then is as any other.
+#[test]
+fn tcp_49_ack_opens_the_connection() {
+    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
+    let listener = listen(&mut pair, 1);
+    let cookie = cookie(&mut pair);
+    let answer = say(&mut pair, 1000, (SYN, 100, &cookie), (0, 0)).unwrap();
+    let ours = u32::from_be_bytes(answer[24..28].try_into().unwrap()).wrapping_add(1);
+    let server = accept(&mut pair, listener);
+    say(&mut pair, 1000, (ACK, 0, &[]), (101, ours));
+    assert_eq!(state(&pair, 1, server), State::Established);
+    let second = say(&mut pair, 1001, (SYN, 100, &cookie), (0, 0)).unwrap();
+    assert_eq!(acked(&second), 101, "the queue has room again");
+}
+
+#[test]
+fn tcp_50_lost_data_sent_with_ack() {
+    let faults = Faults { delay_us: DELAY_US, ..Faults::default() };
+    let mut pair = Pair::new(1, faults, [BOTH; 2]);
+    let listener = listen(&mut pair, 16);
+    learn(&mut pair, listener);
+    while pair.step() {}
+    // The listener no longer takes data, as one of another host behind the same address.
+    pair.hosts[1].tcp.set_fast_open(listener, FastOpenOptions::default()).unwrap();
+    let (client, sent) = begin(&mut pair, b"question");
+    assert_eq!(sent, Ok(8));
+    let began_us = pair.now_us;
+    let server = accept(&mut pair, listener);
+    let mut room = [0; 20];
+    while pair.call(1, |tcp, out| tcp.read(server, &mut room, out)) != Ok(8) {
+        assert!(pair.step());
+    }
+    assert_eq!(pair.now_us, began_us + 3 * DELAY_US, "as if they had not been in the SYN");
+    assert_eq!(pair.hosts[0].tcp.counters().fast_open_active_fail.get(), 1);
+    for (host, socket) in [(0, client), (1, server), (1, listener)] {
+        pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+    }
+    pair.check_rest();
+}
+
+#[test]
+fn tcp_50_black_hole_pauses_clients() {
+    const PAUSE_US: u64 = 3_600_000_000;
+    let config = TcpConfig { fast_open_blackhole_timeout_us: PAUSE_US, ..BOTH };
+    let faults = Faults { delay_us: DELAY_US, ..Faults::default() };
+    let mut pair = Pair::new(1, faults, [config; 2]);
+    let listener = listen(&mut pair, 16);
+    learn(&mut pair, listener);
+    while pair.step() {}
+    pair.faults.loss = 100;
+    let (client, sent) = begin(&mut pair, b"question");
+    assert_eq!(sent, Ok(8));
+    while pair.hosts[0].tcp.counters().fast_open_blackhole.get() == 0 {
+        assert!(pair.step());
+    }
+    pair.call(0, |tcp, out| tcp.close(client, out)).unwrap();
+    pair.faults.loss = 0;
+    let (client, sent) = begin(&mut pair, b"question");
+    assert_eq!(sent, Err(TcpError::InProgress), "without data");
+    pair.call(0, |tcp, out| tcp.close(client, out)).unwrap();
+    pair.now_us += PAUSE_US;
+    let (_, sent) = begin(&mut pair, b"question");
+    assert_eq!(sent, Ok(8));
+}
+
+#[test]
+fn tcp_50_calls_are_answered_as_the_kernels() {
+    let faults = Faults { delay_us: DELAY_US, ..Faults::default() };
+    let mut pair = Pair::new(1, faults, [BOTH, TcpConfig::KERNELS]);
+    let listener = listen(&mut pair, 16);
+    let ends = (pair.address(0, 0), pair.address(1, 80));
+    let (client, sent) = begin(&mut pair, b"question");
+    assert_eq!(sent, Err(TcpError::InProgress));
+    let again = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+        tcp.connect_with_data(client, ends, MTU, (b"question", false), out)
+    };
+    assert_eq!(pair.call(0, again), Err(TcpError::Already));
+    accept(&mut pair, listener);
+    assert_eq!(pair.call(0, again), Ok(8), "the outcome, and a write");
+    assert_eq!(pair.call(0, again), Err(TcpError::IsConnected));
+    pair.hosts[0].tcp.configure(TcpConfig { fast_open: FastOpen(0), ..BOTH });
+    assert_eq!(begin(&mut pair, b"question").1, Err(TcpError::Unsupported));
+    let socket = pair.hosts[0].tcp.socket().unwrap();
+    let waits = FastOpenOptions { waits_for_data: true, ..Default::default() };
+    assert_eq!(pair.hosts[0].tcp.set_fast_open(socket, waits), Err(TcpError::Unsupported));
+}
+
+/// A SYN that waits for data goes out with the first write.
+#[test]
+fn tcp_50_syn_waits_for_data() {
+    let faults = Faults { delay_us: DELAY_US, ..Faults::default() };
+    let mut pair = Pair::new(1, faults, [BOTH; 2]);
+    let listener = listen(&mut pair, 16);
+    learn(&mut pair, listener);
+    while pair.step() {}
+    let ends = (pair.address(0, 0), pair.address(1, 80));
+    let client = pair.hosts[0].tcp.socket().unwrap();
+    let waits = FastOpenOptions { waits_for_data: true, ..Default::default() };
+    pair.hosts[0].tcp.set_fast_open(client, waits).unwrap();
+    assert_eq!(pair.call(0, |tcp, out| tcp.connect(client, ends, MTU, out)), Ok(()));
+    assert!(pair.hosts[0].tcp.readiness(client).unwrap().writable);
+    assert!(!pair.step(), "nothing was sent");
+    let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+        tcp.write(client, b"question", WriteFlags::default(), out)
+    };
+    assert_eq!(pair.call(0, write), Ok(8));
+    let server = accept(&mut pair, listener);
+    assert_eq!(pair.call(1, |tcp, out| tcp.read(server, &mut [0; 20], out)), Ok(8));
+    for (host, socket) in [(0, client), (1, server), (1, listener)] {
+        pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+    }
+    pair.check_rest();
+}
