@@ -16,9 +16,13 @@ use super::shards::ShardSocket;
 use super::stream::TcpStream;
 use super::wait::StreamWatch;
 
-/// Begins to open a connection, without waiting. The route is asked for, and the port reserved, in the
-/// namespace of the calling thread.
-pub(super) fn begin(shared: &Arc<NetState>, to: SocketAddr) -> io::Result<TcpStream> {
+/// Begins to open a connection, without waiting, and perhaps with data in its SYN, whose number is returned. The route
+/// is asked for, and the port reserved, in the namespace of the calling thread.
+pub(super) fn begin(
+    shared: &Arc<NetState>,
+    to: SocketAddr,
+    data: Option<&[u8]>,
+) -> io::Result<(TcpStream, usize)> {
     let theirs = plain(to);
     check_destination(shared, theirs.ip())?;
     let (device, source) = shared.routes().find_named(to).ok_or(Errno::NETUNREACH)?;
@@ -42,8 +46,8 @@ pub(super) fn begin(shared: &Arc<NetState>, to: SocketAddr) -> io::Result<TcpStr
         let (port, reserved) = candidates.next().ok_or(Errno::ADDRNOTAVAIL)??;
         let flow = Flow { ours: SocketAddr::new(source, port), theirs };
         let shard = shared.tcp.shard_of(&flow);
-        match shared.call_tcp(shard, |tcp, out| open(tcp, &flow, mtu_bytes, out)) {
-            Ok(socket) => {
+        match shared.call_tcp(shard, |tcp, out| open(tcp, &flow, (mtu_bytes, data), out)) {
+            Ok((socket, written)) => {
                 let is_mapped = to.is_ipv6() && theirs.is_ipv4();
                 let place = ShardSocket { shard, socket };
                 let stream = TcpStream::of(
@@ -54,7 +58,7 @@ pub(super) fn begin(shared: &Arc<NetState>, to: SocketAddr) -> io::Result<TcpStr
                 );
                 // The end of the run resets the connections that it finds.
                 return match shared.has_ended() {
-                    false => Ok(stream),
+                    false => Ok((stream, written)),
                     true => Err(io::ErrorKind::BrokenPipe.into()),
                 };
             }
@@ -84,16 +88,21 @@ fn is_link_local(address: IpAddr) -> bool {
     }
 }
 
-/// Opens a connection with these ends.
+/// Opens a connection with these ends, and returns the number of bytes in its SYN.
 fn open(
     tcp: &mut Tcp,
     flow: &Flow,
-    mtu_bytes: u32,
+    (mtu_bytes, data): (u32, Option<&[u8]>),
     out: &mut TcpOut<'_>,
-) -> Result<TcpSocket, TcpError> {
-    let socket = tcp.socket()?;
-    match tcp.connect(socket, (flow.ours, flow.theirs), mtu_bytes, out) {
-        Ok(()) | Err(TcpError::InProgress) => Ok(socket),
+) -> Result<(TcpSocket, usize), TcpError> {
+    let (socket, ends) = (tcp.socket()?, (flow.ours, flow.theirs));
+    let begun = match data {
+        None => tcp.connect(socket, ends, mtu_bytes, out).map(|()| 0),
+        Some(bytes) => tcp.connect_with_data(socket, ends, mtu_bytes, (bytes, false), out),
+    };
+    match begun {
+        Ok(written) => Ok((socket, written)),
+        Err(TcpError::InProgress) => Ok((socket, 0)),
         Err(error) => {
             tcp.close(socket, out)?;
             Err(error)

@@ -11,7 +11,8 @@ use forebay_engine::CpuThread;
 use forebay_rx::{CpuId, Handler};
 use forebay_stack::socket::table::Reuse;
 use forebay_stack::tcp::{
-    ListenerQueues, PassedConnection, ReusePort, Tcp, TcpError, TcpOptions, TcpOut, TcpSocket,
+    FastOpenOptions, ListenerQueues, PassedConnection, ReusePort, Tcp, TcpError, TcpOptions,
+    TcpOut, TcpSocket,
 };
 use forebay_sys as sys;
 use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter};
@@ -172,6 +173,21 @@ impl TcpListener {
                 let mut options = tcp.options(socket)?;
                 change(&mut options);
                 tcp.set_options(socket, options, out)
+            });
+        }
+    }
+
+    /// Changes Fast Open (RFC 7413): with a [queue](FastOpenOptions::queue), and if
+    /// [`TcpConfig::fast_open`](forebay_stack::tcp::TcpConfig::fast_open) has it for servers, a client that was here before
+    /// sends its first bytes in the SYN, and is accepted at once. The network may duplicate a SYN, so those bytes must do no
+    /// harm if they come twice. `change` is called as by [`set_option`](Self::set_option).
+    pub fn set_fast_open(&self, mut change: impl FnMut(&mut FastOpenOptions)) {
+        for &ShardSocket { shard, socket } in &self.0.sockets {
+            // Ignored: the sockets have ended with the run.
+            let _ = self.0.shared.call_tcp(shard, |tcp, _| {
+                let mut options = tcp.fast_open(socket)?;
+                change(&mut options);
+                tcp.set_fast_open(socket, options)
             });
         }
     }

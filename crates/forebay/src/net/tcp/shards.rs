@@ -13,8 +13,8 @@ use forebay_rx::hash::FlowHash;
 use forebay_stack::network::{Identity, TcpPathError};
 use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::tcp::{
-    Division, Flow, FlowHasher, Found, HashedFlow, State, Tcp, TcpConfig, TcpCounters, TcpDevice,
-    TcpLevels, TcpMemory, TcpOut, TcpSocket,
+    Division, FastOpenCache, Flow, FlowHasher, Found, HashedFlow, State, Tcp, TcpConfig,
+    TcpCounters, TcpDevice, TcpLevels, TcpMemory, TcpOut, TcpSocket,
 };
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
@@ -127,6 +127,9 @@ impl TcpShards {
         let mut tcps: Vec<Tcp> = (0..count)
             .map(|_| Tcp::with_memory(config, secret, now_us, Arc::clone(&memory)))
             .collect();
+        // The next connection to a server may be another shard's.
+        let cookies = Arc::new(FastOpenCache::new(secret));
+        tcps.iter_mut().for_each(|tcp| tcp.share_fast_open(Arc::clone(&cookies)));
         if let Some(place) = division {
             tcps.iter_mut().for_each(|tcp| tcp.divide(Arc::clone(&place)));
         }

@@ -76,7 +76,38 @@ impl TcpStream {
     /// # Errors
     /// As [`connect`](Self::connect), without those of the peer.
     pub fn begin_connect(net: &Net, to: SocketAddr) -> io::Result<Self> {
-        connect::begin(&net.0, to)
+        Ok(connect::begin(&net.0, to, None)?.0)
+    }
+
+    /// Opens a connection as [`connect`](Self::connect), with the first of `bytes` in its SYN if the server has given this
+    /// host a Fast Open cookie before (RFC 7413); else the SYN asks for one. Returns the number of bytes that left, perhaps 0: the
+    /// rest is to be written. The network may duplicate a SYN, so those bytes must do no harm if they come twice.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect); `Unsupported` if
+    /// [`TcpConfig::fast_open`](forebay_stack::tcp::TcpConfig::fast_open) does not have it for clients.
+    pub fn connect_with_data(
+        net: &Net,
+        to: impl ToSocketAddrs,
+        bytes: &[u8],
+    ) -> io::Result<(Self, usize)> {
+        try_each(to, |to| {
+            let (stream, written) = Self::begin_connect_with_data(net, to, bytes)?;
+            stream.0.await_open()?;
+            Ok((stream, written))
+        })
+    }
+
+    /// Begins to open a connection with data in its SYN, without waiting.
+    ///
+    /// # Errors
+    /// As [`connect_with_data`](Self::connect_with_data), without those of the peer.
+    pub fn begin_connect_with_data(
+        net: &Net,
+        to: SocketAddr,
+        bytes: &[u8],
+    ) -> io::Result<(Self, usize)> {
+        connect::begin(&net.0, to, Some(bytes))
     }
 
     /// Creates the handle of a connection.
