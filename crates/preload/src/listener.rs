@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use arc_swap::ArcSwapOption;
 use forebay::net::{TcpListener, TcpStream};
 use forebay_device::rx_filter::FilterProtocol;
+use forebay_stack::tcp::FastOpenOptions;
 use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter, readiness};
 use forebay_sys::tcp_reserve;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -356,10 +357,22 @@ impl Listener {
         let settings: Vec<_> =
             options.filter_map(|option| TcpSetting::of(option, self.kernel())).collect();
         served.tcp.set_option(|options| settings.iter().for_each(|setting| setting.apply(options)));
+        self.adopt_fast_open(served);
         if let Ok(readiness) = served.readiness() {
             let wait = timeout(self.kernel(), libc::SO_RCVTIMEO);
             let _ = set_socket_timeout(readiness, Timeout::Recv, wait); // as valid as it was there
         }
+    }
+
+    /// Adopts Fast Open of the kernel's socket.
+    fn adopt_fast_open(&self, served: &Served) {
+        let value = |name| abi::option_value(self.kernel(), SocketOption::of_tcp(name));
+        let queue = value(libc::TCP_FASTOPEN).ok().and_then(|queue| u32::try_from(queue).ok());
+        let no_cookie = value(libc::TCP_FASTOPEN_NO_COOKIE).is_ok_and(|no_cookie| no_cookie != 0);
+        let (queue, keys) = (queue.unwrap_or(0), abi::fast_open_keys(self.kernel()));
+        served.tcp.set_fast_open(|options| {
+            *options = FastOpenOptions { queue, no_cookie, keys, ..*options };
+        });
     }
 
     /// Takes a connection. `socket` is the listener as the table has it.

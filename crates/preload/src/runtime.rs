@@ -15,7 +15,9 @@ use forebay_control::preload_config::{PreloadConfig, VARIABLE};
 use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_metrics::Metrics;
+use forebay_stack::tcp::{FastOpen, TcpConfig};
 use forebay_sys::signals::with_all_blocked;
+use forebay_sys::tcp_fast_open;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
@@ -365,7 +367,9 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> Result<Prepared, S
     let metrics = Metrics::new().with_devices(&devices);
     // Another process cannot open a device of another kind.
     let division = (config.via == Via::AfPacket).then(|| claim.shares().clone() as _);
-    let net_config = NetConfig { division, ..NetConfig::default() };
+    let fast_open = tcp_fast_open().map_or(NetConfig::TCP.fast_open, FastOpen);
+    let tcp = TcpConfig { fast_open, ..NetConfig::TCP };
+    let net_config = NetConfig { division, tcp, ..NetConfig::default() };
     let (net, engine) = Net::over(&engine_config, &net_config, &mut devices)?;
     Ok(Prepared { net, engine, interfaces, claim, rings, metrics, failed: None })
 }

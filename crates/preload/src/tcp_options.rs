@@ -72,7 +72,7 @@ const SHOWN: [SocketOption; 4] = [
 
 /// Options that `setsockopt` takes besides: those kept elsewhere, and those without effect on a socket that
 /// listens or is connected.
-const TAKEN: [SocketOption; 23] = [
+const TAKEN: [SocketOption; 25] = [
     SocketOption::of_socket(libc::SO_RCVTIMEO),
     SocketOption::of_socket(libc::SO_SNDTIMEO),
     SocketOption::of_socket(libc::SO_RCVBUFFORCE),
@@ -89,6 +89,8 @@ const TAKEN: [SocketOption; 23] = [
     // Of a listener it is without effect; connections have it themselves.
     SocketOption::of_tcp(libc::TCP_QUICKACK),
     SocketOption::of_tcp(libc::TCP_FASTOPEN),
+    SocketOption::of_tcp(libc::TCP_FASTOPEN_KEY),
+    SocketOption::of_tcp(libc::TCP_FASTOPEN_NO_COOKIE),
     SocketOption::of_tcp(libc::TCP_THIN_LINEAR_TIMEOUTS),
     SocketOption::of_ipv4(libc::IP_MTU_DISCOVER),
     SocketOption::of_ipv4(libc::IP_FREEBIND),

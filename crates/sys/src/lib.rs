@@ -63,6 +63,12 @@ pub use peer_event::PeerEvent;
 use rustix::mount::{self, UnmountFlags};
 pub use user::{User, directory_of, may_make_files_in, may_remove, user};
 
+/// The kernel's `tcp_fastopen`. `None` if the file cannot be read.
+#[must_use]
+pub fn tcp_fast_open() -> Option<u32> {
+    std::fs::read_to_string("/proc/sys/net/ipv4/tcp_fastopen").ok()?.trim().parse().ok()
+}
+
 /// First value of the kernel's `udp_mem`: pages of UDP memory below which it does not regulate.
 /// `None` if the file cannot be read.
 #[must_use]

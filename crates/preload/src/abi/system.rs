@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use forebay_device::rx_filter::FilterProtocol;
+use forebay_stack::tcp::FastOpenKeys;
 use rustix::io::Errno;
 
 use super::last_error;
@@ -24,6 +25,18 @@ pub(crate) fn option_value(socket: BorrowedFd<'_>, option: SocketOption) -> Resu
     let mut value = [0; 4];
     read_option(socket, option, &mut value)?;
     Ok(i32::from_ne_bytes(value))
+}
+
+/// Keys of a socket's Fast Open cookies, which may be the host's; `None` without any.
+pub(crate) fn fast_open_keys(socket: BorrowedFd<'_>) -> Option<FastOpenKeys> {
+    let mut value = [0; 32];
+    let len = read_option(socket, SocketOption::of_tcp(libc::TCP_FASTOPEN_KEY), &mut value);
+    let (primary, rest) = value.split_first_chunk()?;
+    match len.ok()? {
+        16 => Some(FastOpenKeys { primary: *primary, backup: None }),
+        32 => Some(FastOpenKeys { primary: *primary, backup: rest.first_chunk().copied() }),
+        _ => None,
+    }
 }
 
 /// Reads an option as far as it fits. Returns its length.
