@@ -200,6 +200,7 @@ impl Shim {
         change: impl FnOnce(&mut FastOpenOptions),
     ) -> Result<i32, Errno> {
         let mut state = self.lock();
+        state.host.follow_sysctls();
         let socket = state.entry(fd)?.socket;
         let mut options = state.host.tcp.fast_open(socket)?;
         change(&mut options);

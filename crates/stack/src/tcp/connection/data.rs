@@ -225,7 +225,7 @@ impl Connection {
     }
 
     /// The peer's FIN, in order (`tcp_fin`).
-    fn take_fin(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn take_fin(&mut self, cx: &mut Context<'_>) {
         self.receive.has_fin = true;
         self.delayed.schedule();
         self.shut.receive = true;

@@ -205,6 +205,11 @@ impl DelayedAck {
         self.last_us = now_us;
     }
 
+    /// The connection is open: what is sent soon is a reply (`tcp_finish_connect`).
+    pub(super) fn note_open(&mut self, now_us: u64) {
+        self.last_us = now_us;
+    }
+
     /// Data are sent: soon after data came, this is a dialogue.
     pub(super) fn note_reply(&mut self, now_us: u64) {
         if now_us.saturating_sub(self.last_us) < self.delay_us() {

@@ -110,26 +110,31 @@ impl Connection {
         connection.begin_mtu_search(cx);
         connection.tally.data_segs_in = u32::from(segment.payload_len > 0);
         connection.take_syn_data(packet, segment, cx);
+        connection.receive.acked = connection.receive.next;
         connection.transmit_answer(cookie, cx);
         connection.timers.set_retransmit(cx.now_us + RTO_INITIAL_US);
         connection
     }
 
-    /// Queues the data of a SYN (`tcp_fastopen_add_skb`).
+    /// Queues the data of a SYN, or of a SYN-ACK, which may have a FIN (`tcp_fastopen_add_skb`).
     pub(super) fn take_syn_data(
         &mut self,
         packet: Packet,
         segment: &Segment,
         cx: &mut Context<'_>,
     ) {
-        if segment.payload_len == 0 {
+        let has_fin = segment.has(Flags::FIN);
+        if segment.payload_len == 0 && !has_fin {
             return cx.pool.put(packet.frame);
         }
         let payload = Payload::of(packet, segment.seq + 1, segment.payload_len, false);
         self.receive.next = self.receive.queue.append(payload, self.receive.next, cx.pool);
-        self.receive.acked = self.receive.next;
+        self.receive.next += u32::from(has_fin);
         self.tally.bytes_received = segment.payload_len.into();
         self.opening.note(Opening::DATA_TAKEN);
+        if has_fin {
+            self.take_fin(cx);
+        }
     }
 
     /// Sends the SYN-ACK of a listener's connection.

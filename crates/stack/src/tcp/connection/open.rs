@@ -333,6 +333,7 @@ impl Connection {
             // Saves an ACK: data are announced.
             self.delayed.schedule();
             self.delayed.enter_quick(self.receive.window);
+            self.delayed.note_open(cx.now_us);
             self.timers.set_delayed_ack(cx.now_us + DELACK_MAX_US);
         } else if !has_data {
             self.send_ack(cx);
