@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod streams; // bytes to and fro
+mod fast_open; // data in a SYN
 mod shared; //  beside the kernel
 mod calls; //   what the calls of `std` do
 mod news; //    nothing is missed, nor the end
@@ -24,6 +25,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
     let missing = namespaces::missing(&["ip"]).or_else(namespaces::tun_missing);
     let trials = [
         streams::TRIALS,
+        fast_open::TRIALS,
         shared::TRIALS,
         calls::TRIALS,
         news::TRIALS,
