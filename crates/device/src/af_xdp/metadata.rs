@@ -26,6 +26,12 @@ impl MetadataLayout {
     /// Size of the metadata.
     pub const BYTES: usize = 12;
 
+    /// Layout with a known cookie.
+    #[cfg(test)]
+    pub(super) fn of_cookie(cookie: u32) -> Self {
+        Self { cookie }
+    }
+
     /// Takes the hash of the packet behind these bytes, if the device has computed one over the
     /// ports. Clears the cookie: a second call returns `None`.
     pub fn take_hash(self, before: &mut [u8; Self::BYTES]) -> Option<u32> {

@@ -16,8 +16,8 @@ use crate::tx_queue::{TxQueue, TxQueueSink};
 /// support, and of a page.
 pub(super) const WHOLE_MTU_MAX: u32 = 3400;
 
-/// Length of an Ethernet header with a VLAN tag.
-pub(super) const LINK_BYTES: u32 = 18;
+/// Length of an Ethernet header with two VLAN tags.
+pub(super) const LINK_BYTES: u32 = 22;
 
 /// Length of the largest frame of a device with that MTU.
 pub(super) fn largest_frame_bytes(mtu: u32) -> u32 {

@@ -223,23 +223,17 @@ impl XdpSource {
         }
         let timestamp_ns = now_since_1970_ns();
         let take = |frame: Frame, continued: Continued| {
-            let frame = if pieces.is_empty() && continued == Continued::No {
-                frame
-            } else {
-                pieces.push(frame);
-                if continued == Continued::Yes {
-                    return;
-                }
-                match joined(pieces, pool) {
-                    Ok(frame) => frame,
-                    Err(wire_len) => {
-                        let (arrival, reason) = (numbering.next_arrival(), DropReason::NoBuffer);
-                        return burst.refused.push(RefusedFrame { arrival, wire_len, reason });
-                    }
-                }
-            };
+            let whole = whole(frame, continued, pieces, *metadata, pool);
+            let Some(whole) = whole.transpose() else { return };
             let arrival = numbering.next_arrival();
-            burst.packets.push(packet_of(frame, arrival, *metadata, timestamp_ns));
+            match whole {
+                Ok((frame, hash)) => {
+                    burst.packets.push(packet_of(frame, arrival, hash, timestamp_ns));
+                }
+                Err((wire_len, reason)) => {
+                    burst.refused.push(RefusedFrame { arrival, wire_len, reason });
+                }
+            }
         };
         socket.receive(max, take)
     }
@@ -415,24 +409,42 @@ impl Source for XdpSource {
     }
 }
 
-/// Makes a packet of a received frame, with the device's hash if the metadata has one.
+/// Frame and hash of a packet whose last piece this is. The metadata is in front of the first piece.
+/// The error is the packet's length and the reason to drop it.
 #[inline]
-fn packet_of(
+fn whole(
     mut frame: Frame,
-    arrival: Arrival,
+    continued: Continued,
+    pieces: &mut Vec<Frame>,
     metadata: Option<MetadataLayout>,
-    timestamp_ns: u64,
-) -> Packet {
-    let hash = metadata.and_then(|layout| device_hash(layout, &mut frame));
+    pool: &mut Pool,
+) -> Result<Option<(Frame, FlowHash)>, (u32, DropReason)> {
+    let hash_of = |first: &mut Frame| {
+        let hash = metadata.and_then(|layout| device_hash(layout, first));
+        hash.unwrap_or(FlowHash::NONE)
+    };
+    if pieces.is_empty() && continued == Continued::No {
+        let hash = hash_of(&mut frame);
+        return Ok(Some((frame, hash)));
+    }
+    pieces.push(frame);
+    if continued == Continued::Yes {
+        return Ok(None);
+    }
+    let hash = pieces.first_mut().map_or(FlowHash::NONE, hash_of);
+    joined(pieces, pool).map(|frame| Some((frame, hash)))
+}
+
+/// Makes a packet of a received frame, with the device's hash.
+#[inline]
+fn packet_of(frame: Frame, arrival: Arrival, hash: FlowHash, timestamp_ns: u64) -> Packet {
     let len_bytes = frame.len_bytes();
     let mut packet = Packet::received(frame, arrival, len_bytes, Link::Ethernet);
-    packet.timestamp_ns = timestamp_ns;
-    if let Some(hash) = hash {
-        packet.hash = hash;
-    }
+    (packet.timestamp_ns, packet.hash) = (timestamp_ns, hash);
     packet
 }
 
+/// Takes the hash out of the metadata in front of a packet's first frame.
 fn device_hash(layout: MetadataLayout, frame: &mut Frame) -> Option<FlowHash> {
     const BYTES: u32 = 12;
     const _: () = assert!(BYTES as usize == MetadataLayout::BYTES);
@@ -443,9 +455,9 @@ fn device_hash(layout: MetadataLayout, frame: &mut Frame) -> Option<FlowHash> {
     hash.map(FlowHash::computed)
 }
 
-/// Copies the pieces of a packet into one frame. The error is the packet's length, if no frame of
-/// that size is free.
-fn joined(pieces: &mut Vec<Frame>, pool: &mut Pool) -> Result<Frame, u32> {
+/// Copies the pieces of a packet into one frame. The error is the packet's length and the reason
+/// to drop it, if no frame of that size is free or none is so large.
+fn joined(pieces: &mut Vec<Frame>, pool: &mut Pool) -> Result<Frame, (u32, DropReason)> {
     let wire_len = pieces.iter().map(Frame::len_bytes).sum();
     let frame = pool.allocate(wire_len);
     let joined = frame.map(|mut frame| {
@@ -459,5 +471,69 @@ fn joined(pieces: &mut Vec<Frame>, pool: &mut Pool) -> Result<Frame, u32> {
         frame
     });
     pieces.drain(..).for_each(|piece| pool.put(piece));
-    joined.ok_or(wire_len)
+    let is_oversize = wire_len > pool.largest_frame_bytes();
+    let reason = if is_oversize { DropReason::Oversize } else { DropReason::NoBuffer };
+    joined.ok_or((wire_len, reason))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_buf::Region;
+    use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+
+    use super::*;
+
+    const COOKIE: u32 = 0xfeed_0001;
+    const CHUNK_BYTES: u32 = 1024;
+
+    fn pool(chunks: u32) -> Pool {
+        let shares = [vec![ChunkClass { chunk_bytes: CHUNK_BYTES, chunks }]];
+        carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
+    }
+
+    /// A frame of this length, behind metadata with a hash of the ports.
+    fn received(pool: &mut Pool, len_bytes: u32, hash: u32) -> Frame {
+        let mut frame = pool.allocate(len_bytes).unwrap();
+        frame.set_len(len_bytes);
+        frame.push(12);
+        let words = [hash, 8, COOKIE].map(u32::to_ne_bytes);
+        frame.data_mut()[..12].copy_from_slice(words.as_flattened());
+        frame.pull(12);
+        frame
+    }
+
+    /// Otherwise a flow's long packets would have another hash than its short ones.
+    #[test]
+    fn promise_1_packet_in_pieces_keeps_hash() {
+        let mut pool = pool(8);
+        let metadata = Some(MetadataLayout::of_cookie(COOKIE));
+        let mut pieces = Vec::new();
+        let first = received(&mut pool, 200, 5);
+        assert!(whole(first, Continued::Yes, &mut pieces, metadata, &mut pool).unwrap().is_none());
+        let last = received(&mut pool, 100, 6);
+        let long = whole(last, Continued::No, &mut pieces, metadata, &mut pool).unwrap().unwrap();
+        let short = received(&mut pool, 100, 5);
+        let short = whole(short, Continued::No, &mut pieces, metadata, &mut pool).unwrap().unwrap();
+        assert_eq!((long.1, long.0.len_bytes()), (FlowHash::computed(5), 300));
+        assert_eq!(short.1, long.1);
+        [long.0, short.0].into_iter().for_each(|frame| pool.put(frame));
+        assert_eq!(pool.in_use(), 0);
+    }
+
+    #[test]
+    fn promise_2_long_packet_is_not_short_memory() {
+        for (piece_bytes, chunks, expected) in
+            [(300, 2, DropReason::NoBuffer), (700, 8, DropReason::Oversize)]
+        {
+            let mut pool = pool(chunks);
+            let mut pieces = Vec::new();
+            let first = received(&mut pool, piece_bytes, 5);
+            let last = received(&mut pool, piece_bytes, 5);
+            let begun = whole(first, Continued::Yes, &mut pieces, None, &mut pool);
+            assert!(begun.unwrap().is_none());
+            let refused = whole(last, Continued::No, &mut pieces, None, &mut pool);
+            assert_eq!(refused.unwrap_err(), (2 * piece_bytes, expected));
+            assert_eq!(pool.in_use(), 0, "all pieces are back");
+        }
+    }
 }

@@ -24,16 +24,18 @@ pub struct VirtioOptions {
     pub packed: bool,
     /// Size of receive buffers.
     pub rx_buffers: RxBufferSizing,
-    /// Upper limit of `auto`, virtio header included, in bytes.
+    /// Upper limit of `auto`, virtio header included, in bytes: at most [`RX_BUFFER_BYTES_MAX`].
     pub rx_buffer_max_bytes: u32,
     /// True to accept the receive offloads: partial and verified checksums, and large packets of
     /// many segments (`GUEST_CSUM`, `GUEST_TSO4` and the like).
     pub rx_offloads: bool,
 }
 
-/// Default of the largest receive buffer of `auto`, as measured:
-/// docs/src/concepts/virtio-receive-buffers.md.
-pub const RX_BUFFER_MAX_BYTES_DEFAULT: u32 = 16 << 10;
+/// Largest receive buffer, virtio header included: larger ones gained nothing
+/// (docs/src/concepts/virtio-receive-buffers.md). Offsets of 4 GiB reach a full ring of them.
+pub const RX_BUFFER_BYTES_MAX: u32 = 16 << 10;
+/// Default of the largest receive buffer of `auto`.
+pub const RX_BUFFER_MAX_BYTES_DEFAULT: u32 = RX_BUFFER_BYTES_MAX;
 
 impl Default for VirtioOptions {
     /// Default options: connect, split rings of 256 entries, buffers by the average packet.
@@ -69,7 +71,7 @@ pub enum RxBufferSizing {
     Mtu,
     /// One page.
     Page,
-    /// Fixed size in bytes, virtio header included.
+    /// Fixed size in bytes, virtio header included: at most [`RX_BUFFER_BYTES_MAX`].
     Fixed(NonZeroU32),
 }
 
@@ -113,6 +115,21 @@ impl VirtioOptions {
                 why: format!("it is a power of two from {QUEUE_SIZE_MIN} to {QUEUE_SIZE_MAX}"),
             });
         }
+        let fixed_bytes = match self.rx_buffers {
+            RxBufferSizing::Fixed(bytes) => Some(bytes.get()),
+            RxBufferSizing::Auto | RxBufferSizing::Mtu | RxBufferSizing::Page => None,
+        };
+        let (what, bytes) = match fixed_bytes {
+            Some(bytes) => ("rx-buffers", bytes),
+            None => ("rx-buffer-max", self.rx_buffer_max_bytes),
+        };
+        if bytes > RX_BUFFER_BYTES_MAX {
+            return Err(Error::Setting {
+                what,
+                value: bytes.to_string(),
+                why: format!("a receive buffer has {RX_BUFFER_BYTES_MAX} bytes at most"),
+            });
+        }
         Ok(())
     }
 }
@@ -120,6 +137,19 @@ impl VirtioOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Sizes beyond the limit would not fit into the memory of a ring.
+    #[test]
+    fn vio_1_receive_buffers_are_bounded() {
+        for bytes in [1, 2048, RX_BUFFER_BYTES_MAX, RX_BUFFER_BYTES_MAX + 1, u32::MAX] {
+            let is_allowed = bytes <= RX_BUFFER_BYTES_MAX;
+            let fixed = RxBufferSizing::Fixed(NonZeroU32::new(bytes).unwrap());
+            let options = VirtioOptions { rx_buffers: fixed, ..VirtioOptions::default() };
+            assert_eq!(options.check().is_ok(), is_allowed, "{bytes}");
+            let options = VirtioOptions { rx_buffer_max_bytes: bytes, ..VirtioOptions::default() };
+            assert_eq!(options.check().is_ok(), is_allowed, "{bytes}");
+        }
+    }
 
     #[test]
     fn policy_round_trips() {

@@ -151,8 +151,23 @@ impl TunSource {
         }
     }
 
-    /// Reads queued packets until the burst has `max`.
+    /// Reads queued packets until the burst has `max`, and stamps them with the time.
     fn fill(&mut self, max: usize, pool: &mut Pool, burst: &mut Burst) -> Result<TunRead, Errno> {
+        let first = burst.packets.len();
+        let read = self.read_up_to(max, pool, burst);
+        if burst.packets.len() > first {
+            let timestamp_ns = now_since_1970_ns();
+            burst.packets[first..].iter_mut().for_each(|packet| packet.timestamp_ns = timestamp_ns);
+        }
+        read
+    }
+
+    fn read_up_to(
+        &mut self,
+        max: usize,
+        pool: &mut Pool,
+        burst: &mut Burst,
+    ) -> Result<TunRead, Errno> {
         while burst.len() < max {
             match self.read(pool, burst) {
                 Ok(TunRead::Packet) | Err(Errno::INTR) => {}
@@ -204,13 +219,7 @@ impl TunSource {
         pool: &mut Pool,
         burst: &mut Burst,
     ) -> Result<Polled, Errno> {
-        let first = burst.packets.len();
-        let filled = self.fill(ask.max, pool, burst)?;
-        if burst.packets.len() > first {
-            let timestamp_ns = now_since_1970_ns();
-            burst.packets[first..].iter_mut().for_each(|packet| packet.timestamp_ns = timestamp_ns);
-        }
-        let polled = match filled {
+        let polled = match self.fill(ask.max, pool, burst)? {
             TunRead::Packet | TunRead::NoFrame => Polled::Ready,
             TunRead::Empty => Polled::Idle,
         };

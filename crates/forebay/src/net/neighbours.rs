@@ -150,6 +150,8 @@ impl DeviceNeighbours {
         now_ns: u64,
         back: Option<LinkAddresses>,
     ) -> Option<LinkAddresses> {
+        // The packet may have been to a group, whose address is no source.
+        let back = back.map(|back| LinkAddresses { from: on.mac.unwrap_or(back.from), ..back });
         let Self::Kernel(cache) = self else { return back };
         let known = cache.recall(destination, now_ns).or_else(|| {
             let may_ask = now_ns.saturating_sub(cache.asked_ns) >= ASK_NS;
@@ -321,5 +323,24 @@ impl fmt::Debug for DeviceNeighbours {
             Self::Kernel(_) => "Neighbours(the kernel's)",
             Self::Own(_) => "Neighbours(our own)",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn udp_9_answers_to_groups_have_own_source() {
+        let (host, group, asker) = ([2, 0, 0, 0, 0, 1], [1, 0, 0x5e, 0, 0, 0xfb], [2; 6]);
+        let destination = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 2));
+        let back = Some(LinkAddresses { from: group, to: asker });
+        for mut neighbours in [DeviceNeighbours::NoLink, DeviceNeighbours::Own(Arc::default())] {
+            let on = Identity { mac: Some(host), ..Identity::default() };
+            let hop = neighbours.hop_back(destination, &on, 0, back);
+            assert_eq!(hop, Some(LinkAddresses { from: host, to: asker }));
+        }
     }
 }

@@ -112,9 +112,9 @@ impl UdpSocket {
     /// (`UDP_SEGMENT`).
     ///
     /// # Errors
-    /// As [`send_to`](Self::send_to).
+    /// As [`send_msg`](Self::send_msg).
     pub fn send_gso(&self, payload: &[u8], gso_size: u16, to: SocketAddr) -> io::Result<usize> {
-        self.0.send(&Transmit { gso_size, ..Transmit::new(payload, to) })
+        self.send_msg(&Transmit { gso_size, ..Transmit::new(payload, to) })
     }
 
     /// Sends many datagrams with one notification of the device.
@@ -226,12 +226,15 @@ impl UdpSocket {
     }
 
     /// Receives between 1 and `max` datagrams in place, without copying. The previous datagrams of
-    /// `batch` are returned first.
+    /// `batch` are returned first. With a `max` of 0 it returns 0 at once, as `recvmmsg` does.
     ///
     /// # Errors
     /// As [`recv_from`](Self::recv_from).
     pub fn recv_batch(&self, batch: &mut Datagrams, max: usize) -> io::Result<usize> {
         self.begin(batch);
+        if max == 0 {
+            return Ok(0);
+        }
         self.0.wait_for(|reader| self.0.take_batch(reader, batch, max))
     }
 
@@ -242,7 +245,7 @@ impl UdpSocket {
     }
 
     /// Receives in place on the thread of an engine CPU, which polls and delivers packets itself
-    /// while nothing is queued: no other thread is woken. Returns 0 once the engine has ended.
+    /// while nothing is queued: no other thread is woken. Returns 0 once the engine has ended, or at once if `max` is 0.
     pub fn recv_batch_on<H: Handler>(
         &self,
         cpu: &mut CpuThread<H>,
@@ -250,6 +253,9 @@ impl UdpSocket {
         max: usize,
     ) -> usize {
         self.begin(batch);
+        if max == 0 {
+            return 0;
+        }
         self.0.wake.add_inline(cpu.cpu(), || cpu.waker());
         let is_ready = || self.0.is_ready_or_armed(false);
         loop {

@@ -689,7 +689,7 @@ def interrupted(connection, tell, signals):
     late.join()
     print("signals", signals)
     signals.clear()
-    calls_of_c(it, tell)
+    calls_of_c(it, tell, signals)
     print("signals", signals)
     it.close()
     tell("close")
@@ -707,10 +707,10 @@ def fill(it):
     return sent
 
 
-def send_without_room(it, tell, call, room):
+def send_without_room(it, tell, call, room, signals):
     """Sends 1,000 bytes while there is no room; after 0.3 s the peer reads all that was sent before. A peer that takes more
-    late, when it is probed, makes room before that: then once more."""
-    sent = 0
+    late, when it is probed, makes room before that: then once more, as if the alarm had not been set before."""
+    sent, before = 0, len(signals)
     while True:
         sent += fill(it)
         has_asked = threading.Event()
@@ -728,10 +728,12 @@ def send_without_room(it, tell, call, room):
         late.join()
         if not had_room or has_asked.is_set():
             return answer
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        del signals[before:]
         sent += 1000
 
 
-def calls_of_c(it, tell):
+def calls_of_c(it, tell, signals):
     """The same by the C library's functions, which Python does not call again."""
     libc = ctypes.CDLL(None, use_errno=True)
     room = ctypes.create_string_buffer(100_000)
@@ -757,7 +759,7 @@ def calls_of_c(it, tell):
             if answer != 2:
                 await_bytes(it, 2)
             say("left", it.recv, 2, socket.MSG_DONTWAIT)
-            answer = say(f"send of C, {restart}, {micros}", send_without_room, it, tell, call, room)
+            answer = say(f"send of C, {restart}, {micros}", send_without_room, it, tell, call, room, signals)
             if answer == 1000:
                 tell("read 1000")
     all_restart(False)

@@ -51,13 +51,14 @@ pub(super) fn examine(
     if packet.is_gso() {
         return Err(MergeRefusal::WholeGso);
     }
+    // The checksum of a fragment covers the whole datagram, not this payload alone. Before flaws: a
+    // fragment may lack a part of the ports, and lets segments between its addresses go all the same.
+    if headers.fragment != Fragment::Whole {
+        return Err(MergeRefusal::Fragment);
+    }
     // Lengths that contradict each other could not be restored.
     if headers.flaw.is_some() {
         return Err(MergeRefusal::Flaw);
-    }
-    // The checksum of a fragment covers the whole datagram, not this payload alone.
-    if headers.fragment != Fragment::Whole {
-        return Err(MergeRefusal::Fragment);
     }
     let is_tcp = match headers.transport {
         Transport::Tcp => true,

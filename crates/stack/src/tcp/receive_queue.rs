@@ -121,11 +121,17 @@ pub(super) struct Filled {
 
 impl Filled {
     fn note_duplicate(&mut self, (start, end): (Seq, Seq)) {
-        self.duplicate = match self.duplicate {
-            Some((first, last)) if !start.is_after(last) => Some((first, last.later(end))),
-            Some(before) => Some(before),
-            None => Some((start, end)),
-        };
+        self.duplicate = Some(extended(self.duplicate, (start, end)));
+    }
+}
+
+/// Bytes that came twice, with a later range of such: one that does not touch them is not told, as a
+/// block has no gaps (RFC 2883, section 4; `tcp_dsack_extend`).
+fn extended(known: Option<(Seq, Seq)>, (start, end): (Seq, Seq)) -> (Seq, Seq) {
+    match known {
+        Some((first, last)) if !start.is_after(last) => (first, last.later(end)),
+        Some(known) => known,
+        None => (start, end),
     }
 }
 
@@ -211,8 +217,7 @@ impl ReceiveQueue {
                 break;
             }
             let covered_end = covered.end_with_fin();
-            let first = duplicate.map_or(covered.start, |(first, _)| first);
-            duplicate = Some((first, covered_end.earlier(end)));
+            duplicate = Some(extended(duplicate, (covered.start, covered_end.earlier(end))));
             if end.is_before(covered_end) {
                 break;
             }
@@ -461,9 +466,14 @@ mod tests {
                     bytes = kept.collect();
                 }
                 let is_new = (at..at + len).any(|byte| !bytes.contains(&byte));
+                let before = bytes.clone();
                 bytes.extend(at..at + len);
                 match queue.insert_out_of_order(payload(&mut pool, at, len), &mut pool) {
-                    Queued::Kept { around: (start, end), .. } => {
+                    Queued::Kept { around: (start, end), duplicate } => {
+                        if let Some((first, last)) = duplicate {
+                            let has_gap = (first.0..last.0).any(|byte| !before.contains(&byte));
+                            prop_assert!(!has_gap, "bytes that came once are told as duplicates");
+                        }
                         let mut run = at..at + len;
                         while bytes.contains(&run.start.wrapping_sub(1)) {
                             run.start -= 1;

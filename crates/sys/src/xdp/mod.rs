@@ -126,10 +126,20 @@ impl Socket {
         debug_assert!(most >= FILL_BATCH, "frames are posted {FILL_BATCH} at a time, or never");
         let spare = self.fill.entries().saturating_sub(most);
         let room = self.fill.room(spare + FILL_BATCH)?.saturating_sub(spare);
-        if room < FILL_BATCH {
-            return Ok(self.fill.queued());
+        if room >= FILL_BATCH {
+            self.lend(pool, room_bytes, room)?;
         }
-        for _ in 0..room {
+        // A driver that found too few frames may say so when the ring is full again: without the
+        // call it would never look, as without frames it has no interrupt.
+        if self.fill.needs_wakeup() {
+            self.wake_receive();
+        }
+        Ok(self.fill.queued())
+    }
+
+    /// Puts up to `count` frames of `pool` into the fill ring.
+    fn lend(&mut self, pool: &mut Pool, room_bytes: u32, count: u32) -> Result<(), InvalidXdpRing> {
+        for _ in 0..count {
             let lent = pool.allocate(room_bytes).map(|frame| self.lent.lend(frame));
             match lent {
                 Some(Ok(address)) => self.fill.push([address]),
@@ -143,10 +153,7 @@ impl Socket {
             }
         }
         self.fill.submit();
-        if self.fill.needs_wakeup() {
-            self.wake_receive();
-        }
-        Ok(self.fill.queued())
+        Ok(())
     }
 
     /// Takes up to `max` frames that the kernel has received into. `each` gets the frame, and

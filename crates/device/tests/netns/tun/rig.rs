@@ -84,6 +84,7 @@ impl Rig {
             assert!(self.burst.refused.is_empty(), "{:?}", self.burst.refused);
             self.dropped += std::mem::take(&mut self.burst.kernel_dropped);
             let is_empty = self.burst.is_empty();
+            assert!(self.burst.packets.iter().all(|it| it.timestamp_ns > 0), "packets have a time");
             packets.append(&mut self.burst.packets);
             match polled {
                 Ok(Polled::Ready) if !is_empty => {}

@@ -329,6 +329,8 @@ fn segments() {
         let len = pair.kernels.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..len], segment);
     }
+    let refused = pair.ours.send_gso(&[0; 129], 1, from(&pair)).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(22), "as the kernel refuses more than 128 segments");
     pair.end();
 }
 
@@ -378,6 +380,8 @@ fn ended() {
     let reader = ours.clone();
     let mut batch = Datagrams::new();
     let mut seen = Vec::new();
+    // A datagram is queued: none may be taken.
+    assert_eq!(ours.recv_batch(&mut batch, 0).unwrap(), 0);
     ours.recv_batch(&mut batch, 1).unwrap();
     seen.extend(batch.iter().map(|datagram| datagram.payload()[0]));
     let waiting = thread::spawn(move || {

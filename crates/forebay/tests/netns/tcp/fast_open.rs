@@ -16,8 +16,11 @@ use super::streams::LONG;
 use crate::sockets::rig::{OURS, OURS_V6, Running, over_tap};
 use crate::tcp::Trial;
 
-pub(crate) const TRIALS: &[Trial] =
-    &[("tcp_49_kernels_syn_brings_data", accepted), ("tcp_50_kernel_takes_data_of_syn", connected)];
+pub(crate) const TRIALS: &[Trial] = &[
+    ("tcp_49_kernels_syn_brings_data", accepted),
+    // The other way.
+    ("tcp_50_kernel_takes_data_of_syn", connected),
+];
 
 /// Switches Fast Open of the kernel's clients and of all its listeners on, and returns settings with ours on.
 fn switch_on() -> NetConfig {

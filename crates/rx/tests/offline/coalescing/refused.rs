@@ -380,12 +380,16 @@ fn no_refusal_is_left_out_here() {
 fn promise_1_fragment_releases_flows_between_addresses() {
     let flows = [tcp(), tcp().with(|segment| segment.port = 7), udp()];
     let elsewhere = tcp6();
-    let fragment = udp().wire().edit(IP + 6, &[0, 9]).resummed();
-    let wires: Vec<_> =
-        flows.iter().chain([&elsewhere]).map(Segment::wire).chain([fragment]).collect();
-    let mut rig = Rig::gro();
-    rig.feed(&wires);
-    let out = std::mem::take(&mut rig.out);
-    assert_eq!(taken_apart(out), [0, 1, 2, 4].map(|index| rig.fed[index].clone()));
-    assert_eq!(rig.coalescer.held(), 1, "the other flow is held on");
+    let later = udp().wire().edit(IP + 6, &[0, 9]).resummed();
+    // The ports, and less than the rest of TCP's header.
+    let tiny = tcp().wire().snapped(IP + 28).edit(IP + 2, &[0, 28]).edit(IP + 6, &[0x20, 0]);
+    for fragment in [later, tiny.resummed()] {
+        let wires: Vec<_> =
+            flows.iter().chain([&elsewhere]).map(Segment::wire).chain([fragment]).collect();
+        let mut rig = Rig::gro();
+        rig.feed(&wires);
+        let out = std::mem::take(&mut rig.out);
+        assert_eq!(taken_apart(out), [0, 1, 2, 4].map(|index| rig.fed[index].clone()));
+        assert_eq!(rig.coalescer.held(), 1, "the other flow is held on");
+    }
 }

@@ -222,17 +222,15 @@ impl Connection {
             let Some(sent) = self.sent.pop() else { break };
             if sent.marks.ever_retransmitted {
                 facts.retransmitted_acked = true;
-            } else {
+            } else if !sent.marks.sacked {
                 facts.last_sent_us = Some(sent.sent_us);
                 facts.first_sent_us.get_or_insert(sent.sent_us);
-                if !sent.marks.sacked {
-                    if prior_highest.is_some_and(|highest| sent.seq.is_before(highest)) {
-                        // A hole that was filled by what was sent once.
-                        facts.note_reordered(sent.seq);
-                    }
-                    if !sent.end.is_after(self.recovery.high_seq) {
-                        facts.original_acked = true;
-                    }
+                if prior_highest.is_some_and(|highest| sent.seq.is_before(highest)) {
+                    // A hole that was filled by what was sent once.
+                    facts.note_reordered(sent.seq);
+                }
+                if !sent.end.is_after(self.recovery.high_seq) {
+                    facts.original_acked = true;
                 }
             }
             if !sent.marks.sacked {

@@ -61,7 +61,7 @@ impl Connection {
         }
         let in_flight = self.sent.in_flight();
         let recovery = &mut self.recovery;
-        recovery.prr_delivered += delivered;
+        recovery.prr_delivered = recovery.prr_delivered.saturating_add(delivered);
         let ssthresh = self.congestion.ssthresh;
         let allowed = if in_flight > ssthresh {
             let share = u64::from(ssthresh) * u64::from(recovery.prr_delivered);

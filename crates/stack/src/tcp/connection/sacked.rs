@@ -145,8 +145,10 @@ impl Connection {
     fn mark_sacked(&mut self, index: usize, facts: &mut AckFacts, now_us: u64) {
         let Some(&sent) = self.sent.at(index) else { return };
         self.advance_rack(&sent, now_us);
+        // An earlier one is forgotten with its segments: numbers wrap.
+        let highest = self.recovery.highest_sacked.filter(|_| self.sent.sacked > 0);
         if !sent.marks.retransmitted && !sent.marks.ever_retransmitted {
-            if self.recovery.highest_sacked.is_some_and(|highest| sent.seq.is_before(highest)) {
+            if highest.is_some_and(|highest| sent.seq.is_before(highest)) {
                 facts.note_reordered(sent.seq);
             }
             if !sent.end.is_after(self.recovery.high_seq) {
@@ -161,7 +163,6 @@ impl Connection {
                 (marks.lost, marks.retransmitted) = (false, false);
             }
         });
-        let highest = self.recovery.highest_sacked;
         self.recovery.highest_sacked =
             Some(highest.map_or(sent.end, |highest| highest.later(sent.end)));
         facts.data_sacked = true;

@@ -195,11 +195,13 @@ impl Connection {
         }
     }
 
-    /// Remembers the timestamp to be echoed (RFC 7323, section 4.3).
+    /// Remembers the timestamp to be echoed (RFC 7323, section 4.3). A peer whose SYN had 0 may go on with any
+    /// (`tcp_paws_check`).
     pub(super) fn note_timestamp(&mut self, segment: &Segment, now_us: u64) {
         if let Some(stamps) = segment.options.timestamps.filter(|_| self.agreed.timestamps)
             && !segment.seq.is_after(self.receive.acked)
             && (stamps.value.wrapping_sub(self.receive.timestamp).cast_signed() >= 0
+                || self.receive.timestamp == 0
                 || now_us.saturating_sub(self.receive.timestamp_us) > PAWS_IDLE_US)
         {
             (self.receive.timestamp, self.receive.timestamp_us) = (stamps.value, now_us);

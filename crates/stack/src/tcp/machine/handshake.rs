@@ -129,12 +129,14 @@ impl Tcp {
         };
         let (options, socket) = (listener.options, TcpSocket { index, generation: *generation });
         let requests = listener.queues.requests.load(Ordering::Relaxed);
-        let is_full = requests >= listener.backlog.min(self.config.max_syn_backlog).max(1);
+        // A SYN that reopens a connection in TIME-WAIT has a place in any case (`tcp_conn_request`).
+        let is_full = sequence.is_none()
+            && requests >= listener.backlog.min(self.config.max_syn_backlog).max(1);
         if !self.takes(index, flow) || self.refuse_if_full(index) {
             return;
         }
         let is_owner = || self.answers(index, flow);
-        let wants_cookie = is_full && self.config.syncookies && sequence.is_none() && is_owner();
+        let wants_cookie = is_full && self.config.syncookies && is_owner();
         if is_full && !(wants_cookie && self.may_send_cookie(flow, segment.seq, out.now_us)) {
             self.counters.req_q_full_drop.add(1);
             self.counters.listen_drops.add(1);

@@ -58,6 +58,7 @@ impl TimeWait {
     /// PAWS.
     fn is_old(&self, segment: &Segment) -> bool {
         self.has_timestamps
+            && self.timestamp != 0
             && segment
                 .options
                 .timestamps

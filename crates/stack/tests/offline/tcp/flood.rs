@@ -2,7 +2,7 @@
 
 use forebay_stack::tcp::{TcpConfig, TcpError, TcpOut};
 
-use super::forged::{Forged, bytes_of};
+use super::forged::{Forged, bytes_of, say};
 use super::pair::{Faults, MTU, Pair};
 
 /// A SYN from a made-up source.
@@ -30,6 +30,41 @@ fn sum(bytes: &[u8]) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     u16::try_from(sum).unwrap()
+}
+
+/// The client's connection was in TIME-WAIT: its SYN has a place even in a full queue, as in the kernel.
+#[test]
+fn tcp_13_flood_leaves_returning_clients() {
+    const PORT: u16 = 5000;
+    let config = TcpConfig { max_syn_backlog: 1, syncookies: false, ..TcpConfig::default() };
+    let mut pair = Pair::new(1, Faults { delay_us: 5_000, ..Faults::default() }, [config; 2]);
+    let (here, there) = (pair.address(0, PORT), pair.address(1, 80));
+    let listener = pair.hosts[1].tcp.socket().unwrap();
+    pair.hosts[1].tcp.bind(listener, there).unwrap();
+    pair.hosts[1].tcp.listen(listener, 16).unwrap();
+    let client = pair.hosts[0].tcp.socket().unwrap();
+    let begun = pair.call(0, |tcp, out| tcp.connect(client, (here, there), MTU, out));
+    assert_eq!(begun, Err(TcpError::InProgress));
+    let accepted = (0..50).find_map(|_| {
+        pair.step();
+        pair.hosts[1].tcp.accept(listener).ok()
+    });
+    for (host, socket) in [(1, accepted.unwrap().0), (0, client)] {
+        pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+        let until_us = pair.now_us + 500_000;
+        while pair.next_us().is_some_and(|next_us| next_us < until_us) {
+            pair.step();
+        }
+    }
+    let (now_us, mut answers) = (pair.now_us, Vec::new());
+    let packet = pair.hosts[1].packet(&syn(1)).unwrap();
+    pair.hosts[1].deliver(packet, now_us, &mut answers);
+    let packet = pair.hosts[1].packet(&syn(2)).unwrap();
+    pair.hosts[1].deliver(packet, now_us, &mut answers);
+    assert_eq!(answers.len(), 1, "one request fills the queue");
+    let later = pair.last[0].0.wrapping_add(100_000);
+    let answer = say(&mut pair, PORT, &Forged::plain(0x02, 0), (later, 0));
+    assert_eq!(answer.map(|(_, flags)| flags), Some(0x12));
 }
 
 #[test]
