@@ -236,8 +236,8 @@ impl Screen {
         self.tmux(&["capture-pane", "-p"])
     }
 
-    /// Waits until the screen contains `part`. A look may come while the terminal draws, so a
-    /// second part is waited for, too.
+    /// Waits until the screen contains `part`. The terminal may be half drawn by then, so whatever else
+    /// is expected needs a wait of its own.
     pub(crate) fn wait_for(&self, part: &str) -> Judgement {
         self.wait_until(part, |text| text.contains(part))
     }

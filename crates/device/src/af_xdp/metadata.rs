@@ -45,7 +45,7 @@ impl MetadataLayout {
 }
 
 /// `XDP_RSS_L4`, net/xdp.h: the hash covers the ports too, so flows between two hosts differ.
-const RSS_KIND_L4: u32 = 1 << 3;
+pub(super) const RSS_KIND_L4: u32 = 1 << 3;
 
 /// Kernel function that asks the driver for the hash (net/core/xdp.c).
 const RX_HASH: &str = "bpf_xdp_metadata_rx_hash";

@@ -223,10 +223,10 @@ impl XdpSource {
         }
         let timestamp_ns = now_since_1970_ns();
         let take = |frame: Frame, continued: Continued| {
-            let whole = whole(frame, continued, pieces, *metadata, pool);
-            let Some(whole) = whole.transpose() else { return };
+            let received = whole(frame, continued, pieces, *metadata, pool);
+            let Some(received) = received.transpose() else { return };
             let arrival = numbering.next_arrival();
-            match whole {
+            match received {
                 Ok((frame, hash)) => {
                     burst.packets.push(packet_of(frame, arrival, hash, timestamp_ns));
                 }
@@ -481,6 +481,7 @@ mod tests {
     use forebay_buf::Region;
     use forebay_buf::pool::{ChunkClass, carve, region_bytes};
 
+    use super::super::metadata::RSS_KIND_L4;
     use super::*;
 
     const COOKIE: u32 = 0xfeed_0001;
@@ -495,10 +496,12 @@ mod tests {
     fn received(pool: &mut Pool, len_bytes: u32, hash: u32) -> Frame {
         let mut frame = pool.allocate(len_bytes).unwrap();
         frame.set_len(len_bytes);
-        frame.push(12);
-        let words = [hash, 8, COOKIE].map(u32::to_ne_bytes);
-        frame.data_mut()[..12].copy_from_slice(words.as_flattened());
-        frame.pull(12);
+        let words = [hash, RSS_KIND_L4, COOKIE].map(u32::to_ne_bytes);
+        let metadata = words.as_flattened();
+        let metadata_len = u32::try_from(metadata.len()).unwrap();
+        frame.push(metadata_len);
+        frame.data_mut()[..metadata.len()].copy_from_slice(metadata);
+        frame.pull(metadata_len);
         frame
     }
 

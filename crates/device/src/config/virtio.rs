@@ -32,7 +32,8 @@ pub struct VirtioOptions {
 }
 
 /// Largest receive buffer, virtio header included: larger ones gained nothing
-/// (docs/src/concepts/virtio-receive-buffers.md). Offsets of 4 GiB reach a full ring of them.
+/// (docs/src/concepts/virtio-receive-buffers.md). The largest ring full of them takes less than the
+/// 4 GiB that its memory may have.
 pub const RX_BUFFER_BYTES_MAX: u32 = 16 << 10;
 /// Default of the largest receive buffer of `auto`.
 pub const RX_BUFFER_MAX_BYTES_DEFAULT: u32 = RX_BUFFER_BYTES_MAX;
@@ -115,13 +116,11 @@ impl VirtioOptions {
                 why: format!("it is a power of two from {QUEUE_SIZE_MIN} to {QUEUE_SIZE_MAX}"),
             });
         }
-        let fixed_bytes = match self.rx_buffers {
-            RxBufferSizing::Fixed(bytes) => Some(bytes.get()),
-            RxBufferSizing::Auto | RxBufferSizing::Mtu | RxBufferSizing::Page => None,
-        };
-        let (what, bytes) = match fixed_bytes {
-            Some(bytes) => ("rx-buffers", bytes),
-            None => ("rx-buffer-max", self.rx_buffer_max_bytes),
+        let (what, bytes) = match self.rx_buffers {
+            RxBufferSizing::Fixed(bytes) => ("rx-buffers", bytes.get()),
+            RxBufferSizing::Auto | RxBufferSizing::Mtu | RxBufferSizing::Page => {
+                ("rx-buffer-max", self.rx_buffer_max_bytes)
+            }
         };
         if bytes > RX_BUFFER_BYTES_MAX {
             return Err(Error::Setting {

@@ -51,8 +51,8 @@ pub(super) fn examine(
     if packet.is_gso() {
         return Err(MergeRefusal::WholeGso);
     }
-    // The checksum of a fragment covers the whole datagram, not this payload alone. Before flaws: a
-    // fragment may lack a part of the ports, and lets segments between its addresses go all the same.
+    // The checksum of a fragment covers the whole datagram, not this payload alone. Checked before
+    // flaws: a tiny first fragment has one, and may not overtake its flow either.
     if headers.fragment != Fragment::Whole {
         return Err(MergeRefusal::Fragment);
     }

@@ -381,7 +381,7 @@ fn promise_1_fragment_releases_flows_between_addresses() {
     let flows = [tcp(), tcp().with(|segment| segment.port = 7), udp()];
     let elsewhere = tcp6();
     let later = udp().wire().edit(IP + 6, &[0, 9]).resummed();
-    // The ports, and less than the rest of TCP's header.
+    // The first 8 bytes of TCP: ports and sequence number.
     let tiny = tcp().wire().snapped(IP + 28).edit(IP + 2, &[0, 28]).edit(IP + 6, &[0x20, 0]);
     for fragment in [later, tiny.resummed()] {
         let wires: Vec<_> =

@@ -87,7 +87,7 @@ impl Connection {
             self.recovery.retransmits = 0;
         }
         facts.is_not_duplicate |= self.update_window(segment, cx);
-        let prior_highest = self.recovery.highest_sacked.filter(|_| self.sent.sacked > 0);
+        let prior_highest = self.highest_sacked();
         if self.agreed.sack && !segment.options.sacks.is_empty() {
             self.take_sacks(segment, prior_una, &mut facts, cx);
         }

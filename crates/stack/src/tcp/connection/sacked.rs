@@ -141,12 +141,17 @@ impl Connection {
         }
     }
 
+    /// End of the last segment that is acknowledged selectively (`tcp_highest_sack_seq`). Without such a segment the
+    /// number that is kept may be from 2 GiB ago.
+    pub(super) fn highest_sacked(&self) -> Option<Seq> {
+        self.recovery.highest_sacked.filter(|_| self.sent.sacked > 0)
+    }
+
     /// `tcp_sacktag_one`.
     fn mark_sacked(&mut self, index: usize, facts: &mut AckFacts, now_us: u64) {
         let Some(&sent) = self.sent.at(index) else { return };
         self.advance_rack(&sent, now_us);
-        // An earlier one is forgotten with its segments: numbers wrap.
-        let highest = self.recovery.highest_sacked.filter(|_| self.sent.sacked > 0);
+        let highest = self.highest_sacked();
         if !sent.marks.retransmitted && !sent.marks.ever_retransmitted {
             if highest.is_some_and(|highest| sent.seq.is_before(highest)) {
                 facts.note_reordered(sent.seq);
@@ -172,7 +177,7 @@ impl Connection {
     /// Learns how far segments overtake each other (`tcp_check_sack_reordering`).
     pub(super) fn note_reordering(&mut self, lowest: Option<Seq>) {
         let Some(lowest) = lowest else { return };
-        let highest = self.recovery.highest_sacked.filter(|_| self.sent.sacked > 0);
+        let highest = self.highest_sacked();
         let highest = highest.unwrap_or(self.send.una);
         if !lowest.is_before(highest) {
             return;
