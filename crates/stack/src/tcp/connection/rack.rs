@@ -204,7 +204,9 @@ impl Connection {
             self.send.next != had
         } else {
             let (last, room) = (last as usize, self.segment_room());
-            self.sent.narrow(self.sent.packet_of(last), room);
+            self.sent.set_segment_size(self.sent.packet_of(last), room);
+            // As many segments as before, if not fewer: the kernel's may leave a rest behind, too.
+            let last = last.min(self.sent.len().saturating_sub(1) as usize);
             self.send_again(last, Cause::Probe, cx)
         };
         if was_sent {

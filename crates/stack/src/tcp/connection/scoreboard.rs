@@ -257,33 +257,49 @@ impl Scoreboard {
         }
     }
 
-    /// Moves the borders of segments that were one packet so that each has `most` bytes at most. The rest
-    /// becomes a further one.
-    pub(super) fn narrow(&mut self, indices: RangeInclusive<usize>, most: u32) {
-        let (first, last) = (*indices.start(), *indices.end());
-        let Some(&head) = self.at(first) else { return };
-        if head.end - head.seq <= most || first == last {
+    /// Moves the borders of segments that were one packet so that each but the last has `size_bytes`, as a device
+    /// cuts it (`tcp_set_skb_tso_segs`). Their number may change.
+    pub(super) fn set_segment_size(&mut self, packet: RangeInclusive<usize>, size_bytes: u32) {
+        let (first, last) = (*packet.start(), *packet.end());
+        let (Some(&head), Some(&tail)) = (self.at(first), self.at(last)) else { return };
+        if first == last || size_bytes == 0 || self.has_even_segments(&packet, size_bytes) {
             return;
         }
-        let is_listed = indices.clone().any(|index| !self.segments[index].sent.marks.is_settled());
-        let mut border = head.seq;
-        for index in first..last {
-            border += most;
-            self.segments[index].sent.end = border;
-            self.segments[index + 1].sent.seq = border;
+        let before: Vec<Marks> = self.segments.range(packet).map(|node| node.sent.marks).collect();
+        before.iter().for_each(|&marks| self.uncount(marks));
+        let data_bytes = tail.seq - head.seq + tail.payload_bytes();
+        let count = data_bytes.div_ceil(size_bytes).max(1) as usize;
+        self.segments.drain((first + count).min(last + 1)..=last);
+        for _ in before.len()..count {
+            self.segments.insert(last, Node { sent: tail, earlier: Seq(0), later: Seq(0) });
         }
-        let tail = self.segments[last].sent;
-        if tail.payload_bytes() > most {
-            let marks = Marks { is_fin: false, ending: Ending::Plain, ..tail.marks };
-            self.segments[last].sent = Sent { end: border + most, marks, ..tail };
-            let marks = Marks { is_joined: true, ..tail.marks };
-            let rest = Sent { seq: border + most, marks, ..tail };
-            self.segments.insert(last + 1, Node { sent: rest, earlier: Seq(0), later: Seq(0) });
+        let inner = Marks {
+            ever_retransmitted: before.iter().any(|marks| marks.ever_retransmitted),
+            is_fin: false,
+            ending: Ending::Plain,
+            ..head.marks
+        };
+        let mut seq = head.seq;
+        for index in first..first + count {
+            let is_last = index + 1 == first + count;
+            let (is_fin, ending) = (tail.marks.is_fin, tail.marks.ending);
+            let inner = Marks { is_joined: index > first || head.marks.is_joined, ..inner };
+            let marks = if is_last { Marks { is_fin, ending, ..inner } } else { inner };
+            let end = if is_last { tail.end } else { seq + size_bytes };
+            self.segments[index].sent = Sent { seq, end, marks, ..head };
             self.count(marks);
+            seq = end;
         }
-        if is_listed {
+        if before.iter().any(|marks| !marks.is_settled()) {
             self.list_anew();
         }
+    }
+
+    fn has_even_segments(&self, packet: &RangeInclusive<usize>, size_bytes: u32) -> bool {
+        let (first, last) = (*packet.start(), *packet.end());
+        let is_even = |node: &Node| node.sent.end - node.sent.seq == size_bytes;
+        self.segments.range(first..last).all(is_even)
+            && self.at(last).is_some_and(|tail| tail.payload_bytes() <= size_bytes)
     }
 
     /// Segments that were one packet with that at `index`, as far as their marks agree.
@@ -293,8 +309,8 @@ impl Scoreboard {
             before.zip(here).is_some_and(|(before, here)| {
                 let [before, here] = [before, here].map(|sent| sent.marks);
                 here.is_joined
-                    && before.awaits_resend() == here.awaits_resend()
-                    && before.sacked == here.sacked
+                    && (before.sacked, before.lost, before.retransmitted)
+                        == (here.sacked, here.lost, here.retransmitted)
             })
         };
         let first =
@@ -652,7 +668,8 @@ mod tests {
                     8 => match which.index(7) {
                         5 if len > 0 => {
                             scoreboard.mark(index, |marks| marks.is_joined = true);
-                            scoreboard.narrow(scoreboard.packet_of(index), 2 * MSS / 3);
+                            let size_bytes = [MSS / 3, 2 * MSS / 3, 3 * MSS / 2][which.index(3)];
+                            scoreboard.set_segment_size(scoreboard.packet_of(index), size_bytes);
                         }
                         0 => scoreboard.mark_all(|sent| sent.marks.lost = false),
                         1 => scoreboard.truncate(len.saturating_sub(1)),
@@ -717,6 +734,50 @@ mod tests {
             [(even, false), (even, true), (even, true), (2 * MSS - 3 * even, true)]
         );
         assert_eq!((scoreboard.lost, scoreboard.awaiting_resend, scoreboard.sacked), (9, 9, 1));
+    }
+
+    /// A packet of which an ACK took a part of the first segment: a device cuts it from its beginning on.
+    #[test]
+    fn tcp_14_rest_of_packet_is_even() {
+        for (taken, size, expected) in [
+            (999, MSS, &[1000, 1000, 1][..]),
+            (1, MSS, &[1000, 1000, 999]),
+            (0, MSS, &[1000, 1000, 1000]),
+            (0, 988, &[988, 988, 988, 36]),
+            (988, 988, &[988, 988, 36]),
+            (700, 1150, &[1150, 1150]),
+            (600, 3 * MSS, &[2400]),
+            (0, 400, &[400, 400, 400, 400, 400, 400, 400, 200]),
+        ] {
+            let mut scoreboard = Scoreboard::default();
+            (0..5).for_each(|number| scoreboard.push(sent(number, 0)));
+            for index in [2, 3] {
+                scoreboard.mark(index, |marks| marks.is_joined = true);
+            }
+            for index in 1..4 {
+                scoreboard.mark(index, mark_lost);
+            }
+            scoreboard.mark(3, |marks| marks.ending = Ending::Pushed);
+            scoreboard.pop();
+            scoreboard.trim(sent(1, 0).seq + taken);
+            scoreboard.set_segment_size(scoreboard.packet_of(0), size);
+            let packet = scoreboard.packet_of(0);
+            let segments: Vec<_> =
+                packet.clone().map(|index| *scoreboard.at(index).unwrap()).collect();
+            let told: Vec<_> = segments.iter().map(|sent| sent.end - sent.seq).collect();
+            assert_eq!(told, expected, "after {taken} bytes, by {size}");
+            assert!(segments.windows(2).all(|two| two[0].end == two[1].seq));
+            let pushed: Vec<_> =
+                segments.iter().map(|sent| sent.marks.ending.is_pushed()).collect();
+            assert_eq!(pushed.iter().position(|&is_pushed| is_pushed), Some(expected.len() - 1));
+            assert_eq!(
+                scoreboard.at(expected.len()).unwrap().seq,
+                segments[expected.len() - 1].end
+            );
+            let lost = u32::try_from(expected.len()).unwrap();
+            assert_eq!((scoreboard.lost, scoreboard.awaiting_resend), (lost, lost));
+            assert_eq!((scoreboard.len(), scoreboard.packets()), (lost + 1, 2));
+        }
     }
 
     /// A window with a hole in every tenth place, of which each ACK acknowledges one segment: each

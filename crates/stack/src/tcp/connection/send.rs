@@ -417,7 +417,7 @@ impl Connection {
         let packet = index..=*self.sent.packet_of(index).end();
         let most = most.min(self.largest_burst(cx)) as usize;
         let most = most.min(packet.clone().count());
-        self.sent.narrow(packet, self.segment_room());
+        self.sent.set_segment_size(packet, self.segment_room());
         let count = self.sent.cut_packet(index, most);
         let last = index + count - 1;
         let is_within = self.sent.at(last).is_some_and(|sent| {
