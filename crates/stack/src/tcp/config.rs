@@ -103,6 +103,9 @@ pub struct TcpConfig {
     pub max_orphans: u32,
     /// Memory of all buffers together, in bytes (`tcp_mem`).
     pub memory_bytes: u64,
+    /// Memory of what all connections together have received and nobody has read, in bytes: packets keep the frames
+    /// that they came in, of which the device needs some. Beyond it, a connection keeps a packet or two.
+    pub received_bytes: u64,
     /// Payload of one packet sent, at most, in bytes: more than a segment if something behind cuts
     /// such packets (`gso_max_size`); 0 for single segments.
     pub gso_bytes: u32,
@@ -157,6 +160,7 @@ impl TcpConfig {
         max_time_wait: 1 << 16,
         max_orphans: 1 << 16,
         memory_bytes: 1 << 30,
+        received_bytes: 1 << 30,
         gso_bytes: 0,
         min_gso_segments: 2,
         pacing: false,

@@ -26,6 +26,7 @@ mod flow; //        the two ends of a connection
 mod connection_table; // connections, handshakes and TIME-WAIT, by flow
 mod isn; //         secrets: sequence numbers, cookies, ports
 mod fast_open; //   data in a SYN: cookies, settings
+mod memory; //      limits that all connections share
 mod invalid_limit; // answers to segments out of the window
 mod slots; //       values by index
 mod timer_wheel; // deadlines
@@ -53,8 +54,8 @@ pub use error::TcpError;
 pub use fast_open::{FastOpen, FastOpenCache, FastOpenKeys, FastOpenOptions};
 pub use flow::{Flow, FlowHasher, HashedFlow};
 pub use machine::{
-    Found, ListenerQueues, Listening, ReusePort, Tcp, TcpDevice, TcpLevels, TcpMemory, TcpOut,
-    TcpSocket,
+    Found, ListenerQueues, Listening, ReusePort, Tcp, TcpDevice, TcpLevels, TcpOut, TcpSocket,
 };
+pub use memory::TcpMemory;
 pub use passed::PassedConnection;
 pub use seq::Seq;

@@ -12,6 +12,8 @@ use super::{Connection, Context, State};
 const SMALL_BYTES: u32 = 128;
 /// Memory that a connection is charged for at once.
 const PAGE_BYTES: u32 = 4096;
+/// Memory of received bytes that a connection has whatever others have (least of `tcp_rmem`).
+const KEPT_BYTES: u32 = 4096;
 /// ACKs sent at once after a mark.
 const ECN_QUICKACKS: u8 = 2;
 
@@ -95,9 +97,9 @@ impl Connection {
         let is_fin = segment.has(Flags::FIN);
         let payload = Payload::of(packet, segment.seq, segment.payload_len, is_fin);
         let truesize = payload.truesize();
-        let has_room = self.has_room()
+        let has_room = self.has_room(cx)
             || self.is_charged(segment, truesize)
-            || self.make_room(segment.seq, cx);
+            || self.make_room(segment.seq, truesize, cx);
         if !has_room {
             self.delayed.schedule_without_memory();
             if segment.payload_len > 0 && self.receive.queue.len_bytes() > 0 {
@@ -144,7 +146,7 @@ impl Connection {
         let payload =
             Payload::of(packet, segment.seq, segment.payload_len, segment.has(Flags::FIN));
         self.note_mark(segment);
-        if !self.make_room(segment.seq, cx) {
+        if !self.make_room(segment.seq, payload.truesize(), cx) {
             // As the kernel, without an ACK: the peer sends it again after what is missing.
             cx.counters.ofo_drop.add(1);
             return payload.free(cx.pool);
@@ -191,22 +193,30 @@ impl Connection {
         is_predicted && truesize <= used.next_multiple_of(PAGE_BYTES) - used
     }
 
-    /// True if the queue takes a packet, as it is within its limit (`tcp_can_ingest`).
-    fn has_room(&self) -> bool {
-        self.receive.queue.truesize() <= self.receive.buffer.bytes()
+    /// True if the queue takes a packet, as it and all others are within their limits (`tcp_can_ingest`,
+    /// `sk_rmem_schedule`).
+    fn has_room(&self, cx: &Context<'_>) -> bool {
+        let truesize = self.receive.queue.truesize();
+        truesize <= self.receive.buffer.bytes() && (!cx.memory.is_full || truesize < KEPT_BYTES)
     }
 
     /// Makes room for a packet that begins at `seq` (`tcp_try_rmem_schedule`). Returns false without.
-    fn make_room(&mut self, seq: Seq, cx: &mut Context<'_>) -> bool {
-        if self.has_room() {
+    fn make_room(&mut self, seq: Seq, truesize: u32, cx: &mut Context<'_>) -> bool {
+        if self.has_room(cx) {
             return true;
         }
-        self.clamp_buffer(cx);
-        if self.has_room() {
+        if self.receive.queue.truesize() > self.receive.buffer.bytes() {
+            self.clamp_buffer(cx);
+        }
+        if self.has_room(cx) {
             return true;
         }
         let (queue, buffer) = (&mut self.receive.queue, &self.receive.buffer);
-        let limit = buffer.bytes();
+        let limit = match cx.memory.is_full {
+            // With the packet, no more than before.
+            true => buffer.bytes().min(queue.truesize().saturating_sub(truesize)),
+            false => buffer.bytes(),
+        };
         if queue.len_bytes() > 0 {
             cx.counters.rcv_collapsed.add(1);
             queue.collapse(|len, truesize| buffer.of_memory(truesize) > len, cx.pool);

@@ -265,7 +265,7 @@ impl Connection {
         }
         let unacked = self.receive.next.bytes_since(self.receive.acked);
         let is_second =
-            unacked > self.delayed.segment_bytes && self.free_window() >= self.receive.window;
+            unacked > self.delayed.segment_bytes && self.free_window(cx) >= self.receive.window;
         if is_second || self.delayed.is_due || self.delayed.is_quick() {
             return self.send_ack(cx);
         }

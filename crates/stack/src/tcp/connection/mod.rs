@@ -65,6 +65,7 @@ use super::error::TcpError;
 use super::fast_open::FastOpenCache;
 use super::flow::{Flow, PackedFlow};
 use super::invalid_limit::InvalidLimit;
+use super::memory::{Charge, Pressure};
 use super::receive_queue::ReceiveQueue;
 use super::rtt::RoundTrip;
 use super::sack::SackReport;
@@ -118,8 +119,7 @@ pub(super) struct Context<'a> {
     pub(super) config: &'a TcpConfig,
     pub(super) counters: &'a TcpCounters,
     pub(super) fast_open: &'a FastOpenCache,
-    /// True if all connections together use nearly all memory that they may.
-    pub(super) is_memory_tight: bool,
+    pub(super) memory: Pressure,
 }
 
 /// Features that both sides agreed on.
@@ -322,8 +322,11 @@ impl Connection {
     }
 
     /// Memory that queues occupy.
-    pub(super) fn memory_bytes(&self) -> u64 {
-        self.send.queue.memory_bytes() + u64::from(self.receive.queue.truesize())
+    pub(super) fn charge(&self) -> Charge {
+        Charge {
+            written_bytes: u32::try_from(self.send.queue.memory_bytes()).unwrap_or(u32::MAX),
+            received_bytes: self.receive.queue.truesize(),
+        }
     }
 
     /// Ends the connection: `tcp_done`. Data that were received stay readable.

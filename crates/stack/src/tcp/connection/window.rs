@@ -36,6 +36,9 @@ const FIRST_RATIO: u8 = 128;
 /// Smallest window that an option may set as the largest (`SOCK_MIN_RCVBUF / 2`).
 const CLAMP_MIN_BYTES: u32 = 1152;
 
+/// Segments of the window of a buffer that is half full while memory is tight (`tcp_adjust_rcv_ssthresh`).
+const TIGHT_SEGMENTS: u32 = 4;
+
 /// Shift of the windows that we announce: enough for the largest buffer, or for the window of one
 /// that does not grow (`tcp_select_initial_window`).
 pub(in crate::tcp) fn scale_for(options: &TcpOptions, config: &TcpConfig) -> u8 {
@@ -254,7 +257,7 @@ impl Connection {
 
     /// Lets the window grow after a packet with `len` bytes of payload.
     pub(super) fn grow_window(&mut self, len: u32, truesize: u32, cx: &Context<'_>) {
-        if cx.is_memory_tight {
+        if cx.memory.is_tight {
             return;
         }
         let sizes = Sizes {
@@ -277,7 +280,7 @@ impl Connection {
         // The peer's segments may be longer than those of a path that has become narrower for ours.
         let segment = self.announced_mss().max(self.delayed.segment_bytes());
         let (queued, smallest) = (self.receive.queue.truesize(), 2 * segment);
-        let is_fixed = self.options.rcvbuf.is_some() || cx.is_memory_tight;
+        let is_fixed = self.options.rcvbuf.is_some() || cx.memory.is_tight;
         self.receive.buffer.admit(queued, is_fixed, smallest);
     }
 
@@ -290,7 +293,7 @@ impl Connection {
         }
         let current = self.usable_window();
         let step = 1_u32 << scale;
-        let mut window = self.free_window();
+        let mut window = self.free_window(cx);
         debug_assert!(
             window > 0 || self.receive.queue.truesize() > 0,
             "TCP-6: an empty buffer announces a window, or the peer waits for ever"
@@ -315,8 +318,8 @@ impl Connection {
 
     /// Window by the free part of the buffer, without silly sizes (RFC 9293, section 3.8.6.2.2;
     /// `__tcp_select_window`). Leaves quick ACK mode if less than half is free.
-    pub(super) fn free_window(&mut self) -> u32 {
-        let buffer = &self.receive.buffer;
+    pub(super) fn free_window(&mut self, cx: &Context<'_>) -> u32 {
+        let buffer = self.receive.buffer;
         let allowed = buffer.of_memory(buffer.bytes);
         let full = allowed.min(buffer.clamp);
         let mut free = buffer.of_memory(buffer.bytes.saturating_sub(self.receive.queue.truesize()));
@@ -325,13 +328,17 @@ impl Connection {
         if free < full / 2 {
             // Memory runs low: leave quick ACK mode (`__tcp_select_window`).
             self.delayed.leave_quick();
+            if cx.memory.is_tight {
+                let few = TIGHT_SEGMENTS * self.announced_mss();
+                self.receive.buffer.threshold = buffer.threshold.min(few);
+            }
             free = free >> scale << scale;
             if free < allowed >> 4 || free < segment {
                 return 0;
             }
         }
         // Behind the check: a window that may grow yet is small, but not silly.
-        free = free.min(buffer.threshold);
+        free = free.min(self.receive.buffer.threshold);
         if scale > 0 {
             // Rounded up, or a window of full size would never be announced.
             return free.div_ceil(1 << scale) << scale;
@@ -350,7 +357,7 @@ impl Connection {
     /// (`tcp_cleanup_rbuf`).
     pub(super) fn after_read(&mut self, taken: usize, cx: &mut Context<'_>) {
         let (read, mss) = (self.read_seq(), self.announced_mss());
-        let may_grow = !cx.is_memory_tight;
+        let may_grow = !cx.memory.is_tight;
         self.receive.buffer.adjust(read, mss, cx.now_us, may_grow);
         if !self.can_receive() && !self.delayed.is_scheduled() {
             return;
@@ -365,7 +372,7 @@ impl Connection {
             if u64::from(current) * 2
                 <= u64::from(self.receive.buffer.clamp.min(self.receive.buffer.bytes))
             {
-                let window = self.free_window().min(self.largest_window());
+                let window = self.free_window(cx).min(self.largest_window());
                 if window > 0 && window >= 2 * current {
                     self.send_ack(cx);
                 }

@@ -166,7 +166,7 @@ impl Connection {
         if !self.send.is_full && self.is_writable() {
             return;
         }
-        let may_grow = self.options.sndbuf.is_none() && !cx.is_memory_tight;
+        let may_grow = self.options.sndbuf.is_none() && !cx.memory.is_tight;
         if may_grow && self.sent.in_flight() < self.congestion.cwnd {
             self.expand_send_buffer(cx);
             self.recovery.stamp_window(cx.now_us);

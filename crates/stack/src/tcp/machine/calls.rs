@@ -12,6 +12,7 @@ use super::super::connection::{
 use super::super::error::TcpError;
 use super::super::fast_open::{FastOpen, FastOpenOptions};
 use super::super::flow::Flow;
+use super::super::memory::Charge;
 use super::super::seq::len_u32;
 use super::{
     Found, Idle, Kind, Listener, ListenerQueues, ReusePort, SocketEntry, Target, Tcp, TcpOut,
@@ -137,7 +138,7 @@ impl Tcp {
         let index = listener.accepted.pop_front().ok_or(TcpError::WouldBlock)?;
         listener.queues.accepted.fetch_sub(1, Ordering::Relaxed);
         let is_empty = listener.accepted.is_empty();
-        self.entry_mut(socket)?.told.readable = !is_empty;
+        self.entry_mut(socket)?.told.set_readable(!is_empty);
         match self.sockets.at_mut(index) {
             Some(SocketEntry { generation, kind: Kind::Connection(connection), .. }) => {
                 connection.note_accepted();
@@ -212,8 +213,7 @@ impl Tcp {
             now_us: out.now_us,
         };
         let connection = {
-            let is_memory_tight = self.is_memory_tight();
-            let mut cx = self.context(is_memory_tight, out);
+            let mut cx = self.context(self.pressure(), out);
             Connection::connect(&begin, &mut cx)
         };
         self.entry_mut(socket)?.kind = Kind::Connection(Box::new(connection));
@@ -228,9 +228,9 @@ impl Tcp {
         connection.free(out.pool);
         let idle = Idle { options: connection.options, ..Idle::default() };
         entry.kind = Kind::Idle(Box::new(idle));
-        let charged_bytes = std::mem::take(&mut entry.charged_bytes).into();
-        self.memory_bytes -= charged_bytes;
-        self.memory.replace(charged_bytes, 0);
+        let charge = std::mem::take(&mut entry.charge);
+        self.memory_bytes -= charge.bytes();
+        self.memory.replace(charge, Charge::default());
     }
 
     /// Flow that no connection has, with a local port of its own (RFC 6056, algorithm 4). One in

@@ -299,8 +299,7 @@ impl Tcp {
             now_us: out.now_us,
         };
         let connection = {
-            let is_memory_tight = self.is_memory_tight();
-            let mut cx = self.context(is_memory_tight, out);
+            let mut cx = self.context(self.pressure(), out);
             Connection::accept_at_once(&begin, &accepted, (packet, segment), cookie, &mut cx)
         };
         let index = self.insert(Kind::Connection(Box::new(connection)));

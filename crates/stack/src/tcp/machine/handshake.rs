@@ -463,8 +463,7 @@ impl Tcp {
             now_us: out.now_us,
         };
         let connection = {
-            let is_memory_tight = self.is_memory_tight();
-            let mut cx = self.context(is_memory_tight, out);
+            let mut cx = self.context(self.pressure(), out);
             Connection::accept(&begin, &accepted, &mut cx)
         };
         let index = self.insert(Kind::Connection(Box::new(connection)));

@@ -1,7 +1,8 @@
 //! Work after each change of a connection: timers, memory, readiness, its end.
 
 use super::super::connection::{Context, Readiness, State};
-use super::{Kind, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
+use super::super::memory::{Charge, Pressure};
+use super::{Kind, SocketEntry, Target, Tcp, TcpOut, TcpSocket, Told};
 
 /// Timers that one call runs at most; the rest follow in the next.
 const TIMERS_A_TURN: usize = 256;
@@ -33,15 +34,11 @@ impl Tcp {
         ready.append(&mut self.ready);
     }
 
-    pub(super) fn is_memory_tight(&self) -> bool {
-        self.memory.bytes() > self.config.memory_bytes / 4 * 3
+    pub(super) fn pressure(&self) -> Pressure {
+        self.memory.pressure(&self.config)
     }
 
-    pub(super) fn context<'a>(
-        &'a self,
-        is_memory_tight: bool,
-        out: &'a mut TcpOut<'_>,
-    ) -> Context<'a> {
+    pub(super) fn context<'a>(&'a self, memory: Pressure, out: &'a mut TcpOut<'_>) -> Context<'a> {
         Context {
             now_us: out.now_us,
             pool: out.pool,
@@ -49,15 +46,15 @@ impl Tcp {
             config: &self.config,
             counters: &self.counters,
             fast_open: &self.fast_open_cache,
-            is_memory_tight,
+            memory,
         }
     }
 
     pub(super) fn insert(&mut self, kind: Kind) -> u32 {
         self.generation = self.generation.wrapping_add(1);
-        let told = Readiness::default();
         let (generation, counted) = (self.generation, State::Closed);
-        let entry = SocketEntry { generation, kind, told, counted, charged_bytes: 0 };
+        let (told, charge) = (Told::default(), Charge::default());
+        let entry = SocketEntry { generation, kind, told, counted, charge };
         self.sockets.insert(entry)
     }
 
@@ -65,10 +62,10 @@ impl Tcp {
     pub(super) fn follow(&mut self, index: u32, out: &mut TcpOut<'_>) {
         let Some(entry) = self.sockets.at_mut(index) else { return };
         let Kind::Connection(connection) = &mut entry.kind else { return };
-        let now_bytes = u32::try_from(connection.memory_bytes()).unwrap_or(u32::MAX);
-        let before_bytes = std::mem::replace(&mut entry.charged_bytes, now_bytes);
-        self.memory_bytes = self.memory_bytes + u64::from(now_bytes) - u64::from(before_bytes);
-        self.memory.replace(before_bytes.into(), now_bytes.into());
+        let charge = connection.charge();
+        let before = std::mem::replace(&mut entry.charge, charge);
+        self.memory_bytes = self.memory_bytes + charge.bytes() - before.bytes();
+        self.memory.replace(before, charge);
         let state = connection.state;
         let before = std::mem::replace(&mut entry.counted, state);
         self.levels.change(before, state);
@@ -76,10 +73,9 @@ impl Tcp {
             && !self.at_once.is_empty()
             && !connection.awaits_ack();
         let readiness = connection.readiness();
-        if grew(&entry.told, &readiness) {
+        if entry.told.replace(&readiness) {
             self.ready.push(TcpSocket { index, generation: entry.generation });
         }
-        entry.told = readiness;
         match connection.next_timer_us() {
             Some(at_us) => self.socket_timers.arm(index, at_us, out.now_us),
             None => self.socket_timers.cancel(index),
@@ -105,8 +101,8 @@ impl Tcp {
         self.socket_timers.cancel(index);
         self.end_at_once(index, false, 0);
         let Some(mut entry) = self.sockets.remove(index) else { return };
-        self.memory_bytes -= u64::from(entry.charged_bytes);
-        self.memory.replace(entry.charged_bytes.into(), 0);
+        self.memory_bytes -= entry.charge.bytes();
+        self.memory.replace(entry.charge, Charge::default());
         self.levels.change(entry.counted, State::Closed);
         if let Kind::Connection(connection) = &mut entry.kind {
             connection.free(out.pool);
@@ -121,17 +117,25 @@ impl Tcp {
     /// A listener has a connection to accept.
     pub(super) fn tell_listener(&mut self, index: u32) {
         if let Some(entry) = self.sockets.at_mut(index) {
-            entry.told.readable = true;
+            entry.told.set_readable(true);
             self.ready.push(TcpSocket { index, generation: entry.generation });
         }
     }
 }
 
-fn grew(before: &Readiness, now: &Readiness) -> bool {
-    now.readable && !before.readable
-        || now.writable && !before.writable
-        || now.peer_closed && !before.peer_closed
-        || now.hung_up && !before.hung_up
-        || now.failed && !before.failed
-        || now.urgent && !before.urgent
+impl Told {
+    const READABLE: u8 = 1;
+
+    /// Notes the readiness, and returns true if there is some that was not told.
+    fn replace(&mut self, now: &Readiness) -> bool {
+        let kinds = [now.writable, now.peer_closed, now.hung_up, now.failed, now.urgent];
+        let others = kinds.into_iter().fold(0, |bits, is_set| (bits | u8::from(is_set)) << 1);
+        let bits = others | u8::from(now.readable);
+        let before = std::mem::replace(&mut self.0, bits);
+        bits & !before != 0
+    }
+
+    pub(super) fn set_readable(&mut self, is_readable: bool) {
+        self.0 = self.0 & !Self::READABLE | u8::from(is_readable);
+    }
 }

@@ -17,7 +17,7 @@ mod observe; //   listeners and connections, for observers
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU32;
 
 use forebay_buf::Pool;
 use forebay_rx::cpu::CpuId;
@@ -32,7 +32,7 @@ pub use self::observe::Listening;
 use self::syn_filter::SynFilter;
 use self::time_wait::TimeWait;
 use super::config::{TcpConfig, TcpOptions};
-use super::connection::{Answer, Connection, Context, PathError, Readiness, State, TcpInfo};
+use super::connection::{Answer, Connection, Context, PathError, State, TcpInfo};
 use super::connection_table::ConnectionTable;
 use super::counters::TcpCounters;
 use super::division::Division;
@@ -40,6 +40,7 @@ use super::error::TcpError;
 use super::fast_open::{FastOpenCache, FastOpenKeys, FastOpenOptions};
 use super::flow::{Flow, FlowHasher, HashedFlow};
 use super::isn::Secret;
+use super::memory::{Charge, TcpMemory};
 use super::seq::Seq;
 use super::slots::Slots;
 use super::timer_wheel::TimerWheel;
@@ -68,26 +69,6 @@ pub struct TcpDevice {
     /// False if the kernel has the device, too: segments of no connection and no listener are the
     /// kernel's to answer.
     pub is_whole_host: bool,
-}
-
-/// Memory of the buffers of several [`Tcp`], in bytes, for their common limit.
-#[derive(Debug, Default)]
-pub struct TcpMemory(AtomicU64);
-
-impl TcpMemory {
-    /// Memory in use, in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn replace(&self, before: u64, now: u64) {
-        if now >= before {
-            self.0.fetch_add(now - before, Ordering::Relaxed);
-        } else {
-            self.0.fetch_sub(before - now, Ordering::Relaxed);
-        }
-    }
 }
 
 /// Queues of one listener, which may listen in several [`Tcp`].
@@ -180,13 +161,15 @@ const _: () = assert!(CONNECTION_BYTES <= 1024, "TCP-12: an idle connection take
 struct SocketEntry {
     generation: u32,
     kind: Kind,
-    /// Readiness that was told last.
-    told: Readiness,
+    told: Told,
     /// State that counts in [`Tcp::levels`]; [`State::Closed`] of a socket that is not a connection.
     counted: State,
-    /// Memory that counts in [`Tcp::memory_bytes`].
-    charged_bytes: u32,
+    charge: Charge,
 }
+
+/// Readiness that was told last, a bit for each kind.
+#[derive(Clone, Copy, Default, Debug)]
+struct Told(u8);
 
 #[derive(Debug)]
 enum Kind {
@@ -249,7 +232,8 @@ impl Tcp {
         Self::with_memory(config, secret, now_us, Arc::default())
     }
 
-    /// Creates one of several TCPs with a common limit of memory, [`TcpConfig::memory_bytes`].
+    /// Creates one of several TCPs with common limits of memory, [`TcpConfig::memory_bytes`] and
+    /// [`TcpConfig::received_bytes`].
     #[must_use]
     pub fn with_memory(
         config: TcpConfig,
@@ -494,7 +478,7 @@ impl Tcp {
         out: &mut TcpOut<'_>,
         act: impl FnOnce(&mut Connection, &mut Context<'_>) -> R,
     ) -> Option<R> {
-        let is_memory_tight = self.is_memory_tight();
+        let memory = self.pressure();
         let Some(SocketEntry { kind: Kind::Connection(connection), .. }) =
             self.sockets.at_mut(index)
         else {
@@ -507,7 +491,7 @@ impl Tcp {
             config: &self.config,
             counters: &self.counters,
             fast_open: &self.fast_open_cache,
-            is_memory_tight,
+            memory,
         };
         let result = act(connection, &mut cx);
         self.follow(index, out);

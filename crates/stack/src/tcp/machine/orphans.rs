@@ -14,7 +14,7 @@ impl Tcp {
         let is_full = self.orphans >= self.config.max_orphans;
         self.disown(index, out, |connection, cx| {
             connection.close(cx);
-            let holds_some = connection.memory_bytes() > KEPT_BYTES;
+            let holds_some = connection.charge().bytes() > KEPT_BYTES;
             if !connection.is_closed() && (is_full || is_memory_full && holds_some) {
                 cx.counters.abort_on_memory.add(1);
                 connection.abort(cx);

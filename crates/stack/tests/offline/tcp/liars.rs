@@ -4,7 +4,12 @@ use std::net::Shutdown;
 
 use forebay_stack::tcp::{Tcp, TcpConfig, TcpError, TcpOut, TcpSocket};
 
+use super::forged::{Forged, say};
 use super::pair::{Faults, Pair};
+use super::reuseport::{accepted, listen};
+
+const SYN: u8 = 2;
+const ACK: u8 = 16;
 
 /// Hosts with this limit of connections without an owner.
 fn pair(max_orphans: u32) -> Pair {
@@ -138,4 +143,106 @@ fn tcp_37_full_memory_leaves_each_connection_some() {
 fn run_for(pair: &mut Pair, time_us: u64) {
     let until_us = pair.now_us + time_us;
     run_until(pair, until_us);
+}
+
+/// Readers that take nothing, of what many peers send: together they keep little more than they may, each gets
+/// some, and all comes once they read.
+#[test]
+fn tcp_37_received_bytes_have_a_common_limit() {
+    const LIMIT: u64 = 200_000;
+    let config = TcpConfig { received_bytes: LIMIT, ..TcpConfig::default() };
+    let faults = Faults { delay_us: 1_000, ..Faults::default() };
+    let mut pair = Pair::new(1, faults, [TcpConfig::default(), config]);
+    let sockets: Vec<_> = (0..30).map(|_| pair.open(80)).collect();
+    let bytes = vec![7; 30_000];
+    for &(client, _) in &sockets {
+        let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+            tcp.write(client, &bytes, Default::default(), out)
+        };
+        assert_eq!(pair.call(0, write), Ok(bytes.len()));
+        run_for(&mut pair, 100_000);
+    }
+    let unread =
+        |pair: &Pair, socket| pair.hosts[1].tcp.info(socket).unwrap().unwrap().unread_bytes;
+    assert!(sockets.iter().all(|&(_, server)| unread(&pair, server) > 0), "each gets some");
+    let kept_bytes = pair.hosts[1].tcp.memory_bytes();
+    // One packet beyond the limit, and two for each connection.
+    assert!((LIMIT..LIMIT + 3000 * 61).contains(&kept_bytes), "{kept_bytes} bytes");
+    let mut room = vec![0; bytes.len()];
+    let mut left: Vec<_> = sockets.iter().map(|&(_, server)| (server, bytes.len())).collect();
+    while !left.is_empty() {
+        for (server, left) in &mut left {
+            let read = pair.call(1, |tcp, out| tcp.read(*server, &mut room, out)).unwrap_or(0);
+            *left -= read;
+        }
+        left.retain(|(_, left)| *left > 0);
+        assert!(left.is_empty() || pair.step());
+    }
+    for host in [0, 1] {
+        pair.call(host, Tcp::abort_all);
+    }
+    pair.check_rest();
+}
+
+/// Segments behind gaps that never close: those of some connections leave the others what they need.
+#[test]
+fn tcp_37_gaps_have_a_common_limit() {
+    const LIMIT: u64 = 100_000;
+    let config = TcpConfig { received_bytes: LIMIT, ..TcpConfig::default() };
+    let mut pair = Pair::new(1, Faults::default(), [TcpConfig::default(), config]);
+    let listener = listen(&mut pair, None);
+    let open = |pair: &mut Pair, port| {
+        let (ours, _) = say(pair, port, &Forged::plain(SYN, 0), (0, 0)).unwrap();
+        say(pair, port, &Forged::plain(ACK, 0), (1, ours + 1));
+        ours + 1
+    };
+    for port in 1000..1040 {
+        let ours = open(&mut pair, port);
+        for segment in 0..20 {
+            say(&mut pair, port, &Forged::plain(ACK, 500), (1001 + segment * 1000, ours));
+        }
+    }
+    let kept_bytes = pair.hosts[1].tcp.memory_bytes();
+    assert!((LIMIT..LIMIT + 3000 * 81).contains(&kept_bytes), "{kept_bytes} bytes");
+    let ours = open(&mut pair, 2000);
+    let server = *accepted(&mut pair, listener).last().unwrap();
+    for segment in 0..20 {
+        say(&mut pair, 2000, &Forged::plain(ACK, 500), (1 + segment * 500, ours));
+        let read = pair.call(1, |tcp, out| tcp.read(server, &mut [0; 1000], out));
+        assert_eq!(read, Ok(500), "segment {segment}");
+    }
+    pair.call(1, Tcp::abort_all);
+}
+
+/// ACKs that end one byte before a segment does: what is sent again has segments as long as others.
+#[test]
+fn tcp_14_acks_inside_segments_cost_nothing() {
+    let faults = Faults { loss: 100, ..Faults::default() };
+    let config = TcpConfig { gso_bytes: 60_000, ..TcpConfig::default() };
+    let mut pair = Pair::new(1, faults, [config; 2]);
+    let listener = listen(&mut pair, None);
+    let (ours, _) = say(&mut pair, 1000, &Forged::plain(SYN, 0), (0, 0)).unwrap();
+    let ack = Forged { window: 60_000, ..Forged::plain(ACK, 0) };
+    say(&mut pair, 1000, &ack, (1, ours + 1));
+    let server = accepted(&mut pair, listener)[0];
+    assert_eq!(write(&mut pair, server, &[7; 32 * 536]), Ok(32 * 536));
+    let info = |pair: &Pair| pair.hosts[1].tcp.info(server).unwrap().unwrap();
+    let (mut acked, mut rounds) = (0, 0);
+    while acked < 32 * 536 - 1 {
+        let timeouts = info(&pair).resent.by_timeout;
+        while info(&pair).resent.by_timeout == timeouts {
+            assert!(pair.step());
+        }
+        // All but a byte of two segments more.
+        let left = info(&pair).unacked_bytes - 1;
+        acked += left.min(if rounds == 0 { 2 * 536 - 1 } else { 2 * 536 });
+        say(&mut pair, 1000, &ack, (1, ours + 1 + acked));
+        rounds += 1;
+    }
+    let told = info(&pair);
+    assert!(rounds >= 16);
+    let full = told.tally.bytes_sent / 536;
+    let sent = u64::from(told.tally.data_segs_out);
+    assert!(sent < 3 * full, "{sent} segments of 536 bytes for {full}");
+    pair.call(1, Tcp::abort_all);
 }
