@@ -118,7 +118,8 @@ pub struct NetConfig {
     /// Memory of the copy caches of all CPUs, in bytes (UDP-5). `None`: 1 % of the kernel's
     /// `udp_mem`.
     pub copy_cache_bytes: Option<u64>,
-    /// Settings of TCP. [`TcpConfig::gso_bytes`] is as large as the frames of senders allow.
+    /// Settings of TCP. [`TcpConfig::gso_bytes`] is as large as the frames of senders allow, and
+    /// [`TcpConfig::received_bytes`] at most three quarters of [`Self::kept_frames`].
     pub tcp: TcpConfig,
     /// Place among other processes that listen on the same ports, if there are such.
     pub division: Option<Arc<dyn Division>>,
@@ -137,6 +138,7 @@ impl NetConfig {
     pub const TCP: TcpConfig = TcpConfig {
         rmem: (131_072, 6 << 20),
         memory_bytes: 64 << 20,
+        received_bytes: received_bytes(8192),
         cookies_per_s: 20_000,
         pacing: true,
         ..TcpConfig::KERNELS
@@ -158,6 +160,15 @@ impl Default for NetConfig {
         }
     }
 }
+
+/// Memory that the received bytes of all connections may occupy, so that the device keeps frames to
+/// receive into.
+const fn received_bytes(kept_frames: u32) -> u64 {
+    kept_frames as u64 * FRAME_BYTES / 4 * 3
+}
+
+/// Smallest frame for a packet of a network with an MTU of 1500.
+const FRAME_BYTES: u64 = 2048;
 
 /// Handle to bind sockets with. Cheap to clone.
 #[derive(Clone)]
@@ -209,7 +220,11 @@ impl Net {
             rmem_default: net.rmem_default,
             rmem_max: net.rmem_max,
             seed: u64::from_ne_bytes(sys::random_key().first_chunk().copied().unwrap_or_default()),
-            tcp: TcpConfig { gso_bytes: gso_bytes(devices), ..net.tcp },
+            tcp: TcpConfig {
+                gso_bytes: gso_bytes(devices),
+                received_bytes: net.tcp.received_bytes.min(received_bytes(net.kept_frames)),
+                ..net.tcp
+            },
             counters: cpus.iter().map(|_| Arc::default()).collect(),
             division: net.division.clone(),
         }));

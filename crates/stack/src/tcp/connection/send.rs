@@ -457,6 +457,8 @@ impl Connection {
 
     /// Sends a segment again (`__tcp_retransmit_skb`). Returns false if it could not be sent now.
     pub(super) fn send_again(&mut self, index: usize, cause: Cause, cx: &mut Context<'_>) -> bool {
+        let packet = index..=*self.sent.packet_of(index).end();
+        self.sent.set_segment_size(packet, self.segment_room());
         let Some(&sent) = self.sent.at(index) else { return false };
         let window_end = self.window_end();
         if !sent.seq.is_before(window_end) && sent.seq != self.send.una {

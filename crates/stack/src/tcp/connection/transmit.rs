@@ -92,11 +92,15 @@ impl Connection {
         }
         let stamp = self.timestamp(cx.now_us);
         let echo = if is_answer { self.receive.timestamp } else { 0 };
-        // As the kernel: the SYN-ACK of a simultaneous open offers what the SYN did.
+        // As the kernel: the SYN-ACK of a simultaneous open offers what the SYN did. A scale that was offered once stays,
+        // whatever the buffer is now: the peer may have the first SYN.
         let config = cx.config;
+        let offered = self.agreed.scales.map(|scales| scales.receive);
         let options = Options {
             mss: u16::try_from(self.announced_mss()).ok(),
-            window_scale: config.window_scaling.then(|| scale_for(&self.options, config)),
+            window_scale: config
+                .window_scaling
+                .then(|| offered.unwrap_or_else(|| scale_for(&self.options, config))),
             sack_permitted: config.sack,
             timestamps: config.timestamps.then_some(Timestamps { value: stamp, echo }),
             ..Options::default()

@@ -129,9 +129,10 @@ impl Tcp {
         };
         let (options, socket) = (listener.options, TcpSocket { index, generation: *generation });
         let requests = listener.queues.requests.load(Ordering::Relaxed);
-        // A SYN that reopens a connection in TIME-WAIT has a place in any case (`tcp_conn_request`).
+        // A SYN that reopens a connection in TIME-WAIT has a place in any case (`tcp_conn_request`). One more than the
+        // backlog fits, as in the kernel since 6.13 (`inet_csk_reqsk_queue_is_full`).
         let is_full = sequence.is_none()
-            && requests >= listener.backlog.min(self.config.max_syn_backlog).max(1);
+            && (requests > listener.backlog || requests >= self.config.max_syn_backlog.max(1));
         if !self.takes(index, flow) || self.refuse_if_full(index) {
             return;
         }
