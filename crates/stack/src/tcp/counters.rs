@@ -26,7 +26,7 @@ counters! {
     passive_opens = "PassiveOpens",
     /// Connections that could not be opened.
     attempt_fails = "AttemptFails",
-    /// Connections that were reset when they were established.
+    /// Connections that ended at once from ESTABLISHED or CLOSE-WAIT, as by a reset.
     estab_resets = "EstabResets",
     /// Segments received.
     in_segs = "InSegs",
@@ -106,8 +106,16 @@ counters! {
     syn_challenge = "TCPSYNChallenge",
     /// Challenge ACKs not sent because of the rate limit.
     challenge_ack_skipped = "TCPACKSkippedChallenge",
-    /// ACKs of invalid segments not sent because of the rate limit.
+    /// ACKs of invalid segments not sent because of the rate limit: of a handshake.
+    ack_skipped_syn_recv = "TCPACKSkippedSynRecv",
+    /// Of segments with an old timestamp.
+    ack_skipped_paws = "TCPACKSkippedPAWS",
+    /// Of segments outside of the window.
     ack_skipped_seq = "TCPACKSkippedSeq",
+    /// Of segments in FIN-WAIT-2 without an owner.
+    ack_skipped_fin_wait2 = "TCPACKSkippedFinWait2",
+    /// Of segments in TIME-WAIT.
+    ack_skipped_time_wait = "TCPACKSkippedTimeWait",
     /// Segments with a signature (RFC 2385), for which there is no key.
     md5_unexpected = "TCPMD5Unexpected",
     /// Segments of a handshake that echo no timestamp of its SYN-ACKs.

@@ -334,6 +334,9 @@ impl Connection {
         if matches!(self.state, State::SynSent | State::SynReceived) {
             cx.counters.attempt_fails.add(1);
         }
+        if matches!(self.state, State::Established | State::CloseWait) {
+            cx.counters.estab_resets.add(1);
+        }
         self.state = State::Closed;
         self.opening.forget(Opening::AWAITS_ACK);
         self.shut = Shut { receive: true, send: true };

@@ -219,7 +219,6 @@ impl Connection {
             return Resend::Nothing;
         }
         self.enter_recovery(facts.ece, cx);
-        cx.counters.fast_retrans.add(1);
         Resend::Lost
     }
 

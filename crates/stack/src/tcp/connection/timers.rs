@@ -194,13 +194,11 @@ impl Connection {
         if self.send.window == 0 && !self.is_orphan && !is_opening {
             return self.on_shrunk_window(cx);
         }
+        cx.counters.timeouts.add(1);
         let is_over = self.has_timed_out(cx);
         self.detect_black_hole(is_over, cx);
         if is_over {
             return self.give_up(cx);
-        }
-        if self.recovery.retransmits == 0 {
-            cx.counters.timeouts.add(1);
         }
         if is_opening {
             self.recovery.syn_timeouts = self.recovery.syn_timeouts.saturating_add(1);

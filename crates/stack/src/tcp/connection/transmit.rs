@@ -120,7 +120,8 @@ impl Connection {
             payload: self.send.queue.range(self.send.initial + 1, len_bytes),
             segment_bytes: 0,
         };
-        let was_sent = cx.send(&outgoing);
+        let is_first = !is_answer && self.recovery.syn_timeouts == 0;
+        let was_sent = if is_first { cx.send(&outgoing) } else { cx.send_again(&outgoing) };
         if was_sent {
             self.tally.count_sent(len_bytes, len_bytes.max(self.send.mss));
         }
@@ -181,7 +182,9 @@ impl Connection {
             payload: self.send.queue.range(seq, len_bytes),
             segment_bytes: if len_bytes > size_bytes { size_bytes } else { 0 },
         };
-        if !cx.send(&outgoing) {
+        let has_bytes = len_bytes > 0 || flags.has(Flags::FIN);
+        let is_again = has_bytes && seq.is_before(self.send.next);
+        if !(if is_again { cx.send_again(&outgoing) } else { cx.send(&outgoing) }) {
             // Nothing was told: neither a window, nor what came, twice perhaps, nor a smaller window of ours.
             (self.receive.window, self.receive.acked) = before;
             self.receive.sacks.put_back(duplicate);
@@ -248,15 +251,18 @@ impl Context<'_> {
         frame.map(|frame| self.pool.put(frame)).is_some()
     }
 
-    /// Queues a segment to be sent. Returns false if no frame was free.
+    /// Queues a packet to be sent. Returns false if no frame was free.
     pub(in crate::tcp) fn send(&mut self, outgoing: &Outgoing<'_>) -> bool {
-        match emit(outgoing, self.pool) {
-            Some(packet) => {
-                self.counters.out_segs.add(1);
-                self.out.push(packet);
-                true
-            }
-            None => false,
+        let was_sent = self.send_again(outgoing);
+        if was_sent {
+            self.counters.out_segs.add(outgoing.segments());
         }
+        was_sent
+    }
+
+    /// Queues a packet whose segments counted as sent before.
+    fn send_again(&mut self, outgoing: &Outgoing<'_>) -> bool {
+        let packet = emit(outgoing, self.pool);
+        packet.map(|packet| self.out.push(packet)).is_some()
     }
 }

@@ -7,6 +7,7 @@ use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
 use super::fast_open::Opening;
 use super::{Connection, Context, State};
+use crate::counter::StackCounter;
 
 /// Outcome of the checks.
 #[must_use]
@@ -26,8 +27,9 @@ impl Connection {
                 // An ACK that was overtaken tells nothing.
                 return Validation::Discard;
             }
-            cx.counters.paws_estab.add(1);
-            self.answer_invalid(segment, cx);
+            let counters = cx.counters;
+            counters.paws_estab.add(1);
+            self.answer_invalid(segment, &counters.ack_skipped_paws, cx);
             return Validation::Discard;
         }
         if !self.is_acceptable(segment, cx) {
@@ -39,7 +41,8 @@ impl Connection {
             } else if segment.has(Flags::SYN) {
                 return self.challenge_syn(cx);
             } else {
-                self.answer_invalid(segment, cx);
+                let counters = cx.counters;
+                self.answer_invalid(segment, &counters.ack_skipped_seq, cx);
             }
             return Validation::Discard;
         }
@@ -139,9 +142,6 @@ impl Connection {
             State::CloseWait => TcpError::BrokenPipe,
             _ => TcpError::Reset,
         };
-        if matches!(self.state, State::Established | State::CloseWait) {
-            cx.counters.estab_resets.add(1);
-        }
         self.fail(error, cx);
     }
 
@@ -163,10 +163,10 @@ impl Connection {
     }
 
     /// ACK of a segment outside of the window, with a D-SACK of what came twice (`tcp_send_dupack`).
-    fn answer_invalid(&mut self, segment: &Segment, cx: &mut Context<'_>) {
+    /// `skipped` counts those that the rate limit forbids.
+    fn answer_invalid(&mut self, segment: &Segment, skipped: &StackCounter, cx: &mut Context<'_>) {
         if !segment.carries_data() && !self.may_answer_invalid(cx) {
-            cx.counters.ack_skipped_seq.add(1);
-            return;
+            return skipped.add(1);
         }
         if segment.len() > 0 && segment.seq.is_before(self.receive.next) {
             cx.counters.delayed_ack_lost.add(1);

@@ -349,7 +349,6 @@ impl Tcp {
         out: &mut TcpOut<'_>,
     ) {
         if !segment.carries_data() && !self.may_answer(at, out.now_us) {
-            self.counters.ack_skipped_seq.add(1);
             return;
         }
         let scale = request.agreed.receive_scale();
@@ -372,7 +371,9 @@ impl Tcp {
 
     fn may_answer(&mut self, at: u32, now_us: u64) -> bool {
         let Some(request) = self.requests.at_mut(at) else { return false };
-        request.invalid_limit.admits(now_us, self.config.invalid_ratelimit_us)
+        let may = request.invalid_limit.admits(now_us, self.config.invalid_ratelimit_us);
+        self.counters.ack_skipped_syn_recv.add(u64::from(!may));
+        may
     }
 
     /// The ACK: the request becomes a connection, if the accept queue has room.
@@ -509,6 +510,7 @@ impl Tcp {
         let Some(&request) = self.requests.at(at) else { return };
         let options = self.options_of(&request);
         let timeouts = request.timeouts;
+        self.counters.timeouts.add(options.is_some().into());
         let is_over = |options: &TcpOptions| {
             timeouts >= options.syn_retries.map_or(self.config.synack_retries, NonZeroU8::get)
                 && (!request.is_acked || timeouts >= options.defer_retries)

@@ -205,7 +205,11 @@ impl Tcp {
         let Some(entry) = self.time_waits.at_mut(at) else { return false };
         let now_ms = stamp_ms(now_us).max(1);
         if entry.answered_ms != 0 && now_ms.wrapping_sub(entry.answered_ms) < limit_ms {
-            self.counters.ack_skipped_seq.add(1);
+            let skipped = match entry.substate {
+                Substate::FinWait2 => &self.counters.ack_skipped_fin_wait2,
+                Substate::TimeWait => &self.counters.ack_skipped_time_wait,
+            };
+            skipped.add(1);
             return false;
         }
         entry.answered_ms = now_ms;

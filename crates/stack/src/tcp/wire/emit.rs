@@ -94,6 +94,15 @@ impl<'a> Outgoing<'a> {
         }
     }
 
+    /// Segments of the packet.
+    pub(in crate::tcp) fn segments(&self) -> u64 {
+        let len_bytes: usize = self.payload.iter().map(|part| part.len()).sum();
+        match self.segment_bytes {
+            0 => 1,
+            size_bytes => (len_bytes as u64).div_ceil(size_bytes.into()),
+        }
+    }
+
     fn fields(&self, header_len: usize) -> [u8; HEADER_BYTES] {
         let [p0, p1] = self.flow.ours.port().to_be_bytes();
         let [q0, q1] = self.flow.theirs.port().to_be_bytes();

@@ -24,7 +24,15 @@ fn sent_over_lossy_path(seed: u64, loss: u32, len_bytes: usize) -> (TcpInfo, u64
         }
         assert!(pair.step(), "seed {seed}: nothing happens any more");
     };
-    let resent = pair.hosts[0].tcp.counters().retrans_segs.get();
+    let counters = pair.hosts[0].tcp.counters();
+    let resent = counters.retrans_segs.get();
+    // The names of RFC 4022, section 3: segments that only repeat bytes count once.
+    assert_eq!(counters.out_segs.get() + resent, pair.segments[0], "seed {seed}");
+    let by_cause =
+        [(&counters.fast_retrans, info.resent.fast), (&counters.timeouts, info.resent.by_timeout)];
+    for (counter, count) in by_cause {
+        assert_eq!(counter.get(), count.into(), "seed {seed}: {counters:?}");
+    }
     for (host, socket) in [(0, client), (1, server)] {
         pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
     }

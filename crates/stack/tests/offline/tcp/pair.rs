@@ -151,6 +151,8 @@ pub(super) struct Pair {
     count: u64,
     /// Time when the last packet of each host arrives, if they are apart.
     arrives_us: [u64; 2],
+    /// Segments that each host sent.
+    pub(super) segments: [u64; 2],
     /// Sequence and acknowledgement number of the last segment that each host sent.
     pub(super) last: [(u32, u32); 2],
 }
@@ -176,6 +178,7 @@ impl Pair {
             path: BTreeMap::new(),
             count: 0,
             arrives_us: [0; 2],
+            segments: [0; 2],
             last: [(0, 0); 2],
         }
     }
@@ -205,6 +208,7 @@ impl Pair {
     }
 
     fn carry(&mut self, from: usize, sent: Vec<Vec<u8>>) {
+        self.segments[from] += sent.len() as u64;
         for bytes in sent {
             let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
             self.last[from] = (number(24), number(28));
