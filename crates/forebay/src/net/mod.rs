@@ -54,6 +54,7 @@ mod memberships; // multicast groups
 pub mod message; // datagrams with control data
 mod neighbours; // next hops and their link-layer addresses
 mod options; //    options of a socket
+mod routes; //     device and source address for a destination
 mod sending; //    from a socket to the transmit path
 mod shared; //     state shared by sockets and stacks
 mod snmp; //       counters in the lines of /proc/net/snmp

@@ -13,7 +13,8 @@ use rustix::io::Errno;
 use super::datagram::{Datagram, Datagrams};
 use super::endpoint::{Endpoint, plain};
 use super::message::Transmit;
-use super::shared::{CpuIndex, Routes};
+use super::routes::Routes;
+use super::shared::CpuIndex;
 use super::transmit::{Between, Gathered, SendForm, SentMarks};
 
 /// Time of the device's doorbell: with this datagram, or later for a batch.
