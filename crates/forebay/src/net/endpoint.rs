@@ -14,7 +14,7 @@ use forebay_stack::socket::{SocketId, shown};
 use forebay_sys::readiness::ReadinessDescriptor;
 use rustix::io::Errno;
 
-use super::datagram::{Datagram, Datagrams, traffic_class_of, ttl_of};
+use super::datagram::{Datagram, Datagrams, scoped, traffic_class_of, ttl_of};
 use super::message::{DeviceIndex, Received};
 use super::options::Options;
 use super::shared::{BoundEntry, NetState};
@@ -110,14 +110,16 @@ impl Endpoint {
         }
         let remote = plain(to);
         let routes = self.shared.routes();
-        let (device, own) = routes.find(remote.ip()).ok_or(Errno::NETUNREACH)?;
-        self.check_broadcast(remote, &routes.identity(device))?;
         let mut local = self.local();
+        let named = Some(local).filter(|local| !plain(*local).ip().is_unspecified());
+        let (device, own) = routes.find_named_between(named, to).ok_or(Errno::NETUNREACH)?;
+        self.check_broadcast(remote, &routes.identity(device))?;
         // As in the kernel, connecting gives the socket an address.
         if plain(local).ip().is_unspecified()
             && let Some(own) = own
         {
-            local = self.shown(SocketAddr::new(own, local.port()));
+            let scope_id = routes.scope_on(device);
+            local = self.shown(scoped(SocketAddr::new(own, local.port()), scope_id));
         }
         let mut peer = self.peer();
         *peer = Some(Peer { local, remote: to });
@@ -158,8 +160,10 @@ impl Endpoint {
         let view = packet.view();
         let (from, to) = view.ports().unwrap_or_default();
         let nobody = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        let shown =
-            |ip: Option<IpAddr>, port| self.shown(SocketAddr::new(ip.unwrap_or(nobody), port));
+        let scope_id = self.shared.routes().scope_on(packet.headers.device.into());
+        let shown = |ip: Option<IpAddr>, port| {
+            self.shown(scoped(SocketAddr::new(ip.unwrap_or(nobody), port), scope_id))
+        };
         Received {
             len,
             is_truncated: len < usize::from(packet.headers.payload_len),
@@ -185,7 +189,11 @@ impl Endpoint {
         max: usize,
     ) -> Option<usize> {
         let datagrams = &mut batch.datagrams;
-        let count = reader.take(max, |packet| datagrams.push(Datagram::of(packet)));
+        let routes = self.shared.routes();
+        let count = reader.take(max, |packet| {
+            let scope_id = routes.scope_on(packet.headers.device.into());
+            datagrams.push(Datagram::of(packet, scope_id));
+        });
         if count == 0 {
             return None;
         }

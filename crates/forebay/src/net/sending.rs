@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use super::datagram::{Datagram, Datagrams};
 use super::endpoint::{Endpoint, plain};
 use super::message::Transmit;
-use super::routes::Routes;
+use super::routes::{Routes, is_link_local, scope_of};
 use super::shared::CpuIndex;
 use super::transmit::{Between, Gathered, SendForm, SentMarks};
 
@@ -128,26 +128,28 @@ impl Endpoint {
         to: SocketAddr,
         routes: &Routes<'_>,
     ) -> io::Result<(usize, SocketAddr)> {
-        let by_option = || self.options.multicast_device().filter(|_| to.ip().is_multicast());
+        let bound = self.local();
+        let is_bound = !bound.ip().is_unspecified() && !plain(bound).ip().is_multicast();
+        let asked = of.source.map(|source| source.to_canonical()).filter(|ip| !ip.is_unspecified());
+        let own = asked.map(|ip| SocketAddr::new(ip, 0)).or(is_bound.then_some(bound));
+        let has_option = to.ip().is_multicast() && scope_of(of.destination).is_none();
+        let by_option = || self.options.multicast_device().filter(|_| has_option);
         let found = match of.device.or_else(by_option) {
             Some(device) if device.index() >= self.shared.devices.len() => {
                 return Err(Errno::NODEV.into());
             }
             Some(device) => routes.find_by(device.index(), to.ip()),
-            None => routes.find(to.ip()),
+            None => routes.find_named_between(own, of.destination),
         };
         let Some((device, address)) = found else {
             self.shared.unsent.count_no_route(to.ip());
             return Err(Errno::NETUNREACH.into());
         };
-        let bound = plain(self.local());
-        let asked = of.source.map(|source| source.to_canonical()).filter(|ip| !ip.is_unspecified());
         // Source must be an address of this host (`ip_route_output_key`, `ip6_datagram_send_ctl`).
         if asked.is_some_and(|asked| !routes.is_own(asked)) {
             return Err(if to.is_ipv4() { Errno::NETUNREACH } else { Errno::INVAL }.into());
         }
-        let is_bound = !bound.ip().is_unspecified() && !bound.ip().is_multicast();
-        let own = asked.or(if is_bound { Some(bound.ip()) } else { address });
+        let own = own.map(|own| plain(own).ip()).or(address);
         Ok((device, SocketAddr::new(own.ok_or(Errno::NETUNREACH)?, bound.port())))
     }
 
@@ -197,9 +199,10 @@ impl Endpoint {
             self.shared.unsent.count_discard(to.ip());
             return Ok(of.payload.len());
         };
+        let is_by_device = of.device.is_some() || to.ip().is_multicast() || is_link_local(to.ip());
         let control = SendControl {
             source: Some(between.source.ip()),
-            interface: interface.filter(|_| of.device.is_some() || to.ip().is_multicast()),
+            interface: interface.filter(|_| is_by_device),
             traffic_class: marks.tos,
             // An IPv4 TTL of 0 is the multicast TTL, which the kernel's socket has, too.
             ttl: Some(marks.ttl).filter(|&ttl| ttl > 0 || to.is_ipv6()),
@@ -233,7 +236,8 @@ impl Endpoint {
             };
             batch.gone_bytes += packet.frame.truesize() + freed_bytes;
             let to = answer.between.destination.ip();
-            let Some((device, address)) = routes.find(to) else {
+            let came_by = usize::from(packet.headers.device);
+            let Some((device, address)) = routes.find_back(answer.between, came_by) else {
                 self.shared.unsent.count_no_route(to);
                 transmitter.put(packet);
                 continue;
@@ -279,11 +283,18 @@ mod tests {
     use std::sync::{Arc, Barrier};
     use std::thread;
 
+    use std::net::Ipv6Addr;
+
+    use forebay_rx::Packet;
+    use forebay_rx::packet::Arrival;
+    use forebay_rx::parse::{Link, Verify, parse};
     use forebay_stack::socket::SocketId;
     use forebay_stack::socket::table::Binding;
+    use forebay_sys::interface::InterfaceIndex;
 
     use super::super::NetConfig;
-    use super::super::rig::{Recording, host, neighbour, own_address};
+    use super::super::neighbours::DeviceNeighbours;
+    use super::super::rig::{Recording, device, host, host_on, neighbour, own_address, pool};
     use super::super::wake::Wake;
     use super::*;
 
@@ -321,5 +332,49 @@ mod tests {
         send_by(CpuIndex(1), 400);
         assert_eq!(*lens.lock().unwrap(), [100, 200, 300, 400]);
         assert_eq!(state.send_frames_away(), 0);
+    }
+
+    #[test]
+    fn udp_21_bound_socket_sends_by_its_device() {
+        let sinks = [(); 2].map(|()| Recording::default());
+        let lens = sinks.each_ref().map(|sink| Arc::clone(&sink.lens));
+        let sinks = sinks.into_iter().map(|sink| Box::new(sink) as _).collect();
+        let state = host(vec![sinks], NetConfig::TCP);
+        let wake = Arc::<Wake>::default();
+        let binding = Binding::new(SocketId(0), SocketAddr::new(own_address(1), 53));
+        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
+        let socket = Endpoint::new(Arc::clone(&state), entry, wake, None);
+        for to in [SocketAddr::from(([192, 0, 2, 9], 4000)), neighbour(1)] {
+            let datagram = Transmit::new(&[7; 100], to);
+            socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
+        }
+        let lens = lens.map(|lens| lens.lock().unwrap().clone());
+        assert_eq!(lens, [vec![], vec![100; 2]], "by each device");
+    }
+
+    #[test]
+    fn udp_22_link_local_sender_has_scope() {
+        let mut on = device(0);
+        on.kernels = Some(InterfaceIndex(7));
+        let sinks = vec![vec![Box::new(Recording::default()) as _]];
+        let state = host_on(vec![on], sinks, NetConfig::TCP, |_| DeviceNeighbours::NoLink);
+        let wake = Arc::<Wake>::default();
+        let binding = Binding::new(SocketId(0), "[::]:53".parse().unwrap());
+        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
+        let socket = Endpoint::new(Arc::clone(&state), entry, wake, None);
+        let [from, to] = [9, 1].map(|last| Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last));
+        let mut bytes = Vec::new();
+        let builder = etherparse::PacketBuilder::ipv6(from.octets(), to.octets(), 64);
+        builder.udp(4000, 53).write(&mut bytes, &[7; 3]).unwrap();
+        let mut frame = pool(1).allocate(100).unwrap();
+        frame.copy_from(&bytes);
+        let len_bytes = frame.len_bytes();
+        let mut packet = Packet::received(frame, Arrival(1), len_bytes, Link::Ip);
+        packet.headers = parse(&bytes, len_bytes, Link::Ip, Verify::Checksums);
+        let expected = ["[fe80::9%7]:4000", "[fe80::1%7]:53"].map(|text| text.parse().unwrap());
+        let received = socket.read_message(&packet, &mut [0; 3]);
+        assert_eq!([received.source, received.destination], expected);
+        let datagram = Datagram::of(packet, 7);
+        assert_eq!([datagram.source(), datagram.destination()], expected);
     }
 }

@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use super::directory::Directory;
 use super::fragment_ids::FragmentIds;
 use super::memberships::Groups;
-use super::routes::Routes;
+use super::routes::{Gateways, Routes};
 use super::tcp::TcpShards;
 use super::transmit::{Flushed, TransmitQueue, Transmitter};
 use super::udp::SocketCounts;
@@ -53,6 +53,8 @@ pub(super) struct NetDevice {
     pub(super) identity: ArcSwap<Identity>,
     /// Kernel's interface index; `None` if the kernel does not have the device.
     pub(super) kernels: Option<InterfaceIndex>,
+    /// Gateways of the kernel there.
+    pub(super) gateways: Gateways,
     /// Neighbours learned here, because the kernel cannot learn them.
     pub(super) learned: Arc<Mutex<Learned>>,
 }
