@@ -53,6 +53,7 @@ pub(super) fn host_on(
     tcp: TcpConfig,
     neighbours: impl Fn(&NetDevice) -> DeviceNeighbours,
 ) -> Arc<NetState> {
+    let counters = queues.iter().map(|_| Arc::default()).collect();
     let state = Arc::new(NetState::new(NetParts {
         cpus: (0..queues.len()).map(|cpu| CpuId(u16::try_from(cpu).unwrap())).collect(),
         queues: (0..devices.len()).collect(),
@@ -63,7 +64,7 @@ pub(super) fn host_on(
         rmem_max: 1 << 20,
         seed: 1,
         tcp,
-        counters: Vec::new(),
+        counters,
         division: None,
     }));
     let with_next_hops = |sinks: Vec<Box<dyn Sink>>| {

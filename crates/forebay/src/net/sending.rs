@@ -83,7 +83,11 @@ impl Endpoint {
                 Err(error) => return Err(error),
             }
         }
+        let has_held = transmitter.take_held();
         drop(transmitter);
+        if has_held {
+            self.shared.tcp.look_soon(by);
+        }
         if flush == Flush::Now || by != index {
             self.shared.flush(by, device).map_err(io::Error::other)?;
         }
@@ -284,18 +288,23 @@ mod tests {
     use std::thread;
 
     use std::net::Ipv6Addr;
+    use std::sync::atomic::AtomicUsize;
 
+    use forebay_rx::Handler;
     use forebay_rx::Packet;
     use forebay_rx::packet::Arrival;
     use forebay_rx::parse::{Link, Verify, parse};
+    use forebay_stack::Host;
     use forebay_stack::socket::SocketId;
     use forebay_stack::socket::table::Binding;
     use forebay_sys::interface::InterfaceIndex;
 
-    use super::super::NetConfig;
+    use super::super::host::CpuHost;
     use super::super::neighbours::DeviceNeighbours;
     use super::super::rig::{Recording, device, host, host_on, neighbour, own_address, pool};
+    use super::super::shared::NetDevice;
     use super::super::wake::Wake;
+    use super::super::{NetConfig, stacks};
     use super::*;
 
     /// A thread that goes on to another CPU uses the transmitter there, once the other has sent what the
@@ -376,5 +385,35 @@ mod tests {
         assert_eq!([received.source, received.destination], expected);
         let datagram = Datagram::of(packet, 7);
         assert_eq!([datagram.source(), datagram.destination()], expected);
+    }
+
+    /// A CPU that sleeps wakes, and repeats the solicitation though no packet comes.
+    #[test]
+    fn promise_8_waiting_send_wakes_a_cpu() {
+        let on = device(0);
+        let identity = Identity { mac: Some([2; 6]), ..Identity::clone(&on.identity.load()) };
+        on.identity.store(Arc::new(identity));
+        let sinks = vec![vec![Box::new(Recording::default()) as _]];
+        let own = |on: &NetDevice| DeviceNeighbours::Own(Arc::clone(&on.learned));
+        let state = host_on(vec![on], sinks, NetConfig::TCP, own);
+        let rings = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&rings);
+        let ring = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
+        state.tcp.set_wakers(vec![Arc::new(ring)]);
+        let wake = Arc::<Wake>::default();
+        let binding = Binding::new(SocketId(0), SocketAddr::new(own_address(0), 53));
+        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
+        let socket = Endpoint::new(Arc::clone(&state), entry, wake, None);
+        let mut host = CpuHost::new(CpuIndex(0), Arc::clone(&state));
+        assert_eq!(host.sleep_max_ns(), None);
+        let datagram = Transmit::new(&[7; 100], neighbour(0));
+        socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
+        assert_eq!(rings.load(Ordering::Relaxed), 1);
+        let mut stack = stacks(&state, vec![None]).remove(0);
+        assert!(stack.sleep_max_ns().is_some());
+        state.end();
+        assert_eq!(stack.sleep_max_ns(), None);
     }
 }

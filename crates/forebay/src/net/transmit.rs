@@ -4,6 +4,7 @@ mod queue; //     sending of what was gathered, by one thread at a time
 mod segments; //  segments of TCP, which may wait for their next hop
 mod last_sent; // order of a flow while its senders change CPUs
 
+use std::mem::take;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::{fmt, io};
@@ -77,6 +78,8 @@ pub(super) struct Transmitter {
     composed: Vec<Packet>,
     /// Packets displaced in a neighbour's queue; empty between sends.
     dropped: Vec<Packet>,
+    /// True once packets wait for a neighbour that nobody has been told of.
+    has_held: bool,
     /// Segments whose next hop the kernel is resolving.
     unresolved: Vec<segments::Unresolved>,
     /// Number of times that everything gathered had been sent.
@@ -111,6 +114,7 @@ impl Transmitter {
             frames: Vec::new(),
             composed: Vec::new(),
             dropped: Vec::new(),
+            has_held: false,
             unresolved: Vec::new(),
             clearings: Clearings::default(),
         }
@@ -247,9 +251,15 @@ impl Transmitter {
 
     /// Queues the composed packets, as one send, until their neighbour is resolved.
     fn hold(&mut self, device: usize, neighbour: IpAddr) {
-        let Self { paths, composed, dropped, now_ns, pool, .. } = self;
+        let Self { paths, composed, dropped, now_ns, pool, has_held, .. } = self;
         paths[device].neighbours.hold(neighbour, composed, *now_ns, dropped);
+        *has_held = true;
         dropped.drain(..).for_each(|packet| pool.put(packet.frame));
+    }
+
+    /// True if packets wait for a neighbour since the last call: the CPU must not sleep until packets come.
+    pub(super) fn take_held(&mut self) -> bool {
+        take(&mut self.has_held)
     }
 
     fn add_composed(&mut self, device: usize) {

@@ -1,6 +1,5 @@
 //! Sends of several packets: all of them leave, once, or none does.
 
-use std::mem::take;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
