@@ -65,6 +65,7 @@ mod tcp; //        TCP connections and listeners
 mod unbound; //    sockets that are not bound yet
 mod unsent; //     counters of datagrams not sent
 mod wake; //       wake-up of readers
+mod ways_back; //  ways that datagrams came
 mod waiting; //    sleep until a socket is readable or writable
 
 use std::net::{SocketAddr, ToSocketAddrs};

@@ -84,7 +84,8 @@ pub(super) fn gather_to(state: &NetState, (cpu, device): (usize, usize), len: us
     let between = Between { source, destination: neighbour(device) };
     let on = state.routes().identity(device);
     let payload = (&vec![7; len][..], SentMarks::default());
-    let gathered = state.transmitter_of(CpuIndex(cpu)).gather(device, &on, between, payload);
+    let gathered =
+        state.transmitter_of(CpuIndex(cpu)).gather(device, &on, (between, None), payload);
     assert_eq!(gathered.unwrap(), Gathered::Yes);
 }
 

@@ -61,11 +61,12 @@ impl Endpoint {
                 return Ok(of.payload.len()); // does not leave the host (`ip_mc_output`)
             }
         }
+        let way = (between, self.way_back(device, to.ip()));
         let (mut patience, mut has_flushed) = (self.patience(), false);
         let next = || self.last_sent.next(index, to, |index| self.shared.transmitter_of(index));
         let (mut by, mut transmitter) = next();
         loop {
-            match transmitter.gather(device, &identity, between, (of.payload, marks)) {
+            match transmitter.gather(device, &identity, way, (of.payload, marks)) {
                 Ok(Gathered::Yes) => break,
                 Ok(Gathered::NextUnknown) => {
                     drop(transmitter); // not held across a system call
@@ -289,12 +290,16 @@ mod tests {
 
     use std::net::Ipv6Addr;
     use std::sync::atomic::AtomicUsize;
+    use std::time::Instant;
 
+    use etherparse::{PacketBuilderStep, UdpHeader};
+    use forebay_buf::Pool;
     use forebay_rx::Handler;
     use forebay_rx::Packet;
     use forebay_rx::packet::Arrival;
     use forebay_rx::parse::{Link, Verify, parse};
     use forebay_stack::Host;
+    use forebay_stack::network::neighbours::{ANSWERED_MAX, NeighbourDrops};
     use forebay_stack::socket::SocketId;
     use forebay_stack::socket::table::Binding;
     use forebay_sys::interface::InterfaceIndex;
@@ -302,10 +307,38 @@ mod tests {
     use super::super::host::CpuHost;
     use super::super::neighbours::DeviceNeighbours;
     use super::super::rig::{Recording, device, host, host_on, neighbour, own_address, pool};
-    use super::super::shared::NetDevice;
+    use super::super::shared::{NetDevice, NetState};
     use super::super::wake::Wake;
     use super::super::{NetConfig, stacks};
     use super::*;
+
+    fn bound(state: &Arc<NetState>, local: SocketAddr) -> Endpoint {
+        let wake = Arc::<Wake>::default();
+        let binding = Binding::new(SocketId(0), local);
+        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
+        Endpoint::new(Arc::clone(state), entry, wake, None)
+    }
+
+    /// A host with a device that only this process has, where neighbours are learned.
+    fn learning_host(sink: Recording, mac: [u8; 6]) -> Arc<NetState> {
+        let on = device(0);
+        let identity = Identity { mac: Some(mac), ..Identity::clone(&on.identity.load()) };
+        on.identity.store(Arc::new(identity));
+        let own = |on: &NetDevice| DeviceNeighbours::Own(Arc::clone(&on.learned));
+        host_on(vec![on], vec![vec![Box::new(sink)]], NetConfig::TCP, own)
+    }
+
+    /// A datagram of three bytes.
+    fn received(pool: &mut Pool, link: Link, builder: PacketBuilderStep<UdpHeader>) -> Packet {
+        let mut bytes = Vec::new();
+        builder.write(&mut bytes, &[7; 3]).unwrap();
+        let len_bytes = u32::try_from(bytes.len()).unwrap();
+        let mut frame = pool.allocate(len_bytes).unwrap();
+        frame.copy_from(&bytes);
+        let mut packet = Packet::received(frame, Arrival(1), len_bytes, link);
+        packet.headers = parse(&bytes, len_bytes, link, Verify::Checksums);
+        packet
+    }
 
     /// A thread that goes on to another CPU uses the transmitter there, once the other has sent what the
     /// socket gave to it.
@@ -317,11 +350,7 @@ mod tests {
         let lens = Arc::clone(&first.lens);
         let second = Recording { lens: Arc::clone(&lens), ..second };
         let state = host(vec![vec![Box::new(first)], vec![Box::new(second)]], NetConfig::TCP);
-        let local = SocketAddr::new(own_address(0), 53);
-        let wake = Arc::<Wake>::default();
-        let binding = Binding::new(SocketId(0), local);
-        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
-        let socket = Endpoint::new(Arc::clone(&state), entry, wake, None);
+        let socket = bound(&state, SocketAddr::new(own_address(0), 53));
         let send_by = |index, len: usize| {
             let payload = vec![7; len];
             let datagram = Transmit::new(&payload, neighbour(0));
@@ -349,10 +378,7 @@ mod tests {
         let lens = sinks.each_ref().map(|sink| Arc::clone(&sink.lens));
         let sinks = sinks.into_iter().map(|sink| Box::new(sink) as _).collect();
         let state = host(vec![sinks], NetConfig::TCP);
-        let wake = Arc::<Wake>::default();
-        let binding = Binding::new(SocketId(0), SocketAddr::new(own_address(1), 53));
-        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
-        let socket = Endpoint::new(Arc::clone(&state), entry, wake, None);
+        let socket = bound(&state, SocketAddr::new(own_address(1), 53));
         for to in [SocketAddr::from(([192, 0, 2, 9], 4000)), neighbour(1)] {
             let datagram = Transmit::new(&[7; 100], to);
             socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
@@ -367,19 +393,10 @@ mod tests {
         on.kernels = Some(InterfaceIndex(7));
         let sinks = vec![vec![Box::new(Recording::default()) as _]];
         let state = host_on(vec![on], sinks, NetConfig::TCP, |_| DeviceNeighbours::NoLink);
-        let wake = Arc::<Wake>::default();
-        let binding = Binding::new(SocketId(0), "[::]:53".parse().unwrap());
-        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
-        let socket = Endpoint::new(Arc::clone(&state), entry, wake, None);
+        let socket = bound(&state, "[::]:53".parse().unwrap());
         let [from, to] = [9, 1].map(|last| Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last));
-        let mut bytes = Vec::new();
         let builder = etherparse::PacketBuilder::ipv6(from.octets(), to.octets(), 64);
-        builder.udp(4000, 53).write(&mut bytes, &[7; 3]).unwrap();
-        let mut frame = pool(1).allocate(100).unwrap();
-        frame.copy_from(&bytes);
-        let len_bytes = frame.len_bytes();
-        let mut packet = Packet::received(frame, Arrival(1), len_bytes, Link::Ip);
-        packet.headers = parse(&bytes, len_bytes, Link::Ip, Verify::Checksums);
+        let packet = received(&mut pool(1), Link::Ip, builder.udp(4000, 53));
         let expected = ["[fe80::9%7]:4000", "[fe80::1%7]:53"].map(|text| text.parse().unwrap());
         let received = socket.read_message(&packet, &mut [0; 3]);
         assert_eq!([received.source, received.destination], expected);
@@ -390,22 +407,14 @@ mod tests {
     /// A CPU that sleeps wakes, and repeats the solicitation though no packet comes.
     #[test]
     fn promise_8_waiting_send_wakes_a_cpu() {
-        let on = device(0);
-        let identity = Identity { mac: Some([2; 6]), ..Identity::clone(&on.identity.load()) };
-        on.identity.store(Arc::new(identity));
-        let sinks = vec![vec![Box::new(Recording::default()) as _]];
-        let own = |on: &NetDevice| DeviceNeighbours::Own(Arc::clone(&on.learned));
-        let state = host_on(vec![on], sinks, NetConfig::TCP, own);
+        let state = learning_host(Recording::default(), [2; 6]);
         let rings = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&rings);
         let ring = move || {
             counted.fetch_add(1, Ordering::Relaxed);
         };
         state.tcp.set_wakers(vec![Arc::new(ring)]);
-        let wake = Arc::<Wake>::default();
-        let binding = Binding::new(SocketId(0), SocketAddr::new(own_address(0), 53));
-        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
-        let socket = Endpoint::new(Arc::clone(&state), entry, wake, None);
+        let socket = bound(&state, SocketAddr::new(own_address(0), 53));
         let mut host = CpuHost::new(CpuIndex(0), Arc::clone(&state));
         assert_eq!(host.sleep_max_ns(), None);
         let datagram = Transmit::new(&[7; 100], neighbour(0));
@@ -415,5 +424,41 @@ mod tests {
         assert!(stack.sleep_max_ns().is_some());
         state.end();
         assert_eq!(stack.sleep_max_ns(), None);
+    }
+
+    /// Requests from spoofed addresses are answered as they came. They cost few solicitations, and nobody that is waited for.
+    #[test]
+    fn udp_25_spoofed_requests_solicit_few() {
+        const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
+        const THEIRS: [u8; 6] = [2, 9, 9, 9, 9, 9];
+        let sink = Recording::default();
+        let lens = Arc::clone(&sink.lens);
+        let state = learning_host(sink, OURS);
+        let socket = bound(&state, SocketAddr::new(own_address(0), 53));
+        let send = |to| {
+            let datagram = Transmit::new(&[7; 100], to);
+            socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
+            std::mem::take(&mut *lens.lock().unwrap())
+        };
+        let began = Instant::now();
+        assert_eq!(send(neighbour(0)).len(), 1, "the solicitation");
+        let (mut answers, mut asks, mut pool) = (0, 0, pool(1));
+        for number in 0..10_000u16 {
+            let [high, low] = number.to_be_bytes();
+            let source = [10, 9, 64 + high, low];
+            let builder = etherparse::PacketBuilder::ethernet2(THEIRS, OURS);
+            let builder = builder.ipv4(source, [10, 9, 0, 1], 64).udp(4000, 53);
+            let packet = received(&mut pool, Link::Ethernet, builder);
+            let request = socket.read_message(&packet, &mut [0; 3]);
+            pool.put(packet.frame);
+            let sent = send(request.source);
+            answers += sent.iter().filter(|&&len| len == 100).count();
+            asks += sent.iter().filter(|&&len| len != 100).count();
+        }
+        let elapsed_s = usize::try_from(began.elapsed().as_secs()).unwrap() + 1;
+        assert_eq!(answers, 10_000);
+        assert!(asks <= (1 + elapsed_s) * ANSWERED_MAX as usize, "{asks} in {elapsed_s} s");
+        let neighbours = state.devices[0].learned();
+        assert_eq!((neighbours.waiting(), neighbours.drops()), (1, NeighbourDrops::default()));
     }
 }

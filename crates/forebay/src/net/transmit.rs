@@ -22,7 +22,7 @@ use rustix::io::Errno;
 
 use super::fragment_ids::FragmentIds;
 use super::message::Transmit;
-use super::neighbours::{DeviceNeighbours, Hop};
+use super::neighbours::{DeviceNeighbours, Hop, WayBack};
 pub(super) use last_sent::LastSent;
 pub(super) use queue::{Clearings, Flushed, TransmitQueue};
 
@@ -127,8 +127,8 @@ impl Transmitter {
     }
 
     /// Gathers a payload as one datagram, in fragments if it may leave in them, or as several of
-    /// one segment size: all that it becomes, or nothing. The next [`flush`](TransmitQueue::flush)
-    /// sends it.
+    /// one segment size: all that it becomes, or nothing. An answer may go the way `back` that its
+    /// datagram came. The next [`flush`](TransmitQueue::flush) sends it.
     ///
     /// # Errors
     /// As [`SendForm::of`]; `WouldBlock` if not enough memory is free, which a flush may change;
@@ -137,14 +137,18 @@ impl Transmitter {
         &mut self,
         device: usize,
         on: &Identity,
-        between: Between,
+        (between, back): (Between, Option<WayBack>),
         (payload, marks): (&[u8], SentMarks),
     ) -> io::Result<Gathered> {
         let form = SendForm::of(payload.len(), marks, between, on)?;
         self.look_at_clock(device);
         let Self { now_ns, pool, paths, .. } = self;
         let SendPath { neighbours, gathered, .. } = &mut paths[device];
-        let hop = neighbours.hop_to(between.destination.ip(), on, *now_ns, (pool, gathered));
+        let (to, out) = (between.destination.ip(), (pool, gathered));
+        let hop = match back.filter(|back| back.leads_to(to, on)) {
+            Some(back) => Hop::Known(neighbours.hop_of_answer(on, *now_ns, back, out)),
+            None => neighbours.hop_to(to, on, *now_ns, out),
+        };
         let link_addresses = match hop {
             Hop::Known(link_addresses) => link_addresses,
             Hop::Sought(_) => on.mac.map(|from| LinkAddresses { to: [0; 6], from }),

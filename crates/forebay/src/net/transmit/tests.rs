@@ -15,7 +15,6 @@ use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;
 
 use super::super::NetConfig;
-use super::super::neighbours::WayBack;
 use super::super::rig::{Recording, host, pool};
 use super::*;
 
@@ -100,7 +99,7 @@ fn gather(
 ) -> io::Result<Gathered> {
     let between = Between { source: SENT.parse().unwrap(), destination: TO.parse().unwrap() };
     let marks = SentMarks { gso_size, may_fragment: gso_size == 0, ..SentMarks::default() };
-    transmitter.gather(0, on, between, (&vec![7; len], marks))
+    transmitter.gather(0, on, (between, None), (&vec![7; len], marks))
 }
 
 fn errno(result: io::Result<Gathered>) -> Option<Errno> {
