@@ -11,7 +11,6 @@ use forebay_sys::neighbour;
 use rustix::io::Errno;
 
 use super::super::endpoint::plain;
-use super::super::routes::is_link_local;
 use super::super::shared::NetState;
 use super::shards::ShardSocket;
 use super::stream::TcpStream;
@@ -76,6 +75,13 @@ fn check_destination(shared: &NetState, to: IpAddr) -> io::Result<()> {
         return Err(io::Error::new(io::ErrorKind::Unsupported, why));
     }
     Ok(())
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
 }
 
 /// Opens a connection with these ends.
