@@ -435,6 +435,7 @@ mod tests {
         let lens = Arc::clone(&sink.lens);
         let state = learning_host(sink, OURS);
         let socket = bound(&state, SocketAddr::new(own_address(0), 53));
+        socket.options.is_nonblocking.store(true, Ordering::Relaxed);
         let send = |to| {
             let datagram = Transmit::new(&[7; 100], to);
             socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
