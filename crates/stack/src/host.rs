@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, MutexGuard};
 
+use forebay_buf::Pool;
 use forebay_rx::Packet;
 use forebay_rx::cpu::RxQueue;
 
@@ -34,6 +35,12 @@ pub trait Host: fmt::Debug + Send {
 
     /// Device that an rx queue belongs to.
     fn device_of(&self, queue: RxQueue) -> usize;
+
+    /// Number of devices. Called about ten times a second, and before each sleep.
+    fn device_count(&self) -> usize;
+
+    /// Lends packet memory of the CPU, for packets that no batch causes. Called about ten times a second.
+    fn with_pool(&self, act: &mut dyn FnMut(&mut Pool));
 
     /// Identity of this host on a device.
     fn identity(&self, device: usize) -> Arc<Identity>;

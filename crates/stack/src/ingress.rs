@@ -1,9 +1,12 @@
 //! Stack: the third spine. Runs on the CPU that packets are delivered on, and carries the batch's
 //! packets addressed to this host to the sockets of their readers.
 
+mod expiry; // what is due without packets
+
 use std::mem::take;
 use std::sync::Arc;
 
+use expiry::Expiry;
 use forebay_buf::Pool;
 use forebay_rx::coalesce::cut;
 use forebay_rx::cpu::CpuId;
@@ -21,9 +24,6 @@ use crate::socket::connection_id;
 use crate::socket::queue::{Enqueue, SocketQueueProducer};
 use crate::socket::reclaim::{BufferReclaimer, ReclaimPolicy};
 use crate::socket::table::{FoundSocket, LookupKey, SocketTable};
-
-/// Interval between two expiry checks of fragments and neighbours, in ns.
-const EXPIRE_NS: u64 = 100_000_000;
 
 /// Upper bound on producers checked per turn after sockets were closed.
 const SWEPT_A_TURN: usize = 64;
@@ -60,10 +60,8 @@ pub struct Stack {
     found: Vec<SocketId>,
     /// Sockets whose readers are woken at the end of the turn.
     sleepers: Vec<SocketId>,
-    /// Fragments that reassembly gave up; empty between turns.
-    expired: Vec<(Packet, NetworkDrop)>,
-    /// Time of the last expiry check, in ns.
-    expired_ns: u64,
+    /// Checks for expired fragments and neighbours.
+    expiry: Expiry,
     /// Packets to be sent out of the device that a batch arrived on; empty between batches.
     answers: Vec<Packet>,
     /// Neighbour observations of a batch; empty between batches.
@@ -103,7 +101,7 @@ impl Stack {
             producer_index,
             network,
             table: Arc::clone(host.table()),
-            expired_ns: host.now_ns(),
+            expiry: Expiry::default(),
             host,
             producers: Vec::new(),
             closed: 0,
@@ -117,7 +115,6 @@ impl Stack {
             apart: Vec::new(),
             found: Vec::new(),
             sleepers: Vec::new(),
-            expired: Vec::new(),
             answers: Vec::new(),
             observations: Vec::new(),
         }
@@ -224,17 +221,6 @@ impl Stack {
         }
         segments.drain(..).for_each(|segment| self.receive(segment, context));
         self.tunnelled = segments;
-    }
-
-    /// Drops expired fragments, solicits unresolved neighbours again, and drops the packets of
-    /// neighbours that did not answer.
-    fn expire(&mut self, device: usize, context: &mut RxContext<'_>) {
-        self.network.expire(context.now_ns, &mut self.expired);
-        self.expired.drain(..).for_each(|(packet, _)| context.pool.put(packet.frame));
-        let mut given_up = Vec::new();
-        let out = (&mut *context.pool, &mut *context.answers);
-        self.host.neighbours(device).tick(context.identity, context.now_ns, out, &mut given_up);
-        given_up.drain(..).for_each(|packet| context.pool.put(packet.frame));
     }
 
     /// Records the batch's neighbour observations. Packets queued for a neighbour now resolved join
@@ -434,12 +420,7 @@ impl Handler for Stack {
             observations: &mut observations,
         };
         self.turn(batch.packets, &mut context);
-        // First: who answers in the batch that tells the time has answered in time.
         self.learn(device, &mut context);
-        if context.now_ns.saturating_sub(self.expired_ns) >= EXPIRE_NS {
-            self.expired_ns = context.now_ns;
-            self.expire(device, &mut context);
-        }
         if !answers.is_empty() {
             self.host.send(device, &mut answers);
         }
@@ -448,10 +429,11 @@ impl Handler for Stack {
 
     fn tick(&mut self, now_ns: u64) {
         self.host.tick(now_ns);
+        self.expire_if_due(now_ns);
     }
 
     fn sleep_max_ns(&mut self) -> Option<u64> {
-        self.host.sleep_max_ns()
+        self.host.sleep_max_ns().into_iter().chain(self.expiry_ns()).min()
     }
 }
 

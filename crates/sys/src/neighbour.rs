@@ -68,14 +68,7 @@ impl NextHops {
         by: InterfaceIndex,
     ) -> io::Result<Option<IpAddr>> {
         let route = route_to(&mut self.0, destination, Some(by))?;
-        Ok(route.map(|route| {
-            let gateway = route.attributes.iter().find_map(|attribute| match attribute {
-                RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => Some(IpAddr::V4(*gateway)),
-                RouteAttribute::Gateway(RouteAddress::Inet6(gateway)) => Some(IpAddr::V6(*gateway)),
-                _ => None,
-            });
-            gateway.unwrap_or(destination)
-        }))
+        Ok(route.map(|route| gateway_of(&route).unwrap_or(destination)))
     }
 
     /// Link-layer address of a neighbour, if the kernel has a valid entry.
@@ -125,6 +118,23 @@ impl NextHops {
 /// If the netlink request fails, or the route forbids to send.
 pub fn has_route(destination: IpAddr) -> io::Result<bool> {
     Ok(route_to(&mut NetlinkSocket::of_routes()?, destination, None)?.is_some())
+}
+
+/// True if the kernel's route to a destination by an interface leads over a gateway.
+///
+/// # Errors
+/// If the netlink request fails, or the route forbids to send.
+pub fn has_gateway(destination: IpAddr, by: InterfaceIndex) -> io::Result<bool> {
+    let route = route_to(&mut NetlinkSocket::of_routes()?, destination, Some(by))?;
+    Ok(route.is_some_and(|route| gateway_of(&route).is_some()))
+}
+
+fn gateway_of(route: &RouteMessage) -> Option<IpAddr> {
+    route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => Some(IpAddr::V4(*gateway)),
+        RouteAttribute::Gateway(RouteAddress::Inet6(gateway)) => Some(IpAddr::V6(*gateway)),
+        _ => None,
+    })
 }
 
 /// The kernel's route to a destination, by any interface or a given one.

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{Pool, Region};
 use forebay_rx::{Packet, RxQueue};
 use forebay_stack::Host;
 use forebay_stack::network::neighbours::Neighbours;
@@ -37,6 +39,8 @@ pub struct FixedHost {
     pub sent: SentPackets,
     /// Time, in ns.
     pub now_ns: Arc<AtomicU64>,
+    /// Memory for packets that no batch causes.
+    pool: Mutex<Pool>,
 }
 
 impl FixedHost {
@@ -50,8 +54,16 @@ impl FixedHost {
             policy: Arc::default(),
             sent: SentPackets::default(),
             now_ns: Arc::new(AtomicU64::new(1)),
+            pool: Mutex::new(pool()),
         }
     }
+}
+
+/// Packet memory of 8 frames.
+fn pool() -> Pool {
+    let share = vec![ChunkClass { chunk_bytes: 512, chunks: 8 }];
+    let region = Region::allocate(region_bytes(std::slice::from_ref(&share)));
+    carve(region, &[share]).unwrap().remove(0)
 }
 
 impl Host for FixedHost {
@@ -77,6 +89,16 @@ impl Host for FixedHost {
 
     fn device_of(&self, _queue: RxQueue) -> usize {
         0
+    }
+
+    fn device_count(&self) -> usize {
+        1
+    }
+
+    fn with_pool(&self, act: &mut dyn FnMut(&mut Pool)) {
+        let mut pool = self.pool.lock().unwrap();
+        act(&mut pool);
+        pool.flush();
     }
 
     fn identity(&self, _device: usize) -> Arc<Identity> {

@@ -18,6 +18,8 @@ use super::transmit::Between;
 pub struct Datagram {
     pub(super) packet: Packet,
     pub(super) answer: Option<Reply>,
+    /// Scope of link-local addresses on the device that it came in on.
+    scope_id: u32,
     /// Linear copy of a payload that is spread over several frames.
     together: Option<Box<[u8]>>,
     /// `truesize` of returned frames that are still charged to the socket.
@@ -44,10 +46,10 @@ impl fmt::Display for NoRoom {
 impl std::error::Error for NoRoom {}
 
 impl Datagram {
-    pub(super) fn of(packet: Packet) -> Self {
+    pub(super) fn of(packet: Packet, scope_id: u32) -> Self {
         let is_apart = packet.shape() == Shape::FragList;
         let together = is_apart.then(|| joined(&packet));
-        Self { packet, answer: None, together, freed_bytes: 0 }
+        Self { packet, answer: None, scope_id, together, freed_bytes: 0 }
     }
 
     /// Payload: of merged datagrams, that of the first one; once answered, the answer.
@@ -84,18 +86,19 @@ impl Datagram {
         self.packet.gso_size()
     }
 
-    /// Sender.
+    /// Sender. A link-local address has the scope of the device, if the kernel has that.
     #[must_use]
     pub fn source(&self) -> SocketAddr {
         let Between { destination: sender, .. } = self.way_back();
-        sender
+        scoped(sender, self.scope_id)
     }
 
-    /// Destination: an address of this host, or a multicast or broadcast address.
+    /// Destination: an address of this host, or a multicast or broadcast address. A link-local address has a scope as that of
+    /// the sender has.
     #[must_use]
     pub fn destination(&self) -> SocketAddr {
         let Between { source: receiver, .. } = self.way_back();
-        receiver
+        scoped(receiver, self.scope_id)
     }
 
     /// Time of arrival, in ns since 1970; 0 if the device has no timestamps.
@@ -199,6 +202,15 @@ pub(super) fn traffic_class_of(packet: &Packet) -> u8 {
 
 pub(super) fn ttl_of(packet: &Packet) -> u8 {
     packet.view().ttl().unwrap_or(0)
+}
+
+/// An address as programs know it: with a scope if it is link-local (`ipv6_iface_scope_id`).
+pub(super) fn scoped(address: SocketAddr, scope_id: u32) -> SocketAddr {
+    let SocketAddr::V6(mut v6) = address else { return address };
+    if v6.ip().is_unicast_link_local() {
+        v6.set_scope_id(scope_id);
+    }
+    v6.into()
 }
 
 /// Payload of a datagram in several frames.

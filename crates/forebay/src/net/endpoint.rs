@@ -14,12 +14,14 @@ use forebay_stack::socket::{SocketId, shown};
 use forebay_sys::readiness::ReadinessDescriptor;
 use rustix::io::Errno;
 
-use super::datagram::{Datagram, Datagrams, traffic_class_of, ttl_of};
+use super::datagram::{Datagram, Datagrams, scoped, traffic_class_of, ttl_of};
 use super::message::{DeviceIndex, Received};
+use super::neighbours::WayBack;
 use super::options::Options;
 use super::shared::{BoundEntry, NetState};
 use super::transmit::LastSent;
 use super::wake::Wake;
+use super::ways_back::WaysBack;
 
 /// One socket, shared by all handles to it.
 pub(super) struct Endpoint {
@@ -37,6 +39,8 @@ pub(super) struct Endpoint {
     pub(super) options: Options,
     /// Keeps the datagrams of each flow in order.
     pub(super) last_sent: LastSent,
+    /// Ways back to those whose datagrams came by devices that only this process has.
+    ways_back: WaysBack,
     /// Multicast groups joined.
     pub(super) joined: Mutex<Vec<Membership>>,
     /// Reserves the port against other programs of the kernel, and sends datagrams whose next hop
@@ -73,6 +77,7 @@ impl Endpoint {
             wake,
             options: Options::new(is_followed),
             last_sent: LastSent::default(),
+            ways_back: WaysBack::default(),
             joined: Mutex::default(),
             reserved,
         }
@@ -110,14 +115,16 @@ impl Endpoint {
         }
         let remote = plain(to);
         let routes = self.shared.routes();
-        let (device, own) = routes.find(remote.ip()).ok_or(Errno::NETUNREACH)?;
-        self.check_broadcast(remote, &routes.identity(device))?;
         let mut local = self.local();
+        let named = Some(local).filter(|local| !plain(*local).ip().is_unspecified());
+        let (device, own) = routes.find_named_between(named, to).ok_or(Errno::NETUNREACH)?;
+        self.check_broadcast(remote, &routes.identity(device))?;
         // As in the kernel, connecting gives the socket an address.
         if plain(local).ip().is_unspecified()
             && let Some(own) = own
         {
-            local = self.shown(SocketAddr::new(own, local.port()));
+            let scope_id = routes.scope_on(device);
+            local = self.shown(scoped(SocketAddr::new(own, local.port()), scope_id));
         }
         let mut peer = self.peer();
         *peer = Some(Peer { local, remote: to });
@@ -143,6 +150,23 @@ impl Endpoint {
         self.shared.flows().read_here(flows, self.is_connected.load(Ordering::Relaxed));
     }
 
+    /// Records the way that a datagram came by a device that only this process has.
+    fn record_way(&self, packet: &Packet) {
+        if self.is_ours_alone(packet.headers.device.into()) {
+            self.ways_back.record(packet);
+        }
+    }
+
+    /// Way back to a source of datagrams that came by a device.
+    pub(super) fn way_back(&self, device: usize, source: IpAddr) -> Option<WayBack> {
+        if self.is_ours_alone(device) { self.ways_back.find(device, source) } else { None }
+    }
+
+    /// True if only this process has the device.
+    fn is_ours_alone(&self, device: usize) -> bool {
+        self.shared.devices.get(device).is_some_and(|device| device.kernels.is_none())
+    }
+
     /// Copies as much as fits, and records that the flow is read on this CPU.
     pub(super) fn read(&self, packet: &Packet, buffer: &mut [u8]) -> (usize, SocketAddr) {
         let Received { len, source, .. } = self.read_message(packet, buffer);
@@ -154,12 +178,15 @@ impl Endpoint {
         if self.options.is_followed.load(Ordering::Relaxed) {
             self.read_here(std::iter::once(packet.hash));
         }
+        self.record_way(packet);
         let len = packet.copy_payload(buffer);
         let view = packet.view();
         let (from, to) = view.ports().unwrap_or_default();
         let nobody = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        let shown =
-            |ip: Option<IpAddr>, port| self.shown(SocketAddr::new(ip.unwrap_or(nobody), port));
+        let scope_id = self.shared.routes().scope_on(packet.headers.device.into());
+        let shown = |ip: Option<IpAddr>, port| {
+            self.shown(scoped(SocketAddr::new(ip.unwrap_or(nobody), port), scope_id))
+        };
         Received {
             len,
             is_truncated: len < usize::from(packet.headers.payload_len),
@@ -185,7 +212,12 @@ impl Endpoint {
         max: usize,
     ) -> Option<usize> {
         let datagrams = &mut batch.datagrams;
-        let count = reader.take(max, |packet| datagrams.push(Datagram::of(packet)));
+        let routes = self.shared.routes();
+        let count = reader.take(max, |packet| {
+            self.record_way(&packet);
+            let scope_id = routes.scope_on(packet.headers.device.into());
+            datagrams.push(Datagram::of(packet, scope_id));
+        });
         if count == 0 {
             return None;
         }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, MutexGuard};
 
 use arc_swap::{ArcSwap, Cache};
+use forebay_buf::Pool;
 use forebay_rx::{Packet, RxQueue};
 use forebay_stack::Host;
 use forebay_stack::network::neighbours::Neighbours;
@@ -59,6 +60,14 @@ impl Host for CpuHost {
 
     fn device_of(&self, queue: RxQueue) -> usize {
         self.shared.device_of(queue)
+    }
+
+    fn device_count(&self) -> usize {
+        self.shared.devices.len()
+    }
+
+    fn with_pool(&self, act: &mut dyn FnMut(&mut Pool)) {
+        act(self.shared.transmitter_of(self.index).pool());
     }
 
     fn identity(&self, device: usize) -> Arc<Identity> {

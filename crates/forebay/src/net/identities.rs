@@ -1,6 +1,6 @@
 //! Addresses of this host on each device.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
@@ -9,9 +9,10 @@ use forebay_stack::network::neighbours::Neighbours as Learned;
 use forebay_stack::network::{Identity, Prefix};
 use forebay_sys as sys;
 use forebay_sys::error::{Error, Result};
-use forebay_sys::interface::{Interface, MacAddress};
+use forebay_sys::interface::{Interface, InterfaceIndex, MacAddress};
 use forebay_sys::neighbour;
 
+use super::routes::Gateways;
 use super::shared::NetDevice;
 
 /// Addresses of this host on a device.
@@ -52,6 +53,10 @@ impl Addresses {
 /// Default MTU of devices.
 const ETHERNET_MTU: u32 = 1500;
 
+/// Destinations beyond all subnets (RFC 5737, RFC 3849), for which the kernel is asked for its default routes.
+const ANYWHERE_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+const ANYWHERE_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
+
 /// Device index of each rx queue.
 pub(super) fn device_by_queue(devices: &[Device]) -> Vec<usize> {
     let queues = |(index, device): (usize, &Device)| vec![index; device.sources.len()];
@@ -86,10 +91,15 @@ pub(super) fn of_devices(devices: &[Device], named: &[Addresses]) -> Result<Vec<
                 (Identity { mac, addresses, groups: Vec::new(), mtu, is_whole_host }, None)
             }
         };
+        let gateways = Gateways::default();
+        if let Some(interface) = kernels {
+            find_gateways(interface, &gateways);
+        }
         Ok(NetDevice {
             name: device.name.clone(),
             identity: ArcSwap::from_pointee(identity),
             kernels,
+            gateways,
             learned: Arc::new(Mutex::new(Learned::new(sys::random_key()))),
         })
     };
@@ -105,13 +115,14 @@ fn no_addresses(device: &Device, other_end: &str) -> Error {
 /// Reads the kernel's addresses again.
 pub(super) fn refresh(devices: &[NetDevice]) -> Result<()> {
     for device in devices {
-        if device.kernels.is_some() {
+        if let Some(interface) = device.kernels {
             let takes_all = device.identity.load().is_whole_host;
             let found = of_kernel(&Interface::named(&device.name)?, takes_all)?;
             device.identity.rcu(|identity| {
                 let groups = identity.groups.clone();
                 Identity { groups, ..found.clone() }
             });
+            find_gateways(interface, &device.gateways);
         }
     }
     Ok(())
@@ -133,6 +144,12 @@ fn of_kernel(interface: &Interface, is_whole_host: bool) -> Result<Identity> {
         mtu: interface.mtu,
         is_whole_host,
     })
+}
+
+/// Asks the kernel for gateways on an interface. Without an answer there are none: the first device leads everywhere.
+fn find_gateways(interface: InterfaceIndex, gateways: &Gateways) {
+    let has = |anywhere| neighbour::has_gateway(anywhere, interface).unwrap_or(false);
+    gateways.set(has(ANYWHERE_V4), has(ANYWHERE_V6));
 }
 
 fn prefixes(addresses: &[(IpAddr, u8)]) -> Vec<Prefix> {

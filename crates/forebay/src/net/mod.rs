@@ -54,6 +54,7 @@ mod memberships; // multicast groups
 pub mod message; // datagrams with control data
 mod neighbours; // next hops and their link-layer addresses
 mod options; //    options of a socket
+mod routes; //     device and source address for a destination
 mod sending; //    from a socket to the transmit path
 mod shared; //     state shared by sockets and stacks
 mod snmp; //       counters in the lines of /proc/net/snmp
@@ -64,6 +65,7 @@ mod tcp; //        TCP connections and listeners
 mod unbound; //    sockets that are not bound yet
 mod unsent; //     counters of datagrams not sent
 mod wake; //       wake-up of readers
+mod ways_back; //  ways that datagrams came
 mod waiting; //    sleep until a socket is readable or writable
 
 use std::net::{SocketAddr, ToSocketAddrs};

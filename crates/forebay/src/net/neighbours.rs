@@ -163,21 +163,26 @@ impl DeviceNeighbours {
         known.and_then(|lladdr| link_addresses(lladdr, on)).or(back)
     }
 
-    /// Finds the link-layer addresses for a segment that answers a packet. Neighbours that are learned here are solicited meanwhile, for segments that
-    /// answer nothing.
+    /// Finds the link-layer addresses for a segment that answers a packet. Of neighbours that are learned here, some unknown
+    /// ones are solicited meanwhile, for segments that answer nothing.
     pub(super) fn hop_of_answer(
         &mut self,
         on: &Identity,
         now_ns: u64,
-        WayBack { source, link_addresses }: WayBack,
-        out: (&mut Pool, &mut Vec<Packet>),
+        WayBack { source, link_addresses: back }: WayBack,
+        (pool, asks): (&mut Pool, &mut Vec<Packet>),
     ) -> Option<LinkAddresses> {
         match self {
-            Self::Kernel(_) => self.hop_back(source, on, now_ns, Some(link_addresses)),
-            Self::NoLink | Self::Own(_) => match self.hop_to(source, on, now_ns, out) {
-                Hop::Known(link_addresses) => link_addresses,
-                Hop::Sought(_) | Hop::Unknown => Some(link_addresses),
-            },
+            Self::Kernel(_) => self.hop_back(source, on, now_ns, Some(back)),
+            Self::NoLink => None,
+            Self::Own(learned) => {
+                let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
+                let resolved = learned.resolve_answered(source, on, now_ns, pool);
+                match resolved.map_or(Hop::Unknown, |resolved| hop(resolved, source, on, asks)) {
+                    Hop::Known(link_addresses) => link_addresses,
+                    Hop::Sought(_) | Hop::Unknown => Some(back),
+                }
+            }
         }
     }
 
@@ -205,7 +210,12 @@ fn resolve(
     (pool, asks): (&mut Pool, &mut Vec<Packet>),
 ) -> Hop {
     let mut learned = learned.lock().unwrap_or_else(PoisonError::into_inner);
-    match learned.resolve(neighbour, on, now_ns, pool) {
+    hop(learned.resolve(neighbour, on, now_ns, pool), neighbour, on, asks)
+}
+
+/// Hop to a neighbour that was looked up. A solicitation to be sent goes to `asks`.
+fn hop(resolved: Resolved, neighbour: IpAddr, on: &Identity, asks: &mut Vec<Packet>) -> Hop {
+    match resolved {
         Resolved::Mac(lladdr) => Hop::Known(link_addresses(lladdr, on)),
         Resolved::Probe(lladdr, packet) => {
             asks.push(packet);

@@ -14,6 +14,7 @@ use forebay_stack::socket::reclaim::SharedPolicy;
 use forebay_stack::tcp::TcpConfig;
 
 use super::neighbours::DeviceNeighbours;
+use super::routes::Gateways;
 use super::shared::{CpuIndex, NetDevice, NetParts, NetState};
 use super::transmit::{Between, Gathered, SentMarks, TransmitQueue};
 
@@ -29,35 +30,46 @@ pub(super) fn neighbour(device: usize) -> SocketAddr {
 
 /// A host with these transmit queues, one for each CPU: a sink for each device.
 pub(super) fn host(queues: Vec<Vec<Box<dyn Sink>>>, tcp: TcpConfig) -> Arc<NetState> {
-    let device = |device| {
-        let addresses = vec![Prefix { address: own_address(device), bits: 24 }];
-        NetDevice {
-            name: format!("test{device}"),
-            identity: ArcSwap::from_pointee(Identity {
-                addresses,
-                mtu: 1500,
-                ..Identity::default()
-            }),
-            kernels: None,
-            learned: Arc::default(),
-        }
-    };
-    let devices = queues[0].len();
+    let devices = (0..queues[0].len()).map(device).collect();
+    host_on(devices, queues, tcp, |_| DeviceNeighbours::NoLink)
+}
+
+/// A device that only this process has.
+pub(super) fn device(device: usize) -> NetDevice {
+    let addresses = vec![Prefix { address: own_address(device), bits: 24 }];
+    NetDevice {
+        name: format!("test{device}"),
+        identity: ArcSwap::from_pointee(Identity { addresses, mtu: 1500, ..Identity::default() }),
+        kernels: None,
+        gateways: Gateways::default(),
+        learned: Arc::default(),
+    }
+}
+
+/// A host with these devices, and next hops on them.
+pub(super) fn host_on(
+    devices: Vec<NetDevice>,
+    queues: Vec<Vec<Box<dyn Sink>>>,
+    tcp: TcpConfig,
+    neighbours: impl Fn(&NetDevice) -> DeviceNeighbours,
+) -> Arc<NetState> {
+    let counters = queues.iter().map(|_| Arc::default()).collect();
     let state = Arc::new(NetState::new(NetParts {
         cpus: (0..queues.len()).map(|cpu| CpuId(u16::try_from(cpu).unwrap())).collect(),
-        devices: (0..devices).map(device).collect(),
-        queues: (0..devices).collect(),
+        queues: (0..devices.len()).collect(),
+        devices,
         policy: SharedPolicy::default(),
         no_copy_cache: None,
         rmem_default: 1 << 20,
         rmem_max: 1 << 20,
         seed: 1,
         tcp,
-        counters: Vec::new(),
+        counters,
         division: None,
     }));
     let with_next_hops = |sinks: Vec<Box<dyn Sink>>| {
-        let paths = sinks.into_iter().map(|sink| (sink, DeviceNeighbours::NoLink)).collect();
+        let hops = state.devices.iter().map(&neighbours);
+        let paths = sinks.into_iter().zip(hops).collect();
         let (ids, clock) = (Arc::clone(&state.fragment_ids), state.tcp.clock().clone());
         TransmitQueue::new((pool(64), ids, clock), paths)
     };
@@ -72,7 +84,8 @@ pub(super) fn gather_to(state: &NetState, (cpu, device): (usize, usize), len: us
     let between = Between { source, destination: neighbour(device) };
     let on = state.routes().identity(device);
     let payload = (&vec![7; len][..], SentMarks::default());
-    let gathered = state.transmitter_of(CpuIndex(cpu)).gather(device, &on, between, payload);
+    let gathered =
+        state.transmitter_of(CpuIndex(cpu)).gather(device, &on, (between, None), payload);
     assert_eq!(gathered.unwrap(), Gathered::Yes);
 }
 

@@ -13,7 +13,8 @@ use rustix::io::Errno;
 use super::datagram::{Datagram, Datagrams};
 use super::endpoint::{Endpoint, plain};
 use super::message::Transmit;
-use super::shared::{CpuIndex, Routes};
+use super::routes::{Routes, is_link_local, scope_of};
+use super::shared::CpuIndex;
 use super::transmit::{Between, Gathered, SendForm, SentMarks};
 
 /// Time of the device's doorbell: with this datagram, or later for a batch.
@@ -60,11 +61,12 @@ impl Endpoint {
                 return Ok(of.payload.len()); // does not leave the host (`ip_mc_output`)
             }
         }
+        let way = (between, self.way_back(device, to.ip()));
         let (mut patience, mut has_flushed) = (self.patience(), false);
         let next = || self.last_sent.next(index, to, |index| self.shared.transmitter_of(index));
         let (mut by, mut transmitter) = next();
         loop {
-            match transmitter.gather(device, &identity, between, (of.payload, marks)) {
+            match transmitter.gather(device, &identity, way, (of.payload, marks)) {
                 Ok(Gathered::Yes) => break,
                 Ok(Gathered::NextUnknown) => {
                     drop(transmitter); // not held across a system call
@@ -82,7 +84,11 @@ impl Endpoint {
                 Err(error) => return Err(error),
             }
         }
+        let has_held = transmitter.take_held();
         drop(transmitter);
+        if has_held {
+            self.shared.tcp.look_soon(by);
+        }
         if flush == Flush::Now || by != index {
             self.shared.flush(by, device).map_err(io::Error::other)?;
         }
@@ -127,26 +133,28 @@ impl Endpoint {
         to: SocketAddr,
         routes: &Routes<'_>,
     ) -> io::Result<(usize, SocketAddr)> {
-        let by_option = || self.options.multicast_device().filter(|_| to.ip().is_multicast());
+        let bound = self.local();
+        let is_bound = !bound.ip().is_unspecified() && !plain(bound).ip().is_multicast();
+        let asked = of.source.map(|source| source.to_canonical()).filter(|ip| !ip.is_unspecified());
+        let own = asked.map(|ip| SocketAddr::new(ip, 0)).or(is_bound.then_some(bound));
+        let has_option = to.ip().is_multicast() && scope_of(of.destination).is_none();
+        let by_option = || self.options.multicast_device().filter(|_| has_option);
         let found = match of.device.or_else(by_option) {
             Some(device) if device.index() >= self.shared.devices.len() => {
                 return Err(Errno::NODEV.into());
             }
             Some(device) => routes.find_by(device.index(), to.ip()),
-            None => routes.find(to.ip()),
+            None => routes.find_named_between(own, of.destination),
         };
         let Some((device, address)) = found else {
             self.shared.unsent.count_no_route(to.ip());
             return Err(Errno::NETUNREACH.into());
         };
-        let bound = plain(self.local());
-        let asked = of.source.map(|source| source.to_canonical()).filter(|ip| !ip.is_unspecified());
         // Source must be an address of this host (`ip_route_output_key`, `ip6_datagram_send_ctl`).
         if asked.is_some_and(|asked| !routes.is_own(asked)) {
             return Err(if to.is_ipv4() { Errno::NETUNREACH } else { Errno::INVAL }.into());
         }
-        let is_bound = !bound.ip().is_unspecified() && !bound.ip().is_multicast();
-        let own = asked.or(if is_bound { Some(bound.ip()) } else { address });
+        let own = own.map(|own| plain(own).ip()).or(address);
         Ok((device, SocketAddr::new(own.ok_or(Errno::NETUNREACH)?, bound.port())))
     }
 
@@ -196,9 +204,10 @@ impl Endpoint {
             self.shared.unsent.count_discard(to.ip());
             return Ok(of.payload.len());
         };
+        let is_by_device = of.device.is_some() || to.ip().is_multicast() || is_link_local(to.ip());
         let control = SendControl {
             source: Some(between.source.ip()),
-            interface: interface.filter(|_| of.device.is_some() || to.ip().is_multicast()),
+            interface: interface.filter(|_| is_by_device),
             traffic_class: marks.tos,
             // An IPv4 TTL of 0 is the multicast TTL, which the kernel's socket has, too.
             ttl: Some(marks.ttl).filter(|&ttl| ttl > 0 || to.is_ipv6()),
@@ -232,7 +241,8 @@ impl Endpoint {
             };
             batch.gone_bytes += packet.frame.truesize() + freed_bytes;
             let to = answer.between.destination.ip();
-            let Some((device, address)) = routes.find(to) else {
+            let came_by = usize::from(packet.headers.device);
+            let Some((device, address)) = routes.find_back(answer.between, came_by) else {
                 self.shared.unsent.count_no_route(to);
                 transmitter.put(packet);
                 continue;
@@ -278,13 +288,57 @@ mod tests {
     use std::sync::{Arc, Barrier};
     use std::thread;
 
+    use std::net::Ipv6Addr;
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Instant;
+
+    use etherparse::{PacketBuilderStep, UdpHeader};
+    use forebay_buf::Pool;
+    use forebay_rx::Handler;
+    use forebay_rx::Packet;
+    use forebay_rx::packet::Arrival;
+    use forebay_rx::parse::{Link, Verify, parse};
+    use forebay_stack::Host;
+    use forebay_stack::network::neighbours::{ANSWERED_MAX, NeighbourDrops};
     use forebay_stack::socket::SocketId;
     use forebay_stack::socket::table::Binding;
+    use forebay_sys::interface::InterfaceIndex;
 
-    use super::super::NetConfig;
-    use super::super::rig::{Recording, host, neighbour, own_address};
+    use super::super::host::CpuHost;
+    use super::super::neighbours::DeviceNeighbours;
+    use super::super::rig::{Recording, device, host, host_on, neighbour, own_address, pool};
+    use super::super::shared::{NetDevice, NetState};
     use super::super::wake::Wake;
+    use super::super::{NetConfig, stacks};
     use super::*;
+
+    fn bound(state: &Arc<NetState>, local: SocketAddr) -> Endpoint {
+        let wake = Arc::<Wake>::default();
+        let binding = Binding::new(SocketId(0), local);
+        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
+        Endpoint::new(Arc::clone(state), entry, wake, None)
+    }
+
+    /// A host with a device that only this process has, where neighbours are learned.
+    fn learning_host(sink: Recording, mac: [u8; 6]) -> Arc<NetState> {
+        let on = device(0);
+        let identity = Identity { mac: Some(mac), ..Identity::clone(&on.identity.load()) };
+        on.identity.store(Arc::new(identity));
+        let own = |on: &NetDevice| DeviceNeighbours::Own(Arc::clone(&on.learned));
+        host_on(vec![on], vec![vec![Box::new(sink)]], NetConfig::TCP, own)
+    }
+
+    /// A datagram of three bytes.
+    fn received(pool: &mut Pool, link: Link, builder: PacketBuilderStep<UdpHeader>) -> Packet {
+        let mut bytes = Vec::new();
+        builder.write(&mut bytes, &[7; 3]).unwrap();
+        let len_bytes = u32::try_from(bytes.len()).unwrap();
+        let mut frame = pool.allocate(len_bytes).unwrap();
+        frame.copy_from(&bytes);
+        let mut packet = Packet::received(frame, Arrival(1), len_bytes, link);
+        packet.headers = parse(&bytes, len_bytes, link, Verify::Checksums);
+        packet
+    }
 
     /// A thread that goes on to another CPU uses the transmitter there, once the other has sent what the
     /// socket gave to it.
@@ -296,11 +350,7 @@ mod tests {
         let lens = Arc::clone(&first.lens);
         let second = Recording { lens: Arc::clone(&lens), ..second };
         let state = host(vec![vec![Box::new(first)], vec![Box::new(second)]], NetConfig::TCP);
-        let local = SocketAddr::new(own_address(0), 53);
-        let wake = Arc::<Wake>::default();
-        let binding = Binding::new(SocketId(0), local);
-        let entry = state.bind(binding, 1 << 20, Arc::clone(&wake) as _).unwrap();
-        let socket = Endpoint::new(Arc::clone(&state), entry, wake, None);
+        let socket = bound(&state, SocketAddr::new(own_address(0), 53));
         let send_by = |index, len: usize| {
             let payload = vec![7; len];
             let datagram = Transmit::new(&payload, neighbour(0));
@@ -320,5 +370,96 @@ mod tests {
         send_by(CpuIndex(1), 400);
         assert_eq!(*lens.lock().unwrap(), [100, 200, 300, 400]);
         assert_eq!(state.send_frames_away(), 0);
+    }
+
+    #[test]
+    fn udp_21_bound_socket_sends_by_its_device() {
+        let sinks = [(); 2].map(|()| Recording::default());
+        let lens = sinks.each_ref().map(|sink| Arc::clone(&sink.lens));
+        let sinks = sinks.into_iter().map(|sink| Box::new(sink) as _).collect();
+        let state = host(vec![sinks], NetConfig::TCP);
+        let socket = bound(&state, SocketAddr::new(own_address(1), 53));
+        for to in [SocketAddr::from(([192, 0, 2, 9], 4000)), neighbour(1)] {
+            let datagram = Transmit::new(&[7; 100], to);
+            socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
+        }
+        let lens = lens.map(|lens| lens.lock().unwrap().clone());
+        assert_eq!(lens, [vec![], vec![100; 2]], "by each device");
+    }
+
+    #[test]
+    fn udp_22_link_local_sender_has_scope() {
+        let mut on = device(0);
+        on.kernels = Some(InterfaceIndex(7));
+        let sinks = vec![vec![Box::new(Recording::default()) as _]];
+        let state = host_on(vec![on], sinks, NetConfig::TCP, |_| DeviceNeighbours::NoLink);
+        let socket = bound(&state, "[::]:53".parse().unwrap());
+        let [from, to] = [9, 1].map(|last| Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last));
+        let builder = etherparse::PacketBuilder::ipv6(from.octets(), to.octets(), 64);
+        let packet = received(&mut pool(1), Link::Ip, builder.udp(4000, 53));
+        let expected = ["[fe80::9%7]:4000", "[fe80::1%7]:53"].map(|text| text.parse().unwrap());
+        let received = socket.read_message(&packet, &mut [0; 3]);
+        assert_eq!([received.source, received.destination], expected);
+        let datagram = Datagram::of(packet, 7);
+        assert_eq!([datagram.source(), datagram.destination()], expected);
+    }
+
+    /// A CPU that sleeps wakes, and repeats the solicitation though no packet comes.
+    #[test]
+    fn promise_8_waiting_send_wakes_a_cpu() {
+        let state = learning_host(Recording::default(), [2; 6]);
+        let rings = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&rings);
+        let ring = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        };
+        state.tcp.set_wakers(vec![Arc::new(ring)]);
+        let socket = bound(&state, SocketAddr::new(own_address(0), 53));
+        let mut host = CpuHost::new(CpuIndex(0), Arc::clone(&state));
+        assert_eq!(host.sleep_max_ns(), None);
+        let datagram = Transmit::new(&[7; 100], neighbour(0));
+        socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
+        assert_eq!(rings.load(Ordering::Relaxed), 1);
+        let mut stack = stacks(&state, vec![None]).remove(0);
+        assert!(stack.sleep_max_ns().is_some());
+        state.end();
+        assert_eq!(stack.sleep_max_ns(), None);
+    }
+
+    /// Requests from spoofed addresses are answered as they came. They cost few solicitations, and nobody that is waited for.
+    #[test]
+    fn udp_25_spoofed_requests_solicit_few() {
+        const OURS: [u8; 6] = [2, 0, 0, 0, 0, 1];
+        const THEIRS: [u8; 6] = [2, 9, 9, 9, 9, 9];
+        let sink = Recording::default();
+        let lens = Arc::clone(&sink.lens);
+        let state = learning_host(sink, OURS);
+        let socket = bound(&state, SocketAddr::new(own_address(0), 53));
+        socket.options.is_nonblocking.store(true, Ordering::Relaxed);
+        let send = |to| {
+            let datagram = Transmit::new(&[7; 100], to);
+            socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
+            std::mem::take(&mut *lens.lock().unwrap())
+        };
+        let began = Instant::now();
+        assert_eq!(send(neighbour(0)).len(), 1, "the solicitation");
+        let (mut answers, mut asks, mut pool) = (0, 0, pool(1));
+        for number in 0..10_000u16 {
+            let [high, low] = number.to_be_bytes();
+            let source = [10, 9, 64 + high, low];
+            let builder = etherparse::PacketBuilder::ethernet2(THEIRS, OURS);
+            let builder = builder.ipv4(source, [10, 9, 0, 1], 64).udp(4000, 53);
+            let packet = received(&mut pool, Link::Ethernet, builder);
+            let request = socket.read_message(&packet, &mut [0; 3]);
+            pool.put(packet.frame);
+            let sent = send(request.source);
+            answers += sent.iter().filter(|&&len| len == 100).count();
+            asks += sent.iter().filter(|&&len| len != 100).count();
+        }
+        let elapsed_s = usize::try_from(began.elapsed().as_secs()).unwrap() + 1;
+        assert_eq!(answers, 10_000);
+        assert!(asks <= (1 + elapsed_s) * ANSWERED_MAX as usize, "{asks} in {elapsed_s} s");
+        let neighbours = state.devices[0].learned();
+        assert_eq!((neighbours.waiting(), neighbours.drops()), (1, NeighbourDrops::default()));
     }
 }

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{fmt, io};
 
-use arc_swap::{ArcSwap, Guard};
+use arc_swap::ArcSwap;
 use forebay_buf::Pool;
 use forebay_engine::{BusyPoll, Flows};
 use forebay_rx::sink::SinkError;
 use forebay_rx::{CpuId, RxQueue};
 use forebay_stack::network::neighbours::Neighbours as Learned;
-use forebay_stack::network::{Identity, NetworkCounters, Prefix};
+use forebay_stack::network::{Identity, NetworkCounters};
 use forebay_stack::socket::LOCAL_PORTS;
 use forebay_stack::socket::SocketId;
 use forebay_stack::socket::account::Account;
@@ -25,10 +25,12 @@ use forebay_stack::tcp::{Division, TcpConfig};
 use forebay_sys as sys;
 use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;
+use siphasher::sip::SipHasher13;
 
 use super::directory::Directory;
 use super::fragment_ids::FragmentIds;
 use super::memberships::Groups;
+use super::routes::{Gateways, Routes};
 use super::tcp::TcpShards;
 use super::transmit::{Flushed, TransmitQueue, Transmitter};
 use super::udp::SocketCounts;
@@ -52,6 +54,8 @@ pub(super) struct NetDevice {
     pub(super) identity: ArcSwap<Identity>,
     /// Kernel's interface index; `None` if the kernel does not have the device.
     pub(super) kernels: Option<InterfaceIndex>,
+    /// Gateways of the kernel there.
+    pub(super) gateways: Gateways,
     /// Neighbours learned here, because the kernel cannot learn them.
     pub(super) learned: Arc<Mutex<Learned>>,
 }
@@ -121,7 +125,9 @@ struct BoundSockets {
     generations: Vec<u32>,
     /// Free slots.
     free: Vec<u32>,
-    next_port: u16,
+    /// Key of the order in which ports are chosen, and the number of those chosen so far.
+    ports: SipHasher13,
+    chosen: u64,
 }
 
 /// Queue of a bound socket.
@@ -147,95 +153,6 @@ fn sums_of(sockets: Vec<BoundQueue>) -> impl Iterator<Item = (usize, SocketAddr,
         let counts = SocketCounts::without_cpus(bound.queue.account(), sums);
         bound.with(counts)
     })
-}
-
-/// Addresses on each device, which select the device for a destination.
-pub(super) struct Routes<'a>(&'a [NetDevice]);
-
-impl Routes<'_> {
-    /// Finds the device that leads to a destination, and the source address to use on it.
-    pub(super) fn find(&self, destination: IpAddr) -> Option<(usize, Option<IpAddr>)> {
-        let mut by_default = None;
-        for (index, device) in self.0.iter().enumerate() {
-            let identity = device.identity.load();
-            let same_family = |own: &&Prefix| own.address.is_ipv4() == destination.is_ipv4();
-            let mut own = identity.addresses.iter().filter(same_family);
-            if let Some(near) = own.clone().find(|own| own.contains(destination)) {
-                return Some((index, Some(near.address)));
-            }
-            // A link-local IPv6 address cannot be the source for destinations beyond the link.
-            let is_far = |own: &&Prefix| match own.address {
-                IpAddr::V6(own) => !own.is_unicast_link_local(),
-                IpAddr::V4(_) => false,
-            };
-            let far = own.clone().find(is_far).or_else(|| own.next());
-            if by_default.is_none() && far.is_some() {
-                by_default = Some((index, far.map(|own| own.address)));
-            }
-        }
-        by_default
-    }
-
-    /// Finds the device and the source address for a destination as a program names it: with a scope if it is
-    /// link-local.
-    pub(super) fn find_named(&self, to: SocketAddr) -> Option<(usize, Option<IpAddr>)> {
-        match to {
-            SocketAddr::V6(v6) if v6.scope_id() != 0 && v6.ip().is_unicast_link_local() => {
-                let scope = InterfaceIndex(v6.scope_id());
-                let device = self.0.iter().position(|device| device.kernels == Some(scope))?;
-                self.find_by(device, to.ip())
-            }
-            _ => self.find(to.ip()),
-        }
-    }
-
-    /// Finds the device for a packet from one of this host's addresses. A link-local destination is on
-    /// the link of its source.
-    pub(super) fn find_between(
-        &self,
-        source: Option<IpAddr>,
-        destination: IpAddr,
-    ) -> Option<usize> {
-        let is_of = |device: &NetDevice| source.is_some_and(|it| device.identity.load().is_own(it));
-        let of_source = match destination {
-            IpAddr::V6(to) if to.is_unicast_link_local() => self.0.iter().position(is_of),
-            _ => None,
-        };
-        of_source.or_else(|| Some(self.find(destination)?.0))
-    }
-
-    /// An address with the scope that programs know it by: of a link-local one, the kernel's interface
-    /// that has `ours`.
-    pub(super) fn scoped(&self, address: SocketAddr, ours: IpAddr) -> SocketAddr {
-        let SocketAddr::V6(mut v6) = address else { return address };
-        if v6.ip().is_unicast_link_local() {
-            let mut with_it = self.0.iter().filter(|device| device.identity.load().is_own(ours));
-            let InterfaceIndex(scope) =
-                with_it.find_map(|device| device.kernels).unwrap_or(InterfaceIndex(0));
-            v6.set_scope_id(scope);
-        }
-        v6.into()
-    }
-
-    /// Source address for a destination that is sent to by this device, whatever leads there.
-    pub(super) fn find_by(
-        &self,
-        device: usize,
-        destination: IpAddr,
-    ) -> Option<(usize, Option<IpAddr>)> {
-        let identity = self.0.get(device)?.identity.load();
-        Some((device, Some(identity.source_towards(destination)?)))
-    }
-
-    /// True if the address is one of this host's.
-    pub(super) fn is_own(&self, address: IpAddr) -> bool {
-        self.0.iter().any(|device| device.identity.load().is_own(address))
-    }
-
-    /// Addresses of this host on a device.
-    pub(super) fn identity(&self, device: usize) -> Guard<Arc<Identity>> {
-        self.0[device].identity.load()
-    }
 }
 
 /// Parts of a `NetState`.
@@ -274,7 +191,7 @@ impl NetState {
             directory: Arc::default(),
             cpus: parts.cpus.into(),
             table: Arc::new(ArcSwap::from_pointee(SocketTable::new(Vec::new(), parts.seed))),
-            sockets: Mutex::new(BoundSockets::new(parts.seed)),
+            sockets: Mutex::new(BoundSockets::new(parts.seed, sys::random_key())),
             devices: parts.devices.into(),
             queues: parts.queues.into(),
             late: OnceLock::new(),
@@ -468,6 +385,13 @@ impl NetState {
             || self.devices.iter().any(|device| device.identity.load().is_for_us(address))
     }
 
+    /// True if the kernel has this address on one of the devices, or if it may be on any of them.
+    pub(super) fn is_kernels(&self, address: IpAddr) -> bool {
+        let is_any = address.is_unspecified() || address.is_multicast();
+        let mut kernels = self.devices.iter().filter(|device| device.kernels.is_some());
+        kernels.any(|device| is_any || device.identity.load().is_for_us(address))
+    }
+
     /// Ends all sockets, as no more packets will come: wakes their readers, and drops packets that
     /// wait for a neighbour.
     pub(super) fn end(&self) {
@@ -524,9 +448,14 @@ impl NetState {
 }
 
 impl BoundSockets {
-    fn new(seed: u64) -> Self {
-        let (generations, free) = (Vec::new(), Vec::new());
-        Self { bindings: Bindings::new(seed), generations, free, next_port: 0 }
+    fn new(seed: u64, key: [u8; 16]) -> Self {
+        Self {
+            bindings: Bindings::new(seed),
+            generations: Vec::new(),
+            free: Vec::new(),
+            ports: SipHasher13::new_with_key(&key),
+            chosen: 0,
+        }
     }
 
     fn free_id(&mut self) -> io::Result<SocketId> {
@@ -548,14 +477,16 @@ impl BoundSockets {
         self.free.extend(u32::try_from(id.index()));
     }
 
-    /// Chooses a port for a socket that has none.
+    /// Chooses a port for a socket that has none: the first free one from a random one on, which nobody can tell from those
+    /// before (RFC 6056, section 3.3.1; `udp_lib_get_port`).
     fn choose_port(&mut self, binding: &mut Binding) -> io::Result<()> {
-        for _ in LOCAL_PORTS {
-            if !LOCAL_PORTS.contains(&self.next_port) {
-                self.next_port = *LOCAL_PORTS.start();
-            }
-            binding.local.set_port(self.next_port);
-            self.next_port += 1;
+        let drawn = self.ports.hash(&self.chosen.to_ne_bytes());
+        self.chosen += 1;
+        let (least, most) = (*LOCAL_PORTS.start(), *LOCAL_PORTS.end());
+        let offset = u16::try_from(drawn % LOCAL_PORTS.len() as u64).unwrap_or(0);
+        let first = least + offset;
+        for port in (first..=most).chain(least..first) {
+            binding.local.set_port(port);
             if self.bindings.conflict(binding).is_none() {
                 return Ok(());
             }
@@ -568,5 +499,62 @@ impl fmt::Debug for NetState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let devices: Vec<_> = self.devices.iter().map(|device| &device.name).collect();
         write!(f, "Net({devices:?}, {} CPUs)", self.cpus.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn binding() -> Binding {
+        Binding::new(SocketId(0), SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0))
+    }
+
+    fn ports_by(key: [u8; 16]) -> Vec<u16> {
+        let mut sockets = BoundSockets::new(1, key);
+        let choose = |number| {
+            let mut binding = binding();
+            sockets.choose_port(&mut binding).unwrap();
+            binding.id = SocketId::new(number, 0);
+            let port = binding.local.port();
+            sockets.bindings.insert(binding);
+            port
+        };
+        (0..1000).map(choose).collect()
+    }
+
+    #[test]
+    fn udp_23_chosen_ports_follow_no_order() {
+        let ports = ports_by([7; 16]);
+        assert!(ports.iter().all(|port| LOCAL_PORTS.contains(port)));
+        let neighbours = ports.windows(2).filter(|pair| pair[0].abs_diff(pair[1]) < 16).count();
+        assert!(neighbours < 20, "{neighbours} of 999 are near the one before");
+        let middle = LOCAL_PORTS.start().midpoint(*LOCAL_PORTS.end());
+        let lower = ports.iter().filter(|&&port| port < middle).count();
+        assert!((400..600).contains(&lower), "{lower} of 1000");
+        let other = ports_by([8; 16]);
+        let same = ports.iter().zip(&other).filter(|(port, other)| port == other).count();
+        assert!(same < 10, "{same} of 1000 with another key");
+    }
+
+    #[test]
+    fn udp_23_last_free_port_is_found() {
+        const FREE: u16 = 40_000;
+        let mut sockets = BoundSockets::new(1, [7; 16]);
+        for (number, port) in (0..).zip(LOCAL_PORTS).filter(|&(_, port)| port != FREE) {
+            let mut binding = binding();
+            binding.id = SocketId::new(number, 0);
+            binding.local.set_port(port);
+            sockets.bindings.insert(binding);
+        }
+        let mut last = binding();
+        sockets.choose_port(&mut last).unwrap();
+        assert_eq!(last.local.port(), FREE);
+        last.id = SocketId::new(1 << 16, 0);
+        sockets.bindings.insert(last);
+        let error = sockets.choose_port(&mut binding()).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::ADDRINUSE));
     }
 }

@@ -298,7 +298,7 @@ impl Rig {
             match call {
                 Call::Batch | Call::Reply => {
                     let mut batch = Vec::new();
-                    if reader.take(7, |packet| batch.push(Datagram::of(packet))) == 0 {
+                    if reader.take(7, |packet| batch.push(Datagram::of(packet, 0))) == 0 {
                         return;
                     }
                     for mut datagram in batch {

@@ -4,6 +4,7 @@ mod queue; //     sending of what was gathered, by one thread at a time
 mod segments; //  segments of TCP, which may wait for their next hop
 mod last_sent; // order of a flow while its senders change CPUs
 
+use std::mem::take;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::{fmt, io};
@@ -21,7 +22,7 @@ use rustix::io::Errno;
 
 use super::fragment_ids::FragmentIds;
 use super::message::Transmit;
-use super::neighbours::{DeviceNeighbours, Hop};
+use super::neighbours::{DeviceNeighbours, Hop, WayBack};
 pub(super) use last_sent::LastSent;
 pub(super) use queue::{Clearings, Flushed, TransmitQueue};
 
@@ -77,6 +78,8 @@ pub(super) struct Transmitter {
     composed: Vec<Packet>,
     /// Packets displaced in a neighbour's queue; empty between sends.
     dropped: Vec<Packet>,
+    /// True once packets wait for a neighbour that nobody has been told of.
+    has_held: bool,
     /// Segments whose next hop the kernel is resolving.
     unresolved: Vec<segments::Unresolved>,
     /// Number of times that everything gathered had been sent.
@@ -111,6 +114,7 @@ impl Transmitter {
             frames: Vec::new(),
             composed: Vec::new(),
             dropped: Vec::new(),
+            has_held: false,
             unresolved: Vec::new(),
             clearings: Clearings::default(),
         }
@@ -123,8 +127,8 @@ impl Transmitter {
     }
 
     /// Gathers a payload as one datagram, in fragments if it may leave in them, or as several of
-    /// one segment size: all that it becomes, or nothing. The next [`flush`](TransmitQueue::flush)
-    /// sends it.
+    /// one segment size: all that it becomes, or nothing. An answer may go the way `back` that its
+    /// datagram came. The next [`flush`](TransmitQueue::flush) sends it.
     ///
     /// # Errors
     /// As [`SendForm::of`]; `WouldBlock` if not enough memory is free, which a flush may change;
@@ -133,14 +137,18 @@ impl Transmitter {
         &mut self,
         device: usize,
         on: &Identity,
-        between: Between,
+        (between, back): (Between, Option<WayBack>),
         (payload, marks): (&[u8], SentMarks),
     ) -> io::Result<Gathered> {
         let form = SendForm::of(payload.len(), marks, between, on)?;
         self.look_at_clock(device);
         let Self { now_ns, pool, paths, .. } = self;
         let SendPath { neighbours, gathered, .. } = &mut paths[device];
-        let hop = neighbours.hop_to(between.destination.ip(), on, *now_ns, (pool, gathered));
+        let (to, out) = (between.destination.ip(), (pool, gathered));
+        let hop = match back.filter(|back| back.leads_to(to, on)) {
+            Some(back) => Hop::Known(neighbours.hop_of_answer(on, *now_ns, back, out)),
+            None => neighbours.hop_to(to, on, *now_ns, out),
+        };
         let link_addresses = match hop {
             Hop::Known(link_addresses) => link_addresses,
             Hop::Sought(_) => on.mac.map(|from| LinkAddresses { to: [0; 6], from }),
@@ -247,9 +255,15 @@ impl Transmitter {
 
     /// Queues the composed packets, as one send, until their neighbour is resolved.
     fn hold(&mut self, device: usize, neighbour: IpAddr) {
-        let Self { paths, composed, dropped, now_ns, pool, .. } = self;
+        let Self { paths, composed, dropped, now_ns, pool, has_held, .. } = self;
         paths[device].neighbours.hold(neighbour, composed, *now_ns, dropped);
+        *has_held = true;
         dropped.drain(..).for_each(|packet| pool.put(packet.frame));
+    }
+
+    /// True if packets wait for a neighbour since the last call: the CPU must not sleep until packets come.
+    pub(super) fn take_held(&mut self) -> bool {
+        take(&mut self.has_held)
     }
 
     fn add_composed(&mut self, device: usize) {

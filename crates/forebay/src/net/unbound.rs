@@ -106,8 +106,7 @@ impl SocketOptions {
         let &Self { ref net, reuse, cpu, ref select, is_v6_only, rcvbuf, is_reserved } = self;
         let (shared, select) = (Arc::clone(&net.0), select.clone());
         let is_shared = reuse != Reuse::None;
-        let is_kernels = shared.devices.iter().any(|device| device.kernels.is_some());
-        let reserved = if is_reserved && is_kernels {
+        let reserved = if is_reserved && shared.is_kernels(endpoint::plain(local).ip()) {
             Some(sys::udp_reserve::reserve(local, is_shared, is_v6_only)?)
         } else {
             None
@@ -175,4 +174,29 @@ pub(super) fn try_each<T>(
         }
     }
     Err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_sys::interface::InterfaceIndex;
+
+    use super::super::neighbours::DeviceNeighbours;
+    use super::super::rig::{Recording, device, host_on, own_address};
+    use super::super::{Net, NetConfig};
+
+    /// Beside a device that the kernel has, too.
+    #[test]
+    fn udp_24_own_addresses_need_no_kernel() {
+        let mut kernels = device(0);
+        kernels.kernels = Some(InterfaceIndex(i32::MAX.unsigned_abs()));
+        let sinks = [(); 2].map(|()| Box::<Recording>::default() as _);
+        let no_link = |_: &_| DeviceNeighbours::NoLink;
+        let devices = vec![kernels, device(1)];
+        let net = Net(host_on(devices, vec![sinks.into()], NetConfig::TCP, no_link));
+        let socket = net.bind((own_address(1), 0)).unwrap();
+        assert!(net.bind(socket.local_addr()).is_err(), "the port is taken");
+        // The kernel of this machine does not have the other one.
+        let error = net.bind((own_address(0), 0)).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::AddrNotAvailable);
+    }
 }

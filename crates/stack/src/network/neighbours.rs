@@ -11,9 +11,10 @@
 //!
 //! Any host can cause entries for neighbours that do not exist, by soliciting us or by sending
 //! packets that we answer, from spoofed addresses. So each class of entries has a limit, and evicts
-//! its own entries: unresolved ones, oldest first; those only observed; those used that have not
-//! answered yet. The rest of the table is for neighbours that are used and have answered, in LRU
-//! order, regardless of the other classes.
+//! its own entries only: unresolved ones, oldest first; those only observed; those used that have not
+//! answered yet; those used that have answered, in LRU order. Answers that can go the way that their
+//! packets came cause few solicitations ([`resolve_answered`](Neighbours::resolve_answered)), and
+//! displace nobody that packets wait for.
 //!
 //! Packets wait for unresolved neighbours, and there are at least as many waiting slots as
 //! unresolved neighbours. When all slots are taken, the neighbour with the most waiting sends
@@ -31,13 +32,17 @@ use forebay_rx::packet::Packet;
 use forebay_rx::parse::Link;
 use siphasher::sip::SipHasher13;
 
-use self::classes::{BY_CLASS, NeighbourClasses};
+use self::classes::{BY_CLASS, ENTRIES_MAX, NeighbourClasses};
 use self::entry::{Neighbour, NeighbourClass, RETRANS_NS};
 use super::Identity;
+use super::rate_limit::Bucket;
 use super::slots::{SlotList, SlotPlace, SourceSlots};
 
-/// Upper bound on neighbour entries (`gc_thresh3`).
+/// Upper bound on neighbours that are used and have answered (`gc_thresh3`).
 pub const NEIGHBOURS_MAX: usize = 1024;
+
+/// Upper bound on solicitations of unknown neighbours for answers to them: at once, and then in a second (`gc_thresh1`).
+pub const ANSWERED_MAX: u32 = 128;
 
 /// Upper bound on sends waiting per neighbour, each of one packet, or of the several packets of one
 /// datagram in fragments or of one GSO payload. A new one displaces the oldest (like `unres_qlen`,
@@ -137,6 +142,8 @@ pub struct Neighbours {
     /// Packets of evicted entries, until the next call takes them.
     given_up: Vec<Packet>,
     drops: NeighbourDrops,
+    /// Solicitations for answers.
+    for_answers: Bucket,
     is_closed: bool,
 }
 
@@ -152,13 +159,14 @@ impl Neighbours {
     pub fn new(seed: [u8; 16]) -> Self {
         Self {
             hasher: SipHasher13::new_with_key(&seed),
-            slots: SourceSlots::new(NEIGHBOURS_MAX),
+            slots: SourceSlots::new(ENTRIES_MAX),
             classes: NeighbourClasses::default(),
             by_waiting: [SlotList::default(); WAITING_MAX],
             waiting: 0,
             waiting_more: 0,
             given_up: Vec::new(),
             drops: NeighbourDrops::default(),
+            for_answers: Bucket::with(SECOND_NS),
             is_closed: false,
         }
     }
@@ -203,6 +211,32 @@ impl Neighbours {
             Some(packet) => Resolved::Probe(mac, packet),
             None => Resolved::Mac(mac),
         }
+    }
+
+    /// Looks up the MAC address for an answer, which may also go to the address that its packet came from: as
+    /// [`resolve`](Self::resolve), but anybody causes answers, by packets from spoofed addresses. `None` if the neighbour is
+    /// unknown and is not solicited now: it was already, or [`ANSWERED_MAX`] others were, or packets wait for all that are
+    /// unresolved.
+    pub fn resolve_answered(
+        &mut self,
+        address: IpAddr,
+        on: &Identity,
+        now_ns: u64,
+        pool: &mut Pool,
+    ) -> Option<Resolved> {
+        let place = self.find(address);
+        let known = place.map(|place| &self.slots[place]);
+        if known.is_none_or(|neighbour| neighbour.mac.is_none()) {
+            let is_asked = known.is_some_and(|neighbour| now_ns < neighbour.ask_at_ns);
+            self.for_answers.save(now_ns, SECOND_NS);
+            if is_asked || !self.for_answers.spend(SECOND_NS / u64::from(ANSWERED_MAX)) {
+                return None;
+            }
+            if place.is_none() && !self.make_room_for_answer() {
+                return None;
+            }
+        }
+        Some(self.resolve(address, on, now_ns, pool))
     }
 
     /// Queues the packets of one send until their neighbour is resolved. Their Ethernet headers are
@@ -389,16 +423,10 @@ impl Neighbours {
         self.slots.find(self.hash(address), |neighbour| neighbour.address == address)
     }
 
-    /// Adds an entry. If its class is full, one of the class is evicted; else, if the table is
-    /// full, the least recently used proven entry.
+    /// Adds an entry. If its class is full, one of the class is evicted.
     fn insert(&mut self, address: IpAddr, mac: Option<[u8; 6]>, now_ns: u64) -> SlotPlace {
         let class = if mac.is_some() { NeighbourClass::Heard } else { NeighbourClass::Sought };
         self.make_room(class);
-        if self.count() >= NEIGHBOURS_MAX
-            && let Some(longest) = self.classes.proven.list.first()
-        {
-            self.remove(longest);
-        }
         let neighbour = Neighbour {
             address,
             mac,

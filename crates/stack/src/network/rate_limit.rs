@@ -38,7 +38,7 @@ struct LimitedHost {
 
 /// A token bucket; tokens are nanoseconds of saved time.
 #[derive(Clone, Copy, Debug, Default)]
-struct Bucket {
+pub(super) struct Bucket {
     saved_ns: u64,
     last_ns: u64,
 }
@@ -88,13 +88,18 @@ impl RateLimit {
 }
 
 impl Bucket {
-    fn save(&mut self, now_ns: u64, max_ns: u64) {
+    /// Bucket with these tokens.
+    pub(super) fn with(saved_ns: u64) -> Self {
+        Self { saved_ns, last_ns: 0 }
+    }
+
+    pub(super) fn save(&mut self, now_ns: u64, max_ns: u64) {
         let elapsed_ns = now_ns.saturating_sub(self.last_ns);
         self.saved_ns = self.saved_ns.saturating_add(elapsed_ns).min(max_ns);
         self.last_ns = self.last_ns.max(now_ns);
     }
 
-    fn spend(&mut self, cost_ns: u64) -> bool {
+    pub(super) fn spend(&mut self, cost_ns: u64) -> bool {
         let left_ns = self.saved_ns.checked_sub(cost_ns);
         self.saved_ns = left_ns.unwrap_or(self.saved_ns);
         left_ns.is_some()

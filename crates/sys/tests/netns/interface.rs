@@ -6,7 +6,7 @@ use forebay_sys::Error;
 use std::net::IpAddr;
 
 use forebay_sys::interface::{Interface, InterfaceIndex, LinkState, MacAddress, TunInfo};
-use forebay_sys::neighbour::NextHops;
+use forebay_sys::neighbour::{self, NextHops};
 use forebay_testkit::namespaces::{ip, missing, trial_inside};
 
 pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
@@ -20,6 +20,7 @@ pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
         trial("counters_count_what_was_dropped", counters),
         trial("ops_3_link_status_follows_the_link", link_status),
         trial("tcp_15_next_hops_follow_route_changes", next_hops),
+        trial("udp_21_gateways_are_told_by_interface", gateways),
     ];
     trials
 }
@@ -133,6 +134,30 @@ fn next_hops() {
     // A refusal is not taken for the answer to the next question.
     assert!(hops.next_hop(address("192.0.2.7"), InterfaceIndex(u32::MAX)).is_err());
     assert_eq!(hops.next_hop(address("192.0.2.7"), on).unwrap(), Some(address("10.9.0.3")));
+}
+
+fn gateways() {
+    ip("link add left type veth peer name right");
+    for (name, v4, v6) in
+        [("left", "10.9.0.1/24", "fd00::1/64"), ("right", "10.9.1.1/24", "fd01::1/64")]
+    {
+        ip(&format!("addr add {v4} dev {name}"));
+        ip(&format!("addr add {v6} dev {name} nodad"));
+        ip(&format!("link set {name} up"));
+    }
+    let told = || {
+        let has = |name, far: &str| {
+            let by = Interface::named(name).unwrap().index;
+            neighbour::has_gateway(far.parse().unwrap(), by).unwrap()
+        };
+        ["192.0.2.1", "2001:db8::1"].map(|far| (has("left", far), has("right", far)))
+    };
+    assert_eq!(told(), [(false, false); 2]);
+    ip("route add default via 10.9.1.2");
+    assert_eq!(told(), [(false, true), (false, false)]);
+    ip("route add default via 10.9.0.2 metric 100");
+    ip("-6 route add default via fd00::2");
+    assert_eq!(told(), [(true, true), (true, false)]);
 }
 
 fn not_there() {

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use super::super::Net;
 use super::super::endpoint::plain;
-use super::super::shared::{NetDevice, NetState};
+use super::super::shared::NetState;
 use super::call::{CallOptions, timeout_ns, timeout_of, wait_for};
 use super::shards::{Reserved, ShardSocket};
 use super::stream::TcpStream;
@@ -355,13 +355,8 @@ fn reserve(
     local: SocketAddr,
     how: &ListenOptions,
 ) -> io::Result<Option<OwnedFd>> {
-    let ip = plain(local).ip();
     // The kernel does not have addresses of devices that only this process has.
-    let is_kernels = |device: &NetDevice| {
-        let is_its = ip.is_unspecified() || device.identity.load().is_for_us(ip);
-        device.kernels.is_some() && is_its
-    };
-    if !how.is_reserved || !shared.devices.iter().any(is_kernels) {
+    if !how.is_reserved || !shared.is_kernels(plain(local).ip()) {
         return Ok(None);
     }
     sys::tcp_reserve::reserve(local, how.reuse != Reuse::None, how.is_v6_only).map(Some)

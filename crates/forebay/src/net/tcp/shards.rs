@@ -472,7 +472,7 @@ impl NetState {
         let mut gathered_by = None;
         if !packets.is_empty() {
             transmitter.gather_segments(packets, back, self);
-            if transmitter.has_unresolved() {
+            if transmitter.take_held() | transmitter.has_unresolved() {
                 self.tcp.timers.wake_to_look(by, now_us);
             }
             shard.gathered_by = Some((by, transmitter.clearings()));

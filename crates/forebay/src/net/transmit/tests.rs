@@ -1,6 +1,5 @@
 //! Sends of several packets: all of them leave, once, or none does.
 
-use std::mem::take;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
@@ -8,13 +7,14 @@ use std::time::Duration;
 
 use forebay_rx::Packet;
 use forebay_rx::sink::{Sink, SinkCounters, SinkError};
-use forebay_stack::network::neighbours::{NeighbourObservation, Neighbours, Replaces};
+use forebay_stack::network::neighbours::{
+    ANSWERED_MAX, NeighbourObservation, Neighbours, Replaces,
+};
 use forebay_stack::network::{Identity, Prefix};
 use forebay_sys::interface::InterfaceIndex;
 use rustix::io::Errno;
 
 use super::super::NetConfig;
-use super::super::neighbours::WayBack;
 use super::super::rig::{Recording, host, pool};
 use super::*;
 
@@ -99,7 +99,7 @@ fn gather(
 ) -> io::Result<Gathered> {
     let between = Between { source: SENT.parse().unwrap(), destination: TO.parse().unwrap() };
     let marks = SentMarks { gso_size, may_fragment: gso_size == 0, ..SentMarks::default() };
-    transmitter.gather(0, on, between, (&vec![7; len], marks))
+    transmitter.gather(0, on, (between, None), (&vec![7; len], marks))
 }
 
 fn errno(result: io::Result<Gathered>) -> Option<Errno> {
@@ -252,6 +252,41 @@ fn tcp_13_answers_go_back_as_they_came() {
     assert_eq!(sent.frame.data()[..12], *[THEIRS, our_mac].as_flattened());
     let swapped = LinkAddresses { from: THEIRS, to: our_mac };
     assert_eq!(WayBack::of(sent, ours).unwrap().link_addresses, swapped);
+}
+
+/// Answers to spoofed addresses leave as their packets came, and cost few solicitations and no neighbour.
+#[test]
+fn tcp_13_spoofed_segments_solicit_few() {
+    let learned = Arc::new(Mutex::new(Neighbours::new([3; 16])));
+    let mut rig = Rig::new(8, DeviceNeighbours::Own(Arc::clone(&learned)));
+    assert_eq!(rig.gather(100, 0).unwrap(), Gathered::Yes);
+    learned.lock().unwrap().hear(&answer(), rig.queue.transmitter().now_ns, &mut Vec::new());
+    rig.flush();
+    rig.sink.take();
+    let from = rig.on.mac.unwrap();
+    let mut plain = Rig::new(8, DeviceNeighbours::NoLink);
+    let (mut answers, mut asks) = (0, 0);
+    for number in 0..10_000u16 {
+        assert_eq!(plain.gather(100, 0).unwrap(), Gathered::Yes);
+        plain.flush();
+        let [high, low] = number.to_be_bytes();
+        let source = IpAddr::from([10, 9, 64 + high, low]);
+        let link_addresses = LinkAddresses { from, to: [2, 9, 9, 9, high, low] };
+        let packet = plain.sink.take().remove(0);
+        let back = WayBack { source, link_addresses };
+        rig.queue.transmitter().gather_back((0, &rig.on), packet, back);
+        rig.flush();
+        for sent in rig.sink.take() {
+            match sent.frame.data()[..6] == link_addresses.to {
+                true => answers += 1,
+                false => asks += 1,
+            }
+        }
+    }
+    assert_eq!((answers, asks), (10_000, ANSWERED_MAX));
+    assert_eq!(rig.gather(100, 0).unwrap(), Gathered::Yes);
+    rig.flush();
+    assert_eq!(rig.sink.payload_lens(), [100], "the neighbour is known");
 }
 
 #[test]

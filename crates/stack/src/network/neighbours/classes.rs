@@ -14,7 +14,10 @@ const DOUBTED_MAX: usize = 128;
 /// the last use or observation.
 pub(super) const BY_CLASS: usize = 0;
 
-/// Entries by class. With the other classes full, 512 proven entries still fit.
+/// Upper bound on entries of all classes.
+pub(super) const ENTRIES_MAX: usize = NEIGHBOURS_MAX + SOUGHT_MAX + 2 * DOUBTED_MAX;
+
+/// Entries by class. No class takes room from another.
 #[derive(Debug)]
 pub(super) struct NeighbourClasses {
     pub(super) sought: ClassMembers,
@@ -64,6 +67,19 @@ impl Neighbours {
         {
             self.remove(first);
         }
+    }
+
+    /// Makes room for a neighbour that is sought for an answer only: evicts the one that has been sought for longest without
+    /// packets that wait for it. False if packets wait for each.
+    pub(super) fn make_room_for_answer(&mut self) -> bool {
+        let ClassMembers { ref list, count, most } = self.classes.sought;
+        if count < most {
+            return true;
+        }
+        let behind = |&place: &SlotPlace| self.slots.behind(BY_CLASS, place);
+        let oldest = std::iter::successors(list.first(), behind)
+            .find(|&place| self.slots[place].waiting.is_empty());
+        oldest.inspect(|&oldest| self.remove(oldest)).is_some()
     }
 
     pub(super) fn join(&mut self, class: NeighbourClass, place: SlotPlace) {

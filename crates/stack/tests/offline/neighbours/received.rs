@@ -1,10 +1,12 @@
 //! Neighbour messages passed through the network layer: answers are sent, and observations
 //! reported.
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use etherparse::{ArpOperation, Icmpv6Type};
+use forebay_buf::Pool;
 use forebay_rx::delivery::Batch;
 use forebay_rx::{CpuId, Handler, RxQueue};
 use forebay_stack::network::neighbours::{Neighbours, Resolved};
@@ -13,7 +15,7 @@ use forebay_stack::network::{
 };
 use forebay_stack::socket::reclaim::BufferReclaimer;
 use forebay_stack::{Host, Stack};
-use forebay_testkit::host::FixedHost;
+use forebay_testkit::host::{FixedHost, SentPackets};
 
 use crate::neighbours::rig::{
     ALL, OURS, THEIRS, advertisement, arp_message, identity, ip, packet, pool, read_arp,
@@ -67,17 +69,14 @@ fn arp_answers_heard_unless_foreign() {
     assert_eq!(network.counters().drops.get(NetworkDrop::IpInhdr), 1);
 }
 
-/// The answer comes in the first batch for long, in the same turn that looks for those who gave none.
-#[test]
-fn promise_8_late_answer_releases_packets() {
-    let mut pool = pool(8);
+/// Stack of a host for which a packet waits until 10.9.0.2 answers, at time 1.
+fn waiting_stack(pool: &mut Pool) -> (Stack, SentPackets, Arc<AtomicU64>) {
     let host = FixedHost::new(identity(), Vec::new(), Vec::new());
     let (sent, now_ns) = (host.sent.clone(), Arc::clone(&host.now_ns));
     let mut held =
-        vec![packet(&mut pool, &arp_message(ALL, ArpOperation::REQUEST, "10.9.0.1", "10.9.0.2"))];
+        vec![packet(pool, &arp_message(ALL, ArpOperation::REQUEST, "10.9.0.1", "10.9.0.2"))];
     let mut neighbours = host.neighbours(0);
-    let Resolved::Ask(question) = neighbours.resolve(ip("10.9.0.2"), &identity(), 1, &mut pool)
-    else {
+    let Resolved::Ask(question) = neighbours.resolve(ip("10.9.0.2"), &identity(), 1, pool) else {
         panic!("nothing is known yet")
     };
     pool.put(question.frame);
@@ -85,20 +84,88 @@ fn promise_8_late_answer_releases_packets() {
     drop(neighbours);
     let network = NetworkLayer::new(NetworkConfig::default(), Arc::default());
     let relief = BufferReclaimer::new(None, None, Arc::default());
-    let mut stack = Stack::new((CpuId(0), 0), network, relief, Box::new(host));
-    now_ns.store(3_000_000_001, Ordering::Relaxed);
-    let answer = arp_message(OURS, ArpOperation::REPLY, "10.9.0.2", "10.9.0.1");
-    let mut packets = vec![packet(&mut pool, &answer)];
+    (Stack::new((CpuId(0), 0), network, relief, Box::new(host)), sent, now_ns)
+}
+
+fn handle(stack: &mut Stack, pool: &mut Pool, bytes: &[u8]) {
+    let mut packets = vec![packet(pool, bytes)];
     stack.handle(&mut Batch {
         cpu: CpuId(0),
         rx_queue: RxQueue(0),
         packets: &mut packets,
         notes: &[],
-        pool: &mut pool,
+        pool,
     });
+}
+
+/// The answer comes in the first batch for long, in the same turn that looks for those who gave none.
+#[test]
+fn promise_8_late_answer_releases_packets() {
+    let mut pool = pool(8);
+    let (mut stack, sent, now_ns) = waiting_stack(&mut pool);
+    now_ns.store(3_000_000_001, Ordering::Relaxed);
+    stack.tick(3_000_000_001);
+    let answer = arp_message(OURS, ArpOperation::REPLY, "10.9.0.2", "10.9.0.1");
+    handle(&mut stack, &mut pool, &answer);
+    stack.tick(3_000_000_002);
     let released = sent.take();
     assert_eq!(released.len(), 1, "{released:?}");
     assert_eq!(released[0].frame.data()[..6], THEIRS);
     released.into_iter().for_each(|packet| pool.put(packet.frame));
     assert_eq!(pool.in_use(), 0);
+}
+
+/// Ticks every 50 ms from a time on, until another. Returns the times, in ms, at which the stack sent a packet.
+fn ticks(
+    stack: &mut Stack,
+    (sent, now_ns): (&SentPackets, &AtomicU64),
+    ms: Range<u64>,
+) -> Vec<u64> {
+    let mut times = Vec::new();
+    for now_ms in ms.step_by(50) {
+        now_ns.store(now_ms * 1_000_000, Ordering::Relaxed);
+        // The engine's time is another one.
+        stack.tick(7_000_000_000 + now_ms * 1_000_000);
+        times.extend(sent.take().iter().map(|_| now_ms));
+    }
+    times
+}
+
+#[test]
+fn promise_8_solicitations_repeat_without_packets() {
+    let mut pool = pool(8);
+    let (mut stack, sent, now_ns) = waiting_stack(&mut pool);
+    assert!(stack.sleep_max_ns().is_some_and(|ns| ns <= 100_000_000));
+    let times = ticks(&mut stack, (&sent, &now_ns), 0..2950);
+    let [first, second] = times[..] else { panic!("{times:?}") };
+    assert!((1000..1200).contains(&first) && (2000..2400).contains(&second), "{times:?}");
+    assert!(stack.sleep_max_ns().is_some_and(|ns| ns <= 100_000_000));
+    assert!(ticks(&mut stack, (&sent, &now_ns), 2950..3250).is_empty());
+    pool.collect();
+    assert_eq!((stack.sleep_max_ns(), pool.in_use()), (None, 0), "it is given up");
+}
+
+#[test]
+fn promise_8_fragments_expire_without_packets() {
+    let mut pool = pool(8);
+    let (mut stack, sent, now_ns) = waiting_stack(&mut pool);
+    ticks(&mut stack, (&sent, &now_ns), 0..4000);
+    assert_eq!(stack.sleep_max_ns(), None);
+    let mut bytes = Vec::new();
+    let builder = etherparse::PacketBuilder::ethernet2(THEIRS, OURS);
+    let builder = builder.ipv4([10, 9, 0, 2], [10, 9, 0, 1], 64);
+    builder.udp(1, 2).write(&mut bytes, &[0; 64]).unwrap();
+    let (mut header, _) = etherparse::Ipv4Header::from_slice(&bytes[14..]).unwrap();
+    (header.dont_fragment, header.more_fragments) = (false, true);
+    header.header_checksum = header.calc_header_checksum();
+    bytes[14..34].copy_from_slice(&header.to_bytes());
+    handle(&mut stack, &mut pool, &bytes);
+    assert_eq!(stack.network().fragments().frames(), 1);
+    assert!(stack.sleep_max_ns().is_some());
+    ticks(&mut stack, (&sent, &now_ns), 4000..33_900);
+    assert_eq!(stack.network().fragments().frames(), 1);
+    ticks(&mut stack, (&sent, &now_ns), 33_900..34_300);
+    assert_eq!(stack.network().fragments().frames(), 0);
+    pool.collect();
+    assert_eq!((stack.sleep_max_ns(), pool.in_use()), (None, 0));
 }

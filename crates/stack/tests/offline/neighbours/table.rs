@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use forebay_buf::Pool;
 use forebay_stack::network::neighbours::{
-    NEIGHBOURS_MAX, NeighbourDrops, NeighbourObservation, Neighbours, Replaces, Resolved,
-    WAITING_IN_ALL_MAX, WAITING_MAX, WAITING_MORE_MAX,
+    ANSWERED_MAX, NEIGHBOURS_MAX, NeighbourDrops, NeighbourObservation, Neighbours, Replaces,
+    Resolved, WAITING_IN_ALL_MAX, WAITING_MAX, WAITING_MORE_MAX,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -16,6 +16,9 @@ use crate::neighbours::rig::{
 
 const SECOND_NS: u64 = 1_000_000_000;
 const NEIGHBOUR: &str = "10.9.0.2";
+
+/// Entries for neighbours that have not answered: 256 unresolved, 128 only observed, 128 used.
+const STRANGERS_MAX: usize = 512;
 
 /// Result of resolving a neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,6 +65,19 @@ impl Rig {
         }
         self.pool.put(packet.frame);
         found
+    }
+
+    /// Resolves a neighbour for an answer to it. True if it is solicited.
+    fn answer_to(&mut self, address: IpAddr, now_ns: u64) -> bool {
+        let on = identity();
+        match self.neighbours.resolve_answered(address, &on, now_ns, &mut self.pool) {
+            Some(Resolved::Ask(packet)) => {
+                self.pool.put(packet.frame);
+                true
+            }
+            Some(Resolved::Mac(_) | Resolved::Probe(..)) => panic!("it has not answered"),
+            Some(Resolved::Wait) | None => false,
+        }
     }
 
     /// Resolves a neighbour, and lets it answer.
@@ -274,7 +290,7 @@ impl Rig {
             {
                 self.hold_ip(address, u8::MAX, now_ns);
             }
-            assert!(self.neighbours.count() <= NEIGHBOURS_MAX);
+            assert!(self.neighbours.count() <= NEIGHBOURS_MAX + STRANGERS_MAX);
             assert!(self.neighbours.waiting() <= WAITING_IN_ALL_MAX);
             assert!(self.neighbours.waiting_more() <= WAITING_MORE_MAX);
         }
@@ -286,7 +302,7 @@ proptest! {
 
     #[test]
     fn promise_3_strangers_cost_no_proven_neighbour(
-        good in 1u16..=512,
+        good in 1u16..=1024,
         floods in vec(flood(), 1..8),
     ) {
         let mut rig = Rig::with(1024);
@@ -339,6 +355,55 @@ fn promise_3_silent_addresses_evict_no_neighbour() {
         assert_eq!(rig.resolve_ip(numbered(9, number), u64::from(number) * 10_000), Found::Asking);
     }
     assert_eq!(rig.resolve(NEIGHBOUR, 11_240_000), Found::There(THEIRS));
+}
+
+#[test]
+fn promise_3_spoofed_answers_solicit_few() {
+    let mut rig = Rig::with(1024);
+    let all = u16::try_from(NEIGHBOURS_MAX).unwrap();
+    (0..all).for_each(|number| rig.prove(numbered(11, number), 0));
+    let sought = numbered(12, 1);
+    assert_eq!(rig.resolve_ip(sought, 0), Found::Asking);
+    assert!(rig.hold_ip(sought, 7, 0).is_empty());
+    // Answers to 10,000 spoofed addresses, in ten milliseconds.
+    let mut asked = 0;
+    for number in 0..10_000 {
+        asked += u32::from(rig.answer_to(numbered(20, number), u64::from(number) * 1000));
+        assert!(rig.neighbours.count() <= NEIGHBOURS_MAX + STRANGERS_MAX);
+    }
+    assert!((ANSWERED_MAX..=ANSWERED_MAX + 2).contains(&asked), "{asked}");
+    for number in 0..all {
+        let found = rig.resolve_ip(numbered(11, number), 11_000_000);
+        assert_eq!(found, Found::There(THEIRS), "{number}");
+    }
+    // For a minute.
+    let now_ns = |number: u16| SECOND_NS + u64::from(number) * 6_000_000;
+    let mut asked = (0..10_000).map(|number| rig.answer_to(numbered(21, number), now_ns(number)));
+    let asked = asked.by_ref().filter(|&is_asked| is_asked).count();
+    assert!(asked <= 62 * ANSWERED_MAX as usize, "{asked}");
+    // Packets wait for it: it is not evicted for others.
+    assert_eq!(rig.hear(NeighbourObservation { address: sought, ..answer(THEIRS) }, SECOND_NS), 1);
+}
+
+#[test]
+fn promise_3_answers_leave_waiting_packets() {
+    let mut rig = Rig::with(1024);
+    let most = u16::try_from(WAITING_IN_ALL_MAX).unwrap();
+    for number in 0..most {
+        assert_eq!(rig.resolve_ip(numbered(11, number), 0), Found::Asking);
+        assert!(number == 9 || rig.hold_ip(numbered(11, number), 7, 0).is_empty());
+    }
+    // The one that nothing waits for gives way.
+    assert!(rig.answer_to(numbered(20, 0), 0));
+    assert!(rig.answer_to(numbered(20, 1), 0));
+    assert!(!rig.answer_to(numbered(20, 1), 0), "it is asked already");
+    assert!(rig.hold_ip(numbered(20, 1), 8, 0).is_empty());
+    assert!(!rig.answer_to(numbered(20, 2), 0));
+    for number in (0..most).filter(|&number| number != 9) {
+        let address = numbered(11, number);
+        assert_eq!(rig.hear(NeighbourObservation { address, ..answer(THEIRS) }, 1), 1);
+    }
+    assert_eq!(rig.hold_ip(numbered(11, 9), 7, 1), [7]);
 }
 
 #[test]

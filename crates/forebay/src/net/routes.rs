@@ -1,0 +1,351 @@
+//! Routes: the device that leads to a destination, and the source address to use on it.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arc_swap::Guard;
+use forebay_stack::network::{Identity, Prefix};
+use forebay_sys::interface::InterfaceIndex;
+
+use super::endpoint::plain;
+use super::shared::NetDevice;
+use super::transmit::Between;
+
+/// Addresses on each device, which select the device for a destination.
+pub(super) struct Routes<'a>(pub(super) &'a [NetDevice]);
+
+/// Device towards a destination, and the source address to use on it.
+type Route = (usize, Option<IpAddr>);
+
+/// Rank of a device for a destination: the longest prefix with it (`fib_table_lookup`); without one, a device with a
+/// gateway comes before others.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct RouteRank {
+    /// Length of the prefix; `None` beyond all subnets of the device.
+    near_bits: Option<u8>,
+    has_gateway: bool,
+}
+
+impl Routes<'_> {
+    /// Finds the device that leads to a destination, and the source address to use on it.
+    pub(super) fn find(&self, destination: IpAddr) -> Option<Route> {
+        self.best(destination, |_| true).map(|(_, route)| route)
+    }
+
+    /// Finds the device for a packet from one of this host's addresses, such as an answer. The device that has the address is
+    /// used even if another one leads to the destination, too: what came by it goes back by it. Only of the kernel's
+    /// devices another one is used if it ranks higher, as the kernel's routes go by destination. A link-local destination is
+    /// on the link of its source.
+    pub(super) fn find_between(
+        &self,
+        source: Option<IpAddr>,
+        destination: IpAddr,
+    ) -> Option<usize> {
+        let has_source =
+            |device: &NetDevice| source.is_some_and(|own| device.identity.load().is_own(own));
+        let Some((rank, (own, _))) = self.best(destination, has_source) else {
+            return Some(self.find(destination)?.0);
+        };
+        if self.0[own].kernels.is_none() || is_link_local(destination) {
+            return Some(own);
+        }
+        let of_kernel = self.best(destination, |device| device.kernels.is_some());
+        let better = of_kernel.filter(|(other, _)| *other > rank);
+        Some(better.map_or(own, |(_, (other, _))| other))
+    }
+
+    /// Finds the first device of the highest rank among those that `may` be used.
+    fn best(
+        &self,
+        destination: IpAddr,
+        may: impl Fn(&NetDevice) -> bool,
+    ) -> Option<(RouteRank, Route)> {
+        let mut best: Option<(RouteRank, Route)> = None;
+        for (index, device) in self.0.iter().enumerate().filter(|(_, device)| may(device)) {
+            let Some((rank, source)) = device.rank(destination) else { continue };
+            if best.as_ref().is_none_or(|(highest, _)| rank > *highest) {
+                best = Some((rank, (index, Some(source))));
+            }
+        }
+        best
+    }
+
+    /// Finds the device and the source address for a destination as a program names it: with a scope if it is
+    /// link-local.
+    pub(super) fn find_named(&self, to: SocketAddr) -> Option<Route> {
+        match scope_of(to) {
+            Some(scope) => self.find_by(self.device_of(scope)?, to.ip()),
+            None => self.find(to.ip()),
+        }
+    }
+
+    /// Finds the device for a datagram from a local address, if it is given, to a destination. Both are as a program names
+    /// them.
+    pub(super) fn find_named_between(
+        &self,
+        source: Option<SocketAddr>,
+        to: SocketAddr,
+    ) -> Option<Route> {
+        let scope = scope_of(to).or_else(|| source.and_then(scope_of));
+        match (scope, source) {
+            (Some(scope), _) => self.find_by(self.device_of(scope)?, plain(to).ip()),
+            (None, Some(source)) => {
+                let destination = plain(to).ip();
+                let device = self.find_between(Some(plain(source).ip()), destination)?;
+                self.find_by(device, destination)
+            }
+            (None, None) => self.find(plain(to).ip()),
+        }
+    }
+
+    /// Finds the device for the answer to a datagram that came `by` a device. A link-local destination is on the link that
+    /// it came by.
+    pub(super) fn find_back(
+        &self,
+        Between { source, destination }: Between,
+        by: usize,
+    ) -> Option<Route> {
+        let to = destination.ip();
+        let device = match is_link_local(to) && by < self.0.len() {
+            true => by,
+            // A group or a broadcast address is no device's own.
+            false => self.find_between(Some(source.ip()), to)?,
+        };
+        self.find_by(device, to)
+    }
+
+    /// Device that is this interface of the kernel.
+    fn device_of(&self, scope: InterfaceIndex) -> Option<usize> {
+        self.0.iter().position(|device| device.kernels == Some(scope))
+    }
+
+    /// An address with the scope that programs know it by: of a link-local one, the kernel's interface
+    /// that has `ours`.
+    pub(super) fn scoped(&self, address: SocketAddr, ours: IpAddr) -> SocketAddr {
+        let SocketAddr::V6(mut v6) = address else { return address };
+        if v6.ip().is_unicast_link_local() {
+            let mut with_it = self.0.iter().filter(|device| device.identity.load().is_own(ours));
+            let InterfaceIndex(scope) =
+                with_it.find_map(|device| device.kernels).unwrap_or(InterfaceIndex(0));
+            v6.set_scope_id(scope);
+        }
+        v6.into()
+    }
+
+    /// Scope of link-local addresses on a device: the kernel's interface index, or 0 if the kernel does not have it.
+    pub(super) fn scope_on(&self, device: usize) -> u32 {
+        let kernels = self.0.get(device).and_then(|device| device.kernels);
+        kernels.map_or(0, |InterfaceIndex(index)| index)
+    }
+
+    /// Source address for a destination that is sent to by this device, whatever leads there.
+    pub(super) fn find_by(&self, device: usize, destination: IpAddr) -> Option<Route> {
+        let (_, source) = self.0.get(device)?.rank(destination)?;
+        Some((device, Some(source)))
+    }
+
+    /// True if the address is one of this host's.
+    pub(super) fn is_own(&self, address: IpAddr) -> bool {
+        self.0.iter().any(|device| device.identity.load().is_own(address))
+    }
+
+    /// Addresses of this host on a device.
+    pub(super) fn identity(&self, device: usize) -> Guard<Arc<Identity>> {
+        self.0[device].identity.load()
+    }
+}
+
+impl NetDevice {
+    /// Rank for a destination, and the source address to use. `None` without an address of the family.
+    fn rank(&self, destination: IpAddr) -> Option<(RouteRank, IpAddr)> {
+        let identity = self.identity.load();
+        let is_of_family = |own: &&Prefix| own.address.is_ipv4() == destination.is_ipv4();
+        let mut own = identity.addresses.iter().filter(is_of_family);
+        let mut near: Option<&Prefix> = None;
+        for prefix in own.clone().filter(|own| own.contains(destination)) {
+            if near.is_none_or(|longest| prefix.bits > longest.bits) {
+                near = Some(prefix);
+            }
+        }
+        // A link-local IPv6 address cannot be the source for destinations beyond the link.
+        let is_far = |own: &&Prefix| !is_link_local(own.address);
+        let source = near.or_else(|| own.clone().find(is_far)).or_else(|| own.next())?;
+        let near_bits = near.map(|near| near.bits);
+        let has_gateway = near.is_none() && self.gateways.is_any_to(destination);
+        Some((RouteRank { near_bits, has_gateway }, source.address))
+    }
+}
+
+/// Gateways of the kernel on a device, by IP version.
+#[derive(Debug, Default)]
+pub(super) struct Gateways {
+    v4: AtomicBool,
+    v6: AtomicBool,
+}
+
+impl Gateways {
+    pub(super) fn set(&self, has_v4: bool, has_v6: bool) {
+        self.v4.store(has_v4, Ordering::Relaxed);
+        self.v6.store(has_v6, Ordering::Relaxed);
+    }
+
+    /// True if there is one for destinations of this IP version beyond the device's subnets.
+    fn is_any_to(&self, destination: IpAddr) -> bool {
+        let of_version = if destination.is_ipv4() { &self.v4 } else { &self.v6 };
+        of_version.load(Ordering::Relaxed)
+    }
+}
+
+/// Scope of an address that needs one, if it was named.
+pub(super) fn scope_of(address: SocketAddr) -> Option<InterfaceIndex> {
+    match address {
+        SocketAddr::V6(v6) if v6.scope_id() != 0 && needs_scope(*v6.ip()) => {
+            Some(InterfaceIndex(v6.scope_id()))
+        }
+        _ => None,
+    }
+}
+
+/// True of a link-local address, and of a group of the link or the interface (`__ipv6_addr_needs_scope_id`).
+fn needs_scope(address: Ipv6Addr) -> bool {
+    let [first, ..] = address.segments();
+    address.is_unicast_link_local() || matches!(first & 0xff0f, 0xff01 | 0xff02)
+}
+
+pub(super) fn is_link_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(address) => address.is_unicast_link_local(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arc_swap::ArcSwap;
+
+    use super::*;
+
+    /// Devices with these addresses; those of the kernel have the interfaces 1, 2 and so on.
+    fn devices(are_kernels: bool, own: &[&[&str]]) -> Vec<NetDevice> {
+        let prefix = |text: &&str| {
+            let (address, bits) = text.split_once('/').unwrap();
+            Prefix { address: ip(address), bits: bits.parse().unwrap() }
+        };
+        let device = |(index, own): (u32, &&[&str])| {
+            let addresses = own.iter().map(prefix).collect();
+            NetDevice {
+                name: format!("test{index}"),
+                identity: ArcSwap::from_pointee(Identity { addresses, ..Identity::default() }),
+                kernels: are_kernels.then_some(InterfaceIndex(index)),
+                gateways: Gateways::default(),
+                learned: Arc::default(),
+            }
+        };
+        (1..).zip(own).map(device).collect()
+    }
+
+    fn ip(address: &str) -> IpAddr {
+        address.parse().unwrap()
+    }
+
+    fn socket(address: &str) -> SocketAddr {
+        address.parse().unwrap()
+    }
+
+    #[test]
+    fn udp_21_longest_prefix_leads_to_destination() {
+        let own = [
+            &["10.0.0.1/8", "fd00::1/16"][..],
+            &["10.9.0.1/16", "10.9.8.1/24", "fd00:9::1/32"],
+            &["10.9.8.2/24", "fe80::1/64", "fd00:8::1/32"],
+        ];
+        for are_kernels in [false, true] {
+            let devices = devices(are_kernels, &own);
+            let found = |to| Routes(&devices).find(ip(to)).map(|(at, own)| (at, own.unwrap()));
+            for (to, device, source) in [
+                ("10.1.0.9", 0, "10.0.0.1"),
+                ("10.9.7.9", 1, "10.9.0.1"),
+                // Of equal prefixes the first.
+                ("10.9.8.9", 1, "10.9.8.1"),
+                ("192.0.2.9", 0, "10.0.0.1"),
+                ("fd00:8::9", 2, "fd00:8::1"),
+                ("fd00:9::9", 1, "fd00:9::1"),
+                ("fe80::9", 2, "fe80::1"),
+                ("2001:db8::9", 0, "fd00::1"),
+            ] {
+                assert_eq!(found(to), Some((device, ip(source))), "{to}");
+            }
+        }
+    }
+
+    /// Hosts behind a router are in no prefix: what they are answered leaves as they came.
+    #[test]
+    fn udp_21_local_address_decides_the_device() {
+        let own = [&["10.0.0.1/24", "10.7.0.1/32"][..], &["10.0.1.1/24"], &["10.7.0.1/24"]];
+        let devices = devices(false, &own);
+        let found = |from, to| Routes(&devices).find_between(Some(ip(from)), ip(to));
+        for (from, to, device) in [
+            ("10.0.0.1", "192.0.2.9", 0),
+            ("10.0.1.1", "192.0.2.9", 1),
+            // Even if another device leads there.
+            ("10.0.1.1", "10.0.0.9", 1),
+            // On two devices: the longer prefix.
+            ("10.7.0.1", "10.7.0.9", 2),
+            ("10.7.0.1", "10.0.0.9", 0),
+            ("10.7.0.1", "192.0.2.9", 0),
+            // On none.
+            ("224.0.0.251", "10.0.1.9", 1),
+        ] {
+            assert_eq!(found(from, to), Some(device), "{from} to {to}");
+        }
+        let back = |source, destination, by| {
+            let between = Between { source: socket(source), destination: socket(destination) };
+            Routes(&devices).find_back(between, by)
+        };
+        assert_eq!(back("10.0.1.1:1", "192.0.2.9:2", 1), Some((1, Some(ip("10.0.1.1")))));
+        assert_eq!(back("224.0.0.251:1", "10.0.1.9:2", 0), Some((1, Some(ip("10.0.1.1")))));
+    }
+
+    #[test]
+    fn udp_21_gateway_leads_beyond_all_subnets() {
+        let own = [&["10.0.0.1/24", "fd00::1/64"][..], &["10.0.1.1/24", "fd01::1/64"]];
+        let devices = devices(true, &own);
+        let routes = Routes(&devices);
+        let between = |from, to| routes.find_between(Some(ip(from)), ip(to));
+        assert_eq!(between("10.0.1.1", "192.0.2.9"), Some(1), "without gateways");
+        devices[1].gateways.set(true, false);
+        assert_eq!(routes.find(ip("192.0.2.9")), Some((1, Some(ip("10.0.1.1")))));
+        assert_eq!(routes.find(ip("10.0.0.9")), Some((0, Some(ip("10.0.0.1")))));
+        assert_eq!(routes.find(ip("2001:db8::9")), Some((0, Some(ip("fd00::1")))));
+        // The kernel's routes go by destination.
+        assert_eq!(between("10.0.0.1", "192.0.2.9"), Some(1));
+        assert_eq!(between("10.0.1.1", "10.0.0.9"), Some(0));
+        devices[0].gateways.set(true, false);
+        assert_eq!(between("10.0.0.1", "192.0.2.9"), Some(0));
+        assert_eq!(between("10.0.1.1", "192.0.2.9"), Some(1));
+    }
+
+    #[test]
+    fn udp_22_link_local_peers_have_scopes() {
+        let devices =
+            devices(true, &[&["fe80::1/64", "10.0.0.1/24"], &["fe80::1/64", "fd00::1/64"]]);
+        let routes = Routes(&devices);
+        let between = |source: Option<&str>, to| {
+            let source = source.map(socket);
+            routes.find_named_between(source, socket(to)).map(|(device, _)| device)
+        };
+        assert_eq!(between(None, "[fe80::9%2]:1"), Some(1));
+        assert_eq!(between(Some("[fe80::1%2]:1"), "[fe80::9]:1"), Some(1));
+        assert_eq!(between(Some("[::ffff:10.0.0.1]:1"), "[fe80::9%2]:1"), Some(1));
+        assert_eq!(between(Some("[fe80::1%2]:1"), "[fe80::9%1]:1"), Some(0));
+        assert_eq!(between(None, "[fe80::9%3]:1"), None);
+        assert_eq!(between(None, "[ff02::fb%2]:1"), Some(1));
+        assert_eq!(between(None, "[ff05::fb%2]:1"), Some(0));
+        assert_eq!(between(None, "[::ffff:10.0.0.9]:1"), Some(0));
+        let between = Between { source: socket("[fe80::1]:1"), destination: socket("[fe80::9]:2") };
+        assert_eq!(routes.find_back(between, 1), Some((1, Some(ip("fe80::1")))));
+    }
+}
