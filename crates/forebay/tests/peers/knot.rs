@@ -81,7 +81,6 @@ fn tell(differences: &[String]) {
 struct Both {
     ours: Zone,
     child: Child,
-    to_knot: UdpSocket,
     /// Kept until the server ends.
     _files: TempDir,
 }
@@ -98,14 +97,12 @@ impl Both {
         let mut command = Command::new(KNOT);
         command.arg("-c").arg(&config).stdin(Stdio::null()).stdout(Stdio::null());
         let child = command.stderr(Stdio::null()).spawn().unwrap();
-        let to_knot = UdpSocket::bind("127.0.0.1:0").unwrap();
-        to_knot.connect(ADDRESS).unwrap();
         let ours = Zone::new(&Contents::read(&file).unwrap());
-        let both = Self { ours, child, to_knot, _files: files };
+        let both = Self { ours, child, _files: files };
         let began = Instant::now();
         let top = query("example.test", 6, None);
         // While it starts, the server answers nothing, then SERVFAIL, until the zone is loaded.
-        while both.told(&top, PAUSE).0.is_none_or(|answer| answer[3] & 0xf != 0) {
+        while Self::told(&top, PAUSE).0.is_none_or(|answer| answer[3] & 0xf != 0) {
             assert!(began.elapsed() < PATIENCE, "Knot DNS does not start");
             sleep(PAUSE);
         }
@@ -113,19 +110,22 @@ impl Both {
     }
 
     /// Answer of Knot DNS to a query. The server processes queries in order, so an answer to a
-    /// second query proves that the first gets none.
-    fn told(&self, query: &[u8], patience: Duration) -> (Option<Vec<u8>>, bool) {
+    /// second query proves that the first gets none. Each has a socket of its own: an answer to a query that nobody waits
+    /// for any more does not count as that to the next one.
+    fn told(query: &[u8], patience: Duration) -> (Option<Vec<u8>>, bool) {
         let mut then = queries::query("", queries::A, None);
         then[..2].copy_from_slice(&THEN);
-        self.to_knot.set_read_timeout(Some(patience)).unwrap();
+        let to_knot = UdpSocket::bind("127.0.0.1:0").unwrap();
+        to_knot.connect(ADDRESS).unwrap();
+        to_knot.set_read_timeout(Some(patience)).unwrap();
         let (mut room, mut answer) = ([0; 65535], None);
         for query in [query, &then] {
             // The server is not listening yet.
-            if self.to_knot.send(query).is_err() {
+            if to_knot.send(query).is_err() {
                 return (None, false);
             }
         }
-        while let Ok(len) = self.to_knot.recv(&mut room) {
+        while let Ok(len) = to_knot.recv(&mut room) {
             if room[..2] == THEN {
                 return (answer, true);
             }
@@ -138,7 +138,7 @@ impl Both {
     fn differ(&self, query: &[u8]) -> Option<String> {
         let mut room = [0; 65535];
         let ours = answer(&self.ours, query, &mut room).map(|len| &room[..len]);
-        let (theirs, is_there) = self.told(query, PATIENCE);
+        let (theirs, is_there) = Self::told(query, PATIENCE);
         assert!(is_there, "Knot DNS does not answer any more");
         let (ours, theirs) = (ours.map(Read::new), theirs.as_deref().map(Read::new));
         let differ = ours != theirs;
