@@ -120,9 +120,9 @@ impl Tcp {
         {
             fast_open.queue = backlog;
         }
-        let (accepted, resets) = (VecDeque::new(), VecDeque::new());
+        let accepted = VecDeque::new();
         let listener =
-            Listener { options, fast_open, resets, local, reuse_port, backlog, accepted, queues };
+            Listener { options, fast_open, local, reuse_port, backlog, accepted, queues };
         self.entry_mut(socket)?.kind = Kind::Listener(Box::new(listener));
         Ok(())
     }
@@ -427,8 +427,6 @@ impl Tcp {
         let Kind::Listener(listening) = &mut entry.kind else { return };
         let (local, accepted) = (listening.local, std::mem::take(&mut listening.accepted));
         listening.queues.accepted.fetch_sub(len_u32(accepted.len()), Ordering::Relaxed);
-        let resets = len_u32(listening.resets.len());
-        listening.queues.at_once.fetch_sub(resets, Ordering::Relaxed);
         let &mut Listener { options, fast_open, reuse_port, .. } = &mut **listening;
         let idle = Idle { options, fast_open, bound: Some(local), reuse_port, error: None };
         entry.kind = Kind::Idle(Box::new(idle));

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_rx::packet::Packet;
 
@@ -15,18 +15,78 @@ use super::super::fast_open::{
 use super::super::flow::Flow;
 use super::super::wire::Segment;
 use super::handshake::Request;
-use super::{Kind, Listener, ListenerQueues, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
+use super::{Kind, ListenerQueues, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
 
-/// Time for which a connection that was reset counts in its listener's queue, in µs.
-const RESET_COUNTS_US: u64 = 60_000_000;
+/// Time for which a connection that was reset counts in its listener's queue, in s: in seconds of the clock, so up to one
+/// more.
+const RESET_COUNTS_S: u32 = 60;
+/// Seconds that are told apart.
+const SECONDS: usize = 64;
 /// Largest queue (`somaxconn`).
 const QUEUE_MAX: u32 = 4096;
 
-/// A connection that began with its SYN, until the SYN-ACK is acknowledged.
-#[derive(Clone, Debug)]
-pub(super) struct AtOnce {
-    listener: TcpSocket,
-    queues: Arc<ListenerQueues>,
+/// Queue of a listener for connections that begin with their SYN (`fastopen_queue`): the places that are taken.
+/// Several TCPs share it without waiting for each other.
+#[derive(Debug)]
+pub(super) struct FastOpenQueue {
+    /// Connections whose SYN-ACK is not acknowledged.
+    opening: AtomicU32,
+    /// Connections that were reset once the application had them, by second: its number in the upper half, and how many.
+    resets: [AtomicU64; SECONDS],
+}
+
+impl Default for FastOpenQueue {
+    fn default() -> Self {
+        Self { opening: AtomicU32::new(0), resets: [const { AtomicU64::new(0) }; SECONDS] }
+    }
+}
+
+impl FastOpenQueue {
+    /// Takes one of `limit` places. Returns false if there is none.
+    fn take_place(&self, limit: u32, now_us: u64) -> bool {
+        let resets = self.resets(now_us);
+        let taken = self.opening.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |opening| {
+            (opening.saturating_add(resets) < limit).then_some(opening + 1)
+        });
+        taken.is_ok()
+    }
+
+    /// Gives a place back: of a connection that was reset at `reset_us`, a minute later.
+    fn give_back(&self, reset_us: Option<u64>) {
+        if let Some(at_us) = reset_us {
+            let second = second_of(at_us);
+            let at = &self.resets[second as usize % SECONDS];
+            // The word of a second that is long over is begun anew.
+            let _ = at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+                let (of, count) = parts_of(word);
+                let count = if of == second { count.saturating_add(1) } else { 1 };
+                Some(u64::from(second) << 32 | u64::from(count))
+            });
+        }
+        let before = self.opening.fetch_sub(1, Ordering::Relaxed);
+        debug_assert!(before > 0, "a place is given back once");
+    }
+
+    /// Connections that were reset in the last minute.
+    fn resets(&self, now_us: u64) -> u32 {
+        let now = second_of(now_us);
+        let words = self.resets.iter().map(|word| parts_of(word.load(Ordering::Relaxed)));
+        words
+            .filter(|(of, _)| now.wrapping_sub(*of) <= RESET_COUNTS_S)
+            .map(|(_, count)| count)
+            .sum()
+    }
+}
+
+/// Number of a second, modulo 2^32.
+fn second_of(now_us: u64) -> u32 {
+    u32::try_from((now_us / 1_000_000) & u64::from(u32::MAX)).unwrap_or(0)
+}
+
+/// Second and count of a word.
+fn parts_of(word: u64) -> (u32, u32) {
+    let [c0, c1, c2, c3, s0, s1, s2, s3] = word.to_le_bytes();
+    (u32::from_le_bytes([s0, s1, s2, s3]), u32::from_le_bytes([c0, c1, c2, c3]))
 }
 
 /// Beginning of a connection, and the option of the SYN-ACK.
@@ -206,19 +266,40 @@ impl Tcp {
         if !allowed.has(FastOpen::SERVER) {
             return none;
         }
-        let offer = packet.and_then(Segment::fast_open_of);
+        let Some(packet) = packet else { return none };
+        let offer = Segment::fast_open_of(packet);
         if offer.is_some_and(|offer| offer.cookie.is_request()) {
             self.counters.fast_open_cookie_reqd.add(1);
         }
         let is_asked = segment.payload_len > 0 || offer.is_some();
-        let Some(options) = is_asked.then(|| self.room_at_once(listener, now_us)).flatten() else {
+        let Some((options, queues)) = is_asked.then(|| self.fast_open_of(listener)).flatten()
+        else {
             return none;
         };
-        if options.no_cookie || allowed.has(FastOpen::SERVER_NO_COOKIE) {
+        if !queues.fast_open.take_place(options.queue, now_us) {
+            self.counters.fast_open_listen_overflow.add(1);
+            return none;
+        }
+        let opening = self.judge_offer(&options, offer, request);
+        if matches!(opening, FastOpening::Handshake(_)) {
+            queues.fast_open.give_back(None);
+        }
+        opening
+    }
+
+    fn judge_offer(
+        &self,
+        options: &FastOpenOptions,
+        offer: Option<CookieOption>,
+        request: &Request,
+    ) -> FastOpening {
+        if options.no_cookie || self.config.fast_open.has(FastOpen::SERVER_NO_COOKIE) {
             self.counters.fast_open_passive.add(1);
             return FastOpening::AtOnce(None);
         }
-        let Some(CookieOption { cookie, is_experimental }) = offer else { return none };
+        let Some(CookieOption { cookie, is_experimental }) = offer else {
+            return FastOpening::Handshake(None);
+        };
         let keys = options.keys.unwrap_or(self.fast_open_keys);
         let (client, server) = (request.flow.theirs.ip(), request.flow.ours.ip());
         let valid = CookieOption { cookie: keys.cookie(client, server), is_experimental };
@@ -246,26 +327,16 @@ impl Tcp {
         }
     }
 
-    /// Options of a listener that has room for another connection that begins with its SYN
-    /// (`tcp_fastopen_queue_check`).
-    fn room_at_once(&mut self, index: u32, now_us: u64) -> Option<FastOpenOptions> {
-        let Some(SocketEntry { kind: Kind::Listener(listener), .. }) = self.sockets.at_mut(index)
-        else {
-            return None;
-        };
-        let Listener { fast_open, resets, queues, .. } = &mut **listener;
-        if fast_open.queue == 0 {
-            return None;
+    /// Options and queues of a listener with a queue for connections that begin with their SYN.
+    fn fast_open_of(&self, index: u32) -> Option<(FastOpenOptions, Arc<ListenerQueues>)> {
+        match self.sockets.at(index) {
+            Some(SocketEntry { kind: Kind::Listener(listener), .. })
+                if listener.fast_open.queue > 0 =>
+            {
+                Some((listener.fast_open, Arc::clone(&listener.queues)))
+            }
+            _ => None,
         }
-        while resets.front().is_some_and(|&until_us| until_us <= now_us) {
-            resets.pop_front();
-            queues.at_once.fetch_sub(1, Ordering::Relaxed);
-        }
-        if queues.at_once.load(Ordering::Relaxed) >= fast_open.queue {
-            self.counters.fast_open_listen_overflow.add(1);
-            return None;
-        }
-        Some(*fast_open)
     }
 
     /// Creates the connection of a SYN, to be accepted at once.
@@ -277,7 +348,8 @@ impl Tcp {
         out: &mut TcpOut<'_>,
     ) {
         let listener = request.listener;
-        let Some(options) = self.options_of(request) else {
+        let queues = self.fast_open_of(listener.index).map(|(_, queues)| queues);
+        let (Some(options), Some(queues)) = (self.options_of(request), queues) else {
             out.pool.put(packet.frame);
             return self.forget_flow(&request.flow);
         };
@@ -306,11 +378,9 @@ impl Tcp {
         self.targets.insert(&request.flow, Target::Connection(index));
         if let Ok(SocketEntry { kind: Kind::Listener(waiting), .. }) = self.entry_mut(listener) {
             waiting.accepted.push_back(index);
-            waiting.queues.accepted.fetch_add(1, Ordering::Relaxed);
-            waiting.queues.at_once.fetch_add(1, Ordering::Relaxed);
-            let queues = Arc::clone(&waiting.queues);
-            self.at_once.insert(index, AtOnce { listener, queues });
         }
+        queues.accepted.fetch_add(1, Ordering::Relaxed);
+        self.at_once.insert(index, queues);
         self.follow(index, out);
         self.tell_listener(listener.index);
     }
@@ -318,13 +388,9 @@ impl Tcp {
     /// A connection that began with its SYN is open, or over (`reqsk_fastopen_remove`). One that was reset after the
     /// application had it counts on for a while: its SYN may have come from another address, whose host resets what it does
     /// not know.
-    pub(super) fn end_at_once(&mut self, index: u32, was_reset: bool, now_us: u64) {
-        let Some(AtOnce { listener, queues }) = self.at_once.remove(&index) else { return };
-        if was_reset
-            && let Ok(SocketEntry { kind: Kind::Listener(listener), .. }) = self.entry_mut(listener)
-        {
-            return listener.resets.push_back(now_us + RESET_COUNTS_US);
+    pub(super) fn end_at_once(&mut self, index: u32, reset_us: Option<u64>) {
+        if let Some(queues) = self.at_once.remove(&index) {
+            queues.fast_open.give_back(reset_us);
         }
-        queues.at_once.fetch_sub(1, Ordering::Relaxed);
     }
 }

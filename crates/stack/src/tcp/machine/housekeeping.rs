@@ -83,8 +83,8 @@ impl Tcp {
         let (flow, is_closed) = (connection.flow(), connection.is_closed());
         let (is_done, time_wait) = (connection.is_done(), connection.take_time_wait());
         if is_opened {
-            let was_reset = connection.was_reset_at_once();
-            self.end_at_once(index, was_reset, out.now_us);
+            let reset_us = connection.was_reset_at_once().then_some(out.now_us);
+            self.end_at_once(index, reset_us);
         }
         if let Some(entry) = time_wait {
             self.keep_time_wait(&flow, &entry, out.now_us);
@@ -99,7 +99,7 @@ impl Tcp {
     /// Forgets a socket.
     pub(super) fn remove(&mut self, index: u32, out: &mut TcpOut<'_>) {
         self.socket_timers.cancel(index);
-        self.end_at_once(index, false, 0);
+        self.end_at_once(index, None);
         let Some(mut entry) = self.sockets.remove(index) else { return };
         self.memory_bytes -= entry.charge.bytes();
         self.memory.replace(entry.charge, Charge::default());

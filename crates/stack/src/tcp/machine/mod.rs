@@ -23,7 +23,7 @@ use forebay_buf::Pool;
 use forebay_rx::cpu::CpuId;
 use forebay_rx::packet::Packet;
 
-use self::fast_open::AtOnce;
+use self::fast_open::FastOpenQueue;
 use self::handshake::Request;
 pub use self::levels::TcpLevels;
 use self::listeners::Listeners;
@@ -78,9 +78,8 @@ pub struct ListenerQueues {
     requests: AtomicU32,
     /// Connections that wait to be accepted.
     accepted: AtomicU32,
-    /// Connections that began with their SYN and whose handshake is not over, and those of them that were reset not
-    /// long ago.
-    at_once: AtomicU32,
+    /// Connections that begin with their SYN.
+    fast_open: FastOpenQueue,
 }
 
 /// Surroundings of a call: the time, the CPU, memory, and the way out.
@@ -124,7 +123,7 @@ pub struct Tcp {
     fast_open_keys: FastOpenKeys,
     fast_open_cache: Arc<FastOpenCache>,
     /// Connections that began with their SYN and whose handshake is not over, by socket.
-    at_once: BTreeMap<u32, AtOnce>,
+    at_once: BTreeMap<u32, Arc<ListenerQueues>>,
     time_waits: Slots<TimeWait>,
     socket_timers: TimerWheel,
     request_timers: TimerWheel,
@@ -196,8 +195,6 @@ struct Listener {
     /// Options that its connections inherit.
     options: TcpOptions,
     fast_open: FastOpenOptions,
-    /// Times until which connections count that began with their SYN and were reset, in µs: the earliest first.
-    resets: VecDeque<u64>,
     local: SocketAddr,
     reuse_port: Option<ReusePort>,
     /// Connections that wait to be accepted, at most one more than this.
