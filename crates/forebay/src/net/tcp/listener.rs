@@ -187,6 +187,8 @@ impl TcpListener {
             let _ = self.0.shared.call_tcp(shard, |tcp, _| {
                 let mut options = tcp.fast_open(socket)?;
                 change(&mut options);
+                // It is of clients.
+                options.waits_for_data = false;
                 tcp.set_fast_open(socket, options)
             });
         }

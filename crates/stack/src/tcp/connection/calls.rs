@@ -198,7 +198,8 @@ impl Connection {
                 self.disconnect(cx);
             }
             _ => {
-                if !self.shut.send {
+                // Of a connection that began with its SYN and was shut down, the FIN waits for this, too.
+                if !self.shut.send || self.state == State::SynReceived && self.awaits_ack() {
                     self.shut.send = true;
                     self.close_sending(cx);
                 }

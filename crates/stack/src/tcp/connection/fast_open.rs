@@ -229,13 +229,13 @@ impl Connection {
     /// The SYN-ACK was not acknowledged in time (`tcp_fastopen_synack_timer`). Data that were sent meanwhile wait for that,
     /// too.
     pub(super) fn on_answer_timer(&mut self, cx: &mut Context<'_>) {
+        cx.counters.timeouts.add(1);
         // One more than of a handshake: an application may work on it already.
         let of_host = cx.config.synack_retries.saturating_add(1);
         let timeouts = self.recovery.syn_timeouts;
         if timeouts >= self.options.syn_retries.map_or(of_host, NonZeroU8::get) {
             return self.give_up(cx);
         }
-        cx.counters.timeouts.add(1);
         if self.recovery.retransmits == 1 {
             self.enter_loss(cx);
         }
@@ -380,7 +380,9 @@ impl Connection {
             false => Refused::Neither,
         };
         let cookie = offer.filter(|offer| !offer.cookie.is_request());
-        cx.fast_open.learn(&self.flow(), segment.options.mss, (cookie, refused), cx.now_us);
+        // Without the option, it is the default (RFC 7413, section 4.1.3.1).
+        let mss = segment.options.mss.unwrap_or_else(|| self.flow().default_mss());
+        cx.fast_open.learn(&self.flow(), Some(mss), (cookie, refused), cx.now_us);
         if !self.sent.is_empty() {
             cx.counters.fast_open_active_fail.add(1);
             self.resend_syn_data(cx);

@@ -338,7 +338,7 @@ impl Connection {
             cx.counters.estab_resets.add(1);
         }
         self.state = State::Closed;
-        self.opening.forget(Opening::AWAITS_ACK);
+        self.opening.forget(Opening::AWAITS_ACK.with(Opening::WAITS_FOR_DATA));
         self.shut = Shut { receive: true, send: true };
         self.timers.clear();
         self.sent.clear();

@@ -37,6 +37,10 @@ impl Connection {
             State::Closed => {
                 return if segment.has(Flags::RST) { Answer::None } else { Answer::Reset };
             }
+            // It has sent nothing yet: as if there were no connection.
+            State::SynSent if self.waits_for_data() => {
+                return Answer::reset_if(segment.has(Flags::ACK) && !segment.has(Flags::RST));
+            }
             State::SynSent => return self.receive_in_syn_sent(packet, segment, cx),
             State::SynReceived | State::FinWait1 if self.awaits_ack() => {
                 if let Some(answer) = self.check_opening(segment, cx) {
@@ -56,7 +60,10 @@ impl Connection {
         if !segment.has(Flags::ACK) {
             return Answer::None;
         }
-        let heard_us = std::mem::replace(&mut self.receive.last_us, cx.now_us);
+        let heard_us = self.receive.last_us;
+        if !self.awaits_ack() {
+            self.receive.last_us = cx.now_us;
+        }
         let una = match self.state {
             // The SYN-ACK was the listener's.
             State::SynReceived => self.send.initial + 1,
@@ -70,6 +77,7 @@ impl Connection {
                 return Answer::reset_if(self.state == State::SynReceived);
             }
         }
+        self.receive.last_us = cx.now_us;
         if let Some(answer) = self.after_ack(segment, heard_us, cx) {
             return answer;
         }

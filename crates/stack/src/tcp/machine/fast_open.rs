@@ -263,13 +263,13 @@ impl Tcp {
     ) -> FastOpening {
         let allowed = self.config.fast_open;
         let none = FastOpening::Handshake(None);
-        if !allowed.has(FastOpen::SERVER) {
-            return none;
-        }
         let Some(packet) = packet else { return none };
         let offer = Segment::fast_open_of(packet);
         if offer.is_some_and(|offer| offer.cookie.is_request()) {
             self.counters.fast_open_cookie_reqd.add(1);
+        }
+        if !allowed.has(FastOpen::SERVER) {
+            return none;
         }
         let is_asked = segment.payload_len > 0 || offer.is_some();
         let Some((options, queues)) = is_asked.then(|| self.fast_open_of(listener)).flatten()

@@ -227,6 +227,44 @@ fn tcp_49_resets_count_for_a_minute() {
     pair.check_rest();
 }
 
+/// Shut down and closed before the ACK: the answer and the FIN leave, and the client reads both.
+#[test]
+fn tcp_49_close_before_ack_sends_fin() {
+    for is_shut_before in [false, true] {
+        let faults = Faults { delay_us: DELAY_US, ..Faults::default() };
+        let mut pair = Pair::new(1, faults, [BOTH; 2]);
+        let listener = listen(&mut pair, 16);
+        learn(&mut pair, listener);
+        let (client, sent) = begin(&mut pair, b"question");
+        assert_eq!(sent, Ok(8));
+        let server = accept(&mut pair, listener);
+        let began_us = pair.now_us;
+        let serve = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+            assert_eq!(tcp.read(server, &mut [0; 20], out), Ok(8));
+            assert_eq!(tcp.write(server, b"answer", WriteFlags::default(), out), Ok(6));
+            if is_shut_before {
+                tcp.shutdown(server, Shutdown::Write, out).unwrap();
+            }
+            tcp.close(server, out).unwrap();
+        };
+        pair.call(1, serve);
+        let mut room = [0; 20];
+        let mut read = Vec::new();
+        while read.last() != Some(&Ok(0)) {
+            match pair.call(0, |tcp, out| tcp.read(client, &mut room, out)) {
+                Err(TcpError::WouldBlock) => assert!(pair.step()),
+                now => read.push(now),
+            }
+        }
+        assert_eq!(read, [Ok(6), Ok(0)]);
+        assert_eq!(pair.now_us, began_us + DELAY_US, "the FIN waits for no ACK");
+        for (host, socket) in [(0, client), (1, listener)] {
+            pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+        }
+        pair.check_rest();
+    }
+}
+
 #[test]
 fn tcp_49_listening_anew_has_its_own_queue() {
     let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
@@ -454,6 +492,17 @@ fn tcp_50_syn_waits_for_data() {
     assert_eq!(pair.call(0, |tcp, out| tcp.connect(client, ends, MTU, out)), Ok(()));
     assert!(pair.hosts[0].tcp.readiness(client).unwrap().writable);
     assert!(!pair.step(), "nothing was sent");
+    // Nobody else begins or ends what has not begun.
+    let flow = pair.hosts[0].tcp.flow(client).unwrap();
+    for flags in [SYN, RST, ACK, SYN | ACK, RST | ACK] {
+        let forged = Forged::plain(flags, 0);
+        let bytes = bytes_of(&forged, &mut pair, (flow.theirs, flow.ours), (7, 9)).unwrap();
+        let (now_us, mut answers) = (pair.now_us, Vec::new());
+        let packet = pair.hosts[0].packet(&bytes).unwrap();
+        pair.hosts[0].deliver(packet, now_us, &mut answers);
+        assert_eq!(answers.len(), usize::from(flags & (ACK | RST) == ACK), "{flags}");
+        assert!(pair.hosts[0].tcp.waits_for_data(client).unwrap());
+    }
     let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
         tcp.write(client, b"question", WriteFlags::default(), out)
     };
