@@ -8,6 +8,10 @@ use crate::knobs::Change;
 /// processed as a whole.
 pub const BURST_MAX: u32 = 1024;
 
+/// Maximum number of changes that a queue, or a CPU, applies in one turn, so that none is longer than a burst; the
+/// tables that they replace fit among those that another thread frees.
+pub(crate) const CHANGES_A_TURN: usize = 4;
+
 /// Maximum number of frames that wait to be returned together, whatever the `skb_defer_max`: one
 /// batch.
 pub const DEFER_MAX: u32 = 32;

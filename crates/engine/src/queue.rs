@@ -18,6 +18,7 @@ use forebay_sys::error::Error;
 
 use super::changes::{Follower, LogEntry};
 use super::config::{Config, WhenFull};
+use super::limits::CHANGES_A_TURN;
 use super::measured::Measured;
 use super::question::{Explained, Question, QueueRanges, SampledBurst, SampledPacket, middles};
 use super::reclaim::Retired;
@@ -264,9 +265,13 @@ impl Queue {
         self.intake_turn(shared);
     }
 
-    /// Applies pending changes, and scripted ones due before the next frame.
+    /// Applies pending changes, some a turn, and scripted ones due before the next frame. Of questions, the log has few.
     fn follow_changes(&mut self, shared: &EngineState) {
-        while let Some(entry) = self.changes.next() {
+        let mut changes = 0;
+        while changes < CHANGES_A_TURN
+            && let Some(entry) = self.changes.next()
+        {
+            changes += usize::from(matches!(entry, LogEntry::Change(_)));
             self.apply_entry(&entry, shared);
         }
         let next_frame = self.next_frame;

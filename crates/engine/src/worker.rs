@@ -8,7 +8,7 @@ use forebay_rx::{CpuId, Delivery, Handler};
 use forebay_sys::cpu_list::CpuList;
 
 use super::changes::{Follower, LogEntry};
-use super::limits::{Budget, DEFER_MAX, Limits};
+use super::limits::{Budget, CHANGES_A_TURN, DEFER_MAX, Limits};
 use super::mailbox::Mailbox;
 use super::policies::Policies;
 use super::queue::{Activity, Queue};
@@ -265,9 +265,9 @@ impl<H: Handler> Worker<H> {
         self.flush();
     }
 
-    /// Applies pending changes; called between batches.
+    /// Applies pending changes, some a turn; called between batches.
     fn follow_changes(&mut self) {
-        for entry in self.changes.by_ref() {
+        for entry in self.changes.by_ref().take(CHANGES_A_TURN) {
             let LogEntry::Change(made) = entry else { continue };
             let Some(change) = &made.change else { continue };
             match change {

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
 
 use std::num::NonZeroU16;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::{fs, thread};
 
 use forebay_control::Control;
@@ -310,6 +310,37 @@ mod one_engine {
             Engine::build(&config, vec![source], Clock::virtual_at_zero(), |_| First(None))
                 .unwrap();
         engine.run_stepped(1, VirtualCosts::default()).handlers[0].0.unwrap()
+    }
+
+    /// More changes each turn than a turn applies: the log fills up, and packets are delivered all the same.
+    #[test]
+    fn promise_3_turn_applies_few_changes() {
+        struct Writes {
+            control: Arc<OnceLock<Control>>,
+            refused: u64,
+            frames: u64,
+        }
+        impl Handler for Writes {
+            fn handle(&mut self, batch: &mut Batch<'_>) {
+                self.frames += batch.packets.len() as u64;
+                for cpu in (0..100).map(|number| CpuId(number % 2)) {
+                    let control = self.control.get().unwrap();
+                    let written = control.set_rps_cpus(Queues::All, CpuList::new([cpu]));
+                    self.refused += u64::from(written.is_err_and(|no| no.errno == Errno::Busy));
+                }
+            }
+        }
+        let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
+        let config = Config::new(CpuList::new([0, 1].map(CpuId)), hasher);
+        let source = Box::new(SyntheticSource::new(traffic(20_000, 64), None));
+        let control = Arc::<OnceLock<Control>>::default();
+        let build = |_| Writes { control: Arc::clone(&control), refused: 0, frames: 0 };
+        let engine = Engine::build(&config, vec![source], Clock::virtual_at_zero(), build).unwrap();
+        assert!(control.set(Control::of(&engine)).is_ok());
+        let outcome = engine.run_stepped(1, VirtualCosts::default());
+        let sum = |of: fn(&Writes) -> u64| outcome.handlers.iter().map(of).sum::<u64>();
+        assert_eq!(sum(|handler| handler.frames), 20_000);
+        assert!(sum(|handler| handler.refused) > 0, "no turn applies all that is written");
     }
 
     #[test]
