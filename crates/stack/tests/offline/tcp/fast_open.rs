@@ -289,7 +289,7 @@ fn tcp_49_listening_anew_has_its_own_queue() {
 
 /// Two TCPs that share the queue of a listener, as those of two CPUs do.
 #[test]
-fn tcp_49_resets_count_for_all_of_a_listener() {
+fn tcp_49_resets_count_for_all_shards() {
     let queues = Arc::<ListenerQueues>::default();
     let mut pairs = [1, 2].map(|seed| Pair::new(seed, Faults::default(), [BOTH; 2]));
     let listeners = pairs.each_mut().map(|pair| {
