@@ -7,6 +7,7 @@ use forebay_rx::flow_key::{FlowKeyRules, KeyRule};
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{Drops, FlowState, Move, SHARERS_MAX};
 use forebay_rx::{DropReason, SteerReason};
+use forebay_sys::errno::Errno;
 use forebay_sys::refused::Refused;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -33,8 +34,17 @@ pub struct Explanation {
 /// Asks all queues about a flow, under its current hash.
 ///
 /// # Errors
-/// As [`Control::explain`].
+/// As [`Control::explain`]; `EINVAL` of a flow that is named by its addresses if a device hashes packets, by a key of its
+/// own.
 pub fn explain(control: &Control, name: &FlowName) -> Result<Explanation, Refused> {
+    if let (FlowName::Endpoints { .. }, Some(device)) = (name, control.state().devices().hashing())
+    {
+        let why = format!(
+            "{name}: {device} hashes packets by a key of its own; give the flow's hash, as \
+             `forebay top` shows it"
+        );
+        return Err(Refused::new(Errno::Inval, why));
+    }
     let hasher = control.hasher();
     let hash = name.hash(&hasher);
     let queues = control.explain(hash)?;

@@ -34,6 +34,8 @@ pub struct Device {
     pub counts: Vec<Arc<KernelCounts>>,
     /// Receive buffers per queue; virtio devices only.
     pub rx_buffers: Vec<Arc<RxBuffers>>,
+    /// True if packets have the device's hash, which does not follow from their addresses.
+    pub device_hash: bool,
     /// Facts about the device, for reports.
     pub facts: Facts,
     /// Factory of sinks; `None` if frames come from sources of the caller.
@@ -79,8 +81,17 @@ impl Device {
     pub fn of_sources(name: &str, via: Via, sources: Vec<Box<dyn Source>>) -> Self {
         let counts = sources.iter().map(|_| KernelCounts::new(&[])).collect();
         let name = name.to_owned();
-        let (rx_buffers, facts) = (Vec::new(), Facts::default());
-        Self { name, via, sources, counts, rx_buffers, facts, way_out: None, takes_all: false }
+        Self {
+            name,
+            via,
+            sources,
+            counts,
+            rx_buffers: Vec::new(),
+            device_hash: false,
+            facts: Facts::default(),
+            way_out: None,
+            takes_all: false,
+        }
     }
 
     /// True if `name` names this device: by its plain name, or with the backend in front, as in
@@ -131,7 +142,9 @@ impl Device {
     /// Device of these sources, which says nothing else about itself yet.
     fn with<S: Source + 'static>(config: &DeviceConfig, sources: Vec<S>) -> Self {
         let boxed = |source: S| -> Box<dyn Source> { Box::new(source) };
-        Self::of_sources(&config.name, config.via, sources.into_iter().map(boxed).collect())
+        let sources = sources.into_iter().map(boxed).collect();
+        let device_hash = config.device_hash;
+        Self { device_hash, ..Self::of_sources(&config.name, config.via, sources) }
     }
 
     #[cfg(feature = "af-xdp")]

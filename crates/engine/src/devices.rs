@@ -20,6 +20,8 @@ pub struct DeviceQueues {
     pub name: String,
     /// Number of its polled rx queues, at least 1.
     pub queues: u16,
+    /// True if packets have the device's hash, which does not follow from their addresses.
+    pub device_hash: bool,
     /// Receive buffers of each queue; empty unless the device is virtio.
     pub rx_buffers: Vec<Arc<RxBuffers>>,
 }
@@ -28,7 +30,7 @@ impl DeviceQueues {
     /// A device without known receive buffers.
     #[must_use]
     pub fn new(name: impl Into<String>, queues: u16) -> Self {
-        Self { name: name.into(), queues, rx_buffers: Vec::new() }
+        Self { name: name.into(), queues, device_hash: false, rx_buffers: Vec::new() }
     }
 
     /// Queues of open devices that still have their sources. A device that is not an interface is
@@ -47,7 +49,8 @@ impl DeviceQueues {
                 of_paths.entry(name).or_insert_with(|| name_of_path(name, &mut taken)).clone()
             };
             let queues = u16::try_from(device.sources.len()).unwrap_or(u16::MAX);
-            Self { name, queues, rx_buffers: device.rx_buffers.clone() }
+            let Device { device_hash, ref rx_buffers, .. } = *device;
+            Self { name, queues, device_hash, rx_buffers: rx_buffers.clone() }
         };
         devices.iter().map(of).collect()
     }
@@ -115,6 +118,12 @@ impl Devices {
             return Err(refused(&names.join(", "), why));
         }
         Ok(Self(named.into()))
+    }
+
+    /// Name of the first device whose packets have its own hash.
+    #[must_use]
+    pub fn hashing(&self) -> Option<&str> {
+        self.0.iter().find(|device| device.device_hash).map(|device| device.name.as_str())
     }
 
     /// Number of devices.

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 
 use forebay_control::list::{ListedKnob, list};
-use forebay_control::{ConfigFile, Control, ControlClient, ControlSocket, FlowName, config_file};
+use forebay_control::{
+    ConfigFile, Control, ControlClient, ControlSocket, FlowName, config_file, explain,
+};
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
 use forebay_engine::knobs::Change;
 use forebay_engine::{
@@ -105,6 +107,29 @@ fn explanation_names_device_of_queue() {
     };
     assert!(told.to_string().contains("\nv.1/rx-0, polled by CPU 0, at "), "{told}");
     assert_eq!(told.document()["queues"][1]["queue"], "eth0/rx-1");
+}
+
+/// A device that hashes by its own key: a hash made of the addresses would be another flow's.
+#[test]
+fn rfs_6_device_hashes_are_named_by_hash() {
+    let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
+    let mut config = Config::new(CpuList::new([CpuId(0)]), hasher);
+    config.devices = vec![
+        DeviceQueues::new("v.1", 1),
+        DeviceQueues { device_hash: true, ..DeviceQueues::new("eth0", 1) },
+    ];
+    let source = || -> Box<dyn Source> {
+        Box::new(SyntheticSource::new(SyntheticPlan { frames: 1, ..Default::default() }, None))
+    };
+    let clock = Clock::virtual_at_zero();
+    let engine = Engine::build(&config, vec![source(), source()], clock, |_| Idler).unwrap();
+    let control = Control::of(&engine);
+    let endpoints: FlowName = "10.9.0.2:39796,10.9.0.1:53".parse().unwrap();
+    let refused = explain::explain(&control, &endpoints).unwrap_err();
+    assert_eq!(refused.errno, Errno::Inval);
+    assert!(refused.to_string().contains("eth0 hashes packets"), "{refused}");
+    drop(engine);
+    assert_eq!(explain::explain(&control, &FlowName::Hash(FLOW)).unwrap().hash, FLOW);
 }
 
 #[test]
