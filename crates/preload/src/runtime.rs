@@ -215,6 +215,9 @@ pub(crate) fn interface_of(device: DeviceIndex) -> u32 {
 /// As [`running`]; `EBUSY` as long as another process receives.
 pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
     let are_others = |claim: &Claim| claim.has_older() || claim.has_newer();
+    if !is_running() && parents_engine().is_some() {
+        return Err(Errno::BUSY);
+    }
     if !is_running() && prepared().as_ref().is_some_and(|prepared| are_others(&prepared.claim)) {
         return Err(Errno::BUSY);
     }

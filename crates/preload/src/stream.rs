@@ -19,6 +19,9 @@ use crate::socket::CallWait;
 use crate::tcp_options::{Inherited, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket};
 use crate::udp_options::timeout;
 
+/// Bytes that a look into several buffers finds at most: more than a connection keeps.
+const PEEKED_MAX_BYTES: usize = 16 << 20;
+
 /// Connection, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Stream {
     tcp: TcpStream,
@@ -219,6 +222,31 @@ impl Stream {
         mode: StreamMode,
     ) -> Result<usize, Errno> {
         self.check()?;
+        if !mode.peek {
+            return self.receive_into(rooms, mode);
+        }
+        let mut rooms: Vec<_> = rooms.collect();
+        if rooms.len() < 2 {
+            return self.receive_into(rooms.into_iter(), mode);
+        }
+        // What one look finds, for all buffers: a second look would find the same.
+        let most: usize = rooms.iter().map(|room| room.len()).sum();
+        let mut bytes = vec![0; most.min(PEEKED_MAX_BYTES)];
+        let len = self.receive_into(std::iter::once(&mut bytes[..]), mode)?;
+        let mut left = bytes.get(..len).unwrap_or_default();
+        for room in &mut rooms {
+            let (here, behind) = left.split_at(left.len().min(room.len()));
+            room[..here.len()].copy_from_slice(here);
+            left = behind;
+        }
+        Ok(len)
+    }
+
+    fn receive_into<'a>(
+        &self,
+        rooms: impl Iterator<Item = &'a mut [u8]>,
+        mode: StreamMode,
+    ) -> Result<usize, Errno> {
         let (mut done, mut wait) = (0, CallWait::default());
         let mut rooms = rooms.peekable();
         while let Some(mut room) = rooms.next() {

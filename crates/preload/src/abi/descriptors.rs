@@ -37,7 +37,8 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     let only_marks = c_int::try_from(libc::CLOSE_RANGE_CLOEXEC).is_ok_and(|mark| flags & mark != 0);
     let next = next!(close_range(c_uint, c_uint, c_int) -> c_int);
-    if only_marks || first > last {
+    let closes_all = c_int::try_from(libc::CLOSE_RANGE_UNSHARE).is_ok_and(|all| flags & !all == 0);
+    if only_marks || !closes_all || first > last {
         // SAFETY: the caller's promise.
         return unsafe { next(first, last, flags) };
     }

@@ -92,8 +92,8 @@ fn send_from_position(stream: &Stream, from: c_int, len: usize) -> Result<usize,
     // SAFETY: the call touches no memory.
     let mut offset = unsafe { libc::lseek(from, 0, libc::SEEK_CUR) };
     if offset < 0 {
-        // A pipe, which cannot be read twice if the connection does not take all.
-        return Err(Errno::INVAL);
+        // Not of a pipe, which cannot be read twice if the connection does not take all.
+        return Err(if from < 0 { Errno::BADF } else { Errno::INVAL });
     }
     let sent = send_from(stream, from, &mut offset, len);
     // SAFETY: as above.
@@ -136,6 +136,9 @@ fn check_splice(
     if flags & !SPLICE_FLAGS != 0 {
         return Err(Errno::INVAL);
     }
+    if pipe < 0 {
+        return Err(Errno::BADF);
+    }
     let file = with_number(pipe, |pipe| rustix::fs::fstat(pipe))?;
     if file.st_mode & libc::S_IFMT != libc::S_IFIFO {
         return Err(Errno::INVAL);
@@ -170,7 +173,11 @@ fn to_pipe(
     let mut moved = 0;
     while moved < len {
         let events = polled(pipe, PollFlags::OUT, waits && moved == 0)?;
-        if !events.intersects(PollFlags::OUT | PollFlags::ERR) {
+        if events.contains(PollFlags::ERR) {
+            // Nobody reads: the caller raises the signal, once.
+            return if moved > 0 { Ok(moved) } else { Err(Errno::PIPE) };
+        }
+        if !events.contains(PollFlags::OUT) {
             return if moved > 0 { Ok(moved) } else { Err(Errno::AGAIN) };
         }
         // A pipe that is writable has room for so much, without which the write would wait.
@@ -203,8 +210,9 @@ fn from_pipe(
     (len, flags): (usize, c_uint),
 ) -> Result<usize, Errno> {
     check_splice(pipe, (is_pipes_null, is_null), flags)?;
-    // What the connection does not take stays in the pipe.
-    let (copy, copy_in) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    // What the connection does not take stays in the pipe. The copy is empty at each `tee`, which would not wait for the pipe
+    // if the copy were non-blocking.
+    let (copy, copy_in) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let mut moved = 0;
     while moved < len {
         let waits = flags & libc::SPLICE_F_NONBLOCK == 0 && moved == 0;

@@ -307,10 +307,13 @@ pub unsafe extern "C" fn sendmmsg(
         // SAFETY: the caller's promise.
         match unsafe { send_header(&socket, &header.msg_hdr, flags) } {
             Ok(len) => header.msg_len = len.try_into().unwrap_or(c_uint::MAX),
-            Err(error) if sent == 0 => return answer_int(Err(error)),
-            Err(_) => break,
+            Err(error) => {
+                // Raises the signal also if some have been sent.
+                let told = answer_sent(Err(error), signal_flags(&socket, flags));
+                return if sent > 0 { sent } else { c_int::try_from(told).unwrap_or(-1) };
+            }
         }
         sent += 1;
     }
-    answer_int(Ok(sent))
+    sent
 }

@@ -184,6 +184,7 @@ pub unsafe extern "C" fn accept4(
         return unsafe { next(fd, from, len, flags) };
     };
     let accepted = match &*socket {
+        _ if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 => Err(Errno::INVAL),
         Socket::Udp(_) => Err(Errno::OPNOTSUPP),
         Socket::Stream(_) => Err(Errno::INVAL),
         Socket::Listener(listener) => listener.accept(&socket, flags),

@@ -121,6 +121,32 @@ pub(crate) fn turns_are_taken() {
     });
 }
 
+/// Binds a port, and forks a child that binds another one.
+const UDP: &str = "
+import errno, os, socket
+def bind(port):
+    it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        it.bind(('10.9.0.1', port))
+        print('bound', flush=True)
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+    return it
+first = bind(7)
+if os.fork() == 0:
+    bind(8)
+    os._exit(0)
+os.wait()
+";
+
+/// A second engine would answer that nobody listens at the first one's ports.
+pub(crate) fn udp_is_of_one() {
+    let hosts = Hosts::new();
+    let config = "via=af_packet take=udp:7,udp:8 spin=auto dev=exa";
+    let lines = hosts.lines(Command::new("python3").args(["-c", UDP]), Some(config));
+    assert_eq!(lines, ["bound", "EBUSY"]);
+}
+
 /// Writes more than the peer takes, and ends at once, in one of both ways.
 const ENDS: &str = "
 import os, socket, sys

@@ -270,6 +270,8 @@ def reads(connection, tell):
         say("recvfrom", lambda: (lambda got: (len(got[0]), got[1]))(it.recvfrom(8)))
         say("recvmsg", lambda: (lambda got: (len(got[0]),) + got[1:])(it.recvmsg(10, 100)))
         say("recvmsg peek", lambda: (lambda got: (len(got[0]),) + got[1:])(it.recvmsg(10, 0, socket.MSG_PEEK)))
+        for rooms in (1, 2, 3):
+            say("peek in parts", lambda: peeked(it, [bytearray(2) for _ in range(rooms)]))
         say("recvmsg_into", lambda: it.recvmsg_into([bytearray(5), bytearray(5)])[0])
         say("pread", os.pread, it.fileno(), 4, 0)
         say("error queue", it.recv, 10, socket.MSG_ERRQUEUE)
@@ -614,10 +616,18 @@ def files(connection, tell):
         say("sendfile from its position", os.sendfile, it.fileno(), file.fileno(), None, 10)
         say("position", lambda: os.lseek(file.fileno(), 0, os.SEEK_CUR))
         say("arrived", tell, "read 10")
+        say("sendfile of no file", os.sendfile, it.fileno(), -1, 0, 10)
+        say("sendfile of no file", os.sendfile, it.fileno(), -1, None, 10)
         say("sendfile beyond the end", os.sendfile, it.fileno(), file.fileno(), 1 << 40, 10)
     splices(it, tell)
     it.close()
     tell("close")
+
+
+def peeked(it, rooms):
+    """Length of what is there, and whether it stays and is the same."""
+    count = it.recvmsg_into(rooms, 0, socket.MSG_PEEK)[0]
+    return count, b"".join(rooms)[:count] == it.recv(count, socket.MSG_PEEK)
 
 
 def splices(it, tell):
@@ -625,6 +635,13 @@ def splices(it, tell):
     out, into = os.pipe()
     number, dont_wait = it.fileno(), 2
     say("nothing in the pipe", os.splice, out, number, 10, None, None, dont_wait)
+    say("to no pipe", os.splice, number, -1, 10)
+    say("from no pipe", os.splice, -1, number, 10)
+    later = threading.Timer(0.1, os.write, (into, b"late"))
+    later.start()
+    say("waits for the pipe", os.splice, out, number, 10)
+    later.join()
+    say("arrived", tell, "read 4")
     os.write(into, b"a" * 20_000)
     say("to connection", os.splice, out, number, 30_000)
     say("arrived", tell, "read 20000")
