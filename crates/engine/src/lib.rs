@@ -60,6 +60,7 @@ pub use idle::{SPIN_ALWAYS_NS, SPIN_MAX_NS};
 pub use limits::{BURST_MAX, DEFER_MAX, Limits};
 use mailbox::Mailbox;
 pub use measured::Measured;
+pub use memory::kept_bytes;
 pub use outcome::{CpuOutcome, Outcome};
 use policies::Policies;
 pub use question::{

@@ -113,6 +113,17 @@ fn chunk_classes(packets: u32, small_bytes: u32, needs: FrameNeeds) -> Vec<Chunk
     classes
 }
 
+/// Memory that applications may keep of the packets of a source, in bytes: that of `kept_frames` more packets.
+#[must_use]
+pub fn kept_bytes(kept_frames: u32, needs: FrameNeeds) -> u64 {
+    let small_bytes = small_chunk_bytes(&[needs]);
+    let bytes = |packets| -> u64 {
+        let classes = chunk_classes(packets, small_bytes, needs);
+        classes.iter().map(|class| u64::from(class.chunk_bytes) * u64::from(class.chunks)).sum()
+    };
+    bytes(kept_frames) - bytes(0)
+}
+
 /// Chunks for the packets that a thread makes. If every device has packets larger than a jumbo
 /// frame, and so also sends a packet of several segments whole, some of the chunks have room for one.
 fn spare_classes(small_bytes: u32, spare_frames: u32, needs: &[FrameNeeds]) -> Vec<ChunkClass> {
@@ -155,6 +166,14 @@ mod tests {
         let needs = FrameNeeds { device_frames: 1000, largest_bytes, ..FrameNeeds::default() };
         let classes = chunk_classes(3200, small_chunk_bytes(&[needs]), needs);
         classes.into_iter().map(|class| (class.chunk_bytes, class.chunks)).collect()
+    }
+
+    #[test]
+    fn tcp_37_kept_frames_have_memory() {
+        let of = |largest_bytes| FrameNeeds { largest_bytes, ..FrameNeeds::default() };
+        assert_eq!(kept_bytes(8192, of(1514)), 8192 * 2048);
+        assert_eq!(kept_bytes(8192, of(65_549)), 8192 * (2048 + (16 << 10) / 2 + (68 << 10) / 16));
+        assert_eq!(kept_bytes(0, of(9018)), 0);
     }
 
     #[test]

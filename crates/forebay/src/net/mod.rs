@@ -121,7 +121,7 @@ pub struct NetConfig {
     /// `udp_mem`.
     pub copy_cache_bytes: Option<u64>,
     /// Settings of TCP. [`TcpConfig::gso_bytes`] is as large as the frames of senders allow, and
-    /// [`TcpConfig::received_bytes`] at most three quarters of [`Self::kept_frames`].
+    /// [`TcpConfig::received_bytes`] at most three quarters of the memory of [`Self::kept_frames`].
     pub tcp: TcpConfig,
     /// Place among other processes that listen on the same ports, if there are such.
     pub division: Option<Arc<dyn Division>>,
@@ -140,7 +140,7 @@ impl NetConfig {
     pub const TCP: TcpConfig = TcpConfig {
         rmem: (131_072, 6 << 20),
         memory_bytes: 64 << 20,
-        received_bytes: received_bytes(8192),
+        received_bytes: 64 << 20,
         cookies_per_s: 20_000,
         pacing: true,
         ..TcpConfig::KERNELS
@@ -163,14 +163,13 @@ impl Default for NetConfig {
     }
 }
 
-/// Memory that the received bytes of all connections may occupy, so that the device keeps frames to
+/// Memory that the received bytes of all connections may occupy, so that each device keeps frames to
 /// receive into.
-const fn received_bytes(kept_frames: u32) -> u64 {
-    kept_frames as u64 * FRAME_BYTES / 4 * 3
+fn received_bytes(kept_frames: u32, devices: &[Device]) -> u64 {
+    let sources = devices.iter().flat_map(|device| &device.sources);
+    let kept = sources.map(|source| forebay_engine::kept_bytes(kept_frames, source.needs()));
+    kept.min().unwrap_or(u64::MAX) / 4 * 3
 }
-
-/// Smallest frame for a packet of a network with an MTU of 1500.
-const FRAME_BYTES: u64 = 2048;
 
 /// Handle to bind sockets with. Cheap to clone.
 #[derive(Clone)]
@@ -224,7 +223,10 @@ impl Net {
             seed: u64::from_ne_bytes(sys::random_key().first_chunk().copied().unwrap_or_default()),
             tcp: TcpConfig {
                 gso_bytes: gso_bytes(devices),
-                received_bytes: net.tcp.received_bytes.min(received_bytes(net.kept_frames)),
+                received_bytes: net
+                    .tcp
+                    .received_bytes
+                    .min(received_bytes(net.kept_frames, devices)),
                 ..net.tcp
             },
             counters: cpus.iter().map(|_| Arc::default()).collect(),
