@@ -40,9 +40,10 @@ impl TcpMemory {
 
     pub(super) fn pressure(&self, config: &TcpConfig) -> Pressure {
         let received_bytes = self.received_bytes();
+        let written_bytes = self.written_bytes.load(Ordering::Relaxed);
         let is_above = |bytes: u64, limit_bytes: u64| bytes > limit_bytes / 4 * 3;
         Pressure {
-            is_tight: is_above(self.bytes(), config.memory_bytes)
+            is_tight: is_above(written_bytes + received_bytes, config.memory_bytes)
                 || is_above(received_bytes, config.received_bytes),
             is_full: received_bytes >= config.received_bytes,
         }

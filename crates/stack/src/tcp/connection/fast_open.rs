@@ -9,7 +9,7 @@ use super::super::error::TcpError;
 use super::super::fast_open::{CookieOption, Refused};
 use super::super::receive_queue::Payload;
 use super::super::seq::Seq;
-use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
+use super::super::wire::{Flags, Outgoing, Segment, Timestamps};
 use super::ack::AckFacts;
 use super::busy_time::Sending;
 use super::info::Cause;
@@ -139,19 +139,10 @@ impl Connection {
 
     /// Sends the SYN-ACK of a listener's connection.
     fn transmit_answer(&mut self, cookie: Option<&CookieOption>, cx: &mut Context<'_>) {
-        let (agreed, stamp, flow) = (self.agreed, self.timestamp(cx.now_us), self.flow());
-        let mut flags = Flags::SYN.with(Flags::ACK);
-        if agreed.ecn {
-            flags = flags.with(Flags::ECE);
-        }
-        let echo = self.receive.timestamp;
-        let options = Options {
-            mss: u16::try_from(self.announced_mss()).ok(),
-            window_scale: agreed.scales.map(|scales| scales.receive),
-            sack_permitted: agreed.sack,
-            timestamps: agreed.timestamps.then_some(Timestamps { value: stamp, echo }),
-            ..Options::default()
-        };
+        let flow = self.flow();
+        let mss = u16::try_from(self.announced_mss()).unwrap_or(u16::MAX);
+        let stamps = Timestamps { value: self.timestamp(cx.now_us), echo: self.receive.timestamp };
+        let (flags, options) = self.agreed.syn_ack(mss, stamps);
         let outgoing = Outgoing {
             ack: self.receive.next,
             flags,

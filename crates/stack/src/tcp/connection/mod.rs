@@ -71,6 +71,7 @@ use super::rtt::RoundTrip;
 use super::sack::SackReport;
 use super::send_queue::SendQueue;
 use super::seq::Seq;
+use super::wire::{Flags, Options, Timestamps};
 
 /// State of a connection (RFC 9293, section 3.3.2).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -142,6 +143,19 @@ pub struct WindowScales {
 }
 
 impl Agreed {
+    /// Flags and options of the SYN-ACK that tells this (`tcp_synack_options`).
+    pub(super) fn syn_ack(self, mss: u16, stamps: Timestamps) -> (Flags, Options) {
+        let syn_ack = Flags::SYN.with(Flags::ACK);
+        let options = Options {
+            mss: Some(mss),
+            window_scale: self.scales.map(|scales| scales.receive),
+            sack_permitted: self.sack,
+            timestamps: self.timestamps.then_some(stamps),
+            ..Options::default()
+        };
+        (if self.ecn { syn_ack.with(Flags::ECE) } else { syn_ack }, options)
+    }
+
     /// Shift of the windows that the peer announces.
     fn send_scale(self) -> u8 {
         self.scales.map_or(0, |scales| scales.send)

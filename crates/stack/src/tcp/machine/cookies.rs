@@ -8,7 +8,7 @@ use super::super::flow::Flow;
 use super::super::isn::CookieOptions;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
-use super::handshake::Request;
+use super::request::Request;
 use super::{Tcp, TcpOut, TcpSocket};
 
 /// Time after an overflow during which cookies are believed (`TCP_SYNCOOKIE_VALID`), in µs.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_rx::packet::Packet;
 
-use super::super::connection::{Accepted, Begin, Connection, FastConnect, WriteFlags};
+use super::super::connection::{Connection, FastConnect, WriteFlags};
 use super::super::error::TcpError;
 use super::super::fast_open::{
     CookieMatch, CookieOption, FastOpen, FastOpenCache, FastOpenKeys, FastOpenOptions, Refused,
@@ -14,7 +14,7 @@ use super::super::fast_open::{
 };
 use super::super::flow::Flow;
 use super::super::wire::Segment;
-use super::handshake::Request;
+use super::request::Request;
 use super::{Kind, ListenerQueues, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
 
 /// Time for which a connection that was reset counts in its listener's queue, in s: in seconds of the clock, so up to one
@@ -353,23 +353,7 @@ impl Tcp {
             out.pool.put(packet.frame);
             return self.forget_flow(&request.flow);
         };
-        let accepted = Accepted {
-            peer_sequence: request.peer_sequence,
-            peer_mss: request.peer_mss,
-            agreed: request.agreed,
-            timestamp: request.timestamp,
-            window: request.window,
-            sent_us: None,
-            was_answer_lost: false,
-        };
-        let begin = Begin {
-            flow: request.flow,
-            options,
-            sequence: request.sequence,
-            timestamp_offset: request.timestamp_offset,
-            mtu_bytes: request.mtu_bytes,
-            now_us: out.now_us,
-        };
+        let (begin, accepted) = (request.begin(options, out.now_us), request.accepted());
         let connection = {
             let mut cx = self.context(self.pressure(), out);
             Connection::accept_at_once(&begin, &accepted, (packet, segment), cookie, &mut cx)

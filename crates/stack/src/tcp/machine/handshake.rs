@@ -6,85 +6,17 @@ use std::sync::atomic::Ordering;
 
 use forebay_rx::packet::Packet;
 
-use super::super::config::{RTO_INITIAL_US, RTO_MAX_US, TcpConfig, TcpOptions};
+use super::super::config::{RTO_INITIAL_US, TcpOptions};
 use super::super::connection::{
-    Accepted, Agreed, Answer, Begin, Connection, ReceiveWindow, WindowScales, scale_for, stamp_ms,
+    Accepted, Agreed, Answer, Connection, WindowScales, scale_for, stamp_ms,
 };
 use super::super::fast_open::CookieOption;
 use super::super::flow::Flow;
-use super::super::invalid_limit::InvalidLimit;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
 use super::fast_open::FastOpening;
+use super::request::{Request, announced_mss};
 use super::{Kind, Listener, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
-
-/// Doublings of the time-out of a SYN-ACK, at most.
-const MAX_DOUBLINGS: u8 = 7;
-
-/// A handshake whose ACK has not come.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
-    pub(super) flow: Flow,
-    pub(super) listener: TcpSocket,
-    pub(super) sequence: Seq,
-    pub(super) peer_sequence: Seq,
-    pub(super) peer_mss: u16,
-    pub(super) mtu_bytes: u32,
-    pub(super) agreed: Agreed,
-    pub(super) timestamp: u32,
-    pub(super) timestamp_offset: u32,
-    /// Timestamps of ours in the first and in the last SYN-ACK.
-    pub(super) stamps: (u32, u32),
-    pub(super) window: u32,
-    /// Time of the last SYN-ACK, in µs.
-    pub(super) sent_us: u64,
-    pub(super) invalid_limit: InvalidLimit,
-    /// Times that the timer has sent the SYN-ACK again.
-    pub(super) timeouts: u8,
-    /// Times that the SYN-ACK was sent again, by the timer or as an answer: without any, the round trip can
-    /// be told.
-    pub(super) resent: u8,
-    /// True once the ACK came, if the listener waits for data (`TCP_DEFER_ACCEPT`).
-    pub(super) is_acked: bool,
-    /// False if another process may have answered the SYN, too, for which the table of claims may have had no room.
-    pub(super) is_sole: bool,
-}
-
-impl Request {
-    /// A handshake of which nothing was sent yet.
-    pub(super) fn new(
-        flow: &Flow,
-        listener: TcpSocket,
-        (options, config): (&TcpOptions, &TcpConfig),
-        (mtu_bytes, now_us): (u32, u64),
-    ) -> Self {
-        let mss = announced_mss(flow, options, mtu_bytes);
-        Self {
-            flow: *flow,
-            listener,
-            sequence: Seq(0),
-            peer_sequence: Seq(0),
-            peer_mss: flow.default_mss(),
-            mtu_bytes,
-            agreed: Agreed::default(),
-            timestamp: 0,
-            timestamp_offset: 0,
-            stamps: (0, 0),
-            window: ReceiveWindow::new(options, config).initial_window(u32::from(mss)),
-            sent_us: now_us,
-            invalid_limit: InvalidLimit::default(),
-            timeouts: 0,
-            resent: 0,
-            is_acked: false,
-            is_sole: false,
-        }
-    }
-
-    /// Time until the SYN-ACK is sent again (`tcp_reqsk_timeout`).
-    fn timeout_us(&self) -> u64 {
-        (RTO_INITIAL_US << self.timeouts.min(MAX_DOUBLINGS)).min(RTO_MAX_US)
-    }
-}
 
 impl Tcp {
     pub(super) fn receive_at_listener(
@@ -220,20 +152,9 @@ impl Tcp {
         (stamp, cookie): (u32, Option<&CookieOption>),
         out: &mut TcpOut<'_>,
     ) {
-        let agreed = request.agreed;
-        let mut flags = Flags::SYN.with(Flags::ACK);
-        if agreed.ecn {
-            flags = flags.with(Flags::ECE);
-        }
-        let offers = Options {
-            mss: Some(announced_mss(&request.flow, options, request.mtu_bytes)),
-            window_scale: agreed.scales.map(|scales| scales.receive),
-            sack_permitted: agreed.sack,
-            timestamps: agreed
-                .timestamps
-                .then_some(Timestamps { value: stamp, echo: request.timestamp }),
-            ..Options::default()
-        };
+        let mss = announced_mss(&request.flow, options, request.mtu_bytes);
+        let stamps = Timestamps { value: stamp, echo: request.timestamp };
+        let (flags, offers) = request.agreed.syn_ack(mss, stamps);
         let outgoing = Outgoing {
             ack: request.peer_sequence + 1,
             flags,
@@ -448,22 +369,11 @@ impl Tcp {
             return;
         };
         let accepted = Accepted {
-            peer_sequence: request.peer_sequence,
-            peer_mss: request.peer_mss,
-            agreed: request.agreed,
-            timestamp: request.timestamp,
-            window: request.window,
             sent_us: (request.resent == 0).then_some(request.sent_us),
             was_answer_lost: self.was_answer_lost(request, segment),
+            ..request.accepted()
         };
-        let begin = Begin {
-            flow: request.flow,
-            options,
-            sequence: request.sequence,
-            timestamp_offset: request.timestamp_offset,
-            mtu_bytes: request.mtu_bytes,
-            now_us: out.now_us,
-        };
+        let begin = request.begin(options, out.now_us);
         let connection = {
             let mut cx = self.context(self.pressure(), out);
             Connection::accept(&begin, &accepted, &mut cx)
@@ -567,13 +477,6 @@ fn is_in_window(request: &Request, segment: &Segment) -> bool {
         return true;
     }
     seq == start || seq_end.is_after(start) && seq.is_before(end) || seq == end && seq == seq_end
-}
-
-/// Largest segment that this end announces.
-pub(super) fn announced_mss(flow: &Flow, options: &TcpOptions, mtu_bytes: u32) -> u16 {
-    let mss = mtu_bytes.saturating_sub(flow.header_bytes());
-    let mss = mss.min(options.max_segment.map_or(u32::MAX, u32::from));
-    u16::try_from(mss).unwrap_or(u16::MAX)
 }
 
 impl Listener {

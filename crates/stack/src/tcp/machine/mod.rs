@@ -2,6 +2,7 @@
 
 mod listeners; // listeners by address
 mod calls; //     the application's calls, by socket
+mod request; //   one handshake
 mod handshake; // SYNs and ACKs at a listener
 mod cookies; //   handshakes without memory
 mod fast_open; // connections that begin with their SYN
@@ -24,11 +25,11 @@ use forebay_rx::cpu::CpuId;
 use forebay_rx::packet::Packet;
 
 use self::fast_open::FastOpenQueue;
-use self::handshake::Request;
 pub use self::levels::TcpLevels;
 use self::listeners::Listeners;
 pub use self::listeners::ReusePort;
 pub use self::observe::Listening;
+use self::request::Request;
 use self::syn_filter::SynFilter;
 use self::time_wait::TimeWait;
 use super::config::{TcpConfig, TcpOptions};

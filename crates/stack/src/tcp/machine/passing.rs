@@ -5,7 +5,7 @@ use forebay_rx::packet::Packet;
 use super::super::flow::Flow;
 use super::super::passed::PassedConnection;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps, emit};
-use super::handshake::Request;
+use super::request::Request;
 use super::{Kind, SocketEntry, Target, Tcp, TcpError, TcpOut, TcpSocket};
 
 /// Payload of each segment by which the received bytes are received again.

@@ -60,6 +60,20 @@ fn learn(pair: &mut Pair, listener: TcpSocket) {
     }
 }
 
+/// Hosts of which the second listens, and the cookie of strangers at the address of the first.
+fn with_cookie(queue: u32) -> (Pair, TcpSocket, Vec<u8>) {
+    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
+    let listener = listen(&mut pair, queue);
+    let cookie = cookie(&mut pair);
+    (pair, listener, cookie)
+}
+
+/// Closes the listener of a host where nothing else is left.
+fn end(pair: &mut Pair, listener: TcpSocket) {
+    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
+    pair.check_rest();
+}
+
 fn state(pair: &Pair, host: usize, socket: TcpSocket) -> State {
     pair.hosts[host].tcp.info(socket).unwrap().unwrap().state
 }
@@ -180,9 +194,7 @@ fn acked(answer: &[u8]) -> u32 {
 #[test]
 fn tcp_49_queue_bounds_a_flood() {
     const QUEUE: u32 = 8;
-    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
-    let listener = listen(&mut pair, QUEUE);
-    let cookie = cookie(&mut pair);
+    let (mut pair, listener, cookie) = with_cookie(QUEUE);
     for port in 1000..2000 {
         let answer = say(&mut pair, port, (SYN, 500, &cookie), (0, 0)).unwrap();
         let expected = if port < 1000 + 8 { 501 } else { 1 };
@@ -194,15 +206,12 @@ fn tcp_49_queue_bounds_a_flood() {
     let counters = tcp.counters().clone();
     assert_eq!(counters.fast_open_passive.get(), u64::from(QUEUE));
     assert_eq!(counters.fast_open_listen_overflow.get(), 1000 - u64::from(QUEUE));
-    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
-    pair.check_rest();
+    end(&mut pair, listener);
 }
 
 #[test]
 fn tcp_49_resets_count_for_a_minute() {
-    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
-    let listener = listen(&mut pair, 2);
-    let cookie = cookie(&mut pair);
+    let (mut pair, listener, cookie) = with_cookie(2);
     // The first two were accepted and then reset, the others fall back.
     for port in 1000..1010 {
         let answer = say(&mut pair, port, (SYN, 500, &cookie), (0, 0)).unwrap();
@@ -223,8 +232,7 @@ fn tcp_49_resets_count_for_a_minute() {
     pair.now_us += 1_000_001;
     let answer = say(&mut pair, 1021, (SYN, 500, &cookie), (0, 0)).unwrap();
     assert_eq!(acked(&answer), 501);
-    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
-    pair.check_rest();
+    end(&mut pair, listener);
 }
 
 /// Shut down and closed before the ACK: the answer and the FIN leave, and the client reads both.
@@ -267,9 +275,7 @@ fn tcp_49_close_before_ack_sends_fin() {
 
 #[test]
 fn tcp_49_listening_anew_has_its_own_queue() {
-    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
-    let listener = listen(&mut pair, 1);
-    let cookie = cookie(&mut pair);
+    let (mut pair, listener, cookie) = with_cookie(1);
     let answer = say(&mut pair, 1000, (SYN, 500, &cookie), (0, 0)).unwrap();
     assert_eq!(acked(&answer), 501);
     let (server, _) = pair.hosts[1].tcp.accept(listener).unwrap();
@@ -283,8 +289,7 @@ fn tcp_49_listening_anew_has_its_own_queue() {
         assert_eq!(acked(&answer), if port == 2000 { 501 } else { 1 });
         pair.now_us += 100_000;
     }
-    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
-    pair.check_rest();
+    end(&mut pair, listener);
 }
 
 /// Two TCPs that share the queue of a listener, as those of two CPUs do.
@@ -324,9 +329,7 @@ fn tcp_49_resets_count_for_all_shards() {
 
 #[test]
 fn tcp_49_forged_cookies_bring_no_data() {
-    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
-    let listener = listen(&mut pair, 4096);
-    let valid = cookie(&mut pair);
+    let (mut pair, listener, valid) = with_cookie(4096);
     for port in 1000..3000_u16 {
         let mut forged = valid.clone();
         forged[usize::from(port) % 8] ^= 1 << (port / 8 % 8);
@@ -338,16 +341,13 @@ fn tcp_49_forged_cookies_bring_no_data() {
     let counters = pair.hosts[1].tcp.counters().clone();
     assert_eq!(counters.fast_open_passive_fail.get(), 2000);
     assert_eq!(counters.fast_open_passive.get(), 0);
-    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
-    pair.check_rest();
+    end(&mut pair, listener);
 }
 
 /// Connections whose handshake never ends are given up, accepted or not, and leave nothing.
 #[test]
 fn tcp_49_silent_peers_leave_nothing() {
-    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
-    let listener = listen(&mut pair, 16);
-    let cookie = cookie(&mut pair);
+    let (mut pair, listener, cookie) = with_cookie(16);
     for port in 1000..1016 {
         say(&mut pair, port, (SYN, 100, &cookie), (0, 0)).unwrap();
     }
@@ -361,8 +361,7 @@ fn tcp_49_silent_peers_leave_nothing() {
         assert_eq!(state(&pair, 1, server), State::Closed);
         pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
     }
-    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
-    pair.check_rest();
+    end(&mut pair, listener);
 }
 
 #[test]
@@ -382,8 +381,7 @@ fn tcp_49_cookie_and_ack_may_be_anything() {
             pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
         }
     }
-    pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
-    pair.check_rest();
+    end(&mut pair, listener);
 }
 
 fn pair_len(port: u16) -> usize {
@@ -393,9 +391,7 @@ fn pair_len(port: u16) -> usize {
 /// An ACK completes the handshake of a stranger with a cookie, whose connection then is as any other.
 #[test]
 fn tcp_49_ack_opens_the_connection() {
-    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
-    let listener = listen(&mut pair, 1);
-    let cookie = cookie(&mut pair);
+    let (mut pair, listener, cookie) = with_cookie(1);
     let answer = say(&mut pair, 1000, (SYN, 100, &cookie), (0, 0)).unwrap();
     let ours = u32::from_be_bytes(answer[24..28].try_into().unwrap()).wrapping_add(1);
     let server = accept(&mut pair, listener);
