@@ -370,7 +370,8 @@ impl Listener {
         let queue = value(libc::TCP_FASTOPEN).ok().and_then(|queue| u32::try_from(queue).ok());
         let no_cookie = value(libc::TCP_FASTOPEN_NO_COOKIE).is_ok_and(|no_cookie| no_cookie != 0);
         let (queue, keys) = (queue.unwrap_or(0), abi::fast_open_keys(self.kernel()));
-        served.tcp.set_fast_open(|options| {
+        // Ignored: the run has ended, which the next call tells.
+        let _ = served.tcp.set_fast_open(|options| {
             *options = FastOpenOptions { queue, no_cookie, keys, ..*options };
         });
     }

@@ -206,13 +206,13 @@ impl Membership {
         let (mut left, mut without_room) = (None, None);
         while self.has_others(listener) && !self.state().served.contains_key(&listener) {
             // First: what has come before is passed on, too.
-            let is_last = closed.is_stopped();
+            let (is_last, handshakes) = (closed.is_stopped(), closed.handshake_count());
             without_room = self.pass_all(without_room, closed);
             if began.elapsed() > LEAVE_MAX {
                 self.abandon(listener);
             }
             let is_over = !shares.owns_some(listener)
-                && (without_room.is_none() && closed.handshake_count() == 0
+                && (without_room.is_none() && handshakes == 0
                     || left.get_or_insert_with(Instant::now).elapsed() > HANDSHAKES_MAX);
             if is_over || is_last {
                 break;

@@ -181,17 +181,25 @@ impl TcpListener {
     /// [`TcpConfig::fast_open`](forebay_stack::tcp::TcpConfig::fast_open) has it for servers, a client that was here before
     /// sends its first bytes in the SYN, and is accepted at once. The network may duplicate a SYN, so those bytes must do no
     /// harm if they come twice. `change` is called as by [`set_option`](Self::set_option).
-    pub fn set_fast_open(&self, mut change: impl FnMut(&mut FastOpenOptions)) {
-        for &ShardSocket { shard, socket } in &self.0.sockets {
-            // Ignored: the sockets have ended with the run.
-            let _ = self.0.shared.call_tcp(shard, |tcp, _| {
+    ///
+    /// # Errors
+    /// `BrokenPipe` once the run has ended; `Unsupported` if the SYN shall wait for data, as only those of clients do.
+    pub fn set_fast_open(&self, mut change: impl FnMut(&mut FastOpenOptions)) -> io::Result<()> {
+        let ListenerState { shared, sockets, .. } = &*self.0;
+        sockets.iter().try_for_each(|&ShardSocket { shard, socket }| {
+            let changed = shared.call_tcp(shard, |tcp, _| {
                 let mut options = tcp.fast_open(socket)?;
                 change(&mut options);
-                // It is of clients.
-                options.waits_for_data = false;
+                if options.waits_for_data {
+                    return Err(TcpError::Unsupported);
+                }
                 tcp.set_fast_open(socket, options)
             });
-        }
+            changed.map_err(|error| match error {
+                TcpError::NoSocket if shared.has_ended() => io::ErrorKind::BrokenPipe.into(),
+                error => error.into(),
+            })
+        })
     }
 
     /// Address that it listens on.
@@ -249,19 +257,30 @@ impl TcpListener {
         }
     }
 
-    /// Number of handshakes whose ACK has not come.
+    /// Number of handshakes whose ACK has not come, those of connections that began with their SYN among them.
     #[must_use]
     pub fn handshake_count(&self) -> u32 {
-        self.0.queues.handshakes()
+        self.0.queues.handshakes() + self.0.queues.opening()
     }
 
-    /// Takes the first connection that waits, for a listener of another process.
+    /// Takes the first connection that waits and whose handshake is over, for a listener of another process.
     #[must_use]
     pub fn pass_on(&self) -> Option<PassedConnection> {
         let ListenerState { shared, watch, .. } = &*self.0;
-        std::iter::from_fn(|| watch.pop().ok()).find_map(|ShardSocket { shard, socket }| {
-            shared.call_tcp(shard, |tcp, out| tcp.pass_on(socket, out)).ok().flatten()
-        })
+        // Those of a socket that none can be taken from wait on.
+        let (mut awaiting, mut staying) = (Vec::new(), Vec::new());
+        let passed = std::iter::from_fn(|| watch.pop().ok()).find_map(|at| {
+            if !awaiting.contains(&at) {
+                match shared.call_tcp(at.shard, |tcp, out| tcp.pass_on(at.socket, out)) {
+                    Err(TcpError::InProgress) => awaiting.push(at),
+                    passed => return passed.ok().flatten(),
+                }
+            }
+            staying.push(at);
+            None
+        });
+        staying.into_iter().for_each(|at| watch.push(at));
+        passed
     }
 
     /// Adds a connection that a listener of another process has passed on. False if there is no room.

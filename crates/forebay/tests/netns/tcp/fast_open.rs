@@ -41,7 +41,7 @@ fn kernels(to: SocketAddr) -> KernelStream {
 fn accepted() {
     let (net, engine) = over_tap(&switch_on());
     let listener = TcpListener::bind(&net, "[::]:7").unwrap();
-    listener.set_fast_open(|options| options.queue = 16);
+    listener.set_fast_open(|options| options.queue = 16).unwrap();
     let running = Running::begin(engine);
     for address in [format!("{OURS}:7"), format!("[{OURS_V6}]:7")] {
         let to: SocketAddr = address.parse().unwrap();

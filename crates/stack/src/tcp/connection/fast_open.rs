@@ -27,21 +27,24 @@ pub(super) struct Opening(u8);
 impl Opening {
     /// `connect` was called, and no second one has told the outcome (`SS_CONNECTING`).
     pub(super) const CONNECTING: Self = Self(1);
-    /// A listener's, whose SYN-ACK is not acknowledged (`fastopen_rsk`).
+    /// Connection of a listener, whose SYN-ACK is not acknowledged (`fastopen_rsk`).
     pub(super) const AWAITS_ACK: Self = Self(1 << 1);
-    /// Such a one that the application has accepted.
+    /// Connection of a listener, which the application has accepted. Shares its bit with
+    /// [`NO_COOKIE`](Self::NO_COOKIE) of clients: a connection is a listener's or a client's.
     pub(super) const ACCEPTED: Self = Self(1 << 2);
     /// The SYN had data, and they were taken (`syn_data_acked`).
     pub(super) const DATA_TAKEN: Self = Self(1 << 3);
-    /// A client's, whose SYN is sent with the first data (`DEFER_CONNECT`).
+    /// Connection of a client, whose SYN is sent with the first data (`DEFER_CONNECT`).
     pub(super) const WAITS_FOR_DATA: Self = Self(1 << 4);
-    /// Such a one that needs no cookie. Of a listener's, the bit is [`ACCEPTED`](Self::ACCEPTED).
+    /// Connection of a client, whose SYN needs no cookie to have data. Shares its bit with
+    /// [`ACCEPTED`](Self::ACCEPTED) of listeners.
     pub(super) const NO_COOKIE: Self = Self(1 << 2);
-    /// A client's, whose SYN had an option of Fast Open (`syn_fastopen`).
+    /// Connection of a client, whose SYN had an option of Fast Open (`syn_fastopen`).
     pub(super) const OFFERED: Self = Self(1 << 5);
     /// The option was in the experimental form (`syn_fastopen_exp`).
     pub(super) const EXPERIMENTAL: Self = Self(1 << 6);
-    /// A client's, whose caller waits to write more: the ACK of the SYN-ACK waits for that (`sk_write_pending`).
+    /// Connection of a client, whose caller waits to write more: the ACK of the SYN-ACK waits for that
+    /// (`sk_write_pending`).
     pub(super) const WRITER_WAITS: Self = Self(1 << 7);
 
     pub(super) const fn with(self, other: Self) -> Self {

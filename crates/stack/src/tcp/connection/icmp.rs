@@ -39,7 +39,7 @@ impl Connection {
     ) {
         let is_outstanding =
             !seq.is_before(self.first_outstanding()) && !seq.is_after(self.send.next);
-        if self.state == State::Closed || !is_outstanding {
+        if self.state == State::Closed || self.waits_for_data() || !is_outstanding {
             // RFC 5927, section 4.1: only errors about segments in flight are believed. As in the kernel,
             // the next one counts as such.
             cx.counters.out_of_window_icmps.add(1);

@@ -1,5 +1,5 @@
-//! Cookies that servers gave this host, shared by all that open connections (`tcp_metrics.c`). Nobody waits for it:
-//! who reads an entry while another one writes it finds none there.
+//! Cookies that servers gave this host, in a cache that all who open connections share (`tcp_metrics.c`). Nobody waits for
+//! the cache: who reads an entry while another one writes it finds none there.
 
 use std::fmt;
 use std::hash::Hasher;

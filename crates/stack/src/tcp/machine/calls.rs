@@ -132,10 +132,19 @@ impl Tcp {
     /// # Errors
     /// [`TcpError::WouldBlock`] if none waits, [`TcpError::Invalid`] if the socket does not listen.
     pub fn accept(&mut self, socket: TcpSocket) -> Result<(TcpSocket, SocketAddr), TcpError> {
+        self.accept_at(socket, 0)
+    }
+
+    /// Takes the connection at a place of the queue.
+    pub(super) fn accept_at(
+        &mut self,
+        socket: TcpSocket,
+        place: usize,
+    ) -> Result<(TcpSocket, SocketAddr), TcpError> {
         let Kind::Listener(listener) = &mut self.entry_mut(socket)?.kind else {
             return Err(TcpError::Invalid);
         };
-        let index = listener.accepted.pop_front().ok_or(TcpError::WouldBlock)?;
+        let index = listener.accepted.remove(place).ok_or(TcpError::WouldBlock)?;
         listener.queues.accepted.fetch_sub(1, Ordering::Relaxed);
         let is_empty = listener.accepted.is_empty();
         self.entry_mut(socket)?.told.set_readable(!is_empty);
@@ -427,6 +436,7 @@ impl Tcp {
         let Kind::Listener(listening) = &mut entry.kind else { return };
         let (local, accepted) = (listening.local, std::mem::take(&mut listening.accepted));
         listening.queues.accepted.fetch_sub(len_u32(accepted.len()), Ordering::Relaxed);
+        let queues = Arc::clone(&listening.queues);
         let &mut Listener { options, fast_open, reuse_port, .. } = &mut **listening;
         let idle = Idle { options, fast_open, bound: Some(local), reuse_port, error: None };
         entry.kind = Kind::Idle(Box::new(idle));
@@ -439,6 +449,7 @@ impl Tcp {
             .indices()
             .filter(|&at| self.requests.at(at).is_some_and(|request| request.listener == listener))
             .collect();
+        queues.requests.fetch_sub(len_u32(requests.len()), Ordering::Relaxed);
         for at in requests {
             self.reset_request(at, local, out);
             self.drop_request(at);

@@ -67,6 +67,11 @@ impl FastOpenQueue {
         debug_assert!(before > 0, "a place is given back once");
     }
 
+    /// Connections whose SYN-ACK is not acknowledged.
+    pub(super) fn opening(&self) -> u32 {
+        self.opening.load(Ordering::Relaxed)
+    }
+
     /// Connections that were reset in the last minute.
     fn resets(&self, now_us: u64) -> u32 {
         let now = second_of(now_us);
@@ -349,7 +354,8 @@ impl Tcp {
     ) {
         let listener = request.listener;
         let queues = self.fast_open_of(listener.index).map(|(_, queues)| queues);
-        let (Some(options), Some(queues)) = (self.options_of(request), queues) else {
+        let (Some(options), Some(queues)) = (self.options_of(request), &queues) else {
+            queues.iter().for_each(|queues| queues.fast_open.give_back(None));
             out.pool.put(packet.frame);
             return self.forget_flow(&request.flow);
         };
@@ -364,7 +370,7 @@ impl Tcp {
             waiting.accepted.push_back(index);
         }
         queues.accepted.fetch_add(1, Ordering::Relaxed);
-        self.at_once.insert(index, queues);
+        self.at_once.insert(index, Arc::clone(queues));
         self.follow(index, out);
         self.tell_listener(listener.index);
     }

@@ -335,6 +335,12 @@ impl Tcp {
         self.requests.len()
     }
 
+    /// Connections of listeners that began with their SYN and whose SYN-ACK is not acknowledged.
+    #[must_use]
+    pub fn opening_count(&self) -> usize {
+        self.at_once.len()
+    }
+
     /// Connections, handshakes, and connections in TIME-WAIT.
     #[must_use]
     pub fn flow_count(&self) -> usize {

@@ -30,6 +30,12 @@ impl ListenerQueues {
         self.requests.load(Ordering::Relaxed)
     }
 
+    /// Connections that began with their SYN and whose SYN-ACK is not acknowledged, accepted ones among them.
+    #[must_use]
+    pub fn opening(&self) -> u32 {
+        self.fast_open.opening()
+    }
+
     /// Connections that wait to be accepted.
     #[must_use]
     pub fn waiting(&self) -> u32 {

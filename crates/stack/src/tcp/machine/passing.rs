@@ -13,16 +13,24 @@ const PIECE_BYTES: usize = 1448;
 
 impl Tcp {
     /// Takes the first connection that waits at a listener, for another process, without a word to the peer.
-    /// `None` if the connection cannot be passed on: it is reset.
+    /// `None` if the connection cannot be passed on: it is reset. Connections that began with their SYN stay until the
+    /// SYN-ACK is acknowledged, or they end.
     ///
     /// # Errors
-    /// As [`accept`](Self::accept).
+    /// As [`accept`](Self::accept); [`TcpError::InProgress`] if all that wait stay.
     pub fn pass_on(
         &mut self,
         listener: TcpSocket,
         out: &mut TcpOut<'_>,
     ) -> Result<Option<PassedConnection>, TcpError> {
-        let (socket, _) = self.accept(listener)?;
+        let Kind::Listener(waiting) = &self.entry(listener)?.kind else {
+            return Err(TcpError::Invalid);
+        };
+        let place = waiting.accepted.iter().position(|&index| !self.awaits_ack(index));
+        if place.is_none() && !waiting.accepted.is_empty() {
+            return Err(TcpError::InProgress);
+        }
+        let (socket, _) = self.accept_at(listener, place.unwrap_or(0))?;
         let passed = match self.sockets.at(socket.index) {
             Some(SocketEntry { kind: Kind::Connection(connection), .. }) => connection.passed(),
             _ => None,
@@ -37,6 +45,13 @@ impl Tcp {
         }
         self.remove(socket.index, out);
         Ok(Some(passed))
+    }
+
+    fn awaits_ack(&self, index: u32) -> bool {
+        matches!(
+            self.sockets.at(index),
+            Some(SocketEntry { kind: Kind::Connection(connection), .. }) if connection.awaits_ack()
+        )
     }
 
     /// Adds a connection of another process to those that wait at a listener. False if the listener has no room, there are not

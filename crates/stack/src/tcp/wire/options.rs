@@ -286,6 +286,19 @@ mod tests {
         }
     }
 
+    prop_compose! {
+        /// Bytes near those of an option: its length fits or is a little off.
+        fn fast_open_part()(
+            kind in prop_oneof![Just(FAST_OPEN), Just(EXPERIMENT), Just(NOP), any::<u8>()],
+            has_magic in prop::bool::weighted(0.5), value in prop::collection::vec(any::<u8>(), 0..20),
+            off in prop_oneof![8 => Just(0_u8), 1 => Just(1), 1 => Just(2), 1 => Just(255)],
+        ) -> Vec<u8> {
+            let magic: &[u8] = if has_magic { &FAST_OPEN_EXPERIMENT } else { &[] };
+            let len = u8::try_from(2 + magic.len() + value.len()).unwrap().wrapping_add(off);
+            [&[kind, len], magic, &value[..]].concat()
+        }
+    }
+
     proptest! {
         #[test]
         fn tcp_49_option_is_read_as_written(
@@ -301,9 +314,20 @@ mod tests {
         }
 
         #[test]
-        fn tcp_49_any_option_bytes_are_survived(bytes in prop::collection::vec(any::<u8>(), 0..41)) {
-            let option = parse_fast_open(&bytes);
-            prop_assert!(option.is_none_or(|option| option.cookie.as_slice().len() <= 16));
+        fn tcp_49_any_option_bytes_are_survived(
+            parts in prop::collection::vec(fast_open_part(), 0..6), cut in 0..41_usize,
+        ) {
+            let mut bytes = parts.concat();
+            bytes.truncate(cut);
+            if let Some(CookieOption { cookie, is_experimental }) = parse_fast_open(&bytes) {
+                let value = cookie.as_slice();
+                prop_assert!(matches!(value.len(), 0 | 4 | 6 | 8 | 10 | 12 | 14 | 16), "{value:?}");
+                let magic: &[u8] = if is_experimental { &FAST_OPEN_EXPERIMENT } else { &[] };
+                let kind = if is_experimental { EXPERIMENT } else { FAST_OPEN };
+                let len = u8::try_from(2 + magic.len() + value.len()).unwrap();
+                let option = [&[kind, len], magic, value].concat();
+                prop_assert!(bytes.windows(option.len()).any(|at| at == option), "{bytes:?}");
+            }
         }
     }
 

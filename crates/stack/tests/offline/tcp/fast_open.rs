@@ -4,8 +4,8 @@ use std::net::Shutdown;
 use std::sync::Arc;
 
 use forebay_stack::tcp::{
-    FastOpen, FastOpenOptions, ListenerQueues, State, Tcp, TcpConfig, TcpError, TcpOut, TcpSocket,
-    WriteFlags,
+    FastOpen, FastOpenOptions, ListenerQueues, PathError, Seq, State, Tcp, TcpConfig, TcpError,
+    TcpOut, TcpSocket, WriteFlags,
 };
 
 use super::forged::{Forged, bytes_of};
@@ -21,12 +21,13 @@ const BOTH: TcpConfig =
 
 /// A listener of host 1 at port 80, with a queue of connections that begin with their SYN.
 fn listen(pair: &mut Pair, queue: u32) -> TcpSocket {
-    let there = pair.address(1, 80);
+    let (there, queues) = (pair.address(1, 80), Arc::<ListenerQueues>::default());
+    pair.queues.push(Arc::clone(&queues));
     let tcp = &mut pair.hosts[1].tcp;
     let listener = tcp.socket().unwrap();
     tcp.bind(listener, there).unwrap();
     tcp.set_fast_open(listener, FastOpenOptions { queue, ..Default::default() }).unwrap();
-    tcp.listen(listener, 4096).unwrap();
+    tcp.listen_with_queues(listener, 4096, queues).unwrap();
     listener
 }
 
@@ -116,45 +117,68 @@ fn tcp_49_data_arrive_with_the_syn() {
     pair.check_rest();
 }
 
-/// Every byte arrives once and in order, whatever the path does to the SYN and its answer.
+/// A side of a connection: what it has sent and received of a stream.
+#[derive(Default)]
+struct Side {
+    written: usize,
+    received: Vec<u8>,
+}
+
+impl Side {
+    /// Writes and reads as much as goes.
+    fn go_on(&mut self, pair: &mut Pair, host: usize, socket: TcpSocket, bytes: &[u8]) {
+        let (rest, mut room) = (&bytes[self.written..], [0; 2000]);
+        if !rest.is_empty() {
+            let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+                tcp.write(socket, rest, WriteFlags::default(), out)
+            };
+            match pair.call(host, write) {
+                Ok(len) => self.written += len,
+                Err(error) => assert_eq!(error, TcpError::WouldBlock),
+            }
+        }
+        match pair.call(host, |tcp, out| tcp.read(socket, &mut room, out)) {
+            Ok(len) => self.received.extend(&room[..len]),
+            Err(error) => assert_eq!(error, TcpError::WouldBlock),
+        }
+    }
+}
+
+/// Every byte of both sides arrives once and in order, whatever the path does to the SYN and its answer.
 #[test]
 fn tcp_49_streams_survive_bad_paths() {
     let bytes: Vec<u8> = (0..5000_u32).map(|at| (at % 251).to_le_bytes()[0]).collect();
-    let mut early = 0;
-    for seed in 1..60 {
+    let (mut sent_early, mut taken_early) = (0, 0);
+    for seed in 1..61 {
         let faults =
             Faults { loss: 15, repeat: 10, reorder: 20, delay_us: DELAY_US, ..Faults::default() };
         let mut pair = Pair::new(seed, faults, [BOTH; 2]);
         let listener = listen(&mut pair, 16);
         learn(&mut pair, listener);
         let (client, sent) = begin(&mut pair, &bytes);
-        let mut written = sent.unwrap_or(0);
-        early += written;
+        let mut sides = [Side { written: sent.unwrap_or(0), ..Side::default() }, Side::default()];
+        sent_early += u32::from(sides[0].written > 0);
         let server = accept(&mut pair, listener);
-        let (mut received, mut room) = (Vec::<u8>::new(), [0; 2000]);
-        while received.len() < bytes.len() {
-            let rest = &bytes[written..];
-            let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
-                tcp.write(client, rest, WriteFlags::default(), out)
-            };
-            if !rest.is_empty()
-                && let Ok(len) = pair.call(0, write)
-            {
-                written += len;
+        // Before any ACK.
+        let is_early = state(&pair, 1, server) == State::SynReceived;
+        sides[1].go_on(&mut pair, 1, server, &bytes);
+        assert!(!is_early || !sides[1].received.is_empty() && sides[1].written > 0);
+        taken_early += u32::from(is_early);
+        while sides.iter().any(|side| side.received.len() < bytes.len()) {
+            if state(&pair, 0, client) != State::SynSent {
+                sides[0].go_on(&mut pair, 0, client, &bytes);
             }
-            match pair.call(1, |tcp, out| tcp.read(server, &mut room, out)) {
-                Ok(len) => received.extend(&room[..len]),
-                Err(error) => assert_eq!(error, TcpError::WouldBlock),
-            }
+            sides[1].go_on(&mut pair, 1, server, &bytes);
             assert!(pair.step(), "seed {seed}");
         }
-        assert_eq!(received, bytes, "seed {seed}");
+        assert!(sides.iter().all(|side| side.received == bytes), "seed {seed}");
         for (host, socket) in [(0, client), (1, server), (1, listener)] {
             pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
         }
         pair.check_rest();
     }
-    assert!(early > 0, "some cookie was learned");
+    assert!(sent_early > 30, "{sent_early} of 60 clients had a cookie");
+    assert!(taken_early > 30, "{taken_early} of 60 servers took data of a SYN");
 }
 
 /// Delivers a segment of a stranger to host 1. Returns the answer.
@@ -305,6 +329,7 @@ fn tcp_49_resets_count_for_all_shards() {
         let options = FastOpenOptions { queue: 1, ..FastOpenOptions::default() };
         tcp.set_fast_open(listener, options).unwrap();
         tcp.listen_with_queues(listener, 16, Arc::clone(&queues)).unwrap();
+        pair.queues.push(Arc::clone(&queues));
         listener
     });
     let cookie = cookie(&mut pairs[0]);
@@ -323,8 +348,8 @@ fn tcp_49_resets_count_for_all_shards() {
     assert!(is_taken(&mut pairs[1], 1002), "though the other one has not looked");
     for (pair, listener) in pairs.iter_mut().zip(listeners) {
         pair.call(1, |tcp, out| tcp.close(listener, out)).unwrap();
-        pair.check_rest();
     }
+    pairs.iter_mut().for_each(Pair::check_rest);
 }
 
 #[test]
@@ -364,28 +389,56 @@ fn tcp_49_silent_peers_leave_nothing() {
     end(&mut pair, listener);
 }
 
+/// A number that is added to a valid one.
+fn near(pair: &mut Pair) -> u32 {
+    let any = u32::try_from(pair.random(1 << 32)).unwrap();
+    match pair.random(6) {
+        0 => any,
+        1 => 0,
+        2 => 1,
+        _ => (any % 6000).wrapping_sub(3000),
+    }
+}
+
 #[test]
 fn tcp_49_cookie_and_ack_may_be_anything() {
     let mut pair = Pair::new(7, Faults::default(), [BOTH; 2]);
     let listener = listen(&mut pair, 64);
     let cookie = cookie(&mut pair);
+    let mut ended = Vec::new();
     for port in 1000..3000_u16 {
-        say(&mut pair, port, (SYN, pair_len(port), &cookie), (0, 0));
+        let len = usize::from(port) % 3 * 100;
+        let answer = say(&mut pair, port, (SYN, len, &cookie), (0, 0)).unwrap();
+        let ours = u32::from_be_bytes(answer[24..28].try_into().unwrap()).wrapping_add(1);
+        let theirs = acked(&answer);
+        let server = pair.hosts[1].tcp.accept(listener).map(|(server, _)| server);
         for _ in 0..6 {
-            let flags = u8::try_from(pair.random(256)).unwrap() & !SYN;
-            let seq = u32::try_from(pair.random(700)).unwrap();
-            let ack = u32::try_from(pair.random(u64::from(u32::MAX))).unwrap();
-            say(&mut pair, port, (flags, 20, &[]), (seq, ack));
+            if let (Ok(server), 0..3) = (server, pair.random(6)) {
+                // Answers of any kind are fine: the connection may have been reset.
+                let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+                    tcp.write(server, &[1; 3000], WriteFlags::default(), out)
+                };
+                let _ = pair.call(1, write);
+                let _ = pair.call(1, |tcp, out| tcp.read(server, &mut [0; 100], out));
+            }
+            let flags = u8::try_from(pair.random(256)).unwrap();
+            let flags = if pair.random(10) < 7 { flags & !(SYN | RST) | ACK } else { flags };
+            let (seq, ack) = (near(&mut pair), near(&mut pair));
+            let numbers = (theirs.wrapping_add(seq), ours.wrapping_add(ack));
+            say(&mut pair, port, (flags, 20, &[]), numbers);
+            pair.now_us += pair.random(2) * 100_000;
+            pair.call(1, Tcp::advance);
         }
-        if let Ok((server, _)) = pair.hosts[1].tcp.accept(listener) {
+        if let Ok(server) = server {
+            ended.push(state(&pair, 1, server));
             pair.call(1, |tcp, out| tcp.close(server, out)).unwrap();
         }
     }
     end(&mut pair, listener);
-}
-
-fn pair_len(port: u16) -> usize {
-    usize::from(port) % 3 * 100
+    for way in [State::SynReceived, State::Established, State::CloseWait, State::Closed] {
+        let count = ended.iter().filter(|state| **state == way).count();
+        assert!(count > 50, "{count} of {} are {way:?}", ended.len());
+    }
 }
 
 /// An ACK completes the handshake of a stranger with a cookie, whose connection then is as any other.
@@ -395,10 +448,57 @@ fn tcp_49_ack_opens_the_connection() {
     let answer = say(&mut pair, 1000, (SYN, 100, &cookie), (0, 0)).unwrap();
     let ours = u32::from_be_bytes(answer[24..28].try_into().unwrap()).wrapping_add(1);
     let server = accept(&mut pair, listener);
+    // Segments that do not acknowledge the SYN-ACK say nothing about the round trip.
+    for (flags, seq, ack) in [(ACK, 101, ours.wrapping_add(7)), (ACK, 1 << 30, ours), (SYN, 0, 0)] {
+        pair.now_us += 1000;
+        say(&mut pair, 1000, (flags, 0, &cookie), (seq, ack));
+        assert_eq!(state(&pair, 1, server), State::SynReceived);
+    }
+    pair.now_us += 1000;
     say(&mut pair, 1000, (ACK, 0, &[]), (101, ours));
     assert_eq!(state(&pair, 1, server), State::Established);
+    assert_eq!(pair.hosts[1].tcp.info(server).unwrap().unwrap().rtt_us, 4000);
     let second = say(&mut pair, 1001, (SYN, 100, &cookie), (0, 0)).unwrap();
     assert_eq!(acked(&second), 101, "the queue has room again");
+}
+
+/// Of the connections that wait at a listener, those whose SYN-ACK is not acknowledged are passed on once it is.
+#[test]
+fn exe_8_fast_open_passed_after_ack() {
+    let mut pair = Pair::new(1, Faults::default(), [BOTH; 2]);
+    let listener = listen(&mut pair, 16);
+    let queues = Arc::clone(&pair.queues[0]);
+    let cookie = cookie(&mut pair);
+    let numbers = [(1000, 100, &cookie[..]), (1001, 100, &cookie), (1002, 0, &[])].map(
+        |(port, len, cookie)| {
+            let answer = say(&mut pair, port, (SYN, len, cookie), (0, 0)).unwrap();
+            u32::from_be_bytes(answer[24..28].try_into().unwrap()).wrapping_add(1)
+        },
+    );
+    say(&mut pair, 1002, (ACK, 0, &[]), (1, numbers[2]));
+    assert_eq!((queues.waiting(), queues.opening(), queues.handshakes()), (3, 2, 0));
+    let pass_on = |pair: &mut Pair| pair.call(1, |tcp, out| tcp.pass_on(listener, out));
+    let passed = pass_on(&mut pair).unwrap().unwrap();
+    assert_eq!(passed.flow().theirs.port(), 1002);
+    assert_eq!(pass_on(&mut pair), Err(TcpError::InProgress));
+    assert_eq!((queues.waiting(), queues.opening()), (2, 2));
+    assert_eq!(pair.hosts[1].tcp.counters().out_rsts.get(), 0, "nobody is told");
+    say(&mut pair, 1001, (ACK, 50, &[]), (101, numbers[1]));
+    let passed = pass_on(&mut pair).unwrap().unwrap();
+    assert_eq!(passed.flow().theirs.port(), 1001);
+    say(&mut pair, 1000, (RST, 0, &[]), (101, 0));
+    assert_eq!(pass_on(&mut pair), Ok(None), "it has ended");
+    assert_eq!(pass_on(&mut pair), Err(TcpError::WouldBlock));
+    assert_eq!((queues.waiting(), queues.opening()), (0, 0));
+    assert!(pair.call(1, |tcp, out| tcp.adopt(listener, &passed, out)));
+    let server = accept(&mut pair, listener);
+    assert_eq!(state(&pair, 1, server), State::Established);
+    let read = |tcp: &mut Tcp, out: &mut TcpOut<'_>| tcp.read(server, &mut [0; 300], out);
+    assert_eq!(pair.call(1, read), Ok(150), "the data of the SYN, too");
+    for socket in [server, listener] {
+        pair.call(1, |tcp, out| tcp.close(socket, out)).unwrap();
+    }
+    pair.check_rest();
 }
 
 #[test]
@@ -473,6 +573,55 @@ fn tcp_50_calls_are_answered_as_the_kernels() {
     assert_eq!(pair.hosts[0].tcp.set_fast_open(socket, waits), Err(TcpError::Unsupported));
 }
 
+/// Opens a connection of host 0, whose SYN waits for data.
+fn await_data(pair: &mut Pair) -> TcpSocket {
+    let ends = (pair.address(0, 0), pair.address(1, 80));
+    let client = pair.hosts[0].tcp.socket().unwrap();
+    let waits = FastOpenOptions { waits_for_data: true, ..Default::default() };
+    pair.hosts[0].tcp.set_fast_open(client, waits).unwrap();
+    assert_eq!(pair.call(0, |tcp, out| tcp.connect(client, ends, MTU, out)), Ok(()));
+    assert!(pair.hosts[0].tcp.readiness(client).unwrap().writable);
+    assert!(pair.hosts[0].tcp.waits_for_data(client).unwrap());
+    client
+}
+
+/// No error is about a SYN that was not sent, whoever guesses its number.
+#[test]
+fn tcp_50_error_before_syn_is_ignored() {
+    let mut number = None;
+    for _ in 0..2 {
+        let faults = Faults { delay_us: DELAY_US, ..Faults::default() };
+        let mut pair = Pair::new(1, faults, [BOTH; 2]);
+        let listener = listen(&mut pair, 16);
+        learn(&mut pair, listener);
+        while pair.step() {}
+        let client = await_data(&mut pair);
+        let flow = pair.hosts[0].tcp.flow(client).unwrap();
+        let error = PathError::Unreachable {
+            error: TcpError::Refused,
+            ends_handshake: true,
+            is_of_route: false,
+        };
+        if let Some(number) = number {
+            pair.call(0, |tcp, out| tcp.receive_error(&flow, Seq(number), error, out));
+            assert_eq!(pair.hosts[0].tcp.counters().out_of_window_icmps.get(), 1);
+        }
+        let write = |tcp: &mut Tcp, out: &mut TcpOut<'_>| {
+            tcp.write(client, b"question", WriteFlags::default(), out)
+        };
+        assert_eq!(pair.call(0, write), Ok(8));
+        let sent = pair.last[0].0;
+        assert_eq!(*number.get_or_insert(sent), sent, "the same in both rounds");
+        pair.call(0, |tcp, out| tcp.receive_error(&flow, Seq(sent), error, out));
+        assert_eq!(state(&pair, 0, client), State::Closed);
+        assert_eq!(pair.call(0, write), Err(TcpError::Refused));
+        for (host, socket) in [(0, client), (1, listener)] {
+            pair.call(host, |tcp, out| tcp.close(socket, out)).unwrap();
+        }
+        pair.check_rest();
+    }
+}
+
 /// A SYN that waits for data goes out with the first write.
 #[test]
 fn tcp_50_syn_waits_for_data() {
@@ -481,12 +630,7 @@ fn tcp_50_syn_waits_for_data() {
     let listener = listen(&mut pair, 16);
     learn(&mut pair, listener);
     while pair.step() {}
-    let ends = (pair.address(0, 0), pair.address(1, 80));
-    let client = pair.hosts[0].tcp.socket().unwrap();
-    let waits = FastOpenOptions { waits_for_data: true, ..Default::default() };
-    pair.hosts[0].tcp.set_fast_open(client, waits).unwrap();
-    assert_eq!(pair.call(0, |tcp, out| tcp.connect(client, ends, MTU, out)), Ok(()));
-    assert!(pair.hosts[0].tcp.readiness(client).unwrap().writable);
+    let client = await_data(&mut pair);
     assert!(!pair.step(), "nothing was sent");
     // Nobody else begins or ends what has not begun.
     let flow = pair.hosts[0].tcp.flow(client).unwrap();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, Pool, carve, region_bytes};
@@ -10,7 +11,9 @@ use forebay_rx::cpu::CpuId;
 use forebay_rx::packet::{Arrival, Packet};
 use forebay_rx::parse::{Link, Verify, parse_packet};
 use forebay_stack::network::{Identity, NetworkConfig, NetworkLayer, NetworkVerdict, Prefix};
-use forebay_stack::tcp::{FlowHasher, Tcp, TcpConfig, TcpDevice, TcpError, TcpOut, TcpSocket};
+use forebay_stack::tcp::{
+    FlowHasher, ListenerQueues, Tcp, TcpConfig, TcpDevice, TcpError, TcpOut, TcpSocket,
+};
 
 pub(super) const MTU: u32 = 1500;
 const DEVICE: TcpDevice = TcpDevice { mtu_bytes: MTU, is_whole_host: true };
@@ -155,6 +158,8 @@ pub(super) struct Pair {
     pub(super) segments: [u64; 2],
     /// Sequence and acknowledgement number of the last segment that each host sent.
     pub(super) last: [(u32, u32); 2],
+    /// Queues of listeners, which are empty in the end.
+    pub(super) queues: Vec<Arc<ListenerQueues>>,
 }
 
 impl Pair {
@@ -180,6 +185,7 @@ impl Pair {
             arrives_us: [0; 2],
             segments: [0; 2],
             last: [(0, 0); 2],
+            queues: Vec::new(),
         }
     }
 
@@ -303,9 +309,13 @@ impl Pair {
         for host in &mut self.hosts {
             assert_eq!(host.tcp.socket_count(), 0, "sockets are left: {host:?}");
             assert_eq!((host.tcp.time_wait_count(), host.tcp.request_count()), (0, 0));
+            assert_eq!(host.tcp.opening_count(), 0);
             assert_eq!(host.tcp.memory_bytes(), 0);
             host.pool.flush();
             assert_eq!(host.pool.in_use(), 0, "frames are away");
+        }
+        for queues in &self.queues {
+            assert_eq!((queues.handshakes(), queues.opening(), queues.waiting()), (0, 0, 0));
         }
     }
 }
