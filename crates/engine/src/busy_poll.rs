@@ -5,6 +5,10 @@
 //! worker and turns it: packets are received and delivered without waking another thread. From the end of such a wait on
 //! packets wake the CPU's own thread once at most, as with `irq_suspend_timeout`: it then sleeps on without the
 //! descriptors, unless other threads wait. A borrower that finds none lets packets wake it again before it waits itself.
+//!
+//! A CPU that other programs want also sleeps while the readers of its packets are behind, 100 µs at a time, and receives
+//! in larger bursts: under overload, receiving what sockets have no room for would take the CPU from their readers
+//! (receive livelock).
 
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -39,6 +43,9 @@ pub trait BusyPoll: Send + Sync {
     /// same.
     fn before_wait(&self) -> bool;
 
+    /// True if a CPU sleeps because readers are behind: some sockets are readable without a turn.
+    fn are_readers_behind(&self) -> bool;
+
     /// Lets packets that arrive wake CPUs.
     fn resume(&self);
 
@@ -64,6 +71,8 @@ pub(super) struct Loan<H> {
     sleeps_suspended: AtomicBool,
     /// Time of the last turn of a borrower that found packets.
     used_ns: AtomicU64,
+    /// True while the CPU lets packets arrive because readers are behind.
+    is_moderated: AtomicBool,
 }
 
 /// Loans of all CPUs, by their indices.
@@ -89,6 +98,10 @@ impl<H: Handler> BusyPoll for Borrowers<H> {
         // A CPU's own thread turns its own.
         !is_cpu()
             && self.loans.iter().fold(false, |has_found, loan| loan.turn(is_alone) | has_found)
+    }
+
+    fn are_readers_behind(&self) -> bool {
+        self.loans.iter().any(|loan| loan.is_moderated.load(Ordering::Relaxed))
     }
 
     fn resume(&self) {
@@ -129,6 +142,7 @@ impl<H: Handler> Loan<H> {
             suspended_until_ns: AtomicU64::new(0),
             sleeps_suspended: AtomicBool::new(false),
             used_ns: AtomicU64::new(0),
+            is_moderated: AtomicBool::new(false),
         }
     }
 
@@ -191,6 +205,16 @@ impl<H: Handler> Loan<H> {
             let used_ns = self.used_ns.load(Ordering::Relaxed);
             self.suspended_until_ns.store(used_ns + SUSPEND_NS, Ordering::Relaxed);
         }
+    }
+
+    /// Lets packets arrive up to this time without waking the CPU's thread, as their readers are behind.
+    pub(super) fn begin_moderation(&self, until_ns: u64) {
+        self.suspended_until_ns.store(until_ns, Ordering::Relaxed);
+        self.is_moderated.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn end_moderation(&self) {
+        self.is_moderated.store(false, Ordering::Relaxed);
     }
 
     /// True if a borrower has found packets a short time ago.
@@ -310,6 +334,7 @@ mod tests {
     use forebay_sys::cpu_list::CpuList;
 
     use super::*;
+    use crate::cpu_thread::CpuThread;
     use crate::{Config, Engine, Stopper};
 
     /// Frames that a test puts into a source.
@@ -320,6 +345,8 @@ mod tests {
         handled: Mutex<(u64, Vec<ThreadId>)>,
         /// True while a handler is to panic.
         panics: AtomicBool,
+        /// True while readers are behind.
+        are_behind: AtomicBool,
     }
 
     /// Source with a descriptor, which only the test makes readable.
@@ -347,8 +374,8 @@ mod tests {
             }
             Ok(match burst.is_empty() {
                 true if ask.is_last => Polled::Exhausted,
-                true => Polled::Idle,
-                false => Polled::Ready,
+                false if burst.len() == ask.max => Polled::Ready,
+                _ => Polled::Idle,
             })
         }
 
@@ -369,6 +396,10 @@ mod tests {
                 handled.0 += 1;
             }
             handled.1.push(thread::current().id());
+        }
+
+        fn are_readers_behind(&mut self) -> bool {
+            self.0.are_behind.load(Ordering::Relaxed)
         }
     }
 
@@ -433,6 +464,39 @@ mod tests {
         fn end(self) -> u64 {
             self.stopper.stop();
             self.run.join().unwrap()
+        }
+    }
+
+    #[test]
+    fn exe_9_contended_cpu_lets_readers_catch_up() {
+        for (are_behind, is_contended, frames, moderates) in [
+            (true, true, 3, true),
+            (true, true, 63, true),
+            (true, true, 200, false), // more are pending
+            (true, false, 3, false),
+            (false, true, 3, false),
+        ] {
+            let (fed, event) = (Arc::<Fed>::default(), Arc::new(Event::new().unwrap()));
+            let source = FedSource { fed: Arc::clone(&fed), event, taken: 0 };
+            let config = Config { cpus: CpuList::new([CpuId(0)]), ..Config::live() };
+            let handler = |_| Ordered(Arc::clone(&fed));
+            let sources: Vec<Box<dyn Source>> = vec![Box::new(source)];
+            let mut engine = Engine::build(&config, sources, Clock::machine(), handler).unwrap();
+            let loan = Arc::new(Loan::new(engine.state(), 0));
+            let busy_poll = Borrowers::new(Arc::new([Arc::clone(&loan)]));
+            let mut cpu = CpuThread::new(Box::new(engine.workers.remove(0)), Some(loan));
+            cpu.set_contended(is_contended);
+            fed.are_behind.store(are_behind, Ordering::Relaxed);
+            fed.frames.store(frames, Ordering::Relaxed);
+            let (mut looks, mut is_moderated) = (0, false);
+            cpu.turn_until(|| {
+                looks += 1;
+                is_moderated |= busy_poll.are_readers_behind();
+                looks >= 2 // at the end of the first turn, then before a sleep or after another turn
+            });
+            let what = (are_behind, is_contended, frames);
+            assert_eq!(is_moderated, moderates, "{what:?}");
+            assert!(!busy_poll.are_readers_behind(), "{what:?}");
         }
     }
 

@@ -18,12 +18,16 @@ use forebay_sys as sys;
 use super::bell::SleepOn;
 use super::busy_poll::Loan;
 use super::idle::{Deferral, Idle};
-use super::queue::Activity;
+use super::queue::{Activity, Queue};
 use super::shared::EngineState;
 use super::worker::{ThreadState, Worker};
 
 /// Longest sleep of a CPU while its queues wait for other CPUs, which do not wake it.
 const BLOCKED_SLEEP_NS: u64 = 50_000;
+
+/// Longest sleep of a CPU while readers are behind (interrupt moderation). A queue of 2,048 frames has room for what
+/// arrives meanwhile at 20 million a second.
+const MODERATION_NS: u64 = 100_000;
 
 /// A CPU of a running engine, owned by the thread that turns it.
 ///
@@ -129,11 +133,20 @@ impl<H: Handler> CpuThread<H> {
             if is_ready() {
                 return true;
             }
-            if !self.is_over && !matches!(activity, Activity::Worked(_)) {
-                self.pause(activity, &mut is_ready);
+            match activity {
+                _ if self.is_over => break,
+                Activity::Worked(_) if self.is_ahead() => self.moderate(&mut is_ready),
+                Activity::Worked(_) => {}
+                _ => self.pause(activity, &mut is_ready),
             }
         }
         false
+    }
+
+    /// Lets the CPU count as wanted by other programs, or not, for ever.
+    #[cfg(test)]
+    pub(super) fn set_contended(&mut self, is_contended: bool) {
+        self.idle.set_contended(is_contended);
     }
 
     /// Turns the CPU once; returns false once no packet can arrive any more. Never sleeps.
@@ -172,6 +185,28 @@ impl<H: Handler> CpuThread<H> {
             self.is_over = self.worker.has_ended();
         }
         activity
+    }
+
+    /// True if others want this CPU, and nobody waits for more packets: all that were pending are received, and their
+    /// readers have others to read first.
+    fn is_ahead(&mut self) -> bool {
+        let Some(_) = self.loan else { return false };
+        self.idle.look(self.turn_ns, sys::preemptions);
+        self.worker.handler.are_readers_behind()
+            && self.idle.is_shared(self.turn_ns)
+            && self.worker.queues.iter().all(Queue::is_drained_here)
+    }
+
+    /// Sleeps while packets arrive, so that readers have the CPU. A thread that has read all of them turns it meanwhile.
+    fn moderate(&mut self, is_ready: &mut impl FnMut() -> bool) {
+        let Some(loan) = self.loan.clone() else { return };
+        let timeouts = self.worker.queues.iter().filter_map(Queue::next_timeout_ns);
+        let end_ns = self.turn_ns.saturating_add(MODERATION_NS);
+        let until_ns = timeouts.fold(end_ns, u64::min);
+        loan.begin_moderation(until_ns);
+        self.sleep(Activity::IdleUntil(Some(until_ns)), is_ready);
+        loan.end_moderation();
+        self.turn_ns = self.shared.clock.now_ns();
     }
 
     /// Spins or sleeps after a turn that found no work.

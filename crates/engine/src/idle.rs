@@ -86,6 +86,17 @@ impl Idle {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn set_contended(&mut self, is_contended: bool) {
+        self.looked_ns = u64::MAX;
+        self.shared_until_ns = if is_contended { u64::MAX } else { 0 };
+    }
+
+    /// True if other programs have wanted the CPU a short time ago.
+    pub(super) fn is_shared(&self, now_ns: u64) -> bool {
+        now_ns < self.shared_until_ns
+    }
+
     /// Records that there is no work at `now_ns`, and returns true if the CPU must sleep.
     pub(super) fn should_sleep(&mut self, now_ns: u64, is_blocked: bool) -> bool {
         let since_ns = *self.since_ns.get_or_insert(now_ns);

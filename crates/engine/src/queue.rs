@@ -66,6 +66,8 @@ pub(super) struct Queue {
     now_ns: u64,
     /// True if the last poll found frames.
     was_busy: bool,
+    /// True if packets of the last poll went to other CPUs.
+    woke_others: bool,
     /// Time of the first poll that asked for the last frames (`is_last`).
     last_since_ns: Option<u64>,
     source_ended: bool,
@@ -128,6 +130,7 @@ impl Queue {
             burst_requests: Vec::new(),
             now_ns: 0,
             was_busy: false,
+            woke_others: false,
             last_since_ns: None,
             source_ended: false,
             ended: false,
@@ -154,7 +157,7 @@ impl Queue {
         self.pool.collect();
         let polled = self.poll(frames_max, shared);
         let frames = self.burst.len();
-        self.was_busy = frames > 0;
+        (self.was_busy, self.woke_others) = (frames > 0, false);
         self.take_in(shared);
         match polled {
             Activity::Ended if self.intake.held() == 0 => {
@@ -235,6 +238,16 @@ impl Queue {
             self.burst.behind = PollStatus::Last;
         }
         activity
+    }
+
+    /// True if the last poll took all frames that were pending, and none is held or went to another CPU.
+    pub(super) fn is_drained_here(&self) -> bool {
+        self.burst.behind == PollStatus::Drained && !self.woke_others && self.intake.held() == 0
+    }
+
+    /// Time at which held segments are due, if any.
+    pub(super) fn next_timeout_ns(&self) -> Option<u64> {
+        self.intake.next_timeout_ns()
     }
 
     fn end_source(&mut self, shared: &EngineState) {
@@ -382,6 +395,7 @@ impl Queue {
         for cpu in self.intake.turn_with_tap(now_ns, &mut self.burst, &mut self.pool, show) {
             if cpu != self.polling_cpu {
                 shared.wake(cpu);
+                self.woke_others = true;
             }
         }
         if !sampled.is_empty() {

@@ -230,10 +230,7 @@ pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
 /// Waits for descriptors by `sleep`, which returns the number of those that are ready, and looks for them by `look`. Before
 /// that, this thread receives what has arrived, instead of waking one of the engine's: sockets that something has come
 /// to are then ready.
-pub(crate) fn receive_and_wait(
-    look: impl FnOnce() -> c_int,
-    sleep: impl FnOnce() -> c_int,
-) -> c_int {
+pub(crate) fn receive_and_wait(look: impl Fn() -> c_int, sleep: impl FnOnce() -> c_int) -> c_int {
     match RUNNING.get(forks()).and_then(OnceLock::get) {
         Some(Ok(runtime)) => runtime.net.wait(look, sleep),
         _ => sleep(),

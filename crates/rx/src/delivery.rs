@@ -33,6 +33,12 @@ pub trait Handler: Send {
     fn sleep_max_ns(&mut self) -> Option<u64> {
         None
     }
+
+    /// True if all packets handled since the last call went to readers that have others to read first: nobody waits for
+    /// more. False if there were none, or if the handler does not know.
+    fn are_readers_behind(&mut self) -> bool {
+        false
+    }
 }
 
 /// Packets of one rx queue, oldest first.

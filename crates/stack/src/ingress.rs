@@ -60,12 +60,22 @@ pub struct Stack {
     found: Vec<SocketId>,
     /// Sockets whose readers are woken at the end of the turn.
     sleepers: Vec<SocketId>,
+    readers: Readers,
     /// Checks for expired fragments and neighbours.
     expiry: Expiry,
     /// Packets to be sent out of the device that a batch arrived on; empty between batches.
     answers: Vec<Packet>,
     /// Neighbour observations of a batch; empty between batches.
     observations: Vec<NeighbourObservation>,
+}
+
+/// Readers of the packets since the last [`Handler::are_readers_behind`].
+#[derive(Clone, Copy, Default, Debug)]
+struct Readers {
+    /// True if a reader had others to read first.
+    is_one_behind: bool,
+    /// True if a reader may have waited for one, or a peer for the answer.
+    is_one_waiting: bool,
 }
 
 /// Per-batch context for [`Stack::turn`].
@@ -115,6 +125,7 @@ impl Stack {
             apart: Vec::new(),
             found: Vec::new(),
             sleepers: Vec::new(),
+            readers: Readers::default(),
             answers: Vec::new(),
             observations: Vec::new(),
         }
@@ -236,6 +247,7 @@ impl Stack {
     }
 
     fn dispose(&mut self, received: NetworkVerdict, context: &mut RxContext<'_>) {
+        self.readers.is_one_waiting |= is_urgent(&received);
         match received {
             NetworkVerdict::Datagram(packet) => self.deliver(packet, context),
             NetworkVerdict::Answer(packet) => context.answers.push(packet),
@@ -368,8 +380,13 @@ impl Stack {
             reclaimer.reclaim(context.policy, producer.account(), run, context.pool);
             producer.put(run, refused)
         });
-        if put == Enqueue::WakeReader {
-            self.sleepers.push(self.run_for);
+        match put {
+            Enqueue::WakeReader => {
+                self.readers.is_one_waiting = true;
+                self.sleepers.push(self.run_for);
+            }
+            Enqueue::Done => self.readers.is_one_behind = true,
+            Enqueue::Closed => {}
         }
         // The run has packets left only if the socket was closed meanwhile.
         let (refused, left) = (Families::of(&self.refused), Families::of(&self.run));
@@ -432,6 +449,11 @@ impl Handler for Stack {
         self.expire_if_due(now_ns);
     }
 
+    fn are_readers_behind(&mut self) -> bool {
+        let readers = take(&mut self.readers);
+        readers.is_one_behind && !readers.is_one_waiting
+    }
+
     fn sleep_max_ns(&mut self) -> Option<u64> {
         self.host.sleep_max_ns().into_iter().chain(self.expiry_ns()).min()
     }
@@ -456,6 +478,12 @@ fn producer_of<'a>(
         producers[index] = Some(producer);
     }
     producers[index].as_mut()
+}
+
+/// True if somebody may wait for what the verdict is about: a connection, or a peer for its answer.
+fn is_urgent(verdict: &NetworkVerdict) -> bool {
+    use NetworkVerdict::{Datagram, Dropped, Kept, Taken};
+    !matches!(verdict, Datagram(_) | Dropped(..) | Kept | Taken(_))
 }
 
 /// Number of datagrams per IP version.

@@ -318,9 +318,15 @@ impl Net {
 
     /// Waits for descriptors of sockets by `sleep`, which returns the number of those that are ready. If
     /// [enabled](NetEngine::enable_busy_poll), the calling thread receives packets before, from queues whose CPUs sleep. If
-    /// there were some, `look` is called first, which does not wait. From the end of a wait on, packets wake no thread until
+    /// there were some, or readers are behind, `look` is called first, which does not wait. From the end of a wait on, packets wake no thread until
     /// one waits again, for 1 ms at most.
-    pub fn wait(&self, look: impl FnOnce() -> i32, sleep: impl FnOnce() -> i32) -> i32 {
+    pub fn wait(&self, look: impl Fn() -> i32, sleep: impl FnOnce() -> i32) -> i32 {
+        if self.0.are_readers_behind() {
+            let ready = look();
+            if ready != 0 {
+                return ready;
+            }
+        }
         let ready = if self.0.before_wait() { look() } else { 0 };
         let ready = match ready {
             0 => {

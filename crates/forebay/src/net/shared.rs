@@ -418,6 +418,11 @@ impl NetState {
         self.busy_poll.get().is_some_and(|busy_poll| busy_poll.before_wait())
     }
 
+    /// See [`BusyPoll::are_readers_behind`]; false if it is not enabled.
+    pub(super) fn are_readers_behind(&self) -> bool {
+        self.busy_poll.get().is_some_and(|busy_poll| busy_poll.are_readers_behind())
+    }
+
     /// See [`BusyPoll::resume`].
     pub(super) fn resume_wakeups(&self) {
         self.busy_poll.get().into_iter().for_each(|busy_poll| busy_poll.resume());

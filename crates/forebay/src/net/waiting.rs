@@ -279,12 +279,49 @@ impl Watched {
 mod tests {
     use std::net::SocketAddr;
 
+    use forebay_engine::BusyPoll;
     use forebay_stack::socket::SocketId;
     use forebay_stack::socket::table::Binding;
 
-    use super::super::NetConfig;
     use super::super::rig::{Recording, host, own_address};
+    use super::super::{Net, NetConfig};
     use super::*;
+
+    /// Engine whose readers are behind, or not; its turns find nothing.
+    struct Moderated {
+        are_behind: bool,
+        turns: AtomicU64,
+    }
+
+    impl BusyPoll for Moderated {
+        fn before_wait(&self) -> bool {
+            self.turns.fetch_add(1, Ordering::Relaxed);
+            false
+        }
+
+        fn are_readers_behind(&self) -> bool {
+            self.are_behind
+        }
+
+        fn resume(&self) {}
+
+        fn after_wait(&self) {}
+
+        fn suspend(&self) {}
+    }
+
+    /// A thread whose sockets are readable anyway receives no more.
+    #[test]
+    fn exe_9_readable_sockets_come_first() {
+        for (are_behind, ready, turns) in [(true, 2, 0), (true, 0, 1), (false, 2, 1)] {
+            let state = host(vec![vec![Box::new(Recording::default()) as _]], NetConfig::TCP);
+            let engine = Arc::new(Moderated { are_behind, turns: AtomicU64::new(0) });
+            state.set_busy_poll(Arc::clone(&engine) as _);
+            let net = Net(state);
+            assert_eq!(net.wait(|| ready, || 7), if turns == 0 { ready } else { 7 });
+            assert_eq!(engine.turns.load(Ordering::Relaxed), turns);
+        }
+    }
 
     /// A socket is writable again once the CPU has memory whose send found none, whatever others have.
     #[test]

@@ -35,15 +35,15 @@ const VXLAN_PORT: u16 = 4789;
 
 /// Bytes of a packet that are in the first frame: all, or only the leading ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Lies {
+pub(super) enum Lies {
     InOneFrame,
     InPieces { head_len: usize },
 }
 
 /// A host with one socket, and the queue that it receives from.
-struct Host {
-    stack: Stack,
-    consumer: SocketQueueConsumer,
+pub(super) struct Host {
+    pub(super) stack: Stack,
+    pub(super) consumer: SocketQueueConsumer,
     counters: Arc<NetworkCounters>,
     heads: Pool,
     shared: PageFragCache,
@@ -59,7 +59,7 @@ fn pools(classes: [ChunkClass; 2]) -> Pool {
 
 impl Host {
     /// Creates a host with this many frames for copies.
-    fn new(copies: u32) -> Self {
+    pub(super) fn new(copies: u32) -> Self {
         Self::bound(PORT, copies)
     }
 
@@ -120,7 +120,7 @@ impl Host {
     }
 
     /// Passes packets through the stack, merged if possible. Returns how many segments each had.
-    fn receive(&mut self, frames: &[Vec<u8>], lies: Lies) -> Vec<u32> {
+    pub(super) fn receive(&mut self, frames: &[Vec<u8>], lies: Lies) -> Vec<u32> {
         let packets = (0..).zip(frames).map(|(number, bytes)| self.received(bytes, number, lies));
         let (mut packets, mut merged) = (packets.collect(), Vec::new());
         let mut coalescer = Coalescer::new(CoalesceConfig::default(), Arc::default());
@@ -189,12 +189,12 @@ fn udp_13_gso_drop_counts_each_datagram() {
     }
 }
 
-fn ethernet() -> etherparse::PacketBuilderStep<etherparse::IpHeaders> {
+pub(super) fn ethernet() -> etherparse::PacketBuilderStep<etherparse::IpHeaders> {
     let [from, to] = ADDRESSES;
     PacketBuilder::ethernet2([2, 0, 0, 0, 0, 2], OURS).ipv4(from, to, 64)
 }
 
-fn datagram(port: u16, payload: &[u8]) -> Vec<u8> {
+pub(super) fn datagram(port: u16, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     ethernet().udp(port, PORT).write(&mut bytes, payload).unwrap();
     bytes
