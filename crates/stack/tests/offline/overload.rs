@@ -1,4 +1,4 @@
-//! What a CPU learns about the readers of its packets, by which it slows down under overload.
+//! Readers that are behind, for which a contended CPU receives in larger bursts.
 
 use etherparse::Icmpv4Type;
 use forebay_rx::Handler;
