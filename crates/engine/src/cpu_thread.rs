@@ -188,7 +188,7 @@ impl<H: Handler> CpuThread<H> {
     }
 
     /// True if others want this CPU, and nobody waits for more packets: all that were pending are received, and their
-    /// readers have others to read first.
+    /// readers have many others to read first.
     fn is_ahead(&mut self) -> bool {
         let Some(_) = self.loan else { return false };
         self.idle.look(self.turn_ns, sys::preemptions);

@@ -72,10 +72,20 @@ pub struct Stack {
 /// Readers of the packets since the last [`Handler::are_readers_behind`].
 #[derive(Clone, Copy, Default, Debug)]
 struct Readers {
-    /// True if a reader had others to read first.
+    /// True if a reader has half of its buffer to read first.
     is_one_behind: bool,
-    /// True if a reader may have waited for one, or a peer for the answer.
+    /// True if a reader may wait for one soon, or a peer for the answer.
     is_one_waiting: bool,
+}
+
+impl Readers {
+    fn note(&mut self, put: Enqueue, is_half_full: bool) {
+        match put {
+            Enqueue::Done if is_half_full => self.is_one_behind = true,
+            Enqueue::Done | Enqueue::WakeReader => self.is_one_waiting = true,
+            Enqueue::Closed => {}
+        }
+    }
 }
 
 /// Per-batch context for [`Stack::turn`].
@@ -376,17 +386,13 @@ impl Stack {
         let before = Families::of(&self.run);
         let Self { producers, host, reclaimer, run, refused, .. } = self;
         let producer = producer_of(producers, &**host, self.run_for, self.producer_index);
-        let put = producer.map_or(Enqueue::Closed, |producer| {
+        let (put, is_half_full) = producer.map_or((Enqueue::Closed, false), |producer| {
             reclaimer.reclaim(context.policy, producer.account(), run, context.pool);
-            producer.put(run, refused)
+            (producer.put(run, refused), producer.account().is_half_full())
         });
-        match put {
-            Enqueue::WakeReader => {
-                self.readers.is_one_waiting = true;
-                self.sleepers.push(self.run_for);
-            }
-            Enqueue::Done => self.readers.is_one_behind = true,
-            Enqueue::Closed => {}
+        self.readers.note(put, is_half_full);
+        if put == Enqueue::WakeReader {
+            self.sleepers.push(self.run_for);
         }
         // The run has packets left only if the socket was closed meanwhile.
         let (refused, left) = (Families::of(&self.refused), Families::of(&self.run));

@@ -57,6 +57,12 @@ impl Account {
         self.rmem.0.load(Ordering::Relaxed)
     }
 
+    /// True if at least half of the limit is charged.
+    #[must_use]
+    pub fn is_half_full(&self) -> bool {
+        self.rmem() >= self.rcvbuf() / 2
+    }
+
     /// Limit on the bytes charged.
     #[must_use]
     pub fn rcvbuf(&self) -> u32 {

@@ -31,6 +31,9 @@ fn exe_9_readers_behind_have_unread_datagrams() {
     assert!(!is_behind(&mut host, &[]), "there was no packet");
     assert!(host.consumer.arm());
     assert!(!is_behind(&mut host, &[next()]), "the reader slept");
+    assert!(!is_behind(&mut host, &[next()]), "it has little to read");
+    let account = host.consumer.account();
+    account.set_rcvbuf(account.rmem() * 3);
     assert!(is_behind(&mut host, &[next()]));
     assert!(!is_behind(&mut host, &[]), "it is asked about the packets since");
     assert!(!is_behind(&mut host, &[next(), ping()]), "a peer waits for its answer");
