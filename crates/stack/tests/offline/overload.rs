@@ -1,5 +1,7 @@
 //! Readers that are behind, for which a contended CPU receives in larger bursts.
 
+#![allow(clippy::unwrap_used, reason = "tests and what they are built from")]
+
 use etherparse::Icmpv4Type;
 use forebay_rx::Handler;
 
