@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use forebay_rx::backlog::FlowLimit;
-
 use super::Queue;
 use crate::changes::{ChangedParts, Made};
 use crate::knobs::Change;
+use crate::reclaim::Retired;
 use crate::shared::EngineState;
 
 impl Queue {
@@ -17,7 +16,7 @@ impl Queue {
         self.epoch = made.epoch;
         // A scripted change that was refused begins an epoch all the same.
         let Some(change) = &made.change else { return self.intake.set_epoch(made.epoch) };
-        if !self.apply_to_intake(change, &made.parts) {
+        if !self.apply_to_intake(change, &made.parts, shared) {
             self.intake.set_epoch(made.epoch);
         }
         match change {
@@ -36,7 +35,12 @@ impl Queue {
     }
 
     /// Applies a change to the intake. Returns true if that set the intake's epoch, too.
-    fn apply_to_intake(&mut self, change: &Change, parts: &ChangedParts) -> bool {
+    fn apply_to_intake(
+        &mut self,
+        change: &Change,
+        parts: &ChangedParts,
+        shared: &EngineState,
+    ) -> bool {
         let (epoch, number) = (self.epoch, self.number());
         match (change, parts) {
             (Change::RpsCpus(queues, cpus), _) if queues.contain(number) => {
@@ -61,12 +65,17 @@ impl Queue {
             (Change::NetdevMaxBacklog(packets), _) => {
                 self.intake.set_netdev_max_backlog(*packets, epoch);
             }
-            (Change::FlowLimitCpuBitmap(cpus), _) => {
+            (Change::FlowLimitCpuBitmap(cpus), parts) => {
                 self.flow_limit_cpus.clone_from(cpus);
+                let made = match parts {
+                    ChangedParts::FlowLimits(made) => made.take(number),
+                    _ => None,
+                };
+                // A CPU that leaves the bitmap loses its table; one that stays in it keeps its own.
                 self.update_flow_limit();
-            }
-            (Change::FlowLimitTableLen(len), _) => {
-                self.flow_limit_table_len = *len;
+                let before = std::mem::replace(&mut self.spare_flow_limit, made);
+                before.into_iter().for_each(|it| shared.reclaimer.take(Retired::FlowLimit(it)));
+                self.update_flow_limit();
                 return false;
             }
             (Change::Coalesce(change), _) => {
@@ -86,10 +95,13 @@ impl Queue {
         true
     }
 
-    /// Turns the flow limit on if the polling CPU is in `flow_limit_cpu_bitmap`, else off.
+    /// Turns the flow limit on if the polling CPU is in `flow_limit_cpu_bitmap`, else off. While it is on, it keeps its
+    /// table, as in the kernel (`flow_limit_cpu_sysctl` in net/core/sysctl_net_core.c).
     pub(super) fn update_flow_limit(&mut self) {
         let limits = self.flow_limit_cpus.contains(self.polling_cpu);
-        let limit = limits.then(|| FlowLimit::new(self.flow_limit_table_len)).flatten();
-        self.intake.set_flow_limit(limit, self.epoch);
+        if limits != self.intake.has_flow_limit() {
+            let next = self.spare_flow_limit.take().filter(|_| limits);
+            self.spare_flow_limit = self.intake.set_flow_limit(next, self.epoch);
+        }
     }
 }
