@@ -153,6 +153,7 @@ impl DesiredCpus {
         full_burst: bool,
         tails: impl Iterator<Item = (CpuId, Position)>,
     ) -> bool {
+        self.balance.see_poll(self.polling_cpu, full_burst);
         if !self.spread.is_followed() {
             return false;
         }
