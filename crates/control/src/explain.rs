@@ -122,7 +122,10 @@ fn next(state: &FlowState, at_ns: u64) -> String {
             let with =
                 if held.to == wished { String::new() } else { format!(" for CPU {}", held.to) };
             let waited = span(at_ns.saturating_sub(held.since_ns));
-            format!("; it waits behind {} held{with} for {waited}{until}", packets(held.packets as u64))
+            format!(
+                "; it waits behind {} held{with} for {waited}{until}",
+                packets(held.packets as u64)
+            )
         }
         (None, Some(cpu)) if cpu != wished && state.ahead > 0 => {
             let stayed = state.stayed.map_or_else(String::new, |(stayed, since_ns)| {

@@ -335,8 +335,7 @@ impl Changes {
     fn replace_hasher(&mut self, hasher: Hasher) -> ChangedParts {
         self.hasher = Arc::new(hasher);
         let settings = self.settings.queues.iter();
-        let alike =
-            ByQueue::new(settings.map(|queue| Some(FlowTables::new(queue.rps_flow_cnt))));
+        let alike = ByQueue::new(settings.map(|queue| Some(FlowTables::new(queue.rps_flow_cnt))));
         self.reclaimer.start();
         ChangedParts::Hasher(Arc::clone(&self.hasher), alike)
     }

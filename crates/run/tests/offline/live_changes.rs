@@ -220,6 +220,33 @@ mod one_engine {
     }
 
     #[test]
+    fn rps_9_queues_return_with_their_cpus() {
+        let cpus = CpuList::new((0..4).map(CpuId));
+        let mut config = Config::new(cpus, Arc::new(Hasher::keyed(&[3; 16], false)));
+        config.script = script(&["1000:cpus=0-1", "5000:cpus=0-3"]);
+        let source =
+            |_| -> Box<dyn Source> { Box::new(SyntheticSource::new(traffic(10_000, 64), None)) };
+        let sources = (0..4).map(source).collect();
+        let ledger = Arc::new(OrderCheck::new(4));
+        let engine = Engine::build(&config, sources, Clock::virtual_at_zero(), |_| Counts {
+            ledger: Arc::clone(&ledger),
+            panics_every: None,
+            batches: 0,
+            seen: Arc::default(),
+        });
+        let engine = engine.unwrap();
+        let state = engine.state();
+        let mut polled: Vec<[u16; 4]> = Vec::new();
+        let outcome = engine.run_stepped_observed(1, VirtualCosts::default(), |_| {
+            polled.push([0, 1, 2, 3].map(|queue| state.polls(queue).unwrap().0));
+            polled.dedup();
+        });
+        assert_kept(&outcome, &ledger, 40_000);
+        assert!(polled.contains(&[0, 1, 0, 1]), "{polled:?}");
+        assert_eq!([polled.first(), polled.last()], [Some(&[0, 1, 2, 3]); 2], "{polled:?}");
+    }
+
+    #[test]
     fn promise_1_panicking_handler_loses_one_batch() {
         let Rig { engine, ledger, .. } = rig(60_000, 64, 1, Clock::machine(), Some(100));
         let outcome = engine.run().unwrap();

@@ -123,7 +123,11 @@ impl Intake {
     }
 
     /// Turns the flow limit on or off. Returns the one before, to be freed off the path.
-    pub fn set_flow_limit(&mut self, flow_limit: Option<FlowLimit>, epoch: u32) -> Option<FlowLimit> {
+    pub fn set_flow_limit(
+        &mut self,
+        flow_limit: Option<FlowLimit>,
+        epoch: u32,
+    ) -> Option<FlowLimit> {
         self.epoch = epoch;
         self.backlogs.set_flow_limit(flow_limit)
     }
