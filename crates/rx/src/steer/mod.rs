@@ -666,7 +666,7 @@ impl Steering {
 }
 
 impl SteerWait {
-    /// This stay, or one that begins now if none has.
+    /// Stay as it is, or one that begins now.
     fn begun(self, now_ns: u64, ahead: u32, tail: Position) -> Self {
         if self.packets == 0 { Self { since_ns: now_ns, packets: 0, ahead, tail } } else { self }
     }

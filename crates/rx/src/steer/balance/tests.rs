@@ -181,7 +181,7 @@ fn rps_b1_ranges_leave_starved_cpu() {
     assert!(on_first(&bench) > 90, "{} ranges", on_first(&bench));
 }
 
-/// Where no CPU has time left, polls that leave frames behind say nothing about the shares.
+/// Polls that leave frames behind say nothing about the shares if no CPU has time left.
 #[test]
 fn rps_b1_overload_of_all_moves_nothing() {
     let hashes = (0..400).map(|at| at * (u32::MAX / 400) + 1);
