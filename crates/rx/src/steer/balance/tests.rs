@@ -172,9 +172,10 @@ fn rps_b1_ranges_leave_starved_cpu() {
     bench.balances[0].see_poll(CpuId(0), false);
     windows(&mut bench, 1, true);
     assert_eq!(on_first(&bench), by_map, "a poll in the last window emptied the queue");
-    windows(&mut bench, 10, true);
+    // Two windows to be sure, and one to ask again.
+    windows(&mut bench, 3, true);
     let starved = on_first(&bench);
-    assert!(starved < 40, "{starved} ranges are left");
+    assert!(starved < 60, "{starved} ranges are left");
     // Once polls keep up, the CPU gets ranges again, except those that rest.
     bench.backlog_ns = 0;
     windows(&mut bench, 200, false);
