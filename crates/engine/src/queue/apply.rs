@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use forebay_rx::backlog::FlowLimit;
+
 use super::Queue;
 use crate::changes::{ChangedParts, Made};
 use crate::knobs::Change;
@@ -71,11 +73,8 @@ impl Queue {
                     ChangedParts::FlowLimits(made) => made.take(number),
                     _ => None,
                 };
-                // A CPU that leaves the bitmap loses its table; one that stays in it keeps its own.
-                self.update_flow_limit();
-                let before = std::mem::replace(&mut self.spare_flow_limit, made);
+                let before = self.replace_flow_limit(made);
                 before.into_iter().for_each(|it| shared.reclaimer.take(Retired::FlowLimit(it)));
-                self.update_flow_limit();
                 return false;
             }
             (Change::Coalesce(change), _) => {
@@ -95,13 +94,28 @@ impl Queue {
         true
     }
 
-    /// Turns the flow limit on if the polling CPU is in `flow_limit_cpu_bitmap`, else off. While it is on, it keeps its
-    /// table, as in the kernel (`flow_limit_cpu_sysctl` in net/core/sysctl_net_core.c).
+    /// Takes the limit made for a new `flow_limit_cpu_bitmap`, and returns the one that is not used any more. If the
+    /// polling CPU stays in the bitmap, it keeps its table; otherwise the table before is left, and a CPU new in the
+    /// bitmap begins with the new one, of the `flow_limit_table_len` of now (`flow_limit_cpu_sysctl` in
+    /// net/core/sysctl_net_core.c).
+    fn replace_flow_limit(&mut self, made: Option<FlowLimit>) -> Option<FlowLimit> {
+        if self.intake.has_flow_limit() && self.flow_limit_cpus.contains(self.polling_cpu) {
+            return made;
+        }
+        let on = self.intake.set_flow_limit(None, self.epoch);
+        let before = std::mem::replace(&mut self.spare_flow_limit, made).or(on);
+        self.update_flow_limit();
+        before
+    }
+
+    /// Turns the flow limit on if the polling CPU is in `flow_limit_cpu_bitmap`, else off. The queue keeps the table
+    /// meanwhile.
     pub(super) fn update_flow_limit(&mut self) {
         let limits = self.flow_limit_cpus.contains(self.polling_cpu);
         if limits != self.intake.has_flow_limit() {
-            let next = self.spare_flow_limit.take().filter(|_| limits);
-            self.spare_flow_limit = self.intake.set_flow_limit(next, self.epoch);
+            let next = if limits { self.spare_flow_limit.take() } else { None };
+            let before = self.intake.set_flow_limit(next, self.epoch);
+            self.spare_flow_limit = self.spare_flow_limit.take().or(before);
         }
     }
 }
