@@ -95,9 +95,8 @@ impl Queue {
     }
 
     /// Takes the limit made for a new `flow_limit_cpu_bitmap`, and returns the one that is not used any more. If the
-    /// polling CPU stays in the bitmap, it keeps its table; otherwise the table before is left, and a CPU new in the
-    /// bitmap begins with the new one, of the `flow_limit_table_len` of now (`flow_limit_cpu_sysctl` in
-    /// net/core/sysctl_net_core.c).
+    /// polling CPU stays in the bitmap, it keeps its table. Otherwise the table before is freed, and the next one has
+    /// `flow_limit_table_len` buckets (`flow_limit_cpu_sysctl` in net/core/sysctl_net_core.c).
     fn replace_flow_limit(&mut self, made: Option<FlowLimit>) -> Option<FlowLimit> {
         if self.intake.has_flow_limit() && self.flow_limit_cpus.contains(self.polling_cpu) {
             return made;
