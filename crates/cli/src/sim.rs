@@ -20,6 +20,9 @@ const CPUS_MAX: i64 = 128;
 /// Upper bound on the packets of a run, as each is kept until the end.
 const PACKETS_MAX: u64 = 10_000_000;
 
+/// Upper bound on the flows of a run, as the share of each is looked at every 10 ms.
+const FLOWS_MAX: i64 = 1_000_000;
+
 #[derive(Debug, Args)]
 pub(crate) struct SimArgs {
     /// What happens; without it, all scenarios are listed
@@ -45,6 +48,10 @@ pub(crate) struct SimArgs {
     /// Packets in each run [default: some thousands]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=PACKETS_MAX))]
     packets: Option<u64>,
+
+    /// Flows of the scenario skewed, by Zipf's law from the first rank on [default: 1,024 for each CPU, the first ranks alike]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=FLOWS_MAX))]
+    flows: Option<u32>,
 
     /// Print one JSON document and nothing else on standard output
     #[arg(long)]
@@ -95,6 +102,10 @@ impl RulesArg {
 /// Runs a scenario and prints its result.
 pub(crate) fn run(args: &SimArgs) -> Result<(), Failure> {
     let Some(situation) = args.scenario else { return output::print(&listed(args.json)) };
+    if args.flows.is_some() && situation != Situation::Skewed {
+        let problem = "--flows is of the scenario skewed";
+        return Err(Failure::usage(problem, "leave it out, or simulate skewed"));
+    }
     let (has_ours, peers) = args.rules.split();
     let recorded = [("--trace", "a trace is", &args.trace), ("--plot", "pictures are", &args.plot)];
     if let Some((option, what, _)) = recorded.iter().find(|(.., directory)| directory.is_some())
@@ -143,7 +154,7 @@ fn seeds(args: &SimArgs) -> RangeInclusive<u64> {
 }
 
 fn overrides(args: &SimArgs) -> Overrides {
-    Overrides { cpus: args.cpus, packets: args.packets }
+    Overrides { cpus: args.cpus, packets: args.packets, flows: args.flows }
 }
 
 /// List of scenarios, one per line.
@@ -196,7 +207,11 @@ fn progress(args: &SimArgs, rules: u64) -> ProgressBar {
 fn broken_law(args: &SimArgs, situation: Situation, violation: &report::Violation) -> Failure {
     let report::Violation { seed, law, text } = violation;
     let mut command = format!("forebay sim {} --seed {seed}", situation.name());
-    for (option, value) in [("cpus", args.cpus.map(u64::from)), ("packets", args.packets)] {
+    for (option, value) in [
+        ("cpus", args.cpus.map(u64::from)),
+        ("packets", args.packets),
+        ("flows", args.flows.map(u64::from)),
+    ] {
         command += &value.map_or_else(String::new, |value| format!(" --{option} {value}"));
     }
     Failure::Law { law: law.name(), text: text.clone(), command }

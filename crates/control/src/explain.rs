@@ -112,15 +112,20 @@ fn next(state: &FlowState, at_ns: u64) -> String {
             "; it waits until every CPU has processed what it had when the table was replaced"
                 .to_owned()
         }
-        (Some((held, since_ns)), cpu) => {
+        (Some(held), cpu) => {
             let until = match cpu {
-                Some(cpu) if cpu != wished => {
+                Some(cpu) if cpu != held.to => {
                     format!(", until CPU {cpu} has processed {}", packets(state.ahead.into()))
                 }
                 _ => String::new(),
             };
-            let (held, waited) = (packets(held as u64), span(at_ns.saturating_sub(since_ns)));
-            format!("; it waits behind {held} held for {waited}{until}")
+            let with =
+                if held.to == wished { String::new() } else { format!(" for CPU {}", held.to) };
+            let waited = span(at_ns.saturating_sub(held.since_ns));
+            format!(
+                "; it waits behind {} held{with} for {waited}{until}",
+                packets(held.packets as u64)
+            )
         }
         (None, Some(cpu)) if cpu != wished && state.ahead > 0 => {
             let stayed = state.stayed.map_or_else(String::new, |(stayed, since_ns)| {
@@ -297,8 +302,9 @@ impl Serialize for Explanation {
 fn queue_document(told: &Explained) -> Value {
     let Explained { name, polling_cpu, at_ns, state, drops, .. } = told;
     let range = state.slot.map(|slot| hashes(slot, state.slots).map(hex));
-    let held =
-        state.held.map(|(packets, since_ns)| json!({ "packets": packets, "since_ns": since_ns }));
+    let held = state.held.map(
+        |held| json!({ "packets": held.packets, "since_ns": held.since_ns, "cpu": held.to.0 }),
+    );
     let stayed =
         state.stayed.map(|(packets, since_ns)| json!({ "packets": packets, "since_ns": since_ns }));
     let sharers: Vec<_> = state.sharers.iter().copied().map(hex).collect();
@@ -378,6 +384,7 @@ fn span(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use forebay_rx::CpuId;
+    use forebay_rx::steer::HeldPackets;
 
     use super::*;
 
@@ -434,6 +441,7 @@ mod tests {
     #[test]
     fn flow_location_in_words() {
         let wanted = FlowState { wish: (CpuId(1), SteerReason::Rfs), ..settled() };
+        let held_for = |cpu| HeldPackets { packets: 1, since_ns: 1_000, to: CpuId(cpu) };
         let behind = FlowState { ahead: 37, ..wanted.clone() };
         for (state, words) in [
             (settled(), ["on CPU 3: its last packet", "to CPU 3, since the RPS map says so (rps)"]),
@@ -458,8 +466,12 @@ mod tests {
                 ["on CPU 3", "or is held; 5 packets did so in 1.0 ms"],
             ),
             (
-                FlowState { held: Some((1, 1_000)), ..behind },
+                FlowState { held: Some(held_for(1)), ..behind.clone() },
                 ["on CPU 3", "behind 1 packet held for 1.0 ms, until CPU 3 has processed 37"],
+            ),
+            (
+                FlowState { held: Some(held_for(2)), ..behind },
+                ["on CPU 3", "behind 1 packet held for CPU 2 for 1.0 ms, until CPU 3 has"],
             ),
             (
                 FlowState { cpu: None, is_fenced: true, ..settled() },

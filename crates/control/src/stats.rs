@@ -3,8 +3,7 @@
 use std::fmt::Write as _;
 
 use forebay_engine::EngineState;
-use forebay_rx::counters::Counter;
-use forebay_rx::{CpuId, DropReason};
+use forebay_rx::CpuId;
 
 /// Files with the counters of one CPU.
 pub(super) const CPU_COUNTERS: [&str; 10] = [
@@ -29,8 +28,7 @@ pub(super) struct CpuStats {
     time_squeeze: u64,
     /// Number of wake-ups for packets of another CPU: the kernel's inter-processor interrupts.
     received_rps: u64,
-    /// Frames that a flow limit refused on their way to any CPU, from the queues that this CPU
-    /// polls.
+    /// Frames that a flow limit refused on their way to any CPU, while this CPU polled them.
     flow_limit_count: u64,
     backlog_len: u64,
     backlog_max: u64,
@@ -52,14 +50,12 @@ impl CpuStats {
         let bell = shared.bell(index);
         let gone = delivery.frames.get() + delivery.lost.get();
         let enqueued: u64 = targets().map(|target| target.enqueued()).sum();
-        let polled = (0..).zip(queues()).filter(|(queue, _)| shared.polls(*queue) == Some(cpu));
-        let limited = |drops: &[Counter]| drops[DropReason::FlowLimit.index()].get();
         Self {
             processed: delivery.frames.get(),
             dropped: targets().map(|target| target.dropped.get()).sum(),
             time_squeeze: shared.squeezed(index),
             received_rps: bell.rung_for_packets(),
-            flow_limit_count: polled.map(|(_, queue)| limited(&queue.drops)).sum(),
+            flow_limit_count: shared.flow_limited(index),
             backlog_len: enqueued.saturating_sub(gone),
             backlog_max: delivery.backlog_max.get(),
             cpu_lost: delivery.lost.get(),

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
-use forebay_rx::backlog::{BACKLOG_CAPACITY_MAX, capacity_for};
+use forebay_rx::backlog::{BACKLOG_CAPACITY_MAX, FlowLimit, capacity_for};
 use forebay_rx::hash::Hasher;
 use forebay_rx::steer::{FlowTables, RPS_FLOW_CNT, SockFlowTable};
 use forebay_rx::{CpuId, RxQueue};
@@ -64,23 +64,24 @@ pub(super) enum ChangedParts {
     /// New socket-flow table, in which applications already record; `None` if it is removed.
     SockFlows(Option<Arc<SockFlowTable>>),
     /// An empty flow table for each queue that needs one.
-    FlowTables(ByQueue),
+    FlowTables(ByQueue<FlowTables>),
     /// Hash function with a new key or rules, and an empty flow table for each queue.
-    Hasher(Arc<Hasher>, ByQueue),
+    Hasher(Arc<Hasher>, ByQueue<FlowTables>),
+    /// A flow limit for each queue, used while a CPU that has one polls the queue.
+    FlowLimits(ByQueue<FlowLimit>),
 }
 
-/// Flow tables made by the requester of a change, each for one queue to take.
+/// Tables made by the requester of a change, each for one queue to take.
 #[derive(Debug)]
-pub(super) struct ByQueue(Vec<Mutex<Option<FlowTables>>>);
+pub(super) struct ByQueue<T>(Vec<Mutex<Option<T>>>);
 
-impl ByQueue {
-    /// Makes a table of `count` slots for each queue that has a count.
-    fn new(rps_flow_cnts: impl Iterator<Item = Option<u32>>) -> Self {
-        Self(rps_flow_cnts.map(|count| Mutex::new(count.map(FlowTables::new))).collect())
+impl<T> ByQueue<T> {
+    fn new(tables: impl Iterator<Item = Option<T>>) -> Self {
+        Self(tables.map(Mutex::new).collect())
     }
 
     /// Takes a queue's table. The lock is never contended, since only that queue takes it.
-    pub(super) fn take(&self, queue: RxQueue) -> Option<FlowTables> {
+    pub(super) fn take(&self, queue: RxQueue) -> Option<T> {
         let table = self.0.get(usize::from(queue.0))?;
         table.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -273,6 +274,9 @@ impl Changes {
                 u64::from(capacity_for(*packets)) * BACKLOG_PLACE_BYTES * rings as u64
             }
             Change::FlowLimitTableLen(len) => u64::from(*len) * self.settings.queues.len() as u64,
+            Change::FlowLimitCpuBitmap(cpus) if !cpus.is_empty() => {
+                u64::from(self.settings.flow_limit_table_len) * self.settings.queues.len() as u64
+            }
             _ => return Ok(()),
         };
         let probe = usize::try_from(need_bytes).ok();
@@ -312,8 +316,14 @@ impl Changes {
                 let all = (0..).map(RxQueue).take(self.settings.queues.len());
                 self.reclaimer.start();
                 ChangedParts::FlowTables(ByQueue::new(
-                    all.map(|queue| queues.contain(queue).then_some(*count)),
+                    all.map(|queue| queues.contain(queue).then(|| FlowTables::new(*count))),
                 ))
+            }
+            Change::FlowLimitCpuBitmap(cpus) if !cpus.is_empty() => {
+                let len = self.settings.flow_limit_table_len;
+                self.reclaimer.start();
+                let queues = self.settings.queues.iter();
+                ChangedParts::FlowLimits(ByQueue::new(queues.map(|_| FlowLimit::new(len))))
             }
             _ => ChangedParts::None,
         };
@@ -325,7 +335,7 @@ impl Changes {
     fn replace_hasher(&mut self, hasher: Hasher) -> ChangedParts {
         self.hasher = Arc::new(hasher);
         let settings = self.settings.queues.iter();
-        let alike = ByQueue::new(settings.map(|queue| Some(queue.rps_flow_cnt)));
+        let alike = ByQueue::new(settings.map(|queue| Some(FlowTables::new(queue.rps_flow_cnt))));
         self.reclaimer.start();
         ChangedParts::Hasher(Arc::clone(&self.hasher), alike)
     }
@@ -459,5 +469,37 @@ impl Changes {
             _ => String::new(),
         };
         Written { in_effect, ignored, len_bytes: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Changes of an engine with this many queues on CPUs 0 and 1.
+    fn changes(queues: usize) -> Changes {
+        let cpus = CpuList::new([0, 1].map(CpuId));
+        let config = Config::new(cpus, Arc::new(Hasher::keyed(&[0; 16], false)));
+        Changes::new(&config, queues, Arc::default())
+    }
+
+    #[test]
+    fn flow_limits_without_memory_are_refused() {
+        let mut changes = changes(100_000);
+        changes.settings.flow_limit_table_len = 1 << 31;
+        let bitmap = |cpus: &[u16]| {
+            Change::FlowLimitCpuBitmap(CpuList::new(cpus.iter().copied().map(CpuId)))
+        };
+        let refused = changes.change(&bitmap(&[1])).unwrap_err();
+        assert_eq!(refused.errno, Errno::NoMem, "{refused}");
+        assert_eq!(changes.change(&bitmap(&[])).unwrap().in_effect, "");
+    }
+
+    #[test]
+    fn flow_limits_are_made_by_requester() {
+        let mut changes = changes(2);
+        let made = changes.make(&"flow_limit_cpu_bitmap=2".parse().unwrap()).unwrap();
+        let (_, ChangedParts::FlowLimits(limits)) = made else { panic!("{made:?}") };
+        assert!([0, 1].map(RxQueue).iter().all(|queue| limits.take(*queue).is_some()));
     }
 }

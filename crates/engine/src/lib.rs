@@ -18,6 +18,7 @@ mod stepped; //    one seeded scheduler in place of the threads
 mod cpu_thread; // one CPU's loop: turns, spinning, sleep
 mod worker; //     one CPU's turn: its queues, its delivery, its handler
 mod queue; //      one rx queue: source, memory, intake, changes
+mod pollers; //    the CPU that polls each queue, of those that run
 mod idle; //       time to spin before a sleep
 mod busy_poll; //  turns of a sleeping CPU by threads of the application
 mod bell; //       wake-ups of CPUs
@@ -354,7 +355,7 @@ fn open_worker<H: Handler>(
         policies: Policies { balance: config.balance.policy, spread: config.spread },
         delivering_since_ns: None,
         limits: config.limits,
-        successor: None,
+        pollers: None,
         budget: config.limits.budget(0),
         now_ns: 0,
         first_queue: 0,

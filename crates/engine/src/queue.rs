@@ -9,6 +9,7 @@ use std::sync::mpsc::Sender;
 
 use forebay_buf::Pool;
 use forebay_rx::arrive::{Burst, PollRequest, PollStatus, Polled, SourceError};
+use forebay_rx::backlog::FlowLimit;
 use forebay_rx::counters::IntakeCounters;
 use forebay_rx::hash::FlowHash;
 use forebay_rx::steer::{BalanceConfig, CpuLoad, SpreadConfig};
@@ -22,7 +23,6 @@ use super::limits::CHANGES_A_TURN;
 use super::measured::Measured;
 use super::question::{Explained, Question, QueueRanges, SampledBurst, SampledPacket, middles};
 use super::reclaim::Retired;
-use super::settings::FLOW_LIMIT_TABLE_LEN;
 use super::shared::EngineState;
 use crate::knobs::{Coalesce, ScriptedChange};
 use crate::trace::IntakeTrace;
@@ -57,7 +57,8 @@ pub(super) struct Queue {
     /// Loads of all CPUs.
     cpu_loads: Vec<CpuLoad>,
     flow_limit_cpus: CpuList,
-    flow_limit_table_len: u32,
+    /// Flow limit for when a CPU in that bitmap polls the queue.
+    spare_flow_limit: Option<FlowLimit>,
     when_full: WhenFull,
     trace: Option<IntakeTrace>,
     /// Requests for the flows of the next burst.
@@ -124,7 +125,7 @@ impl Queue {
             balance: config.balance,
             spread: SpreadConfig { policy: config.spread, ..SpreadConfig::default() },
             cpu_loads: Vec::new(),
-            flow_limit_table_len: FLOW_LIMIT_TABLE_LEN,
+            spare_flow_limit: None,
             when_full: config.when_full,
             trace: config.intake_trace(),
             burst_requests: Vec::new(),
@@ -407,6 +408,9 @@ impl Queue {
                 trace.dropped(&dropped, queue);
             }
             if let Some(packet) = dropped.packet {
+                if dropped.reason == DropReason::FlowLimit {
+                    shared.add_flow_limited(self.polling_cpu, packet.segment_count());
+                }
                 self.pool.put(packet.frame);
             }
         }

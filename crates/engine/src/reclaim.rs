@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
+use forebay_rx::backlog::FlowLimit;
 use forebay_rx::steer::{FlowTables, SockFlowTable};
 
 /// Time between two checks whether a shared table is still in use.
@@ -19,6 +20,8 @@ pub(super) enum Retired {
     /// Table of all queues. Each queue, and each recording application, keeps it until it applies
     /// the change.
     SockFlows(Arc<SockFlowTable>),
+    /// Flow limit of one queue, its only owner.
+    FlowLimit(FlowLimit),
 }
 
 /// Hands replaced tables to the thread that frees them. That thread is started with the first
@@ -56,6 +59,7 @@ fn free(receiver: &Receiver<Retired>) {
         };
         match received {
             Ok(Retired::FlowTables(tables)) => drop(tables),
+            Ok(Retired::FlowLimit(limit)) => drop(limit),
             Ok(Retired::SockFlows(table)) => shared.push(table),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,

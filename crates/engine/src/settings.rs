@@ -11,7 +11,7 @@ use crate::knobs::change::{Change, Queues};
 use crate::knobs::coalesce::Coalesce;
 
 /// Default number of buckets of a flow limit, as in the kernel.
-pub(super) const FLOW_LIMIT_TABLE_LEN: u32 = 4096;
+const FLOW_LIMIT_TABLE_LEN: u32 = 4096;
 
 /// Settings of the knobs of an engine.
 #[derive(Clone, PartialEq, Eq, Debug)]

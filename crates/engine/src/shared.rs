@@ -50,6 +50,8 @@ pub struct EngineState {
     balance_board: Arc<BalanceBoard>,
     /// Number of turns that ran out of budget (`time_squeeze`); written by that CPU only.
     squeezed: Box<[AtomicU64]>,
+    /// Number of frames that flow limits have refused while each CPU polled; written by that CPU only.
+    flow_limited: Box<[AtomicU64]>,
     /// CPU that polls each queue; written by that CPU.
     polling: Box<[Poller]>,
     /// Counters, by queue and by the CPU's index.
@@ -125,6 +127,7 @@ impl EngineState {
             polled: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             balance_board: Arc::new(BalanceBoard::new(queues, config.cpu_count())),
             squeezed: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
+            flow_limited: (0..cpus).map(|_| AtomicU64::new(0)).collect(),
             polling: (0..queues).map(|queue| Poller::new(config.polls(queue).0)).collect(),
             counters: OnceLock::new(),
             ready: AtomicUsize::new(0),
@@ -449,6 +452,16 @@ impl EngineState {
     pub(super) fn add_squeezed(&self, index: usize) {
         let squeezed = &self.squeezed[index];
         squeezed.store(squeezed.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Number of frames that flow limits refused while a CPU polled.
+    pub fn flow_limited(&self, index: usize) -> u64 {
+        self.flow_limited[index].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_flow_limited(&self, cpu: CpuId, frames: u32) {
+        let Some(index) = self.index_of(cpu) else { return };
+        self.flow_limited[index].fetch_add(frames.into(), Ordering::Relaxed);
     }
 
     /// Makes the first `count` changes of the script, unless already made: the first queue that

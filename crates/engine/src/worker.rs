@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use forebay_buf::Pool;
 use forebay_rx::{CpuId, Delivery, Handler};
-use forebay_sys::cpu_list::CpuList;
 
 use super::changes::{Follower, LogEntry};
 use super::limits::{Budget, CHANGES_A_TURN, DEFER_MAX, Limits};
 use super::mailbox::Mailbox;
 use super::policies::Policies;
+use super::pollers::pollers;
 use super::queue::{Activity, Queue};
 use super::shared::EngineState;
 use crate::knobs::{Change, Coalesce};
@@ -42,8 +42,8 @@ pub(super) struct Worker<H> {
     pub(super) delivering_since_ns: Option<u64>,
     /// Budgets of a turn.
     pub(super) limits: Limits,
-    /// CPU that takes over the queues when this one does not run.
-    pub(super) successor: Option<CpuId>,
+    /// Index of the CPU that polls each queue, once the running CPUs have changed.
+    pub(super) pollers: Option<Vec<usize>>,
     /// Budget left of the turn.
     pub(super) budget: Budget,
     /// Time at the last read of the clock.
@@ -282,7 +282,10 @@ impl<H: Handler> Worker<H> {
                 Change::Balance(_) | Change::Spread(_) => {
                     self.policies = self.policies.after(change);
                 }
-                Change::Cpus(cpus) => self.successor = takeover_cpu(self.cpu, cpus, &self.shared),
+                Change::Cpus(cpus) => {
+                    let queues = self.shared.queues().into();
+                    self.pollers = Some(pollers(self.shared.cpus(), queues, cpus));
+                }
                 _ => self.limits = self.limits.after(change),
             }
         }
@@ -296,19 +299,25 @@ impl<H: Handler> Worker<H> {
                 self.queues.push(queue);
             }
         }
-        let Some(successor) = self.successor.and_then(|cpu| self.shared.index_of(cpu)) else {
-            return;
-        };
-        // Ended queues are not handed over: nothing is polled from them any more.
-        if self.queues.iter().all(Queue::has_ended) {
+        // Others may have followed later changes than this CPU, and have handed queues over by them.
+        if self.changes.has_next() {
             return;
         }
-        self.flush(); // the pools' return bins hold frames of other owners
-        let queues = std::mem::take(&mut self.queues);
-        let (ended, live) = queues.into_iter().partition(Queue::has_ended);
-        self.queues = ended;
-        live.into_iter().for_each(|queue| self.mailboxes[successor].put(queue));
-        self.shared.bell(successor).ring();
+        let Some(pollers) = &self.pollers else { return };
+        // Ended queues are not handed over: nothing is polled from them any more.
+        let leaves = |queue: &Queue| {
+            !queue.has_ended() && pollers[usize::from(queue.number().0)] != self.index
+        };
+        if !self.queues.iter().any(leaves) {
+            return;
+        }
+        // The pools' return bins hold frames of other owners.
+        self.queues.iter_mut().for_each(|queue| queue.pool.flush());
+        for queue in self.queues.extract_if(.., |queue| leaves(queue)) {
+            let to = pollers[usize::from(queue.number().0)];
+            self.mailboxes[to].put(queue);
+            self.shared.bell(to).ring();
+        }
     }
 
     /// Returns all batched frames to their owners.
@@ -351,13 +360,6 @@ impl<H: Handler> Worker<H> {
     pub(super) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.queues.iter().filter_map(Queue::descriptor).collect()
     }
-}
-
-/// CPU that takes over the queues of `cpu` if only `running` run: the first of them; none if `cpu`
-/// itself runs.
-fn takeover_cpu(cpu: CpuId, running: &CpuList, shared: &EngineState) -> Option<CpuId> {
-    let (running, _) = running.split_by(shared.cpus());
-    if running.contains(cpu) { None } else { running.cpus().first().copied() }
 }
 
 impl Activity {

@@ -98,8 +98,8 @@ enum Released {
     All,
     /// No packet, because the predecessors are not processed yet.
     None,
-    /// As many as the backlog of this CPU had room for; the rest stays held.
-    Full(CpuId),
+    /// As many as the target's backlog had room for; the rest stays held.
+    Full,
 }
 
 impl Intake {
@@ -392,10 +392,8 @@ impl Intake {
                         self.hold(packet, hold);
                         continue;
                     }
-                    // The packet belongs behind its held predecessors, and there is no room for
-                    // those.
-                    Released::Full(cpu) => {
-                        self.drop_packet(packet, cpu, DropReason::BacklogFull);
+                    Released::Full => {
+                        self.hold_if_room(packet, hold);
                         continue;
                     }
                 }
@@ -422,6 +420,19 @@ impl Intake {
             self.hold(packet, hold);
         } else {
             self.drop_frames(DropReason::HoldFull, packet, None);
+        }
+    }
+
+    /// Holds a packet behind predecessors that may move, but find a full backlog. Drops it if its own CPU has no room,
+    /// either.
+    #[cold]
+    fn hold_if_room(&mut self, packet: Packet, hold: HoldId) {
+        // Flows of one slot may have different CPUs, and the hold's target is that of its oldest packet.
+        let (cpu, _) = self.steering.wish_of(packet.hash);
+        if self.backlogs.has_room(cpu) {
+            self.hold(packet, hold);
+        } else {
+            self.drop_packet(packet, cpu, DropReason::BacklogFull);
         }
     }
 
@@ -504,7 +515,7 @@ impl Intake {
             }
         }
         let is_empty = self.steering.end_hold(hold, self.now_ns);
-        if is_empty { Released::All } else { Released::Full(target.cpu) }
+        if is_empty { Released::All } else { Released::Full }
     }
 
     fn release_holds(&mut self) {

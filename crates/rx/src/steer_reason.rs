@@ -13,8 +13,7 @@ reasons! {
         Balance = "balance",
         /// The RPS map says another one, and the load needs fewer CPUs: this is one of them.
         Spread = "spread",
-        /// Not steered: no hash, RPS off, or spreading does not pay now. The packet stays on the
-        /// polling CPU.
+        /// Not steered: no hash, or RPS off. The packet stays on the polling CPU.
         Inline = "inline",
         /// Another CPU is desired, but packets of the flow are still queued here.
         Stay = "stay",

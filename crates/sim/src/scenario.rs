@@ -157,6 +157,8 @@ pub struct Overrides {
     pub cpus: Option<u16>,
     /// Number of packets in each run.
     pub packets: Option<u64>,
+    /// Number of flows of [`Situation::Skewed`], which then follow Zipf's law from the first rank on.
+    pub flows: Option<u32>,
 }
 
 /// Greatest distance from the wrap at which positions begin.
@@ -267,6 +269,9 @@ impl Situation {
             _ => self.of_the_kernels_model(cpus.unwrap_or(4), random),
         };
         scenario.packets = overrides.packets.unwrap_or(scenario.packets);
+        if let Some(flows) = overrides.flows.filter(|_| self == Self::Skewed) {
+            (scenario.traffic.flows, scenario.traffic.zipf) = (flows.max(1), Some(0));
+        }
         scenario
     }
 

@@ -7,6 +7,7 @@ use forebay_rx::backlog::FlowLimit;
 use super::Queue;
 use crate::changes::{ChangedParts, Made};
 use crate::knobs::Change;
+use crate::reclaim::Retired;
 use crate::shared::EngineState;
 
 impl Queue {
@@ -17,7 +18,7 @@ impl Queue {
         self.epoch = made.epoch;
         // A scripted change that was refused begins an epoch all the same.
         let Some(change) = &made.change else { return self.intake.set_epoch(made.epoch) };
-        if !self.apply_to_intake(change, &made.parts) {
+        if !self.apply_to_intake(change, &made.parts, shared) {
             self.intake.set_epoch(made.epoch);
         }
         match change {
@@ -36,7 +37,12 @@ impl Queue {
     }
 
     /// Applies a change to the intake. Returns true if that set the intake's epoch, too.
-    fn apply_to_intake(&mut self, change: &Change, parts: &ChangedParts) -> bool {
+    fn apply_to_intake(
+        &mut self,
+        change: &Change,
+        parts: &ChangedParts,
+        shared: &EngineState,
+    ) -> bool {
         let (epoch, number) = (self.epoch, self.number());
         match (change, parts) {
             (Change::RpsCpus(queues, cpus), _) if queues.contain(number) => {
@@ -61,12 +67,14 @@ impl Queue {
             (Change::NetdevMaxBacklog(packets), _) => {
                 self.intake.set_netdev_max_backlog(*packets, epoch);
             }
-            (Change::FlowLimitCpuBitmap(cpus), _) => {
+            (Change::FlowLimitCpuBitmap(cpus), parts) => {
                 self.flow_limit_cpus.clone_from(cpus);
-                self.update_flow_limit();
-            }
-            (Change::FlowLimitTableLen(len), _) => {
-                self.flow_limit_table_len = *len;
+                let made = match parts {
+                    ChangedParts::FlowLimits(made) => made.take(number),
+                    _ => None,
+                };
+                let before = self.replace_flow_limit(made);
+                before.into_iter().for_each(|it| shared.reclaimer.take(Retired::FlowLimit(it)));
                 return false;
             }
             (Change::Coalesce(change), _) => {
@@ -86,10 +94,27 @@ impl Queue {
         true
     }
 
-    /// Turns the flow limit on if the polling CPU is in `flow_limit_cpu_bitmap`, else off.
+    /// Takes the limit made for a new `flow_limit_cpu_bitmap`, and returns the one that is not used any more. If the
+    /// polling CPU stays in the bitmap, it keeps its table. Otherwise the table before is freed, and the next one has
+    /// `flow_limit_table_len` buckets (`flow_limit_cpu_sysctl` in net/core/sysctl_net_core.c).
+    fn replace_flow_limit(&mut self, made: Option<FlowLimit>) -> Option<FlowLimit> {
+        if self.intake.has_flow_limit() && self.flow_limit_cpus.contains(self.polling_cpu) {
+            return made;
+        }
+        let on = self.intake.set_flow_limit(None, self.epoch);
+        let before = std::mem::replace(&mut self.spare_flow_limit, made).or(on);
+        self.update_flow_limit();
+        before
+    }
+
+    /// Turns the flow limit on if the polling CPU is in `flow_limit_cpu_bitmap`, else off. The queue keeps the table
+    /// meanwhile.
     pub(super) fn update_flow_limit(&mut self) {
         let limits = self.flow_limit_cpus.contains(self.polling_cpu);
-        let limit = limits.then(|| FlowLimit::new(self.flow_limit_table_len)).flatten();
-        self.intake.set_flow_limit(limit, self.epoch);
+        if limits != self.intake.has_flow_limit() {
+            let next = if limits { self.spare_flow_limit.take() } else { None };
+            let before = self.intake.set_flow_limit(next, self.epoch);
+            self.spare_flow_limit = self.spare_flow_limit.take().or(before);
+        }
     }
 }

@@ -345,6 +345,26 @@ mod drops {
     }
 
     #[test]
+    fn promise_2_flow_limit_keeps_or_renews_table() {
+        let after = |bitmaps: &[&str]| {
+            let two_buckets = ["flow_limit_table_len=2", bitmaps[0], "flow_limit_table_len=4096"];
+            let changes = two_buckets.iter().chain(&bitmaps[1..]).map(|it| format!("0:{it}"));
+            let changes: Vec<_> = changes.collect();
+            let report = overload(512, &changes.iter().map(String::as_str).collect::<Vec<_>>());
+            report.path.dropped["flow_limit"] > 0
+        };
+        let off = "flow_limit_cpu_bitmap=";
+        let first = "flow_limit_cpu_bitmap=1";
+        let second = "flow_limit_cpu_bitmap=2";
+        let both = "flow_limit_cpu_bitmap=3";
+        assert!(after(&[first]), "flows that share a bucket share its limit");
+        assert!(after(&[first, both, first]), "a CPU that stays keeps its table");
+        assert!(!after(&[first, off, first]), "a CPU that returns has a new table");
+        assert!(!after(&[first, second, first]), "a CPU that returns has a new table");
+        assert!(!after(&[second, first]), "a CPU that is new has a new table");
+    }
+
+    #[test]
     fn promise_2_and_3_full_hold_drops_by_name() {
         let mut plan = stepped(2, traffic(20_000, 64), 5);
         plan.work_ns = 2000;

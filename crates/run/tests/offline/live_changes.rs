@@ -182,21 +182,27 @@ mod one_engine {
         cpus
     }
 
+    /// Sources that divide these frames among their queues as a device does, each flow to one queue.
+    fn sources(hasher: &Arc<Hasher>, queues: u16, frames: u64, flows: u32) -> Vec<Box<dyn Source>> {
+        let source = |queue| -> Box<dyn Source> {
+            let share = QueueShare {
+                queue: RxQueue(queue),
+                indirection: Indirection::new(queues),
+                hasher: Arc::clone(hasher),
+            };
+            Box::new(SyntheticSource::new(traffic(frames, flows), Some(&share)))
+        };
+        (0..queues).map(source).collect()
+    }
+
     fn rig(frames: u64, flows: u32, queues: u16, clock: Clock, panics: Option<u64>) -> Rig {
         let cpus = two_cpus();
         let hasher = Arc::new(Hasher::keyed(b"the same, always", false));
         let mut config = Config::new(CpuList::new(cpus.iter().copied()), hasher);
         config.spread = SpreadPolicy::Always;
-        let sources = (0..queues).map(|queue| -> Box<dyn Source> {
-            let share = QueueShare {
-                queue: RxQueue(queue),
-                indirection: Indirection::new(queues),
-                hasher: Arc::clone(&config.hasher),
-            };
-            Box::new(SyntheticSource::new(traffic(frames, flows), Some(&share)))
-        });
+        let sources = sources(&config.hasher, queues, frames, flows);
         let (ledger, seen) = (Arc::new(OrderCheck::new(queues)), Arc::new(AtomicU64::new(0)));
-        let engine = Engine::build(&config, sources.collect(), clock, |_| Counts {
+        let engine = Engine::build(&config, sources, clock, |_| Counts {
             ledger: Arc::clone(&ledger),
             panics_every: panics,
             batches: 0,
@@ -217,6 +223,31 @@ mod one_engine {
         assert_eq!((came, dropped + delivered + lost, outcome.queued), (frames, frames, 0));
         assert_eq!(outcome.frames_away, 0);
         assert_eq!(ledger.flows(8).reordered, 0);
+    }
+
+    #[test]
+    fn rps_9_queues_return_with_their_cpus() {
+        let cpus = CpuList::new((0..4).map(CpuId));
+        let mut config = Config::new(cpus, Arc::new(Hasher::keyed(&[3; 16], false)));
+        config.script = script(&["1000:cpus=0-1", "5000:cpus=0-3"]);
+        let sources = sources(&config.hasher, 4, 40_000, 64);
+        let ledger = Arc::new(OrderCheck::new(4));
+        let engine = Engine::build(&config, sources, Clock::virtual_at_zero(), |_| Counts {
+            ledger: Arc::clone(&ledger),
+            panics_every: None,
+            batches: 0,
+            seen: Arc::default(),
+        });
+        let engine = engine.unwrap();
+        let state = engine.state();
+        let mut polled: Vec<[u16; 4]> = Vec::new();
+        let outcome = engine.run_stepped_observed(1, VirtualCosts::default(), |_| {
+            polled.push([0, 1, 2, 3].map(|queue| state.polls(queue).unwrap().0));
+            polled.dedup();
+        });
+        assert_kept(&outcome, &ledger, 40_000);
+        assert!(polled.contains(&[0, 1, 0, 1]), "{polled:?}");
+        assert_eq!([polled.first(), polled.last()], [Some(&[0, 1, 2, 3]); 2], "{polled:?}");
     }
 
     #[test]

@@ -199,9 +199,15 @@ impl Backlogs {
         self.is_stamped = is_stamped;
     }
 
-    /// Turns the flow limit on or off.
-    pub fn set_flow_limit(&mut self, flow_limit: Option<FlowLimit>) {
-        self.flow_limit = flow_limit;
+    /// Turns the flow limit on or off. Returns the one before.
+    pub fn set_flow_limit(&mut self, flow_limit: Option<FlowLimit>) -> Option<FlowLimit> {
+        std::mem::replace(&mut self.flow_limit, flow_limit)
+    }
+
+    /// True if the flow limit is on.
+    #[must_use]
+    pub fn has_flow_limit(&self) -> bool {
+        self.flow_limit.is_some()
     }
 
     /// Refreshes the cached heads of all CPUs, while requested. Called before the clock is read for

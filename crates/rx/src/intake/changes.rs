@@ -122,10 +122,20 @@ impl Intake {
         self.epoch = epoch;
     }
 
-    /// Turns the flow limit on or off.
-    pub fn set_flow_limit(&mut self, flow_limit: Option<FlowLimit>, epoch: u32) {
-        self.backlogs.set_flow_limit(flow_limit);
+    /// Turns the flow limit on or off. Returns the one before, to be freed off the path.
+    pub fn set_flow_limit(
+        &mut self,
+        flow_limit: Option<FlowLimit>,
+        epoch: u32,
+    ) -> Option<FlowLimit> {
         self.epoch = epoch;
+        self.backlogs.set_flow_limit(flow_limit)
+    }
+
+    /// True if the flow limit is on.
+    #[must_use]
+    pub fn has_flow_limit(&self) -> bool {
+        self.backlogs.has_flow_limit()
     }
 
     /// Replaces the configuration of coalescing before steering; `None` turns it off. Held packets

@@ -13,10 +13,11 @@
 //! between two CPUs stays, and the others leave its CPU. A group moves at most once in [`REST_NS`], and only after two
 //! windows in a row have asked for it. Nothing moves while all CPUs are mostly idle.
 
-mod groups; //  hash ranges: their weights and CPUs
-mod shares; //  CPUs: their loads
-mod board; //   plans of all queues
-mod preview; // loads with and without balancing
+mod groups; //   hash ranges: their weights and CPUs
+mod shares; //   CPUs: their loads
+mod unpolled; // work of polls that CPUs have no time for
+mod board; //    plans of all queues
+mod preview; //  loads with and without balancing
 
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ pub(super) use groups::Groups;
 pub use preview::{BalancePreview, QueueTraffic};
 pub use shares::CpuLoad;
 use shares::Shares;
+use unpolled::Unpolled;
 
 use super::rps::RpsMap;
 use crate::cpu::CpuId;
@@ -105,6 +107,7 @@ pub(super) struct Balance {
     /// Hash ranges. `None` if balancing is off.
     groups: Option<Box<Groups>>,
     shares: Shares,
+    unpolled: Unpolled,
     /// Board of all queues, and the queue's number on it. A queue without one is alone.
     board: Option<(Arc<BalanceBoard>, usize)>,
     window_start_ns: u64,
@@ -154,6 +157,12 @@ impl Balance {
     fn restart(&mut self, shift: u32, map: &RpsMap) {
         self.groups = Some(Box::new(Groups::new(shift, map)));
         (self.shares, self.window_start_ns, self.was_beyond) = (Shares::default(), 0, false);
+        self.unpolled.begin();
+    }
+
+    /// Takes note of a poll by this CPU. It `is_full` if it took as many frames as it could.
+    pub(super) fn see_poll(&mut self, cpu: CpuId, is_full: bool) {
+        self.unpolled.see_poll(cpu, is_full);
     }
 
     /// True if packets are weighed.
@@ -213,6 +222,7 @@ impl Balance {
         if is_first {
             groups.begin_first_window();
             self.shares.begin(loads);
+            self.unpolled.begin();
             self.was_beyond = false;
             return None;
         }
@@ -220,6 +230,10 @@ impl Balance {
         self.shares.measure(loads, past_ns);
         claim.forget_stale(now_ns, stale_ns);
         self.shares.load(groups, map, |cpu| claim.others(queue, cpu));
+        if let Some(cpu) = self.unpolled.cpu() {
+            let missing_ns = self.shares.missing_ns(cpu);
+            self.shares.add_unpolled(cpu, self.unpolled.end_window(missing_ns));
+        }
         let saved_max_ns = (self.window_ns() * SAVED_WINDOWS).min(SAVED_NS_MAX);
         claim.save_up(now_ns, self.config.moves_per_second, saved_max_ns);
         let before_percent = self.shares.imbalance_percent();

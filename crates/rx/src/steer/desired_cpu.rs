@@ -84,7 +84,7 @@ impl DesiredCpus {
             return (cpu, SteerReason::Rfs);
         }
         if self.is_gathered {
-            return inline;
+            return self.in_active(self.polling_cpu, hash);
         }
         if let Some(cpu) = self.balance.cpu_of(hash) {
             return (cpu, SteerReason::Balance);
@@ -96,10 +96,14 @@ impl DesiredCpus {
             CurrentCpu::On(at) if at != cpu && self.straddles(table, slot, at) => at,
             _ => cpu,
         };
-        if self.is_partial && self.map.select(hash) != Some(cpu) {
-            return (cpu, SteerReason::Spread);
-        }
-        (cpu, SteerReason::Rps)
+        self.in_active(cpu, hash)
+    }
+
+    /// CPU of the active ones, with the reason: the map has it for this flow, or has another one that is not needed.
+    #[inline]
+    fn in_active(&self, cpu: CpuId, hash: FlowHash) -> (CpuId, SteerReason) {
+        let is_by_map = !self.is_partial || self.map.select(hash) == Some(cpu);
+        (cpu, if is_by_map { SteerReason::Rps } else { SteerReason::Spread })
     }
 
     #[inline]
@@ -149,6 +153,7 @@ impl DesiredCpus {
         full_burst: bool,
         tails: impl Iterator<Item = (CpuId, Position)>,
     ) -> bool {
+        self.balance.see_poll(self.polling_cpu, full_burst);
         if !self.spread.is_followed() {
             return false;
         }

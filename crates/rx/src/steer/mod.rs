@@ -46,7 +46,7 @@ pub use balance::{
 pub use config::{MoveAfter, SteerConfig};
 use desired_cpu::DesiredCpus;
 use fence::Fences;
-use flow_table::CurrentCpu;
+use flow_table::{CurrentCpu, Slot};
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
 use forebay_buf::Position;
 pub use hold::{HOLD_MAX, HOLD_SHARE_DIVISOR, HOLD_SHARE_LEAST};
@@ -60,7 +60,7 @@ pub use sock_flow::{RPS_SOCK_FLOW_ENTRIES, RPS_SOCK_FLOW_ENTRIES_MAX, SockFlowTa
 pub use spread::{
     FULL_BURSTS_TO_SPREAD, GATHER_AFTER_NS, SPREAD_WINDOW_NS, SpreadConfig, SpreadPolicy,
 };
-pub use state::{FlowPlace, FlowState};
+pub use state::{FlowPlace, FlowState, HeldPackets};
 use tables::Tables;
 pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
@@ -97,6 +97,8 @@ struct SteerWait {
     /// Number of packets ahead at the begin of the stay; also 0 if the last packet had just been
     /// processed.
     ahead: u32,
+    /// Position of the last packet that stayed, or of the one before the stay.
+    tail: Position,
 }
 
 impl Steering {
@@ -176,6 +178,9 @@ impl Steering {
             self.moved(flow, (slot, from), target, now_ns);
         }
         self.tables.now.slots.get_mut(slot).record(flow, target.cpu, tail);
+        if target.steer_reason == SteerReason::Stay {
+            self.tables.now.waits[slot.index()].tail = tail;
+        }
         if let Some(hold) = at.hold() {
             self.holds.set_behind(hold, target.cpu, tail);
         }
@@ -429,7 +434,8 @@ impl Steering {
         match depth {
             Depth::Drained(head) => return forward(wished, SteerReason::Drained, Some(head)),
             Depth::Near(ahead) | Depth::Far(ahead) => {
-                self.tables.now.waits[slot.index()].begin(now_ns, ahead);
+                let wait = self.wait_of(slot, at, hash);
+                self.tables.now.waits[slot.index()] = wait.begun(now_ns, ahead, at.tail);
             }
         }
         // Flows of one slot with different desired CPUs would begin a held move at every packet.
@@ -485,6 +491,14 @@ impl Steering {
         self.stay(slot);
     }
 
+    /// Stay of a slot's packets, as of the next packet of `flow`. It is over if the flow's last packet had this CPU as its
+    /// desired one. After a packet of another flow that is not known, and the stay goes on.
+    fn wait_of(&self, slot: SlotId, at: Slot, flow: FlowHash) -> SteerWait {
+        let wait = self.tables.now.waits[slot.index()];
+        let is_over = at.last_flow == flow && at.tail != wait.tail;
+        if is_over { SteerWait::default() } else { wait }
+    }
+
     /// True if a held move is due.
     fn is_overdue(&self, slot: SlotId, now_ns: u64) -> bool {
         let wait = self.tables.now.waits[slot.index()];
@@ -495,8 +509,10 @@ impl Steering {
     #[cold]
     fn moved(&mut self, flow: FlowHash, (slot, from): (SlotId, CpuId), to: Target, now_ns: u64) {
         self.tally.moves += 1;
-        let wait = std::mem::take(&mut self.tables.now.waits[slot.index()]);
-        let hold = self.tables.get(slot).hold().and_then(|hold| self.holds.get(hold));
+        let at = self.tables.get(slot);
+        let wait = self.wait_of(slot, at, flow);
+        self.tables.now.waits[slot.index()] = SteerWait::default();
+        let hold = at.hold().and_then(|hold| self.holds.get(hold));
         debug_assert_ne!(from, to.cpu, "a slot that moves changes its CPU");
         debug_assert_eq!(
             hold.is_some(),
@@ -650,10 +666,8 @@ impl Steering {
 }
 
 impl SteerWait {
-    /// Records the begin of a stay, unless one is recorded.
-    fn begin(&mut self, now_ns: u64, ahead: u32) {
-        if self.packets == 0 {
-            (self.since_ns, self.ahead) = (now_ns, ahead);
-        }
+    /// Stay as it is, or one that begins now.
+    fn begun(self, now_ns: u64, ahead: u32, tail: Position) -> Self {
+        if self.packets == 0 { Self { since_ns: now_ns, packets: 0, ahead, tail } } else { self }
     }
 }

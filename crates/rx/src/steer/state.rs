@@ -2,7 +2,7 @@
 
 use super::Steering;
 use super::flow_table::CurrentCpu;
-use super::ids::SlotId;
+use super::ids::{HoldId, SlotId};
 use super::journal::{FlowWatch, Move, WATCHES_MAX};
 use crate::backlog::Backlogs;
 use crate::cpu::CpuId;
@@ -27,8 +27,8 @@ pub struct FlowState {
     /// Number of packets that stayed on a CPU that is not desired, and the time of the first;
     /// `None` if the current CPU is the desired one.
     pub stayed: Option<(u32, u64)>,
-    /// Number of held packets of the slot, and the time at which the hold began.
-    pub held: Option<(usize, u64)>,
+    /// Held packets of the slot, if any.
+    pub held: Option<HeldPackets>,
     /// Flow of the slot's last packet.
     pub last_flow: FlowHash,
     /// Time since which the flows of the slot are recorded, if they are.
@@ -40,6 +40,17 @@ pub struct FlowState {
     /// Remembered moves of the slot, oldest first, as far as the flow that began the move still
     /// belongs to the slot.
     pub moves: Vec<Move>,
+}
+
+/// Held packets of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeldPackets {
+    /// Number of packets.
+    pub packets: usize,
+    /// Time at which the hold began.
+    pub since_ns: u64,
+    /// CPU that they go to: the desired one of the oldest, which may be of another flow than later ones.
+    pub to: CpuId,
 }
 
 /// Current and desired CPU of a flow: the cheap part of a [`FlowState`].
@@ -111,13 +122,11 @@ impl Steering {
     pub fn state_of(&self, flow: FlowHash, backlogs: &mut Backlogs) -> FlowState {
         let slot = self.slot_of(flow);
         let at = self.tables.seen(slot, &self.fences, backlogs);
-        let hold =
-            at.hold().and_then(|id| Some((self.holds.len_of(id), self.holds.get(id)?.since_ns)));
         let moves = self.journal.moves();
         let moves = moves.filter(|moved| self.slot_of(moved.flow) == slot);
         let watch = self.watches.iter().find(|watch| watch.flow == flow);
         let wish = self.desired_cpus.of(flow, &self.tables.now.slots, slot);
-        let wait = self.tables.now.waits[slot.index()];
+        let wait = self.wait_of(slot, at, flow);
         let stays = wait.packets > 0 && at.cpu().is_some_and(|cpu| cpu != wish.0);
         FlowState {
             slot: flow.is_some().then_some(slot.0),
@@ -130,11 +139,17 @@ impl Steering {
             wish,
             ahead: at.cpu().map_or(0, |cpu| backlogs.pending_now(cpu, at.tail)),
             stayed: stays.then_some((wait.packets, wait.since_ns)),
-            held: hold,
+            held: at.hold().and_then(|id| self.held_by(id)),
             last_flow: at.last_flow,
             watched_since_ns: watch.map(|watch| watch.since_ns),
             sharers: watch.map_or_else(Vec::new, |watch| watch.flows().to_vec()),
             moves: moves.copied().collect(),
         }
+    }
+
+    fn held_by(&self, id: HoldId) -> Option<HeldPackets> {
+        let (hold, front) = (self.holds.get(id)?, self.holds.front(id)?);
+        let (to, _) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
+        Some(HeldPackets { packets: self.holds.len_of(id), since_ns: hold.since_ns, to })
     }
 }

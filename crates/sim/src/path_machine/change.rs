@@ -33,7 +33,7 @@ impl PathMachine {
             SimChange::Coalesce(at) => self.set_coalesce(*at),
             SimChange::FlowLimit(on) => {
                 let limit = || on.then(|| FlowLimit::new(FLOW_LIMIT_TABLE_LEN)).flatten();
-                self.each(|intake, epoch| intake.set_flow_limit(limit(), epoch));
+                self.each(|intake, epoch| drop(intake.set_flow_limit(limit(), epoch)));
             }
             SimChange::Online(cpus) => {
                 self.running = *cpus;

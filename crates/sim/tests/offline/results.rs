@@ -57,7 +57,7 @@ fn promise_3_elephant_leaves_within_bound() {
 fn rps_b1_skewed_load_is_balanced() {
     for cpus in [4, 16] {
         let run = |rules| {
-            let overrides = Overrides { cpus: Some(cpus), packets: None };
+            let overrides = Overrides { cpus: Some(cpus), ..Overrides::default() };
             run(rules, Situation::Skewed, 1, overrides).imbalance_percent
         };
         let (ours, kernel) = (run(Rules::Forebay), run(Rules::Kernel));
@@ -77,7 +77,7 @@ fn rps_b1_shifting_load_is_balanced() {
         (Situation::HeavyFlow, 16, &[]),
     ] {
         let of_rules = |rules: &Rules| {
-            let overrides = Overrides { cpus: Some(cpus), packets: None };
+            let overrides = Overrides { cpus: Some(cpus), ..Overrides::default() };
             Summary::of_runs(*rules, situation, 1..=1, overrides, || ())
         };
         let (ours, peers) = (of_rules(&Rules::Forebay), peers.iter().map(of_rules));
@@ -100,7 +100,7 @@ fn rps_b1_shifting_load_is_balanced() {
 #[test]
 fn rps_s2_waves_get_the_cpus_they_need() {
     for (seed, cpus, queues) in [(1, 4, 1), (2, 8, 1), (3, 8, 1), (4, 16, 4)] {
-        let overrides = Overrides { cpus: Some(cpus), packets: None };
+        let overrides = Overrides { cpus: Some(cpus), ..Overrides::default() };
         let run = run(Rules::Forebay, Situation::Waves, seed, overrides);
         let Balanced { cpus: used, spread_ns, .. } = run.balanced.unwrap();
         let [quiet, burst, again, moderate] = used;
@@ -113,7 +113,7 @@ fn rps_s2_waves_get_the_cpus_they_need() {
 
 #[test]
 fn rps_b2_heavy_flow_keeps_its_cpu_alone() {
-    let overrides = Overrides { cpus: Some(4), packets: None };
+    let overrides = Overrides { cpus: Some(4), ..Overrides::default() };
     for seed in 1..=SEEDS {
         let balanced = run(Rules::Forebay, Situation::HeavyFlow, seed, overrides).balanced.unwrap();
         assert_eq!(balanced.beside_heavy_percent, 0, "seed {seed}: {balanced:?}");
@@ -136,7 +136,7 @@ fn promise_9_a_seed_determines_a_simulated_run() {
 /// missed.
 #[test]
 fn rules_see_the_same_traffic() {
-    let overrides = Overrides { cpus: Some(3), packets: Some(500) };
+    let overrides = Overrides { cpus: Some(3), packets: Some(500), flows: None };
     for situation in Situation::ALL {
         let run = |rules| run(rules, situation, 3, overrides);
         let (ours, kernel) = (run(Rules::Forebay), run(Rules::Kernel));

@@ -26,6 +26,9 @@ const LIGHT_NS_MAX: u64 = NS_PER_S / 8;
 /// queues need, and what they need shows only once it has time again.
 const OTHER_SMOOTHING: u64 = 4;
 
+/// Busy time of a CPU without time left, in ns a second.
+const BUSY_NS_MIN: u64 = NS_PER_S / 20 * 19;
+
 /// Part of a new measurement in the smoothed cost of a packet: one in this many.
 const COST_SMOOTHING: u64 = 32;
 
@@ -53,7 +56,9 @@ struct Share {
     fair_cost: u64,
     /// Work besides delivery, in ns a second, smoothed.
     other_ns: u64,
-    /// Delivery of this queue's packets, in ns a second.
+    /// Busy time in the last window, in ns a second.
+    busy_ns: u64,
+    /// Delivery of this queue's packets and its unpolled work, in ns a second.
     own_ns: u64,
     /// All work, in ns a second.
     load_ns: u64,
@@ -140,6 +145,24 @@ impl Shares {
             share.others_light_ns = others.light_ns;
             share.load_ns =
                 share.other_ns.saturating_add(others.all_ns).saturating_add(share.own_ns);
+        }
+    }
+
+    /// Work that the expected load of a CPU lacks to fill it, in ns a second. `None` if the CPU has time left, or all CPUs
+    /// together have none.
+    pub(super) fn missing_ns(&self, cpu: CpuId) -> Option<u64> {
+        let share = self.cpus.get(cpu.index()).filter(|share| share.is_mapped)?;
+        let all_ns: u64 = self.mapped().map(|share| share.busy_ns).sum();
+        let others_have_time = all_ns < BUSY_NS_MIN * self.mapped().count() as u64;
+        (share.busy_ns >= BUSY_NS_MIN && others_have_time)
+            .then(|| NS_PER_S.saturating_sub(share.load_ns))
+    }
+
+    /// Adds unpolled work of this queue to the expected load of a CPU.
+    pub(super) fn add_unpolled(&mut self, cpu: CpuId, work_ns: u64) {
+        if let Some(share) = self.cpus.get_mut(cpu.index()) {
+            share.own_ns += work_ns;
+            share.load_ns += work_ns;
         }
     }
 
@@ -250,8 +273,12 @@ impl Share {
         if let Some(cost) = (delivering_ns << COST_SHIFT).checked_div(packets) {
             self.measure_cost(cost);
         }
-        let other_ns = u128::from(busy_ns.saturating_sub(delivering_ns)) * u128::from(NS_PER_S);
-        let other_ns = u64::try_from(other_ns / u128::from(past_ns)).unwrap_or(u64::MAX);
+        let a_second = |ns: u64| {
+            let ns = u128::from(ns) * u128::from(NS_PER_S) / u128::from(past_ns.max(1));
+            u64::try_from(ns).unwrap_or(u64::MAX)
+        };
+        self.busy_ns = a_second(busy_ns);
+        let other_ns = a_second(busy_ns.saturating_sub(delivering_ns));
         self.other_ns = if self.other_ns == 0 {
             other_ns
         } else {

@@ -29,6 +29,8 @@ struct Bench {
     load: u64,
     /// In each window, for all queues together.
     polling_ns: u64,
+    /// Work of CPU 0 in each window for packets that came in earlier ones.
+    backlog_ns: u64,
 }
 
 impl Bench {
@@ -48,7 +50,16 @@ impl Bench {
         });
         let balances = balances.collect();
         let loads = vec![CpuLoad::default(); cpus.into()];
-        Self { balances, map, loads, now_ns: 5, window_ns: WINDOW_NS, load: 1, polling_ns }
+        Self {
+            balances,
+            map,
+            loads,
+            now_ns: 5,
+            window_ns: WINDOW_NS,
+            load: 1,
+            polling_ns,
+            backlog_ns: 0,
+        }
     }
 
     fn cpu_of(&self, source: Source) -> CpuId {
@@ -85,6 +96,10 @@ impl Bench {
             load.delivering_ns += work_ns;
             load.busy_ns += work_ns;
         }
+        work[0] += self.backlog_ns;
+        self.loads[0].packets += self.backlog_ns / COST_NS;
+        self.loads[0].delivering_ns += self.backlog_ns;
+        self.loads[0].busy_ns += self.backlog_ns;
         let polling_ns = self.polling_ns * self.load;
         self.loads[0].busy_ns += polling_ns;
         work[0] += polling_ns;
@@ -131,6 +146,54 @@ fn rps_b1_skewed_flows_are_evened_out() {
         assert!(is <= possible * 110 / 100, "{cpus} CPUs: {is} %, {possible} % is possible");
         let was = imbalance_percent(&before);
         assert!(was <= 110 || is < was, "{cpus} CPUs: {is} %, no better than {was} % of ranges");
+    }
+}
+
+/// A CPU without time left polls little, and its polls leave frames behind: its ranges seem no heavier than others.
+#[test]
+fn rps_b1_ranges_leave_starved_cpu() {
+    let hashes = (0..400).map(|at| at * (u32::MAX / 400) + 1);
+    let packets = u32::try_from(WINDOW_NS * 6 / 10 / COST_NS / 100).unwrap();
+    let sources: Vec<_> = hashes.map(|hash| Source { hash, packets }).collect();
+    let on_first =
+        |bench: &Bench| sources.iter().filter(|it| bench.cpu_of(**it) == CpuId(0)).count();
+    let windows = |bench: &mut Bench, count, is_full| {
+        for _ in 0..count {
+            bench.balances[0].see_poll(CpuId(0), is_full);
+            bench.window(&sources);
+        }
+    };
+    let mut bench = Bench::new(4, 0);
+    let by_map = on_first(&bench);
+    bench.backlog_ns = WINDOW_NS * 4 / 10;
+    windows(&mut bench, 20, false);
+    assert_eq!(on_first(&bench), by_map, "polls keep up");
+    windows(&mut bench, 1, true);
+    bench.balances[0].see_poll(CpuId(0), false);
+    windows(&mut bench, 1, true);
+    assert_eq!(on_first(&bench), by_map, "a poll in the last window emptied the queue");
+    // Two windows to be sure, and one to ask again.
+    windows(&mut bench, 3, true);
+    let starved = on_first(&bench);
+    assert!(starved < 60, "{starved} ranges are left");
+    // Once polls keep up, the CPU gets ranges again, except those that rest.
+    bench.backlog_ns = 0;
+    windows(&mut bench, 200, false);
+    let (work, _) = bench.window(&sources);
+    assert!(on_first(&bench) > starved && imbalance_percent(&work) <= 106, "{work:?}");
+}
+
+/// Polls that leave frames behind say nothing about the shares if no CPU has time left.
+#[test]
+fn rps_b1_overload_of_all_moves_nothing() {
+    let hashes = (0..400).map(|at| at * (u32::MAX / 400) + 1);
+    let packets = u32::try_from(WINDOW_NS / COST_NS / 100).unwrap();
+    let sources: Vec<_> = hashes.map(|hash| Source { hash, packets }).collect();
+    let mut bench = Bench::new(4, 0);
+    for _ in 0..50 {
+        bench.balances[0].see_poll(CpuId(0), true);
+        let (_, round) = bench.window(&sources);
+        assert!(round.is_none_or(|round| round.moves == 0), "{round:?}");
     }
 }
 

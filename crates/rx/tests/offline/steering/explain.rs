@@ -2,11 +2,11 @@
 
 use forebay_rx::SteerReason::{Drained, Rps};
 use forebay_rx::hash::FlowHash;
-use forebay_rx::steer::WATCHES_MAX;
+use forebay_rx::steer::{HeldPackets, WATCHES_MAX};
 use forebay_rx::{CpuId, DropReason};
 
-use crate::steering::world::Settings;
-use crate::steering::{FLOW, NEIGHBOUR, ON_CPU_2, OTHER, all_on_cpu_1};
+use crate::steering::world::{Settings, World};
+use crate::steering::{FLOW, NEIGHBOUR, ON_CPU_1, ON_CPU_2, OTHER, all_on_cpu_1};
 
 const HASH: FlowHash = FlowHash(FLOW.hash);
 
@@ -30,7 +30,8 @@ fn explanation_has_wait_and_move() {
     world.deliver(1, 5);
     world.arrive(&[FLOW]);
     let held_ns = world.now_ns;
-    assert_eq!(world.intake.state_of(HASH).held, Some((1, held_ns)), "near: held at once");
+    let held = Some(HeldPackets { packets: 1, since_ns: held_ns, to: CpuId(2) });
+    assert_eq!(world.intake.state_of(HASH).held, held, "near: held at once");
     world.settle();
     let [moved] = world.intake.state_of(HASH).moves[..] else { panic!("it moved once") };
     assert_eq!((moved.from, moved.to, moved.wish), (CpuId(1), CpuId(2), Rps));
@@ -38,6 +39,50 @@ fn explanation_has_wait_and_move() {
     assert_eq!(moved.waited_ns, moved.at_ns - refused_ns);
     assert_eq!(moved.held_ns, moved.at_ns - held_ns);
     assert_eq!(world.intake.state_of(HASH).stayed, None);
+}
+
+#[test]
+fn explanation_has_present_stay_only() {
+    let mut world = all_on_cpu_1(Settings::default());
+    world.arrive(&[FLOW; 6]);
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[FLOW; 2]);
+    assert_eq!(world.intake.state_of(HASH).stayed.map(|(packets, _)| packets), Some(2));
+    world.set_mask(ON_CPU_1);
+    world.arrive(&[FLOW]);
+    world.set_mask(ON_CPU_2);
+    assert_eq!(world.intake.state_of(HASH).stayed, None, "that stay was over");
+    world.arrive(&[FLOW; 3]);
+    let state = world.intake.state_of(HASH);
+    assert_eq!((state.stayed, state.held), (Some((3, world.now_ns)), None), "and none is overdue");
+    world.set_mask(ON_CPU_1);
+    world.arrive(&[FLOW]);
+    world.settle();
+    world.set_mask(ON_CPU_2);
+    world.arrive(&[FLOW]);
+    let moves = world.intake.state_of(HASH).moves;
+    let [.., moved] = moves[..] else { panic!("it moved") };
+    assert_eq!((moved.stayed, moved.waited_ns, moved.to), (0, 0, CpuId(2)));
+    world.settle();
+    world.check();
+}
+
+#[test]
+fn explanation_has_target_of_hold() {
+    let mut world = World::new(Settings { rps_cpus: 0b1110, ..Settings::default() });
+    for (flow, cpu) in [(FLOW, 1), (NEIGHBOUR, 3)] {
+        world.application(flow, cpu);
+    }
+    world.arrive(&[FLOW]);
+    world.application(FLOW, 2);
+    world.arrive(&[FLOW, NEIGHBOUR]);
+    let state = world.intake.state_of(FlowHash(NEIGHBOUR.hash));
+    assert_eq!((state.wish.0, state.held.map(|held| held.to)), (CpuId(3), Some(CpuId(2))));
+    world.deliver(1, 1);
+    world.idle_turn();
+    assert_eq!((world.queued_on(2), world.queued_on(3)), (2, 0));
+    world.settle();
+    world.check();
 }
 
 #[test]

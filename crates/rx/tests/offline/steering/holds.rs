@@ -6,6 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::steering::world::{Flow, Settings, World};
+use crate::steering::{FLOW, NEIGHBOUR, OTHER};
 
 /// Elephants on CPU 1, which is stalled, as are the CPUs that they should move to. Each has a slot
 /// of its own.
@@ -70,6 +71,28 @@ fn promise_3_roomless_hold_ends_in_order() {
     world.deliver(2, 5);
     world.arrive(&[other]);
     assert_eq!(world.queued_on(0), 1, "it moves when nothing needs to be held");
+    world.settle();
+    world.check();
+}
+
+#[test]
+fn promise_3_full_target_spares_other_flow() {
+    let settings = Settings { rps_cpus: 0b1110, netdev_max_backlog: 1, ..Settings::default() };
+    let mut world = World::new(settings);
+    for (flow, cpu) in [(FLOW, 1), (OTHER, 2), (NEIGHBOUR, 3)] {
+        world.application(flow, cpu);
+    }
+    world.arrive(&[FLOW, OTHER, OTHER]);
+    world.application(FLOW, 2);
+    world.arrive(&[FLOW; 3]);
+    assert_eq!((world.intake.held(), world.queued_on(2)), (3, 2), "behind the packet on CPU 1");
+    world.deliver(1, 1);
+    world.deliver(2, 1); // room for one of the three
+    world.arrive(&[NEIGHBOUR]);
+    assert_eq!((world.intake.held(), world.queued_on(3)), (3, 0));
+    assert_eq!(drops_of(&world, NEIGHBOUR), 0, "CPU 3 has room");
+    world.arrive(&[FLOW]);
+    assert_eq!(drops_of(&world, FLOW), 1, "CPU 2 has none");
     world.settle();
     world.check();
 }

@@ -16,7 +16,7 @@ mod explain; //   explanations of a flow's CPU
 
 use etherparse::PacketBuilder;
 use forebay_buf::Position;
-use forebay_rx::SteerReason::{Drained, Held, Inline, Rps, Stay};
+use forebay_rx::SteerReason::{Drained, Held, Inline, Rps, Spread, Stay};
 use forebay_rx::arrive::Burst;
 use forebay_rx::backlog::{Backlogs, FlowLimit};
 use forebay_rx::hash::{FlowHash, Hasher};
@@ -483,7 +483,7 @@ fn rps_c2_quiet_queue_gathers_bursts_spread() {
         world
     };
     let mut gathered = quiet(SpreadPolicy::WhenBusy, 0b1111);
-    assert_eq!(gathered.journal.ways().last(), Some(&(POLLING.0, Inline)));
+    assert_eq!(gathered.journal.ways().last(), Some(&(POLLING.0, Spread)));
     for burst in 0..FULL_BURSTS_TO_SPREAD {
         gathered.deliver(POLLING.0, 64);
         let cpu = gathered.journal.ways().last().map(|(cpu, _)| *cpu);

@@ -3,7 +3,7 @@
 use forebay_rx::SteerReason::{Drained, Held, Rps};
 use forebay_rx::backlog::FlowLimit;
 use forebay_rx::hash::FlowHash;
-use forebay_rx::steer::{Drops, Move};
+use forebay_rx::steer::{Drops, HeldPackets, Move};
 use forebay_rx::{CpuId, DropReason};
 
 use crate::steering::world::{Flow, Settings, World};
@@ -29,7 +29,8 @@ fn move_reports_wait_and_duration() {
     world.deliver(1, 3);
     world.idle_turn();
     let state = world.intake.state_of(world.hash_of(FLOW));
-    assert_eq!((state.cpu, state.ahead, state.held), (Some(CpuId(1)), 7, Some((2, held_ns))));
+    let held = HeldPackets { packets: 2, since_ns: held_ns, to: CpuId(2) };
+    assert_eq!((state.cpu, state.ahead, state.held), (Some(CpuId(1)), 7, Some(held)));
 
     world.deliver(1, 7);
     world.now_ns += 1000;

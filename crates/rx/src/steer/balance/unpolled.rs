@@ -1,0 +1,64 @@
+//! Unpolled work: what the polls of a queue need beyond those that its CPU has time for.
+//!
+//! A CPU without time left polls less than its queue needs, and the frames that the queue loses are not weighed. So the CPU
+//! seems to have less work than others, although it has more. As long as no poll empties the queue and other CPUs have time
+//! left, the work expected of that CPU fills it, and hash ranges leave it until its polls keep up.
+
+use crate::cpu::CpuId;
+
+/// Windows in a row in which polls do not keep up, before that counts: a CPU may be kept from running in one.
+const WINDOWS_MIN: u8 = 2;
+
+/// Part of the work that is expected no more after a window in which polls keep up. The work besides delivery that is
+/// measured then rises by the same part.
+const LEFT_OFF: u64 = 4;
+
+/// Unpolled work of one queue.
+#[derive(Debug, Default)]
+pub(super) struct Unpolled {
+    /// CPU that polls the queue.
+    cpu: Option<CpuId>,
+    /// True if a poll in this window took as many frames as it could.
+    was_filled: bool,
+    /// True if a poll in this window left no frame in the queue.
+    was_emptied: bool,
+    /// Windows in a row in which polls did not keep up.
+    windows: u8,
+    /// Work in ns a second.
+    work_ns: u64,
+}
+
+impl Unpolled {
+    /// Takes note of a poll by this CPU. It `is_full` if it took as many frames as it could.
+    pub(super) fn see_poll(&mut self, cpu: CpuId, is_full: bool) {
+        if self.cpu.replace(cpu) != Some(cpu) {
+            self.begin();
+        }
+        self.was_filled |= is_full;
+        self.was_emptied |= !is_full;
+    }
+
+    /// Begins the first window.
+    pub(super) fn begin(&mut self) {
+        *self = Self { cpu: self.cpu, ..Self::default() };
+    }
+
+    /// CPU that polls the queue.
+    pub(super) fn cpu(&self) -> Option<CpuId> {
+        self.cpu
+    }
+
+    /// Ends a window, and returns the unpolled work. `missing_ns` is what the CPU's expected work lacks to fill it; `None` if
+    /// the CPU has time left, or no other has.
+    pub(super) fn end_window(&mut self, missing_ns: Option<u64>) -> u64 {
+        let was_filled = std::mem::take(&mut self.was_filled);
+        let was_emptied = std::mem::take(&mut self.was_emptied);
+        let missing_ns = missing_ns.filter(|_| was_filled && !was_emptied);
+        self.windows = missing_ns.map_or(0, |_| self.windows.saturating_add(1));
+        self.work_ns -= self.work_ns / LEFT_OFF;
+        if let Some(missing_ns) = missing_ns.filter(|_| self.windows >= WINDOWS_MIN) {
+            self.work_ns = self.work_ns.max(missing_ns);
+        }
+        self.work_ns
+    }
+}
