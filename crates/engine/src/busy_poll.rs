@@ -481,7 +481,8 @@ mod tests {
             let config = Config { cpus: CpuList::new([CpuId(0)]), ..Config::live() };
             let handler = |_| Ordered(Arc::clone(&fed));
             let sources: Vec<Box<dyn Source>> = vec![Box::new(source)];
-            let mut engine = Engine::build(&config, sources, Clock::machine(), handler).unwrap();
+            let mut engine =
+                Engine::build(&config, sources, Clock::virtual_at_zero(), handler).unwrap();
             let loan = Arc::new(Loan::new(engine.state(), 0));
             let busy_poll = Borrowers::new(Arc::new([Arc::clone(&loan)]));
             let mut cpu = CpuThread::new(Box::new(engine.workers.remove(0)), Some(loan));
