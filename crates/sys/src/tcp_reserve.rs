@@ -2,13 +2,14 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::net::sockopt::{set_ipv6_v6only, set_socket_reuseaddr, set_socket_reuseport};
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, getsockname, ipproto, listen, socket_with,
 };
 
+use super::hidden::Hidden;
 use super::socket_filter::{self, FilterInstruction};
 
 /// `BPF_RET | BPF_K` with 0: drops every packet.
@@ -21,7 +22,7 @@ const REFUSE: FilterInstruction = FilterInstruction { code: 0x06, jt: 0, jf: 0, 
 /// # Errors
 /// `EADDRINUSE` if a program has the port; `EACCES` for a privileged port; if no descriptors are
 /// left.
-pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<OwnedFd> {
+pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<Hidden> {
     let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
@@ -34,7 +35,7 @@ pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<
     refuse_packets(socket.as_fd())?;
     bind(&socket, &local)?;
     listen(&socket, 0)?;
-    Ok(socket)
+    Ok(Hidden::new(socket))
 }
 
 /// Has a socket drop every packet: if it listens, it reserves its port.
@@ -49,7 +50,7 @@ pub fn refuse_packets(socket: BorrowedFd<'_>) -> io::Result<()> {
 ///
 /// # Errors
 /// The kernel's, if the descriptor is not a socket.
-pub fn port_of(reserved: &OwnedFd) -> io::Result<u16> {
+pub fn port_of(reserved: &Hidden) -> io::Result<u16> {
     let address = SocketAddr::try_from(getsockname(reserved)?)?;
     Ok(address.port())
 }

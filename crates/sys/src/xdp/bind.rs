@@ -5,7 +5,7 @@
 //! that needs other settings registers the same memory again.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use rustix::net::xdp::{
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::Socket;
+use crate::hidden::Hidden;
 use super::ring::{Consuming, Producing, XdpRingPlace};
 
 /// Longest wait for a busy queue: the kernel takes a closed socket down after close(2) has
@@ -100,7 +101,7 @@ struct Umem {
     /// Mode in effect: never `Auto`.
     copying: CopyMode,
     is_scattered: bool,
-    socket: Weak<OwnedFd>,
+    socket: Weak<Hidden>,
 }
 
 static UMEMS: Mutex<Vec<Umem>> = Mutex::new(Vec::new());
@@ -113,7 +114,7 @@ fn umems() -> MutexGuard<'static, Vec<Umem>> {
 /// Descriptor of a socket whose memory other sockets may share.
 pub(super) struct Handle {
     /// `Some` until drop.
-    socket: Option<Arc<OwnedFd>>,
+    socket: Option<Arc<Hidden>>,
     /// True if others can find it in [`UMEMS`].
     is_listed: bool,
 }
@@ -198,7 +199,7 @@ fn bound(
     if let RegisteredMemory::Own = memory {
         register(fd.as_fd(), pool.region(), config.chunk_bytes)?;
     }
-    let mut socket = with_rings(fd, config, pool)?;
+    let mut socket = with_rings(Hidden::new(fd), config, pool)?;
     if config.busy_poll {
         prefer_busy_poll(socket.as_fd()).map_err(OpenError::of("turn busy polling on"))?;
     }
@@ -228,7 +229,7 @@ fn register(socket: BorrowedFd<'_>, region: &Region, chunk_bytes: u32) -> Result
     sockopt::set_xdp_umem_reg(socket, umem).map_err(OpenError::of(action))
 }
 
-fn with_rings(socket: OwnedFd, config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenError> {
+fn with_rings(socket: Hidden, config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenError> {
     let fd = socket.as_fd();
     // Every frame that is being sent fits into the completion ring.
     let completion_entries = config.tx_entries.unwrap_or(1).max(2);
@@ -325,7 +326,7 @@ fn bind(
 /// The kernel releases them only some time after the close (`xp_release_deferred`), and the queue
 /// is busy until then. To detect that, a second socket tries to bind to the queue.
 pub(super) struct Teardown {
-    socket: OwnedFd,
+    socket: Hidden,
     config: SocketConfig,
     /// Memory that the second socket has registered.
     _region: Region,
@@ -346,7 +347,7 @@ impl Teardown {
             .and_then(|()| sockopt::set_xdp_umem_completion_ring_size(&socket, ENTRIES))
             .and_then(|()| sockopt::set_xdp_rx_ring_size(&socket, ENTRIES))
             .map_err(OpenError::of(action))?;
-        Ok(Self { socket, config, _region: region })
+        Ok(Self { socket: Hidden::new(socket), config, _region: region })
     }
 }
 
