@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use forebay_rx::CpuId;
 use forebay_sys::errno::Errno;
+use forebay_sys::hidden::Hidden;
 use forebay_sys::refused::{Refused, Written};
 
 use super::clients::ClientSlot;
@@ -49,7 +50,7 @@ pub(super) struct ControlSession<'a> {
 }
 
 impl<'a> ControlSession<'a> {
-    pub(super) fn new(context: &'a SessionContext, slot: ClientSlot, stream: UnixStream) -> Self {
+    pub(super) fn new(context: &'a SessionContext, slot: ClientSlot, stream: Hidden<UnixStream>) -> Self {
         Self { context, slot, lines: Lines { stream, read: Vec::new(), has_ended: false } }
     }
 
@@ -111,7 +112,7 @@ impl<'a> ControlSession<'a> {
                 }
                 settings = now;
             }
-            self.lines.stream.write_all(text.as_bytes())?;
+            (&*self.lines.stream).write_all(text.as_bytes())?;
             if self.lines.wait(Some(WATCH_PERIOD))? {
                 return Ok(Ok(Vec::new()));
             }
@@ -246,7 +247,7 @@ fn invalid(why: String) -> Refused {
 /// Input of a client, line by line.
 #[derive(Debug)]
 struct Lines {
-    stream: UnixStream,
+    stream: Hidden<UnixStream>,
     /// Bytes read and not taken: at most a line and the bytes that came with its end.
     read: Vec<u8>,
     has_ended: bool,
@@ -273,7 +274,7 @@ impl Lines {
         }
         self.stream.set_read_timeout(timeout)?;
         let mut bytes = [0; LINE_BYTES_MAX];
-        match self.stream.read(&mut bytes) {
+        match (&*self.stream).read(&mut bytes) {
             Ok(0) => self.has_ended = true,
             Ok(count) => self.read.extend(&bytes[..count]),
             Err(error) if is_patience(error.kind()) => {}
@@ -308,7 +309,7 @@ impl Lines {
             }
             Err(refused) => text = format!("error {refused}\n"),
         }
-        self.stream.write_all(text.as_bytes())
+        (&*self.stream).write_all(text.as_bytes())
     }
 }
 
@@ -322,7 +323,7 @@ mod tests {
 
     fn lines() -> (UnixStream, Lines) {
         let (client, stream) = UnixStream::pair().unwrap();
-        (client, Lines { stream, read: Vec::new(), has_ended: false })
+        (client, Lines { stream: Hidden::new(stream), read: Vec::new(), has_ended: false })
     }
 
     /// All parts that a session hears of a client's bytes.

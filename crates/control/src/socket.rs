@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use forebay_sys::errno::Errno;
 use forebay_sys::error::{Error, Result};
+use forebay_sys::hidden::Hidden;
 use forebay_sys::private_listener::PrivateListener;
 use forebay_sys::refused::Refused;
 use rustix::net::sockopt::socket_peercred;
@@ -133,7 +134,7 @@ impl Drop for ControlSocket {
 fn accept(listener: &PrivateListener, context: &Arc<SessionContext>, slots: &Arc<ClientSlots>) {
     loop {
         let stream = match listener.socket().accept() {
-            Ok((stream, _)) => stream,
+            Ok((stream, _)) => Hidden::new(stream),
             // EINVAL: the socket was shut down, by drop.
             Err(error) if error.kind() == ErrorKind::InvalidInput => return,
             Err(_) => {
@@ -148,7 +149,7 @@ fn accept(listener: &PrivateListener, context: &Arc<SessionContext>, slots: &Arc
 
 /// Gives a client a slot and a thread, or sends it the reason for refusing.
 pub(super) fn serve_client(
-    stream: UnixStream,
+    stream: Hidden<UnixStream>,
     context: &Arc<SessionContext>,
     slots: &Arc<ClientSlots>,
 ) -> io::Result<()> {

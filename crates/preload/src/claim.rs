@@ -2,12 +2,13 @@
 //! engines, and the slots of the processes that run one.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use forebay_sys::hidden::Hidden;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{pread, pwrite};
 use rustix::thread::futex;
@@ -15,7 +16,7 @@ use rustix::thread::futex;
 use crate::abi::Span;
 use crate::mailbox::Mailbox;
 use crate::shares::{SLOTS, SharedTable, Shares};
-use crate::{abi, protected};
+use crate::abi;
 
 /// Words that all processes share.
 const CHANGES: usize = 0;
@@ -41,11 +42,11 @@ const COPIES_AT: u32 = 1 << 20;
 /// number locked is the one that runs the engine, or has run it: another byte says that the state of the
 /// copies is old.
 pub(crate) struct Claim {
-    file: Arc<OwnedFd>,
+    file: Arc<Hidden>,
     words: &'static [AtomicU32; WORDS],
     number: u32,
     /// File of the table.
-    slots: Arc<OwnedFd>,
+    slots: Arc<Hidden>,
     shares: Arc<Shares>,
     mailbox: Arc<Mailbox>,
     /// Taken while slots are cleared: the locks of files exclude processes, not threads. A child has an engine, and so a
@@ -238,11 +239,8 @@ fn slot_span(slot: usize) -> Span {
 }
 
 /// Makes a file in memory, which the program does not know.
-fn memory_file(name: &str) -> io::Result<OwnedFd> {
-    let file = memfd_create(name, MemfdFlags::CLOEXEC)?;
-    let file = protected::duplicate(&file)?;
-    protected::protect(file.as_fd());
-    Ok(file)
+fn memory_file(name: &str) -> io::Result<Hidden> {
+    Ok(Hidden::new(memfd_create(name, MemfdFlags::CLOEXEC)?))
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_metrics::Metrics;
 use forebay_stack::tcp::{FastOpen, TcpConfig};
+use forebay_sys::hidden::{self, Hidden};
 use forebay_sys::signals::with_all_blocked;
 use forebay_sys::tcp_fast_open;
 use rustix::event::{EventfdFlags, eventfd};
@@ -25,7 +25,7 @@ use crate::claim::Claim;
 use crate::membership::{Membership, Rings};
 use crate::socket::Socket;
 use crate::start_error::StartError;
-use crate::{control, fork_locks, listener, passing, protected, table};
+use crate::{control, fork_locks, listener, passing, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 pub(crate) const FORKS_MAX: usize = 8;
@@ -36,6 +36,9 @@ const FINISH_LOOK: Duration = Duration::from_millis(1);
 
 /// Pause between two looks for the end of one of too many processes.
 const SLOT_LOOK: Duration = Duration::from_secs(1);
+
+/// Lowest number of descriptors that the program does not know.
+const HIDDEN_FROM: i32 = 512;
 
 /// Pause before the devices are opened once more for a child, if that has failed.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
@@ -63,7 +66,7 @@ pub(crate) struct Runtime {
     /// Right to receive the taken packets, held until the process ends.
     claim: Arc<Claim>,
     /// Wakes the thread that finishes connections when the process ends.
-    pub(crate) finisher: Arc<OwnedFd>,
+    pub(crate) finisher: Arc<Hidden>,
     has_finished: Arc<AtomicBool>,
     /// Part in the new connections, if other processes may receive, too.
     pub(crate) membership: Option<Arc<Membership>>,
@@ -89,6 +92,7 @@ pub(crate) fn forks() -> usize {
 
 /// Records the process, when the library is loaded.
 pub(crate) fn loaded() {
+    hidden::open_from(HIDDEN_FROM);
     PROCESS.store(process::id(), Ordering::Relaxed);
 }
 
@@ -126,7 +130,7 @@ pub(crate) fn prepare() -> Result<(), Errno> {
         && is_inherited
         && RUNNING.get(forks()).is_some_and(|slot| slot.get().is_none())
     {
-        *prepared = Some(told(protected::protect_opened_by(|| open(config, None)))?);
+        *prepared = Some(told(open(config, None))?);
     }
     Ok(())
 }
@@ -164,10 +168,10 @@ fn prepare_next(prepared: &mut Option<Prepared>) {
     }
     let Some(config) = configured() else { return };
     let claim = Arc::new(before.claim.next());
-    match protected::protect_opened_by(|| open(config, Some(claim))) {
+    match open(config, Some(claim)) {
         Ok(next) => {
             // Nothing of the copy was ever used: its descriptors and its memory are all that it has.
-            protected::closing_own(|| drop(prepared.replace(next)));
+            drop(prepared.replace(next));
         }
         Err(error) if before.failed.replace(Instant::now()).is_none() => {
             let _ = told::<()>(Err(error));
@@ -301,7 +305,7 @@ pub(crate) fn finish() {
 }
 
 /// Waits for the end of the process, and then for the peers of its connections.
-fn await_end(finisher: &OwnedFd, has_finished: &AtomicBool, net: &Net) {
+fn await_end(finisher: &Hidden, has_finished: &AtomicBool, net: &Net) {
     let mut count = [0; 8];
     while rustix::io::read(finisher, &mut count) == Err(Errno::INTR) {}
     table::within(0, u32::MAX).filter_map(table::remove).for_each(Socket::let_go);
@@ -399,8 +403,8 @@ fn ready(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Prep
         inherited => {
             // Another process has run the engine, and has ended.
             let claim = inherited.as_ref().map(|inherited| Arc::clone(&inherited.claim));
-            protected::closing_own(|| drop(inherited));
-            let fresh = told(protected::protect_opened_by(|| open(config, claim.clone())));
+            drop(inherited);
+            let fresh = told(open(config, claim.clone()));
             if let (Err(_), Some(claim)) = (&fresh, claim) {
                 claim.release(); // one that waits may be permitted to open the devices
             }
@@ -421,11 +425,11 @@ fn ready_beside(
     mut inherited: Prepared,
 ) -> Result<Prepared, Errno> {
     let claim = Arc::new(inherited.claim.next());
-    match protected::protect_opened_by(|| open(config, Some(claim))) {
+    match open(config, Some(claim)) {
         Ok(fresh) => {
             // This process may have waited for it. Others may run it.
             inherited.claim.release();
-            protected::closing_own(|| drop(inherited));
+            drop(inherited);
             fresh.claim.take();
             Ok(fresh)
         }
@@ -457,9 +461,7 @@ fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Resu
         }
     };
     told(spawn("forebay-engine", run))?;
-    let made = eventfd(0, EventfdFlags::CLOEXEC)?;
-    let finisher = Arc::new(protected::duplicate(&made)?);
-    protected::protect(finisher.as_fd());
+    let finisher = Arc::new(Hidden::new(eventfd(0, EventfdFlags::CLOEXEC)?));
     let has_finished = Arc::<AtomicBool>::default();
     let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
     told(spawn("forebay-finish", move || await_end(&wakes, &says, &of)))?;

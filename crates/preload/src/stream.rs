@@ -2,19 +2,19 @@
 
 use std::io::Read;
 use std::net::{Shutdown, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use forebay::net::TcpStream;
 use forebay_stack::tcp::{State, TcpInfo, WriteFlags};
+use forebay_sys::hidden::Hidden;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 
 use crate::errno::stream_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
-use crate::protected;
 use crate::socket::CallWait;
 use crate::tcp_options::{Inherited, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket};
 use crate::udp_options::timeout;
@@ -28,7 +28,7 @@ pub(crate) struct Stream {
     is_ipv6: bool,
     is_nonblocking: AtomicBool,
     /// The kernel's socket that stores the options, made when the program asks for one.
-    store: OnceLock<OwnedFd>,
+    store: OnceLock<Hidden>,
     /// Error that came after a part of a call was done: of the next call. 0 for none.
     left: AtomicI32,
     /// Options of the listener.
@@ -93,8 +93,7 @@ impl Stream {
         }
         let made = new_socket(self.is_ipv6)?;
         self.inherited.copy_to(made.as_fd());
-        let made = protected::duplicate(&made)?;
-        Ok(self.store.get_or_init(|| made).as_fd())
+        Ok(self.store.get_or_init(|| Hidden::new(made)).as_fd())
     }
 
     /// Family of its addresses, as the program sees them.

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,6 +11,7 @@ use forebay::net::message::Transmit;
 use forebay::net::{Datagrams, UdpSocket};
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::socket::shown;
+use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::Ended;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
@@ -26,7 +27,7 @@ use crate::path_errors::{self, PathError};
 use crate::runtime::{is_taken, running_alone};
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::udp_options::{OF_RESERVED, RECVERR, Settings, UDP_CORK, has_effect, lacking, timeout};
-use crate::{abi, protected, table};
+use crate::{abi, table};
 
 /// Length of the longest payload of a datagram, or of several merged.
 const PAYLOAD_BYTES_MAX: usize = 1 << 16;
@@ -34,7 +35,7 @@ const PAYLOAD_BYTES_MAX: usize = 1 << 16;
 /// Socket of ours, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Udp {
     /// The kernel's socket, never bound: it answers for all options.
-    kernel: OwnedFd,
+    kernel: Hidden,
     udp: UdpSocket,
     is_ipv6: bool,
     v6_only: bool,
@@ -83,7 +84,7 @@ impl Udp {
         for option in lacking(descriptor) {
             tell!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
-        let kernel = protected::duplicate(descriptor)?;
+        let kernel = Hidden::duplicate(descriptor)?;
         let readiness = udp.descriptor().map_err(|error| unconnected_errno(&error))?;
         // Calls that wait do so in the kernel, which knows how signals interrupt them.
         fcntl_setfl(readiness, OFlags::empty())?;
