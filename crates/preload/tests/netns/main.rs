@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod forks; //  a process that listens, and children that serve
+mod hidden; // descriptors that a program does not know
 mod limits; // a process with few descriptors
 mod listeners; // listeners and their connections in one process
 mod matrix; // all calls, in all modes
@@ -45,6 +46,8 @@ fn main() {
         ("exe_2_vfork_leaves_sockets_in_place", vforked as fn()),
         ("exe_4_calls_answer_over_af_packet", || matrix::same_answers("af_packet")),
         ("exe_4_calls_answer_over_af_xdp", || matrix::same_answers("af_xdp")),
+        ("exe_5_closing_all_spares_af_packet", || hidden::all_are_closed("af_packet")),
+        ("exe_5_closing_all_spares_af_xdp", || hidden::all_are_closed("af_xdp")),
         ("exe_4_connection_waits_for_descriptors", limits::few_descriptors),
         ("exe_4_closed_connection_has_no_events", listeners::no_events_once_closed),
         ("exe_4_checked_poll_serves_listener", listeners::checked_poll),

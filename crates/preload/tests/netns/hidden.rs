@@ -1,0 +1,115 @@
+//! Descriptors that the program does not know: it neither sees them nor closes them.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::process::Command;
+use std::thread;
+
+use super::{Hosts, NEAR};
+
+/// Has a second thread, a UDP socket, a listener and a connection with options of its own. Prints their numbers and those
+/// that are open, closes all that it has not opened, in one of several ways, and opens others in their place. Its
+/// sockets go on, and nothing comes to the others.
+const CLOSES: &str = "
+import ctypes, fcntl, os, select, socket, struct, sys, threading
+libc, way = ctypes.CDLL(None, use_errno=True), sys.argv[1]
+started = threading.Event()
+threading.Thread(target=lambda: (started.set(), threading.Event().wait()), daemon=True).start()
+started.wait()
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind(('10.9.0.1', 7))
+listener = socket.create_server(('10.9.0.1', 7))
+connection, peer = listener.accept()
+connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100_000)
+own = [it.fileno() for it in (udp, listener, connection)]
+print('own', own)
+
+def succeeds(call, *arguments):
+    try:
+        call(*arguments)
+        return True
+    except OSError:
+        return False
+
+def others(call, *arguments):
+    return [it for it in range(3, 5000) if it not in own and succeeds(call, it, *arguments)]
+
+print('open', others(fcntl.fcntl, fcntl.F_GETFD), others(lambda it: os.close(os.dup(it))), others(os.dup2, 5500))
+if way == 'close':
+    print('closed', others(os.close))
+else:
+    first = 3
+    for number in sorted(own):
+        if first < number:
+            print(libc.close_range(first, number - 1, 0))
+        first = number + 1
+    print(libc.closefrom(first) if way == 'closefrom' else libc.close_range(first, 2 ** 32 - 1, 0))
+placed = [socket.socketpair() for _ in range(200)]
+print('placed', [it.fileno() for pair in placed for it in pair])
+for _ in range(3):
+    udp.sendto(b'datagram', ('10.9.0.2', 9))
+    print(select.select([udp], [], [], 20)[0] == [udp], udp.recv(100))
+    print(select.select([connection], [], [], 20)[0] == [connection], connection.recv(8))
+    connection.sendall(b'answered')
+print('end', connection.recv(8))
+connection.close()
+print('next', listener.accept()[0].recv(8))
+listener.close()
+udp.close()
+print('strays', select.select([it for pair in placed for it in pair], [], [], 0)[0])
+print('alive', all(pair[0].send(b'x') == 1 and pair[1].recv(9) == b'x' for pair in placed))
+";
+
+/// Connects from the far host until there is an answer, asks three times, and connects again, unless the program has
+/// ended.
+fn converse(hosts: &Hosts, has_ended: impl Fn() -> bool + Sync) {
+    let begin = || -> std::io::Result<TcpStream> {
+        let mut stream = TcpStream::connect(NEAR)?;
+        stream.write_all(b"question")?;
+        stream.read_exact(&mut [0; 8])?;
+        Ok(stream)
+    };
+    hosts.far.run(|| {
+        let mut stream = loop {
+            match begin() {
+                Ok(stream) => break stream,
+                Err(_) if has_ended() => return,
+                Err(_) => thread::yield_now(),
+            }
+        };
+        let mut talk = || -> std::io::Result<()> {
+            for _ in 0..2 {
+                stream.write_all(b"question")?;
+                stream.read_exact(&mut [0; 8])?;
+            }
+            stream.shutdown(Shutdown::Both)?;
+            let mut next = TcpStream::connect(NEAR)?;
+            next.write_all(b"the next")?;
+            next.read(&mut [0; 8]).map(drop)
+        };
+        // Ignored: the program's lines tell what has failed.
+        let _ = talk();
+    });
+}
+
+fn closed(hosts: &Hosts, way: &str, config: Option<&str>) -> Vec<String> {
+    thread::scope(|scope| {
+        let lines = scope
+            .spawn(|| hosts.lines(Command::new("python3").args(["-c", CLOSES, way]), config));
+        converse(hosts, || lines.is_finished());
+        lines.join().unwrap()
+    })
+}
+
+pub(crate) fn all_are_closed(via: &str) {
+    let hosts = Hosts::with_echo();
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("program.sock");
+    let taken = format!("via={via} take=udp:7,tcp:7 spin=auto dev=exa");
+    let config = format!("{taken} control={}", control.display());
+    for way in ["close", "close_range", "closefrom"] {
+        let kernels = closed(&hosts, way, None);
+        let ours = closed(&hosts, way, Some(&config));
+        assert_eq!(ours, kernels, "{way}");
+    }
+}
