@@ -14,7 +14,7 @@ use arc_swap::ArcSwapOption;
 use forebay::net::{TcpListener, TcpStream};
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::tcp::FastOpenOptions;
-use forebay_sys::hidden::{self, Hidden};
+use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter, readiness};
 use forebay_sys::tcp_reserve;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -184,7 +184,6 @@ impl Listener {
     /// Closes this process's copy of the kernel's socket, which nothing here uses any more: the port is free once the
     /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
-        hidden::reveal(self.kernel());
         abi::close_forgotten(self.kernel());
     }
 

@@ -76,9 +76,11 @@ impl Socket {
             Self::Stream(stream) => stream.is_of_parent(),
         };
         if is_of_parent {
-            if let (Self::Listener(listener), true) = (&*self, table::numbers_of(&self).is_empty())
-            {
-                listener.close_copy();
+            match &*self {
+                _ if !table::numbers_of(&self).is_empty() => {}
+                Self::Udp(udp) => udp.close_copy(),
+                Self::Listener(listener) => listener.close_copy(),
+                Self::Stream(_) => {}
             }
             // Its locks may be held by threads that this process has not.
             std::mem::forget(self);

@@ -439,6 +439,13 @@ impl Udp {
         self.udp.descriptor().map_err(|error| unconnected_errno(&error))
     }
 
+    /// Closes this process's copies of the kernel's sockets, which nothing here uses any more: the port is free once the
+    /// parent has closed its own.
+    pub(crate) fn close_copy(&self) {
+        abi::close_forgotten(self.kernel());
+        self.udp.reserved().into_iter().for_each(abi::close_forgotten);
+    }
+
     pub(crate) fn is_of_parent(&self) -> bool {
         self.origin.is_parent()
     }

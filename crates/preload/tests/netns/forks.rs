@@ -139,6 +139,47 @@ if os.fork() == 0:
 os.wait()
 ";
 
+/// Binds a port, and forks a child. Each of them closes its copy, the one or the other first: then the port is free.
+const COPIES: &str = "
+import errno, os, signal, socket, sys
+signal.alarm(60)
+def bind():
+    it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        it.bind(('10.9.0.1', 7))
+        return it, 'bound'
+    except OSError as error:
+        return it, errno.errorcode[error.errno]
+first, answer = bind()
+begin, done = os.pipe(), os.pipe()
+if os.fork() == 0:
+    os.read(begin[0], 1)
+    first.close()
+    os.write(done[1], b'x')
+    os.read(begin[0], 1)
+    os._exit(0)
+def childs():
+    os.write(begin[1], b'x')
+    os.read(done[0], 1)
+closes = [first.close, childs]
+for close in closes if sys.argv[1] == 'parent' else closes[::-1]:
+    print(answer)
+    close()
+    second, answer = bind()
+print(answer)
+os.write(begin[1], b'x')
+os.wait()
+";
+
+pub(crate) fn copies_leave_port() {
+    for first in ["parent", "child"] {
+        let hosts = Hosts::new();
+        let run = |config| hosts.lines(Command::new("python3").args(["-c", COPIES, first]), config);
+        let config = "via=af_packet take=udp:7 spin=auto dev=exa";
+        assert_eq!(run(Some(config)), run(None), "{first} closes first");
+    }
+}
+
 /// A second engine would answer that nobody listens at the first one's ports.
 pub(crate) fn udp_is_of_one() {
     let hosts = Hosts::new();

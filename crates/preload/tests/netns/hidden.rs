@@ -11,7 +11,8 @@ use super::{Hosts, NEAR};
 /// that are open, closes all that it has not opened, in one of several ways, and opens others in their place. Its
 /// sockets go on, and nothing comes to the others.
 const CLOSES: &str = "
-import ctypes, fcntl, os, select, socket, struct, sys, threading
+import ctypes, fcntl, os, select, signal, socket, sys, threading
+signal.alarm(60)
 libc, way = ctypes.CDLL(None, use_errno=True), sys.argv[1]
 started = threading.Event()
 threading.Thread(target=lambda: (started.set(), threading.Event().wait()), daemon=True).start()

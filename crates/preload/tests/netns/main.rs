@@ -68,6 +68,7 @@ fn main() {
         ("exe_7_newest_process_is_controlled", workers::newest_is_controlled),
         ("exe_6_bytes_outlive_their_process", forks::bytes_outlive),
         ("exe_5_second_process_is_told_why", forks::second_is_told),
+        ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
         ("exe_5_udp_is_of_one_process", forks::udp_is_of_one),
     ];
     trials.extend(by_python.map(|(name, test)| trial_inside(name, missing.as_ref(), test)));
