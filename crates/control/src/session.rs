@@ -50,7 +50,11 @@ pub(super) struct ControlSession<'a> {
 }
 
 impl<'a> ControlSession<'a> {
-    pub(super) fn new(context: &'a SessionContext, slot: ClientSlot, stream: Hidden<UnixStream>) -> Self {
+    pub(super) fn new(
+        context: &'a SessionContext,
+        slot: ClientSlot,
+        stream: Hidden<UnixStream>,
+    ) -> Self {
         Self { context, slot, lines: Lines { stream, read: Vec::new(), has_ended: false } }
     }
 

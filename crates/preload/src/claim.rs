@@ -13,10 +13,10 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{pread, pwrite};
 use rustix::thread::futex;
 
+use crate::abi;
 use crate::abi::Span;
 use crate::mailbox::Mailbox;
 use crate::shares::{SLOTS, SharedTable, Shares};
-use crate::abi;
 
 /// Words that all processes share.
 const CHANGES: usize = 0;

@@ -16,8 +16,8 @@ use forebay_sys::hidden::Hidden;
 use forebay_sys::socket_filter::{FilterInstruction, attach, attached};
 
 use crate::claim::Claim;
-use crate::shares::Handover;
 use crate::passing;
+use crate::shares::Handover;
 
 /// Time between two checks of whether the devices' filters are attached, and the time after which their absence is told.
 const ATTACHED_LOOK: Duration = Duration::from_millis(1);

@@ -96,6 +96,11 @@ impl Stream {
         Ok(self.store.get_or_init(|| Hidden::new(made)).as_fd())
     }
 
+    /// The kernel's socket that has the port: the listener's.
+    pub(crate) fn holder(&self) -> BorrowedFd<'_> {
+        self.inherited.kernel.as_fd()
+    }
+
     /// Family of its addresses, as the program sees them.
     pub(crate) fn family(&self) -> i32 {
         if self.is_ipv6 { libc::AF_INET6 } else { libc::AF_INET }
@@ -225,11 +230,14 @@ impl Stream {
             return self.receive_into(rooms, mode);
         }
         let mut rooms: Vec<_> = rooms.collect();
+        let most: usize = rooms.iter().map(|room| room.len()).sum();
+        if mode.wait_all && !mode.dont_wait {
+            self.await_peeked(most)?;
+        }
         if rooms.len() < 2 {
             return self.receive_into(rooms.into_iter(), mode);
         }
         // What one look finds, for all buffers: a second look would find the same.
-        let most: usize = rooms.iter().map(|room| room.len()).sum();
         let mut bytes = vec![0; most.min(PEEKED_MAX_BYTES)];
         let len = self.receive_into(std::iter::once(&mut bytes[..]), mode)?;
         let mut left = bytes.get(..len).unwrap_or_default();
@@ -239,6 +247,16 @@ impl Stream {
             left = behind;
         }
         Ok(len)
+    }
+
+    /// Waits until so many bytes can be looked at, and for the first at least: the end, a signal and the time-out end the
+    /// wait for others (`tcp_recvmsg_locked`).
+    fn await_peeked(&self, most: usize) -> Result<(), Errno> {
+        let mut wait = CallWait::default();
+        self.attempt(Some(&mut wait), |tcp| tcp.peek(&mut [0]))?;
+        let waits = !self.is_nonblocking.load(Ordering::Relaxed);
+        while waits && self.unread_len()? < most && wait.is_to_go_on(self.readiness()?) {}
+        Ok(())
     }
 
     fn receive_into<'a>(

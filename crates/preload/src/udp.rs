@@ -15,6 +15,7 @@ use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::Ended;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
+use rustix::net::getsockname;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_error, socket_reuseport};
 
 use crate::ancillary::scoped;
@@ -67,6 +68,7 @@ impl Udp {
         if !is_taken(FilterProtocol::Udp, local)
             || !table::has_slot(number)
             || !abi::is_plain(descriptor, FilterProtocol::Udp)
+            || is_bound(descriptor)
         {
             return Ok(Takeover::Kernels);
         }
@@ -110,6 +112,11 @@ impl Udp {
     /// The kernel's socket, for calls that it answers for us.
     pub(crate) fn kernel(&self) -> BorrowedFd<'_> {
         self.kernel.as_fd()
+    }
+
+    /// The kernel's socket at the same port, if there is one.
+    pub(crate) fn reserved(&self) -> Option<BorrowedFd<'_>> {
+        self.udp.reserved()
     }
 
     pub(crate) fn settings(&self) -> Settings {
@@ -455,6 +462,12 @@ impl Udp {
     fn check(&self) -> Result<(), Errno> {
         self.origin.check("a socket was bound", "stay in the foreground or bind in the child")
     }
+}
+
+/// True for a socket that has a port: the kernel has the right error.
+fn is_bound(descriptor: BorrowedFd<'_>) -> bool {
+    let local = getsockname(descriptor).ok().and_then(|local| SocketAddr::try_from(local).ok());
+    local.is_some_and(|local| local.port() != 0)
 }
 
 impl Drop for Udp {

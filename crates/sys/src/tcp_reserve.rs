@@ -46,6 +46,12 @@ pub fn refuse_packets(socket: BorrowedFd<'_>) -> io::Result<()> {
     socket_filter::attach(socket, &[REFUSE])
 }
 
+/// True for a socket with a filter of another kind than that of [`refuse_packets`].
+pub fn is_filtered(socket: BorrowedFd<'_>) -> bool {
+    // The kernel tells no filter of another form (`sk_get_filter`).
+    socket_filter::attached(socket).map_or(true, |it| !it.is_empty() && it != [REFUSE])
+}
+
 /// Port of a reservation.
 ///
 /// # Errors

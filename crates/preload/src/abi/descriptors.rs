@@ -8,8 +8,8 @@ use rustix::io::Errno;
 
 use super::next::next;
 use super::{answer_int, is_nowhere, last_error};
-use crate::socket::Socket;
 use crate::runtime::is_in_parents_memory;
+use crate::socket::Socket;
 use crate::table;
 
 /// Request for the number of bytes that are not sent yet (linux/sockios.h).

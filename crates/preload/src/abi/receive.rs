@@ -293,10 +293,13 @@ pub unsafe extern "C" fn preadv2(
         // SAFETY: the caller's promise. An offset is refused for the descriptor of a socket of ours, too.
         return unsafe { next(fd, vectors, count, offset, flags) };
     };
-    let flags = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::counted(vectors, count) };
-    answer(vectors.and_then(|vectors| read_all(&socket, vectors, flags)))
+    let (vectors, flags) = match vectors.and_then(|vectors| vectors.with_flags(flags)) {
+        Ok(checked) => checked,
+        Err(error) => return answer(Err(error)),
+    };
+    answer(read_all(&socket, vectors, flags))
 }
 
 /// # Safety

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
+use super::messages::check_name_len;
 use super::next::next;
 use super::vectors::{VECTORS_MAX, Vectors};
 use super::{address, answer_int, answer_sent, is_nowhere};
@@ -190,11 +191,14 @@ pub unsafe extern "C" fn pwritev2(
         // SAFETY: the caller's promise. An offset is refused for the descriptor of a socket of ours, too.
         return unsafe { next(fd, vectors, count, offset, flags) };
     };
-    let flags = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::counted(vectors, count) };
+    let (vectors, flags) = match vectors.and_then(|vectors| vectors.with_flags(flags)) {
+        Ok(checked) => checked,
+        Err(error) => return answer_sent(Err(error), libc::MSG_NOSIGNAL),
+    };
     let signal = signal_flags(&socket, flags);
-    answer_sent(vectors.and_then(|vectors| write_all(&socket, vectors, flags)), signal)
+    answer_sent(write_all(&socket, vectors, flags), signal)
 }
 
 /// # Safety
@@ -216,6 +220,7 @@ pub unsafe extern "C" fn pwritev64v2(
 /// # Safety
 /// As for a header given to `sendmsg(2)`.
 unsafe fn send_header(socket: &Socket, header: &msghdr, flags: c_int) -> Result<usize, Errno> {
+    check_name_len(header)?;
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }?;
     let Socket::Udp(udp) = socket else {

@@ -84,7 +84,9 @@ if os.fork() == 0:
     done(1)
     after(3)
     os._exit(0)
-few, most = 24, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+free = os.dup(0)
+os.close(free)
+few, most = free + 4, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
 if os.fork() == 0:
     after(1)

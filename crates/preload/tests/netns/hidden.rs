@@ -95,8 +95,8 @@ fn converse(hosts: &Hosts, has_ended: impl Fn() -> bool + Sync) {
 
 fn closed(hosts: &Hosts, way: &str, config: Option<&str>) -> Vec<String> {
     thread::scope(|scope| {
-        let lines = scope
-            .spawn(|| hosts.lines(Command::new("python3").args(["-c", CLOSES, way]), config));
+        let lines =
+            scope.spawn(|| hosts.lines(Command::new("python3").args(["-c", CLOSES, way]), config));
         converse(hosts, || lines.is_finished());
         lines.join().unwrap()
     })

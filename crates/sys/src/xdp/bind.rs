@@ -20,8 +20,8 @@ use rustix::net::xdp::{
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::Socket;
-use crate::hidden::Hidden;
 use super::ring::{Consuming, Producing, XdpRingPlace};
+use crate::hidden::Hidden;
 
 /// Longest wait for a busy queue: the kernel takes a closed socket down after close(2) has
 /// returned.
