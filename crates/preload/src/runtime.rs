@@ -52,11 +52,21 @@ static RUNNING: [OnceLock<Result<Runtime, Errno>>; FORKS_MAX] =
 /// child may run the copy that it gets by a fork.
 static PREPARED: Mutex<Option<Prepared>> = Mutex::new(None);
 
+/// Claim of the processes that were forked before any has prepared an engine: by it they know of each other.
+static FIRST: OnceLock<Arc<Claim>> = OnceLock::new();
+
 static CONFIG: OnceLock<Option<PreloadConfig>> = OnceLock::new();
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
 /// Process that this memory belongs to. A child of `vfork` has another number, and uses its parent's memory.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Whether an engine may run beside those of other processes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Others {
+    Allowed,
+    Refused,
+}
 
 /// Engine of a process.
 pub(crate) struct Runtime {
@@ -130,7 +140,7 @@ pub(crate) fn prepare() -> Result<(), Errno> {
         && is_inherited
         && RUNNING.get(forks()).is_some_and(|slot| slot.get().is_none())
     {
-        *prepared = Some(told(open(config, None))?);
+        *prepared = Some(told(open(config, FIRST.get().cloned()))?);
     }
     Ok(())
 }
@@ -150,8 +160,23 @@ pub(crate) fn before_fork() {
     listener::keep_locks();
     if let Some(mut prepared) = fork_locks::lock(&PREPARED) {
         prepare_next(&mut prepared);
+        if prepared.is_none() && !is_running() {
+            make_first();
+        }
         prepared.iter().for_each(|prepared| prepared.claim.before_copy());
         fork_locks::keep(prepared);
+    }
+}
+
+/// Makes the claim that this process's children share. Without it they do not know of each other.
+fn make_first() {
+    let is_shared = configured().is_some_and(|config| config.via == Via::AfPacket);
+    if FIRST.get().is_none()
+        && is_shared
+        && let Ok(claim) = Claim::new()
+    {
+        // Not set before: by the lock of the engine that is prepared.
+        let _ = FIRST.set(Arc::new(claim));
     }
 }
 
@@ -191,6 +216,10 @@ pub(crate) fn is_running() -> bool {
 /// `EBUSY` as long as another process receives the packets; `ENODEV` if a device cannot be opened, for a reason
 /// that standard error has.
 pub(crate) fn running() -> Result<&'static Runtime, Errno> {
+    running_with(Others::Allowed)
+}
+
+fn running_with(others: Others) -> Result<&'static Runtime, Errno> {
     let slot = RUNNING.get(forks()).ok_or(Errno::NODEV)?;
     if let Some(started) = slot.get() {
         return started.as_ref().map_err(|&error| error);
@@ -198,13 +227,13 @@ pub(crate) fn running() -> Result<&'static Runtime, Errno> {
     let mut prepared = prepared();
     if slot.get().is_none() {
         let config = configured().ok_or(Errno::NODEV)?;
-        match with_all_blocked(|| start(config, &mut prepared)) {
+        match with_all_blocked(|| start(config, &mut prepared, others)) {
             Err(Errno::BUSY) => return Err(Errno::BUSY),
             started => drop(slot.set(started)),
         }
     }
     drop(prepared);
-    running()
+    running_with(others)
 }
 
 /// Index of a device's interface; 0 if it is gone.
@@ -225,7 +254,7 @@ pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
     if !is_running() && prepared().as_ref().is_some_and(|prepared| are_others(&prepared.claim)) {
         return Err(Errno::BUSY);
     }
-    running().and_then(|runtime| match are_others(&runtime.claim) {
+    running_with(Others::Refused).and_then(|runtime| match are_others(&runtime.claim) {
         true => Err(Errno::BUSY),
         false => Ok(runtime),
     })
@@ -382,11 +411,16 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> Result<Prepared, S
 }
 
 /// Runs the engine that was prepared, or another.
-fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runtime, Errno> {
-    let claim = prepared.as_ref().map(|inherited| Arc::clone(&inherited.claim));
+fn start(
+    config: &PreloadConfig,
+    prepared: &mut Option<Prepared>,
+    others: Others,
+) -> Result<Runtime, Errno> {
+    let inherited = prepared.as_ref().map(|inherited| &inherited.claim);
+    let claim = inherited.or(FIRST.get()).map(Arc::clone);
     // First: another process may wait for the same slot.
     let slot = claim.as_ref().map(|claim| claim.reserve().ok_or(Errno::BUSY)).transpose()?;
-    let started = ready(config, prepared).and_then(|ready| run(config, ready, slot));
+    let started = ready(config, prepared, others).and_then(|ready| run(config, ready, slot));
     if let (Err(_), Some(claim), Some(slot)) = (&started, claim, slot) {
         claim.unreserve(slot);
     }
@@ -394,15 +428,26 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
 }
 
 /// Engine that this process may run.
-fn ready(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Prepared, Errno> {
-    match prepared.take() {
-        Some(first) if first.claim.take() => Ok(first),
-        Some(inherited) if inherited.claim.holder().is_some() || inherited.claim.has_newer() => {
-            ready_beside(config, prepared, inherited)
+fn ready(
+    config: &PreloadConfig,
+    prepared: &mut Option<Prepared>,
+    others: Others,
+) -> Result<Prepared, Errno> {
+    let inherited = prepared.take();
+    let claim = inherited.as_ref().map(|inherited| &inherited.claim).or(FIRST.get()).cloned();
+    let is_taken = claim.as_ref().is_some_and(|claim| claim.take());
+    let has_others = |claim: &Arc<Claim>| claim.holder().is_some() || claim.has_newer();
+    match (inherited, claim) {
+        (Some(first), _) if is_taken => Ok(first),
+        (inherited, Some(claim)) if !is_taken && has_others(&claim) => {
+            if others == Others::Refused {
+                *prepared = inherited;
+                return Err(Errno::BUSY);
+            }
+            ready_beside(config, prepared, inherited, &claim)
         }
-        inherited => {
-            // Another process has run the engine, and has ended.
-            let claim = inherited.as_ref().map(|inherited| Arc::clone(&inherited.claim));
+        (inherited, claim) => {
+            // Another process has run the engine, and has ended, or there was none.
             drop(inherited);
             let fresh = told(open(config, claim.clone()));
             if let (Err(_), Some(claim)) = (&fresh, claim) {
@@ -422,26 +467,26 @@ fn ready(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Prep
 fn ready_beside(
     config: &PreloadConfig,
     prepared: &mut Option<Prepared>,
-    mut inherited: Prepared,
+    mut inherited: Option<Prepared>,
+    others: &Claim,
 ) -> Result<Prepared, Errno> {
-    let claim = Arc::new(inherited.claim.next());
-    match open(config, Some(claim)) {
+    match open(config, Some(Arc::new(others.next()))) {
         Ok(fresh) => {
             // This process may have waited for it. Others may run it.
-            inherited.claim.release();
+            others.release();
             drop(inherited);
             fresh.claim.take();
             Ok(fresh)
         }
         Err(error) => {
-            let failed = inherited.failed.replace(Instant::now());
-            if failed.is_none() {
+            let failed = inherited.as_mut().map(|it| it.failed.replace(Instant::now()));
+            if failed.flatten().is_none() {
                 tell!(
                     "forebay: process {} cannot open the devices beside another process of the program: {error}",
                     process::id()
                 );
             }
-            *prepared = Some(inherited);
+            *prepared = inherited;
             Err(Errno::BUSY)
         }
     }

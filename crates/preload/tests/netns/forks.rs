@@ -190,6 +190,44 @@ pub(crate) fn udp_is_of_one() {
     assert_eq!(lines, ["bound", "EBUSY"]);
 }
 
+/// Forks children before any binds: of those that bind one address at once one has it. Once that has ended, another has.
+const SIBLINGS: &str = "
+import errno, os, signal, socket
+signal.alarm(60)
+begin, said, end = os.pipe(), os.pipe(), os.pipe()
+
+def bind():
+    it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    os.read(begin[0], 1)
+    try:
+        it.bind(('10.9.0.1', 7))
+        os.write(said[1], b'+')
+        os.read(end[0], 1)
+    except OSError as error:
+        os.write(said[1], b'-' if error.errno == errno.EBUSY else b'?')
+    os._exit(0)
+
+for children in (4, 1):
+    for _ in range(children):
+        os.fork() or bind()
+    os.write(begin[1], b'x' * children)
+    answers = ''
+    while len(answers) < children:
+        answers += os.read(said[0], children).decode()
+    print(''.join(sorted(answers)), flush=True)
+    os.write(end[1], b'x')
+    for _ in range(children):
+        os.wait()
+";
+
+pub(crate) fn siblings_know_each_other() {
+    let hosts = Hosts::new();
+    let config = "via=af_packet take=udp:7 spin=auto dev=exa";
+    let lines = hosts.lines(Command::new("python3").args(["-c", SIBLINGS]), Some(config));
+    assert_eq!(lines, ["+---", "+"]);
+}
+
 /// Writes more than the peer takes, and ends at once, in one of both ways.
 const ENDS: &str = "
 import os, socket, sys
