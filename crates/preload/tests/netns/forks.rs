@@ -199,6 +199,7 @@ begin, said, end = os.pipe(), os.pipe(), os.pipe()
 def bind():
     it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    signal.alarm(60)
     os.read(begin[0], 1)
     try:
         it.bind(('10.9.0.1', 7))
@@ -216,7 +217,7 @@ for children in (4, 1):
     while len(answers) < children:
         answers += os.read(said[0], children).decode()
     print(''.join(sorted(answers)), flush=True)
-    os.write(end[1], b'x')
+    os.write(end[1], b'x' * answers.count('+'))
     for _ in range(children):
         os.wait()
 ";

@@ -1,9 +1,10 @@
 //! Descriptors that the program does not know: it neither sees them nor closes them.
 
-use std::io::{Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
 use super::{Hosts, NEAR};
 
@@ -61,13 +62,25 @@ print('strays', select.select([it for pair in placed for it in pair], [], [], 0)
 print('alive', all(pair[0].send(b'x') == 1 and pair[1].recv(9) == b'x' for pair in placed))
 ";
 
+/// Time between two looks for the end of the program.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// Connects from the far host until there is an answer, asks three times, and connects again, unless the program has
 /// ended.
 fn converse(hosts: &Hosts, has_ended: impl Fn() -> bool + Sync) {
-    let begin = || -> std::io::Result<TcpStream> {
+    let hear = |mut stream: &TcpStream| -> io::Result<usize> {
+        stream.set_read_timeout(Some(LOOK))?;
+        loop {
+            match stream.read(&mut [0; 8]) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock && !has_ended() => {}
+                heard => return heard,
+            }
+        }
+    };
+    let begin = || -> io::Result<TcpStream> {
         let mut stream = TcpStream::connect(NEAR)?;
         stream.write_all(b"question")?;
-        stream.read_exact(&mut [0; 8])?;
+        hear(&stream)?;
         Ok(stream)
     };
     hosts.far.run(|| {
@@ -78,15 +91,15 @@ fn converse(hosts: &Hosts, has_ended: impl Fn() -> bool + Sync) {
                 Err(_) => thread::yield_now(),
             }
         };
-        let mut talk = || -> std::io::Result<()> {
+        let mut talk = || -> io::Result<usize> {
             for _ in 0..2 {
                 stream.write_all(b"question")?;
-                stream.read_exact(&mut [0; 8])?;
+                hear(&stream)?;
             }
             stream.shutdown(Shutdown::Both)?;
             let mut next = TcpStream::connect(NEAR)?;
             next.write_all(b"the next")?;
-            next.read(&mut [0; 8]).map(drop)
+            hear(&next)
         };
         // Ignored: the program's lines tell what has failed.
         let _ = talk();
