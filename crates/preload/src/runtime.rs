@@ -61,7 +61,7 @@ static FORKS: AtomicUsize = AtomicUsize::new(0);
 /// Process that this memory belongs to. A child of `vfork` has another number, and uses its parent's memory.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Whether an engine may run beside those of other processes.
+/// Permission to run an engine beside those of other processes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Others {
     Allowed,
