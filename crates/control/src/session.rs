@@ -1,7 +1,7 @@
 //! Session of one client of the control socket: its requests, and their answers.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use super::handle::Control;
 use super::list::list;
 use super::names::{self, Names};
 use super::request::{LINE_BYTES_MAX, Request};
+use super::socket::send_all;
 
 /// Time for which a client may leave an answer unread, once the kernel's socket buffer is full.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -116,7 +117,7 @@ impl<'a> ControlSession<'a> {
                 }
                 settings = now;
             }
-            (&*self.lines.stream).write_all(text.as_bytes())?;
+            send_all(&self.lines.stream, text.as_bytes())?;
             if self.lines.wait(Some(WATCH_PERIOD))? {
                 return Ok(Ok(Vec::new()));
             }
@@ -278,7 +279,7 @@ impl Lines {
         }
         self.stream.set_read_timeout(timeout)?;
         let mut bytes = [0; LINE_BYTES_MAX];
-        match (&*self.stream).read(&mut bytes) {
+        match rustix::io::read(&self.stream, &mut bytes).map_err(io::Error::from) {
             Ok(0) => self.has_ended = true,
             Ok(count) => self.read.extend(&bytes[..count]),
             Err(error) if is_patience(error.kind()) => {}
@@ -313,7 +314,7 @@ impl Lines {
             }
             Err(refused) => text = format!("error {refused}\n"),
         }
-        (&*self.stream).write_all(text.as_bytes())
+        send_all(&self.stream, text.as_bytes())
     }
 }
 

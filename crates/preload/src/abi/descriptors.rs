@@ -35,7 +35,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 /// True for the number of a descriptor that the program has not opened, and so does not know: for it, none is open. A
 /// child that uses its parent's memory has descriptors of its own, and loses these when it runs another program.
-fn is_unknown(fd: c_int) -> bool {
+pub(super) fn is_unknown(fd: c_int) -> bool {
     hidden::is_hidden(fd) && !is_in_parents_memory()
 }
 

@@ -37,6 +37,7 @@ def others(call, *arguments):
     return [it for it in range(3, 5000) if it not in own and succeeds(call, it, *arguments)]
 
 print('open', others(fcntl.fcntl, fcntl.F_GETFD), others(lambda it: os.close(os.dup(it))), others(os.dup2, 5500))
+print('used', others(os.read, 0), others(os.write, b''), others(os.readv, [bytearray(0)]), others(os.writev, [b'']))
 if way == 'close':
     print('closed', others(os.close))
 else:
