@@ -324,6 +324,8 @@ fn is_patience(kind: ErrorKind) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     fn lines() -> (UnixStream, Lines) {
