@@ -71,6 +71,15 @@ impl Claim {
         for kind in [FORKS, COPIES] {
             self.words[kind + counted(number)].store(0, Ordering::SeqCst);
         }
+        self.numbered(number)
+    }
+
+    /// The same claim, for a process that has run no engine by it.
+    pub(crate) fn again(&self) -> Self {
+        self.numbered(self.number)
+    }
+
+    fn numbered(&self, number: u32) -> Self {
         let (file, slots) = (Arc::clone(&self.file), Arc::clone(&self.slots));
         let (shares, mailbox) = (Arc::new(self.shares.next()), Arc::clone(&self.mailbox));
         let evicting = Mutex::default();
@@ -318,6 +327,20 @@ sys.stdin.read()
         next.before_copy();
         next.note_copy();
         assert!(!next.may_be_others(), "this process has all copies");
+    }
+
+    #[test]
+    fn exe_8_childs_claim_has_no_state() {
+        let parents = Claim::new().unwrap();
+        parents.enter(parents.reserve().unwrap());
+        parents.shares.join("192.0.2.1:80".parse().unwrap());
+        parents.shares.take_free();
+        let _evicting = parents.evicting.lock().unwrap();
+        let own = parents.again();
+        assert_eq!((own.shares.own(), own.shares.needed()), (None, 0));
+        own.enter(1);
+        assert!(own.shares.has_other_members("192.0.2.1:80".parse().unwrap()));
+        assert!(own.evict_dead(), "the lock is free; those of files do not exclude this process");
     }
 
     #[test]

@@ -140,7 +140,7 @@ pub(crate) fn prepare() -> Result<(), Errno> {
         && is_inherited
         && RUNNING.get(forks()).is_some_and(|slot| slot.get().is_none())
     {
-        *prepared = Some(told(open(config, FIRST.get().cloned()))?);
+        *prepared = Some(told(open(config, first()))?);
     }
     Ok(())
 }
@@ -178,6 +178,12 @@ fn make_first() {
         // Not set before: by the lock of the engine that is prepared.
         let _ = FIRST.set(Arc::new(claim));
     }
+}
+
+/// Claim of this process to the first engine, if no other is prepared: that of an ancestor has the state of an engine
+/// that the ancestor may have run.
+fn first() -> Option<Arc<Claim>> {
+    FIRST.get().map(|first| Arc::new(first.again()))
 }
 
 /// Prepares another engine for a child, if an earlier child has the one that was prepared: both may receive.
@@ -416,8 +422,7 @@ fn start(
     prepared: &mut Option<Prepared>,
     others: Others,
 ) -> Result<Runtime, Errno> {
-    let inherited = prepared.as_ref().map(|inherited| &inherited.claim);
-    let claim = inherited.or(FIRST.get()).map(Arc::clone);
+    let claim = prepared.as_ref().map(|inherited| Arc::clone(&inherited.claim)).or_else(first);
     // First: another process may wait for the same slot.
     let slot = claim.as_ref().map(|claim| claim.reserve().ok_or(Errno::BUSY)).transpose()?;
     let started = ready(config, prepared, others).and_then(|ready| run(config, ready, slot));
@@ -434,7 +439,7 @@ fn ready(
     others: Others,
 ) -> Result<Prepared, Errno> {
     let inherited = prepared.take();
-    let claim = inherited.as_ref().map(|inherited| &inherited.claim).or(FIRST.get()).cloned();
+    let claim = inherited.as_ref().map(|inherited| Arc::clone(&inherited.claim)).or_else(first);
     let is_taken = claim.as_ref().is_some_and(|claim| claim.take());
     let has_others = |claim: &Arc<Claim>| claim.holder().is_some() || claim.has_newer();
     match (inherited, claim) {
@@ -442,6 +447,7 @@ fn ready(
         (inherited, Some(claim)) if !is_taken && has_others(&claim) => {
             if others == Others::Refused {
                 *prepared = inherited;
+                claim.release(); // locked if the process that has run it has ended: nothing here receives
                 return Err(Errno::BUSY);
             }
             ready_beside(config, prepared, inherited, &claim)
@@ -485,6 +491,9 @@ fn ready_beside(
                     "forebay: process {} cannot open the devices beside another process of the program: {error}",
                     process::id()
                 );
+            }
+            if inherited.is_none() {
+                others.release(); // nothing waits by it
             }
             *prepared = inherited;
             Err(Errno::BUSY)

@@ -229,6 +229,67 @@ pub(crate) fn siblings_know_each_other() {
     assert_eq!(lines, ["+---", "+"]);
 }
 
+/// Forks children before any receives. One binds, a second one serves a listener beside it, and the first ends: a third
+/// one cannot bind, and goes on. Once the second has ended, a fourth can.
+const REFUSED: &str = "
+import errno, os, signal, socket
+signal.alarm(60)
+
+def bind():
+    it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        it.bind(('10.9.0.1', 7))
+        return it, 'bound'
+    except OSError as error:
+        return it, errno.errorcode[error.errno]
+
+def serve():
+    it = socket.create_server(('10.9.0.1', 7))
+    it.setblocking(False)
+    try:
+        return it, it.accept()
+    except OSError as error:
+        return it, errno.errorcode[error.errno]
+
+class Child:
+    def __init__(self, work):
+        begin, said, end = os.pipe(), os.pipe(), os.pipe()
+        self.begins, self.said, self.ends = begin[1], said[0], end[1]
+        self.process = os.fork()
+        if self.process == 0:
+            signal.alarm(60)
+            os.read(begin[0], 1)
+            it, answer = work()
+            os.write(said[1], answer.encode())
+            os.read(end[0], 1)
+            os._exit(0)
+
+    def begin(self):
+        os.write(self.begins, b'x')
+        print(os.read(self.said, 100).decode(), flush=True)
+
+    def end(self):
+        os.write(self.ends, b'x')
+        os.waitpid(self.process, 0)
+
+first, second, third, fourth = [Child(work) for work in (bind, serve, bind, bind)]
+first.begin()
+second.begin()
+first.end()
+third.begin()
+second.end()
+fourth.begin()
+third.end()
+fourth.end()
+";
+
+pub(crate) fn refused_leaves_claim() {
+    let hosts = Hosts::new();
+    let config = "via=af_packet take=udp:7,tcp:7 spin=auto dev=exa";
+    let lines = hosts.lines(Command::new("python3").args(["-c", REFUSED]), Some(config));
+    assert_eq!(lines, ["bound", "EAGAIN", "EBUSY", "bound"]);
+}
+
 /// Writes more than the peer takes, and ends at once, in one of both ways.
 const ENDS: &str = "
 import os, socket, sys

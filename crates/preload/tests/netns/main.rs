@@ -71,6 +71,7 @@ fn main() {
         ("exe_5_second_process_is_told_why", forks::second_is_told),
         ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
         ("exe_5_udp_is_of_one_sibling", forks::siblings_know_each_other),
+        ("exe_5_refused_bind_leaves_claim", forks::refused_leaves_claim),
         ("exe_5_udp_is_of_one_process", forks::udp_is_of_one),
     ];
     trials.extend(by_python.map(|(name, test)| trial_inside(name, missing.as_ref(), test)));
