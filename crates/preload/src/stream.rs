@@ -249,14 +249,20 @@ impl Stream {
         Ok(len)
     }
 
-    /// Waits until so many bytes can be looked at, and for the first at least: the end, a signal and the time-out end the
-    /// wait for others (`tcp_recvmsg_locked`).
+    /// Waits until so many bytes can be looked at, and for the first at least: the end, an urgent byte, a signal and the
+    /// time-out end the wait for others (`tcp_recvmsg_locked`).
     fn await_peeked(&self, most: usize) -> Result<(), Errno> {
         let mut wait = CallWait::default();
         self.attempt(Some(&mut wait), |tcp| tcp.peek(&mut [0]))?;
         let waits = !self.is_nonblocking.load(Ordering::Relaxed);
-        while waits && self.unread_len()? < most && wait.is_to_go_on(self.readiness()?) {}
+        while waits && self.lacks_bytes(most)? && wait.is_to_go_on(self.readiness()?) {}
         Ok(())
+    }
+
+    /// True if fewer bytes can be looked at, and others may come before an urgent one.
+    fn lacks_bytes(&self, most: usize) -> Result<bool, Errno> {
+        let is_urgent_next = self.tcp.is_urgent_behind_unread().unwrap_or(false);
+        Ok(!is_urgent_next && self.unread_len()? < most)
     }
 
     fn receive_into<'a>(

@@ -710,8 +710,12 @@ def peeks(connection, tell):
     tell("send 3")
     await_bytes(it, 3)
     say("peek what is there", look, all | socket.MSG_DONTWAIT)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    # Again and again: the first may come before the call.
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
     say("peek all until a signal", look)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
     it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 50_000))
     say("peek all until the time-out", look)
     it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
@@ -721,6 +725,19 @@ def peeks(connection, tell):
     late.join()
     say("read", lambda: len(it.recv(100)))
     say("peek the end", look)
+    it.close()
+    tell("close")
+    it = connection()
+    for inline in (0, 1):
+        it.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, inline)
+        for part in ("send 3", "urgent", "send 2"):
+            tell(part)
+        say("received", until, lambda: info(it, "Q", BYTES_RECEIVED) == 6 + 6 * inline)
+        say("peek all until the urgent byte", look)
+        say("read up to it", it.recv, 10)
+        say("peek behind it", look, all | socket.MSG_DONTWAIT)
+        say("read behind it", it.recv, 10)
+        say("read the rest", it.recv, 10, socket.MSG_DONTWAIT)
     it.close()
     tell("close")
 
