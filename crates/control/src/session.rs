@@ -330,7 +330,7 @@ mod tests {
 
     fn lines() -> (UnixStream, Lines) {
         let (client, stream) = UnixStream::pair().unwrap();
-        (client, Lines { stream: Hidden::new(stream), read: Vec::new(), has_ended: false })
+        (client, Lines { stream: Hidden::new(stream).unwrap(), read: Vec::new(), has_ended: false })
     }
 
     /// All parts that a session hears of a client's bytes.

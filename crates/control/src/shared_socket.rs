@@ -84,7 +84,10 @@ fn accept_in_turn(
         let accepted = is_ready.then(|| listener.socket().accept());
         match accepted {
             // An error concerns this client's connection only.
-            Some(Ok((stream, _))) => drop(serve_client(Hidden::new(stream), context, &slots)),
+            Some(Ok((stream, _))) => {
+                let hidden = Hidden::new(stream).map_err(Into::into);
+                drop(hidden.and_then(|stream| serve_client(stream, context, &slots)));
+            }
             None if has_turn() => {} // the time is over
             _ => thread::sleep(TURN_LOOK),
         }

@@ -135,7 +135,7 @@ impl Drop for ControlSocket {
 fn accept(listener: &PrivateListener, context: &Arc<SessionContext>, slots: &Arc<ClientSlots>) {
     loop {
         let stream = match listener.socket().accept() {
-            Ok((stream, _)) => Hidden::new(stream),
+            Ok((stream, _)) => stream,
             // EINVAL: the socket was shut down, by drop.
             Err(error) if error.kind() == ErrorKind::InvalidInput => return,
             Err(_) => {
@@ -144,7 +144,8 @@ fn accept(listener: &PrivateListener, context: &Arc<SessionContext>, slots: &Arc
             }
         };
         // An error concerns this client's connection only.
-        let _ = serve_client(stream, context, slots);
+        let hidden = Hidden::new(stream).map_err(Into::into);
+        let _ = hidden.and_then(|stream| serve_client(stream, context, slots));
     }
 }
 

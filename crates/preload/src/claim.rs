@@ -249,7 +249,7 @@ fn slot_span(slot: usize) -> Span {
 
 /// Makes a file in memory, which the program does not know.
 fn memory_file(name: &str) -> io::Result<Hidden> {
-    Ok(Hidden::new(memfd_create(name, MemfdFlags::CLOEXEC)?))
+    Ok(Hidden::new(memfd_create(name, MemfdFlags::CLOEXEC)?)?)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ impl Mailbox {
     pub(crate) fn new() -> Result<Self, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        Ok(Self { near: Hidden::new(near), far: Hidden::new(far) })
+        Ok(Self { near: Hidden::new(near)?, far: Hidden::new(far)? })
     }
 
     /// Leaves a connection for another process, and the number of attempts so far to go on with it. False if there is no

@@ -83,7 +83,7 @@ pub(crate) fn unwatch(kernels: BorrowedFd<'_>) {
 
 impl Watch {
     fn begin() -> Result<Arc<Self>, Errno> {
-        let epoll = Hidden::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let epoll = Hidden::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
         let watch = Arc::new(Self { epoll, sockets: Mutex::default() });
         let own = Arc::clone(&watch);
         let run = move || while own.pass_on().is_ok() {};

@@ -515,7 +515,7 @@ fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Resu
         }
     };
     told(spawn("forebay-engine", run))?;
-    let finisher = Arc::new(Hidden::new(eventfd(0, EventfdFlags::CLOEXEC)?));
+    let finisher = Arc::new(Hidden::new(eventfd(0, EventfdFlags::CLOEXEC)?)?);
     let has_finished = Arc::<AtomicBool>::default();
     let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
     told(spawn("forebay-finish", move || await_end(&wakes, &says, &of)))?;

@@ -91,9 +91,9 @@ impl Stream {
         if let Some(store) = self.store.get() {
             return Ok(store.as_fd());
         }
-        let made = new_socket(self.is_ipv6)?;
+        let made = Hidden::new(new_socket(self.is_ipv6)?)?;
         self.inherited.copy_to(made.as_fd());
-        Ok(self.store.get_or_init(|| Hidden::new(made)).as_fd())
+        Ok(self.store.get_or_init(|| made).as_fd())
     }
 
     /// The kernel's socket that has the port: the listener's.

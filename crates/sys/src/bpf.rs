@@ -435,7 +435,7 @@ pub(super) unsafe fn descriptor_of<T>(
     let number = RawFd::try_from(number).map_err(|_| Errno::BADF)?;
     // SAFETY: the kernel made the descriptor for this call, and nothing else has it.
     let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
-    Ok(Hidden::new(descriptor))
+    Hidden::new(descriptor)
 }
 
 fn last_errno() -> Errno {

@@ -5,6 +5,7 @@
 //! marks when the program names a number, and has them [opened from a high number on](open_from), so that the
 //! program's own descriptors have the numbers that they would have without it.
 
+use std::mem;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -14,6 +15,9 @@ use rustix::process::{Resource, getrlimit};
 
 /// Numbers that can be marked: the kernel's default for `fs.nr_open`. Pages of marks never set take no memory.
 const NUMBERS_MAX: usize = 1 << 20;
+
+/// Lowest number that is not one of the three of standard input and output, which the program may have closed.
+const ABOVE_STANDARD: RawFd = 3;
 
 static IS_HIDDEN: [AtomicBool; NUMBERS_MAX] = [const { AtomicBool::new(false) }; NUMBERS_MAX];
 
@@ -29,15 +33,25 @@ pub struct Hidden<T: AsFd = OwnedFd>(T);
 
 impl<T: AsFd + From<OwnedFd> + Into<OwnedFd>> Hidden<T> {
     /// Hides a descriptor that was just opened, at a number of the range for such. If the process has none left there, it
-    /// keeps its number.
-    pub fn new(opened: T) -> Self {
-        let lowest = LOWEST.load(Ordering::Relaxed);
+    /// keeps its number. To be called at once: until then the program can close it.
+    ///
+    /// # Errors
+    /// `EBADF` if it is closed: the number may be the program's, and is left alone.
+    pub fn new(opened: T) -> Result<Self, Errno> {
+        Self::moved(opened, LOWEST.load(Ordering::Relaxed))
+    }
+
+    fn moved(opened: T, lowest: RawFd) -> Result<Self, Errno> {
         if lowest == 0 || opened.as_fd().as_raw_fd() >= lowest {
-            return Self::at_its_number(opened);
+            return Ok(Self::at_its_number(opened));
         }
         match duplicate_from(opened.as_fd(), lowest) {
-            Ok(moved) => Self::at_its_number(moved.into()),
-            Err(_) => Self::at_its_number(opened),
+            Ok(moved) => Ok(Self::at_its_number(moved.into())),
+            Err(Errno::MFILE | Errno::INVAL) => Ok(Self::at_its_number(opened)),
+            Err(error) => {
+                mem::forget(opened);
+                Err(error)
+            }
         }
     }
 
@@ -48,7 +62,7 @@ impl<T: AsFd + From<OwnedFd> + Into<OwnedFd>> Hidden<T> {
     pub fn duplicate(file: impl AsFd) -> Result<Self, Errno> {
         let lowest = LOWEST.load(Ordering::Relaxed);
         let duplicate = duplicate_from(file.as_fd(), lowest);
-        let duplicate = duplicate.or_else(|_| fcntl_dupfd_cloexec(&file, 0))?;
+        let duplicate = duplicate.or_else(|_| fcntl_dupfd_cloexec(&file, ABOVE_STANDARD))?;
         Ok(Self::at_its_number(duplicate.into()))
     }
 }
@@ -121,7 +135,7 @@ fn duplicate_from(descriptor: BorrowedFd<'_>, lowest: RawFd) -> Result<OwnedFd, 
     fcntl_dupfd_cloexec(descriptor, lowest).or_else(|_| {
         let limit = getrlimit(Resource::Nofile).current;
         let half = limit.and_then(|limit| RawFd::try_from(limit / 2).ok()).unwrap_or(0);
-        fcntl_dupfd_cloexec(descriptor, half.min(lowest))
+        fcntl_dupfd_cloexec(descriptor, half.min(lowest).max(ABOVE_STANDARD))
     })
 }
 
@@ -132,12 +146,13 @@ fn mark(number: RawFd) -> Option<&'static AtomicBool> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::os::fd::FromRawFd;
 
     use super::*;
 
     #[test]
     fn mark_ends_with_its_owner() {
-        let hidden = Hidden::new(File::open("/dev/null").unwrap());
+        let hidden = Hidden::new(File::open("/dev/null").unwrap()).unwrap();
         let number = hidden.as_raw_fd();
         let others = Hidden::<OwnedFd>::duplicate(&hidden).unwrap();
         assert!(is_hidden(number) && is_hidden(others.as_raw_fd()));
@@ -148,5 +163,17 @@ mod tests {
         assert_eq!(first_within(at, at), None);
         assert!(!is_hidden(-1) && !is_hidden(RawFd::MAX));
         assert_eq!(first_within(u32::MAX, u32::MAX), None);
+    }
+
+    #[test]
+    fn closed_descriptor_is_left_alone() {
+        let number = RawFd::MAX - 1;
+        // SAFETY: the process cannot have so many descriptors: it is closed, and nothing is done with it.
+        let closed = unsafe { OwnedFd::from_raw_fd(number) };
+        assert_eq!(Hidden::moved(closed, RawFd::MAX).unwrap_err(), Errno::BADF);
+        assert!(!is_hidden(number));
+        let opened = File::open("/dev/null").unwrap();
+        let hidden = Hidden::moved(opened, RawFd::MAX).expect("another number, or its own");
+        assert!(is_hidden(hidden.as_raw_fd()) && hidden.as_raw_fd() >= ABOVE_STANDARD);
     }
 }

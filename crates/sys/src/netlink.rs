@@ -78,10 +78,10 @@ pub(super) struct NetlinkSocket {
 impl NetlinkSocket {
     pub(super) fn open(protocol: Option<Protocol>) -> io::Result<Self> {
         let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
-        let socket = net::socket_with(family, SocketType::RAW, flags, protocol)?;
+        let socket = Hidden::new(net::socket_with(family, SocketType::RAW, flags, protocol)?)?;
         // Connected to the kernel, so messages of other senders are not received.
         net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
-        Ok(Self { socket: Hidden::new(socket), sequence: 0, buffer: vec![0; ANSWER_BYTES] })
+        Ok(Self { socket, sequence: 0, buffer: vec![0; ANSWER_BYTES] })
     }
 
     /// Opens a socket for requests of `NETLINK_ROUTE`.

@@ -54,7 +54,7 @@ impl PacketSocket {
     pub fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
-        Ok(Self(Hidden::new(socket)))
+        Ok(Self(Hidden::new(socket)?))
     }
 
     /// Prepends a `virtio_net_hdr` to each frame, in both directions.

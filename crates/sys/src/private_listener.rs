@@ -93,15 +93,14 @@ fn listen_at(path: &Path, what: &'static str) -> Result<Hidden<UnixListener>> {
     lock(&directory).map_err(Error::file("lock", above.unwrap_or(Path::new("."))))?;
     remove_stale(path, what, &address)?;
     let bound = || {
-        let socket = stream_socket(SocketFlags::CLOEXEC)?;
+        let socket = Hidden::<UnixListener>::new(stream_socket(SocketFlags::CLOEXEC)?.into())?;
         // Linux gives the file the mode that the socket has (unix_bind_bsd in net/unix/af_unix.c).
-        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-        bind(&socket, &address)?;
-        listen(&socket, BACKLOG)?;
+        fchmod(&*socket, Mode::RUSR | Mode::WUSR)?;
+        bind(&*socket, &address)?;
+        listen(&*socket, BACKLOG)?;
         Ok(socket)
     };
-    let socket = bound().map_err(|errno: Errno| refused()(errno.into()))?;
-    Ok(Hidden::new(socket.into()))
+    bound().map_err(|errno: Errno| refused()(errno.into()))
 }
 
 /// Takes a lock that another run holds for a moment. Any process that can open the directory can

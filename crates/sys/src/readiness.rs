@@ -58,7 +58,7 @@ pub enum Ended {
 pub fn readiness() -> io::Result<(ReadinessSetter, ReadinessDescriptor)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (socket, descriptor) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    let (socket, descriptor) = (Hidden::new(socket), Hidden::new(descriptor));
+    let (socket, descriptor) = (Hidden::new(socket)?, Hidden::new(descriptor)?);
     // The kernel raises 0 to its minimum.
     set_socket_send_buffer_size(&descriptor, 0)?;
     let socket = Some(socket);

@@ -25,7 +25,7 @@ const REFUSE: FilterInstruction = FilterInstruction { code: 0x06, jt: 0, jf: 0, 
 pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<Hidden> {
     let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    let socket = Hidden::new(socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?)?;
     if local.is_ipv6() {
         set_ipv6_v6only(&socket, v6_only)?;
     }
@@ -35,7 +35,7 @@ pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<
     refuse_packets(socket.as_fd())?;
     bind(&socket, &local)?;
     listen(&socket, 0)?;
-    Ok(Hidden::new(socket))
+    Ok(socket)
 }
 
 /// Has a socket drop every packet: if it listens, it reserves its port.

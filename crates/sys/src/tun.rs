@@ -73,7 +73,7 @@ impl TunQueue {
     pub fn open() -> rustix::io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let descriptor = fs::open("/dev/net/tun", flags, Mode::empty())?;
-        Ok(Self { descriptor: Hidden::new(descriptor) })
+        Ok(Self { descriptor: Hidden::new(descriptor)? })
     }
 
     /// Attaches the queue to a device, or creates one, which is removed when its last queue is

@@ -23,6 +23,7 @@ pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<
     let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))?;
+    let socket = Hidden::<UdpSocket>::new(socket.into())?;
     if local.is_ipv6() {
         set_ipv6_v6only(&socket, v6_only)?;
     }
@@ -30,5 +31,5 @@ pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<
     set_socket_recv_buffer_size(&socket, 0)?;
     super::socket_filter::attach(socket.as_fd(), &[REFUSE])?;
     bind(&socket, &local)?;
-    Ok(Hidden::new(UdpSocket::from(socket)))
+    Ok(socket)
 }

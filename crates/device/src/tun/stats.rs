@@ -41,7 +41,8 @@ impl Default for TunDrops {
 impl TunDrops {
     /// Begins to count drops.
     pub(super) fn of(interface: &Interface) -> Self {
-        let lines = File::open("/proc/thread-self/net/dev").ok().map(Hidden::new);
+        let lines = File::open("/proc/thread-self/net/dev").ok();
+        let lines = lines.and_then(|lines| Hidden::new(lines).ok());
         let drops = Self { interface: Some(interface.clone()), lines, ..Self::default() };
         Self { before: Mutex::new(drops.counted().unwrap_or(0)), ..drops }
     }

@@ -195,11 +195,12 @@ fn bound(
 ) -> Result<Socket, OpenError> {
     let flags = SocketFlags::CLOEXEC;
     let fd = net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
+        .and_then(Hidden::new)
         .map_err(OpenError::of("open an AF_XDP socket"))?;
     if let RegisteredMemory::Own = memory {
         register(fd.as_fd(), pool.region(), config.chunk_bytes)?;
     }
-    let mut socket = with_rings(Hidden::new(fd), config, pool)?;
+    let mut socket = with_rings(fd, config, pool)?;
     if config.busy_poll {
         prefer_busy_poll(socket.as_fd()).map_err(OpenError::of("turn busy polling on"))?;
     }
@@ -340,6 +341,7 @@ impl Teardown {
         let config = SocketConfig { copying: CopyMode::Copy, is_scattered: false, ..*config };
         let flags = SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
+            .and_then(Hidden::new)
             .map_err(OpenError::of(action))?;
         let region = Region::allocate(config.chunk_bytes as usize);
         register(socket.as_fd(), &region, config.chunk_bytes)?;
@@ -347,7 +349,7 @@ impl Teardown {
             .and_then(|()| sockopt::set_xdp_umem_completion_ring_size(&socket, ENTRIES))
             .and_then(|()| sockopt::set_xdp_rx_ring_size(&socket, ENTRIES))
             .map_err(OpenError::of(action))?;
-        Ok(Self { socket: Hidden::new(socket), config, _region: region })
+        Ok(Self { socket, config, _region: region })
     }
 }
 
