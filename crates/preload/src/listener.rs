@@ -184,7 +184,9 @@ impl Listener {
     /// Closes this process's copy of the kernel's socket, which nothing here uses any more: the port is free once the
     /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
-        abi::close_forgotten(self.kernel());
+        if self.origin.may_close_copy() {
+            abi::close_forgotten(self.kernel());
+        }
     }
 
     /// True once [`shutdown`](Self::shutdown) has ended the listening.

@@ -449,8 +449,10 @@ impl Udp {
     /// Closes this process's copies of the kernel's sockets, which nothing here uses any more: the port is free once the
     /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
-        abi::close_forgotten(self.kernel());
-        self.udp.reserved().into_iter().for_each(abi::close_forgotten);
+        if self.origin.may_close_copy() {
+            abi::close_forgotten(self.kernel());
+            self.udp.reserved().into_iter().for_each(abi::close_forgotten);
+        }
     }
 
     pub(crate) fn is_of_parent(&self) -> bool {

@@ -111,11 +111,8 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 /// As `dup2(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
-    if is_unknown(fd) {
-        return answer_int(Err(Errno::BADF));
-    }
-    if is_unknown(to) {
-        return answer_int(Err(Errno::BUSY)); // the program would close it
+    if let Err(error) = check_duplicate(fd, to) {
+        return answer_int(Err(error));
     }
     let next = next!(dup2(c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
@@ -127,16 +124,33 @@ pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
 /// As `dup3(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    if is_unknown(fd) {
-        return answer_int(Err(Errno::BADF));
-    }
-    if is_unknown(to) {
-        return answer_int(Err(Errno::BUSY)); // as above
+    // Others the kernel refuses, whatever the numbers are.
+    if flags & !libc::O_CLOEXEC == 0
+        && fd != to
+        && let Err(error) = check_duplicate(fd, to)
+    {
+        return answer_int(Err(error));
     }
     let next = next!(dup3(c_int, c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
     let new = unsafe { next(fd, to, flags) };
     replaced(fd, new)
+}
+
+/// Checks the numbers of `dup2` and `dup3`.
+///
+/// # Errors
+/// `EBADF` if the first is not open for the program; `EBUSY` if the library uses the second.
+fn check_duplicate(fd: c_int, to: c_int) -> Result<(), Errno> {
+    if is_unknown(fd) {
+        return Err(Errno::BADF);
+    }
+    if !is_unknown(to) {
+        return Ok(());
+    }
+    // SAFETY: the call touches no memory.
+    let is_open = unsafe { fcntl(fd, libc::F_GETFD, 0) } >= 0;
+    Err(if is_open { Errno::BUSY } else { Errno::BADF }) // the program would close it
 }
 
 /// Enters a duplicate, whose number may have been that of a socket of ours before.

@@ -12,12 +12,22 @@ use super::{Hosts, NEAR};
 /// that are open, closes all that it has not opened, in one of several ways, and opens others in their place. Its
 /// sockets go on, and nothing comes to the others.
 const CLOSES: &str = "
-import ctypes, fcntl, os, select, signal, socket, sys, threading
+import ctypes, errno, fcntl, os, resource, select, signal, socket, sys, threading
 signal.alarm(60)
 libc, way = ctypes.CDLL(None, use_errno=True), sys.argv[1]
 started = threading.Event()
 threading.Thread(target=lambda: (started.set(), threading.Event().wait()), daemon=True).start()
 started.wait()
+def succeeds(call, *arguments):
+    try:
+        call(*arguments)
+        return True
+    except OSError:
+        return False
+
+end = min(5500, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+before = [it for it in range(3, end) if succeeds(fcntl.fcntl, it, fcntl.F_GETFD)]
+print('before', before)
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 udp.bind(('10.9.0.1', 7))
 listener = socket.create_server(('10.9.0.1', 7))
@@ -26,18 +36,24 @@ connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100_000)
 own = [it.fileno() for it in (udp, listener, connection)]
 print('own', own)
 
-def succeeds(call, *arguments):
-    try:
-        call(*arguments)
-        return True
-    except OSError:
-        return False
-
 def others(call, *arguments):
-    return [it for it in range(3, 5000) if it not in own and succeeds(call, it, *arguments)]
+    return [it for it in range(3, end - 1) if it not in own and succeeds(call, it, *arguments)]
 
-print('open', others(fcntl.fcntl, fcntl.F_GETFD), others(lambda it: os.close(os.dup(it))), others(os.dup2, 5500))
-print('used', others(os.read, 0), others(os.write, b''), others(os.readv, [bytearray(0)]), others(os.writev, [b'']))
+def refused(*arguments):
+    ctypes.set_errno(0)
+    return libc.dup3(*arguments), errno.errorcode.get(ctypes.get_errno())
+
+def unopened(call, *arguments):
+    # Files of the time of a call are open for a moment.
+    while not set(others(call, *arguments)) <= set(before):
+        pass
+    return True
+
+print('open', unopened(fcntl.fcntl, fcntl.F_GETFD), unopened(lambda it: os.close(os.dup(it))), unopened(lambda it: os.close(os.dup2(it, end - 1))))
+print('used', unopened(os.read, 0), unopened(os.write, b''), unopened(os.readv, [bytearray(0)]), unopened(os.writev, [b'']))
+closed = [it for it in range(3, end) if it not in own + before]
+for of in (lambda it: (it, it, 0), lambda it: (it, end - 1, 1), lambda it: (it, end - 1, 0), lambda it: (end - 1, it, 0)):
+    print('refused', sorted({refused(*of(it)) for it in closed}))
 if way == 'close':
     print('closed', others(os.close))
 else:
@@ -48,7 +64,7 @@ else:
         first = number + 1
     print(libc.closefrom(first) if way == 'closefrom' else libc.close_range(first, 2 ** 32 - 1, 0))
 placed = [socket.socketpair() for _ in range(200)]
-print('placed', [it.fileno() for pair in placed for it in pair])
+print('placed', all(it.fileno() < 512 for pair in placed for it in pair))
 for _ in range(3):
     udp.sendto(b'datagram', ('10.9.0.2', 9))
     print(select.select([udp], [], [], 20)[0] == [udp], udp.recv(100))
