@@ -74,7 +74,7 @@ impl Claim {
         self.numbered(number)
     }
 
-    /// The same claim, for a process that has run no engine by it.
+    /// Claim to the same engine, for a process that has run none by it.
     pub(crate) fn again(&self) -> Self {
         self.numbered(self.number)
     }
