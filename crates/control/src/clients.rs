@@ -7,6 +7,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use forebay_sys::hidden::Hidden;
+
 /// Maximum number of clients served at once.
 pub(super) const CLIENTS_MAX: usize = 16;
 
@@ -29,7 +31,7 @@ struct TakenSlot {
 #[derive(Debug)]
 struct ClientPlace {
     client: u64,
-    stream: UnixStream,
+    stream: Hidden<UnixStream>,
     /// Time of the client's last request or answer.
     heard: Instant,
     watches: bool,
@@ -49,7 +51,7 @@ impl ClientSlots {
     /// Takes a slot for a client. If all are taken, the client that was silent longest is
     /// disconnected; `None` if all of them watch, or the slots are closed.
     pub(super) fn take(self: &Arc<Self>, stream: &UnixStream) -> io::Result<Option<ClientSlot>> {
-        let stream = stream.try_clone()?;
+        let stream = Hidden::duplicate(stream)?;
         let mut taken = self.taken();
         if taken.is_closed {
             return Ok(None);

@@ -1,13 +1,14 @@
 //! Session of one client of the control socket: its requests, and their answers.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_rx::CpuId;
 use forebay_sys::errno::Errno;
+use forebay_sys::hidden::Hidden;
 use forebay_sys::refused::{Refused, Written};
 
 use super::clients::ClientSlot;
@@ -16,6 +17,7 @@ use super::handle::Control;
 use super::list::list;
 use super::names::{self, Names};
 use super::request::{LINE_BYTES_MAX, Request};
+use super::socket::send_all;
 
 /// Time for which a client may leave an answer unread, once the kernel's socket buffer is full.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,7 +51,11 @@ pub(super) struct ControlSession<'a> {
 }
 
 impl<'a> ControlSession<'a> {
-    pub(super) fn new(context: &'a SessionContext, slot: ClientSlot, stream: UnixStream) -> Self {
+    pub(super) fn new(
+        context: &'a SessionContext,
+        slot: ClientSlot,
+        stream: Hidden<UnixStream>,
+    ) -> Self {
         Self { context, slot, lines: Lines { stream, read: Vec::new(), has_ended: false } }
     }
 
@@ -111,7 +117,7 @@ impl<'a> ControlSession<'a> {
                 }
                 settings = now;
             }
-            self.lines.stream.write_all(text.as_bytes())?;
+            send_all(&self.lines.stream, text.as_bytes())?;
             if self.lines.wait(Some(WATCH_PERIOD))? {
                 return Ok(Ok(Vec::new()));
             }
@@ -246,7 +252,7 @@ fn invalid(why: String) -> Refused {
 /// Input of a client, line by line.
 #[derive(Debug)]
 struct Lines {
-    stream: UnixStream,
+    stream: Hidden<UnixStream>,
     /// Bytes read and not taken: at most a line and the bytes that came with its end.
     read: Vec<u8>,
     has_ended: bool,
@@ -273,7 +279,7 @@ impl Lines {
         }
         self.stream.set_read_timeout(timeout)?;
         let mut bytes = [0; LINE_BYTES_MAX];
-        match self.stream.read(&mut bytes) {
+        match rustix::io::read(&self.stream, &mut bytes).map_err(io::Error::from) {
             Ok(0) => self.has_ended = true,
             Ok(count) => self.read.extend(&bytes[..count]),
             Err(error) if is_patience(error.kind()) => {}
@@ -308,7 +314,7 @@ impl Lines {
             }
             Err(refused) => text = format!("error {refused}\n"),
         }
-        self.stream.write_all(text.as_bytes())
+        send_all(&self.stream, text.as_bytes())
     }
 }
 
@@ -318,11 +324,13 @@ fn is_patience(kind: ErrorKind) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     fn lines() -> (UnixStream, Lines) {
         let (client, stream) = UnixStream::pair().unwrap();
-        (client, Lines { stream, read: Vec::new(), has_ended: false })
+        (client, Lines { stream: Hidden::new(stream).unwrap(), read: Vec::new(), has_ended: false })
     }
 
     /// All parts that a session hears of a client's bytes.

@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_sys::error::{Error, Result};
+use forebay_sys::hidden::Hidden;
 use forebay_sys::private_listener::PrivateListener;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -83,7 +84,10 @@ fn accept_in_turn(
         let accepted = is_ready.then(|| listener.socket().accept());
         match accepted {
             // An error concerns this client's connection only.
-            Some(Ok((stream, _))) => drop(serve_client(stream, context, &slots)),
+            Some(Ok((stream, _))) => {
+                let hidden = Hidden::new(stream).map_err(Into::into);
+                drop(hidden.and_then(|stream| serve_client(stream, context, &slots)));
+            }
             None if has_turn() => {} // the time is over
             _ => thread::sleep(TURN_LOOK),
         }

@@ -6,7 +6,7 @@
 //! Nothing here is on the path of packets.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,10 @@ use std::time::Duration;
 
 use forebay_sys::errno::Errno;
 use forebay_sys::error::{Error, Result};
+use forebay_sys::hidden::Hidden;
 use forebay_sys::private_listener::PrivateListener;
 use forebay_sys::refused::Refused;
+use rustix::net::SendFlags;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 
@@ -142,13 +144,14 @@ fn accept(listener: &PrivateListener, context: &Arc<SessionContext>, slots: &Arc
             }
         };
         // An error concerns this client's connection only.
-        let _ = serve_client(stream, context, slots);
+        let hidden = Hidden::new(stream).map_err(Into::into);
+        let _ = hidden.and_then(|stream| serve_client(stream, context, slots));
     }
 }
 
 /// Gives a client a slot and a thread, or sends it the reason for refusing.
 pub(super) fn serve_client(
-    stream: UnixStream,
+    stream: Hidden<UnixStream>,
     context: &Arc<SessionContext>,
     slots: &Arc<ClientSlots>,
 ) -> io::Result<()> {
@@ -179,10 +182,23 @@ fn check_peer(stream: &UnixStream) -> io::Result<Result<(), Refused>> {
     Ok(Err(Refused::new(Errno::Perm, why)))
 }
 
+/// Sends bytes to a client. Of the kernel alone: the C library of a program that we are loaded into may refuse to write to
+/// descriptors that the program does not know.
+pub(super) fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {
+            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
 /// Sends a refusal without waiting: the socket buffer of a new client holds a line.
-fn refuse(mut stream: &UnixStream, refused: &Refused) -> io::Result<()> {
+fn refuse(stream: &UnixStream, refused: &Refused) -> io::Result<()> {
     stream.set_nonblocking(true)?;
-    stream.write_all(format!("error {refused}\n").as_bytes())?;
+    send_all(stream, format!("error {refused}\n").as_bytes())?;
     stream.shutdown(Shutdown::Write)
 }
 

@@ -2,20 +2,21 @@
 //! engines, and the slots of the processes that run one.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use forebay_sys::hidden::Hidden;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{pread, pwrite};
 use rustix::thread::futex;
 
+use crate::abi;
 use crate::abi::Span;
 use crate::mailbox::Mailbox;
 use crate::shares::{SLOTS, SharedTable, Shares};
-use crate::{abi, protected};
 
 /// Words that all processes share.
 const CHANGES: usize = 0;
@@ -41,11 +42,11 @@ const COPIES_AT: u32 = 1 << 20;
 /// number locked is the one that runs the engine, or has run it: another byte says that the state of the
 /// copies is old.
 pub(crate) struct Claim {
-    file: Arc<OwnedFd>,
+    file: Arc<Hidden>,
     words: &'static [AtomicU32; WORDS],
     number: u32,
     /// File of the table.
-    slots: Arc<OwnedFd>,
+    slots: Arc<Hidden>,
     shares: Arc<Shares>,
     mailbox: Arc<Mailbox>,
     /// Taken while slots are cleared: the locks of files exclude processes, not threads. A child has an engine, and so a
@@ -70,6 +71,15 @@ impl Claim {
         for kind in [FORKS, COPIES] {
             self.words[kind + counted(number)].store(0, Ordering::SeqCst);
         }
+        self.numbered(number)
+    }
+
+    /// Claim to the same engine, for a process that has run none by it.
+    pub(crate) fn again(&self) -> Self {
+        self.numbered(self.number)
+    }
+
+    fn numbered(&self, number: u32) -> Self {
         let (file, slots) = (Arc::clone(&self.file), Arc::clone(&self.slots));
         let (shares, mailbox) = (Arc::new(self.shares.next()), Arc::clone(&self.mailbox));
         let evicting = Mutex::default();
@@ -238,11 +248,8 @@ fn slot_span(slot: usize) -> Span {
 }
 
 /// Makes a file in memory, which the program does not know.
-fn memory_file(name: &str) -> io::Result<OwnedFd> {
-    let file = memfd_create(name, MemfdFlags::CLOEXEC)?;
-    let file = protected::duplicate(&file)?;
-    protected::protect(file.as_fd());
-    Ok(file)
+fn memory_file(name: &str) -> io::Result<Hidden> {
+    Ok(Hidden::new(memfd_create(name, MemfdFlags::CLOEXEC)?)?)
 }
 
 #[cfg(test)]
@@ -320,6 +327,20 @@ sys.stdin.read()
         next.before_copy();
         next.note_copy();
         assert!(!next.may_be_others(), "this process has all copies");
+    }
+
+    #[test]
+    fn exe_8_childs_claim_has_no_state() {
+        let parents = Claim::new().unwrap();
+        parents.enter(parents.reserve().unwrap());
+        parents.shares.join("192.0.2.1:80".parse().unwrap());
+        parents.shares.take_free();
+        let _evicting = parents.evicting.lock().unwrap();
+        let own = parents.again();
+        assert_eq!((own.shares.own(), own.shares.needed()), (None, 0));
+        own.enter(1);
+        assert!(own.shares.has_other_members("192.0.2.1:80".parse().unwrap()));
+        assert!(own.evict_dead(), "the lock is free; those of files do not exclude this process");
     }
 
     #[test]

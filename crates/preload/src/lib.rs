@@ -38,5 +38,4 @@ mod mailbox; //     connections that one of these passes on to another
 mod passing; //     listeners that are closed, and connections that come from them
 mod membership; //  changes of these, and filters that let them pass
 mod control; //     control socket of the program
-mod protected; //   descriptors that the program must not close
 mod errno; //       errors as the kernel's numbers

@@ -14,6 +14,7 @@ use arc_swap::ArcSwapOption;
 use forebay::net::{TcpListener, TcpStream};
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::tcp::FastOpenOptions;
+use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter, readiness};
 use forebay_sys::tcp_reserve;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -34,7 +35,7 @@ use crate::socket::{CallWait, Socket, Takeover};
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, TcpSetting};
 use crate::udp_options::{lacking, timeout};
-use crate::{abi, fork_locks, passing, protected, table};
+use crate::{abi, fork_locks, passing, table};
 
 /// Listeners that this process has, and those of them that no engine of this process serves.
 static LISTENERS: AtomicUsize = AtomicUsize::new(0);
@@ -42,7 +43,7 @@ static UNSERVED: AtomicUsize = AtomicUsize::new(0);
 
 /// Sockets of listeners that are closed, by port. Connections that they have accepted keep them, so that the
 /// kernel does not answer for those.
-static CLOSED: Mutex<Vec<(u16, Weak<OwnedFd>)>> = Mutex::new(Vec::new());
+static CLOSED: Mutex<Vec<(u16, Weak<Hidden>)>> = Mutex::new(Vec::new());
 
 /// Taken while a listener gets its engine.
 static SERVING: Mutex<()> = Mutex::new(());
@@ -100,7 +101,7 @@ pub(crate) fn share_with_closed(descriptor: BorrowedFd<'_>, local: SocketAddr) -
     }
     let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
     closed.retain(|(_, socket)| socket.strong_count() > 0);
-    let is_same = |(port, _): &&(u16, Weak<OwnedFd>)| *port == local.port();
+    let is_same = |(port, _): &&(u16, Weak<Hidden>)| *port == local.port();
     let sockets = closed.iter().filter(is_same).filter_map(|(_, socket)| socket.upgrade());
     let mut is_shared = false;
     for socket in sockets {
@@ -131,8 +132,7 @@ impl Listener {
         tcp_reserve::refuse_packets(descriptor).map_err(|error| unconnected_errno(&error))?;
         rustix::net::listen(descriptor, backlog)?;
         let is_nonblocking = fcntl_getfl(descriptor)?.contains(OFlags::NONBLOCK);
-        let inherited = Inherited::of(protected::duplicate(descriptor)?)?;
-        protected::protect(inherited.kernel.as_fd());
+        let inherited = Inherited::of(Hidden::duplicate(descriptor)?)?;
         let v6_only =
             local.is_ipv6() && abi::is_on(descriptor, SocketOption::of_ipv6(libc::IPV6_V6ONLY));
         let listener = Self {
@@ -184,8 +184,9 @@ impl Listener {
     /// Closes this process's copy of the kernel's socket, which nothing here uses any more: the port is free once the
     /// parent has closed its own.
     pub(crate) fn close_copy(&self) {
-        protected::unprotect(self.kernel());
-        abi::close_forgotten(self.kernel());
+        if self.origin.may_close_copy() {
+            abi::close_forgotten(self.kernel());
+        }
     }
 
     /// True once [`shutdown`](Self::shutdown) has ended the listening.
@@ -467,7 +468,6 @@ impl Served {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        protected::unprotect(self.inherited.kernel.as_fd());
         let mut closed = CLOSED.lock().unwrap_or_else(PoisonError::into_inner);
         closed.retain(|(_, socket)| socket.strong_count() > 0);
         closed.push((self.local.port(), Arc::downgrade(&self.inherited.kernel)));

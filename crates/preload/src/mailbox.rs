@@ -1,22 +1,19 @@
 //! Queue, shared by all processes of a program, of connections that one passes on to another.
 
-use std::os::fd::{AsFd, OwnedFd};
-
 use forebay_stack::tcp::PassedConnection;
+use forebay_sys::hidden::Hidden;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
-
-use crate::protected;
 
 /// Longest message.
 const MESSAGE_BYTES_MAX: usize = 1 << 17;
 
 /// A pair of sockets: each message is received by one process.
 pub(crate) struct Mailbox {
-    near: OwnedFd,
-    far: OwnedFd,
+    near: Hidden,
+    far: Hidden,
 }
 
 impl Mailbox {
@@ -24,11 +21,7 @@ impl Mailbox {
     pub(crate) fn new() -> Result<Self, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (near, far) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let [near, far] = [near, far].map(protected::duplicate);
-        let (near, far) = (near?, far?);
-        protected::protect(near.as_fd());
-        protected::protect(far.as_fd());
-        Ok(Self { near, far })
+        Ok(Self { near: Hidden::new(near)?, far: Hidden::new(far)? })
     }
 
     /// Leaves a connection for another process, and the number of attempts so far to go on with it. False if there is no

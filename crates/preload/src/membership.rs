@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{mem, process, thread};
@@ -12,11 +12,12 @@ use std::{mem, process, thread};
 use forebay::Device;
 use forebay_device::rx_filter::{BUCKETS, FlowShare, nothing};
 use forebay_stack::tcp::{Division, PassedConnection};
+use forebay_sys::hidden::Hidden;
 use forebay_sys::socket_filter::{FilterInstruction, attach, attached};
 
 use crate::claim::Claim;
+use crate::passing;
 use crate::shares::Handover;
-use crate::{passing, protected};
 
 /// Time between two checks of whether the devices' filters are attached, and the time after which their absence is told.
 const ATTACHED_LOOK: Duration = Duration::from_millis(1);
@@ -46,7 +47,7 @@ const REFUSED_MAX: usize = 64;
 const HANDSHAKES_MAX: Duration = Duration::from_secs(1);
 
 /// Sockets that the packets of an engine come from.
-pub(crate) struct Rings(Vec<OwnedFd>);
+pub(crate) struct Rings(Vec<Hidden>);
 
 /// Part of this process in the new connections.
 pub(crate) struct Membership {
@@ -89,9 +90,7 @@ impl Rings {
     pub(crate) fn of(devices: &[Device]) -> io::Result<Self> {
         let sources = devices.iter().flat_map(|device| &device.sources);
         let sockets = sources.filter_map(|source| source.descriptor());
-        let rings = sockets.map(protected::duplicate).collect::<Result<Vec<_>, _>>()?;
-        rings.iter().for_each(|ring| protected::protect(ring.as_fd()));
-        Ok(Self(rings))
+        Ok(Self(sockets.map(Hidden::duplicate).collect::<Result<_, _>>()?))
     }
 
     /// Filters of all, once they are attached.

@@ -10,16 +10,27 @@ use crate::runtime::forks;
 pub(crate) struct Origin {
     forks: usize,
     has_warned: AtomicBool,
+    has_closed_copy: AtomicBool,
 }
 
 impl Origin {
     /// Origin of a socket that the calling process makes.
     pub(crate) fn here() -> Self {
-        Self { forks: forks(), has_warned: AtomicBool::new(false) }
+        Self {
+            forks: forks(),
+            has_warned: AtomicBool::new(false),
+            has_closed_copy: AtomicBool::new(false),
+        }
     }
 
     pub(crate) fn is_parent(&self) -> bool {
         self.forks != forks()
+    }
+
+    /// True for the one thread that is to close the child's copy of the kernel's sockets, whose numbers are then the
+    /// program's.
+    pub(crate) fn may_close_copy(&self) -> bool {
+        !self.has_closed_copy.swap(true, Ordering::Relaxed)
     }
 
     /// Refuses a call of a child. Says once what was `made` and what to `do_instead`.
@@ -37,5 +48,17 @@ impl Origin {
             );
         }
         Err(Errno::BADF)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exe_5_copy_is_closed_once() {
+        let origin = Origin::here();
+        assert!(origin.may_close_copy());
+        assert!(!origin.may_close_copy(), "another thread has closed the last duplicate, too");
     }
 }

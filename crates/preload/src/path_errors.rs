@@ -2,19 +2,19 @@
 //! kernel's socket at the same port is told, and a thread passes on what it is told.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use forebay_stack::socket::queue::{Enqueue, SocketQueue};
+use forebay_sys::hidden::Hidden;
 use forebay_sys::signals::with_all_blocked;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 
 use crate::abi;
-use crate::protected;
 use crate::runtime::{FORKS_MAX, forks};
 
 /// Watches of this process and of its ancestors, by number of forks: a child has none of the threads.
@@ -23,7 +23,7 @@ static WATCHES: [OnceLock<Result<Arc<Watch>, Errno>>; FORKS_MAX] =
 
 /// Sockets of the kernel that are watched.
 struct Watch {
-    epoll: OwnedFd,
+    epoll: Hidden,
     sockets: Mutex<Watched>,
 }
 
@@ -83,8 +83,7 @@ pub(crate) fn unwatch(kernels: BorrowedFd<'_>) {
 
 impl Watch {
     fn begin() -> Result<Arc<Self>, Errno> {
-        let epoll = protected::duplicate(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
-        protected::protect(epoll.as_fd());
+        let epoll = Hidden::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)?;
         let watch = Arc::new(Self { epoll, sockets: Mutex::default() });
         let own = Arc::clone(&watch);
         let run = move || while own.pass_on().is_ok() {};

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,6 +15,7 @@ use forebay_device::af_packet::PacketRing;
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_metrics::Metrics;
 use forebay_stack::tcp::{FastOpen, TcpConfig};
+use forebay_sys::hidden::{self, Hidden};
 use forebay_sys::signals::with_all_blocked;
 use forebay_sys::tcp_fast_open;
 use rustix::event::{EventfdFlags, eventfd};
@@ -25,7 +25,7 @@ use crate::claim::Claim;
 use crate::membership::{Membership, Rings};
 use crate::socket::Socket;
 use crate::start_error::StartError;
-use crate::{control, fork_locks, listener, passing, protected, table};
+use crate::{control, fork_locks, listener, passing, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 pub(crate) const FORKS_MAX: usize = 8;
@@ -36,6 +36,9 @@ const FINISH_LOOK: Duration = Duration::from_millis(1);
 
 /// Pause between two looks for the end of one of too many processes.
 const SLOT_LOOK: Duration = Duration::from_secs(1);
+
+/// Lowest number of descriptors that the program does not know.
+const HIDDEN_FROM: i32 = 512;
 
 /// Pause before the devices are opened once more for a child, if that has failed.
 const OPEN_PAUSE: Duration = Duration::from_secs(1);
@@ -49,11 +52,21 @@ static RUNNING: [OnceLock<Result<Runtime, Errno>>; FORKS_MAX] =
 /// child may run the copy that it gets by a fork.
 static PREPARED: Mutex<Option<Prepared>> = Mutex::new(None);
 
+/// Claim of the processes that were forked before any has prepared an engine: by it they know of each other.
+static FIRST: OnceLock<Arc<Claim>> = OnceLock::new();
+
 static CONFIG: OnceLock<Option<PreloadConfig>> = OnceLock::new();
 static FORKS: AtomicUsize = AtomicUsize::new(0);
 
 /// Process that this memory belongs to. A child of `vfork` has another number, and uses its parent's memory.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Permission to run an engine beside those of other processes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Others {
+    Allowed,
+    Refused,
+}
 
 /// Engine of a process.
 pub(crate) struct Runtime {
@@ -63,7 +76,7 @@ pub(crate) struct Runtime {
     /// Right to receive the taken packets, held until the process ends.
     claim: Arc<Claim>,
     /// Wakes the thread that finishes connections when the process ends.
-    pub(crate) finisher: Arc<OwnedFd>,
+    pub(crate) finisher: Arc<Hidden>,
     has_finished: Arc<AtomicBool>,
     /// Part in the new connections, if other processes may receive, too.
     pub(crate) membership: Option<Arc<Membership>>,
@@ -89,6 +102,7 @@ pub(crate) fn forks() -> usize {
 
 /// Records the process, when the library is loaded.
 pub(crate) fn loaded() {
+    hidden::open_from(HIDDEN_FROM);
     PROCESS.store(process::id(), Ordering::Relaxed);
 }
 
@@ -126,7 +140,7 @@ pub(crate) fn prepare() -> Result<(), Errno> {
         && is_inherited
         && RUNNING.get(forks()).is_some_and(|slot| slot.get().is_none())
     {
-        *prepared = Some(told(protected::protect_opened_by(|| open(config, None)))?);
+        *prepared = Some(told(open(config, first()))?);
     }
     Ok(())
 }
@@ -146,9 +160,30 @@ pub(crate) fn before_fork() {
     listener::keep_locks();
     if let Some(mut prepared) = fork_locks::lock(&PREPARED) {
         prepare_next(&mut prepared);
+        if prepared.is_none() && !is_running() {
+            make_first();
+        }
         prepared.iter().for_each(|prepared| prepared.claim.before_copy());
         fork_locks::keep(prepared);
     }
+}
+
+/// Makes the claim that this process's children share. Without it they do not know of each other.
+fn make_first() {
+    let is_shared = configured().is_some_and(|config| config.via == Via::AfPacket);
+    if FIRST.get().is_none()
+        && is_shared
+        && let Ok(claim) = Claim::new()
+    {
+        // Not set before: by the lock of the engine that is prepared.
+        let _ = FIRST.set(Arc::new(claim));
+    }
+}
+
+/// Claim of this process to the first engine, if no other is prepared: that of an ancestor has the state of an engine
+/// that the ancestor may have run.
+fn first() -> Option<Arc<Claim>> {
+    FIRST.get().map(|first| Arc::new(first.again()))
 }
 
 /// Prepares another engine for a child, if an earlier child has the one that was prepared: both may receive.
@@ -164,10 +199,10 @@ fn prepare_next(prepared: &mut Option<Prepared>) {
     }
     let Some(config) = configured() else { return };
     let claim = Arc::new(before.claim.next());
-    match protected::protect_opened_by(|| open(config, Some(claim))) {
+    match open(config, Some(claim)) {
         Ok(next) => {
             // Nothing of the copy was ever used: its descriptors and its memory are all that it has.
-            protected::closing_own(|| drop(prepared.replace(next)));
+            drop(prepared.replace(next));
         }
         Err(error) if before.failed.replace(Instant::now()).is_none() => {
             let _ = told::<()>(Err(error));
@@ -187,6 +222,10 @@ pub(crate) fn is_running() -> bool {
 /// `EBUSY` as long as another process receives the packets; `ENODEV` if a device cannot be opened, for a reason
 /// that standard error has.
 pub(crate) fn running() -> Result<&'static Runtime, Errno> {
+    running_with(Others::Allowed)
+}
+
+fn running_with(others: Others) -> Result<&'static Runtime, Errno> {
     let slot = RUNNING.get(forks()).ok_or(Errno::NODEV)?;
     if let Some(started) = slot.get() {
         return started.as_ref().map_err(|&error| error);
@@ -194,13 +233,13 @@ pub(crate) fn running() -> Result<&'static Runtime, Errno> {
     let mut prepared = prepared();
     if slot.get().is_none() {
         let config = configured().ok_or(Errno::NODEV)?;
-        match with_all_blocked(|| start(config, &mut prepared)) {
+        match with_all_blocked(|| start(config, &mut prepared, others)) {
             Err(Errno::BUSY) => return Err(Errno::BUSY),
             started => drop(slot.set(started)),
         }
     }
     drop(prepared);
-    running()
+    running_with(others)
 }
 
 /// Index of a device's interface; 0 if it is gone.
@@ -221,7 +260,7 @@ pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
     if !is_running() && prepared().as_ref().is_some_and(|prepared| are_others(&prepared.claim)) {
         return Err(Errno::BUSY);
     }
-    running().and_then(|runtime| match are_others(&runtime.claim) {
+    running_with(Others::Refused).and_then(|runtime| match are_others(&runtime.claim) {
         true => Err(Errno::BUSY),
         false => Ok(runtime),
     })
@@ -298,7 +337,7 @@ pub(crate) fn finish() {
 }
 
 /// Waits for the end of the process, and then for the peers of its connections.
-fn await_end(finisher: &OwnedFd, has_finished: &AtomicBool, net: &Net) {
+fn await_end(finisher: &Hidden, has_finished: &AtomicBool, net: &Net) {
     let mut count = [0; 8];
     while rustix::io::read(finisher, &mut count) == Err(Errno::INTR) {}
     table::within(0, u32::MAX).filter_map(table::remove).for_each(Socket::let_go);
@@ -375,11 +414,15 @@ fn open(config: &PreloadConfig, claim: Option<Arc<Claim>>) -> Result<Prepared, S
 }
 
 /// Runs the engine that was prepared, or another.
-fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runtime, Errno> {
-    let claim = prepared.as_ref().map(|inherited| Arc::clone(&inherited.claim));
+fn start(
+    config: &PreloadConfig,
+    prepared: &mut Option<Prepared>,
+    others: Others,
+) -> Result<Runtime, Errno> {
+    let claim = prepared.as_ref().map(|inherited| Arc::clone(&inherited.claim)).or_else(first);
     // First: another process may wait for the same slot.
     let slot = claim.as_ref().map(|claim| claim.reserve().ok_or(Errno::BUSY)).transpose()?;
-    let started = ready(config, prepared).and_then(|ready| run(config, ready, slot));
+    let started = ready(config, prepared, others).and_then(|ready| run(config, ready, slot));
     if let (Err(_), Some(claim), Some(slot)) = (&started, claim, slot) {
         claim.unreserve(slot);
     }
@@ -387,17 +430,29 @@ fn start(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Runt
 }
 
 /// Engine that this process may run.
-fn ready(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Prepared, Errno> {
-    match prepared.take() {
-        Some(first) if first.claim.take() => Ok(first),
-        Some(inherited) if inherited.claim.holder().is_some() || inherited.claim.has_newer() => {
-            ready_beside(config, prepared, inherited)
+fn ready(
+    config: &PreloadConfig,
+    prepared: &mut Option<Prepared>,
+    others: Others,
+) -> Result<Prepared, Errno> {
+    let inherited = prepared.take();
+    let claim = inherited.as_ref().map(|inherited| Arc::clone(&inherited.claim)).or_else(first);
+    let is_taken = claim.as_ref().is_some_and(|claim| claim.take());
+    let has_others = |claim: &Arc<Claim>| claim.holder().is_some() || claim.has_newer();
+    match (inherited, claim) {
+        (Some(first), _) if is_taken => Ok(first),
+        (inherited, Some(claim)) if !is_taken && has_others(&claim) => {
+            if others == Others::Refused {
+                *prepared = inherited;
+                claim.release(); // locked if the process that has run it has ended: nothing here receives
+                return Err(Errno::BUSY);
+            }
+            ready_beside(config, prepared, inherited, &claim)
         }
-        inherited => {
-            // Another process has run the engine, and has ended.
-            let claim = inherited.as_ref().map(|inherited| Arc::clone(&inherited.claim));
-            protected::closing_own(|| drop(inherited));
-            let fresh = told(protected::protect_opened_by(|| open(config, claim.clone())));
+        (inherited, claim) => {
+            // Another process has run the engine, and has ended, or there was none.
+            drop(inherited);
+            let fresh = told(open(config, claim.clone()));
             if let (Err(_), Some(claim)) = (&fresh, claim) {
                 claim.release(); // one that waits may be permitted to open the devices
             }
@@ -415,26 +470,29 @@ fn ready(config: &PreloadConfig, prepared: &mut Option<Prepared>) -> Result<Prep
 fn ready_beside(
     config: &PreloadConfig,
     prepared: &mut Option<Prepared>,
-    mut inherited: Prepared,
+    mut inherited: Option<Prepared>,
+    others: &Claim,
 ) -> Result<Prepared, Errno> {
-    let claim = Arc::new(inherited.claim.next());
-    match protected::protect_opened_by(|| open(config, Some(claim))) {
+    match open(config, Some(Arc::new(others.next()))) {
         Ok(fresh) => {
             // This process may have waited for it. Others may run it.
-            inherited.claim.release();
-            protected::closing_own(|| drop(inherited));
+            others.release();
+            drop(inherited);
             fresh.claim.take();
             Ok(fresh)
         }
         Err(error) => {
-            let failed = inherited.failed.replace(Instant::now());
-            if failed.is_none() {
+            let failed = inherited.as_mut().map(|it| it.failed.replace(Instant::now()));
+            if failed.flatten().is_none() {
                 tell!(
                     "forebay: process {} cannot open the devices beside another process of the program: {error}",
                     process::id()
                 );
             }
-            *prepared = Some(inherited);
+            if inherited.is_none() {
+                others.release(); // nothing waits by it
+            }
+            *prepared = inherited;
             Err(Errno::BUSY)
         }
     }
@@ -454,9 +512,7 @@ fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Resu
         }
     };
     told(spawn("forebay-engine", run))?;
-    let made = eventfd(0, EventfdFlags::CLOEXEC)?;
-    let finisher = Arc::new(protected::duplicate(&made)?);
-    protected::protect(finisher.as_fd());
+    let finisher = Arc::new(Hidden::new(eventfd(0, EventfdFlags::CLOEXEC)?)?);
     let has_finished = Arc::<AtomicBool>::default();
     let (wakes, says, of) = (Arc::clone(&finisher), Arc::clone(&has_finished), net.clone());
     told(spawn("forebay-finish", move || await_end(&wakes, &says, &of)))?;

@@ -43,6 +43,15 @@ impl Socket {
         }
     }
 
+    /// Socket of the kernel that is bound to the address, if there is one.
+    pub(crate) fn holder(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Udp(udp) => udp.reserved(),
+            Self::Listener(listener) => Some(listener.kernel()),
+            Self::Stream(stream) => Some(stream.holder()),
+        }
+    }
+
     pub(crate) fn local(&self) -> SocketAddr {
         match self {
             Self::Udp(udp) => udp.local(),
@@ -76,15 +85,20 @@ impl Socket {
             Self::Stream(stream) => stream.is_of_parent(),
         };
         if is_of_parent {
-            if let (Self::Listener(listener), true) = (&*self, table::numbers_of(&self).is_empty())
-            {
-                listener.close_copy();
+            match &*self {
+                _ if !table::numbers_of(&self).is_empty() => {}
+                Self::Udp(udp) => udp.close_copy(),
+                Self::Listener(listener) => listener.close_copy(),
+                Self::Stream(_) => {}
             }
             // Its locks may be held by threads that this process has not.
             std::mem::forget(self);
         }
     }
 }
+
+/// Pause between two looks for more bytes.
+const MORE_LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// Waits of one call. Its time-out is that of all of them together, as of the kernel's calls.
 #[derive(Default)]
@@ -130,6 +144,18 @@ impl CallWait {
                 result => return result,
             }
         }
+    }
+
+    /// Waits for a moment. False once a call returns what there is: at the end of what can be received, and after a signal
+    /// or the time-out.
+    pub(crate) fn is_to_go_on(&mut self, readiness: BorrowedFd<'_>) -> bool {
+        let began = *self.began.get_or_insert_with(Instant::now);
+        let is_over = |timeout| began.elapsed() >= timeout;
+        if timeout(readiness, libc::SO_RCVTIMEO).is_some_and(is_over) {
+            return false;
+        }
+        // Bytes are there, so that more are not told.
+        poll(&mut [PollFd::new(&readiness, PollFlags::RDHUP)], Some(&MORE_LOOK)) == Ok(0)
     }
 
     /// Polls a descriptor for the time that is left.

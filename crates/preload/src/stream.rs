@@ -2,19 +2,19 @@
 
 use std::io::Read;
 use std::net::{Shutdown, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use forebay::net::TcpStream;
 use forebay_stack::tcp::{State, TcpInfo, WriteFlags};
+use forebay_sys::hidden::Hidden;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_error;
 
 use crate::errno::stream_errno;
 use crate::option::SocketOption;
 use crate::origin::Origin;
-use crate::protected;
 use crate::socket::CallWait;
 use crate::tcp_options::{Inherited, TcpSetting, flag_of, is_buffer_set, is_flag, new_socket};
 use crate::udp_options::timeout;
@@ -28,7 +28,7 @@ pub(crate) struct Stream {
     is_ipv6: bool,
     is_nonblocking: AtomicBool,
     /// The kernel's socket that stores the options, made when the program asks for one.
-    store: OnceLock<OwnedFd>,
+    store: OnceLock<Hidden>,
     /// Error that came after a part of a call was done: of the next call. 0 for none.
     left: AtomicI32,
     /// Options of the listener.
@@ -91,10 +91,14 @@ impl Stream {
         if let Some(store) = self.store.get() {
             return Ok(store.as_fd());
         }
-        let made = new_socket(self.is_ipv6)?;
+        let made = Hidden::new(new_socket(self.is_ipv6)?)?;
         self.inherited.copy_to(made.as_fd());
-        let made = protected::duplicate(&made)?;
         Ok(self.store.get_or_init(|| made).as_fd())
+    }
+
+    /// The kernel's socket that has the port: the listener's.
+    pub(crate) fn holder(&self) -> BorrowedFd<'_> {
+        self.inherited.kernel.as_fd()
     }
 
     /// Family of its addresses, as the program sees them.
@@ -226,11 +230,14 @@ impl Stream {
             return self.receive_into(rooms, mode);
         }
         let mut rooms: Vec<_> = rooms.collect();
+        let most: usize = rooms.iter().map(|room| room.len()).sum();
+        if mode.wait_all && !mode.dont_wait {
+            self.await_peeked(most)?;
+        }
         if rooms.len() < 2 {
             return self.receive_into(rooms.into_iter(), mode);
         }
         // What one look finds, for all buffers: a second look would find the same.
-        let most: usize = rooms.iter().map(|room| room.len()).sum();
         let mut bytes = vec![0; most.min(PEEKED_MAX_BYTES)];
         let len = self.receive_into(std::iter::once(&mut bytes[..]), mode)?;
         let mut left = bytes.get(..len).unwrap_or_default();
@@ -240,6 +247,22 @@ impl Stream {
             left = behind;
         }
         Ok(len)
+    }
+
+    /// Waits until so many bytes can be looked at, and for the first at least: the end, an urgent byte, a signal and the
+    /// time-out end the wait for others (`tcp_recvmsg_locked`).
+    fn await_peeked(&self, most: usize) -> Result<(), Errno> {
+        let mut wait = CallWait::default();
+        self.attempt(Some(&mut wait), |tcp| tcp.peek(&mut [0]))?;
+        let waits = !self.is_nonblocking.load(Ordering::Relaxed);
+        while waits && self.lacks_bytes(most)? && wait.is_to_go_on(self.readiness()?) {}
+        Ok(())
+    }
+
+    /// True if fewer bytes can be looked at, and others may come before an urgent one.
+    fn lacks_bytes(&self, most: usize) -> Result<bool, Errno> {
+        let is_urgent_next = self.tcp.is_urgent_behind_unread().unwrap_or(false);
+        Ok(!is_urgent_next && self.unread_len()? < most)
     }
 
     fn receive_into<'a>(

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_stack::tcp::kernel_form::retransmissions_in;
 use forebay_stack::tcp::{Algorithm, TcpOptions};
+use forebay_sys::hidden::Hidden;
 use rustix::io::Errno;
 use rustix::net::sockopt::{socket_linger, tcp_congestion};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
@@ -103,13 +104,13 @@ const TAKEN: [SocketOption; 25] = [
 
 /// Options that the program has set on a listener, of those that its connections inherit.
 pub(crate) struct Inherited {
-    pub(crate) kernel: Arc<OwnedFd>,
+    pub(crate) kernel: Arc<Hidden>,
     options: Mutex<Vec<SocketOption>>,
 }
 
 impl Inherited {
     /// Finds the options that differ from those of a new socket.
-    pub(crate) fn of(kernel: OwnedFd) -> Result<Self, Errno> {
+    pub(crate) fn of(kernel: Hidden) -> Result<Self, Errno> {
         let new = new_socket(abi::is_ipv6(kernel.as_fd()))?;
         let mut options = INHERITED.to_vec();
         options.extend(TIMEOUTS.iter().chain(&SHOWN));

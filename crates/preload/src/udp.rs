@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,9 +11,11 @@ use forebay::net::message::Transmit;
 use forebay::net::{Datagrams, UdpSocket};
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::socket::shown;
+use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::Ended;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::{Errno, FdFlags, fcntl_getfd};
+use rustix::net::getsockname;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_error, socket_reuseport};
 
 use crate::ancillary::scoped;
@@ -26,7 +28,7 @@ use crate::path_errors::{self, PathError};
 use crate::runtime::{is_taken, running_alone};
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::udp_options::{OF_RESERVED, RECVERR, Settings, UDP_CORK, has_effect, lacking, timeout};
-use crate::{abi, protected, table};
+use crate::{abi, table};
 
 /// Length of the longest payload of a datagram, or of several merged.
 const PAYLOAD_BYTES_MAX: usize = 1 << 16;
@@ -34,7 +36,7 @@ const PAYLOAD_BYTES_MAX: usize = 1 << 16;
 /// Socket of ours, shared by the descriptors that were duplicated from each other.
 pub(crate) struct Udp {
     /// The kernel's socket, never bound: it answers for all options.
-    kernel: OwnedFd,
+    kernel: Hidden,
     udp: UdpSocket,
     is_ipv6: bool,
     v6_only: bool,
@@ -66,6 +68,7 @@ impl Udp {
         if !is_taken(FilterProtocol::Udp, local)
             || !table::has_slot(number)
             || !abi::is_plain(descriptor, FilterProtocol::Udp)
+            || is_bound(descriptor)
         {
             return Ok(Takeover::Kernels);
         }
@@ -83,7 +86,7 @@ impl Udp {
         for option in lacking(descriptor) {
             tell!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
-        let kernel = protected::duplicate(descriptor)?;
+        let kernel = Hidden::duplicate(descriptor)?;
         let readiness = udp.descriptor().map_err(|error| unconnected_errno(&error))?;
         // Calls that wait do so in the kernel, which knows how signals interrupt them.
         fcntl_setfl(readiness, OFlags::empty())?;
@@ -109,6 +112,11 @@ impl Udp {
     /// The kernel's socket, for calls that it answers for us.
     pub(crate) fn kernel(&self) -> BorrowedFd<'_> {
         self.kernel.as_fd()
+    }
+
+    /// The kernel's socket at the same port, if there is one.
+    pub(crate) fn reserved(&self) -> Option<BorrowedFd<'_>> {
+        self.udp.reserved()
     }
 
     pub(crate) fn settings(&self) -> Settings {
@@ -438,6 +446,15 @@ impl Udp {
         self.udp.descriptor().map_err(|error| unconnected_errno(&error))
     }
 
+    /// Closes this process's copies of the kernel's sockets, which nothing here uses any more: the port is free once the
+    /// parent has closed its own.
+    pub(crate) fn close_copy(&self) {
+        if self.origin.may_close_copy() {
+            abi::close_forgotten(self.kernel());
+            self.udp.reserved().into_iter().for_each(abi::close_forgotten);
+        }
+    }
+
     pub(crate) fn is_of_parent(&self) -> bool {
         self.origin.is_parent()
     }
@@ -447,6 +464,12 @@ impl Udp {
     fn check(&self) -> Result<(), Errno> {
         self.origin.check("a socket was bound", "stay in the foreground or bind in the child")
     }
+}
+
+/// True for a socket that has a port: the kernel has the right error.
+fn is_bound(descriptor: BorrowedFd<'_>) -> bool {
+    let local = getsockname(descriptor).ok().and_then(|local| SocketAddr::try_from(local).ok());
+    local.is_some_and(|local| local.port() != 0)
 }
 
 impl Drop for Udp {

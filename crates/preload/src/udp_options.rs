@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use forebay::net::UdpSocket;
+use forebay_sys::tcp_reserve::is_filtered;
 use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::abi;
@@ -206,16 +207,21 @@ pub(crate) fn timeout(kernel: BorrowedFd<'_>, number: i32) -> Option<Duration> {
     socket_timeout(kernel.as_fd(), which).ok().flatten()
 }
 
-/// Options that sockets of ours lack, and their names, for those set before the socket was bound.
-const LACKING: [(SocketOption, &str); 4] = [
-    (SocketOption::of_socket(libc::SO_MARK), "SO_MARK"),
-    (SocketOption::of_ipv4(libc::IP_TRANSPARENT), "IP_TRANSPARENT"),
-    (SocketOption::of_ipv4(libc::IP_RECVOPTS), "IP_RECVOPTS"),
-    (SocketOption::of_ipv6(libc::IPV6_RECVRTHDR), "IPV6_RECVRTHDR"),
+/// Options that sockets of ours lack, their names, and the values without effect, for those set before the socket was bound.
+const LACKING: [(SocketOption, &str, i32); 6] = [
+    (SocketOption::of_socket(libc::SO_MARK), "SO_MARK", 0),
+    (SocketOption::of_socket(libc::SO_RCVLOWAT), "SO_RCVLOWAT", 1),
+    (SocketOption::of_socket(libc::SO_PEEK_OFF), "SO_PEEK_OFF", -1),
+    (SocketOption::of_ipv4(libc::IP_TRANSPARENT), "IP_TRANSPARENT", 0),
+    (SocketOption::of_ipv4(libc::IP_RECVOPTS), "IP_RECVOPTS", 0),
+    (SocketOption::of_ipv6(libc::IPV6_RECVRTHDR), "IPV6_RECVRTHDR", 0),
 ];
 
 /// Names of the options that are set on the kernel's socket, and that ours will not have.
 pub(crate) fn lacking(kernel: BorrowedFd<'_>) -> impl Iterator<Item = &'static str> {
-    let is_on = move |option| abi::option_value(kernel, option).is_ok_and(|value| value != 0);
-    LACKING.iter().filter(move |(option, _)| is_on(*option)).map(|(_, name)| *name)
+    let is_set =
+        move |option, unset| abi::option_value(kernel, option).is_ok_and(|value| value != unset);
+    let of_values = LACKING.iter().filter(move |(option, _, unset)| is_set(*option, *unset));
+    let of_filter = is_filtered(kernel).then_some("SO_ATTACH_FILTER");
+    of_values.map(|(_, name, _)| *name).chain(of_filter)
 }

@@ -7,6 +7,8 @@ use std::{fmt, io};
 
 use rustix::io::Errno;
 
+use super::hidden::Hidden;
+
 /// One eBPF instruction (`struct bpf_insn`, linux/bpf.h).
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -70,7 +72,7 @@ impl VerifierRefusal {
 
 /// `BPF_MAP_TYPE_XSKMAP`: maps a receive queue to the AF_XDP socket that takes its packets.
 #[derive(Debug)]
-pub struct XskMap(OwnedFd);
+pub struct XskMap(Hidden);
 
 impl XskMap {
     /// Creates an empty map for queues below `queues`.
@@ -145,7 +147,7 @@ pub struct XdpLoad {
 
 /// XDP program that the kernel has verified.
 #[derive(Debug)]
-pub struct XdpProgram(OwnedFd);
+pub struct XdpProgram(Hidden);
 
 impl XdpProgram {
     /// Has the kernel verify and translate a program.
@@ -207,7 +209,7 @@ pub enum XdpAction {
 
 /// Program that examines one packet and returns a number (`BPF_PROG_TYPE_SOCKET_FILTER`).
 #[derive(Debug)]
-pub struct FilterProgram(OwnedFd);
+pub struct FilterProgram(Hidden);
 
 impl FilterProgram {
     /// Has the kernel verify and translate a program.
@@ -231,7 +233,7 @@ impl AsFd for FilterProgram {
 fn load(
     instructions: &[Instruction],
     mut attributes: ProgramLoad,
-) -> Result<OwnedFd, VerifierRefusal> {
+) -> Result<Hidden, VerifierRefusal> {
     attributes.instruction_count = count_of(instructions.len());
     attributes.instructions = address_of(instructions.as_ptr());
     attributes.license = address_of(LICENSE.to_bytes_with_nul().as_ptr());
@@ -287,7 +289,7 @@ impl fmt::Display for XdpPlace {
 #[derive(Debug)]
 #[must_use = "dropping it detaches the program"]
 pub struct XdpLink {
-    _descriptor: OwnedFd,
+    _descriptor: Hidden,
 }
 
 impl XdpLink {
@@ -427,12 +429,13 @@ pub(super) unsafe fn call<T>(command: c_uint, attributes: &mut T) -> Result<c_lo
 pub(super) unsafe fn descriptor_of<T>(
     command: c_uint,
     attributes: &mut T,
-) -> Result<OwnedFd, Errno> {
+) -> Result<Hidden, Errno> {
     // SAFETY: the caller's promise.
     let number = unsafe { call(command, attributes) }?;
     let number = RawFd::try_from(number).map_err(|_| Errno::BADF)?;
     // SAFETY: the kernel made the descriptor for this call, and nothing else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+    Hidden::new(descriptor)
 }
 
 fn last_errno() -> Errno {

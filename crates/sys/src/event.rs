@@ -1,14 +1,16 @@
 //! Eventfd that wakes a thread sleeping on descriptors.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use super::hidden::Hidden;
+
 /// Event that one thread waits for and any thread signals.
 #[derive(Debug)]
-pub struct Event(OwnedFd);
+pub struct Event(Hidden);
 
 impl Event {
     /// Creates an event that is not signalled.
@@ -16,7 +18,7 @@ impl Event {
     /// # Errors
     /// If the process has no descriptors left.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        Ok(Self(Hidden::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?))
     }
 
     /// Signals the event: a waiting thread wakes, or the next wait returns at once.

@@ -2,7 +2,6 @@
 //! socket, which sysfs may not show.
 
 use std::io;
-use std::os::fd::OwnedFd;
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader,
@@ -12,6 +11,8 @@ use netlink_packet_route::RouteNetlinkMessage;
 use rustix::io::retry_on_intr;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{self, AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use super::hidden::Hidden;
 
 /// `NETLINK_ROUTE`, whose number is 0.
 const ROUTE: Option<Protocol> = None;
@@ -68,7 +69,7 @@ where
 /// Socket for one request after another. They concern the network namespace of the thread that opened it.
 #[derive(Debug)]
 pub(super) struct NetlinkSocket {
-    socket: OwnedFd,
+    socket: Hidden,
     /// Number of the last request, which its answers repeat.
     sequence: u32,
     buffer: Vec<u8>,
@@ -77,7 +78,7 @@ pub(super) struct NetlinkSocket {
 impl NetlinkSocket {
     pub(super) fn open(protocol: Option<Protocol>) -> io::Result<Self> {
         let (family, flags) = (AddressFamily::NETLINK, SocketFlags::CLOEXEC);
-        let socket = net::socket_with(family, SocketType::RAW, flags, protocol)?;
+        let socket = Hidden::new(net::socket_with(family, SocketType::RAW, flags, protocol)?)?;
         // Connected to the kernel, so messages of other senders are not received.
         net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
         Ok(Self { socket, sequence: 0, buffer: vec![0; ANSWER_BYTES] })

@@ -7,13 +7,15 @@ mod mapped_ring; // memory of either
 
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 pub use block_ring::{BlockRing, BlockRingLayout};
 pub use frame_ring::{FrameRing, FrameRingLayout};
 use libc::{c_int, c_uint, socklen_t};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+
+use super::hidden::Hidden;
 
 /// `ETH_P_ALL` of include/uapi/linux/if_ether.h: frames of every protocol.
 const ETH_P_ALL: u16 = 3;
@@ -27,7 +29,7 @@ const PACKET_FANOUT_FLAG_IGNORE_OUTGOING: c_uint = 0x4000;
 
 /// Non-blocking packet socket for whole frames.
 #[derive(Debug)]
-pub struct PacketSocket(OwnedFd);
+pub struct PacketSocket(Hidden);
 
 /// Counters of the kernel since they were last read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -51,7 +53,8 @@ impl PacketSocket {
     /// Opens a socket without interface and protocol: it receives nothing until it is bound.
     pub fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        Ok(Self(net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?))
+        let socket = net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
+        Ok(Self(Hidden::new(socket)?))
     }
 
     /// Prepends a `virtio_net_hdr` to each frame, in both directions.

@@ -17,6 +17,7 @@ use rustix::net::{
 use rustix::process::{Pid, test_kill_process};
 
 use crate::error::{Error, Result};
+use crate::hidden::Hidden;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -24,7 +25,7 @@ const BACKLOG: i32 = 64;
 /// Listening socket that only programs of its user can connect to.
 #[derive(Debug)]
 pub struct PrivateListener {
-    listener: UnixListener,
+    listener: Hidden<UnixListener>,
     path: PathBuf,
     /// Device and inode of the socket's file: another file may have replaced it at the path.
     identity: (u64, u64),
@@ -51,7 +52,7 @@ impl PrivateListener {
     /// owner has ended is replaced.
     pub fn own(&self) {
         // Ignored: it listens already.
-        let _ = listen(&self.listener, BACKLOG);
+        let _ = listen(&*self.listener, BACKLOG);
     }
 
     /// Removes the socket's file, if it is still ours. To be called when no client should connect
@@ -83,7 +84,7 @@ const LOCK_TRIES: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Binds a socket that is private from its creation on.
-fn listen_at(path: &Path, what: &'static str) -> Result<UnixListener> {
+fn listen_at(path: &Path, what: &'static str) -> Result<Hidden<UnixListener>> {
     let refused = || Error::file("create", path);
     let address = address_of(path, what)?;
     // Two runs that start at once check and bind one after the other.
@@ -92,15 +93,14 @@ fn listen_at(path: &Path, what: &'static str) -> Result<UnixListener> {
     lock(&directory).map_err(Error::file("lock", above.unwrap_or(Path::new("."))))?;
     remove_stale(path, what, &address)?;
     let bound = || {
-        let socket = stream_socket(SocketFlags::CLOEXEC)?;
+        let socket = Hidden::<UnixListener>::new(stream_socket(SocketFlags::CLOEXEC)?.into())?;
         // Linux gives the file the mode that the socket has (unix_bind_bsd in net/unix/af_unix.c).
-        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-        bind(&socket, &address)?;
-        listen(&socket, BACKLOG)?;
+        fchmod(&*socket, Mode::RUSR | Mode::WUSR)?;
+        bind(&*socket, &address)?;
+        listen(&*socket, BACKLOG)?;
         Ok(socket)
     };
-    let socket = bound().map_err(|errno: Errno| refused()(errno.into()))?;
-    Ok(socket.into())
+    bound().map_err(|errno: Errno| refused()(errno.into()))
 }
 
 /// Takes a lock that another run holds for a moment. Any process that can open the directory can

@@ -8,7 +8,7 @@
 //! read nor write either end; where they do, nothing here waits, and later news are told.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
@@ -17,19 +17,21 @@ use rustix::net::{
     socketpair,
 };
 
+use super::hidden::Hidden;
+
 /// More than a quarter of the smallest send buffer: with these bytes unread the socket is not
 /// writable.
 const STOPPER: [u8; 2048] = [0; 2048];
 
 /// End of the pair that is polled.
 #[derive(Debug)]
-pub struct ReadinessDescriptor(OwnedFd);
+pub struct ReadinessDescriptor(Hidden);
 
 /// End of the pair that sets readability and writability.
 #[derive(Debug)]
 pub struct ReadinessSetter {
     /// `None` once an error was told.
-    socket: Option<OwnedFd>,
+    socket: Option<Hidden>,
     is_readable: bool,
     is_writable: bool,
     ended: Ended,
@@ -56,6 +58,7 @@ pub enum Ended {
 pub fn readiness() -> io::Result<(ReadinessSetter, ReadinessDescriptor)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (socket, descriptor) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let (socket, descriptor) = (Hidden::new(socket)?, Hidden::new(descriptor)?);
     // The kernel raises 0 to its minimum.
     set_socket_send_buffer_size(&descriptor, 0)?;
     let socket = Some(socket);
@@ -128,13 +131,13 @@ impl ReadinessSetter {
 }
 
 /// Writes to an end. True if the other one has as many bytes unread as others permit.
-fn write_some(socket: &OwnedFd, bytes: &[u8]) -> bool {
+fn write_some(socket: &Hidden, bytes: &[u8]) -> bool {
     let sent = send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     sent.is_ok() || sent == Err(Errno::AGAIN)
 }
 
 /// Reads what is unread at an end. False if that failed.
-fn read_all(socket: &OwnedFd, room: &mut [u8]) -> bool {
+fn read_all(socket: &Hidden, room: &mut [u8]) -> bool {
     let taken = recv(socket, room, RecvFlags::DONTWAIT);
     taken.is_ok() || matches!(taken, Err(Errno::AGAIN))
 }

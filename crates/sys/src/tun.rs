@@ -7,11 +7,13 @@
 //! neither steering nor filters.
 
 use std::ffi::c_int;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Getter, IntegerSetter, Opcode, Setter, Updater, opcode};
+
+use super::hidden::Hidden;
 
 const SET_INTERFACE: Opcode = opcode::write::<c_int>(b'T', 202); //   TUNSETIFF
 const SET_OFFLOAD: Opcode = opcode::write::<c_int>(b'T', 208); //     TUNSETOFFLOAD
@@ -60,7 +62,7 @@ pub enum Offload {
 /// One queue of a device, non-blocking, with a `virtio_net_hdr` before each packet.
 #[derive(Debug)]
 pub struct TunQueue {
-    descriptor: OwnedFd,
+    descriptor: Hidden,
 }
 
 impl TunQueue {
@@ -71,7 +73,7 @@ impl TunQueue {
     pub fn open() -> rustix::io::Result<Self> {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let descriptor = fs::open("/dev/net/tun", flags, Mode::empty())?;
-        Ok(Self { descriptor })
+        Ok(Self { descriptor: Hidden::new(descriptor)? })
     }
 
     /// Attaches the queue to a device, or creates one, which is removed when its last queue is

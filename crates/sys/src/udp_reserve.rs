@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use rustix::net::sockopt::{set_ipv6_v6only, set_socket_recv_buffer_size, set_socket_reuseport};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, ipproto, socket_with};
 
+use super::hidden::Hidden;
 use super::socket_filter::FilterInstruction;
 
 /// `BPF_RET | BPF_K` with 0: drops every packet.
@@ -18,10 +19,11 @@ const REFUSE: FilterInstruction = FilterInstruction { code: 0x06, jt: 0, jf: 0, 
 /// # Errors
 /// `EADDRINUSE` if a program has the port; `EACCES` for a privileged port; if no descriptors are
 /// left.
-pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<UdpSocket> {
+pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<Hidden<UdpSocket>> {
     let family = if local.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::DGRAM, flags, Some(ipproto::UDP))?;
+    let socket = Hidden::<UdpSocket>::new(socket.into())?;
     if local.is_ipv6() {
         set_ipv6_v6only(&socket, v6_only)?;
     }
@@ -29,5 +31,5 @@ pub fn reserve(local: SocketAddr, is_shared: bool, v6_only: bool) -> io::Result<
     set_socket_recv_buffer_size(&socket, 0)?;
     super::socket_filter::attach(socket.as_fd(), &[REFUSE])?;
     bind(&socket, &local)?;
-    Ok(UdpSocket::from(socket))
+    Ok(socket)
 }

@@ -1,6 +1,6 @@
 //! XDP programs that others attached to an interface, and the links that hold them.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::{fmt, io};
 
 use netlink_packet_route::RouteNetlinkMessage;
@@ -8,6 +8,7 @@ use netlink_packet_route::link::{LinkAttribute, LinkMessage, LinkXdp};
 use rustix::io::Errno;
 
 use super::bpf::{XdpPlace, address_of, call, count_of, descriptor_of, number_of};
+use super::hidden::Hidden;
 use super::interface::InterfaceIndex;
 use super::netlink;
 
@@ -167,7 +168,7 @@ unsafe impl Info for ProgramInfo {}
 // SAFETY: numbers.
 unsafe impl Info for LinkInfo {}
 
-fn read_info<T: Info>(object: &OwnedFd, info: &mut T) -> Result<(), Errno> {
+fn read_info<T: Info>(object: &Hidden, info: &mut T) -> Result<(), Errno> {
     let mut attributes = ObjectInfo {
         object: number_of(object.as_fd()),
         info_bytes: count_of(size_of::<T>()),
@@ -179,7 +180,7 @@ fn read_info<T: Info>(object: &OwnedFd, info: &mut T) -> Result<(), Errno> {
     unsafe { call(OBJ_GET_INFO_BY_FD, &mut attributes) }.map(|_| ())
 }
 
-fn object(command: u32, id: u32) -> Result<OwnedFd, Errno> {
+fn object(command: u32, id: u32) -> Result<Hidden, Errno> {
     let mut attributes = ObjectId { id, ..ObjectId::default() };
     // SAFETY: the attributes hold no address.
     unsafe { descriptor_of(command, &mut attributes) }

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use forebay_sys::hidden::Hidden;
 use forebay_sys::interface::Interface;
 
 use crate::KernelCounts;
@@ -23,7 +24,7 @@ pub(super) struct TunDrops {
     /// `/proc/net/dev` of the namespace in which the device was opened. The kernel answers reads of
     /// it without a lock; over rtnetlink, the polling CPU would wait for every change of any
     /// interface.
-    lines: Option<File>,
+    lines: Option<Hidden<File>>,
     /// Counter value that was reported [last](Self::newly).
     before: Mutex<u64>,
     /// Drops since the device was opened.
@@ -41,6 +42,7 @@ impl TunDrops {
     /// Begins to count drops.
     pub(super) fn of(interface: &Interface) -> Self {
         let lines = File::open("/proc/thread-self/net/dev").ok();
+        let lines = lines.and_then(|lines| Hidden::new(lines).ok());
         let drops = Self { interface: Some(interface.clone()), lines, ..Self::default() };
         Self { before: Mutex::new(drops.counted().unwrap_or(0)), ..drops }
     }

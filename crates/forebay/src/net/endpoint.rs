@@ -11,6 +11,7 @@ use forebay_stack::socket::queue::SocketQueue;
 use forebay_stack::socket::reader::SocketReader;
 use forebay_stack::socket::table::Membership;
 use forebay_stack::socket::{SocketId, shown};
+use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::ReadinessDescriptor;
 use rustix::io::Errno;
 
@@ -45,7 +46,7 @@ pub(super) struct Endpoint {
     pub(super) joined: Mutex<Vec<Membership>>,
     /// Reserves the port against other programs of the kernel, and sends datagrams whose next hop
     /// only the kernel can resolve.
-    pub(super) reserved: Option<std::net::UdpSocket>,
+    pub(super) reserved: Option<Hidden<std::net::UdpSocket>>,
 }
 
 /// Addresses of a connected socket, in the form shown to the application.
@@ -62,7 +63,7 @@ impl Endpoint {
         shared: Arc<NetState>,
         bound: BoundEntry,
         wake: Arc<Wake>,
-        reserved: Option<std::net::UdpSocket>,
+        reserved: Option<Hidden<std::net::UdpSocket>>,
     ) -> Self {
         let BoundEntry { id, local, consumer, home, is_followed } = bound;
         Self {

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use forebay_rx::CpuId;
@@ -10,6 +9,7 @@ use forebay_stack::socket::SocketId;
 use forebay_stack::socket::connection_id::{ConnectionIds, EndpointIndex, SelectById};
 use forebay_stack::socket::table::{Binding, Reuse};
 use forebay_sys as sys;
+use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{ReadinessDescriptor, ReadinessSetter};
 
 use super::endpoint::{self, Endpoint};
@@ -152,7 +152,7 @@ impl SocketOptions {
         self,
         local: SocketAddr,
         backlog: u32,
-        reserved: Arc<OwnedFd>,
+        reserved: Arc<Hidden>,
         readiness: Option<(ReadinessSetter, ReadinessDescriptor)>,
     ) -> io::Result<TcpListener> {
         let Self { net, reuse, cpu, is_v6_only, rcvbuf, .. } = self;

@@ -3,12 +3,14 @@
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::os::fd::AsRawFd;
 
+use forebay_sys::hidden;
 use rustix::io::Errno;
 
 use super::next::next;
 use super::{answer_int, is_nowhere, last_error};
+use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
-use crate::{protected, table};
+use crate::table;
 
 /// Request for the number of bytes that are not sent yet (linux/sockios.h).
 const SIOCOUTQNSD: c_ulong = 0x894b;
@@ -19,8 +21,8 @@ const SIOCATMARK: c_ulong = 0x8905;
 /// As `close(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if protected::refuses_close(fd) {
-        return answer_int(Err(Errno::BADF)); // no descriptor that the program has opened
+    if is_unknown(fd) {
+        return answer_int(Err(Errno::BADF));
     }
     let socket = table::remove(fd);
     let next = next!(close(c_int) -> c_int);
@@ -29,6 +31,12 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     let error = (result != 0).then(last_error);
     socket.into_iter().for_each(Socket::let_go);
     error.map_or(result, |error| answer_int(Err(error)))
+}
+
+/// True for the number of a descriptor that the program has not opened, and so does not know: for it, none is open. A
+/// child that uses its parent's memory has descriptors of its own, and loses these when it runs another program.
+pub(super) fn is_unknown(fd: c_int) -> bool {
+    hidden::is_hidden(fd) && !is_in_parents_memory()
 }
 
 /// # Safety
@@ -42,13 +50,24 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
         // SAFETY: the caller's promise.
         return unsafe { next(first, last, flags) };
     }
-    let sockets: Vec<_> = table::within(first, last).filter_map(table::remove).collect();
-    let parts = protected::unprotected_ranges(first, last);
-    // SAFETY: the caller's promise, for a part.
-    let closes = |&(first, last): &_| unsafe { next(first, last, flags) } == 0;
-    let error = (!parts.iter().all(closes)).then(last_error);
-    sockets.into_iter().for_each(Socket::let_go);
-    error.map_or(0, |error| answer_int(Err(error)))
+    for number in table::within(first, last) {
+        // SAFETY: the caller's promise, for one of the numbers.
+        unsafe { close(number) };
+    }
+    let mut rest = Some(first);
+    while let Some(first) = rest {
+        let hidden = hidden::first_within(first, last).filter(|_| !is_in_parents_memory());
+        let end = hidden.map_or(Some(last), |hidden| hidden.checked_sub(1));
+        if let Some(end) = end.filter(|end| first <= *end) {
+            // SAFETY: the caller's promise, for a part of the range.
+            let result = unsafe { next(first, end, flags) };
+            if result != 0 {
+                return result;
+            }
+        }
+        rest = hidden.and_then(|hidden| hidden.checked_add(1)).filter(|next| *next <= last);
+    }
+    0
 }
 
 /// # Safety
@@ -80,6 +99,9 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
 /// As `dup(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    if is_unknown(fd) {
+        return answer_int(Err(Errno::BADF));
+    }
     let next = next!(dup(c_int) -> c_int);
     // SAFETY: the caller's promise.
     duplicated(fd, unsafe { next(fd) })
@@ -89,8 +111,8 @@ pub unsafe extern "C" fn dup(fd: c_int) -> c_int {
 /// As `dup2(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
-    if fd != to && protected::is_protected(to) {
-        return answer_int(Err(Errno::BUSY)); // the program would close it
+    if let Err(error) = check_duplicate(fd, to) {
+        return answer_int(Err(error));
     }
     let next = next!(dup2(c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
@@ -102,13 +124,33 @@ pub unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
 /// As `dup3(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
-    if protected::is_protected(to) {
-        return answer_int(Err(Errno::BUSY)); // as above
+    // Others the kernel refuses, whatever the numbers are.
+    if flags & !libc::O_CLOEXEC == 0
+        && fd != to
+        && let Err(error) = check_duplicate(fd, to)
+    {
+        return answer_int(Err(error));
     }
     let next = next!(dup3(c_int, c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
     let new = unsafe { next(fd, to, flags) };
     replaced(fd, new)
+}
+
+/// Checks the numbers of `dup2` and `dup3`.
+///
+/// # Errors
+/// `EBADF` if the first is not open for the program; `EBUSY` if the library uses the second.
+fn check_duplicate(fd: c_int, to: c_int) -> Result<(), Errno> {
+    if is_unknown(fd) {
+        return Err(Errno::BADF);
+    }
+    if !is_unknown(to) {
+        return Ok(());
+    }
+    // SAFETY: the call touches no memory.
+    let is_open = unsafe { fcntl(fd, libc::F_GETFD, 0) } >= 0;
+    Err(if is_open { Errno::BUSY } else { Errno::BADF }) // the program would close it
 }
 
 /// Enters a duplicate, whose number may have been that of a socket of ours before.
@@ -123,6 +165,9 @@ fn replaced(old: c_int, new: c_int) -> c_int {
 /// As `fcntl(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    if is_unknown(fd) {
+        return answer_int(Err(Errno::BADF));
+    }
     let next = next!(fcntl(c_int, c_int, c_ulong) -> c_int);
     let Some(socket) = table::find(fd) else {
         // SAFETY: the caller's promise.

@@ -16,11 +16,21 @@ use crate::socket::Socket;
 use crate::table;
 use crate::udp::Udp;
 
+/// Checks the length of the name of a header, before anything is received or sent.
+///
+/// # Errors
+/// `EINVAL` if it is negative (`__copy_msghdr`).
+pub(super) fn check_name_len(header: &msghdr) -> Result<(), Errno> {
+    let is_negative = i32::try_from(header.msg_namelen).is_err();
+    if is_negative && !header.msg_name.is_null() { Err(Errno::INVAL) } else { Ok(()) }
+}
+
 /// Buffers of a header.
 ///
 /// # Safety
 /// As for a header given to `recvmsg(2)`.
 unsafe fn vectors_of<'a>(header: &msghdr) -> Result<Vectors<'a>, Errno> {
+    check_name_len(header)?;
     // SAFETY: the caller's promise.
     unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }
 }
@@ -91,7 +101,10 @@ unsafe fn receive_header(
             }
             return len;
         }
-        Socket::Listener(_) => return Err(Errno::NOTCONN),
+        Socket::Listener(_) => {
+            check_name_len(header)?;
+            return Err(Errno::NOTCONN);
+        }
         Socket::Stream(stream) => stream,
     };
     // SAFETY: the caller's promise.

@@ -20,6 +20,10 @@ use crate::udp_options::UDP_CORK;
 /// Longest name of a congestion control (`TCP_CA_NAME_MAX`).
 const CONGESTION_NAME_BYTES: usize = 16;
 
+/// MTU of the path to a connected socket's peer. Others have none: `ENOTCONN`.
+const MTU: [SocketOption; 2] =
+    [SocketOption::of_ipv4(libc::IP_MTU), SocketOption::of_ipv6(libc::IPV6_MTU)];
+
 /// # Safety
 /// As `setsockopt(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -111,6 +115,10 @@ pub unsafe extern "C" fn getsockopt(
             let told = error.and_then(|error| unsafe { put(&error.to_ne_bytes(), value, len) });
             return answer_int(told.map(|()| 0));
         }
+        // Of the route that the kernel has found for the peer.
+        Some(Socket::Udp(udp)) if MTU.contains(&option) => {
+            Ok(udp.reserved().unwrap_or(udp.kernel()).as_raw_fd())
+        }
         Some(socket) => socket.kernel().map(|kernel| kernel.as_raw_fd()),
     };
     match store {
@@ -157,6 +165,11 @@ fn is_timeout(option: SocketOption) -> bool {
     TIMEOUTS.contains(&option)
 }
 
+/// Level of the options of a connection's family.
+fn level_of(stream: &Stream) -> c_int {
+    if stream.family() == libc::AF_INET { libc::IPPROTO_IP } else { libc::IPPROTO_IPV6 }
+}
+
 /// Value of an option that the connection itself knows.
 fn own_answer(stream: &Stream, option: SocketOption) -> Result<Option<Vec<u8>>, Errno> {
     let int = |value: i32| Some(value.to_ne_bytes().to_vec());
@@ -168,6 +181,12 @@ fn own_answer(stream: &Stream, option: SocketOption) -> Result<Option<Vec<u8>>, 
         return Ok(int(is_on.into()));
     }
     Ok(match (option.level, option.name) {
+        (libc::IPPROTO_IP, libc::IP_MTU) | (libc::IPPROTO_IPV6, libc::IPV6_MTU)
+            if level_of(stream) == option.level =>
+        {
+            stream.peer()?;
+            info(|info| info.path_mtu_bytes)
+        }
         (libc::SOL_SOCKET, libc::SO_ERROR) => {
             int(stream.take_error()?.map_or(0, rustix::io::Errno::raw_os_error))
         }

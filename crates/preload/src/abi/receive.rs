@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use libc::{iovec, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
+use super::descriptors::is_unknown;
 use super::next::next;
 use super::vectors::Vectors;
 use super::{address, answer, is_nowhere, number};
@@ -237,6 +238,9 @@ fn check_room(len: size_t, room: size_t) {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
     let Some(socket) = table::find(fd) else {
+        if is_unknown(fd) {
+            return answer(Err(Errno::BADF));
+        }
         let next = next!(read(c_int, *mut c_void, size_t) -> ssize_t);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, buffer, len) };
@@ -269,6 +273,9 @@ pub unsafe extern "C" fn __read_chk(
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn readv(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
     let Some(socket) = table::find(fd) else {
+        if is_unknown(fd) {
+            return answer(Err(Errno::BADF));
+        }
         let next = next!(readv(c_int, *const iovec, c_int) -> ssize_t);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, vectors, count) };
@@ -293,10 +300,13 @@ pub unsafe extern "C" fn preadv2(
         // SAFETY: the caller's promise. An offset is refused for the descriptor of a socket of ours, too.
         return unsafe { next(fd, vectors, count, offset, flags) };
     };
-    let flags = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::counted(vectors, count) };
-    answer(vectors.and_then(|vectors| read_all(&socket, vectors, flags)))
+    let (vectors, flags) = match vectors.and_then(|vectors| vectors.with_flags(flags)) {
+        Ok(checked) => checked,
+        Err(error) => return answer(Err(error)),
+    };
+    answer(read_all(&socket, vectors, flags))
 }
 
 /// # Safety

@@ -7,9 +7,11 @@ use std::net::SocketAddr;
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 
+use super::descriptors::is_unknown;
+use super::messages::check_name_len;
 use super::next::next;
 use super::vectors::{VECTORS_MAX, Vectors};
-use super::{address, answer_int, answer_sent, is_nowhere};
+use super::{address, answer, answer_int, answer_sent, is_nowhere};
 use crate::ancillary::SendControl;
 use crate::datagram::{DatagramMode, OutgoingDatagram};
 use crate::runtime::running;
@@ -155,6 +157,9 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) ->
         // SAFETY: the caller's promise.
         return unsafe { send(fd, buffer, len, 0) };
     }
+    if is_unknown(fd) {
+        return answer(Err(Errno::BADF));
+    }
     let next = next!(write(c_int, *const c_void, size_t) -> ssize_t);
     // SAFETY: the caller's promise.
     unsafe { next(fd, buffer, len) }
@@ -165,6 +170,9 @@ pub unsafe extern "C" fn write(fd: c_int, buffer: *const c_void, len: size_t) ->
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn writev(fd: c_int, vectors: *const iovec, count: c_int) -> ssize_t {
     let Some(socket) = table::find(fd) else {
+        if is_unknown(fd) {
+            return answer(Err(Errno::BADF));
+        }
         let next = next!(writev(c_int, *const iovec, c_int) -> ssize_t);
         // SAFETY: the caller's promise.
         return unsafe { next(fd, vectors, count) };
@@ -190,11 +198,14 @@ pub unsafe extern "C" fn pwritev2(
         // SAFETY: the caller's promise. An offset is refused for the descriptor of a socket of ours, too.
         return unsafe { next(fd, vectors, count, offset, flags) };
     };
-    let flags = if flags & libc::RWF_NOWAIT != 0 { libc::MSG_DONTWAIT } else { 0 };
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::counted(vectors, count) };
+    let (vectors, flags) = match vectors.and_then(|vectors| vectors.with_flags(flags)) {
+        Ok(checked) => checked,
+        Err(error) => return answer_sent(Err(error), libc::MSG_NOSIGNAL),
+    };
     let signal = signal_flags(&socket, flags);
-    answer_sent(vectors.and_then(|vectors| write_all(&socket, vectors, flags)), signal)
+    answer_sent(write_all(&socket, vectors, flags), signal)
 }
 
 /// # Safety
@@ -216,6 +227,7 @@ pub unsafe extern "C" fn pwritev64v2(
 /// # Safety
 /// As for a header given to `sendmsg(2)`.
 unsafe fn send_header(socket: &Socket, header: &msghdr, flags: c_int) -> Result<usize, Errno> {
+    check_name_len(header)?;
     // SAFETY: the caller's promise.
     let vectors = unsafe { Vectors::new(header.msg_iov, header.msg_iovlen) }?;
     let Socket::Udp(udp) = socket else {

@@ -7,7 +7,7 @@ use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 
 use super::next::next;
-use super::{address, answer_int, last_error};
+use super::{address, answer_int, last_error, number};
 use crate::listener::{Listener, share_with_closed};
 use crate::socket::{Socket, Takeover};
 use crate::table;
@@ -20,8 +20,13 @@ type ByAddress = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) -> c_int {
     let next = next!(bind(c_int, *const sockaddr, socklen_t) -> c_int);
-    if table::find(fd).is_some() {
-        return answer_int(Err(Errno::INVAL)); // bound already
+    if let Some(socket) = table::find(fd) {
+        // Bound already, as the socket of the kernel that has the address, which answers.
+        return match socket.holder() {
+            // SAFETY: the caller's promise, for another socket of the kernel.
+            Some(holder) => unsafe { next(number(holder), at, len) },
+            None => answer_int(Err(Errno::INVAL)),
+        };
     }
     // SAFETY: the caller's promise.
     let local = unsafe { address::read(at, len) };
@@ -148,6 +153,7 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
         Socket::Udp(udp) => udp.shutdown(how),
         Socket::Stream(stream) => stream.shutdown(how),
         Socket::Listener(listener) => match how {
+            libc::SHUT_WR if listener.has_ended() => Err(Errno::NOTCONN),
             libc::SHUT_WR => Ok(()),
             libc::SHUT_RD | libc::SHUT_RDWR => listener.shutdown(&socket),
             _ => Err(Errno::INVAL),

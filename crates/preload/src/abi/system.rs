@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use forebay_device::rx_filter::FilterProtocol;
 use forebay_stack::tcp::FastOpenKeys;
+use forebay_sys::hidden;
 use rustix::io::Errno;
 
 use super::last_error;
@@ -221,6 +222,7 @@ pub(crate) fn replace(at: RawFd, by: BorrowedFd<'_>, is_cloexec: bool) -> Result
 
 /// Closes a descriptor whose owner is forgotten, not dropped.
 pub(crate) fn close_forgotten(descriptor: BorrowedFd<'_>) {
+    hidden::reveal(descriptor);
     // SAFETY: the call touches no memory. Who calls it forgets the owner, so that it is closed once.
     unsafe { libc::syscall(libc::SYS_close, descriptor.as_raw_fd()) };
 }

@@ -14,6 +14,17 @@ pub(super) const VECTORS_MAX: usize = 1024;
 /// Bytes of one call at most, of which the rest is left (`MAX_RW_COUNT`).
 const BYTES_MAX: usize = 0x7fff_f000;
 
+/// Flags of `preadv2` and `pwritev2` that sockets have (linux/fs.h). The others are those of files.
+const RWF_NOAPPEND: c_int = 0x20;
+const BOTH_APPEND: c_int = libc::RWF_APPEND | RWF_NOAPPEND;
+const RWF_NOSIGNAL: c_int = 0x100;
+const KNOWN_FLAGS: c_int = libc::RWF_HIPRI
+    | libc::RWF_DSYNC
+    | libc::RWF_SYNC
+    | libc::RWF_NOWAIT
+    | BOTH_APPEND
+    | RWF_NOSIGNAL;
+
 /// Buffers of the program.
 #[derive(Clone, Copy)]
 pub(super) struct Vectors<'a>(&'a [iovec]);
@@ -68,6 +79,25 @@ impl<'a> Vectors<'a> {
             Ok(count @ ..=VECTORS_MAX) => unsafe { Self::new(vectors, count) },
             _ => Err(Errno::INVAL),
         }
+    }
+
+    /// Flags of `recvmsg` and `sendmsg` for those of `preadv2` and `pwritev2`, which are not looked at without a byte.
+    ///
+    /// # Errors
+    /// As `kiocb_set_rw_flags` (include/linux/fs.h).
+    pub(super) fn with_flags(self, flags: c_int) -> Result<(Self, c_int), Errno> {
+        if self.len_bytes() == 0 {
+            return Ok((self, 0));
+        }
+        if flags & !KNOWN_FLAGS != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if flags & BOTH_APPEND == BOTH_APPEND {
+            return Err(Errno::INVAL);
+        }
+        let flag = |flag, of| if flags & flag != 0 { of } else { 0 };
+        let dont_wait = flag(libc::RWF_NOWAIT, libc::MSG_DONTWAIT);
+        Ok((self, dont_wait | flag(RWF_NOSIGNAL, libc::MSG_NOSIGNAL)))
     }
 
     /// One buffer.

@@ -106,6 +106,37 @@ pub(crate) fn checked_poll() {
     }
 }
 
+/// Sets options that sockets of Forebay lack, before `bind` and `listen`, and lets the listener listen once more.
+const LACKING: &str = "
+import ctypes, socket, struct
+nothing = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0xFFFF))
+taken = struct.pack('HL', 1, ctypes.addressof(nothing))
+for kind in socket.SOCK_DGRAM, socket.SOCK_STREAM:
+    it = socket.socket(socket.AF_INET, kind)
+    it.setsockopt(socket.SOL_SOCKET, 26, taken) # SO_ATTACH_FILTER
+    it.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 5)
+    it.setsockopt(socket.SOL_SOCKET, 42, 0) # SO_PEEK_OFF
+    it.bind(('10.9.0.1', 7))
+plain = socket.create_server(('10.9.0.1', 8))
+plain.shutdown(socket.SHUT_RD)
+plain.listen()
+it.listen()
+";
+
+pub(crate) fn lacking_is_told() {
+    let hosts = Hosts::new();
+    let config = "via=af_packet take=udp:7,tcp:7,tcp:8 spin=auto dev=exa";
+    let mut command = Command::new("python3");
+    let (_, errors) = hosts.lines_and_errors(command.args(["-c", LACKING]), Some(config));
+    let lines: Vec<_> = errors.lines().collect();
+    let names = ["SO_RCVLOWAT", "SO_PEEK_OFF", "SO_ATTACH_FILTER"];
+    assert_eq!(lines.len(), 2 * names.len(), "{errors}");
+    for (line, name) in lines.into_iter().zip(names.into_iter().cycle()) {
+        let is_told = line.contains(name) && line.contains("has no effect");
+        assert!(is_told && line.contains("10.9.0.1:7"), "{errors}");
+    }
+}
+
 /// Lets a socket listen at an address that is none of the devices', twice, while the engine runs.
 const REFUSED: &str = "
 import errno, select, socket

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod forks; //  a process that listens, and children that serve
+mod hidden; // descriptors that a program does not know
 mod limits; // a process with few descriptors
 mod listeners; // listeners and their connections in one process
 mod matrix; // all calls, in all modes
@@ -45,9 +46,12 @@ fn main() {
         ("exe_2_vfork_leaves_sockets_in_place", vforked as fn()),
         ("exe_4_calls_answer_over_af_packet", || matrix::same_answers("af_packet")),
         ("exe_4_calls_answer_over_af_xdp", || matrix::same_answers("af_xdp")),
+        ("exe_5_closing_all_spares_af_packet", || hidden::all_are_closed("af_packet")),
+        ("exe_5_closing_all_spares_af_xdp", || hidden::all_are_closed("af_xdp")),
         ("exe_4_connection_waits_for_descriptors", limits::few_descriptors),
         ("exe_4_closed_connection_has_no_events", listeners::no_events_once_closed),
         ("exe_4_checked_poll_serves_listener", listeners::checked_poll),
+        ("exe_4_lacking_option_is_told", listeners::lacking_is_told),
         ("exe_4_refused_listener_stays_refused", listeners::refused_twice),
         ("exe_5_parent_closes_engines_of_children", processes::engines_are_closed),
         ("exe_5_child_finds_locks_free", processes::locks_are_free),
@@ -65,6 +69,9 @@ fn main() {
         ("exe_7_newest_process_is_controlled", workers::newest_is_controlled),
         ("exe_6_bytes_outlive_their_process", forks::bytes_outlive),
         ("exe_5_second_process_is_told_why", forks::second_is_told),
+        ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
+        ("exe_5_udp_is_of_one_sibling", forks::siblings_know_each_other),
+        ("exe_5_refused_bind_leaves_claim", forks::refused_leaves_claim),
         ("exe_5_udp_is_of_one_process", forks::udp_is_of_one),
     ];
     trials.extend(by_python.map(|(name, test)| trial_inside(name, missing.as_ref(), test)));

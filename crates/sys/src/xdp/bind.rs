@@ -5,7 +5,7 @@
 //! that needs other settings registers the same memory again.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::Socket;
 use super::ring::{Consuming, Producing, XdpRingPlace};
+use crate::hidden::Hidden;
 
 /// Longest wait for a busy queue: the kernel takes a closed socket down after close(2) has
 /// returned.
@@ -100,7 +101,7 @@ struct Umem {
     /// Mode in effect: never `Auto`.
     copying: CopyMode,
     is_scattered: bool,
-    socket: Weak<OwnedFd>,
+    socket: Weak<Hidden>,
 }
 
 static UMEMS: Mutex<Vec<Umem>> = Mutex::new(Vec::new());
@@ -113,7 +114,7 @@ fn umems() -> MutexGuard<'static, Vec<Umem>> {
 /// Descriptor of a socket whose memory other sockets may share.
 pub(super) struct Handle {
     /// `Some` until drop.
-    socket: Option<Arc<OwnedFd>>,
+    socket: Option<Arc<Hidden>>,
     /// True if others can find it in [`UMEMS`].
     is_listed: bool,
 }
@@ -194,6 +195,7 @@ fn bound(
 ) -> Result<Socket, OpenError> {
     let flags = SocketFlags::CLOEXEC;
     let fd = net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
+        .and_then(Hidden::new)
         .map_err(OpenError::of("open an AF_XDP socket"))?;
     if let RegisteredMemory::Own = memory {
         register(fd.as_fd(), pool.region(), config.chunk_bytes)?;
@@ -228,7 +230,7 @@ fn register(socket: BorrowedFd<'_>, region: &Region, chunk_bytes: u32) -> Result
     sockopt::set_xdp_umem_reg(socket, umem).map_err(OpenError::of(action))
 }
 
-fn with_rings(socket: OwnedFd, config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenError> {
+fn with_rings(socket: Hidden, config: &SocketConfig, pool: &Pool) -> Result<Socket, OpenError> {
     let fd = socket.as_fd();
     // Every frame that is being sent fits into the completion ring.
     let completion_entries = config.tx_entries.unwrap_or(1).max(2);
@@ -325,7 +327,7 @@ fn bind(
 /// The kernel releases them only some time after the close (`xp_release_deferred`), and the queue
 /// is busy until then. To detect that, a second socket tries to bind to the queue.
 pub(super) struct Teardown {
-    socket: OwnedFd,
+    socket: Hidden,
     config: SocketConfig,
     /// Memory that the second socket has registered.
     _region: Region,
@@ -339,6 +341,7 @@ impl Teardown {
         let config = SocketConfig { copying: CopyMode::Copy, is_scattered: false, ..*config };
         let flags = SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
+            .and_then(Hidden::new)
             .map_err(OpenError::of(action))?;
         let region = Region::allocate(config.chunk_bytes as usize);
         register(socket.as_fd(), &region, config.chunk_bytes)?;

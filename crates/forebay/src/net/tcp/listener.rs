@@ -1,7 +1,7 @@
 //! TCP listeners with the calls of `std::net::TcpListener`.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use forebay_stack::tcp::{
     TcpOut, TcpSocket,
 };
 use forebay_sys as sys;
+use forebay_sys::hidden::Hidden;
 use forebay_sys::readiness::{Ended, ReadinessDescriptor, ReadinessSetter};
 use rustix::io::Errno;
 
@@ -375,7 +376,7 @@ fn reserve(
     shared: &NetState,
     local: SocketAddr,
     how: &ListenOptions,
-) -> io::Result<Option<OwnedFd>> {
+) -> io::Result<Option<Hidden>> {
     // The kernel does not have addresses of devices that only this process has.
     if !how.is_reserved || !shared.is_kernels(plain(local).ip()) {
         return Ok(None);

@@ -1,7 +1,6 @@
 //! The connections of a host, in shards.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
@@ -18,6 +17,7 @@ use forebay_stack::tcp::{
 };
 use forebay_sys as sys;
 use forebay_sys::clock::Clock;
+use forebay_sys::hidden::Hidden;
 
 use super::super::neighbours::WayBack;
 use super::super::shared::{CpuIndex, NetState};
@@ -60,7 +60,7 @@ pub(super) struct ShardSocket {
 }
 
 /// Port that the kernel's programs cannot have, and that the kernel does not answer on.
-pub(super) type Reserved = Arc<OwnedFd>;
+pub(super) type Reserved = Arc<Hidden>;
 
 /// Work that a TCP has done.
 struct Work<'a, R> {

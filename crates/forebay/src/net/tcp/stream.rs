@@ -274,6 +274,14 @@ impl TcpStream {
         Ok(self.0.call(|tcp, _| tcp.is_at_urgent(self.0.place.socket))?)
     }
 
+    /// True if all bytes before an urgent one can be read: [`peek`](Self::peek) finds no others.
+    ///
+    /// # Errors
+    /// If the connection has ended.
+    pub fn is_urgent_behind_unread(&self) -> io::Result<bool> {
+        Ok(self.0.call(|tcp, _| tcp.is_urgent_behind_unread(self.0.place.socket))?)
+    }
+
     /// Sends ACKs at once from now on, or lets them wait for data (`TCP_QUICKACK`).
     ///
     /// # Errors

@@ -106,6 +106,13 @@ impl Connection {
         self.receive.urgent.map(|urgent| urgent.at)
     }
 
+    /// True if all bytes before an urgent one are here: a look at them ends there.
+    pub(in crate::tcp) fn is_urgent_behind_unread(&self) -> bool {
+        self.urgent_seq().is_some_and(|urgent| {
+            urgent.is_after(self.read_seq()) && !urgent.is_after(self.receive.next)
+        })
+    }
+
     /// True if the next byte to read is the urgent one (`SIOCATMARK`).
     pub(in crate::tcp) fn is_at_urgent(&self) -> bool {
         self.urgent_seq() == Some(self.read_seq())

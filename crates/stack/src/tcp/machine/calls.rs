@@ -635,6 +635,18 @@ impl Tcp {
         })
     }
 
+    /// True if all bytes before an urgent one can be read: a call that looks at bytes ends there, even one that waits for
+    /// more (`tcp_recvmsg_locked`).
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed.
+    pub fn is_urgent_behind_unread(&self, socket: TcpSocket) -> Result<bool, TcpError> {
+        Ok(match &self.entry(socket)?.kind {
+            Kind::Connection(connection) => connection.is_urgent_behind_unread(),
+            _ => false,
+        })
+    }
+
     fn connection(&self, socket: TcpSocket) -> Option<&Connection> {
         match &self.entry(socket).ok()?.kind {
             Kind::Connection(connection) => Some(connection),

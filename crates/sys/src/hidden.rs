@@ -1,0 +1,179 @@
+//! Descriptors that the program in this process does not know, since a library has opened them: it must neither close
+//! them nor put others in their place.
+//!
+//! Each is marked by its number as long as its owner lives. A library that is loaded into a program looks at the
+//! marks when the program names a number, and has them [opened from a high number on](open_from), so that the
+//! program's own descriptors have the numbers that they would have without it.
+
+use std::mem;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use rustix::io::{Errno, fcntl_dupfd_cloexec};
+use rustix::process::{Resource, getrlimit};
+
+/// Numbers that can be marked: the kernel's default for `fs.nr_open`. Pages of marks never set take no memory.
+const NUMBERS_MAX: usize = 1 << 20;
+
+/// Lowest number that is not one of the three of standard input and output, which the program may have closed.
+const ABOVE_STANDARD: RawFd = 3;
+
+static IS_HIDDEN: [AtomicBool; NUMBERS_MAX] = [const { AtomicBool::new(false) }; NUMBERS_MAX];
+
+/// Number above all that were marked.
+static END: AtomicI32 = AtomicI32::new(0);
+
+/// Lowest number of those opened from now on, if the process may have such; 0: any.
+static LOWEST: AtomicI32 = AtomicI32::new(0);
+
+/// Owner of a hidden descriptor.
+#[derive(Debug)]
+pub struct Hidden<T: AsFd = OwnedFd>(T);
+
+impl<T: AsFd + From<OwnedFd> + Into<OwnedFd>> Hidden<T> {
+    /// Hides a descriptor that was just opened, at a number of the range for such. If the process has none left there, it
+    /// keeps its number. To be called at once: until then the program can close it.
+    ///
+    /// # Errors
+    /// `EBADF` if it is closed: the number may be the program's, and is left alone.
+    pub fn new(opened: T) -> Result<Self, Errno> {
+        Self::moved(opened, LOWEST.load(Ordering::Relaxed))
+    }
+
+    fn moved(opened: T, lowest: RawFd) -> Result<Self, Errno> {
+        if lowest == 0 || opened.as_fd().as_raw_fd() >= lowest {
+            return Ok(Self::at_its_number(opened));
+        }
+        match duplicate_from(opened.as_fd(), lowest) {
+            Ok(moved) => Ok(Self::at_its_number(moved.into())),
+            Err(Errno::MFILE | Errno::INVAL) => Ok(Self::at_its_number(opened)),
+            Err(error) => {
+                mem::forget(opened);
+                Err(error)
+            }
+        }
+    }
+
+    /// Another descriptor of the same file, hidden as well.
+    ///
+    /// # Errors
+    /// `EMFILE` if the process has no descriptors left.
+    pub fn duplicate(file: impl AsFd) -> Result<Self, Errno> {
+        let lowest = LOWEST.load(Ordering::Relaxed);
+        let duplicate = duplicate_from(file.as_fd(), lowest);
+        let duplicate = duplicate.or_else(|_| fcntl_dupfd_cloexec(&file, ABOVE_STANDARD))?;
+        Ok(Self::at_its_number(duplicate.into()))
+    }
+}
+
+impl<T: AsFd> Hidden<T> {
+    fn at_its_number(opened: T) -> Self {
+        let number = opened.as_fd().as_raw_fd();
+        if let Some(mark) = mark(number) {
+            mark.store(true, Ordering::Relaxed);
+            END.fetch_max(number + 1, Ordering::Relaxed);
+        }
+        Self(opened)
+    }
+}
+
+impl<T: AsFd> AsFd for Hidden<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl<T: AsFd> AsRawFd for Hidden<T> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+impl<T: AsFd> Deref for Hidden<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: AsFd> Drop for Hidden<T> {
+    fn drop(&mut self) {
+        // Before it is closed: the kernel may give the number to the program at once.
+        reveal(self.0.as_fd());
+    }
+}
+
+/// Has hidden descriptors opened at this number or above, where the process may have such.
+pub fn open_from(lowest: RawFd) {
+    LOWEST.store(lowest, Ordering::Relaxed);
+}
+
+/// True for the number of a hidden descriptor.
+#[inline]
+pub fn is_hidden(number: RawFd) -> bool {
+    mark(number).is_some_and(|mark| mark.load(Ordering::Relaxed))
+}
+
+/// Lowest hidden number from `first` to `last`.
+pub fn first_within(first: u32, last: u32) -> Option<u32> {
+    let end = u32::try_from(END.load(Ordering::Relaxed)).unwrap_or(0);
+    let is_hidden = |number: &u32| RawFd::try_from(*number).is_ok_and(is_hidden);
+    (first..end.min(last.saturating_add(1))).find(is_hidden)
+}
+
+/// Ends the mark of a descriptor that is closed without its owner, which is forgotten.
+pub fn reveal(descriptor: BorrowedFd<'_>) {
+    if let Some(mark) = mark(descriptor.as_raw_fd()) {
+        mark.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Duplicates a descriptor at this number or above; from half of the process's numbers on if these are fewer.
+fn duplicate_from(descriptor: BorrowedFd<'_>, lowest: RawFd) -> Result<OwnedFd, Errno> {
+    fcntl_dupfd_cloexec(descriptor, lowest).or_else(|_| {
+        let limit = getrlimit(Resource::Nofile).current;
+        let half = limit.and_then(|limit| RawFd::try_from(limit / 2).ok()).unwrap_or(0);
+        fcntl_dupfd_cloexec(descriptor, half.min(lowest).max(ABOVE_STANDARD))
+    })
+}
+
+fn mark(number: RawFd) -> Option<&'static AtomicBool> {
+    IS_HIDDEN.get(usize::try_from(number).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::FromRawFd;
+
+    use super::*;
+
+    #[test]
+    fn mark_ends_with_its_owner() {
+        let hidden = Hidden::new(File::open("/dev/null").unwrap()).unwrap();
+        let number = hidden.as_raw_fd();
+        let others = Hidden::<OwnedFd>::duplicate(&hidden).unwrap();
+        assert!(is_hidden(number) && is_hidden(others.as_raw_fd()));
+        let at = u32::try_from(number).unwrap();
+        assert_eq!(first_within(at, at), Some(at));
+        drop(hidden);
+        assert!(!is_hidden(number) && is_hidden(others.as_raw_fd()));
+        assert_eq!(first_within(at, at), None);
+        assert!(!is_hidden(-1) && !is_hidden(RawFd::MAX));
+        assert_eq!(first_within(u32::MAX, u32::MAX), None);
+    }
+
+    #[test]
+    fn closed_descriptor_is_left_alone() {
+        let number = RawFd::MAX - 1;
+        // SAFETY: the process cannot have so many descriptors: it is closed, and nothing is done with it.
+        let closed = unsafe { OwnedFd::from_raw_fd(number) };
+        assert_eq!(Hidden::moved(closed, RawFd::MAX).unwrap_err(), Errno::BADF);
+        assert!(!is_hidden(number));
+        let opened = File::open("/dev/null").unwrap();
+        let hidden = Hidden::moved(opened, RawFd::MAX).expect("another number, or its own");
+        assert!(is_hidden(hidden.as_raw_fd()) && hidden.as_raw_fd() >= ABOVE_STANDARD);
+    }
+}
