@@ -15,7 +15,7 @@ const _: () = assert!((FLOW_SHARE as usize) < FLOW_LIMIT_HISTORY, "a share that 
 /// Flows of the last [`FLOW_LIMIT_HISTORY`] packets, counted by bucket.
 #[derive(Debug)]
 pub struct FlowLimit {
-    history: [u32; FLOW_LIMIT_HISTORY],
+    history: Box<[u32; FLOW_LIMIT_HISTORY]>,
     next: usize,
     /// Number of packets in the history per bucket, at most [`FLOW_LIMIT_HISTORY`].
     buckets: Box<[u8]>,
@@ -26,7 +26,7 @@ impl FlowLimit {
     #[must_use]
     pub fn new(flow_limit_table_len: u32) -> Option<Self> {
         flow_limit_table_len.is_power_of_two().then(|| Self {
-            history: [0; FLOW_LIMIT_HISTORY],
+            history: Box::new([0; FLOW_LIMIT_HISTORY]),
             next: 0,
             buckets: vec![0; flow_limit_table_len as usize].into(),
         })
