@@ -57,6 +57,15 @@ pub trait BusyPoll: Send + Sync {
     fn suspend(&self);
 }
 
+/// Packets that arrive while a CPU sleeps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Arrivals {
+    /// They wake the CPU's thread, unless that is suspended.
+    Wake,
+    /// They wait for the end of the sleep, as readers are behind.
+    Wait,
+}
+
 /// Worker of one CPU, which others may turn while the CPU sleeps.
 pub(super) struct Loan<H> {
     shared: Arc<EngineState>,
@@ -71,7 +80,7 @@ pub(super) struct Loan<H> {
     sleeps_suspended: AtomicBool,
     /// Time of the last turn of a borrower that found packets.
     used_ns: AtomicU64,
-    /// True while the CPU lets packets arrive because readers are behind.
+    /// True while arriving packets wait because readers are behind.
     is_moderated: AtomicBool,
 }
 
@@ -101,7 +110,7 @@ impl<H: Handler> BusyPoll for Borrowers<H> {
     }
 
     fn are_readers_behind(&self) -> bool {
-        self.loans.iter().any(|loan| loan.is_moderated.load(Ordering::Relaxed))
+        self.loans.iter().any(|loan| loan.is_moderated())
     }
 
     fn resume(&self) {
@@ -148,11 +157,18 @@ impl<H: Handler> Loan<H> {
 
     /// Lends the worker, sleeps until the CPU has something to do, at most until `until_ns`, and takes the worker back.
     /// The CPU has announced that it sleeps on descriptors.
-    pub(super) fn sleep(&self, worker: Box<Worker<H>>, until_ns: Option<u64>) -> Box<Worker<H>> {
+    pub(super) fn sleep(
+        &self,
+        worker: Box<Worker<H>>,
+        until_ns: Option<u64>,
+        arrivals: Arrivals,
+    ) -> Box<Worker<H>> {
+        self.is_moderated.store(arrivals == Arrivals::Wait, Ordering::Relaxed);
         let numbers = worker.descriptors().iter().map(AsRawFd::as_raw_fd).collect::<Vec<_>>();
         *self.lent() = Some(Lent { worker, until_ns });
         self.was_lent.store(true, Ordering::Relaxed);
         self.wait(until_ns, &numbers);
+        self.is_moderated.store(false, Ordering::Relaxed);
         let lent = self.lent().take();
         lent.unwrap_or_else(|| unreachable!("borrowers leave it in its place")).worker
     }
@@ -173,8 +189,9 @@ impl<H: Handler> Loan<H> {
             // SeqCst: either a borrower that lets packets wake the CPU sees that it sleeps so, or this sees that they may.
             fence(Ordering::SeqCst);
             let suspended = Some(self.suspended_until_ns()).filter(|&until_ns| until_ns > now_ns);
-            self.sleeps_suspended.store(suspended.is_some(), Ordering::Relaxed);
-            let readable = if suspended.is_some() { &[] } else { numbers };
+            let is_suspended = suspended.is_some() || self.is_moderated();
+            self.sleeps_suspended.store(is_suspended, Ordering::Relaxed);
+            let readable = if is_suspended { &[] } else { numbers };
             let wake_ns = until_ns.into_iter().chain(suspended).min();
             let at_most_ns = wake_ns.map(|wake_ns| wake_ns.saturating_sub(now_ns));
             bell.wait_by_number(at_most_ns.map(Duration::from_nanos), readable);
@@ -205,16 +222,6 @@ impl<H: Handler> Loan<H> {
             let used_ns = self.used_ns.load(Ordering::Relaxed);
             self.suspended_until_ns.store(used_ns + SUSPEND_NS, Ordering::Relaxed);
         }
-    }
-
-    /// Lets packets arrive up to this time without waking the CPU's thread, as their readers are behind.
-    pub(super) fn begin_moderation(&self, until_ns: u64) {
-        self.suspended_until_ns.store(until_ns, Ordering::Relaxed);
-        self.is_moderated.store(true, Ordering::Relaxed);
-    }
-
-    pub(super) fn end_moderation(&self) {
-        self.is_moderated.store(false, Ordering::Relaxed);
     }
 
     /// True if a borrower has found packets a short time ago.
@@ -278,10 +285,15 @@ impl<H: Handler> Loan<H> {
     /// Lets packets wake the CPU's thread, which is woken if it sleeps whatever arrives.
     fn resume(&self) {
         self.suspended_until_ns.store(0, Ordering::Relaxed);
+        self.is_moderated.store(false, Ordering::Relaxed);
         fence(Ordering::SeqCst); // pairs with that in `wait`
         if self.sleeps_suspended.load(Ordering::Relaxed) {
             self.shared.bell(self.index).ring();
         }
+    }
+
+    fn is_moderated(&self) -> bool {
+        self.is_moderated.load(Ordering::Relaxed)
     }
 
     fn suspended_until_ns(&self) -> u64 {
@@ -335,12 +347,15 @@ mod tests {
 
     use super::*;
     use crate::cpu_thread::CpuThread;
+    use crate::idle::{SPIN_ALWAYS_NS, SPIN_MAX_NS};
     use crate::{Config, Engine, Stopper};
 
     /// Frames that a test puts into a source.
     #[derive(Default)]
     struct Fed {
         frames: AtomicU64,
+        /// Number of polls.
+        polls: AtomicU64,
         /// Number of frames handled, and the threads that did.
         handled: Mutex<(u64, Vec<ThreadId>)>,
         /// True while a handler is to panic.
@@ -364,6 +379,7 @@ mod tests {
             burst: &mut Burst,
         ) -> Result<Polled, SourceError> {
             self.event.clear();
+            self.fed.polls.fetch_add(1, Ordering::Relaxed);
             while self.taken < self.fed.frames.load(Ordering::Acquire) && burst.len() < ask.max {
                 let Some(mut frame) = pool.allocate(60) else { break };
                 frame.set_len(60);
@@ -467,38 +483,68 @@ mod tests {
         }
     }
 
+    /// A CPU that the test turns, and what its threads and the application share.
+    fn lone_cpu(spin_max_ns: u64, fed: &Arc<Fed>) -> (CpuThread<Ordered>, impl BusyPoll + 'static) {
+        let event = Arc::new(Event::new().unwrap());
+        let source = FedSource { fed: Arc::clone(fed), event, taken: 0 };
+        let config = Config { cpus: CpuList::new([CpuId(0)]), spin_max_ns, ..Config::live() };
+        let handler = |_| Ordered(Arc::clone(fed));
+        let sources: Vec<Box<dyn Source>> = vec![Box::new(source)];
+        let mut engine =
+            Engine::build(&config, sources, Clock::virtual_at_zero(), handler).unwrap();
+        let loan = Arc::new(Loan::new(engine.state(), 0));
+        let borrowers = Borrowers::new(Arc::new([Arc::clone(&loan)]));
+        (CpuThread::new(Box::new(engine.workers.remove(0)), Some(loan)), borrowers)
+    }
+
     #[test]
     fn exe_9_contended_cpu_lets_readers_catch_up() {
-        for (are_behind, is_contended, frames, moderates) in [
-            (true, true, 3, true),
-            (true, true, 63, true),
-            (true, true, 200, false), // more are pending
-            (true, false, 3, false),
-            (false, true, 3, false),
+        for (are_behind, is_contended, frames, spin_max_ns, sleeps) in [
+            (true, true, 3, SPIN_MAX_NS, true),
+            (true, true, 63, SPIN_MAX_NS, true),
+            (true, true, 200, SPIN_MAX_NS, false), // more are pending
+            (true, true, 3, SPIN_ALWAYS_NS, false),
+            (true, false, 3, SPIN_MAX_NS, false),
+            (false, true, 3, SPIN_MAX_NS, false),
         ] {
-            let (fed, event) = (Arc::<Fed>::default(), Arc::new(Event::new().unwrap()));
-            let source = FedSource { fed: Arc::clone(&fed), event, taken: 0 };
-            let config = Config { cpus: CpuList::new([CpuId(0)]), ..Config::live() };
-            let handler = |_| Ordered(Arc::clone(&fed));
-            let sources: Vec<Box<dyn Source>> = vec![Box::new(source)];
-            let mut engine =
-                Engine::build(&config, sources, Clock::virtual_at_zero(), handler).unwrap();
-            let loan = Arc::new(Loan::new(engine.state(), 0));
-            let busy_poll = Borrowers::new(Arc::new([Arc::clone(&loan)]));
-            let mut cpu = CpuThread::new(Box::new(engine.workers.remove(0)), Some(loan));
+            let fed = Arc::<Fed>::default();
+            let (mut cpu, _borrowers) = lone_cpu(spin_max_ns, &fed);
             cpu.set_contended(is_contended);
             fed.are_behind.store(are_behind, Ordering::Relaxed);
             fed.frames.store(frames, Ordering::Relaxed);
-            let (mut looks, mut is_moderated) = (0, false);
+            let mut polls = Vec::new();
             cpu.turn_until(|| {
-                looks += 1;
-                is_moderated |= busy_poll.are_readers_behind();
-                looks >= 2 // at the end of the first turn, then before a sleep or after another turn
+                polls.push(fed.polls.load(Ordering::Relaxed));
+                polls.len() >= 2
             });
-            let what = (are_behind, is_contended, frames);
-            assert_eq!(is_moderated, moderates, "{what:?}");
-            assert!(!busy_poll.are_readers_behind(), "{what:?}");
+            // It is asked at the end of each turn, and before each sleep.
+            let expected = if sleeps { [1, 1] } else { [1, 2] };
+            assert_eq!(polls[..2], expected, "{:?}", (are_behind, is_contended, frames, spin_max_ns));
         }
+    }
+
+    #[test]
+    fn exe_9_threads_learn_that_readers_are_behind() {
+        let fed = Arc::<Fed>::default();
+        let (mut cpu, borrowers) = lone_cpu(SPIN_MAX_NS, &fed);
+        cpu.set_contended(true);
+        fed.are_behind.store(true, Ordering::Relaxed);
+        let has_seen = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&has_seen);
+        let watcher = thread::spawn(move || {
+            while !borrowers.are_readers_behind() {
+                thread::yield_now();
+            }
+            seen.store(true, Ordering::Relaxed);
+            borrowers
+        });
+        fed.frames.store(1, Ordering::Relaxed);
+        cpu.turn_until(|| {
+            fed.frames.fetch_add(1, Ordering::Relaxed);
+            has_seen.load(Ordering::Relaxed)
+        });
+        let borrowers = watcher.join().unwrap();
+        assert!(!borrowers.are_readers_behind(), "only while the CPU sleeps");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use forebay_rx::{CpuId, Handler};
 use forebay_sys as sys;
 
 use super::bell::SleepOn;
-use super::busy_poll::Loan;
+use super::busy_poll::{Arrivals, Loan};
 use super::idle::{Deferral, Idle};
 use super::queue::{Activity, Queue};
 use super::shared::EngineState;
@@ -193,22 +193,30 @@ impl<H: Handler> CpuThread<H> {
     /// True if others want this CPU, and nobody waits for more packets: all that were pending are received, and their
     /// readers have many others to read first.
     fn is_ahead(&mut self) -> bool {
-        let Some(_) = self.loan else { return false };
+        if self.loan.is_none() || self.worker.queues.is_empty() {
+            return false;
+        }
         self.idle.look(self.turn_ns, sys::preemptions);
         self.worker.handler.are_readers_behind()
-            && self.idle.is_shared(self.turn_ns)
-            && self.worker.queues.iter().all(Queue::is_drained_here)
+            && self.idle.is_contended(self.turn_ns)
+            && self.worker.has_received_all()
     }
 
     /// Sleeps while packets arrive, so that readers have the CPU. A thread that has read all of them turns it meanwhile.
     fn moderate(&mut self, is_ready: &mut impl FnMut() -> bool) {
-        let Some(loan) = self.loan.clone() else { return };
+        let bell = self.shared.bell(self.worker.index);
+        bell.prepare_to_wait(SleepOn::Descriptors);
+        let timer_ns = self.worker.handler.sleep_max_ns().unwrap_or(MODERATION_NS);
+        let end_ns = self.turn_ns.saturating_add(timer_ns.min(MODERATION_NS));
         let timeouts = self.worker.queues.iter().filter_map(Queue::next_timeout_ns);
-        let end_ns = self.turn_ns.saturating_add(MODERATION_NS);
         let until_ns = timeouts.fold(end_ns, u64::min);
-        loan.begin_moderation(until_ns);
-        self.sleep(Activity::IdleUntil(Some(until_ns)), is_ready);
-        loan.end_moderation();
+        if let Some(loan) = &self.loan
+            && !self.worker.has_pending_work()
+            && !is_ready()
+        {
+            self.worker.sleep_on(loan, Some(until_ns), Arrivals::Wait);
+        }
+        bell.finish_wait();
         self.turn_ns = self.shared.clock.now_ns();
     }
 
@@ -247,9 +255,7 @@ impl<H: Handler> CpuThread<H> {
             match &self.loan {
                 Some(loan) if on_descriptors => {
                     let until_ns = at_most_ns.map(|ns| self.turn_ns.saturating_add(ns));
-                    self.worker.lend(|worker| loan.sleep(worker, until_ns));
-                    // The supervisor decides, as on a panic of this thread.
-                    assert!(!loan.take_panic(), "a turn panicked on a thread of the application");
+                    self.worker.sleep_on(loan, until_ns, Arrivals::Wake);
                 }
                 _ => {
                     let descriptors =
@@ -266,8 +272,14 @@ impl<H: Handler> CpuThread<H> {
 const LENT: &str = "the worker is lent only within a sleep";
 
 impl<H> OwnWorker<H> {
-    fn lend(&mut self, lend: impl FnOnce(Box<Worker<H>>) -> Box<Worker<H>>) {
-        self.0 = self.0.take().map(lend);
+    /// Sleeps while threads of the application may turn the worker.
+    fn sleep_on(&mut self, loan: &Loan<H>, until_ns: Option<u64>, arrivals: Arrivals)
+    where
+        H: Handler,
+    {
+        self.0 = self.0.take().map(|worker| loan.sleep(worker, until_ns, arrivals));
+        // The supervisor decides, as on a panic of this thread.
+        assert!(!loan.take_panic(), "a turn panicked on a thread of the application");
     }
 }
 

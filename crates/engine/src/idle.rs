@@ -92,9 +92,9 @@ impl Idle {
         self.shared_until_ns = if is_contended { u64::MAX } else { 0 };
     }
 
-    /// True if other programs have wanted the CPU a short time ago.
-    pub(super) fn is_shared(&self, now_ns: u64) -> bool {
-        now_ns < self.shared_until_ns
+    /// True if other programs have wanted the CPU a short time ago, and it may sleep.
+    pub(super) fn is_contended(&self, now_ns: u64) -> bool {
+        self.spin_max_ns != SPIN_ALWAYS_NS && now_ns < self.shared_until_ns
     }
 
     /// Records that there is no work at `now_ns`, and returns true if the CPU must sleep.

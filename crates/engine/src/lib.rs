@@ -359,6 +359,7 @@ fn open_worker<H: Handler>(
         budget: config.limits.budget(0),
         now_ns: 0,
         first_queue: 0,
+        has_polled_all: false,
         backlogs_first: false,
         life: ThreadState::default(),
         delivered: false,

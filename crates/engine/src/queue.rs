@@ -67,6 +67,8 @@ pub(super) struct Queue {
     now_ns: u64,
     /// True if the last poll found frames.
     was_busy: bool,
+    /// True if the last poll found as many frames as it could take.
+    was_filled: bool,
     /// True if packets of the last poll went to other CPUs.
     woke_others: bool,
     /// Time of the first poll that asked for the last frames (`is_last`).
@@ -131,6 +133,7 @@ impl Queue {
             burst_requests: Vec::new(),
             now_ns: 0,
             was_busy: false,
+            was_filled: false,
             woke_others: false,
             last_since_ns: None,
             source_ended: false,
@@ -159,6 +162,7 @@ impl Queue {
         let polled = self.poll(frames_max, shared);
         let frames = self.burst.len();
         (self.was_busy, self.woke_others) = (frames > 0, false);
+        self.was_filled = frames >= self.burst.asked;
         self.take_in(shared);
         match polled {
             Activity::Ended if self.intake.held() == 0 => {
@@ -241,9 +245,10 @@ impl Queue {
         activity
     }
 
-    /// True if the last poll took all frames that were pending, and none is held or went to another CPU.
-    pub(super) fn is_drained_here(&self) -> bool {
-        self.burst.behind == PollStatus::Drained && !self.woke_others && self.intake.held() == 0
+    /// True if the last poll took all frames that it had buffers for, and none is held or went to another CPU; also once the
+    /// source has ended.
+    pub(super) fn has_kept_all(&self) -> bool {
+        self.ended || (!self.was_filled && !self.woke_others && self.intake.held() == 0)
     }
 
     /// Time at which held segments are due, if any.

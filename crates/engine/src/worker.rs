@@ -51,6 +51,8 @@ pub(super) struct Worker<H> {
     /// Queue to start with next turn; the last turn ran out of budget there.
     pub(super) first_queue: usize,
     pub(super) backlogs_first: bool,
+    /// True if the last turn polled all queues.
+    pub(super) has_polled_all: bool,
     pub(super) life: ThreadState,
     /// True if this CPU has announced that its delivery is complete.
     pub(super) delivered: bool,
@@ -152,6 +154,7 @@ impl<H: Handler> Worker<H> {
     pub(super) fn intake_turn(&mut self) -> Activity {
         let count = self.queues.len();
         let first = std::mem::take(&mut self.first_queue);
+        self.has_polled_all = true;
         let mut activity = Activity::Ended;
         for at in (0..count).map(|step| (first + step) % count) {
             let queue = &mut self.queues[at];
@@ -159,7 +162,7 @@ impl<H: Handler> Worker<H> {
             let granted = self.budget.grant(wanted, self.now_ns);
             if granted == 0 {
                 // Queues that got no budget go first in the next turn.
-                self.first_queue = at;
+                (self.first_queue, self.has_polled_all) = (at, false);
                 self.budget.squeeze_if(queue.was_busy());
                 return activity.and(Activity::Worked(0));
             }
@@ -173,6 +176,11 @@ impl<H: Handler> Worker<H> {
             activity = activity.and(turned);
         }
         activity
+    }
+
+    /// True if the last turn received all packets that were pending, for this CPU.
+    pub(super) fn has_received_all(&self) -> bool {
+        self.has_polled_all && self.queues.iter().all(Queue::has_kept_all)
     }
 
     /// Number of packets that may be taken from the backlogs now.

@@ -34,8 +34,8 @@ pub trait Handler: Send {
         None
     }
 
-    /// True if all packets handled since the last call went to readers that have many others to read first: nobody waits
-    /// for more. False if there were none, or if the handler does not know.
+    /// True if packets handled since the last call filled half of their readers' buffers or more, and nobody waits for one of
+    /// them. False if there were none, or if the handler does not know.
     fn are_readers_behind(&mut self) -> bool {
         false
     }

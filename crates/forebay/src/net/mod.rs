@@ -318,8 +318,8 @@ impl Net {
 
     /// Waits for descriptors of sockets by `sleep`, which returns the number of those that are ready. If
     /// [enabled](NetEngine::enable_busy_poll), the calling thread receives packets before, from queues whose CPUs sleep. If
-    /// there were some, or readers are behind, `look` is called first, which does not wait. From the end of a wait on, packets wake no thread until
-    /// one waits again, for 1 ms at most.
+    /// there were some, or a CPU sleeps since readers are behind, `look` is called first, which does not wait. From the end of
+    /// a wait on, packets wake no thread until one waits again, for 1 ms at most.
     pub fn wait(&self, look: impl Fn() -> i32, sleep: impl FnOnce() -> i32) -> i32 {
         if self.0.are_readers_behind() {
             let ready = look();
