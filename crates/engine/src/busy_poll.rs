@@ -519,7 +519,12 @@ mod tests {
             });
             // It is asked at the end of each turn, and before each sleep.
             let expected = if sleeps { [1, 1] } else { [1, 2] };
-            assert_eq!(polls[..2], expected, "{:?}", (are_behind, is_contended, frames, spin_max_ns));
+            assert_eq!(
+                polls[..2],
+                expected,
+                "{:?}",
+                (are_behind, is_contended, frames, spin_max_ns)
+            );
         }
     }
 
