@@ -60,9 +60,9 @@ pub trait BusyPoll: Send + Sync {
 /// Packets that arrive while a CPU sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Arrivals {
-    /// They wake the CPU's thread, unless that is suspended.
+    /// Wake-up of the CPU's thread, unless that is suspended.
     Wake,
-    /// They wait for the end of the sleep, as readers are behind.
+    /// Wait for the end of the sleep, as readers are behind.
     Wait,
 }
 
