@@ -39,8 +39,7 @@ pub struct CpuThread<H: Handler> {
     shared: Arc<EngineState>,
     idle: Idle,
     deferral: Deferral,
-    /// Time at which the next turn begins, or the last pause began. Read anew when the application calls for turns: the
-    /// time of its own work is no turn's.
+    /// Time at which the next turn begins, or the last pause began.
     turn_ns: u64,
     /// True once no packet can arrive any more, or this thread must end.
     is_over: bool,
@@ -129,7 +128,6 @@ impl<H: Handler> CpuThread<H> {
     /// before each sleep: code that makes it true must call the [waker](Self::waker) afterwards,
     /// unless it runs in this CPU's own turns.
     pub fn turn_until(&mut self, mut is_ready: impl FnMut() -> bool) -> bool {
-        self.turn_ns = self.shared.clock.now_ns();
         while !self.is_over {
             let activity = self.turn();
             if is_ready() {
@@ -154,7 +152,6 @@ impl<H: Handler> CpuThread<H> {
     /// Turns the CPU once; returns false once no packet can arrive any more. Never sleeps.
     pub fn turn_once(&mut self) -> bool {
         if !self.is_over {
-            self.turn_ns = self.shared.clock.now_ns();
             self.turn();
         }
         !self.is_over
@@ -300,47 +297,5 @@ impl<H> DerefMut for OwnWorker<H> {
 impl<H: Handler> fmt::Debug for CpuThread<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "CpuThread(CPU {})", self.worker.cpu)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
-    use forebay_rx::delivery::Batch;
-    use forebay_rx::hash::Hasher;
-    use forebay_sys::clock::Clock;
-    use forebay_sys::cpu_list::CpuList;
-
-    use super::*;
-    use crate::{Config, Engine};
-
-    struct Quick;
-
-    impl Handler for Quick {
-        fn handle(&mut self, _: &mut Batch<'_>) {}
-    }
-
-    #[test]
-    fn applications_time_is_no_turns() {
-        let clock = Clock::virtual_at_zero();
-        let config =
-            Config::new(CpuList::new([CpuId(0)]), Arc::new(Hasher::keyed(&[3; 16], false)));
-        let plan = SyntheticPlan { frames: 1_000, ..SyntheticPlan::default() };
-        let sources: Vec<Box<dyn forebay_rx::Source>> =
-            vec![Box::new(SyntheticSource::new(plan, None))];
-        let engine = Engine::build(&config, sources, clock.clone(), |_| Quick).unwrap();
-        let state = engine.state();
-        // Only the application's work takes time.
-        let work = move || clock.advance_to(clock.now_ns() + 1_000_000_000);
-        let outcome = engine.run_with(move |cpu| {
-            for _ in 0..4 {
-                work();
-                assert!(cpu.turn_once());
-                work();
-                assert!(cpu.turn_until(|| true));
-            }
-        });
-        assert!(outcome.unwrap().cpus[0].delivery.batches.get() > 4, "there was work in the turns");
-        assert_eq!((state.now_ns(), state.busy_ns(0)), (8_000_000_000, 0));
     }
 }
