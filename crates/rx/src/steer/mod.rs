@@ -33,6 +33,7 @@ mod flow_table; //  CPUs that flows are on
 mod tables; //      flow tables that were replaced
 mod hold; //        packets that wait for a move
 mod fence; //       packets that wait for all before them
+mod stay; //        packets that stay on another CPU than the desired one
 mod verdict; //     decision on a packet
 mod journal; //     counters and events
 mod state; //       state shown by `explain`
@@ -46,7 +47,7 @@ pub use balance::{
 pub use config::{MoveAfter, SteerConfig};
 use desired_cpu::DesiredCpus;
 use fence::Fences;
-use flow_table::{CurrentCpu, Slot};
+use flow_table::CurrentCpu;
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
 use forebay_buf::Position;
 pub use hold::{HOLD_MAX, HOLD_SHARE_DIVISOR, HOLD_SHARE_LEAST};
@@ -61,6 +62,7 @@ pub use spread::{
     FULL_BURSTS_TO_SPREAD, GATHER_AFTER_NS, SPREAD_WINDOW_NS, SpreadConfig, SpreadPolicy,
 };
 pub use state::{FlowPlace, FlowState, HeldPackets};
+use stay::SteerWait;
 use tables::Tables;
 pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
@@ -85,20 +87,6 @@ pub struct Steering {
     held_ns: Arc<Histogram>,
     pub(crate) journal: Journal,
     watches: Vec<FlowWatch>,
-}
-
-/// Stay of a slot's packets on a CPU that is not desired. Flows of one slot may have different
-/// desired CPUs, and masks may change faster than a saturated CPU drains.
-#[derive(Clone, Copy, Debug, Default)]
-struct SteerWait {
-    since_ns: u64,
-    /// Number of packets that stayed.
-    packets: u32,
-    /// Number of packets ahead at the begin of the stay; also 0 if the last packet had just been
-    /// processed.
-    ahead: u32,
-    /// Position of the last packet that stayed, or of the one before the stay.
-    tail: Position,
 }
 
 impl Steering {
@@ -478,34 +466,6 @@ impl Steering {
         self.desired_cpus.allows(cpu) || self.tables.get(slot).last_flow == flow
     }
 
-    /// Counts a packet that stays on a CPU that is not desired.
-    fn stay(&mut self, slot: SlotId) {
-        self.tally.stays += 1;
-        let wait = &mut self.tables.now.waits[slot.index()];
-        wait.packets = wait.packets.saturating_add(1);
-    }
-
-    /// Counts a packet that stays because it cannot be held.
-    fn unheld(&mut self, slot: SlotId) {
-        self.tally.unheld += 1;
-        self.stay(slot);
-    }
-
-    /// Stay of a slot's packets, as of the next packet of `flow`. It is over if the flow's last packet had this CPU as its
-    /// desired one. After a packet of another flow that is not known, and the stay goes on.
-    fn wait_of(&self, slot: SlotId, at: Slot, flow: FlowHash) -> SteerWait {
-        let wait = self.tables.now.waits[slot.index()];
-        let is_over = at.last_flow == flow && at.tail != wait.tail;
-        if is_over { SteerWait::default() } else { wait }
-    }
-
-    /// True if a held move is due.
-    fn is_overdue(&self, slot: SlotId, now_ns: u64) -> bool {
-        let wait = self.tables.now.waits[slot.index()];
-        wait.packets >= self.move_after.packets
-            || now_ns.saturating_sub(wait.since_ns) >= self.move_after.time_ns
-    }
-
     #[cold]
     fn moved(&mut self, flow: FlowHash, (slot, from): (SlotId, CpuId), to: Target, now_ns: u64) {
         self.tally.moves += 1;
@@ -662,12 +622,5 @@ impl Steering {
         self.fences.raise(&mut self.holds, backlogs);
         debug_assert!(self.fences.is_any(), "a replaced table has a fence behind its packets");
         self.watch_anew(now_ns);
-    }
-}
-
-impl SteerWait {
-    /// Stay as it is, or one that begins now.
-    fn begun(self, now_ns: u64, ahead: u32, tail: Position) -> Self {
-        if self.packets == 0 { Self { since_ns: now_ns, packets: 0, ahead, tail } } else { self }
     }
 }

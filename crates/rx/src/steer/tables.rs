@@ -5,10 +5,10 @@
 //! slot of the new table takes its state from the old one when it is first read. Afterwards the old
 //! table holds no relevant state, and is retired to be freed off the path.
 
-use super::SteerWait;
 use super::fence::Fences;
 use super::flow_table::{Fenced, FlowTable, RPS_FLOW_CNT, RPS_FLOW_CNT_MAX, Slot};
 use super::ids::{FenceId, SlotId};
+use super::stay::SteerWait;
 use crate::backlog::Backlogs;
 
 /// Maximum number of slots of the previous table that one slot takes its state from; if there are
