@@ -609,44 +609,6 @@ impl Tcp {
         self.connection(socket).map(Connection::flow).ok_or(TcpError::NotConnected)
     }
 
-    /// Sequence numbers that are not acknowledged, and bytes received and not read up to an urgent one
-    /// (`SIOCOUTQ`, `SIOCINQ`); none before a connection.
-    ///
-    /// # Errors
-    /// [`TcpError::Invalid`] of a listener, [`TcpError::NotConnected`] of a closed socket.
-    pub fn queued_bytes(&self, socket: TcpSocket) -> Result<(u32, u32), TcpError> {
-        match &self.entry(socket).map_err(|_| TcpError::NotConnected)?.kind {
-            Kind::Connection(connection) => {
-                Ok((connection.unacknowledged(), connection.received_bytes()))
-            }
-            Kind::Idle(_) => Ok((0, 0)),
-            Kind::Listener(_) => Err(TcpError::Invalid),
-        }
-    }
-
-    /// True if the next byte to read is the urgent one (`SIOCATMARK`).
-    ///
-    /// # Errors
-    /// [`TcpError::NoSocket`] if the socket is closed.
-    pub fn is_at_urgent(&self, socket: TcpSocket) -> Result<bool, TcpError> {
-        Ok(match &self.entry(socket)?.kind {
-            Kind::Connection(connection) => connection.is_at_urgent(),
-            _ => false,
-        })
-    }
-
-    /// True if all bytes before an urgent one can be read: a call that looks at bytes ends there, even one that waits for
-    /// more (`tcp_recvmsg_locked`).
-    ///
-    /// # Errors
-    /// [`TcpError::NoSocket`] if the socket is closed.
-    pub fn is_urgent_behind_unread(&self, socket: TcpSocket) -> Result<bool, TcpError> {
-        Ok(match &self.entry(socket)?.kind {
-            Kind::Connection(connection) => connection.is_urgent_behind_unread(),
-            _ => false,
-        })
-    }
-
     fn connection(&self, socket: TcpSocket) -> Option<&Connection> {
         match &self.entry(socket).ok()?.kind {
             Kind::Connection(connection) => Some(connection),

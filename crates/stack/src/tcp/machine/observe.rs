@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::super::connection::TcpInfo;
 use super::super::flow::Flow;
 use super::levels::TcpLevels;
-use super::{Kind, ListenerQueues, SocketEntry, Tcp, TcpSocket};
+use super::{Kind, ListenerQueues, SocketEntry, Tcp, TcpError, TcpSocket};
 
 /// A listener.
 #[derive(Clone, Debug)]
@@ -44,6 +44,44 @@ impl ListenerQueues {
 }
 
 impl Tcp {
+    /// Sequence numbers that are not acknowledged, and bytes received and not read up to an urgent one
+    /// (`SIOCOUTQ`, `SIOCINQ`); none before a connection.
+    ///
+    /// # Errors
+    /// [`TcpError::Invalid`] of a listener, [`TcpError::NotConnected`] of a closed socket.
+    pub fn queued_bytes(&self, socket: TcpSocket) -> Result<(u32, u32), TcpError> {
+        match &self.entry(socket).map_err(|_| TcpError::NotConnected)?.kind {
+            Kind::Connection(connection) => {
+                Ok((connection.unacknowledged(), connection.received_bytes()))
+            }
+            Kind::Idle(_) => Ok((0, 0)),
+            Kind::Listener(_) => Err(TcpError::Invalid),
+        }
+    }
+
+    /// True if the next byte to read is the urgent one (`SIOCATMARK`).
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed.
+    pub fn is_at_urgent(&self, socket: TcpSocket) -> Result<bool, TcpError> {
+        Ok(match &self.entry(socket)?.kind {
+            Kind::Connection(connection) => connection.is_at_urgent(),
+            _ => false,
+        })
+    }
+
+    /// True if all bytes before an urgent one can be read: a call that looks at bytes ends there, even one that waits for
+    /// more (`tcp_recvmsg_locked`).
+    ///
+    /// # Errors
+    /// [`TcpError::NoSocket`] if the socket is closed.
+    pub fn is_urgent_behind_unread(&self, socket: TcpSocket) -> Result<bool, TcpError> {
+        Ok(match &self.entry(socket)?.kind {
+            Kind::Connection(connection) => connection.is_urgent_behind_unread(),
+            _ => false,
+        })
+    }
+
     /// Numbers of connections by state, for any reader.
     #[must_use]
     pub fn levels(&self) -> &Arc<TcpLevels> {
