@@ -220,6 +220,7 @@ impl Stack {
         }
         self.end_run(context);
         if !self.segments.is_empty() {
+            self.readers.is_one_waiting = true;
             self.host.receive_segments(context.identity, &mut self.segments);
         }
         for socket in self.sleepers.drain(..) {
@@ -250,6 +251,7 @@ impl Stack {
         if context.observations.is_empty() {
             return;
         }
+        self.readers.is_one_waiting = true;
         let mut neighbours = self.host.neighbours(device);
         for sighting in context.observations.drain(..) {
             neighbours.hear(&sighting, context.now_ns, context.answers);
@@ -257,13 +259,13 @@ impl Stack {
     }
 
     fn dispose(&mut self, received: NetworkVerdict, context: &mut RxContext<'_>) {
-        self.readers.is_one_waiting |= is_urgent(&received);
         match received {
             NetworkVerdict::Datagram(packet) => self.deliver(packet, context),
             NetworkVerdict::Answer(packet) => context.answers.push(packet),
             NetworkVerdict::Segment(packet) => self.segments.push(packet),
             NetworkVerdict::PathError(packet, about) => {
                 context.pool.put(packet.frame);
+                self.readers.is_one_waiting = true;
                 self.host.receive_path_error(&about);
             }
             NetworkVerdict::Taken(packet) | NetworkVerdict::Dropped(packet, _) => {
@@ -282,6 +284,7 @@ impl Stack {
                     && let Some(queue) = self.host.socket(socket)
                     && queue.refuse() == Enqueue::WakeReader
                 {
+                    self.readers.is_one_waiting = true;
                     queue.wake_reader();
                 }
                 context.pool.put(packet.frame);
@@ -445,6 +448,7 @@ impl Handler for Stack {
         self.turn(batch.packets, &mut context);
         self.learn(device, &mut context);
         if !answers.is_empty() {
+            self.readers.is_one_waiting = true;
             self.host.send(device, &mut answers);
         }
         (self.answers, self.observations) = (answers, observations);
@@ -484,12 +488,6 @@ fn producer_of<'a>(
         producers[index] = Some(producer);
     }
     producers[index].as_mut()
-}
-
-/// True if somebody may wait for what the verdict is about: a connection, or a peer for its answer.
-fn is_urgent(verdict: &NetworkVerdict) -> bool {
-    use NetworkVerdict::{Datagram, Dropped, Kept, Taken};
-    !matches!(verdict, Datagram(_) | Dropped(..) | Kept | Taken(_))
 }
 
 /// Number of datagrams per IP version.
