@@ -182,8 +182,8 @@ fn check_peer(stream: &UnixStream) -> io::Result<Result<(), Refused>> {
     Ok(Err(Refused::new(Errno::Perm, why)))
 }
 
-/// Sends bytes to a client. Of the kernel alone: the C library of a program that we are loaded into may refuse to write to
-/// descriptors that the program does not know.
+/// Sends bytes to a client by a system call of its own: in a program with the preloaded library, `write` refuses descriptors
+/// that the program does not know.
 pub(super) fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match rustix::net::send(stream, bytes, SendFlags::NOSIGNAL) {

@@ -44,7 +44,7 @@ pub trait BusyPoll: Send + Sync {
     fn before_wait(&self) -> bool;
 
     /// True if a CPU sleeps because readers are behind: some sockets are readable without a turn.
-    fn are_readers_behind(&self) -> bool;
+    fn is_moderated(&self) -> bool;
 
     /// Lets packets that arrive wake CPUs.
     fn resume(&self);
@@ -109,7 +109,7 @@ impl<H: Handler> BusyPoll for Borrowers<H> {
             && self.loans.iter().fold(false, |has_found, loan| loan.turn(is_alone) | has_found)
     }
 
-    fn are_readers_behind(&self) -> bool {
+    fn is_moderated(&self) -> bool {
         self.loans.iter().any(|loan| loan.is_moderated())
     }
 
@@ -537,7 +537,7 @@ mod tests {
         let has_seen = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&has_seen);
         let watcher = thread::spawn(move || {
-            while !borrowers.are_readers_behind() {
+            while !borrowers.is_moderated() {
                 thread::yield_now();
             }
             seen.store(true, Ordering::Relaxed);
@@ -549,7 +549,7 @@ mod tests {
             has_seen.load(Ordering::Relaxed)
         });
         let borrowers = watcher.join().unwrap();
-        assert!(!borrowers.are_readers_behind(), "only while the CPU sleeps");
+        assert!(!borrowers.is_moderated(), "only while the CPU sleeps");
     }
 
     #[test]

@@ -146,9 +146,9 @@ impl CallWait {
         }
     }
 
-    /// Waits for a moment. False once a call returns what there is: at the end of what can be received, and after a signal
-    /// or the time-out.
-    pub(crate) fn is_to_go_on(&mut self, readiness: BorrowedFd<'_>) -> bool {
+    /// Waits a moment for more bytes. False if the call is to return those that there are: at the end of the stream, after a
+    /// signal and after the time-out.
+    pub(crate) fn waits_for_more(&mut self, readiness: BorrowedFd<'_>) -> bool {
         let began = *self.began.get_or_insert_with(Instant::now);
         let is_over = |timeout| began.elapsed() >= timeout;
         if timeout(readiness, libc::SO_RCVTIMEO).is_some_and(is_over) {

@@ -255,7 +255,7 @@ impl Stream {
         let mut wait = CallWait::default();
         self.attempt(Some(&mut wait), |tcp| tcp.peek(&mut [0]))?;
         let waits = !self.is_nonblocking.load(Ordering::Relaxed);
-        while waits && self.lacks_bytes(most)? && wait.is_to_go_on(self.readiness()?) {}
+        while waits && self.lacks_bytes(most)? && wait.waits_for_more(self.readiness()?) {}
         Ok(())
     }
 

@@ -321,7 +321,7 @@ impl Net {
     /// there were some, or a CPU sleeps since readers are behind, `look` is called first, which does not wait. From the end of
     /// a wait on, packets wake no thread until one waits again, for 1 ms at most.
     pub fn wait(&self, look: impl Fn() -> i32, sleep: impl FnOnce() -> i32) -> i32 {
-        if self.0.are_readers_behind() {
+        if self.0.is_moderated() {
             let ready = look();
             if ready != 0 {
                 return ready;

@@ -418,9 +418,9 @@ impl NetState {
         self.busy_poll.get().is_some_and(|busy_poll| busy_poll.before_wait())
     }
 
-    /// See [`BusyPoll::are_readers_behind`]; false if it is not enabled.
-    pub(super) fn are_readers_behind(&self) -> bool {
-        self.busy_poll.get().is_some_and(|busy_poll| busy_poll.are_readers_behind())
+    /// See [`BusyPoll::is_moderated`]; false if it is not enabled.
+    pub(super) fn is_moderated(&self) -> bool {
+        self.busy_poll.get().is_some_and(|busy_poll| busy_poll.is_moderated())
     }
 
     /// See [`BusyPoll::resume`].

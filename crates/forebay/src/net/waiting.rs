@@ -299,7 +299,7 @@ mod tests {
             false
         }
 
-        fn are_readers_behind(&self) -> bool {
+        fn is_moderated(&self) -> bool {
             self.are_behind
         }
 

@@ -1,8 +1,8 @@
 //! Unpolled work: what the polls of a queue need beyond those that its CPU has time for.
 //!
 //! A CPU without time left polls less than its queue needs, and the frames that the queue loses are not weighed. So the CPU
-//! seems to have less work than others, although it has more. As long as no poll empties the queue and other CPUs have time
-//! left, the work expected of that CPU fills it, and hash ranges leave it until its polls keep up.
+//! seems to have less work than others, although it has more. As long as every poll takes as many frames as it can and other CPUs
+//! have time left, the work expected of that CPU fills it, and hash ranges leave it until its polls keep up.
 
 use crate::cpu::CpuId;
 
@@ -20,8 +20,8 @@ pub(super) struct Unpolled {
     cpu: Option<CpuId>,
     /// True if a poll in this window took as many frames as it could.
     was_filled: bool,
-    /// True if a poll in this window left no frame in the queue.
-    was_emptied: bool,
+    /// True if a poll in this window took fewer frames than it could: it kept up.
+    has_kept_up: bool,
     /// Windows in a row in which polls did not keep up.
     windows: u8,
     /// Work in ns a second.
@@ -35,7 +35,7 @@ impl Unpolled {
             self.begin();
         }
         self.was_filled |= is_full;
-        self.was_emptied |= !is_full;
+        self.has_kept_up |= !is_full;
     }
 
     /// Begins the first window.
@@ -52,8 +52,8 @@ impl Unpolled {
     /// the CPU has time left, or no other has.
     pub(super) fn end_window(&mut self, missing_ns: Option<u64>) -> u64 {
         let was_filled = std::mem::take(&mut self.was_filled);
-        let was_emptied = std::mem::take(&mut self.was_emptied);
-        let missing_ns = missing_ns.filter(|_| was_filled && !was_emptied);
+        let has_kept_up = std::mem::take(&mut self.has_kept_up);
+        let missing_ns = missing_ns.filter(|_| was_filled && !has_kept_up);
         self.windows = missing_ns.map_or(0, |_| self.windows.saturating_add(1));
         self.work_ns -= self.work_ns / LEFT_OFF;
         if let Some(missing_ns) = missing_ns.filter(|_| self.windows >= WINDOWS_MIN) {
