@@ -327,7 +327,8 @@ fn must_wake<H: Handler>(
     let late_ns = due_ns.map(|due_ns| due_ns.saturating_add(TIMER_SLACK_NS));
     let is_earlier =
         late_ns.is_some_and(|late_ns| until_ns.is_none_or(|until_ns| late_ns < until_ns));
-    is_earlier || worker.has_pending_work()
+    // The CPU's thread reads them, and declares them processed.
+    is_earlier || worker.has_pending_work() || worker.delivery.has_unreleased()
 }
 
 #[cfg(test)]
@@ -431,6 +432,12 @@ mod tests {
 
     impl Rig {
         fn start() -> Self {
+            Self::start_with(CpuThread::turn_to_the_end)
+        }
+
+        fn start_with(
+            application: impl Fn(&mut CpuThread<Ordered>) + Send + Sync + 'static,
+        ) -> Self {
             let (fed, event) = (Arc::<Fed>::default(), Arc::new(Event::new().unwrap()));
             let source = FedSource { fed: Arc::clone(&fed), event: Arc::clone(&event), taken: 0 };
             let config =
@@ -440,7 +447,7 @@ mod tests {
             let mut engine = Engine::build(&config, sources, Clock::machine(), handler).unwrap();
             let busy_poll = engine.busy_poll();
             let (state, stopper) = (engine.state(), engine.stopper());
-            let run = thread::spawn(move || engine.run().unwrap().cpus[0].replaced);
+            let run = thread::spawn(move || engine.run_with(application).unwrap().cpus[0].replaced);
             Self { fed, event, state, busy_poll, stopper, run }
         }
 
@@ -526,6 +533,47 @@ mod tests {
                 (are_behind, is_contended, frames, spin_max_ns)
             );
         }
+    }
+
+    #[test]
+    fn rfs_6_own_reader_declares_packets_processed() {
+        let fed = Arc::<Fed>::default();
+        let (mut cpu, _borrowers) = lone_cpu(SPIN_MAX_NS, &fed);
+        // (frames until then, turns until the caller has something to read, whether it was given packets)
+        for (frames, turns, has_some) in [(3, 1, true), (3, 1, false), (6, 2, false), (9, 1, true)]
+        {
+            fed.frames.store(frames, Ordering::Relaxed);
+            let mut left = turns;
+            cpu.turn_until(|| {
+                left -= 1;
+                left == 0
+            });
+            assert_eq!(fed.handled.lock().unwrap().0, frames);
+            assert_eq!(cpu.has_unreleased(), has_some, "{frames} frames");
+        }
+        cpu.turn_once();
+        assert!(!cpu.has_unreleased(), "the caller has come back");
+    }
+
+    #[test]
+    fn rfs_6_borrower_wakes_cpu_that_reads() {
+        let looks = Arc::new(AtomicU64::new(0));
+        let looked = Arc::clone(&looks);
+        let rig = Rig::start_with(move |cpu| {
+            cpu.turn_until(|| {
+                looked.fetch_add(1, Ordering::Relaxed);
+                false
+            });
+        });
+        for _ in 0..20 {
+            rig.until_asleep();
+            let before = looks.load(Ordering::Relaxed);
+            rig.handle_here(1);
+            while looks.load(Ordering::Relaxed) == before {
+                thread::yield_now();
+            }
+        }
+        rig.end();
     }
 
     #[test]

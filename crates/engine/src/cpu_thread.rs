@@ -127,12 +127,22 @@ impl<H: Handler> CpuThread<H> {
     /// packet can arrive any more. Sleeps while there is nothing to do. `is_ready` is checked right
     /// before each sleep: code that makes it true must call the [waker](Self::waker) afterwards,
     /// unless it runs in this CPU's own turns.
-    pub fn turn_until(&mut self, mut is_ready: impl FnMut() -> bool) -> bool {
+    ///
+    /// Packets that were delivered before the call count as processed from then on, and their flows may move to other
+    /// CPUs: a caller that has read them all, and then calls, keeps its answers in order too.
+    pub fn turn_until(&mut self, is_ready: impl FnMut() -> bool) -> bool {
+        self.worker.delivery.set_read_inline(true);
+        self.turn_on(is_ready)
+    }
+
+    fn turn_on(&mut self, mut is_ready: impl FnMut() -> bool) -> bool {
+        self.worker.delivery.release();
         while !self.is_over {
             let activity = self.turn();
             if is_ready() {
                 return true;
             }
+            self.worker.delivery.release();
             match activity {
                 _ if self.is_over => break,
                 Activity::Worked(_) if self.is_ahead() => self.moderate(&mut is_ready),
@@ -149,8 +159,17 @@ impl<H: Handler> CpuThread<H> {
         self.idle.set_contended(is_contended);
     }
 
-    /// Turns the CPU once; returns false once no packet can arrive any more. Never sleeps.
+    /// True if packets were delivered that do not count as processed yet.
+    #[cfg(test)]
+    pub(super) fn has_unreleased(&self) -> bool {
+        self.worker.delivery.has_unreleased()
+    }
+
+    /// Turns the CPU once; returns false once no packet can arrive any more. Never sleeps. Packets that were delivered
+    /// before the call count as processed, as in [`turn_until`](Self::turn_until).
     pub fn turn_once(&mut self) -> bool {
+        self.worker.delivery.set_read_inline(true);
+        self.worker.delivery.release();
         if !self.is_over {
             self.turn();
         }
@@ -159,7 +178,8 @@ impl<H: Handler> CpuThread<H> {
 
     /// Turns the CPU until the run ends.
     pub fn turn_to_the_end(&mut self) {
-        self.turn_until(|| false);
+        self.worker.delivery.set_read_inline(false);
+        self.turn_on(|| false);
     }
 
     fn turn(&mut self) -> Activity {

@@ -76,6 +76,10 @@ pub struct Delivery {
     lane: usize,
     /// Current batch; empty between batches.
     packets: Vec<Packet>,
+    /// Number of packets taken for the current batch.
+    taken: u32,
+    /// True if batches count as processed only when they are [released](Self::release).
+    is_read_inline: bool,
     notes: Vec<Note>,
     /// Number of frames in the batch while the handler runs; else 0.
     handled: u64,
@@ -96,6 +100,8 @@ impl Delivery {
             lanes,
             lane: 0,
             packets,
+            taken: 0,
+            is_read_inline: false,
             notes: Vec::new(),
             handled: 0,
             coalescer: None,
@@ -108,6 +114,28 @@ impl Delivery {
     pub fn set_coalesce(&mut self, coalesce: Option<CoalesceConfig>) {
         let counters = &self.counters.coalesce;
         self.coalescer = coalesce.map(|config| Coalescer::new(config, Arc::clone(counters)));
+    }
+
+    /// Sets whether the thread of this delivery also reads what its handler queues for the application. Batches then
+    /// count as processed when they are [released](Self::release), no longer when the handler returns: what the
+    /// application answers is in order too. To be called between batches.
+    pub fn set_read_inline(&mut self, is_read_inline: bool) {
+        self.is_read_inline = is_read_inline;
+        if !is_read_inline {
+            self.release();
+        }
+    }
+
+    /// Declares all batches until now processed: advances the backlogs' heads, after which their flows may move
+    /// (ordering hazard H13). To be called between batches.
+    pub fn release(&mut self) {
+        self.lanes.iter_mut().for_each(BacklogRing::release);
+    }
+
+    /// True if batches were handled that are not [released](Self::release).
+    #[must_use]
+    pub fn has_unreleased(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.packets.in_hand() > 0)
     }
 
     /// The spine: delivers up to `budget` packets from the backlogs, round-robin, and returns how
@@ -139,6 +167,9 @@ impl Delivery {
                 self.counters.backlog_max.raise_to(waiting.into());
                 let taken = lane.packets.take(max.min(self.batch_max), &mut self.packets);
                 self.counters.taken.add(taken as u64);
+                #[expect(clippy::cast_possible_truncation, reason = "at most what is queued")]
+                let count = taken as u32;
+                self.taken = count;
                 if let Some(notes) = &mut lane.notes {
                     take_notes(notes, taken, &mut self.notes);
                 }
@@ -168,7 +199,7 @@ impl Delivery {
     /// [stamped](crate::Intake::set_stamped).
     pub fn record_waits(&mut self, now_ns: u64) {
         if let Some(lane) = self.lanes.get_mut(self.lane) {
-            lane.record_waits(now_ns, &self.counters.wait_ns);
+            lane.record_waits(self.taken, now_ns, &self.counters.wait_ns);
         }
     }
 
@@ -209,10 +240,12 @@ impl Delivery {
         self.counters.batch_packets.record(batch_packets, 1);
     }
 
-    /// Declares the batch processed: advances the backlog's head, after which its flows may move
-    /// (ordering hazard H13), and returns the frames to their owners.
+    /// Ends the batch: returns the frames to their owners, and declares it processed, unless its packets are
+    /// [read inline](Self::set_read_inline).
     pub fn complete(&mut self, pool: &mut Pool) {
-        self.lanes[self.lane].release();
+        if !self.is_read_inline {
+            self.lanes[self.lane].release();
+        }
         for packet in self.packets.drain(..) {
             pool.put(packet.frame);
         }

@@ -41,8 +41,14 @@ impl Sequencer {
     /// True if the ticket `due` has been drawn, given that all before it have been.
     #[must_use]
     pub fn has_drawn(&self, due: u32) -> bool {
+        self.next() != due
+    }
+
+    /// The ticket that is drawn next.
+    #[must_use]
+    pub fn next(&self) -> u32 {
         // Relaxed: a consumer that must not miss a packet is woken for it, or adds a fence.
-        self.next.0.load(Ordering::Relaxed) != due
+        self.next.0.load(Ordering::Relaxed)
     }
 
     /// Draws a ticket for each packet. The packets are to be [sent](LaneProducer::send) at once,

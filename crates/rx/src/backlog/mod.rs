@@ -63,9 +63,9 @@ pub struct BacklogRing {
 }
 
 impl BacklogRing {
-    /// Records the waits of the packets taken and not released, as far as they were stamped.
-    pub(crate) fn record_waits(&mut self, now_ns: u64, waits: &Histogram) {
-        self.stamps.record(self.packets.taken(), self.packets.in_hand(), now_ns, waits);
+    /// Records the waits of the last `count` packets taken, as far as they were stamped.
+    pub(crate) fn record_waits(&mut self, count: u32, now_ns: u64, waits: &Histogram) {
+        self.stamps.record(self.packets.taken(), count, now_ns, waits);
     }
 
     /// Declares all packets taken so far processed: advances the head.

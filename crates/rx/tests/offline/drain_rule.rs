@@ -38,6 +38,8 @@ const RING_CAPACITY: u32 = 4;
 enum Release {
     /// After the application has handled the packet, as implemented.
     WhenHandled,
+    /// After the thread of the CPU has read what the handler queued for it.
+    WhenRead,
     /// On dequeue, as in the source text of RFS (ordering hazard H13).
     WhenTaken,
 }
@@ -107,6 +109,12 @@ impl Deliverer {
             Release::WhenHandled => {
                 in_hand.iter().for_each(|packet| self.seen.see(packet));
                 self.delivery.complete(&mut self.pool);
+            }
+            Release::WhenRead => {
+                self.delivery.set_read_inline(true);
+                self.delivery.complete(&mut self.pool);
+                in_hand.iter().for_each(|packet| self.seen.see(packet));
+                self.delivery.release();
             }
             Release::WhenTaken => {
                 self.delivery.complete(&mut self.pool);
@@ -303,6 +311,15 @@ fn rfs_6_rehashed_flow_in_order() {
     for seen in [Seen::in_memory, Seen::in_counter] {
         let tally = check(Release::WhenHandled, seen, [2, 2], through_a_fence);
         came_about(&tally, &[&tally.held]);
+    }
+}
+
+#[test]
+fn rfs_6_answers_of_inline_readers_in_order() {
+    for seen in [Seen::in_memory, Seen::in_counter] {
+        let tally = check(Release::WhenRead, seen, [2, 2], there_and_back);
+        let Tally { moved_at_once, held, .. } = &*tally;
+        came_about(&tally, &[moved_at_once, held]);
     }
 }
 

@@ -160,6 +160,12 @@ impl SocketQueue {
         self.tickets.has_drawn(due) || self.told.load(Ordering::Relaxed) != 0
     }
 
+    /// The ticket that the next packet put in draws.
+    #[must_use]
+    pub fn next_ticket(&self) -> u32 {
+        self.tickets.next()
+    }
+
     /// Notifies the socket of a port unreachable answer. The result is as for
     /// [`SocketQueueProducer::put`].
     pub fn refuse(&self) -> Enqueue {

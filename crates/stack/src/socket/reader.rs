@@ -27,6 +27,8 @@ pub struct SocketReader {
     done: Vec<Packet>,
     /// True if a merged packet is read as one (`UDP_GRO`).
     takes_merged: bool,
+    /// First ticket that was not drawn yet at the end of the last turn by an inline reader.
+    turn_end: u32,
 }
 
 impl SocketReader {
@@ -34,6 +36,7 @@ impl SocketReader {
     #[must_use]
     pub fn new(consumer: SocketQueueConsumer, home: Pool) -> Self {
         Self {
+            turn_end: consumer.due(),
             consumer,
             way_back: FrameReturn::new(home),
             ready: VecDeque::new(),
@@ -47,6 +50,18 @@ impl SocketReader {
     #[must_use]
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
+    }
+
+    /// Marks the end of a turn of the CPU that the reader turns itself.
+    pub fn end_turn(&mut self) {
+        self.turn_end = self.consumer.queue().next_ticket();
+    }
+
+    /// True if packets from before the last [end of a turn](Self::end_turn) are unread.
+    #[must_use]
+    pub fn has_of_turn(&self) -> bool {
+        let left = self.turn_end.wrapping_sub(self.consumer.due()).cast_signed();
+        self.has_ready() || left > 0
     }
 
     /// Sets whether a merged packet is read as one, from now on.

@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use forebay::Control;
-use forebay::net::{Datagrams, NetConfig};
+use forebay::net::{Datagrams, Net, NetConfig, NetEngine, UdpSocket};
 use forebay_engine::Config;
 use forebay_engine::knobs::Queues;
 use forebay_rx::CpuId;
@@ -23,6 +23,7 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("rfs_1_flows_follow_moving_reader_in_order", follow),
     ("promise_2_fragments_wait_where_their_flow_goes", fragments),
     ("per_cpu_sockets_spread_flows", spread),
+    ("rfs_6_inline_readers_answer_in_order", answered),
 ];
 
 const FLOWS: u32 = 16;
@@ -142,6 +143,61 @@ fn fragments() {
     assert_eq!(net.frames_away(&mut outcome), 0);
 }
 
+/// Moves flows between CPUs, each of which reads its own socket, a few datagrams at a time.
+fn answered() {
+    const IN_FLIGHT: u64 = 16;
+    let cpus = sys::allowed_cpus();
+    if cpus.len() < 2 {
+        eprintln!("there is one CPU only: nothing can move");
+        return;
+    }
+    let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
+    let (net, engine) = over_tap_by(&config, &NetConfig::default());
+    let control = engine.control();
+    let (sockets, running) = echo_on_each_cpu(&net, engine, 3);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let flips = flip_masks(control, cpus, Arc::clone(&is_over));
+    let flows: Vec<_> = (0..4).map(|_| client(sockets[0].local_addr())).collect();
+    let mut buffer = [0; 8];
+    for round in 0..125 {
+        let numbers = round * IN_FLIGHT..(round + 1) * IN_FLIGHT;
+        for number in numbers.clone() {
+            flows.iter().for_each(|flow| assert_eq!(flow.send(&number.to_be_bytes()).unwrap(), 8));
+        }
+        for (number, flow) in
+            numbers.flat_map(|number| flows.iter().map(move |flow| (number, flow)))
+        {
+            assert_eq!(flow.recv(&mut buffer).unwrap(), 8);
+            assert_eq!(u64::from_be_bytes(buffer), number);
+        }
+    }
+    is_over.store(true, Ordering::Relaxed);
+    flips.join().unwrap();
+    assert!(sockets.iter().all(|socket| socket.counts().queued > 0), "flows have moved");
+    drop(sockets);
+    let mut outcome = running.end();
+    assert_eq!(net.frames_away(&mut outcome), 0);
+}
+
+/// A socket on each CPU, whose thread answers up to `batch_max` datagrams at a time with the same.
+fn echo_on_each_cpu(net: &Net, engine: NetEngine, batch_max: usize) -> (Vec<UdpSocket>, Running) {
+    let bind = |&cpu: &CpuId| net.socket().reuse_port_on(cpu).bind(format!("{OURS}:7")).unwrap();
+    let sockets: Vec<_> = net.cpus().iter().map(bind).collect();
+    let (read, places) = (sockets.clone(), net.cpus().to_vec());
+    let running = Running::begin_with(engine, move |cpu| {
+        let place = places.iter().position(|&of| of == cpu.cpu()).unwrap();
+        let mut batch = Datagrams::new();
+        while read[place].recv_batch_on(cpu, &mut batch, batch_max) > 0 {
+            for datagram in &mut batch {
+                let payload = datagram.payload().to_vec();
+                datagram.reply(&payload).unwrap();
+            }
+            read[place].send_replies(&mut batch).unwrap();
+        }
+    });
+    (sockets, running)
+}
+
 fn spread() {
     let cpus = sys::allowed_cpus();
     if cpus.len() < 2 {
@@ -150,20 +206,7 @@ fn spread() {
     }
     let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
     let (net, engine) = over_tap_by(&config, &NetConfig::default());
-    let bind = |&cpu: &CpuId| net.socket().reuse_port_on(cpu).bind(format!("{OURS}:7")).unwrap();
-    let sockets: Vec<_> = net.cpus().iter().map(bind).collect();
-    let (read, places) = (sockets.clone(), net.cpus().to_vec());
-    let running = Running::begin_with(engine, move |cpu| {
-        let place = places.iter().position(|&of| of == cpu.cpu()).unwrap();
-        let mut batch = Datagrams::new();
-        while read[place].recv_batch_on(cpu, &mut batch, 64) > 0 {
-            for datagram in &mut batch {
-                let payload = datagram.payload().to_vec();
-                datagram.reply(&payload).unwrap();
-            }
-            read[place].send_replies(&mut batch).unwrap();
-        }
-    });
+    let (sockets, running) = echo_on_each_cpu(&net, engine, 64);
     let flows: Vec<_> = (0..64).map(|_| client(sockets[0].local_addr())).collect();
     let mut buffer = [0; 8];
     for number in 0..100u64 {

@@ -103,6 +103,24 @@ fn rps_9_requested_mask_returns_with_cpus() {
 }
 
 #[test]
+fn rfs_6_flow_waits_for_inline_reader() {
+    let mut world = World::new(Settings { rps_cpus: 0b0010, ..Settings::default() });
+    world.read_inline(1);
+    world.arrive(&[FLOW; 3]);
+    assert_eq!(world.deliver(1, 2), 2);
+    assert_eq!(world.deliver(1, 8), 1);
+    world.set_mask(0b0100);
+    world.arrive(&[FLOW]);
+    world.idle_turn();
+    assert_eq!(world.intake.held(), 1, "the reader has not answered the first three");
+    world.release(1);
+    world.idle_turn();
+    world.idle_turn();
+    assert_eq!((world.intake.held(), world.deliver(2, 8)), (0, 1));
+    world.check();
+}
+
+#[test]
 fn mask_overrides_application() {
     let mut world = World::new(Settings { rps_cpus: 0b1100, ..Settings::default() });
     world.application(FLOW, 1);

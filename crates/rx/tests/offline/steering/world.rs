@@ -238,6 +238,16 @@ impl World {
         }
     }
 
+    /// Makes the thread of `cpu` read what it delivers: it declares the packets processed itself.
+    pub(crate) fn read_inline(&mut self, cpu: u16) {
+        self.deliveries[usize::from(cpu)].set_read_inline(true);
+    }
+
+    /// Makes `cpu` declare all that it has delivered processed.
+    pub(crate) fn release(&mut self, cpu: u16) {
+        self.deliveries[usize::from(cpu)].release();
+    }
+
     /// Makes `cpu` deliver up to `budget` packets.
     pub(crate) fn deliver(&mut self, cpu: u16, budget: usize) -> usize {
         self.finish(cpu);
