@@ -174,6 +174,7 @@ impl Intake {
     ) -> impl Iterator<Item = CpuId> {
         self.now_ns = now_ns;
         let full_burst = burst.is_full();
+        self.steering.see_poll(burst.behind);
         self.refuse(burst);
         self.parse(&mut burst.packets, pool);
         self.hash(&mut burst.packets);
