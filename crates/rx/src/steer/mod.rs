@@ -368,6 +368,12 @@ impl Steering {
         self.fences.is_any() || self.active_holds() > 0
     }
 
+    /// True if the next packet of a flow would be held behind others, or wait for a fence.
+    #[must_use]
+    pub fn is_flow_waiting(&self, hash: FlowHash) -> bool {
+        self.fences.is_any() || self.hold_of(hash).is_some()
+    }
+
     /// Number of held packets.
     #[must_use]
     pub fn held(&self) -> usize {
