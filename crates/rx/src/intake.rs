@@ -174,6 +174,7 @@ impl Intake {
     ) -> impl Iterator<Item = CpuId> {
         self.now_ns = now_ns;
         let full_burst = burst.is_full();
+        self.steering.see_poll(burst.behind);
         self.refuse(burst);
         self.parse(&mut burst.packets, pool);
         self.hash(&mut burst.packets);
@@ -361,12 +362,13 @@ impl Intake {
         match &mut self.coalescer {
             Some(coalescer) => {
                 coalescer.coalesce(&mut burst.packets, now_ns, out);
-                if self.steering.is_waiting() {
+                let steering = &self.steering;
+                if steering.is_waiting() {
                     // A flow that waits for its move must not wait for further segments, too.
-                    coalescer.flush(FlushReason::HeldMove, out);
-                } else {
-                    coalescer.end_poll(burst.behind, now_ns, out);
+                    let waits = |flow| steering.is_flow_waiting(flow);
+                    coalescer.flush_flows(FlushReason::HeldMove, out, waits);
                 }
+                coalescer.end_poll(burst.behind, now_ns, out);
             }
             None if out.is_empty() => return,
             None => out.append(&mut burst.packets),
@@ -424,7 +426,7 @@ impl Intake {
     }
 
     /// Holds a packet behind predecessors that may move, but find a full backlog. Drops it if its own CPU has no room,
-    /// either.
+    /// either. No room is reserved: held packets wait for it, and those of a slot have a limit.
     #[cold]
     fn hold_if_room(&mut self, packet: Packet, hold: HoldId) {
         // Flows of one slot may have different CPUs, and the hold's target is that of its oldest packet.

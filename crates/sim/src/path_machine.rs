@@ -226,8 +226,9 @@ impl SimMachine for PathMachine {
         queue.changed = false;
         queue.intake.observe();
         if queue.intake.is_load_due(poll.now.ns) {
-            queue.intake.follow_load(poll.now.ns, poll.loads);
+            self.follow_load(&poll);
         }
+        let queue = &mut self.queues[usize::from(poll.queue.0)];
         let pool = &mut self.pools[poll.cpu.index()];
         poll.wake.extend(queue.intake.turn(poll.now.ns, &mut queue.burst, pool));
         let dropped: Vec<_> = queue.intake.drain_dropped().collect();
@@ -295,10 +296,7 @@ impl SimMachine for PathMachine {
     }
 
     fn note(&mut self, what: &'static str, value: &dyn fmt::Display, now_ns: u64) {
-        self.epoch += 1;
-        for queue in &mut self.queues {
-            queue.intake.set_epoch(self.epoch);
-        }
+        self.begin_epoch();
         if let Some(recording) = &self.recording {
             recording.changed(now_ns, self.epoch, what, &value.to_string());
         }

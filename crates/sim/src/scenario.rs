@@ -55,6 +55,8 @@ pub enum Situation {
     Aimed,
     /// The load is light, heavy, light and moderate, and the number of CPUs follows.
     Waves,
+    /// Other flows become heavy again and again, on CPUs with hardly any time left.
+    Shuffled,
     /// Everything is drawn at random.
     Everything,
 }
@@ -168,7 +170,7 @@ const US: u64 = 1_000;
 
 impl Situation {
     /// All scenarios.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::RpsStable,
         Self::MaskChange,
         Self::RfsTakeover,
@@ -187,6 +189,7 @@ impl Situation {
         Self::Diurnal,
         Self::Aimed,
         Self::Waves,
+        Self::Shuffled,
         Self::Everything,
     ];
 
@@ -212,6 +215,7 @@ impl Situation {
             Self::Diurnal => "diurnal",
             Self::Aimed => "aimed",
             Self::Waves => "waves",
+            Self::Shuffled => "shuffled",
             Self::Everything => "everything",
         }
     }
@@ -242,6 +246,7 @@ impl Situation {
             Self::Diurnal => "the load rises and falls, and other flows become heavy; balanced",
             Self::Aimed => "an attacker aims many flows at one CPU; balanced",
             Self::Waves => "the load is light, heavy, light and moderate; CPUs follow",
+            Self::Shuffled => "other flows become heavy again and again; balanced",
             Self::Everything => "traffic, knobs, changes and faults are all drawn",
         }
     }
@@ -263,6 +268,7 @@ impl Situation {
             }
             Self::Strangers => strangers(cpus.unwrap_or(4), random),
             Self::Skewed => loads::skewed(cpus.unwrap_or(4)),
+            Self::Shuffled => loads::shuffled(cpus.unwrap_or(4)),
             Self::HeavyFlow | Self::Diurnal | Self::Aimed | Self::Waves => {
                 self.shifting(cpus.unwrap_or(4))
             }
@@ -332,6 +338,7 @@ impl Situation {
             | Self::Diurnal
             | Self::Aimed
             | Self::Waves
+            | Self::Shuffled
             | Self::Everything => {}
         }
         if scenario.readers.is_none() {

@@ -15,6 +15,8 @@ pub(crate) enum Shift {
     Aimed { cpus: u16 },
     /// The load is 15 % of one CPU, the plan's, 15 % again, and 150 %.
     Waves,
+    /// All flows change their ranks whenever this many packets have come.
+    Shuffled { packets: u64 },
 }
 
 /// Number of phases of a run.
@@ -29,6 +31,9 @@ const AIMED_CPU: u32 = 1;
 /// Number of ranks that flows rise in a run.
 const RANKS: u64 = 16;
 
+/// Odd number with bits everywhere: the golden ratio's.
+const MIXER: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// Thousandths of a whole.
 const MILLE: u64 = 1_000;
 
@@ -36,7 +41,10 @@ impl Shift {
     /// Phase of a run after this many of `all` packets. A run without change is in its last phase.
     pub(crate) fn phase(self, came: u64, all: u64) -> u64 {
         let phase = (came * PHASES / all.max(1)).min(PHASES - 1);
-        if self == Self::None { PHASES - 1 } else { phase }
+        match self {
+            Self::None | Self::Shuffled { .. } => PHASES - 1,
+            _ => phase,
+        }
     }
 
     /// Flows that share `elephant_percent` of a CPU in a phase.
@@ -70,9 +78,17 @@ impl Shift {
         400 + from_midday * 600 / MILLE
     }
 
-    /// Number of ranks that each flow has risen.
-    pub(crate) fn ranks(self, came: u64, all: u64) -> u64 {
-        if self == Self::Diurnal { came * RANKS / all.max(1) } else { 0 }
+    /// Which of `flows` has a rank after this many of `all` packets. If the ranks are shuffled, that number is a power of two.
+    pub(crate) fn place(self, rank: u64, (came, all): (u64, u64), flows: u64) -> u64 {
+        match self {
+            Self::Diurnal => (rank + came * RANKS / all.max(1)) % flows,
+            Self::Shuffled { packets } => {
+                // An odd factor permutes the numbers below a power of two.
+                let mixed = (came / packets.max(1) + 1).wrapping_mul(MIXER);
+                (rank.wrapping_mul(mixed >> 32 | 1).wrapping_add(mixed >> 16)) & (flows - 1)
+            }
+            _ => rank,
+        }
     }
 
     /// Hash of a flow instead of the drawn one.

@@ -284,8 +284,9 @@ impl Traffic {
 
     /// Index in `live` of the flow with this rank.
     fn place_of(&self, rank: usize) -> usize {
-        let risen = usize::try_from(self.plan.shift.ranks(self.came(), self.packets)).unwrap_or(0);
-        (rank + risen) % self.live.len()
+        let (so_far, flows) = ((self.came(), self.packets), self.live.len() as u64);
+        let place = self.plan.shift.place(rank as u64, so_far, flows);
+        usize::try_from(place).unwrap_or(0)
     }
 
     /// Load in thousandths of the plan's.

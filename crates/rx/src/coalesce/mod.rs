@@ -48,6 +48,7 @@ use tunnel::{Opened, Tunnel, may_be_tunnel};
 
 use crate::arrive::PollStatus;
 use crate::counters::CoalesceCounters;
+use crate::hash::FlowHash;
 use crate::packet::Packet;
 
 /// Time for which a packet may be held while the queue never runs empty: the kernel's tick of 1 ms,
@@ -144,6 +145,18 @@ impl Coalescer {
     pub fn flush(&mut self, reason: FlushReason, out: &mut Vec<Packet>) {
         let before = out.len();
         self.flush_those(reason, out, |_| true);
+        self.count(out, before);
+    }
+
+    /// Flushes the held packets with these hashes, oldest first.
+    pub fn flush_flows(
+        &mut self,
+        reason: FlushReason,
+        out: &mut Vec<Packet>,
+        is_one: impl Fn(FlowHash) -> bool,
+    ) {
+        let before = out.len();
+        self.flush_those(reason, out, |held| is_one(held.hash()));
         self.count(out, before);
     }
 

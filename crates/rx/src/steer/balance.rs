@@ -30,6 +30,7 @@ use shares::Shares;
 use unpolled::Unpolled;
 
 use super::rps::RpsMap;
+use crate::arrive::PollStatus;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 
@@ -160,9 +161,9 @@ impl Balance {
         self.unpolled.begin();
     }
 
-    /// Takes note of a poll by this CPU. It `is_full` if it took as many frames as it could.
-    pub(super) fn see_poll(&mut self, cpu: CpuId, is_full: bool) {
-        self.unpolled.see_poll(cpu, is_full);
+    /// Takes note of a poll by this CPU, and of what its source has left behind it.
+    pub(super) fn see_poll(&mut self, cpu: CpuId, behind: PollStatus) {
+        self.unpolled.see_poll(cpu, behind);
     }
 
     /// True if packets are weighed.

@@ -14,6 +14,7 @@ use super::meter::Meter;
 use super::rps::RpsMap;
 use super::sock_flow::SockFlowTable;
 use super::spread::{Spread, SpreadConfig, SpreadPolicy};
+use crate::arrive::PollStatus;
 use crate::cpu::CpuId;
 use crate::hash::FlowHash;
 use crate::packet::Packet;
@@ -146,6 +147,11 @@ impl DesiredCpus {
         self.update();
     }
 
+    /// Takes note of a poll, and of what its source has left behind it.
+    pub(super) fn see_poll(&mut self, behind: PollStatus) {
+        self.balance.see_poll(self.polling_cpu, behind);
+    }
+
     /// Evaluates the bursts, once a turn. Returns true if desired CPUs have changed.
     pub(super) fn update_spread(
         &mut self,
@@ -153,7 +159,6 @@ impl DesiredCpus {
         full_burst: bool,
         tails: impl Iterator<Item = (CpuId, Position)>,
     ) -> bool {
-        self.balance.see_poll(self.polling_cpu, full_burst);
         if !self.spread.is_followed() {
             return false;
         }

@@ -67,6 +67,7 @@ use tables::Tables;
 pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
 
+use crate::arrive::PollStatus;
 use crate::backlog::{Backlogs, Depth};
 use crate::counters::Histogram;
 use crate::cpu::{CpuId, RxQueue};
@@ -367,6 +368,12 @@ impl Steering {
         self.fences.is_any() || self.active_holds() > 0
     }
 
+    /// True if the next packet of a flow would be held behind others, or wait for a fence.
+    #[must_use]
+    pub fn is_flow_waiting(&self, hash: FlowHash) -> bool {
+        self.fences.is_any() || self.hold_of(hash).is_some()
+    }
+
     /// Number of held packets.
     #[must_use]
     pub fn held(&self) -> usize {
@@ -562,6 +569,11 @@ impl Steering {
     #[must_use]
     pub fn tables_alike(&self) -> FlowTables {
         self.tables.now.alike()
+    }
+
+    /// Takes note of a poll, and of what its source has left behind it.
+    pub fn see_poll(&mut self, behind: PollStatus) {
+        self.desired_cpus.see_poll(behind);
     }
 
     /// Evaluates the bursts, once a turn. Returns true if desired CPUs have changed.

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use forebay_rx::Intake;
 use forebay_rx::backlog::FlowLimit;
+use forebay_rx::{CpuId, Intake};
 
 use super::{PathMachine, build};
 use crate::action::{SimChange, SimCoalesceAt};
+use crate::machine::Poll;
 
 /// Number of buckets of the flow limit: the kernel's default.
 const FLOW_LIMIT_TABLE_LEN: u32 = 4_096;
@@ -48,6 +49,38 @@ impl PathMachine {
             SimChange::CpuDead { .. } => {} // its thread drains by itself
         }
         self.announce(change, now_ns);
+    }
+
+    /// Begins an epoch in which nothing but flows' desired CPUs differs.
+    pub(super) fn begin_epoch(&mut self) {
+        self.epoch += 1;
+        for queue in &mut self.queues {
+            queue.intake.set_epoch(self.epoch);
+        }
+    }
+
+    /// Has a queue follow the load. A recording names every flow whose desired CPU this changes.
+    pub(super) fn follow_load(&mut self, poll: &Poll<'_>) {
+        let intake = &mut self.queues[usize::from(poll.queue.0)].intake;
+        let flows = poll.traffic.flows().iter().filter(|flow| flow.queue == poll.queue);
+        let wishes =
+            |intake: &Intake| flows.clone().map(|flow| intake.wish_of(flow.hash).0).collect();
+        let before: Option<Vec<CpuId>> = self.recording.as_ref().map(|_| wishes(intake));
+        intake.follow_load(poll.now.ns, poll.loads);
+        let Some(before) = before else { return };
+        let after: Vec<CpuId> = wishes(intake);
+        if before == after {
+            return;
+        }
+        self.begin_epoch();
+        let ids = poll.traffic.flows().iter().zip(0_u32..);
+        let ids = ids.filter(|(flow, _)| flow.queue == poll.queue).map(|(_, id)| id);
+        for (id, (_, cpu)) in ids.zip(before.iter().zip(&after)).filter(|(_, (was, is))| was != is)
+        {
+            if let Some(recording) = &self.recording {
+                recording.changed(poll.now.ns, self.epoch, "rfs_desired", &format!("{id}:{cpu}"));
+            }
+        }
     }
 
     fn each(&mut self, set: impl Fn(&mut Intake, u32)) {

@@ -9,6 +9,10 @@ use crate::shift::Shift;
 /// Factor of the costs where the load shifts: a CPU handles 25,000 packets a second.
 const SHIFTING_FACTOR: u64 = 40;
 
+/// Factor of the costs where flows are shuffled: a CPU handles 250 packets a second. Groups rest for a second, and rounds
+/// come every 10 ms, so that faster CPUs would have more packets for a move.
+const SHUFFLED_FACTOR: u64 = 4_000;
+
 /// Moves a second for each CPU in a run of 80 ms.
 const MOVES_A_CPU: u32 = 1_250;
 
@@ -36,6 +40,25 @@ pub(super) fn skewed(cpus: u16) -> Scenario {
     };
     let bursts = Action::Burst { packets: Span(50, 300) };
     scenario.recurring = vec![Recurring { action: bursts, every_ns: Span(200 * US, 1_000 * US) }];
+    scenario
+}
+
+/// Flows that change their weights all the time, on slow CPUs: groups move all the time, and their flows have packets on the
+/// way.
+pub(super) fn shuffled(cpus: u16) -> Scenario {
+    let mut scenario = skewed(cpus);
+    scenario.costs.factor = SHUFFLED_FACTOR;
+    scenario.packets = 5_000 * u64::from(cpus);
+    scenario.knobs.netdev_max_backlog = SHIFTING_BACKLOG;
+    scenario.knobs.balance =
+        BalanceConfig { policy: BalancePolicy::Load, ..BalanceConfig::default() };
+    scenario.recurring.clear();
+    let traffic = &mut scenario.traffic;
+    traffic.run = Span(1, 4);
+    traffic.flows = (32 * u32::from(cpus)).next_power_of_two();
+    traffic.load_percent = 75 * u64::from(cpus);
+    traffic.service_ns *= SHUFFLED_FACTOR;
+    traffic.shift = Shift::Shuffled { packets: 100 * u64::from(cpus) };
     scenario
 }
 
@@ -78,6 +101,14 @@ impl Situation {
     /// True if the load is followed, so that the run shows how even it is.
     #[must_use]
     pub fn follows_load(self) -> bool {
-        matches!(self, Self::Skewed | Self::HeavyFlow | Self::Diurnal | Self::Aimed | Self::Waves)
+        matches!(
+            self,
+            Self::Skewed
+                | Self::HeavyFlow
+                | Self::Diurnal
+                | Self::Aimed
+                | Self::Waves
+                | Self::Shuffled
+        )
     }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::WorkDir;
 
-const SCENARIOS: [&str; 19] = [
+const SCENARIOS: [&str; 20] = [
     "rps-stable",
     "mask-change",
     "rfs-takeover",
@@ -25,6 +25,7 @@ const SCENARIOS: [&str; 19] = [
     "diurnal",
     "aimed",
     "waves",
+    "shuffled",
     "everything",
 ];
 
@@ -101,4 +102,79 @@ fn promise_1_simulated_trace_can_be_judged() {
     // A trace does not change the result.
     let plain = json("sim cpu-crash --seed 5 --packets 2000 --rules forebay --json");
     assert_eq!(summary, plain);
+}
+
+/// A packet in a trace.
+struct Traced {
+    flow: u64,
+    sequence: u64,
+    frame: u64,
+    epoch: u64,
+    cpu: u64,
+    enqueued_ns: u64,
+    dequeued_ns: u64,
+}
+
+/// Delivered packets of the trace in `dir`, in the order of delivery.
+fn delivered(dir: &WorkDir) -> Vec<Traced> {
+    let columns = ["order", "flow", "seq", "frame", "epoch", "cpu", "t_enq", "t_deq"];
+    let columns = columns.map(|name| {
+        let column = dir.column("dir/deliver.csv", name).into_iter();
+        column.map(|number| number.parse::<u64>().unwrap()).collect::<Vec<_>>()
+    });
+    let rows = (0..columns[0].len()).map(|row| columns.each_ref().map(|column| column[row]));
+    let mut rows: Vec<_> = rows.collect();
+    rows.sort_unstable();
+    let packet = |[_, flow, sequence, frame, epoch, cpu, enqueued_ns, dequeued_ns]: [u64; 8]| {
+        Traced { flow, sequence, frame, epoch, cpu, enqueued_ns, dequeued_ns }
+    };
+    rows.into_iter().map(packet).collect()
+}
+
+/// Counts of packets that a change could have reordered: those that came after it while the one before was still queued
+/// (`hazardous` of the order checker of others), and those of them whose flow then had another CPU (`moved_hazardous`).
+fn hazards(dir: &WorkDir, packets: &[Traced]) -> [usize; 2] {
+    let changes = dir.column("dir/config.csv", "t_ns").into_iter();
+    let mut changes: Vec<_> = changes.map(|at_ns| at_ns.parse::<u64>().unwrap()).collect();
+    changes.sort_unstable();
+    let mut by_flow: BTreeMap<u64, Vec<&Traced>> = BTreeMap::new();
+    packets.iter().for_each(|packet| by_flow.entry(packet.flow).or_default().push(packet));
+    let (mut hazardous, mut moved) = (0, 0);
+    for flow in by_flow.values_mut() {
+        flow.sort_unstable_by_key(|packet| packet.frame);
+        for pair in flow.windows(2) {
+            let [before, packet] = pair else { continue };
+            hazardous += usize::from(
+                packet.epoch != before.epoch && before.dequeued_ns > packet.enqueued_ns,
+            );
+            if packet.cpu != before.cpu {
+                assert!(before.dequeued_ns <= packet.enqueued_ns, "flow {}", packet.flow);
+                let next = changes.partition_point(|at_ns| *at_ns <= before.enqueued_ns);
+                let change = changes.get(next);
+                moved += usize::from(change.is_some_and(|at_ns| *at_ns < before.dequeued_ns));
+            }
+        }
+    }
+    [hazardous, moved]
+}
+
+/// Judged by the trace alone. `docs/src/concepts/steering.md` has the figures of a million packets.
+#[test]
+fn promise_1_hazardous_moves_keep_order() {
+    for (args, hazardous_min, moved_min) in
+        [("mask-change --packets 40000", 800, 150), ("shuffled --packets 40000", 2_000, 600)]
+    {
+        let dir = WorkDir::new();
+        let run = dir.run(&format!("sim {args} --cpus 8 --seed 1 --rules forebay --trace dir"));
+        assert_eq!(run.code, Some(0), "{args}: {}", run.told);
+        let packets = delivered(&dir);
+        let mut last = BTreeMap::new();
+        for Traced { flow, sequence, .. } in &packets {
+            let before = last.insert(*flow, *sequence);
+            assert!(before < Some(*sequence), "{args}: {sequence} of flow {flow} after {before:?}");
+        }
+        let [hazardous, moved] = hazards(&dir, &packets);
+        let enough = hazardous >= hazardous_min && moved >= moved_min;
+        assert!(enough, "{args}: {hazardous} hazardous, {moved} of them moved");
+    }
 }

@@ -4,6 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use crate::arrive::PollStatus::{Drained, MorePending};
 
 const SHIFT: u32 = 20;
 const WINDOW_NS: u64 = 10_000_000;
@@ -157,28 +158,28 @@ fn rps_b1_ranges_leave_starved_cpu() {
     let sources: Vec<_> = hashes.map(|hash| Source { hash, packets }).collect();
     let on_first =
         |bench: &Bench| sources.iter().filter(|it| bench.cpu_of(**it) == CpuId(0)).count();
-    let windows = |bench: &mut Bench, count, is_full| {
+    let windows = |bench: &mut Bench, count, behind| {
         for _ in 0..count {
-            bench.balances[0].see_poll(CpuId(0), is_full);
+            bench.balances[0].see_poll(CpuId(0), behind);
             bench.window(&sources);
         }
     };
     let mut bench = Bench::new(4, 0);
     let by_map = on_first(&bench);
     bench.backlog_ns = WINDOW_NS * 4 / 10;
-    windows(&mut bench, 20, false);
+    windows(&mut bench, 20, Drained);
     assert_eq!(on_first(&bench), by_map, "polls keep up");
-    windows(&mut bench, 1, true);
-    bench.balances[0].see_poll(CpuId(0), false);
-    windows(&mut bench, 1, true);
+    windows(&mut bench, 1, MorePending);
+    bench.balances[0].see_poll(CpuId(0), Drained);
+    windows(&mut bench, 1, MorePending);
     assert_eq!(on_first(&bench), by_map, "a poll in the last window emptied the queue");
     // Two windows to be sure, and one to ask again.
-    windows(&mut bench, 3, true);
+    windows(&mut bench, 3, MorePending);
     let starved = on_first(&bench);
     assert!(starved < 60, "{starved} ranges are left");
     // Once polls keep up, the CPU gets ranges again, except those that rest.
     bench.backlog_ns = 0;
-    windows(&mut bench, 200, false);
+    windows(&mut bench, 200, Drained);
     let (work, _) = bench.window(&sources);
     assert!(on_first(&bench) > starved && imbalance_percent(&work) <= 106, "{work:?}");
 }
@@ -191,7 +192,7 @@ fn rps_b1_overload_of_all_moves_nothing() {
     let sources: Vec<_> = hashes.map(|hash| Source { hash, packets }).collect();
     let mut bench = Bench::new(4, 0);
     for _ in 0..50 {
-        bench.balances[0].see_poll(CpuId(0), true);
+        bench.balances[0].see_poll(CpuId(0), MorePending);
         let (_, round) = bench.window(&sources);
         assert!(round.is_none_or(|round| round.moves == 0), "{round:?}");
     }

@@ -245,19 +245,50 @@ fn held_moves(world: &World) -> u64 {
     world.intake.counters().coalesce.flushes[FlushReason::HeldMove.index()].get()
 }
 
+/// Segments of a flow with this hash.
+fn hashed(port: u16, hash: u32) -> impl Fn(u32) -> Wire {
+    move |number| flow(port).nth(number).wire().hashed(hash)
+}
+
+/// Two flows of one slot, and one of another.
 #[test]
-fn waiting_flow_holds_no_segments() {
+fn waiting_slot_alone_holds_no_segments() {
     let mut world = on_cpu(0b0010);
-    world.arrive(&flow(1).run(2), PollStatus::Drained);
-    world.arrive(&flow(2).run(1), PollStatus::MorePending);
-    assert_eq!((world.intake.coalescing(), held_moves(&world)), (1, 0), "no flow waits yet");
+    let (moving, neighbour) = (hashed(1, 0x1000_0001), hashed(2, 0x1000_0002));
+    let other = hashed(3, 0xf000_0003);
+    world.arrive(&[moving(0), moving(1)], PollStatus::Drained);
+    world.arrive(&[neighbour(0), other(0)], PollStatus::MorePending);
+    assert_eq!((world.intake.coalescing(), held_moves(&world)), (2, 0), "no flow waits yet");
     world.set_mask(0b0100);
     // The next segments of the first flow wait for CPU 1, which is stalled.
-    world.arrive(&[flow(1).nth(2).wire()], PollStatus::Drained);
-    assert!(world.intake.held() > 0);
-    assert_eq!(held_moves(&world), 0);
+    world.arrive(&[moving(2)], PollStatus::Drained);
+    assert_eq!((world.intake.coalescing(), held_moves(&world)), (0, 0));
+    for number in 1..5 {
+        let segments = [moving(number + 2), neighbour(number), other(number)];
+        world.arrive(&segments, PollStatus::MorePending);
+        let held = 2 + 2 * number as usize;
+        assert_eq!(
+            (world.intake.coalescing(), world.intake.held()),
+            (1, held),
+            "the other goes on"
+        );
+        assert_eq!(held_moves(&world), 2 * u64::from(number));
+    }
+    world.settle();
+    world.check();
+    // Four segments at first, of which two were merged, eight of the slot, and the other flow's four in one.
+    assert_eq!(world.journal.packets, 4 + 8 + 1);
+}
+
+#[test]
+fn fence_holds_no_segments() {
+    let mut world = on_cpu(0b0010);
+    world.arrive(&flow(1).run(2), PollStatus::Drained);
+    world.rekey(8);
+    world.arrive(&[flow(2).wire()], PollStatus::MorePending);
+    assert_eq!((world.intake.coalescing(), held_moves(&world)), (1, 0), "the fence is raised");
     world.arrive(&flow(3).run(2), PollStatus::MorePending);
-    assert_eq!((world.intake.coalescing(), held_moves(&world)), (0, 1));
+    assert_eq!((world.intake.coalescing(), held_moves(&world)), (0, 2));
     world.settle();
     world.check();
 }

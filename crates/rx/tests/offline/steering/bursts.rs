@@ -3,12 +3,16 @@
 use etherparse::PacketBuilder;
 use forebay_rx::DropReason;
 use forebay_rx::arrive::Burst;
+use forebay_rx::arrive::PollStatus::{self, Drained, Last, MorePending};
 use forebay_rx::intake::DEV_WEIGHT;
-use forebay_rx::steer::{FULL_BURSTS_TO_SPREAD, HOLD_SHARE_LEAST, SPREAD_WINDOW_NS, SpreadPolicy};
+use forebay_rx::steer::{
+    BalanceConfig, BalancePolicy, CpuLoad, FULL_BURSTS_TO_SPREAD, HOLD_SHARE_LEAST,
+    SPREAD_WINDOW_NS, SpreadPolicy,
+};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::steering::world::{Flow, POLLING, Settings, World};
+use crate::steering::world::{CPUS, Flow, POLLING, Settings, World};
 
 /// Flows of CPUs 0 to 3.
 const FLOWS: [Flow; 4] = [
@@ -59,6 +63,50 @@ fn rps_c2_full_burst_fills_the_request() {
         assert_eq!(elsewhere > 0, spreads, "{len} of {asked}");
         world.settle();
         world.check();
+    }
+}
+
+/// Ranges that leave the polling CPU in ten windows, in which it is always busy. Each window has a turn for every one of
+/// `turns`: its number of packets, and the state of the source behind them.
+fn ranges_leaving(turns: &[(usize, PollStatus)]) -> u64 {
+    let mut world = World::new(Settings { rps_flow_cnt: 4096, ..Settings::default() });
+    let config = BalanceConfig { policy: BalancePolicy::Load, ..BalanceConfig::default() };
+    world.intake.set_balance(config, 0);
+    let mut loads = vec![CpuLoad::default(); CPUS.into()];
+    let window_ns = u64::from(config.window_us) * 1_000;
+    for _ in 0..10 {
+        for &(len, behind) in turns {
+            let packets = (0..len).map(|_| world.packet_of(FLOWS[0])).collect();
+            world.turn(Burst { packets, behind, ..Burst::default() });
+            (0..4).for_each(|cpu| assert!(world.deliver(cpu, len) <= len));
+        }
+        world.now_ns += window_ns;
+        let CpuLoad { busy_ns, delivering_ns, packets, .. } = &mut loads[POLLING.index()];
+        [busy_ns, delivering_ns].into_iter().for_each(|ns| *ns += window_ns);
+        *packets += window_ns / 1_000;
+        world.intake.follow_load(world.now_ns, &loads);
+    }
+    world.settle();
+    world.check();
+    world.intake.counters().balanced.get()
+}
+
+/// A poll keeps up with its queue if it empties it, however many frames it takes: a device without free memory gives few,
+/// and a change of the settings splits a burst.
+#[test]
+fn rps_b1_short_poll_may_leave_frames() {
+    let full = DEV_WEIGHT;
+    for (name, turns, leave) in [
+        ("full", &[(full, MorePending)][..], true),
+        ("starved", &[(3, Last)], true),
+        ("starved of all memory", &[(3, MorePending), (0, Last)], true),
+        ("split, and frames are left", &[(40, MorePending), (full - 40, MorePending)], true),
+        ("split, and the queue is empty", &[(40, MorePending), (full - 40, Drained)], false),
+        ("short, and the queue is empty", &[(3, Drained)], false),
+        ("full, and the queue is empty", &[(full, Drained)], false),
+        ("starved, and then empty", &[(3, Last), (3, Drained)], false),
+    ] {
+        assert_eq!(ranges_leaving(turns) > 0, leave, "{name}");
     }
 }
 

@@ -97,6 +97,35 @@ fn promise_3_full_target_spares_other_flow() {
     world.check();
 }
 
+/// More packets may be held for a CPU than it has room for. They wait for room, and none is dropped.
+#[test]
+fn promise_3_held_beyond_room_wait() {
+    let settings = Settings { rps_cpus: 0b1110, netdev_max_backlog: 1, ..Settings::default() };
+    let mut world = World::new(settings);
+    for (flow, cpu) in [(FLOW, 1), (OTHER, 2), (NEIGHBOUR, 3)] {
+        world.application(flow, cpu);
+    }
+    world.arrive(&[FLOW, OTHER, OTHER]);
+    world.application(FLOW, 2);
+    world.arrive(&[FLOW]);
+    world.deliver(1, 1);
+    world.arrive(&[NEIGHBOUR; 20]);
+    assert_eq!(
+        (world.intake.held(), world.queued_on(3)),
+        (21, 0),
+        "CPU 2 is full, CPU 3 has room for two"
+    );
+    for _ in 0..50 {
+        world.idle_turn();
+        (1..4).for_each(|cpu| assert!(world.deliver(cpu, 1) <= 1));
+        world.check();
+        assert_eq!(world.drops, [], "each waits for room");
+    }
+    assert_eq!(world.intake.held(), 0);
+    world.settle();
+    world.check();
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     /// Arrival of this many packets of an elephant.
