@@ -48,6 +48,7 @@ fn main() {
         ("exe_4_calls_answer_over_af_xdp", || matrix::same_answers("af_xdp")),
         ("exe_5_closing_all_spares_af_packet", || hidden::all_are_closed("af_packet")),
         ("exe_5_closing_all_spares_af_xdp", || hidden::all_are_closed("af_xdp")),
+        ("exe_5_waits_find_no_hidden_numbers", hidden::none_are_found),
         ("exe_4_connection_waits_for_descriptors", limits::few_descriptors),
         ("exe_4_closed_connection_has_no_events", listeners::no_events_once_closed),
         ("exe_4_checked_poll_serves_listener", listeners::checked_poll),
