@@ -132,8 +132,13 @@ impl WakeReader for Wake {
         if let Some(setter) = setter.as_mut().filter(|_| queue.has_news(*due)) {
             setter.readable();
         }
+        // A reader that is not counted yet takes note of this wake-up, by the lock, before it looks for the packet.
+        let has_sleepers = self.sleepers.load(Ordering::Relaxed) > 0;
         drop(state);
-        self.changed.notify_all();
+        // A system call, whether or not anybody sleeps.
+        if has_sleepers {
+            self.changed.notify_all();
+        }
     }
 }
 
