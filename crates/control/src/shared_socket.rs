@@ -35,8 +35,10 @@ impl SharedControlSocket {
     /// If a live run listens there, a file of another kind is there, or the system refuses.
     pub fn bind(path: &Path) -> Result<Self> {
         let listener = PrivateListener::bind(path, "the control socket")?;
-        // A process that was late finds that another one has accepted the client.
-        listener.socket().set_nonblocking(true).map_err(Error::file("create", path))?;
+        // A process that was late finds that another one has accepted the client. The preloaded library's `ioctl` refuses
+        // descriptors that the program does not know.
+        rustix::io::ioctl_fionbio(listener.socket(), true)
+            .map_err(|error| Error::file("create", path)(error.into()))?;
         Ok(Self { listener: Arc::new(listener), owner: process::id() })
     }
 

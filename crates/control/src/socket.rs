@@ -197,7 +197,7 @@ pub(super) fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> 
 
 /// Sends a refusal without waiting: the socket buffer of a new client holds a line.
 fn refuse(stream: &UnixStream, refused: &Refused) -> io::Result<()> {
-    stream.set_nonblocking(true)?;
+    rustix::io::ioctl_fionbio(stream, true)?; // by itself, as `send_all`
     send_all(stream, format!("error {refused}\n").as_bytes())?;
     stream.shutdown(Shutdown::Write)
 }

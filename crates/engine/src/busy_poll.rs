@@ -275,6 +275,10 @@ impl<H: Handler> Loan<H> {
                 break;
             }
             has_found = true;
+            // They take up room until the CPU's thread, which reads them, comes back.
+            if worker.delivery.has_unreleased() {
+                break;
+            }
         }
         if has_found {
             self.used_ns.store(now_ns, Ordering::Relaxed);
@@ -334,6 +338,7 @@ fn must_wake<H: Handler>(
 #[cfg(test)]
 mod tests {
     use std::os::fd::BorrowedFd;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::thread::{self, JoinHandle, ThreadId};
 
     use forebay_buf::Pool;
@@ -349,6 +354,7 @@ mod tests {
     use super::*;
     use crate::cpu_thread::CpuThread;
     use crate::idle::{SPIN_ALWAYS_NS, SPIN_MAX_NS};
+    use crate::knobs::Change;
     use crate::{Config, Engine, Stopper};
 
     /// Frames that a test puts into a source.
@@ -549,10 +555,109 @@ mod tests {
                 left == 0
             });
             assert_eq!(fed.handled.lock().unwrap().0, frames);
-            assert_eq!(cpu.has_unreleased(), has_some, "{frames} frames");
+            assert_eq!(cpu.worker().delivery.has_unreleased(), has_some, "{frames} frames");
         }
         cpu.turn_once();
-        assert!(!cpu.has_unreleased(), "the caller has come back");
+        assert!(!cpu.worker().delivery.has_unreleased(), "the caller has come back");
+    }
+
+    /// A CPU whose thread reads what it delivers.
+    fn inline_cpu(fed: &Arc<Fed>) -> CpuThread<Ordered> {
+        let (mut cpu, _borrowers) = lone_cpu(SPIN_MAX_NS, fed);
+        cpu.turn_until(|| true);
+        cpu
+    }
+
+    fn handled(fed: &Fed) -> u64 {
+        fed.handled.lock().unwrap().0
+    }
+
+    #[test]
+    fn rfs_6_packets_wait_for_sent_answers() {
+        let fed = Arc::<Fed>::default();
+        let mut cpu = inline_cpu(&fed);
+        fed.frames.store(3, Ordering::Relaxed);
+        cpu.turn_until(|| true);
+        let (mut turns, mut looks) = (0, 0);
+        let is_ready = || {
+            turns += 1;
+            turns == 3
+        };
+        let has_answered = || {
+            looks += 1;
+            false
+        };
+        cpu.turn_until_answered(is_ready, has_answered);
+        assert_eq!((looks, cpu.worker().delivery.has_unreleased()), (3, true));
+        cpu.turn_until_answered(|| true, || true);
+        assert!(!cpu.worker().delivery.has_unreleased());
+    }
+
+    #[test]
+    fn promise_2_run_ends_behind_grown_ring() {
+        let fed = Arc::<Fed>::default();
+        let mut cpu = inline_cpu(&fed);
+        let state = Arc::clone(&cpu.worker().shared);
+        // Turns by a borrower, before and after the ring has grown; then the source ends.
+        fed.frames.store(3, Ordering::Relaxed);
+        cpu.worker().timed_turn(0);
+        state.change(&Change::NetdevMaxBacklog(3000)).unwrap();
+        fed.frames.store(6, Ordering::Relaxed);
+        cpu.worker().timed_turn(0);
+        state.stop();
+        cpu.worker().timed_turn(0);
+        assert!(!cpu.worker().has_ended(), "the larger ring has three");
+        while cpu.turn_until(|| true) {}
+        assert_eq!(handled(&fed), 6);
+    }
+
+    #[test]
+    fn promise_2_borrower_leaves_room_for_reader() {
+        let fed = Arc::<Fed>::default();
+        let mut cpu = inline_cpu(&fed);
+        let state = Arc::clone(&cpu.worker().shared);
+        state.change(&Change::NetdevMaxBacklog(63)).unwrap();
+        fed.frames.store(200, Ordering::Relaxed);
+        let loan = Loan::new(state, 0);
+        for round in 1..=3 {
+            let mut worker = cpu.into_worker();
+            let mut lent = Lent { worker, until_ns: None };
+            assert!(loan.turn_lent(&mut lent).must_wake);
+            worker = lent.worker;
+            assert_eq!((handled(&fed), worker.delivery.has_unreleased()), (round * 64, true));
+            worker.delivery.release(); // the reader has come back
+            cpu = CpuThread::new(worker, None);
+        }
+    }
+
+    #[test]
+    fn rfs_6_dead_threads_release_nothing_unread() {
+        let fed = Arc::<Fed>::default();
+        let mut cpu = inline_cpu(&fed);
+        fed.frames.store(3, Ordering::Relaxed);
+        cpu.worker().timed_turn(0);
+        fed.panics.store(true, Ordering::Relaxed);
+        fed.frames.store(4, Ordering::Relaxed);
+        let turn = AssertUnwindSafe(|| cpu.worker().timed_turn(0));
+        catch_unwind(turn).unwrap_err();
+        cpu.worker().recover(Some("as the test asks".into()));
+        assert!(cpu.worker().delivery.has_unreleased(), "three packets wait in the socket");
+        cpu.turn_until(|| true);
+        assert!(!cpu.worker().delivery.has_unreleased(), "the new thread has read them");
+    }
+
+    #[test]
+    fn rfs_6_killed_batch_is_not_processed() {
+        let fed = Arc::<Fed>::default();
+        let (mut cpu, _borrowers) = lone_cpu(SPIN_MAX_NS, &fed);
+        cpu.worker().shared.change(&Change::Kill(CpuId(0))).unwrap();
+        fed.frames.store(3, Ordering::Relaxed);
+        for _ in 0..2 {
+            // The application, then what a thread does after it.
+            cpu.turn_to_the_end();
+            assert_eq!(cpu.worker().life, ThreadState::Terminated);
+            assert!(cpu.worker().delivery.has_unreleased());
+        }
     }
 
     #[test]
@@ -643,13 +748,13 @@ mod tests {
         rig.until_asleep();
         rig.fed.panics.store(true, Ordering::Relaxed);
         rig.put(1);
-        let panicking = std::panic::AssertUnwindSafe(|| {
+        let panicking = AssertUnwindSafe(|| {
             while rig.fed.panics.load(Ordering::Relaxed) {
                 rig.busy_poll.before_wait();
                 thread::yield_now();
             }
         });
-        std::panic::catch_unwind(panicking).unwrap_err();
+        catch_unwind(panicking).unwrap_err();
         assert!(!is_cpu());
         // The frame is lost with the batch; the CPU goes on by a new thread.
         rig.busy_poll.before_wait();

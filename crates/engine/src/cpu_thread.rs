@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use forebay_rx::arrive::Waker;
@@ -131,18 +132,39 @@ impl<H: Handler> CpuThread<H> {
     /// Packets that were delivered before the call count as processed from then on, and their flows may move to other
     /// CPUs: a caller that has read them all, and then calls, keeps its answers in order too.
     pub fn turn_until(&mut self, is_ready: impl FnMut() -> bool) -> bool {
-        self.worker.delivery.set_read_inline(true);
-        self.turn_on(is_ready)
+        self.turn_until_answered(is_ready, || true)
     }
 
-    fn turn_on(&mut self, mut is_ready: impl FnMut() -> bool) -> bool {
-        self.worker.delivery.release();
+    /// As [`turn_until`](Self::turn_until), for a caller whose answers other threads may be sending: packets count as
+    /// processed once `has_answered` returns true. Until then the CPU does not sleep.
+    pub fn turn_until_answered(
+        &mut self,
+        is_ready: impl FnMut() -> bool,
+        has_answered: impl FnMut() -> bool,
+    ) -> bool {
+        // The batch of a thread that has died is lost, not processed.
+        if self.is_over {
+            return false;
+        }
+        self.worker.delivery.set_read_inline(true);
+        self.turn_on(is_ready, has_answered)
+    }
+
+    fn turn_on(
+        &mut self,
+        mut is_ready: impl FnMut() -> bool,
+        mut has_answered: impl FnMut() -> bool,
+    ) -> bool {
+        self.release_if(&mut has_answered);
         while !self.is_over {
             let activity = self.turn();
             if is_ready() {
                 return true;
             }
-            self.worker.delivery.release();
+            if !self.is_over && !self.release_if(&mut has_answered) {
+                thread::yield_now();
+                continue;
+            }
             match activity {
                 _ if self.is_over => break,
                 Activity::Worked(_) if self.is_ahead() => self.moderate(&mut is_ready),
@@ -159,18 +181,33 @@ impl<H: Handler> CpuThread<H> {
         self.idle.set_contended(is_contended);
     }
 
-    /// True if packets were delivered that do not count as processed yet.
+    /// Declares what was delivered processed, if it is answered. Returns false if it is not.
+    fn release_if(&mut self, has_answered: &mut impl FnMut() -> bool) -> bool {
+        let delivery = &mut self.worker.delivery;
+        let may_release = !delivery.has_unreleased() || has_answered();
+        if may_release {
+            delivery.release();
+        }
+        may_release
+    }
+
+    /// Number of turns of this CPU so far, whichever thread ran them.
+    #[must_use]
+    pub fn turns(&self) -> u64 {
+        self.worker.turns
+    }
+
     #[cfg(test)]
-    pub(super) fn has_unreleased(&self) -> bool {
-        self.worker.delivery.has_unreleased()
+    pub(super) fn worker(&mut self) -> &mut Worker<H> {
+        &mut self.worker
     }
 
     /// Turns the CPU once; returns false once no packet can arrive any more. Never sleeps. Packets that were delivered
     /// before the call count as processed, as in [`turn_until`](Self::turn_until).
     pub fn turn_once(&mut self) -> bool {
-        self.worker.delivery.set_read_inline(true);
-        self.worker.delivery.release();
         if !self.is_over {
+            self.worker.delivery.set_read_inline(true);
+            self.worker.delivery.release();
             self.turn();
         }
         !self.is_over
@@ -178,8 +215,10 @@ impl<H: Handler> CpuThread<H> {
 
     /// Turns the CPU until the run ends.
     pub fn turn_to_the_end(&mut self) {
-        self.worker.delivery.set_read_inline(false);
-        self.turn_on(|| false);
+        if !self.is_over {
+            self.worker.delivery.set_read_inline(false);
+            self.turn_on(|| false, || true);
+        }
     }
 
     fn turn(&mut self) -> Activity {
@@ -221,19 +260,15 @@ impl<H: Handler> CpuThread<H> {
 
     /// Sleeps while packets arrive, so that readers have the CPU. A thread that has read all of them turns it meanwhile.
     fn moderate(&mut self, is_ready: &mut impl FnMut() -> bool) {
-        let bell = self.shared.bell(self.worker.index);
-        bell.prepare_to_wait(SleepOn::Descriptors);
-        let timer_ns = self.worker.handler.sleep_max_ns().unwrap_or(MODERATION_NS);
-        let end_ns = self.turn_ns.saturating_add(timer_ns.min(MODERATION_NS));
-        let timeouts = self.worker.queues.iter().filter_map(Queue::next_timeout_ns);
-        let until_ns = timeouts.fold(end_ns, u64::min);
-        if let Some(loan) = &self.loan
-            && !self.worker.has_pending_work()
-            && !is_ready()
-        {
-            self.worker.sleep_on(loan, Some(until_ns), Arrivals::Wait);
-        }
-        bell.finish_wait();
+        self.sleep_unless_ready(SleepOn::Descriptors, is_ready, |cpu| {
+            let timer_ns = cpu.worker.handler.sleep_max_ns().unwrap_or(MODERATION_NS);
+            let end_ns = cpu.turn_ns.saturating_add(timer_ns.min(MODERATION_NS));
+            let timeouts = cpu.worker.queues.iter().filter_map(Queue::next_timeout_ns);
+            let until_ns = timeouts.fold(end_ns, u64::min);
+            if let Some(loan) = &cpu.loan {
+                cpu.worker.sleep_on(loan, Some(until_ns), Arrivals::Wait);
+            }
+        });
         self.turn_ns = self.shared.clock.now_ns();
     }
 
@@ -257,31 +292,45 @@ impl<H: Handler> CpuThread<H> {
             Activity::IdleUntil(due_ns) => due_ns,
             Activity::Ended => None,
         };
-        let is_polling = !self.worker.descriptors().is_empty();
+        let is_polling = self.worker.has_descriptors();
         let deferred = match activity {
             Activity::IdleUntil(_) if is_polling => self.deferral.next_ns(&self.worker.coalesce),
             _ => None,
         };
         let on_descriptors = is_polling && deferred.is_none();
-        let bell = self.shared.bell(self.worker.index);
-        bell.prepare_to_wait(if on_descriptors { SleepOn::Descriptors } else { SleepOn::Bell });
-        let due = until_ns.map(|due_ns| due_ns.saturating_sub(self.turn_ns));
-        let limits = due.into_iter().chain(deferred).chain(self.worker.handler.sleep_max_ns());
-        let at_most_ns = limits.min();
-        if !self.worker.has_pending_work() && !is_ready() {
-            match &self.loan {
+        let on = if on_descriptors { SleepOn::Descriptors } else { SleepOn::Bell };
+        self.sleep_unless_ready(on, is_ready, |cpu| {
+            let due = until_ns.map(|due_ns| due_ns.saturating_sub(cpu.turn_ns));
+            let limits = due.into_iter().chain(deferred).chain(cpu.worker.handler.sleep_max_ns());
+            let at_most_ns = limits.min();
+            match &cpu.loan {
                 Some(loan) if on_descriptors => {
-                    let until_ns = at_most_ns.map(|ns| self.turn_ns.saturating_add(ns));
-                    self.worker.sleep_on(loan, until_ns, Arrivals::Wake);
+                    let until_ns = at_most_ns.map(|ns| cpu.turn_ns.saturating_add(ns));
+                    cpu.worker.sleep_on(loan, until_ns, Arrivals::Wake);
                 }
                 _ => {
                     let descriptors =
-                        if on_descriptors { self.worker.descriptors() } else { Vec::new() };
+                        if on_descriptors { cpu.worker.descriptors() } else { Vec::new() };
+                    let bell = cpu.shared.bell(cpu.worker.index);
                     bell.wait(at_most_ns.map(Duration::from_nanos), &descriptors);
                 }
             }
+        });
+    }
+
+    /// Calls `sleep` once others can wake the CPU, unless there is something to do.
+    fn sleep_unless_ready(
+        &mut self,
+        on: SleepOn,
+        is_ready: &mut impl FnMut() -> bool,
+        sleep: impl FnOnce(&mut Self),
+    ) {
+        let index = self.worker.index;
+        self.shared.bell(index).prepare_to_wait(on);
+        if !self.worker.has_pending_work() && !is_ready() {
+            sleep(self);
         }
-        bell.finish_wait();
+        self.shared.bell(index).finish_wait();
     }
 }
 

@@ -358,6 +358,7 @@ fn open_worker<H: Handler>(
         pollers: None,
         budget: config.limits.budget(0),
         now_ns: 0,
+        turns: 0,
         first_queue: 0,
         has_polled_all: false,
         backlogs_first: false,

@@ -48,6 +48,8 @@ pub(super) struct Worker<H> {
     pub(super) budget: Budget,
     /// Time at the last read of the clock.
     pub(super) now_ns: u64,
+    /// Number of turns begun.
+    pub(super) turns: u64,
     /// Queue to start with next turn; the last turn ran out of budget there.
     pub(super) first_queue: usize,
     pub(super) backlogs_first: bool,
@@ -135,6 +137,7 @@ impl<H: Handler> Worker<H> {
         self.follow_changes();
         self.adopt_queues();
         self.now_ns = now_ns;
+        self.turns += 1;
         self.budget = self.limits.budget(now_ns);
         // A panic in a tick is the handler's, as in a batch.
         let life = std::mem::replace(&mut self.life, ThreadState::Handling);
@@ -356,12 +359,18 @@ impl<H: Handler> Worker<H> {
     /// True once no packet can reach this CPU and no other CPU has any left to transmit here.
     pub(super) fn has_ended(&mut self) -> bool {
         // Order matters: once the last queue is seen to have ended, all packets that it published
-        // are visible to `has_work`.
-        if !self.delivered && !self.shared.has_live_queues() && !self.delivery.has_work() {
+        // are visible to `has_work`; but those of a grown ring are not while others are unreleased.
+        let may_end = !self.delivered && !self.shared.has_live_queues();
+        if may_end && !self.delivery.has_unreleased() && !self.delivery.has_work() {
             self.delivered = true;
             self.shared.cpu_delivered();
         }
         self.delivered && self.shared.all_delivered()
+    }
+
+    /// True if there are [descriptors](Self::descriptors).
+    pub(super) fn has_descriptors(&self) -> bool {
+        self.queues.iter().any(|queue| queue.descriptor().is_some())
     }
 
     /// Descriptors that are readable while frames are pending for this CPU.

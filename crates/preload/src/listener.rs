@@ -28,9 +28,7 @@ use crate::errno::unconnected_errno;
 use crate::membership::Membership;
 use crate::option::SocketOption;
 use crate::origin::Origin;
-use crate::runtime::{
-    StillWaits, is_running, is_taken, parents_engine, prepare, running, when_free,
-};
+use crate::runtime::{StillWaits, excluding, is_running, is_taken, prepare, running, when_free};
 use crate::socket::{CallWait, Socket, Takeover};
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, TcpSetting};
@@ -254,7 +252,7 @@ impl Listener {
         if self.has_ended() {
             return Err(Errno::INVAL);
         }
-        if let Some(by) = parents_engine() {
+        if let Some(by) = excluding() {
             tell!(
                 "forebay: process {by} accepts the connections to {}, and its child {} cannot: let the program fork \
                  before it waits for connections",

@@ -140,7 +140,8 @@ pub(crate) fn prepare() -> Result<(), Errno> {
         && is_inherited
         && RUNNING.get(forks()).is_some_and(|slot| slot.get().is_none())
     {
-        *prepared = Some(told(open(config, first()))?);
+        let claim = parents().map(|claim| Arc::new(claim.next())).or_else(first);
+        *prepared = Some(told(open(config, claim))?);
     }
     Ok(())
 }
@@ -168,22 +169,48 @@ pub(crate) fn before_fork() {
     }
 }
 
-/// Makes the claim that this process's children share. Without it they do not know of each other.
+/// Makes the claim that this process's children share. Without it they do not know of each other, which is told once; the
+/// next fork tries again.
 fn make_first() {
-    let is_shared = configured().is_some_and(|config| config.via == Via::AfPacket);
-    if FIRST.get().is_none()
-        && is_shared
-        && let Ok(claim) = Claim::new()
-    {
-        // Not set before: by the lock of the engine that is prepared.
-        let _ = FIRST.set(Arc::new(claim));
+    static HAS_TOLD: AtomicBool = AtomicBool::new(false);
+    if FIRST.get().is_some() || !may_be_beside() {
+        return;
     }
+    match Claim::new() {
+        // Not set before: by the lock of the engine that is prepared.
+        Ok(claim) => drop(FIRST.set(Arc::new(claim))),
+        Err(_) if HAS_TOLD.swap(true, Ordering::Relaxed) => {}
+        Err(error) => tell!(
+            "forebay: process {} forks, and cannot create the memory files by which its children know of each other: \
+             {error}; if several of them serve one address, they reset each other's connections: let the program have \
+             more descriptors (ulimit -n), then start it again",
+            process::id()
+        ),
+    }
+}
+
+/// True if this process may run an engine beside those of others.
+fn may_be_beside() -> bool {
+    configured().is_some_and(|config| config.via == Via::AfPacket)
 }
 
 /// Claim of this process to the first engine, if no other is prepared: that of an ancestor has the state of an engine
 /// that the ancestor may have run.
 fn first() -> Option<Arc<Claim>> {
     FIRST.get().map(|first| Arc::new(first.again()))
+}
+
+/// Claim of this process to the engine that its parent, or the next of its ancestors, has run before the fork.
+fn parents() -> Option<Arc<Claim>> {
+    let mut ancestors = RUNNING.get(..forks()).unwrap_or_default().iter().rev();
+    let parent =
+        ancestors.find_map(|slot| slot.get()?.as_ref().ok()).filter(|_| may_be_beside())?;
+    Some(Arc::new(parent.claim.again()))
+}
+
+/// Claim that this process has without an engine that is prepared.
+fn inherited() -> Option<Arc<Claim>> {
+    parents().or_else(first)
 }
 
 /// Prepares another engine for a child, if an earlier child has the one that was prepared: both may receive.
@@ -287,8 +314,8 @@ pub(crate) fn when_free(then: fn() -> StillWaits) -> Result<(), Errno> {
     if IS_WAITING.swap(this, Ordering::Relaxed) == this {
         return Ok(());
     }
-    let inherited = prepared().as_ref().map(|prepared| Arc::clone(&prepared.claim));
-    let claim = inherited.ok_or(Errno::NODEV)?;
+    let known = prepared().as_ref().map(|prepared| Arc::clone(&prepared.claim));
+    let claim = known.or_else(inherited).ok_or(Errno::NODEV)?;
     let wait = move || {
         if claim.wait() {
             try_when_free(&claim, then);
@@ -347,8 +374,13 @@ fn await_end(finisher: &Hidden, has_finished: &AtomicBool, net: &Net) {
     has_finished.store(true, Ordering::Release);
 }
 
+/// Process whose engine excludes one here: it has the devices, and this one was forked from it.
+pub(crate) fn excluding() -> Option<i32> {
+    parents_engine().filter(|_| !may_be_beside())
+}
+
 /// Process that runs an engine which this one has a copy of, since it was forked from it.
-pub(crate) fn parents_engine() -> Option<i32> {
+fn parents_engine() -> Option<i32> {
     let ancestors = RUNNING.get(..forks()).unwrap_or_default();
     let engines = ancestors.iter().filter_map(|slot| slot.get()?.as_ref().ok());
     engines.filter_map(|runtime| runtime.claim.holder()).next()
@@ -419,7 +451,8 @@ fn start(
     prepared: &mut Option<Prepared>,
     others: Others,
 ) -> Result<Runtime, Errno> {
-    let claim = prepared.as_ref().map(|inherited| Arc::clone(&inherited.claim)).or_else(first);
+    let known = prepared.as_ref().map(|prepared| Arc::clone(&prepared.claim));
+    let claim = known.or_else(inherited);
     // First: another process may wait for the same slot.
     let slot = claim.as_ref().map(|claim| claim.reserve().ok_or(Errno::BUSY)).transpose()?;
     let started = ready(config, prepared, others).and_then(|ready| run(config, ready, slot));
@@ -435,23 +468,23 @@ fn ready(
     prepared: &mut Option<Prepared>,
     others: Others,
 ) -> Result<Prepared, Errno> {
-    let inherited = prepared.take();
-    let claim = inherited.as_ref().map(|inherited| Arc::clone(&inherited.claim)).or_else(first);
+    let copied = prepared.take();
+    let claim = copied.as_ref().map(|copied| Arc::clone(&copied.claim)).or_else(inherited);
     let is_taken = claim.as_ref().is_some_and(|claim| claim.take());
     let has_others = |claim: &Arc<Claim>| claim.holder().is_some() || claim.has_newer();
-    match (inherited, claim) {
+    match (copied, claim) {
         (Some(first), _) if is_taken => Ok(first),
-        (inherited, Some(claim)) if !is_taken && has_others(&claim) => {
+        (copied, Some(claim)) if !is_taken && has_others(&claim) => {
             if others == Others::Refused {
-                *prepared = inherited;
+                *prepared = copied;
                 claim.release(); // locked if the process that has run it has ended: nothing here receives
                 return Err(Errno::BUSY);
             }
-            ready_beside(config, prepared, inherited, &claim)
+            ready_beside(config, prepared, copied, &claim)
         }
-        (inherited, claim) => {
+        (copied, claim) => {
             // Another process has run the engine, and has ended, or there was none.
-            drop(inherited);
+            drop(copied);
             let fresh = told(open(config, claim.clone()));
             if let (Err(_), Some(claim)) = (&fresh, claim) {
                 claim.release(); // one that waits may be permitted to open the devices
@@ -470,29 +503,30 @@ fn ready(
 fn ready_beside(
     config: &PreloadConfig,
     prepared: &mut Option<Prepared>,
-    mut inherited: Option<Prepared>,
+    copied: Option<Prepared>,
     others: &Claim,
 ) -> Result<Prepared, Errno> {
+    /// Last process that has told an error, by the number of its forks and one.
+    static TELLER: AtomicUsize = AtomicUsize::new(0);
     match open(config, Some(Arc::new(others.next()))) {
         Ok(fresh) => {
             // This process may have waited for it. Others may run it.
             others.release();
-            drop(inherited);
+            drop(copied);
             fresh.claim.take();
             Ok(fresh)
         }
         Err(error) => {
-            let failed = inherited.as_mut().map(|it| it.failed.replace(Instant::now()));
-            if failed.flatten().is_none() {
+            if TELLER.swap(forks() + 1, Ordering::Relaxed) != forks() + 1 {
                 tell!(
                     "forebay: process {} cannot open the devices beside another process of the program: {error}",
                     process::id()
                 );
             }
-            if inherited.is_none() {
+            if copied.is_none() {
                 others.release(); // nothing waits by it
             }
-            *prepared = inherited;
+            *prepared = copied;
             Err(Errno::BUSY)
         }
     }

@@ -253,8 +253,8 @@ impl Delivery {
     }
 
     /// Abandons the current batch after its thread died; the application may have seen any part of
-    /// it. Advances the backlog's head, so that its flows go on. Returns the rx queue and the
-    /// packets still in the batch.
+    /// it. Advances the backlog's head, so that its flows go on, unless packets before it may wait for an inline reader.
+    /// Returns the rx queue and the packets still in the batch.
     pub fn abandon_batch(&mut self) -> Option<(RxQueue, Vec<Dropped>)> {
         let lane = self.lanes.get_mut(self.lane)?;
         // Packets that coalescing still holds follow those that it has flushed.
@@ -269,7 +269,9 @@ impl Delivery {
             let (arrival, reason) = (packet.arrival, DropReason::CpuLost);
             Dropped { arrival, reason, packet: Some(packet) }
         });
-        lane.release();
+        if !self.is_read_inline {
+            lane.release();
+        }
         self.notes.clear();
         Some((lane.rx_queue, lost.collect()))
     }

@@ -78,7 +78,7 @@ impl Shift {
         400 + from_midday * 600 / MILLE
     }
 
-    /// Which of `flows` has a rank after this many of `all` packets. If the ranks are shuffled, that number is a power of two.
+    /// The flow of `flows`, by its number, that has a rank after `came` of `all` packets. If ranks are shuffled, `flows` is a power of two.
     pub(crate) fn place(self, rank: u64, (came, all): (u64, u64), flows: u64) -> u64 {
         match self {
             Self::Diurnal => (rank + came * RANKS / all.max(1)) % flows,

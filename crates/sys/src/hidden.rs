@@ -21,7 +21,8 @@ const ABOVE_STANDARD: RawFd = 3;
 
 static IS_HIDDEN: [AtomicBool; NUMBERS_MAX] = [const { AtomicBool::new(false) }; NUMBERS_MAX];
 
-/// Number above all that were marked.
+/// Lowest number that was marked, and the one above all of them.
+static START: AtomicI32 = AtomicI32::new(RawFd::MAX);
 static END: AtomicI32 = AtomicI32::new(0);
 
 /// Lowest number of those opened from now on, if the process may have such; 0: any.
@@ -72,6 +73,7 @@ impl<T: AsFd> Hidden<T> {
         let number = opened.as_fd().as_raw_fd();
         if let Some(mark) = mark(number) {
             mark.store(true, Ordering::Relaxed);
+            START.fetch_min(number, Ordering::Relaxed);
             END.fetch_max(number + 1, Ordering::Relaxed);
         }
         Self(opened)
@@ -116,11 +118,12 @@ pub fn is_hidden(number: RawFd) -> bool {
     mark(number).is_some_and(|mark| mark.load(Ordering::Relaxed))
 }
 
-/// Lowest hidden number from `first` to `last`.
-pub fn first_within(first: u32, last: u32) -> Option<u32> {
-    let end = u32::try_from(END.load(Ordering::Relaxed)).unwrap_or(0);
-    let is_hidden = |number: &u32| RawFd::try_from(*number).is_ok_and(is_hidden);
-    (first..end.min(last.saturating_add(1))).find(is_hidden)
+/// Hidden numbers from `first` to `last`, in order.
+pub fn within(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
+    let clamped = |number: u32| RawFd::try_from(number).unwrap_or(RawFd::MAX);
+    let start = START.load(Ordering::Relaxed).max(clamped(first));
+    let end = END.load(Ordering::Relaxed).min(clamped(last.saturating_add(1)));
+    (start..end).filter(|number| is_hidden(*number))
 }
 
 /// Ends the mark of a descriptor that is closed without its owner, which is forgotten.
@@ -157,12 +160,15 @@ mod tests {
         let others = Hidden::<OwnedFd>::duplicate(&hidden).unwrap();
         assert!(is_hidden(number) && is_hidden(others.as_raw_fd()));
         let at = u32::try_from(number).unwrap();
-        assert_eq!(first_within(at, at), Some(at));
+        assert_eq!(within(at, at).collect::<Vec<_>>(), [number]);
+        assert!(
+            within(0, at).any(|it| it == number) && within(at, u32::MAX).next() == Some(number)
+        );
         drop(hidden);
         assert!(!is_hidden(number) && is_hidden(others.as_raw_fd()));
-        assert_eq!(first_within(at, at), None);
+        assert_eq!(within(at, at).next(), None);
         assert!(!is_hidden(-1) && !is_hidden(RawFd::MAX));
-        assert_eq!(first_within(u32::MAX, u32::MAX), None);
+        assert_eq!(within(u32::MAX, u32::MAX).next(), None);
     }
 
     #[test]

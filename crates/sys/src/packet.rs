@@ -20,8 +20,8 @@ use super::hidden::Hidden;
 /// `ETH_P_ALL` of include/uapi/linux/if_ether.h: frames of every protocol.
 const ETH_P_ALL: u16 = 3;
 
-/// `SIOCGIFMTU` of include/uapi/linux/sockios.h, in the type that the C library's `ioctl` takes.
-const SIOCGIFMTU: libc::Ioctl = 0x8921;
+/// `SIOCGIFMTU` of include/uapi/linux/sockios.h.
+const SIOCGIFMTU: libc::c_ulong = 0x8921;
 
 /// `PACKET_FANOUT_FLAG_IGNORE_OUTGOING` of include/uapi/linux/if_packet.h: a fanout group does not
 /// follow the `PACKET_IGNORE_OUTGOING` option of its sockets.
@@ -156,9 +156,10 @@ impl PacketSocket {
             *to = libc::c_char::from_ne_bytes([from]);
         }
         let fd = self.0.as_raw_fd();
-        // SAFETY: the request reads a name and writes a number, both within `request`.
-        let done = unsafe { libc::ioctl(fd, SIOCGIFMTU, &raw mut request) };
-        checked(done)?;
+        // SAFETY: the request reads a name and writes a number, both within `request`. By itself, past the preloaded
+        // library's `ioctl`, which refuses descriptors that the program does not know.
+        let done = unsafe { libc::syscall(libc::SYS_ioctl, fd, SIOCGIFMTU, &raw mut request) };
+        checked(if done < 0 { -1 } else { 0 })?;
         // SAFETY: the call has written this member of the union.
         let mtu = unsafe { request.ifr_ifru.ifru_mtu };
         u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())

@@ -60,6 +60,7 @@ mod shared; //     state shared by sockets and stacks
 mod snmp; //       counters in the lines of /proc/net/snmp
 mod transmit; //   headers, next hop, device
 mod udp; //        the public socket type
+mod inline; //     reads on a CPU's own thread, which turns it meanwhile
 mod udp_descriptor; // its descriptors
 mod tcp; //        TCP connections and listeners
 mod unbound; //    sockets that are not bound yet

@@ -373,6 +373,30 @@ mod tests {
     }
 
     #[test]
+    fn rfs_6_answer_left_to_another_is_unsent() {
+        let gate = Arc::new(Barrier::new(2));
+        let sink = Recording { gate: Some(Arc::clone(&gate)), ..Recording::default() };
+        let state = host(vec![vec![Box::new(sink)]], NetConfig::TCP);
+        let socket = bound(&state, SocketAddr::new(own_address(0), 53));
+        let send = |len: usize| {
+            let payload = vec![7; len];
+            let datagram = Transmit::new(&payload, neighbour(0));
+            socket.send_by(CpuIndex(0), &datagram, Flush::Now).unwrap();
+        };
+        thread::scope(|scope| {
+            let other = scope.spawn(|| send(100));
+            gate.wait(); // the other thread is in the sink
+            send(200);
+            let gathered = state.transmitter_of(CpuIndex(0)).clearings();
+            let has_sent = || state.transmitter_of(CpuIndex(0)).has_sent(gathered);
+            assert!(!has_sent());
+            gate.wait();
+            other.join().unwrap();
+            assert!(has_sent());
+        });
+    }
+
+    #[test]
     fn udp_21_bound_socket_sends_by_its_device() {
         let sinks = [(); 2].map(|()| Recording::default());
         let lens = sinks.each_ref().map(|sink| Arc::clone(&sink.lens));

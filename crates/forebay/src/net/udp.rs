@@ -1,5 +1,4 @@
-//! UDP sockets with the calls of `std::net::UdpSocket`, and two additions: batches of datagrams in
-//! place, and a reader that runs on its CPU's own thread.
+//! UDP sockets with the calls of `std::net::UdpSocket`, and batches of datagrams in place.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
@@ -7,8 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use std::{fmt, io};
 
-use forebay_engine::CpuThread;
-use forebay_rx::Handler;
 use forebay_stack::socket::account::{Account, CounterSums};
 use forebay_stack::socket::counters::LaneCounters;
 use forebay_stack::socket::reader::SocketReader;
@@ -244,53 +241,11 @@ impl UdpSocket {
         self.try_take(batch, max)
     }
 
-    /// Receives in place on the thread of an engine CPU, which polls and delivers packets itself
-    /// while nothing is queued: no other thread is woken. Returns 0 once the engine has ended, or at once if `max` is 0.
-    ///
-    /// A call counts the datagrams of the calls before as processed: their flows may move to other CPUs from then on. If
-    /// they were answered before, the answers to a flow are in order even where each CPU has a socket of its own
-    /// ([`reuse_port_on`](super::SocketOptions::reuse_port_on)).
-    pub fn recv_batch_on<H: Handler>(
-        &self,
-        cpu: &mut CpuThread<H>,
-        batch: &mut Datagrams,
-        max: usize,
-    ) -> usize {
-        self.begin(batch);
-        if max == 0 {
-            return 0;
-        }
-        // What the last turn delivered comes first: a turn declares all of it processed.
-        let count = self.take_of_turn(batch, max);
-        if count > 0 {
-            return count;
-        }
-        self.0.wake.add_inline(cpu.cpu(), || cpu.waker());
-        let is_ready = || self.0.is_ready_or_armed(false);
-        loop {
-            let goes_on = cpu.turn_until(is_ready);
-            self.0.reader().end_turn();
-            let count = self.try_take(batch, max);
-            // If another CPU delivers the datagram, it may not be visible yet: try again.
-            if count > 0 || !(goes_on || is_ready()) {
-                return count;
-            }
-        }
-    }
-
-    fn take_of_turn(&self, batch: &mut Datagrams, max: usize) -> usize {
-        let take = |reader: &mut SocketReader| match reader.has_of_turn() {
-            true => self.0.take_batch(reader, batch, max),
-            false => None,
-        };
-        self.0.try_take(take).unwrap_or(0)
-    }
-
-    fn try_take(&self, batch: &mut Datagrams, max: usize) -> usize {
+    pub(super) fn try_take(&self, batch: &mut Datagrams, max: usize) -> usize {
         self.0.try_take(|reader| self.0.take_batch(reader, batch, max)).unwrap_or(0)
     }
 
-    fn begin(&self, batch: &mut Datagrams) {
+    pub(super) fn begin(&self, batch: &mut Datagrams) {
         batch.clear();
         batch.of = Some(Arc::clone(&self.0));
     }

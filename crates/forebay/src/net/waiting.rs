@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use std::{io, thread};
 
 use forebay_engine::is_cpu;
+use forebay_stack::socket::queue::SocketQueueConsumer;
 use forebay_stack::socket::reader::SocketReader;
 use forebay_sys::readiness::{Ended, readiness};
 use forebay_sys::signals::with_all_blocked;
@@ -92,15 +93,30 @@ impl Endpoint {
     /// `is_asleep` is true if the caller is counted as a sleeper.
     pub(super) fn is_ready_or_armed(&self, is_asleep: bool) -> bool {
         let mut reader = self.reader();
-        let is_ready = reader.has_ready() || !self.arm(&mut reader, is_asleep);
+        let is_ready =
+            reader.has_ready() || !self.arm(&mut reader, SocketQueueConsumer::arm, is_asleep);
         self.tell_if_readable(&mut reader);
         is_ready
     }
 
+    /// As [`is_ready_or_armed`](Self::is_ready_or_armed) for a CPU that reads in its own turns and takes no errors.
+    pub(super) fn has_datagram_or_armed(&self) -> bool {
+        let mut reader = self.reader();
+        let arm = SocketQueueConsumer::arm_for_packets;
+        let has_some = reader.has_ready() || !self.arm(&mut reader, arm, false);
+        self.tell_if_readable(&mut reader);
+        has_some
+    }
+
     /// Announces that a reader goes to sleep. If something is available instead, the other sleepers
     /// are woken. Returns true if the reader may sleep.
-    fn arm(&self, reader: &mut SocketReader, is_asleep: bool) -> bool {
-        let is_armed = reader.consumer.arm();
+    fn arm(
+        &self,
+        reader: &mut SocketReader,
+        arm: impl FnOnce(&mut SocketQueueConsumer) -> bool,
+        is_asleep: bool,
+    ) -> bool {
+        let is_armed = arm(&mut reader.consumer);
         if !is_armed && self.wake.has_others(is_asleep) {
             self.queue.wake_reader();
         }

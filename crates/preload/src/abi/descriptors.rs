@@ -39,6 +39,11 @@ pub(super) fn is_unknown(fd: c_int) -> bool {
     hidden::is_hidden(fd) && !is_in_parents_memory()
 }
 
+/// The number that the kernel is to find a descriptor at: none is open at those that the program does not know.
+pub(super) fn known(fd: c_int) -> c_int {
+    if is_unknown(fd) { c_int::MAX } else { fd }
+}
+
 /// # Safety
 /// As `close_range(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -56,7 +61,10 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
     }
     let mut rest = Some(first);
     while let Some(first) = rest {
-        let hidden = hidden::first_within(first, last).filter(|_| !is_in_parents_memory());
+        let hidden = hidden::within(first, last)
+            .next()
+            .and_then(|it| u32::try_from(it).ok())
+            .filter(|_| !is_in_parents_memory());
         let end = hidden.map_or(Some(last), |hidden| hidden.checked_sub(1));
         if let Some(end) = end.filter(|end| first <= *end) {
             // SAFETY: the caller's promise, for a part of the range.
@@ -230,7 +238,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int
     let next = next!(ioctl(c_int, c_ulong, *mut c_int) -> c_int);
     let Some(socket) = table::find(fd) else {
         // SAFETY: the caller's promise.
-        return unsafe { next(fd, request, argument) };
+        return unsafe { next(known(fd), request, argument) };
     };
     let len = match (request, &*socket) {
         (libc::FIONREAD, socket) => Some(socket.readable_len()),

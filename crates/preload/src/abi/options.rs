@@ -165,11 +165,6 @@ fn is_timeout(option: SocketOption) -> bool {
     TIMEOUTS.contains(&option)
 }
 
-/// Level of the options of a connection's family.
-fn level_of(stream: &Stream) -> c_int {
-    if stream.family() == libc::AF_INET { libc::IPPROTO_IP } else { libc::IPPROTO_IPV6 }
-}
-
 /// Value of an option that the connection itself knows.
 fn own_answer(stream: &Stream, option: SocketOption) -> Result<Option<Vec<u8>>, Errno> {
     let int = |value: i32| Some(value.to_ne_bytes().to_vec());
@@ -181,8 +176,9 @@ fn own_answer(stream: &Stream, option: SocketOption) -> Result<Option<Vec<u8>>, 
         return Ok(int(is_on.into()));
     }
     Ok(match (option.level, option.name) {
+        // A socket of IPv6 has the options of IPv4, too.
         (libc::IPPROTO_IP, libc::IP_MTU) | (libc::IPPROTO_IPV6, libc::IPV6_MTU)
-            if level_of(stream) == option.level =>
+            if option.level == libc::IPPROTO_IP || stream.family() == libc::AF_INET6 =>
         {
             stream.peer()?;
             info(|info| info.path_mtu_bytes)

@@ -1,11 +1,16 @@
 //! Calls that wait for several descriptors. They wait in the kernel; here, a listener that no engine serves yet
-//! gets one first, and the calling thread receives what has arrived.
+//! gets one first, and the calling thread receives what has arrived. For the kernel, too, nothing is open at numbers that
+//! the program has not opened.
 
 use std::ffi::{c_int, c_void};
 
+use forebay_sys::hidden;
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use rustix::io::Errno;
 
+use super::descriptors::{is_unknown, known};
 use super::next::next;
+use super::{answer_int, is_nowhere};
 use crate::listener::are_some_unserved;
 use crate::runtime::receive_and_wait;
 use crate::socket::Socket;
@@ -13,6 +18,9 @@ use crate::table;
 
 /// Time-out of a call that looks and does not wait.
 const NO_TIME: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// Most descriptors that a set may have: as many as a process can have.
+const POLLED_MAX: usize = 1 << 20;
 
 /// Serves the listener at a descriptor. What fails was told, and is answered by `accept`.
 fn serve(fd: c_int) {
@@ -37,7 +45,7 @@ pub unsafe extern "C" fn epoll_ctl(
     }
     let next = next!(epoll_ctl(c_int, c_int, c_int, *mut epoll_event) -> c_int);
     // SAFETY: the caller's promise.
-    unsafe { next(epoll, operation, fd, event) }
+    unsafe { next(known(epoll), operation, known(fd), event) }
 }
 
 /// # Safety
@@ -51,7 +59,7 @@ pub unsafe extern "C" fn epoll_wait(
 ) -> c_int {
     let next = next!(epoll_wait(c_int, *mut epoll_event, c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
-    let wait = |timeout| unsafe { next(epoll, events, events_max, timeout) };
+    let wait = |timeout| unsafe { next(known(epoll), events, events_max, timeout) };
     receive_and_wait(|| wait(0), || wait(timeout))
 }
 
@@ -67,7 +75,7 @@ pub unsafe extern "C" fn epoll_pwait(
 ) -> c_int {
     let next = next!(epoll_pwait(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int);
     // SAFETY: the caller's promise.
-    let wait = |timeout| unsafe { next(epoll, events, events_max, timeout, signals) };
+    let wait = |timeout| unsafe { next(known(epoll), events, events_max, timeout, signals) };
     receive_and_wait(|| wait(0), || wait(timeout))
 }
 
@@ -85,33 +93,56 @@ pub unsafe extern "C" fn epoll_pwait2(
         epoll_pwait2(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int
     );
     // SAFETY: the caller's promise.
-    let wait = |timeout| unsafe { next(epoll, events, events_max, timeout, signals) };
+    let wait = |timeout| unsafe { next(known(epoll), events, events_max, timeout, signals) };
     receive_and_wait(|| wait(&NO_TIME), || wait(timeout))
 }
 
-/// Serves the listeners of a set.
+/// Serves the listeners of a set, and waits for it by `wait`. For that, none of the numbers that the program has not opened
+/// is open: the call tells `POLLNVAL` of them.
 ///
 /// # Safety
 /// As for the set given to `poll(2)`.
-unsafe fn serve_polled(polled: *const pollfd, count: nfds_t) {
-    let count = usize::try_from(count).unwrap_or(0);
-    if are_some_unserved() && !polled.is_null() && count > 0 {
-        // SAFETY: the caller's promise.
-        let polled = unsafe { std::slice::from_raw_parts(polled, count) };
-        polled.iter().for_each(|polled| serve(polled.fd));
+unsafe fn wait_for_polled(
+    polled: *mut pollfd,
+    count: nfds_t,
+    wait: impl FnOnce(*mut pollfd) -> c_int,
+) -> c_int {
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
+    // The kernel refuses such a set without looking at it.
+    if is_nowhere(polled) || count > POLLED_MAX {
+        return wait(polled);
     }
+    // SAFETY: the caller's promise; other threads may look at the set, but change it no more than this one does.
+    let set = unsafe { std::slice::from_raw_parts(polled, count) };
+    if are_some_unserved() {
+        set.iter().for_each(|polled| serve(polled.fd));
+    }
+    if !set.iter().any(|polled| is_unknown(polled.fd)) {
+        return wait(polled);
+    }
+    let mut seen = set.to_vec();
+    seen.iter_mut().for_each(|polled| polled.fd = known(polled.fd));
+    let found = wait(seen.as_mut_ptr());
+    for (index, seen) in seen.iter().enumerate() {
+        let place = polled.wrapping_add(index);
+        // SAFETY: the caller's promise, for one of `count` elements.
+        unsafe { (*place).revents = seen.revents };
+    }
+    found
 }
 
 /// # Safety
 /// As `poll(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn poll(polled: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { serve_polled(polled, count) };
     let next = next!(poll(*mut pollfd, nfds_t, c_int) -> c_int);
+    let wait_for = |polled: *mut pollfd| {
+        // SAFETY: the caller's promise, for its set or a copy of it.
+        let wait = |timeout| unsafe { next(polled, count, timeout) };
+        receive_and_wait(|| wait(0), || wait(timeout))
+    };
     // SAFETY: the caller's promise.
-    let wait = |timeout| unsafe { next(polled, count, timeout) };
-    receive_and_wait(|| wait(0), || wait(timeout))
+    unsafe { wait_for_polled(polled, count, wait_for) }
 }
 
 /// # Safety
@@ -123,12 +154,14 @@ pub unsafe extern "C" fn __poll_chk(
     timeout: c_int,
     room: size_t,
 ) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { serve_polled(polled, count) };
     let next = next!(__poll_chk(*mut pollfd, nfds_t, c_int, size_t) -> c_int);
+    let wait_for = |polled: *mut pollfd| {
+        // SAFETY: the caller's promise, for its set or a copy of it.
+        let wait = |timeout| unsafe { next(polled, count, timeout, room) };
+        receive_and_wait(|| wait(0), || wait(timeout))
+    };
     // SAFETY: the caller's promise.
-    let wait = |timeout| unsafe { next(polled, count, timeout, room) };
-    receive_and_wait(|| wait(0), || wait(timeout))
+    unsafe { wait_for_polled(polled, count, wait_for) }
 }
 
 /// # Safety
@@ -140,12 +173,14 @@ pub unsafe extern "C" fn ppoll(
     timeout: *const timespec,
     signals: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { serve_polled(polled, count) };
     let next = next!(ppoll(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int);
+    let wait_for = |polled: *mut pollfd| {
+        // SAFETY: the caller's promise, for its set or a copy of it.
+        let wait = |timeout| unsafe { next(polled, count, timeout, signals) };
+        receive_and_wait(|| wait(&NO_TIME), || wait(timeout))
+    };
     // SAFETY: the caller's promise.
-    let wait = |timeout| unsafe { next(polled, count, timeout, signals) };
-    receive_and_wait(|| wait(&NO_TIME), || wait(timeout))
+    unsafe { wait_for_polled(polled, count, wait_for) }
 }
 
 /// # Safety
@@ -158,34 +193,51 @@ pub unsafe extern "C" fn __ppoll_chk(
     signals: *const sigset_t,
     room: size_t,
 ) -> c_int {
-    // SAFETY: the caller's promise.
-    unsafe { serve_polled(polled, count) };
     let next =
         next!(__ppoll_chk(*mut pollfd, nfds_t, *const timespec, *const sigset_t, size_t) -> c_int);
+    let wait_for = |polled: *mut pollfd| {
+        // SAFETY: the caller's promise, for its set or a copy of it.
+        let wait = |timeout| unsafe { next(polled, count, timeout, signals, room) };
+        receive_and_wait(|| wait(&NO_TIME), || wait(timeout))
+    };
     // SAFETY: the caller's promise.
-    let wait = |timeout| unsafe { next(polled, count, timeout, signals, room) };
-    receive_and_wait(|| wait(&NO_TIME), || wait(timeout))
+    unsafe { wait_for_polled(polled, count, wait_for) }
 }
 
-/// Serves the listeners of a set.
+/// True if a set has a number below `count`, at which a descriptor is open.
 ///
 /// # Safety
-/// As for the set given to `select(2)`.
-unsafe fn serve_selected(count: c_int, readable: *const fd_set) {
-    if !are_some_unserved() || readable.is_null() {
-        return;
+/// As for a set given to `select(2)`.
+unsafe fn has_selected(set: *const fd_set, fd: c_int) -> bool {
+    let (byte, bit) = (usize::try_from(fd / 8).unwrap_or(0), fd % 8);
+    if is_nowhere(set) {
+        return false;
     }
-    let Some(last) = count.checked_sub(1).and_then(|last| u32::try_from(last).ok()) else { return };
-    for fd in table::within(0, last) {
-        let (byte, bit) = (usize::try_from(fd / 8).unwrap_or(0), fd % 8);
-        // SAFETY: the caller's promise: the set has the bits that the kernel reads. These are not `count`, but at
-        // most as many as the process has slots for descriptors; this one is open, so that its bit is among them.
-        // Little-endian words are bytes in order.
-        let bits = unsafe { readable.cast::<u8>().wrapping_add(byte).read() };
-        if bits & 1 << bit != 0 {
-            serve(fd);
-        }
+    // SAFETY: the caller's promise: the set has the bits that the kernel reads. These are not `count`, but at
+    // most as many as the process has slots for descriptors; this one is open, so that its bit is among them.
+    // Little-endian words are bytes in order.
+    let bits = unsafe { set.cast::<u8>().wrapping_add(byte).read() };
+    bits & 1 << bit != 0
+}
+
+/// Serves the listeners of the first of three sets, before a call waits for them.
+///
+/// # Errors
+/// `EBADF` if they have a number that the program has not opened.
+///
+/// # Safety
+/// As for the sets given to `select(2)`.
+unsafe fn check_selected(count: c_int, sets: [*const fd_set; 3]) -> Result<(), Errno> {
+    let Some(last) = count.checked_sub(1).and_then(|last| u32::try_from(last).ok()) else {
+        return Ok(());
+    };
+    // SAFETY: the caller's promise, for numbers below `count` of descriptors that are open.
+    let is_in = |set: *const fd_set, fd| unsafe { has_selected(set, fd) };
+    if are_some_unserved() {
+        table::within(0, last).filter(|fd| is_in(sets[0], *fd)).for_each(serve);
     }
+    let is_in_some = |fd: c_int| sets.iter().any(|set| is_in(*set, fd)) && is_unknown(fd);
+    if hidden::within(0, last).any(is_in_some) { Err(Errno::BADF) } else { Ok(()) }
 }
 
 /// # Safety
@@ -199,7 +251,9 @@ pub unsafe extern "C" fn select(
     timeout: *mut timeval,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { serve_selected(count, readable) };
+    if let Err(error) = unsafe { check_selected(count, [readable, writable, exceptional]) } {
+        return answer_int(Err(error));
+    }
     let next = next!(select(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int);
     // SAFETY: the caller's promise.
     let wait = || unsafe { next(count, readable, writable, exceptional, timeout) };
@@ -218,7 +272,9 @@ pub unsafe extern "C" fn pselect(
     signals: *const c_void,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { serve_selected(count, readable) };
+    if let Err(error) = unsafe { check_selected(count, [readable, writable, exceptional]) } {
+        return answer_int(Err(error));
+    }
     let next = next!(
         pselect(
             c_int,

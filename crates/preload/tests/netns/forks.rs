@@ -373,3 +373,46 @@ pub(crate) fn port_is_left() {
     let lines = hosts.lines(Command::new("python3").args(["-c", LEAVES]), Some(CONFIG));
     assert_eq!(lines, ["bound"]);
 }
+
+/// Listens, serves, and forks a child that closes its copy. Each of them binds the address, before the parent closes its own
+/// and after that.
+const BINDS: &str = "
+import errno, os, select, signal, socket
+listener = socket.create_server(('10.9.0.1', 7))
+select.select([listener], [], [], 0)
+copied, closed = os.pipe(), os.pipe()
+
+def bind():
+    it = socket.socket()
+    try:
+        it.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        it.bind(('10.9.0.1', 7))
+        it.listen()
+        it.setblocking(False)
+        it.accept()
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+    it.close()
+
+child = os.fork()
+signal.alarm(60)
+if child == 0:
+    listener.close()
+    bind()
+    os.write(copied[1], b'x')
+    os.read(closed[0], 1)
+    bind()
+    os._exit(0)
+os.read(copied[0], 1)
+bind()
+listener.close()
+os.write(closed[1], b'x')
+os.wait()
+bind()
+";
+
+pub(crate) fn child_binds() {
+    let hosts = Hosts::new();
+    let run = |config| hosts.lines(Command::new("python3").args(["-c", BINDS]), config);
+    assert_eq!(run(Some(CONFIG)), run(None));
+}

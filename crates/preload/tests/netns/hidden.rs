@@ -79,6 +79,67 @@ print('strays', select.select([it for pair in placed for it in pair], [], [], 0)
 print('alive', all(pair[0].send(b'x') == 1 and pair[1].recv(9) == b'x' for pair in placed))
 ";
 
+/// Waits for each number that the library may use, beside a socket, in every way, and asks about it.
+const ASKS: &str = "
+import ctypes, errno, fcntl, os, select, signal, socket, struct, termios
+signal.alarm(60)
+os.dup2(0, 1023) # the kernel does not look at numbers beyond its table of them
+libc = ctypes.CDLL(None, use_errno=True)
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind(('10.9.0.1', 7))
+epoll = select.epoll()
+event, second = struct.pack('=IQ', select.EPOLLIN, 0), struct.pack('ll', 1, 0)
+chk = ctypes.c_ulong(16)
+
+def is_closed(number):
+    try:
+        fcntl.fcntl(number, fcntl.F_GETFD)
+    except OSError:
+        return True
+
+def answer(call, *arguments):
+    ctypes.set_errno(0)
+    return call(*arguments), errno.errorcode.get(ctypes.get_errno())
+
+def polled(call, number, *arguments):
+    both = struct.pack('ihh', udp.fileno(), select.POLLIN, 0) + struct.pack('ihh', number, select.POLLIN, 0)
+    room = ctypes.create_string_buffer(both, 16)
+    found = answer(call, room, ctypes.c_ulong(2), *arguments)
+    return found, struct.unpack('ihhihh', room)[1:3], struct.unpack('ihhihh', room)[3] == number, struct.unpack('ihhihh', room)[4:]
+
+def selected(call, number, place, *arguments):
+    sets = [ctypes.create_string_buffer(128) for _ in range(3)]
+    sets[place][number // 8] = 1 << number % 8
+    # Those from the count on do not matter.
+    assert call(number, *sets, ctypes.create_string_buffer(16), *arguments[1:]) == 0
+    sets[place][number // 8] = 1 << number % 8
+    return answer(call, 1024, *sets, *arguments)
+
+for name, ask in {
+    'poll': lambda it: polled(libc.poll, it, -1),
+    'ppoll': lambda it: polled(libc.ppoll, it, None, None),
+    'poll_chk': lambda it: polled(libc.__poll_chk, it, -1, chk),
+    'ppoll_chk': lambda it: polled(libc.__ppoll_chk, it, None, None, chk),
+    'select': lambda it: {selected(libc.select, it, place, None) for place in range(3)},
+    'pselect': lambda it: {selected(libc.pselect, it, place, None, None) for place in range(3)},
+    'add': lambda it: answer(libc.epoll_ctl, epoll.fileno(), 1, it, event),
+    'set': lambda it: answer(libc.epoll_ctl, it, 1, udp.fileno(), event),
+    'epoll_wait': lambda it: answer(libc.epoll_wait, it, event, 1, 0),
+    'epoll_pwait': lambda it: answer(libc.epoll_pwait, it, event, 1, 0, None),
+    'epoll_pwait2': lambda it: answer(libc.epoll_pwait2, it, event, 1, second, None),
+    'ioctl': lambda it: answer(libc.ioctl, it, termios.FIONREAD, event),
+}.items():
+    answers = [repr(ask(it)) for it in range(512, 1024) if is_closed(it)]
+    print(name, len(answers), sorted(set(answers)))
+";
+
+pub(crate) fn none_are_found() {
+    let hosts = Hosts::new();
+    let run = |config| hosts.lines(Command::new("python3").args(["-c", ASKS]), config);
+    let config = "via=af_packet take=udp:7 spin=auto dev=exa";
+    assert_eq!(run(Some(config)), run(None));
+}
+
 /// Time between two looks for the end of the program.
 const LOOK: Duration = Duration::from_millis(100);
 

@@ -158,3 +158,30 @@ pub(crate) fn refused_twice() {
     let lines = hosts.lines(Command::new("python3").args(["-c", REFUSED]), Some(CONFIG));
     assert_eq!(lines, ["EADDRNOTAVAIL", "EADDRNOTAVAIL"]);
 }
+
+/// Accepts a connection of IPv4 from a listener of both families, and asks for the MTU of its path by each.
+const MTU: &str = "
+import errno, socket
+listener = socket.create_server(('::', 7), family=socket.AF_INET6, dualstack_ipv6=True)
+connection, peer = listener.accept()
+for level, option in (socket.IPPROTO_IP, 14), (socket.IPPROTO_IPV6, 24): # IP_MTU, IPV6_MTU
+    try:
+        print(connection.getsockopt(level, option))
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+print(connection.recv(100))
+connection.sendall(b'answer')
+";
+
+pub(crate) fn mtu_by_family() {
+    let told = |config| {
+        let hosts = Hosts::new();
+        thread::scope(|scope| {
+            let asked = scope.spawn(|| ask(&hosts));
+            let lines = hosts.lines(Command::new("python3").args(["-c", MTU]), config);
+            assert_eq!(asked.join().unwrap(), "answer");
+            lines
+        })
+    };
+    assert_eq!(told(Some(CONFIG)), told(None));
+}

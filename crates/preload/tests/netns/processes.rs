@@ -55,7 +55,7 @@ pub(crate) fn engines_are_closed() {
     assert_eq!(lines, ["[b'1', b'1', b'1', b'1'] 1", "True", "b'1' True"]);
 }
 
-/// Forks many times while a thread takes the locks of listeners. Each child asks for one: it is told that it has none.
+/// Forks many times while a thread takes the locks of listeners. Each child asks for one: it serves beside its parent.
 const LOCKS: &str = "
 import errno, os, select, signal, socket, threading
 listener = socket.create_server(('10.9.0.1', 7))
@@ -97,7 +97,7 @@ locks.join()
 pub(crate) fn locks_are_free() {
     let hosts = Hosts::new();
     let lines = hosts.lines(Command::new("python3").args(["-c", LOCKS]), Some(CONFIG));
-    assert_eq!(lines, ["{'ENODEV'}"]);
+    assert_eq!(lines, ["{'EAGAIN'}"]);
 }
 
 /// Forks two children: the second waits for the end of the first without the right to open the devices.
@@ -140,6 +140,29 @@ pub(crate) fn failed_turn() {
     let lines = hosts
         .lines(Command::new("python3").args(["-c", &(FORBIDS.to_owned() + FAILS)]), Some(CONFIG));
     assert_eq!(lines, ["[]", "1", "ENODEV"]);
+}
+
+/// Forks twice with too few descriptors for what its children are to share, and once with enough.
+const SHARES: &str = "
+import os, resource
+free = os.dup(0)
+os.close(free)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+for limit in free + 1, free + 1, soft:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if os.fork() == 0:
+        os._exit(0)
+    os.wait()
+    print(len(os.listdir('/proc/self/fd')) > 4 if limit == soft else None)
+";
+
+pub(crate) fn failed_claim() {
+    let hosts = Hosts::new();
+    let mut command = Command::new("python3");
+    let (lines, errors) = hosts.lines_and_errors(command.args(["-c", SHARES]), Some(CONFIG));
+    assert_eq!(lines, ["None", "None", "True"], "the last fork has made it");
+    let is_told = errors.contains("know of each other") && errors.contains("(ulimit -n)");
+    assert!(is_told && errors.lines().count() == 1, "{errors}");
 }
 
 /// Is killed while a child lives that serves nothing, and begins anew.

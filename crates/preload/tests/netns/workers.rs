@@ -107,6 +107,38 @@ fn await_servers(numbers: &[&str]) {
     while (0..50).map(|_| hello()).collect::<BTreeSet<_>>() != expected {}
 }
 
+/// Serves before it forks a child that serves, too. Each answers each line by its number, and ends on the word `end`.
+const BESIDE: &str = "
+import os, select, signal, socket
+listener = socket.create_server(('10.9.0.1', 7))
+select.select([listener], [], [], 0)
+number = 0 if os.fork() else 1
+signal.alarm(60) # if the client has failed
+while True:
+    connection, peer = listener.accept()
+    for line in connection.makefile():
+        connection.sendall(b'%d\\n' % number)
+        if line == 'end\\n':
+            os._exit(0)
+    connection.close()
+";
+
+pub(crate) fn child_serves_beside() {
+    let hosts = Hosts::new();
+    thread::scope(|scope| {
+        let lines =
+            scope.spawn(|| hosts.lines(Command::new("python3").args(["-c", BESIDE]), Some(CONFIG)));
+        hosts.far.run(|| {
+            drop(Client::first());
+            await_servers(&["0", "1"]);
+            assert_eq!(Client::of("0").say("end").unwrap(), "0");
+            await_servers(&["1"]);
+            assert_eq!(Client::of("1").say("end").unwrap(), "1");
+        });
+        assert!(lines.join().unwrap().is_empty());
+    });
+}
+
 /// Runs a program, and `talk` as its clients.
 fn run(program: &[&str], config: &str, talk: impl FnOnce() + Send) {
     let hosts = Hosts::new();

@@ -403,11 +403,20 @@ impl SocketQueueConsumer {
     /// notification](SocketQueue::take_refusal).
     #[must_use]
     pub fn arm(&mut self) -> bool {
-        let is_waiting = &self.queue.is_waiting.0;
-        is_waiting.store(true, Ordering::Relaxed);
+        self.arm_unless(|queue| queue.told.load(Ordering::Relaxed) & REFUSED != 0)
+    }
+
+    /// As [`arm`](Self::arm), for a reader that leaves notifications to others.
+    #[must_use]
+    pub fn arm_for_packets(&mut self) -> bool {
+        self.arm_unless(|_| false)
+    }
+
+    fn arm_unless(&mut self, is_told: impl FnOnce(&SocketQueue) -> bool) -> bool {
+        self.queue.is_waiting.0.store(true, Ordering::Relaxed);
         // Pairs with the fence in `SocketQueueProducer::send`.
         fence(Ordering::SeqCst);
-        let has_news = self.has_some() || self.queue.told.load(Ordering::Relaxed) & REFUSED != 0;
+        let has_news = self.has_some() || is_told(&self.queue);
         if has_news {
             self.disarm();
         }

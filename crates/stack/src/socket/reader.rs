@@ -27,7 +27,10 @@ pub struct SocketReader {
     done: Vec<Packet>,
     /// True if a merged packet is read as one (`UDP_GRO`).
     takes_merged: bool,
-    /// First ticket that was not drawn yet at the end of the last turn by an inline reader.
+    /// Ticket of the first packet of those taken out at once, from which `ready` comes.
+    ready_from: u32,
+    /// Last turn of the CPU that reads inline, and the first ticket that was not drawn at its end.
+    turn: Option<u64>,
     turn_end: u32,
 }
 
@@ -36,6 +39,8 @@ impl SocketReader {
     #[must_use]
     pub fn new(consumer: SocketQueueConsumer, home: Pool) -> Self {
         Self {
+            ready_from: consumer.due(),
+            turn: None,
             turn_end: consumer.due(),
             consumer,
             way_back: FrameReturn::new(home),
@@ -52,16 +57,18 @@ impl SocketReader {
         !self.ready.is_empty()
     }
 
-    /// Marks the end of a turn of the CPU that the reader turns itself.
-    pub fn end_turn(&mut self) {
-        self.turn_end = self.consumer.queue().next_ticket();
+    /// Marks what is queued at the end of a turn of the CPU that the reader turns itself, once for each turn.
+    pub fn mark_turn(&mut self, turn: u64) {
+        if self.turn.replace(turn) != Some(turn) {
+            self.turn_end = self.consumer.queue().next_ticket();
+        }
     }
 
-    /// True if packets from before the last [end of a turn](Self::end_turn) are unread.
+    /// True if packets queued before the last [mark](Self::mark_turn) are unread. The first may not be visible yet.
     #[must_use]
     pub fn has_of_turn(&self) -> bool {
-        let left = self.turn_end.wrapping_sub(self.consumer.due()).cast_signed();
-        self.has_ready() || left > 0
+        let first = if self.has_ready() { self.ready_from } else { self.consumer.due() };
+        self.turn_end.wrapping_sub(first).cast_signed() > 0
     }
 
     /// Sets whether a merged packet is read as one, from now on.
@@ -95,6 +102,7 @@ impl SocketReader {
         if !self.ready.is_empty() {
             return;
         }
+        self.ready_from = self.consumer.due();
         if self.consumer.take(max, &mut self.scratch) == 0 {
             return self.flush_returns();
         }
@@ -130,5 +138,53 @@ impl SocketReader {
     /// Sends returned frames back now: no later call would, as the reader may be about to sleep.
     fn flush_returns(&mut self) {
         self.way_back.flush(&mut self.consumer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::queue::{Enqueue, SocketQueueConfig, SocketQueueProducer, queue};
+    use super::super::testutil::{Layout, datagram, pools_of};
+    use super::*;
+    use crate::socket::SocketId;
+
+    /// A reader, and the ends of two CPUs.
+    fn reader() -> (SocketReader, Vec<SocketQueueProducer>) {
+        let (_, home) = pools_of(1);
+        let config = SocketQueueConfig { id: SocketId(0), slots: 64, rcvbuf: 1 << 20 };
+        let (producers, consumer) = queue(config, 2);
+        (SocketReader::new(consumer, home), producers)
+    }
+
+    #[test]
+    fn rfs_6_turn_ends_at_its_mark() {
+        let (mut pool, _) = pools_of(64);
+        let (mut reader, mut producers) = reader();
+        let mut put = |cpu: usize, count: usize| {
+            let mut packets =
+                (0..count).map(|_| datagram(&mut pool, Layout::V4, b"x")).collect::<Vec<_>>();
+            assert_eq!(producers[cpu].put(&mut packets, &mut Vec::new()), Enqueue::Done);
+        };
+        reader.mark_turn(1);
+        assert!(!reader.has_of_turn());
+        put(0, 3);
+        reader.mark_turn(1);
+        assert!(!reader.has_of_turn(), "queued after the turn");
+        reader.mark_turn(2);
+        put(1, 5);
+        let mut taken = Vec::new();
+        let mut left = Vec::new();
+        while reader.has_of_turn() {
+            reader.take(2, |packet| taken.push(packet));
+            left.push(reader.has_of_turn());
+            reader.mark_turn(2);
+        }
+        assert_eq!((taken.len(), left), (4, vec![true, false]), "two at once");
+        reader.peek().unwrap();
+        assert!(!reader.has_of_turn(), "what is taken out in advance is of another CPU");
+        reader.mark_turn(3);
+        assert!(reader.has_of_turn());
+        reader.take(64, |packet| taken.push(packet));
+        assert_eq!((taken.len(), reader.has_of_turn()), (8, false));
     }
 }

@@ -23,7 +23,8 @@ pub(crate) const TRIALS: &[Trial] = &[
     ("rfs_1_flows_follow_moving_reader_in_order", follow),
     ("promise_2_fragments_wait_where_their_flow_goes", fragments),
     ("per_cpu_sockets_spread_flows", spread),
-    ("rfs_6_inline_readers_answer_in_order", answered),
+    ("rfs_6_inline_readers_answer_in_order", || answered(Echo { batch_max: 3, turns: 0 })),
+    ("rfs_6_own_turns_keep_answers_ordered", || answered(Echo { batch_max: 1024, turns: 1 })),
 ];
 
 const FLOWS: u32 = 16;
@@ -143,8 +144,17 @@ fn fragments() {
     assert_eq!(net.frames_away(&mut outcome), 0);
 }
 
-/// Moves flows between CPUs, each of which reads its own socket, a few datagrams at a time.
-fn answered() {
+/// Thread of a CPU that answers datagrams with the same.
+#[derive(Clone, Copy)]
+struct Echo {
+    /// Number of datagrams that are read at once, at most.
+    batch_max: usize,
+    /// Turns of the CPU before each read.
+    turns: usize,
+}
+
+/// Moves flows between CPUs, each of which reads its own socket.
+fn answered(echo: Echo) {
     const IN_FLIGHT: u64 = 16;
     let cpus = sys::allowed_cpus();
     if cpus.len() < 2 {
@@ -154,7 +164,7 @@ fn answered() {
     let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
     let (net, engine) = over_tap_by(&config, &NetConfig::default());
     let control = engine.control();
-    let (sockets, running) = echo_on_each_cpu(&net, engine, 3);
+    let (sockets, running) = echo_on_each_cpu(&net, engine, echo);
     let is_over = Arc::new(AtomicBool::new(false));
     let flips = flip_masks(control, cpus, Arc::clone(&is_over));
     let flows: Vec<_> = (0..4).map(|_| client(sockets[0].local_addr())).collect();
@@ -179,15 +189,19 @@ fn answered() {
     assert_eq!(net.frames_away(&mut outcome), 0);
 }
 
-/// A socket on each CPU, whose thread answers up to `batch_max` datagrams at a time with the same.
-fn echo_on_each_cpu(net: &Net, engine: NetEngine, batch_max: usize) -> (Vec<UdpSocket>, Running) {
+/// A socket on each CPU, and a thread that answers.
+fn echo_on_each_cpu(net: &Net, engine: NetEngine, echo: Echo) -> (Vec<UdpSocket>, Running) {
     let bind = |&cpu: &CpuId| net.socket().reuse_port_on(cpu).bind(format!("{OURS}:7")).unwrap();
     let sockets: Vec<_> = net.cpus().iter().map(bind).collect();
     let (read, places) = (sockets.clone(), net.cpus().to_vec());
     let running = Running::begin_with(engine, move |cpu| {
         let place = places.iter().position(|&of| of == cpu.cpu()).unwrap();
         let mut batch = Datagrams::new();
-        while read[place].recv_batch_on(cpu, &mut batch, batch_max) > 0 {
+        loop {
+            (0..echo.turns).for_each(|_| _ = cpu.turn_once());
+            if read[place].recv_batch_on(cpu, &mut batch, echo.batch_max) == 0 {
+                return;
+            }
             for datagram in &mut batch {
                 let payload = datagram.payload().to_vec();
                 datagram.reply(&payload).unwrap();
@@ -206,7 +220,7 @@ fn spread() {
     }
     let config = Config { spread: SpreadPolicy::Always, ..Config::live() };
     let (net, engine) = over_tap_by(&config, &NetConfig::default());
-    let (sockets, running) = echo_on_each_cpu(&net, engine, 64);
+    let (sockets, running) = echo_on_each_cpu(&net, engine, Echo { batch_max: 64, turns: 0 });
     let flows: Vec<_> = (0..64).map(|_| client(sockets[0].local_addr())).collect();
     let mut buffer = [0; 8];
     for number in 0..100u64 {

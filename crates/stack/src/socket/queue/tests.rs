@@ -363,3 +363,21 @@ fn promise_1_moving_flow_is_read_in_order() {
     assert!(taken.iter().map(mark).eq(0..u32::try_from(PACKETS).unwrap()));
     producers.into_iter().for_each(|producer| producer.join().unwrap());
 }
+
+#[test]
+fn rfs_6_inline_reader_sleeps_through_errors() {
+    let config = SocketQueueConfig { id: ID, slots: 4, rcvbuf: 1 << 20 };
+    let (mut producers, mut consumer) = queue(config, 1);
+    let socket = Arc::clone(consumer.queue());
+    assert!(consumer.arm_for_packets());
+    assert_eq!(socket.refuse(), Enqueue::WakeReader);
+    assert!(!consumer.arm(), "the error is news");
+    assert!(consumer.arm_for_packets(), "but not for a reader that takes none");
+    let mut pool = pools(1, 1).remove(0);
+    assert_eq!(
+        producers[0].put(&mut vec![packet(&mut pool, 1, Charge::Small)], &mut vec![]),
+        Enqueue::WakeReader
+    );
+    assert!(!consumer.arm_for_packets());
+    assert!(socket.take_refusal());
+}
