@@ -267,9 +267,14 @@ impl Balance {
             && claim.may_move()
             && let Some(gap) = self.shares.gap(percent)
         {
-            let best = groups.best_of(&gap, now_ns).map(|group| (group, gap));
-            let Some((group, gap)) = best.or_else(|| self.shares.exile(groups, &gap, now_ns))
-            else {
+            let moves_left = claim.moves_left().min((BALANCE_ROUND_MAX - moves).into());
+            let moves_left = usize::try_from(moves_left).unwrap_or(usize::MAX);
+            let best = || groups.best_of(&gap, now_ns).map(|group| (group, gap));
+            let exile = || self.shares.exile(groups, &gap, moves_left, now_ns);
+            // Of two CPUs, the other one is soon full of what leaves the heavy group's, and then rests.
+            let next =
+                if self.shares.is_pair() { exile().or_else(best) } else { best().or_else(exile) };
+            let Some((group, gap)) = next else {
                 self.shares.settle(gap.busiest);
                 continue;
             };

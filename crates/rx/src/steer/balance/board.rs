@@ -145,7 +145,12 @@ impl BoardClaim<'_> {
 
     /// True if a move is allowed now.
     pub(super) fn may_move(&self) -> bool {
-        load(&self.0.allowance) >= NS_PER_S
+        self.moves_left() > 0
+    }
+
+    /// Number of moves that are allowed now.
+    pub(super) fn moves_left(&self) -> u64 {
+        load(&self.0.allowance) / NS_PER_S
     }
 
     /// Counts a move.

@@ -301,6 +301,14 @@ impl Groups {
         movable.map(|group| self.weights[group].work_ns(cost_ns)).sum()
     }
 
+    /// Work in ns a second of the heaviest `count` groups that may leave a CPU now, if a packet takes this long.
+    pub(super) fn heaviest_ns(&self, cpu: CpuId, cost_ns: u64, count: usize, now_ns: u64) -> u64 {
+        let movable = self.of_cpu(cpu).filter(|group| !self.rests(*group, now_ns));
+        let mut weights: Vec<_> = movable.map(|group| self.weights[group]).collect();
+        weights.sort_unstable_by_key(|weight| std::cmp::Reverse(*weight));
+        weights.iter().take(count).map(|weight| weight.work_ns(cost_ns)).sum()
+    }
+
     /// True if a group has moved recently.
     fn rests(&self, group: usize, now_ns: u64) -> bool {
         let moved_ms = self.moved_ms[group];

@@ -198,6 +198,11 @@ impl Shares {
         u32::try_from(percent / u128::from(sum.max(1))).unwrap_or(u32::MAX)
     }
 
+    /// True if the map has two CPUs.
+    pub(super) fn is_pair(&self) -> bool {
+        self.mapped().count() == 2
+    }
+
     /// Gap between the busiest and the least busy of the open CPUs, if it is beyond the target.
     pub(super) fn gap(&self, target_percent: u32) -> Option<Gap> {
         let open = || (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| share.is_open);
@@ -220,7 +225,14 @@ impl Shares {
     /// many other groups, one of them leaves first, so that no move makes the busiest CPU busier.
     /// Light groups of other queues leave afterwards: those queues see the CPU become the busiest. All other load of
     /// theirs counts as work that cannot be moved: heavy groups of two queues would chase each other from CPU to CPU.
-    pub(super) fn exile(&self, groups: &Groups, gap: &Gap, now_ns: u64) -> Option<(usize, Gap)> {
+    /// `moves_left` is the number of moves that the round may still make.
+    pub(super) fn exile(
+        &self,
+        groups: &Groups,
+        gap: &Gap,
+        moves_left: usize,
+        now_ns: u64,
+    ) -> Option<(usize, Gap)> {
         let (group, weight) = groups.heaviest_of(gap.busiest, now_ns)?;
         let weight_ns = weight.work_ns(gap.cost_ns);
         let from = self.cpus[gap.busiest.index()];
@@ -236,6 +248,13 @@ impl Shares {
         if without_others_ns + weight_ns < from.load_ns {
             let leaving_ns = (share.load_ns + weight_ns).saturating_sub(from.load_ns);
             return Some((group, Gap { least_busy: to, leaving_ns, ..*gap }));
+        }
+        if self.is_pair() {
+            // No third CPU takes the other groups first: they change places with the heavy one, in the same round.
+            let count = moves_left.saturating_sub(1);
+            let leaving_ns = groups.heaviest_ns(to, share.cost_ns(), count, now_ns);
+            let is_lighter = without_others_ns + weight_ns < from.load_ns + leaving_ns;
+            return is_lighter.then_some((group, Gap { least_busy: to, ..*gap }));
         }
         let others = open().filter(|(cpu, _)| *cpu != to && *cpu != gap.busiest);
         let (least_busy, least) = others.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;

@@ -219,6 +219,36 @@ fn rps_b2_elephant_is_left_alone() {
     assert!(imbalance_percent(&others) <= 110, "{others:?}");
 }
 
+/// A flow that fills a CPU appears on the one of two that polls. It changes places with the other flows, before those that
+/// leave its CPU rest on the other one.
+#[test]
+fn rps_b2_elephant_leaves_polling_of_two() {
+    // When the second one appears, polling has become less, so that the other CPU has more for others.
+    for (largest, polling_ns, polling_later_ns) in
+        [(400, 1_500_000, 1_500_000), (1_300, 3_000_000, 1_500_000)]
+    {
+        let mut bench = Bench::new(2, polling_ns);
+        let mut sources = zipf(1_000, largest);
+        for _ in 0..200 {
+            bench.window(&sources);
+        }
+        let elephant = Source { hash: 7, packets: 18_000 };
+        assert_eq!(bench.cpu_of(elephant), CpuId(0));
+        sources.push(elephant);
+        bench.polling_ns = polling_later_ns;
+        let mut before_ns = u64::MAX / 200;
+        for _ in 0..60 {
+            let (work, _) = bench.window(&sources);
+            let busiest_ns = *work.iter().max().unwrap();
+            assert!(busiest_ns * 100 <= before_ns * 103, "B4: {work:?}, and {before_ns} ns before");
+            before_ns = busiest_ns;
+        }
+        let (work, _) = bench.window(&sources);
+        assert_eq!(bench.cpu_of(elephant), CpuId(1), "{work:?}");
+        assert!(work[1] <= u64::from(elephant.packets) * COST_NS / 100 * 105, "{work:?}");
+    }
+}
+
 #[test]
 fn rps_b3_idle_cpus_are_not_balanced() {
     let mut bench = Bench::new(4, 0);
