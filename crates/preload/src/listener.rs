@@ -325,6 +325,7 @@ impl Listener {
         let is_nonblocking = fcntl_getfl(self.kernel())?.contains(OFlags::NONBLOCK);
         self.set_nonblocking(is_nonblocking);
         fcntl_setfl(readiness, if is_nonblocking { OFlags::NONBLOCK } else { OFlags::empty() })?;
+        abi::copy_signals(self.kernel(), readiness);
         for number in table::numbers_of(socket) {
             let flags = abi::with_number(number, |descriptor| fcntl_getfd(descriptor))?;
             abi::replace(number, readiness, flags.contains(FdFlags::CLOEXEC))?;

@@ -91,6 +91,7 @@ impl Udp {
         // Calls that wait do so in the kernel, which knows how signals interrupt them.
         fcntl_setfl(readiness, OFlags::empty())?;
         let is_cloexec = fcntl_getfd(descriptor)?.contains(FdFlags::CLOEXEC);
+        abi::copy_signals(descriptor, readiness);
         abi::replace(number, readiness, is_cloexec)?;
         let socket = Self {
             kernel,

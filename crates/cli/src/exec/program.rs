@@ -9,6 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use goblin::elf::Elf;
+use rustix::fs::getxattr;
+use rustix::process::getuid;
 
 use super::usage;
 use crate::failure::Failure;
@@ -44,7 +46,9 @@ pub(super) fn check(path: &Path) -> Result<(), Failure> {
     };
     let mode = fs::metadata(&program).map_err(unreadable)?.permissions().mode();
     let bytes = fs::read(&program).map_err(unreadable)?;
-    match obstacle(&bytes, mode) {
+    // The kernel marks no program of root as secure on account of them (`cap_bprm_creds_from_file`).
+    let has_capabilities = !getuid().is_root() && has_file_capabilities(&program);
+    match obstacle(&bytes, mode, has_capabilities) {
         None => Ok(()),
         Some(why) => Err(usage(&format!("{} {why}", program.display()), INSTEAD)),
     }
@@ -60,15 +64,37 @@ fn interpreter(path: &Path) -> Result<Option<PathBuf>, Failure> {
         usage(&problem, "check that it is a program, and may be read")
     })?;
     let Some(line) = start.strip_prefix(b"#!") else { return Ok(None) };
+    let line = line.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let mut words = line.split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
-    let name = words.by_ref().find(|word| !word.ends_with(b"/env"));
+    let name = words.next().and_then(|word| match word.ends_with(b"/env") {
+        true => words.find_map(run_by_env),
+        false => Some(word),
+    });
     name.map(|name| find(OsStr::from_bytes(name))).transpose()
 }
 
+/// Program that an argument of `env` names; `None` of an option or a variable.
+fn run_by_env(word: &[u8]) -> Option<&[u8]> {
+    let split = [&b"-S"[..], b"-vS", b"--split-string="];
+    let word = split.iter().find_map(|option| word.strip_prefix(*option)).unwrap_or(word);
+    let is_program = !word.is_empty() && !word.starts_with(b"-") && !word.contains(&b'=');
+    is_program.then_some(word)
+}
+
+/// True for a file by which a program gets capabilities.
+fn has_file_capabilities(program: &Path) -> bool {
+    getxattr(program, c"security.capability", &mut [0; 64]).is_ok()
+}
+
 /// Reason why a library preloaded into this program would have no effect.
-fn obstacle(bytes: &[u8], mode: u32) -> Option<&'static str> {
+fn obstacle(bytes: &[u8], mode: u32, has_capabilities: bool) -> Option<&'static str> {
     if mode & SETUID_SETGID != 0 {
         return Some("is setuid or setgid: the loader ignores preloaded libraries");
+    }
+    if has_capabilities {
+        return Some(
+            "has file capabilities (getcap): the loader ignores preloaded libraries, unless root starts it",
+        );
     }
     let Ok(elf) = Elf::parse(bytes) else { return Some("is not an ELF program") };
     let is_go = || {
@@ -97,34 +123,45 @@ mod tests {
     #[test]
     fn exe_1_obstacles_are_found() {
         let own = fs::read(env::current_exe().unwrap()).unwrap();
-        assert_eq!(obstacle(&own, 0o755), None);
-        assert!(obstacle(&own, 0o4755).unwrap().contains("setuid"));
-        assert!(obstacle(b"text", 0o755).unwrap().contains("ELF"));
+        assert_eq!(obstacle(&own, 0o755, false), None);
+        assert!(obstacle(&own, 0o4755, false).unwrap().contains("setuid"));
+        assert!(obstacle(&own, 0o755, true).unwrap().contains("file capabilities"));
+        assert!(obstacle(b"text", 0o755, false).unwrap().contains("ELF"));
         let find = |from: &[u8]| own.windows(from.len()).position(|at| at == from);
         let mut musl = own.clone();
         // The path of the loader, wherever this is built.
         let loader = Elf::parse(&own).unwrap().interpreter.unwrap().as_bytes().to_vec();
         let at = find(&loader).unwrap();
         musl[at..at + 8].copy_from_slice(b"/ld-musl");
-        assert!(obstacle(&musl, 0o755).unwrap().contains("musl"));
+        assert!(obstacle(&musl, 0o755, false).unwrap().contains("musl"));
         let mut fixed = own.clone();
         let headers = Elf::parse(&own).unwrap();
         let number = headers.program_headers.iter().position(|of| of.p_type == 3).unwrap();
         let table = usize::try_from(headers.header.e_phoff).unwrap();
         let entry = table + number * usize::from(headers.header.e_phentsize);
         fixed[entry..entry + 4].fill(0); // PT_INTERP becomes PT_NULL
-        assert!(obstacle(&fixed, 0o755).unwrap().contains("statically"));
+        assert!(obstacle(&fixed, 0o755, false).unwrap().contains("statically"));
     }
 
     #[test]
     fn exe_1_scripts_name_their_interpreters() {
         let folder = tempfile::tempdir().unwrap();
         let script = folder.path().join("script");
-        for line in ["#!/bin/sh -e\n", "#! /usr/bin/env sh\n"] {
+        let lines = [
+            "#!/bin/sh -e\n",
+            "#! /usr/bin/env sh\n",
+            "#!/usr/bin/env -S sh -e\n",
+            "#!/usr/bin/env -Ssh -e\n",
+            "#!/usr/bin/env --split-string=sh -e\n",
+            "#!/usr/bin/env -S WORD=x sh -e\n",
+        ];
+        for line in lines {
             fs::write(&script, line).unwrap();
             let found = interpreter(&script).unwrap().unwrap();
             assert!(found.ends_with("sh"), "{line}");
         }
+        fs::write(&script, "#!/usr/bin/env -S\nsh\n").unwrap();
+        assert_eq!(interpreter(&script).unwrap(), None, "other lines are the script's");
         fs::write(&script, "text").unwrap();
         assert_eq!(interpreter(&script).unwrap(), None);
     }

@@ -17,6 +17,12 @@ const SIOCOUTQNSD: c_ulong = 0x894b;
 /// Request for whether the next byte to read is the urgent one (linux/sockios.h).
 const SIOCATMARK: c_ulong = 0x8905;
 
+/// Request for signals of what arrives, which a flag of the file stands for (`O_ASYNC`).
+const FIOASYNC: c_ulong = 0x5452;
+/// Requests for the mark and the owner of a descriptor, which is that of these signals: `FIOSETOWN`, `SIOCSPGRP`, `FIOGETOWN` and
+/// `SIOCGPGRP` (asm-generic/sockios.h).
+const OF_DESCRIPTOR: [c_ulong; 6] = [libc::FIOCLEX, libc::FIONCLEX, 0x8901, 0x8902, 0x8903, 0x8904];
+
 /// # Safety
 /// As `close(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -193,6 +199,11 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> 
             if command == libc::F_SETFL && result == 0 {
                 let flag = c_ulong::try_from(libc::O_NONBLOCK).unwrap_or(0);
                 set_nonblocking(&socket, argument & flag != 0);
+                if flagged != fd {
+                    let signals = c_ulong::try_from(libc::O_ASYNC).unwrap_or(0);
+                    // SAFETY: no argument of the command is an address.
+                    unsafe { next(fd, command, argument & signals) };
+                }
             }
             result
         }
@@ -259,13 +270,15 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_int
         }));
     }
     let told = match &*socket {
-        Socket::Udp(udp) if !matches!(request, libc::FIOCLEX | libc::FIONCLEX) => {
-            udp.kernel().as_raw_fd()
-        }
-        _ => fd, // the mark is the descriptor's own, and the flag that of a connection's
+        Socket::Udp(udp) if !OF_DESCRIPTOR.contains(&request) => udp.kernel().as_raw_fd(),
+        _ => fd, // the mark and the owner are the descriptor's own, and the flags those of a connection's
     };
     // SAFETY: the caller's promise, for another socket of the kernel.
     let result = unsafe { next(told, request, argument) };
+    if request == FIOASYNC && told != fd && result == 0 {
+        // SAFETY: as above.
+        return unsafe { next(fd, request, argument) };
+    }
     if request == libc::FIONBIO && result == 0 {
         // SAFETY: the argument of this request is the address of an int, as the kernel has found.
         set_nonblocking(&socket, unsafe { argument.read() } != 0);

@@ -23,9 +23,9 @@ mod descriptors; // close, dup, fcntl, ioctl
 
 pub(crate) use address::encode;
 pub(crate) use system::{
-    Span, close_forgotten, copy_option, fast_open_keys, handlers_restart, is_ipv6, is_on, is_plain,
-    lock, lock_holder, lock_in_turn, lock_shared, number, option_differs, option_value, replace,
-    shared_words, unlock, with_number,
+    Span, close_forgotten, copy_option, copy_signals, fast_open_keys, handlers_restart, is_ipv6,
+    is_on, is_plain, lock, lock_holder, lock_in_turn, lock_shared, number, option_differs,
+    option_value, replace, shared_words, unlock, with_number,
 };
 
 use std::ffi::c_int;

@@ -16,6 +16,12 @@ use crate::option::SocketOption;
 /// Longest value of an option that is copied: the name of an algorithm (`TCP_CA_NAME_MAX`), `struct linger`.
 const VALUE_BYTES_MAX: usize = 16;
 
+/// Commands of `fcntl` for the signals of a file (uapi/asm-generic/fcntl.h).
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
+const F_SETOWN_EX: c_int = 15;
+const F_GETOWN_EX: c_int = 16;
+
 /// Number of a descriptor.
 pub(crate) fn number(descriptor: BorrowedFd<'_>) -> RawFd {
     descriptor.as_raw_fd()
@@ -218,6 +224,28 @@ pub(crate) fn replace(at: RawFd, by: BorrowedFd<'_>, is_cloexec: bool) -> Result
     // SAFETY: the call touches no memory. The program owns the descriptor, and has asked for another socket at it.
     let result = unsafe { libc::syscall(libc::SYS_dup3, by.as_raw_fd(), at, flags) };
     if result < 0 { Err(last_error()) } else { Ok(()) }
+}
+
+/// Gives a descriptor the owner, the signal and the flag (`O_ASYNC`) by which the program learns of what comes to another one.
+pub(crate) fn copy_signals(from: BorrowedFd<'_>, to: BorrowedFd<'_>) {
+    let call = |file: BorrowedFd<'_>, command: c_int, argument: usize| {
+        // SAFETY: the owner is a structure that both calls have room for, and the other arguments are numbers.
+        unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), command, argument) }
+    };
+    let flags = |file| usize::try_from(call(file, libc::F_GETFL, 0)).unwrap_or(0);
+    let is_async = usize::try_from(libc::O_ASYNC).unwrap_or(0);
+    if flags(from) & is_async == 0 {
+        return;
+    }
+    let mut owner = [0u32; 2]; // struct f_owner_ex
+    let place = (&raw mut owner).expose_provenance();
+    let signal = usize::try_from(call(from, F_GETSIG, 0)).unwrap_or(0);
+    if call(from, F_GETOWN_EX, place) == 0 {
+        // Ignored: as valid as it was there.
+        call(to, F_SETOWN_EX, place);
+        call(to, F_SETSIG, signal);
+        call(to, libc::F_SETFL, flags(to) | is_async);
+    }
 }
 
 /// Closes a descriptor whose owner is forgotten, not dropped.

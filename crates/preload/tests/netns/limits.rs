@@ -49,3 +49,42 @@ pub(crate) fn few_descriptors() {
         assert_eq!(asked.join().unwrap(), "answer");
     });
 }
+
+/// Has a UDP socket, a listener and a connection, whose options the program sets, in a process that may have few
+/// descriptors. Prints their numbers, which are the lowest, and whether one more is.
+const LOW: &str = "
+import os, resource, socket, sys
+limit = int(sys.argv[1])
+numbers = lambda: {int(it) for it in os.listdir('/proc/self/fd')}
+before = numbers()
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind(('10.9.0.1', 7))
+listener = socket.create_server(('10.9.0.1', 7))
+connection, peer = listener.accept()
+connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 100_000)
+print([it.fileno() for it in (udp, listener, connection)], os.dup(0))
+udp.sendto(b'datagram', ('10.9.0.2', 9))
+print(udp.recv(100), connection.recv(100))
+connection.sendall(b'answer')
+if 'FOREBAY_EXEC' in os.environ:
+    others = sorted(numbers() - before)[4:]
+    assert limit // 2 <= others[0] and len(others) > 5, others
+";
+
+pub(crate) fn low_limits() {
+    let config = "via=af_packet take=udp:7,tcp:7 spin=auto dev=exa";
+    for limit in ["64", "256"] {
+        let told = |config| {
+            let hosts = Hosts::with_echo();
+            thread::scope(|scope| {
+                let asked = scope.spawn(|| ask(&hosts));
+                let mut program = Command::new("python3");
+                let lines = hosts.lines(program.args(["-c", LOW, limit]), config);
+                assert_eq!(asked.join().unwrap(), "answer");
+                lines
+            })
+        };
+        assert_eq!(told(Some(config)), told(None), "{limit}");
+    }
+}

@@ -185,3 +185,83 @@ pub(crate) fn mtu_by_family() {
     };
     assert_eq!(told(Some(CONFIG)), told(None));
 }
+
+/// Asks for signals of what arrives at a UDP socket, a listener and a connection, in both ways, before the socket is taken
+/// and after that.
+const SIGNALLED: &str = "
+import fcntl, os, select, signal, socket, struct
+kinds = [signal.SIGIO, signal.SIGUSR1]
+signal.pthread_sigmask(signal.SIG_BLOCK, kinds)
+
+def ask(it, way):
+    if way == 'ioctl':
+        fcntl.ioctl(it, 0x8901, struct.pack('i', os.getpid())) # FIOSETOWN
+        fcntl.ioctl(it, 0x5452, struct.pack('i', 1)) # FIOASYNC
+    else:
+        fcntl.fcntl(it, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(it, 10, signal.SIGUSR1) # F_SETSIG
+        fcntl.fcntl(it, fcntl.F_SETFL, fcntl.fcntl(it, fcntl.F_GETFL) | os.O_ASYNC)
+
+def told(it, *what):
+    told = signal.sigtimedwait(kinds, 20)
+    flags, owner = fcntl.fcntl(it, fcntl.F_GETFL), fcntl.fcntl(it, fcntl.F_GETOWN)
+    print(*what, told and told.si_signo, bool(flags & os.O_ASYNC), owner == os.getpid(), flush=True)
+
+def ignore():
+    while signal.sigtimedwait(kinds, 0):
+        pass
+
+for way in 'fcntl', 'ioctl':
+    for is_early in True, False:
+        udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if is_early:
+            ask(udp, way)
+        udp.bind(('10.9.0.1', 7))
+        if not is_early:
+            ask(udp, way)
+        udp.sendto(b'question', ('10.9.0.2', 9))
+        told(udp, 'datagram', way, is_early)
+        print(udp.recv(100))
+        udp.close()
+        ignore()
+listener = socket.socket()
+ask(listener, 'fcntl')
+listener.bind(('10.9.0.1', 7))
+listener.listen()
+select.select([listener], [], [], 0)
+told(listener, 'connection')
+connection, peer = listener.accept()
+ignore()
+ask(connection, 'ioctl')
+connection.sendall(b'send more')
+told(connection, 'bytes')
+connection.recv(100)
+";
+
+/// Connects, and sends as soon as there is something to read.
+const PEER: &str = "
+import socket, time
+while True:
+    try:
+        peer = socket.create_connection(('10.9.0.1', 7))
+        if peer.recv(100):
+            break
+    except OSError:
+        time.sleep(0.01)
+peer.sendall(b'more')
+peer.recv(100)
+";
+
+pub(crate) fn arrivals_are_signalled() {
+    let config = "via=af_packet take=udp:7,tcp:7 spin=auto dev=exa";
+    let told = |config| {
+        let hosts = Hosts::with_echo();
+        let mut peer = Command::new("python3");
+        let mut peer = hosts.far.run(|| peer.args(["-c", PEER]).spawn().unwrap());
+        let lines = hosts.lines(Command::new("python3").args(["-c", SIGNALLED]), config);
+        peer.kill().unwrap();
+        peer.wait().unwrap();
+        lines
+    };
+    assert_eq!(told(Some(config)), told(None));
+}
