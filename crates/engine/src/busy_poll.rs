@@ -275,7 +275,7 @@ impl<H: Handler> Loan<H> {
                 break;
             }
             has_found = true;
-            // They take up room until the CPU's thread, which reads them, comes back.
+            // Unreleased packets take up room until the CPU's thread, which reads them, comes back.
             if worker.delivery.has_unreleased() {
                 break;
             }
@@ -331,7 +331,7 @@ fn must_wake<H: Handler>(
     let late_ns = due_ns.map(|due_ns| due_ns.saturating_add(TIMER_SLACK_NS));
     let is_earlier =
         late_ns.is_some_and(|late_ns| until_ns.is_none_or(|until_ns| late_ns < until_ns));
-    // The CPU's thread reads them, and declares them processed.
+    // Unreleased packets are read, and declared processed, by the CPU's thread.
     is_earlier || worker.has_pending_work() || worker.delivery.has_unreleased()
 }
 

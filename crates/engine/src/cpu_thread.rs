@@ -184,7 +184,10 @@ impl<H: Handler> CpuThread<H> {
     /// Declares what was delivered processed, if it is answered. Returns false if it is not.
     fn release_if(&mut self, has_answered: &mut impl FnMut() -> bool) -> bool {
         let delivery = &mut self.worker.delivery;
-        let may_release = !delivery.has_unreleased() || has_answered();
+        if !delivery.has_unreleased() {
+            return true;
+        }
+        let may_release = has_answered();
         if may_release {
             delivery.release();
         }

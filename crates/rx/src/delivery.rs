@@ -77,7 +77,7 @@ pub struct Delivery {
     /// Current batch; empty between batches.
     packets: Vec<Packet>,
     /// Number of packets taken for the current batch.
-    taken: u32,
+    batch_taken: u32,
     /// True if batches count as processed only when they are [released](Self::release).
     is_read_inline: bool,
     notes: Vec<Note>,
@@ -100,7 +100,7 @@ impl Delivery {
             lanes,
             lane: 0,
             packets,
-            taken: 0,
+            batch_taken: 0,
             is_read_inline: false,
             notes: Vec::new(),
             handled: 0,
@@ -169,7 +169,7 @@ impl Delivery {
                 self.counters.taken.add(taken as u64);
                 #[expect(clippy::cast_possible_truncation, reason = "at most what is queued")]
                 let count = taken as u32;
-                self.taken = count;
+                self.batch_taken = count;
                 if let Some(notes) = &mut lane.notes {
                     take_notes(notes, taken, &mut self.notes);
                 }
@@ -199,7 +199,7 @@ impl Delivery {
     /// [stamped](crate::Intake::set_stamped).
     pub fn record_waits(&mut self, now_ns: u64) {
         if let Some(lane) = self.lanes.get_mut(self.lane) {
-            lane.record_waits(self.taken, now_ns, &self.counters.wait_ns);
+            lane.record_waits(self.batch_taken, now_ns, &self.counters.wait_ns);
         }
     }
 

@@ -78,12 +78,12 @@ impl Shift {
         400 + from_midday * 600 / MILLE
     }
 
-    /// The flow of `flows`, by its number, that has a rank after `came` of `all` packets. If ranks are shuffled, `flows` is a power of two.
+    /// Number of the flow, of `flows`, that has a rank after `came` of `all` packets.
     pub(crate) fn place(self, rank: u64, (came, all): (u64, u64), flows: u64) -> u64 {
         match self {
             Self::Diurnal => (rank + came * RANKS / all.max(1)) % flows,
             Self::Shuffled { packets } => {
-                // An odd factor permutes the numbers below a power of two.
+                debug_assert!(flows.is_power_of_two(), "an odd factor permutes only these");
                 let mixed = (came / packets.max(1) + 1).wrapping_mul(MIXER);
                 (rank.wrapping_mul(mixed >> 32 | 1).wrapping_add(mixed >> 16)) & (flows - 1)
             }

@@ -18,8 +18,9 @@ impl UdpSocket {
     ///
     /// A call that turns the CPU counts the datagrams of the calls before as processed: their flows may move to other CPUs
     /// from then on. If they were answered before, the answers to a flow are in order even where each CPU has a socket of its
-    /// own ([`reuse_port_on`](super::SocketOptions::reuse_port_on)). This holds for the socket of the call: the thread reads no
-    /// other one, and turns the CPU by this call only. A thread that does not come back keeps the flows of its last turn on
+    /// own ([`reuse_port_on`](super::SocketOptions::reuse_port_on)). This holds for the socket of the call, if its
+    /// thread alone answers, and turns the CPU otherwise only when it has read and answered all. Threads that share a socket
+    /// may turn their CPUs rarely while others fill it. A thread that does not come back keeps the flows of its last turn on
     /// its CPU, and changes that wait for all CPUs, such as another hash key, from taking effect.
     pub fn recv_batch_on<H: Handler>(
         &self,

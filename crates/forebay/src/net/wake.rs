@@ -60,7 +60,11 @@ impl Wake {
     pub(super) fn has_others(&self, is_asleep: bool) -> bool {
         self.sleepers.load(Ordering::Relaxed) > is_asleep.into()
             || self.has_setter.load(Ordering::Relaxed)
-            || self.inline.load().as_ref().is_some_and(|inline| inline.len() > 1)
+            || self
+                .inline
+                .load()
+                .as_ref()
+                .is_some_and(|inline| inline.len() > usize::from(!is_asleep))
     }
 
     /// Adds a CPU that reads in its own turns, to be woken too.

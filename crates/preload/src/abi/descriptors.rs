@@ -45,7 +45,7 @@ pub(super) fn is_unknown(fd: c_int) -> bool {
     hidden::is_hidden(fd) && !is_in_parents_memory()
 }
 
-/// The number that the kernel is to find a descriptor at: none is open at those that the program does not know.
+/// Number to give the kernel for `fd`: one at which nothing is open, if the program does not know `fd`.
 pub(super) fn known(fd: c_int) -> c_int {
     if is_unknown(fd) { c_int::MAX } else { fd }
 }

@@ -19,7 +19,7 @@ use crate::table;
 /// Time-out of a call that looks and does not wait.
 const NO_TIME: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Most descriptors that a set may have: as many as a process can have.
+/// Most descriptors of a set that is looked at: as many as a process can have by the kernel's default of `fs.nr_open`.
 const POLLED_MAX: usize = 1 << 20;
 
 /// Serves the listener at a descriptor. What fails was told, and is answered by `accept`.
@@ -108,7 +108,7 @@ unsafe fn wait_for_polled(
     wait: impl FnOnce(*mut pollfd) -> c_int,
 ) -> c_int {
     let count = usize::try_from(count).unwrap_or(usize::MAX);
-    // The kernel refuses such a set without looking at it.
+    // The kernel refuses such a set, unless `fs.nr_open` was raised: it is passed on as it is.
     if is_nowhere(polled) || count > POLLED_MAX {
         return wait(polled);
     }
@@ -204,7 +204,7 @@ pub unsafe extern "C" fn __ppoll_chk(
     unsafe { wait_for_polled(polled, count, wait_for) }
 }
 
-/// True if a set has a number below `count`, at which a descriptor is open.
+/// True if a set has this number, at which a descriptor is open.
 ///
 /// # Safety
 /// As for a set given to `select(2)`.

@@ -89,7 +89,9 @@ udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 udp.bind(('10.9.0.1', 7))
 epoll = select.epoll()
 event, second = struct.pack('=IQ', select.EPOLLIN, 0), struct.pack('ll', 1, 0)
-chk = ctypes.c_ulong(16)
+chk, one = ctypes.c_ulong(16), ctypes.c_size_t(1)
+file, full = os.open('/proc/self/exe', os.O_RDONLY), os.pipe()
+os.write(full[1], b'x')
 
 def is_closed(number):
     try:
@@ -127,6 +129,10 @@ for name, ask in {
     'epoll_wait': lambda it: answer(libc.epoll_wait, it, event, 1, 0),
     'epoll_pwait': lambda it: answer(libc.epoll_pwait, it, event, 1, 0, None),
     'epoll_pwait2': lambda it: answer(libc.epoll_pwait2, it, event, 1, second, None),
+    'sendfile to': lambda it: answer(libc.sendfile, it, file, None, one),
+    'sendfile from': lambda it: answer(libc.sendfile, full[1], it, None, one),
+    'splice to': lambda it: answer(libc.splice, full[0], None, it, None, one, 0),
+    'splice from': lambda it: answer(libc.splice, it, None, full[1], None, one, 0),
     'ioctl': lambda it: answer(libc.ioctl, it, termios.FIONREAD, event),
 }.items():
     answers = [repr(ask(it)) for it in range(512, 1024) if is_closed(it)]

@@ -271,7 +271,7 @@ impl Balance {
             let moves_left = usize::try_from(moves_left).unwrap_or(usize::MAX);
             let best = || groups.best_of(&gap, now_ns).map(|group| (group, gap));
             let exile = || self.shares.exile(groups, &gap, moves_left, now_ns);
-            // Of two CPUs, the other one is soon full of what leaves the heavy group's, and then rests.
+            // Of two CPUs: the groups that leave the heavy one's CPU would fill the other one, and rest there.
             let next =
                 if self.shares.is_pair() { exile().or_else(best) } else { best().or_else(exile) };
             let Some((group, gap)) = next else {

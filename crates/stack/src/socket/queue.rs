@@ -162,7 +162,7 @@ impl SocketQueue {
 
     /// The ticket that the next packet put in draws.
     #[must_use]
-    pub fn next_ticket(&self) -> u32 {
+    pub(crate) fn next_ticket(&self) -> u32 {
         self.tickets.next()
     }
 

@@ -131,8 +131,8 @@ fn delivered(dir: &WorkDir) -> Vec<Traced> {
     rows.into_iter().map(packet).collect()
 }
 
-/// Counts of packets that a change could have reordered: those that came after it while the one before was still queued
-/// (`hazardous` of the order checker of others), and those of them whose flow then had another CPU (`moved_hazardous`).
+/// Number of packets that came after a change while the one before in their flow was queued (`hazardous` of the independent
+/// order checker), and of times that a flow's CPU changed although a packet of it was queued at a change (`moved_hazardous`).
 fn hazards(dir: &WorkDir, packets: &[Traced]) -> [usize; 2] {
     let changes = dir.column("dir/config.csv", "t_ns").into_iter();
     let mut changes: Vec<_> = changes.map(|at_ns| at_ns.parse::<u64>().unwrap()).collect();
@@ -175,6 +175,6 @@ fn promise_1_hazardous_moves_keep_order() {
         }
         let [hazardous, moved] = hazards(&dir, &packets);
         let enough = hazardous >= hazardous_min && moved >= moved_min;
-        assert!(enough, "{args}: {hazardous} hazardous, {moved} of them moved");
+        assert!(enough, "{args}: {hazardous} hazardous, {moved} moved");
     }
 }

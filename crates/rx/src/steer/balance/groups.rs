@@ -280,7 +280,7 @@ impl Groups {
     /// Group of the busiest CPU whose move comes nearest to the aim, except groups whose move would
     /// only swap the roles of the two CPUs.
     pub(super) fn best_of(&self, gap: &Gap, now_ns: u64) -> Option<usize> {
-        let most_ns = gap.gap_ns - gap.gap_ns / 8;
+        let most_ns = most_ns(gap.gap_ns);
         let fits = self.of_cpu(gap.busiest).filter_map(|group| {
             let weight_ns = self.weights[group].work_ns(gap.cost_ns);
             let is_candidate = weight_ns > 0 && weight_ns <= most_ns && !self.rests(group, now_ns);
@@ -301,12 +301,20 @@ impl Groups {
         movable.map(|group| self.weights[group].work_ns(cost_ns)).sum()
     }
 
-    /// Work in ns a second of the heaviest `count` groups that may leave a CPU now, if a packet takes this long.
-    pub(super) fn heaviest_ns(&self, cpu: CpuId, cost_ns: u64, count: usize, now_ns: u64) -> u64 {
+    /// Work in ns a second of the heaviest `count` groups that fit a gap of this width, of those that may leave a CPU now, if
+    /// a packet takes this long.
+    pub(super) fn fitting_ns(
+        &self,
+        (cpu, cost_ns): (CpuId, u64),
+        gap_ns: u64,
+        count: usize,
+        now_ns: u64,
+    ) -> u64 {
         let movable = self.of_cpu(cpu).filter(|group| !self.rests(*group, now_ns));
-        let mut weights: Vec<_> = movable.map(|group| self.weights[group]).collect();
-        weights.sort_unstable_by_key(|weight| std::cmp::Reverse(*weight));
-        weights.iter().take(count).map(|weight| weight.work_ns(cost_ns)).sum()
+        let works = movable.map(|group| self.weights[group].work_ns(cost_ns));
+        let mut fitting: Vec<_> = works.filter(|work_ns| *work_ns <= most_ns(gap_ns)).collect();
+        fitting.sort_unstable_by_key(|work_ns| std::cmp::Reverse(*work_ns));
+        fitting.iter().take(count).sum()
     }
 
     /// True if a group has moved recently.
@@ -362,6 +370,11 @@ const WEIGHT_PARTS: u64 = 256;
 /// Time in ms, rounded up, so that a group never rests for less than it should.
 fn ms_after(now_ns: u64) -> u64 {
     now_ns.div_ceil(NS_PER_MS).max(1)
+}
+
+/// Most work of a group that may move across a gap: more would only swap the roles of the two CPUs.
+fn most_ns(gap_ns: u64) -> u64 {
+    gap_ns - gap_ns / 8
 }
 
 const NS_PER_MS: u64 = 1_000_000;

@@ -250,9 +250,10 @@ impl Shares {
             return Some((group, Gap { least_busy: to, leaving_ns, ..*gap }));
         }
         if self.is_pair() {
-            // No third CPU takes the other groups first: they change places with the heavy one, in the same round.
+            // No third CPU takes the other groups first: they change places with the heavy one, in the same round. The gap is at
+            // least as wide as that one then.
             let count = moves_left.saturating_sub(1);
-            let leaving_ns = groups.heaviest_ns(to, share.cost_ns(), count, now_ns);
+            let leaving_ns = groups.fitting_ns((to, share.cost_ns()), weight_ns, count, now_ns);
             let is_lighter = without_others_ns + weight_ns < from.load_ns + leaving_ns;
             return is_lighter.then_some((group, Gap { least_busy: to, ..*gap }));
         }
