@@ -503,7 +503,7 @@ fn ready(
 fn ready_beside(
     config: &PreloadConfig,
     prepared: &mut Option<Prepared>,
-    mut copied: Option<Prepared>,
+    copied: Option<Prepared>,
     others: &Claim,
 ) -> Result<Prepared, Errno> {
     /// Last process that has told an error, by the number of its forks and one.
@@ -523,9 +523,8 @@ fn ready_beside(
                     process::id()
                 );
             }
-            match &mut copied {
-                Some(copied) => copied.failed = Some(Instant::now()),
-                None => others.release(), // nothing waits by it
+            if copied.is_none() {
+                others.release(); // nothing waits by it
             }
             *prepared = copied;
             Err(Errno::BUSY)
