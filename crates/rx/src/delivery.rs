@@ -76,8 +76,6 @@ pub struct Delivery {
     lane: usize,
     /// Current batch; empty between batches.
     packets: Vec<Packet>,
-    /// Number of packets taken for the current batch.
-    batch_taken: u32,
     /// True if batches count as processed only when they are [released](Self::release).
     is_read_inline: bool,
     notes: Vec<Note>,
@@ -100,7 +98,6 @@ impl Delivery {
             lanes,
             lane: 0,
             packets,
-            batch_taken: 0,
             is_read_inline: false,
             notes: Vec::new(),
             handled: 0,
@@ -167,9 +164,6 @@ impl Delivery {
                 self.counters.backlog_max.raise_to(waiting.into());
                 let taken = lane.packets.take(max.min(self.batch_max), &mut self.packets);
                 self.counters.taken.add(taken as u64);
-                #[expect(clippy::cast_possible_truncation, reason = "at most what is queued")]
-                let count = taken as u32;
-                self.batch_taken = count;
                 if let Some(notes) = &mut lane.notes {
                     take_notes(notes, taken, &mut self.notes);
                 }
@@ -196,10 +190,12 @@ impl Delivery {
     }
 
     /// Records the waits of the current batch's packets, as far as they were
-    /// [stamped](crate::Intake::set_stamped).
+    /// [stamped](crate::Intake::set_stamped). To be called before the batch is coalesced.
     pub fn record_waits(&mut self, now_ns: u64) {
+        #[expect(clippy::cast_possible_truncation, reason = "at most the capacity of a ring")]
+        let count = self.packets.len() as u32;
         if let Some(lane) = self.lanes.get_mut(self.lane) {
-            lane.record_waits(self.batch_taken, now_ns, &self.counters.wait_ns);
+            lane.record_waits(count, now_ns, &self.counters.wait_ns);
         }
     }
 

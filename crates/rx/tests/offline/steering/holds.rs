@@ -75,8 +75,8 @@ fn promise_3_roomless_hold_ends_in_order() {
     world.check();
 }
 
-#[test]
-fn promise_3_full_target_spares_other_flow() {
+/// A flow of CPU 1 with a packet there, whose application is now on CPU 2, which is full.
+fn with_full_target() -> World {
     let settings = Settings { rps_cpus: 0b1110, netdev_max_backlog: 1, ..Settings::default() };
     let mut world = World::new(settings);
     for (flow, cpu) in [(FLOW, 1), (OTHER, 2), (NEIGHBOUR, 3)] {
@@ -84,6 +84,12 @@ fn promise_3_full_target_spares_other_flow() {
     }
     world.arrive(&[FLOW, OTHER, OTHER]);
     world.application(FLOW, 2);
+    world
+}
+
+#[test]
+fn promise_3_full_target_spares_other_flow() {
+    let mut world = with_full_target();
     world.arrive(&[FLOW; 3]);
     assert_eq!((world.intake.held(), world.queued_on(2)), (3, 2), "behind the packet on CPU 1");
     world.deliver(1, 1);
@@ -100,13 +106,7 @@ fn promise_3_full_target_spares_other_flow() {
 /// More packets may be held for a CPU than it has room for. They wait for room, and none is dropped.
 #[test]
 fn promise_3_held_beyond_room_wait() {
-    let settings = Settings { rps_cpus: 0b1110, netdev_max_backlog: 1, ..Settings::default() };
-    let mut world = World::new(settings);
-    for (flow, cpu) in [(FLOW, 1), (OTHER, 2), (NEIGHBOUR, 3)] {
-        world.application(flow, cpu);
-    }
-    world.arrive(&[FLOW, OTHER, OTHER]);
-    world.application(FLOW, 2);
+    let mut world = with_full_target();
     world.arrive(&[FLOW]);
     world.deliver(1, 1);
     world.arrive(&[NEIGHBOUR; 20]);
