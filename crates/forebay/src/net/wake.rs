@@ -58,13 +58,10 @@ impl Wake {
     /// True if others wait that nobody would wake if a reader declared itself awake. `is_asleep` is
     /// true if that reader is counted as a sleeper.
     pub(super) fn has_others(&self, is_asleep: bool) -> bool {
+        let inline = || self.inline.load().as_ref().map_or(0, |inline| inline.len());
         self.sleepers.load(Ordering::Relaxed) > is_asleep.into()
             || self.has_setter.load(Ordering::Relaxed)
-            || self
-                .inline
-                .load()
-                .as_ref()
-                .is_some_and(|inline| inline.len() > usize::from(!is_asleep))
+            || inline() > usize::from(!is_asleep)
     }
 
     /// Adds a CPU that reads in its own turns, to be woken too.
