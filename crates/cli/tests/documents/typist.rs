@@ -169,7 +169,7 @@ fn write_cargo(path: &Path, block: &Block) -> Result<(), String> {
 }
 
 /// Examples that blocks name.
-const EXAMPLES: [&str; 2] = ["dns", "sink"];
+const EXAMPLES: [&str; 4] = ["dns", "http", "rpc", "sink"];
 
 /// Builds the examples in the profile of the tests, and with the features that the whole workspace selects: with
 /// those of one crate alone, cargo would compile all below it once more.

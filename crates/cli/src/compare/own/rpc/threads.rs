@@ -29,9 +29,9 @@ const LISTENER: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct ServicePlan {
     /// Threads that answer
-    #[arg(long = "readers", value_name = "N", default_value_t = 4,
+    #[arg(long, value_name = "N", default_value_t = 4,
           value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: u16,
+    readers: u16,
 
     /// Connections of each thread at a time: with one it blocks in its calls, with more it polls
     #[arg(long, value_name = "N", default_value_t = 64,
@@ -92,7 +92,7 @@ pub(crate) fn start(
             if thread.plan.per_thread == 1 { thread.block() } else { thread.poll() }
         })
     };
-    let threads = (0..plan.threads).zip(pins).map(spawn).collect::<io::Result<Vec<_>>>()?;
+    let threads = (0..plan.readers).zip(pins).map(spawn).collect::<io::Result<Vec<_>>>()?;
     Ok(ServiceThreads { threads, answers })
 }
 
