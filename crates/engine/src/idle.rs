@@ -14,9 +14,6 @@ pub const SPIN_MAX_NS: u64 = 100_000;
 /// even if other programs want it.
 pub const SPIN_ALWAYS_NS: u64 = u64::MAX;
 
-/// Shortest spin time, so that the next burst of a busy queue finds the CPU awake.
-const SPIN_MIN_NS: u64 = 4_000;
-
 /// Spin time while work is pending and waits only for other CPUs, which are at work.
 const BLOCKED_SPIN_NS: u64 = 1_000_000;
 
@@ -65,11 +62,8 @@ impl Idle {
     pub(super) fn worked(&mut self, now_ns: u64) {
         if let Some(since_ns) = self.since_ns.take() {
             let pause_ns = now_ns.saturating_sub(since_ns);
-            self.spin_ns = if pause_ns <= self.spin_max_ns {
-                self.spin_max_ns
-            } else {
-                (self.spin_ns / 2).max(SPIN_MIN_NS.min(self.spin_max_ns))
-            };
+            let is_short = pause_ns <= self.spin_max_ns;
+            self.spin_ns = if is_short { self.spin_max_ns } else { self.spin_ns / 2 };
         }
     }
 
@@ -164,7 +158,7 @@ mod tests {
         let mut idle = Idle::new(SPIN_MAX_NS);
         assert!(spins_at(&mut idle, SPIN_MAX_NS - 1));
         pauses(&mut idle, 10, SPIN_MAX_NS * 2);
-        assert!(!spins_at(&mut idle, SPIN_MIN_NS));
+        assert!(!spins_at(&mut idle, SPIN_MAX_NS >> 8));
         pauses(&mut idle, 1, SPIN_MAX_NS / 2);
         assert!(spins_at(&mut idle, SPIN_MAX_NS - 1));
     }

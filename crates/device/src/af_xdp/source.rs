@@ -23,7 +23,7 @@ use forebay_sys::xdp::{
 };
 
 use super::attach::Attached;
-use super::look::{ASLEEP_LOOK_NS, is_look_due};
+use super::look::{IDLE_LOOK_NS, is_look_due};
 use super::metadata::MetadataLayout;
 use super::transmit::XdpTransmit;
 use crate::tx_queue::{TX_QUEUE_PACKETS, TxQueueConsumer};
@@ -383,7 +383,7 @@ impl Source for XdpSource {
                 Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(COMPLETION_NS) }
             }
             RestOfPacket::Nothing => {
-                Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(ASLEEP_LOOK_NS) }
+                Polled::IdleUntil { now_ns: ask.now_ns.saturating_add(IDLE_LOOK_NS) }
             }
         })
     }
