@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering;
 
 use forebay_buf::Pool;
 use forebay_rx::arrive::{Burst, PollRequest, Polled, RefusedFrame, SourceError};
-use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::checksum::Sum;
 use forebay_rx::parse::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, Link};
@@ -72,9 +71,8 @@ pub struct SyntheticSource {
     payload_bytes: usize,
     pace: Pace,
     template: Template,
-    /// Hash that the device computes for each flow; `None` for flows of other queues. Empty if one
-    /// queue has all flows and the device does not hash.
-    shared_out: Vec<Option<FlowHash>>,
+    /// For each flow, true if it belongs to the queue. Empty if one queue has all flows.
+    shared_out: Vec<bool>,
     progress: Arc<Progress>,
 }
 
@@ -136,11 +134,9 @@ impl SyntheticSource {
         packets: &mut Vec<Packet>,
     ) -> Result<(), RefusedFrame> {
         let (flow, _) = self.run;
-        let hash = match self.shared_out.get(flow as usize) {
-            Some(Some(hash)) => *hash,
-            Some(None) => return Ok(()),
-            None => FlowHash::NONE,
-        };
+        if self.shared_out.get(flow as usize) == Some(&false) {
+            return Ok(());
+        }
         let frame_bytes = self.template.frame_bytes(self.payload_bytes);
         let wire_len = u32::try_from(frame_bytes).unwrap_or(u32::MAX);
         let arrival = Arrival::of_frame(self.number);
@@ -148,7 +144,7 @@ impl SyntheticSource {
             return Err(RefusedFrame { arrival, wire_len, reason: DropReason::NoBuffer });
         };
         let packet = Packet::received(frame, arrival, wire_len, Link::Ethernet);
-        packets.push(Packet { timestamp_ns: due_ns, hash, ..packet });
+        packets.push(Packet { timestamp_ns: due_ns, ..packet });
         if let Some(Packet { frame, .. }) = packets.last_mut() {
             frame.set_len(wire_len);
             self.template.write(frame.data_mut(), flow, self.sequence[flow as usize]);
@@ -157,19 +153,14 @@ impl SyntheticSource {
     }
 }
 
-/// Computes the hash of each flow of the queue; `None` for other flows.
-fn shared_out(plan: &SyntheticPlan, share: &QueueShare) -> Vec<Option<FlowHash>> {
-    let flows = 0..plan.flows;
-    flows
-        .map(|flow| {
-            let frame = stamped_udp(flow, 0, STAMP_BYTES, plan.ipv6);
-            share.claim(
-                &frame,
-                u32::try_from(frame.len()).unwrap_or(u32::MAX),
-                Some(Link::Ethernet),
-            )
-        })
-        .collect()
+/// For each flow, true if it belongs to the queue.
+fn shared_out(plan: &SyntheticPlan, share: &QueueShare) -> Vec<bool> {
+    let has = |flow| {
+        let frame = stamped_udp(flow, 0, STAMP_BYTES, plan.ipv6);
+        let wire_len = u32::try_from(frame.len()).unwrap_or(u32::MAX);
+        share.has(&frame, wire_len, Some(Link::Ethernet))
+    };
+    (0..plan.flows).map(has).collect()
 }
 
 impl Source for SyntheticSource {

@@ -1,6 +1,6 @@
-//! Order check: every flow must be delivered in the order of arrival.
+//! Order check: every flow of an rx queue must be delivered in the order of arrival.
 //!
-//! One entry for each flow hash, shared by all CPUs: the arrival number of the flow's last packet.
+//! One entry for each queue and flow hash, shared by all CPUs: the arrival number of the flow's last packet.
 //! A CPU that delivers a packet exchanges that number for the packet's own, and finds either an
 //! older one or a violation. The exchanges on one entry have a total order, which is the order of
 //! delivery.
@@ -11,8 +11,11 @@ use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::{CpuId, Packet, RxQueue};
 
-/// Number of entries for flows; a power of two.
+/// Number of entries for flows, in equal parts for the queues; a power of two.
 pub const CHECKED_FLOWS_MAX: usize = 1 << 17;
+
+/// Smallest part of a queue; a power of two.
+const QUEUE_FLOWS_MIN: usize = 1 << 12;
 
 /// Number of entries probed before a flow goes unchecked.
 const PROBES: usize = 32;
@@ -20,7 +23,8 @@ const PROBES: usize = 32;
 /// Order in which flows were delivered, and the number of packets of each.
 #[derive(Debug)]
 pub struct OrderCheck {
-    entries: Box<[FlowRecord]>,
+    /// Entries for flows, by rx queue.
+    parts: Box<[Box<[FlowRecord]>]>,
     /// Packets without a hash, by rx queue: all of one queue count as one flow.
     unsteered: Box<[FlowRecord]>,
     reordered: AtomicU64,
@@ -79,10 +83,12 @@ impl OrderCheck {
     /// An order check without flows, for `queues` rx queues.
     #[must_use]
     pub fn new(queues: u16) -> Self {
-        let entries = |count| (0..count).map(|_| FlowRecord::default()).collect();
+        let entries = |count| -> Box<[_]> { (0..count).map(|_| FlowRecord::default()).collect() };
+        let queues = usize::from(queues);
+        let part = (CHECKED_FLOWS_MAX / queues.next_power_of_two()).max(QUEUE_FLOWS_MIN);
         Self {
-            entries: entries(CHECKED_FLOWS_MAX),
-            unsteered: entries(queues.into()),
+            parts: (0..queues).map(|_| entries(part)).collect(),
+            unsteered: entries(queues),
             reordered: AtomicU64::new(0),
             unchecked: AtomicU64::new(0),
         }
@@ -119,7 +125,7 @@ impl OrderCheck {
             unchecked: self.unchecked.load(Ordering::Relaxed),
             ..FlowOrder::default()
         };
-        for entry in &self.entries {
+        for entry in self.parts.iter().flatten() {
             let tally = entry.tally.load(Ordering::Relaxed);
             if tally == 0 {
                 continue;
@@ -136,12 +142,16 @@ impl OrderCheck {
 
     /// Entries that a flow may use.
     fn candidates(&self, hash: FlowHash, queue: RxQueue) -> impl IntoIterator<Item = &FlowRecord> {
-        // Indexed by the upper bits, by which the RPS map assigns hashes, too: neighbours are
-        // mostly those of one CPU, so a probe seldom reads a line that another CPU writes.
-        let start = (hash.0 >> (u32::BITS - CHECKED_FLOWS_MAX.trailing_zeros())) as usize;
-        let (entries, count) =
-            if hash.is_some() { (&self.entries, PROBES) } else { (&self.unsteered, 1) };
-        let start = if hash.is_some() { start } else { queue.0.into() };
+        let queue = usize::from(queue.0);
+        let (entries, start, count) = if hash.is_some() {
+            let part: &[_] = self.parts.get(queue).map_or(&[], |part| part);
+            // Indexed by the upper bits, by which the RPS map assigns hashes, too: neighbours are
+            // mostly those of one CPU, so a probe seldom reads a line that another CPU writes.
+            let bits = part.len().max(1).trailing_zeros();
+            (part, (u64::from(hash.0) << bits >> u32::BITS) as usize, PROBES)
+        } else {
+            (&*self.unsteered, queue, 1)
+        };
         (start..start + count).filter_map(move |at| entries.get(at % entries.len().max(1)))
     }
 }
@@ -187,16 +197,25 @@ mod tests {
         carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0)
     }
 
-    /// Delivers packets given as (hash, frame number, cpu).
+    /// Delivers packets of one queue, given as (hash, frame number, cpu).
     fn delivered(packets: &[(u32, u64, u16)]) -> FlowOrder {
         let (check, mut pool) = (OrderCheck::new(1), pool());
         for &(hash, number, cpu) in packets {
-            let (frame, arrival) = (pool.allocate(1).unwrap(), Arrival::of_frame(number));
-            let received = Packet::received(frame, arrival, 60, Link::Ethernet);
-            let packet = Packet { hash: FlowHash(hash), ..received };
-            check.deliver(&packet, RxQueue(0), CpuId(cpu));
+            deliver(&check, &mut pool, RxQueue(0), (hash, number, cpu));
         }
         check.flows(2)
+    }
+
+    fn deliver(
+        check: &OrderCheck,
+        pool: &mut Pool,
+        queue: RxQueue,
+        (hash, number, cpu): (u32, u64, u16),
+    ) {
+        let (frame, arrival) = (pool.allocate(1).unwrap(), Arrival::of_frame(number));
+        let received = Packet::received(frame, arrival, 60, Link::Ethernet);
+        let packet = Packet { hash: FlowHash(hash), ..received };
+        check.deliver(&packet, queue, CpuId(cpu));
     }
 
     #[test]
@@ -204,6 +223,22 @@ mod tests {
         let flows = delivered(&[(9, 0, 0), (9, 2, 0), (7, 1, 1), (9, 1, 1), (9, 3, 1)]);
         assert_eq!((flows.reordered, flows.flows, flows.largest), (1, 2, 4));
         assert_eq!(flows.per_cpu, [0, 2]);
+    }
+
+    /// The order of packets that arrived in different queues is nobody's promise.
+    #[test]
+    fn promise_1_order_is_of_one_queue() {
+        for queues in [2, 3, 128] {
+            let (check, mut pool) = (OrderCheck::new(queues), pool());
+            let mut deliver = |queue, number| {
+                deliver(&check, &mut pool, RxQueue(queue), (u32::MAX, number, 0));
+            };
+            deliver(0, 5);
+            deliver(queues - 1, 4);
+            assert_eq!((check.flows(1).reordered, check.flows(1).flows), (0, 2));
+            deliver(queues - 1, 3);
+            assert_eq!(check.flows(1).reordered, 1);
+        }
     }
 
     #[test]

@@ -22,7 +22,6 @@ use capture::PipeControl;
 pub use delivered::{CaptureOptions, DeliveredCapture};
 use forebay_buf::Pool;
 use forebay_rx::arrive::{Burst, PollRequest, Polled, RefusedFrame, SourceError};
-use forebay_rx::hash::FlowHash;
 use forebay_rx::packet::Arrival;
 use forebay_rx::parse::Verify;
 use forebay_rx::{DropReason, Packet, Source};
@@ -261,13 +260,9 @@ fn take(
     pool: &mut Pool,
     packets: &mut Vec<Packet>,
 ) -> Result<(), DropReason> {
-    let hash = match share {
-        Some(share) => match share.claim(record.bytes, record.wire_len, record.link) {
-            Some(hash) => hash,
-            None => return Ok(()),
-        },
-        None => FlowHash::NONE,
-    };
+    if share.is_some_and(|share| !share.has(record.bytes, record.wire_len, record.link)) {
+        return Ok(());
+    }
     let link = record.link.ok_or(DropReason::LinkType)?;
     let (wire_len, timestamp_ns) = (record.wire_len, record.timestamp_ns);
     let len_bytes = u32::try_from(record.bytes.len()).unwrap_or(u32::MAX);
@@ -276,7 +271,7 @@ fn take(
         return Err(if oversize { DropReason::Oversize } else { DropReason::NoBuffer });
     };
     let packet = Packet::received(frame, arrival, wire_len, link);
-    packets.push(Packet { timestamp_ns, hash, ..packet });
+    packets.push(Packet { timestamp_ns, ..packet });
     // Bytes last: the frame's first cache line comes from the CPU that read it last, and nothing
     // here waits for that line.
     if let Some(packet) = packets.last_mut() {

@@ -138,7 +138,7 @@ impl Switchboard {
         Ok((shared, ports))
     }
 
-    /// Announces the begin or end of a session to all ports.
+    /// Announces the start or end of a session to all ports.
     pub(super) fn publish(&self, session: Option<Arc<PortSession>>) {
         let mut board = self.board();
         if session.is_some() {
@@ -318,7 +318,7 @@ impl Port {
         self.events().is_some_and(|events| events.call.clear())
     }
 
-    /// Sets the waker of the CPU that drives the queue, for the begin and end of sessions.
+    /// Sets the waker of the CPU that drives the queue, for the start and end of sessions.
     pub(super) fn wake_by(&self, wake: Waker) {
         self.shared.board().seats[self.index].wake = Some(wake);
     }

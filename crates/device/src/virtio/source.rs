@@ -53,7 +53,7 @@ impl VirtioSource {
         Self { port, session, receiver, transmit, is_shut, is_armed, stopping, _link: link }
     }
 
-    /// Follows the begin and end of sessions. Buffers used before the end are taken first; returns
+    /// Follows the start and end of sessions. Buffers used before the end are taken first; returns
     /// false while some are left.
     fn follow(&mut self, ask: PollRequest, pool: &mut Pool, burst: &mut Burst) -> bool {
         let now = self.port.session();

@@ -109,6 +109,27 @@ fn changed(changes: &[&str]) -> ReplayReport {
     run(plan)
 }
 
+/// The device that deals frames to the queues has a key of its own, which does not change.
+#[test]
+fn promise_1_key_changes_with_several_queues() {
+    let hashes = |queues| {
+        let directory = crate::replays::directory(&format!("rekeyed-{queues}"));
+        let mut plan = stepped(2, traffic(10_000, 64), 5);
+        plan.queues = NonZeroU16::new(queues).unwrap();
+        plan.engine.script = script(&["5000:hash_key=0f112233445566778899aabbccddeef1"]);
+        plan.trace = Some(TracePlan { directory: directory.clone(), parse: false });
+        run(plan);
+        let rows = fs::read_to_string(directory.join("deliver.csv")).unwrap();
+        let (header, rows) = rows.split_once('\n').unwrap();
+        let at = header.split(',').position(|column| column == "hash").unwrap();
+        let hash = |row: &str| row.split(',').nth(at).unwrap().to_owned();
+        rows.lines().map(hash).collect::<std::collections::BTreeSet<_>>().len()
+    };
+    for queues in [1, 2, 3] {
+        assert_eq!(hashes(queues), 2 * 64, "{queues} queues: each flow has two hashes");
+    }
+}
+
 #[test]
 fn promise_1_dying_thread_costs_its_batch() {
     let directory = crate::replays::directory("killed");
