@@ -5,6 +5,7 @@
 //! | `receive` | packets a second from a flood: UDP sockets, AF_PACKET, AF_XDP |
 //! | `latency` | a request and its answer, at light load and back to back |
 //! | `tcp` | requests and answers over TCP, with RPS off, RPS and RFS |
+//! | `tcp-bulk` | streams over TCP, with segments and with packets of 64 KiB |
 //! | `tcp-loss` | streams over TCP through a bridge that impairs frames |
 //! | `bridge` | a ping through two interfaces and back |
 //! | `cpu` | stages in memory, beside DPDK's |
@@ -16,9 +17,11 @@ pub(crate) mod own; // our side: programs that the comparison starts
 mod receive; //  a kind
 mod latency; //  a kind
 mod tcp; //      a kind
+mod tcp_bulk; // a kind
 mod tcp_loss; // a kind
 mod bridge; //   a kind
 mod cpu; //      a kind
+mod streams; //  bulk streams over TCP
 mod segments; // a capture of TCP segments
 mod subject; //  a program to be measured, and the figures of one turn
 mod turns; //    rounds in which subjects take turns
@@ -109,6 +112,8 @@ enum CompareKind {
     Latency,
     /// Requests answered over TCP
     Tcp,
+    /// Streams over TCP
+    TcpBulk,
     /// Streams over TCP through a bad path
     TcpLoss,
     /// Pings through a bridge
@@ -142,8 +147,8 @@ struct CompareSetting {
 pub(crate) fn run(args: &CompareArgs) -> Result<(), Failure> {
     let kinds = match args.what {
         CompareKind::All => {
-            use CompareKind::{Bridge, Cpu, Latency, Receive, Tcp, TcpLoss};
-            vec![Receive, Latency, Tcp, TcpLoss, Bridge, Cpu]
+            use CompareKind::{Bridge, Cpu, Latency, Receive, Tcp, TcpBulk, TcpLoss};
+            vec![Receive, Latency, Tcp, TcpBulk, TcpLoss, Bridge, Cpu]
         }
         one => vec![one],
     };
@@ -227,6 +232,7 @@ fn subjects(kind: CompareKind, setting: &CompareSetting) -> Result<Vec<Subject<'
         CompareKind::Receive => receive::subjects(setting),
         CompareKind::Latency => latency::subjects(setting),
         CompareKind::Tcp => tcp::subjects(setting),
+        CompareKind::TcpBulk => tcp_bulk::subjects(setting),
         CompareKind::TcpLoss => tcp_loss::subjects(setting),
         CompareKind::Bridge => bridge::subjects(setting),
         CompareKind::Cpu | CompareKind::All => Ok(cpu::subjects(setting)),

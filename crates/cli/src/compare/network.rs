@@ -25,6 +25,11 @@ const NOBODY: u8 = 9;
 /// Port of the receiver.
 pub(super) const PORT: &str = "9000";
 
+/// TAP that a program of ours makes, and the addresses at its ends: the kernel's and the program's.
+pub(super) const TAP: &str = "tap0";
+pub(super) const AT_TAP: [&str; 2] = ["10.78.0.1/24", "10.78.0.2/24"];
+pub(super) const TO_TAP: &str = "10.78.0.2";
+
 /// End of a link.
 #[derive(Clone, Copy)]
 pub(super) struct LinkEnd {
@@ -141,6 +146,17 @@ impl Network {
     /// Moves a link that is in another namespace to its own.
     pub(super) fn give(&self, from: &str, end: LinkEnd) -> Result<(), String> {
         self.ip(from, &format!("link set {} netns {}", end.device, self.full(end.namespace)))
+    }
+
+    /// Sets whether the kernel hands a device packets larger than segments: `on` or `off`.
+    pub(super) fn segment(
+        &self,
+        namespace: &str,
+        device: &str,
+        offload: &str,
+    ) -> Result<(), String> {
+        let args = ["-K", device, "tso", offload, "gso", offload];
+        succeed(self.inside(namespace, "ethtool").args(args))
     }
 
     /// Has the kernel forget what it learned of the path when a connection ends.

@@ -12,7 +12,9 @@ use serde_json::Value;
 
 use super::CompareSetting;
 use super::child::StartedProgram;
-use super::network::{KernelSteering, Network, PORT, RECEIVER, SENDER, TO_RECEIVER};
+use super::network::{
+    AT_TAP, KernelSteering, Network, PORT, RECEIVER, SENDER, TAP, TO_RECEIVER, TO_TAP,
+};
 use super::receive::{RFS_FLOWS, bit};
 use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
 
@@ -27,11 +29,6 @@ const QUANTITIES: &[Quantity] = &[
         better: Better::Less,
     },
 ];
-
-/// TAP that the server makes, and the addresses at its ends: the kernel's and the server's.
-const TAP: &str = "tap0";
-const AT_TAP: [&str; 2] = ["10.78.0.1/24", "10.78.0.2/24"];
-const TO_TAP: &str = "10.78.0.2";
 
 /// Load of a group, and the server's threads for it.
 #[derive(Clone, Copy)]

@@ -3,15 +3,13 @@
 //!
 //! The bridge joins two TAPs. All senders use CUBIC.
 
-use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
-
-use serde_json::Value;
 
 use super::CompareSetting;
 use super::child::StartedProgram;
 use super::network::{Network, PORT, RECEIVER, SENDER, TO_RECEIVER};
+use super::streams::{StreamEnd, Streams, goodput};
 use super::subject::{Author, Better, Quantity, Subject, TurnFigures};
 
 const GOODPUT: &[Quantity] = &[Quantity { name: "goodput", unit: "Mbit/s", better: Better::More }];
@@ -113,8 +111,9 @@ fn measure(
     [sender, receiver]: [Stack; 2],
 ) -> Result<TurnFigures, String> {
     let _bridge = bridge(network, path)?;
-    let mut receiver = StartedProgram::start(&mut receive(setting, network, receiver, (PORT, 1))?)?;
-    let _sender = StartedProgram::start(&mut send(setting, network, sender, (PORT, 1))?)?;
+    let streams = Streams { setting, network, port: PORT, connections: 1 };
+    let mut receiver = receive(&streams, receiver)?;
+    let _sender = send(&streams, sender)?;
     let goodput = goodput(&receiver.result()?)?;
     Ok(TurnFigures::default().with("goodput", goodput))
 }
@@ -122,15 +121,15 @@ fn measure(
 /// Share of four flows of a stack, beside four of the kernel.
 fn share(setting: &CompareSetting, network: &Network, stack: Stack) -> Result<TurnFigures, String> {
     let _bridge = bridge(network, SHARED)?;
-    let ends = [(stack, PORT), (Stack::Kernel, OTHER_PORT)];
+    let streams = |port| Streams { setting, network, port, connections: 4 };
+    let ends = [(stack, streams(PORT)), (Stack::Kernel, streams(OTHER_PORT))];
     let mut receivers = Vec::new();
-    for (_, port) in ends {
-        let mut command = receive(setting, network, Stack::Kernel, (port, 4))?;
-        receivers.push(StartedProgram::start(&mut command)?);
+    for (_, streams) in ends {
+        receivers.push(receive(&streams, Stack::Kernel)?);
     }
     let mut senders = Vec::new();
-    for (stack, port) in ends {
-        senders.push(StartedProgram::start(&mut send(setting, network, stack, (port, 4))?)?);
+    for (stack, streams) in ends {
+        senders.push(send(&streams, stack)?);
     }
     let mut rates = Vec::new();
     for receiver in &mut receivers {
@@ -154,50 +153,14 @@ fn bridge(network: &Network, path: &str) -> Result<StartedProgram, String> {
     Ok(bridge)
 }
 
-fn receive(
-    setting: &CompareSetting,
-    network: &Network,
-    stack: Stack,
-    (port, connections): (&str, u16),
-) -> Result<Command, String> {
-    let mut command = network.own(RECEIVER.namespace, "bulk-receive")?;
-    command.args(stack.arguments(RECEIVER.device)).args(["--port", port]);
-    command.args(["--cpus", &setting.cpus.there.to_string()]);
-    command.args(["--connections", &connections.to_string()]);
-    command.args(["--warm-up", &setting.warm_up.max(WARM_UP).as_millis().to_string()]);
-    command.args(["--window", &setting.window.max(WINDOW).as_millis().to_string()]);
-    Ok(command)
+fn receive(streams: &Streams<'_>, stack: Stack) -> Result<StartedProgram, String> {
+    let stack = stack.arguments(RECEIVER.device);
+    let end = StreamEnd { namespace: RECEIVER.namespace, stack: &stack };
+    StartedProgram::start(&mut streams.receiver(end, WARM_UP, WINDOW)?)
 }
 
-fn send(
-    setting: &CompareSetting,
-    network: &Network,
-    stack: Stack,
-    (port, connections): (&str, u16),
-) -> Result<Command, String> {
-    let mut command = network.own(SENDER.namespace, "bulk-send")?;
-    command.args(stack.arguments(SENDER.device)).args(["--port", port, "--to", TO_RECEIVER]);
-    command.args(["--cpus", &setting.cpus.here.to_string()]);
-    command.args(["--connections", &connections.to_string()]);
-    Ok(command)
-}
-
-/// Goodput of a receiver's result, in Mbit/s.
-fn goodput(result: &Value) -> Result<f64, String> {
-    let number = |name: &str| result[name].as_f64().ok_or("the receiver has no result");
-    Ok(number("bytes")? * 8e3 / number("ns")?)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn goodput_is_in_megabits() {
-        let result = json!({ "bytes": 25_000_000, "ns": 2_000_000_000_u64 });
-        assert!((goodput(&result).unwrap() - 100.0).abs() < 1e-9);
-        assert!(goodput(&json!({})).is_err());
-    }
+fn send(streams: &Streams<'_>, stack: Stack) -> Result<StartedProgram, String> {
+    let stack = stack.arguments(SENDER.device);
+    let end = StreamEnd { namespace: SENDER.namespace, stack: &stack };
+    StartedProgram::start(&mut streams.sender(end, TO_RECEIVER)?)
 }

@@ -14,10 +14,14 @@ use crate::program::told;
 /// One connection of `compare tcp`.
 const ONE: &str = "TCP, 1 connection";
 
+/// A group of `compare tcp-bulk`.
+const TAP: &str = "received over a TAP, 1 flow";
+
 /// Every program of each comparison has figures, or the reason why it has none; ours always have.
 pub(crate) fn judge_rows() -> Judgement {
     judge_kind(&["receive"], &["UDP socket", "AF_PACKET", "AF_XDP"])?;
-    judge_kind(&["tcp", "--only", ONE], &[ONE])
+    judge_kind(&["tcp", "--only", ONE], &[ONE])?;
+    judge_kind(&["tcp-bulk", "--only", TAP], &[TAP])
 }
 
 /// `timeout` signals a program, and then its process group: the comparison ends once, with a report and without

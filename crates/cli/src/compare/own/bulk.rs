@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use forebay::net::{Net, NetConfig, TcpListener, TcpStream};
 use forebay_device::Device;
 use forebay_engine::Config;
+use forebay_rx::CpuId;
 use rustix::net::sockopt::set_tcp_congestion;
 use serde_json::json;
 
@@ -22,6 +23,7 @@ const CALL_BYTES: usize = 128 << 10;
 
 /// Sends on all connections until the program is ended.
 pub(super) fn send(args: &OwnArgs) -> Result<(), Failure> {
+    pin(args)?;
     let to = SocketAddr::from((args.to, args.port));
     if args.rpc.is_kernel() {
         let threads: Vec<_> = (0..args.rpc.connections())
@@ -40,6 +42,14 @@ pub(super) fn send(args: &OwnArgs) -> Result<(), Failure> {
     ready()?;
     engine.run()?;
     Ok(())
+}
+
+/// Keeps all threads on the first CPU, so that each end has one.
+fn pin(args: &OwnArgs) -> Result<(), Failure> {
+    let Some(&cpu) = args.cpus.first() else { return Ok(()) };
+    forebay_sys::pin_to(CpuId(cpu)).map_err(|error| {
+        Failure::usage(format!("--cpus {cpu}: {error}"), "give a CPU that this process may use")
+    })
 }
 
 /// Connects by a socket of the kernel. Its default may be another congestion control, which a network
@@ -61,6 +71,7 @@ fn write_on(stream: io::Result<impl Write>) {
 
 /// Receives on all connections, and prints the bytes of the window.
 pub(super) fn receive(args: &OwnArgs) -> Result<(), Failure> {
+    pin(args)?;
     let refused = |error: io::Error| {
         Failure::usage(format!("port {}: {error}", args.port), "give another --port")
     };
@@ -124,8 +135,14 @@ fn report(args: &OwnArgs, received: Arc<AtomicU64>) {
         thread::sleep(window);
         let bytes = received.load(Ordering::Relaxed) - before;
         let ns = u64::try_from(began.elapsed().as_nanos()).ok();
+        let result = json!({
+            "bytes": bytes,
+            "ns": ns,
+            "bytes_of_run": received.load(Ordering::Relaxed),
+            "cpu_ns": forebay_sys::process_cpu_ns(),
+        });
         // Ignored: without a reader nobody waits for the result.
-        let _ = output::print(&format!("{}\n", json!({ "bytes": bytes, "ns": ns })));
+        let _ = output::print(&format!("{result}\n"));
         std::process::exit(0);
     });
 }
