@@ -2,9 +2,9 @@
 //! net/core/dev.c).
 //!
 //! A CPU that sleeps lends its worker. A thread of the application that is about to wait for its sockets borrows the
-//! worker and turns it: packets are received and delivered without waking another thread. From the end of such a wait on
-//! packets wake the CPU's own thread once at most, as with `irq_suspend_timeout`: it then sleeps on without the
-//! descriptors, unless other threads wait. A borrower that finds none lets packets wake it again before it waits itself.
+//! worker and turns it: packets are received and delivered without waking another thread. After such a
+//! wait, arriving packets wake the CPU's own thread at most once until a thread of the application sleeps again (as with
+//! `irq_suspend_timeout`): it sleeps without its descriptors, unless other threads wait. A borrower that finds none lets packets wake it again before it waits itself.
 //!
 //! A CPU that other programs want also sleeps while the readers of its packets are behind, 100 µs at a time, and receives
 //! in larger bursts: under overload, receiving what sockets have no room for would take the CPU from their readers
@@ -38,22 +38,21 @@ const TIMER_SLACK_NS: u64 = 50_000;
 
 /// Turns by threads of the application that wait for packets.
 pub trait BusyPoll: Send + Sync {
-    /// Counts the calling thread as one that waits, and turns the CPUs that poll queues and sleep. Returns true if that
-    /// found packets: the thread then may have something to do, and calls [`resume`](Self::resume) if it sleeps all the
-    /// same.
+    /// Begins a wait: counts the calling thread as waiting, and turns the sleeping CPUs that poll queues. Returns true if
+    /// packets were received. A caller that then sleeps all the same calls [`resume`](Self::resume).
     fn before_wait(&self) -> bool;
 
-    /// True if a CPU sleeps because readers are behind: some sockets are readable without a turn.
+    /// True while a CPU sleeps to let readers catch up: the caller's sockets may be readable already.
     fn is_moderated(&self) -> bool;
 
-    /// Lets packets that arrive wake CPUs.
+    /// Lets arriving packets wake the CPUs' threads again.
     fn resume(&self);
 
     /// Ends the wait that [`before_wait`](Self::before_wait) began.
     fn after_wait(&self);
 
-    /// Records that a wait has ended with something to do: for 1 ms, unless a thread begins to wait before,
-    /// packets that arrive do not wake CPUs. No effect if other threads wait, for which they may be.
+    /// Ends a wait that found something: for 1 ms, or until a thread waits again, arriving packets wake no CPU's
+    /// thread. No effect while other threads wait.
     fn suspend(&self);
 }
 

@@ -13,7 +13,7 @@ pub const SAMPLES_MAX: usize = 256;
 pub struct Timeline {
     /// CPUs, in the order of [`TimelineSample::cpus`].
     pub cpus: Vec<CpuId>,
-    /// Samples, the oldest first; the first is of the begin and the last of the end of the run.
+    /// Samples, the oldest first; the first is of the start and the last of the end of the run.
     pub samples: Vec<TimelineSample>,
     /// Waits of packets in backlogs over the whole run, in ns: the upper bound of each bucket, and
     /// the number of packets in it. The last bucket has no bound.
@@ -25,7 +25,7 @@ pub struct Timeline {
 /// Counters up to one time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TimelineSample {
-    /// Time since the begin of the run, in nanoseconds.
+    /// Time since the start of the run, in nanoseconds.
     pub at_ns: u64,
     /// Counters of each CPU.
     pub cpus: Vec<CpuSample>,
@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// A recorder whose thread is late, even later than the run, has all packets since the begin.
+    /// A recorder whose thread is late, even later than the run, has all packets since the start.
     #[test]
     fn plt_2_late_recorder_misses_nothing() {
         let plan = SyntheticPlan { frames: 1_000, ..SyntheticPlan::default() };

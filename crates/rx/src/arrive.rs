@@ -193,7 +193,7 @@ impl Default for Burst {
     }
 }
 
-/// State of the source behind a burst; held segments wait only if more is pending.
+/// Frames that may follow a burst, as the poller knows; held segments wait only if more is pending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PollStatus {
     /// More frames are pending.

@@ -28,7 +28,7 @@ pub struct Balanced {
     pub uneven_ns: u64,
     /// CPUs that packets went to at the end of each phase.
     pub cpus: [usize; 4],
-    /// Time from the begin of the second phase until packets went to all CPUs.
+    /// Time from the start of the second phase until packets went to all CPUs.
     pub spread_ns: u64,
     /// Number of times that a flow's CPU changed, a second.
     pub wishes_a_second: u64,

@@ -1,7 +1,7 @@
 //! Reads on the thread of an engine CPU, which turns that CPU while there is nothing to read.
 //!
-//! Datagrams that a turn has delivered count as processed from the next turn on (the drain rule): its flows may then move to other
-//! CPUs, whose sockets may be others. A read therefore returns all of them before it turns the CPU again, and waits until the
+//! Datagrams that a turn has delivered count as processed from the next turn on (the drain rule). Their flows may then move to
+//! CPUs that have sockets of their own. So a read returns all of them before it turns the CPU again, and waits until the
 //! answers are sent.
 
 use std::thread;
@@ -16,12 +16,12 @@ impl UdpSocket {
     /// Receives in place on the thread of an engine CPU, which polls and delivers packets itself
     /// while nothing is queued: no other thread is woken. Returns 0 once the engine has ended, or at once if `max` is 0.
     ///
-    /// A call that turns the CPU counts the datagrams of the calls before as processed: their flows may move to other CPUs
-    /// from then on. If they were answered before, the answers to a flow are in order even where each CPU has a socket of its
-    /// own ([`reuse_port_on`](super::SocketOptions::reuse_port_on)). This holds for the socket of the call, if its
-    /// thread alone answers, and turns the CPU otherwise only when it has read and answered all. Threads that share a socket
-    /// may turn their CPUs rarely while others fill it. A thread that does not come back keeps the flows of its last turn on
-    /// its CPU, and changes that wait for all CPUs, such as another hash key, from taking effect.
+    /// **Order.** A call that turns the CPU releases the datagrams of the calls before: their flows may move to other CPUs.
+    /// Answers stay in order, even if each CPU has a socket of its own
+    /// ([`reuse_port_on`](super::SocketOptions::reuse_port_on)), if this thread alone reads and answers the socket, and
+    /// answers everything before it calls again. Threads that share a socket may turn their CPUs rarely while others fill it.
+    /// A thread that stops calling keeps its last flows on its CPU, and holds up changes that wait for all CPUs, such as
+    /// another hash key.
     pub fn recv_batch_on<H: Handler>(
         &self,
         cpu: &mut CpuThread<H>,

@@ -60,8 +60,8 @@ mod shared; //     state shared by sockets and stacks
 mod snmp; //       counters in the lines of /proc/net/snmp
 mod transmit; //   headers, next hop, device
 mod udp; //        the public socket type
+mod udp_descriptor; // descriptors of UDP sockets
 mod inline; //     reads on a CPU's own thread, which turns it meanwhile
-mod udp_descriptor; // its descriptors
 mod tcp; //        TCP connections and listeners
 mod unbound; //    sockets that are not bound yet
 mod unsent; //     counters of datagrams not sent
@@ -317,10 +317,10 @@ impl Net {
         self.0.tcp.flow_count()
     }
 
-    /// Waits for descriptors of sockets by `sleep`, which returns the number of those that are ready. If
-    /// [enabled](NetEngine::enable_busy_poll), the calling thread receives packets before, from queues whose CPUs sleep. If
-    /// there were some, or a CPU sleeps since readers are behind, `look` is called first, which does not wait. From the end of
-    /// a wait on, packets wake no thread until one waits again, for 1 ms at most.
+    /// Waits for descriptors. `sleep` waits for them and `look` checks them without waiting; both return the number that is
+    /// ready, or a negative error. With [busy polling](NetEngine::enable_busy_poll), the thread first receives packets for
+    /// CPUs that sleep, and calls `sleep` only if `look` then finds nothing. If readers are behind, `look` comes before
+    /// receiving. For 1 ms after a wait that found something, packets wake no engine thread, unless another thread waits.
     pub fn wait(&self, look: impl Fn() -> i32, sleep: impl FnOnce() -> i32) -> i32 {
         if self.0.is_moderated() {
             let ready = look();

@@ -107,7 +107,7 @@ struct BacklogTarget {
     packets: Producer<Packet>,
     notes: Option<Producer<Note>>,
     stamps: StampWriter,
-    /// Head at the begin of the turn, read before the clock.
+    /// Head at the start of the turn, read before the clock.
     head_before: Position,
     /// Head read later during the turn.
     head_during: Option<Position>,
@@ -250,7 +250,7 @@ impl Backlogs {
         }
     }
 
-    /// Number of packets unprocessed by `cpu` at the begin of the turn, up to the one at `tail`.
+    /// Number of packets unprocessed by `cpu` at the start of the turn, up to the one at `tail`.
     #[must_use]
     pub fn pending(&self, cpu: CpuId, tail: Position) -> u32 {
         let target = self.targets.get(cpu.index()).and_then(Option::as_ref);

@@ -11,7 +11,7 @@ use crate::cpu::CpuId;
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     cpus: Vec<Metered>,
-    /// Number of the queue's frames at the begin of the window.
+    /// Number of the queue's frames at the start of the window.
     last_frames: u64,
     since_ns: u64,
     is_marked: bool,
@@ -19,7 +19,7 @@ pub(super) struct Meter {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Metered {
-    /// Work at the begin of the window.
+    /// Work at the start of the window.
     last: CpuLoad,
     /// Head of the queue's backlog at that time.
     last_head: Option<Position>,

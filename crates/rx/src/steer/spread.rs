@@ -160,7 +160,7 @@ impl Spread {
     pub(super) fn end_window(&mut self, now_ns: u64, load: SpreadLoad) -> bool {
         self.window_start_ns = now_ns;
         if std::mem::take(&mut self.is_resumed) {
-            // The load was not followed before, so this window has no defined begin.
+            // The load was not followed before, so this window has no defined start.
             (self.busy_until_ns, self.needed) = (now_ns, 1);
             return false;
         }

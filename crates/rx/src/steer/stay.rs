@@ -14,7 +14,7 @@ pub(super) struct SteerWait {
     pub(super) since_ns: u64,
     /// Number of packets that stayed.
     pub(super) packets: u32,
-    /// Number of packets ahead at the begin of the stay; also 0 if the last packet had just been
+    /// Number of packets ahead at the start of the stay; also 0 if the last packet had just been
     /// processed.
     pub(super) ahead: u32,
     /// Position of the last packet that stayed, or of the one before the stay.

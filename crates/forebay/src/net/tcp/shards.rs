@@ -363,8 +363,8 @@ impl NetState {
         self.end_if_over(watch);
     }
 
-    /// Has a connection told when there is memory: others use all that all may have, and no event
-    /// says that they free some. The first CPU looks for it.
+    /// Wakes the connection's writers once memory is free. No event announces that, so the first CPU
+    /// looks for it.
     pub(super) fn await_memory(&self, watch: &Arc<StreamWatch>) {
         if watch.wait.lack_memory() {
             let now_us = self.tcp.now_us();

@@ -64,7 +64,7 @@ pub(in super::super) struct Groups {
 /// Groups in order of their CPUs, so that a round with moves does not scan all for each of them.
 #[derive(Debug, Default)]
 struct GroupsByCpu {
-    /// Groups as they were at the begin of the round.
+    /// Groups as they were at the start of the round.
     sorted: Vec<usize>,
     /// End of each CPU's part of `sorted`, by [`CpuId::index`].
     ends: Vec<usize>,

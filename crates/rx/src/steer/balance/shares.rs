@@ -44,7 +44,7 @@ pub(super) struct Shares {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
-    /// Work at the begin of the window.
+    /// Work at the start of the window.
     last: CpuLoad,
     /// Cost of a packet, smoothed, in 256ths of a ns. 0 if it is unknown.
     cost: u64,
