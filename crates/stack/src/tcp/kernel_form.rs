@@ -244,6 +244,7 @@ mod tests {
             receive_space_bytes: 113,
             receive_threshold_bytes: 114,
             announced_window_bytes: 115,
+            window_clamp_bytes: 142,
             pacing_rate: Some(116 << 32),
             data_sent_us: 1_000,
             data_received_us: 2_000,

@@ -147,6 +147,8 @@ pub struct TcpInfo {
     pub receive_threshold_bytes: u32,
     /// Window that the last ACK announced (`rcv_wnd`).
     pub announced_window_bytes: u32,
+    /// Largest window that may be announced (`TCP_WINDOW_CLAMP`).
+    pub window_clamp_bytes: u32,
     /// Rate of sending, in bytes per second; `None` before the first round trip (`pacing_rate`).
     pub pacing_rate: Option<u64>,
     /// Time when payload was sent last, in µs of the calls' clock; that of the handshake before.
@@ -238,6 +240,7 @@ impl Connection {
             receive_space_bytes: self.receive.buffer.space(),
             receive_threshold_bytes: self.receive.buffer.threshold(),
             announced_window_bytes: self.receive.window,
+            window_clamp_bytes: self.receive.buffer.clamp(),
             pacing_rate: self.pacing_rate(),
             data_sent_us: self.send.last_data_us,
             data_received_us: self.delayed.last_us().unwrap_or(self.send.last_data_us),

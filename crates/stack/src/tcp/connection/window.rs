@@ -102,6 +102,11 @@ impl ReceiveWindow {
         self.space
     }
 
+    /// Largest window.
+    pub(super) fn clamp(&self) -> u32 {
+        self.clamp
+    }
+
     /// Window that is announced at most now.
     pub(super) fn threshold(&self) -> u32 {
         self.threshold
