@@ -25,6 +25,8 @@ enum Values {
     Within(RangeInclusive<i32>),
     /// One is not kept.
     Fixed,
+    /// One of a range is not kept.
+    FixedWithin(RangeInclusive<i32>),
     /// None: the option cannot be set.
     Constant,
 }
@@ -53,6 +55,7 @@ fn values((level, name): Name) -> Option<(Values, i32)> {
             _ => return None,
         },
         libc::IPPROTO_IPV6 => match name {
+            libc::IPV6_UNICAST_HOPS => (Values::Within(0..=255), 64),
             libc::IPV6_MTU_DISCOVER => (Values::Within(0..=5), 1),
             libc::IPV6_RECVERR | libc::IPV6_V6ONLY => (Values::Switch, 0),
             _ => return None,
@@ -61,7 +64,7 @@ fn values((level, name): Name) -> Option<(Values, i32)> {
             libc::TCP_NOTSENT_LOWAT => (Values::Any, 0),
             libc::TCP_INQ | libc::TCP_THIN_LINEAR_TIMEOUTS => (Values::Within(0..=1), 0),
             TCP_TX_DELAY => (Values::Within(0..=i32::MAX), 0),
-            libc::TCP_THIN_DUPACK => (Values::Fixed, 0),
+            libc::TCP_THIN_DUPACK => (Values::FixedWithin(0..=1), 0),
             _ => return None,
         },
         _ => return None,
@@ -75,8 +78,10 @@ impl Kept {
         let (values, _) = values(name).ok_or(Errno(libc::ENOPROTOOPT))?;
         let kept = match values {
             Values::Constant => return Err(Errno(libc::ENOPROTOOPT)),
-            Values::Within(range) if !range.contains(&value) => return Err(Errno(libc::EINVAL)),
-            Values::Fixed => return Ok(()),
+            Values::Within(range) | Values::FixedWithin(range) if !range.contains(&value) => {
+                return Err(Errno(libc::EINVAL));
+            }
+            Values::Fixed | Values::FixedWithin(_) => return Ok(()),
             Values::Switch => i32::from(value != 0),
             Values::Any | Values::Within(_) => value,
         };

@@ -12,6 +12,10 @@ use crate::kept::BUFFER_MAX_BYTES;
 pub(crate) const SECOND_US: u64 = 1_000_000;
 /// Longest wait for a FIN (`TCP_FIN_TIMEOUT_MAX`).
 const FIN_TIMEOUT_MAX_SECONDS: u32 = 120;
+/// Hops that a packet may take at most, unless an option says so (`ip_default_ttl`).
+const DEFAULT_HOPS: i32 = 64;
+/// Bytes of the name of an algorithm (`TCP_CA_NAME_MAX`).
+const ALGORITHM_NAME_BYTES: usize = 16;
 /// Smallest clamp of a window.
 const WINDOW_CLAMP_MIN_BYTES: u32 = 1152;
 /// Priorities by the bits of throughput and delay in `IP_TOS` (`ip_tos2prio`).
@@ -142,12 +146,12 @@ impl Shim {
                 self.set_options(fd, |options| options.congestion = Some(algorithm))
             }
             libc::TCP_WINDOW_CLAMP => {
-                let clamp = number?.cast_unsigned();
-                if clamp == 0 && self.is_connected(fd)? {
+                let clamp = number?;
+                if clamp == 0 && !self.is_closed(fd)? {
                     return Err(Errno(libc::EINVAL));
                 }
-                let least = clamp.max(WINDOW_CLAMP_MIN_BYTES);
-                let clamp = std::num::NonZeroU32::new(least).filter(|_| clamp > 0);
+                let least = u32::try_from(clamp).unwrap_or(0).max(WINDOW_CLAMP_MIN_BYTES);
+                let clamp = std::num::NonZeroU32::new(least).filter(|_| clamp != 0);
                 self.set_options(fd, |options| options.window_clamp = clamp)
             }
             libc::TCP_QUICKACK => {
@@ -157,9 +161,8 @@ impl Shim {
                 state.host.call(|tcp, out| tcp.set_quick_acks(socket, on, out))?;
                 Ok(0)
             }
-            libc::TCP_FASTOPEN | libc::TCP_FASTOPEN_CONNECT if self.is_connected(fd)? => {
-                Err(Errno(libc::EINVAL))
-            }
+            libc::TCP_FASTOPEN if self.is_connected(fd)? => Err(Errno(libc::EINVAL)),
+            libc::TCP_FASTOPEN_CONNECT if !self.is_closed(fd)? => Err(Errno(libc::EINVAL)),
             libc::TCP_NOTSENT_LOWAT => {
                 let bytes = number?;
                 let of_host = self.lock().host.sysctls.unsent_limit();
@@ -276,7 +279,15 @@ impl Shim {
                 }
                 self.keep(fd, (level, name), on.into())
             }
-            (libc::IPPROTO_IP, libc::IP_TTL) if number? == -1 => self.keep(fd, (level, name), 64),
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) => {
+                let hops = if number? == -1 { DEFAULT_HOPS } else { number? };
+                self.keep(fd, (level, name), hops)?;
+                let ttl = u8::try_from(hops).unwrap_or(u8::MAX);
+                let is_meant = (level == libc::IPPROTO_IPV6) == self.lock().host.is_ipv6();
+                self.set_options(fd, |options| {
+                    options.ttl = if is_meant { ttl } else { options.ttl }
+                })
+            }
             _ => self.keep(fd, (level, name), number?),
         }
     }
@@ -290,6 +301,11 @@ impl Shim {
         let mut state = self.lock();
         let socket = state.entry(fd)?.socket;
         Ok(state.host.tcp.info(socket)?.is_some())
+    }
+
+    /// True of a socket that neither listens nor has a connection.
+    fn is_closed(&self, fd: i32) -> Result<bool, Errno> {
+        Ok(!self.lock().entry(fd)?.listens && !self.is_connected(fd)?)
     }
 
     /// Value of an option as bytes.
@@ -358,14 +374,18 @@ impl Shim {
                 wait_us => int(wait_us.map_or(60, |us| u64::from(us) / SECOND_US)),
             },
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
-                int(options.window_clamp.map_or(0, std::num::NonZeroU32::get).into())
+                let info = state.host.tcp.info(socket)?;
+                let wanted = options.window_clamp.map_or(0, std::num::NonZeroU32::get);
+                int(info.map_or(wanted, |info| info.window_clamp_bytes).into())
             }
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 let name: &[u8] = match options.congestion.unwrap_or_default() {
                     Algorithm::NewReno => b"reno",
                     Algorithm::Cubic => b"cubic",
                 };
-                Ok(name.to_vec())
+                let mut padded = name.to_vec();
+                padded.resize(ALGORITHM_NAME_BYTES, 0);
+                Ok(padded)
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
                 let info = state.host.tcp.info(socket)?;

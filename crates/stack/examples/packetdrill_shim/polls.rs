@@ -166,7 +166,8 @@ impl State {
         if !listens && ready.readable && !ready.peer_closed {
             let info = self.host.tcp.info(socket)?;
             let received = info.map_or(0, |info| info.unread_bytes);
-            let is_urgent = self.host.tcp.is_at_urgent(socket)?;
+            let is_urgent =
+                self.host.tcp.is_at_urgent(socket)? && !self.host.tcp.options(socket)?.oob_inline;
             ready.readable = received >= low_water_bytes.saturating_add(is_urgent.into());
         }
         Ok(ready)

@@ -31,6 +31,7 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
         | u8::from(info.sack) << 1
         | u8::from(info.window_scales.is_some()) << 2
         | u8::from(info.ecn) << 3
+        | u8::from(info.ecn_seen) << 4
         | u8::from(info.syn_data) << 5;
     let WindowScales { send, receive } = info.window_scales.unwrap_or_default();
     let (state, phase, scales) =
@@ -39,7 +40,8 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
     // tcpi_delivery_rate_app_limited
     form.put(7, &[u8::from(info.unsent_bytes == 0)]);
     let age_ms = |at_us: u64| now_us.map_or(0, |now_us| now_us.saturating_sub(at_us) / 1000);
-    let rttvar_us = if info.rtt_us == 0 { RTTVAR_INITIAL_US } else { info.rttvar_us };
+    // Without a sample, the variables hold four deviations.
+    let rttvar_us = if info.rtt_us == 0 { info.rttvar_us / 4 } else { info.rttvar_us };
     let min_rtt_us = if info.minrtt_us == 0 { u32::MAX.into() } else { info.minrtt_us };
     let tally = &info.tally;
     let words = [
@@ -73,7 +75,7 @@ pub fn tcp_info(info: Option<&TcpInfo>, now_us: Option<u64>) -> [u8; INFO_BYTES]
         (156, tally.data_segs_out.into()),
         (192, tally.delivered.into()),
         (216, tally.dsack_dups.into()),
-        (220, info.has_reordered.into()),
+        (220, info.reorderings.into()),
         (224, tally.rcv_ooopack.into()),
         (228, info.send_window_bytes.into()),
         (232, info.announced_window_bytes.into()),
@@ -242,6 +244,7 @@ mod tests {
             receive_space_bytes: 113,
             receive_threshold_bytes: 114,
             announced_window_bytes: 115,
+            window_clamp_bytes: 142,
             pacing_rate: Some(116 << 32),
             data_sent_us: 1_000,
             data_received_us: 2_000,
@@ -251,7 +254,7 @@ mod tests {
             lost: 119,
             retransmitted: 120,
             reordering: 121,
-            has_reordered: true,
+            reorderings: 141,
             send_window_bytes: 122,
             receive_window_bytes: 123,
             resent: Resent { by_timeout: 1000, in_slow_start: 200, fast: 30, as_probe: 4 },
@@ -281,6 +284,7 @@ mod tests {
             timestamps: true,
             sack: false,
             ecn: true,
+            ecn_seen: true,
             syn_data: false,
             window_scales: Some(WindowScales { send: 3, receive: 9 }),
         }
@@ -299,7 +303,7 @@ mod tests {
             tcpi_retransmits: 1 = 22,
             tcpi_probes: 1 = 23,
             tcpi_backoff: 1 = 21,
-            tcpi_options: 1 = 0b1101,
+            tcpi_options: 1 = 0b1_1101,
             tcpi_snd_rcv_wscale: 1 = 0x93,
             tcpi_rto: 4 = 104,
             tcpi_ato: 4 = 109,
@@ -339,7 +343,7 @@ mod tests {
             ("bytes_sent", 124 << 32),
             ("bytes_retrans", 125 << 32),
             ("dsack_dups", 133),
-            ("reord_seen", 1),
+            ("reord_seen", 141),
             ("rcv_ooopack", 134),
             ("snd_wnd", 122),
             ("rcv_wnd", 115),

@@ -125,6 +125,7 @@ impl RoundTrip {
     pub(super) fn set_fallback(&mut self) {
         if self.srtt_us == 0 {
             self.rto_us = 3 * INITIAL_US;
+            [self.rttvar_us, self.mdev_max_us, self.mdev_us] = [self.rto_us; 3];
         }
     }
 }

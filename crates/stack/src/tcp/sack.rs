@@ -63,6 +63,13 @@ impl SackReport {
         });
     }
 
+    /// Forgets a range that came twice, as the kernel does when other data come before it is told.
+    pub(super) fn forget_duplicate(&mut self) {
+        if let Some(ranges) = &mut self.0 {
+            ranges.duplicate = None;
+        }
+    }
+
     /// True if a range would be placed in front of at least `TCP_SACK_BLOCKS_EXPECTED` blocks: a compressed ACK
     /// might not have room for all.
     pub(super) fn pushes_out(&self, (start, end): (Seq, Seq)) -> bool {

@@ -151,9 +151,7 @@ impl Connection {
     /// An ACK of what was acknowledged before: only its blocks may be news.
     fn acknowledge_old(&mut self, segment: &Segment, cx: &mut Context<'_>) -> Acknowledged {
         let prior_una = self.send.una;
-        // RFC 5961, section 5.2; and no byte before the first one was ever sent.
-        let acked = u32::try_from(self.tally.bytes_acked).unwrap_or(u32::MAX);
-        if segment.ack.is_before(prior_una - self.send.max_window.min(acked)) {
+        if self.is_too_old(segment.ack) {
             if self.state != State::SynReceived {
                 self.challenge(cx);
             }
@@ -167,6 +165,12 @@ impl Connection {
             self.resend(resend, cx);
         }
         Acknowledged::Yes
+    }
+
+    /// RFC 5961, section 5.2; and no byte before the first one was ever sent.
+    pub(super) fn is_too_old(&self, ack: Seq) -> bool {
+        let acked = u32::try_from(self.tally.bytes_acked).unwrap_or(u32::MAX);
+        ack.is_before(self.send.una - self.send.max_window.min(acked))
     }
 
     pub(super) fn scaled_window(&self, segment: &Segment) -> u32 {

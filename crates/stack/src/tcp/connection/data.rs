@@ -51,7 +51,7 @@ impl Connection {
         Answer::None
     }
 
-    fn queue_payload(
+    pub(super) fn queue_payload(
         &mut self,
         packet: &mut Option<Packet>,
         segment: &Segment,
@@ -59,6 +59,10 @@ impl Connection {
     ) {
         let (next, window) = (self.receive.next, self.usable_window());
         self.note_echo(segment, cx.now_us);
+        if !packet.as_ref().is_some_and(|packet| self.is_charged(segment, packet.frame.truesize()))
+        {
+            self.receive.sacks.forget_duplicate();
+        }
         if !segment.end().is_after(next) {
             // All of it came before: the peer may have lost our ACK.
             cx.counters.delayed_ack_lost.add(1);
@@ -164,7 +168,7 @@ impl Connection {
                     if let Some((start, end)) = duplicate {
                         self.report_duplicate(start, end, cx);
                     }
-                    self.grow_window(segment.payload_len, truesize, cx);
+                    self.grow_window(segment.payload_len, (truesize, truesize), cx);
                 }
             }
             Queued::Duplicate(payload) => {
@@ -191,6 +195,15 @@ impl Connection {
             && !self.receive.queue.has_gap();
         let used = self.receive.queue.truesize().saturating_add(self.queued_memory());
         is_predicted && truesize <= used.next_multiple_of(PAGE_BYTES) - used
+    }
+
+    /// True of data that the kernel queues before it looks at their ACK (`tcp_rcv_established`).
+    pub(super) fn is_predicted(&self, packet: Option<&Packet>, segment: &Segment) -> bool {
+        self.state == State::Established
+            && segment.payload_len > 0
+            && segment.options_len == self.option_bytes()
+            && self.scaled_window(segment) == self.send.window
+            && packet.is_some_and(|packet| self.is_charged(segment, packet.frame.truesize()))
     }
 
     /// True if the queue takes a packet, as it and all others are within their limits (`tcp_can_ingest`,
@@ -266,7 +279,7 @@ impl Connection {
         self.delayed.note_data(cx.now_us, self.receive.window, self.rtt.rto_us());
         self.note_mark(segment);
         if segment.payload_len >= SMALL_BYTES {
-            self.grow_window(segment.payload_len, truesize, cx);
+            self.grow_window(segment.payload_len, (truesize, 0), cx);
         }
     }
 

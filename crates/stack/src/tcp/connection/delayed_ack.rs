@@ -11,7 +11,7 @@ use super::super::wire::{Flags, Segment};
 use super::{Connection, Context};
 
 /// Smallest segment size that is assumed of a peer (`TCP_MIN_MSS`).
-const SEGMENT_MIN: u32 = 88;
+pub(super) const SEGMENT_MIN: u32 = 88;
 
 /// ACKs that one stands for, at most (`tcp_comp_sack_nr`), and the time that it waits (`tcp_comp_sack_delay_ns`).
 const COMPRESSED_MAX: u8 = 44;
@@ -252,7 +252,7 @@ impl Connection {
     /// Learns the peer's segment size, and what of its memory a packet fills.
     pub(super) fn measure_segment(&mut self, segment: &Segment, truesize: u32) {
         let fixed = if self.agreed.timestamps { TIMESTAMPS_BYTES } else { 0 };
-        if self.delayed.measure(segment, self.announced_mss(), fixed) {
+        if self.delayed.measure(segment, self.announced_payload(), fixed) {
             let announced = self.receive.window;
             self.receive.buffer.note_ratio(segment.payload_len, truesize, announced);
         }

@@ -27,6 +27,7 @@ pub enum PathError {
 
 /// Smallest path that a report can claim: less would be an attack (`ip_rt_min_pmtu`).
 const MIN_PATH_MTU: u32 = 552;
+/// Smallest link over IPv6 (`IPV6_MIN_MTU`).
 const MIN_PATH_MTU_V6: u32 = 1280;
 
 impl Connection {
@@ -83,8 +84,14 @@ impl Connection {
 
     /// Path MTU discovery: sends what was too large again, in smaller segments.
     fn shrink_path(&mut self, mtu_bytes: u32, cx: &mut Context<'_>) {
-        let floor = if self.flow().is_ipv6() { MIN_PATH_MTU_V6 } else { MIN_PATH_MTU };
-        let mtu_bytes = mtu_bytes.max(floor).max(self.flow().header_bytes() + MIN_MSS);
+        if self.flow().is_ipv6()
+            && (mtu_bytes < MIN_PATH_MTU_V6
+                || self.payload_in(mtu_bytes, cx.config) >= self.send.mss)
+        {
+            // No link is smaller; nor do segments become larger.
+            return;
+        }
+        let mtu_bytes = mtu_bytes.max(MIN_PATH_MTU).max(self.flow().header_bytes() + MIN_MSS);
         if mtu_bytes >= self.send.path_mtu {
             return;
         }

@@ -4,10 +4,11 @@ use std::fmt;
 
 use super::super::config::Algorithm;
 use super::busy_time::BusyTime;
+use super::delayed_ack::SEGMENT_MIN;
 use super::fast_open::Opening;
 use super::recovery::Phase;
 use super::tally::Tally;
-use super::{Connection, State, WindowScales};
+use super::{Agreed, Connection, State, WindowScales};
 
 /// Cause of a retransmission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,7 +137,7 @@ pub struct TcpInfo {
     pub ack_delay_us: u32,
     /// Estimate of the peer's segment size (`rcv_mss`).
     pub receive_mss_bytes: u32,
-    /// Segment size that our SYN announced (`advmss`).
+    /// Payload of the peer's full segments, by what our SYN announced (`advmss`).
     pub announced_mss_bytes: u32,
     /// Round trip that the receiver measured, in µs; 0 before the first sample (`rcv_rtt`).
     pub receive_rtt_us: u64,
@@ -146,6 +147,8 @@ pub struct TcpInfo {
     pub receive_threshold_bytes: u32,
     /// Window that the last ACK announced (`rcv_wnd`).
     pub announced_window_bytes: u32,
+    /// Largest window that may be announced (`TCP_WINDOW_CLAMP`).
+    pub window_clamp_bytes: u32,
     /// Rate of sending, in bytes per second; `None` before the first round trip (`pacing_rate`).
     pub pacing_rate: Option<u64>,
     /// Time when payload was sent last, in µs of the calls' clock; that of the handshake before.
@@ -164,8 +167,8 @@ pub struct TcpInfo {
     pub retransmitted: u32,
     /// Reordering that is tolerated, in segments.
     pub reordering: u32,
-    /// True once reordering was seen (`reord_seen`).
-    pub has_reordered: bool,
+    /// Times that reordering was seen, up to 255 (`reord_seen`).
+    pub reorderings: u8,
     /// The peer's window.
     pub send_window_bytes: u32,
     /// Window that is announced.
@@ -180,7 +183,7 @@ pub struct TcpInfo {
     pub congestion: Algorithm,
     /// Bytes sent and not acknowledged.
     pub unacked_bytes: u32,
-    /// Bytes written and not sent (`notsent`).
+    /// Bytes written and not sent, an unsent FIN counted as one (`notsent`).
     pub unsent_bytes: u32,
     /// Reason why those wait.
     pub limit: Limit,
@@ -200,6 +203,8 @@ pub struct TcpInfo {
     pub sack: bool,
     /// ECN is in use.
     pub ecn: bool,
+    /// Packets came that routers may mark (`ecnseen`).
+    pub ecn_seen: bool,
     /// The SYN carried data that were taken (RFC 7413).
     pub syn_data: bool,
     /// Shifts of the windows; `None` without scaling.
@@ -208,7 +213,12 @@ pub struct TcpInfo {
 
 impl Connection {
     pub(in crate::tcp) fn info(&self) -> TcpInfo {
-        TcpInfo {
+        // Nothing is agreed on before the peer has answered.
+        let agreed = match self.state {
+            State::SynSent => Agreed { ecn: self.agreed.ecn, ..Agreed::default() },
+            _ => self.agreed,
+        };
+        let mut info = TcpInfo {
             state: self.state,
             phase: self.phase(),
             rtt_us: self.rtt.smoothed_us().unwrap_or(0),
@@ -225,11 +235,12 @@ impl Connection {
             probes: self.recovery.probes_out,
             ack_delay_us: self.delayed.interval_us(),
             receive_mss_bytes: self.delayed.segment_bytes(),
-            announced_mss_bytes: self.announced_mss(),
+            announced_mss_bytes: self.announced_payload(),
             receive_rtt_us: self.receive.buffer.round_trip_us().unwrap_or(0),
             receive_space_bytes: self.receive.buffer.space(),
             receive_threshold_bytes: self.receive.buffer.threshold(),
             announced_window_bytes: self.receive.window,
+            window_clamp_bytes: self.receive.buffer.clamp(),
             pacing_rate: self.pacing_rate(),
             data_sent_us: self.send.last_data_us,
             data_received_us: self.delayed.last_us().unwrap_or(self.send.last_data_us),
@@ -239,7 +250,7 @@ impl Connection {
             lost: self.sent.lost,
             retransmitted: self.sent.retransmitted,
             reordering: self.recovery.reordering,
-            has_reordered: self.recovery.saw_reordering,
+            reorderings: self.recovery.reorderings,
             send_window_bytes: self.send.window,
             receive_window_bytes: self.usable_window(),
             resent: self.resent,
@@ -247,18 +258,33 @@ impl Connection {
             busy: self.busy,
             congestion: self.congestion.algorithm(),
             unacked_bytes: self.unacknowledged_bytes().saturating_sub(self.unsent_bytes()),
-            unsent_bytes: self.unsent_bytes(),
+            unsent_bytes: self.unsent_bytes() + u32::from(self.has_unsent_fin()),
             limit: self.limit(),
             unread_bytes: self.receive.queue.len_bytes(),
             receive_memory_bytes: self.receive.queue.truesize(),
             has_gap: self.receive.queue.has_gap(),
             receive_buffer_bytes: self.receive.buffer.bytes(),
             send_buffer_bytes: self.send.buffer_bytes,
-            timestamps: self.agreed.timestamps,
-            sack: self.agreed.sack,
-            ecn: self.agreed.ecn,
+            timestamps: agreed.timestamps,
+            sack: agreed.sack,
+            ecn: agreed.ecn,
+            ecn_seen: self.receive.was_capable,
             syn_data: self.opening.has(Opening::DATA_TAKEN),
-            window_scales: self.agreed.scales,
+            window_scales: agreed.scales,
+        };
+        if self.state == State::SynSent {
+            self.tell_opening(&mut info);
+        }
+        info
+    }
+
+    /// Tells of a SYN what the kernel does: nothing of the peer is known, and one that was sent again counts as lost.
+    fn tell_opening(&self, info: &mut TcpInfo) {
+        info.receive_mss_bytes = SEGMENT_MIN;
+        info.announced_mss_bytes = self.announced_mss();
+        if self.recovery.retransmits > 0 {
+            (info.phase, info.lost, info.cwnd) = (Phase::Loss, 1, 1);
+            info.ssthresh = self.congestion.clone().reduced();
         }
     }
 

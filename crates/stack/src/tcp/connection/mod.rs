@@ -366,6 +366,7 @@ impl Connection {
     /// Ends the connection by an error (`tcp_reset`, `tcp_write_err`).
     fn fail(&mut self, error: TcpError, cx: &mut Context<'_>) {
         self.error = Some(error);
+        self.recovery.backoff = 0;
         self.finish(cx);
     }
 

@@ -56,6 +56,8 @@ pub(in crate::tcp) struct Accepted {
     pub(in crate::tcp) sent_us: Option<u64>,
     /// True if SYN-ACKs were lost, the first one among them.
     pub(in crate::tcp) was_answer_lost: bool,
+    /// Times that the SYN-ACK was sent again (`num_retrans`).
+    pub(in crate::tcp) resent: u8,
 }
 
 impl Connection {
@@ -148,6 +150,7 @@ impl Connection {
             connection.receive.buffer.initial_window(connection.announced_mss());
         connection.receive.buffer.raise_threshold(connection.receive.window);
         connection.opening.note(Opening::WAITS_FOR_DATA);
+        connection.set_mss(cx.config);
         connection
     }
 
@@ -196,6 +199,7 @@ impl Connection {
             // RFC 5681, section 3.1, as for a client.
             connection.congestion.set(1);
         }
+        connection.resent.by_timeout = accepted.resent.into();
         connection.recovery.restart(connection.send.next);
         // The SYN.
         connection.tally.segs_in = 1;
@@ -208,6 +212,11 @@ impl Connection {
     pub(super) fn announced_mss(&self) -> u32 {
         let of_path = self.send.path_mtu.saturating_sub(self.flow().header_bytes());
         of_path.min(self.options.max_segment.map_or(u32::MAX, u32::from)).max(MIN_MSS)
+    }
+
+    /// Payload of the peer's full segments, by what our SYN announced (`advmss`).
+    pub(super) fn announced_payload(&self) -> u32 {
+        self.announced_mss().saturating_sub(self.option_bytes())
     }
 
     /// Sets the segment size by the path, the peer and the options that each segment has.
@@ -363,6 +372,7 @@ impl Connection {
         self.send.window = u32::from(segment.window);
         self.send.max_window = self.send.window;
         self.send.window_seq = segment.seq;
+        self.set_mss(cx.config);
         self.state = State::SynReceived;
         self.transmit_sent(0, cx);
     }
@@ -390,9 +400,9 @@ impl Connection {
         self.recovery.restart(self.send.next);
         self.recovery.stamp_window(cx.now_us);
         self.send.last_data_us = cx.now_us;
-        let announced = self.announced_mss();
+        let announced = self.announced_payload();
         let mss = announced.min(self.send.mss);
-        let sizes = (self.receive.window, mss, announced);
+        let sizes = (self.receive.window, announced, self.agreed.receive_scale());
         self.receive.buffer.begin(self.receive.next, sizes, cx.now_us);
         if self.options.sndbuf.is_none() {
             self.expand_send_buffer(cx);

@@ -37,7 +37,7 @@ impl Connection {
     fn note_plain_reordering(&mut self, acked: u32) {
         if self.limit_dup_acks() {
             self.recovery.reordering = (self.sent.len() + acked).min(MAX_REORDERING);
-            self.recovery.saw_reordering = true;
+            self.recovery.reorderings = self.recovery.reorderings.saturating_add(1);
         }
     }
 

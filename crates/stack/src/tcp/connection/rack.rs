@@ -109,7 +109,7 @@ impl Connection {
     /// Time that segments may overtake each other (`tcp_rack_reo_wnd`).
     fn reorder_window_us(&self) -> u64 {
         let recovery = &self.recovery;
-        if !recovery.saw_reordering
+        if recovery.reorderings == 0
             && (recovery.is_recovering()
                 || self.sent.sacked >= recovery.reordering.max(DUP_THRESHOLD))
         {

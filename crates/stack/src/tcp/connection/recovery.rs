@@ -55,7 +55,8 @@ pub(super) struct Recovery {
     pub(super) prr_out: u32,
     pub(super) rack: Rack,
     pub(super) reordering: u32,
-    pub(super) saw_reordering: bool,
+    /// Times that segments were seen to overtake each other (`reord_seen`).
+    pub(super) reorderings: u8,
     pub(super) highest_sacked: Option<Seq>,
     /// Blocks of the last ACK that had some, while segments are in flight.
     pub(super) known_blocks: Option<Box<SackBlocks>>,
@@ -106,7 +107,7 @@ impl Recovery {
             prr_out: 0,
             rack: Rack::default(),
             reordering: DUP_THRESHOLD,
-            saw_reordering: false,
+            reorderings: 0,
             highest_sacked: None,
             known_blocks: None,
             resend_from: None,

@@ -90,7 +90,7 @@ impl Connection {
             *left = left.map(|left| left.saturating_sub(segments));
         }
         let recovery = &mut self.recovery;
-        if recovery.saw_reordering && !facts.probe_duplicated {
+        if recovery.reorderings > 0 && !facts.probe_duplicated {
             recovery.rack.note_duplicate(self.send.una, self.send.next);
         }
         true
@@ -184,7 +184,7 @@ impl Connection {
         }
         let segments = (highest - lowest).div_ceil(self.send.mss);
         self.recovery.reordering = self.recovery.reordering.max(segments).min(MAX_REORDERING);
-        self.recovery.saw_reordering = true;
+        self.recovery.reorderings = self.recovery.reorderings.saturating_add(1);
     }
 }
 

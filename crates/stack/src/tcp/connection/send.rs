@@ -496,6 +496,8 @@ impl Connection {
             let is_whole = len_bytes == next.len_bytes;
             let has_fin = next.has_fin && is_whole && window_left > len_bytes;
             if len_bytes > 0 || has_fin {
+                // As the kernel: a small one does not hold back the next (`tcp_minshall_update` is not called).
+                let small_end = self.send.small_end;
                 // Ignored, as above.
                 let _ = self.send_new(
                     &NextSegment {
@@ -507,6 +509,7 @@ impl Connection {
                     },
                     cx,
                 );
+                self.send.small_end = small_end;
             }
             return;
         }

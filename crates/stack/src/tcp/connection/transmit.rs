@@ -214,14 +214,23 @@ impl Connection {
         if matches!(self.state, State::Closed | State::SynSent) {
             return;
         }
-        // A window that shrank below what was sent: the peer takes no number beyond it. Our SYN was acknowledged
-        // if the peer's ACK made this connection, before its window is known.
-        let una = self.send.una.later(self.send.initial + 1);
-        let seq = self.send.next.earlier(self.window_end().later(una));
-        if !self.transmit(seq, (0, 0), Flags::ACK, 0, cx) {
+        if !self.transmit(self.acceptable_seq(), (0, 0), Flags::ACK, 0, cx) {
             cx.counters.no_frame.add(1);
             let wait_us = self.delayed.schedule_again();
             self.timers.set_delayed_ack(cx.now_us + wait_us);
+        }
+    }
+
+    /// Number of a segment without data. If the peer's window shrank below what was sent, it takes none beyond that, but
+    /// for what a scaled window leaves unsaid (`tcp_acceptable_seq`).
+    fn acceptable_seq(&self) -> Seq {
+        // Our SYN was acknowledged if the peer's ACK made this connection, before its window is known.
+        let end = self.window_end().later(self.send.una.later(self.send.initial + 1));
+        let unsaid = self.agreed.scales.map_or(0, |scales| 1_u32 << scales.receive);
+        if self.send.next.bytes_since(end) < unsaid {
+            self.send.next
+        } else {
+            self.send.next.earlier(end)
         }
     }
 
@@ -233,8 +242,7 @@ impl Connection {
     /// Sends a reset (`tcp_send_active_reset`).
     pub(super) fn send_reset(&mut self, cx: &mut Context<'_>) {
         cx.counters.out_rsts.add(1);
-        let seq = self.send.next.earlier(self.window_end().later(self.send.una));
-        self.transmit(seq, (0, 0), Flags::RST.with(Flags::ACK), 0, cx);
+        self.transmit(self.acceptable_seq(), (0, 0), Flags::RST.with(Flags::ACK), 0, cx);
     }
 }
 

@@ -55,7 +55,7 @@ impl Connection {
             self.undo_reduction(false);
             // Nothing was lost: segments overtook each other. Else three of them would count as a loss
             // again, before any is seen to be late.
-            self.recovery.saw_reordering = true;
+            self.recovery.reorderings = self.recovery.reorderings.max(1);
             cx.counters.dsack_undo.add(1);
         }
         is_undone

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU32;
 
-use super::super::config::{MAX_WINDOW_SCALE, MS, TcpConfig, TcpOptions};
+use super::super::config::{INITIAL_CWND, MAX_WINDOW_SCALE, MS, TcpConfig, TcpOptions};
 use super::super::seq::Seq;
 use super::super::wire::Segment;
 use super::receive_rtt::ReceiveRoundTrip;
@@ -102,6 +102,11 @@ impl ReceiveWindow {
         self.space
     }
 
+    /// Largest window.
+    pub(super) fn clamp(&self) -> u32 {
+        self.clamp
+    }
+
     /// Window that is announced at most now.
     pub(super) fn threshold(&self) -> u32 {
         self.threshold
@@ -154,18 +159,18 @@ impl ReceiveWindow {
     pub(super) fn begin(
         &mut self,
         next: Seq,
-        (window, mss, announced_mss): (u32, u32, u32),
+        (window, announced_mss, scale): (u32, u32, u8),
         now_us: u64,
     ) {
         (self.measured_from, self.measured_us) = (next, now_us);
         // As `tcp_init_buffer_space`: room for one segment is kept.
         let full = self.of_memory(self.bytes);
-        self.clamp = self.clamp.min(full);
+        self.clamp = self.clamp.min(full).min(u32::from(u16::MAX) << scale);
         if self.clamp > 2 * announced_mss && self.clamp + announced_mss > full {
             self.clamp = full.saturating_sub(announced_mss).max(2 * announced_mss);
         }
         self.threshold = window.min(self.clamp);
-        self.space = (10 * mss).min(window).min(self.threshold);
+        self.space = (INITIAL_CWND * announced_mss).min(window).min(self.threshold);
     }
 
     /// Grows the window after a packet, as far as the buffer has room for packets of this kind
@@ -256,16 +261,22 @@ impl Connection {
     }
 
     /// Lets the window grow after a packet with `len` bytes of payload.
-    pub(super) fn grow_window(&mut self, len: u32, truesize: u32, cx: &Context<'_>) {
+    /// Of its memory, `uncharged` bytes do not count yet.
+    pub(super) fn grow_window(
+        &mut self,
+        len: u32,
+        (truesize, uncharged): (u32, u32),
+        cx: &Context<'_>,
+    ) {
         if cx.memory.is_tight {
             return;
         }
         let sizes = Sizes {
-            mss: self.announced_mss(),
+            mss: self.announced_payload(),
             segment: self.delayed.segment_bytes(),
             largest_memory: cx.config.rmem.1,
         };
-        let queued = self.receive.queue.truesize();
+        let queued = self.receive.queue.truesize().saturating_sub(uncharged);
         let buffer = &self.receive.buffer;
         let free = buffer.of_memory(buffer.bytes.saturating_sub(queued));
         if self.receive.buffer.grow((len, truesize), free, sizes) {
@@ -278,7 +289,7 @@ impl Connection {
     pub(super) fn clamp_buffer(&mut self, cx: &Context<'_>) {
         self.delayed.leave_quick();
         // The peer's segments may be longer than those of a path that has become narrower for ours.
-        let segment = self.announced_mss().max(self.delayed.segment_bytes());
+        let segment = self.announced_payload().max(self.delayed.segment_bytes());
         let (queued, smallest) = (self.receive.queue.truesize(), 2 * segment);
         let is_fixed = self.options.rcvbuf.is_some() || cx.memory.is_tight;
         self.receive.buffer.admit(queued, is_fixed, smallest);

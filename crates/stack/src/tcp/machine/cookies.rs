@@ -8,7 +8,7 @@ use super::super::flow::Flow;
 use super::super::isn::CookieOptions;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Segment};
-use super::request::Request;
+use super::request::{Request, UNKNOWN};
 use super::{Tcp, TcpOut, TcpSocket};
 
 /// Time after an overflow during which cookies are believed (`TCP_SYNCOOKIE_VALID`), in µs.
@@ -139,16 +139,16 @@ impl Tcp {
             }
         });
         let socket = TcpSocket { index: listener, generation: entry.generation };
-        let new = Request::new(flow, socket, (&options, &self.config), (mtu_bytes, now_us));
+        let new =
+            Request::new(flow, (socket, agreed), (&options, &self.config), (mtu_bytes, now_us));
         Some(Request {
             sequence: cookie,
             peer_sequence: theirs,
             peer_mss,
-            agreed,
             timestamp: stamps.map_or(0, |stamps| stamps.value),
             timestamp_offset: offset,
             // The round trip is not known.
-            resent: 1,
+            resent: UNKNOWN,
             ..new
         })
     }

@@ -15,7 +15,7 @@ use super::super::flow::Flow;
 use super::super::seq::Seq;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps};
 use super::fast_open::FastOpening;
-use super::request::{Request, announced_mss};
+use super::request::{Request, UNKNOWN, announced_mss};
 use super::{Kind, Listener, SocketEntry, Target, Tcp, TcpOut, TcpSocket};
 
 impl Tcp {
@@ -130,11 +130,11 @@ impl Tcp {
                 .filter(|_| config.window_scaling)
                 .map(|send| WindowScales { send, receive: scale_for(options, config) }),
         };
-        let new = Request::new(flow, listener, (options, config), (mtu_bytes, now_us));
+        let told = (mtu_bytes, now_us);
+        let new = Request::new(flow, (listener, agreed), (options, config), told);
         Request {
             peer_sequence: segment.seq,
             peer_mss: offers.mss.unwrap_or(new.peer_mss),
-            agreed,
             timestamp: offers.timestamps.map_or(0, |stamps| stamps.value),
             timestamp_offset: self.secret.timestamp_offset(flow),
             ..new
@@ -279,9 +279,8 @@ impl Tcp {
             flags: Flags::ACK,
             window: u16::try_from(request.window >> scale).unwrap_or(u16::MAX),
             options: Options {
-                timestamps: request
-                    .agreed
-                    .timestamps
+                // As the kernel, none without a timestamp to echo.
+                timestamps: (request.agreed.timestamps && request.timestamp != 0)
                     .then_some(Timestamps { value: stamp, echo: request.timestamp }),
                 ..Options::default()
             },
@@ -335,7 +334,7 @@ impl Tcp {
         let first = self.stamp_of(request, request.sent_us);
         let stamps = segment.options.timestamps.filter(|_| request.agreed.timestamps);
         request.timeouts > 0
-            && request.resent > 1
+            && (2..UNKNOWN).contains(&request.resent)
             && stamps.is_none_or(|stamps| stamps.echo != first)
     }
 

@@ -5,7 +5,7 @@ use forebay_rx::packet::Packet;
 use super::super::flow::Flow;
 use super::super::passed::PassedConnection;
 use super::super::wire::{Flags, Options, Outgoing, Segment, Timestamps, emit};
-use super::request::Request;
+use super::request::{Request, UNKNOWN};
 use super::{Kind, SocketEntry, Target, Tcp, TcpError, TcpOut, TcpSocket};
 
 /// Payload of each segment by which the received bytes are received again.
@@ -121,19 +121,19 @@ impl Tcp {
         let entry = self.sockets.at(listener)?;
         let socket = TcpSocket { index: listener, generation: entry.generation };
         let told = (passed.mtu_bytes, out.now_us);
-        let new = Request::new(&passed.flow, socket, (entry.options(), &self.config), told);
+        let settings = (entry.options(), &self.config);
+        let new = Request::new(&passed.flow, (socket, passed.agreed), settings, told);
         // The peer has been told as much, and one more for its FIN.
         let received = u32::try_from(passed.payload.len() + 1).unwrap_or(u32::MAX);
         Some(Request {
             sequence: passed.sequence,
             peer_sequence: passed.peer_sequence,
             peer_mss: passed.peer_mss,
-            agreed: passed.agreed,
             timestamp: passed.timestamp,
             timestamp_offset: passed.timestamp_offset,
             window: new.window.max(received),
             // The round trip is not known.
-            resent: 1,
+            resent: UNKNOWN,
             ..new
         })
     }

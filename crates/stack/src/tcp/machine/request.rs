@@ -5,10 +5,14 @@ use super::super::connection::{Accepted, Agreed, Begin, ReceiveWindow};
 use super::super::flow::Flow;
 use super::super::invalid_limit::InvalidLimit;
 use super::super::seq::Seq;
+use super::super::wire::TIMESTAMPS_BYTES;
 use super::TcpSocket;
 
 /// Doublings of the time-out of a SYN-ACK, at most.
 const MAX_DOUBLINGS: u8 = 7;
+
+/// Number of times that a SYN-ACK was sent again, of a handshake that was not remembered.
+pub(super) const UNKNOWN: u8 = u8::MAX;
 
 /// A handshake whose ACK has not come.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +35,7 @@ pub(super) struct Request {
     /// Times that the timer has sent the SYN-ACK again.
     pub(super) timeouts: u8,
     /// Times that the SYN-ACK was sent again, by the timer or as an answer: without any, the round trip can
-    /// be told.
+    /// be told. `UNKNOWN` if nothing is remembered.
     pub(super) resent: u8,
     /// True once the ACK came, if the listener waits for data (`TCP_DEFER_ACCEPT`).
     pub(super) is_acked: bool,
@@ -43,11 +47,12 @@ impl Request {
     /// A handshake of which nothing was sent yet.
     pub(super) fn new(
         flow: &Flow,
-        listener: TcpSocket,
+        (listener, agreed): (TcpSocket, Agreed),
         (options, config): (&TcpOptions, &TcpConfig),
         (mtu_bytes, now_us): (u32, u64),
     ) -> Self {
-        let mss = announced_mss(flow, options, mtu_bytes);
+        let mss = u32::from(announced_mss(flow, options, mtu_bytes));
+        let segment = mss - if agreed.timestamps { TIMESTAMPS_BYTES.min(mss) } else { 0 };
         Self {
             flow: *flow,
             listener,
@@ -55,11 +60,11 @@ impl Request {
             peer_sequence: Seq(0),
             peer_mss: flow.default_mss(),
             mtu_bytes,
-            agreed: Agreed::default(),
+            agreed,
             timestamp: 0,
             timestamp_offset: 0,
             stamps: (0, 0),
-            window: ReceiveWindow::new(options, config).initial_window(u32::from(mss)),
+            window: ReceiveWindow::new(options, config).initial_window(segment),
             sent_us: now_us,
             invalid_limit: InvalidLimit::default(),
             timeouts: 0,
@@ -96,6 +101,7 @@ impl Request {
             window: self.window,
             sent_us: None,
             was_answer_lost: false,
+            resent: if self.resent == UNKNOWN { 0 } else { self.resent },
         }
     }
 }

@@ -226,7 +226,8 @@ impl Tcp {
             flags: Flags::ACK,
             window: entry.window,
             options: Options {
-                timestamps: entry.has_timestamps.then_some(stamps),
+                // As the kernel, none without a timestamp to echo.
+                timestamps: (entry.has_timestamps && stamps.echo != 0).then_some(stamps),
                 ..Options::default()
             },
             tos: entry.tos,

@@ -7,5 +7,5 @@ pub(super) mod emit; //    a segment to be sent
 pub(super) mod segment; // a segment received
 
 pub(super) use emit::{Outgoing, emit};
-pub(super) use options::{Options, SackBlock, SackBlocks, Timestamps};
+pub(super) use options::{Options, SackBlock, SackBlocks, TIMESTAMPS_BYTES, Timestamps};
 pub(super) use segment::{Flags, Segment};

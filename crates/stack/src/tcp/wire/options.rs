@@ -14,6 +14,8 @@ const SACK_PERMITTED: u8 = 4;
 const SACK: u8 = 5;
 const TIMESTAMPS: u8 = 8;
 const MD5: u8 = 19;
+/// Bytes of a signature.
+const MD5_BYTES: usize = 18;
 const FAST_OPEN: u8 = 34;
 /// Kind of options on trial, and the number of Fast Open among them (RFC 6994).
 const EXPERIMENT: u8 = 254;
@@ -36,7 +38,8 @@ pub(in crate::tcp) struct Options {
     pub(in crate::tcp) sack_permitted: bool,
     pub(in crate::tcp) timestamps: Option<Timestamps>,
     pub(in crate::tcp) sacks: SackBlocks,
-    /// A signature (RFC 2385), for which there is no key here.
+    /// A signature (RFC 2385), for which there is no key here; or it cannot be told that there is none
+    /// (`tcp_parse_auth_options`).
     pub(in crate::tcp) is_signed: bool,
 }
 
@@ -92,7 +95,9 @@ impl SackBlocks {
 /// Reads options up to the first malformed one, as `tcp_parse_options` does.
 pub(super) fn parse(bytes: &[u8], is_syn: bool) -> Options {
     let mut options = Options::default();
-    walk(bytes, |kind, value| options.note(kind, value, is_syn));
+    let left = walk(bytes, |kind, value| options.note(kind, value, is_syn));
+    // As the kernel, if a signature could be there.
+    options.is_signed |= left >= MD5_BYTES;
     options
 }
 
@@ -114,12 +119,12 @@ pub(super) fn parse_fast_open(bytes: &[u8]) -> Option<CookieOption> {
     found
 }
 
-/// Calls for each option up to the first malformed one, with its kind and value.
+/// Calls for each option up to the first malformed one, with its kind and value. Returns the bytes from that on.
 #[inline]
-fn walk(mut bytes: &[u8], mut note: impl FnMut(u8, &[u8])) {
+fn walk(mut bytes: &[u8], mut note: impl FnMut(u8, &[u8])) -> usize {
     while let Some((&kind, rest)) = bytes.split_first() {
         match kind {
-            END => break,
+            END => return 0,
             NOP => bytes = rest,
             _ => {
                 let Some(len) = rest.first().map(|&len| usize::from(len)) else { break };
@@ -130,6 +135,7 @@ fn walk(mut bytes: &[u8], mut note: impl FnMut(u8, &[u8])) {
             }
         }
     }
+    bytes.len()
 }
 
 impl Options {
@@ -284,6 +290,17 @@ mod tests {
             let options = parse(&bytes, is_syn);
             prop_assert!(options.window_scale.is_none_or(|scale| scale <= MAX_WINDOW_SCALE));
         }
+    }
+
+    #[test]
+    fn tcp_5_malformed_may_hide_signature() {
+        let is_signed = |len: usize| {
+            let mut bytes = vec![NOP; 40 - len];
+            bytes.extend([EXPERIMENT, 60]);
+            bytes.resize(40, NOP);
+            parse(&bytes, false).is_signed
+        };
+        assert_eq!([2, 17, 18, 40].map(is_signed), [false, false, true, true]);
     }
 
     prop_compose! {
