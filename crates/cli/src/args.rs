@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use forebay_control::FlowName;
 use forebay_device::Rate;
-use forebay_engine::knobs::ScriptedChange;
+use forebay_engine::knobs::ScriptedText;
 
 use crate::options::{
     ControlOptions, EngineOptions, HashOptions, LogOptions, MetricsOptions, RotateOptions,
@@ -135,7 +135,7 @@ pub(crate) struct ReplayArgs {
 
     /// Change a knob before a frame, as in 10000:rps_cpus=3; repeatable
     #[arg(long, value_name = "FRAME:KNOB=VALUE")]
-    pub(crate) at: Vec<ScriptedChange>,
+    pub(crate) at: Vec<ScriptedText>,
 
     /// More of these, one on each line of a file; what follows a # is a remark
     #[arg(long, value_name = "FILE")]

@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use forebay_engine::knobs::ScriptedChange;
+use forebay_engine::knobs::ScriptedText;
 
 use crate::failure::Failure;
 
 /// Reads a script.
-pub(crate) fn read(path: &Path) -> Result<Vec<ScriptedChange>, Failure> {
+pub(crate) fn read(path: &Path) -> Result<Vec<ScriptedText>, Failure> {
     let shown = path.display();
     let text = fs::read_to_string(path).map_err(|error| {
         let help = "give a text file with changes such as 10000:rps_cpus=3";
@@ -21,7 +21,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<ScriptedChange>, Failure> {
 }
 
 /// Parses the changes of a script. The error is a line number and the problem.
-fn changes(text: &str) -> Result<Vec<ScriptedChange>, (usize, String)> {
+fn changes(text: &str) -> Result<Vec<ScriptedText>, (usize, String)> {
     let changes = (1..).zip(text.lines()).filter_map(|(line, text)| {
         let text = text.split('#').next().unwrap_or_default().trim();
         let change = || text.parse().map_err(|error: forebay_sys::Error| (line, error.to_string()));

@@ -5,11 +5,12 @@ use forebay_engine::Settings;
 use forebay_engine::knobs::change::{Change, Queues};
 use forebay_engine::knobs::coalesce::CoalesceChange;
 use forebay_engine::knobs::knob::{Knob, Value};
+use forebay_engine::knobs::write::KnobWrite;
 use forebay_engine::knobs::{BalanceChange, SpreadChange};
 use forebay_rx::RxQueue;
-use forebay_rx::steer::RPS_FLOW_CNT_MAX;
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::errno::Errno;
+use forebay_sys::number::kstrtobool;
 use forebay_sys::refused::{Refused, Written};
 
 use super::handle::Control;
@@ -116,22 +117,10 @@ impl Control {
     }
 
     fn write_knob(&self, knob: Knob, queue: RxQueue, text: &str) -> Result<Written, Refused> {
-        let machine = self.machine();
-        let taken = knob.answer(text.as_bytes(), machine).map_err(|errno| {
-            let why = match knob.refuses(text.as_bytes(), machine) {
-                Some(refusal) => refusal.why.to_owned(),
-                None => format!("{knob} takes {}", knob.takes()),
-            };
-            Refused::new(errno, why)
-        })?;
-        let written = match taken.value {
-            None => Written::default(),
-            Some(value) => match change(knob, queue, value)? {
-                Some(change) => self.change(change)?,
-                None => Written::default(),
-            },
-        };
-        Ok(Written { len_bytes: taken.len_bytes, ..written })
+        let KnobWrite { change, len_bytes } =
+            knob.write(Queues::One(queue), text.as_bytes(), self.machine())?;
+        let written = change.map(|change| self.change(change)).transpose()?;
+        Ok(Written { len_bytes, ..written.unwrap_or_default() })
     }
 
     /// Value that a knob reads back.
@@ -161,45 +150,6 @@ impl Control {
     }
 }
 
-/// Change that a written value makes.
-fn change(knob: Knob, queue: RxQueue, value: Value) -> Result<Option<Change>, Refused> {
-    let queue = Queues::One(queue);
-    let number = match value {
-        Value::Cpus(cpus) => {
-            return Ok(Some(match knob {
-                Knob::RpsCpus => Change::RpsCpus(queue, cpus),
-                Knob::RpsDefaultMask => Change::RpsDefaultMask(cpus),
-                _ => Change::FlowLimitCpuBitmap(cpus),
-            }));
-        }
-        Value::Number(number) => number,
-    };
-    if knob == Knob::GroFlushTimeout {
-        return Ok(Some(Change::Coalesce(CoalesceChange::GroFlushTimeout(number))));
-    }
-    let small = u32::try_from(number).ok();
-    let slots = small.filter(|slots| knob != Knob::RpsFlowCnt || *slots <= RPS_FLOW_CNT_MAX);
-    let Some(small) = slots else {
-        let why = format!("a table of {number} slots is too large: {knob} takes {}", knob.takes());
-        return Err(Refused::new(Errno::NoMem, why));
-    };
-    Ok(Some(match knob {
-        Knob::RpsFlowCnt => Change::RpsFlowCnt(queue, small),
-        Knob::GroFlushTimeout => Change::Coalesce(CoalesceChange::GroFlushTimeout(number)),
-        Knob::NapiDeferHardIrqs => Change::Coalesce(CoalesceChange::NapiDeferHardIrqs(small)),
-        Knob::Mtu => Change::Coalesce(CoalesceChange::Mtu(small)),
-        Knob::RpsSockFlowEntries => Change::RpsSockFlowEntries(small),
-        Knob::FlowLimitTableLen => Change::FlowLimitTableLen(small),
-        Knob::NetdevMaxBacklog => Change::NetdevMaxBacklog(small),
-        Knob::NetdevBudget => Change::NetdevBudget(small),
-        Knob::NetdevBudgetUsecs => Change::NetdevBudgetUsecs(small),
-        Knob::DevWeight => Change::DevWeight(small),
-        Knob::DevWeightRxBias => Change::DevWeightRxBias(small),
-        Knob::SkbDeferMax => Change::SkbDeferMax(small),
-        Knob::RpsCpus | Knob::RpsDefaultMask | Knob::FlowLimitCpuBitmap => return Ok(None),
-    }))
-}
-
 fn coalesce_value(knob: &str, settings: &Settings) -> String {
     let coalesce = settings.coalesce;
     let change = match knob {
@@ -210,13 +160,10 @@ fn coalesce_value(knob: &str, settings: &Settings) -> String {
     change.value()
 }
 
-/// Boolean, as the kernel reads it (`kstrtobool` in lib/kstrtox.c).
+/// State of a CPU: running or not.
 fn truth(text: &str) -> Result<bool, Refused> {
-    match text.as_bytes() {
-        [b'y' | b'Y' | b't' | b'T' | b'1', ..] | [b'o' | b'O', b'n' | b'N', ..] => Ok(true),
-        [b'n' | b'N' | b'f' | b'F' | b'0', ..] | [b'o' | b'O', b'f' | b'F', ..] => Ok(false),
-        _ => Err(Refused::new(Errno::Inval, "it takes 1 to run the CPU and 0 to take it out")),
-    }
+    let takes = "it takes 1 to run the CPU and 0 to take it out";
+    kstrtobool(text.as_bytes()).map_err(|errno| Refused::new(errno, takes))
 }
 
 fn at_path(errno: Errno, path: &str) -> Refused {

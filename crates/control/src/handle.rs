@@ -36,10 +36,7 @@ impl Control {
     #[must_use]
     pub fn of<H: Handler + 'static>(engine: &Engine<H>) -> Self {
         let shared = engine.state();
-        let here = Machine::here();
-        let highest = shared.cpus().cpus().last().map_or(0, |cpu| cpu.0 + 1);
-        // In virtual time there may be more CPUs than this machine has.
-        let machine = Machine { cpus: here.cpus.max(highest), ..here };
+        let machine = Machine::with(shared.cpus());
         Self { shared, machine, find_connections: None }
     }
 

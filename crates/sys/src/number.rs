@@ -58,6 +58,18 @@ pub fn dointvec(written: &[u8]) -> Result<(Option<i32>, usize), Errno> {
     Ok((Some(number), written.len() - without_spaces(&text[len..]).len()))
 }
 
+/// Parses a boolean as sysfs files do (`kstrtobool`, lib/kstrtox.c).
+///
+/// # Errors
+/// `EINVAL` if the text begins with none of its words.
+pub fn kstrtobool(text: &[u8]) -> Result<bool, Errno> {
+    match text {
+        [b'y' | b'Y' | b't' | b'T' | b'1', ..] | [b'o' | b'O', b'n' | b'N', ..] => Ok(true),
+        [b'n' | b'N' | b'f' | b'F' | b'0', ..] | [b'o' | b'O', b'f' | b'F', ..] => Ok(false),
+        _ => Err(Errno::Inval),
+    }
+}
+
 /// Leading digits and the text behind them; `None` if there are no digits. The number is `None` if
 /// it exceeds 64 bits.
 fn unsigned(text: &[u8]) -> Option<(Option<u64>, &[u8])> {

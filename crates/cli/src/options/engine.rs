@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use forebay_engine::Config;
-use forebay_engine::knobs::{Change, Script, ScriptedChange};
+use forebay_engine::knobs::{ChangeText, Machine, Script, ScriptedText};
 use forebay_rx::parse::Verify;
 use forebay_rx::steer::{MoveAfter, RPS_FLOW_CNT, SpreadPolicy};
 use forebay_sys::cpu_list::CpuList;
@@ -36,7 +36,7 @@ pub(crate) struct EngineOptions {
 
     /// Set a knob before the first frame, as in netdev_max_backlog=300; repeatable
     #[arg(long, value_name = "KNOB=VALUE")]
-    pub(crate) set: Vec<Change>,
+    pub(crate) set: Vec<ChangeText>,
 
     /// Slots of each queue's flow table, rounded up to a power of two; 4194304 at most, for they
     /// take memory whether or not there are as many flows [default: 4096]
@@ -78,7 +78,7 @@ impl EngineOptions {
         &self,
         kind: Cpus,
         key: impl FnOnce() -> [u8; 16],
-        changes: Vec<ScriptedChange>,
+        changes: Vec<ScriptedText>,
     ) -> Result<Config, Failure> {
         let cpus = self.cpus.cpus(kind != Cpus::Virtual)?;
         let mut config = Config::new(cpus, Arc::new(self.hash.hasher(key)?));
@@ -88,7 +88,7 @@ impl EngineOptions {
             // They have no caches, and a seeded run must not depend on the machine.
             Cpus::Virtual => rps_cpus.or(config.rps_cpus),
         };
-        config.script = self.script(changes, &config.cpus)?;
+        config.script = self.script(changes, (kind, &config.cpus))?;
         config.coalesce = self.coalesce.coalesce();
         if self.no_checksums && config.coalesces(|coalesce| coalesce.is_on) {
             warn!(
@@ -108,9 +108,24 @@ impl EngineOptions {
         Ok(config)
     }
 
-    fn script(&self, changes: Vec<ScriptedChange>, cpus: &CpuList) -> Result<Script, Failure> {
-        let set = self.set.iter().map(|change| ScriptedChange { frame: 0, change: change.clone() });
-        let script = Script::new(set.chain(changes).collect::<Vec<_>>());
+    fn script(
+        &self,
+        changes: Vec<ScriptedText>,
+        (kind, cpus): (Cpus, &CpuList),
+    ) -> Result<Script, Failure> {
+        let machine = match kind {
+            Cpus::Real => Machine::with(cpus),
+            Cpus::Virtual => Machine::of(cpus),
+        };
+        let set = self.set.iter().map(|change| ScriptedText { frame: 0, change: change.clone() });
+        let read = set.chain(changes).map(|text| {
+            text.on(&machine).map_err(|error| {
+                let help = "give a value that `echo` could write to the knob's file; a mask names \
+                            CPUs that there can be";
+                Failure::usage(error.to_string(), help)
+            })
+        });
+        let script = Script::new(read.collect::<Result<_, _>>()?);
         for change in script.changes() {
             check_cpus(&change.change, cpus)?;
         }
@@ -129,9 +144,7 @@ impl EngineOptions {
         let options = options.into_iter().chain(self.coalesce.given());
         let options = options.filter_map(|(knob, is_given)| is_given.then_some(knob));
         // What is set for one queue or CPU leaves the others to the file, and is set after it.
-        let is_whole = |change: &&Change| {
-            !matches!(change, Change::Online(..)) && change.what() == change.knob()
-        };
-        options.chain(self.set.iter().filter(is_whole).map(Change::knob)).collect()
+        let set = self.set.iter().filter(|change| change.is_whole());
+        options.chain(set.map(ChangeText::knob)).collect()
     }
 }

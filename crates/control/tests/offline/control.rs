@@ -5,11 +5,14 @@
 use std::sync::Arc;
 
 use forebay_control::list::list;
+use forebay_control::request::Request;
 use forebay_control::{Control, EntryKind};
 use forebay_device::RxBuffers;
 use forebay_device::synthetic::{SyntheticPlan, SyntheticSource};
-use forebay_engine::knobs::KERNEL_RPS_FLOW_CNT_MAX;
-use forebay_engine::{Config, DeviceQueues, Engine, VirtualCosts};
+use forebay_engine::knobs::{
+    BalanceChange, Change, ChangeText, CoalesceChange, KERNEL_RPS_FLOW_CNT_MAX, Knob, SpreadChange,
+};
+use forebay_engine::{Config, DeviceQueues, Engine, Settings, VirtualCosts};
 use forebay_rx::delivery::Batch;
 use forebay_rx::hash::Hasher;
 use forebay_rx::steer::{RPS_FLOW_CNT_MAX, SpreadPolicy};
@@ -17,6 +20,8 @@ use forebay_rx::{CpuId, Handler, Source};
 use forebay_sys::clock::Clock;
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::errno::Errno;
+use forebay_sys::refused::Refused;
+use proptest::prelude::*;
 
 /// Handler that ignores packets.
 struct Idler;
@@ -195,4 +200,81 @@ fn softnet_stat_counts_time_squeeze() {
     let (engine, control) = self::engine(&self::config());
     drop(engine.run_stepped(3, VirtualCosts::default()));
     assert_eq!(control.read("forebay/cpu0/time_squeeze"), Ok("0\n".to_owned()));
+}
+
+/// Texts that are often values, and sometimes anything that fits into a line.
+fn texts() -> impl Strategy<Value = String> {
+    let own = [
+        "gro",
+        " deliver ",
+        "auto",
+        "inner,quic:443:8",
+        "1-2",
+        "0",
+        "00112233445566778899aabbccddeeff",
+    ];
+    prop_oneof![
+        (12u32..32, any::<u32>()).prop_map(|(bits, number)| (number >> bits).to_string()),
+        any::<u64>().prop_map(|number| number.to_string()),
+        (0u32..1 << 14).prop_map(|number| format!("0x{number:x}")),
+        (0u32..1 << 14).prop_map(|number| format!("0{number:o}")),
+        (0u64..1 << 34).prop_map(|bits| format!("{:x},{:08x}", bits >> 32, bits << 32 >> 32)),
+        (0u32..8).prop_map(|bits| format!("{bits:x}")),
+        "[0-9a-gx+, \t\r-]{0,12}",
+        "[^\n\0]{0,12}",
+        proptest::sample::select(own.map(str::to_owned).to_vec()),
+    ]
+}
+
+/// Settings without the seed that each engine draws for its coalescing.
+fn settings_but_seed(control: &Control) -> Settings {
+    let mut settings = control.settings();
+    settings.coalesce.config.seed = 0;
+    settings
+}
+
+/// Knobs whose large values take memory that a test should not.
+fn takes_memory(change: &Change) -> bool {
+    let is_large = |number: u32| number > 1 << 16;
+    match change {
+        Change::RpsFlowCnt(_, number)
+        | Change::RpsSockFlowEntries(number)
+        | Change::FlowLimitTableLen(number) => is_large(*number),
+        _ => false,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// `--set KNOB=TEXT` and `forebay set KNOB=TEXT` give the same value, or the same error.
+    #[test]
+    fn promise_8_command_line_agrees_with_set(text in texts()) {
+        let (_engine, by_set) = engine(&config());
+        let (_engine, by_option) = engine(&config());
+        let knobs = Knob::ALL.map(Knob::name).into_iter();
+        let knobs = knobs.chain(CoalesceChange::KNOBS).chain(BalanceChange::KNOBS);
+        for knob in knobs.chain(SpreadChange::KNOBS).chain(["flow_key", "hash_key", "cpus"]) {
+            let option: ChangeText = format!("{knob}={text}").parse().unwrap();
+            let read = option.on(by_option.machine());
+            if read.as_ref().is_ok_and(takes_memory) {
+                continue;
+            }
+            let request = Request::parse(&format!("set {knob}={text}")).unwrap();
+            let Request::Set { value, .. } = request else { panic!("{request:?}") };
+            let set = by_set.set(knob, &value);
+            match (read, set) {
+                (Ok(change), set) => {
+                    let changed = by_option.change(change).map(drop);
+                    prop_assert_eq!(changed, set, "{}={:?}", knob, text);
+                    let [now_option, now_set] = [&by_option, &by_set].map(settings_but_seed);
+                    prop_assert_eq!(now_option, now_set, "{}={:?}", knob, text);
+                }
+                (Err(error), Err(Refused { why, .. })) => {
+                    prop_assert!(error.to_string().contains(&why), "{error}; {why}");
+                }
+                (Err(error), Ok(())) => panic!("{knob}={text:?} is set, yet {error}"),
+            }
+        }
+    }
 }

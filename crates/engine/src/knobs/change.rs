@@ -1,14 +1,11 @@
 //! Live changes: each of one knob, with its new value.
 
-use std::str::FromStr;
-
-use forebay_rx::backlog::FlowLimit;
 use forebay_rx::flow_key::FlowKeyRules;
 use forebay_rx::hash::FlowHash;
-use forebay_rx::steer::{RPS_FLOW_CNT_MAX, RPS_SOCK_FLOW_ENTRIES_MAX};
 use forebay_rx::{CpuId, RxQueue};
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::error::Error;
+use forebay_sys::number::kstrtobool;
 
 use super::balance::BalanceChange;
 use super::coalesce::CoalesceChange;
@@ -176,39 +173,6 @@ impl Change {
     }
 }
 
-impl FromStr for Change {
-    type Err = Error;
-
-    /// Reads `knob=value`, or `rx-N/knob=value` for one queue.
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let Some((knob, value)) = text.split_once('=') else {
-            return Err(refused("a change", text, "it has the form KNOB=VALUE"));
-        };
-        let (queues, knob) = match knob.trim().split_once('/') {
-            Some((queue, knob)) => (Queues::One(parse_queue(queue)?), knob),
-            None => (Queues::All, knob.trim()),
-        };
-        let known = Self::KNOBS.into_iter().find(|known| *known == knob);
-        if let Some(change) = CoalesceChange::parse(knob, value) {
-            return change.map(Self::Coalesce);
-        }
-        if let Some(change) = BalanceChange::parse(knob, value) {
-            return change.map(Self::Balance);
-        }
-        if let Some(change) = SpreadChange::parse(knob, value) {
-            return change.map(Self::Spread);
-        }
-        match known {
-            Some(knob) => Self::parse(knob, queues, value),
-            None => Err(refused(
-                "a knob",
-                knob,
-                &format!("those that change during a run are {}", Self::known()),
-            )),
-        }
-    }
-}
-
 impl Change {
     /// Knobs that change during a run, besides those of [coalescing](CoalesceChange::KNOBS), of the
     /// [balance](BalanceChange::KNOBS) and of the [spread](SpreadChange::KNOBS).
@@ -235,38 +199,36 @@ impl Change {
         "kill",
     ];
 
-    fn known() -> String {
+    pub(super) fn known() -> Vec<&'static str> {
         let mut known = Self::KNOBS.to_vec();
         known.extend(CoalesceChange::KNOBS);
         known.extend(BalanceChange::KNOBS);
         known.extend(SpreadChange::KNOBS);
-        known.join(", ")
+        known
     }
 
-    fn parse(knob: &'static str, queues: Queues, value: &str) -> Result<Self, Error> {
+    /// Reads the value of a knob that is Forebay's own.
+    ///
+    /// # Errors
+    /// If the value is invalid.
+    pub(super) fn of_own(knob: &'static str, value: &str) -> Result<Self, Error> {
+        let value = value.trim();
+        if let Some(change) = CoalesceChange::parse(knob, value) {
+            return change.map(Self::Coalesce);
+        }
+        if let Some(change) = BalanceChange::parse(knob, value) {
+            return change.map(Self::Balance);
+        }
+        if let Some(change) = SpreadChange::parse(knob, value) {
+            return change.map(Self::Spread);
+        }
         let refused = |why: &str| refused(knob, value, why);
-        let mask =
-            || CpuList::parse_mask_or_list(value).map_err(|error| refused(&error.to_string()));
         let list = || CpuList::parse_list(value).map_err(|error| refused(&error.to_string()));
-        let between = |least: u32, most: u32| {
-            let number = value.trim().parse().ok();
-            number
-                .filter(|number| (least..=most).contains(number))
-                .ok_or_else(|| refused(&format!("it is a number from {least} to {most}")))
-        };
         let cpu = |text: &str| {
             let number = text.trim().parse().map(CpuId);
             number.map_err(|_| refused("it is the number of a CPU"))
         };
-        let int_max = i32::MAX.unsigned_abs();
         Ok(match knob {
-            "rps_cpus" => Self::RpsCpus(queues, mask()?),
-            "rps_flow_cnt" => Self::RpsFlowCnt(queues, between(0, RPS_FLOW_CNT_MAX)?),
-            _ if queues != Queues::All => return Err(refused("it is not about one queue")),
-            "rps_default_mask" => Self::RpsDefaultMask(mask()?),
-            "rps_sock_flow_entries" => {
-                Self::RpsSockFlowEntries(between(0, RPS_SOCK_FLOW_ENTRIES_MAX)?)
-            }
             "rfs_desired" => {
                 let (flow, at) = value.split_once(':').unwrap_or((value, ""));
                 let flow = u32::from_str_radix(flow.trim(), 16).ok().filter(|hash| *hash != 0);
@@ -275,124 +237,26 @@ impl Change {
                 Self::RfsDesired { flow: FlowHash(flow), cpu: cpu(at)? }
             }
             "hash_key" => Self::HashKey(
-                hex::decode(value.trim())
-                    .map_err(|_| refused("it is pairs of hexadecimal digits"))?,
+                hex::decode(value).map_err(|_| refused("it is pairs of hexadecimal digits"))?,
             ),
             "flow_key" => {
                 let rules = value.parse::<FlowKeyRules>();
                 Self::FlowKey(rules.map_err(|wrong| refused(&wrong.to_string()))?)
             }
             "cpus" => Self::Cpus(list()?),
-            "online" => match value.trim().split_once(':') {
-                Some((at, "0")) => Self::Online(cpu(at)?, false),
-                Some((at, "1")) => Self::Online(cpu(at)?, true),
-                _ => return Err(refused("it is CPU:0 or CPU:1")),
-            },
-            "netdev_max_backlog" => Self::NetdevMaxBacklog(between(0, u32::MAX)?),
-            "netdev_budget" => Self::NetdevBudget(between(1, int_max)?),
-            "netdev_budget_usecs" => Self::NetdevBudgetUsecs(between(1, int_max)?),
-            "dev_weight" => Self::DevWeight(between(1, int_max)?),
-            "dev_weight_rx_bias" => Self::DevWeightRxBias(between(1, int_max)?),
-            "skb_defer_max" => Self::SkbDeferMax(between(0, int_max)?),
-            "flow_limit_cpu_bitmap" => Self::FlowLimitCpuBitmap(mask()?),
-            "flow_limit_table_len" => {
-                let len = between(1, u32::MAX)?;
-                if FlowLimit::new(len).is_none() {
-                    return Err(refused("it is a power of two"));
-                }
-                Self::FlowLimitTableLen(len)
+            "online" => {
+                let (at, runs) = value.split_once(':').unwrap_or((value, ""));
+                let runs = kstrtobool(runs.trim().as_bytes());
+                Self::Online(cpu(at)?, runs.map_err(|_| refused("it is CPU:0 or CPU:1"))?)
             }
             "pause" => Self::Pause(cpu(value)?),
             "resume" => Self::Resume(cpu(value)?),
-            _ => Self::Kill(cpu(value)?),
+            "kill" => Self::Kill(cpu(value)?),
+            _ => return Err(refused("it is no knob that changes during a run")),
         })
     }
 }
 
-fn parse_queue(text: &str) -> Result<RxQueue, Error> {
-    let number = text.trim().strip_prefix("rx-").and_then(|number| number.parse().ok());
-    number.map(RxQueue).ok_or_else(|| refused("a queue", text, "it has the form rx-N"))
-}
-
 pub(super) fn refused(what: &'static str, value: &str, why: &str) -> Error {
     Error::Setting { what, value: value.to_owned(), why: why.to_owned() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn changed(text: &str) -> Result<Change, String> {
-        text.parse().map_err(|error: Error| error.to_string())
-    }
-
-    #[test]
-    fn knobs_read_and_write_back() {
-        for text in [
-            "rps_cpus=3",
-            "rx-1/rps_cpus=2",
-            "rps_default_mask=1",
-            "rps_flow_cnt=4096",
-            "rx-0/rps_flow_cnt=0",
-            "rps_sock_flow_entries=32768",
-            "rfs_desired=0badcafe:1",
-            "hash_key=00112233445566778899aabbccddeeff",
-            "flow_key=inner,quic:443,8443-8449:8",
-            "cpus=0-1",
-            "online=1:0",
-            "netdev_max_backlog=50",
-            "netdev_budget=300",
-            "netdev_budget_usecs=2000",
-            "dev_weight=64",
-            "dev_weight_rx_bias=2",
-            "skb_defer_max=0",
-            "flow_limit_cpu_bitmap=1",
-            "flow_limit_table_len=8192",
-            "coalesce=gro",
-            "rps_balance=load",
-            "rps_spread_busy=75",
-            "pause=1",
-            "resume=1",
-            "kill=1",
-        ] {
-            let change = changed(text).unwrap();
-            assert_eq!(format!("{}={}", change.what(), change.value(2)), text);
-        }
-    }
-
-    #[test]
-    fn impossible_setting_has_reason() {
-        for text in [
-            "rps_cpus",
-            "rps_cpus=0x3",
-            "rps_cpu=3",
-            "rx-/rps_cpus=3",
-            "rx-0/netdev_budget=300",
-            "rps_flow_cnt=1073741825",
-            "rps_sock_flow_entries=536870913",
-            "rfs_desired=0:1",
-            "rfs_desired=5",
-            "rfs_desired=xyz:1",
-            "hash_key=0",
-            "flow_key=all",
-            "flow_key=quic:443",
-            "cpus=0-",
-            "online=1",
-            "netdev_max_backlog=-1",
-            "netdev_budget=0",
-            "dev_weight=0",
-            "flow_limit_table_len=1000",
-            "coalesce=on",
-            "rps_balance=on",
-            "rps_spread=busy",
-            "coalesce_at=x",
-            "lro_descriptors=0",
-            "gro_flush_timeout=1ms",
-            "mtu=67",
-            "pause=x",
-            "kill=",
-        ] {
-            assert!(changed(text).unwrap_err().contains("cannot be"), "{text}");
-        }
-    }
 }

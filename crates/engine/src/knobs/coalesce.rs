@@ -3,6 +3,8 @@
 use forebay_rx::coalesce::{CoalesceConfig, CoalesceMode};
 use forebay_sys::error::Error;
 
+use super::knob::Knob;
+
 /// Place of coalescing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CoalesceAt {
@@ -126,12 +128,16 @@ impl CoalesceChange {
         }
     }
 
-    /// Reads a knob's value; `None` if the knob is not one of coalescing.
+    /// Reads a knob's value; `None` if the knob is not one of coalescing, or is one of the
+    /// [kernel](Knob), which has its own way to read values.
     ///
     /// # Errors
     /// If the value is invalid.
     pub fn parse(knob: &str, value: &str) -> Option<Result<Self, Error>> {
         let knob = Self::KNOBS.into_iter().find(|known| *known == knob)?;
+        if Knob::named(knob).is_some() {
+            return None;
+        }
         let refused = |why: &str| {
             let (value, why) = (value.to_owned(), why.to_owned());
             Error::Setting { what: knob, value, why }
@@ -144,21 +150,9 @@ impl CoalesceChange {
             ("coalesce_at", "arrive") => Ok(Self::At(CoalesceAt::Arrive)),
             ("coalesce_at", "deliver") => Ok(Self::At(CoalesceAt::Deliver)),
             ("coalesce_at", _) => Err(refused("it is arrive or deliver")),
-            ("lro_descriptors", text) => {
-                between(text, 1, forebay_rx::coalesce::LRO_DESCRIPTORS_MAX)
-                    .map(Self::Descriptors)
-                    .ok_or_else(|| refused("it is a number from 1 to 4096"))
-            }
-            ("mtu", text) => between(text, MTU_MIN, MTU_MAX)
-                .map(Self::Mtu)
-                .ok_or_else(|| refused("it is a number from 68 to 65535")),
-            ("napi_defer_hard_irqs", text) => between(text, 0, i32::MAX.cast_unsigned())
-                .map(Self::NapiDeferHardIrqs)
-                .ok_or_else(|| refused("it is a number from 0 to 2147483647")),
-            (_, text) => text
-                .parse()
-                .map(Self::GroFlushTimeout)
-                .map_err(|_| refused("it is a number of nanoseconds")),
+            (_, text) => between(text, 1, forebay_rx::coalesce::LRO_DESCRIPTORS_MAX)
+                .map(Self::Descriptors)
+                .ok_or_else(|| refused("it is a number from 1 to 4096")),
         };
         Some(parsed)
     }
@@ -177,6 +171,7 @@ fn between(text: &str, least: u32, most: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::knobs::Change;
 
     fn parsed(knob: &str, value: &str) -> Option<Result<CoalesceChange, String>> {
         CoalesceChange::parse(knob, value).map(|read| read.map_err(|error| error.to_string()))
@@ -184,21 +179,23 @@ mod tests {
 
     /// Settings after these changes, in order.
     fn after(words: &[(&str, &str)]) -> Coalesce {
-        let changes = words.iter().map(|(knob, value)| parsed(knob, value).unwrap().unwrap());
+        let changes =
+            words.iter().map(|(knob, value)| match format!("{knob}={value}").parse().unwrap() {
+                Change::Coalesce(change) => change,
+                other => panic!("{other:?}"),
+            });
         changes.fold(Coalesce::default(), Coalesce::after)
     }
 
     #[test]
     fn knobs_round_trip() {
-        let values: [(&str, &[&str]); 6] = [
+        let values: [(&str, &[&str]); 3] = [
             ("coalesce", &["off", "gro", "lro"]),
             ("coalesce_at", &["arrive", "deliver"]),
             ("lro_descriptors", &["1", "8", "4096"]),
-            ("gro_flush_timeout", &["0", "20000", "18446744073709551615"]),
-            ("napi_defer_hard_irqs", &["0", "2147483647"]),
-            ("mtu", &["68", "1500", "65535"]),
         ];
-        assert_eq!(values.map(|(knob, _)| knob), CoalesceChange::KNOBS);
+        let own = CoalesceChange::KNOBS.into_iter().filter(|knob| Knob::named(knob).is_none());
+        assert_eq!(values.map(|(knob, _)| knob).to_vec(), own.collect::<Vec<_>>());
         for (knob, values) in values {
             for value in values {
                 let change = parsed(knob, &format!(" {value} ")).unwrap().unwrap();
@@ -215,11 +212,6 @@ mod tests {
             ("coalesce_at", "steer", "it is arrive or deliver"),
             ("lro_descriptors", "0", "it is a number from 1 to 4096"),
             ("lro_descriptors", "4097", "it is a number from 1 to 4096"),
-            ("gro_flush_timeout", "-1", "it is a number of nanoseconds"),
-            ("gro_flush_timeout", "18446744073709551616", "it is a number of nanoseconds"),
-            ("napi_defer_hard_irqs", "2147483648", "it is a number from 0 to 2147483647"),
-            ("mtu", "67", "it is a number from 68 to 65535"),
-            ("mtu", "65536", "it is a number from 68 to 65535"),
         ] {
             let message = parsed(knob, value).unwrap().unwrap_err();
             assert!(message.contains(why) && message.contains(knob), "{knob}={value}: {message}");

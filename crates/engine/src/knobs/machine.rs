@@ -3,7 +3,7 @@
 use std::{fs, thread};
 
 use forebay_rx::CpuId;
-use forebay_sys::cpu_list::CpuList;
+use forebay_sys::cpu_list::{CpuList, MAX_CPUS};
 use rustix::time::{self, ClockId};
 
 /// Minimum duration of a turn over all queues, in ticks.
@@ -26,6 +26,28 @@ impl Machine {
         let tick = time::clock_getres(ClockId::MonotonicCoarse);
         let jiffy_us = u32::try_from(tick.tv_nsec / 1000).unwrap_or(0);
         Self { cpus: possible_cpus(), jiffy_us }
+    }
+
+    /// Facts of this machine, with room in masks for the CPUs of an engine: in virtual time there may
+    /// be more of them.
+    #[must_use]
+    pub fn with(cpus: &CpuList) -> Self {
+        let here = Self::here();
+        Self { cpus: here.cpus.max(Self::of(cpus).cpus), ..here }
+    }
+
+    /// A machine that has no CPUs but those of an engine in virtual time, whose results do not
+    /// depend on the CPUs of this machine.
+    #[must_use]
+    pub fn of(cpus: &CpuList) -> Self {
+        let highest = cpus.cpus().last().map_or(0, |CpuId(highest)| highest.saturating_add(1));
+        Self { cpus: highest, ..Self::here() }
+    }
+
+    /// A machine that has all CPUs that a mask can name.
+    #[must_use]
+    pub fn largest() -> Self {
+        Self { cpus: MAX_CPUS, ..Self::here() }
     }
 
     /// Minimum of `netdev_budget_usecs`, and its default.

@@ -5,6 +5,8 @@ use std::str::FromStr;
 use forebay_sys::error::Error;
 
 use super::change::{Change, refused};
+use super::machine::Machine;
+use super::text::ChangeText;
 
 /// A change and the frame before which it takes effect.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,7 +36,26 @@ impl Script {
     }
 }
 
-impl FromStr for ScriptedChange {
+/// A scripted change as text: its value can be read only once the machine is known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ScriptedText {
+    /// Number of the first frame after the change.
+    pub frame: u64,
+    /// The change.
+    pub change: ChangeText,
+}
+
+impl ScriptedText {
+    /// The change that this makes on a machine.
+    ///
+    /// # Errors
+    /// As [`ChangeText::on`].
+    pub fn on(&self, machine: &Machine) -> Result<ScriptedChange, Error> {
+        Ok(ScriptedChange { frame: self.frame, change: self.change.on(machine)? })
+    }
+}
+
+impl FromStr for ScriptedText {
     type Err = Error;
 
     /// Reads `frame:knob=value`.
@@ -49,6 +70,15 @@ impl FromStr for ScriptedChange {
             ));
         };
         Ok(Self { frame, change: change.parse()? })
+    }
+}
+
+impl FromStr for ScriptedChange {
+    type Err = Error;
+
+    /// Reads `frame:knob=value`, as on the [largest machine](Machine::largest).
+    fn from_str(text: &str) -> Result<Self, Error> {
+        text.parse::<ScriptedText>()?.on(&Machine::largest())
     }
 }
 

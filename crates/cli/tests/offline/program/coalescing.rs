@@ -93,8 +93,8 @@ fn impossible_values_refused_by_name() {
         ("--at 5:coalesce=on", "it is gro, lro or off"),
         ("--at 5:coalesce_at=x", "it is arrive or deliver"),
         ("--set lro_descriptors=0", "it is a number from 1 to 4096"),
-        ("--set gro_flush_timeout=x", "it is a number of nanoseconds"),
-        ("--set mtu=67", "it is a number from 68 to 65535"),
+        ("--set gro_flush_timeout=x", "gro_flush_timeout takes a number of nanoseconds (EINVAL)"),
+        ("--set mtu=67", "mtu takes a number from 68 to 65535 (EINVAL)"),
         (
             "--set gro=1",
             "coalesce, coalesce_at, lro_descriptors, gro_flush_timeout, napi_defer_hard_irqs, mtu",
