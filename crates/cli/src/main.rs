@@ -34,6 +34,7 @@ use std::process::ExitCode;
 use args::Command;
 
 fn main() -> ExitCode {
+    signals::survive_file_size_limit();
     let typed: Vec<_> = std::env::args_os().collect();
     let prints_json = typed.iter().any(|word| word == "--json");
     let cli = match run::parse(&typed) {

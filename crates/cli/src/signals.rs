@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use forebay_engine::Stopper;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use tracing::info;
 
 use crate::ticker::Ticker;
@@ -25,6 +25,14 @@ pub(crate) enum Hangup {
     Ends,
     /// Calls a handler: see [`on_hangup`].
     Acts,
+}
+
+/// Lets a write beyond the limit of a file's size (`ulimit -f`, `LimitFSIZE=`) fail with `EFBIG` instead of
+/// ending the program. The signal is handled, not ignored: `execve` passes on what is ignored, and a program
+/// that `forebay exec` becomes has its default action again.
+pub(crate) fn survive_file_size_limit() {
+    // If the handler cannot be installed, the signal ends the program as by default.
+    let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
 /// Ends the run in order on the first signal, and the program on a later one. Returns a flag that

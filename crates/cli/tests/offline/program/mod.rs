@@ -445,6 +445,38 @@ fn output_directory_is_of_one_run() {
     assert!(dir.read("out/counters.json").starts_with('{'));
 }
 
+/// The limit of a file's size (`ulimit -f`) is told as a full disk is, and what is beyond it is counted.
+#[test]
+fn ops_2_file_size_limit_is_told() {
+    const LIMIT_BYTES: u64 = 100 << 10;
+    let dir = WorkDir::new();
+    let run = "replay --json --cpus 1 --no-control --trace t --write-pcap p";
+    let mut command = Command::new("prlimit");
+    command.args([&format!("--fsize={LIMIT_BYTES}"), env!("CARGO_BIN_EXE_forebay")]);
+    let run = Run::of(&command.current_dir(&dir.0).args(run.split(' ')).output().unwrap());
+    assert_eq!(run.code, Some(3), "{}", run.told);
+    for file in ["t/deliver.csv", "p/cpu0.pcap"] {
+        let told = run.told.contains(&format!("cannot write {file}: File too large"));
+        assert!(told, "{file}: {}", run.told);
+    }
+    let report: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(report["delivered"], BUNDLED_FRAMES);
+    assert!(number(&report["trace_rows_lost"]) > 0, "{report}");
+    for file in fs::read_dir(dir.path("t")).unwrap() {
+        let path = file.unwrap().path();
+        let text = fs::read(&path).unwrap();
+        assert!(text.len() as u64 <= LIMIT_BYTES, "{path:?}");
+        assert!(text.last().is_none_or(|byte| b"\n}".contains(byte)), "{path:?} ends within a row");
+    }
+    let mut reader = PcapReader::new(File::open(dir.path("p/cpu0.pcap")).unwrap()).unwrap();
+    let mut records = 0;
+    while let Some(record) = reader.next_packet() {
+        assert!(record.is_ok(), "record {records} is cut off");
+        records += 1;
+    }
+    assert!((1..BUNDLED_FRAMES).contains(&records), "{records}");
+}
+
 #[test]
 fn unwritable_output_still_reports() {
     let dir = WorkDir::new();
