@@ -254,8 +254,8 @@ fn save(client: &mut ControlClient, file: Option<PathBuf>) -> Result<PathBuf, Fa
             let problem = "--save: the run is another user's, who would choose the file";
             return Err(Failure::usage(problem, "say where: --save FILE"));
         }
-        None => match client.ask("config") {
-            Ok(lines) => lines.concat().into(),
+        None => match client.config() {
+            Ok(path) => path,
             Err(forebay_sys::Error::Refused(refused)) if refused.errno == Errno::NoEnt => {
                 return Err(Failure::usage(refused.why, "say where: --save FILE"));
             }

@@ -4,12 +4,14 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use forebay_sys::error::{Error, Result};
 use forebay_sys::{self as sys, User};
 use rustix::net::sockopt::socket_peercred;
+
+use super::client::reach;
 
 /// Name of the directory of sockets, below a runtime directory.
 const DIRECTORY: &str = "forebay";
@@ -21,6 +23,8 @@ const ENDING: &str = "sock";
 const NAME_BYTES_MAX: usize = 64;
 /// Maximum length of a derived name, in bytes: a number may follow it.
 const MADE_UP_BYTES_MAX: usize = 60;
+/// Maximum time to connect, to see if a run listens.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A run that listens.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -95,8 +99,12 @@ pub fn socket_path(directory: &Path, name: &str) -> Result<PathBuf> {
 pub fn check_free(name: &str) -> Result<()> {
     let places = sockets_in(&directories()).into_iter().filter(|place| place.name == name);
     for RunPlace { path, .. } in places {
-        let Ok(stream) = UnixStream::connect(&path) else { continue };
-        let process = socket_peercred(&stream).ok().map(|run| run.pid.as_raw_nonzero().get());
+        let process = match reach(&path, PROBE_TIMEOUT) {
+            Ok(stream) => socket_peercred(&stream).ok().map(|run| run.pid.as_raw_nonzero().get()),
+            // A process that accepts nobody listens, too.
+            Err(rustix::io::Errno::AGAIN) => None,
+            Err(_) => continue,
+        };
         return Err(Error::InUse { what: "the control socket", path, process });
     }
     Ok(())
@@ -131,7 +139,9 @@ pub fn find(name: Option<&str>) -> Result<PathBuf> {
 fn listening_in(directories: &[PathBuf]) -> Vec<RunPlace> {
     let mut places = sockets_in(directories);
     // The socket that a dead run has left refuses connections.
-    places.retain(|place| UnixStream::connect(&place.path).is_ok());
+    places.retain(|place| {
+        matches!(reach(&place.path, PROBE_TIMEOUT), Ok(_) | Err(rustix::io::Errno::AGAIN))
+    });
     places.sort_by(|one, other| one.name.cmp(&other.name));
     places
 }

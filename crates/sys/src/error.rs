@@ -111,6 +111,14 @@ pub enum Error {
         /// Reason.
         source: io::Error,
     },
+    /// The answer at a control socket is not one of a run, or does not come.
+    #[error("the answer at {} cannot be used: {problem}", path.display())]
+    Answer {
+        /// Path of the control socket.
+        path: PathBuf,
+        /// Description of the problem.
+        problem: String,
+    },
     /// No run listens in the default directories.
     #[error("no run listens in {}", places(looked))]
     NoRuns {
@@ -260,6 +268,11 @@ impl Error {
             Self::NoRun { .. } => {
                 "see that it runs, or say with --control where it listens".to_owned()
             }
+            Self::Answer { .. } => {
+                "see that the process that listens there is a run of this version that can answer \
+                 (one that is stopped cannot); end it, or say another with --control"
+                    .to_owned()
+            }
             Self::NoRuns { .. } => {
                 "start one as the same user; or say with --control where it listens, and let a \
                  replay listen there with the same option"
@@ -308,6 +321,7 @@ impl Error {
             | Self::InUse { .. }
             | Self::Listen { .. }
             | Self::NoRun { .. }
+            | Self::Answer { .. }
             | Self::NoRuns { .. }
             | Self::Mount { .. }
             | Self::Xdp { .. }

@@ -1,7 +1,6 @@
 //! Thread that asks the run: for samples at an interval, about the followed flow, for changes. The
 //! screen never waits for it.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError};
 use std::thread;
@@ -123,13 +122,13 @@ impl Link {
             Ok(lines) => return Ok(lines),
             Err(error) => error,
         };
-        if let Error::NoRun { source, .. } = &error {
-            self.client = None;
-            // Its answer may still come, which would be taken for that to the next request.
-            let is_late = matches!(source.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
-            if !is_late {
+        match &error {
+            Error::NoRun { .. } => {
                 self.client = Some(ControlClient::connect(&self.path).map_err(NoAnswer::Ended)?);
             }
+            // The rest may still come, which would be taken for the answer to the next request.
+            Error::Answer { .. } => self.client = None,
+            _ => {}
         }
         Err(NoAnswer::Because(error))
     }

@@ -149,6 +149,53 @@ fn knobs_are_read_set_and_listed() {
     live.end();
 }
 
+/// A process that is no run, and answers every request with these bytes.
+fn answer_with(dir: &WorkDir, bytes: &'static [u8]) {
+    let path = dir.path("s.sock");
+    // Ignored: there is none yet.
+    let _ = fs::remove_file(&path);
+    let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let mut client = client.unwrap();
+            while client.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {
+                // The client has read enough.
+                let _ = client.write_all(bytes);
+            }
+        }
+    });
+}
+
+#[test]
+fn promise_5_strange_answers_are_told() {
+    let commands =
+        ["get mtu", "list", "set mtu=70", "explain 10.0.0.1:5,10.0.0.2:6", "watch", "watch mtu"];
+    let dir = WorkDir::new();
+    let endless: &[u8] = vec![b'x'; 2 << 20].leak();
+    for (answer, problem) in
+        [(endless, "a line is longer than 1024 KiB"), (b"a\xff\n", "0xff, is not UTF-8")]
+    {
+        answer_with(&dir, answer);
+        for command in commands {
+            let run = dir.run(&format!("{command} --control s.sock"));
+            assert_eq!((run.code, run.stdout.as_str()), (Some(3), ""), "{command}: {}", run.told);
+            for part in ["the answer at s.sock cannot be used", problem, "--control"] {
+                assert!(run.told.contains(part), "{command}: {part:?} is not in {:?}", run.told);
+            }
+        }
+    }
+    answer_with(&dir, b"\x1b[2J\x1b]0;x\x07 3\nok\n");
+    for command in commands {
+        let run = dir.run(&format!("{command} --control s.sock"));
+        assert_eq!(run.code, Some(0), "{command}: {}", run.told);
+        let shown = run.stdout + &run.told;
+        assert!(!shown.contains(['\x1b', '\x07']), "{command}: {shown:?}");
+    }
+    answer_with(&dir, b"error EINVAL: \x1b[2J\n");
+    let run = dir.run("get mtu --control s.sock");
+    assert!(run.code == Some(2) && !run.told.contains('\x1b'), "{:?}", run.told);
+}
+
 #[test]
 fn rps_8_refusals_have_errno_and_exit_code() {
     let dir = WorkDir::new();
