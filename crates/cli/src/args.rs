@@ -100,6 +100,10 @@ impl Command {
     }
 }
 
+/// Largest `--work`, in nanoseconds. A run that is to end delivers what it has received, up to a full backlog of
+/// each CPU, so that this bounds the time until it has ended.
+const WORK_NS_MAX: u64 = 1_000_000;
+
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
     /// Captures (pcap or pcapng, packed with gzip or not), one after another; - is standard input;
@@ -125,8 +129,9 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "PPS|max|capture", default_value = "max")]
     pub(crate) rate: RateArg,
 
-    /// Nanoseconds that the application spends on each packet
-    #[arg(long, value_name = "NS", default_value_t = 0)]
+    /// Nanoseconds that the application spends on each packet; 1000000 at most
+    #[arg(long, value_name = "NS", default_value_t = 0,
+          value_parser = clap::value_parser!(u64).range(..=WORK_NS_MAX))]
     pub(crate) work: u64,
 
     /// What a full backlog does [default: wait at --rate max, else drop]

@@ -136,7 +136,7 @@ impl<H: Handler> Stepper<H> {
         match self.worker.intake_turn() {
             Activity::Worked(frames) => {
                 self.took_in = true;
-                let cost_ns = varied(random, costs.intake_ns * frames as u64);
+                let cost_ns = varied(random, costs.intake_ns.saturating_mul(frames as u64));
                 self.busy(cost_ns)
             }
             activity => match self.begin_batch(now_ns, random, costs) {
@@ -170,7 +170,9 @@ impl<H: Handler> Stepper<H> {
         let packets = worker.delivery.in_hand() as u64;
         self.in_hand = taken > 0;
         self.in_hand.then(|| {
-            let cost_ns = varied(random, costs.delivery_ns * taken + costs.work_ns * packets);
+            let delivery_ns = costs.delivery_ns.saturating_mul(taken);
+            let work_ns = costs.work_ns.saturating_mul(packets);
+            let cost_ns = varied(random, delivery_ns.saturating_add(work_ns));
             if self.worker.policies.need_delivery_time() {
                 self.worker.shared.add_delivering(self.worker.index, cost_ns);
             }
@@ -212,6 +214,26 @@ impl<H: Handler> Stepper<H> {
 
 /// Random cost between half and one and a half times `cost_ns`, and rarely a stall.
 fn varied(random: &mut Random, cost_ns: u64) -> u64 {
-    let cost_ns = random.between(cost_ns / 2, cost_ns + cost_ns / 2).max(1);
-    if random.below(STALL_ONE_IN) == 0 { cost_ns * STALL_FACTOR } else { cost_ns }
+    let most_ns = cost_ns.saturating_add(cost_ns / 2);
+    let cost_ns = random.between(cost_ns / 2, most_ns).max(1);
+    if random.below(STALL_ONE_IN) == 0 { cost_ns.saturating_mul(STALL_FACTOR) } else { cost_ns }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promise_5_huge_costs_do_not_overflow() {
+        let mut random = Random::new(1);
+        let mut most_ns = 0;
+        for cost_ns in [u64::MAX, u64::MAX / 2, u64::MAX / 20] {
+            for _ in 0..1000 {
+                let varied_ns = varied(&mut random, cost_ns);
+                assert!(varied_ns >= cost_ns / 2, "{cost_ns}: {varied_ns}");
+                most_ns = most_ns.max(varied_ns);
+            }
+        }
+        assert_eq!(most_ns, u64::MAX, "a stall of the largest cost");
+    }
 }

@@ -265,6 +265,8 @@ fn bad_options_are_refused_by_name() {
         ("replay --at 9:netdev_max_backlog=2147483648", "a number from 0 to 2147483647 (EINVAL)"),
         ("replay --deterministic --cpus 2 --set rps_cpus=4", "(EOVERFLOW)"),
         ("replay --deterministic --cpus 2 --set rps_cpus=1,,1", "(EOVERFLOW)"),
+        ("replay --deterministic --work 9223372036854775807", "is not in 0..=1000000"),
+        ("replay --work 1000001", "is not in 0..=1000000"),
         ("replay --hash md5", "[possible values: keyed, keyed-symmetric, toeplitz"),
         ("replay --hash-key 00", "a key for the keyed hash has 16 bytes"),
         ("replay --hash toeplitz --hash-key 6d5a", "at least 40 bytes"),
