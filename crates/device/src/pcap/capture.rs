@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use flate2::read::MultiGzDecoder;
 use forebay_sys::error::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Access, access};
 
+use super::gzip::Gunzip;
 use super::reader::CaptureReader;
 use super::window::GZIP_MAGIC;
 
@@ -140,7 +140,7 @@ fn keep(path: &Path, most_bytes: u64) -> Option<Vec<u8>> {
     if !is_packed(path) {
         return (metadata.len() <= most_bytes).then(|| std::fs::read(path).ok()).flatten();
     }
-    let mut unpacked = MultiGzDecoder::new(File::open(path).ok()?);
+    let mut unpacked = Gunzip::new(File::open(path).ok()?);
     let mut bytes = Vec::new();
     unpacked.by_ref().take(most_bytes).read_to_end(&mut bytes).ok()?;
     let is_all = unpacked.read(&mut [0]).ok()? == 0;

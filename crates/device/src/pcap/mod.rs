@@ -1,6 +1,7 @@
 //! Captures as a source: pcap and pcapng files, one after another, once or many times.
 
 mod capture; //   captures in files, pipes, standard input and memory
+mod gzip; //      gzip files, unpacked
 mod window; //    a bounded window on a stream of bytes
 mod reader; //    records of pcap, packet blocks of pcapng
 mod block; //     blocks of pcapng

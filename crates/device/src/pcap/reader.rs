@@ -31,6 +31,11 @@ const MODIFIED_RECORD_HEADER_BYTES: usize = 24;
 const BLOCK_HEADER_BYTES: usize = 12;
 const SECTION_HEADER: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
 const BYTE_ORDER_MAGIC_LE: [u8; 4] = [0x4d, 0x3c, 0x2b, 0x1a];
+const BYTE_ORDER_MAGIC_BE: [u8; 4] = [0x1a, 0x2b, 0x3c, 0x4d];
+const PCAP_MAGIC_BE: [u8; 4] = [0xa1, 0xb2, 0xc3, 0xd4];
+/// Magic of the modified format in big-endian, whose records have longer headers (Alexey Kuznetsov's patches
+/// of libpcap).
+const MODIFIED_MAGIC_BE: [u8; 4] = [0xa1, 0xb2, 0xcd, 0x34];
 
 /// Packet of a capture file.
 #[derive(Clone, Copy, Debug)]
@@ -306,11 +311,13 @@ impl CaptureReader {
         let total = header_bytes + caplen as usize;
         let seen = self.seen(total)?;
         let parse = match pcap {
-            Pcap { modified: true, .. } => parse_pcap_frame_modified,
+            Pcap { modified: true, big_endian: false, .. } => parse_pcap_frame_modified,
+            // The fields that are read stand where those of a plain header do.
             Pcap { big_endian: true, .. } => parse_pcap_frame_be,
             Pcap { big_endian: false, .. } => parse_pcap_frame,
         };
-        let Ok((_, frame)) = parse(seen) else {
+        let frame = parse(seen).ok().filter(|_| seen.len() >= total);
+        let Some((_, frame)) = frame else {
             self.damaged_end("a record is cut off by the end of the file");
             return Ok(None);
         };
@@ -346,7 +353,16 @@ impl CaptureReader {
     fn next_block(&mut self) -> Result<Option<usize>> {
         let seen = self.seen(BLOCK_HEADER_BYTES)?;
         if seen.starts_with(&SECTION_HEADER) && seen.len() >= BLOCK_HEADER_BYTES {
-            let big_endian = seen[8..12] != BYTE_ORDER_MAGIC_LE;
+            let magic = seen.get(8..).and_then(<[u8]>::first_chunk).copied().unwrap_or_default();
+            // Without its byte order, no length in the section can be read.
+            if ![BYTE_ORDER_MAGIC_LE, BYTE_ORDER_MAGIC_BE].contains(&magic) {
+                let magic = hex(&magic);
+                return Err(self.broken(
+                    format!("a section's byte-order magic is {magic}, not 4d3c2b1a or 1a2b3c4d"),
+                    "the file is damaged from there on: cut it before that offset, or repair it",
+                ));
+            }
+            let big_endian = magic == BYTE_ORDER_MAGIC_BE;
             self.format = Format::PcapNg { big_endian, interfaces: Vec::new() };
         }
         let Format::PcapNg { big_endian, .. } = self.format else { return Ok(None) };
@@ -417,7 +433,11 @@ fn recognise_pcap(start: &[u8], name: &str) -> Result<Pcap> {
         problem,
         help: help.to_owned(),
     };
-    let header = match parse_pcap_header(start) {
+    // The parser knows this format in little-endian only; what differs is in the records.
+    let is_modified_be = start.starts_with(&MODIFIED_MAGIC_BE);
+    let plain =
+        is_modified_be.then(|| [&PCAP_MAGIC_BE, &start[MODIFIED_MAGIC_BE.len()..]].concat());
+    let header = match parse_pcap_header(plain.as_deref().unwrap_or(start)) {
         Ok((_, header)) => header,
         Err(_) if start.is_empty() => {
             return Err(not_a_capture("the file is empty".into(), "give a pcap or pcapng file"));
@@ -431,7 +451,7 @@ fn recognise_pcap(start: &[u8], name: &str) -> Result<Pcap> {
             return Err(not_a_capture(problem, "unpack it: gunzip FILE"));
         }
         Err(_) => {
-            let magic: String = start.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+            let magic = hex(start.get(..4).unwrap_or(start));
             let problem = format!("not a capture file (it begins with {magic})");
             return Err(not_a_capture(problem, "give a pcap or pcapng file"));
         }
@@ -442,7 +462,12 @@ fn recognise_pcap(start: &[u8], name: &str) -> Result<Pcap> {
         let help = format!("give a capture of a link type that is read: {READ}");
         return Err(not_a_capture(format!("link type {link_type} is not read"), &help));
     }
-    Ok(pcap_of(&header, link_type))
+    let pcap = pcap_of(&header, link_type);
+    Ok(Pcap { modified: pcap.modified || is_modified_be, ..pcap })
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn pcap_of(header: &PcapHeader, link_type: LinkType) -> Pcap {

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::sync::Arc;
 
-use flate2::read::MultiGzDecoder;
+use super::gzip::Gunzip;
 
 /// First bytes of a gzip file.
 pub(super) const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -47,7 +47,7 @@ impl Window {
     /// bound; the window holds no more of it than of any other stream.
     pub(super) fn unpacked(self) -> Self {
         let start = io::Cursor::new(self.unread().to_vec());
-        let packed = MultiGzDecoder::new(start.chain(self.reader));
+        let packed = Gunzip::new(start.chain(self.reader));
         Self { is_unpacked: true, ..Self::new(Box::new(packed)) }
     }
 

@@ -80,6 +80,13 @@ fn unfollowable_header_ends_the_walk() {
             "a block claims 2147483648 bytes",
             PCAPNG_TAIL,
         ),
+        (
+            "a section of no byte order",
+            pcapng(&with_u32(section(LITTLE), 8, 0x1234_5678)),
+            1,
+            "a section's byte-order magic is 78563412, not 4d3c2b1a or 1a2b3c4d",
+            PCAPNG_TAIL,
+        ),
     ] {
         let reading = read(&file);
         assert_eq!(reading.records.len(), good, "{name}");
@@ -111,8 +118,12 @@ fn damaged_gzip_reports_after_data() {
     let reading = read(&packed);
     assert_eq!(reading.records.len(), 2);
     assert_refused(&reading, "the gzip file is damaged", pcapng(&[]).len());
-    let behind = [&gzip(&pcapng(&[])), &b"and a tail"[..]].concat();
-    assert_refused(&read(&behind), "the gzip file is damaged", pcapng(&[]).len());
+    for tail in [&b"and a tail"[..], b"\0\0and a tail"] {
+        let behind = [&gzip(&pcapng(&[])), tail].concat();
+        assert_refused(&read(&behind), "the gzip file is damaged", pcapng(&[]).len());
+    }
+    let padded = read(&[&gzip(&pcapng(&[])), &[0; 512][..]].concat());
+    assert_eq!((padded.records.len(), padded.damage.records), (2, 0), "gzip(1) ignores zeros");
 }
 
 /// A name, the file, the number of its good records, the message about the damage, and its offset.

@@ -40,6 +40,28 @@ fn classic_captures_any_order_and_precision() {
     }
 }
 
+/// A record of the modified format has eight bytes more in its header.
+#[test]
+fn modified_captures_in_both_orders() {
+    for order in [Order::Little, Order::Big] {
+        let more = [&[0, 0, 0, 3][..], &[8, 0, 1, 0]].concat();
+        let records = [1, 2].map(|seconds| {
+            let mut record = record(order, seconds, 90, &[0x45; 41]);
+            record.splice(16..16, more.clone());
+            record
+        });
+        let mut file = pcap(order, 101, &records.concat());
+        file[..4].copy_from_slice(&match order {
+            Order::Little => 0xa1b2_cd34_u32.to_le_bytes(),
+            Order::Big => 0xa1b2_cd34_u32.to_be_bytes(),
+        });
+        let expected = [1, 2].map(|seconds| kept(&[0x45; 41], 90, seconds * SECOND_NS, Link::Ip));
+        assert_eq!(read_whole(&file), expected, "{order:?}");
+        let cut = read(&file[..file.len() - 1]);
+        assert_eq!((cut.records.len(), cut.damage.records), (1, 1), "{order:?}");
+    }
+}
+
 #[test]
 fn pcapng_read_in_any_byte_order() {
     for endianness in ORDERS {
