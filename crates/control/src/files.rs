@@ -10,6 +10,7 @@ use forebay_engine::knobs::{BalanceChange, SpreadChange};
 use forebay_rx::RxQueue;
 use forebay_sys::cpu_list::CpuList;
 use forebay_sys::errno::Errno;
+use forebay_sys::error::Error;
 use forebay_sys::number::kstrtobool;
 use forebay_sys::refused::{Refused, Written};
 
@@ -85,8 +86,12 @@ impl Control {
             return Err(read_only());
         }
         let line = text.trim();
-        let set = |change: Result<Change, forebay_sys::Error>| {
-            let invalid = |error: forebay_sys::Error| Refused::new(Errno::Inval, error.to_string());
+        let set = |change: Result<Change, Error>| {
+            let invalid = |error: Error| match error {
+                // Whoever tells a refusal names the knob and its value.
+                Error::Setting { why, .. } => Refused::new(Errno::Inval, why),
+                error => Refused::new(Errno::Inval, error.to_string()),
+            };
             self.change(change.map_err(invalid)?)
         };
         match file {

@@ -223,6 +223,9 @@ fn rps_8_refusals_have_errno_and_exit_code() {
         assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{args}: {}", run.told);
         assert!(run.told.contains(&format!("({errno})")), "{args}: {}", run.told);
     }
+    let told = live.run("set flow_key=bad").told;
+    assert!(told.matches("cannot be").count() <= 1, "{told}");
+    assert_eq!(told.matches("it is auto, outer or inner").count(), 1, "{told}");
     // An empty line is valid for a mask, unlike for the knobs above.
     assert_eq!(live.told("get mtu netdev_max_backlog").split_whitespace().nth(1), Some("1500"));
     live.told("set flow_limit_cpu_bitmap=1");
