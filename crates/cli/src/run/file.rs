@@ -44,8 +44,13 @@ fn with_file(
     typed: &[OsString],
 ) -> Result<ArgMatches, Failure> {
     let mut line: Vec<OsString> = typed.iter().take(2).cloned().collect();
-    line.extend(words(file, run)?.into_iter().map(OsString::from));
+    let FileWords { options, devices } = words(file, run)?;
+    line.extend(options.into_iter().map(OsString::from));
     line.extend(typed.iter().skip(2).cloned());
+    // A device's name is never an option.
+    let ends_options = !devices.is_empty() && !typed.iter().any(|word| word == "--");
+    line.extend(ends_options.then(|| OsString::from("--")));
+    line.extend(devices.into_iter().map(OsString::from));
     Cli::command().try_get_matches_from(line).map_err(|error| {
         match Cli::command().try_get_matches_from(typed) {
             // The file has no part in it.
@@ -63,12 +68,19 @@ fn with_file(
     })
 }
 
+/// Words of a file.
+#[derive(Debug, Default)]
+struct FileWords {
+    options: Vec<String>,
+    devices: Vec<String>,
+}
+
 /// Words of the file's options, but for those that are typed, or exclude one that is.
-fn words(file: &ConfigFile, run: &ArgMatches) -> Result<Vec<String>, Failure> {
+fn words(file: &ConfigFile, run: &ArgMatches) -> Result<FileWords, Failure> {
     let command = Cli::command();
-    let Some(command) = command.find_subcommand(RUN) else { return Ok(Vec::new()) };
+    let mut words = FileWords::default();
+    let Some(command) = command.find_subcommand(RUN) else { return Ok(words) };
     let typed: Vec<_> = command.get_arguments().filter(|arg| is_typed(run, arg)).collect();
-    let mut words = Vec::new();
     for option in file.run_options() {
         let wrong = |problem: String| -> Failure {
             Error::Config { path: file.path().to_owned(), line: option.line, problem }.into()
@@ -78,9 +90,11 @@ fn words(file: &ConfigFile, run: &ArgMatches) -> Result<Vec<String>, Failure> {
         };
         let words_of_it = words_of(option, arg).map_err(wrong)?;
         let yields = |it: &&Arg| it.get_id() == arg.get_id() || is_ousted(command, arg, it);
-        if !typed.iter().any(yields) {
-            words.extend(words_of_it);
+        if typed.iter().any(yields) {
+            continue;
         }
+        let place = if arg.is_positional() { &mut words.devices } else { &mut words.options };
+        place.extend(words_of_it);
     }
     Ok(words)
 }
@@ -253,6 +267,16 @@ mod tests {
         assert_eq!(given("--rps 1 --mtu 1500"), ["rps_cpus", "coalesce", "mtu"]);
         assert_eq!(given("--set dev_weight=9 --set rps_cpus=1"), ["dev_weight", "rps_cpus"]);
         assert!(given("--set rx-0/rps_cpus=1 --set online=1:0").is_empty());
+    }
+
+    #[test]
+    fn svc_1_device_names_are_no_options() {
+        let file = "[run]\ndevices = [\"--help\", \"-x\"]\n";
+        for typed in ["", "--json", "--json --"] {
+            let devices = args(file, typed).unwrap().devices;
+            let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
+            assert_eq!(names, ["--help", "-x"], "{typed}");
+        }
     }
 
     #[test]
