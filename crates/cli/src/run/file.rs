@@ -1,6 +1,7 @@
 //! Options of a run in its config file: they stand in front of those typed, which override them.
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::path::Path;
 
 use clap::parser::ValueSource;
@@ -32,9 +33,22 @@ pub(crate) fn parse(typed: &[OsString]) -> Result<Cli, Failure> {
     });
     let matches = match file {
         Some((run, path)) => with_file(&ConfigFile::read(path)?, run, typed)?,
-        None => Cli::command().get_matches_from(typed),
+        None => Cli::command().try_get_matches_from(typed).map_err(shown)?,
     };
     Ok(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
+}
+
+/// Shows an error of the command line, or the help or version that it asks for, and ends the program. Returns only
+/// if that cannot be written.
+fn shown(error: clap::Error) -> Failure {
+    if error.use_stderr() {
+        error.exit();
+    }
+    match error.print().and_then(|()| io::stdout().flush()) {
+        // A closed pipe: its reader has read enough.
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Failure::Output { error },
+        _ => std::process::exit(0),
+    }
 }
 
 /// Parses the command line again, with the options of the file in it.
@@ -54,7 +68,7 @@ fn with_file(
     Cli::command().try_get_matches_from(line).map_err(|error| {
         match Cli::command().try_get_matches_from(typed) {
             // The file has no part in it.
-            Err(typed) if typed.kind() == error.kind() => typed.exit(),
+            Err(typed) if typed.kind() == error.kind() => return shown(typed),
             Ok(_) | Err(_) => {}
         }
         let text = error.render().to_string();

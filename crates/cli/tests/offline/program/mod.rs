@@ -488,6 +488,10 @@ fn unwritable_output_still_reports() {
         "replay --json --cpus 1",
         "hash --vectors v.json",
         "bench hash --reps 1",
+        "--help",
+        "--version",
+        "help run",
+        "replay --help",
     ] {
         let run = dir.run_out_of_room(args);
         assert_eq!(run.code, Some(3), "{args}: {}", run.told);
