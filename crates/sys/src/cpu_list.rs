@@ -246,14 +246,16 @@ fn bits(digits: &[u8]) -> impl Iterator<Item = u32> + use<> {
     (0..u32::BITS).filter(move |bit| group >> bit & 1 == 1)
 }
 
+/// Reads a list. What is none is told before CPUs that cannot be.
 fn read_list(text: &str, cpus: u16) -> Result<CpuList, MaskError> {
-    let mut named = vec![false; cpus.into()];
-    for part in text.trim().split(',').map(str::trim).filter(|part| !part.is_empty()) {
+    let parts = text.trim().split(',').map(str::trim).filter(|part| !part.is_empty());
+    let ranges = parts.map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last) = (list_number(first)?, list_number(last)?);
-        if first > last {
-            return Err(MaskError::Invalid);
-        }
+        if first <= last { Ok((first, last)) } else { Err(MaskError::Invalid) }
+    });
+    let mut named = vec![false; cpus.into()];
+    for (first, last) in ranges.collect::<Result<Vec<_>, _>>()? {
         let (first, last) = (cpu(first, cpus)?, cpu(last, cpus)?);
         named[first.index()..=last.index()].fill(true);
     }
@@ -261,13 +263,11 @@ fn read_list(text: &str, cpus: u16) -> Result<CpuList, MaskError> {
     Ok(CpuList(named.map(|(number, _)| CpuId(number)).collect()))
 }
 
+/// A number of a list; the largest for one that is larger.
 fn list_number(text: &str) -> Result<u64, MaskError> {
     let text = text.trim();
     let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    if !is_number {
-        return Err(MaskError::Invalid);
-    }
-    text.parse().map_err(|_| MaskError::Overflow)
+    if is_number { Ok(text.parse().unwrap_or(u64::MAX)) } else { Err(MaskError::Invalid) }
 }
 
 fn cpu(number: u64, cpus: u16) -> Result<CpuId, MaskError> {
@@ -336,6 +336,8 @@ mod tests {
         assert_eq!(read("0x00000001", 32), overflow);
         assert_eq!(read("0-1", 2), cpus("0-1"));
         assert_eq!(read("0-2", 2), overflow);
+        assert_eq!(read("3,-3\n-\0af,", 2), Err(MaskError::Invalid), "it is no list");
+        assert_eq!(read("7-9,x", 2), Err(MaskError::Invalid));
     }
 
     #[test]
