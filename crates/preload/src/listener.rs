@@ -443,7 +443,7 @@ fn serve_all() -> StillWaits {
         if let Some(socket) = table::find(number)
             && let Socket::Listener(listener) = &*socket
         {
-            match listener.serve(&socket) {
+            match listener.serve(socket.shared()) {
                 Ok(_) => {}
                 Err(Errno::BUSY) => still_waits = StillWaits(true),
                 Err(_) => listener.end_turn(),

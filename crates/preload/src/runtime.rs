@@ -21,11 +21,12 @@ use forebay_sys::tcp_fast_open;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
+use crate::abi;
 use crate::claim::Claim;
 use crate::membership::{Membership, Rings};
 use crate::socket::Socket;
 use crate::start_error::StartError;
-use crate::{control, fork_locks, listener, passing, table};
+use crate::{control, critical, fork_locks, listener, passing, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 pub(crate) const FORKS_MAX: usize = 8;
@@ -298,7 +299,10 @@ pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
 /// to are then ready.
 pub(crate) fn receive_and_wait(look: impl Fn() -> c_int, sleep: impl FnOnce() -> c_int) -> c_int {
     match RUNNING.get(forks()).and_then(OnceLock::get) {
-        Some(Ok(runtime)) => runtime.net.wait(look, sleep),
+        Some(Ok(runtime)) => {
+            let _critical = critical::enter();
+            runtime.net.wait(look, || critical::outside(sleep))
+        }
         _ => sleep(),
     }
 }
@@ -353,6 +357,8 @@ pub(crate) fn finish() {
         return;
     }
     control::remove();
+    // What threads and handlers write from now on must not end the process in another way.
+    abi::ignore_broken_pipes();
     let Ok(runtime) = running() else { return };
     if rustix::io::write(&runtime.finisher, &1u64.to_ne_bytes()).is_err() {
         return;

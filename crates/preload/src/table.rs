@@ -1,11 +1,13 @@
 //! Sockets of ours by descriptor. Lookups take no lock.
 
+use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwapOption;
 
+use crate::critical::{self, Critical};
 use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
 
@@ -17,13 +19,35 @@ static IS_OURS: [AtomicBool; DESCRIPTORS_MAX] = [const { AtomicBool::new(false) 
 static SOCKETS: [ArcSwapOption<Socket>; DESCRIPTORS_MAX] =
     [const { ArcSwapOption::const_empty() }; DESCRIPTORS_MAX];
 
+/// Socket that a call has found, which is critical from then on.
+pub(crate) struct Found {
+    socket: Arc<Socket>,
+    _critical: Critical,
+}
+
+impl Found {
+    /// The socket as the table has it.
+    pub(crate) fn shared(&self) -> &Arc<Socket> {
+        &self.socket
+    }
+}
+
+impl Deref for Found {
+    type Target = Socket;
+
+    fn deref(&self) -> &Socket {
+        &self.socket
+    }
+}
+
 /// Socket at a descriptor.
-pub(crate) fn find(descriptor: RawFd) -> Option<Arc<Socket>> {
+pub(crate) fn find(descriptor: RawFd) -> Option<Found> {
     let index = index(descriptor)?;
     if !IS_OURS[index].load(Ordering::Acquire) {
         return None;
     }
-    SOCKETS[index].load_full()
+    let critical = critical::enter();
+    SOCKETS[index].load_full().map(|socket| Found { socket, _critical: critical })
 }
 
 /// True if the table has a slot for this descriptor.
@@ -64,7 +88,8 @@ pub(crate) fn within(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
 
 /// Descriptors of a socket.
 pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
-    let is_its = |number: &RawFd| find(*number).is_some_and(|other| Arc::ptr_eq(&other, socket));
+    let is_its =
+        |number: &RawFd| find(*number).is_some_and(|other| Arc::ptr_eq(other.shared(), socket));
     within(0, u32::MAX).filter(is_its).collect()
 }
 

@@ -2,12 +2,14 @@
 
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
 use forebay_sys::hidden;
 use rustix::io::Errno;
 
 use super::next::next;
 use super::{answer_int, is_nowhere, last_error};
+use crate::critical;
 use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
 use crate::table;
@@ -30,6 +32,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if is_unknown(fd) {
         return answer_int(Err(Errno::BADF));
     }
+    let _critical = critical::enter();
     let socket = table::remove(fd);
     let next = next!(close(c_int) -> c_int);
     // SAFETY: the caller's promise.
@@ -104,7 +107,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
             unsafe { close(new) };
             return answer_int(Err(Errno::MFILE));
         }
-        table::insert(new, socket);
+        table::insert(new, Arc::clone(socket.shared()));
     }
     new
 }
@@ -169,6 +172,7 @@ fn check_duplicate(fd: c_int, to: c_int) -> Result<(), Errno> {
 
 /// Enters a duplicate, whose number may have been that of a socket of ours before.
 fn replaced(old: c_int, new: c_int) -> c_int {
+    let _critical = critical::enter();
     if new >= 0 && new != old {
         table::remove(new).into_iter().for_each(Socket::let_go);
     }

@@ -19,9 +19,11 @@ mod send; //        send, sendmsg, write
 mod files; //       sendfile, splice
 mod waits; //       epoll_ctl, poll, select
 mod processes; //   _exit, forks
+mod signals; //     handlers of signals
 mod descriptors; // close, dup, fcntl, ioctl
 
 pub(crate) use address::encode;
+pub(crate) use signals::{ignore_broken_pipes, unblock};
 pub(crate) use system::{
     Span, close_forgotten, copy_option, copy_signals, fast_open_keys, handlers_restart, is_ipv6,
     is_on, is_plain, lock, lock_holder, lock_in_turn, lock_shared, number, option_differs,

@@ -27,7 +27,7 @@ fn serve(fd: c_int) {
     if let Some(socket) = table::find(fd)
         && let Socket::Listener(listener) = &*socket
     {
-        let _ = listener.serve(&socket);
+        let _ = listener.serve(socket.shared());
     }
 }
 

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
 mod forks; //  a process that listens, and children that serve
+mod handlers; // signals
 mod hidden; // descriptors that a program does not know
 mod limits; // a process with few descriptors
 mod listeners; // listeners and their connections in one process
@@ -33,7 +34,7 @@ fn main() {
     }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let missing = missing(&["ip"]);
+    let missing = self::missing(&["ip"]);
     let trials = [
         ("exe_2_udp_calls_answer_over_af_packet", (|| same_answers("af_packet")) as fn()),
         ("exe_2_udp_calls_answer_over_af_xdp", || same_answers("af_xdp")),
@@ -41,6 +42,12 @@ fn main() {
     ];
     let mut trials: Vec<_> =
         trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test)).into();
+    let without_cc = missing.clone().or_else(|| self::missing(&["cc"]));
+    trials.push(trial_inside(
+        "exe_4_handlers_use_sockets",
+        without_cc.as_ref(),
+        handlers::sockets_are_used,
+    ));
     let missing = missing.or_else(python_missing);
     let by_python = [
         ("exe_2_vfork_leaves_sockets_in_place", vforked as fn()),
