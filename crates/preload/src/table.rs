@@ -3,7 +3,7 @@
 use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use arc_swap::ArcSwapOption;
 
@@ -14,10 +14,27 @@ use crate::socket::Socket;
 /// Number of descriptors: the kernel's default for `fs.nr_open`. Pages of slots never used take no memory.
 const DESCRIPTORS_MAX: usize = 1 << 20;
 
-/// True for descriptors in `SOCKETS`: a call on any other descriptor costs this one load.
-static IS_OURS: [AtomicBool; DESCRIPTORS_MAX] = [const { AtomicBool::new(false) }; DESCRIPTORS_MAX];
+/// Descriptors in `SOCKETS`, by [`NOT_OURS`], [`OURS`] and [`CLOSING`]: a call on any other descriptor costs this one load.
+static STATES: [AtomicU8; DESCRIPTORS_MAX] = [const { AtomicU8::new(NOT_OURS) }; DESCRIPTORS_MAX];
 static SOCKETS: [ArcSwapOption<Socket>; DESCRIPTORS_MAX] =
     [const { ArcSwapOption::const_empty() }; DESCRIPTORS_MAX];
+
+const NOT_OURS: u8 = 0;
+const OURS: u8 = 1;
+/// A thread closes the descriptor, and removes the socket.
+const CLOSING: u8 = 2;
+
+/// Right to close a descriptor.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Closing {
+    /// The socket is to be [removed](remove) before that.
+    Ours,
+    /// It is none of ours.
+    Others,
+    /// Another thread has it.
+    Begun,
+}
 
 /// Socket that a call has found, which is critical from then on.
 pub(crate) struct Found {
@@ -43,7 +60,7 @@ impl Deref for Found {
 /// Socket at a descriptor.
 pub(crate) fn find(descriptor: RawFd) -> Option<Found> {
     let index = index(descriptor)?;
-    if !IS_OURS[index].load(Ordering::Acquire) {
+    if STATES[index].load(Ordering::Acquire) == NOT_OURS {
         return None;
     }
     let critical = critical::enter();
@@ -61,7 +78,22 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
         && !is_in_parents_memory()
     {
         SOCKETS[index].store(Some(socket));
-        IS_OURS[index].store(true, Ordering::Release);
+        STATES[index].store(OURS, Ordering::Release);
+    }
+}
+
+/// Begins to close a descriptor. Its socket is still found there.
+pub(crate) fn begin_closing(descriptor: RawFd) -> Closing {
+    let Some(state) = index(descriptor).map(|index| &STATES[index]) else {
+        return Closing::Others;
+    };
+    if state.load(Ordering::Acquire) == NOT_OURS || is_in_parents_memory() {
+        return Closing::Others;
+    }
+    match state.compare_exchange(OURS, CLOSING, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Closing::Ours,
+        Err(NOT_OURS) => Closing::Others,
+        Err(_) => Closing::Begun,
     }
 }
 
@@ -71,10 +103,10 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
 #[must_use]
 pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
     let index = index(descriptor)?;
-    let is_removed = IS_OURS[index].load(Ordering::Acquire)
+    let is_removed = STATES[index].load(Ordering::Acquire) != NOT_OURS
         // The parent's descriptor stays open.
         && !is_in_parents_memory()
-        && IS_OURS[index].swap(false, Ordering::AcqRel);
+        && STATES[index].swap(NOT_OURS, Ordering::AcqRel) != NOT_OURS;
     if is_removed { SOCKETS[index].swap(None) } else { None }
 }
 
@@ -82,7 +114,7 @@ pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
 pub(crate) fn within(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     let last = (last as usize).min(DESCRIPTORS_MAX - 1);
     (first as usize..=last)
-        .filter(|&index| IS_OURS[index].load(Ordering::Acquire))
+        .filter(|&index| STATES[index].load(Ordering::Acquire) != NOT_OURS)
         .filter_map(|index| RawFd::try_from(index).ok())
 }
 

@@ -1,18 +1,19 @@
 //! Calls on descriptors: close, dup, fcntl, ioctl.
 
 use std::ffi::{c_int, c_uint, c_ulong};
-use std::os::fd::AsRawFd;
-use std::sync::Arc;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, OnceLock};
 
-use forebay_sys::hidden;
+use forebay_sys::hidden::{self, Hidden};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::next::next;
-use super::{answer_int, is_nowhere, last_error};
+use super::{answer_int, is_nowhere, last_error, replace};
 use crate::critical;
 use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
-use crate::table;
+use crate::table::{self, Closing};
 
 /// Request for the number of bytes that are not sent yet (linux/sockios.h).
 const SIOCOUTQNSD: c_ulong = 0x894b;
@@ -33,13 +34,35 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
         return answer_int(Err(Errno::BADF));
     }
     let _critical = critical::enter();
-    let socket = table::remove(fd);
     let next = next!(close(c_int) -> c_int);
+    let socket = match table::begin_closing(fd) {
+        Closing::Begun => return answer_int(Err(Errno::BADF)),
+        Closing::Others => None,
+        Closing::Ours => {
+            // Calls of other threads that no longer find the socket fail.
+            make_unusable(fd);
+            table::remove(fd)
+        }
+    };
     // SAFETY: the caller's promise.
     let result = unsafe { next(fd) };
     let error = (result != 0).then(last_error);
     socket.into_iter().for_each(Socket::let_go);
     error.map_or(result, |error| answer_int(Err(error)))
+}
+
+/// Puts a file at a descriptor which all calls answer by `EBADF` (`O_PATH`), until it is closed. If there is none, calls find
+/// the descriptor that was polled.
+fn make_unusable(fd: c_int) {
+    static UNUSABLE: OnceLock<Option<Hidden>> = OnceLock::new();
+    let open = || {
+        let file = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+        Hidden::new(file).ok()
+    };
+    if let Some(unusable) = UNUSABLE.get_or_init(open) {
+        // Ignored: as without one.
+        let _ = replace(fd, unusable.as_fd(), true);
+    }
 }
 
 /// True for the number of a descriptor that the program has not opened, and so does not know: for it, none is open. A

@@ -1,8 +1,8 @@
 //! Programs of calls, run on the kernel's sockets and then with the library preloaded: the answers are equal.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+mod compiled; // programs in C
 mod forks; //  a process that listens, and children that serve
-mod handlers; // signals
 mod hidden; // descriptors that a program does not know
 mod limits; // a process with few descriptors
 mod listeners; // listeners and their connections in one process
@@ -43,11 +43,11 @@ fn main() {
     let mut trials: Vec<_> =
         trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test)).into();
     let without_cc = missing.clone().or_else(|| self::missing(&["cc"]));
-    trials.push(trial_inside(
-        "exe_4_handlers_use_sockets",
-        without_cc.as_ref(),
-        handlers::sockets_are_used,
-    ));
+    let compiled = [
+        ("exe_4_handlers_use_sockets", compiled::handlers_use_sockets as fn()),
+        ("exe_4_closing_spares_other_threads", compiled::closing_spares_threads),
+    ];
+    trials.extend(compiled.map(|(name, test)| trial_inside(name, without_cc.as_ref(), test)));
     let missing = missing.or_else(python_missing);
     let by_python = [
         ("exe_2_vfork_leaves_sockets_in_place", vforked as fn()),
