@@ -30,7 +30,7 @@ const CLOSING: u8 = 2;
 pub(crate) enum Closing {
     /// The socket is to be [removed](remove) before that.
     Ours,
-    /// It is none of ours.
+    /// No socket of ours is there.
     Others,
     /// Another thread has it.
     Begun,

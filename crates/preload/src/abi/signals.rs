@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libc::{sighandler_t, siginfo_t, sigset_t, ucontext_t};
 use rustix::io::Errno;
+use rustix::process::getpid;
+use rustix::thread::gettid;
 
 use super::next::next;
 use super::{answer_int, is_nowhere, last_error};
@@ -37,11 +39,12 @@ type Action = libc::sigaction;
 
 /// Handler in the kernel of all signals that the program handles.
 unsafe extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel's arguments.
-    if u32::try_from(signal).is_ok_and(critical::hold)
-        && unsafe { send_anew(signal, info, context) }
-    {
-        return;
+    if u32::try_from(signal).is_ok_and(critical::hold) {
+        // SAFETY: the kernel's arguments.
+        let is_sent = unsafe { send_anew(signal, info, context) };
+        if is_sent {
+            return;
+        }
     }
     let Some(slot) = slot(signal) else { return };
     let entry = slot.load(Ordering::Acquire);
@@ -72,17 +75,17 @@ unsafe extern "C" fn handle(signal: c_int, info: *mut siginfo_t, context: *mut c
 /// # Safety
 /// The arguments are those of a handler.
 unsafe fn send_anew(signal: c_int, info: *mut siginfo_t, context: *mut c_void) -> bool {
-    // SAFETY: the calls touch no memory but the information, which the kernel reads.
-    let sent = unsafe {
-        let (process, thread) = (libc::getpid(), libc::gettid());
-        libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info)
-    };
+    let (process, thread) = (getpid().as_raw_pid(), gettid().as_raw_pid());
+    // SAFETY: the call reads the information, as the kernel has written it.
+    let sent = unsafe { libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info) };
     if sent < 0 {
         return false;
     }
     let context = context.cast::<ucontext_t>();
-    // SAFETY: the kernel's context, whose mask is that of the thread once the handler has returned.
-    unsafe { libc::sigaddset(&raw mut (*context).uc_sigmask, signal) };
+    // SAFETY: the kernel's context.
+    let mask = unsafe { &raw mut (*context).uc_sigmask };
+    // SAFETY: this mask is the thread's once the handler has returned.
+    unsafe { libc::sigaddset(mask, signal) };
     true
 }
 
