@@ -124,6 +124,7 @@ impl Listener {
             return Ok(Takeover::Kernels);
         }
         prepare()?;
+        abi::prepare_to_close();
         for option in lacking(descriptor) {
             tell!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }

@@ -8,20 +8,20 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use arc_swap::ArcSwapOption;
 
 use crate::critical::{self, Critical};
-use crate::runtime::is_in_parents_memory;
+use crate::runtime::{forks, is_in_parents_memory};
 use crate::socket::Socket;
 
 /// Number of descriptors: the kernel's default for `fs.nr_open`. Pages of slots never used take no memory.
 const DESCRIPTORS_MAX: usize = 1 << 20;
 
-/// Descriptors in `SOCKETS`, by [`NOT_OURS`], [`OURS`] and [`CLOSING`]: a call on any other descriptor costs this one load.
+/// Descriptors in `SOCKETS`, by [`NOT_OURS`], [`OURS`] and [`closing`]: a call on any other descriptor costs this one load.
 static STATES: [AtomicU8; DESCRIPTORS_MAX] = [const { AtomicU8::new(NOT_OURS) }; DESCRIPTORS_MAX];
 static SOCKETS: [ArcSwapOption<Socket>; DESCRIPTORS_MAX] =
     [const { ArcSwapOption::const_empty() }; DESCRIPTORS_MAX];
 
 const NOT_OURS: u8 = 0;
 const OURS: u8 = 1;
-/// A thread closes the descriptor, and removes the socket.
+/// A thread of the first process closes the descriptor, and removes the socket.
 const CLOSING: u8 = 2;
 
 /// Right to close a descriptor.
@@ -82,15 +82,30 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
     }
 }
 
+/// True if a socket of ours may be at a descriptor.
+pub(crate) fn may_be_ours(descriptor: RawFd) -> bool {
+    index(descriptor).is_some_and(|index| STATES[index].load(Ordering::Acquire) != NOT_OURS)
+}
+
+/// State of a descriptor that a thread of this process closes. In a child, in which that thread does not live, it is another.
+fn closing() -> u8 {
+    let processes = usize::from(u8::MAX - CLOSING) + 1;
+    u8::try_from(forks() % processes).map_or(CLOSING, |forks| CLOSING + forks)
+}
+
 /// Begins to close a descriptor. Its socket is still found there.
 pub(crate) fn begin_closing(descriptor: RawFd) -> Closing {
     let Some(state) = index(descriptor).map(|index| &STATES[index]) else {
         return Closing::Others;
     };
-    if state.load(Ordering::Acquire) == NOT_OURS || is_in_parents_memory() {
+    let (before, closing) = (state.load(Ordering::Acquire), closing());
+    if before == NOT_OURS || is_in_parents_memory() {
         return Closing::Others;
     }
-    match state.compare_exchange(OURS, CLOSING, Ordering::AcqRel, Ordering::Acquire) {
+    if before == closing {
+        return Closing::Begun;
+    }
+    match state.compare_exchange(before, closing, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Closing::Ours,
         Err(NOT_OURS) => Closing::Others,
         Err(_) => Closing::Begun,

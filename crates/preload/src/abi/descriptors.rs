@@ -2,8 +2,9 @@
 
 use std::ffi::{c_int, c_uint, c_ulong};
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
+use arc_swap::ArcSwapOption;
 use forebay_sys::hidden::{self, Hidden};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -33,33 +34,53 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if is_unknown(fd) {
         return answer_int(Err(Errno::BADF));
     }
-    let _critical = critical::enter();
     let next = next!(close(c_int) -> c_int);
-    let socket = match table::begin_closing(fd) {
-        Closing::Begun => return answer_int(Err(Errno::BADF)),
-        Closing::Others => None,
-        Closing::Ours => {
-            // Calls of other threads that no longer find the socket fail.
-            make_unusable(fd);
-            table::remove(fd)
-        }
-    };
-    // SAFETY: the caller's promise.
-    let result = unsafe { next(fd) };
-    let error = (result != 0).then(last_error);
-    socket.into_iter().for_each(Socket::let_go);
-    error.map_or(result, |error| answer_int(Err(error)))
+    if !table::may_be_ours(fd) {
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd) };
+    }
+    let _critical = critical::enter();
+    match table::begin_closing(fd) {
+        Closing::Begun => answer_int(Err(Errno::BADF)),
+        // SAFETY: the caller's promise.
+        Closing::Others => unsafe { next(fd) },
+        Closing::Ours => answer_int(close_ours(fd).map(|()| 0)),
+    }
 }
 
-/// Puts a file at a descriptor which all calls answer by `EBADF` (`O_PATH`), until it is closed. If there is none, calls find
-/// the descriptor that was polled.
+/// Closes a descriptor whose socket this thread is to remove. No point of cancellation: the thread does all of it.
+fn close_ours(fd: c_int) -> Result<(), Errno> {
+    // Calls of other threads that no longer find the socket fail.
+    make_unusable(fd);
+    let socket = table::remove(fd);
+    // SAFETY: the call touches no memory, and the program closes the descriptor.
+    let result = unsafe { libc::syscall(libc::SYS_close, fd) };
+    let closed = if result == 0 { Ok(()) } else { Err(last_error()) };
+    socket.into_iter().for_each(Socket::let_go);
+    closed
+}
+
+/// File that all calls answer by `EBADF` (`O_PATH`).
+static UNUSABLE: ArcSwapOption<Hidden> = ArcSwapOption::const_empty();
+
+/// Opens the file that is put at descriptors which are closed, while the process has descriptors left and may open files.
+pub(crate) fn prepare_to_close() {
+    // No directory, by which a program would find its way out of one that it is confined to (`chroot`).
+    let open = |path| rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let hidden = |file| Hidden::new(file).map(Arc::new);
+    if UNUSABLE.load().is_none()
+        && let Ok(file) = open("/dev/null").or_else(|_| open("/proc/self/exe")).and_then(hidden)
+    {
+        // Ignored: another thread was first.
+        let _ = UNUSABLE.compare_and_swap(&None::<Arc<Hidden>>, Some(file));
+    }
+}
+
+/// Puts a file at a descriptor which all calls answer by `EBADF`, until it is closed. If there is none, calls find the
+/// descriptor that was polled.
 fn make_unusable(fd: c_int) {
-    static UNUSABLE: OnceLock<Option<Hidden>> = OnceLock::new();
-    let open = || {
-        let file = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
-        Hidden::new(file).ok()
-    };
-    if let Some(unusable) = UNUSABLE.get_or_init(open) {
+    prepare_to_close();
+    if let Some(unusable) = &*UNUSABLE.load() {
         // Ignored: as without one.
         let _ = replace(fd, unusable.as_fd(), true);
     }

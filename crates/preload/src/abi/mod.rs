@@ -23,6 +23,7 @@ mod signals; //     handlers of signals
 mod descriptors; // close, dup, fcntl, ioctl
 
 pub(crate) use address::encode;
+pub(crate) use descriptors::prepare_to_close;
 pub(crate) use signals::{ignore_broken_pipes, unblock};
 pub(crate) use system::{
     Span, close_forgotten, copy_option, copy_signals, fast_open_keys, handlers_restart, is_ipv6,

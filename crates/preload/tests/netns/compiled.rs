@@ -11,6 +11,7 @@ use super::{Hosts, NEAR};
 
 const HANDLERS: &str = include_str!("handlers.c");
 const CLOSES: &str = include_str!("closes.c");
+const COPIES: &str = include_str!("copies.c");
 
 const CONFIG: &str = "via=af_packet take=udp:7,tcp:7 spin=auto dev=exa";
 
@@ -82,8 +83,16 @@ fn ask_until(hosts: &Hosts, has_ended: impl Fn() -> bool + Sync) {
 }
 
 pub(crate) fn closing_spares_threads() {
+    closes(CLOSES);
+}
+
+pub(crate) fn children_close_copies() {
+    closes(COPIES);
+}
+
+fn closes(program: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let program = compiled(folder.path(), CLOSES);
+    let program = compiled(folder.path(), program);
     let hosts = Hosts::new();
     for config in [Some(CONFIG), None] {
         thread::scope(|scope| {

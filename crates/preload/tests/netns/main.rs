@@ -46,6 +46,7 @@ fn main() {
     let compiled = [
         ("exe_4_handlers_use_sockets", compiled::handlers_use_sockets as fn()),
         ("exe_4_closing_spares_other_threads", compiled::closing_spares_threads),
+        ("exe_5_child_closes_all_copies", compiled::children_close_copies),
     ];
     trials.extend(compiled.map(|(name, test)| trial_inside(name, without_cc.as_ref(), test)));
     let missing = missing.or_else(python_missing);
