@@ -12,10 +12,19 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 use crate::abi;
 
 thread_local! {
-    /// Number of the thread's parts that have begun, one within the other.
-    static DEPTH: AtomicU32 = const { AtomicU32::new(0) };
+    static STATE: State = const {
+        State { depth: AtomicU32::new(0), held: AtomicU64::new(0), handled: AtomicU64::new(0) }
+    };
+}
+
+/// State of a thread, which handlers change between any two instructions.
+struct State {
+    /// Number of parts that have begun, one within the other.
+    depth: AtomicU32,
     /// Signals that are held back, by bits.
-    static HELD: AtomicU64 = const { AtomicU64::new(0) };
+    held: AtomicU64,
+    /// Signals whose handlers have run since the call began, or began its last wait, by bits.
+    handled: AtomicU64,
 }
 
 /// Part of a call, until the value is dropped.
@@ -23,7 +32,13 @@ pub(crate) struct Critical(PhantomData<*mut ()>);
 
 /// Begins a part of a call.
 pub(crate) fn enter() -> Critical {
-    DEPTH.with(|depth| depth.store(depth.load(Ordering::Relaxed) + 1, Ordering::Relaxed));
+    STATE.with(|state| {
+        let depth = state.depth.load(Ordering::Relaxed);
+        if depth == 0 {
+            state.handled.store(0, Ordering::Relaxed);
+        }
+        state.depth.store(depth + 1, Ordering::Relaxed);
+    });
     // A handler sees the count before any lock is taken.
     compiler_fence(Ordering::SeqCst);
     Critical(PhantomData)
@@ -38,44 +53,74 @@ impl Drop for Critical {
 /// Ends a part that was [begun](enter), and whose value was forgotten.
 pub(crate) fn leave() {
     compiler_fence(Ordering::SeqCst);
-    let left = DEPTH.with(|depth| {
-        let left = depth.load(Ordering::Relaxed).saturating_sub(1);
-        depth.store(left, Ordering::Relaxed);
-        left
+    STATE.with(|state| {
+        let left = state.depth.load(Ordering::Relaxed).saturating_sub(1);
+        state.depth.store(left, Ordering::Relaxed);
+        if left == 0 {
+            state.let_come();
+        }
     });
-    if left == 0 {
-        let_come();
+}
+
+/// Signals whose handlers have run in a call before it waits, since its first part or its last wait began. Where signals end a wait of
+/// the kernel, they end it, too: it would not begin to wait with a signal that has come.
+#[derive(Clone, Copy)]
+pub(crate) struct Handled(u64);
+
+impl Handled {
+    pub(crate) const NONE: Self = Self(0);
+
+    /// True if there are some.
+    pub(crate) fn are_some(self) -> bool {
+        self.0 != 0
+    }
+
+    /// True if the handler of one of them has no `SA_RESTART`.
+    pub(crate) fn end_call(self) -> bool {
+        self.are_some() && !abi::restart(self.0)
     }
 }
 
 /// Waits in the kernel within a part, without any lock: handlers run meanwhile, and may make calls of their own.
-pub(crate) fn outside<T>(wait: impl FnOnce() -> T) -> T {
-    let depth = DEPTH.with(|depth| depth.swap(0, Ordering::Relaxed));
-    let_come();
-    let result = wait();
-    DEPTH.with(|current| current.store(depth, Ordering::Relaxed));
-    compiler_fence(Ordering::SeqCst);
-    result
+pub(crate) fn outside<T>(wait: impl FnOnce(Handled) -> T) -> T {
+    STATE.with(|state| {
+        let depth = state.depth.swap(0, Ordering::Relaxed);
+        state.let_come();
+        let result = wait(Handled(state.handled.swap(0, Ordering::Relaxed)));
+        state.depth.store(depth, Ordering::Relaxed);
+        compiler_fence(Ordering::SeqCst);
+        result
+    })
 }
 
-/// Holds back a signal that has come within a part. False outside.
-pub(crate) fn hold(signal: u32) -> bool {
-    let is_inside = DEPTH.with(|depth| depth.load(Ordering::Relaxed)) > 0;
-    if is_inside {
-        HELD.with(|held| held.fetch_or(1 << (signal - 1), Ordering::Relaxed));
-    }
-    is_inside
+/// True within a part.
+pub(crate) fn is_inside() -> bool {
+    STATE.with(|state| state.depth.load(Ordering::Relaxed)) > 0
 }
 
-/// Has the handlers run that were held back.
-fn let_come() {
-    compiler_fence(Ordering::SeqCst);
-    let held = HELD.with(|held| match held.load(Ordering::Relaxed) {
-        0 => 0,
-        _ => held.swap(0, Ordering::Relaxed),
+/// Notes that a signal is held back, by its bit. It is blocked from then on.
+pub(crate) fn hold(signal: u64) {
+    STATE.with(|state| state.held.fetch_or(signal, Ordering::Relaxed));
+}
+
+/// Runs the handler of a signal, by its bit. Calls of the handler are other ones than that which it has interrupted.
+pub(crate) fn run_handler(signal: u64, run: impl FnOnce()) {
+    STATE.with(|state| {
+        let before = state.handled.load(Ordering::Relaxed);
+        run();
+        state.handled.store(before | signal, Ordering::Relaxed);
     });
-    if held != 0 {
-        abi::unblock(held);
+}
+
+impl State {
+    /// Has the handlers run that were held back.
+    fn let_come(&self) {
+        compiler_fence(Ordering::SeqCst);
+        if self.held.load(Ordering::Relaxed) != 0 {
+            let held = self.held.swap(0, Ordering::Relaxed);
+            // The call may have set it, as the kernel does after handlers.
+            abi::keeping_errno(|| abi::unblock(held));
+        }
     }
 }
 
@@ -85,16 +130,43 @@ mod tests {
 
     #[test]
     fn exe_4_signals_are_held_within_parts() {
-        let held = || HELD.with(|held| held.load(Ordering::Relaxed));
-        assert!(!hold(14));
+        const ALARM: u64 = 1 << 13;
+        let held = || STATE.with(|state| state.held.load(Ordering::Relaxed));
+        assert!(!is_inside());
         let outer = enter();
         let inner = enter();
-        assert!(hold(14) && hold(1));
+        hold(ALARM);
+        hold(1);
         drop(inner);
-        assert_eq!(held(), 1 << 13 | 1);
-        outside(|| assert!(!hold(14) && held() == 0, "the thread waits"));
-        assert!(hold(14));
+        assert!(is_inside() && held() == ALARM | 1);
+        outside(|handled| assert!(!is_inside() && held() == 0 && !handled.are_some()));
+        assert!(is_inside());
+        hold(ALARM);
         drop(outer);
-        assert!(!hold(14) && held() == 0);
+        assert!(!is_inside() && held() == 0);
+    }
+
+    #[test]
+    fn exe_4_handlers_end_later_waits() {
+        const ALARM: u64 = 1 << 13;
+        let ends_wait = || outside(|handled| (handled.are_some(), handled.end_call()));
+        let call = enter();
+        assert_eq!(ends_wait(), (false, false));
+        outside(|_| run_handler(ALARM, || drop(enter())));
+        assert_eq!(ends_wait(), (true, true), "no handler has SA_RESTART");
+        assert_eq!(ends_wait(), (false, false), "a call that goes on waits then");
+        outside(|_| {
+            run_handler(ALARM, || ());
+            run_handler(1, || assert_eq!(ends_of_call(), (false, false), "another call"));
+        });
+        assert_eq!(ends_wait(), (true, true));
+        outside(|_| run_handler(ALARM, || ()));
+        drop(call);
+        assert_eq!(ends_of_call(), (false, false));
+    }
+
+    fn ends_of_call() -> (bool, bool) {
+        let _call = enter();
+        outside(|handled| (handled.are_some(), handled.end_call()))
     }
 }

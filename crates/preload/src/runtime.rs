@@ -23,6 +23,7 @@ use rustix::io::Errno;
 
 use crate::abi;
 use crate::claim::Claim;
+use crate::critical::Handled;
 use crate::membership::{Membership, Rings};
 use crate::socket::Socket;
 use crate::start_error::StartError;
@@ -115,7 +116,9 @@ pub(crate) fn forked() {
 
 /// True in a child that uses its parent's memory until it runs another program (`vfork`).
 pub(crate) fn is_in_parents_memory() -> bool {
-    PROCESS.load(Ordering::Relaxed) != process::id()
+    // 0 before the library was initialised, when others that are may call it.
+    let own = PROCESS.load(Ordering::Relaxed);
+    own != 0 && own != process::id()
 }
 
 /// True if a socket of this protocol that is bound to this address is to be one of ours. Loopback addresses
@@ -297,13 +300,16 @@ pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
 /// Waits for descriptors by `sleep`, which returns the number of those that are ready, and looks for them by `look`. Before
 /// that, this thread receives what has arrived, instead of waking one of the engine's: sockets that something has come
 /// to are then ready.
-pub(crate) fn receive_and_wait(look: impl Fn() -> c_int, sleep: impl FnOnce() -> c_int) -> c_int {
+pub(crate) fn receive_and_wait(
+    look: impl Fn() -> c_int,
+    sleep: impl FnOnce(Handled) -> c_int,
+) -> c_int {
     match RUNNING.get(forks()).and_then(OnceLock::get) {
         Some(Ok(runtime)) => {
             let _critical = critical::enter();
             runtime.net.wait(look, || critical::outside(sleep))
         }
-        _ => sleep(),
+        _ => sleep(Handled::NONE),
     }
 }
 

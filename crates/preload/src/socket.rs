@@ -121,10 +121,13 @@ impl CallWait {
             return self.polled(readiness, PollFlags::IN, timeout);
         }
         self.began.get_or_insert_with(Instant::now);
-        match outside(|| recv(readiness, &mut [0; 1], RecvFlags::PEEK)) {
-            Ok(_) | Err(Errno::CONNRESET) => Ok(()),
-            Err(error) => Err(error),
-        }
+        outside(|handled| match handled.end_call() {
+            true => Err(Errno::INTR),
+            false => match recv(readiness, &mut [0; 1], RecvFlags::PEEK) {
+                Ok(_) | Err(Errno::CONNRESET) => Ok(()),
+                Err(error) => Err(error),
+            },
+        })
     }
 
     /// Waits until a descriptor is writable. After a signal whose handler has `SA_RESTART` it waits on, if the call
@@ -157,7 +160,7 @@ impl CallWait {
         }
         // Bytes are there, so that more are not told.
         let mut polled = [PollFd::new(&readiness, PollFlags::RDHUP)];
-        outside(|| poll(&mut polled, Some(&MORE_LOOK))) == Ok(0)
+        outside(|handled| !handled.are_some() && poll(&mut polled, Some(&MORE_LOOK)) == Ok(0))
     }
 
     /// Polls a descriptor for the time that is left.
@@ -171,9 +174,12 @@ impl CallWait {
         let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         let mut polled = [PollFd::new(&readiness, asked)];
-        match outside(|| poll(&mut polled, left.as_ref()))? {
-            0 => Err(Errno::AGAIN),
-            _ => Ok(()),
-        }
+        outside(|handled| match handled.are_some() {
+            true => Err(Errno::INTR),
+            false => match poll(&mut polled, left.as_ref())? {
+                0 => Err(Errno::AGAIN),
+                _ => Ok(()),
+            },
+        })
     }
 }

@@ -159,7 +159,10 @@ fn polled(pipe: c_int, asked: PollFlags, waits: bool) -> Result<PollFlags, Errno
     let at_once = Timespec::default();
     with_number(pipe, |pipe| {
         let mut polled = [PollFd::new(&pipe, asked)];
-        outside(|| poll(&mut polled, (!waits).then_some(&at_once)))?;
+        outside(|handled| match waits && handled.end_call() {
+            true => Err(Errno::INTR),
+            false => poll(&mut polled, (!waits).then_some(&at_once)),
+        })?;
         Ok(polled[0].revents())
     })
 }
@@ -223,9 +226,14 @@ fn from_pipe(
         let how = if waits { 0 } else { libc::SPLICE_F_NONBLOCK };
         // SAFETY: the call touches no memory.
         let tee = || unsafe { libc::tee(pipe, copy_in.as_raw_fd(), len - moved, how) };
-        let teed = outside(tee);
-        let Ok(teed) = usize::try_from(teed) else {
-            return if moved > 0 { Ok(moved) } else { Err(super::last_error()) };
+        let teed = outside(|handled| match waits && handled.end_call() {
+            true => Err(Errno::INTR),
+            false => usize::try_from(tee()).map_err(|_| super::last_error()),
+        });
+        let teed = match teed {
+            Ok(teed) => teed,
+            Err(_) if moved > 0 => return Ok(moved),
+            Err(error) => return Err(error),
         };
         if teed == 0 {
             break;

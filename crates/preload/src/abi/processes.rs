@@ -41,6 +41,7 @@ extern "C" fn in_child() {
     if crate::fork_locks::release() {
         crate::runtime::note_copy();
     }
+    super::signals::forget_earlier();
     critical::leave();
 }
 

@@ -3,14 +3,17 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
 
-static int udp, connection;
-static volatile sig_atomic_t handled, failed;
+static int udp, connection, listener;
+static volatile sig_atomic_t handled, failed, ended;
+static pthread_t main_thread;
 
 static void use(void)
 {
@@ -101,13 +104,140 @@ static void actions(void)
 	raise(SIGUSR1);
 }
 
+/* Says in which other ways handlers are set, and what they find. */
+static void older_ways(void)
+{
+	struct sigaction before, action = {.sa_handler = plain, .sa_flags = SA_NODEFER};
+
+	siginterrupt(SIGUSR1, 1);
+	signal(SIGUSR1, plain);
+	sigaction(SIGUSR1, NULL, &before);
+	printf("interrupts %x\n", before.sa_flags);
+	siginterrupt(SIGUSR1, 0);
+	ssignal(SIGUSR1, plain);
+	sigaction(SIGUSR1, NULL, &before);
+	printf("restarts %x\n", before.sa_flags);
+	printf("%d ", sigset(SIGUSR1, SIG_HOLD) == plain);
+	raise(SIGUSR1);
+	printf("held, %d\n", sigset(SIGUSR1, plain) == SIG_HOLD);
+	printf("%d ", sigset(SIGUSR1, SIG_DFL) == plain);
+	printf("%d %d\n", sigset(SIGKILL, plain) == SIG_ERR, errno);
+	/* Blocked by its mask, though not by its flags. */
+	sigaddset(&action.sa_mask, SIGUSR1);
+	action.sa_sigaction = find;
+	action.sa_flags |= SA_SIGINFO;
+	sigaction(SIGUSR1, &action, &before);
+	raise(SIGUSR1);
+	signal(SIGUSR1, SIG_DFL);
+}
+
+static int queued, misplaced;
+
+static void count_queued(int number, siginfo_t *info, void *context)
+{
+	if (info->si_value.sival_int != queued || info->si_code != SI_QUEUE || info->si_pid != getpid())
+		misplaced++;
+	queued = info->si_value.sival_int + 1;
+}
+
+static void *queue(void *nothing)
+{
+	for (int i = 0; i < 20000; i++) {
+		while (pthread_sigqueue(main_thread, SIGRTMIN, (union sigval){i}) != 0)
+			usleep(10);
+		if (i % 4 == 3)
+			usleep(20);
+	}
+	while (queued < 20000)
+		usleep(10);
+	ended = 1;
+	return nothing;
+}
+
+/* Has several real-time signals queued, which are to come in order. */
+static void in_order(void)
+{
+	struct sigaction action = {.sa_sigaction = count_queued, .sa_flags = SA_SIGINFO};
+	pthread_t thread;
+
+	sigaction(SIGRTMIN, &action, NULL);
+	pthread_create(&thread, NULL, queue, NULL);
+	while (!ended)
+		use();
+	pthread_join(thread, NULL);
+	printf("queued %d, misplaced %d\n", queued, misplaced);
+}
+
+static void count(int number)
+{
+	handled++;
+}
+
+static void *send_signals(void *nothing)
+{
+	while (handled < 2000) {
+		pthread_kill(main_thread, SIGUSR1);
+		usleep(rand() % 60);
+	}
+	ended = 1;
+	return nothing;
+}
+
+/* Waits with a mask for a signal that is blocked before and afterwards, while packets come. */
+static void masked(void)
+{
+	struct sigaction action = {.sa_handler = count};
+	struct pollfd polled = {listener, POLLIN, 0};
+	struct timespec moment = {0, 100000};
+	int unblocked = 0, early = 0;
+	sigset_t signals, none, before, blocked;
+	pthread_t thread;
+
+	sigemptyset(&none);
+	sigemptyset(&signals);
+	sigaddset(&signals, SIGUSR1);
+	sigaction(SIGUSR1, &action, NULL);
+	sigprocmask(SIG_BLOCK, &signals, &before);
+	ended = handled = 0;
+	pthread_create(&thread, NULL, send_signals, NULL);
+	while (!ended) {
+		int seen = handled;
+		use();
+		early += handled != seen;
+		ppoll(&polled, 1, &moment, &none);
+		sigprocmask(SIG_BLOCK, &signals, &blocked);
+		unblocked += !sigismember(&blocked, SIGUSR1);
+	}
+	pthread_join(thread, NULL);
+	printf("unblocked %d, early %d\n", unblocked, early);
+	signal(SIGUSR1, SIG_IGN);
+	sigprocmask(SIG_SETMASK, &before, NULL);
+}
+
+static void spoil(int number)
+{
+	handled++;
+	errno = ERANGE;
+}
+
+/* Sends after the end: the error is the call's, though the handler has another one. */
+static void spoiled(void)
+{
+	handled = 0;
+	signal(SIGPIPE, spoil);
+	shutdown(connection, SHUT_WR);
+	printf("%zd ", send(connection, "byte", 4, 0));
+	printf("%d, handled %d\n", errno, handled);
+}
+
 int main(void)
 {
 	struct sigaction action = {.sa_sigaction = handle, .sa_flags = SA_SIGINFO | SA_RESTART};
 	struct itimerval often = {{0, 100}, {0, 100}};
 	struct sockaddr_in near = {AF_INET, htons(7)}, far = {AF_INET, htons(9)};
-	int listener = socket(AF_INET, SOCK_STREAM, 0);
 
+	main_thread = pthread_self();
+	listener = socket(AF_INET, SOCK_STREAM, 0);
 	inet_pton(AF_INET, "10.9.0.1", &near.sin_addr);
 	inet_pton(AF_INET, "10.9.0.2", &far.sin_addr);
 	udp = socket(AF_INET, SOCK_DGRAM, 0);
@@ -120,10 +250,16 @@ int main(void)
 	if (connection < 0)
 		return 3;
 	actions();
+	older_ways();
+	in_order();
+	masked();
+	handled = 0;
 	sigaction(SIGALRM, &action, NULL);
 	setitimer(ITIMER_REAL, &often, NULL);
 	while (handled < 3000)
 		use();
+	setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
+	spoiled();
 	printf("handled, %d\n", failed);
 	fflush(stdout);
 	_exit(0);
