@@ -30,6 +30,7 @@ use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::runtime::{StillWaits, excluding, is_running, is_taken, prepare, running, when_free};
 use crate::socket::{CallWait, Socket, Takeover};
+use crate::start_error::GRANT;
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, TcpSetting};
 use crate::udp_options::{lacking, timeout};
@@ -128,7 +129,13 @@ impl Listener {
         for option in lacking(descriptor) {
             tell!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
-        tcp_reserve::refuse_packets(descriptor).map_err(|error| unconnected_errno(&error))?;
+        tcp_reserve::refuse_packets(descriptor).map_err(|error| {
+            tell!(
+                "forebay: cannot have the kernel drop the packets to {local}: {error}; some kernels (6.18) require CAP_NET_ADMIN for \
+                 that: {GRANT}"
+            );
+            unconnected_errno(&error)
+        })?;
         rustix::net::listen(descriptor, backlog)?;
         let is_nonblocking = fcntl_getfl(descriptor)?.contains(OFlags::NONBLOCK);
         let inherited = Inherited::of(Hidden::duplicate(descriptor)?)?;
