@@ -515,7 +515,7 @@ fn ready(
 fn ready_beside(
     config: &PreloadConfig,
     prepared: &mut Option<Prepared>,
-    copied: Option<Prepared>,
+    mut copied: Option<Prepared>,
     others: &Claim,
 ) -> Result<Prepared, Errno> {
     /// Last process that has told an error, by the number of its forks and one.
@@ -535,8 +535,9 @@ fn ready_beside(
                     process::id()
                 );
             }
-            if copied.is_none() {
-                others.release(); // nothing waits by it
+            match &mut copied {
+                Some(copied) => copied.failed = Some(Instant::now()),
+                None => others.release(), // nothing waits by it
             }
             *prepared = copied;
             Err(Errno::BUSY)

@@ -346,6 +346,43 @@ pub(crate) fn second_is_told() {
     assert!(errors.contains("another process serves"), "{errors}");
 }
 
+/// Listens, and forks a child that serves. The parent, which may not open the devices then, waits for connections, too, and
+/// forks another child.
+const ONCE: &str = "
+import os, select, signal, socket
+signal.alarm(60)
+listener = socket.create_server(('10.9.0.1', 7))
+served, done = os.pipe(), os.pipe()
+if os.fork() == 0:
+    signal.alarm(60)
+    os.close(done[1])
+    select.select([listener], [], [], 0)
+    os.write(served[1], b'x')
+    os.read(done[0], 1) # until the parent has ended, whose turn does not come
+    os._exit(0)
+os.read(served[0], 1)
+forbid()
+select.select([listener], [], [], 0)
+second = os.fork()
+if second == 0:
+    os._exit(0)
+os.waitpid(second, 0)
+os._exit(0)
+";
+
+pub(crate) fn failure_is_told_once() {
+    let hosts = Hosts::new();
+    let mut program = Command::new("python3");
+    let (_, errors) =
+        hosts.lines_and_errors(program.args(["-c", &(FORBIDS.to_owned() + ONCE)]), Some(CONFIG));
+    let told: Vec<_> = errors.lines().filter(|line| line.contains("CAP_NET_RAW")).collect();
+    assert_eq!(told.len(), 1, "{errors}");
+    assert!(
+        told[0].contains("ambient capabilities") && !told[0].contains("sudo setcap"),
+        "{errors}"
+    );
+}
+
 /// Listens, serves, and forks a child that closes its copy. Once the parent has ended, the child may have the port.
 const LEAVES: &str = "
 import os, select, socket, time

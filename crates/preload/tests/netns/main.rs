@@ -84,6 +84,7 @@ fn main() {
         ("exe_7_newest_process_is_controlled", workers::newest_is_controlled),
         ("exe_6_bytes_outlive_their_process", forks::bytes_outlive),
         ("exe_5_second_process_is_told_why", forks::second_is_told),
+        ("exe_5_failed_opening_is_told_once", forks::failure_is_told_once),
         ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
         ("exe_5_udp_is_of_one_sibling", forks::siblings_know_each_other),
         ("exe_5_refused_bind_leaves_claim", forks::refused_leaves_claim),
