@@ -28,7 +28,7 @@ const CLOSING: u8 = 2;
 #[must_use]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Closing {
-    /// The socket is to be [removed](remove) before that.
+    /// The socket is to be [removed](remove_closing) before that.
     Ours,
     /// No socket of ours is there.
     Others,
@@ -118,11 +118,20 @@ pub(crate) fn begin_closing(descriptor: RawFd) -> Closing {
 #[must_use]
 pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
     let index = index(descriptor)?;
-    let is_removed = STATES[index].load(Ordering::Acquire) != NOT_OURS
-        // The parent's descriptor stays open.
-        && !is_in_parents_memory()
-        && STATES[index].swap(NOT_OURS, Ordering::AcqRel) != NOT_OURS;
-    if is_removed { SOCKETS[index].swap(None) } else { None }
+    // The parent's descriptor stays open.
+    let is_own = STATES[index].load(Ordering::Acquire) != NOT_OURS && !is_in_parents_memory();
+    if is_own { take(index) } else { None }
+}
+
+/// Removes the socket at a descriptor that this thread has [begun to close](begin_closing), like [`remove`].
+#[must_use]
+pub(crate) fn remove_closing(descriptor: RawFd) -> Option<Arc<Socket>> {
+    take(index(descriptor)?)
+}
+
+fn take(index: usize) -> Option<Arc<Socket>> {
+    let was_ours = STATES[index].swap(NOT_OURS, Ordering::AcqRel) != NOT_OURS;
+    if was_ours { SOCKETS[index].swap(None) } else { None }
 }
 
 /// Descriptors of ours within a range, which ends with `last`.

@@ -52,7 +52,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 fn close_ours(fd: c_int) -> Result<(), Errno> {
     // Calls of other threads that no longer find the socket fail.
     make_unusable(fd);
-    let socket = table::remove(fd);
+    let socket = table::remove_closing(fd);
     // SAFETY: the call touches no memory, and the program closes the descriptor.
     let result = unsafe { libc::syscall(libc::SYS_close, fd) };
     let closed = if result == 0 { Ok(()) } else { Err(last_error()) };
