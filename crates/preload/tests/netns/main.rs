@@ -163,6 +163,14 @@ fn kernel_received() -> u64 {
     line.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
+/// Has a program run with the library, and with this configuration.
+fn preloaded<'a>(command: &'a mut Command, config: &str) -> &'a mut Command {
+    let own = std::env::current_exe().unwrap();
+    let library = own.with_file_name("libforebay_preload.so");
+    assert!(library.exists(), "{} is built with the tests", library.display());
+    command.env("LD_PRELOAD", library).env("FOREBAY_EXEC", config)
+}
+
 /// Two hosts on one cable.
 struct Hosts {
     near: Namespace,
@@ -211,10 +219,7 @@ impl Hosts {
         config: Option<&str>,
     ) -> (Vec<String>, String) {
         if let Some(config) = config {
-            let own = std::env::current_exe().unwrap();
-            let library = own.with_file_name("libforebay_preload.so");
-            assert!(library.exists(), "{} is built with the tests", library.display());
-            command.env("LD_PRELOAD", library).env("FOREBAY_EXEC", config);
+            preloaded(command, config);
         }
         let Output { status, stdout, stderr } = self.near.run(|| command.output().unwrap());
         let stderr = String::from_utf8_lossy(&stderr).into_owned();
