@@ -31,6 +31,7 @@ mod tcp_options; // options of both
 mod origin; //      the process that a socket belongs to
 mod runtime; //     the engine of this process
 mod start_error; // reasons why it has none
+mod critical; //    parts of calls that no handler of a signal interrupts
 mod fork_locks; //  locks that a fork must not copy
 mod claim; //       the process that runs it, of several that were forked
 mod shares; //      the new connections of each process, of several that run one

@@ -30,6 +30,7 @@ use crate::option::SocketOption;
 use crate::origin::Origin;
 use crate::runtime::{StillWaits, excluding, is_running, is_taken, prepare, running, when_free};
 use crate::socket::{CallWait, Socket, Takeover};
+use crate::start_error::GRANT;
 use crate::stream::Stream;
 use crate::tcp_options::{Inherited, TcpSetting};
 use crate::udp_options::{lacking, timeout};
@@ -124,10 +125,17 @@ impl Listener {
             return Ok(Takeover::Kernels);
         }
         prepare()?;
+        abi::prepare_to_close();
         for option in lacking(descriptor) {
             tell!("forebay: {option}, set for the socket of {local}, has no effect on it");
         }
-        tcp_reserve::refuse_packets(descriptor).map_err(|error| unconnected_errno(&error))?;
+        tcp_reserve::refuse_packets(descriptor).map_err(|error| {
+            tell!(
+                "forebay: cannot have the kernel drop the packets to {local}: {error}; some kernels (6.18) require CAP_NET_ADMIN for \
+                 that: {GRANT}"
+            );
+            unconnected_errno(&error)
+        })?;
         rustix::net::listen(descriptor, backlog)?;
         let is_nonblocking = fcntl_getfl(descriptor)?.contains(OFlags::NONBLOCK);
         let inherited = Inherited::of(Hidden::duplicate(descriptor)?)?;
@@ -443,7 +451,7 @@ fn serve_all() -> StillWaits {
         if let Some(socket) = table::find(number)
             && let Socket::Listener(listener) = &*socket
         {
-            match listener.serve(&socket) {
+            match listener.serve(socket.shared()) {
                 Ok(_) => {}
                 Err(Errno::BUSY) => still_waits = StillWaits(true),
                 Err(_) => listener.end_turn(),

@@ -16,6 +16,7 @@ use crate::listener::Served;
 use crate::membership::Closed;
 use crate::runtime::{Runtime, forks, is_running, is_taken, running};
 use crate::socket::Socket;
+use crate::table::Found;
 use crate::{fork_locks, table};
 
 /// Longest wait for the end of a closed listener, and pause between two looks.
@@ -131,7 +132,7 @@ pub(crate) fn adopt(passed: &PassedConnection) -> bool {
 
 /// Adds a connection to a listener whose address this is.
 fn adopt_at(address: SocketAddr, passed: &PassedConnection) -> bool {
-    let is_adopted = |socket: Arc<Socket>| {
+    let is_adopted = |socket: Found| {
         let Socket::Listener(listener) = &*socket else { return false };
         listener.addresses().any(|its| its == address)
             && listener.served_here().is_some_and(|served| served.tcp.adopt(passed))

@@ -21,11 +21,13 @@ use forebay_sys::tcp_fast_open;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
+use crate::abi;
 use crate::claim::Claim;
+use crate::critical::Handled;
 use crate::membership::{Membership, Rings};
 use crate::socket::Socket;
 use crate::start_error::StartError;
-use crate::{control, fork_locks, listener, passing, table};
+use crate::{control, critical, fork_locks, listener, passing, table};
 
 /// Bound of nested forks: in a child beyond it, a taken port answers `ENODEV`.
 pub(crate) const FORKS_MAX: usize = 8;
@@ -114,7 +116,9 @@ pub(crate) fn forked() {
 
 /// True in a child that uses its parent's memory until it runs another program (`vfork`).
 pub(crate) fn is_in_parents_memory() -> bool {
-    PROCESS.load(Ordering::Relaxed) != process::id()
+    // 0 before the library was initialised, when others that are may call it.
+    let own = PROCESS.load(Ordering::Relaxed);
+    own != 0 && own != process::id()
 }
 
 /// True if a socket of this protocol that is bound to this address is to be one of ours. Loopback addresses
@@ -296,10 +300,16 @@ pub(crate) fn running_alone() -> Result<&'static Runtime, Errno> {
 /// Waits for descriptors by `sleep`, which returns the number of those that are ready, and looks for them by `look`. Before
 /// that, this thread receives what has arrived, instead of waking one of the engine's: sockets that something has come
 /// to are then ready.
-pub(crate) fn receive_and_wait(look: impl Fn() -> c_int, sleep: impl FnOnce() -> c_int) -> c_int {
+pub(crate) fn receive_and_wait(
+    look: impl Fn() -> c_int,
+    sleep: impl FnOnce(Handled) -> c_int,
+) -> c_int {
     match RUNNING.get(forks()).and_then(OnceLock::get) {
-        Some(Ok(runtime)) => runtime.net.wait(look, sleep),
-        _ => sleep(),
+        Some(Ok(runtime)) => {
+            let _critical = critical::enter();
+            runtime.net.wait(look, || critical::outside(sleep))
+        }
+        _ => sleep(Handled::NONE),
     }
 }
 
@@ -353,6 +363,8 @@ pub(crate) fn finish() {
         return;
     }
     control::remove();
+    // What threads and handlers write from now on must not end the process in another way.
+    abi::ignore_broken_pipes();
     let Ok(runtime) = running() else { return };
     if rustix::io::write(&runtime.finisher, &1u64.to_ne_bytes()).is_err() {
         return;
@@ -503,7 +515,7 @@ fn ready(
 fn ready_beside(
     config: &PreloadConfig,
     prepared: &mut Option<Prepared>,
-    copied: Option<Prepared>,
+    mut copied: Option<Prepared>,
     others: &Claim,
 ) -> Result<Prepared, Errno> {
     /// Last process that has told an error, by the number of its forks and one.
@@ -523,8 +535,9 @@ fn ready_beside(
                     process::id()
                 );
             }
-            if copied.is_none() {
-                others.release(); // nothing waits by it
+            match &mut copied {
+                Some(copied) => copied.failed = Some(Instant::now()),
+                None => others.release(), // nothing waits by it
             }
             *prepared = copied;
             Err(Errno::BUSY)

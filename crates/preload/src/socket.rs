@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
 use crate::abi;
+use crate::critical::outside;
 use crate::listener::Listener;
 use crate::stream::Stream;
 use crate::table;
@@ -120,10 +121,13 @@ impl CallWait {
             return self.polled(readiness, PollFlags::IN, timeout);
         }
         self.began.get_or_insert_with(Instant::now);
-        match recv(readiness, &mut [0; 1], RecvFlags::PEEK) {
-            Ok(_) | Err(Errno::CONNRESET) => Ok(()),
-            Err(error) => Err(error),
-        }
+        outside(|handled| match handled.end_call() {
+            true => Err(Errno::INTR),
+            false => match recv(readiness, &mut [0; 1], RecvFlags::PEEK) {
+                Ok(_) | Err(Errno::CONNRESET) => Ok(()),
+                Err(error) => Err(error),
+            },
+        })
     }
 
     /// Waits until a descriptor is writable. After a signal whose handler has `SA_RESTART` it waits on, if the call
@@ -155,7 +159,8 @@ impl CallWait {
             return false;
         }
         // Bytes are there, so that more are not told.
-        poll(&mut [PollFd::new(&readiness, PollFlags::RDHUP)], Some(&MORE_LOOK)) == Ok(0)
+        let mut polled = [PollFd::new(&readiness, PollFlags::RDHUP)];
+        outside(|handled| !handled.are_some() && poll(&mut polled, Some(&MORE_LOOK)) == Ok(0))
     }
 
     /// Polls a descriptor for the time that is left.
@@ -168,9 +173,13 @@ impl CallWait {
         let began = *self.began.get_or_insert_with(Instant::now);
         let left = timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        match poll(&mut [PollFd::new(&readiness, asked)], left.as_ref())? {
-            0 => Err(Errno::AGAIN),
-            _ => Ok(()),
-        }
+        let mut polled = [PollFd::new(&readiness, asked)];
+        outside(|handled| match handled.are_some() {
+            true => Err(Errno::INTR),
+            false => match poll(&mut polled, left.as_ref())? {
+                0 => Err(Errno::AGAIN),
+                _ => Ok(()),
+            },
+        })
     }
 }

@@ -2,6 +2,11 @@
 
 use std::{fmt, io};
 
+/// Advice to a program without capabilities. The loader ignores preloaded libraries if it gets them from its file.
+pub(crate) const GRANT: &str = "start it as root, or with ambient capabilities (setpriv --inh-caps and --ambient-caps, \
+                                AmbientCapabilities= of systemd); with those of its file (setcap) its sockets would be \
+                                the kernel's";
+
 /// Reason why an engine cannot be opened or started.
 pub(crate) enum StartError {
     /// A device, or the engine over it.
@@ -40,6 +45,7 @@ impl From<forebay::Error> for StartError {
 impl fmt::Display for StartError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Engine(error @ forebay::Error::Privilege { .. }) => write!(f, "{error}; {GRANT}"),
             Self::Engine(error) => write!(f, "{error}; {}", error.help()),
             Self::System { what, source, help } => write!(f, "cannot {what}: {source}; {help}"),
         }
@@ -49,6 +55,16 @@ impl fmt::Display for StartError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn exe_5_lacking_privilege_is_not_the_files() {
+        let (what, missing) = ("AF_PACKET on eth0".to_owned(), "CAP_NET_RAW".to_owned());
+        let help = "grant it with `sudo setcap cap_net_raw+ep program`, or run as root".to_owned();
+        let error = StartError::from(forebay::Error::Privilege { what, missing, help });
+        let told = error.to_string();
+        assert!(told.contains("needs CAP_NET_RAW") && told.contains("ambient"), "{told}");
+        assert!(!told.contains("sudo setcap"), "{told}");
+    }
 
     #[test]
     fn exe_5_start_error_says_what_helps() {

@@ -1,29 +1,70 @@
 //! Sockets of ours by descriptor. Lookups take no lock.
 
+use std::ops::Deref;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use arc_swap::ArcSwapOption;
 
-use crate::runtime::is_in_parents_memory;
+use crate::critical::{self, Critical};
+use crate::runtime::{forks, is_in_parents_memory};
 use crate::socket::Socket;
 
 /// Number of descriptors: the kernel's default for `fs.nr_open`. Pages of slots never used take no memory.
 const DESCRIPTORS_MAX: usize = 1 << 20;
 
-/// True for descriptors in `SOCKETS`: a call on any other descriptor costs this one load.
-static IS_OURS: [AtomicBool; DESCRIPTORS_MAX] = [const { AtomicBool::new(false) }; DESCRIPTORS_MAX];
+/// Descriptors in `SOCKETS`, by [`NOT_OURS`], [`OURS`] and [`closing`]: a call on any other descriptor costs this one load.
+static STATES: [AtomicU8; DESCRIPTORS_MAX] = [const { AtomicU8::new(NOT_OURS) }; DESCRIPTORS_MAX];
 static SOCKETS: [ArcSwapOption<Socket>; DESCRIPTORS_MAX] =
     [const { ArcSwapOption::const_empty() }; DESCRIPTORS_MAX];
 
+const NOT_OURS: u8 = 0;
+const OURS: u8 = 1;
+/// A thread of the first process closes the descriptor, and removes the socket.
+const CLOSING: u8 = 2;
+
+/// Right to close a descriptor.
+#[must_use]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Closing {
+    /// The socket is to be [removed](remove_closing) before that.
+    Ours,
+    /// No socket of ours is there.
+    Others,
+    /// Another thread has it.
+    Begun,
+}
+
+/// Socket that a call has found, which is critical from then on.
+pub(crate) struct Found {
+    socket: Arc<Socket>,
+    _critical: Critical,
+}
+
+impl Found {
+    /// The socket as the table has it.
+    pub(crate) fn shared(&self) -> &Arc<Socket> {
+        &self.socket
+    }
+}
+
+impl Deref for Found {
+    type Target = Socket;
+
+    fn deref(&self) -> &Socket {
+        &self.socket
+    }
+}
+
 /// Socket at a descriptor.
-pub(crate) fn find(descriptor: RawFd) -> Option<Arc<Socket>> {
+pub(crate) fn find(descriptor: RawFd) -> Option<Found> {
     let index = index(descriptor)?;
-    if !IS_OURS[index].load(Ordering::Acquire) {
+    if STATES[index].load(Ordering::Acquire) == NOT_OURS {
         return None;
     }
-    SOCKETS[index].load_full()
+    let critical = critical::enter();
+    SOCKETS[index].load_full().map(|socket| Found { socket, _critical: critical })
 }
 
 /// True if the table has a slot for this descriptor.
@@ -37,7 +78,37 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
         && !is_in_parents_memory()
     {
         SOCKETS[index].store(Some(socket));
-        IS_OURS[index].store(true, Ordering::Release);
+        STATES[index].store(OURS, Ordering::Release);
+    }
+}
+
+/// True if a socket of ours may be at a descriptor.
+pub(crate) fn may_be_ours(descriptor: RawFd) -> bool {
+    index(descriptor).is_some_and(|index| STATES[index].load(Ordering::Acquire) != NOT_OURS)
+}
+
+/// State of a descriptor that a thread of this process closes. In a child, in which that thread does not live, it is another.
+fn closing() -> u8 {
+    let processes = usize::from(u8::MAX - CLOSING) + 1;
+    u8::try_from(forks() % processes).map_or(CLOSING, |forks| CLOSING + forks)
+}
+
+/// Begins to close a descriptor. Its socket is still found there.
+pub(crate) fn begin_closing(descriptor: RawFd) -> Closing {
+    let Some(state) = index(descriptor).map(|index| &STATES[index]) else {
+        return Closing::Others;
+    };
+    let (before, closing) = (state.load(Ordering::Acquire), closing());
+    if before == NOT_OURS || is_in_parents_memory() {
+        return Closing::Others;
+    }
+    if before == closing {
+        return Closing::Begun;
+    }
+    match state.compare_exchange(before, closing, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => Closing::Ours,
+        Err(NOT_OURS) => Closing::Others,
+        Err(_) => Closing::Begun,
     }
 }
 
@@ -47,24 +118,34 @@ pub(crate) fn insert(descriptor: RawFd, socket: Arc<Socket>) {
 #[must_use]
 pub(crate) fn remove(descriptor: RawFd) -> Option<Arc<Socket>> {
     let index = index(descriptor)?;
-    let is_removed = IS_OURS[index].load(Ordering::Acquire)
-        // The parent's descriptor stays open.
-        && !is_in_parents_memory()
-        && IS_OURS[index].swap(false, Ordering::AcqRel);
-    if is_removed { SOCKETS[index].swap(None) } else { None }
+    // The parent's descriptor stays open.
+    let is_own = STATES[index].load(Ordering::Acquire) != NOT_OURS && !is_in_parents_memory();
+    if is_own { take(index) } else { None }
+}
+
+/// Removes the socket at a descriptor that this thread has [begun to close](begin_closing), like [`remove`].
+#[must_use]
+pub(crate) fn remove_closing(descriptor: RawFd) -> Option<Arc<Socket>> {
+    take(index(descriptor)?)
+}
+
+fn take(index: usize) -> Option<Arc<Socket>> {
+    let was_ours = STATES[index].swap(NOT_OURS, Ordering::AcqRel) != NOT_OURS;
+    if was_ours { SOCKETS[index].swap(None) } else { None }
 }
 
 /// Descriptors of ours within a range, which ends with `last`.
 pub(crate) fn within(first: u32, last: u32) -> impl Iterator<Item = RawFd> {
     let last = (last as usize).min(DESCRIPTORS_MAX - 1);
     (first as usize..=last)
-        .filter(|&index| IS_OURS[index].load(Ordering::Acquire))
+        .filter(|&index| STATES[index].load(Ordering::Acquire) != NOT_OURS)
         .filter_map(|index| RawFd::try_from(index).ok())
 }
 
 /// Descriptors of a socket.
 pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
-    let is_its = |number: &RawFd| find(*number).is_some_and(|other| Arc::ptr_eq(&other, socket));
+    let is_its =
+        |number: &RawFd| find(*number).is_some_and(|other| Arc::ptr_eq(other.shared(), socket));
     within(0, u32::MAX).filter(is_its).collect()
 }
 

@@ -78,6 +78,7 @@ impl Udp {
         }
         let v6_only = is_ipv6 && abi::is_on(descriptor, SocketOption::of_ipv6(libc::IPV6_V6ONLY));
         let mut options = running_alone()?.net.socket().v6_only(v6_only);
+        abi::prepare_to_close();
         if socket_reuseport(descriptor).unwrap_or(false) {
             options = options.reuse_port();
         }

@@ -164,7 +164,9 @@ pub(super) fn refused(interface: &Interface, what: &str) -> impl FnOnce(std::io:
     move |source| {
         let help = match source.raw_os_error() {
             Some(libc::ENOMEM) => "free some memory, or ask for fewer queues",
-            Some(libc::EPERM) => "this needs CAP_NET_RAW: run as root, or see `setcap`",
+            Some(libc::EPERM) => {
+                "this needs CAP_NET_RAW where this network namespace was made: run as root there"
+            }
             Some(libc::ENODEV | libc::ENXIO) => {
                 return Error::DeviceGone { name: interface.name.clone() };
             }

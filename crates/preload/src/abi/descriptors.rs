@@ -1,16 +1,20 @@
 //! Calls on descriptors: close, dup, fcntl, ioctl.
 
 use std::ffi::{c_int, c_uint, c_ulong};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
 
-use forebay_sys::hidden;
+use arc_swap::ArcSwapOption;
+use forebay_sys::hidden::{self, Hidden};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::next::next;
-use super::{answer_int, is_nowhere, last_error};
+use super::{answer_int, is_nowhere, last_error, replace};
+use crate::critical;
 use crate::runtime::is_in_parents_memory;
 use crate::socket::Socket;
-use crate::table;
+use crate::table::{self, Closing};
 
 /// Request for the number of bytes that are not sent yet (linux/sockios.h).
 const SIOCOUTQNSD: c_ulong = 0x894b;
@@ -30,13 +34,56 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     if is_unknown(fd) {
         return answer_int(Err(Errno::BADF));
     }
-    let socket = table::remove(fd);
     let next = next!(close(c_int) -> c_int);
-    // SAFETY: the caller's promise.
-    let result = unsafe { next(fd) };
-    let error = (result != 0).then(last_error);
+    if !table::may_be_ours(fd) {
+        // SAFETY: the caller's promise.
+        return unsafe { next(fd) };
+    }
+    let _critical = critical::enter();
+    match table::begin_closing(fd) {
+        Closing::Begun => answer_int(Err(Errno::BADF)),
+        // SAFETY: the caller's promise.
+        Closing::Others => unsafe { next(fd) },
+        Closing::Ours => answer_int(close_ours(fd).map(|()| 0)),
+    }
+}
+
+/// Closes a descriptor whose socket this thread is to remove. No point of cancellation: the thread does all of it.
+fn close_ours(fd: c_int) -> Result<(), Errno> {
+    // Calls of other threads that no longer find the socket fail.
+    make_unusable(fd);
+    let socket = table::remove_closing(fd);
+    // SAFETY: the call touches no memory, and the program closes the descriptor.
+    let result = unsafe { libc::syscall(libc::SYS_close, fd) };
+    let closed = if result == 0 { Ok(()) } else { Err(last_error()) };
     socket.into_iter().for_each(Socket::let_go);
-    error.map_or(result, |error| answer_int(Err(error)))
+    closed
+}
+
+/// File that all calls answer by `EBADF` (`O_PATH`).
+static UNUSABLE: ArcSwapOption<Hidden> = ArcSwapOption::const_empty();
+
+/// Opens the file that is put at descriptors which are closed, while the process has descriptors left and may open files.
+pub(crate) fn prepare_to_close() {
+    // No directory, by which a program would find its way out of one that it is confined to (`chroot`).
+    let open = |path| rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    let hidden = |file| Hidden::new(file).map(Arc::new);
+    if UNUSABLE.load().is_none()
+        && let Ok(file) = open("/dev/null").or_else(|_| open("/proc/self/exe")).and_then(hidden)
+    {
+        // Ignored: another thread was first.
+        let _ = UNUSABLE.compare_and_swap(&None::<Arc<Hidden>>, Some(file));
+    }
+}
+
+/// Puts a file at a descriptor which all calls answer by `EBADF`, until it is closed. If there is none, calls find the
+/// descriptor that was polled.
+fn make_unusable(fd: c_int) {
+    prepare_to_close();
+    if let Some(unusable) = &*UNUSABLE.load() {
+        // Ignored: as without one.
+        let _ = replace(fd, unusable.as_fd(), true);
+    }
 }
 
 /// True for the number of a descriptor that the program has not opened, and so does not know: for it, none is open. A
@@ -104,7 +151,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
             unsafe { close(new) };
             return answer_int(Err(Errno::MFILE));
         }
-        table::insert(new, socket);
+        table::insert(new, Arc::clone(socket.shared()));
     }
     new
 }
@@ -169,6 +216,7 @@ fn check_duplicate(fd: c_int, to: c_int) -> Result<(), Errno> {
 
 /// Enters a duplicate, whose number may have been that of a socket of ours before.
 fn replaced(old: c_int, new: c_int) -> c_int {
+    let _critical = critical::enter();
     if new >= 0 && new != old {
         table::remove(new).into_iter().for_each(Socket::let_go);
     }

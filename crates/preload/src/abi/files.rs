@@ -12,6 +12,7 @@ use rustix::pipe::PipeFlags;
 use super::descriptors::known;
 use super::next::next;
 use super::{answer, answer_sent, with_number};
+use crate::critical::outside;
 use crate::socket::Socket;
 use crate::stream::{SendMode, Stream, StreamMode};
 use crate::table;
@@ -158,7 +159,10 @@ fn polled(pipe: c_int, asked: PollFlags, waits: bool) -> Result<PollFlags, Errno
     let at_once = Timespec::default();
     with_number(pipe, |pipe| {
         let mut polled = [PollFd::new(&pipe, asked)];
-        poll(&mut polled, (!waits).then_some(&at_once))?;
+        outside(|handled| match waits && handled.end_call() {
+            true => Err(Errno::INTR),
+            false => poll(&mut polled, (!waits).then_some(&at_once)),
+        })?;
         Ok(polled[0].revents())
     })
 }
@@ -221,9 +225,15 @@ fn from_pipe(
         let waits = flags & libc::SPLICE_F_NONBLOCK == 0 && moved == 0;
         let how = if waits { 0 } else { libc::SPLICE_F_NONBLOCK };
         // SAFETY: the call touches no memory.
-        let teed = unsafe { libc::tee(pipe, copy_in.as_raw_fd(), len - moved, how) };
-        let Ok(teed) = usize::try_from(teed) else {
-            return if moved > 0 { Ok(moved) } else { Err(super::last_error()) };
+        let tee = || unsafe { libc::tee(pipe, copy_in.as_raw_fd(), len - moved, how) };
+        let teed = outside(|handled| match waits && handled.end_call() {
+            true => Err(Errno::INTR),
+            false => usize::try_from(tee()).map_err(|_| super::last_error()),
+        });
+        let teed = match teed {
+            Ok(teed) => teed,
+            Err(_) if moved > 0 => return Ok(moved),
+            Err(error) => return Err(error),
         };
         if teed == 0 {
             break;

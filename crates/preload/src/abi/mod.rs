@@ -19,9 +19,12 @@ mod send; //        send, sendmsg, write
 mod files; //       sendfile, splice
 mod waits; //       epoll_ctl, poll, select
 mod processes; //   _exit, forks
+mod signals; //     handlers of signals
 mod descriptors; // close, dup, fcntl, ioctl
 
 pub(crate) use address::encode;
+pub(crate) use descriptors::prepare_to_close;
+pub(crate) use signals::{ignore_broken_pipes, restart, unblock};
 pub(crate) use system::{
     Span, close_forgotten, copy_option, copy_signals, fast_open_keys, handlers_restart, is_ipv6,
     is_on, is_plain, lock, lock_holder, lock_in_turn, lock_shared, number, option_differs,
@@ -68,6 +71,18 @@ fn answer_sent(result: Result<usize, Errno>, flags: c_int) -> isize {
         unsafe { libc::raise(libc::SIGPIPE) };
     }
     answer(result)
+}
+
+/// Has the program find the error of the last call that it has made, whatever calls follow.
+pub(crate) fn keeping_errno<T>(act: impl FnOnce() -> T) -> T {
+    // SAFETY: the function has no preconditions.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: it returned the address of this thread's errno, which lives as long as the thread.
+    let before = unsafe { errno.read() };
+    let result = act();
+    // SAFETY: as above.
+    unsafe { errno.write(before) };
+    result
 }
 
 /// Error of the last system call of this thread.

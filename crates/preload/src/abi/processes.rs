@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use super::next::next;
+use crate::critical;
 use crate::runtime::finish;
 
 /// # Safety
@@ -26,6 +27,8 @@ pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
 
 /// Runs in the parent before a fork.
 extern "C" fn before_fork() {
+    // Until the thread has forked, here and in the child: it holds locks.
+    std::mem::forget(critical::enter());
     crate::runtime::before_fork();
 }
 
@@ -38,11 +41,14 @@ extern "C" fn in_child() {
     if crate::fork_locks::release() {
         crate::runtime::note_copy();
     }
+    super::signals::forget_earlier();
+    critical::leave();
 }
 
 /// Runs in the parent after a fork.
 extern "C" fn in_parent() {
     crate::fork_locks::release();
+    critical::leave();
 }
 
 /// Runs when the library is loaded.

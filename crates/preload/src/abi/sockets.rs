@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::next::next;
 use super::{address, answer_int, last_error, number};
+use crate::critical;
 use crate::listener::{Listener, share_with_closed};
 use crate::socket::{Socket, Takeover};
 use crate::table;
@@ -20,6 +21,7 @@ type ByAddress = unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t) -> c
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn bind(fd: c_int, at: *const sockaddr, len: socklen_t) -> c_int {
     let next = next!(bind(c_int, *const sockaddr, socklen_t) -> c_int);
+    let _critical = critical::enter();
     if let Some(socket) = table::find(fd) {
         // Bound already, as the socket of the kernel that has the address, which answers.
         return match socket.holder() {
@@ -76,7 +78,7 @@ pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, len: socklen_t)
         (Socket::Udp(udp), _) if is_none => udp.disconnect().map(|()| 0),
         (Socket::Udp(udp), name) => name.and_then(|to| udp.connect(to)).map(|()| 0),
         (Socket::Listener(listener), _) if is_none => {
-            let _ = listener.shutdown(&socket); // one that has ended stays so
+            let _ = listener.shutdown(socket.shared()); // one that has ended stays so
             Ok(0)
         }
         (Socket::Listener(_) | Socket::Stream(_), _) => Err(Errno::ISCONN),
@@ -114,6 +116,7 @@ pub unsafe extern "C" fn getpeername(fd: c_int, to: *mut sockaddr, len: *mut soc
 /// As `listen(2)`.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    let _critical = critical::enter();
     match table::find(fd).as_deref() {
         Some(Socket::Udp(_)) => return answer_int(Err(Errno::OPNOTSUPP)),
         Some(Socket::Stream(_)) => return answer_int(Err(Errno::INVAL)),
@@ -155,7 +158,7 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
         Socket::Listener(listener) => match how {
             libc::SHUT_WR if listener.has_ended() => Err(Errno::NOTCONN),
             libc::SHUT_WR => Ok(()),
-            libc::SHUT_RD | libc::SHUT_RDWR => listener.shutdown(&socket),
+            libc::SHUT_RD | libc::SHUT_RDWR => listener.shutdown(socket.shared()),
             _ => Err(Errno::INVAL),
         },
     };
@@ -193,7 +196,7 @@ pub unsafe extern "C" fn accept4(
         _ if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 => Err(Errno::INVAL),
         Socket::Udp(_) => Err(Errno::OPNOTSUPP),
         Socket::Stream(_) => Err(Errno::INVAL),
-        Socket::Listener(listener) => listener.accept(&socket, flags),
+        Socket::Listener(listener) => listener.accept(socket.shared(), flags),
     };
     match accepted {
         Ok((number, peer)) => {

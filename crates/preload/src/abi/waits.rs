@@ -19,15 +19,31 @@ use crate::table;
 /// Time-out of a call that looks and does not wait.
 const NO_TIME: timespec = timespec { tv_sec: 0, tv_nsec: 0 };
 
+/// Mask of a look. With that of a call a signal would come that the program has blocked, and has the call wait for.
+const NO_MASK: *const sigset_t = std::ptr::null();
+
 /// Most descriptors of a set that is looked at: as many as a process can have by the kernel's default of `fs.nr_open`.
 const POLLED_MAX: usize = 1 << 20;
+
+/// Receives and waits. With `is_ended` a signal that has come meanwhile ends the call, as one that comes during the wait; else
+/// the kernel's call would not see it: it has a mask of its own, or does not wait.
+fn receive_and_sleep(
+    is_ended: bool,
+    look: impl Fn() -> c_int,
+    sleep: impl FnOnce() -> c_int,
+) -> c_int {
+    receive_and_wait(look, |handled| match is_ended && handled.are_some() {
+        true => answer_int(Err(Errno::INTR)),
+        false => sleep(),
+    })
+}
 
 /// Serves the listener at a descriptor. What fails was told, and is answered by `accept`.
 fn serve(fd: c_int) {
     if let Some(socket) = table::find(fd)
         && let Socket::Listener(listener) = &*socket
     {
-        let _ = listener.serve(&socket);
+        let _ = listener.serve(socket.shared());
     }
 }
 
@@ -60,7 +76,7 @@ pub unsafe extern "C" fn epoll_wait(
     let next = next!(epoll_wait(c_int, *mut epoll_event, c_int, c_int) -> c_int);
     // SAFETY: the caller's promise.
     let wait = |timeout| unsafe { next(known(epoll), events, events_max, timeout) };
-    receive_and_wait(|| wait(0), || wait(timeout))
+    receive_and_sleep(timeout != 0, || wait(0), || wait(timeout))
 }
 
 /// # Safety
@@ -75,8 +91,10 @@ pub unsafe extern "C" fn epoll_pwait(
 ) -> c_int {
     let next = next!(epoll_pwait(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int);
     // SAFETY: the caller's promise.
-    let wait = |timeout| unsafe { next(known(epoll), events, events_max, timeout, signals) };
-    receive_and_wait(|| wait(0), || wait(timeout))
+    let wait =
+        |timeout, signals| unsafe { next(known(epoll), events, events_max, timeout, signals) };
+    let is_ended = timeout != 0 && signals.is_null();
+    receive_and_sleep(is_ended, || wait(0, NO_MASK), || wait(timeout, signals))
 }
 
 /// # Safety
@@ -93,8 +111,9 @@ pub unsafe extern "C" fn epoll_pwait2(
         epoll_pwait2(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int
     );
     // SAFETY: the caller's promise.
-    let wait = |timeout| unsafe { next(known(epoll), events, events_max, timeout, signals) };
-    receive_and_wait(|| wait(&NO_TIME), || wait(timeout))
+    let wait =
+        |timeout, signals| unsafe { next(known(epoll), events, events_max, timeout, signals) };
+    receive_and_sleep(signals.is_null(), || wait(&NO_TIME, NO_MASK), || wait(timeout, signals))
 }
 
 /// Serves the listeners of a set, and waits for it by `wait`. For that, none of the numbers that the program has not opened
@@ -139,7 +158,7 @@ pub unsafe extern "C" fn poll(polled: *mut pollfd, count: nfds_t, timeout: c_int
     let wait_for = |polled: *mut pollfd| {
         // SAFETY: the caller's promise, for its set or a copy of it.
         let wait = |timeout| unsafe { next(polled, count, timeout) };
-        receive_and_wait(|| wait(0), || wait(timeout))
+        receive_and_sleep(true, || wait(0), || wait(timeout))
     };
     // SAFETY: the caller's promise.
     unsafe { wait_for_polled(polled, count, wait_for) }
@@ -158,7 +177,7 @@ pub unsafe extern "C" fn __poll_chk(
     let wait_for = |polled: *mut pollfd| {
         // SAFETY: the caller's promise, for its set or a copy of it.
         let wait = |timeout| unsafe { next(polled, count, timeout, room) };
-        receive_and_wait(|| wait(0), || wait(timeout))
+        receive_and_sleep(true, || wait(0), || wait(timeout))
     };
     // SAFETY: the caller's promise.
     unsafe { wait_for_polled(polled, count, wait_for) }
@@ -176,8 +195,8 @@ pub unsafe extern "C" fn ppoll(
     let next = next!(ppoll(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int);
     let wait_for = |polled: *mut pollfd| {
         // SAFETY: the caller's promise, for its set or a copy of it.
-        let wait = |timeout| unsafe { next(polled, count, timeout, signals) };
-        receive_and_wait(|| wait(&NO_TIME), || wait(timeout))
+        let wait = |timeout, signals| unsafe { next(polled, count, timeout, signals) };
+        receive_and_sleep(signals.is_null(), || wait(&NO_TIME, NO_MASK), || wait(timeout, signals))
     };
     // SAFETY: the caller's promise.
     unsafe { wait_for_polled(polled, count, wait_for) }
@@ -197,8 +216,8 @@ pub unsafe extern "C" fn __ppoll_chk(
         next!(__ppoll_chk(*mut pollfd, nfds_t, *const timespec, *const sigset_t, size_t) -> c_int);
     let wait_for = |polled: *mut pollfd| {
         // SAFETY: the caller's promise, for its set or a copy of it.
-        let wait = |timeout| unsafe { next(polled, count, timeout, signals, room) };
-        receive_and_wait(|| wait(&NO_TIME), || wait(timeout))
+        let wait = |timeout, signals| unsafe { next(polled, count, timeout, signals, room) };
+        receive_and_sleep(signals.is_null(), || wait(&NO_TIME, NO_MASK), || wait(timeout, signals))
     };
     // SAFETY: the caller's promise.
     unsafe { wait_for_polled(polled, count, wait_for) }
@@ -257,7 +276,7 @@ pub unsafe extern "C" fn select(
     let next = next!(select(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int);
     // SAFETY: the caller's promise.
     let wait = || unsafe { next(count, readable, writable, exceptional, timeout) };
-    receive_and_wait(|| 0, wait) // a look would empty the sets
+    receive_and_sleep(true, || 0, wait) // a look would empty the sets
 }
 
 /// # Safety
@@ -287,5 +306,5 @@ pub unsafe extern "C" fn pselect(
     );
     // SAFETY: the caller's promise.
     let wait = || unsafe { next(count, readable, writable, exceptional, timeout, signals) };
-    receive_and_wait(|| 0, wait) // a look would empty the sets
+    receive_and_sleep(signals.is_null(), || 0, wait) // a look would empty the sets
 }

@@ -141,10 +141,11 @@ if os.fork() == 0:
 os.wait()
 ";
 
-/// Binds a port, and forks a child. Each of them closes its copy, the one or the other first: then the port is free.
-const COPIES: &str = "
+/// Binds a UDP socket. Returns it, and what the call has answered.
+const BIND: &str = "
 import errno, os, signal, socket, sys
 signal.alarm(60)
+
 def bind():
     it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
@@ -152,6 +153,10 @@ def bind():
         return it, 'bound'
     except OSError as error:
         return it, errno.errorcode[error.errno]
+";
+
+/// Binds a port, and forks a child. Each of them closes its copy, the one or the other first: then the port is free.
+const COPIES: &str = "
 first, answer = bind()
 begin, done = os.pipe(), os.pipe()
 if os.fork() == 0:
@@ -176,7 +181,9 @@ os.wait()
 pub(crate) fn copies_leave_port() {
     for first in ["parent", "child"] {
         let hosts = Hosts::new();
-        let run = |config| hosts.lines(Command::new("python3").args(["-c", COPIES, first]), config);
+        let program = BIND.to_owned() + COPIES;
+        let run =
+            |config| hosts.lines(Command::new("python3").args(["-c", &program, first]), config);
         let config = "via=af_packet take=udp:7 spin=auto dev=exa";
         assert_eq!(run(Some(config)), run(None), "{first} closes first");
     }
@@ -232,17 +239,6 @@ pub(crate) fn siblings_know_each_other() {
 /// Forks children before any receives. One binds, a second one serves a listener beside it, and the first ends: a third
 /// one cannot bind, and goes on. Once the second has ended, a fourth can.
 const REFUSED: &str = "
-import errno, os, signal, socket
-signal.alarm(60)
-
-def bind():
-    it = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        it.bind(('10.9.0.1', 7))
-        return it, 'bound'
-    except OSError as error:
-        return it, errno.errorcode[error.errno]
-
 def serve():
     it = socket.create_server(('10.9.0.1', 7))
     it.setblocking(False)
@@ -286,7 +282,8 @@ fourth.end()
 pub(crate) fn refused_leaves_claim() {
     let hosts = Hosts::new();
     let config = "via=af_packet take=udp:7,tcp:7 spin=auto dev=exa";
-    let lines = hosts.lines(Command::new("python3").args(["-c", REFUSED]), Some(config));
+    let lines = hosts
+        .lines(Command::new("python3").args(["-c", &(BIND.to_owned() + REFUSED)]), Some(config));
     assert_eq!(lines, ["bound", "EAGAIN", "EBUSY", "bound"]);
 }
 
@@ -347,6 +344,43 @@ pub(crate) fn second_is_told() {
     let nothing = libc::EAGAIN.to_string();
     assert_eq!(lines, [nothing.clone(), nothing], "nothing to accept for either");
     assert!(errors.contains("another process serves"), "{errors}");
+}
+
+/// Listens, and forks a child that serves. The parent, which may not open the devices then, waits for connections, too, and
+/// forks another child.
+const ONCE: &str = "
+import os, select, signal, socket
+signal.alarm(60)
+listener = socket.create_server(('10.9.0.1', 7))
+served, done = os.pipe(), os.pipe()
+if os.fork() == 0:
+    signal.alarm(60)
+    os.close(done[1])
+    select.select([listener], [], [], 0)
+    os.write(served[1], b'x')
+    os.read(done[0], 1) # until the parent has ended, whose turn does not come
+    os._exit(0)
+os.read(served[0], 1)
+forbid()
+select.select([listener], [], [], 0)
+second = os.fork()
+if second == 0:
+    os._exit(0)
+os.waitpid(second, 0)
+os._exit(0)
+";
+
+pub(crate) fn failure_is_told_once() {
+    let hosts = Hosts::new();
+    let mut program = Command::new("python3");
+    let (_, errors) =
+        hosts.lines_and_errors(program.args(["-c", &(FORBIDS.to_owned() + ONCE)]), Some(CONFIG));
+    let told: Vec<_> = errors.lines().filter(|line| line.contains("CAP_NET_RAW")).collect();
+    assert_eq!(told.len(), 1, "{errors}");
+    assert!(
+        told[0].contains("ambient capabilities") && !told[0].contains("sudo setcap"),
+        "{errors}"
+    );
 }
 
 /// Listens, serves, and forks a child that closes its copy. Once the parent has ended, the child may have the port.

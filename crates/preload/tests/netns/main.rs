@@ -1,6 +1,7 @@
 //! Programs of calls, run on the kernel's sockets and then with the library preloaded: the answers are equal.
 #![expect(clippy::unwrap_used, reason = "what cannot be set up has failed")]
 
+mod compiled; // programs in C
 mod forks; //  a process that listens, and children that serve
 mod hidden; // descriptors that a program does not know
 mod limits; // a process with few descriptors
@@ -33,7 +34,7 @@ fn main() {
     }
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let missing = missing(&["ip"]);
+    let missing = self::missing(&["ip"]);
     let trials = [
         ("exe_2_udp_calls_answer_over_af_packet", (|| same_answers("af_packet")) as fn()),
         ("exe_2_udp_calls_answer_over_af_xdp", || same_answers("af_xdp")),
@@ -41,6 +42,13 @@ fn main() {
     ];
     let mut trials: Vec<_> =
         trials.map(|(name, test)| trial_inside(name, missing.as_ref(), test)).into();
+    let without_cc = missing.clone().or_else(|| self::missing(&["cc"]));
+    let compiled = [
+        ("exe_4_handlers_use_sockets", compiled::handlers_use_sockets as fn()),
+        ("exe_4_closing_spares_other_threads", compiled::closing_spares_threads),
+        ("exe_5_child_closes_all_copies", compiled::children_close_copies),
+    ];
+    trials.extend(compiled.map(|(name, test)| trial_inside(name, without_cc.as_ref(), test)));
     let missing = missing.or_else(python_missing);
     let by_python = [
         ("exe_2_vfork_leaves_sockets_in_place", vforked as fn()),
@@ -76,6 +84,7 @@ fn main() {
         ("exe_7_newest_process_is_controlled", workers::newest_is_controlled),
         ("exe_6_bytes_outlive_their_process", forks::bytes_outlive),
         ("exe_5_second_process_is_told_why", forks::second_is_told),
+        ("exe_5_failed_opening_is_told_once", forks::failure_is_told_once),
         ("exe_5_closed_udp_copies_leave_port", forks::copies_leave_port),
         ("exe_5_udp_is_of_one_sibling", forks::siblings_know_each_other),
         ("exe_5_refused_bind_leaves_claim", forks::refused_leaves_claim),
@@ -154,6 +163,14 @@ fn kernel_received() -> u64 {
     line.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
+/// Has a program run with the library, and with this configuration.
+fn preloaded<'a>(command: &'a mut Command, config: &str) -> &'a mut Command {
+    let own = std::env::current_exe().unwrap();
+    let library = own.with_file_name("libforebay_preload.so");
+    assert!(library.exists(), "{} is built with the tests", library.display());
+    command.env("LD_PRELOAD", library).env("FOREBAY_EXEC", config)
+}
+
 /// Two hosts on one cable.
 struct Hosts {
     near: Namespace,
@@ -202,10 +219,7 @@ impl Hosts {
         config: Option<&str>,
     ) -> (Vec<String>, String) {
         if let Some(config) = config {
-            let own = std::env::current_exe().unwrap();
-            let library = own.with_file_name("libforebay_preload.so");
-            assert!(library.exists(), "{} is built with the tests", library.display());
-            command.env("LD_PRELOAD", library).env("FOREBAY_EXEC", config);
+            preloaded(command, config);
         }
         let Output { status, stdout, stderr } = self.near.run(|| command.output().unwrap());
         let stderr = String::from_utf8_lossy(&stderr).into_owned();

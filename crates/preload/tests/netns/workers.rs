@@ -4,21 +4,22 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use forebay_control::ControlClient;
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::forks::CONFIG;
-use super::{Hosts, NEAR};
+use super::{Hosts, NEAR, preloaded};
 
 /// Listens, and forks a server on each word `fork` that one reads; others are `close`, after which a server accepts
 /// nothing more, `end`, and `kill`, after which the first server is dead. A server answers each line by its number.
 const SERVERS: &str = "
 import os, signal, socket, threading
-signal.alarm(60) # if the client has failed
 listener = socket.create_server(('10.9.0.1', 7))
 asked = os.pipe()
 pids = []
@@ -50,7 +51,6 @@ children = 0
 while children < 3:
     pid = os.fork()
     if pid == 0:
-        signal.alarm(60)
         closed = threading.Event()
         listener.settimeout(0.05)
         accept(children)
@@ -139,14 +139,19 @@ pub(crate) fn child_serves_beside() {
     });
 }
 
-/// Runs a program, and `talk` as its clients.
+/// Runs a program, and `talk` as its clients. If these fail, it is killed with its children, however long it has run.
 fn run(program: &[&str], config: &str, talk: impl FnOnce() + Send) {
     let hosts = Hosts::new();
-    thread::scope(|scope| {
-        let talk = scope.spawn(|| hosts.far.run(talk));
-        hosts.lines(Command::new("python3").arg("-c").args(program), Some(config));
-        talk.join().unwrap();
-    });
+    let mut command = Command::new("python3");
+    preloaded(command.arg("-c").args(program), config).process_group(0);
+    let mut program = hosts.near.run(|| command.spawn().unwrap());
+    let result = thread::scope(|scope| scope.spawn(|| hosts.far.run(talk)).join());
+    if let Err(failure) = result {
+        let group = Pid::from_raw(program.id().try_into().unwrap()).unwrap();
+        kill_process_group(group, Signal::KILL).unwrap();
+        std::panic::resume_unwind(failure);
+    }
+    assert!(program.wait().unwrap().success());
 }
 
 fn talk_to_servers() {
@@ -256,8 +261,7 @@ pub(crate) fn newest_is_controlled() {
 /// nothing, and closes its listener when the second one is asked to `close`, or ends its listening, and begins it anew.
 /// With `full` the second one has little room, and accepts nothing more then.
 const PASSES: &str = "
-import os, select, signal, socket, sys, threading
-signal.alarm(60)
+import os, select, socket, sys, threading
 def listen(backlog=128):
     listener = socket.socket()
     # Not with one that is opened anew, which would share the address with itself.
@@ -272,7 +276,6 @@ listeners = [listen(), listen(5)] if is_full or sys.argv[1] == 'each' else [list
 closed = threading.Event()
 closes = os.pipe()
 if os.fork() == 0:
-    signal.alarm(60)
     select.select([listeners[0]], [], [], 0)
     os.read(closes[0], 1)
     if sys.argv[1] == 'again':
@@ -296,7 +299,6 @@ def serve(connection):
             os._exit(0)
 
 if os.fork() == 0:
-    signal.alarm(60)
     while not (is_full and closed.is_set()):
         connection, peer = listeners[1].accept()
         threading.Thread(target=serve, args=(connection,)).start()
