@@ -105,8 +105,11 @@ impl Shares {
     /// Takes the measurements of a window of this length.
     pub(super) fn measure(&mut self, loads: &[CpuLoad], past_ns: u64) {
         self.cpus.resize(loads.len(), Share::default());
+        let pairs = || self.cpus.iter().zip(loads);
+        let costs = pairs().filter_map(|(share, load)| load.since(share.last).cost());
+        let typical = median(costs.collect());
         for (share, load) in self.cpus.iter_mut().zip(loads) {
-            share.measure(*load, past_ns);
+            share.measure(*load, past_ns, typical);
         }
         self.judge_costs();
     }
@@ -118,7 +121,9 @@ impl Shares {
         for share in &mut self.cpus {
             let off = share.cost.abs_diff(mean);
             let chance = share.chance_squared() / off.max(1);
-            let surplus = if share.cost == 0 { 0 } else { off.saturating_sub(chance) };
+            // A single window says nothing about chance.
+            let is_known = share.windows > 1;
+            let surplus = if is_known { off.saturating_sub(chance) } else { 0 };
             share.fair_cost = if share.cost < mean { mean - surplus } else { mean + surplus };
         }
     }
@@ -284,14 +289,12 @@ impl Shares {
 }
 
 impl Share {
-    /// Takes the work of a CPU in a window.
-    fn measure(&mut self, load: CpuLoad, past_ns: u64) {
+    /// Takes the work of a CPU in a window. `typical` is the cost of a packet on the CPUs in that window.
+    fn measure(&mut self, load: CpuLoad, past_ns: u64, typical: u64) {
         let last = std::mem::replace(&mut self.last, load);
-        let busy_ns = load.busy_ns.saturating_sub(last.busy_ns);
-        let delivering_ns = load.delivering_ns.saturating_sub(last.delivering_ns);
-        let packets = load.packets.saturating_sub(last.packets);
-        if let Some(cost) = (delivering_ns << COST_SHIFT).checked_div(packets) {
-            self.measure_cost(cost);
+        let CpuLoad { busy_ns, delivering_ns, .. } = load.since(last);
+        if let Some(cost) = load.since(last).cost() {
+            self.measure_cost(cost, typical);
         }
         let a_second = |ns: u64| {
             let ns = u128::from(ns) * u128::from(NS_PER_S) / u128::from(past_ns.max(1));
@@ -309,14 +312,15 @@ impl Share {
 
 impl Share {
     /// Takes the cost of a packet in a window.
-    fn measure_cost(&mut self, cost: u64) {
+    fn measure_cost(&mut self, cost: u64, typical: u64) {
         self.windows += 1;
+        // An outlier is due to an interrupt or another process, not to the packets.
+        let known = if self.cost == 0 { typical } else { self.cost };
+        let plausible = cost.clamp(known / 3 * 2, known / 2 * 3);
         if self.cost == 0 {
-            self.cost = cost;
+            self.cost = plausible;
             return;
         }
-        // An outlier is due to an interrupt or another process, not to the packets.
-        let plausible = cost.clamp(self.cost / 3 * 2, self.cost / 2 * 3);
         let smoothing = self.windows.min(COST_SMOOTHING);
         let off = plausible.abs_diff(self.cost);
         self.cost = smoothed(self.cost, plausible, smoothing);
@@ -328,6 +332,29 @@ impl Share {
         let windows = self.windows.clamp(1, 2 * COST_SMOOTHING - 1);
         self.cost_variance.saturating_mul(COST_ERRORS_SQUARED) / windows
     }
+}
+
+impl CpuLoad {
+    /// Work since an earlier time.
+    fn since(self, before: Self) -> Self {
+        Self {
+            busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
+            delivering_ns: self.delivering_ns.saturating_sub(before.delivering_ns),
+            packets: self.packets.saturating_sub(before.packets),
+            frames: self.frames.saturating_sub(before.frames),
+        }
+    }
+
+    /// Cost of a packet, in 256ths of a ns; `None` without packets.
+    fn cost(self) -> Option<u64> {
+        (self.delivering_ns << COST_SHIFT).checked_div(self.packets)
+    }
+}
+
+/// Median, or 0 of nothing. Of two in the middle, the lower one: outliers are high.
+fn median(mut costs: Vec<u64>) -> u64 {
+    costs.sort_unstable();
+    costs.get(costs.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
 
 fn smoothed(before: u64, now: u64, smoothing: u64) -> u64 {
