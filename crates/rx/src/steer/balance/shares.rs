@@ -60,6 +60,8 @@ struct Share {
     busy_ns: u64,
     /// Delivery of this queue's packets and its unpolled work, in ns a second.
     own_ns: u64,
+    /// Unpolled part of it.
+    unpolled_ns: u64,
     /// All work, in ns a second.
     load_ns: u64,
     /// Part of it that other queues will move if this becomes the busiest CPU.
@@ -88,6 +90,13 @@ pub(super) struct Gap {
 const COST_SHIFT: u32 = 8;
 
 impl Share {
+    /// Work of a group with its part of the unpolled work: what a CPU without time loses is not weighed.
+    fn with_unpolled(self, work_ns: u64) -> u64 {
+        let part = u128::from(self.unpolled_ns) * u128::from(work_ns)
+            / u128::from(self.own_ns.saturating_sub(self.unpolled_ns).max(1));
+        work_ns.saturating_add(u64::try_from(part).unwrap_or(u64::MAX))
+    }
+
     fn cost_ns(self) -> u64 {
         (self.fair_cost >> COST_SHIFT).max(1)
     }
@@ -137,6 +146,7 @@ impl Shares {
     ) {
         for (index, share) in (0..).zip(&mut self.cpus) {
             share.own_ns = groups.fixed(CpuId(index)).work_ns(share.cost_ns());
+            share.unpolled_ns = 0;
             share.is_mapped = map.contains(CpuId(index));
             share.is_open = share.is_mapped;
         }
@@ -168,6 +178,7 @@ impl Shares {
         if let Some(share) = self.cpus.get_mut(cpu.index()) {
             share.own_ns += work_ns;
             share.load_ns += work_ns;
+            share.unpolled_ns = work_ns;
         }
     }
 
@@ -239,8 +250,9 @@ impl Shares {
         now_ns: u64,
     ) -> Option<(usize, Gap)> {
         let (group, weight) = groups.heaviest_of(gap.busiest, now_ns)?;
-        let weight_ns = weight.work_ns(gap.cost_ns);
+        let weighed_ns = weight.work_ns(gap.cost_ns);
         let from = self.cpus[gap.busiest.index()];
+        let weight_ns = from.with_unpolled(weighed_ns);
         let open = || (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| share.is_open);
         let calm = open().filter(|(_, share)| share.other_ns + weight_ns / 16 < from.other_ns);
         let (to, share) = calm.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
@@ -258,7 +270,7 @@ impl Shares {
             // No third CPU takes the other groups first: they change places with the heavy one, in the same round. The gap is at
             // least as wide as that one then.
             let count = moves_left.saturating_sub(1);
-            let leaving_ns = groups.fitting_ns((to, share.cost_ns()), weight_ns, count, now_ns);
+            let leaving_ns = groups.fitting_ns((to, share.cost_ns()), weighed_ns, count, now_ns);
             let is_lighter = without_others_ns + weight_ns < from.load_ns + leaving_ns;
             return is_lighter.then_some((group, Gap { least_busy: to, ..*gap }));
         }

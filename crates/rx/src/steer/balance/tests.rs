@@ -269,6 +269,27 @@ fn rps_b2_elephant_leaves_polling_of_two() {
     }
 }
 
+/// A flow that fills the polling CPU loses frames there, and seems lighter than it is. It stays if it would fill the other CPU
+/// beyond what this one has.
+#[test]
+fn rps_b4_lost_frames_count_in_swap() {
+    let mut bench = Bench::new(2, WINDOW_NS * 15 / 100);
+    bench.backlog_ns = WINDOW_NS * 24 / 100;
+    let packets = |percent: u64| u32::try_from(WINDOW_NS * percent / 100 / COST_NS).unwrap();
+    let elephant = Source { hash: 7, packets: packets(61) };
+    for _ in 0..50 {
+        // These packets follow their application.
+        (0..packets(35)).for_each(|_| bench.balances[0].weigh_fixed(CpuId(1)));
+        let fixed_ns = u64::from(packets(35)) * COST_NS;
+        bench.loads[1].packets += u64::from(packets(35));
+        bench.loads[1].delivering_ns += fixed_ns;
+        bench.loads[1].busy_ns += fixed_ns;
+        bench.balances[0].see_poll(CpuId(0), MorePending);
+        bench.window(&[elephant]);
+        assert_eq!(bench.cpu_of(elephant), CpuId(0));
+    }
+}
+
 /// Two CPUs have a heavy flow each, the polling one light flows, too. The heavy ones do not change places: the one that came
 /// could not leave again.
 #[test]
