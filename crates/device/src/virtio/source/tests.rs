@@ -1,9 +1,8 @@
 //! Tests of a queue pair whose device violates the protocol, and of the descriptors that its CPU
 //! sleeps on.
 
-use forebay_buf::Region;
-use forebay_buf::frags::PageFragCache;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{PageFragCache, Region};
 use forebay_rx::sink::Sink;
 use forebay_sys::Signaller;
 use forebay_sys::virtio::SharedMemory;
