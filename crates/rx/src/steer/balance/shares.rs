@@ -267,11 +267,12 @@ impl Shares {
             return Some((group, Gap { least_busy: to, leaving_ns, ..*gap }));
         }
         if self.is_pair() {
-            // No third CPU takes the other groups first: they change places with the heavy one, in the same round. The gap is at
-            // least as wide as that one then.
+            // No third CPU takes the other groups first: they change places with the heavy one, in the same round. Light groups of
+            // other queues leave in none.
             let count = moves_left.saturating_sub(1);
-            let leaving_ns = groups.fitting_ns((to, share.cost_ns()), weighed_ns, count, now_ns);
-            let is_lighter = without_others_ns + weight_ns < from.load_ns + leaving_ns;
+            let gap_ns = (share.load_ns + 2 * weighed_ns).saturating_sub(from.load_ns);
+            let leaving_ns = groups.leaving_ns((to, share.cost_ns()), gap_ns, count, now_ns);
+            let is_lighter = share.load_ns + weight_ns < from.load_ns + leaving_ns;
             return is_lighter.then_some((group, Gap { least_busy: to, ..*gap }));
         }
         let others = open().filter(|(cpu, _)| *cpu != to && *cpu != gap.busiest);
