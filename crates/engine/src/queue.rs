@@ -223,6 +223,10 @@ impl Queue {
                 self.burst.behind = PollStatus::Drained;
                 Activity::IdleUntil(Some(now_ns))
             }
+            Ok(Polled::BehindUntil { now_ns }) => {
+                self.burst.behind = PollStatus::Last;
+                Activity::IdleUntil(Some(now_ns))
+            }
             Ok(Polled::Idle) => {
                 self.burst.behind = PollStatus::Drained;
                 Activity::IdleUntil(None)

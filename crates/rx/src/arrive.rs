@@ -159,6 +159,11 @@ pub enum Polled {
         /// Engine time, in ns.
         now_ns: u64,
     },
+    /// Not emptied, or starved of memory so that frames are lost, and nothing to take before this time.
+    BehindUntil {
+        /// Engine time, in ns.
+        now_ns: u64,
+    },
     /// Nothing until the descriptor is readable or the waker is called.
     Idle,
     /// Nothing any more.

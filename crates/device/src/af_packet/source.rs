@@ -153,6 +153,18 @@ pub(super) enum Halt {
     Empty,
 }
 
+impl Halt {
+    /// State of a source that has taken this burst; `None` if its ring is empty.
+    fn polled(self, burst: &Burst, now_ns: u64) -> Option<Polled> {
+        match self {
+            // All of the frames were cut: there was work, though no packet.
+            Self::Enough if burst.is_empty() => Some(Polled::BehindUntil { now_ns }),
+            Self::Enough | Self::NoMemory => Some(Polled::Ready),
+            Self::Empty => None,
+        }
+    }
+}
+
 impl PacketSource {
     pub(super) fn new(
         ring: OpenRing,
@@ -345,11 +357,9 @@ impl Source for PacketSource {
         {
             return Ok(Polled::IdleUntil { now_ns });
         }
-        match self.take_frames(&ask, pool, burst)? {
-            // All of the frames were cut: there was work, though no packet.
-            Halt::Enough if burst.is_empty() => Ok(Polled::IdleUntil { now_ns: ask.now_ns }),
-            Halt::Enough | Halt::NoMemory => Ok(Polled::Ready),
-            Halt::Empty => Ok(self.idle(ask.now_ns, since_poll_ns, burst)?),
+        match self.take_frames(&ask, pool, burst)?.polled(burst, ask.now_ns) {
+            Some(polled) => Ok(polled),
+            None => Ok(self.idle(ask.now_ns, since_poll_ns, burst)?),
         }
     }
 
@@ -455,4 +465,18 @@ fn vnet_header_of(frame: &RingFrame<'_>, tag_len: usize) -> Option<VirtioNetHdr>
     let tag_len = u16::try_from(tag_len).unwrap_or_default();
     header.csum_start = header.csum_start.saturating_add(tag_len);
     Some(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Frames wait in the ring if the burst is full, also of cut frames alone, or if no memory is free.
+    #[test]
+    fn rps_b1_only_empty_ring_keeps_up() {
+        let burst = Burst::default();
+        assert_eq!(Halt::Enough.polled(&burst, 5), Some(Polled::BehindUntil { now_ns: 5 }));
+        assert_eq!(Halt::NoMemory.polled(&burst, 5), Some(Polled::Ready));
+        assert_eq!(Halt::Empty.polled(&burst, 5), None);
+    }
 }

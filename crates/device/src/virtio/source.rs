@@ -188,16 +188,18 @@ impl Source for VirtioSource {
             return Ok(if is_over { Polled::Exhausted } else { Polled::Ready });
         }
         let soon_ns = ask.now_ns.saturating_add(SHORT_SLEEP_NS);
+        let due_ns = match rest {
+            RestOfChain::Part { until_ns } => until_ns.min(soon_ns),
+            RestOfChain::More | RestOfChain::Nothing => soon_ns,
+        };
         Ok(match rest {
             RestOfChain::More => Polled::Ready,
-            RestOfChain::Part { until_ns } => Polled::IdleUntil { now_ns: until_ns.min(soon_ns) },
             // No event announces memory that returns.
-            RestOfChain::Nothing if self.receiver.is_starved() => {
-                Polled::IdleUntil { now_ns: soon_ns }
-            }
+            _ if self.is_starved() => Polled::BehindUntil { now_ns: due_ns },
+            RestOfChain::Part { .. } => Polled::IdleUntil { now_ns: due_ns },
             // No event announces sent packets, which are counted when they complete.
             RestOfChain::Nothing if self.transmit.is_sending() => {
-                Polled::IdleUntil { now_ns: soon_ns }
+                Polled::IdleUntil { now_ns: due_ns }
             }
             RestOfChain::Nothing => Polled::Idle,
         })
@@ -229,6 +231,11 @@ impl Source for VirtioSource {
 }
 
 impl VirtioSource {
+    /// True if the device may have too few buffers for what arrives. A shut queue has none, and nothing arrives there.
+    fn is_starved(&self) -> bool {
+        !self.is_shut && self.receiver.is_starved()
+    }
+
     fn arm(&mut self) -> bool {
         self.is_armed = true;
         self.receiver.ask_for_call(true)

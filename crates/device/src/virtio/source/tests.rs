@@ -1,8 +1,8 @@
 //! Tests of a queue pair whose device violates the protocol, and of the descriptors that its CPU
 //! sleeps on.
 
-use forebay_buf::Region;
 use forebay_buf::pool::{ChunkClass, carve, region_bytes};
+use forebay_buf::{PageFragCache, Region};
 use forebay_rx::sink::Sink;
 use forebay_sys::Signaller;
 use forebay_sys::virtio::SharedMemory;
@@ -42,12 +42,20 @@ struct Rig {
 
 impl Rig {
     fn new(is_packed: bool) -> Self {
+        let (rig, polled) = Self::polled_first(is_packed, None);
+        assert_eq!(polled, Polled::Idle);
+        rig
+    }
+
+    /// Creates a rig whose receive buffers are in this memory, and returns the state after the first poll.
+    fn polled_first(is_packed: bool, cache: Option<PageFragCache>) -> (Self, Polled) {
         let options = VirtioOptions { queue_size: QUEUE_SIZE, ..VirtioOptions::default() };
         let plan = MemoryPlan::of(&options);
         let memory = SharedMemory::new(plan.len_bytes(1)).unwrap();
         let [rx, tx] = plan.rings(&memory, 0);
         let shown = Arc::<RxBuffers>::default();
-        let (cache, of_buffers) = (plan.cache(&memory, 0), Arc::clone(&shown));
+        let cache = cache.unwrap_or_else(|| plan.cache(&memory, 0));
+        let of_buffers = Arc::clone(&shown);
         let buffers = Buffers::new(Sizing::of(&options), cache, QUEUE_SIZE, of_buffers);
         let receiver = VirtioReceiver::new(rx, buffers, false, KernelCounts::new(&COUNTS));
         let (tx_queue, consumer) = TxQueue::new();
@@ -69,10 +77,10 @@ impl Rig {
         let pool = carve(Region::allocate(region_bytes(&shares)), &shares).unwrap().remove(0);
         let (mut pool, mut burst) = (pool, Burst::default());
         let ask = PollRequest { now_ns: 0, max: 64, may_wait: false, is_last: false };
-        assert_eq!(source.poll(ask, &mut pool, &mut burst).unwrap(), Polled::Idle);
+        let polled = source.poll(ask, &mut pool, &mut burst).unwrap();
         let rx = ReferenceDevice::of(source.receiver.ring());
         let tx = ReferenceDevice::of(source.transmit.ring().unwrap());
-        Self { source, pool, burst, shown, board, call, rx, tx, sink, _memory: memory }
+        (Self { source, pool, burst, shown, board, call, rx, tx, sink, _memory: memory }, polled)
     }
 
     /// Polls once, and frees what was received. Returns the number of used entries processed.
@@ -196,6 +204,24 @@ fn promise_3_bad_ids_end_in_time() {
         (0..3).for_each(|_| assert_eq!(rig.poll(16, false), (Polled::Ready, 16)));
     }
     assert_eq!(rig.source.receiver.ring().free(), 0, "the device has all buffers still");
+}
+
+/// A queue without memory for its buffers loses packets although the ring is empty: its polls do not keep up.
+#[test]
+fn rps_b1_starved_queue_is_behind() {
+    for is_packed in [false, true] {
+        let options = VirtioOptions { queue_size: QUEUE_SIZE, ..VirtioOptions::default() };
+        let plan = MemoryPlan::of(&options);
+        let few = SharedMemory::new(plan.len_bytes(1)).unwrap();
+        let (mut rig, polled) = Rig::polled_first(is_packed, Some(plan.slots(&few, 0)));
+        assert_eq!(polled, Polled::BehindUntil { now_ns: SHORT_SLEEP_NS });
+        assert!((1..QUEUE_SIZE).contains(&(QUEUE_SIZE - rig.source.receiver.ring().free())));
+        assert_eq!(rig.poll(64, false).0, Polled::BehindUntil { now_ns: SHORT_SLEEP_NS });
+        if !is_packed {
+            rig.shut(); // nothing arrives any more
+            assert_eq!(rig.poll(64, false).0, Polled::Idle);
+        }
+    }
 }
 
 #[test]

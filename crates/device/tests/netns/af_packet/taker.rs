@@ -121,7 +121,7 @@ impl Taker {
             match polled {
                 Polled::Exhausted => return frames,
                 Polled::Ready => {}
-                Polled::Idle | Polled::IdleUntil { .. } => {
+                Polled::Idle | Polled::IdleUntil { .. } | Polled::BehindUntil { .. } => {
                     thread::sleep(Duration::from_micros(200));
                 }
             }

@@ -28,6 +28,8 @@ struct Pausing {
     row: u64,
     given: u64,
     due_ns: u64,
+    /// True if the source does not keep up in its pauses, for lack of memory.
+    is_starved: bool,
     delivered: Arc<AtomicU64>,
 }
 
@@ -41,7 +43,12 @@ impl Source for Pausing {
         let pauses = self.given > 0 && self.given.is_multiple_of(self.row);
         if pauses && self.delivered.load(Ordering::Relaxed) < self.given {
             assert!(ask.now_ns < self.due_ns, "held until more comes");
-            return Ok(Polled::IdleUntil { now_ns: self.due_ns });
+            let now_ns = self.due_ns;
+            return Ok(if self.is_starved {
+                Polled::BehindUntil { now_ns }
+            } else {
+                Polled::IdleUntil { now_ns }
+            });
         }
         let max = self.row - self.given % self.row;
         let polled = self.rows.poll(
@@ -66,7 +73,7 @@ impl Handler for Counting {
 }
 
 /// Engine on one CPU, with ten rows of five frames and a pause behind each.
-fn paused(clock: Clock, timeout_ns: u64) -> Engine<Counting> {
+fn paused(clock: Clock, timeout_ns: u64, is_starved: bool) -> Engine<Counting> {
     let delivered = Arc::new(AtomicU64::new(0));
     let traffic = SyntheticPlan { run: (5, 5), ..in_rows(50, 7) };
     let source = Pausing {
@@ -74,6 +81,7 @@ fn paused(clock: Clock, timeout_ns: u64) -> Engine<Counting> {
         row: 5,
         given: 0,
         due_ns: 0,
+        is_starved,
         delivered: Arc::clone(&delivered),
     };
     let hasher = Arc::new(Hasher::keyed(&[3; 16], false));
@@ -94,12 +102,18 @@ fn assert_let_go<H>(outcome: &Outcome<H>, by: FlushReason) {
 
 #[test]
 fn promise_3_pausing_source_leaves_nothing_held() {
-    for (timeout_ns, reason) in [(0, FlushReason::PollEnd), (TIMEOUT_NS, FlushReason::Timeout)] {
-        let stepped = paused(Clock::virtual_at_zero(), timeout_ns);
+    // Held segments may have the memory that a starved source lacks: they do not wait.
+    let cases = [
+        (0, false, FlushReason::PollEnd),
+        (TIMEOUT_NS, false, FlushReason::Timeout),
+        (TIMEOUT_NS, true, FlushReason::PollEnd),
+    ];
+    for (timeout_ns, is_starved, reason) in cases {
+        let stepped = paused(Clock::virtual_at_zero(), timeout_ns, is_starved);
         let outcome = stepped.run_stepped(3, VirtualCosts::default());
         assert_let_go(&outcome, reason);
         assert!(outcome.elapsed_ns < PAUSE_NS, "no pause was waited for");
-        assert_let_go(&paused(Clock::machine(), timeout_ns).run().unwrap(), reason);
+        assert_let_go(&paused(Clock::machine(), timeout_ns, is_starved).run().unwrap(), reason);
     }
 }
 

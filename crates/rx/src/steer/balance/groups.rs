@@ -301,20 +301,28 @@ impl Groups {
         movable.map(|group| self.weights[group].work_ns(cost_ns)).sum()
     }
 
-    /// Work in ns a second of the heaviest `count` groups that fit a gap of this width, of those that may leave a CPU now, if
-    /// a packet takes this long.
-    pub(super) fn fitting_ns(
+    /// Work in ns a second that `count` moves across a gap of this width take away from a CPU of two, if a packet takes this
+    /// long. They are those that [`best_of`](Self::best_of) selects.
+    pub(super) fn leaving_ns(
         &self,
         (cpu, cost_ns): (CpuId, u64),
-        gap_ns: u64,
+        mut gap_ns: u64,
         count: usize,
         now_ns: u64,
     ) -> u64 {
         let movable = self.of_cpu(cpu).filter(|group| !self.rests(*group, now_ns));
-        let works = movable.map(|group| self.weights[group].work_ns(cost_ns));
-        let mut fitting: Vec<_> = works.filter(|work_ns| *work_ns <= most_ns(gap_ns)).collect();
-        fitting.sort_unstable_by_key(|work_ns| std::cmp::Reverse(*work_ns));
-        fitting.iter().take(count).sum()
+        let works = movable.map(|group| (self.weights[group].work_ns(cost_ns), group));
+        let mut works: Vec<_> = works.filter(|(work_ns, _)| *work_ns > 0).collect();
+        let mut leaving_ns = 0;
+        for _ in 0..count {
+            let fits = works.iter().enumerate().filter(|(_, (ns, _))| *ns <= most_ns(gap_ns));
+            let best = fits.min_by_key(|(_, (ns, group))| (ns.abs_diff(gap_ns / 2), *group));
+            let Some((index, &(work_ns, _))) = best else { break };
+            works.swap_remove(index);
+            leaving_ns += work_ns;
+            gap_ns = gap_ns.saturating_sub(2 * work_ns);
+        }
+        leaving_ns
     }
 
     /// True if a group has moved recently.

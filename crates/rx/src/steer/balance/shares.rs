@@ -60,6 +60,8 @@ struct Share {
     busy_ns: u64,
     /// Delivery of this queue's packets and its unpolled work, in ns a second.
     own_ns: u64,
+    /// Unpolled part of it.
+    unpolled_ns: u64,
     /// All work, in ns a second.
     load_ns: u64,
     /// Part of it that other queues will move if this becomes the busiest CPU.
@@ -88,6 +90,13 @@ pub(super) struct Gap {
 const COST_SHIFT: u32 = 8;
 
 impl Share {
+    /// Work of a group with its part of the unpolled work: what a CPU without time loses is not weighed.
+    fn with_unpolled(self, work_ns: u64) -> u64 {
+        let part = u128::from(self.unpolled_ns) * u128::from(work_ns)
+            / u128::from(self.own_ns.saturating_sub(self.unpolled_ns).max(1));
+        work_ns.saturating_add(u64::try_from(part).unwrap_or(u64::MAX))
+    }
+
     fn cost_ns(self) -> u64 {
         (self.fair_cost >> COST_SHIFT).max(1)
     }
@@ -105,8 +114,11 @@ impl Shares {
     /// Takes the measurements of a window of this length.
     pub(super) fn measure(&mut self, loads: &[CpuLoad], past_ns: u64) {
         self.cpus.resize(loads.len(), Share::default());
+        let pairs = || self.cpus.iter().zip(loads);
+        let costs = pairs().filter_map(|(share, load)| load.since(share.last).cost());
+        let typical = median(costs.collect());
         for (share, load) in self.cpus.iter_mut().zip(loads) {
-            share.measure(*load, past_ns);
+            share.measure(*load, past_ns, typical);
         }
         self.judge_costs();
     }
@@ -118,7 +130,9 @@ impl Shares {
         for share in &mut self.cpus {
             let off = share.cost.abs_diff(mean);
             let chance = share.chance_squared() / off.max(1);
-            let surplus = if share.cost == 0 { 0 } else { off.saturating_sub(chance) };
+            // A single window says nothing about chance.
+            let is_known = share.windows > 1;
+            let surplus = if is_known { off.saturating_sub(chance) } else { 0 };
             share.fair_cost = if share.cost < mean { mean - surplus } else { mean + surplus };
         }
     }
@@ -132,6 +146,7 @@ impl Shares {
     ) {
         for (index, share) in (0..).zip(&mut self.cpus) {
             share.own_ns = groups.fixed(CpuId(index)).work_ns(share.cost_ns());
+            share.unpolled_ns = 0;
             share.is_mapped = map.contains(CpuId(index));
             share.is_open = share.is_mapped;
         }
@@ -163,6 +178,7 @@ impl Shares {
         if let Some(share) = self.cpus.get_mut(cpu.index()) {
             share.own_ns += work_ns;
             share.load_ns += work_ns;
+            share.unpolled_ns = work_ns;
         }
     }
 
@@ -234,8 +250,9 @@ impl Shares {
         now_ns: u64,
     ) -> Option<(usize, Gap)> {
         let (group, weight) = groups.heaviest_of(gap.busiest, now_ns)?;
-        let weight_ns = weight.work_ns(gap.cost_ns);
+        let weighed_ns = weight.work_ns(gap.cost_ns);
         let from = self.cpus[gap.busiest.index()];
+        let weight_ns = from.with_unpolled(weighed_ns);
         let open = || (0..).map(CpuId).zip(&self.cpus).filter(|(_, share)| share.is_open);
         let calm = open().filter(|(_, share)| share.other_ns + weight_ns / 16 < from.other_ns);
         let (to, share) = calm.min_by_key(|(cpu, share)| (share.load_ns, *cpu))?;
@@ -250,11 +267,12 @@ impl Shares {
             return Some((group, Gap { least_busy: to, leaving_ns, ..*gap }));
         }
         if self.is_pair() {
-            // No third CPU takes the other groups first: they change places with the heavy one, in the same round. The gap is at
-            // least as wide as that one then.
+            // No third CPU takes the other groups first: they change places with the heavy one, in the same round. Light groups of
+            // other queues leave in none.
             let count = moves_left.saturating_sub(1);
-            let leaving_ns = groups.fitting_ns((to, share.cost_ns()), weight_ns, count, now_ns);
-            let is_lighter = without_others_ns + weight_ns < from.load_ns + leaving_ns;
+            let gap_ns = (share.load_ns + 2 * weighed_ns).saturating_sub(from.load_ns);
+            let leaving_ns = groups.leaving_ns((to, share.cost_ns()), gap_ns, count, now_ns);
+            let is_lighter = share.load_ns + weight_ns < from.load_ns + leaving_ns;
             return is_lighter.then_some((group, Gap { least_busy: to, ..*gap }));
         }
         let others = open().filter(|(cpu, _)| *cpu != to && *cpu != gap.busiest);
@@ -284,14 +302,12 @@ impl Shares {
 }
 
 impl Share {
-    /// Takes the work of a CPU in a window.
-    fn measure(&mut self, load: CpuLoad, past_ns: u64) {
+    /// Takes the work of a CPU in a window. `typical` is the cost of a packet on the CPUs in that window.
+    fn measure(&mut self, load: CpuLoad, past_ns: u64, typical: u64) {
         let last = std::mem::replace(&mut self.last, load);
-        let busy_ns = load.busy_ns.saturating_sub(last.busy_ns);
-        let delivering_ns = load.delivering_ns.saturating_sub(last.delivering_ns);
-        let packets = load.packets.saturating_sub(last.packets);
-        if let Some(cost) = (delivering_ns << COST_SHIFT).checked_div(packets) {
-            self.measure_cost(cost);
+        let CpuLoad { busy_ns, delivering_ns, .. } = load.since(last);
+        if let Some(cost) = load.since(last).cost() {
+            self.measure_cost(cost, typical);
         }
         let a_second = |ns: u64| {
             let ns = u128::from(ns) * u128::from(NS_PER_S) / u128::from(past_ns.max(1));
@@ -309,14 +325,15 @@ impl Share {
 
 impl Share {
     /// Takes the cost of a packet in a window.
-    fn measure_cost(&mut self, cost: u64) {
+    fn measure_cost(&mut self, cost: u64, typical: u64) {
         self.windows += 1;
+        // An outlier is due to an interrupt or another process, not to the packets.
+        let known = if self.cost == 0 { typical } else { self.cost };
+        let plausible = cost.clamp(known / 3 * 2, known / 2 * 3);
         if self.cost == 0 {
-            self.cost = cost;
+            self.cost = plausible;
             return;
         }
-        // An outlier is due to an interrupt or another process, not to the packets.
-        let plausible = cost.clamp(self.cost / 3 * 2, self.cost / 2 * 3);
         let smoothing = self.windows.min(COST_SMOOTHING);
         let off = plausible.abs_diff(self.cost);
         self.cost = smoothed(self.cost, plausible, smoothing);
@@ -328,6 +345,29 @@ impl Share {
         let windows = self.windows.clamp(1, 2 * COST_SMOOTHING - 1);
         self.cost_variance.saturating_mul(COST_ERRORS_SQUARED) / windows
     }
+}
+
+impl CpuLoad {
+    /// Work since an earlier time.
+    fn since(self, before: Self) -> Self {
+        Self {
+            busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
+            delivering_ns: self.delivering_ns.saturating_sub(before.delivering_ns),
+            packets: self.packets.saturating_sub(before.packets),
+            frames: self.frames.saturating_sub(before.frames),
+        }
+    }
+
+    /// Cost of a packet, in 256ths of a ns; `None` without packets.
+    fn cost(self) -> Option<u64> {
+        (self.delivering_ns << COST_SHIFT).checked_div(self.packets)
+    }
+}
+
+/// Median, or 0 of nothing. Of two in the middle, the lower one: outliers are high.
+fn median(mut costs: Vec<u64>) -> u64 {
+    costs.sort_unstable();
+    costs.get(costs.len().saturating_sub(1) / 2).copied().unwrap_or(0)
 }
 
 fn smoothed(before: u64, now: u64, smoothing: u64) -> u64 {

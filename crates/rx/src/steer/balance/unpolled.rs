@@ -8,9 +8,6 @@
 use crate::arrive::PollStatus;
 use crate::cpu::CpuId;
 
-/// Windows in a row in which polls do not keep up, before that counts: a CPU may be kept from running in one.
-const WINDOWS_MIN: u8 = 2;
-
 /// Part of the work that is expected no more after a window in which polls keep up. The work besides delivery that is
 /// measured then rises by the same part.
 const LEFT_OFF: u64 = 4;
@@ -24,8 +21,8 @@ pub(super) struct Unpolled {
     left_frames: bool,
     /// True if a poll in this window emptied the queue: it kept up.
     has_kept_up: bool,
-    /// Windows in a row in which polls did not keep up.
-    windows: u8,
+    /// Work that the CPU's expected work lacked to fill it at the end of the last window, if polls did not keep up in that.
+    missing_before_ns: Option<u64>,
     /// Work in ns a second.
     work_ns: u64,
 }
@@ -52,16 +49,39 @@ impl Unpolled {
     }
 
     /// Ends a window, and returns the unpolled work. `missing_ns` is what the CPU's expected work lacks to fill it; `None` if
-    /// the CPU has time left, or no other has.
+    /// the CPU has time left, or no other has. What was not missing a window before counts in the next one: a CPU may be
+    /// kept from running in one window, and when hash ranges have left it, it needs time for what came before.
     pub(super) fn end_window(&mut self, missing_ns: Option<u64>) -> u64 {
         let left_frames = std::mem::take(&mut self.left_frames);
         let has_kept_up = std::mem::take(&mut self.has_kept_up);
         let missing_ns = missing_ns.filter(|_| left_frames && !has_kept_up);
-        self.windows = missing_ns.map_or(0, |_| self.windows.saturating_add(1));
+        let before_ns = std::mem::replace(&mut self.missing_before_ns, missing_ns);
         self.work_ns -= self.work_ns / LEFT_OFF;
-        if let Some(missing_ns) = missing_ns.filter(|_| self.windows >= WINDOWS_MIN) {
-            self.work_ns = self.work_ns.max(missing_ns);
+        if let (Some(before_ns), Some(missing_ns)) = (before_ns, missing_ns) {
+            self.work_ns = self.work_ns.max(before_ns.min(missing_ns));
         }
         self.work_ns
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arrive::PollStatus::{Drained, MorePending};
+
+    /// Ranges have left, so more is missing, but their packets may still be queued: that counts a window later.
+    #[test]
+    fn rps_b1_queued_work_is_awaited() {
+        let mut unpolled = Unpolled::default();
+        let mut window = |behind, missing_ns| {
+            unpolled.see_poll(CpuId(0), behind);
+            unpolled.end_window(missing_ns)
+        };
+        assert_eq!(window(MorePending, Some(400)), 0, "a window may be chance");
+        assert_eq!(window(MorePending, Some(400)), 400);
+        assert_eq!(window(MorePending, Some(800)), 400, "ranges have left");
+        assert_eq!(window(MorePending, Some(800)), 800, "that was not enough");
+        assert_eq!(window(Drained, Some(900)), 600);
+        assert_eq!(window(MorePending, Some(900)), 450, "the first window again");
     }
 }
