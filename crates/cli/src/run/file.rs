@@ -33,14 +33,14 @@ pub(crate) fn parse(typed: &[OsString]) -> Result<Cli, Failure> {
     });
     let matches = match file {
         Some((run, path)) => with_file(&ConfigFile::read(path)?, run, typed)?,
-        None => Cli::command().try_get_matches_from(typed).map_err(shown)?,
+        None => Cli::command().try_get_matches_from(typed).map_err(|error| shown(&error))?,
     };
     Ok(Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
 }
 
 /// Shows an error of the command line, or the help or version that it asks for, and ends the program. Returns only
 /// if that cannot be written.
-fn shown(error: clap::Error) -> Failure {
+fn shown(error: &clap::Error) -> Failure {
     if error.use_stderr() {
         error.exit();
     }
@@ -68,7 +68,7 @@ fn with_file(
     Cli::command().try_get_matches_from(line).map_err(|error| {
         match Cli::command().try_get_matches_from(typed) {
             // The file has no part in it.
-            Err(typed) if typed.kind() == error.kind() => return shown(typed),
+            Err(typed) if typed.kind() == error.kind() => return shown(&typed),
             Ok(_) | Err(_) => {}
         }
         let text = error.render().to_string();
