@@ -49,7 +49,7 @@ fn lossless_change() -> impl Strategy<Value = String> {
         (1..200u32).prop_map(|frames| format!("dev_weight={frames}")),
         (1..3u32).prop_map(|times| format!("dev_weight_rx_bias={times}")),
         (1..300u32).prop_map(|packets| format!("netdev_budget={packets}")),
-        (1..50u32).prop_map(|us| format!("netdev_budget_usecs={us}")),
+        (20_000..50_000u32).prop_map(|us| format!("netdev_budget_usecs={us}")), // two ticks at least
         (0..50u32).prop_map(|frames| format!("skb_defer_max={frames}")),
         prop::sample::select(&["coalesce=gro", "coalesce=off", "coalesce_at=deliver"][..])
             .prop_map(str::to_owned),
