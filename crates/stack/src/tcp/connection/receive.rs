@@ -69,7 +69,7 @@ impl Connection {
             State::SynReceived => self.send.initial + 1,
             _ => self.send.una,
         };
-        if self.is_predicted(packet.as_ref(), segment) && !segment.ack.is_after(self.send.una) {
+        if !segment.ack.is_after(self.send.una) && self.is_predicted(packet.as_ref(), segment) {
             return self.take_predicted(packet, segment, cx);
         }
         let acknowledged = self.acknowledge(segment, cx);
@@ -99,8 +99,8 @@ impl Connection {
         Answer::None
     }
 
-    /// Takes data without surprises that acknowledge nothing new, as the kernel does: before it looks at their ACK, whose
-    /// answer, if it is far too old, acknowledges them. Nothing that waits for more is sent then.
+    /// Takes predicted data that acknowledge nothing new, before their ACK, as the kernel does (`tcp_rcv_established`).
+    /// The answer to an ACK that is far too old acknowledges the data. Less than a segment is not sent then.
     fn take_predicted(
         &mut self,
         packet: &mut Option<Packet>,
