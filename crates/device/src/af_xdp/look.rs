@@ -12,8 +12,8 @@ pub(super) const IDLE_LOOK_NS: u64 = 200_000_000;
 const WOKEN_NS: u64 = 1_000_000;
 
 /// True if a poll looks at the kernel's counters and at the device, `since_ns` after the last look.
-/// Only a queue that is busy looks often: a call each takes longer than the frames of a woken poll,
-/// of this queue or of another one, and an idle queue drops nothing.
+/// Only a busy queue looks often. An idle queue drops nothing, and these calls take longer than the
+/// few frames of a poll that was woken.
 pub(super) fn is_look_due(is_empty: bool, since_poll_ns: u64, since_ns: u64) -> bool {
     let is_idle = is_empty || since_poll_ns >= WOKEN_NS;
     since_ns >= if is_idle { IDLE_LOOK_NS } else { LOOK_NS }

@@ -185,12 +185,16 @@ fn rps_b1_ranges_leave_starved_cpu() {
     assert!(on_first(&bench) > starved && imbalance_percent(&work) <= 106, "{work:?}");
 }
 
-/// A CPU that is held up in the first window that is measured takes long for few packets. Its ranges would rest elsewhere.
+/// Flows that are spread evenly over all hashes, and fill four CPUs.
+fn even_load_of_four() -> Vec<Source> {
+    let packets = u32::try_from(WINDOW_NS / COST_NS / 100).unwrap();
+    (0..400).map(|at| Source { hash: at * (u32::MAX / 400) + 1, packets }).collect()
+}
+
+/// A CPU that is held up in the first window takes long for few packets. That alone moves none of its ranges.
 #[test]
 fn rps_b1_first_cost_may_be_chance() {
-    let hashes = (0..400).map(|at| at * (u32::MAX / 400) + 1);
-    let packets = u32::try_from(WINDOW_NS / COST_NS / 100).unwrap();
-    let sources: Vec<_> = hashes.map(|hash| Source { hash, packets }).collect();
+    let sources = even_load_of_four();
     let mut bench = Bench::new(8, 0);
     bench.window(&sources);
     let held_up = bench.loads[0].packets * 9 / 10;
@@ -207,9 +211,7 @@ fn rps_b1_first_cost_may_be_chance() {
 /// Polls that leave frames behind say nothing about the shares if no CPU has time left.
 #[test]
 fn rps_b1_overload_of_all_moves_nothing() {
-    let hashes = (0..400).map(|at| at * (u32::MAX / 400) + 1);
-    let packets = u32::try_from(WINDOW_NS / COST_NS / 100).unwrap();
-    let sources: Vec<_> = hashes.map(|hash| Source { hash, packets }).collect();
+    let sources = even_load_of_four();
     let mut bench = Bench::new(4, 0);
     for _ in 0..50 {
         bench.balances[0].see_poll(CpuId(0), MorePending);
