@@ -8,9 +8,9 @@
 use crate::arrive::PollStatus;
 use crate::cpu::CpuId;
 
-/// Part of the work that is expected no more after a window in which polls keep up. The work besides delivery that is
-/// measured then rises by the same part.
-const LEFT_OFF: u64 = 4;
+/// Part of the work that is forgotten after a window in which polls keep up: one in this many. The
+/// work besides delivery that is measured then rises by the same part.
+const FORGET_DIVISOR: u64 = 4;
 
 /// Unpolled work of one queue.
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ impl Unpolled {
         let has_kept_up = std::mem::take(&mut self.has_kept_up);
         let missing_ns = missing_ns.filter(|_| left_frames && !has_kept_up);
         let before_ns = std::mem::replace(&mut self.missing_before_ns, missing_ns);
-        self.work_ns -= self.work_ns / LEFT_OFF;
+        self.work_ns -= self.work_ns / FORGET_DIVISOR;
         if let (Some(before_ns), Some(missing_ns)) = (before_ns, missing_ns) {
             self.work_ns = self.work_ns.max(before_ns.min(missing_ns));
         }
