@@ -174,7 +174,7 @@ impl Intake {
     ) -> impl Iterator<Item = CpuId> {
         self.now_ns = now_ns;
         let full_burst = burst.is_full();
-        self.steering.see_poll(burst.behind);
+        self.steering.note_poll(burst.poll_status);
         self.refuse(burst);
         self.parse(&mut burst.packets, pool);
         self.hash(&mut burst.packets);
@@ -368,7 +368,7 @@ impl Intake {
                     let waits = |flow| steering.is_flow_waiting(flow);
                     coalescer.flush_flows(FlushReason::HeldMove, out, waits);
                 }
-                coalescer.end_poll(burst.behind, now_ns, out);
+                coalescer.end_poll(burst.poll_status, now_ns, out);
             }
             None if out.is_empty() => return,
             None => out.append(&mut burst.packets),

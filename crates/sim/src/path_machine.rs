@@ -144,7 +144,7 @@ impl PathMachine {
                 }
             }
         }
-        burst.behind = match () {
+        burst.poll_status = match () {
             () if poll.traffic.waits_in(poll.queue) => PollStatus::MorePending,
             () if poll.traffic.has_ended() => PollStatus::Last,
             () => PollStatus::Drained,

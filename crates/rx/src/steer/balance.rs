@@ -161,9 +161,9 @@ impl Balance {
         self.unpolled.begin();
     }
 
-    /// Takes note of a poll by this CPU, and of what its source has left behind it.
-    pub(super) fn see_poll(&mut self, cpu: CpuId, behind: PollStatus) {
-        self.unpolled.see_poll(cpu, behind);
+    /// Takes note of a poll by this CPU, and of the state of its source afterwards.
+    pub(super) fn note_poll(&mut self, cpu: CpuId, status: PollStatus) {
+        self.unpolled.note_poll(cpu, status);
     }
 
     /// True if packets are weighed.

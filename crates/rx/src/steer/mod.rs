@@ -571,9 +571,9 @@ impl Steering {
         self.tables.now.alike()
     }
 
-    /// Takes note of a poll, and of what its source has left behind it.
-    pub fn see_poll(&mut self, behind: PollStatus) {
-        self.desired_cpus.see_poll(behind);
+    /// Takes note of a poll, and of the state of its source afterwards.
+    pub fn note_poll(&mut self, status: PollStatus) {
+        self.desired_cpus.note_poll(status);
     }
 
     /// Evaluates the bursts, once a turn. Returns true if desired CPUs have changed.

@@ -28,12 +28,12 @@ pub(super) struct Unpolled {
 }
 
 impl Unpolled {
-    /// Takes note of a poll by this CPU, and of what its source has left behind it.
-    pub(super) fn see_poll(&mut self, cpu: CpuId, behind: PollStatus) {
+    /// Takes note of a poll by this CPU, and of the state of its source afterwards.
+    pub(super) fn note_poll(&mut self, cpu: CpuId, status: PollStatus) {
         if self.cpu.replace(cpu) != Some(cpu) {
             self.begin();
         }
-        let is_drained = behind == PollStatus::Drained;
+        let is_drained = status == PollStatus::Drained;
         self.left_frames |= !is_drained;
         self.has_kept_up |= is_drained;
     }
@@ -73,8 +73,8 @@ mod tests {
     #[test]
     fn rps_b1_queued_work_is_awaited() {
         let mut unpolled = Unpolled::default();
-        let mut window = |behind, missing_ns| {
-            unpolled.see_poll(CpuId(0), behind);
+        let mut window = |status, missing_ns| {
+            unpolled.note_poll(CpuId(0), status);
             unpolled.end_window(missing_ns)
         };
         assert_eq!(window(MorePending, Some(400)), 0, "a window may be chance");
