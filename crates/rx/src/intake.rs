@@ -452,7 +452,7 @@ impl Intake {
             steer_reason: target.steer_reason,
             position,
             head_old: target.head_old,
-            behind: target.slot.map_or(FlowHash::NONE, |slot| steering.last_flow(slot)),
+            previous_flow: target.slot.map_or(FlowHash::NONE, |slot| steering.last_flow(slot)),
         };
         match self.backlogs.enqueue(target.cpu, packet, note) {
             Ok(tail) => {
