@@ -51,7 +51,7 @@ use flow_table::CurrentCpu;
 pub use flow_table::{RPS_FLOW_CNT, RPS_FLOW_CNT_MAX};
 use forebay_buf::Position;
 pub use hold::{HOLD_MAX, HOLD_SHARE_DIVISOR, HOLD_SHARE_LEAST};
-use hold::{HeldBehind, Holds};
+use hold::{Holds, Predecessors};
 pub use ids::{HoldId, SlotId};
 use journal::FlowWatch;
 pub(crate) use journal::Journal;
@@ -171,7 +171,7 @@ impl Steering {
             self.tables.now.waits[slot.index()].tail = tail;
         }
         if let Some(hold) = at.hold() {
-            self.holds.set_behind(hold, target.cpu, tail);
+            self.holds.set_waits_for(hold, target.cpu, tail);
         }
         if !self.watches.is_empty() {
             self.see(flow, slot);
@@ -211,29 +211,29 @@ impl Steering {
         let (cpu, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
         debug_assert_eq!(self.tables.get(hold.slot).hold(), Some(id), "the slot has another hold");
         debug_assert!(
-            match hold.behind {
-                HeldBehind::Backlog(from, tail) => {
+            match hold.waits_for {
+                Predecessors::Backlog(from, tail) => {
                     let at = self.tables.get(hold.slot);
                     (at.cpu(), at.tail) == (Some(from), tail)
                 }
-                HeldBehind::Fence(_) => self.tables.get(hold.slot).cpu().is_none(),
+                Predecessors::Fence(_) => self.tables.get(hold.slot).cpu().is_none(),
             },
             "a hold waits for the last packet of its slot"
         );
         let forward = |steer_reason, head_old| {
             Release::Forward(Target { cpu, steer_reason, wish, slot: Some(hold.slot), head_old })
         };
-        match hold.behind {
+        match hold.waits_for {
             // The desired CPU is the old one again, or a part of the hold has already moved there:
             // the rest follows.
-            HeldBehind::Backlog(from, _) if from == cpu => forward(wish, None),
-            HeldBehind::Backlog(from, tail) => match backlogs.depth(from, tail, self.batch_max) {
+            Predecessors::Backlog(from, _) if from == cpu => forward(wish, None),
+            Predecessors::Backlog(from, tail) => match backlogs.depth(from, tail, self.batch_max) {
                 Depth::Drained(head) => forward(SteerReason::Held, Some(head)),
                 Depth::Near(_) | Depth::Far(_) => Release::Wait,
             },
             // The CPU of the predecessors is unknown until the fence is passed.
-            HeldBehind::Fence(fence) if self.fences.stands(fence) => Release::Wait,
-            HeldBehind::Fence(_) => forward(SteerReason::Held, None),
+            Predecessors::Fence(fence) if self.fences.stands(fence) => Release::Wait,
+            Predecessors::Fence(_) => forward(SteerReason::Held, None),
         }
     }
 
@@ -263,7 +263,7 @@ impl Steering {
     /// that is unknown, as behind a fence, or outside the map and without packets of this flow.
     fn stay_of(&self, id: HoldId) -> Option<Target> {
         let (hold, front) = (self.holds.get(id)?, self.holds.front(id)?);
-        let HeldBehind::Backlog(cpu, _) = hold.behind else { return None };
+        let Predecessors::Backlog(cpu, _) = hold.waits_for else { return None };
         if !self.may_stay(front.hash, hold.slot, cpu) {
             return None;
         }
@@ -421,7 +421,7 @@ impl Steering {
             CurrentCpu::On(cpu) => cpu,
             CurrentCpu::None => return forward(wished, wish, None),
             CurrentCpu::BehindFence(fence) => {
-                let hold = self.begin_hold(slot, HeldBehind::Fence(fence), now_ns);
+                let hold = self.begin_hold(slot, Predecessors::Fence(fence), now_ns);
                 return hold.map_or(Verdict::Refuse, Verdict::Hold);
             }
         };
@@ -444,7 +444,7 @@ impl Steering {
             self.stay(slot);
             return forward(cpu, SteerReason::Stay, None);
         }
-        if let Some(hold) = self.begin_hold(slot, HeldBehind::Backlog(cpu, at.tail), now_ns) {
+        if let Some(hold) = self.begin_hold(slot, Predecessors::Backlog(cpu, at.tail), now_ns) {
             return Verdict::Hold(hold);
         }
         // No more packets can be held. The packet stays in order behind its predecessors, and its
@@ -457,12 +457,12 @@ impl Steering {
     }
 
     /// Begins a hold for a slot; `None` if no further packet can be held.
-    fn begin_hold(&mut self, slot: SlotId, behind: HeldBehind, now_ns: u64) -> Option<HoldId> {
+    fn begin_hold(&mut self, slot: SlotId, waits_for: Predecessors, now_ns: u64) -> Option<HoldId> {
         if self.holds.room() == 0 {
             return None;
         }
         debug_assert!(self.tables.get(slot).hold().is_none(), "a slot has one hold at a time");
-        let hold = self.holds.begin(slot, behind, now_ns)?;
+        let hold = self.holds.begin(slot, waits_for, now_ns)?;
         self.tally.holds += 1;
         self.tables.now.slots.get_mut(slot).set_hold(Some(hold));
         Some(hold)
