@@ -471,7 +471,7 @@ impl Intake {
     fn hold(&mut self, packet: Packet, hold: HoldId) {
         let Err(packet) = self.steering.hold(hold, packet) else { return };
         match self.give_up(hold) {
-            Some(target) if self.steering.stay_unheld(packet.hash, target) => {
+            Some(target) if self.steering.stay_unholdable(packet.hash, target) => {
                 self.enqueue(packet, target);
             }
             // Forwarding would overtake held packets or those in front of a fence, or bring a flow
@@ -485,7 +485,7 @@ impl Intake {
     fn make_room(&mut self) -> bool {
         let longest = self.steering.longest_to_yield(HOLDS_A_TURN, &mut self.backlogs);
         let Some((hold, target)) = longest else { return false };
-        let Some(packet) = self.steering.unhold_to_stay(hold, target.cpu) else { return false };
+        let Some(packet) = self.steering.pop_held_to_stay(hold, target.cpu) else { return false };
         self.enqueue(packet, target);
         self.steering.end_hold(hold, self.now_ns);
         true
@@ -496,7 +496,7 @@ impl Intake {
     fn give_up(&mut self, hold: HoldId) -> Option<Target> {
         let Release::Forward(target) = self.steering.decide_give_up(hold) else { return None };
         while self.backlogs.has_room(target.cpu)
-            && let Some(packet) = self.steering.unhold_to_stay(hold, target.cpu)
+            && let Some(packet) = self.steering.pop_held_to_stay(hold, target.cpu)
         {
             self.enqueue(packet, target);
         }
@@ -510,7 +510,7 @@ impl Intake {
             return Released::None;
         };
         while self.backlogs.has_room(target.cpu)
-            && let Some(packet) = self.steering.unhold(hold)
+            && let Some(packet) = self.steering.pop_held(hold)
         {
             if self.enqueue(packet, target).is_some() {
                 target.head_old = None; // the first queued packet moved the slot

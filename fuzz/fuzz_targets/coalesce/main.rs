@@ -85,9 +85,9 @@ enum Operation {
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum AnyStatus {
-    More,
-    Nothing,
-    End,
+    MorePending,
+    Drained,
+    Last,
 }
 
 fuzz_target!(|run: Run| {
@@ -152,9 +152,9 @@ impl Rig {
             Operation::EndPoll { status, wait_us } => {
                 self.now_ns += u64::from(wait_us) * 1000;
                 self.end_poll(match status {
-                    AnyStatus::More => PollStatus::MorePending,
-                    AnyStatus::Nothing => PollStatus::Drained,
-                    AnyStatus::End => PollStatus::Last,
+                    AnyStatus::MorePending => PollStatus::MorePending,
+                    AnyStatus::Drained => PollStatus::Drained,
+                    AnyStatus::Last => PollStatus::Last,
                 });
             }
             Operation::Set(settings) => {

@@ -62,7 +62,7 @@ pub use spread::{
     FULL_BURSTS_TO_SPREAD, GATHER_AFTER_NS, SPREAD_WINDOW_NS, SpreadConfig, SpreadPolicy,
 };
 pub use state::{FlowPlace, FlowState, HeldPackets};
-use stay::SteerWait;
+use stay::Stay;
 use tables::Tables;
 pub use tables::{DEEPER_SLOTS_MAX, FlowTables, OLDER_SLOTS_MAX};
 pub use verdict::{Release, SteerTally, Target, Verdict};
@@ -168,7 +168,7 @@ impl Steering {
         }
         self.tables.now.slots.get_mut(slot).record(flow, target.cpu, tail);
         if target.steer_reason == SteerReason::Stay {
-            self.tables.now.waits[slot.index()].tail = tail;
+            self.tables.now.stays[slot.index()].tail = tail;
         }
         if let Some(hold) = at.hold() {
             self.holds.set_waits_for(hold, target.cpu, tail);
@@ -273,30 +273,30 @@ impl Steering {
     }
 
     /// Takes the oldest packet of a hold whose move is given up, if it may stay on this CPU.
-    pub fn unhold_to_stay(&mut self, id: HoldId, cpu: CpuId) -> Option<Packet> {
+    pub fn pop_held_to_stay(&mut self, id: HoldId, cpu: CpuId) -> Option<Packet> {
         let slot = self.holds.get(id)?.slot;
         if !self.may_stay(self.holds.front(id)?.hash, slot, cpu) {
             return None;
         }
         let packet = self.holds.pop(id)?;
-        self.unheld(slot);
+        self.count_unholdable(slot);
         Some(packet)
     }
 
     /// Counts a packet that follows those of a hold whose move was given up. Returns false if it
     /// may not.
     #[must_use]
-    pub fn stay_unheld(&mut self, flow: FlowHash, target: Target) -> bool {
+    pub fn stay_unholdable(&mut self, flow: FlowHash, target: Target) -> bool {
         let Some(slot) = target.slot else { return false };
         let may_stay = self.may_stay(flow, slot, target.cpu);
         if may_stay {
-            self.unheld(slot);
+            self.count_unholdable(slot);
         }
         may_stay
     }
 
     /// Takes the oldest packet of a hold.
-    pub fn unhold(&mut self, id: HoldId) -> Option<Packet> {
+    pub fn pop_held(&mut self, id: HoldId) -> Option<Packet> {
         self.holds.pop(id)
     }
 
@@ -306,7 +306,7 @@ impl Steering {
         if self.holds.front(id).is_some() {
             return false;
         }
-        self.held_since(hold.since_ns, now_ns);
+        self.record_held(hold.since_ns, now_ns);
         debug_assert_eq!(self.tables.get(hold.slot).hold(), Some(id), "the slot has another hold");
         self.tables.now.slots.get_mut(hold.slot).set_hold(None);
         self.holds.end(id);
@@ -340,7 +340,7 @@ impl Steering {
             let held_since_ns = fence.held_since_ns;
             self.fences.lift();
             self.tables.passed(&self.fences);
-            held_since_ns.into_iter().for_each(|since_ns| self.held_since(since_ns, now_ns));
+            held_since_ns.into_iter().for_each(|since_ns| self.record_held(since_ns, now_ns));
         }
         Release::Wait
     }
@@ -429,8 +429,8 @@ impl Steering {
         match depth {
             Depth::Drained(head) => return forward(wished, SteerReason::Drained, Some(head)),
             Depth::Near(ahead) | Depth::Far(ahead) => {
-                let wait = self.wait_of(slot, at, hash);
-                self.tables.now.waits[slot.index()] = wait.begun(now_ns, ahead, at.tail);
+                let stay = self.stay_at(slot, at, hash);
+                self.tables.now.stays[slot.index()] = stay.begun(now_ns, ahead, at.tail);
             }
         }
         // Flows of one slot with different desired CPUs would begin a held move at every packet.
@@ -441,7 +441,7 @@ impl Steering {
             && !self.is_overdue(slot, now_ns)
             && backlogs.has_room(cpu)
         {
-            self.stay(slot);
+            self.count_stay(slot);
             return forward(cpu, SteerReason::Stay, None);
         }
         if let Some(hold) = self.begin_hold(slot, Predecessors::Backlog(cpu, at.tail), now_ns) {
@@ -452,7 +452,7 @@ impl Steering {
         if !self.may_stay(hash, slot, cpu) {
             return Verdict::Refuse;
         }
-        self.unheld(slot);
+        self.count_unholdable(slot);
         forward(cpu, SteerReason::Stay, None)
     }
 
@@ -477,8 +477,8 @@ impl Steering {
     fn moved(&mut self, flow: FlowHash, (slot, from): (SlotId, CpuId), to: Target, now_ns: u64) {
         self.tally.moves += 1;
         let at = self.tables.get(slot);
-        let wait = self.wait_of(slot, at, flow);
-        self.tables.now.waits[slot.index()] = SteerWait::default();
+        let stay = self.stay_at(slot, at, flow);
+        self.tables.now.stays[slot.index()] = Stay::default();
         let hold = at.hold().and_then(|hold| self.holds.get(hold));
         debug_assert_ne!(from, to.cpu, "a slot that moves changes its CPU");
         debug_assert_eq!(
@@ -488,7 +488,7 @@ impl Steering {
         );
         let since = |since_ns| now_ns.saturating_sub(since_ns);
         let held_ns = hold.map_or(0, |hold| since(hold.since_ns));
-        let was_refused_before = wait.ahead > 0 || wait.packets > 0;
+        let was_refused_before = stay.ahead > 0 || stay.packets > 0;
         self.journal.moved(Move {
             at_ns: now_ns,
             flow,
@@ -497,14 +497,14 @@ impl Steering {
             to: to.cpu,
             wish: to.wish,
             steer_reason: to.steer_reason,
-            ahead: wait.ahead,
-            stayed: wait.packets,
-            waited_ns: if was_refused_before { since(wait.since_ns) } else { held_ns },
+            ahead: stay.ahead,
+            stayed: stay.packets,
+            waited_ns: if was_refused_before { since(stay.since_ns) } else { held_ns },
             held_ns,
         });
     }
 
-    fn held_since(&mut self, since_ns: u64, now_ns: u64) {
+    fn record_held(&mut self, since_ns: u64, now_ns: u64) {
         let held_ns = now_ns.saturating_sub(since_ns);
         self.tally.held_max_ns = self.tally.held_max_ns.max(held_ns);
         self.held_ns.record(held_ns, 1);

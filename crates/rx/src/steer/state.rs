@@ -126,8 +126,8 @@ impl Steering {
         let moves = moves.filter(|moved| self.slot_of(moved.flow) == slot);
         let watch = self.watches.iter().find(|watch| watch.flow == flow);
         let wish = self.desired_cpus.of(flow, &self.tables.now.slots, slot);
-        let wait = self.wait_of(slot, at, flow);
-        let stays = wait.packets > 0 && at.cpu().is_some_and(|cpu| cpu != wish.0);
+        let stay = self.stay_at(slot, at, flow);
+        let stays = stay.packets > 0 && at.cpu().is_some_and(|cpu| cpu != wish.0);
         FlowState {
             slot: flow.is_some().then_some(slot.0),
             slots: self.tables.now.slots.len(),
@@ -138,7 +138,7 @@ impl Steering {
             },
             wish,
             ahead: at.cpu().map_or(0, |cpu| backlogs.pending_now(cpu, at.tail)),
-            stayed: stays.then_some((wait.packets, wait.since_ns)),
+            stayed: stays.then_some((stay.packets, stay.since_ns)),
             held: at.hold().and_then(|id| self.held_by(id)),
             last_flow: at.last_flow,
             watched_since_ns: watch.map(|watch| watch.since_ns),

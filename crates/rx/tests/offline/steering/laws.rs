@@ -227,7 +227,7 @@ impl Run {
             // Other packets wait until the line is processed.
             let moves_on = self.may_be_lined_up && queued != [0; CPUS as usize];
             let full = queued.contains(&limit);
-            assert!(full || moves_on || held == 0, "promise 3: held previous_flow nothing");
+            assert!(full || moves_on || held == 0, "promise 3: held behind nothing");
         }
     }
 }
