@@ -351,7 +351,7 @@ impl Queue {
             name: self.name.clone(),
             polling_cpu: self.polling_cpu,
             at_ns,
-            wishes: middles().map(|flow| self.intake.wish_of(flow)).collect(),
+            desired: middles().map(|flow| self.intake.desired_of(flow)).collect(),
         }
     }
 

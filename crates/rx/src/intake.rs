@@ -303,8 +303,8 @@ impl Intake {
 
     /// Desired CPU of a flow's next packet, and the reason.
     #[must_use]
-    pub fn wish_of(&self, flow: FlowHash) -> (CpuId, SteerReason) {
-        self.steering.wish_of(flow)
+    pub fn desired_of(&self, flow: FlowHash) -> (CpuId, SteerReason) {
+        self.steering.desired_of(flow)
     }
 
     /// Current and desired CPU of a flow: the cheap part of [`state_of`](Self::state_of).
@@ -430,7 +430,7 @@ impl Intake {
     #[cold]
     fn hold_if_room(&mut self, packet: Packet, hold: HoldId) {
         // Flows of one slot may have different CPUs, and the hold's target is that of its oldest packet.
-        let (cpu, _) = self.steering.wish_of(packet.hash);
+        let (cpu, _) = self.steering.desired_of(packet.hash);
         if self.backlogs.has_room(cpu) {
             self.hold(packet, hold);
         } else {

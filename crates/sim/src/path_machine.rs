@@ -309,8 +309,8 @@ impl SimMachine for PathMachine {
     }
 
     fn standing(&self, queue: RxQueue, hash: FlowHash) -> Option<FlowStanding> {
-        let FlowPlace { slot, cpu, wish, is_held, .. } = self.place_of(queue, hash);
-        Some(FlowStanding { key: slot.unwrap_or(u32::MAX), at: cpu, wish, is_held })
+        let FlowPlace { slot, cpu, desired_cpu, is_held, .. } = self.place_of(queue, hash);
+        Some(FlowStanding { key: slot.unwrap_or(u32::MAX), at: cpu, desired_cpu, is_held })
     }
 
     fn has_fence(&self, queue: RxQueue) -> bool {

@@ -1,9 +1,9 @@
 //! Steer: the CPU of each packet, and the reason, such that no flow is ever reordered.
 //!
-//! A flow has a *desired* CPU, its wish: the CPU that its application runs on, else the one that
+//! A flow has a *desired* CPU: the one that its application runs on, else the one that
 //! its hash range is assigned to by load, else the RPS map's. It has a *current* CPU, recorded in
 //! its slot of the flow table with the position of the last packet in that CPU's backlog. If both
-//! agree, the packet follows. If not, one rule decides (RFS-6), whatever changed the wish: the
+//! agree, the packet follows. If not, one rule decides (RFS-6), whatever changed the desired CPU: the
 //! application, a mask, a CPU that stops, the load, or a collision:
 //!
 //! 1. **Drained**: the current CPU has processed the slot's last packet. The slot moves.
@@ -126,7 +126,7 @@ impl Steering {
             at.hold().is_none(),
             "the slot's packets are held: this one goes behind them"
         );
-        let (cpu, wish) = self.desired_cpus.of(hash, &self.tables.now.slots, slot);
+        let (cpu, desired_by) = self.desired_cpus.of(hash, &self.tables.now.slots, slot);
         let agreed = match at.current_cpu() {
             CurrentCpu::On(at) => at == cpu,
             CurrentCpu::None => true,
@@ -136,13 +136,13 @@ impl Steering {
             let slot = Some(slot);
             return Verdict::Forward(Target {
                 cpu,
-                steer_reason: wish,
-                wish,
+                steer_reason: desired_by,
+                desired_by,
                 slot,
                 head_old: None,
             });
         }
-        self.decide_move(hash, (cpu, wish), now_ns, backlogs)
+        self.decide_move(hash, (cpu, desired_by), now_ns, backlogs)
     }
 
     /// Records that a packet of `flow` was queued to the target's backlog, at `tail`.
@@ -208,7 +208,7 @@ impl Steering {
         let (Some(hold), Some(front)) = (self.holds.get(id), self.holds.front(id)) else {
             return Release::Wait;
         };
-        let (cpu, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
+        let (cpu, desired_by) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
         debug_assert_eq!(self.tables.get(hold.slot).hold(), Some(id), "the slot has another hold");
         debug_assert!(
             match hold.waits_for {
@@ -221,12 +221,18 @@ impl Steering {
             "a hold waits for the last packet of its slot"
         );
         let forward = |steer_reason, head_old| {
-            Release::Forward(Target { cpu, steer_reason, wish, slot: Some(hold.slot), head_old })
+            Release::Forward(Target {
+                cpu,
+                steer_reason,
+                desired_by,
+                slot: Some(hold.slot),
+                head_old,
+            })
         };
         match hold.waits_for {
             // The desired CPU is the old one again, or a part of the hold has already moved there:
             // the rest follows.
-            Predecessors::Backlog(from, _) if from == cpu => forward(wish, None),
+            Predecessors::Backlog(from, _) if from == cpu => forward(desired_by, None),
             Predecessors::Backlog(from, tail) => match backlogs.depth(from, tail, self.batch_max) {
                 Depth::Drained(head) => forward(SteerReason::Held, Some(head)),
                 Depth::Near(_) | Depth::Far(_) => Release::Wait,
@@ -267,9 +273,9 @@ impl Steering {
         if !self.may_stay(front.hash, hold.slot, cpu) {
             return None;
         }
-        let (_, wish) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
+        let (_, desired_by) = self.desired_cpus.of(front.hash, &self.tables.now.slots, hold.slot);
         let (steer_reason, slot, head_old) = (SteerReason::Stay, Some(hold.slot), None);
-        Some(Target { cpu, steer_reason, wish, slot, head_old })
+        Some(Target { cpu, steer_reason, desired_by, slot, head_old })
     }
 
     /// Takes the oldest packet of a hold whose move is given up, if it may stay on this CPU.
@@ -407,19 +413,23 @@ impl Steering {
     fn decide_move(
         &mut self,
         hash: FlowHash,
-        (wished, wish): (CpuId, SteerReason),
+        (desired_cpu, desired_by): (CpuId, SteerReason),
         now_ns: u64,
         backlogs: &mut Backlogs,
     ) -> Verdict {
         let slot = self.slot_of(hash);
         let at = self.tables.get(slot);
-        debug_assert_ne!(at.cpu(), Some(wished), "a slot on its desired CPU has no move to decide");
+        debug_assert_ne!(
+            at.cpu(),
+            Some(desired_cpu),
+            "a slot on its desired CPU has no move to decide"
+        );
         let forward = |cpu, steer_reason, head_old| {
-            Verdict::Forward(Target { cpu, steer_reason, wish, slot: Some(slot), head_old })
+            Verdict::Forward(Target { cpu, steer_reason, desired_by, slot: Some(slot), head_old })
         };
         let cpu = match at.current_cpu() {
             CurrentCpu::On(cpu) => cpu,
-            CurrentCpu::None => return forward(wished, wish, None),
+            CurrentCpu::None => return forward(desired_cpu, desired_by, None),
             CurrentCpu::BehindFence(fence) => {
                 let hold = self.begin_hold(slot, Predecessors::Fence(fence), now_ns);
                 return hold.map_or(Verdict::Refuse, Verdict::Hold);
@@ -427,7 +437,7 @@ impl Steering {
         };
         let depth = backlogs.depth(cpu, at.tail, self.batch_max);
         match depth {
-            Depth::Drained(head) => return forward(wished, SteerReason::Drained, Some(head)),
+            Depth::Drained(head) => return forward(desired_cpu, SteerReason::Drained, Some(head)),
             Depth::Near(ahead) | Depth::Far(ahead) => {
                 let stay = self.stay_at(slot, at, hash);
                 self.tables.now.stays[slot.index()] = stay.begun(now_ns, ahead, at.tail);
@@ -495,7 +505,7 @@ impl Steering {
             slot,
             from,
             to: to.cpu,
-            wish: to.wish,
+            desired_by: to.desired_by,
             steer_reason: to.steer_reason,
             ahead: stay.ahead,
             stayed: stay.packets,
