@@ -87,7 +87,7 @@ struct Stepper<H> {
     in_hand: bool,
     /// True if the CPU took in frames last; the backlogs go next.
     took_in: bool,
-    /// True if the CPU sleeps until `free_at_ns` or until its bell rings.
+    /// True if the CPU sleeps until `free_at_ns` or until it is woken.
     asleep: bool,
     ended: bool,
 }
@@ -100,7 +100,7 @@ impl<H: Handler> Stepper<H> {
     /// Ends the CPU's current work, and begins the next.
     fn step(&mut self, now_ns: u64, random: &mut Random, costs: VirtualCosts) {
         if std::mem::take(&mut self.asleep) {
-            self.worker.shared.bell(self.worker.index).finish_wait();
+            self.worker.shared.cpu_waker(self.worker.index).finish_wait();
         }
         if self.worker.life == ThreadState::Terminated {
             self.worker.recover(None);
@@ -196,15 +196,15 @@ impl<H: Handler> Stepper<H> {
             Activity::Ended => u64::MAX,
         };
         self.asleep = !self.ended;
-        self.worker.shared.bell(self.worker.index).wait_in_virtual_time();
+        self.worker.shared.cpu_waker(self.worker.index).wait_in_virtual_time();
         let tick_ns = self.worker.handler.sleep_max_ns().map(|ns| now_ns.saturating_add(ns));
         let due_ns = tick_ns.map_or(due_ns, |tick_ns| due_ns.min(tick_ns));
         due_ns.saturating_sub(now_ns).max(1)
     }
 
-    /// Wakes the CPU, a little later, if its bell rang.
+    /// Wakes the CPU, a little later, if it was woken.
     fn wake_if_rung(&mut self, now_ns: u64, random: &mut Random) {
-        if self.asleep && !self.worker.shared.bell(self.worker.index).is_waiting() {
+        if self.asleep && !self.worker.shared.cpu_waker(self.worker.index).is_waiting() {
             self.asleep = false;
             let awake_ns = now_ns.saturating_add(random.between(1, 2 * IDLE_NS));
             self.free_at_ns = self.free_at_ns.min(awake_ns);

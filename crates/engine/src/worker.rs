@@ -327,7 +327,7 @@ impl<H: Handler> Worker<H> {
         for queue in self.queues.extract_if(.., |queue| leaves(queue)) {
             let to = pollers[usize::from(queue.number().0)];
             self.mailboxes[to].put(queue);
-            self.shared.bell(to).ring();
+            self.shared.cpu_waker(to).wake();
         }
     }
 
