@@ -147,27 +147,27 @@ impl<H: Handler> CpuThread<H> {
             return false;
         }
         self.worker.delivery.set_read_inline(true);
-        self.turn_on(is_ready, has_answered)
+        self.turn_loop(is_ready, has_answered)
     }
 
-    fn turn_on(
+    fn turn_loop(
         &mut self,
         mut is_ready: impl FnMut() -> bool,
         mut has_answered: impl FnMut() -> bool,
     ) -> bool {
-        self.release_if(&mut has_answered);
+        self.release_answered(&mut has_answered);
         while !self.is_over {
             let activity = self.turn();
             if is_ready() {
                 return true;
             }
-            if !self.is_over && !self.release_if(&mut has_answered) {
+            if !self.is_over && !self.release_answered(&mut has_answered) {
                 thread::yield_now();
                 continue;
             }
             match activity {
                 _ if self.is_over => break,
-                Activity::Worked(_) if self.is_ahead() => self.moderate(&mut is_ready),
+                Activity::Worked(_) if self.should_moderate() => self.moderate(&mut is_ready),
                 Activity::Worked(_) => {}
                 _ => self.pause(activity, &mut is_ready),
             }
@@ -182,7 +182,7 @@ impl<H: Handler> CpuThread<H> {
     }
 
     /// Declares what was delivered processed, if it is answered. Returns false if it is not.
-    fn release_if(&mut self, has_answered: &mut impl FnMut() -> bool) -> bool {
+    fn release_answered(&mut self, has_answered: &mut impl FnMut() -> bool) -> bool {
         let delivery = &mut self.worker.delivery;
         if !delivery.has_unreleased() {
             return true;
@@ -220,7 +220,7 @@ impl<H: Handler> CpuThread<H> {
     pub fn turn_to_the_end(&mut self) {
         if !self.is_over {
             self.worker.delivery.set_read_inline(false);
-            self.turn_on(|| false, || true);
+            self.turn_loop(|| false, || true);
         }
     }
 
@@ -251,7 +251,7 @@ impl<H: Handler> CpuThread<H> {
 
     /// True if others want this CPU, and nobody waits for more packets: all that were pending are received, and their
     /// readers have many others to read first.
-    fn is_ahead(&mut self) -> bool {
+    fn should_moderate(&mut self) -> bool {
         if self.loan.is_none() || self.worker.queues.is_empty() {
             return false;
         }

@@ -199,7 +199,10 @@ mod tests {
         let mut idle = Idle::new(SPIN_ALWAYS_NS);
         pauses(&mut idle, 10, SPIN_MAX_NS * 2);
         idle.look(LOOK_NS << 32, || 1000);
-        assert!(!idle.should_sleep((LOOK_NS << 32) + CONTENDED_SPIN_NS, false), "others want the CPU");
+        assert!(
+            !idle.should_sleep((LOOK_NS << 32) + CONTENDED_SPIN_NS, false),
+            "others want the CPU"
+        );
         assert!(!idle.should_sleep((LOOK_NS << 32) + BLOCKED_SPIN_NS, true));
         assert!(!idle.should_sleep(u64::MAX, false));
     }

@@ -150,20 +150,20 @@ impl Queue {
         if self.ended {
             return Activity::Ended.after(sent);
         }
-        let activity = self.take_turn(frames_max, shared).after(sent);
+        let activity = self.poll_once(frames_max, shared).after(sent);
         while let Some(tables) = self.intake.take_retired() {
             shared.reclaimer.take(Retired::FlowTables(tables));
         }
         activity
     }
 
-    fn take_turn(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
+    fn poll_once(&mut self, frames_max: usize, shared: &EngineState) -> Activity {
         self.pool.collect();
         let polled = self.poll(frames_max, shared);
         let frames = self.burst.len();
         (self.was_busy, self.woke_others) = (frames > 0, false);
         self.was_filled = frames >= self.burst.asked;
-        self.take_in(shared);
+        self.process_burst(shared);
         match polled {
             Activity::Ended if self.intake.held() == 0 => {
                 self.ended = true;
@@ -251,7 +251,7 @@ impl Queue {
 
     /// True if the last poll took all frames that it had buffers for, and none is held or went to another CPU; also once the
     /// source has ended.
-    pub(super) fn has_kept_all(&self) -> bool {
+    pub(super) fn is_drained_here(&self) -> bool {
         self.ended || (!self.was_filled && !self.woke_others && self.intake.held() == 0)
     }
 
@@ -268,7 +268,7 @@ impl Queue {
     }
 
     /// Passes the burst through the intake, in parts if a change takes effect inside it.
-    fn take_in(&mut self, shared: &EngineState) {
+    fn process_burst(&mut self, shared: &EngineState) {
         if let Some(trace) = &mut self.trace {
             self.burst.packets.iter().for_each(|packet| trace.received(packet));
             self.burst.refused.iter().for_each(|refused| trace.refused(refused));

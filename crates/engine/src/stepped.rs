@@ -84,7 +84,7 @@ struct Stepper<H> {
     /// Time at which the CPU finishes its current work.
     free_at_ns: u64,
     /// True if the CPU works on a batch.
-    in_hand: bool,
+    has_batch: bool,
     /// True if the CPU took in frames last; the backlogs go next.
     took_in: bool,
     /// True if the CPU sleeps until `free_at_ns` or until it is woken.
@@ -94,7 +94,14 @@ struct Stepper<H> {
 
 impl<H: Handler> Stepper<H> {
     fn new(worker: Worker<H>) -> Self {
-        Self { worker, free_at_ns: 0, in_hand: false, took_in: false, asleep: false, ended: false }
+        Self {
+            worker,
+            free_at_ns: 0,
+            has_batch: false,
+            took_in: false,
+            asleep: false,
+            ended: false,
+        }
     }
 
     /// Ends the CPU's current work, and begins the next.
@@ -104,11 +111,11 @@ impl<H: Handler> Stepper<H> {
         }
         if self.worker.life == ThreadState::Terminated {
             self.worker.recover(None);
-            self.in_hand = false;
+            self.has_batch = false;
             self.free_at_ns = now_ns.saturating_add(random.between(1, REPLACE_NS));
             return;
         }
-        if std::mem::take(&mut self.in_hand) {
+        if std::mem::take(&mut self.has_batch) {
             let Worker { delivery, returns, handler, .. } = &mut self.worker;
             delivery.handle(returns, handler);
             self.worker.delivery.complete(&mut self.worker.returns);
@@ -167,9 +174,9 @@ impl<H: Handler> Stepper<H> {
             worker.delivery.record_waits(now_ns);
         }
         worker.delivery.coalesce();
-        let packets = worker.delivery.in_hand() as u64;
-        self.in_hand = taken > 0;
-        self.in_hand.then(|| {
+        let packets = worker.delivery.batch_len() as u64;
+        self.has_batch = taken > 0;
+        self.has_batch.then(|| {
             let delivery_ns = costs.delivery_ns.saturating_mul(taken);
             let work_ns = costs.work_ns.saturating_mul(packets);
             let cost_ns = varied(random, delivery_ns.saturating_add(work_ns));

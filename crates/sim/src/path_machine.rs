@@ -333,7 +333,7 @@ impl SimMachine for PathMachine {
         self.count_waiting(census);
         census.queued = census.backlogs.iter().map(|backlog| backlog.frames).sum();
         census.in_hand.clear();
-        census.in_hand.extend(self.cpus.iter().map(|cpu| cpu.delivery.in_hand() as u64));
+        census.in_hand.extend(self.cpus.iter().map(|cpu| cpu.delivery.batch_len() as u64));
         census.frames_away = self.pools.iter_mut().map(|pool| pool.in_use() as u64).sum();
         census.frames_done = self.cpus.iter().map(|cpu| cpu.frames_done).sum();
     }
