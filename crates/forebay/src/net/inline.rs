@@ -36,7 +36,7 @@ impl UdpSocket {
         endpoint.wake.add_inline(cpu.cpu(), || cpu.waker());
         let shared = &endpoint.shared;
         let by = shared.transmitter_index();
-        let gathered = shared.transmitter_of(by).clearings();
+        let gathered = shared.transmitter_of(by).mark();
         loop {
             let count = self.take_of_turn(cpu.turns(), batch, max);
             if count > 0 {
