@@ -17,7 +17,11 @@ static SOCKET: OnceLock<Option<SharedControlSocket>> = OnceLock::new();
 pub(crate) fn bind(path: &Path) {
     SOCKET.get_or_init(|| {
         let bound = SharedControlSocket::bind(path);
-        bound.inspect_err(|error| tell!("forebay: the program has no control socket: {error}")).ok()
+        let tell = |error: &forebay::Error| {
+            let help = error.help();
+            tell!("forebay: the program has no control socket: {error}; {help}");
+        };
+        bound.inspect_err(tell).ok()
     });
 }
 

@@ -403,7 +403,14 @@ fn parents_engine() -> Option<i32> {
 fn configured() -> Option<&'static PreloadConfig> {
     let read = || {
         let text = std::env::var(VARIABLE).ok()?;
-        text.parse().map_err(|error| tell!("forebay: {error}")).ok()
+        let tell = |error| {
+            tell!(
+                "forebay: process {} cannot read {VARIABLE}={text:?}: {error}; its sockets are the kernel's: let \
+                 forebay exec set the variable, with the library of the same version",
+                process::id()
+            );
+        };
+        text.parse().map_err(tell).ok()
     };
     CONFIG.get_or_init(read).as_ref()
 }
@@ -565,7 +572,11 @@ fn run(config: &PreloadConfig, ready: Prepared, reserved: Option<usize>) -> Resu
     told(control::serve(metrics, &engine, &net, &engine_lock).map_err(StartError::thread))?;
     let run = move || {
         if let Err(error) = engine.run() {
-            tell!("forebay: the engine has ended: {error}");
+            tell!(
+                "forebay: the engine of process {} has ended, and its sockets receive nothing more: {error}; {}",
+                process::id(),
+                error.help()
+            );
         }
     };
     told(spawn("forebay-engine", run))?;

@@ -91,8 +91,9 @@ pub unsafe extern "C" fn epoll_pwait(
 ) -> c_int {
     let next = next!(epoll_pwait(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int);
     // SAFETY: the caller's promise.
-    let wait =
-        |timeout, signals| unsafe { next(unless_hidden(epoll), events, events_max, timeout, signals) };
+    let wait = |timeout, signals| unsafe {
+        next(unless_hidden(epoll), events, events_max, timeout, signals)
+    };
     let is_ended = timeout != 0 && signals.is_null();
     receive_and_sleep(is_ended, || wait(0, NO_MASK), || wait(timeout, signals))
 }
@@ -111,8 +112,9 @@ pub unsafe extern "C" fn epoll_pwait2(
         epoll_pwait2(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int
     );
     // SAFETY: the caller's promise.
-    let wait =
-        |timeout, signals| unsafe { next(unless_hidden(epoll), events, events_max, timeout, signals) };
+    let wait = |timeout, signals| unsafe {
+        next(unless_hidden(epoll), events, events_max, timeout, signals)
+    };
     receive_and_sleep(signals.is_null(), || wait(&NO_TIME, NO_MASK), || wait(timeout, signals))
 }
 
