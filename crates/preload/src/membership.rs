@@ -231,9 +231,9 @@ impl Membership {
         let mut is_some = false;
         let mut passed = first.into_iter().chain(std::iter::from_fn(|| closed.pass_on()));
         let without_room = passed.find(|passed| {
-            let is_left = self.engine_lock.mailbox().leave(passed, 0);
-            is_some |= is_left;
-            !is_left
+            let is_put = self.engine_lock.mailbox().put(passed, 0);
+            is_some |= is_put;
+            !is_put
         });
         if is_some {
             self.engine_lock.tell_change();
@@ -277,7 +277,7 @@ impl Membership {
         let (mailbox, shares) = (self.engine_lock.mailbox(), self.engine_lock.shares());
         self.state().refused.retain(|(passed, attempts)| {
             shares.pass_on(passed.flow());
-            !mailbox.leave(passed, *attempts) && shares.adopt(passed.flow(), passed.syn())
+            !mailbox.put(passed, *attempts) && shares.adopt(passed.flow(), passed.syn())
         });
     }
 
@@ -455,7 +455,7 @@ mod tests {
     #[test]
     fn exe_8_refused_connections_await_room() {
         let (engine_lock, membership) = membership();
-        let fills = (0..10_000).take_while(|_| engine_lock.mailbox().leave(&passed(0), 0)).count();
+        let fills = (0..10_000).take_while(|_| engine_lock.mailbox().put(&passed(0), 0)).count();
         membership.state().refused = vec![(passed(1), 3), (passed(2), 4)];
         membership.leave_refused();
         assert_eq!(membership.state().refused.len(), 2, "kept");
@@ -471,8 +471,7 @@ mod tests {
     fn exe_8_refused_connection_ends() {
         let (engine_lock, membership) = membership();
         assert!(
-            engine_lock.mailbox().leave(&passed(0), 0)
-                && engine_lock.mailbox().leave(&passed(1), 0)
+            engine_lock.mailbox().put(&passed(0), 0) && engine_lock.mailbox().put(&passed(1), 0)
         );
         for _ in 0..ATTEMPTS_MAX {
             membership.adopt_passed();
@@ -482,7 +481,7 @@ mod tests {
         let left: Vec<_> = left.map(usize::from).collect();
         assert_eq!(left, [ATTEMPTS_MAX; 2], "neither delays the other");
         let attempts = u16::try_from(ATTEMPTS_MAX).unwrap();
-        assert!(engine_lock.mailbox().leave(&passed(0), attempts));
+        assert!(engine_lock.mailbox().put(&passed(0), attempts));
         assert!(membership.close(listener()));
         membership.adopt_passed();
         assert!(engine_lock.mailbox().take().is_none(), "nobody serves any address");
