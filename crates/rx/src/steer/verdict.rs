@@ -38,7 +38,7 @@ pub enum Verdict {
     Forward(Target),
     /// Hold the packet behind the others of its slot.
     Hold(HoldId),
-    /// Hold refused: the maximum number of holds is reached.
+    /// Neither: no more packets can be held, and it may not follow its predecessors.
     Refuse,
 }
 
