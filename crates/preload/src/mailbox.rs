@@ -24,8 +24,8 @@ impl Mailbox {
         Ok(Self { near: Hidden::new(near)?, far: Hidden::new(far)? })
     }
 
-    /// Puts a connection in for another process, and the number of attempts so far to go on with it. False if there is no
-    /// room.
+    /// Puts in a connection for another process, and the number of attempts so far to go on with it.
+    /// False if there is no room.
     pub(crate) fn put(&self, passed: &PassedConnection, attempts: u16) -> bool {
         let message = [&attempts.to_ne_bytes()[..], &passed.to_bytes()].concat();
         send(&self.near, &message, SendFlags::NOSIGNAL).is_ok()

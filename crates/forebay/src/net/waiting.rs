@@ -89,7 +89,8 @@ impl Endpoint {
         taken
     }
 
-    /// True if there is anything to read. If not, arms the wake-up: the next CPU that delivers wakes the readers.
+    /// True if there is anything to read. If not, arms the wake-up: the next CPU that delivers wakes
+    /// the readers.
     /// `is_asleep` is true if the caller is counted as a sleeper.
     pub(super) fn is_readable_else_arm(&self, is_asleep: bool) -> bool {
         let mut reader = self.reader();
@@ -99,7 +100,8 @@ impl Endpoint {
         is_ready
     }
 
-    /// As [`is_readable_else_arm`](Self::is_readable_else_arm) for a CPU that reads in its own turns and takes no errors.
+    /// As [`is_readable_else_arm`](Self::is_readable_else_arm) for a CPU that reads in its own turns
+    /// and takes no errors.
     pub(super) fn has_datagram_else_arm(&self) -> bool {
         let mut reader = self.reader();
         let arm = SocketQueueConsumer::arm_for_packets;

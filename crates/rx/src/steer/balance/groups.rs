@@ -47,8 +47,8 @@ pub(in super::super) struct Groups {
     mapped_cpus: Box<[u16]>,
     /// CPU that the group is assigned to instead, or [`NO_CPU`].
     assigned: Box<[u16]>,
-    /// True if a boundary of the RPS map is inside the group. Where the map has it, such a group is assigned as well: otherwise,
-    /// the map would send a part of its flows elsewhere.
+    /// True if a boundary of the RPS map is inside the group. Where the map has it, such a group is
+    /// assigned as well: otherwise, the map would send a part of its flows elsewhere.
     straddles: Box<[bool]>,
     /// Time of the last move, in ms, or 0.
     moved_ms: Box<[u64]>,
